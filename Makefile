@@ -15,7 +15,7 @@
 # make models        docs/studies/models.md again, from scaling_law/explorer/models.json
 # make evidence      docs/studies/evidence.md again, from its points; DATA=folder: these first, from other labs' tables
 # make crossing      docs/studies/crossing.md again, from its records; RUNS="folder …": these first, from runs;
-#                    PREDICT=1: first what is expected of models that were not trained yet, once
+#                    PREDICT="d_model:E …": first what is expected of models that were not trained yet, once
 # make granularity   docs/studies/granularity.md again, from its records and the crossing's; RUNS="folder …": these first
 # make explorer-picture  docs/figures/explorer.png again, by the browser of make test-browser
 # make tour          the pictures of docs/tour.md again, by its own code
@@ -107,8 +107,9 @@ $(VLLM)/.ready: docs/serving.md
 demo: setup
 	@$(BIN)/python -m training.demo $(if $(FAST),--fast)
 
+# An environment that forbids caches of bytecode would have every process of the tests compile what it imports.
 test: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) --durations=15
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest $(PARALLEL) --durations=15
 
 test-slow: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) -m 'slow and not slurm'
@@ -160,6 +161,8 @@ check-all:
 	$(MAKE) test-slow
 	$(MAKE) test-clients
 	$(MAKE) test-vllm
+	$(MAKE) studies
+	git diff --exit-code -- docs/studies studies
 	$(MAKE) docs
 	$(MAKE) test-browser
 	$(MAKE) test-slurm
@@ -168,19 +171,8 @@ check-all:
 
 studies: models granularity evidence crossing
 
-models: setup
-	$(BIN)/python -m studies.models scaling_law/explorer/models.json docs/studies/models.md
-
-evidence: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m studies.evidence studies/evidence docs/studies/evidence.md $(if $(DATA),--data $(DATA))
-
-crossing: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m studies.crossing studies/crossing docs/studies/crossing.md $(if $(RUNS),--runs $(RUNS)) \
-		$(if $(PREDICT),--predict)
-
-granularity: setup
-	$(BIN)/python -m studies.granularity studies/granularity studies/crossing/runs.jsonl docs/studies/granularity.md \
-		$(if $(RUNS),--runs $(RUNS))
+models granularity evidence crossing: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m studies $@ $(if $(RUNS)$(DATA),--runs $(RUNS) $(DATA)) $(if $(PREDICT),--predict $(PREDICT))
 
 explorer-picture: setup
 	$(BIN)/python -m tests.scaling_law.explorer.picture docs/figures/explorer.png

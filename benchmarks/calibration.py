@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.report import Report, parse
-from scaling_law import JointLaw, Runs, best_of, calibrate, load_runs
+from scaling_law import JointLaw, Runs, calibrate, load_runs
+from scaling_law.runs import best_of
 
 COUNTED = {"with embeddings": "n_active", "without embeddings": "n_active_non_embedding"}
 

@@ -25,8 +25,9 @@ from modeling_switch_moe import SwitchMoeConfig
 from training.configuration.arguments import OptimizerArguments, RunArguments
 from training.run import checkpoint
 from training.run.checkpoint import CheckpointWriter
+from training.run.model import build_model
 from training.run.optimizers import build_optimizers
-from training.run.step import Progress, build_model
+from training.run.progress import Progress
 from training.run.timing import finish
 
 

@@ -19,10 +19,11 @@ import torch
 
 from benchmarks.model_speed import DEVICE, SHAPE, matmul_bound, training_step
 from benchmarks.report import Report, in_turns, parse
+from hub.base.errors import InputError
 from modeling_switch_moe import SwitchMoeConfig
 from scaling_law.size.model_configs import FAMILIES, read_model
 from training.configuration.model_classes import ModelClassArguments
-from training.run.step import build_model
+from training.run.model import build_model
 
 DENSE, ROUTED, SHARED = ("llama", "qwen3", "olmo2"), ("qwen3_moe", "olmoe", "mixtral"), "qwen2_moe"
 EXPERTS, BALANCE = 8, 0.01
@@ -78,7 +79,7 @@ def contenders(shape: argparse.Namespace) -> dict[str, tuple[Any, str]]:
     for name, (config, peer) in found.items():
         a, b = read_model(config).architecture, of_ours[peer]
         if (a.n_active, a.n_total) != (b.n_active, b.n_total):
-            raise ValueError(f"{name}: {a.n_active:,} active of {a.n_total:,}, {peer} {b.n_active:,} of {b.n_total:,}")
+            raise InputError(f"{name}: {a.n_active:,} active of {a.n_total:,}, {peer} {b.n_active:,} of {b.n_total:,}")
     return found
 
 

@@ -12,8 +12,8 @@ wait: the part of a training run's time (real runs of `train.py`'s code, on this
     soon as that is tokenised, so every step that counts was made beside the builder), and as many steps with the
     cache that is there then; least: 0. The benchmark fails where the cache did not grow while it was read.
 
-Without `--dataset` (or BENCH_DATASET) the text is the documentation of the installed packages (`training.corpus`),
-without `--tokenizer` (or BENCH_TOKENIZER) a byte-level BPE is trained on it.
+Without `--dataset` (or BENCH_DATASET) the text is the docstrings of the installed packages
+(`training.demo.corpus`), without `--tokenizer` (or BENCH_TOKENIZER) a byte-level BPE is trained on it.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ import torch
 
 from benchmarks.report import Report, parse, seconds
 from training.configuration.reading import from_dict
-from training.corpus import build as build_corpus
 from training.data import cache as tokens
 from training.data.batches import SequenceOrder
 from training.data.cache import TokenCache, open_cache
 from training.data.filling import build, encoder, lock_of
 from training.data.text import TextSource
 from training.data.tokenizer import description, load_tokenizer, train_tokenizer
+from training.demo.corpus import build as build_corpus
 from training.run.main import Run
 
 LENGTH = 512

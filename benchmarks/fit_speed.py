@@ -27,7 +27,7 @@ from scipy.optimize import minimize
 
 from benchmarks.report import Report, in_turns, parse
 from scaling_law import JointLaw, Runs, fit
-from scaling_law.fitting.fitting import BATCH, HELD, FitResult
+from scaling_law.fitting.fitting import BATCH, HELD, FitResult, distinct_starts
 from scaling_law.fitting.problem import Problem, make_problem, start_points
 from scaling_law.size.recipe import published_design
 
@@ -90,6 +90,7 @@ def product_seconds(problem: Problem, theta: np.ndarray, released: int, stage: i
 
 def bound(problem: Problem, theta: np.ndarray, result: FitResult) -> float:
     """Seconds that the fit's matrix products alone take."""
+    theta = theta[distinct_starts(problem, theta)]
     batches = [
         theta[i : i + BATCH] for i in range(0, len(theta), BATCH) if np.ptp(theta[i : i + BATCH, -2:], 0).max() == 0
     ]

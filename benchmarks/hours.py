@@ -24,9 +24,10 @@ import numpy as np
 import torch
 
 from benchmarks.report import Report, parse
+from hub.base.errors import InputError
 from hub.record.run_record import RunRecord
 from scaling_law.fitting.throughput import LEAST_ARCHITECTURES, fit_throughput
-from scaling_law.planning.hours import Cluster
+from scaling_law.planning.budget import Cluster
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.recipe import BatchRamp, RampStage
 from scaling_law.size.throughput import ModelWork, Throughput
@@ -45,7 +46,7 @@ def finished(folder: Path) -> dict[Architecture, list[tuple[RunRecord, float]]]:
         found[a].append((record, quiet_seconds(path.parent, record)))
         kinds.add((record.vocab_size, record.sequence_length, record.precision, micro_batch(record)))
     if len(kinds) != 1 or len(found) <= LEAST_ARCHITECTURES:
-        raise ValueError(
+        raise InputError(
             f"{folder} has {len(found)} models of (vocabulary, length, precision, micro-batch) {sorted(kinds)}; "
             f"one such is needed, and more than {LEAST_ARCHITECTURES} models"
         )

@@ -7,8 +7,9 @@ table: the best model of each E within 80 GB with 16,384 tokens in the KV cache.
 losses: a million predictions. Peer: the law's formula in numpy, as one writes it down. Bound: its two powers alone.
 budgets: the compute optimum of many budgets for 32 E. Peer: `minimize_scalar` over ln N, the median over a
     part of the pairs times their number. Bound: the law in numpy at the answers.
-cold start: a new process that imports and asks. Peer: one that imports `scipy.optimize` and asks nothing. Bound: one
-    that imports numpy. The last row is the same question in the shell.
+cold start: CPU seconds of a new process that imports and asks. Peer: one that imports `scipy.optimize` and asks
+    nothing. Bound: one that imports numpy. The last rows are the same question in the shell, whose bound is Python's
+    with the libraries that read its words and print its table, and --help, which imports all commands.
 
 The peers' objectives are plain Python on floats, which is what scipy's scalar methods are fastest with. The answers
 are compared; a difference ends the benchmark with an error.
@@ -24,17 +25,14 @@ import sys
 import numpy as np
 from scipy.optimize import brentq, minimize_scalar
 
-from benchmarks.report import ROOT, Report, in_turns, parse, seconds
+from benchmarks.report import ROOT, Report, cpu_seconds_of_children, in_turns, parse, seconds
 from scaling_law import JointLaw
 
 FLOPS, MEMORY, CONTEXT = 1e22, 80e9, 16_384
 EXPERTS = (1, 2, 4, 8, 16, 32)
 VOCABULARY = 50_257
 LAW = JointLaw.published()
-ASK = (
-    "from scaling_law import JointLaw; "
-    "JointLaw.published().optimal(1e22, max_memory_bytes=80e9, kv_cache_tokens=16384)"
-)
+ASK = "from scaling_law import JointLaw; JointLaw.published().optimal(1e22, memory=80e9, kv_tokens=16384)"
 SHELL = "scaling_law.commands.cli optimal --flops 1e22 --memory 80GB --kv-tokens 16k"
 
 
@@ -91,7 +89,7 @@ def compute_optimum_with_scipy(flops: float, experts: float) -> float:
 
 def table(report: Report, rounds: int) -> None:
     def ours():
-        return LAW.optimal(FLOPS, EXPERTS, max_memory_bytes=MEMORY, kv_cache_tokens=CONTEXT)
+        return LAW.optimal(FLOPS, EXPERTS, memory=MEMORY, kv_tokens=CONTEXT)
 
     answer = ours()
     n, d, e = (np.array([getattr(row, name) for row in answer.rows]) for name in ("n_active", "tokens", "experts"))
@@ -155,11 +153,15 @@ def cold_start(report: Report, rounds: int) -> None:
         "peer": process("-c", "import scipy.optimize"),
         "bound": process("-c", "import numpy"),
         "shell": process("-m", *SHELL.split()),
+        "shell's bound": process("-c", f"import pydantic.fields, rich.table, typer; {ASK}"),
+        "help": process("-m", "scaling_law.commands.cli", "--help"),
     }
-    spent = in_turns(works, rounds)
+    spent = in_turns(works, rounds, cpu_seconds_of_children)
     peer, bound = ("a process that imports scipy.optimize", spent["peer"]), ("that imports numpy", spent["bound"])
     report.add("cold start: import and ask", spent["ours"], "s", peer=peer, bound=bound)
+    bound = ("Python's, and typer and rich imported", spent["shell's bound"])
     report.add("cold start in the shell", spent["shell"], "s", peer=peer, bound=bound, note="scaling-law optimal …")
+    report.add("scaling-law --help", spent["help"], "s", peer=peer)
 
 
 def main() -> None:

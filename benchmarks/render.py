@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import ROOT, Row, as_text, table
+from hub.base.errors import InputError
 
 RESULTS, PAGE = ROOT / "benchmarks" / "results", ROOT / "docs" / "benchmarks.md"
 PLACE = re.compile(r"(<!-- results of (\w+) -->\n).*?(<!-- end -->\n)", re.DOTALL)
@@ -28,7 +29,7 @@ def load(folder: Path) -> dict[str, list[dict[str, Any]]]:
     for path in sorted(folder.glob("*.json")):
         result = json.loads(path.read_text(encoding="utf-8"))
         if result["benchmark"] not in known:
-            raise ValueError(f"{path}: benchmark={result['benchmark']!r} is none of {', '.join(known)}")
+            raise InputError(f"{path}: benchmark={result['benchmark']!r} is none of {', '.join(known)}")
         found[result["benchmark"]].append(result)
     return found
 

@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import re
+import resource
 import shutil
 import statistics
 import subprocess
@@ -26,8 +27,8 @@ from typing import Any, TypeVar
 
 import psutil
 
-from hub.plain.atomic import write_bytes
-from hub.plain.tables import Table, print_table
+from hub.base.atomic import write_bytes
+from hub.base.tables import Table, print_table
 
 ROOT = Path(__file__).resolve().parent.parent
 LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "safetensors", "huggingface_hub")
@@ -185,12 +186,22 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def in_turns(works: dict[Name, Callable[[], object]], rounds: int) -> dict[Name, float]:
+def cpu_seconds_of_children(work: Callable[[], object]) -> float:
+    """CPU seconds, user and system, of the processes that `work` starts and waits for."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    work()
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+
+
+def in_turns(
+    works: dict[Name, Callable[[], object]], rounds: int, measure: Callable[[Callable[[], object]], float] = seconds
+) -> dict[Name, float]:
     """Median seconds of each; a round before is not measured. They take turns: a slow minute then hits them all."""
     times: dict[Name, list[float]] = {name: [] for name in works}
     for number in range(rounds + 1):
         for name, work in works.items():
-            spent = seconds(work)
+            spent = measure(work)
             if number:
                 times[name].append(spent)
     return {name: statistics.median(values) for name, values in times.items()}

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 
 from benchmarks.report import Report, parse
-from scaling_law import step_law_steps
 from scaling_law.fitting.throughput import FITTED, fit_throughput
+from scaling_law.runs.step_times import step_law_steps
 from scaling_law.size.throughput import Measurement, Throughput
 from scaling_law.size.training_memory import training_memory
 from training.throughput import Grid, measure

@@ -1,12 +1,12 @@
 # What the package offers: read by type checkers, and by lazy_loader, which imports a name when it is used.
-from .plain.errors import AccessError as AccessError
-from .plain.errors import ConflictError as ConflictError
-from .plain.errors import FilesError as FilesError
-from .plain.errors import HubError as HubError
-from .plain.errors import IntegrityError as IntegrityError
-from .plain.errors import NotFoundError as NotFoundError
-from .plain.errors import RecordError as RecordError
-from .plain.errors import UnavailableError as UnavailableError
+from .base.errors import AccessError as AccessError
+from .base.errors import ConflictError as ConflictError
+from .base.errors import FilesError as FilesError
+from .base.errors import HubError as HubError
+from .base.errors import IntegrityError as IntegrityError
+from .base.errors import NotFoundError as NotFoundError
+from .base.errors import RecordError as RecordError
+from .base.errors import UnavailableError as UnavailableError
 from .record.filter import parse_filter as parse_filter
 from .record.filter import select as select
 from .record.names import branch_name as branch_name

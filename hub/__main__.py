@@ -12,11 +12,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from hub.plain import commands
-from hub.plain.errors import FilesError
-from hub.plain.progress import progress_line
-from hub.plain.tables import Table, print_table
-from hub.plain.units import format_bytes
+from hub.base import commands
+from hub.base.errors import FilesError
+from hub.base.progress import progress_line
+from hub.base.tables import Table, print_table
+from hub.base.units import format_bytes
 from hub.record.filter import select
 from hub.record.run_record import RunRecord
 from hub.record.table import to_jsonl
@@ -34,12 +34,14 @@ log = Console(stderr=True)
 
 Sweep = Annotated[str, typer.Argument(help="The sweep's name.")]
 Where = Annotated[str, typer.Option("--where", help='Filter, e.g. "E=8, D >= 1B, final".')]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be written, and write nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be written without writing it.")]
 
 
 @app.command()
 def push(
-    source: Annotated[Path, typer.Argument(metavar="RUN_OR_SWEEP", help="A run's folder, or a parent of such.")],
+    source: Annotated[
+        Path, typer.Argument(metavar="RUN_OR_SWEEP", help="A run folder, or any parent of run folders.")
+    ],
     store: commands.Store,
     private: commands.Private = False,
     dry_run: DryRun = False,
@@ -50,6 +52,8 @@ def push(
     workers: Annotated[int, typer.Option(min=1, max=MAX_WORKERS, help="Runs pushed at the same time.")] = 4,
 ) -> None:
     """Release a run's folder, or every run below a sweep's folder, and then the sweep's index.
+
+        python -m hub push runs releases
 
     Only files that differ from what is there are sent: re-run the command to resume, or to correct a release whose
     records, code or cards changed. Exit status 4: not all of it was pushed.
@@ -92,14 +96,16 @@ def pull(
 ) -> None:
     """Fetch the checkpoints that match a filter; every file is checked against what was released.
 
+        python -m hub pull releases my-sweep --to fetched --where "E = 8, D >= 1B, final"
+
     `--revision` is that of the sweep's index.
     """
     source = open_store(store)
-    chosen = select(load_index(source, sweep, revision), where)
-    if not chosen:
+    selected = select(load_index(source, sweep, revision), where)
+    if not selected:
         raise FilesError(f"no run of {sweep!r} matches {where!r}")
-    with progress_line("pull", len(chosen), "runs", console=log) as advance:
-        for _, folder in pull_runs(source, chosen, to):
+    with progress_line("pull", len(selected), "runs", console=log) as advance:
+        for _, folder in pull_runs(source, selected, to):
             typer.echo(str(folder))
             advance(1, "")
 
@@ -112,7 +118,12 @@ def runs(
     revision: commands.Revision = None,
     json: Annotated[bool, typer.Option("--json", help="Print one record per line.")] = False,
 ) -> None:
-    """List a sweep's runs, or the sweeps of a store. `--revision` is that of the sweep's index."""
+    """List a sweep's runs, or the sweeps of a store.
+
+        python -m hub runs releases my-sweep
+
+    `--revision` is that of the sweep's index.
+    """
     source = open_store(store)
     if sweep is None:
         for name in source.repos("dataset"):
@@ -120,13 +131,13 @@ def runs(
                 typer.echo(name.removesuffix("-runs"))
         return
     problems: list[str] = []
-    chosen = select(load_index(source, sweep, revision, problems=problems), where)
+    selected = select(load_index(source, sweep, revision, problems=problems), where)
     for problem in problems:
         _say(f"left out: {problem}")
     if json:
-        print(to_jsonl(chosen).decode(), end="")
+        print(to_jsonl(selected).decode(), end="")
     else:
-        print_table(runs_table(chosen, title=f"{len(chosen)} runs of {sweep}"))
+        print_table(runs_table(selected, title=f"{len(selected)} runs of {sweep}"))
 
 
 @app.command()
@@ -138,7 +149,10 @@ def repair(
         bool, typer.Option("--drop-missing", help="Remove rows of repositories that are gone or not visible.")
     ] = False,
 ) -> None:
-    """Rebuild a sweep's index from the run.json of its branches, and print what changed."""
+    """Rebuild a sweep's index from the run.json of its branches, and print what changed.
+
+    python -m hub repair releases my-sweep --dry-run
+    """
     with log.status("reading the branches"):
         repaired = repair_index(open_store(store), sweep, dry_run=dry_run, drop_missing=drop_missing)
     for line in (*repaired.changes, *repaired.stays):
@@ -165,7 +179,7 @@ def _loading(store: Store, record: RunRecord) -> str:
 
 
 def _plan(store: Store, runs: list[tuple[Path, RunRecord]]) -> Table:
-    """What a push would send."""
+    """The table of files that a push would send."""
     rows = []
     for folder, record in runs:
         release = release_of(folder)

@@ -41,12 +41,12 @@ class ChunkedCrossEntropy(torch.autograd.Function):
             logits = (rows @ matrix.t()).float()
             valid = goals != IGNORE
             column = goals.where(valid, 0).unsqueeze(1)
-            chosen = logits.gather(1, column).squeeze(1)
+            target_logits = logits.gather(1, column).squeeze(1)
             # Softmax by hand and in place: one exponential per logit serves the loss and the gradient.
             highest = logits.amax(1, keepdim=True)
             exponentials = logits.sub_(highest).exp_()
             mass = exponentials.sum(1)
-            losses[chunk] = torch.where(valid, mass.log() + highest.squeeze(1) - chosen, 0.0)
+            losses[chunk] = torch.where(valid, mass.log() + highest.squeeze(1) - target_logits, 0.0)
             if not with_grad:
                 continue
             probabilities = exponentials.mul_((valid / mass).unsqueeze(1))

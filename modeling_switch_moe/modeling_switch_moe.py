@@ -230,7 +230,7 @@ class SwitchMoeDenseBlock(nn.Module):
     def forward(
         self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None = None, with_statistics: bool = True
     ) -> tuple[torch.Tensor, LayerStatistics | None]:
-        """As `SwitchMoeSparseBlock.forward`; both losses are 0."""
+        """Forward pass with the results of `SwitchMoeSparseBlock.forward`; both losses are 0."""
         output = self.down_proj(F.silu(self.gate_proj(hidden_states)) * self.up_proj(hidden_states))
         if not with_statistics:
             return output, None
@@ -314,16 +314,16 @@ class SwitchMoePreTrainedModel(PreTrainedModel):
             init.trunc_normal_(weight, std=std, a=-INITIAL_CUT, b=INITIAL_CUT)
 
     def get_correct_experts_implementation(self, requested_experts: str | None) -> str:
-        """As in transformers, with our implementations added and "auto" as the default."""
-        chosen = "auto" if requested_experts is None else requested_experts
+        """The method of transformers, with our implementations added and "auto" as the default."""
+        name = "auto" if requested_experts is None else requested_experts
         allowed = ["eager", *SWITCH_EXPERTS.valid_keys()]
-        if chosen not in allowed:
-            raise ValueError(f"experts_implementation={chosen!r} is not supported; allowed are {', '.join(allowed)}.")
-        return chosen
+        if name not in allowed:
+            raise ValueError(f"experts_implementation={name!r} is not supported; allowed are {', '.join(allowed)}.")
+        return name
 
     @classmethod
     def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
-        """As in transformers; raises ValueError, and not only a warning, if one of checkpoint and config is dense."""
+        """Load as transformers does; raises ValueError, not just a warning, if only checkpoint or config is dense."""
         model, loading = super().from_pretrained(*args, output_loading_info=True, **kwargs)
         foreign = r"mlp\.(experts|router)\." if model.config.num_experts == 1 else r"mlp\.(gate|up|down)_proj\."
         for name in sorted(loading["unexpected_keys"]):
@@ -335,7 +335,7 @@ class SwitchMoePreTrainedModel(PreTrainedModel):
         return (model, loading) if output_loading_info else model
 
     def save_pretrained(self, save_directory: Any, **kwargs: Any) -> None:
-        """As in transformers; `auto_map` then names config, base model and causal-LM, whichever class is saved."""
+        """Save as transformers does; `auto_map` names config, base model and causal-LM, whichever class is saved."""
         self.config.auto_map = dict(AUTO_MAP)
         super().save_pretrained(save_directory, **kwargs)
 

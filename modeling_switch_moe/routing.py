@@ -35,8 +35,8 @@ class LayerStatistics(NamedTuple):
 
 def assignment_matrix(expert: torch.Tensor, num_experts: int, routed: torch.Tensor | None = None) -> torch.Tensor:
     """`[E, T]` bool, true where token t goes to expert e; tokens outside `routed` (`[T]` bool) go nowhere."""
-    chosen = expert == torch.arange(num_experts, device=expert.device).unsqueeze(1)
-    return chosen if routed is None else chosen & routed
+    assignment = expert == torch.arange(num_experts, device=expert.device).unsqueeze(1)
+    return assignment if routed is None else assignment & routed
 
 
 def grouped(values: torch.Tensor, size: int, dim: int = -1) -> torch.Tensor:
@@ -129,8 +129,8 @@ def measure(
     probabilities = (logits - log_normaliser.unsqueeze(1)).exp()
     entropies = log_normaliser.detach() - (probabilities.detach() * logits.detach()).sum(-1)
     squares = log_normaliser.square()
-    chosen = grouped(assignment, size).sum(2)  # [E, n]
-    in_group = chosen.sum(0)  # every real token chooses one expert
+    counts = grouped(assignment, size).sum(2)  # [E, n]
+    in_group = counts.sum(0)  # every real token chooses one expert
     real: torch.Tensor | int = num_tokens
     if token_mask is not None:
         probabilities = torch.where(token_mask.unsqueeze(1), probabilities, 0.0)
@@ -138,7 +138,7 @@ def measure(
         # A batch or a group of padding alone measures 0 and not 0/0.
         in_group, real = in_group.clamp(min=1), token_mask.sum().clamp(min=1)
     # E * (P / G) * (n_e / G) of each group, weighed by its share G / T of the tokens
-    by_group = grouped(probabilities, size, 0).sum(1) * chosen.t() / in_group.unsqueeze(1)
+    by_group = grouped(probabilities, size, 0).sum(1) * counts.t() / in_group.unsqueeze(1)
     tokens_per_expert = assignment.sum(1)
     dropped = tokens_per_expert.new_zeros(()) if kept is None else tokens_per_expert.sum() - kept.sum()
     return LayerStatistics(

@@ -1,7 +1,7 @@
 """Joint scaling laws of dense and Mixture-of-Experts models: query, fit, and say how sure (arXiv 2502.05172).
 
     >>> from scaling_law import JointLaw
-    >>> table = JointLaw.published().optimal(1e22, max_memory_bytes=80e9, kv_cache_tokens=16_384)
+    >>> table = JointLaw.published().optimal(1e22, memory=80e9, kv_tokens=16_384)
     >>> table.best.experts
     16.0
 
@@ -16,9 +16,7 @@ import lazy_loader
 
 # Before anything imports `hub`: a hub.py beside the user's script would be imported in its place.
 _hub = find_spec("hub")
-if _hub is not None and _hub.origin is not None and not (Path(_hub.origin).parent / "plain").is_dir():
+if _hub is not None and _hub.origin is not None and not (Path(_hub.origin).parent / "base").is_dir():
     raise ImportError(f"{_hub.origin} hides the package `hub` that scaling_law needs: rename or move that file")
-
-import scaling_law.law_methods  # noqa: E402, F401 - gives every law its methods
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

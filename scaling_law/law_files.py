@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import hub  # lazy: its rooms are imported when a law is read from the Hub
-from hub.plain import strict_json
-from hub.plain.markdown import escaped
-from hub.plain.tables import Table
-from hub.plain.units import format_count
+from hub.base import strict_json
+from hub.base.errors import InputError
+from hub.base.markdown import escaped
+from hub.base.tables import Table
+from hub.base.units import format_count
 from scaling_law.figures import drawing, law_figures
-from scaling_law.formulas import LAWS, ChinchillaLaw, Conditions, JointLaw, Law
+from scaling_law.formulas import ChinchillaForm, Conditions, Formula
 from scaling_law.planning.optimum import has_optimum
 
 FILE_NAME = "scaling_law.json"
@@ -26,12 +27,12 @@ ISOFLOP_BUDGETS, MEMORY_BUDGET = (1e19, 1e20, 1e21, 1e22), 1e22  # the paper's f
 LARGEST_PAPER_RUN = 5.3e20
 
 
-def law_to_dict(law: Law) -> dict[str, Any]:
-    """Plain JSON values from which `law_from_dict` makes an equal law (floats keep every bit)."""
+def law_to_dict(law: Formula) -> dict[str, Any]:
+    """Plain JSON values from which `scaling_law.law.base.law_from_dict` makes an equal law (floats keep every bit)."""
     data: dict[str, Any] = {"format": FORMAT, "version": VERSION, "law": law.name, "formula": law.formula}
     data["coefficients"] = law.coefficients
-    if isinstance(law, ChinchillaLaw) and law.experts is not None:
-        data["experts"] = law.experts
+    if (experts := getattr(law, "experts", None)) is not None:  # of a law that holds for one E
+        data["experts"] = experts
     if law.conditions is not None:
         data["conditions"] = law.conditions.to_dict()
     if law.draws is not None:
@@ -39,50 +40,18 @@ def law_to_dict(law: Law) -> dict[str, Any]:
     return data
 
 
-def law_from_dict(data: Any, source: str = "law") -> Law:
-    """Read what `law_to_dict` made; ValueError naming `source` and the field for anything else."""
-    data = strict_json.checked(data, FORMAT, VERSION, source)
-    kind = LAWS.get(str(data.get("law")))
-    if kind is None:
-        raise ValueError(f"{source}: law={data.get('law')!r} is not one of {sorted(LAWS)}")
-    options: dict[str, Any] = {name: data[name] for name in ("experts", "draws") if data.get(name) is not None}
-    try:
-        if data.get("conditions") is not None:
-            options["conditions"] = Conditions.from_dict(data["conditions"])
-        return kind(**data["coefficients"], **options)
-    except (KeyError, TypeError):
-        raise ValueError(f"{source}: coefficients must be exactly {list(kind.coefficient_names())}") from None
-    except ValueError as error:
-        raise ValueError(f"{source}: {error}") from None
-
-
-def law_to_json(law: Law) -> bytes:
+def law_to_json(law: Formula) -> bytes:
     """The content of `scaling_law.json`; NaN and infinities are refused."""
     return strict_json.versioned(FORMAT, VERSION, law_to_dict(law))
 
 
-def save_law(law: Law, folder: str | Path) -> Path:
+def save_law(law: Formula, folder: str | Path) -> Path:
     """Write `scaling_law.json` (coefficients at full precision, conditions, draws) into `folder`; its path."""
     return strict_json.write(Path(folder) / FILE_NAME, FORMAT, VERSION, law_to_dict(law))
 
 
-def load_law(source: str | Path, revision: str | None = None) -> Law:
-    """A law from a folder, a JSON file, or a Hub repo "owner/name" (only if no such path exists).
-
-    FileNotFoundError where there is none of these, ValueError where what is there is no law.
-    """
-    path = Path(source)
-    try:
-        content = path.read_bytes() if path.is_file() else hub.read_file(source, FILE_NAME, revision)
-    except hub.NotFoundError as error:
-        what = f"neither a folder or Hub repo with a {FILE_NAME}, nor a law's file ({error})"
-        raise FileNotFoundError(f"{source}: {what}") from None
-    data = strict_json.loads(content, what=str(source), max_bytes=strict_json.MAX_FILE_BYTES)
-    return law_from_dict(data, str(source))
-
-
 def push_law(
-    law: Law, repo: str, *, token: str | None = None, private: bool = False, license: str | None = None
+    law: Formula, repo: str, *, token: str | None = None, private: bool = False, license: str | None = None
 ) -> str:
     """Push the law, its card and its figures to the main branch of the Hub repo "owner/name", in one commit.
 
@@ -90,7 +59,7 @@ def push_law(
     """
     owner, slash, name = repo.partition("/")
     if not owner or not slash or not name or "/" in name:
-        raise ValueError(f"repo={repo!r} must have the form owner/name")
+        raise InputError(f"repo={repo!r} must have the form owner/name")
     pictures = law_pictures(law)
     card = law_card(law, repo, tuple(pictures), license=license).encode()
     store = hub.HubStore(owner, private=private, token=token)
@@ -101,7 +70,7 @@ def push_law(
 # ------------------------------------------------------------------ cards
 
 
-def law_card(law: Law, repo: str, pictures: tuple[str, ...] = (), *, license: str | None = None) -> str:
+def law_card(law: Formula, repo: str, pictures: tuple[str, ...] = (), *, license: str | None = None) -> str:
     """The README.md of a law's repository, with metadata that the Hub accepts; it names a licence if one is given."""
     kind = type(law).__name__
     parts = [
@@ -123,7 +92,7 @@ def law_card(law: Law, repo: str, pictures: tuple[str, ...] = (), *, license: st
     return "\n\n".join(["\n".join(metadata), *parts]) + "\n"
 
 
-def _variables(law: Law) -> str:
+def _variables(law: Formula) -> str:
     """What the letters of the formula mean."""
     if {*law.variables} <= {"n_active", "tokens", "experts"}:
         return (
@@ -133,7 +102,7 @@ def _variables(law: Law) -> str:
     return f"Its variables are {', '.join(f'`{name}`' for name in law.variables)}; losses are in nats per token."
 
 
-def loading_code(law: Law, place: str) -> str:
+def loading_code(law: Formula, place: str) -> str:
     """A block of Python that loads this law from `place`; a law of another package is imported from there."""
     kind, module = type(law).__name__, type(law).__module__
     module = "scaling_law" if module.startswith("scaling_law.") else module
@@ -177,12 +146,14 @@ def _conditions(conditions: Conditions) -> list[str]:
     return [*parts, *fitted]
 
 
-def law_pictures(law: Law) -> dict[str, bytes]:
+def law_pictures(law: Formula) -> dict[str, bytes]:
     """isoFLOP and memory-optimal figures as PNG, by file name; none for laws that have no optimum.
 
     Budgets are as far from the law's largest run as the paper's figures are from the paper's.
     """
-    if not isinstance(law, JointLaw) or not has_optimum(law.chinchilla_coefficients(ISOFLOP_EXPERTS)).any():
+    if not isinstance(law, ChinchillaForm) or "experts" not in law.variables:
+        return {}
+    if not has_optimum(law.chinchilla_coefficients(ISOFLOP_EXPERTS)).any():
         return {}
     fitted = law.conditions.overall if law.conditions else None
     scale = 10.0 ** round(math.log10(fitted.training_flops[1] / LARGEST_PAPER_RUN)) if fitted else 1.0

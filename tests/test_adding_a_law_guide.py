@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from scaling_law.fitting.profiles import profile_interval
-from scaling_law.formulas import LAWS
-from scaling_law.law_files import load_law, loading_code
+from scaling_law.law import LAWS
+from scaling_law.law.base import load_law
+from scaling_law.law_files import loading_code
 from tests.guides import DOCS, blocks, run_python, text_of
 
 PAGE = DOCS / "adding_a_law.md"
@@ -36,8 +37,8 @@ def test_the_guide_from_its_class_to_the_answer(followed):
     assert profile.low < law.gamma < profile.high
     assert "from my_laws import AbnarLaw" in loading_code(law, "org/law")
     assert type(load_law("my-law")) is followed["AbnarLaw"]
-    best = again.optimal(1e21, max_memory_bytes="80GB").best
-    own = law.optimal(1e21, max_memory_bytes="80GB", force=True).best
+    best = again.optimal(1e21, memory="80GB").best
+    own = law.optimal(1e21, memory="80GB", force=True).best
     assert best.experts == own.experts
     assert best.n_active == pytest.approx(own.n_active, rel=0.05)
     assert own.loss == pytest.approx(best.loss, abs=0.01)
@@ -54,5 +55,5 @@ def test_the_outputs_shown_are_what_is_printed(followed, capsys):
 
 
 def test_a_law_that_is_not_registered_is_refused_with_the_names_that_are(followed):
-    with pytest.raises(ValueError, match=r"law='other' must be one of .*abnar"):
-        followed["fit"](followed["runs"], law="other")
+    with pytest.raises(ValueError, match=r"kind='other' is unknown.* abnar"):
+        followed["fit"](followed["runs"], kind="other")

@@ -16,7 +16,7 @@ from tests.model_classes import CLASSES, TOP_K
 from tests.training.run.test_run import finish, folders
 from training.configuration.model_classes import balance_loss_of, causal_class, model_types
 from training.configuration.reading import from_dict, parse_command_line
-from training.run.causal_model import parameters_of
+from training.run.model import count_parameters
 
 PAGE = DOCS / "bring_your_own_architecture.md"
 GUIDE = text_of(PAGE)
@@ -37,7 +37,7 @@ def test_the_configuration_is_the_model_that_the_text_counts(configured):
     model = from_dict(configured).model
     read = model.model()
     assert f"{read.architecture.n_active:,} active of {read.architecture.n_total:,} parameters" in GUIDE
-    assert parameters_of(model.config(50257, 512, 0)) == read.parameters
+    assert count_parameters(model.config(50257, 512, 0)) == read.parameters
     assert f"`{model.name}`" in GUIDE
 
 

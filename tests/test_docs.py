@@ -3,16 +3,17 @@
 import importlib
 import re
 import shlex
-import subprocess
-import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 from accelerate.commands.launch import launch_command_parser
+from typer.testing import CliRunner
 
-from hub.plain.tables import as_text
+from hub.base.tables import as_text
+from scaling_law.commands import cli
 from tests.guides import DOCS, ROOT, blocks, command_lines, run_python, text_of
 from training.configuration.arguments import SECTIONS
 from training.configuration.model_classes import fields_of
@@ -30,6 +31,7 @@ APPS = {
     "python -m training.presets": "training.presets",
     "python -m training.throughput": "training.throughput",
 }
+ASKS = r"scaling-law (?!fit|learning-rate \w+\.)"  # a law, and reads no runs
 LAUNCH = ("accelerate launch", "train.py", "python -m training.run")
 
 
@@ -39,35 +41,50 @@ def inline_code(path: Path) -> list[str]:
     return [" ".join(code.split()) for code in re.findall(r"`([^`\n]+(?:\n[^`\n]+)?)`", text)]
 
 
+@cache
+def command_of(module: str) -> Any:
+    """The application of a module as (typer's own copy of) click has it."""
+    return typer.main.get_command(importlib.import_module(module).app)
+
+
 def application(line: str) -> tuple[Any, list[str]] | None:
-    """The program of a line as (typer's own copy of) click knows it, and its words after that."""
+    """The command of a line's program, and its words after that."""
     for start, module in APPS.items():
         if line == start or line.startswith(start + " "):
-            return typer.main.get_command(importlib.import_module(module).app), shlex.split(line[len(start) :])
+            return command_of(module), shlex.split(line[len(start) :])
     return None
+
+
+def commands_of(command: Any) -> dict[str, Any]:
+    """Its commands by name, also those that are imported when they are called; none of a single command."""
+    if not hasattr(command, "commands"):
+        return {}
+    return {name: command.get_command(None, name) for name in command.list_commands(None)}
 
 
 def parsed(line: str) -> None:
     """Parse a whole command line of ours; click says what is wrong with it."""
     command, words = application(line)
     name = line
-    if hasattr(command, "commands") and words:
-        assert words[0] in command.commands, f"{line}: there is no {words[0]!r}, only {sorted(command.commands)}"
-        command, name, words = command.commands[words[0]], words[0], words[1:]
+    if (commands := commands_of(command)) and words:
+        assert words[0] in commands, f"{line}: there is no {words[0]!r}, only {sorted(commands)}"
+        command, name, words = commands[words[0]], words[0], words[1:]
     command.make_context(name, words)
 
 
 def options_of(command: Any) -> set[str]:
     own = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
-    return own.union(*map(options_of, getattr(command, "commands", {}).values()))
+    return own.union(*map(options_of, commands_of(command).values()))
 
 
+@cache
 def train_options() -> set[str]:
     fields = {f"--{section}.{name}" for section, kind in SECTIONS.items() for name in kind.model_fields}
     fields |= {f"--model.{name}" for name in fields_of("qwen3_moe")}  # the class of the guides
     return fields | {"--section.field", "--config", "--preset", "--dry-run", "--push-to-hub", "--help"}
 
 
+@cache
 def launch_options() -> set[str]:
     return {option for action in launch_command_parser()._actions for option in action.option_strings}
 
@@ -95,7 +112,7 @@ def test_the_tour_draws_its_pictures_and_every_result_shows_itself(tmp_path, mon
     results = [code.splitlines()[-1] for code in blocks(page, "python") if re.fullmatch(r"\w+", code.splitlines()[-1])]
     assert results == ["answer", "runs", "result"]
     assert all("<table>" in left[name]._repr_html_() for name in results)
-    again = left["bootstrap"].law.optimal(1e21, max_memory_bytes="24GB", kv_cache_tokens="16k")
+    again = left["bootstrap"].law.optimal(1e21, memory="24GB", kv_tokens="16k")
     assert (left["answer"].best.experts, again.best.experts) == (32, 16)
 
 
@@ -107,24 +124,28 @@ def test_what_pages_with_output_print(guide, capsys):
 
 @every_page
 def test_python_imports_the_packages_themselves(page):
-    """Not their rooms, which may be rearranged."""
-    room = r"^\s*(?:from|import) (?:hub|modeling_switch_moe|scaling_law|training)\..*"
+    """Or a room of scaling_law that has names of its own; not what is inside of rooms, which may be rearranged."""
+    rooms = "|".join(("figures", "fitting", "formulas", "law", "planning", "runs", "size"))
+    room = rf"^\s*(?:from|import) (?:hub|modeling_switch_moe|scaling_law|training)\.(?!(?:{rooms}) import ).*"
     assert re.findall(room, "".join(blocks(page, "python")), flags=re.MULTILINE) == []
 
 
 @pytest.mark.parametrize(
     "command",
     [
-        *(line for line in command_lines(DOCS / "planning.md") if re.match("scaling-law (?!fit)", line)),
+        *(
+            line
+            for line in command_lines(DOCS / "planning.md")
+            if re.match(r"scaling-law (?!fit|learning-rate \w+\.)", line)
+        ),
         *(line for line in command_lines(DOCS / "hours.md") if line.startswith("scaling-law ")),
         *re.findall(r"`(scaling-law [^`]+?)`", text_of(ROOT / "README.md") + text_of(DOCS / "scaling.md")),
     ],
 )
 def test_shell_commands_answer(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    words = [sys.executable, "-m", "scaling_law.commands.cli", *shlex.split(command)[1:]]
-    result = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
+    result = CliRunner().invoke(cli.app, shlex.split(command)[1:], catch_exceptions=False)
+    assert result.exit_code == 0, result.stderr
 
 
 @every_page
@@ -154,32 +175,40 @@ def test_command_lines_are_those_of_the_programs(page):
 def test_modules_commands_and_options_in_the_text_exist(page):
     """Between backticks, where a command may leave out arguments."""
     known = {*train_options(), *launch_options(), *script_options(), "-m", "--chat-template"}  # the last is vLLM's
-    for module in APPS.values():
-        known |= options_of(typer.main.get_command(importlib.import_module(module).app))
+    known = known.union(*(options_of(command_of(module)) for module in APPS.values()))
     for code in inline_code(page):
         words = code.split()
         if code.startswith("python -m ") and not words[2].endswith(".NAME"):
             assert importlib.util.find_spec(words[2]), f"{page.name}: {code}"
         app, rest = application(code) or (None, [])
         if rest and hasattr(app, "commands") and rest[0].islower():  # `plan|run` stands for each
-            assert {*rest[0].split("|")} <= app.commands.keys(), f"{page.name}: {code}"
+            assert {*rest[0].split("|")} <= commands_of(app).keys(), f"{page.name}: {code}"
         if app or code.startswith(("--", *LAUNCH)):
             assert words_with_dashes(code) <= known, f"{page.name}: {code}: {words_with_dashes(code) - known}"
 
 
+@cache
 def script_options() -> set[str]:
-    scripts = [*(ROOT / "benchmarks").glob("*.py"), *(ROOT / "studies").glob("*/__main__.py")]
+    scripts = [*(ROOT / "benchmarks").glob("*.py"), *(ROOT / "studies").rglob("__main__.py")]
     sources = "".join(map(text_of, scripts))
     return set(re.findall(r'"(--[a-z][\w-]*)"', sources))
 
 
-@pytest.mark.parametrize("name", application("scaling-law")[0].commands)
-def test_the_examples_of_the_help_parse(name):
-    lines = (application("scaling-law")[0].commands[name].help or "").splitlines()
-    examples = [" ".join(line.split()) for line in lines if line.strip().startswith("scaling-law ")]
-    for line in examples:
-        parsed(line)
-    assert {line.split()[1] for line in examples} == {name}
+@pytest.mark.parametrize("program", ["scaling-law", "python -m hub"])
+def test_every_help_begins_with_an_example_and_all_of_them_parse(program):
+    for name, command in commands_of(application(program)[0]).items():
+        lines = [" ".join(line.split()) for line in command.help.splitlines()]
+        examples = [line for line in lines if line.startswith(f"{program} ")]
+        assert lines[2] == examples[0]
+        for line in examples:
+            assert line.startswith(f"{program} {name}")
+            parsed(line)
+
+
+def test_the_reference_lists_every_command_as_its_help_does():
+    program = commands_of(application("scaling-law")[0])
+    listed = re.findall(r"^\| `([\w-]+)` \| (.+) \|$", text_of(DOCS / "reference" / "commands.md"), flags=re.MULTILINE)
+    assert listed == [(name, command.help.splitlines()[0]) for name, command in program.items()]
 
 
 def anchors(path: Path) -> set[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hub import RunRecord, open_store, push_index, push_run
-from scaling_law import JointLaw, cheapest_budget
+from scaling_law import JointLaw
 from tests.guides import DOCS, ROOT, blocks, run_python, text_of
 from tests.hub.samples import record_fields
 from tests.scaling_law.synthetic import sweep_rows
@@ -52,7 +52,7 @@ def test_the_python_blocks_run_in_their_order(demo_output, capsys):
     answer = scaling_law(*shlex.split(question), "--json")
     assert answer.returncode == 0, answer.stderr
     found, (low, high) = json.loads(answer.stdout), namespace["result"].law.conditions.overall.n_active
-    assert found["constraints"]["vocab_size"] == 2048  # the runs', not GPT-2's
+    assert found["limits"]["vocab_size"] == 2048  # the runs', not GPT-2's
     assert low <= found["best"]["n_active"] <= high
 
 
@@ -79,12 +79,12 @@ def test_the_evidence_is_that_of_its_pages():
     assert [number for number in numbers if number not in there] == []
 
 
-def test_the_first_paragraph_is_what_the_law_answers():
+def test_the_example_of_the_first_screen_is_what_the_law_answers():
     law = JointLaw.published()
-    table = law.optimal(1e22, max_memory_bytes=80e9, kv_cache_tokens=16_384, integral=True)
+    table = law.optimal(1e22, memory=80e9, kv_tokens=16_384, integral=True)
     best, dense = table.best, next(row for row in table if row.experts == 1)
-    compute = float(cheapest_budget(law, best.loss, 1).flops) / 1e22
-    first = README.split("\n\n")[1]
+    compute = float(law.reach(best.loss, 1).flops) / 1e22
+    example = " ".join(next(text for text in README.split("\n\n") if text.startswith("Train with 1e22 FLOPs")).split())
     for fact in (
         f"{best.experts:g} experts",
         f"{dense.loss - best.loss:.3f} nats",
@@ -92,6 +92,6 @@ def test_the_first_paragraph_is_what_the_law_answers():
         f"{best.n_active / 1e9:.1f}B of {best.n_total / 1e9:.1f}B parameters",
         f"{best.tokens / 1e9:.0f}B tokens",
     ):
-        assert fact in " ".join(first.split()), fact
+        assert fact in example, fact
     assert sorted(table.comparison.tied) == [8, 16, 32]  # within error of each other
     assert "(×10." in table.warnings[0]  # ten times beyond the fitted sizes

@@ -20,8 +20,8 @@ from training import presets as presets_command
 from training.configuration.arguments import SECTIONS
 from training.configuration.reading import PAPER, listing, parse_command_line, recipes
 from training.data.tokenizer import load_tokenizer
+from training.run.model import build_model, model_config
 from training.run.releaser import RELEASE_INCOMPLETE
-from training.run.step import build_model, model_config
 from training.sweep import __main__ as sweep_module
 
 PAGE = DOCS / "training.md"

@@ -1,7 +1,7 @@
 """`python -m training.prepare --config X.yaml [--section.field value ...]`: tokenise before training, and inspect.
 
-It builds the caches of the training tokens, as far as the longest branch reads them (`--all`: all), and of the
-held-out ones. Two at once, or one beside a training, share the work; an interrupted build resumes. `--workers` and
+It fills the caches of training tokens, as far as the longest branch reads them (`--all`: all), and of held-out tokens.
+Several at once, or one beside a training, share the work; an interrupted build resumes. `--workers` and
 `--shard` spread the training tokens over processes and machines; the tokens are the same.
 """
 
@@ -16,9 +16,9 @@ from typing import Annotated
 import typer
 from filelock import Timeout
 
-from hub.plain.commands import App, Version
-from hub.plain.progress import progress_line
-from hub.plain.tables import Table, print_table
+from hub.base.commands import App, Version
+from hub.base.progress import progress_line
+from hub.base.tables import Table, print_table
 from training.configuration.arguments import TrainingArguments
 from training.configuration.reading import parse_command_line
 from training.data.builder import build_by_many
@@ -44,7 +44,7 @@ class Part:
 
     @property
     def state(self) -> str:
-        """What of the data the cache holds."""
+        """How much of the data the cache holds."""
         if self.cache.complete:
             return "all of it"
         enough = self.cache.has(self.until_tokens)
@@ -91,10 +91,10 @@ def parts(arguments: TrainingArguments, everything: bool) -> list[Part]:
     return [Part("training", training, text, until), Part("held-out", held_out, held_out_text, None)]
 
 
-def report(found: list[Part]) -> Table:
-    """What is there, a column for each part."""
+def report(all_parts: list[Part]) -> Table:
+    """The caches as a table, a column for each part."""
     columns = [("", "documents", "rows without text", "tokens", "shards", "bytes", "holds", "fingerprint", "folder")]
-    for part in found:
+    for part in all_parts:
         cache, shards, empty = part.cache, part.cache.shards, len(part.cache.rows_without_text)
         documents, size = sum(s["documents"] for s in shards), sum(s["tokens"] for s in shards) * cache.dtype.itemsize
         numbers = [f"{number:,}" for number in (documents, empty, len(cache), len(shards), size)]
@@ -129,23 +129,23 @@ def main(
     """
     # No run is made, so a folder for one need not be named. One that is there pins the data.
     arguments = parse_command_line(context.args, output_dir="unused")
-    found, progress = parts(arguments, everything), arguments.run.progress
+    all_parts, progress = parts(arguments, everything), arguments.run.progress
     if not status:
-        training, held_out = found
+        training, held_out = all_parts
         if workers > 1 or shard is not None:
             print(training.fill_by_many(workers, shard or Share(), progress))
         if shard is None:
             training.fill(progress)  # and what many processes left: in order, one shard after the other
         if shard is None or shard.index == 0:
             held_out.fill(progress)
-    print_table(report(found))
+    print_table(report(all_parts))
     if check:
-        shards = [(part.cache, number) for part in found for number in range(len(part.cache.shards))]
+        shards = [(part.cache, number) for part in all_parts for number in range(len(part.cache.shards))]
         with progress_line("verifying", len(shards), "shards", progress) as advance:
             for cache, number in shards:
                 cache.check_shard(number)  # raises CorruptCacheError where it differs
                 advance(1, "")
-        print(f"{len(shards)} shards are as they were written")
+        print(f"{len(shards)} shards are intact")
 
 
 if __name__ == "__main__":

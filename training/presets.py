@@ -7,9 +7,9 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from hub.plain.commands import App, Json, Version
-from hub.plain.tables import Table, show
-from hub.plain.units import format_count
+from hub.base.commands import App, Json, Version
+from hub.base.tables import Table, show
+from hub.base.units import format_count
 from training.configuration.reading import PAPER, from_dict, listing, recipes
 
 app = App(help="List and show the presets of train.py.", invoke_without_command=True, no_args_is_help=False)

@@ -13,10 +13,10 @@ from typing import Annotated
 
 import typer
 
-from hub.plain import atomic, commands
-from hub.plain.atomic import weights_sha256
-from hub.plain.errors import FilesError, NotFoundError
-from hub.plain.units import format_count
+from hub.base import atomic, commands
+from hub.base.atomic import weights_sha256
+from hub.base.errors import FilesError, NotFoundError
+from hub.base.units import format_count
 from hub.record.names import formatted_tokens
 from hub.record.run_record import RunRecord
 from hub.release.cards import model_card
@@ -29,7 +29,7 @@ from modeling_switch_moe.convert import ConversionError, convert
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.recipe import PAPER, BatchRamp
 from training.configuration.arguments import OptimizerArguments
-from training.run.step import peak_learning_rate
+from training.run.model import peak_learning_rate
 
 REPOSITORY = "maciek-pioro/joint-moe-scaling-laws"
 SWEEP = "joint-moe-scaling-laws"
@@ -73,8 +73,8 @@ class PublishedRun:
 @app.command("list")
 def list_command(repository: Repository = REPOSITORY, revision: commands.Revision = None) -> None:
     """List the checkpoints, as arguments of `pull`."""
-    _, there = _files(Transport(), repository, revision)
-    for run in sorted(there):
+    _, files = _files(Transport(), repository, revision)
+    for run in sorted(files):
         typer.echo(f"{run.d_model} {run.experts} {run.n_heads} {run.steps}  {format_count(run.tokens)} tokens")
 
 
@@ -106,10 +106,10 @@ def pull_published(
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise FilesError(f"{destination} exists and is not an empty folder; nothing was fetched")
     transport = Transport()
-    commit, there = _files(transport, repository, revision)
-    if run not in there:
-        raise NotFoundError(f"{repository} has no {run.path} at {commit}; {_nearest(run, sorted(there))}")
-    local = cache.download(transport, repository, run.path, there[run], revision=commit)
+    commit, files = _files(transport, repository, revision)
+    if run not in files:
+        raise NotFoundError(f"{repository} has no {run.path} at {commit}; {_nearest(run, sorted(files))}")
+    local = cache.download(transport, repository, run.path, files[run], revision=commit)
     try:
         model = convert(local)
     except (ConversionError, OSError) as error:
@@ -131,27 +131,27 @@ def pull_published(
 def _files(transport: Transport, repository: str, revision: str | None) -> tuple[str, dict[PublishedRun, StoredFile]]:
     """The commit of a revision, and its checkpoints as the Hub lists them."""
     info = transport.read(lambda: transport.api.repo_info(repository, revision=revision, files_metadata=True))
-    there = {
+    files = {
         PublishedRun(*map(int, match.groups())): stored(item)
         for item in info.siblings or []
         if (match := _PATH.fullmatch(item.rfilename))
     }
-    return str(info.sha), there
+    return str(info.sha), files
 
 
-def _nearest(run: PublishedRun, there: list[PublishedRun]) -> str:
-    """What there is of the size, else at all."""
-    same = [other.path for other in there if (other.d_model, other.experts) == (run.d_model, run.experts)]
-    experts = [f"{other.d_model}/{other.experts}" for other in there if other.d_model == run.d_model]
-    sizes = [str(other.d_model) for other in there]
-    found = list(dict.fromkeys(same or experts or sizes))
-    return f"there are {', '.join(found[:30]) or 'no checkpoints'}"
+def _nearest(run: PublishedRun, runs: list[PublishedRun]) -> str:
+    """The available checkpoints of the size, else of other sizes."""
+    same = [other.path for other in runs if (other.d_model, other.experts) == (run.d_model, run.experts)]
+    experts = [f"{other.d_model}/{other.experts}" for other in runs if other.d_model == run.d_model]
+    sizes = [str(other.d_model) for other in runs]
+    names = list(dict.fromkeys(same or experts or sizes))
+    return f"available: {', '.join(names[:30]) or 'none'}"
 
 
 def run_record(
     run: PublishedRun, n_blocks: int, vocab_size: int, weights: dict[str, str], origin: dict[str, str]
 ) -> RunRecord:
-    """What is known of one of the authors' runs. Steps that end no run of theirs make an intermediate checkpoint."""
+    """The record of one of the authors' runs; steps that end none of them make an intermediate checkpoint."""
     arch = Architecture(run.d_model, run.experts, n_blocks, run.n_heads, vocab_size)
     tokens = run.tokens or _RAMP.tokens(run.steps)
     config = SwitchMoeConfig()  # the defaults are the authors' recipe, as those of the optimizer

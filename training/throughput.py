@@ -18,8 +18,9 @@ import torch
 import typer
 from rich.console import Console
 
-from hub.plain.commands import App, Version
-from hub.plain.tables import Table, print_table
+from hub.base.commands import App, Version
+from hub.base.errors import InputError
+from hub.base.tables import Table, print_table
 from hub.record.filter import select
 from hub.release.sources import load_records
 from scaling_law.fitting.throughput import LEAST_ARCHITECTURES, fit_throughput, left_out_ratios, of_records
@@ -39,7 +40,7 @@ BATCHES = ((1, 1), (1, 2), (0.5, 1))  # (share of the micro-batch, passes): what
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What a session asks of a tokenizer."""
+    """The parts of a tokenizer that a session needs."""
 
     size: int
     eos_token_id: int = 0
@@ -50,7 +51,7 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class Grid:
-    """What is measured: every shape "d_model" or "d_modelxblocks" with every number of experts."""
+    """The grid of models: every shape "d_model" or "d_modelxblocks" with every number of experts."""
 
     shapes: tuple[str, ...]
     experts: tuple[int, ...]
@@ -62,19 +63,19 @@ class Grid:
     compile: bool
 
     def architectures(self) -> list[Architecture]:
-        """Of every model, the smallest first. ValueError names a shape that is none."""
-        found = []
+        """The architectures, smallest first. Raises ValueError for a malformed shape."""
+        models = []
         for shape in self.shapes:
             width, _, blocks = shape.partition("x")
             if not (width.isdigit() and (blocks.isdigit() or not blocks)):
-                raise ValueError(f"--shape {shape!r}: give a width such as 512, or width x blocks such as 512x4")
+                raise InputError(f"--shape {shape!r}: give a width such as 512, or width x blocks such as 512x4")
             heads = max(1, int(width) // 64)
             depth = int(blocks) if blocks else heads
-            found += [Architecture(int(width), e, depth, heads, self.vocab_size) for e in self.experts]
-        return sorted(found, key=lambda a: a.n_total)
+            models += [Architecture(int(width), e, depth, heads, self.vocab_size) for e in self.experts]
+        return sorted(models, key=lambda a: a.n_total)
 
     def arguments(self, model: Architecture, micro_batch_sequences: int, sequences: int) -> TrainingArguments:
-        """Of a run of this model whose batches have so many sequences."""
+        """Arguments of a run of this model with batches of `sequences` sequences."""
         length = self.sequence_length
         run = {name: getattr(self, name) for name in ("precision", "gradient_checkpointing", "compile")}
         return from_dict(
@@ -104,23 +105,23 @@ def measure(grid: Grid, model: Architecture, repeats: int) -> list[Measurement]:
     accelerator = devices.make_accelerator(arguments.run)
     world, vocabulary = accelerator.num_processes, Vocabulary(grid.vocab_size)
 
-    def session_of(share: float, passes: int, made: Session | None = None) -> Session:
+    def session_of(share: float, passes: int, first_session: Session | None = None) -> Session:
         micro = grid.sequences_of(share)
         a = grid.arguments(model, micro, micro * passes * world)
         data = RandomTokens(grid.vocab_size, grid.sequence_length, micro)
-        if made is None:
+        if first_session is None:
             return make_session(a, accelerator, vocabulary, data)
-        return replace(made, arguments=a, data=data, schedule=a.schedule_at(made.schedule.peak))
+        return replace(first_session, arguments=a, data=data, schedule=a.schedule_at(first_session.schedule.peak))
 
     def first() -> Session:
-        made = session_of(*BATCHES[0])
-        made.model.train()
+        first_session = session_of(*BATCHES[0])
+        first_session.model.train()
         for _ in range(2):
-            StepTimer(made).step()
-        return made
+            StepTimer(first_session).step()
+        return first_session
 
-    made, memory = peak_bytes(accelerator.device, first)
-    timers = [StepTimer(session_of(*batch, made)) for batch in BATCHES]
+    first_session, memory = peak_bytes(accelerator.device, first)
+    timers = [StepTimer(session_of(*batch, first_session)) for batch in BATCHES]
     for _ in range(repeats + 1):  # the first of each warms up
         for timer in timers:
             timer.step()
@@ -131,13 +132,13 @@ def measure(grid: Grid, model: Architecture, repeats: int) -> list[Measurement]:
         measured.append(
             Measurement(model, grid.sequence_length, micro * passes * world, micro, min(timer.seconds[1:]), peak)
         )
-    del made, timers
+    del first_session, timers
     release(accelerator.device)
     return measured
 
 
 def report(throughput: Throughput) -> list[Table]:
-    """What was measured beside the fit, and what the fit says a unit of work takes."""
+    """Measured and fitted step times, and the fitted time of each unit of work."""
     left_out, rows = left_out_ratios(throughput), []
     for m in throughput.measurements:
         batch = {"micro_batch_tokens": m.micro_batch_tokens, "sequence_length": m.sequence_length}
@@ -164,7 +165,7 @@ def report(throughput: Throughput) -> list[Table]:
 
 
 def finish(throughput: Throughput, output: Path) -> None:
-    """Show it and write it."""
+    """Print the throughput and write its file."""
     for table in report(throughput):
         print_table(table)
     CONSOLE.print(f"wrote {throughput.save(output)}")
@@ -214,7 +215,7 @@ def main(
     )
     models, measured = grid.architectures(), list[Measurement]()
     if len(models) < LEAST_ARCHITECTURES:
-        raise ValueError(f"{len(models)} architectures would be measured; at least {LEAST_ARCHITECTURES} are needed")
+        raise InputError(f"{len(models)} architectures would be measured; at least {LEAST_ARCHITECTURES} are needed")
     for model in models:
         CONSOLE.print(
             f"d_model {model.d_model}, {model.blocks} blocks, E = {model.experts}: {model.n_total:,} parameters"

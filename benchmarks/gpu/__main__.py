@@ -13,7 +13,7 @@ from benchmarks.gpu import kit
 from benchmarks.gpu.cases import CASE_SECONDS, PARTS, cases
 from benchmarks.gpu.measure import MEASURES
 from benchmarks.report import ROOT
-from hub.plain import atomic
+from hub.base import atomic
 
 RESULTS, WORK = ROOT / "benchmarks" / "results" / "gpu", ROOT / "build" / "gpu"
 SMOKE = ROOT / "build" / "gpu-smoke"

@@ -6,6 +6,8 @@ import itertools
 from dataclasses import dataclass
 from typing import Any
 
+from hub.base.errors import InputError
+
 Options = dict[str, Any]
 PARTS = ("suite", "steps", "decoding", "checkpoints", "sweep")
 # Blocks by the paper's rule up to d_model 1024; at 2048 four, so that E = 32 is 80 GB with its optimizer.
@@ -35,7 +37,7 @@ class Case:
 def cases(part: str, smoke: bool = False) -> list[Case]:
     """Of a part, in the order in which they are run. ValueError names what is no part."""
     if part not in PARTS:
-        raise ValueError(f"part {part!r}; it must be one of {', '.join(PARTS)}")
+        raise InputError(f"part {part!r}; it must be one of {', '.join(PARTS)}")
     makers = {
         "suite": suite,
         "steps": steps,

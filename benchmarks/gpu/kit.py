@@ -22,7 +22,8 @@ import torch
 
 from benchmarks.gpu.cases import Case, Options
 from benchmarks.report import commit, gpus, machine, versions
-from hub.plain import atomic
+from hub.base import atomic
+from hub.base.errors import InputError
 
 Measure = Callable[[Options, Path], dict[str, Any]]
 STOP_SECONDS = 60  # for a training run to save its checkpoint
@@ -45,7 +46,7 @@ class Results:
         found = json.loads(path.read_text(encoding="utf-8"))
         there, here = ({name: of[name] for name in ("cpu", "gpu")} for of in (found["machine"], machine()))
         if there != here:
-            raise ValueError(f"{path} holds results of {there}, this machine is {here}; give another --results")
+            raise InputError(f"{path} holds results of {there}, this machine is {here}; give another --results")
         return cls(path, found["cases"])
 
     def has(self, case: Case, retry: bool = False) -> bool:

@@ -21,14 +21,15 @@ from benchmarks.gpu.cases import Options
 from benchmarks.gpu.gaps import host_gaps
 from benchmarks.report import ROOT, in_turns
 from hub import RunRecord
-from training import corpus
 from training.configuration.arguments import TrainingArguments
 from training.configuration.reading import from_dict
 from training.data.text import TextSource
 from training.data.tokenizer import train_tokenizer
+from training.demo import corpus
 from training.run import devices
 from training.run.main import main as train
-from training.run.step import make_session, utilisation_flops
+from training.run.model import utilisation_flops
+from training.run.step import make_session
 from training.run.timing import LEARNING_RATE, RandomTokens, StepTimer, peak_bytes
 from training.sweep.file import Sweep
 from training.sweep.run import write_configuration

@@ -17,8 +17,9 @@ from typing import Any
 from benchmarks.gpu.cases import PARTS
 from benchmarks.render import PAGE
 from benchmarks.report import ROOT, Row, plain, quotient, shown, table
-from hub.plain.tables import Table
-from hub.plain.units import format_bytes, format_count
+from hub.base.errors import InputError
+from hub.base.tables import Table
+from hub.base.units import format_bytes, format_count
 
 RESULTS = ROOT / "benchmarks" / "results" / "gpu"
 PLACE = re.compile(r"(<!-- gpu (\w+) -->\n).*?(<!-- end -->\n)", re.DOTALL)
@@ -32,7 +33,7 @@ def page(folder: Path) -> str:
 
     def section(place: re.Match[str]) -> str:
         if place[2] not in PARTS:
-            raise ValueError(f"{PAGE}: a place for {place[2]!r}, which is none of {', '.join(PARTS)}")
+            raise InputError(f"{PAGE}: a place for {place[2]!r}, which is none of {', '.join(PARTS)}")
         path = folder / f"{place[2]}.json"
         if not path.exists():
             return place[1] + place[3]

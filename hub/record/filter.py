@@ -11,8 +11,8 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, get_args
 
-from hub.plain.errors import RecordError
-from hub.plain.units import parse_count
+from hub.base.errors import RecordError, unknown
+from hub.base.units import parse_count
 from hub.record.run_record import RunRecord, Status, type_of
 
 LETTERS = {"E": "experts", "D": "tokens", "N": "n_active", "N_act": "n_active", "N_total": "n_total", "d": "d_model"}
@@ -76,8 +76,8 @@ def _test(match: re.Match[str], numbers: Collection[str], texts: Collection[str]
         name, symbol, words = "status", "=", [name]
     if name not in (*numbers, *texts):
         letters = [letter for letter, field in LETTERS.items() if field in numbers]
-        fields = ", ".join([*letters, *numbers, *texts])
-        raise RecordError(f"filter term {term!r}: no field is named {name!r}; there are {fields}")
+        fields = [*letters, *numbers, *texts]
+        raise RecordError(f"filter term {term!r}: {unknown('field ', name, fields)}")
     if symbol not in ("in", *(_COMPARISONS if name in numbers else ("=", "!="))):
         raise RecordError(f"filter term {term!r} {_ALLOWED}")
     if name in texts:

@@ -11,7 +11,7 @@ import math
 import re
 from typing import TYPE_CHECKING
 
-from hub.plain.errors import RecordError
+from hub.base.errors import RecordError
 
 if TYPE_CHECKING:
     from hub.record.run_record import RunRecord  # pydantic, which a question to a law does without
@@ -48,11 +48,11 @@ def size_name(
     shared_experts: int | None = None,
     n_kv_heads: int | None = None,
 ) -> str:
-    """Such as d512-E8; with blocks and heads, as in d1408-b21-h11-E8, where they are not d_model / 64.
+    """The name of a model size, d512-E8, or d1408-b21-h11-E8 where blocks and heads are not d_model / 64.
 
-    Other classes than ours have their model type in front and their feed-forward behind, as in
-    qwen3_moe-d512-E64-k8-f256 for 8 of 64 experts, each 256 wide, per token, and -s1 for a shared one. Where key-value
-    heads are fewer than heads, they are named, too: d512-kv2-E64.
+    Other model classes start with their model type and end with their feed-forward layer: qwen3_moe-d512-E64-k8-f256
+    has 8 of 64 experts per token, each 256 wide, and -s1 adds a shared one. Key-value heads are named where
+    they are fewer than heads: d512-kv2-E64.
     """
     on_rule = 64 * n_blocks == 64 * n_heads == d_model
     shape = "" if on_rule else f"-b{n_blocks}-h{n_heads}"
@@ -82,18 +82,14 @@ def branch_name(record: RunRecord) -> str:
         name = f"step{record.steps:07d}-{name}"
     if record.status == "diverged" and record.tokens < record.schedule.horizon_tokens:
         name += f"-horizon{formatted_tokens(record.schedule.horizon_tokens)}"
-    suffix, scaled = recipe_suffix(record), _SCALED.search(record.schedule.learning_rate_law)
-    if scaled and f"lrscale{scaled[1]}" not in record.run_id:  # named before names told the scale
-        suffix = suffix.replace(f"-lrscale{scaled[1]}", "", 1)
-    return shortened(name + suffix + _decay_suffix(record), MAX_BRANCH_LENGTH)
+    return shortened(name + recipe_suffix(record) + _decay_suffix(record), MAX_BRANCH_LENGTH)
 
 
 def recipe_suffix(record: RunRecord) -> str:
-    """What of a run departs from the recipe of the paper's runs, e.g. `-lr0.004-wd0.2`; empty if nothing does.
+    """The settings of a run that differ from the paper's recipe, e.g. `-lr0.004-wd0.2`; empty if none do.
 
-    `-lr0.004`: the peak learning rate was given, and not computed by a law; a sweep whose own name ends so says it
-    already. `-lrscale2`: it is this multiple of what the law says. What a record does not say (null, in records of
-    older versions) departs from nothing.
+    `-lr0.004`: the peak learning rate was set by hand instead of by a law (omitted if the sweep's name ends in it).
+    `-lrscale2`: the law's peak learning rate times 2. Null fields count as the recipe's.
     """
     optimizer, law = record.optimizer, record.schedule.learning_rate_law
     moe, ours, balance = record.experts > 1, record.model_type is None, record.balance_loss_coefficient
@@ -140,7 +136,7 @@ def _decay_suffix(record: RunRecord) -> str:
 
 
 def _number(value: float | None) -> str:
-    """In letters that a branch name may have: 0.004, 1e-06, 1e20."""
+    """A number in characters that a branch name may have: 0.004, 1e-06, 1e20."""
     return "" if value is None else f"{value:g}".replace("+", "")
 
 
@@ -153,7 +149,7 @@ def shortened(name: str, length: int) -> str:
 def final_branch_name(tokens: int, seed: int | None) -> str:
     """The branch name of a final run of that many tokens, for a caller that has no record yet."""
     if seed is not None and seed < 0:
-        raise RecordError(f"seed is {seed}, allowed in a branch name is a number from 0 on")
+        raise RecordError(f"seed is {seed}, allowed in a branch name is a number of at least 0")
     return f"tokens{formatted_tokens(tokens)}{'' if seed is None else f'-seed{seed}'}"
 
 

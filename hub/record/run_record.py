@@ -15,9 +15,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from hub.plain import atomic, strict_json
-from hub.plain.errors import FilesError, RecordError, problem_lines, redacted, secret_in
-from hub.plain.strict_json import SCHEMA_VERSION
+from hub.base import atomic, strict_json
+from hub.base.errors import FilesError, InputError, RecordError, problem_lines, redacted, secret_in
+from hub.base.strict_json import SCHEMA_VERSION
 
 MAX_TEXT = 4000  # characters of one text in an unknown field
 _MAX_ITEMS = 4096  # entries of one list or object
@@ -48,7 +48,7 @@ WeightsFile = Annotated[str, Field(max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z
 def _number(value: Any) -> Any:
     """Accept real numbers only: no booleans, no texts that happen to hold digits."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ValueError("must be a number")
+        raise InputError("must be a number")
     return value
 
 
@@ -66,7 +66,7 @@ class _Part(BaseModel):
 
 
 class BatchRampStage(_Part):
-    """From `from_tokens` trained tokens on, a global batch has `sequences` sequences."""
+    """A stage of the batch ramp: `sequences` per global batch, from `from_tokens` trained tokens on."""
 
     from_tokens: Count
     sequences: PositiveCount
@@ -104,7 +104,7 @@ class OptimizerSettings(_Part):
 
 
 class DatasetReference(_Part):
-    """A data set by its id (of the Hub, or a plain name), commit and content fingerprint (null: not known)."""
+    """A dataset by its id (of the Hub, or a plain name), commit and content fingerprint (null: not known)."""
 
     id: Line
     revision: Line | None = None
@@ -228,8 +228,8 @@ class RunRecord(_Part):
         try:
             super().__init__(**fields)
         except ValidationError as error:
-            found = [line for problem in error.errors(include_url=False) for line in problem_lines(problem)]
-            raise RecordError(redacted(f"{what} is not valid: {'; '.join(found[:_MAX_SHOWN])}")) from None
+            lines = [line for problem in error.errors(include_url=False) for line in problem_lines(problem)]
+            raise RecordError(redacted(f"{what} is not valid: {'; '.join(lines[:_MAX_SHOWN])}")) from None
 
     @model_validator(mode="before")
     @classmethod
@@ -242,9 +242,9 @@ class RunRecord(_Part):
     @model_validator(mode="after")
     def _consistent(self) -> RunRecord:
         if problems := _contradictions(self):
-            raise ValueError("\n".join(problems))
+            raise InputError("\n".join(problems))
         if len(self.to_json().encode()) > strict_json.MAX_RECORD_BYTES:
-            raise ValueError(f"the record is larger than {strict_json.MAX_RECORD_BYTES:,} bytes as JSON")
+            raise InputError(f"the record is larger than {strict_json.MAX_RECORD_BYTES:,} bytes as JSON")
         return self
 
     @classmethod
@@ -319,13 +319,13 @@ def _contradictions(record: RunRecord) -> list[str]:
     """What no single field shows: fields that cannot be true together."""
     heads, width, total, active = record.n_heads, record.d_model, record.n_total, record.n_active
     point, tokens, dense = record.branch_point_tokens, record.tokens, record.experts == 1
-    given = {name for name in OF_A_CLASS if getattr(record, name) is not None}
-    of_a_class = f"{', '.join(sorted(OF_A_CLASS - given))} missing, required with one of the others"
+    class_fields = {name for name in OF_A_CLASS if getattr(record, name) is not None}
+    of_a_class = f"{', '.join(sorted(OF_A_CLASS - class_fields))} missing, required with one of the others"
     unknown_loss = record.train_loss is None and record.status != "diverged" and record.train_loss_window_tokens
     stages = [stage.from_tokens for stage in record.schedule.batch_ramp]
     checks = (
-        (given and given != OF_A_CLASS, of_a_class),
-        (not given and width % heads, f"n_heads is {heads}, allowed are divisors of d_model {width}"),
+        (class_fields and class_fields != OF_A_CLASS, of_a_class),
+        (not class_fields and width % heads, f"n_heads is {heads}, allowed are divisors of d_model {width}"),
         (total < active, f"n_total is {total}, allowed is at least n_active {active}"),
         (dense and total != active, f"n_total is {total}, allowed with experts 1 is n_active {active}"),
         (unknown_loss, 'train_loss is null, allowed only with status "diverged" or train_loss_window_tokens 0'),
@@ -350,24 +350,24 @@ def plain(value: Any, name: str = "", depth: int = _MAX_DEPTH) -> Any:
         return value
     if isinstance(value, str):
         if problem := _problem_of(value):
-            raise ValueError(f"{redacted(name)}: {problem}")
+            raise InputError(f"{redacted(name)}: {problem}")
         return str(value)
     if isinstance(value, (int, float)):
         if not abs(value) < 10**30 and not (isinstance(value, float) and math.isfinite(value)):
-            raise ValueError(f"{name}: {str(value)[:40]} is not a finite number of at most 30 digits; null is allowed")
+            raise InputError(f"{name}: {str(value)[:40]} is not a finite number of at most 30 digits; null is allowed")
         return value
     if not isinstance(value, (dict, list, tuple)):
         kind = type(value).__name__
-        raise ValueError(f"{name}: a value of type {kind}, allowed are numbers, texts, lists, objects and null")
+        raise InputError(f"{name}: a value of type {kind}, allowed are numbers, texts, lists, objects and null")
     if depth == 0 or len(value) > _MAX_ITEMS:
-        raise ValueError(f"{name}: nested deeper than {_MAX_DEPTH} levels, or more than {_MAX_ITEMS} entries")
+        raise InputError(f"{name}: nested deeper than {_MAX_DEPTH} levels, or more than {_MAX_ITEMS} entries")
     if not isinstance(value, dict):
         return [plain(item, f"{name}[{position}]", depth - 1) for position, item in enumerate(value)]
     for key in value:
         if not isinstance(key, str):
-            raise ValueError(f"{name}: field names must be strings")
+            raise InputError(f"{name}: field names must be strings")
         if problem := _problem_of(key):
-            raise ValueError(f"{redacted(f'{name}.{key[:40]}')} (the field's name): {problem}".lstrip("."))
+            raise InputError(f"{redacted(f'{name}.{key[:40]}')} (the field's name): {problem}".lstrip("."))
     return {key: plain(item, f"{name}.{key[:80]}".lstrip("."), depth - 1) for key, item in value.items()}
 
 

@@ -20,8 +20,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from hub.plain import atomic, strict_json
-from hub.plain.errors import FilesError, RecordError, redacted
+from hub.base import atomic, strict_json
+from hub.base.errors import FilesError, RecordError, redacted
 from hub.record.run_record import RunRecord, type_of
 
 logger = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ def checked(
 def split_rows(
     content: bytes, name: str = JSONL_NAME, *, foreign: bool = False
 ) -> tuple[list[Any], list[UnreadableRow]]:
-    """The records of a table's bytes, and the rows that are none, each list in the table's order.
+    """The records of a table's bytes, and its unreadable rows, each list in the table's order.
 
     The ending of `name` says which format: `.jsonl`, `.parquet`, `.csv`, or `.json` for a list of rows. With
     `foreign`, rows without a `schema_version` are somebody else's and stay mappings. Raises RecordError if the file
@@ -204,15 +204,15 @@ def _parquet_rows(content: bytes, name: str) -> Iterator[tuple[str, dict[str, An
 @cache
 def _columns() -> dict[str, tuple[tuple[str, ...], type]]:
     """Name of a column -> its path in the record and the type of its values, in the schema's order."""
-    found: dict[str, tuple[tuple[str, ...], type]] = {}
+    columns: dict[str, tuple[tuple[str, ...], type]] = {}
     for name, field in RunRecord.model_fields.items():
         kind = type_of(field.annotation)
         if issubclass(kind, BaseModel):
             inner = {key: type_of(part.annotation) for key, part in kind.model_fields.items()}
-            found |= {f"{name}_{key}": ((name, key), of) for key, of in inner.items()}
+            columns |= {f"{name}_{key}": ((name, key), of) for key, of in inner.items()}
         else:
-            found[name] = ((name,), kind)
-    return found
+            columns[name] = ((name,), kind)
+    return columns
 
 
 def _flattened(fields: dict[str, Any]) -> dict[str, Any]:

@@ -14,10 +14,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from hub.plain.errors import FilesError
-from hub.plain.markdown import block, block_of, escaped, license_of, read_card, replace_block, updated, with_metadata
-from hub.plain.tables import Table
-from hub.plain.units import format_count, format_decimal
+from hub.base.errors import FilesError
+from hub.base.markdown import block, block_of, escaped, license_of, read_card, replace_block, updated, with_metadata
+from hub.base.tables import Table
+from hub.base.units import format_count, format_decimal
 from hub.record.names import branch_name, index_name, repo_name
 from hub.record.run_record import RunRecord
 from hub.record.table import viewer_file
@@ -36,13 +36,6 @@ _MAX_TABLE_ROWS = 400
 _NEIGHBOURS = 6  # runs shown on either side
 _PREDICTION = "Loss in nats/token that a scaling law predicts for this run:"
 _MAX_RESULTS = 100  # revisions whose results stand in the metadata of a repository's card
-
-# What earlier versions wrote outside of any block: the runs of an index and their number, a run's table, and that
-# `main` has no weights.
-_UNMARKED_RUNS = re.compile(r"(?<=^## The runs\n\n)(?:\|.*\n)+(?:\n… and .*\n)?", re.MULTILINE)
-_UNMARKED_COUNT = re.compile(r"(?<=: )\d+ rows, \d+ of them final runs of (?=dense and )")
-_UNMARKED_RUN = re.compile(r"(?<=^## The run\n\n)(?:\|.*\n)+", re.MULTILINE)
-_NO_WEIGHTS = "**The branch `main` has no weights.** Choose a revision:"
 
 # huggingface.co/docs/hub/repositories-licenses. Whoever releases weights says under which, or the card names none.
 _IDENTIFIERS = """
@@ -107,14 +100,10 @@ def model_card(
 
 
 def refreshed(card: str, fresh: str) -> str:
-    """The card with the blocks and the metadata that follow from records as in `fresh`, and its licence if it has one.
+    """The card with its record-derived blocks and metadata as in `fresh`, and the licence of `fresh` if it names one.
 
     Everything else stays, including what a person added; a card without our blocks stays as it is but for the licence.
     """
-    card = _UNMARKED_RUN.sub(lambda table: block(RUN, table[0]) + "\n", card, count=1)
-    if block_of(fresh, RUNS) and block_of(card, RUNS) is None:
-        card = _UNMARKED_RUNS.sub(block(RUNS, "") + "\n", _UNMARKED_COUNT.sub("", card), count=1)
-    card = card.replace(_NO_WEIGHTS, block(MAIN, _NO_WEIGHTS)) if block_of(card, MAIN) is None else card
     for part in _BLOCKS:
         if text := block_of(fresh, part):
             card = replace_block(card, part, text)
@@ -125,35 +114,35 @@ def refreshed(card: str, fresh: str) -> str:
 
 
 def as_pushed(card: str) -> str:
-    """The card with a mark that tells `merged` later whether it was edited. FilesError for metadata that is none."""
-    return f"{_MARK.sub('', card).rstrip()}\n\n<!-- as pushed: {_own_text(card)} -->\n"
+    """The card with a mark that tells `merged` later whether it was edited. FilesError for invalid metadata."""
+    return f"{_MARK.sub('', card).rstrip()}\n\n<!-- as pushed: {_text_hash(card)} -->\n"
 
 
 def merged(present: str, card: str, license: str | None = None) -> str:
-    """What becomes of the card that is `present` on a branch when `card`, with its mark, is pushed.
+    """The card to store when `card`, with its mark, is pushed to a branch that has the card `present`.
 
     A card that nobody has edited since it was pushed is replaced. In any other, only the blocks and the metadata that
     follow from records change, and the licence if one is given.
     """
-    there = license_of(present)
+    present_license = license_of(present)
     mark = _MARK.search(present)
     try:
-        edited = mark is None or mark[1] != _own_text(present)
-    except FilesError:  # metadata that is none
+        edited = mark is None or mark[1] != _text_hash(present)
+    except FilesError:  # invalid metadata
         edited = True
-    license = license or (there if edited else license_of(card) or there)
+    license = license or (present_license if edited else license_of(card) or present_license)
     card = updated(card, {"license": license}, ["license"]) if license else card
     return refreshed(present, card) if edited else as_pushed(card)
 
 
-def _own_text(card: str) -> str:
-    """A hash of what a card says beside what follows from records."""
+def _text_hash(card: str) -> str:
+    """A hash of a card without its record-derived blocks and metadata."""
     bare = _MARK.sub("", card)
     for part in _BLOCKS:
         bare = replace_block(bare, part, "")
-    found = read_card(bare)
-    fields = {name: value for name, value in found.data.to_dict().items() if name not in _FROM_RECORDS}
-    return hashlib.sha256(f"{sorted(fields.items())}{found.text.strip()}".encode()).hexdigest()[:16]
+    parsed = read_card(bare)
+    fields = {name: value for name, value in parsed.data.to_dict().items() if name not in _FROM_RECORDS}
+    return hashlib.sha256(f"{sorted(fields.items())}{parsed.text.strip()}".encode()).hexdigest()[:16]
 
 
 def same_card(present: bytes, wanted: bytes, *, with_prediction: bool) -> bool:
@@ -180,15 +169,15 @@ def repo_card(records: Iterable[RunRecord], *, on_main: bool = True, license: st
     `records` (at least one) have `repo` and `branch` set; `on_main`: the files of `shown_on_main` lie on `main`, too.
     """
     runs = sorted(records, key=lambda record: (record.status != "final", record.tokens, record.branch or ""))
-    shown = shown_on_main(runs)
-    like = shown or runs[-1]
+    main_run = shown_on_main(runs)
+    like = main_run or runs[-1]
     switch = "Switch " if like.model_type is None else f"{like.model_type} "
     kind = f"{switch}Mixture-of-Experts models with {like.experts} experts" if like.experts > 1 else "Dense models"
-    what_main_is = _NO_WEIGHTS
-    if on_main and shown:
+    what_main_is = "**The branch `main` has no weights.** Choose a revision:"
+    if on_main and main_run:
         what_main_is = (
-            f"`main` holds the same files as the revision `{shown.branch or branch_name(shown)}`, the longest of the "
-            "finished runs. The other runs are revisions of their own:"
+            f"`main` holds the same files as the revision `{main_run.branch or branch_name(main_run)}`, the longest "
+            "of the finished runs. The other runs are revisions of their own:"
         )
     parts = [
         f"# {escaped(repo_name(like))}",
@@ -249,7 +238,7 @@ def _metadata(records: Sequence[RunRecord], license: str | None) -> dict[str, An
 
 
 def _tags(records: Sequence[RunRecord]) -> list[str]:
-    """Ours, the classes of the models, and the sweeps."""
+    """The project's tags, the model classes and the sweeps."""
     classes = {record.model_type or OURS for record in records} or {OURS}
     kept = [tag for tag in TAGS if tag != OURS or tag in classes]
     return [*kept, *sorted(classes - {OURS}), *sorted({f"sweep:{record.sweep}" for record in records})]
@@ -273,8 +262,8 @@ def _results(record: RunRecord) -> list[dict[str, Any]]:
         ("loss", "Held-out loss (nats/token)", record.eval_loss),
         ("perplexity", "Held-out perplexity", math.exp(min(record.eval_loss, 700.0))),
     )
-    found = [EvalResult(**about, metric_type=m, metric_name=n, metric_value=round(v, 6)) for m, n, v in metrics]
-    return list(eval_results_to_model_index(f"{repo_name(record)}-{record.branch or branch_name(record)}", found))
+    results = [EvalResult(**about, metric_type=m, metric_name=n, metric_value=round(v, 6)) for m, n, v in metrics]
+    return list(eval_results_to_model_index(f"{repo_name(record)}-{record.branch or branch_name(record)}", results))
 
 
 def loading_code(
@@ -334,7 +323,7 @@ runs = load_dataset("{repo}", split="train").to_pandas()
 
 from scaling_law import fit, load_runs
 
-result = fit(load_runs("{repo}"), law="joint")
+result = fit(load_runs("{repo}"), kind="joint")
 ```"""
 
 
@@ -407,14 +396,14 @@ def _prediction_of(place: str) -> str:
 
 
 def _run_table(record: RunRecord) -> str:
-    """Rows with an empty value are left out."""
+    """The settings and results of a run; rows with an empty value are left out."""
     speed = f"{format_count(record.tokens_per_second)} tokens/s, MFU {format_decimal(record.mfu, 3)}"
     hours = "–" if record.wall_time_seconds is None else f"{record.wall_time_seconds / 3600:.3g} h"
     rows = (
         *_measured(record),
         *_recipe(record),
         ("Training compute", f"{record.training_flops:.4g} FLOPs, {speed}"),
-        ("Hardware, wall time", f"{_known(record.hardware)}, {hours}"),
+        ("Hardware, wall time", f"{_or_dash(record.hardware)}, {hours}"),
     )
     return Table(("", "Value"), [row for row in rows if row[1] != ""]).markdown()
 
@@ -461,7 +450,7 @@ def _recipe(record: RunRecord) -> Sequence[tuple[str, object]]:
     betas = f"beta {optimizer.beta1:g}/{optimizer.beta2:g}, epsilon {optimizer.epsilon:g}"
     on = {None: "", "all": " on all parameters", "matrices": " on matrices"}[optimizer.weight_decay_on]
     attention = "" if record.attention_precision is None else f", attention {record.attention_precision}"
-    revision, fingerprint = _known(record.dataset.revision), _known(record.dataset.fingerprint)
+    revision, fingerprint = _or_dash(record.dataset.revision), _or_dash(record.dataset.fingerprint)
     group, balance, z = record.capacity_group_tokens, record.balance_loss_coefficient, record.z_loss_coefficient
     routing: tuple[tuple[str, object], ...] = ()
     if record.experts > 1:  # a dense model does not route
@@ -479,11 +468,11 @@ def _recipe(record: RunRecord) -> Sequence[tuple[str, object]]:
         ("Optimizer", f"{optimizer.name}, {betas}, weight decay {optimizer.weight_decay:g}{on}, clip {clip}"),
         ("Initialization", record.initialization or ""),
         ("Norm before the head", {None: "", True: "yes", False: "no"}[record.final_norm]),
-        ("Precision, seed", f"{record.precision}{attention}, {_known(record.seed)}"),
+        ("Precision, seed", f"{record.precision}{attention}, {_or_dash(record.seed)}"),
         ("Data", f"{record.dataset.id} (revision {revision}, fingerprint {fingerprint})"),
-        ("Tokenizer", f"{record.tokenizer.id} (fingerprint {_known(record.tokenizer.fingerprint)})"),
+        ("Tokenizer", f"{record.tokenizer.id} (fingerprint {_or_dash(record.tokenizer.fingerprint)})"),
     )
 
 
-def _known(value: object) -> object:
+def _or_dash(value: object) -> object:
     return "–" if value is None else value

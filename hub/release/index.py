@@ -13,9 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
-from hub.plain.errors import ConflictError, FilesError, IntegrityError, NotFoundError, RecordError
-from hub.plain.markdown import block_of, license_of, read_card, replace_block
-from hub.plain.strict_json import MAX_RECORD_BYTES
+from hub.base.errors import ConflictError, FilesError, IntegrityError, NotFoundError, RecordError
+from hub.base.markdown import block_of, license_of, read_card, replace_block
+from hub.base.strict_json import MAX_RECORD_BYTES
 from hub.record.names import branch_name, index_name, repo_name
 from hub.record.run_record import RunRecord
 from hub.record.table import JSONL_NAME, PARQUET_NAME, UnreadableRow, checked, split_rows, to_jsonl, to_parquet
@@ -52,11 +52,11 @@ def push_index(store: Store, sweep: str, records: Iterable[RunRecord], *, licens
     def change(present: Present) -> dict[str, bytes | None]:
         if JSONL_NAME in present:
             store.check_written("dataset", index_name(sweep), JSONL_NAME, present[JSONL_NAME])
-        there, unreadable = split_rows(present.get(JSONL_NAME, b""))
+        rows, unreadable = split_rows(present.get(JSONL_NAME, b""))
         kept = [row for row in unreadable if (row.run_id, row.branch) not in replaced]
         for row in kept:
             logger.warning("the index of %s: a row is kept that cannot be read: %s", sweep, row.reason)
-        files = index_files(store, sweep, merge(there, new), [row.line for row in kept], present, license)
+        files = index_files(store, sweep, merge(rows, new), [row.line for row in kept], present, license)
         same_license = license is None or license_of(present.get(CARD_NAME, b"").decode("utf-8", "replace")) == license
         return {} if files[JSONL_NAME] == present.get(JSONL_NAME) and same_license else files
 
@@ -96,13 +96,13 @@ def index_files(
     return {CARD_NAME: text.encode(), **parquet, JSONL_NAME: lines}
 
 
-def merge(there: Iterable[RunRecord], new: Iterable[RunRecord]) -> list[RunRecord]:
+def merge(present: Iterable[RunRecord], new: Iterable[RunRecord]) -> list[RunRecord]:
     """Both lists in a fixed order; a later record of the same run and branch, or of the same run and weights (released
     again under another name), replaces an earlier one.
     """
     rows: dict[tuple[str, str], RunRecord] = {}
     places: dict[tuple[str, object], tuple[str, str]] = {}
-    for record in [*there, *new]:
+    for record in [*present, *new]:
         key = row_key(record)
         if record.weights_sha256:
             identity = (record.run_id, tuple(sorted(record.weights_sha256.items())))
@@ -114,7 +114,7 @@ def merge(there: Iterable[RunRecord], new: Iterable[RunRecord]) -> list[RunRecor
 
 
 def row_key(record: RunRecord) -> tuple[str, str]:
-    """What tells the rows of an index apart: run and branch."""
+    """The key of an index row: run and branch."""
     return record.run_id, record.branch or branch_name(record)
 
 
@@ -145,7 +145,7 @@ def describe_index(store: Store, sweep: str, section: str, files: Mapping[str, C
     contents = {name: content_of(content) for name, content in files.items()}
     check_allowed(contents)
     if CARD_NAME in contents:
-        raise FilesError(f"file {CARD_NAME!r} is not on the list of what may lie beside a law")
+        raise FilesError(f"file {CARD_NAME!r} may not lie beside a law")
     check_secrets({**contents, CARD_NAME: section.encode()})
     if index_name(sweep) not in store.repos("dataset", index_name(sweep)):
         raise NotFoundError(f"{store.uri} has no index of the sweep {sweep!r}; push its runs first")
@@ -172,9 +172,9 @@ def push_repo_cards(store: Store, sweep: str, repos: Iterable[str], *, license: 
     for _ in range(_MAX_REWRITES):
         rows, _ = split_rows(before)
         for name in names:
-            there = [row for row in rows if row.commit and row.repo and row.repo.rpartition("/")[2] == name]
-            if there:
-                change = partial(_main, store, name, there, license)
+            runs = [row for row in rows if row.commit and row.repo and row.repo.rpartition("/")[2] == name]
+            if runs:
+                change = partial(_main, store, name, runs, license)
                 store.update("model", name, (CARD_NAME,), change, "List the revisions")
         now = _lines(store, sweep)
         if now == before:
@@ -186,22 +186,22 @@ def push_repo_cards(store: Store, sweep: str, repos: Iterable[str], *, license: 
 def _main(
     store: Store, name: str, rows: list[RunRecord], license: str | None, present: Present
 ) -> dict[str, bytes | CopyOf | None]:
-    """What changes on `main`: the files of the run that it shows, then the card."""
+    """The changes to `main`: the files of the run that it shows, then the card."""
     files: dict[str, bytes | CopyOf | None] = {}
-    shown, stored = shown_on_main(rows), present.stored
-    weights = {file: found.sha256 for file, found in stored.items() if file.endswith(".safetensors")}
+    main_run, stored = shown_on_main(rows), present.stored
+    weights = {file: entry.sha256 for file, entry in stored.items() if file.endswith(".safetensors")}
     if weights and all(weights != row.weights_sha256 for row in rows):
         logger.warning("%s: main has weights of no run in the index; they stay, and no run is copied there", name)
-        shown = None
-    if shown is not None and (source := shown.commit) is not None:
-        wanted = {file: found for file, found in store.files("model", name, source).items() if file != CARD_NAME}
-        files = {file: CopyOf(source) for file, found in wanted.items() if stored.get(file) != found}
+        main_run = None
+    if main_run is not None and (source := main_run.commit) is not None:
+        wanted = {file: entry for file, entry in store.files("model", name, source).items() if file != CARD_NAME}
+        files = {file: CopyOf(source) for file, entry in wanted.items() if stored.get(file) != entry}
         # Of the run that main showed before: its weights would be loaded, and its code run, beside the new ones.
         stale = (file for file in stored if file not in wanted and is_allowed(file))
         files |= dict.fromkeys(file for file in stale if not file.endswith((".md", ".png", ".svg")))
         if license is None and CARD_NAME not in present:
             license = license_of(store.read("model", name, CARD_NAME, source).decode("utf-8", "replace"))
-    card = repo_card(rows, on_main=shown is not None, license=license)
+    card = repo_card(rows, on_main=main_run is not None, license=license)
     if CARD_NAME in present:
         old = present[CARD_NAME].decode("utf-8", "replace")
         if block_of(old, REVISIONS) is None:
@@ -211,7 +211,7 @@ def _main(
     return {**files, CARD_NAME: card.encode()}
 
 
-# -- the branches of a sweep: what is listed where there is no index, and what an index is rebuilt from
+# -- the branches of a sweep, read where there is no index or to rebuild it
 
 
 def read_branches(store: Store, sweep: str, repos: Iterable[str]) -> dict[tuple[str, str], RunRecord | str | None]:
@@ -238,7 +238,7 @@ def read_branches(store: Store, sweep: str, repos: Iterable[str]) -> dict[tuple[
         )
 
     with ThreadPoolExecutor(_LISTING_WORKERS, thread_name_prefix="hub-list") as pool:
-        return {head[:2]: found for head, found in zip(heads, pool.map(read, heads), strict=True)}
+        return {head[:2]: run for head, run in zip(heads, pool.map(read, heads), strict=True)}
 
 
 def list_runs(store: Store, sweep: str, *, problems: list[str] | None = None) -> list[RunRecord]:
@@ -247,10 +247,10 @@ def list_runs(store: Store, sweep: str, *, problems: list[str] | None = None) ->
     This takes a request or more for each run, so a warning says how many branches were read. Raises RecordError for
     broken records, unless a list of `problems` takes their reasons.
     """
-    found = read_branches(store, sweep, store.repos("model", tag=f"sweep:{sweep}"))
-    branches = sum(branch != "main" for _, branch in found)
-    records = [item for item in found.values() if isinstance(item, RunRecord)]
-    broken = [item for item in found.values() if isinstance(item, str)]
+    runs = read_branches(store, sweep, store.repos("model", tag=f"sweep:{sweep}"))
+    branches = sum(branch != "main" for _, branch in runs)
+    records = [item for item in runs.values() if isinstance(item, RunRecord)]
+    broken = [item for item in runs.values() if isinstance(item, str)]
     if broken and problems is None:
         raise RecordError("\n".join([f"{len(broken)} of {branches} run records are not valid", *broken[:20]]))
     if problems is not None:
@@ -265,7 +265,7 @@ def list_runs(store: Store, sweep: str, *, problems: list[str] | None = None) ->
 
 @dataclass
 class Repair:
-    """What a repair does, one line for each row that is not as it should be."""
+    """The outcome of a repair, one line for each incorrect row."""
 
     changes: tuple[str, ...] = ()  # added, replaced, removed
     stays: tuple[str, ...] = ()  # wrong, and why they stay
@@ -291,15 +291,15 @@ def repair_index(store: Store, sweep: str, *, dry_run: bool = False, drop_missin
     rows, _ = split_rows(before)
     repos = {*store.repos("model", tag=f"sweep:{sweep}"), *store.repos("model", f"{sweep}-d")}
     repos |= {_repo(row) for row in rows if row.repo and row.repo == store.repo_id(row.repo)}
-    found = read_branches(store, sweep, sorted(repos))
-    fresh = {row_key(item): item for item in found.values() if isinstance(item, RunRecord)}
+    heads = read_branches(store, sweep, sorted(repos))
+    fresh = {row_key(item): item for item in heads.values() if isinstance(item, RunRecord)}
     if not fresh and not before:
         raise NotFoundError(f"{store.uri} has no index and no released run of the sweep {sweep!r}")
     released = {row_key(row) for row in rows if row.repo and row.commit}
     result = Repair()
 
     def fate(row: RunRecord | UnreadableRow) -> tuple[str, str]:
-        """What becomes of a row ("replaced", "kept" or "removed"), and why; no reason if nothing is to be said."""
+        """The fate of a row ("replaced", "kept" or "removed") and the reason, empty if there is nothing to report."""
         key = _key(row)
         if isinstance(row, UnreadableRow):
             return "replaced" if key in fresh else "kept" if row.newer else "removed", row.reason
@@ -311,19 +311,19 @@ def repair_index(store: Store, sweep: str, *, dry_run: bool = False, drop_missin
         place = (_repo(row), row.branch or "")
         if row.repo != store.repo_id(row.repo or ""):
             return "kept", "it lies in another organisation"
-        if not any(repo == place[0] for repo, _ in found):
+        if not any(repo == place[0] for repo, _ in heads):
             return "removed" if drop_missing else "kept", "the repository is gone, or not visible with this token"
-        if isinstance(reason := found.get(place), str):
+        if isinstance(reason := heads.get(place), str):
             return "kept", reason
-        return "removed", "the branch holds no such run" if place in found else "the branch is gone"
+        return "removed", "the branch holds no such run" if place in heads else "the branch is gone"
 
     def rebuilt(content: bytes) -> tuple[list[RunRecord], list[bytes]]:
         """The index's rows, and its unreadable lines that stay; what differs from `content` goes into `result`."""
         rows, unreadable = split_rows(content)
         fates = [(row, *fate(row)) for row in (*rows, *unreadable)]
-        lines = [f"{verb} {_shown(fresh.get(_key(row), row))}: {why}" for row, verb, why in fates if why]
+        lines = [f"{verb} {_described(fresh.get(_key(row), row))}: {why}" for row, verb, why in fates if why]
         added = fresh.keys() - {_key(row) for row, _, _ in fates}
-        lines += [f"added {_shown(record)}" for key, record in fresh.items() if key in added]
+        lines += [f"added {_described(record)}" for key, record in fresh.items() if key in added]
         result.stays = tuple(line for line in lines if line.startswith("kept "))
         result.changes = tuple(line for line in lines if not line.startswith("kept "))
         kept = [row for row, verb, _ in fates if verb == "kept"]
@@ -350,7 +350,7 @@ def _repo(row: RunRecord) -> str:
     return (row.repo or "").rpartition("/")[2]
 
 
-def _shown(row: RunRecord | UnreadableRow) -> str:
+def _described(row: RunRecord | UnreadableRow) -> str:
     if isinstance(row, RunRecord) and row.repo:
         return f"{row.run_id} ({_repo(row)}@{row.branch})"
     return row.run_id or "a row"

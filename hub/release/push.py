@@ -14,9 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hub.plain import strict_json
-from hub.plain.errors import AccessError, ConflictError, FilesError, HubError, RecordError, redacted
-from hub.plain.markdown import license_of
+from hub.base import strict_json
+from hub.base.errors import AccessError, ConflictError, FilesError, HubError, InputError, RecordError, redacted
+from hub.base.markdown import license_of
 from hub.record.names import branch_name, index_name, repo_name
 from hub.record.run_record import RunRecord
 from hub.release.cards import as_pushed, checked_license, merged, model_card, refreshed, same_card
@@ -108,8 +108,8 @@ def prepare(store: Store, release: Release, record: RunRecord, *, branch: str | 
     """The record as it will stand in `run.json`: with the weights' sha256, repository and branch, without a commit."""
     if record.weights_sha256 is not None and dict(record.weights_sha256) != dict(release.weights_sha256):
         raise RecordError(
-            f"weights_sha256 of run {record.run_id} are not those of the files in {release.folder.name}: "
-            f"{dict(record.weights_sha256)} against {dict(release.weights_sha256)}"
+            f"weights_sha256 of run {record.run_id} do not match the files in {release.folder.name}: "
+            f"{dict(record.weights_sha256)} in the record, {dict(release.weights_sha256)} in the folder"
         )
     return record.replaced(
         weights_sha256=dict(release.weights_sha256),
@@ -120,7 +120,7 @@ def prepare(store: Store, release: Release, record: RunRecord, *, branch: str | 
 
 
 def _merged_record(record: RunRecord, wanted: bytes, present: bytes) -> bytes:
-    """The record that is there if it says the same; ConflictError for one that is not ours to change."""
+    """The stored record if it is equal, else the new one; ConflictError if it is another run's or newer."""
     place = f"branch {record.branch!r} of {record.repo}"
     try:
         fields = strict_json.loads(present, what="run.json")
@@ -130,19 +130,19 @@ def _merged_record(record: RunRecord, wanted: bytes, present: bytes) -> bytes:
                 f"{place} has a record with schema_version {version}, which a newer version of this package "
                 "wrote; update the package to push to it"
             )
-        there = RunRecord.from_dict(fields)
+        present_record = RunRecord.from_dict(fields)
     except RecordError:
         return wanted
-    if there.run_id != record.run_id:
+    if present_record.run_id != record.run_id:
         raise ConflictError(
-            f"{place} is that of run {there.run_id}, not {record.run_id}; push under another branch or sweep "
-            "name, or remove it first"
+            f"{place} belongs to run {present_record.run_id}, not {record.run_id}; push under another branch or "
+            "sweep name, or remove it first"
         )
-    return present if there == record else wanted
+    return present if present_record == record else wanted
 
 
 def _merged_card(card: str, license: str | None, present: bytes, *, with_prediction: bool) -> bytes:
-    """The card that is there, with what follows from records put right, if it should differ in more than its runs."""
+    """The stored card with its record-derived parts updated; unchanged if only its table of runs would differ."""
     text = merged(present.decode("utf-8", "replace"), card, license)
     check_secrets({"README.md": text.encode()})
     return present if same_card(present, text.encode(), with_prediction=with_prediction) else text.encode()
@@ -168,7 +168,7 @@ def push_runs(
         AccessError: none was pushed, because there is no token or the store does not accept it.
     """
     if not 1 <= workers <= MAX_WORKERS:
-        raise ValueError(f"workers is {workers}, allowed are 1 to {MAX_WORKERS}")
+        raise InputError(f"workers is {workers}, allowed are 1 to {MAX_WORKERS}")
     placed = [record.replaced(repo=store.repo_id(repo_name(record)), branch=branch_name(record)) for _, record in runs]
     check_places(store, placed)
     lock = threading.Lock()
@@ -238,7 +238,7 @@ def check_places(store: Store, records: Iterable[RunRecord]) -> None:
 
 @dataclass
 class Released:
-    """What `release_runs` wrote."""
+    """The result of `release_runs`."""
 
     records: list[RunRecord] = field(default_factory=list)
     indexes: dict[str, Publication] = field(default_factory=dict)  # of each sweep, as it is at the end
@@ -297,16 +297,16 @@ def push_listing(store: Store, sweep: str, records: Sequence[RunRecord], *, lice
 
 
 def _without_license(folders: Iterable[Path]) -> str:
-    """How many of these runs' cards name no licence, as a message; empty if all do."""
+    """A message that says how many of these runs' cards name no licence; empty if all do."""
     cards = [folder / "README.md" for folder in folders]
     texts = [card.read_text(encoding="utf-8", errors="replace") if card.is_file() else "" for card in cards]
     missing = sum(license_of(text) is None for text in texts)
-    text = f"no licence: {missing} of {len(cards)} runs name none; pass --license, such as --license apache-2.0"
+    text = f"no licence: {missing} of {len(cards)} runs name none; pass --license, e.g. --license apache-2.0"
     return text if missing else ""
 
 
 def check_options(store: Store, *, license: str | None, tag: str, collection: bool) -> None:
-    """Raise FilesError for no such licence, a tag that is no name, and a tag or a collection in a folder."""
+    """Raise FilesError for an unknown licence, an invalid tag, and a tag or a collection in a folder store."""
     if license is not None:
         checked_license(license)
     if (tag or collection) and not isinstance(store, HubStore):
@@ -328,9 +328,9 @@ def tag_index(store: HubStore, sweep: str, tag: str, *, commit: str | None = Non
         call(lambda: api.create_tag(repo_id, tag=tag, revision=commit, repo_type="dataset"))
     except ConflictError:
         refs = call(lambda: api.list_repo_refs(repo_id, repo_type="dataset"))
-        there = next((ref.target_commit for ref in refs.tags if ref.name == tag), None)
-        if there != commit:
-            raise ConflictError(f"{repo_id} has a tag {tag!r} on commit {there}, not {commit}") from None
+        tagged = next((ref.target_commit for ref in refs.tags if ref.name == tag), None)
+        if tagged != commit:
+            raise ConflictError(f"{repo_id} has a tag {tag!r} on commit {tagged}, not {commit}") from None
     return commit
 
 
@@ -342,13 +342,13 @@ def collect(store: HubStore, sweep: str, records: Iterable[RunRecord], *, others
     api, call = store.transport.api, store.transport.call
     store.transport.require_token()
     title, namespace = f"Runs of {sweep}", store.organisation
-    made = call(lambda: api.create_collection(title, namespace=namespace, private=store.private, exists_ok=True))
-    if store.private and not made.private:
-        raise FilesError(f"private: the collection {made.title!r} is public; nothing was added to it")
+    collection = call(lambda: api.create_collection(title, namespace=namespace, private=store.private, exists_ok=True))
+    if store.private and not collection.private:
+        raise FilesError(f"private: the collection {collection.title!r} is public; nothing was added to it")
     models = {store.repo_id(name) for name in (*(record.repo or repo_name(record) for record in records), *others)}
     wanted = {store.repo_id(index_name(sweep)): "dataset"} | dict.fromkeys(sorted(models), "model")
-    there = {item.item_id for item in made.items}
+    present = {item.item_id for item in collection.items}
     for item, kind in wanted.items():
-        if item not in there:
-            call(partial(api.add_collection_item, made.slug, item_id=item, item_type=kind, exists_ok=True))
-    return str(made.url)
+        if item not in present:
+            call(partial(api.add_collection_item, collection.slug, item_id=item, item_type=kind, exists_ok=True))
+    return str(collection.url)

@@ -1,4 +1,4 @@
-"""Where things are read from, by one text: a file, a folder, a store, or a repository of the Hub.
+"""Sources of runs, laws and files, each named by one text: a file, a folder, a store or a repository of the Hub.
 
 `organisation/name` is a repository of the Hub only if no such path exists here; `hf://organisation/name` and
 `hf://datasets/organisation/name` always are. `@revision` at the end picks a branch, tag or commit.
@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hub.plain import atomic, checksums
-from hub.plain.errors import FilesError, IntegrityError, NotFoundError, RecordError
-from hub.plain.markdown import read_card
+from hub.base import atomic, checksums
+from hub.base.errors import FilesError, IntegrityError, NotFoundError, RecordError
+from hub.base.markdown import read_card
 from hub.record.names import index_name, repo_name
 from hub.record.run_record import RunRecord
 from hub.record.table import (
@@ -60,11 +60,11 @@ def repository(source: str | Path) -> RepositoryReference | None:
         return None
     match = _REPOSITORY.fullmatch(text.removeprefix("hf://").removeprefix("datasets/" if explicit else ""))
     if match is None and explicit:
-        raise FilesError(f"{text!r}: allowed is hf://ORGANISATION/NAME, with @REVISION if wanted")
+        raise FilesError(f"{text!r}: allowed is hf://ORGANISATION/NAME, optionally with @REVISION")
     if match is None:
         return None
     if match[3] and ".." in match[3]:
-        raise FilesError(f"{text!r}: the revision {match[3]!r} is no branch, tag or commit")
+        raise FilesError(f"{text!r}: the revision {match[3]!r} is not a branch, tag or commit")
     if not explicit and Path(text).suffix in (".json", ".jsonl", ".ndjson", ".parquet", ".csv", ".gz"):
         return None  # a file that is missing, not a repository
     return RepositoryReference(match[1], match[2], match[3])
@@ -73,7 +73,7 @@ def repository(source: str | Path) -> RepositoryReference | None:
 def load_records(
     source: str | Path, *, revision: str | None = None, problems: list[str] | None = None
 ) -> list[RunRecord]:
-    """Run records from wherever they lie.
+    """Load run records from a file, a folder, a local store or the Hub.
 
     Args:
         source: a `.jsonl`, `.parquet` or `run.json` file; a folder that has one of them; the root of a local store, or
@@ -84,8 +84,8 @@ def load_records(
 
     Raises:
         RecordError: rows that break the schema.
-        NotFoundError: the Hub has no such dataset, or it is no index of runs.
-        FilesError: there is no such file or folder, or nothing in it; a revision of what has none.
+        NotFoundError: the Hub has no such dataset, or it is not an index of runs.
+        FilesError: the path does not exist or has no records, or a `revision` was given for a path.
     """
     return load_rows(source, revision=revision, problems=problems, foreign=False).rows
 
@@ -93,16 +93,16 @@ def load_records(
 def load_rows(
     source: str | Path, *, revision: str | None = None, problems: list[str] | None = None, foreign: bool = True
 ) -> LoadedRows:
-    """As `load_records`, with the source's name and commit, and for tables of any kind.
+    """Load run records with their source's name and commit, or the rows of any table of runs.
 
-    With `foreign`, rows that are no run records stay mappings, a `.csv`, a `.csv.gz` and a `.json` that is a list of
-    rows are read too, and a folder of several sweeps is refused.
+    Arguments are those of `load_records`. With `foreign`, rows that are not run records stay mappings; `.csv`,
+    `.csv.gz` and a `.json` list of rows are read, too; and a folder with several sweeps is refused.
     """
     reference = repository(source)
     if reference is not None:
         return _of_the_hub(reference, str(source), revision, problems)
     if revision is not None:
-        raise FilesError(f"{source}: revision={revision!r} is allowed with a dataset on the Hub only")
+        raise FilesError(f"{source}: revision={revision!r} only applies to a dataset on the Hub")
     path = Path(str(source).removeprefix("file:"))
     if not path.exists():
         raise FilesError(f"{source}: no such file or folder, and not a dataset on the Hub of the form org/sweep-runs")
@@ -163,15 +163,15 @@ def _of_the_hub(
 
 
 def _table_in(folder: Path, *more: str) -> list[Path]:
-    """The table that lies in a folder itself, JSON lines first, or else the first file of another name."""
+    """The table in a folder itself: JSON lines, else parquet, else the first file of the other names."""
     paths = [folder / name for name in (JSONL_NAME, PARQUET_NAME, *more)]
     return [path for path in paths if path.is_file()][:1]
 
 
 def _files_in(folder: Path) -> list[Path]:
     """The tables of a folder of this machine, or where it has none, the records below it."""
-    if found := _table_in(folder, RECORD_NAME) or _table_in(folder / "main"):
-        return found
+    if nearest := _table_in(folder, RECORD_NAME) or _table_in(folder / "main"):
+        return nearest
     if tables := [table for index in sorted(folder.glob("datasets/*-runs/main")) for table in _table_in(index)]:
         return tables
     records = sorted(folder.glob(f"models/*/*/{RECORD_NAME}")) or sorted(folder.rglob(RECORD_NAME))
@@ -192,7 +192,7 @@ def read_file(source: str | Path, name: str, revision: str | None = None, *, kin
         return reference.store.read(kind, reference.name, name, revision or reference.revision)
     file = Path(str(source).removeprefix("file:")) / name
     if not file.is_file():
-        raise NotFoundError(f"there is no file {file}")
+        raise NotFoundError(f"{file} does not exist")
     return file.read_bytes()
 
 
@@ -227,10 +227,10 @@ def pull_run(store: Store, record: RunRecord, destination: Path | None = None) -
         raise NotFoundError(f"run {record.run_id} has no released weights")
     repo = _repository(record)
     folder = store.fetch(repo, revision, destination)
-    found = atomic.weights_sha256(folder)
-    if found != dict(record.weights_sha256):
+    fetched = atomic.weights_sha256(folder)
+    if fetched != dict(record.weights_sha256):
         raise IntegrityError(
-            f"the weights of run {record.run_id} at {repo}@{revision} have sha256 {found}, "
+            f"the weights of run {record.run_id} at {repo}@{revision} have sha256 {fetched}, "
             f"the index says {dict(record.weights_sha256)}"
         )
     return folder

@@ -1,1 +1,1 @@
-"""Where releases lie: a local folder or the Hub, behind one interface."""
+"""Stores of releases: a local folder or the Hub, behind one interface."""

@@ -1,4 +1,4 @@
-"""Where releases lie: one interface, with a folder or the Hub behind it (`open_store`).
+"""The interface of a store of releases, with a folder or the Hub behind it (`open_store`).
 
 In a model repository each branch is a run; a dataset repository has `main` only. Every write reads the head of a
 branch, commits what differs on top of it, and reads that back; after a conflict or a lost answer it starts again.
@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
-from hub.plain.errors import ConflictError, FilesError, IntegrityError, UnavailableError
+from hub.base.errors import ConflictError, FilesError, IntegrityError, UnavailableError
 from hub.store.files import Content, check_allowed, git_id_of, is_allowed, sha256_of, size_of
 
 Kind = Literal["model", "dataset", "space"]
@@ -56,7 +56,7 @@ class Head:
 
 @dataclass(frozen=True)
 class CopyOf:
-    """In place of a file's content: the file of the same name at this commit, copied inside the store."""
+    """A change that copies the file of the same name from another commit, inside the store."""
 
     commit: str
 
@@ -77,7 +77,7 @@ Merge = Mapping[str, Callable[[bytes], bytes]]
 
 @dataclass(frozen=True)
 class Publication:
-    """Where something was published: the repository's id, branch, commit, and whether this call wrote anything."""
+    """The result of publishing: repository id, branch, commit, and whether this call wrote anything."""
 
     repo: str
     branch: str
@@ -86,7 +86,7 @@ class Publication:
 
 
 class Store(ABC):
-    """What both stores can do. Names of repositories are without the organisation, e.g. `demo-d256-E8`."""
+    """The operations of both stores. Repository names omit the organisation, e.g. `demo-d256-E8`."""
 
     uri: str
     attempts = 6  # how often a commit is tried while the store cannot be reached
@@ -170,15 +170,18 @@ class Store(ABC):
                 yield name, content
 
         def lacking(head: Head) -> Mapping[str, Change]:
-            there = {name: file.sha256 for name, file in head.files.items() if name.endswith(".safetensors")}
-            if there == dict(weights):
+            present_weights = {name: file.sha256 for name, file in head.files.items() if name.endswith(".safetensors")}
+            if present_weights == dict(weights):
                 stale = (name for name in head.files if name not in files and is_allowed(name))
                 return dict(differing(head)) | dict.fromkeys(stale)
             if not head.files or self._is_first_commit(head):  # which holds nothing of any run
                 return {**files, **dict.fromkeys(name for name in head.files if name not in files)}
-            shown = ", ".join(f"{name} {(sha or 'unknown')[:12]}" for name, sha in sorted(there.items())) or "none"
+            listing = (
+                ", ".join(f"{name} {(sha or 'unknown')[:12]}" for name, sha in sorted(present_weights.items()))
+                or "none"
+            )
             raise ConflictError(
-                f"{self.repo_id(repo)} has a branch {branch!r} with other weights ({shown}); push under another "
+                f"{self.repo_id(repo)} has a branch {branch!r} with other weights ({listing}); push under another "
                 "branch or sweep name, or remove it first"
             )
 
@@ -215,8 +218,8 @@ class Store(ABC):
         message: str,
         sha256: Mapping[str, str] | None = None,
     ) -> Publication:
-        """Commit what `wanted` makes of the head of a branch; `sha256` has what is known of the files' hashes."""
-        repo_id, known, sent, failures = self.repo_id(repo), sha256 or {}, False, 0
+        """Commit what `wanted` makes of the head of a branch; `sha256` has the file hashes that are known."""
+        repo_id, hashes, sent, failures = self.repo_id(repo), sha256 or {}, False, 0
         for attempt in range(_MAX_CONFLICTS):
             with self._exclusive(kind, repo, branch):
                 head = self._head(kind, repo, branch, again=attempt > 0)
@@ -224,7 +227,7 @@ class Store(ABC):
                 if not changes:
                     return Publication(repo_id, branch, head.commit, written=sent)
                 try:
-                    commit = self._commit(head, changes, message, known)
+                    commit = self._commit(head, changes, message, hashes)
                 except (ConflictError, UnavailableError) as error:
                     # Another writer was faster, or the answer was lost: what is there now decides.
                     if isinstance(error, UnavailableError):
@@ -233,7 +236,7 @@ class Store(ABC):
                         raise
                     self._pause(attempt, error)
                     continue
-            self._check_commit(head, commit, changes, known)
+            self._check_commit(head, commit, changes, hashes)
             return Publication(repo_id, branch, commit, written=True)
         raise ConflictError(f"{repo_id}: other writers were faster {_MAX_CONFLICTS} times")
 
@@ -243,7 +246,7 @@ class Store(ABC):
 
     @abstractmethod
     def _head(self, kind: Kind, repo: str, branch: str, *, again: bool) -> Head:
-        """The head of a branch that is to be written; `again`: what was known of it may be out of date."""
+        """The head of a branch to be written; `again`: an earlier answer may be out of date."""
 
     @abstractmethod
     def _read_at(self, head: Head, path: str) -> bytes:
@@ -270,14 +273,14 @@ class Store(ABC):
         """Read back a commit, in a store that could not check its files while it wrote them."""
 
     def _check(
-        self, head: Head, changes: Mapping[str, Change], found: Mapping[str, StoredFile], sha256: Mapping[str, str]
+        self, head: Head, changes: Mapping[str, Change], stored: Mapping[str, StoredFile], sha256: Mapping[str, str]
     ) -> None:
-        """Raise IntegrityError unless the files that were `found` after a commit on `head` have its changes."""
+        """Raise IntegrityError unless the files `stored` by a commit on `head` have its changes."""
         copied = {content.commit for content in changes.values() if isinstance(content, CopyOf)}
         sources = {commit: self.files(head.kind, head.repo, commit) for commit in copied}
 
         def fault(name: str, content: Change) -> str:
-            file = found.get(name)
+            file = stored.get(name)
             if content is None:
                 return f"{name} is still there" if file else ""
             if file is None:

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hub.plain.errors import IntegrityError, UnavailableError
+from hub.base.errors import IntegrityError, UnavailableError
 from hub.store.base import StoredFile
 from hub.store.files import WEIGHTS, Content, is_allowed, size_of
 from hub.store.transport import Transport
@@ -40,10 +40,10 @@ def cached(repo_id: str, path: str, **where: Any) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
 
     try:
-        found = try_to_load_from_cache(repo_id, path, **where)
+        entry = try_to_load_from_cache(repo_id, path, **where)
     except UnicodeDecodeError:  # the file that says at which commit a branch was is damaged
         return None
-    return Path(found) if isinstance(found, str) else None
+    return Path(entry) if isinstance(entry, str) else None
 
 
 def check(file: Path, content: Content, repo_id: str) -> None:
@@ -70,8 +70,8 @@ def restore(repo_id: str, path: str, revision: str | None) -> None:
     """
     from huggingface_hub import hf_hub_download
 
-    known = cached(repo_id, path, revision=revision)
-    for file in known.parent.iterdir() if known else ():
+    cached_file = cached(repo_id, path, revision=revision)
+    for file in cached_file.parent.iterdir() if cached_file else ():
         if file.is_file() and is_allowed(file.name) and not WEIGHTS.fullmatch(file.name):
             try:
                 check(file, file, repo_id)

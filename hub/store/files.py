@@ -1,4 +1,4 @@
-"""Which files of a run's folder are released, and what is checked before they are.
+"""The files of a run's folder that are released, and the checks before they are.
 
 The list says what is allowed, because a training folder also holds optimizer states and pickled files, such as
 `training_args.bin`, which contains an access token.
@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hub.plain import atomic, strict_json
-from hub.plain.errors import FilesError, RecordError, secret_in
+from hub.base import atomic, strict_json
+from hub.base.errors import FilesError, RecordError, secret_in
 
 WEIGHTS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.safetensors")
 _NAMES = frozenset(
@@ -36,7 +36,7 @@ Content = Path | bytes  # a file on this machine, or its bytes
 
 @dataclass(frozen=True)
 class Release:
-    """What is released from one folder, by name; bytes where the released file differs from the local one."""
+    """The files to release from one folder, by name; bytes where the released file differs from the local one."""
 
     folder: Path
     files: Mapping[str, Content]
@@ -70,15 +70,15 @@ def release_of(folder: str | Path) -> Release:
     for path in paths.values():
         if not path.resolve().is_relative_to(folder.resolve()):
             target = path.resolve()
-            raise FilesError(f"{path.name} is a link to {target}, which is not in {folder}; allowed is a file")
+            raise FilesError(f"{path.name} is a link to {target}, which is outside {folder}; copy the file into it")
     skipped = tuple(entry.name for entry in entries if entry.name not in paths)
     weights = [name for name in paths if WEIGHTS.fullmatch(name)]
     if "config.json" not in paths:
         raise FilesError(f"{folder} has no config.json, so nothing could load it")
     if not weights:
         pickled = ", ".join(name for name in skipped if name.endswith(_PICKLED))
-        found = f" ({pickled} is pickled and never released)" if pickled else ""
-        raise FilesError(f"{folder} has no weights: allowed are .safetensors files{found}")
+        hint = f" ({pickled} is pickled and never released)" if pickled else ""
+        raise FilesError(f"{folder} has no weights: allowed are .safetensors files{hint}")
     if len(paths) > _MAX_FILES:
         raise FilesError(f"{folder} has {len(paths)} files to release, allowed are {_MAX_FILES}")
     _check_shards(paths, weights)
@@ -114,11 +114,11 @@ def run_folders(source: str | Path, depth: int = 4) -> list[Path]:
     if (source / "run.json").is_file():
         return [source]
     below = [file.parent for level in range(1, depth + 1) for file in source.glob("*/" * level + "run.json")]
-    found = [folder for folder in below if not any(part[0] == "." for part in folder.relative_to(source).parts)]
-    found = [folder for folder in found if not _in_a_loop(folder, source)]
-    if not found:
+    folders = [folder for folder in below if not any(part[0] == "." for part in folder.relative_to(source).parts)]
+    folders = [folder for folder in folders if not _in_a_loop(folder, source)]
+    if not folders:
         raise FilesError(f"{source} has no run.json, nor has a folder in it (searched {depth} levels down)")
-    return without_copies(sorted(found))
+    return without_copies(sorted(folders))
 
 
 def _in_a_loop(folder: Path, source: Path) -> bool:
@@ -195,7 +195,7 @@ def git_id_of(content: Content) -> str:
 
 
 def _check_shards(files: Mapping[str, Path], weights: list[str]) -> None:
-    """Without an index there is one weights file; with one, the shards are those that it names."""
+    """Raise FilesError unless the weights are one file, or the shards that an index names."""
     index = files.get("model.safetensors.index.json")
     if index is None:
         if weights != ["model.safetensors"]:

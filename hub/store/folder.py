@@ -10,21 +10,19 @@ import errno
 import hashlib
 import os
 import shutil
-import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from hub.plain import atomic, checksums
-from hub.plain.errors import ConflictError, FilesError, IntegrityError, NotFoundError
-from hub.plain.markdown import tags_of
+from hub.base import atomic, checksums
+from hub.base.errors import ConflictError, FilesError, IntegrityError, NotFoundError
+from hub.base.markdown import tags_of
 from hub.store.base import COMMIT, MAX_READ_BYTES, Change, CopyOf, Head, Kind, Store, StoredFile, checked_name
 from hub.store.files import is_allowed
 
 _INCOMING = ".incoming-"  # a branch that is being written, with a lock beside it
 _LOCK = ".lock"
-_ABANDONED_SECONDS = 24 * 3600  # of one without a lock, as earlier versions left them
 _LOCK_TIMEOUT_SECONDS = 120.0
 _LARGE_BYTES = 16 * 1024 * 1024
 
@@ -43,8 +41,8 @@ class LocalStore(Store):
         return repo.rpartition("/")[2]
 
     def repos(self, kind: Kind, prefix: str = "", *, tag: str | None = None) -> list[str]:
-        found = [entry for entry in _branches(self.root / f"{kind}s") if entry.name.startswith(prefix)]
-        return [entry.name for entry in found if tag is None or tag in _tags(entry / "main" / "README.md")]
+        repositories = [entry for entry in _branches(self.root / f"{kind}s") if entry.name.startswith(prefix)]
+        return [entry.name for entry in repositories if tag is None or tag in _tags(entry / "main" / "README.md")]
 
     def branches(self, kind: Kind, repo: str) -> dict[str, str]:
         return {entry.name: _content_id(entry) for entry in _branches(self._repository(kind, repo))}
@@ -73,7 +71,7 @@ class LocalStore(Store):
             revision = next((b for b, commit in self.branches(kind, repo).items() if commit == revision), revision)
         folder = repository / checked_name(revision, "revision", 120)
         if not folder.is_dir():
-            changed = "; files of it were changed since" if COMMIT.fullmatch(revision) and repository.is_dir() else ""
+            changed = "; its files have changed since" if COMMIT.fullmatch(revision) and repository.is_dir() else ""
             where = f"the store {self.uri} has no {kind} {self.repo_id(repo)!r} at revision {revision!r}"
             raise NotFoundError(where + changed)
         return folder
@@ -83,7 +81,7 @@ class LocalStore(Store):
         if destination is None:
             return folder
         destination.mkdir(parents=True, exist_ok=True)
-        for entry in (found for found in _content(folder) if is_allowed(found.name)):
+        for entry in (path for path in _content(folder) if is_allowed(path.name)):
             copy = destination / entry.name
             if not copy.exists():
                 atomic.copy_file(entry, copy)
@@ -133,7 +131,7 @@ class LocalStore(Store):
         return _content_id(folder)
 
     def _pause(self, attempt: int, error: Exception) -> None:
-        """None is needed: a branch that another process made first is there now."""
+        """No wait is needed: a branch that another process made first exists by now."""
 
     @contextmanager
     def _exclusive(self, kind: Kind, repo: str, branch: str) -> Iterator[None]:
@@ -222,18 +220,14 @@ def _incoming(repository: Path) -> Iterator[Path]:
 
 
 def _remove_abandoned(repository: Path) -> None:
-    """Remove what killed processes left while they published; of what is being written the lock is held."""
+    """Remove unfinished branches of killed processes; while a branch is being written, its lock is held."""
     from filelock import FileLock, Timeout
 
-    for entry in {path.with_suffix("") for path in repository.glob(f"{_INCOMING}*")}:
-        lock = entry.with_suffix(_LOCK)
-        with suppress(FileNotFoundError, Timeout):  # another process was faster, or is writing
-            if lock.exists():
-                with FileLock(lock, timeout=0):
-                    shutil.rmtree(entry, ignore_errors=True)
-                    lock.unlink()
-            elif time.time() - entry.stat().st_mtime > _ABANDONED_SECONDS:
-                shutil.rmtree(entry, ignore_errors=True)
+    for lock in repository.glob(f"{_INCOMING}*{_LOCK}"):
+        # Another process was faster, or is writing.
+        with suppress(FileNotFoundError, Timeout), FileLock(lock, timeout=0):
+            shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
+            lock.unlink()
 
 
 def _tags(card: Path) -> list[str]:

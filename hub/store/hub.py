@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hub.plain.atomic import write_bytes
-from hub.plain.errors import ConflictError, FilesError, IntegrityError, NotFoundError, UnavailableError
+from hub.base.atomic import write_bytes
+from hub.base.errors import ConflictError, FilesError, IntegrityError, NotFoundError, UnavailableError
 from hub.store import cache, transport
 from hub.store.base import COMMIT, MAX_READ_BYTES, Change, CopyOf, Head, Kind, Store, StoredFile, checked_name
 from hub.store.files import is_allowed
@@ -30,14 +30,14 @@ logger = logging.getLogger(__name__)
 
 WINDOW_SECONDS = 300.0  # over which the Hub counts the calls of its API
 CALLS_PER_WINDOW = 950  # of the 1,000 of a free account; the rest is for whatever else the account does
-_OWN_FILES = frozenset({".gitattributes"})  # what the Hub itself puts into a new repository
+_HUB_FILES = frozenset({".gitattributes"})  # what the Hub itself puts into a new repository
 _FETCH_WORKERS = 8
 _ATTEMPTS_WITH_CACHE = 2  # a network that is down does not hold up whoever has the file already
 
 
 @dataclass
 class _Repository:
-    """What this process knows of a repository; new branches start from its first commit."""
+    """A repository as this process last saw it; new branches start from its first commit."""
 
     branches: dict[str, str]
     first: str | None = None
@@ -103,7 +103,7 @@ class HubStore(Store):
         self.transport = Transport(endpoint, token, timeout=timeout, attempts=attempts)
         self._api = self.transport.api
         self._cache_dir = None if cache_dir is None else Path(cache_dir)
-        self._known: dict[tuple[Kind, str], _Repository] = {}
+        self._repositories: dict[tuple[Kind, str], _Repository] = {}
         self._trees: dict[tuple[Kind, str, str], Mapping[str, StoredFile]] = {}  # at commits, which do not change
         self._checked: set[tuple[Kind, str]] = set()
         self._lock = threading.Lock()
@@ -114,7 +114,7 @@ class HubStore(Store):
         return self.transport.call(function)
 
     def _read_call(self, function: Callable[[], Result], attempts: int | None = None) -> Result:
-        """As `_call`, but gives up sooner where there is no network."""
+        """The result of `_call`, except that without a network it gives up sooner."""
         self._pace.take(1)
         return self.transport.read(function, attempts)
 
@@ -130,8 +130,8 @@ class HubStore(Store):
         """Name -> whether it is private, of the repositories whose names contain a text."""
         listers = {"model": self._api.list_models, "dataset": self._api.list_datasets, "space": self._api.list_spaces}
         wanted = {"author": self.organisation, "search": text or None, "filter": tag}
-        found = self._read_call(lambda: list(listers[kind](**wanted)))
-        return {item.id.rpartition("/")[2]: bool(item.private) for item in found}
+        repositories = self._read_call(lambda: list(listers[kind](**wanted)))
+        return {item.id.rpartition("/")[2]: bool(item.private) for item in repositories}
 
     def branches(self, kind: Kind, repo: str) -> dict[str, str]:
         try:
@@ -141,14 +141,14 @@ class HubStore(Store):
         return {ref.name: ref.target_commit for ref in refs.branches}
 
     def files(self, kind: Kind, repo: str, revision: str = "main") -> Mapping[str, StoredFile]:
-        """From one listing; that of a commit is asked for once."""
-        if (found := self._trees.get((kind, repo, revision))) is not None:
-            return found
+        """The files of a revision, from one listing; that of a commit is requested once."""
+        if (tree := self._trees.get((kind, repo, revision))) is not None:
+            return tree
         repo_id = self.repo_id(repo)
         listed = self._call(
             lambda: list(self._api.list_repo_tree(repo_id, recursive=True, revision=revision, repo_type=kind))
         )
-        tree = {item.path: stored(item) for item in listed if hasattr(item, "blob_id") and item.path not in _OWN_FILES}
+        tree = {item.path: stored(item) for item in listed if hasattr(item, "blob_id") and item.path not in _HUB_FILES}
         if COMMIT.fullmatch(revision):
             self._trees[(kind, repo, revision)] = tree
         return tree
@@ -180,19 +180,19 @@ class HubStore(Store):
         info = self._read_call(
             lambda: self._api.repo_info(repo_id, repo_type=kind, revision=revision, files_metadata=True), attempts
         )
-        listed = (item for item in info.siblings or [] if item.rfilename not in _OWN_FILES)
+        listed = (item for item in info.siblings or [] if item.rfilename not in _HUB_FILES)
         self._trees[(kind, repo, str(info.sha))] = {item.rfilename: stored(item) for item in listed}
         return info
 
     def _read_at(self, head: Head, path: str, max_bytes: int = MAX_READ_BYTES) -> bytes:
-        """Two requests when the file is not in the cache, none when it is."""
+        """The bytes of a file; two requests when it is not in the cache, none when it is."""
         repo_id = self.repo_id(head.repo)
-        if (found := head.files.get(path)) is None:
+        if (listed := head.files.get(path)) is None:
             raise NotFoundError(f"{repo_id} has no file {path!r} at {head.commit}")
-        if found.size > max_bytes:
-            raise IntegrityError(f"{path} of {repo_id} has {found.size:,} bytes, allowed are {max_bytes:,}")
+        if listed.size > max_bytes:
+            raise IntegrityError(f"{path} of {repo_id} has {listed.size:,} bytes, allowed are {max_bytes:,}")
         where = {"repo_type": head.kind, "revision": head.commit, "cache_dir": self._cache_dir}
-        return cache.download(self.transport, repo_id, path, found, **where).read_bytes()
+        return cache.download(self.transport, repo_id, path, listed, **where).read_bytes()
 
     def _remember(self, kind: Kind, repo_id: str, revision: str, commit: str) -> None:
         """Note in the Hub's cache which commit a branch was at, so that the same name works offline."""
@@ -250,16 +250,16 @@ class HubStore(Store):
         if names <= self._checked:
             return
         self.transport.require_token()
-        shown = {kind: self._search(kind, index.removesuffix("-runs")) for kind in ("model", "dataset")}
-        there = {(kind, name): shown[kind][name] for kind, name in sorted(names) if name in shown[kind]}
-        if self.private and (public := [self.repo_id(name) for (_, name), private in there.items() if not private]):
+        visible = {kind: self._search(kind, index.removesuffix("-runs")) for kind in ("model", "dataset")}
+        existing = {(kind, name): visible[kind][name] for kind, name in sorted(names) if name in visible[kind]}
+        if self.private and (public := [self.repo_id(name) for (_, name), private in existing.items() if not private]):
             raise FilesError(
-                f"private: {_listed(public)} public; push without --private, choose another sweep name, or make what "
-                "is there private first"
+                f"private: {_listed(public)} public; push without --private, choose another sweep name, or make the "
+                "existing repositories private first"
             )
-        hidden = [self.repo_id(name) for (kind, name), private in there.items() if kind == "model" and private]
-        if not self.private and hidden and not there.get(("dataset", index)):
-            verb = "is" if ("dataset", index) in there else "would be"
+        hidden = [self.repo_id(name) for (kind, name), private in existing.items() if kind == "model" and private]
+        if not self.private and hidden and not existing.get(("dataset", index)):
+            verb = "is" if ("dataset", index) in existing else "would be"
             raise FilesError(
                 f"private: {_listed(hidden)} private, and the index {self.repo_id(index)} {verb} public; push with "
                 "--private"
@@ -270,30 +270,32 @@ class HubStore(Store):
 
     def _head(self, kind: Kind, repo: str, branch: str, *, again: bool) -> Head:
         self.transport.require_token()
-        known = self._open(kind, repo)
+        repository = self._open(kind, repo)
         if branch == "main":
             info = self._info(kind, repo, "main")
             if self.private and not info.private:
                 raise FilesError(f"private: {self.repo_id(repo)} is public; nothing was written to it")
             return Head(kind, repo, branch, str(info.sha), self._trees[(kind, repo, info.sha)])
         if again:
-            known.branches.update(self.branches(kind, repo))
-        commit = known.branches.get(branch) or self._start_branch(repo, branch, known)
+            repository.branches.update(self.branches(kind, repo))
+        commit = repository.branches.get(branch) or self._start_branch(repo, branch, repository)
         return Head(kind, repo, branch, commit, self.files(kind, repo, commit))
 
     def _open(self, kind: Kind, repo: str) -> _Repository:
-        """Makes the repository if it does not exist."""
-        repo_id, known = self.repo_id(repo), self._known
+        """Make the repository if it does not exist."""
+        repo_id, repositories = self.repo_id(repo), self._repositories
         with self._lock:
-            if (kind, repo) not in known:
+            if (kind, repo) not in repositories:
                 try:
-                    own: dict[str, Any] = {"repo_type": kind, "private": self.private or None}
-                    own |= {"space_sdk": "gradio"} if kind == "space" else {}
-                    self._call(lambda: self._api.create_repo(repo_id, **own))
-                    known[(kind, repo)] = _Repository({}, self._commit_of_new(repo) if kind == "model" else None)
+                    options: dict[str, Any] = {"repo_type": kind, "private": self.private or None}
+                    options |= {"space_sdk": "gradio"} if kind == "space" else {}
+                    self._call(lambda: self._api.create_repo(repo_id, **options))
+                    repositories[(kind, repo)] = _Repository(
+                        {}, self._commit_of_new(repo) if kind == "model" else None
+                    )
                 except ConflictError:
-                    known[(kind, repo)] = _Repository(self.branches(kind, repo) if kind == "model" else {})
-            return known[(kind, repo)]
+                    repositories[(kind, repo)] = _Repository(self.branches(kind, repo) if kind == "model" else {})
+            return repositories[(kind, repo)]
 
     def _commit_of_new(self, repo: str) -> str | None:
         """The first commit of a model repository that was just made, from the headers of its one file."""
@@ -310,25 +312,25 @@ class HubStore(Store):
 
     def _first_commit(self, repo: str) -> str:
         """The repository's first commit, which holds nothing of any run; every branch starts from it."""
-        known = self._open("model", repo)
+        repository = self._open("model", repo)
         with self._lock:  # one thread asks for all
-            if known.first is None:
+            if repository.first is None:
                 repo_id = self.repo_id(repo)
-                known.first = str(self._call(lambda: self._api.list_repo_commits(repo_id))[-1].commit_id)
-                self.files("model", repo, known.first)
-            return known.first
+                repository.first = str(self._call(lambda: self._api.list_repo_commits(repo_id))[-1].commit_id)
+                self.files("model", repo, repository.first)
+            return repository.first
 
     def _is_first_commit(self, head: Head) -> bool:
         return head.commit == self._first_commit(head.repo)
 
-    def _start_branch(self, repo: str, branch: str, known: _Repository) -> str:
+    def _start_branch(self, repo: str, branch: str, repository: _Repository) -> str:
         """Make the branch; returns its head, which is another's commit if someone was faster."""
         repo_id, first = self.repo_id(repo), self._first_commit(repo)
         try:
             self._call(lambda: self._api.create_branch(repo_id, branch=branch, revision=first))
         except ConflictError:  # someone else made it, or our own request did and its response was lost
-            known.branches.update(self.branches("model", repo))
-        return known.branches.setdefault(branch, first)
+            repository.branches.update(self.branches("model", repo))
+        return repository.branches.setdefault(branch, first)
 
     def _commit(self, head: Head, changes: Mapping[str, Change], message: str, sha256: Mapping[str, str]) -> str:
         # Made anew for each attempt, because operations keep the state of the commit they were used in.
@@ -346,7 +348,7 @@ class HubStore(Store):
                 num_threads=1,  # a Hub that fails sees one request in each attempt, not one for each file
             )
         )
-        self._known[(head.kind, head.repo)].branches[head.branch] = str(info.oid)
+        self._repositories[(head.kind, head.repo)].branches[head.branch] = str(info.oid)
         return str(info.oid)
 
     def _check_commit(self, head: Head, commit: str, changes: Mapping[str, Change], sha256: Mapping[str, str]) -> None:

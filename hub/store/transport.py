@@ -1,7 +1,7 @@
-"""Calls to the Hub with what `huggingface_hub` leaves out: a timeout, retries that honour Retry-After, clear errors.
+"""Calls to the Hub with a timeout, bounded retries that honour Retry-After, and clear errors.
 
-The library's own retries know no longest wait and would multiply with ours, so requests inside our calls fail at once
-(`_single_attempts`). Everyone else in the process keeps them.
+The retries of `huggingface_hub` have no longest wait and would multiply with ours, so requests in our calls fail at
+once (`_single_attempts`). Everyone else in the process keeps them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from hub.plain.errors import (
+from hub.base.errors import (
     AccessError,
     ConflictError,
     FilesError,
@@ -91,11 +91,11 @@ class Transport:
             raise AccessError("no access token: run `hf auth login` or set HF_TOKEN to one that may write")
 
     def read(self, function: Callable[[], Result], attempts: int | None = None) -> Result:
-        """As `call`, for reading: without even a connection, it gives up within seconds."""
+        """The result of `call`, except that without a network it gives up within seconds."""
         return self.call(function, attempts, to_connect=_ATTEMPTS_TO_CONNECT)
 
     def call(
-        self, function: Callable[[], Result], attempts: int | None = None, *, to_connect: int | None = None
+        self, function: Callable[[], Result], attempts: int | None = None, *, to_connect: int = sys.maxsize
     ) -> Result:
         """The result of `function`, which may be repeated without harm; UnavailableError after the last attempt.
 
@@ -105,18 +105,16 @@ class Transport:
 
         allowed = attempts or self.attempts
 
-        def error_of(state: tenacity.RetryCallState) -> BaseException | None:
-            return state.outcome.exception() if state.outcome else None
+        def error_of(state: Any) -> Any:
+            return state.outcome.exception()
 
-        def last(state: tenacity.RetryCallState) -> bool:
-            error = error_of(state)
-            connected = not isinstance(error, UnavailableError) or error.connected
-            return state.attempt_number >= (allowed if connected else min(allowed, to_connect or allowed))
+        def is_last(state: tenacity.RetryCallState) -> bool:
+            return state.attempt_number >= (allowed if error_of(state).connected else min(allowed, to_connect))
 
         with self._turn() as pause:
             retrying = tenacity.Retrying(
                 retry=tenacity.retry_if_exception_type(UnavailableError),
-                stop=last,
+                stop=is_last,
                 wait=lambda state: self.wait(state.attempt_number - 1, error_of(state)),
                 sleep=pause,
                 reraise=True,
@@ -125,7 +123,7 @@ class Transport:
 
     @contextmanager
     def _turn(self) -> Iterator[Callable[[float], None]]:
-        """The waiting before a new attempt: of several threads that fail together, one asks and the others wait."""
+        """Wait before a new attempt: of several threads that fail together, one asks and the others wait."""
         mine = False
 
         def pause(seconds: float) -> None:
@@ -178,7 +176,7 @@ class Transport:
                 raise self._refused[key][1]
 
     def _remember(self, error: HubError, response: Any) -> None:
-        """What holds for later requests, too: a refused token, and a repository that takes no more commits."""
+        """Remember what later requests must heed: a refused token, and a repository that takes no more commits."""
         authorization = response.request.headers.get("authorization") if response is not None else None
         if isinstance(error, AccessError) and authorization and response.status_code == 401:
             self._refused[authorization] = time.monotonic() + _REFUSED_SECONDS, error
@@ -192,16 +190,16 @@ class Transport:
         """
         if isinstance(error, UnavailableError) and not error.passing:
             raise error
-        asked = getattr(error, "retry_after", None)
-        if asked is not None and asked > self.longest_wait:
-            raise UnavailableError(f"{error}; the Hub asks to come back in {asked:.0f} s")
+        requested = getattr(error, "retry_after", None)
+        if requested is not None and requested > self.longest_wait:
+            raise UnavailableError(f"{error}; the Hub asks to wait {requested:.0f} s")
         base = 0.1 if isinstance(error, ConflictError) else 0.5
         backoff = random.uniform(0.5, 1.0) * min(base * 2.0 ** min(attempt, 10), _LONGEST_BACKOFF)
-        if asked is None:
+        if requested is None:
             return backoff
         with self._pause_lock:
-            self._resume_at = max(self._resume_at, time.monotonic() + asked)
-        return max(backoff, float(asked) + random.uniform(0.0, 0.25))
+            self._resume_at = max(self._resume_at, time.monotonic() + requested)
+        return max(backoff, float(requested) + random.uniform(0.0, 0.25))
 
 
 def _sleep(seconds: float) -> None:
@@ -209,7 +207,7 @@ def _sleep(seconds: float) -> None:
 
 
 def _chain(error: BaseException | None, until: BaseException | None = None) -> Iterator[BaseException]:
-    """An exception and what it came from, without `until` and what that came from."""
+    """An exception and its causes, without `until` and the causes of that."""
     seen = {id(until)}
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -220,17 +218,17 @@ def _chain(error: BaseException | None, until: BaseException | None = None) -> I
 def _response(chain: Sequence[BaseException]) -> Any:
     """The server's answer behind an error, if there was one."""
     responses = (getattr(link, "response", None) for link in chain)
-    return next((found for found in responses if hasattr(found, "status_code")), None)
+    return next((response for response in responses if hasattr(response, "status_code")), None)
 
 
 def _translated(chain: Sequence[BaseException]) -> HubError | None:
-    """Our error for the library's, given with what it came from; None if it is none of the Hub's."""
+    """Our error for the library's, which comes with its causes; None if it is not about the Hub."""
     ours = next((link for link in chain if isinstance(link, HubError)), None)
     if ours is not None:  # raised inside the library by what `call` had asked it to do
         return ours
     response = _response(chain)
     names = {name for link in chain for name in _kinds(link)}
-    text = _said(chain[0])
+    text = _one_line(chain[0])
     if _NO_XET.search(text):
         return FilesError(f"the server has no Xet storage; set HF_HUB_DISABLE_XET=1 and start again: {text}")
     if "UnsupportedProtocol" in names or "InvalidURL" in names:
@@ -248,7 +246,7 @@ def _translated(chain: Sequence[BaseException]) -> HubError | None:
         return NotFoundError(f"not found, or not visible with this token: {text}")
     if status == 401:
         sent = response.request.headers.get("authorization")
-        reason = "the Hub does not accept the token" if sent else "the Hub asks for a token"
+        reason = "the Hub does not accept the token" if sent else "the Hub requires a token"
         return AccessError(f"{reason}; run `hf auth login` or set HF_TOKEN: {text}")
     if status in (402, 403, 413):
         return AccessError(f"not allowed with this token, or a quota is used up: {text}")
@@ -257,17 +255,17 @@ def _translated(chain: Sequence[BaseException]) -> HubError | None:
     return FilesError(f"the Hub refused the request ({status}): {text}")
 
 
-def _said(error: BaseException) -> str:
+def _one_line(error: BaseException) -> str:
     """An error's text as one line, without a token and the library's general advice."""
     return _ADVICE.sub("", redacted(" ".join(str(error).split())))[:600].strip()
 
 
 def _unreachable(chain: Sequence[BaseException], names: set[str]) -> UnavailableError:
     ours = next((link for link in chain if hasattr(link, "unreached")), None)
-    shown = ours or chain[0]
-    text = _said(shown) or type(shown).__name__
+    source = ours or chain[0]
+    text = _one_line(source) or type(source).__name__
     error = UnavailableError(f"the Hub cannot be reached: {text}")
-    # What is none of ours was tried again by the library, while it resumed a download.
+    # An error without our mark was already retried by the library, while it resumed a download.
     repeated = bool(names & {"ConnectError", "TimeoutException", "RemoteProtocolError"})
     error.passing = ours is not None or not (repeated or "OfflineModeIsEnabled" in names)
     error.connected = not names & {"ConnectError", "ConnectTimeout"}
@@ -281,8 +279,8 @@ def _unavailable(response: Any, text: str) -> UnavailableError:
     if response.status_code == 429 and error.retry_after is None and sending:
         repository = sending[1].partition("/")[2]
         limited = UnavailableError(
-            f"{repository} takes no more commits for now (the Hub allows 128 per hour); start the same command again "
-            f"in an hour, it goes on: {text}"
+            f"{repository} takes no more commits for now (the Hub allows 128 per hour); re-run the same command in an "
+            f"hour to resume: {text}"
         )
         limited.passing, limited.full = False, sending[1]
         return limited
@@ -305,7 +303,7 @@ def _retry_after(response: Any) -> float | None:
 
 @dataclass
 class _Attempt:
-    """What checks each request, the failure after which none is sent, and where this attempt uploads to."""
+    """The check of each request, the failure after which none is sent, and the upload addresses of this attempt."""
 
     check: Callable[[Any], object]
     failure: Exception | None = None
@@ -398,7 +396,7 @@ def _answered(response: Any) -> Any:
 
 
 def _addresses(batch: Any) -> Iterator[str]:
-    """Where large files are sent, in one piece or in parts, by the answer to a batch request of Git LFS."""
+    """The upload addresses of large files, whole or in parts, in the response to a Git LFS batch request."""
     for item in batch.get("objects", ()) if isinstance(batch, dict) else ():
         for action in (item.get("actions") or {}).values():
             yield action["href"]

@@ -1,39 +1,47 @@
-"""The shell command `scaling-law`: ask a law, find the best model for a budget, fit runs, draw, report, release.
+"""The shell command `scaling-law`: ask a law, plan runs, fit laws to runs, report, release.
 
-Every command takes --help with examples; `hub.plain.commands` has the exit statuses.
+Every command takes --help, which begins with an example; `hub.base.commands` has the exit statuses.
 """
 
 from __future__ import annotations
 
-from hub.plain.commands import App
-from scaling_law.commands import describe, explore, fitting, questions, release, scale_out, shelf
+from hub.base.commands import App
 
-app = App(help="Joint scaling laws of dense and MoE models: how many experts, how big, how many tokens?")
-for _command in (
-    questions.loss,
-    questions.optimal,
-    questions.plan,
-    questions.reach,
-    questions.speedup,
-    questions.break_even,
-    scale_out.scale_out,
-    questions.learning_rate,
-    questions.figures,
-    questions.next_runs,
-    describe.describe,
-    shelf.laws,
-    shelf.compare,
-    fitting.fit,
-    fitting.calibrate,
-    fitting.profile,
-    fitting.split,
-    fitting.fit_learning_rate,
-    fitting.match,
-    fitting.report,
-    release.release,
-    explore.explore,
-):
-    app.command(_command.__name__.replace("_", "-"))(_command)
+PLACES = {  # panel → command → where it stands; its module is imported when it is called
+    "Ask a law": {
+        "loss": "questions:loss",
+        "optimal": "questions:optimal",
+        "reach": "questions:reach",
+        "speedup": "questions:speedup",
+        "compare": "compare:compare",
+        "describe": "describe:describe",
+        "learning-rate": "learning_rate:learning_rate",
+    },
+    "Plan runs": {
+        "plan": "plan:plan",
+        "scale-out": "plan:scale_out",
+        "next-runs": "plan:next_runs",
+    },
+    "Fit runs": {
+        "fit": "fitting:fit",
+        "report": "fitting:report",
+    },
+    "Publish and look": {
+        "release": "release:release",
+        "explore": "explore:explore",
+    },
+    "Paper": {
+        "figures": "figures:figures",
+    },
+}
+app = App(
+    help="Joint scaling laws of dense and MoE models: how many experts, how big, how many tokens?\n\n"
+    "    scaling-law optimal --flops 1e22 --memory 80GB",
+    places={
+        panel: {name: f"scaling_law.commands.{place}" for name, place in commands.items()}
+        for panel, commands in PLACES.items()
+    },
+)
 
 
 def main() -> None:

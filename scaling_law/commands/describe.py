@@ -6,19 +6,19 @@ from typing import Annotated, Any
 
 import typer
 
-from hub.plain.commands import CONTEXT, COUNT, Json, Revision
-from hub.plain.tables import show
+from hub.base.commands import CONTEXT, COUNT, Json, Revision
+from hub.base.tables import show
 from scaling_law.commands import options
-from scaling_law.commands.options import exit_untrusted, option, quantity
-from scaling_law.formulas import Law
-from scaling_law.planning import describe as describing
+from scaling_law.commands.options import exit_untrusted, quantity
+from scaling_law.law import Law
+from scaling_law.law import describe as describing
 
 
 def describe(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="org/model on the Hub, a folder, or a config.json.")],
     tokens: Annotated[Any, quantity(COUNT, "Training tokens: 15T. [default: no loss is predicted]")] = None,
     context: Annotated[Any, quantity(CONTEXT, "Sequence length for exact FLOPs, with attention: 4k.")] = None,
-    bytes_per_parameter: Annotated[float, option("2 for bf16, 1 for fp8, 0.5 for 4 bits.")] = 2.0,
+    bytes_per_parameter: options.BytesPerParameter = 2.0,
     revision: Revision = None,
     force: options.Force = False,
     law: options.LawName = "published",
@@ -26,12 +26,12 @@ def describe(
 ) -> None:
     """What a model is in the terms of a law, from its config.json alone: sizes, E, FLOPs, memory.
 
+        scaling-law describe mistralai/Mixtral-8x7B-v0.1
+
     With --tokens, also the loss that the law predicts, and what it would have chosen for the same FLOPs and memory;
     the exit status is 1 where the model is too far outside the runs of the law for the loss to be trusted.
 
-    Examples:
-
-        scaling-law describe mistralai/Mixtral-8x7B-v0.1
+    More examples:
 
         scaling-law describe models/my-model/config.json --tokens 2T --context 4k --json
     """

@@ -5,35 +5,39 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from hub.plain.commands import Json, Private
-from hub.plain.tables import show
+from hub.base.commands import Json, Private
+from hub.base.tables import show
 from scaling_law.commands import options
 from scaling_law.commands.options import option
 from scaling_law.explorer import app, space, uploads
 from scaling_law.explorer.question import FITTED
 from scaling_law.fitting.fitting import fit
-from scaling_law.formulas import Law
+from scaling_law.law import Law
 from scaling_law.runs.table import load_runs
+
+WHEEL = "The package in that Space. [default: built from the checkout]"
 
 
 def explore(
     law: Annotated[list[str], option("A further law: a folder, a file or a Hub repo (repeatable).", "--law")] = [],  # noqa: B006
     runs: Annotated[str | None, option("Runs, as of `scaling-law fit`: their joint law is the first.")] = None,
-    host: Annotated[str, option("Address to listen on; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
-    port: Annotated[int | None, option("Port. [default: the first free one from 7860]")] = None,
+    host: Annotated[str, option("Address to listen on; 0.0.0.0 lets other machines in.", rare=True)] = "127.0.0.1",
+    port: Annotated[int | None, option("Port. [default: the first free one from 7860]", min=1, max=65_535)] = None,
     browser: Annotated[bool, option("Open the browser.", "--browser/--no-browser")] = True,
-    push_to_hub: Annotated[str | None, option("Write a Space instead: org/space.")] = None,
-    wheel: Annotated[Path | None, option("The package in that Space. [default: built from the checkout]")] = None,
+    push_to_hub: Annotated[str | None, option("Write a Space instead: org/space.", rare=True)] = None,
+    wheel: Annotated[
+        Path | None, option("The package in that Space. [default: built from the checkout]", rare=True)
+    ] = None,
     private: Private = False,
     as_json: Json = False,
 ) -> None:
     """Open the explorer: figures and answers behind sliders, with an API and an MCP server.
 
+        scaling-law explore
+
     No request leaves this machine. --push-to-hub writes it as a Space instead.
 
-    Examples:
-
-        scaling-law explore
+    More examples:
 
         scaling-law explore --law my-law --port 7860 --no-browser
 

@@ -1,37 +1,41 @@
-"""Options that several commands of `scaling-law` have, and the law that `--law` names."""
+"""Options that several commands of `scaling-law` share, what goes with what, and the law that `--law` names."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from hub.plain.commands import BYTES, CONTEXT, COUNT, EXPERTS, NOT_TRUSTED
-from hub.plain.units import parse_count
-from scaling_law.formulas import JointLaw, Law
-from scaling_law.formulas.answers import Answer
-from scaling_law.formulas.law import LawT
-from scaling_law.formulas.shelf import SHELF, published
-from scaling_law.law_files import load_law
-from scaling_law.planning.optimum import positive
-from scaling_law.runs.readers import READERS
+from hub.base.commands import BYTES, CONTEXT, COUNT, EXPERTS, NOT_TRUSTED, flag
+from hub.base.errors import InputError, unknown
+from hub.base.tables import enumerated, show
+from hub.base.units import parse_count
+from scaling_law.formulas.answers import OwnQuestion
+from scaling_law.formulas.law import positive
+from scaling_law.law import JointLaw, Law
+from scaling_law.law.base import LawT, load_law
+from scaling_law.law.shelf import SHELF, published
 from scaling_law.size.architecture import HEAD_DIM
 from scaling_law.size.gpus import find_gpu, named_gpu
 from scaling_law.size.throughput import Throughput
 
 
-def option(help: str, *names: str) -> Any:
-    return typer.Option(*names, help=help)
+def option(help: str, *names: str, rare: bool = False, **settings: Any) -> Any:
+    """An option; a `rare` one stands below the others in the help of its command."""
+    return typer.Option(*names, help=help, rich_help_panel="Advanced" if rare else None, **settings)
 
 
-def quantity(parser: Any, help: str, *names: str, metavar: str | None = None, default: bool | str = True) -> Any:
+def quantity(
+    parser: Any, help: str, *names: str, metavar: str | None = None, default: bool | str = True, rare: bool = False
+) -> Any:
     """An option whose text `parser` reads (COUNT, BYTES, …); a usage error names the option.
 
     `default` says in words what the default value means.
     """
     metavar = metavar or parser.__name__.upper()
-    return typer.Option(*names, parser=parser, metavar=metavar, help=help, show_default=default)
+    return option(help, *names, rare=rare, parser=parser, metavar=metavar, show_default=default)
 
 
 def nearest_width(d_model: float) -> int:
@@ -47,49 +51,56 @@ def names(words: str) -> tuple[str, ...]:
     return tuple(name for word in words.split(",") if (name := word.strip()))
 
 
-# of questions to a law
-WHICH = "published, printed (the paper's rounded table), a name of `scaling-law laws`, a folder, or a Hub repo."
+class Mode(NamedTuple):
+    """What a command does when one of its options is typed: options that only go with it, and that never do."""
+
+    only: tuple[str, ...] = ()
+    never: tuple[str, ...] = ()
+
+
+def check_modes(context: typer.Context, modes: Mapping[str, Mode]) -> None:
+    """ValueError for an option that would be ignored, because the one that it goes with was not typed.
+
+    Options are named as parameters of the command's function.
+    """
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    typed = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+    for mode, (only, never) in modes.items():
+        wrong = [name for name in (never if mode in typed else only) if name in typed]
+        if wrong:
+            flags = enumerated([flag(context.command, name) for name in wrong])
+            verbs = ("does not go", "do not go") if mode in typed else ("goes only", "go only")
+            raise InputError(f"{flags} {verbs[len(wrong) > 1]} with {flag(context.command, mode)}")
+
+
+PUBLISHED = "published (Ludziejewski et al. 2025), printed (its rounded table)"
+WHICH = f"{PUBLISHED}, a name that `scaling-law compare` lists, a folder, or a Hub repo."
 LawName = Annotated[str, option(WHICH, "--law")]
 RATES = "code (as the paper's runs), paper (as its text says), or a fitted law's file."
-Force = Annotated[bool, option("Answer even where the law is far outside of its runs.", "--force")]
+RatesLaw = Annotated[str, option(RATES, "--learning-rate-law", rare=True)]
+FORCED = "Answer even where the law is far outside of its runs."
+Force = Annotated[bool, option(FORCED, "--force", rare=True)]
 Experts = Annotated[Any, quantity(EXPERTS, "To compare: 1,2,4,8 or 1-32. [default: the paper's, or the law's own]")]
-VocabSize = Annotated[int | None, option("Vocabulary size. [default: of the law's runs; if unknown GPT-2's 50257]")]
+VOCABULARY = "Vocabulary size. [default: of the law's runs; if unknown GPT-2's 50257]"
+VocabSize = Annotated[int | None, option(VOCABULARY, rare=True)]
 Flops = Annotated[Any, quantity(COUNT, "Compute budget of training (and inference): 1e22.")]
-Hours = Annotated[float | None, option("Budget of wall-clock training time, in the place of --flops.")]
+Hours = Annotated[float | None, option("Budget of wall-clock training time, instead of --flops.")]
 Money = Annotated[float | None, option("Budget of training, in the currency of --price.")]
 Gpus = Annotated[int | None, option("GPUs that train together.")]
-GPU = "Their kind: h100. Without --throughput its speed is assumed, from the data sheet and MFUs of others."
+GPU = "GPU model: h100. Step times follow its data sheet and published MFUs unless --throughput is given."
 Gpu = Annotated[str | None, option(GPU)]
 TIMES = "throughput.json of `python -m training.throughput`: step times measured on such a GPU."
-Times = Annotated[Path | None, option(TIMES, "--throughput")]
-Mfu = Annotated[float | None, option("MFU to assume in the place of others' (0.4).")]
+Times = Annotated[Path | None, option(TIMES, "--throughput", rare=True)]
+Mfu = Annotated[float | None, option("MFU to assume instead of published ones: 0.4.", rare=True)]
 Price = Annotated[float | None, option("Price of a GPU-hour: 2.5.")]
 Memory = Annotated[Any, quantity(BYTES, "Memory for weights and KV cache: 80GB (decimal) or 80GiB.", "--memory")]
 MaxParameters = Annotated[Any, quantity(COUNT, "Limit on total parameters: 7B.")]
 CACHED, SERVED = "Tokens in the KV cache: 16k is 16,384.", "Tokens served over the model's life: 100B."
 KvTokens = Annotated[float, quantity(CONTEXT, CACHED, "--kv-tokens", default="no cache")]
 InferenceTokens = Annotated[float, quantity(COUNT, SERVED, default="none, all FLOPs are of training")]
-
-# of fits
-Source = Annotated[str, typer.Argument(help="Folder, .jsonl, .parquet, .csv, release, or org/sweep-runs on the Hub.")]
-Kind = Annotated[str, option("joint, chinchilla or routed.")]
-LossColumn = Annotated[str | None, option("The column to fit. [default: eval_loss, or the only one of a loss]")]
-Status = Annotated[str, option("Keep runs of this status; 'all' keeps every run.")]
-Where = Annotated[str, option('Keep runs that fulfil a filter: "E in {1, 8}, D <= 2B".')]
-Trunks = Annotated[str, option("auto (parent_run_id, else one size and E), run (each its own), or a column.")]
-Outliers = Annotated[Literal["keep", "set_aside"], option("set_aside: fit without runs far from the others' law.")]
-OneSided = Annotated[str | None, option("Column that is 1 for untuned runs, which bound the law from above; else 0.")]
-MIX = "Fit runs as one that differ in these columns of their recipe: optimizer,sequence_length."
-Mix = Annotated[Any, quantity(names, MIX)]
-Allow = Annotated[bool, option("Fit although the design cannot identify all coefficients.", "--allow-unidentifiable")]
-
-
-def _fixed(text: str) -> tuple[str, float]:
-    name, equals, value = text.partition("=")
-    try:
-        return name.strip(), float(value if equals else "")
-    except ValueError:
-        raise typer.BadParameter(f"{text!r} is not of the form name=number") from None
+GRANULARITY = "Experts of 1/G of the width, G times as many active."
+SHARED = "Part of the active width that is shared experts."
+BytesPerParameter = Annotated[float, option("2 for bf16, 1 for fp8, 0.5 for 4 bits.", rare=True)]
 
 
 def _variable(text: str) -> tuple[str, float]:
@@ -99,64 +110,48 @@ def _variable(text: str) -> tuple[str, float]:
     return name.strip(), parse_count(value, name.strip())
 
 
-def _bound(text: str) -> tuple[str, tuple[float | None, ...]]:
-    name, _, value = text.partition("=")
-    ends = value.split(":")
-    try:
-        low, high = (float(end) if end.strip() else None for end in ends)
-    except ValueError:
-        raise typer.BadParameter(f"{text!r} is not of the form name=low:high (an end may be left out)") from None
-    return name.strip(), (low, high)
-
-
 VARIABLE = "A further variable of the law: --variable density=0.25 (repeatable)."
-FIX = "Fix a coefficient: --fix e_max=256 (repeatable)."
-BOUND = "Bound a coefficient: --bound c=1:1.8, or c=:1.8 (repeatable)."
 Variable = Annotated[list[Any], quantity(_variable, VARIABLE, metavar="NAME=NUMBER")]
-Fix = Annotated[list[Any], quantity(_fixed, FIX, metavar="NAME=NUMBER")]
-Bound = Annotated[list[Any], quantity(_bound, BOUND, metavar="NAME=LOW:HIGH")]
 
 
-def _column(text: str) -> tuple[str, str | float]:
-    name, equals, value = (part.strip() for part in text.partition("="))
-    if not (name and equals and value):
-        raise typer.BadParameter(f"{text!r} is not of the form name=column, name=expression or name=number")
-    try:
-        return name, float(value)
-    except ValueError:
-        return name, value
-
-
-COLUMN = "A column from others: --column n_active=Na --column 'density=topk / nume' (repeatable)."
-Columns = Annotated[list[Any], quantity(_column, COLUMN, "--column", metavar="NAME=EXPRESSION")]
-Format = Annotated[str | None, option(f"A public table as its authors publish it: {', '.join(READERS)}.")]
-
-
-def choose_law(name: str, kind: type[LawT] = Law) -> LawT:  # type: ignore[assignment]
-    """The law that `--law` names; ValueError if it is of another kind."""
+def choose_law(name: str, kind: type[LawT] = Law, flag: str = "--law") -> LawT:  # type: ignore[assignment]
+    """The law that an option names; ValueError if it is of another kind."""
     if name in ("published", "recovered", "printed"):
         law: Any = JointLaw.published(rounded=name == "printed")
+    elif name in SHELF:
+        law = published(name)
+    elif Path(name).exists() or "/" in name:
+        law = load_law(name)
     else:
-        law = published(name) if name in SHELF else load_law(name)
-    if isinstance(law, Answer):
-        raise ValueError(f"--law {name}: it answers {law.answers} only, from {', '.join(law.variables)}")
+        raise InputError(f"{unknown(f'{flag} ', name, ['published', 'printed', *SHELF])}, a folder, or a Hub repo")
+    if isinstance(law, OwnQuestion):
+        raise InputError(f"{flag} {name}: it answers {law.answers} only, from {', '.join(law.variables)}")
     if not isinstance(law, kind):
         needed = "a joint law" if kind is JointLaw else "a joint or a Chinchilla law"
-        raise ValueError(f"--law {name}: a {law.name} law cannot answer this; {needed} is needed")
+        raise InputError(f"{flag} {name}: a {law.name} law cannot answer this; {needed} is needed")
     return law
 
 
-def step_times(gpu: str | None, file: Path | None, mfu: float | None) -> Throughput | None:
-    """What --gpu, --throughput and --mfu name; None for nothing. ValueError for a file of another device."""
+def step_times(
+    gpu: str | None, file: Path | None, mfu: float | None, *, hours: float | None = None, money: float | None = None
+) -> Throughput | None:
+    """What --gpu, --throughput and --mfu name; None for nothing, unless --hours or --money need it.
+
+    ValueError for a file of another device.
+    """
     if file is None:
         if gpu is None and mfu is not None:
-            raise ValueError(f"--mfu {mfu:g} needs --gpu, the kind whose peak it is of")
+            raise InputError(f"--mfu {mfu:g} needs --gpu, the model whose peak it is of")
+        if gpu is None and (hours is not None or money is not None):
+            raise InputError(
+                f"--gpu is needed with {'--hours' if money is None else '--money'}: h100; or --throughput"
+            )
         return None if gpu is None else Throughput.assumed(gpu, mfu=mfu)
     if mfu is not None:
-        raise ValueError(f"--mfu {mfu:g}: {file} has measured step times; give one of the two")
+        raise InputError(f"--mfu {mfu:g}: {file} has measured step times; give one of the two")
     measured = Throughput.from_file(file)
     if gpu is not None and find_gpu(measured.device) != named_gpu(gpu):
-        raise ValueError(f"--throughput {file} was measured on {measured.device!r}, not on --gpu {gpu}")
+        raise InputError(f"--throughput {file} was measured on {measured.device!r}, not on --gpu {gpu}")
     return measured
 
 
@@ -164,3 +159,13 @@ def exit_untrusted(trusted: bool, force: bool = False) -> None:
     """End with the status of an answer that is not to be trusted, unless it is, or was wanted all the same."""
     if not (trusted or force):
         raise typer.Exit(NOT_TRUSTED)
+
+
+def show_written(paths: list[Path], as_json: bool) -> None:
+    """Print the paths of the files that a command wrote."""
+    show({"written": [str(path) for path in paths]}, as_json, "\n".join(f"wrote {path}" for path in paths))
+
+
+def without(arguments: dict[str, Any], *names: str) -> dict[str, Any]:
+    """The arguments but for those of these names."""
+    return {name: value for name, value in arguments.items() if name not in names}

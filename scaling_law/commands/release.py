@@ -18,17 +18,18 @@ import typer
 from numpy.typing import NDArray
 
 import hub
-from hub.plain import commands
-from hub.plain.errors import FilesError
-from hub.plain.markdown import escaped
-from hub.plain.tables import Table, show
-from scaling_law.commands import options
+from hub.base import commands
+from hub.base.errors import FilesError
+from hub.base.markdown import escaped
+from hub.base.tables import Table, show
+from scaling_law.commands import run_options
 from scaling_law.commands.options import option
 from scaling_law.figures.drawing import png
 from scaling_law.figures.law_figures import predicted_against_observed
 from scaling_law.fitting.fitting import errors_of, fit
-from scaling_law.formulas import Law
-from scaling_law.law_files import FILE_NAME, law_card, law_to_json, load_law, loading_code
+from scaling_law.law import Law
+from scaling_law.law.base import load_law
+from scaling_law.law_files import FILE_NAME, law_card, law_to_json, loading_code
 from scaling_law.runs.table import Runs, load_runs
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def law_of(records: Sequence[RunRecord], law: Law | None = None, mix: Collection
         runs = load_runs([record for record in records if record.eval_loss is not None])
         if law is not None:
             return LawOnRuns(law, runs, fitted=False)
-        result = fit(runs, law="joint", mix=mix)
+        result = fit(runs, kind="joint", mix=mix)
     except ValueError as error:
         logger.warning("released without a law: %s", error)
         return None
@@ -115,7 +116,7 @@ def release(
     source: Annotated[Path, typer.Argument(metavar="RUNS", help="The sweep's output folder.")],
     store: commands.Store,
     law: Annotated[str | None, option("A law's folder or repository. [default: fitted to the runs]")] = None,
-    mix: options.Mix = "",
+    mix: run_options.Mix = "",
     license: commands.License = None,
     tag: commands.Tag = "",
     collection: commands.Collection = False,
@@ -125,9 +126,11 @@ def release(
 ) -> None:
     """Release every finished run of a sweep, its index, and its law; re-run it to resume.
 
+        scaling-law release runs releases
+
     Exit status: 2 bad input, nothing was written; 4 not all of it is pushed.
 
-    Examples:
+    More examples:
 
         scaling-law release runs hf://my-org --license apache-2.0 --tag v1 --collection
 

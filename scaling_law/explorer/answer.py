@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hub.plain import strict_json
-from hub.plain.markdown import escaped
-from hub.plain.units import format_bytes, format_count, format_flops, parse_count
+from hub.base import strict_json
+from hub.base.markdown import escaped
+from hub.base.units import format_bytes, format_count, format_flops, parse_count
 from scaling_law.explorer.question import HOURS, Question
 from scaling_law.figures import curves, interactive
 from scaling_law.figures.interactive import Page, Placed
 from scaling_law.figures.law_figures import shown_losses
-from scaling_law.formulas import Law
+from scaling_law.law import Law
 from scaling_law.planning.optimal_table import OptimalTable
 from scaling_law.planning.plan import Plan
 from scaling_law.planning.plan import plan as plan_of
@@ -36,7 +36,7 @@ MODELS = Path(__file__).with_name("models.json")
 
 
 @dataclass(frozen=True)
-class Answer:
+class Shown:
     """What the page shows, in its order: `table` is HTML, `configuration` is YAML, the other texts are Markdown."""
 
     headline: str
@@ -47,7 +47,7 @@ class Answer:
     configuration: str
 
 
-def answer(question: Question, law: Law, page: Page = interactive.LIGHT) -> Answer:
+def answer(question: Question, law: Law, page: Page = interactive.LIGHT) -> Shown:
     """ValueError names what is wrong with the question, or why the law has no answer."""
     table = best_models(question, law)
     notes = list(table.warnings)
@@ -60,8 +60,8 @@ def answer(question: Question, law: Law, page: Page = interactive.LIGHT) -> Answ
         a = plan.architecture
         size = f"d_model {a.d_model}, E = {a.experts}"
         notes.insert(0, f"the plan is for {size}: to train the best row, these GPUs lack memory")
-    return Answer(
-        headline(table),
+    return Shown(
+        f"**{table.verdict}**",
         drawn(question, law, table, page),
         html_of(table),
         "\n".join(f"- {escaped(note, 400)}" for note in notes),
@@ -95,19 +95,6 @@ def html_of(table: OptimalTable) -> str:
     return f"{region}<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
 
 
-def headline(table: OptimalTable) -> str:
-    """The best model in one sentence."""
-    best = table.best
-    what = "A dense model" if best.experts == 1 else f"{best.experts:g} experts"
-    size = (
-        format_count(best.n_active)
-        if best.experts == 1
-        else (f"{format_count(best.n_active)} active of {format_count(best.n_total)} parameters")
-    )
-    interval = " ({:.3f} to {:.3f})".format(*best.loss_interval) if best.loss_interval else ""
-    return f"**{what}**: {size}, {format_count(best.tokens)} tokens, loss {best.loss:.4f}{interval} nats per token"
-
-
 def _plan(question: Question, law: Law) -> tuple[Plan | None, str]:
     """The plan and its YAML; without one, as where the GPUs can train no model, a comment that says why."""
     try:
@@ -120,7 +107,7 @@ def _plan(question: Question, law: Law) -> tuple[Plan | None, str]:
 def drawn(question: Question, law: Law, table: OptimalTable, page: Page) -> Figure:
     """The figure of the question's view."""
     thin, limits, budget = curves.thinned(law, DRAWS), question.limits(), question.budget
-    memory = limits.pop("max_memory_bytes")
+    memory = limits.pop("memory")
     experts = [row.experts for row in table] if question.experts.strip() else None
     if question.view == "memory":
         limits |= {"bytes_per_parameter": 2.0, "bytes_per_kv": 2.0}
@@ -135,7 +122,7 @@ def drawn(question: Question, law: Law, table: OptimalTable, page: Page) -> Figu
         return interactive.loss_by_tokens(curves.token_curves(thin, table, POINTS), page)
     budgets, sizes = _grid(MAP_FLOPS, table.flops, MAP_POINTS[0]), _grid(MAP_MEMORY, memory, MAP_POINTS[1])
     found = curves.best_experts(thin, budgets, sizes, experts, **limits)
-    return interactive.best_by_budget(found, page, (table.flops, memory), placed(limits["kv_cache_tokens"]))
+    return interactive.best_by_budget(found, page, (table.flops, memory), placed(limits["kv_tokens"]))
 
 
 def _grid(span: tuple[float, float], asked: float | None, points: int) -> np.ndarray:
@@ -152,12 +139,12 @@ def released_models() -> Sequence[tuple[str, Architecture, float]]:
     return [(m["name"], read_model(m["config"]).architecture, parse_count(m["tokens"])) for m in known]
 
 
-def placed(kv_cache_tokens: float) -> list[Placed]:
+def placed(kv_tokens: float) -> list[Placed]:
     """Where released models lie on the map: bf16 weights and a KV cache of so many tokens."""
     points = []
     for name, a, tokens in released_models():
         flops, experts = a.training_flops(tokens), a.experts_equivalent
-        memory = a.weight_bytes(2.0) + a.kv_cache_bytes(kv_cache_tokens)
+        memory = a.weight_bytes(2.0) + a.kv_cache_bytes(kv_tokens)
         size = f"{format_count(a.n_active)} active of {format_count(a.n_total)}, {format_count(tokens)} tokens"
         text = f"{name}: E = {experts:.3g}<br>{size}<br>{format_flops(flops)} FLOPs, {format_bytes(memory)}"
         points.append(Placed(name, flops, memory, experts, text))

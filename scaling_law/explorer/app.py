@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
-from hub.plain.units import parse_bytes, parse_count
+from hub.base.errors import InputError
+from hub.base.units import parse_bytes, parse_count
 from scaling_law.explorer.answer import answer
 from scaling_law.explorer.programs import chosen, tools
 from scaling_law.explorer.question import (
@@ -54,10 +55,10 @@ from scaling_law.explorer.uploads import (
     read_upload,
 )
 from scaling_law.figures.interactive import DARK, FONT, LIGHT
-from scaling_law.formulas import Law
-from scaling_law.formulas.shelf import SHELF
+from scaling_law.law import Law
+from scaling_law.law.kinds import published_law
+from scaling_law.law.shelf import SHELF
 from scaling_law.law_files import law_to_json
-from scaling_law.paper.published import published_law
 
 if TYPE_CHECKING:
     from gradio import Blocks
@@ -310,7 +311,7 @@ def _law(laws: Mapping[str, Law], name: str, uploaded: Law | None) -> Law:
     if name != YOURS:
         return chosen(laws, name)
     if uploaded is None:
-        raise ValueError(f"law={name!r}: upload a law or a table of runs first")
+        raise InputError(f"law={name!r}: upload a law or a table of runs first")
     return uploaded
 
 
@@ -379,7 +380,7 @@ def _take(laws: Mapping[str, Law], file: str | None, action: str, name: str, *co
 
     try:
         if file is None:
-            raise ValueError("choose a file first")
+            raise InputError("choose a file first")
         law, said = read_upload(Path(file), action, laws.get(name), dict(zip(COLUMNS, columns, strict=True)))
     except (ValueError, OSError) as error:
         return [*[gr.skip()] * 4, _message(error), gr.skip()]

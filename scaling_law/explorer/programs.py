@@ -10,15 +10,16 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
+from hub.base.errors import InputError, unknown
 from scaling_law.explorer.answer import best_models, planned
 from scaling_law.explorer.question import FLOPS, HOURS, PUBLISHED, Question
-from scaling_law.formulas import Law
+from scaling_law.law import Law
 
 
 def chosen(laws: Mapping[str, Law], name: str) -> Law:
     """ValueError for a law that is not offered."""
     if name not in laws:
-        raise ValueError(f"law={name[:100]!r} is not one of {', '.join(laws)}")
+        raise InputError(unknown("law=", name[:100], laws))
     return laws[name]
 
 
@@ -114,7 +115,7 @@ def _question(
 ) -> Question:
     """ValueError unless exactly one budget is given."""
     if bool(flops) == bool(hours):
-        raise ValueError(f"flops={flops!r}, hours={hours!r}: give exactly one of them")
+        raise InputError(f"flops={flops!r}, hours={hours!r}: give exactly one of them")
     unit = HOURS if hours else FLOPS
     limits = {"memory": memory, "kv_tokens": kv_tokens, "inference_tokens": inference_tokens, "experts": experts}
     return Question(unit, flops=flops, hours=hours, gpus=gpus, gpu=gpu, law=law, **limits)

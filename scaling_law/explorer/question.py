@@ -8,10 +8,10 @@ from dataclasses import dataclass, fields
 from typing import Any
 from urllib.parse import urlencode
 
-from hub.plain.units import format_bytes, format_flops, parse_bytes, parse_context, parse_count, parse_experts
-from scaling_law.formulas import Law
-from scaling_law.planning.hours import Budget, Cluster, TimeBudget
-from scaling_law.planning.optimum import positive
+from hub.base.errors import InputError, unknown
+from hub.base.units import format_bytes, format_flops, parse_bytes, parse_context, parse_count, parse_experts
+from scaling_law.law import Law
+from scaling_law.planning.budget import Budget
 from scaling_law.size.gpus import GPUS
 
 PUBLISHED = "published"
@@ -52,14 +52,15 @@ class Question:
     def of(cls, texts: Mapping[str, str]) -> Question:
         """From the query of a link; ValueError for names and values that no question has."""
         known = [own.name for own in fields(cls)]
-        if unknown := [name for name in texts if name not in known]:
-            raise ValueError(f"{unknown[0][:_LONGEST]!r} is no part of a question: {', '.join(known)}")
+        for name in texts:
+            if name not in known:
+                raise InputError(unknown("part of a question ", name[:_LONGEST], known))
         for name, text in texts.items():
             if len(text) > _LONGEST:
-                raise ValueError(f"{name}={text[:20]!r}… is too long: at most {_LONGEST} characters")
+                raise InputError(f"{name}={text[:20]!r}… is too long: at most {_LONGEST} characters")
         for name, allowed in (("view", VIEWS), ("unit", UNITS), ("gpu", GPU_NAMES)):
             if name in texts and texts[name] not in allowed:
-                raise ValueError(f"{name}={texts[name]!r} must be one of {', '.join(allowed)}")
+                raise InputError(unknown(f"{name}=", texts[name], allowed))
         return cls(**texts)
 
     @classmethod
@@ -80,24 +81,21 @@ class Question:
     @property
     def budget(self) -> Budget:
         """Training FLOPs (and inference, if tokens are served), or hours. ValueError as `limits`."""
-        if self.unit == FLOPS:
-            return parse_count(self.flops or "0", FLOPS)
-        asked = self.spent()
-        return TimeBudget(float(positive(HOURS, asked[HOURS])), Cluster.of(asked["gpus"], asked["throughput"]))
+        return Budget.of(**self.spent())
 
     def spent(self) -> dict[str, Any]:
         """The budget as keyword arguments of `law.optimal` and `plan`. ValueError as `limits`."""
         if self.unit == FLOPS:
-            return {FLOPS: self.budget}
+            return {FLOPS: parse_count(self.flops or "0", FLOPS)}
         gpus = parse_count(self.gpus or "0", "gpus")
         whole = int(gpus) if gpus.is_integer() else gpus
-        return {HOURS: parse_count(self.hours or "0", HOURS), "gpus": whole, "throughput": self.gpu}
+        return {HOURS: parse_count(self.hours or "0", HOURS), "gpus": whole, "gpu": self.gpu}
 
     def limits(self) -> dict[str, Any]:
         """Keyword arguments of `law.optimal`. ValueError names the field, the text and what is allowed."""
         return {
-            "max_memory_bytes": parse_bytes(self.memory, "memory") if self.memory else None,
-            "kv_cache_tokens": parse_context(self.kv_tokens or "0", "kv_tokens"),
+            "memory": parse_bytes(self.memory, "memory") if self.memory else None,
+            "kv_tokens": parse_context(self.kv_tokens or "0", "kv_tokens"),
             "inference_tokens": parse_count(self.inference_tokens or "0", "inference_tokens"),
         }
 

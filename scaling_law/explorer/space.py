@@ -14,7 +14,7 @@ from shutil import copytree
 
 from hub import FilesError, HubStore, Publication, Store
 from scaling_law.explorer.app import TITLE, check_packages
-from scaling_law.formulas import Law
+from scaling_law.law import Law
 from scaling_law.law_files import law_to_json
 
 ROOT = Path(__file__).parents[2]

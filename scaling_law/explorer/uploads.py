@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from hub.plain.tables import as_text, enumerated
+from hub.base.errors import InputError
+from hub.base.tables import as_text, enumerated
 from scaling_law.fitting.calibration import Calibration, calibrate
 from scaling_law.fitting.fitting import FitResult, fit
-from scaling_law.formulas import Law
-from scaling_law.law_files import load_law
+from scaling_law.law import Law
+from scaling_law.law.base import load_law
 from scaling_law.runs.columns import Column
 from scaling_law.runs.table import load_runs, recognised
 
@@ -41,10 +42,10 @@ def read_upload(path: Path, action: str, law: Law | None, columns: Mapping[str, 
     are looked for. ValueError names the file, and what is allowed.
     """
     if action not in ACTIONS:
-        raise ValueError(f"action={action!r} must be one of {', '.join(ACTIONS)}")
+        raise InputError(f"action={action!r} must be one of {', '.join(ACTIONS)}")
     allowed = LAW_FILES if action == USE else TABLES
     if path.suffix.lower() not in allowed:
-        raise ValueError(f"{path.name}: {action!r} takes a file that ends in {', '.join(allowed)}")
+        raise InputError(f"{path.name}: {action!r} takes a file that ends in {', '.join(allowed)}")
     if action == USE:
         _check_size(path)
         made = load_law(path)
@@ -53,14 +54,14 @@ def read_upload(path: Path, action: str, law: Law | None, columns: Mapping[str, 
     sized = {"d_model", "n_blocks"} <= {*names}
     if empty := [n for n in COLUMNS if not (columns.get(n) or found[n] or (n == "n_active" and sized))]:
         labels = enumerated([COLUMNS[name] for name in empty])
-        raise ValueError(f"{path.name}: choose the column of {labels}; there are: {', '.join(names)}")
+        raise InputError(f"{path.name}: choose the column of {labels}; there are: {', '.join(names)}")
     mapping: dict[str, Column] = {n: own for n, own in columns.items() if own and own != found[n]}
     loss = str(mapping.pop("loss")) if mapping.get("loss") in names else None
     runs = load_runs(path, loss, columns=mapping)
     if action != CALIBRATE:
-        return with_intervals(fit(runs, law="joint" if action == JOINT else "chinchilla", progress=False))
+        return with_intervals(fit(runs, kind="joint" if action == JOINT else "chinchilla", progress=False))
     if law is None:
-        raise ValueError("choose a law to calibrate first")
+        raise InputError("choose a law to calibrate first")
     return with_intervals(calibrate(law, runs))
 
 
@@ -75,4 +76,4 @@ def with_intervals(result: FitResult | Calibration) -> tuple[Law, str]:
 
 def _check_size(path: Path) -> None:
     if (size := path.stat().st_size) > MAX_BYTES:
-        raise ValueError(f"{path.name} has {size:,} bytes; at most {MAX_BYTES:,} are read")
+        raise InputError(f"{path.name} has {size:,} bytes; at most {MAX_BYTES:,} are read")

@@ -8,30 +8,29 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from scaling_law.formulas import Law
-from scaling_law.formulas.law import LawT
-from scaling_law.planning.hours import Budget, TimeBudget, best_widths, drawn_losses, models_of
+from scaling_law.formulas import Formula
+from scaling_law.formulas.law import FormulaT, positive
+from scaling_law.planning.budget import Budget
+from scaling_law.planning.hours import best_widths, drawn_losses, models_of
+from scaling_law.planning.limits import Limits, ModelFields
 from scaling_law.planning.optimal_table import OptimalTable
-from scaling_law.planning.optimum import (
-    Constraints,
-    asked_experts,
-    model_variables,
-    optimal_widths,
-    positive,
-)
+from scaling_law.planning.optimum import asked_experts, model_variables, optimal_widths
 from scaling_law.size.architecture import (
     inference_flops,
     total_parameters,
     training_flops,
     width_of_active,
 )
+from scaling_law.size.arrays import FloatArray
 
-FloatArray = NDArray[np.float64]
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 Interval = tuple[FloatArray, FloatArray]
 LEVEL = (0.025, 0.975)  # the ends of 95 %
 
@@ -68,11 +67,11 @@ class Region:
 class MemoryCurves:
     """The best loss of each E under each memory limit, and where which E wins.
 
-    `memory` [points] are limits: bytes, or parameters where the constraints count a byte for each. `boundaries` are
+    `memory` [points] are limits: bytes, or parameters where the limits count a byte for each. `boundaries` are
     95 % intervals of where one region ends and the next begins, empty for a law without draws.
     """
 
-    constraints: Constraints
+    limits: Limits
     memory: FloatArray
     curves: tuple[Curve, ...]
     regions: tuple[Region, ...]
@@ -102,13 +101,13 @@ def interval_of(draws: FloatArray) -> Interval | None:
     return tuple(np.quantile(finite, LEVEL, axis=0)) if len(finite) > 1 else None
 
 
-def near_the_runs(law: Law, **at: Any) -> NDArray[np.bool_]:
+def near_the_runs(law: Formula, **at: Any) -> NDArray[np.bool_]:
     """Which models a figure shows: those inside the range guard, or all where none is (a law of small runs)."""
     inside = ~law.beyond_guard(**at)
     return inside if inside.any() else ~inside
 
 
-def thinned(law: LawT, draws: int) -> LawT:
+def thinned(law: FormulaT, draws: int) -> FormulaT:
     """The law with every k-th of its draws, `draws` at most: intervals of figures that are drawn often."""
     if law.draws is None or len(law.draws) <= draws:
         return law
@@ -116,7 +115,7 @@ def thinned(law: LawT, draws: int) -> LawT:
 
 
 def loss_curve(
-    law: Law, x: ArrayLike, at: Mapping[str, Any], experts: float, mark: int | None = None, band: bool = True
+    law: Formula, x: ArrayLike, at: Mapping[str, Any], experts: float, mark: int | None = None, band: bool = True
 ) -> Curve:
     """The curve of the models `at` (N_act, D, and the law's other variables, by name) along `x`; they broadcast.
 
@@ -133,11 +132,11 @@ def loss_curve(
 
 
 def memory_curves(
-    law: Law,
+    law: Formula,
     budget: Budget,
     experts: Sequence[float] | None = None,
     *,
-    kv_cache_tokens: float = 0.0,
+    kv_tokens: float = 0.0,
     inference_tokens: float = 0.0,
     bytes_per_parameter: float = 1.0,
     bytes_per_kv: float = 1.0,
@@ -149,9 +148,14 @@ def memory_curves(
     no curve; ValueError if all are without.
     """
     columns = np.atleast_1d(asked_experts(law, experts))
-    limits: dict[str, Any] = {"bytes_per_parameter": bytes_per_parameter, "bytes_per_kv": bytes_per_kv}
-    constraints = Constraints.of(law, kv_cache_tokens=kv_cache_tokens, inference_tokens=inference_tokens, **limits)
-    within = models_within_memory(law, budget, columns, constraints, points)
+    limits = Limits.of(
+        law,
+        kv_tokens=kv_tokens,
+        inference_tokens=inference_tokens,
+        bytes_per_parameter=bytes_per_parameter,
+        bytes_per_kv=bytes_per_kv,
+    )
+    within = models_within_memory(law, budget, columns, limits, points)
     best = np.argmin(within.loss, axis=1)
     regions = tuple(Region(float(columns[i]), part) for part, i in parts_of(best))
     curves = []
@@ -166,10 +170,10 @@ def memory_curves(
     if law.draws is not None:
         sides = pairwise(i for _, i in parts_of(best))
         boundaries = tuple(boundary_interval(law, within, left, right) for left, right in sides)
-    return MemoryCurves(constraints, within.memory, tuple(curves), regions, _winner(law, within, best), boundaries)
+    return MemoryCurves(limits, within.memory, tuple(curves), regions, _winner(law, within, best), boundaries)
 
 
-def _winner(law: Law, within: WithinMemory, best: NDArray[np.int64]) -> Curve:
+def _winner(law: Formula, within: WithinMemory, best: NDArray[np.int64]) -> Curve:
     """The best model under each limit, whichever its E; `experts` is NaN and `inside` is not told."""
     chosen = np.arange(len(best)), best
     at, width = {name: values[chosen] for name, values in within.at.items()}, within.d_model[chosen]
@@ -197,35 +201,35 @@ class WithinMemory:
     """
 
     budget: Budget
-    constraints: Constraints
+    limits: Limits
     memory: FloatArray
     d_model: FloatArray
     at: dict[str, FloatArray]
     loss: FloatArray
 
-    def drawn(self, law: Law, chosen: Any) -> FloatArray | None:
+    def drawn(self, law: Formula, chosen: Any) -> FloatArray | None:
         """The losses of the models at this index of [points, E] under each draw, [n_draws, n]."""
         at = {name: values[chosen] for name, values in self.at.items()}
-        return drawn_losses(law, self.budget, at, self.d_model[chosen], self.constraints)
+        return drawn_losses(law, self.budget, at, self.d_model[chosen], self.limits)
 
 
 def models_within_memory(
-    law: Law, budget: Budget, experts: FloatArray, constraints: Constraints, points: int = 300
+    law: Formula, budget: Budget, experts: FloatArray, limits: Limits, points: int = 300
 ) -> WithinMemory:
     """From the smallest limit inside the dense model's range guard to past the last optimum.
 
-    The limits of `constraints` are left aside. The loss of an E without an optimum is infinite; ValueError if all are.
+    The limits of `limits` are left aside. The loss of an E without an optimum is infinite; ValueError if all are.
     """
     columns = np.asarray(experts, float)
-    free = best_widths(law, budget, columns, replace(constraints, max_memory_bytes=None, max_parameters=None))
-    sizes = (constraints.weight_bytes(free.d_model, columns) + constraints.kv_bytes(free.d_model))[free.exists]
+    free = best_widths(law, budget, columns, replace(limits, memory=None, max_parameters=None))
+    sizes = (limits.weight_bytes(free.d_model, columns) + limits.kv_bytes(free.d_model))[free.exists]
     memory = np.geomspace(sizes.min() / 12, sizes.max() * 1.3, points)
-    widths = np.minimum(free.d_model, constraints.width_of_memory(memory[:, None], columns))
-    at = models_of(law, widths, columns, budget, constraints)
+    widths = np.minimum(free.d_model, limits.width_of_memory(memory[:, None], columns))
+    at = models_of(law, widths, columns, budget, limits)
     losses = np.where(near_the_runs(law, **at) & free.exists, law.loss(**at), np.inf)
     kept = np.isfinite(losses).any(axis=1)
     at = {name: values[kept] for name, values in at.items()}
-    return WithinMemory(budget, constraints, memory[kept], widths[kept], at, losses[kept])
+    return WithinMemory(budget, limits, memory[kept], widths[kept], at, losses[kept])
 
 
 def parts_of(best: NDArray[np.int64]) -> list[tuple[slice, int]]:
@@ -234,7 +238,7 @@ def parts_of(best: NDArray[np.int64]) -> list[tuple[slice, int]]:
     return [(slice(int(first), int(last) + 1), int(best[first])) for first, last in pairwise(edges)]
 
 
-def boundary_interval(law: Law, within: WithinMemory, left: int, right: int) -> tuple[float, float]:
+def boundary_interval(law: Formula, within: WithinMemory, left: int, right: int) -> tuple[float, float]:
     """95 % interval of the memory limit from which the E numbered `right` beats the one numbered `left`.
 
     Each draw judges the same models, those that are best under the law itself, so that errors which both E share
@@ -251,7 +255,7 @@ def boundary_interval(law: Law, within: WithinMemory, left: int, right: int) -> 
 
 
 def budget_curves(
-    law: Law,
+    law: Formula,
     budget: Budget,
     experts: Sequence[float] | None = None,
     *,
@@ -259,60 +263,69 @@ def budget_curves(
     points: int = 120,
 ) -> tuple[Curve, ...]:
     """Loss against tokens along a budget of either kind. ValueError as `law.optimal`."""
-    if isinstance(budget, TimeBudget):
+    if budget.flops is None:
         return isotime_curves(law, budget, experts, points=points)
-    return isoflop_curves(law, budget, experts, inference_tokens=inference_tokens, points=points)
+    return isoflop_curves(law, budget.flops, experts, inference_tokens=inference_tokens, points=points)
 
 
 def isotime_curves(
-    law: Law, time: TimeBudget, experts: Sequence[float] | None = None, *, points: int = 120
+    law: Formula, time: Budget, experts: Sequence[float] | None = None, *, points: int = 120
 ) -> tuple[Curve, ...]:
     """As `isoflop_curves`, for models that train so long: smaller ones see more tokens."""
-    e, constraints = np.atleast_1d(asked_experts(law, experts)), Constraints.of(law)
-    found = best_widths(law, time, e, constraints)
+    e, limits = np.atleast_1d(asked_experts(law, experts)), Limits.of(law)
+    found = best_widths(law, time, e, limits)
     curves = []
     for own, optimum in zip(e[found.exists].tolist(), found.free[found.exists].tolist(), strict=True):
         widths = optimum * np.geomspace(3.0, 1.0 / 3.0, 2 * (points // 2) + 1)
-        at = models_of(law, widths, own, time, constraints)
+        at = models_of(law, widths, own, time, limits)
         curves.append(loss_curve(law, at["tokens"], at, own, points // 2))
     return tuple(curves)
 
 
 def isoflop_curves(
-    law: Law, flops: float, experts: Sequence[float] | None = None, *, inference_tokens: float = 0.0, points: int = 200
+    law: Formula,
+    flops: float,
+    experts: Sequence[float] | None = None,
+    *,
+    inference_tokens: float = 0.0,
+    points: int = 200,
 ) -> tuple[Curve, ...]:
     """Loss against tokens along a budget for each E that has an optimum, which is marked. ValueError if none has."""
     e = np.atleast_1d(asked_experts(law, experts))
-    constraints = Constraints.of(law, inference_tokens=inference_tokens)
-    found = optimal_widths(law, flops, e, constraints)
-    best = model_variables(law, found.free, e, flops, constraints)["tokens"]
+    limits = Limits.of(law, inference_tokens=inference_tokens)
+    found = optimal_widths(law, flops, e, limits)
+    best = model_variables(law, found.free, e, flops, limits)["tokens"]
     span = np.geomspace(best[found.exists].min() / 12, best[found.exists].max() * 12, points)
     curves = []
     for own, optimum in zip(e[found.exists].tolist(), best[found.exists], strict=True):
         tokens = np.sort(np.append(span, optimum))
         n_active = np.asarray(flops) / (training_flops(1.0, tokens) + inference_flops(1.0, inference_tokens))
         width = width_of_active(n_active, law.vocab_size)
-        at = model_variables(law, width, own, flops, constraints) | {"tokens": tokens}
+        at = model_variables(law, width, own, flops, limits) | {"tokens": tokens}
         curves.append(loss_curve(law, tokens, at, own, int(np.searchsorted(tokens, optimum))))
     return tuple(curves)
 
 
-def token_curves(law: Law, table: OptimalTable, points: int = 120) -> tuple[Curve, ...]:
+def token_curves(law: Formula, table: OptimalTable, points: int = 120) -> tuple[Curve, ...]:
     """Loss against training tokens for the model of each row of `table`, whose own tokens are marked."""
     own = [row.tokens for row in table]
     span = np.geomspace(min(own) / 20, max(own) * 20, points)
     curves = []
     for row in table:
         tokens = np.sort(np.append(span, row.tokens))
-        at = model_variables(law, row.d_model, row.experts, table.flops, table.constraints) | {"tokens": tokens}
+        at = model_variables(law, row.d_model, row.experts, table.flops, table.limits) | {"tokens": tokens}
         curves.append(loss_curve(law, tokens, at, row.experts, int(np.searchsorted(tokens, row.tokens))))
     return tuple(curves)
 
 
 def best_experts(
-    law: Law, flops: ArrayLike, memory: ArrayLike, experts: Sequence[float] | None = None, **limits: Any
+    law: Formula,
+    flops: ArrayLike,
+    memory: ArrayLike,
+    experts: Sequence[float] | None = None,
+    **costs: Unpack[ModelFields],
 ) -> BestExperts:
-    """Which E is best for each budget [columns] and memory limit in bytes [rows]; `limits` as of `law.optimal`.
+    """Which E is best for each budget [columns] and memory limit in bytes [rows]; `costs` as of `law.optimal`.
 
     Models beyond the law's range guard are not compared. ValueError where no E has an optimum.
     """
@@ -321,10 +334,10 @@ def best_experts(
     grid, columns = np.broadcast_arrays(budgets[:, None], e)
     found, near = [], []
     for limit in bytes_.tolist():
-        constraints = Constraints.of(law, **limits, max_memory_bytes=limit)
-        own = optimal_widths(law, grid, columns, constraints)
+        within = Limits.of(law, memory=limit, **costs)
+        own = optimal_widths(law, grid, columns, within)
         found.append(own)
-        at = model_variables(law, own.d_model, columns, grid, constraints)
+        at = model_variables(law, own.d_model, columns, grid, within)
         near.append({name: np.where(own.fits, values, np.nan) for name, values in at.items()})
     at = {name: np.stack([own[name] for own in near]) for name in near[0]}  # [rows, columns, E]
     loss = np.stack([own.loss for own in found])
@@ -347,7 +360,7 @@ def best_experts(
     )
 
 
-def _tied(law: Law, at: dict[str, Any], loss: FloatArray, compared: Any, best: Any) -> NDArray[np.bool_]:
+def _tied(law: Formula, at: dict[str, Any], loss: FloatArray, compared: Any, best: Any) -> NDArray[np.bool_]:
     """Where another E is as good: the interval of the difference reaches zero; without draws, it is below the RMSE."""
     if law.draws is None:
         error = (law.conditions and law.conditions.rmse) or 0.0

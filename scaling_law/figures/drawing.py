@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hub.plain.units import format_count
+from hub.base.errors import InputError
+from hub.base.units import format_count
 from scaling_law.figures.curves import Curve, loss_curve
-from scaling_law.formulas import Law
+from scaling_law.formulas import Formula
+from scaling_law.size.arrays import FloatArray
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-FloatArray = NDArray[np.float64]
 SUFFIXES = (".png", ".svg", ".pdf")
 DARK, DASHED = "0.25", (0, (4, 2))
 OUTSIDE, INTERVAL, BOUNDARY = "outside the fitted range", "95 % interval", "95 % interval of the boundary"
@@ -93,7 +94,7 @@ def panels_or_new(axes: Any, count: int, width: float, height: float, **options:
         return cast("NDArray[Any]", new_figure(width, height, columns=count, squeeze=False, **options)[1][0])
     given = np.atleast_1d(np.asarray(axes, object)).ravel()
     if len(given) != count:
-        raise ValueError(f"axes: {len(given)} given, {count} are needed")
+        raise InputError(f"axes: {len(given)} given, {count} are needed")
     return given
 
 
@@ -101,7 +102,7 @@ def save(drawn: Any, path: str | Path) -> Path:
     """Write what a figure function returned (axes or a figure) in the format of the suffix, one of `SUFFIXES`."""
     target = Path(path)
     if target.suffix.lower() not in SUFFIXES:
-        raise ValueError(f"path={str(path)!r}: the suffix must be one of {', '.join(SUFFIXES)}")
+        raise InputError(f"path={str(path)!r}: the suffix must be one of {', '.join(SUFFIXES)}")
     target.parent.mkdir(parents=True, exist_ok=True)
     _figure_of(drawn).savefig(target, metadata={"Date": None} if target.suffix.lower() == ".svg" else None)
     return target
@@ -124,7 +125,7 @@ def _figure_of(drawn: Any) -> Figure:
 
 
 def draw_loss(
-    ax: Axes, law: Law, x: ArrayLike, n_active: ArrayLike, tokens: ArrayLike, experts: float, **style: Any
+    ax: Axes, law: Formula, x: ArrayLike, n_active: ArrayLike, tokens: ArrayLike, experts: float, **style: Any
 ) -> None:
     """The predicted loss along `x` [k] for N_act and D [k] (or numbers)."""
     draw(ax, loss_curve(law, x, {"n_active": n_active, "tokens": tokens}, experts), **style)

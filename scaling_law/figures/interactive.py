@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hub.plain.units import format_bytes, format_count, format_flops
+from hub.base.units import format_bytes, format_count, format_flops
 from scaling_law.figures import drawing
 from scaling_law.figures.curves import BestExperts, Curve, FloatArray, MemoryCurves
 from scaling_law.figures.drawing import colour_of, label_of, log_ticks

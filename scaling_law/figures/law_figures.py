@@ -11,18 +11,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hub.plain.units import format_count, format_flops
+from hub.base.units import format_count, format_flops
 from scaling_law.figures import drawing
 from scaling_law.figures.curves import Curve, Region, best_experts, isoflop_curves, memory_curves, token_curves
 from scaling_law.figures.drawing import LOSS, TIED, colour_of
-from scaling_law.formulas import Law
+from scaling_law.formulas import Formula
+from scaling_law.planning.budget import Budget
+from scaling_law.planning.limits import ModelFields
 from scaling_law.planning.optimal_table import OptimalTable
+from scaling_law.size.arrays import FloatArray
 from scaling_law.size.recipe import PAPER
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-FloatArray = NDArray[np.float64]
+    from typing_extensions import Unpack
 
 
 def predicted_against_observed(result: Any, axes: Any = None) -> NDArray[Any]:
@@ -51,7 +53,7 @@ def predicted_against_observed(result: Any, axes: Any = None) -> NDArray[Any]:
 
 
 def isoflop(
-    law: Law, flops: ArrayLike = (1e19, 1e20, 1e21, 1e22), experts: Sequence[float] = (1, 4, 16), axes: Any = None
+    law: Formula, flops: ArrayLike = (1e19, 1e20, 1e21, 1e22), experts: Sequence[float] = (1, 4, 16), axes: Any = None
 ) -> NDArray[Any]:
     """Loss against tokens along budgets, compute-optimal points marked (Fig. 2a); one panel for each budget.
 
@@ -77,7 +79,7 @@ def shown_losses(curves: Sequence[Curve]) -> tuple[float, float]:
     return low - 0.25 * (high - low) - 0.005, high + 2.0 * (high - low) + 0.05
 
 
-def loss_by_tokens(law: Law, table: OptimalTable, ax: Axes | None = None) -> Axes:
+def loss_by_tokens(law: Formula, table: OptimalTable, ax: Axes | None = None) -> Axes:
     """Loss of the model of each row against the tokens that it is trained on; its own tokens are marked."""
     ax = drawing.axes_or_new(ax)
     curves = token_curves(law, table)
@@ -90,26 +92,26 @@ def loss_by_tokens(law: Law, table: OptimalTable, ax: Axes | None = None) -> Axe
 
 
 def memory_optimal(
-    law: Law,
+    law: Formula,
     flops: float = 1e22,
     experts: Sequence[float] = PAPER.experts,
-    kv_cache_tokens: float = 0.0,
+    kv_tokens: float = 0.0,
     inference_tokens: float = 0.0,
     ax: Axes | None = None,
 ) -> Axes:
     """Loss under a memory limit, a curve for each E up to its compute optimum, shaded where each E is best."""
     ax = drawing.axes_or_new(ax, 7.0, 4.6)
-    draw_memory_optimal(ax, law, flops, experts, kv_cache_tokens, inference_tokens)
+    draw_memory_optimal(ax, law, flops, experts, kv_tokens, inference_tokens)
     drawing.legend(ax, fontsize=9)
     return ax
 
 
 def draw_memory_optimal(
-    ax: Axes, law: Law, flops: float, experts: Sequence[float], kv_cache_tokens: float, inference_tokens: float
+    ax: Axes, law: Formula, flops: float, experts: Sequence[float], kv_tokens: float, inference_tokens: float
 ) -> None:
     """Draw one panel of `memory_optimal`."""
-    served: dict[str, Any] = {"kv_cache_tokens": kv_cache_tokens, "inference_tokens": inference_tokens}
-    found = memory_curves(law, flops, experts, **served)
+    served: dict[str, Any] = {"kv_tokens": kv_tokens, "inference_tokens": inference_tokens}
+    found = memory_curves(law, Budget(flops), experts, **served)
     shade(ax, found.memory, found.regions)
     for curve in found.curves:
         drawing.draw(ax, curve)
@@ -124,7 +126,7 @@ def draw_memory_optimal(
     reached = found.best.loss
     ax.set(xlim=found.memory[[0, -1]], ylim=(reached.min() - 0.03, reached[0] + 0.02), ylabel=LOSS)
     drawing.log_axis(ax, "memory limit (parameters)")
-    cache = f", KV cache of {kv_cache_tokens:,.0f} tokens" if kv_cache_tokens else ""
+    cache = f", KV cache of {kv_tokens:,.0f} tokens" if kv_tokens else ""
     inference = f", inference on {format_count(inference_tokens)} tokens" if inference_tokens else ""
     ax.set_title(f"{format_flops(flops)} FLOPs{inference}{cache}", fontsize=10 if not (cache and inference) else 8.5)
 
@@ -136,15 +138,17 @@ def shade(ax: Axes, x: FloatArray, regions: Sequence[Region], alpha: float = 0.1
         ax.axvspan(left, right, color=colour_of(region.experts), alpha=alpha, linewidth=0)
 
 
-def best_experts_map(law: Law, flops: ArrayLike, memory: ArrayLike, ax: Axes | None = None, **limits: Any) -> Axes:
-    """The best E over budgets and memory limits (bytes), hatched where another ties; `limits` as of `law.optimal`.
+def best_experts_map(
+    law: Formula, flops: ArrayLike, memory: ArrayLike, ax: Axes | None = None, **costs: Unpack[ModelFields]
+) -> Axes:
+    """The best E over budgets and memory limits (bytes), hatched where another ties; `costs` as of `law.optimal`.
 
     A dashed line surrounds what lies within the fitted range.
     """
     from matplotlib.colors import ListedColormap
     from matplotlib.patches import Patch
 
-    found = best_experts(law, flops, memory, **limits)
+    found = best_experts(law, flops, memory, **costs)
     ax = drawing.axes_or_new(ax, 6.4, 4.6)
     ax.grid(False)
     shown = np.unique(found.experts[np.isfinite(found.experts)])

@@ -2,3 +2,7 @@
 
 A fit goes `problem` (settings, box, starts) → `objective` → `solver` → `diagnostics` → `FitResult`.
 """
+
+from scaling_law.fitting.rate_surface import SettingsGrid, fit_learning_rate_grid
+
+__all__ = ["SettingsGrid", "fit_learning_rate_grid"]

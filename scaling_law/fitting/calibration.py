@@ -19,18 +19,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hub.plain.tables import ResultTable, Table
+from hub.base.errors import InputError, unknown
+from hub.base.tables import ResultTable, Table
 from scaling_law.fitting.diagnostics import design_problems
 from scaling_law.fitting.fitting import LEAVE_OUT, FitResult, as_table, errors_of, finite, fit, rms
 from scaling_law.fitting.problem import Problem, make_problem
 from scaling_law.fitting.uncertainty import Bootstrap
-from scaling_law.formulas import Law
 from scaling_law.formulas.conditions import Conditions, joined_limits
 from scaling_law.formulas.terms import BY_DESIGN, CONSTANT, INTERACTION, OUTER, SIZE, SLOPE, TRANSFORM, Form
+from scaling_law.law import Law
 from scaling_law.runs.recipes import check_mix
 from scaling_law.runs.table import Runs
+from scaling_law.size.arrays import FloatArray
 
-FloatArray = NDArray[np.float64]
 Names = tuple[str, ...]
 LEVELS = ((CONSTANT,), (SIZE,), (SLOPE, OUTER), (BY_DESIGN,), (INTERACTION,), (TRANSFORM,))  # refitted in this order
 
@@ -161,19 +162,19 @@ def calibrate(
     coefficients, and runs that determine none of the candidates.
     """
     if not isinstance(law, Law):
-        raise ValueError(f"law={law!r} must be a law that predicts a loss")
+        raise InputError(f"law={law!r} must be a law that predicts a loss")
     table = as_table(runs, loss, trunks)
     settings: dict[str, Any] = {"huber_delta": huber_delta, "weights": weights, "one_sided": one_sided}
     measured = _problem(table, law, {}, **settings).measured
     check_mix(table.recipe, law.form.variables, mix, table.source)
     group, rule = group_of(table, law, groups)
     if (n_groups := len(np.unique(group[measured]))) < 2:
-        raise ValueError(f"groups={groups!r}: {n_groups} group of {rule}; two are needed to leave one out")
+        raise InputError(f"groups={groups!r}: {n_groups} group of {rule}; two are needed to leave one out")
     everything = law.coefficient_names()
     sets = [_ordered(law, names) for names in (candidate_sets(law.form) if candidates is None else candidates)]
     results, left_out = _fits(table, law, dict.fromkeys([*sets, everything]), settings, mix)
     if not results.keys() & {*sets}:
-        raise ValueError(f"{table.source}: no candidate can be fitted: {'; '.join(left_out.values())}")
+        raise InputError(f"{table.source}: no candidate can be fitted: {'; '.join(left_out.values())}")
     found = {}
     for names, result in results.items():
         name = "fresh fit" if names == everything else "calibrated"
@@ -229,11 +230,13 @@ def choose(candidates: Sequence[Candidate], group: NDArray[np.int64]) -> Candida
 def _ordered(law: Law, names: Collection[str]) -> Names:
     """The names in the law's order."""
     known = law.coefficient_names()
-    wrong = [name for name in names if name not in known]
-    if wrong or isinstance(names, str) or not names:
-        given = names if isinstance(names, str) or not wrong else wrong[0]
-        allowed = f"coefficients of the {law.name} law: {', '.join(known)}"
-        raise ValueError(f"candidates: {given!r} must be a set of {allowed}")
+    if isinstance(names, str) or not names:
+        raise InputError(
+            f"candidates: {names!r} must be a set of coefficients of the {law.name} law: {', '.join(known)}"
+        )
+    for name in names:
+        if name not in known:
+            raise InputError(unknown("candidates: coefficient ", name, known))
     return tuple(name for name in known if name in names)
 
 

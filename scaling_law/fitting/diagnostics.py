@@ -12,14 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hub.plain.tables import enumerated
+from hub.base.tables import enumerated
 from scaling_law.fitting.objective import Objective
 from scaling_law.fitting.problem import Problem
 from scaling_law.formulas.terms import BY_DESIGN, CONSTANT, INTERACTION, OUTER, SIZE, SLOPE, TRANSFORM, Form
 from scaling_law.runs.table import Runs
 from scaling_law.size.architecture import DESIGN_VARIABLES, is_size
+from scaling_law.size.arrays import FloatArray
 
-FloatArray = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 # The standard error up to which a coefficient counts as determined, in the units of `examine`.

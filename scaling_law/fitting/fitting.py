@@ -13,28 +13,30 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hub.plain.progress import progress_line
-from hub.plain.tables import ResultTable, Table
+from hub.base.errors import InputError
+from hub.base.progress import progress_line
+from hub.base.tables import ResultTable, Table
 from scaling_law.fitting.diagnostics import MOST, design_problems, examine, find_outliers, omitted_variables
 from scaling_law.fitting.prior import Prior, under
 from scaling_law.fitting.prior import prior as population
 from scaling_law.fitting.problem import Problem, make_problem, start_points
 from scaling_law.fitting.solver import Solutions
 from scaling_law.fitting.uncertainty import Bootstrap, bootstrap
-from scaling_law.formulas import Law
 from scaling_law.formulas.conditions import Conditions
+from scaling_law.law import Law
 from scaling_law.runs.recipes import check_mix, differences, in_words
 from scaling_law.runs.table import Runs, load_runs
+from scaling_law.size.arrays import FloatArray
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-FloatArray = NDArray[np.float64]
 LawT_co = TypeVar("LawT_co", bound=Law, covariant=True)
 AGREEMENT = 1e-6  # starts within this relative distance of the best objective agree with it
 HELD: dict[str, Any] = {"hold_transform": True, "max_iterations": 60, "tolerance": 1e-4}  # of the first stage
 LEAVE_OUT = 'outliers="set_aside" leaves them out'
 BATCH = 128  # starts solved together: arrays of 128 × runs stay in the processor's cache
+MANY = 1000  # starts, of which those that share a basin are solved once
 
 
 @dataclass(frozen=True)
@@ -269,7 +271,7 @@ def rms(errors: FloatArray) -> float:
 
 def fit(
     runs: Any,
-    law: str = "joint",
+    kind: str = "joint",
     *,
     huber_delta: float = 0.01,
     weights: str | ArrayLike | None = None,
@@ -286,11 +288,11 @@ def fit(
     mix: str | Collection[str] = (),
     allow_unidentifiable: bool = False,
     prior: Prior | Literal["public"] | None = None,
-) -> FitResult:
-    """Fit `law` to `runs` (a Runs, or anything `load_runs` reads).
+) -> FitResult[Law]:
+    """Fit a law of this `kind` to `runs` (a Runs, or anything `load_runs` reads).
 
     Args:
-        law: "joint", "chinchilla", "routed", or the name of another registered law.
+        kind: "joint", "chinchilla", "routed", or the name of another registered kind of law.
         huber_delta: threshold of the Huber loss on ln L (the paper's 0.01).
         weights: of the runs [n] or the name of a column of them, such as squared inverse standard errors; None for
             equal ones. "inverse_loss" reads the paper's underweighting of underperforming runs as weights
@@ -316,11 +318,11 @@ def fit(
     for runs of several recipes.
     """
     if outliers not in ("keep", "set_aside"):
-        raise ValueError(f"outliers={outliers!r} must be 'keep' or 'set_aside'")
+        raise InputError(f"outliers={outliers!r} must be 'keep' or 'set_aside'")
     if release is not None and (isinstance(release, bool) or not isinstance(release, int) or release < 1):
-        raise ValueError(f"release={release!r} must be an integer of at least 1, or None")
+        raise InputError(f"release={release!r} must be an integer of at least 1, or None")
     table = as_table(runs, loss, trunks)
-    problem = make_problem(table, law, huber_delta, weights, l2, fixed or {}, bounds or {}, starts, one_sided)
+    problem = make_problem(table, kind, huber_delta, weights, l2, fixed or {}, bounds or {}, starts, one_sided)
     check_mix(table.recipe, problem.objective.form.variables, mix, table.source)
     warnings = _design_warnings(table, problem, allow_unidentifiable or prior is not None)
     theta = start_points(problem, starts)
@@ -328,8 +330,9 @@ def fit(
         problem, theta = under(population(prior) if isinstance(prior, str) else prior, problem, theta)
     search: dict[str, Any] = {"n_starts": len(theta)}
     if isinstance(starts, str):
-        theta = _first_stage(problem, theta, progress).theta[: release or (256 if starts == "paper" else 64)]
-    final = Solutions.sorted(problem.solve(theta, max_iterations=1000, tolerance=1e-12))
+        final = _two_stages(problem, theta, release or (256 if starts == "paper" else 64), progress)
+    else:
+        final = _released(problem, theta)
     found = find_outliers(problem, final.theta[0])
     if found.too_many:
         count = f"{int(found.suspicious.sum())} of {int(problem.used.sum())} runs"
@@ -339,8 +342,7 @@ def fit(
         )
     elif outliers == "set_aside":
         problem = problem.without(found.suspicious)
-        theta = np.vstack([found.theta, final.theta[1:]])
-        final = Solutions.sorted(problem.solve(theta, max_iterations=1000, tolerance=1e-12))
+        final = _released(problem, np.vstack([found.theta, final.theta[1:]]))
     rows = np.zeros(0, int) if found.too_many else np.flatnonzero(found.suspicious)
     rows = rows[np.argsort(-np.abs(found.deviation[rows]), kind="stable")]  # the farthest first
     names = tuple(table.run_id[i] for i in rows)
@@ -350,31 +352,82 @@ def fit(
     return describe(table, problem, final, search)
 
 
+def _released(problem: Problem, theta: FloatArray) -> Solutions:
+    return Solutions.sorted(problem.solve(theta, max_iterations=1000, tolerance=1e-12))
+
+
+def _agree(final: Solutions, problem: Problem) -> int:
+    """How many starts reached the lowest objective."""
+    best = float(final.cost.min())
+    return int(np.sum(np.abs(final.cost - best) <= best * AGREEMENT + 10.0 * problem.floor))
+
+
+def _two_stages(problem: Problem, theta: FloatArray, release: int, progress: bool) -> Solutions:
+    """The best of the starts θ [S, p], released after a first stage with E_start and E_max held.
+
+    Of many starts, those that share a basin with another wait: they are solved only where most of the released ends
+    disagree, that is, where the surface has so many minima that none may be left out.
+    """
+    distinct = distinct_starts(problem, theta)
+    held = _first_stage(problem, theta[distinct], progress)
+    final = _released(problem, held.theta[:release])
+    if distinct.all() or 2 * _agree(final, problem) >= len(final.cost):
+        return final
+    held = Solutions.sorted(held, _first_stage(problem, theta[~distinct], progress))
+    return _released(problem, held.theta[:release])
+
+
 def _first_stage(problem: Problem, theta: FloatArray, progress: bool) -> Solutions:
     """Solve from each θ [S, p] with E_start and E_max held, in batches that share both."""
     groups = [theta]
     if problem.objective.n_transform:
         shared, index = np.unique(theta[:, problem.objective.first_transform :], axis=0, return_inverse=True)
         groups = [theta[index.ravel() == i] for i in range(len(shared))]
-    batches = [group[i : i + BATCH] for group in groups for i in range(0, len(group), BATCH)]
     parts: list[Solutions] = []
     with progress_line("fit", len(theta), "starts", progress) as advance:
-        for batch in batches:
+        for batch in (batch for group in groups for batch in _batches(group)):
             parts.append(problem.solve(batch, **HELD))
             advance(len(batch), f"objective {min(float(part.cost.min()) for part in parts):.4g}")
     return Solutions.sorted(*parts)
 
 
+def _batches(theta: FloatArray) -> list[FloatArray]:
+    return [theta[i : i + BATCH] for i in range(0, len(theta), BATCH)]
+
+
+def distinct_starts(problem: Problem, theta: FloatArray) -> NDArray[np.bool_]:
+    """Which of many starts θ [S, p] that share E_start and E_max may end elsewhere than the best; of few, all.
+
+    Each takes one step, and the lowest are solved. A start shares the basin of the best of these ends if the objective
+    falls at each quarter of the straight way from its step to there: solving it would find that basin once more.
+    Without the step, starts far up in the box see one basin only.
+    """
+    if len(theta) <= MANY or np.ptp(theta[:, problem.objective.first_transform :], axis=0).any():
+        return np.ones(len(theta), bool)
+    steps = [problem.solve(batch, **HELD | {"max_iterations": 1}) for batch in _batches(theta)]
+    points, last = (np.concatenate([getattr(part, name) for part in steps]) for name in ("theta", "cost"))
+    lowest = np.argsort(last, kind="stable")[:BATCH]
+    best = Solutions.sorted(problem.solve(theta[lowest], **HELD))
+    falls = last >= best.cost[0]
+    for part in (0.25, 0.5, 0.75):
+        way = points + part * (best.theta[0] - points)
+        cost = np.concatenate([problem.objective.evaluate(p, hold_transform=True).cost for p in _batches(way)])
+        falls &= cost <= last
+        last = cost
+    falls[lowest] = False  # the best itself, and others for it to agree with
+    return ~falls
+
+
 def as_table(runs: Any, loss: str | None, trunks: str) -> Runs:
     """`loss` and `trunks` belong to `load_runs`; a loaded table accepts only what agrees with it."""
     if not isinstance(trunks, str):
-        raise ValueError(f"trunks={trunks!r} must be 'auto', 'run' or the name of a column")
+        raise InputError(f"trunks={trunks!r} must be 'auto', 'run' or the name of a column")
     if not isinstance(runs, Runs):
         return load_runs(runs, loss, trunks=trunks)
     if loss not in (None, runs.loss_name):
-        raise ValueError(f"loss={loss!r}: these runs were loaded with {runs.loss_name}; pass loss to load_runs")
+        raise InputError(f"loss={loss!r}: these runs were loaded with {runs.loss_name}; pass loss to load_runs")
     if trunks not in ("auto", "run"):
-        raise ValueError(f"trunks={trunks!r}: these runs are loaded already; pass trunks to load_runs")
+        raise InputError(f"trunks={trunks!r}: these runs are loaded already; pass trunks to load_runs")
     return runs.each_its_own_trunk() if trunks == "run" else runs
 
 
@@ -383,7 +436,7 @@ def _design_warnings(runs: Runs, problem: Problem, allow_unidentifiable: bool) -
     problems = design_problems(problem)
     if problems and not allow_unidentifiable:
         advice = "Fix coefficients (fixed={...}), fit another law, or pass allow_unidentifiable=True"
-        raise ValueError(f"{runs.source}: {'; '.join(problems)}. {advice}")
+        raise InputError(f"{runs.source}: {'; '.join(problems)}. {advice}")
     for name, low in zip(problem.objective.names, np.exp(problem.lower), strict=True):
         below = int(np.sum(runs.loss <= low)) if name in problem.objective.constants else 0
         if below:
@@ -391,7 +444,9 @@ def _design_warnings(runs: Runs, problem: Problem, allow_unidentifiable: bool) -
     return problems
 
 
-def describe(runs: Runs, problem: Problem, final: Solutions, search: Mapping[str, Any], chosen: int = 0) -> FitResult:
+def describe(
+    runs: Runs, problem: Problem, final: Solutions, search: Mapping[str, Any], chosen: int = 0
+) -> FitResult[Law]:
     """The result of finished start `chosen` (0: the best); `search` holds the FitStatus fields all starts share."""
     theta, best = final.theta[chosen], float(final.cost[chosen])
     objective, free = problem.objective, problem.free(theta)
@@ -404,7 +459,7 @@ def describe(runs: Runs, problem: Problem, final: Solutions, search: Mapping[str
     status = FitStatus(
         converged=bool(final.converged[chosen]),
         n_released=len(final.cost),
-        n_agree=int(np.sum(np.abs(final.cost - best) <= best * AGREEMENT + 10.0 * problem.floor)),
+        n_agree=_agree(final, problem),
         bounds_hit=tuple(name for name, hit in zip(objective.names, at_bound, strict=True) if hit),
         condition_number=condition_number,
         standard_errors=standard_errors,

@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hub.plain.tables import Table
-from hub.plain.units import format_count
+from hub.base.errors import InputError
+from hub.base.tables import Table
+from hub.base.units import format_count
 from hub.record.names import size_name
 from scaling_law.formulas.learning_rate import LearningRateLaw, Reading
 from scaling_law.runs.recipes import check_mix, recipe_of
 from scaling_law.runs.rows import RunsError, read_rows
-from scaling_law.runs.tuning import tune
+from scaling_law.runs.tuning import best_rate, loss_between
 from scaling_law.size.architecture import Architecture
 
 _SLOPES = {  # column of a fit: the law's coefficient and range, and what the column holds
@@ -54,12 +55,12 @@ def fit_learning_rate(
     rates = columns["learning_rates"]
     for name, values in columns.items():
         if values.shape != (rates.size,) or not np.all((values > 0) & np.isfinite(values)):
-            raise ValueError(f"{name} must be a column of {rates.size} positive finite numbers")
+            raise InputError(f"{name} must be a column of {rates.size} positive finite numbers")
     used = [name for name in _SLOPES if name in columns and (with_experts or name != "experts")]
     design = np.stack([np.ones_like(rates), *(np.log(columns[name]) for name in used)], axis=1)
     if len(rates) < design.shape[1] or np.linalg.matrix_rank(design - [0, *design[:, 1:].mean(0)]) < design.shape[1]:
         what = " and ".join(_SLOPES[name][2] for name in used)
-        raise ValueError(f"{len(rates)} rows with too few different {what} to determine the learning-rate law")
+        raise InputError(f"{len(rates)} rows with too few different {what} to determine the learning-rate law")
     solution = np.linalg.lstsq(design, np.log(rates), rcond=None)[0]
     rmse = math.sqrt(float(np.mean((design @ solution - np.log(rates)) ** 2)))
     intercept, *slopes = solution.tolist()
@@ -69,18 +70,6 @@ def fit_learning_rate(
     found |= {_SLOPES[name][1]: (float(v.min()), float(v.max())) for name, v in columns.items() if name in _SLOPES}
     source = f"least squares on {len(rates)} models"
     return LearningRateLaw(intercept, **found, reading=reading, source=source, rmse=rmse)
-
-
-def best_of_grid(learning_rates: ArrayLike, losses: ArrayLike) -> float:
-    """The LR of lowest loss, by a parabola in ln LR through the best point and its neighbours.
-
-    At an end of the grid, the best point itself. Non-finite losses (diverged runs) are left out.
-    """
-    rates, values = np.asarray(learning_rates, float), np.asarray(losses, float)
-    finite = np.isfinite(values)
-    if not finite.any() or np.any(rates <= 0):
-        raise ValueError("learning_rates must be positive and at least one loss finite")
-    return float(tune(rates[finite, None], values[finite]).settings[0])
 
 
 @dataclass(frozen=True)
@@ -94,7 +83,7 @@ class ModelGrid:
 
     @cached_property
     def best(self) -> float:
-        return best_of_grid(self.learning_rates, self.losses)
+        return best_rate(self.learning_rates, self.losses)
 
     @property
     def name(self) -> str:
@@ -108,9 +97,8 @@ class ModelGrid:
         return int(np.argmin(self.losses)) in (0, len(self.losses) - 1)
 
     def loss_at(self, learning_rate: float) -> float:
-        """Loss in nats, linear in ln LR between the runs; NaN outside the grid."""
-        x = np.log(self.learning_rates)
-        return float(np.interp(math.log(learning_rate), x, self.losses, left=math.nan, right=math.nan))
+        """Loss in nats between the runs; NaN outside the grid."""
+        return loss_between(math.log(learning_rate), np.log(self.learning_rates), np.array(self.losses))
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scaling_law.fitting.penalty import Penalty
-from scaling_law.formulas import LAWS, Law
 from scaling_law.formulas.terms import Factors, Form, Term, without
+from scaling_law.law import LAWS, Law
+from scaling_law.size.arrays import FloatArray
 
-FloatArray = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 Logs = Mapping[str, FloatArray]  # of variables [n], of transforms [S, n]
 Features = tuple[tuple[float, Factors], ...]
@@ -290,11 +290,11 @@ class Objective:
             top = np.maximum(top, other)
         sizes = [np.exp(exponent - top) for exponent in exponents]
         total = sum(sizes[1:], start=sizes[0])
-        log_loss, outer = top + np.log(total), self._outer(theta)
-        return outer * log_loss - self.target, [outer * size / total for size in sizes]
-
-    def _outer(self, theta: FloatArray) -> Any:
-        return 1.0 if self.outer is None else np.exp(theta[:, self.outer, None])
+        log_loss, shares = top + np.log(total), [size / total for size in sizes]
+        if self.outer is not None:
+            outer = np.exp(theta[:, self.outer, None])
+            log_loss, shares = outer * log_loss, [outer * share for share in shares]
+        return log_loss - self.target, shares
 
     def _jacobian(
         self,

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-FloatArray = NDArray[np.float64]
+from scaling_law.size.arrays import FloatArray
+
 LOG_N, LOG_D = float(np.log(1e9)), float(np.log(2e10))  # the reference: 1B parameters, 20B tokens
 STEEPEST, FLATTEST = -3.0, -1e-3  # exponents that a law under a prior may have
 

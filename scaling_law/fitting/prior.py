@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hub.plain import strict_json
+from hub.base import strict_json
+from hub.base.errors import InputError
 from scaling_law.fitting.penalty import FLATTEST, STEEPEST, Penalty, coordinates, jacobian_of, natural_of
 from scaling_law.fitting.problem import Problem, make_problem
-from scaling_law.formulas import ChinchillaLaw
+from scaling_law.law import ChinchillaLaw
 from scaling_law.runs.table import Runs
+from scaling_law.size.arrays import FloatArray
 
-FloatArray = NDArray[np.float64]
 KIND, SIZE = "chinchilla", 5
 POPULATION = Path(__file__).with_name("population.json")
 FORMAT, VERSION = "population", 1
@@ -71,10 +71,10 @@ class Prior:
     def __post_init__(self) -> None:
         mean, covariance = (np.asarray(values, float) for values in (self.mean, self.covariance))
         if mean.shape != (SIZE,) or covariance.shape != (SIZE, SIZE) or np.linalg.eigvalsh(covariance).min() <= 0:
-            raise ValueError(f"prior: mean and covariance must be of {SIZE} coordinates, the covariance positive")
+            raise InputError(f"prior: mean and covariance must be of {SIZE} coordinates, the covariance positive")
         for name, value in (("dof", self.dof), ("noise", self.noise), ("dependence", self.dependence)):
             if not value > 0:
-                raise ValueError(f"prior: {name}={value!r} must be positive")
+                raise InputError(f"prior: {name}={value!r} must be positive")
         object.__setattr__(self, "mean", mean)
         object.__setattr__(self, "covariance", covariance)
 
@@ -147,7 +147,7 @@ def modes(runs: Runs, priors: Sequence[Prior], weights: Any = None) -> Modes:
 def under(prior: Prior, problem: Problem, starts: FloatArray) -> tuple[Problem, FloatArray]:
     """The problem with the prior, weighed by the noise at the mode, and its starts with the mode before them."""
     if not isinstance(prior, Prior):
-        raise ValueError(f"prior={prior!r} must be 'public', a Prior or None")
+        raise InputError(f"prior={prior!r} must be 'public', a Prior or None")
     problem = under_prior(problem)
     theta, usual = starts_of(problem, [prior]), np.array([prior.noise])
     noise, weight = usual, problem.objective.weight[None]
@@ -164,7 +164,7 @@ def under(prior: Prior, problem: Problem, starts: FloatArray) -> tuple[Problem, 
 def under_prior(problem: Problem) -> Problem:
     """The problem with exponents that have logarithms. ValueError for another kind of law than the prior's."""
     if problem.settings.law != KIND:
-        raise ValueError(f"prior: is one of {KIND} laws, not of law={problem.settings.law!r}")
+        raise InputError(f"prior: is one of {KIND} laws, not of kind={problem.settings.law!r}")
     slopes = np.array([name in ("mu", "nu") for name in problem.objective.names])
     lower = np.where(slopes, np.maximum(problem.lower, STEEPEST), problem.lower)
     return replace(problem, lower=lower, upper=np.where(slopes, np.minimum(problem.upper, FLATTEST), problem.upper))
@@ -222,7 +222,7 @@ def estimate(members: Iterable[Member], shrinkage: float, dof: float, dependence
     sets = list(members)
     labs = [member.lab for member in sets]
     if len({*labs}) < 2:
-        raise ValueError(f"prior: a population needs members of two labs, not of {sorted({*labs})}")
+        raise InputError(f"prior: a population needs members of two labs, not of {sorted({*labs})}")
     share = np.array([1.0 / labs.count(lab) for lab in labs])
     eye, count = np.eye(SIZE), len({*labs})
     mean, covariance = np.array(VAGUE_MEAN), np.diag(np.square(VAGUE_SPREAD))
@@ -255,12 +255,12 @@ def prior(name: str = "public", without: str | Collection[str] = ()) -> Prior:
     ValueError for another name, and for labs that have no member.
     """
     if name != "public":
-        raise ValueError(f"prior={name!r} must be 'public', a Prior or None")
+        raise InputError(f"prior={name!r} must be 'public', a Prior or None")
     members, settings = read_population(POPULATION)
     left_out = {without} if isinstance(without, str) else {*without}
     labs = sorted({member.lab for member in members})
     if unknown := sorted(left_out - {*labs}):
-        raise ValueError(f"without={unknown[0]!r} must be among {', '.join(labs)}")
+        raise InputError(f"without={unknown[0]!r} must be among {', '.join(labs)}")
     return estimate([member for member in members if member.lab not in left_out], **settings)
 
 

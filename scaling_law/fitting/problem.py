@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hub.plain.tables import literal
+from hub.base.errors import InputError, unknown
+from hub.base.tables import literal
 from scaling_law.fitting.objective import Evaluation, Objective
 from scaling_law.fitting.solver import Solutions, minimise
-from scaling_law.formulas import LAWS
 from scaling_law.formulas.terms import (
     BY_DESIGN,
     CONSTANT,
@@ -32,9 +32,10 @@ from scaling_law.formulas.terms import (
     Term,
     without,
 )
+from scaling_law.law import LAWS
 from scaling_law.runs.table import Runs
+from scaling_law.size.arrays import FloatArray
 
-FloatArray = NDArray[np.float64]
 Limits = Mapping[str, tuple[float, float]]
 C_BOX = 1e-6  # smallest c, as a part of the lowest loss
 # Keeps degenerate data and resamples from running to infinity, for coefficients of centred (True) and plain features:
@@ -163,16 +164,16 @@ def make_problem(
 ) -> Problem:
     """Check the settings; ValueError names the one that is wrong."""
     if not isinstance(law, str) or law not in LAWS:
-        raise ValueError(f"law={law!r} must be one of {sorted(LAWS)}")
+        raise InputError(unknown("kind=", law, sorted(LAWS)))
     if not LAWS[law].form.terms:
-        raise ValueError(f"law={law!r} is no sum of terms: it can be asked but not fitted")
+        raise InputError(f"kind={law!r} is no sum of terms: it can be asked but not fitted")
     huber_delta, l2 = _number("huber_delta", huber_delta), _number("l2", l2)
     if not huber_delta > 0:
-        raise ValueError(f"huber_delta={huber_delta!r} must be positive and finite")
+        raise InputError(f"huber_delta={huber_delta!r} must be positive and finite")
     if not l2 >= 0:
-        raise ValueError(f"l2={l2!r} must be finite and not negative")
+        raise InputError(f"l2={l2!r} must be finite and not negative")
     if starts not in ("scaled", "paper") if isinstance(starts, str) else not isinstance(starts, Sequence):
-        raise ValueError(f"starts={starts!r} must be 'scaled', 'paper' or a list of laws")
+        raise InputError(f"starts={starts!r} must be 'scaled', 'paper' or a list of laws")
     name = starts if isinstance(starts, str) else f"{len(starts)} given laws"
     weight, weights_name = _weights(runs, weights)
     bound = _one_sided(runs, one_sided)
@@ -190,7 +191,7 @@ def _column(runs: Runs, name: str) -> FloatArray:
     values = runs.column(name)
     if (wrong := np.flatnonzero(~((values > 0) & (values < np.inf)))).size:
         run = runs.run_id[wrong[0]]
-        raise ValueError(f"{runs.source}: {run}: {name}={values[wrong[0]]:g} must be positive and finite")
+        raise InputError(f"{runs.source}: {run}: {name}={values[wrong[0]]:g} must be positive and finite")
     return values
 
 
@@ -199,9 +200,9 @@ def _number(name: str, value: Any, missing: float | None = None) -> float:
     try:
         number = missing if value is None and missing is not None else float(value)
     except (TypeError, ValueError):
-        raise ValueError(f"{name}={literal(value)} must be a number") from None
+        raise InputError(f"{name}={literal(value)} must be a number") from None
     if not np.isfinite(number) and number != missing:
-        raise ValueError(f"{name}={literal(value)} must be finite")
+        raise InputError(f"{name}={literal(value)} must be finite")
     return number
 
 
@@ -211,14 +212,16 @@ def _weights(runs: Runs, weights: Any) -> tuple[FloatArray, str]:
     if isinstance(weights, str) and weights == "inverse_loss":
         return runs.loss.min() / runs.loss, weights
     named = isinstance(weights, str)
+    if named and weights not in runs.columns:
+        raise InputError(unknown("weights=", weights, ["inverse_loss", *runs.columns]))
     try:
-        array = np.asarray(runs.columns.get(weights, ()) if named else weights, float)
+        array = np.asarray(runs.columns[weights] if named else weights, float)
     except (TypeError, ValueError):
         array = np.zeros(0)
     if array.shape != (len(runs),) or not np.all(np.isfinite(array) & (array >= 0)) or not array.any():
         given = f"={weights!r}" if named else ""
         allowed = f"'inverse_loss', or a column or list of {len(runs)} finite numbers ≥ 0, not all zero"
-        raise ValueError(f"weights{given} must be {allowed}")
+        raise InputError(f"weights{given} must be {allowed}")
     return array, weights if named else "given"
 
 
@@ -229,9 +232,9 @@ def _one_sided(runs: Runs, given: Any) -> NDArray[np.bool_]:
     label = f"={given!r}" if isinstance(given, str) else ""
     mask = runs.column(given) if isinstance(given, str) else np.asarray(given)
     if mask.shape != (len(runs),) or not np.isin(mask, (0, 1)).all():
-        raise ValueError(f"one_sided{label} must be {len(runs)} values true or false, or the name of such a column")
+        raise InputError(f"one_sided{label} must be {len(runs)} values true or false, or the name of such a column")
     if mask.all():
-        raise ValueError(f"one_sided{label}: all {len(runs)} runs are upper bounds; the law needs some to meet")
+        raise InputError(f"one_sided{label}: all {len(runs)} runs are upper bounds; the law needs some to meet")
     return mask.astype(bool)
 
 
@@ -244,28 +247,28 @@ def _checked_limits(law: str, fixed: Mapping[str, float], bounds: Limits) -> dic
         for name, value in given.items():
             label = f"{setting}: {name}"
             if name not in names:
-                raise ValueError(f"{setting}: {name!r} is not a coefficient of the {law} law: {', '.join(names)}")
+                raise InputError(unknown(f"{setting}: coefficient ", name, names))
             if setting == "fixed":
                 low = high = _number(label, value)
                 shown = repr(low)
             elif not isinstance(value, (tuple, list, np.ndarray)) or len(value) != 2:
-                raise ValueError(f"{label}={literal(value)} must be a pair (low, high)")
+                raise InputError(f"{label}={literal(value)} must be a pair (low, high)")
             else:
                 low, high = _number(label, value[0], -np.inf), _number(label, value[1], np.inf)
                 shown = repr((low, high))
             floor = floors.get(name, -np.inf)
             low = -np.inf if low == floor else low
             if not low <= high:
-                raise ValueError(f"{label}={shown} must be ordered, low ≤ high")
+                raise InputError(f"{label}={shown} must be ordered, low ≤ high")
             if high <= floor or (np.isfinite(low) and low <= floor):
-                raise ValueError(f"{label}={shown} must be {'positive' if floor == 0.0 else f'above {floor:g}'}")
+                raise InputError(f"{label}={shown} must be {'positive' if floor == 0.0 else f'above {floor:g}'}")
             if name in limits and not low <= limits[name][0] <= high:
-                raise ValueError(f"fixed: {name}={limits[name][0]!r} lies outside its bounds {low, high}")
+                raise InputError(f"fixed: {name}={limits[name][0]!r} lies outside its bounds {low, high}")
             limits.setdefault(name, (low, high))
     for p in form.parameters:
         low, high = limits.get(str(p.above), (-np.inf, np.inf))[0], limits.get(p.name, (-np.inf, np.inf))[1]
         if low >= high:
-            raise ValueError(f"{p.above}={low!r} must be below {p.name}={high!r}")
+            raise InputError(f"{p.above}={low!r} must be below {p.name}={high!r}")
     return limits
 
 
@@ -292,12 +295,12 @@ def _box(objective: Objective, limits: Limits, losses: FloatArray) -> tuple[Floa
             if low >= highest:
                 what = f"{'fixed' if low == high else 'bounds'}: {name}={low:g}"
                 losses_of = f"the losses of the runs, {lowest:g} to {highest:g} nats per token"
-                raise ValueError(f"{what} must be below {losses_of}")
+                raise InputError(f"{what} must be below {losses_of}")
         for side, end in ((lower, low), (upper, high)):
             if np.isfinite(end):
                 side[i] = np.log(end) if name in objective.positive else end
         if lower[i] > upper[i]:
-            raise ValueError(f"bounds: {name}={limits[name]} has an open end where one is needed: give both")
+            raise InputError(f"bounds: {name}={limits[name]} has an open end where one is needed: give both")
     boxes = _transform_box(objective, limits).values()
     lower[objective.first_transform :], upper[objective.first_transform :] = np.reshape([*boxes], (-1, 2)).T
     return lower, upper
@@ -329,7 +332,7 @@ def _transform_box(objective: Objective, limits: Limits) -> dict[str, tuple[floa
 
 def _refuse_empty(p: Parameter, low: float, high: float, below: list[float]) -> None:
     if low > high or below[0] > below[1]:
-        raise ValueError(f"{p.above}={below[0]:g} must be above {p.floor:g} and below {p.name}")
+        raise InputError(f"{p.above}={below[0]:g} must be above {p.floor:g} and below {p.name}")
 
 
 def start_points(problem: Problem, starts: Any) -> FloatArray:
@@ -346,7 +349,7 @@ def start_points(problem: Problem, starts: Any) -> FloatArray:
     else:
         wrong = [law for law in starts if not isinstance(law, LAWS[objective.law])]
         if wrong or not len(starts):
-            raise ValueError(f"starts must be laws of kind {objective.law!r}, got {wrong[0] if wrong else 'none'!r}")
+            raise InputError(f"starts must be laws of kind {objective.law!r}, got {wrong[0] if wrong else 'none'!r}")
         coefficients = {name: np.array([law.coefficients[name] for law in starts]) for name in objective.names}
         pairs = []
     if form.parameters and pairs:

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from hub.plain.tables import ResultTable, Table
+from hub.base.errors import InputError, unknown
+from hub.base.tables import ResultTable, Table
 from scaling_law.fitting.fitting import FitResult
 from scaling_law.fitting.prior import under_prior
 from scaling_law.fitting.problem import floors_of, make_problem
@@ -47,7 +48,7 @@ def profile_interval(result: FitResult, coefficient: str, level: float = 0.95) -
     from scipy.special import ndtri
 
     if coefficient not in result.fitted:
-        raise ValueError(f"coefficient={coefficient!r} must be one of {result.fitted}")
+        raise InputError(unknown("coefficient=", coefficient, result.fitted))
     check_level(level)
     objective = result.problem.objective
     log_residuals = objective.residuals(result.theta[None])[0]

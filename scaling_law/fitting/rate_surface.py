@@ -23,13 +23,15 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hub.plain.tables import Table
+from hub.base.errors import InputError
+from hub.base.tables import Table
 from scaling_law.formulas.law import percentile_interval
 from scaling_law.formulas.learning_rate import PHANTOM_POSITIONS, READINGS, LearningRateLaw, Reading
 from scaling_law.runs.recipes import check_mix
-from scaling_law.runs.rows import FloatArray, RunsError
+from scaling_law.runs.rows import RunsError
 from scaling_law.runs.table import Runs
-from scaling_law.runs.tuning import SAME, models_of
+from scaling_law.runs.tuning import SAME, loss_between, models_of
+from scaling_law.size.arrays import FloatArray
 
 Extra = Literal["tokens", "batch"]
 EXTRAS: tuple[Extra, ...] = ("tokens", "batch")
@@ -104,8 +106,7 @@ class SettingsGrid:
             near &= np.isclose(self.batch, batch, rtol=SAME)
         rate = np.log(law.at(self.size[model], self.experts[model], self.tokens[model], batch))
         order = np.flatnonzero(near)[np.argsort(self.ln_rate[near])]
-        loss = np.interp(rate, self.ln_rate[order], self.loss[order], left=np.nan, right=np.nan)
-        return float(loss - self.loss[at])
+        return loss_between(rate, self.ln_rate[order], self.loss[order]) - float(self.loss[at])
 
     def regrets(self, law: LearningRateLaw) -> FloatArray:
         """`regret` of each model [models]."""
@@ -317,14 +318,14 @@ def _bootstrap(surface: _Surface, solution: FloatArray, draws: int, seed: int) -
 
 def _check(extras: Collection[str], reading: str, within: float, huber_delta: float, draws: int) -> None:
     if bad := [extra for extra in extras if extra not in EXTRAS]:
-        raise ValueError(f"extras={bad[0]!r} must be among {', '.join(EXTRAS)}")
+        raise InputError(f"extras={bad[0]!r} must be among {', '.join(EXTRAS)}")
     if reading not in READINGS:
-        raise ValueError(f"reading={reading!r} must be 'code' or 'paper'")
+        raise InputError(f"reading={reading!r} must be 'code' or 'paper'")
     for name, value in (("within", within), ("huber_delta", huber_delta)):
         if not 0 < value < float("inf"):
-            raise ValueError(f"{name}={value!r} must be positive and finite")
+            raise InputError(f"{name}={value!r} must be positive and finite")
     if not (isinstance(draws, int) and draws >= 0):
-        raise ValueError(f"draws={draws!r} must be a whole number of at least 0")
+        raise InputError(f"draws={draws!r} must be a whole number of at least 0")
 
 
 def _conditions(

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scaling_law.fitting.objective import Evaluation
+from scaling_law.size.arrays import FloatArray
 
-FloatArray = NDArray[np.float64]
 ROUNDING = 1e-12  # relative changes of a sum over runs that mean nothing
 
 

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hub.plain.tables import ResultTable, Summarised, Table
-from hub.plain.units import format_count
+from hub.base.errors import InputError
+from hub.base.tables import ResultTable, Summarised, Table
+from hub.base.units import format_count
 from scaling_law.fitting.fitting import FitResult, describe, errors_of, fit, rms
 from scaling_law.runs.table import Runs
 
@@ -60,9 +61,9 @@ def split(runs: Runs, by: By = "loss", validation: int = 30, test: int = 0) -> S
     ValueError if none is left to train on.
     """
     if by not in ("loss", "n_active", "flops", "tokens"):
-        raise ValueError(f"by={by!r} must be 'loss', 'n_active', 'flops' or 'tokens'")
+        raise InputError(f"by={by!r} must be 'loss', 'n_active', 'flops' or 'tokens'")
     if validation < 0 or test < 0 or validation + test >= len(runs):
-        raise ValueError(f"validation={validation}, test={test} must be ≥ 0 and leave some of the {len(runs)} runs")
+        raise InputError(f"validation={validation}, test={test} must be ≥ 0 and leave some of the {len(runs)} runs")
     values = getattr(runs, by)
     rank = np.argsort(np.argsort(values if by == "loss" else -values, kind="stable"))
     middle = (rank >= test) & (rank < test + validation)
@@ -123,7 +124,7 @@ def compare(
     if select == "rmse":
         joint = select_by_rmse(joint, parts.validation)
     elif select != "objective":
-        raise ValueError(f"select={select!r} must be 'objective' or 'rmse'")
+        raise InputError(f"select={select!r} must be 'objective' or 'rmse'")
     separate, left_out = {}, []
     for e in np.unique(np.concatenate([runs.experts for runs in parts.parts.values()])):
         own_runs = parts.train.subset(parts.train.experts == e)
@@ -145,7 +146,7 @@ def compare(
 def select_by_rmse(result: FitResult, validation: Runs) -> FitResult:
     """The finished start of lowest RMSE on training plus validation runs, the paper's selection."""
     if not len(validation):
-        raise ValueError("validation: no runs to select by")
+        raise InputError("validation: no runs to select by")
     used = result.runs.subset(result.used)
     laws = [result.problem.objective.make_law(theta) for theta in result.finalists.theta]
     scores = [rms(errors_of(law, used)) + rms(errors_of(law, validation)) for law in laws]

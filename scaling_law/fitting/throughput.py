@@ -14,16 +14,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hub.base.errors import InputError
 from hub.record.run_record import RunRecord
 from scaling_law.size.architecture import Architecture
+from scaling_law.size.arrays import FloatArray
 from scaling_law.size.recipe import BatchRamp, RampStage
 from scaling_law.size.throughput import Measurement, ModelWork, Throughput
 
 FITTED = ("steps", "blocks", "flops", "activations", "routing", "weights", "update")
 N_DRAWS = 200
 LEAST_ARCHITECTURES = 3
-
-FloatArray = NDArray[np.float64]
 
 
 def fit_throughput(
@@ -41,10 +41,10 @@ def fit_throughput(
     """
     for measured in measurements:
         if not measured.step_seconds > 0:
-            raise ValueError(f"step_seconds={measured.step_seconds!r} of {measured.architecture} must be positive")
+            raise InputError(f"step_seconds={measured.step_seconds!r} of {measured.architecture} must be positive")
     models = list(dict.fromkeys(measured.architecture for measured in measurements))
     if len(models) < LEAST_ARCHITECTURES:
-        raise ValueError(f"{len(models)} architectures were measured; at least {LEAST_ARCHITECTURES} are needed")
+        raise InputError(f"{len(models)} architectures were measured; at least {LEAST_ARCHITECTURES} are needed")
     relative = _relative_work(measurements, devices, terms)
     groups = np.array([models.index(measured.architecture) for measured in measurements])
     misses = _left_out(relative, groups)
@@ -93,13 +93,13 @@ def of_records(records: Iterable[RunRecord]) -> Throughput:
     ways = sorted({_way(record) for record in timed})
     if len(ways) != 1:
         found = "; ".join(map(str, ways)) or "none that says step_seconds, hardware and micro_batch_sequences"
-        raise ValueError(
+        raise InputError(
             f"runs of one hardware, precision, checkpointing and compilation are needed; there are: {found}"
         )
     hardware, precision, checkpointing, compiled = ways[0]
     count, _, device = hardware.partition(" x ")
     if not (count.isdigit() and device):
-        raise ValueError(f"{hardware=}; 'COUNT x DEVICE' is needed")
+        raise InputError(f"{hardware=}; 'COUNT x DEVICE' is needed")
     return fit_throughput(
         [_measurement_of(record) for record in timed],
         device=device,

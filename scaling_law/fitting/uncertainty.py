@@ -10,14 +10,15 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hub.plain.progress import progress_line
-from hub.plain.tables import ResultTable, Table
+from hub.base.errors import InputError
+from hub.base.progress import progress_line
+from hub.base.tables import ResultTable, Table
 from scaling_law.fitting.problem import Problem
-from scaling_law.formulas import Law
 from scaling_law.formulas.law import percentile_interval
+from scaling_law.law import Law
 from scaling_law.runs.table import Runs
+from scaling_law.size.arrays import FloatArray
 
-FloatArray = NDArray[np.float64]
 CHUNK = 128  # resamples per batch
 
 
@@ -47,7 +48,7 @@ class Bootstrap(ResultTable):
         """Percentile interval of a coefficient; ValueError for an unknown one, or a `level` not between 0 and 1."""
         names = self.law.coefficient_names()
         if coefficient not in names:
-            raise ValueError(f"coefficient={coefficient!r} must be one of {list(names)}")
+            raise InputError(f"coefficient={coefficient!r} must be one of {list(names)}")
         return percentile_interval(self.draws[:, names.index(coefficient)], level)
 
     def prediction_interval(
@@ -64,7 +65,7 @@ class Bootstrap(ResultTable):
         the fit, enlarged for the coefficients fitted.
         """
         if kind not in ("confidence", "prediction"):
-            raise ValueError(f"kind={kind!r} must be 'confidence' or 'prediction'")
+            raise InputError(f"kind={kind!r} must be 'confidence' or 'prediction'")
         losses = self.law.loss_draws(n_active, tokens, experts)
         if kind == "prediction":
             n = len(self.log_residuals)
@@ -132,9 +133,9 @@ def cluster_counts(runs: Runs, n_resamples: int, seed: int) -> FloatArray:
     """How often each run occurs in each resample, [n_resamples, n]."""
     clusters, index = np.unique(runs.trunk, return_inverse=True)
     if len(clusters) < 2:
-        raise ValueError(f"{len(clusters)} trunk: at least two independent trunks are needed to resample them")
+        raise InputError(f"{len(clusters)} trunk: at least two independent trunks are needed to resample them")
     if n_resamples < 2:
-        raise ValueError(f"n_resamples={n_resamples!r} must be at least 2")
+        raise InputError(f"n_resamples={n_resamples!r} must be at least 2")
     rng = np.random.default_rng(seed)
     drawn = rng.integers(0, len(clusters), size=(n_resamples, len(clusters)))
     counts = np.zeros((n_resamples, len(clusters)))

@@ -1,33 +1,24 @@
-"""What a law is: its form, its kinds, and the conditions under which it may be believed. Formulas only, no I/O.
+"""What laws are made of: forms, coefficients, and the conditions under which they may be believed. No I/O."""
 
-`scaling_law.law_methods` adds what needs the rooms above: optima and files. The published coefficients (`shelf`) are
-imported when they are asked for.
-"""
-
+from scaling_law.formulas.answers import Allocation, EfficiencyLeverage, PowerLaw, TrainingRates
 from scaling_law.formulas.conditions import Conditions, ExtrapolationError
-from scaling_law.formulas.kinds import ClarkLaw, FiveFactorLaw, GranularityLaw, KaplanLaw, SaturationLaw, SparsityLaw
-from scaling_law.formulas.law import LAWS, ChinchillaForm, ChinchillaLaw, JointLaw, Law, RoutedLaw, register
+from scaling_law.formulas.law import ChinchillaForm, Formula
+from scaling_law.formulas.repeated import effective_tokens
 from scaling_law.formulas.terms import Form, Parameter, Term, Transform, expert_transform
 
 __all__ = [
-    "LAWS",
+    "Allocation",
     "ChinchillaForm",
-    "ChinchillaLaw",
-    "ClarkLaw",
     "Conditions",
+    "EfficiencyLeverage",
     "ExtrapolationError",
-    "FiveFactorLaw",
     "Form",
-    "GranularityLaw",
-    "JointLaw",
-    "KaplanLaw",
-    "Law",
+    "Formula",
     "Parameter",
-    "RoutedLaw",
-    "SaturationLaw",
-    "SparsityLaw",
+    "PowerLaw",
     "Term",
+    "TrainingRates",
     "Transform",
+    "effective_tokens",
     "expert_transform",
-    "register",
 ]

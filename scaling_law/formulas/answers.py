@@ -1,4 +1,6 @@
-"""Published laws that give no loss for N and D and answer only their own question, each by one method.
+"""Answers: what those of every law have, and published laws that answer only a question of their own.
+
+These give no loss for N and D, and each is asked by one method.
 
 Allocation.optimum            the compute-optimal size and tokens of a budget, as powers of it
 TrainingRates.rates           peak learning rate and batch size
@@ -10,14 +12,80 @@ says how far inside of it a question extrapolates.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from hub.base.errors import InputError
+from hub.base.tables import ResultTable, Table, as_text
 from scaling_law.formulas.conditions import Conditions, RangeCheck
+
+
+@dataclass(frozen=True)
+class Answer(ResultTable):
+    """What every answer has: `rows`, the `best` of them, a `verdict`, and what it is worth.
+
+    `check` is what the law says of all models of the answer (`law.check`): none can be made without it. It is None
+    where no law of the loss was asked, or several were, each by itself. `notes` are warnings of the question itself.
+    """
+
+    check: RangeCheck | None = field(kw_only=True, repr=False, compare=False)
+    notes: tuple[str, ...] = field(default=(), kw_only=True)
+
+    @property
+    def verdict(self) -> str:
+        """The answer in a sentence: the first line of what is shown."""
+        raise NotImplementedError
+
+    @property
+    def best(self) -> Any:
+        """The row that answers best; None where rows are not compared."""
+        return None
+
+    @property
+    def trusted(self) -> bool:
+        """Whether all that was compared lies within the range guard of a law whose ranges are known."""
+        return self.check is None or bool(np.all(self.check.trusted))
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What was noticed, and how far the answer extrapolates."""
+        return (*self.notes, *(self.check.warnings if self.check else ()))
+
+    def facts(self) -> dict[str, Any]:
+        """What the answer says beside its rows, as plain JSON values."""
+        return {}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values: what was asked, verdict, rows, best, trusted, warnings."""
+        best = self.best.to_dict() if hasattr(self.best, "to_dict") else self.best
+        known = {"verdict": self.verdict, "rows": self.to_rows(), "best": best, "trusted": self.trusted}
+        return self.facts() | known | {"warnings": list(self.warnings)}
+
+    def __str__(self) -> str:
+        return as_text(self)
+
+
+@dataclass(frozen=True)
+class ArrayAnswer(Answer):
+    """An answer for each of several questions, as arrays that broadcast; its `rows` are the questions one by one."""
+
+    @property
+    def rows(self) -> tuple[dict[str, Any], ...]:
+        """One dict of plain values for each question, in the order of the arrays."""
+        return tuple(self.to_rows())
+
+    def summary(self) -> Table:
+        return replace(super().summary(), title=self.verdict)
+
+
+def span(values: Any, form: Callable[[float], str]) -> str:
+    """One value, or the lowest and the highest of several, in words."""
+    low, high = float(np.min(values)), float(np.max(values))
+    return form(low) if low == high else f"{form(low)} to {form(high)}"
 
 
 @dataclass(frozen=True)
@@ -37,7 +105,7 @@ class PowerLaw:
 
 
 @dataclass(frozen=True)
-class Answer:
+class OwnQuestion:
     """What these laws share: `answers` says what they can be asked; `conditions` are those of a Law."""
 
     answers: ClassVar[str] = ""
@@ -69,17 +137,17 @@ class Answer:
         """The variables as arrays. ValueError unless they are those of the law, positive, finite, near (`force`)."""
         if {*given} != {*self.variables}:
             asked = ", ".join(given) or "nothing"
-            raise ValueError(f"{type(self).__name__} depends on {', '.join(self.variables)}, not on {asked}")
+            raise InputError(f"{type(self).__name__} depends on {', '.join(self.variables)}, not on {asked}")
         arrays = {name: np.asarray(values, float) for name, values in given.items()}
         for name, values in arrays.items():
             if (wrong := values[~((values > 0) & (values < np.inf))]).size:
-                raise ValueError(f"{name}={wrong.flat[0]:g} must be positive and finite")
+                raise InputError(f"{name}={wrong.flat[0]:g} must be positive and finite")
         self.check(**arrays).refuse(force)
         return arrays
 
 
 @dataclass(frozen=True)
-class Allocation(Answer):
+class Allocation(OwnQuestion):
     """The compute optimum of a budget of C FLOPs; `size_name` says how the size is counted."""
 
     answers: ClassVar[str] = "optimum"
@@ -101,7 +169,7 @@ class Allocation(Answer):
 
 
 @dataclass(frozen=True)
-class TrainingRates(Answer):
+class TrainingRates(OwnQuestion):
     """Peak learning rate and batch size in tokens."""
 
     answers: ClassVar[str] = "learning rate, batch"
@@ -125,7 +193,7 @@ class TrainingRates(Answer):
 
 
 @dataclass(frozen=True)
-class EfficiencyLeverage(Answer):
+class EfficiencyLeverage(OwnQuestion):
     """EL = Â^(α + γ (log₂ G)² + β log₂ G) with α = a + d log₁₀ C    (Tian et al. 2025, arXiv 2507.17702, Eq. 13)
 
     1/Â = 1/(A + (1/A_start − 1/A_max)⁻¹) + 1/A_max. The bases of the logarithms are inferred: the paper states none,
@@ -161,7 +229,7 @@ class EfficiencyLeverage(Answer):
         given = self._checked(force, activation_ratio=activation_ratio, granularity=granularity, flops=flops)
         ratio, g, c = given.values()
         if (wrong := ratio[ratio > 1]).size:
-            raise ValueError(f"activation_ratio={wrong.flat[0]:g} must be at most 1")
+            raise InputError(f"activation_ratio={wrong.flat[0]:g} must be at most 1")
         inner = ratio + 1.0 / (1.0 / self.a_start - 1.0 / self.a_max)
         log_a = -np.log(1.0 / inner + 1.0 / self.a_max)
         log_g = np.log2(g)

@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hub.plain.units import format_count
+from hub.base.errors import InputError
+from hub.base.units import format_count
 from scaling_law.size.architecture import is_size, training_flops
+from scaling_law.size.arrays import FloatArray
 
-FloatArray = NDArray[np.float64]
 # How many times beyond the fitted range, either way. N is that of a learning-rate law, which counts otherwise.
 GUARD = {"N_act": 1000.0, "D": 1000.0, "D/N": 100.0, "E": 4.0, "N": 1000.0, "flops": 1e6}
 SIZE_GUARD, DESIGN_GUARD = 1000.0, 4.0  # of other variables of a law
@@ -36,7 +37,7 @@ SPANS = ("n_active", "tokens", "tokens_per_parameter", "training_flops")
 OPTIONAL = ("dataset", "commit", "vocab_size", "where", "variables", "omitted")
 
 
-class ExtrapolationError(ValueError):
+class ExtrapolationError(InputError):
     """The answer lies beyond `GUARD`; `force=True` (`--force`) answers anyway."""
 
 
@@ -150,16 +151,16 @@ class Conditions:
         for name, allowed in (("dataset", DATASET), ("commit", COMMIT)):
             value = data.get(name)
             if value is not None and not (isinstance(value, str) and allowed.fullmatch(value)):
-                raise ValueError(f"conditions: {name}={value!r} must have the form {allowed.pattern}")
+                raise InputError(f"conditions: {name}={value!r} must have the form {allowed.pattern}")
         vocabulary = data.get("vocab_size")
         if vocabulary is not None and (type(vocabulary) is not int or vocabulary < 1):
-            raise ValueError(f"conditions: vocab_size={vocabulary!r} must be an integer of at least 1")
+            raise InputError(f"conditions: vocab_size={vocabulary!r} must be an integer of at least 1")
         try:
             ranges = tuple(FittedRange(**_tuples(r)) for r in data.get("ranges", ()))
             variables = _tuples(data["variables"]) if data.get("variables") else None
             return cls(**{**_tuples(data), "ranges": ranges, "variables": variables})
         except TypeError as error:
-            raise ValueError(f"conditions: {error}") from None
+            raise InputError(f"conditions: {error}") from None
 
 
 @dataclass(frozen=True, eq=False)

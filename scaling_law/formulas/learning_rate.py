@@ -19,7 +19,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hub.plain import strict_json
+from hub.base import strict_json
+from hub.base.errors import InputError, unknown
 from scaling_law.formulas.conditions import Conditions, RangeCheck
 from scaling_law.size.architecture import VOCAB_SIZE, Architecture, active_parameters, non_embedding_parameters
 from scaling_law.size.recipe import PAPER, ROWS
@@ -59,20 +60,20 @@ class LearningRateLaw:
 
     def __post_init__(self) -> None:
         if self.reading not in READINGS:
-            raise ValueError(f"reading={self.reading!r} must be 'code' or 'paper'")
+            raise InputError(f"reading={self.reading!r} must be 'code' or 'paper'")
         for name in ("intercept", "slope_n", "slope_e", "slope_d", "slope_batch"):
             if not _is_finite(value := getattr(self, name)):
-                raise ValueError(f"{name}={value!r} must be a finite number")
+                raise InputError(f"{name}={value!r} must be a finite number")
         if type(self.vocab_size) is not int or self.vocab_size < 1:
-            raise ValueError(f"vocab_size={self.vocab_size!r} must be an integer of at least 1")
+            raise InputError(f"vocab_size={self.vocab_size!r} must be an integer of at least 1")
         if self.regret is not None and not _is_finite(self.regret):
-            raise ValueError(f"regret={self.regret!r} must be a finite number of nats, or None")
+            raise InputError(f"regret={self.regret!r} must be a finite number of nats, or None")
         for name in ("n_range", "experts_range", "tokens_range", "batch_range"):
             if (ends := getattr(self, name)) is None:
                 continue
             pair = isinstance(ends, (tuple, list)) and len(ends) == 2 and all(map(_is_finite, ends))
             if not pair or not 0 < ends[0] <= ends[1]:
-                raise ValueError(f"{name}={ends!r} must be two positive numbers, the lower first")
+                raise InputError(f"{name}={ends!r} must be two positive numbers, the lower first")
             object.__setattr__(self, name, (float(ends[0]), float(ends[1])))
 
     @classmethod
@@ -89,7 +90,11 @@ class LearningRateLaw:
     @classmethod
     def named(cls, name: str | Path) -> LearningRateLaw:
         """The published law for "code" and "paper", else that of a file."""
-        return cls.published(str(name)) if str(name) in READINGS else cls.load(name)
+        if str(name) in READINGS:
+            return cls.published(str(name))
+        if not Path(name).exists():
+            raise InputError(f"{unknown('law of learning rates ', str(name), READINGS)}, or the file of a law")
+        return cls.load(name)
 
     def save(self, path: str | Path) -> Path:
         """Write the law as JSON, atomically; `train.py --optimizer.learning_rate_law PATH` takes it."""
@@ -102,11 +107,11 @@ class LearningRateLaw:
         names = [name for name in cls.__dataclass_fields__ if SINCE.get(name, 1) <= data["version"]]
         if sorted(data) != sorted(["format", "version", *names]):
             wanted = f"format, version, {', '.join(names)}"
-            raise ValueError(f"{path}: the fields must be exactly {wanted}; here are {', '.join(data)}")
+            raise InputError(f"{path}: the fields must be exactly {wanted}; here are {', '.join(data)}")
         try:
             return cls(**{name: data[name] for name in names})
         except ValueError as error:
-            raise ValueError(f"{path}: {error}") from None
+            raise InputError(f"{path}: {error}") from None
 
     def counted_parameters(
         self, d_model: ArrayLike, n_blocks: ArrayLike | None = None, vocab_size: float | None = None
@@ -141,10 +146,10 @@ class LearningRateLaw:
             if slope == 0:
                 continue
             if values is None:
-                raise ValueError(f"{name}=None: this learning-rate law ({self.formula}) needs {_MEANING[name]}")
+                raise InputError(f"{name}=None must be given, {_MEANING[name]}: this law is {self.formula}")
             given = np.asarray(values, float)
             if not np.all((given > 0) & np.isfinite(given)):
-                raise ValueError(f"{name}={given.tolist()!r} must be positive and finite")
+                raise InputError(f"{name}={given.tolist()!r} must be positive and finite")
             exponent = exponent + slope * np.log(given)
         return np.exp(exponent)
 
@@ -205,7 +210,7 @@ class LearningRateLaw:
         return ("tokens", self.slope_d, tokens), ("batch_tokens", self.slope_batch, batch_tokens)
 
 
-_MEANING = {"tokens": "the tokens of the run (--tokens)", "batch_tokens": "the tokens of a batch (--batch-tokens)"}
+_MEANING = {"tokens": "the tokens of the run", "batch_tokens": "the tokens of a batch"}
 
 
 def _is_finite(value: Any) -> bool:

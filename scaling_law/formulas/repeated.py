@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from hub.base.errors import InputError
+
 # Fitted on 182 runs of up to 9e9 parameters and 500 epochs: README of huggingface/datablations, "Parametric Fit"
 R_STAR_TOKENS, R_STAR_PARAMETERS = 15.387756, 5.309743
 
@@ -23,12 +25,6 @@ def effective_tokens(tokens: ArrayLike, unique_tokens: ArrayLike, r_star: float 
     ValueError for values that are not positive.
     """
     return _effective("tokens", tokens, "unique_tokens", unique_tokens, r_star)
-
-
-def effective_tokens_slope(tokens: ArrayLike, unique_tokens: ArrayLike, r_star: float = R_STAR_TOKENS) -> Any:
-    """∂ ln D' / ∂ ln D: 1 up to one epoch, and falling towards 0 beyond; broadcasts."""
-    effective = effective_tokens(tokens, unique_tokens, r_star)
-    return np.asarray(tokens) / effective * np.exp(-_repeats(tokens, unique_tokens) / r_star)
 
 
 def effective_parameters(n: ArrayLike, unique_parameters: ArrayLike, r_star: float = R_STAR_PARAMETERS) -> Any:
@@ -45,7 +41,7 @@ def unique_parameters(chinchilla: tuple[Any, Any, Any, Any], unique_tokens: Arra
 def _effective(name: str, values: ArrayLike, unique_name: str, unique: ArrayLike, r_star: float) -> Any:
     for own, given in ((name, values), (unique_name, unique), ("r_star", r_star)):
         if (wrong := (array := np.asarray(given))[~(array > 0)]).size:
-            raise ValueError(f"{own}={wrong.flat[0]:g} must be positive")
+            raise InputError(f"{own}={wrong.flat[0]:g} must be positive")
     repeated = r_star * -np.expm1(-_repeats(values, unique) / r_star)
     return np.minimum(values, unique) + np.asarray(unique) * repeated
 

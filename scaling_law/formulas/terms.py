@@ -18,11 +18,11 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from hub.base.errors import InputError
 from scaling_law.size.architecture import is_size
 
-FloatArray = NDArray[np.float64]
 Factors = tuple[str, ...]  # the variables and transforms whose logarithms a feature multiplies
 # What a coefficient is to its law; SLOPE is that of a size or of tokens, BY_DESIGN of anything else
 CONSTANT, SIZE, SLOPE, BY_DESIGN, INTERACTION = "constant", "size", "slope", "by_design", "interaction"
@@ -112,7 +112,7 @@ class Transform:
             if values[p.name] <= max(below):
                 given = ", ".join(f"{q.name}={values[q.name]!r}" for q in self.parameters)
                 order = " < ".join([format(p.floor, "g"), *([p.above] if p.above else []), p.name])
-                raise ValueError(f"{given}: needs {order}")
+                raise InputError(f"{given}: needs {order}")
 
 
 @dataclass(frozen=True)
@@ -134,12 +134,12 @@ class Form:
         others = [name for term in self.terms for name in term.features]
         own = [*(p.name for p in self.parameters), *self._outer]
         if len({*scales, *own}) < len(scales) + len(own) or {*scales, *own} & {*others}:
-            raise ValueError(f"terms: the scales {scales} must have names of their own")
+            raise InputError(f"terms: the scales {scales} must have names of their own")
         if sum(not term.slopes for term in self.terms) > 1:
-            raise ValueError(f"terms: one constant at most, not {[t.scale for t in self.terms if not t.slopes]}")
+            raise InputError(f"terms: one constant at most, not {[t.scale for t in self.terms if not t.slopes]}")
         used = {name for term in self.terms for name in term.factors}
         if idle := [t.name for t in self.transforms if t.name not in used]:
-            raise ValueError(f"transforms: no term names {', '.join(idle)}")
+            raise InputError(f"transforms: no term names {', '.join(idle)}")
 
     @property
     def _outer(self) -> tuple[str, ...]:

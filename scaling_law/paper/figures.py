@@ -13,17 +13,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hub.plain.units import format_count
+from hub.base.units import format_count
 from scaling_law.figures import drawing
 from scaling_law.figures.curves import Region, interval_of, near_the_runs, parts_of
 from scaling_law.figures.drawing import LOSS, colour_of
 from scaling_law.figures.law_figures import draw_memory_optimal, isoflop, memory_optimal, shade
-from scaling_law.formulas import JointLaw
-from scaling_law.formulas.law import joint_to_chinchilla
 from scaling_law.formulas.learning_rate import LearningRateLaw
+from scaling_law.law import JointLaw
+from scaling_law.law.kinds import joint_to_chinchilla
 from scaling_law.planning.inverse import flop_savings
+from scaling_law.planning.limits import Limits, ModelFields
 from scaling_law.planning.matched import matched_memory
-from scaling_law.planning.optimum import Constraints, WidthOptimum, drawn_optimum, optimal_widths
+from scaling_law.planning.optimum import WidthOptimum, drawn_optimum, optimal_widths
 from scaling_law.size.architecture import Architecture, active_parameters, affordable_tokens, width_of_total
 from scaling_law.size.recipe import PAPER
 
@@ -31,9 +32,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 EXPERTS = PAPER.experts
-SCENARIOS: tuple[tuple[str, dict[str, float]], ...] = (
+SCENARIOS: tuple[tuple[str, ModelFields], ...] = (
     ("model size", {}),
-    ("with KV cache of 32k tokens", {"kv_cache_tokens": 32_768}),
+    ("with KV cache of 32k tokens", {"kv_tokens": 32_768}),
     ("with inference on 100B tokens", {"inference_tokens": 1e11}),
 )
 
@@ -118,14 +119,14 @@ def best_by_budget(law: JointLaw, sizes: Sequence[float] = (2e9, 5e9, 10e9), axe
     return np.asarray(axes)
 
 
-def _models_by_budget(law: JointLaw, flops: Any, size: float, extra: dict[str, float]) -> WidthOptimum:
+def _models_by_budget(law: JointLaw, flops: Any, size: float, extra: ModelFields) -> WidthOptimum:
     """[budgets, E]: the best models within the memory of a dense model of `size` in this scenario."""
-    dense = Constraints.of(law, **extra)
+    dense = Limits.of(law, **extra)
     width = width_of_total(size, 1, law.vocab_size)
     memory = float(dense.weight_bytes(width, 1) + dense.kv_bytes(width))
     grid = np.broadcast_to(flops[:, None], (len(flops), len(EXPERTS)))
     experts = np.broadcast_to(np.array(EXPERTS, float), grid.shape)
-    return optimal_widths(law, grid, experts, replace(dense, max_memory_bytes=memory))
+    return optimal_widths(law, grid, experts, replace(dense, memory=memory))
 
 
 def _draw_differences(ax: Axes, law: JointLaw, flops: Any, found: WidthOptimum) -> None:

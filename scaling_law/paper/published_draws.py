@@ -15,10 +15,12 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from hub.plain.atomic import write_bytes
-from hub.plain.commands import App, Version
+from hub.base.atomic import write_bytes
+from hub.base.commands import App, Version
+from hub.base.errors import InputError
 from scaling_law.fitting.fitting import fit
-from scaling_law.paper.published import RMSE, published_law
+from scaling_law.formulas.published import RMSE
+from scaling_law.law.kinds import published_law
 from scaling_law.runs.table import Runs
 from scaling_law.size.recipe import published_design
 
@@ -39,7 +41,7 @@ def make_draws(n_draws: int = N_DRAWS, seed: int = SEED) -> NDArray[np.float64]:
     ValueError for fewer than one draw, RuntimeError for a refit that did not converge.
     """
     if n_draws < 1:
-        raise ValueError(f"n_draws={n_draws!r} must be at least 1")
+        raise InputError(f"n_draws={n_draws!r} must be at least 1")
     law, design = published_law(), published_design()
     columns = (design.n_active, design.tokens, design.experts)
     noise = np.random.default_rng(seed).normal(0.0, noise_level(), (n_draws, len(design.tokens)))
@@ -62,7 +64,7 @@ def main(
 ) -> None:
     """Make the draws of the published law again."""
     if output.suffix != ".npy":
-        raise ValueError(f"output={str(output)!r}: the suffix must be .npy")
+        raise InputError(f"output={str(output)!r}: the suffix must be .npy")
     content = io.BytesIO()
     np.save(content, make_draws(draws, seed), allow_pickle=False)
     write_bytes(output, content.getvalue())

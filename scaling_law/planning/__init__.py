@@ -1,1 +1,16 @@
 """Questions to a fitted law: the best model for a budget, and what follows from it."""
+
+from scaling_law.planning.break_even import drawn_break_even, overtaking
+from scaling_law.planning.design import Candidates, advantage, candidate_grid, log_optimal_parameters, predicted_loss
+from scaling_law.planning.inverse import flop_savings
+
+__all__ = [
+    "Candidates",
+    "advantage",
+    "candidate_grid",
+    "drawn_break_even",
+    "flop_savings",
+    "log_optimal_parameters",
+    "overtaking",
+    "predicted_loss",
+]

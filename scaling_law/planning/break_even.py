@@ -6,24 +6,26 @@ as D grows (ζ < 0): few tokens favour the dense model.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from hub.plain.tables import ResultTable
-from scaling_law.formulas import Law
-from scaling_law.formulas.conditions import RangeCheck
-from scaling_law.planning.optimum import asked_experts, positive
+from hub.base.errors import InputError
+from hub.base.units import format_count
+from scaling_law.formulas import Formula
+from scaling_law.formulas.answers import ArrayAnswer, span
+from scaling_law.formulas.law import positive
+from scaling_law.planning.optimum import asked_experts
+from scaling_law.size.arrays import FloatArray
 
-FloatArray = NDArray[np.float64]
 TOKENS_RANGE = (1e3, 1e15)  # that are searched
 POINTS = 400  # of D: a straight line between two is off by less than 0.1 %
 
 
 @dataclass(frozen=True)
-class BreakEven(ResultTable):
+class BreakEven(ArrayAnswer):
     """The D from which on E experts beat the dense model of equal N_act; of shape n_active.shape + experts.shape.
 
     `tokens` is 0 where they do throughout the D searched, infinite where they do not at the last; `tokens_low` and
@@ -37,36 +39,35 @@ class BreakEven(ResultTable):
     tokens: FloatArray
     tokens_low: FloatArray
     tokens_high: FloatArray
-    check: RangeCheck = field(repr=False, compare=False)
 
     @property
-    def warnings(self) -> tuple[str, ...]:
-        return self.check.warnings
+    def verdict(self) -> str:
+        size = f"E = {span(self.experts, '{:g}'.format)} of {span(self.n_active, format_count)} active parameters"
+        if np.isinf(self.tokens).all():
+            return f"{size}: experts pay at no number of tokens that was searched"
+        if not self.tokens.any():
+            return f"{size}: experts pay at every number of tokens that was searched"
+        return f"{size}: experts pay from {span(self.tokens[np.isfinite(self.tokens)], format_count)} tokens on"
 
     def _columns(self) -> dict[str, Any]:
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "check"}
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("check", "notes")}
 
 
 def break_even(
-    law: Law,
+    law: Formula,
     n_active: ArrayLike,
     experts: ArrayLike | None = None,
     *,
     between: tuple[float, float] = TOKENS_RANGE,
     force: bool = False,
 ) -> BreakEven:
-    """From how many tokens on E experts beat the dense model of equal N_act (None: the law's own above 1).
-
-    D is searched in `between`: ask the law of a small sweep no further than its runs reach.
-    ValueError for a law that does not depend on N_act, D and E, and for E of 1 or less; ExtrapolationError where an
-    answer lies beyond the law's range guard, unless `force`.
-    """
+    """Answer `Law.break_even`."""
     if missing := {"n_active", "tokens", "experts"} - {*law.variables}:
-        raise ValueError(f"{law.name}: a law of {', '.join(law.variables)} has no {', '.join(sorted(missing))} to ask")
+        raise InputError(f"{law.name}: a law of {', '.join(law.variables)} has no {', '.join(sorted(missing))} to ask")
     size, e = positive("n_active", n_active), asked_experts(law, experts)
     e = e[e > 1] if experts is None else e
     if not (e.size and np.all(e > 1)):
-        raise ValueError(f"experts={e.tolist()!r} must be above 1: they are compared with the dense model")
+        raise InputError(f"experts={e.tolist()!r} must be above 1: they are compared with the dense model")
     n, e = np.broadcast_arrays(size.reshape(size.shape + (1,) * e.ndim), e)
     searched = np.geomspace(*between, POINTS)
     at = n[..., None], searched
@@ -77,10 +78,12 @@ def break_even(
         low, high = np.quantile(drawn, [0.025, 0.975], axis=0, method="nearest")  # some may be infinite
     known = np.isfinite(tokens) & (tokens > 0)
     (check := law.check(n, np.where(known, tokens, np.nan), e)).refuse(force)
-    return BreakEven(n, e, tokens, low, high, check)
+    return BreakEven(n, e, tokens, low, high, check=check)
 
 
-def drawn_break_even(law: Law, n_active: ArrayLike, experts: ArrayLike, between: tuple[float, float]) -> FloatArray:
+def drawn_break_even(
+    law: Formula, n_active: ArrayLike, experts: ArrayLike, between: tuple[float, float]
+) -> FloatArray:
     """The tokens of `break_even` for each of the law's draws, [n_draws, ...]; N_act and E broadcast."""
     n, e = np.broadcast_arrays(np.asarray(n_active, float), np.asarray(experts, float))
     searched = np.geomspace(*between, POINTS)

@@ -11,50 +11,56 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import reduce
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hub.plain.tables import ResultTable, Table, literal
-from hub.plain.units import format_count, format_flops
-from scaling_law.formulas import Law
-from scaling_law.formulas.conditions import Conditions, ExtrapolationError, RangeCheck
-from scaling_law.planning.optimum import Constraints, compute_optimal, model_variables, optimal_widths, positive
+from hub.base.errors import InputError
+from hub.base.tables import Table, literal
+from hub.base.units import format_count, format_flops
+from scaling_law.formulas import Formula
+from scaling_law.formulas.answers import ArrayAnswer
+from scaling_law.formulas.conditions import Conditions, ExtrapolationError
+from scaling_law.formulas.law import positive
+from scaling_law.planning.limits import LimitFields, Limits, Quantity
+from scaling_law.planning.optimum import compute_optimal, model_variables, optimal_widths
 from scaling_law.size.architecture import HEAD_DIM, VOCAB_SIZE, Architecture, training_flops
+from scaling_law.size.arrays import FloatArray
 from scaling_law.size.recipe import PAPER
 
-FloatArray = NDArray[np.float64]
-Answer = Callable[[Law], float]
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+Target = Callable[[Formula], float]
 
 
-def log_optimal_parameters(flops: float, experts: float = 1) -> Answer:
+def log_optimal_parameters(flops: float, experts: float = 1) -> Target:
     """The answer ln N_opt at a budget."""
     return lambda law: float(np.log(compute_optimal(law, flops, experts).n_active))  # refused beyond the guard
 
 
 def predicted_loss(
     n_active: float | None = None, tokens: float | None = None, experts: float | None = None, **variables: float
-) -> Answer:
+) -> Target:
     """The answer "loss of this model", nats per token; `variables` are the law's others."""
 
-    def ask(law: Law) -> float:
+    def ask(law: Formula) -> float:
         law.check(n_active, tokens, experts, **variables).refuse()
         return float(law.loss(n_active, tokens, experts, **variables))
 
     return ask
 
 
-def advantage(flops: float, one: float, other: float, **limits: Any) -> Answer:
-    """How much lower the best loss with `one` number of experts is than with `other`, under `Constraints`."""
-    Constraints(**{name: value for name, value in limits.items() if value is not None})  # bad input ends here
+def advantage(flops: float, one: float, other: float, **limits: Unpack[LimitFields]) -> Target:
+    """How much lower the best loss with `one` number of experts is than with `other`, under `Limits`."""
+    Limits.of(**limits)  # bad input ends here
 
-    def ask(law: Law) -> float:
-        constraints, e = Constraints.of(law, **limits), np.array([one, other], float)
-        found = optimal_widths(law, flops, e, constraints)
-        law.check(**model_variables(law, found.d_model, e, flops, constraints)).refuse()
+    def ask(law: Formula) -> float:
+        within, e = Limits.of(law, **limits), np.array([one, other], float)
+        found = optimal_widths(law, flops, e, within)
+        law.check(**model_variables(law, found.d_model, e, flops, within)).refuse()
         return float(found.loss[1] - found.loss[0])
 
     return ask
@@ -79,51 +85,51 @@ class Candidates:
     def flops(self) -> FloatArray:
         return np.asarray(training_flops(self.n_active, self.tokens))
 
-    def variables(self, law: Law) -> dict[str, FloatArray]:
+    def variables(self, law: Formula) -> dict[str, FloatArray]:
         """The law's variables [n]. ValueError for one that is none of an architecture."""
         rows = [a.variables() | {"tokens": tokens} for a, tokens in zip(self.architectures, self.tokens, strict=True)]
         if unknown := [name for name in law.variables if name not in rows[0]]:
-            raise ValueError(f"{unknown[0]}, a variable of the {law.name} law, is none of an architecture")
+            raise InputError(f"{unknown[0]}, a variable of the {law.name} law, is none of an architecture")
         return {name: np.array([row[name] for row in rows]) for name in law.variables}
 
     def past_warmup(self, warmup_tokens: float) -> Candidates:
         """Those whose warm-up ends before their decay begins. ValueError if none does."""
         if not (np.isfinite(warmup_tokens) and warmup_tokens >= 0):
-            raise ValueError(f"warmup_tokens={literal(warmup_tokens)} must be finite and not negative")
+            raise InputError(f"warmup_tokens={literal(warmup_tokens)} must be finite and not negative")
         kept = np.flatnonzero((1.0 - PAPER.decay_fraction) * self.tokens >= warmup_tokens)
         if not len(kept):
             needed = format_count(warmup_tokens / (1.0 - PAPER.decay_fraction))
             given = f"warmup_tokens={format_count(warmup_tokens)}"
-            raise ValueError(f"{given}: no candidate run has the {needed} tokens that warm-up and decay take")
+            raise InputError(f"{given}: no candidate run has the {needed} tokens that warm-up and decay take")
         return Candidates(tuple(self.architectures[i] for i in kept), self.tokens[kept])
 
 
 def candidate_grid(
-    max_flops: float,
+    max_run_flops: float,
     experts: Sequence[int] = PAPER.experts,
     widths: Sequence[int] | None = None,
     tokens_per_parameter: tuple[float, float] = (0.5, 80.0),
     vocab_size: int = VOCAB_SIZE,
 ) -> Candidates:
-    """Architectures of the d / 64 rule with token counts in factors of 2, none above `max_flops` by itself."""
-    positive("max_flops", max_flops)
+    """Architectures of the d / 64 rule with token counts in factors of 2, none above `max_run_flops` by itself."""
+    positive("max_run_flops", max_run_flops)
     low, high = tokens_per_parameter
     if not 0 < low < high:
-        raise ValueError(f"tokens_per_parameter={tokens_per_parameter!r} must be two increasing positive numbers")
+        raise InputError(f"tokens_per_parameter={tokens_per_parameter!r} must be two increasing positive numbers")
     found: list[tuple[Architecture, float]] = []
     for width in widths or [HEAD_DIM * k for k in (4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48)]:
         for e in experts:
             a = Architecture(width, e, vocab_size=vocab_size)
             start = 2.0 ** np.ceil(np.log2(low * a.n_active))
             counts = start * 2.0 ** np.arange(0, np.ceil(np.log2(high / low)))
-            found += [(a, float(t)) for t in counts if t <= high * a.n_active and a.training_flops(t) <= max_flops]
+            found += [(a, float(t)) for t in counts if t <= high * a.n_active and a.training_flops(t) <= max_run_flops]
     if not found:
-        raise ValueError(f"max_flops={max_flops:g} affords none of the candidate runs")
+        raise InputError(f"max_run_flops={max_run_flops:g} affords none of the candidate runs")
     return Candidates(tuple(a for a, _ in found), np.array([t for _, t in found]))
 
 
 @dataclass(frozen=True)
-class Design(ResultTable):
+class Design(ArrayAnswer):
     """Chosen runs (indices into the candidates, most useful first) and how much they should narrow the answer.
 
     `deviation_before` and `deviation_after` are standard deviations of the answer; `flops` is the cost of all chosen
@@ -136,18 +142,18 @@ class Design(ResultTable):
     deviation_before: float
     deviation_after: float
     flops: float
-    check: RangeCheck = field(repr=False, compare=False)
     warmup_tokens: float | None = None
-    notes: tuple[str, ...] = ()
 
     @property
     def trusted(self) -> bool:
         """Whether the law knows the answer and the losses of the chosen runs within its range guard."""
-        return not self.notes and bool(self.check.trusted.all())
+        return not self.notes and super().trusted
 
     @property
-    def warnings(self) -> tuple[str, ...]:
-        return (*self.notes, *self.check.warnings)
+    def verdict(self) -> str:
+        runs = f"{len(self.chosen)} run{'s' * (len(self.chosen) != 1)}, {format_flops(self.flops)} FLOPs"
+        change = f"{self.deviation_before:.4g} → {self.deviation_after:.4g}"
+        return f"{runs}: standard deviation of the answer {change}"
 
     def runs(self) -> list[tuple[Architecture, float]]:
         """(architecture, tokens) of each chosen run."""
@@ -161,26 +167,24 @@ class Design(ResultTable):
             rows.append(a.shape | sizes | {"tokens": tokens, "training_flops": a.training_flops(tokens)})
         return rows
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        names = ("deviation_before", "deviation_after", "flops", "warmup_tokens")
-        return {name: getattr(self, name) for name in names} | {"runs": self.to_rows(), "warnings": self.warnings}
+    def facts(self) -> dict[str, Any]:
+        return {
+            name: getattr(self, name) for name in ("deviation_before", "deviation_after", "flops", "warmup_tokens")
+        }
 
     def summary(self) -> Table:
         note = "the warm-up is not known: runs may be shorter than it"
         if self.warmup_tokens is not None:
             note = f"each longer than its warm-up of {format_count(self.warmup_tokens)} tokens"
-        title = f"{len(self.chosen)} runs, {format_flops(self.flops)} FLOPs: standard deviation of the answer "
-        title += f"{self.deviation_before:.4g} → {self.deviation_after:.4g}"
         names = ("d_model", "experts", "n_active", "tokens")
         rows = [{name: row[name] for name in names} | {"flops": row["training_flops"]} for row in self.to_rows()]
-        return Table.of(rows, title=title, notes=[note], warnings=self.warnings)
+        return Table.of(rows, title=self.verdict, notes=[note], warnings=self.warnings)
 
 
 def next_runs(
-    law: Law,
-    answer: Answer,
-    flops: float,
+    law: Formula,
+    answer: Target,
+    flops: Quantity,
     candidates: Candidates | None = None,
     noise: float | None = None,
     max_runs: int = 24,
@@ -188,31 +192,21 @@ def next_runs(
     *,
     force: bool = False,
 ) -> Design:
-    """The runs to train with a budget of `flops` so that `answer` becomes most certain.
-
-    Args:
-        law: a fitted law with at least 30 draws (`result.bootstrap(...).law`).
-        answer: any function of a law, such as `log_optimal_parameters(1e22)`.
-        candidates: default `candidate_grid(flops / 4)` with the law's vocabulary.
-        noise: standard deviation of ln L of one run; default the law's RMSE over the mean predicted loss.
-        warmup_tokens: default that of the fitted runs, where their records say it. No run is proposed whose decay
-            (its last fifth) would begin before the warm-up ends; 0 allows all.
-
-    ValueError for a budget that affords no candidate, too few draws, and an answer that most draws do not have;
-    ExtrapolationError for one of this module's answers that lies beyond the law's range guard, unless `force`.
-    """
-    flops = float(positive("flops", flops))
+    """Answer `Law.next_runs`."""
+    budget = float(positive("flops", flops))
     if max_runs < 1:
-        raise ValueError(f"max_runs={max_runs!r} must be at least 1")
+        raise InputError(f"max_runs={max_runs!r} must be at least 1")
     if law.draws is None or len(law.draws) < 30:
-        raise ValueError("the law needs at least 30 draws: fit it and call result.bootstrap(...)")
+        raise InputError("the law needs at least 30 draws: fit it and call result.bootstrap(...)")
     if warmup_tokens is None and law.conditions is not None:
         warmup_tokens = law.conditions.warmup_tokens
-    candidates = (candidates or candidate_grid(flops / 4, vocab_size=law.vocab_size)).past_warmup(warmup_tokens or 0.0)
+    candidates = (candidates or candidate_grid(budget / 4, vocab_size=law.vocab_size)).past_warmup(
+        warmup_tokens or 0.0
+    )
     columns = candidates.variables(law)
     if noise is None:
         if law.conditions is None or not law.conditions.rmse:
-            raise ValueError("noise: the law does not know its RMSE; give the standard deviation of ln L")
+            raise InputError("noise: the law does not know its RMSE; give the standard deviation of ln L")
         noise = law.conditions.rmse / float(np.mean(law.loss(**columns)))
     notes: tuple[str, ...] = ()
     try:
@@ -226,13 +220,15 @@ def next_runs(
     values, losses = _ensemble(law, answer, columns)
     everything = np.column_stack([losses, values])
     covariance = everything.T @ everything / len(everything)
-    chosen, after = _choose(covariance, candidates.flops, flops, noise, max_runs)
+    chosen, after = _choose(covariance, candidates.flops, budget, noise, max_runs)
     before, after = np.sqrt([covariance[-1, -1], after]).tolist()
     check, spent = law.check(**{name: values[chosen] for name, values in columns.items()}), candidates.flops[chosen]
-    return Design(candidates, tuple(chosen), before, after, float(spent.sum()), check, warmup_tokens, notes)
+    return Design(
+        candidates, tuple(chosen), before, after, float(spent.sum()), warmup_tokens, check=check, notes=notes
+    )
 
 
-def _ensemble(law: Law, answer: Answer, columns: Mapping[str, FloatArray]) -> tuple[FloatArray, FloatArray]:
+def _ensemble(law: Formula, answer: Target, columns: Mapping[str, FloatArray]) -> tuple[FloatArray, FloatArray]:
     """Centred answers [draws] and log losses [draws, candidates], over the draws that have an answer.
 
     Draws beyond five robust deviations are dropped: their long tails would dominate a covariance.
@@ -249,7 +245,7 @@ def _ensemble(law: Law, answer: Answer, columns: Mapping[str, FloatArray]) -> tu
     spread = 1.4826 * np.median(off[known]) if known.any() else 0.0
     near = known & (off <= 5 * spread)
     if near.sum() < 20 or not spread > 0:
-        raise ValueError(f"the answer is defined in {known.sum()} draws, {near.sum()} of them near: too few")
+        raise InputError(f"the answer is defined in {known.sum()} draws, {near.sum()} of them near: too few")
     values, losses = values[near], np.log(law.loss_draws(**columns))[near]
     return values - values.mean(), losses - losses.mean(axis=0)
 

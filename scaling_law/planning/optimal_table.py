@@ -9,26 +9,22 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from hub.plain.tables import ResultTable, Table, as_text, enumerated
-from hub.plain.units import format_bytes, format_count, format_flops, listed_experts
-from scaling_law.formulas import Law
-from scaling_law.formulas.law import percentile_interval
+from hub.base.errors import InputError
+from hub.base.tables import Table, enumerated
+from hub.base.units import format_bytes, format_count, format_flops, listed_experts
+from scaling_law.formulas import Formula
+from scaling_law.formulas.answers import Answer
+from scaling_law.formulas.law import percentile_interval, positive
 from scaling_law.formulas.learning_rate import LearningRateLaw
-from scaling_law.planning.hours import Budget, Cluster, TimeBudget, best_widths, drawn_losses, models_of, work_of
-from scaling_law.planning.optimum import (
-    Constraints,
-    WidthOptimum,
-    asked_experts,
-    left_out,
-    name_limits,
-    positive,
-    why_no_optimum,
-)
+from scaling_law.planning.budget import Budget, Cluster, QuestionFields, read_question, work_of
+from scaling_law.planning.hours import best_widths, drawn_losses, models_of
+from scaling_law.planning.limits import Limits, Quantity
+from scaling_law.planning.optimum import WidthOptimum, asked_experts, left_out, why_no_optimum
 from scaling_law.planning.placement import DoesNotFit, place
 from scaling_law.size.architecture import (
     HEAD_DIM,
@@ -39,11 +35,14 @@ from scaling_law.size.architecture import (
     total_parameters,
     training_flops,
 )
+from scaling_law.size.arrays import FloatArray
 from scaling_law.size.gpus import named_gpu
 from scaling_law.size.recipe import PAPER, BatchRamp
 from scaling_law.size.serving import decode_seconds_by_width
 
-FloatArray = NDArray[np.float64]
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 MOST_SHOWN = 6  # E of which a comparison says how often each wins, or which is ahead
 FIRST = ("d_model", "N_act", "tokens", "loss", "")  # what a narrow terminal shows above the rest
 
@@ -96,9 +95,9 @@ class OptimalRow:
         """
         a = self.architecture
         if a is None:
-            raise ValueError("this row is no architecture that exists: ask for optimal(..., integral=True)")
+            raise InputError("this row is no architecture that exists: ask for optimal(..., integral=True)")
         if not a.is_of_the_paper:
-            raise ValueError("SwitchMoeConfig has whole top-1 experts only: plan writes the configuration of a class")
+            raise InputError("SwitchMoeConfig has whole top-1 experts only: plan writes the configuration of a class")
         names = {"hidden_size": a.d_model, "num_hidden_layers": a.blocks, "num_attention_heads": a.heads}
         return names | {"num_experts": a.experts, "vocab_size": a.vocab_size}
 
@@ -134,18 +133,19 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class OptimalTable(ResultTable):
+class OptimalTable(Answer):
     """Rows in the order asked for; prints as a table with rich and in notebooks, and as text with str().
 
     `law` is its provenance, `law_error` the RMSE of its fit in nats. `experts_without_optimum`: E → why. `draw_losses`
     [n_draws, rows] are the rows' losses under each draw. `forced`: rows beyond the range guard are compared, too.
-    With a budget of `time`, draws are those of law and step times together, `flops` those of the best row, and
+    With a budget of hours, draws are those of law and step times together, `flops` those of the best row, and
     `equal_flops` the answer for so many FLOPs. `largest` says that no larger E than the best was considered.
     """
 
     rows: tuple[OptimalRow, ...]
     flops: float
-    constraints: Constraints
+    budget: Budget
+    limits: Limits
     integral: bool
     experts_that_do_not_fit: tuple[float, ...]
     law: str
@@ -153,9 +153,7 @@ class OptimalTable(ResultTable):
     forced: bool = False
     law_error: float | None = None
     draw_losses: FloatArray | None = field(default=None, repr=False, compare=False)
-    notes: tuple[str, ...] = ()
     largest: str | None = None
-    time: TimeBudget | None = None
     equal_flops: OptimalTable | None = field(default=None, repr=False, compare=False)
 
     @cached_property
@@ -167,6 +165,21 @@ class OptimalTable(ResultTable):
     def best(self) -> OptimalRow:
         """The row of lowest loss among those compared."""
         return min(self.compared, key=lambda row: row.loss)
+
+    @property
+    def trusted(self) -> bool:
+        """Whether the best row is."""
+        return self.best.trusted
+
+    @property
+    def verdict(self) -> str:
+        best, tied = self.best, self.comparison.tied if self.comparison else ()
+        size = f"E = {best.experts:g} of {format_count(best.n_total)} parameters"
+        text = f"{size if best.experts > 1 else f'dense, {format_count(best.n_total)} parameters'}, "
+        text += f"{format_count(best.tokens)} tokens: loss {best.loss:.3f}"
+        text += " ({:.3f} to {:.3f})".format(*best.loss_interval) if best.loss_interval else ""
+        text += f"; E = {enumerated(listed_experts(sorted(tied)))} are a tie" if len(tied) > 1 else ""
+        return text if best.trusted else f"{text}; not trusted"
 
     @cached_property
     def comparison(self) -> Comparison | None:
@@ -194,7 +207,7 @@ class OptimalTable(ResultTable):
     @property
     def reordered(self) -> str | None:
         """How hours order the E otherwise than equal FLOPs do; None where they do not."""
-        if self.equal_flops is None or self.time is None:
+        if self.equal_flops is None:
             return None
         flops = {row.experts: row.loss for row in self.equal_flops}
         rows = [row for row in self.compared if row.experts in flops]
@@ -203,7 +216,7 @@ class OptimalTable(ResultTable):
             return None
         budget = f"{format_flops(self.flops)} FLOPs each"
         first, other = (", ".join(f"{e:g}" for e in order[:MOST_SHOWN]) for order in (hours, by_flops))
-        return f"best E first: {first} in {self.time.hours:.3g} hours, but {other} for {budget}"
+        return f"best E first: {first} in {self.budget.hours:.3g} hours, but {other} for {budget}"
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -234,19 +247,20 @@ class OptimalTable(ResultTable):
                 return row
         raise KeyError(f"no row for experts={experts}; there are {[row.experts for row in self.rows]}")
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values: law, flops, constraints, rows, best, comparison, warnings."""
+    def facts(self) -> dict[str, Any]:
         found = {name: getattr(self, name) for name in ("law", "flops", "integral", "forced")}
-        found |= {"constraints": asdict(self.constraints), "rows": self.to_rows(), "best": self.best.to_dict()}
+        found |= {"limits": asdict(self.limits)}
         found |= {"comparison": self.comparison and asdict(self.comparison)}
         if self.comparison:
             found["comparison"]["win_shares"] = {f"{e:g}": share for e, share in self.comparison.win_shares.items()}
-        if self.time is not None:
-            found |= {"time": self.time.to_dict(), "reordered": self.reordered}
+        if self.budget.cluster is not None:
+            found |= {"budget": self.budget.to_dict(), "reordered": self.reordered}
             found |= {"equal_flops": self.equal_flops and self.equal_flops.to_dict()}
         left_out = {f"{e:g}": reason for e, reason in self.experts_without_optimum.items()}
-        found |= {"experts_without_optimum": left_out, "experts_that_do_not_fit": list(self.experts_that_do_not_fit)}
-        return found | {"warnings": list(self.warnings)}
+        return found | {
+            "experts_without_optimum": left_out,
+            "experts_that_do_not_fit": list(self.experts_that_do_not_fit),
+        }
 
     def to_rows(self) -> list[dict[str, Any]]:
         """The values of each row, whether it is the `best`, and its `win_share` (None for a law without draws)."""
@@ -258,26 +272,22 @@ class OptimalTable(ResultTable):
             [self._cells(row) for row in self.rows],
             first=FIRST,
             styles=["bold green" if row is self.best else ("" if row.trusted else "dim") for row in self.rows],
-            title=self._headline(),
+            title=f"{self.verdict}\n{self._asked()}",
             warnings=self.warnings,
         )
 
-    def __str__(self) -> str:
-        return as_text(self)
-
-    def _headline(self) -> str:
-        c, served = self.constraints, format_count(self.constraints.inference_tokens)
+    def _asked(self) -> str:
+        c, served = self.limits, format_count(self.limits.inference_tokens)
         parts = {
             f"of which inference on {served} tokens": c.inference_tokens,
             f"N_total ≤ {format_count(c.max_parameters or 0)}": c.max_parameters,
-            f"≤ {format_bytes(c.max_memory_bytes or 0)}": c.max_memory_bytes,
-            f"KV cache of {c.kv_cache_tokens:,.0f} tokens": c.kv_cache_tokens,
+            f"≤ {format_bytes(c.memory or 0)}": c.memory,
+            f"KV cache of {c.kv_tokens:,.0f} tokens": c.kv_tokens,
             f"granularity {c.granularity:g}": c.granularity != 1,
             f"{format_count(c.unique_tokens or 0)} unique tokens": c.unique_tokens,
         }
         limits = [text for text, given in parts.items() if given]
-        budget = f"{format_flops(self.flops)} FLOPs" if self.time is None else str(self.time)
-        return f"{', '.join([budget, *limits])}  ({self.law})"
+        return f"{', '.join([str(self.budget), *limits])}  ({self.law})"
 
     def _cells(self, row: OptimalRow) -> dict[str, object]:
         shares, tied = (c.win_shares, c.tied) if (c := self.comparison) else ({}, ())
@@ -287,10 +297,10 @@ class OptimalTable(ResultTable):
         same = {r.experts: r.loss for r in self.equal_flops} if self.equal_flops else {}
         return {name: getattr(row, name) for name in names} | {
             "D/N": f"{row.tokens_per_parameter:.3g}",
-            "FLOPs": "" if self.time is None else format_flops(row.training_flops),
+            "FLOPs": "" if self.budget.cluster is None else format_flops(row.training_flops),
             "epochs": "" if row.epochs is None else f"{row.epochs:.3g}",
             "weights": format_bytes(row.weight_bytes),
-            "KV cache": format_bytes(row.kv_cache_bytes) if self.constraints.kv_cache_tokens else "",
+            "KV cache": format_bytes(row.kv_cache_bytes) if self.limits.kv_tokens else "",
             "loss": row.loss,
             "95 %": "{:.4f}…{:.4f}".format(*row.loss_interval) if row.loss_interval else "",
             "behind": "" if behind is None else f"{behind:.4f}",
@@ -304,76 +314,53 @@ class OptimalTable(ResultTable):
 
     def _serving(self, row: OptimalRow) -> dict[str, str]:
         """Of a million generated tokens the price, or without one the GPU-seconds."""
-        if row.decode_seconds is None or self.time is None:
+        if row.decode_seconds is None or self.budget.cluster is None:
             return {}
-        seconds, price = 1e6 * row.decode_seconds, self.time.cluster.price
+        seconds, price = 1e6 * row.decode_seconds, self.budget.cluster.price
         return {"GPU-s per M": f"{seconds:.3g}"} if price is None else {"price per M": f"{price * seconds / 3600:.3g}"}
 
 
-@name_limits
 def optimal(
-    law: Law,
-    flops: Any = None,
+    law: Formula,
+    flops: Quantity | None = None,
     experts: ArrayLike | None = None,
     *,
-    hours: Any = None,
-    money: Any = None,
-    gpus: int | None = None,
-    throughput: Any = None,
-    price: Any = None,
     decode_batch: float | None = None,
     integral: bool = False,
     learning_rate_law: LearningRateLaw | None = None,
     batch_ramp: BatchRamp | None = None,
     force: bool = False,
-    **limits: Any,
+    **question: Unpack[QuestionFields],
 ) -> OptimalTable:
-    """The best model for each E under compute and memory constraints, and the best of all.
-
-    Args:
-        flops: of training (6 N_act D) and inference (2 N_act D_inf); a number or text such as "1e22".
-        hours, money: of training, in the place of flops, on so many `gpus`; money by a `price` per GPU-hour.
-        throughput: how fast they train: a `Throughput`, a throughput.json, or "h100", whose MFU is then assumed.
-        decode_batch: with these, also what it takes to serve so many sequences at once (`size.serving`), which hold
-            `kv_cache_tokens` together.
-        experts: one E or several; None asks for those of `default_experts`.
-        integral: only architectures that exist, d_model = 64 n_blocks = 64 n_heads.
-        batch_ramp: its last batch goes into learning-rate laws that have a batch, its batches into step times; None:
-            the paper's.
-        force: compare answers beyond the range guard, too.
-        limits: the fields of `planning.optimum.Constraints`: max_memory_bytes="80GB" and so on.
-
-    ValueError where nothing fits, the law has no optimum, or not exactly one budget is given; ExtrapolationError where
-    no answer is within the range guard. Ludziejewski et al. 2025, Section "Compute and Memory Optimality".
-    """
-    if np.ndim(flops):
+    """Answer `Law.optimal`."""
+    if np.ndim(cast(Any, flops)):
         budgets = np.asarray(flops).tolist()
-        raise ValueError(f"flops={budgets!r}: optimal takes one budget; ask once for each, or compute_optimal for all")
-    time = TimeBudget.of(flops, hours, money, gpus, throughput, price, batch_ramp)
-    constraints, e = Constraints.of(law, **limits), np.atleast_1d(asked_experts(law, experts))
+        raise InputError(f"flops={budgets!r}: optimal takes one budget; ask once for each, or compute_optimal for all")
+    budget, limits = read_question(law, flops, batch_ramp, **question)
+    e = np.atleast_1d(asked_experts(law, experts))
     if e.ndim != 1 or not e.size:
-        raise ValueError(f"experts={e.tolist()!r} must be one number or a list of them")
+        raise InputError(f"experts={e.tolist()!r} must be one number or a list of them")
     e = np.array(list(dict.fromkeys(e.tolist())))  # one row for an E that is named twice
     if integral and np.any(e != np.round(e)):
-        raise ValueError(f"experts={e.tolist()!r}: integral=True needs whole numbers")
-    budget: Budget = time or float(positive("flops", flops))
-    found = best_widths(law, budget, e, constraints, integral)
+        raise InputError(f"experts={e.tolist()!r}: integral=True needs whole numbers")
+    found = best_widths(law, budget, e, limits, integral)
     shown = found.fits
     if not shown.any():
-        raise ValueError(_nothing_fits(budget, e[found.exists], constraints))
-    at = models_of(law, found.d_model[shown], e[shown], budget, constraints)
+        raise InputError(_nothing_fits(budget, e[found.exists], limits))
+    at = models_of(law, found.d_model[shown], e[shown], budget, limits)
     if (check := law.check(**at)).beyond.all():
         check.refuse(force)
-    draws = drawn_losses(law, budget, at, found.d_model[shown], constraints)
+    draws = drawn_losses(law, budget, at, found.d_model[shown], limits)
     rates = learning_rate_law or LearningRateLaw.published()
     ramp = batch_ramp or BatchRamp(PAPER.batch_ramp, PAPER.sequence_length)
-    rows = _rows(law, found, e, at, constraints, rates, ramp, integral, draws, "time" if time else "compute")
+    rows = _rows(law, found, e, at, limits, rates, ramp, integral, draws, "time" if budget.cluster else "compute")
     if decode_batch is not None:
-        rows = _served(rows, decode_batch, time, constraints)
+        rows = _served(rows, decode_batch, budget, limits)
     table = OptimalTable(
         rows,
-        budget if isinstance(budget, float) else float("nan"),
-        constraints,
+        float("nan") if budget.flops is None else budget.flops,
+        budget,
+        limits,
         integral,
         experts_that_do_not_fit=tuple(e[found.exists & ~shown].tolist()),
         law=law.conditions.provenance if law.conditions else "fitted law",
@@ -381,19 +368,20 @@ def optimal(
         forced=force,
         law_error=law.conditions.rmse if law.conditions else None,
         draw_losses=draws,
-        notes=_smallest_width(e[shown & (found.free < HEAD_DIM)], constraints),
-        time=time,
+        check=check,
+        notes=_smallest_width(e[shown & (found.free < HEAD_DIM)], limits),
     )
     table = replace(table, largest=_largest_wins(table, e, law, experts is None))
-    if time is None:
+    if budget.cluster is None:
         return table
     spent = table.best.training_flops
-    same = optimal(law, spent, e, integral=integral, learning_rate_law=rates, batch_ramp=ramp, force=True, **limits)
-    notes = (*table.notes, *_notes_on_time(table, time.cluster))
+    of_limits: Any = asdict(limits)
+    same = optimal(law, spent, e, integral=integral, learning_rate_law=rates, batch_ramp=ramp, force=True, **of_limits)
+    notes = (*table.notes, *_notes_on_time(table, budget.cluster))
     return replace(table, flops=spent, equal_flops=same, notes=notes)
 
 
-def _largest_wins(table: OptimalTable, asked: FloatArray, law: Law, by_default: bool) -> str | None:
+def _largest_wins(table: OptimalTable, asked: FloatArray, law: Formula, by_default: bool) -> str | None:
     """A sentence where the best E is the largest of several: a larger one may be better."""
     best = table.best.experts
     if asked.size == 1 or best < asked.max():
@@ -406,7 +394,7 @@ def _largest_wins(table: OptimalTable, asked: FloatArray, law: Law, by_default: 
 
 def _notes_on_time(table: OptimalTable, cluster: Cluster) -> Iterator[str]:
     """What step times are worth, and which rows the GPUs cannot train (of the next smaller size that exists)."""
-    best, c = table.best, table.constraints
+    best, c = table.best, table.limits
     yield from cluster.throughput.warnings(work_of(best.d_model, best.experts, c), cluster.gpus)
     too_large = []
     for row in table:
@@ -422,11 +410,11 @@ def _notes_on_time(table: OptimalTable, cluster: Cluster) -> Iterator[str]:
 
 
 def _rows(
-    law: Law,
+    law: Formula,
     found: WidthOptimum,
     asked: FloatArray,
     at: Mapping[str, FloatArray],
-    constraints: Constraints,
+    limits: Limits,
     rates: LearningRateLaw,
     ramp: BatchRamp,
     integral: bool,
@@ -434,24 +422,24 @@ def _rows(
     spent: str,
 ) -> tuple[OptimalRow, ...]:
     """The row of each E with a model that fits: their variables are `at`, `draws` their losses under each draw."""
-    limits = np.where(found.truncated, "memory", np.where(found.free < HEAD_DIM, "smallest", spent))
-    columns = (asked, found.d_model, found.n_active, found.tokens, found.loss, limits)
+    limited = np.where(found.truncated, "memory", np.where(found.free < HEAD_DIM, "smallest", spent))
+    columns = (asked, found.d_model, found.n_active, found.tokens, found.loss, limited)
     rows: list[OptimalRow] = []
     for e, d, n, tokens, loss, limit in zip(*(column[found.fits].tolist() for column in columns), strict=True):
         check = law.check(**{name: values[len(rows)] for name, values in at.items()})
-        counted = float(rates.counted_parameters(d, vocab_size=constraints.vocab_size))
+        counted = float(rates.counted_parameters(d, vocab_size=limits.vocab_size))
         tuned = (counted, e, tokens, ramp.last_batch_tokens(tokens))
         row = OptimalRow(
             experts=e,
             d_model=d,
             n_active=n,
-            n_total=float(total_parameters(d, e, vocab_size=constraints.vocab_size)),
+            n_total=float(total_parameters(d, e, vocab_size=limits.vocab_size)),
             tokens=tokens,
             tokens_per_parameter=tokens / n,
-            weight_bytes=float(constraints.weight_bytes(d, e)),
-            kv_cache_bytes=float(constraints.kv_bytes(d)),
+            weight_bytes=float(limits.weight_bytes(d, e)),
+            kv_cache_bytes=float(limits.kv_bytes(d)),
             training_flops=float(training_flops(n, tokens)),
-            inference_flops=float(inference_flops(n, constraints.inference_tokens)),
+            inference_flops=float(inference_flops(n, limits.inference_tokens)),
             loss=loss,
             loss_interval=None if draws is None else percentile_interval(draws[:, len(rows)]),
             learning_rate=float(rates.at(*tuned)),
@@ -459,45 +447,45 @@ def _rows(
             warnings=tuple(dict.fromkeys([*check.warnings, *rates.warnings_at(*tuned)])),
             trusted=bool(check.trusted),
             beyond_guard=bool(check.beyond),
-            architecture=constraints.architecture(d, e) if integral else None,
-            epochs=tokens / constraints.unique_tokens if constraints.unique_tokens else None,
+            architecture=limits.architecture(d, e) if integral else None,
+            epochs=tokens / limits.unique_tokens if limits.unique_tokens else None,
         )
         rows.append(row)
     return tuple(rows)
 
 
-def _served(
-    rows: tuple[OptimalRow, ...], batch: float, time: TimeBudget | None, constraints: Constraints
-) -> tuple[OptimalRow, ...]:
+def _served(rows: tuple[OptimalRow, ...], batch: float, budget: Budget, limits: Limits) -> tuple[OptimalRow, ...]:
     """The rows with what serving them takes. ValueError without a GPU whose data sheet is known."""
     size = float(positive("decode_batch", batch))
-    if time is None:
-        raise ValueError(f"decode_batch={batch!r} goes with hours or money, whose throughput names the GPU")
-    c, gpu = constraints, named_gpu(time.cluster.throughput.device)
-    cached = c.kv_heads_ratio * c.kv_cache_tokens
+    if budget.cluster is None:
+        raise InputError(f"decode_batch={batch!r} goes with hours or money, whose throughput names the GPU")
+    c, gpu = limits, named_gpu(budget.cluster.throughput.device)
+    cached = c.kv_heads_ratio * c.kv_tokens
     sizes: dict[str, Any] = {"bytes_per_parameter": c.bytes_per_parameter, "bytes_per_kv": c.bytes_per_kv}
     sizes |= {"shared_ratio": c.shared_ratio, "vocab_size": c.vocab_size}
     seconds = (decode_seconds_by_width(gpu, row.d_model, row.experts, size, cached, **sizes) for row in rows)
     return tuple(replace(row, decode_seconds=float(s)) for row, s in zip(rows, seconds, strict=True))
 
 
-def _smallest_width(experts: FloatArray, constraints: Constraints) -> tuple[str, ...]:
+def _smallest_width(experts: FloatArray, limits: Limits) -> tuple[str, ...]:
     """A note where the optimum is smaller than any model that is counted: often another vocabulary is meant."""
-    smallest = format_count(float(active_parameters(HEAD_DIM, vocab_size=constraints.vocab_size)))
+    smallest = format_count(float(active_parameters(HEAD_DIM, vocab_size=limits.vocab_size)))
     note = f"E = {_listed(experts)}: the compute optimum is smaller than d_model {HEAD_DIM} with a vocabulary of "
-    note += f"{constraints.vocab_size:,} (N_act {smallest}), which is taken instead; vocab_size (--vocab-size) sets it"
+    note += f"{limits.vocab_size:,} (N_act {smallest}), which is taken instead; vocab_size (--vocab-size) sets it"
     return (note,) if experts.size else ()
 
 
-def _nothing_fits(budget: Budget, experts: FloatArray, constraints: Constraints) -> str:
+def _nothing_fits(budget: Budget, experts: FloatArray, limits: Limits) -> str:
     """Why, with what would be needed."""
-    e, served = float(experts.min()), constraints.inference_tokens
-    smallest = active_parameters(HEAD_DIM, vocab_size=constraints.vocab_size)
-    if isinstance(budget, float) and affordable_tokens(budget, smallest, served) <= 0:
+    e, served = float(experts.min()), limits.inference_tokens
+    smallest = active_parameters(HEAD_DIM, vocab_size=limits.vocab_size)
+    if budget.flops is not None and affordable_tokens(budget.flops, smallest, served) <= 0:
         needed = format_flops(float(inference_flops(smallest, served)))
-        return f"nothing fits: inference_tokens={served:g} alone cost at least {needed} FLOPs of flops={budget:g}"
-    memory = float(constraints.weight_bytes(HEAD_DIM, e) + constraints.kv_bytes(HEAD_DIM))
-    parameters = format_count(float(total_parameters(HEAD_DIM, e, vocab_size=constraints.vocab_size)))
+        return (
+            f"nothing fits: inference_tokens={served:g} alone cost at least {needed} FLOPs of flops={budget.flops:g}"
+        )
+    memory = float(limits.weight_bytes(HEAD_DIM, e) + limits.kv_bytes(HEAD_DIM))
+    parameters = format_count(float(total_parameters(HEAD_DIM, e, vocab_size=limits.vocab_size)))
     return (
         f"nothing fits: the smallest model (d_model {HEAD_DIM}, E = {e:g}) has {parameters} parameters and needs at "
         f"least {format_bytes(memory)} ({memory:.0f} bytes) with its KV cache"

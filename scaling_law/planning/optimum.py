@@ -1,4 +1,4 @@
-"""The best model for a budget: compute-optimal in closed form, and under memory and inference constraints.
+"""The best model for a budget: compute-optimal in closed form, and under memory and inference limits.
 
     minimise L(N_act, D, E)   subject to   6 N_act D + 2 N_act D_inf = F,   N_total + KV cache ≤ M
 
@@ -9,174 +9,49 @@ Ludziejewski et al. 2025 (arXiv 2502.05172), Section "Compute and Memory Optimal
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hub.plain.tables import ResultTable, literal
-from hub.plain.units import listed_experts, parse_bytes, parse_context, parse_count, parse_experts
-from scaling_law.formulas import ChinchillaForm, JointLaw, Law
-from scaling_law.formulas.conditions import RangeCheck
-from scaling_law.formulas.law import joint_to_chinchilla, numbers
-from scaling_law.formulas.repeated import effective_tokens, effective_tokens_slope
+from hub.base.errors import InputError
+from hub.base.units import format_count, format_flops, listed_experts, parse_experts
+from scaling_law.formulas import ChinchillaForm, Formula
+from scaling_law.formulas.answers import ArrayAnswer, span
+from scaling_law.formulas.law import positive
+from scaling_law.planning.limits import LimitFields, Limits
+from scaling_law.planning.minimiser import least, minima
 from scaling_law.size.architecture import (
     EXPERT_VARIABLES,
     HEAD_DIM,
-    VOCAB_SIZE,
-    Architecture,
     active_parameters,
     affordable_tokens,
     inference_flops,
-    kv_cache_elements,
-    size_in_width,
-    solve_width,
-    total_parameters,
     training_flops,
-    variables_of_width,
     width_of_active,
-    width_of_total,
 )
+from scaling_law.size.arrays import FloatArray
 
-FloatArray = NDArray[np.float64]
-SEARCHED = 400  # widths between d_model 1 and that for which the budget buys one token
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 MOST_REASONS = 6  # E of which each has a sentence of its own
-FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
-_PARSERS: dict[str, Callable[[str, str], float]] = {
-    "max_parameters": parse_count,
-    "max_memory_bytes": parse_bytes,
-    "kv_cache_tokens": parse_context,
-    "inference_tokens": parse_count,
-    "unique_tokens": parse_count,
-}
 
 
-@dataclass(frozen=True)
-class Constraints:
-    """Limits and costs of a model; None means no limit. Numbers, or text such as "80GB", "7B", "16k".
-
-    `max_parameters` limits N_total, `max_memory_bytes` the weights and the key-value cache, `kv_cache_tokens` over all
-    sequences; `inference_tokens` are served over the model's life. `kv_heads_ratio` is key-value heads / heads: below
-    1 for grouped queries, the parameter count left as it is. `granularity` G splits every expert into G and activates
-    G times as many, of which a part `shared_ratio` is shared. More than `unique_tokens` are repetitions, worth less
-    (`formulas.repeated`). `vocab_size` sets the size of a width; a question without it means that of the law's runs.
-    ValueError names the field, the value and what is allowed.
-    """
-
-    max_parameters: float | None = None
-    max_memory_bytes: float | None = None
-    kv_cache_tokens: float = 0.0
-    bytes_per_parameter: float = 2.0
-    bytes_per_kv: float = 2.0
-    inference_tokens: float = 0.0
-    kv_heads_ratio: float = 1.0
-    granularity: float = 1.0
-    shared_ratio: float = 0.0
-    unique_tokens: float | None = None
-    vocab_size: int = VOCAB_SIZE
-
-    @classmethod
-    def of(cls, law: Law, **limits: Any) -> Constraints:
-        """The constraints of a question to `law`: what is None has its default, the vocabulary that of the law."""
-        given = {name: value for name, value in limits.items() if value is not None}
-        return cls(**{"vocab_size": law.vocab_size} | given)
-
-    def __post_init__(self) -> None:
-        for own in fields(self):
-            name, value = own.name, getattr(self, own.name)
-            if value is None and own.default is None:
-                continue
-            none = ", or None for no limit" if own.default is None else ""
-            allowed = "finite and not negative" if own.default == 0 else f"positive and finite{none}"
-            number = _PARSERS[name](value, name) if isinstance(value, str) and name in _PARSERS else value
-            if isinstance(number, bool) or not isinstance(number, (int, float, np.integer, np.floating)):
-                raise ValueError(f"{name}={literal(value)} is not a number; it must be {allowed}")
-            number = float(number)
-            if not (0 < number < np.inf or number == own.default == 0):
-                raise ValueError(f"{name}={value if isinstance(value, str) else number!r} must be {allowed}")
-            object.__setattr__(self, name, int(number) if name == "vocab_size" else number)
-        if self.kv_heads_ratio > 1:
-            raise ValueError(f"kv_heads_ratio={self.kv_heads_ratio!r} must be above 0 and at most 1")
-        if self.shared_ratio >= 1:
-            raise ValueError(f"shared_ratio={self.shared_ratio!r} must be below 1")
-
-    def weight_bytes(self, d_model: ArrayLike, experts: ArrayLike) -> Any:
-        return self.bytes_per_parameter * total_parameters(d_model, experts, vocab_size=self.vocab_size)
-
-    def architecture(self, d_model: float, experts: float) -> Architecture:
-        """That of a width and E, which are whole. ValueError where its experts cannot be split so."""
-        return Architecture.split(round(d_model), int(experts), self.granularity, self.shared_ratio, self.vocab_size)
-
-    def kv_bytes(self, d_model: ArrayLike) -> Any:
-        return self.bytes_per_kv * self.kv_heads_ratio * kv_cache_elements(d_model, self.kv_cache_tokens)
-
-    def width_limit(self, experts: ArrayLike) -> Any:
-        """The largest (fractional) d_model that both limits allow, for each E; infinite without limits."""
-        limit = np.full(np.shape(experts), np.inf)
-        if self.max_parameters is not None:
-            limit = np.minimum(limit, width_of_total(self.max_parameters, experts, self.vocab_size))
-        if self.max_memory_bytes is not None:
-            limit = np.minimum(limit, self.width_of_memory(self.max_memory_bytes, experts))
-        return limit
-
-    def width_of_memory(self, memory_bytes: ArrayLike, experts: ArrayLike) -> Any:
-        """The (fractional) d_model whose weights and KV cache take so many bytes; broadcasts."""
-        linear, cubic = size_in_width(experts, self.vocab_size)
-        b, cache = self.bytes_per_parameter, self.kv_bytes(1.0)  # the cache grows with the width squared
-        return solve_width(b * linear, cache, b * cubic, memory_bytes)
-
-    def variables(self, d_model: Any, experts: Any, flops: Any) -> dict[str, Any]:
-        """What a law may depend on, for models of these widths that spend the budget; broadcasts."""
-        found = variables_of_width(d_model, experts, self.granularity, self.shared_ratio, self.vocab_size)
-        return found | {"tokens": affordable_tokens(flops, found["n_active"], self.inference_tokens)}
-
-    def worth(self, variables: Mapping[str, Any]) -> dict[str, Any]:
-        """The same with the tokens that those trained are worth where they repeat `unique_tokens`."""
-        if self.unique_tokens is None:
-            return dict(variables)
-        tokens = np.asarray(variables["tokens"])
-        known = np.where(tokens.real > 0, tokens.real, np.nan)
-        effective = effective_tokens(np.where(tokens.real > 0, tokens.real, 1.0), self.unique_tokens)
-        slope = effective_tokens_slope(np.where(tokens.real > 0, tokens.real, 1.0), self.unique_tokens)
-        # The complex step of `searched_width`, to first order.
-        step = 0.0 if np.isrealobj(tokens) else effective * slope * (tokens - tokens.real) / known
-        return {**variables, "tokens": np.where(np.isfinite(known), effective, np.nan) + step}
-
-
-def name_limits(function: FunctionT) -> FunctionT:
-    """Decorator: the fields of `Constraints` in the place of `**limits` in a signature, for help and completion."""
-    signature = inspect.signature(function)
-    own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-    defaults = {f.name: f.default for f in fields(Constraints)} | {"vocab_size": None}  # None: the law's
-    limits = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=d) for name, d in defaults.items()]
-    function.__signature__ = signature.replace(parameters=[*own, *limits])  # type: ignore[attr-defined]
-    return function
-
-
-def asked_experts(law: Law, experts: Any) -> FloatArray:
+def asked_experts(law: Formula, experts: Any) -> FloatArray:
     """The expert counts to answer for: as given, text such as "1,2,4-8", or the law's own for None."""
     if isinstance(experts, str):
         return np.array(parse_experts(experts), float)
     try:
         return np.asarray(law.default_experts() if experts is None else experts, float)
     except (TypeError, ValueError):
-        raise ValueError(f"experts={experts!r} must be numbers of at least 1, or text such as '1,2,4-8'") from None
-
-
-def positive(name: str, value: ArrayLike) -> FloatArray:
-    """An array of positive finite numbers; text such as "1e22" or "100B" is read. ValueError for anything else."""
-    array = numbers(name, value)
-    wrong = array[~((array > 0) & (array < np.inf))]
-    if wrong.size:
-        raise ValueError(f"{name}={float(wrong.flat[0]):g} must be positive and finite")
-    return array
+        raise InputError(f"experts={experts!r} must be numbers of at least 1, or text such as '1,2,4-8'") from None
 
 
 @dataclass(frozen=True)
-class ComputeOptimum(ResultTable):
+class ComputeOptimum(ArrayAnswer):
     """Compute-optimal configurations; arrays of shape flops.shape + experts.shape (parameters, tokens, nats)."""
 
     flops: FloatArray
@@ -184,11 +59,15 @@ class ComputeOptimum(ResultTable):
     n_active: FloatArray
     tokens: FloatArray
     loss: FloatArray
-    check: RangeCheck = field(repr=False, compare=False)
 
     @property
-    def warnings(self) -> tuple[str, ...]:
-        return self.check.warnings
+    def verdict(self) -> str:
+        size, tokens, loss = (
+            span(self.n_active, format_count),
+            span(self.tokens, format_count),
+            span(self.loss, "{:.3f}".format),
+        )
+        return f"{span(self.flops, format_flops)} FLOPs: {size} active parameters on {tokens} tokens, loss {loss}"
 
     def _columns(self) -> dict[str, Any]:
         flops = self.flops.reshape(self.flops.shape + (1,) * self.experts.ndim)
@@ -197,37 +76,34 @@ class ComputeOptimum(ResultTable):
 
 
 def compute_optimal(
-    law: Law, flops: ArrayLike, experts: ArrayLike | None = None, *, force: bool = False
+    law: Formula, flops: ArrayLike, experts: ArrayLike | None = None, *, force: bool = False
 ) -> ComputeOptimum:
-    """Compute-optimal N_act, D and loss for each E and budget: arrays of shape flops.shape + experts.shape.
-
-    ValueError where the law has no optimum; ExtrapolationError for an answer beyond the range guard, unless `force`.
-    """
+    """Answer `Law.compute_optimal`."""
     budget = positive("flops", flops)
     e = asked_experts(law, experts)
-    expanded, constraints = budget.reshape(budget.shape + (1,) * e.ndim), Constraints.of(law)
+    expanded, limits = budget.reshape(budget.shape + (1,) * e.ndim), Limits.of(law)
     if isinstance(law, ChinchillaForm):
         coefficients = law.chinchilla_coefficients(e)
         if not np.all(has_optimum(coefficients)):
-            raise ValueError(no_optimum(law, e))
+            raise InputError(no_optimum(law, e))
         n_active, tokens = chinchilla_optimum(*coefficients, affordable_tokens(expanded, 1.0))
         at = {"n_active": n_active, "tokens": tokens, "experts": e}
     else:
         grid, experts_of = np.broadcast_arrays(expanded, e)
-        width, exists = searched_width(law, grid, experts_of, constraints)
-        if not exists.all():
-            raise ValueError(f"this {law.name} law has no compute optimum for some of these experts and budgets")
-        at = model_variables(law, width, e, expanded, constraints)
+        optimum = searched_widths(law, grid, experts_of, limits)
+        if not optimum.exists.all():
+            raise InputError(f"this {law.name} law has no compute optimum for some of these experts and budgets")
+        at = model_variables(law, optimum.free, e, expanded, limits)
     (check := law.check(**at)).refuse(force)
-    return ComputeOptimum(budget, e, at["n_active"], at["tokens"], law.loss(**at), check)
+    return ComputeOptimum(budget, e, at["n_active"], at["tokens"], law.loss(**at), check=check)
 
 
-def model_variables(law: Law, d_model: Any, experts: Any, flops: Any, constraints: Constraints) -> dict[str, Any]:
+def model_variables(law: Formula, d_model: Any, experts: Any, flops: Any, limits: Limits) -> dict[str, Any]:
     """N_act, D, E and the law's other variables, for models of these widths that spend the budget."""
-    return of_law(law, constraints.variables(d_model, experts, flops))
+    return of_law(law, limits.variables(d_model, experts, flops))
 
 
-def of_law(law: Law, variables: Mapping[str, Any]) -> dict[str, Any]:
+def of_law(law: Formula, variables: Mapping[str, Any]) -> dict[str, Any]:
     """Of an architecture's variables N_act, D, E and those of the law, in one shape."""
     names = dict.fromkeys(("n_active", "tokens", "experts", *law.variables))
     return dict(zip(names, np.broadcast_arrays(*(variables[name] for name in names)), strict=True))
@@ -262,82 +138,86 @@ class WidthOptimum:
 
 
 def optimal_widths(
-    law: Law, flops: ArrayLike, experts: ArrayLike, constraints: Constraints, integral: bool = False
+    law: Formula, flops: ArrayLike, experts: ArrayLike, limits: Limits, integral: bool = False
 ) -> WidthOptimum:
     """The constrained optimum, `flops` and `experts` broadcast; no range check. ValueError where no E has one.
 
-    In closed form where the law is m N^μ + n D^ν + c for each E and no token is repeated, else along the widths that
-    the budget can train.
+    In closed form where the law is m N^μ + n D^ν + c for each E and no token is repeated or served, else by a search
+    along the widths that the budget can train.
     """
     budget, e = np.broadcast_arrays(positive("flops", flops), np.asarray(experts, float))
-    if not isinstance(law, ChinchillaForm) or constraints.unique_tokens is not None:
-        return searched_widths(law, budget, e, constraints, integral)
+    if not isinstance(law, ChinchillaForm) or limits.unique_tokens is not None:
+        return searched_widths(law, budget, e, limits, integral)
     coefficients = law.chinchilla_coefficients(e)
     if not has_optimum(coefficients).any():
-        raise ValueError(no_optimum(law, e))
-    return widths_of(coefficients, law.irreducible_loss, budget, e, constraints, integral)
+        raise InputError(no_optimum(law, e))
+    return widths_of(coefficients, law.irreducible_loss, budget, e, limits, integral)
 
 
 def searched_widths(
-    law: Law, budget: FloatArray, e: FloatArray, constraints: Constraints, integral: bool = False
+    law: Formula, budget: FloatArray, e: FloatArray, limits: Limits, integral: bool = False
 ) -> WidthOptimum:
     """As `optimal_widths`, for any law of tokens and of what an architecture has, whatever its form."""
-    free, exists = searched_width(law, budget, e, constraints)
-    if not exists.any():
-        raise ValueError(f"this {law.name} law has no minimum along the budget for any of these experts")
 
-    def loss_at(d: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-        found = constraints.variables(d, e, budget)
-        with np.errstate(invalid="ignore"):
-            return found["n_active"], found["tokens"], loss_of_variables(law, found, constraints)
+    def loss_of(d: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+        variables = limits.variables(d, e, budget)
+        loss = np.where(variables["tokens"] > 0, loss_of_variables(law, variables, limits), np.nan)
+        return variables["n_active"], variables["tokens"], loss
 
-    return settled(loss_at, np.where(exists, free, HEAD_DIM), exists, e, constraints, integral)
+    refuse_other_variables(law, limits, e)
+    optimum = searched(loss_of, (1.0, widest(budget, limits)), e, limits, integral)
+    if not optimum.exists.any():
+        raise InputError(f"this {law.name} law has no minimum along the budget for any of these experts")
+    return optimum
 
 
-def searched_width(
-    law: Law, budget: FloatArray, e: FloatArray, constraints: Constraints
-) -> tuple[FloatArray, NDArray[np.bool_]]:
-    """The d_model of lowest loss along each budget, and whether there is one (elsewhere NaN).
-
-    The best of a grid of widths, then the root of the derivative between its neighbours, taken by a complex step.
-    ValueError for a variable that is none of an architecture, and for experts of a law of dense models.
-    """
-    refuse_other_variables(law, constraints, e)
-
-    def slope(x: FloatArray, flops: FloatArray, experts: FloatArray) -> FloatArray:
-        """The derivative of the loss by x = ln d_model."""
-        found = constraints.variables(np.exp(x) * (1 + 1e-30j), experts, flops)
-        return np.asarray(loss_of_variables(law, found, constraints).imag * 1e30)
-
-    served = inference_flops(1.0, constraints.inference_tokens)
+def widest(budget: FloatArray, limits: Limits) -> FloatArray:
+    """The d_model for which each budget leaves one training token."""
+    served = inference_flops(1.0, limits.inference_tokens)
     with np.errstate(divide="ignore"):
-        most = np.minimum(budget / training_flops(1.0, 1.0), budget / served)  # N_act that leaves a token
-    x = np.linspace(0.0, np.log(width_of_active(most, constraints.vocab_size)), SEARCHED, axis=-1)
-    found = constraints.variables(np.exp(x), e[..., None], budget[..., None])
-    with np.errstate(all="ignore"):
-        loss = np.where(found["tokens"] > 0, loss_of_variables(law, found, constraints), np.inf)
-    i = np.argmin(np.where(np.isfinite(loss), loss, np.inf), axis=-1)
-    inside = (i > 0) & (i < SEARCHED - 1)
-    low, high = (np.take_along_axis(x, np.clip(j, 0, SEARCHED - 1)[..., None], -1)[..., 0] for j in (i - 1, i + 1))
-    width = np.where(inside, np.exp(root(slope, low, high, budget, e)), np.nan)
-    return width, np.isfinite(width)
+        n_active = np.minimum(budget / training_flops(1.0, 1.0), budget / served)
+    return np.asarray(width_of_active(n_active, limits.vocab_size))
 
 
-def loss_of_variables(law: Law, variables: Mapping[str, Any], constraints: Constraints) -> Any:
+def searched(
+    loss_of: Callable[[FloatArray], tuple[FloatArray, FloatArray, FloatArray]],
+    widths: tuple[Any, Any],
+    e: FloatArray,
+    limits: Limits,
+    integral: bool,
+) -> WidthOptimum:
+    """The optimum of any losses: the best of their minima between two `widths`, and of those within the limits.
+
+    `loss_of(d_model)` gives N_act, D and the loss, as in `settled`. E whose loss falls or rises throughout has none.
+    """
+
+    def loss_at(x: FloatArray) -> FloatArray:
+        return loss_of(np.exp(x))[2]
+
+    low, high = (np.broadcast_to(np.log(end), e.shape) for end in widths)
+    free = np.exp(least(loss_at, low, high))
+    limit, within = limits.width_limit(e), free[None]
+    if integral or not np.all((free >= HEAD_DIM) & (free <= limit)):
+        largest = np.clip(limit, HEAD_DIM, np.maximum(widths[1], HEAD_DIM))
+        within = np.exp(minima(loss_at, np.log(HEAD_DIM), np.log(largest))[0])
+    return settled(loss_of, free, within, e, np.isfinite(free), limits, integral)
+
+
+def loss_of_variables(law: Formula, variables: Mapping[str, Any], limits: Limits) -> Any:
     """With tokens that repeat counted for what they are worth; nothing is checked."""
-    return law.evaluate(tuple(law.coefficients.values()), constraints.worth(variables))
+    return law.evaluate(tuple(law.coefficients.values()), limits.worth(variables))
 
 
-def refuse_other_variables(law: Law, constraints: Constraints, experts: FloatArray) -> None:
+def refuse_other_variables(law: Formula, limits: Limits, experts: FloatArray) -> None:
     """ValueError for a variable that is none of an architecture, and for experts that the law does not know."""
     if isinstance(law, ChinchillaForm):
         law.chinchilla_coefficients(experts)
     elif not {*law.variables} & EXPERT_VARIABLES and (others := experts[experts != 1]).size:
-        raise ValueError(f"experts={float(others.flat[0]):g}: the {law.name} law is one of dense models, E = 1")
-    known = constraints.variables(float(HEAD_DIM), 1.0, 1e20)
+        raise InputError(f"experts={float(others.flat[0]):g}: the {law.name} law is one of dense models, E = 1")
+    known = limits.variables(float(HEAD_DIM), 1.0, 1e20)
     if unknown := [name for name in law.variables if name not in known]:
         names = ", ".join(known)
-        raise ValueError(f"{unknown[0]}, a variable of the {law.name} law, is none of an architecture: {names}")
+        raise InputError(f"{unknown[0]}, a variable of the {law.name} law, is none of an architecture: {names}")
 
 
 def widths_of(
@@ -345,56 +225,64 @@ def widths_of(
     constant: Any,
     budget: FloatArray,
     e: FloatArray,
-    constraints: Constraints,
+    limits: Limits,
     integral: bool = False,
 ) -> WidthOptimum:
-    """As `optimal_widths`, for the (m, μ, n, ν) and c of any number of laws; all broadcast."""
+    """As `optimal_widths`, for the (m, μ, n, ν) and c of any number of laws; all broadcast.
+
+    Where tokens are served, there is no closed form, and the widths are searched.
+    """
     exists = has_optimum(coefficients)
-    # Where there is no optimum, any falling law keeps the arithmetic finite; its answers are discarded.
-    m, mu, n, nu = (np.where(exists, c, stand_in) for c, stand_in in zip(coefficients, (1, -1, 1, -1), strict=True))
-    n_active = _unconstrained((m, mu, n, nu), budget, constraints.inference_tokens)
+    m, mu, n, nu = (np.where(exists, c, np.nan) for c in coefficients)
 
     def loss_at(d: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-        n_active = active_parameters(d, vocab_size=constraints.vocab_size)
-        tokens = affordable_tokens(budget, n_active, constraints.inference_tokens)
-        with np.errstate(invalid="ignore"):
-            return n_active, tokens, m * n_active**mu + n * np.where(tokens > 0, tokens, np.nan) ** nu + constant
+        n_active = active_parameters(d, vocab_size=limits.vocab_size)
+        tokens = affordable_tokens(budget, n_active, limits.inference_tokens)
+        return n_active, tokens, m * n_active**mu + n * np.where(tokens > 0, tokens, np.nan) ** nu + constant
 
-    return settled(loss_at, width_of_active(n_active, constraints.vocab_size), exists, e, constraints, integral)
+    if limits.inference_tokens:
+        widths, every = (1.0, widest(budget, limits)), np.broadcast_to(e, exists.shape)
+        return searched(loss_at, widths, every, limits, integral)
+    n_active, _ = chinchilla_optimum(m, mu, n, nu, affordable_tokens(budget, 1.0))
+    free = np.asarray(width_of_active(n_active, limits.vocab_size))
+    return settled(loss_at, free, free[None], e, exists, limits, integral)
 
 
 def settled(
     loss_of: Callable[[FloatArray], tuple[FloatArray, FloatArray, FloatArray]],
     free: FloatArray,
-    exists: NDArray[np.bool_],
+    within: FloatArray,
     e: FloatArray,
-    constraints: Constraints,
+    exists: NDArray[np.bool_],
+    limits: Limits,
     integral: bool,
 ) -> WidthOptimum:
-    """From the `free` optimum to that within the limits, or (`integral`) the better of its neighbours that exist.
+    """The best of the minima `within` the limits, [k, ...], or (`integral`) of the models that exist beside each.
 
-    `loss_of(d_model)` gives N_act, D and the loss, which rises towards both sides of `free`.
+    `loss_of(d_model)` gives N_act, D and the loss. A minimum beyond a limit stands for that limit.
     """
-    limit = constraints.width_limit(e)
-    truncated = free > limit
-    width = np.maximum(np.minimum(free, limit), HEAD_DIM)
+    limit = limits.width_limit(e)
     fits = exists & (limit >= HEAD_DIM * (1 - 1e-12))
-
-    def loss_at(d: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-        n_active, tokens, loss = loss_of(d)
-        return n_active, tokens, np.where((tokens > 0) & fits, loss, np.inf)
-
+    widths = np.maximum(np.minimum(np.where(exists, within, HEAD_DIM), limit), HEAD_DIM)
     if integral:
-        largest = np.maximum(np.where(np.isfinite(limit), np.floor(limit * (1 + 1e-12) / HEAD_DIM), np.inf), 1)
-        below = np.maximum(np.floor(width / HEAD_DIM), 1)
-        below, above = HEAD_DIM * np.minimum(below, largest), HEAD_DIM * np.minimum(below + 1, largest)
-        width = np.where(loss_at(above)[2] < loss_at(below)[2], above, below)
-    n_active, tokens, loss = loss_at(width)
-    return WidthOptimum(width, n_active, tokens, loss, truncated, np.isfinite(loss), exists, free)
+        most = np.maximum(np.floor(limit * (1 + 1e-12) / HEAD_DIM), 1)
+        blocks = np.maximum(np.floor(widths / HEAD_DIM), 1)
+        widths = HEAD_DIM * np.minimum(np.concatenate([blocks, blocks + 1]), most)
+    with np.errstate(all="ignore"):  # of tokens below 0
+        n_active, tokens, loss = loss_of(widths)
+    loss = np.where((tokens > 0) & fits & ~np.isnan(loss), loss, np.inf)
+    every, best = (widths, n_active, tokens, loss), np.argmin(loss, axis=0)[None]
+    width, n_active, tokens, loss = (np.take_along_axis(np.broadcast_to(v, loss.shape), best, 0)[0] for v in every)
+    return WidthOptimum(width, n_active, tokens, loss, free > limit, np.isfinite(loss), exists, free)
 
 
 def optimum_draws(
-    law: JointLaw, flops: ArrayLike, experts: ArrayLike | None = None, *, force: bool = False, **limits: Any
+    law: ChinchillaForm,
+    flops: ArrayLike,
+    experts: ArrayLike | None = None,
+    *,
+    force: bool = False,
+    **limits: Unpack[LimitFields],
 ) -> WidthOptimum:
     """As `law.optimal` under every draw: arrays [n_draws, E], NaN where a draw has none.
 
@@ -402,53 +290,37 @@ def optimum_draws(
     guard, unless `force`.
     """
     columns, e = _draws(law), np.atleast_1d(asked_experts(law, experts))
-    constraints = Constraints.of(law, **limits)
-    if constraints.unique_tokens is not None:
-        raise ValueError(f"unique_tokens={constraints.unique_tokens:g}: optima of draws know no repeated tokens")
+    within = Limits.of(law, **limits)
+    if within.unique_tokens is not None:
+        raise InputError(f"unique_tokens={within.unique_tokens:g}: optima of draws know no repeated tokens")
     budget, coefficients = positive("flops", flops), law.chinchilla_coefficients(e)
     with np.errstate(all="ignore"):  # in draws without an optimum
-        found = widths_of(joint_to_chinchilla(columns, e), columns[-1], budget, e, constraints)
-        own = widths_of(coefficients, law.irreducible_loss, budget, e, constraints)
+        found = widths_of(law.chinchilla_of(columns, e), columns[-1], budget, e, within)
+        own = widths_of(coefficients, law.irreducible_loss, budget, e, within)
     n_active, tokens = (np.where(own.fits, values, np.nan) for values in (own.n_active, own.tokens))
     law.check(n_active, tokens, e).refuse(force)
     names = ("d_model", "n_active", "tokens", "loss")
     return replace(found, **{name: np.where(found.fits, getattr(found, name), np.nan) for name in names})
 
 
-def drawn_optimum(law: JointLaw, flops: ArrayLike, experts: ArrayLike) -> tuple[FloatArray, FloatArray, FloatArray]:
+def drawn_optimum(
+    law: ChinchillaForm, flops: ArrayLike, experts: ArrayLike
+) -> tuple[FloatArray, FloatArray, FloatArray]:
     """The compute-optimal N_act, D and loss of every draw, [n_draws, E], NaN for none; or one E at several budgets."""
     columns, e = _draws(law), np.atleast_1d(np.asarray(experts, float))
     with np.errstate(all="ignore"):  # in draws without an optimum
-        coefficients = joint_to_chinchilla(columns, e)
+        coefficients = law.chinchilla_of(columns, e)
         n_active, tokens = chinchilla_optimum(*coefficients, affordable_tokens(flops, 1.0))
         loss = law.evaluate(columns, {"n_active": n_active, "tokens": tokens, "experts": e})
     n_active, tokens, loss = (np.where(has_optimum(coefficients), v, np.nan) for v in (n_active, tokens, loss))
     return n_active, tokens, loss
 
 
-def _draws(law: JointLaw) -> FloatArray:
+def _draws(law: ChinchillaForm) -> FloatArray:
     """The coefficients of the draws, [coefficients, n_draws, 1]."""
     if law.draws is None:
-        raise ValueError("this law has no draws: fit it and call result.bootstrap(...)")
+        raise InputError("this law has no draws: fit it and call result.bootstrap(...)")
     return law.draws.T[..., None]
-
-
-def _unconstrained(coefficients: Any, budget: FloatArray, inference_tokens: float) -> FloatArray:
-    """N_act of lowest loss along 6 N D + 2 N D_inf = budget; in closed form without inference."""
-    m, mu, n, nu = coefficients
-    optimum = np.asarray(chinchilla_optimum(m, mu, n, nu, affordable_tokens(budget, 1.0))[0])
-    if inference_tokens == 0:
-        return optimum
-
-    def slope(x: FloatArray, flops: FloatArray, m: Any, mu: Any, n: Any, nu: Any) -> FloatArray:
-        """The derivative of the loss by x = ln N, which increases with x."""
-        tokens = np.maximum(affordable_tokens(flops, np.exp(x), inference_tokens), 1e-300)
-        # dD/dx = −(D + D_inf / 3) = −F / 6N
-        return np.asarray(m * mu * np.exp(mu * x) - n * nu * tokens ** (nu - 1) * affordable_tokens(flops, np.exp(x)))
-
-    # Its root lies below the optimum without inference, and below the N that inference alone can afford.
-    high = np.log(np.minimum(optimum, budget / inference_flops(1.0, inference_tokens)))
-    return np.exp(root(slope, high - 60.0, high, budget, m, mu, n, nu))
 
 
 def root(function: Callable[..., FloatArray], low: FloatArray, high: FloatArray, *arguments: Any) -> FloatArray:
@@ -466,7 +338,7 @@ def has_optimum(coefficients: tuple[Any, Any, Any, Any]) -> NDArray[np.bool_]:
     return np.asarray((mu < 0) & (nu < 0) & (m > 0) & (n > 0))
 
 
-def why_no_optimum(law: Law, experts: float) -> str:
+def why_no_optimum(law: Formula, experts: float) -> str:
     """Why an E has none: "its loss rises with D (exponent +0.012)" where `has_optimum` is False."""
     if not isinstance(law, ChinchillaForm):
         return "its loss has no minimum along the budget"

@@ -6,8 +6,9 @@ import math
 from dataclasses import dataclass
 from itertools import product
 
-from hub.plain.units import format_bytes, format_count
-from scaling_law.planning.hours import Cluster
+from hub.base.errors import InputError
+from hub.base.units import format_bytes, format_count
+from scaling_law.planning.budget import Cluster
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.gpus import find_gpu
 from scaling_law.size.training_memory import Sharding, TrainingMemory, training_memory
@@ -15,7 +16,7 @@ from scaling_law.size.training_memory import Sharding, TrainingMemory, training_
 RESERVED = 2e9  # bytes of a GPU for CUDA's context, NCCL and fragmentation
 
 
-class DoesNotFit(ValueError):
+class DoesNotFit(InputError):
     """A model whose training takes more memory than the GPUs have."""
 
 
@@ -47,7 +48,7 @@ def place(architecture: Architecture, cluster: Cluster) -> Placement | None:
         return None
     gpus, batches = cluster.gpus, [stage.sequences for stage in cluster.ramp.stages]
     if (share := math.gcd(*batches)) % gpus:
-        raise ValueError(f"gpus={gpus} cannot share batches of {', '.join(map(str, batches))} sequences equally")
+        raise InputError(f"gpus={gpus} cannot share batches of {', '.join(map(str, batches))} sequences equally")
     sizes = [size for size in range(share // gpus, 0, -1) if share // gpus % size == 0]
     ways: tuple[Sharding, ...] = ("none",) if gpus == 1 else ("ddp", "fsdp2")
     there = cluster.throughput.memory_bytes - (RESERVED if find_gpu(cluster.throughput.device) else 0.0)

@@ -6,18 +6,21 @@ The schedule is the paper's (`size.recipe.PAPER`); shorter runs branch off the s
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any
 
-from hub.plain.tables import Summarised, Table
-from hub.plain.units import format_bytes, format_count, format_flops
-from scaling_law.formulas import Law
-from scaling_law.formulas.law import percentile_interval
+from numpy.typing import ArrayLike
+
+from hub.base.errors import InputError
+from hub.base.tables import Table
+from hub.base.units import format_bytes, format_count, format_flops
+from scaling_law.formulas import Formula
+from scaling_law.formulas.answers import Answer
+from scaling_law.formulas.law import percentile_interval, positive
 from scaling_law.formulas.learning_rate import LearningRateLaw
-from scaling_law.planning.describe import experts_of, law_variables
-from scaling_law.planning.hours import Cluster, TimeBudget
+from scaling_law.planning.budget import Budget, Cluster, QuestionFields, cluster_fields
+from scaling_law.planning.limits import Quantity
 from scaling_law.planning.optimal_table import OptimalTable, optimal
-from scaling_law.planning.optimum import name_limits
 from scaling_law.planning.placement import DoesNotFit, Placement, place
 from scaling_law.size.architecture import (
     ADAM_BYTES,
@@ -31,17 +34,21 @@ from scaling_law.size.model_sections import model_section
 from scaling_law.size.recipe import PAPER, BatchRamp, RampStage
 from scaling_law.size.throughput import ModelWork
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+MFU = 0.4  # of a GPU that nothing else is known of
 WARMUP_SHARE = 0.1  # of a short run that warm-up may take
 
 
 @dataclass(frozen=True)
-class Plan(Summarised):
+class Plan(Answer):
     """A run to launch. Tokens, FLOPs, bytes, hours.
 
     `branches` are the token counts of the trunk's decay branches, the longest (`tokens`) last. `loss` (nats per token)
     and `training_flops` are of that run alone; `total_*`, `gpu_hours` and `time` count the decay of every branch.
     `time` is that of step times, if they were given, and `placement` how the run fits into the memory of those GPUs;
-    without them GPU-hours follow from `gpu_flops` and `mfu`. `trusted` as of a row of `law.optimal`.
+    without them GPU-hours follow from `gpu_tflops` and `mfu`.
     """
 
     architecture: Architecture
@@ -66,19 +73,42 @@ class Plan(Summarised):
     gradient_bytes: float
     kv_cache_bytes: float
     gpu_hours: float
-    gpu_flops: float | None
+    gpu_tflops: float | None
     mfu: float | None
-    warnings: tuple[str, ...]
-    time: TimeBudget | None = None
+    time: Budget | None = None
     placement: Placement | None = None
-    trusted: bool = False
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values, with the sizes of the architecture."""
-        a = self.architecture
-        sizes = {"n_active": a.n_active, "n_total": a.n_total, "architecture": a.to_dict()}
-        found = asdict(replace(self, time=None)) | sizes | {"configuration": self.configuration()}
-        return found | {"time": self.time and self.time.to_dict()}
+    @property
+    def rows(self) -> tuple[dict[str, Any], ...]:
+        """The measurements of the trunk, the shortest first."""
+        return tuple({"tokens": t, "training_flops": self.architecture.training_flops(t)} for t in self.branches)
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        return [*self.rows]
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return self.notes
+
+    @property
+    def verdict(self) -> str:
+        a, interval = self.architecture, self.loss_interval
+        size = f"E = {a.experts_equivalent:g} of {format_count(a.n_total)} parameters" if a.experts > 1 else "dense"
+        size += "" if a.experts > 1 else f", {format_count(a.n_total)} parameters"
+        text = (
+            f"{size}, {format_count(self.tokens)} tokens in {_hours(self.gpu_hours)} GPU-hours: loss {self.loss:.3f}"
+        )
+        text += "" if interval is None else " ({:.3f} to {:.3f})".format(*interval)
+        return text if self.trusted else f"{text}; not trusted"
+
+    def facts(self) -> dict[str, Any]:
+        """With the sizes of the architecture."""
+        a, left_out = self.architecture, ("architecture", "time", "check", "notes", "placement")
+        known = {own.name: getattr(self, own.name) for own in fields(self) if own.name not in left_out}
+        known |= {"n_active": a.n_active, "n_total": a.n_total, "architecture": a.to_dict()}
+        known |= {"batch_ramp": [asdict(stage) for stage in self.batch_ramp], "configuration": self.configuration()}
+        known |= {"placement": self.placement and asdict(self.placement)}
+        return known | {"time": self.time and self.time.to_dict()}
 
     def configuration(self, sweep: str = "run") -> dict[str, dict[str, Any]]:
         """The sections of `train.py`'s YAML; everything left out has the paper's value there by default.
@@ -137,13 +167,13 @@ class Plan(Summarised):
             **placed,
             "predicted loss": f"{self.loss:.4f}{interval} nats per token",
         }
-        return Table((), list(lines.items()), title="Plan", warnings=self.warnings)
+        return Table((), list(lines.items()), title=self.verdict, warnings=self.warnings)
 
     def _training_time(self) -> str:
-        hours = f"{self.gpu_hours:,.1f}" if self.gpu_hours >= 1 else f"{self.gpu_hours:.2g}"
+        hours = _hours(self.gpu_hours)
         if self.time is not None:
             return f"{hours} GPU-hours: {self.time}"
-        return f"{hours} GPU-hours at {format_flops(self.gpu_flops or 0)} FLOP/s and {self.mfu:.0%} MFU"
+        return f"{hours} GPU-hours at {self.gpu_tflops:g} TFLOP/s and {self.mfu:.0%} MFU"
 
     @property
     def _where_the_rate_is_from(self) -> str:
@@ -154,50 +184,39 @@ class Plan(Summarised):
         return "; ".join(said)
 
 
-@name_limits
 def plan(
-    law: Law,
-    flops: float | str | None = None,
-    experts: Any = None,
+    law: Formula,
+    flops: Quantity | None = None,
+    experts: ArrayLike | None = None,
     *,
-    hours: Any = None,
-    money: Any = None,
-    gpus: int | None = None,
-    throughput: Any = None,
-    price: Any = None,
     branches: int = 1,
-    gpu_flops: float = 989e12,
-    mfu: float = 0.4,
+    gpu_tflops: float = 989.0,
     sequence_length: int = PAPER.sequence_length,
     batch_ramp: Sequence[RampStage] = PAPER.batch_ramp,
     learning_rate_law: LearningRateLaw | None = None,
     force: bool = False,
-    **limits: Any,
+    **question: Unpack[QuestionFields],
 ) -> Plan:
-    """The run of the best architecture that exists for a budget; budget, experts and limits as in `law.optimal`,
-    `granularity` and `shared_ratio` too.
-
-    `branches` is how many measurements the trunk gives: the full run, half of it, a quarter, … `gpu_flops` is the peak
-    FLOP/s of one accelerator (989e12: an H100 in bf16), `mfu` the part of it that is used: for GPU-hours where no
-    `throughput` gives step times, which goes with flops, too. A budget of hours or money is that of the full run
-    alone. A model that the memory of those GPUs cannot train gives way to the widest of its E that it can, or to
-    another E: `warnings` say so. Errors as `law.optimal`, and ValueError where no model can be trained.
-    """
+    """Answer `Law.plan`."""
     if not (isinstance(branches, int) and 1 <= branches <= 20):
-        raise ValueError(f"branches={branches!r} must be a whole number from 1 to 20")
-    if not 0 < mfu <= 1:
-        raise ValueError(f"mfu={mfu!r} must be above 0 and at most 1")
-    if not 0 < gpu_flops < float("inf"):
-        raise ValueError(f"gpu_flops={gpu_flops!r} must be positive and finite")
+        raise InputError(f"branches={branches!r} must be a whole number from 1 to 20")
+    positive("gpu_tflops", gpu_tflops)
     rates = learning_rate_law or LearningRateLaw.published()
     ramp = BatchRamp(batch_ramp, sequence_length)
-    cluster = None if throughput is None else Cluster.of(gpus, throughput, price, ramp)
-    asked: dict[str, Any] = {"hours": hours, "money": money, "learning_rate_law": rates, "batch_ramp": ramp}
-    if flops is None or cluster is None:
-        asked |= {"gpus": gpus, "throughput": throughput, "price": price}
+    timed = question.get("gpu") is not None or question.get("throughput") is not None
+    cluster = Cluster.of(ramp, **cluster_fields(question)) if timed else None
+    mfu = None if timed else question.pop("mfu", None)
+    mfu = MFU if mfu is None else mfu
+    if not (isinstance(mfu, (int, float)) and 0 < mfu <= 1):
+        raise InputError(f"mfu={mfu!r} must be above 0 and at most 1")
+    if cluster is not None and flops is not None:
+        for name in cluster_fields(question):
+            question.pop(name)  # type: ignore[misc]
 
-    def ask(experts: Any, **narrower: Any) -> OptimalTable:
-        return optimal(law, flops, experts, integral=True, **asked, force=force, **(limits | narrower))
+    def ask(experts: ArrayLike | None, **narrower: Unpack[QuestionFields]) -> OptimalTable:
+        narrowed: QuestionFields = {**question, **narrower}
+        options: Any = {"integral": True, "learning_rate_law": rates, "batch_ramp": ramp, "force": force}
+        return optimal(law, flops, experts, **options, **narrowed)
 
     table = ask(experts)
     table, passed_over = (table, ()) if cluster is None else _trainable(table, cluster, ask)
@@ -212,10 +231,10 @@ def plan(
     total = tokens + sum(_decay_tokens(ramp, t) for t in measured[:-1])
     at = law_variables(law, architecture, tokens)
     warnings, time = (*passed_over, *table.warnings), None
-    gpu_hours = architecture.training_flops(total) / (gpu_flops * mfu * 3600.0)
+    gpu_hours = architecture.training_flops(total) / (gpu_tflops * 1e12 * mfu * 3600.0)
     if cluster is not None:
-        time = TimeBudget(float(cluster.seconds(ModelWork.of(architecture), float(total))) / 3600.0, cluster)
-        gpu_hours = cluster.gpus * time.hours
+        time = Budget(None, float(cluster.seconds(ModelWork.of(architecture), float(total))) / 3600.0, cluster)
+        gpu_hours = cluster.gpus * time.seconds / 3600.0
         warnings = tuple(dict.fromkeys([*warnings, *cluster.throughput.warnings(architecture, cluster.gpus)]))
     if architecture.vocab_size != VOCAB_SIZE:  # train.py's default is GPT-2's tokenizer
         size = f"{architecture.vocab_size:,}"
@@ -244,12 +263,12 @@ def plan(
         gradient_bytes=GRADIENT_BYTES * architecture.n_total,
         kv_cache_bytes=row.kv_cache_bytes,
         gpu_hours=gpu_hours,
-        gpu_flops=None if time else gpu_flops,
+        gpu_tflops=None if time else gpu_tflops,
         mfu=None if time else mfu,
-        warnings=warnings,
+        notes=warnings,
         time=time,
         placement=None if cluster is None else place(architecture, cluster),
-        trusted=bool(law.check(**at).trusted),
+        check=law.check(**at),
     )
 
 
@@ -264,7 +283,7 @@ def _trainable(
 
     def fits(width: float, experts: float) -> bool:
         try:
-            place(table.constraints.architecture(width, experts), cluster)
+            place(table.limits.architecture(width, experts), cluster)
         except DoesNotFit:
             return False
         return True
@@ -284,14 +303,38 @@ def _trainable(
             f"E = {row.experts:g} at its best size ({size}) takes more memory than {cluster.hardware} have"
         )
         if width is not None:
-            most = total_parameters(width + HEAD_DIM / 2, row.experts, vocab_size=table.constraints.vocab_size)
+            most = total_parameters(width + HEAD_DIM / 2, row.experts, vocab_size=table.limits.vocab_size)
             found.append(ask([row.experts], max_parameters=float(most)))
     if not found:  # say what is missing
-        place(table.constraints.architecture(table.best.d_model, table.best.experts), cluster)
+        place(table.limits.architecture(table.best.d_model, table.best.experts), cluster)
     return min(found, key=lambda other: other.best.loss), tuple(passed_over)
+
+
+def _hours(hours: float) -> str:
+    return f"{hours:,.1f}" if hours >= 1 else f"{hours:.2g}"
 
 
 def _decay_tokens(ramp: BatchRamp, tokens: int) -> int:
     """Tokens of the decay of a run of `tokens` tokens: whole steps, as the training loop branches off."""
     end = ramp.steps(tokens)
     return tokens - ramp.tokens(min(ramp.steps(tokens * (1 - PAPER.decay_fraction)), max(end - 1, 0)))
+
+
+def law_variables(law: Formula, a: Architecture, tokens: float) -> dict[str, float]:
+    """N_act, D, E and the law's other variables. ValueError for one that is none of an architecture."""
+    found = a.variables() | {"tokens": tokens}
+    names = dict.fromkeys(("n_active", "tokens", "experts", *law.variables))
+    if unknown := [name for name in names if name not in found]:
+        raise InputError(f"{unknown[0]}, a variable of the {law.name} law, is none of an architecture")
+    return {name: found[name] for name in names}
+
+
+def experts_of(a: Architecture) -> str:
+    """The feed-forward, in words."""
+    if a.experts == 1:
+        return f"dense, feed-forward width {a.d_expert:,}"
+    text = f"{a.experts_per_token} of {a.experts} per token, each {a.d_expert:,} wide"
+    if a.shared_experts:
+        text += f"; {a.shared_experts} shared, {a.d_shared:,} wide"
+    dense = f"; {a.dense_blocks} dense blocks, {a.d_ff:,} wide" if a.dense_blocks else ""
+    return f"{text}{dense}; granularity {a.granularity:.3g}"

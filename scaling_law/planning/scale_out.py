@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from hub.plain.tables import Summarised, Table
-from hub.plain.units import format_bytes, format_count
-from scaling_law.planning.hours import Cluster
+from hub.base.errors import InputError
+from hub.base.tables import Table
+from hub.base.units import format_bytes, format_count
+from scaling_law.formulas.answers import Answer
+from scaling_law.planning.budget import Cluster
 from scaling_law.planning.placement import DoesNotFit, Placement, place
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.communication import NVLINK, all_to_all_bytes, all_to_all_seconds, communication
@@ -51,7 +53,7 @@ class ScaleOutRow:
 
 
 @dataclass(frozen=True)
-class ScaleOut(Summarised):
+class ScaleOut(Answer):
     """One row for each number of GPUs, in the order asked for."""
 
     architecture: Architecture
@@ -59,18 +61,22 @@ class ScaleOut(Summarised):
     batch_tokens: int
     rows: tuple[ScaleOutRow, ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        rows = [asdict(row) | {"expected_mfu": row.expected_mfu, "limited_by": row.limited_by} for row in self.rows]
-        return {"architecture": self.architecture.to_dict(), "gpu": self.gpu, "batch_tokens": self.batch_tokens} | {
-            "rows": rows
-        }
+    @property
+    def verdict(self) -> str:
+        limits = (f"{row.gpus} by {row.limited_by}" for row in self.rows)
+        return f"{format_count(self.architecture.n_total)} parameters on GPUs, limited on {', '.join(limits)}"
+
+    def facts(self) -> dict[str, Any]:
+        return {"architecture": self.architecture.to_dict(), "gpu": self.gpu, "batch_tokens": self.batch_tokens}
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        return [asdict(row) | {"expected_mfu": row.expected_mfu, "limited_by": row.limited_by} for row in self.rows]
 
     def summary(self) -> Table:
         a = self.architecture
         title = f"d_model {a.d_model}, {a.blocks} blocks, E = {a.experts}: {format_count(a.n_active)} active of "
         title += f"{format_count(a.n_total)} parameters; batches of {self.batch_tokens:,} tokens on {self.gpu}"
-        return Table.of([_cells(row) for row in self.rows], title=title)
+        return Table.of([_cells(row) for row in self.rows], title=f"{self.verdict}\n{title}")
 
 
 def _cells(row: ScaleOutRow) -> dict[str, str]:
@@ -111,10 +117,10 @@ def scale_out(
     """
     sheet, ramp = named_gpu(gpu), BatchRamp((RampStage(0, batch_sequences),), sequence_length)
     if (link := next((speed for name, speed in NVLINK.items() if find_gpu(name) == sheet), None)) is None:
-        raise ValueError(f"gpu={gpu!r}: the speed of its links is not known here; give one of {', '.join(NVLINK)}")
+        raise InputError(f"gpu={gpu!r}: the speed of its links is not known here; give one of {', '.join(NVLINK)}")
     throughput = Throughput.assumed(gpu, mfu=mfu)
     rows = (_row(architecture, Cluster(count, throughput, ramp=ramp), sheet.peak_flops, link) for count in gpus)
-    return ScaleOut(architecture, sheet.name, batch_sequences * sequence_length, tuple(rows))
+    return ScaleOut(architecture, sheet.name, batch_sequences * sequence_length, tuple(rows), check=None)
 
 
 def _row(a: Architecture, cluster: Cluster, peak_flops: float, link: float) -> ScaleOutRow:

@@ -15,25 +15,30 @@ on L∞, which no run measures, and grows without bound as L_a comes down to it:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hub.plain.tables import ResultTable, Table, as_text
-from hub.plain.units import format_count, format_flops
-from scaling_law.formulas import Law
-from scaling_law.formulas.law import checked_experts
-from scaling_law.planning.hours import Cluster, work_of
-from scaling_law.planning.optimum import Constraints, model_variables, optimal_widths, positive
+from hub.base.errors import InputError
+from hub.base.tables import Table
+from hub.base.units import format_count, format_flops
+from scaling_law.formulas import Formula
+from scaling_law.formulas.answers import Answer
+from scaling_law.formulas.law import checked_experts, positive
+from scaling_law.planning.budget import Cluster, QuestionFields, read_costs, work_of
+from scaling_law.planning.limits import Limits, Quantity
+from scaling_law.planning.optimum import model_variables, optimal_widths
 from scaling_law.planning.search import ENDLESS, cheapest_width, coefficients_of, floor, flops_of, tokens_needed
 from scaling_law.size.architecture import Architecture, affordable_tokens, is_size, training_flops, width_of_active
+from scaling_law.size.arrays import FloatArray
 from scaling_law.size.throughput import ModelWork
 
-FloatArray = NDArray[np.float64]
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 Model = float | Architecture
-SEARCHED = ((4.0, 33), (0.25, 9), (0.02, 5))  # ln d_model to both sides of the best so far, and points: see `least`
+AROUND, POINTS = 50.0, 33  # the widths that are searched, times and by this around a start, and how many
 
 
 @dataclass(frozen=True)
@@ -64,12 +69,12 @@ class SpeedupRow:
 
 
 @dataclass(frozen=True)
-class EffectiveSpeedup(ResultTable):
+class EffectiveSpeedup(Answer):
     """What b needs for a's loss: a row for each way, the first the headline. Parameters, tokens, FLOPs, nats.
 
     `n_active` … `loss` are a's. `asymptote` is b's loss at endless size and tokens with 95 % of its values under the
     draws, `exponent` the α of L∞ + A C^−α along b's best models, `baseline_loss` that of b's best at a's FLOPs; both
-    are None where b is one architecture. `trusted`: a and the b of the headline are.
+    are None where b is one architecture.
     """
 
     rows: tuple[SpeedupRow, ...]
@@ -84,8 +89,22 @@ class EffectiveSpeedup(ResultTable):
     asymptote_interval: tuple[float, float] | None
     exponent: float | None = None
     baseline_loss: float | None = None
-    notes: tuple[str, ...] = ()
-    trusted: bool = False
+
+    @property
+    def best(self) -> SpeedupRow:
+        """The headline."""
+        return self.rows[0]
+
+    @property
+    def trusted(self) -> bool:
+        """Whether a and the b of the headline are."""
+        return super().trusted and self.best.trusted
+
+    @property
+    def verdict(self) -> str:
+        flops, tokens = _times(self.best.compute), _times(self.best.data)
+        times = f"{flops} times the FLOPs and {tokens} times the tokens of {self.a}"
+        return f"{self.b} needs {times} for its loss of {self.loss:.3f}"
 
     @property
     def factor(self) -> float:
@@ -98,7 +117,7 @@ class EffectiveSpeedup(ResultTable):
         Infinite where a's loss is not above it. ValueError where b is one architecture.
         """
         if self.exponent is None or self.baseline_loss is None:
-            raise ValueError(f"b={self.b} is one size: only the best models of an E follow L∞ + A C^−α")
+            raise InputError(f"b={self.b} is one size: only the best models of an E follow L∞ + A C^−α")
         if self.loss <= asymptote:
             return float("inf")
         return float(((self.baseline_loss - asymptote) / (self.loss - asymptote)) ** (1.0 / self.exponent))
@@ -121,9 +140,10 @@ class EffectiveSpeedup(ResultTable):
         """The values of each row."""
         return [asdict(row) for row in self.rows]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values; what is infinite is null in JSON, and `floor` says why."""
-        return asdict(self) | {"factor": self.factor, "warnings": list(self.warnings)}
+    def facts(self) -> dict[str, Any]:
+        """What is infinite is null in JSON, and `floor` says why."""
+        names = (own.name for own in fields(self) if own.name not in ("rows", "check", "notes"))
+        return {name: getattr(self, name) for name in names} | {"factor": self.factor}
 
     def summary(self) -> Table:
         rows = [
@@ -145,10 +165,9 @@ class EffectiveSpeedup(ResultTable):
         ]
         model = f"{format_count(self.n_active)} active on {format_count(self.tokens)} tokens"
         title = f"{self.b} for the loss of {self.a} ({model}, {format_flops(self.flops)} FLOPs): {self.loss:.4f}"
-        return Table.of(rows, title=f"{title}  ({self.law})", notes=[self._assumed()], warnings=self.warnings)
-
-    def __str__(self) -> str:
-        return as_text(self)
+        return Table.of(
+            rows, title=f"{self.verdict}\n{title}  ({self.law})", notes=[self._assumed()], warnings=self.warnings
+        )
 
     def _assumed(self) -> str:
         """What the asymptote is, and what its error would do to the factor."""
@@ -161,50 +180,34 @@ class EffectiveSpeedup(ResultTable):
         return f"{text}, α = {self.exponent:.4f}. Pinned there with the same α and loss at a's FLOPs: × FLOPs {pinned}"
 
 
-def effective_speedup(
-    law: Law,
+def speedup(
+    law: Formula,
     a: Model,
     b: Model = 1.0,
     *,
-    flops: Any = None,
-    tokens: Any = None,
-    gpus: int | None = None,
-    throughput: Any = None,
-    granularity: float | None = None,
-    shared_ratio: float | None = None,
-    vocab_size: int | None = None,
+    flops: Quantity | None = None,
+    tokens: Quantity | None = None,
     force: bool = False,
+    **question: Unpack[QuestionFields],
 ) -> EffectiveSpeedup:
-    """How many times a's compute and tokens model b needs for a's loss, with 95 % of the law's draws.
-
-    Args:
-        a, b: an E, which stands for its compute-optimal model, or an `Architecture`.
-        flops: that a spends (6 N_act D), a number or text such as "1e22"; or, for an architecture, its `tokens`.
-        throughput, gpus: for hours, too, as in `law.optimal`; the best size is that of least FLOPs all the same.
-        granularity, shared_ratio, vocab_size: of the models that an E stands for, as in `law.optimal`.
-
-    An E as b answers at its best size and at a's N_act, an architecture at its own. ValueError for a law without
-    tokens and unless exactly one of flops and tokens is given; ExtrapolationError where a is beyond the range guard,
-    unless `force`.
-    """
+    """Answer `Law.speedup`."""
     if "tokens" not in law.variables:
-        raise ValueError(f"this {law.name} law knows no tokens: it cannot say how many more are needed")
-    constraints = Constraints.of(law, granularity=granularity, shared_ratio=shared_ratio, vocab_size=vocab_size)
-    cluster = None if gpus is None and throughput is None else Cluster.of(gpus, throughput)
-    own, width = _spent(law, a, flops, tokens, constraints)
+        raise InputError(f"this {law.name} law knows no tokens: it cannot say how many more are needed")
+    cluster, limits = read_costs(law, **question)
+    own, width = _spent(law, a, flops, tokens, limits)
     (check := law.check(**own)).refuse(force)
-    work = ModelWork.of(a) if isinstance(a, Architecture) else work_of(width, own["experts"], constraints)
-    question = _Question.of(law, own, work, cluster)
+    work = ModelWork.of(a) if isinstance(a, Architecture) else work_of(width, own["experts"], limits)
+    target = _Target.of(law, own, work, cluster)
     if isinstance(b, Architecture):
-        rows: tuple[SpeedupRow, ...] = (question.row("as given", b.variables(), ModelWork.of(b)),)
-        known = _asymptote(question, b.variables())
+        rows: tuple[SpeedupRow, ...] = (target.row("as given", b.variables(), ModelWork.of(b)),)
+        known = _asymptote(target, b.variables())
     else:
-        e, same = _experts("b", b), width_of_active(own["n_active"], constraints.vocab_size)
-        known = _frontier(law, question, e, constraints)
-        best = question.cheapest(same, e, constraints)
+        e, same = _experts("b", b), width_of_active(own["n_active"], limits.vocab_size)
+        known = _frontier(law, target, e, limits)
+        best = target.cheapest(same, e, limits)
         rows = (
-            question.row_of_width("best size", best, e, constraints, known["asymptote"]),
-            question.row_of_width("same N_act", same, e, constraints),
+            target.row_of_width("best size", best, e, limits, known["asymptote"]),
+            target.row_of_width("same N_act", same, e, limits),
         )
     timed = () if cluster is None else cluster.throughput.warnings(work, cluster.gpus)
     return EffectiveSpeedup(
@@ -213,20 +216,20 @@ def effective_speedup(
         b=_named(b),
         n_active=float(own["n_active"]),
         tokens=float(own["tokens"]),
-        flops=question.flops,
-        loss=float(question.loss[0, 0]),
+        flops=target.flops,
+        loss=float(target.loss[0, 0]),
         law=law.conditions.provenance if law.conditions else "fitted law",
-        trusted=bool(check.trusted) and rows[0].trusted,
+        check=check,
         notes=(*timed, *(f"{_named(a)}: {warning}" for warning in check.warnings)),
         **known,
     )
 
 
 @dataclass(frozen=True)
-class _Question:
+class _Target:
     """a's loss under the law itself and under each of its draws, [1 + n_draws], for others to reach."""
 
-    law: Law
+    law: Formula
     coefficients: FloatArray  # [n_coefficients, 1 + n_draws, 1], the law's own first
     loss: FloatArray  # [1 + n_draws, 1]
     tokens: float
@@ -235,7 +238,7 @@ class _Question:
     cluster: Cluster | None
 
     @classmethod
-    def of(cls, law: Law, own: Mapping[str, Any], work: ModelWork, cluster: Cluster | None) -> _Question:
+    def of(cls, law: Formula, own: Mapping[str, Any], work: ModelWork, cluster: Cluster | None) -> _Target:
         columns, tokens = coefficients_of(law), float(own["tokens"])
         loss = np.asarray(law.evaluate(columns, own), float)
         seconds = None if cluster is None else _seconds(cluster, work, np.full(len(loss), tokens))
@@ -253,17 +256,17 @@ class _Question:
         """With which models reach a's loss under each draw, [1 + n_draws, ...]; infinite where none suffice."""
         return tokens_needed(self.law, self.coefficients, self.loss, variables)
 
-    def cheapest(self, start: float, experts: float, constraints: Constraints) -> FloatArray:
+    def cheapest(self, start: float, experts: float, limits: Limits) -> FloatArray:
         """The d_model of least FLOPs that reaches a's loss under each draw, [1 + n_draws, 1]; NaN where none does."""
-        asked = (self.law, self.coefficients, self.loss, experts, constraints)
-        return cheapest_width(*asked, flops_of, np.full(self.loss.shape, np.log(start)), SEARCHED)
+        asked = (self.law, self.coefficients, self.loss, experts, limits)
+        return cheapest_width(*asked, flops_of, (start / AROUND, start * AROUND), POINTS)
 
     def row_of_width(
-        self, size: str, d_model: Any, experts: float, constraints: Constraints, floor: float | None = None
+        self, size: str, d_model: Any, experts: float, limits: Limits, floor: float | None = None
     ) -> SpeedupRow:
         """What models of one width, or of one for each draw, need."""
         every = np.broadcast_to(d_model, self.loss.shape)
-        variables, work = constraints.variables(every, experts, 1.0), work_of(every[:, 0], experts, constraints)
+        variables, work = limits.variables(every, experts, 1.0), work_of(every[:, 0], experts, limits)
         return self.row(size, variables, work, floor)
 
     def row(self, size: str, variables: Mapping[str, Any], work: ModelWork, floor: float | None = None) -> SpeedupRow:
@@ -308,38 +311,38 @@ def _seconds(cluster: Cluster, work: ModelWork, tokens: FloatArray) -> FloatArra
     return np.where(i == 0, own, drawn[(i - 1) % len(drawn), i])
 
 
-def _spent(law: Law, a: Model, flops: Any, tokens: Any, constraints: Constraints) -> tuple[dict[str, Any], float]:
+def _spent(law: Formula, a: Model, flops: Any, tokens: Any, limits: Limits) -> tuple[dict[str, Any], float]:
     """The variables of model a and its training tokens (N_act, D, E, and those of the law), and its d_model."""
     if (flops is None) == (tokens is None):
-        raise ValueError(f"flops={flops!r}, tokens={tokens!r}: give one of them, what model a spends")
+        raise InputError(f"flops={flops!r}, tokens={tokens!r}: give one of them, what model a spends")
     if isinstance(a, Architecture):
         width, variables = float(a.d_model), dict[str, Any](a.variables())
         n_active = variables["n_active"]
         variables["tokens"] = affordable_tokens(positive("flops", flops), n_active) if tokens is None else tokens
     elif flops is None:
-        raise ValueError(f"tokens={tokens!r} goes with an Architecture as a: E = {a:g} alone has no size; give flops")
+        raise InputError(f"tokens={tokens!r} goes with an Architecture as a: E = {a:g} alone has no size; give flops")
     else:
         e, budget = _experts("a", a), positive("flops", flops)
-        width = float(optimal_widths(law, budget, e, constraints).free)  # as free as b: below d_model 64, too
-        variables = constraints.variables(width, e, budget)
+        width = float(optimal_widths(law, budget, e, limits).free)  # as free as b: below d_model 64, too
+        variables = limits.variables(width, e, budget)
     if missing := [name for name in law.variables if name not in variables]:
-        raise ValueError(f"{missing[0]}, a variable of the {law.name} law, is none of an architecture")
+        raise InputError(f"{missing[0]}, a variable of the {law.name} law, is none of an architecture")
     variables["tokens"] = positive("tokens", variables["tokens"])
     names = dict.fromkeys(("n_active", "tokens", "experts", *law.variables))
     return {name: variables[name] for name in names}, width
 
 
-def _frontier(law: Law, question: _Question, experts: float, constraints: Constraints) -> dict[str, Any]:
+def _frontier(law: Formula, question: _Target, experts: float, limits: Limits) -> dict[str, Any]:
     """L∞, α and the loss at a's FLOPs, along the best models with E experts."""
-    found = _asymptote(question, constraints.variables(64.0, experts, 1.0))
+    found = _asymptote(question, limits.variables(64.0, experts, 1.0))
     budgets = question.flops * np.array([1.0, 2.0])
-    widths = optimal_widths(law, budgets, experts, constraints).free
-    loss, further = law.loss(**model_variables(law, widths, experts, budgets, constraints))
+    widths = optimal_widths(law, budgets, experts, limits).free
+    loss, further = law.loss(**model_variables(law, widths, experts, budgets, limits))
     above = (loss - found["asymptote"]) / (further - found["asymptote"])
     return found | {"exponent": float(np.log2(above)), "baseline_loss": float(loss)}
 
 
-def _asymptote(question: _Question, variables: Mapping[str, Any]) -> dict[str, Any]:
+def _asymptote(question: _Target, variables: Mapping[str, Any]) -> dict[str, Any]:
     """L∞ of the models of these variables, and 95 % of its values under the draws."""
     floors = question.asymptote(variables)
     return {"asymptote": float(floors[0]), "asymptote_interval": _interval(floors[1:])}
@@ -357,7 +360,7 @@ def _interval(draws: FloatArray) -> tuple[float, float] | None:
 def _experts(name: str, value: Any) -> float:
     """ValueError for what is no single E."""
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
-        raise ValueError(f"{name}={value!r} must be a number of experts or an Architecture")
+        raise InputError(f"{name}={value!r} must be a number of experts or an Architecture")
     return float(checked_experts(value))
 
 

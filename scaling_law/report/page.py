@@ -1,8 +1,8 @@
 """A report on the runs of one folder: `scaling-law report my-sweep --into my-report.md`.
 
 The prose is written by hand; each table replaces what stands between `<!-- fit -->` and `<!-- /fit -->`, or for a
-subfolder `<!-- other/fit -->`. The folder holds `runs.jsonl` and, where there are such, `learning-rates.jsonl`,
-`matched-plan.json` and `matched.jsonl`. Figures go to `figures/`, of a subfolder only those that the file links to.
+subfolder `<!-- other/fit -->`. The folder holds `runs.jsonl` and, where there is one, `learning-rates.jsonl`.
+Figures go to `figures/`, of a subfolder only those that the file links to.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hub.plain import atomic
-from hub.plain.markdown import block_of, replace_block
-from hub.plain.tables import Table
-from hub.plain.units import format_count, format_flops
+from hub.base import atomic
+from hub.base.errors import InputError
+from hub.base.markdown import block_of, replace_block
+from hub.base.tables import Table
+from hub.base.units import format_count, format_flops
 from scaling_law.figures import drawing
 from scaling_law.figures.drawing import LOSS, colour_of
 from scaling_law.figures.law_figures import predicted_against_observed
 from scaling_law.fitting.fitting import fit
-from scaling_law.formulas import JointLaw
+from scaling_law.law import JointLaw
 from scaling_law.report.results import Results, all_findings, isoflop_profiles, repeat_scatter
 from scaling_law.size.architecture import affordable_tokens
 
@@ -50,7 +51,7 @@ def write_report(folder: str | Path, report: str | Path, **options: Any) -> list
     found = [block for block in blocks if block_of(text, block) is not None]
     if not found:
         known = ", ".join(BLOCKS)
-        raise ValueError(f"{target}: no block such as `<!-- fit -->` and `<!-- /fit -->`; there are {known}")
+        raise InputError(f"{target}: no block such as `<!-- fit -->` and `<!-- /fit -->`; there are {known}")
     for block in found:
         about, name = blocks[block]
         text = replace_block(text, block, block_text(name, results[about]))
@@ -177,31 +178,6 @@ def learning_rates_block(results: Results) -> Block:
     yield "\n".join(said)
 
 
-def matched_block(results: Results) -> Block:
-    if results.matched is None:
-        yield "No matched experiment was run."
-        return
-    yield (
-        *("E", "compared at", "d_model", "N_act", "N_total", "D", "FLOPs"),
-        *("predicted (95 %)", "measured", "interval", "against dense"),
-    )
-    plan, losses = results.matched
-    means = [float(np.mean(seen)) if seen else float("nan") for seen in losses]
-    for model, seen, loss in zip(plan.models, losses, means, strict=True):
-        a, is_moe = model.architecture, model.architecture.experts > 1
-        yield (
-            a.experts,
-            model.role if is_moe else "dense",
-            a.d_model,
-            *map(format_count, (a.n_active, a.n_total, model.tokens)),
-            format_flops(a.training_flops(model.tokens)),
-            f"{model.loss:.3f} ({model.low:.3f} to {model.high:.3f})",
-            ", ".join(f"{value:.3f}" for value in seen),
-            "" if not seen else "inside" if model.low <= loss <= model.high else "outside",
-            f"{loss - means[0]:+.3f}" if is_moe and not np.isnan(loss - means[0]) else "",
-        )
-
-
 # ------------------------------------------------------------------ figures
 
 
@@ -291,27 +267,6 @@ def learning_rate_grid(results: Results, axes: Any = None) -> NDArray[Any] | Non
     return _labelled(axes, HELD_OUT, experts, {"rate of the fitted law": {"linestyle": "--", "color": "0.4"}}, **style)
 
 
-def matched_losses(results: Results, ax: Any = None) -> Any:
-    """The matched experiment: predicted losses with their 95 % intervals, and measured ones."""
-    if results.matched is None:
-        return None
-    plan, losses = results.matched
-    ax = drawing.axes_or_new(ax, 6.4, 4.0)
-    for i, (model, seen) in enumerate(zip(plan.models, losses, strict=True)):
-        colour = colour_of(model.architecture.experts)
-        interval = [[model.loss - model.low], [model.high - model.loss]]
-        ax.errorbar(i - 0.12, model.loss, yerr=interval, fmt="s", mfc="white", color=colour, capsize=3)
-        ax.plot([i + 0.12] * len(seen), seen, "o", color=colour)
-    names = [f"E = {m.architecture.experts}\n{m.role}" if m.architecture.experts > 1 else "dense" for m in plan.models]
-    ax.set_xticks(range(len(names)), names, fontsize=8)
-    ax.set(ylabel=HELD_OUT, xlim=(-0.6, len(names) - 0.4))
-    handle = ax.errorbar([], [], yerr=[], fmt="s", mfc="white", color="0.4", capsize=3)
-    handle.set_label(f"predicted before training, {drawing.INTERVAL}")
-    ax.plot([], [], "o", color="0.4", label="measured")
-    drawing.shared_legend(ax, "outside upper center")
-    return ax
-
-
 BLOCKS: dict[str, Callable[[Results], Block]] = {
     "runs": runs_block,
     "losses": losses_block,
@@ -321,7 +276,6 @@ BLOCKS: dict[str, Callable[[Results], Block]] = {
     "extrapolation": extrapolation_block,
     "isoflop": isoflop_block,
     "findings": findings_block,
-    "matched": matched_block,
 }
 FIGURES: dict[str, Callable[[Results], Any]] = {
     "fit": lambda results: predicted_against_observed(results.fitted),
@@ -329,5 +283,4 @@ FIGURES: dict[str, Callable[[Results], Any]] = {
     "isoflop": isoflop_of_runs,
     "held-out": held_out_runs,
     "learning-rates": learning_rate_grid,
-    "matched": matched_losses,
 }

@@ -9,20 +9,20 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hub.plain.units import format_count
+from hub.base.errors import InputError
+from hub.base.units import format_count
 from scaling_law.fitting.fitting import FitResult, fit
 from scaling_law.fitting.learning_rate import LearningRateGrid
 from scaling_law.fitting.splits import Comparison, Split, compare
 from scaling_law.fitting.uncertainty import Bootstrap
-from scaling_law.formulas import JointLaw
-from scaling_law.planning.matched import MatchedPlan, drawn_gain, measured
+from scaling_law.law import JointLaw
+from scaling_law.planning.matched import drawn_gain
 from scaling_law.planning.optimum import drawn_optimum
 from scaling_law.runs.table import Runs, load_runs, read_rows
 from scaling_law.size.architecture import affordable_tokens
+from scaling_law.size.arrays import FloatArray
 
-FloatArray = NDArray[np.float64]
 RESAMPLES = 1000
 LEVEL = 0.95  # of the two-sided interval by which a finding is confirmed or reversed
 GAIN = "by {:+.4f} nats ({:+.4f} to {:+.4f})"
@@ -47,7 +47,7 @@ class Results:
     def runs(self) -> Runs:
         """The final runs, with their held-out loss. ValueError for runs of several vocabularies."""
         if len(sizes := {str(row.get("vocab_size")) for row in self.rows}) > 1:
-            raise ValueError(f"{self.folder}: runs of several vocabularies ({', '.join(sizes)}) have no common loss")
+            raise InputError(f"{self.folder}: runs of several vocabularies ({', '.join(sizes)}) have no common loss")
         return load_runs(self.folder / "runs.jsonl", trunks=self.trunks)
 
     @cached_property
@@ -108,15 +108,6 @@ class Results:
     def rates(self) -> LearningRateGrid | None:
         path = self.folder / "learning-rates.jsonl"
         return LearningRateGrid.load(path, mix=self.mix) if path.exists() else None
-
-    @cached_property
-    def matched(self) -> tuple[MatchedPlan, list[list[float]]] | None:
-        """The matched experiment and the losses measured for each of its models, where there is one."""
-        plan, runs = self.folder / "matched-plan.json", self.folder / "matched.jsonl"
-        if not plan.exists() or not runs.exists():
-            return None
-        loaded = MatchedPlan.load(plan)
-        return loaded, measured(loaded, load_runs(runs))
 
 
 @dataclass(frozen=True)
@@ -249,7 +240,7 @@ def lower_learning_rate(grid: LearningRateGrid) -> Finding:
     design = np.array([[1.0, np.log(law.counted(m.architecture)), np.log(m.architecture.experts)] for m in models])
     freedom = len(models) - design.shape[1]
     if freedom < 1:
-        raise ValueError(f"{len(models)} models; the error of the learning-rate law needs at least four")
+        raise InputError(f"{len(models)} models; the error of the learning-rate law needs at least four")
     residual = grid.errors(law)
     covariance = np.linalg.inv(design.T @ design) * float(residual @ residual) / freedom
     error = float(np.sqrt(covariance[2, 2]))

@@ -14,8 +14,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hub.plain.tables import literal
-from hub.plain.units import UNKNOWN
+from hub.base.errors import InputError, unknown
+from hub.base.tables import literal
+from hub.base.units import UNKNOWN
 from scaling_law.runs.rows import Row, RunsError, is_missing, label, number
 
 Column = str | float | Callable[[Row], Any]
@@ -63,7 +64,7 @@ class Expression:
         try:
             tree = ast.parse(plain.strip(), mode="eval").body
         except (SyntaxError, ValueError, RecursionError, MemoryError):
-            raise ValueError(f"allowed are {_ALLOWED}") from None
+            raise InputError(f"allowed are {_ALLOWED}") from None
         called = {node.func for node in ast.walk(tree) if isinstance(node, ast.Call)}
         names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and node not in called}
         _check(tree)
@@ -76,7 +77,7 @@ class Expression:
             if is_missing(row.get(column)):
                 return None
             if (value := number(row[column])) is None:
-                raise ValueError(f"{column}={literal(row[column])} is not a number")
+                raise InputError(f"{column}={literal(row[column])} is not a number")
             values[name] = value
         return float(_value(self.tree, values))
 
@@ -130,7 +131,7 @@ def _function(column: Column, present: set[str], what: str) -> Callable[[Row], A
     except ValueError as error:
         raise RunsError(f"{what}: neither a column nor an expression ({error}); {there}") from None
     if missing := sorted(set(expression.columns.values()) - present):
-        raise RunsError(f"{what}: there is no column {', '.join(missing)}; {there}")
+        raise RunsError(f"{what}: {unknown('column ', missing[0], sorted(present))}")
     return expression
 
 
@@ -149,7 +150,7 @@ def _check(node: ast.expr) -> None:
         case ast.Call(func=ast.Name(id=name), args=[*parts], keywords=[]) if name in _FUNCTIONS and parts:
             pass
         case _:
-            raise ValueError(f"{ast.unparse(node)!r} is not arithmetic; allowed are {_ALLOWED}")
+            raise InputError(f"{ast.unparse(node)!r} is not arithmetic; allowed are {_ALLOWED}")
     for part in parts:
         _check(part)
 

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from hub.base.errors import InputError, unknown
 from scaling_law.runs.columns import Column, with_columns
 from scaling_law.runs.rows import Row, RunsError
 
@@ -67,7 +68,7 @@ class Reader:
 def reader(name: str) -> Reader:
     """The reader of this name; ValueError lists those there are."""
     if name not in READERS:
-        raise ValueError(f"format={name!r} must be one of {', '.join(READERS)}")
+        raise InputError(unknown("format=", name, READERS))
     return READERS[name]
 
 

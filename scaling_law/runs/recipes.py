@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from hub.plain.tables import enumerated, literal
+from hub.base.errors import InputError, unknown
+from hub.base.tables import enumerated
 from scaling_law.runs.rows import Row, RunsError, flattened, is_missing
 
 # Column of the recipe → the columns of a table that may hold it, nested fields by the names of runs.parquet. The first
@@ -50,8 +51,8 @@ def differences(recipe: Recipe, law_has: Collection[str] = ()) -> dict[str, list
 def check_mix(recipe: Recipe, law_has: Collection[str], mix: str | Collection[str], source: str) -> None:
     """RunsError, in one line, if recipes differ in more than the columns `mix`; ValueError for one there is not."""
     agreed = {mix} if isinstance(mix, str) else {*mix}
-    if unknown := sorted(agreed - {*COLUMNS}):
-        raise ValueError(f"mix={literal(unknown[0])} must be of {', '.join(COLUMNS)}")
+    for name in sorted(agreed - {*COLUMNS}):
+        raise InputError(unknown("mix=", name, COLUMNS))
     if mixed := {name: values for name, values in differences(recipe, law_has).items() if name not in agreed}:
         (first, (value, *_)), names = next(iter(mixed.items())), ", ".join(mixed)
         raise RunsError(

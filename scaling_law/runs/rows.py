@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 import hub  # lazy: its rooms are imported when runs are read
-from hub.plain.errors import FilesError, RecordError
-from hub.plain.units import parse_count
+from hub.base.errors import FilesError, RecordError
+from hub.base.units import parse_count
+from scaling_law.size.arrays import FloatArray
 
 if TYPE_CHECKING:
     from hub import LoadedRows
 
-FloatArray = NDArray[np.float64]
 Row = Mapping[str, Any]
 
 

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 import hub  # lazy: its rooms are imported when runs are read
-from hub.plain.errors import RecordError
-from hub.plain.tables import Summarised, Table, literal
-from hub.plain.units import format_count
+from hub.base.errors import InputError, RecordError, unknown
+from hub.base.tables import Summarised, Table, literal
+from hub.base.units import format_count
 from scaling_law.formulas.conditions import FittedRange, fitted_ranges
 from scaling_law.runs.architectures import in_terms_of_laws, is_of_a_class
 from scaling_law.runs.columns import Column, aliases_of, with_columns, with_counts
@@ -108,7 +108,7 @@ class Runs(Summarised):
             trunk, trunk_source = np.unique(np.column_stack([n, e]), axis=0, return_inverse=True)[1], EQUAL_SIZE
         elif isinstance(trunk, str):
             if trunk != "run":
-                raise ValueError(f"trunk={trunk!r} must be 'auto', 'run' or one id for each run")
+                raise InputError(f"trunk={trunk!r} must be 'auto', 'run' or one id for each run")
             trunk, trunk_source = np.arange(len(n)), OWN
         else:
             trunk_source = "given"
@@ -140,7 +140,7 @@ class Runs(Summarised):
         if name in (*_INPUTS, "loss", self.loss_name):
             return np.asarray(getattr(self, name if name in _INPUTS else "loss"))
         if name not in self.columns:
-            raise RunsError(f"{self.source}: no numeric column is named {name!r}; there are {', '.join(self.names)}")
+            raise RunsError(f"{self.source}: {unknown('numeric column ', name, self.names)}")
         return self.columns[name]
 
     __getitem__ = column
@@ -253,7 +253,7 @@ def load_runs(
     does not have.
     """
     if on_invalid not in ("raise", "skip"):
-        raise ValueError(f"on_invalid={on_invalid!r} must be 'raise' or 'skip'")
+        raise InputError(f"on_invalid={on_invalid!r} must be 'raise' or 'skip'")
     problems: list[str] = []
     public = reader(format) if format else None
     try:
@@ -380,7 +380,7 @@ def _nothing_chosen(rows: Sequence[Row], status: str | None, problems: Sequence[
         return f"no runs at all{f'; {len(problems)} rows were left out, e.g. {problems[0]}' if problems else ''}"
     counts = sorted(Counter(str(row.get("status") or "final") for row in rows).items())
     there = ", ".join(f"{count} {name}" for name, count in counts)
-    return f"no runs with status {status!r}; there are {there} (status=None, or --status all, takes every run)"
+    return f"no runs with status {status!r}; there are {there} (--status all takes every run, in Python status=None)"
 
 
 def _fulfilling(rows: Sequence[Row], chosen: Sequence[int], where: str, origin: str) -> list[int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hub.base.errors import unknown
 from scaling_law.runs.rows import Row, RunsError, is_missing
 
 OWN, EQUAL_SIZE = "each run its own trunk", "runs of equal n_active, experts"  # how trunks were found
@@ -35,7 +36,7 @@ def trunks_of(rows: Sequence[Row], rule: str, origin: str) -> tuple[list[str], s
         given = [None if row.get("trunk") is None else f"trunk {row['trunk']}" for row in rows]
         return [own or chain for own, chain in zip(given, _chains(rows), strict=True)], "column trunk"
     if rule not in present:
-        raise RunsError(f"{origin}: trunks={rule!r} must be 'auto', 'run' or a column: {', '.join(sorted(present))}")
+        raise RunsError(f"{origin}: {unknown('trunks=', rule, ['auto', 'run', *sorted(present)])}")
     if empty := [i for i, row in enumerate(rows) if is_missing(row.get(rule))]:
         raise RunsError(f"{origin}: trunks={rule!r}: row {empty[0]} has no value in this column")
     return [repr(row[rule]) for row in rows], f"column {rule}"

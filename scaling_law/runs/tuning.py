@@ -12,10 +12,12 @@ from itertools import combinations_with_replacement
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from scaling_law.runs.rows import FloatArray, RunsError
+from hub.base.errors import InputError
+from scaling_law.runs.rows import RunsError
 from scaling_law.runs.table import Runs
+from scaling_law.size.arrays import FloatArray
 
 SHAPE = (
     "n_total",
@@ -69,7 +71,7 @@ def best_of(
     """
     names = [over] if isinstance(over, str) else list(over)
     if method not in ("least", "quadratic"):
-        raise ValueError(f"method={method!r} must be 'least' or 'quadratic'")
+        raise InputError(f"method={method!r} must be 'least' or 'quadratic'")
     settings = np.stack([_setting(runs, name) for name in names], axis=1)
     groups = models_of(runs, names, by)
     found = [tune(settings[group], runs.loss[group]) for group in groups]
@@ -96,6 +98,23 @@ def tune(settings: FloatArray, losses: FloatArray) -> Tuned:
         return Tuned(at, settings[at], float(losses[at]), float("nan"), at_edge)
     offset, loss = minimum
     return Tuned(at, settings[at] * np.exp(offset), loss, float(losses[at]) - loss, at_edge)
+
+
+def best_rate(rates: ArrayLike, losses: ArrayLike) -> float:
+    """The rate of lowest loss, by a parabola in ln LR through the best run and its neighbours.
+
+    At an end of the grid, that of the best run itself. Non-finite losses (diverged runs) are left out.
+    """
+    rates, losses = np.asarray(rates, float), np.asarray(losses, float)
+    finite = np.isfinite(losses)
+    if not finite.any() or np.any(rates <= 0):
+        raise InputError("learning rates must be positive and at least one loss finite")
+    return float(tune(rates[finite, None], losses[finite]).settings[0])
+
+
+def loss_between(ln_rate: float, ln_rates: FloatArray, losses: FloatArray) -> float:
+    """The loss at a rate, linear in ln LR between runs in ascending order; NaN outside of them."""
+    return float(np.interp(ln_rate, ln_rates, losses, left=np.nan, right=np.nan))
 
 
 def _setting(runs: Runs, name: str) -> FloatArray:

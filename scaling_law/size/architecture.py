@@ -19,6 +19,8 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from hub.base.errors import InputError
+
 VOCAB_SIZE = 50257  # GPT-2's tokenizer
 HEAD_DIM = 64  # the d / 64 rule for the number of blocks and of heads
 ATTENTION = 4  # d² units of parameters per block: query, key, value, output
@@ -77,7 +79,7 @@ def variables_of_width(
     shared_ratio: float = 0.0,
     vocab_size: float = VOCAB_SIZE,
 ) -> dict[str, Any]:
-    """What laws may depend on, for models under the d / 64 rule (broadcasts; differentiable by a complex step).
+    """What laws may depend on, for models under the d / 64 rule (broadcasts).
 
     `experts` is total over active feed-forward width, E; each of the E·G experts has 1/G of the dense width (G =
     `granularity`), and G are active, a part `shared_ratio` of them always: the parameters depend on E alone.
@@ -220,18 +222,18 @@ class Architecture:
             _check_size(name, value)
             object.__setattr__(self, name, int(value))
         if heads_split_width and self.d_model % self.heads:
-            raise ValueError(f"d_model={self.d_model} is not divisible by n_heads={self.n_heads}")
+            raise InputError(f"d_model={self.d_model} is not divisible by n_heads={self.n_heads}")
         if self.experts_per_token > self.experts:
-            raise ValueError(f"experts_per_token={self.experts_per_token} must be at most experts={self.experts}")
+            raise InputError(f"experts_per_token={self.experts_per_token} must be at most experts={self.experts}")
         if self.dense_blocks >= self.blocks:
-            raise ValueError(f"dense_blocks={self.dense_blocks} must be below n_blocks={self.blocks}")
+            raise InputError(f"dense_blocks={self.dense_blocks} must be below n_blocks={self.blocks}")
         idle = {"d_ff": ("dense_blocks=0", self.dense_blocks), "d_shared": ("shared_experts=0", self.shared_experts)}
         idle |= dict.fromkeys(("n_kv_heads", "head_dim"), ("latent_attention", self.latent_attention is None))
         for name, (of, used) in idle.items():  # a width that counts nowhere would be wrong without a word
             if not used and getattr(self, name) != (only := _DEFAULTS[name](self)):
-                raise ValueError(f"{name}={getattr(self, name)} with {of} must be {only}, or left out")
+                raise InputError(f"{name}={getattr(self, name)} with {of} must be {only}, or left out")
         if self.heads % self.n_kv_heads:
-            raise ValueError(f"n_heads={self.heads} is not divisible by n_kv_heads={self.n_kv_heads}")
+            raise InputError(f"n_heads={self.heads} is not divisible by n_kv_heads={self.n_kv_heads}")
 
     @classmethod
     def split(
@@ -251,10 +253,10 @@ class Architecture:
         parts, shared = round(granularity), round(granularity * shared_ratio)
         if parts != granularity or 3 * d_model % parts:
             width = 3 * d_model
-            raise ValueError(f"granularity={granularity:g} must be a whole number that divides 3 d_model, {width}")
+            raise InputError(f"granularity={granularity:g} must be a whole number that divides 3 d_model, {width}")
         if abs(shared - granularity * shared_ratio) > 1e-6 or not 0 <= shared < parts:
             share = f"{shared_ratio:g} of granularity={granularity:g} experts"
-            raise ValueError(f"shared_ratio={share} must be a whole number of them, below all")
+            raise InputError(f"shared_ratio={share} must be a whole number of them, below all")
         if experts == 1 or parts == 1:
             return cls(d_model, experts, vocab_size=vocab_size)
         return cls(
@@ -438,7 +440,7 @@ def _by_rule(name: str) -> Callable[[Architecture], int]:
 
     def value(a: Architecture) -> int:
         if a.d_model % HEAD_DIM:
-            raise ValueError(f"d_model={a.d_model} is not a multiple of {HEAD_DIM}: give {name} explicitly")
+            raise InputError(f"d_model={a.d_model} is not a multiple of {HEAD_DIM}: {name}=None must be given")
         return a.d_model // HEAD_DIM
 
     return value
@@ -463,4 +465,4 @@ _DEFAULTS: Mapping[str, Callable[[Architecture], int]] = {
 
 def _check_size(name: str, value: Any, least: int = 1) -> None:
     if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{name}={value!r} must be an integer of at least {least}")
+        raise InputError(f"{name}={value!r} must be an integer of at least {least}")

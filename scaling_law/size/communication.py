@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hub.base.errors import InputError
 from scaling_law.size.architecture import GRADIENT_BYTES, Architecture
 from scaling_law.size.training_memory import HALF, SINGLE, WEIGHT_BYTES, Sharding
 
@@ -43,7 +44,7 @@ def communication(
     """Of one step of `passes` micro-batches on each device; `half` gathers blocks in bf16. ValueError as below."""
     for name, value in {"devices": devices, "passes": passes}.items():
         if value < 1:
-            raise ValueError(f"{name}={value!r} must be at least 1")
+            raise InputError(f"{name}={value!r} must be at least 1")
     a, received = architecture, 1.0 - 1.0 / devices
     if sharding == "ddp":
         return Communication(all_reduce=2 * received * GRADIENT_BYTES * a.n_total)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from hub.base.errors import InputError, unknown
+
 _STAS = "in stas00/ml-engineering, accelerator tables, 744d01e"
 _SPECS = "in winston-zhang-orz/gpu-specs, specs.md, 4b0c72d"
 
@@ -57,8 +59,8 @@ def named_gpu(name: str) -> Gpu:
     """The GPU that a user names. ValueError for one without numbers here, which names those that have some."""
     gpu = find_gpu(name)
     if gpu is None:
-        known = ", ".join(key.lower().replace(" ", "-") for key in GPUS)
-        raise ValueError(f"gpu={name!r} is not known; give one of {known}, or a throughput file measured on it")
+        names = [key.lower().replace(" ", "-") for key in GPUS]
+        raise InputError(f"{unknown('gpu=', name, names)}, or a throughput file measured on it")
     return gpu
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import hub  # lazy: its rooms are imported when a file is read
-from hub.plain import strict_json
+from hub.base import strict_json
+from hub.base.errors import InputError, unknown
 from scaling_law.size.architecture import Architecture, LatentAttention
 
 Config = Mapping[str, Any]
@@ -168,11 +169,11 @@ def read_model(source: str | Path | Config | Any, revision: str | None = None) -
         config = source if isinstance(source, Mapping) else source.to_dict()
         name = str(config.get("_name_or_path") or config.get("model_type"))
     if not isinstance(config, Mapping):
-        raise ValueError(f"{name}: the configuration must be an object with fields, not a {type(config).__name__}")
+        raise InputError(f"{name}: the configuration must be an object with fields, not a {type(config).__name__}")
     try:
         return _model(name, config)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{name}: {error}") from None
+        raise InputError(f"{name}: {error}") from None
 
 
 def _read(source: str | Path, revision: str | None) -> Any:
@@ -186,14 +187,14 @@ def _read(source: str | Path, revision: str | None) -> Any:
 
 def _model(name: str, config: Config) -> Model:
     if config.get("is_encoder_decoder"):
-        raise ValueError("is_encoder_decoder=True: laws here are of decoders only")
+        raise InputError("is_encoder_decoder=True: laws here are of decoders only")
     text = config.get("text_config")
     if text is not None:
         config = dict(text) | {key: config[key] for key in ("tie_word_embeddings",) if key in config}
     kind = config.get("model_type")
     family = FAMILIES.get(str(kind))
     if family is None:
-        raise ValueError(f"model_type={kind!r} is not one of {', '.join(FAMILIES)}")
+        raise InputError(unknown("model_type=", kind, FAMILIES))
     stated = {key: value for key, value in config.items() if value is not None or key in _MAYBE_NULL}
     known = _Fields({**family.defaults, **stated})
     if "num_local_experts" in known:  # as transformers 5 writes the num_experts of Qwen3
@@ -206,7 +207,7 @@ class _Fields(dict[str, Any]):
     """A configuration in which a field that is needed and missing is named."""
 
     def __missing__(self, key: str) -> Any:
-        raise ValueError(f"{FILE_NAME} lacks {key}, which model_type {self['model_type']!r} needs")
+        raise InputError(f"{FILE_NAME} lacks {key}, which model_type {self['model_type']!r} needs")
 
 
 def _architecture(family: Family, config: Config) -> Architecture:
@@ -249,7 +250,7 @@ def _dense_blocks(config: Config) -> int:
         dense = config.get("mlp_only_layers") or ()
         return sum(i in dense or (i + 1) % step != 0 for i in blocks)
     if config.get("moe_layer_freq", 1) != 1:
-        raise ValueError(f"moe_layer_freq={config['moe_layer_freq']!r} must be 1")
+        raise InputError(f"moe_layer_freq={config['moe_layer_freq']!r} must be 1")
     return int(config.get("first_k_dense_replace") or 0)
 
 
@@ -286,7 +287,7 @@ def _indexer(a: Architecture, config: Config) -> int:
     """DeepSeek sparse attention (DeepSeek-V3.2): queries from the latent, one key per token, a weight per head."""
     kinds = config.get("indexer_types")
     if kinds is None and (config.get("index_topk_pattern") or config.get("index_topk_freq", 1) != 1):
-        raise ValueError("index_topk_pattern and index_topk_freq are read with indexer_types only")
+        raise InputError("index_topk_pattern and index_topk_freq are read with indexer_types only")
     heads, width = config["index_n_heads"], config["index_head_dim"]
     rank = a.latent_attention.query_rank if a.latent_attention else 0
     blocks = sum(kind != "shared" for kind in kinds or ["full"] * a.blocks)

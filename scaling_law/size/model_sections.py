@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from hub.base.errors import InputError
 from scaling_law.size.architecture import Architecture
 
 Section = dict[str, Any]
@@ -22,7 +23,7 @@ def model_section(a: Architecture) -> Section:
     if a.is_of_the_paper:
         return dict(a.shape)
     if not a.gated:
-        raise ValueError("gated=False: no class here has feed-forwards of two matrices")
+        raise InputError("gated=False: no class here has feed-forwards of two matrices")
     if a.latent_attention is not None:
         return _common(a, "deepseek_v3") | _latent(a)
     if a.experts == 1 and not a.shared_experts:
@@ -55,9 +56,9 @@ def _common(a: Architecture, model_type: str) -> Section:
 def _latent(a: Architecture) -> Section:
     mla = a.latent_attention
     if mla is None or a.experts == 1:
-        raise ValueError("latent_attention of a model of one expert: no class here has it")
+        raise InputError("latent_attention of a model of one expert: no class here has it")
     if a.shared_experts and a.d_shared != a.d_expert:
-        raise ValueError(f"d_shared={a.d_shared} with latent_attention must be d_expert={a.d_expert}")
+        raise InputError(f"d_shared={a.d_shared} with latent_attention must be d_expert={a.d_expert}")
     return {
         "n_routed_experts": a.experts,
         "n_shared_experts": a.shared_experts,

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hub.base.errors import InputError
 from scaling_law.size.architecture import Architecture
 
 
@@ -35,14 +36,14 @@ class BatchRamp:
 
     def __init__(self, stages: Sequence[RampStage], sequence_length: int) -> None:
         if not stages:
-            raise ValueError("batch_ramp: got no stage; give at least one, such as '0:512'")
+            raise InputError("batch_ramp: got no stage; give at least one, such as '0:512'")
         starts = [stage.from_tokens for stage in stages]
         if starts[0] != 0:
-            raise ValueError(f"batch_ramp: the first stage starts at {starts[0]} tokens; it must start at 0")
+            raise InputError(f"batch_ramp: the first stage starts at {starts[0]} tokens; it must start at 0")
         if any(later <= earlier for earlier, later in pairwise(starts)):
-            raise ValueError(f"batch_ramp: stages start at {starts} tokens; each must start after the one before")
+            raise InputError(f"batch_ramp: stages start at {starts} tokens; each must start after the one before")
         if any(stage.sequences < 1 for stage in stages):
-            raise ValueError(f"batch_ramp: sequences {[s.sequences for s in stages]}; each must be at least 1")
+            raise InputError(f"batch_ramp: sequences {[s.sequences for s in stages]}; each must be at least 1")
         self.stages = tuple(stages)
         self.sequence_length = sequence_length
         self._starts: list[tuple[int, int]] = [(0, 0)]  # of every stage: first step, sequences seen before it

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hub.plain import strict_json
+from hub.base import strict_json
+from hub.base.errors import InputError
 from scaling_law.size.architecture import VOCAB_SIZE, Architecture, variables_of_width
 from scaling_law.size.gpus import MEASURED_MFU, TYPICAL_MFU, named_gpu
 from scaling_law.size.recipe import PAPER
@@ -164,17 +165,17 @@ class Throughput:
 
     def __post_init__(self) -> None:
         if not (isinstance(self.device, str) and self.device):
-            raise ValueError(f"device={self.device!r} must be a name")
+            raise InputError(f"device={self.device!r} must be a name")
         if unknown := set(self.seconds) - set(TERMS):
-            raise ValueError(f"seconds: {sorted(unknown)[0]!r} is none of {', '.join(TERMS)}")
+            raise InputError(f"seconds: {sorted(unknown)[0]!r} is none of {', '.join(TERMS)}")
         if wrong := [name for name, value in self.seconds.items() if not 0 <= value < math.inf]:
-            raise ValueError(f"seconds of {wrong[0]}={self.seconds[wrong[0]]!r} must be finite and at least 0")
+            raise InputError(f"seconds of {wrong[0]}={self.seconds[wrong[0]]!r} must be finite and at least 0")
         if not any(self.seconds.values()):
-            raise ValueError("seconds: all are 0; at least one must be positive")
+            raise InputError("seconds: all are 0; at least one must be positive")
         if not (isinstance(self.devices, int) and self.devices >= 1):
-            raise ValueError(f"devices={self.devices!r} must be a whole number of at least 1")
+            raise InputError(f"devices={self.devices!r} must be a whole number of at least 1")
         if self.draws is not None and (self.draws.ndim != 2 or self.draws.shape[1] != len(self.seconds)):
-            raise ValueError(f"draws have shape {self.draws.shape}; [n, {len(self.seconds)}] is needed")
+            raise InputError(f"draws have shape {self.draws.shape}; [n, {len(self.seconds)}] is needed")
 
     # -- asking
 
@@ -199,7 +200,7 @@ class Throughput:
     def step_seconds_draws(self, model: Model, tokens_per_step: ArrayLike, **batch: Any) -> NDArray[np.float64]:
         """`step_seconds` under each of the draws, [n_draws, ...]. ValueError if there are none."""
         if self.draws is None:
-            raise ValueError(f"the throughput of {self.device} has no draws: it was given, not measured")
+            raise InputError(f"the throughput of {self.device} has no draws: it was given, not measured")
         work = self._work(model, tokens_per_step, **({"micro_batch_tokens": None} | batch))
         terms = np.stack(np.broadcast_arrays(*(np.asarray(work[name], float) for name in self.seconds)))
         return np.tensordot(self.draws, terms, axes=1)
@@ -228,7 +229,7 @@ class Throughput:
     def check_device(self, device: str) -> None:
         """ValueError if this was measured on another device than `device`."""
         if device != self.device:
-            raise ValueError(f"this throughput is of {self.device!r}, and cannot say how fast {device!r} is")
+            raise InputError(f"this throughput is of {self.device!r}, and cannot say how fast {device!r} is")
 
     def _work(
         self,
@@ -244,7 +245,7 @@ class Throughput:
         asked = {"tokens_per_step": tokens_per_step, "micro_batch_tokens": micro, "sequence_length": length}
         for name, value in (asked | {"devices": count}).items():
             if value is not None and not np.all(np.asarray(value) > 0):
-                raise ValueError(f"{name}={value!r} must be positive")
+                raise InputError(f"{name}={value!r} must be positive")
         return _work_of(model).in_step(tokens_per_step, micro, length, count)
 
     # -- where it is from
@@ -261,7 +262,7 @@ class Throughput:
         sheet, pairs = named_gpu(gpu), [(m.dense, m.moe) for m in MEASURED_MFU]
         pair = (mfu, mfu) if isinstance(mfu, (int, float)) else mfu or (TYPICAL_MFU.dense, TYPICAL_MFU.moe)
         if not 0 < pair[1] <= pair[0] <= 1:
-            raise ValueError(f"mfu={mfu!r} must be above 0 and at most 1, with experts no higher than without")
+            raise InputError(f"mfu={mfu!r} must be above 0 and at most 1, with experts no higher than without")
 
         def rates(dense: float, moe: float) -> tuple[float, float]:
             return 1 / (sheet.peak_flops * dense), (1 / moe - 1 / dense) / sheet.peak_flops

@@ -15,6 +15,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from hub.base.errors import InputError
 from scaling_law.size.architecture import ADAM_BYTES, GRADIENT_BYTES, Architecture
 
 Sharding = Literal["none", "ddp", "fsdp2"]
@@ -67,9 +68,9 @@ def training_memory(
     """
     for name, value in {"micro_batch_sequences": micro_batch_sequences, "passes": passes, "devices": devices}.items():
         if value < 1:
-            raise ValueError(f"{name}={value!r} must be at least 1")
+            raise InputError(f"{name}={value!r} must be at least 1")
     if sharding not in ("none", "ddp", "fsdp2") or precision not in ("bf16", "fp32"):
-        raise ValueError(f"sharding={sharding!r}, precision={precision!r}; allowed: none, ddp, fsdp2; bf16, fp32")
+        raise InputError(f"sharding={sharding!r}, precision={precision!r}; allowed: none, ddp, fsdp2; bf16, fp32")
     a, tokens, half = architecture, micro_batch_sequences * sequence_length, precision == "bf16"
     parameters = a.n_total + a.routed_blocks * a.d_model * (a.experts if a.experts > 1 else 0)
     sharded = sharding == "fsdp2" and devices > 1

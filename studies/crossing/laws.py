@@ -1,76 +1,57 @@
-"""Laws asked where experts begin to pay: as published, calibrated on the short half of the runs, and fitted to all.
+"""Laws asked where experts begin to pay, as published and fitted to the sweep, beside what was measured.
 
-Fits are to single runs, each weighted by the scatter of its D, which makes them fits to the cells' means. The Huber
-threshold on ln L is 0.05, not the paper's 0.01: seeds scatter by more than that, and a cell is a mean, not a median.
+Errors of laws are in nats per byte; D is in bytes, which are the tokens of these models.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from scaling_law import Bootstrap, Calibration, FitResult, JointLaw, Law, Runs, break_even, calibrate, errors_of, fit
-from studies.common import FloatArray, rms
-from studies.crossing.gaps import Gap, Scatter, cell_means, gaps_of, scatter_of, with_precision
+from scaling_law import Backtest, Bootstrap, FitResult, JointLaw, Law, Runs, backtest, errors_of, fit
+from studies.common import LEVEL, FloatArray, rms
+from studies.crossing.cells import Cells, Gap, gaps_of, with_precision
 from studies.crossing.records import EXPERTS, WIDTHS, Sweep
-from studies.evidence.forecasts import longest_of_each
 
-HUBER, DRAWS, SEED = 0.05, 200, 0
-HALF = 4e6  # tokens of the longest runs that the calibration sees
-BEYOND = 4.0  # laws are asked this many times below the shortest and above the longest runs
-PUBLISHED, CALIBRATED, FITTED = "published law", "law calibrated on D ≤ 4M", "law fitted to the sweep"
-LAWS = (PUBLISHED, CALIBRATED, FITTED)
-LEAST_CELLS, LEAST_VALUES = 22, 3  # twice the coefficients of the joint law; of N_act and D, and of E to fit it
+HUBER, DRAWS, SEED = 0.05, 200, 0  # seeds scatter by more than the paper's threshold of 0.01, and a cell is a mean
+BEYOND = 4.0  # laws are asked, and crossings counted, this many times beyond the D measured
 SIGNS = ("alpha", "beta", "delta", "gamma", "omega", "zeta")
 KEPT = ("gamma", "zeta", "e_start", "e_max")  # as published: free, they leave hardly a coefficient determined
 FREE = tuple(name for name in SIGNS if name not in KEPT)
+PUBLISHED, FITTED = "published law", "law fitted to the sweep"
+MAIN = 8  # the E of which most seeds were trained
+Value = tuple[float, float, float]  # with the ends of its 95 % interval
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """The D from which on experts pay, as one law has it, over that measured, of every crossing that was bracketed."""
-
-    ratios: FloatArray
-
-    @property
-    def middle(self) -> float:
-        """Geometric mean."""
-        return float(np.exp(np.log(self.ratios).mean())) if len(self.ratios) else float("nan")
-
-    @property
-    def factor(self) -> float:
-        """By which the law is off, as a root mean square of logarithms."""
-        return float(np.exp(rms(np.log(self.ratios)))) if len(self.ratios) else float("nan")
+def published() -> JointLaw:
+    return JointLaw.published().replace(draws=None)
 
 
-@dataclass(frozen=True)
-class HeldOut:
-    """Errors on the cells that a fit has not seen, nats per byte, and the RMSE that a true law would leave there."""
+def fitted_to(runs: Runs) -> FitResult[Any]:
+    """The joint law with the published values of `KEPT`, started from the optimum on the cells, which are few.
 
-    what: str
-    fitted: int
-    errors: FloatArray
-    of_seeds: float
+    A run is weighted by the scatter of its kind and D, which makes it a fit to the cells' means.
+    """
+    held = {name: published().coefficients[name] for name in KEPT}
+    settings: dict[str, Any] = {"huber_delta": HUBER, "weights": "precision", "fixed": held}
+    cells = fit(Cells.of(runs).table(), "joint", **settings)
+    return fit(with_precision(runs), "joint", starts=[cells.law], **settings)
 
 
 @dataclass(frozen=True)
 class Results:
-    """Everything that the page shows of a sweep, computed when it is asked for; None where the runs do not suffice."""
+    """Everything that the page shows of a sweep, computed when it is asked for."""
 
     sweep: Sweep
-    draws: int = DRAWS  # of the law, from trunks resampled
+    draws: int = DRAWS  # of the fitted law, from trunks resampled
 
     @cached_property
     def cells(self) -> Runs:
-        return cell_means(self.sweep.runs)
-
-    @cached_property
-    def scatter(self) -> Scatter:
-        return scatter_of(self.sweep.runs)
+        return Cells.of(self.sweep.runs).table()
 
     @cached_property
     def all_gaps(self) -> list[Gap]:
@@ -81,113 +62,98 @@ class Results:
     def gaps(self) -> list[Gap]:
         return [gap for gap in self.all_gaps if gap.d_model in WIDTHS and gap.experts in EXPERTS]
 
+    def of(self, experts: int) -> list[Gap]:
+        return [gap for gap in self.gaps if gap.experts == experts]
+
+    @cached_property
+    def experts(self) -> list[int]:
+        """Those measured, the one of most seeds first."""
+        return sorted({gap.experts for gap in self.gaps}, key=lambda e: (e != MAIN, e))
+
+    # ------------------------------------------------------------------ laws
+
+    @cached_property
+    def fitted(self) -> FitResult[Any]:
+        return fitted_to(self.sweep.runs)
+
+    @cached_property
+    def drawn(self) -> Bootstrap:
+        """Trunks resampled."""
+        return self.fitted.bootstrap(self.draws, SEED)
+
+    @cached_property
+    def laws(self) -> dict[str, Law]:
+        return {PUBLISHED: published(), FITTED: self.fitted.law}
+
     @property
     def between(self) -> tuple[float, float]:
         """The D in which laws are searched for a crossing."""
         tokens = self.sweep.runs.tokens
         return float(tokens.min() / BEYOND), float(tokens.max() * BEYOND)
 
-    # ------------------------------------------------------------------ laws
-
-    @cached_property
-    def fitted(self) -> FitResult[Any] | None:
-        """The joint law fitted to all runs, but for `KEPT`."""
-        return fitted_to(self.sweep.runs)
-
-    @cached_property
-    def drawn(self) -> Bootstrap | None:
-        """Trunks resampled."""
-        return self.fitted.bootstrap(self.draws, SEED) if self.fitted else None
-
-    @cached_property
-    def calibration(self) -> Calibration | None:
-        """Of the published law, on the cells of at most 4M tokens."""
-        return calibrated_on(self.cells.subset(self.cells.tokens <= HALF))
-
-    @property
-    def forecast(self) -> FloatArray:
-        """Errors of the calibrated law on the cells beyond those that it saw, nats per byte; none without it."""
-        later = self.cells.subset(self.cells.tokens > HALF)
-        return errors_of(self.calibration.law, later) if self.calibration else np.zeros(0)
-
-    @cached_property
-    def laws(self) -> Mapping[str, Law]:
-        """By their names on the page, those that there are."""
-        found: dict[str, Law] = {PUBLISHED: JointLaw.published().replace(draws=None)}
-        if self.calibration:
-            found[CALIBRATED] = self.calibration.law
-        if self.fitted:
-            found[FITTED] = self.fitted.law
-        return found
-
     def asked(self, law: Law, n_active: Any, experts: Any) -> FloatArray:
         """The D from which on experts pay; 0 or infinite where that lies beyond what is searched."""
-        return break_even(law, n_active, experts, between=self.between, force=True).tokens
+        return law.break_even(n_active, experts, between=self.between, force=True).tokens
 
-    def comparison(self, law: Law) -> Comparison:
-        """Of the law's crossings with those measured, where both are bracketed."""
-        known = [gap for gap in self.gaps if gap.bracketed]
-        asked = np.array([float(self.asked(law, gap.n_active, gap.experts)) for gap in known])
-        ratios = asked / np.array([gap.crossing[0] for gap in known])
-        return Comparison(ratios[np.isfinite(ratios) & (ratios > 0)])
+    def lateness(self, law: Law, experts: int) -> Value:
+        """The law's crossings over those measured, their geometric mean over the sizes of one E."""
+        every = [(np.clip(self.asked(law, g.n_active, experts), *self.between), g) for g in self.of(experts)]
+        drawn = [said / counted(gap, gap.drawn) for said, gap in every]
+        return _geometric([said / counted(gap, gap.crossing) for said, gap in every], drawn)
+
+    def trend(self, one: int = 2, two: int = MAIN) -> tuple[Value, float, float]:
+        """D*(one) / D*(two), the geometric mean over sizes: measured, by the published law, and p that both agree."""
+        pairs = [(a, b) for a in self.of(one) for b in self.of(two) if a.d_model == b.d_model]
+        drawn = [counted(a, a.drawn) / counted(b, b.drawn) for a, b in pairs]
+        measured = _geometric([counted(a, a.crossing) / counted(b, b.crossing) for a, b in pairs], drawn)
+        n = np.array([a.n_active for a, _ in pairs])
+        said = float(np.exp(np.log(self.asked(published(), n, one) / self.asked(published(), n, two)).mean()))
+        below = float((np.exp(np.mean(np.log(drawn), axis=0)) <= said).mean())
+        return measured, said, 2 * min(below, 1 - below)
 
     # ------------------------------------------------------------------ errors
 
-    @property
-    def rmse(self) -> float:
-        """Of the fitted law on the cells, nats per byte; NaN without a fit."""
-        return rms(errors_of(self.fitted.law, self.cells)) if self.fitted else float("nan")
-
-    @property
-    def rmse_of_seeds(self) -> float:
-        """What a true law would leave: the standard errors of the cells."""
-        return rms(self.cells["standard_error"])
+    @cached_property
+    def errors(self) -> FloatArray:
+        """Of the fitted law on the cells, nats per byte."""
+        return errors_of(self.fitted.law, self.cells)
 
     @cached_property
-    def held_out(self) -> list[HeldOut]:
-        """The largest size, and the longest runs of each size and E."""
+    def gap_errors(self) -> tuple[float, float, int]:
+        """RMS of the measured gaps, how far the published ones miss them (RMSE), and how many there are."""
+        measured = np.concatenate([gap.mean for gap in self.gaps])
+        law = published()
+        said = [law.loss(g.n_active, g.tokens, g.experts) - law.loss(g.n_active, g.tokens, 1) for g in self.gaps]
+        return rms(measured), rms(np.concatenate(said) - measured), len(measured)
+
+    @cached_property
+    def held_out(self) -> dict[str, Backtest]:
+        """Cells forecast by the fit to the other runs: those of the largest size, and the longest of each model."""
         runs, cells = self.sweep.runs, self.cells
-        parts = {
-            "largest size": (runs.n_active == runs.n_active.max(), cells.n_active == cells.n_active.max()),
-            "longest runs": (longest_of_each(runs), longest_of_each(cells)),
+        parts = {"largest size": lambda r: r.n_active == r.n_active.max(), "longest runs": longest_of_each}
+        return {
+            what: backtest(runs.subset(~part(runs)), cells.subset(part(cells)), {FITTED: _forecast})
+            for what, part in parts.items()
         }
-        found = []
-        for what, (mask, cell) in parts.items():
-            if fitted := fitted_to(runs.subset(~mask)):
-                held = cells.subset(cell)
-                errors = errors_of(fitted.law, held)
-                found.append(HeldOut(what, int((~cell).sum()), errors, rms(held["standard_error"])))
-        return found
 
 
-def fitted_to(runs: Runs) -> FitResult[Any] | None:
-    """The joint law with the published values of `KEPT`; None where the runs are too few, or do not determine it.
-
-    With two values of E, any pair of laws in N_act and D fits, so the terms of E need three. Starts are searched on
-    the cells, which are few.
-    """
-    if not len(runs) or not _enough(cells := cell_means(runs)) or len(np.unique(cells.experts)) < LEAST_VALUES:
-        return None
-    published = JointLaw.published().coefficients
-    kept = {name: published[name] for name in KEPT}
-    settings: dict[str, Any] = {"huber_delta": HUBER, "weights": "precision", "fixed": kept}
-    try:
-        found = fit(cells, "joint", **settings)
-    except ValueError:
-        return None
-    return fit(with_precision(runs), "joint", starts=[found.law], **settings)
+def counted(gap: Gap, crossing: FloatArray | float) -> FloatArray:
+    """Crossings beyond the D measured count as `BEYOND` times beyond the nearest."""
+    return np.clip(crossing, gap.tokens[0] / BEYOND, gap.tokens[-1] * BEYOND)
 
 
-def calibrated_on(cells: Runs) -> Calibration | None:
-    """The published law; None where the cells are too few."""
-    if not _enough(cells):
-        return None
-    try:
-        return calibrate(JointLaw.published(), cells, huber_delta=HUBER, weights="precision")
-    except ValueError:
-        return None
+def longest_of_each(runs: Runs) -> Any:
+    """Whether each run has the most tokens of its N and E."""
+    model = np.unique(np.stack([runs.n_active, runs.experts]), axis=1, return_inverse=True)[1].ravel()
+    most = np.zeros(model.max() + 1)
+    np.maximum.at(most, model, runs.tokens)
+    return runs.tokens == most[model]
 
 
-def _enough(cells: Runs) -> bool:
-    values = min(len(np.unique(cells.n_active)), len(np.unique(cells.tokens)))
-    return len(cells) >= LEAST_CELLS and values >= LEAST_VALUES
+def _forecast(runs: Runs, cells: Runs) -> FloatArray:
+    return np.asarray(fitted_to(runs).law.loss(cells.n_active, cells.tokens, cells.experts))
+
+
+def _geometric(values: Sequence[Any], drawn: Sequence[Any]) -> Value:
+    low, high = np.quantile(np.mean(np.log(drawn), axis=0), LEVEL)
+    return tuple(map(float, np.exp([np.mean(np.log(values)), low, high])))  # type: ignore[return-value]

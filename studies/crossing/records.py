@@ -2,10 +2,8 @@
 
 One recipe: 3 blocks, heads of 16, byte vocabulary, sequences of 256, batches of 8, dropless, fp32. At least 1M tokens:
 488 steps, the warm-up 5 % of them; runs of 0.5M, added where the first crossings lay at 1M, bracket crossings and are
-never fitted. One peak learning rate for each size and E: grids at 4M tokens, of sweeps named
-rates, tune it by the means over the seeds that all rates share; where an E has no grid, it is interpolated in ln E
-between those of its size. The sweep may use a rate within one step of the grids, a factor of 1.5; where it has
-several, that of most runs counts.
+never fitted. One peak learning rate for each size and E, that of most runs, which must lie within one step, a factor
+of 1.5, of the best of a grid at 4M tokens (of sweeps named rates, by the means over the seeds that all rates share).
 """
 
 from __future__ import annotations
@@ -22,35 +20,37 @@ import numpy as np
 
 import hub  # lazy
 from hub import RecordError, RunRecord
-from hub.plain import atomic
-from hub.plain.units import format_count
-from scaling_law import Runs, best_of, load_runs
+from hub.base import atomic
+from hub.base.units import format_count
+from scaling_law import Runs, load_runs
 
 WIDTHS, EXPERTS = (32, 48, 64, 96, 128), (1, 2, 4, 8, 16)  # of the sweep; others are predicted, never fitted
-PLANNED = {1: WIDTHS, 2: WIDTHS, 4: WIDTHS, 8: WIDTHS}  # E = 16 at two sizes, of choice
 TOKENS = (1e6, 2e6, 4e6, 8e6, 16e6, 32e6)
 BLOCKS, HEAD, VOCABULARY, SEQUENCE, BATCH = 3, 16, 257, 256, 8
 RECIPE = {"n_blocks": BLOCKS, "vocab_size": VOCABULARY, "sequence_length": SEQUENCE, "precision": "fp32"}
 SHORTEST, TUNED_AT, GRID = 5e5, 4e6, "rates"
 WINDOW = 1.5 * 1.01  # the step of the grids, and rounding
-Key = tuple[int, int]  # d_model, E
 
 
 @dataclass(frozen=True)
 class Rate:
-    """The peak learning rate of one size and E. `tried` maps the grid's rates to mean losses at 4M, nats per byte.
+    """The peak learning rate of one size and E, that of most runs.
 
-    `checked` has such losses at a longer D, the longest at which several rates were trained (None: there is none).
-    `tuned` is the best of the grid (None: no grid), `used` that of the runs that count.
+    `tried` maps the grid's rates to mean losses at 4M, nats per byte; `checked` those at `longer`, the longest D
+    beyond at which several rates were trained (0: there is none).
     """
 
     d_model: int
     experts: int
-    tried: Mapping[float, float]
-    checked: tuple[float, Mapping[float, float]] | None
-    tuned: float | None
-    at_edge: bool
     used: float
+    tried: Mapping[float, float]
+    longer: float
+    checked: Mapping[float, float]
+
+    @property
+    def tuned(self) -> float | None:
+        """The best of the grid; None without a grid of several."""
+        return min(self.tried, key=lambda rate: self.tried[rate]) if len(self.tried) > 1 else None
 
 
 @dataclass(frozen=True)
@@ -69,13 +69,6 @@ class Sweep:
         """Those that laws are fitted to: of at least 1M tokens, and not of the sizes and E that are predicted."""
         known = np.isin(self.counted["d_model"], WIDTHS) & np.isin(self.counted.experts, EXPERTS)
         return self.counted.subset(known & (self.counted.tokens >= TOKENS[0]))
-
-    def missing(self) -> list[tuple[int, int, float]]:
-        """The planned (E, d_model, D) of which there is no run."""
-        runs = self.runs
-        there = {*zip(runs.experts.tolist(), runs["d_model"].tolist(), runs.tokens.tolist(), strict=True)}
-        planned = ((e, d, t) for e, widths in PLANNED.items() for d in widths for t in TOKENS)
-        return [cell for cell in planned if cell not in there]
 
 
 def gather(sources: Iterable[str | Path], target: Path) -> Path:
@@ -162,57 +155,29 @@ def _table(records: Sequence[tuple[RunRecord, bool]]) -> Runs:
 
 
 def _rates(runs: Runs) -> list[Rate]:
-    """Of every size and E, by ascending size and E."""
+    """Of every size and E, ascending. RecordError for one used that is more than a step from the best of a grid."""
     keys = sorted({*zip(runs["d_model"].astype(int).tolist(), runs.experts.astype(int).tolist(), strict=True)})
-    models = {key: runs.subset((runs["d_model"] == key[0]) & (runs.experts == key[1])) for key in keys}
-    tried = {key: _tried(own.subset((own["of_grid"] == 1) & (own.tokens == TUNED_AT))) for key, own in models.items()}
-    tuned = _tuned(tried)
-    found = []
-    for (d, e), model in models.items():
-        best, at_edge = tuned.get((d, e), (None, False))
-        used = _used(model, _wanted((d, e), tuned))
-        found.append(Rate(d, e, tried[d, e], _checked(model), best, at_edge, used))
-    return found
+    rates = [_rate(runs.subset((runs["d_model"] == d) & (runs.experts == e)), d, e) for d, e in keys]
+    for rate in rates:
+        if rate.tuned and abs(math.log(rate.used / rate.tuned)) > math.log(WINDOW):
+            raise RecordError(
+                f"d_model={rate.d_model}, experts={rate.experts}: most runs have a learning rate of {rate.used:g}, "
+                f"more than a factor of 1.5 from {rate.tuned:g}, the best of the grid"
+            )
+    return rates
 
 
-def _checked(model: Runs) -> tuple[float, dict[float, float]] | None:
-    """The longest D beyond that of the grids at which seeds share several rates, and their mean losses there."""
-    later = [float(tokens) for tokens in np.unique(model.tokens) if tokens > TUNED_AT]
-    found = [(tokens, _tried(model.subset(model.tokens == tokens))) for tokens in later]
-    return next(((tokens, tried) for tokens, tried in reversed(found) if len(tried) > 1), None)
-
-
-def _tried(own: Runs) -> dict[float, float]:
-    """Rate → mean loss over the seeds that all the rates have."""
-    by_rate = {rate: own.subset(own["learning_rate"] == rate) for rate in np.unique(own["learning_rate"]).tolist()}
-    shared = set.intersection(*({*part["seed"].tolist()} for part in by_rate.values())) if by_rate else set()
-    kept = {rate: part.loss[np.isin(part["seed"], [*shared])] for rate, part in by_rate.items()}
-    return {rate: float(losses.mean()) for rate, losses in kept.items() if len(losses)}
-
-
-def _tuned(tried: Mapping[Key, Mapping[float, float]]) -> dict[Key, tuple[float, bool]]:
-    """(best rate, whether it is at an edge) of each size and E of which several rates were tried."""
-    grids = {key: grid for key, grid in tried.items() if len(grid) > 1}
-    if not grids:
-        return {}
-    rows = [(key, rate, loss) for key, grid in grids.items() for rate, loss in grid.items()]
-    keys, rates, losses = zip(*rows, strict=True)
-    d, e = np.array(keys, float).T
-    table = Runs.from_columns(d, TUNED_AT, e, losses, "run", columns={"learning_rate": rates})  # d stands for the size
-    best = best_of(table, over="learning_rate")
-    columns = best.n_active, best.experts, best["learning_rate"], best["at_edge"]
-    return {(int(d), int(e)): (float(rate), bool(edge)) for d, e, rate, edge in zip(*columns, strict=True)}
-
-
-def _wanted(key: Key, tuned: Mapping[Key, tuple[float, bool]]) -> float | None:
-    """The tuned rate, else that between the tuned ones of this size; None if there are none."""
-    same = {math.log(e): math.log(rate) for (d, e), (rate, _) in sorted(tuned.items()) if d == key[0]}
-    return math.exp(np.interp(math.log(key[1]), [*same], [*same.values()])) if same else None
-
-
-def _used(model: Runs, wanted: float | None) -> float:
-    """Of the rates within the window that of most runs, then the nearest; the wanted one if there is none."""
+def _rate(model: Runs, d_model: int, experts: int) -> Rate:
     rates, counts = np.unique(model["learning_rate"], return_counts=True)
-    distance = np.abs(np.log(rates / wanted)) if wanted else np.zeros(len(rates))
-    near = [i for i in np.lexsort((distance, -counts)) if distance[i] <= math.log(WINDOW)]
-    return float(rates[near[0]]) if near else float(wanted or rates[0])
+    grid = _tried(model.subset((model["of_grid"] == 1) & (model.tokens == TUNED_AT)))
+    later = [(float(t), _tried(model.subset(model.tokens == t))) for t in np.unique(model.tokens) if t > TUNED_AT]
+    longer, checked = next(((t, tried) for t, tried in reversed(later) if len(tried) > 1), (0.0, {}))
+    return Rate(d_model, experts, float(rates[counts.argmax()]), grid, longer, checked)
+
+
+def _tried(model: Runs) -> dict[float, float]:
+    """Rate → mean loss over the seeds that all the rates have."""
+    rates = model["learning_rate"]
+    seeds = [{*model["seed"][rates == rate].tolist()} for rate in np.unique(rates)]
+    shared = np.isin(model["seed"], [*set.intersection(*seeds)] if seeds else [])
+    return {float(rate): float(model.loss[shared & (rates == rate)].mean()) for rate in np.unique(rates[shared])}

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from scaling_law import HeldOut
 from scaling_law.figures import drawing
 from scaling_law.figures.drawing import colour_of
-from studies.evidence.forecasts import Forecast, Question
+from studies.evidence.forecasts import JOINT, MEAN, REFIT, WITH
 from studies.evidence.measures import Gains
 
-_EXPERTS = (2, 4, 8, 16, 32, 64, 128, 256, 512)
+EXPERTS = (2, 4, 8, 16, 32, 64, 128, 256, 512)
+MARKS = {  # law → its name, colour and marker
+    JOINT: ("the law, one constant refitted (95 %)", "#D55E00", "o"),
+    WITH: ("the same, N with embeddings", "#D55E00", "x"),
+    REFIT: ("fresh fit of all coefficients", "#0072B2", "s"),
+    MEAN: ("mean of the fitted runs", "0.6", "d"),
+}
 
 
 def gains_of_experts(tables: Sequence[Gains], axes: Any = None) -> NDArray[Any]:
@@ -23,52 +30,32 @@ def gains_of_experts(tables: Sequence[Gains], axes: Any = None) -> NDArray[Any]:
         low = 1.06 * min(table.measured.min(), table.predicted.min(), table.predicted_with.min())
         ax.plot([low, 0], [low, 0], color="0.4", linewidth=0.9, zorder=0)
         colours = [colour_of(e) for e in table.experts]
-        ax.scatter(table.predicted_with, table.measured, s=14, facecolors="none", edgecolors=colours, linewidths=0.6)
-        ax.scatter(table.predicted, table.measured, s=18, c=colours, linewidths=0)
+        ax.scatter(table.predicted_with, table.measured, s=18, c=colours, linewidths=0)
+        ax.scatter(table.predicted, table.measured, s=14, facecolors="none", edgecolors=colours, linewidths=0.6)
         ax.set(xlabel="predicted (nats)", xlim=(low, 0), ylim=(low, 0), box_aspect=1)
+        ax.locator_params(nbins=4)
         ax.set_title(table.source, fontsize=9)
     axes[0].set_ylabel("measured gain (nats)")
-    for e in _EXPERTS:
+    for e in EXPERTS:
         axes[0].plot([], [], "o", color=colour_of(e), markersize=4, label=drawing.label_of(e))
-    axes[0].plot([], [], "o", color="0.4", markersize=4, markerfacecolor="none", label="N with embeddings")
+    axes[0].plot([], [], "o", color="0.4", markersize=4, markerfacecolor="none", label="N without embeddings")
     drawing.shared_legend(axes[0])
     return axes
 
 
-def held_out_runs(asked: Sequence[tuple[Question, Forecast]], axes: Any = None) -> NDArray[Any]:
-    """Forecast against measured loss of the held-out runs, a panel for each question, coloured by E."""
-    axes = drawing.panels_or_new(axes, len(asked), 2.6 * len(asked), 3.3)
-    for ax, (question, forecast) in zip(axes, asked, strict=True):
-        measured, predicted = question.test.loss, question.test.loss + forecast.errors
-        ax.scatter(measured, predicted, s=20, c=[colour_of(e) for e in question.test.experts], linewidths=0)
-        both = np.concatenate([measured, predicted])
-        ends = [both.min() - 0.03, both.max() + 0.03]
-        ax.plot(ends, ends, color="0.4", linewidth=0.9, zorder=0)
-        ax.set(xlabel="measured (nats)", xlim=ends, ylim=ends, box_aspect=1)
-        ax.set_title(f"{question.source}:\n{question.held_out}", fontsize=9)
-    axes[0].set_ylabel("forecast (nats)")
-    return axes
-
-
-def laws_side_by_side(
-    asked: Sequence[Question],
-    laws: Mapping[str, str],
-    forecast: Callable[[str, str], Forecast | None],
-    axes: Any = None,
-) -> NDArray[Any]:
-    """RMSE of each law with its 95 % interval, a panel for each question, against one scale."""
+def held_out_runs(asked: Sequence[str], forecast: Callable[[str, str], HeldOut | None], ax: Any = None) -> Any:
+    """RMSE of the law moved by one constant beside its alternatives, a row for each question."""
     from matplotlib.ticker import FuncFormatter
 
-    axes = drawing.panels_or_new(axes, len(asked), 2.4 + 2.0 * len(asked), 0.6 + 0.3 * len(laws), sharey=True)
-    for ax, question in zip(axes, asked, strict=True):
-        for row, law in enumerate(laws):
-            if (found := forecast(question.name, law)) is not None:
-                colour = "#D55E00" if law.startswith("ludziejewski") else "0.35"
-                ax.plot(found.interval, [row, row], color=colour, linewidth=1.4)
-                ax.plot(found.rmse, row, "o", color=colour, markersize=5)
-        ax.set(xscale="log", xlabel="RMSE (nats)", xlim=(0.004, 1.0))
-        ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
-        ax.set_title(f"{question.source}:\n{question.held_out}", fontsize=8)
-    axes[0].set_yticks(range(len(laws)), list(laws.values()), fontsize=8)
-    axes[0].set_ylim(len(laws) - 0.5, -0.5)
-    return axes
+    ax = drawing.axes_or_new(ax, 8.6, 1.6 + 0.3 * len(asked))
+    for law, (label, colour, marker) in MARKS.items():
+        shown = [(row, f) for row, name in enumerate(asked) if (f := forecast(name, law)) is not None]
+        rows, rmse = [row for row, _ in shown], np.array([f.rmse for _, f in shown])
+        ax.plot(rmse, rows, marker, color=colour, markersize=6, label=label, zorder=3 if law == JOINT else 2)
+        if law == JOINT:
+            ax.hlines(rows, *zip(*(f.interval for _, f in shown), strict=True), color=colour, linewidth=1.4)
+    ax.set(xscale="log", xlabel="RMSE on the held-out runs (nats)", ylim=(len(asked) - 0.5, -0.5))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    ax.set_yticks(range(len(asked)), list(asked), fontsize=8)
+    drawing.shared_legend(ax)
+    return ax

@@ -1,55 +1,34 @@
-"""Forecasts of runs that no fit has seen, and of what experts gain, by published laws and by refits.
+"""Forecasts of runs that no fit has seen, by published laws moved by one constant and by refits.
 
-Losses of different corpora and tokenizers differ by more than a law's form says. So a published law is moved by one
-constant, its mean error on the fitted runs, and nothing else of it is refitted. A gain is a difference of losses of
-one corpus: there nothing is refitted at all.
+N counts neither embedding nor head for the joint law and refits, where that is known; laws of other papers get N as
+each of them counts it, but for those of `BARE`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scaling_law import FitResult, JointLaw, Runs, errors_of, fit, published
-from studies.common import FloatArray, rms
+from hub.base.errors import InputError
+from scaling_law import FitResult, HeldOut, JointLaw, Law, Runs, backtest, errors_of, fit, published
+from studies.common import FloatArray
+from studies.crossing.laws import longest_of_each
 from studies.evidence.points import Source
 
-RESAMPLES, SEED = 2000, 0
 MEAN, JOINT, FREED = "mean of the fitted runs", "ludziejewski", "ludziejewski, a, b and c refitted"
 WITH = "ludziejewski, N with embeddings"
 REFIT, PER_E, NO_E = "refitted", "Chinchilla law per E, refitted", "Chinchilla law without E, refitted"
 OTHERS = ("chinchilla", "besiroglu", "muennighoff", "kaplan", "abnar", "hunyuan", "krajewski", "clark_sbase")
 BARE = {f"{law}, N without embeddings": law for law in ("chinchilla", "besiroglu", "muennighoff")}
+NAMES = {WITH: JOINT, **BARE}  # on the shelf
+LAWS = (JOINT, WITH, FREED, REFIT, PER_E, NO_E, MEAN, *OTHERS, *BARE)
 DENSE = {"density": 1.0, "granularity": 1.0, "shared_ratio": 0.0, "routed_experts": 1.0, "experts_per_token": 1.0}
 SIZES = ("n_active_non_embedding", "n_total", "n_total_non_embedding")
 NO_TOKENS = {"n": 1.0, "nu": -1.0}  # where all runs have the same tokens: 1/D is nothing
-
-
-@dataclass(frozen=True)
-class Forecast:
-    """Predicted minus observed loss of the held-out runs [n], nats per token."""
-
-    errors: FloatArray
-
-    @property
-    def rmse(self) -> float:
-        return rms(self.errors)
-
-    @property
-    def bias(self) -> float:
-        return float(self.errors.mean())
-
-    @cached_property
-    def interval(self) -> tuple[float, float]:
-        """The 95 % interval of the RMSE over resampled held-out runs."""
-        drawn = np.random.default_rng(SEED).integers(len(self.errors), size=(RESAMPLES, len(self.errors)))
-        low, high = np.quantile(np.sqrt((self.errors[drawn] ** 2).mean(axis=1)), [0.025, 0.975])
-        return float(low), float(high)
 
 
 @dataclass(frozen=True)
@@ -66,27 +45,38 @@ class Question:
     def name(self) -> str:
         return f"{self.source}: {self.held_out}"
 
-    def ask(self, law: str) -> Forecast | None:
-        """What `law` forecasts: a name of the shelf or of a refit; None where these runs cannot determine it.
+    def ask(self, law: str) -> HeldOut | None:
+        """What `law`, one of `LAWS`, forecasts; None where these runs cannot determine it."""
+        train, test = (counted_by(law, runs) for runs in (self.train, self.test))
+        forecasters: Mapping[str, Any] = {
+            **{MEAN: _mean, REFIT: self.refit, PER_E: self._per_experts, NO_E: self._without_experts},
+            FREED: lambda train, test: losses_of(scales_refitted(train).law, test),
+        }
+        return backtest(train, test, {law: forecasters.get(law) or published(NAMES.get(law, law))}).laws.get(law)
 
-        Laws of other papers get N as each counts it, but for those of `BARE`; these, the joint law and refits get it
-        without embeddings where known.
-        """
-        asked = self if law in (WITH, *OTHERS) else replace(self, train=counted(self.train), test=counted(self.test))
-        try:
-            return Forecast(_FORECASTERS[law](asked) if law in _FORECASTERS else moved(BARE.get(law, law), asked))
-        except ValueError:
-            return None
+    def _per_experts(self, train: Runs, test: Runs) -> FloatArray:
+        """ValueError where an E has too few fitted runs for a law of its own."""
+        losses = np.empty(len(test))
+        for e in np.unique(test.experts):
+            held = test.experts == e
+            losses[held] = losses_of(self._chinchilla(train.subset(train.experts == e)).law, test.subset(held))
+        return losses
+
+    def _without_experts(self, train: Runs, test: Runs) -> FloatArray:
+        return losses_of(self._chinchilla(as_dense(train)).law, test)
+
+    def _chinchilla(self, runs: Runs) -> FitResult[Any]:
+        if not len(runs):
+            raise InputError("an E of the held-out runs has no run that is fitted")
+        return fit(runs, "chinchilla", fixed=NO_TOKENS if self.refit == "routed" else None)
 
 
-def moved(law: str, question: Question) -> FloatArray:
-    """Errors of a published law, moved by its mean error on the fitted runs."""
-    shift = errors_of(published(law), question.train).mean()
-    return errors_of(published(law), question.test) - shift
+def _mean(train: Runs, test: Runs) -> FloatArray:
+    return np.full(len(test), train.loss.mean())
 
 
-def _mean(question: Question) -> FloatArray:
-    return question.train.loss.mean() - question.test.loss
+def losses_of(law: Law, runs: Runs) -> FloatArray:
+    return np.asarray(runs.loss + errors_of(law, runs))
 
 
 def scales_refitted(runs: Runs) -> FitResult[Any]:
@@ -96,50 +86,12 @@ def scales_refitted(runs: Runs) -> FitResult[Any]:
     return fit(runs, "joint", fixed=held, starts=[law])
 
 
-def _freed(question: Question) -> FloatArray:
-    return scales_refitted(question.train).errors_on(question.test)
-
-
-def _refitted(question: Question) -> FloatArray:
-    return fit(question.train, question.refit).errors_on(question.test)
-
-
-def _per_experts(question: Question) -> FloatArray:
-    """ValueError where an E has too few fitted runs for a law of its own."""
-    errors = np.empty(len(question.test))
-    for e in np.unique(question.test.experts):
-        own = question.train.subset(question.train.experts == e)
-        if not len(own):
-            raise ValueError(f"experts={e:g}: no run is fitted")
-        held = question.test.experts == e
-        errors[held] = _chinchilla(own, question.refit).errors_on(question.test.subset(held))
-    return errors
-
-
-def _without_experts(question: Question) -> FloatArray:
-    return _chinchilla(as_dense(question.train), question.refit).errors_on(as_dense(question.test))
-
-
-def _chinchilla(runs: Runs, refit: str) -> FitResult[Any]:
-    return fit(runs, "chinchilla", fixed=NO_TOKENS if refit == "routed" else None)
-
-
-_FORECASTERS: Mapping[str, Callable[[Question], FloatArray]] = {
-    MEAN: _mean,
-    WITH: lambda question: moved(JOINT, question),
-    FREED: _freed,
-    REFIT: _refitted,
-    PER_E: _per_experts,
-    NO_E: _without_experts,
-}
-
-
 # ------------------------------------------------------------------ tables of runs
 
 
 def joined(*tables: Runs) -> Runs:
     """One table of all runs with what laws ask for, NaN where unknown; a dense model is one expert that all use."""
-    columns = {name: np.concatenate([_known(runs, name) for runs in tables]) for name in (*SIZES, *DENSE)}
+    columns = {name: np.concatenate([_column(runs, name) for runs in tables]) for name in (*SIZES, *DENSE)}
     columns["active_experts"] = columns["experts_per_token"] / (1.0 - columns["shared_ratio"])
     n, d, e, losses = (
         np.concatenate([runs[name] for runs in tables]) for name in ("n_active", "tokens", "experts", "loss")
@@ -147,20 +99,25 @@ def joined(*tables: Runs) -> Runs:
     return Runs.from_columns(n, d, e, losses, "run", source=tables[0].source, columns=columns)
 
 
-def _known(runs: Runs, name: str) -> FloatArray:
-    own = runs.columns.get(name, np.full(len(runs), np.nan))
+def _column(runs: Runs, name: str) -> FloatArray:
+    values = runs.columns.get(name, np.full(len(runs), np.nan))
     if np.any(runs.experts > 1):
-        return np.where((runs.experts == 1) & np.isnan(own), DENSE.get(name, np.nan), own)
+        return np.where((runs.experts == 1) & np.isnan(values), DENSE.get(name, np.nan), values)
     if name in DENSE:
         return np.full(len(runs), DENSE[name])
-    size = runs.n_active if name == "n_total" else runs.columns.get("n_active_non_embedding", own)
-    return np.where(np.isnan(own), size, own)
+    size = runs.n_active if name == "n_total" else runs.columns.get("n_active_non_embedding", values)
+    return np.where(np.isnan(values), size, values)
 
 
 def counted(runs: Runs) -> Runs:
     """The runs with N counted without embedding and head, where that is known of all."""
     size = runs.columns.get("n_active_non_embedding", np.array([np.nan]))
     return runs if np.isnan(size).any() else replace(runs, n_active=size)
+
+
+def counted_by(law: str, runs: Runs) -> Runs:
+    """The runs with N as `law` gets it."""
+    return runs if law in (WITH, *OTHERS) else counted(runs)
 
 
 def as_dense(runs: Runs) -> Runs:
@@ -197,11 +154,3 @@ def questions(sources: Mapping[str, Source]) -> list[Question]:
 
 def _question(source: str, held_out: str, runs: Runs, test: NDArray[np.bool_], refit: str = "joint") -> Question:
     return Question(source, held_out, runs.subset(~test), runs.subset(test), refit)
-
-
-def longest_of_each(runs: Runs) -> NDArray[np.bool_]:
-    """The run of most tokens of each N and E, [n]."""
-    model = np.unique(np.stack([runs.n_active, runs.experts]), axis=1, return_inverse=True)[1].ravel()
-    most = np.zeros(model.max() + 1)
-    np.maximum.at(most, model, runs.tokens)
-    return np.asarray(runs.tokens == most[model])

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from scaling_law import FitResult, JointLaw, Law, Runs, errors_of, fit, published
-from studies.common import FloatArray, rms
-from studies.evidence.forecasts import Forecast, as_dense, counted, joined, scales_refitted
+from scaling_law import FitResult, HeldOut, JointLaw, Law, Runs, errors_of, fit, published
+from studies.common import LEVEL, FloatArray, rms
+from studies.evidence.forecasts import as_dense, counted, joined, scales_refitted
 
 REFITS = 200  # of resampled runs
 
@@ -22,8 +22,7 @@ REFITS = 200  # of resampled runs
 class Gains:
     """Losses of MoE models minus that of the model of fewest experts with equal N and D, [n], nats per token.
 
-    `predicted` are those of the joint law as published: `predicted_with` with embeddings in N, `predicted_over_all`
-    with the mean E of all blocks where every second is routed.
+    `predicted` are those of the joint law as published, `predicted_with` with embeddings in N.
     """
 
     source: str
@@ -32,27 +31,20 @@ class Gains:
     measured: FloatArray
     predicted: FloatArray
     predicted_with: FloatArray
-    predicted_over_all: FloatArray
 
     @property
-    def relative(self) -> FloatArray:
-        """How far the predicted gains are off, [n], in units of the measured ones."""
-        return np.asarray(np.abs(self.predicted / self.measured - 1.0))
+    def errors(self) -> HeldOut:
+        return HeldOut(self.predicted - self.measured)
 
     @property
-    def errors(self) -> Forecast:
-        return Forecast(self.predicted - self.measured)
-
-    @property
-    def errors_with(self) -> Forecast:
-        return Forecast(self.predicted_with - self.measured)
+    def errors_with(self) -> HeldOut:
+        return HeldOut(self.predicted_with - self.measured)
 
 
 def gains(source: str, runs: Runs) -> Gains:
     """Of every run whose N and D a run of the fewest experts shares."""
     law = JointLaw.published()
     losses = [law.loss(r.n_active, r.tokens, r.experts) for r in (counted(runs), runs)]
-    losses.append(law.loss(counted(runs).n_active, runs.tokens, (runs.experts + 1) / 2))
     few = runs.experts == runs.experts.min()
     same = (runs.n_active[:, None] == runs.n_active) & np.isclose(runs.tokens[:, None], runs.tokens, rtol=0.01) & few
     pairs = np.flatnonzero(~few & same.any(axis=1))
@@ -61,7 +53,7 @@ def gains(source: str, runs: Runs) -> Gains:
     return Gains(source, runs.experts[pairs], runs.n_active[pairs], *differences)
 
 
-def matched_differences(runs: Runs) -> FloatArray:
+def matched_losses(runs: Runs) -> FloatArray:
     """Losses of MoE models minus those of dense ones of equal N_total (10 %) that saw at most 1/E of their tokens."""
     moe, dense = runs.subset(runs.experts > 1), runs.subset(runs.experts == 1)
     same = np.isclose(moe["n_total"][:, None], dense["n_total"], rtol=0.1)
@@ -82,14 +74,14 @@ class Choice:
 
 def choices(law: str, runs: Runs, flops: FloatArray) -> list[Choice]:
     """For each budget [n] of which there are four runs: the sizes (N_act) of the best and of the chosen run."""
-    found = []
+    chosen_runs = []
     for budget in np.unique(flops):
         own = runs.subset(flops == budget)
         if len(own) >= 4:
             best, chosen = int(np.argmin(own.loss)), int(np.argmin(errors_of(published(law), own) + own.loss))
             regret = float(own.loss[chosen] - own.loss[best])
-            found.append(Choice(float(budget), len(own), own.n_active[best], own.n_active[chosen], regret))
-    return found
+            chosen_runs.append(Choice(float(budget), len(own), own.n_active[best], own.n_active[chosen], regret))
+    return chosen_runs
 
 
 # ------------------------------------------------------------------ what a refit leaves open
@@ -103,7 +95,6 @@ class Refits:
     """
 
     joint: FitResult[Any]
-    with_embeddings: FitResult[Any]
     moe_without_experts: FitResult[Any]
     moved: float
     freed: float
@@ -121,7 +112,6 @@ def refits(dense: Runs, moe: Runs, at: tuple[float, float] = (5e8, 1e10), n_resa
     errors = errors_of(law, points)
     return Refits(
         joint=joint,
-        with_embeddings=fit(both, "joint"),
         moe_without_experts=fit(as_dense(routed), "chinchilla"),
         moved=rms(errors - errors.mean()),
         freed=scales_refitted(points).rmse,
@@ -135,7 +125,7 @@ def _gain(law: Law, n_active: float, tokens: float, experts: float) -> tuple[flo
     """Loss at this E minus that of the dense model, with its 95 % interval over the law's draws."""
     value = float(law.loss(n_active, tokens, experts) - law.loss(n_active, tokens, 1.0))
     drawn = law.loss_draws(n_active, tokens, experts) - law.loss_draws(n_active, tokens, 1.0)
-    low, high = np.quantile(drawn[np.isfinite(drawn)], [0.025, 0.975])
+    low, high = np.quantile(drawn[np.isfinite(drawn)], LEVEL)
     return value, float(low), float(high)
 
 

@@ -7,23 +7,25 @@ derived but transcribed from a page; they say where it was read.
 
 from __future__ import annotations
 
+import csv
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hub import RecordError
-from hub.plain import atomic, strict_json
-from scaling_law import Runs, best_of, load_runs
-from scaling_law.runs.readers import reader
+from hub.base import atomic, strict_json
+from scaling_law import JointLaw, Runs, backtest, load_runs
+from scaling_law.runs import best_of, reader
 
 FORMAT, VERSION = "evidence", 1
+ISOFLOP = "dense_isoflop"  # a table of no licence of which only errors of laws are kept, in a format of that name
 DIGITS = 7  # significant, of every number kept
 _CLARK_VOCABULARY = 32_000  # of the head, whose FLOPs `flops_per_step` holds
 CELL = 2**0.5  # side of a cell of N and of D whose points are averaged
+OPEN_ATHENA = "open_athena"
 _NEEDED = ("n_active", "tokens", "experts", "loss")
 _KEPT = (
     *("n_active_non_embedding", "n_total", "n_total_non_embedding", "density", "granularity", "shared_ratio"),
@@ -31,15 +33,6 @@ _KEPT = (
     *("learning_rate", "batch_tokens", "grid_runs", "at_edge", "regret"),
 )
 Derive = Callable[[Path], Runs]
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How the points of one source are derived: for each table its file and what is done with it."""
-
-    format: str
-    tables: Mapping[str, tuple[str, Derive]]
-    what: str
 
 
 @dataclass(frozen=True)
@@ -56,9 +49,6 @@ class Source:
     tables: Mapping[str, Runs]
 
     def __getitem__(self, table: str) -> Runs:
-        """The points of a table; KeyError names those there are."""
-        if table not in self.tables:
-            raise KeyError(f"{self.name}: no table {table!r}; there are {', '.join(self.tables)}")
         return self.tables[table]
 
 
@@ -77,26 +67,27 @@ def _averaged(file: Path) -> Runs:
     return cell_means(load_runs(file, format="epoch_chinchilla"))
 
 
-RECIPES: Mapping[str, Recipe] = {
-    "step_law": Recipe(
+# Source → its format, what is done with it, and for each of its tables the file and how points are derived.
+RECIPES: Mapping[str, tuple[str, str, Mapping[str, tuple[str, Derive]]]] = {
+    "step_law": (
         "step_law",
-        {"dense": ("dense_lr_bs_loss.csv", _tuned), "moe": ("moe_lr_bs_loss.csv", _tuned)},
         "the run of least smoothed loss for each model and number of tokens",
+        {"dense": ("dense_lr_bs_loss.csv", _tuned), "moe": ("moe_lr_bs_loss.csv", _tuned)},
     ),
-    "marin": Recipe(
+    "marin": (
         "marin_isoflop",
-        {"isoflop": ("v16_isoflop.csv", lambda file: load_runs(file, format="marin_isoflop"))},
         "the last repeat of each budget and width",
+        {"isoflop": ("v16_isoflop.csv", lambda file: load_runs(file, format="marin_isoflop"))},
     ),
-    "epoch": Recipe(
+    "epoch": (
         "epoch_chinchilla",
-        {"dense": ("svg_extracted_data.csv", _averaged)},
         "geometric means of the points in cells of a factor of √2 in N and in D",
+        {"dense": ("svg_extracted_data.csv", _averaged)},
     ),
-    "clark": Recipe(
+    "clark": (
         "clark",
-        {router: ("curves.csv.gz", _routed_by(router)) for router in ("S-Base", "RL-R", "Hash")},
         "the last step of each run, N with embeddings of a vocabulary of 32,000; dense runs are in every table",
+        {router: ("curves.csv.gz", _routed_by(router)) for router in ("S-Base", "RL-R", "Hash")},
     ),
 }
 
@@ -106,17 +97,42 @@ def derive(data: Path, folder: Path) -> list[Path]:
 
     FileNotFoundError if there is none of them.
     """
-    written = []
-    for name, recipe in RECIPES.items():
-        files = {file: next(iter(sorted(data.rglob(file))), None) for file, _ in recipe.tables.values()}
-        found = {table: (files[file], make) for table, (file, make) in recipe.tables.items()}
-        if all(files.values()):
-            tables = {table: columns_of(make(file)) for table, (file, make) in found.items() if file}
-            written.append(_written(folder / f"{name}.json", _head(name, recipe) | {"tables": tables}))
+    files = {path.name: path for path in sorted(data.rglob("*"), reverse=True)}
+    written, wanted = [], {file for _, _, tables in RECIPES.values() for file, _ in tables.values()}
+    for name, (format, derived, tables) in RECIPES.items():
+        if all(file in files for file, _ in tables.values()):
+            public = reader(format)
+            head = {
+                **{"name": name, "what": public.what, "derived": derived, "place": public.place},
+                "address": f"https://github.com/{public.repository}/tree/{public.commit}",
+                **{"licence": public.licence, "loss": public.loss},
+                "tables": {table: columns_of(make(files[file])) for table, (file, make) in tables.items()},
+            }
+            written.append(_written(folder / f"{name}.json", head))
+    if table := files.get("isoflops.csv"):
+        written.append(strict_json.write(folder / f"{ISOFLOP}.json", ISOFLOP, 1, isoflop_errors(table)))
     if not written:
-        wanted = ", ".join(dict.fromkeys(file for recipe in RECIPES.values() for file, _ in recipe.tables.values()))
-        raise FileNotFoundError(f"{data}: none of {wanted} is below it; docs/fitting.md says where they are from")
+        raise FileNotFoundError(f"{data}: none of {', '.join(sorted(wanted))} is below it; see docs/fitting.md")
     return written
+
+
+def isoflop_errors(table: Path) -> dict[str, Any]:
+    """RMSE on the largest quarter of each experiment's budgets, nats: of the joint law moved, and of a fresh fit."""
+    with table.open(newline="") as file:
+        names = sorted({row["experiment"] for row in csv.DictReader(file)})
+    laws: dict[str, Any] = {"constant": JointLaw.published().replace(draws=None), "fresh": "chinchilla"}
+    columns: dict[str, list[Any]] = {"experiment": names, "train": [], "test": [], **{law: [] for law in laws}}
+    for name in names:
+        runs = load_runs(table, format=OPEN_ATHENA, where=f"experiment = {name}")
+        budgets = np.unique(runs["budget"])
+        large = runs["budget"] >= budgets[-max(1, len(budgets) // 4)]
+        test = backtest(runs.subset(~large), runs.subset(large), laws)
+        columns["train"].append(len(test.train))
+        columns["test"].append(len(test.test))
+        for law in laws:
+            columns[law].append(_rounded(test.laws[law].rmse))
+    public = reader(OPEN_ATHENA)
+    return {"what": public.what, "place": public.place, **columns}
 
 
 def _written(path: Path, fields: Mapping[str, Any]) -> Path:
@@ -127,26 +143,15 @@ def _written(path: Path, fields: Mapping[str, Any]) -> Path:
     return path
 
 
-def _head(name: str, recipe: Recipe) -> dict[str, Any]:
-    public = reader(recipe.format)
-    head = {"name": name, "what": public.what, "derived": recipe.what, "place": public.place}
-    address = f"https://github.com/{public.repository}/tree/{public.commit}"
-    return head | {"address": address, "licence": public.licence, "loss": public.loss}
-
-
 def read_sources(folder: Path) -> dict[str, Source]:
     """All sources of a folder by name. RecordError for a file that is no such source."""
-    return {path.stem: read_source(path) for path in sorted(folder.glob("*.json"))}
+    return {path.stem: read_source(path) for path in sorted(folder.glob("*.json")) if path.stem != ISOFLOP}
 
 
 def read_source(path: Path) -> Source:
-    """The points of one file. RecordError where it is no such file or lacks a field."""
     data = strict_json.read(path, FORMAT, VERSION)
-    fields = ("name", "what", "derived", "place", "address", "licence", "loss")
-    if missing := [name for name in (*fields, "tables") if name not in data]:
-        raise RecordError(f"{path}: lacks {', '.join(missing)}")
     tables = {table: _runs(columns, f"{path.stem}, {table}") for table, columns in data["tables"].items()}
-    return Source(**{name: data[name] for name in fields}, tables=tables)
+    return Source(**{field.name: data[field.name] for field in fields(Source)} | {"tables": tables})
 
 
 def columns_of(runs: Runs) -> dict[str, list[float | None]]:

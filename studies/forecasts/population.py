@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hub.plain import strict_json
+from hub.base import strict_json
 from scaling_law import JointLaw, Runs
 from scaling_law.fitting.penalty import coordinates
 from scaling_law.fitting.prior import FORMAT, POPULATION, VERSION, Member, member_of

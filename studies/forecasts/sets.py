@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from scaling_law import Runs, best_of, load_runs
-from scaling_law.runs.readers import reader
+from scaling_law import Runs, load_runs
+from scaling_law.runs import best_of, reader
 
 TOKENS_PER_PARAMETER = (1.0, 700.0)  # runs outside are left out
 NEOX = 50_432  # vocabulary of OpenLM's models, GPT-NeoX's padded

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from hub.plain import atomic
+from hub.base import atomic
 from scaling_law import Runs
 from studies.forecasts.sets import OUT, SETS
 

@@ -16,8 +16,7 @@ import numpy as np
 
 import hub  # lazy
 from hub import RecordError, RunRecord
-from studies.common import FloatArray
-from studies.crossing.gaps import Scatter
+from studies.common import FloatArray, pooled_covariance
 from studies.crossing.records import nominal, read_sweep
 from studies.granularity.contenders import ALL, CONTENDERS, D_MODEL, OURS, TOKENS, Contender
 
@@ -38,11 +37,6 @@ class Difference:
     mean: FloatArray
     error: FloatArray
 
-    def at(self, tokens: float) -> tuple[float, float] | None:
-        """(mean, standard error); None where nothing was measured."""
-        found = np.flatnonzero(self.tokens == tokens)
-        return (float(self.mean[found[0]]), float(self.error[found[0]])) if len(found) else None
-
 
 @dataclass(frozen=True)
 class Measures:
@@ -54,40 +48,36 @@ class Measures:
     @property
     def grids(self) -> dict[tuple[str, float, int], dict[float, float]]:
         """(contender, D, seed) → rate → loss, where several rates were tried."""
-        found: dict[tuple[str, float, int], dict[float, float]] = {}
-        for (*run, rate), loss in sorted(self.tried.items()):
-            found.setdefault(tuple(run), {})[rate] = loss  # type: ignore[arg-type]
-        return {run: rates for run, rates in found.items() if len(rates) > 1}
+        rates: dict[tuple[str, float, int], dict[float, float]] = {}
+        for (name, tokens, seed, rate), loss in sorted(self.tried.items()):
+            rates.setdefault((name, tokens, seed), {})[rate] = loss
+        return {run: losses for run, losses in rates.items() if len(losses) > 1}
 
     @cached_property
-    def scatter(self) -> Scatter:
-        """Of the relative difference of a single pair, by D."""
-        tokens = np.array(TOKENS)
-        squares, freedom = np.zeros((2, len(tokens)))
-        for contender in CONTENDERS:
-            for i, t in enumerate(TOKENS):
-                if len(values := self._pairs(contender, t)) > 1:
-                    squares[i] += float(((values - values.mean()) ** 2).sum())
-                    freedom[i] += len(values) - 1
-        deviation = np.sqrt(np.divide(squares, freedom, out=np.full(len(tokens), np.nan), where=freedom > 0))
-        return Scatter(tokens, deviation, freedom)
+    def scatter(self) -> tuple[FloatArray, FloatArray]:
+        """Standard deviation of the relative difference of a single pair at each of `TOKENS`, and its freedom."""
+        covariance, freedom = pooled_covariance([self._pairs(contender) for contender in CONTENDERS])
+        return np.sqrt(np.diag(covariance)), freedom
 
     @cached_property
-    def differences(self) -> tuple[Difference, ...]:
-        """Of every contender that was measured beside the other one."""
-        found = []
+    def differences(self) -> dict[str, Difference]:
+        """Of every contender that was measured beside the other one, by its name."""
+        differences = {}
         for contender in CONTENDERS:
-            pairs = {t: values for t in TOKENS if len(values := self._pairs(contender, t))}
-            if pairs:
-                tokens, counts = np.array([*pairs]), np.array([len(values) for values in pairs.values()], float)
-                means = np.array([values.mean() for values in pairs.values()])
-                found.append(Difference(contender, tokens, counts, means, self.scatter.at(tokens) / np.sqrt(counts)))
-        return tuple(found)
+            pairs = self._pairs(contender)
+            n = np.isfinite(pairs).sum(axis=0)
+            at, counts = np.flatnonzero(n), n[n > 0].astype(float)
+            mean, error = np.nansum(pairs[:, at], axis=0) / counts, self.scatter[0][at] / np.sqrt(counts)
+            if len(at):
+                differences[contender.name] = Difference(contender, np.array(TOKENS)[at], counts, mean, error)
+        return differences
 
-    def _pairs(self, contender: Contender, tokens: float) -> FloatArray:
-        """Relative differences, one for each seed that both have."""
-        one, two = (self.losses.get(name, {}).get(tokens, {}) for name in (contender.name, contender.against))
-        return np.array([one[seed] / two[seed] - 1.0 for seed in sorted({*one} & {*two})])
+    def _pairs(self, contender: Contender) -> FloatArray:
+        """Relative differences [seeds, k], NaN where one of the two is missing."""
+        one, two = (self.losses.get(name, {}) for name in (contender.name, contender.against))
+        seeds = sorted({seed for by_seed in one.values() for seed in by_seed})
+        ratio = [[one.get(t, {}).get(s, np.nan) / two.get(t, {}).get(s, np.nan) - 1.0 for t in TOKENS] for s in seeds]
+        return np.array(ratio).reshape(-1, len(TOKENS))
 
 
 def read_measures(own: Path, crossing: Path) -> Measures:

@@ -7,19 +7,19 @@ two, it cannot say.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
-from hub import RecordError
-from hub.plain import strict_json
-from scaling_law import Architecture, EfficiencyLeverage, Law, PublishedLaw, laws
-from scaling_law.planning.describe import unknown_parts
+from hub.base import strict_json
+from scaling_law import Architecture, Law, PublishedLaw, laws
+from scaling_law.formulas import EfficiencyLeverage
+from scaling_law.law.describe import unknown_parts
+from studies.common import LEVEL, write_once
 from studies.granularity.contenders import ALL, CONTENDERS, TOKENS, Contender
 
-FORMAT, VERSION = "granularity_prediction", 1
+FORMAT = "granularity_prediction"
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def _said(own: PublishedLaw, contender: Contender, tokens: float) -> Prediction:
     here, there = ({name: variables[name] for name in law.variables} for variables in every)
     ratio, low, high = float(law.loss(**here) / law.loss(**there)), None, None
     if law.draws is not None:
-        low, high = map(float, np.quantile(law.loss_draws(**here) / law.loss_draws(**there), [0.025, 0.975]))
+        low, high = map(float, np.quantile(law.loss_draws(**here) / law.loss_draws(**there), LEVEL))
     return Prediction(own.name, contender.name, tokens, ratio, low, high)
 
 
@@ -92,21 +92,12 @@ def _leverage(law: EfficiencyLeverage, a: Architecture, tokens: float) -> float:
     return float(law.leverage(1.0 / a.experts_equivalent, granularity, flops, force=True))
 
 
-def save(predictions: tuple[Prediction, ...], path: Path) -> Path:
-    """Write them, unless there are some already: FileExistsError, since a prediction is made once."""
-    if path.exists():
-        raise FileExistsError(f"{path}: predictions are made once; remove the file to make them again")
-    return strict_json.write(path, FORMAT, VERSION, {"predictions": [_told(prediction) for prediction in predictions]})
-
-
-def _told(prediction: Prediction) -> Mapping[str, object]:
-    return {name: value for name, value in asdict(prediction).items() if value not in (None, "")}
+def write(path: Path) -> Path:
+    """Ask the laws and write what they say; FileExistsError if that is done."""
+    said = [{k: v for k, v in asdict(one).items() if v not in (None, "")} for one in predict()]
+    return write_once(path, FORMAT, {"predictions": said})
 
 
 def load(path: Path) -> tuple[Prediction, ...]:
-    """RecordError for a file that holds no predictions."""
-    data = strict_json.read(path, FORMAT, VERSION)
-    try:
-        return tuple(Prediction(**fields) for fields in data["predictions"])
-    except (KeyError, TypeError) as error:
-        raise RecordError(f"{path}: no predictions of laws ({error!r})") from None
+    """What `write` wrote."""
+    return tuple(Prediction(**fields) for fields in strict_json.read(path, FORMAT, 1)["predictions"])

@@ -1,10 +1,7 @@
 """docs/studies/models.md: released models in the terms of the published law.
 
-    python -m studies.models scaling_law/explorer/models.json docs/studies/models.md
-
-The JSON holds, for each model, the fields of its config.json that sizes depend on and the address they were read at;
-and, where one was found, the number of training tokens with its address. The prose of the page is written by hand;
-each table replaces what stands between `<!-- sizes -->` and `<!-- /sizes -->`, or the same with another name.
+scaling_law/explorer/models.json holds, for each model, the fields of its config.json that sizes depend on and the
+address they were read at; and, where one was found, the number of training tokens with its address.
 """
 
 from __future__ import annotations
@@ -14,12 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hub.plain import strict_json
-from hub.plain.markdown import escaped
-from hub.plain.units import UNKNOWN, format_bytes, format_count, format_flops
+from hub.base import strict_json
+from hub.base.errors import InputError
+from hub.base.markdown import escaped
 from scaling_law import Description, describe
-from studies.common import fill
+from scaling_law.figures import drawing
+from studies.common import fill, write_tables
 
+ENTRIES = Path(__file__).parents[2] / "scaling_law" / "explorer" / "models.json"
 _FIELDS = {"name", "config", "source"}
 
 
@@ -36,11 +35,11 @@ class Entry:
     def of(cls, data: dict[str, Any]) -> Entry:
         """ValueError for a model without configuration or source, or with tokens from nowhere."""
         if missing := _FIELDS - set(data):
-            raise ValueError(f"{data.get('name', data)!r}: lacks {', '.join(sorted(missing))}")
+            raise InputError(f"{data.get('name', data)!r}: lacks {', '.join(sorted(missing))}")
         if ("tokens" in data) != ("tokens_source" in data):
-            raise ValueError(f"{data['name']!r}: tokens and tokens_source go together")
-        found = describe(data["config"], data.get("tokens"))
-        return cls(data["name"], found, data["source"], data.get("tokens_source"))
+            raise InputError(f"{data['name']!r}: tokens and tokens_source go together")
+        description = describe(data["config"], data.get("tokens"))
+        return cls(data["name"], description, data["source"], data.get("tokens_source"))
 
 
 def read_entries(path: str | Path) -> list[Entry]:
@@ -49,45 +48,64 @@ def read_entries(path: str | Path) -> list[Entry]:
     return sorted(map(Entry.of, data["models"]), key=lambda entry: entry.description.architecture.n_active)
 
 
-def write_page(entries: str | Path, page: str | Path) -> None:
-    """Replace the blocks of the Markdown file `page`; ValueError if it lacks one of them."""
-    fill(Path(page), {"sizes": sizes, "predictions": predictions, "sources": sources}, read_entries(entries))
+def write(page: Path) -> list[Path]:
+    """Replace the block of the Markdown file `page`, its tables and its figure; returns what was written."""
+    entries = read_entries(ENTRIES)
+    tables = {"models": sizes, "models-predictions": predictions}
+    written = [fill(page, {"sources": sources}, entries), *write_tables(page, tables, entries)]
+    return [*written, drawing.save(beside_the_law(entries), page.parent / "figures" / "models.png")]
 
 
-def sizes(entries: list[Entry]) -> Iterator[tuple[str, ...]]:
+def sizes(entries: list[Entry]) -> Iterator[tuple[object, ...]]:
     """What each model is; parameters with embedding and head."""
-    yield "model", "N_act", "N_total", "exact", "experts", "granularity", "E of the law", "6 N per token", "KV / token"
+    head = "n_active", "n_total", "exact", "experts", "per_token", "shared", "granularity", "e_of_the_law"
+    yield "model", *head, "flops_per_token", "kv_bytes_per_token"
     for entry in entries:
         a = entry.description.architecture
-        experts = "dense" if a.experts == 1 else f"{a.experts_per_token} of {a.experts}"
-        experts += f" + {a.shared_experts}" if a.shared_experts else ""
-        yield (
-            entry.name,
-            format_count(a.n_active),
-            format_count(a.n_total),
-            f"{entry.description.model.parameters:,}",
-            experts,
+        experts = (
+            a.experts,
+            a.experts_per_token,
+            a.shared_experts,
             f"{a.granularity:.3g}",
             f"{a.experts_equivalent:.3g}",
-            format_flops(a.training_flops(1)),
-            format_bytes(a.kv_cache_bytes(1)),
         )
+        costs = f"{a.training_flops(1):.4g}", f"{a.kv_cache_bytes(1):g}"
+        yield entry.name, a.n_active, a.n_total, entry.description.model.parameters, *experts, *costs
 
 
-def predictions(entries: list[Entry]) -> Iterator[tuple[str, ...]]:
-    """What the law says of each model whose training tokens are known, and its own choice for the same cost."""
-    yield "model", "tokens D", "D/N_act", "FLOPs", "loss", "the law's E", "N_act", "D", "its loss", "beyond the guard"
+def predictions(entries: list[Entry]) -> Iterator[tuple[object, ...]]:
+    """What the law says of each model whose training tokens are known, and its own choice; empty where refused."""
+    yield "model", "tokens", "flops", "loss", "law_experts", "law_n_active", "law_tokens", "law_loss"
     for entry in entries:
-        if (p := entry.description.prediction) is None:
-            continue
-        chosen = (UNKNOWN,) * 4
-        if p.optimum is not None:
-            best = p.optimum.best
-            chosen = f"{best.experts:g}", format_count(best.n_active), format_count(best.tokens), f"{best.loss:.3f}"
-        per_parameter = format_count(p.tokens / entry.description.architecture.n_active)
-        loss = f"{p.loss:.3f}" if p.trusted else "refused"
-        beyond = "" if p.trusted and p.optimum else "the model" if not p.trusted else "the choice"
-        yield entry.name, format_count(p.tokens), per_parameter, format_flops(p.training_flops), loss, *chosen, beyond
+        if (p := entry.description.prediction) is not None:
+            best = p.optimum.best if p.optimum else None
+            choice = (best.experts, best.n_active, best.tokens) if best else ("",) * 3
+            losses = f"{p.loss:.3f}" if p.trusted else "", f"{best.loss:.3f}" if best else ""
+            law = (f"{value:.4g}" if best else "" for value in choice)
+            yield entry.name, f"{p.tokens:g}", f"{p.training_flops:.4g}", losses[0], *law, losses[1]
+
+
+def beside_the_law(entries: list[Entry], ax: Any = None) -> Any:
+    """Active parameters against training tokens: each model, and by a line what the law would train at its cost."""
+    ax = drawing.axes_or_new(ax, 7.6, 5.4)
+    for entry in entries:
+        if (p := entry.description.prediction) is not None:
+            a = entry.description.architecture
+            colour = drawing.colour_of(a.experts_equivalent)
+            ax.plot(a.n_active, p.tokens, "o" if p.trusted else "X", color=colour, markersize=6, zorder=3)
+            if p.optimum is not None:
+                best = p.optimum.best
+                ax.plot([a.n_active, best.n_active], [p.tokens, best.tokens], color="0.7", linewidth=0.8, zorder=1)
+                chosen = {"markerfacecolor": "none", "color": drawing.colour_of(best.experts), "markersize": 6}
+                ax.plot(best.n_active, best.tokens, "o", **chosen, zorder=2)
+    for e in (1, 2, 4, 8, 16, 32, 64):
+        ax.plot([], [], "o", color=drawing.colour_of(e), markersize=5, label=drawing.label_of(e))
+    for marker, fill_style, label in (("o", "none", "the law's choice"), ("X", "full", "loss refused")):
+        ax.plot([], [], marker, color="0.4", fillstyle=fill_style, markersize=6, linestyle="", label=label)
+    drawing.log_axis(ax, drawing.ACTIVE)
+    drawing.log_axis(ax, drawing.TOKENS, "y")
+    drawing.shared_legend(ax)
+    return ax
 
 
 def sources(entries: list[Entry]) -> Iterator[str]:

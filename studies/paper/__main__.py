@@ -1,6 +1,6 @@
 """Every table of the paper: printed value, ours, difference.
 
-python -m studies.paper [compute_optimal] [--law printed] [--differing] [--json]
+python -m studies.paper [--law printed] [--differing]
 """
 
 from __future__ import annotations
@@ -9,26 +9,20 @@ import argparse
 
 from rich.console import Group
 
-from hub.plain.tables import show
+from hub.base.tables import print_table
 from scaling_law import JointLaw
-from studies.paper.study import TABLES, all_tables, find
+from studies.paper.study import all_tables
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", nargs="?", choices=TABLES, help="one table")
     parser.add_argument("--differing", action="store_true", help="only cells that differ from print")
     parser.add_argument(
-        "--law", default="published", help="published, printed (its rounded coefficients), or a saved joint law"
+        "--law", default="published", choices=("published", "printed"), help="printed: as rounded there"
     )
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    own = options.law in ("published", "printed")
-    law = JointLaw.published(options.law == "printed") if own else JointLaw.from_pretrained(options.law)
-    tables = all_tables(law)
-    chosen = [find(tables, options.name)] if options.name else tables
-    data = [table.to_dict() for table in chosen] if options.json else None
-    show(data, options.json, Group(*(table.render(options.differing) for table in chosen)))
+    tables = all_tables(JointLaw.published(options.law == "printed"))
+    print_table(Group(*(table.render(options.differing) for table in tables.values())))
 
 
 if __name__ == "__main__":

@@ -6,14 +6,13 @@ The recovered coefficients agree in 29 of 36 compute-optimal and 9 of 12 optimal
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
-from hub.plain.tables import Table
-from hub.plain.units import format_count, format_flops, parse_count
+from hub.base.tables import Table
+from hub.base.units import format_count, format_flops, parse_count
 from scaling_law import Architecture, JointLaw, LearningRateLaw
-from scaling_law.size.recipe import ROWS
+from scaling_law.size import ROWS
 
 # Table "Example compute-optimal training configurations": FLOPs → (N_act, D) as printed, for E = 1, 2, 4, 8, 16, 32.
 COMPUTE_OPTIMAL = {
@@ -105,7 +104,6 @@ def _parts(printed: str) -> tuple[str, str]:
 class PaperTable:
     """One of the paper's tables beside ours."""
 
-    name: str
     title: str
     cells: tuple[Cell, ...]
     note: str = ""
@@ -113,12 +111,6 @@ class PaperTable:
     @property
     def agreeing(self) -> int:
         return sum(cell.agrees for cell in self.cells)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        cells = [asdict(c) | {"difference": c.difference, "agrees": c.agrees} for c in self.cells]
-        head = {"name": self.name, "title": self.title, "note": self.note}
-        return head | {"agreeing": self.agreeing, "of": len(self.cells), "cells": cells}
 
     def render(self, only_differing: bool = False) -> Table:
         """For rich to print; `only_differing` leaves out the cells that agree."""
@@ -131,17 +123,9 @@ class PaperTable:
         return Table(header, [cell.shown() for cell in cells], title=title, styles=styles, notes=notes)
 
 
-def all_tables(law: JointLaw) -> list[PaperTable]:
+def all_tables(law: JointLaw) -> dict[str, PaperTable]:
     """Every table of the paper, and the numbers of its text that follow from the law or the sizes."""
-    return [PaperTable(name, title, tuple(make(law)), note) for name, (title, make, note) in TABLES.items()]
-
-
-def find(tables: Iterable[PaperTable], name: str) -> PaperTable:
-    """The table of this name; ValueError naming those there are."""
-    known = {table.name: table for table in tables}
-    if name not in known:
-        raise ValueError(f"table {name!r} is not one of {', '.join(known)}")
-    return known[name]
+    return {name: PaperTable(title, tuple(make(law)), note) for name, (title, make, note) in TABLES.items()}
 
 
 def coefficients(law: JointLaw) -> Iterator[Cell]:
@@ -169,7 +153,7 @@ def optimal_experts(law: JointLaw) -> Iterator[Cell]:
     for flops, row in OPTIMAL_EXPERTS.items():
         for gigabytes, experts in row.items():
             memory, cache = gigabytes * 1e9, OPTIMAL_EXPERTS_KV_TOKENS
-            best = law.optimal(flops, max_memory_bytes=memory, kv_cache_tokens=cache, force=True).best.experts
+            best = law.optimal(flops, memory=memory, kv_tokens=cache, force=True).best.experts
             printed = f"≥ {experts}" if experts == 32 else str(experts)
             yield Cell(format_flops(flops), f"{gigabytes} GB", printed, float(experts), best, 0.0)
 

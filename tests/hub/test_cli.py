@@ -5,7 +5,7 @@ import json
 import pytest
 
 from hub import load_index, open_store
-from hub.plain.markdown import license_of
+from hub.base.markdown import license_of
 from hub.record.run_record import RunRecord
 from tests.hub.samples import make_record
 

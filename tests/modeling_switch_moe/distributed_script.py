@@ -1,10 +1,10 @@
 """Two processes on CPU (gloo): DDP, FSDP2, tensor and expert parallelism give the gradients of one process.
 
-Run by `test_distributed.py` under torchrun; prints one line per case and fails on the first disagreement. The rows of
-the second process repeat one token, so that whole experts get nothing there.
+A case that holds becomes a line of the file `cases`; the first that does not ends the process. The rows of the second
+process repeat one token, so that whole experts get nothing there.
 """
 
-import sys
+import os
 
 import torch
 import torch.distributed as dist
@@ -41,11 +41,12 @@ def compare(case, found, expected):
         error = (found[name] - gradient).abs().max().item()
         assert error <= 1e-6, f"{case}: {name} differs by {error:.1e}"
     if dist.get_rank() == 0:
-        print(f"ok {case}", flush=True)
+        with open("cases", "a", encoding="utf-8") as file:
+            file.write(f"{case}\n")
 
 
 def main(folder):
-    torch.set_num_threads(1)
+    os.chdir(folder)
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     ids = torch.randint(0, 64, (4, 12), generator=torch.Generator().manual_seed(5))
@@ -85,7 +86,3 @@ def main(folder):
         compare("EP, a batch each", gradients(model, mine), gradients(build(**SPLIT), ids))
     dist.barrier()
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

@@ -1,7 +1,6 @@
 """Conversion of the training code's checkpoints, against a forward pass written for that layout."""
 
-import subprocess
-import sys
+import runpy
 
 import pytest
 import torch
@@ -154,12 +153,15 @@ def test_files_that_are_no_checkpoints_are_refused_and_nothing_in_them_is_execut
     assert "executed" not in capsys.readouterr().out
 
 
-def test_command_line(tmp_path, capsys):
+def test_command_line(tmp_path, monkeypatch, capsys):
     torch.save(theirs(4), tmp_path / "a.pt")
-    command = [sys.executable, "-m", "modeling_switch_moe.convert", tmp_path / "a.pt", tmp_path / "out"]
-    result = subprocess.run([*command, "--dtype", "bfloat16"], capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stderr
-    assert "E = 4" in result.stdout
+    monkeypatch.setattr(
+        "sys.argv", ["convert", *map(str, (tmp_path / "a.pt", tmp_path / "out")), "--dtype", "bfloat16"]
+    )
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("modeling_switch_moe.convert", run_name="__main__")
+    assert not ended.value.code
+    assert "E = 4" in capsys.readouterr().out
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert model.dtype == torch.bfloat16
     gate = theirs(4)[BLOCK.format(0) + FEED_FORWARD + "feedforward.gating.gate"]

@@ -28,10 +28,11 @@ from scaling_law import (
     RangeCheck,
     published,
 )
-from scaling_law.commands.cli import app
+from scaling_law.commands.cli import PLACES, app
 from scaling_law.explorer.programs import tools
 from scaling_law.figures import drawing
-from scaling_law.formulas.answers import Answer
+from scaling_law.formulas.answers import OwnQuestion
+from scaling_law.planning import flop_savings
 from scaling_law.planning.design import advantage, candidate_grid, log_optimal_parameters, predicted_loss
 from tests.scaling_law.configs import SWITCH
 from tests.scaling_law.synthetic import tiny_runs
@@ -57,10 +58,10 @@ def beside(answer: Any, check: RangeCheck) -> RangeCheck:
     return check
 
 
-def next_runs(law: Law, flops: float) -> Any:
+def narrowed(law: Law, flops: float) -> Any:
     candidates = candidate_grid(1e19, experts=(1, 8), widths=(256, 512))
     asks = (log_optimal_parameters(flops), predicted_loss(**model(flops), experts=8), advantage(flops, 8, 1))
-    found = [scaling_law.next_runs(law, ask, 1e20, candidates, noise=1e-3, max_runs=2) for ask in asks]
+    found = [law.next_runs(ask, 1e20, candidates, noise=1e-3, max_runs=2) for ask in asks]
     return found[0]
 
 
@@ -79,8 +80,8 @@ def rates(law: LearningRateLaw, flops: float) -> Architecture:
 
 Question = tuple[Any, Callable[[Any, float], Any]]  # the law that is asked, and how with a budget of FLOPs
 QUESTIONS: dict[str, Question] = {
-    "Law.loss": (JOINT, lambda law, c: beside(law.loss(**model(c)), law.check(**model(c)))),
-    "Law.loss_draws": (JOINT, lambda law, c: beside(law.loss_draws(**model(c)), law.check(**model(c)))),
+    "Formula.loss": (JOINT, lambda law, c: beside(law.loss(**model(c)), law.check(**model(c)))),
+    "Formula.loss_draws": (JOINT, lambda law, c: beside(law.loss_draws(**model(c)), law.check(**model(c)))),
     "Law.compute_optimal": (JOINT, lambda law, c: law.compute_optimal([1e20, c])),
     "Law.optimal": (JOINT, lambda law, c: law.optimal(c)),
     "JointLaw.optimum_draws": (
@@ -97,15 +98,15 @@ QUESTIONS: dict[str, Question] = {
             law.check(**model(c, experts=8)),
         ),
     ),
-    "Allocation.optimum": (published("marin"), lambda law, c: beside(law.optimum(c), law.check(flops=c))),
-    "TrainingRates.rates": (
+    "answers.Allocation.optimum": (published("marin"), lambda law, c: beside(law.optimum(c), law.check(flops=c))),
+    "answers.TrainingRates.rates": (
         published("step_law"),
         lambda law, c: beside(
             law.rates(n_total_non_embedding=math.sqrt(c / 120), tokens=math.sqrt(c)),
             law.check(n_total_non_embedding=math.sqrt(c / 120), tokens=math.sqrt(c)),
         ),
     ),
-    "EfficiencyLeverage.leverage": (
+    "answers.EfficiencyLeverage.leverage": (
         published("ling"),
         lambda law, c: beside(law.leverage(0.03, 12, c), law.check(activation_ratio=0.03, granularity=12, flops=c)),
     ),
@@ -117,57 +118,54 @@ QUESTIONS: dict[str, Question] = {
         LearningRateLaw.published(),
         lambda law, c: beside(law.learning_rate(rates(law, c)), law.check(rates(law, c))),
     ),
-    "break_even": (JOINT, lambda law, c: scaling_law.break_even(law, model(c)["n_active"], 8)),
-    "cheapest_budget": (JOINT, lambda law, c: scaling_law.cheapest_budget(law, reachable(law, c), 8)),
-    "smallest_memory": (JOINT, lambda law, c: scaling_law.smallest_memory(law, c, reachable(law, c) * 1.01, 8)),
-    "flop_savings": (JOINT, lambda law, c: beside(scaling_law.flop_savings(law, c, 8), law.check(**model(c)))),
+    "Law.break_even": (JOINT, lambda law, c: law.break_even(model(c)["n_active"], 8)),
+    "Law.reach": (JOINT, lambda law, c: law.reach(reachable(law, c), 8)),
+    "Law.reach within a budget": (JOINT, lambda law, c: law.reach(reachable(law, c) * 1.01, 8, flops=c)),
+    "planning.flop_savings": (JOINT, lambda law, c: beside(flop_savings(law, c, 8), law.check(**model(c)))),
     "matched_memory": (JOINT, lambda law, c: scaling_law.matched_memory(law, c)),
-    "effective_speedup": (JOINT, lambda law, c: scaling_law.effective_speedup(law, 8, 1, flops=c)),
+    "Law.speedup": (JOINT, lambda law, c: law.speedup(8, 1, flops=c)),
+    "Law.plan": (JOINT, lambda law, c: law.plan(c)),
     "describe": (JOINT, lambda law, c: scaling_law.describe(SWITCH, c / 1e11, law=law)),
-    "next_runs": (JOINT, next_runs),
+    "Law.next_runs": (JOINT, narrowed),
     "memory_optimal": (JOINT, memory_optimal),
     "compare": (["marin", "chinchilla"], lambda names, c: scaling_law.compare(c, laws=names)),
 }
 NOT_QUESTIONS = {  # why → what
-    "is the check itself": """Law.warnings Law.beyond_guard Law.check ChinchillaLaw.warnings ChinchillaLaw.check
-        Answer.warnings Answer.check LearningRateLaw.warnings LearningRateLaw.warnings_at LearningRateLaw.beyond_guard
+    "is the check itself": """Formula.warnings Formula.beyond_guard Formula.check ChinchillaLaw.warnings
+        ChinchillaLaw.check LearningRateLaw.warnings LearningRateLaw.warnings_at LearningRateLaw.beyond_guard
         LearningRateLaw.check LearningRateLaw.check_at""",
-    "shows the law": """Law.coefficient_names Law.default_experts Law.summary ChinchillaLaw.default_experts
-        GranularityLaw.default_experts ChinchillaForm.chinchilla_coefficients ChinchillaLaw.chinchilla_coefficients
-        JointLaw.chinchilla_coefficients Bootstrap.interval Bootstrap.to_rows Bootstrap.summary""",
-    "makes a law, finds or stores one": """Law.replace Law.save_pretrained Law.push_to_hub Law.from_pretrained
-        JointLaw.published KaplanLaw.of ClarkLaw.of LearningRateLaw.published LearningRateLaw.named
+    "shows the law": """Formula.coefficient_names Formula.default_experts Formula.summary ChinchillaLaw.default_experts
+        ChinchillaForm.chinchilla_coefficients ChinchillaLaw.chinchilla_coefficients
+        JointLaw.chinchilla_coefficients ChinchillaForm.chinchilla_of ChinchillaLaw.chinchilla_of
+        JointLaw.chinchilla_of Bootstrap.interval Bootstrap.to_rows Bootstrap.summary""",
+    "makes a law, finds or stores one": """Formula.replace Law.save_pretrained Law.push_to_hub Law.from_pretrained
+        JointLaw.published LearningRateLaw.published LearningRateLaw.named
         LearningRateLaw.load LearningRateLaw.save laws published register""",
-    "is the bare formula, of coefficients that are given": "Law.evaluate FiveFactorLaw.evaluate expert_transform",
-    "is the formula of repeated data": "effective_parameters effective_tokens unique_parameters",
+    "is the bare formula, of coefficients that are given": "Formula.evaluate",
     "counts parameters, bytes or seconds, and asks no law of the loss": """LearningRateLaw.counted
-        LearningRateLaw.counted_parameters decode_seconds training_memory scale_out""",
-    "reads, shows or fits measured runs": """load_runs fit calibrate split profile_interval best_of errors_of
-        fit_throughput fit_learning_rate fit_learning_rate_grid predicted_against_observed published_design
-        step_law_steps""",
-    "makes a question, which next_runs asks": "log_optimal_parameters",
+        LearningRateLaw.counted_parameters scale_out""",
+    "reads, shows or fits measured runs": """load_runs fit backtest calibrate split profile_interval errors_of
+        fit_throughput fit_learning_rate published_design""",
     "serves; what its page and tools answer is asked below": "explore",
 }
 NOT_ASKED = {  # classes that are no laws: what they hold is computed, or measured
     *(
         "Architecture",
-        "LatentAttention",
+        "Budget",
+        "Limits",
         "Conditions",
         "RangeCheck",
         "ExtrapolationError",
-        "Form",
-        "Parameter",
-        "Term",
-        "Transform",
     ),
-    *("Calibration", "FitResult", "LearningRateFit", "SettingsGrid", "Runs", "PublishedLaw", "PowerLaw"),
-    *("Description", "EffectiveSpeedup", "OptimalRow", "OptimalTable", "ScaleOut"),
-    *("Throughput", "TrainingMemory"),  # bytes, and hours, whose extrapolation Throughput.warnings tells
+    *("Backtest", "Calibration", "FitResult", "HeldOut", "LearningRateFit", "Runs", "PublishedLaw"),
+    *("BreakEven", "ComputeOptimum", "Description", "Design", "EffectiveSpeedup", "LawComparison", "MatchedMemory"),
+    *("OptimalRow", "OptimalTable", "Plan", "Reached", "ScaleOut"),
+    "Throughput",  # hours, whose extrapolation Throughput.warnings tells
 }
 UNRANGED = {  # as the laws of some papers are
     JointLaw: lambda law: law.replace(conditions=None),
     LearningRateLaw: lambda law: replace(law, n_range=None, experts_range=None),
-    Answer: lambda law: replace(law, conditions=None),
+    OwnQuestion: lambda law: replace(law, conditions=None),
     list: lambda names: ["abnar", "hunyuan"],
 }
 
@@ -191,8 +189,9 @@ def public_callables() -> set[str]:
 
 
 def test_every_question_stands_here():
-    assert not any(issubclass(getattr(scaling_law, name), (Law, Answer, LearningRateLaw)) for name in NOT_ASKED)
-    stand = [*QUESTIONS, *" ".join(NOT_QUESTIONS.values()).split()]
+    assert not any(issubclass(getattr(scaling_law, name), (Law, OwnQuestion, LearningRateLaw)) for name in NOT_ASKED)
+    asked = [name for name in QUESTIONS if " " not in name and not name.startswith(("planning.", "answers."))]
+    stand = [*asked, *" ".join(NOT_QUESTIONS.values()).split()]
     assert len(stand) == len({*stand})
     assert public_callables() == {*stand}
 
@@ -206,10 +205,9 @@ def worth(ask: Callable[[], Any]) -> str:
     if isinstance(answer, bool):  # of a figure
         return "trusted" if answer else "flagged"
     if isinstance(answer, dict):
-        found, warnings = answer.get("best", answer)["trusted"], answer["warnings"]
-    else:
-        best, warnings = getattr(answer, "best", answer), answer.warnings
-        found = np.all(best.trusted if hasattr(best, "trusted") else best.check.trusted)
+        found, warnings = answer["trusted"], answer["warnings"]
+    else:  # an answer, or the check beside a bare array
+        found, warnings = np.all(answer.trusted), answer.warnings
     assert found or warnings
     return "trusted" if found else "flagged"
 
@@ -228,30 +226,27 @@ def test_a_law_without_ranges_answers_and_is_not_trusted(name):
     assert worth(lambda: ask(unranged, NEAR)) == "flagged"
 
 
-TINY = ("--experts", 2, "--n-blocks", 2, "--vocab-size", 2048)  # as the runs of `match`, a thousand times smaller
 SHELL: dict[str, Callable[[float], tuple[Any, ...]]] = {  # the words of each command that asks a law
     "loss": lambda c: ("--n-active", model(c)["n_active"], "--tokens", model(c)["tokens"]),
     "optimal": lambda c: ("--flops", c),
     "plan": lambda c: ("--flops", c),
     "reach": lambda c: ("--loss", reachable(JOINT, c), "--experts", 8),
     "speedup": lambda c: ("--flops", c),
-    "break-even": lambda c: ("--n-active", model(c)["n_active"], "--experts", 8),
+    "speedup --n-active": lambda c: (model(c)["n_active"], "--experts", 8),
     "learning-rate": lambda c: ("--d-model", 1024, "--experts", rates(LearningRateLaw.published(), c).experts),
     "figures": lambda c: ("figures", "--flops", c),
     "next-runs": lambda c: ("--flops", 1e20, "--ask", f"optimum:{c:g},8", "--max-runs", 2, "--widths", "256,512"),
     "describe": lambda c: ("config.json", "--tokens", c / 1e11),
     "compare": lambda c: ("--flops", c),
-    "match": lambda c: ("runs.csv", "--flops", c / 1e8, *TINY, "--bootstrap", 2, "-o", "plan.json"),
 }
 NOT_IN_THE_SHELL = {
     "scale-out": "counts bytes and seconds; no law of the loss",
-    "laws": "lists",
-    **dict.fromkeys(("fit", "calibrate", "profile", "split", "fit-learning-rate"), "fits measured runs"),
+    "fit": "fits measured runs",
     "report": "asks the law of the runs about themselves",
     "release": "publishes",
     "explore": "serves; what its page and tools answer is asked below",
 }
-FORCED = ("optimal", "plan", "reach", "speedup", "break-even", "next-runs", "describe", "compare", "match")
+FORCED = ("optimal", "plan", "reach", "speedup", "speedup --n-active", "next-runs", "describe", "compare")
 PROGRAMS: dict[str, Callable[[float], dict[str, Any]]] = {  # the tools of the API and of the MCP server
     "optimal": lambda c: {"flops": f"{c:g}"},
     "plan": lambda c: {"flops": f"{c:g}"},
@@ -259,14 +254,15 @@ PROGRAMS: dict[str, Callable[[float], dict[str, Any]]] = {  # the tools of the A
 }
 
 
-def shell(*words: object) -> Any:
-    return CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "160", "NO_COLOR": "1"})
+def shell(command: str, *words: object) -> Any:
+    return CliRunner().invoke(app, [*command.split(), *map(str, words)], env={"COLUMNS": "160", "NO_COLOR": "1"})
 
 
 def test_every_command_stands_here():
-    commands = {command.name for command in app.registered_commands}
-    assert commands == {*SHELL, *NOT_IN_THE_SHELL}
-    assert not {*SHELL} & {*NOT_IN_THE_SHELL}
+    commands = [name for panel in PLACES.values() for name in panel]
+    asked = {words.split()[0] for words in SHELL}
+    assert {*commands} == {*asked, *NOT_IN_THE_SHELL}
+    assert not asked & {*NOT_IN_THE_SHELL}
 
 
 @pytest.fixture(scope="module")
@@ -285,7 +281,7 @@ def folder(tmp_path_factory):
 def test_the_shell_says_by_its_status_what_an_answer_is_worth(command, folder, monkeypatch):
     """0: within the guard, or forced; 1: answered, and not to be trusted; 2: refused."""
     monkeypatch.chdir(folder)
-    own = {"match": (), "learning-rate": (), "compare": ("--laws", "marin,chinchilla_approach2,ling_optimum")}
+    own = {"learning-rate": (), "compare": ("--laws", "marin,chinchilla_approach2,ling_optimum")}
     law = own.get(command, ("--law", "law"))
     near, far = (shell(command, *SHELL[command](c), *law) for c in (NEAR, FAR))
     assert near.exit_code == 0, near.output
@@ -299,7 +295,7 @@ def test_the_shell_says_by_its_status_what_an_answer_is_worth(command, folder, m
         assert any(words in forced.output for words in ("do not act", "not trusted", "the answer is too far"))
 
 
-@pytest.mark.parametrize("command", [command for command in SHELL if command != "match"])  # which fits its own law
+@pytest.mark.parametrize("command", SHELL)
 def test_the_shell_does_not_trust_a_law_without_ranges(command, folder, monkeypatch):
     monkeypatch.chdir(folder)
     law = {"learning-rate": ("--law", "rates.json"), "compare": ("--laws", "abnar,hunyuan")}

@@ -1,6 +1,7 @@
 """docs/studies/evidence.md: its numbers are those of studies/evidence/*.json, and points are derived as it says."""
 
 import csv
+import json
 import re
 from dataclasses import replace
 
@@ -8,41 +9,17 @@ import numpy as np
 import pytest
 
 from scaling_law import JointLaw, Runs
-from studies.common import markdown_of
-from studies.evidence.forecasts import (
-    FREED,
-    JOINT,
-    MEAN,
-    PER_E,
-    REFIT,
-    Forecast,
-    Question,
-    counted,
-    joined,
-    longest_of_each,
-    scales_refitted,
-)
+from studies.crossing.laws import longest_of_each
+from studies.evidence import study
+from studies.evidence.forecasts import FREED, JOINT, MEAN, PER_E, REFIT, Question, counted, joined, scales_refitted
 from studies.evidence.measures import choices, gains
-from studies.evidence.page import (
-    BLOCKS,
-    Evidence,
-    _gains_in_short,
-    doublings_gain_less,
-    experts_beat_dense,
-    exponents_hold,
-    larger_gain_less,
-    losses_carry_over,
-    memory_matched,
-    one_law_for_both,
-    sizes_are_usable,
-    write_page,
-)
 from studies.evidence.points import cell_means, derive, read_source, read_sources
-from tests.guides import DOCS, ROOT
+from studies.evidence.study import STEP, Evidence
+from tests.guides import ROOT
 
-POINTS, PAGE = ROOT / "studies" / "evidence", DOCS / "studies" / "evidence.md"
-NUMBER = re.compile(r"[-+]?\d+\.\d+|\d+")
+POINTS = ROOT / "studies" / "evidence"
 LAW = JointLaw.published()
+USABLE = "usable: too large, at little cost"
 
 
 @pytest.fixture(scope="module")
@@ -50,25 +27,12 @@ def evidence():
     return Evidence(read_sources(POINTS))
 
 
-def test_the_page_is_what_make_evidence_writes(evidence):
-    """Refits of flat directions differ between machines in their last digit."""
-    page = PAGE.read_text()
-    for name in BLOCKS:
-        written = page.split(f"<!-- {name} -->\n")[1].split(f"\n<!-- /{name} -->")[0]
-        fresh = markdown_of(BLOCKS[name](evidence))
-        assert NUMBER.sub("#", fresh) == NUMBER.sub("#", written)
-        np.testing.assert_allclose(*(list(map(float, NUMBER.findall(t))) for t in (fresh, written)), 0.02, 0.0021)
-
-
 def test_the_sentences_of_the_page_hold(evidence):
     """What the hand-written prose says without numbers."""
-    for name in ("Step Law: all MoE models", "Marin, isoFLOP: budgets from 1e20"):
-        assert evidence.ask(name, JOINT).rmse < 0.5 * evidence.ask(name, MEAN).rmse
-    assert evidence.ask("Step Law: all MoE models", JOINT).rmse < evidence.ask("Step Law: all MoE models", FREED).rmse
     confounded = evidence.refits
+    assert evidence.ask(STEP, JOINT).rmse < evidence.ask(STEP, FREED).rmse
     assert confounded.moe_without_experts.rmse < confounded.joint.rmse < 0.5 * confounded.moved
     assert confounded.gain[45.0][1] > 0 > confounded.published[45.0][2]
-    assert all((g.measured < 0).all() for g in evidence.gains)
     step, marin, chinchilla = evidence.slopes
     assert step.tokens[1] < step.published[1] < step.tokens[2]
     assert marin.tokens[2] < marin.published[1]
@@ -107,45 +71,65 @@ def largest_best(runs):
 @pytest.mark.parametrize(
     ("finding", "now", "source", "change", "then"),
     [
-        (experts_beat_dense, "holds", "clark", raised(1.0, lambda r: r.experts > 1), "does not hold"),
-        (experts_beat_dense, "holds", "clark", raised(1.0, lambda r: r.experts == 2), "holds for most"),
-        (larger_gain_less, "holds", "clark", raised(1.0, lambda r: r.experts > 1), "does not hold"),
+        (study.experts_beat_dense, "holds", "clark", raised(1.0, lambda r: r.experts > 1), "does not hold"),
+        (study.experts_beat_dense, "holds", "clark", raised(1.0, lambda r: r.experts == 2), "holds for most"),
+        (study.larger_gain_less, "holds", "clark", raised(1.0, lambda r: r.experts > 1), "does not hold"),
         (
-            *(larger_gain_less, "holds", "clark"),
+            *(study.larger_gain_less, "holds", "clark"),
             *(raised(-1.0, lambda r: (r.experts > 1) & (r.n_active > 1e9)), "does not hold"),
         ),
-        (doublings_gain_less, "holds", "clark", raised(-0.1, lambda r: r.experts == 512), "does not hold"),
+        (study.doublings_gain_less, "holds", "clark", raised(-0.1, lambda r: r.experts == 512), "does not hold"),
         (
-            *(one_law_for_both, "holds, published; not refitted to few shapes", "step_law"),
+            *(study.one_law_for_both, "holds, published; not refitted to few shapes", "step_law"),
             *(of_the_law, "holds, published; also refitted to few shapes"),
         ),
-        (sizes_are_usable, "usable: too large, at little cost", "marin", spoiled, "not usable: .*, at much cost"),
-        (sizes_are_usable, "usable: too large, at little cost", "marin", largest_best, ".*usable: too small, at .*"),
         (
-            *(exponents_hold, "does not hold on Chinchilla's corpus", "epoch"),
+            study.sizes_are_usable,
+            "usable: too large, at little cost",
+            "marin",
+            spoiled,
+            "not usable: .*, at much cost",
+        ),
+        (
+            study.sizes_are_usable,
+            "usable: too large, at little cost",
+            "marin",
+            largest_best,
+            ".*usable: too small, at .*",
+        ),
+        (
+            *(study.exponents_hold, "does not hold on Chinchilla's corpus", "epoch"),
             *(of_the_law, "holds on Chinchilla's corpus"),
         ),
     ],
 )
 def test_each_verdict_can_come_out_the_other_way(evidence, finding, now, source, change, then):
-    assert finding(evidence)[1] == now
+    assert finding(evidence)[0] == now
     other = Evidence(with_losses(source, change), resamples=30)
-    assert re.fullmatch(then, finding(other)[1])
+    assert re.fullmatch(then, finding(other)[0])
 
 
 def test_a_law_that_forecasts_worse_than_without_experts_does_not_hold(evidence):
     worse = Evidence(with_losses("step_law", raised(0.1, lambda r: r.experts > 1)), resamples=5)
-    assert one_law_for_both(worse)[1].startswith("does not hold, published")
-    assert (losses_carry_over(evidence), losses_carry_over(worse)) == (True, False)
+    assert study.one_law_for_both(worse)[0].startswith("does not hold, published")
+    assert (study.losses_carry_over(evidence), study.losses_carry_over(worse)) == (True, False)
 
 
 def test_the_short_account_says_when_gains_do_not_carry_over(evidence):
-    (now,) = _gains_in_short(evidence)
+    now = study._gains_in_short(evidence)
     worse = Evidence(with_losses("clark", raised(1.0, lambda r: r.experts > 1)))
-    (then,) = _gains_in_short(worse)
-    assert ("carries over" in now, "lie below" in now) == (True, True)
-    assert ("does not carry over" in then, "lie above" in then) == (True, True)
-    assert experts_beat_dense(worse)[2] == "0 of 134 pairs of Clark et al."
+    then = study._gains_in_short(worse)
+    assert ("gains carry over" in now, "lie below" in now) == (True, True)
+    assert ("do not carry over" in then, "lie above" in then) == (True, True)
+    assert study.experts_beat_dense(worse)[1] == "0 of 134 pairs of Clark et al."
+
+
+def test_dense_losses_are_judged_by_the_errors_that_are_kept(evidence):
+    """Of eight experiments, from `isoflops.csv` of another lab."""
+    assert "**Losses of dense models do not.** On 8 dense isoFLOP experiments" in study._dense_in_short(evidence)
+    other = Evidence(evidence.sources)
+    other.__dict__["dense_isoflop"] = {"constant": np.full(8, 0.05), "fresh": np.full(8, 0.04)}
+    assert "**Losses of dense models do.**" in study._dense_in_short(other)
 
 
 @pytest.mark.parametrize(
@@ -153,18 +137,12 @@ def test_the_short_account_says_when_gains_do_not_carry_over(evidence):
 )
 def test_models_of_equal_memory_are_judged_where_there_are_some(evidence, gain, verdict):
     """None of the sources has an MoE of as many total parameters as a dense model that saw E times the tokens."""
-    assert memory_matched(evidence)[1:] == ("not tested by these runs", "none of the sources has such a pair")
+    assert study.memory_matched(evidence) == ("not tested by these runs", "none of the sources has such a pair")
     ladder = evidence.sources["marin_ladder"]
     dense = replace(ladder["dense"], columns={**ladder["dense"].columns, "n_total": ladder["dense"].n_active})
     moe = replace(dense, experts=np.full(4, 4.0), tokens=4 * dense.tokens, loss=dense.loss + gain)
     tables = {"marin_ladder": replace(ladder, tables={"dense": dense, "moe": moe})}
-    assert memory_matched(Evidence({**evidence.sources, **tables}))[1:] == verdict
-
-
-def test_a_page_without_a_block_is_refused(tmp_path):
-    (tmp_path / "page.md").write_text("nothing\n")
-    with pytest.raises(ValueError, match="no block `<!-- short -->`"):
-        write_page(POINTS, tmp_path / "page.md")
+    assert study.memory_matched(Evidence({**evidence.sources, **tables})) == verdict
 
 
 def law_runs(shift=0.0, experts=(1, 4, 16)):
@@ -190,13 +168,6 @@ def test_a_chinchilla_law_per_experts_is_asked_of_its_own():
     question = Question("a lab", "longest", runs.subset(~longest), runs.subset(longest))
     assert question.ask(PER_E).rmse < 1e-4
     assert scales_refitted(counted(runs)).law.c == pytest.approx(LAW.c, rel=1e-3)
-
-
-def test_intervals_of_the_error_contain_it():
-    errors = np.random.default_rng(0).normal(0, 0.02, 40)
-    low, high = Forecast(errors).interval
-    assert low < np.sqrt(np.mean(errors**2)) < high
-    assert 0.01 < low < high < 0.03
 
 
 def test_gains_are_differences_of_runs_with_equal_size_and_tokens():
@@ -263,7 +234,19 @@ def test_points_survive_the_file_and_the_tables_do_not(tmp_path):
     assert found["moe"]["learning_rate"] == 3e-3
     assert found["moe"].experts == pytest.approx((8 * 352 + 352) / (352 + 352))
     assert "32a8f4cc" in found.place
-    with pytest.raises(KeyError, match="there are dense, moe"):
-        _ = found["sparse"]
-    with pytest.raises(FileNotFoundError, match=r"none of dense_lr_bs_loss\.csv"):
+    with pytest.raises(FileNotFoundError, match=r"none of curves\.csv\.gz, dense_lr_bs_loss\.csv"):
         derive(points, points)
+
+
+def test_dense_experiments_are_forecast_at_their_largest_budgets(tmp_path):
+    """The largest quarter of eight, of losses that are the law's and a constant."""
+    rows = [(n, c / 6 / n, c) for c in np.geomspace(1e18, 1e21, 8) for n in np.geomspace(1e8, 2e9, 5)]
+    with (tmp_path / "isoflops.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["experiment", "params", "tokens", "budget", "loss", "outlier"])
+        writer.writerows(["a", n, d, c, float(LAW.loss(n, d, 1)) + 0.3, False] for n, d, c in rows)
+    (path,) = derive(tmp_path, tmp_path)
+    errors = json.loads(path.read_text())
+    assert (errors["experiment"], errors["train"], errors["test"]) == (["a"], [30], [10])
+    assert errors["constant"][0] < 1e-9
+    assert errors["fresh"][0] < 1e-2

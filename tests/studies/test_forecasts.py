@@ -6,7 +6,7 @@ from math import log
 import numpy as np
 import pytest
 
-from hub.plain.markdown import block_of
+from hub.base.markdown import block_of
 from scaling_law import ChinchillaLaw, Runs
 from scaling_law.fitting.prior import estimate, read_population
 from studies.forecasts import methods, page, population, splits

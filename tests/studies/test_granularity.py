@@ -2,27 +2,20 @@
 
 import math
 import re
-import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
-import numpy as np
 import pytest
 
 from hub import RecordError
 from scaling_law import Architecture, published
 from scaling_law.size.model_sections import model_section
-from studies.common import markdown_of
-from studies.granularity.__main__ import main
-from studies.granularity.contenders import ALL, CONTENDERS, EIGHTHS, EITHER, HALVES, TOKENS
+from studies.granularity import study
+from studies.granularity.contenders import ALL, DENSE, EIGHTHS, EITHER, HALVES
 from studies.granularity.figures import differences
 from studies.granularity.measures import read_measures
-from studies.granularity.page import BLOCKS, PREDICTION, RECORDS, read_page, write_page
-from studies.granularity.prediction import load, predict, save
-from tests.guides import DOCS, ROOT
+from studies.granularity.prediction import load, predict, write
 from tests.studies.test_crossing import record
 
-STUDIES, PAGE = ROOT / "studies", DOCS / "studies" / "granularity.md"
-FOLDER, CROSSING = STUDIES / "granularity", STUDIES / "crossing" / "runs.jsonl"
 NOMINAL = {999_424: 1e6, 1_998_848: 2e6, 3_999_744: 4e6}
 
 
@@ -73,7 +66,7 @@ def test_contenders_have_the_same_parameters_and_the_classes_that_plans_name():
 
 def are_the_committed(predictions):
     """But for the last digit, in which processors differ."""
-    for one, other in zip(load(FOLDER / PREDICTION), predictions, strict=True):
+    for one, other in zip(load(study.PREDICTION), predictions, strict=True):
         fields = asdict(other).items()
         assert asdict(one) == {n: pytest.approx(v, rel=1e-9) if isinstance(v, float) else v for n, v in fields}
 
@@ -109,12 +102,10 @@ def test_a_law_is_asked_about_the_architectures_themselves():
     assert joint.low < joint.ratio < joint.high
 
 
-def test_predictions_are_made_once(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["granularity", str(tmp_path), "--predict"])
-    main()
-    are_the_committed(load(tmp_path / PREDICTION))
+def test_predictions_are_made_once(tmp_path):
+    are_the_committed(load(write(tmp_path / "prediction.json")))
     with pytest.raises(FileExistsError, match="predictions are made once"):
-        save(predict(), tmp_path / PREDICTION)
+        write(tmp_path / "prediction.json")
 
 
 # ------------------------------------------------------------------ measures
@@ -124,15 +115,15 @@ def test_differences_are_of_pairs_of_one_seed(measured):
     """Relative to the other's loss; the scatter is pooled over comparisons."""
     halves = [of(HALVES, seed=s, loss=loss) for s, loss in ((0, 1.47), (1, 1.5), (7, 9.0))]
     bridge = [of("8, top-1, Qwen3", seed=s, loss=1.5) for s in (0, 1, 2)]
-    found = {d.contender.name: d for d in measured(*halves, *bridge).differences}
+    found = measured(*halves, *bridge).differences
     assert found[HALVES].tokens.tolist() == [1e6]
     assert found[HALVES].pairs.tolist() == [2]
     assert found[HALVES].mean == pytest.approx([-0.01])
     # One degree of freedom each of 16 halves, of the bridge and of dense; only the first scatters.
     pooled = math.sqrt(2 * 0.01**2 / 3)
     assert found[HALVES].error == pytest.approx([pooled / math.sqrt(2)])
-    assert found["dense"].at(4e6) == (0.0, pytest.approx(0.0))
-    assert found[HALVES].at(4e6) is None
+    assert found["dense"].tokens.tolist() == [1e6, 2e6, 4e6]
+    assert found["dense"].mean == pytest.approx([0.0] * 3)
 
 
 def test_a_grid_is_apart_from_the_runs_that_count(measured):
@@ -149,29 +140,37 @@ def test_runs_that_do_not_compare_are_refused(measured):
         measured(of(HALVES, eval_tokens=7))
 
 
-# ------------------------------------------------------------------ the page
-
-
-def test_the_page_is_what_make_granularity_writes():
-    text, content = PAGE.read_text(), read_page(FOLDER, CROSSING)
-    for name, block in BLOCKS.items():
-        written = text.split(f"<!-- {name} -->\n")[1].split(f"\n<!-- /{name} -->")[0]
-        assert markdown_of(block(content)) == written
-
-
-def test_the_figure_has_a_panel_for_each_comparison():
-    content = read_page(FOLDER, CROSSING)
-    panels = differences(content.measures, content.predictions).axes
-    assert [ax.get_title().splitlines()[0] for ax in panels] == [c.name for c in CONTENDERS]
-    assert any(np.array_equal(line.get_xdata(), TOKENS) for line in panels[0].get_lines())
-    labels = panels[0].get_legend_handles_labels()[1]
-    assert {*labels} == {said.law for said in content.predictions if said.ratio} | {"measured"}
+def test_the_figure_shows_what_laws_and_runs_say_of_two_comparisons():
+    results = study.read()
+    panels = differences(results.measures, results.predictions)
+    assert [ax.get_title().split(", against")[0] for ax in panels] == [DENSE, EIGHTHS]
+    assert "_outside the fitted range" in {line.get_label() for line in panels[0].get_lines()}
+    shown = {said.law for said in results.predictions if said.ratio}
+    assert {*panels[0].get_legend_handles_labels()[1]} == shown | {"measured"}
     assert [text.get_text() for text in panels[0].texts] == ["abnar: +51 %"]
 
 
-def test_a_page_without_a_block_stays_as_it_was(tmp_path):
-    (tmp_path / "page.md").write_text("nothing\n")
-    with pytest.raises(ValueError, match="no block `<!-- short -->`"):
-        write_page(FOLDER, CROSSING, tmp_path / "page.md")
-    assert [path.name for path in tmp_path.iterdir()] == ["page.md"]
-    assert (FOLDER / RECORDS).exists()
+def test_the_sentences_of_the_page_hold():
+    """What the hand-written prose says without numbers, in standard errors at the shortest and the longest D."""
+    results = study.read()
+    sure = {name: (d.mean / d.error)[[0, -1]] for name, d in results.measures.differences.items()}
+    assert max(sure[EIGHTHS]) < -2 <= sure[HALVES][1]
+    assert max(abs(sure["63 eighths, top-7, and 1 shared, dots1"])) < 2
+    assert abs(sure[DENSE][0]) < 2 < sure[DENSE][1]
+    for muon in ("dense, Muon", "8, top-1, Muon"):
+        first, *_, last = results.measures.differences[muon].mean
+        assert first < last < 0
+    said = {law: results.said(law, DENSE, 4e6).ratio for law in results.laws}
+    assert {law for law, ratio in said.items() if ratio and ratio < 1} == {"ludziejewski"}
+    (row,) = (row for row in study.verdicts(results) if row[0] == "krajewski_e16")
+    assert row[3] == "6 of 6"
+
+
+def test_verdicts_on_laws_are_comparisons():
+    """Krajewski et al. are right within two standard errors; of laws with another sign of the difference, none is."""
+    results = study.read()
+    verdicts = {row[0]: row for row in study.verdicts(results) if isinstance(row, tuple)}
+    assert verdicts["krajewski"][2:4] == ("4 of 4", "5 of 6")
+    turned = [replace(said, ratio=said.ratio and 2 - said.ratio) for said in results.predictions]
+    other = {row[0]: row for row in study.verdicts(study.Results(tuple(turned), results.measures))}
+    assert other["krajewski"][2:4] == ("0 of 4", "0 of 6")

@@ -1,20 +1,13 @@
-"""docs/studies/models.md: its tables are those of models.json, its code runs, and sources are asked for."""
+"""docs/studies/models.md: its tables and figure are those of models.json, its code runs, and sources are asked for."""
 
 import json
 
 import pytest
 
-from studies.models.study import read_entries, write_page
-from tests.guides import DOCS, ROOT, run_python
+from studies.models.study import ENTRIES, beside_the_law, predictions, read_entries, sizes
+from tests.guides import DOCS, run_python
 
-ENTRIES, PAGE = ROOT / "scaling_law" / "explorer" / "models.json", DOCS / "studies" / "models.md"
-
-
-def test_the_page_is_what_make_models_writes(tmp_path):
-    page = tmp_path / "models.md"
-    page.write_text(PAGE.read_text())
-    write_page(ENTRIES, page)
-    assert page.read_text() == PAGE.read_text()
+PAGE = DOCS / "studies" / "models.md"
 
 
 def test_the_code_of_the_page_runs(tmp_path, monkeypatch):
@@ -47,7 +40,11 @@ def test_a_model_without_its_sources_is_refused(changes, message, tmp_path):
         read_entries(path)
 
 
-def test_a_page_without_a_block_is_refused(tmp_path):
-    (tmp_path / "page.md").write_text("<!-- sizes -->\n<!-- /sizes -->\n")
-    with pytest.raises(ValueError, match="no block `<!-- predictions -->`"):
-        write_page(ENTRIES, tmp_path / "page.md")
+def test_tables_and_figure_have_every_model():
+    entries = read_entries(ENTRIES)
+    rows = {row[0]: row for row in sizes(entries)}
+    assert len(rows) == len(entries) + 1
+    assert rows["Qwen3 0.6B"][1:3] == (595_984_384, 595_984_384)
+    told = {row[0]: row for row in predictions(entries)}
+    assert told["Qwen3 0.6B"][3:] == ("",) * 5  # refused
+    assert len(told) - 1 == sum(line.get_zorder() == 3 for line in beside_the_law(entries).get_lines())

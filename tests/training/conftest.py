@@ -5,6 +5,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from training.data import cache as tokens
+from training.data import filling
+from training.data.builder import GrowingCache
 from training.data.tokenizer import load_tokenizer
 
 CRAWLS, ROWS = 12, 120
@@ -18,6 +20,17 @@ def tokenizer(tokenizer_folder):
 @pytest.fixture
 def small_shards(monkeypatch):
     monkeypatch.setattr(tokens, "SHARD_TOKENS", 700)
+
+
+@pytest.fixture
+def builds_here(monkeypatch):
+    """Token caches are built in this process, for tests to which it does not matter who builds."""
+
+    def build(growing):
+        with filling.lock_of(growing.cache.folder, timeout=0):
+            filling.build(growing._source, growing.cache.folder, growing._until)
+
+    monkeypatch.setattr(GrowingCache, "_start_builder", build)
 
 
 def write_crawls(folder, row_group_size=10):

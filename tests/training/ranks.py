@@ -31,7 +31,7 @@ def save_configuration(arguments) -> Path:
 
 def start(arguments, *flags: str, environment: dict[str, str] | None = None):
     """A process that trains; its exit code is the status of `train.py`."""
-    process = SERVER.Process(target=_train, args=(save_configuration(arguments), flags, environment or {}))
+    process = SERVER.Process(target=_call, args=(environment or {}, _train, save_configuration(arguments), flags))
     process.start()
     return process
 
@@ -46,13 +46,18 @@ def launched_environment(*words: str) -> dict[str, str]:
 
 def run_ranks(arguments, *flags: str, world: int = 2, environment: dict[str, str] | None = None) -> list[int]:
     """A run on `world` processes of this machine; returns their exit codes."""
+    return run_together(_train, save_configuration(arguments), flags, world=world, environment=environment)
+
+
+def run_together(function, *inputs, world: int = 2, environment: dict[str, str] | None = None) -> list[int]:
+    """Call a function in `world` processes of this machine, which are ranks of one job; returns their exit codes."""
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     shared |= {**(environment or {}), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
-    ranks = [
-        start(arguments, *flags, environment={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)})
-        for rank in range(world)
-    ]
+    environments = [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
+    ranks = [SERVER.Process(target=_call, args=(its_own, function, *inputs)) for its_own in environments]
     try:
+        for process in ranks:
+            process.start()
         for process in ranks:
             process.join(120)
         return [process.exitcode for process in ranks]
@@ -62,10 +67,14 @@ def run_ranks(arguments, *flags: str, world: int = 2, environment: dict[str, str
             process.join()
 
 
-def _train(config: Path, flags: tuple[str, ...], environment: dict[str, str]) -> None:
+def _call(environment: dict[str, str], function, *inputs) -> None:
     os.environ.update(environment)
     torch.set_num_threads(1)
-    if environment.get("ACCELERATE_USE_FSDP") == "true":
+    function(*inputs)
+
+
+def _train(config: Path, flags: tuple[str, ...]) -> None:
+    if os.environ.get("ACCELERATE_USE_FSDP") == "true":
         # On CPU Accelerate would train with DDP without saying so; this is what several GPUs would have.
         PartialState(cpu=True).distributed_type = DistributedType.MULTI_GPU
     sys.exit(main(["--config", str(config), *flags]))

@@ -13,7 +13,7 @@ from training import metrics
 from training.data.tokenizer import load_tokenizer
 from training.run.evaluation import HeldOut, evaluate
 from training.run.inputs import held_out
-from training.run.step import build_model, model_config
+from training.run.model import build_model, model_config
 
 TEXTS = ["the model trains the router.", "a law of scale — for experts", "x", "data budget memory loss law data scale"]
 
@@ -113,5 +113,5 @@ def test_ids_give_the_bits_of_the_bytes_they_stand_for(compute, model_folder):
 def test_bad_input_is_refused(compute, change, message):
     with pytest.raises(ValueError, match=message):
         compute(**{"predictions": [[1, 2, 3]], **change})
-    with pytest.raises(ValueError, match="no metric module is called 'loss'; there are held_out_perplexity"):
+    with pytest.raises(ValueError, match="no metric module is called 'loss'; available: held_out_perplexity"):
         metrics.path("loss")

@@ -21,16 +21,15 @@ from pydantic import (
     PositiveFloat,
     PositiveInt,
     SerializeAsAny,
-    SerializerFunctionWrapHandler,
     ValidationInfo,
     WrapValidator,
     field_validator,
-    model_serializer,
     model_validator,
 )
 
-from hub.plain.atomic import write_bytes
-from hub.plain.units import parse_count
+from hub.base.atomic import write_bytes
+from hub.base.errors import InputError
+from hub.base.units import parse_count
 from hub.record.names import size_name
 from hub.record.run_record import NAME_PATTERN
 from hub.release.cards import LICENSES
@@ -42,16 +41,16 @@ from training.configuration.schedule import Schedule
 CAPACITY_GROUP_TOKENS = 16_384  # by default: 32 sequences of 512, as in the authors' runs of larger models
 
 
-class ConfigurationError(ValueError):
-    """The configuration cannot be used; the message lists every problem that was found."""
+class ConfigurationError(InputError):
+    """The configuration is invalid; the message lists every problem."""
 
 
 def _must(be: str, holds: Callable[[Any], object]) -> AfterValidator:
-    """A constraint that pydantic has no words for."""
+    """A constraint that pydantic does not have."""
 
     def check(value: Any) -> Any:
         if not holds(value):
-            raise ValueError(f"it must {be}")
+            raise InputError(f"it must {be}")
         return value
 
     return AfterValidator(check)
@@ -61,7 +60,7 @@ def _whole(value: int | float | str) -> int:
     with suppress(ValueError):
         if (count := parse_count(value)).is_integer():
             return int(count)
-    raise ValueError("it must be a whole number of at least 0, such as 2000000, 2e6, 2M or 0.5B")
+    raise InputError("it must be a whole number of at least 0, such as 2000000, 2e6, 2M or 0.5B")
 
 
 Count = Annotated[int, BeforeValidator(_whole)]  # may be written as 2_000_000, 2e6, 2M or 0.5B
@@ -95,7 +94,7 @@ class _Section(BaseModel):
         if not words and kind is bool:  # --run.compile
             return True
         if len(words) != 1:
-            raise ValueError("it must be one value")
+            raise InputError("it must be one value")
         return words[0]
 
 
@@ -184,12 +183,12 @@ class ModelArguments(_Section):
         if (width := info.data.get("d_model")) is None:  # refused already
             return n_heads
         if width % 64 and (n_heads is None or info.data.get("n_blocks", 0) is None):
-            raise ValueError(
-                f"model.d_model: {width}; it must be a multiple of 64 unless n_blocks and n_heads are given"
+            raise InputError(
+                f"model.d_model: {width}; it must be a multiple of 64 unless n_blocks and n_heads are set"
             )
         heads = n_heads or width // 64
         if width % heads or width // heads % 2:
-            raise ValueError(
+            raise InputError(
                 f"model.d_model: {width}; it must give each of the {heads} heads an even number of dimensions"
             )
         return n_heads
@@ -256,7 +255,7 @@ class DataArguments(_Section):
     @classmethod
     def _holds_some_out(cls, value: int, info: ValidationInfo) -> int:
         if not 0 < value < 1000 and info.data.get("validation_split") is None:
-            raise ValueError("it must lie between 0 and 1000")
+            raise InputError("it must lie between 0 and 1000")
         return value
 
 
@@ -278,7 +277,7 @@ class ScheduleArguments(_Section):
         try:
             BatchRamp(_stages(stages), sequence_length=1)
         except ValueError as error:
-            raise ValueError(f"schedule.{error}") from None
+            raise InputError(f"schedule.{error}") from None
         return stages
 
     def stages(self) -> list[RampStage]:
@@ -291,12 +290,9 @@ def _stages(stages: list[str]) -> list[RampStage]:
         pairs = [stage.split(":") for stage in stages]
         return [RampStage(_whole(start), _whole(sequences)) for start, sequences in pairs]
     except ValueError:
-        raise ValueError(
+        raise InputError(
             f"batch_ramp: {stages}; it must be stages from_tokens:sequences, such as 0:128 0.5B:256"
         ) from None
-
-
-_OF_MUON = ("name", "muon")  # how the fields begin that AdamW alone does without
 
 
 class OptimizerArguments(_Section):
@@ -335,27 +331,20 @@ class OptimizerArguments(_Section):
         try:
             LearningRateLaw.named(name)
         except (ValueError, OSError) as error:
-            raise ValueError(f"it must be {' or '.join(READINGS)}, or the file of a law ({error})") from None
+            raise InputError(f"it must be {' or '.join(READINGS)}, or the file of a law ({error})") from None
         return name
-
-    @model_serializer(mode="wrap")
-    def _plain(self, fields_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without Muon as configurations were before there was a choice."""
-        fields = fields_of(self)
-        is_muon = self.name == "muon"
-        return {name: value for name, value in fields.items() if is_muon or name.partition("_")[0] not in _OF_MUON}
 
 
 def _problems_of_muon(optimizer: OptimizerArguments) -> list[str]:
     """Settings of Muon without Muon, and Muon without the rate that it needs."""
     fields = type(optimizer).model_fields
-    given = [name for name in fields if name.startswith("muon_") and getattr(optimizer, name) != fields[name].default]
+    changed = [
+        name for name in fields if name.startswith("muon_") and getattr(optimizer, name) != fields[name].default
+    ]
     if optimizer.name != "muon":
-        return [
-            f"optimizer.{name}: {getattr(optimizer, name)}; it is allowed with optimizer.name muon" for name in given
-        ]
+        return [f"optimizer.{name}: {getattr(optimizer, name)}; it needs optimizer.name muon" for name in changed]
     if optimizer.muon_adjust_lr == "original" and optimizer.muon_learning_rate is None:
-        return ["optimizer.muon_learning_rate: not given; with muon_adjust_lr original it is no rate of AdamW's"]
+        return ["optimizer.muon_learning_rate: missing; muon_adjust_lr original needs a rate of its own"]
     return []
 
 
@@ -370,7 +359,7 @@ class TrainingArguments(_Section):
 
     @model_validator(mode="after")
     def _sections_fit(self) -> TrainingArguments:
-        """One line for each problem that joins fields of several sections."""
+        """Checks across sections, one line per problem."""
         size = self.run.micro_batch_sequences
         problems = [
             f"run.micro_batch_sequences: {size}; it must divide the batch of {stage.sequences} sequences"
@@ -385,11 +374,11 @@ class TrainingArguments(_Section):
             except ValueError as error:
                 problems.append(str(error))
         if problems:
-            raise ValueError("\n".join(problems))
+            raise InputError("\n".join(problems))
         return self
 
     def replaced(self, **sections: dict[str, Any]) -> TrainingArguments:
-        """With other values of some fields, such as `replaced(run={"seed": 1})`; they are not checked again."""
+        """A copy with other values of some fields, such as `replaced(run={"seed": 1})`; they are not checked again."""
         changed = {name: getattr(self, name).model_copy(update=fields) for name, fields in sections.items()}
         return self.model_copy(update=changed)
 
@@ -397,7 +386,7 @@ class TrainingArguments(_Section):
         return BatchRamp(self.schedule.stages(), self.data.sequence_length)
 
     def longest_run(self) -> tuple[int, int]:
-        """Tokens of the longest run of the trunk, and of the batch that it ends with."""
+        """Tokens of the trunk's longest run, and of its last batch."""
         tokens = max(self.schedule.tokens)
         return tokens, self.batch_ramp().last_batch_tokens(tokens)
 
@@ -411,7 +400,7 @@ class TrainingArguments(_Section):
         return self.run.micro_batch_sequences * self.data.sequence_length
 
     def with_capacity_group(self, tokens: int | None = None) -> TrainingArguments:
-        """With `model.capacity_group_tokens` filled in where it was not given: by `tokens`, or as at a first start."""
+        """A copy with `model.capacity_group_tokens` set: as configured, else `tokens`, else as at a first start."""
         if self.model.capacity_group_tokens is not None:
             return self
         group = tokens or min(CAPACITY_GROUP_TOKENS, self.micro_batch_tokens)
@@ -425,7 +414,7 @@ class TrainingArguments(_Section):
         return not counted or group is None or size * self.data.sequence_length % group == 0
 
     def check_capacity_group(self) -> None:
-        """Raises ConfigurationError where a micro-batch does not hold whole capacity groups; says what would."""
+        """Raise ConfigurationError if a micro-batch does not hold whole capacity groups; says what would."""
         if self.holds_whole_groups():
             return
         group, length = self.model.capacity_group_tokens or 0, self.data.sequence_length
@@ -437,7 +426,7 @@ class TrainingArguments(_Section):
         )
 
     def check_processes(self, processes: int, micro_batch_sequences: int | None = None) -> None:
-        """Raises ConfigurationError if so many processes cannot share the micro-batches of every batch equally."""
+        """Raise ConfigurationError if this many processes cannot share every batch's micro-batches equally."""
         size = micro_batch_sequences or self.run.micro_batch_sequences
         for stage in self.schedule.stages():
             if stage.sequences // size % processes:
@@ -447,11 +436,11 @@ class TrainingArguments(_Section):
                 )
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
-        """Plain values, as YAML and JSON take them."""
+        """Plain values for YAML and JSON."""
         return self.model_dump()
 
     def flat(self) -> dict[str, Any]:
-        """`section.field` to value, of the kinds that a tracker takes."""
+        """`section.field` to value, as types that trackers accept."""
         return {
             f"{section}.{name}": value if isinstance(value, (int, float, str, bool)) else str(value)
             for section, fields in self.to_dict().items()

@@ -1,4 +1,4 @@
-"""A decoder of transformers in the place of ours: its model type with the fields of its class, or a config.json.
+"""A decoder of transformers instead of ours: its model type with the fields of its class, or a config.json.
 
 The class is transformers' own: nothing is downloaded, and no other code is run. What laws ask about such a model is
 its `Architecture`, so the types are those that `scaling_law.size.model_configs` counts.
@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import BaseModel, ConfigDict, Field
 
+from hub.base.errors import InputError
 from hub.record.names import size_name
 from scaling_law.size.architecture import VOCAB_SIZE, Architecture
 from scaling_law.size.model_configs import FAMILIES, Model, read_model
@@ -42,7 +43,7 @@ class ModelClassArguments(BaseModel):
     `balance` "bias" moves the selection bias of classes that have one, instead of their balance loss, by
     `bias_update_rate` a step (`training.run.causal_model.move_biases`).
 
-    A field that is not given has the class's default, but for the vocabulary (the tokenizer's), the positions (the
+    An absent field has the class's default, except the vocabulary (the tokenizer's), the positions (the
     sequence length) and special tokens (the tokenizer's, without padding: the embedding of a padding id is not
     trained, and some classes have a real token there by default).
     """
@@ -56,33 +57,33 @@ class ModelClassArguments(BaseModel):
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> ModelClassArguments:
-        """From the section `model` of a YAML file or of flags; null is a value of a class's fields (`q_lora_rank`).
+        """Parse the section `model` of a YAML file or of flags; null is a value of a class's fields (`q_lora_rank`).
 
-        ValueError with a line for each problem.
+        Raises ValueError with one line per problem.
         """
-        given = {name: _plain(value) for name, value in values.items()}
-        kind, group = str(given.pop("type")), given.pop("capacity_group_tokens", None)
+        fields = {name: _plain(value) for name, value in values.items()}
+        kind, group = str(fields.pop("type")), fields.pop("capacity_group_tokens", None)
         if kind.endswith(".json"):
-            kind, fields = _of_file(Path(kind))
-            given = fields | given
+            kind, of_file = _of_file(Path(kind))
+            fields = of_file | fields
         if kind not in model_types():
             allowed = f"{OURS}, a config.json or one of {', '.join(model_types())}"
-            raise ValueError(f"model.type: {kind!r}; {_refusal(kind)}it must be {allowed}")
+            raise InputError(f"model.type: {kind!r}; {_refusal(kind)}it must be {allowed}")
         if group is not None and (not isinstance(group, int) or group < 1):
-            raise ValueError(f"model.capacity_group_tokens: {group!r}; it must be a whole number of at least 1")
-        how = {name: given.pop(name) for name in ("balance", "bias_update_rate") if given.get(name) is not None}
-        if problem := _problem_of_balance(kind, **how):
-            raise ValueError(problem)
-        if unknown := [name for name in given if name not in fields_of(kind)]:
-            raise ValueError("\n".join(_unknown(kind, name) for name in unknown))
-        found = cls(type=kind, capacity_group_tokens=group, **how, **given)
-        if problem := found._problem():
-            raise ValueError(f"model: {problem}")
-        return found
+            raise InputError(f"model.capacity_group_tokens: {group!r}; it must be a whole number of at least 1")
+        balance = {name: fields.pop(name) for name in ("balance", "bias_update_rate") if fields.get(name) is not None}
+        if problem := _problem_of_balance(kind, **balance):
+            raise InputError(problem)
+        if unknown := [name for name in fields if name not in fields_of(kind)]:
+            raise InputError("\n".join(_unknown(kind, name) for name in unknown))
+        arguments = cls(type=kind, capacity_group_tokens=group, **balance, **fields)
+        if problem := arguments._problem():
+            raise InputError(f"model: {problem}")
+        return arguments
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The fields of the class that were given."""
+        """The class's fields as configured."""
         return dict(self.model_extra or {})
 
     def config(self, vocab_size: int, sequence_length: int | None = None, eos_token_id: int | None = None) -> Any:
@@ -92,15 +93,15 @@ class ModelClassArguments(BaseModel):
         least = {"vocab_size": (vocab_size, "the tokenizer's")}
         if sequence_length is not None:
             least["max_position_embeddings"] = (sequence_length, "data.sequence_length,")
-        given = {name: value for name, (value, _) in least.items()} | self.fields
+        fields = {name: value for name, (value, _) in least.items()} | self.fields
         for name, (value, whose) in least.items():
-            if given[name] < value:
-                raise ValueError(f"model.{name}: {given[name]}; it must be at least {whose} {value}")
+            if fields[name] < value:
+                raise InputError(f"model.{name}: {fields[name]}; it must be at least {whose} {value}")
         tokens = dict.fromkeys(_TOKENS, eos_token_id) | {"pad_token_id": None}
-        return AutoConfig.for_model(self.type, **given, **tokens)
+        return AutoConfig.for_model(self.type, **fields, **tokens)
 
     def model(self, vocab_size: int | None = None) -> Model:
-        """In the terms of laws, for a tokenizer of so many tokens; else with the vocabulary given, or GPT-2's."""
+        """The model in the terms of laws; without a `vocab_size`, with the configured vocabulary or GPT-2's."""
         return read_model(self.config(vocab_size or self.fields.get("vocab_size", VOCAB_SIZE)))
 
     def _problem(self) -> str | None:
@@ -111,13 +112,6 @@ class ModelClassArguments(BaseModel):
         except Exception as error:  # every class has checks of its own
             return " ".join(str(error).split())
         return _problem_of_groups(config)
-
-    @model_serializer(mode="wrap")
-    def _plain(self, fields_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """How experts are balanced is said where it is not by the class's own loss."""
-        fields = fields_of(self)
-        told = self.balance != "loss"
-        return {name: value for name, value in fields.items() if told or name not in ("balance", "bias_update_rate")}
 
     # -- what the loop asks of the section `model`; see `ModelArguments`
 
@@ -148,7 +142,7 @@ class ModelClassArguments(BaseModel):
 
     @property
     def bias_rate(self) -> float:
-        """By how much an update moves the selection bias of each expert; 0 leaves it alone."""
+        """Step by which an update moves each expert's selection bias; 0 leaves it alone."""
         return self.bias_update_rate if self.balance == "bias" else 0.0
 
     @property
@@ -210,9 +204,9 @@ def _of_file(path: Path) -> tuple[str, dict[str, Any]]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ValueError(f"model.type: {str(path)!r} cannot be read: {getattr(error, 'strerror', error)}") from None
+        raise InputError(f"model.type: {str(path)!r} cannot be read: {getattr(error, 'strerror', error)}") from None
     if not isinstance(config, dict) or not isinstance(kind := config.get("model_type"), str):
-        raise ValueError(f"model.type: {str(path)!r} has no model_type; it must be a config.json of transformers")
+        raise InputError(f"model.type: {str(path)!r} has no model_type; it must be a config.json of transformers")
     if kind not in model_types():
         return kind, {}
     fields = {name: value for name, value in config.items() if name in fields_of(kind)}
@@ -248,7 +242,7 @@ def _plain(value: Any) -> Any:
 
 
 def _refusal(kind: str) -> str:
-    """Why a model type of transformers is not one of `model_types`; "" for what is none of transformers either."""
+    """The reason why a model type of transformers is not in `model_types`; "" for one that transformers lacks."""
     from transformers import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -258,9 +252,9 @@ def _refusal(kind: str) -> str:
 
 
 def _unknown(kind: str, name: str) -> str:
-    known = sorted(fields_of(kind))
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+    names = sorted(fields_of(kind))
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    hint = f"did you mean {near[0]}?" if near else f"its fields are {', '.join(names)}"
     return f"model.{name}: no such field of {kind}; {hint}"
 
 
@@ -269,26 +263,26 @@ def _problem_of_balance(kind: str, balance: Any = "loss", bias_update_rate: Any 
         return f"model.balance: {balance!r}; it must be loss or bias"
     if balance == "bias" and not has_selection_bias(kind):
         able = ", ".join(name for name in model_types() if has_selection_bias(name))
-        return f"model.balance: bias; transformers' {kind} has no selection bias, {able} have"
+        return f"model.balance: bias; transformers' {kind} has no selection bias; {able} have one"
     if bias_update_rate is None:
         return None
     if balance != "bias" and bias_update_rate != BIAS_UPDATE_RATE:
-        return f"model.bias_update_rate: {bias_update_rate!r}; it is allowed with model.balance bias"
+        return f"model.bias_update_rate: {bias_update_rate!r}; it needs model.balance bias"
     is_rate = isinstance(bias_update_rate, (int, float)) and 0 < bias_update_rate < math.inf
     return None if is_rate else f"model.bias_update_rate: {bias_update_rate!r}; it must be a positive number"
 
 
 def _problem_of_groups(config: Any) -> str | None:
-    """Routing in groups (DeepSeek-V3): the groups split the experts, and hold those that a token takes."""
-    groups, chosen = getattr(config, "n_group", None), getattr(config, "topk_group", None)
+    """Check routing in groups (DeepSeek-V3): groups divide the experts evenly and hold those that a token takes."""
+    groups, top_groups = getattr(config, "n_group", None), getattr(config, "topk_group", None)
     experts, k = getattr(config, "n_routed_experts", None), getattr(config, "num_experts_per_tok", None)
     if not groups or not experts:
         return None
     if experts % groups or (groups > 1 and experts // groups < 2):
         return f"n_group={groups} must divide n_routed_experts={experts} into groups of at least 2"
-    if chosen and not (chosen <= groups and k <= chosen * (experts // groups)):
+    if top_groups and not (top_groups <= groups and k <= top_groups * (experts // groups)):
         return (
-            f"topk_group={chosen} must be at most n_group={groups}, and its groups must hold the "
+            f"topk_group={top_groups} must be at most n_group={groups}, and its groups must hold the "
             f"num_experts_per_tok={k} experts of a token"
         )
     return None

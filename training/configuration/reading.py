@@ -18,8 +18,8 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from hub.plain.commands import version
-from hub.plain.errors import problem_lines
+from hub.base.commands import version
+from hub.base.errors import problem_lines
 from hub.record.names import size_name
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.recipe import ROWS
@@ -43,14 +43,14 @@ def parse_command_line(argv: list[str], output_dir: str = "") -> TrainingArgumen
     parser.add_argument("-h", "--help", action="store_true")
     parser.add_argument("--version", action="version", version=f"joint-moe-scaling-laws {version()}")
     try:
-        known, rest = parser.parse_known_args(argv)
+        options, rest = parser.parse_known_args(argv)
     except argparse.ArgumentError as error:
         raise ConfigurationError(f"{error.argument_name}: {error.message}") from None
-    if known.help:
+    if options.help:
         print(_help())
         raise SystemExit(0)
-    values = read_yaml(known.config, "--config") if known.config else {}
-    return from_dict(values | {"preset": known.preset} if known.preset else values, rest, output_dir)
+    values = read_yaml(options.config, "--config") if options.config else {}
+    return from_dict(values | {"preset": options.preset} if options.preset else values, rest, output_dir)
 
 
 def read_yaml(path: str | Path, what: str) -> dict[str, Any]:
@@ -73,12 +73,12 @@ def from_dict(values: dict[str, Any], flags: Sequence[str] = (), output_dir: str
     is the default of run.output_dir. Raises ConfigurationError with one line per problem.
     """
     problems: list[str] = []
-    chosen: dict[str, Any] = {}
+    preset: dict[str, Any] = {}
     try:
-        chosen = preset_sections(values.get("preset") or [])
+        preset = preset_sections(values.get("preset") or [])
     except ConfigurationError as error:
         problems.append(str(error))
-    sections = merged({"run": {}}, chosen, values, _sections_of(flags, problems))
+    sections = merged({"run": {}}, preset, values, _sections_of(flags, problems))
     if isinstance(run := sections["run"], dict) and run.get("output_dir") is None:
         run["output_dir"] = output_dir  # so that it is checked; every other default is valid
     try:
@@ -86,7 +86,7 @@ def from_dict(values: dict[str, Any], flags: Sequence[str] = (), output_dir: str
     except ValidationError as error:
         problems += explained(error, _KEYS)
     if problems:
-        raise ConfigurationError("the configuration cannot be used:\n  " + "\n  ".join(problems))
+        raise ConfigurationError("invalid configuration:\n  " + "\n  ".join(problems))
     return arguments
 
 
@@ -106,19 +106,19 @@ def _sections_of(flags: Sequence[str], problems: list[str]) -> dict[str, dict[st
     return sections
 
 
-def explained(error: ValidationError, known: Sequence[str]) -> list[str]:
-    """One line for each problem that pydantic found: field, value, what is allowed. `known`: the keys there are."""
-    return [line for problem in error.errors() for line in _explained(problem, known)]
+def explained(error: ValidationError, keys: Sequence[str]) -> list[str]:
+    """One line for each problem that pydantic found: field, value, what is allowed. `keys`: all valid keys."""
+    return [line for problem in error.errors() for line in _explained(problem, keys)]
 
 
-def _explained(problem: Any, known: Sequence[str]) -> list[str]:
+def _explained(problem: Any, keys: Sequence[str]) -> list[str]:
     name, value = ".".join(part for part in problem["loc"] if isinstance(part, str)), problem["input"]
     if problem["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-        few = f"there are {', '.join(known)}" if len(known) < 20 else "train.py --help lists them all"
+        near = difflib.get_close_matches(name, keys, n=1, cutoff=0.5)
+        few = f"valid keys: {', '.join(keys)}" if len(keys) < 20 else "train.py --help lists them all"
         return [f"{name}: no such key; {f'did you mean {near[0]}?' if near else few}"]
     if problem["type"].startswith("model_"):
-        return [f"{name}: {value!r}; it must be a section with fields of its own"]
+        return [f"{name}: {value!r}; it must be a section with fields"]
     value = value[0] if isinstance(value, list) and len(value) == 1 else value
     shown = str(value) if _NUMBER.fullmatch(str(value)) else repr(value)
     return problem_lines(problem | {"loc": name.split(".")}, shown)
@@ -151,7 +151,7 @@ class Listed:
         return {"n_active": arch.n_active, "n_total": arch.n_total, **arch.shape}
 
     def sections(self) -> dict[str, dict]:
-        """What it sets. The depth and heads stand there only where they are not d_model / 64."""
+        """The fields that it sets; depth and heads only where they are not d_model / 64."""
         arch = self.architecture
         model = {"d_model": arch.d_model, "experts": arch.experts}
         if (arch.n_blocks, arch.n_heads) != (arch.d_model // 64,) * 2:
@@ -161,17 +161,17 @@ class Listed:
 
 @cache
 def listing() -> dict[str, Listed]:
-    """The configurations of the paper (Appendix "Experiments Listing") by name, smallest first.
+    """The paper's configurations (Appendix "Experiments Listing") by name, smallest first.
 
     The listing has some configurations in two rows; here each stands once, with the tokens of all its rows.
     """
     tokens: dict[Architecture, set[int]] = {}
     for row in ROWS:
         tokens.setdefault(row.architecture, set()).update(round(billions * 1e9) for billions in row.tokens)
-    found = {}
+    listed = {}
     for arch in sorted(tokens, key=lambda a: (a.n_active, a.experts)):
-        found[f"{PAPER}/{size_name(**arch.shape)}"] = Listed(arch, tuple(sorted(tokens[arch])))
-    return found
+        listed[f"{PAPER}/{size_name(**arch.shape)}"] = Listed(arch, tuple(sorted(tokens[arch])))
+    return listed
 
 
 def recipes() -> dict[str, Path]:
@@ -180,12 +180,12 @@ def recipes() -> dict[str, Path]:
 
 
 def preset_sections(preset: str | list[str]) -> dict[str, Any]:
-    """What a preset sets, by section; of several, the later win. Raises ConfigurationError, naming the nearest."""
+    """Fields that presets set, by section; later presets win. Raises ConfigurationError naming the nearest preset."""
     return merged(*(_preset(str(name)) for name in (preset if isinstance(preset, list) else [preset])))
 
 
 def merged(*layers: dict[str, Any]) -> dict[str, Any]:
-    """Sections of fields as one, of which the later win. A section that is none is left for validation to refuse."""
+    """Merge sections of fields; later layers win. What is not a mapping is left for validation to refuse."""
     sections: dict[str, Any] = {}
     for name, fields in (item for layer in layers for item in layer.items() if item[0] != "preset"):
         before = sections.setdefault(name, {})
@@ -201,9 +201,9 @@ def _preset(name: str) -> dict[str, dict]:
         return listing()[name].sections()
     if name in recipes():
         return yaml.safe_load(recipes()[name].read_text(encoding="utf-8"))
-    known = [PAPER, *recipes(), *listing()]
+    names = [PAPER, *recipes(), *listing()]
     # A size of the paper whose number of experts or shape is not given as there gets all of that width offered.
     near = [preset for preset in listing() if preset.startswith(name.partition("-")[0] + "-")]
-    near = near or difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    near = near or difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     hint = f"did you mean {', '.join(near)}? " if near else ""
     raise ConfigurationError(f"preset: no preset is named {name!r}; {hint}`python -m training.presets` lists them all")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hub.base.errors import InputError
 from scaling_law.size.recipe import BatchRamp
 
 
@@ -37,19 +38,19 @@ class Schedule:
     peak: float
 
     def branch(self, target_tokens: int) -> Branch:
-        """Where a run of `target_tokens` tokens leaves the trunk and where it ends.
+        """The branch of a run of `target_tokens` tokens: where it leaves the trunk and where it ends.
 
         Raises ValueError if fewer than two steps fit, or the decay would begin before the warm-up is over.
         """
         end_step = self.ramp.steps(target_tokens)
         if end_step < 2:
             step = self.ramp.sequences(0) * self.ramp.sequence_length
-            raise ValueError(f"schedule.tokens: {target_tokens}; it must be at least 2 steps of {step} tokens")
+            raise InputError(f"schedule.tokens: {target_tokens}; it must be at least 2 steps of {step} tokens")
         tokens = self.ramp.tokens(end_step)
         decay_step = min(self.ramp.steps(tokens * (1 - self.decay_fraction)), end_step - 1)
         branch_point_tokens = self.ramp.tokens(decay_step)
         if branch_point_tokens < self.warmup_tokens:
-            raise ValueError(
+            raise InputError(
                 f"schedule.warmup_tokens: {self.warmup_tokens}; it must be at most {branch_point_tokens}, where the "
                 f"decay of the run of {target_tokens} tokens begins"
             )

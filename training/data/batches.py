@@ -37,7 +37,7 @@ class SequenceOrder:
         self._cuts = np.array([first << doubling for doubling in doublings], dtype=np.int64)
 
     def needed(self, start: int, count: int) -> int:
-        """Sequences that must be there before positions start .. start + count - 1 are settled: whole windows."""
+        """Sequences that must be tokenised before positions start .. start + count - 1 are settled: whole windows."""
         end = start + count
         later_cuts = self._cuts[self._cuts >= end]
         return int(later_cuts[0]) if len(later_cuts) else -(-end // self.window) * self.window
@@ -45,16 +45,16 @@ class SequenceOrder:
     def indices(self, start: int, count: int, n_sequences: int | None) -> np.ndarray:
         """Sequence indices of positions start .. start + count - 1, int64 of shape (count,).
 
-        An epoch has `n_sequences`; None while that is not known, when only full windows of the first may be asked for.
+        An epoch has `n_sequences`; while that is unknown (None), only full windows of the first may be read.
         """
         positions = np.arange(start, start + count, dtype=np.int64)
         epochs, within = np.divmod(positions, n_sequences) if n_sequences else (np.zeros_like(positions), positions)
         begins, ends = self._window_of(epochs, within)
         out = np.empty(count, dtype=np.int64)
         for epoch, begin, end in sorted(set(zip(epochs.tolist(), begins.tolist(), ends.tolist(), strict=True))):
-            chosen = (epochs == epoch) & (begins == begin)
+            in_window = (epochs == epoch) & (begins == begin)
             size = end - begin if n_sequences is None else min(end, n_sequences) - begin
-            out[chosen] = begin + permute(within[chosen] - begin, size, self._key(epoch, begin))
+            out[in_window] = begin + permute(within[in_window] - begin, size, self._key(epoch, begin))
         return out
 
     def _window_of(self, epochs: np.ndarray, within: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -69,13 +69,13 @@ class SequenceOrder:
 
     def _key(self, epoch: int, begin: int) -> str:
         window, place = divmod(begin, self.window)
-        # The first window's key names no window, as before there were any: the held-out sequences are chosen by it.
+        # The first window's key names no window: the held-out sequences of all records were drawn with it.
         names = (f":{window}" if window else "") + (f":+{place}" if place else "")
         return f"sequence-order:{self.seed}:{epoch}{names}"
 
 
 def permute(places: np.ndarray, size: int, key: str) -> np.ndarray:
-    """Where a pseudo-random permutation of 0 .. size - 1 takes `places`; int64 of their shape."""
+    """Images of `places` under a pseudo-random permutation of 0 .. size - 1; int64 of their shape."""
     half_bits = np.uint64(max(1, (max(size - 1, 1).bit_length() + 1) // 2))
     keys = np.frombuffer(hashlib.sha256(key.encode()).digest(), dtype="<u8")[:_ROUNDS]
     values = _feistel(places.astype(np.uint64), half_bits, keys)
@@ -108,8 +108,8 @@ class TrainingData:
     size. A micro-batch holds whole capacity groups, so which tokens compete for an expert's places depends neither on
     its size nor on how many processes there are.
 
-    The first `max_sequences` sequences make an epoch (None: all). `wait_seconds` were spent in reading and in waiting
-    for tokens so far. Raises ConfigurationError for less data than one sequence, and as `GrowingCache.wait_for`.
+    The first `max_sequences` sequences make an epoch (None: all). `wait_seconds` counts the time spent reading and
+    waiting for tokens. Raises ConfigurationError for less than one sequence of data, and as `GrowingCache.wait_for`.
     """
 
     def __init__(
@@ -139,13 +139,13 @@ class TrainingData:
         return None if n_sequences is None else n_sequences * self.sequence_length
 
     def _n_sequences(self) -> int | None:
-        found, most = self.tokens.cache.n_sequences(self.sequence_length), self._max_sequences
-        if most is not None and found >= most:
+        available, most = self.tokens.cache.n_sequences(self.sequence_length), self._max_sequences
+        if most is not None and available >= most:
             return most
-        return found if self.tokens.cache.complete else None
+        return available if self.tokens.cache.complete else None
 
     def indices(self, position: int, count: int) -> np.ndarray:
-        """Cache indices of the sequences at these positions, int64 (count,), once they are there."""
+        """Cache indices of the sequences at these positions, int64 (count,); waits until they are tokenised."""
         needed = self._order.needed(position, count)
         if self._max_sequences is not None:
             needed = min(needed, self._max_sequences)
@@ -164,8 +164,8 @@ class TrainingData:
         size, end = self.micro_batch_sequences, position + sequences
         for start in range(position + rank * size, end, world_size * size):
             began = time.perf_counter()
-            chosen = self.indices(start, min(size, end - start))
-            batch = self.tokens.cache.sequences(chosen, self.sequence_length)
+            indices = self.indices(start, min(size, end - start))
+            batch = self.tokens.cache.sequences(indices, self.sequence_length)
             self.wait_seconds += time.perf_counter() - began
             yield inputs_and_targets(batch, device)
 

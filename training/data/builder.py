@@ -1,7 +1,7 @@
 """A token cache that grows beside the training.
 
-Of many ranks and runs the one that holds the cache's lock builds and the others watch; when its run ends too early,
-another takes over. The builder ends with its run, also by `kill -9`, for its standard input then ends.
+The process that holds the cache's lock builds; others wait, and take over if its run ends early. The builder ends with
+its run, even after `kill -9`, because its standard input then closes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 
 from filelock import Timeout
 
-from hub.plain.commands import BAD_INPUT, report
+from hub.base.commands import BAD_INPUT, report
 from training.configuration.arguments import ConfigurationError
 from training.data.cache import WITHOUT_TEXT, CorruptCacheError, TokenCache
 from training.data.filling import Share, adopt, build, lock_of, tokenise_groups
@@ -40,7 +40,7 @@ _MAX_DEATHS = 3  # of builders that made no shard, before the error is raised
 
 
 class TokenBuildError(RuntimeError):
-    """The tokens could not be made, for a reason outside the configuration: disk, network, memory."""
+    """Tokenising failed for a reason outside the configuration: disk, network, memory."""
 
     exit_status = 3
 
@@ -48,7 +48,7 @@ class TokenBuildError(RuntimeError):
 class GrowingCache:
     """A token cache that is extended while it is read, from `source`, as far as `until_tokens` (None: all the data).
 
-    For `patience` seconds it leaves building to other processes, so that the first rank of each node builds.
+    It leaves building to others for `patience` seconds, so that the first rank of each node builds.
     """
 
     def __init__(self, cache: TokenCache, source: TextSource, until_tokens: int | None, patience: float = 0.0):
@@ -61,14 +61,14 @@ class GrowingCache:
         self._damage: CorruptCacheError | OSError | None = None
 
     def start(self) -> None:
-        """Begin to build if tokens are missing and nobody does, and to compare the checksums of those that are there.
+        """Start building if tokens are missing and no other process builds; start checking existing checksums.
 
-        Raises CorruptCacheError for a shard compared within a second; `check_shards` does for a later one.
+        Raises CorruptCacheError for damage that shows within a second; `check_shards` raises it later.
         """
         self.cache.refresh()
         self._report_rows()
         if self._is_first and self.cache.shards:
-            # In a thread, so that damage is found before hours of training have come to it.
+            # In a thread: damage shows now, not after hours of training.
             self._thread = threading.Thread(target=self._compare, name="check-tokens", daemon=True)
             self._thread.start()
             self._thread.join(_CHECK_SECONDS)
@@ -77,12 +77,12 @@ class GrowingCache:
             self._keep_building()
 
     def wait_for(self, tokens: int | None) -> None:
-        """Return once there are this many tokens (None: all), or the data is known to end before.
+        """Wait for this many tokens (None: all), or the end of the data.
 
         Raises:
             ConfigurationError: the data cannot be read as configured, or is empty.
-            TokenBuildError: the builder failed for another reason; what it had finished is kept.
-            CorruptCacheError: a shard is not what it should be.
+            TokenBuildError: the builder failed for another reason; its finished shards are kept.
+            CorruptCacheError: a shard is damaged.
         """
         began, report_at = time.monotonic(), _REPORT_SECONDS
         if self._until is not None:
@@ -98,7 +98,7 @@ class GrowingCache:
             time.sleep(min(max(_POLL_SECONDS, 0.02 * (time.monotonic() - began)), 20 * _POLL_SECONDS))
 
     def check(self) -> None:
-        """Raise what `wait_for` would raise by now, without waiting."""
+        """Raise what `wait_for` would raise, without waiting."""
         self.check_shards()
         self._poll()
 
@@ -115,7 +115,7 @@ class GrowingCache:
             self._builder = None
 
     def _report_rows(self) -> None:
-        """Log how many rows were passed over, where that are more than were reported."""
+        """Log how many rows were skipped, if there are new ones."""
         rows = self.cache.rows_without_text if self._is_first else []
         if len(rows) > self._reported_rows:
             self._reported_rows = len(rows)
@@ -142,7 +142,7 @@ class GrowingCache:
         self._builder = Builder(self._source, self.cache.folder, self._until)
 
     def _poll(self) -> None:
-        """Raise what a builder of this process failed with, unless it is worth starting another."""
+        """Raise the error of this process's builder, unless a restart may help."""
         if self._builder is None or (status := self._builder.poll()) is None:
             return
         error = self._builder.error()
@@ -174,7 +174,7 @@ class Builder:
     ):
         self.folder = folder
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `close`)
-        # Found from any folder, and no other `training` that lies in the working directory.
+        # The child imports this package from any folder, and no other `training` in the working directory.
         path = os.pathsep.join(filter(None, [_ROOT, os.environ.get("PYTHONPATH")]))
         environment = {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
         if threads is not None:
@@ -213,7 +213,7 @@ class Builder:
         self._output.close()
 
     def error(self) -> ConfigurationError | TokenBuildError | None:
-        """What it failed with, or how it ended, once it has; None where it did its work or another process does."""
+        """Wait for its end and return its error; None if it finished, or another process is building."""
         status = self._process.wait()
         if status in (0, _BUSY):
             return None
@@ -238,12 +238,12 @@ def build_by_many(
 ) -> None:
     """Tokenise the groups of a share by `workers` processes, and list the shards that follow on those before.
 
-    A process that is killed is started again, and loses the shard it was at; `on_progress` is called now and then.
+    A killed process is restarted and loses its current shard; `on_progress` is called regularly.
 
     Raises:
         ConfigurationError: the text cannot be read as configured, or is in its stored order.
-        TokenBuildError: a process failed for another reason, or they were killed again and again without a new shard.
-        CorruptCacheError: a file is not what was written.
+        TokenBuildError: a process failed for another reason, or was killed repeatedly without a new shard.
+        CorruptCacheError: a file is damaged.
     """
     shares = [share.split(number, workers) for number in range(workers)]
     folder, deaths, shards_before = cache.folder, 0, -1
@@ -274,7 +274,7 @@ def build_by_many(
 
 
 def main() -> int:
-    """The builder: a task as a line of JSON on standard input, which stays open as long as the tokens are wanted."""
+    """Build from a task, a line of JSON on standard input, which stays open as long as the tokens are wanted."""
     task = json.loads(sys.stdin.buffer.readline())
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     os.nice(5)  # on a machine that trains on its CPU the training goes first

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from hub.plain import atomic
-from hub.plain.atomic import sha256_of, write_bytes
+from hub.base import atomic
+from hub.base.atomic import sha256_of, write_bytes
 from training.data.text import ORDER_RECIPE, Place, TextSource
 from training.data.tokenizer import description, fingerprint
 
@@ -28,7 +28,7 @@ _OPEN_SHARDS = 256  # memory maps held at a time; a training window lies in a fe
 
 
 class CorruptCacheError(RuntimeError):
-    """A file of the token cache is missing or is not what was written. The message says which, and what to do."""
+    """A file of the token cache is missing or damaged. The message names it and what to do."""
 
     exit_status = 3
 
@@ -45,7 +45,7 @@ class TokenCache:
         shards: the entries of `shards.jsonl` for the finished shards.
         complete: whether the data ends with these shards.
 
-    Raises CorruptCacheError, when opened or refreshed, for a recipe or list of shards that was not written so.
+    Raises CorruptCacheError, when opened or refreshed, for a damaged recipe or list of shards.
     """
 
     def __init__(self, folder: Path):
@@ -57,7 +57,7 @@ class TokenCache:
             self.recipe = json.loads(path.read_text())
             self.dtype = np.dtype(self.recipe["dtype"])
         except (ValueError, KeyError, TypeError):  # ValueError: neither JSON nor UTF-8
-            raise CorruptCacheError(path, "is not what was written") from None
+            raise CorruptCacheError(path, "is damaged") from None
         self._ends: list[int] = []  # of the shards, in tokens
         self._read_bytes = 0  # of shards.jsonl
         self._checked: set[int] = set()  # numbers of the shards whose sha256 was compared
@@ -94,7 +94,7 @@ class TokenCache:
             return
         path = self._check_size(number)
         if sha256_of(path) != self.shards[number]["sha256"]:
-            raise CorruptCacheError(path, "has another sha256 than when it was written")
+            raise CorruptCacheError(path, "has a wrong sha256")
         self._checked.add(number)
 
     def _check_size(self, number: int) -> Path:
@@ -109,12 +109,12 @@ class TokenCache:
         return mapped.view(np.ndarray)  # slices of a plain array are several times cheaper to make
 
     def __len__(self) -> int:
-        """Tokens there are by now, end-of-text tokens included."""
+        """Tokens so far, end-of-text tokens included."""
         return self._ends[-1] if self._ends else 0
 
     @property
     def rows_without_text(self) -> list[str]:
-        """Names of the rows that were passed over by now, since their text is null, as they were met."""
+        """Names of the rows skipped so far because their text is null, in the order of reading."""
         path = self.folder / WITHOUT_TEXT
         return list(dict.fromkeys(path.read_text().splitlines())) if path.exists() else []
 
@@ -124,11 +124,11 @@ class TokenCache:
         return Place(*self.shards[-1]["next"]) if self.shards else Place()
 
     def shards_until(self, tokens: int | None) -> int:
-        """Shards that hold the first so many tokens, as far as they are there; None: all."""
+        """Number of finished shards that hold the first `tokens` tokens; None: all."""
         return len(self.shards) if tokens is None else min(bisect_left(self._ends, tokens) + 1, len(self.shards))
 
     def has(self, tokens: int | None) -> bool:
-        """Whether there are this many tokens by now (None: all of the data), or the data ends before."""
+        """Whether the cache holds this many tokens (None: all of the data), or the data ends before."""
         return self.complete or (tokens is not None and len(self) >= tokens)
 
     @property
@@ -147,7 +147,7 @@ class TokenCache:
         return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
     def n_sequences(self, sequence_length: int) -> int:
-        """Sequences of this length by now (each needs one token more, for its last target)."""
+        """Sequences of this length so far (each needs one more token, for its last target)."""
         return max(0, len(self) - 1) // sequence_length
 
     def sequences(self, indices: np.ndarray, sequence_length: int) -> np.ndarray:
@@ -180,7 +180,7 @@ def _parsed(path: Path, line: bytes) -> dict:
             return entry
     except (ValueError, KeyError, TypeError):
         pass
-    raise CorruptCacheError(path, f"has the line {line[:60]!r}, which was not written so")
+    raise CorruptCacheError(path, f"contains a malformed line: {line[:60]!r}")
 
 
 def open_cache(source: TextSource, tokenizer, cache_dir: str | Path, max_tokens: int | None = None) -> TokenCache:
@@ -202,7 +202,7 @@ def open_cache(source: TextSource, tokenizer, cache_dir: str | Path, max_tokens:
         "dtype": "<u2" if len(tokenizer) <= 1 << 16 else "<u4",
         "max_tokens": max_tokens,
     }
-    if source.file_seed is not None:  # the stored order keeps the recipe that it had before there was another
+    if source.file_seed is not None:
         recipe["order"] = ORDER_RECIPE
     folder = cache_dir / f"{Path(source.dataset).name}-{source.split}-{recipe_hash(recipe)[:16]}"
     if not (folder / "recipe.json").exists():
@@ -210,7 +210,7 @@ def open_cache(source: TextSource, tokenizer, cache_dir: str | Path, max_tokens:
         atomic.write_json(folder / "recipe.json", recipe)  # last: a folder with a recipe is whole
     cache = TokenCache(folder)
     if cache.recipe != recipe:
-        raise CorruptCacheError(folder / "recipe.json", "is not the recipe that its folder is named after")
+        raise CorruptCacheError(folder / "recipe.json", "does not match the name of its folder")
     return cache
 
 

@@ -21,7 +21,8 @@ import numpy as np
 from filelock import FileLock, Timeout
 from tokenizers import Tokenizer
 
-from hub.plain import atomic
+from hub.base import atomic
+from hub.base.errors import InputError
 from training.data.cache import WITHOUT_TEXT, CorruptCacheError, TokenCache
 from training.data.text import OpenText, Place, TextSource
 from training.data.tokenizer import fingerprint
@@ -33,7 +34,7 @@ OnTokens = Callable[[int], object]  # called with the tokens of each document
 
 
 def lock_of(folder: Path, timeout: float) -> FileLock:
-    """The lock of whoever lists shards in this cache; it is released with the process, however that ends."""
+    """The lock for listing shards in this cache; it is released with the process, however that ends."""
     return FileLock(folder / "build.lock", timeout=timeout)
 
 
@@ -46,7 +47,7 @@ def build(
 
     Raises:
         ValueError: the source cannot be read, has changed, or has no document.
-        CorruptCacheError: a file is not what was written.
+        CorruptCacheError: a file is damaged.
         OSError: the disk is full, the network is gone, …; what was finished stays, and the next build resumes there.
     """
     _repair(folder)
@@ -61,7 +62,7 @@ def build(
     if cache.complete or (place is not None and len(cache) < limit):
         return
     if not cache.shards:
-        raise ValueError(
+        raise InputError(
             f"data.dataset: split {source.split!r} of {source.dataset!r} has no document "
             + ("that is held out" if source.held_out else "to train on")
         )
@@ -69,7 +70,7 @@ def build(
 
 
 def _repair(folder: Path) -> None:
-    """Cut off a line that was left half written by a crash or a full disk: its shard is made, or listed, again."""
+    """Cut off a line that a crash or a full disk left half written: its shard is made, or listed, again."""
     log = folder / "shards.jsonl"
     if log.exists() and (content := log.read_bytes()) and not content.endswith(b"\n"):
         os.truncate(log, content.rfind(b"\n") + 1)
@@ -114,7 +115,7 @@ class Share(NamedTuple):
             index, of = map(int, text.split("/"))
             if 0 <= index < of:
                 return cls(index, of)
-        raise ValueError(f"{text!r}; it must be I/N with 0 <= I < N, such as 0/8 for the first of eight")
+        raise InputError(f"{text!r}; it must be I/N with 0 <= I < N, such as 0/8 for the first of eight")
 
     def split(self, number: int, of: int) -> Share:
         """Part `number` of `of` parts of this share."""
@@ -195,7 +196,7 @@ def _write_group(cache: TokenCache, text: OpenText, start: int) -> None:
 
 
 def _begun(cache: TokenCache, path: Path) -> list[dict]:
-    """The shards of a group that a killed process had finished; none where they are not there as they were written."""
+    """The shards of a group that a killed process had finished; none if any of them is missing or damaged."""
     try:
         shards = json.loads(path.read_text())
         sizes = [(cache.folder / shard["file"]).stat().st_size for shard in shards]
@@ -209,7 +210,7 @@ def _beginning(start: int) -> Place:
 
 
 def _group(place: Place) -> int:
-    """Where the group of a place starts, in a shuffled source."""
+    """Number of the first part of a place's group, in a shuffled source."""
     return place.state["part"] if place.state else 0
 
 
@@ -221,10 +222,10 @@ def _adopted(cache: TokenCache, place: Place) -> Place | None:
     while at is not None and (path := _finished(cache.folder, _group(at))).exists():
         group, beginning = _read_group(path), _beginning(_group(at))
         places = [beginning, *(Place(*shard["next"]) for shard in group["shards"])]
-        here, known = (at.state, at.after_state), [(one.state, one.after_state) for one in places]
-        if here not in known:  # a shard of an earlier version, which ends elsewhere: `build` goes on from there
+        here, ends = (at.state, at.after_state), [(one.state, one.after_state) for one in places]
+        if here not in ends:  # the listed shard ends elsewhere: `build` continues from there
             break
-        listed = known.index(here)
+        listed = ends.index(here)
         before = at.documents - places[listed].documents
 
         def counted(place: list, before: int = before) -> Place:
@@ -241,7 +242,7 @@ def _read_group(path: Path) -> dict:
         group = json.loads(path.read_text())
         return {"shards": group["shards"], "following": group["following"]}
     except (ValueError, KeyError, TypeError):
-        raise CorruptCacheError(path, "is not what was written") from None
+        raise CorruptCacheError(path, "is damaged") from None
 
 
 # -- documents to shards
@@ -255,7 +256,7 @@ def _encoded(text: OpenText, start: Place, cache: TokenCache) -> Iterator[tuple[
     except (ValueError, KeyError):
         intact = False
     if not intact:
-        raise CorruptCacheError(path, "is not the tokenizer that the tokens were made with")
+        raise CorruptCacheError(path, "is not the tokenizer of these tokens")
     encode = encoder(tokenizer, recipe["eos_token_id"], recipe["dtype"])
     batches = text.batches(_BATCH_DOCUMENTS, start)
     with ThreadPoolExecutor(1) as thread:  # reads a batch while the one before it is encoded on all cores
@@ -272,14 +273,14 @@ def encoder(tokenizer_json: str, eos_token_id: int, dtype: str) -> Callable[[lis
     tokenizer = Tokenizer.from_str(tokenizer_json)
 
     def encode(texts: list[str]) -> list[bytes]:
-        found, begin, characters = [], 0, 0
+        ids, begin, characters = [], 0, 0
         for end, text in enumerate(texts, start=1):
             characters += len(text)
             if characters > _CHARACTERS or end == len(texts):
                 encoded = tokenizer.encode_batch_fast(texts[begin:end], add_special_tokens=False)
-                found += [np.asarray([*one.ids, eos_token_id], dtype=dtype).tobytes() for one in encoded]
+                ids += [np.asarray([*one.ids, eos_token_id], dtype=dtype).tobytes() for one in encoded]
                 begin, characters = end, 0
-        return found
+        return ids
 
     return encode
 
@@ -317,7 +318,7 @@ def _write_shard(
 
 
 def _note_rows_without_text(folder: Path, text: OpenText) -> None:
-    """Keep the names of such rows beside the tokens; one that is read twice, after a kill, is noted twice."""
+    """Write the names of skipped rows beside the tokens; a row that is read twice, after a kill, is noted twice."""
     with open(folder / WITHOUT_TEXT, "a", encoding="utf-8") if text.without_text else nullcontext() as file:
         while text.without_text:  # which another thread may be adding to
             file.write(f"{text.without_text.popleft()}\n")

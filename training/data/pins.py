@@ -15,8 +15,8 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from hub.plain import atomic
-from hub.plain.errors import HubError, UnavailableError
+from hub.base import atomic
+from hub.base.errors import HubError, UnavailableError
 from hub.store.transport import Transport
 from training.configuration.arguments import ConfigurationError, TrainingArguments
 from training.data.text import is_local_path
@@ -28,11 +28,11 @@ FIELDS = {"dataset": "revision", "tokenizer": "tokenizer_revision"}  # kind -> i
 
 @dataclass(frozen=True)
 class Pin:
-    """A dataset or tokenizer (`kind`) of the Hub at a commit; `asked` is what was asked for, None for the newest."""
+    """A dataset or tokenizer (`kind`) of the Hub at a commit; `revision` is as configured, None for the newest."""
 
     kind: str
     id: str
-    asked: str | None
+    revision: str | None
     commit: str
 
 
@@ -44,19 +44,19 @@ def pinned(
     The pins in the run's `folder` hold if it was started before, else the `shared` ones of its sweep.
 
     Raises:
-        ConfigurationError: the run is pinned to another commit than the one asked for, there is no such dataset or
-            revision, or the Hub cannot be reached and no commit is remembered.
+        ConfigurationError: the run is pinned to another commit than the configured one, the Hub has no such dataset
+            or revision, or it cannot be reached and no commit is remembered.
     """
     pins = []
-    for kind, name, asked in _on_the_hub(arguments):
+    for kind, name, revision in _on_the_hub(arguments):
         pin = next((pin for pin in _of_run(folder) if (pin.kind, pin.id) == (kind, name)), None)
-        if pin is not None and asked not in (None, pin.asked, pin.commit):
+        if pin is not None and revision not in (None, pin.revision, pin.commit):
             raise ConfigurationError(
-                f"data.{FIELDS[kind]}: {asked!r}, but the run in {folder} is pinned to {pin.commit}; leave it out, or "
-                "choose another run.output_dir"
+                f"data.{FIELDS[kind]}: {revision!r}, but the run in {folder} is pinned to {pin.commit}; leave it out "
+                "or choose another run.output_dir"
             )
-        pin = pin or next((pin for pin in shared if (pin.kind, pin.id, pin.asked) == (kind, name, asked)), None)
-        if pin := pin or _resolved(kind, name, asked, Path(arguments.data.cache_dir)):
+        pin = pin or next((pin for pin in shared if (pin.kind, pin.id, pin.revision) == (kind, name, revision)), None)
+        if pin := pin or _resolved(kind, name, revision, Path(arguments.data.cache_dir)):
             pins.append(pin)
     return arguments.replaced(data={FIELDS[pin.kind]: pin.commit for pin in pins}), pins
 
@@ -77,22 +77,16 @@ def pinned_with_sweep(arguments: TrainingArguments, folder: Path) -> TrainingArg
 
 
 def _on_the_hub(arguments: TrainingArguments) -> Iterator[tuple[str, str, str | None]]:
-    """(kind, name, revision asked for) of the dataset and tokenizer where they are no local files."""
+    """(kind, name, configured revision) of the dataset and the tokenizer, unless they are local."""
     for kind, field in FIELDS.items():
         if not is_local_path(name := getattr(arguments.data, kind)):
             yield kind, name, getattr(arguments.data, field)
 
 
 def _of_run(folder: Path) -> list[Pin]:
-    """The pins of a run that was started before; those of earlier versions' runs name their dataset only."""
+    """The pins of a run that was started before."""
     path = folder / "data.json"
-    if not path.exists():
-        return []
-    values = json.loads(path.read_text())
-    if "pins" in values:
-        return [Pin(**pin) for pin in values["pins"]]
-    dataset = values["dataset"]
-    return [Pin("dataset", dataset["id"], None, dataset["revision"])] if _is_commit(dataset["revision"]) else []
+    return [Pin(**pin) for pin in json.loads(path.read_text())["pins"]] if path.exists() else []
 
 
 def _is_commit(revision: str | None) -> bool:
@@ -102,51 +96,51 @@ def _is_commit(revision: str | None) -> bool:
 # -- asking the Hub
 
 
-def _resolved(kind: str, name: str, asked: str | None, cache_dir: Path) -> Pin | None:
+def _resolved(kind: str, name: str, revision: str | None, cache_dir: Path) -> Pin | None:
     """The commit of a revision, from the Hub or, where that cannot be reached, as the caches remember it.
 
     None for a tokenizer of which nothing is known; loading it will say what is wrong.
     """
     path = cache_dir / "commits.json"  # "kind name" -> revision -> commit; "" is what None stands for
-    known = json.loads(path.read_text()) if path.exists() else {}
-    of_name, commit = known.get(f"{kind} {name}", {}), asked
-    if not _is_commit(asked):
+    commits = json.loads(path.read_text()) if path.exists() else {}
+    of_name, commit = commits.get(f"{kind} {name}", {}), revision
+    if not _is_commit(revision):
         try:
-            commit = _ask(kind, name, asked)
+            commit = _ask(kind, name, revision)
         except UnavailableError as error:
-            commit = of_name.get(asked or "") or (_downloaded(name, asked) if kind == "tokenizer" else None)
+            commit = of_name.get(revision or "") or (_downloaded(name, revision) if kind == "tokenizer" else None)
             if commit is None and kind == "dataset":
                 raise ConfigurationError(
-                    f"data.revision: {asked!r}, but the Hub cannot be asked for the commit of {name!r} ({error}) and "
-                    f"no cache in {cache_dir} was made of it; give a commit"
+                    f"data.revision: {revision!r}, but the Hub cannot be asked for the commit of {name!r} ({error}) "
+                    f"and no cache in {cache_dir} is of it; give a commit"
                 ) from None
             logger.warning("the Hub cannot be reached: using the last known commit of %s, %s", name, commit)
     if commit is None:
         return None
-    now = {"": commit, **of_name, asked or "": commit}
+    now = {"": commit, **of_name, revision or "": commit}
     if now != of_name:
-        atomic.write_json(path, known | {f"{kind} {name}": now})
-    return Pin(kind, name, asked, commit)
+        atomic.write_json(path, commits | {f"{kind} {name}": now})
+    return Pin(kind, name, revision, commit)
 
 
-def _ask(kind: str, name: str, asked: str | None) -> str | None:
+def _ask(kind: str, name: str, revision: str | None) -> str | None:
     """The commit according to the Hub; None where it has no such tokenizer, about which loading it says more."""
     transport = Transport(None, None, timeout=30.0, attempts=3, longest_wait=60.0)
     info = transport.api.dataset_info if kind == "dataset" else transport.api.model_info
     try:
-        return transport.call(lambda: info(name, revision=asked)).sha
+        return transport.call(lambda: info(name, revision=revision)).sha
     except UnavailableError:
         raise
     except HubError as error:
-        if kind == "tokenizer" and asked is None:
+        if kind == "tokenizer" and revision is None:
             return None
-        what = f"data.{kind}: {name!r}" if asked is None else f"data.{FIELDS[kind]}: {asked!r} of {name!r}"
-        raise ConfigurationError(f"{what}, but the Hub has none that can be read: {error}") from None
+        what = f"data.{kind}: {name!r}" if revision is None else f"data.{FIELDS[kind]}: {revision!r} of {name!r}"
+        raise ConfigurationError(f"{what}, which cannot be read from the Hub: {error}") from None
 
 
-def _downloaded(tokenizer: str, asked: str | None) -> str | None:
+def _downloaded(tokenizer: str, revision: str | None) -> str | None:
     """The commit of a tokenizer that the Hub's client has downloaded."""
     from huggingface_hub import try_to_load_from_cache
 
-    path = try_to_load_from_cache(tokenizer, "tokenizer_config.json", revision=asked)
+    path = try_to_load_from_cache(tokenizer, "tokenizer_config.json", revision=revision)
     return Path(path).parent.name if isinstance(path, str) else None

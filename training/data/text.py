@@ -1,4 +1,4 @@
-"""Where training text comes from, and the order in which it is read.
+"""The sources of training text, and the order in which they are read.
 
 Only the text column must be there. Files are often sorted, FineWeb-Edu's by crawl, which would confound the number of
 tokens D with the crawl, so every prefix of a shuffled source is a sample of all of it (`ShuffledRows`).
@@ -26,7 +26,8 @@ import pyarrow as pa
 from fsspec.core import url_to_fs
 from pyarrow.parquet import ParquetFile
 
-from hub.plain.atomic import sha256_of, write_bytes
+from hub.base.atomic import sha256_of, write_bytes
+from hub.base.errors import InputError
 
 PART_BYTES = 8 << 20  # of a file, compressed: some 2.5M tokens of FineWeb-Edu
 GROUP = 16  # parts that are read together
@@ -40,7 +41,7 @@ _BUFFER_BYTES = 1 << 20  # of a column's pages: a row group of 100 MB need not l
 
 
 class Place(NamedTuple):
-    """Where a reader stands in a source, as JSON takes it.
+    """Position of a reader in a source, as plain JSON values.
 
     Attributes:
         documents: documents before this place, counted after the held-out selection.
@@ -96,13 +97,14 @@ class TextSource:
         return {"dataset": root.resolve().name, "revision": "sha256:" + _digest(listing)}
 
     def documents(self) -> Iterator[str]:
-        """The texts in their order. Raises as `open`."""
+        """Yield the texts in order. Raises as `open`."""
         return (text for texts, _ in self.batches(_ROWS_AT_A_TIME) for text in texts)
 
     def batches(self, size: int, start: Place | None = None) -> Iterator[tuple[list[str], Place]]:
-        """Up to `size` texts at a time from a place on, each batch with the place that it begins at. Raises as `open`.
+        """Yield up to `size` texts at a time from a place on, each batch with the place where it begins.
 
-        A batch ends with its group; of what lies before the place, only its group is read again.
+
+        A batch ends with its group; only the group of `start` is read again from its beginning. Raises as `open`.
         """
         text, place = self.open(), start or Place()
         while place is not None:
@@ -154,29 +156,29 @@ class TextSource:
             data_files = builder.config.data_files or {}
             splits = builder.as_streaming_dataset(split=None)
             if self.split not in splits:
-                raise ValueError(f"no such split; there are {list(splits)}")
+                raise InputError(f"no such split; there are {list(splits)}")
             rows = splits[self.split]
-            found = rows.column_names or list(next(iter(rows), {}))
+            names = rows.column_names or list(next(iter(rows), {}))
         except _UNREADABLE as error:
             raise self.unreadable(error, itertools.chain(*data_files.values())) from error
         except ValueError as error:
-            raise ValueError(f"data.dataset {self.dataset!r}, split {self.split!r}: {error}") from error
-        if self.text_column not in found:
-            raise ValueError(f"data.text_column: no column {self.text_column!r} in {self.dataset!r}; it has {found}")
-        columns = [column for column in ("id", self.text_column) if column in found]
+            raise InputError(f"data.dataset {self.dataset!r}, split {self.split!r}: {error}") from error
+        if self.text_column not in names:
+            raise InputError(f"data.text_column: no column {self.text_column!r} in {self.dataset!r}; it has {names}")
+        columns = [column for column in ("id", self.text_column) if column in names]
         rows = rows.select_columns(columns)
         files = data_files.get(self.split)
         if self.file_seed is None:
             return rows, files or []
         if files is None or (rows.num_shards != len(files) and not all(map(_is_parquet, files))):
-            raise ValueError(
+            raise InputError(
                 f"data.order: 'shuffled', but {self.dataset!r} is not read file by file; it must be 'stored'"
             )
         return ShuffledRows(files, self.file_seed, columns, partial(rows.shard, len(files))), files
 
     def unreadable(self, error: Exception, files: Iterable[str]) -> ValueError:
         """What to raise for an error of reading one of these files: which line it is about, where that can be told."""
-        return ValueError(f"data.dataset: {broken_line(files) or f'{self.dataset!r} cannot be read: {error}'}")
+        return InputError(f"data.dataset: {broken_line(files) or f'{self.dataset!r} cannot be read: {error}'}")
 
 
 class OpenText:
@@ -206,11 +208,11 @@ class OpenText:
         Raises ValueError in the stored order, which has no groups.
         """
         if not self._shuffled:
-            raise ValueError("data.order: 'stored', which is read by one process; it must be 'shuffled'")
+            raise InputError("data.order: 'stored' can only be read by one process; it must be 'shuffled'")
         return self._rows.group_starts()
 
     def batches(self, size: int, start: Place) -> Iterator[tuple[list[str], Place]]:
-        """As `TextSource.batches`, to the end of the group."""
+        """Yield batches like `TextSource.batches`, up to the end of the group."""
         # The state of another version of `datasets` may mean something else: count from the beginning instead. (What
         # a state of ours means is part of a cache's recipe.)
         resumed = start.state is not None and (self._shuffled or start.datasets == self._version)
@@ -223,12 +225,12 @@ class OpenText:
         # What lies before `start` is read in the same batches as the first time, so that a kill does not change where
         # later batches begin, and the places that a cache keeps do not depend on it.
         while batch := list(itertools.islice(documents, size)):
-            known, texts = batch[:skipped], batch[skipped:]
-            skipped -= len(known)
-            if known and not skipped:
-                self._check_unchanged(known[-1], start)
+            skipped_texts, texts = batch[:skipped], batch[skipped:]
+            skipped -= len(skipped_texts)
+            if skipped_texts and not skipped:
+                self._check_unchanged(skipped_texts[-1], start)
             if texts:
-                yield texts, start if known else place
+                yield texts, start if skipped_texts else place
             n_read += len(batch)
             # The state before this batch, not after it, so that there is always a document to check on resuming.
             place = Place(n_read, _digest(batch[-1]), state, len(batch), self._version)
@@ -241,7 +243,7 @@ class OpenText:
 
     def _check_unchanged(self, document: str, place: Place) -> None:
         if _digest(document) != place.last:
-            raise ValueError(f"data.dataset: {self._source.dataset!r} has changed since its token cache was begun")
+            raise InputError(f"data.dataset: {self._source.dataset!r} has changed since its token cache was begun")
 
     def _documents(self, before: int) -> Iterator[str]:
         """The texts from the state of the rows on, with so many documents before it. Raises as `TextSource.open`."""
@@ -256,7 +258,7 @@ class OpenText:
                     continue
                 if not isinstance(text, str):
                     column = f"data.text_column: {source.text_column!r}"
-                    raise ValueError(f"{column} holds {text!r} in a row of {source.dataset!r}")
+                    raise InputError(f"{column} holds {text!r} in a row of {source.dataset!r}")
                 if source.selects(row):
                     before, nulls = before + 1, 0
                     yield text
@@ -303,16 +305,16 @@ class ShuffledRows:
         self._last = ("", 0)
 
     def name_of_row(self) -> str:
-        """Which row came last."""
+        """File and number of the last row."""
         file, number = self._last
         return f"row {number:,} of {file}"
 
     def state_dict(self) -> dict[str, int]:
-        """Where the next row is: the first part of its group, and rows of the group before it."""
+        """The position of the next row: the first part of its group, and rows of the group before it."""
         return {"part": self._group, "rows": self._taken}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continue from here."""
+        """Continue from a state."""
         self._group, self._taken = state["part"], state["rows"]
 
     @property
@@ -335,7 +337,7 @@ class ShuffledRows:
         files = [i for i, file in enumerate(self._files) if _is_parquet(file)]
         with ThreadPoolExecutor(GROUP) as threads:
             sizes = dict(zip(files, threads.map(self._row_group_sizes, files), strict=True))
-        self._row_groups.update((i, len(found)) for i, found in sizes.items())
+        self._row_groups.update((i, len(counts)) for i, counts in sizes.items())
         held = [
             number
             for number, part in enumerate(self._parts, start=1)
@@ -440,16 +442,16 @@ def _digest(text: str) -> str:
 
 def _checksums(paths: list[Path], memory: Path | None) -> Iterator[tuple[str, str]]:
     """(name, sha256) of files; those that `memory` knows by their size and time of change are not read."""
-    known = json.loads(memory.read_text()) if memory is not None and memory.exists() else {}
+    remembered = json.loads(memory.read_text()) if memory is not None and memory.exists() else {}
     now = {}
     for path in paths:
         status, name = path.stat(), str(path.resolve())
         size_and_time = [status.st_size, status.st_mtime_ns]
-        entry = known.get(name)
+        entry = remembered.get(name)
         now[name] = entry if entry and entry[:2] == size_and_time else [*size_and_time, sha256_of(path)]
         yield path.name, now[name][2]
-    if memory is not None and any(known.get(name) != entry for name, entry in now.items()):
-        write_bytes(memory, json.dumps({**known, **now}, indent=0).encode())
+    if memory is not None and any(remembered.get(name) != entry for name, entry in now.items()):
+        write_bytes(memory, json.dumps({**remembered, **now}, indent=0).encode())
 
 
 def is_local_path(name: str) -> bool:

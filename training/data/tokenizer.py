@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
+from hub.base.errors import InputError
 from hub.store import cache
 from training.configuration.arguments import ConfigurationError
 
@@ -22,7 +23,7 @@ def train_tokenizer(documents: Iterable[str], vocab_size: int, folder: str | Pat
     from transformers import PreTrainedTokenizerFast
 
     if vocab_size < 257:
-        raise ValueError(f"vocab_size: {vocab_size}; a byte-level BPE needs at least 257 (256 bytes and end-of-text)")
+        raise InputError(f"vocab_size: {vocab_size}; a byte-level BPE needs at least 257 (256 bytes and end-of-text)")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -34,7 +35,7 @@ def train_tokenizer(documents: Iterable[str], vocab_size: int, folder: str | Pat
     )
     tokenizer.train_from_iterator(documents, trainer)
     if tokenizer.get_vocab_size() != vocab_size:
-        raise ValueError(
+        raise InputError(
             f"vocab_size: {vocab_size}; the text allows only {tokenizer.get_vocab_size()} tokens: give more text"
         )
     fast = PreTrainedTokenizerFast(

@@ -1,9 +1,8 @@
 """`python -m training.demo`, or `make demo`: the whole loop, from a corpus to a fitted law, on this machine.
 
-corpus -> tokenizer -> sweep -> release -> fit -> ask -> use, each with the code that a cluster runs, the hub being a
-local folder. The sweep spans the point where experts begin to pay. The published law is calibrated on its runs, and
-asked inside their range: for that point, for an optimum, and for a run that it has not seen. Starting it again resumes
-where it stopped.
+corpus -> tokenizer -> sweep -> release -> fit -> ask -> use, each with the code that a cluster runs; the hub is a
+local folder. The sweep spans the crossover of dense and MoE models. The published law is calibrated on its runs and
+predicts, inside their range, the crossover, an optimum and a held-out run. Re-run it to resume.
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import modeling_switch_moe  # noqa: F401 - registers the architecture; else its code in the release is needed
 from hub import RunRecord, open_store, release_runs
-from hub.plain.commands import App, Version, Workers
-from hub.plain.tables import print_table
-from hub.plain.units import format_bytes, format_count, format_flops
+from hub.base.commands import App, Version, Workers
+from hub.base.tables import print_table
+from hub.base.units import format_bytes, format_count, format_flops
 from hub.release.cards import loading_code
 from scaling_law import Calibration, JointLaw, LearningRateLaw, calibrate, fit_learning_rate, load_runs
 from scaling_law.commands.release import LawOnRuns, release_law
 from scaling_law.figures import drawing, law_figures
-from training import corpus
 from training.data.text import TextSource
 from training.data.tokenizer import load_tokenizer, train_tokenizer
+from training.demo import corpus
 from training.demo.results import crossings_table, gap_curves, gaps_table, losses_table, sentence
 from training.run.evaluation import evaluate
 from training.run.inputs import held_out
@@ -100,7 +99,7 @@ class Fitted:
 
     @property
     def forecast(self) -> str:
-        """The loss that the law predicts for the run that it has not seen, beside the measured one."""
+        """Predicted and measured loss of the held-out run."""
         run = self.left_out
         predicted = self.law.loss(run.n_active, run.tokens, run.experts)
         return (
@@ -120,8 +119,8 @@ class Demo:
         self.seconds: dict[str, float] = {}
 
     def run(self) -> None:
-        """All steps, then what came of them."""
-        with self._step("1 Corpus", "the documentation of the installed packages, in the columns of FineWeb-Edu"):
+        """All steps, then their results."""
+        with self._step("1 Corpus", "the docstrings of the installed packages, in columns of FineWeb-Edu"):
             say(str(corpus.build(self._corpus, max_bytes=self.scale.corpus_bytes)))
         with self._step("2 Tokenizer", "every byte is a token"):
             self.tokenizer()
@@ -163,7 +162,7 @@ class Demo:
         say(f"{text!r} is {len(ids)} tokens: {' '.join(map(str, ids[:12]))} …")
 
     def sweep(self) -> Sweep:
-        """Train what is not trained yet; raises DemoError where a run failed."""
+        """Train unfinished runs; raises DemoError if one failed."""
         file = resources.files("training") / "configs" / self.scale.sweep
         values = yaml.safe_load(file.read_text(encoding="utf-8"))
         folders = {"dataset": self._corpus, "tokenizer": self._tokenizer, "cache_dir": self.folder / "tokens"}
@@ -174,10 +173,10 @@ class Demo:
             outcome = run_sweep(sweep, self.workers, watch)
         if outcome.failed:
             lines = [f"{name}: exit status {status}, see {log}" for name, (status, log) in outcome.failed.items()]
-            raise DemoError("training failed; run the same command to resume\n  " + "\n  ".join(lines))
+            raise DemoError("training failed; re-run this command to resume\n  " + "\n  ".join(lines))
         if outcome.elsewhere:
             raise DemoError(
-                f"another process trains {', '.join(outcome.elsewhere)}; run the same command when it is done"
+                f"another process trains {', '.join(outcome.elsewhere)}; re-run this command when it is done"
             )
         records = [record for run in sweep.runs for record in run.records()]
         print_table(losses_table(records))
@@ -185,7 +184,7 @@ class Demo:
         return sweep
 
     def release(self, sweep: Sweep) -> list[RunRecord]:
-        """Push every finished run to the local hub, then the index; what is there already is left alone."""
+        """Push every finished run to the local hub, then the index; pushed runs are skipped."""
         store = open_store(self.folder / "hub")
         folders = [folder for run in sweep.runs for folder in run.finished()]
         result = release_runs(store, [(folder, RunRecord.load(folder)) for folder in folders])
@@ -214,12 +213,12 @@ class Demo:
         bootstrap = calibration.bootstrap(self.scale.draws, seed=0, progress=True)
         at = left_out.n_active, left_out.tokens, left_out.experts
         interval = bootstrap.prediction_interval(*at, kind="prediction")
-        found = Fitted(calibration, bootstrap.law, rates_of(sweep), where, left_out, *interval)
-        say(found.forecast)
-        found.law.save_pretrained(self.folder / "law")
-        found.rates.save(self._rates)
-        release_law(open_store(self.folder / "hub"), sweep.name, LawOnRuns(found.law, runs, fitted=True))
-        return found
+        fitted = Fitted(calibration, bootstrap.law, rates_of(sweep), where, left_out, *interval)
+        say(fitted.forecast)
+        fitted.law.save_pretrained(self.folder / "law")
+        fitted.rates.save(self._rates)
+        release_law(open_store(self.folder / "hub"), sweep.name, LawOnRuns(fitted.law, runs, fitted=True))
+        return fitted
 
     def ask(self, fitted: Fitted) -> str:
         """The best model for a budget inside the range of the runs, in a sentence."""
@@ -232,7 +231,7 @@ class Demo:
         return sentence(table)
 
     def figures(self, fitted: Fitted, released: Sequence[RunRecord]) -> None:
-        """How far experts are ahead, the errors of the law, and a figure of the published one."""
+        """Figures: MoE minus dense losses, the errors of the law, and the published law's memory optimum."""
         drawn = {
             "crossing": gap_curves(fitted.law, released),
             "predicted-against-observed": law_figures.predicted_against_observed(fitted.calibration.fit),
@@ -266,11 +265,12 @@ class Demo:
         """Questions to the law, the fit and the published law, as a shell takes them."""
         run, law = fitted.left_out, self.folder / "law"
         of_these = ["--experts", ",".join(str(e) for e in sorted({run.arguments.model.experts for run in sweep.runs}))]
+        calibrated = ["--calibrate", "published", "--refit", ",".join(REFITTED)]
         flops, size = format_flops(self.scale.flops), ["--n-active", run.n_active, "--tokens", run.tokens]
         return [
             scaling_law("loss", "--law", law, *size, *of_these),
             scaling_law("optimal", "--law", law, "--learning-rate-law", self._rates, "--flops", flops, *of_these),
-            scaling_law("calibrate", self.index(sweep), "--refit", ",".join(REFITTED), "--where", fitted.where),
+            scaling_law("fit", self.index(sweep), *calibrated, "--where", fitted.where),
             scaling_law("optimal", "--flops", "1e22", "--memory", "80GB", "--kv-tokens", "16k"),
         ]
 

@@ -1,4 +1,4 @@
-"""What the demo shows of its runs and of their law: losses, how far experts are ahead, and from where on they pay."""
+"""Tables and figures of the demo: losses, gaps between MoE and dense models, and crossovers."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from hub import RunRecord
-from hub.plain.tables import Table
-from hub.plain.units import format_count, format_decimal, format_flops
-from scaling_law import JointLaw, OptimalTable, break_even
+from hub.base.tables import Table
+from hub.base.units import format_count, format_decimal, format_flops
+from scaling_law import JointLaw, OptimalTable
 from scaling_law.figures import drawing
 from scaling_law.figures.curves import interval_of
 from scaling_law.planning.break_even import TOKENS_RANGE, overtaking
@@ -20,10 +20,10 @@ from scaling_law.planning.break_even import TOKENS_RANGE, overtaking
 def losses_by_size(records: Sequence[RunRecord]) -> dict[tuple[int, int], dict[int, RunRecord]]:
     """The records by (d_model, E), and by the tokens asked for."""
     sizes = sorted({(record.d_model, record.experts) for record in records})
-    found: dict[tuple[int, int], dict[int, RunRecord]] = {size: {} for size in sizes}
+    by_size: dict[tuple[int, int], dict[int, RunRecord]] = {size: {} for size in sizes}
     for record in records:
-        found[record.d_model, record.experts][record.schedule.horizon_tokens] = record
-    return found
+        by_size[record.d_model, record.experts][record.schedule.horizon_tokens] = record
+    return by_size
 
 
 def losses_table(records: Sequence[RunRecord]) -> Table:
@@ -50,19 +50,19 @@ class Gaps:
 
     @classmethod
     def of(cls, records: Sequence[RunRecord]) -> list[Gaps]:
-        """For every size with experts."""
+        """The gaps of every size with experts."""
         losses = losses_by_size(records)
-        found = []
+        all_gaps = []
         for (d_model, experts), runs in losses.items():
             dense = losses.get((d_model, 1), {})
             if experts > 1 and (common := sorted({*runs} & {*dense})):
                 gaps = {count: runs[count].eval_loss - dense[count].eval_loss for count in common}
-                found.append(cls(d_model, runs[common[0]].n_active, experts, gaps))
-        return found
+                all_gaps.append(cls(d_model, runs[common[0]].n_active, experts, gaps))
+        return all_gaps
 
     @property
     def crossing(self) -> str:
-        """The tokens from which on experts pay, between two runs by a straight line in the logarithm of tokens."""
+        """Crossover token count D*, interpolated in the logarithm of tokens."""
         tokens = overtaking(np.log([*self.gaps]), np.array([*self.gaps.values()]))
         return format_crossing(float(tokens), (min(self.gaps), max(self.gaps)))
 
@@ -75,12 +75,12 @@ def format_crossing(tokens: float, between: tuple[float, float]) -> str:
 
 
 def gaps_table(records: Sequence[RunRecord]) -> Table:
-    """How far experts are behind, or ahead: a row per size, a column per token count."""
-    found = Gaps.of(records)
-    tokens = sorted({count for row in found for count in row.gaps})
+    """MoE losses minus dense losses: a row per size, a column per token count."""
+    all_gaps = Gaps.of(records)
+    tokens = sorted({count for row in all_gaps for count in row.gaps})
     rows = [
         [row.d_model, row.experts, *(f"{row.gaps[c]:+.3f}" if c in row.gaps else "" for c in tokens), row.crossing]
-        for row in found
+        for row in all_gaps
     ]
     header = ["d_model", "E", *map(format_count, tokens), "pays from"]
     title = "Loss minus the dense model's, nats per byte"
@@ -88,35 +88,35 @@ def gaps_table(records: Sequence[RunRecord]) -> Table:
 
 
 def crossings_table(records: Sequence[RunRecord], law: JointLaw) -> Table:
-    """From how many tokens on experts pay: as measured, by the law of these runs, and by the published one."""
-    found = Gaps.of(records)
-    counts = [count for gaps in found for count in gaps.gaps]
-    own = float(min(counts)), float(max(counts))
+    """Crossover token counts: measured, by the calibrated law, and by the published one."""
+    all_gaps = Gaps.of(records)
+    counts = [count for gaps in all_gaps for count in gaps.gaps]
+    span = float(min(counts)), float(max(counts))
     rows = []
-    for gaps in found:
+    for gaps in all_gaps:
         at = gaps.n_active, gaps.experts
-        ours = break_even(law, *at, between=own, force=True)
-        theirs = break_even(JointLaw.published(), *at, force=True)
+        ours = law.break_even(*at, between=span, force=True)
+        theirs = JointLaw.published().break_even(*at, force=True)
         low, middle, high = (
-            format_crossing(float(tokens), own) for tokens in (ours.tokens_low, ours.tokens, ours.tokens_high)
+            format_crossing(float(tokens), span) for tokens in (ours.tokens_low, ours.tokens, ours.tokens_high)
         )
         published = format_crossing(float(theirs.tokens), TOKENS_RANGE)
         size = f"d_model {gaps.d_model}, E = {gaps.experts}"
         rows.append([size, gaps.crossing, middle, f"{low} to {high}", published])
     header = ["", "measured", "law calibrated", "95 %", "as published"]
-    note = "One seed each: losses of such small models scatter by 0.02, and so a crossing by a factor of two."
-    return Table(header, rows, title="Tokens from which on experts beat the dense model", notes=[note])
+    note = "One seed each: losses of such small models scatter by 0.02 nats, crossovers by a factor of two."
+    return Table(header, rows, title="Crossover: tokens at which an MoE overtakes the dense model", notes=[note])
 
 
 def sentence(table: OptimalTable) -> str:
-    """What an optimum says, with its interval."""
+    """The optimum in words, with its interval."""
     best = table.best
     low, high = best.loss_interval or (best.loss, best.loss)
     shares = table.comparison.win_shares if table.comparison else {}
     sure = (
         f"; E = {best.experts:g} is best in {shares[best.experts]:.0%} of the draws" if best.experts in shares else ""
     )
-    smallest = " Below d_model 64 none was considered." if best.limited_by == "smallest" else ""
+    smallest = " Widths below d_model 64 were not considered." if best.limited_by == "smallest" else ""
     return (
         f"{format_flops(table.flops)} FLOPs buy E = {best.experts:g}, {format_count(best.n_active)} active parameters "
         f"and {format_count(best.tokens)} tokens: loss {best.loss:.3f} ({low:.3f} to {high:.3f}){sure}.{smallest}"
@@ -124,12 +124,12 @@ def sentence(table: OptimalTable) -> str:
 
 
 def gap_curves(law: JointLaw, records: Sequence[RunRecord]) -> Any:
-    """How far experts are behind or ahead, measured and by the law, against tokens: axes [sizes]."""
-    found = Gaps.of(records)
-    sizes = sorted({gaps.d_model for gaps in found})
+    """MoE minus dense losses against tokens, measured and by the law: axes [sizes]."""
+    all_gaps = Gaps.of(records)
+    sizes = sorted({gaps.d_model for gaps in all_gaps})
     axes = drawing.panels_or_new(None, len(sizes), 3.2 * len(sizes), 3.8, sharey=True)
     panels = dict(zip(sizes, axes, strict=True))
-    for gaps in found:
+    for gaps in all_gaps:
         ax, e, tokens = panels[gaps.d_model], gaps.experts, [*gaps.gaps]
         span = np.geomspace(min(tokens), max(tokens), 100)
         curve = law.loss(gaps.n_active, span, e) - law.loss(gaps.n_active, span, 1)

@@ -1,4 +1,4 @@
-"""Any causal model of transformers in the training loop: it answers what the loop asks of `SwitchMoeForCausalLM`.
+"""Any causal model of transformers in the training loop, with the interface of `SwitchMoeForCausalLM`.
 
 Where the routers of a class are, and which of their outputs the logits, the class says itself
 (`_can_record_outputs["router_logits"]`). Hooks there keep logits and choices of one forward pass: routing statistics
@@ -20,12 +20,12 @@ from scaling_law.size.model_configs import read_model
 from training.configuration.arguments import ConfigurationError
 from training.configuration.model_classes import SELECTION_BIAS, balance_loss_of, causal_class
 
-# Fields by which a class changes logits after its head, where they are neither null nor 1.
+# Fields by which a class changes logits after its head, unless they are null or 1.
 _AFTER_THE_HEAD = ("logits_scaling", "final_logit_softcapping")
 
 
 def build(config: Any, group_tokens: int | None = None) -> nn.Module:
-    """A new fp32 model of the configuration's class; the balance loss is counted over groups of so many tokens.
+    """Build an fp32 model of the configuration's class; its balance loss is a mean over groups of `group_tokens`.
 
     Raises ConfigurationError if the class refuses its configuration, or has other parameters than were counted.
     """
@@ -37,33 +37,28 @@ def build(config: Any, group_tokens: int | None = None) -> nn.Module:
     except Exception as error:  # every class has errors of its own
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ConfigurationError(f"model: {model_class.__name__} cannot be built: {reason}") from error
-    counted, there = read_model(config).parameters, sum(p.numel() for p in model.parameters())
-    if counted != there:
-        raise ConfigurationError(f"model: {counted:,} parameters were counted, {model_class.__name__} has {there:,}")
+    counted, built = read_model(config).parameters, sum(p.numel() for p in model.parameters())
+    if counted != built:
+        raise ConfigurationError(f"model: {counted:,} parameters were counted, {model_class.__name__} has {built:,}")
     # The class in place, so that parameters keep their names, and DDP, FSDP and `save_pretrained` see the class.
     model.__class__ = type(model_class.__name__, (_InTheLoop, model_class), {"__module__": model_class.__module__})
     model.prepare_for_the_loop(balance_loss_of(model_class), group_tokens)
     return model
 
 
-def parameters_of(config: Any) -> int:
-    """The parameters of the configuration's class, built without memory. Raises as `build`."""
-    with torch.device("meta"):
-        return sum(parameter.numel() for parameter in build(config).parameters())
-
-
 def routers(model: nn.Module) -> dict[nn.Module, int]:
     """The routers of a model, and which of their outputs are the logits, as its class and those in it record them."""
     from transformers.utils.output_capturing import OutputRecorder
 
-    found: dict[nn.Module, int] = {}
+    indices: dict[nn.Module, int] = {}
     for part in model.modules():
         recorders = (getattr(part, "_can_record_outputs", None) or {}).get("router_logits", [])
         for recorder in recorders if isinstance(recorders, list) else [recorders]:
             if not isinstance(recorder, OutputRecorder):  # a class alone: the logits are its second output
                 recorder = OutputRecorder(recorder, index=1)
-            found |= {module: recorder.index for module in part.modules() if isinstance(module, recorder.target_class)}
-    return found
+            of_class = [module for module in part.modules() if isinstance(module, recorder.target_class)]
+            indices |= dict.fromkeys(of_class, recorder.index)
+    return indices
 
 
 @torch.no_grad()
@@ -79,11 +74,11 @@ def move_biases(model: nn.Module, tokens_per_expert: torch.Tensor, rate: float) 
 
 
 class _InTheLoop:
-    """In front of a class of transformers: its forward pass with the losses and statistics of the training loop."""
+    """Mixin before a class of transformers: a forward pass with the losses and statistics of the training loop."""
 
     def prepare_for_the_loop(self, balance_loss, group_tokens: int | None) -> None:
         self._balance_loss, self._group_tokens = balance_loss, group_tokens
-        self._routed: list[tuple[torch.Tensor, torch.Tensor]] | None = None  # of the forward pass that is being made
+        self._routed: list[tuple[torch.Tensor, torch.Tensor]] | None = None  # of the current forward pass
         head = self.get_output_embeddings()
         changed = any(getattr(self.config, name, None) not in (None, 1) for name in _AFTER_THE_HEAD)
         if type(head) is nn.Linear and head.bias is None and not changed:
@@ -97,9 +92,9 @@ class _InTheLoop:
             return
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         logits = outputs[index].flatten(0, -2)
-        chosen = [output for output in outputs if output.dtype == torch.int64]
+        experts = [output for output in outputs if output.dtype == torch.int64]
         top_k = self.config.num_experts_per_tok
-        self._routed.append((logits, chosen[0].flatten(0, -2) if chosen else logits.topk(top_k).indices))
+        self._routed.append((logits, experts[0].flatten(0, -2) if experts else logits.topk(top_k).indices))
 
     def forward(
         self,
@@ -110,10 +105,10 @@ class _InTheLoop:
         output_logits: bool = False,
         output_token_losses: bool = False,
     ) -> SwitchMoeCausalLMOutputWithPast:
-        """Losses of `input_ids [B, S]` for the aligned targets `shift_labels [B, S]`, as `SwitchMoeForCausalLM` has.
+        """Losses of `input_ids [B, S]` for the aligned targets `shift_labels [B, S]`; see `SwitchMoeForCausalLM`.
 
-        The cross-entropy is computed in fp32, in chunks as for ours; from all logits of the class where they are asked
-        for, or are more than a matrix times hidden states.
+        The cross-entropy is computed in fp32, in chunks as for ours; from the class's own logits if `output_logits` is
+        set or they are more than a matrix times hidden states.
         """
         self._routed = routed = []
         logits, head = None, self.get_output_embeddings()
@@ -144,20 +139,20 @@ class _InTheLoop:
         It is a product of two means, so it depends on which tokens are counted together, and micro-batches must hold
         whole groups to be as one batch.
         """
-        first, chosen = routed[0]
+        first, experts = routed[0]
         if self._balance_loss is None:
             return first.new_zeros((), dtype=torch.float32)
         size = self._group_tokens or len(first)
         groups = zip(*(logits.float().split(size) for logits, _ in routed), strict=True)
-        return torch.stack([self._balance_loss(group, first.shape[-1], chosen.shape[-1]) for group in groups]).mean()
+        return torch.stack([self._balance_loss(group, first.shape[-1], experts.shape[-1]) for group in groups]).mean()
 
 
 @torch.no_grad()
 def _statistics(routed: list[tuple[torch.Tensor, torch.Tensor]]) -> RoutingStatistics:
-    """Of L routers: tokens per expert [L, E], dropped tokens [L] (none), entropy [L] of the softmax of the logits."""
+    """Statistics of L routers: tokens per expert [L, E], no dropped tokens [L], entropy [L] of the logits' softmax."""
     counts = [torch.zeros(logits.shape[-1], dtype=torch.int64, device=logits.device) for logits, _ in routed]
-    for count, (_, chosen) in zip(counts, routed, strict=True):
-        count.scatter_add_(0, chosen.flatten(), torch.ones_like(chosen.flatten()))
+    for count, (_, experts) in zip(counts, routed, strict=True):
+        count.scatter_add_(0, experts.flatten(), torch.ones_like(experts.flatten()))
     logs = [logits.float().log_softmax(-1) for logits, _ in routed]
     entropy = torch.stack([-(log.exp() * log).sum(-1).mean() for log in logs])
     return RoutingStatistics(torch.stack(counts), torch.zeros_like(entropy, dtype=torch.int64), entropy)

@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or not there, and that any number of processes can read, sharded or not.
+"""Checkpoints that are complete or absent, and that any number of processes can read, sharded or not.
 
 `stepNNNNNNN/` gets its name when complete: `state/` by torch's distributed checkpoint, `progress.json`, and every
 sha256 in `checksums.json`. Machines must share its file system. No random state: nothing in the loop draws numbers.
@@ -25,9 +25,10 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from hub.plain import atomic
-from hub.plain.atomic import sha256_of, sync
-from training.run.step import Progress
+from hub.base import atomic
+from hub.base.atomic import sha256_of, sync
+from training.configuration.schedule import Branch
+from training.run.progress import Progress
 
 logger = logging.getLogger(__name__)
 
@@ -44,8 +45,13 @@ class CheckpointError(OSError):
 # -- in a folder
 
 
+def most_at_a_time(branches: Collection[Branch]) -> int:
+    """Checkpoints that a run may have: each branch point, the newest two, and one that is being written."""
+    return len({branch.decay_step for branch in branches}) + _KEPT + 1
+
+
 def path_of(folder: Path, step: int) -> Path:
-    """Where the checkpoint of a step lies."""
+    """Folder of the checkpoint of a step."""
     return folder / f"step{step:07d}"
 
 
@@ -55,7 +61,7 @@ def steps(folder: Path) -> list[int]:
 
 
 def newest_intact(folder: Path, at_most: int | None = None) -> Path | None:
-    """The newest checkpoint whose checksums hold; damaged ones are reported and passed over."""
+    """The newest checkpoint whose checksums match; damaged ones are logged and skipped."""
     for step in reversed(steps(folder)):
         path = path_of(folder, step)
         if at_most is not None and step > at_most:
@@ -67,15 +73,15 @@ def newest_intact(folder: Path, at_most: int | None = None) -> Path | None:
 
 
 def find_damage(path: Path) -> str | None:
-    """What is wrong with a checkpoint, or None."""
+    """The damage to a checkpoint, or None."""
     try:
         expected = json.loads((path / "checksums.json").read_text())
     except (FileNotFoundError, ValueError) as error:
         return f"checksums.json: {error}"
     if missing := [name for name in expected if not (path / name).exists()]:
         return f"{missing[0]} is missing"
-    found = _checksums(path)
-    return next((f"the sha256 of {name} differs" for name in expected if found[name] != expected[name]), None)
+    actual = _checksums(path)
+    return next((f"the sha256 of {name} differs" for name in expected if actual[name] != expected[name]), None)
 
 
 def _checksums(folder: Path) -> dict[str, str]:
@@ -94,7 +100,7 @@ def prune(folder: Path, pinned: Collection[int]) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a checkpoint; a kill in between leaves no half of it under its name."""
+    """Remove a checkpoint; a kill meanwhile leaves no partial one under its name."""
     if path.exists():
         hidden = path.with_name(f".{path.name}.old")
         shutil.rmtree(hidden, ignore_errors=True)
@@ -103,7 +109,7 @@ def remove(path: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what a killed process left half written or half removed."""
+    """Remove files that a killed process left half written or half removed."""
     for path in [*folder.glob(".*.tmp"), *folder.glob(".*.old")]:
         if path.is_file():
             path.unlink()
@@ -126,7 +132,7 @@ def _state_of(session, with_optimizer: bool) -> dict:
 
 
 def _optimizers(session) -> list[torch.optim.Optimizer]:
-    """Without Accelerate's wrappers."""
+    """The optimizers inside Accelerate's wrappers."""
     return [wrapper.optimizer for wrapper in session.optimizers]
 
 
@@ -178,13 +184,13 @@ class CheckpointWriter:
             self.wait()
 
     def wait(self) -> None:
-        """Return when what was saved is on the disk. Raises CheckpointError where it could not be written."""
+        """Wait until the last save is on disk. Raises CheckpointError if it could not be written."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
 
     def close(self) -> None:
-        """Let the checkpoint that is being written end, however; nothing more can be saved. May be called twice.
+        """Wait for a checkpoint that is being written; afterwards nothing can be saved. May be called twice.
 
         Before the end of a process its group must be gone: gloo's threads would abort it.
         """
@@ -221,7 +227,7 @@ class CheckpointWriter:
             raise CheckpointError(f"the checkpoint {target} could not be written: {reason}") from error
 
     def _on_main(self, function: Callable[[], None]) -> None:
-        """Call it on the main process, and raise on all what went wrong there."""
+        """Call a function on the main process; its error is raised on all processes."""
         error = None
         if self._is_main:
             try:

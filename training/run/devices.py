@@ -80,7 +80,7 @@ def _fsdp_plugin():
 
 
 def any_process(accelerator, *flags: bool) -> list[bool]:
-    """Which of the flags are set on any process; collective with more than one."""
+    """Whether each flag is set on any process; collective."""
     if accelerator.num_processes == 1:  # without waiting for the device
         return list(flags)
     counts = torch.tensor([float(flag) for flag in flags], device=accelerator.device)
@@ -88,7 +88,7 @@ def any_process(accelerator, *flags: bool) -> list[bool]:
 
 
 def on_main(accelerator, function: Callable[[], Any]) -> Any:
-    """Call it on the main process and return its (picklable) result, or raise its OSError or ValueError, on all."""
+    """Call a function on the main process; return its picklable result, or raise its OSError or ValueError, on all."""
     from accelerate.utils import broadcast_object_list
 
     outcome = [None, None]
@@ -138,17 +138,17 @@ class StopSignal:
 
 
 def describe(device: torch.device, world_size: int) -> str:
-    """Such as `8 x NVIDIA H100 80GB HBM3` or `1 x AMD EPYC (2 threads)`."""
+    """Number and name of the devices: `8 x NVIDIA H100 80GB HBM3`, `1 x AMD EPYC (2 threads)`."""
     return f"{world_size} x {name(device)}"
 
 
 def name(device: torch.device) -> str:
-    """Such as `NVIDIA H100 80GB HBM3` or `AMD EPYC (2 threads)`."""
+    """Name of a device: `NVIDIA H100 80GB HBM3`, `AMD EPYC (2 threads)`."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     info = Path("/proc/cpuinfo")
-    found = re.search(r"^model name\s*: (.*)", info.read_text() if info.exists() else "", re.MULTILINE)
-    processor = found[1].strip() if found else platform.processor() or platform.machine()
+    match = re.search(r"^model name\s*: (.*)", info.read_text() if info.exists() else "", re.MULTILINE)
+    processor = match[1].strip() if match else platform.processor() or platform.machine()
     return f"{processor} ({torch.get_num_threads()} threads)"
 
 

@@ -1,4 +1,4 @@
-"""What a run costs, before it (`train.py --dry-run`); and what to try instead, after a step that did not fit.
+"""The cost of a run before it starts (`train.py --dry-run`), and advice after a step that did not fit.
 
 The dry run refuses what cannot fit before it builds the model, then makes a warm-up step and a measured one on random
 token ids, and leaves nothing behind.
@@ -13,10 +13,9 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from hub.plain.tables import Table
-from hub.plain.units import format_bytes, format_flops
-from modeling_switch_moe import SwitchMoeConfig
-from scaling_law.planning.describe import experts_of, shape_of
+from hub.base.tables import Table
+from hub.base.units import format_bytes, format_flops
+from scaling_law.law.describe import experts_of, shape_of
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.model_configs import read_model
 from scaling_law.size.training_memory import TrainingMemory, training_memory
@@ -24,17 +23,17 @@ from training.configuration.arguments import TrainingArguments
 from training.configuration.model_classes import ModelClassArguments, causal_class
 from training.configuration.schedule import total_tokens
 from training.data.tokenizer import load_tokenizer
-from training.run import causal_model, devices
+from training.run import devices
+from training.run.checkpoint import most_at_a_time
 from training.run.inputs import settled
-from training.run.step import (
-    Session,
-    StepResult,
+from training.run.model import (
     architecture,
-    make_session,
+    count_parameters,
     model_config,
     peak_learning_rate,
     utilisation_flops,
 )
+from training.run.step import Session, StepResult, make_session
 from training.run.timing import RandomTokens, StepTimer, device_memory
 
 _WEIGHT = 4  # bytes: weights, gradients and each of Adam's moments are fp32
@@ -71,7 +70,7 @@ def dry_run(arguments: TrainingArguments, console: Console | None = None) -> int
 
 
 def _plan(a: TrainingArguments, tokenizer) -> dict[str, list[tuple[str, str]]]:
-    """What the run will be and what it needs on the disk; rows by title."""
+    """Model, schedule and disk space of the run; rows by title."""
     arch, ramp = architecture(a.model, len(tokenizer)), a.batch_ramp()
     branches = [a.schedule_at(1.0).branch(tokens) for tokens in sorted(set(a.schedule.tokens))]
     trunk, total = max(b.branch_point_tokens for b in branches), total_tokens(branches)
@@ -102,9 +101,8 @@ def _plan(a: TrainingArguments, tokenizer) -> dict[str, list[tuple[str, str]]]:
         decay = f"decays from step {b.decay_step:,} ({b.branch_point_tokens:,} tokens) to step {b.end_step:,}"
         schedule.append((f"run of {b.tokens:,} tokens", decay))
 
-    size = _WEIGHT * exact_parameters(config)
-    # Every branch point, and the newest two of the trunk or of a branch, while a third is written.
-    checkpoints, models = len({b.decay_step for b in branches}) + 3, len(branches) + len(set(a.run.release_tokens))
+    size = _WEIGHT * count_parameters(config)
+    checkpoints, models = most_at_a_time(branches), len(branches) + len(set(a.run.release_tokens))
     needed = (3 * checkpoints + models) * size
     folder = Path(a.run.output_dir).absolute()
     free = shutil.disk_usage(next(path for path in [folder, *folder.parents] if path.exists())).free
@@ -118,7 +116,7 @@ def _plan(a: TrainingArguments, tokenizer) -> dict[str, list[tuple[str, str]]]:
 
 
 def predicted_memory(a: TrainingArguments, accelerator, arch: Architecture, micro: int) -> TrainingMemory:
-    """Of each device in the largest batch of a run, with micro-batches of so many sequences."""
+    """Predicted memory of each device in the largest batch of a run, for a micro-batch of `micro` sequences."""
     world = accelerator.num_processes
     largest = max(stage.sequences for stage in a.schedule.stages())
     return training_memory(
@@ -136,42 +134,33 @@ def predicted_memory(a: TrainingArguments, accelerator, arch: Architecture, micr
 
 
 def check_memory(a: TrainingArguments, accelerator, arch: Architecture) -> TrainingMemory:
-    """The memory that a step will take on each device. Raises OutOfMemory if the device has less; says what fits.
+    """Predict a step's memory on each device. Raises OutOfMemory if the device has less; the message says what fits.
 
-    The prediction was checked for our class only: it refuses no other.
+    The prediction was validated for our class only, so it refuses no other.
     """
-    there, world = device_memory(accelerator.device), accelerator.num_processes
+    available, world = device_memory(accelerator.device), accelerator.num_processes
     predicted = predicted_memory(a, accelerator, arch, a.run.micro_batch_sequences)
-    if predicted.total <= there or isinstance(a.model, ModelClassArguments):
+    if predicted.total <= available or isinstance(a.model, ModelClassArguments):
         return predicted
     fitting = [
         micro
         for micro in smaller_micro_batches(a, world)
-        if predicted_memory(a, accelerator, arch, micro).total <= there
+        if predicted_memory(a, accelerator, arch, micro).total <= available
     ]
-    needed = f"a step needs about {format_bytes(predicted.total)} of a device, which has {format_bytes(there)}"
+    needed = f"a step needs about {format_bytes(predicted.total)} on a device that has {format_bytes(available)}"
     head = f"run.micro_batch_sequences {a.run.micro_batch_sequences}: {needed}"
     raise OutOfMemory(f"{head}; {_advice(a, fitting, 'what would fit')}")
 
 
 def _architecture(arch: Architecture, config) -> list[tuple[str, str]]:
-    """The shape; of another class than ours also the class, and what it has beside the parameters of laws."""
-    if isinstance(config, SwitchMoeConfig):
-        shape = f"d_model {arch.d_model}, {arch.n_blocks} blocks, {arch.n_heads} heads, E = {arch.experts}"
-        return [("architecture", shape)]
+    """The class and its shape, with the parameters that laws leave out."""
     left_out = ", ".join(f"{name} {count:,}" for name, count in read_model(config).left_out.items())
     return [
-        ("class", f"{causal_class(config).__name__} of transformers, {exact_parameters(config):,} parameters"),
+        ("class", f"{causal_class(config).__name__}, {count_parameters(config):,} parameters"),
         ("not counted by laws", left_out),
         ("architecture", shape_of(arch)),
         ("experts", experts_of(arch)),
     ]
-
-
-def exact_parameters(config) -> int:
-    """As in `model.parameters()`; of another class than ours counted in the class itself, without memory."""
-    ours = isinstance(config, SwitchMoeConfig)
-    return config.num_parameters(exact=True) if ours else causal_model.parameters_of(config)
 
 
 def _measured(
@@ -180,15 +169,15 @@ def _measured(
     """Memory and speed of the first step; rows by title."""
     a, accelerator, device = session.arguments, session.accelerator, session.accelerator.device
     kind = "tensors" if device.type == "cuda" else "process"
-    there = f" of {format_bytes(device_memory(device))}"
+    of_memory = f" of {format_bytes(device_memory(device))}"
     memory = [
         ("weights", format_bytes(predicted.weights)),
         ("gradients", format_bytes(predicted.gradients)),
         ("Adam's moments", format_bytes(predicted.optimizer)),
         ("activations", format_bytes(predicted.activations)),
         ("logits, inner gradients", format_bytes(predicted.workspace)),
-        ("predicted peak", f"{format_bytes(predicted.total)}{there}"),
-        (f"measured, peak of the {kind}", f"{format_bytes(devices.peak_memory(device))}{there}"),
+        ("predicted peak", f"{format_bytes(predicted.total)}{of_memory}"),
+        (f"measured, peak of the {kind}", f"{format_bytes(devices.peak_memory(device))}{of_memory}"),
     ]
     tokens, peak = session.schedule.ramp.tokens(1), session.peak_flops
     speed = tokens / seconds
@@ -214,18 +203,18 @@ class OutOfMemory(RuntimeError):
 
 
 def explained(session: Session, error: RuntimeError) -> RuntimeError:
-    """What to show for an error: for one of an allocator, on GPU or CPU, what to try; else the error itself."""
+    """Replace an allocator's error, on GPU or CPU, by one that says what to try; other errors are returned as is."""
     if not isinstance(error, torch.OutOfMemoryError) and "DefaultCPUAllocator" not in str(error):
         return error
     a = session.arguments
     choices = smaller_micro_batches(a, session.accelerator.num_processes)
     head = f"out of memory with run.micro_batch_sequences {a.run.micro_batch_sequences}"
-    advice = _advice(a, choices, "smaller ones that this run can go on with")
+    advice = _advice(a, choices, "smaller ones with which this run can resume")
     return OutOfMemory(f"{head} ({str(error).splitlines()[0][:200]}); {advice}")
 
 
 def _advice(a: TrainingArguments, choices: list[int], what: str) -> str:
-    """The micro-batches to try, or that there are none; and checkpointing, where it is not on."""
+    """Advice on micro-batches, and on gradient checkpointing if it is off."""
     advice = f"{what}: {', '.join(map(str, choices))}"
     if not choices:
         group = f"holds whole capacity groups of {a.model.capacity_group_tokens} tokens and cuts the batches evenly"

@@ -59,7 +59,7 @@ class HeldOutLoss:
 
     @classmethod
     def of(cls, nats: np.ndarray, targets: np.ndarray) -> HeldOutLoss:
-        """From the loss and the number of targets of each document, float64 (documents,).
+        """Mean and error from each document's summed loss and number of targets, float64 (documents,).
 
         The error is that of the ratio estimator (Cochran, Sampling Techniques, 1977, section 2.11).
         """

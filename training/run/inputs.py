@@ -1,4 +1,4 @@
-"""What a run reads, from its arguments: training tokens and held-out sequences; and what may change on resuming."""
+"""The inputs of a run, from its arguments: training tokens, held-out sequences, and what may change on resuming."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ _FREE = {
 
 
 def check_inputs(arguments: TrainingArguments) -> None:
-    """Everything that can be found wrong before torch has to do anything.
+    """Check everything that can be checked before torch is needed.
 
     Raises:
         ConfigurationError: the output folder holds a run of another configuration, or a tracker is not installed.
-        FileNotFoundError: the dataset is a local path that is not there.
+        FileNotFoundError: the dataset is a local path that does not exist.
     """
     check_dataset_exists(arguments.data.dataset)
     check_trackers(arguments.run.trackers)
     now, path = settled(arguments).to_dict(), Path(arguments.run.output_dir) / "config.yaml"
     before = _started(arguments) or now
-    now["model"] = dict.fromkeys(before["model"] if "type" in before["model"] else ()) | now["model"]
+    now["model"] = dict.fromkeys(before["model"]) | now["model"]  # a field of a class may be in one of them only
     problems = [
         f"{section}.{name}: {value!r}, but {path} has {before[section].get(name)!r}"
         for section, fields in now.items()
@@ -50,7 +50,7 @@ def check_inputs(arguments: TrainingArguments) -> None:
         if name not in _FREE.get(section, ()) and before[section].get(name) != value
     ]
     if problems:
-        hint = "choose another run.output_dir, or the configuration that is there:\n  "
+        hint = "choose another run.output_dir, or use its configuration:\n  "
         raise ConfigurationError("the output folder holds another run; " + hint + "\n  ".join(problems))
 
 
@@ -66,24 +66,9 @@ def settled(arguments: TrainingArguments) -> TrainingArguments:
 
 
 def _started(arguments: TrainingArguments) -> dict | None:
-    """The configuration that the run in the output folder was started with; None where there is none."""
+    """The configuration with which the run in the output folder was started; None without one."""
     path = Path(arguments.run.output_dir) / "config.yaml"
-    if not path.exists():
-        return None
-    found = yaml.safe_load(path.read_text()) or {}
-    # A version that lacked a field did what is its default now; but its capacity group was a micro-batch, it read
-    # files as they are stored, and its first window was as large as the others.
-    before = {name: fields | found.get(name, {}) for name, fields in TrainingArguments().to_dict().items()}
-    if "type" in found.get("model", {}):  # of another class than ours, with fields of its own
-        before["model"] = found["model"]
-    if "order" not in found.get("data", {}):
-        before["data"]["order"] = "stored"
-    if "first_window" not in found.get("data", {}):
-        before["data"]["first_window"] = before["data"]["shuffle_window"]
-    if "capacity_group_tokens" not in found.get("model", {}):
-        group = before["run"]["micro_batch_sequences"] * before["data"]["sequence_length"]
-        before["model"]["capacity_group_tokens"] = group
-    return before
+    return yaml.safe_load(path.read_text()) if path.exists() else None
 
 
 def text_sources(arguments: TrainingArguments) -> tuple[TextSource, TextSource]:
@@ -113,7 +98,7 @@ def _order(arguments: TrainingArguments) -> SequenceOrder:
 
 
 def tokens_needed(arguments: TrainingArguments) -> tuple[int, int | None]:
-    """What the longest branch of a run reads: tokens of the cache, and sequences of an epoch (None: all there are).
+    """Tokens of the cache that the longest branch reads, and sequences of an epoch (None: all).
 
     Raises ConfigurationError if `data.train_tokens` is less than a sequence.
     """
@@ -131,12 +116,12 @@ def tokens_needed(arguments: TrainingArguments) -> tuple[int, int | None]:
 
 
 def training_data(arguments: TrainingArguments, tokenizer, patience: float = 0.0) -> TrainingData:
-    """The training sequences. Tokenising what is missing begins now, and continues beside the training.
+    """The training sequences; tokenising what is missing starts now and continues during training.
 
     Leaves it to other processes for `patience` seconds; see `GrowingCache`.
 
     Raises:
-        ConfigurationError: a split or column that is not there, or too little text.
+        ConfigurationError: a split or column does not exist, or there is too little text.
         TokenBuildError: the tokens cannot be made for another reason, such as a full disk.
     """
     d = arguments.data
@@ -151,22 +136,20 @@ def training_data(arguments: TrainingArguments, tokenizer, patience: float = 0.0
 def held_out_tokens(arguments: TrainingArguments) -> int:
     """Tokens of the held-out cache, which ends where the evaluation has enough."""
     length, sequences = arguments.data.sequence_length, arguments.run.eval_sequences
-    if arguments.data.order == "stored":
-        return int(1.5 * sequences * length) + length
     # A fixed shuffle chooses among more sequences than it takes: more documents make a smaller error. Not where text
     # is held out by a hash: each document found means reading a hundred others.
     return sequences * length * (4 if arguments.data.validation_split else 1) + 1
 
 
 class PendingHeldOut:
-    """Held-out sequences whose `tokens` may still be being made; only the first evaluation waits for them."""
+    """Held-out sequences that may still be being tokenised; only the first evaluation waits for them."""
 
     def __init__(self, tokens: GrowingCache, arguments: TrainingArguments):
         self.tokens, self._arguments = tokens, arguments
         tokens.start()
 
     def wait(self) -> HeldOut:
-        """The sequences, once they are there. Raises as `GrowingCache.wait_for`."""
+        """Wait for the sequences. Raises as `GrowingCache.wait_for`."""
         return self._found
 
     @cached_property

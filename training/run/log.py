@@ -1,4 +1,4 @@
-"""What a run writes while it trains: a progress bar, a line of JSON every few steps, Accelerate's trackers, a trace.
+"""Outputs during training: a progress bar, a JSON line every few steps, Accelerate's trackers, a profiler trace.
 
 Trunk and branches each have a tracker run of their own, in the sweep's project and a group of size and seed, over
 tokens: in a shared one a branch's steps would go backwards, and wandb drops such steps.
@@ -16,14 +16,16 @@ from statistics import median
 
 import torch
 
-from hub.plain.atomic import write_bytes, write_json
-from hub.plain.errors import secret_in
-from hub.plain.progress import progress_line
+from hub.base.atomic import write_bytes, write_json
+from hub.base.errors import secret_in
+from hub.base.progress import progress_line
 from hub.record.run_record import RunRecord
 from training.configuration.arguments import ConfigurationError, TrainingArguments
 from training.run.devices import on_main, peak_memory
 from training.run.evaluation import HeldOutLoss
-from training.run.step import Progress, Session, StepResult, utilisation_flops
+from training.run.model import utilisation_flops
+from training.run.progress import Progress
+from training.run.step import Session, StepResult
 
 logger = logging.getLogger(__name__)
 
@@ -149,18 +151,18 @@ class StepLog:
 
 
 def check_trackers(names: list[str]) -> None:
-    """Raise ConfigurationError for a tracker that is unknown or not installed, which Accelerate would pass over."""
+    """Raise ConfigurationError for an unknown or missing tracker, which Accelerate would skip silently."""
     from accelerate.tracking import get_available_trackers
 
     installed = [str(tracker) for tracker in get_available_trackers()]
     for name in names:
         if name not in installed and (name != "all" or not installed):
             allowed = ", ".join(installed) or "none"
-            raise ConfigurationError(f"run.trackers: {name!r}; allowed are those that are installed: {allowed}")
+            raise ConfigurationError(f"run.trackers: {name!r}; installed trackers: {allowed}")
 
 
 class Trackers:
-    """The tracker runs of the trunk or branch of a folder; on the main process alone, the others log nothing.
+    """The tracker runs of a trunk or branch; other processes than the main one log nothing.
 
     Raises ConfigurationError on all processes if one cannot be started, say because its service refuses the login.
     """
@@ -257,7 +259,7 @@ class StepTrace:
 
 
 def write_log(folder: Path, record: RunRecord, trunk_log: Path, branch_log: Path) -> None:
-    """Write the run's log beside its model; one that cannot be read, or that holds a secret, is left out."""
+    """Write the run's log beside its model, unless it cannot be read or holds a secret."""
     try:
         content = run_log(record, trunk_log, branch_log)
     except OSError as error:
@@ -288,7 +290,7 @@ def run_log(record: RunRecord, trunk_log: Path, branch_log: Path, *, max_bytes: 
 
 
 def _lines(log: Path) -> Iterator[tuple[bytes, dict]]:
-    """(text, values) of every line; incomplete ones, such as the last of a killed process, are passed over."""
+    """(text, values) of every line; incomplete ones, such as the last of a killed process, are skipped."""
     if not log.exists():
         return
     with open(log, "rb") as file:

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from hub.plain import atomic
-from hub.plain.commands import report
+from hub.base import atomic
+from hub.base.commands import report
 from hub.record.names import final_branch_name
 from hub.record.run_record import RunRecord
 from training.configuration.arguments import ConfigurationError, TrainingArguments
@@ -32,7 +32,8 @@ from training.run.devices import StopSignal, any_process, make_accelerator, on_m
 from training.run.dry_run import dry_run, explained
 from training.run.evaluation import HeldOutLoss, evaluate
 from training.run.log import StepLog, StepTrace, write_log
-from training.run.step import Progress, count, make_session, train_step
+from training.run.progress import Progress, count
+from training.run.step import make_session, train_step
 
 logger = logging.getLogger(__name__)
 
@@ -42,8 +43,8 @@ Finisher = Callable[[Path, RunRecord], None]
 def main(argv: list[str] | None = None) -> int:
     """The command. Returns the exit status, by which a scheduler can tell what to do:
 
-    0 done; 1 diverged; 2 bad configuration; 3 the machine gave out (disk full, out of memory, data that cannot be
-    read): nothing saved is lost, but a restart needs a change; 4 all trained and saved, not all of it pushed;
+    0 done; 1 diverged; 2 bad configuration; 3 the machine failed (disk full, out of memory, unreadable data): nothing
+    saved is lost, but a restart needs a change; 4 all trained and saved, not all of it pushed;
     130 or 143 stopped by SIGINT or SIGTERM after saving: re-run to resume.
     """
     logging.basicConfig(format="%(levelname)s %(message)s")
@@ -110,7 +111,7 @@ class Run:
         self.trace = StepTrace(trace, a.run.profile_steps)
 
     def execute(self) -> int:
-        """Train what is missing; returns the exit status of the command.
+        """Train the missing branches; returns the exit status of the command.
 
         Raises:
             ConfigurationError: the folder holds a run on other tokens, or another process is training in it.
@@ -147,17 +148,17 @@ class Run:
             raise ConfigurationError(f"run.output_dir: another process is training in {self.folder}") from None
 
     def _close(self) -> None:
-        """End what runs beside the training."""
+        """Stop what runs beside the training."""
         finishers = self.finishers if self.accelerator.is_main_process else ()
         for part in (self.trace, self.writer, self.data.tokens, self.held_out.tokens, *finishers):
             getattr(part, "close", lambda: None)()
 
     def _begin(self) -> None:
-        """On the main process: check and write down what the folder holds, and remove what a kill left there."""
+        """Check and note whose run the folder holds, and clean up after a kill; on the main process."""
         path, dataset = self.folder / "data.json", self.data.tokens.cache.dataset
         identity = {"dataset": dataset, "tokenizer": results.tokenizer_identity(self.session)}
-        found = json.loads(path.read_text()) if path.exists() else identity
-        if (before := {name: found.get(name) for name in identity}) != identity:
+        stored = json.loads(path.read_text()) if path.exists() else identity
+        if (before := {name: stored.get(name) for name in identity}) != identity:
             raise ConfigurationError(
                 f"data.dataset: the run in {self.folder} was trained on other tokens ({before}, now {identity}); "
                 "choose another run.output_dir"
@@ -322,7 +323,7 @@ class Run:
         on_main(self.accelerator, write)
 
     def _completed(self, model: Path, record: RunRecord) -> None:
-        """On the main process: what follows a complete model folder."""
+        """Remove a model's checkpoints and call the finishers; on the main process."""
         for step in checkpoint.steps(model.parent):  # only the trunk's are needed from here on
             checkpoint.remove(checkpoint.path_of(model.parent, step))
         for finisher in self.finishers:

@@ -44,17 +44,17 @@ class StackedMuon(torch.optim.Muon):
     ) -> bool:
         whole: tuple[list[Tensor], list[Tensor], list[Tensor]] = ([], [], [])
         has_complex = super()._init_group(group, *whole)
-        for found, tensors in zip((params_with_grad, grads, muon_momentum_bufs), whole, strict=True):
+        for matrices, tensors in zip((params_with_grad, grads, muon_momentum_bufs), whole, strict=True):
             for tensor in tensors:
                 rows, columns = tensor.shape[-2:]
-                found += tensor.view(-1, rows // group[_PARTS], columns).unbind(0)
+                matrices += tensor.view(-1, rows // group[_PARTS], columns).unbind(0)
         return has_complex
 
 
 def build_optimizers(
     model: nn.Module, arguments: OptimizerArguments, device: torch.device
 ) -> list[torch.optim.Optimizer]:
-    """Over fp32 weights: AdamW, and before it Muon if it is asked for. The loop sets their rates at every step.
+    """Build AdamW over fp32 weights, preceded by Muon if configured. The loop sets their rates at every step.
 
     All is decayed, as in the paper's runs, or (`decay_all` false) only matrices that are no router.
     """
@@ -99,7 +99,7 @@ def hidden_matrices(model: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
 
 
 def _above(gate_up: Tensor, down: Tensor) -> bool:
-    """Whether gate and up lie above one another: [2 · width, in], with down [in, width]."""
+    """Whether gate and up are stacked by rows: [2 · width, in], with down [in, width]."""
     width, rows = down.shape[-1], down.shape[-2]
     return gate_up.shape[-2:] == (2 * width, rows)
 

@@ -1,7 +1,7 @@
-"""From a finished branch to a release: the card beside the model, and pushing it while training goes on.
+"""Release of finished branches: the card beside the model, and the push while training continues.
 
-A failed push (`--push-to-hub`) stops nothing: `python -m hub push OUTPUT_DIR hf://ORG` completes the release, and the
-exit status reports it.
+A failed push (`--push-to-hub`) does not stop training: `python -m hub push OUTPUT_DIR hf://ORG` completes the release,
+and the exit status reports it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from hub import HubError, PushErrors, RunRecord, Store, open_store, push_run
-from hub.plain.atomic import write_bytes
-from hub.plain.errors import AccessError, UnavailableError, redacted
+from hub.base.atomic import write_bytes
+from hub.base.errors import AccessError, UnavailableError, redacted
 from hub.release.cards import model_card
 from hub.release.push import check_places, push_listing
 from scaling_law.figures.run_pictures import CAPTIONS, run_pictures
@@ -53,7 +53,7 @@ def finishers(arguments: TrainingArguments) -> tuple[Releaser, ...]:
     except (HubError, ValueError) as error:
         raise ConfigurationError(f"run.push_to_hub: {error}") from None
     if run.license is None:
-        logger.warning("run.license is not given: the cards of what is pushed name no licence")
+        logger.warning("run.license is not set: the pushed cards name no licence")
     return (Releaser(store, run.sweep, run.license),)
 
 
@@ -93,18 +93,18 @@ class Releaser:
         return future
 
     def _report(self, record: RunRecord, future: Future[RunRecord]) -> None:
-        """Log what became of a push; a missing or refused token once."""
+        """Log the result of a push; a missing or refused token only once."""
         error = future.exception()
         if error is None:
             logger.info("pushed %s@%s", future.result().repo, future.result().branch)
         elif not (self._refused and isinstance(error, AccessError)):
             self._refused = self._refused or isinstance(error, AccessError)
-            logger.warning("pushing %s failed, training goes on: %s", record.run_id, redacted(str(error)))
+            logger.warning("pushing %s failed, training continues: %s", record.run_id, redacted(str(error)))
 
     def close(self) -> None:
         """Wait for all pushes and write the index; afterwards `exit_status` is 0, or `RELEASE_INCOMPLETE`.
 
-        What failed because the store could not be reached is tried once more, as that may be hours ago.
+        A push that failed because the store was unreachable is retried once, as that may be hours ago.
         """
         if waiting := sum(not future.done() for _, _, future in self._pushes):
             logger.info("waiting for %d pushes to %s", waiting, self._store.uri)
@@ -134,5 +134,5 @@ class Releaser:
 
 
 def exit_status(trained: int, finishers: Sequence[object]) -> int:
-    """That of the training, or if it is 0 that of the finishers."""
+    """The exit status of the training, or if that is 0, of the finishers."""
     return trained or max((getattr(finisher, "exit_status", 0) for finisher in finishers), default=0)

@@ -13,11 +13,10 @@ from typing import Any
 
 import torch
 
-from hub.plain.atomic import weights_sha256, write_bytes
+from hub.base.atomic import weights_sha256, write_bytes
 from hub.record.names import MAX_ID_LENGTH, recipe_suffix, shortened
 from hub.record.run_record import OF_A_CLASS, RunRecord
 from hub.store.files import portable_tokenizer_config
-from modeling_switch_moe import SwitchMoeConfig, SwitchMoeForCausalLM
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.recipe import BatchRamp
 from training.configuration.arguments import ModelArguments, OptimizerArguments
@@ -28,8 +27,10 @@ from training.run import devices
 from training.run.evaluation import HeldOut, HeldOutLoss
 from training.run.inputs import data_order
 from training.run.log import balance
+from training.run.model import utilisation_flops
 from training.run.optimizers import muon_rate
-from training.run.step import Progress, Session, utilisation_flops
+from training.run.progress import Progress
+from training.run.step import Session
 
 # Fields that a record has from the architecture and from the configuration under the same name.
 _SIZE = ("d_model", "n_blocks", "n_heads", "experts", "vocab_size", "n_active", "n_total")
@@ -133,24 +134,24 @@ def step_seconds(progress: Progress, ramp: BatchRamp) -> float | None:
 
 
 def _of_a_class(model: ModelArguments | ModelClassArguments, arch: Architecture) -> dict[str, Any]:
-    """What the record of a model of another class than ours has besides: its type, and what laws ask about it."""
+    """Extra fields of a record for another class than ours: its type, and the variables of laws."""
     if not isinstance(model, ModelClassArguments):
         return {}
-    asked = arch.variables() | {name: getattr(arch, name) for name in ("experts_equivalent", "dense_blocks")}
+    variables = arch.variables() | {name: getattr(arch, name) for name in ("experts_equivalent", "dense_blocks")}
     of_class = {"model_type": model.type, "n_kv_heads": arch.n_kv_heads}
-    return of_class | {name: asked[name] for name in OF_A_CLASS - {"model_type"}}
+    return of_class | {name: variables[name] for name in OF_A_CLASS - {"model_type"}}
 
 
 def _of_muon(optimizer: OptimizerArguments, peak: float) -> dict[str, Any]:
     """Muon's settings, where it is used."""
     if optimizer.name != "muon":
         return {}
-    own = optimizer.model_dump(include={"muon_momentum", "muon_adjust_lr"})
-    return {"muon_learning_rate": muon_rate(optimizer, peak), **own}
+    settings = optimizer.model_dump(include={"muon_momentum", "muon_adjust_lr"})
+    return {"muon_learning_rate": muon_rate(optimizer, peak), **settings}
 
 
 def _named_by_recipe(record: RunRecord, end: str) -> RunRecord:
-    """The record with what departs from the recipe in the ids of run and trunk: such runs are not the same."""
+    """The record with departures from the recipe in the ids of run and trunk: such runs are different runs."""
     if not (suffix := recipe_suffix(record)):
         return record
     trunk = f"{record.parent_run_id}{suffix}"
@@ -185,7 +186,7 @@ def code_commit() -> str | None:
 def save_model(config, tokenizer, state_dict: dict, folder: Path) -> dict[str, str]:
     """Write config, whole weights (safetensors), tokenizer and, of our class, its code; returns the files' sha256."""
     with torch.device("meta"):  # only for the configuration: however the trained model is wrapped does not matter
-        shell = SwitchMoeForCausalLM(config) if isinstance(config, SwitchMoeConfig) else causal_class(config)(config)
+        shell = causal_class(config)(config)
     shell.save_pretrained(folder, state_dict=state_dict)
     tokenizer.save_pretrained(folder)
     if (config_file := folder / "tokenizer_config.json").exists():  # which says how this machine loaded it

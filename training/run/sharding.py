@@ -54,7 +54,7 @@ def build(
 
 
 def shard(model: nn.Module, half: bool, reshard_after_forward: bool = True) -> None:
-    """In place: two groups for each block, one for the embedding, one for the head. A root holds what is left.
+    """Shard a model in place: two groups per block, one for the embedding, one for the head, a root for the rest.
 
     `reshard_after_forward=False` keeps the weights of blocks gathered until their backward pass.
     """

@@ -1,4 +1,4 @@
-"""From arguments to a model, one update of it from one global batch, and what is remembered from step to step.
+"""One update of the model from one global batch.
 
 Loss, gradient and drops do not depend on how a batch is cut into micro-batches and spread over processes: the balance
 loss is a mean over capacity groups, which micro-batches hold whole, and the other losses are means over tokens.
@@ -9,106 +9,20 @@ from __future__ import annotations
 import hashlib
 import math
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from statistics import median
 from typing import Any
 
 import torch
 
-from modeling_switch_moe import SwitchMoeConfig, SwitchMoeForCausalLM
 from modeling_switch_moe.precision import keep_casts
-from scaling_law.formulas.learning_rate import READINGS, LearningRateLaw
-from scaling_law.size.architecture import Architecture, training_flops
-from training.configuration.arguments import (
-    ConfigurationError,
-    ModelArguments,
-    OptimizerArguments,
-    TrainingArguments,
-)
-from training.configuration.model_classes import ModelClassArguments
-from training.configuration.schedule import Branch, Schedule
+from scaling_law.size.architecture import Architecture
+from training.configuration.arguments import ConfigurationError, TrainingArguments
+from training.configuration.schedule import Schedule
 from training.data.batches import TrainingData
 from training.run import causal_model, devices, sharding
+from training.run.model import architecture, build_model, model_config, peak_learning_rate
 from training.run.optimizers import build_optimizers, muon_rate, set_rates
-
-_SPIKE_WINDOW = 128  # steps to compare with
-_SPIKE_LEAST = 16  # of them before anything is called a spike
-_SPIKE_DEVIATIONS = 6.0
-_MAD_TO_DEVIATION = 1.4826  # for normally distributed values
-_TIMED = 64  # last steps whose times are kept
-_LEAST_DEVIATION = 0.002  # of the median: where all losses are nearly equal, a small rise is no spike
-
-
-# -- model and optimizer
-
-
-def architecture(model: ModelArguments | ModelClassArguments, vocab_size: int) -> Architecture:
-    """The architecture in the paper's terms; it counts parameters and FLOPs."""
-    if isinstance(model, ModelClassArguments):
-        return model.model(vocab_size).architecture
-    return Architecture(model.d_model, model.experts, model.n_blocks, model.n_heads, vocab_size)
-
-
-def utilisation_flops(arch: Architecture) -> float:
-    """FLOPs per token for the model FLOPs utilisation (MFU): 6 for each active weight that is multiplied.
-
-    The paper's 6 N_act D also counts the embedding, which is only looked up. Attention's scores are in neither.
-    """
-    return arch.training_flops(1) - float(training_flops(arch.d_model * arch.vocab_size, 1))
-
-
-def model_config(arguments: TrainingArguments, vocab_size: int, eos_token_id: int):
-    """The transformers configuration of this run; ConfigurationError where tokenizer or sequences do not fit it."""
-    if isinstance(arguments.model, ModelClassArguments):
-        try:
-            return arguments.model.config(vocab_size, arguments.data.sequence_length, eos_token_id)
-        except ValueError as error:
-            raise ConfigurationError(str(error)) from None
-    arch = architecture(arguments.model, vocab_size)
-    return SwitchMoeConfig(
-        vocab_size=vocab_size,
-        hidden_size=arch.d_model,
-        num_hidden_layers=arch.n_blocks,
-        num_attention_heads=arch.n_heads,
-        num_experts=arch.experts,
-        max_position_embeddings=arguments.data.sequence_length,
-        capacity_factor=arguments.model.capacity_factor or None,
-        capacity_group_tokens=arguments.model.capacity_group_tokens,
-        router_aux_loss_coef=arguments.model.balance_loss,
-        router_z_loss_coef=arguments.model.z_loss,
-        attention_precision=arguments.model.attention_precision,
-        final_norm=arguments.model.final_norm,
-        initialization=arguments.model.initialization,
-        bos_token_id=eos_token_id,
-        eos_token_id=eos_token_id,
-    )
-
-
-def build_model(config, seed: int, group_tokens: int | None = None) -> torch.nn.Module:
-    """A new model, fp32, the same for the same seed on every process; `group_tokens` as in `causal_model.build`."""
-    torch.manual_seed(seed)
-    if isinstance(config, SwitchMoeConfig):
-        return SwitchMoeForCausalLM(config)
-    return causal_model.build(config, group_tokens)
-
-
-def peak_learning_rate(
-    arguments: OptimizerArguments, arch: Architecture, tokens: int | None = None, batch_tokens: int | None = None
-) -> tuple[float, str]:
-    """The peak learning rate and where it comes from; `tokens` and `batch_tokens` are for laws that have them."""
-    if arguments.learning_rate is not None:
-        return arguments.learning_rate, "given"
-    law = LearningRateLaw.named(arguments.learning_rate_law)
-    rate = law.learning_rate(arch, tokens, batch_tokens) * arguments.learning_rate_scale
-    scaled = "" if arguments.learning_rate_scale == 1 else f", times {arguments.learning_rate_scale:g}"
-    if arguments.learning_rate_law in READINGS:
-        return rate, f"Ludziejewski et al. 2025, reading '{law.reading}'{scaled}"
-    batch = f" at batches of {batch_tokens:,} tokens" if law.slope_batch else ""
-    return rate, f"{law.formula}{batch}, {law.source}{scaled}"
-
-
-# -- one update
 
 
 @dataclass
@@ -196,16 +110,16 @@ def add_gradients(session: Session, step: int) -> StepResult:
     sequences = ramp.sequences(step)
     tokens = sequences * session.data.sequence_length
     n_micro = sequences // session.data.micro_batch_sequences
-    own = range(rank, n_micro, world)
+    micro_batches = range(rank, n_micro, world)
     position = ramp.position(step)
     batches = session.data.micro_batches(position, sequences, rank, world, accelerator.device)
 
     result = StepResult(*(torch.zeros((), device=accelerator.device) for _ in range(3)))
-    for j, (inputs, targets) in zip(own, batches, strict=True):
+    for j, (inputs, targets) in zip(micro_batches, batches, strict=True):
         # DDP reduces gradients once a step, with the last micro-batch; FSDP2 with each, or it would keep whole ones.
         # (Accelerate's own accumulation keeps a phase counter that goes wrong when the number of micro-batches changes
         # along the batch ramp.)
-        reduces = j == own[-1] or accelerator.is_fsdp2
+        reduces = j == micro_batches[-1] or accelerator.is_fsdp2
         _seed_masks(accelerator.device, a.run.seed, position + j * session.data.micro_batch_sequences)
         with nullcontext() if reduces else accelerator.no_sync(session.model):
             with accelerator.autocast():
@@ -255,64 +169,3 @@ def train_step(session: Session, step: int, rate: float) -> StepResult:
     if a.model.bias_rate and result.is_finite:
         causal_model.move_biases(session.model, session.total(result.tokens_per_expert), a.model.bias_rate)
     return result
-
-
-@dataclass
-class Progress:
-    """Where training stands; with the tensors of a checkpoint, all that is needed to resume."""
-
-    step: int = 0  # updates made; the schedule turns it into tokens, batch size and learning rate
-    wall_seconds: float = 0.0  # spent training, over all resumes
-    window_steps: int = 0  # sums over the last share of a branch, for its final training loss and routing
-    window_loss: float = 0.0
-    window_routed: list[list[float]] | None = None
-    window_dropped: float = 0.0
-    skipped_steps: list[int] = field(default_factory=list)  # whose loss or gradient was not finite
-    skipped_in_a_row: int = 0
-    recent_losses: list[float] = field(default_factory=list)  # of finite steps; a spike lies far above them
-    recent_seconds: list[float] = field(default_factory=list)  # wall seconds of the last steps
-    spikes: list[int] = field(default_factory=list)
-
-    def spent(self, wall_seconds: float) -> None:
-        """After a step: how long the run has trained by now."""
-        seconds = wall_seconds - self.wall_seconds
-        self.wall_seconds, self.recent_seconds = wall_seconds, [*self.recent_seconds, seconds][-_TIMED:]
-
-
-def count(session: Session, progress: Progress, result: StepResult, branch: Branch | None) -> None:
-    """Add a step to the progress: skipped, or its loss with those before it and, at a branch's end, to its window."""
-    step = progress.step
-    progress.step += 1
-    if not result.is_finite:
-        progress.skipped_steps.append(step)
-        progress.skipped_in_a_row += 1
-        return
-    progress.skipped_in_a_row = 0
-    result.is_spike = is_spike(progress.recent_losses, result.loss)
-    if result.is_spike:
-        progress.spikes.append(step)
-    progress.recent_losses = [*progress.recent_losses, result.loss][-_SPIKE_WINDOW:]
-    if branch is None:
-        return
-    window = session.schedule.ramp.steps(branch.tokens * (1 - session.arguments.run.train_loss_window))
-    if step < min(window, branch.end_step - 1):  # the window has at least one step
-        return
-    progress.window_steps += 1
-    progress.window_loss += result.loss
-    if result.tokens_per_expert is not None:
-        routed = session.total(result.tokens_per_expert)
-        before = torch.tensor(progress.window_routed or 0.0, dtype=routed.dtype, device=routed.device)
-        progress.window_routed = (before + routed).tolist()
-        progress.window_dropped += session.total(result.dropped_tokens).sum().item()
-
-
-def is_spike(before: list[float], loss: float) -> bool:
-    """Whether `loss` lies far above those before: above their median, in units of their median absolute deviation.
-
-    So earlier spikes do not hide later ones, and the steep fall at the start of training is no spike.
-    """
-    if len(before) < _SPIKE_LEAST:
-        return False
-    middle = median(before)
-    deviation = _MAD_TO_DEVIATION * median(abs(value - middle) for value in before)
-    return loss > middle + _SPIKE_DEVIATIONS * max(deviation, _LEAST_DEVIATION * middle)

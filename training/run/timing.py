@@ -1,4 +1,4 @@
-"""Steps on random tokens, timed and with the memory they take: what a dry run and a throughput file are made of."""
+"""Time and memory of steps on random tokens, for the dry run and throughput files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LEARNING_RATE = 1e-6
 
 @dataclass(frozen=True)
 class RandomTokens:
-    """Ids drawn uniformly, in the place of `TrainingData`."""
+    """Uniformly drawn ids instead of `TrainingData`."""
 
     vocab_size: int
     sequence_length: int
@@ -47,7 +47,7 @@ class StepTimer:
         self.seconds: list[float] = []
 
     def step(self) -> StepResult:
-        """One more."""
+        """Make and time one step."""
         device = self.session.accelerator.device
         finish(device)
         started = time.perf_counter()
@@ -66,7 +66,7 @@ def finish(device: torch.device) -> None:
 
 
 def peak_bytes(device: torch.device, work: Callable[[], T]) -> tuple[T, int]:
-    """What `work` returns, and the most bytes that tensors took while it ran, beyond those there were before.
+    """The result of `work`, and the peak bytes of tensors while it ran, beyond those before it.
 
     On a GPU the allocator counts them. On a CPU torch's profiler does, which sees a tensor's end only if it saw its
     beginning: `work` must make the model, too.
@@ -90,7 +90,7 @@ def device_memory(device: torch.device) -> int:
 
 
 def release(device: torch.device) -> None:
-    """Give back what no tensor uses any more."""
+    """Free memory that no tensor uses any more."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

@@ -12,10 +12,10 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from hub.plain.atomic import write_bytes
-from hub.plain.commands import App, Json
-from hub.plain.errors import HubError
-from hub.plain.tables import print_table, show
+from hub.base.atomic import write_bytes
+from hub.base.commands import App, Json
+from hub.base.errors import HubError
+from hub.base.tables import print_table, show
 from hub.record.table import to_jsonl
 from training.configuration.arguments import ConfigurationError
 from training.sweep.engine import Engine, EngineError, Job, alive, places_of, submitting
@@ -48,7 +48,7 @@ def plan(
     shards: Annotated[int, typer.Option(min=1, help="Devices that a model is sharded over (FSDP).")] = 1,
     as_json: Json = False,
 ) -> None:
-    """Show the trunks and branches of a sweep and what they cost; nothing is trained."""
+    """Show the trunks and branches of a sweep and their cost, without training."""
     if flops_per_second is not None and not 0 < flops_per_second < float("inf"):
         raise ConfigurationError(f"--flops-per-second: {flops_per_second}; it must be greater than 0")
     planned = plan_sweep(Sweep.load(sweep_file), flops_per_second, shards)
@@ -57,18 +57,21 @@ def plan(
 
 @app.command()
 def status(sweep_file: _SweepFile, as_json: Json = False) -> None:
-    """Show how far each run has come, its place in a queue and what it has cost.
+    """Show each run's progress, place in the queue and cost.
 
     States: waiting, running, finished, diverged or failed.
     """
-    found = _status(Sweep.load(sweep_file))
-    show([asdict(one) for one in found], as_json, status_table(found))
+    statuses = _status(Sweep.load(sweep_file))
+    show([asdict(one) for one in statuses], as_json, status_table(statuses))
 
 
 @app.command()
 def run(
     sweep_file: _SweepFile,
-    on: Annotated[Literal["local", "slurm", "hf-jobs"], typer.Option(help="What executes the runs.")] = "local",
+    on: Annotated[
+        Literal["local", "slurm", "hf-jobs"],
+        typer.Option(help="What executes the runs. hf-jobs is experimental: not yet run against the service."),
+    ] = "local",
     only: _Only = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be started or sent.")] = False,
     workers: Annotated[
@@ -102,12 +105,12 @@ def run(
 ) -> None:
     """Execute the sweep, most expensive runs first; run it again to resume after an interruption.
 
-    `local` waits for the runs; the others put what is not finished into their queue, and `status` follows it.
+    `local` waits for the runs; the others queue unfinished runs and return, and `status` follows them.
 
     Exit status: 0 all finished or queued, 1 a run failed or diverged, 2 bad input, 128 + n stopped by signal n.
     """
-    given = {name: value for name, value in locals().items() if name not in ("sweep_file", "on", "only", "dry_run")}
-    engine = _engine(on, {name: value for name, value in given.items() if value not in (None, [])})
+    options = {name: value for name, value in locals().items() if value not in (None, [])}
+    engine = _engine(on, {name: options[name] for name in options.keys() - {"sweep_file", "on", "only", "dry_run"}})
     sweep = Sweep.load(sweep_file).only(only or [])
     if dry_run:
         print(engine.preview(sweep, sweep_file), end="")
@@ -121,7 +124,7 @@ def run(
             outcome = engine.submit(sweep, sweep_file)
     print_table(status_table([run_status(one) for one in sweep.runs] if on == Local.name else _status(sweep)))
     for name in outcome.elsewhere:
-        typer.echo(f"run {name} was skipped: it is in a queue, or another sweep is working on it", err=True)
+        typer.echo(f"run {name} was skipped: it is queued, or another sweep is executing it", err=True)
     for name, job in outcome.queued.items():
         typer.echo(f"run {name} is {job.engine} job {job.id}", err=True)
     for name, (exit_status, log) in outcome.failed.items():
@@ -131,7 +134,7 @@ def run(
 
 @app.command()
 def cancel(sweep_file: _SweepFile, only: _Only = None) -> None:
-    """Stop what is waiting or running, on whatever engine; `run` resumes it from its checkpoints.
+    """Stop waiting and running runs on any engine; `run` resumes them from their checkpoints.
 
     A `run` on this machine stops with all of its runs.
     """
@@ -154,11 +157,11 @@ def records(
     sweep = Sweep.load(sweep_file)
     for engine in ENGINES.values():
         engine().collect(sweep.runs)
-    found = [record for run in sweep.runs for record in run.records()]
-    if not found:
+    finished = [record for run in sweep.runs for record in run.records()]
+    if not finished:
         raise ConfigurationError("no run of this sweep has finished yet")
-    write_bytes(output, to_jsonl(found))
-    print(f"{len(found)} records in {output}")
+    write_bytes(output, to_jsonl(finished))
+    print(f"{len(finished)} records in {output}")
 
 
 @app.command()
@@ -170,9 +173,9 @@ def config(sweep_file: _SweepFile, name: Annotated[str, typer.Argument(help="Nam
 
 def _engine(name: str, options: dict[str, Any]) -> Engine:
     """The engine with its options. Raises ConfigurationError for those of another."""
-    known = [field.name for field in fields(ENGINES[name])]  # type: ignore[arg-type]
-    for option in options.keys() - set(known):
-        flags = ", ".join(f"--{field.replace('_', '-')}" for field in known)
+    names = [field.name for field in fields(ENGINES[name])]  # type: ignore[arg-type]
+    for option in options.keys() - set(names):
+        flags = ", ".join(f"--{field.replace('_', '-')}" for field in names)
         raise ConfigurationError(f"--{option.replace('_', '-')}: --on {name} does not take it; it takes {flags}")
     return ENGINES[name](**options)
 

@@ -1,4 +1,4 @@
-"""What executes a sweep: this machine, a queue of SLURM, or a service; and which of its jobs has which run."""
+"""Engines that execute a sweep (this machine, SLURM, a service), and the jobs of its runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import ClassVar, Protocol
 
 from filelock import FileLock, Timeout
 
-from hub.plain import atomic
+from hub.base import atomic
 from training.configuration.arguments import ConfigurationError
 from training.sweep.file import Sweep, SweepRun
 from training.sweep.status import Queued
@@ -22,14 +22,14 @@ LOCK_SECONDS = 600  # a submit to a service takes seconds for each run
 
 
 class EngineError(Exception):
-    """An engine that cannot be reached, or that refuses what it was asked for."""
+    """An engine cannot be reached, or refuses a request."""
 
     exit_status = 1
 
 
 @dataclass(frozen=True)
 class Job:
-    """A run's job on an engine that queues. A run keeps all it had, in `jobs.json`.
+    """A run's job on an engine with a queue; all jobs of a run are listed in its `jobs.json`.
 
     `id` is the engine's; `folder` is where it keeps the run's files, if that is not the run's own folder.
     """
@@ -40,7 +40,7 @@ class Job:
 
     @staticmethod
     def of(run: SweepRun) -> list[Job]:
-        """The jobs that a run had, oldest first; the last may be alive."""
+        """All jobs of a run, oldest first; the last may be alive."""
         path = run.folder / "jobs.json"
         return [Job(**job) for job in json.loads(path.read_text(encoding="utf-8"))] if path.exists() else []
 
@@ -53,7 +53,7 @@ class Job:
 
 @dataclass
 class Outcome:
-    """What became of runs, by name. Failed are also the diverged, with exit status and log; `elsewhere` are busy."""
+    """Results of runs by name. `failed` (exit status and log) includes diverged runs; `elsewhere` are busy."""
 
     finished: list[str] = field(default_factory=list)
     failed: dict[str, tuple[int, Path]] = field(default_factory=dict)
@@ -78,24 +78,24 @@ class Engine(Protocol):
     name: ClassVar[str]
 
     def preview(self, sweep: Sweep, sweep_file: Path) -> str:
-        """What `submit` would start or send, as text; nothing is started."""
+        """Text of what `submit` would start or send; nothing is started."""
 
     def submit(self, sweep: Sweep, sweep_file: Path) -> Outcome:
         """Execute the runs, or put them into the engine's queue and return; `submitting` is held by the caller."""
 
     def queue(self, runs: Sequence[SweepRun], places: set[str]) -> Mapping[Job, Queued]:
-        """What the engine knows of the jobs of these runs, which it got at `places`; notes those that no run has."""
+        """The engine's state of these runs' jobs, submitted at `places`; adds unlisted jobs to their runs."""
 
     def cancel(self, runs: Sequence[SweepRun]) -> list[str]:
-        """Stop what is waiting or running of these, for good; the names of the runs that were."""
+        """Stop waiting and running runs for good; returns their names."""
 
     def collect(self, runs: Sequence[SweepRun]) -> None:
-        """Bring records and logs into the runs' folders, from where the engine keeps them."""
+        """Copy records and logs from the engine into the runs' folders."""
 
 
 @contextmanager
 def submitting(sweep: Sweep) -> Iterator[None]:
-    """A lock, held from asking which runs are queued until the others are, so that no two submits send the same run.
+    """Hold a lock while runs are selected and queued, so that no two submits send the same run.
 
     Raises EngineError if another submit holds it for `LOCK_SECONDS`.
     """
@@ -108,7 +108,7 @@ def submitting(sweep: Sweep) -> Iterator[None]:
 
 
 def places_of(engine: Engine, runs: Sequence[SweepRun]) -> set[str]:
-    """Where an engine may have jobs of these runs: the places of submits to it, and of the jobs that are noted."""
+    """Places where an engine may have jobs of these runs: those of past submits and of listed jobs."""
     submits = {path for run in runs if (path := run.folder.parent / SUBMITS).exists()}
     sent = {place for path in submits for name, place in json.loads(path.read_text()) if name == engine.name}
     noted = [job.folder or "" for run in runs for job in Job.of(run) if job.engine == engine.name]
@@ -116,10 +116,9 @@ def places_of(engine: Engine, runs: Sequence[SweepRun]) -> set[str]:
 
 
 def unfinished(engine: Engine, sweep: Sweep, place: str = "") -> tuple[Sweep, Outcome]:
-    """The runs that an engine with a queue is to get, most expensive first, and what became of the others.
+    """The runs to queue, most expensive first, and the results of the others.
 
-    `place` is where the engine gets them. It is noted before anything is sent: if the submit is killed, `queue` looks
-    for its jobs there.
+    `place` is where they are submitted. It is saved before anything is sent: `queue` finds a killed submit's jobs.
     """
     busy = alive(engine, sweep.runs, place)
     path = sweep.folder / SUBMITS
@@ -139,14 +138,14 @@ def unfinished(engine: Engine, sweep: Sweep, place: str = "") -> tuple[Sweep, Ou
 
 
 def alive(engine: Engine, runs: Sequence[SweepRun], *places: str) -> dict[str, list[Job]]:
-    """The jobs of an engine that are waiting or running, also at `places`, by the names of their runs."""
+    """Waiting and running jobs by the name of their run, also at `places`."""
     queue = engine.queue(runs, places_of(engine, runs).union(places))
     jobs = {run.name: [job for job in Job.of(run) if job in queue and queue[job].alive] for run in runs}
     return {name: waiting for name, waiting in jobs.items() if waiting}
 
 
 def seconds_of(time: str) -> int:
-    """Of a time as sbatch takes it: minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]].
+    """Seconds of a time in sbatch's notation, such as 90 (minutes), 12:00:00 or 1-12 (days-hours).
 
     Raises ConfigurationError for another text.
     """

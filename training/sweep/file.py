@@ -1,4 +1,4 @@
-"""What a sweep file says: its runs, each with its whole configuration, checked."""
+"""Sweep files: their runs, each with its whole configuration, checked."""
 
 from __future__ import annotations
 
@@ -12,18 +12,16 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from hub import RunRecord
-from hub.plain.errors import RecordError
+from hub.base.errors import InputError, RecordError, unknown
 from hub.record.filter import parse_filter
 from hub.record.names import final_branch_name
-from scaling_law.planning import matched
-from scaling_law.planning.matched import MatchedPlan
 from scaling_law.size.architecture import VOCAB_SIZE, Architecture
 from training.configuration import reading
 from training.configuration.arguments import SECTIONS, ConfigurationError, TrainingArguments
 from training.configuration.schedule import Branch, total_tokens
 from training.data.tokenizer import load_tokenizer
 from training.run.inputs import settled
-from training.run.step import architecture
+from training.run.model import architecture
 
 
 def _nested(values: dict[str, Any]) -> dict[str, Any]:
@@ -36,7 +34,7 @@ def _nested(values: dict[str, Any]) -> dict[str, Any]:
         elif dot or isinstance(value, dict):
             sections.setdefault(section, {}).update({field: value} if dot else value)
         else:
-            raise ValueError(f"it must hold sections with fields, not {name}: {value!r}")
+            raise InputError(f"it must hold sections with fields, not {name}: {value!r}")
     return sections
 
 
@@ -90,9 +88,9 @@ class SweepFile(BaseModel):
     @model_validator(mode="after")
     def _fits(self) -> SweepFile:
         if {"runs", "source"} <= self.model_fields_set:
-            raise ValueError("give either runs or from")
+            raise InputError("give either runs or from")
         if self.where and self.source != [reading.PAPER]:
-            raise ValueError("where goes with `from: paper`; a grid has overrides")
+            raise InputError("where goes with `from: paper`; a grid has overrides")
         return self
 
     def listed(self, folder: Path) -> list[dict[str, Any]]:
@@ -126,7 +124,7 @@ class SweepRun:
         return [schedule.branch(tokens) for tokens in sorted(set(self.arguments.schedule.tokens))]
 
     def folder_of(self, branch: Branch) -> Path:
-        """Where the branch is trained."""
+        """Folder of a branch."""
         return self.folder / final_branch_name(branch.tokens, self.arguments.run.seed)
 
     def finished(self) -> list[Path]:
@@ -140,12 +138,12 @@ class SweepRun:
 
     @property
     def complete(self) -> bool:
-        """Whether every branch has its record, so that starting the run again would do nothing."""
+        """Whether every branch has its record."""
         return len(self.finished()) == len(self.branches)
 
     @property
     def vocab_size(self) -> int | None:
-        """Of the tokenizer; None if that is not on this machine."""
+        """Size of the tokenizer's vocabulary; None if it is not on this machine."""
         return _vocab_size(self.arguments.data.tokenizer, self.arguments.data.tokenizer_revision)
 
     @cached_property
@@ -198,14 +196,15 @@ class Sweep:
 
     @property
     def folder(self) -> Path:
-        """Where the runs' folders lie."""
+        """Parent of the runs' folders."""
         return self.runs[0].folder.parent
 
     def only(self, names: list[str]) -> Sweep:
-        """The sweep with the runs of these names; all where none is given. Raises ConfigurationError."""
-        if unknown := set(names) - {run.name for run in self.runs}:
-            there = ", ".join(run.name for run in self.runs)
-            raise ConfigurationError(f"the sweep has no run {', '.join(sorted(unknown))}; there are {there}")
+        """The sweep with only these runs; without names, with all. Raises ConfigurationError for an unknown name."""
+        listed = [run.name for run in self.runs]
+        for name in names:
+            if name not in listed:
+                raise ConfigurationError(unknown("run ", name, listed))
         return Sweep(self.name, tuple(run for run in self.runs if not names or run.name in names))
 
 
@@ -216,34 +215,32 @@ def _of_the_paper(where: str) -> list[dict[str, Any]]:
         holds = parse_filter(where, [*configurations[0].sizes, "tokens"], ())
     except RecordError as error:
         raise ConfigurationError(f"sweep file: where: {error}") from error
-    found = []
+    runs = []
     for listed in configurations:
         if tokens := [tokens for tokens in listed.tokens if holds(listed.sizes | {"tokens": tokens})]:
-            found.append(listed.sections() | {"schedule": {"tokens": tokens}})
-    if not found:
+            runs.append(listed.sections() | {"schedule": {"tokens": tokens}})
+    if not runs:
         raise ConfigurationError(f"sweep file: where: {where!r} leaves none of the paper's listing")
-    return found
+    return runs
 
 
 def _planned(path: Path) -> list[dict[str, Any]]:
-    """The run of `scaling-law plan` (`--json` or `--output`), or the runs of `scaling-law match`."""
+    """The run of `scaling-law plan` (`--json` or `--output`)."""
     plan = reading.read_yaml(path, "sweep file: from")  # JSON is YAML
     try:
-        if plan.get("format") == matched.FORMAT:
-            return MatchedPlan.load(path).configurations()
         if not set(sections := plan.get("configuration", plan)) <= {*SECTIONS, "preset"}:
-            raise ValueError(f"{str(path)!r} is neither 'paper' nor a plan of scaling-law plan or match")
+            raise InputError(f"{str(path)!r} is neither 'paper' nor a plan of scaling-law plan")
         sections = _nested(sections)
     except ValueError as error:
         raise ConfigurationError(f"sweep file: from: {error}") from error
-    own = {name: value for name, value in sections.get("run", {}).items() if name not in ("output_dir", "sweep")}
-    return [{**sections, "run": own}]
+    run = {name: value for name, value in sections.get("run", {}).items() if name not in ("output_dir", "sweep")}
+    return [{**sections, "run": run}]
 
 
 def _run(file: SweepFile, folder: Path, listed: dict[str, Any], point: dict[str, Any]) -> SweepRun:
     layers = [file.base, listed, point]
-    chosen: Any = next((layer["preset"] for layer in reversed(layers) if "preset" in layer), [])
-    sections = reading.merged(reading.preset_sections(chosen), *layers)
+    preset: Any = next((layer["preset"] for layer in reversed(layers) if "preset" in layer), [])
+    sections = reading.merged(reading.preset_sections(preset), *layers)
     for override in file.overrides:
         fields = {f"{section}.{name}": value for section in sections for name, value in sections[section].items()}
         if all(fields.get(name) == value for name, value in override.where.items()):
@@ -252,8 +249,8 @@ def _run(file: SweepFile, folder: Path, listed: dict[str, Any], point: dict[str,
     with suppress(KeyError, TypeError, ValueError):  # what is no rate is refused below
         rate = f"-lr{float(point['optimizer']['learning_rate']):g}"
     try:
-        own = {"sweep": file.sweep + rate, "output_dir": str(folder)}
-        arguments = reading.from_dict(reading.merged(sections, {"run": own}))
+        run = {"sweep": file.sweep + rate, "output_dir": str(folder)}
+        arguments = reading.from_dict(reading.merged(sections, {"run": run}))
         name = f"{arguments.model.name}-seed{arguments.run.seed}{rate}"
         return SweepRun(name, folder / name, settled(arguments.replaced(run={"output_dir": str(folder / name)})))
     except ConfigurationError as error:

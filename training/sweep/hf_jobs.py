@@ -1,6 +1,7 @@
 """Hugging Face Jobs: a job for each trunk and its branches, whose folders lie in a bucket that the jobs mount.
 
-A job that ends early, say at its time limit, resumes from the bucket when the sweep is submitted again.
+Experimental: tested against `huggingface_hub` and a stand-in for the service, never against the service. A job that
+ends early, say at its time limit, resumes from the bucket when the sweep is submitted again.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from hub.plain.atomic import write_bytes
-from hub.plain.errors import AccessError, NotFoundError
+from hub.base.atomic import write_bytes
+from hub.base.errors import AccessError, NotFoundError
 from hub.store.transport import Transport
 from training.configuration.arguments import ConfigurationError
 from training.data.pins import pinned_with_sweep
@@ -120,21 +121,21 @@ class HfJobs:
         jobs = [job for run in runs for job in Job.of(run) if job.engine == self.name]
         listed = hub.read(hub.api.list_jobs_hardware)
         prices = {one.name: one.unit_cost_usd / _UNITS[one.unit_label] for one in listed if one.unit_label in _UNITS}
-        found = {}
+        queued = {}
         for job in jobs:
             with suppress(NotFoundError):
-                found[job] = _queued(hub.read(partial(hub.api.inspect_job, **_named(job))), prices)
-        return found
+                queued[job] = _queued(hub.read(partial(hub.api.inspect_job, **_named(job))), prices)
+        return queued
 
     def cancel(self, runs: Sequence[SweepRun]) -> list[str]:
-        """Cancel the runs' jobs; what they saved last is in the bucket."""
+        """Cancel the runs' jobs; their last checkpoints stay in the bucket."""
         hub, jobs = Transport(), alive(self, runs)
         for job in itertools.chain(*jobs.values()):
             hub.call(partial(hub.api.cancel_job, **_named(job)))
         return list(jobs)
 
     def collect(self, runs: Sequence[SweepRun]) -> None:
-        """Bring the records and logs that are new in the bucket; models and checkpoints stay there."""
+        """Fetch new records and logs from the bucket; models and checkpoints stay there."""
         newest = {run: job for run in runs for job in Job.of(run)[-1:] if job.engine == self.name and job.folder}
         if newest:
             hub = Transport()
@@ -142,7 +143,7 @@ class HfJobs:
                 hub.read(partial(_bring, hub.access, job.folder, run.folder))
 
     def _note(self, hub: Transport, place: str, runs: Sequence[SweepRun]) -> None:
-        """Note what the service lists with the labels of these runs."""
+        """Add the jobs that the service lists with the labels of these runs."""
         bucket, _, sweep = place.removeprefix(_BUCKETS).rpartition("/")
         namespace, by_name = bucket.partition("/")[0], {run.name: run for run in runs}
         listed = hub.read(lambda: list(hub.api.list_jobs(namespace=namespace, labels={"sweep": sweep})))
@@ -152,11 +153,11 @@ class HfJobs:
                 Job(self.name, f"{namespace}/{info.id}", f"{place}/{run.name}").add_to(run)
 
 
-def _bring(access: dict[str, Any], there: str, here: Path) -> None:
+def _bring(access: dict[str, Any], source: str, here: Path) -> None:
     from huggingface_hub import HfFileSystem
 
     files = HfFileSystem(**access, skip_instance_cache=True, use_listings_cache=False)
-    root = there.removeprefix("hf://")
+    root = source.removeprefix("hf://")
     with suppress(FileNotFoundError):  # nothing is saved yet
         for path, entry in files.find(root, detail=True).items():
             target = here / path.removeprefix(f"{root}/")
@@ -166,7 +167,7 @@ def _bring(access: dict[str, Any], there: str, here: Path) -> None:
 
 
 def _queued(info: Any, prices: Mapping[str, float]) -> Queued:
-    """Of huggingface_hub's JobInfo; `prices` are dollars per second of each flavor."""
+    """State and cost from huggingface_hub's JobInfo; `prices` are dollars per second of each flavor."""
     stage = str(getattr(info.status.stage, "value", info.status.stage))
     text = stage.lower() + (f" ({info.status.message})" if info.status.message else "")
     ran = info.durations.running_secs if info.durations else None

@@ -1,14 +1,15 @@
-"""What a sweep will cost before it is run: FLOPs, tokens, time, memory, disk, and what sharing trunks saves."""
+"""The cost of a sweep before it runs: FLOPs, tokens, time, memory, disk, and the savings of shared trunks."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hub.plain.tables import Summarised, Table
-from hub.plain.units import format_bytes, format_count, format_flops
+from hub.base.tables import Summarised, Table
+from hub.base.units import format_bytes, format_count, format_flops
 from scaling_law.size.architecture import ADAM_BYTES
 from training.configuration.schedule import Branch
+from training.run.checkpoint import most_at_a_time
 from training.sweep.file import Sweep, SweepRun
 from training.sweep.status import State, format_seconds, measured_flops_per_second, state, trained_tokens
 
@@ -27,7 +28,7 @@ class RunPlan:
         separate_tokens, separate_flops: of the same branches as runs of their own.
         capacity_group_tokens: that capacity and balance loss are counted over; None where nothing is routed.
         memory_bytes: per device: fp32 weights, gradients and AdamW's moments; what `LEFT_OUT` names comes on top.
-        disk_bytes: at most: checkpoints of all branch points and two more, and the finished models.
+        disk_bytes: at most, for checkpoints and finished models.
         seconds: to train all of it; None where no speed is known.
     """
 
@@ -56,7 +57,7 @@ class RunPlan:
     def of(cls, run: SweepRun, speed: float | None, shards: int) -> RunPlan:
         """The plan of a run that trains `speed` FLOPs per second, sharded over `shards` devices."""
         arch, separate_tokens = run.architecture, sum(branch.tokens for branch in run.branches)
-        checkpoints = len({branch.decay_step for branch in run.branches}) + 2
+        checkpoints, models = most_at_a_time(run.branches), len(run.branches) + len(run.arguments.run.release_tokens)
         return cls(
             name=run.name,
             **arch.shape,
@@ -71,7 +72,7 @@ class RunPlan:
             separate_flops=arch.training_flops(separate_tokens),
             capacity_group_tokens=run.arguments.model.capacity_group_tokens if arch.experts > 1 else None,
             memory_bytes=arch.training_state_bytes / shards,
-            disk_bytes=(checkpoints * ADAM_BYTES + len(run.branches) * MODEL_BYTES) * arch.n_total,
+            disk_bytes=(checkpoints * ADAM_BYTES + models * MODEL_BYTES) * arch.n_total,
             seconds=run.cost / speed if speed else None,
             state=state(run),
             share_done=trained_tokens(run) / run.target_tokens,
@@ -94,7 +95,7 @@ class SweepPlan(Summarised):
 
     @property
     def seconds(self) -> float | None:
-        """Of all runs one after the other: divide by the runs at a time."""
+        """Time of all runs one after the other; divide by the number of simultaneous runs."""
         return self.total("training_flops") / self.flops_per_second if self.flops_per_second else None
 
     @property
@@ -135,7 +136,7 @@ class SweepPlan(Summarised):
         )
 
     def notes(self) -> list[str]:
-        """What a reader of the numbers has to know."""
+        """Explanations of the numbers."""
         flops, separate = (format_flops(self.total(name)) for name in ("training_flops", "separate_flops"))
         notes = [f"shared trunks save {self.saved:.0%} of the FLOPs of separate runs ({flops} instead of {separate})"]
         speed = f"at {format_flops(self.flops_per_second or 0)} FLOP/s ({self.speed_source}), one run at a time"
@@ -153,7 +154,7 @@ class SweepPlan(Summarised):
 
 
 def plan_sweep(sweep: Sweep, flops_per_second: float | None = None, shards: int = 1) -> SweepPlan:
-    """The plan of a sweep at `flops_per_second` sustained by one run; None for what its runs have shown so far.
+    """The plan of a sweep at `flops_per_second` sustained by one run; None: the measured speed of its runs.
 
     `shards` devices share weights, gradients and moments (FSDP); 1 for one device or DDP.
     """

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, ClassVar
 import psutil
 from filelock import FileLock, Timeout
 
-from hub.plain import atomic
-from hub.plain.progress import format_rate, progress_bars
+from hub.base import atomic
+from hub.base.progress import format_rate, progress_bars
 from training.configuration.arguments import ConfigurationError
 from training.data.pins import pinned_with_sweep
 from training.sweep.engine import EngineError, Job, Outcome
@@ -55,7 +55,7 @@ def launch_command(on_cpu: bool, processes: int = 1, accelerate_config: Path | N
 
 
 def environments(count: int, processes: int = 1, accelerate_config: Path | None = None) -> list[dict[str, str]]:
-    """What gives each of `count` runs its devices: GPUs in turn if there are any, else an equal share of the cores.
+    """Environments that give `count` runs their devices: GPUs in turn, or without any equal shares of the cores.
 
     Raises ConfigurationError if a run needs more GPUs than there are, or the configuration file cannot be used.
     """
@@ -112,7 +112,7 @@ class _Running:
                     process.terminate()
 
     def join(self) -> None:
-        """Wait until the launcher and its children are gone; kill what is still there after `STOP_SECONDS`."""
+        """Wait until the launcher and its children are gone; kill them after `STOP_SECONDS`."""
         with suppress(ProcessLookupError):
             for _ in range(STOP_SECONDS * 10):
                 self.launcher.poll()
@@ -122,7 +122,7 @@ class _Running:
             self.launcher.wait()
 
     def ended(self, *, stopped: bool) -> int:
-        """Note how the launcher ended, and let other sweeps have the run."""
+        """Save how the launcher ended, and release the run for other sweeps."""
         exit_status = self.launcher.wait()
         Attempt(exit_status, stopped).save(self.run.folder)
         self.lock.release()
@@ -137,7 +137,7 @@ def run_sweep(
     accelerate_config: Path | None = None,
     retries: int = 0,
 ) -> Outcome:
-    """Execute what is not finished, `workers` runs at a time, most expensive runs first.
+    """Execute unfinished runs, `workers` at a time, most expensive first.
 
     A run that fails does not stop the others, and is started again up to `retries` times after them, unless it
     diverged. On SystemExit or KeyboardInterrupt the runs save a checkpoint and stop. `watch` gets the running ones
@@ -255,14 +255,14 @@ class Local:
         return "\n".join([*lines, ""])
 
     def submit(self, sweep: Sweep, sweep_file: Path) -> Outcome:
-        """Execute what is not finished, with a live display."""
+        """Execute unfinished runs, with a live display."""
         with sweep_progress(sweep) as watch:
             return run_sweep(
                 sweep, self.workers, watch, self.processes_per_run, self.accelerate_config, retries=self.retries
             )
 
     def queue(self, runs: Sequence[SweepRun], places: set[str]) -> Mapping[Job, Queued]:
-        """There is no queue: what runs holds the lock of its folder."""
+        """Nothing is queued: running runs hold the lock of their folder."""
         return {}
 
     def cancel(self, runs: Sequence[SweepRun]) -> list[str]:
@@ -275,4 +275,4 @@ class Local:
         return list(busy)
 
     def collect(self, runs: Sequence[SweepRun]) -> None:
-        """Nothing: all is written into the runs' folders."""
+        """Do nothing: runs write into their folders."""

@@ -124,7 +124,7 @@ class Slurm:
         return outcome
 
     def queue(self, runs: Sequence[SweepRun], places: set[str]) -> Mapping[Job, Queued]:
-        """According to squeue, which forgets a job some minutes after its end."""
+        """State of the jobs by squeue, which forgets a job some minutes after its end."""
         if not places:
             return {}
         queue: dict[Job, Queued] = {}
@@ -151,7 +151,7 @@ class Slurm:
         return list(jobs)
 
     def collect(self, runs: Sequence[SweepRun]) -> None:
-        """Nothing: the nodes write into the same folders."""
+        """Do nothing: the nodes write into the same folders."""
 
     def _on_one_node(self, sweep_file: Path) -> str:
         start = f'"$PYTHON" -m training.sweep run {shlex.quote(str(sweep_file))} --only "$name"'
@@ -200,10 +200,10 @@ def _queued(slurm_state: str, reason: str) -> Queued:
     return Queued(text, alive=False, state=_ENDED[slurm_state])
 
 
-def _command(words: list[str], given: str | None = None) -> str:
-    """The standard output of a command of SLURM. Raises EngineError with what it says."""
+def _command(words: list[str], script: str | None = None) -> str:
+    """Run a command of SLURM and return its output. Raises EngineError with its error."""
     try:
-        done = subprocess.run(words, input=given, text=True, capture_output=True, check=False)
+        done = subprocess.run(words, input=script, text=True, capture_output=True, check=False)
     except FileNotFoundError:
         raise EngineError(f"slurm: this machine has no {words[0]}; use a login node of the cluster") from None
     if done.returncode:

@@ -1,6 +1,6 @@
-"""How far the runs of a sweep have come, and what they have cost, from what lies in their folders.
+"""Progress and cost of a sweep's runs, read from their folders.
 
-The launcher exits with 1 for whatever went wrong, so what became of a run is read from its folder.
+The launcher exits with 1 for any failure, so the folder says how a run ended.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any, Literal
 
 from filelock import FileLock, Timeout
 
-from hub.plain import atomic
-from hub.plain.tables import Table
-from hub.plain.units import format_decimal
+from hub.base import atomic
+from hub.base.tables import Table
+from hub.base.units import format_decimal
 from training.sweep.file import Sweep, SweepRun
 
 State = Literal["waiting", "running", "finished", "diverged", "failed"]
@@ -44,7 +44,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Queued:
-    """What an engine says of a job.
+    """State of a job by its engine.
 
     Attributes:
         text: for readers, in the engine's words.
@@ -61,12 +61,12 @@ class Queued:
 
 @dataclass(frozen=True)
 class RunStatus:
-    """Where a run stands.
+    """State, progress and cost of a run.
 
     Attributes:
         tokens, target_tokens: trained and to be trained, the trunk counted once.
         seconds_left: at the present speed.
-        device_seconds: spent training so far, times the devices; None for logs of earlier versions.
+        device_seconds: spent training so far, times the devices.
         engine, queue, dollars: of its newest job on an engine that queues, and of all of them.
     """
 
@@ -77,7 +77,7 @@ class RunStatus:
     loss: float | None
     tokens_per_second: float | None
     seconds_left: float | None
-    device_seconds: float | None
+    device_seconds: float
     engine: str = "local"
     queue: str | None = None
     dollars: float | None = None
@@ -100,7 +100,7 @@ def is_locked(run: SweepRun) -> bool:
 
 
 def state(run: SweepRun, queued: State | None = None) -> State:
-    """What the run is doing, where an engine may have `queued` it; one that was stopped is `waiting`, too."""
+    """The state of a run, which may be `queued` on an engine; a stopped run is `waiting`, too."""
     diverged = any(record.status == "diverged" for record in run.records())
     if run.complete:
         return "diverged" if diverged else "finished"
@@ -121,7 +121,7 @@ def state(run: SweepRun, queued: State | None = None) -> State:
 
 
 def status(run: SweepRun, engine: str = "local", jobs: Sequence[Queued] = ()) -> RunStatus:
-    """State, progress, speed and cost of a run, with what the engine says of its jobs, the one that counts last."""
+    """State, progress, speed and cost of a run, with its engine's jobs, the decisive one last."""
     now, line = state(run, jobs[-1].state if jobs else None), newest_line(run)
     queue = [job.text for job in jobs if job.alive] or [job.text for job in jobs[-1:]]
     tokens = run.target_tokens if now == "finished" else trained_tokens(run)
@@ -143,14 +143,12 @@ def status(run: SweepRun, engine: str = "local", jobs: Sequence[Queued] = ()) ->
     )
 
 
-def device_seconds(run: SweepRun) -> float | None:
-    """Seconds of training that the logs tell of, times the devices; without starting, evaluating and saving."""
+def device_seconds(run: SweepRun) -> float:
+    """Seconds of training by the logs, times the devices; without starting, evaluating and saving."""
     spent = 0.0
     for folder in [run.folder / "trunk", *(run.folder_of(branch) for branch in run.branches)]:
         lines = _lines(folder, at_end=False)[:1] + _lines(folder, at_end=True)
         steps = [line for line in lines if "wall_seconds" in line]  # others are evaluations
-        if any("devices" not in line for line in steps):
-            return None
         if steps:  # a branch goes on counting from the trunk
             before = 0.0 if folder.name == "trunk" else steps[0]["wall_seconds"]
             spent += (steps[-1]["wall_seconds"] - before) * steps[-1]["devices"]
@@ -168,14 +166,14 @@ def trained_tokens(run: SweepRun) -> int:
 def measured_flops_per_second(sweep: Sweep) -> float | None:
     """Training FLOP/s of one run: the median over the records, or over the newest log lines; None without any."""
     records = [record for run in sweep.runs for record in run.records() if record.tokens_per_second]
-    found = [record.training_flops / record.tokens * (record.tokens_per_second or 0) for record in records]
-    if not found:
+    flops = [record.training_flops / record.tokens * (record.tokens_per_second or 0) for record in records]
+    if not flops:
         speeds = ((run, newest_line(run).get("tokens_per_second")) for run in sweep.runs)
-        found = [run.architecture.training_flops(1) * speed for run, speed in speeds if speed]
-    return median_high(found) if found else None
+        flops = [run.architecture.training_flops(1) * speed for run, speed in speeds if speed]
+    return median_high(flops) if flops else None
 
 
-def status_table(found: Sequence[RunStatus]) -> Table:
+def status_table(statuses: Sequence[RunStatus]) -> Table:
     """One row per run, with queue position and cost where the engine reports them."""
     rows = [
         {
@@ -187,18 +185,18 @@ def status_table(found: Sequence[RunStatus]) -> Table:
             "loss": format_decimal(one.loss),
             "tokens/s": None if one.tokens_per_second is None else f"{one.tokens_per_second:,.0f}",
             "time left": format_seconds(one.seconds_left),
-            "device-hours": None if one.device_seconds is None else f"{one.device_seconds / 3600:,.2f}",
+            "device-hours": f"{one.device_seconds / 3600:,.2f}",
             "spent": "" if one.dollars is None else f"${one.dollars:,.2f}",
         }
-        for one in found
+        for one in statuses
     ]
-    total = [one.dollars for one in found if one.dollars is not None]
+    total = [one.dollars for one in statuses if one.dollars is not None]
     notes = [f"spent: ${sum(total):,.2f}"] if total else []
-    return Table.of(rows, styles=[_STYLES[one.state] for one in found], notes=notes)
+    return Table.of(rows, styles=[_STYLES[one.state] for one in statuses], notes=notes)
 
 
 def format_seconds(seconds: float | None) -> str:
-    """For a reader: 48 s, 12 min, 3.4 h, 5.1 days; – for None."""
+    """Format a duration: 48 s, 12 min, 3.4 h, 5.1 days; – for None."""
     if seconds is None:
         return "–"
     for size, unit, digits in ((86400, "days", 1), (3600, "h", 1), (60, "min", 0)):
@@ -226,8 +224,8 @@ def _lines(folder: Path, *, at_end: bool, size: int = 1 << 16) -> list[dict[str,
         if at_end:
             file.seek(max(0, file.seek(0, 2) - size))
         texts = file.read(size).splitlines()
-    found = []
+    lines = []
     for text in texts:
         with suppress(ValueError):  # being written just now, or cut
-            found.append(json.loads(text))
-    return found
+            lines.append(json.loads(text))
+    return lines

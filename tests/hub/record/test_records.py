@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from hub.plain.errors import FilesError, RecordError
+from hub.base.errors import FilesError, RecordError
 from hub.record.names import repo_name
 from hub.record.run_record import OF_A_CLASS, RunRecord, plain
 from tests.hub.samples import DECIDING, make_record, record_fields

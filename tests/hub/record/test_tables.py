@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from hub import load_records, load_rows
-from hub.plain.errors import FilesError, RecordError
+from hub.base.errors import FilesError, RecordError
 from hub.record.table import split_rows, to_jsonl, to_parquet, write_records
 from tests.hub.samples import DECIDING, make_record, record_fields
 

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from hub import push_index, push_run, repair_index
-from hub.plain.markdown import read_card
+from hub.base.markdown import read_card
 from hub.release.push import push_listing
 from tests.hub.conftest import another_view
 from tests.hub.samples import make_record
@@ -91,8 +91,7 @@ def test_a_card_that_nobody_edited_on_its_branch_follows_the_runs_folder(store, 
     assert len(re.findall("<!-- as pushed: ", card_of(store, RUN))) == 1
 
 
-def test_what_was_written_into_a_card_of_an_earlier_version_stays(store, checkpoint, record):
-    """It has no mark that says how it was pushed."""
+def test_what_was_written_into_a_card_whose_mark_was_removed_stays(store, checkpoint, record):
     folder = checkpoint()
     push_run(another_view(store), folder, record)
     bare = re.sub(r"\n<!-- as pushed: .* -->\n", "", card_of(store, RUN))
@@ -125,60 +124,3 @@ def test_the_card_of_an_index_keeps_what_a_person_wrote(store):
     assert "| won |" in card_of(store, INDEX)
     push_index(store, "demo", [make_record(run_id="two", seed=1)], license="cc0-1.0")
     assert_kept(store, INDEX, license="cc0-1.0")
-
-
-BEFORE = """---
-license: mit
-tags:
-- scaling-laws
-- sweep:demo
----
-
-# Runs of demo
-
-The run records of the sweep demo: 7 rows, 6 of them final runs of dense and Switch Mixture-of-Experts
-language models.
-
-## How to load
-
-`runs.jsonl` has one record per line; `scaling_law.load_runs(folder)` reads them.
-
-<!-- law -->
-## The law
-
-| Coefficient | Value |
-| --- | ---: |
-| A | 1 |
-<!-- /law -->
-
-## The runs
-
-| Run | Active |
-| --- | ---: |
-| old | 1M |
-
-… and 6 more rows in `runs.parquet`.
-
-A note of ours.
-"""
-
-
-def test_the_card_of_an_index_of_an_earlier_version_is_brought_up_to_date_in_place(store):
-    """Its table was in no block."""
-    push_index(store, "demo", [make_record(run_id="one")])
-    put(store, INDEX, BEFORE)
-    for seed in (1, 2):
-        push_index(store, "demo", [make_record(run_id=f"run{seed}", seed=seed)])
-    card = card_of(store, INDEX)
-    for part in (
-        "| A | 1 |",
-        "A note of ours.",
-        "| one |",
-        "| run2 |",
-        ": 3 rows, 3 of them final runs.",
-        "license: mit",
-    ):
-        assert card.count(part) == 1, part
-    for part in ("| old |", "7 rows", "6 more rows"):
-        assert part not in card
-    assert "the sweep demo: dense and Switch" in card

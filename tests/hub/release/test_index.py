@@ -8,8 +8,8 @@ import pytest
 from huggingface_hub import ModelCard
 
 from hub import describe_index, list_runs, load_index, open_store, push_index, push_repo_cards, push_run
-from hub.plain.errors import ConflictError, FilesError, NotFoundError, RecordError
-from hub.plain.markdown import read_card, tags_of
+from hub.base.errors import ConflictError, FilesError, NotFoundError, RecordError
+from hub.base.markdown import read_card, tags_of
 from hub.release.push import push_listing
 from tests.hub.conftest import hub_store, sharded
 from tests.hub.loopback import TOKEN, Fault
@@ -148,7 +148,7 @@ def test_a_law_is_checked_before_it_is_sent(store):
     push_index(store, "demo", [make_record(run_id="one")])
     for section, files, reason in (
         (SECTION, {"law.pkl": b""}, "not on the list"),
-        (SECTION, {"README.md": b""}, "not on the list"),
+        (SECTION, {"README.md": b""}, "may not lie beside a law"),
         (f"{SECTION} {TOKEN}", {}, "access token"),
         (SECTION, {"scaling_law.json": TOKEN.encode()}, "access token"),
     ):

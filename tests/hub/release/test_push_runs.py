@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from hub import PushErrors, load_index, push_runs
-from hub.plain.errors import FilesError, UnavailableError
+from hub.base.errors import FilesError, UnavailableError
 from hub.release.push import push_listing
 from hub.store.transport import Transport
 from tests.hub.conftest import hub_store

@@ -13,8 +13,8 @@ from hub import (
     push_runs,
     run_folders,
 )
-from hub.plain.errors import ConflictError, FilesError, IntegrityError, NotFoundError
-from hub.plain.markdown import read_card
+from hub.base.errors import ConflictError, FilesError, IntegrityError, NotFoundError
+from hub.base.markdown import read_card
 from hub.record.run_record import RunRecord
 from hub.release.index import merge
 from hub.release.push import push_listing
@@ -56,10 +56,9 @@ def test_a_corrected_loss_and_a_prediction_reach_what_was_released(store, checkp
 
 
 def test_a_card_that_lies_beside_the_model_is_put_right_and_keeps_what_a_person_wrote(store, checkpoint, record):
-    """Also one that was written before its table was marked as a block, for another place."""
+    """Also one that was written for another place."""
     folder, before = checkpoint(), record.replaced(repo="elsewhere/demo-d64-E4", branch="other")
-    card = model_card(before, license="mit").replace("<!-- run -->\n", "").replace("<!-- /run -->\n", "")
-    card = card.replace("library_name:", "inference: false\nlibrary_name:")
+    card = model_card(before, license="mit").replace("library_name:", "inference: false\nlibrary_name:")
     (folder / "README.md").write_text(card.replace("## Limits", "A note.\n\n## Limits"))
     siblings = [make_record(run_id="next", eval_loss=5.0)]
     pushed = push_run(store, folder, record.replaced(eval_loss=4.0), siblings=siblings, predicted_loss=4.25)
@@ -112,7 +111,7 @@ def test_a_record_that_says_the_same_or_is_not_ours_to_change_stays(store, check
     older = json.dumps({name: value for name, value in known.items() if value is not None}).encode()
     view = changed_by_hand(store, "run.json", older)
     assert push_run(view, folder, record).commit == view.branches("model", REPO)[BRANCH]
-    with pytest.raises(ConflictError, match="is that of run demo-d64-E4-a, not other"):
+    with pytest.raises(ConflictError, match="belongs to run demo-d64-E4-a, not other"):
         push_run(view, folder, record.replaced(run_id="other"))
     assert released(view, "run.json").encode() == older
     newer = pushed.to_json().replace('"schema_version": 1', '"schema_version": 9').encode()
@@ -158,7 +157,7 @@ def test_pull_from_a_folder_gives_what_the_index_lists_or_nothing(tmp_path, chec
     store = open_store(tmp_path / "releases")
     pushed = push_run(store, checkpoint(), record)
     (tmp_path / "releases/models" / REPO / BRANCH / "modeling_switch_moe.py").write_text("# changed\n")
-    with pytest.raises(NotFoundError, match="files of it were changed since"):
+    with pytest.raises(NotFoundError, match="its files have changed since"):
         pull_run(store, pushed, tmp_path / "to")
     destination = tmp_path / "used"
     destination.mkdir()

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hub import load_records, open_store, publish_files, push_index, push_run, read_file, write_records
-from hub.plain.errors import FilesError, NotFoundError
+from hub.base.errors import FilesError, NotFoundError
 from hub.release.push import push_listing
 from hub.release.sources import RepositoryReference, repository
 from tests.hub.conftest import hub_store
@@ -95,5 +95,5 @@ def test_a_file_of_a_folder(tmp_path):
     (tmp_path / "scaling_law.json").write_text("{}")
     assert read_file(tmp_path, "scaling_law.json") == b"{}"
     assert read_file(f"file:{tmp_path}", "scaling_law.json") == b"{}"
-    with pytest.raises(NotFoundError, match="there is no file"):
+    with pytest.raises(NotFoundError, match="does not exist"):
         read_file(tmp_path, "README.md")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hub.plain.errors import FilesError, RecordError
+from hub.base.errors import FilesError, RecordError
 from hub.record.names import branch_name, formatted_tokens, repo_name
 from hub.release.sources import load_records
 from hub.store.files import is_allowed, release_of, run_folders
@@ -108,7 +108,7 @@ def test_a_link_that_leads_out_of_the_folder_is_refused(checkpoint, tmp_path, na
     outside.write_bytes((folder / name).read_bytes() if (folder / name).exists() else b"private")
     (folder / name).unlink(missing_ok=True)
     (folder / name).symlink_to(outside)
-    with pytest.raises(FilesError, match=f"{name} is a link to .*outside, which is not in .*; allowed is a file"):
+    with pytest.raises(FilesError, match=f"{name} is a link to .*outside, which is outside .*; copy the file into it"):
         release_of(folder)
 
 
@@ -170,8 +170,7 @@ def test_two_runs_share_a_name_only_if_their_tokens_nearly_agree(one, other):
         ({"schedule": {"decay_tokens": 150_000}}, f"{BRANCH}-decay0.1"),
         ({"schedule": {"peak_learning_rate": 0.5}}, BRANCH),  # by a law
         ({"schedule": {"learning_rate_law": "given"}}, f"{BRANCH}-lr0.002"),
-        ({"schedule": {"learning_rate_law": "a law, times 0.5"}}, BRANCH),  # its run was named before scales were
-        ({"schedule": {"learning_rate_law": "a law, times 0.5"}, "run_id": "s-lrscale0.5-a"}, f"{BRANCH}-lrscale0.5"),
+        ({"schedule": {"learning_rate_law": "a law, times 0.5"}}, f"{BRANCH}-lrscale0.5"),
         ({"schedule": {"learning_rate_law": "given"}, "sweep": "demo-lr0.002"}, BRANCH),  # the sweep says it
         ({"capacity_factor": 0, "balance_loss_coefficient": 0.1}, f"{BRANCH}-dropless-balance0.1"),
         ({"status": "diverged", "tokens": 500_000}, "tokens000.5M-seed0-horizon001.5M"),

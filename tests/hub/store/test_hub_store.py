@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from hub import load_index, pull_run, push_index, push_run, push_runs
-from hub.plain.errors import AccessError, IntegrityError, UnavailableError
+from hub.base.errors import AccessError, IntegrityError, UnavailableError
 from hub.store.hub import HubStore
 from tests.hub.conftest import hub_cache, hub_store, sharded
 from tests.hub.loopback import TOKEN, Fault, LoopbackHub

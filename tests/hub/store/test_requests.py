@@ -3,8 +3,8 @@
 import pytest
 
 from hub import PushErrors, load_index, pull_run, push_index, push_run, push_runs
-from hub.plain.commands import status_of
-from hub.plain.errors import AccessError, FilesError, UnavailableError
+from hub.base.commands import status_of
+from hub.base.errors import AccessError, FilesError, UnavailableError
 from hub.release.index import read_branches
 from hub.store.hub import HubStore
 from hub.store.transport import Transport
@@ -114,7 +114,7 @@ def test_the_limit_of_commits_is_handed_back_with_what_remains(loopback, runs_of
     with pytest.raises(PushErrors, match=message) as caught:
         push_runs(hub_store(loopback), runs)
     assert [record.run_id for record in caught.value.pushed] == ["run0", "run1", "run2"]
-    assert "start the same command again in an hour" in str(caught.value)
+    assert "re-run the same command in an hour" in str(caught.value)
     assert loopback.api_calls().count("commit") == loopback.api_calls().count("preupload") == 4
     assert status_of(caught.value) == 4
     loopback.faults.clear()

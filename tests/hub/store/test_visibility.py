@@ -3,7 +3,7 @@
 import pytest
 
 from hub import load_index, push_index, push_run, push_runs
-from hub.plain.errors import FilesError, NotFoundError
+from hub.base.errors import FilesError, NotFoundError
 from hub.release.push import collect
 from tests.hub.conftest import hub_store
 from tests.hub.samples import make_record

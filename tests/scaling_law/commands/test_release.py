@@ -10,7 +10,7 @@ import pytest
 from huggingface_hub import DatasetCard, ModelCard
 
 from hub import RunRecord, load_index, open_store
-from hub.plain.markdown import license_of
+from hub.base.markdown import license_of
 from scaling_law import Architecture, JointLaw, load_runs
 from scaling_law.commands.release import FIGURE, law_of, law_section, release_law
 from tests.hub.conftest import hub_store, loopback, online  # noqa: F401

@@ -21,8 +21,8 @@ COLOUR = re.compile(r"\x1b\[([\d;]*)m")
         "reach --loss 2.15 --flops 1e22",
         "speedup --flops 1e21 --experts 8 --gpu h100 --gpus 8",
         "learning-rate --d-model 1024 --experts 8",
-        "break-even --n-active 1e9 --experts 8",
-        "laws",
+        "speedup --n-active 1e9 --experts 8",
+        "compare",
         "compare --flops 1e22",
     ],
 )

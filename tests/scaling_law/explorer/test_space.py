@@ -18,7 +18,6 @@ from tests.conftest import free_port
 from tests.hub.conftest import hub_store, loopback, online, the_hub  # noqa: F401 (fixtures)
 from tests.hub.loopback import TOKEN
 
-pytest.importorskip("gradio")
 METADATA = """Metadata-Version: 2.4
 Name: joint-moe-scaling-laws
 Version: 0.1.0
@@ -78,6 +77,7 @@ def test_without_a_checkout_a_wheel_is_asked_for(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_the_app_of_a_space_runs_from_its_own_files(tmp_path):
     """The wheel is built from the checkout; the app sees nothing else of it."""
+    pytest.importorskip("gradio")
     store, port = open_store(tmp_path), free_port()
     space.push_space("org/moe", store=store)
     folder = tmp_path / "spaces" / "moe" / "main"

@@ -5,9 +5,9 @@ import pytest
 
 from scaling_law import published as shelf
 from scaling_law.figures import curves, drawing, law_figures
-from scaling_law.planning.hours import TimeBudget
+from scaling_law.planning.budget import Budget
 
-LIMITS = {"kv_cache_tokens": 16_384, "bytes_per_parameter": 2.0, "bytes_per_kv": 2.0}
+LIMITS = {"kv_tokens": 16_384, "bytes_per_parameter": 2.0, "bytes_per_kv": 2.0}
 
 
 @pytest.fixture(scope="module")
@@ -16,9 +16,9 @@ def law(published):
 
 
 def test_curves_within_memory_pass_through_the_answers(law):
-    found = curves.memory_curves(law, 1e22, [1, 8, 32], **LIMITS)
+    found = curves.memory_curves(law, Budget(1e22), [1, 8, 32], **LIMITS)
     limit = float(found.memory[150])
-    table = law.optimal(1e22, [1, 8, 32], max_memory_bytes=limit, **LIMITS)
+    table = law.optimal(1e22, [1, 8, 32], memory=limit, **LIMITS)
     for row, curve in zip(table, found.curves, strict=True):
         assert row.limited_by == ("memory" if limit < curve.x[-1] else "compute")
         at = min(np.searchsorted(curve.x, limit), curve.mark)
@@ -41,7 +41,7 @@ def test_isoflop_curves_are_lowest_at_the_optimum(law, served):
 
 
 def test_curves_over_tokens_keep_the_model(law):
-    table = law.optimal(1e22, [1, 8], max_memory_bytes=80e9)
+    table = law.optimal(1e22, [1, 8], memory=80e9)
     for row, curve in zip(table, curves.token_curves(law, table), strict=True):
         assert np.ptp(curve.n_active) == 0
         assert (curve.loss[curve.mark], curve.interval[0][curve.mark]) == pytest.approx(
@@ -52,11 +52,11 @@ def test_curves_over_tokens_keep_the_model(law):
 
 def test_the_map_has_the_answers_and_their_ties(law):
     flops, memory = [1e19, 1e22, 1e24], [24e9, 80e9, 640e9]
-    found = curves.best_experts(law, flops, memory, kv_cache_tokens=16_384)
+    found = curves.best_experts(law, flops, memory, kv_tokens=16_384)
     for i, limit in enumerate(memory):
         for j, budget in enumerate(flops):
             try:
-                table = law.optimal(budget, max_memory_bytes=limit, kv_cache_tokens=16_384)
+                table = law.optimal(budget, memory=limit, kv_tokens=16_384)
             except ValueError:  # beyond the range guard
                 assert np.isnan(found.experts[i, j])
                 continue
@@ -71,7 +71,7 @@ def test_the_map_has_the_answers_and_their_ties(law):
 @pytest.mark.parametrize("name", ["chinchilla", "abnar"])
 def test_laws_of_the_shelf_have_figures_too(name):
     law = shelf(name)
-    found = curves.memory_curves(law, 1e22, **LIMITS)
+    found = curves.memory_curves(law, Budget(1e22), **LIMITS)
     assert {curve.experts for curve in found.curves} <= set(np.atleast_1d(law.default_experts()).tolist())
     assert all(curve.interval is None for curve in curves.isoflop_curves(law, 1e22))
     assert np.isfinite(curves.best_experts(law, [1e21, 1e22], [80e9, 640e9]).loss).any()
@@ -88,7 +88,7 @@ def test_plotly_draws_the_same_numbers_and_colours(law):
     pytest.importorskip("plotly")
     from scaling_law.figures import interactive
 
-    found = curves.memory_curves(law, 1e22, [1, 32], **LIMITS)
+    found = curves.memory_curves(law, Budget(1e22), [1, 32], **LIMITS)
     for page in (interactive.LIGHT, interactive.DARK):
         figure = interactive.loss_by_memory(found, page, limit=80e9)
         for curve in found.curves:
@@ -113,11 +113,11 @@ def test_plotly_draws_the_same_numbers_and_colours(law):
 
 
 def test_curves_of_a_budget_of_hours_pass_through_the_answers(law):
-    asked = {"hours": 100, "gpus": 8, "throughput": "h100"}
-    time = TimeBudget.of(None, 100, None, 8, "h100")
+    asked = {"hours": 100, "gpus": 8, "gpu": "h100"}
+    time = Budget.of(hours=100, gpus=8, gpu="h100")
     found = curves.memory_curves(law, time, [1, 8], **LIMITS)
     limit = float(found.memory[150])
-    table = law.optimal(**asked, experts=[1, 8], max_memory_bytes=limit, **LIMITS)
+    table = law.optimal(**asked, experts=[1, 8], memory=limit, **LIMITS)
     for row, curve in zip(table, found.curves, strict=True):
         at = min(np.searchsorted(curve.x, limit), curve.mark)
         assert (curve.loss[at], curve.tokens[at]) == pytest.approx((row.loss, row.tokens), rel=2e-2)

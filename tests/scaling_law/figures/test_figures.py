@@ -9,6 +9,7 @@ from scaling_law.figures import law_figures as figures
 from scaling_law.formulas.conditions import fitted_ranges
 from scaling_law.law_files import law_pictures
 from scaling_law.paper import figures as paper_figures
+from scaling_law.planning.budget import Budget
 from scaling_law.size.recipe import PAPER
 
 
@@ -122,8 +123,9 @@ def test_files(published, paper_fit, tmp_path):
     ],
 )
 def test_boundaries_of_the_optimal_regions(published, flops, cache, served, billions):
-    served = {"kv_cache_tokens": cache, "inference_tokens": served}
-    found = curves.memory_curves(published, flops, PAPER.experts, **served, points=3000)
+    served = {"kv_tokens": cache, "inference_tokens": served}
+    few = published.replace(draws=published.draws[:100])  # quicker
+    found = curves.memory_curves(few, Budget(flops), PAPER.experts, **served, points=3000)
     # dense at first: the curves stop before the bare law flips back to sparse models, far below its range
     assert [region.experts for region in found.regions] == list(PAPER.experts)
     edges = found.memory[[region.part.start for region in found.regions[1:]]]
@@ -146,7 +148,7 @@ def test_a_law_of_small_runs_that_rises_for_some_experts_still_has_a_card(publis
     law = published.replace(alpha=0.12, gamma=-0.09, conditions=small)
     assert sorted(law_pictures(law)) == ["isoflop.png", "memory_optimal.png"]
     assert law_pictures(published.replace(beta=0.3)) == {}
-    found = curves.memory_curves(published.replace(conditions=small), 1e22, [1, 8])
+    found = curves.memory_curves(published.replace(conditions=small), Budget(1e22), [1, 8])
     assert np.isfinite(found.best.loss).all()
 
 

@@ -5,9 +5,10 @@ from dataclasses import make_dataclass
 import numpy as np
 import pytest
 
-from scaling_law import Form, Law, Parameter, Runs, Term, Transform, fit, register
+from scaling_law import Law, Runs, fit, register
 from scaling_law.fitting.problem import make_problem
-from scaling_law.formulas import LAWS
+from scaling_law.formulas import Form, Parameter, Term, Transform
+from scaling_law.law import LAWS
 
 SHARED = Form(
     (
@@ -120,10 +121,10 @@ def test_gradients_against_finite_differences(law, columns, limited):
 
 
 def test_a_fit_finds_the_law_that_made_the_runs(law, columns):
-    result = fit(runs_of(law, columns), law=law.name)
+    result = fit(runs_of(law, columns), kind=law.name)
     assert result.status.converged
     np.testing.assert_allclose(result.law.loss(**inputs_of(result)), result.runs.loss, rtol=1e-4)
-    noisy = fit(runs_of(law, columns, 0.003), law=law.name)
+    noisy = fit(runs_of(law, columns, 0.003), kind=law.name)
     assert noisy.status.converged
     assert noisy.rmse < 0.004 * noisy.runs.loss.mean()
 
@@ -142,7 +143,7 @@ def test_a_constant_column_is_named_with_what_it_leaves_open(name, column, colum
         variable = ("n_active", "tokens", "density", "granularity")[column]
         open_ones = {"shared": "gamma", "five": "delta, lambda_", "transformed": "delta, half"}[name]
         with pytest.raises(ValueError, match=rf"all runs have {variable}=0.5: {open_ones} are not identifiable"):
-            fit(runs_of(register(kind)(**values), columns), law=name)
+            fit(runs_of(register(kind)(**values), columns), kind=name)
     finally:
         LAWS.pop(name, None)
 
@@ -152,6 +153,6 @@ def test_runs_without_a_variable_of_the_law_are_refused(columns):
     try:
         runs = runs_of(register(kind)(**LAWS_OF_FORMS["five"][1]), columns)
         with pytest.raises(ValueError, match="density"):
-            fit(Runs.from_columns(runs.n_active, runs.tokens, 1.0, runs.loss, "run"), law="five")
+            fit(Runs.from_columns(runs.n_active, runs.tokens, 1.0, runs.loss, "run"), kind="five")
     finally:
         LAWS.pop("five", None)

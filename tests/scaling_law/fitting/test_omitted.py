@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from hub.plain.tables import as_text
-from scaling_law import ChinchillaLaw, JointLaw, Runs, cheapest_budget, describe, fit
+from hub.base.tables import as_text
+from scaling_law import ChinchillaLaw, JointLaw, Runs, describe, fit
 from scaling_law.commands.cli import app
 from scaling_law.law_files import law_card
-from scaling_law.planning.plan import plan
 from tests.scaling_law.synthetic import tiny_runs
 
 SIZES, TOKENS = (8e7, 2e8, 5e8, 1e9), (2e9, 8e9, 3e10)
@@ -59,8 +58,8 @@ def test_every_answer_says_it(mixed_fit, tmp_path):
         "loss": law.warnings(2e8, 8e9),
         "optimal": law.optimal(1e20).warnings,
         "compute_optimal": law.compute_optimal(1e20).warnings,
-        "plan": plan(law, 1e20).warnings,
-        "reach": cheapest_budget(law, 3.0).warnings,
+        "plan": law.plan(1e20).warnings,
+        "reach": law.reach(3.0).warnings,
         "describe": describe(config, tokens="8B", law=law).warnings,
     }
     assert {name for name, warnings in answers.items() if SENTENCE not in " ".join(warnings)} == set()

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hub.plain.tables import as_text
+from hub.base.tables import as_text
 from scaling_law import JointLaw, Runs, fit
 from scaling_law.fitting.problem import make_problem
 from tests.scaling_law.synthetic import synthetic_runs
@@ -125,7 +125,7 @@ def test_bounds_do_not_make_a_design(paper_runs):
     [
         ([True, False], "one_sided must be 270 values true or false, or the name of such a column"),
         ("experts", "one_sided='experts' must be 270 values true or false"),
-        ("tuned", "no numeric column is named 'tuned'"),
+        ("tuned", "numeric column 'tuned' is unknown"),
         (np.ones(270), "one_sided: all 270 runs are upper bounds; the law needs some to meet"),
     ],
 )

@@ -101,7 +101,7 @@ def test_standard_errors_cover_the_truth():
 
 
 def test_a_prior_is_of_chinchilla_laws():
-    with pytest.raises(ValueError, match="not of law='joint'"):
+    with pytest.raises(ValueError, match="not of kind='joint'"):
         fit(measured(40), "joint", prior=USUAL, allow_unidentifiable=True)
     with pytest.raises(ValueError, match="must be 'public', a Prior or None"):
         fit(measured(12), "chinchilla", prior="private")

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from scaling_law import LearningRateLaw, Runs, fit_learning_rate_grid
+from scaling_law import LearningRateLaw, Runs
 from scaling_law.commands.cli import app
+from scaling_law.fitting import fit_learning_rate_grid
 from scaling_law.fitting.rate_surface import SettingsGrid
 from scaling_law.runs.rows import RunsError
 
@@ -150,7 +151,7 @@ def test_without_batches_that_vary_the_rate_alone_is_fitted():
         (grid(), {"within": 0}, "within=0 must be positive"),
         (grid(), {"draws": -1}, "draws=-1 must be a whole number"),
         (grid(), {"reading": "text"}, "reading='text'"),
-        (grid(), {"reading": "code"}, "no numeric column is named 'd_model'"),
+        (grid(), {"reading": "code"}, "numeric column 'd_model' is unknown"),
         (grid(batches=BATCHES[:1]), {}, "batch: no model has runs of several batch_tokens"),
         (grid(MODELS[::2]), {}, "9 models with too few different N, E, D"),
         (grid(), {"within": 1e-9}, "no minimum of the loss"),
@@ -177,7 +178,7 @@ def test_the_shell_fits_a_public_table_of_settings(tmp_path):
         )
     (tmp_path / "dense.csv").write_text("\n".join(lines) + "\n")
     law, shell = tmp_path / "law.json", CliRunner()
-    asked = ["fit-learning-rate", str(tmp_path / "dense.csv"), "--format", "step_law", "--reading", "paper"]
+    asked = ["learning-rate", str(tmp_path / "dense.csv"), "--format", "step_law", "--reading", "paper"]
     shown = shell.invoke(app, [*asked, "--with", "tokens,batch", "-o", str(law)])
     assert shown.exit_code == 0, shown.output
     assert "expected to cost" in shown.output

@@ -93,7 +93,7 @@ def test_optima_have_intervals(drawn, published):
     assert np.all((low < truth) & (truth < high))
     assert np.isfinite(found.loss).all(axis=1).mean() > 0.95
     assert np.mean(np.argmin(found.loss, axis=1) == 2) > 0.9
-    limited = drawn.law.optimum_draws(1e22, [1, 16], max_memory_bytes=80e9)
+    limited = drawn.law.optimum_draws(1e22, [1, 16], memory=80e9)
     assert np.ptp(limited.n_active[:, 1]) < 1e-3 * limited.n_active[0, 1]  # the memory decides, not the law
     with pytest.raises(ValueError, match="no draws"):
         JointLaw.published(rounded=True).optimum_draws(1e20)

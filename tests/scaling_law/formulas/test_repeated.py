@@ -2,11 +2,9 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from scaling_law import effective_parameters, effective_tokens, published, unique_parameters
-from scaling_law.formulas.repeated import effective_tokens_slope
+from scaling_law import published
+from scaling_law.formulas.repeated import effective_parameters, effective_tokens, unique_parameters
 
 EPOCHS = {2: 1.968199, 4: 3.725673, 8: 6.624119, 16: 10.582457, 40: 15.167465, 100: 16.363034}
 
@@ -57,15 +55,6 @@ def test_worth_of_epochs():
     assert effective_tokens(5, 1, r_star=3) == pytest.approx(3.21, abs=0.005)  # the paper's toy case
     assert effective_tokens(101, 1, r_star=3) == pytest.approx(4.0, abs=0.01)
     assert effective_tokens([1e8, 1e9], 1e9).tolist() == [1e8, 1e9]  # less than an epoch
-
-
-@given(st.floats(0.01, 1000), st.floats(0.5, 50))
-def test_slope_is_the_derivative_by_the_logarithm(epochs, r_star):
-    slope = effective_tokens_slope(epochs * 1e9, 1e9, r_star)
-    h = 1e-6
-    moved = [effective_tokens(epochs * 1e9 * np.exp(s), 1e9, r_star) for s in (h, -h)]
-    assert slope == pytest.approx(np.log(moved[0] / moved[1]) / (2 * h), rel=1e-4, abs=1e-7)
-    assert 0 <= slope <= 1
 
 
 @pytest.mark.parametrize(

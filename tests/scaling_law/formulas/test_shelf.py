@@ -9,8 +9,8 @@ import pytest
 from scipy.optimize import minimize_scalar
 
 from scaling_law import ExtrapolationError, JointLaw, Law, published
-from scaling_law.formulas import LAWS
-from scaling_law.formulas.shelf import SHELF, entry, laws
+from scaling_law.law import LAWS
+from scaling_law.law.shelf import SHELF, entry, laws
 from scaling_law.law_files import law_card
 
 GOPHER = 5.76e23  # FLOPs
@@ -72,9 +72,9 @@ def test_the_listing_has_every_law_and_its_table_fits_a_terminal():
 
 
 def test_unknown_names_and_laws_without_coefficients_are_refused():
-    with pytest.raises(ValueError, match=r"law='gpt4' is not on the shelf: kaplan, .*chinchilla"):
+    with pytest.raises(ValueError, match=r"law='gpt4' is unknown; there are kaplan, .*chinchilla"):
         published("gpt4")
-    with pytest.raises(ValueError, match=r"yun: Yun et al. 2024.* no coefficients; fit\(runs, law='saturation'\)"):
+    with pytest.raises(ValueError, match=r"yun: Yun et al. 2024.* no coefficients; fit\(runs, kind='saturation'\)"):
         published("yun")
 
 

@@ -4,7 +4,7 @@
 import pytest
 from huggingface_hub import ModelCard
 
-from hub.plain.errors import HubError, IntegrityError
+from hub.base.errors import HubError, IntegrityError
 from hub.release.sources import read_file
 from hub.store.transport import Transport
 from scaling_law import JointLaw, fit

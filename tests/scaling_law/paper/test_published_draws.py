@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from scaling_law import JointLaw
-from scaling_law.paper import published
+from scaling_law.formulas import published as recovered
+from scaling_law.law.kinds import published_law
 from scaling_law.paper.published_draws import make_draws, noise_level
 from scaling_law.size.recipe import published_design
 
@@ -18,7 +19,7 @@ DESIGN = published_design()[:3]
 @pytest.fixture
 def fresh():
     """A published law that nobody has asked for its draws yet."""
-    return published.published_law.__wrapped__()
+    return published_law.__wrapped__()
 
 
 def test_the_command_makes_the_shipped_draws_again(published, tmp_path):
@@ -44,7 +45,7 @@ def test_the_spread_at_the_runs_is_that_of_least_squares(published):
 
 
 def test_draws_are_read_only_when_an_interval_is_asked_for(fresh, monkeypatch, tmp_path):
-    monkeypatch.setattr(published, "DRAWS_FILE", tmp_path / "missing.npy")
+    monkeypatch.setattr(recovered, "DRAWS_FILE", tmp_path / "missing.npy")
     fresh.loss(1e9, 1e10, [1, 8])
     fresh.compute_optimal(1e21)
     fresh.chinchilla_coefficients(8)

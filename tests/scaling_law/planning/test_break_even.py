@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 from scipy.optimize import brentq
 
-from scaling_law import ExtrapolationError, JointLaw, break_even, published
+from scaling_law import ExtrapolationError, JointLaw, published
 from scaling_law.planning.break_even import overtaking
 
 LAW = JointLaw.published()
 
 
 def test_both_models_have_the_same_loss_at_the_break_even():
-    found = break_even(LAW, [1e8, 1e9], [2, 8, 32])
+    found = LAW.break_even([1e8, 1e9], [2, 8, 32])
     assert found.tokens.shape == (2, 3)
     for row in found.to_rows():
         n, e = row["n_active"], row["experts"]
@@ -23,30 +23,30 @@ def test_both_models_have_the_same_loss_at_the_break_even():
 
 def test_a_tiny_model_is_refused_unless_forced():
     with pytest.raises(ExtrapolationError, match=r"N_act 50K is outside.*beyond the guard"):
-        break_even(LAW, 5e4, 8)
-    found = break_even(LAW, 5e4, 8, force=True)
+        LAW.break_even(5e4, 8)
+    found = LAW.break_even(5e4, 8, force=True)
     assert float(found.tokens) == pytest.approx(4.29e6, rel=0.01)
     assert any("N_act 50K is outside the fitted" in warning for warning in found.warnings)
 
 
 def test_the_range_of_tokens_is_searched_and_no_more():
-    assert float(break_even(LAW, 1e9, 8, between=(1e9, 1e10)).tokens) == 0.0
-    assert np.isinf(break_even(LAW, 1e9, 8, between=(1e7, 1e8)).tokens)
+    assert float(LAW.break_even(1e9, 8, between=(1e9, 1e10)).tokens) == 0.0
+    assert np.isinf(LAW.break_even(1e9, 8, between=(1e7, 1e8)).tokens)
 
 
 def test_a_law_of_which_nothing_is_drawn_has_no_interval():
-    assert np.isnan(break_even(LAW.replace(draws=None), 1e9, 8).tokens_low)
+    assert np.isnan(LAW.replace(draws=None).break_even(1e9, 8).tokens_low)
 
 
 def test_the_dense_model_is_not_compared_with_itself():
-    assert break_even(LAW, 1e9).experts.tolist() == [2, 4, 8, 16, 32]
+    assert LAW.break_even(1e9).experts.tolist() == [2, 4, 8, 16, 32]
     with pytest.raises(ValueError, match=r"experts=\[1\.0, 8\.0\] must be above 1"):
-        break_even(LAW, 1e9, [1, 8])
+        LAW.break_even(1e9, [1, 8])
 
 
 def test_a_law_without_experts_is_refused():
     with pytest.raises(ValueError, match="chinchilla: a law of n_active, tokens has no experts"):
-        break_even(published("chinchilla"), 1e9, 8)
+        published("chinchilla").break_even(1e9, 8)
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,11 @@ import json
 import numpy as np
 import pytest
 
-from hub.plain.tables import as_text
+from hub.base.tables import as_text
 from scaling_law import ExtrapolationError, JointLaw
 from scaling_law.commands.cli import app
-from scaling_law.formulas.shelf import SHELF, published
-from scaling_law.planning.compare import compare
+from scaling_law.law.compare import compare
+from scaling_law.law.shelf import SHELF, published
 from scaling_law.size.architecture import active_parameters
 
 FLOPS = 1e21
@@ -21,8 +21,8 @@ def found():
 
 
 def test_every_law_with_coefficients_is_asked_and_says_something(found):
-    assert [opinion.law for opinion in found.opinions] == [name for name, own in SHELF.items() if own.make]
-    for opinion in found.opinions:
+    assert [opinion.law for opinion in found.rows] == [name for name, own in SHELF.items() if own.make]
+    for opinion in found.rows:
         assert opinion.n_active or opinion.says or opinion.silent
         if opinion.n_active and opinion.tokens:
             assert 6 * opinion.n_active * opinion.tokens == pytest.approx(FLOPS, rel=1e-9)
@@ -70,8 +70,8 @@ def test_what_a_law_cannot_say_is_said(found):
 
 def test_what_an_answer_is_worth_stands_beside_it():
     far = compare(1e30, laws=["marin", "chinchilla_approach2", "ling_optimum", "step_law", "chinchilla_approach1"])
-    assert [o.law for o in far.opinions if not o.beyond_guard] == ["chinchilla_approach1"]
-    assert not any(o.answers or o.trusted for o in far.opinions if o.beyond_guard)
+    assert [o.law for o in far.rows if not o.beyond_guard] == ["chinchilla_approach1"]
+    assert not any(o.answers or o.trusted for o in far.rows if o.beyond_guard)
     assert far["chinchilla_approach1"].trust == "not trusted: ranges unknown"
     forced = compare(1e30, laws=["marin"], force=True)
     assert (forced["marin"].trust, forced.trusted) == ("not trusted: far outside its runs", False)
@@ -86,7 +86,7 @@ def test_what_an_answer_is_worth_stands_beside_it():
 
 def test_memory_limits_every_model_and_no_loss_is_ranked(found):
     small = compare(FLOPS, memory="24GB")
-    for opinion in small.opinions:
+    for opinion in small.rows:
         if opinion.n_total and opinion.experts:
             assert 2 * opinion.n_total <= 24e9 * (1 + 1e-9)
     text = as_text(small)
@@ -95,7 +95,7 @@ def test_memory_limits_every_model_and_no_loss_is_ranked(found):
 
 
 def test_bad_questions_are_named(capsys):
-    with pytest.raises(ValueError, match="law='chincilla' is not on the shelf: kaplan"):
+    with pytest.raises(ValueError, match=r"law='chincilla' is unknown: did you mean 'chinchilla'\? There are kaplan"):
         compare(FLOPS, laws=["chincilla"])
     with pytest.raises(ValueError, match="flops=-1"):
         compare(-1)
@@ -106,4 +106,4 @@ def test_the_command(capsys):
         app(["compare", "--flops", "1e21", "--laws", "chinchilla, besiroglu", "--json"])
     assert not left.value.code
     data = json.loads(capsys.readouterr().out)
-    assert [row["law"] for row in data["laws"]] == ["chinchilla", "besiroglu"]
+    assert [row["law"] for row in data["rows"]] == ["chinchilla", "besiroglu"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hub.plain.tables import as_text
+from hub.base.tables import as_text
 from scaling_law import describe
 from tests.scaling_law.configs import MIXTRAL, SWITCH
 

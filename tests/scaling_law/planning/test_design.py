@@ -46,7 +46,7 @@ def found_deviation(answer, sweep, candidates, chosen, seeds=6):
 
 def test_design_beats_grids_of_several_times_its_cost(law, sweep):
     answer = log_optimal_parameters(1e21, 4)
-    design = next_runs(law, answer, BUDGET, candidate_grid(BUDGET / 3, experts=(1, 2, 4, 8)), noise=NOISE)
+    design = law.next_runs(answer, BUDGET, candidate_grid(BUDGET / 3, experts=(1, 2, 4, 8)), noise=NOISE)
     assert design.flops <= BUDGET
     assert design.deviation_after < 0.3 * design.deviation_before
     ours = found_deviation(answer, sweep, design.candidates, design.chosen)
@@ -61,17 +61,17 @@ def test_design_beats_grids_of_several_times_its_cost(law, sweep):
 
 def test_more_budget_means_less_variance(law):
     candidates = candidate_grid(1e19)
-    after = [next_runs(law, LOSS, flops, candidates, NOISE).deviation_after for flops in (1e19, 1e20, 1e21)]
+    after = [law.next_runs(LOSS, flops, candidates, noise=NOISE).deviation_after for flops in (1e19, 1e20, 1e21)]
     assert after[0] > after[1] > after[2]
-    few = next_runs(law, LOSS, 1e20, candidates, NOISE, max_runs=3)
+    few = law.next_runs(LOSS, 1e20, candidates, noise=NOISE, max_runs=3)
     assert len(few.chosen) == 3
     assert few.deviation_after > after[1]
 
 
 def test_the_best_number_of_experts_as_the_answer(law):
-    answer = advantage(1e21, 4, 1, max_memory_bytes=24e9)
+    answer = advantage(1e21, 4, 1, memory=24e9)
     assert answer(JointLaw.published()) > 0  # four experts have the lower loss
-    design = next_runs(law, answer, 1e20, noise=NOISE)
+    design = law.next_runs(answer, 1e20, noise=NOISE)
     assert design.deviation_after < design.deviation_before
     assert {a.experts for a, _ in design.runs()} & {2, 4, 8, 16, 32}
     assert all(a.training_flops(t) <= 1e20 / 4 for a, t in design.runs())
@@ -79,7 +79,7 @@ def test_the_best_number_of_experts_as_the_answer(law):
 
 def test_no_run_is_shorter_than_its_warmup(law):
     """Warm-up first, and then a decay of the last fifth: a run of 160M tokens has no time for 130M of warm-up."""
-    short, given = (next_runs(law, LOSS, 1e19, noise=NOISE, warmup_tokens=tokens) for tokens in (None, 130e6))
+    short, given = (law.next_runs(LOSS, 1e19, noise=NOISE, warmup_tokens=tokens) for tokens in (None, 130e6))
     assert short.warmup_tokens is None
     assert min(tokens for _, tokens in short.runs()) < 130e6 / 0.8 <= min(tokens for _, tokens in given.runs())
     known = law.replace(conditions=replace(law.conditions, warmup_tokens=130e6))
@@ -89,15 +89,15 @@ def test_no_run_is_shorter_than_its_warmup(law):
 
 def test_refusals(law):
     with pytest.raises(ValueError, match="too few"):
-        next_runs(law, lambda law: 1.0, 1e20, noise=NOISE)
+        law.next_runs(lambda law: 1.0, 1e20, noise=NOISE)
     with pytest.raises(ValueError, match="warmup_tokens=-1"):
-        next_runs(law, LOSS, 1e19, warmup_tokens=-1)
+        law.next_runs(LOSS, 1e19, warmup_tokens=-1)
 
 
 def test_an_answer_beyond_the_guard_is_refused_or_said(law):
     for far in (log_optimal_parameters(1e32), predicted_loss(1e15, 2e16, 8), advantage(1e32, 8, 1)):
         with pytest.raises(ExtrapolationError, match="beyond the guard"):
-            next_runs(law, far, 1e20, noise=NOISE)
-    forced = next_runs(law, predicted_loss(1e15, 2e16, 8), 1e20, noise=NOISE, max_runs=2, force=True)
+            law.next_runs(far, 1e20, noise=NOISE)
+    forced = law.next_runs(predicted_loss(1e15, 2e16, 8), 1e20, noise=NOISE, max_runs=2, force=True)
     assert not forced.trusted
     assert forced.warnings[0].startswith("the answer is too far from the runs of this law")

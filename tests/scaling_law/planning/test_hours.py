@@ -5,16 +5,14 @@ import json
 import numpy as np
 import pytest
 
-from hub.plain.tables import as_text
-from scaling_law import Architecture, ExtrapolationError, JointLaw, Throughput, cheapest_budget, published
-from scaling_law.planning.hours import Cluster, TimeBudget, work_of
-from scaling_law.planning.inverse import smallest_memory
-from scaling_law.planning.optimum import Constraints
-from scaling_law.planning.plan import plan
+from hub.base.tables import as_text
+from scaling_law import Architecture, ExtrapolationError, JointLaw, Throughput, published
+from scaling_law.planning.budget import Budget, Cluster, work_of
+from scaling_law.planning.limits import Limits
 from scaling_law.size.recipe import BatchRamp, RampStage
 from scaling_law.size.throughput import ModelWork
 
-LIMITS = Constraints()
+LIMITS = Limits()
 RATES = {"steps": 0.02, "flops": 1 / 4e14, "routed_flops": 1 / 4e14, "weights": 1e-12, "update": 1e-11}
 
 
@@ -49,7 +47,7 @@ def test_time_is_the_sum_of_the_steps(measured):
 def test_no_width_is_better(law, measured, name, experts):
     law = published(name) if name else law
     table = law.optimal(hours=24, gpus=8, throughput=measured, experts=experts, force=True)
-    cluster, limits = table.time.cluster, Constraints.of(law)
+    cluster, limits = table.budget.cluster, Limits.of(law)
     for row in table:
         widths = row.d_model * np.exp(np.linspace(-1, 1, 4001))
         sizes = limits.variables(widths, row.experts, 1.0)
@@ -62,7 +60,7 @@ def test_no_width_is_better(law, measured, name, experts):
 
 def test_limits_and_sizes_that_exist(law, measured):
     asked = {"hours": 72, "gpus": 8, "throughput": measured, "experts": [1, 32]}
-    table = law.optimal(**asked, max_memory_bytes="24GB", integral=True)
+    table = law.optimal(**asked, memory="24GB", integral=True)
     row = table[32]
     assert row.limited_by == "memory"
     assert row.memory_bytes <= 24e9
@@ -87,7 +85,7 @@ def test_equal_throughput_per_flop_gives_the_answer_for_flops(law):
 def test_draws_of_law_and_throughput_are_joint(law, measured):
     few = law.replace(draws=law.draws[:60])
     table = few.optimal(hours=72, gpus=8, throughput=measured, experts=[1, 8])
-    row, cluster = table[8], table.time.cluster
+    row, cluster = table[8], table.budget.cluster
     tokens = cluster.tokens(work_of(row.d_model, 8, LIMITS), 72 * 3600, drawn=True)
     expected = [JointLaw(*few.draws[i]).loss(row.n_active, tokens[i % 30], 8) for i in range(60)]
     np.testing.assert_allclose(table.draw_losses[:, 1], expected)
@@ -100,29 +98,29 @@ def test_draws_of_law_and_throughput_are_joint(law, measured):
 
 
 def test_a_slow_moe_changes_the_order(law):
-    table = law.optimal(hours=72, gpus=8, throughput="h100")
+    table = law.optimal(hours=72, gpus=8, gpu="h100")
     assert table.reordered.startswith("best E first: 32, 16, 1, 8, 4, 2 in 72 hours, but 32, 16, 8, 4, 2, 1 for")
     assert table.reordered in table.warnings
     assert any("assumed, not measured: MFU" in warning for warning in table.warnings)
     assert "72 hours on 8 × NVIDIA H100 SXM (bf16, assumed)" in str(table)
     data = json.loads(json.dumps(table.to_dict()))
-    assert data["time"]["throughput"]["is_assumed"]
+    assert data["budget"]["throughput"]["is_assumed"]
     assert data["equal_flops"]["best"]["experts"] == 32
 
 
 def test_money_is_hours_at_a_price(law, measured):
     asked = {"gpus": 8, "throughput": measured, "experts": [1]}
     table = law.optimal(money=2400, price=2.5, **asked)
-    assert table.time.hours == pytest.approx(120)
+    assert table.budget.hours == pytest.approx(120)
     assert table.best == law.optimal(hours=120, **asked).best
-    assert law.optimal(hours=120, price=2.5, **asked).time.money == pytest.approx(2400)
+    assert law.optimal(hours=120, price=2.5, **asked).budget.money == pytest.approx(2400)
 
 
 def test_a_file_and_a_name_stand_for_throughputs(law, measured, tmp_path):
     path = measured.save(tmp_path / "throughput.json")
     from_file = law.optimal(hours=72, gpus=8, throughput=str(path), experts=[8]).best
     assert from_file == law.optimal(hours=72, gpus=8, throughput=measured, experts=[8]).best
-    assert Cluster.of(8, "h100").throughput == Throughput.assumed("h100")
+    assert Cluster.of(gpus=8, gpu="h100").throughput == Throughput.assumed("h100")
 
 
 @pytest.mark.parametrize(
@@ -131,15 +129,15 @@ def test_a_file_and_a_name_stand_for_throughputs(law, measured, tmp_path):
         ({"flops": 1e21, "hours": 3}, "flops=1e[+]21, hours=3, money=None: give exactly one"),
         ({}, "give exactly one"),
         ({"flops": 1e21, "gpus": 8}, "gpus goes with hours or money, not with flops=1e[+]21"),
-        ({"hours": 72, "price": 2.5, "throughput": "h100"}, "price=2.5 is per GPU-hour: gpus=None must be given"),
-        ({"hours": 72, "gpus": 8}, "throughput=None must be given"),
-        ({"hours": 72, "gpus": 0, "throughput": "h100"}, "gpus=0 must be a whole number"),
-        ({"hours": -1, "gpus": 8, "throughput": "h100"}, "hours=-1 must be positive"),
-        ({"money": 100, "gpus": 8, "throughput": "h100"}, "money=100 needs a price"),
-        ({"hours": 72, "gpus": 8, "throughput": "h100", "price": 0}, "price=0 must be positive"),
-        ({"hours": 72, "gpus": 8, "throughput": "z80"}, "gpu='z80' is not known"),
-        ({"hours": 1e-7, "gpus": 8, "throughput": "h100"}, "hours=1e-07 are no step: the smallest model .d_model 64"),
-        ({"hours": 72, "gpus": 8, "throughput": "h100", "inference_tokens": 1e9}, "they go with a budget of flops"),
+        ({"hours": 72, "price": 2.5, "gpu": "h100"}, "price=2.5 is per GPU-hour: gpus=None must be given"),
+        ({"hours": 72, "gpus": 8}, "gpu=None must be given"),
+        ({"hours": 72, "gpus": 0, "gpu": "h100"}, "gpus=0 must be a whole number"),
+        ({"hours": -1, "gpus": 8, "gpu": "h100"}, "hours=-1 must be positive"),
+        ({"money": 100, "gpus": 8, "gpu": "h100"}, "money=100 needs a price"),
+        ({"hours": 72, "gpus": 8, "gpu": "h100", "price": 0}, "price=0 must be positive"),
+        ({"hours": 72, "gpus": 8, "gpu": "z80"}, "gpu='z80' is unknown"),
+        ({"hours": 1e-7, "gpus": 8, "gpu": "h100"}, "hours=1e-07 are no step: the smallest model .d_model 64"),
+        ({"hours": 72, "gpus": 8, "gpu": "h100", "inference_tokens": 1e9}, "they go with a budget of flops"),
     ],
 )
 def test_bad_questions(law, asked, message):
@@ -149,50 +147,50 @@ def test_bad_questions(law, asked, message):
 
 def test_hours_beyond_the_guard_are_refused(law):
     with pytest.raises(ExtrapolationError, match="N_act"):
-        law.optimal(hours=1e9, gpus=10_000, throughput="h100")
+        law.optimal(hours=1e9, gpus=10_000, gpu="h100")
     with pytest.raises(ValueError, match="E = 1"):
-        published("chinchilla").optimal(hours=72, gpus=8, throughput="h100", experts=[8])
-    assert TimeBudget.of(1e21, None, None) is None
+        published("chinchilla").optimal(hours=72, gpus=8, gpu="h100", experts=[8])
+    assert Budget.of(1e21) == Budget(1e21)
 
 
 def test_reach_in_hours_inverts_the_best_loss_in_hours(law, measured):
     asked = {"gpus": 8, "throughput": measured, "price": 2.0}
     best = law.optimal(hours=72, experts=[1, 8, 32], **asked)
     for row in best:
-        found = cheapest_budget(law, row.loss, [row.experts], **asked)
+        found = law.reach(row.loss, [row.experts], **asked)
         assert found.hours == pytest.approx(72, rel=1e-6)
         assert found.money == pytest.approx(72 * 8 * 2)
         assert found.n_active == pytest.approx(row.n_active, rel=1e-3)
         assert found.flops == pytest.approx(row.training_flops, rel=1e-3)
-    limited = cheapest_budget(law, 2.6, [8], max_memory_bytes="4GB", **asked)
+    limited = law.reach(2.6, [8], memory="4GB", **asked)
     assert limited.memory_bytes == pytest.approx(4e9)
-    assert limited.hours > cheapest_budget(law, 2.6, [8], **asked).hours
-    assert np.isinf(cheapest_budget(law, 1.3, [1], **asked).hours).all()
+    assert limited.hours > law.reach(2.6, [8], **asked).hours
+    assert np.isinf(law.reach(1.3, [1], **asked).hours).all()
     with pytest.raises(ValueError, match=r"inference_tokens=1e\+09 go with FLOPs"):
-        cheapest_budget(law, 2.6, [8], inference_tokens=1e9, **asked)
+        law.reach(2.6, [8], inference_tokens=1e9, **asked)
 
 
 def test_reach_for_any_law(measured):
     law = published("abnar")
-    found = cheapest_budget(law, 2.4, [1, 16])
+    found = law.reach(2.4, [1, 16])
     for e, flops in zip((1, 16), found.flops, strict=True):
         assert law.optimal(flops, [e], force=True).best.loss == pytest.approx(2.4, abs=1e-6)
-    hours = cheapest_budget(law, 2.4, [16], gpus=8, throughput=measured).hours
+    hours = law.reach(2.4, [16], gpus=8, throughput=measured).hours
     assert law.optimal(hours=hours.item(), gpus=8, throughput=measured, experts=[16]).best.loss == pytest.approx(2.4)
 
 
 def test_least_memory_in_hours(law, measured):
     asked = {"gpus": 8, "throughput": measured}
-    found = smallest_memory(law, None, 2.5, [1, 8], hours=72, **asked)
+    found = law.reach(2.5, [1, 8], hours=72, **asked)
     np.testing.assert_allclose(found.hours, 72)
     for e, memory in zip((1, 8), found.memory_bytes, strict=True):
-        at_most = law.optimal(hours=72, experts=[e], max_memory_bytes=memory, **asked).best
+        at_most = law.optimal(hours=72, experts=[e], memory=memory, **asked).best
         assert at_most.loss == pytest.approx(2.5, abs=1e-6)
         assert at_most.limited_by == "memory"
 
 
 def test_plan_in_hours(law, measured):
-    made = plan(law, hours=10, gpus=8, throughput=measured, price=2.0, experts=[8])
+    made = law.plan(hours=10, gpus=8, throughput=measured, price=2.0, experts=[8])
     best = law.optimal(hours=10, gpus=8, throughput=measured, experts=[8], integral=True).best
     assert made.architecture == best.architecture
     assert best.tokens - 512 * 512 <= made.tokens <= best.tokens
@@ -201,10 +199,10 @@ def test_plan_in_hours(law, measured):
     assert made.to_dict()["time"]["money"] == pytest.approx(2 * made.gpu_hours)
     assert made.mfu is None
     assert "GPU-hours: 10 hours on 8 × a GPU (bf16)" in str(as_text(made))
-    branched = plan(law, hours=10, gpus=8, throughput=measured, experts=[8], branches=4)
+    branched = law.plan(hours=10, gpus=8, throughput=measured, experts=[8], branches=4)
     assert branched.time.hours == pytest.approx(1.175 * 10, rel=2e-2)
-    timed = plan(law, 1e20, gpus=8, throughput=measured, experts=[8])
-    assert timed.training_flops == plan(law, 1e20, experts=[8]).training_flops
+    timed = law.plan(1e20, gpus=8, throughput=measured, experts=[8])
+    assert timed.training_flops == law.plan(1e20, experts=[8]).training_flops
     assert timed.time.hours == pytest.approx(timed.gpu_hours / 8)
     with pytest.raises(ValueError, match="gpus goes with hours or money"):
-        plan(law, 1e20, gpus=8)
+        law.plan(1e20, gpus=8)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scaling_law import ExtrapolationError, JointLaw
-from scaling_law.planning.inverse import cheapest_budget, flop_savings, smallest_memory
+from scaling_law.planning.inverse import flop_savings
 from scaling_law.planning.matched import matched_memory, tokens_to_reach
 
 EXPERTS = [1, 2, 4, 8, 16, 32]
@@ -20,44 +20,44 @@ def test_flop_savings_of_the_paper(published):
 
 
 def test_cheapest_budget_reaches_the_loss_and_no_less_does(published):
-    limits = {"max_memory_bytes": 24e9, "kv_cache_tokens": 16_384, "inference_tokens": 1e10}
-    found = cheapest_budget(published, 2.3, EXPERTS, **limits)
+    limits = {"memory": 24e9, "kv_tokens": 16_384, "inference_tokens": 1e10}
+    found = published.reach(2.3, EXPERTS, **limits)
     for e, row in zip(EXPERTS, found.to_rows(), strict=True):
         best = published.optimal(row["flops"], [e], **limits)[e]
         assert best.loss == pytest.approx(2.3, abs=1e-6)
         for name in ("n_active", "n_total", "tokens", "memory_bytes"):
             assert row[name] == pytest.approx(getattr(best, name))
         assert published.optimal(row["flops"] * 0.99, [e], **limits)[e].loss > 2.3
-    assert np.isinf(cheapest_budget(published, 1.9, [32], max_memory_bytes="24GB").flops).all()
-    assert np.isinf(cheapest_budget(published, 1.3, [1]).flops).all()  # below the irreducible loss
+    assert np.isinf(published.reach(1.9, [32], memory="24GB").flops).all()
+    assert np.isinf(published.reach(1.3, [1]).flops).all()  # below the irreducible loss
     with pytest.raises(ValueError, match="loss=-1"):
-        cheapest_budget(published, -1)
+        published.reach(-1)
 
 
 def test_smallest_memory_that_beats_a_dense_model(published):
     flops = 6 * 1.1e9 * 8e9
     loss = published.loss(1.1e9, 8e9, 1)
-    found = smallest_memory(published, flops, loss, EXPERTS)
+    found = published.reach(loss, EXPERTS, flops=flops)
     assert found.memory_bytes[0] == pytest.approx(2.2e9, rel=1e-6)
     assert np.all(np.diff(found.memory_bytes) < 0)
     for e, memory in zip(EXPERTS, found.memory_bytes, strict=True):
-        assert published.optimal(flops, [e], max_memory_bytes=memory)[e].loss == pytest.approx(loss, abs=1e-9)
-        assert published.optimal(flops, [e], max_memory_bytes=0.98 * memory)[e].loss > loss
-    assert np.isinf(smallest_memory(published, 1e18, 2.0, [1]).memory_bytes[0])
-    with pytest.raises(ValueError, match="max_memory_bytes"):
-        smallest_memory(published, 1e20, 2.5, max_memory_bytes=1e9)
+        assert published.optimal(flops, [e], memory=memory)[e].loss == pytest.approx(loss, abs=1e-9)
+        assert published.optimal(flops, [e], memory=0.98 * memory)[e].loss > loss
+    assert np.isinf(published.reach(2.0, [1], flops=1e18).memory_bytes[0])
+    with pytest.raises(ValueError, match="memory"):
+        published.reach(2.5, flops=1e20, memory=1e9)
 
 
 def test_an_answer_beyond_the_guard_is_refused_or_marked(published):
     """1e22 FLOPs reach 2.3 nats in the least memory at D/N of up to 45,000."""
     with pytest.raises(ExtrapolationError, match=r"D/N 45.5K is outside the fitted 0.361…72.7 .*guard of 100 times"):
-        smallest_memory(published, 1e22, 2.3, [8, 32])
-    found = smallest_memory(published, 1e22, 2.3, [1, 32])
-    assert found.trusted.tolist() == [True, False]
+        published.reach(2.3, flops=1e22, experts=[8, 32])
+    found = published.reach(2.3, flops=1e22, experts=[1, 32])
+    assert found.check.trusted.tolist() == [True, False]
     assert any("D/N 45.5K" in warning for warning in found.warnings)
     with pytest.raises(ExtrapolationError, match="D 6"):
-        cheapest_budget(published, [2.3, 1.42], [1])  # one of two losses
-    assert cheapest_budget(published, [2.3, 1.42], [1], force=True).trusted.tolist() == [[True], [False]]
+        published.reach([2.3, 1.42], [1])  # one of two losses
+    assert published.reach([2.3, 1.42], [1], force=True).check.trusted.tolist() == [[True], [False]]
     for question in ((1e22, 1024), (1e28,)):
         with pytest.raises(ExtrapolationError):
             matched_memory(published, *question)

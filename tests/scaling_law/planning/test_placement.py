@@ -6,9 +6,8 @@ import pytest
 import yaml
 
 from scaling_law import Architecture, JointLaw, Throughput
-from scaling_law.planning.hours import Cluster
+from scaling_law.planning.budget import Cluster
 from scaling_law.planning.placement import RESERVED, DoesNotFit, place
-from scaling_law.planning.plan import plan
 from scaling_law.size.recipe import BatchRamp, RampStage
 from scaling_law.size.throughput import ModelWork
 from scaling_law.size.training_memory import training_memory
@@ -53,7 +52,7 @@ def test_what_cannot_be_trained_is_refused():
 
 
 def test_the_plan_of_a_cluster_is_a_configuration_that_train_py_takes():
-    made = plan(JointLaw.published(), hours=24, gpus=8, throughput=H100, experts=[8])
+    made = JointLaw.published().plan(hours=24, gpus=8, throughput=H100, experts=[8])
     assert made.placement == place(made.architecture, Cluster(8, H100))
     arguments = from_dict(yaml.safe_load(made.to_yaml()))
     assert arguments.run.micro_batch_sequences == made.placement.micro_batch_sequences
@@ -83,7 +82,7 @@ def test_a_plan_is_the_best_that_the_gpus_can_train(experts):
     """Against every width of every E: the best of those that fit."""
     law, cluster = JointLaw.published(), Cluster(4, H100)
     asked = {"hours": 480, "gpus": 4, "throughput": H100}
-    made = plan(law, **asked, experts=experts)
+    made = law.plan(**asked, experts=experts)
     losses = {}
     for e in experts or (1, 2, 4, 8, 16, 32):
         for d in range(1024, 3072, 64):
@@ -104,7 +103,7 @@ def test_a_plan_is_the_best_that_the_gpus_can_train(experts):
 
 
 def test_a_plan_that_fits_is_the_optimum():
-    made = plan(JointLaw.published(), hours=72, gpus=8, throughput=H100)
+    made = JointLaw.published().plan(hours=72, gpus=8, throughput=H100)
     table = JointLaw.published().optimal(hours=72, gpus=8, throughput=H100, integral=True)
     assert made.architecture == table.best.architecture
     assert not any("takes more memory" in warning for warning in made.warnings)
@@ -113,4 +112,4 @@ def test_a_plan_that_fits_is_the_optimum():
 def test_gpus_without_memory_for_any_model_are_refused():
     tiny = Throughput("NVIDIA L4", "bf16", {"flops": 1e-14}, memory_bytes=2.1e9)
     with pytest.raises(DoesNotFit, match="cannot be trained on 1 × NVIDIA L4"):
-        plan(JointLaw.published(), hours=24, gpus=1, throughput=tiny)
+        JointLaw.published().plan(hours=24, gpus=1, throughput=tiny)

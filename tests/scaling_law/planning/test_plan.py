@@ -5,16 +5,15 @@ import yaml
 
 from scaling_law import LearningRateLaw
 from scaling_law import published as shelf
-from scaling_law.planning.plan import plan
 from scaling_law.size.recipe import BatchRamp, RampStage
 from training.configuration.reading import from_dict
 from training.configuration.schedule import Schedule, total_tokens
 
 
 def test_plan_of_a_run(published):
-    made = plan(published, 1e20, [4], branches=3, max_memory_bytes=10e9, gpu_flops=1e15, mfu=0.5)
+    made = published.plan(1e20, [4], branches=3, memory=10e9, gpu_tflops=1000, mfu=0.5)
     a = made.architecture
-    row = published.optimal(1e20, [4], max_memory_bytes=10e9, integral=True)[4]
+    row = published.optimal(1e20, [4], memory=10e9, integral=True)[4]
     assert a == row.architecture
     assert made.tokens == pytest.approx(row.tokens, rel=1e-4)
     assert made.training_flops == 6 * a.n_active * made.tokens
@@ -40,21 +39,21 @@ def test_plan_of_a_run(published):
 def test_the_loss_is_that_of_the_tokens_that_are_trained(published):
     """Whole steps, of 65,536 tokens at first, and not the tokens that the budget would buy."""
     row = published.optimal(2e14, [4], integral=True, force=True)[4]
-    made = plan(published, 2e14, [4], force=True)
+    made = published.plan(2e14, [4], force=True)
     assert made.tokens == made.steps * 128 * 512 < row.tokens
     assert made.loss == published.loss(made.architecture.n_active, made.tokens, 4) > row.loss
     assert made.loss_interval[0] < made.loss < made.loss_interval[1]
 
 
 def test_small_budgets_warm_up_less(published):
-    made = plan(published, 1e15, [1], branches=20)
+    made = published.plan(1e15, [1], branches=20)
     assert made.warmup_tokens == int(0.1 * made.tokens)
     assert all(t * 0.8 > made.warmup_tokens for t in made.branches)
 
 
 def test_the_rate_is_that_of_the_tokens_and_the_batch_of_the_plan(published):
     law = LearningRateLaw(4.0, -0.7, -0.45, "code", "a grid", slope_d=0.1, slope_batch=0.4, regret=0.0035)
-    made = plan(published, 1e20, [4], batch_ramp=[RampStage(0, 64), RampStage(10**8, 256)], learning_rate_law=law)
+    made = published.plan(1e20, [4], batch_ramp=[RampStage(0, 64), RampStage(10**8, 256)], learning_rate_law=law)
     batch = 256 * made.sequence_length
     assert made.learning_rate == pytest.approx(law.learning_rate(made.architecture, made.tokens, batch), rel=1e-4)
     assert made.learning_rate_batch == batch
@@ -63,7 +62,7 @@ def test_the_rate_is_that_of_the_tokens_and_the_batch_of_the_plan(published):
 
 
 def test_the_papers_rate_knows_no_batch(published):
-    made = plan(published, 1e20, [4])
+    made = published.plan(1e20, [4])
     shown = dict(made.summary().rows)["peak learning rate"]
     assert shown.endswith("(Ludziejewski et al. 2025, code of the runs; a law without the batch)")
     assert (made.learning_rate_batch, made.learning_rate_regret) == (None, None)
@@ -76,7 +75,7 @@ def test_the_papers_rate_knows_no_batch(published):
 def test_a_fine_grained_answer_is_a_class_that_can_be_built(shape, model_type):
     """The configuration is read by train.py, and is the architecture that the law was asked about."""
     law = shelf("krajewski")
-    made = plan(law, 1e20, [8], force=True, **shape)
+    made = law.plan(1e20, [8], force=True, **shape)
     a = made.architecture
     assert (a.experts_equivalent, a.granularity, a.active_width) == (8, 8, 3 * a.d_model)
     asked = law.optimal(1e20, [8], force=True, integral=True, **shape)[8]

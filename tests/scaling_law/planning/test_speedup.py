@@ -8,13 +8,11 @@ from scaling_law import (
     ExtrapolationError,
     JointLaw,
     Throughput,
-    cheapest_budget,
-    effective_speedup,
     published,
 )
-from scaling_law.planning.hours import Cluster, work_of
+from scaling_law.planning.budget import Cluster, work_of
+from scaling_law.planning.limits import Limits
 from scaling_law.planning.matched import tokens_to_reach
-from scaling_law.planning.optimum import Constraints
 from scaling_law.planning.speedup import EffectiveSpeedup
 from scaling_law.size.architecture import width_of_active
 from scaling_law.size.throughput import ModelWork
@@ -27,10 +25,10 @@ def law():
 
 @pytest.mark.parametrize(("a", "b", "flops"), [(8, 1, 1e21), (32, 1, 1e22), (1, 8, 1e20), (4, 4, 3e20)])
 def test_factors_are_those_of_the_other_searches(law, a, b, flops):
-    found = effective_speedup(law, a, b, flops=flops)
+    found = law.speedup(a, b, flops=flops)
     assert found.loss == pytest.approx(law.optimal(flops, [a]).best.loss)
     best, same = found.rows
-    assert best.compute == pytest.approx(cheapest_budget(law, found.loss, b).flops / flops, rel=1e-6)
+    assert best.compute == pytest.approx(law.reach(found.loss, b).flops / flops, rel=1e-6)
     needed = tokens_to_reach(law, found.loss, found.n_active, b)
     assert same.tokens == pytest.approx(needed, rel=1e-9)
     assert same.compute == pytest.approx(same.data)
@@ -47,7 +45,7 @@ def marin(baseline_loss, baseline_tps, variant_loss, variant_tps, budget, floor=
 
 
 def test_marins_rule_is_the_same_at_the_asymptote_of_the_law(law):
-    found = effective_speedup(law, 8, 1, flops=1e21)
+    found = law.speedup(8, 1, flops=1e21)
     _, mu, _, nu = law.chinchilla_coefficients(1.0)
     assert found.exponent == pytest.approx(-mu * nu / (mu + nu))
     assert found.baseline_loss == pytest.approx(law.compute_optimal(1e21, 1).loss)
@@ -64,20 +62,20 @@ def test_marins_own_example():
     assert (3.5422 - floor) * budget**alpha == pytest.approx(87.7, abs=0.1)
     named = {"rows": (), "a": "variant", "b": "baseline", "n_active": 1e8, "tokens": 1e9, "law": ""}
     asymptote = {"asymptote": floor, "asymptote_interval": None, "exponent": alpha, "baseline_loss": 3.5422}
-    found = EffectiveSpeedup(**named, flops=budget, loss=3.52, **asymptote)
+    found = EffectiveSpeedup(**named, flops=budget, loss=3.52, check=None, **asymptote)
     hours = found.at_asymptote(floor) * 410_000 / 433_986
     assert hours == pytest.approx(marin(3.5422, 433_986, 3.52, 410_000, budget))
 
 
 def test_intervals_ask_every_draw_for_itself(law):
     few = law.replace(draws=law.draws[:40])
-    found = effective_speedup(few, 8, 1, flops=1e21)
+    found = few.speedup(8, 1, flops=1e21)
     at = (found.n_active, found.tokens)
     factors = []
     for values in few.draws:
         drawn = JointLaw(*values)
         loss = drawn.loss(*at, 8)
-        factors.append((cheapest_budget(drawn, loss, 1, force=True).flops / found.flops).item())
+        factors.append((drawn.reach(loss, 1, force=True).flops / found.flops).item())
     low, high = found.rows[0].compute_interval
     expected = np.quantile(factors, (0.025, 0.975), method="inverted_cdf")
     np.testing.assert_allclose((low, high), expected, rtol=1e-5)
@@ -89,7 +87,7 @@ def test_intervals_ask_every_draw_for_itself(law):
 
 def test_a_loss_below_the_floor_of_a_size_is_out_of_reach(law):
     small, large = Architecture(512), Architecture(2048, 16)
-    found = effective_speedup(law, large, small, tokens="50B")
+    found = law.speedup(large, small, tokens="50B")
     assert found.factor == found.rows[0].data == np.inf
     m, mu, _, _ = law.chinchilla_coefficients(1.0)
     assert found.rows[0].floor == pytest.approx(m * small.n_active**mu + law.c)
@@ -105,7 +103,7 @@ def test_near_the_floor_part_of_the_draws_cannot_reach_it(law):
     m, mu, _, _ = law.chinchilla_coefficients(1.0)
     floor = m * b.n_active**mu + law.c
     tokens = tokens_to_reach(law, floor + 0.01, Architecture(1024, 8).n_active, 8)
-    found = effective_speedup(law, Architecture(1024, 8), b, tokens=tokens, force=True)
+    found = law.speedup(Architecture(1024, 8), b, tokens=tokens, force=True)
     assert 0 < found.rows[0].unreached < 1
     assert found.rows[0].compute_interval[1] == np.inf
     assert any("of the draws" in warning for warning in found.warnings)
@@ -115,7 +113,7 @@ def test_near_the_floor_part_of_the_draws_cannot_reach_it(law):
 @pytest.mark.parametrize(("name", "design"), [("abnar", {}), ("krajewski", {"granularity": 8.0}), ("kaplan", {})])
 def test_any_law_of_a_size_and_tokens(name, design):
     law, e = published(name), (64 if name == "krajewski" else 1)
-    found = effective_speedup(law, e, e, flops=1e20, **design, force=True)
+    found = law.speedup(e, e, flops=1e20, **design, force=True)
     best, same = found.rows
     assert best.compute == pytest.approx(1.0, rel=1e-6)  # its own loss costs what it costs
     assert best.n_active == pytest.approx(found.n_active, rel=1e-3)
@@ -125,14 +123,14 @@ def test_any_law_of_a_size_and_tokens(name, design):
 
 def test_both_models_may_lie_below_the_smallest_that_is_counted(law):
     """At 1e13 FLOPs the optimum is narrower than d_model 64: a model must not need more, or less, than itself."""
-    best, _ = effective_speedup(law, 1, 1, flops=1e13, force=True).rows
+    best, _ = law.speedup(1, 1, flops=1e13, force=True).rows
     assert best.compute == pytest.approx(1.0, rel=1e-6)
     assert best.n_active == pytest.approx(law.compute_optimal(1e13, 1, force=True).n_active, rel=1e-3)
 
 
 def test_how_far_both_models_extrapolate_is_said(law):
-    assert not any("outside the fitted" in warning for warning in effective_speedup(law, 2, 1, flops=1e20).warnings)
-    found = effective_speedup(law, 8, 1, flops=1e23)
+    assert not any("outside the fitted" in warning for warning in law.speedup(2, 1, flops=1e20).warnings)
+    found = law.speedup(8, 1, flops=1e23)
     assert found.trusted
     for model in ("E = 8", "best size", "same N_act"):
         assert any(warning.startswith(f"{model}: N_act") for warning in found.warnings)
@@ -141,27 +139,27 @@ def test_how_far_both_models_extrapolate_is_said(law):
 def test_bad_questions(law):
     for given in ({}, {"flops": 1e21, "tokens": 1e9}):
         with pytest.raises(ValueError, match="give one of them"):
-            effective_speedup(law, 8, 1, **given)
+            law.speedup(8, 1, **given)
     with pytest.raises(ValueError, match="tokens=0 must be positive"):
-        effective_speedup(law, Architecture(512), 1, tokens=0)
+        law.speedup(Architecture(512), 1, tokens=0)
     with pytest.raises(ValueError, match="has no size; give flops"):
-        effective_speedup(law, 8, 1, tokens=1e9)
+        law.speedup(8, 1, tokens=1e9)
     with pytest.raises(ValueError, match="b='x' must be a number of experts or an Architecture"):
-        effective_speedup(law, 8, "x", flops=1e21)
+        law.speedup(8, "x", flops=1e21)
     with pytest.raises(ValueError, match=r"experts=0\.5"):
-        effective_speedup(law, 0.5, 1, flops=1e21)
+        law.speedup(0.5, 1, flops=1e21)
     with pytest.raises(ValueError, match="E = 1"):
-        effective_speedup(published("chinchilla"), 1, 8, flops=1e21)
+        published("chinchilla").speedup(1, 8, flops=1e21)
     with pytest.raises(ExtrapolationError):
-        effective_speedup(law, 8, 1, flops=1e29)
+        law.speedup(8, 1, flops=1e29)
 
 
 def test_hours_of_both_models(law):
     """FLOPs times the ratio of MFUs, where time is FLOPs; each draw of the step times with one of the law."""
     few, h100 = law.replace(draws=law.draws[:20]), Throughput.assumed("h100")
-    found = effective_speedup(few, 8, 1, flops=1e21, gpus=8, throughput=h100)
+    found = few.speedup(8, 1, flops=1e21, gpus=8, throughput=h100)
     best, same = found.rows
-    cluster, limits = Cluster(8, h100), Constraints()
+    cluster, limits = Cluster(8, h100), Limits()
     own = cluster.seconds(work_of(width_of_active(found.n_active), 8.0, limits), found.tokens)
     for row in (best, same):
         seconds = cluster.seconds(work_of(width_of_active(row.n_active), 1.0, limits), row.tokens)
@@ -170,8 +168,8 @@ def test_hours_of_both_models(law):
         assert row.time_interval[0] < row.time < row.time_interval[1]
     assert same.time == pytest.approx(same.compute * 0.139 / 0.267, rel=1e-3)
     assert any("assumed, not measured" in warning for warning in found.warnings)
-    sure = effective_speedup(few, 8, 1, flops=1e21, gpus=8, throughput=Throughput.assumed("h100", mfu=0.4))
+    sure = few.speedup(8, 1, flops=1e21, gpus=8, throughput=Throughput.assumed("h100", mfu=0.4))
     assert sure.rows[1].time_interval == pytest.approx(sure.rows[1].compute_interval, rel=1e-2)
     a, b = Architecture(1024, 8), Architecture(1024)
-    given = effective_speedup(few, a, b, tokens=2e10, gpus=8, throughput=h100).rows[0]
+    given = few.speedup(a, b, tokens=2e10, gpus=8, throughput=h100).rows[0]
     assert given.hours == pytest.approx(cluster.seconds(ModelWork.of(b), given.tokens) / 3600)

@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
-from hub.plain.tables import as_text
+from hub.base.tables import as_text
 from scaling_law import JointLaw, fit, load_runs
 from scaling_law.figures.curves import memory_curves
 from scaling_law.formulas.conditions import Conditions
-from scaling_law.law_files import law_card, law_from_dict, law_to_dict
-from scaling_law.planning.design import advantage, next_runs, predicted_loss
-from scaling_law.planning.inverse import cheapest_budget, smallest_memory
-from scaling_law.planning.matched import matched_memory, plan_matched
-from scaling_law.planning.plan import plan
+from scaling_law.law.base import law_from_dict
+from scaling_law.law_files import law_card, law_to_dict
+from scaling_law.planning.budget import Budget
+from scaling_law.planning.design import advantage, predicted_loss
+from scaling_law.planning.matched import matched_memory
 from tests.scaling_law.synthetic import sweep_rows
 
 RECORDED = [*sweep_rows(vocab_size=1024)]  # N_act 184k to 1.7M
@@ -64,19 +64,18 @@ def test_a_vocabulary_that_is_given_wins_and_the_note_stays(law):
     assert any("smaller than d_model 64 with a vocabulary of 1,024" in warning for warning in below.warnings)
 
 
-def test_every_question_counts_the_vocabulary_of_the_law(law, fitted):
+def test_every_question_counts_the_vocabulary_of_the_law(law):
     """Asked without a vocabulary as with 1,024, and not as with GPT-2's."""
     questions = [
         lambda **v: law.optimal(FLOPS, [1, 2, 4], **v).best.d_model,
-        lambda **v: cheapest_budget(law, 5.0, [1, 4], **v).memory_bytes,
-        lambda **v: cheapest_budget(law, 5.0, [1, 4], max_parameters=400_000, **v).flops,
-        lambda **v: smallest_memory(law, FLOPS, 5.0, [1, 2], **v).memory_bytes,
+        lambda **v: law.reach(5.0, [1, 4], **v).memory_bytes,
+        lambda **v: law.reach(5.0, [1, 4], max_parameters=400_000, **v).flops,
+        lambda **v: law.reach(5.0, [1, 2], flops=FLOPS, **v).memory_bytes,
         lambda **v: matched_memory(law, FLOPS, [2, 4], **v).n_active,
         lambda **v: matched_memory(law, FLOPS, [2, 4], **v).loss,
         lambda **v: law.optimum_draws(FLOPS, [1, 2], max_parameters=300_000, **v).loss,
         lambda **v: advantage(FLOPS, 2, 1, **v)(law),
-        lambda **v: plan_matched(fitted, FLOPS, (2,), n_blocks=2, **v).models[1].architecture.d_model,
-        lambda **v: plan(law, FLOPS, [1, 2], **v).architecture.n_active,
+        lambda **v: law.plan(FLOPS, [1, 2], **v).architecture.n_active,
     ]
     for ask in questions:
         own, same, other = ask(), ask(vocab_size=1024), _or_nothing(lambda ask=ask: ask(vocab_size=50_257))
@@ -92,13 +91,13 @@ def _or_nothing(ask):
 
 
 def test_plans_new_runs_and_figures_count_it_too(law, published):
-    made = plan(law, FLOPS, [1, 2])
+    made = law.plan(FLOPS, [1, 2])
     assert made.architecture.vocab_size == 1024
     assert any("give train.py a tokenizer of that size" in warning for warning in made.warnings)
-    assert not any("tokenizer" in warning for warning in plan(published, 1e20).warnings)
-    design = next_runs(law, predicted_loss(5e5, 5e6, 2), 1e16, warmup_tokens=0)
+    assert not any("tokenizer" in warning for warning in published.plan(1e20).warnings)
+    design = law.next_runs(predicted_loss(5e5, 5e6, 2), 1e16, warmup_tokens=0)
     assert {architecture.vocab_size for architecture, _ in design.runs()} == {1024}
-    ends = [curve.n_active[-1] for curve in memory_curves(law, FLOPS, [1, 2]).curves]
+    ends = [curve.n_active[-1] for curve in memory_curves(law, Budget(FLOPS), [1, 2]).curves]
     assert ends == pytest.approx([row.n_active for row in law.optimal(FLOPS, [1, 2])])
 
 

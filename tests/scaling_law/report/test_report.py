@@ -6,9 +6,8 @@ import re
 import pytest
 from typer.testing import CliRunner
 
-from scaling_law import Architecture, JointLaw, fit, load_runs
+from scaling_law import Architecture, JointLaw
 from scaling_law.commands.cli import app
-from scaling_law.planning.matched import plan_matched
 from scaling_law.report import results
 from scaling_law.report.page import BLOCKS, block_text, write_report
 from scaling_law.report.results import Results
@@ -38,16 +37,6 @@ def folder(tmp_path, monkeypatch):
 def test_every_block_is_filled_and_the_prose_stays(folder):
     source = folder / "results"
     write(source / "learning-rates.jsonl", learning_rate_rows())
-    plan = plan_matched(fit(load_runs(source / "runs.jsonl")).bootstrap(20), 5e12, (2,), n_blocks=2, vocab_size=2048)
-    plan.save(source / "matched-plan.json")
-    trained = [
-        row
-        | m.architecture.shape
-        | {"n_active": m.architecture.n_active, "n_total": m.architecture.n_total}
-        | {"run_id": f"m{i}", "tokens": m.tokens, "eval_loss": 5.0}
-        for i, (m, row) in enumerate(zip(plan.models, records(), strict=False))
-    ]
-    write(source / "matched.jsonl", trained)
     write(source / "other" / "runs.jsonl", list(records())[:-3])
     target = folder / "report.md"
     done = CliRunner().invoke(app, ["report", str(source), "--into", str(target)])
@@ -59,15 +48,13 @@ def test_every_block_is_filled_and_the_prose_stays(folder):
         assert re.search(rf"<!-- {name} -->\n\|.+?<!-- /{name} -->", text, re.DOTALL), name
     assert "36 runs of 12 trunks" in text
     assert "33 runs of 11 trunks" in text  # of the subfolder, which draws only what the page links
-    assert "| outside |" in text  # no one predicted a loss of 5
-    pictures = {"fit", "losses", "isoflop", "held-out", "learning-rates", "matched", "other-losses"}
+    pictures = {"fit", "losses", "isoflop", "held-out", "learning-rates", "other-losses"}
     assert {path.stem.removeprefix("report-") for path in (folder / "figures").iterdir()} == pictures
 
 
 def test_what_is_not_there_is_not_reported(folder):
     of = Results(folder / "results")
     assert block_text("learning-rates", of) == "No learning rates were searched."
-    assert block_text("matched", of) == "No matched experiment was run."
     assert "seed only scatter" not in block_text("runs", of)
 
 

@@ -103,7 +103,10 @@ def test_a_filter_sees_the_columns_that_were_made():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"n_active": "Nb"}, r"rows: column n_active='Nb': there is no column Nb; there are: .*Na, bs"),
+        (
+            {"n_active": "Nb"},
+            r"rows: column n_active='Nb': column 'Nb' is unknown; there are Na, bs",
+        ),
         ({"n_active": "the sizes"}, r"column n_active='the sizes': neither a column nor an expression"),
         ({"n_active": "import os"}, r"column n_active='import os': neither a column nor an expression"),
         ({"n_active": None}, r"column n_active=None: must be a column, an expression, a number or a function"),
@@ -156,7 +159,7 @@ def test_every_numeric_column_is_kept_flat_and_read_only():
     for name in ("n_active", "tokens", "experts", "loss"):
         np.testing.assert_array_equal(runs[name], getattr(runs, name))
     np.testing.assert_array_equal(runs["smooth loss"], runs.loss)
-    with pytest.raises(RunsError, match=r"rows: no numeric column is named 'name'; there are n_active, tokens, .*ti"):
+    with pytest.raises(RunsError, match=r"rows: numeric column 'name' is unknown.* There are n_active, tokens, .*ti"):
         runs["name"]
 
 

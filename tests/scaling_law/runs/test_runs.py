@@ -6,7 +6,7 @@ import numpy as np
 import pandas
 import pytest
 
-from hub.plain.tables import as_text
+from hub.base.tables import as_text
 from scaling_law import Architecture, JointLaw, Runs, fit, load_runs
 from scaling_law.runs.table import RunsError
 from tests.scaling_law.synthetic import TINY_LAW, tiny_runs
@@ -82,7 +82,7 @@ def test_a_filter_chooses_runs(where, kept):
     ("where", "message"),
     [
         ("E = 8", "rows: where='E = 8' keeps none of 6 runs"),
-        ("depth = 8", "rows: .*no field is named 'depth'; there are .*tokens"),
+        ("depth = 8", "rows: .*field 'depth' is unknown.*tokens"),
         ("D ~ 8", "rows: .*'D ~ 8' is not a condition"),
     ],
 )
@@ -290,7 +290,9 @@ def test_a_column_decides_where_there_is_one():
     assert (named.n_trunks, named.trunk_source) == (6, "column group")
     single = load_runs(given, trunks="run")
     assert (single.n_trunks, single.trunk_source) == (36, "each run its own trunk")
-    with pytest.raises(RunsError, match="trunks='groups' must be 'auto', 'run' or a column: eval_loss, experts"):
+    with pytest.raises(
+        RunsError, match=r"trunks='groups' is unknown: did you mean 'group'\? There are auto, run, eval"
+    ):
         load_runs(given, trunks="groups")
     with pytest.raises(RunsError, match="trunks='group': row 2 has no value"):
         load_runs(frame.assign(group=[None if i == 2 else "a" for i in range(36)]), trunks="group")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hub import push_index
-from hub.plain.errors import FilesError, IntegrityError, NotFoundError
+from hub.base.errors import FilesError, IntegrityError, NotFoundError
 from hub.release.push import tag_index
 from hub.store.base import Store
 from scaling_law import Architecture, ChinchillaLaw, Conditions, fit, load_runs
@@ -69,7 +69,7 @@ def test_a_pinned_index_is_read_in_every_way_of_naming_it(index: tuple[Store, st
         load_runs("org/demo-runs@v9")
     with pytest.raises(FilesError, match="contradicts"):
         load_runs("org/demo-runs@v1", revision="v2")
-    with pytest.raises(FilesError, match="no branch, tag or commit"):
+    with pytest.raises(FilesError, match="not a branch, tag or commit"):
         load_runs("org/demo-runs@../../x")
 
 
@@ -112,7 +112,7 @@ def test_a_damaged_index_in_the_cache_is_refused_offline(
 
 def test_a_law_says_which_dataset_and_commit_it_was_fitted_on(index: tuple[Store, str], tmp_path: Path) -> None:
     _, commit = index
-    result = fit(load_runs("org/demo-runs@v1"), law="chinchilla")
+    result = fit(load_runs("org/demo-runs@v1"), kind="chinchilla")
     law = result.law
     assert law.conditions is not None
     assert (law.conditions.dataset, law.conditions.commit) == ("org/demo-runs", commit)
@@ -124,7 +124,7 @@ def test_a_law_says_which_dataset_and_commit_it_was_fitted_on(index: tuple[Store
     assert f'load_runs("org/demo-runs", revision="{commit}")' in card
     assert len(load_runs(again.conditions.dataset, revision=again.conditions.commit)) == TAGGED
     assert str(result.to_dict()["source"]).startswith("org/demo-runs@v1")
-    chosen = fit(load_runs("org/demo-runs@v1", where="D <= 7M"), law="chinchilla").law
+    chosen = fit(load_runs("org/demo-runs@v1", where="D <= 7M"), kind="chinchilla").law
     assert "where D <= 7M (eval_loss)" in repr(chosen)
     assert f"revision=\"{commit}\", where='D <= 7M')" in law_card(chosen, "org/demo-law")
 
@@ -224,7 +224,7 @@ def test_a_table_of_one_run_is_read_and_refused_by_a_fit(tmp_path: Path) -> None
     runs = load_runs(tmp_path)
     assert len(runs) == 1
     with pytest.raises(ValueError, match="1 run") as caught:
-        fit(runs, law="chinchilla")
+        fit(runs, kind="chinchilla")
     assert "\n" not in str(caught.value)
 
 
@@ -238,5 +238,5 @@ def test_a_release_folder_is_read_with_its_index_or_without(tmp_path: Path) -> N
     for folder in (tmp_path, tmp_path / "datasets" / "demo-runs", main):
         assert len(load_runs(folder)) == 5
         assert np.all(np.isfinite(load_runs(folder).loss))
-    with pytest.raises(RunsError, match="Hub only"):
+    with pytest.raises(RunsError, match="only applies to a dataset on the Hub"):
         load_runs(tmp_path, revision="v1")

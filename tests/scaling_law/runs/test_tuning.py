@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from scaling_law import Runs, best_of
+from scaling_law import Runs
+from scaling_law.runs import best_of
 from scaling_law.runs.table import RunsError
-from scaling_law.runs.tuning import tune
+from scaling_law.runs.tuning import best_rate, tune
 
 RATES, BATCHES = 1e-3 * np.sqrt(2.0) ** np.arange(-4, 5), 64.0 * 2.0 ** np.arange(-2, 3)
 
@@ -109,7 +110,7 @@ def test_a_parabola_needs_a_minimum_between_its_runs(losses, message):
 @pytest.mark.parametrize(
     ("change", "over", "message"),
     [
-        ({}, "lr", r"no numeric column is named 'lr'; there are .*learning_rate, batch"),
+        ({}, "lr", r"numeric column 'lr' is unknown.*learning_rate, batch"),
         ({"batch": -1.0}, "batch", r"row-0: batch=-1 must be positive and finite"),
         ({"batch": np.nan}, "batch", r"row-0: batch=nan must be positive and finite"),
         ({"batch": 64.0}, "batch", r"batch is 64 in every run; nothing to choose from"),
@@ -120,3 +121,11 @@ def test_settings_that_cannot_be_compared_are_refused(change, over, message):
         best_of(grid(**change), over)
     with pytest.raises(ValueError, match="method='best' must be 'least' or 'quadratic'"):
         best_of(grid(), method="best")
+
+
+def test_the_best_rate_lies_between_the_runs():
+    rates = np.geomspace(1e-4, 1e-2, 7)
+    losses = 3 + 0.1 * (np.log(rates) - np.log(1.3e-3)) ** 2
+    assert best_rate(rates, losses) == pytest.approx(1.3e-3, rel=1e-9)
+    assert best_rate([1e-4, 1e-3], [3.0, 2.0]) == pytest.approx(1e-3)
+    assert best_rate([1e-4, 1e-3, 1e-2], [3.0, 2.0, np.inf]) == pytest.approx(1e-3)

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scaling_law import Architecture, LatentAttention
+from scaling_law import Architecture
+from scaling_law.size import LatentAttention
 from scaling_law.size.architecture import (
     active_parameters,
     affordable_tokens,

@@ -28,8 +28,8 @@ def test_the_language_model_of_a_larger_one(tied):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "mamba"}, "model_type='mamba' is not one of llama, mistral"),
-        ({"model_type": None}, "model_type=None is not one of"),
+        ({"model_type": "mamba"}, "model_type='mamba' is unknown.* llama, mistral"),
+        ({"model_type": None}, "model_type=None is unknown"),
         ({"is_encoder_decoder": True}, "is_encoder_decoder=True: laws here are of decoders only"),
         ({"num_experts_per_tok": 9}, "mixtral: experts_per_token=9 must be at most experts=8"),
         ({"hidden_size": "wide"}, "d_model='wide' must be an integer of at least 1"),

@@ -34,7 +34,7 @@ def test_the_class_has_exactly_the_parameters_of_the_architecture(name):
     section = arguments.to_dict()["model"]
     assert section.get("type", "switch_moe") == name.partition(",")[0]
     if name == "switch_moe":
-        from training.run.step import model_config
+        from training.run.model import model_config
 
         config = model_config(arguments, a.vocab_size, 0)
     else:

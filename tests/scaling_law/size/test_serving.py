@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from scaling_law import Architecture, JointLaw, decode_seconds
+from scaling_law import Architecture, JointLaw
+from scaling_law.size import decode_seconds
 from scaling_law.size.gpus import GPUS
 from scaling_law.size.serving import decode_seconds_by_width, share_read
 
@@ -52,8 +53,8 @@ def test_shared_experts_are_always_read():
 
 def test_rows_of_an_optimum_say_what_serving_takes():
     law = JointLaw.published()
-    asked = {"hours": 72, "gpus": 8, "throughput": "h100", "experts": [1, 8], "decode_batch": 32}
-    table = law.optimal(**asked, price=2.5, kv_cache_tokens="64k", integral=True)
+    asked = {"hours": 72, "gpus": 8, "gpu": "h100", "experts": [1, 8], "decode_batch": 32}
+    table = law.optimal(**asked, price=2.5, kv_tokens="64k", integral=True)
     for row in table:
         expected = decode_seconds(row.architecture, H100, 32, context=2048)
         assert row.decode_seconds == pytest.approx(expected, rel=2e-3)

@@ -55,7 +55,7 @@ def test_null_stands_for_the_default():
 
 @pytest.mark.parametrize("name", ["given", "defaults"])
 def test_configurations_that_runs_have_saved_are_read_and_written_as_they_were(name, tmp_path):
-    """`defaults` is the whole recipe of the paper as the first versions wrote it; `given` has most fields changed."""
+    """`defaults` is the whole recipe of the paper; `given` has most fields changed."""
     arguments = parse_command_line(["--config", str(SAVED / f"{name}.yaml")])
     arguments.save(tmp_path / "config.yaml")
     assert (tmp_path / "config.yaml").read_text() == (SAVED / f"{name}.yaml").read_text()

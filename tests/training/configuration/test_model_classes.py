@@ -11,14 +11,15 @@ from training.configuration.arguments import ConfigurationError
 from training.configuration.reading import from_dict, parse_command_line
 
 OUT = {"run": {"output_dir": "out"}}
+LEFT_OUT = {"capacity_group_tokens": None, "balance": "loss", "bias_update_rate": 0.001}
 
 
 @pytest.mark.parametrize("section", CLASSES.values(), ids=CLASSES)
-def test_a_configuration_is_saved_as_it_was_given(section, tmp_path):
+def test_a_configuration_is_saved_with_the_fields_that_it_was_given(section, tmp_path):
     arguments = from_dict({"model": section, **OUT})
     assert arguments.model.experts >= 1
     assert arguments.model.balance_loss >= 0  # what is remembered of them is not saved
-    assert arguments.to_dict()["model"] == {"capacity_group_tokens": None, **section}
+    assert arguments.to_dict()["model"] == LEFT_OUT | section
     arguments.save(tmp_path / "config.yaml")
     again = parse_command_line(["--config", str(tmp_path / "config.yaml")])
     assert again == arguments == pickle.loads(pickle.dumps(arguments))
@@ -57,7 +58,7 @@ def test_a_config_json_is_its_fields(tmp_path, caplog):
     config = {"model_type": "qwen3_moe", "aux_loss_alpha": 0.1, **about_the_file, **tokens, **section}
     (tmp_path / "config.json").write_text(json.dumps(config))
     arguments = from_dict({"model": {"type": str(tmp_path / "config.json"), "num_experts": 16}, **OUT})
-    expected = {**TOP_K, "num_experts": 16, "vocab_size": 400, "capacity_group_tokens": None}
+    expected = {**LEFT_OUT, **TOP_K, "num_experts": 16, "vocab_size": 400}
     assert arguments.to_dict()["model"] == expected  # as of a machine that has not the file
     assert "left out, since transformers' qwen3_moe does not read it: aux_loss_alpha" in caplog.text
     assert arguments.model.config(300).eos_token_id is None
@@ -80,7 +81,10 @@ def test_a_config_json_is_its_fields(tmp_path, caplog):
         ({"type": "kimi_k2"}, "model.type: 'kimi_k2'; it must be switch_moe"),
         ({"type": "missing.json"}, "model.type: 'missing.json' cannot be read: No such file"),
         (TOP_K | {"num_expert": 4}, "model.num_expert: no such field of qwen3_moe; did you mean num_experts?"),
-        (TOP_K | {"zzz": 4}, "model.zzz: no such field of qwen3_moe; there are attention_bias, attention_dropout"),
+        (
+            TOP_K | {"zzz": 4},
+            "model.zzz: no such field of qwen3_moe; its fields are attention_bias, attention_dropout",
+        ),
         (TOP_K | {"d_model": 64}, "model.d_model: no such field of qwen3_moe"),
         (TOP_K | {"num_experts": 8.5}, "model: Validation error for field 'num_experts': TypeError"),
         (TOP_K | {"num_experts_per_tok": 9}, "model: qwen3_moe: experts_per_token=9 must be at most experts=8"),

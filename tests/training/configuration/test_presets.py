@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from scaling_law.size.recipe import ROWS, published_design
 from training import presets as presets_command
 from training.configuration.reading import from_dict, listing
-from training.run.step import architecture, model_config
+from training.run.model import architecture, model_config
 
 OUT = {"run": {"output_dir": "out"}}
 

@@ -135,7 +135,7 @@ def test_a_shard_that_comes_later_is_compared_before_it_is_read(corpus, tokenize
     flip_a_bit(damaged)
     cache = TokenCache(whole.folder)
     cache.read(0, 2000)
-    with pytest.raises(CorruptCacheError, match=r"tokens-00004.bin has another sha256"):
+    with pytest.raises(CorruptCacheError, match=r"tokens-00004.bin has a wrong sha256"):
         cache.sequences(np.arange(cache.n_sequences(32)), 32)
     damaged.write_bytes(damaged.read_bytes()[:-2])
     with pytest.raises(CorruptCacheError, match=r"tokens-00004.bin does not hold"):
@@ -157,7 +157,7 @@ def test_what_is_found_after_the_start_ends_the_training(tiny, tokenizer, tmp_pa
     data = training_data(arguments, tokenizer)
     started.set()
     data.tokens._thread.join(10)
-    with pytest.raises(CorruptCacheError, match="another sha256"):
+    with pytest.raises(CorruptCacheError, match="wrong sha256"):
         list(data.micro_batches(0, 2, 0, 1, None))
     data.tokens.close()
 
@@ -165,11 +165,11 @@ def test_what_is_found_after_the_start_ends_the_training(tiny, tokenizer, tmp_pa
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("recipe.json", b"{", "is not what was written"),
-        ("recipe.json", b'{"dtype": "<u2"}', "is not the recipe that its folder is named after"),
-        ("shards.jsonl", b"[1]\n", "has the line b'[1]', which was not written so"),
-        ("shards.jsonl", b'{"file": "tokens-00000.bin"}\n', 'has the line b\'{"file": '),
-        ("tokenizer.json", b'{"padding": 0, "truncation": 0}', "is not the tokenizer that the tokens were made with"),
+        ("recipe.json", b"{", "is damaged"),
+        ("recipe.json", b'{"dtype": "<u2"}', "does not match the name of its folder"),
+        ("shards.jsonl", b"[1]\n", "contains a malformed line: b'[1]'"),
+        ("shards.jsonl", b'{"file": "tokens-00000.bin"}\n', 'contains a malformed line: b\'{"file": '),
+        ("tokenizer.json", b'{"padding": 0, "truncation": 0}', "is not the tokenizer of these tokens"),
     ],
 )
 def test_other_files_of_a_cache_are_checked_too(corpus, tokenizer, tmp_path, small_shards, name, content, message):

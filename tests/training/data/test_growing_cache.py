@@ -157,8 +157,9 @@ def batches(data: TrainingData, steps):
 
 
 @pytest.fixture
-def complete(growing):
-    growing().wait_for(None)
+def complete(growing, corpus, tokenizer, tmp_path):
+    """`growing`, where there is the whole cache."""
+    prepare(TextSource(str(corpus)), tokenizer, tmp_path)
     return growing
 
 
@@ -213,7 +214,7 @@ def test_the_cap_is_an_epoch_of_its_own(complete, caplog):
 # -- from a configuration
 
 
-def test_too_little_data_is_a_configuration_error(tiny, tokenizer, tmp_path):
+def test_too_little_data_is_a_configuration_error(tiny, tokenizer, tmp_path, builds_here):
     write_dataset(tmp_path / "few", {"train": ["one."], "validation": make_documents(3, 0)})
     few = tiny(data__dataset=str(tmp_path / "few"))
     with pytest.raises(ConfigurationError, match=r"data.sequence_length: 32; the training data has only \d+ tokens"):

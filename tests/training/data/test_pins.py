@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hub.plain.errors import UnavailableError
+from hub.base.errors import UnavailableError
 from training.configuration.arguments import ConfigurationError
 from training.data import pins
 from training.data.pins import Pin, pinned, pinned_with_sweep
@@ -71,13 +71,6 @@ def test_a_run_keeps_its_commit(upstream, on_the_hub, tmp_path):
     assert pinned(on_the_hub(), tmp_path)[0].data.revision == upstream.commit != first  # another run
 
 
-def test_a_run_of_an_earlier_version_is_pinned_to_what_it_recorded(upstream, on_the_hub, tmp_path):
-    old = {"dataset": {"id": NAME, "revision": "a" * 40}}
-    (tmp_path / "data.json").write_text(json.dumps(old))
-    assert pinned(on_the_hub(), tmp_path)[0].data.revision == "a" * 40
-    assert upstream.asked == 0
-
-
 def test_without_a_network_the_commit_is_the_one_that_the_caches_were_made_at(upstream, on_the_hub, tmp_path, caplog):
     upstream.offline = True
     with pytest.raises(ConfigurationError, match=r"^data.revision: None, but the Hub .* of 'org/text'"):
@@ -106,7 +99,7 @@ def test_the_members_of_a_sweep_are_pinned_together_even_when_all_start_at_once(
     assert len(found) == 1
     assert upstream.asked == 1
     (pin,) = json.loads((tmp_path / "runs" / "pins.json").read_text())
-    assert pin == {"kind": "dataset", "id": NAME, "asked": None, "commit": found.pop()}
+    assert pin == {"kind": "dataset", "id": NAME, "revision": None, "commit": found.pop()}
     assert start(16) == pin["commit"]
 
 

@@ -30,7 +30,7 @@ def test_it_builds_what_a_run_then_finds(config, tiny, tmp_path, tokenizer_folde
     assert not list((tmp_path / "cache").glob("*/*.bin"))
     done = prepare("--config", config, "--verify")
     assert done.exit_code == 0, done.output
-    assert "2 shards are as they were written" in done.output
+    assert "2 shards are intact" in done.output
     assert "all of it" in done.output
     before = {path: path.read_bytes() for path in (tmp_path / "cache").rglob("*") if path.is_file()}
     assert prepare("--config", config).exit_code == 0
@@ -46,8 +46,7 @@ def test_a_flipped_bit_is_found_here_and_before_a_run_begins(config, tmp_path, c
     (shard,) = (tmp_path / "cache").glob(f"corpus-{split}-*/tokens-00000.bin")
     flip_a_bit(shard)
     message = (
-        f"error: {shard} has another sha256 than when it was written; "
-        f"delete the folder {shard.parent}, and the next start tokenises it again\n"
+        f"error: {shard} has a wrong sha256; delete the folder {shard.parent}, and the next start tokenises it again\n"
     )
     damaged = prepare("--config", config, "--verify")
     assert (damaged.exit_code, damaged.stderr) == (3, message)

@@ -232,7 +232,7 @@ def test_runs_read_across_files_unless_they_ask_for_the_stored_order(tiny):
     assert data_order(tiny(data__order="stored")).startswith("files in their stored order; sequences shuffled")
 
 
-def test_the_record_says_which_text_was_held_out(tiny, tokenizer):
+def test_the_record_says_which_text_was_held_out(tiny, tokenizer, builds_here):
     def found(**changes):
         pending = held_out(tiny(**changes), tokenizer)
         text = pending.wait()

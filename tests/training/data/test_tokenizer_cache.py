@@ -4,7 +4,7 @@
 import pytest
 from huggingface_hub import constants
 
-from hub.plain.errors import IntegrityError
+from hub.base.errors import IntegrityError
 from tests.hub.conftest import hub_cache, loopback, online, the_hub  # noqa: F401
 from training.configuration.arguments import ConfigurationError
 from training.data.tokenizer import description, load_tokenizer

@@ -12,9 +12,9 @@ import yaml
 from typer.testing import CliRunner
 
 from hub import open_store, push_index
-from hub.plain.tables import as_text
-from hub.plain.units import parse_count
-from scaling_law import JointLaw, break_even
+from hub.base.tables import as_text
+from hub.base.units import parse_count
+from scaling_law import JointLaw
 from scaling_law.commands.cli import app
 from tests.hub.samples import make_record
 from training.demo import __main__ as main_module
@@ -60,7 +60,7 @@ def test_the_crossing_is_where_the_losses_cross(records):
     found = Gaps.of(records)
     assert {(gaps.d_model, gaps.experts) for gaps in found} == {(d, e) for d in (32, 64, 96) for e in (4, 8)}
     for gaps in found:
-        true = float(break_even(TRUTH, gaps.n_active, gaps.experts).tokens)
+        true = float(TRUTH.break_even(gaps.n_active, gaps.experts).tokens)
         assert parse_count(gaps.crossing) == pytest.approx(true, rel=0.1)  # the loss is no straight line in ln D
 
 

@@ -10,11 +10,11 @@ from hub.record.run_record import RunRecord
 from tests.model_classes import SHARED, TOP_K
 from tests.training.run.test_causal_model import EVERY, config_of
 from tests.training.run.test_processes import replicated, results
-from tests.training.run.test_run import assert_same_weights, finish, folders, lines_of, stop_run, weights
+from tests.training.run.test_run import finish, folders, lines_of, weights
 from training.configuration.arguments import ConfigurationError
 from training.configuration.model_classes import SELECTION_BIAS, has_selection_bias, model_types
 from training.run import causal_model
-from training.run.step import build_model
+from training.run.model import build_model
 
 BIAS = SHARED | {"balance": "bias", "bias_update_rate": 0.05}
 
@@ -53,16 +53,6 @@ def test_each_step_moves_the_bias_by_the_counts_of_its_batch(tiny):
     torch.testing.assert_close(biases(weights(arguments, 1280)).double(), moved, rtol=0, atol=1e-6)
 
 
-def test_a_branch_of_a_stopped_trunk_equals_the_run_alone(tiny, tmp_path):
-    """Bit for bit, by way of a checkpoint: the bias is part of it."""
-    arguments = tiny(model=BIAS)
-    stop_run(arguments, at=5)
-    finish(arguments)
-    alone = tiny(model=BIAS, schedule__tokens=[1280], run__output_dir=str(tmp_path / "alone"))
-    finish(alone)
-    assert_same_weights(weights(arguments, 1280), weights(alone, 1280))
-
-
 def test_micro_batches_are_one_batch(tiny, tmp_path):
     """The counts are those of the global batch."""
     settings = {"model": BIAS, "schedule__tokens": [1280], "optimizer__learning_rate": 0.001}
@@ -96,9 +86,9 @@ def test_the_name_says_it(tiny):
 @pytest.mark.parametrize(
     ("section", "problem"),
     [
-        (TOP_K | {"balance": "bias"}, "model.balance: bias; transformers' qwen3_moe has no selection bias, deepseek"),
+        (TOP_K | {"balance": "bias"}, "model.balance: bias; transformers' qwen3_moe has no selection bias; deepseek"),
         (SHARED | {"balance": "both"}, "model.balance: 'both'; it must be loss or bias"),
-        (SHARED | {"bias_update_rate": 0.1}, "model.bias_update_rate: 0.1; it is allowed with model.balance bias"),
+        (SHARED | {"bias_update_rate": 0.1}, "model.bias_update_rate: 0.1; it needs model.balance bias"),
         (BIAS | {"bias_update_rate": 0}, "model.bias_update_rate: 0; it must be a positive number"),
         (BIAS | {"bias_update_rate": "fast"}, "model.bias_update_rate: 'fast'; it must be a positive number"),
     ],

@@ -1,11 +1,9 @@
 """The capacity group: what is dropped, and the balance loss, depend on it alone, not on how a batch is computed."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
 from tests.training.run.test_run import finish, folders
 from training.configuration.arguments import ConfigurationError
@@ -70,20 +68,6 @@ def test_the_first_start_fixes_the_group(even):
         check_inputs(even(model__capacity_group_tokens=32))
     (model,) = folders(even())
     assert json.loads((model / "config.json").read_text())["capacity_group_tokens"] == 64
-
-
-def test_a_run_of_before_0_1_goes_on_in_the_stored_order_with_its_micro_batch_as_the_group(even):
-    stored = even(data__order="stored")
-    path = Path(stored.run.output_dir) / "config.yaml"
-    values = stored.to_dict()
-    del values["model"]["capacity_group_tokens"], values["model"]["final_norm"]
-    del values["data"]["order"], values["data"]["order_seed"]
-    path.parent.mkdir(parents=True)
-    path.write_text(yaml.safe_dump(values))
-    assert settled(even(data__order="stored", run__micro_batch_sequences=4)).model.capacity_group_tokens == 64
-    check_inputs(stored)
-    with pytest.raises(ConfigurationError, match=r"data.order: 'shuffled', but .*config.yaml has 'stored'$"):
-        check_inputs(even())
 
 
 def test_a_run_goes_on_with_another_micro_batch_and_trains_the_same(even, tmp_path):

@@ -11,8 +11,8 @@ from tests.scaling_law.size.test_model_classes import NOT_IN_TRANSFORMERS, SHAPE
 from training.configuration.arguments import ConfigurationError
 from training.configuration.model_classes import ModelClassArguments, balance_loss_of, causal_class, model_types
 from training.run import causal_model
+from training.run.model import build_model, count_parameters
 from training.run.optimizers import build_optimizers
-from training.run.step import build_model
 
 ROWS, LENGTH, VOCABULARY = 4, 16, 96
 
@@ -180,7 +180,7 @@ def test_the_router_is_exempt_from_selective_decay(kind, tiny):
 
 def test_a_class_that_refuses_its_configuration_is_named():
     with pytest.raises(ConfigurationError, match=r"model: Qwen3MoeForCausalLM cannot be built: .*nonsense"):
-        causal_model.parameters_of(config_of(TOP_K | {"hidden_act": "nonsense"}))
+        count_parameters(config_of(TOP_K | {"hidden_act": "nonsense"}))
 
 
 def test_a_class_with_other_parameters_than_were_counted_is_refused(monkeypatch):
@@ -188,7 +188,7 @@ def test_a_class_with_other_parameters_than_were_counted_is_refused(monkeypatch)
     read = causal_model.read_model(config)
     monkeypatch.setattr(causal_model, "read_model", lambda _: type(read)(**(vars(read) | {"left_out": {}})))
     with pytest.raises(ConfigurationError, match=r"model: .* parameters were counted, DeepseekV3ForCausalLM has "):
-        causal_model.parameters_of(config)
+        count_parameters(config)
 
 
 @pytest.mark.parametrize("section", [TOP_K, SHARED], ids=["qwen3_moe", "deepseek_v3"])

@@ -10,7 +10,7 @@ from tests.training.token_caches import prepare
 from training.configuration.reading import from_dict
 from training.data.text import TextSource
 from training.run.evaluation import HeldOut, HeldOutLoss, evaluate
-from training.run.step import model_config
+from training.run.model import model_config
 
 CPU = torch.device("cpu")
 

@@ -19,17 +19,17 @@ import psutil
 import pytest
 import torch
 
-from tests.model_classes import NOISY
+from tests.model_classes import DENSE, NOISY, SHARED, TOP_K
 from tests.training import ranks
 from tests.training.ranks import save_configuration
 from tests.training.run.test_run import assert_same_weights, finish, lines_of, poison, weights
 from tests.training.token_caches import flip_a_bit
 from training.run import checkpoint
-from training.run import step as training_step
+from training.run import progress as training_progress
 from training.run.devices import StopSignal
 from training.run.dry_run import OutOfMemory, smaller_micro_batches
 from training.run.main import Run, main
-from training.run.step import Progress
+from training.run.progress import Progress
 
 ROOT = Path(__file__).parents[3]
 
@@ -63,7 +63,14 @@ def wait_for(condition, process, seconds=120):
         time.sleep(0.002)
 
 
-@pytest.mark.parametrize("model", [{"d_model": 64, "experts": 4}, NOISY], ids=["ours", "dropout and jitter"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param({"d_model": 64, "experts": 4}, id="ours"),
+        pytest.param(NOISY, id="dropout and jitter"),
+        *(pytest.param(section, id=section["type"], marks=pytest.mark.slow) for section in (DENSE, TOP_K, SHARED)),
+    ],
+)
 def test_kills_at_telling_moments_change_nothing(tiny, tmp_path, start, model):
     """While a checkpoint is written, between two steps of the trunk, and in the decay."""
     undisturbed = tiny(model=model, schedule__tokens=[1280], run__output_dir=str(tmp_path / "undisturbed"))
@@ -250,7 +257,7 @@ def test_only_the_pinned_and_the_newest_two_are_kept(tmp_path):
 @pytest.mark.parametrize(
     ("group", "advice"),
     [
-        (32, "smaller ones that this run can go on with: 2, 1; or set run.gradient_checkpointing"),
+        (32, "smaller ones with which this run can resume: 2, 1; or set run.gradient_checkpointing"),
         (128, "no smaller one holds whole capacity groups of 128 tokens and cuts the batches evenly: use"),
     ],
 )
@@ -280,17 +287,19 @@ def test_a_spike_is_far_above_what_came_before():
     spikes = [(steady, 3.5), ([*steady, 9.0, 9.0], 3.5)]  # earlier spikes do not hide a later one
     none = [(steady, 3.05), (steady, 1.0), ([3.0] * 40, 3.01), ([3.0] * 3, 9.0)]
     none += [(falling[:i], falling[i]) for i in range(60)]
-    assert all(training_step.is_spike(*case) for case in spikes)
-    assert not any(training_step.is_spike(*case) for case in none)
+    assert all(training_progress.is_spike(*case) for case in spikes)
+    assert not any(training_progress.is_spike(*case) for case in none)
 
 
 def test_spikes_and_skipped_batches_are_in_the_log_and_the_record(tiny, monkeypatch, caplog):
     caplog.set_level(logging.WARNING)
     run = Run(tiny(schedule__tokens=[2560], optimizer__learning_rate=1e-4, run__log_steps=100))
     poison(run, monkeypatch, lambda call: call == 7)
-    monkeypatch.setattr(training_step, "_SPIKE_LEAST", 4)
-    real = training_step.is_spike
-    monkeypatch.setattr(training_step, "is_spike", lambda before, loss: real(before, loss + 5 * (len(before) == 15)))
+    monkeypatch.setattr(training_progress, "_SPIKE_LEAST", 4)
+    real = training_progress.is_spike
+    monkeypatch.setattr(
+        training_progress, "is_spike", lambda before, loss: real(before, loss + 5 * (len(before) == 15))
+    )
     assert run.execute() == 0
     lines = lines_of(run.arguments)
     events = [(line["step"], "skipped_batch" in line, "loss_spike" in line) for line in lines]

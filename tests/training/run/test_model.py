@@ -8,14 +8,8 @@ from scaling_law import LearningRateLaw
 from training.configuration.arguments import ModelArguments, OptimizerArguments
 from training.run import devices
 from training.run.main import Run
+from training.run.model import architecture, build_model, model_config, peak_learning_rate, utilisation_flops
 from training.run.optimizers import build_optimizers
-from training.run.step import (
-    architecture,
-    build_model,
-    model_config,
-    peak_learning_rate,
-    utilisation_flops,
-)
 
 
 def test_the_peak_rate_is_the_papers_law_unless_given(tmp_path):

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from hub.plain.units import format_bytes, format_flops
+from hub.base.units import format_bytes, format_flops
 from scaling_law import Architecture
 from tests.training.ranks import save_configuration
 from training.run import dry_run, timing
@@ -67,7 +67,7 @@ def test_what_cannot_fit_is_refused_before_the_model_is_built(tiny, output, monk
     monkeypatch.setattr(dry_run, "device_memory", lambda _: needed - 1)
     assert main(["--config", str(save_configuration(arguments)), "--dry-run"]) == 3
     error = " ".join(capsys.readouterr().err.split())
-    assert f"run.micro_batch_sequences 4: a step needs about {format_bytes(needed)} of a device" in error
+    assert f"run.micro_batch_sequences 4: a step needs about {format_bytes(needed)} on a device" in error
     assert "what would fit: 2, 1; or set run.gradient_checkpointing" in error
     monkeypatch.setattr(dry_run, "device_memory", lambda _: 1000)
     assert main(["--config", str(save_configuration(arguments)), "--dry-run"]) == 3

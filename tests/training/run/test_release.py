@@ -65,7 +65,7 @@ def train(arguments) -> int:
     return main(["--config", str(save_configuration(arguments))])
 
 
-def test_branches_are_pushed_through_faults(the_hub, tiny, tmp_path, capfd, caplog):
+def test_branches_are_pushed_through_faults(the_hub, tiny, drawings, tmp_path, capfd, caplog):
     arguments = tiny(run__push_to_hub="hf://org", run__private=True)
     for number in range(2, 80, 6):
         kind = ("status", "drop", "lose")[number // 6 % 3]
@@ -99,11 +99,12 @@ def test_a_run_that_is_stopped_ends_what_it_is_sending(the_hub, tiny):
     def stop_at_upload(request):
         return request.api == "preupload" and os.kill(os.getpid(), signal.SIGTERM) is None
 
-    the_hub.faults.append(Fault(stop_at_upload, "delay", seconds=2.0))
-    arguments = tiny(run__push_to_hub="hf://org", schedule__tokens=[1280, 100_000])
+    the_hub.faults.append(Fault(stop_at_upload, "delay", seconds=1.0))
+    short_trunk = {"schedule.tokens": [1280, 50_000], "schedule.warmup_tokens": 0, "schedule.decay_fraction": 0.9}
+    arguments = tiny(run__push_to_hub="hf://org", **short_trunk)
     assert train(arguments) == 128 + signal.SIGTERM
     assert [record.tokens for record in load_index(hub_store(the_hub), "tiny")] == [1280]
-    assert not list(Path(arguments.run.output_dir).glob("*100*/model"))
+    assert not list(Path(arguments.run.output_dir).glob("*50*/model"))
 
 
 def test_a_restart_pushes_what_was_not_pushed_as_hub_push_does(tiny, tmp_path):

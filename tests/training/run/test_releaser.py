@@ -7,7 +7,7 @@ from unittest.mock import Mock
 import pytest
 
 from hub import load_index
-from hub.plain.errors import AccessError, UnavailableError
+from hub.base.errors import AccessError, UnavailableError
 from tests.hub.conftest import checkpoint, hub_store, loopback, online, runs_of, store  # noqa: F401
 from tests.hub.loopback import TOKEN, Fault
 from tests.hub.samples import make_record
@@ -70,7 +70,7 @@ def test_what_failed_while_the_hub_was_away_is_pushed_at_the_end(loopback, check
 def test_errors_name_no_token_and_a_refused_one_is_reported_once_and_at_the_end(store, runs_of, caplog):
     store.publish = Mock(side_effect=ValueError(f"bad header: Bearer {TOKEN}"))
     released(store, runs_of(1))
-    assert "pushing run0 failed, training goes on: bad header: Bearer <token>" in caplog.text
+    assert "pushing run0 failed, training continues: bad header: Bearer <token>" in caplog.text
     assert "1 of the pushes failed: run0: bad header: Bearer <token>" in caplog.text
     assert TOKEN not in caplog.text
     store.publish = Mock(side_effect=AccessError("the Hub does not accept the token"))

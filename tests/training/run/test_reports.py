@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from hub.plain import progress
+from hub.base import progress
 from hub.record.run_record import RunRecord
 from tests.hub.loopback import TOKEN
 from tests.hub.samples import make_record

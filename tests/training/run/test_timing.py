@@ -8,12 +8,13 @@ from accelerate.state import AcceleratorState
 
 from modeling_switch_moe import losses
 from scaling_law import Architecture
-from scaling_law.size import training_memory as memory
 from scaling_law.size.recipe import BatchRamp, RampStage
+from scaling_law.size.training_memory import LEAST_CHUNK_ROWS, LOGIT_CHUNK_BYTES, training_memory
 from training.configuration.reading import from_dict
 from training.run import devices
+from training.run.progress import Progress
 from training.run.results import step_seconds
-from training.run.step import Progress, make_session
+from training.run.step import make_session
 from training.run.timing import RandomTokens, StepTimer, peak_bytes
 from training.throughput import Vocabulary
 
@@ -69,7 +70,7 @@ def test_a_step_that_made_no_update_is_not_timed():
 def test_chunks_of_logits_are_those_of_the_model():
     for kind, device in (("cpu", "cpu"), ("accelerator", "cuda")):
         rows = losses.rows_per_chunk(1000, torch.device(device))
-        assert max(memory.LEAST_CHUNK_ROWS, memory.LOGIT_CHUNK_BYTES[kind] // 4000) == rows
+        assert max(LEAST_CHUNK_ROWS, LOGIT_CHUNK_BYTES[kind] // 4000) == rows
 
 
 DENSE, MOE = Architecture(128, 1, 2, 2, 1000), Architecture(128, 4, 2, 2, 1000)
@@ -106,7 +107,7 @@ def test_predicted_memory_is_within_ten_percent(model, micro, passes, precision,
 
     _, measured = peak_bytes(CPU, work)
     batch = {"passes": passes, "precision": precision, "gradient_checkpointing": checkpointing}
-    predicted = memory.training_memory(model, micro, length, **batch, on_cpu=experts is None)
+    predicted = training_memory(model, micro, length, **batch, on_cpu=experts is None)
     assert predicted.total == pytest.approx(measured, rel=0.1)
 
 

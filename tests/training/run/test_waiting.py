@@ -10,8 +10,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from training.run.model import architecture, build_model, model_config
 from training.run.optimizers import build_optimizers
-from training.run.step import Session, architecture, build_model, model_config, train_step
+from training.run.step import Session, train_step
 from training.run.timing import RandomTokens
 
 META = torch.device("meta")

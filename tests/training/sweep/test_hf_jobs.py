@@ -135,7 +135,7 @@ def test_jobs_that_no_folder_here_knows_are_found_by_their_labels(sweep, bucket,
     (sent,) = [the_hub.jobs.specifications[job]["labels"]["run"] for job in the_hub.jobs.jobs]
     assert {name: (one["engine"], one["queue"]) for name, one in status().items()}[sent] == ("hf-jobs", "scheduling")
     shutil.rmtree("here")
-    assert f"run {sent} was skipped: it is in a queue" in command("run", *OPTIONS)
+    assert f"run {sent} was skipped: it is queued" in command("run", *OPTIONS)
     assert len(the_hub.jobs.jobs) == 2
     the_hub.jobs.buckets["org/others"] = bucket
     values = yaml.safe_load(Path("sweep.yaml").read_text())

@@ -238,7 +238,7 @@ def test_jobs_of_a_submit_that_was_killed_are_found(sweep_file, cluster, lost):
     assert found == {run.name: ("slurm", "pending (Priority)") for run in runs}
     for run in runs:
         (run.folder / "jobs.json").unlink()
-    assert "was skipped: it is in a queue" in shown(sweep_file, "--gpus", "0")
+    assert "was skipped: it is queued" in shown(sweep_file, "--gpus", "0")
     assert "is slurm job 1_" in command("run", sweep_file, *HF_JOBS, exit_code=2)
     assert len(tasks(cluster)) == 2
     assert command("cancel", sweep_file).count("cancelled (slurm)") == 2

@@ -12,6 +12,8 @@ import evaluate
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from hub.base.errors import InputError
+
 _KWARGS_DESCRIPTION = """
 Args:
     predictions (list of str, or list of list of int): the held-out texts, or token ids. Of ids, each sequence gives
@@ -65,7 +67,7 @@ class HeldOutPerplexity(evaluate.Measurement):
         device=None, trust_remote_code=False,
     ):  # fmt: skip
         if not isinstance(batch_size, int) or batch_size < 1:
-            raise ValueError(f"batch_size: {batch_size!r}; it must be an integer of at least 1")
+            raise InputError(f"batch_size: {batch_size!r}; it must be an integer of at least 1")
         if importlib.util.find_spec("modeling_switch_moe"):  # registers the model type where it is installed
             importlib.import_module("modeling_switch_moe")
         source = {"revision": revision, "trust_remote_code": trust_remote_code}
@@ -79,7 +81,7 @@ class HeldOutPerplexity(evaluate.Measurement):
         length = max_length or getattr(model.config, "max_position_embeddings", None) or longest
         windows = _windows(sequences, length, length if stride is None else stride)
         if not windows:
-            raise ValueError("predictions: no token is predicted; sequences need two tokens, or a start token")
+            raise InputError("predictions: no token is predicted; sequences need two tokens, or a start token")
         nats, tokens = _sum_of_losses(model, windows, batch_size)
         texts = predictions
         if not are_texts:
@@ -101,21 +103,21 @@ def _token_ids(predictions, tokenizer, add_start_token):
         sequences = [list(ids) for ids in predictions]
         for i, ids in enumerate(sequences):
             if wrong := [token for token in ids if not 0 <= token < len(tokenizer)]:
-                raise ValueError(f"predictions[{i}]: {wrong[0]} is no token; ids go from 0 to {len(tokenizer) - 1}")
+                raise InputError(f"predictions[{i}]: {wrong[0]} is no token; ids go from 0 to {len(tokenizer) - 1}")
     if not add_start_token:
         return sequences
     start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
     if start is None:
-        raise ValueError("add_start_token: the tokenizer has neither a bos nor an eos token; pass False")
+        raise InputError("add_start_token: the tokenizer has neither a bos nor an eos token; pass False")
     return [[start, *ids] for ids in sequences]
 
 
 def _windows(sequences, length, stride):
     """(ids, number of leading targets that are context only); each target of each sequence counts exactly once."""
     if not isinstance(length, int) or length < 1:
-        raise ValueError(f"max_length: {length!r}; it must be an integer of at least 1")
+        raise InputError(f"max_length: {length!r}; it must be an integer of at least 1")
     if not isinstance(stride, int) or not 1 <= stride <= length:
-        raise ValueError(f"stride: {stride!r}; it must be an integer from 1 to max_length ({length})")
+        raise InputError(f"stride: {stride!r}; it must be an integer from 1 to max_length ({length})")
     windows = []
     for ids in sequences:
         start, counted, targets = 0, 0, len(ids) - 1

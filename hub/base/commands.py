@@ -1,0 +1,208 @@
+"""Shared parts of all commands: the mapping from errors to exit statuses, `--version`, and common options.
+
+0 is done, 1 failed work or a result not to be trusted, 2 bad input, 3 a failed machine (disk, memory, a damaged
+file), 4 not all pushed, 130 and 143 interrupted. An error of ours is one line on standard error; a bug keeps its
+traceback.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+import typer.core
+
+from hub.base import units
+from hub.base.errors import redacted, unknown
+
+NOT_TRUSTED = FAILED = 1
+BAD_INPUT, MACHINE_FAILED = 2, 3
+# Of a path that a user named, unlike an OSError of a disk.
+_WRONG_PATH = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
+
+
+def status_of(error: BaseException) -> int | None:
+    """The exit status of a command that ended with this error; None for a bug.
+
+    An error class of ours names its status in an attribute `exit_status`. A wrong path is bad input, a network that
+    cannot be reached is failed work, and any other OSError, like a MemoryError or torch's OutOfMemoryError, is the
+    machine.
+    """
+    named = getattr(error, "exit_status", None)
+    if isinstance(named, int):
+        return named
+    if isinstance(error, KeyboardInterrupt):
+        return 128 + signal.SIGINT
+    if isinstance(error, (ConnectionError, TimeoutError)):
+        return FAILED
+    if isinstance(error, _WRONG_PATH):
+        return BAD_INPUT
+    if isinstance(error, (OSError, MemoryError)) or type(error).__name__ == "OutOfMemoryError":
+        return MACHINE_FAILED
+    return None
+
+
+def report(error: BaseException, translated: Callable[[str], str] = str) -> int:
+    """Print what went wrong on standard error, without tokens, and return the exit status. A bug is raised again."""
+    status = status_of(error)
+    if status is None:
+        raise error
+    of_a_file = isinstance(error, OSError) and error.filename and error.strerror
+    said = f"{error.filename}: {error.strerror}" if of_a_file else str(error)  # type: ignore[attr-defined]
+    message = translated(said) or type(error).__name__
+    text = "interrupted" if isinstance(error, KeyboardInterrupt) else f"error: {message}"
+    typer.secho(redacted(text), err=True, fg="red")
+    return status
+
+
+def flag(command: Any, name: str) -> str:
+    """The parameter `name` of a command as it is typed: --kv-tokens, or RUNS for an argument."""
+    parameter = next(parameter for parameter in command.params if parameter.name == name)
+    long = [text for text in parameter.opts if text.startswith("--")]
+    return long[0] if long else parameter.metavar or name.upper()
+
+
+def as_typed(message: str, command: Any) -> str:
+    """The message of an error of ours with the names of Python as the options of a command.
+
+    `mfu=0 must be positive` becomes `--mfu 0 must be positive`, and `flops=None must be given` `--flops is needed`.
+    """
+    flags = {parameter.name: flag(command, parameter.name) for parameter in command.params}
+    flags = {name.removesuffix("s"): text for name, text in flags.items()} | flags  # `law=` is one of --laws
+    names = "|".join(map(re.escape, flags))
+    message = message.replace("force=True (--force)", "--force").replace("=None must be given", "=None is needed")
+
+    def typed(match: re.Match[str]) -> str:
+        return flags[match["name"]] + (" " if match["sign"] == "=" else "")
+
+    ends = r"=None(?= is needed|,|:)|=True\b|=(?!None\b|=)"
+    message = re.sub(rf"(?<![\w.-])(?P<name>{names})(?P<sign>{ends})", typed, message)
+    return re.sub(rf"^(?P<name>{names})(?P<sign>)(?=:)", typed, message)
+
+
+class _Command(typer.core.TyperCommand):
+    """A command that ends with the exit status of its error, whose message names options as they are typed."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (Exception, KeyboardInterrupt) as error:
+            of_typer = type(error).__module__.startswith(("click", "typer"))
+            if of_typer or isinstance(error, BrokenPipeError):
+                raise  # typer prints usage errors, and ends quietly where the reader of a pipe has gone
+            raise typer.Exit(report(error, lambda text: as_typed(text, self))) from None
+
+
+class _Commands(typer.core.TyperGroup):
+    """Commands that are imported when they are called; --help imports all of them."""
+
+    places: Mapping[str, tuple[str, str]] = {}  # name → its panel, and module:function
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(dict.fromkeys([*self.places, *super().list_commands(ctx)]))
+
+    def get_command(self, ctx: Any, name: str) -> Any:
+        if name in self.places and name not in self.commands:
+            panel, place = self.places[name]
+            module, _, function = place.partition(":")
+            app = App(single=True)
+            app.command(name, rich_help_panel=panel)(getattr(import_module(module), function))
+            self.add_command(typer.main.get_command(app), name)
+        return super().get_command(ctx, name)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        names = self.list_commands(ctx)
+        if args[0] not in names and not args[0].startswith("-"):
+            ctx.fail(unknown("command ", args[0], names))
+        return super().resolve_command(ctx, args)
+
+
+def version() -> str:
+    """The version of the installed package, or of the source tree."""
+    from importlib import metadata
+
+    try:
+        return metadata.version("joint-moe-scaling-laws")
+    except metadata.PackageNotFoundError:
+        return "unknown (not installed)"
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"joint-moe-scaling-laws {version()}")
+        raise typer.Exit
+
+
+Version = Annotated[bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)]
+
+
+class App(typer.Typer):
+    """A command line whose commands end as `status_of` says; with `--version` and `-h`.
+
+    A `single` command without subcommands declares `version: Version = False` itself. `places` are commands that are
+    imported when they are called: panel of the help → name → module:function.
+    """
+
+    def __init__(
+        self, *, single: bool = False, places: Mapping[str, Mapping[str, str]] | None = None, **options: Any
+    ) -> None:
+        settings: dict[str, Any] = {
+            "add_completion": False,
+            "no_args_is_help": not single,
+            "pretty_exceptions_enable": False,
+            "rich_markup_mode": "markdown",
+            "context_settings": {"help_option_names": ["-h", "--help"]},
+        }
+        if not single:
+            named = {name: (panel, place) for panel, own in (places or {}).items() for name, place in own.items()}
+            settings["cls"] = type("Commands", (_Commands,), {"places": named})
+        super().__init__(**(settings | options))
+        if not single:
+            self.callback()(_root)
+
+    def command(  # type: ignore[override]
+        self, *args: Any, **options: Any
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Register a command as typer does, with the exit statuses of `status_of`."""
+        return super().command(*args, **{"cls": _Command} | options)
+
+
+def _root(version: Version = False) -> None:
+    pass
+
+
+def _parser(parse: Callable[[str], Any], name: str) -> Callable[[str], Any]:
+    """A parser for `typer.Option`: a quantity that cannot be read is a usage error that names the option."""
+
+    def parser(text: str) -> Any:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise typer.BadParameter(re.sub(r"^\w+=", "", str(error))) from None  # typer names the option
+
+    parser.__name__ = name
+    return parser
+
+
+COUNT = _parser(units.parse_count, "count")
+COUNTS = _parser(units.parse_counts, "counts")
+BYTES = _parser(units.parse_bytes, "bytes")
+CONTEXT = _parser(units.parse_context, "tokens")
+EXPERTS = _parser(units.parse_experts, "experts")
+# Of a law that holds between whole numbers, too: 10.67 are 64 experts of which 6 are active.
+SOME_EXPERTS = _parser(lambda text: [float(text)] if "." in text else units.parse_experts(text), "experts")
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+Store = Annotated[str, typer.Argument(metavar="STORE", help="A folder, or hf://ORGANISATION.")]
+Private = Annotated[bool, typer.Option("--private", help="Create private repositories.")]
+License = Annotated[
+    str | None, typer.Option(help="Licence of the release, e.g. apache-2.0. [default: the licence on each run's card]")
+]
+Tag = Annotated[str, typer.Option(help="Tag the index with this name on the Hub, e.g. v1.")]
+Collection = Annotated[bool, typer.Option("--collection", help="Put the repositories into a collection.")]
+Workers = Annotated[int, typer.Option(min=1, help="How many run at the same time.")]
+Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit.")]

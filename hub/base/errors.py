@@ -1,0 +1,113 @@
+"""The errors of `hub`: every failure a user can meet has one class here and one clear message.
+
+Exceptions of libraries are turned into these where they arise. No message ever holds a token: `redacted` is applied to
+every text that comes from a server or from a lower layer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+# Access tokens of the Hub: user tokens, OAuth tokens and tokens of organisations. A word such as `hf_hub_download` is
+# none, because an underscore follows within a few letters.
+_TOKEN = re.compile(r"\b(?:hf_(?:oauth_|jwt_|app_)?|api_org_)[A-Za-z0-9]{16,}")
+_PRIVATE_KEY = re.compile(r"---- ?BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY|\bPuTTY-User-Key-File-\d")
+_BEARER = re.compile(r"(?i)\bbearer\s+[^\s\"',;]+")
+
+
+class InputError(ValueError):
+    """Bad input of a user: the message names the field, the value and what is allowed."""
+
+    exit_status = 2
+
+
+class HubError(Exception):
+    """Base class of what `hub` raises on purpose; `exit_status` is that of a command it ends."""
+
+    exit_status = 1
+
+
+class RecordError(HubError, InputError):
+    """A run record, or a file of them, that breaks the schema. The message names field, value and what is allowed."""
+
+    exit_status = 2
+
+
+class FilesError(HubError, InputError):
+    """A folder that cannot be released as it is: a file is missing, too large, unreadable, or holds a secret."""
+
+    exit_status = 2
+
+
+class ConflictError(HubError):
+    """The store holds something that contradicts the push, e.g. the same branch with other weights."""
+
+
+class IntegrityError(HubError):
+    """Content that differs from its hash: damaged in transit, in a cache or on a disk."""
+
+
+class NotFoundError(HubError, LookupError):
+    """A repository, revision or file that the store does not have."""
+
+    exit_status = 2
+
+
+class AccessError(HubError, PermissionError):
+    """No token, a token that the Hub does not accept, no permission, or a quota that is used up."""
+
+    exit_status = 2
+
+
+class UnavailableError(HubError, ConnectionError):
+    """The store cannot be reached: offline, timed out, or still failing after all retries.
+
+    `retry_after` are the seconds that the server asks to wait, if it does; `passing`: trying again may help;
+    `connected`: a connection could be opened; `full`: the repository whose commits of this hour are used up.
+    """
+
+    retry_after: float | None = None
+    passing: bool = True
+    connected: bool = True
+    full: str | None = None
+
+
+def problem_lines(problem: Any, value_text: str | None = None) -> list[str]:
+    """One of pydantic's problems as lines: field, value (shortened, or `value_text`) and what is allowed."""
+    name = ".".join(str(part) for part in problem["loc"] if part != "[key]")
+    if problem["type"] == "missing":
+        return [f"{name}: missing"]
+    message = re.sub(r"^Value error, |(, unable| after validation).*", "", problem["msg"])
+    message = re.sub(r"^(\w+ should|must) ", "it must ", message)  # "Input should be greater than 0"
+    if not message.startswith("it must"):
+        return message.splitlines()  # of a validator that names its fields itself
+    value = repr(problem["input"]) if value_text is None else value_text
+    return [f"{name}: {value[:80]}{'…' if len(value) > 80 else ''}; {message}"]
+
+
+def unknown(what: str, name: object, names: Iterable[object]) -> str:
+    """A sentence on a name that does not exist: the nearest one that does, and all of them.
+
+    >>> unknown("kind=", "chinchila", ["joint", "chinchilla"])
+    "kind='chinchila' is unknown: did you mean 'chinchilla'? There are joint, chinchilla"
+    """
+    from difflib import get_close_matches
+
+    listed = list(map(str, names))
+    near = get_close_matches(str(name).lower(), listed, n=1)
+    meant = f": did you mean {near[0]!r}? There are" if near else "; there are"
+    return f"{what}{name!r} is unknown{meant} {', '.join(listed)}"
+
+
+def secret_in(text: str) -> str | None:
+    """What `text` seems to hold: "an access token" of the Hub or "a private key"; None for neither."""
+    if _TOKEN.search(text):
+        return "an access token"
+    return "a private key" if _PRIVATE_KEY.search(text) else None
+
+
+def redacted(text: str) -> str:
+    """`text` with everything that looks like an access token replaced by `<token>`."""
+    return _BEARER.sub("Bearer <token>", _TOKEN.sub("<token>", text))

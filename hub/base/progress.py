@@ -1,0 +1,126 @@
+"""The progress line of every long task: name, share done, a loss or objective, rate, time left.
+
+Drawn by rich on a terminal and in a notebook; a file or a pipe gets a line of text once a minute.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from hub.base.units import format_count
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress, Task
+
+Advance = Callable[[float, str], None]  # by how much; what is said beside the bar
+
+_FIRST_LOOK_SECONDS = 1.0  # what is done by then counts for no rate: it may be that of an earlier start
+_LINE_SECONDS = 60.0
+_LONGEST_SECONDS = 1e9  # what is left of a task whose rate is nearly nothing
+
+
+def progress_bars(console: Console | None = None) -> Progress:
+    """Bars of tasks with the fields `detail`, the text beside a bar, and `unit`, which is counted; "": no rate.
+
+    A line stays whole on a terminal of 80 columns. `console`: default that of stderr. Where that is none, all visible
+    tasks together are a line of text once a minute.
+    """
+    from rich import progress
+    from rich.console import Console
+    from rich.table import Column
+    from rich.text import Text
+
+    class Rate(progress.ProgressColumn):
+        def render(self, task: progress.Task) -> Text:
+            unit = task.fields["unit"]
+            return Text(format_rate(task.finished_speed or task.speed, unit) if unit else "")
+
+    class Lines(progress.Progress):
+        """Instead of drawing, write the state of the tasks now and then, from a thread."""
+
+        def start(self) -> None:
+            self._ended = threading.Event()
+            self._writer = threading.Thread(target=self._write, name="progress", daemon=True)
+            self._writer.start()
+
+        def stop(self) -> None:
+            self._ended.set()
+            self._writer.join()
+
+        def _write(self) -> None:
+            seen: dict[int, tuple[float, float]] = {}  # when and how far a task was at the first look
+            wait = _FIRST_LOOK_SECONDS
+            while not self._ended.wait(wait):
+                tasks = [task for task in self.tasks if task.visible and not task.finished]
+                now = time.monotonic()
+                if wait == _LINE_SECONDS and tasks:
+                    text = "; ".join(_in_words(task, *seen.get(task.id, (now, task.completed))) for task in tasks)
+                    self.console.print(Text(text), soft_wrap=True)
+                for task in tasks:
+                    seen.setdefault(task.id, (now, task.completed))
+                wait = _LINE_SECONDS
+
+    whole = Column(no_wrap=True)
+    columns = (
+        progress.TextColumn("{task.description}", table_column=whole.copy()),
+        progress.BarColumn(bar_width=None, table_column=Column(ratio=1, min_width=4)),
+        progress.TaskProgressColumn(table_column=whole.copy()),
+        progress.TextColumn("{task.fields[detail]}", table_column=whole.copy()),
+        Rate(table_column=whole.copy()),
+        progress.TimeRemainingColumn(compact=True, table_column=whole.copy()),
+    )
+    where = console or Console(stderr=True)
+    is_drawn = where.is_terminal or where.is_jupyter
+    return (progress.Progress if is_drawn else Lines)(*columns, console=where, transient=True, expand=True)
+
+
+def _in_words(task: Task, since: float, before: float) -> str:
+    """A task in words; its rate is that since a moment (seconds of the monotonic clock) when it was at `before`."""
+    from rich.text import Text
+
+    name, unit = Text.from_markup(task.description).plain, task.fields["unit"]
+    rate = (task.completed - before) / max(time.monotonic() - since, 1e-9)
+    share = f"{task.completed / task.total:.0%}" if task.total else format_count(task.completed)
+    counted = f" of {format_count(task.total)}" if task.total and unit else ""
+    seconds = min((task.total - task.completed) / rate, _LONGEST_SECONDS) if task.total and rate > 0 else 0
+    left = f"{timedelta(seconds=round(seconds))} left" if seconds else ""
+    parts = (
+        f"{name}: {share}{counted} {unit}".rstrip(),
+        task.fields["detail"],
+        unit and format_rate(rate, unit),
+        left,
+    )
+    return ", ".join(filter(None, parts))
+
+
+@contextmanager
+def progress_line(
+    what: str, total: float | None, unit: str, visible: bool = True, console: Console | None = None, done: int = 0
+) -> Iterator[Advance]:
+    """A progress line for a `total` of `unit` (None: unknown), `done` of which are finished; yields what advances it.
+
+    Draws nothing, and does not import rich, unless `visible`.
+    """
+    if not visible:
+        yield lambda steps, detail: None
+        return
+    with progress_bars(console) as display:
+        task = display.add_task(what, total=total, completed=done, detail="", unit=unit)
+
+        def advance(steps: float, detail: str) -> None:
+            display.update(task, advance=steps, detail=detail)
+
+        yield advance
+
+
+def format_rate(per_second: float | None, unit: str) -> str:
+    """12.3K tokens/s, or 4.5 runs/min where less than one is done in a second; nothing while it is unknown."""
+    if not per_second:
+        return ""
+    return f"{format_count(per_second)} {unit}/s" if per_second >= 1 else f"{format_count(60 * per_second)} {unit}/min"

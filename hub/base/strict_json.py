@@ -1,0 +1,122 @@
+"""JSON from elsewhere, read as data with bounds and with a version.
+
+Python's `json` accepts `NaN`, `Infinity`, repeated keys, numbers that overflow to infinity, and any size; here they
+are refused. Files that we write say what they are: `{"format": "scaling_law", "version": 1, ...}`; a run record has
+only `schema_version`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from hub.base import atomic
+from hub.base.errors import InputError, RecordError
+
+SCHEMA_VERSION = 1  # of run records; here, where it is read without loading the schema
+MAX_RECORD_BYTES = 256 * 1024  # one record as JSON; real ones take about 3 KiB
+MAX_FILE_BYTES = 64 * 1024 * 1024  # a file of ours, such as a law with its draws
+MAX_DEPTH = 16  # nesting of objects and lists
+_MAX_INTEGER = 10**30  # far beyond any count of tokens or FLOPs
+
+
+def loads(text: str | bytes, *, what: str, max_bytes: int = MAX_RECORD_BYTES) -> Any:
+    """Parse `text` as strict JSON; `what` names the source in the error, e.g. "runs.jsonl line 3".
+
+    Raises:
+        RecordError: not UTF-8, too large, malformed, a NaN or Infinity token, a number outside the double range, a
+            repeated key, or nesting deeper than `MAX_DEPTH`.
+    """
+    if len(text) > max_bytes:
+        raise RecordError(f"{what}: {len(text):,} bytes, allowed are at most {max_bytes:,}")
+    try:
+        value = json.loads(
+            text.decode("utf-8") if isinstance(text, bytes) else text,
+            parse_constant=_refuse_constant,
+            object_pairs_hook=_unique_keys,
+        )
+        _check_bounds(value, MAX_DEPTH)
+    except UnicodeDecodeError as error:
+        raise RecordError(f"{what}: not UTF-8 text ({error.reason} at byte {error.start})") from None
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno} column {error.colno}"
+        raise RecordError(f"{what}: not valid JSON ({error.msg} at {where})") from None
+    except RecursionError:
+        raise RecordError(f"{what}: nested deeper than {MAX_DEPTH} levels") from None
+    except ValueError as error:  # of the functions below
+        raise RecordError(f"{what}: {error}") from None
+    return value
+
+
+def dumps(value: Any, *, indent: int | None = None) -> str:
+    """Write `value` as JSON that `loads` accepts (no NaN, no Infinity), characters outside ASCII as they are."""
+    return json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False)
+
+
+def write(path: str | Path, format: str, version: int, fields: Mapping[str, Any]) -> Path:
+    """Write a JSON file that says its format and version, atomically; returns its path."""
+    atomic.write_bytes(Path(path), versioned(format, version, fields))
+    return Path(path)
+
+
+def versioned(format: str, version: int, fields: Mapping[str, Any]) -> bytes:
+    """The content that `write` writes. Numbers keep every bit; NaN and infinities are refused."""
+    return (dumps({"format": format, "version": version, **fields}, indent=1) + "\n").encode()
+
+
+def read(path: str | Path, format: str, newest: int) -> dict[str, Any]:
+    """Read a file of `write`, by this version of the package or an older one; unknown fields are kept.
+
+    Raises:
+        RecordError: it is not JSON, not of this format, or of a version above `newest`.
+        OSError: the file cannot be read.
+    """
+    data = loads(Path(path).read_bytes(), what=str(path), max_bytes=MAX_FILE_BYTES)
+    return checked(data, format, newest, str(path))
+
+
+def checked(data: Any, format: str, newest: int, what: str) -> dict[str, Any]:
+    """`data` as a mapping, once it says this format and a version that can be read; raises as `read`."""
+    stated = data.get("format") if isinstance(data, dict) else None
+    if stated != format:
+        raise RecordError(f"{what}: format is {stated!r}, allowed is {format!r}")
+    check_version(data, newest, what, "version")
+    return dict(data)
+
+
+def check_version(fields: Mapping[str, Any], newest: int, what: str, name: str = "schema_version") -> None:
+    """Raise RecordError for an invalid version, or one that is newer than this package reads."""
+    version = fields.get(name)
+    if isinstance(version, bool) or not isinstance(version, (int, float)) or version < 1:
+        raise RecordError(f"{what}: {name} is {version!r}, allowed are 1 to {newest}")
+    if version > newest:
+        allowed = f"this version of the package reads up to {newest}: update the package"
+        raise RecordError(f"{what}: {name} is {version}, {allowed}")
+
+
+def _refuse_constant(token: str) -> NoReturn:
+    raise InputError(f"{token} is not a JSON number; write null for a value that is missing or not finite")
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in result:
+            raise InputError(f"the field {name[:80]!r} occurs twice")
+        result[name] = value
+    return result
+
+
+def _check_bounds(value: Any, depth: int) -> None:
+    if isinstance(value, (dict, list)):
+        if depth == 0:
+            raise RecursionError
+        for item in value.values() if isinstance(value, dict) else value:
+            _check_bounds(item, depth - 1)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise InputError("a number is outside the range of a double")
+    elif isinstance(value, int) and abs(value) >= _MAX_INTEGER:
+        raise InputError(f"an integer of {len(str(abs(value)))} digits, allowed are at most 30")

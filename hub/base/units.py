@@ -1,0 +1,135 @@
+"""Quantities as people write and read them: "1e22", "100B", "80GB", "80GiB", "16k".
+
+The case of a suffix does not matter: "80GB", "80gb" and "80 G" are one size. Counts (parameters, tokens, FLOPs) are
+decimal; memory is decimal for GB and binary for GiB; a context length is counted in 1024s, because "16k tokens" of
+key-value cache means 16,384 in Ludziejewski et al. 2025 (Table "Optimal E"). What is written here reads back.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+
+from hub.base.errors import InputError
+
+_NUMBER = r"([+-]?(?:\d+(?:_\d+)*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)"
+_QUANTITY = re.compile(rf"^\s*{_NUMBER}\s*([A-Za-z]*)\s*$")
+
+_COUNTS = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
+_BYTES = {"": 1.0, "B": 1.0}
+_BYTES |= {f"{prefix}{b}": 1000.0**power for power, prefix in enumerate("kMGTP", start=1) for b in ("B", "")}
+_BYTES |= {f"{prefix}i{b}": 1024.0**power for power, prefix in enumerate("KMGTP", start=1) for b in ("B", "")}
+_CONTEXTS = {"": 1.0, "k": 1024.0, "M": 1024.0**2}
+LEAST_BYTES = 1e6  # of a size without a unit
+UNKNOWN = "–"  # what is shown for a value that is not known
+
+
+def parse_count(text: str | float, field: str = "value") -> float:
+    """A count: "1e22", "100B", "1.1B", "16k" (= 16,000), or a number. Finite and not negative.
+
+    Raises ValueError naming `field`, the value and the allowed suffixes.
+    """
+    return _parsed(text, field, _COUNTS)
+
+
+def parse_bytes(text: str | float, field: str = "memory") -> float:
+    """A memory size in bytes: "80GB", "80 gb" or "80G" (80e9), "80GiB" or "80Gi" (80·1024³), or a number of bytes.
+
+    Raises ValueError as `parse_count`, and for text such as "80": a few bytes are a forgotten unit.
+    """
+    size = _parsed(text, field, _BYTES)
+    if isinstance(text, str) and 0 < size < LEAST_BYTES and text.strip()[-1].isdigit():
+        raise InputError(f"{field}={text!r} is {size:g} bytes: did you mean {text.strip()}GB?")
+    return size
+
+
+def parse_context(text: str | float, field: str = "kv_tokens") -> float:
+    """A context length in tokens: "16k" is 16,384; a plain number is itself."""
+    return _parsed(text, field, _CONTEXTS)
+
+
+def parse_counts(text: str, field: str = "value") -> list[float]:
+    """Comma-separated counts, such as "1e20,1e21"."""
+    return [parse_count(part, field) for part in text.split(",")]
+
+
+def parse_experts(text: str, field: str = "experts") -> list[int]:
+    """Expert counts: "1,2,4,8", a range "1-32", or both mixed. Integers of at least 1, in the order given."""
+    counts: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
+        if match is None:
+            raise InputError(f"{field}={text!r}: {part.strip()!r} is not an integer ≥ 1 or a range such as 1-32")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if not 1 <= first <= last <= 65_536:
+            raise InputError(f"{field}={text!r}: {part.strip()!r} must be within 1 and 65536, smaller end first")
+        counts.extend(range(first, last + 1))
+    return list(dict.fromkeys(counts))
+
+
+def listed_experts(experts: Iterable[float], most: int = 8) -> list[str]:
+    """Expert counts for a sentence: three or more in a row as "129-199", and "…" for the middle of a long list."""
+    rows: list[list[float]] = []
+    for e in experts:
+        if rows and e == rows[-1][-1] + 1:
+            rows[-1].append(e)
+        else:
+            rows.append([e])
+    parts = [text for row in rows for text in _row_of_experts(row)]
+    return parts if len(parts) <= most else [*parts[: most - 2], "…", parts[-1]]
+
+
+def _row_of_experts(row: list[float]) -> list[str]:
+    return [f"{row[0]:g}-{row[-1]:g}"] if len(row) > 2 else [f"{e:g}" for e in row]
+
+
+def _parsed(text: str | float, field: str, suffixes: dict[str, float]) -> float:
+    if isinstance(text, str):
+        match = _QUANTITY.match(text)
+        factors = {suffix.lower(): factor for suffix, factor in suffixes.items()}
+        if match is None or match[2].lower() not in factors:
+            allowed = ", ".join(s for s in suffixes if s and f"{s}B" not in suffixes)
+            raise InputError(f"{field}={text!r} is not a quantity: write a number, optionally followed by {allowed}")
+        value = float(match[1]) * factors[match[2].lower()]
+    else:
+        value = float(text)
+    if not math.isfinite(value) or value < 0:
+        raise InputError(f"{field}={text!r} must be finite and not negative")
+    return value
+
+
+def format_count(value: float | None) -> str:
+    """A count: 999, 16K, 1.72B, 40.5T, and 1e16 beyond the trillions; None is "–"."""
+    return _formatted(value, ("", "K", "M", "B", "T"))
+
+
+def format_bytes(value: float | None) -> str:
+    """Bytes in decimal units: 80 GB, 1.27 TB; None is "–"."""
+    return _formatted(value, (" B", " kB", " MB", " GB", " TB"))
+
+
+def format_flops(value: float | None) -> str:
+    """FLOPs and FLOP/s, always with their power of ten: 1e22, 4.7e11; None is "–"."""
+    if value is None or not math.isfinite(value) or value == 0:
+        return _formatted(value, ("",))
+    mantissa, exponent = f"{value:.2e}".split("e")
+    return f"{float(mantissa):g}e{int(exponent)}"
+
+
+def format_decimal(value: float | None, digits: int = 4) -> str:
+    """A loss or a fraction with a fixed number of digits; None is "–"."""
+    return UNKNOWN if value is None else f"{value:.{digits}f}"
+
+
+def _formatted(value: float | None, suffixes: tuple[str, ...]) -> str:
+    """Three significant digits with the suffix of their power of a thousand."""
+    if value is None or not math.isfinite(value):
+        return UNKNOWN if value is None else str(value)
+    rounded = float(f"{value:.3g}")  # before the suffix is chosen: 999,936 is 1M
+    power = 0
+    while abs(rounded) >= 1000 ** (power + 1):
+        power += 1
+    if power >= len(suffixes):
+        return format_flops(value) + suffixes[0]
+    return f"{rounded / 1000**power:.3g}{suffixes[power]}"

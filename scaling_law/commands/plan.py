@@ -1,0 +1,195 @@
+"""The commands of `scaling-law` that plan: a run to launch, a model on more GPUs, the most telling next runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hub.base.commands import COUNT, COUNTS, EXPERTS, Json
+from hub.base.errors import InputError, unknown
+from hub.base.tables import show
+from hub.base.units import parse_count, parse_counts
+from scaling_law.commands import options
+from scaling_law.commands.options import exit_untrusted, option, quantity, step_times
+from scaling_law.formulas.law import positive
+from scaling_law.formulas.learning_rate import LearningRateLaw
+from scaling_law.law import Law
+from scaling_law.planning import design
+from scaling_law.planning import plan as planning
+from scaling_law.planning import scale_out as scaling
+from scaling_law.size.architecture import Architecture
+from scaling_law.size.recipe import PAPER
+
+
+def plan(
+    flops: options.Flops = None,
+    hours: options.Hours = None,
+    money: options.Money = None,
+    gpus: options.Gpus = None,
+    gpu: options.Gpu = None,
+    throughput: options.Times = None,
+    mfu: options.Mfu = None,
+    price: options.Price = None,
+    memory: options.Memory = None,
+    max_parameters: options.MaxParameters = None,
+    kv_tokens: options.KvTokens = 0.0,
+    inference_tokens: options.InferenceTokens = 0.0,
+    experts: options.Experts = None,
+    granularity: Annotated[float, option(options.GRANULARITY, rare=True)] = 1.0,
+    shared_ratio: Annotated[float, option(options.SHARED, rare=True)] = 0.0,
+    branches: Annotated[int, option("Measurements from one trunk: the full run, half, a quarter, …")] = 1,
+    gpu_tflops: Annotated[
+        float, option("Without --gpu: peak TFLOP/s of one GPU (989: H100, bf16).", rare=True)
+    ] = 989.0,
+    vocab_size: options.VocabSize = None,
+    sweep: Annotated[str, option("Name of the sweep the run belongs to.", rare=True)] = "run",
+    output: Annotated[Path | None, option("Write the YAML for train.py to this file.", "--output", "-o")] = None,
+    overwrite: Annotated[bool, option("Replace the file of -o if there is one.", "--overwrite")] = False,
+    force: options.Force = False,
+    law: options.LawName = "published",
+    learning_rate_law: options.RatesLaw = "code",
+    as_json: Json = False,
+) -> None:
+    """A run to launch: architecture, schedule, learning rate, cost, and the YAML for train.py.
+
+        scaling-law plan --flops 1e20 --memory 24GB --kv-tokens 16k -o run.yaml
+
+    The model is ours, or with --granularity of a class of transformers. FLOPs and hours are those of all branches.
+    With --gpu or --throughput it proposes the micro-batch that fits. Refused (exit status 2): a model that does not
+    fit, and, unless --force is given, an answer that is too far outside the runs of the law.
+
+    More examples:
+
+        scaling-law plan --flops 1e21 --experts 8 --branches 4 --mfu 0.35 --json
+
+        scaling-law plan --gpu h100 --gpus 8 --hours 72 --max-parameters 10B -o run.yaml
+
+        scaling-law plan --law krajewski --flops 1e20 --experts 8 --granularity 8 --force -o run.yaml
+    """
+    question = options.without(
+        locals(), "gpu_tflops", "sweep", "output", "overwrite", "law", "learning_rate_law", "as_json", "gpu"
+    )
+    if any(value is not None for value in (gpu, throughput, hours, money)):
+        question |= {"throughput": step_times(gpu, throughput, mfu, hours=hours, money=money)}
+        del question["mfu"]
+    elif mfu is None:
+        del question["mfu"]  # the default of `plan`
+    if not gpu_tflops > 0:
+        raise InputError(f"gpu_tflops={gpu_tflops:g} must be positive")
+    if output is not None and output.exists() and not overwrite:
+        raise InputError(f"-o {output}: there is such a file already; --overwrite replaces it")
+    rates = LearningRateLaw.named(learning_rate_law)
+    chosen: Law = options.choose_law(law)
+    made = planning.plan(chosen, **question, gpu_tflops=gpu_tflops, learning_rate_law=rates)
+    if output is not None:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(made.to_yaml(sweep), encoding="utf-8")
+    show(made.to_dict() | {"written": [str(output)] * bool(output)} if as_json else None, as_json, made)
+    if not as_json:
+        launch = f"wrote {output}\naccelerate launch train.py --config {output}"
+        typer.echo(launch if output else "-o FILE writes the YAML for train.py")
+    exit_untrusted(made.trusted, force)
+
+
+def scale_out(
+    d_model: Annotated[float, typer.Argument(help="Width; blocks and heads follow as d / 64.")],
+    experts: Annotated[int, option("Experts, of which one is active.")] = 8,
+    gpus: Annotated[Any, quantity(COUNTS, "How many, to compare. [default: 8,64]")] = None,
+    gpu: Annotated[str, option("GPU model.")] = "h100",
+    mfu: options.Mfu = None,
+    batch: Annotated[int, option("Sequences of a step.", rare=True)] = PAPER.batch_ramp[-1].sequences,
+    sequence_length: Annotated[int, option("Tokens of a sequence.", rare=True)] = PAPER.sequence_length,
+    as_json: Json = False,
+) -> None:
+    """Memory and communication of a model on more and more GPUs, and which of them limits its speed.
+
+        scaling-law scale-out 2304 --experts 8 --gpus 8,64
+
+    More examples:
+
+        scaling-law scale-out 2304 --gpus 64 --batch 4096 --mfu 0.35 --json
+    """
+    model = Architecture(options.nearest_width(d_model), experts)
+    sizes = {"batch_sequences": batch, "sequence_length": sequence_length}
+    counts: list[Any] = [int(n) if n.is_integer() else n for n in gpus or (8.0, 64.0)]
+    found = scaling.scale_out(model, counts, gpu, mfu=mfu, **sizes)
+    show(found.to_dict() if as_json else None, as_json, found)
+
+
+def _pair(text: str) -> tuple[float, float]:
+    low, colon, high = text.partition(":")
+    if not colon:
+        raise typer.BadParameter(f"{text!r} is not of the form low:high")
+    return parse_count(low), parse_count(high)
+
+
+def next_runs(
+    flops: Annotated[float, quantity(COUNT, "Budget of all new runs together: 1e20.")],
+    ask: Annotated[str, option("What to make certain: optimum:FLOPS,E, loss:N,D,E, or advantage:FLOPS,E1,E2.")],
+    max_runs: Annotated[int, option("At most so many runs.")] = 24,
+    warmup_tokens: Annotated[
+        Any, quantity(COUNT, "Tokens of warm-up: 130M. [default: that of the fitted runs]", "--warmup", rare=True)
+    ] = None,
+    experts: Annotated[Any, quantity(EXPERTS, "Experts of the runs to choose from: 1,2,4 or 1-8.")] = "1,2,4,8,16,32",
+    widths: Annotated[
+        Any, quantity(COUNTS, "d_model of the runs: 256,512,768. [default: 256 to 3072]", rare=True)
+    ] = None,
+    tokens_per_parameter: Annotated[
+        Any, quantity(_pair, "D / N_act of the runs.", metavar="LOW:HIGH", rare=True)
+    ] = "0.5:80",
+    max_run_flops: Annotated[Any, quantity(COUNT, "Budget of one run. [default: a quarter of all]", rare=True)] = None,
+    vocab_size: options.VocabSize = None,
+    noise: Annotated[
+        float | None, option("Standard deviation of ln L of one run. [default: from the fit]", rare=True)
+    ] = None,
+    memory: options.Memory = None,
+    max_parameters: options.MaxParameters = None,
+    kv_tokens: options.KvTokens = 0.0,
+    force: options.Force = False,
+    law: options.LawName = "published",
+    as_json: Json = False,
+) -> None:
+    """The runs that, for a FLOP budget, make the answer to one question most certain.
+
+        scaling-law next-runs --law my-law --flops 1e20 --ask optimum:1e22,8 --max-runs 6
+
+    The law needs draws: fit it with --bootstrap. No run is shorter than its warm-up, which the records of the fitted
+    runs tell, or --warmup. --memory, --max-parameters and --kv-tokens are limits of `advantage`.
+
+    More examples:
+
+        scaling-law next-runs --law my-law --flops 1e19 --ask advantage:1e21,8,1 --memory 24GB --warmup 50M --json
+    """
+    chosen: Law = options.choose_law(law)
+    if chosen.draws is None:
+        raise InputError(f"--law {law} has no draws: fit it with --bootstrap")
+    limits = {"memory": memory, "max_parameters": max_parameters}
+    limits["kv_tokens"] = kv_tokens
+    vocabulary = chosen.vocab_size if vocab_size is None else vocab_size
+    widths = widths and [options.nearest_width(width) for width in widths]
+    largest = float(positive("flops", flops)) / 4 if max_run_flops is None else max_run_flops
+    candidates = design.candidate_grid(largest, experts, widths, tokens_per_parameter, vocabulary)
+    answer = _answer(ask, limits, vocab_size)
+    made = design.next_runs(chosen, answer, flops, candidates, noise, max_runs, warmup_tokens, force=force)
+    show({"ask": ask} | made.to_dict() if as_json else None, as_json, made)
+    exit_untrusted(made.trusted, force)
+
+
+def _answer(ask: str, limits: dict[str, Any], vocab_size: int | None) -> Any:
+    kind, _, rest = ask.partition(":")
+    values = parse_counts(rest, "--ask") if rest else []
+    given = {name: value for name, value in limits.items() if value}
+    if given and kind in ("optimum", "loss"):
+        raise InputError(f"--ask {ask!r}: --memory, --max-parameters and --kv-tokens go with advantage only")
+    match kind, len(values):
+        case "optimum", 2:
+            return design.log_optimal_parameters(*values)
+        case "loss", 3:
+            return design.predicted_loss(*values)
+        case "advantage", 3:
+            return design.advantage(*values, **given, vocab_size=vocab_size)
+    if kind not in ("optimum", "loss", "advantage"):
+        raise InputError(unknown("--ask ", kind, ("optimum", "loss", "advantage")))
+    raise InputError(f"--ask {ask!r} must be optimum:FLOPS,E or loss:N,D,E or advantage:FLOPS,E1,E2")

@@ -1,0 +1,355 @@
+"""The kinds of laws, over the variables that each of them counts; the shelf has coefficients.
+
+JointLaw        L = a Ê^δ N^(α + γ ln Ê) + b Ê^ω D^(β + ζ ln Ê) + c      Ludziejewski et al. 2025, Eq. 5
+ChinchillaLaw   L = m N^μ + n D^ν + c                                     Eq. 2, exponents negative
+RoutedLaw       L = a Ê^δ N^(α + γ ln Ê)                                  Clark et al. 2022, Eq. 3 of the paper
+KaplanLaw       L = (a N^−x + b / D)^α_D                                    Kaplan et al. 2020, Eq. 1.5
+ClarkLaw        L = a Ê^δ N^(α + γ ln Ê)                                    Clark et al. 2022, Eq. 1
+GranularityLaw  L = (g / G^γ + a) / N^α + b / D^β + c                       Krajewski et al. 2024, Eq. 9
+SparsityLaw     L = a / N^α + b / D^β + c / ρ^λ + d / (ρ^δ N^γ) + e         Abnar et al. 2025, Eq. 6
+SaturationLaw   L = (a / N^α + b / Ê^β + c / D^γ + f) N^(d ln Ê)            Yun et al. 2024, Eq. 4
+FiveFactorLaw   L of N, N_a, D, active experts and shared experts           Zhao et al. 2025
+
+A variable's name says how it is counted: `n_total_non_embedding` is all parameters but embedding and head. ρ, the
+`density`, is the part of the routed experts that a token uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from math import log
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from hub.base.errors import InputError
+from hub.base.units import listed_experts
+from scaling_law.formulas import published
+from scaling_law.formulas.conditions import RangeCheck
+from scaling_law.formulas.law import ChinchillaForm, FloatArray, checked_experts, numbers
+from scaling_law.formulas.terms import E_HAT, Form, Term, expert_transform
+from scaling_law.law import Law, register
+from scaling_law.planning.limits import LimitFields
+from scaling_law.planning.optimum import WidthOptimum, optimum_draws
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+@register
+@dataclass(frozen=True, repr=False)
+class ChinchillaLaw(ChinchillaForm, Law):
+    """L = m N^μ + n D^ν + c with μ, ν < 0, for one E, which questions may leave out.
+
+    `experts=None` means the E of the fitted runs if they share one, else dense models.
+    """
+
+    name: ClassVar[str] = "chinchilla"
+    formula: ClassVar[str] = "L = m·N^μ + n·D^ν + c"
+    form: ClassVar[Form] = Form((Term("m", {"n_active": "mu"}), Term("n", {"tokens": "nu"}), Term("c")))
+
+    m: float
+    mu: float
+    n: float
+    nu: float
+    c: float
+    experts: float | None = None
+
+    def default_experts(self) -> float:
+        own = self.conditions.experts if self.conditions else ()
+        return self.experts if self.experts is not None else (own[0] if len(own) == 1 else 1.0)
+
+    def warnings(
+        self, n_active: Any = None, tokens: Any = None, experts: Any = None, **variables: ArrayLike
+    ) -> list[str]:
+        own, found = self.default_experts(), super().warnings(n_active, tokens, experts, **variables)
+        asked = numbers("experts", own if experts is None else experts)
+        if others := ", ".join(listed_experts(e for e in np.unique(asked).tolist() if e != own)):
+            found.append(f"this Chinchilla law holds for E = {own:g}: its loss for E = {others} is the same")
+        return found
+
+    def check(
+        self, n_active: Any = None, tokens: Any = None, experts: Any = None, **variables: ArrayLike
+    ) -> RangeCheck:
+        return super().check(n_active, tokens, self.default_experts() if experts is None else experts, **variables)
+
+    def chinchilla_coefficients(self, experts: ArrayLike) -> tuple[Any, Any, Any, Any]:
+        e, own = checked_experts(experts), self.default_experts()
+        if np.any(e != own):
+            raise InputError(f"experts={float(e[e != own].flat[0]):g}: this Chinchilla law holds for E = {own:g} only")
+        return self.chinchilla_of(tuple(self.coefficients.values()), e)
+
+    @classmethod
+    def chinchilla_of(cls, coefficients: Any, experts: ArrayLike) -> tuple[Any, Any, Any, Any]:
+        m, mu, n, nu = (np.broadcast_arrays(value, experts)[0] for value in coefficients[:4])
+        return m, mu, n, nu
+
+
+@register
+@dataclass(frozen=True, repr=False)
+class JointLaw(ChinchillaForm, Law):
+    """L = a Ê^δ N^(α + γ ln Ê) + b Ê^ω D^(β + ζ ln Ê) + c (Eq. 5); `JointLaw.published()` is the paper's."""
+
+    name: ClassVar[str] = "joint"
+    formula: ClassVar[str] = "L = a·Ê^δ·N^(α + γ ln Ê) + b·Ê^ω·D^(β + ζ ln Ê) + c"
+    form: ClassVar[Form] = Form(
+        (
+            Term("a", {"n_active": "alpha", "e_hat": "delta", "n_active*e_hat": "gamma"}),
+            Term("b", {"tokens": "beta", "e_hat": "omega", "tokens*e_hat": "zeta"}),
+            Term("c"),
+        ),
+        (E_HAT,),
+    )
+
+    a: float
+    alpha: float
+    delta: float
+    gamma: float
+    b: float
+    beta: float
+    omega: float
+    zeta: float
+    e_start: float
+    e_max: float
+    c: float
+
+    @classmethod
+    def published(cls, rounded: bool = False) -> JointLaw:
+        """The paper's law: coefficients recovered at full precision, or (`rounded`) as its table prints them.
+
+        Only the recovered law has draws: this package's, not the authors' (see `scaling_law.paper.published_draws`).
+        """
+        return published_law(rounded)
+
+    def optimum_draws(
+        self,
+        flops: ArrayLike,
+        experts: ArrayLike | None = None,
+        *,
+        force: bool = False,
+        **limits: Unpack[LimitFields],
+    ) -> WidthOptimum:
+        """`optimal` under every draw: arrays [n_draws, E], NaN where a draw has none.
+
+        ValueError without draws; ExtrapolationError where the law's own optimum for one of these E lies beyond the
+        range guard, unless `force`.
+        """
+        return optimum_draws(self, flops, experts, force=force, **limits)
+
+    @classmethod
+    def chinchilla_of(cls, coefficients: Any, experts: ArrayLike) -> tuple[Any, Any, Any, Any]:
+        return joint_to_chinchilla(coefficients, experts)
+
+    def chinchilla_coefficients(self, experts: ArrayLike) -> tuple[Any, Any, Any, Any]:
+        return joint_to_chinchilla(tuple(self.coefficients.values()), checked_experts(experts))
+
+    def to_chinchilla(self, experts: float) -> ChinchillaLaw:
+        """This law for one E, in closed form, with the same conditions."""
+        m, mu, n, nu = self.chinchilla_coefficients(experts)
+        law = ChinchillaLaw(float(m), float(mu), float(n), float(nu), self.c, experts=float(experts))
+        if self.draws is not None:
+            columns = [*joint_to_chinchilla(self.draws.T, float(experts)), self.draws[:, 10]]
+            law = law.replace(draws=np.stack(columns, axis=-1))
+        return law.replace(conditions=self.conditions)
+
+
+def joint_to_chinchilla(coefficients: Any, experts: ArrayLike) -> tuple[Any, Any, Any, Any]:
+    """(m, μ, n, ν) of a joint law's coefficients (in the order of JointLaw) at `experts`; broadcasts."""
+    a, alpha, delta, gamma, b, beta, omega, zeta, e_start, e_max = coefficients[:10]
+    e_hat = expert_transform(experts, e_start, e_max)
+    log_e = np.log(e_hat)
+    return a * e_hat**delta, alpha + gamma * log_e, b * e_hat**omega, beta + zeta * log_e
+
+
+@register
+@dataclass(frozen=True, repr=False)
+class RoutedLaw(Law):
+    """Clark et al.'s law for runs of one dataset size: L = a Ê^δ N^(α + γ ln Ê). D may be left out as None."""
+
+    name: ClassVar[str] = "routed"
+    formula: ClassVar[str] = "L = a·Ê^δ·N^(α + γ ln Ê)"
+    form: ClassVar[Form] = Form(
+        (Term("a", {"n_active": "alpha", "e_hat": "delta", "n_active*e_hat": "gamma"}),), (E_HAT,)
+    )
+
+    a: float
+    alpha: float
+    delta: float
+    gamma: float
+    e_start: float
+    e_max: float
+
+
+@register
+@dataclass(frozen=True, repr=False)
+class KaplanLaw(Law):
+    """L = ((N_c / N)^(α_N/α_D) + D_c / D)^α_D, with x = α_N / α_D, a = N_c^x and b = D_c (`of` converts).
+
+    N is non-embedding parameters. D is the size of a dataset that may be repeated until early stopping, so that 6 N D
+    is not the compute spent.
+    """
+
+    name: ClassVar[str] = "kaplan"
+    formula: ClassVar[str] = "L = (a·N^−x + b/D)^α_D"
+    form: ClassVar[Form] = Form(
+        (Term("a", {"n_active_non_embedding": "-x"}), Term("b", {"tokens": -1.0})), outer="alpha_d"
+    )
+
+    a: float
+    x: float
+    b: float
+    alpha_d: float
+
+    @classmethod
+    def of(cls, alpha_n: float, alpha_d: float, n_c: float, d_c: float) -> KaplanLaw:
+        """From the coefficients as the paper prints them."""
+        return cls(n_c ** (alpha_n / alpha_d), alpha_n / alpha_d, d_c, alpha_d)
+
+
+@register
+@dataclass(frozen=True, repr=False)
+class ClarkLaw(RoutedLaw):
+    """RoutedLaw as Clark et al. count: N without embedding and head. D is that of the runs."""
+
+    name: ClassVar[str] = "clark"
+    form: ClassVar[Form] = Form(
+        (Term("a", {"n_active_non_embedding": "alpha", "e_hat": "delta", "e_hat*n_active_non_embedding": "gamma"}),),
+        (E_HAT,),
+    )
+
+    @classmethod
+    def of(cls, a: float, b: float, c: float, d: float, e_start: float, e_max: float) -> ClarkLaw:
+        """From log₁₀ L = a log₁₀ N + b log₁₀ Ê + c log₁₀ N log₁₀ Ê + d, as the paper prints it."""
+        return cls(10.0**d, a, b, c / log(10.0), e_start, e_max)
+
+
+@register
+@dataclass(frozen=True, repr=False)
+class GranularityLaw(Law):
+    """The law of fine-grained experts, G = d_ff / d_expert, for the E of its runs; N is total."""
+
+    name: ClassVar[str] = "granularity"
+    formula: ClassVar[str] = "L = (g/G^γ + a)/N^α + b/D^β + c"
+    form: ClassVar[Form] = Form(
+        (
+            Term("g", {"granularity": "-gamma", "n_total_non_embedding": "-alpha"}),
+            Term("a", {"n_total_non_embedding": "-alpha"}),
+            Term("b", {"tokens": "-beta"}),
+            Term("c"),
+        )
+    )
+
+    g: float
+    gamma: float
+    a: float
+    alpha: float
+    b: float
+    beta: float
+    c: float
+
+    def default_experts(self) -> Any:
+        low, high = self.conditions.fitted_limits().get("E", (0.0, 1.0)) if self.conditions else (0.0, 1.0)
+        return (low,) if low == high else super().default_experts()
+
+
+@register
+@dataclass(frozen=True, repr=False)
+class SparsityLaw(Law):
+    """The law of sparse models: ρ = 1 − S is the density, N is all parameters. Its λ is negative."""
+
+    name: ClassVar[str] = "sparsity"
+    formula: ClassVar[str] = "L = a/N^α + b/D^β + c/ρ^λ + d/(ρ^δ·N^γ) + e"
+    form: ClassVar[Form] = Form(
+        (
+            Term("a", {"n_total": "-alpha"}),
+            Term("b", {"tokens": "-beta"}),
+            Term("c", {"density": "-lambda_"}),
+            Term("d", {"density": "-delta", "n_total": "-gamma"}),
+            Term("e"),
+        )
+    )
+
+    a: float
+    alpha: float
+    b: float
+    beta: float
+    c: float
+    lambda_: float
+    d: float
+    delta: float
+    gamma: float
+    e: float
+
+
+@register
+@dataclass(frozen=True, repr=False)
+class SaturationLaw(Law):
+    """Data and saturating experts, with one interaction of size and experts: d is a coefficient of every term."""
+
+    name: ClassVar[str] = "saturation"
+    formula: ClassVar[str] = "L = (a/N^α + b/Ê^β + c/D^γ + f)·N^(d ln Ê)"
+    form: ClassVar[Form] = Form(
+        (
+            Term("a", {"n_active_non_embedding": "-alpha", "e_hat*n_active_non_embedding": "d"}),
+            Term("b", {"e_hat": "-beta", "e_hat*n_active_non_embedding": "d"}),
+            Term("c", {"tokens": "-gamma", "e_hat*n_active_non_embedding": "d"}),
+            Term("f", {"e_hat*n_active_non_embedding": "d"}),
+        ),
+        (E_HAT,),
+    )
+
+    a: float
+    alpha: float
+    b: float
+    beta: float
+    c: float
+    gamma: float
+    f: float
+    d: float
+    e_start: float
+    e_max: float
+
+
+@register
+@dataclass(frozen=True, repr=False)
+class FiveFactorLaw(Law):
+    """L = (e G + f/G + m S² + n S) (N^−α + k N_a^−α + h N_a/N) + a N^−α + b D^−β + c N_a^−α + ε.
+
+    G is the number of active experts, shared ones included, and S the shared part of them. It is no sum of positive
+    terms: it can be asked but not fitted.
+    """
+
+    name: ClassVar[str] = "five_factor"
+    formula: ClassVar[str] = "L = (eG + f/G + mS² + nS)·(1/N^α + k/N_a^α + h·N_a/N) + a/N^α + b/D^β + c/N_a^α + ε"
+    form: ClassVar[Form] = Form((), reads=("n_total", "n_active", "tokens", "active_experts", "shared_ratio"))
+
+    e: float
+    f: float
+    m: float
+    n: float
+    k: float
+    h: float
+    a: float
+    alpha: float
+    b: float
+    beta: float
+    c: float
+    epsilon: float
+
+    @classmethod
+    def evaluate(cls, coefficients: Any, inputs: Mapping[str, FloatArray]) -> Any:
+        e, f, m, n, k, h, a, alpha, b, beta, c, epsilon = coefficients
+        total, active, tokens, g, s = (inputs[name] for name in cls.form.reads)
+        by_total, by_active = total**-alpha, active**-alpha
+        of_design = (e * g + f / g + m * s**2 + n * s) * (by_total + k * by_active + h * active / total)
+        return of_design + a * by_total + b * tokens**-beta + c * by_active + epsilon
+
+
+@lru_cache(maxsize=2)
+def published_law(rounded: bool = False) -> JointLaw:
+    """The published joint law: recovered coefficients with draws, or the printed ones (`rounded`) without."""
+    law = JointLaw(**published.coefficients(rounded), conditions=published.conditions(rounded))  # type: ignore[arg-type]
+    return law if rounded else law.replace(draws=published.read_draws)

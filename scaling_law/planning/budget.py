@@ -1,0 +1,254 @@
+"""Budgets of compute, time and money: made once from what a user types, and the tokens that models get for them.
+
+A run passes through the stages of its batch ramp, with `Throughput.step_seconds` for each step, on GPUs that share
+them evenly. In the same hours a slower model sees fewer FLOPs, so the best E is not that of a FLOP budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict, cast
+
+import numpy as np
+
+from hub.base.errors import InputError
+from hub.base.units import format_flops
+from scaling_law.formulas import Formula
+from scaling_law.formulas.law import positive
+from scaling_law.planning.limits import LimitFields, Limits, Quantity
+from scaling_law.size.arrays import FloatArray
+from scaling_law.size.gpus import find_gpu, named_gpu
+from scaling_law.size.recipe import PAPER, BatchRamp
+from scaling_law.size.throughput import ModelWork, Throughput
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+class ClusterFields(TypedDict, total=False):
+    """GPUs that train, as keywords of a question: so many `gpus` of the kind `gpu`, each `price` an hour.
+
+    `throughput` are measured step times or their throughput.json; without them they are assumed, from the data sheet
+    and an `mfu`.
+    """
+
+    gpus: int | None
+    gpu: str | None
+    throughput: Throughput | str | Path | None
+    mfu: float | tuple[float, float] | None
+    price: Quantity | None
+
+
+class BudgetFields(ClusterFields, total=False):
+    """A budget besides its FLOPs, as keywords of a question: `hours` or `money` of training on a cluster."""
+
+    hours: Quantity | None
+    money: Quantity | None
+
+
+class QuestionFields(BudgetFields, LimitFields, total=False):
+    """What a question for the best model takes as keywords: the fields of its budget and of `Limits`."""
+
+
+def step_times(
+    gpu: str | None, throughput: Throughput | str | Path | None, mfu: float | tuple[float, float] | None
+) -> Throughput:
+    """Measured ones, or those assumed of a kind of GPU. ValueError for none, and for times of another device."""
+    if throughput is None:
+        if gpu is None:
+            of_what = "" if mfu is None else f"mfu={mfu!r} is of a kind of GPU: "
+            raise InputError(f'{of_what}gpu=None must be given, such as "h100", or throughput, measured step times')
+        return Throughput.assumed(gpu, mfu=mfu)
+    if mfu is not None:
+        raise InputError(f"mfu={mfu!r}: throughput has measured step times; give one of the two")
+    measured = throughput if isinstance(throughput, Throughput) else Throughput.from_file(throughput)
+    if gpu is not None and find_gpu(measured.device) != named_gpu(gpu):
+        raise InputError(f"throughput={throughput!s} was measured on {measured.device!r}, not on gpu={gpu!r}")
+    return measured
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """GPUs that train a model together, and how fast; `price` is per GPU-hour, in any currency.
+
+    ValueError names the field, the value and what is allowed.
+    """
+
+    gpus: int
+    throughput: Throughput
+    price: float | None = None
+    ramp: BatchRamp = field(default=BatchRamp(PAPER.batch_ramp, PAPER.sequence_length), repr=False)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.gpus, bool) or not isinstance(self.gpus, int) or self.gpus < 1:
+            raise InputError(f"gpus={self.gpus!r} must be a whole number of at least 1")
+        if self.price is not None:
+            positive("price", self.price)
+
+    @classmethod
+    def of(cls, batch_ramp: BatchRamp | None = None, **fields: Unpack[ClusterFields]) -> Cluster:
+        """GPUs whose step times are assumed (`gpu`, `mfu`), or measured (`throughput`)."""
+        gpus, price = fields.get("gpus"), fields.get("price")
+        if gpus is None:
+            given = "" if price is None else f"price={price!r} is per GPU-hour: "
+            raise InputError(f"{given}gpus=None must be given, the number of GPUs that train")
+        throughput = step_times(fields.get("gpu"), fields.get("throughput"), fields.get("mfu"))
+        priced = None if price is None else float(positive("price", price))
+        return cls(gpus, throughput, priced, **({} if batch_ramp is None else {"ramp": batch_ramp}))
+
+    @property
+    def hardware(self) -> str:
+        return f"{self.gpus} × {self.throughput.device}"
+
+    def __str__(self) -> str:
+        return f"{self.hardware} ({self.throughput.precision}{', assumed' if self.throughput.is_assumed else ''})"
+
+    def tokens(self, work: ModelWork, seconds: float, drawn: bool = False) -> FloatArray:
+        """That models see in the time; `drawn`: under each draw of the throughput, [n_draws, ...]."""
+        tokens, left = np.array(0.0), np.array(float(seconds))
+        for per_token, start, end in self._stages(work, drawn):
+            seen = np.minimum(np.maximum(left, 0.0) / per_token, end - start)
+            tokens, left = tokens + seen, left - seen * per_token
+        return tokens
+
+    def seconds(self, work: ModelWork, tokens: Any, drawn: bool = False) -> FloatArray:
+        """That models take for the tokens; `drawn`: under each draw of the throughput, [n_draws, ...]."""
+        tokens, seconds = np.asarray(tokens, float), np.array(0.0)
+        for per_token, start, end in self._stages(work, drawn):
+            if drawn and per_token.ndim == 1:  # of one model
+                per_token = per_token.reshape(-1, *([1] * tokens.ndim))
+            seconds = seconds + per_token * np.clip(tokens - start, 0.0, end - start)
+        return seconds
+
+    def cost(self, seconds: Any) -> Any:
+        """GPU-hours times their price; None without a price."""
+        return None if self.price is None else self.price * self.gpus * seconds / 3600.0
+
+    def _stages(self, work: ModelWork, drawn: bool) -> Iterator[tuple[FloatArray, float, float]]:
+        """Of each stage of the ramp the seconds per token, and the tokens from and to which it lasts."""
+        step = self.throughput.step_seconds_draws if drawn else self.throughput.step_seconds
+        length = self.ramp.sequence_length
+        ends = [*(float(stage.from_tokens) for stage in self.ramp.stages), np.inf]
+        for stage, (start, end) in zip(self.ramp.stages, pairwise(ends), strict=True):
+            batch = stage.sequences * length
+            yield np.asarray(step(work, batch, sequence_length=length, devices=self.gpus)) / batch, start, end
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        t = self.throughput
+        times = {"precision": t.precision, "source": t.source, "is_assumed": t.is_assumed, "error": t.error}
+        return {"gpus": self.gpus, "gpu": t.device, "price": self.price, "throughput": times}
+
+
+@dataclass(frozen=True)
+class Budget:
+    """FLOPs of training and inference, or wall-clock hours of training on a cluster; `Budget.of` reads what is typed.
+
+    ValueError unless it is one of the two.
+    """
+
+    flops: float | None = None
+    hours: float | None = None
+    cluster: Cluster | None = None
+
+    def __post_init__(self) -> None:
+        if (self.flops is None) == (self.hours is None) or (self.hours is None) != (self.cluster is None):
+            raise InputError(f"flops={self.flops!r}, hours={self.hours!r}: give flops, or hours with a cluster")
+
+    @classmethod
+    def of(
+        cls, flops: Quantity | None = None, batch_ramp: BatchRamp | None = None, **fields: Unpack[BudgetFields]
+    ) -> Budget:
+        """From FLOPs, hours or money. ValueError unless exactly one of the three is given, with what it needs."""
+        hours, money = fields.get("hours"), fields.get("money")
+        budgets = {"flops": flops, "hours": hours, "money": money}
+        if sum(value is not None for value in budgets.values()) != 1:
+            said = ", ".join(f"{name}={value!r}" for name, value in budgets.items())
+            raise InputError(f"{said}: give exactly one of them")
+        if flops is not None:
+            if surplus := [name for name, value in fields.items() if value is not None]:
+                raise InputError(f"{surplus[0]} goes with hours or money, not with flops={flops!r}")
+            return cls(float(positive("flops", flops)))
+        cluster = Cluster.of(batch_ramp, **cluster_fields(fields))
+        if money is None:
+            return cls(None, float(positive("hours", cast(Quantity, hours))), cluster)
+        if cluster.price is None:
+            raise InputError(f"money={money!r} needs a price, per GPU-hour")
+        return cls(None, float(positive("money", money)) / (cluster.price * cluster.gpus), cluster)
+
+    @property
+    def money(self) -> float | None:
+        """What the hours cost; None without a price."""
+        return None if self.cluster is None else self.cluster.cost(self.seconds)
+
+    @property
+    def seconds(self) -> float:
+        """Infinite for a budget of FLOPs."""
+        return float("inf") if self.hours is None else 3600.0 * self.hours
+
+    def variables(self, d_model: Any, experts: Any, limits: Limits) -> dict[str, Any]:
+        """What a law may depend on, for models of these widths that spend the budget; broadcasts."""
+        if self.cluster is None:
+            return limits.variables(d_model, experts, self.flops)
+        tokens = self.cluster.tokens(work_of(d_model, experts, limits), self.seconds)
+        return limits.variables(d_model, experts, 1.0) | {"tokens": tokens}
+
+    def __str__(self) -> str:
+        if self.flops is not None:
+            return f"{format_flops(self.flops)} FLOPs"
+        text, cost = f"{self.hours:.3g} hours on {self.cluster}", self.money
+        if cost is None or self.cluster is None:
+            return text
+        shown = f"{cost:,.0f}" if cost >= 100 else f"{cost:.3g}"
+        return f"{text}, which cost {shown} at {self.cluster.price:g} per GPU-hour"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        if self.cluster is None:
+            return {"flops": self.flops}
+        return {"hours": self.hours, "money": self.money, **self.cluster.to_dict()}
+
+
+def work_of(d_model: Any, experts: Any, limits: Limits) -> ModelWork:
+    """What decides the step time of models under the d / 64 rule; broadcasts."""
+    parts = {"granularity": limits.granularity, "shared_ratio": limits.shared_ratio}
+    return ModelWork.by_width(d_model, experts, limits.vocab_size, **parts)
+
+
+def cluster_fields(fields: Any) -> ClusterFields:
+    """Those of a cluster among the fields of a question."""
+    return cast(ClusterFields, {name: fields[name] for name in ClusterFields.__annotations__ if name in fields})
+
+
+def read_costs(law: Formula, **fields: Unpack[QuestionFields]) -> tuple[Cluster | None, Limits]:
+    """The GPUs of a question whose answer is its budget, None for one of FLOPs, and its limits."""
+    of_limits = _checked(fields)
+    for name, value in {"hours": fields.get("hours"), "money": fields.get("money")}.items():
+        if value is not None:
+            raise InputError(f"{name}={value!r} is a budget, which is what is asked for: leave it out")
+    named = any(value is not None for value in cluster_fields(fields).values())
+    return Cluster.of(**cluster_fields(fields)) if named else None, Limits.of(law, **of_limits)
+
+
+def read_question(
+    law: Formula, flops: Quantity | None, batch_ramp: BatchRamp | None = None, **fields: Unpack[QuestionFields]
+) -> tuple[Budget, Limits]:
+    """The budget and the limits of a question to a law. TypeError, as of any function, for another keyword."""
+    of_limits = _checked(fields)
+    of_budget = {name: value for name, value in fields.items() if name not in of_limits}
+    return Budget.of(flops, batch_ramp, **cast(BudgetFields, of_budget)), Limits.of(law, **of_limits)
+
+
+def _checked(fields: QuestionFields) -> LimitFields:
+    """Those of limits. TypeError, as of any function, for a keyword that no question has."""
+    names = sorted(QuestionFields.__annotations__)
+    if unknown := [name for name in fields if name not in names]:
+        nearest = get_close_matches(unknown[0], names, n=1)
+        hint = f"did you mean {nearest[0]!r}? " if nearest else ""
+        raise TypeError(f"a question has no {unknown[0]!r}: {hint}it takes {', '.join(names)}")
+    limits = {name: value for name, value in fields.items() if name in LimitFields.__annotations__}
+    return cast(LimitFields, limits)

@@ -1,0 +1,151 @@
+"""Limits and costs of a model, made once from what a user types; `Limits` answers for them from there on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, TypedDict
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from hub.base.errors import InputError
+from hub.base.tables import literal
+from hub.base.units import parse_bytes, parse_context, parse_count
+from scaling_law.formulas import Formula
+from scaling_law.formulas.repeated import effective_tokens
+from scaling_law.size.architecture import (
+    VOCAB_SIZE,
+    Architecture,
+    affordable_tokens,
+    kv_cache_elements,
+    size_in_width,
+    solve_width,
+    total_parameters,
+    variables_of_width,
+    width_of_total,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+Quantity = float | str  # a number, or text such as "1e22", "80GB", "16k"
+_PARSERS: dict[str, Callable[[str, str], float]] = {
+    "max_parameters": parse_count,
+    "memory": parse_bytes,
+    "kv_tokens": parse_context,
+    "inference_tokens": parse_count,
+    "unique_tokens": parse_count,
+}
+
+
+class ModelFields(TypedDict, total=False):
+    """What models are like and what they serve, as keywords of a question: the fields of `Limits` that limit no size.
+
+    None has the default; for the vocabulary that is the law's.
+    """
+
+    kv_tokens: Quantity | None
+    bytes_per_parameter: float | None
+    bytes_per_kv: float | None
+    inference_tokens: Quantity | None
+    kv_heads_ratio: float | None
+    granularity: float | None
+    shared_ratio: float | None
+    unique_tokens: Quantity | None
+    vocab_size: int | None
+
+
+class LimitFields(ModelFields, total=False):
+    """The fields of `Limits` as keywords of a question."""
+
+    max_parameters: Quantity | None
+    memory: Quantity | None
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits and costs of a model; None means no limit. `Limits.of(memory="80GB")` reads text, too.
+
+    `max_parameters` limits N_total, `memory` (bytes) the weights and the key-value cache, `kv_tokens` over all
+    sequences; `inference_tokens` are served over the model's life. `kv_heads_ratio` is key-value heads / heads: below
+    1 for grouped queries, the parameter count left as it is. `granularity` G splits every expert into G and activates
+    G times as many, of which a part `shared_ratio` is shared. More than `unique_tokens` are repetitions, worth less
+    (`formulas.repeated`). `vocab_size` sets the size of a width; a question without it means that of the law's runs.
+    ValueError names the field, the value and what is allowed.
+    """
+
+    max_parameters: float | None = None
+    memory: float | None = None
+    kv_tokens: float = 0.0
+    bytes_per_parameter: float = 2.0
+    bytes_per_kv: float = 2.0
+    inference_tokens: float = 0.0
+    kv_heads_ratio: float = 1.0
+    granularity: float = 1.0
+    shared_ratio: float = 0.0
+    unique_tokens: float | None = None
+    vocab_size: int = VOCAB_SIZE
+
+    @classmethod
+    def of(cls, law: Formula | None = None, **limits: Unpack[LimitFields]) -> Limits:
+        """Read numbers, or text such as "80GB", "7B", "16k"; without a vocabulary, that of the law."""
+        fields_of: Any = {name: value for name, value in limits.items() if value is not None}
+        return cls(**{"vocab_size": law.vocab_size if law else VOCAB_SIZE} | fields_of)
+
+    def __post_init__(self) -> None:
+        for own in fields(self):
+            name, value = own.name, getattr(self, own.name)
+            if value is None and own.default is None:
+                continue
+            none = ", or None for no limit" if own.default is None else ""
+            allowed = "finite and not negative" if own.default == 0 else f"positive and finite{none}"
+            number = _PARSERS[name](value, name) if isinstance(value, str) and name in _PARSERS else value
+            if isinstance(number, bool) or not isinstance(number, (int, float, np.integer, np.floating)):
+                raise InputError(f"{name}={literal(value)} is not a number; it must be {allowed}")
+            number = float(number)
+            if not (0 < number < np.inf or number == own.default == 0):
+                raise InputError(f"{name}={value if isinstance(value, str) else number!r} must be {allowed}")
+            object.__setattr__(self, name, int(number) if name == "vocab_size" else number)
+        if self.kv_heads_ratio > 1:
+            raise InputError(f"kv_heads_ratio={self.kv_heads_ratio!r} must be above 0 and at most 1")
+        if self.shared_ratio >= 1:
+            raise InputError(f"shared_ratio={self.shared_ratio!r} must be below 1")
+
+    def weight_bytes(self, d_model: ArrayLike, experts: ArrayLike) -> Any:
+        return self.bytes_per_parameter * total_parameters(d_model, experts, vocab_size=self.vocab_size)
+
+    def architecture(self, d_model: float, experts: float) -> Architecture:
+        """That of a width and E, which are whole. ValueError where its experts cannot be split so."""
+        return Architecture.split(round(d_model), int(experts), self.granularity, self.shared_ratio, self.vocab_size)
+
+    def kv_bytes(self, d_model: ArrayLike) -> Any:
+        return self.bytes_per_kv * self.kv_heads_ratio * kv_cache_elements(d_model, self.kv_tokens)
+
+    def width_limit(self, experts: ArrayLike) -> Any:
+        """The largest (fractional) d_model that both limits allow, for each E; infinite without limits."""
+        limit = np.full(np.shape(experts), np.inf)
+        if self.max_parameters is not None:
+            limit = np.minimum(limit, width_of_total(self.max_parameters, experts, self.vocab_size))
+        if self.memory is not None:
+            limit = np.minimum(limit, self.width_of_memory(self.memory, experts))
+        return limit
+
+    def width_of_memory(self, memory_bytes: ArrayLike, experts: ArrayLike) -> Any:
+        """The (fractional) d_model whose weights and KV cache take so many bytes; broadcasts."""
+        linear, cubic = size_in_width(experts, self.vocab_size)
+        b, cache = self.bytes_per_parameter, self.kv_bytes(1.0)  # the cache grows with the width squared
+        return solve_width(b * linear, cache, b * cubic, memory_bytes)
+
+    def variables(self, d_model: Any, experts: Any, flops: Any) -> dict[str, Any]:
+        """What a law may depend on, for models of these widths that spend the budget; broadcasts."""
+        found = variables_of_width(d_model, experts, self.granularity, self.shared_ratio, self.vocab_size)
+        return found | {"tokens": affordable_tokens(flops, found["n_active"], self.inference_tokens)}
+
+    def worth(self, variables: Mapping[str, Any]) -> dict[str, Any]:
+        """The same with the tokens that those trained are worth where they repeat `unique_tokens`."""
+        if self.unique_tokens is None:
+            return dict(variables)
+        tokens = np.asarray(variables["tokens"])
+        effective = effective_tokens(np.where(tokens > 0, tokens, 1.0), self.unique_tokens)
+        return {**variables, "tokens": np.where(tokens > 0, effective, np.nan)}

@@ -1,0 +1,6 @@
+"""The type of arrays of numbers, which every room above uses."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float64]

@@ -1,0 +1,101 @@
+"""Tables: one set of rows for a terminal of any width, a notebook, Markdown and JSON."""
+
+from __future__ import annotations
+
+import json
+from xml.etree import ElementTree
+
+import pytest
+from rich.console import Group
+from rich.text import Text
+
+from hub.base.tables import Table, as_text, cell, html, print_table, show
+
+ROWS = [
+    {"experts": 8, "n_active": 1.1e9, "tokens": 999_936, "loss": 2.2, "note": "best <of> [all]"},
+    {"experts": 16, "n_active": 9e8, "tokens": 3e9, "loss": float("nan"), "note": ""},
+]
+
+
+@pytest.mark.parametrize("width", [20, 30, 60, 200])
+def test_every_cell_is_shown_whole_in_a_terminal_of_any_width(width: int) -> None:
+    text = as_text(Table.of(ROWS, title="Models", warnings=["far outside"]), width)
+    for shown in ("Models", "E", "N_act", "1.1B", "900M", "1M", "3B", "2.2000", "<of>", "[all]", "⚠ far outside"):
+        assert shown in text
+    assert all(len(line) <= width for line in text.splitlines())
+
+
+def test_a_split_table_repeats_its_keys_and_starts_with_the_first_columns() -> None:
+    parts = as_text(Table.of(ROWS, keys=("E",), first=("loss",)), 24).split("┏")[1:]
+    assert len(parts) > 1
+    assert all(part.split("┃")[1].strip() == "E" for part in parts)
+    assert "loss" in parts[0]
+
+
+def test_columns_of_numbers_are_aligned_to_the_right_and_empty_ones_left_out() -> None:
+    table = Table.of([{"run": "a", "tokens": 5, "mark": ""}, {"run": "b|c", "tokens": None, "mark": ""}])
+    assert table.markdown() == "| run | tokens |\n|---|---:|\n| a | 5 |\n| b\\|c | – |"
+
+
+def test_without_a_header_and_without_rows() -> None:
+    lines = as_text(Table((), [("weights", "80 GB"), ("KV cache", 3)])).splitlines()
+    assert [line.split() for line in lines] == [["weights", "80", "GB"], ["KV", "cache", "3"]]
+    assert Table(("a", "b"), ()).markdown() == "| a | b |\n|---|---|"
+    assert "a" in as_text(Table(("a", "b"), ()))
+
+
+def test_cells() -> None:
+    values = {"flops": float("inf"), "tokens": float("inf"), "loss": None, "steps": 12, "trusted": False, "mfu": 0.25}
+    shown = {name: cell(name, value) for name, value in values.items()}
+    assert list(shown.values()) == ["not reached", "∞", "–", "12", "not trusted", "0.25"]
+
+
+def test_json_has_null_for_what_is_not_finite(capsys: pytest.CaptureFixture[str]) -> None:
+    show({"rows": ROWS}, True, None)
+    assert json.loads(capsys.readouterr().out)["rows"][1]["loss"] is None
+
+
+def elements(shown: str) -> list[str]:
+    """The opening tags of what a notebook gets, which is well-formed."""
+    return [element.tag for element in ElementTree.fromstring(f"<div>{shown}</div>").iter()][1:]
+
+
+def test_a_notebook_gets_elements_with_their_styles_and_no_markup_from_a_name() -> None:
+    name = '<script>alert("1")</script>'
+    texts = {"title": name, "notes": [name], "warnings": [name], "total": (name,)}
+    shown = html(Group(Table((name,), [(name,)], **texts), Text(name, style="yellow")))
+    assert elements(shown) == [
+        "div",
+        "table",
+        "caption",
+        *["tr", "th"],
+        *["tr", "td"] * 2,
+        "p",
+        "small",
+        "p",
+        "pre",
+        "span",
+    ]
+    assert shown.count("&lt;script&gt;") == 7
+    assert "color: #" in shown, "styles travel inside the element, not in a stylesheet"
+
+
+def test_a_notebook_gets_the_cells_aligned_and_styled() -> None:
+    table = Table.of([{"law": "joint", "loss": 2.5}, {"law": "dense", "loss": None}], styles=["bold", ""])
+    head, best, other = ElementTree.fromstring(html(table)).iter("tr")
+    assert [[cell.text for cell in row] for row in (head, best, other)] == [
+        ["law", "loss"],
+        ["joint", "2.5000"],
+        ["dense", "–"],
+    ]
+    assert [cell.get("style").split(";")[0] for cell in best] == ["text-align:left", "text-align:right"]
+    assert (best.get("style"), other.get("style")) == ("font-weight: bold", None)
+
+
+def test_a_title_is_as_wide_as_the_terminal_and_a_text_is_printed_as_it_is(capsys, monkeypatch):
+    title = "A title that is longer than its table"
+    assert as_text(Table(("E",), [(1,)], title=title), 80).splitlines()[0] == title
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    print_table("[bold]0.000323[/bold] :smile: 'code'")
+    assert capsys.readouterr().out == "[bold]0.000323[/bold] :smile: 'code'\n"

@@ -1,0 +1,86 @@
+"""Quantities as people write them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hub.base.units import (
+    format_bytes,
+    format_count,
+    format_decimal,
+    format_flops,
+    listed_experts,
+    parse_bytes,
+    parse_context,
+    parse_count,
+    parse_experts,
+)
+
+GB, GIB = 1e9, 1024**3
+MEANINGS = {
+    parse_count: {"1e22": 1e22, " 1.1B ": 1.1e9, "100B": 1e11, "7b": 7e9, "16k": 16_000, "50_257": 50_257, 3: 3},
+    parse_bytes: {"80GB": 80 * GB, "80gb": 80 * GB, "80G": 80 * GB, "640 GB": 640 * GB, "12000000": 12e6, 80: 80}
+    | {"80GiB": 80 * GIB, "80 gib": 80 * GIB, "80Gi": 80 * GIB},
+    parse_context: {"16k": 16_384, "16K": 16_384, "16000": 16_000, "1M": 1024**2},
+}
+
+
+@pytest.mark.parametrize("parse", MEANINGS)
+def test_meanings(parse):
+    assert {text: parse(text) for text in MEANINGS[parse]} == MEANINGS[parse]
+
+
+@pytest.mark.parametrize("parse", [parse_count, parse_bytes, parse_context])
+def test_nonsense_is_refused(parse):
+    for text in ("", "GB", "80 bananas", "1e", "-5GB", "nan", "inf", "1e999", "80gbb", "0x10", "1,5GB", "__"):
+        with pytest.raises(ValueError, match=r"(value|memory|kv_tokens)="):
+            parse(text)
+
+
+@pytest.mark.parametrize("text", ["80", " 80 ", "8e4", "640.5"])
+def test_a_memory_whose_unit_was_forgotten_is_refused(text):
+    with pytest.raises(ValueError, match=rf"memory='{text}' is .* bytes: did you mean {text.strip()}GB\?"):
+        parse_bytes(text)
+
+
+@given(st.text(max_size=12))
+def test_any_text_parses_or_is_refused(text):
+    for parse in (parse_count, parse_bytes, parse_context):
+        try:
+            value = parse(text)
+        except ValueError:
+            continue
+        assert 0 <= value < float("inf")
+
+
+@given(st.floats(1, 1e27))
+def test_formatted_counts_read_back(value):
+    assert parse_count(format_count(value)) == pytest.approx(value, rel=6e-3)
+
+
+def test_format_count():
+    shown = {None: "–", 0: "0", 12: "12", 0.3612: "0.361", 999: "999", 999.6: "1K", 1_500: "1.5K", 999_936: "1M"}
+    shown |= {999.9e6: "1B", 1.7205e9: "1.72B", -2e9: "-2B", 999.4e12: "999T", 999.9e12: "1e15", 1e22: "1e22"}
+    assert {value: format_count(value) for value in shown} == shown
+    assert format_count(float("inf")) == "inf"
+
+
+def test_format_bytes_and_flops():
+    assert [format_bytes(v) for v in (None, 80e9, 12972288, 12, 2e15)] == ["–", "80 GB", "13 MB", "12 B", "2e15 B"]
+    assert [format_flops(v) for v in (None, 0, 1e22, 4.72e11, 9.999e12)] == ["–", "0", "1e22", "4.72e11", "1e13"]
+    assert [format_decimal(v) for v in (None, 2.5)] == ["–", "2.5000"]
+
+
+def test_experts():
+    assert parse_experts("1,2,4") == [1, 2, 4]
+    assert parse_experts("1-4,8, 2") == [1, 2, 3, 4, 8]
+    for text in ("0", "4-2", "a", "", "1,,2", "1.5", "-1"):
+        with pytest.raises(ValueError, match="experts="):
+            parse_experts(text)
+
+
+def test_listed_experts():
+    assert listed_experts([1, 2, 4, 8.0]) == ["1", "2", "4", "8"]
+    assert listed_experts([1, 3, 4, 5, 9, 10]) == ["1", "3-5", "9", "10"]
+    assert listed_experts(2**k for k in range(12)) == ["1", "2", "4", "8", "16", "32", "…", "2048"]
+    assert parse_experts(",".join(listed_experts(range(129, 200)))) == list(range(129, 200))

@@ -1,0 +1,85 @@
+"""Every answer has one shape: rows, best, verdict, warnings, trusted, JSON, a data frame, text at any width, HTML."""
+
+import dataclasses
+import inspect
+import json
+
+import pandas
+import pytest
+from pydantic_core import to_json
+
+from hub.base.tables import as_text
+from scaling_law import Architecture, JointLaw, compare, describe, matched_memory, scale_out
+from scaling_law.formulas.answers import Answer, ArrayAnswer
+from scaling_law.planning import candidate_grid, log_optimal_parameters
+from tests.scaling_law.configs import SWITCH
+
+LAW = JointLaw.published()
+LAW = LAW.replace(draws=LAW.draws[:60])
+ANSWERS = {
+    "optimal": lambda: LAW.optimal(1e22, memory="80GB", kv_tokens="16k"),
+    "optimal in hours": lambda: LAW.optimal(hours=72, gpus=8, gpu="h100", experts=[1, 8]),
+    "optimal far outside": lambda: LAW.optimal(1e30, [1, 8], force=True),
+    "compute_optimal": lambda: LAW.compute_optimal([1e20, 1e21], [1, 8]),
+    "plan": lambda: LAW.plan(1e21, [8], branches=2),
+    "reach": lambda: LAW.reach(2.4, [1, 8]),
+    "reach in hours": lambda: LAW.reach(2.4, [1, 8], gpus=8, gpu="h100"),
+    "reach within a budget": lambda: LAW.reach(2.3, [1, 8], flops=1e21, force=True),
+    "reach out of reach": lambda: LAW.reach(1.2, [1, 8]),
+    "speedup": lambda: LAW.speedup(8, flops=1e21),
+    "break_even": lambda: LAW.break_even([1e8, 1e9], [2, 8]),
+    "next_runs": lambda: LAW.next_runs(
+        log_optimal_parameters(1e21), 1e20, candidate_grid(1e19, (1, 8), (256, 512)), noise=1e-3, max_runs=2
+    ),
+    "matched_memory": lambda: matched_memory(LAW, [1e20, 1e21]),
+    "describe": lambda: describe(SWITCH, law=LAW),
+    "describe with tokens": lambda: describe(SWITCH, 1e10, law=LAW),
+    "compare": lambda: compare(1e21, laws=["chinchilla", "marin"]),
+    "scale_out": lambda: scale_out(Architecture(512, 8), (8, 64)),
+}
+
+
+def kinds(base: type) -> set[type]:
+    """The classes below it, but for those that only others derive from."""
+    below = {kind for child in base.__subclasses__() for kind in (child, *kinds(child))}
+    return below - {ArrayAnswer}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_every_answer_has_one_shape(name):
+    answer = ANSWERS[name]()
+    rows = answer.to_rows()
+    assert len(answer.rows) == len(rows) >= 1
+    assert isinstance(answer.trusted, bool)
+    assert all(isinstance(warning, str) for warning in answer.warnings)
+    assert answer.best is None or any(answer.best is row or answer.best == row for row in answer.rows)
+    data = json.loads(to_json(answer.to_dict(), inf_nan_mode="null"))
+    assert {"verdict", "rows", "best", "trusted", "warnings"} <= {*data}
+    assert len(data["rows"]) == len(rows)
+    assert isinstance(answer.to_dataframe(), pandas.DataFrame)
+    assert "\n" not in answer.verdict
+    assert answer.verdict in answer._repr_html_().replace("&amp;", "&").replace("&gt;", ">")
+    assert str(answer).startswith(answer.verdict)
+    narrow = as_text(answer, 80)
+    assert " ".join(narrow.split()).startswith(" ".join(answer.verdict.split()))
+    assert max(map(len, narrow.splitlines())) <= 80
+
+
+def test_all_kinds_of_answers_stand_here():
+    assert {type(ask()) for ask in ANSWERS.values()} == kinds(Answer)
+
+
+@pytest.mark.parametrize("kind", sorted(kinds(Answer), key=lambda kind: kind.__name__))
+def test_no_answer_is_made_without_its_range_check(kind):
+    check = next(own for own in dataclasses.fields(kind) if own.name == "check")
+    assert check.default is dataclasses.MISSING
+    assert inspect.signature(kind).parameters["check"].kind is inspect.Parameter.KEYWORD_ONLY
+
+
+def test_the_verdict_is_the_answer_in_a_sentence():
+    table = ANSWERS["optimal"]()
+    assert table.verdict.startswith(f"E = {table.best.experts:g} of ")
+    assert "tokens: loss 2." in table.verdict
+    assert table.verdict.endswith("are a tie")
+    assert "not trusted" in ANSWERS["optimal far outside"]().verdict
+    assert ANSWERS["reach out of reach"]().verdict == "no model reaches loss 1.200"

@@ -1,0 +1,92 @@
+"""The model, sizes and peak learning rate that follow from a run's arguments."""
+
+from __future__ import annotations
+
+import torch
+
+from modeling_switch_moe import SwitchMoeConfig, SwitchMoeForCausalLM
+from scaling_law.formulas.learning_rate import READINGS, LearningRateLaw
+from scaling_law.size.architecture import Architecture, training_flops
+from training.configuration.arguments import (
+    ConfigurationError,
+    ModelArguments,
+    OptimizerArguments,
+    TrainingArguments,
+)
+from training.configuration.model_classes import ModelClassArguments
+from training.run import causal_model
+
+
+def architecture(model: ModelArguments | ModelClassArguments, vocab_size: int) -> Architecture:
+    """The architecture in the paper's terms; it counts parameters and FLOPs."""
+    if isinstance(model, ModelClassArguments):
+        return model.model(vocab_size).architecture
+    return Architecture(model.d_model, model.experts, model.n_blocks, model.n_heads, vocab_size)
+
+
+def utilisation_flops(arch: Architecture) -> float:
+    """FLOPs per token for the model FLOPs utilisation (MFU): 6 for each active weight that is multiplied.
+
+    The paper's 6 N_act D also counts the embedding, which is only looked up. Attention's scores are in neither.
+    """
+    return arch.training_flops(1) - float(training_flops(arch.d_model * arch.vocab_size, 1))
+
+
+def model_config(arguments: TrainingArguments, vocab_size: int, eos_token_id: int):
+    """The transformers configuration of this run; ConfigurationError where tokenizer or sequences do not fit it."""
+    try:
+        if isinstance(arguments.model, ModelClassArguments):
+            return arguments.model.config(vocab_size, arguments.data.sequence_length, eos_token_id)
+        return _switch_moe_config(arguments, vocab_size, eos_token_id)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from None
+
+
+def _switch_moe_config(arguments: TrainingArguments, vocab_size: int, eos_token_id: int) -> SwitchMoeConfig:
+    arch = architecture(arguments.model, vocab_size)
+    return SwitchMoeConfig(
+        vocab_size=vocab_size,
+        hidden_size=arch.d_model,
+        num_hidden_layers=arch.n_blocks,
+        num_attention_heads=arch.n_heads,
+        num_experts=arch.experts,
+        max_position_embeddings=arguments.data.sequence_length,
+        capacity_factor=arguments.model.capacity_factor or None,
+        capacity_group_tokens=arguments.model.capacity_group_tokens,
+        router_aux_loss_coef=arguments.model.balance_loss,
+        router_z_loss_coef=arguments.model.z_loss,
+        attention_precision=arguments.model.attention_precision,
+        final_norm=arguments.model.final_norm,
+        initialization=arguments.model.initialization,
+        bos_token_id=eos_token_id,
+        eos_token_id=eos_token_id,
+    )
+
+
+def build_model(config, seed: int, group_tokens: int | None = None) -> torch.nn.Module:
+    """A new model, fp32, the same for the same seed on every process; `group_tokens` as in `causal_model.build`."""
+    torch.manual_seed(seed)
+    if isinstance(config, SwitchMoeConfig):
+        return SwitchMoeForCausalLM(config)
+    return causal_model.build(config, group_tokens)
+
+
+def count_parameters(config) -> int:
+    """The parameters of the configuration's class, built without memory. Raises as `causal_model.build`."""
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in build_model(config, seed=0).parameters())
+
+
+def peak_learning_rate(
+    arguments: OptimizerArguments, arch: Architecture, tokens: int | None = None, batch_tokens: int | None = None
+) -> tuple[float, str]:
+    """The peak learning rate and its source; `tokens` and `batch_tokens` are for laws that depend on them."""
+    if arguments.learning_rate is not None:
+        return arguments.learning_rate, "given"
+    law = LearningRateLaw.named(arguments.learning_rate_law)
+    rate = law.learning_rate(arch, tokens, batch_tokens) * arguments.learning_rate_scale
+    scaled = "" if arguments.learning_rate_scale == 1 else f", times {arguments.learning_rate_scale:g}"
+    if arguments.learning_rate_law in READINGS:
+        return rate, f"Ludziejewski et al. 2025, reading '{law.reading}'{scaled}"
+    batch = f" at batches of {batch_tokens:,} tokens" if law.slope_batch else ""
+    return rate, f"{law.formula}{batch}, {law.source}{scaled}"
