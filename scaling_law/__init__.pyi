@@ -11,6 +11,8 @@ from .fitting.fitting import FitResult as FitResult
 from .fitting.fitting import errors_of as errors_of
 from .fitting.fitting import fit as fit
 from .fitting.learning_rate import fit_learning_rate as fit_learning_rate
+from .fitting.prior import Prior as Prior
+from .fitting.prior import prior as prior
 from .fitting.profiles import profile_interval as profile_interval
 from .fitting.rate_surface import LearningRateFit as LearningRateFit
 from .fitting.splits import split as split

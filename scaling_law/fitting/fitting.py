@@ -17,6 +17,8 @@ from hub.base.errors import InputError
 from hub.base.progress import progress_line
 from hub.base.tables import ResultTable, Table
 from scaling_law.fitting.diagnostics import MOST, design_problems, examine, find_outliers, omitted_variables
+from scaling_law.fitting.prior import Prior, under
+from scaling_law.fitting.prior import prior as population
 from scaling_law.fitting.problem import Problem, make_problem, start_points
 from scaling_law.fitting.solver import Solutions
 from scaling_law.fitting.uncertainty import Bootstrap, bootstrap
@@ -285,6 +287,7 @@ def fit(
     progress: bool = False,
     mix: str | Collection[str] = (),
     allow_unidentifiable: bool = False,
+    prior: Prior | Literal["public"] | None = None,
 ) -> FitResult[Law]:
     """Fit a law of this `kind` to `runs` (a Runs, or anything `load_runs` reads).
 
@@ -308,6 +311,8 @@ def fit(
         loss, trunks: as in `load_runs`.
         mix: columns of the recipe in which the runs may differ, such as ("optimizer",), besides the law's own.
         allow_unidentifiable: fit although the design cannot determine all coefficients.
+        prior: "public" (a Chinchilla law like those of other labs), or what `scaling_law.prior` returns, for the
+            posterior mode, with the noise of the runs estimated. Few runs, of one size even, then determine a law.
 
     ValueError for settings out of range and runs that cannot determine the law; RunsError for an unreadable table and
     for runs of several recipes.
@@ -319,8 +324,10 @@ def fit(
     table = as_table(runs, loss, trunks)
     problem = make_problem(table, kind, huber_delta, weights, l2, fixed or {}, bounds or {}, starts, one_sided)
     check_mix(table.recipe, problem.objective.form.variables, mix, table.source)
-    warnings = _design_warnings(table, problem, allow_unidentifiable)
+    warnings = _design_warnings(table, problem, allow_unidentifiable or prior is not None)
     theta = start_points(problem, starts)
+    if prior is not None:
+        problem, theta = under(population(prior) if isinstance(prior, str) else prior, problem, theta)
     search: dict[str, Any] = {"n_starts": len(theta)}
     if isinstance(starts, str):
         final = _two_stages(problem, theta, release or (256 if starts == "paper" else 64), progress)

@@ -3,7 +3,7 @@
 Ludziejewski et al. 2025, Appendix "Fit Details", after Hoffmann et al. 2022; for the joint law
 
     ln L̂ = logsumexp( ln a + α x + δ e + γ x e,   ln b + β y + ω e + ζ y e,   ln c )      x = ln N, y = ln D, e = ln Ê
-    Q(θ) = Σ_runs w ρ(ln L̂ − ln L) + l2/2 |θ|²          ρ = Huber with threshold δ (0.01)
+    Q(θ) = Σ_runs w ρ(ln L̂ − ln L) + l2/2 |θ|² + penalty          ρ = Huber with threshold δ (0.01)
 
 and so for every form of terms. Centring x, y and e takes the near-collinearity out of (ln a, α), (δ, γ), …. Parameters
 of a transform are the logarithms of their distances: u = ln(E_start − 1) and v = ln(E_max − E_start) keep
@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from scaling_law.fitting.penalty import Penalty
 from scaling_law.formulas.terms import Factors, Form, Term, without
 from scaling_law.law import LAWS, Law
 from scaling_law.size.arrays import FloatArray
@@ -83,6 +84,7 @@ class Objective:
         self.outer = self.names.index(self.form.outer) if self.form.outer else None
         self.follows = {p.name: p.above for p in self.form.parameters if p.above and p.name not in limited}
         self.terms, self.to_natural = self._centred(limited)
+        self.penalty: Penalty | None = None
 
     @property
     def size(self) -> int:
@@ -195,9 +197,16 @@ class Objective:
         return np.asarray(weight * np.minimum(1.0, self.huber_delta / np.maximum(np.abs(residual), 1e-300)))
 
     def evaluate(
-        self, theta: FloatArray, weight: FloatArray | None = None, *, hold_transform: bool = False
+        self,
+        theta: FloatArray,
+        weight: FloatArray | None = None,
+        *,
+        hold_transform: bool = False,
+        rows: NDArray[np.int64] | None = None,
     ) -> Evaluation:
         """Q, gradient and Gauss-Newton matrix at θ [S, p], with weights [n] or [S, n] (default: the runs' own).
+
+        `rows` [S] says which of the `penalty`'s priors each θ has, where these differ.
 
         Where all θ share the transforms' parameters, `hold_transform` fixes them, and a few matrix products serve all.
         """
@@ -223,6 +232,12 @@ class Objective:
             cost = cost + 0.5 * self.l2 * np.sum(natural**2, axis=1)
             gradient = gradient + self.l2 * natural @ self.to_natural
             curvature = curvature + self.l2 * self.to_natural.T @ self.to_natural
+        if self.penalty is not None:
+            penalty = self.penalty if rows is None else self.penalty.take(rows)
+            by_prior, slope, bend = penalty.evaluate(theta @ self.to_natural.T)
+            cost = cost + by_prior
+            gradient = gradient + slope @ self.to_natural
+            curvature = curvature + self.to_natural.T @ bend @ self.to_natural
         return Evaluation(cost, gradient, curvature)
 
     def _transforms(self, theta: FloatArray) -> tuple[Logs, list[FloatArray]]:

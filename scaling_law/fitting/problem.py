@@ -69,12 +69,14 @@ class FitSettings:
     starts: str
     outliers: str = "keep"
     one_sided: int = 0
+    prior: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         found: dict[str, Any] = {"loss": "huber", "delta": self.huber_delta, "on": "ln L", "aggregation": "sum"}
         found |= {name: getattr(self, name) for name in ("weights", "l2", "fixed", "starts", "outliers")}
         found["bounds"] = {k: [end if np.isfinite(end) else None for end in v] for k, v in self.bounds.items()}
         found |= {"one_sided": self.one_sided} if self.one_sided else {}
+        found |= {"prior": self.prior} if self.prior else {}
         return found
 
 
@@ -144,7 +146,7 @@ class Problem:
 
         def evaluate(points: FloatArray, rows: NDArray[np.int64]) -> Evaluation:
             own = None if weight is None else weight[rows]
-            return self.objective.evaluate(points, own, hold_transform=hold_transform)
+            return self.objective.evaluate(points, own, hold_transform=hold_transform, rows=rows)
 
         return minimise(evaluate, theta, lower, upper, floor=self.floor, **options)
 

@@ -1,0 +1,126 @@
+"""The tables of studies/forecasts/page.md: RMSE by method and cut, the goals, the choices made, and every cell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from scaling_law import Runs
+from studies.common import Part, fill
+from studies.forecasts.methods import (
+    CONSTANT,
+    EQUAL,
+    FRESH,
+    PINNED,
+    PRIOR,
+    WEIGHTED,
+    Cell,
+    Choice,
+    baselines,
+    by_lab,
+    forecasts_of,
+    nested,
+    without_weights,
+)
+from studies.forecasts.population import members_of
+
+PAGE = Path(__file__).with_name("page.md")
+METHODS = (FRESH, CONSTANT, PINNED, WEIGHTED, EQUAL, PRIOR)
+CUTS = ("C/3", "C/10", "C/30", "N/3", "D/3")
+GOALS = {"C/3": 0.12, "C/10": 0.30, "C/30": 0.55}  # how much lower than fresh the RMSE should be
+NORMAL = 1.6449  # standard errors of a 90 % interval
+
+
+@dataclass(frozen=True)
+class Result:
+    """All cells, and the choice of the prior that was made for each lab."""
+
+    cells: Sequence[Cell]
+    choices: Mapping[tuple[str, str], Choice]
+
+    def of(self, method: str, cut: str = "") -> list[Cell]:
+        return [one for one in self.cells if one.method == method and cut in ("", one.split.cut)]
+
+    def rmse(self, method: str, cut: str) -> float:
+        """Geometric mean within labs, then over labs."""
+        return by_lab((one.split.lab, one.rmse) for one in self.of(method, cut))
+
+    def ratios(self) -> dict[tuple[str, str], float]:
+        """The prior's RMSE over the lesser of fresh and one constant, by set and cut."""
+        best: dict[tuple[str, str], float] = {}
+        for one in (*self.of(FRESH), *self.of(CONSTANT)):
+            key = (one.split.set, one.split.cut)
+            best[key] = min(best.get(key, np.inf), one.rmse)
+        return {
+            (one.split.set, one.split.cut): one.rmse / best[one.split.set, one.split.cut] for one in self.of(PRIOR)
+        }
+
+
+def write_page(tables: Mapping[str, Runs], page: Path = PAGE) -> Path:
+    """Compute all methods on the list and fill the page's tables."""
+    forecasts = forecasts_of(tables, members_of(tables))
+    prior, choices = nested(forecasts)
+    result = Result([*baselines(tables), *without_weights(forecasts), *prior], choices)
+    return fill(page, {"methods": _methods, "goals": _goals, "cells": _cells, "choices": _choices}, result)
+
+
+def _methods(result: Result) -> Iterator[Part]:
+    yield ("method", *CUTS)
+    for method in METHODS:
+        yield (method, *(f"{result.rmse(method, cut):.4f}" for cut in CUTS))
+    counts = [result.of(PRIOR, cut) for cut in CUTS]
+    yield ("sets (labs)", *(f"{len(cells)} ({len({one.split.lab for one in cells})})" for cells in counts))
+
+
+def _goals(result: Result) -> Iterator[Part]:
+    yield ("goal", "asked", "measured", "")
+    for cut, goal in GOALS.items():
+        measured = 1 - result.rmse(PRIOR, cut) / result.rmse(FRESH, cut)
+        yield (f"below fresh at {cut}", f"{goal:.0%}", f"{measured:.0%}", _verdict(measured >= goal))
+    for cut in GOALS:
+        measured = 1 - result.rmse(PRIOR, cut) / result.rmse(CONSTANT, cut)
+        yield (f"below one constant at {cut}", "50%", f"{measured:.0%}", _verdict(measured >= 0.5))
+    ratios = np.array(list(result.ratios().values()))
+    within = float(np.mean(ratios <= 1.2))
+    yield ("cells within 1.2 of the better", "90%", f"{within:.0%}", _verdict(within >= 0.9))
+    yield ("largest ratio to the better", "1.6", f"{ratios.max():.2f}", _verdict(ratios.max() <= 1.6))
+    held = _coverage(result)
+    pooled = float(np.mean(np.concatenate([*held.values()])))
+    yield ("90 % intervals, pooled", "85–97%", f"{pooled:.1%}", _verdict(0.85 <= pooled <= 0.97))
+    least = min((float(own.mean()), name) for name, own in held.items() if len(own) >= 10)
+    yield ("90 % intervals, least of a set", "70%", f"{least[0]:.0%} ({least[1]})", _verdict(least[0] >= 0.7))
+    width = float(np.median([2 * NORMAL * np.median(np.asarray(one.spread)) / one.rmse for one in result.of(PRIOR)]))
+    yield ("median width over RMSE", "4", f"{width:.1f}", _verdict(width <= 4))
+
+
+def _verdict(met: bool) -> str:
+    return "met" if met else "missed"
+
+
+def _coverage(result: Result) -> dict[str, np.ndarray]:
+    """Whether each held-out run lies in its 90 % interval, by set, all cuts together."""
+    held: dict[str, list[np.ndarray]] = {}
+    for one in result.of(PRIOR):
+        held.setdefault(one.split.set, []).append(np.abs(one.errors) <= NORMAL * np.asarray(one.spread))
+    return {name: np.concatenate(parts) for name, parts in held.items()}
+
+
+def _cells(result: Result) -> Iterator[Part]:
+    yield ("set", "lab", "cut", "fitted", "held out", *METHODS, "to the better", "in 90 %")
+    by_key = {(one.split.set, one.split.cut, one.method): one for one in result.cells}
+    for (name, cut), ratio in result.ratios().items():
+        split, prior = by_key[name, cut, PRIOR].split, by_key[name, cut, PRIOR]
+        held = np.mean(np.abs(prior.errors) <= NORMAL * np.asarray(prior.spread))
+        values = (f"{by_key[name, cut, method].rmse:.4f}" for method in METHODS)
+        yield (name, split.lab, cut, split.fitted, split.held_out, *values, f"{ratio:.2f}", f"{held:.0%}")
+
+
+def _choices(result: Result) -> Iterator[Part]:
+    yield ("lab left out", "cut", "shrinkage", "degrees of freedom", "dependence", "power of compute")
+    for (lab, by), one in result.choices.items():
+        dof = "∞" if np.isinf(one.dof) else f"{one.dof:g}"
+        cut = {"flops": "C", "n_active": "N", "tokens": "D"}[by]
+        yield (lab, cut, f"{one.shrinkage:g}", dof, f"{one.dependence:g}", f"{one.power:g}")

@@ -1,0 +1,70 @@
+"""The population of laws that the library ships: members as numbers, and settings chosen by leaving labs out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from hub.base import strict_json
+from scaling_law import JointLaw, Runs
+from scaling_law.fitting.penalty import coordinates
+from scaling_law.fitting.prior import FORMAT, POPULATION, VERSION, Member, member_of
+from studies.forecasts.methods import BY_NAME, CHOICES, best_choice, forecasts_of
+from studies.forecasts.sets import UNITS
+
+DIGITS = 6  # significant, of every number kept
+
+
+def members_of(tables: Mapping[str, Runs]) -> list[Member]:
+    """Each set of the population as a member, and the published joint law at E = 1, of which no runs are public."""
+    sets = [
+        member_of(runs, name, one.lab, source=one.place, licence=one.licence, units=UNITS[one.unit])
+        for name, runs in tables.items()
+        if (one := BY_NAME[name]).member
+    ]
+    return [*sets, published_member()]
+
+
+def published_member() -> Member:
+    """The joint law's draws at E = 1 as a Gaussian."""
+    law = JointLaw.published()
+    rows = [law.replace(**dict(zip(law.coefficients, row, strict=True))) for row in np.asarray(law.draws)]
+    parts = [(*map(float, one.chinchilla_coefficients(1.0)), one.irreducible_loss) for one in rows]
+    m, mu, n, nu, c = np.array(parts).T
+    x = coordinates(np.stack([np.log(m), mu, np.log(n), nu, np.log(c)], axis=-1))
+    precision = np.linalg.inv(np.cov(x.T))
+    return Member(
+        "ludziejewski",
+        "ideas",
+        "arXiv 2502.05172, the published coefficients and their draws",
+        "coefficients, no table",
+        runs=law.conditions.n_runs if law.conditions and law.conditions.n_runs else 0,
+        noise=0.004,
+        pull=tuple((precision @ x.mean(axis=0)).tolist()),
+        precision=tuple(tuple(row) for row in precision.tolist()),
+        units=UNITS["nats"],
+    )
+
+
+def write_population(tables: Mapping[str, Runs], path: Path = POPULATION) -> Path:
+    """Members as numbers, and the settings under which labs forecast each other best beyond a compute."""
+    members = members_of(tables)
+    cut = [one for one in forecasts_of(tables, members) if one.split.by == "flops"]
+    choice = CHOICES[best_choice(cut)]
+    settings = {
+        "shrinkage": choice.shrinkage,
+        "dof": choice.dof if np.isfinite(choice.dof) else None,
+        "dependence": choice.dependence,
+    }
+    rows = [_rounded(vars(member)) for member in members]
+    return strict_json.write(path, FORMAT, VERSION, {"settings": settings, "members": rows})
+
+
+def _rounded(value: object) -> object:
+    if isinstance(value, float):
+        return float(f"{value:.{DIGITS}g}")
+    if isinstance(value, dict):
+        return {name: _rounded(one) for name, one in value.items()}
+    return [_rounded(one) for one in value] if isinstance(value, (tuple, list)) else value

@@ -1,0 +1,282 @@
+"""Public sets of runs, and how each is read: losses in nats per token, N with both embeddings, one lab one fold.
+
+No table is kept here: some state no licence. `read_sets` takes a folder that holds them under their own names; each
+`place` says where a table is from. Losses in bits per byte become nats per token with `bytes_per_token`, which is an
+estimate where `unit` says so: the prior has a free shift for that (page.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import log
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from scaling_law import Runs, load_runs
+from scaling_law.runs import best_of, reader
+
+TOKENS_PER_PARAMETER = (1.0, 700.0)  # runs outside are left out
+NEOX = 50_432  # vocabulary of OpenLM's models, GPT-NeoX's padded
+LLAMA3 = 128_256  # vocabulary of Marin's MoE models
+_GADRE_LOSS = "loss:eval_data/c4_val/shard-{0000000..0000010}"
+PORIAN_WIDTHS = (96, 128, 160, 224, 288, 320, 384, 480, 576, 640, 704, 832, 1024, 1120, 1312, 1504)
+_PORIAN_BODIES = (0.33, 1.05, 1.74, 4.30, 7.96, 12.5, 17.7, 33.2, 55.7, 76.2, 113.5, 178.9, 295.4, 398.8, 545.8, 825.9)
+_PORIAN_SIZES = 1e6 * np.array(_PORIAN_BODIES) + NEOX * np.array(PORIAN_WIDTHS)
+# Active parameters of Marin's MoE models of width d, by the authors' heuristic: as of the reader "marin_isoflop".
+_MARIN_MOE: Mapping[str, Any] = {
+    "n_blocks": "round(d_model / (55 + 4 * log2(d_model)))",
+    "kv_heads": lambda row: _kv_heads(int(row["d_model"]) // 128),
+    "n_active": f"n_blocks * (2 * d_model**2 + 256 * d_model * kv_heads + 9 * d_model**2) + {2 * LLAMA3} * d_model",
+    "experts": 11,  # 64 of width d/2 and one of width d, over 3 d
+}
+
+
+def _kv_heads(heads: int) -> int:
+    """The greatest divisor of the heads that is at most a quarter of them."""
+    return max([k for k in range(1, heads // 4 + 1) if heads % k == 0], default=1)
+
+
+# Standard deviations of ln loss and ln D between a set's unit and the prior's, set before anything was fitted.
+UNITS = {"nats": (0.05, 0.1), "other": (0.1, 0.15), "bits": (0.15, 0.15)}
+
+
+@dataclass(frozen=True)
+class RunSet:
+    """A table of comparable runs of one lab.
+
+    `unit` is what a loss is: "nats" per token of held-out text of the training corpus, "other" where it is a macro
+    average or another corpus, "bits" per byte, read with `bytes_per_token`. `counts` says what N holds, and whether
+    that is known. `read` are options of `load_runs`; `tuned` columns are settings of which the best run is kept.
+    """
+
+    name: str
+    lab: str
+    corpus: str
+    file: str
+    place: str
+    licence: str
+    counts: str
+    read: Mapping[str, Any] = field(default_factory=dict)
+    unit: Literal["nats", "other", "bits"] = "nats"
+    bytes_per_token: float | None = None
+    tuned: tuple[str, ...] = ()
+    member: bool = True  # of the population of laws; else only forecast
+
+    def load(self, folder: Path) -> Runs | None:
+        """The runs of 1 < D/N < 700, losses in nats per token; None where the folder lacks the table."""
+        path = next(iter(sorted(folder.rglob(self.file))), None)
+        return None if path is None else self.runs_of(path)
+
+    def runs_of(self, source: Any) -> Runs:
+        """As `load`, from any source of `load_runs`."""
+        runs = load_runs(source, trunks="run", **self.read)
+        if self.tuned:
+            runs = best_of(runs, over=self.tuned, by=("d_model", "cell") if "cell" in runs else ("d_model",))
+        if self.unit == "bits":
+            runs = replace(runs, loss=runs.loss * log(2) * (self.bytes_per_token or 1.0))
+        low, high = TOKENS_PER_PARAMETER
+        ratio = runs.tokens / runs.n_active
+        return replace(runs.subset((ratio > low) & (ratio < high)), source=self.name)
+
+
+def _public(name: str, lab: str, corpus: str, file: str, form: str, **options: Any) -> RunSet:
+    """A set that a reader of the library knows."""
+    known = reader(form)
+    read = {"format": form, **options.pop("read", {})}
+    return RunSet(name, lab, corpus, file, known.place, known.licence, known.counts, read, **options)
+
+
+def _gadre(dataset: str, corpus: str) -> RunSet:
+    return RunSet(
+        f"gadre_{dataset.split('_')[0]}",
+        "openlm",
+        corpus,
+        "gadre_overtraining.csv",
+        "github.com/mlfoundations/scaling at a003c49, exp_data",
+        "MIT",
+        "N with both embeddings",
+        {
+            "loss": _GADRE_LOSS,
+            "columns": {"n_active": "params", "experts": 1},
+            "where": f"dataset = {dataset}",
+        },
+        unit="other",  # on C4, whatever the corpus
+        bytes_per_token=4.4,
+    )
+
+
+def _porian(dataset: str, corpus: str, recipe: str) -> RunSet:
+    hparams, warmup, decay = recipe.split("_")
+    where = f"dataset = {dataset}, hparams = {hparams}, warmup = {warmup}, decay = {decay}, loss_is = val"
+    return RunSet(
+        f"porian_{dataset}_{recipe}",
+        "tel_aviv",
+        corpus,
+        "porian_isoflop.csv",
+        "github.com/formll/resolving-scaling-law-discrepancies at 0dc60d9",
+        "MIT",
+        f"N with the head of {NEOX:,}; the input embedding is added",
+        {"loss": "loss", "columns": {"n_active": _porian_size, "experts": 1}, "where": where},
+        bytes_per_token=4.4,
+    )
+
+
+def _porian_size(row: Mapping[str, Any]) -> float:
+    """N with both embeddings: the table counts the head, of the width in whose vocabulary's multiples N differs."""
+    n = float(row["n"])
+    return n + NEOX * PORIAN_WIDTHS[int(np.argmin(np.abs(np.log(_PORIAN_SIZES / n))))]
+
+
+def _athena(name: str, lab: str, corpus: str, experiment: str, **options: Any) -> RunSet:
+    read = {"where": f"experiment = {experiment}"}
+    return _public(name, lab, corpus, "isoflops.csv", "open_athena", read=read, **options)
+
+
+def _marin_moe(name: str, file: str, where: str, **options: Any) -> RunSet:
+    counts = (
+        "N of the width by the authors' heuristic, with both embeddings; leading dense layers and routers left out"
+    )
+    read = {"columns": {**_MARIN_MOE, **options.pop("columns", {})}, "where": where, **options.pop("read", {})}
+    place, licence = "github.com/marin-community/marin", "Apache-2.0"
+    return RunSet(name, "marin", "Nemotron mix", file, place, licence, counts, read, **options)
+
+
+def _olmo(name: str, experiment: str) -> RunSet:
+    """D is the nominal multiple of 20 tokens per parameter, N that of the recorded FLOPs C = 6 N D."""
+    columns = {
+        "run_id": "group_name",
+        "multiple": lambda row: float(str(row["chinchilla_multiple"]).rstrip("xC")),
+        "size": lambda row: float(row["model_size"][:-1]) * {"m": 1e6, "b": 1e9}[row["model_size"][-1]],
+        "tokens": "20 * size * multiple",
+        "n_active": "`throughput/total petaflops` * 1e15 / (6 * tokens)",
+        "experts": 1,
+        "ce": "`eval/lm/c4_en-validation/CE loss`",
+    }
+    return RunSet(
+        name,
+        "ai2",
+        "Dolma mix",
+        "ladder_comparison_data.csv",
+        "github.com/allenai/OLMo-core at 4a88a77, notebooks",
+        "Apache-2.0",
+        "N from recorded FLOPs and the nominal D: estimated, attention inside, input embedding unknown",
+        {
+            "loss": "ce",
+            "columns": columns,
+            "where": f"experiment = {experiment}, is_finished = True",
+            "on_invalid": "skip",
+        },
+        unit="other",
+        bytes_per_token=4.4,
+    )
+
+
+SETS: tuple[RunSet, ...] = (
+    _public("epoch", "deepmind", "MassiveText", "svg_extracted_data.csv", "epoch_chinchilla", bytes_per_token=4.4),
+    _athena("scalefit", "deepmind", "MassiveText", "ml_scalefit__massivetext__chinchilla", bytes_per_token=4.4),
+    _athena("llama3", "meta", "Llama 3", "llama_3__raw_loss", unit="bits", bytes_per_token=4.4),
+    _athena("misfitting", "ucsd", "FineWeb", "misfitting__fineweb_c4__transformer", unit="other", bytes_per_token=4.4),
+    _athena("marin_comma", "marin", "Common Pile", "marin_202603__comma__llama_2", unit="other", bytes_per_token=4.5),
+    _athena("marin_dclm", "marin", "DCLM", "marin_202603__dclm__llama_2", unit="other", bytes_per_token=4.5),
+    _athena(
+        "marin_nemotron", "marin", "Nemotron", "marin_202603__nemotron__llama_2", unit="other", bytes_per_token=4.5
+    ),
+    _public(
+        "marin_v16", "marin", "Nemotron mix", "v16_isoflop.csv", "marin_isoflop", unit="other", bytes_per_token=4.5
+    ),
+    *(
+        _marin_moe(
+            f"marin_{variant}",
+            "marin_moe_adamh_isoflop.csv",
+            f"variant = {variant}",
+            read={"loss": "c4_en_bpb"},
+            unit="bits",
+            bytes_per_token=4.5,
+        )
+        for variant in ("adamh", "gatednorm")
+    ),
+    _marin_moe(
+        "marin_sweep",
+        "marin_moe_lr_sweep.csv",
+        "",
+        columns={"learning_rate": "adam_lr", "cell": "tok_ratio"},
+        read={"loss": "c4_en_bpb"},
+        unit="bits",
+        bytes_per_token=4.5,
+        tuned=("learning_rate", "batch"),
+    ),
+    _marin_moe(
+        "marin_overtraining",
+        "marin_overtraining_grid.csv",
+        "",
+        columns={"tokens": "tpp * n_active", "n_active": f"n_active + {2 * LLAMA3} * d_model", "experts": 65 / 3},
+        read={"loss": "paloma_macro"},
+        unit="other",
+        bytes_per_token=4.5,
+    ),
+    _public(
+        "step_dense",
+        "stepfun",
+        "StepFun mix",
+        "dense_lr_bs_loss.csv",
+        "step_law",
+        bytes_per_token=4.4,
+        tuned=("learning_rate", "batch"),
+    ),
+    _public(
+        "step_moe",
+        "stepfun",
+        "StepFun mix",
+        "moe_lr_bs_loss.csv",
+        "step_law",
+        bytes_per_token=4.4,
+        tuned=("learning_rate", "batch"),
+        member=False,  # each size has an E of its own
+    ),
+    _gadre("c4_original", "C4"),
+    _gadre("rpj", "RedPajama"),
+    _gadre("rw_original", "RefinedWeb"),
+    *(
+        _porian(dataset, corpus, recipe)
+        for dataset, corpus in (("rw", "RefinedWeb"), ("owt2", "OpenWebText2"))
+        for recipe in ("base_long_kaplan", "base_short_kaplan", "base_short_chinchilla", "tuned_short_const")
+    ),
+    _olmo("olmo_v1", "v1-baseline"),
+    _olmo("olmo_v2", "ri-olmo-v2"),
+    _public(
+        "gemstones",
+        "maryland",
+        "Dolma",
+        "wandb_df_for_fitting_cool_end.jsonl",
+        "gemstones",
+        bytes_per_token=4.4,
+    ),
+)
+OUT: Mapping[str, str] = {
+    "Clark et al., final runs": "all of equal D: one term of the law cannot be told from its constant",
+    "Clark et al., curves": "mid-schedule points of a few trunks",
+    "Open-Athena, epochai_chinchilla": "the points of `epoch` again",
+    "Open-Athena, llama_3 exp_loss": "the points of `llama3` again, exponentiated",
+    "Porian et al., loss_is = train": "the runs of the other rows again, without the head in N",
+    "Marin, ladder": "4 dense and 4 MoE runs",
+    "Marin, E = 64, 128, 256": "12 runs of 4 budgets",
+    "Step Law, Marin and Clark et al., cut by E": "asks for a law with E; the methods compared here have none yet",
+    "Gemstones, hot": "the trunks of `gemstones`, not cooled down",
+    "OLMo ladder, other experiments": "fewer than 11 runs each",
+    "the paper's own runs": "not public: the published law is a member of the population, not a fold",
+}
+
+
+def read_sets(folder: Path) -> tuple[dict[str, Runs], list[str]]:
+    """The runs of every set whose table lies below `folder`, and a line for each that is missing."""
+    runs = {one.name: one.load(folder) for one in SETS}
+    missing = [f"{one.name}: no {one.file} below {folder}; {one.place}" for one in SETS if runs[one.name] is None]
+    return {name: table for name, table in runs.items() if table is not None}, missing
+
+
+def labs() -> dict[str, str]:
+    """The lab of each set."""
+    return {one.name: one.lab for one in SETS}

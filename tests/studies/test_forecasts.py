@@ -1,0 +1,168 @@
+"""The study of forecasts on tables that the tests make: readers, units, the rule of the splits, and the list kept."""
+
+import dataclasses
+from math import log
+
+import numpy as np
+import pytest
+
+from hub.base.markdown import block_of
+from scaling_law import ChinchillaLaw, Runs
+from scaling_law.fitting.prior import estimate, read_population
+from studies.forecasts import methods, page, population, splits
+from studies.forecasts.sets import NEOX, OUT, SETS, labs, read_sets
+
+BY_NAME = {one.name: one for one in SETS}
+LAW = ChinchillaLaw(m=120.0, mu=-0.3, n=600.0, nu=-0.3, c=1.7)
+
+
+def isoflop(budgets=(1e18, 1e19, 1e20, 1e21), sizes=(1e8, 2e8, 4e8, 8e8, 1.6e9)) -> Runs:
+    """Runs of every size at every budget, without noise."""
+    n, flops = (values.ravel() for values in np.meshgrid(sizes, budgets))
+    return Runs.from_columns(n, flops / (6 * n), 1.0, LAW.loss(n, flops / (6 * n)), "run")
+
+
+def test_sets_have_names_of_their_own_and_say_where_they_are_from():
+    assert len(BY_NAME) == len(SETS)
+    for one in SETS:
+        assert all((one.lab, one.corpus, one.place, one.licence, one.counts))
+        assert one.unit != "bits" or one.bytes_per_token
+
+
+def test_losses_in_bits_per_byte_become_nats_per_token():
+    row = {"variant": "adamh", "budget": 1e18, "d_model": 512, "tokens": 1.5e9, "batch": 32, "c4_en_bpb": 1.1}
+    runs = BY_NAME["marin_adamh"].runs_of([row])
+    assert runs.loss[0] == pytest.approx(1.1 * log(2) * 4.5)
+    assert runs.n_active[0] - 2 * 128_256 * 512 == pytest.approx(18.1e6, rel=0.01)  # printed by the authors
+
+
+def test_runs_outside_of_the_ratio_are_left_out():
+    rows = [
+        {
+            "dataset": "c4_original",
+            "params": 1e8,
+            "tokens": tokens,
+            "loss:eval_data/c4_val/shard-{0000000..0000010}": 3,
+        }
+        for tokens in (5e7, 2e9, 8e10)
+    ]
+    assert BY_NAME["gadre_c4"].runs_of(rows).tokens.tolist() == [2e9]
+
+
+def test_the_input_embedding_is_added_to_porians_counts():
+    row = {"dataset": "rw", "hparams": "base", "warmup": "long", "decay": "kaplan", "loss_is": "val"}
+    row |= {"n": 347078656.0, "tokens": 7e9, "flops": 1e19, "loss": 3.3}
+    assert BY_NAME["porian_rw_base_long_kaplan"].runs_of([row]).n_active[0] == 347078656 + 1024 * NEOX
+
+
+def test_grids_of_rates_keep_the_best_run_of_each_cell():
+    row = {"d_model": 512, "tok_ratio": 10, "batch": 32, "tokens": 2e9}
+    rows = [row | {"adam_lr": rate, "c4_en_bpb": loss} for rate, loss in ((1e-3, 1.2), (2e-3, 1.1), (4e-3, 1.3))]
+    rows.append(row | {"tok_ratio": 22, "batch": 64, "tokens": 4e9, "adam_lr": 2e-3, "c4_en_bpb": 1.05})
+    assert sorted(BY_NAME["marin_sweep"].runs_of(rows).loss / log(2) / 4.5) == pytest.approx([1.05, 1.1])
+
+
+def test_olmo_sizes_come_from_recorded_flops():
+    row = {"experiment": "v1-baseline", "model_size": "1.3b", "chinchilla_multiple": "4xC", "is_finished": "True"}
+    row |= {"throughput/total petaflops": 6.0e5, "eval/lm/c4_en-validation/CE loss": 2.8, "group_name": "a"}
+    runs = BY_NAME["olmo_v1"].runs_of([row])
+    assert runs.tokens[0] == pytest.approx(1.04e11)
+    assert runs.flops[0] == pytest.approx(6e20)
+
+
+def test_a_missing_table_is_named(tmp_path):
+    tables, missing = read_sets(tmp_path)
+    assert not tables
+    assert len(missing) == len(SETS)
+    assert "svg_extracted_data.csv" in missing[0]
+    assert "github.com/epoch-research" in missing[0]
+
+
+def test_a_split_fits_below_the_cut_and_forecasts_above(tmp_path):
+    listed = splits.make_splits({"epoch": isoflop()})
+    path = splits.write_list(listed, tmp_path / "splits.csv")
+    assert splits.read_list(path) == listed
+    third, tenth, thirtieth, size, tokens = listed
+    assert [one.cut for one in listed] == ["C/3", "C/10", "C/30", "N/3", "D/3"]
+    assert (third.fitted, third.sizes, third.held_out, third.out) == (15, 5, 5, "")
+    assert (tenth.fitted, thirtieth.fitted, size.fitted) == (15, 10, 12)
+    fitted, held_out = thirtieth.parts(isoflop())
+    assert fitted.flops.max() < held_out.flops.min()
+    assert (tokens.out, tokens.lab) == ("2 runs above", "deepmind")
+
+
+def test_a_split_with_too_few_runs_says_so():
+    few = splits.make_splits({"epoch": isoflop(budgets=(1e18, 1e20), sizes=(1e8, 2e8))})
+    assert few[0].out == "2 runs below; 2 sizes below; 2 runs above"
+
+
+def test_other_runs_than_those_of_the_list_are_refused():
+    split = dataclasses.replace(splits.make_splits({"epoch": isoflop()})[0], runs=19)
+    with pytest.raises(ValueError, match="the list has 19 runs"):
+        split.parts(isoflop())
+
+
+def test_the_list_kept_is_of_these_sets_and_holds_to_its_rule():
+    listed = splits.read_list()
+    assert {one.set: one.lab for one in listed} == labs()
+    assert [line.split(":")[1].strip() for line in splits.LIST.read_text().splitlines() if line[0] == "#"] == [*OUT]
+    for one in listed:
+        enough = one.fitted >= splits.FITTED and one.sizes >= splits.SIZES and one.held_out >= splits.HELD_OUT
+        assert (one.out == "") == (enough and "confounded" not in one.out)
+
+
+# ------------------------------------------------------------------ methods
+
+
+@pytest.fixture
+def tables(monkeypatch):
+    """Three sets of three labs whose laws differ, with noise; the list is theirs, and two choices are open."""
+    rng, made = np.random.default_rng(0), {}
+    for name, c in (("epoch", 1.7), ("gemstones", 1.8), ("llama3", 1.75)):
+        runs = isoflop(sizes=(1e8, 2e8, 4e8, 8e8))
+        loss = dataclasses.replace(LAW, c=c).loss(runs.n_active, runs.tokens)
+        made[name] = dataclasses.replace(runs, loss=loss * np.exp(0.003 * rng.standard_normal(len(runs))), source=name)
+    listed = splits.make_splits(made)
+    monkeypatch.setattr(methods, "read_list", lambda: listed)
+    monkeypatch.setattr(methods, "CHOICES", (methods.CHOICES[0], methods.CHOICES[-1]))
+    return made
+
+
+def test_labs_weigh_equally_in_a_mean():
+    assert methods.by_lab([("a", 1.0), ("a", 4.0), ("b", 8.0)]) == pytest.approx(4.0)
+
+
+def test_nothing_of_a_lab_enters_its_forecast(tables):
+    members = population.members_of(tables)
+    forecast = methods.forecasts_of(tables, members)
+    far = tables | {"epoch": dataclasses.replace(tables["epoch"], loss=tables["epoch"].loss * 3)}
+    other = methods.forecasts_of(tables, population.members_of(far))
+    for one, two in zip(forecast, other, strict=True):
+        at = one.labs.index("deepmind")
+        if one.split.lab == "deepmind":
+            np.testing.assert_allclose(one.errors, two.errors, rtol=1e-6)
+        else:
+            np.testing.assert_allclose(one.errors[at], two.errors[at], rtol=1e-6)
+    assert any(not np.allclose(one.errors, two.errors) for one, two in zip(forecast, other, strict=True))
+
+
+def test_the_page_has_every_cell_and_every_goal(tables, tmp_path):
+    path = tmp_path / "page.md"
+    path.write_text(page.PAGE.read_text())
+    text = page.write_page(tables, path).read_text()
+    count = sum(not split.out for split in methods.read_list())
+    assert block_of(text, "cells").count("\n|") + 1 >= count + 2
+    assert "below fresh at C/30" in block_of(text, "goals")
+
+
+def test_the_population_is_written_with_its_sources(tables, tmp_path):
+    members, settings = read_population(population.write_population(tables, tmp_path / "population.json"))
+    assert [member.name for member in members] == [*tables, "ludziejewski"]
+    assert all(member.source and member.licence for member in members)
+    assert estimate(members, **settings).sources == (*tables, "ludziejewski")
+
+
+def test_the_page_kept_names_all_splits_that_are_not_out():
+    cells = (block_of(page.PAGE.read_text(encoding="utf-8"), "cells") or "").replace("\\_", "_")
+    for split in splits.read_list():
+        assert (f"| {split.set} | {split.lab} | {split.cut} |" in cells) == (not split.out)
