@@ -51,11 +51,11 @@ def place(architecture: Architecture, cluster: Cluster) -> Placement | None:
         raise InputError(f"gpus={gpus} cannot share batches of {', '.join(map(str, batches))} sequences equally")
     sizes = [size for size in range(share // gpus, 0, -1) if share // gpus % size == 0]
     ways: tuple[Sharding, ...] = ("none",) if gpus == 1 else ("ddp", "fsdp2")
-    there = cluster.throughput.memory_bytes - (RESERVED if find_gpu(cluster.throughput.device) else 0.0)
+    available = cluster.throughput.memory_bytes - (RESERVED if find_gpu(cluster.throughput.device) else 0.0)
     least = math.inf
     for again, size, sharding in product((False, True), sizes, ways):
         placed = Placement(size, sharding, again, _memory(architecture, cluster, size, sharding, again))
-        if placed.memory.total <= there:
+        if placed.memory.total <= available:
             return placed
         least = min(least, placed.memory.total)
     model = (
@@ -63,12 +63,12 @@ def place(architecture: Architecture, cluster: Cluster) -> Placement | None:
     )
     raise DoesNotFit(
         f"{model} cannot be trained on {cluster.hardware}: it takes {format_bytes(least)} of each, which has "
-        f"{format_bytes(there)} for it; give more gpus, or limit the model (max_parameters, experts)"
+        f"{format_bytes(available)} for it; give more gpus, or limit the model (max_parameters, experts)"
     )
 
 
 def _memory(a: Architecture, cluster: Cluster, size: int, sharding: Sharding, again: bool) -> TrainingMemory:
-    """Of each GPU in the largest batch of the ramp."""
+    """Memory of each GPU in the largest batch of the ramp."""
     return training_memory(
         a,
         size,

@@ -280,7 +280,7 @@ def test_scale_out(shell):
         ("--hours 72 --gpus 8 --mfu 0.4", "--mfu 0.4 needs --gpu"),
         ("--hours 72 --gpus 8 --throughput {file} --mfu 0.4", "has measured step times"),
         ("--hours 72 --gpus 8 --throughput {file} --gpu a100", "on 'NVIDIA H100 80GB HBM3', not on --gpu a100"),
-        ("--hours 1e-9 --gpus 8 --throughput {file} --gpu h100", "--hours 1e-09 are no step"),
+        ("--hours 1e-9 --gpus 8 --throughput {file} --gpu h100", "--hours 1e-09 is less than one training step"),
     ],
 )
 def test_bad_questions_in_hours_are_one_line(shell, tmp_path, words, message):

@@ -136,8 +136,8 @@ def test_a_file_and_a_name_stand_for_throughputs(law, measured, tmp_path):
         ({"money": 100, "gpus": 8, "gpu": "h100"}, "money=100 needs a price"),
         ({"hours": 72, "gpus": 8, "gpu": "h100", "price": 0}, "price=0 must be positive"),
         ({"hours": 72, "gpus": 8, "gpu": "z80"}, "gpu='z80' is unknown"),
-        ({"hours": 1e-7, "gpus": 8, "gpu": "h100"}, "hours=1e-07 are no step: the smallest model .d_model 64"),
-        ({"hours": 72, "gpus": 8, "gpu": "h100", "inference_tokens": 1e9}, "they go with a budget of flops"),
+        ({"hours": 1e-7, "gpus": 8, "gpu": "h100"}, "hours=1e-07 is less than one training step: the smallest model"),
+        ({"hours": 72, "gpus": 8, "gpu": "h100", "inference_tokens": 1e9}, "give a budget of flops, not of hours"),
     ],
 )
 def test_bad_questions(law, asked, message):
