@@ -116,7 +116,7 @@ class OwnQuestion:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """AttributeError that says what to ask instead of a method of a `Law`."""
+            """Raise an AttributeError that says what to ask instead of a method of a `Law`."""
             instead = f"it gives no loss, only {self.answers}: ask {self.method}()"
             raise AttributeError(f"{type(self).__name__} has no {name!r}: {instead}")
 

@@ -193,7 +193,7 @@ class RangeCheck:
 
     @property
     def inside(self) -> NDArray[np.bool_]:
-        """Where a model lies within the fitted ranges, those of its E if there are such."""
+        """True where a model lies within the fitted ranges, those of its E where it has some."""
         within = self.trusted
         if not self.unknown and self.conditions is not None:
             quantities = _quantities(**self._inputs)
@@ -211,7 +211,7 @@ class RangeCheck:
         return tuple(sentences)
 
     def refuse(self, force: bool = False) -> None:
-        """ExtrapolationError if any of the models lies beyond the guard, unless `force`."""
+        """Raise ExtrapolationError if any of the models lies beyond the guard, unless `force`."""
         refuse_extrapolation(self.conditions, **self._inputs, force=force)
 
     @property
@@ -254,7 +254,7 @@ def refuse_extrapolation(
     force: bool = False,
     **variables: ArrayLike,
 ) -> None:
-    """ExtrapolationError if any of these models lies beyond the guard."""
+    """Raise ExtrapolationError if any of these models lies beyond the guard."""
     what = []
     for excess in [] if force or conditions is None else conditions.excesses(n_active, tokens, experts, **variables):
         where = "" if excess.name == "E" or np.isnan(excess.experts) else f" at E = {excess.experts:g}"

@@ -178,7 +178,7 @@ class Formula(Summarised):
     ) -> RangeCheck:
         """What an answer about these models is worth. E left out means dense models, or the law's own.
 
-        An E other than its own decides the answer of a law that knows none: it is not trusted.
+        For a law without E, an answer about another E than its own is not trusted.
         """
         inputs = {"n_active": n_active, "tokens": tokens, "experts": experts, **variables}
         at: dict[str, Any] = {name: None if v is None else numbers(name, v) for name, v in inputs.items()}

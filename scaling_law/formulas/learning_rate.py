@@ -168,7 +168,7 @@ class LearningRateLaw:
     def warnings(
         self, architecture: Architecture, tokens: float | None = None, batch_tokens: float | None = None
     ) -> list[str]:
-        """How far a run lies outside what this law rests on; [] inside. What is not given is not checked."""
+        """How far a run lies outside the runs of this law; [] inside. Variables left out are not checked."""
         return self.warnings_at(self.counted(architecture), architecture.experts_equivalent, tokens, batch_tokens)
 
     def warnings_at(
@@ -185,7 +185,7 @@ class LearningRateLaw:
     def check(
         self, architecture: Architecture, tokens: float | None = None, batch_tokens: float | None = None
     ) -> RangeCheck:
-        """What the rate of a run is worth: it is trusted where N, E, and the D and B that it hangs on are in range."""
+        """What the rate of a run is worth: trusted where N, E, and the D and B that it depends on are in range."""
         return self.check_at(self.counted(architecture), architecture.experts_equivalent, tokens, batch_tokens)
 
     def beyond_guard(

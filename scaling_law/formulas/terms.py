@@ -106,7 +106,7 @@ class Transform:
     starts: tuple[tuple[float, ...], ...]
 
     def refuse_disorder(self, values: Mapping[str, float]) -> None:
-        """ValueError for parameters not above what they must be above."""
+        """Raise ValueError for parameters below their lower bounds."""
         for p in self.parameters:
             below = [p.floor, *([values[p.above]] if p.above else [])]
             if values[p.name] <= max(below):
@@ -119,9 +119,8 @@ class Transform:
 class Form:
     """The terms of a law, the transforms they name, and the coefficient that is the outer exponent (positive), if any.
 
-    A law that is no sum of terms has none, writes out `evaluate` itself, and names the variables that it `reads`: it
-    can be asked but not fitted. ValueError for terms that are no form: a scale twice, two constants, a transform that
-    no term names.
+    A law that is not a sum of terms has none, defines `evaluate`, and names the variables it `reads`; it cannot be
+    fitted. ValueError for an invalid form: a scale twice, two constants, a transform that no term names.
     """
 
     terms: tuple[Term, ...]

@@ -59,7 +59,7 @@ class Law(Formula):
 
         Args:
             flops: of training (6 N_act D) and inference (2 N_act D_inf); a number or text such as "1e22".
-            hours, money: of training, instead of flops, on so many `gpus`; money by a `price` per GPU-hour.
+            hours, money: of training, instead of flops, on `gpus` GPUs; money by a `price` per GPU-hour.
             gpu, mfu, throughput: how fast they train: a GPU such as "h100", whose MFU is assumed unless it is given,
                 or a `Throughput` or throughput.json.
             decode_batch: with these, also the cost of serving so many sequences at once (`machine.serving`), which
@@ -144,7 +144,7 @@ class Law(Formula):
         given a budget, the least memory (weights and KV cache) with which it does.
 
         The budget is of `flops`, hours or money, as in `optimal`; with a `gpu` or `throughput` and no budget, the
-        answer is the fewest hours on so many `gpus`, and their price. ExtrapolationError where all answers for a loss
+        answer is the fewest hours on `gpus` GPUs, and their price. ExtrapolationError where all answers for a loss
         are beyond the guard, unless `force`.
         """
         return reach(self, loss, experts, flops=flops, force=force, **question)

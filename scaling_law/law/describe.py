@@ -24,7 +24,7 @@ OTHER_CORPUS = "The loss is for the law's corpus, tokenizer and recipe, not the 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a law says of a model trained on so many tokens; losses in nats per token.
+    """What a law says of a model trained on `tokens` tokens; losses in nats per token.
 
     `optimum` is the law's own choice for the same training FLOPs (6 N_act D) with no more bytes of weights, and None
     where there is none: `refusal` then says why. `trusted`: within the range guard of a law whose ranges are known.

@@ -318,7 +318,7 @@ class SaturationLaw(Law):
 class FiveFactorLaw(Law):
     """L = (e G + f/G + m S² + n S) (N^−α + k N_a^−α + h N_a/N) + a N^−α + b D^−β + c N_a^−α + ε.
 
-    G is the number of active experts, shared ones included, and S the shared part of them. It is no sum of positive
+    G is the number of active experts, shared ones included, and S the shared part of them. It is not a sum of positive
     terms: it can be asked but not fitted.
     """
 

@@ -1,10 +1,10 @@
-"""How long a training step takes on one kind of device: measured (`python -m training.throughput`), or assumed.
+"""How long a training step takes on one device model: measured (`python -m training.throughput`), or assumed.
 
     seconds = Σ_k c_k work_k,  c_k >= 0
 
 with the work of one device in one step (`TERMS`). An MoE takes longer than a dense model of its FLOPs because it also
 reads and casts more weights for every micro-batch, updates more of them, and moves its tokens to the experts. A file
-says what it was measured on, and by how much it misses shapes that it has not seen.
+says what it was measured on, and its error on shapes left out of the fit.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class Measurement(NamedTuple):
 
 @dataclass(frozen=True)
 class Throughput:
-    """Step times of one kind of device, at one precision.
+    """Step times of one device model, at one precision.
 
     Attributes:
         device: its name, as the driver or the data sheet has it.
@@ -229,7 +229,7 @@ class Throughput:
         return tuple(notes)
 
     def check_device(self, device: str) -> None:
-        """ValueError if this was measured on another device than `device`."""
+        """Raise ValueError if this was measured on another device."""
         if device != self.device:
             raise InputError(f"this throughput was measured on {self.device!r}, not on {device!r}")
 

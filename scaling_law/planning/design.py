@@ -93,7 +93,7 @@ class Candidates:
         return {name: np.array([row[name] for row in rows]) for name in law.variables}
 
     def past_warmup(self, warmup_tokens: float) -> Candidates:
-        """Those whose warm-up ends before their decay begins. ValueError if none does."""
+        """Candidates whose warm-up ends before their decay begins. ValueError if none does."""
         if not (np.isfinite(warmup_tokens) and warmup_tokens >= 0):
             raise InputError(f"warmup_tokens={literal(warmup_tokens)} must be finite and not negative")
         kept = np.flatnonzero((1.0 - PAPER.decay_fraction) * self.tokens >= warmup_tokens)
@@ -134,7 +134,7 @@ class Design(ArrayAnswer):
 
     `deviation_before` and `deviation_after` are standard deviations of the answer; `flops` is the cost of all chosen
     runs, each trained separately; `warmup_tokens` None if the warm-up is unknown. `warnings`: how far the chosen runs
-    lie outside those of the law, which has to know their losses.
+    lie outside the law's, since their losses are predicted.
     """
 
     candidates: Candidates
@@ -146,7 +146,7 @@ class Design(ArrayAnswer):
 
     @property
     def trusted(self) -> bool:
-        """Whether the law knows the answer and the losses of the chosen runs within its range guard."""
+        """Whether the answer and the chosen runs lie within the law's range guard."""
         return not self.notes and super().trusted
 
     @property

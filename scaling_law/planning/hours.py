@@ -1,6 +1,4 @@
-"""The best models of a budget of either kind, and the losses that its draws predict: in hours, models that train so
-long on a cluster.
-"""
+"""The best models of a budget of FLOPs or of hours on a cluster, and the losses that its draws predict."""
 
 from __future__ import annotations
 
@@ -59,7 +57,7 @@ def widths_in_time(law: Formula, time: Budget, e: FloatArray, limits: Limits, in
 
 
 def refuse_less_than_a_step(time: Budget, experts: float, limits: Limits) -> None:
-    """ValueError where the first step of the smallest model takes longer."""
+    """Raise ValueError where the first step of the smallest model takes longer."""
     assert time.cluster is not None
     first = time.cluster.ramp.last_batch_tokens(0)
     step = float(time.cluster.seconds(work_of(float(HEAD_DIM), experts, limits), float(first)))

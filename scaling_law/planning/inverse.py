@@ -69,7 +69,7 @@ class Reached(ArrayAnswer):
 
     @property
     def best(self) -> dict[str, Any] | None:
-        """The cheapest row for the first loss, of those to be trusted if there are any; None if none reaches it."""
+        """The cheapest row for the first loss, trusted ones before others; None if none reaches it."""
         rows = [row for row in self.rows if row["loss"] == np.ravel(self.loss)[0] and np.isfinite(row["n_active"])]
         return min(
             [row for row in rows if row["trusted"]] or rows, key=lambda row: float(row[self.least]), default=None
@@ -77,7 +77,7 @@ class Reached(ArrayAnswer):
 
     @property
     def trusted(self) -> bool:
-        """Whether the best is, or no model reaches the loss."""
+        """Whether the best row is trusted, or no model reaches the loss."""
         return self.best is None or bool(self.best["trusted"])
 
     @property
@@ -122,7 +122,7 @@ def cheapest_budget(
 ) -> Reached:
     """Least FLOPs whose best model with E experts reaches `loss`, for each E (None: `law.default_experts()`).
 
-    With a `gpu` or `throughput` the fewest hours on so many `gpus`, and their price, as in `law.optimal`.
+    A `gpu` or `throughput` asks for the fewest hours on `gpus` GPUs, and their price, as in `law.optimal`.
     ExtrapolationError where all answers for a loss are beyond the guard, unless `force`.
     """
     cluster, limits = read_costs(law, **question)

@@ -40,9 +40,9 @@ _PARSERS: dict[str, Callable[[str, str], float]] = {
 
 
 class ModelFields(TypedDict, total=False):
-    """What models are like and what they serve, as keywords of a question: the fields of `Limits` that limit no size.
+    """Design and use of models, as keywords of a question: the fields of `Limits` that limit no size.
 
-    None has the default; for the vocabulary that is the law's.
+    None means the default; for the vocabulary, the law's.
     """
 
     kv_tokens: Quantity | None
@@ -132,7 +132,7 @@ class Limits:
         return limit
 
     def width_of_memory(self, memory_bytes: ArrayLike, experts: ArrayLike) -> Any:
-        """The (fractional) d_model whose weights and KV cache take so many bytes; broadcasts."""
+        """The (fractional) d_model whose weights and KV cache take `memory_bytes`; broadcasts."""
         linear, cubic = size_in_width(experts, self.vocab_size)
         b, cache = self.bytes_per_parameter, self.kv_bytes(1.0)  # the cache grows with the width squared
         return solve_width(b * linear, cache, b * cubic, memory_bytes)

@@ -139,7 +139,7 @@ class OptimalTable(Answer):
     `law` is its provenance, `law_error` the RMSE of its fit in nats. `experts_without_optimum`: E → why. `draw_losses`
     [n_draws, rows] are the rows' losses under each draw. `forced`: rows beyond the range guard are compared, too.
     With a budget of hours, draws are those of law and step times together, `flops` those of the best row, and
-    `equal_flops` the answer for so many FLOPs. `largest` says that no larger E than the best was considered.
+    `equal_flops` the answer for that many FLOPs. `largest` says that no larger E than the best was considered.
     """
 
     rows: tuple[OptimalRow, ...]
@@ -168,7 +168,7 @@ class OptimalTable(Answer):
 
     @property
     def trusted(self) -> bool:
-        """Whether the best row is."""
+        """Whether the best row is trusted."""
         return self.best.trusted
 
     @property
@@ -241,7 +241,7 @@ class OptimalTable(Answer):
         return iter(self.rows)
 
     def __getitem__(self, experts: float) -> OptimalRow:
-        """The row with so many experts; KeyError if there is none."""
+        """The row with that many experts; KeyError if there is none."""
         for row in self.rows:
             if row.experts == experts:
                 return row

@@ -41,7 +41,7 @@ MOST_REASONS = 6  # E of which each has a sentence of its own
 
 
 def asked_experts(law: Formula, experts: Any) -> FloatArray:
-    """The expert counts to answer for: as given, text such as "1,2,4-8", or the law's own for None."""
+    """The expert counts to answer for: numbers, text such as "1,2,4-8", or None for the law's own."""
     if isinstance(experts, str):
         return np.array(parse_experts(experts), float)
     try:
@@ -188,7 +188,7 @@ def searched(
 ) -> WidthOptimum:
     """The optimum of any losses: the best of their minima between two `widths`, and of those within the limits.
 
-    `loss_of(d_model)` gives N_act, D and the loss, as in `settled`. E whose loss falls or rises throughout has none.
+    `loss_of(d_model)` gives N_act, D and the loss, as in `settled`. An E whose loss is monotonic has none.
     """
 
     def loss_at(x: FloatArray) -> FloatArray:
@@ -209,7 +209,7 @@ def loss_of_variables(law: Formula, variables: Mapping[str, Any], limits: Limits
 
 
 def refuse_other_variables(law: Formula, limits: Limits, experts: FloatArray) -> None:
-    """ValueError for a variable that an architecture does not have, and for experts outside the law."""
+    """Raise ValueError for a variable that an architecture does not have, and for experts outside the law."""
     if isinstance(law, ChinchillaForm):
         law.chinchilla_coefficients(experts)
     elif not {*law.variables} & EXPERT_VARIABLES and (others := experts[experts != 1]).size:
@@ -230,7 +230,7 @@ def widths_of(
 ) -> WidthOptimum:
     """The constrained optimum for the (m, μ, n, ν) and c of any number of laws; all broadcast.
 
-    Where tokens are served, there is no closed form, and the widths are searched.
+    Served tokens have no closed form: the widths are searched.
     """
     exists = has_optimum(coefficients)
     m, mu, n, nu = (np.where(exists, c, np.nan) for c in coefficients)
@@ -357,7 +357,7 @@ def left_out(reasons: Mapping[float, str]) -> list[str]:
 
 
 def no_optimum(law: ChinchillaForm, experts: ArrayLike) -> str:
-    """Why this law cannot be asked for an optimum."""
+    """Say why a law has no optimum."""
     distinct = np.unique(np.asarray(experts, float))
     without = distinct[~has_optimum(law.chinchilla_coefficients(distinct))].tolist()
     reasons = "; ".join(f"E = {e:g}: {why_no_optimum(law, e)}" for e in without[:MOST_REASONS])

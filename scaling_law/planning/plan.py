@@ -277,8 +277,8 @@ def _trainable(
 ) -> tuple[OptimalTable, tuple[str, ...]]:
     """The table whose best row is the best model that the GPUs can train, and what was passed over for it.
 
-    A row that does not fit stands for the widest model of its E that does. DoesNotFit if there is none, and ValueError
-    as `place`.
+    A row that does not fit stands for the widest model of its E that does. Errors as of
+    `place`.
     """
 
     def fits(width: float, experts: float) -> bool:

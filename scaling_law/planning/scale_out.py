@@ -21,7 +21,7 @@ from scaling_law.size.recipe import PAPER, BatchRamp, RampStage
 
 @dataclass(frozen=True)
 class ScaleOutRow:
-    """A model on so many GPUs. Bytes and seconds are of one GPU and one step.
+    """A model on `gpus` GPUs. Bytes and seconds are of one GPU and one step.
 
     `compute_seconds` are at the MFU assumed, `communication_seconds` at the full speed of the links; compute hides
     communication at best. `mfu_limit`: at which communication alone takes the whole step. `expert_parallel_*`: of
@@ -113,7 +113,7 @@ def scale_out(
 ) -> ScaleOut:
     """This model on each number of GPUs, with the largest micro-batch that fits; MFU as for `Throughput.assumed`.
 
-    ValueError for a GPU without numbers, and GPUs that cannot share the batch equally.
+    ValueError for an unlisted GPU, and for GPUs that cannot share the batch equally.
     """
     sheet, ramp = named_gpu(gpu), BatchRamp((RampStage(0, batch_sequences),), sequence_length)
     if (link := next((speed for name, speed in NVLINK.items() if find_gpu(name) == sheet), None)) is None:

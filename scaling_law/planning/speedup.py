@@ -97,7 +97,7 @@ class EffectiveSpeedup(Answer):
 
     @property
     def trusted(self) -> bool:
-        """Whether a and the b of the headline are."""
+        """Whether a and the b of the headline are trusted."""
         return super().trusted and self.best.trusted
 
     @property
@@ -141,7 +141,7 @@ class EffectiveSpeedup(Answer):
         return [asdict(row) for row in self.rows]
 
     def facts(self) -> dict[str, Any]:
-        """What is infinite is null in JSON, and `floor` says why."""
+        """All fields but the rows; infinite values are null in JSON, and `floor` says why."""
         names = (f.name for f in fields(self) if f.name not in ("rows", "check", "notes"))
         return {name: getattr(self, name) for name in names} | {"factor": self.factor}
 

@@ -293,7 +293,7 @@ class Architecture:
 
     @property
     def is_of_the_paper(self) -> bool:
-        """Whether shape and vocabulary say it all: whole top-1 experts, and plain attention."""
+        """Whether shape and vocabulary say it all: unsplit top-1 experts, and plain attention."""
         return set(self.to_dict()) == {*self.shape, "vocab_size"}
 
     # -- parameters
@@ -396,7 +396,7 @@ class Architecture:
     def forward_flops(self, context: float = 0.0) -> float:
         """FLOPs of one token's forward pass: 2 for each weight it is multiplied with, router included, lookups not.
 
-        `context` adds attention's scores and weighted values over so many positions in every block, without the causal
+        `context` adds attention scores and weighted values over that many positions in every block, without the causal
         half and without windows (Chowdhery et al. 2022, arXiv 2204.02311, Appendix B; Hoffmann et al. 2022,
         Appendix F).
         """
