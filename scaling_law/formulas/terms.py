@@ -120,7 +120,7 @@ class Form:
     """The terms of a law, the transforms they name, and the coefficient that is the outer exponent (positive), if any.
 
     A law that is not a sum of terms has none, defines `evaluate`, and names the variables it `reads`; it cannot be
-    fitted. ValueError for an invalid form: a scale twice, two constants, a transform that no term names.
+    fitted. ValueError for an invalid form: a scale twice, two constants, a transform that no term uses.
     """
 
     terms: tuple[Term, ...]
@@ -133,12 +133,12 @@ class Form:
         others = [name for term in self.terms for name in term.features]
         names = [*(p.name for p in self.parameters), *self._outer]
         if len({*scales, *names}) < len(scales) + len(names) or {*scales, *names} & {*others}:
-            raise InputError(f"terms: the scales {scales} must have names of their own")
+            raise InputError(f"terms: scale names {scales} must be unique among the coefficients")
         if sum(not term.slopes for term in self.terms) > 1:
             raise InputError(f"terms: one constant at most, not {[t.scale for t in self.terms if not t.slopes]}")
         used = {name for term in self.terms for name in term.factors}
         if idle := [t.name for t in self.transforms if t.name not in used]:
-            raise InputError(f"transforms: no term names {', '.join(idle)}")
+            raise InputError(f"transforms: no term uses {', '.join(idle)}")
 
     @property
     def _outer(self) -> tuple[str, ...]:

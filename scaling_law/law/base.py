@@ -255,7 +255,7 @@ def register(kind: type[LawT]) -> type[LawT]:
     """
     registered = LAWS.get(kind.name, kind)
     if not kind.name or (registered.__module__, registered.__qualname__) != (kind.__module__, kind.__qualname__):
-        raise InputError(f"{kind.__name__}.name={kind.name!r} must be given, and not be another law's: {sorted(LAWS)}")
+        raise InputError(f"{kind.__name__}.name={kind.name!r} must be set and unique; taken: {sorted(LAWS)}")
     wanted = kind.form.coefficients
     if kind.form.terms and sorted(wanted) != sorted(kind.coefficient_names()):
         fields_of = ", ".join(kind.coefficient_names())

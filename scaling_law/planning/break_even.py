@@ -64,7 +64,9 @@ def break_even(
 ) -> BreakEven:
     """Answer `Law.break_even`."""
     if missing := {"n_active", "tokens", "experts"} - {*law.variables}:
-        raise InputError(f"{law.name}: a law of {', '.join(law.variables)} has no {', '.join(sorted(missing))} to ask")
+        raise InputError(
+            f"break-even needs a law that depends on {', '.join(sorted(missing))}; the {law.name} law does not"
+        )
     size, e = positive("n_active", n_active), asked_experts(law, experts)
     e = e[e > 1] if experts is None else e
     if not (e.size and np.all(e > 1)):

@@ -243,7 +243,7 @@ def _ensemble(law: Formula, answer: Target, columns: Mapping[str, FloatArray]) -
     spread = 1.4826 * np.median(off[finite]) if finite.any() else 0.0
     near = finite & (off <= 5 * spread)
     if near.sum() < 20 or not spread > 0:
-        raise InputError(f"too few draws: {finite.sum()} have an answer, {near.sum()} of them no outliers")
+        raise InputError(f"too few draws: {finite.sum()} have an answer, {near.sum()} without outliers")
     values, losses = values[near], np.log(law.loss_draws(**columns))[near]
     return values - values.mean(), losses - losses.mean(axis=0)
 

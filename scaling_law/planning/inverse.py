@@ -155,7 +155,7 @@ def _least_cost(
     """Search the least FLOPs of any law, or the fewest hours on a cluster; returns what `_least_flops` does."""
     for name in ("inference_tokens", "unique_tokens"):
         if value := getattr(limits, name):
-            raise InputError(f"{name}={value:g} go with FLOPs of a Chinchilla or joint law, not with hours")
+            raise InputError(f"{name}={value:g} needs a Chinchilla or joint law and a budget in FLOPs")
     refuse_other_variables(law, limits, e)
     experts, loss = (np.reshape(v, (-1, 1)) for v in np.broadcast_arrays(e, target))
 
