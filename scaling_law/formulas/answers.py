@@ -1,6 +1,6 @@
-"""Answers: what those of every law have, and published laws that answer only a question of their own.
+"""Answers: what those of every law share, and published laws that answer only a question of their own.
 
-These give no loss for N and D, and each is asked by one method.
+Such laws give no loss for N and D, and each has one method.
 
 Allocation.optimum            the compute-optimal size and tokens of a budget, as powers of it
 TrainingRates.rates           peak learning rate and batch size
@@ -62,8 +62,8 @@ class Answer(ResultTable):
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values: what was asked, verdict, rows, best, trusted, warnings."""
         best = self.best.to_dict() if hasattr(self.best, "to_dict") else self.best
-        known = {"verdict": self.verdict, "rows": self.to_rows(), "best": best, "trusted": self.trusted}
-        return self.facts() | known | {"warnings": list(self.warnings)}
+        answer = {"verdict": self.verdict, "rows": self.to_rows(), "best": best, "trusted": self.trusted}
+        return self.facts() | answer | {"warnings": list(self.warnings)}
 
     def __str__(self) -> str:
         return as_text(self)
@@ -98,10 +98,10 @@ class PowerLaw:
 
     def __call__(self, **variables: ArrayLike) -> Any:
         """Its value; `variables` broadcast, and others than its own are ignored."""
-        found: Any = self.scale
+        product: Any = self.scale
         for name, exponent in self.exponents.items():
-            found = found * np.asarray(variables[name], float) ** exponent
-        return self.floor + found
+            product = product * np.asarray(variables[name], float) ** exponent
+        return self.floor + product
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class OwnQuestion:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """AttributeError that says what to ask instead of a method of a `Law`."""
+            """Raise an AttributeError that says what to ask instead of a method of a `Law`."""
             instead = f"it gives no loss, only {self.answers}: ask {self.method}()"
             raise AttributeError(f"{type(self).__name__} has no {name!r}: {instead}")
 
@@ -133,12 +133,12 @@ class OwnQuestion:
         """What the answer to a question is worth."""
         return RangeCheck(self.conditions, self.variables, variables)
 
-    def _checked(self, force: bool, **given: ArrayLike) -> dict[str, Any]:
-        """The variables as arrays. ValueError unless they are those of the law, positive, finite, near (`force`)."""
-        if {*given} != {*self.variables}:
-            asked = ", ".join(given) or "nothing"
-            raise InputError(f"{type(self).__name__} depends on {', '.join(self.variables)}, not on {asked}")
-        arrays = {name: np.asarray(values, float) for name, values in given.items()}
+    def _checked(self, force: bool, **variables: ArrayLike) -> dict[str, Any]:
+        """Arrays of the law's variables. ValueError unless complete, positive, finite and (but for `force`) near."""
+        if {*variables} != {*self.variables}:
+            names = ", ".join(variables) or "nothing"
+            raise InputError(f"{type(self).__name__} depends on {', '.join(self.variables)}, not on {names}")
+        arrays = {name: np.asarray(values, float) for name, values in variables.items()}
         for name, values in arrays.items():
             if (wrong := values[~((values > 0) & (values < np.inf))]).size:
                 raise InputError(f"{name}={wrong.flat[0]:g} must be positive and finite")
@@ -188,8 +188,8 @@ class TrainingRates(OwnQuestion):
         ValueError for missing and unknown variables and values that are not positive and finite; ExtrapolationError
         beyond the range guard, unless `force`.
         """
-        given = self._checked(force, **variables)
-        return {"learning_rate": self.learning_rate(**given), "batch_tokens": self.batch_tokens(**given)}
+        arrays = self._checked(force, **variables)
+        return {"learning_rate": self.learning_rate(**arrays), "batch_tokens": self.batch_tokens(**arrays)}
 
 
 @dataclass(frozen=True)
@@ -226,8 +226,8 @@ class EfficiencyLeverage(OwnQuestion):
 
         ValueError for values out of range; ExtrapolationError beyond the range guard, unless `force`.
         """
-        given = self._checked(force, activation_ratio=activation_ratio, granularity=granularity, flops=flops)
-        ratio, g, c = given.values()
+        arrays = self._checked(force, activation_ratio=activation_ratio, granularity=granularity, flops=flops)
+        ratio, g, c = arrays.values()
         if (wrong := ratio[ratio > 1]).size:
             raise InputError(f"activation_ratio={wrong.flat[0]:g} must be at most 1")
         inner = ratio + 1.0 / (1.0 / self.a_start - 1.0 / self.a_max)

@@ -1,6 +1,6 @@
 """The conditions a law was fitted under, which tell extrapolation from interpolation.
 
-A `RangeCheck` says what an answer is worth: how far the question extrapolates, and what of it no range is known of.
+A `RangeCheck` says what an answer is worth: how far the question extrapolates, and which ranges are unknown.
 Beyond the range guard, searches refuse to answer unless forced: far below its fitted sizes, the paper's own law
 prefers sparse models with thousands of tokens per parameter. A law without ranges is never refused, nor trusted.
 """
@@ -120,10 +120,10 @@ class Conditions:
 
     def fitted_limits(self) -> dict[str, tuple[float, float]]:
         """(lowest, highest) N_act, D, D/N, E and other variables of all runs; without those that are unknown."""
-        found = dict(self.variables or {})
+        limits = dict(self.variables or {})
         if (r := self.overall) is not None:
-            found |= {"N_act": r.n_active, "D": r.tokens, "D/N": r.tokens_per_parameter}
-        return found | ({"E": (self.experts[0], self.experts[-1])} if self.experts else {})
+            limits |= {"N_act": r.n_active, "D": r.tokens, "D/N": r.tokens_per_parameter}
+        return limits | ({"E": (self.experts[0], self.experts[-1])} if self.experts else {})
 
     def beyond_guard(self, n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike, **variables: ArrayLike) -> Any:
         """True where a quantity is further outside its known range than its guard; broadcasts."""
@@ -177,14 +177,14 @@ class RangeCheck:
 
     @property
     def unknown(self) -> list[str]:
-        """What decides the answer, and the law does not know its range of."""
+        """The variables that decide the answer and have no known range."""
         limits = self.conditions.fitted_limits() if self.conditions else {}
         return [label for name in self.needs if (label := LABELS.get(name, name)) not in limits]
 
     @cached_property
     def beyond(self) -> NDArray[np.bool_]:
         """True where a model is known to lie beyond the guard."""
-        return np.asarray((self.conditions or Conditions("unknown")).beyond_guard(**self._asked))
+        return np.asarray((self.conditions or Conditions("unknown")).beyond_guard(**self._inputs))
 
     @property
     def trusted(self) -> NDArray[np.bool_]:
@@ -193,40 +193,40 @@ class RangeCheck:
 
     @property
     def inside(self) -> NDArray[np.bool_]:
-        """Where a model lies within the fitted ranges, those of its E if there are such."""
-        found = self.trusted
+        """True where a model lies within the fitted ranges, those of its E where it has some."""
+        within = self.trusted
         if not self.unknown and self.conditions is not None:
-            quantities = _quantities(**self._asked)
-            for name, (low, high) in limits_of_each(self.conditions, self._asked["experts"]).items():
+            quantities = _quantities(**self._inputs)
+            for name, (low, high) in limits_of_each(self.conditions, self._inputs["experts"]).items():
                 values = quantities.get(name, np.asarray(low))
-                found = found & (values >= low * (1 - SLACK)) & (values <= high * (1 + SLACK))
-        return found
+                within = within & (values >= low * (1 - SLACK)) & (values <= high * (1 + SLACK))
+        return within
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:
         """A sentence for each quantity that is outside its range, or has none; () inside."""
-        found = range_warnings(self.conditions, **self._asked)
-        if self.unknown and UNGUARDED not in found:
-            found.append(UNKNOWN.format(", ".join(self.unknown)))
-        return tuple(found)
+        sentences = range_warnings(self.conditions, **self._inputs)
+        if self.unknown and UNGUARDED not in sentences:
+            sentences.append(UNKNOWN.format(", ".join(self.unknown)))
+        return tuple(sentences)
 
     def refuse(self, force: bool = False) -> None:
-        """ExtrapolationError if any of the models lies beyond the guard, unless `force`."""
-        refuse_extrapolation(self.conditions, **self._asked, force=force)
+        """Raise ExtrapolationError if any of the models lies beyond the guard, unless `force`."""
+        refuse_extrapolation(self.conditions, **self._inputs, force=force)
 
     @property
-    def _asked(self) -> dict[str, Any]:
+    def _inputs(self) -> dict[str, Any]:
         return {"n_active": None, "tokens": None, "experts": None, **self.at}
 
 
 def limits_of_each(conditions: Conditions, experts: ArrayLike | None) -> dict[str, tuple[Any, Any]]:
-    """As `fitted_limits`, with those of N_act and D as arrays: where there were runs of the same E, of these."""
+    """Fitted limits for each of `experts`: N_act and D have those of the runs of the same E, where there are any."""
     limits: dict[str, tuple[Any, Any]] = dict(conditions.fitted_limits())
     e = np.asarray(experts, float)
     for r in conditions.ranges:
-        for name, own in (("N_act", r.n_active), ("D", r.tokens)):
-            low, high = limits.get(name, own)
-            limits[name] = np.where(e == r.experts, own[0], low), np.where(e == r.experts, own[1], high)
+        for name, ends in (("N_act", r.n_active), ("D", r.tokens)):
+            low, high = limits.get(name, ends)
+            limits[name] = np.where(e == r.experts, ends[0], low), np.where(e == r.experts, ends[1], high)
     return limits
 
 
@@ -236,14 +236,14 @@ def range_warnings(
     """What the law omits, and the worst value of each quantity outside the fitted range (of the same E for N and D, if
     any), a sentence each.
     """
-    found = list(conditions.omitted) if conditions else []
+    sentences = list(conditions.omitted) if conditions else []
     if conditions is None or not conditions.fitted_limits():
-        return [*found, UNGUARDED]
+        return [*sentences, UNGUARDED]
     limits = limits_of_each(conditions, experts)
     for excess in excesses(_quantities(n_active, tokens, experts, **variables), limits, experts, slack=SLACK):
         own_range = excess.name in ("N_act", "D") and excess.experts in conditions.experts
-        found.append(f"{excess}{f' at E = {excess.experts:g}' * own_range}")
-    return found + advice(conditions.excesses(n_active, tokens, experts, **variables))
+        sentences.append(f"{excess}{f' at E = {excess.experts:g}' * own_range}")
+    return sentences + advice(conditions.excesses(n_active, tokens, experts, **variables))
 
 
 def refuse_extrapolation(
@@ -254,7 +254,7 @@ def refuse_extrapolation(
     force: bool = False,
     **variables: ArrayLike,
 ) -> None:
-    """ExtrapolationError if any of these models lies beyond the guard."""
+    """Raise ExtrapolationError if any of these models lies beyond the guard."""
     what = []
     for excess in [] if force or conditions is None else conditions.excesses(n_active, tokens, experts, **variables):
         where = "" if excess.name == "E" or np.isnan(excess.experts) else f" at E = {excess.experts:g}"
@@ -267,13 +267,13 @@ def refuse_extrapolation(
 def _quantities(
     n_active: ArrayLike | None, tokens: ArrayLike | None, experts: ArrayLike | None, **variables: ArrayLike | None
 ) -> dict[str, FloatArray]:
-    """Those that are given."""
-    given = {"N_act": n_active, "D": tokens, "E": experts, **variables}
-    found = {name: np.asarray(values, float) for name, values in given.items() if values is not None}
-    if "N_act" in found and "D" in found:
+    """Name the quantities that are not None, and derive D/N."""
+    named = {"N_act": n_active, "D": tokens, "E": experts, **variables}
+    quantities = {name: np.asarray(values, float) for name, values in named.items() if values is not None}
+    if "N_act" in quantities and "D" in quantities:
         with np.errstate(divide="ignore", invalid="ignore"):
-            found["D/N"] = found["D"] / found["N_act"]
-    return found
+            quantities["D/N"] = quantities["D"] / quantities["N_act"]
+    return quantities
 
 
 def excesses(
@@ -282,11 +282,11 @@ def excesses(
     experts: ArrayLike,
     slack: float = 0.0,
 ) -> Iterator[Excess]:
-    """For each quantity and end, the value that leaves its `limits` by the largest factor; all broadcast."""
-    for name, own in limits.items():
+    """Yield for each quantity and end the value that leaves its `limits` by the largest factor; all broadcast."""
+    for name, ends in limits.items():
         if name not in quantities:
             continue
-        arrays = np.broadcast_arrays(*(np.asarray(v, float) for v in (quantities[name], *own, experts)))
+        arrays = np.broadcast_arrays(*(np.asarray(v, float) for v in (quantities[name], *ends, experts)))
         value, low, high, e = (v.ravel() for v in arrays)
         for times in (low / value, value / high):
             times = np.where(np.isfinite(value), times, 0.0)
@@ -294,10 +294,10 @@ def excesses(
                 yield Excess(name, float(value[i]), float(low[i]), float(high[i]), float(times[i]), float(e[i]))
 
 
-def advice(found: Iterable[Excess]) -> list[str]:
+def advice(exceeded: Iterable[Excess]) -> list[str]:
     """A sentence for each quantity that lies beyond the guard."""
-    names = dict.fromkeys(excess.name for excess in found if excess.beyond)
-    return [f"{name} is over {guard_of(name):g} times outside: do not act on this prediction" for name in names]
+    names = dict.fromkeys(excess.name for excess in exceeded if excess.beyond)
+    return [f"{name} is over {guard_of(name):g}× outside its range: do not act on this prediction" for name in names]
 
 
 def _tuples(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -320,16 +320,16 @@ def fitted_ranges(n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike) ->
 def joined_limits(first: Conditions, second: Conditions) -> dict[str, Any]:
     """The `ranges` and `variables` of conditions that cover what either set of runs did, where both are known."""
     if not (first.fitted_limits() and second.fitted_limits()):
-        known = second if second.fitted_limits() else first
-        return {"ranges": known.ranges, "variables": known.variables}
+        source = second if second.fitted_limits() else first
+        return {"ranges": source.ranges, "variables": source.variables}
     if not (first.ranges and second.ranges):  # of a law from the literature: limits, but no runs
         return {"ranges": (), "variables": _joined(first.fitted_limits(), second.fitted_limits())}
     ranges = {r.experts: r for r in first.ranges}
-    for own in second.ranges:
-        if other := ranges.get(own.experts):
-            hull = _joined(*({name: getattr(r, name) for name in SPANS} for r in (own, other)))
-            own = FittedRange(own.experts, own.runs + other.runs, **hull)
-        ranges[own.experts] = own
+    for fitted in second.ranges:
+        if other := ranges.get(fitted.experts):
+            hull = _joined(*({name: getattr(r, name) for name in SPANS} for r in (fitted, other)))
+            fitted = FittedRange(fitted.experts, fitted.runs + other.runs, **hull)
+        ranges[fitted.experts] = fitted
     variables = _joined(first.variables or {}, second.variables or {}) or None
     return {"ranges": tuple(sorted(ranges.values(), key=lambda r: r.experts or 0.0)), "variables": variables}
 

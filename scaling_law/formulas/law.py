@@ -73,7 +73,7 @@ class Formula(Summarised):
 
     @classmethod
     def coefficient_names(cls) -> tuple[str, ...]:
-        """In the order of the formula and of `draws`."""
+        """Names in the order of the formula and of `draws`."""
         return tuple(f.name for f in fields(cls) if f.name not in ("conditions", "draws", "experts"))
 
     @property
@@ -127,12 +127,12 @@ class Formula(Summarised):
 
     @classmethod
     def _inputs(cls, n_active: Any, tokens: Any, experts: Any, **variables: Any) -> dict[str, FloatArray]:
-        """Checked arrays of all that was given, and E = 1 where it was not."""
-        given = {"n_active": n_active, "tokens": tokens, "experts": 1.0 if experts is None else experts, **variables}
-        arrays = {name: numbers(name, values) for name, values in given.items() if values is not None}
-        own = ", ".join(cls.form.variables)
+        """Checked arrays of all variables that are not None; E = 1 where it is."""
+        inputs = {"n_active": n_active, "tokens": tokens, "experts": 1.0 if experts is None else experts, **variables}
+        arrays = {name: numbers(name, values) for name, values in inputs.items() if values is not None}
+        names = ", ".join(cls.form.variables)
         if missing := [name for name in cls.form.variables if name not in arrays]:
-            raise InputError(f"{missing[0]}=None must be given: {cls.__name__} depends on {own}")
+            raise InputError(f"{missing[0]}=None must be given: {cls.__name__} depends on {names}")
         for name in variables.keys() - {*cls.form.variables}:
             raise InputError(unknown(f"variable of the {cls.name} law ", name, cls.form.variables))
         for name, values in arrays.items():
@@ -151,7 +151,7 @@ class Formula(Summarised):
         return arrays
 
     def default_experts(self) -> Any:
-        """For a question that names no E: the paper's within the range guard, or 1 for a law of dense models."""
+        """The E of a question that names none: the paper's within the range guard, or 1 for a law of dense models."""
         if not {*self.variables} & EXPERT_VARIABLES:
             return (1.0,)
         limits = self.conditions.fitted_limits() if self.conditions else {}
@@ -178,10 +178,10 @@ class Formula(Summarised):
     ) -> RangeCheck:
         """What an answer about these models is worth. E left out means dense models, or the law's own.
 
-        An E other than its own decides the answer of a law that knows none: it is not trusted.
+        For a law without E, an answer about another E than its own is not trusted.
         """
-        given = {"n_active": n_active, "tokens": tokens, "experts": experts, **variables}
-        at: dict[str, Any] = {name: None if v is None else numbers(name, v) for name, v in given.items()}
+        inputs = {"n_active": n_active, "tokens": tokens, "experts": experts, **variables}
+        at: dict[str, Any] = {name: None if v is None else numbers(name, v) for name, v in inputs.items()}
         needs = self.variables
         if experts is None:
             at["experts"] = 1.0 if "experts" in self.form.variables else None
@@ -194,11 +194,11 @@ class Formula(Summarised):
 
         ValueError for a field that the law lacks, and for values that a law refuses.
         """
-        base, known = [f.name for f in fields(Formula)], [f.name for f in fields(self)]
-        known = [*known[len(base) :], *base]  # the coefficients first
+        base, names = [f.name for f in fields(Formula)], [f.name for f in fields(self)]
+        names = [*names[len(base) :], *base]  # the coefficients first
         for name in changes:
-            if name not in known:
-                raise InputError(unknown(f"field of {type(self).__name__} ", name, known))
+            if name not in names:
+                raise InputError(unknown(f"field of {type(self).__name__} ", name, names))
         same = all(changes.get(name, value) == value for name, value in self.coefficients.items())
         stored = self.__dict__["draws"] if same else None  # not `self.draws`, which would read the file
         return replace(self, **{"draws": stored, **changes})
@@ -211,22 +211,22 @@ class Formula(Summarised):
             header += ["2.5 %", "97.5 %"]
             ends = zip(*percentile_interval(self.draws), strict=True)
             rows = [[*row, f"{low:.5g}", f"{high:.5g}"] for row, (low, high) in zip(rows, ends, strict=True)]
-        known = self.conditions
-        notes, omitted = ([known.provenance], known.omitted) if known else ([], ())
+        conditions = self.conditions
+        notes, omitted = ([conditions.provenance], conditions.omitted) if conditions else ([], ())
         return Table(header, rows, title=self.formula, notes=notes, warnings=omitted)
 
     def __repr__(self) -> str:
         body = ", ".join(f"{name}={value:.6g}" for name, value in self.coefficients.items())
-        notes, known = [], self.conditions
-        if known is not None:
-            notes.append(f"{known.provenance}, {known.n_runs} runs" if known.n_runs else known.provenance)
+        notes, fit = [], self.conditions
+        if fit is not None:
+            notes.append(f"{fit.provenance}, {fit.n_runs} runs" if fit.n_runs else fit.provenance)
         if self.draws is not None:
             notes.append(f"{len(self.draws)} draws")
         return f"{type(self).__name__}({body})" + (f"  # {'; '.join(notes)}" if notes else "")
 
 
 def numbers(name: str, values: Any) -> FloatArray:
-    """An array of what was given: numbers, or text such as "1B" and, for experts, "1,2,4-8".
+    """Convert numbers, or text such as "1B" and, for experts, "1,2,4-8", to an array.
 
     ValueError names the field and the value.
     """
@@ -251,7 +251,7 @@ def positive(name: str, value: ArrayLike) -> FloatArray:
 
 
 def checked_experts(experts: ArrayLike) -> FloatArray:
-    """ValueError unless all are finite and at least 1."""
+    """An array of E. ValueError unless all are finite and at least 1."""
     e = np.asarray(experts, float)
     if (wrong := e[~((e >= 1) & (e < np.inf))]).size:
         raise InputError(f"experts={wrong.flat[0]:g} must be at least 1 and finite")

@@ -107,7 +107,7 @@ class LearningRateLaw:
         names = [name for name in cls.__dataclass_fields__ if SINCE.get(name, 1) <= data["version"]]
         if sorted(data) != sorted(["format", "version", *names]):
             wanted = f"format, version, {', '.join(names)}"
-            raise InputError(f"{path}: the fields must be exactly {wanted}; here are {', '.join(data)}")
+            raise InputError(f"{path}: the fields must be exactly {wanted}; got {', '.join(data)}")
         try:
             return cls(**{name: data[name] for name in names})
         except ValueError as error:
@@ -139,7 +139,7 @@ class LearningRateLaw:
     ) -> Any:
         """Peak LR for N as this reading counts it, D and the tokens of a batch (broadcasts).
 
-        ValueError names what this law has and was not given.
+        ValueError names a variable of this law that is missing.
         """
         exponent = self.intercept + self.slope_n * np.log(counted_parameters) + self.slope_e * np.log(experts)
         for name, slope, values in self._optional(tokens, batch_tokens):
@@ -147,10 +147,10 @@ class LearningRateLaw:
                 continue
             if values is None:
                 raise InputError(f"{name}=None must be given, {_MEANING[name]}: this law is {self.formula}")
-            given = np.asarray(values, float)
-            if not np.all((given > 0) & np.isfinite(given)):
-                raise InputError(f"{name}={given.tolist()!r} must be positive and finite")
-            exponent = exponent + slope * np.log(given)
+            array = np.asarray(values, float)
+            if not np.all((array > 0) & np.isfinite(array)):
+                raise InputError(f"{name}={array.tolist()!r} must be positive and finite")
+            exponent = exponent + slope * np.log(array)
         return np.exp(exponent)
 
     def counted(self, architecture: Architecture) -> float:
@@ -168,7 +168,7 @@ class LearningRateLaw:
     def warnings(
         self, architecture: Architecture, tokens: float | None = None, batch_tokens: float | None = None
     ) -> list[str]:
-        """How far a run lies outside what this law rests on; [] inside. What is not given is not checked."""
+        """How far a run lies outside the runs of this law; [] inside. Variables left out are not checked."""
         return self.warnings_at(self.counted(architecture), architecture.experts_equivalent, tokens, batch_tokens)
 
     def warnings_at(
@@ -178,14 +178,14 @@ class LearningRateLaw:
         tokens: float | None = None,
         batch_tokens: float | None = None,
     ) -> list[str]:
-        """As `warnings`, for N as counted by this reading."""
-        found = self.check_at(counted_parameters, experts, tokens, batch_tokens).warnings
-        return [f"learning rate: {text}" for text in found]
+        """Warnings for N as this reading counts it."""
+        sentences = self.check_at(counted_parameters, experts, tokens, batch_tokens).warnings
+        return [f"learning rate: {text}" for text in sentences]
 
     def check(
         self, architecture: Architecture, tokens: float | None = None, batch_tokens: float | None = None
     ) -> RangeCheck:
-        """What the rate of a run is worth: it is trusted where N, E, and the D and B that it hangs on are in range."""
+        """What the rate of a run is worth: trusted where N, E, and the D and B that it depends on are in range."""
         return self.check_at(self.counted(architecture), architecture.experts_equivalent, tokens, batch_tokens)
 
     def beyond_guard(
@@ -197,12 +197,12 @@ class LearningRateLaw:
     def check_at(
         self, counted_parameters: float, experts: float, tokens: float | None, batch_tokens: float | None
     ) -> RangeCheck:
-        """As `check`, for N as counted by this reading."""
+        """Range check for N as this reading counts it."""
         ranges = {"N": self.n_range, "E": self.experts_range, "D": self.tokens_range, "batch": self.batch_range}
-        known = Conditions(self.source, variables={name: ends for name, ends in ranges.items() if ends})
+        conditions = Conditions(self.source, variables={name: ends for name, ends in ranges.items() if ends})
         needs = ("N", "experts", *("tokens",) * (self.slope_d != 0), *("batch",) * (self.slope_batch != 0))
         at = {"N": counted_parameters, "experts": experts, "tokens": tokens, "batch": batch_tokens}
-        return RangeCheck(known, needs, at)
+        return RangeCheck(conditions, needs, at)
 
     def _optional(
         self, tokens: ArrayLike | None, batch_tokens: ArrayLike | None

@@ -40,7 +40,7 @@ DRAWS = (
 
 
 def conditions(rounded: bool = False) -> Conditions:
-    """Those of the recovered law with draws, or of the printed one (`rounded`) without.
+    """Conditions of the recovered law with draws, or of the printed one (`rounded`) without.
 
     The refits scatter about the recovered law, whose losses differ from the printed one's by up to 0.0026 nats.
     """
@@ -58,7 +58,7 @@ def conditions(rounded: bool = False) -> Conditions:
 
 
 def coefficients(rounded: bool = False) -> dict[str, float]:
-    """By the names of `JointLaw`."""
+    """Coefficients by the names of `JointLaw`."""
     return PRINTED if rounded else RECOVERED
 
 

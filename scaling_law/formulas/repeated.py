@@ -2,8 +2,8 @@
 
     D' = U + U R* (1 − exp(−R / R*))     R = max(D / U − 1, 0)
 
-U of the D tokens are unique and R is how often they are repeated, so that D' ≤ (1 + R*) U. Any law takes D' in the
-place of D; N' is the same of parameters, of which U_N are as many as U unique tokens call for.
+U of the D tokens are unique and R is how often they are repeated, so that D' ≤ (1 + R*) U. Any law takes D' for
+D; N' is the same for parameters, of which U_N are as many as U unique tokens call for.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def unique_parameters(chinchilla: tuple[Any, Any, Any, Any], unique_tokens: Arra
 
 
 def _effective(name: str, values: ArrayLike, unique_name: str, unique: ArrayLike, r_star: float) -> Any:
-    for own, given in ((name, values), (unique_name, unique), ("r_star", r_star)):
-        if (wrong := (array := np.asarray(given))[~(array > 0)]).size:
-            raise InputError(f"{own}={wrong.flat[0]:g} must be positive")
+    for field, value in ((name, values), (unique_name, unique), ("r_star", r_star)):
+        if (wrong := (array := np.asarray(value))[~(array > 0)]).size:
+            raise InputError(f"{field}={wrong.flat[0]:g} must be positive")
     repeated = r_star * -np.expm1(-_repeats(values, unique) / r_star)
     return np.minimum(values, unique) + np.asarray(unique) * repeated
 

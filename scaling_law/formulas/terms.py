@@ -43,13 +43,13 @@ class Term:
 
     @cached_property
     def features(self) -> dict[str, tuple[tuple[float, Factors], ...]]:
-        """For each coefficient but the scale, its (sign, factors)."""
-        found: dict[str, tuple[tuple[float, Factors], ...]] = {}
+        """The (sign, factors) of each coefficient but the scale."""
+        features: dict[str, tuple[tuple[float, Factors], ...]] = {}
         for feature, coefficient in self.slopes.items():
             if isinstance(coefficient, str):
                 name, sign = coefficient.removeprefix("-"), -1.0 if coefficient.startswith("-") else 1.0
-                found[name] = (*found.get(name, ()), (sign, factors_of(feature)))
-        return found
+                features[name] = (*features.get(name, ()), (sign, factors_of(feature)))
+        return features
 
     @cached_property
     def offset(self) -> tuple[tuple[float, Factors], ...]:
@@ -106,22 +106,21 @@ class Transform:
     starts: tuple[tuple[float, ...], ...]
 
     def refuse_disorder(self, values: Mapping[str, float]) -> None:
-        """ValueError for parameters not above what they must be above."""
+        """Raise ValueError for parameters below their lower bounds."""
         for p in self.parameters:
             below = [p.floor, *([values[p.above]] if p.above else [])]
             if values[p.name] <= max(below):
-                given = ", ".join(f"{q.name}={values[q.name]!r}" for q in self.parameters)
+                stated = ", ".join(f"{q.name}={values[q.name]!r}" for q in self.parameters)
                 order = " < ".join([format(p.floor, "g"), *([p.above] if p.above else []), p.name])
-                raise InputError(f"{given}: needs {order}")
+                raise InputError(f"{stated}: needs {order}")
 
 
 @dataclass(frozen=True)
 class Form:
     """The terms of a law, the transforms they name, and the coefficient that is the outer exponent (positive), if any.
 
-    A law that is no sum of terms has none, writes out `evaluate` itself, and names the variables that it `reads`: it
-    can be asked but not fitted. ValueError for terms that are no form: a scale twice, two constants, a transform that
-    no term names.
+    A law that is not a sum of terms has none, defines `evaluate`, and names the variables it `reads`; it cannot be
+    fitted. ValueError for an invalid form: a scale twice, two constants, a transform that no term uses.
     """
 
     terms: tuple[Term, ...]
@@ -132,14 +131,14 @@ class Form:
     def __post_init__(self) -> None:
         scales = [term.scale for term in self.terms]
         others = [name for term in self.terms for name in term.features]
-        own = [*(p.name for p in self.parameters), *self._outer]
-        if len({*scales, *own}) < len(scales) + len(own) or {*scales, *own} & {*others}:
-            raise InputError(f"terms: the scales {scales} must have names of their own")
+        names = [*(p.name for p in self.parameters), *self._outer]
+        if len({*scales, *names}) < len(scales) + len(names) or {*scales, *names} & {*others}:
+            raise InputError(f"terms: scale names {scales} must be unique among the coefficients")
         if sum(not term.slopes for term in self.terms) > 1:
             raise InputError(f"terms: one constant at most, not {[t.scale for t in self.terms if not t.slopes]}")
         used = {name for term in self.terms for name in term.factors}
         if idle := [t.name for t in self.transforms if t.name not in used]:
-            raise InputError(f"transforms: no term names {', '.join(idle)}")
+            raise InputError(f"transforms: no term uses {', '.join(idle)}")
 
     @property
     def _outer(self) -> tuple[str, ...]:
@@ -147,7 +146,7 @@ class Form:
 
     @cached_property
     def parameters(self) -> tuple[Parameter, ...]:
-        """Those of all transforms."""
+        """The parameters of all transforms."""
         return tuple(p for transform in self.transforms for p in transform.parameters)
 
     @cached_property
@@ -159,13 +158,13 @@ class Form:
     @cached_property
     def roles(self) -> dict[str, str]:
         """Coefficient → what it is; one that features share is what it is in the first."""
-        found = dict.fromkeys((p.name for p in self.parameters), TRANSFORM) | dict.fromkeys(self._outer, OUTER)
+        roles = dict.fromkeys((p.name for p in self.parameters), TRANSFORM) | dict.fromkeys(self._outer, OUTER)
         for term in self.terms:
-            found[term.scale] = SIZE if term.slopes else CONSTANT
+            roles[term.scale] = SIZE if term.slopes else CONSTANT
             for name, ((_, factors), *_) in term.features.items():
                 kind = INTERACTION if len(factors) > 1 else SLOPE if is_size(factors[0]) else BY_DESIGN
-                found.setdefault(name, kind)
-        return found
+                roles.setdefault(name, kind)
+        return roles
 
     @cached_property
     def positive(self) -> frozenset[str]:
@@ -180,21 +179,21 @@ class Form:
     @cached_property
     def variables(self) -> tuple[str, ...]:
         """The columns of the runs that the law reads, through terms and transforms."""
-        own = {transform.name: transform.variables for transform in self.transforms}
-        names = (name for term in self.terms for factor in term.factors for name in own.get(factor, (factor,)))
+        inputs = {transform.name: transform.variables for transform in self.transforms}
+        names = (name for term in self.terms for factor in term.factors for name in inputs.get(factor, (factor,)))
         return tuple(dict.fromkeys((*names, *self.reads)))
 
     def logs(self, values: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
         """ln of every variable and transform that a term names, at `inputs` and the coefficients `values`."""
         transforms = {transform.name: transform for transform in self.transforms}
-        found: dict[str, Any] = {}
+        logs: dict[str, Any] = {}
         for name in dict.fromkeys(name for term in self.terms for name in term.factors):
             if (transform := transforms.get(name)) is None:
-                found[name] = np.log(inputs[name])
+                logs[name] = np.log(inputs[name])
             else:
                 parameters = (values[p.name] for p in transform.parameters)
-                found[name] = transform.log(*(inputs[v] for v in transform.variables), *parameters)
-        return found
+                logs[name] = transform.log(*(inputs[v] for v in transform.variables), *parameters)
+        return logs
 
     def evaluate(self, values: Mapping[str, Any], inputs: Mapping[str, Any]) -> Any:
         """The loss; coefficients and inputs broadcast, and nothing is checked."""

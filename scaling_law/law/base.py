@@ -59,10 +59,10 @@ class Law(Formula):
 
         Args:
             flops: of training (6 N_act D) and inference (2 N_act D_inf); a number or text such as "1e22".
-            hours, money: of training, instead of flops, on so many `gpus`; money by a `price` per GPU-hour.
+            hours, money: of training, instead of flops, on `gpus` GPUs; money by a `price` per GPU-hour.
             gpu, mfu, throughput: how fast they train: a GPU such as "h100", whose MFU is assumed unless it is given,
                 or a `Throughput` or throughput.json.
-            decode_batch: with these, also what it takes to serve so many sequences at once (`machine.serving`), which
+            decode_batch: with these, also the cost of serving so many sequences at once (`machine.serving`), which
                 hold `kv_tokens` together.
             experts: one E or several; None asks for those of `default_experts`.
             integral: only architectures that exist, d_model = 64 n_blocks = 64 n_heads.
@@ -115,8 +115,8 @@ class Law(Formula):
         `branches` is how many measurements the trunk gives: the full run, half of it, a quarter, … Without a `gpu` or
         a `throughput`, which go with flops, too, GPU-hours follow from the peak `gpu_tflops` of an accelerator (989:
         an H100 in bf16) and the part `mfu` of it (0.4). A budget of hours or money is that of the full run alone. A
-        model that the memory of those GPUs cannot train gives way to the widest of its E that it can, or to another E:
-        `warnings` say so. Errors as `optimal`, and ValueError where no model can be trained.
+        model that does not fit those GPUs is replaced by the widest of its E that does, or by another E, with a
+        warning. Errors as `optimal`, and ValueError where no model can be trained.
         """
         return plan(
             self,
@@ -144,7 +144,7 @@ class Law(Formula):
         given a budget, the least memory (weights and KV cache) with which it does.
 
         The budget is of `flops`, hours or money, as in `optimal`; with a `gpu` or `throughput` and no budget, the
-        answer is the fewest hours on so many `gpus`, and their price. ExtrapolationError where all answers for a loss
+        answer is the fewest hours on `gpus` GPUs, and their price. ExtrapolationError where all answers for a loss
         are beyond the guard, unless `force`.
         """
         return reach(self, loss, experts, flops=flops, force=force, **question)
@@ -181,7 +181,7 @@ class Law(Formula):
         between: tuple[float, float] = TOKENS_RANGE,
         force: bool = False,
     ) -> BreakEven:
-        """From how many tokens on E experts beat the dense model of equal N_act (None: the law's own above 1).
+        """Token count at which an MoE overtakes the dense model of equal N_act (experts None: the law's own above 1).
 
         D is searched in `between`: ask the law of a small sweep no further than its runs reach.
         ValueError for a law that does not depend on N_act, D and E, and for E of 1 or less; ExtrapolationError where
@@ -237,8 +237,7 @@ class Law(Formula):
     def from_pretrained(cls: type[LawT], source: str | Path, revision: str | None = None) -> LawT:
         """Read a law from a folder, a scaling_law.json, or a Hub repo "owner/name" (only if no such path exists).
 
-        FileNotFoundError where there is none of these, ValueError where what is there is no law, or one of another
-        kind.
+        FileNotFoundError where there is none of these, ValueError where it holds no law, or one of another kind.
         """
         law = load_law(source, revision)
         if not isinstance(law, cls):
@@ -254,9 +253,9 @@ def register(kind: type[LawT]) -> type[LawT]:
 
     ValueError if the name is missing or taken, or if the fields are not the coefficients of the form.
     """
-    known = LAWS.get(kind.name, kind)
-    if not kind.name or (known.__module__, known.__qualname__) != (kind.__module__, kind.__qualname__):
-        raise InputError(f"{kind.__name__}.name={kind.name!r} must be given, and not be another law's: {sorted(LAWS)}")
+    registered = LAWS.get(kind.name, kind)
+    if not kind.name or (registered.__module__, registered.__qualname__) != (kind.__module__, kind.__qualname__):
+        raise InputError(f"{kind.__name__}.name={kind.name!r} must be set and unique; taken: {sorted(LAWS)}")
     wanted = kind.form.coefficients
     if kind.form.terms and sorted(wanted) != sorted(kind.coefficient_names()):
         fields_of = ", ".join(kind.coefficient_names())
@@ -285,7 +284,7 @@ def law_from_dict(data: Any, source: str = "law") -> Law:
 def load_law(source: str | Path, revision: str | None = None) -> Law:
     """A law from a folder, a JSON file, or a Hub repo "owner/name" (only if no such path exists).
 
-    FileNotFoundError where there is none of these, ValueError where what is there is no law.
+    FileNotFoundError where there is none of these, ValueError where it holds no law.
     """
     path = Path(source)
     try:

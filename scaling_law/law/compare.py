@@ -62,7 +62,7 @@ class Opinion:
 
     @property
     def trust(self) -> str:
-        """ "" for an answer within the runs of the law."""
+        """How far to trust the answer; empty within the runs of the law."""
         if self.trusted or not self.answers:
             return "outside its runs" if self.warnings else ""
         return f"not trusted: {'far outside its runs' if self.beyond_guard else 'ranges unknown'}"
@@ -74,7 +74,7 @@ class Opinion:
 
 @dataclass(frozen=True)
 class LawComparison(Answer):
-    """One row for each law, in the order of the shelf; each law has checked its own, and no two losses compare."""
+    """One row for each law, in the order of the shelf; each law has checked its own. Losses are not comparable."""
 
     rows: tuple[Opinion, ...]
     flops: float
@@ -82,7 +82,7 @@ class LawComparison(Answer):
 
     @property
     def trusted(self) -> bool:
-        """Whether the answer of one of the laws is."""
+        """Whether the answer of at least one law is."""
         return any(o.trusted and o.answers for o in self.rows)
 
     @property
@@ -98,8 +98,8 @@ class LawComparison(Answer):
 
     @property
     def verdict(self) -> str:
-        chosen = [o.experts for o in self.rows if o.experts and o.trusted]
-        which = f", E = {span(chosen, '{:.3g}'.format)}" if chosen else ""
+        experts = [o.experts for o in self.rows if o.experts and o.trusted]
+        which = f", E = {span(experts, '{:.3g}'.format)}" if experts else ""
         return f"{sum(o.answers for o in self.rows)} of {len(self.rows)} published laws answer{which}"
 
     def facts(self) -> dict[str, Any]:
@@ -128,7 +128,7 @@ class LawComparison(Answer):
         limit = f", weights within {format_bytes(memory)}" if memory else ""
         notes = [
             f"Every model: the d / 64 rule with a vocabulary of {self.limits.vocab_size:,}, and 6 N_act D FLOPs.",
-            "Losses of different corpora and tokenizers do not compare.",
+            "Losses on different corpora and tokenizers are not comparable.",
         ]
         title = f"{format_flops(self.flops)} FLOPs{limit}: what published laws say"
         return Table.of(
@@ -157,42 +157,42 @@ def compare(
     """
     budget = float(positive("flops", flops))
     limits = Limits.of(memory=memory, vocab_size=vocab_size)
-    asked = [entry(name) for name in (laws or [name for name, own in SHELF.items() if own.make])]
+    papers = [entry(name) for name in (laws or [name for name, law in SHELF.items() if law.make])]
     reference = entry(REFERENCE).law()
     assert isinstance(reference, Law)
     best = reference.optimal(budget, memory=memory, vocab_size=vocab_size, force=True).best
-    opinions = tuple(_opinion(own, budget, limits, best, force) for own in asked)
+    opinions = tuple(_opinion(paper, budget, limits, best, force) for paper in papers)
     if not any(o.answers for o in opinions) and (refused := [o for o in opinions if o.beyond_guard]):
         raise ExtrapolationError("; ".join(f"{o.law}: {o.silent}" for o in refused))
     return LawComparison(opinions, budget, limits, check=None)  # each law has checked its own
 
 
-def _opinion(own: PublishedLaw, flops: float, limits: Limits, best: OptimalRow, force: bool) -> Opinion:
-    names: dict[str, Any] = {"law": own.name, "citation": own.citation}
-    law = own.law()
+def _opinion(paper: PublishedLaw, flops: float, limits: Limits, best: OptimalRow, force: bool) -> Opinion:
+    names: dict[str, Any] = {"law": paper.name, "citation": paper.citation}
+    law = paper.law()
     try:
         if isinstance(law, Allocation):
-            return Opinion(**names, **_allocated(own, law, flops, limits, force))
+            return Opinion(**names, **_allocated(paper, law, flops, limits, force))
         if not isinstance(law, Law):
             return Opinion(**names, **_about(law, flops, limits, best, force))
         if "tokens" not in law.variables:
-            return Opinion(**names, silent="says nothing of tokens")
-        return Opinion(**names, **_chosen(own, law, flops, limits, force))
+            return Opinion(**names, silent="does not depend on tokens")
+        return Opinion(**names, **_trained(paper, law, flops, limits, force))
     except ExtrapolationError as error:
         return Opinion(**names, silent=str(error), trusted=False, beyond_guard=True)
     except ValueError as error:
         return Opinion(**names, silent=str(error))
 
 
-def _chosen(own: PublishedLaw, law: Law, flops: float, limits: Limits, force: bool) -> dict[str, Any]:
+def _trained(paper: PublishedLaw, law: Law, flops: float, limits: Limits, force: bool) -> dict[str, Any]:
     """The model that a law of the loss would train."""
     row, granularity = _best_design(law, flops, limits, force)
     names = ("experts", "n_active", "n_total", "tokens", "loss", "loss_interval", "trusted", "beyond_guard")
-    found = {name: getattr(row, name) for name in names} | {"granularity": granularity}
-    found |= {"corpus": own.corpus, "tokenizer": own.tokenizer}
+    values = {name: getattr(row, name) for name in names} | {"granularity": granularity}
+    values |= {"corpus": paper.corpus, "tokenizer": paper.tokenizer}
     warnings = tuple(warning for warning in row.warnings if not warning.startswith("learning rate"))
-    silent = "" if EXPERT_VARIABLES & {*law.variables} else "knows dense models only"
-    return found | {"silent": silent, "warnings": warnings}
+    silent = "" if EXPERT_VARIABLES & {*law.variables} else "holds for dense models only"
+    return values | {"silent": silent, "warnings": warnings}
 
 
 def _best_design(law: Law, flops: float, limits: Limits, force: bool) -> tuple[OptimalRow, float | None]:
@@ -216,39 +216,40 @@ def _worth(check: RangeCheck) -> dict[str, Any]:
     return {"warnings": check.warnings, "trusted": bool(check.trusted), "beyond_guard": bool(check.beyond)}
 
 
-def _allocated(own: PublishedLaw, law: Allocation, flops: float, limits: Limits, force: bool) -> dict[str, Any]:
+def _allocated(paper: PublishedLaw, law: Allocation, flops: float, limits: Limits, force: bool) -> dict[str, Any]:
     """The size that an allocation law names, as a model of the family; its tokens are those that the budget leaves."""
-    found, worth = law.optimum(flops, force=force), _worth(law.check(flops=flops))
+    optimum, worth = law.optimum(flops, force=force), _worth(law.check(flops=flops))
     if law.size_name not in variables_of_width(64.0, 1.0):
-        size = format_count(float(found[law.size_name]))
-        says = f"{law.size_name} {size}, {format_count(float(found['tokens']))} tokens by its own count of FLOPs"
-        return {"says": says, "silent": "names no parameters", **worth}
+        size = format_count(float(optimum[law.size_name]))
+        says = f"{law.size_name} {size}, {format_count(float(optimum['tokens']))} tokens by its own count of FLOPs"
+        return {"says": says, "silent": "gives no parameter count", **worth}
 
     def excess(x: Any, size: Any) -> Any:
         return variables_of_width(np.exp(x), 1.0, vocab_size=limits.vocab_size)[law.size_name] / size - 1.0
 
-    width = np.exp(root(excess, np.array(-5.0), np.array(20.0), np.asarray(float(found[law.size_name]))))
+    width = np.exp(root(excess, np.array(-5.0), np.array(20.0), np.asarray(float(optimum[law.size_name]))))
     n_active = float(variables_of_width(width, 1.0, vocab_size=limits.vocab_size)["n_active"])
-    tokens, loss = float(affordable_tokens(flops, n_active)), found.get("loss")
-    says = f"its own tokens: {format_count(float(found['tokens']))}"
-    result = {"n_active": n_active, "tokens": tokens, "says": says, "silent": "does not ask about experts", **worth}
-    return result | {"loss": None if loss is None else float(loss), "corpus": own.corpus, "tokenizer": own.tokenizer}
+    tokens, loss = float(affordable_tokens(flops, n_active)), optimum.get("loss")
+    says = f"its own tokens: {format_count(float(optimum['tokens']))}"
+    result = {"n_active": n_active, "tokens": tokens, "says": says, "silent": "does not depend on experts", **worth}
+    texts = {"corpus": paper.corpus, "tokenizer": paper.tokenizer}
+    return result | texts | {"loss": None if loss is None else float(loss)}
 
 
 def _about(law: OwnQuestion, flops: float, limits: Limits, best: OptimalRow, force: bool) -> dict[str, Any]:
     """What a law of rates or of leverage says of the model that the joint law chooses."""
     model = f"for the model of {REFERENCE} (E = {best.experts:g})"
     if best.beyond_guard and not force:
-        raise ExtrapolationError(f"nothing to ask about: {REFERENCE} is too far from its runs to choose a model")
-    known = variables_of_width(best.d_model, best.experts, vocab_size=limits.vocab_size)
-    known |= {"tokens": best.tokens, "flops": flops}
-    known |= {"granularity": 2.0 / 3.0}  # of Tian et al., 2 d_model / d_expert
-    asked = {name: float(known[name]) for name in law.variables}
-    found: dict[str, Any] = {"silent": "gives no size, tokens or loss", **_worth(law.check(**asked))}
+        raise ExtrapolationError(f"no model to ask about: the {REFERENCE} law is too far from its runs to choose one")
+    variables = variables_of_width(best.d_model, best.experts, vocab_size=limits.vocab_size)
+    variables |= {"tokens": best.tokens, "flops": flops}
+    variables |= {"granularity": 2.0 / 3.0}  # of Tian et al., 2 d_model / d_expert
+    inputs = {name: float(variables[name]) for name in law.variables}
+    opinion: dict[str, Any] = {"silent": "gives no size, tokens or loss", **_worth(law.check(**inputs))}
     if isinstance(law, TrainingRates):
-        rates = law.rates(**asked, force=force)
+        rates = law.rates(**inputs, force=force)
         batch = format_count(float(rates["batch_tokens"]))
-        return found | {"says": f"peak LR {float(rates['learning_rate']):.2e}, batch of {batch} tokens {model}"}
+        return opinion | {"says": f"peak LR {float(rates['learning_rate']):.2e}, batch of {batch} tokens {model}"}
     assert isinstance(law, EfficiencyLeverage)
-    factor = float(law.leverage(**asked, force=force))
-    return found | {"says": f"dense needs {factor:.2f} times the compute, {model}"}
+    factor = float(law.leverage(**inputs, force=force))
+    return opinion | {"says": f"dense needs {factor:.2f} times the compute, {model}"}

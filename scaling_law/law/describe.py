@@ -19,12 +19,12 @@ from scaling_law.planning.plan import experts_of, law_variables
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.model_configs import Model, read_model
 
-OTHER_CORPUS = "The loss is that of the law's corpus, tokenizer and recipe, not of the model's own."
+OTHER_CORPUS = "The loss is for the law's corpus, tokenizer and recipe, not the model's."
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a law says of a model trained on so many tokens; losses in nats per token.
+    """What a law says of a model trained on `tokens` tokens; losses in nats per token.
 
     `optimum` is the law's own choice for the same training FLOPs (6 N_act D) with no more bytes of weights, and None
     where there is none: `refusal` then says why. `trusted`: within the range guard of a law whose ranges are known.
@@ -164,17 +164,17 @@ def describe(
 
 
 def ignored(a: Architecture, law: Law) -> list[str]:
-    """A sentence on what the law does not know of this architecture; [] where there is nothing."""
+    """A sentence on what the law ignores of this architecture; [] for nothing."""
     names = ", ".join(unknown_parts(a, law))
     return [f"E = {a.experts_equivalent:.3g} stands for {a.experts} experts; the law ignores {names}"] if names else []
 
 
 def unknown_parts(a: Architecture, law: Law) -> list[str]:
     """What of this architecture the law has no variable for, in words."""
-    known = {*law.variables}
-    fine = not known & {"granularity", "experts_per_token", "active_experts"}
+    names = {*law.variables}
+    fine = not names & {"granularity", "experts_per_token", "active_experts"}
     finer = f"granularity {a.granularity:.3g}" if fine and a.granularity > 1 else ""
-    shared = f"{a.shared_experts} shared expert{'s' * (a.shared_experts > 1)}" if "shared_ratio" not in known else ""
+    shared = f"{a.shared_experts} shared expert{'s' * (a.shared_experts > 1)}" if "shared_ratio" not in names else ""
     top = f"top-{a.experts_per_token} routing" if fine and a.experts_per_token > 1 else ""
     parts = [top, finer, shared if a.shared_experts else ""]
     parts.append(f"{a.dense_blocks} dense of {a.blocks} blocks" if a.dense_blocks else "")
@@ -221,14 +221,14 @@ def _predicted(a: Architecture, p: Prediction) -> dict[str, str]:
     if p.loss_interval is not None:
         interval = " ({:.4f}…{:.4f})".format(*p.loss_interval)
     mark = "" if p.trusted else ", not to be trusted"
-    chosen = f"none: {p.refusal}"
+    choice = f"none: {p.refusal}"
     if p.optimum is not None:
         best = p.optimum.best
-        chosen = f"E = {best.experts:g}, {format_count(best.n_active)} active of {format_count(best.n_total)}, "
-        chosen += f"{format_count(best.tokens)} tokens: {best.loss:.4f} nats ({best.loss - p.loss:+.4f})"
+        choice = f"E = {best.experts:g}, {format_count(best.n_active)} active of {format_count(best.n_total)}, "
+        choice += f"{format_count(best.tokens)} tokens: {best.loss:.4f} nats ({best.loss - p.loss:+.4f})"
     return {
         "training": f"{format_count(p.tokens)} tokens, {format_count(per_parameter)} per active parameter, "
         f"{format_flops(p.training_flops)} FLOPs",
         "predicted loss": f"{p.loss:.4f}{interval} nats per token{mark}",
-        "the law's choice": chosen,
+        "the law's choice": choice,
     }

@@ -59,17 +59,17 @@ class ChinchillaLaw(ChinchillaForm, Law):
     experts: float | None = None
 
     def default_experts(self) -> float:
-        own = self.conditions.experts if self.conditions else ()
-        return self.experts if self.experts is not None else (own[0] if len(own) == 1 else 1.0)
+        fitted = self.conditions.experts if self.conditions else ()
+        return self.experts if self.experts is not None else (fitted[0] if len(fitted) == 1 else 1.0)
 
     def warnings(
         self, n_active: Any = None, tokens: Any = None, experts: Any = None, **variables: ArrayLike
     ) -> list[str]:
-        own, found = self.default_experts(), super().warnings(n_active, tokens, experts, **variables)
-        asked = numbers("experts", own if experts is None else experts)
-        if others := ", ".join(listed_experts(e for e in np.unique(asked).tolist() if e != own)):
-            found.append(f"this Chinchilla law holds for E = {own:g}: its loss for E = {others} is the same")
-        return found
+        fitted, sentences = self.default_experts(), super().warnings(n_active, tokens, experts, **variables)
+        requested = numbers("experts", fitted if experts is None else experts)
+        if others := ", ".join(listed_experts(e for e in np.unique(requested).tolist() if e != fitted)):
+            sentences.append(f"this Chinchilla law holds for E = {fitted:g}: its loss for E = {others} is the same")
+        return sentences
 
     def check(
         self, n_active: Any = None, tokens: Any = None, experts: Any = None, **variables: ArrayLike
@@ -77,9 +77,9 @@ class ChinchillaLaw(ChinchillaForm, Law):
         return super().check(n_active, tokens, self.default_experts() if experts is None else experts, **variables)
 
     def chinchilla_coefficients(self, experts: ArrayLike) -> tuple[Any, Any, Any, Any]:
-        e, own = checked_experts(experts), self.default_experts()
-        if np.any(e != own):
-            raise InputError(f"experts={float(e[e != own].flat[0]):g}: this Chinchilla law holds for E = {own:g} only")
+        e, fitted = checked_experts(experts), self.default_experts()
+        if (others := e[e != fitted]).size:
+            raise InputError(f"experts={others.flat[0]:g}: this Chinchilla law holds for E = {fitted:g} only")
         return self.chinchilla_of(tuple(self.coefficients.values()), e)
 
     @classmethod
@@ -205,7 +205,7 @@ class KaplanLaw(Law):
 
     @classmethod
     def of(cls, alpha_n: float, alpha_d: float, n_c: float, d_c: float) -> KaplanLaw:
-        """From the coefficients as the paper prints them."""
+        """Convert the coefficients that the paper prints."""
         return cls(n_c ** (alpha_n / alpha_d), alpha_n / alpha_d, d_c, alpha_d)
 
 
@@ -222,7 +222,7 @@ class ClarkLaw(RoutedLaw):
 
     @classmethod
     def of(cls, a: float, b: float, c: float, d: float, e_start: float, e_max: float) -> ClarkLaw:
-        """From log₁₀ L = a log₁₀ N + b log₁₀ Ê + c log₁₀ N log₁₀ Ê + d, as the paper prints it."""
+        """Convert log₁₀ L = a log₁₀ N + b log₁₀ Ê + c log₁₀ N log₁₀ Ê + d, as the paper prints it."""
         return cls(10.0**d, a, b, c / log(10.0), e_start, e_max)
 
 
@@ -318,7 +318,7 @@ class SaturationLaw(Law):
 class FiveFactorLaw(Law):
     """L = (e G + f/G + m S² + n S) (N^−α + k N_a^−α + h N_a/N) + a N^−α + b D^−β + c N_a^−α + ε.
 
-    G is the number of active experts, shared ones included, and S the shared part of them. It is no sum of positive
+    G is the number of active experts, shared ones included, and S the shared part of them. It is not a sum of positive
     terms: it can be asked but not fitted.
     """
 

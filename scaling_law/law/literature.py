@@ -1,7 +1,7 @@
 """Published laws as their papers have them, for `scaling_law.law.shelf`.
 
-No number stands here from memory: `source` names where each was read, and `evidence` what that is: the text of the
-"paper", the authors' "code", or a "secondary" report by others. What was not to be found is left out.
+No number here is from memory: `source` names where each was read, and `evidence` what that is: the text of the
+"paper", the authors' "code", or a "secondary" report by others. What could not be found is left out.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _chinchilla(a: float, alpha: float, b: float, beta: float, e: float) -> Chin
 
 
 def _powers(size_name: str, size: tuple[float, float], tokens: tuple[float, float], **loss: Any) -> Allocation:
-    """From (scale, exponent of C) of size and tokens."""
+    """Allocation of (scale, exponent of C) of size and tokens."""
     laws = (PowerLaw(scale, {"flops": exponent}) for scale, exponent in (size, tokens))
     return Allocation(size_name, *laws, **loss)
 

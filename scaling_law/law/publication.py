@@ -17,8 +17,8 @@ from scaling_law.law import Law
 class PublishedLaw(Summarised):
     """A law as its paper has it; `make` is None where the coefficients are not public.
 
-    `parameters`, `flops`, `corpus`, `tokenizer` and `loss` say how it counts: losses of different corpora and
-    tokenizers do not compare; None is what was not to be found. `ranges` are those of its runs, by variable.
+    `parameters`, `flops`, `corpus`, `tokenizer` and `loss` say how it counts: losses on different corpora and
+    tokenizers are not comparable; None where the sources do not say. `ranges` are those of its runs, by variable.
     """
 
     name: str
@@ -62,19 +62,19 @@ class PublishedLaw(Summarised):
         if self.make is None:
             how = f"fit(runs, kind={getattr(self.kind, 'name', '')!r}) fits its form"
             raise InputError(f"{self.name}: {self.citation} prints no coefficients; {how}")
-        found = self.make()
-        if found.conditions is not None:
-            return found
+        law = self.make()
+        if law.conditions is not None:
+            return law
         ranges = {LABELS.get(name, name): ends for name, ends in self.ranges.items()}
-        known = Conditions(self.citation, n_runs=self.n_runs, vocab_size=self.vocab_size, variables=ranges or None)
-        return found.replace(conditions=known) if isinstance(found, Law) else replace(found, conditions=known)
+        fit = Conditions(self.citation, n_runs=self.n_runs, vocab_size=self.vocab_size, variables=ranges or None)
+        return law.replace(conditions=fit) if isinstance(law, Law) else replace(law, conditions=fit)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
         names = ("name", "authors", "year", "arxiv", "part", "answers", "equation", "source", "evidence", "parameters")
-        found = {name: getattr(self, name) for name in (*names, "flops", "corpus", "tokenizer", "vocab_size", "loss")}
+        values = {name: getattr(self, name) for name in (*names, "flops", "corpus", "tokenizer", "vocab_size", "loss")}
         law = self.law() if self.make else None
-        return found | {
+        return values | {
             "kind": self.kind.name if issubclass(self.kind, Law) else None,
             "variables": list(self.variables),
             "coefficients": law.coefficients if isinstance(law, Law) else None,
@@ -85,11 +85,11 @@ class PublishedLaw(Summarised):
 
     def summary(self) -> Table:
         row = self.to_dict()
-        shown = {name: row[name] for name in ("equation", "source", "evidence", "answers")}
-        shown |= {name: row[name] for name in ("parameters", "flops", "corpus", "tokenizer", "loss")}
-        shown["coefficients"] = "\n".join(f"{k} = {v:.10g}" for k, v in (row["coefficients"] or {}).items())
-        shown["coefficients"] = shown["coefficients"] or ("published" if row["published"] else "none: a form to fit")
-        shown["ranges"] = "\n".join(f"{k}: {low:g} to {high:g}" for k, (low, high) in self.ranges.items()) or None
+        cells = {name: row[name] for name in ("equation", "source", "evidence", "answers")}
+        cells |= {name: row[name] for name in ("parameters", "flops", "corpus", "tokenizer", "loss")}
+        cells["coefficients"] = "\n".join(f"{k} = {v:.10g}" for k, v in (row["coefficients"] or {}).items())
+        cells["coefficients"] = cells["coefficients"] or ("published" if row["published"] else "none: a form to fit")
+        cells["ranges"] = "\n".join(f"{k}: {low:g} to {high:g}" for k, (low, high) in self.ranges.items()) or None
         return Table(
-            (), list(shown.items()), title=f"{self.name}: {self.citation}", notes=["–: not found in what was read"]
+            (), list(cells.items()), title=f"{self.name}: {self.citation}", notes=["–: not stated in the sources read"]
         )

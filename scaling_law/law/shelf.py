@@ -63,7 +63,7 @@ def published(name: str) -> Any:
 
 
 def entry(name: str) -> PublishedLaw:
-    """What the shelf knows of a law. ValueError names those that there are."""
+    """The entry of a law. ValueError lists the names on the shelf."""
     if name not in SHELF:
         raise InputError(unknown("law=", name, SHELF))
     return SHELF[name]

@@ -23,7 +23,7 @@ NETWORK_CARD = 3200e9 / 8 / PER_NODE
 
 @dataclass(frozen=True)
 class Communication:
-    """Bytes that one device receives in one step, by the operation."""
+    """Bytes that one device receives in one step, by operation."""
 
     all_gather: float = 0.0
     reduce_scatter: float = 0.0
@@ -34,14 +34,14 @@ class Communication:
         return self.all_gather + self.reduce_scatter + self.all_reduce
 
     def seconds(self, devices: int, link: float) -> float:
-        """At the least, over links of so many bytes/s within a node and network cards between nodes."""
+        """Least time, over links of `link` bytes/s within a node and network cards between nodes."""
         return self.total / (link if devices <= PER_NODE else min(link, PER_NODE * NETWORK_CARD))
 
 
 def communication(
     architecture: Architecture, sharding: Sharding, devices: int, passes: int, half: bool = True
 ) -> Communication:
-    """Of one step of `passes` micro-batches on each device; `half` gathers blocks in bf16. ValueError as below."""
+    """Traffic of one step of `passes` micro-batches; `half` gathers blocks in bf16. ValueError for counts below 1."""
     for name, value in {"devices": devices, "passes": passes}.items():
         if value < 1:
             raise InputError(f"{name}={value!r} must be at least 1")
@@ -59,14 +59,14 @@ def communication(
 
 
 def all_to_all_bytes(architecture: Architecture, tokens: float, devices: int, half: bool = True) -> float:
-    """That one device receives if its experts are spread over the devices: to them and back, forward and backward."""
+    """Bytes one device receives with its experts spread over the devices: to them and back, forward and backward."""
     a = architecture
     rows = tokens * a.routed_blocks * a.experts_per_token if a.experts > 1 else 0.0
     return 4 * (1.0 - 1.0 / devices) * (HALF if half else SINGLE) * rows * a.d_model
 
 
 def all_to_all_seconds(received: float, devices: int, link: float) -> float:
-    """At the least; between nodes goes what is not for a device of the own node."""
+    """Least time; only what goes to another node crosses the network."""
     if devices <= PER_NODE:
         return received / link
     outside = (devices - PER_NODE) / (devices - 1)

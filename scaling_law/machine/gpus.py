@@ -1,6 +1,6 @@
-"""Data sheets of common GPUs, and the part of their peak that training was seen to use.
+"""Data sheets of common GPUs, and the part of their peak that training reaches (MFU).
 
-Both are assumptions until a machine was measured (`python -m training.throughput`). Vendors' pages were read in
+Both are assumptions until a machine is measured (`python -m training.throughput`). Vendors' pages were read in
 transcriptions that name them: `_STAS` is stas00/ml-engineering @ 744d01e, compute/accelerator/README.md (peaks without
 sparsity), `_SPECS` winston-zhang-orz/gpu-specs (a copy of gmasse/gpu-specs) @ 4b0c72d, specs.md.
 """
@@ -56,7 +56,7 @@ def find_gpu(device: str) -> Gpu | None:
 
 
 def named_gpu(name: str) -> Gpu:
-    """The GPU that a user names. ValueError for one without numbers here, which names those that have some."""
+    """The GPU that a user names. ValueError for an unlisted one."""
     gpu = find_gpu(name)
     if gpu is None:
         names = [key.lower().replace(" ", "-") for key in GPUS]

@@ -1,4 +1,4 @@
-"""The memory that training takes on each device: state, activations, and what is in the making at the peak.
+"""The memory that training takes on each device: state, activations, and the workspace at the peak.
 
 It counts what `training.run` holds: fp32 weights, gradients and AdamW's moments, autocast in bf16 or fp32, experts
 with capacity buffers (in fp32 on a CPU without), the cross-entropy in chunks of logits. Under DDP every device has all
@@ -44,7 +44,7 @@ class TrainingMemory:
         return self.weights + self.gradients + self.optimizer + self.activations + self.workspace
 
     def to_dict(self) -> dict[str, float]:
-        """With the total."""
+        """Plain values, with the total."""
         return {**vars(self), "total": self.total}
 
 
@@ -61,7 +61,7 @@ def training_memory(
     devices: int = 1,
     on_cpu: bool = False,
 ) -> TrainingMemory:
-    """At the peak of a step of `passes` micro-batches, each of `micro_batch_sequences` sequences on this device.
+    """Memory at the peak of a step of `passes` micro-batches, each of `micro_batch_sequences` sequences per device.
 
     `devices` share the state under `sharding="fsdp2"`. `capacity_factor` 0 is dropless. ValueError names what is not
     allowed.
@@ -74,7 +74,7 @@ def training_memory(
     a, tokens, half = architecture, micro_batch_sequences * sequence_length, precision == "bf16"
     parameters = a.n_total + a.routed_blocks * a.d_model * (a.experts if a.experts > 1 else 0)
     sharded = sharding == "fsdp2" and devices > 1
-    own = parameters / devices if sharded else float(parameters)
+    held = parameters / devices if sharded else float(parameters)
 
     stream, block = tokens * a.d_model * SINGLE, tokens * _kept_by_a_block(a, half, on_cpu, capacity_factor)
     # Casts live as long as a step; what FSDP2 gathers is in that precision already.
@@ -88,7 +88,7 @@ def training_memory(
     )
     if sharded:
         weights = (parameters - a.embedding_parameters) / a.blocks
-        moments = _moments_of_shards(a, kept, workspace, block, weights, own, passes, half)
+        moments = _moments_of_shards(a, kept, workspace, block, weights, held, passes, half)
     else:
         stacked = GRADIENT_BYTES * 2 * a.d_model * a.experts * a.d_expert  # of one matrix, before it is added
         before = GRADIENT_BYTES * parameters if passes > 1 or sharding == "ddp" else 0.0
@@ -97,7 +97,7 @@ def training_memory(
         # The end of a backward pass: only the casts are kept any more, and every gradient is there.
         moments.append((GRADIENT_BYTES * parameters, casts, stacked))
     gradients, activations, transient = max(moments, key=sum)
-    return TrainingMemory(WEIGHT_BYTES * own, gradients, MOMENT_BYTES * own, activations, transient)
+    return TrainingMemory(WEIGHT_BYTES * held, gradients, MOMENT_BYTES * held, activations, transient)
 
 
 def _moments_of_shards(
@@ -106,28 +106,28 @@ def _moments_of_shards(
     workspace: tuple[float, float],
     block_activations: float,
     block_weights: float,
-    own: float,
+    held: float,
     passes: int,
     half: bool,
 ) -> list[tuple[float, float, float]]:
-    """(gradients, activations, workspace) where the peak may be with `own` of the parameters, one block after another.
+    """(gradients, activations, workspace) where the peak may be with `held` parameters on a device, block by block.
 
     With the weights of a block are those of the next, gathered ahead. The gradients of a block are there in the
     precision of its weights, and then as their fp32 sum over the devices, which lives until the next is summed.
     """
     head, compute = float(a.vocab_size * a.d_model), HALF if half else SINGLE
     whole, summed = compute * block_weights, SINGLE * block_weights
-    share = own / (2 * head + a.blocks * block_weights)
+    share = held / (2 * head + a.blocks * block_weights)
 
     def gradients(count: float) -> float:
-        return GRADIENT_BYTES * (own if passes > 1 else share * count)
+        return GRADIENT_BYTES * (held if passes > 1 else share * count)
 
     (at_head, in_block), earlier = workspace, kept[1] - block_activations
     moments = [
         (gradients(0.0), kept[0], at_head + SINGLE * head),
         (gradients(head), kept[1], in_block + 3 * whole),  # the last block; `in_block` counts the sum of the head
         (gradients(head + block_weights), earlier, 2 * whole + summed),
-        (GRADIENT_BYTES * own, 0.0, 2 * SINGLE * head),  # the embedding
+        (GRADIENT_BYTES * held, 0.0, 2 * SINGLE * head),  # the embedding
     ]
     if a.blocks > 1:
         before_last = in_block - SINGLE * head + 3 * whole + summed

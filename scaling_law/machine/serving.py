@@ -43,7 +43,7 @@ def decode_seconds(
 ) -> float:
     """GPU-seconds of one generated token, for `batch` sequences of `context` positions each, on a GPU such as "h100".
 
-    ValueError for a GPU without numbers here.
+    ValueError for an unlisted GPU.
     """
     a, sheet = model, named_gpu(gpu) if isinstance(gpu, str) else gpu
     unread = (1.0 - share_read(a.experts_per_token / a.experts, batch)) * a.experts * a.d_expert
@@ -65,7 +65,7 @@ def decode_seconds_by_width(
     bytes_per_parameter: float = 2.0,
     bytes_per_kv: float = 2.0,
 ) -> Any:
-    """As `decode_seconds`, under the d / 64 rule; broadcasts. `cached_tokens` are those of all sequences."""
+    """GPU-seconds of one generated token under the d / 64 rule; broadcasts. `cached_tokens`: of all sequences."""
     d, e = np.asarray(d_model, float), np.asarray(experts, float)
     routed = e - shared_ratio
     width = shared_ratio + routed * share_read((1.0 - shared_ratio) / np.maximum(routed, 1e-300), batch)
@@ -76,6 +76,6 @@ def decode_seconds_by_width(
 
 
 def _seconds(gpu: Gpu, active: Any, weight_bytes: Any, cache_bytes: Any, batch: float) -> Any:
-    """GPU-seconds of a step by the number of its tokens."""
+    """GPU-seconds of a step, per token."""
     weights = np.maximum(2.0 * batch * active / gpu.peak_flops, weight_bytes / gpu.bandwidth)
     return (cache_bytes / gpu.bandwidth + weights) / batch

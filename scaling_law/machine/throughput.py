@@ -1,10 +1,10 @@
-"""How long a training step takes on one kind of device: measured (`python -m training.throughput`), or assumed.
+"""How long a training step takes on one device model: measured (`python -m training.throughput`), or assumed.
 
     seconds = Σ_k c_k work_k,  c_k >= 0
 
 with the work of one device in one step (`TERMS`). An MoE takes longer than a dense model of its FLOPs because it also
 reads and casts more weights for every micro-batch, updates more of them, and moves its tokens to the experts. A file
-says what it was measured on, and by how much it misses shapes that it has not seen.
+says what it was measured on, and its error on shapes left out of the fit.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class ModelWork:
 
     @classmethod
     def of(cls, model: Architecture | Sequence[Architecture]) -> ModelWork:
-        """Of one architecture (numbers) or of several (arrays)."""
+        """Work of one architecture (numbers) or of several (arrays)."""
         if not isinstance(model, Architecture):
             each = [asdict(cls.of(one)) for one in model]
             return cls(**{name: np.array([one[name] for one in each], float) for name in each[0]})
@@ -81,7 +81,7 @@ class ModelWork:
     def by_width(
         cls, d_model: ArrayLike, experts: ArrayLike, vocab_size: float = VOCAB_SIZE, **parts: Any
     ) -> ModelWork:
-        """Under the d / 64 rule; broadcasts, d_model may be fractional; `parts` as for `variables_of_width`."""
+        """Work under the d / 64 rule; broadcasts, d_model may be fractional; `parts` as for `variables_of_width`."""
         sizes = variables_of_width(d_model, experts, vocab_size=vocab_size, **parts)
         d, e = np.broadcast_arrays(np.asarray(d_model), np.asarray(experts))
         blocks, has_experts = d / 64, e > 1
@@ -131,7 +131,7 @@ class Measurement(NamedTuple):
 
 @dataclass(frozen=True)
 class Throughput:
-    """Step times of one kind of device, at one precision.
+    """Step times of one device model, at one precision.
 
     Attributes:
         device: its name, as the driver or the data sheet has it.
@@ -200,13 +200,15 @@ class Throughput:
     def step_seconds_draws(self, model: Model, tokens_per_step: ArrayLike, **batch: Any) -> NDArray[np.float64]:
         """`step_seconds` under each of the draws, [n_draws, ...]. ValueError if there are none."""
         if self.draws is None:
-            raise InputError(f"the throughput of {self.device} has no draws: it was given, not measured")
+            raise InputError(
+                f"the throughput of {self.device} has no draws: its step times are not fitted to measurements"
+            )
         work = self._work(model, tokens_per_step, **({"micro_batch_tokens": None} | batch))
         terms = np.stack(np.broadcast_arrays(*(np.asarray(work[name], float) for name in self.seconds)))
         return np.tensordot(self.draws, terms, axes=1)
 
     def tokens_per_second(self, model: Model, tokens_per_step: ArrayLike, **batch: Any) -> Any:
-        """Of all devices together; arguments as of `step_seconds`."""
+        """Tokens per second of all devices together; arguments as of `step_seconds`."""
         return np.asarray(tokens_per_step) / self.step_seconds(model, tokens_per_step, **batch)
 
     def warnings(self, model: Model, devices: int | None = None) -> tuple[str, ...]:
@@ -219,17 +221,17 @@ class Throughput:
                 f"step times were measured on {self.devices} devices; {devices} are taken to share them evenly"
             )
         if self.measurements:
-            asked, seen = _work_of(model), ModelWork.of([m.architecture for m in self.measurements])
+            work, seen = _work_of(model), ModelWork.of([m.architecture for m in self.measurements])
             for name, size in {"active": "n_active", "total": "n_total"}.items():
-                most, largest = float(np.max(getattr(asked, size))), float(np.max(getattr(seen, size)))
+                most, largest = float(np.max(getattr(work, size))), float(np.max(getattr(seen, size)))
                 if most > 1.01 * largest:
                     notes.append(f"{most:.3g} {name} parameters are {most / largest:.3g}x the largest that was timed")
         return tuple(notes)
 
     def check_device(self, device: str) -> None:
-        """ValueError if this was measured on another device than `device`."""
+        """Raise ValueError if this was measured on another device."""
         if device != self.device:
-            raise InputError(f"this throughput is of {self.device!r}, and cannot say how fast {device!r} is")
+            raise InputError(f"this throughput was measured on {self.device!r}, not on {device!r}")
 
     def _work(
         self,
@@ -242,8 +244,8 @@ class Throughput:
         micro = self.micro_batch_tokens if micro_batch_tokens is None else micro_batch_tokens
         length = self.sequence_length if sequence_length is None else sequence_length
         count = self.devices if devices is None else devices
-        asked = {"tokens_per_step": tokens_per_step, "micro_batch_tokens": micro, "sequence_length": length}
-        for name, value in (asked | {"devices": count}).items():
+        batch = {"tokens_per_step": tokens_per_step, "micro_batch_tokens": micro, "sequence_length": length}
+        for name, value in (batch | {"devices": count}).items():
             if value is not None and not np.all(np.asarray(value) > 0):
                 raise InputError(f"{name}={value!r} must be positive")
         return _work_of(model).in_step(tokens_per_step, micro, length, count)
@@ -254,10 +256,10 @@ class Throughput:
     def assumed(
         cls, gpu: str = "h100", devices: int = 1, mfu: float | tuple[float, float] | None = None
     ) -> Throughput:
-        """From a GPU's data sheet and an MFU: a number, those of (dense, MoE) models, or what others measured.
+        """Assume step times from a data sheet and an MFU: one number, (dense, MoE), or what others measured.
 
         Of the measured pairs (`gpus.MEASURED_MFU`) the middle one is taken, and all are draws. ValueError for a GPU
-        without numbers here, and for an MFU outside of (0, 1], or higher with experts than without.
+        that is not listed, and for an MFU outside (0, 1], or higher with experts than without.
         """
         sheet, pairs = named_gpu(gpu), [(m.dense, m.moe) for m in MEASURED_MFU]
         pair = (mfu, mfu) if isinstance(mfu, (int, float)) else mfu or (TYPICAL_MFU.dense, TYPICAL_MFU.moe)
@@ -293,15 +295,15 @@ class Throughput:
     def from_file(cls, path: str | Path, device: str | None = None) -> Throughput:
         """What `save` wrote. RecordError for another file or version, ValueError for one of another `device`."""
         data = strict_json.read(path, FORMAT, VERSION)
-        known = {name: data[name] for name in cls.__dataclass_fields__ if name in data}
+        values = {name: data[name] for name in cls.__dataclass_fields__ if name in data}
         try:
-            if known.get("draws") is not None:
-                known["draws"] = np.array(known["draws"], float)
-            known["measurements"] = tuple(
+            if values.get("draws") is not None:
+                values["draws"] = np.array(values["draws"], float)
+            values["measurements"] = tuple(
                 Measurement(**(each | {"architecture": Architecture(**each["architecture"])}))
-                for each in known.get("measurements", ())
+                for each in values.get("measurements", ())
             )
-            throughput = cls(**known)
+            throughput = cls(**values)
             if device is not None:
                 throughput.check_device(device)
         except (TypeError, ValueError, KeyError) as error:

@@ -1,4 +1,4 @@
-"""From how many tokens on experts pay: where the loss of an MoE falls below that of the dense model of equal N_act.
+"""Break-even: the token count at which an MoE overtakes the dense model with the same active parameters.
 
 In the joint law (Ludziejewski et al. 2025, Eq. 5) experts lower the term in N and raise that in D, ω > 0, which wanes
 as D grows (ζ < 0): few tokens favour the dense model.
@@ -26,10 +26,10 @@ POINTS = 400  # of D: a straight line between two is off by less than 0.1 %
 
 @dataclass(frozen=True)
 class BreakEven(ArrayAnswer):
-    """The D from which on E experts beat the dense model of equal N_act; of shape n_active.shape + experts.shape.
+    """The D at which an MoE overtakes the dense model of equal N_act: arrays of shape n_active.shape + experts.shape.
 
-    `tokens` is 0 where they do throughout the D searched, infinite where they do not at the last; `tokens_low` and
-    `tokens_high` are the 95 % interval over the law's draws, NaN for a law without.
+    `tokens` is 0 where it leads throughout the searched D, infinite where it does not at the last; `tokens_low` and
+    `tokens_high` are the 95 % interval over the law's draws, NaN for a law without draws.
     """
 
     _question: ClassVar[tuple[str, ...]] = ("n_active", "experts")
@@ -44,10 +44,11 @@ class BreakEven(ArrayAnswer):
     def verdict(self) -> str:
         size = f"E = {span(self.experts, '{:g}'.format)} of {span(self.n_active, format_count)} active parameters"
         if np.isinf(self.tokens).all():
-            return f"{size}: experts pay at no number of tokens that was searched"
+            return f"{size}: never overtakes the dense model within the searched tokens"
         if not self.tokens.any():
-            return f"{size}: experts pay at every number of tokens that was searched"
-        return f"{size}: experts pay from {span(self.tokens[np.isfinite(self.tokens)], format_count)} tokens on"
+            return f"{size}: ahead of the dense model throughout the searched tokens"
+        tokens = span(self.tokens[np.isfinite(self.tokens)], format_count)
+        return f"{size}: overtakes the dense model at {tokens} tokens"
 
     def _columns(self) -> dict[str, Any]:
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("check", "notes")}
@@ -63,7 +64,9 @@ def break_even(
 ) -> BreakEven:
     """Answer `Law.break_even`."""
     if missing := {"n_active", "tokens", "experts"} - {*law.variables}:
-        raise InputError(f"{law.name}: a law of {', '.join(law.variables)} has no {', '.join(sorted(missing))} to ask")
+        raise InputError(
+            f"break-even needs a law that depends on {', '.join(sorted(missing))}; the {law.name} law does not"
+        )
     size, e = positive("n_active", n_active), asked_experts(law, experts)
     e = e[e > 1] if experts is None else e
     if not (e.size and np.all(e > 1)):
@@ -76,8 +79,8 @@ def break_even(
     if law.draws is not None:
         drawn = drawn_break_even(law, n, e, between)
         low, high = np.quantile(drawn, [0.025, 0.975], axis=0, method="nearest")  # some may be infinite
-    known = np.isfinite(tokens) & (tokens > 0)
-    (check := law.check(n, np.where(known, tokens, np.nan), e)).refuse(force)
+    finite = np.isfinite(tokens) & (tokens > 0)
+    (check := law.check(n, np.where(finite, tokens, np.nan), e)).refuse(force)
     return BreakEven(n, e, tokens, low, high, check=check)
 
 
@@ -92,9 +95,9 @@ def drawn_break_even(
 
 
 def overtaking(log_tokens: FloatArray, gaps: FloatArray) -> FloatArray:
-    """The D from which on `gaps` [..., k], losses over those of dense models, at ln D [k] ascending stay below 0.
+    """The D beyond which `gaps` [..., k], MoE minus dense losses at ascending ln D [k], stay below 0.
 
-    Between two D by a straight line in ln D; 0 where all gaps are below 0, infinite where the last is not.
+    Linear in ln D between two points; 0 where all gaps are below 0, infinite where the last is not.
     """
     behind = gaps >= 0
     last = np.where(behind.any(axis=-1), gaps.shape[-1] - 1 - np.argmax(behind[..., ::-1], axis=-1), -1)

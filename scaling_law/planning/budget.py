@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 
 class ClusterFields(TypedDict, total=False):
-    """GPUs that train, as keywords of a question: so many `gpus` of the kind `gpu`, each `price` an hour.
+    """GPUs that train, as keywords of a question: `gpus` of the model `gpu`, each at `price` per hour.
 
-    `throughput` are measured step times or their throughput.json; without them they are assumed, from the data sheet
-    and an `mfu`.
+    `throughput`: measured step times or their throughput.json; without it, step times are estimated from the GPU's
+    data sheet and `mfu`.
     """
 
     gpus: int | None
@@ -57,10 +57,10 @@ class QuestionFields(BudgetFields, LimitFields, total=False):
 def step_times(
     gpu: str | None, throughput: Throughput | str | Path | None, mfu: float | tuple[float, float] | None
 ) -> Throughput:
-    """Measured ones, or those assumed of a kind of GPU. ValueError for none, and for times of another device."""
+    """Measured step times, or those assumed for a GPU. ValueError for neither, and for times of another device."""
     if throughput is None:
         if gpu is None:
-            of_what = "" if mfu is None else f"mfu={mfu!r} is of a kind of GPU: "
+            of_what = "" if mfu is None else f"mfu={mfu!r} is that of a GPU: "
             raise InputError(f'{of_what}gpu=None must be given, such as "h100", or throughput, measured step times')
         return Throughput.assumed(gpu, mfu=mfu)
     if mfu is not None:
@@ -94,8 +94,8 @@ class Cluster:
         """GPUs whose step times are assumed (`gpu`, `mfu`), or measured (`throughput`)."""
         gpus, price = fields.get("gpus"), fields.get("price")
         if gpus is None:
-            given = "" if price is None else f"price={price!r} is per GPU-hour: "
-            raise InputError(f"{given}gpus=None must be given, the number of GPUs that train")
+            prefix = "" if price is None else f"price={price!r} is per GPU-hour: "
+            raise InputError(f"{prefix}gpus=None must be given, the number of GPUs that train")
         throughput = step_times(fields.get("gpu"), fields.get("throughput"), fields.get("mfu"))
         priced = None if price is None else float(positive("price", price))
         return cls(gpus, throughput, priced, **({} if batch_ramp is None else {"ramp": batch_ramp}))
@@ -108,7 +108,7 @@ class Cluster:
         return f"{self.hardware} ({self.throughput.precision}{', assumed' if self.throughput.is_assumed else ''})"
 
     def tokens(self, work: ModelWork, seconds: float, drawn: bool = False) -> FloatArray:
-        """That models see in the time; `drawn`: under each draw of the throughput, [n_draws, ...]."""
+        """Tokens that models see in the time; `drawn`: under each draw of the throughput, [n_draws, ...]."""
         tokens, left = np.array(0.0), np.array(float(seconds))
         for per_token, start, end in self._stages(work, drawn):
             seen = np.minimum(np.maximum(left, 0.0) / per_token, end - start)
@@ -116,7 +116,7 @@ class Cluster:
         return tokens
 
     def seconds(self, work: ModelWork, tokens: Any, drawn: bool = False) -> FloatArray:
-        """That models take for the tokens; `drawn`: under each draw of the throughput, [n_draws, ...]."""
+        """Seconds that models take for the tokens; `drawn`: under each draw of the throughput, [n_draws, ...]."""
         tokens, seconds = np.asarray(tokens, float), np.array(0.0)
         for per_token, start, end in self._stages(work, drawn):
             if drawn and per_token.ndim == 1:  # of one model
@@ -129,7 +129,7 @@ class Cluster:
         return None if self.price is None else self.price * self.gpus * seconds / 3600.0
 
     def _stages(self, work: ModelWork, drawn: bool) -> Iterator[tuple[FloatArray, float, float]]:
-        """Of each stage of the ramp the seconds per token, and the tokens from and to which it lasts."""
+        """Yield (seconds per token, first token, last token) of each stage of the ramp."""
         step = self.throughput.step_seconds_draws if drawn else self.throughput.step_seconds
         length = self.ramp.sequence_length
         ends = [*(float(stage.from_tokens) for stage in self.ramp.stages), np.inf]
@@ -163,7 +163,7 @@ class Budget:
     def of(
         cls, flops: Quantity | None = None, batch_ramp: BatchRamp | None = None, **fields: Unpack[BudgetFields]
     ) -> Budget:
-        """From FLOPs, hours or money. ValueError unless exactly one of the three is given, with what it needs."""
+        """Read FLOPs, hours or money. ValueError unless exactly one of the three is given, with what it needs."""
         hours, money = fields.get("hours"), fields.get("money")
         budgets = {"flops": flops, "hours": hours, "money": money}
         if sum(value is not None for value in budgets.values()) != 1:
@@ -203,8 +203,8 @@ class Budget:
         text, cost = f"{self.hours:.3g} hours on {self.cluster}", self.money
         if cost is None or self.cluster is None:
             return text
-        shown = f"{cost:,.0f}" if cost >= 100 else f"{cost:.3g}"
-        return f"{text}, which cost {shown} at {self.cluster.price:g} per GPU-hour"
+        amount = f"{cost:,.0f}" if cost >= 100 else f"{cost:.3g}"
+        return f"{text}, which cost {amount} at {self.cluster.price:g} per GPU-hour"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -220,7 +220,7 @@ def work_of(d_model: Any, experts: Any, limits: Limits) -> ModelWork:
 
 
 def cluster_fields(fields: Any) -> ClusterFields:
-    """Those of a cluster among the fields of a question."""
+    """Pick the fields of a cluster from those of a question."""
     return cast(ClusterFields, {name: fields[name] for name in ClusterFields.__annotations__ if name in fields})
 
 
@@ -229,7 +229,7 @@ def read_costs(law: Formula, **fields: Unpack[QuestionFields]) -> tuple[Cluster 
     of_limits = _checked(fields)
     for name, value in {"hours": fields.get("hours"), "money": fields.get("money")}.items():
         if value is not None:
-            raise InputError(f"{name}={value!r} is a budget, which is what is asked for: leave it out")
+            raise InputError(f"{name}={value!r} is a budget, which this question solves for: leave it out")
     named = any(value is not None for value in cluster_fields(fields).values())
     return Cluster.of(**cluster_fields(fields)) if named else None, Limits.of(law, **of_limits)
 
@@ -244,7 +244,7 @@ def read_question(
 
 
 def _checked(fields: QuestionFields) -> LimitFields:
-    """Those of limits. TypeError, as of any function, for a keyword that no question has."""
+    """Pick the fields of limits. TypeError, as of any function, for a keyword that no question has."""
     names = sorted(QuestionFields.__annotations__)
     if unknown := [name for name in fields if name not in names]:
         nearest = get_close_matches(unknown[0], names, n=1)

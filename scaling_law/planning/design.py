@@ -59,9 +59,9 @@ def advantage(flops: float, one: float, other: float, **limits: Unpack[LimitFiel
 
     def ask(law: Formula) -> float:
         within, e = Limits.of(law, **limits), np.array([one, other], float)
-        found = optimal_widths(law, flops, e, within)
-        law.check(**model_variables(law, found.d_model, e, flops, within)).refuse()
-        return float(found.loss[1] - found.loss[0])
+        optimum = optimal_widths(law, flops, e, within)
+        law.check(**model_variables(law, optimum.d_model, e, flops, within)).refuse()
+        return float(optimum.loss[1] - optimum.loss[0])
 
     return ask
 
@@ -86,21 +86,21 @@ class Candidates:
         return np.asarray(training_flops(self.n_active, self.tokens))
 
     def variables(self, law: Formula) -> dict[str, FloatArray]:
-        """The law's variables [n]. ValueError for one that is none of an architecture."""
+        """The law's variables [n]. ValueError for one that an architecture does not have."""
         rows = [a.variables() | {"tokens": tokens} for a, tokens in zip(self.architectures, self.tokens, strict=True)]
         if unknown := [name for name in law.variables if name not in rows[0]]:
-            raise InputError(f"{unknown[0]}, a variable of the {law.name} law, is none of an architecture")
+            raise InputError(f"the {law.name} law depends on {unknown[0]}, which an Architecture does not have")
         return {name: np.array([row[name] for row in rows]) for name in law.variables}
 
     def past_warmup(self, warmup_tokens: float) -> Candidates:
-        """Those whose warm-up ends before their decay begins. ValueError if none does."""
+        """Candidates whose warm-up ends before their decay begins. ValueError if none does."""
         if not (np.isfinite(warmup_tokens) and warmup_tokens >= 0):
             raise InputError(f"warmup_tokens={literal(warmup_tokens)} must be finite and not negative")
         kept = np.flatnonzero((1.0 - PAPER.decay_fraction) * self.tokens >= warmup_tokens)
         if not len(kept):
             needed = format_count(warmup_tokens / (1.0 - PAPER.decay_fraction))
-            given = f"warmup_tokens={format_count(warmup_tokens)}"
-            raise InputError(f"{given}: no candidate run has the {needed} tokens that warm-up and decay take")
+            warmup = f"warmup_tokens={format_count(warmup_tokens)}"
+            raise InputError(f"{warmup}: no candidate run has the {needed} tokens that warm-up and decay take")
         return Candidates(tuple(self.architectures[i] for i in kept), self.tokens[kept])
 
 
@@ -116,16 +116,16 @@ def candidate_grid(
     low, high = tokens_per_parameter
     if not 0 < low < high:
         raise InputError(f"tokens_per_parameter={tokens_per_parameter!r} must be two increasing positive numbers")
-    found: list[tuple[Architecture, float]] = []
+    runs: list[tuple[Architecture, float]] = []
     for width in widths or [HEAD_DIM * k for k in (4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48)]:
         for e in experts:
             a = Architecture(width, e, vocab_size=vocab_size)
             start = 2.0 ** np.ceil(np.log2(low * a.n_active))
             counts = start * 2.0 ** np.arange(0, np.ceil(np.log2(high / low)))
-            found += [(a, float(t)) for t in counts if t <= high * a.n_active and a.training_flops(t) <= max_run_flops]
-    if not found:
+            runs += [(a, float(t)) for t in counts if t <= high * a.n_active and a.training_flops(t) <= max_run_flops]
+    if not runs:
         raise InputError(f"max_run_flops={max_run_flops:g} affords none of the candidate runs")
-    return Candidates(tuple(a for a, _ in found), np.array([t for _, t in found]))
+    return Candidates(tuple(a for a, _ in runs), np.array([t for _, t in runs]))
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class Design(ArrayAnswer):
 
     `deviation_before` and `deviation_after` are standard deviations of the answer; `flops` is the cost of all chosen
     runs, each trained separately; `warmup_tokens` None if the warm-up is unknown. `warnings`: how far the chosen runs
-    lie outside those of the law, which has to know their losses.
+    lie outside the law's, since their losses are predicted.
     """
 
     candidates: Candidates
@@ -146,7 +146,7 @@ class Design(ArrayAnswer):
 
     @property
     def trusted(self) -> bool:
-        """Whether the law knows the answer and the losses of the chosen runs within its range guard."""
+        """Whether the answer and the chosen runs lie within the law's range guard."""
         return not self.notes and super().trusted
 
     @property
@@ -173,7 +173,7 @@ class Design(ArrayAnswer):
         }
 
     def summary(self) -> Table:
-        note = "the warm-up is not known: runs may be shorter than it"
+        note = "warm-up unknown: runs may be shorter than it"
         if self.warmup_tokens is not None:
             note = f"each longer than its warm-up of {format_count(self.warmup_tokens)} tokens"
         names = ("d_model", "experts", "n_active", "tokens")
@@ -206,7 +206,7 @@ def next_runs(
     columns = candidates.variables(law)
     if noise is None:
         if law.conditions is None or not law.conditions.rmse:
-            raise InputError("noise: the law does not know its RMSE; give the standard deviation of ln L")
+            raise InputError("noise=None must be given, the standard deviation of ln L: this law has no recorded RMSE")
         noise = law.conditions.rmse / float(np.mean(law.loss(**columns)))
     notes: tuple[str, ...] = ()
     try:
@@ -220,12 +220,10 @@ def next_runs(
     values, losses = _ensemble(law, answer, columns)
     everything = np.column_stack([losses, values])
     covariance = everything.T @ everything / len(everything)
-    chosen, after = _choose(covariance, candidates.flops, budget, noise, max_runs)
+    picks, after = _choose(covariance, candidates.flops, budget, noise, max_runs)
     before, after = np.sqrt([covariance[-1, -1], after]).tolist()
-    check, spent = law.check(**{name: values[chosen] for name, values in columns.items()}), candidates.flops[chosen]
-    return Design(
-        candidates, tuple(chosen), before, after, float(spent.sum()), warmup_tokens, check=check, notes=notes
-    )
+    check, spent = law.check(**{name: values[picks] for name, values in columns.items()}), candidates.flops[picks]
+    return Design(candidates, tuple(picks), before, after, float(spent.sum()), warmup_tokens, check=check, notes=notes)
 
 
 def _ensemble(law: Formula, answer: Target, columns: Mapping[str, FloatArray]) -> tuple[FloatArray, FloatArray]:
@@ -238,14 +236,14 @@ def _ensemble(law: Formula, answer: Target, columns: Mapping[str, FloatArray]) -
     values = np.full(len(law.draws), np.nan)
     for i, draw in enumerate(law.draws):
         with suppress(ValueError):  # a draw without an optimum
-            own = dict(zip(law.coefficient_names(), draw.tolist(), strict=True))
-            values[i] = answer(law.replace(**own, conditions=unguarded))
-    known = np.isfinite(values)
-    off = np.abs(values - np.median(values[known])) if known.any() else values
-    spread = 1.4826 * np.median(off[known]) if known.any() else 0.0
-    near = known & (off <= 5 * spread)
+            coefficients = dict(zip(law.coefficient_names(), draw.tolist(), strict=True))
+            values[i] = answer(law.replace(**coefficients, conditions=unguarded))
+    finite = np.isfinite(values)
+    off = np.abs(values - np.median(values[finite])) if finite.any() else values
+    spread = 1.4826 * np.median(off[finite]) if finite.any() else 0.0
+    near = finite & (off <= 5 * spread)
     if near.sum() < 20 or not spread > 0:
-        raise InputError(f"the answer is defined in {known.sum()} draws, {near.sum()} of them near: too few")
+        raise InputError(f"too few draws: {finite.sum()} have an answer, {near.sum()} without outliers")
     values, losses = values[near], np.log(law.loss_draws(**columns))[near]
     return values - values.mean(), losses - losses.mean(axis=0)
 
@@ -258,27 +256,27 @@ def _choose(
     `covariance` [n + 1, n + 1] is that of the log losses of the n candidates, and of the answer last.
     """
 
-    def measured(known: FloatArray, run: int) -> FloatArray:
-        """The covariance once `run` is trained, too: one Kalman step."""
-        return known - np.outer(known[:, run], known[run]) / (known[run, run] + noise**2)
+    def measured(prior: FloatArray, run: int) -> FloatArray:
+        """The covariance once `run` has been trained too: one Kalman step."""
+        return prior - np.outer(prior[:, run], prior[run]) / (prior[run, run] + noise**2)
 
-    def grown(chosen: Sequence[int], by_cost: bool = False) -> tuple[list[int], float]:
+    def grown(start: Sequence[int], by_cost: bool = False) -> tuple[list[int], float]:
         """Add the best run (per FLOP, or outright) while one fits and helps."""
-        found, known = list(chosen), reduce(measured, chosen, covariance)
-        while len(found) < max_runs:
-            gains = known[:-1, -1] ** 2 / (np.maximum(np.diag(known)[:-1], 0.0) + noise**2)
-            score = np.where(cost <= budget - cost[found].sum(), gains, 0.0) / (cost if by_cost else 1.0)
-            score[found] = 0.0
+        runs, posterior = list(start), reduce(measured, start, covariance)
+        while len(runs) < max_runs:
+            gains = posterior[:-1, -1] ** 2 / (np.maximum(np.diag(posterior)[:-1], 0.0) + noise**2)
+            score = np.where(cost <= budget - cost[runs].sum(), gains, 0.0) / (cost if by_cost else 1.0)
+            score[runs] = 0.0
             best = int(np.argmax(score))
-            if score[best] <= 0 or gains[best] < 1e-3 * known[-1, -1]:
+            if score[best] <= 0 or gains[best] < 1e-3 * posterior[-1, -1]:
                 break
-            found.append(best)
-            known = measured(known, best)
-        return found, float(known[-1, -1])
+            runs.append(best)
+            posterior = measured(posterior, best)
+        return runs, float(posterior[-1, -1])
 
-    chosen, variance = grown(grown([], by_cost=True)[0])
-    for run in list(chosen):  # drop each in turn and refill the budget, where that helps
-        trial, value = grown([other for other in chosen if other != run])
+    selection, variance = grown(grown([], by_cost=True)[0])
+    for run in list(selection):  # drop each in turn and refill the budget, where that helps
+        trial, value = grown([other for other in selection if other != run])
         if value < variance * (1 - 1e-6):
-            chosen, variance = trial, value
-    return chosen, variance
+            selection, variance = trial, value
+    return selection, variance

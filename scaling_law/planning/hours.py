@@ -1,6 +1,4 @@
-"""The best models of a budget of either kind, and the losses that its draws predict: in hours, models that train so
-long on a cluster.
-"""
+"""The best models of a budget of FLOPs or of hours on a cluster, and the losses that its draws predict."""
 
 from __future__ import annotations
 
@@ -45,7 +43,7 @@ def widths_in_time(law: Formula, time: Budget, e: FloatArray, limits: Limits, in
     refuse_other_variables(law, limits, e)
     if limits.inference_tokens:
         served = limits.inference_tokens
-        raise InputError(f"inference_tokens={served:g} cost FLOPs: they go with a budget of flops, not of hours")
+        raise InputError(f"inference_tokens={served:g} cost FLOPs: give a budget of flops, not of hours")
     refuse_less_than_a_step(time, float(e.min()), limits)
 
     def loss_of(d: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -59,13 +57,13 @@ def widths_in_time(law: Formula, time: Budget, e: FloatArray, limits: Limits, in
 
 
 def refuse_less_than_a_step(time: Budget, experts: float, limits: Limits) -> None:
-    """ValueError where the smallest model takes longer for its first step."""
+    """Raise ValueError where the first step of the smallest model takes longer."""
     assert time.cluster is not None
     first = time.cluster.ramp.last_batch_tokens(0)
     step = float(time.cluster.seconds(work_of(float(HEAD_DIM), experts, limits), float(first)))
     if step > time.seconds:
-        smallest = f"the smallest model (d_model {HEAD_DIM}, E = {experts:g})"
-        raise InputError(f"hours={time.hours:g} are no step: {smallest} takes {step:.3g} s for one on {time.cluster}")
+        smallest = f"the smallest model (d_model {HEAD_DIM}, E = {experts:g}) takes {step:.3g} s on {time.cluster}"
+        raise InputError(f"hours={time.hours:g} is less than one training step: {smallest}")
 
 
 def drawn_losses(

@@ -1,4 +1,4 @@
-"""Questions asked backwards: the cheapest budget and the least memory that reach a loss, and the FLOPs an MoE saves.
+"""Inverse questions: the cheapest budget and the least memory that reach a loss, and the FLOPs an MoE saves.
 
 The best loss falls with the budget and with the memory (Ludziejewski et al. 2025), so each answer is one root. Where
 a law or step times have no closed form, it is the least cost over sizes of the tokens that reach the loss.
@@ -49,7 +49,7 @@ class Reached(ArrayAnswer):
     """The model that reaches each loss with each E at least cost; arrays of shape loss.shape + experts.shape.
 
     `flops` are of training and inference, `memory_bytes` of weights and KV cache: infinite where no model reaches the
-    loss, and its sizes NaN. `least` is what was asked the least of; `notes` say which E are left out, and why.
+    loss, and its sizes NaN. `least` is what was minimised; `notes` say which E are left out, and why.
     `hours` and `money` are those of training, None for a question without step times or a price.
     """
 
@@ -69,7 +69,7 @@ class Reached(ArrayAnswer):
 
     @property
     def best(self) -> dict[str, Any] | None:
-        """The cheapest row for the first loss, of those to be trusted if there are any; None if none reaches it."""
+        """The cheapest row for the first loss, trusted ones before others; None if none reaches it."""
         rows = [row for row in self.rows if row["loss"] == np.ravel(self.loss)[0] and np.isfinite(row["n_active"])]
         return min(
             [row for row in rows if row["trusted"]] or rows, key=lambda row: float(row[self.least]), default=None
@@ -77,7 +77,7 @@ class Reached(ArrayAnswer):
 
     @property
     def trusted(self) -> bool:
-        """Whether the best is, or no model reaches the loss."""
+        """Whether the best row is trusted, or no model reaches the loss."""
         return self.best is None or bool(self.best["trusted"])
 
     @property
@@ -122,7 +122,7 @@ def cheapest_budget(
 ) -> Reached:
     """Least FLOPs whose best model with E experts reaches `loss`, for each E (None: `law.default_experts()`).
 
-    With a `gpu` or `throughput` the fewest hours on so many `gpus`, and their price, as in `law.optimal`.
+    A `gpu` or `throughput` asks for the fewest hours on `gpus` GPUs, and their price, as in `law.optimal`.
     ExtrapolationError where all answers for a loss are beyond the guard, unless `force`.
     """
     cluster, limits = read_costs(law, **question)
@@ -144,18 +144,18 @@ def _least_flops(
         return optimal_widths(law, np.exp(log_flops), e, limits).loss - target
 
     flops = np.exp(root(excess, *np.log(FLOPS_RANGE), target, e))
-    known = np.isfinite(flops)
-    found = optimal_widths(law, np.where(known, flops, 1e20), np.broadcast_to(e, known.shape), limits)
-    return flops, np.where(known, found.d_model, np.nan)
+    finite = np.isfinite(flops)
+    optimum = optimal_widths(law, np.where(finite, flops, 1e20), np.broadcast_to(e, finite.shape), limits)
+    return flops, np.where(finite, optimum.d_model, np.nan)
 
 
 def _least_cost(
     law: Formula, target: FloatArray, e: FloatArray, limits: Limits, cluster: Cluster | None
 ) -> tuple[FloatArray, FloatArray]:
-    """As `_least_flops`, for any law, or of least hours on a cluster."""
+    """Search the least FLOPs of any law, or the fewest hours on a cluster; returns what `_least_flops` does."""
     for name in ("inference_tokens", "unique_tokens"):
         if value := getattr(limits, name):
-            raise InputError(f"{name}={value:g} go with FLOPs of a Chinchilla or joint law, not with hours")
+            raise InputError(f"{name}={value:g} needs a Chinchilla or joint law and a budget in FLOPs")
     refuse_other_variables(law, limits, e)
     experts, loss = (np.reshape(v, (-1, 1)) for v in np.broadcast_arrays(e, target))
 
@@ -163,18 +163,18 @@ def _least_cost(
         assert cluster is not None
         return cluster.seconds(work_of(d_model, experts, limits), tokens)
 
-    asked = (law, coefficients_of(law)[:, :1], loss, experts, limits)
+    problem = (law, coefficients_of(law)[:, :1], loss, experts, limits)
     cost = flops_of if cluster is None else seconds_of
-    free, limit = cheapest_width(*asked, cost, WIDTHS), limits.width_limit(experts)
+    free, limit = cheapest_width(*problem, cost, WIDTHS), limits.width_limit(experts)
     width = free
     if not np.all((free >= HEAD_DIM) & (free <= limit)):
-        width = cheapest_width(*asked, cost, (HEAD_DIM, np.clip(limit, HEAD_DIM, WIDTHS[1])), ends=True)
+        width = cheapest_width(*problem, cost, (HEAD_DIM, np.clip(limit, HEAD_DIM, WIDTHS[1])), ends=True)
     width = np.where(limit < HEAD_DIM * (1 - 1e-12), np.nan, width)
-    found = limits.variables(width, experts, 1.0)
-    flops = training_flops(found["n_active"], tokens_needed(*asked[:3], found))
+    variables = limits.variables(width, experts, 1.0)
+    flops = training_flops(variables["n_active"], tokens_needed(*problem[:3], variables))
     shape = np.broadcast_shapes(e.shape, target.shape)
-    known = np.isfinite(flops) & np.isfinite(free)
-    return tuple(np.where(known, values, np.nan).reshape(shape) for values in (flops, width))  # type: ignore[return-value]
+    finite = np.isfinite(flops) & np.isfinite(free)
+    return tuple(np.where(finite, values, np.nan).reshape(shape) for values in (flops, width))  # type: ignore[return-value]
 
 
 def flop_savings(
@@ -186,9 +186,9 @@ def flop_savings(
     """
     budget, e = positive("flops", flops), asked_experts(law, experts)
     dense = compute_optimal(law, budget, 1.0, force=force).loss
-    found = cheapest_budget(law, dense, e, force=True)
-    cast(RangeCheck, found.check).refuse(force)
-    return np.asarray(1.0 - found.flops / budget.reshape(budget.shape + (1,) * e.ndim))
+    cheapest = cheapest_budget(law, dense, e, force=True)
+    cast(RangeCheck, cheapest.check).refuse(force)
+    return np.asarray(1.0 - cheapest.flops / budget.reshape(budget.shape + (1,) * e.ndim))
 
 
 def smallest_memory(
@@ -206,13 +206,13 @@ def smallest_memory(
     """
     budget, limits = read_question(law, flops, **question)
     if limits.memory is not None:
-        raise InputError("memory is what is asked for: leave it out")
+        raise InputError("memory is what this question solves for: leave it out")
     target, e = float(positive("loss", loss)), np.atleast_1d(asked_experts(law, experts))
 
     def excess(width: FloatArray, e: FloatArray) -> FloatArray:
-        found = budget.variables(width, e, limits)
-        found["tokens"] = np.maximum(found["tokens"], 1e-300)
-        return np.asarray(loss_of_variables(law, found, limits)) - target
+        variables = budget.variables(width, e, limits)
+        variables["tokens"] = np.maximum(variables["tokens"], 1e-300)
+        return np.asarray(loss_of_variables(law, variables, limits)) - target
 
     best = best_widths(law, budget, e, limits)
     smallest = np.full(e.shape, float(HEAD_DIM))
@@ -250,21 +250,21 @@ def _reached(
     n_active, tokens = at["n_active"], at["tokens"]
     memory = limits.weight_bytes(width, experts) + limits.kv_bytes(width)
     axes = tuple(range(width.ndim - experts.ndim, width.ndim))
-    found = np.isfinite(width)
-    check = law.check(**at | {"experts": np.where(found, at["experts"], np.nan)})  # E for which there is a model
-    lost = found & ~(found & ~check.beyond).any(axis=axes, keepdims=True)  # no E is left for this loss
+    reachable = np.isfinite(width)
+    check = law.check(**at | {"experts": np.where(reachable, at["experts"], np.nan)})  # E for which there is a model
+    lost = reachable & ~(reachable & ~check.beyond).any(axis=axes, keepdims=True)  # no E is left for this loss
     if lost.any():
         law.check(**{name: values[lost] for name, values in at.items()}).refuse(force)
     exists = has_optimum(law.chinchilla_coefficients(experts)) if isinstance(law, ChinchillaForm) else experts > 0
     notes = left_out({e: why_no_optimum(law, e) for e in np.unique(experts[~exists]).tolist()})
-    if np.any(found & check.beyond):
+    if np.any(reachable & check.beyond):
         notes.append("rows marked not trusted are too far outside the fitted range to act on")
     n_total = total_parameters(width, experts, vocab_size=limits.vocab_size)
-    spent, memory = (np.where(found, values, np.inf) for values in (flops, memory))
+    spent, memory = (np.where(reachable, values, np.inf) for values in (flops, memory))
     sizes = (n_active, n_total, tokens, tokens / n_active)
     timed: dict[str, Any] = {}
     if cluster is not None:
-        notes += cluster.throughput.warnings(work_of(width[found], at["experts"][found], limits), cluster.gpus)
-        seconds = np.where(found, cluster.seconds(work_of(width, experts, limits), tokens), np.inf)
+        notes += cluster.throughput.warnings(work_of(width[reachable], at["experts"][reachable], limits), cluster.gpus)
+        seconds = np.where(reachable, cluster.seconds(work_of(width, experts, limits), tokens), np.inf)
         timed = {"hours": seconds / 3600.0, "money": cluster.cost(seconds)}
     return Reached(target, experts, spent, memory, *sizes, least, check=check, notes=tuple(notes), **timed)

@@ -40,9 +40,9 @@ _PARSERS: dict[str, Callable[[str, str], float]] = {
 
 
 class ModelFields(TypedDict, total=False):
-    """What models are like and what they serve, as keywords of a question: the fields of `Limits` that limit no size.
+    """Design and use of models, as keywords of a question: the fields of `Limits` that limit no size.
 
-    None has the default; for the vocabulary that is the law's.
+    None means the default; for the vocabulary, the law's.
     """
 
     kv_tokens: Quantity | None
@@ -94,17 +94,17 @@ class Limits:
         return cls(**{"vocab_size": law.vocab_size if law else VOCAB_SIZE} | fields_of)
 
     def __post_init__(self) -> None:
-        for own in fields(self):
-            name, value = own.name, getattr(self, own.name)
-            if value is None and own.default is None:
+        for spec in fields(self):
+            name, value = spec.name, getattr(self, spec.name)
+            if value is None and spec.default is None:
                 continue
-            none = ", or None for no limit" if own.default is None else ""
-            allowed = "finite and not negative" if own.default == 0 else f"positive and finite{none}"
+            none = ", or None for no limit" if spec.default is None else ""
+            allowed = "finite and not negative" if spec.default == 0 else f"positive and finite{none}"
             number = _PARSERS[name](value, name) if isinstance(value, str) and name in _PARSERS else value
             if isinstance(number, bool) or not isinstance(number, (int, float, np.integer, np.floating)):
                 raise InputError(f"{name}={literal(value)} is not a number; it must be {allowed}")
             number = float(number)
-            if not (0 < number < np.inf or number == own.default == 0):
+            if not (0 < number < np.inf or number == spec.default == 0):
                 raise InputError(f"{name}={value if isinstance(value, str) else number!r} must be {allowed}")
             object.__setattr__(self, name, int(number) if name == "vocab_size" else number)
         if self.kv_heads_ratio > 1:
@@ -116,7 +116,7 @@ class Limits:
         return self.bytes_per_parameter * total_parameters(d_model, experts, vocab_size=self.vocab_size)
 
     def architecture(self, d_model: float, experts: float) -> Architecture:
-        """That of a width and E, which are whole. ValueError where its experts cannot be split so."""
+        """The architecture of a whole width and E. ValueError where its experts cannot be split so."""
         return Architecture.split(round(d_model), int(experts), self.granularity, self.shared_ratio, self.vocab_size)
 
     def kv_bytes(self, d_model: ArrayLike) -> Any:
@@ -132,18 +132,18 @@ class Limits:
         return limit
 
     def width_of_memory(self, memory_bytes: ArrayLike, experts: ArrayLike) -> Any:
-        """The (fractional) d_model whose weights and KV cache take so many bytes; broadcasts."""
+        """The (fractional) d_model whose weights and KV cache take `memory_bytes`; broadcasts."""
         linear, cubic = size_in_width(experts, self.vocab_size)
         b, cache = self.bytes_per_parameter, self.kv_bytes(1.0)  # the cache grows with the width squared
         return solve_width(b * linear, cache, b * cubic, memory_bytes)
 
     def variables(self, d_model: Any, experts: Any, flops: Any) -> dict[str, Any]:
         """What a law may depend on, for models of these widths that spend the budget; broadcasts."""
-        found = variables_of_width(d_model, experts, self.granularity, self.shared_ratio, self.vocab_size)
-        return found | {"tokens": affordable_tokens(flops, found["n_active"], self.inference_tokens)}
+        variables = variables_of_width(d_model, experts, self.granularity, self.shared_ratio, self.vocab_size)
+        return variables | {"tokens": affordable_tokens(flops, variables["n_active"], self.inference_tokens)}
 
     def worth(self, variables: Mapping[str, Any]) -> dict[str, Any]:
-        """The same with the tokens that those trained are worth where they repeat `unique_tokens`."""
+        """Replace the tokens by what they are worth where they repeat `unique_tokens`."""
         if self.unique_tokens is None:
             return dict(variables)
         tokens = np.asarray(variables["tokens"])

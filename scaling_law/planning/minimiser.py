@@ -41,7 +41,7 @@ def minima(
     """The x and values of the lowest local minima of `function` between `low` and `high`, ends among them, [k, ...].
 
     A grid brackets the minima. Each is zoomed into, around the vertex of a parabola through the best points so far; a
-    vertex that is no minimum, as at a kink, costs nothing, for the grid points around it are tried, too.
+    vertex that is no minimum, as at a kink, does no harm: the grid points around it are tried too.
     """
 
     def finite(x: FloatArray) -> FloatArray:
@@ -81,9 +81,9 @@ def _lowest(x: FloatArray, y: FloatArray) -> FloatArray:
     """The points of a grid [points, ...] that are no higher than their neighbours, [k, ...]; the lowest first."""
     wall = np.full((1, *y.shape[1:]), np.inf)
     dips = np.where((y <= np.concatenate([wall, y[:-1]])) & (y <= np.concatenate([y[1:], wall])), y, np.inf)
-    chosen = []
+    lowest = []
     for _ in range(max(1, min(MINIMA, int(np.isfinite(dips).sum(axis=0).max(initial=0))))):
         i = np.argmin(dips, axis=0)[None]
-        chosen.append(np.take_along_axis(x, i, 0)[0])
+        lowest.append(np.take_along_axis(x, i, 0)[0])
         np.put_along_axis(dips, i, np.inf, 0)
-    return np.stack(chosen)
+    return np.stack(lowest)

@@ -86,18 +86,18 @@ class OptimalRow:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         architecture = self.architecture and self.architecture.to_dict()
-        found = asdict(self) | {"memory_bytes": self.memory_bytes, "warnings": list(self.warnings)}
-        return found | {"architecture": architecture}
+        values = asdict(self) | {"memory_bytes": self.memory_bytes, "warnings": list(self.warnings)}
+        return values | {"architecture": architecture}
 
     def config_arguments(self) -> dict[str, int]:
-        """Keyword arguments of `modeling_switch_moe.SwitchMoeConfig`; ValueError for an architecture that is
-        fractional, or that this class has not.
+        """Keyword arguments of `modeling_switch_moe.SwitchMoeConfig`; ValueError for a fractional architecture, and
+        for one that this class does not have.
         """
         a = self.architecture
         if a is None:
-            raise InputError("this row is no architecture that exists: ask for optimal(..., integral=True)")
+            raise InputError("this row has a fractional d_model: ask for optimal(..., integral=True)")
         if not a.is_of_the_paper:
-            raise InputError("SwitchMoeConfig has whole top-1 experts only: plan writes the configuration of a class")
+            raise InputError("SwitchMoeConfig has only unsplit top-1 experts; `plan` writes other configurations")
         names = {"hidden_size": a.d_model, "num_hidden_layers": a.blocks, "num_attention_heads": a.heads}
         return names | {"num_experts": a.experts, "vocab_size": a.vocab_size}
 
@@ -139,7 +139,7 @@ class OptimalTable(Answer):
     `law` is its provenance, `law_error` the RMSE of its fit in nats. `experts_without_optimum`: E → why. `draw_losses`
     [n_draws, rows] are the rows' losses under each draw. `forced`: rows beyond the range guard are compared, too.
     With a budget of hours, draws are those of law and step times together, `flops` those of the best row, and
-    `equal_flops` the answer for so many FLOPs. `largest` says that no larger E than the best was considered.
+    `equal_flops` the answer for that many FLOPs. `largest` says that no larger E than the best was considered.
     """
 
     rows: tuple[OptimalRow, ...]
@@ -168,7 +168,7 @@ class OptimalTable(Answer):
 
     @property
     def trusted(self) -> bool:
-        """Whether the best row is."""
+        """Whether the best row is trusted."""
         return self.best.trusted
 
     @property
@@ -206,7 +206,7 @@ class OptimalTable(Answer):
 
     @property
     def reordered(self) -> str | None:
-        """How hours order the E otherwise than equal FLOPs do; None where they do not."""
+        """How the order of the E in hours differs from that at equal FLOPs; None where it does not."""
         if self.equal_flops is None:
             return None
         flops = {row.experts: row.loss for row in self.equal_flops}
@@ -221,18 +221,18 @@ class OptimalTable(Answer):
     @property
     def warnings(self) -> tuple[str, ...]:
         """The warnings about the best row, and about the comparison itself."""
-        found = [*self.notes, *([self.reordered] if self.reordered else [])]
-        found += [f"best row: {warning}" for warning in self.best.warnings]
-        found += [self.largest] if self.largest else []
+        notes = [*self.notes, *([self.reordered] if self.reordered else [])]
+        notes += [f"best row: {warning}" for warning in self.best.warnings]
+        notes += [self.largest] if self.largest else []
         if self.comparison is not None and len(self.comparison.tied) > 1:
-            found.append(str(self.comparison))
+            notes.append(str(self.comparison))
         if beyond := _listed(row.experts for row in self.rows if row.beyond_guard):
             what = "compared anyway, do not act on it" if self.forced else "not compared"
-            found.append(f"E = {beyond} {what}: too far outside the fitted range")
-        found += left_out(self.experts_without_optimum)
+            notes.append(f"E = {beyond} {what}: too far outside the fitted range")
+        notes += left_out(self.experts_without_optimum)
         if self.experts_that_do_not_fit:
-            found.append(f"E = {_listed(self.experts_that_do_not_fit)} do not fit at any size")
-        return tuple(found)
+            notes.append(f"E = {_listed(self.experts_that_do_not_fit)} do not fit at any size")
+        return tuple(notes)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -241,23 +241,23 @@ class OptimalTable(Answer):
         return iter(self.rows)
 
     def __getitem__(self, experts: float) -> OptimalRow:
-        """The row with so many experts; KeyError if there is none."""
+        """The row with that many experts; KeyError if there is none."""
         for row in self.rows:
             if row.experts == experts:
                 return row
         raise KeyError(f"no row for experts={experts}; there are {[row.experts for row in self.rows]}")
 
     def facts(self) -> dict[str, Any]:
-        found = {name: getattr(self, name) for name in ("law", "flops", "integral", "forced")}
-        found |= {"limits": asdict(self.limits)}
-        found |= {"comparison": self.comparison and asdict(self.comparison)}
+        facts = {name: getattr(self, name) for name in ("law", "flops", "integral", "forced")}
+        facts |= {"limits": asdict(self.limits)}
+        facts |= {"comparison": self.comparison and asdict(self.comparison)}
         if self.comparison:
-            found["comparison"]["win_shares"] = {f"{e:g}": share for e, share in self.comparison.win_shares.items()}
+            facts["comparison"]["win_shares"] = {f"{e:g}": share for e, share in self.comparison.win_shares.items()}
         if self.budget.cluster is not None:
-            found |= {"budget": self.budget.to_dict(), "reordered": self.reordered}
-            found |= {"equal_flops": self.equal_flops and self.equal_flops.to_dict()}
+            facts |= {"budget": self.budget.to_dict(), "reordered": self.reordered}
+            facts |= {"equal_flops": self.equal_flops and self.equal_flops.to_dict()}
         left_out = {f"{e:g}": reason for e, reason in self.experts_without_optimum.items()}
-        return found | {
+        return facts | {
             "experts_without_optimum": left_out,
             "experts_that_do_not_fit": list(self.experts_that_do_not_fit),
         }
@@ -272,11 +272,11 @@ class OptimalTable(Answer):
             [self._cells(row) for row in self.rows],
             first=FIRST,
             styles=["bold green" if row is self.best else ("" if row.trusted else "dim") for row in self.rows],
-            title=f"{self.verdict}\n{self._asked()}",
+            title=f"{self.verdict}\n{self._subtitle()}",
             warnings=self.warnings,
         )
 
-    def _asked(self) -> str:
+    def _subtitle(self) -> str:
         c, served = self.limits, format_count(self.limits.inference_tokens)
         parts = {
             f"of which inference on {served} tokens": c.inference_tokens,
@@ -286,7 +286,7 @@ class OptimalTable(Answer):
             f"granularity {c.granularity:g}": c.granularity != 1,
             f"{format_count(c.unique_tokens or 0)} unique tokens": c.unique_tokens,
         }
-        limits = [text for text, given in parts.items() if given]
+        limits = [text for text, applies in parts.items() if applies]
         return f"{', '.join([str(self.budget), *limits])}  ({self.law})"
 
     def _cells(self, row: OptimalRow) -> dict[str, object]:
@@ -313,7 +313,7 @@ class OptimalTable(Answer):
         }
 
     def _serving(self, row: OptimalRow) -> dict[str, str]:
-        """Of a million generated tokens the price, or without one the GPU-seconds."""
+        """The price of a million generated tokens, or their GPU-seconds where no price is given."""
         if row.decode_seconds is None or self.budget.cluster is None:
             return {}
         seconds, price = 1e6 * row.decode_seconds, self.budget.cluster.price
@@ -343,17 +343,17 @@ def optimal(
     e = np.array(list(dict.fromkeys(e.tolist())))  # one row for an E that is named twice
     if integral and np.any(e != np.round(e)):
         raise InputError(f"experts={e.tolist()!r}: integral=True needs whole numbers")
-    found = best_widths(law, budget, e, limits, integral)
-    shown = found.fits
-    if not shown.any():
-        raise InputError(_nothing_fits(budget, e[found.exists], limits))
-    at = models_of(law, found.d_model[shown], e[shown], budget, limits)
+    optimum = best_widths(law, budget, e, limits, integral)
+    fits = optimum.fits
+    if not fits.any():
+        raise InputError(_nothing_fits(budget, e[optimum.exists], limits))
+    at = models_of(law, optimum.d_model[fits], e[fits], budget, limits)
     if (check := law.check(**at)).beyond.all():
         check.refuse(force)
-    draws = drawn_losses(law, budget, at, found.d_model[shown], limits)
+    draws = drawn_losses(law, budget, at, optimum.d_model[fits], limits)
     rates = learning_rate_law or LearningRateLaw.published()
     ramp = batch_ramp or BatchRamp(PAPER.batch_ramp, PAPER.sequence_length)
-    rows = _rows(law, found, e, at, limits, rates, ramp, integral, draws, "time" if budget.cluster else "compute")
+    rows = _rows(law, optimum, e, at, limits, rates, ramp, integral, draws, "time" if budget.cluster else "compute")
     if decode_batch is not None:
         rows = _served(rows, decode_batch, budget, limits)
     table = OptimalTable(
@@ -362,14 +362,14 @@ def optimal(
         budget,
         limits,
         integral,
-        experts_that_do_not_fit=tuple(e[found.exists & ~shown].tolist()),
+        experts_that_do_not_fit=tuple(e[optimum.exists & ~fits].tolist()),
         law=law.conditions.provenance if law.conditions else "fitted law",
-        experts_without_optimum={e: why_no_optimum(law, e) for e in e[~found.exists].tolist()},
+        experts_without_optimum={e: why_no_optimum(law, e) for e in e[~optimum.exists].tolist()},
         forced=force,
         law_error=law.conditions.rmse if law.conditions else None,
         draw_losses=draws,
         check=check,
-        notes=_smallest_width(e[shown & (found.free < HEAD_DIM)], limits),
+        notes=_smallest_width(e[fits & (optimum.free < HEAD_DIM)], limits),
     )
     table = replace(table, largest=_largest_wins(table, e, law, experts is None))
     if budget.cluster is None:
@@ -381,15 +381,15 @@ def optimal(
     return replace(table, flops=spent, equal_flops=same, notes=notes)
 
 
-def _largest_wins(table: OptimalTable, asked: FloatArray, law: Formula, by_default: bool) -> str | None:
+def _largest_wins(table: OptimalTable, experts: FloatArray, law: Formula, by_default: bool) -> str | None:
     """A sentence where the best E is the largest of several: a larger one may be better."""
     best = table.best.experts
-    if asked.size == 1 or best < asked.max():
+    if experts.size == 1 or best < experts.max():
         return None
     ends = "the default list" if by_default else "the list asked for"
     if law.conditions and law.conditions.fitted_limits().get("E", (0, 0))[1] == best:
         ends = "the fitted range"
-    return f"E = {best:g} is the largest considered ({ends} ends there); {2 * best:g} was not asked"
+    return f"E = {best:g} is the largest considered ({ends} ends there); {2 * best:g} was not tried"
 
 
 def _notes_on_time(table: OptimalTable, cluster: Cluster) -> Iterator[str]:
@@ -411,8 +411,8 @@ def _notes_on_time(table: OptimalTable, cluster: Cluster) -> Iterator[str]:
 
 def _rows(
     law: Formula,
-    found: WidthOptimum,
-    asked: FloatArray,
+    optimum: WidthOptimum,
+    experts: FloatArray,
     at: Mapping[str, FloatArray],
     limits: Limits,
     rates: LearningRateLaw,
@@ -422,10 +422,10 @@ def _rows(
     spent: str,
 ) -> tuple[OptimalRow, ...]:
     """The row of each E with a model that fits: their variables are `at`, `draws` their losses under each draw."""
-    limited = np.where(found.truncated, "memory", np.where(found.free < HEAD_DIM, "smallest", spent))
-    columns = (asked, found.d_model, found.n_active, found.tokens, found.loss, limited)
+    limited = np.where(optimum.truncated, "memory", np.where(optimum.free < HEAD_DIM, "smallest", spent))
+    columns = (experts, optimum.d_model, optimum.n_active, optimum.tokens, optimum.loss, limited)
     rows: list[OptimalRow] = []
-    for e, d, n, tokens, loss, limit in zip(*(column[found.fits].tolist() for column in columns), strict=True):
+    for e, d, n, tokens, loss, limit in zip(*(column[optimum.fits].tolist() for column in columns), strict=True):
         check = law.check(**{name: values[len(rows)] for name, values in at.items()})
         counted = float(rates.counted_parameters(d, vocab_size=limits.vocab_size))
         tuned = (counted, e, tokens, ramp.last_batch_tokens(tokens))
@@ -476,7 +476,7 @@ def _smallest_width(experts: FloatArray, limits: Limits) -> tuple[str, ...]:
 
 
 def _nothing_fits(budget: Budget, experts: FloatArray, limits: Limits) -> str:
-    """Why, with what would be needed."""
+    """Say why nothing fits, and what would be needed."""
     e, served = float(experts.min()), limits.inference_tokens
     smallest = active_parameters(HEAD_DIM, vocab_size=limits.vocab_size)
     if budget.flops is not None and affordable_tokens(budget.flops, smallest, served) <= 0:

@@ -41,7 +41,7 @@ MOST_REASONS = 6  # E of which each has a sentence of its own
 
 
 def asked_experts(law: Formula, experts: Any) -> FloatArray:
-    """The expert counts to answer for: as given, text such as "1,2,4-8", or the law's own for None."""
+    """The expert counts to answer for: numbers, text such as "1,2,4-8", or None for the law's own."""
     if isinstance(experts, str):
         return np.array(parse_experts(experts), float)
     try:
@@ -104,7 +104,7 @@ def model_variables(law: Formula, d_model: Any, experts: Any, flops: Any, limits
 
 
 def of_law(law: Formula, variables: Mapping[str, Any]) -> dict[str, Any]:
-    """Of an architecture's variables N_act, D, E and those of the law, in one shape."""
+    """Pick N_act, D, E and the law's other variables, broadcast to one shape."""
     names = dict.fromkeys(("n_active", "tokens", "experts", *law.variables))
     return dict(zip(names, np.broadcast_arrays(*(variables[name] for name in names)), strict=True))
 
@@ -157,7 +157,7 @@ def optimal_widths(
 def searched_widths(
     law: Formula, budget: FloatArray, e: FloatArray, limits: Limits, integral: bool = False
 ) -> WidthOptimum:
-    """As `optimal_widths`, for any law of tokens and of what an architecture has, whatever its form."""
+    """Search the constrained optimum of a law of any form, as `optimal_widths` returns it."""
 
     def loss_of(d: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
         variables = limits.variables(d, e, budget)
@@ -188,7 +188,7 @@ def searched(
 ) -> WidthOptimum:
     """The optimum of any losses: the best of their minima between two `widths`, and of those within the limits.
 
-    `loss_of(d_model)` gives N_act, D and the loss, as in `settled`. E whose loss falls or rises throughout has none.
+    `loss_of(d_model)` gives N_act, D and the loss, as in `settled`. An E whose loss is monotonic has none.
     """
 
     def loss_at(x: FloatArray) -> FloatArray:
@@ -204,20 +204,20 @@ def searched(
 
 
 def loss_of_variables(law: Formula, variables: Mapping[str, Any], limits: Limits) -> Any:
-    """With tokens that repeat counted for what they are worth; nothing is checked."""
+    """The loss, repeated tokens counted for what they are worth; nothing is checked."""
     return law.evaluate(tuple(law.coefficients.values()), limits.worth(variables))
 
 
 def refuse_other_variables(law: Formula, limits: Limits, experts: FloatArray) -> None:
-    """ValueError for a variable that is none of an architecture, and for experts that the law does not know."""
+    """Raise ValueError for a variable that an architecture does not have, and for experts outside the law."""
     if isinstance(law, ChinchillaForm):
         law.chinchilla_coefficients(experts)
     elif not {*law.variables} & EXPERT_VARIABLES and (others := experts[experts != 1]).size:
-        raise InputError(f"experts={float(others.flat[0]):g}: the {law.name} law is one of dense models, E = 1")
-    known = limits.variables(float(HEAD_DIM), 1.0, 1e20)
-    if unknown := [name for name in law.variables if name not in known]:
-        names = ", ".join(known)
-        raise InputError(f"{unknown[0]}, a variable of the {law.name} law, is none of an architecture: {names}")
+        raise InputError(f"experts={float(others.flat[0]):g}: the {law.name} law holds for dense models only, E = 1")
+    variables = limits.variables(float(HEAD_DIM), 1.0, 1e20)
+    if unknown := [name for name in law.variables if name not in variables]:
+        other = f"{unknown[0]}, which an Architecture does not have; it has {', '.join(variables)}"
+        raise InputError(f"the {law.name} law depends on {other}")
 
 
 def widths_of(
@@ -228,9 +228,9 @@ def widths_of(
     limits: Limits,
     integral: bool = False,
 ) -> WidthOptimum:
-    """As `optimal_widths`, for the (m, μ, n, ν) and c of any number of laws; all broadcast.
+    """The constrained optimum for the (m, μ, n, ν) and c of any number of laws; all broadcast.
 
-    Where tokens are served, there is no closed form, and the widths are searched.
+    Served tokens have no closed form: the widths are searched.
     """
     exists = has_optimum(coefficients)
     m, mu, n, nu = (np.where(exists, c, np.nan) for c in coefficients)
@@ -284,7 +284,7 @@ def optimum_draws(
     force: bool = False,
     **limits: Unpack[LimitFields],
 ) -> WidthOptimum:
-    """As `law.optimal` under every draw: arrays [n_draws, E], NaN where a draw has none.
+    """The optimum under every draw: arrays [n_draws, E], NaN where a draw has none.
 
     ValueError without draws; ExtrapolationError where the law's own optimum for one of these E lies beyond the range
     guard, unless `force`.
@@ -292,15 +292,15 @@ def optimum_draws(
     columns, e = _draws(law), np.atleast_1d(asked_experts(law, experts))
     within = Limits.of(law, **limits)
     if within.unique_tokens is not None:
-        raise InputError(f"unique_tokens={within.unique_tokens:g}: optima of draws know no repeated tokens")
+        raise InputError(f"unique_tokens={within.unique_tokens:g}: optimum_draws does not support repeated tokens")
     budget, coefficients = positive("flops", flops), law.chinchilla_coefficients(e)
     with np.errstate(all="ignore"):  # in draws without an optimum
-        found = widths_of(law.chinchilla_of(columns, e), columns[-1], budget, e, within)
-        own = widths_of(coefficients, law.irreducible_loss, budget, e, within)
-    n_active, tokens = (np.where(own.fits, values, np.nan) for values in (own.n_active, own.tokens))
+        drawn = widths_of(law.chinchilla_of(columns, e), columns[-1], budget, e, within)
+        optimum = widths_of(coefficients, law.irreducible_loss, budget, e, within)
+    n_active, tokens = (np.where(optimum.fits, values, np.nan) for values in (optimum.n_active, optimum.tokens))
     law.check(n_active, tokens, e).refuse(force)
     names = ("d_model", "n_active", "tokens", "loss")
-    return replace(found, **{name: np.where(found.fits, getattr(found, name), np.nan) for name in names})
+    return replace(drawn, **{name: np.where(drawn.fits, getattr(drawn, name), np.nan) for name in names})
 
 
 def drawn_optimum(
@@ -328,8 +328,8 @@ def root(function: Callable[..., FloatArray], low: FloatArray, high: FloatArray,
     from scipy.optimize import elementwise
 
     with np.errstate(all="ignore"):
-        found = elementwise.find_root(lambda x, *a: np.clip(function(x, *a), -1, 1), (low, high), args=arguments)
-    return np.where(found.success, found.x, np.nan)
+        solution = elementwise.find_root(lambda x, *a: np.clip(function(x, *a), -1, 1), (low, high), args=arguments)
+    return np.where(solution.success, solution.x, np.nan)
 
 
 def has_optimum(coefficients: tuple[Any, Any, Any, Any]) -> NDArray[np.bool_]:
@@ -357,10 +357,10 @@ def left_out(reasons: Mapping[float, str]) -> list[str]:
 
 
 def no_optimum(law: ChinchillaForm, experts: ArrayLike) -> str:
-    """Why this law cannot be asked for an optimum."""
-    asked = np.unique(np.asarray(experts, float))
-    without = asked[~has_optimum(law.chinchilla_coefficients(asked))].tolist()
+    """Say why a law has no optimum."""
+    distinct = np.unique(np.asarray(experts, float))
+    without = distinct[~has_optimum(law.chinchilla_coefficients(distinct))].tolist()
     reasons = "; ".join(f"E = {e:g}: {why_no_optimum(law, e)}" for e in without[:MOST_REASONS])
     reasons += f"; and {len(without) - MOST_REASONS} more" if len(without) > MOST_REASONS else ""
-    which = "any" if len(without) == len(asked) else "some"
-    return f"this law has no compute optimum for {which} of these experts: {reasons}; its `loss` can be asked for"
+    which = "any" if len(without) == len(distinct) else "some"
+    return f"this law has no compute optimum for {which} of these experts: {reasons}; its `loss` is still defined"

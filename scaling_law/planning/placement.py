@@ -1,4 +1,4 @@
-"""How a run fits into the memory of its GPUs: the micro-batch, and what must be sharded or computed again for it."""
+"""How a run fits into the memory of its GPUs: the micro-batch, and what must be sharded or recomputed."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class Placement:
 
 
 def place(architecture: Architecture, cluster: Cluster) -> Placement | None:
-    """The largest micro-batch that fits, on whole or sharded models; activations are computed again if none does.
+    """The largest micro-batch that fits, on whole or sharded models; activations are recomputed if none does.
 
-    None where the memory of the GPUs is not known. DoesNotFit where nothing fits, and ValueError where the GPUs cannot
+    None where the memory of the GPUs is unknown. DoesNotFit where nothing fits, and ValueError where the GPUs cannot
     share the batches of the ramp equally.
     """
     if cluster.throughput.memory_bytes is None:
@@ -51,31 +51,31 @@ def place(architecture: Architecture, cluster: Cluster) -> Placement | None:
         raise InputError(f"gpus={gpus} cannot share batches of {', '.join(map(str, batches))} sequences equally")
     sizes = [size for size in range(share // gpus, 0, -1) if share // gpus % size == 0]
     ways: tuple[Sharding, ...] = ("none",) if gpus == 1 else ("ddp", "fsdp2")
-    there = cluster.throughput.memory_bytes - (RESERVED if find_gpu(cluster.throughput.device) else 0.0)
+    available = cluster.throughput.memory_bytes - (RESERVED if find_gpu(cluster.throughput.device) else 0.0)
     least = math.inf
-    for again, size, sharding in product((False, True), sizes, ways):
-        placed = Placement(size, sharding, again, _memory(architecture, cluster, size, sharding, again))
-        if placed.memory.total <= there:
+    for recompute, size, sharding in product((False, True), sizes, ways):
+        placed = Placement(size, sharding, recompute, _memory(architecture, cluster, size, sharding, recompute))
+        if placed.memory.total <= available:
             return placed
         least = min(least, placed.memory.total)
     model = (
         f"d_model {architecture.d_model}, E = {architecture.experts} ({format_count(architecture.n_total)} parameters)"
     )
     raise DoesNotFit(
-        f"{model} cannot be trained on {cluster.hardware}: it takes {format_bytes(least)} of each, which has "
-        f"{format_bytes(there)} for it; give more gpus, or limit the model (max_parameters, experts)"
+        f"{model} cannot be trained on {cluster.hardware}: it needs {format_bytes(least)} on each GPU, which has "
+        f"{format_bytes(available)} free; give more gpus, or limit the model (max_parameters, experts)"
     )
 
 
-def _memory(a: Architecture, cluster: Cluster, size: int, sharding: Sharding, again: bool) -> TrainingMemory:
-    """Of each GPU in the largest batch of the ramp."""
+def _memory(a: Architecture, cluster: Cluster, size: int, sharding: Sharding, recompute: bool) -> TrainingMemory:
+    """Memory of each GPU in the largest batch of the ramp."""
     return training_memory(
         a,
         size,
         cluster.ramp.sequence_length,
         passes=max(stage.sequences for stage in cluster.ramp.stages) // (size * cluster.gpus),
         precision="fp32" if cluster.throughput.precision == "fp32" else "bf16",
-        gradient_checkpointing=again,
+        gradient_checkpointing=recompute,
         sharding=sharding,
         devices=cluster.gpus,
         on_cpu=find_gpu(cluster.throughput.device) is None,

@@ -1,4 +1,4 @@
-"""From an answer to a run: architecture, schedule, learning rate, cost, and the YAML that `train.py` takes.
+"""Plan a run from an answer: architecture, schedule, learning rate, cost, and the YAML that `train.py` takes.
 
 The schedule is the paper's (`size.recipe.PAPER`); shorter runs branch off the same trunk.
 """
@@ -37,7 +37,7 @@ from scaling_law.size.recipe import PAPER, BatchRamp, RampStage
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-MFU = 0.4  # of a GPU that nothing else is known of
+MFU = 0.4  # assumed where no other MFU is given
 WARMUP_SHARE = 0.1  # of a short run that warm-up may take
 
 
@@ -102,13 +102,13 @@ class Plan(Answer):
         return text if self.trusted else f"{text}; not trusted"
 
     def facts(self) -> dict[str, Any]:
-        """With the sizes of the architecture."""
+        """The fields of the plan, the sizes of the architecture and the configuration."""
         a, left_out = self.architecture, ("architecture", "time", "check", "notes", "placement")
-        known = {own.name: getattr(self, own.name) for own in fields(self) if own.name not in left_out}
-        known |= {"n_active": a.n_active, "n_total": a.n_total, "architecture": a.to_dict()}
-        known |= {"batch_ramp": [asdict(stage) for stage in self.batch_ramp], "configuration": self.configuration()}
-        known |= {"placement": self.placement and asdict(self.placement)}
-        return known | {"time": self.time and self.time.to_dict()}
+        facts = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left_out}
+        facts |= {"n_active": a.n_active, "n_total": a.n_total, "architecture": a.to_dict()}
+        facts |= {"batch_ramp": [asdict(stage) for stage in self.batch_ramp], "configuration": self.configuration()}
+        facts |= {"placement": self.placement and asdict(self.placement)}
+        return facts | {"time": self.time and self.time.to_dict()}
 
     def configuration(self, sweep: str = "run") -> dict[str, dict[str, Any]]:
         """The sections of `train.py`'s YAML; everything left out has the paper's value there by default.
@@ -277,8 +277,8 @@ def _trainable(
 ) -> tuple[OptimalTable, tuple[str, ...]]:
     """The table whose best row is the best model that the GPUs can train, and what was passed over for it.
 
-    A row that does not fit stands for the widest model of its E that does. DoesNotFit if there is none, and ValueError
-    as `place`.
+    A row that does not fit stands for the widest model of its E that does. Errors as of
+    `place`.
     """
 
     def fits(width: float, experts: float) -> bool:
@@ -290,13 +290,13 @@ def _trainable(
 
     if fits(table.best.d_model, table.best.experts):
         return table, ()
-    found, passed_over = list[OptimalTable](), list[str]()
+    tables, passed_over = list[OptimalTable](), list[str]()
     for row in sorted(table.compared, key=lambda row: row.loss):
-        if found and min(other.best.loss for other in found) <= row.loss:
+        if tables and min(other.best.loss for other in tables) <= row.loss:
             break
         width = next((d for d in range(round(row.d_model), 0, -HEAD_DIM) if fits(d, row.experts)), None)
         if width == row.d_model:
-            found.append(ask([row.experts]))
+            tables.append(ask([row.experts]))
             break
         size = f"d_model {row.d_model:g}, {format_count(row.n_total)} parameters, loss {row.loss:.4f}"
         passed_over.append(
@@ -304,10 +304,10 @@ def _trainable(
         )
         if width is not None:
             most = total_parameters(width + HEAD_DIM / 2, row.experts, vocab_size=table.limits.vocab_size)
-            found.append(ask([row.experts], max_parameters=float(most)))
-    if not found:  # say what is missing
+            tables.append(ask([row.experts], max_parameters=float(most)))
+    if not tables:  # say what is missing
         place(table.limits.architecture(table.best.d_model, table.best.experts), cluster)
-    return min(found, key=lambda other: other.best.loss), tuple(passed_over)
+    return min(tables, key=lambda other: other.best.loss), tuple(passed_over)
 
 
 def _hours(hours: float) -> str:
@@ -321,12 +321,12 @@ def _decay_tokens(ramp: BatchRamp, tokens: int) -> int:
 
 
 def law_variables(law: Formula, a: Architecture, tokens: float) -> dict[str, float]:
-    """N_act, D, E and the law's other variables. ValueError for one that is none of an architecture."""
-    found = a.variables() | {"tokens": tokens}
+    """N_act, D, E and the law's other variables. ValueError for one that an architecture does not have."""
+    variables = a.variables() | {"tokens": tokens}
     names = dict.fromkeys(("n_active", "tokens", "experts", *law.variables))
-    if unknown := [name for name in names if name not in found]:
-        raise InputError(f"{unknown[0]}, a variable of the {law.name} law, is none of an architecture")
-    return {name: found[name] for name in names}
+    if unknown := [name for name in names if name not in variables]:
+        raise InputError(f"the {law.name} law depends on {unknown[0]}, which an Architecture does not have")
+    return {name: variables[name] for name in names}
 
 
 def experts_of(a: Architecture) -> str:

@@ -21,7 +21,7 @@ from scaling_law.size.recipe import PAPER, BatchRamp, RampStage
 
 @dataclass(frozen=True)
 class ScaleOutRow:
-    """A model on so many GPUs. Bytes and seconds are of one GPU and one step.
+    """A model on `gpus` GPUs. Bytes and seconds are of one GPU and one step.
 
     `compute_seconds` are at the MFU assumed, `communication_seconds` at the full speed of the links; compute hides
     communication at best. `mfu_limit`: at which communication alone takes the whole step. `expert_parallel_*`: of
@@ -42,7 +42,7 @@ class ScaleOutRow:
 
     @property
     def expected_mfu(self) -> float | None:
-        """That assumed, or less where communication takes longer than such a step; None where nothing fits."""
+        """The MFU assumed, or less where communication takes longer than such a step; None where nothing fits."""
         return None if self.placement is None else min(self.mfu, self.mfu_limit or 1.0)
 
     @property
@@ -80,7 +80,7 @@ class ScaleOut(Answer):
 
 
 def _cells(row: ScaleOutRow) -> dict[str, str]:
-    def shown(value: float | None, text: str) -> str:
+    def cell(value: float | None, text: str) -> str:
         return "" if value is None else text.format(value)
 
     placed = row.placement
@@ -93,10 +93,10 @@ def _cells(row: ScaleOutRow) -> dict[str, str]:
         "micro-batch": "" if placed is None else f"{row.passes} × {placed.micro_batch_sequences}",
         "all-gather": "" if row.all_gather_bytes is None else format_bytes(row.all_gather_bytes),
         "reduce-scatter": "" if row.reduce_bytes is None else format_bytes(row.reduce_bytes),
-        "communication": shown(row.communication_seconds, "{:.2g} s"),
+        "communication": cell(row.communication_seconds, "{:.2g} s"),
         "compute": f"{row.compute_seconds:.2g} s",
-        "MFU": shown(row.expected_mfu, "{:.1%}"),
-        "at most": shown(row.mfu_limit, "{:.0%}"),
+        "MFU": cell(row.expected_mfu, "{:.1%}"),
+        "at most": cell(row.mfu_limit, "{:.0%}"),
         "limited by": row.limited_by,
         "all-to-all instead": format_bytes(row.expert_parallel_bytes) + f", {row.expert_parallel_seconds:.2g} s",
     }
@@ -113,11 +113,11 @@ def scale_out(
 ) -> ScaleOut:
     """This model on each number of GPUs, with the largest micro-batch that fits; MFU as for `Throughput.assumed`.
 
-    ValueError for a GPU without numbers, and GPUs that cannot share the batch equally.
+    ValueError for an unlisted GPU, and for GPUs that cannot share the batch equally.
     """
     sheet, ramp = named_gpu(gpu), BatchRamp((RampStage(0, batch_sequences),), sequence_length)
     if (link := next((speed for name, speed in NVLINK.items() if find_gpu(name) == sheet), None)) is None:
-        raise InputError(f"gpu={gpu!r}: the speed of its links is not known here; give one of {', '.join(NVLINK)}")
+        raise InputError(f"gpu={gpu!r}: link speed unknown; give one of {', '.join(NVLINK)}")
     throughput = Throughput.assumed(gpu, mfu=mfu)
     rows = (_row(architecture, Cluster(count, throughput, ramp=ramp), sheet.peak_flops, link) for count in gpus)
     return ScaleOut(architecture, sheet.name, batch_sequences * sequence_length, tuple(rows), check=None)

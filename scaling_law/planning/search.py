@@ -33,7 +33,7 @@ def tokens_needed(
 ) -> FloatArray:
     """Training tokens with which models reach `loss`; infinite where none suffice. All broadcast.
 
-    By secants of ln(L − floor) in ln D, which is a straight line for a law with one power of D.
+    Secants of ln(L − floor) in ln D, which is a straight line for a law with one power of D.
     """
     least_loss = floor(law, coefficients, variables)
     gap = loss - least_loss
@@ -73,8 +73,8 @@ def cheapest_width(
     """
 
     def log_cost(x: FloatArray) -> FloatArray:
-        found = limits.variables(np.exp(x), experts, 1.0)
-        return np.log(cost(np.exp(x), found, tokens_needed(law, coefficients, loss, found)))
+        variables = limits.variables(np.exp(x), experts, 1.0)
+        return np.log(cost(np.exp(x), variables, tokens_needed(law, coefficients, loss, variables)))
 
     low, high = (np.broadcast_to(np.log(width), loss.shape) for width in widths)
     return np.exp(least(log_cost, low, high, points, ends=ends))

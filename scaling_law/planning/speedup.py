@@ -97,7 +97,7 @@ class EffectiveSpeedup(Answer):
 
     @property
     def trusted(self) -> bool:
-        """Whether a and the b of the headline are."""
+        """Whether a and the b of the headline are trusted."""
         return super().trusted and self.best.trusted
 
     @property
@@ -124,25 +124,25 @@ class EffectiveSpeedup(Answer):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        found = list(self.notes)
+        notes = list(self.notes)
         for row in self.rows:
             if np.isinf(row.compute):
-                found.append(
+                notes.append(
                     f"{row.size}: {self.b} ends at {row.floor:.4f} nats, a's loss is {self.loss:.4f}: no number of "
                     "tokens reaches it"
                 )
             elif row.unreached:
-                found.append(f"{row.size}: out of reach in {row.unreached:.0%} of the draws")
-            found += [f"{row.size}: {warning}" for warning in row.warnings]
-        return tuple(found)
+                notes.append(f"{row.size}: out of reach in {row.unreached:.0%} of the draws")
+            notes += [f"{row.size}: {warning}" for warning in row.warnings]
+        return tuple(notes)
 
     def to_rows(self) -> list[dict[str, Any]]:
         """The values of each row."""
         return [asdict(row) for row in self.rows]
 
     def facts(self) -> dict[str, Any]:
-        """What is infinite is null in JSON, and `floor` says why."""
-        names = (own.name for own in fields(self) if own.name not in ("rows", "check", "notes"))
+        """All fields but the rows; infinite values are null in JSON, and `floor` says why."""
+        names = (f.name for f in fields(self) if f.name not in ("rows", "check", "notes"))
         return {name: getattr(self, name) for name in names} | {"factor": self.factor}
 
     def summary(self) -> Table:
@@ -192,21 +192,21 @@ def speedup(
 ) -> EffectiveSpeedup:
     """Answer `Law.speedup`."""
     if "tokens" not in law.variables:
-        raise InputError(f"this {law.name} law knows no tokens: it cannot say how many more are needed")
+        raise InputError(f"the {law.name} law does not depend on tokens and cannot say how many are needed")
     cluster, limits = read_costs(law, **question)
-    own, width = _spent(law, a, flops, tokens, limits)
-    (check := law.check(**own)).refuse(force)
-    work = ModelWork.of(a) if isinstance(a, Architecture) else work_of(width, own["experts"], limits)
-    target = _Target.of(law, own, work, cluster)
+    variables, width = _spent(law, a, flops, tokens, limits)
+    (check := law.check(**variables)).refuse(force)
+    work = ModelWork.of(a) if isinstance(a, Architecture) else work_of(width, variables["experts"], limits)
+    target = _Target.of(law, variables, work, cluster)
     if isinstance(b, Architecture):
         rows: tuple[SpeedupRow, ...] = (target.row("as given", b.variables(), ModelWork.of(b)),)
-        known = _asymptote(target, b.variables())
+        frontier = _asymptote(target, b.variables())
     else:
-        e, same = _experts("b", b), width_of_active(own["n_active"], limits.vocab_size)
-        known = _frontier(law, target, e, limits)
+        e, same = _experts("b", b), width_of_active(variables["n_active"], limits.vocab_size)
+        frontier = _frontier(law, target, e, limits)
         best = target.cheapest(same, e, limits)
         rows = (
-            target.row_of_width("best size", best, e, limits, known["asymptote"]),
+            target.row_of_width("best size", best, e, limits, frontier["asymptote"]),
             target.row_of_width("same N_act", same, e, limits),
         )
     timed = () if cluster is None else cluster.throughput.warnings(work, cluster.gpus)
@@ -214,14 +214,14 @@ def speedup(
         rows=rows,
         a=_named(a),
         b=_named(b),
-        n_active=float(own["n_active"]),
-        tokens=float(own["tokens"]),
+        n_active=float(variables["n_active"]),
+        tokens=float(variables["tokens"]),
         flops=target.flops,
         loss=float(target.loss[0, 0]),
         law=law.conditions.provenance if law.conditions else "fitted law",
         check=check,
         notes=(*timed, *(f"{_named(a)}: {warning}" for warning in check.warnings)),
-        **known,
+        **frontier,
     )
 
 
@@ -238,11 +238,11 @@ class _Target:
     cluster: Cluster | None
 
     @classmethod
-    def of(cls, law: Formula, own: Mapping[str, Any], work: ModelWork, cluster: Cluster | None) -> _Target:
-        columns, tokens = coefficients_of(law), float(own["tokens"])
-        loss = np.asarray(law.evaluate(columns, own), float)
+    def of(cls, law: Formula, variables: Mapping[str, Any], work: ModelWork, cluster: Cluster | None) -> _Target:
+        columns, tokens = coefficients_of(law), float(variables["tokens"])
+        loss = np.asarray(law.evaluate(columns, variables), float)
         seconds = None if cluster is None else _seconds(cluster, work, np.full(len(loss), tokens))
-        return cls(law, columns, loss, tokens, float(training_flops(own["n_active"], tokens)), seconds, cluster)
+        return cls(law, columns, loss, tokens, float(training_flops(variables["n_active"], tokens)), seconds, cluster)
 
     def floor(self, variables: Mapping[str, Any]) -> FloatArray:
         """The loss of models with endless tokens, [1 + n_draws, ...]."""
@@ -253,13 +253,13 @@ class _Target:
         return self.floor({k: v * ENDLESS if is_size(k) else v for k, v in variables.items()})[:, 0]
 
     def tokens_needed(self, variables: Mapping[str, Any]) -> FloatArray:
-        """With which models reach a's loss under each draw, [1 + n_draws, ...]; infinite where none suffice."""
+        """Tokens with which models reach a's loss under each draw, [1 + n_draws, ...]; infinite where none suffice."""
         return tokens_needed(self.law, self.coefficients, self.loss, variables)
 
     def cheapest(self, start: float, experts: float, limits: Limits) -> FloatArray:
         """The d_model of least FLOPs that reaches a's loss under each draw, [1 + n_draws, 1]; NaN where none does."""
-        asked = (self.law, self.coefficients, self.loss, experts, limits)
-        return cheapest_width(*asked, flops_of, (start / AROUND, start * AROUND), POINTS)
+        problem = (self.law, self.coefficients, self.loss, experts, limits)
+        return cheapest_width(*problem, flops_of, (start / AROUND, start * AROUND), POINTS)
 
     def row_of_width(
         self, size: str, d_model: Any, experts: float, limits: Limits, floor: float | None = None
@@ -282,13 +282,13 @@ class _Target:
                 "time": float(times[0]),
                 "time_interval": _interval(times[1:]),
             }
-        asked = {**variables, "tokens": tokens}
-        own = {name: float(np.ravel(asked[name])[0]) for name in ("n_active", "experts", *self.law.variables)}
-        check = self.law.check(**own)
+        inputs = {**variables, "tokens": tokens}
+        values = {name: float(np.ravel(inputs[name])[0]) for name in ("n_active", "experts", *self.law.variables)}
+        check = self.law.check(**values)
         return SpeedupRow(
             size=size,
-            n_active=own["n_active"],
-            tokens=own["tokens"],
+            n_active=values["n_active"],
+            tokens=values["tokens"],
             flops=float(flops[0]),
             compute=float(flops[0] / self.flops),
             compute_interval=_interval(flops[1:] / self.flops),
@@ -303,12 +303,12 @@ class _Target:
 
 
 def _seconds(cluster: Cluster, work: ModelWork, tokens: FloatArray) -> FloatArray:
-    """By the step times themselves first, then by their draws, as often as there are tokens, [1 + n_draws]."""
-    own = cluster.seconds(work, tokens)
+    """Training seconds of each of the tokens, [1 + n_draws]: by the step times themselves, then by their draws."""
+    seconds = cluster.seconds(work, tokens)
     if cluster.throughput.draws is None:
-        return own
+        return seconds
     drawn, i = cluster.seconds(work, tokens, drawn=True), np.arange(len(tokens))
-    return np.where(i == 0, own, drawn[(i - 1) % len(drawn), i])
+    return np.where(i == 0, seconds, drawn[(i - 1) % len(drawn), i])
 
 
 def _spent(law: Formula, a: Model, flops: Any, tokens: Any, limits: Limits) -> tuple[dict[str, Any], float]:
@@ -326,7 +326,7 @@ def _spent(law: Formula, a: Model, flops: Any, tokens: Any, limits: Limits) -> t
         width = float(optimal_widths(law, budget, e, limits).free)  # as free as b: below d_model 64, too
         variables = limits.variables(width, e, budget)
     if missing := [name for name in law.variables if name not in variables]:
-        raise InputError(f"{missing[0]}, a variable of the {law.name} law, is none of an architecture")
+        raise InputError(f"the {law.name} law depends on {missing[0]}, which an Architecture does not have")
     variables["tokens"] = positive("tokens", variables["tokens"])
     names = dict.fromkeys(("n_active", "tokens", "experts", *law.variables))
     return {name: variables[name] for name in names}, width
@@ -334,12 +334,12 @@ def _spent(law: Formula, a: Model, flops: Any, tokens: Any, limits: Limits) -> t
 
 def _frontier(law: Formula, question: _Target, experts: float, limits: Limits) -> dict[str, Any]:
     """L∞, α and the loss at a's FLOPs, along the best models with E experts."""
-    found = _asymptote(question, limits.variables(64.0, experts, 1.0))
+    line = _asymptote(question, limits.variables(64.0, experts, 1.0))
     budgets = question.flops * np.array([1.0, 2.0])
     widths = optimal_widths(law, budgets, experts, limits).free
     loss, further = law.loss(**model_variables(law, widths, experts, budgets, limits))
-    above = (loss - found["asymptote"]) / (further - found["asymptote"])
-    return found | {"exponent": float(np.log2(above)), "baseline_loss": float(loss)}
+    above = (loss - line["asymptote"]) / (further - line["asymptote"])
+    return line | {"exponent": float(np.log2(above)), "baseline_loss": float(loss)}
 
 
 def _asymptote(question: _Target, variables: Mapping[str, Any]) -> dict[str, Any]:
@@ -349,16 +349,16 @@ def _asymptote(question: _Target, variables: Mapping[str, Any]) -> dict[str, Any
 
 
 def _interval(draws: FloatArray) -> tuple[float, float] | None:
-    """Of 95 % of the draws, infinite ones too, without those that have no optimum; None for a law without draws."""
-    known = draws[~np.isnan(draws)]
-    if not known.size:
+    """95 % interval of the draws, infinite ones included, those without an optimum (NaN) not; None without draws."""
+    values = draws[~np.isnan(draws)]
+    if not values.size:
         return None
-    low, high = np.quantile(known, (0.025, 0.975), method="inverted_cdf")  # which cannot fall between x and infinity
+    low, high = np.quantile(values, (0.025, 0.975), method="inverted_cdf")  # which cannot fall between x and infinity
     return float(low), float(high)
 
 
 def _experts(name: str, value: Any) -> float:
-    """ValueError for what is no single E."""
+    """Read a single E; ValueError for anything else."""
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise InputError(f"{name}={value!r} must be a number of experts or an Architecture")
     return float(checked_experts(value))

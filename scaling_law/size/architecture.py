@@ -163,16 +163,16 @@ class LatentAttention:
     query_rank: int | None = None
 
     def __post_init__(self) -> None:
-        for own in fields(self):
-            if (value := getattr(self, own.name)) is not None or own.default is not None:
-                _check_size(f"latent_attention: {own.name}", value)
+        for f in fields(self):
+            if (value := getattr(self, f.name)) is not None or f.default is not None:
+                _check_size(f"latent_attention: {f.name}", value)
 
 
 @dataclass(frozen=True)
 class Architecture:
     """A decoder that can be built. The defaults are the paper's models, where `d_model` and `experts` say it all.
 
-    Without more, n_blocks = n_heads = d_model / 64, and one SwiGLU expert of width 3 d_model is active per token. A
+    By default, n_blocks = n_heads = d_model / 64, and one SwiGLU expert of width 3 d_model is active per token. A
     dense model has one expert, of width `d_expert`. ValueError names the field, its value and what is allowed.
 
     Attributes:
@@ -181,7 +181,7 @@ class Architecture:
             feed-forward of a dense block (default: as wide as all that is active in a routed block). A model without
             experts and `dense_blocks` has dense blocks alone: either name says its width.
         shared_experts: experts that every token passes, beside the routed ones.
-        dense_blocks: how many of the n_blocks have a dense feed-forward in place of experts, wherever they stand.
+        dense_blocks: how many of the n_blocks have a dense feed-forward instead of experts, wherever they stand.
         n_kv_heads: key-value heads; fewer than n_heads for grouped queries.
         head_dim: width of a head (default: d_model / n_heads; with latent attention that of a query).
         gated: three matrices per feed-forward (SwiGLU), else two.
@@ -279,7 +279,7 @@ class Architecture:
 
     @property
     def shape(self) -> dict[str, int]:
-        """As records and configurations name it."""
+        """Width, depth, heads and experts, as records and configurations name them."""
         return {"d_model": self.d_model, "n_blocks": self.blocks, "n_heads": self.heads, "experts": self.experts}
 
     def to_dict(self) -> dict[str, Any]:
@@ -293,7 +293,7 @@ class Architecture:
 
     @property
     def is_of_the_paper(self) -> bool:
-        """Whether shape and vocabulary say it all: whole top-1 experts, and plain attention."""
+        """Whether shape and vocabulary say it all: unsplit top-1 experts, and plain attention."""
         return set(self.to_dict()) == {*self.shape, "vocab_size"}
 
     # -- parameters
@@ -315,12 +315,12 @@ class Architecture:
 
     @property
     def embedding_parameters(self) -> int:
-        """Of embedding and head: d_model × vocab_size each, once if they are tied."""
+        """Parameters of embedding and head: d_model × vocab_size each, once if they are tied."""
         return self.d_model * self.vocab_size * (1 if self.tied_embeddings else 2)
 
     @property
     def attention_parameters(self) -> int:
-        """Of all blocks: query, key, value and output projections, without biases and norms."""
+        """Attention parameters of all blocks: query, key, value and output projections, without biases and norms."""
         d, h, mla = self.d_model, self.heads, self.latent_attention
         if mla is None:
             return self.blocks * 2 * d * self.head_dim * (h + self.n_kv_heads)
@@ -396,7 +396,7 @@ class Architecture:
     def forward_flops(self, context: float = 0.0) -> float:
         """FLOPs of one token's forward pass: 2 for each weight it is multiplied with, router included, lookups not.
 
-        `context` adds attention's scores and weighted values over so many positions in every block, without the causal
+        `context` adds attention scores and weighted values over that many positions in every block, without the causal
         half and without windows (Chowdhery et al. 2022, arXiv 2204.02311, Appendix B; Hoffmann et al. 2022,
         Appendix F).
         """
@@ -420,11 +420,11 @@ class Architecture:
         )
 
     def weight_bytes(self, bytes_per_parameter: float = 2.0) -> float:
-        """Of all parameters; 2 bytes each for bf16."""
+        """Bytes of all parameters; 2 each for bf16."""
         return bytes_per_parameter * self.n_total
 
     def kv_cache_bytes(self, tokens: float, bytes_per_element: float = 2.0) -> float:
-        """Of `tokens` positions: keys and values of every key-value head, or the latent vectors of MLA."""
+        """Bytes of `tokens` positions: keys and values of every key-value head, or the latent vectors of MLA."""
         mla = self.latent_attention
         elements = mla.kv_rank + mla.rope_dim if mla else 2 * self.n_kv_heads * self.head_dim
         return bytes_per_element * tokens * self.blocks * elements

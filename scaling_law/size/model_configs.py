@@ -1,7 +1,7 @@
 """Architectures of released models, read from their `config.json` alone: no weights, no code, no transformers.
 
-For each model_type, `FAMILIES` says where the fields stand that an `Architecture` needs, and what the class has beside
-the parameters that laws count: `Model.parameters` is exact (tests build the classes of transformers).
+For each model_type, `FAMILIES` names the fields that an `Architecture` needs, and what the class has besides the
+parameters that laws count: `Model.parameters` is exact (tests build the classes of transformers).
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class Model:
 
     @property
     def parameters(self) -> int:
-        """The exact number of parameters, as of the class in transformers."""
+        """The exact number of parameters of the class in transformers."""
         return self.architecture.n_total + sum(self.left_out.values())
 
 
@@ -196,11 +196,11 @@ def _model(name: str, config: Config) -> Model:
     if family is None:
         raise InputError(unknown("model_type=", kind, FAMILIES))
     stated = {key: value for key, value in config.items() if value is not None or key in _MAYBE_NULL}
-    known = _Fields({**family.defaults, **stated})
-    if "num_local_experts" in known:  # as transformers 5 writes the num_experts of Qwen3
-        known.setdefault("num_experts", known["num_local_experts"])
-    architecture = _architecture(family, known)
-    return Model(name, str(kind), architecture, _left_out(family, architecture, known), text is not None)
+    fields = _Fields({**family.defaults, **stated})
+    if "num_local_experts" in fields:  # as transformers 5 writes the num_experts of Qwen3
+        fields.setdefault("num_experts", fields["num_local_experts"])
+    architecture = _architecture(family, fields)
+    return Model(name, str(kind), architecture, _left_out(family, architecture, fields), text is not None)
 
 
 class _Fields(dict[str, Any]):
@@ -273,14 +273,14 @@ def _left_out(family: Family, a: Architecture, config: Config) -> dict[str, int]
     biases = a.blocks * (has(family.query_bias) * query_bias + has(family.output_bias) * d)
     if has(family.expert_bias):
         biases += a.blocks * a.experts * (2 * a.d_expert + d)
-    found = {
+    counts = {
         "norms": norms,
         "router": routed * (d * (a.experts + family.shared_gate) + family.router_bias * a.experts),
         "biases": biases,
         "sinks": family.sinks * a.blocks * a.heads,
         "indexer": _indexer(a, config) if family.indexer else 0,
     }
-    return {name: count for name, count in found.items() if count}
+    return {name: count for name, count in counts.items() if count}
 
 
 def _indexer(a: Architecture, config: Config) -> int:

@@ -1,7 +1,7 @@
-"""From an architecture to a class that has it: the section `model` of a configuration of `train.py`.
+"""The `model` section of a `train.py` configuration for an architecture, in a class that has it.
 
-Ours has the paper's models. For all others there are classes of transformers; `size.model_configs` reads the section
-back to an architecture of the same counts, and tests build each class and count it.
+Our class has the paper's models. All others use classes of transformers; `size.model_configs` reads the section back
+to an architecture of the same counts, and tests build each class and count it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def model_section(a: Architecture) -> Section:
 
 
 def _common(a: Architecture, model_type: str) -> Section:
-    own = {
+    section = {
         "type": model_type,
         "hidden_size": a.d_model,
         "num_hidden_layers": a.blocks,
@@ -50,13 +50,13 @@ def _common(a: Architecture, model_type: str) -> Section:
         "num_key_value_heads": a.n_kv_heads,
         "tie_word_embeddings": a.tied_embeddings,
     }
-    return own if a.latent_attention else own | {"head_dim": a.head_dim}
+    return section if a.latent_attention else section | {"head_dim": a.head_dim}
 
 
 def _latent(a: Architecture) -> Section:
     mla = a.latent_attention
     if mla is None or a.experts == 1:
-        raise InputError("latent_attention of a model of one expert: no class here has it")
+        raise InputError("latent_attention with experts=1: no class here has both")
     if a.shared_experts and a.d_shared != a.d_expert:
         raise InputError(f"d_shared={a.d_shared} with latent_attention must be d_expert={a.d_expert}")
     return {

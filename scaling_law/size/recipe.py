@@ -20,7 +20,7 @@ from scaling_law.size.architecture import Architecture
 
 @dataclass(frozen=True)
 class RampStage:
-    """From `from_tokens` training tokens on, a global batch has `sequences` sequences."""
+    """Global batch of `sequences` sequences from `from_tokens` training tokens on."""
 
     from_tokens: int
     sequences: int
@@ -36,7 +36,7 @@ class BatchRamp:
 
     def __init__(self, stages: Sequence[RampStage], sequence_length: int) -> None:
         if not stages:
-            raise InputError("batch_ramp: got no stage; give at least one, such as '0:512'")
+            raise InputError("batch_ramp: no stages; give at least one, such as '0:512'")
         starts = [stage.from_tokens for stage in stages]
         if starts[0] != 0:
             raise InputError(f"batch_ramp: the first stage starts at {starts[0]} tokens; it must start at 0")
@@ -78,7 +78,7 @@ class BatchRamp:
         return first_step + (sequences - seen) // self.stages[stage].sequences
 
     def last_batch_tokens(self, tokens: float) -> int:
-        """Tokens of the last batch of a run of `tokens` tokens: of the ramp's batches the one that it ends with."""
+        """Tokens of the last batch of a run of `tokens` tokens."""
         return self.sequences(max(0, self.steps(tokens) - 1)) * self.sequence_length
 
 

@@ -59,7 +59,7 @@ LINES = {  # what is typed → the line on standard error
     "speedup": "--flops or --n-active is needed",
     "speedup --flops 1e21 --experts 1,2": "--experts 1,2: one E goes with --flops, several with --n-active",
     "speedup --n-active 1B --flops 1e21 --gpus 2": "--flops and --gpus do not go with --n-active",
-    "speedup --flops 1e21 --law kaplan": "--experts 8: the kaplan law is one of dense models, E = 1",
+    "speedup --flops 1e21 --law kaplan": "--experts 8: the kaplan law holds for dense models only, E = 1",
     "compare --memory 80GB": "--memory goes only with --flops",
     "compare --laws chinchila": f"--laws 'chinchila' is unknown: did you mean 'chinchilla'? There are {ON_SHELF}",
     "compare --flops 1e22 --laws marine": f"--laws 'marine' is unknown: did you mean 'marin'? There are {ON_SHELF}",

@@ -75,7 +75,7 @@ def test_an_answer_and_its_link(laws, published):
         ({"law": "chinchilla", "experts": "8"}, "this Chinchilla law holds for E = 1 only"),
         ({"unit": "hours", "hours": ""}, "hours=0 must be positive"),
         ({"unit": "hours", "gpus": "1.5"}, "gpus=1.5 must be a whole number"),
-        ({"unit": "hours", "inference_tokens": "1B"}, "they go with a budget of flops, not of hours"),
+        ({"unit": "hours", "inference_tokens": "1B"}, "give a budget of flops, not of hours"),
         ({"flops": "<b>"}, "flops='<b>' is not"),
     ],
 )

@@ -167,8 +167,8 @@ def changed_kind(**changes):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"name": ""}, "must be given"),
-        ({"name": "joint"}, "must be given, and not be another law's"),
+        ({"name": ""}, "must be set"),
+        ({"name": "joint"}, "must be set and unique"),
         (
             {"form": Form((Term("a", {"n_active": "alpha"}),))},
             r"its fields .*delta.* must be those of its form \(a, alpha\)",
@@ -184,11 +184,11 @@ def test_a_law_that_contradicts_itself_is_not_registered(changes, message):
 @pytest.mark.parametrize(
     ("form", "message"),
     [
-        (((Term("a", {"n_active": "alpha"}), Term("a", {"tokens": "beta"})),), "names of their own"),
-        (((Term("a", {"n_active": "a"}),),), "names of their own"),
+        (((Term("a", {"n_active": "alpha"}), Term("a", {"tokens": "beta"})),), "must be unique"),
+        (((Term("a", {"n_active": "a"}),),), "must be unique"),
         (((Term("a"), Term("c")),), "one constant at most"),
-        (((Term("a", {"n_active": "alpha"}),), (E_HAT,)), "no term names e_hat"),
-        (((Term("e_max", {"e_hat": "alpha"}),), (E_HAT,)), "names of their own"),
+        (((Term("a", {"n_active": "alpha"}),), (E_HAT,)), "no term uses e_hat"),
+        (((Term("e_max", {"e_hat": "alpha"}),), (E_HAT,)), "must be unique"),
     ],
 )
 def test_a_form_that_contradicts_itself_is_refused(form, message):

@@ -115,7 +115,7 @@ def test_a_file_that_cannot_be_right_is_refused(tmp_path, change, message):
 
 def test_bad_questions_get_one_line(tmp_path):
     path = MEASURED.save(tmp_path / "throughput.json")
-    with pytest.raises(RecordError, match=r"of 'a device', and cannot say how fast 'another' is"):
+    with pytest.raises(RecordError, match=r"measured on 'a device', not on 'another'"):
         Throughput.from_file(path, device="another")
     with pytest.raises(ValueError, match=r"gpu='h900' is unknown.* b300, .* or a throughput file"):
         Throughput.assumed("h900")

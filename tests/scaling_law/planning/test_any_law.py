@@ -63,7 +63,7 @@ def test_a_law_of_dense_models_answers_for_dense_models():
     n, non_embedding = active_parameters(widths), active_parameters(widths, vocab_size=0)
     losses = DENSE.loss(n_active_non_embedding=non_embedding, tokens=1e21 / (6 * n))
     assert table.best.loss == pytest.approx(losses.min(), abs=1e-9)
-    with pytest.raises(ValueError, match="experts=8: the kaplan law is one of dense models, E = 1"):
+    with pytest.raises(ValueError, match="experts=8: the kaplan law holds for dense models only, E = 1"):
         DENSE.optimal(1e21, 8)
 
 
@@ -181,5 +181,7 @@ def test_a_variable_that_no_architecture_has_is_named():
         alpha: float = 0.1
         beta: float = 0.1
 
-    with pytest.raises(ValueError, match="batch, a variable of the batch law, is none of an architecture: n_active"):
+    with pytest.raises(
+        ValueError, match="batch law depends on batch, which an Architecture does not have; it has n_active"
+    ):
         Batch().optimal(1e20)

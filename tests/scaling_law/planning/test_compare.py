@@ -58,8 +58,8 @@ def test_the_number_of_active_experts_is_chosen_where_a_law_depends_on_it(found)
 
 
 def test_what_a_law_cannot_say_is_said(found):
-    assert found["clark_hash"].silent == "says nothing of tokens"
-    assert found["besiroglu"].silent == "knows dense models only"
+    assert found["clark_hash"].silent == "does not depend on tokens"
+    assert found["besiroglu"].silent == "holds for dense models only"
     assert found["step_law"].silent == "gives no size, tokens or loss"
     assert "peak LR" in found["step_law"].says
     refused = compare(1e29, laws=["krajewski_e16", "hunyuan"])["krajewski_e16"]
@@ -90,7 +90,7 @@ def test_memory_limits_every_model_and_no_loss_is_ranked(found):
         if opinion.n_total and opinion.experts:
             assert 2 * opinion.n_total <= 24e9 * (1 + 1e-9)
     text = as_text(small)
-    assert "Losses of different corpora and tokenizers do not compare." in text
+    assert "Losses on different corpora and tokenizers are not comparable." in text
     assert "best" not in text
 
 

@@ -37,7 +37,7 @@ def test_tokens_may_be_text_and_the_prediction_has_its_range():
     assert any("D 2T is outside the fitted" in warning for warning in found.warnings)
     exact = found.to_dict()["flops_per_token"]["training_exact"]
     assert exact == found.architecture.training_flops(1, 4096)
-    assert "not of the model's own" in as_text(found)
+    assert "recipe, not the model's." in as_text(found)
 
 
 def test_far_outside_the_law_refuses_to_choose():

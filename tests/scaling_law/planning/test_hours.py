@@ -136,8 +136,8 @@ def test_a_file_and_a_name_stand_for_throughputs(law, measured, tmp_path):
         ({"money": 100, "gpus": 8, "gpu": "h100"}, "money=100 needs a price"),
         ({"hours": 72, "gpus": 8, "gpu": "h100", "price": 0}, "price=0 must be positive"),
         ({"hours": 72, "gpus": 8, "gpu": "z80"}, "gpu='z80' is unknown"),
-        ({"hours": 1e-7, "gpus": 8, "gpu": "h100"}, "hours=1e-07 are no step: the smallest model .d_model 64"),
-        ({"hours": 72, "gpus": 8, "gpu": "h100", "inference_tokens": 1e9}, "they go with a budget of flops"),
+        ({"hours": 1e-7, "gpus": 8, "gpu": "h100"}, "hours=1e-07 is less than one training step: the smallest model"),
+        ({"hours": 72, "gpus": 8, "gpu": "h100", "inference_tokens": 1e9}, "give a budget of flops, not of hours"),
     ],
 )
 def test_bad_questions(law, asked, message):
@@ -166,7 +166,7 @@ def test_reach_in_hours_inverts_the_best_loss_in_hours(law, measured):
     assert limited.memory_bytes == pytest.approx(4e9)
     assert limited.hours > law.reach(2.6, [8], **asked).hours
     assert np.isinf(law.reach(1.3, [1], **asked).hours).all()
-    with pytest.raises(ValueError, match=r"inference_tokens=1e\+09 go with FLOPs"):
+    with pytest.raises(ValueError, match=r"inference_tokens=1e\+09 needs a Chinchilla or joint law"):
         law.reach(2.6, [8], inference_tokens=1e9, **asked)
 
 

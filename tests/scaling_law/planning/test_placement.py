@@ -42,7 +42,7 @@ def test_small_models_are_whole_on_each_gpu_and_large_ones_compute_activations_a
 
 
 def test_what_cannot_be_trained_is_refused():
-    with pytest.raises(ValueError, match=r"d_model 2048, E = 32 .*cannot be trained on 8 × .* has 78 GB for it"):
+    with pytest.raises(ValueError, match=r"d_model 2048, E = 32 .*cannot be trained on 8 × .* has 78 GB free"):
         place(Architecture(2048, 32), Cluster(8, H100))
     with pytest.raises(ValueError, match="gpus=6 cannot share batches of 128, 256, 512 sequences equally"):
         place(Architecture(512), Cluster(6, H100))

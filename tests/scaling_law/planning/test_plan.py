@@ -81,7 +81,7 @@ def test_a_fine_grained_answer_is_a_class_that_can_be_built(shape, model_type):
     asked = law.optimal(1e20, [8], force=True, integral=True, **shape)[8]
     assert (a.n_active, a.n_total) == (asked.n_active, asked.n_total)
     assert made.loss == pytest.approx(asked.loss, rel=1e-4)
-    with pytest.raises(ValueError, match="whole top-1 experts only"):
+    with pytest.raises(ValueError, match="only unsplit top-1 experts"):
         asked.config_arguments()
     read = from_dict(yaml.safe_load(made.to_yaml("sweep")))
     assert read.model.type == model_type

@@ -53,7 +53,7 @@ def test_what_does_not_fit_or_is_not_known_says_so():
     (row,) = scale_out(Architecture(4096, 8), (8,), "h100").rows
     assert (row.placement, row.expected_mfu, row.limited_by) == (None, None, "memory")
     assert scale_out(MODEL, (8,), "h100").to_dict()["rows"][0]["limited_by"] == "compute"
-    with pytest.raises(ValueError, match="gpu='l4': the speed of its links is not known here; give one of H200, H100"):
+    with pytest.raises(ValueError, match="gpu='l4': link speed unknown; give one of H200, H100"):
         scale_out(MODEL, (8,), "l4")
     with pytest.raises(ValueError, match="gpus=6 cannot share batches of 512 sequences equally"):
         scale_out(MODEL, (6,), "h100")

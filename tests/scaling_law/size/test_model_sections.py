@@ -55,7 +55,7 @@ def test_the_class_has_exactly_the_parameters_of_the_architecture(name):
     ("architecture", "message"),
     [
         (Architecture(128, 8, gated=False), "gated=False: no class here has feed-forwards of two matrices"),
-        (Architecture(128, n_heads=4, latent_attention=MLA), "latent_attention of a model of one expert"),
+        (Architecture(128, n_heads=4, latent_attention=MLA), "latent_attention with experts=1: no class"),
         (
             Architecture(128, 8, n_heads=4, latent_attention=MLA, shared_experts=1, d_shared=7),
             "d_shared=7 with latent_attention must be d_expert=384",
