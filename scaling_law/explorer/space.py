@@ -105,9 +105,9 @@ def requirements(wheel: Path) -> list[str]:
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (entry for entry in archive.namelist() if entry.endswith(".dist-info/METADATA"))
         metadata = Parser().parsestr(archive.read(name).decode())
-    found = map(Requirement, metadata.get_all("Requires-Dist", []))
-    wanted = [own for own in found if own.marker is None or own.marker.evaluate({"extra": EXTRA})]
-    return [str(own).partition(";")[0].strip() for own in wanted]
+    required = map(Requirement, metadata.get_all("Requires-Dist", []))
+    wanted = [one for one in required if one.marker is None or one.marker.evaluate({"extra": EXTRA})]
+    return [str(one).partition(";")[0].strip() for one in wanted]
 
 
 def build_wheel(folder: Path) -> Path:
