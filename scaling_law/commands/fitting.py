@@ -113,18 +113,18 @@ def fit(
         parts = splits.split(table, split, validation, test)
         converged = _show_split(splits.compare(parts, select, joint_options=limits, **robust, **further), as_json)
     elif calibrate is not None:
-        made = calibration.calibrate(
+        calibrated = calibration.calibrate(
             choose_law(calibrate, flag="--calibrate"), table, groups=groups, candidates=candidates or None, **robust
         )
-        _show(made, bootstrap, output, {}, [], as_json)
-        converged = made.fit.status.converged
+        _show(calibrated, bootstrap, output, {}, [], as_json)
+        converged = calibrated.fit.status.converged
     else:
         result = fitting.fit(table, kind, **limits, **robust, **further, progress=not as_json)
         names = result.fitted if coefficients == ("all",) else coefficients or ()
         intervals = [profiles.profile_interval(result, name, level) for name in names]
         more = _profiles(intervals, level) if intervals else {}
-        shown = [profiles.profile_table(intervals, level)] if intervals else []
-        _show(result, bootstrap, output, {"skipped": list(table.skipped)} | more, shown, as_json)
+        tables = [profiles.profile_table(intervals, level)] if intervals else []
+        _show(result, bootstrap, output, {"skipped": list(table.skipped)} | more, tables, as_json)
         converged = result.status.converged
     _name_skipped(table)
     exit_untrusted(converged)

@@ -81,18 +81,18 @@ def learning_rate(
     """
     check_modes(context, MODES)
     if runs:
-        made, value, table = _fit(runs, experts, extras, reading, loss, where, columns, format, within, mix)
+        fitted, value, table = _fit(runs, experts, extras, reading, loss, where, columns, format, within, mix)
         if output is not None:
-            made.save(output)
+            fitted.save(output)
         show(value if as_json else None, as_json, table)
         if not as_json:
-            typer.echo(made.formula if extras else repr(made))
+            typer.echo(fitted.formula if extras else repr(fitted))
         return
     if d_model is None:
         raise InputError("--d-model is needed; or RUNS, to fit a law of learning rates")
     if experts is not None and len(experts) > 1:
         raise InputError(f"--experts {','.join(map(str, experts))}: an architecture has one E; several go with RUNS")
-    value = _asked(
+    value = _answer(
         LearningRateLaw.named(law), d_model, experts or [1], n_blocks, n_heads, vocab_size, tokens, batch_tokens
     )
     text = "{learning_rate:.4g}  (reading {reading!r}: {source}; N_act {n})"
@@ -101,7 +101,7 @@ def learning_rate(
     exit_untrusted(value["trusted"])
 
 
-def _asked(
+def _answer(
     law: LearningRateLaw,
     d_model: float,
     experts: list[int],
@@ -149,6 +149,6 @@ def _fit(
         return law, {"law": asdict(law), "models": grid.to_dicts(law)}, grid.table(law)
     tables = [run_options.load(source, loss, where=where, columns=columns, format=format) for source in runs]
     tables = [table if experts is None else table.subset(np.isin(table.experts, experts)) for table in tables]
-    chosen: Any = () if extras == "none" else options.names(extras)
-    fitted = fit_learning_rate_grid(tables, chosen, reading=reading, within=within, mix=mix)
+    terms: Any = () if extras == "none" else options.names(extras)
+    fitted = fit_learning_rate_grid(tables, terms, reading=reading, within=within, mix=mix)
     return fitted.law, fitted.to_dict(), fitted.table()

@@ -80,5 +80,5 @@ def load(
 ) -> Runs:
     """The table that a command names, with what it says of its columns and rows."""
     wanted = None if status == "all" else status
-    chosen: dict[str, Any] = {"trunks": trunks, "where": where, "columns": dict(columns), "format": format}
-    return load_runs(runs, loss, wanted, "skip" if skip_invalid else "raise", **chosen)
+    settings: dict[str, Any] = {"trunks": trunks, "where": where, "columns": dict(columns), "format": format}
+    return load_runs(runs, loss, wanted, "skip" if skip_invalid else "raise", **settings)
