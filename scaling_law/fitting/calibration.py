@@ -82,7 +82,7 @@ class Calibration(ResultTable):
     def warnings(self) -> Names:
         sentences = []
         for names, why in list(self.left_out.items())[:1]:
-            more = f", nor {len(self.left_out) - 1} sets more" if len(self.left_out) > 1 else ""
+            more = f", nor {len(self.left_out) - 1} other sets" if len(self.left_out) > 1 else ""
             sentences.append(f"These runs cannot determine {', '.join(names)} together{more}: {why}.")
         better = [c.name for c in self.candidates if not c.refitted and c.rmse < self.chosen.rmse]
         sentences += [f"Held-out runs are predicted better by the {name}." for name in better]

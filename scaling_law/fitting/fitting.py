@@ -97,8 +97,8 @@ class FitStatus:
             sentences.append(f"Not determined by these runs: {', '.join(each)}.")
         if self.bounds_hit or self.undetermined:
             sentences.append(
-                "Other values of these coefficients fit the runs about as well: judge the law by its predictions "
-                "inside the range of the runs, and bootstrap it before using any answer outside."
+                "These coefficients are not identifiable from the runs. Trust predictions inside the fitted range; "
+                "bootstrap before extrapolating."
             )
         return tuple(sentences)
 
@@ -337,8 +337,8 @@ def fit(
     if far.too_many:
         count = f"{int(far.suspicious.sum())} of {int(problem.used.sum())} runs"
         warnings.append(
-            f"{count} lie far from the law that fits the others; more than {MOST:.0%} are no outliers, and all runs "
-            "were kept: check the table and the form of the law"
+            f"{count} lie far from the law that fits the others; with more than {MOST:.0%} none is set aside: "
+            "check the table and the form of the law"
         )
     elif outliers == "set_aside":
         problem = problem.without(far.suspicious)

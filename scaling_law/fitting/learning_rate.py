@@ -60,7 +60,7 @@ def fit_learning_rate(
     design = np.stack([np.ones_like(rates), *(np.log(columns[name]) for name in used)], axis=1)
     if len(rates) < design.shape[1] or np.linalg.matrix_rank(design - [0, *design[:, 1:].mean(0)]) < design.shape[1]:
         what = " and ".join(_SLOPES[name][2] for name in used)
-        raise InputError(f"{len(rates)} rows with too few different {what} to determine the learning-rate law")
+        raise InputError(f"{len(rates)} rows with too few distinct {what} to determine the learning-rate law")
     solution = np.linalg.lstsq(design, np.log(rates), rcond=None)[0]
     rmse = math.sqrt(float(np.mean((design @ solution - np.log(rates)) ** 2)))
     intercept, *slopes = solution.tolist()
@@ -153,7 +153,7 @@ class LearningRateGrid:
         for model in models:
             if len(model.learning_rates) < 3:
                 rates = ", ".join(f"{rate:g}" for rate in model.learning_rates)
-                raise RunsError(f"{model.name}: learning rates {rates}; a grid needs three")
+                raise RunsError(f"{model.name}: learning rates {rates}; a grid needs at least three")
         counted = LearningRateLaw.published(reading).counted
         expert_counts = [model.architecture.experts for model in models]
         sizes, best = [counted(model.architecture) for model in models], [model.best for model in models]

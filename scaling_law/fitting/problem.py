@@ -166,7 +166,7 @@ def make_problem(
     if not isinstance(law, str) or law not in LAWS:
         raise InputError(unknown("kind=", law, sorted(LAWS)))
     if not LAWS[law].form.terms:
-        raise InputError(f"kind={law!r} is no sum of terms: it can be asked but not fitted")
+        raise InputError(f"kind={law!r} is not a sum of terms, so it cannot be fitted")
     huber_delta, l2 = _number("huber_delta", huber_delta), _number("l2", l2)
     if not huber_delta > 0:
         raise InputError(f"huber_delta={huber_delta!r} must be positive and finite")
@@ -234,7 +234,7 @@ def _one_sided(runs: Runs, one_sided: Any) -> NDArray[np.bool_]:
     if mask.shape != (len(runs),) or not np.isin(mask, (0, 1)).all():
         raise InputError(f"one_sided{label} must be {len(runs)} values true or false, or the name of such a column")
     if mask.all():
-        raise InputError(f"one_sided{label}: all {len(runs)} runs are upper bounds; the law needs some to meet")
+        raise InputError(f"one_sided{label}: all {len(runs)} runs are upper bounds; at least one must not be")
     return mask.astype(bool)
 
 
@@ -300,7 +300,7 @@ def _box(objective: Objective, limits: Limits, losses: FloatArray) -> tuple[Floa
             if np.isfinite(end):
                 side[i] = np.log(end) if name in objective.positive else end
         if lower[i] > upper[i]:
-            raise InputError(f"bounds: {name}={limits[name]} has an open end where one is needed: give both")
+            raise InputError(f"bounds: {name}={limits[name]} must not be open here: give both ends")
     boxes = _transform_box(objective, limits).values()
     lower[objective.first_transform :], upper[objective.first_transform :] = np.reshape([*boxes], (-1, 2)).T
     return lower, upper

@@ -227,7 +227,7 @@ class _Surface:
         design = np.column_stack([np.ones(len(x)), x - self.means])
         if np.linalg.matrix_rank(design) < design.shape[1]:
             what = ", ".join({"slope_n": "N", "slope_e": "E", "slope_d": "D"}[name] for name in logarithms)
-            raise RunsError(f"{len(grid)} models with too few different {what} to determine the learning-rate law")
+            raise RunsError(f"{len(grid)} models with too few distinct {what} to determine the learning-rate law")
         settings = np.stack([grid.ln_rate, *([] if grid.batch is None else [np.log(grid.batch)])], axis=1)[near]
         self.centre = settings.mean(axis=0)
         u, model = settings - self.centre, grid.model[near]
