@@ -206,7 +206,7 @@ def _frozen(values: ArrayLike, kind: Any = float) -> NDArray[Any]:
 def _other(name: str, values: ArrayLike, count: int) -> FloatArray:
     """A further column of `Runs.from_columns`; RunsError for a taken name and another length."""
     if name in _COLUMNS or name == "run_id":
-        raise RunsError(f"columns: {name!r} has an argument of its own")
+        raise RunsError(f"columns: {name!r} is an argument itself, not one of columns")
     try:
         return np.broadcast_to(np.asarray(values, float), (count,))
     except ValueError:
@@ -377,7 +377,7 @@ def _check_comparable(rows: Sequence[Row], column: str, origin: str) -> None:
 
 def _none_left(rows: Sequence[Row], status: str | None, problems: Sequence[str]) -> str:
     if not rows:
-        return f"no runs at all{f'; {len(problems)} rows were left out, e.g. {problems[0]}' if problems else ''}"
+        return f"no runs{f'; {len(problems)} rows were left out, e.g. {problems[0]}' if problems else ''}"
     counts = sorted(Counter(str(row.get("status") or "final") for row in rows).items())
     present = ", ".join(f"{count} {name}" for name, count in counts)
     return f"no runs with status {status!r}; there are {present} (--status all takes every run, in Python status=None)"
@@ -423,7 +423,7 @@ def _loss_column(origin: str, rows: list[Row], loss: str | None, aliases: Collec
         obvious = _losses(present)
         if "eval_loss" not in present and len(obvious) > 1:
             others = ", ".join(obvious)
-            raise RunsError(f"{origin}: no column eval_loss, and several others ({others}): choose by loss=...")
+            raise RunsError(f"{origin}: no column eval_loss, but other losses ({others}): choose with loss=...")
         loss = obvious[0] if len(obvious) == 1 else "eval_loss"
     if missing := [name for name in (*_INPUTS, loss) if name not in present]:
         names = ", ".join(missing).replace("n_active", "n_active (or d_model and n_blocks)")
