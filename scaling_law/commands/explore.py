@@ -19,8 +19,8 @@ WHEEL = "The package in that Space. [default: built from the checkout]"
 
 
 def explore(
-    law: Annotated[list[str], option("A further law: a folder, a file or a Hub repo (repeatable).", "--law")] = [],  # noqa: B006
-    runs: Annotated[str | None, option("Runs, as of `scaling-law fit`: their joint law is the first.")] = None,
+    law: Annotated[list[str], option("Another law: a folder, a file or a Hub repo (repeatable).", "--law")] = [],  # noqa: B006
+    runs: Annotated[str | None, option("Runs, as for `scaling-law fit`; their joint law comes first.")] = None,
     host: Annotated[str, option("Address to listen on; 0.0.0.0 lets other machines in.", rare=True)] = "127.0.0.1",
     port: Annotated[int | None, option("Port. [default: the first free one from 7860]", min=1, max=65_535)] = None,
     browser: Annotated[bool, option("Open the browser.", "--browser/--no-browser")] = True,

@@ -21,7 +21,7 @@ Extreme = Literal["loss", "n_active", "flops", "tokens"]
 HELD_OUT = "Fit without the runs of lowest loss, or of most n_active, flops or tokens, and predict them."
 PROFILED = "Profile intervals of these coefficients: gamma,e_max, or all."
 MOVED = "Refit as few coefficients of this law as predict models that were left out: published, a folder, …"
-LEFT_OUT = "Runs left out together: auto (of one model), trunk, or of a column."
+LEFT_OUT = "Runs left out together: auto (those of one model), trunk, or a column."
 SEARCH = ("outliers", "l2", "starts", "release", "allow_unidentifiable")
 MODES = {
     "coefficients": Mode(only=("level",)),
@@ -48,7 +48,7 @@ def fit(
     validation: Annotated[int, option("With --split: runs of the validation part.", rare=True)] = 30,
     test: Annotated[int, option("With --split: runs of the test part, the most extreme ones.", rare=True)] = 0,
     select: Annotated[
-        Literal["objective", "rmse"], option("With --split: rmse is that of training and validation runs.", rare=True)
+        Literal["objective", "rmse"], option("With --split: rmse counts training and validation runs.", rare=True)
     ] = "objective",
     groups: Annotated[str, option(f"With --calibrate: {LEFT_OUT}", rare=True)] = "auto",
     candidates: Annotated[

@@ -22,7 +22,7 @@ from scaling_law.formulas.learning_rate import LearningRateLaw
 from scaling_law.size.architecture import Architecture, active_parameters, total_parameters
 
 WITH = "Fit the whole grid, not the best rates alone, with tokens, batch, tokens,batch, or none of both: none."
-EXPERTS_OF = "E of the architecture; to fit: the E of the models to fit to, 1,8, of which the others are a check."
+EXPERTS_OF = "E of the architecture; to fit: the E to fit on, 1,8; the others are a check."
 ASKED = ("d_model", "n_blocks", "n_heads", "vocab_size", "tokens", "batch_tokens", "law")
 MODES = {
     "runs": Mode(
@@ -35,14 +35,14 @@ MODES = {
 def learning_rate(
     context: typer.Context,
     runs: Annotated[
-        list[str] | None, typer.Argument(help="To fit a law: tables of runs, as of `scaling-law fit`.")
+        list[str] | None, typer.Argument(help="To fit a law: tables of runs, as for `scaling-law fit`.")
     ] = None,
     d_model: Annotated[float | None, option("Width; blocks and heads follow as d_model / 64 unless given.")] = None,
     experts: Annotated[Any, quantity(EXPERTS, EXPERTS_OF, default="1; to fit: all")] = None,
     law: Annotated[str, option(options.RATES)] = "code",
     extras: Annotated[str | None, option(WITH, "--with")] = None,
     loss: Annotated[
-        str | None, option("The column to judge by. [default: eval_loss, or the only one of a loss]")
+        str | None, option("The column to judge by. [default: eval_loss, or the only loss column]")
     ] = None,
     output: Annotated[Path | None, option("File for the fitted law (JSON).", "--output", "-o")] = None,
     n_blocks: Annotated[int | None, option("Number of blocks.", rare=True)] = None,

@@ -46,7 +46,7 @@ def plan(
     vocab_size: options.VocabSize = None,
     sweep: Annotated[str, option("Name of the sweep the run belongs to.", rare=True)] = "run",
     output: Annotated[Path | None, option("Write the YAML for train.py to this file.", "--output", "-o")] = None,
-    overwrite: Annotated[bool, option("Replace the file of -o if there is one.", "--overwrite")] = False,
+    overwrite: Annotated[bool, option("Overwrite the file given by -o.", "--overwrite")] = False,
     force: options.Force = False,
     law: options.LawName = "published",
     learning_rate_law: options.RatesLaw = "code",
@@ -79,7 +79,7 @@ def plan(
     if not gpu_tflops > 0:
         raise InputError(f"gpu_tflops={gpu_tflops:g} must be positive")
     if output is not None and output.exists() and not overwrite:
-        raise InputError(f"-o {output}: there is such a file already; --overwrite replaces it")
+        raise InputError(f"-o {output}: the file exists; --overwrite replaces it")
     rates = LearningRateLaw.named(learning_rate_law)
     loaded: Law = options.choose_law(law)
     planned = planning.plan(loaded, **question, gpu_tflops=gpu_tflops, learning_rate_law=rates)
@@ -126,9 +126,9 @@ def _pair(text: str) -> tuple[float, float]:
 
 
 def next_runs(
-    flops: Annotated[float, quantity(COUNT, "Budget of all new runs together: 1e20.")],
+    flops: Annotated[float, quantity(COUNT, "Total budget of the new runs: 1e20.")],
     ask: Annotated[str, option("What to make certain: optimum:FLOPS,E, loss:N,D,E, or advantage:FLOPS,E1,E2.")],
-    max_runs: Annotated[int, option("At most so many runs.")] = 24,
+    max_runs: Annotated[int, option("Maximum number of runs.")] = 24,
     warmup_tokens: Annotated[
         Any, quantity(COUNT, "Tokens of warm-up: 130M. [default: that of the fitted runs]", "--warmup", rare=True)
     ] = None,

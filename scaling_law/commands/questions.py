@@ -183,12 +183,12 @@ def reach(
 
 def speedup(
     context: typer.Context,
-    flops: Annotated[Any, quantity(COUNT, "Compute that the model spends: 1e22. Answers in FLOPs and tokens.")] = None,
+    flops: Annotated[Any, quantity(COUNT, "Training FLOPs of the model: 1e22. Answers in FLOPs and tokens.")] = None,
     n_active: Annotated[
-        Any, quantity(COUNTS, "Active parameters of both: 1.1B or 1e8,1e9. Answers from how many tokens on.")
+        Any, quantity(COUNTS, "Active parameters of both: 1.1B or 1e8,1e9. Answers with the crossover token count.")
     ] = None,
     experts: Annotated[Any, quantity(SOME_EXPERTS, WHICH_EXPERTS, default="8; with --n-active the law's own")] = None,
-    baseline: Annotated[float, option("E of the one that must reach its loss.")] = 1.0,
+    baseline: Annotated[float, option("E of the baseline, which must reach its loss.")] = 1.0,
     gpus: options.Gpus = None,
     gpu: options.Gpu = None,
     throughput: options.Times = None,
