@@ -59,7 +59,7 @@ def answer(question: Question, law: Law, page: Page = interactive.LIGHT) -> Show
     if plan and plan.architecture != table.best.architecture:
         a = plan.architecture
         size = f"d_model {a.d_model}, E = {a.experts}"
-        notes.insert(0, f"the plan is for {size}: to train the best row, these GPUs lack memory")
+        notes.insert(0, f"the plan is for {size}: these GPUs lack the memory to train the best row")
     return Shown(
         f"**{table.verdict}**",
         drawn(question, law, table, page),

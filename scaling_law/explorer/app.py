@@ -194,7 +194,7 @@ def _inputs(laws: Mapping[str, Law], first: Question) -> tuple[Any, dict[str, An
     )  # what a link opens need not be one of them
     units = [("FLOPs", FLOPS), ("hours on GPUs", HOURS)]
     inputs["unit"] = gr.Radio(units, label="Budget in", value=first.unit, elem_id="unit")
-    text("flops", "Training budget (FLOPs)", "1e22, with those of serving", elem_classes="in-flops")
+    text("flops", "Training budget (FLOPs)", "1e22, including inference", elem_classes="in-flops")
     slider("flops", "log₁₀ of the FLOPs", elem_classes="in-flops")
     text("hours", "Hours", "168 is a week; wall-clock time of training", elem_classes="in-hours")
     slider("hours", "log₁₀ of the hours", elem_classes="in-hours")
@@ -229,7 +229,7 @@ def _upload() -> tuple[Any, ...]:
         button = gr.Button("Go")
         refused = gr.HTML(elem_id="refused")
         said = gr.Code(
-            label="What came of it",
+            label="Result",
             interactive=False,
             show_line_numbers=False,
             elem_id="said",

@@ -46,9 +46,9 @@ def tools(laws: Mapping[str, Law]) -> list[Callable[..., dict[str, Any]]]:
             inference_tokens: tokens served over the model's life: "100B"
             experts: numbers of experts to compare: "1,2,4,8"; empty for the law's own
             law: name of the scaling law: "published"
-            hours: training budget in wall-clock hours, in the place of flops: "168"
+            hours: training budget in wall-clock hours, instead of flops: "168"
             gpus: how many GPUs train for these hours: "8"
-            gpu: their kind, whose speed is assumed: "h100"
+            gpu: GPU model, whose speed is assumed: "h100"
         """
         question = _question(flops, memory, kv_tokens, inference_tokens, experts, law, hours, gpus, gpu)
         return plain(best_models(question, law_named(laws, law)).to_dict())
@@ -73,9 +73,9 @@ def tools(laws: Mapping[str, Law]) -> list[Callable[..., dict[str, Any]]]:
             inference_tokens: tokens served over the model's life: "100B"
             experts: numbers of experts to compare: "1,2,4,8"; empty for the law's own
             law: name of the scaling law: "published"
-            hours: training budget in wall-clock hours, in the place of flops: "168"
+            hours: training budget in wall-clock hours, instead of flops: "168"
             gpus: how many GPUs train for these hours: "8"
-            gpu: their kind, whose speed is assumed: "h100"
+            gpu: GPU model, whose speed is assumed: "h100"
         """
         question = _question(flops, memory, kv_tokens, inference_tokens, experts, law, hours, gpus, gpu)
         run = planned(question, law_named(laws, law))

@@ -113,7 +113,7 @@ def requirements(wheel: Path) -> list[str]:
 def build_wheel(folder: Path) -> Path:
     """The wheel of the checkout that this module lies in, built in `folder`."""
     if missing := [name for name in (*BUILT_FROM, *PACKAGES) if not (ROOT / name).exists()]:
-        raise FilesError(f"{ROOT} is no checkout (no {missing[0]}) to build a wheel from: give --wheel FILE")
+        raise FilesError(f"{ROOT} is not a checkout (no {missing[0]}) to build a wheel from: pass --wheel FILE")
     source, built = folder / "source", folder / "built"
     for name in PACKAGES:
         copytree(ROOT / name, source / name, ignore=lambda *_: {"__pycache__"})
@@ -126,6 +126,6 @@ def build_wheel(folder: Path) -> Path:
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no output"])[-1]
         raise FilesError(
-            f"the wheel could not be built ({reason}): pip install 'setuptools>=77', or give --wheel FILE"
+            f"the wheel could not be built ({reason}): pip install 'setuptools>=77', or pass --wheel FILE"
         )
     return next(built.glob("*.whl"))
