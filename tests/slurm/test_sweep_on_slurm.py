@@ -96,7 +96,7 @@ class Held:
 
 def test_an_array_outlives_its_time_limit_and_the_failure_of_a_node(sweep, cluster, tmp_path):
     assert "is slurm job" in command("run", "--on", "slurm", *ON_CPU)
-    assert "was skipped: it is in a queue" in command("run", "--on", "slurm", *ON_CPU)
+    assert "was skipped: it is queued" in command("run", "--on", "slurm", *ON_CPU)
     assert {one["engine"] for one in status().values()} == {"slurm"}
     processes = [Held(run) for run in sweep.runs]
     held = {cluster.job(job_of(one.run), "NodeList"): (one.run, one) for one in processes}
@@ -205,7 +205,7 @@ def test_jobs_of_a_submit_that_was_killed_are_found_and_cancelled(sweep, cluster
     wait_for("a task", lambda: "RUNNING" in cluster("squeue", "--noheader", "--format=%T"))
     assert {one["engine"] for one in status().values()} == {"slurm"}
     assert {job_of(run) for run in sweep.runs} == {f"{array}_0", f"{array}_1"}
-    assert "was skipped: it is in a queue" in command("run", "--on", "slurm", *ON_CPU)
+    assert "was skipped: it is queued" in command("run", "--on", "slurm", *ON_CPU)
     assert {task.partition("_")[0] for task in tasks(cluster)} == {array}
     assert command("cancel").count("cancelled (slurm)") == 2
     wait_for("an empty queue", lambda: not tasks(cluster))
