@@ -127,7 +127,7 @@ def _conditions(conditions: Conditions) -> list[str]:
     if conditions.set_aside:
         names = ", ".join(escaped(name) for name in conditions.set_aside[:20])
         more = ", …" if len(conditions.set_aside) > 20 else ""
-        parts.append(f"Set aside as outliers, and not among these runs: {names}{more}.")
+        parts.append(f"Excluded as outliers: {names}{more}.")
     header = {"Active parameters": "n_active", "Tokens": "tokens", "Tokens per parameter": "tokens_per_parameter"}
     rows = []
     for r in conditions.ranges:

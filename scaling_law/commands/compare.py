@@ -48,6 +48,6 @@ def compare(
     if flops is None:
         listed = shelf.Shelf(tuple(map(shelf.entry, laws))) if laws else shelf.laws()
         return show(listed.to_dict(), as_json, listed.entries[0] if len(listed.entries) == 1 else listed)
-    made = comparing.compare(flops, memory=memory, laws=laws, vocab_size=vocab_size, force=force)
-    show(made.to_dict() if as_json else None, as_json, made)
-    exit_untrusted(made.trusted, force)
+    comparison = comparing.compare(flops, memory=memory, laws=laws, vocab_size=vocab_size, force=force)
+    show(comparison.to_dict() if as_json else None, as_json, comparison)
+    exit_untrusted(comparison.trusted, force)

@@ -35,15 +35,15 @@ def describe(
 
         scaling-law describe models/my-model/config.json --tokens 2T --context 4k --json
     """
-    chosen: Law = options.choose_law(law)
-    found = describing.describe(
+    loaded: Law = options.choose_law(law)
+    description = describing.describe(
         model,
         tokens,
-        law=chosen,
+        law=loaded,
         context=context,
         bytes_per_parameter=bytes_per_parameter,
         revision=revision,
         force=force,
     )
-    show(found.to_dict() if as_json else None, as_json, found)
-    exit_untrusted(found.trusted, force)
+    show(description.to_dict() if as_json else None, as_json, description)
+    exit_untrusted(description.trusted, force)

@@ -19,8 +19,8 @@ WHEEL = "The package in that Space. [default: built from the checkout]"
 
 
 def explore(
-    law: Annotated[list[str], option("A further law: a folder, a file or a Hub repo (repeatable).", "--law")] = [],  # noqa: B006
-    runs: Annotated[str | None, option("Runs, as of `scaling-law fit`: their joint law is the first.")] = None,
+    law: Annotated[list[str], option("Another law: a folder, a file or a Hub repo (repeatable).", "--law")] = [],  # noqa: B006
+    runs: Annotated[str | None, option("Runs, as for `scaling-law fit`; their joint law comes first.")] = None,
     host: Annotated[str, option("Address to listen on; 0.0.0.0 lets other machines in.", rare=True)] = "127.0.0.1",
     port: Annotated[int | None, option("Port. [default: the first free one from 7860]", min=1, max=65_535)] = None,
     browser: Annotated[bool, option("Open the browser.", "--browser/--no-browser")] = True,
@@ -43,12 +43,12 @@ def explore(
 
         scaling-law explore --push-to-hub org/moe-explorer
     """
-    own: dict[str, Law] = {name: options.choose_law(name) for name in law}
+    laws: dict[str, Law] = {name: options.choose_law(name) for name in law}
     if runs is not None:
-        own = {FITTED: uploads.with_intervals(fit(load_runs(runs)))[0], **own}
+        laws = {FITTED: uploads.with_intervals(fit(load_runs(runs)))[0], **laws}
     if push_to_hub is not None:
-        pushed = space.push_space(push_to_hub, own, wheel=wheel, private=private)
+        pushed = space.push_space(push_to_hub, laws, wheel=wheel, private=private)
         address = f"https://huggingface.co/spaces/{push_to_hub}"
-        found = {"space": pushed.repo, "commit": pushed.commit, "written": pushed.written, "address": address}
-        return show(found, as_json, f"{address} at {pushed.commit}")
-    app.explore(own, host=host, port=port, browser=browser)
+        result = {"space": pushed.repo, "commit": pushed.commit, "written": pushed.written, "address": address}
+        return show(result, as_json, f"{address} at {pushed.commit}")
+    app.explore(laws, host=host, port=port, browser=browser)

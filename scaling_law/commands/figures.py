@@ -36,14 +36,14 @@ def figures(
 
         scaling-law figures memory.pdf --flops 1e22
     """
-    chosen, names_file = options.choose_law(law, JointLaw), output.suffix.lower() in SUFFIXES
+    loaded, names_file = options.choose_law(law, JointLaw), output.suffix.lower() in SUFFIXES
     if names_file and (flops is None or suffix not in (None, output.suffix.lower().removeprefix("."))):
         instead = f"for --suffix {suffix}" if flops else "for all figures, or --flops for the one that fits a file"
         raise InputError(f"output={str(output)!r} names a file: give a folder {instead}")
     if suffix is not None and f".{suffix}" not in SUFFIXES:
         raise InputError(unknown("suffix=", suffix, [name.removeprefix(".") for name in SUFFIXES]))
     if flops is None:
-        return show_written(draw_all(chosen, output, suffix or "png"), as_json)
+        return show_written(draw_all(loaded, output, suffix or "png"), as_json)
     path = output if names_file else output / f"memory_optimal_{flops:.3g}.{suffix or 'png'}"
-    show_written([save(memory_optimal(chosen, flops), path)], as_json)
-    exit_untrusted(chosen.optimal(flops, force=True).best.trusted)
+    show_written([save(memory_optimal(loaded, flops), path)], as_json)
+    exit_untrusted(loaded.optimal(flops, force=True).best.trusted)

@@ -21,7 +21,7 @@ Extreme = Literal["loss", "n_active", "flops", "tokens"]
 HELD_OUT = "Fit without the runs of lowest loss, or of most n_active, flops or tokens, and predict them."
 PROFILED = "Profile intervals of these coefficients: gamma,e_max, or all."
 MOVED = "Refit as few coefficients of this law as predict models that were left out: published, a folder, …"
-LEFT_OUT = "Runs left out together: auto (of one model), trunk, or of a column."
+LEFT_OUT = "Runs left out together: auto (those of one model), trunk, or a column."
 SEARCH = ("outliers", "l2", "starts", "release", "allow_unidentifiable")
 MODES = {
     "coefficients": Mode(only=("level",)),
@@ -48,7 +48,7 @@ def fit(
     validation: Annotated[int, option("With --split: runs of the validation part.", rare=True)] = 30,
     test: Annotated[int, option("With --split: runs of the test part, the most extreme ones.", rare=True)] = 0,
     select: Annotated[
-        Literal["objective", "rmse"], option("With --split: rmse is that of training and validation runs.", rare=True)
+        Literal["objective", "rmse"], option("With --split: rmse counts training and validation runs.", rare=True)
     ] = "objective",
     groups: Annotated[str, option(f"With --calibrate: {LEFT_OUT}", rare=True)] = "auto",
     candidates: Annotated[
@@ -82,7 +82,7 @@ def fit(
 
         scaling-law fit releases --bootstrap 1000 -o my-law
 
-    --profile adds intervals that need no quadratic shape and are open where the runs set no limit, but take runs for
+    --profile adds intervals that need no quadratic shape and are open where the runs set no limit, but treat runs as
     independent. --split holds out the extreme runs and predicts them, with the joint law and a Chinchilla law for
     each E. --calibrate moves a law to another corpus with few runs. The exit status is 1 if the fit did not converge.
 
@@ -113,18 +113,18 @@ def fit(
         parts = splits.split(table, split, validation, test)
         converged = _show_split(splits.compare(parts, select, joint_options=limits, **robust, **further), as_json)
     elif calibrate is not None:
-        made = calibration.calibrate(
+        calibrated = calibration.calibrate(
             choose_law(calibrate, flag="--calibrate"), table, groups=groups, candidates=candidates or None, **robust
         )
-        _show(made, bootstrap, output, {}, [], as_json)
-        converged = made.fit.status.converged
+        _show(calibrated, bootstrap, output, {}, [], as_json)
+        converged = calibrated.fit.status.converged
     else:
         result = fitting.fit(table, kind, **limits, **robust, **further, progress=not as_json)
         names = result.fitted if coefficients == ("all",) else coefficients or ()
         intervals = [profiles.profile_interval(result, name, level) for name in names]
         more = _profiles(intervals, level) if intervals else {}
-        shown = [profiles.profile_table(intervals, level)] if intervals else []
-        _show(result, bootstrap, output, {"skipped": list(table.skipped)} | more, shown, as_json)
+        tables = [profiles.profile_table(intervals, level)] if intervals else []
+        _show(result, bootstrap, output, {"skipped": list(table.skipped)} | more, tables, as_json)
         converged = result.status.converged
     _name_skipped(table)
     exit_untrusted(converged)

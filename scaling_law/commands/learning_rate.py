@@ -22,7 +22,7 @@ from scaling_law.formulas.learning_rate import LearningRateLaw
 from scaling_law.size.architecture import Architecture, active_parameters, total_parameters
 
 WITH = "Fit the whole grid, not the best rates alone, with tokens, batch, tokens,batch, or none of both: none."
-EXPERTS_OF = "E of the architecture; to fit: the E of the models to fit to, 1,8, of which the others are a check."
+EXPERTS_OF = "E of the architecture; to fit: the E to fit on, 1,8; the others are a check."
 ASKED = ("d_model", "n_blocks", "n_heads", "vocab_size", "tokens", "batch_tokens", "law")
 MODES = {
     "runs": Mode(
@@ -35,14 +35,14 @@ MODES = {
 def learning_rate(
     context: typer.Context,
     runs: Annotated[
-        list[str] | None, typer.Argument(help="To fit a law: tables of runs, as of `scaling-law fit`.")
+        list[str] | None, typer.Argument(help="To fit a law: tables of runs, as for `scaling-law fit`.")
     ] = None,
     d_model: Annotated[float | None, option("Width; blocks and heads follow as d_model / 64 unless given.")] = None,
     experts: Annotated[Any, quantity(EXPERTS, EXPERTS_OF, default="1; to fit: all")] = None,
     law: Annotated[str, option(options.RATES)] = "code",
     extras: Annotated[str | None, option(WITH, "--with")] = None,
     loss: Annotated[
-        str | None, option("The column to judge by. [default: eval_loss, or the only one of a loss]")
+        str | None, option("The column to judge by. [default: eval_loss, or the only loss column]")
     ] = None,
     output: Annotated[Path | None, option("File for the fitted law (JSON).", "--output", "-o")] = None,
     n_blocks: Annotated[int | None, option("Number of blocks.", rare=True)] = None,
@@ -66,7 +66,7 @@ def learning_rate(
 
         scaling-law learning-rate --d-model 1024 --experts 8
 
-    Always answers; the exit status is 1 where the architecture is too far outside of what the law rests on. A fitted
+    Always answers; the exit status is 1 where the architecture is too far outside the fitted range. A fitted
     law is LR = exp(intercept + slope_n ln N + slope_e ln E), --with D and batch.
 
     More examples:
@@ -81,18 +81,18 @@ def learning_rate(
     """
     check_modes(context, MODES)
     if runs:
-        made, value, table = _fit(runs, experts, extras, reading, loss, where, columns, format, within, mix)
+        fitted, value, table = _fit(runs, experts, extras, reading, loss, where, columns, format, within, mix)
         if output is not None:
-            made.save(output)
+            fitted.save(output)
         show(value if as_json else None, as_json, table)
         if not as_json:
-            typer.echo(made.formula if extras else repr(made))
+            typer.echo(fitted.formula if extras else repr(fitted))
         return
     if d_model is None:
         raise InputError("--d-model is needed; or RUNS, to fit a law of learning rates")
     if experts is not None and len(experts) > 1:
         raise InputError(f"--experts {','.join(map(str, experts))}: an architecture has one E; several go with RUNS")
-    value = _asked(
+    value = _answer(
         LearningRateLaw.named(law), d_model, experts or [1], n_blocks, n_heads, vocab_size, tokens, batch_tokens
     )
     text = "{learning_rate:.4g}  (reading {reading!r}: {source}; N_act {n})"
@@ -101,7 +101,7 @@ def learning_rate(
     exit_untrusted(value["trusted"])
 
 
-def _asked(
+def _answer(
     law: LearningRateLaw,
     d_model: float,
     experts: list[int],
@@ -149,6 +149,6 @@ def _fit(
         return law, {"law": asdict(law), "models": grid.to_dicts(law)}, grid.table(law)
     tables = [run_options.load(source, loss, where=where, columns=columns, format=format) for source in runs]
     tables = [table if experts is None else table.subset(np.isin(table.experts, experts)) for table in tables]
-    chosen: Any = () if extras == "none" else options.names(extras)
-    fitted = fit_learning_rate_grid(tables, chosen, reading=reading, within=within, mix=mix)
+    terms: Any = () if extras == "none" else options.names(extras)
+    fitted = fit_learning_rate_grid(tables, terms, reading=reading, within=within, mix=mix)
     return fitted.law, fitted.to_dict(), fitted.table()

@@ -42,7 +42,7 @@ def nearest_width(d_model: float) -> int:
     """The multiple of 64 next to a d_model that `optimal` prints; where it is another, stderr says so."""
     width = HEAD_DIM * max(1, round(float(positive("d_model", d_model)) / HEAD_DIM))
     if width != d_model:
-        typer.secho(f"d_model {d_model:g} is no multiple of {HEAD_DIM}: {width} is taken", err=True, fg="yellow")
+        typer.secho(f"d_model {d_model:g} is not a multiple of {HEAD_DIM}: using {width}", err=True, fg="yellow")
     return width
 
 
@@ -78,7 +78,7 @@ WHICH = f"{PUBLISHED}, a name that `scaling-law compare` lists, a folder, or a H
 LawName = Annotated[str, option(WHICH, "--law")]
 RATES = "code (as the paper's runs), paper (as its text says), or a fitted law's file."
 RatesLaw = Annotated[str, option(RATES, "--learning-rate-law", rare=True)]
-FORCED = "Answer even where the law is far outside of its runs."
+FORCED = "Answer even far outside the fitted range."
 Force = Annotated[bool, option(FORCED, "--force", rare=True)]
 Experts = Annotated[Any, quantity(EXPERTS, "To compare: 1,2,4,8 or 1-32. [default: the paper's, or the law's own]")]
 VOCABULARY = "Vocabulary size. [default: of the law's runs; if unknown GPT-2's 50257]"
@@ -99,7 +99,7 @@ CACHED, SERVED = "Tokens in the KV cache: 16k is 16,384.", "Tokens served over t
 KvTokens = Annotated[float, quantity(CONTEXT, CACHED, "--kv-tokens", default="no cache")]
 InferenceTokens = Annotated[float, quantity(COUNT, SERVED, default="none, all FLOPs are of training")]
 GRANULARITY = "Experts of 1/G of the width, G times as many active."
-SHARED = "Part of the active width that is shared experts."
+SHARED = "Fraction of the active width in shared experts."
 BytesPerParameter = Annotated[float, option("2 for bf16, 1 for fp8, 0.5 for 4 bits.", rare=True)]
 
 
@@ -141,7 +141,7 @@ def step_times(
     """
     if file is None:
         if gpu is None and mfu is not None:
-            raise InputError(f"--mfu {mfu:g} needs --gpu, the model whose peak it is of")
+            raise InputError(f"--mfu {mfu:g} needs --gpu, whose peak it refers to")
         if gpu is None and (hours is not None or money is not None):
             raise InputError(
                 f"--gpu is needed with {'--hours' if money is None else '--money'}: h100; or --throughput"

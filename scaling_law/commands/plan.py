@@ -46,7 +46,7 @@ def plan(
     vocab_size: options.VocabSize = None,
     sweep: Annotated[str, option("Name of the sweep the run belongs to.", rare=True)] = "run",
     output: Annotated[Path | None, option("Write the YAML for train.py to this file.", "--output", "-o")] = None,
-    overwrite: Annotated[bool, option("Replace the file of -o if there is one.", "--overwrite")] = False,
+    overwrite: Annotated[bool, option("Overwrite the file given by -o.", "--overwrite")] = False,
     force: options.Force = False,
     law: options.LawName = "published",
     learning_rate_law: options.RatesLaw = "code",
@@ -79,18 +79,18 @@ def plan(
     if not gpu_tflops > 0:
         raise InputError(f"gpu_tflops={gpu_tflops:g} must be positive")
     if output is not None and output.exists() and not overwrite:
-        raise InputError(f"-o {output}: there is such a file already; --overwrite replaces it")
+        raise InputError(f"-o {output}: the file exists; --overwrite replaces it")
     rates = LearningRateLaw.named(learning_rate_law)
-    chosen: Law = options.choose_law(law)
-    made = planning.plan(chosen, **question, gpu_tflops=gpu_tflops, learning_rate_law=rates)
+    loaded: Law = options.choose_law(law)
+    planned = planning.plan(loaded, **question, gpu_tflops=gpu_tflops, learning_rate_law=rates)
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(made.to_yaml(sweep), encoding="utf-8")
-    show(made.to_dict() | {"written": [str(output)] * bool(output)} if as_json else None, as_json, made)
+        output.write_text(planned.to_yaml(sweep), encoding="utf-8")
+    show(planned.to_dict() | {"written": [str(output)] * bool(output)} if as_json else None, as_json, planned)
     if not as_json:
         launch = f"wrote {output}\naccelerate launch train.py --config {output}"
         typer.echo(launch if output else "-o FILE writes the YAML for train.py")
-    exit_untrusted(made.trusted, force)
+    exit_untrusted(planned.trusted, force)
 
 
 def scale_out(
@@ -114,8 +114,8 @@ def scale_out(
     model = Architecture(options.nearest_width(d_model), experts)
     sizes = {"batch_sequences": batch, "sequence_length": sequence_length}
     counts: list[Any] = [int(n) if n.is_integer() else n for n in gpus or (8.0, 64.0)]
-    found = scaling.scale_out(model, counts, gpu, mfu=mfu, **sizes)
-    show(found.to_dict() if as_json else None, as_json, found)
+    result = scaling.scale_out(model, counts, gpu, mfu=mfu, **sizes)
+    show(result.to_dict() if as_json else None, as_json, result)
 
 
 def _pair(text: str) -> tuple[float, float]:
@@ -126,9 +126,9 @@ def _pair(text: str) -> tuple[float, float]:
 
 
 def next_runs(
-    flops: Annotated[float, quantity(COUNT, "Budget of all new runs together: 1e20.")],
+    flops: Annotated[float, quantity(COUNT, "Total budget of the new runs: 1e20.")],
     ask: Annotated[str, option("What to make certain: optimum:FLOPS,E, loss:N,D,E, or advantage:FLOPS,E1,E2.")],
-    max_runs: Annotated[int, option("At most so many runs.")] = 24,
+    max_runs: Annotated[int, option("Maximum number of runs.")] = 24,
     warmup_tokens: Annotated[
         Any, quantity(COUNT, "Tokens of warm-up: 130M. [default: that of the fitted runs]", "--warmup", rare=True)
     ] = None,
@@ -162,26 +162,26 @@ def next_runs(
 
         scaling-law next-runs --law my-law --flops 1e19 --ask advantage:1e21,8,1 --memory 24GB --warmup 50M --json
     """
-    chosen: Law = options.choose_law(law)
-    if chosen.draws is None:
+    loaded: Law = options.choose_law(law)
+    if loaded.draws is None:
         raise InputError(f"--law {law} has no draws: fit it with --bootstrap")
     limits = {"memory": memory, "max_parameters": max_parameters}
     limits["kv_tokens"] = kv_tokens
-    vocabulary = chosen.vocab_size if vocab_size is None else vocab_size
+    vocabulary = loaded.vocab_size if vocab_size is None else vocab_size
     widths = widths and [options.nearest_width(width) for width in widths]
     largest = float(positive("flops", flops)) / 4 if max_run_flops is None else max_run_flops
     candidates = design.candidate_grid(largest, experts, widths, tokens_per_parameter, vocabulary)
     answer = _answer(ask, limits, vocab_size)
-    made = design.next_runs(chosen, answer, flops, candidates, noise, max_runs, warmup_tokens, force=force)
-    show({"ask": ask} | made.to_dict() if as_json else None, as_json, made)
-    exit_untrusted(made.trusted, force)
+    proposed = design.next_runs(loaded, answer, flops, candidates, noise, max_runs, warmup_tokens, force=force)
+    show({"ask": ask} | proposed.to_dict() if as_json else None, as_json, proposed)
+    exit_untrusted(proposed.trusted, force)
 
 
 def _answer(ask: str, limits: dict[str, Any], vocab_size: int | None) -> Any:
     kind, _, rest = ask.partition(":")
     values = parse_counts(rest, "--ask") if rest else []
-    given = {name: value for name, value in limits.items() if value}
-    if given and kind in ("optimum", "loss"):
+    set_limits = {name: value for name, value in limits.items() if value}
+    if set_limits and kind in ("optimum", "loss"):
         raise InputError(f"--ask {ask!r}: --memory, --max-parameters and --kv-tokens go with advantage only")
     match kind, len(values):
         case "optimum", 2:
@@ -189,7 +189,7 @@ def _answer(ask: str, limits: dict[str, Any], vocab_size: int | None) -> Any:
         case "loss", 3:
             return design.predicted_loss(*values)
         case "advantage", 3:
-            return design.advantage(*values, **given, vocab_size=vocab_size)
+            return design.advantage(*values, **set_limits, vocab_size=vocab_size)
     if kind not in ("optimum", "loss", "advantage"):
         raise InputError(unknown("--ask ", kind, ("optimum", "loss", "advantage")))
     raise InputError(f"--ask {ask!r} must be optimum:FLOPS,E or loss:N,D,E or advantage:FLOPS,E1,E2")

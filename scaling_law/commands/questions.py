@@ -45,26 +45,26 @@ def loss(
 
         scaling-law loss --tokens 2e10 --variable n_total=5e9 --variable density=0.1 --law my-law
     """
-    chosen: Law = options.choose_law(law)
-    own = round(chosen.default_experts()) if isinstance(chosen, ChinchillaLaw) else chosen.check().at["experts"]
-    given = {"n_active": n_active, "tokens": tokens, "experts": experts or [own], **dict(variable)}
-    if missing := [name for name in chosen.variables if given.get(name) in (None, [])]:
-        flags = [f"--{name.replace('_', '-')}" if name in given else f"--variable {name}=…" for name in missing]
+    loaded: Law = options.choose_law(law)
+    default = round(loaded.default_experts()) if isinstance(loaded, ChinchillaLaw) else loaded.check().at["experts"]
+    values = {"n_active": n_active, "tokens": tokens, "experts": experts or [default], **dict(variable)}
+    if missing := [name for name in loaded.variables if values.get(name) in (None, [])]:
+        flags = [f"--{name.replace('_', '-')}" if name in values else f"--variable {name}=…" for name in missing]
         verb = "is" if len(missing) == 1 else "are"
-        depends = f"the {chosen.name} law depends on {enumerated(chosen.variables)}"
+        depends = f"the {loaded.name} law depends on {enumerated(loaded.variables)}"
         raise InputError(f"{enumerated(flags)} {verb} needed: {depends}")
-    grid = product(n_active or [None], tokens or [None], experts or [own])
-    rows = [_loss_row(chosen, {"n_active": n, "tokens": d, "experts": e} | dict(variable)) for n, d, e in grid]
+    grid = product(n_active or [None], tokens or [None], experts or [default])
+    rows = [_loss_row(loaded, {"n_active": n, "tokens": d, "experts": e} | dict(variable)) for n, d, e in grid]
     warnings = list(dict.fromkeys(warning for row in rows for warning in row["warnings"]))
-    shown = []
+    lines = []
     for row in rows:
         interval = "{:.4f}…{:.4f}".format(*row["loss_interval"]) if "loss_interval" in row else ""
         names = ("n_active", "tokens", "experts", *dict(variable), "loss")
-        shown.append({name: row[name] for name in names if row[name] is not None})
-        shown[-1] |= {"95 %": interval, "trusted": row["trusted"]}
+        lines.append({name: row[name] for name in names if row[name] is not None})
+        lines[-1] |= {"95 %": interval, "trusted": row["trusted"]}
     keys = ("N_act", "tokens", "E")
-    table = Table.of(shown, title=repr(chosen), keys=keys, first=("loss", ""), warnings=warnings)
-    show({"law": repr(chosen), "rows": rows}, as_json, table)
+    table = Table.of(lines, title=repr(loaded), keys=keys, first=("loss", ""), warnings=warnings)
+    show({"law": repr(loaded), "rows": rows}, as_json, table)
     exit_untrusted(all(row["trusted"] for row in rows))
 
 
@@ -125,8 +125,8 @@ def optimal(
         "throughput": step_times(gpu, throughput, mfu, hours=hours, money=money),
         "learning_rate_law": LearningRateLaw.named(learning_rate_law),
     }
-    chosen: Law = options.choose_law(law)
-    table = chosen.optimal(**question)
+    loaded: Law = options.choose_law(law)
+    table = loaded.optimal(**question)
     show(table.to_dict() if as_json else None, as_json, table)
     exit_untrusted(table.best.trusted, force)
 
@@ -167,28 +167,28 @@ def reach(
     has_budget = any(value is not None for value in budget.values())
     if has_budget and memory is not None:
         raise InputError("--memory and a budget: give one of them; the other is the answer")
-    chosen: Law = options.choose_law(law)
+    loaded: Law = options.choose_law(law)
     limits: dict[str, Any] = {"kv_tokens": kv_tokens, "inference_tokens": inference_tokens}
     limits |= {"vocab_size": vocab_size, "force": force, "gpus": gpus, "price": price}
     limits["throughput"] = step_times(gpu, throughput, mfu, hours=hours, money=money)
     if has_budget:
-        found = smallest_memory(chosen, flops, loss, experts, hours=hours, money=money, **limits)
+        answer = smallest_memory(loaded, flops, loss, experts, hours=hours, money=money, **limits)
     else:
-        found = cheapest_budget(chosen, loss, experts, memory=memory, **limits)
-    rows = found.to_rows()
-    show({"loss": loss, "rows": rows, "warnings": list(found.warnings)}, as_json, found)
+        answer = cheapest_budget(loaded, loss, experts, memory=memory, **limits)
+    rows = answer.to_rows()
+    show({"loss": loss, "rows": rows, "warnings": list(answer.warnings)}, as_json, answer)
     reached = [row["trusted"] for row in rows if math.isfinite(row["n_active"])]
     exit_untrusted(any(reached) or not reached, force)
 
 
 def speedup(
     context: typer.Context,
-    flops: Annotated[Any, quantity(COUNT, "Compute that the model spends: 1e22. Answers in FLOPs and tokens.")] = None,
+    flops: Annotated[Any, quantity(COUNT, "Training FLOPs of the model: 1e22. Answers in FLOPs and tokens.")] = None,
     n_active: Annotated[
-        Any, quantity(COUNTS, "Active parameters of both: 1.1B or 1e8,1e9. Answers from how many tokens on.")
+        Any, quantity(COUNTS, "Active parameters of both: 1.1B or 1e8,1e9. Answers with the crossover token count.")
     ] = None,
     experts: Annotated[Any, quantity(SOME_EXPERTS, WHICH_EXPERTS, default="8; with --n-active the law's own")] = None,
-    baseline: Annotated[float, option("E of the one that must reach its loss.")] = 1.0,
+    baseline: Annotated[float, option("E of the baseline, which must reach its loss.")] = 1.0,
     gpus: options.Gpus = None,
     gpu: options.Gpu = None,
     throughput: options.Times = None,
@@ -200,12 +200,12 @@ def speedup(
     law: options.LawName = "published",
     as_json: Json = False,
 ) -> None:
-    """What experts are worth: the factor in compute that they save, or the tokens from which they pay.
+    """What experts are worth: the factor in compute that they save, or the tokens after which they pay off.
 
         scaling-law speedup --flops 1e21 --experts 8
 
     With --flops: how many times the FLOPs, tokens and hours the baseline needs for the loss of a compute-optimal
-    model, and where the law puts the asymptote, on which the factor hangs; infinite where no number of tokens
+    model, and where the law puts the asymptote, on which the factor depends; infinite where no number of tokens
     suffices. With --n-active: the token count at which the MoE overtakes the dense model with the same active
     parameters, 0 where it always leads and infinite (JSON: null) where it never does, with the 95 % interval of the
     law.
@@ -217,10 +217,10 @@ def speedup(
         scaling-law speedup --n-active 1e8,1e9 --experts 2,8 --json
     """
     check_modes(context, {"n_active": Mode(never=("flops", *COMPUTE_ONLY))})
-    chosen: Law = options.choose_law(law)
+    loaded: Law = options.choose_law(law)
     if n_active is not None:
-        even = break_even(chosen, n_active, experts, force=force)
-        show({"law": repr(chosen), "rows": even.to_rows(), "warnings": list(even.warnings)}, as_json, even)
+        even = break_even(loaded, n_active, experts, force=force)
+        show({"law": repr(loaded), "rows": even.to_rows(), "warnings": list(even.warnings)}, as_json, even)
         return exit_untrusted(even.trusted, force)
     if flops is None:
         raise InputError("--flops or --n-active is needed")
@@ -230,6 +230,6 @@ def speedup(
         )
     design: dict[str, Any] = {"granularity": granularity, "shared_ratio": shared_ratio}
     design |= {"gpus": gpus, "throughput": step_times(gpu, throughput, mfu)}
-    found = effective_speedup(chosen, experts[0], baseline, flops=flops, vocab_size=vocab_size, **design, force=force)
-    show(found.to_dict() if as_json else None, as_json, found)
-    exit_untrusted(found.trusted, force)
+    answer = effective_speedup(loaded, experts[0], baseline, flops=flops, vocab_size=vocab_size, **design, force=force)
+    show(answer.to_dict() if as_json else None, as_json, answer)
+    exit_untrusted(answer.trusted, force)

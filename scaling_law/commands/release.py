@@ -142,20 +142,20 @@ def release(
     sweeps = sorted({record.sweep for _, record in runs})
     if len(sweeps) > 1:
         raise FilesError(f"{source} holds runs of several sweeps, {', '.join(sweeps)}; release one at a time")
-    found = law_of([record for _, record in runs], load_law(law) if law else None, mix)
+    law_on_runs = law_of([record for _, record in runs], load_law(law) if law else None, mix)
     released = hub.release_runs(
         target,
         runs,
-        describe=partial(release_law, target, found=found, license=license) if found else None,
-        predicted_losses=found.predictions() if found else {},
+        describe=partial(release_law, target, found=law_on_runs, license=license) if law_on_runs else None,
+        predicted_losses=law_on_runs.predictions() if law_on_runs else {},
         license=license,
         tag=tag,
         collection=collection,
         workers=workers,
     )
     lines = [f"index {index.repo} {index.commit}" for index in released.indexes.values()]
-    if found and not released.failed:
-        lines.append(f"law {target.repo_id(sweeps[0] + _REPO_SUFFIX)}, RMSE {found.rmse:.4f} nats")
+    if law_on_runs and not released.failed:
+        lines.append(f"law {target.repo_id(sweeps[0] + _REPO_SUFFIX)}, RMSE {law_on_runs.rmse:.4f} nats")
     lines += released.messages
     if as_json:
         show({"released": lines}, True, None)

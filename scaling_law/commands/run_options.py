@@ -13,16 +13,16 @@ from scaling_law.runs.table import Runs, load_runs
 
 Source = Annotated[str, typer.Argument(help="Folder, .jsonl, .parquet, .csv, release, or org/sweep-runs on the Hub.")]
 Kind = Annotated[str, option("Kind of law: joint, chinchilla, routed, or a registered one.")]
-LossColumn = Annotated[str | None, option("The column to fit. [default: eval_loss, or the only one of a loss]")]
+LossColumn = Annotated[str | None, option("The column to fit. [default: eval_loss, or the only loss column]")]
 Status = Annotated[str, option("Keep runs of this status; 'all' keeps every run.", rare=True)]
-Where = Annotated[str, option('Keep runs that fulfil a filter: "E in {1, 8}, D <= 2B".')]
+Where = Annotated[str, option('Keep runs that match a filter: "E in {1, 8}, D <= 2B".')]
 TRUNKS = "auto (parent_run_id, else one size and E), run (each its own), or a column."
 Trunks = Annotated[str, option(TRUNKS, rare=True)]
 SET_ASIDE = "set_aside: fit without runs far from the law of the others."
 Outliers = Annotated[Literal["keep", "set_aside"], option(SET_ASIDE, rare=True)]
 UNTUNED = "Column that is 1 for untuned runs, which bound the law from above; else 0."
 OneSided = Annotated[str | None, option(UNTUNED, rare=True)]
-MIX = "Fit runs as one that differ in these columns of their recipe: optimizer,sequence_length."
+MIX = "Fit runs together that differ in these columns of their recipe: optimizer,sequence_length."
 Mix = Annotated[Any, quantity(names, MIX, rare=True)]
 ALLOWED = "Fit although the design cannot identify all coefficients."
 Allow = Annotated[bool, option(ALLOWED, "--allow-unidentifiable", rare=True)]
@@ -80,5 +80,5 @@ def load(
 ) -> Runs:
     """The table that a command names, with what it says of its columns and rows."""
     wanted = None if status == "all" else status
-    chosen: dict[str, Any] = {"trunks": trunks, "where": where, "columns": dict(columns), "format": format}
-    return load_runs(runs, loss, wanted, "skip" if skip_invalid else "raise", **chosen)
+    settings: dict[str, Any] = {"trunks": trunks, "where": where, "columns": dict(columns), "format": format}
+    return load_runs(runs, loss, wanted, "skip" if skip_invalid else "raise", **settings)

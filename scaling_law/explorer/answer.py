@@ -59,7 +59,7 @@ def answer(question: Question, law: Law, page: Page = interactive.LIGHT) -> Show
     if plan and plan.architecture != table.best.architecture:
         a = plan.architecture
         size = f"d_model {a.d_model}, E = {a.experts}"
-        notes.insert(0, f"the plan is for {size}: to train the best row, these GPUs lack memory")
+        notes.insert(0, f"the plan is for {size}: these GPUs lack the memory to train the best row")
     return Shown(
         f"**{table.verdict}**",
         drawn(question, law, table, page),
@@ -72,22 +72,22 @@ def answer(question: Question, law: Law, page: Page = interactive.LIGHT) -> Show
 
 def best_models(question: Question, law: Law) -> OptimalTable:
     """The architectures that exist, one for each E."""
-    asked = question.spent() | question.limits()
-    return law.optimal(experts=question.asked_experts(), integral=True, **asked)
+    options = question.spent() | question.limits()
+    return law.optimal(experts=question.asked_experts(), integral=True, **options)
 
 
 def planned(question: Question, law: Law) -> Plan:
     """The run of the best of them that the GPUs of the budget can train. ValueError where they can train none."""
-    asked = question.spent() | question.limits()
-    return plan_of(law, experts=question.asked_experts(), **asked)
+    options = question.spent() | question.limits()
+    return plan_of(law, experts=question.asked_experts(), **options)
 
 
 def html_of(table: OptimalTable) -> str:
     """The table with its last column, best or tie, at the front: a narrow page shows the left of it."""
-    found = table.summary()
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in ("verdict", *found.header[:-1]))
+    summary = table.summary()
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in ("verdict", *summary.header[:-1]))
     rows = []
-    for row in found.rows:
+    for row in summary.rows:
         verdict, *cells = map(escape, map(str, (row[-1], *row[:-1])))
         texts = "".join(f"<td>{text}</td>" for text in (verdict, *cells))
         rows.append(f'<tr class="{verdict}">{texts}</tr>')
@@ -98,8 +98,8 @@ def html_of(table: OptimalTable) -> str:
 def _plan(question: Question, law: Law) -> tuple[Plan | None, str]:
     """The plan and its YAML; without one, as where the GPUs can train no model, a comment that says why."""
     try:
-        found = planned(question, law)
-        return found, found.to_yaml()
+        plan = planned(question, law)
+        return plan, plan.to_yaml()
     except ValueError as error:
         return None, "\n".join(f"# {line}" for line in wrap(f"no plan: {error}", 72))
 
@@ -121,13 +121,13 @@ def drawn(question: Question, law: Law, table: OptimalTable, page: Page) -> Figu
     if question.view == "tokens":
         return interactive.loss_by_tokens(curves.token_curves(thin, table, POINTS), page)
     budgets, sizes = _grid(MAP_FLOPS, table.flops, MAP_POINTS[0]), _grid(MAP_MEMORY, memory, MAP_POINTS[1])
-    found = curves.best_experts(thin, budgets, sizes, experts, **limits)
-    return interactive.best_by_budget(found, page, (table.flops, memory), placed(limits["kv_tokens"]))
+    best = curves.best_experts(thin, budgets, sizes, experts, **limits)
+    return interactive.best_by_budget(best, page, (table.flops, memory), placed(limits["kv_tokens"]))
 
 
-def _grid(span: tuple[float, float], asked: float | None, points: int) -> np.ndarray:
-    """Equal steps of the logarithm, as far as the question."""
-    low, high = (span[0], span[1]) if asked is None else (min(span[0], asked), max(span[1], asked))
+def _grid(span: tuple[float, float], marked: float | None, points: int) -> np.ndarray:
+    """Equal steps of the logarithm over `span`, extended to the marked value."""
+    low, high = (span[0], span[1]) if marked is None else (min(span[0], marked), max(span[1], marked))
     return np.geomspace(low, high, points)
 
 
@@ -135,8 +135,8 @@ def _grid(span: tuple[float, float], asked: float | None, points: int) -> np.nda
 def released_models() -> Sequence[tuple[str, Architecture, float]]:
     """(name, architecture, training tokens) of the models of docs/studies/models.md whose tokens are known."""
     data = strict_json.loads(MODELS.read_bytes(), what=str(MODELS))
-    known = (model for model in data["models"] if "tokens" in model)
-    return [(m["name"], read_model(m["config"]).architecture, parse_count(m["tokens"])) for m in known]
+    models = (model for model in data["models"] if "tokens" in model)
+    return [(m["name"], read_model(m["config"]).architecture, parse_count(m["tokens"])) for m in models]
 
 
 def placed(kv_tokens: float) -> list[Placed]:

@@ -1,9 +1,9 @@
 """The page: Gradio components around `explorer.answer`; nothing is computed here.
 
-One listener (`_asked`) writes the answer, the link, and the sliders that follow a text. The browser itself writes the
-fields that follow a slider, a preset or a link, at once. Gradio drops or reorders changes while an answer is on its
-way, so each answer comes with the values that it is for (`answered`), and the browser asks again until they are those
-of the fields. `turn` is a text that changes whenever a program has changed a field.
+One listener (`_refreshed`) writes the answer, the link, and the sliders that follow a text. The browser itself writes
+the fields that follow a slider, a preset or a link, at once. Gradio drops or reorders changes that happen while it
+answers, so each answer comes with the values that it is for (`answered`), and the browser asks again until they are
+those of the fields. `turn` is a text that changes whenever a program has changed a field.
 
 No request leaves the machine: Gradio's analytics are off, its fonts are the system's, Plotly comes with it.
 """
@@ -26,7 +26,7 @@ from urllib.parse import parse_qsl
 from hub.base.errors import InputError
 from hub.base.units import parse_bytes, parse_count
 from scaling_law.explorer.answer import answer
-from scaling_law.explorer.programs import chosen, tools
+from scaling_law.explorer.programs import law_named, tools
 from scaling_law.explorer.question import (
     FLOPS,
     GPU_NAMES,
@@ -70,7 +70,7 @@ A joint scaling law of dense and Mixture-of-Experts models
 ([Ludziejewski et al. 2025](https://arxiv.org/abs/2502.05172)) answers for a training budget and a memory limit.
 Dashed lines lie outside the runs that a law was fitted to, bands are 95 % intervals, bars those of where the next E
 takes over. The address of this page is a link to what it shows."""
-FIELDS = [own.name for own in fields(Question)]  # in the order of their components
+FIELDS = [field.name for field in fields(Question)]  # in the order of their components
 PRESET_FIELDS = [name for name in FIELDS if name not in ("law", "view")]
 SLIDERS: dict[str, tuple[float, float, Callable[[float], str]]] = {  # field → its log10 from and to, and its text
     "flops": (17.0, 26.0, of_log_flops),
@@ -115,12 +115,12 @@ CSS = """
 
 def offered_laws(own: Mapping[str, Law] | None = None) -> dict[str, Law]:
     """`own` laws by name, then the published ones that have an optimum; "published" is the paper's."""
-    found: dict[str, Law] = {**(own or {}), PUBLISHED: published_law()}
+    laws: dict[str, Law] = {**(own or {}), PUBLISHED: published_law()}
     for name, entry in SHELF.items():
         law = entry.law() if entry.make else None
-        if isinstance(law, Law) and "tokens" in law.variables and law != found[PUBLISHED]:
-            found.setdefault(name, law)
-    return found
+        if isinstance(law, Law) and "tokens" in law.variables and law != laws[PUBLISHED]:
+            laws.setdefault(name, law)
+    return laws
 
 
 def page(own: Mapping[str, Law] | None = None) -> Blocks:
@@ -129,7 +129,7 @@ def page(own: Mapping[str, Law] | None = None) -> Blocks:
 
     laws = offered_laws(own)
     first = Question.first(*next(iter(laws.items())))
-    start = _shown(_answered(laws, first, False, None))  # in the page itself, so that it opens with its answer
+    start = _values_of(_answered(laws, first, False, None))  # in the page itself, so that it opens with its answer
     quiet: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
     with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(SESSION_SECONDS, SESSION_SECONDS)) as app:
         gr.Markdown(INTRODUCTION)
@@ -139,35 +139,35 @@ def page(own: Mapping[str, Law] | None = None) -> Blocks:
         uploaded = gr.State(None, time_to_live=SESSION_SECONDS)
         with gr.Row():
             with gr.Column(scale=1, min_width=280):
-                preset, asked, sliders = _inputs(laws, first)
+                preset, inputs, sliders = _inputs(laws, first)
                 upload = _upload()
             with gr.Column(scale=3, min_width=320):
-                asked["view"], results, save = _results(start)
-        questions, positions = [asked[name] for name in FIELDS], [*sliders.values()]
+                inputs["view"], results, save = _results(start)
+        questions, positions = [inputs[name] for name in FIELDS], [*sliders.values()]
 
         state, values = [answered, turn, *questions], [*questions, turn]
         texts = [text for text in questions if isinstance(text, gr.Textbox)]
         typed = [event for text in texts for event in (text.submit, text.blur)]
-        picked = [asked[name].input for name in ("unit", "gpu", "law", "view")]
+        picked = [inputs[name].input for name in ("unit", "gpu", "law", "view")]
         gr.on(
-            [*typed, *picked, turn.change], partial(_asked, laws), [*state, *positions, link, dark, uploaded],
+            [*typed, *picked, turn.change], partial(_refreshed, laws), [*state, *positions, link, dark, uploaded],
             [*positions, *results, save, link, answered], js=ASK, trigger_mode="always_last", **quiet,
         )  # fmt: skip
         answered.change(None, [answered, *questions], turn, js=ASK_AGAIN)
         link.change(None, link, None, js=LINK)
         app.load(None, None, [*values, link, dark], js=_opened(laws, first))
-        preset.input(None, preset, [preset, *[asked[name] for name in PRESET_FIELDS], turn], js=_preset())
+        preset.input(None, preset, [preset, *[inputs[name] for name in PRESET_FIELDS], turn], js=_preset())
         for name, slider in sliders.items():
-            slider.input(None, slider, [asked[name], turn], js=_slid(name))
+            slider.input(None, slider, [inputs[name], turn], js=_slid(name))
 
         file, action, mapping, columns, button, refused, said = upload
         file.change(_received, [file, action], [refused, mapping, action, *columns], **quiet)
         button.click(
-            partial(_take, laws), [file, action, asked["law"], *columns],
-            [uploaded, said, file, asked["law"], refused, turn],
+            partial(_take, laws), [file, action, inputs["law"], *columns],
+            [uploaded, said, file, inputs["law"], refused, turn],
             concurrency_limit=1, api_visibility="private", show_progress_on=said,
         )  # fmt: skip
-        saved = save.click(partial(_saved, laws), [asked["law"], uploaded], law_text, **quiet)
+        saved = save.click(partial(_saved, laws), [inputs["law"], uploaded], law_text, **quiet)
         saved.success(None, law_text, None, js=SAVE)
         for tool in tools(laws):
             gr.api(_told(tool), api_name=tool.__name__)
@@ -178,12 +178,12 @@ def _inputs(laws: Mapping[str, Law], first: Question) -> tuple[Any, dict[str, An
     """The presets, the components of a question but for its view, and its sliders, by field."""
     import gradio as gr
 
-    asked: dict[str, Any] = {}
+    inputs: dict[str, Any] = {}
     sliders: dict[str, Any] = {}
     at = _positions(first)
 
     def text(name: str, label: str, info: str, **options: Any) -> None:
-        asked[name] = gr.Textbox(getattr(first, name), label=label, info=info, max_lines=1, elem_id=name, **options)
+        inputs[name] = gr.Textbox(getattr(first, name), label=label, info=info, max_lines=1, elem_id=name, **options)
 
     def slider(name: str, label: str, **options: Any) -> None:
         low, high, _ = SLIDERS[name]
@@ -193,20 +193,20 @@ def _inputs(laws: Mapping[str, Law], first: Question) -> tuple[Any, dict[str, An
         list(PRESETS), label="Start from a preset", value=None, elem_id="preset"
     )  # what a link opens need not be one of them
     units = [("FLOPs", FLOPS), ("hours on GPUs", HOURS)]
-    asked["unit"] = gr.Radio(units, label="Budget in", value=first.unit, elem_id="unit")
-    text("flops", "Training budget (FLOPs)", "1e22, with those of serving", elem_classes="in-flops")
+    inputs["unit"] = gr.Radio(units, label="Budget in", value=first.unit, elem_id="unit")
+    text("flops", "Training budget (FLOPs)", "1e22, including inference", elem_classes="in-flops")
     slider("flops", "log₁₀ of the FLOPs", elem_classes="in-flops")
     text("hours", "Hours", "168 is a week; wall-clock time of training", elem_classes="in-hours")
     slider("hours", "log₁₀ of the hours", elem_classes="in-hours")
     text("gpus", "Number of GPUs", "8, which share the steps evenly", elem_classes="in-hours")
-    asked["gpu"] = gr.Dropdown(list(GPU_NAMES), label="GPU", value=first.gpu, elem_classes="in-hours", elem_id="gpu")
+    inputs["gpu"] = gr.Dropdown(list(GPU_NAMES), label="GPU", value=first.gpu, elem_classes="in-hours", elem_id="gpu")
     text("memory", "Memory", "80GB for weights and KV cache; empty: no limit")
     slider("memory", "log₁₀ of the bytes")
     text("kv_tokens", "Tokens in the KV cache", "16k, over all sequences")
     text("inference_tokens", "Tokens served", "100B over the model's life; with FLOPs only")
     text("experts", "Numbers of experts", "1,2,4-8; empty: the law's own")
-    asked["law"] = gr.Dropdown([*laws, YOURS], label="Law", value=first.law, elem_id="law")
-    return preset, asked, sliders
+    inputs["law"] = gr.Dropdown([*laws, YOURS], label="Law", value=first.law, elem_id="law")
+    return preset, inputs, sliders
 
 
 def _upload() -> tuple[Any, ...]:
@@ -229,7 +229,7 @@ def _upload() -> tuple[Any, ...]:
         button = gr.Button("Go")
         refused = gr.HTML(elem_id="refused")
         said = gr.Code(
-            label="What came of it",
+            label="Result",
             interactive=False,
             show_line_numbers=False,
             elem_id="said",
@@ -258,8 +258,8 @@ def _results(start: list[Any]) -> tuple[Any, list[Any], Any]:
     return view, [problem, sentence, plot, table, notes, command, configuration], save
 
 
-def _shown(values: list[Any]) -> list[Any]:
-    """As values of new components: None where an event would leave its component alone."""
+def _values_of(values: list[Any]) -> list[Any]:
+    """The values for new components: None where an event would leave its component alone."""
     import gradio as gr
 
     return [None if value == gr.skip() else value for value in values]
@@ -268,7 +268,7 @@ def _shown(values: list[Any]) -> list[Any]:
 # ------------------------------------------------------------------ events: values of components in, values out
 
 
-def _asked(laws: Mapping[str, Law], answered: str, turn: str, *state: Any) -> list[Any]:
+def _refreshed(laws: Mapping[str, Law], answered: str, turn: str, *state: Any) -> list[Any]:
     """All that follows from the values of the components: sliders, results, link, and the values they are for.
 
     Nothing where that is what the page shows.
@@ -281,7 +281,7 @@ def _asked(laws: Mapping[str, Law], answered: str, turn: str, *state: Any) -> li
         return [gr.skip()] * (len(SLIDERS) + SHOWN + 1)
     question = Question(*texts)
     at = _positions(question)
-    moved = [at.get(own, was) for own, was in zip(SLIDERS, positions, strict=True)]
+    moved = [at.get(name, was) for name, was in zip(SLIDERS, positions, strict=True)]
     problem, *results = _answered(laws, question, dark, uploaded)
     try:
         Question.of(dict(parse_qsl(link, keep_blank_values=True, max_num_fields=20)))
@@ -300,16 +300,16 @@ def _answered(laws: Mapping[str, Law], question: Question, dark: bool, uploaded:
     import gradio as gr
 
     try:
-        found = answer(question, _law(laws, question.law, uploaded), DARK if dark else LIGHT)
+        results = answer(question, _law(laws, question.law, uploaded), DARK if dark else LIGHT)
     except ValueError as error:
         return [_message(error), *[gr.skip()] * (SHOWN - 1)]
     save = gr.update(visible=question.law not in (PUBLISHED, *SHELF))
-    return ["", *(getattr(found, own.name) for own in fields(found)), save, question.query()]
+    return ["", *(getattr(results, field.name) for field in fields(results)), save, question.query()]
 
 
 def _law(laws: Mapping[str, Law], name: str, uploaded: Law | None) -> Law:
     if name != YOURS:
-        return chosen(laws, name)
+        return law_named(laws, name)
     if uploaded is None:
         raise InputError(f"law={name!r}: upload a law or a table of runs first")
     return uploaded
@@ -321,12 +321,12 @@ def _message(error: Exception, kind: str = "problem unanswered") -> str:
 
 def _positions(question: Question) -> dict[str, float]:
     """log10 of what sliders stand for, within their ends; without those whose text cannot be read."""
-    found = {}
+    positions = {}
     for name, (low, high, _) in SLIDERS.items():
         read = parse_bytes if name == "memory" else parse_count
         with suppress(ValueError):
-            found[name] = round(min(max(math.log10(read(getattr(question, name), name)), low), high), 2)
-    return found
+            positions[name] = round(min(max(math.log10(read(getattr(question, name), name)), low), high), 2)
+    return positions
 
 
 def _slid(name: str) -> str:
@@ -338,7 +338,7 @@ def _slid(name: str) -> str:
 
 def _preset() -> str:
     """JavaScript: no preset, the fields of the one chosen, and a turn."""
-    values = {name: [getattr(question, own) for own in PRESET_FIELDS] for name, question in PRESETS.items()}
+    values = {name: [getattr(question, field) for field in PRESET_FIELDS] for name, question in PRESETS.items()}
     return f"(name) => [null, ...{json.dumps(values)}[name], {TURN}]"
 
 
@@ -357,18 +357,18 @@ def _opened(laws: Mapping[str, Law], first: Question) -> str:
 
 
 def _received(file: str | None, action: str) -> list[Any]:
-    """Of a new file: no message, its columns to choose from and an action that it allows; of none, no columns."""
+    """A new file's columns to choose from and an action that it allows, without a message; no columns for no file."""
     import gradio as gr
 
     if file is None or not is_table(Path(file)):
         action = USE if file else action
         return ["", gr.Column(visible=False), action, *[gr.Dropdown(choices=[], value=None) for _ in COLUMNS]]
     try:
-        names, found = columns_of(Path(file))
+        names, recognised = columns_of(Path(file))
     except (ValueError, OSError) as error:
         return [_message(error), gr.Column(visible=False), gr.skip(), *[gr.skip()] * len(COLUMNS)]
-    chosen_columns = [gr.Dropdown(choices=names, value=found[name] or None) for name in COLUMNS]
-    return ["", gr.Column(visible=True), JOINT if action == USE else action, *chosen_columns]
+    dropdowns = [gr.Dropdown(choices=names, value=recognised[name] or None) for name in COLUMNS]
+    return ["", gr.Column(visible=True), JOINT if action == USE else action, *dropdowns]
 
 
 def _take(laws: Mapping[str, Law], file: str | None, action: str, name: str, *columns: str | None) -> list[Any]:
@@ -394,17 +394,17 @@ def _saved(laws: Mapping[str, Law], name: str, uploaded: Law | None) -> str:
 
 
 def _told(tool: Callable[..., Any]) -> Callable[..., Any]:
-    """As `tool`; callers are told what is wrong with their question, and of other errors nothing."""
+    """Wrap `tool` so that callers see what is wrong with their question, and nothing of other errors."""
     import gradio as gr
 
     @wraps(tool)
-    def asked(*arguments: Any, **named: Any) -> Any:
+    def checked(*arguments: Any, **named: Any) -> Any:
         try:
             return tool(*arguments, **named)
         except ValueError as error:
             raise gr.Error(str(error), print_exception=False) from None
 
-    return asked
+    return checked
 
 
 # ------------------------------------------------------------------ serving
@@ -473,7 +473,7 @@ def _answer_in_json(server: Any) -> None:
     """Have an MCP server write what tools return as JSON; Gradio writes Python."""
     from mcp.types import TextContent
 
-    server.postprocess_output_data = lambda data, _: [TextContent(type="text", text=json.dumps(own)) for own in data]
+    server.postprocess_output_data = lambda data, _: [TextContent(type="text", text=json.dumps(item)) for item in data]
 
 
 def _preloads() -> str:

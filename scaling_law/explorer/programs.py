@@ -16,7 +16,7 @@ from scaling_law.explorer.question import FLOPS, HOURS, PUBLISHED, Question
 from scaling_law.law import Law
 
 
-def chosen(laws: Mapping[str, Law], name: str) -> Law:
+def law_named(laws: Mapping[str, Law], name: str) -> Law:
     """ValueError for a law that is not offered."""
     if name not in laws:
         raise InputError(unknown("law=", name[:100], laws))
@@ -46,12 +46,12 @@ def tools(laws: Mapping[str, Law]) -> list[Callable[..., dict[str, Any]]]:
             inference_tokens: tokens served over the model's life: "100B"
             experts: numbers of experts to compare: "1,2,4,8"; empty for the law's own
             law: name of the scaling law: "published"
-            hours: training budget in wall-clock hours, in the place of flops: "168"
+            hours: training budget in wall-clock hours, instead of flops: "168"
             gpus: how many GPUs train for these hours: "8"
-            gpu: their kind, whose speed is assumed: "h100"
+            gpu: GPU model, whose speed is assumed: "h100"
         """
-        asked = _question(flops, memory, kv_tokens, inference_tokens, experts, law, hours, gpus, gpu)
-        return plain(best_models(asked, chosen(laws, law)).to_dict())
+        question = _question(flops, memory, kv_tokens, inference_tokens, experts, law, hours, gpus, gpu)
+        return plain(best_models(question, law_named(laws, law)).to_dict())
 
     def plan(
         flops: str = "",
@@ -73,13 +73,13 @@ def tools(laws: Mapping[str, Law]) -> list[Callable[..., dict[str, Any]]]:
             inference_tokens: tokens served over the model's life: "100B"
             experts: numbers of experts to compare: "1,2,4,8"; empty for the law's own
             law: name of the scaling law: "published"
-            hours: training budget in wall-clock hours, in the place of flops: "168"
+            hours: training budget in wall-clock hours, instead of flops: "168"
             gpus: how many GPUs train for these hours: "8"
-            gpu: their kind, whose speed is assumed: "h100"
+            gpu: GPU model, whose speed is assumed: "h100"
         """
-        asked = _question(flops, memory, kv_tokens, inference_tokens, experts, law, hours, gpus, gpu)
-        made = planned(asked, chosen(laws, law))
-        return plain(made.to_dict() | {"yaml": made.to_yaml(), "command": asked.command()})
+        question = _question(flops, memory, kv_tokens, inference_tokens, experts, law, hours, gpus, gpu)
+        run = planned(question, law_named(laws, law))
+        return plain(run.to_dict() | {"yaml": run.to_yaml(), "command": question.command()})
 
     def loss(n_active: float, tokens: float, experts: float | None = None, law: str = PUBLISHED) -> dict[str, Any]:
         """The loss that a law predicts for a model, in nats per token, and how far it extrapolates.
@@ -90,14 +90,14 @@ def tools(laws: Mapping[str, Law]) -> list[Callable[..., dict[str, Any]]]:
             experts: number of experts, 1 for a dense model; empty for the law's own
             law: name of the scaling law: "published"
         """
-        own = chosen(laws, law)
+        formula = law_named(laws, law)
         at = {"n_active": n_active, "tokens": tokens} | ({} if experts is None else {"experts": experts})
-        found = {
-            "loss": float(own.loss(**at)),
-            "trusted": bool(own.check(**at).trusted),
-            "warnings": own.warnings(**at),
+        answer = {
+            "loss": float(formula.loss(**at)),
+            "trusted": bool(formula.check(**at).trusted),
+            "warnings": formula.warnings(**at),
         }
-        return plain(at | found)
+        return plain(at | answer)
 
     return [optimal, plan, loss]
 
@@ -123,5 +123,5 @@ def _question(
 
 def plain(value: dict[str, Any]) -> dict[str, Any]:
     """Plain JSON values; what is not finite is None."""
-    found: dict[str, Any] = to_jsonable_python(value, inf_nan_mode="null", fallback=lambda array: array.tolist())
-    return found
+    jsonable: dict[str, Any] = to_jsonable_python(value, inf_nan_mode="null", fallback=lambda array: array.tolist())
+    return jsonable

@@ -50,11 +50,11 @@ class Question:
 
     @classmethod
     def of(cls, texts: Mapping[str, str]) -> Question:
-        """From the query of a link; ValueError for names and values that no question has."""
-        known = [own.name for own in fields(cls)]
+        """Read the query of a link; ValueError for names and values that no question has."""
+        names = [field.name for field in fields(cls)]
         for name in texts:
-            if name not in known:
-                raise InputError(unknown("part of a question ", name[:_LONGEST], known))
+            if name not in names:
+                raise InputError(unknown("part of a question ", name[:_LONGEST], names))
         for name, text in texts.items():
             if len(text) > _LONGEST:
                 raise InputError(f"{name}={text[:20]!r}… is too long: at most {_LONGEST} characters")
@@ -66,16 +66,16 @@ class Question:
     @classmethod
     def first(cls, name: str, law: Law) -> Question:
         """What the page opens with under this law: for one of a visitor's runs, ten times the largest of them."""
-        known = law.conditions.overall if law.conditions else None
-        if name == PUBLISHED or known is None:
+        ranges = law.conditions.overall if law.conditions else None
+        if name == PUBLISHED or ranges is None:
             return cls(law=name)
-        return cls(flops=format_flops(10 * known.training_flops[1]), memory="", kv_tokens="", law=name)
+        return cls(flops=format_flops(10 * ranges.training_flops[1]), memory="", kv_tokens="", law=name)
 
     def query(self) -> str:
         """What follows the ? of a link: the fields that differ from the first question."""
         first = Question()
         return urlencode(
-            {own.name: v for own in fields(self) if (v := getattr(self, own.name)) != getattr(first, own.name)}
+            {field.name: v for field in fields(self) if (v := getattr(self, field.name)) != getattr(first, field.name)}
         )
 
     @property
@@ -106,9 +106,9 @@ class Question:
         """The same question in the shell: a plan, or where there is none its optimum."""
         budget = (FLOPS,) if self.unit == FLOPS else (HOURS, "gpus", "gpu")
         names = (*budget, "memory", "kv_tokens", "inference_tokens", "experts")
-        given = {f"--{name.replace('_', '-')}": "".join(getattr(self, name).split()) for name in names}
-        given["--law"] = "" if self.law == PUBLISHED else LAW_FILE if self.law in (FITTED, YOURS) else self.law
-        words = [word for flag, text in given.items() if text not in ("", "0") for word in (flag, shlex.quote(text))]
+        flags = {f"--{name.replace('_', '-')}": "".join(getattr(self, name).split()) for name in names}
+        flags["--law"] = "" if self.law == PUBLISHED else LAW_FILE if self.law in (FITTED, YOURS) else self.law
+        words = [word for flag, text in flags.items() if text not in ("", "0") for word in (flag, shlex.quote(text))]
         kind = ["plan", *words, "-o", "run.yaml"] if planned else ["optimal", *words, "--integral"]
         return " ".join(["scaling-law", *kind])
 

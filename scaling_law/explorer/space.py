@@ -105,15 +105,15 @@ def requirements(wheel: Path) -> list[str]:
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (entry for entry in archive.namelist() if entry.endswith(".dist-info/METADATA"))
         metadata = Parser().parsestr(archive.read(name).decode())
-    found = map(Requirement, metadata.get_all("Requires-Dist", []))
-    wanted = [own for own in found if own.marker is None or own.marker.evaluate({"extra": EXTRA})]
-    return [str(own).partition(";")[0].strip() for own in wanted]
+    required = map(Requirement, metadata.get_all("Requires-Dist", []))
+    wanted = [one for one in required if one.marker is None or one.marker.evaluate({"extra": EXTRA})]
+    return [str(one).partition(";")[0].strip() for one in wanted]
 
 
 def build_wheel(folder: Path) -> Path:
     """The wheel of the checkout that this module lies in, built in `folder`."""
     if missing := [name for name in (*BUILT_FROM, *PACKAGES) if not (ROOT / name).exists()]:
-        raise FilesError(f"{ROOT} is no checkout (no {missing[0]}) to build a wheel from: give --wheel FILE")
+        raise FilesError(f"{ROOT} is not a checkout (no {missing[0]}) to build a wheel from: pass --wheel FILE")
     source, built = folder / "source", folder / "built"
     for name in PACKAGES:
         copytree(ROOT / name, source / name, ignore=lambda *_: {"__pycache__"})
@@ -126,6 +126,6 @@ def build_wheel(folder: Path) -> Path:
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no output"])[-1]
         raise FilesError(
-            f"the wheel could not be built ({reason}): pip install 'setuptools>=77', or give --wheel FILE"
+            f"the wheel could not be built ({reason}): pip install 'setuptools>=77', or pass --wheel FILE"
         )
     return next(built.glob("*.whl"))

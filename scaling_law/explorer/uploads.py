@@ -36,7 +36,7 @@ def columns_of(path: Path) -> tuple[list[str], dict[str, str]]:
 
 
 def read_upload(path: Path, action: str, law: Law | None, columns: Mapping[str, str | None]) -> tuple[Law, str]:
-    """The law that follows from the file, with intervals, and what is to be said of it; `law` is the one to calibrate.
+    """The law made from the file, with intervals, and a summary; `law` is the one to calibrate.
 
     `columns`: for each of `COLUMNS` a column, an expression or a number, as `load_runs` takes them; those left empty
     are looked for. ValueError names the file, and what is allowed.
@@ -48,14 +48,14 @@ def read_upload(path: Path, action: str, law: Law | None, columns: Mapping[str, 
         raise InputError(f"{path.name}: {action!r} takes a file that ends in {', '.join(allowed)}")
     if action == USE:
         _check_size(path)
-        made = load_law(path)
-        return made, repr(made)
-    names, found = columns_of(path)
+        uploaded = load_law(path)
+        return uploaded, repr(uploaded)
+    names, recognised = columns_of(path)
     sized = {"d_model", "n_blocks"} <= {*names}
-    if empty := [n for n in COLUMNS if not (columns.get(n) or found[n] or (n == "n_active" and sized))]:
+    if empty := [n for n in COLUMNS if not (columns.get(n) or recognised[n] or (n == "n_active" and sized))]:
         labels = enumerated([COLUMNS[name] for name in empty])
         raise InputError(f"{path.name}: choose the column of {labels}; there are: {', '.join(names)}")
-    mapping: dict[str, Column] = {n: own for n, own in columns.items() if own and own != found[n]}
+    mapping: dict[str, Column] = {n: column for n, column in columns.items() if column and column != recognised[n]}
     loss = str(mapping.pop("loss")) if mapping.get("loss") in names else None
     runs = load_runs(path, loss, columns=mapping)
     if action != CALIBRATE:

@@ -121,8 +121,8 @@ def loss_curve(
 
     `band`: with the interval of the law's draws, if it has any.
     """
-    given = {"x": x, **at, "experts": experts}
-    values = dict(zip(given, np.broadcast_arrays(*(np.asarray(v, float) for v in given.values())), strict=True))
+    columns = {"x": x, **at, "experts": experts}
+    values = dict(zip(columns, np.broadcast_arrays(*(np.asarray(v, float) for v in columns.values())), strict=True))
     along, n, d = values.pop("x"), values["n_active"], values["tokens"]
     width = np.asarray(width_of_active(n, law.vocab_size))
     total = np.asarray(total_parameters(width, experts, vocab_size=law.vocab_size))
@@ -160,12 +160,12 @@ def memory_curves(
     regions = tuple(Region(float(columns[i]), part) for part, i in parts_of(best))
     curves = []
     for i, e in enumerate(columns.tolist()):
-        shown = np.isfinite(within.loss[:, i])
-        if shown.any():  # else no optimum, or all of it beyond the range guard
-            shown[int(np.argmin(within.loss[:, i])) + 1 :] = False
-            at = {name: values[shown, i] for name, values in within.at.items()}
-            mark = int(shown.sum()) - 1
-            curves.append(loss_curve(law, within.memory[shown], at, e, mark, band=False))
+        visible = np.isfinite(within.loss[:, i])
+        if visible.any():  # else no optimum, or all of it beyond the range guard
+            visible[int(np.argmin(within.loss[:, i])) + 1 :] = False
+            at = {name: values[visible, i] for name, values in within.at.items()}
+            mark = int(visible.sum()) - 1
+            curves.append(loss_curve(law, within.memory[visible], at, e, mark, band=False))
     boundaries: tuple[tuple[float, float], ...] = ()
     if law.draws is not None:
         sides = pairwise(i for _, i in parts_of(best))
@@ -174,10 +174,10 @@ def memory_curves(
 
 
 def _winner(law: Formula, within: WithinMemory, best: NDArray[np.int64]) -> Curve:
-    """The best model under each limit, whichever its E; `experts` is NaN and `inside` is not told."""
-    chosen = np.arange(len(best)), best
-    at, width = {name: values[chosen] for name, values in within.at.items()}, within.d_model[chosen]
-    draws = within.drawn(law, chosen)
+    """The best model under each limit, whichever its E; `experts` is NaN and `inside` unset."""
+    index = np.arange(len(best)), best
+    at, width = {name: values[index] for name, values in within.at.items()}, within.d_model[index]
+    draws = within.drawn(law, index)
     total = np.asarray(total_parameters(width, at["experts"], vocab_size=law.vocab_size))
     return Curve(
         experts=np.nan,
@@ -216,9 +216,9 @@ class WithinMemory:
 def models_within_memory(
     law: Formula, budget: Budget, experts: FloatArray, limits: Limits, points: int = 300
 ) -> WithinMemory:
-    """From the smallest limit inside the dense model's range guard to past the last optimum.
+    """Memory limits from the smallest inside the dense model's range guard to past the last optimum.
 
-    The limits of `limits` are left aside. The loss of an E without an optimum is infinite; ValueError if all are.
+    Those of `limits` are ignored. The loss of an E without an optimum is infinite; ValueError if all are.
     """
     columns = np.asarray(experts, float)
     free = best_widths(law, budget, columns, replace(limits, memory=None, max_parameters=None))
@@ -244,9 +244,9 @@ def boundary_interval(law: Formula, within: WithinMemory, left: int, right: int)
     Each draw judges the same models, those that are best under the law itself, so that errors which both E share
     cancel. A boundary outside the limits shown counts as lying at their end.
     """
-    shown = np.isfinite(within.loss[:, [left, right]]).all(axis=1)
-    memory = within.memory[shown]
-    of_left, of_right = (within.drawn(law, (shown, i)) for i in (left, right))
+    finite = np.isfinite(within.loss[:, [left, right]]).all(axis=1)
+    memory = within.memory[finite]
+    of_left, of_right = (within.drawn(law, (finite, i)) for i in (left, right))
     assert of_left is not None and of_right is not None  # noqa: PT018 (the law has draws)
     wins = of_right < of_left
     first = np.where(wins.any(axis=1), wins.argmax(axis=1), len(memory) - 1)
@@ -262,7 +262,7 @@ def budget_curves(
     inference_tokens: float = 0.0,
     points: int = 120,
 ) -> tuple[Curve, ...]:
-    """Loss against tokens along a budget of either kind. ValueError as `law.optimal`."""
+    """Loss against tokens along a budget of either kind. Raises ValueError as `law.optimal` does."""
     if budget.flops is None:
         return isotime_curves(law, budget, experts, points=points)
     return isoflop_curves(law, budget.flops, experts, inference_tokens=inference_tokens, points=points)
@@ -271,14 +271,14 @@ def budget_curves(
 def isotime_curves(
     law: Formula, time: Budget, experts: Sequence[float] | None = None, *, points: int = 120
 ) -> tuple[Curve, ...]:
-    """As `isoflop_curves`, for models that train so long: smaller ones see more tokens."""
+    """Loss against tokens for models that train equally long: smaller ones see more tokens. See `isoflop_curves`."""
     e, limits = np.atleast_1d(asked_experts(law, experts)), Limits.of(law)
-    found = best_widths(law, time, e, limits)
+    optima = best_widths(law, time, e, limits)
     curves = []
-    for own, optimum in zip(e[found.exists].tolist(), found.free[found.exists].tolist(), strict=True):
+    for n_experts, optimum in zip(e[optima.exists].tolist(), optima.free[optima.exists].tolist(), strict=True):
         widths = optimum * np.geomspace(3.0, 1.0 / 3.0, 2 * (points // 2) + 1)
-        at = models_of(law, widths, own, time, limits)
-        curves.append(loss_curve(law, at["tokens"], at, own, points // 2))
+        at = models_of(law, widths, n_experts, time, limits)
+        curves.append(loss_curve(law, at["tokens"], at, n_experts, points // 2))
     return tuple(curves)
 
 
@@ -293,23 +293,23 @@ def isoflop_curves(
     """Loss against tokens along a budget for each E that has an optimum, which is marked. ValueError if none has."""
     e = np.atleast_1d(asked_experts(law, experts))
     limits = Limits.of(law, inference_tokens=inference_tokens)
-    found = optimal_widths(law, flops, e, limits)
-    best = model_variables(law, found.free, e, flops, limits)["tokens"]
-    span = np.geomspace(best[found.exists].min() / 12, best[found.exists].max() * 12, points)
+    optima = optimal_widths(law, flops, e, limits)
+    best = model_variables(law, optima.free, e, flops, limits)["tokens"]
+    span = np.geomspace(best[optima.exists].min() / 12, best[optima.exists].max() * 12, points)
     curves = []
-    for own, optimum in zip(e[found.exists].tolist(), best[found.exists], strict=True):
+    for n_experts, optimum in zip(e[optima.exists].tolist(), best[optima.exists], strict=True):
         tokens = np.sort(np.append(span, optimum))
         n_active = np.asarray(flops) / (training_flops(1.0, tokens) + inference_flops(1.0, inference_tokens))
         width = width_of_active(n_active, law.vocab_size)
-        at = model_variables(law, width, own, flops, limits) | {"tokens": tokens}
-        curves.append(loss_curve(law, tokens, at, own, int(np.searchsorted(tokens, optimum))))
+        at = model_variables(law, width, n_experts, flops, limits) | {"tokens": tokens}
+        curves.append(loss_curve(law, tokens, at, n_experts, int(np.searchsorted(tokens, optimum))))
     return tuple(curves)
 
 
 def token_curves(law: Formula, table: OptimalTable, points: int = 120) -> tuple[Curve, ...]:
     """Loss against training tokens for the model of each row of `table`, whose own tokens are marked."""
-    own = [row.tokens for row in table]
-    span = np.geomspace(min(own) / 20, max(own) * 20, points)
+    row_tokens = [row.tokens for row in table]
+    span = np.geomspace(min(row_tokens) / 20, max(row_tokens) * 20, points)
     curves = []
     for row in table:
         tokens = np.sort(np.append(span, row.tokens))
@@ -332,15 +332,15 @@ def best_experts(
     budgets, bytes_ = (np.atleast_1d(positive(name, v)) for name, v in (("flops", flops), ("memory", memory)))
     e = np.atleast_1d(asked_experts(law, experts))
     grid, columns = np.broadcast_arrays(budgets[:, None], e)
-    found, near = [], []
+    optima, near = [], []
     for limit in bytes_.tolist():
         within = Limits.of(law, memory=limit, **costs)
-        own = optimal_widths(law, grid, columns, within)
-        found.append(own)
-        at = model_variables(law, own.d_model, columns, grid, within)
-        near.append({name: np.where(own.fits, values, np.nan) for name, values in at.items()})
-    at = {name: np.stack([own[name] for own in near]) for name in near[0]}  # [rows, columns, E]
-    loss = np.stack([own.loss for own in found])
+        optimum = optimal_widths(law, grid, columns, within)
+        optima.append(optimum)
+        at = model_variables(law, optimum.d_model, columns, grid, within)
+        near.append({name: np.where(optimum.fits, values, np.nan) for name, values in at.items()})
+    at = {name: np.stack([values[name] for values in near]) for name in near[0]}  # [rows, columns, E]
+    loss = np.stack([optimum.loss for optimum in optima])
     with np.errstate(invalid="ignore"):
         compared = np.isfinite(loss) & ~(check := law.check(**at)).beyond
     loss = np.where(compared, loss, np.inf)
@@ -367,8 +367,8 @@ def _tied(law: Formula, at: dict[str, Any], loss: FloatArray, compared: Any, bes
         with np.errstate(invalid="ignore"):  # where no E has a model
             ahead = loss - np.take_along_axis(loss, best, -1)
         return np.asarray((compared & (ahead < error)).sum(axis=-1) > 1)
-    known = {name: np.where(compared, values, _stand_in(values, compared)) for name, values in at.items()}
-    drawn = law.loss_draws(**known)  # [draws, rows, columns, E]
+    filled = {name: np.where(compared, values, _stand_in(values, compared)) for name, values in at.items()}
+    drawn = law.loss_draws(**filled)  # [draws, rows, columns, E]
     ahead = drawn - np.take_along_axis(drawn, best[None], -1)
     return np.asarray((compared & (np.mean(ahead <= 0, axis=0) > LEVEL[0])).sum(axis=-1) > 1)
 

@@ -92,10 +92,10 @@ def panels_or_new(axes: Any, count: int, width: float, height: float, **options:
     """`count` axes in a row, [count]: those given, or those of a new figure. ValueError for another number of them."""
     if axes is None:
         return cast("NDArray[Any]", new_figure(width, height, columns=count, squeeze=False, **options)[1][0])
-    given = np.atleast_1d(np.asarray(axes, object)).ravel()
-    if len(given) != count:
-        raise InputError(f"axes: {len(given)} given, {count} are needed")
-    return given
+    panels = np.atleast_1d(np.asarray(axes, object)).ravel()
+    if len(panels) != count:
+        raise InputError(f"axes: {len(panels)} given, {count} are needed")
+    return panels
 
 
 def save(drawn: Any, path: str | Path) -> Path:
@@ -164,17 +164,17 @@ def draw_band(ax: Axes, x: FloatArray, interval: Any, experts: float, alpha: flo
 
 def legend(ax: Axes, **options: Any) -> None:
     """The legend of `ax`, with notes on what dashed lines and bands mean where there are such."""
-    shown = _entries(ax)
-    ax.legend(list(shown.values()), list(shown), **{"frameon": False, **options})
+    entries = _entries(ax)
+    ax.legend(list(entries.values()), list(entries), **{"frameon": False, **options})
 
 
 def shared_legend(ax: Axes, loc: str = "outside lower center") -> None:
-    """As `legend`, for all panels of the figure: below or above them, in as many rows as its width needs."""
-    shown, figure = _entries(ax), ax.figure
-    inches = sum(0.65 + 0.085 * len(text) for text in shown)  # at this size of the letters
+    """One legend for all panels of the figure, below or above them, in as many rows as its width needs."""
+    entries, figure = _entries(ax), ax.figure
+    inches = sum(0.65 + 0.085 * len(text) for text in entries)  # at this size of the letters
     rows = int(np.ceil(inches * figure.dpi / figure.bbox.width))
-    columns = -(-len(shown) // rows)
-    figure.legend(list(shown.values()), list(shown), loc=loc, ncols=columns, frameon=False, fontsize=9)
+    columns = -(-len(entries) // rows)
+    figure.legend(list(entries.values()), list(entries), loc=loc, ncols=columns, frameon=False, fontsize=9)
 
 
 def _entries(ax: Axes) -> dict[str, Any]:
@@ -189,8 +189,8 @@ def _entries(ax: Axes) -> dict[str, Any]:
         INTERVAL: Patch(color="0.4", alpha=0.25, linewidth=0),
         BOUNDARY: Line2D([], [], color=DARK, marker="|", markersize=5, linewidth=1.2),
     }
-    shown = dict(zip(labels, handles, strict=True))
-    return shown | {text: handle for text, handle in notes.items() if "_" + text in hidden}
+    entries = dict(zip(labels, handles, strict=True))
+    return entries | {text: handle for text, handle in notes.items() if "_" + text in hidden}
 
 
 def log_axis(ax: Axes, label: str, which: str = "x") -> None:

@@ -88,8 +88,8 @@ def best_by_budget(
     models: Sequence[Placed] = (),
 ) -> Figure:
     """The best E over budgets and memory limits, hatched where it ties; the question and released models as points."""
-    shown = np.unique(found.experts[np.isfinite(found.experts)]).tolist()
-    traces = [trace for e in shown for trace in _cells(found, e, page)]
+    winners = np.unique(found.experts[np.isfinite(found.experts)]).tolist()
+    traces = [trace for e in winners for trace in _cells(found, e, page)]
     x, y = np.meshgrid(found.flops, found.memory)
     hatch = {"symbol": "line-ne-open", "size": 9, "color": page.ink, "opacity": 0.45, "line": {"width": 1}}
     if found.tied.any():
@@ -109,15 +109,15 @@ def best_by_budget(
     return _figure(traces, page, x_axis, _log_axis("memory limit", found.memory, format_bytes, page))
 
 
-def _cells(found: BestExperts, e: float, page: Page) -> list[dict[str, Any]]:
+def _cells(best: BestExperts, e: float, page: Page) -> list[dict[str, Any]]:
     """The part of the map where E is best, as one colour, and its entry in the legend: a heatmap's has no colour."""
-    own = np.where(found.experts == e, 1.0, np.nan)
-    colour, text = page.colour(e, 0.8), np.full(own.shape, "", object)
-    for i, j in zip(*np.nonzero(found.experts == e), strict=True):
-        tie = ", a tie" if found.tied[i, j] else ""
-        where = f"{format_flops(found.flops[j])} FLOPs within {format_bytes(found.memory[i])}"
-        text[i, j] = f"{label_of(e)}{tie}: {found.loss[i, j]:.4f} nats<br>{where}"
-    at = {"x": found.flops, "y": found.memory, "z": own, "text": text, "hovertemplate": "%{text}<extra></extra>"}
+    won = np.where(best.experts == e, 1.0, np.nan)
+    colour, text = page.colour(e, 0.8), np.full(won.shape, "", object)
+    for i, j in zip(*np.nonzero(best.experts == e), strict=True):
+        tie = ", a tie" if best.tied[i, j] else ""
+        where = f"{format_flops(best.flops[j])} FLOPs within {format_bytes(best.memory[i])}"
+        text[i, j] = f"{label_of(e)}{tie}: {best.loss[i, j]:.4f} nats<br>{where}"
+    at = {"x": best.flops, "y": best.memory, "z": won, "text": text, "hovertemplate": "%{text}<extra></extra>"}
     group = {"name": label_of(e), "legendgroup": label_of(e)}
     key = {"type": "scatter", **group, "x": [None], "y": [None], "mode": "markers", **_SILENT}
     marker = {"symbol": "square", "size": 13, "color": colour}
@@ -140,16 +140,16 @@ def _lines(curve: Curve, page: Page) -> list[dict[str, Any]]:
     """A curve: solid within the fitted range, dashed outside, with its interval and its mark."""
     colour, name = page.colour(curve.experts), label_of(curve.experts)
     group = {"legendgroup": name, "name": name}
-    shown = {"mode": "lines", "text": _hover(curve), "hovertemplate": "%{text}<extra></extra>"}
+    options = {"mode": "lines", "text": _hover(curve), "hovertemplate": "%{text}<extra></extra>"}
     traces = []
     if curve.interval is not None:
         traces.append(_interval(curve.x, *curve.interval, page.colour(curve.experts, 0.18)) | group)
     line = {"type": "scatter", "x": curve.x, "y": curve.loss, "line": {"color": colour, "dash": "dash", "width": 1.6}}
     if not curve.inside.all():
-        traces.append({**line, **group, **shown, "showlegend": not curve.inside.any()})
+        traces.append({**line, **group, **options, "showlegend": not curve.inside.any()})
     if curve.inside.any():
         solid = {"y": np.where(curve.inside, curve.loss, np.nan), "line": {"color": colour, "width": 2.4}}
-        traces.append({**line, **group, **shown, **solid})
+        traces.append({**line, **group, **options, **solid})
     if curve.mark is not None:
         at = {"x": curve.x[[curve.mark]], "y": curve.loss[[curve.mark]], "mode": "markers", "showlegend": False}
         marker = {"color": colour, "size": 9, "line": {"color": page.paper, "width": 1.5}}
@@ -191,16 +191,16 @@ def _line(x: float, page: Page) -> dict[str, Any]:
 
 
 def _axis(title: str, page: Page, ends: tuple[float, float] | None = None) -> dict[str, Any]:
-    own = {"gridcolor": page.grid, "linecolor": page.ink, "zeroline": False, "ticks": "outside", "automargin": True}
-    return {"title": {"text": title}, **own, **({} if ends is None else {"range": ends})}
+    style = {"gridcolor": page.grid, "linecolor": page.ink, "zeroline": False, "ticks": "outside", "automargin": True}
+    return {"title": {"text": title}, **style, **({} if ends is None else {"range": ends})}
 
 
 def _log_axis(title: str, values: FloatArray, form: Callable[[float], str], page: Page) -> dict[str, Any]:
     low, high = float(np.min(values)), float(np.max(values))
     ticks = log_ticks(low, high, TICKS)
     ticks = ticks[:: -(-len(ticks) // (TICKS + 2))]
-    shown = {"tickvals": ticks, "ticktext": [form(tick) for tick in ticks], "range": np.log10([low, high]).tolist()}
-    return _axis(title, page) | {"type": "log", **shown}
+    scale = {"tickvals": ticks, "ticktext": [form(tick) for tick in ticks], "range": np.log10([low, high]).tolist()}
+    return _axis(title, page) | {"type": "log", **scale}
 
 
 def _figure(

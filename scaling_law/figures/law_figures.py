@@ -60,9 +60,9 @@ def isoflop(
     An E for which the law has no optimum is left out; ValueError if it has one for none.
     """
     budgets = np.atleast_1d(np.asarray(flops, float))
-    found = [isoflop_curves(law, budget, experts) for budget in budgets.tolist()]
+    by_budget = [isoflop_curves(law, budget, experts) for budget in budgets.tolist()]
     axes = drawing.panels_or_new(axes, len(budgets), 3.1 * len(budgets), 4.0)
-    for ax, budget, curves in zip(axes, budgets, found, strict=True):
+    for ax, budget, curves in zip(axes, budgets, by_budget, strict=True):
         for curve in curves:
             drawing.draw(ax, curve)
         ax.set(title=f"{format_flops(budget)} FLOPs", xlim=curves[0].x[[0, -1]], ylim=shown_losses(curves))
@@ -111,20 +111,20 @@ def draw_memory_optimal(
 ) -> None:
     """Draw one panel of `memory_optimal`."""
     served: dict[str, Any] = {"kv_tokens": kv_tokens, "inference_tokens": inference_tokens}
-    found = memory_curves(law, Budget(flops), experts, **served)
-    shade(ax, found.memory, found.regions)
-    for curve in found.curves:
+    by_memory = memory_curves(law, Budget(flops), experts, **served)
+    shade(ax, by_memory.memory, by_memory.regions)
+    for curve in by_memory.curves:
         drawing.draw(ax, curve)
-    if found.best.interval is not None:
-        for region in found.regions:
-            band = [end[region.part] for end in found.best.interval]
-            drawing.draw_band(ax, found.memory[region.part], band, region.experts, alpha=0.25)
-    for k, ends in enumerate(found.boundaries):  # a bar for each
+    if by_memory.best.interval is not None:
+        for region in by_memory.regions:
+            band = [end[region.part] for end in by_memory.best.interval]
+            drawing.draw_band(ax, by_memory.memory[region.part], band, region.experts, alpha=0.25)
+    for k, ends in enumerate(by_memory.boundaries):  # a bar for each
         height = 0.03 + 0.03 * (k % 2)
         (bar,) = ax.plot(ends, [height, height], "|-", color=drawing.DARK, transform=ax.get_xaxis_transform())
         bar.set(markersize=5, linewidth=1.2, label="_" + drawing.BOUNDARY)
-    reached = found.best.loss
-    ax.set(xlim=found.memory[[0, -1]], ylim=(reached.min() - 0.03, reached[0] + 0.02), ylabel=LOSS)
+    reached = by_memory.best.loss
+    ax.set(xlim=by_memory.memory[[0, -1]], ylim=(reached.min() - 0.03, reached[0] + 0.02), ylabel=LOSS)
     drawing.log_axis(ax, "memory limit (parameters)")
     cache = f", KV cache of {kv_tokens:,.0f} tokens" if kv_tokens else ""
     inference = f", inference on {format_count(inference_tokens)} tokens" if inference_tokens else ""
@@ -148,21 +148,21 @@ def best_experts_map(
     from matplotlib.colors import ListedColormap
     from matplotlib.patches import Patch
 
-    found = best_experts(law, flops, memory, **costs)
+    best = best_experts(law, flops, memory, **costs)
     ax = drawing.axes_or_new(ax, 6.4, 4.6)
     ax.grid(False)
-    shown = np.unique(found.experts[np.isfinite(found.experts)])
-    numbers = np.where(np.isfinite(found.experts), np.searchsorted(shown, found.experts), np.nan)
-    colours = ListedColormap([colour_of(e) for e in shown])
-    at = found.flops, found.memory
-    ax.pcolormesh(*at, numbers, cmap=colours, vmin=-0.5, vmax=len(shown) - 0.5, alpha=0.75, shading="nearest")
-    if found.tied.any():
-        ax.contourf(*at, found.tied.astype(float), levels=[0.5, 1.5], colors="none", hatches=["////"])
-    if found.inside.any():
-        ax.contour(*at, found.inside.astype(float), levels=[0.5], colors="white", linestyles="--")
+    winners = np.unique(best.experts[np.isfinite(best.experts)])
+    numbers = np.where(np.isfinite(best.experts), np.searchsorted(winners, best.experts), np.nan)
+    colours = ListedColormap([colour_of(e) for e in winners])
+    at = best.flops, best.memory
+    ax.pcolormesh(*at, numbers, cmap=colours, vmin=-0.5, vmax=len(winners) - 0.5, alpha=0.75, shading="nearest")
+    if best.tied.any():
+        ax.contourf(*at, best.tied.astype(float), levels=[0.5, 1.5], colors="none", hatches=["////"])
+    if best.inside.any():
+        ax.contour(*at, best.inside.astype(float), levels=[0.5], colors="white", linestyles="--")
     drawing.log_axis(ax, "memory limit (bytes)", "y")
     ax.set(xscale="log", xlabel=drawing.FLOPS)
-    entries = [Patch(color=colour_of(e), alpha=0.75, label=drawing.label_of(e)) for e in shown]
+    entries = [Patch(color=colour_of(e), alpha=0.75, label=drawing.label_of(e)) for e in winners]
     tie = Patch(facecolor="none", edgecolor="0.2", hatch="////", label=TIED)
     ax.legend(handles=[*entries, tie], loc="upper left", fontsize=9)
     return ax

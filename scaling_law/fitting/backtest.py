@@ -85,7 +85,7 @@ def backtest(train: Runs, test: Runs, laws: Mapping[str, Law | str | Forecaster]
     losses itself. A law that these runs cannot determine (ValueError) is left out. ValueError for no run on a side.
     """
     if not (len(train) and len(test)):
-        raise InputError(f"train has {len(train)} runs and test {len(test)}: both must have some")
+        raise InputError(f"train has {len(train)} runs and test {len(test)}: both need at least one")
     forecasts, left_out = {}, {}
     for name, law in laws.items():
         try:

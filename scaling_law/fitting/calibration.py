@@ -80,14 +80,14 @@ class Calibration(ResultTable):
 
     @property
     def warnings(self) -> Names:
-        found = []
+        sentences = []
         for names, why in list(self.left_out.items())[:1]:
-            more = f", nor {len(self.left_out) - 1} sets more" if len(self.left_out) > 1 else ""
-            found.append(f"These runs cannot determine {', '.join(names)} together{more}: {why}.")
+            more = f", nor {len(self.left_out) - 1} other sets" if len(self.left_out) > 1 else ""
+            sentences.append(f"These runs cannot determine {', '.join(names)} together{more}: {why}.")
         better = [c.name for c in self.candidates if not c.refitted and c.rmse < self.chosen.rmse]
-        found += [f"Held-out runs are predicted better by the {name}." for name in better]
-        found += [m.replace(LEAVE_OUT, "calibrate without those that are wrong") for m in self.fit.status.messages]
-        return tuple(found)
+        sentences += [f"Held-out runs are predicted better by the {name}." for name in better]
+        sentences += [m.replace(LEAVE_OUT, "calibrate without those that are wrong") for m in self.fit.status.messages]
+        return tuple(sentences)
 
     def to_rows(self) -> list[dict[str, Any]]:
         """One row for each candidate."""
@@ -116,7 +116,7 @@ class Calibration(ResultTable):
         rows = self.to_rows()
         notes = ["chosen" if r["chosen"] else "not determined" if r["undetermined"] else "" for r in rows]
         values = ", ".join(f"{name} = {self.law.coefficients[name]:.5g}" for name in self.chosen.refitted)
-        known = self.law.conditions
+        conditions = self.law.conditions
         return Table(
             ("", "refitted", "held out", ""),
             [(r["candidate"], r["refitted"], f"{r['rmse']:.4f}", n) for r, n in zip(rows, notes, strict=True)],
@@ -125,7 +125,7 @@ class Calibration(ResultTable):
             styles=["bold" if r["chosen"] else "" for r in rows],
             notes=[
                 f"held out: each of {self.n_groups} groups in turn, {self.groups}",
-                f"{known.provenance if known else self.law.name}: {values}; RMSE {self.fit.rmse:.4f}",
+                f"{conditions.provenance if conditions else self.law.name}: {values}; RMSE {self.fit.rmse:.4f}",
             ],
             warnings=self.warnings,
         )
@@ -175,19 +175,19 @@ def calibrate(
     results, left_out = _fits(table, law, dict.fromkeys([*sets, everything]), settings, mix)
     if not results.keys() & {*sets}:
         raise InputError(f"{table.source}: no candidate can be fitted: {'; '.join(left_out.values())}")
-    found = {}
+    tried = {}
     for names, result in results.items():
         name = "fresh fit" if names == everything else "calibrated"
         vague = tuple(dict.fromkeys((*result.status.undetermined, *result.status.bounds_hit)))
-        found[names] = Candidate(name, names, _held_out(result, law, group)[measured], vague)
-    chosen = choose([found[names] for names in sets if names in found], group[measured])
+        tried[names] = Candidate(name, names, _held_out(result, law, group)[measured], vague)
+    best = choose([tried[names] for names in sets if names in tried], group[measured])
     untouched = Candidate("published law", (), errors_of(law, table)[measured])
     mean = Candidate("mean of the other runs", (), _errors_of_mean(table.loss[measured], group[measured]))
     return Calibration(
         published=law,
-        fit=_described(law, results[chosen.refitted], chosen, rule),
-        chosen=chosen,
-        candidates=(untouched, *found.values(), mean),
+        fit=_described(law, results[best.refitted], best, rule),
+        chosen=best,
+        candidates=(untouched, *tried.values(), mean),
         groups=rule,
         n_groups=n_groups,
         left_out=left_out,
@@ -196,11 +196,11 @@ def calibrate(
 
 def candidate_sets(form: Form) -> list[Names]:
     """Nested sets of coefficients, each with those of one more level of `LEVELS` that the form has."""
-    found: list[Names] = [()]
+    sets: list[Names] = [()]
     for level in LEVELS:
-        if own := tuple(name for name in form.coefficients if form.roles[name] in level):
-            found.append((*found[-1], *own))
-    return found[1:]
+        if added := tuple(name for name in form.coefficients if form.roles[name] in level):
+            sets.append((*sets[-1], *added))
+    return sets[1:]
 
 
 def group_of(runs: Runs, law: Law, rule: str) -> tuple[NDArray[np.int64], str]:
@@ -229,29 +229,29 @@ def choose(candidates: Sequence[Candidate], group: NDArray[np.int64]) -> Candida
 
 def _ordered(law: Law, names: Collection[str]) -> Names:
     """The names in the law's order."""
-    known = law.coefficient_names()
+    coefficients = law.coefficient_names()
     if isinstance(names, str) or not names:
         raise InputError(
-            f"candidates: {names!r} must be a set of coefficients of the {law.name} law: {', '.join(known)}"
+            f"candidates: {names!r} must be a set of coefficients of the {law.name} law: {', '.join(coefficients)}"
         )
     for name in names:
-        if name not in known:
-            raise InputError(unknown("candidates: coefficient ", name, known))
-    return tuple(name for name in known if name in names)
+        if name not in coefficients:
+            raise InputError(unknown("candidates: coefficient ", name, coefficients))
+    return tuple(name for name in coefficients if name in names)
 
 
 def _fits(
     runs: Runs, law: Law, sets: Iterable[Names], settings: Mapping[str, Any], mix: str | Collection[str]
 ) -> tuple[dict[Names, FitResult], dict[Names, str]]:
     """The fits of the sets that the runs can determine, and why they cannot determine the others."""
-    found, left_out = dict[Names, FitResult](), dict[Names, str]()
+    fits, left_out = dict[Names, FitResult](), dict[Names, str]()
     for names in sets:
         held = {name: value for name, value in law.coefficients.items() if name not in names}
         if why := design_problems(_problem(runs, law, held, **settings)):
             left_out[names] = "; ".join(why)
         else:
-            found[names] = fit(runs, law.name, fixed=held, starts=[law] if held else "scaled", mix=mix, **settings)
-    return found, left_out
+            fits[names] = fit(runs, law.name, fixed=held, starts=[law] if held else "scaled", mix=mix, **settings)
+    return fits, left_out
 
 
 def _problem(
@@ -280,23 +280,23 @@ def _errors_of_mean(losses: FloatArray, group: NDArray[np.int64]) -> FloatArray:
     return others @ losses / others.sum(axis=1) - losses
 
 
-def _described(law: Law, result: FitResult, chosen: Candidate, rule: str) -> FitResult:
+def _described(law: Law, result: FitResult, choice: Candidate, rule: str) -> FitResult:
     """The fit with its law as a calibrated one: a copy of the published, with conditions that say so."""
-    known, own = law.conditions or Conditions(f"a {law.name} law"), result.law.conditions
-    assert own is not None  # set by `fit`
-    names, on = chosen.refitted, own.provenance.removeprefix("fitted on ")
+    original, fitted = law.conditions or Conditions(f"a {law.name} law"), result.law.conditions
+    assert fitted is not None  # set by `fit`
+    names, on = choice.refitted, fitted.provenance.removeprefix("fitted on ")
     draws = None
     if len(names) == len(law.coefficients):
         what, limits = "all coefficients refitted", {}
     else:
-        what, limits = f"{', '.join(names)} refitted", joined_limits(known, own)
-        limits["omitted"] = tuple(dict.fromkeys((*known.omitted, *own.omitted)))
+        what, limits = f"{', '.join(names)} refitted", joined_limits(original, fitted)
+        limits["omitted"] = tuple(dict.fromkeys((*original.omitted, *fitted.omitted)))
         if law.draws is not None:
             draws = "bootstrap of the calibration, with the other coefficients from draws of the law before it"
     conditions = replace(
-        own,
-        provenance=f"{known.provenance}; calibrated on {on}: {what}",
-        objective={**own.objective, "refitted": list(names), "held_out_rmse": finite(chosen.rmse), "groups": rule},
+        fitted,
+        provenance=f"{original.provenance}; calibrated on {on}: {what}",
+        objective={**fitted.objective, "refitted": list(names), "held_out_rmse": finite(choice.rmse), "groups": rule},
         draws=draws,
         **limits,
     )

@@ -72,12 +72,12 @@ def _decomposed(jacobian: FloatArray) -> tuple[FloatArray, FloatArray, FloatArra
 
 def design_problems(problem: Problem) -> list[str]:
     """Why the design of the runs cannot determine all the coefficients that are not fixed; empty if it can."""
-    form, found = problem.objective.form, []
+    form, problems = problem.objective.form, []
     free = {name for name in problem.objective.names if name not in problem.settings.fixed}
     columns = {name: column[~problem.objective.one_sided] for name, column in problem.columns.items()}
     count = len(columns["loss"])
     if count < len(free):
-        found.append(f"{count} runs cannot determine {len(free)} coefficients ({', '.join(sorted(free))})")
+        problems.append(f"{count} runs cannot determine {len(free)} coefficients ({', '.join(sorted(free))})")
     constant = {name for name in form.variables if np.ptp(np.log(columns[name])) < 1e-6}
     still = {t.name: {*t.variables} for t in form.transforms if {*t.variables} <= constant}
     blind = {p.name for t in form.transforms if t.name in still for p in t.parameters}
@@ -89,7 +89,7 @@ def design_problems(problem: Problem) -> list[str]:
         hit = free & {name for name in blind if variable in _variables(form, name)}
         if hit:
             what = f"{', '.join(sorted(hit))} are not identifiable"
-            found.append(f"all runs have {variable}={columns[variable][0]:g}: {what}")
+            problems.append(f"all runs have {variable}={columns[variable][0]:g}: {what}")
     sizes = [name for name in form.variables if is_size(name) and name != "tokens"]
     if "tokens" in form.variables and count > 1:
         for size in sizes:
@@ -97,21 +97,21 @@ def design_problems(problem: Problem) -> list[str]:
             both = sorted(n for n in free if form.roles[n] in (SIZE, SLOPE) and _variables(form, n) & {size, "tokens"})
             if np.ptp(ratio) < 0.02 and both:
                 value = np.exp(ratio.mean())
-                found.append(f"all runs have tokens/{size}={value:.3g}: {', '.join(both)} cannot be told apart")
-    return found
+                problems.append(f"all runs have tokens/{size}={value:.3g}: {', '.join(both)} cannot be told apart")
+    return problems
 
 
 def _variables(form: Form, coefficient: str) -> set[str]:
     """The variables that a coefficient multiplies, or that its transform reads; those of its term for a scale."""
-    found: set[str] = set()
-    own = {transform.name: {*transform.variables} for transform in form.transforms}
+    variables: set[str] = set()
+    of_transform = {transform.name: {*transform.variables} for transform in form.transforms}
     for transform in form.transforms:
-        found |= own[transform.name] if coefficient in {p.name for p in transform.parameters} else set()
+        variables |= of_transform[transform.name] if coefficient in {p.name for p in transform.parameters} else set()
     for term in form.terms:
         features = term.features.get(coefficient, ())
         names = term.factors if coefficient == term.scale else [name for _, factors in features for name in factors]
-        found = found.union(*(own.get(name, {name}) for name in names))
-    return found
+        variables = variables.union(*(of_transform.get(name, {name}) for name in names))
+    return variables
 
 
 def omitted_variables(problem: Problem, theta: FloatArray, runs: Runs, errors: FloatArray) -> tuple[str, ...]:
@@ -122,11 +122,11 @@ def omitted_variables(problem: Problem, theta: FloatArray, runs: Runs, errors: F
     """
     from scipy.special import fdtrc
 
-    used, found = problem.measured, []
+    used, sentences = problem.measured, []
     residual, jacobian = (part[0][used] for part in problem.objective.linearised(theta[None]))
-    own, columns = problem.objective.form.variables, jacobian[:, problem.free(theta)]
-    tested = [np.ones(len(columns)), *(runs[name][used] for name in own if not is_size(name))]
-    for name in [name for name in DESIGN_VARIABLES if name in runs and name not in own]:
+    variables, columns = problem.objective.form.variables, jacobian[:, problem.free(theta)]
+    tested = [np.ones(len(columns)), *(runs[name][used] for name in variables if not is_size(name))]
+    for name in [name for name in DESIGN_VARIABLES if name in runs and name not in variables]:
         values = runs[name][used]
         if not np.isfinite(values).all() or _distinct(*tested) == _distinct(*tested, values):
             continue
@@ -139,7 +139,7 @@ def omitted_variables(problem: Problem, theta: FloatArray, runs: Runs, errors: F
         added, spare = larger - rank, len(x) - larger
         label = "E" if name == "experts" else name
         if not spare or _unexplained(x, columns)[0] < CONFOUNDED * len(x):
-            said = f", and the runs cannot tell its effect from that of {enumerated(own)}"
+            said = f", and the runs cannot tell its effect from that of {enumerated(variables)}"
         elif fdtrc(added, spare, (before - after) / added / max(after / spare, 1e-300)) < CHANCE:
             low, high = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
             ends = f"{means[low]:+.3f} nats at {label} = {low:g} and {means[high]:+.3f} at {label} = {high:g}"
@@ -147,8 +147,8 @@ def omitted_variables(problem: Problem, theta: FloatArray, runs: Runs, errors: F
         else:
             continue
         columns = more
-        found.append(f"{label} varies in the runs but not in this law{said}")
-    return tuple(found)
+        sentences.append(f"{label} varies in the runs but not in this law{said}")
+    return tuple(sentences)
 
 
 def _distinct(*columns: FloatArray) -> int:
@@ -227,7 +227,7 @@ def _core(problem: Problem, theta: FloatArray, weight: FloatArray) -> tuple[Mask
 
 
 def _nearest(problem: Problem, points: FloatArray, used: Mask, size: int) -> tuple[NDArray[np.bool_], FloatArray]:
-    """For each θ [S, p], the `size` used runs nearest to it [S, n] and the sum of their squared distances [S]."""
+    """The `size` used runs nearest to each θ [S, p] as a mask [S, n], and the sum of their squared distances [S]."""
     distance = np.where(used, np.abs(problem.objective.residuals(points)), np.inf)
     order = np.argsort(distance, axis=1, kind="stable")[:, :size]
     kept = np.zeros(distance.shape, bool)

@@ -79,28 +79,28 @@ class FitStatus:
     @property
     def messages(self) -> tuple[str, ...]:
         """The status as sentences, most important first."""
-        found = [] if self.converged else ["The best start did not converge: the optimum is not reached."]
-        found += [f"{warning[0].upper()}{warning[1:]}." for warning in (*self.omitted, *self.warnings)]
+        sentences = [] if self.converged else ["The best start did not converge: the optimum is not reached."]
+        sentences += [f"{warning[0].upper()}{warning[1:]}." for warning in (*self.omitted, *self.warnings)]
         if self.n_agree < max(2, self.n_released // 10) and self.n_released > 1:
-            found.append(f"Only {self.n_agree} of {self.n_released} starts reached the best objective.")
+            sentences.append(f"Only {self.n_agree} of {self.n_released} starts reached the best objective.")
         if self.suspicious:
             pairs = zip(self.suspicious[:10], self.deviations, strict=False)
             names = ", ".join(f"{name} ({nats:+.3g} nats)" for name, nats in pairs)
             count = "1 run lies" if len(self.suspicious) == 1 else f"{len(self.suspicious)} runs lie"
             fate = "set aside" if self.set_aside else f"still fitted; {LEAVE_OUT}"
             more = ", …" if len(self.suspicious) > 10 else ""
-            found.append(f"{count} far from the law of the others ({fate}): {names}{more}.")
+            sentences.append(f"{count} far from the law of the others ({fate}): {names}{more}.")
         if self.bounds_hit:
-            found.append(f"At a bound, so not determined by these runs: {', '.join(self.bounds_hit)}.")
+            sentences.append(f"At a bound, so not determined by these runs: {', '.join(self.bounds_hit)}.")
         if self.undetermined:
             each = [f"{name} ({self.error_in_words(name)})" for name in self.undetermined]
-            found.append(f"Not determined by these runs: {', '.join(each)}.")
+            sentences.append(f"Not determined by these runs: {', '.join(each)}.")
         if self.bounds_hit or self.undetermined:
-            found.append(
-                "Other values of these coefficients fit the runs about as well: judge the law by its predictions "
-                "inside the range of the runs, and bootstrap it before using any answer outside."
+            sentences.append(
+                "These coefficients are not identifiable from the runs. Trust predictions inside the fitted range; "
+                "bootstrap before extrapolating."
             )
-        return tuple(found)
+        return tuple(sentences)
 
     def error_in_words(self, name: str) -> str:
         error = self.standard_errors[name]
@@ -333,20 +333,20 @@ def fit(
         final = _two_stages(problem, theta, release or (256 if starts == "paper" else 64), progress)
     else:
         final = _released(problem, theta)
-    found = find_outliers(problem, final.theta[0])
-    if found.too_many:
-        count = f"{int(found.suspicious.sum())} of {int(problem.used.sum())} runs"
+    far = find_outliers(problem, final.theta[0])
+    if far.too_many:
+        count = f"{int(far.suspicious.sum())} of {int(problem.used.sum())} runs"
         warnings.append(
-            f"{count} lie far from the law that fits the others; more than {MOST:.0%} are no outliers, and all runs "
-            "were kept: check the table and the form of the law"
+            f"{count} lie far from the law that fits the others; with more than {MOST:.0%} none is set aside: "
+            "check the table and the form of the law"
         )
     elif outliers == "set_aside":
-        problem = problem.without(found.suspicious)
-        final = _released(problem, np.vstack([found.theta, final.theta[1:]]))
-    rows = np.zeros(0, int) if found.too_many else np.flatnonzero(found.suspicious)
-    rows = rows[np.argsort(-np.abs(found.deviation[rows]), kind="stable")]  # the farthest first
+        problem = problem.without(far.suspicious)
+        final = _released(problem, np.vstack([far.theta, final.theta[1:]]))
+    rows = np.zeros(0, int) if far.too_many else np.flatnonzero(far.suspicious)
+    rows = rows[np.argsort(-np.abs(far.deviation[rows]), kind="stable")]  # the farthest first
     names = tuple(table.run_id[i] for i in rows)
-    nats = table.loss[rows] * -np.expm1(-found.deviation[rows])
+    nats = table.loss[rows] * -np.expm1(-far.deviation[rows])
     search |= {"suspicious": names, "deviations": tuple(nats.tolist()), "warnings": tuple(warnings)}
     search["set_aside"] = names if outliers == "set_aside" else ()
     return describe(table, problem, final, search)
@@ -474,12 +474,12 @@ def describe(
     aside = f"; {len(status.set_aside)} of {len(runs)} runs set aside as outliers" if status.set_aside else ""
     bounds = int((problem.used & ~problem.measured).sum())
     aside += f"; {bounds} of {len(runs)} runs as upper bounds" if bounds else ""
-    chosen_by = f", where {runs.where}" if runs.where else ""
-    chosen_by += f", read with {runs.read_as}" if runs.read_as else ""
+    selection = f", where {runs.where}" if runs.where else ""
+    selection += f", read with {runs.read_as}" if runs.read_as else ""
     mixed = differences(used.recipe, law.form.variables)
-    chosen_by += f", mixing runs that differ in {in_words(mixed)}" if mixed else ""
+    selection += f", mixing runs that differ in {in_words(mixed)}" if mixed else ""
     conditions = Conditions(
-        provenance=f"fitted on {runs.source}{chosen_by} ({runs.loss_name}){aside}",
+        provenance=f"fitted on {runs.source}{selection} ({runs.loss_name}){aside}",
         objective=problem.settings.to_dict(),
         n_runs=len(used),
         rmse=rmse,

@@ -48,10 +48,10 @@ def fit_learning_rate(
     N is as `reading` counts it; `with_experts=False` leaves E out, `tokens` (D) and `batch_tokens` put theirs in.
     ValueError for non-positive entries and columns that do not determine the law.
     """
-    given = {"counted_parameters": counted_parameters, "experts": experts, "learning_rates": learning_rates}
-    given |= {} if tokens is None else {"tokens": tokens}
-    given |= {} if batch_tokens is None else {"batch_tokens": batch_tokens}
-    columns = {name: np.asarray(values, float) for name, values in given.items()}
+    arguments = {"counted_parameters": counted_parameters, "experts": experts, "learning_rates": learning_rates}
+    arguments |= {} if tokens is None else {"tokens": tokens}
+    arguments |= {} if batch_tokens is None else {"batch_tokens": batch_tokens}
+    columns = {name: np.asarray(values, float) for name, values in arguments.items()}
     rates = columns["learning_rates"]
     for name, values in columns.items():
         if values.shape != (rates.size,) or not np.all((values > 0) & np.isfinite(values)):
@@ -60,16 +60,16 @@ def fit_learning_rate(
     design = np.stack([np.ones_like(rates), *(np.log(columns[name]) for name in used)], axis=1)
     if len(rates) < design.shape[1] or np.linalg.matrix_rank(design - [0, *design[:, 1:].mean(0)]) < design.shape[1]:
         what = " and ".join(_SLOPES[name][2] for name in used)
-        raise InputError(f"{len(rates)} rows with too few different {what} to determine the learning-rate law")
+        raise InputError(f"{len(rates)} rows with too few distinct {what} to determine the learning-rate law")
     solution = np.linalg.lstsq(design, np.log(rates), rcond=None)[0]
     rmse = math.sqrt(float(np.mean((design @ solution - np.log(rates)) ** 2)))
     intercept, *slopes = solution.tolist()
-    found: dict[str, Any] = {"slope_e": 0.0} | {
+    fields: dict[str, Any] = {"slope_e": 0.0} | {
         _SLOPES[name][0]: slope for name, slope in zip(used, slopes, strict=True)
     }
-    found |= {_SLOPES[name][1]: (float(v.min()), float(v.max())) for name, v in columns.items() if name in _SLOPES}
+    fields |= {_SLOPES[name][1]: (float(v.min()), float(v.max())) for name, v in columns.items() if name in _SLOPES}
     source = f"least squares on {len(rates)} models"
-    return LearningRateLaw(intercept, **found, reading=reading, source=source, rmse=rmse)
+    return LearningRateLaw(intercept, **fields, reading=reading, source=source, rmse=rmse)
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class LearningRateGrid:
         columns `mix` (`runs.recipes`).
         """
         table = read_rows(source)
-        found: dict[tuple[Any, ...], dict[float, float]] = {}
+        grids: dict[tuple[Any, ...], dict[float, float]] = {}
         final = [row for row in table.rows if (row.get("status") or "final") == "final"]
         check_mix(recipe_of(final), (), mix, table.name)
         for row in final:
@@ -127,15 +127,15 @@ class LearningRateGrid:
             if missing := [name for name, value in values.items() if value is None]:
                 raise RunsError(f"{name} has no {', '.join(missing)}")
             *model, value, rate = values.values()
-            losses = found.setdefault(tuple(model), {})
+            losses = grids.setdefault(tuple(model), {})
             if rate in losses:
                 raise RunsError(f"{name}: the learning rate {rate:g} appears twice for its model")
             losses[rate] = float(value)
-        if not found:
+        if not grids:
             raise RunsError(f"{table.name}: no final runs")
         models = [
             ModelGrid(Architecture(d, e, blocks, heads, vocab), tokens, *zip(*sorted(losses.items()), strict=True))
-            for (d, blocks, heads, e, vocab, tokens), losses in found.items()
+            for (d, blocks, heads, e, vocab, tokens), losses in grids.items()
         ]
         models.sort(key=lambda model: (model.architecture.experts, model.architecture.n_active, model.tokens))
         return cls(tuple(models))
@@ -149,16 +149,16 @@ class LearningRateGrid:
 
         RunsError where a grid has fewer than three rates.
         """
-        chosen = self.of(experts)
-        for model in chosen:
+        models = self.of(experts)
+        for model in models:
             if len(model.learning_rates) < 3:
                 rates = ", ".join(f"{rate:g}" for rate in model.learning_rates)
-                raise RunsError(f"{model.name}: learning rates {rates}; a grid needs three")
+                raise RunsError(f"{model.name}: learning rates {rates}; a grid needs at least three")
         counted = LearningRateLaw.published(reading).counted
-        own = [model.architecture.experts for model in chosen]
-        sizes, best = [counted(model.architecture) for model in chosen], [model.best for model in chosen]
-        law = fit_learning_rate(sizes, own, best, with_experts=len({*own}) > 1, reading=reading)
-        vocabularies = {model.architecture.vocab_size for model in chosen}
+        expert_counts = [model.architecture.experts for model in models]
+        sizes, best = [counted(model.architecture) for model in models], [model.best for model in models]
+        law = fit_learning_rate(sizes, expert_counts, best, with_experts=len({*expert_counts}) > 1, reading=reading)
+        vocabularies = {model.architecture.vocab_size for model in models}
         return replace(law, vocab_size=vocabularies.pop()) if len(vocabularies) == 1 else law
 
     def errors(self, law: LearningRateLaw, experts: Collection[float] | None = None) -> np.ndarray:
@@ -182,8 +182,8 @@ class LearningRateGrid:
         for model in self.models:
             rate = law.learning_rate(model.architecture, model.tokens)
             cost = model.loss_at(rate) - min(model.losses)
-            shown = "outside the grid" if math.isnan(cost) else f"{cost:+.4f}"
+            cost_text = "outside the grid" if math.isnan(cost) else f"{cost:+.4f}"
             best = f"{model.best:.3g}{' (end of the grid)' if model.at_edge else ''}"
             sizes = format_count(model.architecture.n_active), format_count(model.tokens)
-            rows.append((model.name, *sizes, best, f"{rate:.3g}", shown))
+            rows.append((model.name, *sizes, best, f"{rate:.3g}", cost_text))
         return Table(("model", "N_act", "D", "best of the grid", "law", "loss it costs"), rows)

@@ -92,15 +92,15 @@ class Objective:
 
     @property
     def distances(self) -> dict[str, str]:
-        """Of the transforms' parameters: what is fitted as its logarithm, in words."""
+        """What is fitted as its logarithm for each parameter of a transform, in words."""
         return {p.name: f"{p.name} − {self.follows.get(p.name, f'{p.floor:g}')}" for p in self.form.parameters}
 
     def reference_logs(self) -> dict[str, FloatArray]:
         """All logarithms [n], of transforms at their first start."""
-        found = dict(self.logs)
+        logs = dict(self.logs)
         for transform, (distinct, index) in zip(self.form.transforms, self.grids, strict=True):
-            found[transform.name] = transform.log(*distinct, *transform.starts[0])[index]
-        return found
+            logs[transform.name] = transform.log(*distinct, *transform.starts[0])[index]
+        return logs
 
     def _centred(self, limited: Collection[str]) -> tuple[list[Columns], FloatArray]:
         """The terms, and the matrix from θ to the uncentred coefficients."""
@@ -124,10 +124,10 @@ class Objective:
         coefficients only this term has (the scale is one); where they are not, nothing is centred.
         """
         others = [name for other in self.form.terms if other is not term for name in other.coefficients]
-        own: dict[Factors, tuple[int, float]] = {(): (self.names.index(term.scale), 1.0)}
+        entries: dict[Factors, tuple[int, float]] = {(): (self.names.index(term.scale), 1.0)}
         for name, features in term.features.items():
             if len(features) == 1 and name not in others:
-                own[features[0][1]] = (self.names.index(name), features[0][0])
+                entries[features[0][1]] = (self.names.index(name), features[0][0])
         uncentred = {name for _, factors in term.offset for name in factors}
         spilt = []
         for name, features in term.features.items():
@@ -138,10 +138,10 @@ class Objective:
                         rest = tuple(f for i, f in enumerate(factors) if i not in removed)
                         if uncentred & {*gone}:
                             continue
-                        if rest not in own:
+                        if rest not in entries:
                             return {}
-                        row, own_sign = own[rest]
-                        by = sign * own_sign * float(np.prod([-means[g] for g in gone]))
+                        row, entry_sign = entries[rest]
+                        by = sign * entry_sign * float(np.prod([-means[g] for g in gone]))
                         spilt.append((row, self.names.index(name), by))
         for row, column, by in spilt:
             matrix[row, column] += by
@@ -158,10 +158,10 @@ class Objective:
     def coefficients(self, theta: FloatArray) -> FloatArray:
         """Coefficients in the law's order, of θ's shape."""
         natural = np.moveaxis(theta @ self.to_natural.T, -1, 0)
-        found = {k: np.exp(v) if k in self.positive else v for k, v in zip(self.names, natural, strict=True)}
-        found |= self._parameters(theta)
-        found |= {name: np.full(theta.shape[:-1], value) for name, value in self.fixed.items()}
-        return np.stack([found[name] for name in LAWS[self.law].coefficient_names()], axis=-1)
+        values = {k: np.exp(v) if k in self.positive else v for k, v in zip(self.names, natural, strict=True)}
+        values |= self._parameters(theta)
+        values |= {name: np.full(theta.shape[:-1], value) for name, value in self.fixed.items()}
+        return np.stack([values[name] for name in LAWS[self.law].coefficient_names()], axis=-1)
 
     def make_law(self, theta: FloatArray) -> Law:
         """The law of θ [p]."""
@@ -169,11 +169,11 @@ class Objective:
 
     def _parameters(self, theta: FloatArray) -> dict[str, FloatArray]:
         """The transforms' parameters, each of the shape of θ without its last axis."""
-        found: dict[str, FloatArray] = {}
+        values: dict[str, FloatArray] = {}
         for i, p in enumerate(self.form.parameters, start=self.first_transform):
-            base = found[self.follows[p.name]] if p.name in self.follows else p.floor
-            found[p.name] = base + np.exp(theta[..., i])
-        return found
+            base = values[self.follows[p.name]] if p.name in self.follows else p.floor
+            values[p.name] = base + np.exp(theta[..., i])
+        return values
 
     def residuals(self, theta: FloatArray) -> FloatArray:
         """ln L̂ − ln L, [S, n], for θ [S, p]."""
@@ -247,8 +247,8 @@ class Objective:
         values = {name: column[:, None] for name, column in self._parameters(theta).items()}
         logs, slopes = dict(self.logs), []
         for transform, (distinct, index) in zip(self.form.transforms, self.grids, strict=True):
-            own = [values[p.name] for p in transform.parameters]
-            logs[transform.name], *partial = (part[:, index] for part in transform.gradient(*distinct, *own))
+            parameters = [values[p.name] for p in transform.parameters]
+            logs[transform.name], *partial = (part[:, index] for part in transform.gradient(*distinct, *parameters))
             by = dict(zip((p.name for p in transform.parameters), partial, strict=True))
             for p in transform.parameters:
                 moved = by[p.name] + sum(by[q] for q, above in self.follows.items() if above == p.name)
@@ -257,7 +257,7 @@ class Objective:
         return logs, slopes
 
     def _designs(self, logs: Logs) -> list[FloatArray]:
-        """For each term, the columns of its parameters: [n, k] if all θ share them, else [S, n, k]."""
+        """Columns of the parameters of each term: [n, k] if all θ share them, else [S, n, k]."""
         designs = []
         for term in self.terms:
             columns = [self._sum(features, logs, term.centre) for features in term.features]
@@ -282,8 +282,8 @@ class Objective:
         """Residuals [S, n], and the derivative of ln L̂ by each term's exponent [S, n]: its share of the loss."""
         exponents = []
         for term, design in zip(self.terms, designs, strict=True):
-            own = theta[:, term.at]
-            exponent = own @ design.T if design.ndim == 2 else np.matmul(design, own[..., None])[..., 0]
+            values = theta[:, term.at]
+            exponent = values @ design.T if design.ndim == 2 else np.matmul(design, values[..., None])[..., 0]
             exponents.append(exponent + self._sum(term.offset, logs, term.centre) if term.offset else exponent)
         top = exponents[0]
         for other in exponents[1:]:
@@ -305,11 +305,11 @@ class Objective:
         residual: FloatArray,
         shares: list[FloatArray],
     ) -> FloatArray:
-        found = np.zeros((*residual.shape, self.size))
+        jacobian = np.zeros((*residual.shape, self.size))
         for term, design, share in zip(self.terms, designs, shares, strict=True):
-            found[..., term.at] += share[..., None] * design
+            jacobian[..., term.at] += share[..., None] * design
         if self.outer is not None:
-            found[..., self.outer] = residual + self.target  # ∂ ln L̂ / ∂ ln outer = ln L̂
+            jacobian[..., self.outer] = residual + self.target  # ∂ ln L̂ / ∂ ln outer = ln L̂
         last = self.first_transform
         for transform in self.form.transforms:
             by_log = np.zeros_like(residual)  # ∂ ln L̂ / ∂ ln transform
@@ -317,17 +317,17 @@ class Objective:
                 if transform.name in term.centre:
                     by_log += share * self._exponent_slope(term, theta[:, term.at], transform.name, logs)
             for _ in transform.parameters:
-                found[..., last] = by_log * slopes[last - self.first_transform]
+                jacobian[..., last] = by_log * slopes[last - self.first_transform]
                 last += 1
-        return found
+        return jacobian
 
-    def _exponent_slope(self, term: Columns, own: FloatArray, name: str, logs: Logs) -> Any:
+    def _exponent_slope(self, term: Columns, coefficients: FloatArray, name: str, logs: Logs) -> Any:
         """∂ exponent / ∂ ln `name`, [S, n] or [S, 1]."""
         total: Any = 0.0
         for i, features in enumerate((*term.features, term.offset)):
             rest = tuple((sign * times, left) for sign, factors in features for times, left in without(factors, name))
             if rest:
-                parameter = own[:, i, None] if i < len(term.features) else 1.0
+                parameter = coefficients[:, i, None] if i < len(term.features) else 1.0
                 total = total + parameter * self._sum(rest, logs, term.centre)
         return total
 

@@ -202,16 +202,16 @@ def noise_under(problem: Problem, theta: FloatArray, weight: FloatArray, usual: 
 def member_of(runs: Runs, name: str, lab: str, **about: Any) -> Member:
     """A set of runs as a member, from its law under a vague prior and the curvature there."""
     vague = Prior(np.array(VAGUE_MEAN), np.diag(np.square(VAGUE_SPREAD)))
-    found = modes(runs, [vague])
-    x = coordinates(found.natural)[0]
-    back = np.linalg.inv(jacobian_of(found.natural)[0])
+    mode = modes(runs, [vague])
+    x = coordinates(mode.natural)[0]
+    back = np.linalg.inv(jacobian_of(mode.natural)[0])
     prior = np.linalg.inv(vague.covariance)
-    precision = back.T @ np.linalg.inv(found.covariance[0]) @ back - prior
+    precision = back.T @ np.linalg.inv(mode.covariance[0]) @ back - prior
     values, vectors = np.linalg.eigh(0.5 * (precision + precision.T))
     precision = (vectors * np.maximum(values, 0.0)) @ vectors.T
     pull = precision @ x + prior @ (x - vague.mean)
     rows = tuple(tuple(row) for row in precision.tolist())
-    return Member(name, lab, runs=len(runs), noise=float(found.noise[0]), pull=tuple(pull), precision=rows, **about)
+    return Member(name, lab, runs=len(runs), noise=float(mode.noise[0]), pull=tuple(pull), precision=rows, **about)
 
 
 def estimate(members: Iterable[Member], shrinkage: float, dof: float, dependence: float, rounds: int = 100) -> Prior:

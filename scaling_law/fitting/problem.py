@@ -58,7 +58,7 @@ SCALED_SLOPES = {SLOPE: (-0.1, -0.4), BY_DESIGN: (-0.2, 0.2), INTERACTION: (0.0,
 
 @dataclass(frozen=True)
 class FitSettings:
-    """What was asked of a fit besides the runs."""
+    """Settings of a fit besides the runs."""
 
     law: str
     huber_delta: float
@@ -72,12 +72,12 @@ class FitSettings:
     prior: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"loss": "huber", "delta": self.huber_delta, "on": "ln L", "aggregation": "sum"}
-        found |= {name: getattr(self, name) for name in ("weights", "l2", "fixed", "starts", "outliers")}
-        found["bounds"] = {k: [end if np.isfinite(end) else None for end in v] for k, v in self.bounds.items()}
-        found |= {"one_sided": self.one_sided} if self.one_sided else {}
-        found |= {"prior": self.prior} if self.prior else {}
-        return found
+        settings: dict[str, Any] = {"loss": "huber", "delta": self.huber_delta, "on": "ln L", "aggregation": "sum"}
+        settings |= {name: getattr(self, name) for name in ("weights", "l2", "fixed", "starts", "outliers")}
+        settings["bounds"] = {k: [end if np.isfinite(end) else None for end in v] for k, v in self.bounds.items()}
+        settings |= {"one_sided": self.one_sided} if self.one_sided else {}
+        settings |= {"prior": self.prior} if self.prior else {}
+        return settings
 
 
 @dataclass(frozen=True)
@@ -111,13 +111,13 @@ class Problem:
         return np.asarray((theta > self.lower + span) & (theta < self.upper - span))
 
     def with_constant_below(self, loss: float) -> Problem:
-        """With `loss` as the upper end of c, unless c was fixed or bounded."""
+        """The problem with `loss` as the upper end of c, unless c was fixed or bounded."""
         free = {*self.objective.constants} - {*self.settings.fixed, *self.settings.bounds}
         here = [name in free for name in self.objective.names]
         return replace(self, upper=np.where(here, np.log(loss), self.upper))
 
     def without(self, aside: NDArray[np.bool_]) -> Problem:
-        """Without the runs of the mask [n]: their weight is 0, and c may lie above their losses."""
+        """The problem without the runs of the mask [n]: their weight is 0, and c may lie above their losses."""
         kept = self.used & ~aside
         objective = copy.copy(self.objective)
         objective.weight = np.where(kept, self.objective.weight, 0.0)
@@ -133,7 +133,7 @@ class Problem:
         hold: NDArray[np.bool_] | None = None,
         **options: Any,
     ) -> Solutions:
-        """From each θ [S, p], with weights [S, n].
+        """Minimise from each θ [S, p], with weights [S, n].
 
         `hold_transform` fixes the E_start and E_max that all θ share, `hold` [p] parameters as each θ has them.
         """
@@ -145,8 +145,8 @@ class Problem:
             lower[last] = upper[last] = theta[0, last]
 
         def evaluate(points: FloatArray, rows: NDArray[np.int64]) -> Evaluation:
-            own = None if weight is None else weight[rows]
-            return self.objective.evaluate(points, own, hold_transform=hold_transform, rows=rows)
+            weights = None if weight is None else weight[rows]
+            return self.objective.evaluate(points, weights, hold_transform=hold_transform, rows=rows)
 
         return minimise(evaluate, theta, lower, upper, floor=self.floor, **options)
 
@@ -166,7 +166,7 @@ def make_problem(
     if not isinstance(law, str) or law not in LAWS:
         raise InputError(unknown("kind=", law, sorted(LAWS)))
     if not LAWS[law].form.terms:
-        raise InputError(f"kind={law!r} is no sum of terms: it can be asked but not fitted")
+        raise InputError(f"kind={law!r} is not a sum of terms, so it cannot be fitted")
     huber_delta, l2 = _number("huber_delta", huber_delta), _number("l2", l2)
     if not huber_delta > 0:
         raise InputError(f"huber_delta={huber_delta!r} must be positive and finite")
@@ -219,22 +219,22 @@ def _weights(runs: Runs, weights: Any) -> tuple[FloatArray, str]:
     except (TypeError, ValueError):
         array = np.zeros(0)
     if array.shape != (len(runs),) or not np.all(np.isfinite(array) & (array >= 0)) or not array.any():
-        given = f"={weights!r}" if named else ""
+        label = f"={weights!r}" if named else ""
         allowed = f"'inverse_loss', or a column or list of {len(runs)} finite numbers ≥ 0, not all zero"
-        raise InputError(f"weights{given} must be {allowed}")
+        raise InputError(f"weights{label} must be {allowed}")
     return array, weights if named else "given"
 
 
-def _one_sided(runs: Runs, given: Any) -> NDArray[np.bool_]:
+def _one_sided(runs: Runs, one_sided: Any) -> NDArray[np.bool_]:
     """The mask [n] of the runs that are upper bounds: given as such, or as the column that is 1 for them, else 0."""
-    if given is None:
+    if one_sided is None:
         return np.zeros(len(runs), bool)
-    label = f"={given!r}" if isinstance(given, str) else ""
-    mask = runs.column(given) if isinstance(given, str) else np.asarray(given)
+    label = f"={one_sided!r}" if isinstance(one_sided, str) else ""
+    mask = runs.column(one_sided) if isinstance(one_sided, str) else np.asarray(one_sided)
     if mask.shape != (len(runs),) or not np.isin(mask, (0, 1)).all():
         raise InputError(f"one_sided{label} must be {len(runs)} values true or false, or the name of such a column")
     if mask.all():
-        raise InputError(f"one_sided{label}: all {len(runs)} runs are upper bounds; the law needs some to meet")
+        raise InputError(f"one_sided{label}: all {len(runs)} runs are upper bounds; at least one must not be")
     return mask.astype(bool)
 
 
@@ -243,25 +243,25 @@ def _checked_limits(law: str, fixed: Mapping[str, float], bounds: Limits) -> dic
     form = LAWS[law].form
     names, floors = form.coefficients, floors_of(form)
     limits: dict[str, tuple[float, float]] = {}
-    for setting, given in (("fixed", fixed), ("bounds", bounds)):
-        for name, value in given.items():
+    for setting, values in (("fixed", fixed), ("bounds", bounds)):
+        for name, value in values.items():
             label = f"{setting}: {name}"
             if name not in names:
                 raise InputError(unknown(f"{setting}: coefficient ", name, names))
             if setting == "fixed":
                 low = high = _number(label, value)
-                shown = repr(low)
+                text = repr(low)
             elif not isinstance(value, (tuple, list, np.ndarray)) or len(value) != 2:
                 raise InputError(f"{label}={literal(value)} must be a pair (low, high)")
             else:
                 low, high = _number(label, value[0], -np.inf), _number(label, value[1], np.inf)
-                shown = repr((low, high))
+                text = repr((low, high))
             floor = floors.get(name, -np.inf)
             low = -np.inf if low == floor else low
             if not low <= high:
-                raise InputError(f"{label}={shown} must be ordered, low ≤ high")
+                raise InputError(f"{label}={text} must be ordered, low ≤ high")
             if high <= floor or (np.isfinite(low) and low <= floor):
-                raise InputError(f"{label}={shown} must be {'positive' if floor == 0.0 else f'above {floor:g}'}")
+                raise InputError(f"{label}={text} must be {'positive' if floor == 0.0 else f'above {floor:g}'}")
             if name in limits and not low <= limits[name][0] <= high:
                 raise InputError(f"fixed: {name}={limits[name][0]!r} lies outside its bounds {low, high}")
             limits.setdefault(name, (low, high))
@@ -281,9 +281,9 @@ def _box(objective: Objective, limits: Limits, losses: FloatArray) -> tuple[Floa
     """The box [p], [p] of θ, with defaults for open ends."""
     roles = objective.form.roles
     upper = np.full(objective.size, np.inf)
-    for term, own in zip(objective.form.terms, objective.terms, strict=True):
-        wide = WIDE_BOX[any(own.centre.values())]
-        upper[own.at] = [wide[roles[name]] for name in term.coefficients]
+    for term, columns in zip(objective.form.terms, objective.terms, strict=True):
+        wide = WIDE_BOX[any(columns.centre.values())]
+        upper[columns.at] = [wide[roles[name]] for name in term.coefficients]
     if objective.outer is not None:
         upper[objective.outer] = WIDE_BOX[False][OUTER]
     lower = -upper
@@ -300,7 +300,7 @@ def _box(objective: Objective, limits: Limits, losses: FloatArray) -> tuple[Floa
             if np.isfinite(end):
                 side[i] = np.log(end) if name in objective.positive else end
         if lower[i] > upper[i]:
-            raise InputError(f"bounds: {name}={limits[name]} has an open end where one is needed: give both")
+            raise InputError(f"bounds: {name}={limits[name]} must not be open here: give both ends")
     boxes = _transform_box(objective, limits).values()
     lower[objective.first_transform :], upper[objective.first_transform :] = np.reshape([*boxes], (-1, 2)).T
     return lower, upper
@@ -353,7 +353,9 @@ def start_points(problem: Problem, starts: Any) -> FloatArray:
         coefficients = {name: np.array([law.coefficients[name] for law in starts]) for name in objective.names}
         pairs = []
     if form.parameters and pairs:
-        rows = list(dict.fromkeys(_transform_start(form, fixed, [v for own in pair for v in own]) for pair in pairs))
+        rows = list(
+            dict.fromkeys(_transform_start(form, fixed, [v for start in pair for v in start]) for pair in pairs)
+        )
         count = len(next(iter(coefficients.values())))
         coefficients = {name: np.tile(values, len(rows)) for name, values in coefficients.items()}
         columns = np.repeat(np.array(rows), count, axis=0).T
@@ -375,13 +377,13 @@ def _signed(term: Term, name: str, table: Mapping[str, Any], roles: Mapping[str,
 
 def _transform_start(form: Form, fixed: Mapping[str, float], start: Sequence[float]) -> tuple[float, ...]:
     """A start of the transforms' parameters that respects what is fixed and keeps their order."""
-    found = {p.name: fixed.get(p.name, value) for p, value in zip(form.parameters, start, strict=True)}
+    parameters = {p.name: fixed.get(p.name, value) for p, value in zip(form.parameters, start, strict=True)}
     for p in form.parameters:
         if p.above and p.above not in fixed and p.name in fixed:
-            found[p.above] = min(found[p.above], 0.5 * (p.floor + found[p.name]))
+            parameters[p.above] = min(parameters[p.above], 0.5 * (p.floor + parameters[p.name]))
         elif p.above and p.above in fixed and p.name not in fixed:
-            found[p.name] = max(found[p.name], 2.0 * found[p.above])
-    return tuple(found.values())
+            parameters[p.name] = max(parameters[p.name], 2.0 * parameters[p.above])
+    return tuple(parameters.values())
 
 
 def _scaled_starts(
@@ -399,23 +401,23 @@ def _scaled_starts(
         "share": (0.2, 0.5, 0.8) if len(powers) > 1 else 1.0,  # the first term's part of the rest
     }
     for term in powers:
-        own = {name: _signed(term, name, SCALED_SLOPES, form.roles) for name in term.features}
-        choices |= {name: fixed.get(name, values) for name, values in own.items() if name not in choices}
+        slopes = {name: _signed(term, name, SCALED_SLOPES, form.roles) for name in term.features}
+        choices |= {name: fixed.get(name, values) for name, values in slopes.items() if name not in choices}
     if form.outer:
         choices[form.outer] = fixed.get(form.outer, (1.0, 0.2))
     at = _grid(choices)
-    found = {name: at[name] for name in objective.names if name in at}
+    start = {name: at[name] for name in objective.names if name in at}
     for name in objective.constants:
-        found[name] = np.full_like(at["floor"], fixed[name]) if name in fixed else at["floor"] * columns["loss"].min()
+        start[name] = np.full_like(at["floor"], fixed[name]) if name in fixed else at["floor"] * columns["loss"].min()
     middle = np.exp(np.median(np.log(columns["loss"])) / (at[form.outer] if form.outer else 1.0))
-    rest = np.maximum(middle - sum(found[name] for name in objective.constants), 0.02 * middle)
+    rest = np.maximum(middle - sum(start[name] for name in objective.constants), 0.02 * middle)
     means = {name: float(np.mean(values)) for name, values in objective.reference_logs().items()}
     for i, term in enumerate(powers):
-        found |= {name: found[name] - _spill(term, name, fixed, means) for name in term.features if name not in fixed}
+        start |= {name: start[name] - _spill(term, name, fixed, means) for name in term.features if name not in fixed}
         size = rest * (at["share"] if i == 0 else (1.0 - at["share"]) / (len(powers) - 1))
-        scale = np.exp(np.log(size) - term.exponent(found, means))
-        found[term.scale] = np.full_like(size, fixed[term.scale]) if term.scale in fixed else scale
-    return found
+        scale = np.exp(np.log(size) - term.exponent(start, means))
+        start[term.scale] = np.full_like(size, fixed[term.scale]) if term.scale in fixed else scale
+    return start
 
 
 def _spill(term: Term, name: str, fixed: Mapping[str, float], means: Mapping[str, float]) -> float:

@@ -81,8 +81,8 @@ def refit_with(
     except ValueError:
         return float("inf"), near
     theta = np.clip(np.nan_to_num(theta), problem.lower, problem.upper)
-    found = problem.solve(theta[None], max_iterations=1000, tolerance=1e-10)
-    return float(found.cost[0]), problem.objective.make_law(found.theta[0]).coefficients
+    solutions = problem.solve(theta[None], max_iterations=1000, tolerance=1e-10)
+    return float(solutions.cost[0]), problem.objective.make_law(solutions.theta[0]).coefficients
 
 
 def _end(result: FitResult, coefficient: str, side: float, limit: float) -> float:

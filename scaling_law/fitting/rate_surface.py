@@ -70,8 +70,8 @@ class SettingsGrid:
         model = np.empty(start, np.intp)
         for label, group in enumerate(groups):
             model[group] = label
-        known = all("batch_tokens" in runs for runs in tables)
-        batch = np.concatenate([_positive(runs, "batch_tokens") for runs in tables]) if known else None
+        has_batch = all("batch_tokens" in runs for runs in tables)
+        batch = np.concatenate([_positive(runs, "batch_tokens") for runs in tables]) if has_batch else None
         if batch is not None and max(batch[group].max() / batch[group].min() for group in groups) <= 1 + SAME:
             batch = None
         return cls(
@@ -132,22 +132,22 @@ class LearningRateFit(NamedTuple):
     runs: int
 
     def intervals(self, level: float = 0.95) -> dict[str, tuple[float, float]]:
-        """Of each of the `coefficients`, by the bootstrap over models."""
+        """95 % intervals of the `coefficients`, by the bootstrap over models."""
         return {name: percentile_interval(values, level) for name, values in self.draws.items()}
 
     def to_dict(self) -> dict[str, Any]:
-        known: dict[str, Any] = {"law": asdict(self.law), "coefficients": dict(self.coefficients)}
+        values: dict[str, Any] = {"law": asdict(self.law), "coefficients": dict(self.coefficients)}
         regrets = [None if np.isnan(value) else value for value in self.regrets.tolist()]
-        known |= {"intervals": self.intervals(), "curvature": self.curvature.tolist(), "regrets": regrets}
-        return known | {"rmse": self.rmse, "runs": self.runs}
+        values |= {"intervals": self.intervals(), "curvature": self.curvature.tolist(), "regrets": regrets}
+        return values | {"rmse": self.rmse, "runs": self.runs}
 
     def table(self) -> Table:
         """Coefficients with their 95 % intervals, and what the law costs."""
-        shown = {name: "{:.4g}…{:.4g}".format(*ends) for name, ends in self.intervals().items()}
-        rows = [(name, f"{value:.4g}", shown.get(name, "")) for name, value in self.coefficients.items()]
-        known = self.regrets[~np.isnan(self.regrets)]
-        if known.size:
-            worst = f"at most {known.max():.4f} ({known.size} of {len(self.regrets)} models)"
+        intervals = {name: "{:.4g}…{:.4g}".format(*ends) for name, ends in self.intervals().items()}
+        rows = [(name, f"{value:.4g}", intervals.get(name, "")) for name, value in self.coefficients.items()]
+        regrets = self.regrets[~np.isnan(self.regrets)]
+        if regrets.size:
+            worst = f"at most {regrets.max():.4f} ({regrets.size} of {len(self.regrets)} models)"
             rows.append(("expected to cost", f"{self.law.regret:.4f} nats", worst))
         return Table(("coefficient", "value", "95 % interval"), rows, title=self.law.source)
 
@@ -188,12 +188,12 @@ def fit_learning_rate_grid(
     names = ", ".join(dict.fromkeys(table.source for table in tables))
     source = f"{near.sum()} of {len(grid.loss)} runs, within {within:g} nats of the best of their model and D"
     source += f" ({len(grid)} of these), {names if len(names) <= 120 else 'several tables'}"
-    known = {"reading": reading, "source": source} | _conditions(tables, grid, near, extras)
+    metadata = {"reading": reading, "source": source} | _conditions(tables, grid, near, extras)
     surface = _Surface(grid, near, extras, huber_delta)
 
     def law(solution: FloatArray, **more: Any) -> LearningRateLaw:
-        own = {name: value for name, value in surface.coefficients(solution).items() if "." not in name}
-        return LearningRateLaw(**{"slope_e": 0.0} | own | known | more)
+        coefficients = {name: value for name, value in surface.coefficients(solution).items() if "." not in name}
+        return LearningRateLaw(**{"slope_e": 0.0} | coefficients | metadata | more)
 
     solution = surface.solve(np.ones(len(grid)))
     if solution is None:
@@ -227,7 +227,7 @@ class _Surface:
         design = np.column_stack([np.ones(len(x)), x - self.means])
         if np.linalg.matrix_rank(design) < design.shape[1]:
             what = ", ".join({"slope_n": "N", "slope_e": "E", "slope_d": "D"}[name] for name in logarithms)
-            raise RunsError(f"{len(grid)} models with too few different {what} to determine the learning-rate law")
+            raise RunsError(f"{len(grid)} models with too few distinct {what} to determine the learning-rate law")
         settings = np.stack([grid.ln_rate, *([] if grid.batch is None else [np.log(grid.batch)])], axis=1)[near]
         self.centre = settings.mean(axis=0)
         u, model = settings - self.centre, grid.model[near]
@@ -271,18 +271,18 @@ class _Surface:
         return h
 
     def coefficients(self, solution: FloatArray) -> dict[str, float]:
-        """Of the law, and as best_batch.* of the logarithm of the best batch."""
+        """Coefficients of the law, and as best_batch.* those of the logarithm of the best batch."""
         h, pull = self.curvature(solution), solution[len(self.pairs) :].reshape(len(self.centre), -1)  # H u*
         optimum = np.linalg.solve(h, pull)
         if not self.at_batch:
-            found = self._named(optimum[0], self.centre[0])
+            named = self._named(optimum[0], self.centre[0])
         else:
             slope = -h[0, 1] / h[0, 0]
-            found = self._named(pull[0] / h[0, 0], self.centre[0] - slope * self.centre[1]) | {"slope_batch": slope}
+            named = self._named(pull[0] / h[0, 0], self.centre[0] - slope * self.centre[1]) | {"slope_batch": slope}
         if len(optimum) == 2:
             batch = self._named(optimum[1], self.centre[1])
-            found |= {f"best_batch.{name}": value for name, value in batch.items()}
-        return {name: float(value) for name, value in found.items()}
+            named |= {f"best_batch.{name}": value for name, value in batch.items()}
+        return {name: float(value) for name, value in named.items()}
 
     def _named(self, centred: FloatArray, offset: float) -> dict[str, float]:
         """Coefficients of the logarithms themselves, from those of their differences from the means."""
@@ -305,15 +305,17 @@ def _bootstrap(surface: _Surface, solution: FloatArray, draws: int, seed: int) -
         return {}
     rng, models = np.random.default_rng(seed), len(surface.sums)
     weights = rng.multinomial(models, np.full(models, 1 / models), size=draws)
-    solved = [one for own in weights if (one := surface.solve(own.astype(float))) is not None]
+    solved = [one for counts in weights if (one := surface.solve(counts.astype(float))) is not None]
     if len(solved) < 0.9 * draws:
         raise RunsError(
             f"only {len(solved)} of {draws} resamples of {models} models determine the law; draws=0 needs none"
         )
-    found = [surface.coefficients(own) for own in solved]
+    refits = [surface.coefficients(one) for one in solved]
     stretch = math.sqrt(models / max(1, models - len(surface.names)))
     whole = surface.coefficients(solution)
-    return {name: value + stretch * (np.array([own[name] for own in found]) - value) for name, value in whole.items()}
+    return {
+        name: value + stretch * (np.array([refit[name] for refit in refits]) - value) for name, value in whole.items()
+    }
 
 
 def _check(extras: Collection[str], reading: str, within: float, huber_delta: float, draws: int) -> None:
@@ -335,9 +337,9 @@ def _conditions(
     spans = {"n_range": grid.size, "experts_range": grid.experts, "tokens_range": grid.tokens}
     if "batch" in extras and grid.batch is not None:
         spans["batch_range"] = grid.batch[near]
-    found: dict[str, Any] = {name: (float(values.min()), float(values.max())) for name, values in spans.items()}
+    ranges: dict[str, Any] = {name: (float(values.min()), float(values.max())) for name, values in spans.items()}
     vocabularies = {runs.vocab_size for runs in tables}
-    return found | ({"vocab_size": vocabularies.pop()} if len(vocabularies) == 1 and None not in vocabularies else {})
+    return ranges | ({"vocab_size": vocabularies.pop()} if len(vocabularies) == 1 and None not in vocabularies else {})
 
 
 def _counted(runs: Runs, reading: Reading) -> FloatArray:

@@ -120,14 +120,14 @@ class _State:
                 break
         return step
 
-    def _solve(self, held: NDArray[np.bool_], given: FloatArray) -> FloatArray:
-        """The damped step of the parameters not `held`, where those held take the steps `given`."""
+    def _solve(self, held: NDArray[np.bool_], steps: FloatArray) -> FloatArray:
+        """The damped step of the parameters not `held`, where those held take `steps`."""
         moves = ~held
         curvature = self.curvature * moves[:, :, None] * moves[:, None, :]
         diagonal = np.einsum("sii->si", curvature)
         scale = np.maximum(diagonal, 1e-12 * diagonal.max(axis=1, keepdims=True) + 1e-300)
         np.einsum("sii->si", curvature)[...] += np.where(held, 1.0, self.damping[:, None] * scale + 1e-15 * scale)
-        push = np.matmul(self.curvature, np.where(held, given, 0.0)[..., None])[..., 0]
+        push = np.matmul(self.curvature, np.where(held, steps, 0.0)[..., None])[..., 0]
         gradient = np.where(held, 0.0, self.gradient + push)
         # Scaling by the diagonal keeps the systems far from singular whatever the units.
         root = 1.0 / np.sqrt(np.einsum("sii->si", curvature))

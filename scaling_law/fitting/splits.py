@@ -127,17 +127,17 @@ def compare(
         raise InputError(f"select={select!r} must be 'objective' or 'rmse'")
     separate, left_out = {}, []
     for e in np.unique(np.concatenate([runs.experts for runs in parts.parts.values()])):
-        own_runs = parts.train.subset(parts.train.experts == e)
+        runs_of_e = parts.train.subset(parts.train.experts == e)
         try:
-            separate[float(e)] = fit(own_runs, "chinchilla", starts=starts, **options)
+            separate[float(e)] = fit(runs_of_e, "chinchilla", starts=starts, **options)
         except ValueError:
             left_out.append(float(e))
     rmse, largest = ({name: dict[str, float]() for name in ("joint", "separate")} for _ in range(2))
     for name, runs in parts.parts.items():
         if not len(runs):
             continue
-        own = [separate[e].errors_on(runs.subset(runs.experts == e)) for e in separate]
-        for key, errors in (("joint", joint.errors_on(runs)), ("separate", np.concatenate([*own, np.zeros(0)]))):
+        of_each_e = [separate[e].errors_on(runs.subset(runs.experts == e)) for e in separate]
+        for key, errors in (("joint", joint.errors_on(runs)), ("separate", np.concatenate([*of_each_e, np.zeros(0)]))):
             rmse[key][name] = rms(errors)
             largest[key][name] = float(np.abs(errors).max()) if len(errors) else float("nan")
     return Comparison(joint, separate, parts, rmse, largest, tuple(left_out))

@@ -1,6 +1,6 @@
-"""From measured steps to a throughput: seconds per unit of work, non-negative, by least squares on relative errors.
+"""A throughput fitted to measured steps: seconds per unit of work, non-negative, by least squares on relative errors.
 
-Measurements of one architecture share a machine's mood, and the question is about other architectures: the error is
+Measurements of one architecture share the machine's state, and the question is about other architectures: the error is
 that of architectures left out of the fit, and the draws are refits to architectures drawn anew, widened by that error.
 """
 
@@ -78,13 +78,13 @@ def left_out_ratios(throughput: Throughput) -> dict[Architecture, float]:
 def without(throughput: Throughput, model: Architecture) -> Throughput:
     """The fit to all architectures but this one."""
     rest = [m for m in throughput.measurements if m.architecture != model]
-    known = throughput.device, throughput.precision, throughput.devices
-    fitted = fit_throughput(rest, *known, terms=list(throughput.seconds))
+    setup = throughput.device, throughput.precision, throughput.devices
+    fitted = fit_throughput(rest, *setup, terms=list(throughput.seconds))
     return replace(fitted, settings=throughput.settings, memory_bytes=throughput.memory_bytes)
 
 
 def of_records(records: Iterable[RunRecord]) -> Throughput:
-    """From the records of finished runs that have step times, of one device and one way to train.
+    """A throughput fitted to the records of finished runs that have step times, of one device and one way to train.
 
     A run is one measurement, at its last batch size. ValueError if the runs differ in hardware, precision,
     checkpointing or compilation (filter them), and as `fit_throughput`.
@@ -92,9 +92,9 @@ def of_records(records: Iterable[RunRecord]) -> Throughput:
     timed = [record for record in records if record.step_seconds and record.hardware and record.micro_batch_sequences]
     ways = sorted({_way(record) for record in timed})
     if len(ways) != 1:
-        found = "; ".join(map(str, ways)) or "none that says step_seconds, hardware and micro_batch_sequences"
+        present = "; ".join(map(str, ways)) or "none that says step_seconds, hardware and micro_batch_sequences"
         raise InputError(
-            f"runs of one hardware, precision, checkpointing and compilation are needed; there are: {found}"
+            f"runs of one hardware, precision, checkpointing and compilation are needed; there are: {present}"
         )
     hardware, precision, checkpointing, compiled = ways[0]
     count, _, device = hardware.partition(" x ")
@@ -156,5 +156,5 @@ def _left_out(relative: FloatArray, groups: NDArray[np.int64]) -> FloatArray:
 
 
 def _redrawn(relative: FloatArray, groups: NDArray[np.int64], random: np.random.Generator) -> FloatArray:
-    chosen = random.choice(np.unique(groups), size=len(np.unique(groups)))
-    return _rates(np.concatenate([relative[groups == group] for group in chosen]))
+    drawn = random.choice(np.unique(groups), size=len(np.unique(groups)))
+    return _rates(np.concatenate([relative[groups == group] for group in drawn]))

@@ -50,10 +50,10 @@ def savings(law: JointLaw, experts: Sequence[int] = EXPERTS[1:], ax: Axes | None
     flops = np.geomspace(1e18, 1e24, 60)
     saved = 100 * flop_savings(law, flops, list(experts), force=True)
     dense = law.compute_optimal(flops, 1.0, force=True)
-    known = law.check(dense.n_active, dense.tokens, 1).inside
+    dense_inside = law.check(dense.n_active, dense.tokens, 1).inside
     for i, e in enumerate(experts):
-        own = law.compute_optimal(flops * (1 - saved[:, i] / 100), e, force=True)
-        inside = known & law.check(own.n_active, own.tokens, e).inside
+        moe = law.compute_optimal(flops * (1 - saved[:, i] / 100), e, force=True)
+        inside = dense_inside & law.check(moe.n_active, moe.tokens, e).inside
         interval = None if law.draws is None else interval_of(100 * _saved_by_draws(law, flops, e))
         drawing.draw_curve(ax, flops, saved[:, i], inside, e, interval)
     ax.set(xscale="log", xlabel="training FLOPs of the dense model", ylabel="FLOPs saved (%)", ylim=(0, 100))
@@ -62,14 +62,14 @@ def savings(law: JointLaw, experts: Sequence[int] = EXPERTS[1:], ax: Axes | None
 
 
 def _saved_by_draws(law: JointLaw, flops: NDArray[np.float64], experts: float) -> NDArray[np.float64]:
-    """As `flop_savings` for every draw, [draws, budgets]; NaN for draws without an optimum.
+    """`flop_savings` for every draw, [draws, budgets]; NaN for draws without an optimum.
 
     Along the compute optima L − c is a power of the budget, with exponent μν / (μ + ν).
     """
     assert law.draws is not None
     _, mu, _, nu = joint_to_chinchilla(law.draws.T[..., None], experts)
-    dense, own = (drawn_optimum(law, flops, e)[2] - law.draws[:, -1:] for e in (1, experts))
-    return np.asarray(1.0 - (dense / own) ** ((mu + nu) / (mu * nu)))
+    dense, moe = (drawn_optimum(law, flops, e)[2] - law.draws[:, -1:] for e in (1, experts))
+    return np.asarray(1.0 - (dense / moe) ** ((mu + nu) / (mu * nu)))
 
 
 def memory_scenarios(law: JointLaw, flops: float = 5e22, kv_tokens: float = 8192, axes: Any = None) -> NDArray[Any]:
@@ -129,24 +129,24 @@ def _models_by_budget(law: JointLaw, flops: Any, size: float, extra: ModelFields
     return optimal_widths(law, grid, experts, replace(dense, memory=memory))
 
 
-def _draw_differences(ax: Axes, law: JointLaw, flops: Any, found: WidthOptimum) -> None:
+def _draw_differences(ax: Axes, law: JointLaw, flops: Any, optimum: WidthOptimum) -> None:
     """Losses less that of the dense model, without what lies beyond the law's range guard."""
-    at = {"n_active": found.n_active, "tokens": found.tokens, "experts": np.array(EXPERTS, float)}
+    at = {"n_active": optimum.n_active, "tokens": optimum.tokens, "experts": np.array(EXPERTS, float)}
     near = near_the_runs(law, **at)
-    losses = np.where(np.isfinite(found.loss) & near, found.loss, np.nan)
-    shown = ~np.isnan(losses[:, 0])
-    x, losses, n, tokens = (v[shown] for v in (flops, losses, found.n_active, found.tokens))
+    losses = np.where(np.isfinite(optimum.loss) & near, optimum.loss, np.nan)
+    kept = ~np.isnan(losses[:, 0])
+    x, losses, n, tokens = (v[kept] for v in (flops, losses, optimum.n_active, optimum.tokens))
     regions = [Region(EXPERTS[i], part) for part, i in parts_of(np.nanargmin(losses, axis=1))]
     shade(ax, x, regions, alpha=0.14)
-    known = law.check(n[:, 0], tokens[:, 0], 1).inside
+    dense_inside = law.check(n[:, 0], tokens[:, 0], 1).inside
     of_dense = None if law.draws is None else law.loss_draws(n[:, 0], tokens[:, 0], 1)
     for i, e in enumerate(EXPERTS):
-        own = ~np.isnan(losses[:, i])
-        inside = known & law.check(n[:, i], tokens[:, i], e).inside
+        finite = ~np.isnan(losses[:, i])
+        inside = dense_inside & law.check(n[:, i], tokens[:, i], e).inside
         drawing.draw_curve(ax, x, losses[:, i] - losses[:, 0], inside, e)
-        if of_dense is not None and e > 1 and own.any():
-            draws = law.loss_draws(n[own, i], tokens[own, i], e) - of_dense[:, own]
-            drawing.draw_band(ax, x[own], interval_of(draws), e)
+        if of_dense is not None and e > 1 and finite.any():
+            draws = law.loss_draws(n[finite, i], tokens[finite, i], e) - of_dense[:, finite]
+            drawing.draw_band(ax, x[finite], interval_of(draws), e)
     ax.set(xscale="log", ylim=(-0.12, 0.06))
 
 
@@ -155,18 +155,18 @@ def matched(law: JointLaw, experts: Sequence[int] = (2, 4, 8), axes: Any = None)
     left, right = axes = drawing.panels_or_new(axes, 2, 10.5, 4.2)
     flops = np.geomspace(1e19, 1e25, 80)
     dense = law.compute_optimal(flops, 1.0, force=True)
-    found = matched_memory(law, flops, list(experts), force=True)
-    known = law.check(dense.n_active, dense.tokens, 1).inside
+    matches = matched_memory(law, flops, list(experts), force=True)
+    dense_inside = law.check(dense.n_active, dense.tokens, 1).inside
     of_dense = None if law.draws is None else law.loss_draws(dense.n_active, dense.tokens, 1)
-    drawing.draw_curve(left, flops, dense.loss, known, 1, label="dense, compute-optimal")
+    drawing.draw_curve(left, flops, dense.loss, dense_inside, 1, label="dense, compute-optimal")
     right.axhline(0.0, color=colour_of(1), linewidth=1)
     for i, e in enumerate(experts):
-        n = np.minimum(found.n_active[:, i], law.compute_optimal(flops, e, force=True).n_active)
+        n = np.minimum(matches.n_active[:, i], law.compute_optimal(flops, e, force=True).n_active)
         tokens = affordable_tokens(flops, n)
-        inside = known & law.check(n, tokens, e).inside
-        drawing.draw_curve(left, flops, found.loss[:, i], inside, e, label=f"E = {e}, same FLOPs and memory")
+        inside = dense_inside & law.check(n, tokens, e).inside
+        drawing.draw_curve(left, flops, matches.loss[:, i], inside, e, label=f"E = {e}, same FLOPs and memory")
         interval = None if of_dense is None else interval_of(law.loss_draws(n, tokens, e) - of_dense)
-        drawing.draw_curve(right, flops, found.loss[:, i] - dense.loss, inside, e, interval)
+        drawing.draw_curve(right, flops, matches.loss[:, i] - dense.loss, inside, e, interval)
     for ax, label in ((left, LOSS), (right, "loss against dense (nats)")):
         ax.set(xscale="log", xlabel=drawing.FLOPS, ylabel=label)
         drawing.legend(ax, fontsize=9)

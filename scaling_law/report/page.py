@@ -48,18 +48,18 @@ def write_report(folder: str | Path, report: str | Path, **options: Any) -> list
     subfolders = sorted(path.parent.name for path in folder.glob("*/runs.jsonl"))
     results = {about: Results(folder / about, **options) for about in ("", *subfolders)}
     blocks = {f"{about}/{name}".lstrip("/"): (about, name) for about in results for name in BLOCKS}
-    found = [block for block in blocks if block_of(text, block) is not None]
-    if not found:
-        known = ", ".join(BLOCKS)
-        raise InputError(f"{target}: no block such as `<!-- fit -->` and `<!-- /fit -->`; there are {known}")
-    for block in found:
+    present = [block for block in blocks if block_of(text, block) is not None]
+    if not present:
+        names = ", ".join(BLOCKS)
+        raise InputError(f"{target}: no block such as `<!-- fit -->` and `<!-- /fit -->`; there are {names}")
+    for block in present:
         about, name = blocks[block]
         text = replace_block(text, block, block_text(name, results[about]))
     written = [target]
-    for about, own in results.items():
+    for about, result in results.items():
         for name, draw in FIGURES.items():
             file = "-".join(filter(None, (target.stem, about, f"{name}.png")))
-            if (not about or file in text) and (drawn := draw(own)) is not None:
+            if (not about or file in text) and (drawn := draw(result)) is not None:
                 written.append(drawing.save(drawn, target.parent / "figures" / file))
     atomic.write_bytes(target, text.encode())
     return written
@@ -77,11 +77,11 @@ def runs_block(results: Results) -> Block:
     shapes: dict[tuple[int, ...], list[dict[str, Any]]] = {}
     for row in results.rows:
         shapes.setdefault((row["d_model"], row["n_blocks"], row["n_heads"]), []).append(row)
-    for (d, blocks, _), own in sorted(shapes.items()):
-        n_total = " to ".join(format_count(end([r["n_total"] for r in own])) for end in (min, max))
-        experts = ", ".join(map(str, sorted({r["experts"] for r in own})))
-        tokens = ", ".join(map(format_count, sorted({r["tokens"] for r in own})))
-        yield d, blocks, format_count(own[0]["n_active"]), n_total, experts, tokens, len(own)
+    for (d, blocks, _), rows in sorted(shapes.items()):
+        n_total = " to ".join(format_count(end([r["n_total"] for r in rows])) for end in (min, max))
+        experts = ", ".join(map(str, sorted({r["experts"] for r in rows})))
+        tokens = ", ".join(map(format_count, sorted({r["tokens"] for r in rows})))
+        yield d, blocks, format_count(rows[0]["n_active"]), n_total, experts, tokens, len(rows)
     runs = results.runs
     ratio, trunks = runs.tokens / runs.n_active, len(set(runs.trunk.tolist()))
     trained = format_count(_trained_tokens(results.rows))
@@ -128,9 +128,9 @@ def residuals_block(results: Results) -> Block:
     yield "E", "runs", "RMSE of the joint law", "its bias", "RMSE of a Chinchilla law for this E"
     rmse, bias = results.fitted.rmse_by_experts(), results.fitted.bias_by_experts()
     for e in results.experts:
-        own = results.runs.subset(results.runs.experts == e)
-        chinchilla = fit(own, "chinchilla", **results.settings)
-        yield f"{e:g}", len(own), f"{rmse[e]:.4f}", f"{bias[e]:+.4f}", f"{chinchilla.rmse:.4f}"
+        part = results.runs.subset(results.runs.experts == e)
+        chinchilla = fit(part, "chinchilla", **results.settings)
+        yield f"{e:g}", len(part), f"{rmse[e]:.4f}", f"{bias[e]:+.4f}", f"{chinchilla.rmse:.4f}"
 
 
 def extrapolation_block(results: Results) -> Block:
@@ -188,10 +188,10 @@ def loss_by_size(results: Results, axes: Any = None) -> NDArray[Any]:
     axes = drawing.panels_or_new(axes, len(sizes), 3.0 * len(sizes), 3.8, sharey=True)
     for ax, n in zip(axes, sizes, strict=True):
         for e in np.unique(runs.experts[runs.n_active == n]):
-            own = (runs.n_active == n) & (runs.experts == e)
-            span = np.geomspace(runs.tokens[own].min(), runs.tokens[own].max(), 60)
+            part = (runs.n_active == n) & (runs.experts == e)
+            span = np.geomspace(runs.tokens[part].min(), runs.tokens[part].max(), 60)
             drawing.draw_loss(ax, results.law, span, n, span, e, linewidth=1.0)
-            ax.plot(runs.tokens[own], runs.loss[own], "o", color=colour_of(e), markersize=4)
+            ax.plot(runs.tokens[part], runs.loss[part], "o", color=colour_of(e), markersize=4)
         drawing.log_axis(ax, drawing.TOKENS)
         ax.set_title(f"N_act = {format_count(n)}")
     return _labelled(axes, HELD_OUT, results.experts, {"runs": {"marker": "o", "linestyle": "", "color": "0.4"}})
@@ -214,15 +214,15 @@ def isoflop_of_runs(results: Results, axes: Any = None) -> NDArray[Any]:
 
 
 def _labelled(
-    axes: NDArray[Any], label: str, experts: Collection[float], styles: dict[str, dict[str, Any]], **own: Any
+    axes: NDArray[Any], label: str, experts: Collection[float], styles: dict[str, dict[str, Any]], **marks: Any
 ) -> NDArray[Any]:
-    """Label the left axis, and all panels by one legend: every E in the style `own`, what `styles` mean, and notes."""
+    """Label the left axis, and all panels by one legend: every E in the style `marks`, the `styles`, and notes."""
     ax = axes[0]
     ax.set_ylabel(label)
     seen = set(ax.get_legend_handles_labels()[1])
     for e in experts:
         if drawing.label_of(e) not in seen:
-            ax.plot([], [], color=colour_of(e), label=drawing.label_of(e), **own)
+            ax.plot([], [], color=colour_of(e), label=drawing.label_of(e), **marks)
     for text, style in styles.items():
         ax.plot([], [], label=text, **{"markersize": 4, "linewidth": 0.9, **style})
     for hidden in {artist.get_label() for other in axes[1:] for artist in other.get_children()} & HIDDEN:

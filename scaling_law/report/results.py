@@ -40,7 +40,7 @@ class Results:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Of every fit."""
+        """Options of every fit."""
         return {"outliers": self.outliers, "mix": self.mix}
 
     @cached_property
@@ -132,17 +132,17 @@ def isoflop_profiles(runs: Runs, flops: float) -> list[Profile]:
 
     Losses of a size are interpolated at D = F / (6 N_act); an E without runs on both sides of it is left out.
     """
-    found = []
+    profiles = []
     for experts in np.unique(runs.experts):
-        own = runs.subset(runs.experts == experts)
-        sizes = np.unique(own.n_active)
+        part = runs.subset(runs.experts == experts)
+        sizes = np.unique(part.n_active)
         tokens = affordable_tokens(flops, sizes)
-        models = (own.subset(own.n_active == n) for n in sizes)
+        models = (part.subset(part.n_active == n) for n in sizes)
         losses = np.array([_between(model, at) for model, at in zip(models, tokens, strict=True)])
-        if (known := np.isfinite(losses)).any():
-            sizes, tokens, losses = sizes[known], tokens[known], losses[known]
-            found.append(Profile(float(experts), sizes, tokens, losses, *_lowest(sizes, losses)))
-    return found
+        if (measured := np.isfinite(losses)).any():
+            sizes, tokens, losses = sizes[measured], tokens[measured], losses[measured]
+            profiles.append(Profile(float(experts), sizes, tokens, losses, *_lowest(sizes, losses)))
+    return profiles
 
 
 def repeat_scatter(runs: Runs) -> tuple[float, int]:
@@ -204,14 +204,14 @@ def more_tokens_per_parameter(law: JointLaw, flops: float, experts: Sequence[flo
     n_active, tokens, _ = drawn_optimum(law, flops, (few, many))
     claim = f"at {flops:.0e} FLOPs the best D/N is larger for E = {many:g} than for E = {few:g}"
     ratio = tokens / n_active
-    return _asked("Finding 1", claim, ratio[:, 1] / ratio[:, 0], 1, "D/N is {:.2f} times as large ({:.2f} to {:.2f})")
+    return _judged("Finding 1", claim, ratio[:, 1] / ratio[:, 0], 1, "D/N is {:.2f} times as large ({:.2f} to {:.2f})")
 
 
 def better_with_experts(law: JointLaw, flops: float, experts: float) -> Finding:
     """Finding 2: at a fixed budget, the best model of E experts is better than the best dense one."""
     _, _, loss = drawn_optimum(law, flops, (1.0, experts))
     claim = f"at {flops:.0e} FLOPs the best model with E = {experts:g} is better than the best dense one"
-    return _asked("Finding 2", claim, loss[:, 0] - loss[:, 1], 0, GAIN)
+    return _judged("Finding 2", claim, loss[:, 0] - loss[:, 1], 0, GAIN)
 
 
 def better_in_memory(law: JointLaw, flops: float, experts: float, *, times_tokens: bool = False) -> Finding:
@@ -221,14 +221,14 @@ def better_in_memory(law: JointLaw, flops: float, experts: float, *, times_token
         name, spent = "Rule of thumb", f"on {experts:g} times the tokens"
     model, dense = f"a model with E = {experts:g}", f"the dense model that is best at {flops:.0e} FLOPs"
     claim = f"{model} of the same total parameters {spent} beats {dense}"
-    return _asked(name, claim, drawn_gain(law, flops, experts, times_tokens), 0, GAIN)
+    return _judged(name, claim, drawn_gain(law, flops, experts, times_tokens), 0, GAIN)
 
 
-def _asked(name: str, claim: str, values: FloatArray, threshold: float, evidence: str) -> Finding:
+def _judged(name: str, claim: str, values: FloatArray, threshold: float, evidence: str) -> Finding:
     """The share of the draws whose value exceeds the threshold; one without a value counts as half."""
-    known = np.isfinite(values)
-    share = float((np.sum(values[known] > threshold) + 0.5 * np.sum(~known)) / len(values))
-    low, middle, high = np.quantile(values[known], [0.5 - LEVEL / 2, 0.5, 0.5 + LEVEL / 2])
+    finite = np.isfinite(values)
+    share = float((np.sum(values[finite] > threshold) + 0.5 * np.sum(~finite)) / len(values))
+    low, middle, high = np.quantile(values[finite], [0.5 - LEVEL / 2, 0.5, 0.5 + LEVEL / 2])
     return Finding(name, claim, share, evidence.format(middle, low, high))
 
 
@@ -255,9 +255,9 @@ def all_findings(results: Results) -> list[Finding]:
     """The paper's four findings and its rule of thumb, at budgets inside the runs."""
     law, low, high = results.law, results.budgets[0], results.budgets[-1]
     moe = [e for e in results.experts if e > 1]
-    found = [more_tokens_per_parameter(law, flops, results.experts) for flops in (low, high)]
-    found += [better_with_experts(law, flops, e) for flops in (low, high) for e in moe]
-    found += [better_in_memory(law, high, e) for e in moe]
+    findings = [more_tokens_per_parameter(law, flops, results.experts) for flops in (low, high)]
+    findings += [better_with_experts(law, flops, e) for flops in (low, high) for e in moe]
+    findings += [better_in_memory(law, high, e) for e in moe]
     if results.rates is not None:
-        found.append(lower_learning_rate(results.rates))
-    return found + [better_in_memory(law, high, e, times_tokens=True) for e in moe if e <= 8]
+        findings.append(lower_learning_rate(results.rates))
+    return findings + [better_in_memory(law, high, e, times_tokens=True) for e in moe if e <= 8]

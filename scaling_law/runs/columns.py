@@ -84,8 +84,8 @@ class Expression:
 
 def aliases_of(present: Collection[str]) -> dict[str, str]:
     """Our names that a table with these columns lacks, and the column that has each by another name."""
-    found = {name: next((own for own in others if own in present), None) for name, others in ALIASES.items()}
-    return {name: own for name, own in found.items() if own is not None and name not in present}
+    aliases = {name: next((alias for alias in others if alias in present), None) for name, others in ALIASES.items()}
+    return {name: alias for name, alias in aliases.items() if alias is not None and name not in present}
 
 
 def with_counts(row: Row) -> Row:
@@ -101,19 +101,19 @@ def with_columns(rows: Sequence[Row], columns: Mapping[str, Column], origin: str
     Columns are made in order, so that later ones may use earlier ones. RunsError for an expression that cannot be read
     and for a column that the table does not have.
     """
-    made, failed = [dict(row) for row in rows], dict[int, str]()
+    extended, failed = [dict(row) for row in rows], dict[int, str]()
     present = {name for row in rows for name in row}
     for name, column in columns.items():
-        shown = f"column {name}={getattr(column, '__name__', None) or literal(column)}"
-        evaluate = _function(column, present, f"{origin}: {shown}")
-        for i, row in enumerate(made):
+        definition = f"column {name}={getattr(column, '__name__', None) or literal(column)}"
+        evaluate = _function(column, present, f"{origin}: {definition}")
+        for i, row in enumerate(extended):
             try:
                 row[name] = evaluate(row)
             except (ValueError, ArithmeticError, TypeError, LookupError) as error:
                 row[name] = None
-                failed.setdefault(i, f"{label(i, row)}: {shown}: {error or type(error).__name__}")
+                failed.setdefault(i, f"{label(i, row)}: {definition}: {error or type(error).__name__}")
         present.add(name)
-    return [*made], failed
+    return [*extended], failed
 
 
 def _function(column: Column, present: set[str], what: str) -> Callable[[Row], Any]:
@@ -125,11 +125,11 @@ def _function(column: Column, present: set[str], what: str) -> Callable[[Row], A
         return lambda row: column
     if column in present:
         return lambda row: row.get(column)
-    there = f"there are: {', '.join(sorted(present))}"
+    available = f"there are: {', '.join(sorted(present))}"
     try:
         expression = Expression.parse(column)
     except ValueError as error:
-        raise RunsError(f"{what}: neither a column nor an expression ({error}); {there}") from None
+        raise RunsError(f"{what}: neither a column nor an expression ({error}); {available}") from None
     if missing := sorted(set(expression.columns.values()) - present):
         raise RunsError(f"{what}: {unknown('column ', missing[0], sorted(present))}")
     return expression
@@ -156,7 +156,7 @@ def _check(node: ast.expr) -> None:
 
 
 def _value(node: ast.expr, values: Mapping[str, float]) -> float:
-    """The value of a checked expression. Numbers are floats, so that no power takes for ever."""
+    """The value of a checked expression. Numbers are floats, so that powers stay cheap."""
     match node:
         case ast.Constant(value=value):
             return float(value)  # type: ignore[arg-type]

@@ -55,14 +55,14 @@ class Reader:
         return f"{self.file} of github.com/{self.repository} at {self.commit} (licence: {self.licence})"
 
     def read(self, rows: Sequence[Row], origin: str) -> tuple[list[Row], dict[int, str], str]:
-        """Rows with our columns, what is wrong with single rows, and the authors' filter. RunsError: another table."""
+        """Rows with our columns, what is wrong with single rows, and the authors' filter. RunsError for another table."""
         present = {name for row in rows for name in row}
         for form in self.forms:
             if present.issuperset(form.needs):
                 return *with_columns(self.select(rows), form.columns, origin), form.where
         forms = " or ".join(", ".join(form.needs) for form in self.forms)
-        there = ", ".join(sorted(present))
-        raise RunsError(f"{origin}: not {self.what} (columns {forms}), {self.place}; there are: {there}")
+        available = ", ".join(sorted(present))
+        raise RunsError(f"{origin}: not {self.what} (columns {forms}), {self.place}; there are: {available}")
 
 
 def reader(name: str) -> Reader:
@@ -113,8 +113,8 @@ def _last_versions(rows: Sequence[Row]) -> list[Row]:
     """The last repeat, such as -v2, of each budget and width, as the authors' README takes."""
 
     def version(row: Row) -> int:
-        found = re.search(r"v(\d+)$", str(row.get("suffix") or row.get("name") or ""))
-        return int(found[1]) if found else 1
+        match = re.search(r"v(\d+)$", str(row.get("suffix") or row.get("name") or ""))
+        return int(match[1]) if match else 1
 
     last = {(row.get("budget"), row.get("dim")): row for row in sorted(rows, key=version)}
     return [row for row in rows if last[row.get("budget"), row.get("dim")] is row]

@@ -34,12 +34,12 @@ Recipe = Mapping[str, tuple[str | None, ...]]  # the value of each run in each c
 
 def recipe_of(rows: Sequence[Row]) -> Recipe:
     """The recipes of n rows: each column of `COLUMNS` that a row tells, [n]."""
-    flat, found = [flattened(row) for row in rows], {}
+    flat, columns = [flattened(row) for row in rows], {}
     for name, holders in _HELD_BY.items():
         told = {held: sum(not is_missing(row.get(held)) for row in flat) for held in holders}
         if most := [held for held in holders if told[held] == len(flat)] or [held for held in holders if told[held]]:
-            found[name] = tuple(_value(name, most[0], row) for row in flat)
-    return {name: values for name, values in found.items() if any(values)}
+            columns[name] = tuple(_value(name, most[0], row) for row in flat)
+    return {name: values for name, values in columns.items() if any(values)}
 
 
 def differences(recipe: Recipe, law_has: Collection[str] = ()) -> dict[str, list[str]]:
@@ -62,15 +62,15 @@ def check_mix(recipe: Recipe, law_has: Collection[str], mix: str | Collection[st
 
 
 def in_words(mixed: Mapping[str, Sequence[str]]) -> str:
-    """Such as `optimizer (adamw, muon) and sequence_length (256, 512)`."""
-    shown = [
+    """The differing columns in words: `optimizer (adamw, muon) and sequence_length (256, 512)`."""
+    phrases = [
         f"{name} ({', '.join(values[:_MOST])}{', …' if len(values) > _MOST else ''})" for name, values in mixed.items()
     ]
-    return enumerated(shown)
+    return enumerated(phrases)
 
 
 def _value(name: str, held: str, row: Row) -> str | None:
-    """As one word, which a filter can name."""
+    """The value as one word, which a filter can name."""
     value = row.get(held)
     if is_missing(value):
         return None

@@ -69,7 +69,7 @@ def is_missing(value: Any) -> bool:
 
 
 def number(value: Any) -> float | None:
-    """The value as a float, a text such as "80M", too; None for what is none, a boolean included."""
+    """The value as a float, a text such as "80M", too; None for anything else, booleans included."""
     if isinstance(value, bool) or value is None:
         return None
     try:
@@ -83,8 +83,8 @@ def number(value: Any) -> float | None:
 def whole(row: Row, *names: str) -> list[int] | None:
     """These fields as integers of at least 1; None unless all of them are."""
     numbers = [number(row.get(name)) for name in names]
-    found = [int(value) for value in numbers if value is not None and value >= 1 and value.is_integer()]
-    return found if len(found) == len(names) else None
+    integers = [int(value) for value in numbers if value is not None and value >= 1 and value.is_integer()]
+    return integers if len(integers) == len(names) else None
 
 
 def numeric_columns(rows: Sequence[Row]) -> dict[str, FloatArray]:
@@ -94,15 +94,15 @@ def numeric_columns(rows: Sequence[Row]) -> dict[str, FloatArray]:
     runs.parquet. Booleans and texts are no numbers.
     """
     flat = [flattened(row) for row in rows]
-    found = {}
+    columns = {}
     for name in dict.fromkeys(name for row in flat for name in row):
         values = [row.get(name) for row in flat]
         kinds = {type(value) for value in values if value is not None}
         if kinds and all(issubclass(kind, (int, float, np.number)) and kind is not bool for kind in kinds):
             column = np.array([np.nan if value is None else value for value in values], float)
             if not np.isnan(column).all():
-                found[name] = column
-    return found
+                columns[name] = column
+    return columns
 
 
 def flattened(row: Row) -> Row:

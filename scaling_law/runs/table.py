@@ -99,8 +99,8 @@ class Runs(Summarised):
 
         `trunk`: one id per run; "auto" or None joins runs of equal n_active and experts, "run" joins none.
         """
-        given = (np.atleast_1d(np.asarray(v, float)) for v in (n_active, tokens, experts, loss))
-        n, d, e, losses = np.broadcast_arrays(*given)
+        arrays = (np.atleast_1d(np.asarray(v, float)) for v in (n_active, tokens, experts, loss))
+        n, d, e, losses = np.broadcast_arrays(*arrays)
         if n.ndim != 1:
             raise RunsError(f"columns must be one-dimensional, not of shape {n.shape}")
         names = tuple(run_id) if run_id is not None else tuple(f"row-{i}" for i in range(len(n)))
@@ -129,7 +129,7 @@ class Runs(Summarised):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of all numeric columns."""
+        """Names of all numeric columns."""
         return (*_INPUTS, "loss", *self.columns)
 
     def column(self, name: str) -> FloatArray:
@@ -177,17 +177,17 @@ class Runs(Summarised):
     def to_pandas(self) -> pandas.DataFrame:
         import pandas
 
-        shown = {name: list(getattr(self, name)) for name in ("run_id", *_COLUMNS)}
-        return pandas.DataFrame(shown | dict(self.columns))
+        columns = {name: list(getattr(self, name)) for name in ("run_id", *_COLUMNS)}
+        return pandas.DataFrame(columns | dict(self.columns))
 
     def summary(self) -> Table:
         """What the runs of each E cover, from the least to the most; rich and notebooks show it."""
         rows = []
         for e in np.unique(self.experts):
-            own = self.subset(self.experts == e)
-            shown = ((own.n_active, format_count), (own.tokens, format_count), (own.loss, "{:.4f}".format))
-            ends = [f"{text(column.min())} – {text(column.max())}" for column, text in shown]
-            rows.append((f"{e:g}", len(own), own.n_trunks, *ends))
+            part = self.subset(self.experts == e)
+            formats = ((part.n_active, format_count), (part.tokens, format_count), (part.loss, "{:.4f}".format))
+            ends = [f"{text(column.min())} – {text(column.max())}" for column, text in formats]
+            rows.append((f"{e:g}", len(part), part.n_trunks, *ends))
         header = ("E", "runs", "trunks", "N_act", "tokens", self.loss_name)
         return Table(header, rows, title=f"{len(self)} runs from {self.source}", notes=self.skipped)
 
@@ -206,7 +206,7 @@ def _frozen(values: ArrayLike, kind: Any = float) -> NDArray[Any]:
 def _other(name: str, values: ArrayLike, count: int) -> FloatArray:
     """A further column of `Runs.from_columns`; RunsError for a taken name and another length."""
     if name in _COLUMNS or name == "run_id":
-        raise RunsError(f"columns: {name!r} has an argument of its own")
+        raise RunsError(f"columns: {name!r} is an argument itself, not one of columns")
     try:
         return np.broadcast_to(np.asarray(values, float), (count,))
     except ValueError:
@@ -260,22 +260,22 @@ def load_runs(
         table = read_rows(source, revision, problems if on_invalid == "skip" else None)
     except RunsError as error:
         raise RunsError(f"{error}{f'; {format} is {public.place}' if public else ''}") from None
-    made = _prepared(table, public, columns or {}, loss, where, trunks)
-    rows, origin, where = made.rows, made.origin, made.where
-    chosen = [i for i, row in enumerate(rows) if status is None or (row.get("status") or "final") == status]
-    if not chosen:
-        raise RunsError(f"{origin}: {_nothing_chosen(rows, status, problems)}")
+    prepared = _prepared(table, public, columns or {}, loss, where, trunks)
+    rows, origin, where = prepared.rows, prepared.origin, prepared.where
+    selected = [i for i, row in enumerate(rows) if status is None or (row.get("status") or "final") == status]
+    if not selected:
+        raise RunsError(f"{origin}: {_none_left(rows, status, problems)}")
     if where:
-        chosen = _fulfilling(rows, chosen, where, origin)
-    if made.apart:
-        _check_comparable([rows[i] for i in chosen], made.apart, origin)
-    loss = _loss_column(origin, [rows[i] for i in chosen], made.loss, made.aliases)
-    wrong = _problems_of_rows(rows, chosen, loss, made)
+        selected = _fulfilling(rows, selected, where, origin)
+    if prepared.apart:
+        _check_comparable([rows[i] for i in selected], prepared.apart, origin)
+    loss = _loss_column(origin, [rows[i] for i in selected], prepared.loss, prepared.aliases)
+    wrong = _problems_of_rows(rows, selected, loss, prepared)
     problems += filter(None, wrong)
-    good = [i for i, problem in zip(chosen, wrong, strict=True) if not problem]
+    good = [i for i, problem in zip(selected, wrong, strict=True) if not problem]
     if not good or (problems and on_invalid == "raise"):
         raise RunsError(_listed(origin, problems))
-    clusters, trunk_source = trunks_of(rows, made.trunks, origin)
+    clusters, trunk_source = trunks_of(rows, prepared.trunks, origin)
     told = [rows[i] for i in good if not is_missing(rows[i].get("vocab_size"))]
     vocabularies = {(whole(row, "vocab_size") or [0])[0] for row in told}  # 0: one that no model can have
     n, d, e, losses = (np.array([number(rows[i][name]) for i in good], float) for name in (*_INPUTS, loss))
@@ -293,8 +293,8 @@ def load_runs(
         warmup_tokens=max((tokens for i in good if (tokens := _warmup(rows[i])) is not None), default=None),
         vocab_size=(vocabularies.pop() or None) if len(vocabularies) == 1 else None,
         where=where or None,
-        read_as=_read_as(format, {**made.aliases, **(columns or {})}),
-        columns={n: values for n, values in others.items() if n not in (*_COLUMNS, loss, *made.aliases.values())},
+        read_as=_read_as(format, {**prepared.aliases, **(columns or {})}),
+        columns={n: values for n, values in others.items() if n not in (*_COLUMNS, loss, *prepared.aliases.values())},
         recipe=recipe,
     )
 
@@ -325,13 +325,13 @@ def _prepared(
     rows, origin, failed, apart = table.rows, table.name, dict[int, str](), None
     loss = loss or ("loss" if "loss" in columns else None)
     if public and rows:
-        rows, failed, own = public.read(rows, origin)
+        rows, failed, authors_filter = public.read(rows, origin)
         origin, apart, loss = f"{origin} ({public.name})", public.apart, loss or public.loss
-        where = ", ".join(filter(None, (own, where)))
+        where = ", ".join(filter(None, (authors_filter, where)))
         trunks = public.trunks if trunks == "auto" else trunks
     rows = in_terms_of_laws(rows)
     present = {name for row in rows for name in row}
-    aliases = {} if public else {name: own for name, own in aliases_of(present).items() if name not in columns}
+    aliases = {} if public else {name: alias for name, alias in aliases_of(present).items() if name not in columns}
     mapping: dict[str, Column] = {**aliases, **columns}
     rows, more = with_columns(rows, mapping, origin) if mapping else (rows, {})
     rows, says_size = [_with_size(with_counts(row)) for row in rows], public is not None or "n_active" in columns
@@ -346,25 +346,25 @@ def recognised(source: Any) -> tuple[list[str], dict[str, str]]:
     rows = in_terms_of_laws(read_rows(source).rows)
     present = list(dict.fromkeys(name for row in rows for name in row))
     aliases = aliases_of(present)
-    found = {name: name if name in present else aliases.get(name, "") for name in _INPUTS}
+    columns = {name: name if name in present else aliases.get(name, "") for name in _INPUTS}
     losses = _losses([*present, *aliases])
-    own = "eval_loss" if "eval_loss" in losses else losses[0] if len(losses) == 1 else ""
-    return present, found | {"loss": aliases.get(own, own)}
+    loss = "eval_loss" if "eval_loss" in losses else losses[0] if len(losses) == 1 else ""
+    return present, columns | {"loss": aliases.get(loss, loss)}
 
 
 def _losses(present: Iterable[str]) -> list[str]:
     return [name for name in present if re.search(r"(^|[\W_])loss$", name.lower())]
 
 
-def _problems_of_rows(rows: Sequence[Row], chosen: Sequence[int], loss: str, made: _Prepared) -> list[str]:
+def _problems_of_rows(rows: Sequence[Row], selected: Sequence[int], loss: str, prepared: _Prepared) -> list[str]:
     """What is wrong with each chosen row, "" if nothing."""
-    needed = {name: [rows[i].get(name) for i in chosen] for name in (*_INPUTS, loss)}
-    labels, run_ids = [label(i, rows[i]) for i in chosen], [rows[i].get("run_id") for i in chosen]
-    known = [name for name in ("seed", *RATES) if any(name in row for row in rows)]
-    settings = [tuple(repr(rows[i].get(name)) for name in known) for i in chosen]
-    sizes = [None if made.says_size or is_of_a_class(rows[i]) else _size_problem(rows[i]) for i in chosen]
-    found = _problems(needed, labels, settings, run_ids, sizes)
-    return [made.failed.get(i) or problem for i, problem in zip(chosen, found, strict=True)]
+    needed = {name: [rows[i].get(name) for i in selected] for name in (*_INPUTS, loss)}
+    labels, run_ids = [label(i, rows[i]) for i in selected], [rows[i].get("run_id") for i in selected]
+    names = [name for name in ("seed", *RATES) if any(name in row for row in rows)]
+    settings = [tuple(repr(rows[i].get(name)) for name in names) for i in selected]
+    sizes = [None if prepared.says_size or is_of_a_class(rows[i]) else _size_problem(rows[i]) for i in selected]
+    problems = _problems(needed, labels, settings, run_ids, sizes)
+    return [prepared.failed.get(i) or problem for i, problem in zip(selected, problems, strict=True)]
 
 
 def _check_comparable(rows: Sequence[Row], column: str, origin: str) -> None:
@@ -375,31 +375,31 @@ def _check_comparable(rows: Sequence[Row], column: str, origin: str) -> None:
         )
 
 
-def _nothing_chosen(rows: Sequence[Row], status: str | None, problems: Sequence[str]) -> str:
+def _none_left(rows: Sequence[Row], status: str | None, problems: Sequence[str]) -> str:
     if not rows:
-        return f"no runs at all{f'; {len(problems)} rows were left out, e.g. {problems[0]}' if problems else ''}"
+        return f"no runs{f'; {len(problems)} rows were left out, e.g. {problems[0]}' if problems else ''}"
     counts = sorted(Counter(str(row.get("status") or "final") for row in rows).items())
-    there = ", ".join(f"{count} {name}" for name, count in counts)
-    return f"no runs with status {status!r}; there are {there} (--status all takes every run, in Python status=None)"
+    present = ", ".join(f"{count} {name}" for name, count in counts)
+    return f"no runs with status {status!r}; there are {present} (--status all takes every run, in Python status=None)"
 
 
-def _fulfilling(rows: Sequence[Row], chosen: Sequence[int], where: str, origin: str) -> list[int]:
+def _fulfilling(rows: Sequence[Row], selected: Sequence[int], where: str, origin: str) -> list[int]:
     """The chosen rows that fulfil the filter; RunsError if none does."""
-    known = [{name: _told(value) for name, value in row.items() if not is_missing(value)} for row in rows]
+    cells = [{name: _told(value) for name, value in row.items() if not is_missing(value)} for row in rows]
     for name, values in recipe_of(rows).items():  # of records, whose own fields are objects
-        for row, value in zip(known, values, strict=True):
+        for row, value in zip(cells, values, strict=True):
             if isinstance(row.get(name), Mapping):
                 row[name] = value
-    texts = {name for row in known for name, value in row.items() if isinstance(value, str)}
-    numbers = {n for row in known for n, v in row.items() if not isinstance(v, str) and number(v) is not None}
+    texts = {name for row in cells for name, value in row.items() if isinstance(value, str)}
+    numbers = {n for row in cells for n, v in row.items() if not isinstance(v, str) and number(v) is not None}
     try:
         test = hub.parse_filter(where, sorted(numbers), sorted(texts - numbers))
     except RecordError as error:
         raise RunsError(f"{origin}: {error}") from None
-    found = [i for i in chosen if test(known[i] | {n: number(known[i][n]) for n in numbers & known[i].keys()})]
-    if not found:
-        raise RunsError(f"{origin}: where={where!r} keeps none of {len(chosen)} runs")
-    return found
+    kept = [i for i in selected if test(cells[i] | {n: number(cells[i][n]) for n in numbers & cells[i].keys()})]
+    if not kept:
+        raise RunsError(f"{origin}: where={where!r} keeps none of {len(selected)} runs")
+    return kept
 
 
 def _told(value: Any) -> Any:
@@ -423,13 +423,13 @@ def _loss_column(origin: str, rows: list[Row], loss: str | None, aliases: Collec
         obvious = _losses(present)
         if "eval_loss" not in present and len(obvious) > 1:
             others = ", ".join(obvious)
-            raise RunsError(f"{origin}: no column eval_loss, and several others ({others}): choose by loss=...")
+            raise RunsError(f"{origin}: no column eval_loss, but other losses ({others}): choose with loss=...")
         loss = obvious[0] if len(obvious) == 1 else "eval_loss"
     if missing := [name for name in (*_INPUTS, loss) if name not in present]:
         names = ", ".join(missing).replace("n_active", "n_active (or d_model and n_blocks)")
         hint = "; name the loss column with loss=..." if loss in missing else ""
-        there = ", ".join(name for name in present if name not in aliases) or "none"
-        raise RunsError(f"{origin}: missing column {names}; there are: {there}{hint}")
+        available = ", ".join(name for name in present if name not in aliases) or "none"
+        raise RunsError(f"{origin}: missing column {names}; there are: {available}{hint}")
     return loss
 
 
@@ -441,7 +441,7 @@ def _problems(
     sizes: Sequence[str | None] = (),
 ) -> list[str]:
     """What is wrong with each run, "" if nothing. Runs that differ in their settings are no duplicates."""
-    found, seen = [], dict[Any, str]()
+    problems, seen = [], dict[Any, str]()
     wanted = {"experts": "at least 1"}
     numbers = [[number(value) for value in column] for column in columns.values()]
     for i, values in enumerate(zip(*numbers, strict=True)):
@@ -457,8 +457,8 @@ def _problems(
             keys = [("N, D, E and loss", measured), *([("run_id", run_ids[i])] if run_ids and run_ids[i] else [])]
             wrong = [f"duplicate of {seen[key]} (same {key[0]})" for key in keys if key in seen][:1]
             seen |= dict.fromkeys(keys, labels[i])
-        found.append(f"{labels[i]}: {'; '.join(wrong)}" if wrong else "")
-    return found
+        problems.append(f"{labels[i]}: {'; '.join(wrong)}" if wrong else "")
+    return problems
 
 
 def _size_problem(row: Row) -> str | None:
@@ -483,7 +483,7 @@ def _warmup(row: Row) -> float | None:
     return tokens if tokens is not None and 0 <= tokens < math.inf else None
 
 
-def _listed(origin: str, problems: Iterable[str], shown: int = 8) -> str:
+def _listed(origin: str, problems: Iterable[str], limit: int = 8) -> str:
     lines = [problem for problem in problems if problem]
-    rest = [f"… and {len(lines) - shown} more"] if len(lines) > shown else []
-    return f"{origin}: {len(lines)} unusable row(s)\n  " + "\n  ".join([*lines[:shown], *rest])
+    rest = [f"… and {len(lines) - limit} more"] if len(lines) > limit else []
+    return f"{origin}: {len(lines)} unusable row(s)\n  " + "\n  ".join([*lines[:limit], *rest])

@@ -33,8 +33,8 @@ def trunks_of(rows: Sequence[Row], rule: str, origin: str) -> tuple[list[str], s
     if rule == "parent_run_id" or (rule == "auto" and "trunk" not in present):
         return _chains(rows), "column parent_run_id"
     if rule == "auto":
-        given = [None if row.get("trunk") is None else f"trunk {row['trunk']}" for row in rows]
-        return [own or chain for own, chain in zip(given, _chains(rows), strict=True)], "column trunk"
+        named = [None if row.get("trunk") is None else f"trunk {row['trunk']}" for row in rows]
+        return [trunk or chain for trunk, chain in zip(named, _chains(rows), strict=True)], "column trunk"
     if rule not in present:
         raise RunsError(f"{origin}: {unknown('trunks=', rule, ['auto', 'run', *sorted(present)])}")
     if empty := [i for i, row in enumerate(rows) if is_missing(row.get(rule))]:
@@ -45,7 +45,7 @@ def trunks_of(rows: Sequence[Row], rule: str, origin: str) -> tuple[list[str], s
 def _chains(rows: Sequence[Row]) -> list[str]:
     """The end of each row's chain of parents."""
     parents = {str(row["run_id"]): row.get("parent_run_id") for row in rows if row.get("run_id")}
-    found = []
+    ends = []
     for i, row in enumerate(rows):
         name, visited = str(row.get("run_id") or f"row-{i}"), set()
         parent = row.get("parent_run_id")
@@ -53,5 +53,5 @@ def _chains(rows: Sequence[Row]) -> list[str]:
             name = parent
             visited.add(parent)
             parent = parents.get(name)
-        found.append(f"run {name}")
-    return found
+        ends.append(f"run {name}")
+    return ends

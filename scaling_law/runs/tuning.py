@@ -74,16 +74,16 @@ def best_of(
         raise InputError(f"method={method!r} must be 'least' or 'quadratic'")
     settings = np.stack([_setting(runs, name) for name in names], axis=1)
     groups = models_of(runs, names, by)
-    found = [tune(settings[group], runs.loss[group]) for group in groups]
-    best = np.array([group[one.at] for group, one in zip(groups, found, strict=True)])
+    tuned = [tune(settings[group], runs.loss[group]) for group in groups]
+    best = np.array([group[one.at] for group, one in zip(groups, tuned, strict=True)])
     kept = runs.take(best)
     columns = dict(kept.columns)
     if method == "quadratic":
-        columns |= dict(zip(names, np.stack([one.settings for one in found]).T, strict=True))
-        kept = replace(kept, loss=np.array([one.loss for one in found]))
+        columns |= dict(zip(names, np.stack([one.settings for one in tuned]).T, strict=True))
+        kept = replace(kept, loss=np.array([one.loss for one in tuned]))
     columns["grid_runs"] = np.array([len(group) for group in groups], float)
-    columns["at_edge"] = np.array([one.at_edge for one in found], float)
-    columns["regret"] = np.array([one.regret for one in found])
+    columns["at_edge"] = np.array([one.at_edge for one in tuned], float)
+    columns["regret"] = np.array([one.regret for one in tuned])
     return replace(kept, columns=columns, source=f"{runs.source}, best of {' and '.join(names)} ({method})")
 
 

@@ -55,13 +55,13 @@ class Cells:
         return {kind: p if p[1].any() else every for kind, p in pooled.items()}
 
     def means(self, model: Model) -> FloatArray:
-        """Over its seeds [k], NaN where there is none."""
+        """Mean loss over the seeds [k], NaN where there is none."""
         losses = self.losses[model]
         n = np.isfinite(losses).sum(axis=0)
         return np.divide(np.nansum(losses, axis=0), n, out=np.full(len(n), np.nan), where=n > 0)
 
     def covariance(self, model: Model) -> FloatArray:
-        """Of the means: that of one run times the seeds that two D share, over the seeds of each, [k, k]."""
+        """Covariance of the means, [k, k]: one run's times the seeds that two D share, over the seeds of each."""
         run = np.isfinite(self.losses[model])
         n = np.maximum(run.sum(axis=0), 1)
         return np.asarray(self.scatter[model[1] > 1][0] * (run.T.astype(float) @ run) / np.outer(n, n))
@@ -135,7 +135,7 @@ class Gap:
 
     @cached_property
     def interval(self) -> tuple[float, float]:
-        """Of 95 %; NaN where no seed was repeated."""
+        """95 % interval; NaN where no seed was repeated."""
         if np.isnan(self.error).any():
             return np.nan, np.nan
         low, high = np.quantile(self.drawn, LEVEL, method="nearest")
@@ -158,7 +158,7 @@ class Gap:
 
 
 def gaps_of(runs: Runs) -> list[Gap]:
-    """Of every size and E > 1 that shares a D with the dense models, by ascending E and size."""
+    """Gaps of every size and E > 1 that shares a D with the dense models, by ascending E and size."""
     cells = Cells.of(runs)
     models = sorted((e, d) for d, e in cells.losses if e > 1 and (d, 1) in cells.losses)
     return [gap for e, d in models if len((gap := _gap(cells, d, e)).tokens)]

@@ -40,8 +40,8 @@ def _plane(ax: Any, results: Results, gaps: list[Gap], e: int) -> None:
     sizes = np.unique(results.sweep.runs.n_active)
     along = np.geomspace(sizes.min() / 1.4, sizes.max() * 1.4, 60)
     for name, law in results.laws.items():
-        asked = results.asked(law, along, e)
-        tokens = np.where((asked > 0) & np.isfinite(asked), asked, np.nan)
+        predicted = results.asked(law, along, e)
+        tokens = np.where((predicted > 0) & np.isfinite(predicted), predicted, np.nan)
         inside = law.check(along, tokens, float(e)).inside
         drawing.draw_curve(ax, along, tokens, inside, e, color=COLOURS[name], label=name)
     ax.plot([], [], "s", color=colour_of(8), alpha=0.4, markersize=8, label="experts ahead")

@@ -115,7 +115,7 @@ class Results:
 
     @cached_property
     def errors(self) -> FloatArray:
-        """Of the fitted law on the cells, nats per byte."""
+        """Errors of the fitted law on the cells, nats per byte."""
         return errors_of(self.fitted.law, self.cells)
 
     @cached_property

@@ -56,16 +56,16 @@ def holds(model: dict[str, Any], gap: Gap) -> bool:
 
 def _prediction(results: Results, d_model: int, experts: int) -> dict[str, Any]:
     n_active = Architecture(d_model, experts, BLOCKS, d_model // HEAD, VOCABULARY).n_active
-    *others, own = results.laws
+    *others, fitted = results.laws
     said = {name: _finite(float(results.asked(law, n_active, experts))) for name, law in results.laws.items()}
     drawn = drawn_break_even(results.drawn.law, n_active, experts, results.between)
     bracketed = [gap for gap in results.gaps if gap.bracketed]
-    asked = [float(results.asked(results.laws[own], gap.n_active, gap.experts)) for gap in bracketed]
-    ratios = np.array([said / gap.crossing for said, gap in zip(asked, bracketed, strict=True)])
+    predicted = [float(results.asked(results.laws[fitted], gap.n_active, gap.experts)) for gap in bracketed]
+    ratios = np.array([said / gap.crossing for said, gap in zip(predicted, bracketed, strict=True)])
     ratios = ratios[np.isfinite(ratios) & (ratios > 0)]
     if len(ratios) >= LEAST:
         drawn = np.outer(drawn, 1.0 / ratios).ravel()
-    interval = said[own], *map(_finite, np.quantile(drawn, LEVEL, method="nearest"))
+    interval = said[fitted], *map(_finite, np.quantile(drawn, LEVEL, method="nearest"))
     model = {"d_model": d_model, "experts": experts, "n_active": n_active}
     return model | {"interval": interval, "others": {name: said[name] for name in others}}
 

@@ -67,8 +67,8 @@ class Sweep:
     @cached_property
     def runs(self) -> Runs:
         """Those that laws are fitted to: of at least 1M tokens, and not of the sizes and E that are predicted."""
-        known = np.isin(self.counted["d_model"], WIDTHS) & np.isin(self.counted.experts, EXPERTS)
-        return self.counted.subset(known & (self.counted.tokens >= TOKENS[0]))
+        fitted = np.isin(self.counted["d_model"], WIDTHS) & np.isin(self.counted.experts, EXPERTS)
+        return self.counted.subset(fitted & (self.counted.tokens >= TOKENS[0]))
 
 
 def gather(sources: Iterable[str | Path], target: Path) -> Path:
@@ -76,12 +76,12 @@ def gather(sources: Iterable[str | Path], target: Path) -> Path:
 
     RecordError for two records of one run_id that differ.
     """
-    found: dict[str, RunRecord] = {}
+    records: dict[str, RunRecord] = {}
     for source in sources:
         for record in hub.load_records(source):
-            if (known := found.setdefault(record.run_id, record)) != record:
-                raise RecordError(f"{source}: {record.run_id}: another run of this run_id has loss {known.eval_loss}")
-    ordered = sorted(found.values(), key=lambda r: (r.d_model, r.experts, r.sweep, r.tokens, r.seed or 0, r.run_id))
+            if (first := records.setdefault(record.run_id, record)) != record:
+                raise RecordError(f"{source}: {record.run_id}: another run of this run_id has loss {first.eval_loss}")
+    ordered = sorted(records.values(), key=lambda r: (r.d_model, r.experts, r.sweep, r.tokens, r.seed or 0, r.run_id))
     atomic.write_bytes(target, "".join(f"{record.to_json()}\n" for record in ordered).encode())
     return target
 
@@ -155,7 +155,7 @@ def _table(records: Sequence[tuple[RunRecord, bool]]) -> Runs:
 
 
 def _rates(runs: Runs) -> list[Rate]:
-    """Of every size and E, ascending. RecordError for one used that is more than a step from the best of a grid."""
+    """Rates of every size and E, ascending. RecordError for one more than a step from the best of its grid."""
     keys = sorted({*zip(runs["d_model"].astype(int).tolist(), runs.experts.astype(int).tolist(), strict=True)})
     rates = [_rate(runs.subset((runs["d_model"] == d) & (runs.experts == e)), d, e) for d, e in keys]
     for rate in rates:

@@ -50,7 +50,7 @@ def times(value: Value, unit: float = 1.0) -> str:
 
 
 def span(gaps: Sequence[Gap]) -> str:
-    """From the earliest to the latest crossing."""
+    """The earliest and the latest crossing."""
     ordered = sorted(gaps, key=lambda gap: gap.crossing)
     ends = (tokens_in_words(g.crossing, (g.tokens[0], g.tokens[-1])) for g in (ordered[0], ordered[-1]))
     return " to ".join(dict.fromkeys(ends))
@@ -67,8 +67,8 @@ def short(r: Results) -> Iterator[Part]:
 def _crossings_in_short(r: Results) -> Iterator[str]:
     main, law, sizes = r.of(MAIN), published(), {gap.n_active for gap in r.gaps}
     late = {e: r.lateness(law, e) for e in r.experts}
-    asked = np.sort(r.asked(law, [gap.n_active for gap in main], MAIN))
-    said = " to ".join(tokens_in_words(asked[k], r.between) for k in (0, -1))
+    predicted = np.sort(r.asked(law, [gap.n_active for gap in main], MAIN))
+    said = " to ".join(tokens_in_words(predicted[k], r.between) for k in (0, -1))
     yield (
         f"**With E = {MAIN}, an MoE overtakes the dense model at {span(main)} bytes**, for N_act of "
         f"{format_count(min(sizes))} to {format_count(max(sizes))}. Taking a byte as a token, the published law puts "
@@ -163,8 +163,8 @@ def _goals(r: Results) -> Iterator[tuple[str, str, str, str]]:
     yield "the same, against seeds", "< 2 × their scatter", against, verdict(rmse < 2 * seeds)
     for what, test in r.held_out.items():
         error = test.laws[FITTED].rmse
-        shown = f"{error:.4f} on {len(test.test)} cells"
-        yield f"RMSE on the {what}, held out", f"< {HELD_OUT} nats", shown, verdict(error < HELD_OUT)
+        measured = f"{error:.4f} on {len(test.test)} cells"
+        yield f"RMSE on the {what}, held out", f"< {HELD_OUT} nats", measured, verdict(error < HELD_OUT)
     sure = [name for name in FREE if np.prod(np.sign(r.drawn.interval(name))) > 0]
     signs = f"{len(sure)} of {len(SIGNS)}: {listed(sure)}; kept as published: {listed(n for n in SIGNS if n in KEPT)}"
     yield f"signs of {listed(SIGNS)}", "all determined", signs, verdict(len(sure) == len(SIGNS))
@@ -183,8 +183,8 @@ def _scatter_of_all(r: Results) -> float:
 
 def _predicted(r: Results) -> list[tuple[dict[str, Any], Gap, tuple[float, float]]]:
     """Each model predicted, beside its measured gap, and the D searched."""
-    made, measured = prediction.load(PREDICTION), {(gap.d_model, gap.experts): gap for gap in r.all_gaps}
-    return [(m, measured[m["d_model"], m["experts"]], tuple(made["between"])) for m in made["models"]]
+    record, measured = prediction.load(PREDICTION), {(gap.d_model, gap.experts): gap for gap in r.all_gaps}
+    return [(m, measured[m["d_model"], m["experts"]], tuple(record["between"])) for m in record["models"]]
 
 
 def predictions(r: Results) -> Iterator[Part]:
@@ -192,15 +192,15 @@ def predictions(r: Results) -> Iterator[Part]:
     undecided = []
     for model, gap, between in _predicted(r):
         said, (_, low, high) = model["others"][PUBLISHED], model["interval"]
-        shown = interval_in_words(model["interval"], between), tokens_in_words(said, between), measured_in_words(gap)
-        yield gap.d_model, gap.experts, format_count(gap.n_active), *shown, listed(f"{n:g}" for n in gap.seeds[:, 0])
+        texts = interval_in_words(model["interval"], between), tokens_in_words(said, between), measured_in_words(gap)
+        yield gap.d_model, gap.experts, format_count(gap.n_active), *texts, listed(f"{n:g}" for n in gap.seeds[:, 0])
         undecided.append(
             f"at E = {gap.experts} the interval spans a factor of {high / low:.0f} and "
             f"{'contains' if low <= said <= high else 'excludes'} the published law's {tokens_in_words(said, between)}"
         )
-    made = prediction.load(PREDICTION)
+    file = prediction.load(PREDICTION)
     yield (
-        f"Made from {made['runs']} runs, those of a `runs.jsonl` of sha256 {made['sha256'][:12]}…, before any run of "
+        f"Made from {file['runs']} runs, those of a `runs.jsonl` of sha256 {file['sha256'][:12]}…, before any run of "
         f"these sizes and E. What they could decide: {'; '.join(undecided)}."
     )
 
@@ -219,8 +219,8 @@ def scatter(r: Results) -> Iterator[Part]:
     (dense, n), (routed, m) = cells.scatter[False], cells.scatter[True]
     yield "D", "dense (nats per byte)", "degrees of freedom", "with experts", "degrees of freedom"
     for k, t in enumerate(cells.tokens):
-        shown = [f"{np.sqrt(c[k, k]):.4f}" if f[k] else UNKNOWN for c, f in ((dense, n), (routed, m))]
-        yield format_count(t), shown[0], f"{n[k]:g}", shown[1], f"{m[k]:g}"
+        texts = [f"{np.sqrt(c[k, k]):.4f}" if f[k] else UNKNOWN for c, f in ((dense, n), (routed, m))]
+        yield format_count(t), texts[0], f"{n[k]:g}", texts[1], f"{m[k]:g}"
     from scipy.stats import f as fisher
 
     ratio = routed[0, 0] / dense[0, 0]

@@ -49,11 +49,11 @@ def held_out_runs(asked: Sequence[str], forecast: Callable[[str, str], HeldOut |
 
     ax = drawing.axes_or_new(ax, 8.6, 1.6 + 0.3 * len(asked))
     for law, (label, colour, marker) in MARKS.items():
-        shown = [(row, f) for row, name in enumerate(asked) if (f := forecast(name, law)) is not None]
-        rows, rmse = [row for row, _ in shown], np.array([f.rmse for _, f in shown])
+        drawn = [(row, f) for row, name in enumerate(asked) if (f := forecast(name, law)) is not None]
+        rows, rmse = [row for row, _ in drawn], np.array([f.rmse for _, f in drawn])
         ax.plot(rmse, rows, marker, color=colour, markersize=6, label=label, zorder=3 if law == JOINT else 2)
         if law == JOINT:
-            ax.hlines(rows, *zip(*(f.interval for _, f in shown), strict=True), color=colour, linewidth=1.4)
+            ax.hlines(rows, *zip(*(f.interval for _, f in drawn), strict=True), color=colour, linewidth=1.4)
     ax.set(xscale="log", xlabel="RMSE on the held-out runs (nats)", ylim=(len(asked) - 0.5, -0.5))
     ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
     ax.set_yticks(range(len(asked)), list(asked), fontsize=8)

@@ -42,7 +42,7 @@ class Gains:
 
 
 def gains(source: str, runs: Runs) -> Gains:
-    """Of every run whose N and D a run of the fewest experts shares."""
+    """Gains of every run whose N and D a run of the fewest experts shares."""
     law = JointLaw.published()
     losses = [law.loss(r.n_active, r.tokens, r.experts) for r in (counted(runs), runs)]
     few = runs.experts == runs.experts.min()
@@ -73,15 +73,15 @@ class Choice:
 
 
 def choices(law: str, runs: Runs, flops: FloatArray) -> list[Choice]:
-    """For each budget [n] of which there are four runs: the sizes (N_act) of the best and of the chosen run."""
-    chosen_runs = []
+    """The sizes (N_act) of the best and of the chosen run, for each budget [n] with at least four runs."""
+    picks = []
     for budget in np.unique(flops):
-        own = runs.subset(flops == budget)
-        if len(own) >= 4:
-            best, chosen = int(np.argmin(own.loss)), int(np.argmin(errors_of(published(law), own) + own.loss))
-            regret = float(own.loss[chosen] - own.loss[best])
-            chosen_runs.append(Choice(float(budget), len(own), own.n_active[best], own.n_active[chosen], regret))
-    return chosen_runs
+        part = runs.subset(flops == budget)
+        if len(part) >= 4:
+            best, picked = int(np.argmin(part.loss)), int(np.argmin(errors_of(published(law), part) + part.loss))
+            regret = float(part.loss[picked] - part.loss[best])
+            picks.append(Choice(float(budget), len(part), part.n_active[best], part.n_active[picked], regret))
+    return picks
 
 
 # ------------------------------------------------------------------ what a refit leaves open
@@ -142,10 +142,10 @@ class Slopes:
 
 
 def slopes(source: str, runs: Runs, n_resamples: int = REFITS) -> Slopes:
-    """Of runs of about one E: its mean is that of the published law."""
+    """Slopes of runs of about one E; the published law is taken at their mean E."""
     experts = float(np.round(runs.experts.mean()))
     fitted = fit(as_dense(counted(runs)), "chinchilla")
-    drawn, found = fitted.bootstrap(n_resamples), fitted.law.coefficients
+    drawn, coefficients = fitted.bootstrap(n_resamples), fitted.law.coefficients
     _, mu, _, nu = JointLaw.published().chinchilla_coefficients(experts)
-    size, tokens = ((found[name], *drawn.interval(name)) for name in ("mu", "nu"))
+    size, tokens = ((coefficients[name], *drawn.interval(name)) for name in ("mu", "nu"))
     return Slopes(source, experts, len(runs), size, tokens, (float(mu), float(nu)))

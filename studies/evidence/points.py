@@ -136,9 +136,9 @@ def isoflop_errors(table: Path) -> dict[str, Any]:
 
 
 def _written(path: Path, fields: Mapping[str, Any]) -> Path:
-    """As `strict_json.write`, with each column on a line."""
+    """Write JSON like `strict_json.write`, with each column on a line."""
     text = strict_json.versioned(FORMAT, VERSION, fields).decode()
-    columns = re.sub(r"\[\s+([^][{}]*?)\s+\]", lambda found: f"[{' '.join(found[1].split())}]", text)
+    columns = re.sub(r"\[\s+([^][{}]*?)\s+\]", lambda match: f"[{' '.join(match[1].split())}]", text)
     atomic.write_bytes(path, columns.encode())
     return path
 

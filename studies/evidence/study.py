@@ -62,7 +62,7 @@ class Evidence:
 
     @cached_property
     def questions(self) -> dict[str, Question]:
-        """By name, in the order of the page."""
+        """The questions by name, in the order of the page."""
         return {question.name: question for question in questions(self.sources)}
 
     def forecast(self, question: str, law: str) -> HeldOut | None:
@@ -84,7 +84,7 @@ class Evidence:
 
     @cached_property
     def clark(self) -> list[Gains]:
-        """By router."""
+        """Clark et al. by router."""
         return [gains(f"Clark et al., {router}", self.sources["clark"][router]) for router in ROUTERS]
 
     @cached_property
@@ -100,7 +100,7 @@ class Evidence:
         return [slopes(name, table, self.resamples) for name, table in runs.items()]
 
     def choices(self, law: str) -> list[Choice]:
-        """Of Marin's budgets, with N counted as in `Question.ask`."""
+        """Choices at Marin's budgets, with N counted as in `Question.ask`."""
         isoflop = self.sources["marin"]["isoflop"]
         return choices(NAMES.get(law, law), counted_by(law, joined(isoflop)), isoflop["budget"])
 
@@ -367,8 +367,8 @@ FINDINGS: dict[str, Callable[[Evidence], Verdict]] = {  # of the paper
 
 def _gain_at(table: Gains, experts: float, end: object, predicted: bool = False) -> float:
     """The gain at this E of the smallest or largest (`end` is min or max) model that has it."""
-    own = np.flatnonzero(table.experts == experts)
-    at = own[np.argmin(table.n_active[own])] if end is min else own[np.argmax(table.n_active[own])]
+    rows = np.flatnonzero(table.experts == experts)
+    at = rows[np.argmin(table.n_active[rows])] if end is min else rows[np.argmax(table.n_active[rows])]
     return float((table.predicted if predicted else table.measured)[at])
 
 
@@ -388,8 +388,8 @@ def source_rows(evidence: Evidence) -> Iterator[Part]:
             if np.ptp(runs.tokens) <= 0.02 * runs.tokens.max():
                 ends[1] = format_count(float(np.median(runs.tokens)))
             experts = sorted({f"{e:.3g}" for e in runs.experts}, key=float)
-            shown = ", ".join(experts) if len(experts) <= 4 else f"{experts[0]} to {experts[-1]}"
-            yield f"{source.name}, {table}", len(runs), *ends, shown, source.loss
+            label = ", ".join(experts) if len(experts) <= 4 else f"{experts[0]} to {experts[-1]}"
+            yield f"{source.name}, {table}", len(runs), *ends, label, source.loss
     yield "\n".join(f"- {s.name}: {s.what}, [{s.place}]({s.address}); {s.derived}." for s in evidence.sources.values())
 
 

@@ -55,7 +55,7 @@ def by_lab(values: Iterable[tuple[str, float]]) -> float:
     logs: dict[str, list[float]] = {}
     for lab, value in values:
         logs.setdefault(lab, []).append(np.log(value))
-    return float(np.exp(np.mean([np.mean(own) for own in logs.values()]))) if logs else float("nan")
+    return float(np.exp(np.mean([np.mean(each) for each in logs.values()]))) if logs else float("nan")
 
 
 # ------------------------------------------------------------------ by hand
@@ -99,14 +99,14 @@ def baselines(tables: Mapping[str, Runs]) -> list[Cell]:
 
 def weighted(tables: Mapping[str, Runs]) -> list[Cell]:
     """Fresh fits of weighted runs, with the power that is best for the same cuts of the other labs."""
-    found: dict[float, list[Cell]] = {power: [] for power in POWERS}
+    by_power: dict[float, list[Cell]] = {power: [] for power in POWERS}
     for split in asked(tables):
-        for power, own in found.items():
-            own.append(Cell(split, WEIGHTED, fresh(*split.parts(tables[split.set]), power)))
+        for power, cells_of in by_power.items():
+            cells_of.append(Cell(split, WEIGHTED, fresh(*split.parts(tables[split.set]), power)))
     cells = []
     for i, split in enumerate(asked(tables)):
-        scores = {power: by_lab(_others(own, split)) for power, own in found.items()}
-        cells.append(found[min(scores, key=lambda power: scores[power])][i])
+        scores = {power: by_lab(_others(cells_of, split)) for power, cells_of in by_power.items()}
+        cells.append(by_power[min(scores, key=lambda power: scores[power])][i])
     return cells
 
 
@@ -122,7 +122,7 @@ def _others(cells: Iterable[Cell], split: Split) -> Iterator[tuple[str, float]]:
 
 @dataclass(frozen=True)
 class Forecasts:
-    """Under each choice and with each further lab left out: errors and standard errors [labs, choices, n]."""
+    """Errors and standard errors [labs, choices, n] under each choice, with each further lab left out."""
 
     split: Split
     labs: tuple[str, ...]
@@ -143,29 +143,29 @@ def forecasts(split: Split, runs: Runs, priors: Mapping[frozenset[str], Sequence
     relative = (np.log(part.flops / fitted.flops.max()) for part in (fitted, held_out))
     power = np.tile([choice.power for choice in CHOICES], len(labs))[:, None]
     weights, ahead = (np.exp(power * logs) for logs in relative)
-    found = modes(fitted, rows, weights)
-    logs, error = found.losses(held_out)
+    solved = modes(fitted, rows, weights)
+    logs, error = solved.losses(held_out)
     loss = np.exp(logs)
-    spread = loss * np.sqrt(error**2 + found.noise[:, None] ** 2 / ahead)
+    spread = loss * np.sqrt(error**2 + solved.noise[:, None] ** 2 / ahead)
     shape = (len(labs), len(CHOICES), len(held_out))
     return Forecasts(split, labs, (loss - held_out.loss).reshape(shape), spread.reshape(shape))
 
 
 def populations(members: Sequence[Member]) -> dict[frozenset[str], list[Prior]]:
-    """For each lab and each pair of labs, the population without them under each choice."""
+    """The population under each choice, without each lab and each pair of labs."""
     labs = sorted({member.lab for member in members})
     pairs = {frozenset(pair) for pair in product(labs, labs)}
     settings = dict.fromkeys((choice.shrinkage, choice.dof, choice.dependence) for choice in CHOICES)
-    found = {}
+    priors = {}
     for pair in pairs:
         rest = [member for member in members if member.lab not in pair]
-        own = {setting: estimate(rest, *setting) for setting in settings}
-        found[pair] = [own[choice.shrinkage, choice.dof, choice.dependence] for choice in CHOICES]
-    return found
+        estimates = {setting: estimate(rest, *setting) for setting in settings}
+        priors[pair] = [estimates[choice.shrinkage, choice.dof, choice.dependence] for choice in CHOICES]
+    return priors
 
 
 def forecasts_of(tables: Mapping[str, Runs], members: Sequence[Member]) -> list[Forecasts]:
-    """Of all splits of the list whose tables there are."""
+    """Forecasts of all splits of the list whose tables there are."""
     priors = populations(members)
     return [forecasts(split, tables[split.set], priors) for split in asked(tables)]
 
@@ -181,14 +181,14 @@ def best_choice(forecasts: Sequence[Forecasts], lab: str | None = None) -> int:
     for one in forecasts:
         if one.split.lab != lab:
             scores.setdefault(one.split.lab, []).append(one.scores(lab or one.split.lab))
-    return int(np.argmin(np.mean([np.mean(own, axis=0) for own in scores.values()], axis=0)))
+    return int(np.argmin(np.mean([np.mean(values, axis=0) for values in scores.values()], axis=0)))
 
 
 def without_weights(forecasts: Sequence[Forecasts]) -> list[Cell]:
     """The cells of the prior where runs must weigh equally."""
     equal = [choice.power == 0 for choice in CHOICES]
     errors = [np.where(np.array(equal)[:, None], one.errors, np.inf) for one in forecasts]
-    narrowed = [replace(one, errors=own) for one, own in zip(forecasts, errors, strict=True)]
+    narrowed = [replace(one, errors=each) for one, each in zip(forecasts, errors, strict=True)]
     return [replace(cell, method=EQUAL) for cell in nested(narrowed)[0]]
 
 
@@ -211,7 +211,7 @@ def nested(forecasts: Sequence[Forecasts]) -> tuple[list[Cell], dict[tuple[str, 
 
 
 def _width(others: Sequence[Forecasts], lab: str, best: int, level: float = 0.9) -> float:
-    """By how much a Gaussian's intervals must grow to hold `level` of the other labs' runs; labs weigh equally."""
+    """Factor by which a Gaussian's intervals must grow to hold `level` of the other labs' runs; labs weigh equally."""
     ratios, weights = [], []
     names = [one.split.lab for one in others]
     for one in others:

@@ -90,7 +90,7 @@ def _goals(result: Result) -> Iterator[Part]:
     held = _coverage(result)
     pooled = float(np.mean(np.concatenate([*held.values()])))
     yield ("90 % intervals, pooled", "85–97%", f"{pooled:.1%}", _verdict(0.85 <= pooled <= 0.97))
-    least = min((float(own.mean()), name) for name, own in held.items() if len(own) >= 10)
+    least = min((float(inside.mean()), name) for name, inside in held.items() if len(inside) >= 10)
     yield ("90 % intervals, least of a set", "70%", f"{least[0]:.0%} ({least[1]})", _verdict(least[0] >= 0.7))
     width = float(np.median([2 * NORMAL * np.median(np.asarray(one.spread)) / one.rmse for one in result.of(PRIOR)]))
     yield ("median width over RMSE", "4", f"{width:.1f}", _verdict(width <= 4))

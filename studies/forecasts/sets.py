@@ -71,7 +71,7 @@ class RunSet:
         return None if path is None else self.runs_of(path)
 
     def runs_of(self, source: Any) -> Runs:
-        """As `load`, from any source of `load_runs`."""
+        """Load the runs from any source that `load_runs` takes."""
         runs = load_runs(source, trunks="run", **self.read)
         if self.tuned:
             runs = best_of(runs, over=self.tuned, by=("d_model", "cell") if "cell" in runs else ("d_model",))
@@ -84,9 +84,9 @@ class RunSet:
 
 def _public(name: str, lab: str, corpus: str, file: str, form: str, **options: Any) -> RunSet:
     """A set that a reader of the library knows."""
-    known = reader(form)
+    source = reader(form)
     read = {"format": form, **options.pop("read", {})}
-    return RunSet(name, lab, corpus, file, known.place, known.licence, known.counts, read, **options)
+    return RunSet(name, lab, corpus, file, source.place, source.licence, source.counts, read, **options)
 
 
 def _gadre(dataset: str, corpus: str) -> RunSet:

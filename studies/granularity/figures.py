@@ -50,8 +50,8 @@ def _law(ax: Any, law: str, contender: str, predictions: Sequence[Prediction]) -
     if abs(values[-1]) > MOST:
         return f"{law}: {values[-1]:+.0f} %"
     variables = ALL[contender].architecture.variables()
-    asked = {name: variables[name] for name in published(law).variables if name != "tokens"}
-    inside = published(law).check(**asked, tokens=tokens).inside
+    model = {name: variables[name] for name in published(law).variables if name != "tokens"}
+    inside = published(law).check(**model, tokens=tokens).inside
     drawing.draw_curve(ax, tokens, values, inside, 1, color=COLOURS[law], label="_")
     ax.fill_between(tokens, PERCENT * (low - 1.0), PERCENT * (high - 1.0), color=COLOURS[law], alpha=0.15, linewidth=0)
     return ""

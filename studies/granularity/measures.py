@@ -61,7 +61,7 @@ class Measures:
 
     @cached_property
     def differences(self) -> dict[str, Difference]:
-        """Of every contender that was measured beside the other one, by its name."""
+        """Differences of every contender that was measured beside the other one, by its name."""
         differences = {}
         for contender in CONTENDERS:
             pairs = self._pairs(contender)
@@ -81,7 +81,7 @@ class Measures:
 
 
 def read_measures(own: Path, crossing: Path) -> Measures:
-    """From the records of this experiment and, for our dense and top-1 models by AdamW, those of the crossing.
+    """Measures from the records of this experiment and, for our dense and top-1 models by AdamW, from the crossing's.
 
     RecordError for a run of no contender, and for runs on another held-out text.
     """
@@ -105,13 +105,13 @@ def read_measures(own: Path, crossing: Path) -> Measures:
 
 
 def _contender_of(record: RunRecord) -> Contender:
-    """By class, experts and optimizer."""
+    """The contender with the class, experts and optimizer of the record."""
     for contender in ALL.values():
         a, ours = contender.architecture, contender.model_type is OURS
         shape = (a.experts, *((None,) * 3 if ours else (a.experts_per_token, a.d_expert, a.shared_experts)))
-        asked = (contender.model_type, contender.optimizer, D_MODEL, *shape)
+        expected = (contender.model_type, contender.optimizer, D_MODEL, *shape)
         fine = (record.experts, record.experts_per_token, record.d_expert, record.shared_experts)
-        if asked == (record.model_type, record.optimizer.name, record.d_model, *fine):
+        if expected == (record.model_type, record.optimizer.name, record.d_model, *fine):
             return contender
     raise RecordError(f"{record.run_id}: a model or an optimizer of no comparison")
 

@@ -47,36 +47,36 @@ def predict() -> tuple[Prediction, ...]:
     return tuple(_said(law, contender, tokens) for law in shelf for contender in CONTENDERS for tokens in TOKENS)
 
 
-def _said(own: PublishedLaw, contender: Contender, tokens: float) -> Prediction:
+def _said(entry: PublishedLaw, contender: Contender, tokens: float) -> Prediction:
     other = ALL[contender.against]
     if contender.optimizer != other.optimizer:
-        return Prediction(own.name, contender.name, tokens, why="has no optimizer among its variables")
-    if own.make is None:
-        return Prediction(own.name, contender.name, tokens, why="its coefficients are not public")
-    law, pair = own.law(), (contender.architecture, other.architecture)
+        return Prediction(entry.name, contender.name, tokens, why="has no optimizer among its variables")
+    if entry.make is None:
+        return Prediction(entry.name, contender.name, tokens, why="its coefficients are not public")
+    law, pair = entry.law(), (contender.architecture, other.architecture)
     if isinstance(law, EfficiencyLeverage):
         one, two = (_leverage(law, architecture, tokens) for architecture in pair)
-        known = {} if one == two else {"leverage": one / two}
+        leverage = {} if one == two else {"leverage": one / two}
         return Prediction(
-            own.name, contender.name, tokens, **known, why="" if known else "takes both for the same model"
+            entry.name, contender.name, tokens, **leverage, why="" if leverage else "takes both for the same model"
         )
     assert isinstance(law, Law)
     if why := _cannot_say(law, *pair):
-        return Prediction(own.name, contender.name, tokens, why=why)
+        return Prediction(entry.name, contender.name, tokens, why=why)
     every = [architecture.variables() | {"tokens": tokens} for architecture in pair]
-    here, there = ({name: variables[name] for name in law.variables} for variables in every)
-    ratio, low, high = float(law.loss(**here) / law.loss(**there)), None, None
+    first, second = ({name: variables[name] for name in law.variables} for variables in every)
+    ratio, low, high = float(law.loss(**first) / law.loss(**second)), None, None
     if law.draws is not None:
-        low, high = map(float, np.quantile(law.loss_draws(**here) / law.loss_draws(**there), LEVEL))
-    return Prediction(own.name, contender.name, tokens, ratio, low, high)
+        low, high = map(float, np.quantile(law.loss_draws(**first) / law.loss_draws(**second), LEVEL))
+    return Prediction(entry.name, contender.name, tokens, ratio, low, high)
 
 
 def _cannot_say(law: Law, one: Architecture, two: Architecture) -> str:
     """Why a law has no ratio of these two; "" if it has."""
     if unknown := unknown_parts(one, law) or unknown_parts(two, law):
         return f"ignores {', '.join(unknown)}"
-    here, there = ({name: a.variables().get(name) for name in law.variables} for a in (one, two))
-    if here == there:
+    first, second = ({name: a.variables().get(name) for name in law.variables} for a in (one, two))
+    if first == second:
         return "takes both for the same model"
     low, high = law.conditions.fitted_limits().get("E", (0.0, 1.0)) if law.conditions else (0.0, 1.0)
     if low == high and one.experts_equivalent != two.experts_equivalent:
@@ -85,7 +85,7 @@ def _cannot_say(law: Law, one: Architecture, two: Architecture) -> str:
 
 
 def _leverage(law: EfficiencyLeverage, a: Architecture, tokens: float) -> float:
-    """Over a dense model, as the law counts: FLOPs without embeddings, G = 2 d_model / d_expert."""
+    """Leverage over a dense model as the law counts it: FLOPs without embeddings, G = 2 d_model / d_expert."""
     if a.experts == 1:
         return 1.0
     flops, granularity = 6.0 * a.n_active_non_embedding * tokens, 2.0 * a.d_model / a.d_expert

@@ -97,16 +97,16 @@ def _prediction(said: Prediction) -> str:
 def measured(r: Results) -> Iterator[Part]:
     yield "model", "compared with", *map(format_count, TOKENS), "pairs of seeds"
     for d in r.measures.differences.values():
-        shown = dict(zip(d.tokens, map(_percent, d.mean, d.error), strict=True))
+        cells = dict(zip(d.tokens, map(_percent, d.mean, d.error), strict=True))
         pairs = listed(f"{n:g}" for n in d.pairs)
-        yield d.contender.name, d.contender.against, *(shown.get(t, UNKNOWN) for t in TOKENS), pairs
+        yield d.contender.name, d.contender.against, *(cells.get(t, UNKNOWN) for t in TOKENS), pairs
     parts = zip(TOKENS, *r.measures.scatter, strict=True)
     told = listed(f"{d:.1%} at {format_count(t)} ({n:g} degrees of freedom)" for t, d, n in parts)
     yield f"Scatter of a single pair: {told}."
 
 
 def verdicts(r: Results) -> Iterator[Part]:
-    """Of each law, over all comparisons and D that were measured beyond their scatter."""
+    """Verdicts on each law, over all comparisons and D that were measured beyond their scatter."""
     yield "law", "asked", "right direction", f"within {WITHIN:g} standard errors", "predicted − measured, mean"
     for law in r.laws:
         pairs = []
@@ -124,12 +124,12 @@ def _judged(pairs: list[tuple[Prediction, float, float]]) -> tuple[str, str, str
     clear = [(said, mean) for said, mean, error in pairs if abs(mean) > WITHIN * error]
     right = sum(_lower(said) == (mean < 0) for said, mean in clear)
     direction = f"{right} of {len(clear)}"
-    known = [(said.ratio - 1.0 - mean, error) for said, mean, error in pairs if said.ratio is not None]
-    if not known:
+    judged = [(said.ratio - 1.0 - mean, error) for said, mean, error in pairs if said.ratio is not None]
+    if not judged:
         return direction, UNKNOWN, UNKNOWN
-    off, error = np.array(known).T
+    off, error = np.array(judged).T
     within = int((abs(off) <= WITHIN * error).sum())
-    return direction, f"{within} of {len(known)}", f"{off.mean():+.1%}"
+    return direction, f"{within} of {len(judged)}", f"{off.mean():+.1%}"
 
 
 def _lower(said: Prediction) -> bool:

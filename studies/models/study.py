@@ -96,8 +96,8 @@ def beside_the_law(entries: list[Entry], ax: Any = None) -> Any:
             if p.optimum is not None:
                 best = p.optimum.best
                 ax.plot([a.n_active, best.n_active], [p.tokens, best.tokens], color="0.7", linewidth=0.8, zorder=1)
-                chosen = {"markerfacecolor": "none", "color": drawing.colour_of(best.experts), "markersize": 6}
-                ax.plot(best.n_active, best.tokens, "o", **chosen, zorder=2)
+                style = {"markerfacecolor": "none", "color": drawing.colour_of(best.experts), "markersize": 6}
+                ax.plot(best.n_active, best.tokens, "o", **style, zorder=2)
     for e in (1, 2, 4, 8, 16, 32, 64):
         ax.plot([], [], "o", color=drawing.colour_of(e), markersize=5, label=drawing.label_of(e))
     for marker, fill_style, label in (("o", "none", "the law's choice"), ("X", "full", "loss refused")):

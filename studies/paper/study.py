@@ -61,7 +61,7 @@ class Cell:
 
     @classmethod
     def of(cls, row: str, column: str, printed: str, value: float, billions: int = 0) -> Cell:
-        """From a printed text; `billions`: the decimals that billions have at least (trailing zeros being cut)."""
+        """Read a printed text; `billions`: the decimals that billions have at least (trailing zeros being cut)."""
         number, suffix = _parts(printed)
         decimals = max(len(number.partition(".")[2]), billions if suffix == "B" else 0)
         scale = parse_count("1" + suffix)
@@ -113,7 +113,7 @@ class PaperTable:
         return sum(cell.agrees for cell in self.cells)
 
     def render(self, only_differing: bool = False) -> Table:
-        """For rich to print; `only_differing` leaves out the cells that agree."""
+        """A table for rich to print; `only_differing` leaves out the cells that agree."""
         cells = [cell for cell in self.cells if not (only_differing and cell.agrees)]
         title = f"{self.title}: {self.agreeing} of {len(self.cells)} agree to the printed digits"
         if not cells:

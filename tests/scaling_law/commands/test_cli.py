@@ -116,7 +116,7 @@ def test_plan_keeps_a_file_that_is_there_and_says_what_it_wrote(shell, tmp_path)
     for more in ((), ("--force",), ("--json",)):  # --force is about the range guard
         refused = shell(*words, *more)
         assert (refused.exit_code, refused.stdout) == (2, "")
-        assert f"{file}: there is such a file already; --overwrite replaces it" in refused.stderr
+        assert f"{file}: the file exists; --overwrite replaces it" in refused.stderr
         assert file.read_text() == "mine"
     assert f"wrote {file}\n" in shell(*words, "--overwrite").stdout
     assert "model:" in file.read_text()
@@ -147,7 +147,7 @@ def test_a_width_that_optimal_prints_goes_into_every_other_command(shell, integr
         assert scaled.exit_code == 0
         nearest = 64 * round(row["d_model"] / 64)
         assert f"d_model {nearest}," in scaled.stdout
-        assert (f"is no multiple of 64: {nearest} is taken" in scaled.stderr) == (not integral)
+        assert (f"is not a multiple of 64: using {nearest}" in scaled.stderr) == (not integral)
         runs = ("next-runs", "--flops", "1e21", "--ask", "loss:1e9,2e10,8", "--max-runs", "1", "--widths", width)
         assert shell(*runs, "--warmup", "130M").exit_code == 0
 

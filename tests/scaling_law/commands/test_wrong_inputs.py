@@ -41,7 +41,7 @@ LINES = {  # what is typed → the line on standard error
     "optimal --hours 72 --gpus 8 --gpu h10": f"--gpu 'h10' is unknown: did you mean 'h100'? There are {ANY_GPU}",
     "optimal --hours 72 --gpus 8 --gpu z80": f"--gpu 'z80' is unknown; there are {ANY_GPU}",
     "optimal --flops 1e22 --kv-heads-ratio 2": "--kv-heads-ratio 2.0 must be above 0 and at most 1",
-    "optimal --flops 1e22 --mfu 0.3": "--mfu 0.3 needs --gpu, the model whose peak it is of",
+    "optimal --flops 1e22 --mfu 0.3": "--mfu 0.3 needs --gpu, whose peak it refers to",
     "optimal --flops 1e22 --experts 8 --law chinchilla": "--experts 8: this Chinchilla law holds for E = 1 only",
     "optimal --flops 1e22 --learning-rate-law coed": (
         "law of learning rates 'coed' is unknown: did you mean 'code'? There are code, paper, or the file of a law"

@@ -87,7 +87,7 @@ def test_wrong_input_is_one_message_and_changes_nothing_else(laws, changes, mess
 
 
 def asked(laws, question, answered="", turn="", positions=(22.0, 2.23, 10.9), link="", uploaded=None):
-    return app._asked(laws, answered, turn, *astuple(question), *positions, link, False, uploaded)
+    return app._refreshed(laws, answered, turn, *astuple(question), *positions, link, False, uploaded)
 
 
 def test_an_answer_comes_with_what_it_is_for_and_is_given_once(laws):

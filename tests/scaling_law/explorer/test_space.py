@@ -70,7 +70,7 @@ def test_a_name_of_another_form_is_refused(name, wheel):
 
 def test_without_a_checkout_a_wheel_is_asked_for(tmp_path, monkeypatch):
     monkeypatch.setattr(space, "ROOT", tmp_path)
-    with pytest.raises(FilesError, match=r"is no checkout .* give --wheel FILE"):
+    with pytest.raises(FilesError, match=r"is not a checkout .* pass --wheel FILE"):
         space.push_space("org/moe")
 
 

@@ -36,5 +36,5 @@ def test_a_law_that_these_runs_cannot_determine_is_left_out():
 
 
 def test_runs_are_needed_on_both_sides():
-    with pytest.raises(ValueError, match="train has 36 runs and test 0: both must have some"):
+    with pytest.raises(ValueError, match="train has 36 runs and test 0: both need at least one"):
         backtest(runs(), runs().subset(np.zeros(36, bool)), {"law": LAW})

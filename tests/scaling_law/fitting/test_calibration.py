@@ -236,5 +236,5 @@ def test_bad_questions_are_named(calibrated, options, message):
 def test_what_predicts_no_loss_cannot_be_calibrated(calibrated):
     with pytest.raises(ValueError, match="must be a law that predicts a loss"):
         calibrate(published("ling"), calibrated.fit.runs)
-    with pytest.raises(ValueError, match="kind='five_factor' is no sum of terms"):
+    with pytest.raises(ValueError, match="kind='five_factor' is not a sum of terms"):
         calibrate(published("hunyuan"), calibrated.fit.runs)

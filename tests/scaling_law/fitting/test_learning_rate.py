@@ -46,7 +46,7 @@ def test_fit_recovers_a_law():
 
 
 def test_fit_refuses_what_determines_nothing():
-    with pytest.raises(ValueError, match="too few different"):
+    with pytest.raises(ValueError, match="too few distinct"):
         fit_learning_rate([1e8, 2e8, 3e8], [4, 4, 4], [1e-3, 8e-4, 7e-4])
     with pytest.raises(ValueError, match="learning_rates"):
         fit_learning_rate([1e8, 2e8], [1, 2], [1e-3, -1])
@@ -205,7 +205,7 @@ def test_a_rate_that_appears_twice_or_too_few_rates_are_refused():
     row = next(iter(rows()))
     with pytest.raises(RunsError, match="appears twice"):
         LearningRateGrid.load([row, row])
-    with pytest.raises(RunsError, match="a grid needs three"):
+    with pytest.raises(RunsError, match="a grid needs at least three"):
         LearningRateGrid.load([row]).fit()
 
 
@@ -310,7 +310,7 @@ def test_tokens_and_batch_enter_the_fit_of_best_rates_where_they_are_given():
         assert getattr(fitted, name) == pytest.approx(getattr(FULL, name), rel=1e-9)
     assert (fitted.tokens_range, fitted.batch_range) == ((1e9, 1e10), (65_536, 524_288))
     assert fit_learning_rate(n, e, rates, reading="paper").slope_d == 0
-    with pytest.raises(ValueError, match="too few different model sizes and numbers of experts and numbers of tokens"):
+    with pytest.raises(ValueError, match="too few distinct model sizes and numbers of experts and numbers of tokens"):
         fit_learning_rate(n, e, rates, tokens=np.full(len(n), 1e9))
     with pytest.raises(ValueError, match="tokens must be a column of 16"):
         fit_learning_rate(n, e, rates, tokens=1e9)

@@ -126,7 +126,7 @@ def test_bounds_do_not_make_a_design(paper_runs):
         ([True, False], "one_sided must be 270 values true or false, or the name of such a column"),
         ("experts", "one_sided='experts' must be 270 values true or false"),
         ("tuned", "numeric column 'tuned' is unknown"),
-        (np.ones(270), "one_sided: all 270 runs are upper bounds; the law needs some to meet"),
+        (np.ones(270), "one_sided: all 270 runs are upper bounds; at least one must not be"),
     ],
 )
 def test_bad_masks_are_named(paper_runs, given, message):

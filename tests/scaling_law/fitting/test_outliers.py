@@ -74,7 +74,7 @@ def test_what_is_set_aside_is_written_down(paper_runs, tmp_path):
     assert conditions.objective["outliers"] == "set_aside"
     card = law_card(result.law, "org/law").replace("\\", "")  # Markdown's escapes
     assert "256 runs of 51 trunks (given)" in card
-    assert f"Set aside as outliers, and not among these runs: {conditions.set_aside[0]}, " in card
+    assert f"Excluded as outliers: {conditions.set_aside[0]}, " in card
 
 
 def test_intervals_of_new_runs_do_not_know_what_was_set_aside(paper_runs, paper_fit):

@@ -153,7 +153,7 @@ def test_without_batches_that_vary_the_rate_alone_is_fitted():
         (grid(), {"reading": "text"}, "reading='text'"),
         (grid(), {"reading": "code"}, "numeric column 'd_model' is unknown"),
         (grid(batches=BATCHES[:1]), {}, "batch: no model has runs of several batch_tokens"),
-        (grid(MODELS[::2]), {}, "9 models with too few different N, E, D"),
+        (grid(MODELS[::2]), {}, "9 models with too few distinct N, E, D"),
         (grid(), {"within": 1e-9}, "no minimum of the loss"),
         ([], {}, "no runs to fit"),
     ],

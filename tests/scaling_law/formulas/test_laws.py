@@ -155,7 +155,7 @@ def test_a_fit_finds_the_law_that_made_the_runs(law, columns):
 
 
 def test_a_law_that_is_no_sum_of_terms_is_not_fitted(paper_runs):
-    with pytest.raises(ValueError, match="kind='five_factor' is no sum of terms: it can be asked but not fitted"):
+    with pytest.raises(ValueError, match="kind='five_factor' is not a sum of terms, so it cannot be fitted"):
         fit(paper_runs, kind="five_factor")
 
 

@@ -168,7 +168,7 @@ def test_arrays_bring_further_columns():
     assert (runs["density"].tolist(), runs["lr"].tolist()) == ([0.5, 0.25], [1e-3, 1e-3])
     with pytest.raises(RunsError, match="columns: 'density' must hold 2 numbers"):
         Runs.from_columns([1e6, 2e6], 1e7, 1, [3.0, 2.9], columns={"density": [0.5, 0.25, 1]})
-    with pytest.raises(RunsError, match="columns: 'loss' has an argument of its own"):
+    with pytest.raises(RunsError, match="columns: 'loss' is an argument itself"):
         Runs.from_columns([1e6, 2e6], 1e7, 1, [3.0, 2.9], columns={"loss": 1})
 
 

@@ -130,7 +130,7 @@ def test_duplicate_measurements():
 def test_refusals(tmp_path):
     with pytest.raises(RunsError, match="missing column loss; there are: d_model"):
         load_runs(rows(), "loss")
-    with pytest.raises(RunsError, match="no runs at all"):
+    with pytest.raises(RunsError, match=r": no runs$"):
         load_runs([])
     with pytest.raises(RunsError, match=r"no run records: neither runs\.jsonl"):
         load_runs(tmp_path)
@@ -169,7 +169,7 @@ def test_the_only_loss_column_is_the_loss():
     named = [r | {"smooth loss": 3.0 + 0.1 * i} for i, r in enumerate(bare)]
     assert load_runs(named).loss_name == "smooth loss"
     assert load_runs(named).loss[1] == pytest.approx(3.1)
-    with pytest.raises(RunsError, match=r"no column eval_loss, and several others \(loss, smooth loss\)"):
+    with pytest.raises(RunsError, match=r"no column eval_loss, but other losses \(loss, smooth loss\)"):
         load_runs([r | {"loss": 3.0} for r in named])
     assert load_runs([r | {"loss": 3.0 + i} for i, r in enumerate(named)], "loss").loss_name == "loss"
     with pytest.raises(RunsError, match="missing column eval_loss; there are: d_model"):

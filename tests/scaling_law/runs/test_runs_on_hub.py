@@ -205,7 +205,7 @@ def test_tables_without_runs_say_so_in_one_line(tmp_path: Path, index: tuple[Sto
     unfinished = [make_record(run_id=f"r{i}", seed=i, status="intermediate") for i in range(2)]
     (tmp_path / "unfinished.jsonl").write_text("".join(record.to_json() + "\n" for record in unfinished))
     for source, message in (
-        (tmp_path / "empty.jsonl", "empty.jsonl: no runs at all"),
+        (tmp_path / "empty.jsonl", "empty.jsonl: no runs"),
         (tmp_path / "unfinished.jsonl", "no runs with status 'final'; there are 2 intermediate"),
         ("missing/runs.jsonl", "no such file or folder"),
         ("missing/runs.csv", "no such file or folder"),
