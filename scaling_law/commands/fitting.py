@@ -82,7 +82,7 @@ def fit(
 
         scaling-law fit releases --bootstrap 1000 -o my-law
 
-    --profile adds intervals that need no quadratic shape and are open where the runs set no limit, but take runs for
+    --profile adds intervals that need no quadratic shape and are open where the runs set no limit, but treat runs as
     independent. --split holds out the extreme runs and predicts them, with the joint law and a Chinchilla law for
     each E. --calibrate moves a law to another corpus with few runs. The exit status is 1 if the fit did not converge.
 

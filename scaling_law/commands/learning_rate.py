@@ -66,7 +66,7 @@ def learning_rate(
 
         scaling-law learning-rate --d-model 1024 --experts 8
 
-    Always answers; the exit status is 1 where the architecture is too far outside of what the law rests on. A fitted
+    Always answers; the exit status is 1 where the architecture is too far outside the fitted range. A fitted
     law is LR = exp(intercept + slope_n ln N + slope_e ln E), --with D and batch.
 
     More examples:

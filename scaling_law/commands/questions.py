@@ -200,12 +200,12 @@ def speedup(
     law: options.LawName = "published",
     as_json: Json = False,
 ) -> None:
-    """What experts are worth: the factor in compute that they save, or the tokens from which they pay.
+    """What experts are worth: the factor in compute that they save, or the tokens after which they pay off.
 
         scaling-law speedup --flops 1e21 --experts 8
 
     With --flops: how many times the FLOPs, tokens and hours the baseline needs for the loss of a compute-optimal
-    model, and where the law puts the asymptote, on which the factor hangs; infinite where no number of tokens
+    model, and where the law puts the asymptote, on which the factor depends; infinite where no number of tokens
     suffices. With --n-active: the token count at which the MoE overtakes the dense model with the same active
     parameters, 0 where it always leads and infinite (JSON: null) where it never does, with the 95 % interval of the
     law.

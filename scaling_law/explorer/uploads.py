@@ -36,7 +36,7 @@ def columns_of(path: Path) -> tuple[list[str], dict[str, str]]:
 
 
 def read_upload(path: Path, action: str, law: Law | None, columns: Mapping[str, str | None]) -> tuple[Law, str]:
-    """The law that follows from the file, with intervals, and what is to be said of it; `law` is the one to calibrate.
+    """The law made from the file, with intervals, and a summary; `law` is the one to calibrate.
 
     `columns`: for each of `COLUMNS` a column, an expression or a number, as `load_runs` takes them; those left empty
     are looked for. ValueError names the file, and what is allowed.

@@ -174,7 +174,7 @@ def memory_curves(
 
 
 def _winner(law: Formula, within: WithinMemory, best: NDArray[np.int64]) -> Curve:
-    """The best model under each limit, whichever its E; `experts` is NaN and `inside` is not told."""
+    """The best model under each limit, whichever its E; `experts` is NaN and `inside` unset."""
     index = np.arange(len(best)), best
     at, width = {name: values[index] for name, values in within.at.items()}, within.d_model[index]
     draws = within.drawn(law, index)

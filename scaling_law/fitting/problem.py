@@ -58,7 +58,7 @@ SCALED_SLOPES = {SLOPE: (-0.1, -0.4), BY_DESIGN: (-0.2, 0.2), INTERACTION: (0.0,
 
 @dataclass(frozen=True)
 class FitSettings:
-    """What was asked of a fit besides the runs."""
+    """Settings of a fit besides the runs."""
 
     law: str
     huber_delta: float

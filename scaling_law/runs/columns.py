@@ -156,7 +156,7 @@ def _check(node: ast.expr) -> None:
 
 
 def _value(node: ast.expr, values: Mapping[str, float]) -> float:
-    """The value of a checked expression. Numbers are floats, so that no power takes for ever."""
+    """The value of a checked expression. Numbers are floats, so that powers stay cheap."""
     match node:
         case ast.Constant(value=value):
             return float(value)  # type: ignore[arg-type]

@@ -62,7 +62,7 @@ def check_mix(recipe: Recipe, law_has: Collection[str], mix: str | Collection[st
 
 
 def in_words(mixed: Mapping[str, Sequence[str]]) -> str:
-    """Such as `optimizer (adamw, muon) and sequence_length (256, 512)`."""
+    """The differing columns in words: `optimizer (adamw, muon) and sequence_length (256, 512)`."""
     phrases = [
         f"{name} ({', '.join(values[:_MOST])}{', …' if len(values) > _MOST else ''})" for name, values in mixed.items()
     ]

@@ -69,7 +69,7 @@ def is_missing(value: Any) -> bool:
 
 
 def number(value: Any) -> float | None:
-    """The value as a float, a text such as "80M", too; None for what is none, a boolean included."""
+    """The value as a float, a text such as "80M", too; None for anything else, booleans included."""
     if isinstance(value, bool) or value is None:
         return None
     try:
