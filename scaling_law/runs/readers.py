@@ -55,7 +55,7 @@ class Reader:
         return f"{self.file} of github.com/{self.repository} at {self.commit} (licence: {self.licence})"
 
     def read(self, rows: Sequence[Row], origin: str) -> tuple[list[Row], dict[int, str], str]:
-        """Rows with our columns, faults of single rows, and the authors' filter. RunsError for another table."""
+        """Rows with our columns, problems of single rows, and the authors' filter. RunsError for another table."""
         present = {name for row in rows for name in row}
         for form in self.forms:
             if present.issuperset(form.needs):
