@@ -32,8 +32,8 @@ _ENDED: dict[str, State | None] = {**dict.fromkeys(_FAILED, "failed"), "CANCELLE
 
 _TRAP = """\
 name=${RUNS[$SLURM_ARRAY_TASK_ID]}
-child= stopping= requeue=
-stop() { stopping=1; requeue=$1; [ -z "$child" ] || kill -TERM "$child" 2>/dev/null; }
+child= stopping= requeue= interrupted=
+stop() { stopping=1; requeue=$1; interrupted=1; [ -z "$child" ] || kill -TERM "$child" 2>/dev/null; }
 trap 'stop 1' USR1  # Slurm's warning before the time limit, or before another job takes the place
 trap 'stop ""' TERM  # scancel; or Slurm, which has put the job back into the queue itself
 """
@@ -41,8 +41,8 @@ _END = """\
 child=$!
 [ -z "$stopping" ] || kill -TERM "$child" 2>/dev/null  # the signal came before there was a child
 wait "$child"; status=$?
-# A trapped signal ends `wait` early; the run is then still saving its checkpoint.
-while kill -0 "$child" 2>/dev/null; do wait "$child"; status=$?; done
+# A trapped signal ends `wait` early, with a status of its own, while the run saves its checkpoint or has just ended.
+while [ -n "$interrupted" ]; do interrupted=; wait "$child"; status=$?; done
 if [ -n "$requeue" ] && [ "$status" -ne 0 ]; then
   echo "run $name was stopped (status $status) and goes back into the queue"
   scontrol requeue "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"
