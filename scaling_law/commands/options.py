@@ -17,8 +17,8 @@ from scaling_law.formulas.law import positive
 from scaling_law.law import JointLaw, Law
 from scaling_law.law.base import LawT, load_law
 from scaling_law.law.shelf import SHELF, published
-from scaling_law.machine.gpus import find_gpu, named_gpu
 from scaling_law.machine.throughput import Throughput
+from scaling_law.planning import budget as budgets
 from scaling_law.size.architecture import HEAD_DIM
 
 
@@ -139,20 +139,14 @@ def step_times(
 
     ValueError for a file of another device.
     """
-    if file is None:
-        if gpu is None and mfu is not None:
+    if gpu is None and file is None:
+        if mfu is not None:
             raise InputError(f"--mfu {mfu:g} needs --gpu, whose peak it refers to")
-        if gpu is None and (hours is not None or money is not None):
-            raise InputError(
-                f"--gpu is needed with {'--hours' if money is None else '--money'}: h100; or --throughput"
-            )
-        return None if gpu is None else Throughput.assumed(gpu, mfu=mfu)
-    if mfu is not None:
-        raise InputError(f"--mfu {mfu:g}: {file} has measured step times; give one of the two")
-    measured = Throughput.from_file(file)
-    if gpu is not None and find_gpu(measured.device) != named_gpu(gpu):
-        raise InputError(f"--throughput {file} was measured on {measured.device!r}, not on --gpu {gpu}")
-    return measured
+        if hours is not None or money is not None:
+            needing = "--hours" if money is None else "--money"
+            raise InputError(f"--gpu is needed with {needing}: h100; or --throughput")
+        return None
+    return budgets.step_times(gpu, file, mfu)
 
 
 def exit_untrusted(trusted: bool, force: bool = False) -> None:

@@ -63,11 +63,12 @@ def step_times(
             of_what = "" if mfu is None else f"mfu={mfu!r} is that of a GPU: "
             raise InputError(f'{of_what}gpu=None must be given, such as "h100", or throughput, measured step times')
         return Throughput.assumed(gpu, mfu=mfu)
-    if mfu is not None:
-        raise InputError(f"mfu={mfu!r}: throughput has measured step times; give one of the two")
     measured = throughput if isinstance(throughput, Throughput) else Throughput.from_file(throughput)
+    named = measured.device if throughput is measured else throughput
+    if mfu is not None:
+        raise InputError(f"mfu={mfu!r}: throughput={named} has measured step times; give one of the two")
     if gpu is not None and find_gpu(measured.device) != named_gpu(gpu):
-        raise InputError(f"throughput={throughput!s} was measured on {measured.device!r}, not on gpu={gpu!r}")
+        raise InputError(f"throughput={named} was measured on {measured.device!r}, not on gpu={gpu}")
     return measured
 
 
