@@ -87,11 +87,11 @@ Flops = Annotated[Any, quantity(COUNT, "Compute budget of training (and inferenc
 Hours = Annotated[float | None, option("Budget of wall-clock training time, instead of --flops.")]
 Money = Annotated[float | None, option("Budget of training, in the currency of --price.")]
 Gpus = Annotated[int | None, option("GPUs that train together.")]
-GPU = "GPU model: h100. Step times follow its data sheet and published MFUs unless --throughput is given."
+GPU = "GPU model: h100. Step times follow its data sheet and rates of public runs unless --throughput is given."
 Gpu = Annotated[str | None, option(GPU)]
 TIMES = "throughput.json of `python -m training.throughput`: step times measured on such a GPU."
 Times = Annotated[Path | None, option(TIMES, "--throughput", rare=True)]
-Mfu = Annotated[float | None, option("MFU to assume instead of published ones: 0.4.", rare=True)]
+Mfu = Annotated[float | None, option("MFU to assume instead of the rates of public runs: 0.4.", rare=True)]
 Price = Annotated[float | None, option("Price of a GPU-hour: 2.5.")]
 Memory = Annotated[Any, quantity(BYTES, "Memory for weights and KV cache: 80GB (decimal) or 80GiB.", "--memory")]
 MaxParameters = Annotated[Any, quantity(COUNT, "Limit on total parameters: 7B.")]

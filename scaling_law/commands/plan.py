@@ -40,9 +40,6 @@ def plan(
     granularity: Annotated[float, option(options.GRANULARITY, rare=True)] = 1.0,
     shared_ratio: Annotated[float, option(options.SHARED, rare=True)] = 0.0,
     branches: Annotated[int, option("Measurements from one trunk: the full run, half, a quarter, …")] = 1,
-    gpu_tflops: Annotated[
-        float, option("Without --gpu: peak TFLOP/s of one GPU (989: H100, bf16).", rare=True)
-    ] = 989.0,
     vocab_size: options.VocabSize = None,
     sweep: Annotated[str, option("Name of the sweep the run belongs to.", rare=True)] = "run",
     output: Annotated[Path | None, option("Write the YAML for train.py to this file.", "--output", "-o")] = None,
@@ -62,27 +59,21 @@ def plan(
 
     More examples:
 
-        scaling-law plan --flops 1e21 --experts 8 --branches 4 --mfu 0.35 --json
+        scaling-law plan --flops 1e21 --experts 8 --branches 4 --json
 
         scaling-law plan --gpu h100 --gpus 8 --hours 72 --max-parameters 10B -o run.yaml
 
         scaling-law plan --law krajewski --flops 1e20 --experts 8 --granularity 8 --force -o run.yaml
     """
     question = options.without(
-        locals(), "gpu_tflops", "sweep", "output", "overwrite", "law", "learning_rate_law", "as_json", "gpu"
+        locals(), "sweep", "output", "overwrite", "law", "learning_rate_law", "as_json", "gpu", "mfu"
     )
-    if any(value is not None for value in (gpu, throughput, hours, money)):
-        question |= {"throughput": step_times(gpu, throughput, mfu, hours=hours, money=money)}
-        del question["mfu"]
-    elif mfu is None:
-        del question["mfu"]  # the default of `plan`
-    if not gpu_tflops > 0:
-        raise InputError(f"gpu_tflops={gpu_tflops:g} must be positive")
+    question |= {"throughput": step_times(gpu, throughput, mfu, hours=hours, money=money)}
     if output is not None and output.exists() and not overwrite:
         raise InputError(f"-o {output}: the file exists; --overwrite replaces it")
     rates = LearningRateLaw.named(learning_rate_law)
     loaded: Law = options.choose_law(law)
-    planned = planning.plan(loaded, **question, gpu_tflops=gpu_tflops, learning_rate_law=rates)
+    planned = planning.plan(loaded, **question, learning_rate_law=rates)
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(planned.to_yaml(sweep), encoding="utf-8")

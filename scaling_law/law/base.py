@@ -60,8 +60,8 @@ class Law(Formula):
         Args:
             flops: of training (6 N_act D) and inference (2 N_act D_inf); a number or text such as "1e22".
             hours, money: of training, instead of flops, on `gpus` GPUs; money by a `price` per GPU-hour.
-            gpu, mfu, throughput: how fast they train: a GPU such as "h100", whose MFU is assumed unless it is given,
-                or a `Throughput` or throughput.json.
+            gpu, mfu, throughput: how fast they train: a GPU such as "h100", by rates of public runs or an MFU that is
+                given; or a `Throughput` or throughput.json.
             decode_batch: with these, also the cost of serving so many sequences at once (`machine.serving`), which
                 hold `kv_tokens` together.
             experts: one E or several; None asks for those of `default_experts`.
@@ -102,7 +102,6 @@ class Law(Formula):
         experts: ArrayLike | None = None,
         *,
         branches: int = 1,
-        gpu_tflops: float = 989.0,
         sequence_length: int = PAPER.sequence_length,
         batch_ramp: Sequence[RampStage] = PAPER.batch_ramp,
         learning_rate_law: LearningRateLaw | None = None,
@@ -112,18 +111,16 @@ class Law(Formula):
         """The run of the best architecture that exists for a budget; budget, experts and limits as in `law.optimal`,
         `granularity` and `shared_ratio` too.
 
-        `branches` is how many measurements the trunk gives: the full run, half of it, a quarter, … Without a `gpu` or
-        a `throughput`, which go with flops, too, GPU-hours follow from the peak `gpu_tflops` of an accelerator (989:
-        an H100 in bf16) and the part `mfu` of it (0.4). A budget of hours or money is that of the full run alone. A
-        model that does not fit those GPUs is replaced by the widest of its E that does, or by another E, with a
-        warning. Errors as `optimal`, and ValueError where no model can be trained.
+        `branches` is how many measurements the trunk gives: the full run, half of it, a quarter, … Without `gpus` and
+        a `gpu` or `throughput`, which go with flops, too, GPU-hours are those of compute on H100s. A budget of hours
+        or money is that of the full run alone. A model that does not fit those GPUs is replaced by the widest of its E
+        that does, or by another E, with a warning. Errors as `optimal`, and ValueError where no model can be trained.
         """
         return plan(
             self,
             flops,
             experts,
             branches=branches,
-            gpu_tflops=gpu_tflops,
             sequence_length=sequence_length,
             batch_ramp=batch_ramp,
             learning_rate_law=learning_rate_law,

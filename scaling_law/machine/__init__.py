@@ -3,7 +3,18 @@
 Everything here is about one model on given devices; which model to train on them is asked in `scaling_law.planning`.
 """
 
+from scaling_law.machine.efficiency import Efficiency, published_runs
+from scaling_law.machine.gpus import GPUS
 from scaling_law.machine.memory import TrainingMemory, training_memory
 from scaling_law.machine.serving import decode_seconds
+from scaling_law.machine.throughput import ModelWork
 
-__all__ = ["TrainingMemory", "decode_seconds", "training_memory"]
+__all__ = [
+    "GPUS",
+    "Efficiency",
+    "ModelWork",
+    "TrainingMemory",
+    "decode_seconds",
+    "published_runs",
+    "training_memory",
+]

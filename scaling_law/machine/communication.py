@@ -9,37 +9,38 @@ cards; all-to-all leaves each device to its own card.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from hub.base.errors import InputError
+from scaling_law.machine.gpus import Gpu
 from scaling_law.machine.memory import HALF, SINGLE, WEIGHT_BYTES, Sharding
 from scaling_law.size.architecture import GRADIENT_BYTES, Architecture
+from scaling_law.size.widths import Widths
 
-PER_NODE = 8  # devices
-# Bytes/s in one direction, theoretical: stas00/ml-engineering, network/README.md, 0030e63 ("All-to-all bandwidth", and
-# 3200 Gb/s for each node as the top speed between nodes).
-NVLINK: dict[str, float] = {"H200": 450e9, "H100": 450e9, "A100": 300e9, "B200": 900e9}
-NETWORK_CARD = 3200e9 / 8 / PER_NODE
+NETWORK_CARD = (
+    50e9  # bytes/s of each GPU between nodes, theoretical: 3200 Gb/s for a node of 8 (stas00/ml-engineering)
+)
 
 
 @dataclass(frozen=True)
 class Communication:
     """Bytes that one device receives in one step, by operation."""
 
-    all_gather: float = 0.0
-    reduce_scatter: float = 0.0
-    all_reduce: float = 0.0
+    all_gather: Any = 0.0
+    reduce_scatter: Any = 0.0
+    all_reduce: Any = 0.0
 
     @property
-    def total(self) -> float:
+    def total(self) -> Any:
         return self.all_gather + self.reduce_scatter + self.all_reduce
 
-    def seconds(self, devices: int, link: float) -> float:
-        """Least time, over links of `link` bytes/s within a node and network cards between nodes."""
-        return self.total / (link if devices <= PER_NODE else min(link, PER_NODE * NETWORK_CARD))
+    def seconds(self, devices: int, gpu: Gpu) -> Any:
+        """Least time, over the links of a node and the network cards between nodes."""
+        return self.total / (gpu.link if devices <= gpu.node else min(gpu.link, gpu.node * NETWORK_CARD))
 
 
 def communication(
-    architecture: Architecture, sharding: Sharding, devices: int, passes: int, half: bool = True
+    architecture: Architecture | Widths, sharding: Sharding, devices: int, passes: int, half: bool = True
 ) -> Communication:
     """Traffic of one step of `passes` micro-batches; `half` gathers blocks in bf16. ValueError for counts below 1."""
     for name, value in {"devices": devices, "passes": passes}.items():
@@ -50,7 +51,7 @@ def communication(
         return Communication(all_reduce=2 * received * GRADIENT_BYTES * a.n_total)
     if sharding == "none" or devices == 1:
         return Communication()
-    head = float(a.vocab_size * a.d_model)
+    head = 1.0 * a.vocab_size * a.d_model
     embedding = 0.0 if a.tied_embeddings else head
     gathered = 2 * (HALF if half else SINGLE) * a.n_total_non_embedding + WEIGHT_BYTES * (2 * embedding + head)
     return Communication(
@@ -65,9 +66,9 @@ def all_to_all_bytes(architecture: Architecture, tokens: float, devices: int, ha
     return 4 * (1.0 - 1.0 / devices) * (HALF if half else SINGLE) * rows * a.d_model
 
 
-def all_to_all_seconds(received: float, devices: int, link: float) -> float:
+def all_to_all_seconds(received: float, devices: int, gpu: Gpu) -> float:
     """Least time; only what goes to another node crosses the network."""
-    if devices <= PER_NODE:
-        return received / link
-    outside = (devices - PER_NODE) / (devices - 1)
-    return max(received * outside / NETWORK_CARD, received * (1 - outside) / link)
+    if devices <= gpu.node:
+        return received / gpu.link
+    outside = (devices - gpu.node) / (devices - 1)
+    return max(received * outside / NETWORK_CARD, received * (1 - outside) / gpu.link)

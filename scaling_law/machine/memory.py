@@ -13,10 +13,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
 
 from hub.base.errors import InputError
 from scaling_law.size.architecture import ADAM_BYTES, GRADIENT_BYTES, Architecture
+from scaling_law.size.widths import Widths
 
 Sharding = Literal["none", "ddp", "fsdp2"]
 WEIGHT_BYTES = 4.0
@@ -28,19 +31,20 @@ LEAST_CHUNK_ROWS = 64
 
 @dataclass(frozen=True)
 class TrainingMemory:
-    """Bytes of one device at the peak of a step; `activations` are kept for the backward pass, bf16 weights too.
+    """Bytes of one device at the peak of a step (arrays for `Widths`); `activations` are those kept for the backward
+    pass, bf16 weights too.
 
     `workspace` is what exists only at the peak: logits of a chunk, or gradients of a block's activations.
     """
 
-    weights: float
-    gradients: float
-    optimizer: float
-    activations: float
-    workspace: float
+    weights: Any
+    gradients: Any
+    optimizer: Any
+    activations: Any
+    workspace: Any
 
     @property
-    def total(self) -> float:
+    def total(self) -> Any:
         return self.weights + self.gradients + self.optimizer + self.activations + self.workspace
 
     def to_dict(self) -> dict[str, float]:
@@ -49,7 +53,7 @@ class TrainingMemory:
 
 
 def training_memory(
-    architecture: Architecture,
+    architecture: Architecture | Widths,
     micro_batch_sequences: int,
     sequence_length: int,
     *,
@@ -72,9 +76,9 @@ def training_memory(
     if sharding not in ("none", "ddp", "fsdp2") or precision not in ("bf16", "fp32"):
         raise InputError(f"sharding={sharding!r}, precision={precision!r}; allowed: none, ddp, fsdp2; bf16, fp32")
     a, tokens, half = architecture, micro_batch_sequences * sequence_length, precision == "bf16"
-    parameters = a.n_total + a.routed_blocks * a.d_model * (a.experts if a.experts > 1 else 0)
+    parameters = 1.0 * a.n_total + a.routed_blocks * a.d_model * _if_routed(a, a.experts, 0)
     sharded = sharding == "fsdp2" and devices > 1
-    held = parameters / devices if sharded else float(parameters)
+    held = parameters / devices if sharded else parameters
 
     stream, block = tokens * a.d_model * SINGLE, tokens * _kept_by_a_block(a, half, on_cpu, capacity_factor)
     # Casts live as long as a step; what FSDP2 gathers is in that precision already.
@@ -96,30 +100,47 @@ def training_memory(
         moments.append((before, kept[1], workspace[1] + (stacked if passes > 1 else 0.0)))
         # The end of a backward pass: only the casts are kept any more, and every gradient is there.
         moments.append((GRADIENT_BYTES * parameters, casts, stacked))
-    gradients, activations, transient = max(moments, key=sum)
+    gradients, activations, transient = _peak(moments)
     return TrainingMemory(WEIGHT_BYTES * held, gradients, MOMENT_BYTES * held, activations, transient)
 
 
+def _peak(moments: list[tuple[Any, Any, Any]]) -> tuple[Any, Any, Any]:
+    """The parts of the moment with the largest sum, for each model."""
+    if not any(np.ndim(part) for moment in moments for part in moment):
+        return max(moments, key=sum)
+    shape = np.broadcast_shapes(*(np.shape(part) for moment in moments for part in moment))
+    every = np.array([[np.broadcast_to(part, shape) for part in moment] for moment in moments])
+    peak = np.argmax(every.sum(axis=1), axis=0)
+    return tuple(np.take_along_axis(every[:, part], peak[None], 0)[0] for part in range(3))
+
+
+def _if_routed(a: Architecture | Widths, value: Any, otherwise: Any) -> Any:
+    """`value` for models with experts, else `otherwise`."""
+    if isinstance(a, Architecture):
+        return value if a.experts > 1 else otherwise
+    return np.where(a.experts > 1, value, otherwise)
+
+
 def _moments_of_shards(
-    a: Architecture,
-    kept: tuple[float, float],
-    workspace: tuple[float, float],
-    block_activations: float,
-    block_weights: float,
-    held: float,
+    a: Architecture | Widths,
+    kept: tuple[Any, Any],
+    workspace: tuple[Any, Any],
+    block_activations: Any,
+    block_weights: Any,
+    held: Any,
     passes: int,
     half: bool,
-) -> list[tuple[float, float, float]]:
+) -> list[tuple[Any, Any, Any]]:
     """(gradients, activations, workspace) where the peak may be with `held` parameters on a device, block by block.
 
     With the weights of a block are those of the next, gathered ahead. The gradients of a block are there in the
     precision of its weights, and then as their fp32 sum over the devices, which lives until the next is summed.
     """
-    head, compute = float(a.vocab_size * a.d_model), HALF if half else SINGLE
+    head, compute = 1.0 * a.vocab_size * a.d_model, HALF if half else SINGLE
     whole, summed = compute * block_weights, SINGLE * block_weights
     share = held / (2 * head + a.blocks * block_weights)
 
-    def gradients(count: float) -> float:
+    def gradients(count: Any) -> Any:
         return GRADIENT_BYTES * (held if passes > 1 else share * count)
 
     (at_head, in_block), earlier = workspace, kept[1] - block_activations
@@ -129,44 +150,44 @@ def _moments_of_shards(
         (gradients(head + block_weights), earlier, 2 * whole + summed),
         (GRADIENT_BYTES * held, 0.0, 2 * SINGLE * head),  # the embedding
     ]
-    if a.blocks > 1:
-        before_last = in_block - SINGLE * head + 3 * whole + summed
-        moments.append((gradients(head + block_weights), earlier, before_last))
+    several = np.asarray(a.blocks) > 1  # blocks before the last
+    before_last = in_block - SINGLE * head + 3 * whole + summed
+    moments.append((several * gradients(head + block_weights), several * earlier, several * before_last))
     return moments
 
 
-def _rows(a: Architecture, capacity_factor: float, without_buffers: bool) -> float:
-    """Rows that the experts compute, by token and active expert: a buffer has as many as the capacity."""
-    return 1.0 if a.experts == 1 or without_buffers or not capacity_factor else capacity_factor
+def _rows(capacity_factor: float, without_buffers: bool) -> float:
+    """Rows that experts compute, by token and active expert: a buffer has as many as the capacity."""
+    return 1.0 if without_buffers or not capacity_factor else capacity_factor
 
 
-def _kept_by_a_block(a: Architecture, half: bool, on_cpu: bool, capacity_factor: float) -> float:
+def _kept_by_a_block(a: Architecture | Widths, half: bool, on_cpu: bool, capacity_factor: float) -> Any:
     """Bytes by token that a block's backward pass needs. Autocast copies the input of every projection."""
     d, width, compute = a.d_model, a.active_width, HALF if half else SINGLE
     attended = 2 * a.heads * a.head_dim + 2 * a.n_kv_heads * a.head_dim  # queries, outputs, keys and values, fp32
     kept = 2 * d * SINGLE + attended * SINGLE + (4 * HALF if half else SINGLE) * d  # two residuals; the inputs
     kept += 4 * SINGLE + a.heads * SINGLE  # moments of the norms, normalisers of the softmax
-    if a.experts == 1:
-        return kept + 4 * width * compute + (2 * HALF if half else SINGLE) * d
-    rows = _rows(a, capacity_factor, on_cpu and not half)
+    dense = kept + 4 * width * compute + (2 * HALF if half else SINGLE) * d
+    rows = _rows(capacity_factor, on_cpu and not half)
     kept += rows * (4 * width + a.experts_per_token * d) * compute  # gate, up, its activation, product; the buffer
     kept += (SINGLE + (2 * HALF if half else SINGLE)) * d  # the router's input, the outputs before their gate
-    return kept + 2 * a.experts * SINGLE + 40  # logits and probabilities, indices
+    return _if_routed(a, kept + 2 * a.experts * SINGLE + 40, dense)  # logits and probabilities, indices
 
 
-def _at_the_head(a: Architecture, tokens: int, half: bool, on_cpu: bool) -> float:
+def _at_the_head(a: Architecture | Widths, tokens: int, half: bool, on_cpu: bool) -> Any:
     """The chunked cross-entropy: hidden states, their gradient, that of the head, and two chunks of logits."""
     d, vocabulary = a.d_model, a.vocab_size
     chunk = LOGIT_CHUNK_BYTES["cpu" if on_cpu else "accelerator"]
-    rows = min(tokens, max(LEAST_CHUNK_ROWS, chunk // (4 * vocabulary)))
+    rows = min(tokens, max(LEAST_CHUNK_ROWS, int(chunk // (4 * vocabulary))))
     logits = rows * vocabulary * SINGLE
     chunks = min(2, math.ceil(tokens / rows)) + (1 if half else 0)  # the one before is still there
     copies = (tokens + vocabulary) * d * HALF if half else 0.0
     return tokens * d * (SINGLE + (HALF if half else SINGLE)) + vocabulary * d * SINGLE + chunks * logits + copies
 
 
-def _in_a_block(a: Architecture, tokens: int, half: bool, on_cpu: bool, capacity_factor: float) -> float:
+def _in_a_block(a: Architecture | Widths, tokens: int, half: bool, on_cpu: bool, capacity_factor: float) -> Any:
     """The last block's backward pass: gradients of its output, of two inner activations, and of the head."""
     compute = HALF if half else SINGLE
-    inner = _rows(a, capacity_factor, on_cpu and not half) * 2 * a.active_width * compute
+    rows = _if_routed(a, _rows(capacity_factor, on_cpu and not half), 1.0)
+    inner = rows * 2 * a.active_width * compute
     return tokens * (a.d_model * SINGLE + inner) + a.vocab_size * a.d_model * SINGLE

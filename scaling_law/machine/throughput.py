@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,9 +20,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from hub.base import strict_json
 from hub.base.errors import InputError
-from scaling_law.machine.gpus import MEASURED_MFU, TYPICAL_MFU, named_gpu
-from scaling_law.size.architecture import VOCAB_SIZE, Architecture, variables_of_width
+from scaling_law.machine.efficiency import published_runs
+from scaling_law.machine.gpus import named_gpu
+from scaling_law.size.architecture import Architecture
 from scaling_law.size.recipe import PAPER
+from scaling_law.size.widths import Widths
 
 FORMAT, VERSION = "throughput", 1
 
@@ -50,6 +52,7 @@ class ModelWork:
         n_total: all parameters of the model.
         n_active: of them what one token uses, embedding included; only to say what lies outside the measured range.
         n_blocks: blocks of the model.
+        model: which this is, for its memory and traffic; None if unknown.
     """
 
     weights: Any
@@ -59,41 +62,26 @@ class ModelWork:
     n_total: Any
     n_active: Any
     n_blocks: Any
+    model: Architecture | Widths | None = None
 
     @classmethod
-    def of(cls, model: Architecture | Sequence[Architecture]) -> ModelWork:
-        """Work of one architecture (numbers) or of several (arrays)."""
-        if not isinstance(model, Architecture):
-            each = [asdict(cls.of(one)) for one in model]
-            return cls(**{name: np.array([one[name] for one in each], float) for name in each[0]})
+    def of(cls, model: Architecture | Widths | Sequence[Architecture]) -> ModelWork:
+        """Work of one architecture (numbers), or of several (arrays)."""
+        if isinstance(model, Sequence):
+            each = [vars(cls.of(one)) for one in model]
+            names = [name for name in each[0] if name != "model"]
+            return cls(*(np.array([one[name] for one in each], float) for name in names))
         a, scores = model, model.forward_flops(1.0) - model.forward_flops()
+        sent = a.routed_blocks * a.experts_per_token * a.d_model
         return cls(
             weights=a.forward_flops() / 2,
             attention=scores / 2,
-            activations=float(a.blocks * a.d_model),
-            routed=float(a.routed_blocks * a.experts_per_token * a.d_model if a.experts > 1 else 0),
-            n_total=float(a.n_total),
-            n_active=float(a.n_active),
-            n_blocks=float(a.blocks),
-        )
-
-    @classmethod
-    def by_width(
-        cls, d_model: ArrayLike, experts: ArrayLike, vocab_size: float = VOCAB_SIZE, **parts: Any
-    ) -> ModelWork:
-        """Work under the d / 64 rule; broadcasts, d_model may be fractional; `parts` as for `variables_of_width`."""
-        sizes = variables_of_width(d_model, experts, vocab_size=vocab_size, **parts)
-        d, e = np.broadcast_arrays(np.asarray(d_model), np.asarray(experts))
-        blocks, has_experts = d / 64, e > 1
-        router = np.where(has_experts, blocks * d * e * sizes["granularity"], 0.0)
-        return cls(
-            weights=sizes["n_active_non_embedding"] + router + d * vocab_size,
-            attention=2 * blocks * d,
-            activations=blocks * d,
-            routed=np.where(has_experts, blocks * d * sizes["experts_per_token"], 0.0),
-            n_total=sizes["n_total"],
-            n_active=sizes["n_active"] + 0.0 * e,
-            n_blocks=blocks,
+            activations=1.0 * a.blocks * a.d_model,
+            routed=1.0 * np.where(np.asarray(a.experts) > 1, sent, 0.0),
+            n_total=1.0 * a.n_total,
+            n_active=1.0 * a.n_active,
+            n_blocks=1.0 * a.blocks,
+            model=model,
         )
 
     def in_step(
@@ -115,7 +103,7 @@ class ModelWork:
         }
 
 
-Model = Architecture | Sequence[Architecture] | ModelWork
+Model = Architecture | Widths | Sequence[Architecture] | ModelWork
 
 
 class Measurement(NamedTuple):
@@ -146,7 +134,9 @@ class Throughput:
         error: rms of ln(predicted / measured) for shapes left out of the fit; None if nothing was left out.
         measurements: what it was fitted to.
         source: where it is from.
-        is_assumed: not measured: from a data sheet and a table of MFUs.
+        is_assumed: not measured: from a data sheet and public runs, or a given MFU.
+        node, growth, overhead: of more than `node` devices, seconds of a step grow with the number of nodes to the
+            power of `growth`, and a whole run takes that number to the power of `overhead` times its steps.
     """
 
     device: str
@@ -162,6 +152,9 @@ class Throughput:
     measurements: tuple[Measurement, ...] = field(default=(), repr=False)
     source: str = ""
     is_assumed: bool = False
+    node: int = 8
+    growth: float = 0.0
+    overhead: float = 0.0
 
     def __post_init__(self) -> None:
         if not (isinstance(self.device, str) and self.device):
@@ -194,7 +187,7 @@ class Throughput:
         share the tokens evenly at no cost: gradients travel as in the measurements. ValueError unless all is positive.
         """
         work = self._work(model, tokens_per_step, micro_batch_tokens, sequence_length, devices)
-        seconds = sum(value * work[name] for name, value in self.seconds.items())
+        seconds = sum(value * work[name] for name, value in self.seconds.items()) * self._nodes(devices) ** self.growth
         return float(seconds) if np.ndim(seconds) == 0 else seconds
 
     def step_seconds_draws(self, model: Model, tokens_per_step: ArrayLike, **batch: Any) -> NDArray[np.float64]:
@@ -205,7 +198,7 @@ class Throughput:
             )
         work = self._work(model, tokens_per_step, **({"micro_batch_tokens": None} | batch))
         terms = np.stack(np.broadcast_arrays(*(np.asarray(work[name], float) for name in self.seconds)))
-        return np.tensordot(self.draws, terms, axes=1)
+        return np.tensordot(self.draws, terms, axes=1) * self._nodes(batch.get("devices")) ** self.growth
 
     def tokens_per_second(self, model: Model, tokens_per_step: ArrayLike, **batch: Any) -> Any:
         """Tokens per second of all devices together; arguments as of `step_seconds`."""
@@ -227,6 +220,13 @@ class Throughput:
                 if most > 1.01 * largest:
                     notes.append(f"{most:.3g} {name} parameters are {most / largest:.3g}x the largest that was timed")
         return tuple(notes)
+
+    def overhead_of(self, devices: int) -> float:
+        """How many times the seconds of its steps a whole run on these devices takes."""
+        return float(self._nodes(devices) ** self.overhead)
+
+    def _nodes(self, devices: int | None) -> float:
+        return max(1.0, (self.devices if devices is None else devices) / self.node)
 
     def check_device(self, device: str) -> None:
         """Raise ValueError if this was measured on another device."""
@@ -254,32 +254,36 @@ class Throughput:
 
     @classmethod
     def assumed(
-        cls, gpu: str = "h100", devices: int = 1, mfu: float | tuple[float, float] | None = None
+        cls,
+        gpu: str = "h100",
+        devices: int = 1,
+        mfu: float | tuple[float, float] | None = None,
+        precision: str = "bf16",
     ) -> Throughput:
-        """Assume step times from a data sheet and an MFU: one number, (dense, MoE), or what others measured.
+        """Estimate step times from a data sheet and rates of public runs (`efficiency`), or from an MFU that is given.
 
-        Of the measured pairs (`gpus.MEASURED_MFU`) the middle one is taken, and all are draws. ValueError for a GPU
-        that is not listed, and for an MFU outside (0, 1], or higher with experts than without.
+        `mfu` is one number, or (dense, MoE). ValueError for a GPU or precision that is not listed, and for an MFU
+        outside (0, 1], or higher with experts than without.
         """
-        sheet, pairs = named_gpu(gpu), [(m.dense, m.moe) for m in MEASURED_MFU]
-        pair = (mfu, mfu) if isinstance(mfu, (int, float)) else mfu or (TYPICAL_MFU.dense, TYPICAL_MFU.moe)
-        if not 0 < pair[1] <= pair[0] <= 1:
+        sheet = named_gpu(gpu)
+        about: dict[str, Any] = {"device": sheet.name, "devices": devices, "memory_bytes": sheet.memory_bytes}
+        about |= {"is_assumed": True, "node": sheet.node, "precision": precision}
+        if mfu is None:
+            fit = published_runs()
+            return cls(
+                **about,
+                seconds=fit.seconds(sheet, precision),
+                draws=fit.draws(sheet, precision),
+                growth=fit.growth,
+                overhead=fit.overhead,
+                source=f"rates of {fit.runs} public runs and benchmarks of {fit.labs} labs, by its data sheet",
+            )
+        dense, moe = (mfu, mfu) if isinstance(mfu, (int, float)) else mfu
+        if not 0 < moe <= dense <= 1:
             raise InputError(f"mfu={mfu!r} must be above 0 and at most 1, with experts no higher than without")
-
-        def rates(dense: float, moe: float) -> tuple[float, float]:
-            return 1 / (sheet.peak_flops * dense), (1 / moe - 1 / dense) / sheet.peak_flops
-
-        said = f"MFU {pair[0]:.1%} dense, {pair[1]:.1%} with experts"
-        return cls(
-            device=sheet.name,
-            precision="bf16",
-            seconds=dict(zip(("flops", "routed_flops"), rates(*pair), strict=True)),
-            devices=devices,
-            draws=np.array([rates(*each) for each in pairs]) if mfu is None else None,
-            memory_bytes=sheet.memory_bytes,
-            source=f"{said} ({TYPICAL_MFU.source if mfu is None else 'given'}) of {sheet.peak_flops:.4g} FLOP/s",
-            is_assumed=True,
-        )
+        rates = {"flops": 1 / (sheet.peak_flops * dense), "routed_flops": (1 / moe - 1 / dense) / sheet.peak_flops}
+        said = f"MFU {dense:.1%} dense, {moe:.1%} with experts (given) of {sheet.peak_flops:.4g} FLOP/s"
+        return cls(**about, seconds=rates, source=said)
 
     # -- files
 

@@ -6,8 +6,8 @@ them evenly. In the same hours a slower model sees fewer FLOPs, so the best E is
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
@@ -20,10 +20,13 @@ from hub.base.units import format_flops
 from scaling_law.formulas import Formula
 from scaling_law.formulas.law import positive
 from scaling_law.machine.gpus import find_gpu, named_gpu
-from scaling_law.machine.throughput import ModelWork, Throughput
+from scaling_law.machine.layout import Layouts, Placement
+from scaling_law.machine.throughput import Model, ModelWork, Throughput
 from scaling_law.planning.limits import LimitFields, Limits, Quantity
+from scaling_law.size.architecture import Architecture
 from scaling_law.size.arrays import FloatArray
-from scaling_law.size.recipe import PAPER, BatchRamp
+from scaling_law.size.recipe import PAPER, BatchRamp, RampStage
+from scaling_law.size.widths import Widths
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -91,15 +94,27 @@ class Cluster:
             positive("price", self.price)
 
     @classmethod
-    def of(cls, batch_ramp: BatchRamp | None = None, **fields: Unpack[ClusterFields]) -> Cluster:
-        """GPUs whose step times are assumed (`gpu`, `mfu`), or measured (`throughput`)."""
+    def of(
+        cls,
+        batch_ramp: Sequence[RampStage] | BatchRamp = PAPER.batch_ramp,
+        sequence_length: int = PAPER.sequence_length,
+        **fields: Unpack[ClusterFields],
+    ) -> Cluster:
+        """GPUs whose step times are assumed (`gpu`, `mfu`), or measured (`throughput`).
+
+        The paper's batches are rounded up to what the GPUs can share equally; others are taken as they are.
+        """
         gpus, price = fields.get("gpus"), fields.get("price")
+        throughput = step_times(fields.get("gpu"), fields.get("throughput"), fields.get("mfu"))
         if gpus is None:
             prefix = "" if price is None else f"price={price!r} is per GPU-hour: "
             raise InputError(f"{prefix}gpus=None must be given, the number of GPUs that train")
-        throughput = step_times(fields.get("gpu"), fields.get("throughput"), fields.get("mfu"))
         priced = None if price is None else float(positive("price", price))
-        return cls(gpus, throughput, priced, **({} if batch_ramp is None else {"ramp": batch_ramp}))
+        ramp = batch_ramp if isinstance(batch_ramp, BatchRamp) else BatchRamp(batch_ramp, sequence_length)
+        if ramp.stages == PAPER.batch_ramp and isinstance(gpus, int) and gpus > 0:
+            stages = (replace(stage, sequences=-(-stage.sequences // gpus) * gpus) for stage in ramp.stages)
+            ramp = BatchRamp(tuple(stages), ramp.sequence_length)
+        return cls(gpus, throughput, priced, ramp)
 
     @property
     def hardware(self) -> str:
@@ -108,21 +123,41 @@ class Cluster:
     def __str__(self) -> str:
         return f"{self.hardware} ({self.throughput.precision}{', assumed' if self.throughput.is_assumed else ''})"
 
+    @property
+    def layouts(self) -> Layouts:
+        """How these GPUs can share the batches of the ramp."""
+        batches = tuple(stage.sequences for stage in self.ramp.stages)
+        return Layouts(self.throughput, self.gpus, batches, self.ramp.sequence_length)
+
+    def place(self, architecture: Architecture) -> Placement | None:
+        """The fastest way to train that fits; None where the memory of the GPUs is unknown. Errors of `Layouts`."""
+        return None if self.throughput.memory_bytes is None else self.layouts.place(architecture)
+
+    def warnings(self, model: Model) -> tuple[str, ...]:
+        """What step times and batches are worth for these models."""
+        batches = [stage.sequences for stage in self.ramp.stages]
+        usual, notes = [stage.sequences for stage in PAPER.batch_ramp], self.throughput.warnings(model, self.gpus)
+        if batches != usual and [-(-n // self.gpus) * self.gpus for n in usual] == batches:
+            said = ", ".join(map(str, batches))
+            notes += (f"batches of {said} sequences, which {self.gpus} GPUs can share, instead of the paper's",)
+        return notes
+
     def tokens(self, work: ModelWork, seconds: float, drawn: bool = False) -> FloatArray:
-        """Tokens that models see in the time; `drawn`: under each draw of the throughput, [n_draws, ...]."""
+        """Tokens that models see in the time, 0 where they do not fit; `drawn`: under each draw, [n_draws, ...]."""
         tokens, left = np.array(0.0), np.array(float(seconds))
         for per_token, start, end in self._stages(work, drawn):
             seen = np.minimum(np.maximum(left, 0.0) / per_token, end - start)
-            tokens, left = tokens + seen, left - seen * per_token
+            tokens, left = tokens + seen, left - seen * np.where(np.isfinite(per_token), per_token, 0.0)
         return tokens
 
     def seconds(self, work: ModelWork, tokens: Any, drawn: bool = False) -> FloatArray:
-        """Seconds that models take for the tokens; `drawn`: under each draw of the throughput, [n_draws, ...]."""
+        """Seconds that models take for the tokens, infinite where they do not fit; `drawn` as of `tokens`."""
         tokens, seconds = np.asarray(tokens, float), np.array(0.0)
         for per_token, start, end in self._stages(work, drawn):
             if drawn and per_token.ndim == 1:  # of one model
                 per_token = per_token.reshape(-1, *([1] * tokens.ndim))
-            seconds = seconds + per_token * np.clip(tokens - start, 0.0, end - start)
+            part = np.clip(tokens - start, 0.0, end - start)
+            seconds = seconds + np.where(part > 0, per_token * part, np.where(np.isnan(part), np.nan, 0.0))
         return seconds
 
     def cost(self, seconds: Any) -> Any:
@@ -131,12 +166,16 @@ class Cluster:
 
     def _stages(self, work: ModelWork, drawn: bool) -> Iterator[tuple[FloatArray, float, float]]:
         """Yield (seconds per token, first token, last token) of each stage of the ramp."""
-        step = self.throughput.step_seconds_draws if drawn else self.throughput.step_seconds
-        length = self.ramp.sequence_length
-        ends = [*(float(stage.from_tokens) for stage in self.ramp.stages), np.inf]
-        for stage, (start, end) in zip(self.ramp.stages, pairwise(ends), strict=True):
-            batch = stage.sequences * length
-            yield np.asarray(step(work, batch, sequence_length=length, devices=self.gpus)) / batch, start, end
+        layouts, ends = self.layouts, [*(float(stage.from_tokens) for stage in self.ramp.stages), np.inf]
+        # Measured steps have their micro-batch and their communication in them.
+        steps = layouts.steps(work) if self.throughput.is_assumed and work.model is not None else None
+        whole = self.throughput.overhead_of(self.gpus) / self.ramp.sequence_length
+        for k, (sequences, (start, end)) in enumerate(zip(layouts.batches, pairwise(ends), strict=True)):
+            seconds = np.asarray(layouts.compute(work, sequences, drawn))
+            if steps is not None:
+                seconds = np.maximum(steps.slowdown * seconds, steps.communication[k])
+                seconds = np.where(steps.fits, seconds, np.inf)
+            yield whole * seconds / sequences, start, end
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -174,7 +213,7 @@ class Budget:
             if surplus := [name for name, value in fields.items() if value is not None]:
                 raise InputError(f"{surplus[0]} goes with hours or money, not with flops={flops!r}")
             return cls(float(positive("flops", flops)))
-        cluster = Cluster.of(batch_ramp, **cluster_fields(fields))
+        cluster = Cluster.of(batch_ramp or PAPER.batch_ramp, **cluster_fields(fields))
         if money is None:
             return cls(None, float(positive("hours", cast(Quantity, hours))), cluster)
         if cluster.price is None:
@@ -216,8 +255,8 @@ class Budget:
 
 def work_of(d_model: Any, experts: Any, limits: Limits) -> ModelWork:
     """What decides the step time of models under the d / 64 rule; broadcasts."""
-    parts = {"granularity": limits.granularity, "shared_ratio": limits.shared_ratio}
-    return ModelWork.by_width(d_model, experts, limits.vocab_size, **parts)
+    design = limits.granularity, limits.shared_ratio, limits.vocab_size
+    return ModelWork.of(Widths.of(d_model, experts, *design))
 
 
 def cluster_fields(fields: Any) -> ClusterFields:

@@ -264,7 +264,7 @@ def _reached(
     sizes = (n_active, n_total, tokens, tokens / n_active)
     timed: dict[str, Any] = {}
     if cluster is not None:
-        notes += cluster.throughput.warnings(work_of(width[reachable], at["experts"][reachable], limits), cluster.gpus)
+        notes += cluster.warnings(work_of(width[reachable], at["experts"][reachable], limits))
         seconds = np.where(reachable, cluster.seconds(work_of(width, experts, limits), tokens), np.inf)
         timed = {"hours": seconds / 3600.0, "money": cluster.cost(seconds)}
     return Reached(target, experts, spent, memory, *sizes, least, check=check, notes=tuple(notes), **timed)

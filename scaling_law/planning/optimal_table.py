@@ -22,12 +22,12 @@ from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.law import percentile_interval, positive
 from scaling_law.formulas.learning_rate import LearningRateLaw
 from scaling_law.machine.gpus import named_gpu
+from scaling_law.machine.layout import DoesNotFit
 from scaling_law.machine.serving import decode_seconds_by_width
 from scaling_law.planning.budget import Budget, Cluster, QuestionFields, read_question, work_of
 from scaling_law.planning.hours import best_widths, drawn_losses, models_of
 from scaling_law.planning.limits import Limits, Quantity
 from scaling_law.planning.optimum import WidthOptimum, asked_experts, left_out, why_no_optimum
-from scaling_law.planning.placement import DoesNotFit, place
 from scaling_law.size.architecture import (
     HEAD_DIM,
     Architecture,
@@ -395,18 +395,28 @@ def _largest_wins(table: OptimalTable, experts: FloatArray, law: Formula, by_def
 def _notes_on_time(table: OptimalTable, cluster: Cluster) -> Iterator[str]:
     """What step times are worth, and which rows the GPUs cannot train (of the next smaller size that exists)."""
     best, c = table.best, table.limits
-    yield from cluster.throughput.warnings(work_of(best.d_model, best.experts, c), cluster.gpus)
-    too_large = []
+    yield from cluster.warnings(work_of(best.d_model, best.experts, c))
+    too_large, largest = [], []
     for row in table:
         width = HEAD_DIM * max(1, int(row.d_model / HEAD_DIM))
-        try:
-            place(Architecture(width, math.ceil(row.experts), vocab_size=c.vocab_size), cluster)
-        except DoesNotFit:
+        if not _fits(Architecture(width, math.ceil(row.experts), vocab_size=c.vocab_size), cluster):
             too_large.append(row.experts)
-        except ValueError:  # GPUs that cannot share a batch equally: `plan` says so
-            break
+        elif not _fits(Architecture(width + HEAD_DIM, math.ceil(row.experts), vocab_size=c.vocab_size), cluster):
+            largest.append(row.experts)
     if too_large:
         yield f"E = {_listed(too_large)}: training takes more memory than {cluster.hardware} have: see max_parameters"
+    if largest:
+        yield f"E = {_listed(largest)}: the largest model that the memory of {cluster.hardware} can train"
+
+
+def _fits(architecture: Architecture, cluster: Cluster) -> bool:
+    try:
+        cluster.place(architecture)
+    except DoesNotFit:
+        return False
+    except ValueError:  # GPUs that cannot share a batch equally: `plan` says so
+        return True
+    return True
 
 
 def _rows(

@@ -6,7 +6,7 @@ The schedule is the paper's (`size.recipe.PAPER`); shorter runs branch off the s
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from numpy.typing import ArrayLike
@@ -16,13 +16,13 @@ from hub.base.tables import Table
 from hub.base.units import format_bytes, format_count, format_flops
 from scaling_law.formulas import Formula
 from scaling_law.formulas.answers import Answer
-from scaling_law.formulas.law import percentile_interval, positive
+from scaling_law.formulas.law import percentile_interval
 from scaling_law.formulas.learning_rate import LearningRateLaw
+from scaling_law.machine.layout import DoesNotFit, Placement
 from scaling_law.machine.throughput import ModelWork
 from scaling_law.planning.budget import Budget, Cluster, QuestionFields, cluster_fields
 from scaling_law.planning.limits import Quantity
 from scaling_law.planning.optimal_table import OptimalTable, optimal
-from scaling_law.planning.placement import DoesNotFit, Placement, place
 from scaling_law.size.architecture import (
     ADAM_BYTES,
     GRADIENT_BYTES,
@@ -37,7 +37,7 @@ from scaling_law.size.recipe import PAPER, BatchRamp, RampStage
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-MFU = 0.4  # assumed where no other MFU is given
+USUAL, FEWEST, MOST = "h100", 8, 8192  # GPUs whose hours are told where none are named: as few as hold the model
 WARMUP_SHARE = 0.1  # of a short run that warm-up may take
 
 
@@ -47,8 +47,8 @@ class Plan(Answer):
 
     `branches` are the token counts of the trunk's decay branches, the longest (`tokens`) last. `loss` (nats per token)
     and `training_flops` are of that run alone; `total_*`, `gpu_hours` and `time` count the decay of every branch.
-    `time` is that of step times, if they were given, and `placement` how the run fits into the memory of those GPUs;
-    without them GPU-hours follow from `gpu_tflops` and `mfu`.
+    `time` is that of the GPUs named, and `placement` how the run fits into their memory; without any, `gpu_hours` are
+    those of the H100s of `hardware`.
     """
 
     architecture: Architecture
@@ -73,8 +73,7 @@ class Plan(Answer):
     gradient_bytes: float
     kv_cache_bytes: float
     gpu_hours: float
-    gpu_tflops: float | None
-    mfu: float | None
+    hardware: str
     time: Budget | None = None
     placement: Placement | None = None
 
@@ -173,7 +172,7 @@ class Plan(Answer):
         hours = _hours(self.gpu_hours)
         if self.time is not None:
             return f"{hours} GPU-hours: {self.time}"
-        return f"{hours} GPU-hours at {self.gpu_tflops:g} TFLOP/s and {self.mfu:.0%} MFU"
+        return f"{hours} GPU-hours of {self.hardware} (assumed; --gpu and --gpus name others)"
 
     @property
     def _where_the_rate_is_from(self) -> str:
@@ -190,7 +189,6 @@ def plan(
     experts: ArrayLike | None = None,
     *,
     branches: int = 1,
-    gpu_tflops: float = 989.0,
     sequence_length: int = PAPER.sequence_length,
     batch_ramp: Sequence[RampStage] = PAPER.batch_ramp,
     learning_rate_law: LearningRateLaw | None = None,
@@ -200,15 +198,10 @@ def plan(
     """Answer `Law.plan`."""
     if not (isinstance(branches, int) and 1 <= branches <= 20):
         raise InputError(f"branches={branches!r} must be a whole number from 1 to 20")
-    positive("gpu_tflops", gpu_tflops)
     rates = learning_rate_law or LearningRateLaw.published()
-    ramp = BatchRamp(batch_ramp, sequence_length)
-    timed = question.get("gpu") is not None or question.get("throughput") is not None
-    cluster = Cluster.of(ramp, **cluster_fields(question)) if timed else None
-    mfu = None if timed else question.pop("mfu", None)
-    mfu = MFU if mfu is None else mfu
-    if not (isinstance(mfu, (int, float)) and 0 < mfu <= 1):
-        raise InputError(f"mfu={mfu!r} must be above 0 and at most 1")
+    timed = any(question.get(name) is not None for name in ("gpu", "throughput", "mfu"))
+    cluster = Cluster.of(batch_ramp, sequence_length, **cluster_fields(question)) if timed else None
+    ramp = BatchRamp(batch_ramp, sequence_length) if cluster is None else cluster.ramp
     if cluster is not None and flops is not None:
         for name in cluster_fields(question):
             question.pop(name)  # type: ignore[misc]
@@ -231,11 +224,11 @@ def plan(
     total = tokens + sum(_decay_tokens(ramp, t) for t in measured[:-1])
     at = law_variables(law, architecture, tokens)
     warnings, time = (*passed_over, *table.warnings), None
-    gpu_hours = architecture.training_flops(total) / (gpu_tflops * 1e12 * mfu * 3600.0)
+    told = cluster or _usual(architecture, ramp)
+    seconds = float(told.seconds(ModelWork.of(architecture), float(total)))
     if cluster is not None:
-        time = Budget(None, float(cluster.seconds(ModelWork.of(architecture), float(total))) / 3600.0, cluster)
-        gpu_hours = cluster.gpus * time.seconds / 3600.0
-        warnings = tuple(dict.fromkeys([*warnings, *cluster.throughput.warnings(architecture, cluster.gpus)]))
+        time = Budget(None, seconds / 3600.0, cluster)
+        warnings = tuple(dict.fromkeys([*warnings, *cluster.warnings(architecture)]))
     if architecture.vocab_size != VOCAB_SIZE:  # train.py's default is GPT-2's tokenizer
         size = f"{architecture.vocab_size:,}"
         note = f"sizes count a vocabulary of {size}: give train.py a tokenizer of that size (--data.tokenizer)"
@@ -262,14 +255,26 @@ def plan(
         optimizer_bytes=ADAM_BYTES * architecture.n_total,
         gradient_bytes=GRADIENT_BYTES * architecture.n_total,
         kv_cache_bytes=row.kv_cache_bytes,
-        gpu_hours=gpu_hours,
-        gpu_tflops=None if time else gpu_tflops,
-        mfu=None if time else mfu,
+        gpu_hours=told.gpus * seconds / 3600.0,
+        hardware=told.hardware,
         notes=warnings,
         time=time,
-        placement=None if cluster is None else place(architecture, cluster),
+        placement=None if cluster is None else cluster.place(architecture),
         check=law.check(**at),
     )
+
+
+def _usual(architecture: Architecture, ramp: BatchRamp) -> Cluster:
+    """As few of the usual GPUs, in whole nodes, as can train the model; the most, of endless memory, where none can."""
+    gpus = FEWEST
+    while gpus <= MOST:
+        cluster = Cluster.of(ramp, gpus=gpus, gpu=USUAL)
+        try:
+            cluster.place(architecture)
+            return cluster
+        except DoesNotFit:
+            gpus *= 2
+    return replace(cluster, throughput=replace(cluster.throughput, memory_bytes=None))
 
 
 def _trainable(
@@ -283,7 +288,7 @@ def _trainable(
 
     def fits(width: float, experts: float) -> bool:
         try:
-            place(table.limits.architecture(width, experts), cluster)
+            cluster.place(table.limits.architecture(width, experts))
         except DoesNotFit:
             return False
         return True
@@ -306,7 +311,7 @@ def _trainable(
             most = total_parameters(width + HEAD_DIM / 2, row.experts, vocab_size=table.limits.vocab_size)
             tables.append(ask([row.experts], max_parameters=float(most)))
     if not tables:  # say what is missing
-        place(table.limits.architecture(table.best.d_model, table.best.experts), cluster)
+        cluster.place(table.limits.architecture(table.best.d_model, table.best.experts))
     return min(tables, key=lambda other: other.best.loss), tuple(passed_over)
 
 

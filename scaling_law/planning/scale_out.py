@@ -6,50 +6,45 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from hub.base.errors import InputError
 from hub.base.tables import Table
 from hub.base.units import format_bytes, format_count
 from scaling_law.formulas.answers import Answer
-from scaling_law.machine.communication import NVLINK, all_to_all_bytes, all_to_all_seconds, communication
-from scaling_law.machine.gpus import find_gpu, named_gpu
-from scaling_law.machine.throughput import Throughput
+from scaling_law.machine.communication import all_to_all_bytes, all_to_all_seconds, communication
+from scaling_law.machine.gpus import Gpu, named_gpu
+from scaling_law.machine.layout import DoesNotFit, Placement
+from scaling_law.machine.throughput import ModelWork, Throughput
 from scaling_law.planning.budget import Cluster
-from scaling_law.planning.placement import DoesNotFit, Placement, place
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.recipe import PAPER, BatchRamp, RampStage
 
 
 @dataclass(frozen=True)
 class ScaleOutRow:
-    """A model on `gpus` GPUs. Bytes and seconds are of one GPU and one step.
+    """A model on `gpus` GPUs. Bytes and seconds are of one GPU and one step; None where no layout fits.
 
-    `compute_seconds` are at the MFU assumed, `communication_seconds` at the full speed of the links; compute hides
-    communication at best. `mfu_limit`: at which communication alone takes the whole step. `expert_parallel_*`: of
-    sending tokens to experts instead of gathering the experts' weights.
+    A step takes the longer of `compute_seconds` and `communication_seconds`, at the full speed of the links.
+    `mfu_limit`: the MFU at which communication alone fills the step. `expert_parallel_*`: of sending tokens to experts
+    instead of gathering the experts' weights.
     """
 
     gpus: int
-    compute_seconds: float
-    mfu: float
     expert_parallel_bytes: float
     expert_parallel_seconds: float
     placement: Placement | None = None
     passes: int | None = None
     all_gather_bytes: float | None = None
     reduce_bytes: float | None = None
+    compute_seconds: float | None = None
     communication_seconds: float | None = None
+    step_seconds: float | None = None
+    mfu: float | None = None
     mfu_limit: float | None = None
-
-    @property
-    def expected_mfu(self) -> float | None:
-        """The MFU assumed, or less where communication takes longer than such a step; None where nothing fits."""
-        return None if self.placement is None else min(self.mfu, self.mfu_limit or 1.0)
 
     @property
     def limited_by(self) -> str:
         if self.placement is None:
             return "memory"
-        return "communication" if self.mfu_limit is not None and self.mfu_limit < self.mfu else "compute"
+        return "communication" if self.step_seconds == self.communication_seconds else "compute"
 
 
 @dataclass(frozen=True)
@@ -70,7 +65,7 @@ class ScaleOut(Answer):
         return {"architecture": self.architecture.to_dict(), "gpu": self.gpu, "batch_tokens": self.batch_tokens}
 
     def to_rows(self) -> list[dict[str, Any]]:
-        return [asdict(row) | {"expected_mfu": row.expected_mfu, "limited_by": row.limited_by} for row in self.rows]
+        return [asdict(row) | {"limited_by": row.limited_by} for row in self.rows]
 
     def summary(self) -> Table:
         a = self.architecture
@@ -94,8 +89,8 @@ def _cells(row: ScaleOutRow) -> dict[str, str]:
         "all-gather": "" if row.all_gather_bytes is None else format_bytes(row.all_gather_bytes),
         "reduce-scatter": "" if row.reduce_bytes is None else format_bytes(row.reduce_bytes),
         "communication": cell(row.communication_seconds, "{:.2g} s"),
-        "compute": f"{row.compute_seconds:.2g} s",
-        "MFU": cell(row.expected_mfu, "{:.1%}"),
+        "compute": cell(row.compute_seconds, "{:.2g} s"),
+        "MFU": cell(row.mfu, "{:.1%}"),
         "at most": cell(row.mfu_limit, "{:.0%}"),
         "limited by": row.limited_by,
         "all-to-all instead": format_bytes(row.expert_parallel_bytes) + f", {row.expert_parallel_seconds:.2g} s",
@@ -116,40 +111,35 @@ def scale_out(
     ValueError for an unlisted GPU, and for GPUs that cannot share the batch equally.
     """
     sheet, ramp = named_gpu(gpu), BatchRamp((RampStage(0, batch_sequences),), sequence_length)
-    if (link := next((speed for name, speed in NVLINK.items() if find_gpu(name) == sheet), None)) is None:
-        raise InputError(f"gpu={gpu!r}: link speed unknown; give one of {', '.join(NVLINK)}")
     throughput = Throughput.assumed(gpu, mfu=mfu)
-    rows = (_row(architecture, Cluster(count, throughput, ramp=ramp), sheet.peak_flops, link) for count in gpus)
+    rows = (_row(architecture, Cluster(count, throughput, ramp=ramp), sheet) for count in gpus)
     return ScaleOut(architecture, sheet.name, batch_sequences * sequence_length, tuple(rows), check=None)
 
 
-def _row(a: Architecture, cluster: Cluster, peak_flops: float, link: float) -> ScaleOutRow:
-    (stage,), length, gpus = cluster.ramp.stages, cluster.ramp.sequence_length, cluster.gpus
-    tokens = stage.sequences * length
-    seconds = float(cluster.throughput.step_seconds(a, tokens, sequence_length=length, devices=gpus))
-    ideal = a.training_flops(tokens, context=length) / (gpus * peak_flops)
+def _row(a: Architecture, cluster: Cluster, sheet: Gpu) -> ScaleOutRow:
+    layouts, gpus, tokens = cluster.layouts, cluster.gpus, cluster.ramp.last_batch_tokens(0)
     sent = all_to_all_bytes(a, tokens / gpus, gpus)
-    row = ScaleOutRow(
-        gpus,
-        compute_seconds=seconds,
-        mfu=ideal / seconds,
-        expert_parallel_bytes=sent,
-        expert_parallel_seconds=all_to_all_seconds(sent, gpus, link),
-    )
+    row = ScaleOutRow(gpus, sent, all_to_all_seconds(sent, gpus, sheet))
     try:
-        placed = place(a, cluster)
+        placed = layouts.place(a)
     except DoesNotFit:
-        placed = None
-    if placed is None:
         return row
-    passes = stage.sequences // (gpus * placed.micro_batch_sequences)
+    (batch,) = layouts.batches
+    passes = batch // (gpus * placed.micro_batch_sequences)
     traffic = communication(a, placed.sharding, gpus, passes)
+    step = layouts.steps(ModelWork.of(a))
+    compute = float(step.slowdown * layouts.compute(ModelWork.of(a), batch))
+    seconds, exchange = max(compute, float(step.communication[0])), float(step.communication[0])
+    ideal = a.training_flops(tokens, context=layouts.sequence_length) / (gpus * sheet.peak_flops)
     return replace(
         row,
         placement=placed,
         passes=passes,
         all_gather_bytes=traffic.all_gather,
         reduce_bytes=traffic.reduce_scatter + traffic.all_reduce,
-        communication_seconds=(slowest := traffic.seconds(gpus, link)),
-        mfu_limit=ideal / slowest if slowest else None,
+        compute_seconds=compute,
+        communication_seconds=exchange,
+        step_seconds=seconds,
+        mfu=ideal / seconds,
+        mfu_limit=ideal / exchange if exchange else None,
     )

@@ -209,7 +209,7 @@ def speedup(
             target.row_of_width("best size", best, e, limits, frontier["asymptote"]),
             target.row_of_width("same N_act", same, e, limits),
         )
-    timed = () if cluster is None else cluster.throughput.warnings(work, cluster.gpus)
+    timed = () if cluster is None else cluster.warnings(work)
     return EffectiveSpeedup(
         rows=rows,
         a=_named(a),

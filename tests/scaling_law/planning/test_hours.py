@@ -99,9 +99,9 @@ def test_draws_of_law_and_throughput_are_joint(law, measured):
 
 def test_a_slow_moe_changes_the_order(law):
     table = law.optimal(hours=72, gpus=8, gpu="h100")
-    assert table.reordered.startswith("best E first: 32, 16, 1, 8, 4, 2 in 72 hours, but 32, 16, 8, 4, 2, 1 for")
+    assert table.reordered.startswith("best E first: 16, 32, 1, 8, 4, 2 in 72 hours, but 32, 16, 8, 4, 2, 1 for")
     assert table.reordered in table.warnings
-    assert any("assumed, not measured: MFU" in warning for warning in table.warnings)
+    assert any("assumed, not measured: rates of" in warning for warning in table.warnings)
     assert "72 hours on 8 × NVIDIA H100 SXM (bf16, assumed)" in str(table)
     data = json.loads(json.dumps(table.to_dict()))
     assert data["budget"]["throughput"]["is_assumed"]
@@ -136,7 +136,7 @@ def test_a_file_and_a_name_stand_for_throughputs(law, measured, tmp_path):
         ({"money": 100, "gpus": 8, "gpu": "h100"}, "money=100 needs a price"),
         ({"hours": 72, "gpus": 8, "gpu": "h100", "price": 0}, "price=0 must be positive"),
         ({"hours": 72, "gpus": 8, "gpu": "z80"}, "gpu='z80' is unknown"),
-        ({"hours": 1e-7, "gpus": 8, "gpu": "h100"}, "hours=1e-07 is less than one training step: the smallest model"),
+        ({"hours": 1e-8, "gpus": 8, "gpu": "h100"}, "hours=1e-08 is less than one training step: the smallest model"),
         ({"hours": 72, "gpus": 8, "gpu": "h100", "inference_tokens": 1e9}, "give a budget of flops, not of hours"),
     ],
 )
@@ -146,7 +146,7 @@ def test_bad_questions(law, asked, message):
 
 
 def test_hours_beyond_the_guard_are_refused(law):
-    with pytest.raises(ExtrapolationError, match="N_act"):
+    with pytest.raises(ExtrapolationError, match="beyond the guard of 1000 times"):
         law.optimal(hours=1e9, gpus=10_000, gpu="h100")
     with pytest.raises(ValueError, match="E = 1"):
         published("chinchilla").optimal(hours=72, gpus=8, gpu="h100", experts=[8])
@@ -197,7 +197,6 @@ def test_plan_in_hours(law, measured):
     assert made.time.hours == pytest.approx(10, rel=2e-3)  # whole steps
     assert made.gpu_hours == pytest.approx(8 * made.time.hours)
     assert made.to_dict()["time"]["money"] == pytest.approx(2 * made.gpu_hours)
-    assert made.mfu is None
     assert "GPU-hours: 10 hours on 8 × a GPU (bf16)" in str(as_text(made))
     branched = law.plan(hours=10, gpus=8, throughput=measured, experts=[8], branches=4)
     assert branched.time.hours == pytest.approx(1.175 * 10, rel=2e-2)

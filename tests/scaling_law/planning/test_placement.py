@@ -1,19 +1,25 @@
-"""Plans on GPUs of a known memory: the micro-batch fits, the next one does not, and train.py takes it."""
+"""Layouts on GPUs of a known memory: the fastest that fits, for every question the same, and train.py takes it."""
 
 import re
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import yaml
 
-from scaling_law import Architecture, JointLaw, Throughput
+from scaling_law import Architecture, JointLaw, Limits, Throughput, scale_out
+from scaling_law.machine.layout import RESERVED, DoesNotFit, Option
 from scaling_law.machine.memory import training_memory
 from scaling_law.machine.throughput import ModelWork
-from scaling_law.planning.budget import Cluster
-from scaling_law.planning.placement import RESERVED, DoesNotFit, place
+from scaling_law.planning.budget import Cluster, work_of
 from scaling_law.size.recipe import BatchRamp, RampStage
 from training.configuration.reading import from_dict
 
 H100 = Throughput.assumed("h100")
+
+
+def place(architecture, cluster):
+    return cluster.place(architecture)
 
 
 def test_the_largest_micro_batch_that_fits():
@@ -61,45 +67,93 @@ def test_the_plan_of_a_cluster_is_a_configuration_that_train_py_takes():
     assert "placement" not in made.configuration()
 
 
-def test_an_optimum_names_the_rows_that_cannot_be_trained():
-    table = JointLaw.published().optimal(hours=240, gpus=8, throughput=H100, integral=True)
-    (note,) = [warning for warning in table.warnings if "training takes more memory" in warning]
+def test_an_optimum_goes_over_what_the_gpus_can_train():
+    """And says where their memory, not time, decides the size."""
+    cluster = Cluster(8, H100)
+    table = JointLaw.published().optimal(hours=480, gpus=8, throughput=H100, integral=True)
+    (note,) = [warning for warning in table.warnings if "largest model that the memory" in warning]
     named = [float(e) for e in note.partition(":")[0].removeprefix("E = ").split(", ")]
     for row in table:
+        assert place(row.architecture, cluster)
         if row.experts in named:
             with pytest.raises(DoesNotFit):
-                place(row.architecture, Cluster(8, H100))
-        else:
-            assert place(row.architecture, Cluster(8, H100))
+                place(Architecture(row.architecture.d_model + 64, int(row.experts)), cluster)
     assert named == [32]
-    small = JointLaw.published().optimal(hours=240, gpus=8, throughput=H100, max_parameters="7B")
-    assert not any("more memory" in warning for warning in small.warnings)
-    assert JointLaw.published().optimal(hours=72, gpus=6, throughput=H100).best.experts == 32
+    measured = replace(H100, is_assumed=False)  # steps that were measured hold for models of any size
+    free = JointLaw.published().optimal(hours=480, gpus=8, throughput=measured, integral=True)
+    assert any(warning.startswith("E = 8, 16, 32: training takes more memory than 8 ×") for warning in free.warnings)
+
+
+def test_batches_are_rounded_up_to_what_gpus_can_share():
+    table = JointLaw.published().optimal(hours=72, gpus=6, throughput=H100)
+    assert table.budget.cluster.layouts.batches == (132, 258, 516)
+    assert any("batches of 132, 258, 516 sequences, which 6 GPUs can share" in warning for warning in table.warnings)
+    assert Cluster.of(gpus=256, gpu="h100").layouts.batches == (256, 256, 512)
+    assert not Cluster.of(gpus=8, gpu="h100").warnings(Architecture(512))[1:]
 
 
 @pytest.mark.parametrize("experts", [None, [4, 32]])
 def test_a_plan_is_the_best_that_the_gpus_can_train(experts):
     """Against every width of every E: the best of those that fit."""
     law, cluster = JointLaw.published(), Cluster(4, H100)
-    asked = {"hours": 480, "gpus": 4, "throughput": H100}
+    asked = {"hours": 960, "gpus": 4, "throughput": H100}
     made = law.plan(**asked, experts=experts)
     losses = {}
     for e in experts or (1, 2, 4, 8, 16, 32):
-        for d in range(1024, 3072, 64):
+        for d in range(1024, 4096, 64):
             a = Architecture(d, e)
-            try:
-                place(a, cluster)
-            except DoesNotFit:
-                break
-            tokens = float(cluster.tokens(ModelWork.of(a), 480 * 3600.0))
-            losses[e, d] = float(law.loss(a.n_active, tokens, e))
+            tokens = float(cluster.tokens(ModelWork.of(a), 960 * 3600.0))
+            if tokens:
+                losses[e, d] = float(law.loss(a.n_active, tokens, e))
+            else:
+                with pytest.raises(DoesNotFit):
+                    place(a, cluster)
     best = min(losses, key=losses.get)
     assert (made.architecture.experts, made.architecture.d_model) == best
     assert made.placement == place(made.architecture, cluster)
+    assert any(warning.startswith("best row: N_act") for warning in made.warnings)
+
+
+def test_a_budget_of_flops_is_planned_for_what_fits():
+    """The widest model of its E, or another E, with a warning."""
+    made = JointLaw.published().plan(flops=3e21, gpus=4, throughput=H100, experts=[4, 32])
+    assert made.placement
     assert re.match(
         r"E = 32 at its best size \(d_model \d+, .* takes more memory than 4 × NVIDIA H100", made.warnings[0]
     )
-    assert any(warning.startswith("best row: N_act") for warning in made.warnings)
+
+
+def test_every_question_takes_the_same_step():
+    """The optimum's search over widths, a plan's time and `scale_out`, to the last digits."""
+    random, law = np.random.default_rng(0), JointLaw.published()
+    for _ in range(200):
+        d_model, e = 64 * int(random.integers(4, 48)), int(random.choice([1, 2, 8, 32]))
+        gpus, gpu = int(random.choice([1, 8, 64])), str(random.choice(["h100", "a100", "gb200", "rtx-4090"]))
+        model, throughput = Architecture(d_model, e), Throughput.assumed(gpu)
+        cluster = Cluster(gpus, throughput, ramp=BatchRamp((RampStage(0, 512),), 512))
+        (row,) = scale_out(model, [gpus], gpu).rows
+        steps = [cluster.seconds(work, 512.0 * 512) for work in (ModelWork.of(model), work_of(d_model, e, Limits()))]
+        expected = np.inf if row.step_seconds is None else row.step_seconds * throughput.overhead_of(gpus)
+        assert steps == pytest.approx([expected] * 2, rel=1e-12)
+    row = law.optimal(hours=24, gpus=8, gpu="h100", experts=[8], integral=True).best
+    made = law.plan(hours=24, gpus=8, gpu="h100", experts=[8])
+    assert made.time.hours == pytest.approx(24 * made.tokens / row.tokens, rel=1e-3)
+
+
+def test_the_fastest_layout_is_chosen():
+    """Against every option by hand: the longer of compute and communication, of those that fit."""
+    for d_model, e, gpus in ((1728, 32, 8), (1024, 8, 64), (512, 1, 8), (2304, 8, 8)):
+        a, layouts = Architecture(d_model, e), Cluster(gpus, H100).layouts
+        seconds = {}
+        for option in layouts.options():
+            if layouts.memory(a, option).total <= 80e9 - RESERVED:
+                compute = float(layouts.compute(ModelWork.of(a), 512)) * (
+                    4 / 3 if option.gradient_checkpointing else 1
+                )
+                seconds[option] = max(compute, float(layouts.communication(a, option, 512)))
+        placed = place(a, Cluster(gpus, H100))
+        chosen = {name: value for name, value in vars(placed).items() if name != "memory"}
+        assert seconds[Option(**chosen)] == min(seconds.values())
 
 
 def test_a_plan_that_fits_is_the_optimum():

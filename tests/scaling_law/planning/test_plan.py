@@ -11,7 +11,7 @@ from training.configuration.schedule import Schedule, total_tokens
 
 
 def test_plan_of_a_run(published):
-    made = published.plan(1e20, [4], branches=3, memory=10e9, gpu_tflops=1000, mfu=0.5)
+    made = published.plan(1e20, [4], branches=3, memory=10e9)
     a = made.architecture
     row = published.optimal(1e20, [4], memory=10e9, integral=True)[4]
     assert a == row.architecture
@@ -21,7 +21,12 @@ def test_plan_of_a_run(published):
     assert made.total_tokens == total_tokens([trunk.branch(tokens) for tokens in made.branches])
     assert made.total_flops == 6 * a.n_active * made.total_tokens
     assert made.total_flops / made.training_flops == pytest.approx(1.15, abs=1e-3)  # 0.2 · (1/2 + 1/4)
-    assert made.gpu_hours == pytest.approx(made.total_flops / 5e14 / 3600)
+    eight = published.plan(1e20, [4], branches=3, memory=10e9, gpu="h100", gpus=8)
+    assert (made.hardware, made.time, made.placement) == ("8 × NVIDIA H100 SXM", None, None)
+    assert made.gpu_hours == eight.gpu_hours == pytest.approx(8 * eight.time.hours)
+    assert 0.2 < made.total_flops / (made.gpu_hours * 3600 * 989e12) < 0.6
+    vast = published.plan(1e27, [4], force=True)
+    assert (vast.hardware, vast.gpu_hours > 1e8) == ("8192 × NVIDIA H100 SXM", True)
     assert made.optimizer_bytes == 12 * a.n_total
     assert made.warmup_tokens == 130_000_000
     assert made.decay_tokens == pytest.approx(0.2 * made.tokens, rel=1e-4)

@@ -1,0 +1,80 @@
+"""Models of the d / 64 rule as arrays: what memory, traffic and time ask of an `Architecture`, for many at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from scaling_law.size.architecture import HEAD_DIM, VOCAB_SIZE, variables_of_width
+
+
+@dataclass(frozen=True)
+class Widths:
+    """Arrays under the names of `Architecture`, and of the values that it has for widths that exist."""
+
+    d_model: Any
+    experts: Any
+    experts_per_token: Any
+    d_expert: Any
+    n_active: Any
+    n_total: Any
+    n_active_non_embedding: Any
+    n_total_non_embedding: Any
+    vocab_size: float
+    head_dim: int = HEAD_DIM
+    tied_embeddings: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        d_model: ArrayLike,
+        experts: ArrayLike,
+        granularity: float = 1.0,
+        shared_ratio: float = 0.0,
+        vocab_size: float = VOCAB_SIZE,
+    ) -> Widths:
+        """Models of these widths, which may be fractional, and E; broadcasts. Arguments as of `variables_of_width`."""
+        d, e = np.broadcast_arrays(np.asarray(d_model, float), np.asarray(experts, float))
+        sizes = variables_of_width(d, e, granularity, shared_ratio, vocab_size)
+        counts = {name: sizes[name] for name in cls.__annotations__ if name.startswith("n_")}
+        return cls(
+            d_model=d,
+            experts=np.where(e > 1, (e - shared_ratio) * granularity, 1.0),
+            experts_per_token=np.where(e > 1, (1.0 - shared_ratio) * granularity, 1.0),
+            d_expert=3.0 * d / np.where(e > 1, granularity, 1.0),
+            vocab_size=vocab_size,
+            **counts,
+        )
+
+    @property
+    def blocks(self) -> Any:
+        return self.d_model / HEAD_DIM
+
+    @property
+    def heads(self) -> Any:
+        return self.blocks
+
+    @property
+    def n_kv_heads(self) -> Any:
+        return self.blocks
+
+    @property
+    def routed_blocks(self) -> Any:
+        return self.blocks
+
+    @property
+    def active_width(self) -> Any:
+        return 3.0 * self.d_model
+
+    @property
+    def embedding_parameters(self) -> Any:
+        return 2.0 * self.d_model * self.vocab_size
+
+    def forward_flops(self, context: float = 0.0) -> Any:
+        """FLOPs of one token's forward pass, as `Architecture.forward_flops` counts them."""
+        router = np.where(self.experts > 1, self.routed_blocks * self.d_model * self.experts, 0.0)
+        weights = self.n_active_non_embedding + router + self.d_model * self.vocab_size
+        return 2.0 * (weights + 2 * context * self.blocks * self.d_model)

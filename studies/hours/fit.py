@@ -1,0 +1,126 @@
+"""Rates of GPUs fitted to public runs, and how far they miss the runs of labs that were left out.
+
+The parameters of `scaling_law.machine.efficiency`, by robust least squares on ln seconds of a token. Rows of one cell
+(a lab, model, GPU and precision) share its weight, and a lab's weight grows with the root of its cells: many timings
+by one lab are one code base. A weak prior holds what few rows say anything of.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scaling_law.machine import GPUS, Efficiency
+from scaling_law.machine.efficiency import TERMS, rates
+from studies.common import FloatArray
+from studies.hours.runs import Timed, seconds
+
+CENTRE = np.array([*np.log([1.6, 1.0, 60.0, 60.0, 0.6, 0.45]), -0.3, 0.04, 0.06])  # in the order of PARAMETERS
+WIDTH = np.array([0.3, 0.7, 1.0, 1.0, 0.2, 0.2, 0.3, 0.05, 0.05])
+NOISE = 0.25  # of ln seconds, beyond which a row counts less
+
+
+class Table:
+    """What the fit reads of rows, as arrays [n]."""
+
+    def __init__(self, rows: Sequence[Timed], chosen: NDArray[np.bool_] | None = None) -> None:
+        rows = [row for row, is_chosen in zip(rows, chosen, strict=True) if is_chosen] if chosen is not None else rows
+        sheets = [GPUS[row.gpu] for row in rows]
+        self.work = np.array([[float(row.work[term]) for term in TERMS] for row in rows]).T
+        self.gpu = np.array([[sheet.peak_flops, sheet.bandwidth] for sheet in sheets]).T
+        flags = [(row.precision == "fp8", row.precision == "fp4", row.routing == "forced") for row in rows]
+        self.flags = np.array(flags, float).T
+        nodes = [max(row.gpus / sheet.node, 1.0) for row, sheet in zip(rows, sheets, strict=True)]
+        self.nodes, self.whole = np.log(nodes), np.array([row.kind == "run" for row in rows], float)
+        self.seconds, self.weight = np.log(seconds(rows)), weights(rows)
+
+    def predicted(self, parameters: FloatArray) -> FloatArray:
+        """ln seconds of a token on one GPU."""
+        *_, growth, overhead = parameters
+        terms = rates(parameters, *self.gpu, *self.flags)
+        steps = np.log(sum(rate * work for rate, work in zip(terms, self.work, strict=True)))
+        return np.asarray(steps + (growth + overhead * self.whole) * self.nodes)
+
+
+def weights(rows: Sequence[Timed]) -> FloatArray:
+    """Root weights of the rows, [n]."""
+    in_cell = Counter(row.cell for row in rows)
+    cells = Counter(lab for lab, *_ in in_cell)
+    return np.array([in_cell[row.cell] ** -0.5 * cells[row.lab] ** -0.25 for row in rows])
+
+
+def fitted(rows: Sequence[Timed]) -> tuple[FloatArray, FloatArray]:
+    """The parameters [9] and their covariance [9, 9]."""
+    from scipy.optimize import least_squares
+
+    table = Table(rows)
+
+    def residuals(parameters: Any) -> FloatArray:
+        off = (table.predicted(parameters) - table.seconds) * table.weight / NOISE
+        return np.concatenate([off, (parameters - CENTRE) / WIDTH])
+
+    solution = least_squares(residuals, CENTRE, loss="soft_l1")
+    return solution.x, np.linalg.inv(solution.jac.T @ solution.jac)
+
+
+def misses(rows: Sequence[Timed]) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """ln(predicted / published) of each row by the fit to the other labs, [n], with `shares` [n, 3].
+
+    The third are standard deviations of ln seconds by that fit's covariance, [n].
+    """
+    error, width, parts = np.empty(len(rows)), np.empty(len(rows)), np.empty((len(rows), 3))
+    for out in of_labs(rows):
+        others, table = [row for row, left in zip(rows, out, strict=True) if not left], Table(rows, out)
+        parameters, covariance = fitted(others)
+        drawn = np.random.default_rng(0).multivariate_normal(parameters, covariance, 200)
+        error[out] = table.predicted(parameters) - table.seconds
+        width[out] = np.std([table.predicted(p) for p in drawn], axis=0)
+        parts[out] = shares(table, parameters)
+    return error, parts, width
+
+
+def left_out(rows: Sequence[Timed]) -> tuple[FloatArray, FloatArray]:
+    """ln(predicted / published) of each row by the fit to the other labs, [n], and the standard deviation foreseen.
+
+    It holds the covariance of that fit and the spread between those labs.
+    """
+    error, parts, width = misses(rows)
+    for out in of_labs(rows):
+        between = spreads([row for row, left in zip(rows, out, strict=True) if not left])
+        width[out] = np.hypot(width[out], np.sqrt(parts[out] ** 2 @ between**2))
+    return error, width
+
+
+def of_labs(rows: Sequence[Timed]) -> list[NDArray[np.bool_]]:
+    """Masks [n] of each lab's rows."""
+    labs = np.array([row.lab for row in rows])
+    return [labs == lab for lab in np.unique(labs)]
+
+
+def shares(table: Table, parameters: FloatArray) -> FloatArray:
+    """Which part of the seconds varies with a lab: all, activations, and what experts add, [n, 3]."""
+    parts = np.array(rates(parameters, *table.gpu, *table.flags)) * table.work
+    _, routed_flops, activations, routing = parts / parts.sum(axis=0)
+    return np.stack([np.ones(len(activations)), activations, routed_flops + routing], axis=1)
+
+
+def spreads(rows: Sequence[Timed]) -> FloatArray:
+    """Standard deviations [3] of ln seconds between labs: of all terms together, and more of some, as in `shares`.
+
+    Those whose squares, times the squared shares, are nearest to the squared misses.
+    """
+    from scipy.optimize import nnls
+
+    (error, parts, _), weight = misses(rows), weights(rows)
+    return np.asarray(np.sqrt(nnls(parts**2 * weight[:, None], error**2 * weight)[0]))
+
+
+def efficiency_of(rows: Sequence[Timed]) -> Efficiency:
+    """The fit to all rows, as the library ships it."""
+    parameters, covariance = fitted(rows)
+    cells = {row.cell for row in rows}
+    return Efficiency(parameters, covariance, spreads(rows), len(rows), len({lab for lab, *_ in cells}))
