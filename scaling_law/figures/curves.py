@@ -278,7 +278,10 @@ def isotime_curves(
     for n_experts, optimum in zip(e[optima.exists].tolist(), optima.free[optima.exists].tolist(), strict=True):
         widths = optimum * np.geomspace(3.0, 1.0 / 3.0, 2 * (points // 2) + 1)
         at = models_of(law, widths, n_experts, time, limits)
-        curves.append(loss_curve(law, at["tokens"], at, n_experts, points // 2))
+        trained = at["tokens"] > 0  # others do not fit the memory of the GPUs
+        middle = int(trained[: points // 2].sum())
+        at = {name: values[trained] for name, values in at.items()}
+        curves.append(loss_curve(law, at["tokens"], at, n_experts, middle))
     return tuple(curves)
 
 

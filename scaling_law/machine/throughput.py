@@ -69,8 +69,8 @@ class ModelWork:
         """Work of one architecture (numbers), or of several (arrays)."""
         if isinstance(model, Sequence):
             each = [vars(cls.of(one)) for one in model]
-            names = [name for name in each[0] if name != "model"]
-            return cls(*(np.array([one[name] for one in each], float) for name in names))
+            arrays: dict[str, Any] = {name: np.array([one[name] for one in each]) for name in each[0]}
+            return cls(**arrays | {"model": None})
         a, scores = model, model.forward_flops(1.0) - model.forward_flops()
         sent = a.routed_blocks * a.experts_per_token * a.d_model
         return cls(

@@ -36,13 +36,14 @@ class ClusterFields(TypedDict, total=False):
     """GPUs that train, as keywords of a question: `gpus` of the model `gpu`, each at `price` per hour.
 
     `throughput`: measured step times or their throughput.json; without it, step times are estimated from the GPU's
-    data sheet and `mfu`.
+    data sheet and `mfu`, or the rates of public runs in this `precision`.
     """
 
     gpus: int | None
     gpu: str | None
     throughput: Throughput | str | Path | None
     mfu: float | tuple[float, float] | None
+    precision: str | None
     price: Quantity | None
 
 
@@ -58,18 +59,23 @@ class QuestionFields(BudgetFields, LimitFields, total=False):
 
 
 def step_times(
-    gpu: str | None, throughput: Throughput | str | Path | None, mfu: float | tuple[float, float] | None
+    gpu: str | None,
+    throughput: Throughput | str | Path | None,
+    mfu: float | tuple[float, float] | None,
+    precision: str | None = None,
 ) -> Throughput:
     """Measured step times, or those assumed for a GPU. ValueError for neither, and for times of another device."""
     if throughput is None:
         if gpu is None:
             of_what = "" if mfu is None else f"mfu={mfu!r} is that of a GPU: "
             raise InputError(f'{of_what}gpu=None must be given, such as "h100", or throughput, measured step times')
-        return Throughput.assumed(gpu, mfu=mfu)
+        return Throughput.assumed(gpu, mfu=mfu, precision=precision or "bf16")
     measured = throughput if isinstance(throughput, Throughput) else Throughput.from_file(throughput)
     named = measured.device if throughput is measured else throughput
     if mfu is not None:
         raise InputError(f"mfu={mfu!r}: throughput={named} has measured step times; give one of the two")
+    if precision not in (None, measured.precision):
+        raise InputError(f"precision={precision!r}: throughput={named} was measured in {measured.precision}")
     if gpu is not None and find_gpu(measured.device) != named_gpu(gpu):
         raise InputError(f"throughput={named} was measured on {measured.device!r}, not on gpu={gpu}")
     return measured
@@ -105,7 +111,9 @@ class Cluster:
         The paper's batches are rounded up to what the GPUs can share equally; others are taken as they are.
         """
         gpus, price = fields.get("gpus"), fields.get("price")
-        throughput = step_times(fields.get("gpu"), fields.get("throughput"), fields.get("mfu"))
+        throughput = step_times(
+            fields.get("gpu"), fields.get("throughput"), fields.get("mfu"), fields.get("precision")
+        )
         if gpus is None:
             prefix = "" if price is None else f"price={price!r} is per GPU-hour: "
             raise InputError(f"{prefix}gpus=None must be given, the number of GPUs that train")

@@ -48,7 +48,7 @@ class Plan(Answer):
     `branches` are the token counts of the trunk's decay branches, the longest (`tokens`) last. `loss` (nats per token)
     and `training_flops` are of that run alone; `total_*`, `gpu_hours` and `time` count the decay of every branch.
     `time` is that of the GPUs named, and `placement` how the run fits into their memory; without any, `gpu_hours` are
-    those of the H100s of `hardware`.
+    those of as many H100s as hold the model. `gpus` and `gpu` say which.
     """
 
     architecture: Architecture
@@ -73,7 +73,8 @@ class Plan(Answer):
     gradient_bytes: float
     kv_cache_bytes: float
     gpu_hours: float
-    hardware: str
+    gpus: int
+    gpu: str
     time: Budget | None = None
     placement: Placement | None = None
 
@@ -172,7 +173,7 @@ class Plan(Answer):
         hours = _hours(self.gpu_hours)
         if self.time is not None:
             return f"{hours} GPU-hours: {self.time}"
-        return f"{hours} GPU-hours of {self.hardware} (assumed; --gpu and --gpus name others)"
+        return f"{hours} GPU-hours of {self.gpus} × {self.gpu} (assumed; --gpu and --gpus name others)"
 
     @property
     def _where_the_rate_is_from(self) -> str:
@@ -256,7 +257,8 @@ def plan(
         gradient_bytes=GRADIENT_BYTES * architecture.n_total,
         kv_cache_bytes=row.kv_cache_bytes,
         gpu_hours=told.gpus * seconds / 3600.0,
-        hardware=told.hardware,
+        gpus=told.gpus,
+        gpu=told.throughput.device,
         notes=warnings,
         time=time,
         placement=None if cluster is None else cluster.place(architecture),
@@ -265,7 +267,7 @@ def plan(
 
 
 def _usual(architecture: Architecture, ramp: BatchRamp) -> Cluster:
-    """As few of the usual GPUs, in whole nodes, as can train the model; the most, of endless memory, where none can."""
+    """As few of the usual GPUs as can train the model, in whole nodes; the most, of endless memory, if none can."""
     gpus = FEWEST
     while gpus <= MOST:
         cluster = Cluster.of(ramp, gpus=gpus, gpu=USUAL)

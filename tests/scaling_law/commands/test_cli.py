@@ -258,8 +258,7 @@ def test_hours(shell, published, tmp_path):
     assert made["time"]["hours"] == pytest.approx(72, rel=1e-3)
     sped = json.loads(shell("speedup", "--flops", "1e21", *words, "--json").stdout)
     assert sped["rows"][0]["time"] < 1 < sped["rows"][0]["compute"]
-    limited = json.loads(shell("plan", "--hours", 240, *words, "--json").stdout)
-    assert limited["architecture"]["experts"] == 32
+    limited = json.loads(shell("plan", "--flops", 3e22, *words, "--experts", 32, "--json").stdout)
     assert "takes more memory than 8 × NVIDIA H100 SXM have" in limited["warnings"][0]
 
 
@@ -267,9 +266,9 @@ def test_scale_out(shell):
     made = json.loads(shell("scale-out", 2304, "--gpus", "8,64", "--json").stdout)
     assert [(row["gpus"], row["limited_by"]) for row in made["rows"]] == [(8, "compute"), (64, "compute")]
     assert made["rows"][1]["expert_parallel_bytes"] < 0.1 * made["rows"][1]["all_gather_bytes"]
-    wrong = shell("scale-out", 2304, "--gpu", "l4")
+    wrong = shell("scale-out", 2304, "--gpu", "h900")
     assert wrong.exit_code == 2
-    assert "link speed unknown" in wrong.stderr
+    assert "--gpu 'h900' is unknown: did you mean 'h800'?" in wrong.stderr
 
 
 @pytest.mark.parametrize(

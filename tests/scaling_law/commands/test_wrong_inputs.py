@@ -50,9 +50,8 @@ LINES = {  # what is typed → the line on standard error
         "nothing fits: the smallest model (d_model 64, E = 1) has 6.49M parameters and needs at least 13 MB "
         "(12972288 bytes) with its KV cache"
     ),
-    "plan --flops 1e20 --mfu 0": "--mfu 0.0 must be above 0 and at most 1",
+    "plan --flops 1e20 --mfu 0": "--mfu 0 needs --gpu, whose peak it refers to",
     "plan --flops 1e20 --branches 0": "--branches 0 must be a whole number from 1 to 20",
-    "plan --flops 1e20 --gpu-tflops 0": "--gpu-tflops 0 must be positive",
     "plan --hours 3 --gpus 8": "--gpu is needed with --hours: h100; or --throughput",
     "reach --loss 0": "--loss 0 must be positive and finite",
     "reach --loss 2 --flops 1e22 --memory 1GB": "--memory and a budget: give one of them; the other is the answer",

@@ -121,16 +121,13 @@ def test_the_text_of_each_position_of_a_slider_moves_it_nowhere_else(name):
         assert app._positions(replace(FIRST, **{name: text}))[name] == pytest.approx(low + app.STEP * i, abs=1e-9)
 
 
-def test_a_best_model_that_the_gpus_cannot_train_has_a_plan_of_another(laws):
+def test_the_best_model_of_hours_is_the_one_that_is_planned(laws):
     question = replace(FIRST, unit="hours", hours="168", gpus="8", view="map")
-    problem, _, figure, _, notes, command, yaml, _, query = app._answered(laws, question, False, None)
+    problem, _, figure, _, _, command, yaml, _, query = app._answered(laws, question, False, None)
     assert (problem, query) == ("", "unit=hours&view=map")
     assert command == ("scaling-law plan --hours 168 --gpus 8 --gpu h100 --memory 80GB --kv-tokens 16k -o run.yaml")
     table = best_models(question, laws[PUBLISHED])
-    assert (table.best.d_model, safe_load(yaml)["model"]["d_model"]) == (1984, 1920)
-    first, second, *_ = notes.splitlines()
-    assert "the plan is for d\\_model 1920, E = 32" in first
-    assert "the star is at the" in second
+    assert safe_load(yaml)["model"]["d_model"] == table.best.d_model
     assert next(trace.x[0] for trace in figure.data if trace.name == "question") == table.flops
 
 

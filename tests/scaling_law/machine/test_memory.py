@@ -1,9 +1,13 @@
 """Memory of training: the state counted by hand, and what changes it; `tests/training` compares it with torch."""
 
+import itertools
+
+import numpy as np
 import pytest
 
 from scaling_law import Architecture
 from scaling_law.machine.memory import training_memory
+from scaling_law.size.widths import Widths
 
 MODEL = Architecture(512, 8)
 PARAMETERS = MODEL.n_total + 8 * 8 * 512  # and the routers'
@@ -60,3 +64,17 @@ def test_bad_input_is_named():
         training_memory(MODEL, 0, 512)
     with pytest.raises(ValueError, match="sharding='zero3', precision='bf16'; allowed: none, ddp, fsdp2; bf16, fp32"):
         training_memory(MODEL, 1, 512, sharding="zero3")
+
+
+def test_widths_and_architectures_take_the_same_memory():
+    """Every part at every setting, for models beside each other that peak at different moments."""
+    widths, experts = [64, 512, 1024, 2304], [1, 8, 32, 1]
+    settings = itertools.product((1, 4), ("bf16", "fp32"), (False, True), ("none", "ddp", "fsdp2"), (1, 8))
+    for passes, precision, recompute, sharding, devices in settings:
+        asked = {"passes": passes, "precision": precision, "gradient_checkpointing": recompute}
+        asked |= {"sharding": sharding, "devices": devices}
+        together = training_memory(Widths.of(widths, experts), 8, 512, **asked)
+        for i, (d, e) in enumerate(zip(widths, experts, strict=True)):
+            alone = training_memory(Architecture(d, e), 8, 512, **asked)
+            for part, size in alone.to_dict().items():
+                assert np.broadcast_to(together.to_dict()[part], 4)[i] == pytest.approx(size, rel=1e-12), part

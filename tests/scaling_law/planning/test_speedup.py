@@ -155,7 +155,7 @@ def test_bad_questions(law):
 
 
 def test_hours_of_both_models(law):
-    """FLOPs times the ratio of MFUs, where time is FLOPs; each draw of the step times with one of the law."""
+    """The hours of a cluster; each draw of the step times with one of the law."""
     few, h100 = law.replace(draws=law.draws[:20]), Throughput.assumed("h100")
     found = few.speedup(8, 1, flops=1e21, gpus=8, throughput=h100)
     best, same = found.rows
@@ -166,10 +166,10 @@ def test_hours_of_both_models(law):
         assert row.hours == pytest.approx(seconds / 3600)
         assert row.time == pytest.approx(seconds / own)
         assert row.time_interval[0] < row.time < row.time_interval[1]
-    assert same.time == pytest.approx(same.compute * 0.139 / 0.267, rel=1e-3)
     assert any("assumed, not measured" in warning for warning in found.warnings)
     sure = few.speedup(8, 1, flops=1e21, gpus=8, throughput=Throughput.assumed("h100", mfu=0.4))
-    assert sure.rows[1].time_interval == pytest.approx(sure.rows[1].compute_interval, rel=1e-2)
+    low, high = np.divide(sure.rows[1].time_interval, sure.rows[1].compute_interval)
+    assert low == pytest.approx(high, rel=1e-2)  # the model of a computes its activations again
     a, b = Architecture(1024, 8), Architecture(1024)
     given = few.speedup(a, b, tokens=2e10, gpus=8, throughput=h100).rows[0]
     assert given.hours == pytest.approx(cluster.seconds(ModelWork.of(b), given.tokens) / 3600)

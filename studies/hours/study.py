@@ -1,0 +1,158 @@
+"""docs/studies/hours.md: predicted against published times of public runs, and what they say of 72 hours on H100s."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hub.base.units import format_count
+from scaling_law import JointLaw, OptimalTable, scale_out
+from scaling_law.figures import drawing
+from scaling_law.machine.efficiency import PARAMETERS
+from scaling_law.machine.efficiency import write as write_rates
+from studies.common import FloatArray, Part, fill, rms, write_tables
+from studies.hours.fit import efficiency_of, fitted, left_out
+from studies.hours.runs import Timed, derive, read, seconds
+
+RUNS = Path(__file__).with_name("runs.csv")
+GOALS = {  # group → rms of ln(predicted / published) that was wanted, labs left out
+    "dense, steady state": 0.20,
+    "MoE, steady state": 0.35,
+    "dense, whole runs": 0.30,
+    "MoE, whole runs": 0.40,
+}
+LEVEL = 1.645  # of 90 % intervals
+HOURS, GPUS, GPU = 72, (8, 64), "h100"
+COLOURS = {"dense": "#0072B2", "MoE": "#D55E00"}
+
+
+@dataclass(frozen=True)
+class Results:
+    """What the page shows, computed when it is asked for."""
+
+    rows: Sequence[Timed]
+
+    @cached_property
+    def parameters(self) -> FloatArray:
+        return fitted(self.rows)[0]
+
+    @cached_property
+    def misses(self) -> tuple[FloatArray, FloatArray]:
+        """ln(predicted / published) of each row by the fit to other labs, and the standard deviation foreseen."""
+        return left_out(self.rows)
+
+    @cached_property
+    def groups(self) -> dict[str, Any]:
+        """Group → mask of the rows."""
+        names = np.array([row.group for row in self.rows])
+        return {name: names == name for name in (*GOALS, *sorted({*names} - {*GOALS}))}
+
+
+def read_results() -> Results:
+    return Results(read(RUNS))
+
+
+def write(page: Path) -> list[Path]:
+    """Replace the blocks of the Markdown file `page`, its table and its figure; returns what was written."""
+    results = read_results()
+    figure = predicted_and_published(results)
+    saved = drawing.save(figure, page.parent / "figures" / "hours.png")
+    return [fill(page, BLOCKS, results), *write_tables(page, {"hours": every_row}, results), saved]
+
+
+def take(tables: Sequence[Path]) -> list[Path]:
+    """Derive the runs from a public table, and the rates that the library ships from them."""
+    (table,) = tables
+    derive(table, RUNS)
+    return [RUNS, write_rates(efficiency_of(read(RUNS)))]
+
+
+def errors(r: Results) -> Iterator[Part]:
+    yield "rows", "n", "labs", "rms", "wanted", "", "mean", "90 % interval holds"
+    (error, width), every = r.misses, r.groups.items()
+    for group, mask in every:
+        off, goal = error[mask], GOALS.get(group)
+        met = "" if goal is None else "met" if rms(off) <= goal else "missed"
+        held = np.mean(np.abs(off) <= LEVEL * width[mask])
+        labs = len({row.lab for row, chosen in zip(r.rows, mask, strict=True) if chosen})
+        wanted = "" if goal is None else f"{goal:.2f}"
+        yield group, len(off), labs, f"{rms(off):.2f}", wanted, met, f"{off.mean():+.2f}", f"{held:.0%}"
+    large = np.any([r.groups[group] for group in GOALS], axis=0)
+    held = np.mean(np.abs(error[large]) <= LEVEL * width[large])
+    yield f"ln(predicted / published). From 0.5B parameters on, 90 % intervals hold {held:.0%} of {large.sum()} rows."
+
+
+def rates_found(r: Results) -> Iterator[Part]:
+    values = dict(zip(PARAMETERS, r.parameters, strict=True))
+    flops, routed, activations, routing, fp8, fp4, forced = np.exp(r.parameters[:7])
+    yield "seconds of", "rate"
+    yield "FLOPs", f"{flops:.2f} / peak, an MFU of {1 / flops:.0%} of products alone"
+    yield "FLOPs of models with experts, besides", f"{routed:.2f} / peak; {forced:.2f} times that if balanced by force"
+    yield "FLOPs in FP8, in FP4", f"{fp8:.2f} and {fp4:.2f} times those in bf16"
+    yield "elements between operations (tokens × blocks × d_model)", f"{activations:.0f} bytes each, by the bandwidth"
+    yield "elements sent to experts", f"{routing:.0f} bytes each, by the bandwidth"
+    yield "a step on n nodes", f"n^{values['growth']:.3f}"
+    yield "a whole run on n nodes, besides", f"n^{values['overhead']:.3f}"
+
+
+def worst(r: Results) -> Iterator[Part]:
+    error, _ = r.misses
+    yield "row", "lab", "published, tokens/s/GPU", "predicted / published time"
+    for i in np.argsort(-np.abs(error))[:10]:
+        row = r.rows[i]
+        yield row.name, row.lab, f"{row.tokens_per_second:,.0f}", f"{np.exp(error[i]):.2f}"
+
+
+def flagship(r: Results) -> Iterator[Part]:
+    """The best model of each E in the hours, with what limits a step of it."""
+    yield "GPUs", "E", "d_model", "N_act", "tokens", "loss (95 %)", "", "MFU", "limited by", "how"
+    for gpus in GPUS:
+        table = best(gpus)
+        tied = table.comparison.tied if table.comparison else ()
+        for row in table:
+            assert row.architecture is not None  # integral rows of a law with draws
+            assert row.loss_interval is not None
+            (out,) = scale_out(row.architecture, [gpus], GPU).rows
+            loss = "{:.3f} ({:.3f} to {:.3f})".format(row.loss, *row.loss_interval)
+            said = "best" if row is table.best else "tie" if row.experts in tied else ""
+            sizes = f"{row.experts:g}", f"{row.d_model:g}", format_count(row.n_active), format_count(row.tokens)
+            yield gpus, *sizes, loss, said, f"{out.mfu:.0%}", out.limited_by, str(out.placement).partition(", ")[2]
+
+
+def best(gpus: int) -> OptimalTable:
+    """What `optimal` answers."""
+    return JointLaw.published().optimal(hours=HOURS, gpus=gpus, gpu=GPU, integral=True)
+
+
+def every_row(r: Results) -> Iterator[tuple[object, ...]]:
+    yield "name", "lab", "group", "gpu", "gpus", "precision", "tokens_per_second", "predicted_over_published", "source"
+    for row, error in zip(r.rows, r.misses[0], strict=True):
+        about = row.name, row.lab, row.group, row.gpu, row.gpus, row.precision, row.tokens_per_second
+        yield *about, f"{np.exp(error):.3f}", row.source
+
+
+def predicted_and_published(r: Results, axes: Any = None) -> Any:
+    """Tokens/s per GPU predicted by the other labs' runs against those published; a panel for each kind of number."""
+    axes = drawing.panels_or_new(axes, 2, 9.6, 4.8, sharex=True, sharey=True)
+    speed, predicted = 1.0 / seconds(r.rows), np.exp(-r.misses[0]) / seconds(r.rows)
+    for ax, whole in zip(axes, ("steady state", "whole runs"), strict=True):
+        for kind, colour in COLOURS.items():
+            named = np.array([row.group.startswith(kind) and row.group.endswith(whole) for row in r.rows])
+            ax.plot(speed[named], predicted[named], "o", color=colour, markersize=4, alpha=0.7, label=kind)
+        ends = np.array([speed.min() / 1.5, speed.max() * 1.5])
+        ax.plot(ends, ends, color="0.4", linewidth=0.9, zorder=0)
+        ax.set_title(whole, fontsize=10)
+        drawing.log_axis(ax, "published tokens/s of a GPU")
+        drawing.log_axis(ax, "", "y")
+        ax.set(xlim=ends, ylim=ends)
+    axes[0].set_ylabel("predicted, its lab left out")
+    drawing.shared_legend(axes[0])
+    return axes
+
+
+BLOCKS = {"errors": errors, "rates": rates_found, "worst": worst, "flagship": flagship}

@@ -1,0 +1,81 @@
+"""docs/studies/hours.md: which rows count, and rates that were put in are found."""
+
+import csv
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from scaling_law.machine import published_runs
+from scaling_law.machine.efficiency import PARAMETERS
+from studies.hours import study
+from studies.hours.fit import Table, fitted, left_out, spreads
+from studies.hours.runs import derive, read
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return read(study.RUNS)
+
+
+def test_rates_that_were_put_in_are_found(rows):
+    """On the work of the public rows: all but what few of them say anything of."""
+    true = published_runs().parameters + np.array([0.1, -0.2, 0.3, 0.3, 0.1, 0, 0.2, 0.02, -0.02])
+    noise = np.random.default_rng(0).normal(0, 0.02, len(rows))
+    seconds = np.exp(Table(rows).predicted(true) + noise)
+    made = [replace(row, tokens_per_second=1 / s) for row, s in zip(rows, seconds, strict=True)]
+    found, covariance = fitted(made)
+    np.testing.assert_allclose(found, true, atol=0.2)
+    np.testing.assert_array_less(np.abs(found - true)[:2], 0.05)
+    assert np.linalg.eigvalsh(covariance).min() > 0
+    error, width = left_out(made)
+    assert np.abs(error).max() < 0.3
+    assert np.median(width) < 0.15
+    assert spreads(made)[0] < 0.1 < spreads(rows)[0]
+
+
+def test_a_lab_that_is_left_out_does_not_decide_its_prediction(rows):
+    slow = [replace(row, tokens_per_second=row.tokens_per_second / 3) if row.lab == "Arcee" else row for row in rows]
+    (i,) = (i for i, row in enumerate(rows) if row.lab == "Arcee")
+    assert left_out(slow)[0][i] - left_out(rows)[0][i] == pytest.approx(-np.log(3))
+
+
+def test_the_goals_of_the_page_are_comparisons(rows):
+    table = {row[0]: row for row in study.errors(study.Results(rows)) if isinstance(row, tuple)}
+    assert [table[group][5] for group in study.GOALS] == ["met", "met", "met", "missed"]
+    noisy = np.exp(np.random.default_rng(1).normal(0, 0.8, len(rows)))
+    worse = [replace(row, tokens_per_second=row.tokens_per_second * f) for row, f in zip(rows, noisy, strict=True)]
+    assert next(row for row in study.errors(study.Results(worse)) if row[0] == "dense, steady state")[5] == "missed"
+
+
+def test_rows_that_do_not_count_are_left_out(tmp_path):
+    columns = {
+        **{"kind": "benchmark", "gpu": "A100-80", "n_gpus": "64", "precision": "bf16", "moe": "0", "hidden": "4096"},
+        **{"layers": "32", "heads": "32", "head_dim": "128", "top_k": "", "dense_first_layers": "", "routing": ""},
+        **{"moe_every_n_layers": "", "params_total_calc_B": "7", "params_active_matmul_calc_B": "6.9"},
+        **{"seq_len": "2048", "tokens_per_s_per_gpu": "3000", "tflops_per_gpu_reported": "", "source": "llm-foundry"},
+    }
+    moe = {"moe": "1", "top_k": "2", "dense_first_layers": "2", "routing": "forced balance", "precision": "mxfp8"}
+    table = [
+        {"name": "a dense model"},
+        {"name": "an MoE"} | moe,
+        {"name": "by TFLOP/s", "tokens_per_s_per_gpu": "", "tflops_per_gpu_reported": "140"},
+        {"name": "TRL, two sequences"},
+        {"name": "no shape", "hidden": ""},
+        {"name": "no speed", "tokens_per_s_per_gpu": ""},
+        {"name": "Megatron-Bridge 25.11 M", "source": "NVIDIA"},
+        {"name": "Megatron-Bridge 26.02 M", "source": "NVIDIA"},
+    ]
+    with (tmp_path / "table.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, ["name", *columns])
+        writer.writeheader()
+        writer.writerows(columns | row for row in table)
+    kept = [row for row in read(derive(tmp_path / "table.csv", tmp_path / "runs.csv")) if row.lab != "Marin"]
+    names = ["a dense model", "an MoE", "by TFLOP/s", "Megatron-Bridge 26.02 M"]
+    assert [row.name for row in kept] == names
+    dense, routed, reported, newest = kept
+    assert (dense.lab, dense.gpu, dense.group) == ("MosaicML", "A100", "dense, steady state")
+    assert (routed.routed_blocks, routed.routing, routed.precision) == (30, "forced", "fp8")
+    assert reported.tokens_per_second == pytest.approx(140e12 / (6 * (6.9e9 + 2048 * 32 * 4096)), rel=1e-5)
+    assert newest.lab == "NVIDIA"
+    assert len(PARAMETERS) == len(published_runs().parameters)
