@@ -55,7 +55,8 @@ def main(argv: list[str] | None = None) -> int:
         if arguments.run.dry_run:
             return dry_run(arguments)
         finishers = releaser.finishers(arguments)
-        return releaser.exit_status(Run(arguments, finishers).execute(), finishers)
+        trained = Run(arguments, finishers).execute()
+        return trained or max((finisher.exit_status for finisher in finishers), default=0)
     except Exception as error:
         return report(error)
 
