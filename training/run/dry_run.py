@@ -34,7 +34,7 @@ from training.run.model import (
     utilisation_flops,
 )
 from training.run.step import Session, StepResult, make_session
-from training.run.timing import RandomTokens, StepTimer, device_memory
+from training.run.timing import RandomTokens, device_memory, timed_step
 
 _WEIGHT = 4  # bytes: weights, gradients and each of Adam's moments are fp32
 
@@ -58,11 +58,11 @@ def dry_run(arguments: TrainingArguments, console: Console | None = None) -> int
     session = make_session(a, accelerator, tokenizer, data)
     try:
         session.model.train()
-        timer = StepTimer(session)
-        _, result = timer.step(), timer.step()  # the first warms up
+        timed_step(session)  # warms up
+        result, seconds = timed_step(session)
     except RuntimeError as error:
         raise explained(session, error) from None
-    for title, rows in _measured(session, result, timer.seconds[-1], predicted).items():
+    for title, rows in _measured(session, result, seconds, predicted).items():
         console.print(Table((), rows, title=title))
     accelerator.wait_for_everyone()
     accelerator.end_training()
