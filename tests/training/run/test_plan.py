@@ -2,7 +2,6 @@
 
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -10,6 +9,7 @@ import torch
 
 from hub.base.units import format_bytes, format_flops
 from scaling_law import Architecture
+from scaling_law.machine.memory import training_memory
 from tests.training.ranks import save_configuration
 from training.run import dry_run, timing
 from training.run.main import Run, main
@@ -59,10 +59,7 @@ def test_a_dense_model_routes_nothing(tiny, output):
 def test_what_cannot_fit_is_refused_before_the_model_is_built(tiny, output, monkeypatch, capsys):
     arguments = tiny(run__micro_batch_sequences=4, schedule__batch_ramp=["0:8"], model__capacity_group_tokens=32)
     assert "predicted peak" in output(arguments)
-    one_cpu = SimpleNamespace(num_processes=1, is_fsdp2=False, device=torch.device("cpu"))
-    model = Architecture(64, 4, 1, 1, 300)
-    needed = dry_run.predicted_memory(arguments, one_cpu, model, 4).total
-    assert needed > dry_run.predicted_memory(arguments, one_cpu, model, 2).total
+    needed = training_memory(Architecture(64, 4, 1, 1, 300), 4, 32, precision="fp32", on_cpu=True).total
     monkeypatch.setattr(dry_run, "make_session", Mock(side_effect=AssertionError("the model was built")))
     monkeypatch.setattr(dry_run, "device_memory", lambda _: needed - 1)
     assert main(["--config", str(save_configuration(arguments)), "--dry-run"]) == 3
