@@ -42,6 +42,7 @@ from training.run.timing import (
 
 app = App(single=True)
 CONSOLE = Console(stderr=True, quiet=os.environ.get("RANK", "0") != "0")  # of several processes the first speaks
+_SIZE = ("d_model", "blocks", "experts", "n_active", "n_total")
 BATCHES = ((1, 1), (1, 2), (0.5, 1))  # (share of the micro-batch, passes): what tells passes, steps and tokens apart
 
 
@@ -124,11 +125,7 @@ def report(throughput: Throughput) -> list[Table]:
         predicted = throughput.step_seconds(m.architecture, m.tokens_per_step, **batch)
         rows.append(
             {
-                "d_model": m.architecture.d_model,
-                "blocks": m.architecture.blocks,
-                "experts": m.architecture.experts,
-                "n_active": m.architecture.n_active,
-                "n_total": m.architecture.n_total,
+                **{name: getattr(m.architecture, name) for name in _SIZE},
                 "tokens/step": f"{m.tokens_per_step:,}",
                 "seconds": m.step_seconds,
                 "tokens/s": f"{m.tokens_per_step / m.step_seconds:,.0f}",

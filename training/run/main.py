@@ -97,7 +97,7 @@ class Run:
         with accelerator.local_main_process_first():
             self.tokenizer = load_tokenizer(a.data.tokenizer, a.data.tokenizer_revision)
         patience = 0.0 if accelerator.is_local_main_process else 5.0
-        self.held_out = inputs.held_out(a, self.tokenizer, patience)
+        self.held_out = inputs.HeldOutText(a, self.tokenizer, patience)
         self.data = inputs.training_data(a, self.tokenizer, patience)
 
         # What it trains, how long, and what it saves.

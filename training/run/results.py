@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import subprocess
 import sys
 from dataclasses import asdict
@@ -148,10 +147,9 @@ def configured_fields(a: TrainingArguments, arch: Architecture, peak: float, law
 
 def step_seconds(progress: Progress, ramp: BatchRamp) -> float | None:
     """The median of the last steps whose batches are as large as the last; None if none was timed."""
-    last = ramp.sequences(max(0, progress.step - 1))
-    latest = enumerate(reversed(progress.recent_seconds), start=1)
-    same = itertools.takewhile(lambda back: ramp.sequences(progress.step - back[0]) == last, latest)
-    times = [seconds for _, seconds in same]
+    steps = range(progress.step - len(progress.recent_seconds), progress.step)
+    timed = zip(steps, progress.recent_seconds, strict=True)
+    times = [seconds for step, seconds in timed if ramp.sequences(step) == ramp.sequences(steps[-1])]
     return median(times) if times else None
 
 
@@ -165,15 +163,11 @@ def tokenizer_identity(session: Session) -> dict[str, str]:
 def code_commit() -> str | None:
     """The git commit of this code, with `-dirty` if it was changed; None outside a checkout."""
     here = Path(__file__)
-
-    def git(*words: str) -> str:
-        command = ["git", "-C", str(here.parent), *words]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
+    describe = ["describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
     try:
-        if not git("ls-files", here.name):
-            return None  # installed into an environment that happens to lie in another checkout
-        return git("rev-parse", "HEAD") + ("-dirty" if git("status", "--porcelain", "--untracked-files=no") else "")
+        # Fails where this is installed into an environment that happens to lie in another checkout.
+        subprocess.run(["git", "ls-files", "--error-unmatch", here], cwd=here.parent, capture_output=True, check=True)
+        return subprocess.check_output(["git", *describe], cwd=here.parent, text=True).strip()
     except (OSError, subprocess.CalledProcessError):
         return None
 

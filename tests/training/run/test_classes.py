@@ -24,7 +24,7 @@ from tests.training.run.test_processes import replicated, sharded
 from tests.training.run.test_run import assert_same_weights, finish, folders, lines_of, stop_run, weights
 from training.configuration.arguments import ConfigurationError
 from training.configuration.reading import from_dict
-from training.run.inputs import check_inputs, held_out
+from training.run.inputs import HeldOutText, check_inputs
 from training.run.main import Run
 from training.run.model import architecture, count_parameters
 from training.run.step import add_gradients
@@ -118,7 +118,8 @@ def test_a_release_needs_no_code_of_ours(released, tmp_path):
         assert kind in card
         assert "trust_remote_code" not in card
     arguments, _, _ = released["llama"]
-    torch.save(torch.from_numpy(held_out(arguments, Run(arguments).tokenizer).wait().sequences), tmp_path / "ids.pt")
+    sequences = HeldOutText(arguments, Run(arguments).tokenizer).wait().sequences
+    torch.save(torch.from_numpy(sequences), tmp_path / "ids.pt")
     folders_there = [str(folder) for _, _, folder in released.values()]
     code = f"{HIDDEN}\nFOLDERS, HELD_OUT = {folders_there!r}, {str(tmp_path / 'ids.pt')!r}\n{LOAD}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -15,7 +15,7 @@ import modeling_switch_moe  # noqa: F401 (registers the Auto classes)
 from hub.record.run_record import RunRecord
 from training.configuration.arguments import ConfigurationError
 from training.run.evaluation import evaluate
-from training.run.inputs import check_inputs, held_out
+from training.run.inputs import HeldOutText, check_inputs
 from training.run.main import Run
 
 
@@ -122,7 +122,7 @@ def test_the_record_says_what_decides_the_model_and_the_reloaded_one_has_its_los
     assert 0 < record.step_seconds < record.wall_time_seconds
     assert record.peak_memory_bytes > 16 * record.n_total
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    measured = evaluate(model, held_out(arguments, tokenizer).wait(), 2, torch.device("cpu"))
+    measured = evaluate(model, HeldOutText(arguments, tokenizer).wait(), 2, torch.device("cpu"))
     assert measured.loss == pytest.approx(record.eval_loss, abs=1e-6)
     assert measured.standard_error == pytest.approx(record.eval_loss_standard_error, abs=1e-6)
     prompt = tokenizer("the model", return_tensors="pt")
