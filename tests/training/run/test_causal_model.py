@@ -12,7 +12,6 @@ from training.configuration.arguments import ConfigurationError
 from training.configuration.model_classes import ModelClassArguments, balance_loss_of, causal_class, model_types
 from training.run import causal_model
 from training.run.model import build_model, count_parameters
-from training.run.optimizers import build_optimizers
 
 ROWS, LENGTH, VOCABULARY = 4, 16, 96
 
@@ -163,18 +162,6 @@ def test_in_evaluation_nothing_is_measured():
     assert out.balance_loss == 0
     expected = F.cross_entropy(out.logits.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
     torch.testing.assert_close(out.token_losses, expected.detach())
-
-
-@pytest.mark.parametrize("kind", ["qwen3_moe", "deepseek_v3", "gpt_oss", "llama4_text"])
-def test_the_router_is_exempt_from_selective_decay(kind, tiny):
-    model = build_model(config_of(EVERY[kind]), seed=0)
-    (adamw,) = build_optimizers(model, tiny(optimizer__decay_all=False).optimizer, torch.device("cpu"))
-    groups = adamw.param_groups
-    exempt = {id(p) for group in groups if group["weight_decay"] == 0 for p in group["params"]}
-    names = {name for name, parameter in model.named_parameters() if id(parameter) in exempt}
-    routers = {name for name in names if name.endswith(("gate.weight", "router.weight"))}
-    assert len(routers) == len(causal_model.routers(model)) > 0
-    assert names - routers == {name for name, p in model.named_parameters() if p.ndim < 2}
 
 
 def test_a_class_that_refuses_its_configuration_is_named():

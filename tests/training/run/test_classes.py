@@ -17,41 +17,14 @@ from hub.record.run_record import OF_A_CLASS, RunRecord
 from hub.release.push import push_listing
 from scaling_law import describe, fit, load_runs
 from tests.hub.samples import HIDDEN
-from tests.model_classes import BIAS, CLASSES, DENSE, NOISY, SHARED, TOP_K
-from tests.training.run.test_plan import output  # noqa: F401
-from tests.training.run.test_run import assert_same_weights, finish, folders, lines_of, stop_run, weights
+from tests.model_classes import CLASSES, DENSE, NOISY, TOP_K
+from tests.training.run.test_run import finish, folders, lines_of
 from training.configuration.arguments import ConfigurationError
 from training.configuration.reading import from_dict
 from training.run.inputs import HeldOutText, check_inputs
 from training.run.main import Run
-from training.run.model import architecture, count_parameters
+from training.run.model import architecture
 from training.run.step import add_gradients
-
-THREE = {section["type"]: section for section in (DENSE, TOP_K, SHARED)}
-three = pytest.mark.parametrize("section", THREE.values(), ids=THREE)
-
-
-MUON = {"optimizer.name": "muon"}
-RUNS = {
-    **{kind: {"model": section} for kind, section in THREE.items()},
-    **{"dropout and jitter": {"model": NOISY}, "balanced by a bias": {"model": BIAS}},
-    **{"switch_moe by Muon": MUON, "qwen3_moe by Muon": MUON | {"model": TOP_K}},
-    "deepseek_v3 by Muon": MUON | {"model": SHARED},
-}
-
-
-@pytest.mark.parametrize("settings", RUNS.values(), ids=RUNS)
-def test_a_branch_of_a_stopped_trunk_equals_the_run_alone(tiny, tmp_path, settings):
-    """Bit for bit: branches, the resume in the trunk by way of a checkpoint, and the record of them."""
-    arguments = tiny(**settings)
-    stop_run(arguments, at=5)
-    records = finish(arguments)
-    assert sorted(records) == [1280, 2560]
-    alone = tiny(**settings, schedule__tokens=[1280], run__output_dir=str(tmp_path / "alone"))
-    (record,) = finish(alone).values()
-    assert_same_weights(weights(arguments, 1280), weights(alone, 1280))
-    for name in ("train_loss", "eval_loss", "drop_rate", "expert_load_max_over_mean", "steps"):
-        assert getattr(records[1280], name) == getattr(record, name)
 
 
 @pytest.fixture(scope="module")
@@ -196,20 +169,6 @@ def test_another_configuration_in_the_folder_is_refused(released):
     ):
         with pytest.raises(ConfigurationError, match=message):
             check_inputs(from_dict(values | {"model": section}))
-
-
-@three
-def test_the_dry_run_counts_the_class(tiny, output, section):  # noqa: F811
-    text = output(tiny(model=section))
-    arguments = tiny(model=section)
-    run, arch = Run(arguments), architecture(arguments.model, 300)
-    assert f"{arch.n_active:,} active, {arch.n_total:,} total" in text
-    model = run.accelerator.unwrap_model(run.session.model)
-    there = sum(p.numel() for p in model.parameters())
-    assert f"ForCausalLM, {there:,} parameters" in text
-    assert count_parameters(model.config) == there
-    assert "not counted by laws norms" in text
-    assert re.search(r"loss 5\.[0-9]+ on random ids", text)
 
 
 def test_masks_are_of_the_seed_and_the_sequences_alone(tiny):
