@@ -27,3 +27,5 @@ NOISY: dict[str, Any] = {
     **{"attention_dropout": 0.2, "router_jitter_noise": 0.1},
     **SHAPE,
 }
+# Balanced by its selection bias, which each step moves by so much.
+BIAS = SHARED | {"balance": "bias", "bias_update_rate": 0.05}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -22,12 +22,12 @@ from hub.base.tables import Table, print_table
 from training.configuration.arguments import TrainingArguments
 from training.configuration.reading import parse_command_line
 from training.data.builder import build_by_many
-from training.data.cache import TokenCache, open_cache
+from training.data.cache import TokenCache
 from training.data.filling import Share, build, group_starts, lock_of, n_finished
 from training.data.pins import pinned
 from training.data.text import TextSource
 from training.data.tokenizer import load_tokenizer
-from training.run.inputs import held_out_tokens, text_sources, tokens_needed
+from training.run.inputs import held_out_cache, training_cache
 
 app = App(single=True)
 _FLAGS_OF_TRAIN = {"help_option_names": ["-h", "--help"], "allow_extra_args": True, "ignore_unknown_options": True}
@@ -82,13 +82,10 @@ class Part:
 def parts(arguments: TrainingArguments, everything: bool) -> list[Part]:
     """The training and the held-out cache of a run, as they are now."""
     arguments, _ = pinned(arguments, Path(arguments.run.output_dir))
-    d = arguments.data
-    tokenizer = load_tokenizer(d.tokenizer, d.tokenizer_revision)
-    text, held_out_text = text_sources(arguments)
-    training = open_cache(text, tokenizer, d.cache_dir)
-    held_out = open_cache(held_out_text, tokenizer, d.cache_dir, held_out_tokens(arguments))
-    until = None if everything else tokens_needed(arguments)[0]
-    return [Part("training", training, text, until), Part("held-out", held_out, held_out_text, None)]
+    tokenizer = load_tokenizer(arguments.data.tokenizer, arguments.data.tokenizer_revision)
+    training = Part("training", *training_cache(arguments, tokenizer))
+    held_out = Part("held-out", *held_out_cache(arguments, tokenizer))
+    return [replace(training, until_tokens=None) if everything else training, held_out]
 
 
 def report(all_parts: list[Part]) -> Table:

@@ -7,7 +7,7 @@ What their public training code does not say (seed, losses, hardware, the revisi
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -24,12 +24,12 @@ from hub.store import cache
 from hub.store.base import StoredFile
 from hub.store.hub import stored
 from hub.store.transport import Transport
-from modeling_switch_moe import SwitchMoeConfig
 from modeling_switch_moe.convert import ConversionError, convert
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.recipe import PAPER, BatchRamp
-from training.configuration.arguments import OptimizerArguments
+from training.configuration.reading import from_dict
 from training.run.model import peak_learning_rate
+from training.run.results import configured_fields
 
 REPOSITORY = "maciek-pioro/joint-moe-scaling-laws"
 SWEEP = "joint-moe-scaling-laws"
@@ -43,6 +43,11 @@ STEP_TOKENS = {
     )
 }
 _RAMP = BatchRamp(PAPER.batch_ramp, PAPER.sequence_length)
+# What of a run is not known. A capacity group was one micro-batch on one device, of a size that differed between runs.
+_UNKNOWN = (
+    *("train_loss", "seed", "tokens_per_second", "hardware", "wall_time_seconds"),
+    *("capacity_group_tokens", "micro_batch_sequences", "gradient_checkpointing", "compile"),
+)
 _NUMBER = "([1-9][0-9]{0,8})"
 _PATH = re.compile(rf"{_NUMBER}/{_NUMBER}/{_NUMBER}/{_NUMBER}\.pt")
 
@@ -89,22 +94,9 @@ def pull_command(
     revision: commands.Revision = None,
 ) -> None:
     """Fetch one checkpoint and convert it to a folder for from_pretrained, with its run record and card."""
-    commit = pull_published(PublishedRun(d_model, experts, heads, steps), to, repository, revision)
-    typer.echo(f"{to} {repository}@{commit}")
-
-
-def pull_published(
-    run: PublishedRun, destination: Path, repository: str = REPOSITORY, revision: str | None = None
-) -> str:
-    """Fetch a checkpoint as a folder of config, code, weights (fp32), run.json and README.md; returns its commit.
-
-    Raises:
-        FilesError: the destination is not new or empty; the file is no checkpoint of the runs, or not of this one.
-        NotFoundError: no such run; the message lists what there is for the size.
-        IntegrityError: the file that arrived is not the one that the repository has.
-    """
-    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
-        raise FilesError(f"{destination} exists and is not an empty folder; nothing was fetched")
+    run = PublishedRun(d_model, experts, heads, steps)
+    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+        raise FilesError(f"{to} exists and is not an empty folder; nothing was fetched")
     transport = Transport()
     commit, files = _files(transport, repository, revision)
     if run not in files:
@@ -116,16 +108,16 @@ def pull_published(
         raise FilesError(f"{run.path}: {error}") from None
     config = model.config
     sizes = (config.hidden_size, config.num_experts, config.num_attention_heads)
-    if sizes != (run.d_model, run.experts, run.n_heads):
+    if sizes != (d_model, experts, heads):
         raise FilesError(f"{run.path} holds a model of width, experts and heads {sizes}")
-    destination.parent.mkdir(parents=True, exist_ok=True)
-    with atomic.atomic_folder(destination) as folder:
+    to.parent.mkdir(parents=True, exist_ok=True)
+    with atomic.atomic_folder(to) as folder:
         model.save_pretrained(folder)
         origin = {"repository": repository, "commit": commit, "path": run.path}
         record = run_record(run, config.num_hidden_layers, config.vocab_size, weights_sha256(folder), origin)
         record.save(folder)
         (folder / "README.md").write_text(_card(record, **origin), encoding="utf-8")
-    return commit
+    typer.echo(f"{to} {repository}@{commit}")
 
 
 def _files(transport: Transport, repository: str, revision: str | None) -> tuple[str, dict[PublishedRun, StoredFile]]:
@@ -154,63 +146,34 @@ def run_record(
     """The record of one of the authors' runs; steps that end none of them make an intermediate checkpoint."""
     arch = Architecture(run.d_model, run.experts, n_blocks, run.n_heads, vocab_size)
     tokens = run.tokens or _RAMP.tokens(run.steps)
-    config = SwitchMoeConfig()  # the defaults are the authors' recipe, as those of the optimizer
-    peak, law = peak_learning_rate(OptimizerArguments(), arch)
-    return RunRecord(
-        run_id=f"published-d{run.d_model}-E{run.experts}-h{run.n_heads}-tokens{formatted_tokens(tokens)}",
-        sweep=SWEEP,
-        status="final" if run.tokens else "intermediate",
-        d_model=run.d_model,
-        n_blocks=n_blocks,
-        n_heads=run.n_heads,
-        experts=run.experts,
-        vocab_size=vocab_size,
-        sequence_length=PAPER.sequence_length,
-        n_active=arch.n_active,
-        n_total=arch.n_total,
-        tokens=tokens,
-        steps=run.steps,
-        train_loss=None,
-        train_loss_window_tokens=0,
-        schedule={
-            "horizon_tokens": tokens,
-            "warmup_tokens": _RAMP.tokens(_RAMP.steps(PAPER.warmup_tokens)),
-            "decay_tokens": round(tokens * PAPER.decay_fraction) if run.tokens else 0,
-            "batch_ramp": [asdict(stage) for stage in PAPER.batch_ramp],
-            "peak_learning_rate": peak,
-            "learning_rate_law": law,
-        },
-        optimizer={
-            "name": "adamw",
-            **{name: getattr(PAPER, name) for name in ("beta1", "beta2", "epsilon", "weight_decay")},
-            "weight_decay_on": "all",
-            "gradient_clip_norm": PAPER.gradient_clip,
-        },
-        # A capacity group was one micro-batch on one device, of a size that differed between the runs.
-        capacity_factor=config.capacity_factor,
-        balance_loss_coefficient=config.router_aux_loss_coef,
-        z_loss_coefficient=config.router_z_loss_coef,
-        initialization=config.initialization,
-        final_norm=config.final_norm,
-        seed=None,
-        precision="bf16",
-        attention_precision="compute",
-        dataset={"id": PAPER.dataset, "fingerprint": None},
-        tokenizer={"id": PAPER.tokenizer, "fingerprint": None},
-        training_flops=float(arch.training_flops(tokens)),
-        tokens_per_second=None,
-        hardware=None,
-        wall_time_seconds=None,
-        versions={},
-        weights_sha256=weights,
-        published_as=origin,
-    )
+    # The defaults are the authors' recipe.
+    recipe = from_dict({"run": {"output_dir": "unused", "sweep": SWEEP}, "model": arch.shape})
+    fields = configured_fields(recipe, arch, *peak_learning_rate(recipe.optimizer, arch))
+    fields["schedule"] |= {
+        "horizon_tokens": tokens,
+        "warmup_tokens": _RAMP.tokens(_RAMP.steps(PAPER.warmup_tokens)),
+        "decay_tokens": round(tokens * PAPER.decay_fraction) if run.tokens else 0,
+    }
+    fields |= {
+        "run_id": f"published-d{run.d_model}-E{run.experts}-h{run.n_heads}-tokens{formatted_tokens(tokens)}",
+        "status": "final" if run.tokens else "intermediate",
+        "tokens": tokens,
+        "steps": run.steps,
+        "train_loss_window_tokens": 0,
+        "attention_precision": "compute",
+        "dataset": {"id": PAPER.dataset, "fingerprint": None},
+        "tokenizer": {"id": PAPER.tokenizer, "fingerprint": None},
+        "training_flops": float(arch.training_flops(tokens)),
+        "versions": {},
+        "weights_sha256": weights,
+        "published_as": origin,
+    }
+    return RunRecord(**fields | dict.fromkeys(_UNKNOWN))
 
 
 def _card(record: RunRecord, repository: str, commit: str, path: str) -> str:
     origin = (
-        f"Converted from `{path}` of "
-        f"[{repository}](https://huggingface.co/{repository}/tree/{commit}) at commit "
+        f"Converted from `{path}` of [{repository}](https://huggingface.co/{repository}/tree/{commit}) at commit "
         f"`{commit}`, the checkpoints that the authors of the paper released; see there for their licence and "
         "how to cite them. The weights are theirs, in the layout of `modeling_switch_moe`. The recipe above is that "
         "of their public training code; what it does not say is left open."

@@ -30,23 +30,20 @@ from scaling_law.size.recipe import PAPER
 from training.configuration.arguments import TrainingArguments
 from training.configuration.reading import from_dict
 from training.run import devices
-from training.run.step import Session, make_session
-from training.run.timing import LEARNING_RATE, RandomTokens, StepTimer, device_memory, peak_bytes, release
+from training.run.step import Session
+from training.run.timing import (
+    LEARNING_RATE,
+    device_memory,
+    peak_bytes,
+    release,
+    session_on_random_tokens,
+    timed_step,
+)
 
 app = App(single=True)
 CONSOLE = Console(stderr=True, quiet=os.environ.get("RANK", "0") != "0")  # of several processes the first speaks
+_SIZE = ("d_model", "blocks", "experts", "n_active", "n_total")
 BATCHES = ((1, 1), (1, 2), (0.5, 1))  # (share of the micro-batch, passes): what tells passes, steps and tokens apart
-
-
-@dataclass(frozen=True)
-class Vocabulary:
-    """The parts of a tokenizer that a session needs."""
-
-    size: int
-    eos_token_id: int = 0
-
-    def __len__(self) -> int:
-        return self.size
 
 
 @dataclass(frozen=True)
@@ -74,65 +71,48 @@ class Grid:
             models += [Architecture(int(width), e, depth, heads, self.vocab_size) for e in self.experts]
         return sorted(models, key=lambda a: a.n_total)
 
-    def arguments(self, model: Architecture, micro_batch_sequences: int, sequences: int) -> TrainingArguments:
-        """Arguments of a run of this model with batches of `sequences` sequences."""
-        length = self.sequence_length
+    def arguments(self, model: Architecture, share: float = 1, passes: int = 1) -> TrainingArguments:
+        """Arguments of a run of this model whose batches are so many passes of a share of the micro-batch."""
+        # Sequences that divide every micro-batch, so that all of them hold whole capacity groups.
+        common = math.gcd(*(self._sequences_of(share) for share, _ in BATCHES))
+        length, micro = self.sequence_length, self._sequences_of(share)
         run = {name: getattr(self, name) for name in ("precision", "gradient_checkpointing", "compile")}
         return from_dict(
             {
-                "run": run | {"output_dir": "unused", "micro_batch_sequences": micro_batch_sequences},
-                "model": model.shape | {"capacity_group_tokens": length * self._common},
+                "run": run | {"output_dir": "unused", "micro_batch_sequences": micro},
+                "model": model.shape | {"capacity_group_tokens": length * common},
                 "data": {"sequence_length": length},
-                "schedule": {"batch_ramp": [f"0:{sequences}"], "tokens": ["1T"], "warmup_tokens": 0},
+                "schedule": {"batch_ramp": [f"0:{micro * passes}"], "tokens": ["1T"], "warmup_tokens": 0},
                 "optimizer": {"learning_rate": LEARNING_RATE},
             }
         )
 
-    @property
-    def _common(self) -> int:
-        """Sequences that divide every micro-batch, so that all of them hold whole capacity groups."""
-        return math.gcd(*(self.sequences_of(share) for share, _ in BATCHES))
-
-    def sequences_of(self, share: float) -> int:
-        """Sequences of a share of the micro-batch."""
+    def _sequences_of(self, share: float) -> int:
         return max(1, round(share * self.micro_batch_sequences))
 
 
 def measure(grid: Grid, model: Architecture, repeats: int) -> list[Measurement]:
     """The steps of one model, by batch. The first has the peak memory, of making the model and of two steps."""
-    size = grid.micro_batch_sequences
-    arguments = grid.arguments(model, size, size)
-    accelerator = devices.make_accelerator(arguments.run)
-    world, vocabulary = accelerator.num_processes, Vocabulary(grid.vocab_size)
-
-    def session_of(share: float, passes: int, first_session: Session | None = None) -> Session:
-        micro = grid.sequences_of(share)
-        a = grid.arguments(model, micro, micro * passes * world)
-        data = RandomTokens(grid.vocab_size, grid.sequence_length, micro)
-        if first_session is None:
-            return make_session(a, accelerator, vocabulary, data)
-        return replace(first_session, arguments=a, data=data, schedule=a.schedule_at(first_session.schedule.peak))
+    accelerator = devices.make_accelerator(grid.arguments(model).run)
+    batches = [grid.arguments(model, share, passes * accelerator.num_processes) for share, passes in BATCHES]
 
     def first() -> Session:
-        first_session = session_of(*BATCHES[0])
-        first_session.model.train()
+        made = session_on_random_tokens(batches[0], grid.vocab_size)
         for _ in range(2):
-            StepTimer(first_session).step()
-        return first_session
+            timed_step(made)
+        return made
 
-    first_session, memory = peak_bytes(accelerator.device, first)
-    timers = [StepTimer(session_of(*batch, first_session)) for batch in BATCHES]
-    for _ in range(repeats + 1):  # the first of each warms up
-        for timer in timers:
-            timer.step()
+    session, memory = peak_bytes(accelerator.device, first)
+    sessions = []
+    for a in batches:
+        data = replace(session.data, micro_batch_sequences=a.run.micro_batch_sequences)
+        sessions.append(replace(session, arguments=a, data=data, schedule=a.schedule_at(session.schedule.peak)))
+    rounds = [[timed_step(one)[1] for one in sessions] for _ in range(repeats + 1)]  # the first warms up
     measured = []
-    for timer, (share, passes) in zip(timers, BATCHES, strict=True):
-        micro = grid.sequences_of(share) * grid.sequence_length
-        peak = memory if (share, passes) == BATCHES[0] else None
-        measured.append(
-            Measurement(model, grid.sequence_length, micro * passes * world, micro, min(timer.seconds[1:]), peak)
-        )
-    del first_session, timers
+    for a, seconds in zip(batches, zip(*rounds[1:], strict=True), strict=True):
+        tokens, peak = a.batch_ramp().tokens(1), None if measured else memory
+        measured.append(Measurement(model, grid.sequence_length, tokens, a.micro_batch_tokens, min(seconds), peak))
+    del session, sessions
     release(accelerator.device)
     return measured
 
@@ -145,11 +125,7 @@ def report(throughput: Throughput) -> list[Table]:
         predicted = throughput.step_seconds(m.architecture, m.tokens_per_step, **batch)
         rows.append(
             {
-                "d_model": m.architecture.d_model,
-                "blocks": m.architecture.blocks,
-                "experts": m.architecture.experts,
-                "n_active": m.architecture.n_active,
-                "n_total": m.architecture.n_total,
+                **{name: getattr(m.architecture, name) for name in _SIZE},
                 "tokens/step": f"{m.tokens_per_step:,}",
                 "seconds": m.step_seconds,
                 "tokens/s": f"{m.tokens_per_step / m.step_seconds:,.0f}",
@@ -221,16 +197,14 @@ def main(
             f"d_model {model.d_model}, {model.blocks} blocks, E = {model.experts}: {model.n_total:,} parameters"
         )
         measured += measure(grid, model, repeats)
-    size = grid.micro_batch_sequences
-    accelerator = devices.make_accelerator(grid.arguments(models[0], size, size).run)
-    device = accelerator.device
+    accelerator = devices.make_accelerator(grid.arguments(models[0]).run)
     throughput = fit_throughput(
         measured,
-        device=devices.name(device),
+        device=devices.name(accelerator.device),
         precision=precision,
         devices=accelerator.num_processes,
         settings={"gradient_checkpointing": gradient_checkpointing, "compile": compile, "vocab_size": vocab_size},
-        memory_bytes=device_memory(device),
+        memory_bytes=device_memory(accelerator.device),
         source=f"least of {repeats} steps of each batch on random tokens, torch {torch.__version__}",
     )
     if accelerator.is_main_process:

@@ -29,11 +29,10 @@ from training.demo import corpus
 from training.run import devices
 from training.run.main import main as train
 from training.run.model import utilisation_flops
-from training.run.step import make_session
-from training.run.timing import LEARNING_RATE, RandomTokens, StepTimer, peak_bytes
+from training.run.step import Session
+from training.run.timing import LEARNING_RATE, peak_bytes, session_on_random_tokens, timed_step
 from training.sweep.file import Sweep
 from training.sweep.run import write_configuration
-from training.throughput import Vocabulary
 
 DEVICE = torch.device(model_speed.DEVICE)
 WARM_UP = 3  # steps; a compiled model is compiled in the first two
@@ -136,25 +135,20 @@ def steps(options: Options, work: Path) -> dict[str, Any]:
         spent = in_turns({"": model_speed.matmul_bound(shape, options["precision"])}, options["rounds"])
         return {"seconds": spent[""], "tokens_per_second": shape.batch * shape.length / spent[""]}
     a = arguments_of(options)
-    accelerator = devices.make_accelerator(a.run)
-    data = RandomTokens(options["vocab"], options["length"], options["micro_batch"])
+    device = devices.make_accelerator(a.run).device
 
-    def warmed_up() -> StepTimer:
-        session = make_session(a, accelerator, Vocabulary(options["vocab"]), data)
+    def warmed_up() -> Session:
+        made = session_on_random_tokens(a, options["vocab"])
         if options["implementation"] != "auto":
-            session.model.set_experts_implementation(options["implementation"])
-        timer = StepTimer(session)
-        session.model.train()
+            made.model.set_experts_implementation(options["implementation"])
         for _ in range(WARM_UP):
-            timer.step()
-        return timer
+            timed_step(made)
+        return made
 
-    timer, memory = peak_bytes(accelerator.device, warmed_up)
-    for _ in range(options["rounds"]):
-        timer.step()
-    spent = median(timer.seconds[WARM_UP:])
+    session, memory = peak_bytes(device, warmed_up)
+    spent = median(timed_step(session)[1] for _ in range(options["rounds"]))
     tokens = options["micro_batch"] * options["passes"] * options["length"]
-    peak, arch = devices.peak_flops(accelerator.device), timer.session.architecture
+    peak, arch = devices.peak_flops(device), session.architecture
     return {
         "seconds": spent,
         "tokens_per_second": tokens / spent,
@@ -162,7 +156,7 @@ def steps(options: Options, work: Path) -> dict[str, Any]:
         "peak_memory_bytes": memory,
         "n_active": arch.n_active,
         "n_total": arch.n_total,
-        **host_gaps(timer.step, accelerator.device),
+        **host_gaps(lambda: timed_step(session), device),
     }
 
 

@@ -14,10 +14,7 @@ from benchmarks.gpu import kit, measure, page
 from benchmarks.gpu.cases import PARTS, Case, cases
 from benchmarks.gpu.gaps import Interval, idle
 from benchmarks.report import ROOT, machine, versions
-from training.run import devices
-from training.run.step import make_session
-from training.run.timing import LEARNING_RATE, RandomTokens, StepTimer
-from training.throughput import Vocabulary
+from training.run.timing import LEARNING_RATE, session_on_random_tokens, timed_step
 
 
 def behave(options, work):
@@ -129,10 +126,8 @@ def test_a_model_whose_steps_are_timed_does_not_diverge():
     rates = {measure.arguments_of(case.options).optimizer.learning_rate for case in listed}
     assert rates == {LEARNING_RATE}
     options = listed[-1].options | {"model": "ours", "experts": 8, "precision": "fp32", "length": 64}
-    a = measure.arguments_of(options)
-    data = RandomTokens(options["vocab"], options["length"], options["micro_batch"])
-    timer = StepTimer(make_session(a, devices.make_accelerator(a.run), Vocabulary(options["vocab"]), data))
-    losses = [timer.step().loss for _ in range(14)]
+    session = session_on_random_tokens(measure.arguments_of(options), options["vocab"])
+    losses = [timed_step(session)[0].loss for _ in range(14)]
     assert losses == pytest.approx([math.log(options["vocab"])] * 14, rel=0.02)
 
 

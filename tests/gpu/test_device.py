@@ -18,9 +18,8 @@ from torch.distributed.fsdp import fully_shard
 
 from modeling_switch_moe import SwitchMoeConfig, SwitchMoeForCausalLM
 from training.configuration.reading import from_dict
-from training.run import devices
-from training.run.step import make_session, train_step
-from training.throughput import Vocabulary
+from training.run.step import train_step
+from training.run.timing import session_on_random_tokens
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
@@ -135,9 +134,9 @@ def session_of(experts: int, precision: str, device: torch.device):
     )
     AcceleratorState._reset_state(True)  # which keeps device and precision of the session before
     with mock.patch.dict(os.environ, {"ACCELERATE_USE_CPU": str(device.type == "cpu").lower()}):
-        made = make_session(a, devices.make_accelerator(a.run), Vocabulary(VOCABULARY), SameTokens(device))
+        made = session_on_random_tokens(a, VOCABULARY)
     assert made.accelerator.device.type == device.type
-    made.model.train()
+    made.data = SameTokens(device)
     return made
 
 

@@ -12,7 +12,7 @@ from modeling_switch_moe import SwitchMoeForCausalLM
 from training import metrics
 from training.data.tokenizer import load_tokenizer
 from training.run.evaluation import HeldOut, evaluate
-from training.run.inputs import held_out
+from training.run.inputs import HeldOutText
 from training.run.model import build_model, model_config
 
 TEXTS = ["the model trains the router.", "a law of scale — for experts", "x", "data budget memory loss law data scale"]
@@ -42,7 +42,7 @@ def compute(metric, model_folder):
 def test_it_equals_the_evaluation_of_a_training_run(compute, model_folder, tiny):
     arguments = tiny()
     tokenizer = load_tokenizer(arguments.data.tokenizer)
-    sequences: HeldOut = held_out(arguments, tokenizer).wait()
+    sequences: HeldOut = HeldOutText(arguments, tokenizer).wait()
     expected = evaluate(SwitchMoeForCausalLM.from_pretrained(model_folder), sequences, 3, torch.device("cpu")).loss
     result = compute(predictions=sequences.sequences.tolist(), batch_size=5)
     assert result["loss"] == pytest.approx(expected, abs=1e-6)

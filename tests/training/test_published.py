@@ -2,8 +2,6 @@
 
 # ruff: noqa: F811 (fixtures are imported)
 import io
-import pickle
-from pathlib import Path
 
 import pytest
 import torch
@@ -119,19 +117,6 @@ def test_errors_are_one_line_and_leave_nothing(server, command, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir() if path.name != "cache") == ["full"]
 
 
-def test_nothing_in_a_file_is_executed(server, command, tmp_path):
-    class Evil:
-        def __reduce__(self):
-            return (Path.touch, (tmp_path / "ran",))
-
-    server.state.put("model", REPOSITORY, "main", {"48/4/3/15258.pt": pickle.dumps({"model": Evil()})})
-    assert command("pull", *ARGUMENTS, "--to", tmp_path / "out")[0] == 2
-    server.state.put("model", REPOSITORY, "main", {"48/4/3/15258.pt": checkpoint(logger=Evil())})
-    assert command("pull", *ARGUMENTS, "--to", tmp_path / "out")[0] == 2
-    assert not (tmp_path / "ran").exists()
-    assert not (tmp_path / "out").exists()
-
-
 def test_a_checkpoint_is_fetched_at_one_commit_in_spite_of_faults(server, command, tmp_path):
     head = server.state.repository("model", REPOSITORY).branches["main"]
     server.state.put("model", REPOSITORY, "main", {PATH: b"replaced"})
@@ -142,11 +127,3 @@ def test_a_checkpoint_is_fetched_at_one_commit_in_spite_of_faults(server, comman
     assert [fault.times for fault in server.faults] == [0, 0, 0]
     resolved = [request.path for request in server.requests if "/resolve/" in request.path]
     assert [path for path in resolved if f"/resolve/{head}/" in path] == resolved != []
-
-
-def test_a_damaged_download_is_not_converted(server, command, tmp_path):
-    entry = server.state.repository("model", REPOSITORY).resolve("main").tree[PATH]
-    content = server.state.content(entry)
-    server.state.large[entry.lfs] = content[:-1] + bytes([content[-1] ^ 1])
-    assert "was received with other content" in command("pull", *ARGUMENTS, "--to", tmp_path / "out")[2]
-    assert not (tmp_path / "out").exists()

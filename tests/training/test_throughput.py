@@ -8,10 +8,8 @@ from typer.testing import CliRunner
 from hub.record.table import write_records
 from scaling_law import Architecture, Throughput
 from tests.hub.samples import make_record
-from training.run.devices import make_accelerator
-from training.run.step import make_session
-from training.run.timing import RandomTokens, StepTimer
-from training.throughput import Grid, Vocabulary, app
+from training.run.timing import session_on_random_tokens, timed_step
+from training.throughput import Grid, app
 
 TINY = ["--shape", "64x1", "--micro-batch", "2", "--sequence-length", "16", "--vocab-size", "100", "--repeats", "2"]
 
@@ -42,10 +40,8 @@ def test_a_model_that_is_timed_does_not_diverge():
     """Its loss stays that of random tokens: step times of a diverged model are those of subnormal numbers."""
     grid = Grid(("64x1",), (1,), 4, 32, vocab_size=100, precision="fp32", gradient_checkpointing=False, compile=False)
     (model,) = grid.architectures()
-    a = grid.arguments(model, 4, 4)
-    made = make_session(a, make_accelerator(a.run), Vocabulary(100), RandomTokens(100, 32, 4))
-    timer = StepTimer(made)
-    assert [timer.step().loss for _ in range(20)] == pytest.approx([math.log(100)] * 20, rel=0.01)
+    session = session_on_random_tokens(grid.arguments(model), 100)
+    assert [timed_step(session)[0].loss for _ in range(20)] == pytest.approx([math.log(100)] * 20, rel=0.01)
 
 
 def test_what_cannot_be_measured_is_refused(tmp_path):

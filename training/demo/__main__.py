@@ -42,7 +42,7 @@ from training.data.tokenizer import load_tokenizer, train_tokenizer
 from training.demo import corpus
 from training.demo.results import crossings_table, gap_curves, gaps_table, losses_table, sentence
 from training.run.evaluation import evaluate
-from training.run.inputs import held_out
+from training.run.inputs import HeldOutText
 from training.sweep.file import Sweep
 from training.sweep.plan import plan_sweep
 from training.sweep.run import run_sweep, sweep_progress
@@ -254,7 +254,7 @@ class Demo:
         print(folder)
         say(f"> {' '.join(tokenizer.decode(written[0], skip_special_tokens=True).split())}")
         arguments = next(r.arguments for r in sweep.runs if r.arguments.model.d_model == best.d_model)
-        sequences = held_out(arguments, tokenizer).wait()
+        sequences = HeldOutText(arguments, tokenizer).wait()
         loss = evaluate(model, sequences, arguments.run.micro_batch_sequences, torch.device("cpu")).loss
         say(f"held-out loss {loss:.6f}, recorded {best.eval_loss:.6f} nats per byte")
         if abs(loss - best.eval_loss) > 1e-5:

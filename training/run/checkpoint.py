@@ -10,20 +10,16 @@ import json
 import logging
 import shutil
 import warnings
-from collections.abc import Callable, Collection
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.state_dict import (
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from hub.base import atomic
 from hub.base.atomic import sha256_of, sync
@@ -125,10 +121,8 @@ def _state_of(session, with_optimizer: bool) -> dict:
 
     An optimizer without a state is left out: asking torch for it would count a step that was not taken.
     """
-    state = {"model": get_model_state_dict(session.model)}
-    if with_optimizer:
-        state["optimizer"] = get_optimizer_state_dict(session.model, _optimizers(session))
-    return state
+    model, optimizer = get_state_dict(session.model, _optimizers(session) if with_optimizer else [])
+    return {"model": model, "optimizer": optimizer}
 
 
 def _optimizers(session) -> list[torch.optim.Optimizer]:
@@ -136,23 +130,16 @@ def _optimizers(session) -> list[torch.optim.Optimizer]:
     return [wrapper.optimizer for wrapper in session.optimizers]
 
 
-def _has_stepped(session) -> bool:
-    return any(optimizer.state for optimizer in session.optimizers)
-
-
 def load(path: Path, session) -> Progress:
     """Restore model and optimizer; returns the progress. Every process calls this."""
-    optimizers = _optimizers(session)
+    for optimizer in session.optimizers:
+        optimizer.state.clear()
     reader = dcp.FileSystemReader(path / "state")
     stepped = any(name.startswith("optimizer.") for name in reader.read_metadata().state_dict_metadata)
     state = _state_of(session, with_optimizer=stepped)
     dcp.load(state, storage_reader=reader, no_dist=not dist.is_initialized())
-    set_model_state_dict(session.model, state["model"])
-    if stepped:
-        set_optimizer_state_dict(session.model, optimizers, state["optimizer"])
-    else:
-        for optimizer in optimizers:
-            optimizer.state.clear()
+    optimizers = _optimizers(session) if stepped else []
+    set_state_dict(session.model, optimizers, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     return Progress(**json.loads((path / "progress.json").read_text()))
 
 
@@ -165,9 +152,7 @@ class CheckpointWriter:
 
     def __init__(self, session, asynchronous: bool = True):
         self._session, self._asynchronous = session, asynchronous
-        self._is_main = session.accelerator.is_main_process
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._pending: Future | None = None
+        self._pending: tuple[_FolderWriter, Any] | None = None  # with the future of its end
         # A group of its own: what the thread sends must not get between what the training sends.
         self._group = dist.new_group(backend="gloo") if session.accelerator.num_processes > 1 else None
 
@@ -177,84 +162,64 @@ class CheckpointWriter:
         Raises CheckpointError for the checkpoint before this one; or for this one, if not asynchronous.
         """
         self.wait()
-        state = _copy(_state_of(self._session, with_optimizer=_has_stepped(self._session)), self._is_main)
-        text, target = json.dumps(asdict(progress)), path_of(folder, progress.step)
-        self._pending = self._thread.submit(self._write, target, state, text, pinned)
+        accelerator, alone = self._session.accelerator, self._group is None
+        state = _state_of(self._session, any(optimizer.state for optimizer in self._session.optimizers))
+        if not (accelerator.is_main_process or accelerator.is_fsdp2):
+            state = {}  # all processes have the same; the main one copies and writes it
+        writer = _FolderWriter(path_of(folder, progress.step), progress, pinned, sync_files=not alone)
+        future = dcp.async_save(state, storage_writer=writer, process_group=self._group, no_dist=alone)
+        self._pending = writer, future
         if not self._asynchronous:
             self.wait()
 
     def wait(self) -> None:
         """Wait until the last save is on disk. Raises CheckpointError if it could not be written."""
         pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.result()
+        if pending is None:
+            return
+        writer, future = pending
+        try:
+            future.result()
+        except (OSError, RuntimeError, dcp.api.CheckpointException) as error:
+            if self._session.accelerator.is_main_process:
+                shutil.rmtree(writer.temporary, ignore_errors=True)
+            free = shutil.disk_usage(writer.target.parent).free  # torch does not always say that the disk is full
+            reason = f"{_reason(error)} ({free:,} bytes are free there)"
+            raise CheckpointError(f"the checkpoint {writer.target} could not be written: {reason}") from error
 
     def close(self) -> None:
         """Wait for a checkpoint that is being written; afterwards nothing can be saved. May be called twice.
 
         Before the end of a process its group must be gone: gloo's threads would abort it.
         """
-        self._thread.shutdown(wait=True)
+        if self._pending is not None:
+            self._pending[1].exception()
         group, self._group = self._group, None
         if group is not None and dist.is_initialized():
             dist.destroy_process_group(group)
 
-    def _write(self, target: Path, state: dict, progress: str, pinned: Collection[int]) -> None:
-        temporary = target.with_name(f".{target.name}.tmp")
 
-        def complete() -> None:
-            (temporary / "progress.json").write_text(progress)
-            digests = _checksums(temporary)
-            atomic.sync_tree(temporary)
-            atomic.write_json(temporary / "checksums.json", digests)
-            remove(target)  # only there if it was damaged
-            temporary.rename(target)
-            sync(target.parent)
-            prune(target.parent, pinned)
+class _FolderWriter(dcp.FileSystemWriter):
+    """Writes the checkpoint `target` under a temporary name, and renames it when all is on disk."""
 
-        try:
-            # One thread: an error in another of torch's writing threads is lost, and the checkpoint with it.
-            # `complete` syncs what this machine wrote; what others wrote only they can.
-            alone = self._group is None
-            writer = dcp.FileSystemWriter(temporary / "state", thread_count=1, sync_files=not alone)
-            dcp.save(state, storage_writer=writer, process_group=self._group, no_dist=alone)
-            self._on_main(complete)
-        except (OSError, RuntimeError, dcp.api.CheckpointException) as error:
-            if self._is_main:
-                shutil.rmtree(temporary, ignore_errors=True)
-            free = shutil.disk_usage(target.parent).free  # torch's writers do not always say that the disk is full
-            reason = f"{_reason(error)} ({free:,} bytes are free there)"
-            raise CheckpointError(f"the checkpoint {target} could not be written: {reason}") from error
+    def __init__(self, target: Path, progress: Progress, pinned: Collection[int], sync_files: bool):
+        self.target, self.temporary = target, target.with_name(f".{target.name}.tmp")
+        self._progress, self._pinned = json.dumps(asdict(progress)), pinned
+        # One thread: an error in another of torch's writing threads is lost, and the checkpoint with it.
+        # `finish` syncs what this machine wrote; what others wrote only they can.
+        super().__init__(self.temporary / "state", thread_count=1, sync_files=sync_files)
 
-    def _on_main(self, function: Callable[[], None]) -> None:
-        """Call a function on the main process; its error is raised on all processes."""
-        error = None
-        if self._is_main:
-            try:
-                function()
-            except (OSError, RuntimeError) as failure:
-                error = failure
-        reason = [error and _reason(error)]
-        if self._group is not None:
-            dist.broadcast_object_list(reason, src=0, group=self._group)
-        if reason[0] is not None:
-            raise OSError(reason[0]) from error
-
-
-def _copy(value, is_main: bool):
-    """The state with its tensors copied into the host's memory.
-
-    What is the same on every process (all that FSDP2 did not shard) is copied and written by the main process only.
-    """
-    if isinstance(value, dict):
-        return {
-            name: _copy(item, is_main)
-            for name, item in value.items()
-            if is_main or not isinstance(item, torch.Tensor) or hasattr(item, "full_tensor")
-        }
-    if isinstance(value, (list, tuple)):
-        return type(value)(_copy(item, is_main) for item in value)
-    return value.detach().to("cpu", copy=True) if isinstance(value, torch.Tensor) else value
+    def finish(self, metadata, results) -> None:
+        """Complete the checkpoint; torch calls this on the main process, and raises its errors on all."""
+        super().finish(metadata, results)
+        (self.temporary / "progress.json").write_text(self._progress)
+        digests = _checksums(self.temporary)
+        atomic.sync_tree(self.temporary)
+        atomic.write_json(self.temporary / "checksums.json", digests)
+        remove(self.target)  # only there if it was damaged
+        self.temporary.rename(self.target)
+        sync(self.target.parent)
+        prune(self.target.parent, self._pinned)
 
 
 def _reason(error: BaseException) -> str:

@@ -25,8 +25,10 @@ from training.configuration.arguments import ConfigurationError, RunArguments
 
 logger = logging.getLogger(__name__)
 
-_LAUNCHERS = {"accelerate", "accelerate-launch", "torchrun"}
-_LAUNCHER_MODULES = {"accelerate.commands.accelerate_cli", "accelerate.commands.launch", "torch.distributed.run"}
+_LAUNCHERS = {  # programs and modules
+    *("accelerate", "accelerate-launch", "torchrun"),
+    *("accelerate.commands.accelerate_cli", "accelerate.commands.launch", "torch.distributed.run"),
+}
 
 
 def make_accelerator(run: RunArguments):
@@ -115,7 +117,7 @@ class StopSignal:
         parent, words = os.getppid(), []
         with suppress(psutil.Error):
             words = psutil.Process(parent).cmdline()
-        is_launcher = any(Path(word).name in _LAUNCHERS for word in words[:2]) or _LAUNCHER_MODULES & {*words[:3]}
+        is_launcher = _LAUNCHERS & {Path(word).name for word in words[:3]}
         self._launcher = parent if is_launcher else None  # a shell may end before what it started
 
     def install(self) -> None:

@@ -34,7 +34,7 @@ from training.run.model import (
     utilisation_flops,
 )
 from training.run.step import Session, StepResult, make_session
-from training.run.timing import RandomTokens, StepTimer, device_memory
+from training.run.timing import RandomTokens, device_memory, timed_step
 
 _WEIGHT = 4  # bytes: weights, gradients and each of Adam's moments are fp32
 
@@ -58,11 +58,11 @@ def dry_run(arguments: TrainingArguments, console: Console | None = None) -> int
     session = make_session(a, accelerator, tokenizer, data)
     try:
         session.model.train()
-        timer = StepTimer(session)
-        _, result = timer.step(), timer.step()  # the first warms up
+        timed_step(session)  # warms up
+        result, seconds = timed_step(session)
     except RuntimeError as error:
         raise explained(session, error) from None
-    for title, rows in _measured(session, result, timer.seconds[-1], predicted).items():
+    for title, rows in _measured(session, result, seconds, predicted).items():
         console.print(Table((), rows, title=title))
     accelerator.wait_for_everyone()
     accelerator.end_training()
@@ -77,8 +77,12 @@ def _plan(a: TrainingArguments, tokenizer) -> dict[str, list[tuple[str, str]]]:
     config = model_config(a, len(tokenizer), tokenizer.eos_token_id)
     factor = f"capacity factor {a.model.capacity_factor:g}" if a.model.capacity_factor else "dropless"
     routing = ("routing", f"{factor}, counted over groups of {a.model.capacity_group_tokens:,} tokens")
+    left_out = ", ".join(f"{name} {count:,}" for name, count in read_model(config).left_out.items())
     model = [
-        *_architecture(arch, config),
+        ("class", f"{causal_class(config).__name__}, {count_parameters(config):,} parameters"),
+        ("not counted by laws", left_out),  # parameters
+        ("architecture", shape_of(arch)),
+        ("experts", experts_of(arch)),
         ("parameters", f"{arch.n_active:,} active, {arch.n_total:,} total"),
         *([routing] if arch.experts > 1 else []),  # a dense model routes nothing
         ("FLOPs per token", format_flops(arch.training_flops(1))),
@@ -115,52 +119,34 @@ def _plan(a: TrainingArguments, tokenizer) -> dict[str, list[tuple[str, str]]]:
     return {"Model": model, "Schedule": schedule, "Disk": disk}
 
 
-def predicted_memory(a: TrainingArguments, accelerator, arch: Architecture, micro: int) -> TrainingMemory:
-    """Predicted memory of each device in the largest batch of a run, for a micro-batch of `micro` sequences."""
-    world = accelerator.num_processes
-    largest = max(stage.sequences for stage in a.schedule.stages())
-    return training_memory(
-        arch,
-        micro,
-        a.data.sequence_length,
-        passes=max(1, largest // (micro * world)),
-        precision=a.run.precision,
-        gradient_checkpointing=a.run.gradient_checkpointing,
-        capacity_factor=a.model.capacity_factor,
-        sharding="fsdp2" if accelerator.is_fsdp2 else "ddp" if world > 1 else "none",
-        devices=world,
-        on_cpu=accelerator.device.type == "cpu",
-    )
-
-
 def check_memory(a: TrainingArguments, accelerator, arch: Architecture) -> TrainingMemory:
     """Predict a step's memory on each device. Raises OutOfMemory if the device has less; the message says what fits.
 
     The prediction was validated for our class only, so it refuses no other.
     """
-    available, world = device_memory(accelerator.device), accelerator.num_processes
-    predicted = predicted_memory(a, accelerator, arch, a.run.micro_batch_sequences)
+    available, world, size = device_memory(accelerator.device), accelerator.num_processes, a.run.micro_batch_sequences
+    largest = max(stage.sequences for stage in a.schedule.stages())
+
+    def with_micro_batch(sequences: int) -> TrainingMemory:
+        return training_memory(
+            arch,
+            sequences,
+            a.data.sequence_length,
+            passes=max(1, largest // (sequences * world)),
+            precision=a.run.precision,
+            gradient_checkpointing=a.run.gradient_checkpointing,
+            capacity_factor=a.model.capacity_factor,
+            sharding="fsdp2" if accelerator.is_fsdp2 else "ddp" if world > 1 else "none",
+            devices=world,
+            on_cpu=accelerator.device.type == "cpu",
+        )
+
+    predicted = with_micro_batch(size)
     if predicted.total <= available or isinstance(a.model, ModelClassArguments):
         return predicted
-    fitting = [
-        micro
-        for micro in smaller_micro_batches(a, world)
-        if predicted_memory(a, accelerator, arch, micro).total <= available
-    ]
+    fitting = [micro for micro in smaller_micro_batches(a, world) if with_micro_batch(micro).total <= available]
     needed = f"a step needs about {format_bytes(predicted.total)} on a device that has {format_bytes(available)}"
-    head = f"run.micro_batch_sequences {a.run.micro_batch_sequences}: {needed}"
-    raise OutOfMemory(f"{head}; {_advice(a, fitting, 'what would fit')}")
-
-
-def _architecture(arch: Architecture, config) -> list[tuple[str, str]]:
-    """The class and its shape, with the parameters that laws leave out."""
-    left_out = ", ".join(f"{name} {count:,}" for name, count in read_model(config).left_out.items())
-    return [
-        ("class", f"{causal_class(config).__name__}, {count_parameters(config):,} parameters"),
-        ("not counted by laws", left_out),
-        ("architecture", shape_of(arch)),
-        ("experts", experts_of(arch)),
-    ]
+    raise OutOfMemory(f"run.micro_batch_sequences {size}: {needed}; {_advice(a, fitting, 'what would fit')}")
 
 
 def _measured(

@@ -11,7 +11,7 @@ import yaml
 from training.configuration.arguments import ConfigurationError, TrainingArguments
 from training.data.batches import SequenceOrder, TrainingData
 from training.data.builder import GrowingCache
-from training.data.cache import open_cache
+from training.data.cache import TokenCache, open_cache
 from training.data.text import GROUP, PART_BYTES, TextSource, check_dataset_exists
 from training.run.evaluation import HeldOut
 from training.run.log import check_trackers
@@ -115,6 +115,24 @@ def tokens_needed(arguments: TrainingArguments) -> tuple[int, int | None]:
     return min(needed, most) * d.sequence_length + 1, most
 
 
+Source = tuple[TokenCache, TextSource, int | None]  # a cache as it is now, its text, and tokens needed (None: all)
+
+
+def training_cache(arguments: TrainingArguments, tokenizer) -> Source:
+    """The training tokens, as far as the longest branch reads them."""
+    text, _ = text_sources(arguments)
+    return open_cache(text, tokenizer, arguments.data.cache_dir), text, tokens_needed(arguments)[0]
+
+
+def held_out_cache(arguments: TrainingArguments, tokenizer) -> Source:
+    """The held-out tokens, which end where the evaluation has enough."""
+    d, (_, text) = arguments.data, text_sources(arguments)
+    # A fixed shuffle chooses among more sequences than it takes: more documents make a smaller error. Not where text
+    # is held out by a hash: each document found means reading a hundred others.
+    enough = arguments.run.eval_sequences * d.sequence_length * (4 if d.validation_split else 1) + 1
+    return open_cache(text, tokenizer, d.cache_dir, enough), text, None
+
+
 def training_data(arguments: TrainingArguments, tokenizer, patience: float = 0.0) -> TrainingData:
     """The training sequences; tokenising what is missing starts now and continues during training.
 
@@ -124,36 +142,24 @@ def training_data(arguments: TrainingArguments, tokenizer, patience: float = 0.0
         ConfigurationError: a split or column does not exist, or there is too little text.
         TokenBuildError: the tokens cannot be made for another reason, such as a full disk.
     """
-    d = arguments.data
-    until, max_sequences = tokens_needed(arguments)
-    source = text_sources(arguments)[0]
-    tokens = GrowingCache(open_cache(source, tokenizer, d.cache_dir), source, until, patience)
-    return TrainingData(
-        tokens, _order(arguments), d.sequence_length, arguments.run.micro_batch_sequences, max_sequences
-    )
+    sizes = arguments.data.sequence_length, arguments.run.micro_batch_sequences, tokens_needed(arguments)[1]
+    return TrainingData(GrowingCache(*training_cache(arguments, tokenizer), patience), _order(arguments), *sizes)
 
 
-def held_out_tokens(arguments: TrainingArguments) -> int:
-    """Tokens of the held-out cache, which ends where the evaluation has enough."""
-    length, sequences = arguments.data.sequence_length, arguments.run.eval_sequences
-    # A fixed shuffle chooses among more sequences than it takes: more documents make a smaller error. Not where text
-    # is held out by a hash: each document found means reading a hundred others.
-    return sequences * length * (4 if arguments.data.validation_split else 1) + 1
-
-
-class PendingHeldOut:
+class HeldOutText:
     """Held-out sequences that may still be being tokenised; only the first evaluation waits for them."""
 
-    def __init__(self, tokens: GrowingCache, arguments: TrainingArguments):
-        self.tokens, self._arguments = tokens, arguments
-        tokens.start()
+    def __init__(self, arguments: TrainingArguments, tokenizer, patience: float = 0.0):
+        self.tokens = GrowingCache(*held_out_cache(arguments, tokenizer), patience)
+        self._arguments = arguments
+        self.tokens.start()
 
     def wait(self) -> HeldOut:
         """Wait for the sequences. Raises as `GrowingCache.wait_for`."""
-        return self._found
+        return self._sequences
 
     @cached_property
-    def _found(self) -> HeldOut:
+    def _sequences(self) -> HeldOut:
         self.tokens.wait_for(None)
         d, cache = self._arguments.data, self.tokens.cache
         text = f"split {d.validation_split!r}"
@@ -165,10 +171,3 @@ class PendingHeldOut:
             part = f"the first {len(cache):,} tokens {drawn}"
         sequences = self._arguments.run.eval_sequences
         return HeldOut.from_cache(cache, d.sequence_length, sequences, f"{text}; sequences from {part}")
-
-
-def held_out(arguments: TrainingArguments, tokenizer, patience: float = 0.0) -> PendingHeldOut:
-    """The held-out sequences of the evaluation; what is missing begins to be tokenised. Raises as `training_data`."""
-    source = text_sources(arguments)[1]
-    cache = open_cache(source, tokenizer, arguments.data.cache_dir, held_out_tokens(arguments))
-    return PendingHeldOut(GrowingCache(cache, source, None, patience), arguments)

@@ -11,6 +11,7 @@ import logging
 import math
 import secrets
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 
@@ -53,14 +54,17 @@ class StepLog:
         self.trackers = Trackers(accelerator, a, folder, start_tokens)
         # step, wall seconds and data wait at the last line
         self._since: tuple[int, float | None, float] = (start_step, None, session.data.wait_seconds)
+        self._opened = ExitStack()
+        self._opened.callback(self.trackers.finish)
         self._file = None
         if accelerator.is_main_process:
             path = folder / NAME
             write_bytes(path, b"".join(text for text, line in _lines(path) if line["step"] <= start_step))
-            self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 (closed by __exit__)
+            self._file = self._opened.enter_context(path.open("a", encoding="utf-8"))
         name = f"d{arch.d_model} E{arch.experts} {folder.name.partition('-')[0]}"
         shown = a.run.progress and accelerator.is_main_process
-        self._progress = progress_line(name, self.ramp.tokens(end_step), "tok", shown, done=start_tokens)
+        bar = progress_line(name, self.ramp.tokens(end_step), "tok", shown, done=start_tokens)
+        self._advance = self._opened.enter_context(bar)
         self._detail = ""  # of the last line
 
     def __call__(self, progress: Progress, result: StepResult, rate: float) -> None:
@@ -137,14 +141,10 @@ class StepLog:
         return line
 
     def __enter__(self) -> StepLog:
-        self._advance = self._progress.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._progress.__exit__(None, None, None)
-        self.trackers.finish()
-        if self._file is not None:
-            self._file.close()
+        self._opened.close()
 
 
 # -- trackers
@@ -236,14 +236,14 @@ class StepTrace:
     """A profiler's trace of the steps [first, last) of one process; () for none. Call it before every step."""
 
     def __init__(self, path: Path, steps: list[int]):
-        self.path, self.steps = path, range(*steps) if steps else range(0)
+        self.path, (self.first, self.last) = path, steps or (-1, -1)
         self._profile: torch.profiler.profile | None = None
 
     def __call__(self, step: int) -> None:
-        if self._profile is None and step == self.steps.start and step in self.steps:
+        if self._profile is None and step == self.first:
             self._profile = torch.profiler.profile(record_shapes=True, profile_memory=True)
             self._profile.start()
-        elif step >= self.steps.stop:
+        elif step >= self.last:
             self.close()
 
     def close(self) -> None:

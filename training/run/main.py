@@ -55,7 +55,8 @@ def main(argv: list[str] | None = None) -> int:
         if arguments.run.dry_run:
             return dry_run(arguments)
         finishers = releaser.finishers(arguments)
-        return releaser.exit_status(Run(arguments, finishers).execute(), finishers)
+        trained = Run(arguments, finishers).execute()
+        return trained or max((finisher.exit_status for finisher in finishers), default=0)
     except Exception as error:
         return report(error)
 
@@ -96,7 +97,7 @@ class Run:
         with accelerator.local_main_process_first():
             self.tokenizer = load_tokenizer(a.data.tokenizer, a.data.tokenizer_revision)
         patience = 0.0 if accelerator.is_local_main_process else 5.0
-        self.held_out = inputs.held_out(a, self.tokenizer, patience)
+        self.held_out = inputs.HeldOutText(a, self.tokenizer, patience)
         self.data = inputs.training_data(a, self.tokenizer, patience)
 
         # What it trains, how long, and what it saves.

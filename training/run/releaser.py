@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
-from hub import HubError, PushErrors, RunRecord, Store, open_store, push_run
+from hub import HubError, RunRecord, Store, open_store, push_run
 from hub.base.atomic import write_bytes
-from hub.base.errors import AccessError, UnavailableError, redacted
+from hub.base.errors import AccessError, redacted
 from hub.release.cards import model_card
-from hub.release.push import check_places, push_listing
+from hub.release.push import check_places, release_runs
 from scaling_law.figures.run_pictures import CAPTIONS, run_pictures
 from training.configuration.arguments import ConfigurationError, TrainingArguments
 
@@ -54,7 +54,7 @@ def finishers(arguments: TrainingArguments) -> tuple[Releaser, ...]:
         raise ConfigurationError(f"run.push_to_hub: {error}") from None
     if run.license is None:
         logger.warning("run.license is not set: the pushed cards name no licence")
-    return (Releaser(store, run.sweep, run.license),)
+    return (Releaser(store, run.license),)
 
 
 class Releaser:
@@ -64,75 +64,54 @@ class Releaser:
     adds them, and sends nothing twice.
     """
 
-    def __init__(self, store: Store, sweep: str, license: str | None = None) -> None:
+    def __init__(self, store: Store, license: str | None = None) -> None:
         from huggingface_hub.utils import disable_progress_bars
 
         self.exit_status = 0
-        self._store, self._sweep, self._license = store, sweep, license
+        self._store, self._license = store, license
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="hub-push")
-        self._pushes: list[tuple[RunRecord, Callable[[], RunRecord], Future[RunRecord]]] = []
+        self._runs: list[tuple[Path, RunRecord]] = []
+        self._pushes: list[Future[None]] = []
         self._refused = False  # whether it was said that the store lets nobody in
         if os.environ.get("HF_HUB_DISABLE_PROGRESS_BARS") is None:
             disable_progress_bars()  # those of uploads would break that of the training
 
-    def __call__(self, model_folder: Path, record: RunRecord) -> Future[RunRecord]:
-        """Queue the push of a model folder, which must stay as it is until the future is done, and return at once."""
-        siblings = [*(other for other, _, _ in self._pushes), record]
+    def __call__(self, model_folder: Path, record: RunRecord) -> None:
+        """Queue the push of a model folder, which must stay as it is until `close`, and return at once."""
+        self._runs.append((model_folder, record))
+        siblings = [sibling for _, sibling in self._runs]
+        with suppress(RuntimeError):  # a thread that cannot be started: then `close` pushes
+            self._pushes.append(self._pool.submit(self._push, model_folder, record, siblings))
 
-        def push() -> RunRecord:
-            check_places(self._store, [record])
-            return push_run(self._store, model_folder, record, siblings=siblings, license=self._license)
-
+    def _push(self, folder: Path, record: RunRecord, siblings: list[RunRecord]) -> None:
+        """Push one run, and log the result; a missing or refused token only once."""
         try:
-            future = self._pool.submit(push)
-        except RuntimeError as error:  # a thread that cannot be started
-            future = Future()
-            future.set_exception(error)
-        future.add_done_callback(lambda ended: self._report(record, ended))
-        self._pushes.append((record, push, future))
-        return future
-
-    def _report(self, record: RunRecord, future: Future[RunRecord]) -> None:
-        """Log the result of a push; a missing or refused token only once."""
-        error = future.exception()
-        if error is None:
-            logger.info("pushed %s@%s", future.result().repo, future.result().branch)
-        elif not (self._refused and isinstance(error, AccessError)):
+            check_places(self._store, [record])
+            pushed = push_run(self._store, folder, record, siblings=siblings, license=self._license)
+            logger.info("pushed %s@%s", pushed.repo, pushed.branch)
+        except Exception as error:
+            if not (self._refused and isinstance(error, AccessError)):
+                logger.warning("pushing %s failed, training continues: %s", record.run_id, redacted(str(error)))
             self._refused = self._refused or isinstance(error, AccessError)
-            logger.warning("pushing %s failed, training continues: %s", record.run_id, redacted(str(error)))
 
     def close(self) -> None:
-        """Wait for all pushes and write the index; afterwards `exit_status` is 0, or `RELEASE_INCOMPLETE`.
+        """Wait for all pushes, retry what failed, and write the index; then `exit_status` is 0 or 4.
 
-        A push that failed because the store was unreachable is retried once, as that may be hours ago.
+        What has been pushed is compared, and not sent again.
         """
-        if waiting := sum(not future.done() for _, _, future in self._pushes):
+        if waiting := sum(not push.done() for push in self._pushes):
             logger.info("waiting for %d pushes to %s", waiting, self._store.uri)
         self._pool.shutdown(wait=True)
-        pushed: list[RunRecord] = []
-        failures: list[tuple[str, BaseException]] = []
-        for record, push, future in self._pushes:
-            try:
-                pushed.append(push() if isinstance(future.exception(), UnavailableError) else future.result())
-            except Exception as error:
-                failures.append((record.run_id, error))
         try:
-            if pushed:
-                push_listing(self._store, self._sweep, pushed, license=self._license)
+            result = release_runs(self._store, self._runs, license=self._license)
+            if result.failed:
+                raise result.failed
         except Exception as error:
-            failures.append(("the index", error))
-        if failures:
             self.exit_status = RELEASE_INCOMPLETE
             logger.error(
                 "the release in %s is not complete: %s. The models are saved; `python -m hub push` with the output "
                 "folder and this store completes it.",
-                self._store.uri,
-                PushErrors(failures, pushed),
+                *(self._store.uri, redacted(str(error))),
             )
-        elif pushed:
-            logger.info("%d runs are released in %s", len(pushed), self._store.uri)
-
-
-def exit_status(trained: int, finishers: Sequence[object]) -> int:
-    """The exit status of the training, or if that is 0, of the finishers."""
-    return trained or max((getattr(finisher, "exit_status", 0) for finisher in finishers), default=0)
+        if self._runs and not self.exit_status:
+            logger.info("%d runs are released in %s", len(self._runs), self._store.uri)

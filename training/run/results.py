@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import subprocess
 import sys
 from dataclasses import asdict
@@ -19,7 +18,7 @@ from hub.record.run_record import OF_A_CLASS, RunRecord
 from hub.store.files import portable_tokenizer_config
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.recipe import BatchRamp
-from training.configuration.arguments import ModelArguments, OptimizerArguments
+from training.configuration.arguments import TrainingArguments
 from training.configuration.model_classes import ModelClassArguments, causal_class
 from training.configuration.schedule import Branch
 from training.data.tokenizer import description, fingerprint
@@ -63,14 +62,17 @@ def run_record(
         load = balance(routed) if routed else 1.0
     # Branches share sweep, size, E and seed with their trunk; runs with one trunk are not independent.
     trunk, end = f"{a.run.sweep}-{a.model.name}-seed{a.run.seed}", branch_name.partition("-")[0]
+    fields = configured_fields(a, arch, session.schedule.peak, session.learning_rate_law)
+    fields["schedule"] |= {
+        "horizon_tokens": branch.tokens,
+        "decay_tokens": branch.tokens - branch.branch_point_tokens,
+    }
     record = RunRecord(
+        **fields,
         run_id=shortened(f"{trunk}-{end}", MAX_ID_LENGTH),
         parent_run_id=shortened(trunk, MAX_ID_LENGTH),
         branch_point_tokens=min(branch.branch_point_tokens, tokens) if status != "intermediate" else None,
         status=status,
-        **{name: getattr(arch, name) for name in _SIZE},
-        **_of_a_class(a.model, arch),
-        sequence_length=a.data.sequence_length,
         tokens=tokens,
         unique_tokens=unique,
         epochs=tokens / unique,
@@ -84,26 +86,6 @@ def run_record(
         eval_data=held_out and held_out.origin,
         drop_rate=drop_rate,
         expert_load_max_over_mean=load,
-        schedule={
-            "horizon_tokens": branch.tokens,
-            "warmup_tokens": a.schedule.warmup_tokens,
-            "decay_tokens": branch.tokens - branch.branch_point_tokens,
-            "batch_ramp": [asdict(stage) for stage in ramp.stages],
-            "peak_learning_rate": session.schedule.peak,
-            "learning_rate_law": session.learning_rate_law,
-        },
-        optimizer={
-            "name": a.optimizer.name,
-            **a.optimizer.model_dump(include={"beta1", "beta2", "epsilon", "weight_decay"}),
-            "weight_decay_on": "all" if a.optimizer.decay_all else "matrices",
-            "gradient_clip_norm": a.optimizer.gradient_clip or None,
-            **_of_muon(a.optimizer, session.schedule.peak),
-        },
-        **a.run.model_dump(include=_RUN),
-        **{name: getattr(a.model, name, None) for name in _MODEL},
-        balance_loss_coefficient=a.model.balance_loss,
-        z_loss_coefficient=a.model.z_loss,
-        balance_bias_rate=a.model.bias_rate or None,
         dataset=session.data.tokens.cache.dataset,
         data_order=data_order(a),
         tokenizer=tokenizer_identity(session),
@@ -121,43 +103,54 @@ def run_record(
         skipped_steps=len(progress.skipped_steps),
         loss_spikes=len(progress.spikes),
     )
-    return _named_by_recipe(record, end)
-
-
-def step_seconds(progress: Progress, ramp: BatchRamp) -> float | None:
-    """The median of the last steps whose batches are as large as the last; None if none was timed."""
-    last = ramp.sequences(max(0, progress.step - 1))
-    latest = enumerate(reversed(progress.recent_seconds), start=1)
-    same = itertools.takewhile(lambda back: ramp.sequences(progress.step - back[0]) == last, latest)
-    times = [seconds for _, seconds in same]
-    return median(times) if times else None
-
-
-def _of_a_class(model: ModelArguments | ModelClassArguments, arch: Architecture) -> dict[str, Any]:
-    """Extra fields of a record for another class than ours: its type, and the variables of laws."""
-    if not isinstance(model, ModelClassArguments):
-        return {}
-    variables = arch.variables() | {name: getattr(arch, name) for name in ("experts_equivalent", "dense_blocks")}
-    of_class = {"model_type": model.type, "n_kv_heads": arch.n_kv_heads}
-    return of_class | {name: variables[name] for name in OF_A_CLASS - {"model_type"}}
-
-
-def _of_muon(optimizer: OptimizerArguments, peak: float) -> dict[str, Any]:
-    """Muon's settings, where it is used."""
-    if optimizer.name != "muon":
-        return {}
-    settings = optimizer.model_dump(include={"muon_momentum", "muon_adjust_lr"})
-    return {"muon_learning_rate": muon_rate(optimizer, peak), **settings}
-
-
-def _named_by_recipe(record: RunRecord, end: str) -> RunRecord:
-    """The record with departures from the recipe in the ids of run and trunk: such runs are different runs."""
     if not (suffix := recipe_suffix(record)):
         return record
+    # Runs that depart from the recipe are different runs.
     trunk = f"{record.parent_run_id}{suffix}"
     return record.replaced(
         run_id=shortened(f"{trunk}-{end}", MAX_ID_LENGTH), parent_run_id=shortened(trunk, MAX_ID_LENGTH)
     )
+
+
+def configured_fields(a: TrainingArguments, arch: Architecture, peak: float, law: str) -> dict[str, Any]:
+    """Fields of a record that follow from the configuration; the schedule lacks what depends on the tokens."""
+    o = a.optimizer
+    fields = {
+        **{name: getattr(arch, name) for name in _SIZE},
+        "sequence_length": a.data.sequence_length,
+        "schedule": {
+            "warmup_tokens": a.schedule.warmup_tokens,
+            "batch_ramp": [asdict(stage) for stage in a.schedule.stages()],
+            "peak_learning_rate": peak,
+            "learning_rate_law": law,
+        },
+        "optimizer": {
+            **o.model_dump(include={"name", "beta1", "beta2", "epsilon", "weight_decay"}),
+            "weight_decay_on": "all" if o.decay_all else "matrices",
+            "gradient_clip_norm": o.gradient_clip or None,
+        },
+        **a.run.model_dump(include=_RUN),
+        **{name: getattr(a.model, name, None) for name in _MODEL},
+        "balance_loss_coefficient": a.model.balance_loss,
+        "z_loss_coefficient": a.model.z_loss,
+        "balance_bias_rate": a.model.bias_rate or None,
+    }
+    if o.name == "muon":
+        settings = o.model_dump(include={"muon_momentum", "muon_adjust_lr"})
+        fields["optimizer"] |= {"muon_learning_rate": muon_rate(o, peak), **settings}
+    if isinstance(a.model, ModelClassArguments):  # its type, and the variables of laws
+        variables = arch.variables() | {name: getattr(arch, name) for name in ("experts_equivalent", "dense_blocks")}
+        fields |= {name: variables[name] for name in OF_A_CLASS - {"model_type"}}
+        fields |= {"model_type": a.model.type, "n_kv_heads": arch.n_kv_heads}
+    return fields
+
+
+def step_seconds(progress: Progress, ramp: BatchRamp) -> float | None:
+    """The median of the last steps whose batches are as large as the last; None if none was timed."""
+    steps = range(progress.step - len(progress.recent_seconds), progress.step)
+    timed = zip(steps, progress.recent_seconds, strict=True)
+    times = [seconds for step, seconds in timed if ramp.sequences(step) == ramp.sequences(steps[-1])]
+    return median(times) if times else None
 
 
 def tokenizer_identity(session: Session) -> dict[str, str]:
@@ -170,15 +163,11 @@ def tokenizer_identity(session: Session) -> dict[str, str]:
 def code_commit() -> str | None:
     """The git commit of this code, with `-dirty` if it was changed; None outside a checkout."""
     here = Path(__file__)
-
-    def git(*words: str) -> str:
-        command = ["git", "-C", str(here.parent), *words]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
+    describe = ["describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
     try:
-        if not git("ls-files", here.name):
-            return None  # installed into an environment that happens to lie in another checkout
-        return git("rev-parse", "HEAD") + ("-dirty" if git("status", "--porcelain", "--untracked-files=no") else "")
+        # Fails where this is installed into an environment that happens to lie in another checkout.
+        subprocess.run(["git", "ls-files", "--error-unmatch", here], cwd=here.parent, capture_output=True, check=True)
+        return subprocess.check_output(["git", *describe], cwd=here.parent, text=True).strip()
     except (OSError, subprocess.CalledProcessError):
         return None
 

@@ -12,7 +12,9 @@ from typing import TypeVar
 import psutil
 import torch
 
-from training.run.step import Session, StepResult, train_step
+from training.configuration.arguments import TrainingArguments
+from training.run import devices
+from training.run.step import Session, StepResult, make_session, train_step
 
 T = TypeVar("T")
 # Of runs that are only timed, so that the model stays as it was drawn. At the rate of a run, random tokens make it
@@ -23,11 +25,15 @@ LEARNING_RATE = 1e-6
 
 @dataclass(frozen=True)
 class RandomTokens:
-    """Uniformly drawn ids instead of `TrainingData`."""
+    """Uniformly drawn ids instead of `TrainingData`, and what a session asks of a tokenizer."""
 
     vocab_size: int
     sequence_length: int
     micro_batch_sequences: int
+    eos_token_id: int = 0
+
+    def __len__(self) -> int:
+        return self.vocab_size
 
     def micro_batches(self, position, sequences, rank, world_size, device) -> Iterator[tuple[torch.Tensor, ...]]:
         shape = (self.micro_batch_sequences, self.sequence_length)
@@ -36,27 +42,28 @@ class RandomTokens:
             yield ids, ids.roll(-1, 1)
 
 
-class StepTimer:
-    """Steps of one session, each the first of its schedule, and their wall seconds to the end of all work.
+def session_on_random_tokens(a: TrainingArguments, vocab_size: int) -> Session:
+    """A session in training mode that needs no text and no tokenizer."""
+    data = RandomTokens(vocab_size, a.data.sequence_length, a.run.micro_batch_sequences)
+    session = make_session(a, devices.make_accelerator(a.run), data, data)
+    session.model.train()
+    return session
 
-    A step raises RuntimeError where loss or gradient is not finite: it then made no update, and took less time.
+
+def timed_step(session: Session) -> tuple[StepResult, float]:
+    """Make one step, the first of the schedule; returns it with its wall seconds to the end of all work.
+
+    Raises RuntimeError where loss or gradient is not finite: the step made no update, and took less time.
     """
-
-    def __init__(self, session: Session) -> None:
-        self.session = session
-        self.seconds: list[float] = []
-
-    def step(self) -> StepResult:
-        """Make and time one step."""
-        device = self.session.accelerator.device
-        finish(device)
-        started = time.perf_counter()
-        result = train_step(self.session, 0, self.session.schedule.learning_rate(0))
-        finish(device)
-        self.seconds.append(time.perf_counter() - started)
-        if not result.is_finite:
-            raise RuntimeError(f"a timed step diverged: loss {result.loss}, gradient norm {result.gradient_norm}")
-        return result
+    device = session.accelerator.device
+    finish(device)
+    started = time.perf_counter()
+    result = train_step(session, 0, session.schedule.learning_rate(0))
+    finish(device)
+    seconds = time.perf_counter() - started
+    if not result.is_finite:
+        raise RuntimeError(f"a timed step diverged: loss {result.loss}, gradient norm {result.gradient_norm}")
+    return result, seconds
 
 
 def finish(device: torch.device) -> None:

@@ -19,7 +19,7 @@ from training.data.batches import SequenceOrder, TrainingData
 from training.data.builder import GrowingCache, TokenBuildError
 from training.data.cache import TokenCache, open_cache
 from training.data.text import TextSource
-from training.run.inputs import held_out, training_data
+from training.run.inputs import HeldOutText, training_data
 
 CPU = torch.device("cpu")
 LENGTH = 32
@@ -226,7 +226,7 @@ def test_too_little_data_is_a_configuration_error(tiny, tokenizer, tmp_path, bui
 
 
 def test_an_error_in_the_held_out_text_is_raised_while_training(tiny, tokenizer):
-    pending = held_out(tiny(data__validation_split="absent"), tokenizer)
+    pending = HeldOutText(tiny(data__validation_split="absent"), tokenizer)
     pending.tokens._builder.wait(60)
     with pytest.raises(ConfigurationError, match="absent"):
         pending.tokens.check()

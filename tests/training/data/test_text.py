@@ -16,7 +16,7 @@ from training.data import cache as cache_module
 from training.data import text as text_module
 from training.data.builder import GrowingCache
 from training.data.text import Place, TextSource
-from training.run.inputs import data_order, held_out, text_sources
+from training.run.inputs import HeldOutText, data_order, text_sources
 
 
 @pytest.fixture(params=[1 << 23, 700], ids=["files", "row groups"])
@@ -234,7 +234,7 @@ def test_runs_read_across_files_unless_they_ask_for_the_stored_order(tiny):
 
 def test_the_record_says_which_text_was_held_out(tiny, tokenizer, builds_here):
     def found(**changes):
-        pending = held_out(tiny(**changes), tokenizer)
+        pending = HeldOutText(tiny(**changes), tokenizer)
         text = pending.wait()
         pending.tokens.close()
         return text

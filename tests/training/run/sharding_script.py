@@ -21,7 +21,7 @@ from tests.model_classes import CLASSES, DENSE
 from tests.training.run.test_timing import session
 from training.configuration.model_classes import ModelClassArguments
 from training.run import causal_model, sharding
-from training.run.timing import StepTimer
+from training.run.timing import timed_step
 
 LENGTH, VOCABULARY = 12, 64
 
@@ -132,10 +132,10 @@ def measure(model: Architecture, micro: int, passes: int, precision: str, checkp
 
     def work():
         how = {"precision": precision, "gradient_checkpointing": checkpointing}
-        timer = StepTimer(session(model, micro, length, passes * world, **how))
+        made = session(model, micro, length, passes * world, **how)
         for _ in range(2):  # the moments are made in the first
-            timer.step()
-        return timer
+            timed_step(made)
+        return made
 
     peaks = [None] * world
     dist.all_gather_object(peaks, peak_of_tensors(work))

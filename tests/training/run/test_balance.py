@@ -7,16 +7,13 @@ import torch
 
 from hub.record.names import recipe_suffix
 from hub.record.run_record import RunRecord
-from tests.model_classes import SHARED, TOP_K
+from tests.model_classes import BIAS, SHARED, TOP_K
 from tests.training.run.test_causal_model import EVERY, config_of
-from tests.training.run.test_processes import replicated, results
 from tests.training.run.test_run import finish, folders, lines_of, weights
 from training.configuration.arguments import ConfigurationError
 from training.configuration.model_classes import SELECTION_BIAS, has_selection_bias, model_types
 from training.run import causal_model
 from training.run.model import build_model
-
-BIAS = SHARED | {"balance": "bias", "bias_update_rate": 0.05}
 
 
 def biases(state):
@@ -51,35 +48,9 @@ def test_each_step_moves_the_bias_by_the_counts_of_its_batch(tiny):
     moved = sum(0.05 * torch.sign(one.mean(1, keepdim=True) - one) for one in counts)
     assert moved.any()
     torch.testing.assert_close(biases(weights(arguments, 1280)).double(), moved, rtol=0, atol=1e-6)
-
-
-def test_micro_batches_are_one_batch(tiny, tmp_path):
-    """The counts are those of the global batch."""
-    settings = {"model": BIAS, "schedule__tokens": [1280], "optimizer__learning_rate": 0.001}
-    one, other = (
-        tiny(**settings, run__micro_batch_sequences=n, run__output_dir=str(tmp_path / f"{n}")) for n in (2, 1)
-    )
-    finish(one)
-    finish(other)
-    torch.testing.assert_close(biases(weights(one, 1280)), biases(weights(other, 1280)))
-
-
-@pytest.mark.slow
-def test_processes_count_together(tiny, tmp_path):
-    settings = {"model": BIAS, "schedule__tokens": [1280], "optimizer__learning_rate": 0.001}
-    one, two = (tiny(**settings, run__micro_batch_sequences=1, run__output_dir=str(tmp_path / n)) for n in "ab")
-    finish(one)
-    replicated(two)
-    (_, expected), (_, found) = results(one)[1280], results(two)[1280]
-    torch.testing.assert_close(biases(found), biases(expected))
-
-
-def test_the_name_says_it(tiny):
-    arguments = tiny(model=BIAS, schedule__tokens=[1280])
-    (record,) = finish(arguments).values()
     assert recipe_suffix(record).endswith("-bias0.05")
     assert (record.balance_bias_rate, record.balance_loss_coefficient) == (0.05, 0)
-    assert RunRecord.load(folders(arguments)[0]) == record
+    assert RunRecord.load(branch) == record
     assert "balance_bias_rate" not in record.replaced(balance_bias_rate=None).to_dict()
 
 

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from tests.model_classes import BIAS, CLASSES
 from tests.training.run.test_run import finish, folders
 from training.configuration.arguments import ConfigurationError
 from training.run.inputs import check_inputs, settled
@@ -23,9 +24,9 @@ def steps(arguments, count=3):
     for step in range(count):
         r = train_step(run.session, step, 1e-3)
         losses = [r.loss, r.gradient_norm, r.balance_loss.item(), r.z_loss.item()]
-        found.append((losses, r.tokens_per_expert.tolist(), r.dropped_tokens.tolist()))
+        found.append((losses, *(None if t is None else t.tolist() for t in (r.tokens_per_expert, r.dropped_tokens))))
     run.data.tokens.close()
-    return found, [p.detach().clone() for p in run.session.model.parameters()]
+    return found, [tensor.clone() for tensor in run.session.model.state_dict().values()]
 
 
 @pytest.fixture
@@ -34,16 +35,29 @@ def even(tiny):
     return lambda **changes: tiny(**{"schedule.batch_ramp": ["0:4"], **changes})
 
 
-@pytest.mark.parametrize("capacity_factor", [1.0, 0])
-def test_the_cut_into_micro_batches_changes_nothing(tiny, capacity_factor):
-    """With drops and the balance loss, with and without recomputation, in both stages of the batch ramp."""
-    common = {"model.capacity_group_tokens": 32, "model.capacity_factor": capacity_factor}
-    common["schedule.batch_ramp"] = ["0:4", "128:8"]
-    expected, weights = steps(tiny(**common, **{"run.micro_batch_sequences": 1}))
-    assert (min(map(min, (dropped for _, _, dropped in expected))) > 0) == (capacity_factor > 0)
-    for micro, recompute in ((1, True), (2, False), (4, False), (4, True)):
-        changes = {"run.micro_batch_sequences": micro, "run.gradient_checkpointing": recompute}
-        found, other = steps(tiny(**common, **changes))
+CASES = {
+    "with drops": {},
+    "dropless": {"model.capacity_factor": 0},
+    "Muon": {"optimizer.name": "muon"},
+    "balanced by a bias": {"model": BIAS},
+} | {kind: {"model": section} for kind, section in CLASSES.items()}
+
+
+@pytest.mark.parametrize("changes", CASES.values(), ids=CASES)
+def test_the_cut_into_micro_batches_changes_nothing(tiny, monkeypatch, changes):
+    """With and without recomputation, in both stages of the batch ramp."""
+    monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.float)  # Muon's iteration, to the rounding of fp32
+
+    def cut(micro, recompute):
+        first = {"model": {**changes["model"]}} if "model" in changes else changes
+        common = {"model.capacity_group_tokens": 32, "schedule.batch_ramp": ["0:4", "128:8"]}
+        how = {"run.micro_batch_sequences": micro, "run.gradient_checkpointing": recompute}
+        return steps(tiny(**{**first, **common, **how}))
+
+    expected, weights = cut(1, False)
+    assert changes or min(min(dropped) for _, _, dropped in expected) > 0
+    for micro, recompute in ((1, True), (2, False), (4, True)):
+        found, other = cut(micro, recompute)
         for (losses, routed, dropped), (same_losses, same_routed, same_dropped) in zip(found, expected, strict=True):
             assert losses == pytest.approx(same_losses, rel=1e-5)
             assert (routed, dropped) == (same_routed, same_dropped)

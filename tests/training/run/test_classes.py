@@ -17,43 +17,14 @@ from hub.record.run_record import OF_A_CLASS, RunRecord
 from hub.release.push import push_listing
 from scaling_law import describe, fit, load_runs
 from tests.hub.samples import HIDDEN
-from tests.model_classes import CLASSES, DENSE, NOISY, SHARED, TOP_K
-from tests.training.run.test_balance import BIAS
-from tests.training.run.test_plan import output  # noqa: F401
-from tests.training.run.test_processes import replicated, sharded
-from tests.training.run.test_run import assert_same_weights, finish, folders, lines_of, stop_run, weights
+from tests.model_classes import CLASSES, DENSE, NOISY, TOP_K
+from tests.training.run.test_run import finish, folders, lines_of
 from training.configuration.arguments import ConfigurationError
 from training.configuration.reading import from_dict
-from training.run.inputs import check_inputs, held_out
+from training.run.inputs import HeldOutText, check_inputs
 from training.run.main import Run
-from training.run.model import architecture, count_parameters
+from training.run.model import architecture
 from training.run.step import add_gradients
-
-THREE = {section["type"]: section for section in (DENSE, TOP_K, SHARED)}
-three = pytest.mark.parametrize("section", THREE.values(), ids=THREE)
-
-
-MUON = {"optimizer.name": "muon"}
-RUNS = {
-    **{kind: {"model": section} for kind, section in THREE.items()},
-    **{"dropout and jitter": {"model": NOISY}, "balanced by a bias": {"model": BIAS}},
-    **{"switch_moe by Muon": MUON, "qwen3_moe by Muon": MUON | {"model": TOP_K}},
-    "deepseek_v3 by Muon": MUON | {"model": SHARED},
-}
-
-
-@pytest.mark.parametrize("settings", RUNS.values(), ids=RUNS)
-def test_a_branch_of_a_stopped_trunk_equals_the_run_alone(tiny, tmp_path, settings):
-    """Bit for bit: branches, the resume in the trunk by way of a checkpoint, and the record of them."""
-    arguments = tiny(**settings)
-    stop_run(arguments, at=5)
-    records = finish(arguments)
-    assert sorted(records) == [1280, 2560]
-    alone = tiny(**settings, schedule__tokens=[1280], run__output_dir=str(tmp_path / "alone"))
-    (record,) = finish(alone).values()
-    assert_same_weights(weights(arguments, 1280), weights(alone, 1280))
-    for name in ("train_loss", "eval_loss", "drop_rate", "expert_load_max_over_mean", "steps"):
-        assert getattr(records[1280], name) == getattr(record, name)
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +89,8 @@ def test_a_release_needs_no_code_of_ours(released, tmp_path):
         assert kind in card
         assert "trust_remote_code" not in card
     arguments, _, _ = released["llama"]
-    torch.save(torch.from_numpy(held_out(arguments, Run(arguments).tokenizer).wait().sequences), tmp_path / "ids.pt")
+    sequences = HeldOutText(arguments, Run(arguments).tokenizer).wait().sequences
+    torch.save(torch.from_numpy(sequences), tmp_path / "ids.pt")
     folders_there = [str(folder) for _, _, folder in released.values()]
     code = f"{HIDDEN}\nFOLDERS, HELD_OUT = {folders_there!r}, {str(tmp_path / 'ids.pt')!r}\n{LOAD}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -199,77 +171,6 @@ def test_another_configuration_in_the_folder_is_refused(released):
             check_inputs(from_dict(values | {"model": section}))
 
 
-@three
-def test_the_dry_run_counts_the_class(tiny, output, section):  # noqa: F811
-    text = output(tiny(model=section))
-    arguments = tiny(model=section)
-    run, arch = Run(arguments), architecture(arguments.model, 300)
-    assert f"{arch.n_active:,} active, {arch.n_total:,} total" in text
-    model = run.accelerator.unwrap_model(run.session.model)
-    there = sum(p.numel() for p in model.parameters())
-    assert f"ForCausalLM, {there:,} parameters" in text
-    assert count_parameters(model.config) == there
-    assert "not counted by laws norms" in text
-    assert re.search(r"loss 5\.[0-9]+ on random ids", text)
-
-
-@pytest.mark.slow
-@three
-def test_processes_train_what_one_trains(tiny, tmp_path, section):
-    """Replicated and sharded by the class's own blocks, each with a micro-batch of its own."""
-    fixed = {"optimizer.learning_rate": 0.001, "schedule.tokens": [1280], "schedule.batch_ramp": ["0:4"]}
-    one, two, shards = (
-        tiny(
-            **{
-                "model": {**section, "capacity_group_tokens": 32},
-                "run.output_dir": str(tmp_path / name),
-                "run.micro_batch_sequences": micro,
-                "run.eval_sequences": 5,
-                **fixed,
-            }
-        )
-        for name, micro in (("one", 4), ("two", 2), ("shards", 1))
-    )
-    (expected,) = finish(one).values()
-    replicated(two)
-    sharded(shards)
-    for other in (two, shards):
-        (record,) = (RunRecord.load(folder) for folder in folders(other))
-        assert record.hardware.startswith("2 x ")
-        for line, same in zip(lines_of(one), lines_of(other), strict=True):
-            for name in ("loss", "gradient_norm", "balance_loss"):
-                assert same[name] == pytest.approx(line[name], rel=1e-4, abs=1e-7), (name, line["step"])
-            assert same.get("tokens_per_expert") == line.get("tokens_per_expert")
-        assert record.eval_loss == pytest.approx(expected.eval_loss, abs=1e-6)
-        for name, weight in weights(one, 1280).items():
-            torch.testing.assert_close(weights(other, 1280)[name], weight, rtol=0, atol=2e-5)
-
-
-@pytest.mark.slow
-def test_masks_of_dropout_and_jitter_do_not_depend_on_the_processes(tiny, tmp_path):
-    """With the same micro-batch: each draws masks of its own, and activation checkpointing draws them again."""
-    fixed = {
-        "model": NOISY,
-        "optimizer.learning_rate": 0.001,
-        "schedule.tokens": [1280],
-        "schedule.batch_ramp": ["0:4"],
-    }
-    one, two, shards, again = (
-        tiny(**fixed, **{"run.output_dir": str(tmp_path / name), "run.gradient_checkpointing": name == "again"})
-        for name in ("one", "two", "shards", "again")
-    )
-    (expected,) = finish(one).values()
-    replicated(two)
-    sharded(shards)
-    finish(again)
-    for other in (two, shards, again):
-        (record,) = (RunRecord.load(folder) for folder in folders(other))
-        for line, same in zip(lines_of(one), lines_of(other), strict=True):
-            assert same["loss"] == pytest.approx(line["loss"], rel=1e-5), line["step"]
-            assert same["tokens_per_expert"] == line["tokens_per_expert"]
-        assert record.eval_loss == pytest.approx(expected.eval_loss, abs=1e-5)
-
-
 def test_masks_are_of_the_seed_and_the_sequences_alone(tiny):
     """Each forward pass of a step draws from a state of its own, which another process would have, too."""
 
@@ -294,15 +195,3 @@ def test_tied_embeddings_are_released_once_and_load(tiny):
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert torch.equal(model.lm_head.weight, load_file(folder / "model.safetensors")["model.embed_tokens.weight"])
-
-
-@pytest.mark.slow
-def test_a_class_that_recomputes_trains_the_same(tiny, tmp_path):
-    plain = tiny(model=TOP_K, schedule__tokens=[1280], run__output_dir=str(tmp_path / "plain"))
-    other = tiny(model=TOP_K, schedule__tokens=[1280], run__gradient_checkpointing=True)
-    (expected,), (record,) = (finish(arguments).values() for arguments in (plain, other))
-    assert record.eval_loss == pytest.approx(expected.eval_loss, abs=1e-3)
-    one, two = lines_of(plain)[0], lines_of(other)[0]
-    assert two["tokens_per_expert"] == one["tokens_per_expert"]
-    for name in ("loss", "gradient_norm", "balance_loss", "router_entropy"):
-        assert two[name] == pytest.approx(one[name], rel=1e-4)

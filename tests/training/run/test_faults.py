@@ -18,6 +18,7 @@ from unittest.mock import Mock
 import psutil
 import pytest
 import torch
+from torch.distributed.checkpoint import FileSystemWriter
 
 from tests.model_classes import DENSE, NOISY, SHARED, TOP_K
 from tests.training import ranks
@@ -228,8 +229,8 @@ def test_a_checkpoint_before_the_first_step_counts_no_step(tiny, tmp_path):
 def test_a_checkpoint_is_of_the_step_it_was_taken_at(tiny, tmp_path, monkeypatch):
     """The thread has not begun to write when training goes on; what it writes is the copy."""
     run = Run(tiny())
-    go_on, write = threading.Event(), run.writer._write
-    monkeypatch.setattr(run.writer, "_write", lambda *arguments: (go_on.wait(60), write(*arguments)))
+    go_on, write = threading.Event(), FileSystemWriter.write_data
+    monkeypatch.setattr(FileSystemWriter, "write_data", lambda *arguments: go_on.wait(60) and write(*arguments))
     before = {name: tensor.clone() for name, tensor in run.session.model.state_dict().items()}
     progress = Progress(step=3)
     run.writer.save(tmp_path, progress)

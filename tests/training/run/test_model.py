@@ -5,8 +5,9 @@ import torch
 
 from hub.record.run_record import RunRecord
 from scaling_law import LearningRateLaw
+from tests.training.run.test_causal_model import EVERY, config_of
 from training.configuration.arguments import ModelArguments, OptimizerArguments
-from training.run import devices
+from training.run import causal_model, devices
 from training.run.main import Run
 from training.run.model import architecture, build_model, model_config, peak_learning_rate, utilisation_flops
 from training.run.optimizers import build_optimizers
@@ -47,17 +48,19 @@ def test_a_law_with_tokens_and_batch_is_asked_at_the_end_of_the_longest_run(tmp_
 
 
 @pytest.mark.parametrize("decay_all", [True, False])
-def test_groups_hold_every_parameter_once(tiny, decay_all):
-    arguments = tiny(optimizer__decay_all=decay_all)
-    model = build_model(model_config(arguments, 300, 0), seed=0)
-    (adamw,) = build_optimizers(model, arguments.optimizer, torch.device("cpu"))
-    groups = adamw.param_groups
-    held = [parameter for group in groups for parameter in group["params"]]
+@pytest.mark.parametrize("kind", ["ours", "qwen3_moe", "deepseek_v3", "gpt_oss", "llama4_text"])
+def test_groups_hold_every_parameter_once_and_routers_are_exempt_from_selective_decay(tiny, kind, decay_all):
+    config = model_config(tiny(), 300, 0) if kind == "ours" else config_of(EVERY[kind])
+    model = build_model(config, seed=0)
+    (adamw,) = build_optimizers(model, OptimizerArguments(decay_all=decay_all), torch.device("cpu"))
+    held = [parameter for group in adamw.param_groups for parameter in group["params"]]
     assert len(held) == len(set(map(id, held))) == len(list(model.parameters()))
-    exempt = {id(p) for group in groups if group["weight_decay"] == 0 for p in group["params"]}
+    exempt = {id(p) for group in adamw.param_groups if group["weight_decay"] == 0 for p in group["params"]}
     names = {name for name, parameter in model.named_parameters() if id(parameter) in exempt}
-    norms_and_router = {name for name, p in model.named_parameters() if p.ndim < 2 or "router" in name}
-    assert names == (set() if decay_all else norms_and_router)
+    routers = {name for name, _ in model.named_parameters() if name.endswith(("gate.weight", "router.weight"))}
+    assert len(routers) == len(causal_model.routers(model)) > 0
+    vectors = {name for name, parameter in model.named_parameters() if parameter.ndim < 2}
+    assert names == (set() if decay_all else vectors | routers)
 
 
 def test_final_norm_and_initialization_reach_the_model(tiny):

@@ -2,7 +2,6 @@
 
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -10,6 +9,8 @@ import torch
 
 from hub.base.units import format_bytes, format_flops
 from scaling_law import Architecture
+from scaling_law.machine.memory import training_memory
+from tests.model_classes import CLASSES
 from tests.training.ranks import save_configuration
 from training.run import dry_run, timing
 from training.run.main import Run, main
@@ -38,7 +39,6 @@ def test_it_says_what_the_run_will_do(tiny, output):
     for b in (arguments.schedule_at(1.0).branch(tokens) for tokens in (1280, 2560)):
         assert f"decays from step {b.decay_step:,} ({b.branch_point_tokens:,} tokens) to step {b.end_step:,}" in text
     assert "0.01 (given)" in text
-    assert re.search(r"loss 5\.[0-9]+ on random ids", text)  # about ln 300
     assert format_bytes(4 * sum(p.numel() for p in Run(arguments).session.model.parameters())) in text
 
 
@@ -50,19 +50,23 @@ def test_the_plan_of_a_run_that_does_not_fit_is_shown(tiny, output, monkeypatch)
         assert part in text
 
 
-def test_a_dense_model_routes_nothing(tiny, output):
-    text = output(tiny(model__experts=1))
+@pytest.mark.parametrize("section", [{"d_model": 64, "experts": 1}, *CLASSES.values()], ids=["ours", *CLASSES])
+def test_the_class_and_its_parameters_are_counted(tiny, output, section):
+    text = output(tiny(model=section))
+    run = Run(tiny(model=section))
+    arch, model = run.session.architecture, run.accelerator.unwrap_model(run.session.model)
+    assert f"{arch.n_active:,} active, {arch.n_total:,} total" in text
+    assert f"ForCausalLM, {sum(p.numel() for p in model.parameters()):,} parameters" in text
+    assert "not counted by laws norms" in text
+    assert ("routing" in text) == (arch.experts > 1)
+    assert re.search(r"loss 5\.[0-9]+ on random ids", text)  # about ln 300
     assert "estimated for the whole run" in text
-    assert "routing" not in text
 
 
 def test_what_cannot_fit_is_refused_before_the_model_is_built(tiny, output, monkeypatch, capsys):
     arguments = tiny(run__micro_batch_sequences=4, schedule__batch_ramp=["0:8"], model__capacity_group_tokens=32)
     assert "predicted peak" in output(arguments)
-    one_cpu = SimpleNamespace(num_processes=1, is_fsdp2=False, device=torch.device("cpu"))
-    model = Architecture(64, 4, 1, 1, 300)
-    needed = dry_run.predicted_memory(arguments, one_cpu, model, 4).total
-    assert needed > dry_run.predicted_memory(arguments, one_cpu, model, 2).total
+    needed = training_memory(Architecture(64, 4, 1, 1, 300), 4, 32, precision="fp32", on_cpu=True).total
     monkeypatch.setattr(dry_run, "make_session", Mock(side_effect=AssertionError("the model was built")))
     monkeypatch.setattr(dry_run, "device_memory", lambda _: needed - 1)
     assert main(["--config", str(save_configuration(arguments)), "--dry-run"]) == 3

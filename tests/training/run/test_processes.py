@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from hub import RunRecord
+from tests.model_classes import BIAS, CLASSES, NOISY
 from tests.test_training_guide import COMMANDS
 from tests.training import ranks
 from tests.training.run.test_run import lines_of
@@ -46,12 +47,13 @@ def alone(arguments, *flags: str) -> None:
     assert process.exitcode == 0
 
 
-def measured(arguments) -> dict[tuple[str, int], list[float]]:
-    """What must not depend on how a batch is spread, by (log, step)."""
+def measured(arguments) -> dict[tuple[str, int], tuple[list[float], list | None]]:
+    """What must not depend on how a batch is spread, and which experts get tokens, by (log, step)."""
     found = {}
     for log in sorted(Path(arguments.run.output_dir).glob("*/log.jsonl")):
         for line in lines_of(arguments, log.parent.name):
-            found[log.parent.name, line["step"]] = [line[name] for name in PER_STEP]
+            numbers = [line[name] for name in PER_STEP if name in line]  # a dense model drops nothing
+            found[log.parent.name, line["step"]] = numbers, line.get("tokens_per_expert")
     return found
 
 
@@ -65,9 +67,10 @@ def assert_close(one, other) -> None:
     """The same steps, records and weights, beyond the rounding of sums."""
     expected, found = measured(one), measured(other)
     assert expected.keys() == found.keys()
-    for step, values in expected.items():
-        assert found[step] == pytest.approx(values, rel=1e-4), step
-        assert found[step][-1] == values[-1]  # the same tokens are dropped
+    for step, (values, routed) in expected.items():
+        assert found[step][0] == pytest.approx(values, rel=1e-4, abs=1e-7), step
+        assert found[step][0][4:] == values[4:]  # the same tokens are dropped
+        assert found[step][1] == routed
     expected, found = results(one), results(other)
     assert expected.keys() == found.keys()
     for tokens, (record, weights) in expected.items():
@@ -82,26 +85,38 @@ def assert_close(one, other) -> None:
 def gentle(tiny, tmp_path):
     """Runs at a rate where rounding errors do not grow, with capacity, balance loss and accumulation."""
 
-    def build(name, **changes):
-        fixed = {"run.output_dir": str(tmp_path / name), "optimizer.learning_rate": 0.001}
-        usual = {"model.capacity_group_tokens": 32, "run.micro_batch_sequences": 1}
-        unequal_shares = {"run.eval_sequences": 5}
-        return tiny(**{**usual, **unequal_shares, **changes, **fixed})
+    def build(name, model=None, **changes):
+        usual = {"model.capacity_group_tokens": 32, "run.micro_batch_sequences": 1, "optimizer.learning_rate": 0.001}
+        unequal_shares = {"run.eval_sequences": 5, "run.output_dir": str(tmp_path / name)}
+        return tiny(**({"model": {**model}} if model else {}), **{**usual, **unequal_shares, **changes})
 
     return build
 
 
-def test_two_processes_train_what_one_trains(gentle):
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({}, id="ours"),
+        *(
+            pytest.param({"model": section}, id=section["type"], marks=pytest.mark.slow)
+            for section in CLASSES.values()
+        ),
+        pytest.param({"model": BIAS}, id="balanced by a bias", marks=pytest.mark.slow),
+        # Each micro-batch draws masks of its own.
+        pytest.param({"model": NOISY, "run.micro_batch_sequences": 2}, id="dropout", marks=pytest.mark.slow),
+    ],
+)
+def test_two_processes_train_what_one_trains(gentle, changes):
     """Each with micro-batches of its own size: only the capacity group decides what is dropped."""
     common = {"schedule.tokens": [1280], "schedule.batch_ramp": ["0:4"]}
     one, two, shards = (
-        gentle(name, **common, **{"run.micro_batch_sequences": micro})
+        gentle(name, **{**common, "run.micro_batch_sequences": micro, **changes})
         for name, micro in (("one", 4), ("two", 2), ("shards", 1))
     )
     assert Run(one).execute() == 0
     replicated(two)
     sharded(shards)
-    assert min(values[-1] for values in measured(one).values()) > 0
+    assert changes or min(numbers[-1] for numbers, _ in measured(one).values()) > 0
     for other in (two, shards):
         assert_close(one, other)
         ((record, _),) = results(other).values()
@@ -133,9 +148,9 @@ def test_losses_stay_fp32_in_bf16(gentle):
     alone(one)
     sharded(two)
     expected, found = measured(one), measured(two)
-    assert all(loss * 64 % 1 for loss, *_ in found.values())  # a bf16 loss would be a multiple of 1/64 above 2
+    assert all(loss * 64 % 1 for (loss, *_), _ in found.values())  # a bf16 loss would be a multiple of 1/64 above 2
     for step in range(1, 9):  # later, rounding errors of fp32 sums begin to flip bits of bf16 weights
-        assert found["trunk", step][0] == pytest.approx(expected["trunk", step][0], abs=1e-6)
+        assert found["trunk", step][0][0] == pytest.approx(expected["trunk", step][0][0], abs=1e-6)
 
 
 @pytest.mark.parametrize(

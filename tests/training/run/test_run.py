@@ -13,9 +13,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import modeling_switch_moe  # noqa: F401 (registers the Auto classes)
 from hub.record.run_record import RunRecord
+from tests.model_classes import BIAS, CLASSES, NOISY, SHARED, TOP_K
 from training.configuration.arguments import ConfigurationError
 from training.run.evaluation import evaluate
-from training.run.inputs import check_inputs, held_out
+from training.run.inputs import HeldOutText, check_inputs
 from training.run.main import Run
 
 
@@ -43,6 +44,18 @@ def weights(arguments, tokens):
 def assert_same_weights(one, other):
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def assert_same(one, other, *tokens) -> None:
+    """These branches of two runs are equal bit for bit, weights and record."""
+    for count in tokens:
+        assert_same_weights(weights(one, count), weights(other, count))
+        expected, record = (
+            next(record for record in map(RunRecord.load, folders(run)) if record.tokens == count)
+            for run in (one, other)
+        )
+        for name in ("train_loss", "eval_loss", "drop_rate", "expert_load_max_over_mean", "steps"):
+            assert getattr(record, name) == getattr(expected, name), name
 
 
 def stop_run(arguments, at: int, number: signal.Signals = signal.SIGTERM) -> None:
@@ -122,7 +135,7 @@ def test_the_record_says_what_decides_the_model_and_the_reloaded_one_has_its_los
     assert 0 < record.step_seconds < record.wall_time_seconds
     assert record.peak_memory_bytes > 16 * record.n_total
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    measured = evaluate(model, held_out(arguments, tokenizer).wait(), 2, torch.device("cpu"))
+    measured = evaluate(model, HeldOutText(arguments, tokenizer).wait(), 2, torch.device("cpu"))
     assert measured.loss == pytest.approx(record.eval_loss, abs=1e-6)
     assert measured.standard_error == pytest.approx(record.eval_loss_standard_error, abs=1e-6)
     prompt = tokenizer("the model", return_tensors="pt")
@@ -135,27 +148,37 @@ def test_longer_branches_can_be_added_and_equal_the_same_run_trained_alone(tiny,
     before = {path: path.stat().st_mtime_ns for folder in folders(first) for path in folder.iterdir()}
     assert sorted(finish(tiny())) == [1280, 2560]
     assert all(path.stat().st_mtime_ns == time for path, time in before.items())
-    at_once = tiny(run__output_dir=str(tmp_path / "at once"))
     alone = tiny(schedule__tokens=[2560], run__output_dir=str(tmp_path / "alone"))
-    finish(at_once)
     finish(alone)
-    for other in (tiny(), at_once):
-        assert_same_weights(weights(other, 2560), weights(alone, 2560))
+    assert_same(alone, tiny(), 2560)
 
 
-@pytest.mark.parametrize(
-    ("stop_at", "number"),  # on the trunk, at its branch point, in the decays
-    [(3, signal.SIGINT), (12, signal.SIGTERM), (21, signal.SIGINT), (22, signal.SIGTERM), (24, signal.SIGTERM)],
-)
-def test_a_run_that_was_stopped_and_resumed_equals_one_that_was_not(tiny, tmp_path, stop_at, number):
-    undisturbed = tiny(run__output_dir=str(tmp_path / "undisturbed"))
-    expected, arguments = finish(undisturbed), tiny()
+MUON = {"optimizer.name": "muon"}
+STOPPED = [
+    # On the trunk, at its branch point, in the decays.
+    *(pytest.param({}, at, signal.SIGTERM, id=f"at {at}") for at in (12, 22, 24)),
+    *(pytest.param({}, at, signal.SIGINT, id=f"at {at}") for at in (3, 21)),
+    *(
+        pytest.param(settings, 5, signal.SIGTERM, id=name)
+        for name, settings in {
+            **{kind: {"model": section} for kind, section in CLASSES.items()},
+            **{"dropout and jitter": {"model": NOISY}, "balanced by a bias": {"model": BIAS}},
+            **{"Muon": MUON, "qwen3_moe by Muon": MUON | {"model": TOP_K}},
+            "deepseek_v3 by Muon": MUON | {"model": SHARED},
+        }.items()
+    ),
+]
+
+
+@pytest.mark.parametrize(("settings", "stop_at", "number"), STOPPED)
+def test_branches_of_a_run_that_was_stopped_and_resumed_equal_runs_alone(tiny, tmp_path, settings, stop_at, number):
+    arguments = tiny(**settings)
     stop_run(arguments, at=stop_at, number=number)
-    records = finish(arguments)
+    assert sorted(finish(arguments)) == [1280, 2560]
     for tokens in (1280, 2560):
-        assert_same_weights(weights(undisturbed, tokens), weights(arguments, tokens))
-        for name in ("train_loss", "eval_loss", "drop_rate", "expert_load_max_over_mean", "steps"):
-            assert getattr(records[tokens], name) == getattr(expected[tokens], name)
+        alone = tiny(**settings, schedule__tokens=[tokens], run__output_dir=str(tmp_path / f"alone{tokens}"))
+        finish(alone)
+        assert_same(alone, arguments, tokens)
 
 
 def test_steps_that_are_not_finite_are_not_taken_and_end_the_run(tiny, monkeypatch):

@@ -11,12 +11,9 @@ from scaling_law import Architecture
 from scaling_law.machine.memory import LEAST_CHUNK_ROWS, LOGIT_CHUNK_BYTES, training_memory
 from scaling_law.size.recipe import BatchRamp, RampStage
 from training.configuration.reading import from_dict
-from training.run import devices
 from training.run.progress import Progress
 from training.run.results import step_seconds
-from training.run.step import make_session
-from training.run.timing import RandomTokens, StepTimer, peak_bytes
-from training.throughput import Vocabulary
+from training.run.timing import peak_bytes, session_on_random_tokens, timed_step
 
 CPU = torch.device("cpu")
 
@@ -32,10 +29,7 @@ def session(model: Architecture, micro: int, length: int, passes: int = 1, **run
         }
     )
     AcceleratorState._reset_state()  # which keeps the precision of the session before
-    data = RandomTokens(model.vocab_size, length, micro)
-    made = make_session(a, devices.make_accelerator(a.run), Vocabulary(model.vocab_size), data)
-    made.model.train()
-    return made
+    return session_on_random_tokens(a, model.vocab_size)
 
 
 def test_the_peak_of_tensors_is_exact():
@@ -50,21 +44,13 @@ def test_the_peak_of_tensors_is_exact():
     assert peak == 12_000
 
 
-def test_a_timer_collects_seconds_and_trains():
-    timer = StepTimer(session(Architecture(64, 1, 1, 1, 100), 2, 16))
-    before, after = timer.step(), timer.step()
-    assert after.loss != before.loss
-    assert len(timer.seconds) == 2
-    assert min(timer.seconds) > 0
-
-
 def test_a_step_that_made_no_update_is_not_timed():
     """It is skipped where loss or gradient is not finite, and shorter for that."""
     made = session(Architecture(64, 1, 1, 1, 100), 2, 16)
     with torch.no_grad():
         made.model.get_output_embeddings().weight[0, 0] = math.nan
     with pytest.raises(RuntimeError, match="a timed step diverged: loss nan"):
-        StepTimer(made).step()
+        timed_step(made)
 
 
 def test_chunks_of_logits_are_those_of_the_model():
@@ -100,9 +86,8 @@ def test_predicted_memory_is_within_ten_percent(model, micro, passes, precision,
         made = session(model, micro, length, passes, precision=precision, gradient_checkpointing=checkpointing)
         if experts:
             made.model.set_experts_implementation(experts)
-        timer = StepTimer(made)
         for _ in range(2):  # the moments are made in the first
-            timer.step()
+            timed_step(made)
         return made
 
     _, measured = peak_bytes(CPU, work)

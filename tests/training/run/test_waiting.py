@@ -10,13 +10,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from training.run.model import architecture, build_model, model_config
-from training.run.optimizers import build_optimizers
-from training.run.step import Session, train_step
+from training.run.step import Session, make_session, train_step
 from training.run.timing import RandomTokens
 
 META = torch.device("meta")
-VOCABULARY = 300
 
 
 def session(a) -> Session:
@@ -31,12 +28,13 @@ def session(a) -> Session:
         backward=lambda loss: loss.backward(),
         clip_grad_norm_=torch.nn.utils.clip_grad_norm_,
         reduce=lambda value, how: value,
+        prepare=lambda *parts: parts,
     )
+    data = RandomTokens(300, a.data.sequence_length, a.run.micro_batch_sequences)
     with META:
-        model = build_model(model_config(a, VOCABULARY, 0), a.run.seed).train()
-    data = RandomTokens(VOCABULARY, a.data.sequence_length, a.run.micro_batch_sequences)
-    arch, optimizers = architecture(a.model, VOCABULARY), build_optimizers(model, a.optimizer, META)
-    return Session(a, accelerator, None, data, arch, a.schedule_at(1e-3), "given", model, optimizers)
+        made = make_session(a, accelerator, data, data)
+    made.model.train()
+    return made
 
 
 @pytest.mark.parametrize(
@@ -52,8 +50,6 @@ def session(a) -> Session:
 def test_a_step_waits_once(tiny, monkeypatch, changes):
     a = tiny(**changes, schedule__batch_ramp=["0:4"])
     made, waits = session(a), []
-    if a.run.gradient_checkpointing:
-        made.model.gradient_checkpointing_enable({"use_reentrant": False})
     if not a.model.capacity_factor:
         made.model.set_experts_implementation("batched_mm")  # grouped_mm has no meta kernel for fp32
 

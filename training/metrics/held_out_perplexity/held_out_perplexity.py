@@ -10,6 +10,8 @@ import math
 import datasets
 import evaluate
 import torch
+from torch.nn.functional import cross_entropy
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hub.base.errors import InputError
@@ -66,8 +68,7 @@ class HeldOutPerplexity(evaluate.Measurement):
         self, predictions, model_id, revision=None, batch_size=16, max_length=None, stride=None, add_start_token=None,
         device=None, trust_remote_code=False,
     ):  # fmt: skip
-        if not isinstance(batch_size, int) or batch_size < 1:
-            raise InputError(f"batch_size: {batch_size!r}; it must be an integer of at least 1")
+        _check("batch_size", batch_size)
         if importlib.util.find_spec("modeling_switch_moe"):  # registers the model type where it is installed
             importlib.import_module("modeling_switch_moe")
         source = {"revision": revision, "trust_remote_code": trust_remote_code}
@@ -80,10 +81,10 @@ class HeldOutPerplexity(evaluate.Measurement):
         longest = max(map(len, sequences)) - 1
         length = max_length or getattr(model.config, "max_position_embeddings", None) or longest
         windows = _windows(sequences, length, length if stride is None else stride)
-        if not windows:
+        tokens = sum(len(ids) - 1 - context for ids, context in windows)
+        if not tokens:
             raise InputError("predictions: no token is predicted; sequences need two tokens, or a start token")
-        nats, tokens = _sum_of_losses(model, windows, batch_size)
-        texts = predictions
+        nats, texts = _sum_of_losses(model, windows, batch_size), predictions
         if not are_texts:
             predicted = [ids if add_start_token else ids[1:] for ids in predictions]
             texts = tokenizer.batch_decode(predicted, skip_special_tokens=True, clean_up_tokenization_spaces=False)
@@ -112,12 +113,16 @@ def _token_ids(predictions, tokenizer, add_start_token):
     return [[start, *ids] for ids in sequences]
 
 
+def _check(name, value, most=None):
+    if not isinstance(value, int) or value < 1 or (most and value > most):
+        allowed = f"from 1 to max_length ({most})" if most else "of at least 1"
+        raise InputError(f"{name}: {value!r}; it must be an integer {allowed}")
+
+
 def _windows(sequences, length, stride):
     """(ids, number of leading targets that are context only); each target of each sequence counts exactly once."""
-    if not isinstance(length, int) or length < 1:
-        raise InputError(f"max_length: {length!r}; it must be an integer of at least 1")
-    if not isinstance(stride, int) or not 1 <= stride <= length:
-        raise InputError(f"stride: {stride!r}; it must be an integer from 1 to max_length ({length})")
+    _check("max_length", length)
+    _check("stride", stride, most=length)
     windows = []
     for ids in sequences:
         start, counted, targets = 0, 0, len(ids) - 1
@@ -130,21 +135,15 @@ def _windows(sequences, length, stride):
 
 @torch.no_grad()
 def _sum_of_losses(model, windows, batch_size):
-    """(nats, tokens) over the windows. Padding goes to the right, where a causal model cannot see it."""
-    nats, tokens = 0.0, 0
+    """Nats over the windows. Padding goes to the right, where a causal model cannot see it."""
+    nats = 0.0
     windows = sorted(windows, key=lambda window: len(window[0]))  # of like length together: little padding
     for first in range(0, len(windows), batch_size):
         batch = windows[first : first + batch_size]
-        width = max(len(ids) for ids, _ in batch) - 1
-        inputs = torch.zeros(len(batch), width, dtype=torch.long)
-        labels = torch.full((len(batch), width), -100, dtype=torch.long)
-        for row, (ids, context) in enumerate(batch):
-            inputs[row, : len(ids) - 1] = torch.tensor(ids[:-1])
-            labels[row, context : len(ids) - 1] = torch.tensor(ids[1:])[context:]
-        logits = model(input_ids=inputs.to(model.device), use_cache=False).logits
-        losses = torch.nn.functional.cross_entropy(
-            logits.flatten(0, 1).float(), labels.flatten().to(model.device), ignore_index=-100, reduction="none"
-        )
+        inputs = [torch.tensor(ids[:-1]) for ids, _ in batch]
+        labels = [torch.tensor([-100] * context + ids[context + 1 :]) for ids, context in batch]
+        logits = model(input_ids=pad_sequence(inputs, batch_first=True).to(model.device), use_cache=False).logits
+        targets = pad_sequence(labels, batch_first=True, padding_value=-100).to(model.device)
+        losses = cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=-100, reduction="none")
         nats += losses.double().sum().item()
-        tokens += int((labels != -100).sum())
-    return nats, tokens
+    return nats
