@@ -96,6 +96,11 @@ class PowerLaw:
     exponents: Mapping[str, float]
     floor: float = 0.0
 
+    @classmethod
+    def of(cls, scale: float, floor: float = 0.0, unit: float = 1.0, **exponents: float) -> PowerLaw:
+        """A power law of variables that are counted in a `unit`."""
+        return cls(scale / unit ** sum(exponents.values()), exponents, floor)
+
     def __call__(self, **variables: ArrayLike) -> Any:
         """Its value; `variables` broadcast, and others than its own are ignored."""
         product: Any = self.scale
@@ -157,6 +162,12 @@ class Allocation(OwnQuestion):
     size: PowerLaw
     tokens: PowerLaw
     loss: PowerLaw | None = None
+
+    @classmethod
+    def along_6nd(cls, size_name: str, size: PowerLaw) -> Allocation:
+        """Spend C on D = C / (6 N) tokens."""
+        (exponent,) = size.exponents.values()
+        return cls(size_name, size, PowerLaw(1.0 / (6.0 * size.scale), {"flops": 1.0 - exponent}))
 
     def optimum(self, flops: ArrayLike, *, force: bool = False) -> dict[str, Any]:
         """The size (under `size_name`), `tokens`, and `loss` where the paper gives it; broadcasts.

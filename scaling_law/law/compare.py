@@ -19,8 +19,7 @@ from scaling_law.formulas.answers import Allocation, Answer, EfficiencyLeverage,
 from scaling_law.formulas.conditions import ExtrapolationError, RangeCheck
 from scaling_law.formulas.law import positive
 from scaling_law.law import Law
-from scaling_law.law.publication import PublishedLaw
-from scaling_law.law.shelf import SHELF, entry
+from scaling_law.law.shelf import SHELF, PublishedLaw, entry
 from scaling_law.planning.limits import Limits
 from scaling_law.planning.optimal_table import OptimalRow
 from scaling_law.planning.optimum import root
@@ -157,7 +156,7 @@ def compare(
     """
     budget = float(positive("flops", flops))
     limits = Limits.of(memory=memory, vocab_size=vocab_size)
-    papers = [entry(name) for name in (laws or [name for name, law in SHELF.items() if law.make])]
+    papers = [entry(name) for name in (laws or [name for name, law in SHELF.items() if law.published])]
     reference = entry(REFERENCE).law()
     assert isinstance(reference, Law)
     best = reference.optimal(budget, memory=memory, vocab_size=vocab_size, force=True).best

@@ -58,6 +58,11 @@ class ChinchillaLaw(ChinchillaForm, Law):
     c: float
     experts: float | None = None
 
+    @classmethod
+    def of(cls, a: float, alpha: float, b: float, beta: float, e: float) -> ChinchillaLaw:
+        """Convert E + A / N^α + B / D^β, as Hoffmann et al. write it."""
+        return cls(a, -alpha, b, -beta, e)
+
     def default_experts(self) -> float:
         fitted = self.conditions.experts if self.conditions else ()
         return self.experts if self.experts is not None else (fitted[0] if len(fitted) == 1 else 1.0)

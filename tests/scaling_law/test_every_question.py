@@ -139,7 +139,7 @@ NOT_QUESTIONS = {  # why → what
         JointLaw.chinchilla_coefficients ChinchillaForm.chinchilla_of ChinchillaLaw.chinchilla_of
         JointLaw.chinchilla_of Bootstrap.interval Bootstrap.to_rows Bootstrap.summary""",
     "makes a law, finds or stores one": """Formula.replace Law.save_pretrained Law.push_to_hub Law.from_pretrained
-        JointLaw.published LearningRateLaw.published LearningRateLaw.named
+        ChinchillaLaw.of JointLaw.published LearningRateLaw.published LearningRateLaw.named
         LearningRateLaw.load LearningRateLaw.save laws published register""",
     "is the bare formula, of coefficients that are given": "Formula.evaluate",
     "counts parameters, bytes or seconds, and asks no law of the loss": """LearningRateLaw.counted

@@ -52,7 +52,7 @@ def test_every_law_says_what_it_is_and_where_it_was_read(law):
     assert law.arxiv or "github.com" in law.source
     assert ("others" in law.source or "survey" in law.source) == (law.evidence == "secondary")
     json.dumps(row, allow_nan=False)
-    if law.make is None:
+    if not law.published:
         return
     found = law.law()
     assert law.authors in found.conditions.provenance
