@@ -22,6 +22,7 @@ from numpy.typing import ArrayLike
 from hub.base.errors import InputError
 from hub.base.tables import ResultTable, Table, as_text
 from scaling_law.formulas.conditions import Conditions, RangeCheck
+from scaling_law.formulas.law import positive
 
 
 @dataclass(frozen=True)
@@ -143,10 +144,7 @@ class OwnQuestion:
         if {*variables} != {*self.variables}:
             names = ", ".join(variables) or "nothing"
             raise InputError(f"{type(self).__name__} depends on {', '.join(self.variables)}, not on {names}")
-        arrays = {name: np.asarray(values, float) for name, values in variables.items()}
-        for name, values in arrays.items():
-            if (wrong := values[~((values > 0) & (values < np.inf))]).size:
-                raise InputError(f"{name}={wrong.flat[0]:g} must be positive and finite")
+        arrays = {name: positive(name, values) for name, values in variables.items()}
         self.check(**arrays).refuse(force)
         return arrays
 
