@@ -275,7 +275,7 @@ class ChinchillaForm(Formula):
 
     def chinchilla_coefficients(self, experts: ArrayLike) -> tuple[Any, Any, Any, Any]:
         """(m, μ, n, ν) for each E of `experts`, as arrays of its shape. ValueError for an E outside the law."""
-        raise NotImplementedError
+        return self.chinchilla_of(tuple(self.coefficients.values()), checked_experts(experts))
 
     @classmethod
     def chinchilla_of(cls, coefficients: Any, experts: ArrayLike) -> tuple[Any, Any, Any, Any]:

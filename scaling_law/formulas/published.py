@@ -15,7 +15,7 @@ from scaling_law.formulas.conditions import Conditions, fitted_ranges
 from scaling_law.size.architecture import VOCAB_SIZE
 from scaling_law.size.recipe import PAPER, published_design
 
-COEFFICIENTS = {  # recovered, printed
+COEFFICIENTS = {  # of `JointLaw`: recovered, printed
     "a": (35.907457274033064, 35.91),
     "alpha": (-0.18892979300642507, -0.1889),
     "delta": (-0.22851301125915688, -0.2285),
@@ -55,11 +55,6 @@ def conditions(rounded: bool = False) -> Conditions:
         warmup_tokens=PAPER.warmup_tokens,
         vocab_size=VOCAB_SIZE,
     )
-
-
-def coefficients(rounded: bool = False) -> dict[str, float]:
-    """Coefficients by the names of `JointLaw`."""
-    return PRINTED if rounded else RECOVERED
 
 
 def read_draws() -> np.ndarray:

@@ -85,7 +85,7 @@ class ChinchillaLaw(ChinchillaForm, Law):
         e, fitted = checked_experts(experts), self.default_experts()
         if (others := e[e != fitted]).size:
             raise InputError(f"experts={others.flat[0]:g}: this Chinchilla law holds for E = {fitted:g} only")
-        return self.chinchilla_of(tuple(self.coefficients.values()), e)
+        return super().chinchilla_coefficients(e)
 
     @classmethod
     def chinchilla_of(cls, coefficients: Any, experts: ArrayLike) -> tuple[Any, Any, Any, Any]:
@@ -122,12 +122,15 @@ class JointLaw(ChinchillaForm, Law):
     c: float
 
     @classmethod
+    @lru_cache(maxsize=2)
     def published(cls, rounded: bool = False) -> JointLaw:
         """The paper's law: coefficients recovered at full precision, or (`rounded`) as its table prints them.
 
         Only the recovered law has draws: this package's, not the authors' (see `scaling_law.paper.published_draws`).
         """
-        return published_law(rounded)
+        coefficients: Any = published.PRINTED if rounded else published.RECOVERED
+        law = cls(**coefficients, conditions=published.conditions(rounded))
+        return law if rounded else law.replace(draws=published.read_draws)
 
     def optimum_draws(
         self,
@@ -146,27 +149,19 @@ class JointLaw(ChinchillaForm, Law):
 
     @classmethod
     def chinchilla_of(cls, coefficients: Any, experts: ArrayLike) -> tuple[Any, Any, Any, Any]:
-        return joint_to_chinchilla(coefficients, experts)
-
-    def chinchilla_coefficients(self, experts: ArrayLike) -> tuple[Any, Any, Any, Any]:
-        return joint_to_chinchilla(tuple(self.coefficients.values()), checked_experts(experts))
+        a, alpha, delta, gamma, b, beta, omega, zeta, e_start, e_max = coefficients[:10]
+        e_hat = expert_transform(experts, e_start, e_max)
+        log_e = np.log(e_hat)
+        return a * e_hat**delta, alpha + gamma * log_e, b * e_hat**omega, beta + zeta * log_e
 
     def to_chinchilla(self, experts: float) -> ChinchillaLaw:
         """This law for one E, in closed form, with the same conditions."""
-        m, mu, n, nu = self.chinchilla_coefficients(experts)
-        law = ChinchillaLaw(float(m), float(mu), float(n), float(nu), self.c, experts=float(experts))
-        if self.draws is not None:
-            columns = [*joint_to_chinchilla(self.draws.T, float(experts)), self.draws[:, 10]]
-            law = law.replace(draws=np.stack(columns, axis=-1))
-        return law.replace(conditions=self.conditions)
-
-
-def joint_to_chinchilla(coefficients: Any, experts: ArrayLike) -> tuple[Any, Any, Any, Any]:
-    """(m, μ, n, ν) of a joint law's coefficients (in the order of JointLaw) at `experts`; broadcasts."""
-    a, alpha, delta, gamma, b, beta, omega, zeta, e_start, e_max = coefficients[:10]
-    e_hat = expert_transform(experts, e_start, e_max)
-    log_e = np.log(e_hat)
-    return a * e_hat**delta, alpha + gamma * log_e, b * e_hat**omega, beta + zeta * log_e
+        m, mu, n, nu = map(float, self.chinchilla_coefficients(experts))
+        law = ChinchillaLaw(m, mu, n, nu, self.c, experts=float(experts), conditions=self.conditions)
+        if self.draws is None:
+            return law
+        columns = [*self.chinchilla_of(self.draws.T, float(experts)), self.draws[:, 10]]
+        return law.replace(draws=np.stack(columns, axis=-1))
 
 
 @register
@@ -351,10 +346,3 @@ class FiveFactorLaw(Law):
         by_total, by_active = total**-alpha, active**-alpha
         of_design = (e * g + f / g + m * s**2 + n * s) * (by_total + k * by_active + h * active / total)
         return of_design + a * by_total + b * tokens**-beta + c * by_active + epsilon
-
-
-@lru_cache(maxsize=2)
-def published_law(rounded: bool = False) -> JointLaw:
-    """The published joint law: recovered coefficients with draws, or the printed ones (`rounded`) without."""
-    law = JointLaw(**published.coefficients(rounded), conditions=published.conditions(rounded))  # type: ignore[arg-type]
-    return law if rounded else law.replace(draws=published.read_draws)

@@ -74,7 +74,7 @@ def memory_optimal(law: Law, flops: float) -> bool:
 
 
 def rates(law: LearningRateLaw, flops: float) -> Architecture:
-    """The architecture of which a law of learning rates is asked."""
+    """The architecture of which a learning-rate law is asked."""
     return Architecture(1024, 8 if flops == NEAR else 1000)
 
 
@@ -136,7 +136,7 @@ NOT_QUESTIONS = {  # why → what
         LearningRateLaw.check LearningRateLaw.check_at""",
     "shows the law": """Formula.coefficient_names Formula.default_experts Formula.summary ChinchillaLaw.default_experts
         ChinchillaForm.chinchilla_coefficients ChinchillaLaw.chinchilla_coefficients
-        JointLaw.chinchilla_coefficients ChinchillaForm.chinchilla_of ChinchillaLaw.chinchilla_of
+        ChinchillaForm.chinchilla_of ChinchillaLaw.chinchilla_of
         JointLaw.chinchilla_of Bootstrap.interval Bootstrap.to_rows Bootstrap.summary""",
     "makes a law, finds or stores one": """Formula.replace Law.save_pretrained Law.push_to_hub Law.from_pretrained
         ChinchillaLaw.of JointLaw.published LearningRateLaw.published LearningRateLaw.named
