@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import hub  # lazy: its rooms are imported when a law is read from the Hub
@@ -43,11 +42,6 @@ def law_to_dict(law: Formula) -> dict[str, Any]:
 def law_to_json(law: Formula) -> bytes:
     """The content of `scaling_law.json`; NaN and infinities are refused."""
     return strict_json.versioned(FORMAT, VERSION, law_to_dict(law))
-
-
-def save_law(law: Formula, folder: str | Path) -> Path:
-    """Answer `Law.save_pretrained`."""
-    return strict_json.write(Path(folder) / FILE_NAME, FORMAT, VERSION, law_to_dict(law))
 
 
 def push_law(

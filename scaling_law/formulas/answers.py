@@ -1,13 +1,7 @@
 """Answers: what those of every law share, and published laws that answer only a question of their own.
 
-Such laws give no loss for N and D, and each has one method.
-
-Allocation.optimum            the compute-optimal size and tokens of a budget, as powers of it
-TrainingRates.rates           peak learning rate and batch size
-EfficiencyLeverage.leverage   how many times more compute a dense model needs for the same loss
-
-Their answers are bare arrays, which cannot carry a warning: they are refused beyond the range guard, and `warnings`
-says how far inside of it a question extrapolates.
+Such laws give no loss for N and D, and each has one method. Their answers are bare arrays, which cannot carry a
+warning: they are refused beyond the range guard, and `warnings` says how far inside of it a question extrapolates.
 """
 
 from __future__ import annotations

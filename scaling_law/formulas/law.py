@@ -194,8 +194,7 @@ class Formula(Summarised):
 
         ValueError for a field that the law lacks, and for values that a law refuses.
         """
-        base, names = [f.name for f in fields(Formula)], [f.name for f in fields(self)]
-        names = [*names[len(base) :], *base]  # the coefficients first
+        names = sorted((f.name for f in fields(self)), key=("conditions", "draws").__contains__)
         for name in changes:
             if name not in names:
                 raise InputError(unknown(f"field of {type(self).__name__} ", name, names))
