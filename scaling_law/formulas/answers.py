@@ -66,7 +66,7 @@ class Answer(ResultTable):
 
 @dataclass(frozen=True)
 class ArrayAnswer(Answer):
-    """An answer for each of several questions, as arrays that broadcast; its `rows` are the questions one by one."""
+    """An answer whose `rows` are plain values: often arrays that broadcast, the questions one by one."""
 
     @property
     def rows(self) -> tuple[dict[str, Any], ...]:

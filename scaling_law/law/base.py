@@ -239,7 +239,14 @@ class Law(Formula):
 
         FileNotFoundError where there is none of these, ValueError where it holds no law, or one of another kind.
         """
-        law = load_law(source, revision)
+        path = Path(source)
+        try:
+            content = path.read_bytes() if path.is_file() else hub.read_file(source, FILE_NAME, revision)
+        except hub.NotFoundError as error:
+            what = f"neither a folder or Hub repo with a {FILE_NAME}, nor a law's file ({error})"
+            raise FileNotFoundError(f"{source}: {what}") from None
+        data = strict_json.loads(content, what=str(source), max_bytes=strict_json.MAX_FILE_BYTES)
+        law = law_from_dict(data, str(source))
         if not isinstance(law, cls):
             raise InputError(f"{source}: holds a {type(law).__name__}, not a {cls.__name__}")
         return law
@@ -279,15 +286,3 @@ def law_from_dict(data: Any, source: str = "law") -> Law:
         raise InputError(f"{source}: coefficients must be exactly {list(kind.coefficient_names())}") from None
     except ValueError as error:
         raise InputError(f"{source}: {error}") from None
-
-
-def load_law(source: str | Path, revision: str | None = None) -> Law:
-    """A law of any kind, as `Law.from_pretrained`; a JSON file may have any name."""
-    path = Path(source)
-    try:
-        content = path.read_bytes() if path.is_file() else hub.read_file(source, FILE_NAME, revision)
-    except hub.NotFoundError as error:
-        what = f"neither a folder or Hub repo with a {FILE_NAME}, nor a law's file ({error})"
-        raise FileNotFoundError(f"{source}: {what}") from None
-    data = strict_json.loads(content, what=str(source), max_bytes=strict_json.MAX_FILE_BYTES)
-    return law_from_dict(data, str(source))

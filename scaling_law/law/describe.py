@@ -11,7 +11,7 @@ from typing import Any
 
 from hub.base.tables import Table
 from hub.base.units import format_bytes, format_count, format_flops, parse_context
-from scaling_law.formulas.answers import Answer
+from scaling_law.formulas.answers import ArrayAnswer
 from scaling_law.formulas.conditions import RangeCheck
 from scaling_law.formulas.law import percentile_interval, positive
 from scaling_law.law import JointLaw, Law
@@ -45,7 +45,7 @@ class PredictedLoss:
 
 
 @dataclass(frozen=True)
-class Description(Answer):
+class Description(ArrayAnswer):
     """A model as a law sees it. `law` is the law's provenance; `context`, in positions, that of exact FLOPs."""
 
     model: Model
@@ -54,16 +54,12 @@ class Description(Answer):
     context: float | None = None
     prediction: PredictedLoss | None = None
 
-    @property
-    def rows(self) -> tuple[dict[str, Any], ...]:
+    def to_rows(self) -> list[dict[str, Any]]:
         """The model, in one row."""
         a, p = self.architecture, self.prediction
         sizes = {"experts": a.experts_equivalent, "n_active": a.n_active, "n_total": a.n_total}
         answer = {"tokens": p and p.tokens, "loss": p and p.loss, "trusted": self.trusted}
-        return ({"model": self.model.name, **sizes, **answer},)
-
-    def to_rows(self) -> list[dict[str, Any]]:
-        return [*self.rows]
+        return [{"model": self.model.name, **sizes, **answer}]
 
     @property
     def warnings(self) -> tuple[str, ...]:

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scaling_law import ChinchillaLaw, JointLaw, RoutedLaw, Runs, fit, published
+from scaling_law import ChinchillaLaw, JointLaw, Law, RoutedLaw, Runs, fit, published
 from scaling_law.formulas.published import PRINTED, RECOVERED
 from scaling_law.formulas.terms import E_HAT, Form, Term, expert_transform
 from scaling_law.law import LAWS, SaturationLaw, register
-from scaling_law.law.base import load_law
 from scaling_law.law_files import law_to_dict
 
 # E → (m, μ, n, ν), as the LaTeX source of the table "reduced to the Chinchilla scaling law" holds them.
@@ -266,13 +265,13 @@ def test_saved_laws_come_back_bit_for_bit(law, tmp_path):
 def test_foreign_files_are_refused(published, tmp_path, change, message):
     (tmp_path / "scaling_law.json").write_text(json.dumps(law_to_dict(published) | change))
     with pytest.raises(ValueError, match=message):
-        load_law(tmp_path)
+        Law.from_pretrained(tmp_path)
 
 
 def test_missing_and_mistaken_laws(published, tmp_path):
     for source, message in ((tmp_path, r"scaling_law\.json"), ("not-there", "neither a folder")):
         with pytest.raises(FileNotFoundError, match=message):
-            load_law(source)
+            Law.from_pretrained(source)
     published.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="JointLaw, not a ChinchillaLaw"):
         ChinchillaLaw.from_pretrained(tmp_path)
