@@ -20,10 +20,10 @@ import numpy as np
 import torch
 
 from benchmarks.report import Report, parse
+from benchmarks.step_times import step_law_steps
 from scaling_law.fitting.throughput import FITTED, fit_throughput
 from scaling_law.machine.memory import training_memory
 from scaling_law.machine.throughput import Measurement, Throughput
-from scaling_law.runs.step_times import step_law_steps
 from training.throughput import Grid, measure
 
 LARGEST_STEP_LAW = 256  # sequences

@@ -31,7 +31,7 @@ from .law.compare import LawComparison as LawComparison
 from .law.compare import compare as compare
 from .law.describe import Description as Description
 from .law.describe import describe as describe
-from .law.publication import PublishedLaw as PublishedLaw
+from .law.shelf import PublishedLaw as PublishedLaw
 from .law.shelf import laws as laws
 from .law.shelf import published as published
 from .machine.throughput import Throughput as Throughput

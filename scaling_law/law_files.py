@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import hub  # lazy: its rooms are imported when a law is read from the Hub
@@ -45,18 +44,10 @@ def law_to_json(law: Formula) -> bytes:
     return strict_json.versioned(FORMAT, VERSION, law_to_dict(law))
 
 
-def save_law(law: Formula, folder: str | Path) -> Path:
-    """Write `scaling_law.json` (coefficients at full precision, conditions, draws) into `folder`; its path."""
-    return strict_json.write(Path(folder) / FILE_NAME, FORMAT, VERSION, law_to_dict(law))
-
-
 def push_law(
     law: Formula, repo: str, *, token: str | None = None, private: bool = False, license: str | None = None
 ) -> str:
-    """Push the law, its card and its figures to the main branch of the Hub repo "owner/name", in one commit.
-
-    Returns the commit's sha. The card names a licence only if one is given. `hub.HubError` for what the Hub refuses.
-    """
+    """Answer `Law.push_to_hub`."""
     owner, slash, name = repo.partition("/")
     if not owner or not slash or not name or "/" in name:
         raise InputError(f"repo={repo!r} must have the form owner/name")

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from scaling_law.fitting.profiles import profile_interval
-from scaling_law.law import LAWS
-from scaling_law.law.base import load_law
+from scaling_law.law import LAWS, Law
 from scaling_law.law_files import loading_code
 from tests.guides import DOCS, blocks, run_python, text_of
 
@@ -36,7 +35,7 @@ def test_the_guide_from_its_class_to_the_answer(followed):
     profile = profile_interval(result, "gamma")
     assert profile.low < law.gamma < profile.high
     assert "from my_laws import AbnarLaw" in loading_code(law, "org/law")
-    assert type(load_law("my-law")) is followed["AbnarLaw"]
+    assert type(Law.from_pretrained("my-law")) is followed["AbnarLaw"]
     best = again.optimal(1e21, memory="80GB").best
     own = law.optimal(1e21, memory="80GB", force=True).best
     assert best.experts == own.experts

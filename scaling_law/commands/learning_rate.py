@@ -1,4 +1,4 @@
-"""The command of `scaling-law` that asks a law of learning rates, or fits one to a grid of runs."""
+"""The command of `scaling-law` that asks a learning-rate law, or fits one to a grid of runs."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def learning_rate(
     mix: run_options.Mix = "",
     as_json: Json = False,
 ) -> None:
-    """The peak learning rate of an architecture; given runs, a law of learning rates fitted to them.
+    """The peak learning rate of an architecture; given runs, a learning-rate law fitted to them.
 
         scaling-law learning-rate --d-model 1024 --experts 8
 
@@ -89,7 +89,7 @@ def learning_rate(
             typer.echo(fitted.formula if extras else repr(fitted))
         return
     if d_model is None:
-        raise InputError("--d-model is needed; or RUNS, to fit a law of learning rates")
+        raise InputError("--d-model is needed; or RUNS, to fit a learning-rate law")
     if experts is not None and len(experts) > 1:
         raise InputError(f"--experts {','.join(map(str, experts))}: an architecture has one E; several go with RUNS")
     value = _answer(

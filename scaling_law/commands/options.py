@@ -15,7 +15,7 @@ from hub.base.units import parse_count
 from scaling_law.formulas.answers import OwnQuestion
 from scaling_law.formulas.law import positive
 from scaling_law.law import JointLaw, Law
-from scaling_law.law.base import LawT, load_law
+from scaling_law.law.base import LawT
 from scaling_law.law.shelf import SHELF, published
 from scaling_law.machine.throughput import Throughput
 from scaling_law.planning import budget as budgets
@@ -121,7 +121,7 @@ def choose_law(name: str, kind: type[LawT] = Law, flag: str = "--law") -> LawT: 
     elif name in SHELF:
         law = published(name)
     elif Path(name).exists() or "/" in name:
-        law = load_law(name)
+        law = Law.from_pretrained(name)
     else:
         raise InputError(f"{unknown(f'{flag} ', name, ['published', 'printed', *SHELF])}, a folder, or a Hub repo")
     if isinstance(law, OwnQuestion):

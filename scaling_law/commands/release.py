@@ -28,7 +28,6 @@ from scaling_law.figures.drawing import png
 from scaling_law.figures.law_figures import predicted_against_observed
 from scaling_law.fitting.fitting import errors_of, fit
 from scaling_law.law import Law
-from scaling_law.law.base import load_law
 from scaling_law.law_files import FILE_NAME, law_card, law_to_json, loading_code
 from scaling_law.runs.table import Runs, load_runs
 
@@ -142,7 +141,7 @@ def release(
     sweeps = sorted({record.sweep for _, record in runs})
     if len(sweeps) > 1:
         raise FilesError(f"{source} holds runs of several sweeps, {', '.join(sweeps)}; release one at a time")
-    law_on_runs = law_of([record for _, record in runs], load_law(law) if law else None, mix)
+    law_on_runs = law_of([record for _, record in runs], Law.from_pretrained(law) if law else None, mix)
     released = hub.release_runs(
         target,
         runs,

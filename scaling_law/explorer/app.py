@@ -55,8 +55,7 @@ from scaling_law.explorer.uploads import (
     read_upload,
 )
 from scaling_law.figures.interactive import DARK, FONT, LIGHT
-from scaling_law.law import Law
-from scaling_law.law.kinds import published_law
+from scaling_law.law import JointLaw, Law
 from scaling_law.law.shelf import SHELF
 from scaling_law.law_files import law_to_json
 
@@ -115,9 +114,9 @@ CSS = """
 
 def offered_laws(own: Mapping[str, Law] | None = None) -> dict[str, Law]:
     """`own` laws by name, then the published ones that have an optimum; "published" is the paper's."""
-    laws: dict[str, Law] = {**(own or {}), PUBLISHED: published_law()}
+    laws: dict[str, Law] = {**(own or {}), PUBLISHED: JointLaw.published()}
     for name, entry in SHELF.items():
-        law = entry.law() if entry.make else None
+        law = entry.law() if entry.published else None
         if isinstance(law, Law) and "tokens" in law.variables and law != laws[PUBLISHED]:
             laws.setdefault(name, law)
     return laws

@@ -10,7 +10,6 @@ from hub.base.tables import as_text, enumerated
 from scaling_law.fitting.calibration import Calibration, calibrate
 from scaling_law.fitting.fitting import FitResult, fit
 from scaling_law.law import Law
-from scaling_law.law.base import load_law
 from scaling_law.runs.columns import Column
 from scaling_law.runs.table import load_runs, recognised
 
@@ -48,7 +47,7 @@ def read_upload(path: Path, action: str, law: Law | None, columns: Mapping[str, 
         raise InputError(f"{path.name}: {action!r} takes a file that ends in {', '.join(allowed)}")
     if action == USE:
         _check_size(path)
-        uploaded = load_law(path)
+        uploaded = Law.from_pretrained(path)
         return uploaded, repr(uploaded)
     names, recognised = columns_of(path)
     sized = {"d_model", "n_blocks"} <= {*names}

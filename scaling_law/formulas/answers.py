@@ -1,13 +1,7 @@
 """Answers: what those of every law share, and published laws that answer only a question of their own.
 
-Such laws give no loss for N and D, and each has one method.
-
-Allocation.optimum            the compute-optimal size and tokens of a budget, as powers of it
-TrainingRates.rates           peak learning rate and batch size
-EfficiencyLeverage.leverage   how many times more compute a dense model needs for the same loss
-
-Their answers are bare arrays, which cannot carry a warning: they are refused beyond the range guard, and `warnings`
-says how far inside of it a question extrapolates.
+Such laws give no loss for N and D, and each has one method. Their answers are bare arrays, which cannot carry a
+warning: they are refused beyond the range guard, and `warnings` says how far inside of it a question extrapolates.
 """
 
 from __future__ import annotations
@@ -22,6 +16,7 @@ from numpy.typing import ArrayLike
 from hub.base.errors import InputError
 from hub.base.tables import ResultTable, Table, as_text
 from scaling_law.formulas.conditions import Conditions, RangeCheck
+from scaling_law.formulas.law import positive
 
 
 @dataclass(frozen=True)
@@ -71,7 +66,7 @@ class Answer(ResultTable):
 
 @dataclass(frozen=True)
 class ArrayAnswer(Answer):
-    """An answer for each of several questions, as arrays that broadcast; its `rows` are the questions one by one."""
+    """An answer whose `rows` are plain values: often arrays that broadcast, the questions one by one."""
 
     @property
     def rows(self) -> tuple[dict[str, Any], ...]:
@@ -95,6 +90,11 @@ class PowerLaw:
     scale: float
     exponents: Mapping[str, float]
     floor: float = 0.0
+
+    @classmethod
+    def of(cls, scale: float, floor: float = 0.0, unit: float = 1.0, **exponents: float) -> PowerLaw:
+        """A power law of variables that are counted in a `unit`."""
+        return cls(scale / unit ** sum(exponents.values()), exponents, floor)
 
     def __call__(self, **variables: ArrayLike) -> Any:
         """Its value; `variables` broadcast, and others than its own are ignored."""
@@ -138,10 +138,7 @@ class OwnQuestion:
         if {*variables} != {*self.variables}:
             names = ", ".join(variables) or "nothing"
             raise InputError(f"{type(self).__name__} depends on {', '.join(self.variables)}, not on {names}")
-        arrays = {name: np.asarray(values, float) for name, values in variables.items()}
-        for name, values in arrays.items():
-            if (wrong := values[~((values > 0) & (values < np.inf))]).size:
-                raise InputError(f"{name}={wrong.flat[0]:g} must be positive and finite")
+        arrays = {name: positive(name, values) for name, values in variables.items()}
         self.check(**arrays).refuse(force)
         return arrays
 
@@ -157,6 +154,12 @@ class Allocation(OwnQuestion):
     size: PowerLaw
     tokens: PowerLaw
     loss: PowerLaw | None = None
+
+    @classmethod
+    def along_6nd(cls, size_name: str, size: PowerLaw) -> Allocation:
+        """Spend C on D = C / (6 N) tokens."""
+        (exponent,) = size.exponents.values()
+        return cls(size_name, size, PowerLaw(1.0 / (6.0 * size.scale), {"flops": 1.0 - exponent}))
 
     def optimum(self, flops: ArrayLike, *, force: bool = False) -> dict[str, Any]:
         """The size (under `size_name`), `tokens`, and `loss` where the paper gives it; broadcasts.

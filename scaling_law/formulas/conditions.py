@@ -8,7 +8,7 @@ prefers sparse models with thousands of tokens per parameter. A law without rang
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
@@ -125,22 +125,6 @@ class Conditions:
             limits |= {"N_act": r.n_active, "D": r.tokens, "D/N": r.tokens_per_parameter}
         return limits | ({"E": (self.experts[0], self.experts[-1])} if self.experts else {})
 
-    def beyond_guard(self, n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike, **variables: ArrayLike) -> Any:
-        """True where a quantity is further outside its known range than its guard; broadcasts."""
-        quantities = _quantities(n_active, tokens, experts, **variables)
-        beyond = np.zeros(np.broadcast_shapes(*map(np.shape, quantities.values())), bool)
-        for name, (low, high) in self.fitted_limits().items():
-            guard, values = guard_of(name) * (1 + ROUNDING), quantities.get(name, np.asarray(low))
-            beyond |= (values < low / guard) | (values > high * guard)
-        return beyond
-
-    def excesses(
-        self, n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike, **variables: ArrayLike
-    ) -> list[Excess]:
-        """The worst value of each quantity that lies beyond the guard."""
-        quantities = _quantities(n_active, tokens, experts, **variables)
-        return [e for e in excesses(quantities, self.fitted_limits(), experts) if e.beyond]
-
     def to_dict(self) -> dict[str, Any]:
         data = asdict(self) | {"objective": dict(self.objective), "ranges": [asdict(r) for r in self.ranges]}
         return {name: value for name, value in data.items() if value or name not in OPTIONAL}
@@ -178,13 +162,16 @@ class RangeCheck:
     @property
     def unknown(self) -> list[str]:
         """The variables that decide the answer and have no known range."""
-        limits = self.conditions.fitted_limits() if self.conditions else {}
-        return [label for name in self.needs if (label := LABELS.get(name, name)) not in limits]
+        return [label for name in self.needs if (label := LABELS.get(name, name)) not in self._limits]
 
     @cached_property
     def beyond(self) -> NDArray[np.bool_]:
         """True where a model is known to lie beyond the guard."""
-        return np.asarray((self.conditions or Conditions("unknown")).beyond_guard(**self._inputs))
+        beyond = np.zeros(np.broadcast_shapes(*map(np.shape, self._quantities.values())), bool)
+        for name, (low, high) in self._limits.items():
+            guard, values = guard_of(name) * (1 + ROUNDING), self._quantities.get(name, np.asarray(low))
+            beyond |= (values < low / guard) | (values > high * guard)
+        return beyond
 
     @property
     def trusted(self) -> NDArray[np.bool_]:
@@ -195,109 +182,74 @@ class RangeCheck:
     def inside(self) -> NDArray[np.bool_]:
         """True where a model lies within the fitted ranges, those of its E where it has some."""
         within = self.trusted
-        if not self.unknown and self.conditions is not None:
-            quantities = _quantities(**self._inputs)
-            for name, (low, high) in limits_of_each(self.conditions, self._inputs["experts"]).items():
-                values = quantities.get(name, np.asarray(low))
-                within = within & (values >= low * (1 - SLACK)) & (values <= high * (1 + SLACK))
+        for name, (low, high) in {} if self.unknown else self._limits_of_each.items():
+            values = self._quantities.get(name, np.asarray(low))
+            within = within & (values >= low * (1 - SLACK)) & (values <= high * (1 + SLACK))
         return within
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:
-        """A sentence for each quantity that is outside its range, or has none; () inside."""
-        sentences = range_warnings(self.conditions, **self._inputs)
-        if self.unknown and UNGUARDED not in sentences:
-            sentences.append(UNKNOWN.format(", ".join(self.unknown)))
-        return tuple(sentences)
+        """A sentence on what the law omits, and on each quantity that is outside its range, or has none; () inside.
+
+        N and D are held against the runs of the same E, where there are any.
+        """
+        omitted, fitted = (self.conditions.omitted, self.conditions.experts) if self.conditions else ((), ())
+        if not self._limits:
+            return (*omitted, UNGUARDED)
+        sentences = []
+        for excess in self._excesses(self._limits_of_each, SLACK):
+            of_e = excess.name in ("N_act", "D") and excess.experts in fitted
+            sentences.append(f"{excess}{f' at E = {excess.experts:g}' * of_e}")
+        for name in dict.fromkeys(excess.name for excess in self._excesses(self._limits) if excess.beyond):
+            sentences.append(f"{name} is over {guard_of(name):g}× outside its range: do not act on this prediction")
+        return (*omitted, *sentences, *([UNKNOWN.format(", ".join(self.unknown))] if self.unknown else []))
 
     def refuse(self, force: bool = False) -> None:
         """Raise ExtrapolationError if any of the models lies beyond the guard, unless `force`."""
-        refuse_extrapolation(self.conditions, **self._inputs, force=force)
+        what = []
+        for excess in () if force else self._excesses(self._limits):
+            if excess.beyond:
+                where = "" if excess.name == "E" or np.isnan(excess.experts) else f" at E = {excess.experts:g}"
+                what.append(f"{excess}{where}, beyond the guard of {guard_of(excess.name):g} times")
+        if what:
+            answer = "too far from the runs of this law to answer"
+            raise ExtrapolationError(f"{answer}: {'; '.join(what)}; force=True (--force) answers anyway")
 
-    @property
-    def _inputs(self) -> dict[str, Any]:
-        return {"n_active": None, "tokens": None, "experts": None, **self.at}
+    @cached_property
+    def _limits(self) -> dict[str, tuple[float, float]]:
+        return self.conditions.fitted_limits() if self.conditions else {}
 
+    @cached_property
+    def _limits_of_each(self) -> dict[str, tuple[Any, Any]]:
+        """Fitted limits for each model: N_act and D have those of the runs of the same E, where there are any."""
+        limits: dict[str, tuple[Any, Any]] = dict(self._limits)
+        for r in self.conditions.ranges if self.conditions else ():
+            of_e = np.asarray(self.at.get("experts"), float) == r.experts
+            for name, ends in (("N_act", r.n_active), ("D", r.tokens)):
+                low, high = limits.get(name, ends)
+                limits[name] = np.where(of_e, ends[0], low), np.where(of_e, ends[1], high)
+        return limits
 
-def limits_of_each(conditions: Conditions, experts: ArrayLike | None) -> dict[str, tuple[Any, Any]]:
-    """Fitted limits for each of `experts`: N_act and D have those of the runs of the same E, where there are any."""
-    limits: dict[str, tuple[Any, Any]] = dict(conditions.fitted_limits())
-    e = np.asarray(experts, float)
-    for r in conditions.ranges:
-        for name, ends in (("N_act", r.n_active), ("D", r.tokens)):
-            low, high = limits.get(name, ends)
-            limits[name] = np.where(e == r.experts, ends[0], low), np.where(e == r.experts, ends[1], high)
-    return limits
+    @cached_property
+    def _quantities(self) -> dict[str, FloatArray]:
+        """The models' variables that are not None, by their names in `fitted_limits`, and D/N."""
+        quantities = {LABELS.get(name, name): np.asarray(v, float) for name, v in self.at.items() if v is not None}
+        if "N_act" in quantities and "D" in quantities:
+            with np.errstate(divide="ignore", invalid="ignore"):
+                quantities["D/N"] = quantities["D"] / quantities["N_act"]
+        return quantities
 
-
-def range_warnings(
-    conditions: Conditions | None, n_active: Any, tokens: Any, experts: Any, **variables: ArrayLike
-) -> list[str]:
-    """What the law omits, and the worst value of each quantity outside the fitted range (of the same E for N and D, if
-    any), a sentence each.
-    """
-    sentences = list(conditions.omitted) if conditions else []
-    if conditions is None or not conditions.fitted_limits():
-        return [*sentences, UNGUARDED]
-    limits = limits_of_each(conditions, experts)
-    for excess in excesses(_quantities(n_active, tokens, experts, **variables), limits, experts, slack=SLACK):
-        own_range = excess.name in ("N_act", "D") and excess.experts in conditions.experts
-        sentences.append(f"{excess}{f' at E = {excess.experts:g}' * own_range}")
-    return sentences + advice(conditions.excesses(n_active, tokens, experts, **variables))
-
-
-def refuse_extrapolation(
-    conditions: Conditions | None,
-    n_active: ArrayLike,
-    tokens: ArrayLike,
-    experts: ArrayLike,
-    force: bool = False,
-    **variables: ArrayLike,
-) -> None:
-    """Raise ExtrapolationError if any of these models lies beyond the guard."""
-    what = []
-    for excess in [] if force or conditions is None else conditions.excesses(n_active, tokens, experts, **variables):
-        where = "" if excess.name == "E" or np.isnan(excess.experts) else f" at E = {excess.experts:g}"
-        what.append(f"{excess}{where}, beyond the guard of {guard_of(excess.name):g} times")
-    if what:
-        answer = "too far from the runs of this law to answer"
-        raise ExtrapolationError(f"{answer}: {'; '.join(what)}; force=True (--force) answers anyway")
-
-
-def _quantities(
-    n_active: ArrayLike | None, tokens: ArrayLike | None, experts: ArrayLike | None, **variables: ArrayLike | None
-) -> dict[str, FloatArray]:
-    """Name the quantities that are not None, and derive D/N."""
-    named = {"N_act": n_active, "D": tokens, "E": experts, **variables}
-    quantities = {name: np.asarray(values, float) for name, values in named.items() if values is not None}
-    if "N_act" in quantities and "D" in quantities:
-        with np.errstate(divide="ignore", invalid="ignore"):
-            quantities["D/N"] = quantities["D"] / quantities["N_act"]
-    return quantities
-
-
-def excesses(
-    quantities: Mapping[str, ArrayLike],
-    limits: Mapping[str, tuple[Any, Any]],
-    experts: ArrayLike,
-    slack: float = 0.0,
-) -> Iterator[Excess]:
-    """Yield for each quantity and end the value that leaves its `limits` by the largest factor; all broadcast."""
-    for name, ends in limits.items():
-        if name not in quantities:
-            continue
-        arrays = np.broadcast_arrays(*(np.asarray(v, float) for v in (quantities[name], *ends, experts)))
-        value, low, high, e = (v.ravel() for v in arrays)
-        for times in (low / value, value / high):
-            times = np.where(np.isfinite(value), times, 0.0)
-            if times.size and times[i := int(np.argmax(times))] > 1 + slack:
-                yield Excess(name, float(value[i]), float(low[i]), float(high[i]), float(times[i]), float(e[i]))
-
-
-def advice(exceeded: Iterable[Excess]) -> list[str]:
-    """A sentence for each quantity that lies beyond the guard."""
-    names = dict.fromkeys(excess.name for excess in exceeded if excess.beyond)
-    return [f"{name} is over {guard_of(name):g}× outside its range: do not act on this prediction" for name in names]
+    def _excesses(self, limits: Mapping[str, tuple[Any, Any]], slack: float = 0.0) -> Iterator[Excess]:
+        """Yield for each quantity and end the value that leaves its `limits` by the largest factor."""
+        for name, ends in limits.items():
+            if name not in self._quantities:
+                continue
+            arrays = (self._quantities[name], *ends, self.at.get("experts"))
+            value, low, high, e = (v.ravel() for v in np.broadcast_arrays(*(np.asarray(v, float) for v in arrays)))
+            for times in (low / value, value / high):
+                times = np.where(np.isfinite(value), times, 0.0)
+                if times.size and times[i := int(np.argmax(times))] > 1 + slack:
+                    yield Excess(name, float(value[i]), float(low[i]), float(high[i]), float(times[i]), float(e[i]))
 
 
 def _tuples(data: Mapping[str, Any]) -> dict[str, Any]:

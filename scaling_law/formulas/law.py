@@ -194,8 +194,7 @@ class Formula(Summarised):
 
         ValueError for a field that the law lacks, and for values that a law refuses.
         """
-        base, names = [f.name for f in fields(Formula)], [f.name for f in fields(self)]
-        names = [*names[len(base) :], *base]  # the coefficients first
+        names = sorted((f.name for f in fields(self)), key=("conditions", "draws").__contains__)
         for name in changes:
             if name not in names:
                 raise InputError(unknown(f"field of {type(self).__name__} ", name, names))
@@ -275,7 +274,7 @@ class ChinchillaForm(Formula):
 
     def chinchilla_coefficients(self, experts: ArrayLike) -> tuple[Any, Any, Any, Any]:
         """(m, μ, n, ν) for each E of `experts`, as arrays of its shape. ValueError for an E outside the law."""
-        raise NotImplementedError
+        return self.chinchilla_of(tuple(self.coefficients.values()), checked_experts(experts))
 
     @classmethod
     def chinchilla_of(cls, coefficients: Any, experts: ArrayLike) -> tuple[Any, Any, Any, Any]:

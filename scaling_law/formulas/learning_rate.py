@@ -11,6 +11,7 @@ do not have; only this agrees with the rates of their grid.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -22,6 +23,7 @@ from numpy.typing import ArrayLike
 from hub.base import strict_json
 from hub.base.errors import InputError, unknown
 from scaling_law.formulas.conditions import Conditions, RangeCheck
+from scaling_law.formulas.law import positive
 from scaling_law.size.architecture import VOCAB_SIZE, Architecture, active_parameters, non_embedding_parameters
 from scaling_law.size.recipe import PAPER, ROWS
 
@@ -59,22 +61,12 @@ class LearningRateLaw:
     regret: float | None = None
 
     def __post_init__(self) -> None:
-        if self.reading not in READINGS:
-            raise InputError(f"reading={self.reading!r} must be 'code' or 'paper'")
-        for name in ("intercept", "slope_n", "slope_e", "slope_d", "slope_batch"):
-            if not _is_finite(value := getattr(self, name)):
-                raise InputError(f"{name}={value!r} must be a finite number")
-        if type(self.vocab_size) is not int or self.vocab_size < 1:
-            raise InputError(f"vocab_size={self.vocab_size!r} must be an integer of at least 1")
-        if self.regret is not None and not _is_finite(self.regret):
-            raise InputError(f"regret={self.regret!r} must be a finite number of nats, or None")
-        for name in ("n_range", "experts_range", "tokens_range", "batch_range"):
-            if (ends := getattr(self, name)) is None:
-                continue
-            pair = isinstance(ends, (tuple, list)) and len(ends) == 2 and all(map(_is_finite, ends))
-            if not pair or not 0 < ends[0] <= ends[1]:
-                raise InputError(f"{name}={ends!r} must be two positive numbers, the lower first")
-            object.__setattr__(self, name, (float(ends[0]), float(ends[1])))
+        for names, fits, wanted in _FIELDS:
+            for name in names.split():
+                if not fits(value := getattr(self, name)):
+                    raise InputError(f"{name}={value!r} must be {wanted}")
+                if isinstance(value, (tuple, list)):
+                    object.__setattr__(self, name, tuple(map(float, value)))
 
     @classmethod
     @lru_cache(maxsize=4)
@@ -93,7 +85,7 @@ class LearningRateLaw:
         if str(name) in READINGS:
             return cls.published(str(name))
         if not Path(name).exists():
-            raise InputError(f"{unknown('law of learning rates ', str(name), READINGS)}, or the file of a law")
+            raise InputError(f"{unknown('learning-rate law ', str(name), READINGS)}, or the file of a law")
         return cls.load(name)
 
     def save(self, path: str | Path) -> Path:
@@ -125,10 +117,9 @@ class LearningRateLaw:
     @property
     def formula(self) -> str:
         """The law with its coefficients, variables of slope 0 left out."""
-        slopes = {"ln N": self.slope_n, "ln E": self.slope_e}
-        slopes |= {"ln D": self.slope_d} if self.slope_d else {}
-        slopes |= {"ln B": self.slope_batch} if self.slope_batch else {}
-        return f"exp({' '.join([f'{self.intercept:.6g}', *(f'{slope:+.6g} {x}' for x, slope in slopes.items())])})"
+        slopes = {"ln N": self.slope_n, "ln E": self.slope_e, "ln D": self.slope_d, "ln B": self.slope_batch}
+        terms = [f"{slope:+.6g} {x}" for x, slope in slopes.items() if slope or x in ("ln N", "ln E")]
+        return f"exp({' '.join([f'{self.intercept:.6g}', *terms])})"
 
     def at(
         self,
@@ -141,16 +132,15 @@ class LearningRateLaw:
 
         ValueError names a variable of this law that is missing.
         """
-        exponent = self.intercept + self.slope_n * np.log(counted_parameters) + self.slope_e * np.log(experts)
-        for name, slope, values in self._optional(tokens, batch_tokens):
-            if slope == 0:
-                continue
-            if values is None:
-                raise InputError(f"{name}=None must be given, {_MEANING[name]}: this law is {self.formula}")
-            array = np.asarray(values, float)
-            if not np.all((array > 0) & np.isfinite(array)):
-                raise InputError(f"{name}={array.tolist()!r} must be positive and finite")
-            exponent = exponent + slope * np.log(array)
+        exponent: Any = self.intercept + self.slope_n * np.log(counted_parameters) + self.slope_e * np.log(experts)
+        for name, of, slope, values in (
+            ("tokens", "the run", self.slope_d, tokens),
+            ("batch_tokens", "a batch", self.slope_batch, batch_tokens),
+        ):
+            if slope and values is None:
+                raise InputError(f"{name}=None must be given, the tokens of {of}: this law is {self.formula}")
+            if slope and values is not None:
+                exponent = exponent + slope * np.log(positive(name, values))
         return np.exp(exponent)
 
     def counted(self, architecture: Architecture) -> float:
@@ -204,14 +194,20 @@ class LearningRateLaw:
         at = {"N": counted_parameters, "experts": experts, "tokens": tokens, "batch": batch_tokens}
         return RangeCheck(conditions, needs, at)
 
-    def _optional(
-        self, tokens: ArrayLike | None, batch_tokens: ArrayLike | None
-    ) -> tuple[tuple[str, float, ArrayLike | None], ...]:
-        return ("tokens", self.slope_d, tokens), ("batch_tokens", self.slope_batch, batch_tokens)
-
-
-_MEANING = {"tokens": "the tokens of the run", "batch_tokens": "the tokens of a batch"}
-
 
 def _is_finite(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_range(ends: Any) -> bool:
+    pair = isinstance(ends, (tuple, list)) and len(ends) == 2 and all(map(_is_finite, ends))
+    return ends is None or (pair and 0 < ends[0] <= ends[1])
+
+
+_FIELDS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (  # which, whether a value fits, and what it must be
+    ("reading", READINGS.__contains__, "'code' or 'paper'"),
+    ("intercept slope_n slope_e slope_d slope_batch", _is_finite, "a finite number"),
+    ("vocab_size", lambda size: type(size) is int and size >= 1, "an integer of at least 1"),
+    ("regret", lambda nats: nats is None or _is_finite(nats), "a finite number of nats, or None"),
+    ("n_range experts_range tokens_range batch_range", _is_range, "two positive numbers, the lower first"),
+)

@@ -42,10 +42,5 @@ def _effective(name: str, values: ArrayLike, unique_name: str, unique: ArrayLike
     for field, value in ((name, values), (unique_name, unique), ("r_star", r_star)):
         if (wrong := (array := np.asarray(value))[~(array > 0)]).size:
             raise InputError(f"{field}={wrong.flat[0]:g} must be positive")
-    repeated = r_star * -np.expm1(-_repeats(values, unique) / r_star)
-    return np.minimum(values, unique) + np.asarray(unique) * repeated
-
-
-def _repeats(values: ArrayLike, unique: ArrayLike) -> Any:
-    """R, the epochs after the first."""
-    return np.maximum(np.asarray(values) / np.asarray(unique) - 1.0, 0.0)
+    repeats = np.maximum(np.asarray(values) / np.asarray(unique) - 1.0, 0.0)
+    return np.minimum(values, unique) + np.asarray(unique) * (r_star * -np.expm1(-repeats / r_star))

@@ -15,7 +15,7 @@ from hub.base import strict_json
 from hub.base.errors import InputError, unknown
 from scaling_law.formulas import Conditions, Formula
 from scaling_law.formulas.learning_rate import LearningRateLaw
-from scaling_law.law_files import FILE_NAME, FORMAT, VERSION, push_law, save_law
+from scaling_law.law_files import FILE_NAME, FORMAT, VERSION, law_to_dict, push_law
 from scaling_law.planning.break_even import TOKENS_RANGE, BreakEven, break_even
 from scaling_law.planning.budget import QuestionFields
 from scaling_law.planning.design import Candidates, Design, Target, next_runs
@@ -218,7 +218,7 @@ class Law(Formula):
 
     def save_pretrained(self, folder: str | Path) -> Path:
         """Write `scaling_law.json` (coefficients at full precision, conditions, draws) into `folder`; its path."""
-        return save_law(self, folder)
+        return strict_json.write(Path(folder) / FILE_NAME, FORMAT, VERSION, law_to_dict(self))
 
     def push_to_hub(
         self, repo: str, *, token: str | None = None, private: bool = False, license: str | None = None
@@ -236,7 +236,14 @@ class Law(Formula):
 
         FileNotFoundError where there is none of these, ValueError where it holds no law, or one of another kind.
         """
-        law = load_law(source, revision)
+        path = Path(source)
+        try:
+            content = path.read_bytes() if path.is_file() else hub.read_file(source, FILE_NAME, revision)
+        except hub.NotFoundError as error:
+            what = f"neither a folder or Hub repo with a {FILE_NAME}, nor a law's file ({error})"
+            raise FileNotFoundError(f"{source}: {what}") from None
+        data = strict_json.loads(content, what=str(source), max_bytes=strict_json.MAX_FILE_BYTES)
+        law = law_from_dict(data, str(source))
         if not isinstance(law, cls):
             raise InputError(f"{source}: holds a {type(law).__name__}, not a {cls.__name__}")
         return law
@@ -276,18 +283,3 @@ def law_from_dict(data: Any, source: str = "law") -> Law:
         raise InputError(f"{source}: coefficients must be exactly {list(kind.coefficient_names())}") from None
     except ValueError as error:
         raise InputError(f"{source}: {error}") from None
-
-
-def load_law(source: str | Path, revision: str | None = None) -> Law:
-    """A law from a folder, a JSON file, or a Hub repo "owner/name" (only if no such path exists).
-
-    FileNotFoundError where there is none of these, ValueError where it holds no law.
-    """
-    path = Path(source)
-    try:
-        content = path.read_bytes() if path.is_file() else hub.read_file(source, FILE_NAME, revision)
-    except hub.NotFoundError as error:
-        what = f"neither a folder or Hub repo with a {FILE_NAME}, nor a law's file ({error})"
-        raise FileNotFoundError(f"{source}: {what}") from None
-    data = strict_json.loads(content, what=str(source), max_bytes=strict_json.MAX_FILE_BYTES)
-    return law_from_dict(data, str(source))

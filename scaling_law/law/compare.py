@@ -6,8 +6,9 @@ as 6 N_act D, however its law counts. Losses belong to each law's corpus and tok
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -19,8 +20,7 @@ from scaling_law.formulas.answers import Allocation, Answer, EfficiencyLeverage,
 from scaling_law.formulas.conditions import ExtrapolationError, RangeCheck
 from scaling_law.formulas.law import positive
 from scaling_law.law import Law
-from scaling_law.law.publication import PublishedLaw
-from scaling_law.law.shelf import SHELF, entry
+from scaling_law.law.shelf import SHELF, PublishedLaw, entry
 from scaling_law.planning.limits import Limits
 from scaling_law.planning.optimal_table import OptimalRow
 from scaling_law.planning.optimum import root
@@ -106,22 +106,11 @@ class LawComparison(Answer):
         return {"flops": self.flops, "limits": asdict(self.limits)}
 
     def summary(self) -> Table:
-        def cell(value: float | None, form: Callable[[float], str]) -> str:
-            return "–" if value is None else form(value)
-
+        sizes = ("n_active", "n_total", "tokens", "tokens_per_parameter", "loss")
         rows = [
-            {
-                "law": o.law,
-                "E": cell(o.experts, "{:.3g}".format),
-                "G": cell(o.granularity, "{:g}".format),
-                "N_act": cell(o.n_active, format_count),
-                "N_total": cell(o.n_total, format_count),
-                "tokens": cell(o.tokens, format_count),
-                "D/N": cell(o.tokens_per_parameter, "{:.3g}".format),
-                "loss": cell(o.loss, "{:.3f}".format),
-                "of corpus": o.corpus or "–",
-                "": "; ".join(filter(None, (o.says, o.silent, o.trust))),
-            }
+            {"law": o.law, "experts": o.experts, "G": o.granularity}
+            | {name: getattr(o, name) for name in sizes}
+            | {"of corpus": o.corpus, "": "; ".join(filter(None, (o.says, o.silent, o.trust)))}
             for o in self.rows
         ]
         memory = self.limits.memory
@@ -144,7 +133,7 @@ def compare(
     vocab_size: int = VOCAB_SIZE,
     force: bool = False,
 ) -> LawComparison:
-    """What each published law says of a training budget, side by side (`scaling_law.formulas` lists them).
+    """What each published law says of a training budget, side by side (`laws()` lists them).
 
     Args:
         flops: 6 N_act D; a number or text such as "1e22".
@@ -157,7 +146,7 @@ def compare(
     """
     budget = float(positive("flops", flops))
     limits = Limits.of(memory=memory, vocab_size=vocab_size)
-    papers = [entry(name) for name in (laws or [name for name, law in SHELF.items() if law.make])]
+    papers = [entry(name) for name in (laws or [name for name, law in SHELF.items() if law.published])]
     reference = entry(REFERENCE).law()
     assert isinstance(reference, Law)
     best = reference.optimal(budget, memory=memory, vocab_size=vocab_size, force=True).best
@@ -168,35 +157,23 @@ def compare(
 
 
 def _opinion(paper: PublishedLaw, flops: float, limits: Limits, best: OptimalRow, force: bool) -> Opinion:
-    names: dict[str, Any] = {"law": paper.name, "citation": paper.citation}
-    law = paper.law()
+    law, opinion = paper.law(), partial(Opinion, paper.name, paper.citation)
     try:
         if isinstance(law, Allocation):
-            return Opinion(**names, **_allocated(paper, law, flops, limits, force))
+            return opinion(**_allocated(paper, law, flops, limits, force))
         if not isinstance(law, Law):
-            return Opinion(**names, **_about(law, flops, limits, best, force))
+            return opinion(**_about(law, flops, limits, best, force))
         if "tokens" not in law.variables:
-            return Opinion(**names, silent="does not depend on tokens")
-        return Opinion(**names, **_trained(paper, law, flops, limits, force))
+            return opinion(silent="does not depend on tokens")
+        return opinion(**_trained(paper, law, flops, limits, force))
     except ExtrapolationError as error:
-        return Opinion(**names, silent=str(error), trusted=False, beyond_guard=True)
+        return opinion(silent=str(error), trusted=False, beyond_guard=True)
     except ValueError as error:
-        return Opinion(**names, silent=str(error))
+        return opinion(silent=str(error))
 
 
 def _trained(paper: PublishedLaw, law: Law, flops: float, limits: Limits, force: bool) -> dict[str, Any]:
-    """The model that a law of the loss would train."""
-    row, granularity = _best_design(law, flops, limits, force)
-    names = ("experts", "n_active", "n_total", "tokens", "loss", "loss_interval", "trusted", "beyond_guard")
-    values = {name: getattr(row, name) for name in names} | {"granularity": granularity}
-    values |= {"corpus": paper.corpus, "tokenizer": paper.tokenizer}
-    warnings = tuple(warning for warning in row.warnings if not warning.startswith("learning rate"))
-    silent = "" if EXPERT_VARIABLES & {*law.variables} else "holds for dense models only"
-    return values | {"silent": silent, "warnings": warnings}
-
-
-def _best_design(law: Law, flops: float, limits: Limits, force: bool) -> tuple[OptimalRow, float | None]:
-    """The best row over granularity and shared experts, where the law depends on them, and its granularity."""
+    """The model that a law of the loss would train, of the best granularity and shared experts where it has them."""
     fine = {"granularity", "experts_per_token", "active_experts"} & {*law.variables}
     shared = SHARED if "shared_ratio" in law.variables else (0.0,)
     within: Any = {name: getattr(limits, name) for name in ("memory", "vocab_size")}
@@ -209,7 +186,14 @@ def _best_design(law: Law, flops: float, limits: Limits, force: bool) -> tuple[O
     if not rows:
         raise refused[0]
     row, granularity = min(rows, key=lambda pair: pair[0].loss)
-    return row, granularity if fine else None
+    names = ("experts", "n_active", "n_total", "tokens", "loss", "loss_interval", "trusted", "beyond_guard")
+    return {name: getattr(row, name) for name in names} | {
+        "granularity": granularity if fine else None,
+        "corpus": paper.corpus,
+        "tokenizer": paper.tokenizer,
+        "warnings": tuple(warning for warning in row.warnings if not warning.startswith("learning rate")),
+        "silent": "" if EXPERT_VARIABLES & {*law.variables} else "holds for dense models only",
+    }
 
 
 def _worth(check: RangeCheck) -> dict[str, Any]:
@@ -229,11 +213,15 @@ def _allocated(paper: PublishedLaw, law: Allocation, flops: float, limits: Limit
 
     width = np.exp(root(excess, np.array(-5.0), np.array(20.0), np.asarray(float(optimum[law.size_name]))))
     n_active = float(variables_of_width(width, 1.0, vocab_size=limits.vocab_size)["n_active"])
-    tokens, loss = float(affordable_tokens(flops, n_active)), optimum.get("loss")
-    says = f"its own tokens: {format_count(float(optimum['tokens']))}"
-    result = {"n_active": n_active, "tokens": tokens, "says": says, "silent": "does not depend on experts", **worth}
-    texts = {"corpus": paper.corpus, "tokenizer": paper.tokenizer}
-    return result | texts | {"loss": None if loss is None else float(loss)}
+    return worth | {
+        "n_active": n_active,
+        "tokens": float(affordable_tokens(flops, n_active)),
+        "loss": float(optimum["loss"]) if law.loss else None,
+        "corpus": paper.corpus,
+        "tokenizer": paper.tokenizer,
+        "says": f"its own tokens: {format_count(float(optimum['tokens']))}",
+        "silent": "does not depend on experts",
+    }
 
 
 def _about(law: OwnQuestion, flops: float, limits: Limits, best: OptimalRow, force: bool) -> dict[str, Any]:
@@ -241,9 +229,11 @@ def _about(law: OwnQuestion, flops: float, limits: Limits, best: OptimalRow, for
     model = f"for the model of {REFERENCE} (E = {best.experts:g})"
     if best.beyond_guard and not force:
         raise ExtrapolationError(f"no model to ask about: the {REFERENCE} law is too far from its runs to choose one")
-    variables = variables_of_width(best.d_model, best.experts, vocab_size=limits.vocab_size)
-    variables |= {"tokens": best.tokens, "flops": flops}
-    variables |= {"granularity": 2.0 / 3.0}  # of Tian et al., 2 d_model / d_expert
+    variables = variables_of_width(best.d_model, best.experts, vocab_size=limits.vocab_size) | {
+        "tokens": best.tokens,
+        "flops": flops,
+        "granularity": 2.0 / 3.0,  # of Tian et al., 2 d_model / d_expert
+    }
     inputs = {name: float(variables[name]) for name in law.variables}
     opinion: dict[str, Any] = {"silent": "gives no size, tokens or loss", **_worth(law.check(**inputs))}
     if isinstance(law, TrainingRates):

@@ -11,7 +11,8 @@ from typing import Any
 
 from hub.base.tables import Table
 from hub.base.units import format_bytes, format_count, format_flops, parse_context
-from scaling_law.formulas.answers import Answer
+from scaling_law.formulas.answers import ArrayAnswer
+from scaling_law.formulas.conditions import RangeCheck
 from scaling_law.formulas.law import percentile_interval, positive
 from scaling_law.law import JointLaw, Law
 from scaling_law.planning.optimal_table import OptimalTable, optimal
@@ -23,7 +24,7 @@ OTHER_CORPUS = "The loss is for the law's corpus, tokenizer and recipe, not the 
 
 
 @dataclass(frozen=True)
-class Prediction:
+class PredictedLoss:
     """What a law says of a model trained on `tokens` tokens; losses in nats per token.
 
     `optimum` is the law's own choice for the same training FLOPs (6 N_act D) with no more bytes of weights, and None
@@ -35,39 +36,30 @@ class Prediction:
     loss: float
     loss_interval: tuple[float, float] | None
     trusted: bool
-    optimum: OptimalTable | None
     refusal: str | None
+    optimum: OptimalTable | None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        names = ("tokens", "training_flops", "loss", "loss_interval", "trusted", "refusal")
-        return {name: getattr(self, name) for name in names} | {"optimum": self.optimum and self.optimum.to_dict()}
+        return vars(self) | {"optimum": self.optimum and self.optimum.to_dict()}
 
 
 @dataclass(frozen=True)
-class Description(Answer):
+class Description(ArrayAnswer):
     """A model as a law sees it. `law` is the law's provenance; `context`, in positions, that of exact FLOPs."""
 
     model: Model
     law: str
     bytes_per_parameter: float = 2.0
     context: float | None = None
-    prediction: Prediction | None = None
-
-    @property
-    def rows(self) -> tuple[dict[str, Any], ...]:
-        """The model, in one row."""
-        a, p = self.architecture, self.prediction
-        sizes = {
-            "model": self.model.name,
-            "experts": a.experts_equivalent,
-            "n_active": a.n_active,
-            "n_total": a.n_total,
-        }
-        return ({**sizes, "tokens": p and p.tokens, "loss": p and p.loss, "trusted": self.trusted},)
+    prediction: PredictedLoss | None = None
 
     def to_rows(self) -> list[dict[str, Any]]:
-        return [*self.rows]
+        """The model, in one row."""
+        a, p = self.architecture, self.prediction
+        sizes = {"experts": a.experts_equivalent, "n_active": a.n_active, "n_total": a.n_total}
+        answer = {"tokens": p and p.tokens, "loss": p and p.loss, "trusted": self.trusted}
+        return [{"model": self.model.name, **sizes, **answer}]
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -93,32 +85,36 @@ class Description(Answer):
             flops |= {"inference_exact": a.inference_flops(1, self.context)}
         memory = {"weights": a.weight_bytes(self.bytes_per_parameter), "kv_cache_per_token": a.kv_cache_bytes(1)}
         return {
-            **{"model": m.name, "model_type": m.model_type, "architecture": a.to_dict(), "variables": a.variables()},
-            **{"parameters": m.parameters, "left_out": dict(m.left_out), "flops_per_token": flops},
+            "model": m.name,
+            "model_type": m.model_type,
+            "architecture": a.to_dict(),
+            "variables": a.variables(),
+            "parameters": m.parameters,
+            "left_out": dict(m.left_out),
+            "flops_per_token": flops,
             "bytes": memory | {"training_state": a.training_state_bytes},
             "law": self.law,
             "prediction": self.prediction and self.prediction.to_dict(),
         }
 
     def summary(self) -> Table:
-        a, m, predicted = self.architecture, self.model, self.prediction
+        a, m, facts = self.architecture, self.model, self.facts()
         left_out = ", ".join(f"{name} {format_count(count)}" for name, count in m.left_out.items())
         apart = "without embedding and head"
-        memory = {"weights": a.weight_bytes(self.bytes_per_parameter), "bf16 KV cache per token": a.kv_cache_bytes(1)}
-        memory["training state"] = a.training_state_bytes
+        memory = zip(("weights", "bf16 KV cache per token", "training state"), facts["bytes"].values(), strict=True)
         lines = {
             "architecture": shape_of(a),
             "experts": experts_of(a),
             "active": f"{format_count(a.n_active)}, {format_count(a.n_active_non_embedding)} {apart}",
             "total": f"{format_count(a.n_total)}, {format_count(a.n_total_non_embedding)} {apart}",
             "exact": f"{m.parameters:,} parameters, with {left_out}",
-            "FLOPs per token": _flops(a, self.context),
-            "memory": ", ".join(f"{name} {format_bytes(value)}" for name, value in memory.items()),
+            "FLOPs per token": _flops(**facts["flops_per_token"]),
+            "memory": ", ".join(f"{name} {format_bytes(value)}" for name, value in memory),
             "E of the law": f"{a.experts_equivalent:.4g}, total over active feed-forward width",
         }
         notes = ["Only the language model is counted."] if m.text_only else []
-        if predicted is not None:
-            lines |= _predicted(a, predicted)
+        if self.prediction is not None:
+            lines |= _predicted(a, self.prediction)
             notes.append(OTHER_CORPUS)
         title = f"{self.verdict}\n{m.model_type}  ({self.law})"
         return Table((), list(lines.items()), title=title, notes=notes, warnings=self.warnings)
@@ -155,9 +151,9 @@ def describe(
     warnings, predicted, check = ignored(model.architecture, law), None, None
     if tokens is not None:
         d = float(positive("tokens", tokens))
-        at = law_variables(law, model.architecture, d)
-        predicted = _predict(law, model.architecture, at, d, size, force)
-        warnings += (check := law.check(**at)).warnings
+        check = law.check(**(at := law_variables(law, model.architecture, d)))
+        predicted = _predict(law, model.architecture, at, check, size, force)
+        warnings += check.warnings
         if predicted.optimum is not None:
             warnings += [f"the law's choice: {warning}" for warning in predicted.optimum.warnings]
     return Description(model, provenance, size, positions, predicted, check=check, notes=tuple(warnings))
@@ -182,17 +178,16 @@ def unknown_parts(a: Architecture, law: Law) -> list[str]:
 
 
 def _predict(
-    law: Law, a: Architecture, at: dict[str, float], tokens: float, bytes_per_parameter: float, force: bool
-) -> Prediction:
-    flops, refusal, optimum = a.training_flops(tokens), None, None
+    law: Law, a: Architecture, at: dict[str, float], check: RangeCheck, bytes_per_parameter: float, force: bool
+) -> PredictedLoss:
+    flops, refusal, optimum = a.training_flops(at["tokens"]), None, None
     limits: dict[str, Any] = {"memory": a.weight_bytes(bytes_per_parameter), "vocab_size": a.vocab_size}
     try:
         optimum = optimal(law, flops, force=force, bytes_per_parameter=bytes_per_parameter, **limits)
     except ValueError as error:  # also where every answer is beyond the range guard
         refusal = str(error)
     interval = None if law.draws is None else percentile_interval(law.loss_draws(**at))
-    trusted = bool(law.check(**at).trusted)
-    return Prediction(tokens, flops, float(law.loss(**at)), interval, trusted, optimum, refusal)
+    return PredictedLoss(at["tokens"], flops, float(law.loss(**at)), interval, bool(check.trusted), refusal, optimum)
 
 
 def shape_of(a: Architecture) -> str:
@@ -207,19 +202,15 @@ def shape_of(a: Architecture) -> str:
     return f"d_model {a.d_model}, {a.blocks} blocks, {heads}, vocabulary {a.vocab_size:,}{tied}"
 
 
-def _flops(a: Architecture, context: float | None) -> str:
-    training, inference = format_flops(a.training_flops(1)), format_flops(a.inference_flops(1))
-    text = f"{training} of training (6 N), {inference} of inference"
+def _flops(training: float, inference: float, context: float | None = None, **exact: float) -> str:
+    text = f"{format_flops(training)} of training (6 N), {format_flops(inference)} of inference"
     if context is None:
         return text
-    training, inference = format_flops(a.training_flops(1, context)), format_flops(a.inference_flops(1, context))
-    return f"{text}; at {context:,.0f} positions exactly {training} and {inference}"
+    return f"{text}; at {context:,.0f} positions exactly {' and '.join(map(format_flops, exact.values()))}"
 
 
-def _predicted(a: Architecture, p: Prediction) -> dict[str, str]:
-    per_parameter, interval = p.tokens / a.n_active, ""
-    if p.loss_interval is not None:
-        interval = " ({:.4f}…{:.4f})".format(*p.loss_interval)
+def _predicted(a: Architecture, p: PredictedLoss) -> dict[str, str]:
+    interval = " ({:.4f}…{:.4f})".format(*p.loss_interval) if p.loss_interval else ""
     mark = "" if p.trusted else ", not to be trusted"
     choice = f"none: {p.refusal}"
     if p.optimum is not None:
@@ -227,7 +218,7 @@ def _predicted(a: Architecture, p: Prediction) -> dict[str, str]:
         choice = f"E = {best.experts:g}, {format_count(best.n_active)} active of {format_count(best.n_total)}, "
         choice += f"{format_count(best.tokens)} tokens: {best.loss:.4f} nats ({best.loss - p.loss:+.4f})"
     return {
-        "training": f"{format_count(p.tokens)} tokens, {format_count(per_parameter)} per active parameter, "
+        "training": f"{format_count(p.tokens)} tokens, {format_count(p.tokens / a.n_active)} per active parameter, "
         f"{format_flops(p.training_flops)} FLOPs",
         "predicted loss": f"{p.loss:.4f}{interval} nats per token{mark}",
         "the law's choice": choice,

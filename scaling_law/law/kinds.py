@@ -1,15 +1,5 @@
 """The kinds of laws, over the variables that each of them counts; the shelf has coefficients.
 
-JointLaw        L = a Ê^δ N^(α + γ ln Ê) + b Ê^ω D^(β + ζ ln Ê) + c      Ludziejewski et al. 2025, Eq. 5
-ChinchillaLaw   L = m N^μ + n D^ν + c                                     Eq. 2, exponents negative
-RoutedLaw       L = a Ê^δ N^(α + γ ln Ê)                                  Clark et al. 2022, Eq. 3 of the paper
-KaplanLaw       L = (a N^−x + b / D)^α_D                                    Kaplan et al. 2020, Eq. 1.5
-ClarkLaw        L = a Ê^δ N^(α + γ ln Ê)                                    Clark et al. 2022, Eq. 1
-GranularityLaw  L = (g / G^γ + a) / N^α + b / D^β + c                       Krajewski et al. 2024, Eq. 9
-SparsityLaw     L = a / N^α + b / D^β + c / ρ^λ + d / (ρ^δ N^γ) + e         Abnar et al. 2025, Eq. 6
-SaturationLaw   L = (a / N^α + b / Ê^β + c / D^γ + f) N^(d ln Ê)            Yun et al. 2024, Eq. 4
-FiveFactorLaw   L of N, N_a, D, active experts and shared experts           Zhao et al. 2025
-
 A variable's name says how it is counted: `n_total_non_embedding` is all parameters but embedding and head. ρ, the
 `density`, is the part of the routed experts that a token uses.
 """
@@ -42,7 +32,7 @@ if TYPE_CHECKING:
 @register
 @dataclass(frozen=True, repr=False)
 class ChinchillaLaw(ChinchillaForm, Law):
-    """L = m N^μ + n D^ν + c with μ, ν < 0, for one E, which questions may leave out.
+    """L = m N^μ + n D^ν + c with μ, ν < 0, for one E, which questions may leave out. Ludziejewski et al. 2025, Eq. 2.
 
     `experts=None` means the E of the fitted runs if they share one, else dense models.
     """
@@ -57,6 +47,11 @@ class ChinchillaLaw(ChinchillaForm, Law):
     nu: float
     c: float
     experts: float | None = None
+
+    @classmethod
+    def of(cls, a: float, alpha: float, b: float, beta: float, e: float) -> ChinchillaLaw:
+        """Convert E + A / N^α + B / D^β, as Hoffmann et al. write it."""
+        return cls(a, -alpha, b, -beta, e)
 
     def default_experts(self) -> float:
         fitted = self.conditions.experts if self.conditions else ()
@@ -80,7 +75,7 @@ class ChinchillaLaw(ChinchillaForm, Law):
         e, fitted = checked_experts(experts), self.default_experts()
         if (others := e[e != fitted]).size:
             raise InputError(f"experts={others.flat[0]:g}: this Chinchilla law holds for E = {fitted:g} only")
-        return self.chinchilla_of(tuple(self.coefficients.values()), e)
+        return super().chinchilla_coefficients(e)
 
     @classmethod
     def chinchilla_of(cls, coefficients: Any, experts: ArrayLike) -> tuple[Any, Any, Any, Any]:
@@ -91,7 +86,7 @@ class ChinchillaLaw(ChinchillaForm, Law):
 @register
 @dataclass(frozen=True, repr=False)
 class JointLaw(ChinchillaForm, Law):
-    """L = a Ê^δ N^(α + γ ln Ê) + b Ê^ω D^(β + ζ ln Ê) + c (Eq. 5); `JointLaw.published()` is the paper's."""
+    """L = a Ê^δ N^(α + γ ln Ê) + b Ê^ω D^(β + ζ ln Ê) + c (Ludziejewski et al. 2025, Eq. 5); `published` is theirs."""
 
     name: ClassVar[str] = "joint"
     formula: ClassVar[str] = "L = a·Ê^δ·N^(α + γ ln Ê) + b·Ê^ω·D^(β + ζ ln Ê) + c"
@@ -117,12 +112,15 @@ class JointLaw(ChinchillaForm, Law):
     c: float
 
     @classmethod
+    @lru_cache(maxsize=2)
     def published(cls, rounded: bool = False) -> JointLaw:
         """The paper's law: coefficients recovered at full precision, or (`rounded`) as its table prints them.
 
         Only the recovered law has draws: this package's, not the authors' (see `scaling_law.paper.published_draws`).
         """
-        return published_law(rounded)
+        coefficients: Any = published.PRINTED if rounded else published.RECOVERED
+        law = cls(**coefficients, conditions=published.conditions(rounded))
+        return law if rounded else law.replace(draws=published.read_draws)
 
     def optimum_draws(
         self,
@@ -141,27 +139,19 @@ class JointLaw(ChinchillaForm, Law):
 
     @classmethod
     def chinchilla_of(cls, coefficients: Any, experts: ArrayLike) -> tuple[Any, Any, Any, Any]:
-        return joint_to_chinchilla(coefficients, experts)
-
-    def chinchilla_coefficients(self, experts: ArrayLike) -> tuple[Any, Any, Any, Any]:
-        return joint_to_chinchilla(tuple(self.coefficients.values()), checked_experts(experts))
+        a, alpha, delta, gamma, b, beta, omega, zeta, e_start, e_max = coefficients[:10]
+        e_hat = expert_transform(experts, e_start, e_max)
+        log_e = np.log(e_hat)
+        return a * e_hat**delta, alpha + gamma * log_e, b * e_hat**omega, beta + zeta * log_e
 
     def to_chinchilla(self, experts: float) -> ChinchillaLaw:
         """This law for one E, in closed form, with the same conditions."""
-        m, mu, n, nu = self.chinchilla_coefficients(experts)
-        law = ChinchillaLaw(float(m), float(mu), float(n), float(nu), self.c, experts=float(experts))
-        if self.draws is not None:
-            columns = [*joint_to_chinchilla(self.draws.T, float(experts)), self.draws[:, 10]]
-            law = law.replace(draws=np.stack(columns, axis=-1))
-        return law.replace(conditions=self.conditions)
-
-
-def joint_to_chinchilla(coefficients: Any, experts: ArrayLike) -> tuple[Any, Any, Any, Any]:
-    """(m, μ, n, ν) of a joint law's coefficients (in the order of JointLaw) at `experts`; broadcasts."""
-    a, alpha, delta, gamma, b, beta, omega, zeta, e_start, e_max = coefficients[:10]
-    e_hat = expert_transform(experts, e_start, e_max)
-    log_e = np.log(e_hat)
-    return a * e_hat**delta, alpha + gamma * log_e, b * e_hat**omega, beta + zeta * log_e
+        m, mu, n, nu = map(float, self.chinchilla_coefficients(experts))
+        law = ChinchillaLaw(m, mu, n, nu, self.c, experts=float(experts), conditions=self.conditions)
+        if self.draws is None:
+            return law
+        columns = [*self.chinchilla_of(self.draws.T, float(experts)), self.draws[:, 10]]
+        return law.replace(draws=np.stack(columns, axis=-1))
 
 
 @register
@@ -186,7 +176,7 @@ class RoutedLaw(Law):
 @register
 @dataclass(frozen=True, repr=False)
 class KaplanLaw(Law):
-    """L = ((N_c / N)^(α_N/α_D) + D_c / D)^α_D, with x = α_N / α_D, a = N_c^x and b = D_c (`of` converts).
+    """Kaplan et al. 2020, Eq. 1.5: L = ((N_c / N)^(α_N/α_D) + D_c / D)^α_D (`of` converts).
 
     N is non-embedding parameters. D is the size of a dataset that may be repeated until early stopping, so that 6 N D
     is not the compute spent.
@@ -205,14 +195,14 @@ class KaplanLaw(Law):
 
     @classmethod
     def of(cls, alpha_n: float, alpha_d: float, n_c: float, d_c: float) -> KaplanLaw:
-        """Convert the coefficients that the paper prints."""
+        """Convert what the paper prints: x = α_N / α_D, a = N_c^x and b = D_c."""
         return cls(n_c ** (alpha_n / alpha_d), alpha_n / alpha_d, d_c, alpha_d)
 
 
 @register
 @dataclass(frozen=True, repr=False)
 class ClarkLaw(RoutedLaw):
-    """RoutedLaw as Clark et al. count: N without embedding and head. D is that of the runs."""
+    """RoutedLaw as Clark et al. 2022 (Eq. 1) count: N without embedding and head. D is that of the runs."""
 
     name: ClassVar[str] = "clark"
     form: ClassVar[Form] = Form(
@@ -229,7 +219,7 @@ class ClarkLaw(RoutedLaw):
 @register
 @dataclass(frozen=True, repr=False)
 class GranularityLaw(Law):
-    """The law of fine-grained experts, G = d_ff / d_expert, for the E of its runs; N is total."""
+    """Fine-grained experts, G = d_ff / d_expert, for the E of its runs; N is total. Krajewski et al. 2024, Eq. 9."""
 
     name: ClassVar[str] = "granularity"
     formula: ClassVar[str] = "L = (g/G^γ + a)/N^α + b/D^β + c"
@@ -250,15 +240,11 @@ class GranularityLaw(Law):
     beta: float
     c: float
 
-    def default_experts(self) -> Any:
-        low, high = self.conditions.fitted_limits().get("E", (0.0, 1.0)) if self.conditions else (0.0, 1.0)
-        return (low,) if low == high else super().default_experts()
-
 
 @register
 @dataclass(frozen=True, repr=False)
 class SparsityLaw(Law):
-    """The law of sparse models: ρ = 1 − S is the density, N is all parameters. Its λ is negative."""
+    """The law of sparse models: ρ = 1 − S is the density, N is all parameters. Its λ < 0. Abnar et al. 2025, Eq. 6."""
 
     name: ClassVar[str] = "sparsity"
     formula: ClassVar[str] = "L = a/N^α + b/D^β + c/ρ^λ + d/(ρ^δ·N^γ) + e"
@@ -287,7 +273,7 @@ class SparsityLaw(Law):
 @register
 @dataclass(frozen=True, repr=False)
 class SaturationLaw(Law):
-    """Data and saturating experts, with one interaction of size and experts: d is a coefficient of every term."""
+    """Data and saturating experts; d, of size and experts, is a coefficient of every term. Yun et al. 2024, Eq. 4."""
 
     name: ClassVar[str] = "saturation"
     formula: ClassVar[str] = "L = (a/N^α + b/Ê^β + c/D^γ + f)·N^(d ln Ê)"
@@ -316,10 +302,9 @@ class SaturationLaw(Law):
 @register
 @dataclass(frozen=True, repr=False)
 class FiveFactorLaw(Law):
-    """L = (e G + f/G + m S² + n S) (N^−α + k N_a^−α + h N_a/N) + a N^−α + b D^−β + c N_a^−α + ε.
+    """Five factors: G is the number of active experts, shared included, S the shared part of them. Zhao et al. 2025.
 
-    G is the number of active experts, shared ones included, and S the shared part of them. It is not a sum of positive
-    terms: it can be asked but not fitted.
+    It is not a sum of positive terms: it can be asked but not fitted.
     """
 
     name: ClassVar[str] = "five_factor"
@@ -346,10 +331,3 @@ class FiveFactorLaw(Law):
         by_total, by_active = total**-alpha, active**-alpha
         of_design = (e * g + f / g + m * s**2 + n * s) * (by_total + k * by_active + h * active / total)
         return of_design + a * by_total + b * tokens**-beta + c * by_active + epsilon
-
-
-@lru_cache(maxsize=2)
-def published_law(rounded: bool = False) -> JointLaw:
-    """The published joint law: recovered coefficients with draws, or the printed ones (`rounded`) without."""
-    law = JointLaw(**published.coefficients(rounded), conditions=published.conditions(rounded))  # type: ignore[arg-type]
-    return law if rounded else law.replace(draws=published.read_draws)

@@ -3,19 +3,145 @@
 >>> from scaling_law import published
 >>> published("chinchilla").loss(70e9, 1.4e12)
 1.9208...
+
+`literature.json` holds them; laws of one paper share its fields. No number there is from memory: `source` names where
+each was read, and `evidence` what that is: the text of the "paper", the authors' "code", or a "secondary" report by
+others. What could not be found is left out.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import exp
+from pathlib import Path
+from typing import Any, Literal, cast
 
 from hub.base.errors import InputError, unknown
-from hub.base.tables import ResultTable, Table
-from scaling_law.law.literature import LITERATURE
-from scaling_law.law.publication import PublishedLaw
+from hub.base.tables import ResultTable, Summarised, Table
+from scaling_law.formulas.answers import Allocation, EfficiencyLeverage, OwnQuestion, PowerLaw, TrainingRates
+from scaling_law.formulas.conditions import LABELS, Conditions
+from scaling_law.law import LAWS, Law
 
-SHELF = {law.name: law for law in LITERATURE}
+LITERATURE = Path(__file__).with_name("literature.json")
+KINDS: dict[str, type[Law] | type[OwnQuestion]] = {
+    **LAWS,
+    "allocation": Allocation,
+    "training_rates": TrainingRates,
+    "efficiency_leverage": EfficiencyLeverage,
+}
+
+
+@dataclass(frozen=True)
+class PublishedLaw(Summarised):
+    """A law as its paper has it; `coefficients` is None where they are not public.
+
+    `parameters`, `flops`, `corpus`, `tokenizer` and `loss` say how it counts: losses on different corpora and
+    tokenizers are not comparable; None where the sources do not say. `ranges` are those of its runs, by variable.
+    `by` is the class method of its kind that takes the coefficients (None: the class itself); a name `log_a` holds the
+    natural logarithm of a.
+    """
+
+    name: str
+    authors: str
+    year: int
+    part: str
+    equation: str
+    source: str
+    evidence: Literal["paper", "code", "secondary"]
+    kind: type[Law] | type[OwnQuestion]
+    parameters: str
+    arxiv: str | None = None
+    by: str | None = None
+    coefficients: Mapping[str, Any] | None = None
+    flops: str | None = None
+    corpus: str | None = None
+    tokenizer: str | None = None
+    loss: str | None = None
+    vocab_size: int | None = None
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    n_runs: int | None = None
+
+    @property
+    def citation(self) -> str:
+        place = f"arXiv {self.arxiv}, {self.part}" if self.arxiv else self.part
+        return f"{self.authors} {self.year}, {place}"
+
+    @property
+    def answers(self) -> str:
+        """What it can be asked."""
+        return self.kind.answers if issubclass(self.kind, OwnQuestion) else "loss"
+
+    @property
+    def published(self) -> bool:
+        """Whether its coefficients are public."""
+        return self.coefficients is not None
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """What the answer depends on, by the names of `law.loss` and `Architecture.variables`."""
+        if issubclass(self.kind, Law):
+            return self.kind.form.variables
+        return cast(OwnQuestion, self.law()).variables
+
+    def law(self) -> Law | OwnQuestion:
+        """The law, with its ranges as conditions. ValueError where there are no public coefficients."""
+        if self.coefficients is None:
+            how = f"fit(runs, kind={getattr(self.kind, 'name', '')!r}) fits its form"
+            raise InputError(f"{self.name}: {self.citation} prints no coefficients; {how}")
+        arguments = dict(_argument(*pair) for pair in self.coefficients.items())
+        law = getattr(self.kind, self.by)(**arguments) if self.by else self.kind(**arguments)
+        if law.conditions is not None:
+            return cast(Law, law)
+        ranges = {LABELS.get(name, name): ends for name, ends in self.ranges.items()}
+        fit = Conditions(self.citation, n_runs=self.n_runs, vocab_size=self.vocab_size, variables=ranges or None)
+        return replace(law, conditions=fit)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        names = ("name", "authors", "year", "arxiv", "part", "answers", "equation", "source", "evidence", "parameters")
+        values = {name: getattr(self, name) for name in (*names, "flops", "corpus", "tokenizer", "vocab_size", "loss")}
+        law = self.law() if self.published else None
+        return values | {
+            "kind": self.kind.name if issubclass(self.kind, Law) else None,
+            "variables": list(self.variables),
+            "coefficients": law.coefficients if isinstance(law, Law) else None,
+            "published": self.published,
+            "ranges": {name: list(ends) for name, ends in self.ranges.items()},
+            "runs": self.n_runs,
+        }
+
+    def summary(self) -> Table:
+        row = self.to_dict()
+        cells = {name: row[name] for name in ("equation", "source", "evidence", "answers")}
+        cells |= {name: row[name] for name in ("parameters", "flops", "corpus", "tokenizer", "loss")}
+        cells["coefficients"] = "\n".join(f"{k} = {v:.10g}" for k, v in (row["coefficients"] or {}).items())
+        cells["coefficients"] = cells["coefficients"] or ("published" if row["published"] else "none: a form to fit")
+        cells["ranges"] = "\n".join(f"{k}: {low:g} to {high:g}" for k, (low, high) in self.ranges.items()) or None
+        return Table(
+            (), list(cells.items()), title=f"{self.name}: {self.citation}", notes=["–: not stated in the sources read"]
+        )
+
+
+def _argument(name: str, value: Any) -> tuple[str, Any]:
+    """What a law is made of, from a name and value of `literature.json`."""
+    if isinstance(value, Mapping):
+        return name, PowerLaw.of(**value)
+    return (name.removeprefix("log_"), exp(value)) if name.startswith("log_") else (name, value)
+
+
+def _read() -> dict[str, PublishedLaw]:
+    data = json.loads(LITERATURE.read_text(encoding="utf-8"))
+    entries = {}
+    for row in data["laws"]:
+        row = data["papers"].get(row.pop("paper", None), {}) | row
+        row |= {"kind": KINDS[row["kind"]], "ranges": {n: tuple(ends) for n, ends in row.get("ranges", {}).items()}}
+        entries[row["name"]] = PublishedLaw(**{"equation": getattr(row["kind"], "formula", ""), **row})
+    return entries
+
+
+SHELF = _read()
 
 
 @dataclass(frozen=True)
@@ -39,7 +165,7 @@ class Shelf(ResultTable):
                 e.answers,
                 ", ".join(e.variables),
                 e.corpus,
-                e.evidence if e.make else "form only",
+                e.evidence if e.published else "form only",
             )
             for e in self.entries
         ]

@@ -20,7 +20,6 @@ from scaling_law.figures.drawing import LOSS, colour_of
 from scaling_law.figures.law_figures import draw_memory_optimal, isoflop, memory_optimal, shade
 from scaling_law.formulas.learning_rate import LearningRateLaw
 from scaling_law.law import JointLaw
-from scaling_law.law.kinds import joint_to_chinchilla
 from scaling_law.planning.inverse import flop_savings
 from scaling_law.planning.limits import Limits, ModelFields
 from scaling_law.planning.matched import matched_memory
@@ -67,7 +66,7 @@ def _saved_by_draws(law: JointLaw, flops: NDArray[np.float64], experts: float) -
     Along the compute optima L − c is a power of the budget, with exponent μν / (μ + ν).
     """
     assert law.draws is not None
-    _, mu, _, nu = joint_to_chinchilla(law.draws.T[..., None], experts)
+    _, mu, _, nu = law.chinchilla_of(law.draws.T[..., None], experts)
     dense, moe = (drawn_optimum(law, flops, e)[2] - law.draws[:, -1:] for e in (1, experts))
     return np.asarray(1.0 - (dense / moe) ** ((mu + nu) / (mu * nu)))
 

@@ -20,7 +20,7 @@ from hub.base.commands import App, Version
 from hub.base.errors import InputError
 from scaling_law.fitting.fitting import fit
 from scaling_law.formulas.published import RMSE
-from scaling_law.law.kinds import published_law
+from scaling_law.law import JointLaw
 from scaling_law.runs.table import Runs
 from scaling_law.size.recipe import published_design
 
@@ -31,7 +31,7 @@ app = App(single=True)
 
 def noise_level() -> float:
     """Standard deviation of the simulated losses, nats: the paper's RMSE, enlarged for the coefficients fitted."""
-    n, fitted = len(published_design().tokens), len(published_law().coefficients)
+    n, fitted = len(published_design().tokens), len(JointLaw.published().coefficients)
     return RMSE * float(np.sqrt(n / (n - fitted)))
 
 
@@ -42,7 +42,7 @@ def make_draws(n_draws: int = N_DRAWS, seed: int = SEED) -> NDArray[np.float64]:
     """
     if n_draws < 1:
         raise InputError(f"n_draws={n_draws!r} must be at least 1")
-    law, design = published_law(), published_design()
+    law, design = JointLaw.published(), published_design()
     columns = (design.n_active, design.tokens, design.experts)
     noise = np.random.default_rng(seed).normal(0.0, noise_level(), (n_draws, len(design.tokens)))
     draws = np.empty((n_draws, len(law.coefficients)))

@@ -49,9 +49,9 @@ _ALLOWED = f"columns, numbers, + - * / **, parentheses and {', '.join(_FUNCTIONS
 
 @dataclass(frozen=True)
 class Expression:
-    """An arithmetic expression over columns: `columns` are those it needs, by the identifier it has in the tree."""
+    """An arithmetic expression over columns: `columns` are those it needs, by the name that its value has."""
 
-    tree: ast.expr
+    value: Callable[[Mapping[str, float]], float]
     columns: Mapping[str, str]
 
     @classmethod
@@ -67,8 +67,9 @@ class Expression:
             raise InputError(f"allowed are {_ALLOWED}") from None
         called = {node.func for node in ast.walk(tree) if isinstance(node, ast.Call)}
         names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and node not in called}
-        _check(tree)
-        return cls(tree, {name: name for name in names} | {f"_column{i}": name for i, name in enumerate(quoted)})
+        return cls(
+            _compiled(tree), {name: name for name in names} | {f"_column{i}": name for i, name in enumerate(quoted)}
+        )
 
     def __call__(self, row: Row) -> float | None:
         """Its value for a row; None where an operand is missing. ValueError for one that is no number."""
@@ -79,7 +80,7 @@ class Expression:
             if (value := number(row[column])) is None:
                 raise InputError(f"{column}={literal(row[column])} is not a number")
             values[name] = value
-        return float(_value(self.tree, values))
+        return self.value(values)
 
 
 def aliases_of(present: Collection[str]) -> dict[str, str]:
@@ -135,37 +136,21 @@ def _function(column: Column, present: set[str], what: str) -> Callable[[Row], A
     return expression
 
 
-def _check(node: ast.expr) -> None:
-    """ValueError for a part of an expression that is not arithmetic."""
-    parts: list[ast.expr] = []
+def _compiled(node: ast.expr) -> Callable[[Mapping[str, float]], float]:
+    """The function of named values that an expression is. ValueError for a part of it that is not arithmetic."""
+    parts: list[ast.expr]
     match node:
         case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
-            pass
-        case ast.Name():
-            pass
+            return lambda values: float(value)  # so that powers stay cheap
+        case ast.Name(id=name):
+            return lambda values: values[name]
         case ast.UnaryOp(op=op, operand=operand) if type(op) in _OPERATORS:
-            parts = [operand]
+            function, parts = _OPERATORS[type(op)], [operand]
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
-            parts = [left, right]
+            function, parts = _OPERATORS[type(op)], [left, right]
         case ast.Call(func=ast.Name(id=name), args=[*parts], keywords=[]) if name in _FUNCTIONS and parts:
-            pass
+            function = _FUNCTIONS[name]
         case _:
             raise InputError(f"{ast.unparse(node)!r} is not arithmetic; allowed are {_ALLOWED}")
-    for part in parts:
-        _check(part)
-
-
-def _value(node: ast.expr, values: Mapping[str, float]) -> float:
-    """The value of a checked expression. Numbers are floats, so that powers stay cheap."""
-    match node:
-        case ast.Constant(value=value):
-            return float(value)  # type: ignore[arg-type]
-        case ast.Name(id=name):
-            return values[name]
-        case ast.UnaryOp(op=op, operand=operand):
-            return _OPERATORS[type(op)](_value(operand, values))
-        case ast.BinOp(left=left, op=op, right=right):
-            return _OPERATORS[type(op)](_value(left, values), _value(right, values))
-        case ast.Call(func=ast.Name(id=name), args=arguments):
-            return float(_FUNCTIONS[name](*(_value(argument, values) for argument in arguments)))
-    raise AssertionError(node)
+    arguments = list(map(_compiled, parts))
+    return lambda values: float(function(*(argument(values) for argument in arguments)))

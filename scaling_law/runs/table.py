@@ -115,12 +115,11 @@ class Runs(Summarised):
         clusters = np.unique(np.asarray(trunk), return_inverse=True)[1].ravel()
         if len(names) != len(n) or len(clusters) != len(n):
             raise RunsError(f"run_id and trunk must have one entry for each of the {len(n)} runs")
-        needed = dict(zip((*_INPUTS, "loss"), (n, d, e, losses), strict=True))
         others = {name: _other(name, values, len(n)) for name, values in (columns or {}).items()}
-        settings = list(zip(*others.values(), strict=True))
-        problems = _problems(needed, [f"row {i} ({name})" for i, name in enumerate(names)], settings)
-        if any(problems):
-            raise RunsError(_listed(source, problems))
+        table = {"run_id": names, **dict(zip((*_INPUTS, "loss"), (n, d, e, losses), strict=True)), **others}
+        rows = [dict(zip(table, values, strict=True)) for values in zip(*table.values(), strict=True)]
+        if any(problems := _problems(rows, range(len(rows)), "loss", [*others])):
+            raise RunsError(_unusable(source, problems))
         basic = (n, d, e, losses, clusters, names, source, loss_name)
         return cls(*basic, trunk_source=trunk_source, columns=others)
 
@@ -270,11 +269,13 @@ def load_runs(
     if prepared.apart:
         _check_comparable([rows[i] for i in selected], prepared.apart, origin)
     loss = _loss_column(origin, [rows[i] for i in selected], prepared.loss, prepared.aliases)
-    wrong = _problems_of_rows(rows, selected, loss, prepared)
+    settings = [name for name in ("seed", *RATES) if any(name in row for row in rows)]
+    wrong = _problems(rows, selected, loss, settings, ids=True, sizes=not prepared.says_size)
+    wrong = [prepared.failed.get(i) or problem for i, problem in zip(selected, wrong, strict=True)]
     problems += filter(None, wrong)
     good = [i for i, problem in zip(selected, wrong, strict=True) if not problem]
     if not good or (problems and on_invalid == "raise"):
-        raise RunsError(_listed(origin, problems))
+        raise RunsError(_unusable(origin, problems))
     clusters, trunk_source = trunks_of(rows, prepared.trunks, origin)
     told = [rows[i] for i in good if not is_missing(rows[i].get("vocab_size"))]
     vocabularies = {(whole(row, "vocab_size") or [0])[0] for row in told}  # 0: one that no model can have
@@ -347,24 +348,14 @@ def recognised(source: Any) -> tuple[list[str], dict[str, str]]:
     present = list(dict.fromkeys(name for row in rows for name in row))
     aliases = aliases_of(present)
     columns = {name: name if name in present else aliases.get(name, "") for name in _INPUTS}
-    losses = _losses([*present, *aliases])
-    loss = "eval_loss" if "eval_loss" in losses else losses[0] if len(losses) == 1 else ""
+    loss, _ = _obvious_loss([*present, *aliases])
     return present, columns | {"loss": aliases.get(loss, loss)}
 
 
-def _losses(present: Iterable[str]) -> list[str]:
-    return [name for name in present if re.search(r"(^|[\W_])loss$", name.lower())]
-
-
-def _problems_of_rows(rows: Sequence[Row], selected: Sequence[int], loss: str, prepared: _Prepared) -> list[str]:
-    """What is wrong with each chosen row, "" if nothing."""
-    needed = {name: [rows[i].get(name) for i in selected] for name in (*_INPUTS, loss)}
-    labels, run_ids = [label(i, rows[i]) for i in selected], [rows[i].get("run_id") for i in selected]
-    names = [name for name in ("seed", *RATES) if any(name in row for row in rows)]
-    settings = [tuple(repr(rows[i].get(name)) for name in names) for i in selected]
-    sizes = [None if prepared.says_size or is_of_a_class(rows[i]) else _size_problem(rows[i]) for i in selected]
-    problems = _problems(needed, labels, settings, run_ids, sizes)
-    return [prepared.failed.get(i) or problem for i, problem in zip(selected, problems, strict=True)]
+def _obvious_loss(present: Iterable[str]) -> tuple[str, list[str]]:
+    """The loss that nobody needs to name, "" where there is none, and all losses of a table with these columns."""
+    losses = [name for name in present if re.search(r"(^|[\W_])loss$", name.lower())]
+    return "eval_loss" if "eval_loss" in losses else losses[0] if len(losses) == 1 else "", losses
 
 
 def _check_comparable(rows: Sequence[Row], column: str, origin: str) -> None:
@@ -420,11 +411,11 @@ def _loss_column(origin: str, rows: list[Row], loss: str | None, aliases: Collec
     """The name of the loss column; RunsError if any needed column is missing, listing those that are no `aliases`."""
     present = sorted({name for row in rows for name in row})
     if loss is None:
-        obvious = _losses(present)
-        if "eval_loss" not in present and len(obvious) > 1:
-            others = ", ".join(obvious)
+        loss, losses = _obvious_loss(present)
+        if losses and not loss:
+            others = ", ".join(losses)
             raise RunsError(f"{origin}: no column eval_loss, but other losses ({others}): choose with loss=...")
-        loss = obvious[0] if len(obvious) == 1 else "eval_loss"
+        loss = loss or "eval_loss"
     if missing := [name for name in (*_INPUTS, loss) if name not in present]:
         names = ", ".join(missing).replace("n_active", "n_active (or d_model and n_blocks)")
         hint = "; name the loss column with loss=..." if loss in missing else ""
@@ -434,30 +425,29 @@ def _loss_column(origin: str, rows: list[Row], loss: str | None, aliases: Collec
 
 
 def _problems(
-    columns: Mapping[str, Sequence[Any] | FloatArray],
-    labels: Sequence[str],
-    settings: Sequence[tuple[Any, ...]],
-    run_ids: Sequence[Any] = (),
-    sizes: Sequence[str | None] = (),
+    rows: Sequence[Row], at: Sequence[int], loss: str, settings: Sequence[str], ids: bool = False, sizes: bool = False
 ) -> list[str]:
-    """What is wrong with each run, "" if nothing. Runs that differ in their settings are no duplicates."""
+    """What is wrong with each of the rows `at`, "" if nothing. Runs that differ in their settings are no duplicates.
+
+    `ids`: no two have one run_id; `sizes`: their sizes are those of their shape.
+    """
     problems, seen = [], dict[Any, str]()
-    wanted = {"experts": "at least 1"}
-    numbers = [[number(value) for value in column] for column in columns.values()]
-    for i, values in enumerate(zip(*numbers, strict=True)):
+    for i in at:
+        row, name_of_row = rows[i], label(i, rows[i])
+        values = {name: number(row.get(name)) for name in (*_INPUTS, loss)}
         wrong = [
-            f"{name}={literal(columns[name][i])} must be {wanted.get(name, 'positive and finite')}"
-            for name, value in zip(columns, values, strict=True)
+            f"{name}={literal(row.get(name))} must be {'at least 1' if name == 'experts' else 'positive and finite'}"
+            for name, value in values.items()
             if value is None or not 0 < value < math.inf or (name == "experts" and value < 1)
         ]
-        if not wrong and sizes:
-            wrong = [problem for problem in [sizes[i]] if problem]
+        if not wrong and sizes and not is_of_a_class(row) and (contradiction := _size_problem(row)):
+            wrong = [contradiction]
         if not wrong:
-            measured = (*values, *(settings[i] if settings else ()))
-            keys = [("N, D, E and loss", measured), *([("run_id", run_ids[i])] if run_ids and run_ids[i] else [])]
+            keys = [("N, D, E and loss", (*values.values(), *(repr(row.get(name)) for name in settings)))]
+            keys += [("run_id", row["run_id"])] if ids and row.get("run_id") else []
             wrong = [f"duplicate of {seen[key]} (same {key[0]})" for key in keys if key in seen][:1]
-            seen |= dict.fromkeys(keys, labels[i])
-        problems.append(f"{labels[i]}: {'; '.join(wrong)}" if wrong else "")
+            seen |= dict.fromkeys(keys, name_of_row)
+        problems.append(f"{name_of_row}: {'; '.join(wrong)}" if wrong else "")
     return problems
 
 
@@ -483,7 +473,7 @@ def _warmup(row: Row) -> float | None:
     return tokens if tokens is not None and 0 <= tokens < math.inf else None
 
 
-def _listed(origin: str, problems: Iterable[str], limit: int = 8) -> str:
+def _unusable(origin: str, problems: Iterable[str], limit: int = 8) -> str:
     lines = [problem for problem in problems if problem]
     rest = [f"… and {len(lines) - limit} more"] if len(lines) > limit else []
     return f"{origin}: {len(lines)} unusable row(s)\n  " + "\n  ".join([*lines[:limit], *rest])

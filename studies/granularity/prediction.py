@@ -51,7 +51,7 @@ def _said(entry: PublishedLaw, contender: Contender, tokens: float) -> Predictio
     other = ALL[contender.against]
     if contender.optimizer != other.optimizer:
         return Prediction(entry.name, contender.name, tokens, why="has no optimizer among its variables")
-    if entry.make is None:
+    if not entry.published:
         return Prediction(entry.name, contender.name, tokens, why="its coefficients are not public")
     law, pair = entry.law(), (contender.architecture, other.architecture)
     if isinstance(law, EfficiencyLeverage):

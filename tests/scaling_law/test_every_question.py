@@ -58,6 +58,11 @@ def beside(answer: Any, check: RangeCheck) -> RangeCheck:
     return check
 
 
+def arrays(method: str, question: Callable[[float], dict[str, Any]]) -> Callable[[Any, float], RangeCheck]:
+    """Ask a law's method and its companion the same."""
+    return lambda law, c: beside(getattr(law, method)(**question(c)), law.check(**question(c)))
+
+
 def narrowed(law: Law, flops: float) -> Any:
     candidates = candidate_grid(1e19, experts=(1, 8), widths=(256, 512))
     asks = (log_optimal_parameters(flops), predicted_loss(**model(flops), experts=8), advantage(flops, 8, 1))
@@ -74,14 +79,14 @@ def memory_optimal(law: Law, flops: float) -> bool:
 
 
 def rates(law: LearningRateLaw, flops: float) -> Architecture:
-    """The architecture of which a law of learning rates is asked."""
+    """The architecture of which a learning-rate law is asked."""
     return Architecture(1024, 8 if flops == NEAR else 1000)
 
 
 Question = tuple[Any, Callable[[Any, float], Any]]  # the law that is asked, and how with a budget of FLOPs
 QUESTIONS: dict[str, Question] = {
-    "Formula.loss": (JOINT, lambda law, c: beside(law.loss(**model(c)), law.check(**model(c)))),
-    "Formula.loss_draws": (JOINT, lambda law, c: beside(law.loss_draws(**model(c)), law.check(**model(c)))),
+    "Formula.loss": (JOINT, arrays("loss", model)),
+    "Formula.loss_draws": (JOINT, arrays("loss_draws", model)),
     "Law.compute_optimal": (JOINT, lambda law, c: law.compute_optimal([1e20, c])),
     "Law.optimal": (JOINT, lambda law, c: law.optimal(c)),
     "JointLaw.optimum_draws": (
@@ -98,17 +103,14 @@ QUESTIONS: dict[str, Question] = {
             law.check(**model(c, experts=8)),
         ),
     ),
-    "answers.Allocation.optimum": (published("marin"), lambda law, c: beside(law.optimum(c), law.check(flops=c))),
+    "answers.Allocation.optimum": (published("marin"), arrays("optimum", lambda c: {"flops": c})),
     "answers.TrainingRates.rates": (
         published("step_law"),
-        lambda law, c: beside(
-            law.rates(n_total_non_embedding=math.sqrt(c / 120), tokens=math.sqrt(c)),
-            law.check(n_total_non_embedding=math.sqrt(c / 120), tokens=math.sqrt(c)),
-        ),
+        arrays("rates", lambda c: {"n_total_non_embedding": math.sqrt(c / 120), "tokens": math.sqrt(c)}),
     ),
     "answers.EfficiencyLeverage.leverage": (
         published("ling"),
-        lambda law, c: beside(law.leverage(0.03, 12, c), law.check(activation_ratio=0.03, granularity=12, flops=c)),
+        arrays("leverage", lambda c: {"activation_ratio": 0.03, "granularity": 12, "flops": c}),
     ),
     "LearningRateLaw.at": (
         LearningRateLaw.published(),
@@ -116,7 +118,7 @@ QUESTIONS: dict[str, Question] = {
     ),
     "LearningRateLaw.learning_rate": (
         LearningRateLaw.published(),
-        lambda law, c: beside(law.learning_rate(rates(law, c)), law.check(rates(law, c))),
+        arrays("learning_rate", lambda c: {"architecture": rates(LearningRateLaw.published(), c)}),
     ),
     "Law.break_even": (JOINT, lambda law, c: law.break_even(model(c)["n_active"], 8)),
     "Law.reach": (JOINT, lambda law, c: law.reach(reachable(law, c), 8)),
@@ -136,10 +138,10 @@ NOT_QUESTIONS = {  # why → what
         LearningRateLaw.check LearningRateLaw.check_at""",
     "shows the law": """Formula.coefficient_names Formula.default_experts Formula.summary ChinchillaLaw.default_experts
         ChinchillaForm.chinchilla_coefficients ChinchillaLaw.chinchilla_coefficients
-        JointLaw.chinchilla_coefficients ChinchillaForm.chinchilla_of ChinchillaLaw.chinchilla_of
+        ChinchillaForm.chinchilla_of ChinchillaLaw.chinchilla_of
         JointLaw.chinchilla_of Bootstrap.interval Bootstrap.to_rows Bootstrap.summary""",
     "makes a law, finds or stores one": """Formula.replace Law.save_pretrained Law.push_to_hub Law.from_pretrained
-        JointLaw.published LearningRateLaw.published LearningRateLaw.named
+        ChinchillaLaw.of JointLaw.published LearningRateLaw.published LearningRateLaw.named
         LearningRateLaw.load LearningRateLaw.save laws published register""",
     "is the bare formula, of coefficients that are given": "Formula.evaluate",
     "counts parameters, bytes or seconds, and asks no law of the loss": """LearningRateLaw.counted
@@ -149,17 +151,10 @@ NOT_QUESTIONS = {  # why → what
     "serves; what its page and tools answer is asked below": "explore",
 }
 NOT_ASKED = {  # classes that are no laws: what they hold is computed, or measured
-    *(
-        "Architecture",
-        "Budget",
-        "Limits",
-        "Conditions",
-        "RangeCheck",
-        "ExtrapolationError",
-    ),
-    *("Backtest", "Calibration", "FitResult", "HeldOut", "LearningRateFit", "Prior", "PublishedLaw", "Runs"),
-    *("BreakEven", "ComputeOptimum", "Description", "Design", "EffectiveSpeedup", "LawComparison", "MatchedMemory"),
-    *("OptimalRow", "OptimalTable", "Plan", "Reached", "ScaleOut"),
+    *["Architecture", "Budget", "Limits", "Conditions", "RangeCheck", "ExtrapolationError"],
+    *["Backtest", "Calibration", "FitResult", "HeldOut", "LearningRateFit", "Prior", "PublishedLaw", "Runs"],
+    *["BreakEven", "ComputeOptimum", "Description", "Design", "EffectiveSpeedup", "LawComparison", "MatchedMemory"],
+    *["OptimalRow", "OptimalTable", "Plan", "Reached", "ScaleOut"],
     "Throughput",  # hours, whose extrapolation Throughput.warnings tells
 }
 UNRANGED = {  # as the laws of some papers are

@@ -9,12 +9,12 @@ import pytest
 import typer
 
 import scaling_law
-from scaling_law import Architecture, JointLaw, Law, Limits, compare, describe, scale_out
+from scaling_law import JointLaw, Law, Limits
 from scaling_law.commands.cli import app
 from scaling_law.explorer.programs import tools
 from scaling_law.explorer.question import Question
 from scaling_law.planning.budget import QuestionFields
-from tests.scaling_law.configs import SWITCH
+from tests.scaling_law.test_answers import ANSWERS
 
 LAW = JointLaw.published().replace(draws=None)
 SYNONYMS = {  # the name → others that say the same thing
@@ -62,20 +62,7 @@ def keys(value: Any) -> Iterator[str]:
 
 
 def in_json() -> set[str]:
-    answers = [
-        LAW.optimal(1e21, [1, 8], memory="24GB"),
-        LAW.optimal(hours=72, gpus=8, gpu="h100", price=2, experts=[8]),
-        LAW.plan(1e21, [8], gpu="h100", gpus=8),
-        LAW.reach(2.4, [8]),
-        LAW.speedup(8, flops=1e21),
-        LAW.break_even(1e9, 8),
-        LAW.compute_optimal(1e21, [1, 8]),
-        describe(SWITCH, 1e10, law=LAW),
-        compare(1e21, memory="24GB", laws=["chinchilla"]),
-        scale_out(Architecture(512, 8), (8,)),
-        scaling_law.matched_memory(LAW, 1e21),
-    ]
-    return {name for answer in answers for name in keys(answer.to_dict())}
+    return {name for ask in ANSWERS.values() for name in keys(ask().to_dict())}
 
 
 def in_python() -> set[str]:

@@ -44,7 +44,7 @@ LINES = {  # what is typed → the line on standard error
     "optimal --flops 1e22 --mfu 0.3": "--mfu 0.3 needs --gpu, whose peak it refers to",
     "optimal --flops 1e22 --experts 8 --law chinchilla": "--experts 8: this Chinchilla law holds for E = 1 only",
     "optimal --flops 1e22 --learning-rate-law coed": (
-        "law of learning rates 'coed' is unknown: did you mean 'code'? There are code, paper, or the file of a law"
+        "learning-rate law 'coed' is unknown: did you mean 'code'? There are code, paper, or the file of a law"
     ),
     "optimal --flops 1e22 --memory 1MB": (
         "nothing fits: the smallest model (d_model 64, E = 1) has 6.49M parameters and needs at least 13 MB "
@@ -65,7 +65,7 @@ LINES = {  # what is typed → the line on standard error
     "describe nowhere": (
         "nowhere: neither a folder or Hub repo with a config.json (nowhere/config.json does not exist)"
     ),
-    "learning-rate": "--d-model is needed; or RUNS, to fit a law of learning rates",
+    "learning-rate": "--d-model is needed; or RUNS, to fit a learning-rate law",
     "learning-rate --d-model 0": "--d-model 0 must be positive and finite",
     "learning-rate --d-model 512 --experts 1,8": ("--experts 1,8: an architecture has one E; several go with RUNS"),
     "learning-rate --d-model 100 --n-heads 5": ("--d-model 100 is not a multiple of 64: --n-blocks is needed"),

@@ -261,7 +261,7 @@ def test_a_law_takes_tokens_and_batch_where_it_has_them():
         ({}, "tokens=None must be given, the tokens of the run: this law is"),
         ({"batch_tokens": 1e5}, "tokens=None"),
         ({"tokens": 2e9}, "batch_tokens=None must be given, the tokens of a batch"),
-        ({"tokens": 0, "batch_tokens": 1e5}, "tokens=0.0 must be positive and finite"),
+        ({"tokens": 0, "batch_tokens": 1e5}, "tokens=0 must be positive and finite"),
     ],
 )
 def test_what_a_law_has_must_be_given(given, message):

@@ -9,7 +9,6 @@ import pytest
 
 from scaling_law import JointLaw
 from scaling_law.formulas import published as recovered
-from scaling_law.law.kinds import published_law
 from scaling_law.paper.published_draws import make_draws, noise_level
 from scaling_law.size.recipe import published_design
 
@@ -19,7 +18,7 @@ DESIGN = published_design()[:3]
 @pytest.fixture
 def fresh():
     """A published law that nobody has asked for its draws yet."""
-    return published_law.__wrapped__()
+    return JointLaw.published.__wrapped__(JointLaw)
 
 
 def test_the_command_makes_the_shipped_draws_again(published, tmp_path):

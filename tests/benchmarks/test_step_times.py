@@ -2,8 +2,8 @@
 
 import pytest
 
+from benchmarks.step_times import step_law_steps
 from scaling_law.runs.rows import RunsError
-from scaling_law.runs.step_times import step_law_steps
 from tests.scaling_law.runs.test_readers import DENSE, MOE, step_law_moe, write
 
 TIME = MOE.split(",").index("average_iter_time")

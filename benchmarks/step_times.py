@@ -39,19 +39,11 @@ def step_law_steps(source: Any) -> list[Measurement]:
 
 
 def _architecture(runs: Runs, row: int) -> Architecture:
-    def count(name: str) -> int:
-        return int(runs[name][row])
-
-    return Architecture(
-        count("d_model"),
-        count("routed_experts"),
-        count("n_blocks"),
-        count("n_heads"),
-        count("vocab_size"),
-        experts_per_token=count("experts_per_token"),
-        d_expert=count("d_expert"),
-        shared_experts=1,
-        d_shared=count("sed"),
-        dense_blocks=count("numld"),
-        d_ff=count("d_ff"),
-    )
+    names = ("d_model", "n_blocks", "n_heads", "vocab_size", "experts_per_token", "d_expert", "d_ff")
+    columns = {name: name for name in names} | {
+        "experts": "routed_experts",
+        "d_shared": "sed",
+        "dense_blocks": "numld",
+    }
+    counts: dict[str, Any] = {name: int(runs[column][row]) for name, column in columns.items()}
+    return Architecture(shared_experts=1, **counts)
