@@ -1,7 +1,7 @@
 """Calls to the Hub with a timeout, bounded retries that honour Retry-After, and clear errors.
 
 The retries of `huggingface_hub` have no longest wait and would multiply with ours, so requests in our calls fail at
-once (`_single_attempts`). Everyone else in the process keeps them.
+once (`_with_single_attempts`). Everyone else in the process keeps them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -78,11 +77,6 @@ class Transport:
         self._refused: dict[Any, tuple[float, HubError]] = {}  # token or repository -> until when, and what was said
         _prepare(timeout)
 
-    @property
-    def access(self) -> dict[str, Any]:
-        """Endpoint and token for the functions that are not methods of `HfApi`."""
-        return {"endpoint": self.api.endpoint, "token": self.api.token}
-
     def require_token(self) -> None:
         """Raise AccessError if there is no token to write with; sends nothing."""
         from huggingface_hub import get_token
@@ -101,48 +95,28 @@ class Transport:
 
         It is tried `attempts` times in all, or `to_connect` times without a connection.
         """
-        import tenacity
-
-        allowed = attempts or self.attempts
-
-        def error_of(state: Any) -> Any:
-            return state.outcome.exception()
-
-        def is_last(state: tenacity.RetryCallState) -> bool:
-            return state.attempt_number >= (allowed if error_of(state).connected else min(allowed, to_connect))
-
-        with self._turn() as pause:
-            retrying = tenacity.Retrying(
-                retry=tenacity.retry_if_exception_type(UnavailableError),
-                stop=is_last,
-                wait=lambda state: self.wait(state.attempt_number - 1, error_of(state)),
-                sleep=pause,
-                reraise=True,
-            )
-            return retrying(self.call_once, function)
-
-    @contextmanager
-    def _turn(self) -> Iterator[Callable[[float], None]]:
-        """Wait before a new attempt: of several threads that fail together, one asks and the others wait."""
-        mine = False
-
-        def pause(seconds: float) -> None:
-            nonlocal mine
-            failed = time.monotonic()
-            mine = mine or self._asking.acquire(timeout=max(seconds, _LONGEST_BACKOFF))
-            if self._gave_up and self._gave_up[0] > failed:
-                raise self._gave_up[1]
-            if (remaining := failed + seconds - time.monotonic()) > 0:
-                _sleep(remaining)
-
+        allowed, attempt, asking = attempts or self.attempts, 0, False
         try:
-            yield pause
+            while True:
+                try:
+                    return self.call_once(function)
+                except UnavailableError as error:
+                    attempt, failed = attempt + 1, time.monotonic()
+                    if attempt >= (allowed if error.connected else min(allowed, to_connect)):
+                        raise
+                    seconds = self.wait(attempt - 1, error)
+                    # Of several threads that fail together, one asks again and the others wait for it.
+                    asking = asking or self._asking.acquire(timeout=max(seconds, _LONGEST_BACKOFF))
+                    if self._gave_up and self._gave_up[0] > failed:
+                        raise self._gave_up[1] from None
+                    if (remaining := failed + seconds - time.monotonic()) > 0:
+                        _sleep(remaining)
         except UnavailableError as error:
-            if mine:
+            if asking:
                 self._gave_up = time.monotonic(), error
             raise
         finally:
-            if mine:
+            if asking:
                 self._asking.release()
 
     def call_once(self, function: Callable[[], Result]) -> Result:
@@ -154,19 +128,22 @@ class Transport:
         if (remaining := self._resume_at - time.monotonic()) > 0:
             _sleep(remaining + random.uniform(0.0, 0.25))
         # What the caller is dealing with already is the context of whatever is raised here, and not its cause.
-        handled = sys.exc_info()[1]
+        handled, attempt = sys.exc_info()[1], _Attempt(self._check)
+        token = _attempt.set(attempt)
         try:
-            with _single_attempts(self._check):
-                return function()
-        except HubError:
-            raise
+            return function()
         except Exception as error:
-            chain = list(_chain(error, until=handled))
-            translated = _translated(chain)
-            if translated is None:
+            translated = _translated(list(_chain(error, until=handled)))
+            if translated is None or translated is error:
                 raise
-            self._remember(translated, _response(chain))
+            if translated.refuses is not None:
+                key, seconds = translated.refuses
+                self._refused[key] = time.monotonic() + seconds, translated
             raise translated from None
+        finally:
+            _attempt.reset(token)
+            for address in attempt.addresses:
+                _uploads.pop(address, None)
 
     def _check(self, request: Any) -> None:
         """Raise before a request is sent that would be refused: by its token, or by the limit of commits."""
@@ -174,14 +151,6 @@ class Transport:
         for key in (request.headers.get("authorization"), sending and sending[1]):
             if key in self._refused and time.monotonic() < self._refused[key][0]:
                 raise self._refused[key][1]
-
-    def _remember(self, error: HubError, response: Any) -> None:
-        """Remember what later requests must heed: a refused token, and a repository that takes no more commits."""
-        authorization = response.request.headers.get("authorization") if response is not None else None
-        if isinstance(error, AccessError) and authorization and response.status_code == 401:
-            self._refused[authorization] = time.monotonic() + _REFUSED_SECONDS, error
-        if isinstance(error, UnavailableError) and error.full:
-            self._refused[error.full] = time.monotonic() + _COMMIT_LIMIT_SECONDS, error
 
     def wait(self, attempt: int, error: BaseException | None) -> float:
         """Seconds to wait: what the server asks for, else growing with jitter, so that parallel writers spread out.
@@ -215,18 +184,13 @@ def _chain(error: BaseException | None, until: BaseException | None = None) -> I
         error = error.__cause__ or error.__context__
 
 
-def _response(chain: Sequence[BaseException]) -> Any:
-    """The server's answer behind an error, if there was one."""
-    responses = (getattr(link, "response", None) for link in chain)
-    return next((response for response in responses if hasattr(response, "status_code")), None)
-
-
 def _translated(chain: Sequence[BaseException]) -> HubError | None:
     """Our error for the library's, which comes with its causes; None if it is not about the Hub."""
     ours = next((link for link in chain if isinstance(link, HubError)), None)
     if ours is not None:  # raised inside the library by what `call` had asked it to do
         return ours
-    response = _response(chain)
+    answers = (getattr(link, "response", None) for link in chain)
+    response = next((answer for answer in answers if hasattr(answer, "status_code")), None)
     names = {name for link in chain for name in _kinds(link)}
     text = _one_line(chain[0])
     if _NO_XET.search(text):
@@ -247,7 +211,9 @@ def _translated(chain: Sequence[BaseException]) -> HubError | None:
     if status == 401:
         sent = response.request.headers.get("authorization")
         reason = "the Hub does not accept the token" if sent else "the Hub requires a token"
-        return AccessError(f"{reason}; run `hf auth login` or set HF_TOKEN: {text}")
+        refusal = AccessError(f"{reason}; run `hf auth login` or set HF_TOKEN: {text}")
+        refusal.refuses = (sent, _REFUSED_SECONDS) if sent else None
+        return refusal
     if status in (402, 403, 413):
         return AccessError(f"not allowed with this token, or a quota is used up: {text}")
     if status in (409, 412):
@@ -278,12 +244,11 @@ def _unavailable(response: Any, text: str) -> UnavailableError:
     sending = _SENDING.search(str(response.request.url.path))
     if response.status_code == 429 and error.retry_after is None and sending:
         repository = sending[1].partition("/")[2]
-        limited = UnavailableError(
+        error = UnavailableError(
             f"{repository} takes no more commits for now (the Hub allows 128 per hour); re-run the same command in an "
             f"hour to resume: {text}"
         )
-        limited.passing, limited.full = False, sending[1]
-        return limited
+        error.passing, error.refuses = False, (sending[1], _COMMIT_LIMIT_SECONDS)
     return error
 
 
@@ -312,19 +277,6 @@ class _Attempt:
 
 _attempt: ContextVar[_Attempt | None] = ContextVar("hub_attempt", default=None)
 _uploads: dict[str, _Attempt] = {}  # address -> attempt: the library uploads several files in threads of its own
-
-
-@contextmanager
-def _single_attempts(check: Callable[[Any], object]) -> Iterator[None]:
-    """Requests of this thread, and of uploads that it starts, fail at once; `check` sees each first and may raise."""
-    attempt = _Attempt(check)
-    token = _attempt.set(attempt)
-    try:
-        yield
-    finally:
-        _attempt.reset(token)
-        for address in attempt.addresses:
-            _uploads.pop(address, None)
 
 
 def _prepare(seconds: float) -> None:
