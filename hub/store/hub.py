@@ -21,7 +21,7 @@ from typing import Any
 from hub.base.atomic import write_bytes
 from hub.base.errors import ConflictError, FilesError, IntegrityError, NotFoundError, UnavailableError
 from hub.store import cache, transport
-from hub.store.base import COMMIT, MAX_READ_BYTES, Change, CopyOf, Head, Kind, Store, StoredFile, checked_name
+from hub.store.base import MAX_READ_BYTES, Change, CopyOf, Head, Kind, Store, StoredFile, checked_name
 from hub.store.files import is_allowed
 from hub.store.folder import LocalStore
 from hub.store.transport import DEFAULT_TIMEOUT_SECONDS, Result, Transport
@@ -109,14 +109,10 @@ class HubStore(Store):
         self._lock = threading.Lock()
         self._pace = pace or Pace(sleep=_pause)
 
-    def _call(self, function: Callable[[], Result]) -> Result:
+    def _call(self, function: Callable[[], Result], attempts: int | None = None, *, patient: bool = True) -> Result:
+        """A paced call of the API; unless `patient`, it gives up within seconds without a network."""
         self._pace.take(1)
-        return self.transport.call(function)
-
-    def _read_call(self, function: Callable[[], Result], attempts: int | None = None) -> Result:
-        """The result of `_call`, except that without a network it gives up sooner."""
-        self._pace.take(1)
-        return self.transport.read(function, attempts)
+        return (self.transport.call if patient else self.transport.read)(function, attempts)
 
     # -- reading
 
@@ -130,7 +126,7 @@ class HubStore(Store):
         """Name -> whether it is private, of the repositories whose names contain a text."""
         listers = {"model": self._api.list_models, "dataset": self._api.list_datasets, "space": self._api.list_spaces}
         wanted = {"author": self.organisation, "search": text or None, "filter": tag}
-        repositories = self._read_call(lambda: list(listers[kind](**wanted)))
+        repositories = self._call(lambda: list(listers[kind](**wanted)), patient=False)
         return {item.id.rpartition("/")[2]: bool(item.private) for item in repositories}
 
     def branches(self, kind: Kind, repo: str) -> dict[str, str]:
@@ -141,17 +137,9 @@ class HubStore(Store):
         return {ref.name: ref.target_commit for ref in refs.branches}
 
     def files(self, kind: Kind, repo: str, revision: str = "main") -> Mapping[str, StoredFile]:
-        """The files of a revision, from one listing; that of a commit is requested once."""
-        if (tree := self._trees.get((kind, repo, revision))) is not None:
-            return tree
-        repo_id = self.repo_id(repo)
-        listed = self._call(
-            lambda: list(self._api.list_repo_tree(repo_id, recursive=True, revision=revision, repo_type=kind))
-        )
-        tree = {item.path: stored(item) for item in listed if hasattr(item, "blob_id") and item.path not in _HUB_FILES}
-        if COMMIT.fullmatch(revision):
-            self._trees[(kind, repo, revision)] = tree
-        return tree
+        """The files of a revision; those of a commit are requested once."""
+        tree = self._trees.get((kind, repo, revision))
+        return self._info(kind, repo, revision, patient=True).files if tree is None else tree
 
     def pinned(
         self, kind: Kind, repo: str, path: str, revision: str | None = None, *, max_bytes: int = MAX_READ_BYTES
@@ -173,12 +161,12 @@ class HubStore(Store):
         self._remember(kind, repo_id, wanted, head.commit)
         return content, head.commit
 
-    def _info(self, kind: Kind, repo: str, revision: str | None, attempts: int | None = None) -> Head:
+    def _info(
+        self, kind: Kind, repo: str, revision: str | None, attempts: int | None = None, *, patient: bool = False
+    ) -> Head:
         """Commit and files (with sizes and hashes) of a revision, in one call."""
-        repo_id = self.repo_id(repo)
-        info = self._read_call(
-            lambda: self._api.repo_info(repo_id, repo_type=kind, revision=revision, files_metadata=True), attempts
-        )
+        about: dict[str, Any] = {"repo_type": kind, "revision": revision, "files_metadata": True}
+        info = self._call(lambda: self._api.repo_info(self.repo_id(repo), **about), attempts, patient=patient)
         listed = (item for item in info.siblings or [] if item.rfilename not in _HUB_FILES)
         files = self._trees[(kind, repo, str(info.sha))] = {item.rfilename: stored(item) for item in listed}
         return Head(kind, repo, revision or "main", str(info.sha), files, bool(info.private))

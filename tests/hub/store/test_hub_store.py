@@ -24,13 +24,13 @@ def test_api_calls_of_a_push(loopback, runs_of):
         before = len(loopback.requests)
         push_run(store, folder, record)
         counts.append(loopback.api_calls(before))
-    run = ["branch", "preupload", "commit", "tree"]
+    run = ["branch", "preupload", "commit", "revision"]
     assert counts == [["create", *run], run, run]
 
     again, before = hub_store(loopback), len(loopback.requests)
     for folder, record in runs:
         push_run(again, folder, record)
-    assert loopback.api_calls(before) == ["create", "refs", "tree", "tree", "tree"]
+    assert loopback.api_calls(before) == ["create", "refs", "revision", "revision", "revision"]
 
 
 def test_an_index_is_read_in_three_requests_at_one_commit(loopback):
