@@ -31,7 +31,6 @@ _TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
 # Matched by name: huggingface_hub 1.x uses httpx and 2.x httpx2, with the same names.
 _NETWORK_ERRORS = frozenset({"TransportError", "OfflineModeIsEnabled", "TimeoutError", "ConnectionError"})
 _CONNECT_TIMEOUT_SECONDS = 10.0
-_OURS = "hub_single_attempts"  # marks a client whose `send` is ours
 _ATTEMPTS_TO_CONNECT = 3  # of reading: a machine without a network is told so within seconds
 _LONGEST_BACKOFF = 30.0  # seconds between two attempts, unless the Hub asks for more
 _REFUSED_SECONDS = 60.0  # a token that was refused is not sent again for so long
@@ -301,7 +300,7 @@ def _kinds(error: BaseException) -> set[str]:
 
 
 def _with_single_attempts(session: Any) -> Any:
-    if hasattr(session, _OURS):
+    if "send" in vars(session):  # ours
         return session
     from huggingface_hub.errors import OfflineModeIsEnabled
 
@@ -332,7 +331,6 @@ def _with_single_attempts(session: Any) -> Any:
         return response
 
     session.send = send
-    setattr(session, _OURS, True)
     return session
 
 
