@@ -89,16 +89,6 @@ def test_without_a_network_the_cache_answers(loopback, checkpoint, record, monke
     assert how != "offline" or len(loopback.requests) == before
 
 
-def test_a_damaged_cache_is_repaired(loopback, record):
-    store = hub_store(loopback)
-    push_index(store, "demo", [record])
-    load_index(store, "demo")
-    blobs = hub_cache().glob("datasets--org--demo-runs/blobs/*")
-    (blob,) = [path for path in blobs if b"4.25" in path.read_bytes()]
-    blob.write_bytes(blob.read_bytes().replace(b"4.25", b"1.25"))
-    assert load_index(store, "demo") == [record]
-
-
 # -- tokens and permissions
 
 
