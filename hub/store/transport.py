@@ -29,7 +29,8 @@ from hub.base.errors import (
 DEFAULT_TIMEOUT_SECONDS = 120.0
 _TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
 # Matched by name: huggingface_hub 1.x uses httpx and 2.x httpx2, with the same names.
-_NETWORK_ERRORS = frozenset({"TransportError", "OfflineModeIsEnabled", "TimeoutError", "ConnectionError"})
+_OFFLINE = "OfflineModeIsEnabled"
+_NETWORK_ERRORS = frozenset({"TransportError", _OFFLINE, "TimeoutError", "ConnectionError"})
 _CONNECT_TIMEOUT_SECONDS = 10.0
 _ATTEMPTS_TO_CONNECT = 3  # of reading: a machine without a network is told so within seconds
 _LONGEST_BACKOFF = 30.0  # seconds between two attempts, unless the Hub asks for more
@@ -185,9 +186,9 @@ def _chain(error: BaseException | None, until: BaseException | None = None) -> I
 
 def _translated(chain: Sequence[BaseException]) -> HubError | None:
     """Our error for the library's, which comes with its causes; None if it is not about the Hub."""
-    ours = next((link for link in chain if isinstance(link, HubError)), None)
-    if ours is not None:  # raised inside the library by what `call` had asked it to do
-        return ours
+    for link in (getattr(link, "unavailable", link) for link in chain):
+        if isinstance(link, HubError):  # raised inside the library by `send`, or by what `call` had asked it to do
+            return link
     answers = (getattr(link, "response", None) for link in chain)
     response = next((answer for answer in answers if hasattr(answer, "status_code")), None)
     names = {name for link in chain for name in _kinds(link)}
@@ -198,13 +199,14 @@ def _translated(chain: Sequence[BaseException]) -> HubError | None:
         return FilesError(f"HF_ENDPOINT is not the address of a Hub, allowed is https://HOST: {text}")
     if response is None:
         if names & _NETWORK_ERRORS or "LocalEntryNotFoundError" in names:
-            return _unreachable(chain, names)
+            error = _unreachable(chain[0], names)
+            # It did not come from `send`: the library has repeated it while it resumed a download.
+            error.passing = not names & {"ConnectError", "TimeoutException", "RemoteProtocolError", _OFFLINE}
+            return error
         if "NotASafetensorsRepoError" in names or "RepositoryNotFoundError" in names or "EntryNotFoundError" in names:
             return NotFoundError(text)
         return FilesError(text) if "HFValidationError" in names else None
     status = int(response.status_code)
-    if status in _TRANSIENT:
-        return _unavailable(response, text)
     if status == 404 or names & {"RepositoryNotFoundError", "RevisionNotFoundError", "EntryNotFoundError"}:
         return NotFoundError(f"not found, or not visible with this token: {text}")
     if status == 401:
@@ -225,22 +227,20 @@ def _one_line(error: BaseException) -> str:
     return _ADVICE.sub("", redacted(" ".join(str(error).split())))[:600].strip()
 
 
-def _unreachable(chain: Sequence[BaseException], names: set[str]) -> UnavailableError:
-    ours = next((link for link in chain if hasattr(link, "unreached")), None)
-    source = ours or chain[0]
-    text = _one_line(source) or type(source).__name__
-    error = UnavailableError(f"the Hub cannot be reached: {text}")
-    # An error without our mark was already retried by the library, while it resumed a download.
-    repeated = bool(names & {"ConnectError", "TimeoutException", "RemoteProtocolError"})
-    error.passing = ours is not None or not (repeated or "OfflineModeIsEnabled" in names)
-    error.connected = not names & {"ConnectError", "ConnectTimeout"}
-    return error
+def _unreachable(error: BaseException, names: set[str]) -> UnavailableError:
+    unreachable = UnavailableError(f"the Hub cannot be reached: {_one_line(error) or type(error).__name__}")
+    unreachable.connected = not names & {"ConnectError", "ConnectTimeout"}
+    return unreachable
 
 
-def _unavailable(response: Any, text: str) -> UnavailableError:
+def _unavailable(response: Any) -> UnavailableError:
+    """The error for a response that says that the server cannot for now."""
+    request, said = response.request, response.headers.get("X-Error-Message", response.reason_phrase)
+    text = redacted(f"{said} ({request.method} {request.url.path})")
+    response.close()
     error = UnavailableError(f"the Hub answered {response.status_code}: {text}")
     error.retry_after = _retry_after(response)
-    sending = _SENDING.search(str(response.request.url.path))
+    sending = _SENDING.search(str(request.url.path))
     if response.status_code == 429 and error.retry_after is None and sending:
         repository = sending[1].partition("/")[2]
         error = UnavailableError(
@@ -270,7 +270,7 @@ class _Attempt:
     """The check of each request, the failure after which none is sent, and the upload addresses of this attempt."""
 
     check: Callable[[Any], object]
-    failure: Exception | None = None
+    failure: Any = None
     addresses: set[str] = field(default_factory=set)
 
 
@@ -314,17 +314,18 @@ def _with_single_attempts(session: Any) -> Any:
             raise attempt.failure
         attempt.check(request)
         try:
-            response = _answered(plain(request, **options))
+            response = plain(request, **options)
+            unavailable = _unavailable(response) if response.status_code in _TRANSIENT else None
         except Exception as error:
-            if _kinds(error) & _NETWORK_ERRORS and "OfflineModeIsEnabled" not in _kinds(error):
-                # The library takes it as it takes being offline: no new attempt, and the cache if it can.
-                unreached: Any = OfflineModeIsEnabled(str(error) or type(error).__name__)
-                unreached.unreached = True
-                attempt.failure = unreached
-                raise unreached from error
-            if "HTTPError" in _kinds(error):
-                attempt.failure = error
-            raise
+            names = _kinds(error)
+            if not names & _NETWORK_ERRORS or _OFFLINE in names:
+                raise
+            unavailable = _unreachable(error, names)
+        if unavailable is not None:
+            # The library takes it as it takes being offline: no new attempt, and the cache if it can.
+            attempt.failure = OfflineModeIsEnabled(str(unavailable))
+            attempt.failure.unavailable = unavailable
+            raise attempt.failure
         if request.url.path.endswith("/info/lfs/objects/batch"):
             attempt.addresses |= {str(type(request.url)(address)) for address in _addresses(response.json())}
             _uploads.update(dict.fromkeys(attempt.addresses, attempt))
@@ -332,17 +333,6 @@ def _with_single_attempts(session: Any) -> Any:
 
     session.send = send
     return session
-
-
-def _answered(response: Any) -> Any:
-    """The response, unless it says that the server cannot for now."""
-    if response.status_code in _TRANSIENT:
-        from huggingface_hub.utils import hf_raise_for_status
-
-        response.read()
-        response.close()
-        hf_raise_for_status(response)
-    return response
 
 
 def _addresses(batch: Any) -> Iterator[str]:
