@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -148,7 +149,7 @@ def add_rows(report: Report, here: dict[str, Cost], there: dict[str, Cost]) -> N
 def hub(delay: float) -> Iterator[LoopbackHub]:
     with LoopbackHub() as server:
         if delay:
-            server.faults.append(Fault(lambda _: True, "delay", seconds=delay, times=10**9))
+            server.faults.append(Fault(lambda _: True, "before", times=10**9, action=lambda: time.sleep(delay)))
         yield server
 
 

@@ -35,7 +35,6 @@ from .release.sources import publish_files as publish_files
 from .release.sources import pull_run as pull_run
 from .release.sources import pull_runs as pull_runs
 from .release.sources import read_file as read_file
-from .release.sources import read_records as read_records
 from .store.base import Publication as Publication
 from .store.base import Store as Store
 from .store.files import run_folders as run_folders

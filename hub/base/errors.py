@@ -24,9 +24,13 @@ class InputError(ValueError):
 
 
 class HubError(Exception):
-    """Base class of what `hub` raises on purpose; `exit_status` is that of a command it ends."""
+    """Base class of what `hub` raises on purpose; `exit_status` is that of a command it ends.
+
+    `refuses`: the token or repository that later requests of the next seconds need not try, if there is one.
+    """
 
     exit_status = 1
+    refuses: tuple[str, float] | None = None
 
 
 class RecordError(HubError, InputError):
@@ -65,13 +69,12 @@ class UnavailableError(HubError, ConnectionError):
     """The store cannot be reached: offline, timed out, or still failing after all retries.
 
     `retry_after` are the seconds that the server asks to wait, if it does; `passing`: trying again may help;
-    `connected`: a connection could be opened; `full`: the repository whose commits of this hour are used up.
+    `connected`: a connection could be opened.
     """
 
     retry_after: float | None = None
     passing: bool = True
     connected: bool = True
-    full: str | None = None
 
 
 def problem_lines(problem: Any, value_text: str | None = None) -> list[str]:

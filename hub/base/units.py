@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
+from itertools import groupby
 
 from hub.base.errors import InputError
 
@@ -70,18 +71,11 @@ def parse_experts(text: str, field: str = "experts") -> list[int]:
 
 def listed_experts(experts: Iterable[float], most: int = 8) -> list[str]:
     """Expert counts for a sentence: three or more in a row as "129-199", and "…" for the middle of a long list."""
-    rows: list[list[float]] = []
-    for e in experts:
-        if rows and e == rows[-1][-1] + 1:
-            rows[-1].append(e)
-        else:
-            rows.append([e])
-    parts = [text for row in rows for text in _row_of_experts(row)]
+    parts: list[str] = []
+    for _, numbered in groupby(enumerate(experts), lambda pair: pair[1] - pair[0]):
+        row = [f"{e:g}" for _, e in numbered]
+        parts += [f"{row[0]}-{row[-1]}"] if len(row) > 2 else row
     return parts if len(parts) <= most else [*parts[: most - 2], "…", parts[-1]]
-
-
-def _row_of_experts(row: list[float]) -> list[str]:
-    return [f"{row[0]:g}-{row[-1]:g}"] if len(row) > 2 else [f"{e:g}" for e in row]
 
 
 def _parsed(text: str | float, field: str, suffixes: dict[str, float]) -> float:

@@ -20,20 +20,16 @@ _UNITS = (("B", 10**9, 10**8), ("M", 10**6, 10**5), ("K", 10**3, 0))  # letter, 
 _MAX_RELATIVE_ROUNDING = 1e-3
 MAX_BRANCH_LENGTH, MAX_ID_LENGTH = 120, 64
 _SCALED = re.compile(r", times ([0-9][0-9.e-]*)$")  # the end of a learning-rate law that a run multiplies
+_SIZE_FIELDS = (
+    *("d_model", "experts", "n_blocks", "n_heads", "n_kv_heads"),
+    *("model_type", "experts_per_token", "d_expert", "shared_experts"),
+)
 GIVEN_RATE = "given"  # what a record has as its learning-rate law when there was none
 
 
 def repo_name(record: RunRecord) -> str:
     """The name of the run's model repository, without organisation."""
-    size = size_name(
-        *(record.d_model, record.experts, record.n_blocks, record.n_heads),
-        model_type=record.model_type,
-        experts_per_token=record.experts_per_token,
-        d_expert=record.d_expert,
-        shared_experts=record.shared_experts,
-        n_kv_heads=record.n_kv_heads,
-    )
-    return f"{record.sweep}-{size}"
+    return f"{record.sweep}-{size_name(**{name: getattr(record, name) for name in _SIZE_FIELDS})}"
 
 
 def size_name(

@@ -118,11 +118,12 @@ def as_pushed(card: str) -> str:
     return f"{_MARK.sub('', card).rstrip()}\n\n<!-- as pushed: {_text_hash(card)} -->\n"
 
 
-def merged(present: str, card: str, license: str | None = None) -> str:
+def merged(present: str, card: str, license: str | None = None, *, with_prediction: bool = False) -> str:
     """The card to store when `card`, with its mark, is pushed to a branch that has the card `present`.
 
     A card that nobody has edited since it was pushed is replaced. In any other, only the blocks and the metadata that
-    follow from records change, and the licence if one is given.
+    follow from records change, and the licence if one is given. `present` stays where only the run's neighbours would
+    differ; a law's loss counts only `with_prediction`.
     """
     present_license = license_of(present)
     mark = _MARK.search(present)
@@ -132,7 +133,10 @@ def merged(present: str, card: str, license: str | None = None) -> str:
         edited = True
     license = license or (present_license if edited else license_of(card) or present_license)
     card = updated(card, {"license": license}, ["license"]) if license else card
-    return refreshed(present, card) if edited else as_pushed(card)
+    text = refreshed(present, card) if edited else as_pushed(card)
+    same_prediction = not with_prediction or _prediction_of(present) == _prediction_of(text)
+    same = same_prediction and replace_block(present, PLACE, "") == replace_block(text, PLACE, "")
+    return present if same else text
 
 
 def _text_hash(card: str) -> str:
@@ -143,14 +147,6 @@ def _text_hash(card: str) -> str:
     parsed = read_card(bare)
     fields = {name: value for name, value in parsed.data.to_dict().items() if name not in _FROM_RECORDS}
     return hashlib.sha256(f"{sorted(fields.items())}{parsed.text.strip()}".encode()).hexdigest()[:16]
-
-
-def same_card(present: bytes, wanted: bytes, *, with_prediction: bool) -> bool:
-    """Whether two cards (UTF-8) agree, the run's neighbours aside; a law's loss counts only `with_prediction`."""
-    texts = [text.decode("utf-8", "replace") for text in (present, wanted)]
-    predictions = {_prediction_of(block_of(text, PLACE) or "") for text in texts}
-    bare = {replace_block(text, PLACE, "") for text in texts}
-    return len(bare) == 1 and (len(predictions) == 1 or not with_prediction)
 
 
 def shown_on_main(records: Iterable[RunRecord]) -> RunRecord | None:
@@ -391,8 +387,9 @@ def _place_in_sweep(record: RunRecord, siblings: Iterable[RunRecord], predicted_
     return "\n\n".join(["## Its place in the sweep", *parts]) if parts else ""
 
 
-def _prediction_of(place: str) -> str:
-    return next((line for line in place.splitlines() if line.startswith(_PREDICTION)), "")
+def _prediction_of(card: str) -> str:
+    lines = (block_of(card, PLACE) or "").splitlines()
+    return next((line for line in lines if line.startswith(_PREDICTION)), "")
 
 
 def _run_table(record: RunRecord) -> str:

@@ -19,7 +19,7 @@ from hub.base.errors import AccessError, ConflictError, FilesError, HubError, In
 from hub.base.markdown import license_of
 from hub.record.names import branch_name, index_name, repo_name
 from hub.record.run_record import RunRecord
-from hub.release.cards import as_pushed, checked_license, merged, model_card, refreshed, same_card
+from hub.release.cards import as_pushed, checked_license, merged, model_card, refreshed
 from hub.release.index import push_index, push_repo_cards
 from hub.store.base import Publication, Store, checked_name
 from hub.store.files import Release, check_secrets, content_of, release_of
@@ -142,10 +142,11 @@ def _merged_record(record: RunRecord, wanted: bytes, present: bytes) -> bytes:
 
 
 def _merged_card(card: str, license: str | None, present: bytes, *, with_prediction: bool) -> bytes:
-    """The stored card with its record-derived parts updated; unchanged if only its table of runs would differ."""
-    text = merged(present.decode("utf-8", "replace"), card, license)
+    """The stored card with its record-derived parts updated."""
+    before = present.decode("utf-8", "replace")
+    text = merged(before, card, license, with_prediction=with_prediction)
     check_secrets({"README.md": text.encode()})
-    return present if same_card(present, text.encode(), with_prediction=with_prediction) else text.encode()
+    return present if text == before else text.encode()
 
 
 def push_runs(

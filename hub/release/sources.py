@@ -114,31 +114,23 @@ def load_rows(
     return LoadedRows(rows, path.name or str(source))
 
 
-read_records = load_records  # its older name
-
-
 def _read(file: Path, foreign: bool, problems: list[str] | None) -> list[Any]:
     endings = [".jsonl", ".ndjson", ".parquet", ".json", *([".csv", ".csv.gz"] if foreign else [])]
     if not file.name.endswith(tuple(endings)):
         raise FilesError(
             f"{file}: not a table of runs; allowed are a folder, or a file that ends in {', '.join(endings)}"
         )
-    if file.suffix == ".json" and not (foreign and _is_list(file)):
-        return [RunRecord.load(file)]
     try:
         with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as opened:
             content = opened.read(MAX_FILE_BYTES + 1)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise RecordError(f"{file.name}: not a readable gzip file ({error})") from None
+    if file.suffix == ".json" and not (foreign and content.lstrip().startswith(b"[")):
+        return [RunRecord.from_json(content, what=file.name)]
     checksums.check(file, content)
     if len(content) > MAX_FILE_BYTES:
         raise RecordError(f"{file.name}: more than {MAX_FILE_BYTES:,} bytes")
     return checked(*split_rows(content, file.name.removesuffix(".gz"), foreign=foreign), file.name, problems)
-
-
-def _is_list(file: Path) -> bool:
-    with file.open("rb") as opened:
-        return opened.read(1024).lstrip().startswith(b"[")
 
 
 def _of_the_hub(

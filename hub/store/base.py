@@ -52,6 +52,7 @@ class Head:
     branch: str
     commit: str
     files: Mapping[str, StoredFile]
+    private: bool = False
 
 
 @dataclass(frozen=True)

@@ -25,11 +25,9 @@ def download(transport: Transport, repo_id: str, path: str, listed: StoredFile, 
 
     `where` has what `hf_hub_download` takes. Raises IntegrityError if the Hub sends something else.
     """
-    from huggingface_hub import hf_hub_download
-
-    where |= transport.access
+    fetch = transport.api.hf_hub_download
     for again in (False, True):
-        file = Path(transport.read(partial(hf_hub_download, repo_id, path, force_download=again, **where)))
+        file = Path(transport.read(partial(fetch, repo_id, path, force_download=again, **where)))
         if listed.holds(file):
             return file
     raise IntegrityError(f"{path} of {repo_id} was received with other content than the Hub lists")
@@ -68,8 +66,6 @@ def restore(repo_id: str, path: str, revision: str | None) -> None:
 
     Raises IntegrityError if the Hub cannot be reached.
     """
-    from huggingface_hub import hf_hub_download
-
     cached_file = cached(repo_id, path, revision=revision)
     for file in cached_file.parent.iterdir() if cached_file else ():
         if file.is_file() and is_allowed(file.name) and not WEIGHTS.fullmatch(file.name):
@@ -78,7 +74,7 @@ def restore(repo_id: str, path: str, revision: str | None) -> None:
             except IntegrityError as error:
                 transport, where = Transport(), {"revision": file.parent.name, "force_download": True}
                 try:
-                    transport.read(partial(hf_hub_download, repo_id, file.name, **where, **transport.access))
+                    transport.read(partial(transport.api.hf_hub_download, repo_id, file.name, **where))
                 except UnavailableError:
                     raise error from None
                 check(file, file, repo_id)

@@ -7,6 +7,7 @@ The list says what is allowed, because a training folder also holds optimizer st
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import re
 from collections import Counter
@@ -147,10 +148,7 @@ def check_secrets(files: Mapping[str, Content]) -> None:
 def _searched(name: str, content: Content) -> bytes:
     """The part of a file that can hold text: the header of weights, everything of any other file."""
     if name.endswith(".safetensors"):
-        if isinstance(content, bytes):
-            return content[8 : 8 + int.from_bytes(content[:8], "little")]
-        with content.open("rb") as file:
-            return file.read(min(int.from_bytes(file.read(8), "little"), _MAX_HEADER_BYTES))
+        return _header(content)[1]
     if (size := size_of(content)) > _MAX_TEXT_BYTES:
         raise FilesError(f"{name}: {size:,} bytes, allowed for a file without weights are {_MAX_TEXT_BYTES:,}")
     return content_of(content)
@@ -158,12 +156,9 @@ def _searched(name: str, content: Content) -> bytes:
 
 def check_safetensors(path: Path) -> None:
     """Read the header of a weights file; FilesError if it is not safetensors."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if not 2 <= length <= min(size - 8, _MAX_HEADER_BYTES):
-            raise FilesError(f"{path.name} is not a safetensors file: its header claims {length} of {size} bytes")
-        content = file.read(length)
+    (length, content), size = _header(path), path.stat().st_size
+    if not 2 <= length <= min(size - 8, _MAX_HEADER_BYTES):
+        raise FilesError(f"{path.name} is not a safetensors file: its header claims {length} of {size} bytes")
     try:
         header = strict_json.loads(content, what=path.name, max_bytes=length)
         for name, tensor in header.items():
@@ -171,6 +166,13 @@ def check_safetensors(path: Path) -> None:
                 [int(extent) for extent in tensor["shape"]]
     except (RecordError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise FilesError(f"{path.name} is not a safetensors file: {error}") from None
+
+
+def _header(weights: Content) -> tuple[int, bytes]:
+    """The length that a safetensors file claims for its header, and the header."""
+    with io.BytesIO(weights) if isinstance(weights, bytes) else weights.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        return length, file.read(min(length, _MAX_HEADER_BYTES))
 
 
 def content_of(content: Content) -> bytes:

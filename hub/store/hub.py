@@ -21,7 +21,7 @@ from typing import Any
 from hub.base.atomic import write_bytes
 from hub.base.errors import ConflictError, FilesError, IntegrityError, NotFoundError, UnavailableError
 from hub.store import cache, transport
-from hub.store.base import COMMIT, MAX_READ_BYTES, Change, CopyOf, Head, Kind, Store, StoredFile, checked_name
+from hub.store.base import MAX_READ_BYTES, Change, CopyOf, Head, Kind, Store, StoredFile, checked_name
 from hub.store.files import is_allowed
 from hub.store.folder import LocalStore
 from hub.store.transport import DEFAULT_TIMEOUT_SECONDS, Result, Transport
@@ -109,14 +109,10 @@ class HubStore(Store):
         self._lock = threading.Lock()
         self._pace = pace or Pace(sleep=_pause)
 
-    def _call(self, function: Callable[[], Result]) -> Result:
+    def _call(self, function: Callable[[], Result], attempts: int | None = None, *, patient: bool = True) -> Result:
+        """A paced call of the API; unless `patient`, it gives up within seconds without a network."""
         self._pace.take(1)
-        return self.transport.call(function)
-
-    def _read_call(self, function: Callable[[], Result], attempts: int | None = None) -> Result:
-        """The result of `_call`, except that without a network it gives up sooner."""
-        self._pace.take(1)
-        return self.transport.read(function, attempts)
+        return (self.transport.call if patient else self.transport.read)(function, attempts)
 
     # -- reading
 
@@ -130,7 +126,7 @@ class HubStore(Store):
         """Name -> whether it is private, of the repositories whose names contain a text."""
         listers = {"model": self._api.list_models, "dataset": self._api.list_datasets, "space": self._api.list_spaces}
         wanted = {"author": self.organisation, "search": text or None, "filter": tag}
-        repositories = self._read_call(lambda: list(listers[kind](**wanted)))
+        repositories = self._call(lambda: list(listers[kind](**wanted)), patient=False)
         return {item.id.rpartition("/")[2]: bool(item.private) for item in repositories}
 
     def branches(self, kind: Kind, repo: str) -> dict[str, str]:
@@ -141,17 +137,9 @@ class HubStore(Store):
         return {ref.name: ref.target_commit for ref in refs.branches}
 
     def files(self, kind: Kind, repo: str, revision: str = "main") -> Mapping[str, StoredFile]:
-        """The files of a revision, from one listing; that of a commit is requested once."""
-        if (tree := self._trees.get((kind, repo, revision))) is not None:
-            return tree
-        repo_id = self.repo_id(repo)
-        listed = self._call(
-            lambda: list(self._api.list_repo_tree(repo_id, recursive=True, revision=revision, repo_type=kind))
-        )
-        tree = {item.path: stored(item) for item in listed if hasattr(item, "blob_id") and item.path not in _HUB_FILES}
-        if COMMIT.fullmatch(revision):
-            self._trees[(kind, repo, revision)] = tree
-        return tree
+        """The files of a revision; those of a commit are requested once."""
+        tree = self._trees.get((kind, repo, revision))
+        return self._info(kind, repo, revision, patient=True).files if tree is None else tree
 
     def pinned(
         self, kind: Kind, repo: str, path: str, revision: str | None = None, *, max_bytes: int = MAX_READ_BYTES
@@ -159,8 +147,7 @@ class HubStore(Store):
         repo_id, wanted = self.repo_id(repo), revision or "main"
         file = cache.cached(repo_id, path, repo_type=kind, revision=wanted, cache_dir=self._cache_dir)
         try:
-            info = self._info(kind, repo, revision, _ATTEMPTS_WITH_CACHE if file else None)
-            head = Head(kind, repo, wanted, info.sha, self._trees[(kind, repo, info.sha)])
+            head = self._info(kind, repo, revision, _ATTEMPTS_WITH_CACHE if file else None)
             content = self._read_at(head, path, max_bytes)
         except UnavailableError as error:
             if file is None:
@@ -171,18 +158,18 @@ class HubStore(Store):
             content = file.read_bytes()
             cache.check(file, content, repo_id)
             return content, file.parents[path.count("/")].name  # <cache>/<repository>/snapshots/<commit>/<path>
-        self._remember(kind, repo_id, wanted, info.sha)
-        return content, str(info.sha)
+        self._remember(kind, repo_id, wanted, head.commit)
+        return content, head.commit
 
-    def _info(self, kind: Kind, repo: str, revision: str | None, attempts: int | None = None) -> Any:
+    def _info(
+        self, kind: Kind, repo: str, revision: str | None, attempts: int | None = None, *, patient: bool = False
+    ) -> Head:
         """Commit and files (with sizes and hashes) of a revision, in one call."""
-        repo_id = self.repo_id(repo)
-        info = self._read_call(
-            lambda: self._api.repo_info(repo_id, repo_type=kind, revision=revision, files_metadata=True), attempts
-        )
+        about: dict[str, Any] = {"repo_type": kind, "revision": revision, "files_metadata": True}
+        info = self._call(lambda: self._api.repo_info(self.repo_id(repo), **about), attempts, patient=patient)
         listed = (item for item in info.siblings or [] if item.rfilename not in _HUB_FILES)
-        self._trees[(kind, repo, str(info.sha))] = {item.rfilename: stored(item) for item in listed}
-        return info
+        files = self._trees[(kind, repo, str(info.sha))] = {item.rfilename: stored(item) for item in listed}
+        return Head(kind, repo, revision or "main", str(info.sha), files, bool(info.private))
 
     def _read_at(self, head: Head, path: str, max_bytes: int = MAX_READ_BYTES) -> bytes:
         """The bytes of a file; two requests when it is not in the cache, none when it is."""
@@ -208,39 +195,35 @@ class HubStore(Store):
                 logger.info("cannot write to the cache: %s", error.strerror)
 
     def fetch(self, repo: str, revision: str, destination: Path | None = None) -> Path:
-        from huggingface_hub import snapshot_download
-
         repo_id = self.repo_id(repo)
         try:
-            info = self._info("model", repo, revision)
+            head = self._info("model", repo, revision)
         except UnavailableError as error:
             if destination is not None:
                 raise
             # What an interrupted download lacks shows in the weights' sha256.
-            cached = {"revision": revision, "cache_dir": self._cache_dir, "local_files_only": True}
-            try:
-                folder = Path(self.transport.call_once(lambda: snapshot_download(repo_id, **cached)))
-            except UnavailableError:
-                raise error from None
+            cached = cache.cached(repo_id, "config.json", revision=revision, cache_dir=self._cache_dir)
+            if cached is None:
+                raise UnavailableError(f"{error}; {repo_id} is not in the cache either") from None
+            folder = cached.parent
             logger.warning("%s; using the cached files of %s", error, repo_id)
             for file in (entry for entry in folder.iterdir() if is_allowed(entry.name)):
                 if not file.exists():  # its blob was deleted
                     raise UnavailableError(f"{error}; {file.name} of {repo_id} is not in the cache") from None
                 cache.check(file, file, repo_id)
             return folder
-        listed = {name: file for name, file in self._trees[("model", repo, info.sha)].items() if is_allowed(name)}
+        listed = {name: file for name, file in head.files.items() if is_allowed(name)}
         if not listed:
             raise NotFoundError(f"{repo_id} has no files of a release at {revision}")
-        where = {"revision": info.sha, "cache_dir": self._cache_dir, "local_dir": destination}
+        where = {"revision": head.commit, "cache_dir": self._cache_dir, "local_dir": destination}
 
         def download(name: str) -> Path:
             return cache.download(self.transport, repo_id, name, listed[name], **where)
 
-        names = list(listed)
-        # One before the others: a Hub that fails is asked as often as for one file.
-        folder = download(names[0]).parent
+        first, *others = listed  # one before the others: a Hub that fails is asked as often as for one file
+        folder = download(first).parent
         with ThreadPoolExecutor(_FETCH_WORKERS, thread_name_prefix="hub-fetch") as pool:
-            list(pool.map(download, names[1:]))
+            list(pool.map(download, others))
         if destination is not None:
             shutil.rmtree(destination / ".cache", ignore_errors=True)
         return folder
@@ -272,10 +255,10 @@ class HubStore(Store):
         self.transport.require_token()
         repository = self._open(kind, repo)
         if branch == "main":
-            info = self._info(kind, repo, "main")
-            if self.private and not info.private:
+            head = self._info(kind, repo, "main")
+            if self.private and not head.private:
                 raise FilesError(f"private: {self.repo_id(repo)} is public; nothing was written to it")
-            return Head(kind, repo, branch, str(info.sha), self._trees[(kind, repo, info.sha)])
+            return head
         if again:
             repository.branches.update(self.branches(kind, repo))
         commit = repository.branches.get(branch) or self._start_branch(repo, branch, repository)
@@ -299,12 +282,11 @@ class HubStore(Store):
 
     def _commit_of_new(self, repo: str) -> str | None:
         """The first commit of a model repository that was just made, from the headers of its one file."""
-        from huggingface_hub import get_hf_file_metadata, hf_hub_url
+        from huggingface_hub import hf_hub_url
 
-        access = self.transport.access
-        url = hf_hub_url(self.repo_id(repo), ".gitattributes", revision="main", endpoint=access["endpoint"])
+        url = hf_hub_url(self.repo_id(repo), ".gitattributes", revision="main", endpoint=self._api.endpoint)
         try:
-            first = self.transport.call(lambda: get_hf_file_metadata(url, token=access["token"])).commit_hash
+            first = self.transport.call(lambda: self._api.get_hf_file_metadata(url=url)).commit_hash
         except NotFoundError:
             return None
         self._trees[("model", repo, first)] = {}

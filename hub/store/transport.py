@@ -1,7 +1,7 @@
 """Calls to the Hub with a timeout, bounded retries that honour Retry-After, and clear errors.
 
 The retries of `huggingface_hub` have no longest wait and would multiply with ours, so requests in our calls fail at
-once (`_single_attempts`). Everyone else in the process keeps them.
+once (`_with_single_attempts`). Everyone else in the process keeps them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -30,9 +29,9 @@ from hub.base.errors import (
 DEFAULT_TIMEOUT_SECONDS = 120.0
 _TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
 # Matched by name: huggingface_hub 1.x uses httpx and 2.x httpx2, with the same names.
-_NETWORK_ERRORS = frozenset({"TransportError", "OfflineModeIsEnabled", "TimeoutError", "ConnectionError"})
+_OFFLINE = "OfflineModeIsEnabled"
+_NETWORK_ERRORS = frozenset({"TransportError", _OFFLINE, "TimeoutError", "ConnectionError"})
 _CONNECT_TIMEOUT_SECONDS = 10.0
-_OURS = "hub_single_attempts"  # marks a client whose `send` is ours
 _ATTEMPTS_TO_CONNECT = 3  # of reading: a machine without a network is told so within seconds
 _LONGEST_BACKOFF = 30.0  # seconds between two attempts, unless the Hub asks for more
 _REFUSED_SECONDS = 60.0  # a token that was refused is not sent again for so long
@@ -78,11 +77,6 @@ class Transport:
         self._refused: dict[Any, tuple[float, HubError]] = {}  # token or repository -> until when, and what was said
         _prepare(timeout)
 
-    @property
-    def access(self) -> dict[str, Any]:
-        """Endpoint and token for the functions that are not methods of `HfApi`."""
-        return {"endpoint": self.api.endpoint, "token": self.api.token}
-
     def require_token(self) -> None:
         """Raise AccessError if there is no token to write with; sends nothing."""
         from huggingface_hub import get_token
@@ -101,48 +95,28 @@ class Transport:
 
         It is tried `attempts` times in all, or `to_connect` times without a connection.
         """
-        import tenacity
-
-        allowed = attempts or self.attempts
-
-        def error_of(state: Any) -> Any:
-            return state.outcome.exception()
-
-        def is_last(state: tenacity.RetryCallState) -> bool:
-            return state.attempt_number >= (allowed if error_of(state).connected else min(allowed, to_connect))
-
-        with self._turn() as pause:
-            retrying = tenacity.Retrying(
-                retry=tenacity.retry_if_exception_type(UnavailableError),
-                stop=is_last,
-                wait=lambda state: self.wait(state.attempt_number - 1, error_of(state)),
-                sleep=pause,
-                reraise=True,
-            )
-            return retrying(self.call_once, function)
-
-    @contextmanager
-    def _turn(self) -> Iterator[Callable[[float], None]]:
-        """Wait before a new attempt: of several threads that fail together, one asks and the others wait."""
-        mine = False
-
-        def pause(seconds: float) -> None:
-            nonlocal mine
-            failed = time.monotonic()
-            mine = mine or self._asking.acquire(timeout=max(seconds, _LONGEST_BACKOFF))
-            if self._gave_up and self._gave_up[0] > failed:
-                raise self._gave_up[1]
-            if (remaining := failed + seconds - time.monotonic()) > 0:
-                _sleep(remaining)
-
+        allowed, attempt, asking = attempts or self.attempts, 0, False
         try:
-            yield pause
+            while True:
+                try:
+                    return self.call_once(function)
+                except UnavailableError as error:
+                    attempt, failed = attempt + 1, time.monotonic()
+                    if attempt >= (allowed if error.connected else min(allowed, to_connect)):
+                        raise
+                    seconds = self.wait(attempt - 1, error)
+                    # Of several threads that fail together, one asks again and the others wait for it.
+                    asking = asking or self._asking.acquire(timeout=max(seconds, _LONGEST_BACKOFF))
+                    if self._gave_up and self._gave_up[0] > failed:
+                        raise self._gave_up[1] from None
+                    if (remaining := failed + seconds - time.monotonic()) > 0:
+                        _sleep(remaining)
         except UnavailableError as error:
-            if mine:
+            if asking:
                 self._gave_up = time.monotonic(), error
             raise
         finally:
-            if mine:
+            if asking:
                 self._asking.release()
 
     def call_once(self, function: Callable[[], Result]) -> Result:
@@ -154,19 +128,22 @@ class Transport:
         if (remaining := self._resume_at - time.monotonic()) > 0:
             _sleep(remaining + random.uniform(0.0, 0.25))
         # What the caller is dealing with already is the context of whatever is raised here, and not its cause.
-        handled = sys.exc_info()[1]
+        handled, attempt = sys.exc_info()[1], _Attempt(self._check)
+        token = _attempt.set(attempt)
         try:
-            with _single_attempts(self._check):
-                return function()
-        except HubError:
-            raise
+            return function()
         except Exception as error:
-            chain = list(_chain(error, until=handled))
-            translated = _translated(chain)
-            if translated is None:
+            translated = _translated(list(_chain(error, until=handled)))
+            if translated is None or translated is error:
                 raise
-            self._remember(translated, _response(chain))
+            if translated.refuses is not None:
+                key, seconds = translated.refuses
+                self._refused[key] = time.monotonic() + seconds, translated
             raise translated from None
+        finally:
+            _attempt.reset(token)
+            for address in attempt.addresses:
+                _uploads.pop(address, None)
 
     def _check(self, request: Any) -> None:
         """Raise before a request is sent that would be refused: by its token, or by the limit of commits."""
@@ -174,14 +151,6 @@ class Transport:
         for key in (request.headers.get("authorization"), sending and sending[1]):
             if key in self._refused and time.monotonic() < self._refused[key][0]:
                 raise self._refused[key][1]
-
-    def _remember(self, error: HubError, response: Any) -> None:
-        """Remember what later requests must heed: a refused token, and a repository that takes no more commits."""
-        authorization = response.request.headers.get("authorization") if response is not None else None
-        if isinstance(error, AccessError) and authorization and response.status_code == 401:
-            self._refused[authorization] = time.monotonic() + _REFUSED_SECONDS, error
-        if isinstance(error, UnavailableError) and error.full:
-            self._refused[error.full] = time.monotonic() + _COMMIT_LIMIT_SECONDS, error
 
     def wait(self, attempt: int, error: BaseException | None) -> float:
         """Seconds to wait: what the server asks for, else growing with jitter, so that parallel writers spread out.
@@ -215,18 +184,13 @@ def _chain(error: BaseException | None, until: BaseException | None = None) -> I
         error = error.__cause__ or error.__context__
 
 
-def _response(chain: Sequence[BaseException]) -> Any:
-    """The server's answer behind an error, if there was one."""
-    responses = (getattr(link, "response", None) for link in chain)
-    return next((response for response in responses if hasattr(response, "status_code")), None)
-
-
 def _translated(chain: Sequence[BaseException]) -> HubError | None:
     """Our error for the library's, which comes with its causes; None if it is not about the Hub."""
-    ours = next((link for link in chain if isinstance(link, HubError)), None)
-    if ours is not None:  # raised inside the library by what `call` had asked it to do
-        return ours
-    response = _response(chain)
+    for link in (getattr(link, "unavailable", link) for link in chain):
+        if isinstance(link, HubError):  # raised inside the library by `send`, or by what `call` had asked it to do
+            return link
+    answers = (getattr(link, "response", None) for link in chain)
+    response = next((answer for answer in answers if hasattr(answer, "status_code")), None)
     names = {name for link in chain for name in _kinds(link)}
     text = _one_line(chain[0])
     if _NO_XET.search(text):
@@ -235,19 +199,22 @@ def _translated(chain: Sequence[BaseException]) -> HubError | None:
         return FilesError(f"HF_ENDPOINT is not the address of a Hub, allowed is https://HOST: {text}")
     if response is None:
         if names & _NETWORK_ERRORS or "LocalEntryNotFoundError" in names:
-            return _unreachable(chain, names)
+            error = _unreachable(chain[0], names)
+            # It did not come from `send`: the library has repeated it while it resumed a download.
+            error.passing = not names & {"ConnectError", "TimeoutException", "RemoteProtocolError", _OFFLINE}
+            return error
         if "NotASafetensorsRepoError" in names or "RepositoryNotFoundError" in names or "EntryNotFoundError" in names:
             return NotFoundError(text)
         return FilesError(text) if "HFValidationError" in names else None
     status = int(response.status_code)
-    if status in _TRANSIENT:
-        return _unavailable(response, text)
     if status == 404 or names & {"RepositoryNotFoundError", "RevisionNotFoundError", "EntryNotFoundError"}:
         return NotFoundError(f"not found, or not visible with this token: {text}")
     if status == 401:
         sent = response.request.headers.get("authorization")
         reason = "the Hub does not accept the token" if sent else "the Hub requires a token"
-        return AccessError(f"{reason}; run `hf auth login` or set HF_TOKEN: {text}")
+        refusal = AccessError(f"{reason}; run `hf auth login` or set HF_TOKEN: {text}")
+        refusal.refuses = (sent, _REFUSED_SECONDS) if sent else None
+        return refusal
     if status in (402, 403, 413):
         return AccessError(f"not allowed with this token, or a quota is used up: {text}")
     if status in (409, 412):
@@ -260,30 +227,27 @@ def _one_line(error: BaseException) -> str:
     return _ADVICE.sub("", redacted(" ".join(str(error).split())))[:600].strip()
 
 
-def _unreachable(chain: Sequence[BaseException], names: set[str]) -> UnavailableError:
-    ours = next((link for link in chain if hasattr(link, "unreached")), None)
-    source = ours or chain[0]
-    text = _one_line(source) or type(source).__name__
-    error = UnavailableError(f"the Hub cannot be reached: {text}")
-    # An error without our mark was already retried by the library, while it resumed a download.
-    repeated = bool(names & {"ConnectError", "TimeoutException", "RemoteProtocolError"})
-    error.passing = ours is not None or not (repeated or "OfflineModeIsEnabled" in names)
-    error.connected = not names & {"ConnectError", "ConnectTimeout"}
-    return error
+def _unreachable(error: BaseException, names: set[str]) -> UnavailableError:
+    unreachable = UnavailableError(f"the Hub cannot be reached: {_one_line(error) or type(error).__name__}")
+    unreachable.connected = not names & {"ConnectError", "ConnectTimeout"}
+    return unreachable
 
 
-def _unavailable(response: Any, text: str) -> UnavailableError:
+def _unavailable(response: Any) -> UnavailableError:
+    """The error for a response that says that the server cannot for now."""
+    request, said = response.request, response.headers.get("X-Error-Message", response.reason_phrase)
+    text = redacted(f"{said} ({request.method} {request.url.path})")
+    response.close()
     error = UnavailableError(f"the Hub answered {response.status_code}: {text}")
     error.retry_after = _retry_after(response)
-    sending = _SENDING.search(str(response.request.url.path))
+    sending = _SENDING.search(str(request.url.path))
     if response.status_code == 429 and error.retry_after is None and sending:
         repository = sending[1].partition("/")[2]
-        limited = UnavailableError(
+        error = UnavailableError(
             f"{repository} takes no more commits for now (the Hub allows 128 per hour); re-run the same command in an "
             f"hour to resume: {text}"
         )
-        limited.passing, limited.full = False, sending[1]
-        return limited
+        error.passing, error.refuses = False, (sending[1], _COMMIT_LIMIT_SECONDS)
     return error
 
 
@@ -306,25 +270,12 @@ class _Attempt:
     """The check of each request, the failure after which none is sent, and the upload addresses of this attempt."""
 
     check: Callable[[Any], object]
-    failure: Exception | None = None
+    failure: Any = None
     addresses: set[str] = field(default_factory=set)
 
 
 _attempt: ContextVar[_Attempt | None] = ContextVar("hub_attempt", default=None)
 _uploads: dict[str, _Attempt] = {}  # address -> attempt: the library uploads several files in threads of its own
-
-
-@contextmanager
-def _single_attempts(check: Callable[[Any], object]) -> Iterator[None]:
-    """Requests of this thread, and of uploads that it starts, fail at once; `check` sees each first and may raise."""
-    attempt = _Attempt(check)
-    token = _attempt.set(attempt)
-    try:
-        yield
-    finally:
-        _attempt.reset(token)
-        for address in attempt.addresses:
-            _uploads.pop(address, None)
 
 
 def _prepare(seconds: float) -> None:
@@ -349,7 +300,7 @@ def _kinds(error: BaseException) -> set[str]:
 
 
 def _with_single_attempts(session: Any) -> Any:
-    if hasattr(session, _OURS):
+    if "send" in vars(session):  # ours
         return session
     from huggingface_hub.errors import OfflineModeIsEnabled
 
@@ -363,36 +314,25 @@ def _with_single_attempts(session: Any) -> Any:
             raise attempt.failure
         attempt.check(request)
         try:
-            response = _answered(plain(request, **options))
+            response = plain(request, **options)
+            unavailable = _unavailable(response) if response.status_code in _TRANSIENT else None
         except Exception as error:
-            if _kinds(error) & _NETWORK_ERRORS and "OfflineModeIsEnabled" not in _kinds(error):
-                # The library takes it as it takes being offline: no new attempt, and the cache if it can.
-                unreached: Any = OfflineModeIsEnabled(str(error) or type(error).__name__)
-                unreached.unreached = True
-                attempt.failure = unreached
-                raise unreached from error
-            if "HTTPError" in _kinds(error):
-                attempt.failure = error
-            raise
+            names = _kinds(error)
+            if not names & _NETWORK_ERRORS or _OFFLINE in names:
+                raise
+            unavailable = _unreachable(error, names)
+        if unavailable is not None:
+            # The library takes it as it takes being offline: no new attempt, and the cache if it can.
+            attempt.failure = OfflineModeIsEnabled(str(unavailable))
+            attempt.failure.unavailable = unavailable
+            raise attempt.failure
         if request.url.path.endswith("/info/lfs/objects/batch"):
             attempt.addresses |= {str(type(request.url)(address)) for address in _addresses(response.json())}
             _uploads.update(dict.fromkeys(attempt.addresses, attempt))
         return response
 
     session.send = send
-    setattr(session, _OURS, True)
     return session
-
-
-def _answered(response: Any) -> Any:
-    """The response, unless it says that the server cannot for now."""
-    if response.status_code in _TRANSIENT:
-        from huggingface_hub.utils import hf_raise_for_status
-
-        response.read()
-        response.close()
-        hf_raise_for_status(response)
-    return response
 
 
 def _addresses(batch: Any) -> Iterator[str]:

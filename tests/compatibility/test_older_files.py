@@ -19,7 +19,7 @@ import yaml
 from transformers import AutoModelForCausalLM
 
 import modeling_switch_moe  # noqa: F401 (registers the Auto classes)
-from hub import load_index, open_store, read_records
+from hub import load_index, load_records, open_store
 from scaling_law import Architecture, JointLaw, load_runs
 from training.configuration.arguments import ConfigurationError
 from training.configuration.reading import from_dict
@@ -72,7 +72,7 @@ def test_records_and_an_index_load(expected):
     (indexed,) = load_index(open_store("store"), "old")
     assert indexed.eval_loss == expected["runs"]["1280"]["eval_loss"]
     for table in ("runs.jsonl", "runs.parquet"):
-        assert read_records(folder / table) == [indexed]
+        assert load_records(folder / table) == [indexed]
         runs = load_runs(folder / table)
         assert (runs.tokens.tolist(), runs.experts.tolist()) == ([1280], [4])
         assert runs.loss.tolist() == [indexed.eval_loss]

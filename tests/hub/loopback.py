@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import socket
 import threading
-import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -50,15 +49,14 @@ class Fault:
     """What goes wrong with the requests that `when` picks, `times` times.
 
     kind: "status" answers `status` with `headers` and does nothing; "drop" closes the connection and does nothing;
-    "lose" does what was asked and closes the connection; "cut" sends half of the response's body and closes; "delay"
-    waits `seconds` first; "before" calls `action` first.
+    "lose" does what was asked and closes the connection; "cut" sends half of the response's body and closes; "before"
+    calls `action` first.
     """
 
     when: Callable[[Request], bool]
     kind: str
     status: int = 503
     headers: dict[str, str] = field(default_factory=dict)
-    seconds: float = 0.0
     times: int = 1
     action: Callable[[], object] = lambda: None
 
@@ -144,8 +142,6 @@ class _Handler(BaseHTTPRequestHandler):
         kind = fault.kind if fault else ""
         if fault and kind == "before":
             fault.action()
-        if fault and kind == "delay":
-            time.sleep(fault.seconds)
         if fault and kind == "status":
             response = Response.of_json({"error": "injected fault"}, fault.status, **fault.headers)
         elif kind == "drop":

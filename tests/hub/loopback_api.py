@@ -60,8 +60,7 @@ class _Call:
     def unknown(self):
         raise Refused(404, f"no endpoint {self.request.method} {self.request.path}")
 
-    def json(self, value, status=200, **headers):
-        return Response.of_json(value, status, **headers)
+    json = staticmethod(Response.of_json)
 
     # -- who asks
 

@@ -90,6 +90,11 @@ def make_record(**changes):
     return RunRecord(**record_fields(**changes))
 
 
+def flip(file, content, bit):
+    """Write a file's content with one bit changed."""
+    file.write_bytes(content[: bit // 8] + bytes([content[bit // 8] ^ 1 << bit % 8]) + content[bit // 8 + 1 :])
+
+
 def write_safetensors(path, values):
     """A safetensors file with one fp32 vector, written by the format's definition."""
     data = struct.pack(f"<{len(values)}f", *values)

@@ -140,7 +140,7 @@ class HfJobs:
         if newest:
             hub = Transport()
             for run, job in newest.items():
-                hub.read(partial(_bring, hub.access, job.folder, run.folder))
+                hub.read(partial(_bring, hub.api, job.folder, run.folder))
 
     def _note(self, hub: Transport, place: str, runs: Sequence[SweepRun]) -> None:
         """Add the jobs that the service lists with the labels of these runs."""
@@ -153,10 +153,10 @@ class HfJobs:
                 Job(self.name, f"{namespace}/{info.id}", f"{place}/{run.name}").add_to(run)
 
 
-def _bring(access: dict[str, Any], source: str, here: Path) -> None:
+def _bring(api: Any, source: str, here: Path) -> None:
     from huggingface_hub import HfFileSystem
 
-    files = HfFileSystem(**access, skip_instance_cache=True, use_listings_cache=False)
+    files = HfFileSystem(endpoint=api.endpoint, token=api.token, skip_instance_cache=True, use_listings_cache=False)
     root = source.removeprefix("hf://")
     with suppress(FileNotFoundError):  # nothing is saved yet
         for path, entry in files.find(root, detail=True).items():

@@ -4,6 +4,7 @@ import pytest
 
 from hub.base import checksums
 from hub.base.errors import IntegrityError
+from tests.hub.samples import flip
 
 
 def test_what_was_written_passes_at_every_moment_of_a_write_and_else_nothing(tmp_path):
@@ -40,7 +41,7 @@ def test_damaged_checksums_are_no_other_error(tmp_path):
     path = tmp_path / checksums.FILE_NAME
     content, refused = path.read_bytes(), 0
     for bit in range(8 * len(content)):
-        path.write_bytes(content[: bit // 8] + bytes([content[bit // 8] ^ 1 << bit % 8]) + content[bit // 8 + 1 :])
+        flip(path, content, bit)
         try:
             checksums.check(tmp_path / "runs.jsonl", b"content")
         except IntegrityError:

@@ -10,7 +10,7 @@ from hub.base.errors import IntegrityError
 from hub.record.table import JSONL_NAME, PARQUET_NAME
 from hub.release.push import push_listing
 from scaling_law import load_runs
-from tests.hub.samples import make_record
+from tests.hub.samples import flip, make_record
 
 FLIPS = 30  # of each file
 
@@ -21,10 +21,6 @@ def index(tmp_path, runs_of):
     store = open_store(tmp_path / "store")
     push_listing(store, "demo", [*push_runs(store, runs_of(2)), make_record(run_id="unreleased", seed=9)])
     return store, tmp_path / "store" / "datasets" / "demo-runs" / "main"
-
-
-def flip(file, content, bit):
-    file.write_bytes(content[: bit // 8] + bytes([content[bit // 8] ^ 1 << bit % 8]) + content[bit // 8 + 1 :])
 
 
 @pytest.mark.parametrize("name", [JSONL_NAME, PARQUET_NAME])

@@ -11,7 +11,7 @@ from tests.hub.conftest import another_view
 from tests.hub.samples import make_record
 
 REPO, BRANCH = "demo-d64-E4", "tokens001.5M-seed0"
-RUN, INDEX = ("model", REPO, BRANCH), ("dataset", "demo-runs", "main")
+RUN, MAIN, INDEX = ("model", REPO, BRANCH), ("model", REPO, "main"), ("dataset", "demo-runs", "main")
 OWN = b"---\nlicense: mit\n---\nquite another card\n"
 
 
@@ -61,21 +61,21 @@ def test_a_branchs_card_keeps_what_a_person_wrote(store, checkpoint, record):
     assert_kept(store, RUN, license="cc0-1.0")
 
 
-def test_a_licence_that_was_changed_on_the_branch_alone_stays(store, checkpoint, record):
-    """Also where the run's folder names another, and where a push named one."""
+@pytest.mark.parametrize(
+    ("in_folder", "pushed", "edited"), [("mit", None, "apache-2.0"), (None, "cc0-1.0", "cc0-1.0")]
+)
+def test_a_licence_stays_that_a_push_named_or_that_was_changed_on_the_branch(
+    store, checkpoint, record, in_folder, pushed, edited
+):
+    """Also where the run's folder names another."""
     folder = checkpoint()
-    (folder / "README.md").write_text("---\nlicense: mit\n---\n# A model\n")
-    push_run(another_view(store), folder, record)
-    put(store, RUN, card_of(store, RUN).replace("license: mit", "license: apache-2.0"))
+    if in_folder:
+        (folder / "README.md").write_text(f"---\nlicense: {in_folder}\n---\n# A model\n")
+    push_run(another_view(store), folder, record, license=pushed)
+    if edited != pushed:
+        put(store, RUN, card_of(store, RUN).replace(f"license: {in_folder}", f"license: {edited}"))
     push_run(another_view(store), folder, record.replaced(eval_loss=4.0))
-    assert read_card(card_of(store, RUN)).data["license"] == "apache-2.0"
-
-
-def test_a_licence_that_a_push_named_stays(store, checkpoint, record):
-    folder = checkpoint()
-    push_run(another_view(store), folder, record, license="cc0-1.0")
-    push_run(another_view(store), folder, record.replaced(eval_loss=4.0))
-    assert read_card(card_of(store, RUN)).data["license"] == "cc0-1.0"
+    assert read_card(card_of(store, RUN)).data["license"] == edited
 
 
 def test_a_card_that_nobody_edited_on_its_branch_follows_the_runs_folder(store, checkpoint, record):
@@ -101,13 +101,22 @@ def test_what_was_written_into_a_card_whose_mark_was_removed_stays(store, checkp
     assert "dropless) | 4.0000 |" in card_of(store, RUN)
 
 
-@pytest.mark.parametrize("place", [RUN, INDEX], ids=["branch", "index"])
+@pytest.mark.parametrize("place", [RUN, MAIN, INDEX], ids=["branch", "main", "index"])
 def test_a_card_of_another_kind_stays(store, checkpoint, record, place):
     push_listing(store, "demo", [push_run(another_view(store), checkpoint(), record)])
     put(store, place, OWN.decode())
     corrected = push_run(another_view(store), checkpoint("again"), record.replaced(eval_loss=4.0))
     push_listing(store, "demo", [corrected])
     assert card_of(store, place).encode() == OWN
+
+
+def test_the_card_on_main_keeps_what_a_person_wrote(store, runs_of):
+    one, two = (push_run(store, *run) for run in runs_of(2))
+    push_listing(store, "demo", [one], license="mit")
+    edit(store, MAIN, "## How to load")
+    push_listing(another_view(store), "demo", [two])
+    assert_kept(store, MAIN)
+    assert "| tokens001.5M-seed1 |" in card_of(store, MAIN)
 
 
 def test_the_card_of_an_index_keeps_what_a_person_wrote(store):

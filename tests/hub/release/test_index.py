@@ -89,19 +89,6 @@ def test_weights_are_copied_inside_the_store(loopback, checkpoint, tmp_path):
     assert len({(place / "model.safetensors").stat().st_ino for place in places}) == 1  # a hard link
 
 
-def test_what_a_person_wrote_on_main_stays(store, checkpoint):
-    push_listing(store, "demo", [push(store, checkpoint, 0)])
-    edited = main_card(store).replace("## How to load", "A note of ours.\n\n## How to load")
-    store.update("model", REPO, (), lambda _: {"README.md": edited.encode()}, "edit")
-    push_listing(store, "demo", [push(store, checkpoint, 1)])
-    assert "A note of ours." in main_card(store)
-    assert "| tokens001.5M-seed1 |" in main_card(store)
-    own = b"---\nlicense: mit\n---\nquite another card\n"
-    store.update("model", REPO, (), lambda _: {"README.md": own}, "replace")
-    push_repo_cards(store, "demo", [REPO])
-    assert main_card(store).encode() == own
-
-
 def test_rows_that_another_writer_added_meanwhile_are_on_the_card(loopback, checkpoint):
     """The other one writes index and card after this one has read the index and before it writes its card."""
     store = hub_store(loopback)

@@ -66,7 +66,7 @@ def test_threads_ask_once_for_what_they_share(loopback, runs):
     push_runs(hub_store(loopback), runs, workers=6)
     calls = loopback.api_calls()
     assert {name: calls.count(name) for name in set(calls)} == {
-        **{"list": 2, "create": 2, "refs": 2, "commits": 2, "tree": 2 + RUNS},
+        **{"list": 2, "create": 2, "refs": 2, "commits": 2, "revision": 2 + RUNS},
         **{"branch": RUNS, "preupload": RUNS, "commit": RUNS},
     }
 

@@ -18,7 +18,7 @@ from hub.base.markdown import read_card
 from hub.record.run_record import RunRecord
 from hub.release.index import merge
 from hub.release.push import push_listing
-from tests.hub.conftest import another_view, hub_cache, hub_store
+from tests.hub.conftest import another_view, hub_store
 from tests.hub.samples import make_record
 
 REPO, BRANCH = "demo-d64-E4", "tokens001.5M-seed0"
@@ -138,19 +138,6 @@ def test_a_run_released_under_another_name_is_in_the_index_once(record):
 
 
 # -- pulling
-
-
-@pytest.mark.parametrize("name", ["modeling_switch_moe.py", "tokenizer.json", "README.md", "config.json"])
-def test_pull_puts_code_tokenizer_and_card_of_the_cache_right(loopback, checkpoint, record, name):
-    """A file of the cache that was changed, or cut short, is not handed out as the released one."""
-    store = hub_store(loopback)
-    pushed = push_run(store, checkpoint(), record)
-    folder = pull_run(store, pushed)
-    assert hub_cache() in folder.parents
-    content = (folder / name).read_bytes()
-    for damaged in (content + b"changed", content[:-1], b""):
-        (folder / name).write_bytes(damaged)
-        assert (pull_run(store, pushed) / name).read_bytes() == content
 
 
 def test_pull_from_a_folder_gives_what_the_index_lists_or_nothing(tmp_path, checkpoint, record):

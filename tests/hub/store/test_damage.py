@@ -12,6 +12,7 @@ from hub.record.table import JSONL_NAME, PARQUET_NAME
 from hub.release.push import push_listing
 from tests.hub.conftest import hub_cache, hub_store
 from tests.hub.loopback import Fault
+from tests.hub.samples import flip
 
 REPO = "demo-d64-E4"
 RELEASED = ["README.md", "config.json", "model.safetensors", "modeling_switch_moe.py", "run.json", "tokenizer.json"]
@@ -67,10 +68,6 @@ def reads(released):
             if path.read_bytes() == store.read(kind, repo, name)
         }
         yield snapshot, reader(kind, repo, name)
-
-
-def flip(blob: Path, content: bytes, bit: int) -> None:
-    blob.write_bytes(content[: bit // 8] + bytes([content[bit // 8] ^ 1 << bit % 8]) + content[bit // 8 + 1 :])
 
 
 def test_no_flipped_bit_is_taken_and_each_heals_once_online(loopback, released, offline):

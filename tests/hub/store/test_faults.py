@@ -16,8 +16,8 @@ from tests.hub.samples import make_record
 
 # What a push of one run into an empty Hub, with its index, asks for, in order; the tests below break each in turn.
 SEQUENCE = [
-    *("create", "resolve", "branch", "preupload", "lfs-batch", "upload", "verify", "commit", "tree"),
-    *("list", "list", "create", "revision", "preupload", "lfs-batch", "upload", "verify", "commit", "tree"),
+    *("create", "resolve", "branch", "preupload", "lfs-batch", "upload", "verify", "commit", "revision"),
+    *("list", "list", "create", "revision", "preupload", "lfs-batch", "upload", "verify", "commit", "revision"),
 ]
 NUMBERS = range(len(SEQUENCE))
 BRANCH = "tokens001.5M-seed0"

@@ -24,13 +24,13 @@ def test_api_calls_of_a_push(loopback, runs_of):
         before = len(loopback.requests)
         push_run(store, folder, record)
         counts.append(loopback.api_calls(before))
-    run = ["branch", "preupload", "commit", "tree"]
+    run = ["branch", "preupload", "commit", "revision"]
     assert counts == [["create", *run], run, run]
 
     again, before = hub_store(loopback), len(loopback.requests)
     for folder, record in runs:
         push_run(again, folder, record)
-    assert loopback.api_calls(before) == ["create", "refs", "tree", "tree", "tree"]
+    assert loopback.api_calls(before) == ["create", "refs", "revision", "revision", "revision"]
 
 
 def test_an_index_is_read_in_three_requests_at_one_commit(loopback):
@@ -87,16 +87,6 @@ def test_without_a_network_the_cache_answers(loopback, checkpoint, record, monke
     with pytest.raises(UnavailableError):
         push_index(store, "demo", [make_record(run_id="new", seed=4)])
     assert how != "offline" or len(loopback.requests) == before
-
-
-def test_a_damaged_cache_is_repaired(loopback, record):
-    store = hub_store(loopback)
-    push_index(store, "demo", [record])
-    load_index(store, "demo")
-    blobs = hub_cache().glob("datasets--org--demo-runs/blobs/*")
-    (blob,) = [path for path in blobs if b"4.25" in path.read_bytes()]
-    blob.write_bytes(blob.read_bytes().replace(b"4.25", b"1.25"))
-    assert load_index(store, "demo") == [record]
 
 
 # -- tokens and permissions

@@ -91,13 +91,6 @@ def test_a_wrong_token_is_sent_once(loopback):
     assert len(loopback.requests) - before == 1
 
 
-def test_a_missing_token_is_reported_once(online, command, runs_of, tmp_path):
-    for folder, record in runs_of(6):
-        record.save(folder)
-    status, _, error = command("push", tmp_path, "hf://org")
-    assert (status, error.count("no access token"), error.count("error: ")) == (2, 1, 1)
-
-
 # -- the limit of commits, 128 per hour and repository: a 429 that does not say when to come back
 
 
@@ -159,11 +152,3 @@ def test_a_folder_that_cannot_be_written_ends_a_command_with_one_line(the_hub, c
     push_index(hub_store(the_hub), "demo", [push_run(hub_store(the_hub), checkpoint(), make_record())])
     status, _, shown = command("pull", "hf://org", "demo", "--to", "/proc/none")
     assert (status, shown[:7], shown.count("\n")) == (2, "error: ", 1)
-
-
-def test_a_hub_that_is_down_ends_a_command_with_one_line(the_hub, command):
-    the_hub.faults.append(Fault(lambda request: True, "status", 503, times=MANY))
-    for arguments in (["runs", "hf://org"], ["runs", "hf://org", "demo"]):
-        status, _, error = command(*arguments)
-        assert (status, error.count("\n")) == (1, 1)
-        assert error.startswith("error: the Hub answered 503")

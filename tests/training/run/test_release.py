@@ -3,6 +3,7 @@
 # ruff: noqa: F811 (fixtures are imported)
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -102,7 +103,7 @@ def test_a_run_that_is_stopped_ends_what_it_is_sending(the_hub, tiny):
     def stop_at_upload(request):
         return request.api == "preupload" and os.kill(os.getpid(), signal.SIGTERM) is None
 
-    the_hub.faults.append(Fault(stop_at_upload, "delay", seconds=1.0))
+    the_hub.faults.append(Fault(stop_at_upload, "before", action=lambda: time.sleep(1.0)))
     short_trunk = {"schedule.tokens": [1280, 50_000], "schedule.warmup_tokens": 0, "schedule.decay_fraction": 0.9}
     arguments = tiny(run__push_to_hub="hf://org", **short_trunk)
     assert train(arguments) == 128 + signal.SIGTERM
