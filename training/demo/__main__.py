@@ -40,7 +40,7 @@ from scaling_law.figures import drawing, law_figures
 from training.data.text import TextSource
 from training.data.tokenizer import load_tokenizer, train_tokenizer
 from training.demo import corpus
-from training.demo.results import crossings_table, gap_curves, gaps_table, losses_table, sentence
+from training.demo.results import crossings_table, gap_curves, losses_table, sentence
 from training.run.evaluation import evaluate
 from training.run.inputs import held_out
 from training.sweep.file import Sweep
@@ -178,9 +178,7 @@ class Demo:
             raise DemoError(
                 f"another process trains {', '.join(outcome.elsewhere)}; re-run this command when it is done"
             )
-        records = [record for run in sweep.runs for record in run.records()]
-        print_table(losses_table(records))
-        print_table(gaps_table(records))
+        print_table(losses_table([record for run in sweep.runs for record in run.records()]))
         return sweep
 
     def release(self, sweep: Sweep) -> list[RunRecord]:

@@ -74,19 +74,6 @@ def format_crossing(tokens: float, between: tuple[float, float]) -> str:
     return f"after {format_count(between[1])}" if tokens else f"before {format_count(between[0])}"
 
 
-def gaps_table(records: Sequence[RunRecord]) -> Table:
-    """MoE losses minus dense losses: a row per size, a column per token count."""
-    all_gaps = Gaps.of(records)
-    tokens = sorted({count for row in all_gaps for count in row.gaps})
-    rows = [
-        [row.d_model, row.experts, *(f"{row.gaps[c]:+.3f}" if c in row.gaps else "" for c in tokens), row.crossing]
-        for row in all_gaps
-    ]
-    header = ["d_model", "E", *map(format_count, tokens), "pays from"]
-    title = "Loss minus the dense model's, nats per byte"
-    return Table(header, rows, title=title, keys=("d_model", "E"))
-
-
 def crossings_table(records: Sequence[RunRecord], law: JointLaw) -> Table:
     """Crossover token counts: measured, by the calibrated law, and by the published one."""
     all_gaps = Gaps.of(records)
