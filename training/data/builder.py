@@ -147,7 +147,7 @@ class GrowingCache:
             self._restarts.may_help(builder)
 
 
-class Builder:
+class Builder(subprocess.Popen[bytes]):
     """A process that tokenises from `source` into `folder`, in order or the groups of a share; it ends with this one.
 
     Args:
@@ -169,7 +169,7 @@ class Builder:
         environment = {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
         if threads is not None:
             environment["RAYON_NUM_THREADS"] = str(threads)
-        self._process = subprocess.Popen(
+        super().__init__(
             [sys.executable, "-m", "training.data.builder"],
             stdin=subprocess.PIPE,
             stdout=self._output,
@@ -179,32 +179,19 @@ class Builder:
         )
         task = {"source": asdict(source), "folder": str(folder), "until_tokens": until_tokens, "share": share}
         with suppress(BrokenPipeError):  # it died at once; `error` will say of what
-            self._process.stdin.write(json.dumps(task).encode() + b"\n")
-            self._process.stdin.flush()
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self._process.pid
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Its exit status, once it has ended. Raises subprocess.TimeoutExpired."""
-        return self._process.wait(timeout)
-
-    def poll(self) -> int | None:
-        """Its exit status, below 0 for a signal; None while it runs."""
-        return self._process.poll()
+            self.stdin.write(json.dumps(task).encode() + b"\n")
+            self.stdin.flush()
 
     def close(self) -> None:
         """End it."""
         with suppress(BrokenPipeError):
-            self._process.stdin.close()
-        self._process.wait()
+            self.stdin.close()
+        self.wait()
         self._output.close()
 
     def error(self) -> ConfigurationError | TokenBuildError | None:
         """Wait for its end and return its error; None if it finished, or another process is building."""
-        status = self._process.wait()
+        status = self.wait()
         if status in (0, _BUSY):
             return None
         self._output.seek(0)

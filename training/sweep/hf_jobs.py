@@ -6,7 +6,6 @@ ends early, say at its time limit, resumes from the bucket when the sweep is sub
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -21,7 +20,7 @@ from hub.store.transport import Transport
 from training.configuration.arguments import ConfigurationError
 from training.data.pins import pinned_with_sweep
 from training.data.text import is_local_path
-from training.sweep.engine import Job, Outcome, alive, seconds_of, unfinished
+from training.sweep.engine import Engine, Job, Outcome, seconds_of, unfinished
 from training.sweep.file import Sweep, SweepRun
 from training.sweep.status import Queued, State
 
@@ -42,7 +41,7 @@ exec uv run --no-project --with "$PACKAGE" accelerate launch --num_machines 1 --
 
 
 @dataclass(frozen=True)
-class HfJobs:
+class HfJobs(Engine):
     """Jobs of Hugging Face, in the namespace that owns the bucket.
 
     Attributes:
@@ -127,12 +126,11 @@ class HfJobs:
                 queued[job] = _queued(hub.read(partial(hub.api.inspect_job, **_named(job))), prices)
         return queued
 
-    def cancel(self, runs: Sequence[SweepRun]) -> list[str]:
-        """Cancel the runs' jobs; their last checkpoints stay in the bucket."""
-        hub, jobs = Transport(), alive(self, runs)
-        for job in itertools.chain(*jobs.values()):
+    def stop(self, jobs: Sequence[Job]) -> None:
+        """Cancel jobs; their last checkpoints stay in the bucket."""
+        hub = Transport()
+        for job in jobs:
             hub.call(partial(hub.api.cancel_job, **_named(job)))
-        return list(jobs)
 
     def collect(self, runs: Sequence[SweepRun]) -> None:
         """Fetch new records and logs from the bucket; models and checkpoints stay there."""
