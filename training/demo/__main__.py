@@ -40,7 +40,7 @@ from scaling_law.figures import drawing, law_figures
 from training.data.text import TextSource
 from training.data.tokenizer import load_tokenizer, train_tokenizer
 from training.demo import corpus
-from training.demo.results import crossings_table, gap_curves, losses_table, sentence
+from training.demo.results import crossings_table, gap_curves, losses_table
 from training.run.evaluation import evaluate
 from training.run.inputs import held_out
 from training.sweep.file import Sweep
@@ -226,7 +226,7 @@ class Demo:
         except ValueError as error:  # a law of a few runs need not have an optimum
             return f"This law has no answer for {format_flops(self.scale.flops)} FLOPs: {error}"
         print_table(table)
-        return sentence(table)
+        return f"The best model for {format_flops(self.scale.flops)} FLOPs: {table.verdict}."
 
     def figures(self, fitted: Fitted, released: Sequence[RunRecord]) -> None:
         """Figures: MoE minus dense losses, the errors of the law, and the published law's memory optimum."""

@@ -10,8 +10,8 @@ import numpy as np
 
 from hub import RunRecord
 from hub.base.tables import Table
-from hub.base.units import format_count, format_decimal, format_flops
-from scaling_law import JointLaw, OptimalTable
+from hub.base.units import format_count, format_decimal
+from scaling_law import JointLaw
 from scaling_law.figures import drawing
 from scaling_law.figures.curves import interval_of
 from scaling_law.planning.break_even import TOKENS_RANGE, overtaking
@@ -93,21 +93,6 @@ def crossings_table(records: Sequence[RunRecord], law: JointLaw) -> Table:
     header = ["", "measured", "law calibrated", "95 %", "as published"]
     note = "One seed each: losses of such small models scatter by 0.02 nats, crossovers by a factor of two."
     return Table(header, rows, title="Crossover: tokens at which an MoE overtakes the dense model", notes=[note])
-
-
-def sentence(table: OptimalTable) -> str:
-    """The optimum in words, with its interval."""
-    best = table.best
-    low, high = best.loss_interval or (best.loss, best.loss)
-    shares = table.comparison.win_shares if table.comparison else {}
-    sure = (
-        f"; E = {best.experts:g} is best in {shares[best.experts]:.0%} of the draws" if best.experts in shares else ""
-    )
-    smallest = " Widths below d_model 64 were not considered." if best.limited_by == "smallest" else ""
-    return (
-        f"{format_flops(table.flops)} FLOPs buy E = {best.experts:g}, {format_count(best.n_active)} active parameters "
-        f"and {format_count(best.tokens)} tokens: loss {best.loss:.3f} ({low:.3f} to {high:.3f}){sure}.{smallest}"
-    )
 
 
 def gap_curves(law: JointLaw, records: Sequence[RunRecord]) -> Any:

@@ -42,14 +42,9 @@ exec uv run --no-project --with "$PACKAGE" accelerate launch --num_machines 1 --
 
 @dataclass(frozen=True)
 class HfJobs(Engine):
-    """Jobs of Hugging Face, in the namespace that owns the bucket.
+    """Jobs of Hugging Face, in the namespace that owns the bucket; a run uses all GPUs of its hardware.
 
-    Attributes:
-        flavor: hardware, as `hf jobs hardware` lists it; a run uses all of its GPUs.
-        bucket: OWNER/NAME, where runs keep checkpoints, logs and models.
-        package: this project, as `uv run --with` takes it.
-        time: limit of a job, as sbatch takes it.
-        image: with bash and uv; setup: shell lines to run first.
+    The fields are options of `run --on hf-jobs`.
     """
 
     name: ClassVar[str] = "hf-jobs"

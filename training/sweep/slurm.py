@@ -55,13 +55,7 @@ exit "$status"
 class Slurm(Engine):
     """Jobs of SLURM; submit from the folder that relative paths of the sweep start in, on a shared file system.
 
-    Attributes:
-        gpus: of each node; 0 trains on CPU.
-        nodes: of each run.
-        time: limit of one start of a run, as sbatch takes it.
-        at_most: runs at a time.
-        accelerate_config: of `accelerate launch`; by default DDP on one node and FSDP2 on several.
-        sbatch: more options, each with its dashes; setup: shell lines to run first.
+    The fields are options of `run --on slurm`. By default a run is DDP on one node and FSDP2 on several.
     """
 
     name: ClassVar[str] = "slurm"

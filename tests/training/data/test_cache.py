@@ -61,18 +61,6 @@ def test_a_cache_in_pieces_is_byte_for_byte_the_one_in_one_go(
         assert contents(extended.folder) == contents(whole.folder)
 
 
-def test_a_crash_at_any_write_leaves_a_cache_that_is_continued(corpus, tokenizer, tmp_path, small_shards):
-    whole = prepare(TextSource(str(corpus)), tokenizer, tmp_path / "whole")
-    cut = prepare(TextSource(str(corpus)), tokenizer, tmp_path / "cut", until=2000)
-    log = cut.folder / "shards.jsonl"
-    log.write_bytes(log.read_bytes()[:-40])  # the last line was being written
-    (cut.folder / "tokens-0000000-03.tmp").write_bytes(b"half a shard")
-    assert len(TokenCache(cut.folder).shards) == len(cut.shards) - 1
-    resumed = prepare(TextSource(str(corpus)), tokenizer, tmp_path / "cut")
-    assert not list(cut.folder.glob("*.tmp"))
-    assert np.array_equal(resumed.read(0, len(whole)), whole.read(0, len(whole)))
-
-
 def test_no_document_is_an_error(corpus, tokenizer, tmp_path):
     write_dataset(tmp_path / "few", {"train": make_documents(1, 0)})
     for folder, buckets, held, missing in (
@@ -164,6 +152,7 @@ def test_what_is_found_after_the_start_ends_the_training(tiny, tokenizer, tmp_pa
         ("recipe.json", b'{"dtype": "<u2"}', "does not match the name of its folder"),
         ("shards.jsonl", b"[1]\n", "contains a malformed line: b'[1]'"),
         ("shards.jsonl", b'{"file": "tokens.bin"}\n', 'contains a malformed line: b\'{"file": '),
+        ("group-0000000.json", b"{", "is damaged"),
         ("tokenizer.json", b'{"padding": 0, "truncation": 0}', "is not the tokenizer of these tokens"),
     ],
 )

@@ -12,18 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from tests.conftest import write_dataset
 from tests.training.conftest import CRAWLS, write_crawls
-from tests.training.token_caches import flip_a_bit, prepare
+from tests.training.token_caches import prepare
 from training.configuration.arguments import ConfigurationError
 from training.data import builder, filling
 from training.data import cache as cache_module
 from training.data import text as text_module
 from training.data.builder import TokenBuildError, build_by_many
-from training.data.cache import CorruptCacheError, TokenCache, open_cache
+from training.data.cache import TokenCache, open_cache
 from training.data.filling import Share, adopt, lock_of, tokenise_groups
 from training.data.text import TextSource
-from training.data.tokenizer import train_tokenizer
 from training.prepare import app
 from training.run.inputs import text_sources
 
@@ -198,27 +196,6 @@ def test_a_group_that_another_process_has_is_left_to_it(source, single, empty):
     assert not adopted(empty).complete
     tokenise_groups(source, empty.folder, ALL)
     assert_same(adopted(empty), single)
-
-
-def test_another_dataset_or_tokenizer_is_another_cache_and_a_damaged_one_is_refused(source, empty, crawls, tmp_path):
-    tokenise_groups(source, empty.folder, ALL)
-    adopted(empty)
-    other = train_tokenizer(["a text of some length, again and again"] * 9, 260, tmp_path / "other", progress=False)
-    assert open_cache(source, other, tmp_path / "many").folder != empty.folder
-    (tmp_path / "fewer").mkdir()
-    write_dataset(tmp_path / "fewer" / "sorted", {"train": ["text"]})
-    changed = TextSource(str(tmp_path / "fewer" / "sorted"), file_seed=3, held_out_buckets=300)
-    assert open_cache(changed, other, tmp_path / "many").folder.name[:13] == empty.folder.name[:13]
-    flip_a_bit(empty.folder / empty.shards[4]["file"], 10)
-    with pytest.raises(CorruptCacheError, match="has a wrong sha256"):
-        TokenCache(empty.folder).check_shard(4)
-    for name, content in (("tokenizer.json", "{}"), ("group-0000000.json", "{")):
-        fresh = open_cache(source, other, tmp_path / name)
-        tokenise_groups(source, fresh.folder, ALL, until_tokens=1)
-        (fresh.folder / name).write_text(content)
-        with pytest.raises(CorruptCacheError, match=rf"^{fresh.folder / name} is (damaged|not )") as caught:
-            tokenise_groups(source, fresh.folder, ALL, until_tokens=5000)
-        assert "\n" not in str(caught.value)
 
 
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 90))

@@ -92,7 +92,7 @@ def test_the_law_is_asked_inside_its_range_and_every_line_of_the_panel_runs(swee
     assert f"measured {run.eval_loss:.3f}" in fitted.forecast
 
     answer = demo.ask(fitted)
-    assert re.match(r"1e12 FLOPs buy E = (4|8), .* tokens: loss \d\.\d{3} \(", answer)
+    assert re.match(r"The best model for 1e12 FLOPs: E = (4|8) of .* tokens: loss \d\.\d{3} \(", answer)
     asked = fitted.law.optimal(FULL.flops, experts=(1, 4, 8), learning_rate_law=fitted.rates)
     best = asked.best
     rates = [trained.arguments.optimizer.learning_rate for trained in sweep.runs]
