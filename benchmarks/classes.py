@@ -58,7 +58,7 @@ def of_a_class(kind: str, shape: argparse.Namespace, granularity: int = 1) -> An
         shared = kind == SHARED
         fields |= {family.experts: EXPERTS * granularity - shared, "num_experts_per_tok": granularity - shared}
         fields |= {"shared_expert_intermediate_size": 3 * shape.width // granularity} if shared else {}
-    return ModelClassArguments.of(fields).config(shape.vocab, shape.length, 0)
+    return ModelClassArguments.model_validate(fields).config(shape.vocab, shape.length, 0)
 
 
 def loss_of_the_loop(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:

@@ -24,4 +24,4 @@ def flip_a_bit(path: Path, position: int = 100) -> None:
 
 def contents(folder: Path) -> dict[str, bytes]:
     """Every file of a cache that says what its tokens are."""
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.name != "build.lock"}
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.suffix != ".lock"}

@@ -210,7 +210,7 @@ def _ours_or_a_class(section: Any, ours: Callable[[Any], ModelArguments]) -> Mod
     if isinstance(section, ModelClassArguments):
         return section
     if isinstance(section, dict) and section.get("type") not in (None, OURS, [OURS]):
-        return ModelClassArguments.of(section)
+        return ModelClassArguments.model_validate(section)
     return ours(section)
 
 

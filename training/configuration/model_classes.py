@@ -10,7 +10,6 @@ import difflib
 import inspect
 import json
 import logging
-import math
 import re
 import sys
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
 from hub.base.errors import InputError
 from hub.record.names import size_name
@@ -51,35 +50,42 @@ class ModelClassArguments(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow", protected_namespaces=())
 
     type: str
-    capacity_group_tokens: Annotated[int, Field(gt=0)] | None = None
+    capacity_group_tokens: PositiveInt | None = None
     balance: Literal["loss", "bias"] = "loss"
     bias_update_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = BIAS_UPDATE_RATE
 
+    @model_validator(mode="before")
     @classmethod
-    def of(cls, values: dict[str, Any]) -> ModelClassArguments:
-        """Parse the section `model` of a YAML file or of flags; null is a value of a class's fields (`q_lora_rank`).
-
-        Raises ValueError with one line per problem.
-        """
+    def _of_a_class(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Read a section of a YAML file or of flags; null is a value of a class's fields (`q_lora_rank`)."""
         fields = {name: _plain(value) for name, value in values.items()}
-        kind, group = str(fields.pop("type")), fields.pop("capacity_group_tokens", None)
-        if kind.endswith(".json"):
+        settings = {name: fields.pop(name) for name in cls.model_fields if name in fields}
+        if (kind := str(settings["type"])).endswith(".json"):
             kind, of_file = _of_file(Path(kind))
             fields = of_file | fields
         if kind not in model_types():
             allowed = f"{OURS}, a config.json or one of {', '.join(model_types())}"
             raise InputError(f"model.type: {kind!r}; {_refusal(kind)}it must be {allowed}")
-        if group is not None and (not isinstance(group, int) or group < 1):
-            raise InputError(f"model.capacity_group_tokens: {group!r}; it must be a whole number of at least 1")
-        balance = {name: fields.pop(name) for name in ("balance", "bias_update_rate") if fields.get(name) is not None}
-        if problem := _problem_of_balance(kind, **balance):
-            raise InputError(problem)
         if unknown := [name for name in fields if name not in fields_of(kind)]:
             raise InputError("\n".join(_unknown(kind, name) for name in unknown))
-        arguments = cls(type=kind, capacity_group_tokens=group, **balance, **fields)
-        if problem := arguments._problem():
+        return {name: value for name, value in settings.items() if value is not None} | fields | {"type": kind}
+
+    @model_validator(mode="after")
+    def _is_a_model(self) -> ModelClassArguments:
+        """Check what no single field shows: balancing, the class's own checks, and those of `Architecture`."""
+        if self.balance == "bias" and not has_selection_bias(self.type):
+            able = ", ".join(name for name in model_types() if has_selection_bias(name))
+            raise InputError(f"model.balance: bias; transformers' {self.type} has no selection bias; {able} have one")
+        if self.balance != "bias" and self.bias_update_rate != BIAS_UPDATE_RATE:
+            raise InputError(f"model.bias_update_rate: {self.bias_update_rate!r}; it needs model.balance bias")
+        try:
+            self.model()
+            problem = _problem_of_groups(self.config(1))
+        except Exception as error:  # every class has checks of its own
+            problem = " ".join(str(error).split())
+        if problem:
             raise InputError(f"model: {problem}")
-        return arguments
+        return self
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -103,15 +109,6 @@ class ModelClassArguments(BaseModel):
     def model(self, vocab_size: int | None = None) -> Model:
         """The model in the terms of laws; without a `vocab_size`, with the configured vocabulary or GPT-2's."""
         return read_model(self.config(vocab_size or self.fields.get("vocab_size", VOCAB_SIZE)))
-
-    def _problem(self) -> str | None:
-        """What no single field shows, in one line: the class's own checks, and those of `Architecture`."""
-        try:
-            self.model()
-            config = self.config(1)
-        except Exception as error:  # every class has checks of its own
-            return " ".join(str(error).split())
-        return _problem_of_groups(config)
 
     # -- what the loop asks of the section `model`; see `ModelArguments`
 
@@ -256,20 +253,6 @@ def _unknown(kind: str, name: str) -> str:
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     hint = f"did you mean {near[0]}?" if near else f"its fields are {', '.join(names)}"
     return f"model.{name}: no such field of {kind}; {hint}"
-
-
-def _problem_of_balance(kind: str, balance: Any = "loss", bias_update_rate: Any = None) -> str | None:
-    if balance not in ("loss", "bias"):
-        return f"model.balance: {balance!r}; it must be loss or bias"
-    if balance == "bias" and not has_selection_bias(kind):
-        able = ", ".join(name for name in model_types() if has_selection_bias(name))
-        return f"model.balance: bias; transformers' {kind} has no selection bias; {able} have one"
-    if bias_update_rate is None:
-        return None
-    if balance != "bias" and bias_update_rate != BIAS_UPDATE_RATE:
-        return f"model.bias_update_rate: {bias_update_rate!r}; it needs model.balance bias"
-    is_rate = isinstance(bias_update_rate, (int, float)) and 0 < bias_update_rate < math.inf
-    return None if is_rate else f"model.bias_update_rate: {bias_update_rate!r}; it must be a positive number"
 
 
 def _problem_of_groups(config: Any) -> str | None:

@@ -54,7 +54,7 @@ class GrowingCache:
     def __init__(self, cache: TokenCache, source: TextSource, until_tokens: int | None, patience: float = 0.0):
         self.cache, self._source, self._until = cache, source, until_tokens
         self._builder: Builder | None = None
-        self._deaths = 0
+        self._restarts = Restarts(cache.folder)
         self._next_attempt = time.monotonic() + patience
         self._is_first = patience == 0  # one process of a node compares checksums and reports rows
         self._reported_rows = 0
@@ -138,26 +138,16 @@ class GrowingCache:
                 self._start_builder()
 
     def _start_builder(self) -> None:
-        self._shards_before = len(self.cache.shards)
         self._builder = Builder(self._source, self.cache.folder, self._until)
 
     def _poll(self) -> None:
         """Raise the error of this process's builder, unless a restart may help."""
-        if self._builder is None or (status := self._builder.poll()) is None:
-            return
-        error = self._builder.error()
-        self.close()
-        if error is None:
-            return
-        self.cache.refresh()
-        self._deaths += status < 0
-        made_shards = len(self.cache.shards) > self._shards_before  # so a fresh start may do: a lost connection, say
-        if not made_shards and (status > 0 or self._deaths >= _MAX_DEATHS):
-            raise error
-        logger.warning("%s; restarting it", error)
+        if self._builder is not None and self._builder.poll() is not None:
+            builder, self._builder = self._builder, None
+            self._restarts.may_help(builder)
 
 
-class Builder:
+class Builder(subprocess.Popen[bytes]):
     """A process that tokenises from `source` into `folder`, in order or the groups of a share; it ends with this one.
 
     Args:
@@ -179,7 +169,7 @@ class Builder:
         environment = {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
         if threads is not None:
             environment["RAYON_NUM_THREADS"] = str(threads)
-        self._process = subprocess.Popen(
+        super().__init__(
             [sys.executable, "-m", "training.data.builder"],
             stdin=subprocess.PIPE,
             stdout=self._output,
@@ -189,32 +179,19 @@ class Builder:
         )
         task = {"source": asdict(source), "folder": str(folder), "until_tokens": until_tokens, "share": share}
         with suppress(BrokenPipeError):  # it died at once; `error` will say of what
-            self._process.stdin.write(json.dumps(task).encode() + b"\n")
-            self._process.stdin.flush()
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self._process.pid
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Its exit status, once it has ended. Raises subprocess.TimeoutExpired."""
-        return self._process.wait(timeout)
-
-    def poll(self) -> int | None:
-        """Its exit status, below 0 for a signal; None while it runs."""
-        return self._process.poll()
+            self.stdin.write(json.dumps(task).encode() + b"\n")
+            self.stdin.flush()
 
     def close(self) -> None:
         """End it."""
         with suppress(BrokenPipeError):
-            self._process.stdin.close()
-        self._process.wait()
+            self.stdin.close()
+        self.wait()
         self._output.close()
 
     def error(self) -> ConfigurationError | TokenBuildError | None:
         """Wait for its end and return its error; None if it finished, or another process is building."""
-        status = self._process.wait()
+        status = self.wait()
         if status in (0, _BUSY):
             return None
         self._output.seek(0)
@@ -226,6 +203,31 @@ class Builder:
             return TokenBuildError(f"tokenising into {self.folder} failed: {message.strip()}")
         how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
         return TokenBuildError("\n".join([f"the tokenising process {how}", *output.splitlines()[-20:]]))
+
+
+class Restarts:
+    """Builders of one cache that failed: each is started again if shards were made meanwhile, or if it was killed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._deaths = folder, 0
+        self._shards = self._made()
+
+    def _made(self) -> int:
+        return len(list(self._folder.glob("tokens-*.bin")))
+
+    def may_help(self, builder: Builder) -> bool:
+        """Whether to start a builder that has ended again. Raises its error if that happens in vain."""
+        status, error = builder.poll() or 0, builder.error()
+        builder.close()
+        if error is None:
+            return False
+        before, self._shards = self._shards, self._made()
+        in_vain = self._shards <= before
+        self._deaths = self._deaths + (status < 0) if in_vain else 0
+        if in_vain and (status > 0 or self._deaths >= _MAX_DEATHS):
+            raise error
+        logger.warning("%s; restarting it", error)
+        return True
 
 
 def build_by_many(
@@ -241,29 +243,19 @@ def build_by_many(
     A killed process is restarted and loses its current shard; `on_progress` is called regularly.
 
     Raises:
-        ConfigurationError: the text cannot be read as configured, or is in its stored order.
+        ConfigurationError: the text cannot be read as configured.
         TokenBuildError: a process failed for another reason, or was killed repeatedly without a new shard.
         CorruptCacheError: a file is damaged.
     """
     shares = [share.split(number, workers) for number in range(workers)]
-    folder, deaths, shards_before = cache.folder, 0, -1
+    folder, restarts = cache.folder, Restarts(cache.folder)
     threads = max(1, len(os.sched_getaffinity(0)) // workers)
     running = {part: Builder(source, folder, until_tokens, part, threads) for part in shares}
     try:
         while running:
             time.sleep(_LOCK_SECONDS)
-            for part, builder in list(running.items()):
-                if (status := builder.poll()) is None:
-                    continue
-                error = builder.error()
-                running.pop(part).close()
-                if status < 0:
-                    shards_now = len(list((folder / "groups").glob("*.bin")))
-                    deaths, shards_before = 1 if shards_now > shards_before else deaths + 1, shards_now
-                if error is not None and (status > 0 or deaths >= _MAX_DEATHS):
-                    raise error
-                if error is not None:
-                    logger.warning("%s; restarting it", error)
+            for part in [part for part, builder in running.items() if builder.poll() is not None]:
+                if restarts.may_help(running.pop(part)):
                     running[part] = Builder(source, folder, until_tokens, part, threads)
             with suppress(Timeout), lock_of(folder, timeout=0):  # else another process lists them
                 adopt(cache)

@@ -21,7 +21,7 @@ from hub.base.atomic import sha256_of, write_bytes
 from training.data.text import ORDER_RECIPE, Place, TextSource
 from training.data.tokenizer import description, fingerprint
 
-FORMAT = 2
+FORMAT = 3
 SHARD_TOKENS = 1 << 24
 WITHOUT_TEXT = "rows-without-text.txt"
 _OPEN_SHARDS = 256  # memory maps held at a time; a training window lies in a few
@@ -44,6 +44,7 @@ class TokenCache:
         dtype: of the ids on disk, uint16 or uint32 little endian.
         shards: the entries of `shards.jsonl` for the finished shards.
         complete: whether the data ends with these shards.
+        read_bytes: of `shards.jsonl`, whose last line may be half written.
 
     Raises CorruptCacheError, when opened or refreshed, for a damaged recipe or list of shards.
     """
@@ -59,7 +60,7 @@ class TokenCache:
         except (ValueError, KeyError, TypeError):  # ValueError: neither JSON nor UTF-8
             raise CorruptCacheError(path, "is damaged") from None
         self._ends: list[int] = []  # of the shards, in tokens
-        self._read_bytes = 0  # of shards.jsonl
+        self.read_bytes = 0
         self._checked: set[int] = set()  # numbers of the shards whose sha256 was compared
         self._map = lru_cache(_OPEN_SHARDS)(self._open)
         self.refresh()
@@ -70,10 +71,10 @@ class TokenCache:
         if self.complete or not path.exists():
             return False
         with open(path, "rb") as file:
-            file.seek(self._read_bytes)
+            file.seek(self.read_bytes)
             new = file.read()
         whole = new[: new.rfind(b"\n") + 1]  # the last line may be half written
-        self._read_bytes += len(whole)
+        self.read_bytes += len(whole)
         for line in whole.splitlines():
             shard = _parsed(path, line)
             if "end" in shard:
@@ -98,10 +99,16 @@ class TokenCache:
         self._checked.add(number)
 
     def _check_size(self, number: int) -> Path:
-        tokens, path = self.shards[number]["tokens"], self.folder / self.shards[number]["file"]
-        if not path.exists() or path.stat().st_size != tokens * self.dtype.itemsize:
-            raise CorruptCacheError(path, f"does not hold {tokens} tokens")
+        shard = self.shards[number]
+        path = self.folder / shard["file"]
+        if not self.has_file(shard):
+            raise CorruptCacheError(path, f"does not hold {shard['tokens']} tokens")
         return path
+
+    def has_file(self, shard: dict) -> bool:
+        """Whether the file of a shard is there, with as many tokens as its entry says."""
+        path = self.folder / shard["file"]
+        return path.exists() and path.stat().st_size == shard["tokens"] * self.dtype.itemsize
 
     def _open(self, number: int) -> np.ndarray:
         self.check_shard(number)
@@ -201,9 +208,8 @@ def open_cache(source: TextSource, tokenizer, cache_dir: str | Path, max_tokens:
         "eos_token_id": tokenizer.eos_token_id,
         "dtype": "<u2" if len(tokenizer) <= 1 << 16 else "<u4",
         "max_tokens": max_tokens,
+        "order": ORDER_RECIPE,
     }
-    if source.file_seed is not None:
-        recipe["order"] = ORDER_RECIPE
     folder = cache_dir / f"{Path(source.dataset).name}-{source.split}-{recipe_hash(recipe)[:16]}"
     if not (folder / "recipe.json").exists():
         write_bytes(folder / "tokenizer.json", tokenizer_json.encode())

@@ -1,7 +1,7 @@
 """Filling a token cache: `build` tokenises in order, `tokenise_groups` by many processes on any number of machines.
 
 The tokens are those of group after group of the text, and a shard never holds two groups. So a group can be tokenised
-without those before it, into `groups/`; `build` and `adopt` list its shards where they belong, and nothing is copied.
+without those before it; `adopt` lists its shards where they belong.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import os
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext, suppress
@@ -50,53 +51,49 @@ def build(
         CorruptCacheError: a file is damaged.
         OSError: the disk is full, the network is gone, …; what was finished stays, and the next build resumes there.
     """
-    _repair(folder)
-    cache = TokenCache(folder)
+    cache, text = TokenCache(folder), source.open()
     cache.check_sizes()
-    limit = cache.recipe["max_tokens"] or math.inf
-    place, text = _adopted(cache, cache.end), None
-    while place is not None and not cache.has(until_tokens) and len(cache) < limit:
-        text = text or source.open()
-        place = _extended(cache, text, place, until_tokens, on_tokens)
-        place = place and _adopted(cache, place)
-    if cache.complete or (place is not None and len(cache) < limit):
-        return
+    place = adopt(cache)
+    while place is not None and not cache.has(until_tokens):
+        with suppress(Timeout), _group_lock(folder, place.group, timeout=1):  # else another process is at it
+            for _ in _tokenised(cache, text, place.group, on_tokens):
+                if adopt(cache) is None or cache.has(until_tokens):
+                    return
+        place = adopt(cache)
     if not cache.shards:
         raise InputError(
             f"data.dataset: split {source.split!r} of {source.dataset!r} has no document "
             + ("that is held out" if source.held_out else "to train on")
         )
-    _append(folder, [{"end": True, "tokens": len(cache)}])
 
 
-def _repair(folder: Path) -> None:
-    """Cut off a line that a crash or a full disk left half written: its shard is made, or listed, again."""
-    log = folder / "shards.jsonl"
-    if log.exists() and (content := log.read_bytes()) and not content.endswith(b"\n"):
-        os.truncate(log, content.rfind(b"\n") + 1)
+def adopt(cache: TokenCache) -> Place | None:
+    """List the shards of the groups that follow on what is there; returns the place after them, None at the end.
+
+    The caller holds the lock.
+    """
+    cache.refresh()
+    place = None if cache.complete else cache.end
+    while place is not None:
+        group, before = _read_group(_group_file(cache.folder, place.group)), place.documents - place.in_group
+
+        def counted(place: list, before: int = before) -> Place:
+            return Place(*place)._replace(documents=before + place[0])
+
+        shards = [{**shard, "next": counted(shard["next"])} for shard in group["shards"]]
+        _append(cache, [shard for shard in shards if shard["next"].in_group > place.in_group])
+        if len(cache) >= _limit(cache):
+            break
+        if "following" not in group:
+            return cache.end if cache.end.group == place.group else place
+        place = group["following"] and counted(group["following"])
+    if cache.shards and not cache.complete:
+        _append(cache, [{"end": True, "tokens": len(cache)}])
+    return None
 
 
-def _extended(
-    cache: TokenCache, text: OpenText, place: Place, until_tokens: int | None, on_tokens: OnTokens
-) -> Place | None:
-    """Tokenise from a place to the end of its group, or as far as is needed; returns the place after that."""
-    limit = cache.recipe["max_tokens"] or math.inf
-    with closing(_encoded(text, place, cache)) as documents:
-        while not cache.has(until_tokens) and len(cache) < limit:
-            wanted = min(cache.recipe["shard_tokens"], limit - len(cache))
-            name = f"tokens-{len(cache.shards):05d}.bin"
-            shard = _write_shard(documents, cache, name, wanted, on_tokens)
-            _note_rows_without_text(cache.folder, text)
-            if shard is None:
-                return text.following
-            ended = shard["tokens"] < wanted
-            if ended and text.following is not None:
-                shard["next"] = text.following
-            _append(cache.folder, [shard])
-            cache.refresh()
-            if ended:
-                return text.following
-    return cache.end
+def _limit(cache: TokenCache) -> float:
+    return cache.recipe["max_tokens"] or math.inf
 
 
 # -- by many processes
@@ -127,20 +124,15 @@ def tokenise_groups(source: TextSource, folder: Path, share: Share, until_tokens
 
     With `until_tokens` no group is begun once there are so many in groups that are finished, wherever these lie.
 
-    Raises as `build`, and ValueError in the stored order, which has no groups.
+    Raises as `build`.
     """
     cache, text = TokenCache(folder), source.open()
-    starts = group_starts(folder, text)
-    (folder / "groups").mkdir(exist_ok=True)
-    for start in starts[share.index :: share.of]:
+    for start in group_starts(folder, text)[share.index :: share.of]:
         cache.refresh()
         if cache.has(until_tokens) or (until_tokens is not None and _finished_tokens(folder) >= until_tokens):
             return
-        if _group(cache.end) > start:  # `build` has been here
-            continue
-        with suppress(Timeout), FileLock(folder / "groups" / f"{start:07d}.lock", timeout=0):  # else another has it
-            if not _finished(folder, start).exists():
-                _write_group(cache, text, start)
+        with suppress(Timeout), _group_lock(folder, start, timeout=0):  # else another has it
+            deque(_tokenised(cache, text, start), maxlen=0)
 
 
 def group_starts(folder: Path, text: OpenText) -> list[int]:
@@ -153,96 +145,63 @@ def group_starts(folder: Path, text: OpenText) -> list[int]:
 
 
 def n_finished(folder: Path) -> int:
-    """Groups that were finished by `tokenise_groups`."""
-    return len(list((folder / "groups").glob("*.json")))
+    """Groups that are tokenised to their end."""
+    return len(_finished(folder))
 
 
-def adopt(cache: TokenCache) -> None:
-    """List the shards of all groups that are finished and follow on what is there. The caller holds the lock."""
-    cache.refresh()
-    if cache.complete or not _finished(cache.folder, _group(cache.end)).exists():
-        return
-    _repair(cache.folder)
-    if _adopted(cache, cache.end) is None and cache.shards:
-        _append(cache.folder, [{"end": True, "tokens": len(cache)}])
-        cache.refresh()
+# -- groups, each with a file that lists its shards and, once it is finished, where the next one begins
 
 
-def _finished(folder: Path, start: int) -> Path:
-    """The list of the shards of a group, which is there once it is finished."""
-    return folder / "groups" / f"{start:07d}.json"
+def _finished(folder: Path) -> list[dict]:
+    groups = [_read_group(path) for path in folder.glob("group-*.json")]
+    return [group for group in groups if "following" in group]
 
 
 def _finished_tokens(folder: Path) -> int:
-    groups = [_read_group(path) for path in (folder / "groups").glob("*.json")]
-    return sum(shard["tokens"] for group in groups for shard in group["shards"])
+    return sum(shard["tokens"] for group in _finished(folder) for shard in group["shards"])
 
 
-def _write_group(cache: TokenCache, text: OpenText, start: int) -> None:
-    begun = _finished(cache.folder, start).with_suffix(".begun")
-    shards = _begun(cache, begun)
-    place = Place(*shards[-1]["next"]) if shards else _beginning(start)
-    with closing(_encoded(text, place, cache)) as documents:
-        wanted = cache.recipe["shard_tokens"]
-        while shard := _write_shard(documents, cache, f"groups/{start:07d}-{len(shards):02d}.bin", wanted):
-            shards.append(shard)
-            _note_rows_without_text(cache.folder, text)
-            atomic.write_json(begun, shards)
-    _note_rows_without_text(cache.folder, text)
-    if shards and text.following is not None:
-        shards[-1]["next"] = text.following
-    atomic.write_json(_finished(cache.folder, start), {"shards": shards, "following": text.following})
-    begun.unlink(missing_ok=True)
+def _group_file(folder: Path, start: int) -> Path:
+    return folder / f"group-{start:07d}.json"
 
 
-def _begun(cache: TokenCache, path: Path) -> list[dict]:
-    """The shards of a group that a killed process had finished; none if any of them is missing or damaged."""
-    try:
-        shards = json.loads(path.read_text())
-        sizes = [(cache.folder / shard["file"]).stat().st_size for shard in shards]
-        return shards if sizes == [shard["tokens"] * cache.dtype.itemsize for shard in shards] else []
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
-
-
-def _beginning(start: int) -> Place:
-    return Place(state={"part": start, "rows": 0}) if start else Place()
-
-
-def _group(place: Place) -> int:
-    """Number of the first part of a place's group, in a shuffled source."""
-    return place.state["part"] if place.state else 0
-
-
-def _adopted(cache: TokenCache, place: Place) -> Place | None:
-    """List the shards of finished groups from a place on; returns the place after them, None where the data ends."""
-    if "order" not in cache.recipe:
-        return place
-    at: Place | None = place
-    while at is not None and (path := _finished(cache.folder, _group(at))).exists():
-        group, beginning = _read_group(path), _beginning(_group(at))
-        places = [beginning, *(Place(*shard["next"]) for shard in group["shards"])]
-        here, ends = (at.state, at.after_state), [(one.state, one.after_state) for one in places]
-        if here not in ends:  # the listed shard ends elsewhere: `build` continues from there
-            break
-        listed = ends.index(here)
-        before = at.documents - places[listed].documents
-
-        def counted(place: list, before: int = before) -> Place:
-            return Place(*place)._replace(documents=place[0] + before)
-
-        _append(cache.folder, [{**shard, "next": counted(shard["next"])} for shard in group["shards"][listed:]])
-        at = group["following"] and counted(group["following"])
-    cache.refresh()
-    return at
+def _group_lock(folder: Path, start: int, timeout: float) -> FileLock:
+    return FileLock(_group_file(folder, start).with_suffix(".lock"), timeout=timeout)
 
 
 def _read_group(path: Path) -> dict:
+    if not path.exists():
+        return {"shards": []}
     try:
         group = json.loads(path.read_text())
-        return {"shards": group["shards"], "following": group["following"]}
+        return {**group, "shards": [*group["shards"]]}
     except (ValueError, KeyError, TypeError):
         raise CorruptCacheError(path, "is damaged") from None
+
+
+def _tokenised(
+    cache: TokenCache, text: OpenText, start: int, on_tokens: OnTokens = lambda tokens: None
+) -> Iterator[None]:
+    """Tokenise what is missing of a group; yields after every shard. The caller holds the group's lock."""
+    path = _group_file(cache.folder, start)
+    if "following" in (group := _read_group(path)):
+        return
+    shards = group["shards"]
+    if not all(cache.has_file(shard) for shard in shards):  # damaged: the group begins again
+        shards = []
+    place = Place(*shards[-1]["next"]) if shards else Place(group=start)
+    with closing(_encoded(text, place, cache)) as documents:
+        while True:
+            wanted = min(cache.recipe["shard_tokens"], _limit(cache) - len(cache))
+            name = f"tokens-{start:07d}-{len(shards):02d}.bin"
+            shard = _write_shard(documents, cache, name, wanted, on_tokens)
+            _note_rows_without_text(cache.folder, text)
+            if shard is None:
+                break
+            shards.append(shard)
+            atomic.write_json(path, {"shards": shards})
+            yield
+    atomic.write_json(path, {"shards": shards, "following": text.following})
 
 
 # -- documents to shards
@@ -324,8 +283,13 @@ def _note_rows_without_text(folder: Path, text: OpenText) -> None:
             file.write(f"{text.without_text.popleft()}\n")
 
 
-def _append(folder: Path, entries: list[dict]) -> None:
-    with open(folder / "shards.jsonl", "ab") as file:
+def _append(cache: TokenCache, entries: list[dict]) -> None:
+    """Add lines to the list of shards, of which `cache` has read all, in the place of one that a crash left half."""
+    if not entries:
+        return
+    with open(cache.folder / "shards.jsonl", "ab") as file:
+        file.truncate(cache.read_bytes)
         file.write(b"".join(json.dumps(entry).encode() + b"\n" for entry in entries))
         file.flush()
         os.fsync(file.fileno())
+    cache.refresh()

@@ -89,10 +89,6 @@ def _of_run(folder: Path) -> list[Pin]:
     return [Pin(**pin) for pin in json.loads(path.read_text())["pins"]] if path.exists() else []
 
 
-def _is_commit(revision: str | None) -> bool:
-    return re.fullmatch("[0-9a-f]{40}", revision or "") is not None
-
-
 # -- asking the Hub
 
 
@@ -104,7 +100,7 @@ def _resolved(kind: str, name: str, revision: str | None, cache_dir: Path) -> Pi
     path = cache_dir / "commits.json"  # "kind name" -> revision -> commit; "" is what None stands for
     commits = json.loads(path.read_text()) if path.exists() else {}
     of_name, commit = commits.get(f"{kind} {name}", {}), revision
-    if not _is_commit(revision):
+    if not re.fullmatch("[0-9a-f]{40}", revision or ""):
         try:
             commit = _ask(kind, name, revision)
         except UnavailableError as error:

@@ -1,7 +1,7 @@
 """The sources of training text, and the order in which they are read.
 
 Only the text column must be there. Files are often sorted, FineWeb-Edu's by crawl, which would confound the number of
-tokens D with the crawl, so every prefix of a shuffled source is a sample of all of it (`ShuffledRows`).
+tokens D with the crawl, so every prefix of a shuffled source is a sample of all of it (`GroupedRows`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, partial
-from importlib.metadata import version as package_version
 from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
@@ -46,21 +45,19 @@ class Place(NamedTuple):
     Attributes:
         documents: documents before this place, counted after the held-out selection.
         last: sha256 of the last of them, which is checked on resuming; "" at the beginning.
-        state, after_state: a state of the reader before this place, and the documents between them.
-        datasets: the version of the library whose state it is; "" in a shuffled source, whose state is ours.
+        group: number of the first part of the group that is being read.
+        in_group: documents of that group before this place.
     """
 
     documents: int = 0
     last: str = ""
-    state: dict | None = None
-    after_state: int = 0
-    datasets: str = ""
+    group: int = 0
+    in_group: int = 0
 
     def after(self, texts: list[str], count: int) -> Place:
         """The place after the first `count` of the texts that follow this one."""
-        return self._replace(
-            documents=self.documents + count, last=_digest(texts[count - 1]), after_state=self.after_state + count
-        )
+        last = _digest(texts[count - 1])
+        return Place(self.documents + count, last, self.group, self.in_group + count)
 
 
 @dataclass(frozen=True)
@@ -103,7 +100,6 @@ class TextSource:
     def batches(self, size: int, start: Place | None = None) -> Iterator[tuple[list[str], Place]]:
         """Yield up to `size` texts at a time from a place on, each batch with the place where it begins.
 
-
         A batch ends with its group; only the group of `start` is read again from its beginning. Raises as `open`.
         """
         text, place = self.open(), start or Place()
@@ -137,11 +133,8 @@ class TextSource:
             return "parquet" if path.suffix == ".parquet" else "json", {"data_files": {self.split: str(path)}}
         return self.dataset, {} if path.exists() else {"name": self.config, "revision": self.revision}
 
-    def rows(self):
-        """The rows of the split, and its files.
-
-        The rows are an IterableDataset as they are stored, or `ShuffledRows`; both keep their state.
-        """
+    def rows(self) -> GroupedRows:
+        """The rows of the split. Raises as `open`."""
         import datasets
         import huggingface_hub
 
@@ -168,13 +161,13 @@ class TextSource:
         columns = [column for column in ("id", self.text_column) if column in names]
         rows = rows.select_columns(columns)
         files = data_files.get(self.split)
-        if self.file_seed is None:
-            return rows, files or []
-        if files is None or (rows.num_shards != len(files) and not all(map(_is_parquet, files))):
+        if files is not None and (rows.num_shards == len(files) or all(map(_is_parquet, files))):
+            return GroupedRows(files, self.file_seed, columns, partial(rows.shard, len(files)))
+        if self.file_seed is not None:
             raise InputError(
                 f"data.order: 'shuffled', but {self.dataset!r} is not read file by file; it must be 'stored'"
             )
-        return ShuffledRows(files, self.file_seed, columns, partial(rows.shard, len(files))), files
+        return GroupedRows([self.dataset], None, columns, lambda _: rows)  # one part, read front to back
 
     def unreadable(self, error: Exception, files: Iterable[str]) -> ValueError:
         """What to raise for an error of reading one of these files: which line it is about, where that can be told."""
@@ -182,88 +175,54 @@ class TextSource:
 
 
 class OpenText:
-    """Text that is read group by group: the parts that are read together, or in the stored order all of it.
+    """Text that is read group by group: the parts that are read together.
 
     `following` is the place where the next group begins once a group was read to its end, None after the last one.
     Rows whose text is null are passed over; `without_text` names them, also again when they are read again.
     """
 
     def __init__(self, source: TextSource):
-        self._source, self._shuffled = source, source.file_seed is not None
-        self._version = "" if self._shuffled else package_version("datasets")
+        self._source = source
         self.following: Place | None = None
         self.without_text: deque[str] = deque()
 
     @cached_property
-    def _opened(self):
+    def _rows(self) -> GroupedRows:
         return self._source.rows()
 
-    @property
-    def _rows(self):
-        return self._opened[0]
-
     def group_starts(self) -> list[int]:
-        """Numbers of the parts at which the groups begin; every parquet file is opened for that, but not read.
-
-        Raises ValueError in the stored order, which has no groups.
-        """
-        if not self._shuffled:
-            raise InputError("data.order: 'stored' can only be read by one process; it must be 'shuffled'")
+        """Numbers of the parts at which the groups begin; every parquet file is opened for that, but not read."""
         return self._rows.group_starts()
 
     def batches(self, size: int, start: Place) -> Iterator[tuple[list[str], Place]]:
         """Yield batches like `TextSource.batches`, up to the end of the group."""
-        # The state of another version of `datasets` may mean something else: count from the beginning instead. (What
-        # a state of ours means is part of a cache's recipe.)
-        resumed = start.state is not None and (self._shuffled or start.datasets == self._version)
-        if resumed or self._shuffled:
-            self._rows.load_state_dict(start.state or {"part": 0, "rows": 0})
-        skipped = start.after_state if resumed else start.documents
-        n_read = start.documents - skipped
-        documents = self._documents(n_read)
-        place, state = start, start.state if resumed else self._rows.state_dict()
-        # What lies before `start` is read in the same batches as the first time, so that a kill does not change where
-        # later batches begin, and the places that a cache keeps do not depend on it.
-        while batch := list(itertools.islice(documents, size)):
-            skipped_texts, texts = batch[:skipped], batch[skipped:]
-            skipped -= len(skipped_texts)
-            if skipped_texts and not skipped:
-                self._check_unchanged(skipped_texts[-1], start)
-            if texts:
-                yield texts, start if skipped_texts else place
-            n_read += len(batch)
-            # The state before this batch, not after it, so that there is always a document to check on resuming.
-            place = Place(n_read, _digest(batch[-1]), state, len(batch), self._version)
-            state = self._rows.state_dict()
-        if skipped:
-            self._check_unchanged("", start)
-        self.following = None
-        if self._shuffled and not self._rows.ended:
-            self.following = Place(place.documents, place.last, self._rows.state_dict(), 0, self._version)
-
-    def _check_unchanged(self, document: str, place: Place) -> None:
-        if _digest(document) != place.last:
+        documents, place, last = self._documents(start.group), start, ""
+        for last in itertools.islice(documents, start.in_group):  # noqa: B007 (the last one is used)
+            pass
+        if start.in_group and _digest(last) != start.last:
             raise InputError(f"data.dataset: {self._source.dataset!r} has changed since its token cache was begun")
+        while texts := list(itertools.islice(documents, size)):
+            yield texts, place
+            place = place.after(texts, len(texts))
+        end = self._rows.group_end
+        self.following = None if end is None else place._replace(group=end, in_group=0)
 
-    def _documents(self, before: int) -> Iterator[str]:
-        """The texts from the state of the rows on, with so many documents before it. Raises as `TextSource.open`."""
-        source, nulls = self._source, 0
+    def _documents(self, group: int) -> Iterator[str]:
+        """The texts of a group. Raises as `TextSource.open`."""
+        source = self._source
         try:
-            for row in self._rows:
+            for row, file, number in self._rows.read(group):
                 text = row[source.text_column]
                 if text is None:
-                    nulls += 1
-                    name = self._rows.name_of_row() if self._shuffled else f"row {nulls} after document {before:,}"
-                    self.without_text.append(name)
+                    self.without_text.append(f"row {number:,} of {file}")
                     continue
                 if not isinstance(text, str):
                     column = f"data.text_column: {source.text_column!r}"
                     raise InputError(f"{column} holds {text!r} in a row of {source.dataset!r}")
                 if source.selects(row):
-                    before, nulls = before + 1, 0
                     yield text
         except _UNREADABLE as error:
-            raise source.unreadable(error, self._opened[1]) from error
+            raise source.unreadable(error, self._rows.files) from error
 
 
 class Part(NamedTuple):
@@ -283,58 +242,53 @@ class Lane(NamedTuple):
     rows: Iterable[dict]
 
 
-class ShuffledRows:
-    """Rows of a split, each prefix a sample of all. Iterating reads a group from the state on, and moves it.
+class GroupedRows:
+    """Rows of a split in parts, of which groups of 16 are read together.
 
-    A parquet file of n MB is cut into n / 8 parts of whole row groups; other files are one part. The parts are sorted
-    by a hash of (seed, file name, number), so no file is opened for it. 16 at a time are read together: row k of a
-    part of n rows comes at time (k + 1/2) / n. Within a part the stored order remains, for `batches` to shuffle.
+    A parquet file of n MB is cut into n / 8 parts of whole row groups; other files are one part. With a seed, each
+    prefix is a sample of all rows: the parts are sorted by a hash of (seed, file name, number), so no file is opened
+    for it, and row k of a part of n rows comes at time (k + 1/2) / n of its group. Within a part the stored order
+    remains, for `batches` to shuffle. Without a seed, the parts come as they are stored, one after the other.
+
+    Attributes:
+        files: URLs or paths of the files of the split.
+        group_end: the part after the group that was read last; None where that was the last one.
 
     Args:
-        files: URLs or paths of the files of the split.
         columns: wanted of parquet files; those that a file lacks are left out.
         rows_of_file: the rows of one file of another format.
     """
 
-    def __init__(self, files: list[str], seed: int, columns: list[str], rows_of_file: Callable[[int], Iterable[dict]]):
-        self._files, self._columns, self._rows_of_file = files, columns, rows_of_file
-        self._sizes = [_size(file) for file in files]
+    def __init__(
+        self,
+        files: list[str],
+        seed: int | None,
+        columns: list[str],
+        rows_of_file: Callable[[int], Iterable[dict]],
+    ):
+        self.files, self._columns, self._rows_of_file = files, columns, rows_of_file
+        self._sizes, self._shuffled = [_size(file) for file in files], seed is not None
         self._parts = _ordered_parts(files, self._sizes, seed)
         self._row_groups: dict[int, int] = {}  # of the files opened so far
-        self._group, self._taken = 0, 0
-        self._last = ("", 0)
+        self.group_end: int | None = None
 
-    def name_of_row(self) -> str:
-        """File and number of the last row."""
-        file, number = self._last
-        return f"row {number:,} of {file}"
-
-    def state_dict(self) -> dict[str, int]:
-        """The position of the next row: the first part of its group, and rows of the group before it."""
-        return {"part": self._group, "rows": self._taken}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continue from a state."""
-        self._group, self._taken = state["part"], state["rows"]
-
-    @property
-    def ended(self) -> bool:
-        """Whether the last group was read."""
-        return self._group >= len(self._parts)
-
-    def __iter__(self) -> Iterator[dict]:
+    def read(self, group: int) -> Iterator[tuple[dict, str, int]]:
+        """Yield the rows of the group that begins at a part, each with its file and its number there, from 1."""
         with ExitStack() as opened:
-            lanes, following = self._open_group(opened)
-            times = (_timed(number, lane) for number, lane in enumerate(lanes))
-            merged = enumerate(heapq.merge(*times, key=itemgetter(0, 1)), start=1)
-            for taken, (_, _, place, row) in itertools.islice(merged, self._taken, None):
-                self._taken, self._last = taken, place
-                yield row
-        self._group, self._taken = following, 0
+            lanes, end = self._open_group(group, opened)
+            self.group_end = end if end < len(self._parts) else None
+            timed = (self._timed(number, lane) for number, lane in enumerate(lanes))
+            for _, _, row, file, number in heapq.merge(*timed, key=itemgetter(0, 1)):
+                yield row, file, number
+
+    def _timed(self, number: int, lane: Lane) -> Iterator[tuple[float, int, dict, str, int]]:
+        """Yield (time, number of the lane, row, file, row's number): rows in proportion to weights, or as stored."""
+        for k, row in enumerate(lane.rows):
+            yield (k + 0.5) / lane.weight if self._shuffled else 0.0, number, row, lane.file, lane.before + k + 1
 
     def group_starts(self) -> list[int]:
         """Numbers of the first parts of the groups, as iterating finds them."""
-        files = [i for i, file in enumerate(self._files) if _is_parquet(file)]
+        files = [i for i, file in enumerate(self.files) if _is_parquet(file)]
         with ThreadPoolExecutor(GROUP) as threads:
             sizes = dict(zip(files, threads.map(self._row_group_sizes, files), strict=True))
         self._row_groups.update((i, len(counts)) for i, counts in sizes.items())
@@ -353,11 +307,11 @@ class ShuffledRows:
     def _parquet(self, number: int, opened: ExitStack) -> ParquetFile:
         from datasets.utils.file_utils import xopen  # with retries, and the Hub's token
 
-        return ParquetFile(opened.enter_context(xopen(self._files[number], "rb")), buffer_size=_BUFFER_BYTES)
+        return ParquetFile(opened.enter_context(xopen(self.files[number], "rb")), buffer_size=_BUFFER_BYTES)
 
-    def _open_group(self, opened: ExitStack) -> tuple[list[Lane], int]:
-        """The next parts that hold rows (large row groups leave parts empty), and the part after."""
-        lanes, at = [], self._group
+    def _open_group(self, at: int, opened: ExitStack) -> tuple[list[Lane], int]:
+        """The next parts from `at` that hold rows (large row groups leave parts empty), and the part after."""
+        lanes: list[Lane] = []
         with ThreadPoolExecutor(GROUP) as threads:  # on the Hub, opening is waiting
             while at < len(self._parts) and len(lanes) < GROUP:
                 some = self._parts[at : at + GROUP - len(lanes)]
@@ -366,7 +320,7 @@ class ShuffledRows:
         return lanes, at
 
     def _open(self, part: Part, opened: ExitStack) -> Lane | None:
-        name = self._files[part.file]
+        name = self.files[part.file]
         if not _is_parquet(name):
             return Lane(self._sizes[part.file], name, 0, self._rows_of_file(part.file))
         if not self._row_groups_of(part):
@@ -391,7 +345,7 @@ def _is_parquet(file: str) -> bool:
     return file.partition("?")[0].endswith(".parquet")
 
 
-def _ordered_parts(files: list[str], sizes: list[int], seed: int) -> list[Part]:
+def _ordered_parts(files: list[str], sizes: list[int], seed: int | None) -> list[Part]:
     """The parts of all files, sorted by a hash of the seed and of what tells them apart, wherever their folder is."""
     common = len(os.path.commonprefix(files)) if len(files) > 1 else 0  # noqa: RUF071 (of strings: may be URLs)
     names = [file[common:] for file in files] if len(files) > 1 else [os.path.basename(files[0])]
@@ -399,13 +353,9 @@ def _ordered_parts(files: list[str], sizes: list[int], seed: int) -> list[Part]:
     for i, (file, size) in enumerate(zip(files, sizes, strict=True)):
         count = max(1, round(size / PART_BYTES)) if _is_parquet(file) else 1
         parts += [Part(i, number, count) for number in range(count)]
+    if seed is None:
+        return parts
     return sorted(parts, key=lambda part: hashlib.sha256(f"{seed}:{names[part.file]}:{part.number}".encode()).digest())
-
-
-def _timed(number: int, lane: Lane) -> Iterator[tuple[float, int, tuple[str, int], dict]]:
-    """(time, number of the lane, (file, row's number from 1), row): each lane's rows in proportion to its weight."""
-    for k, row in enumerate(lane.rows):
-        yield (k + 0.5) / lane.weight, number, (lane.file, lane.before + k + 1), row
 
 
 def broken_line(files: Iterable[str]) -> str | None:

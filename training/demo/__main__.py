@@ -40,7 +40,7 @@ from scaling_law.figures import drawing, law_figures
 from training.data.text import TextSource
 from training.data.tokenizer import load_tokenizer, train_tokenizer
 from training.demo import corpus
-from training.demo.results import crossings_table, gap_curves, gaps_table, losses_table, sentence
+from training.demo.results import crossings_table, gap_curves, losses_table
 from training.run.evaluation import evaluate
 from training.run.inputs import HeldOutText
 from training.sweep.file import Sweep
@@ -178,9 +178,7 @@ class Demo:
             raise DemoError(
                 f"another process trains {', '.join(outcome.elsewhere)}; re-run this command when it is done"
             )
-        records = [record for run in sweep.runs for record in run.records()]
-        print_table(losses_table(records))
-        print_table(gaps_table(records))
+        print_table(losses_table([record for run in sweep.runs for record in run.records()]))
         return sweep
 
     def release(self, sweep: Sweep) -> list[RunRecord]:
@@ -228,7 +226,7 @@ class Demo:
         except ValueError as error:  # a law of a few runs need not have an optimum
             return f"This law has no answer for {format_flops(self.scale.flops)} FLOPs: {error}"
         print_table(table)
-        return sentence(table)
+        return f"The best model for {format_flops(self.scale.flops)} FLOPs: {table.verdict}."
 
     def figures(self, fitted: Fitted, released: Sequence[RunRecord]) -> None:
         """Figures: MoE minus dense losses, the errors of the law, and the published law's memory optimum."""

@@ -1,7 +1,7 @@
 """A corpus of real English for runs without a network: the docstrings of the installed Python packages.
 
-Files are parsed and never executed. Losses on it cannot be compared with those on FineWeb-Edu, whose columns `id`,
-`text`, `url` and `file_path` it has. `python -m training.demo.corpus FOLDER [--max-bytes N]` builds it.
+Files are parsed and never executed. Losses on it cannot be compared with those on FineWeb-Edu, whose columns `id` and
+`text` it has. `python -m training.demo.corpus FOLDER [--max-bytes N]` builds it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import ast
 import csv
 import hashlib
 import importlib.metadata
+import itertools
 import os
 import platform
 import re
@@ -44,20 +45,12 @@ WORD = re.compile(r"[^\W_]+")
 # Tests hold little documentation for their size; vendored packages repeat distributions.
 _SKIPPED_FOLDERS = {"tests", "test", "_vendor", "site-packages", "dist-packages", "__pycache__", "testing"}
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-_FENCE = re.compile(r"(`{3,}|~{3,})")
-_BULLET = re.compile(r"(?:[-*+•–]|\(?(?:\d{1,2}|[a-z])[.)])\s")
-_MARKUP = [
-    (re.compile(pattern), replacement)
-    for pattern, replacement in [
-        (r"\[`?[~!]?([^`\[\]]+)`?\]\([^()]*\)", r"\1"),  # [text](link)
-        (r"(?::[\w:.+-]+:)?`+[~!]?([^`<>]*?)(?:\s*<[^`>]*>)?`+_{0,2}", r"\1"),  # ``code``, :role:`text <link>`
-        (r":(?:param|arg|keyword|ivar|var)\s+(?:[\w.]+\s+)?(\*{0,2}\w+)\s*:", r"\1:"),
-        (r"</?[a-zA-Z][^<>]*>|<https?:[^>\s]*>", ""),
-        (r"(?<![\w*])(\*{1,2})(\S(?:[^*]*[^\s*])?)\1(?![\w*])", r"\2"),  # *emphasis*
-        (r"\s*\[[\w#*]+\]_", ""),  # footnotes
-        (r"\s+", " "),
-    ]
-]
+_BULLET = re.compile(r"\s*(?:[-*+•–]|\(?(?:\d{1,2}|[a-z])[.)])\s")
+# [text](link), ``code``, :role:`text <link>` and *emphasis*, of which the text stays; tags, links and footnotes.
+_TEXT_OF = re.compile(
+    r"\[`?[~!]?([^`\[\]]+)`?\]\([^()]*\)|(?::[\w:.+-]+:)?`+[~!]?([^`<>]*?)(?:\s*<[^`>]*>)?`+_{0,2}"
+    r"|(?<![\w*])\*{1,2}(\S(?:[^*]*[^\s*])?)\*{1,2}(?![\w*])|</?[a-zA-Z][^<>]*>|<https?:[^>\s]*>|\s*\[[\w#*]+\]_"
+)
 
 
 # -- from files to lines
@@ -72,12 +65,6 @@ class Source(NamedTuple):
     file_path: str
     path: str
 
-    @property
-    def url(self) -> str:
-        if self.distribution == "python":
-            return f"https://www.python.org/downloads/release/python-{self.version.replace('.', '')}/"
-        return f"https://pypi.org/project/{self.distribution}/{self.version}/"
-
 
 def installed_sources() -> list[Source]:
     """The Python files of the standard library and of every installed distribution.
@@ -86,12 +73,10 @@ def installed_sources() -> list[Source]:
     """
     sources: dict[str, Source] = {}
     root = Path(sysconfig.get_path("stdlib"))
-    for parent, folders, names in os.walk(root):
-        folders[:] = [folder for folder in folders if folder not in _SKIPPED_FOLDERS]
-        for path in (Path(parent, name) for name in names):
-            file_path = f"python/{path.relative_to(root).as_posix()}"
-            if _may_document(file_path):
-                sources[file_path] = Source("python", platform.python_version(), "PSF-2.0", file_path, str(path))
+    for path in root.rglob("*.py"):
+        file_path = f"python/{path.relative_to(root).as_posix()}"
+        if _may_document(file_path):
+            sources[file_path] = Source("python", platform.python_version(), "PSF-2.0", file_path, str(path))
     for distribution in importlib.metadata.distributions():
         name = distribution.metadata["Name"]
         if not name or "editable" in (distribution.read_text("direct_url.json") or ""):
@@ -133,46 +118,22 @@ def extract(source: Source) -> list[str]:
 
 
 def readable(text: str) -> Iterator[str]:
-    """The English paragraphs of a docstring, one line each, without markup.
+    """The English paragraphs of a docstring, one line each, without markup; code and other languages are left out.
 
-    Left out: examples, literal blocks, directives, tables, and lines that read as code or another language.
+    Lines of one indentation are one paragraph, which a blank line or a bullet ends.
     """
-    for paragraph in _paragraphs(text):
-        line = paragraph
-        for pattern, replacement in _MARKUP:
-            line = pattern.sub(replacement, line)
+    breaks = 0
+
+    def paragraph(line: str) -> tuple[int, int]:
+        nonlocal breaks
+        breaks += not line.strip() or _BULLET.match(line) is not None
+        return breaks, len(line) - len(line.lstrip())
+
+    for _, lines in itertools.groupby(text.split("\n"), paragraph):
+        line = " ".join(_TEXT_OF.sub(lambda match: "".join(filter(None, match.groups())), " ".join(lines)).split())
         line = "".join(filter(str.isprintable, line)).strip()
         if _is_plain(line):
             yield line
-
-
-def _paragraphs(text: str) -> Iterator[str]:
-    """Wrapped lines joined; a blank line, a bullet or another indentation starts a paragraph."""
-    lines = text.split("\n")
-    joined, indent, i = "", 0, 0
-    while i < len(lines):
-        line, depth = lines[i].strip(), len(lines[i]) - len(lines[i].lstrip())
-        i += 1
-        is_text = False
-        if fence := _FENCE.match(line):
-            while i < len(lines) and not lines[i].strip().startswith(fence[1]):
-                i += 1
-            i += 1
-        elif line.startswith((">>>", "In [", "$ ", "%%")):
-            while i < len(lines) and lines[i].strip():
-                i += 1
-        elif line.startswith("..") or line.endswith("::"):  # a directive or a literal block, and what is under it
-            while i < len(lines) and (not lines[i].strip() or len(lines[i]) - len(lines[i].lstrip()) > depth):
-                i += 1
-        else:
-            is_text = any(map(str.isalpha, line))  # no underline
-        if joined and (not is_text or depth != indent or _BULLET.match(line)):
-            yield joined
-            joined = ""
-        if is_text:
-            joined, indent = f"{joined} {line}".lstrip(), depth
-    if joined:
-        yield joined
 
 
 def _is_plain(line: str) -> bool:
@@ -333,12 +294,7 @@ def _write(path: Path, documents: Sequence[Document]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    columns = {
-        "id": [document.id for document in documents],
-        "text": [document.text for document in documents],
-        "url": [document.source.url for document in documents],
-        "file_path": [document.source.file_path for document in documents],
-    }
+    columns = {name: [getattr(document, name) for document in documents] for name in ("id", "text")}
     pq.write_table(pa.table(columns), path, compression="zstd")
 
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from hub import RunRecord
 from hub.base.tables import Table
-from hub.base.units import format_count, format_decimal, format_flops
-from scaling_law import JointLaw, OptimalTable
+from hub.base.units import format_count, format_decimal
+from scaling_law import JointLaw
 from scaling_law.figures import drawing
 from scaling_law.figures.curves import interval_of
 from scaling_law.planning.break_even import TOKENS_RANGE, overtaking
@@ -74,19 +74,6 @@ def format_crossing(tokens: float, between: tuple[float, float]) -> str:
     return f"after {format_count(between[1])}" if tokens else f"before {format_count(between[0])}"
 
 
-def gaps_table(records: Sequence[RunRecord]) -> Table:
-    """MoE losses minus dense losses: a row per size, a column per token count."""
-    all_gaps = Gaps.of(records)
-    tokens = sorted({count for row in all_gaps for count in row.gaps})
-    rows = [
-        [row.d_model, row.experts, *(f"{row.gaps[c]:+.3f}" if c in row.gaps else "" for c in tokens), row.crossing]
-        for row in all_gaps
-    ]
-    header = ["d_model", "E", *map(format_count, tokens), "pays from"]
-    title = "Loss minus the dense model's, nats per byte"
-    return Table(header, rows, title=title, keys=("d_model", "E"))
-
-
 def crossings_table(records: Sequence[RunRecord], law: JointLaw) -> Table:
     """Crossover token counts: measured, by the calibrated law, and by the published one."""
     all_gaps = Gaps.of(records)
@@ -106,21 +93,6 @@ def crossings_table(records: Sequence[RunRecord], law: JointLaw) -> Table:
     header = ["", "measured", "law calibrated", "95 %", "as published"]
     note = "One seed each: losses of such small models scatter by 0.02 nats, crossovers by a factor of two."
     return Table(header, rows, title="Crossover: tokens at which an MoE overtakes the dense model", notes=[note])
-
-
-def sentence(table: OptimalTable) -> str:
-    """The optimum in words, with its interval."""
-    best = table.best
-    low, high = best.loss_interval or (best.loss, best.loss)
-    shares = table.comparison.win_shares if table.comparison else {}
-    sure = (
-        f"; E = {best.experts:g} is best in {shares[best.experts]:.0%} of the draws" if best.experts in shares else ""
-    )
-    smallest = " Widths below d_model 64 were not considered." if best.limited_by == "smallest" else ""
-    return (
-        f"{format_flops(table.flops)} FLOPs buy E = {best.experts:g}, {format_count(best.n_active)} active parameters "
-        f"and {format_count(best.tokens)} tokens: loss {best.loss:.3f} ({low:.3f} to {high:.3f}){sure}.{smallest}"
-    )
 
 
 def gap_curves(law: JointLaw, records: Sequence[RunRecord]) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from filelock import FileLock, Timeout
 
@@ -68,7 +68,7 @@ class Outcome:
             self.failed[run.name] = exit_status or 1, run.folder / "output.log"
 
 
-class Engine(Protocol):
+class Engine:
     """Executes the runs of a sweep, each of which resumes from its checkpoints. All methods may raise EngineError.
 
     An engine that queues marks each job with its sweep. So the engine, rather than `jobs.json`, says which jobs there
@@ -79,18 +79,28 @@ class Engine(Protocol):
 
     def preview(self, sweep: Sweep, sweep_file: Path) -> str:
         """Text of what `submit` would start or send; nothing is started."""
+        raise NotImplementedError
 
     def submit(self, sweep: Sweep, sweep_file: Path) -> Outcome:
         """Execute the runs, or put them into the engine's queue and return; `submitting` is held by the caller."""
+        raise NotImplementedError
 
     def queue(self, runs: Sequence[SweepRun], places: set[str]) -> Mapping[Job, Queued]:
         """The engine's state of these runs' jobs, submitted at `places`; adds unlisted jobs to their runs."""
+        return {}
+
+    def stop(self, jobs: Sequence[Job]) -> None:
+        """Cancel jobs of the engine's queue; a running one saves a checkpoint if the engine leaves it the time."""
+        raise NotImplementedError
 
     def cancel(self, runs: Sequence[SweepRun]) -> list[str]:
         """Stop waiting and running runs for good; returns their names."""
+        if jobs := alive(self, runs):
+            self.stop([job for waiting in jobs.values() for job in waiting])
+        return list(jobs)
 
     def collect(self, runs: Sequence[SweepRun]) -> None:
-        """Copy records and logs from the engine into the runs' folders."""
+        """Copy records and logs from the engine into the runs' folders, where it does not write there itself."""
 
 
 @contextmanager

@@ -6,7 +6,6 @@ ends early, say at its time limit, resumes from the bucket when the sweep is sub
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -21,7 +20,7 @@ from hub.store.transport import Transport
 from training.configuration.arguments import ConfigurationError
 from training.data.pins import pinned_with_sweep
 from training.data.text import is_local_path
-from training.sweep.engine import Job, Outcome, alive, seconds_of, unfinished
+from training.sweep.engine import Engine, Job, Outcome, seconds_of, unfinished
 from training.sweep.file import Sweep, SweepRun
 from training.sweep.status import Queued, State
 
@@ -42,15 +41,10 @@ exec uv run --no-project --with "$PACKAGE" accelerate launch --num_machines 1 --
 
 
 @dataclass(frozen=True)
-class HfJobs:
-    """Jobs of Hugging Face, in the namespace that owns the bucket.
+class HfJobs(Engine):
+    """Jobs of Hugging Face, in the namespace that owns the bucket; a run uses all GPUs of its hardware.
 
-    Attributes:
-        flavor: hardware, as `hf jobs hardware` lists it; a run uses all of its GPUs.
-        bucket: OWNER/NAME, where runs keep checkpoints, logs and models.
-        package: this project, as `uv run --with` takes it.
-        time: limit of a job, as sbatch takes it.
-        image: with bash and uv; setup: shell lines to run first.
+    The fields are options of `run --on hf-jobs`.
     """
 
     name: ClassVar[str] = "hf-jobs"
@@ -127,12 +121,11 @@ class HfJobs:
                 queued[job] = _queued(hub.read(partial(hub.api.inspect_job, **_named(job))), prices)
         return queued
 
-    def cancel(self, runs: Sequence[SweepRun]) -> list[str]:
-        """Cancel the runs' jobs; their last checkpoints stay in the bucket."""
-        hub, jobs = Transport(), alive(self, runs)
-        for job in itertools.chain(*jobs.values()):
+    def stop(self, jobs: Sequence[Job]) -> None:
+        """Cancel jobs; their last checkpoints stay in the bucket."""
+        hub = Transport()
+        for job in jobs:
             hub.call(partial(hub.api.cancel_job, **_named(job)))
-        return list(jobs)
 
     def collect(self, runs: Sequence[SweepRun]) -> None:
         """Fetch new records and logs from the bucket; models and checkpoints stay there."""

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,9 +23,9 @@ from hub.base import atomic
 from hub.base.progress import format_rate, progress_bars
 from training.configuration.arguments import ConfigurationError
 from training.data.pins import pinned_with_sweep
-from training.sweep.engine import EngineError, Job, Outcome
+from training.sweep.engine import Engine, EngineError, Outcome
 from training.sweep.file import Sweep, SweepRun
-from training.sweep.status import Attempt, Queued, is_locked, lock_of, newest_line, state, trained_tokens
+from training.sweep.status import Attempt, is_locked, lock_of, newest_line, state, trained_tokens
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -235,7 +235,7 @@ def sweep_progress(sweep: Sweep, console: Console | None = None) -> Iterator[Cal
 
 
 @dataclass(frozen=True)
-class Local:
+class Local(Engine):
     """This machine: the runs are executed while the command waits; `run_sweep` has the fields."""
 
     name: ClassVar[str] = "local"
@@ -261,10 +261,6 @@ class Local:
                 sweep, self.workers, watch, self.processes_per_run, self.accelerate_config, retries=self.retries
             )
 
-    def queue(self, runs: Sequence[SweepRun], places: set[str]) -> Mapping[Job, Queued]:
-        """Nothing is queued: running runs hold the lock of their folder."""
-        return {}
-
     def cancel(self, runs: Sequence[SweepRun]) -> list[str]:
         """Stop the commands that execute these runs, each with all of its runs."""
         busy = {run.name: json.loads((run.folder / "process.json").read_text()) for run in runs if is_locked(run)}
@@ -273,6 +269,3 @@ class Local:
         for pid in {place["pid"] for place in busy.values()}:
             os.kill(pid, signal.SIGTERM)
         return list(busy)
-
-    def collect(self, runs: Sequence[SweepRun]) -> None:
-        """Do nothing: runs write into their folders."""

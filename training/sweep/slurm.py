@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from training.configuration.arguments import ConfigurationError
-from training.sweep.engine import EngineError, Job, Outcome, alive, seconds_of, unfinished
+from training.sweep.engine import Engine, EngineError, Job, Outcome, seconds_of, unfinished
 from training.sweep.file import Sweep, SweepRun
 from training.sweep.run import STOP_SECONDS
 from training.sweep.status import Queued, State
@@ -52,16 +52,10 @@ exit "$status"
 
 
 @dataclass(frozen=True)
-class Slurm:
+class Slurm(Engine):
     """Jobs of SLURM; submit from the folder that relative paths of the sweep start in, on a shared file system.
 
-    Attributes:
-        gpus: of each node; 0 trains on CPU.
-        nodes: of each run.
-        time: limit of one start of a run, as sbatch takes it.
-        at_most: runs at a time.
-        accelerate_config: of `accelerate launch`; by default DDP on one node and FSDP2 on several.
-        sbatch: more options, each with its dashes; setup: shell lines to run first.
+    The fields are options of `run --on slurm`. By default a run is DDP on one node and FSDP2 on several.
     """
 
     name: ClassVar[str] = "slurm"
@@ -144,14 +138,9 @@ class Slurm:
                     job.add_to(by_name[name])
         return queue
 
-    def cancel(self, runs: Sequence[SweepRun]) -> list[str]:
-        """`scancel`: a running task saves a checkpoint, if the KillWait of the cluster is long enough."""
-        if jobs := alive(self, runs):
-            _command(["scancel", *(job.id for waiting in jobs.values() for job in waiting)])
-        return list(jobs)
-
-    def collect(self, runs: Sequence[SweepRun]) -> None:
-        """Do nothing: the nodes write into the same folders."""
+    def stop(self, jobs: Sequence[Job]) -> None:
+        """`scancel`, whose time to save a checkpoint is the cluster's KillWait."""
+        _command(["scancel", *(job.id for job in jobs)])
 
     def _on_one_node(self, sweep_file: Path) -> str:
         start = f'"$PYTHON" -m training.sweep run {shlex.quote(str(sweep_file))} --only "$name"'

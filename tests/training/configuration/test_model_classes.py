@@ -96,7 +96,7 @@ def test_a_config_json_is_its_fields(tmp_path, caplog):
             SHARED | {"num_experts_per_tok": 6},
             "model: topk_group=1 must be at most n_group=2, and its groups",
         ),
-        (TOP_K | {"capacity_group_tokens": 0}, "model.capacity_group_tokens: 0; it must be a whole number"),
+        (TOP_K | {"capacity_group_tokens": 0}, "model.capacity_group_tokens: 0; it must be greater than 0"),
         (TOP_K | {"capacity_group_tokens": 77}, "model.capacity_group_tokens: 77; a micro-batch (32 sequences"),
     ],
 )

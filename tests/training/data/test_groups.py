@@ -3,8 +3,7 @@
 import json
 import os
 import signal
-from contextlib import suppress
-from unittest.mock import Mock
+from contextlib import closing, suppress
 
 import numpy as np
 import pytest
@@ -13,18 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from tests.conftest import write_dataset
 from tests.training.conftest import CRAWLS, write_crawls
-from tests.training.token_caches import flip_a_bit, prepare
+from tests.training.token_caches import prepare
 from training.configuration.arguments import ConfigurationError
 from training.data import builder, filling
 from training.data import cache as cache_module
 from training.data import text as text_module
 from training.data.builder import TokenBuildError, build_by_many
-from training.data.cache import CorruptCacheError, TokenCache, open_cache
+from training.data.cache import TokenCache, open_cache
 from training.data.filling import Share, adopt, lock_of, tokenise_groups
 from training.data.text import TextSource
-from training.data.tokenizer import train_tokenizer
 from training.prepare import app
 from training.run.inputs import text_sources
 
@@ -38,9 +35,9 @@ def groups(monkeypatch, small_shards):
     monkeypatch.setattr(text_module, "GROUP", 5)
 
 
-@pytest.fixture
-def source(crawls):
-    return TextSource(str(crawls), file_seed=3, held_out_buckets=300)
+@pytest.fixture(params=[3, None], ids=["shuffled", "stored"])
+def source(crawls, request):
+    return TextSource(str(crawls), file_seed=request.param, held_out_buckets=300)
 
 
 @pytest.fixture
@@ -62,12 +59,11 @@ def adopted(cache: TokenCache) -> TokenCache:
 
 
 def assert_same(cache: TokenCache, expected: TokenCache) -> None:
-    """The same ids in the same shards, which know the same places to resume from; only their files' names differ."""
+    """The same ids in the same shards, which know the same places to resume from."""
     cache.refresh()
     assert cache.complete == expected.complete
+    assert cache.shards == expected.shards
     assert np.array_equal(cache.read(0, len(cache)), expected.read(0, len(expected)))
-    for ours, theirs in zip(cache.shards, expected.shards, strict=True):
-        assert ours | {"file": ""} == theirs | {"file": ""}
     assert cache.fingerprint == expected.fingerprint
 
 
@@ -88,22 +84,18 @@ def test_shares_in_any_order_make_the_cache_of_a_single_process(source, single, 
 def test_one_process_and_many_continue_each_other_s_work(source, single, empty, tokenizer, tmp_path):
     """The single one stops within a group; a share leaves gaps; the single one closes them."""
     alone = prepare(source, tokenizer, tmp_path / "many", until=1500)
-    assert alone.end.after_state > 0
+    assert alone.end.in_group > 0
     tokenise_groups(source, empty.folder, Share(0, 2))
     some = adopted(empty)
     assert 1500 <= len(some) < len(single)
     assert np.array_equal(some.read(0, len(some)), single.read(0, len(some)))
-    whole = prepare(source, tokenizer, tmp_path / "many")
-    assert_same(whole, single)
-    groups = [shard["file"].startswith("groups/") for shard in whole.shards]
-    assert any(groups)
-    assert not all(groups)
+    assert_same(prepare(source, tokenizer, tmp_path / "many"), single)
 
 
 def test_a_reader_needs_only_the_groups_before(source, single, empty, tokenizer, tmp_path, monkeypatch):
     tokenise_groups(source, empty.folder, ALL, until_tokens=1)
     assert filling.n_finished(empty.folder) == 1
-    monkeypatch.setattr(TextSource, "open", None)  # nothing is tokenised
+    monkeypatch.setattr(TextSource, "rows", None)  # nothing is tokenised
     first = prepare(source, tokenizer, tmp_path / "many", until=1)
     assert np.array_equal(first.read(0, len(first)), single.read(0, len(first)))
     assert first.fingerprint == single.fingerprint
@@ -149,7 +141,7 @@ def test_what_fails_in_the_middle_loses_its_group_only(source, single, empty, mo
     monkeypatch.setattr(filling, "_encoded", failing)
     with pytest.raises(MemoryError):
         tokenise_groups(source, empty.folder, ALL)
-    finished = {path: path.stat().st_mtime_ns for path in (empty.folder / "groups").glob("*.json")}
+    finished = {path: path.stat().st_mtime_ns for path in empty.folder.glob("tokens-*.bin")}
     assert bool(finished) == (document > 0)
     tokenise_groups(source, empty.folder, ALL)
     assert {path: path.stat().st_mtime_ns for path in finished} == finished
@@ -175,17 +167,13 @@ def test_what_is_always_preempted_makes_progress_within_a_group(source, single, 
                 break
     assert len(single.shards) > 1.5 * len(starts(empty))
     assert_same(adopted(empty), single)
-    assert not list(empty.folder.rglob("*.begun"))
 
 
-@pytest.mark.parametrize("damage", [lambda path: path.write_bytes(b"["), lambda path: os.truncate(path, 10)])
-@pytest.mark.parametrize("name", ["groups/*.begun", "groups/*.bin"])
-def test_a_group_whose_beginning_is_damaged_begins_again(source, single, empty, monkeypatch, damage, name):
-    with monkeypatch.context() as patched:
-        patched.setattr(filling, "_finished", Mock(side_effect=[*[empty.folder / "groups/0000000.json"] * 2, OSError]))
-        with suppress(OSError):
-            tokenise_groups(source, empty.folder, ALL)
-    (file, *_) = sorted(empty.folder.glob(name))
+@pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: os.truncate(path, 10)])
+def test_a_group_whose_beginning_is_damaged_begins_again(source, single, empty, damage):
+    with closing(filling._tokenised(empty, source.open(), 0)) as shards:
+        next(shards)
+    (file,) = empty.folder.glob("tokens-*.bin")
     damage(file)
     tokenise_groups(source, empty.folder, ALL)
     assert_same(adopted(empty), single)
@@ -200,54 +188,14 @@ def test_a_crash_while_shards_are_listed_is_repaired(source, single, empty):
         assert_same(adopted(TokenCache(empty.folder)), single)
 
 
-def test_a_full_disk_is_an_error_and_what_was_finished_stays(source, single, empty):
-    tokenise_groups(source, empty.folder, ALL, until_tokens=1)
-    second = starts(empty)[1]
-    (empty.folder / "groups" / f"{second:07d}-00.tmp").symlink_to("/dev/full")
-    with pytest.raises(OSError, match="No space left on device"):
-        tokenise_groups(source, empty.folder, ALL)
-    assert filling.n_finished(empty.folder) == 1
-    tokenise_groups(source, empty.folder, ALL)  # there is space again: the link went with the failed shard
-    assert_same(adopted(empty), single)
-
-
 def test_a_group_that_another_process_has_is_left_to_it(source, single, empty):
     tokenise_groups(source, empty.folder, ALL, until_tokens=1)
-    with FileLock(empty.folder / "groups" / f"{starts(empty)[2]:07d}.lock"):
+    with FileLock(empty.folder / f"group-{starts(empty)[2]:07d}.lock"):
         tokenise_groups(source, empty.folder, ALL)
     assert filling.n_finished(empty.folder) == len(starts(empty)) - 1
     assert not adopted(empty).complete
     tokenise_groups(source, empty.folder, ALL)
     assert_same(adopted(empty), single)
-
-
-def test_another_dataset_or_tokenizer_is_another_cache_and_a_damaged_one_is_refused(source, empty, crawls, tmp_path):
-    tokenise_groups(source, empty.folder, ALL)
-    adopted(empty)
-    other = train_tokenizer(["a text of some length, again and again"] * 9, 260, tmp_path / "other", progress=False)
-    assert open_cache(source, other, tmp_path / "many").folder != empty.folder
-    (tmp_path / "fewer").mkdir()
-    write_dataset(tmp_path / "fewer" / "sorted", {"train": ["text"]})
-    changed = TextSource(str(tmp_path / "fewer" / "sorted"), file_seed=3, held_out_buckets=300)
-    assert open_cache(changed, other, tmp_path / "many").folder.name[:13] == empty.folder.name[:13]
-    flip_a_bit(empty.folder / empty.shards[4]["file"], 10)
-    with pytest.raises(CorruptCacheError, match="has a wrong sha256"):
-        TokenCache(empty.folder).check_shard(4)
-    for name, content in (("tokenizer.json", "{}"), ("groups/0000000.json", "{")):
-        fresh = open_cache(source, other, tmp_path / name.replace("/", "-"))
-        tokenise_groups(source, fresh.folder, ALL, until_tokens=1)
-        (fresh.folder / name).write_text(content)
-        with pytest.raises(CorruptCacheError, match=rf"^{fresh.folder / name} is (damaged|not )") as caught:
-            tokenise_groups(source, fresh.folder, ALL, until_tokens=5000)
-        assert "\n" not in str(caught.value)
-
-
-def test_the_stored_order_has_no_groups(crawls, tokenizer, tmp_path):
-    source = TextSource(str(crawls))
-    with pytest.raises(
-        ValueError, match=r"^data.order: 'stored' can only be read by one process; it must be 'shuffled'$"
-    ):
-        tokenise_groups(source, open_cache(source, tokenizer, tmp_path).folder, ALL)
 
 
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 90))
@@ -280,7 +228,7 @@ def test_a_killed_process_is_started_again_and_two_at_once_share_the_work(large,
     beside = builder.Builder(large, cache.folder, None, Share(0, 3))
 
     def kill_a_worker_that_writes():
-        if not killed and list(cache.folder.glob("groups/*.tmp")):
+        if not killed and list(cache.folder.glob("tokens-*.tmp")):
             killed.append(started[1].pid)
             os.kill(killed[0], signal.SIGKILL)
 
@@ -300,7 +248,7 @@ def test_a_process_that_is_killed_after_every_shard_gets_to_the_end(large, token
     cache = open_cache(large, tokenizer, tmp_path / "many")
 
     def kill_after_each_shard():
-        made = len(list(cache.folder.glob("groups/*.bin")))
+        made = len(list(cache.folder.glob("tokens-*.bin")))
         if made > kills[-1] and len(kills) <= 2 * builder._MAX_DEATHS and started[-1].poll() is None:
             os.kill(started[-1].pid, signal.SIGKILL)
             kills.append(made)
@@ -352,9 +300,3 @@ def test_shards_that_there_cannot_be_are_refused(command, shard):
     refused = command(f"--shard={shard}")
     assert refused.exit_code == 2
     assert f"{shard!r}; it must be I/N with 0 <= I < N" in " ".join(refused.stderr.replace("│", " ").split())
-
-
-def test_the_stored_order_is_refused_in_one_line(command):
-    refused = command("--data.order=stored", "--workers=2")
-    assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
-    assert refused.stderr.startswith("error: data.order: 'stored' can only be read by one process")

@@ -114,7 +114,7 @@ def test_the_builder_ends_with_the_trainer_also_by_kill_9(growing, tmp_path):
     trainer = SERVER.Process(target=build_and_wait, args=(cache.folder, fifo, theirs))
     trainer.start()
     pid = ours.recv()
-    wait_until((cache.folder / "tokens-00000.tmp").exists)
+    wait_until((cache.folder / "tokens-0000000-00.tmp").exists)
     trainer.kill()
     trainer.join()
     wait_until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
@@ -141,7 +141,7 @@ def test_what_the_builder_finds_wrong_is_raised_here(growing):
 
 def test_a_full_disk_is_one_error_here(growing):
     one = growing()
-    (one.cache.folder / "tokens-00000.tmp").symlink_to("/dev/full")
+    (one.cache.folder / "tokens-0000000-00.tmp").symlink_to("/dev/full")
     with pytest.raises(TokenBuildError, match=r"tokenising into .* failed: .* No space left on device"):
         one.wait_for(1)
     one.wait_for(1)  # there is space again: the link went with the failed shard

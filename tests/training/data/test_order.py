@@ -71,12 +71,3 @@ def test_the_order_is_pinned():
     assert SequenceOrder(0, 50).indices(48, 4, 100).tolist() == [26, 13, 66, 58]
     assert SequenceOrder(0, 50, 8).indices(14, 4, 100).tolist() == [14, 8, 28, 27]
     assert SequenceOrder(0, 1 << 16, 1 << 10).needed(0, 128) == 1024
-
-
-def test_places_are_uniform():
-    """Mean position of each tenth of the data: none is systematically early."""
-    order = SequenceOrder(3, 10_000).indices(0, 10_000, 10_000)
-    place = np.empty(10_000)
-    place[order] = np.arange(10_000)
-    means = place.reshape(10, 1000).mean(axis=1)
-    assert np.all(np.abs(means - 5000) < 4 * 10_000 / np.sqrt(12 * 1000))

@@ -43,7 +43,7 @@ def test_it_builds_what_a_run_then_finds(config, tiny, tmp_path, tokenizer_folde
 @pytest.mark.parametrize("split", ["train", "validation"])
 def test_a_flipped_bit_is_found_here_and_before_a_run_begins(config, tmp_path, capsys, split):
     assert prepare("--config", config).exit_code == 0
-    (shard,) = (tmp_path / "cache").glob(f"corpus-{split}-*/tokens-00000.bin")
+    (shard,) = (tmp_path / "cache").glob(f"corpus-{split}-*/tokens-0000000-00.bin")
     flip_a_bit(shard)
     message = (
         f"error: {shard} has a wrong sha256; delete the folder {shard.parent}, and the next start tokenises it again\n"

@@ -19,7 +19,7 @@ from scaling_law.commands.cli import app
 from tests.hub.samples import make_record
 from training.demo import __main__ as main_module
 from training.demo.__main__ import FAST, FULL, VOCABULARY, Demo, DemoError, scaling_law
-from training.demo.results import Gaps, crossings_table, gaps_table, losses_table
+from training.demo.results import Gaps, crossings_table, losses_table
 from training.sweep.file import Sweep
 from training.sweep.run import Outcome
 
@@ -70,7 +70,7 @@ def test_a_crossing_outside_the_runs_is_not_guessed(gap, said):
 
 
 def test_tables_keep_their_numbers_whole_at_80_columns(records):
-    for table in (losses_table(records), gaps_table(records), crossings_table(records, TRUTH)):
+    for table in (losses_table(records), crossings_table(records, TRUTH)):
         cells = {str(cell) for row in table.rows for cell in row}
         shown = as_text(table, width=80)
         assert max(map(len, shown.split("\n"))) <= 80
@@ -92,7 +92,7 @@ def test_the_law_is_asked_inside_its_range_and_every_line_of_the_panel_runs(swee
     assert f"measured {run.eval_loss:.3f}" in fitted.forecast
 
     answer = demo.ask(fitted)
-    assert re.match(r"1e12 FLOPs buy E = (4|8), .* tokens: loss \d\.\d{3} \(", answer)
+    assert re.match(r"The best model for 1e12 FLOPs: E = (4|8) of .* tokens: loss \d\.\d{3} \(", answer)
     asked = fitted.law.optimal(FULL.flops, experts=(1, 4, 8), learning_rate_law=fitted.rates)
     best = asked.best
     rates = [trained.arguments.optimizer.learning_rate for trained in sweep.runs]

@@ -48,7 +48,7 @@ def switch(experts: int):
 
 def other(section):
     torch.manual_seed(0)
-    config = ModelClassArguments.of(section).config(VOCABULARY, LENGTH)
+    config = ModelClassArguments.model_validate(section).config(VOCABULARY, LENGTH)
     return causal_model.build(config, group_tokens=LENGTH).train()
 
 

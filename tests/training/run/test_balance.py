@@ -58,10 +58,10 @@ def test_each_step_moves_the_bias_by_the_counts_of_its_batch(tiny):
     ("section", "problem"),
     [
         (TOP_K | {"balance": "bias"}, "model.balance: bias; transformers' qwen3_moe has no selection bias; deepseek"),
-        (SHARED | {"balance": "both"}, "model.balance: 'both'; it must be loss or bias"),
+        (SHARED | {"balance": "both"}, "model.balance: 'both'; it must be 'loss' or 'bias'"),
         (SHARED | {"bias_update_rate": 0.1}, "model.bias_update_rate: 0.1; it needs model.balance bias"),
-        (BIAS | {"bias_update_rate": 0}, "model.bias_update_rate: 0; it must be a positive number"),
-        (BIAS | {"bias_update_rate": "fast"}, "model.bias_update_rate: 'fast'; it must be a positive number"),
+        (BIAS | {"bias_update_rate": 0}, "model.bias_update_rate: 0; it must be greater than 0"),
+        (BIAS | {"bias_update_rate": "fast"}, "model.bias_update_rate: 'fast'; it must be a valid number"),
     ],
 )
 def test_what_cannot_be_balanced_so_is_refused(tiny, section, problem):

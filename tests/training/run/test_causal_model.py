@@ -27,7 +27,7 @@ EVERY = {kind: _section(kind, own) for kind, own in reversed(SHAPES)}
 
 
 def config_of(section):
-    return ModelClassArguments.of(section).config(VOCABULARY, LENGTH, 0)
+    return ModelClassArguments.model_validate(section).config(VOCABULARY, LENGTH, 0)
 
 
 def batch(seed=0):
