@@ -51,7 +51,7 @@ def test_a_report_is_read_back_and_rendered(results):
     assert result["machine"]["cores"] >= 1
     assert result["versions"]["python"]
     assert result["settings"] == {"rounds": 3, "folder": "data"}  # of a path the last part only
-    text = render.page(render.load(results))
+    text = render.page(render.load(results), results)
     assert "| a \\| b | 2 ms | scipy | 6 ms | 3× | numpy | 1 ms | 2× | checked |" in text
     assert "| speed | 46,252,845 tokens/s | scipy | 23,126,423 tokens/s | 2× |" in text
     assert "| share | 0.5 % |  |  |  |  |  |  |  |" in text
@@ -63,12 +63,26 @@ def test_results_of_two_machines_are_told_apart(results):
     result = json.loads((results / "query_speed.json").read_text())
     result["machine"]["gpu"] = "1 x NVIDIA H200"
     (results / "query_speed-h200.json").write_text(json.dumps(result))
-    text = render.page(render.load(results))
+    text = render.page(render.load(results), results)
     assert text.count("| share | 0.5 % |") == 2
     assert text.count("GPU: 1 x NVIDIA H200") == 1
 
 
-def test_the_page_is_what_the_results_give():
-    assert render.PAGE.read_text(encoding="utf-8") == render.page(render.load(render.RESULTS)), (
+def test_the_page_is_what_the_results_give(tmp_path):
+    assert render.PAGE.read_text(encoding="utf-8") == render.page(render.load(render.RESULTS), tmp_path / "tables"), (
         "docs/benchmarks.md differs from benchmarks/results: run python -m benchmarks.render"
     )
+    for path in (tmp_path / "tables").iterdir():
+        assert path.read_bytes() == (render.PAGE.parent / "tables" / path.name).read_bytes()
+
+
+def test_a_long_table_is_a_file_and_its_ranges(results, tmp_path):
+    result = json.loads((results / "query_speed.json").read_text())
+    rows = [
+        result["rows"][0] | {"name": f"train {kind}, model {i}", "ratio": 0.5 + i} for kind in "ab" for i in range(7)
+    ]
+    text = render.section(result | {"rows": rows}, tmp_path / "tables")
+    assert "| train b | scipy | 7 | 0.5× to 6.5× |" in text
+    assert "[All 14 rows](tables/query_speed.csv)." in text
+    header, *lines = (tmp_path / "tables" / "query_speed.csv").read_text().splitlines()
+    assert (header.split(",")[1], len(lines)) == ("measured", 14)
