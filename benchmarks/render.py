@@ -60,9 +60,9 @@ def section(result: dict[str, Any], tables: Path) -> str:
     if len(rows) > LONGEST:
         written = write_csv(tables / f"{result['benchmark']}.csv", table(rows))
         every = f"\n[All {len(rows)} rows]({tables.name}/{written.name}).\n"
-    shown = table(rows) if not every else ranges(rows)
+    shown = (ranges(rows) if every else table(rows)).markdown()
     skipped = "".join(f"\nSkipped: {reason}.\n" for reason in result["skipped"])
-    return f"\n{as_text(result['settings']) or 'No settings'} ({when}). {where}.\n\n{shown.markdown()}\n{every}{skipped}\n"
+    return f"\n{as_text(result['settings']) or 'No settings'} ({when}). {where}.\n\n{shown}\n{every}{skipped}\n"
 
 
 def ranges(rows: Sequence[Row]) -> Table:

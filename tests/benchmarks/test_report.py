@@ -12,7 +12,8 @@ import pytest
 from benchmarks import render
 from benchmarks.report import ROOT, Report
 
-SCRIPTS = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if path.stem not in ("__init__", "report"))
+SHARED = ("__init__", "report", "step_times")
+SCRIPTS = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if path.stem not in SHARED)
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
