@@ -21,12 +21,15 @@ from scaling_law.formulas import Formula
 from scaling_law.formulas.law import positive
 from scaling_law.machine.gpus import find_gpu, named_gpu
 from scaling_law.machine.throughput import ModelWork, Throughput
-from scaling_law.planning.limits import LimitFields, Limits, Quantity
+from scaling_law.planning.limits import LimitFields, Limits, Quantity, of_law
+from scaling_law.size.architecture import HEAD_DIM, inference_flops, training_flops, width_of_active
 from scaling_law.size.arrays import FloatArray
 from scaling_law.size.recipe import PAPER, BatchRamp
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+WIDTHS = (1.0, 2e6)  # d_model that are searched where no budget of FLOPs limits them
 
 
 class ClusterFields(TypedDict, total=False):
@@ -149,10 +152,10 @@ class Cluster:
 class Budget:
     """FLOPs of training and inference, or wall-clock hours of training on a cluster; `Budget.of` reads what is typed.
 
-    ValueError unless it is one of the two.
+    Searches take an array of FLOPs, too. ValueError unless it is one of the two.
     """
 
-    flops: float | None = None
+    flops: Any = None
     hours: float | None = None
     cluster: Cluster | None = None
 
@@ -198,6 +201,27 @@ class Budget:
         tokens = self.cluster.tokens(work_of(d_model, experts, limits), self.seconds)
         return limits.variables(d_model, experts, 1.0) | {"tokens": tokens}
 
+    def models(self, law: Formula, d_model: Any, experts: Any, limits: Limits) -> dict[str, Any]:
+        """N_act, D, E and the law's other variables, for models of these widths that spend the budget; broadcasts."""
+        return of_law(law, self.variables(d_model, experts, limits))
+
+    def widths(self, limits: Limits) -> tuple[Any, Any]:
+        """The d_model between which its models are searched: up to where FLOPs leave one training token."""
+        if self.cluster is not None:
+            return WIDTHS
+        least = max(float(training_flops(1.0, 1.0)), float(inference_flops(1.0, limits.inference_tokens)))
+        return WIDTHS[0], width_of_active(self.flops / least, limits.vocab_size)
+
+    def refuse_too_short(self, experts: float, limits: Limits) -> None:
+        """Raise ValueError where the hours end before the first step of the smallest model, or are to serve, too."""
+        refuse_served(limits)
+        assert self.cluster is not None
+        first = self.cluster.ramp.last_batch_tokens(0)
+        step = float(self.cluster.seconds(work_of(float(HEAD_DIM), experts, limits), float(first)))
+        if step > self.seconds:
+            smallest = f"the smallest model (d_model {HEAD_DIM}, E = {experts:g}) takes {step:.3g} s on {self.cluster}"
+            raise InputError(f"hours={self.hours:g} is less than one training step: {smallest}")
+
     def __str__(self) -> str:
         if self.flops is not None:
             return f"{format_flops(self.flops)} FLOPs"
@@ -218,6 +242,12 @@ def work_of(d_model: Any, experts: Any, limits: Limits) -> ModelWork:
     """What decides the step time of models under the d / 64 rule; broadcasts."""
     parts = {"granularity": limits.granularity, "shared_ratio": limits.shared_ratio}
     return ModelWork.by_width(d_model, experts, limits.vocab_size, **parts)
+
+
+def refuse_served(limits: Limits) -> None:
+    """Raise ValueError for served tokens, in a question of hours."""
+    if served := limits.inference_tokens:
+        raise InputError(f"inference_tokens={served:g} cost FLOPs: give a budget of flops, not of hours")
 
 
 def cluster_fields(fields: Any) -> ClusterFields:

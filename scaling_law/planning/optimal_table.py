@@ -24,9 +24,15 @@ from scaling_law.formulas.learning_rate import LearningRateLaw
 from scaling_law.machine.gpus import named_gpu
 from scaling_law.machine.serving import decode_seconds_by_width
 from scaling_law.planning.budget import Budget, Cluster, QuestionFields, read_question, work_of
-from scaling_law.planning.hours import best_widths, drawn_losses, models_of
 from scaling_law.planning.limits import Limits, Quantity
-from scaling_law.planning.optimum import WidthOptimum, asked_experts, left_out, why_no_optimum
+from scaling_law.planning.optimum import (
+    WidthOptimum,
+    asked_experts,
+    drawn_losses,
+    left_out,
+    optimal_widths,
+    why_no_optimum,
+)
 from scaling_law.planning.placement import DoesNotFit, place
 from scaling_law.size.architecture import (
     HEAD_DIM,
@@ -343,11 +349,11 @@ def optimal(
     e = np.array(list(dict.fromkeys(e.tolist())))  # one row for an E that is named twice
     if integral and np.any(e != np.round(e)):
         raise InputError(f"experts={e.tolist()!r}: integral=True needs whole numbers")
-    optimum = best_widths(law, budget, e, limits, integral)
+    optimum = optimal_widths(law, budget, e, limits, integral)
     fits = optimum.fits
     if not fits.any():
         raise InputError(_nothing_fits(budget, e[optimum.exists], limits))
-    at = models_of(law, optimum.d_model[fits], e[fits], budget, limits)
+    at = budget.models(law, optimum.d_model[fits], e[fits], limits)
     if (check := law.check(**at)).beyond.all():
         check.refuse(force)
     draws = drawn_losses(law, budget, at, optimum.d_model[fits], limits)

@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from scaling_law.formulas import Formula
+from scaling_law.planning.budget import WIDTHS, Cluster, work_of
 from scaling_law.planning.limits import Limits
 from scaling_law.planning.minimiser import POINTS, least
-from scaling_law.size.architecture import training_flops
+from scaling_law.size.architecture import inference_flops, training_flops
 from scaling_law.size.arrays import FloatArray
 
 ENDLESS = 1e100  # parameters or tokens whose terms are nothing beside an asymptote
 
 
-def coefficients_of(law: Formula) -> FloatArray:
-    """The law's own coefficients and those of its draws, [n_coefficients, 1 + n_draws, 1]."""
-    every = np.array([[*law.coefficients.values()], *(() if law.draws is None else law.draws)])
-    return np.asarray(every.T[..., None])
-
-
-def floor(law: Formula, coefficients: FloatArray, variables: Mapping[str, Any]) -> FloatArray:
+def floor(law: Formula, coefficients: Any, variables: Mapping[str, Any]) -> FloatArray:
     """The loss of models with endless tokens under each row of coefficients, [1 + n_draws, ...]."""
     with np.errstate(all="ignore"):
         return np.asarray(law.evaluate(coefficients, {**variables, "tokens": np.array(ENDLESS)}), float)
 
 
 def tokens_needed(
-    law: Formula, coefficients: FloatArray, loss: FloatArray, variables: Mapping[str, Any]
+    law: Formula, coefficients: Any, loss: FloatArray, variables: Mapping[str, Any], limits: Limits
 ) -> FloatArray:
     """Training tokens with which models reach `loss`; infinite where none suffice. All broadcast.
 
@@ -52,34 +47,38 @@ def tokens_needed(
             if not np.any(np.abs(step) > 1e-12):
                 break
             y = excess(x)
-    return np.where(gap > 0, np.exp(x), np.inf)
+    return np.asarray(limits.tokens_worth(np.where(gap > 0, np.exp(x), np.inf)))
 
 
 def cheapest_width(
     law: Formula,
-    coefficients: FloatArray,
+    coefficients: Any,
     loss: FloatArray,
     experts: Any,
     limits: Limits,
-    cost: Callable[[FloatArray, Mapping[str, Any], FloatArray], FloatArray],
-    widths: tuple[Any, Any],
+    widths: tuple[Any, Any] = WIDTHS,
+    cluster: Cluster | None = None,
     points: int = POINTS,
     *,
     ends: bool = False,
 ) -> FloatArray:
-    """The d_model that reaches `loss` at least `cost(d_model, variables, tokens)`, one a row, [n, 1]; NaN for none.
+    """The d_model that reaches `loss` for the fewest FLOPs, or on a cluster in the fewest hours; NaN for none.
 
-    It lies between the two `widths`; `points` and `ends` are those of `least`.
+    It lies between the two `widths`; `points` and `ends` are those of `least`. All broadcast to the shape of `loss`.
     """
 
     def log_cost(x: FloatArray) -> FloatArray:
-        variables = limits.variables(np.exp(x), experts, 1.0)
-        return np.log(cost(np.exp(x), variables, tokens_needed(law, coefficients, loss, variables)))
+        d_model, variables = np.exp(x), limits.variables(np.exp(x), experts, 1.0)
+        tokens = tokens_needed(law, coefficients, loss, variables, limits)
+        if cluster is not None:
+            return np.log(cluster.seconds(work_of(d_model, experts, limits), tokens))
+        return np.log(flops_of(variables, tokens, limits))
 
     low, high = (np.broadcast_to(np.log(width), loss.shape) for width in widths)
     return np.exp(least(log_cost, low, high, points, ends=ends))
 
 
-def flops_of(_: FloatArray, variables: Mapping[str, Any], tokens: FloatArray) -> FloatArray:
-    """6 N_act D, as a cost."""
-    return np.asarray(training_flops(variables["n_active"], tokens))
+def flops_of(variables: Mapping[str, Any], tokens: Any, limits: Limits) -> FloatArray:
+    """6 N_act D + 2 N_act D_inf."""
+    n_active = variables["n_active"]
+    return np.asarray(training_flops(n_active, tokens) + inference_flops(n_active, limits.inference_tokens))

@@ -27,10 +27,10 @@ from scaling_law.formulas import Formula
 from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.law import checked_experts, positive
 from scaling_law.machine.throughput import ModelWork
-from scaling_law.planning.budget import Cluster, QuestionFields, read_costs, work_of
+from scaling_law.planning.budget import Budget, Cluster, QuestionFields, read_costs, work_of
 from scaling_law.planning.limits import Limits, Quantity
-from scaling_law.planning.optimum import model_variables, optimal_widths
-from scaling_law.planning.search import ENDLESS, cheapest_width, coefficients_of, floor, flops_of, tokens_needed
+from scaling_law.planning.optimum import coefficients_of, optimal_widths
+from scaling_law.planning.search import ENDLESS, cheapest_width, floor, tokens_needed
 from scaling_law.size.architecture import Architecture, affordable_tokens, is_size, training_flops, width_of_active
 from scaling_law.size.arrays import FloatArray
 
@@ -254,12 +254,12 @@ class _Target:
 
     def tokens_needed(self, variables: Mapping[str, Any]) -> FloatArray:
         """Tokens with which models reach a's loss under each draw, [1 + n_draws, ...]; infinite where none suffice."""
-        return tokens_needed(self.law, self.coefficients, self.loss, variables)
+        return tokens_needed(self.law, self.coefficients, self.loss, variables, Limits())
 
     def cheapest(self, start: float, experts: float, limits: Limits) -> FloatArray:
         """The d_model of least FLOPs that reaches a's loss under each draw, [1 + n_draws, 1]; NaN where none does."""
         problem = (self.law, self.coefficients, self.loss, experts, limits)
-        return cheapest_width(*problem, flops_of, (start / AROUND, start * AROUND), POINTS)
+        return cheapest_width(*problem, (start / AROUND, start * AROUND), points=POINTS)
 
     def row_of_width(
         self, size: str, d_model: Any, experts: float, limits: Limits, floor: float | None = None
@@ -323,7 +323,7 @@ def _spent(law: Formula, a: Model, flops: Any, tokens: Any, limits: Limits) -> t
         raise InputError(f"tokens={tokens!r} goes with an Architecture as a: E = {a:g} alone has no size; give flops")
     else:
         e, budget = _experts("a", a), positive("flops", flops)
-        width = float(optimal_widths(law, budget, e, limits).free)  # as free as b: below d_model 64, too
+        width = float(optimal_widths(law, Budget(budget), e, limits).free)  # as free as b: below d_model 64, too
         variables = limits.variables(width, e, budget)
     if missing := [name for name in law.variables if name not in variables]:
         raise InputError(f"the {law.name} law depends on {missing[0]}, which an Architecture does not have")
@@ -335,9 +335,9 @@ def _spent(law: Formula, a: Model, flops: Any, tokens: Any, limits: Limits) -> t
 def _frontier(law: Formula, question: _Target, experts: float, limits: Limits) -> dict[str, Any]:
     """L∞, α and the loss at a's FLOPs, along the best models with E experts."""
     line = _asymptote(question, limits.variables(64.0, experts, 1.0))
-    budgets = question.flops * np.array([1.0, 2.0])
+    budgets = Budget(question.flops * np.array([1.0, 2.0]))
     widths = optimal_widths(law, budgets, experts, limits).free
-    loss, further = law.loss(**model_variables(law, widths, experts, budgets, limits))
+    loss, further = law.loss(**budgets.models(law, widths, experts, limits))
     above = (loss - line["asymptote"]) / (further - line["asymptote"])
     return line | {"exponent": float(np.log2(above)), "baseline_loss": float(loss)}
 

@@ -166,7 +166,7 @@ def test_reach_in_hours_inverts_the_best_loss_in_hours(law, measured):
     assert limited.memory_bytes == pytest.approx(4e9)
     assert limited.hours > law.reach(2.6, [8], **asked).hours
     assert np.isinf(law.reach(1.3, [1], **asked).hours).all()
-    with pytest.raises(ValueError, match=r"inference_tokens=1e\+09 needs a Chinchilla or joint law"):
+    with pytest.raises(ValueError, match=r"inference_tokens=1e\+09 cost FLOPs"):
         law.reach(2.6, [8], inference_tokens=1e9, **asked)
 
 

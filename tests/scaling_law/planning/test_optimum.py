@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from hub.base.tables import as_text
 from scaling_law import Architecture, ChinchillaLaw, ExtrapolationError, JointLaw
+from scaling_law.planning.budget import Budget
 from scaling_law.planning.limits import Limits
 from scaling_law.planning.optimum import optimal_widths
 from scaling_law.planning.plan import plan
@@ -68,7 +69,7 @@ COSTS = {
 def test_constrained_optimum_is_that_of_brute_force(log_flops, log_limits, costs, integral):
     law, flops = JointLaw.published(), 10**log_flops
     limits = Limits(**costs, **{name: 10**value for name, value in log_limits.items()})
-    found = optimal_widths(law, flops, EXPERTS, limits, integral)
+    found = optimal_widths(law, Budget(flops), EXPERTS, limits, integral)
     widths = 64.0 * np.arange(1, 1001) if integral else np.geomspace(64, 64_000, 60_001)
     for i, experts in enumerate(EXPERTS):
         loss, width = brute_force(law, flops, experts, limits, widths)
