@@ -189,6 +189,14 @@ def _width(columns: Sequence[_Column]) -> int:
     return total
 
 
+def rows_of(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """One dict of plain values for each element of the columns, which broadcast."""
+    import numpy as np
+
+    lists = [np.ravel(column).tolist() for column in np.broadcast_arrays(*columns.values())]
+    return [dict(zip(columns, row, strict=True)) for row in zip(*lists, strict=True)]
+
+
 class Summarised:
     """A result whose `summary()` is what rich prints of it, and what a notebook shows."""
 
@@ -218,11 +226,7 @@ class ResultTable(Summarised):
 
     def to_rows(self) -> list[dict[str, Any]]:
         """One dict of plain values for each question, in the order of the arrays."""
-        import numpy as np
-
-        names, columns = zip(*self._columns().items(), strict=True)
-        lists = [np.ravel(column).tolist() for column in np.broadcast_arrays(*columns)]
-        return [dict(zip(names, row, strict=True)) for row in zip(*lists, strict=True)]
+        return rows_of(self._columns())
 
     def to_dataframe(self) -> pandas.DataFrame:
         """One line for each question (pandas)."""

@@ -74,10 +74,6 @@ def plan(
     if any(value is not None for value in (gpu, throughput, hours, money)):
         question |= {"throughput": step_times(gpu, throughput, mfu, hours=hours, money=money)}
         del question["mfu"]
-    elif mfu is None:
-        del question["mfu"]  # the default of `plan`
-    if not gpu_tflops > 0:
-        raise InputError(f"gpu_tflops={gpu_tflops:g} must be positive")
     if output is not None and output.exists() and not overwrite:
         raise InputError(f"-o {output}: the file exists; --overwrite replaces it")
     rates = LearningRateLaw.named(learning_rate_law)

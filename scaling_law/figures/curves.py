@@ -17,7 +17,7 @@ from scaling_law.formulas import Formula
 from scaling_law.formulas.law import FormulaT, positive
 from scaling_law.planning.budget import Budget
 from scaling_law.planning.limits import Limits, ModelFields
-from scaling_law.planning.optimal_table import OptimalTable
+from scaling_law.planning.optimal_table import OptimalTable, as_good
 from scaling_law.planning.optimum import asked_experts, drawn_losses, optimal_widths
 from scaling_law.size.architecture import (
     inference_flops,
@@ -360,16 +360,16 @@ def best_experts(
 
 
 def _tied(law: Formula, at: dict[str, Any], loss: FloatArray, compared: Any, best: Any) -> NDArray[np.bool_]:
-    """Where another E is as good: the interval of the difference reaches zero; without draws, it is below the RMSE."""
-    if law.draws is None:
-        error = (law.conditions and law.conditions.rmse) or 0.0
-        with np.errstate(invalid="ignore"):  # where no E has a model
-            ahead = loss - np.take_along_axis(loss, best, -1)
-        return np.asarray((compared & (ahead < error)).sum(axis=-1) > 1)
-    filled = {name: np.where(compared, values, _stand_in(values, compared)) for name, values in at.items()}
-    drawn = law.loss_draws(**filled)  # [draws, rows, columns, E]
-    ahead = drawn - np.take_along_axis(drawn, best[None], -1)
-    return np.asarray((compared & (np.mean(ahead <= 0, axis=0) > LEVEL[0])).sum(axis=-1) > 1)
+    """Where another E is as good, as in `OptimalTable.comparison`."""
+    drawn_ahead = None
+    if law.draws is not None:
+        filled = {name: np.where(compared, values, _stand_in(values, compared)) for name, values in at.items()}
+        drawn = law.loss_draws(**filled)  # [draws, rows, columns, E]
+        drawn_ahead = drawn - np.take_along_axis(drawn, best[None], -1)
+    with np.errstate(invalid="ignore"):  # where no E has a model
+        ahead = loss - np.take_along_axis(loss, best, -1)
+    tied = as_good(ahead, drawn_ahead, law.conditions.rmse if law.conditions else None)
+    return np.asarray((compared & tied).sum(axis=-1) > 1)
 
 
 def _stand_in(values: FloatArray, compared: Any) -> float:

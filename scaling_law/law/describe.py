@@ -14,8 +14,9 @@ from hub.base.units import format_bytes, format_count, format_flops, parse_conte
 from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.law import percentile_interval, positive
 from scaling_law.law import JointLaw, Law
+from scaling_law.planning.limits import of_law
 from scaling_law.planning.optimal_table import OptimalTable, optimal
-from scaling_law.planning.plan import experts_of, law_variables
+from scaling_law.planning.plan import experts_of
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.model_configs import Model, read_model
 
@@ -155,7 +156,7 @@ def describe(
     warnings, predicted, check = ignored(model.architecture, law), None, None
     if tokens is not None:
         d = float(positive("tokens", tokens))
-        at = law_variables(law, model.architecture, d)
+        at = of_law(law, model.architecture.variables() | {"tokens": d})
         predicted = _predict(law, model.architecture, at, d, size, force)
         warnings += (check := law.check(**at)).warnings
         if predicted.optimum is not None:

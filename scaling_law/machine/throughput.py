@@ -228,11 +228,6 @@ class Throughput:
                     notes.append(f"{most:.3g} {name} parameters are {most / largest:.3g}x the largest that was timed")
         return tuple(notes)
 
-    def check_device(self, device: str) -> None:
-        """Raise ValueError if this was measured on another device."""
-        if device != self.device:
-            raise InputError(f"this throughput was measured on {self.device!r}, not on {device!r}")
-
     def _work(
         self,
         model: Model,
@@ -304,10 +299,10 @@ class Throughput:
                 for each in values.get("measurements", ())
             )
             throughput = cls(**values)
-            if device is not None:
-                throughput.check_device(device)
         except (TypeError, ValueError, KeyError) as error:
             raise strict_json.RecordError(f"{path}: {error}") from None
+        if device not in (None, throughput.device):
+            raise strict_json.RecordError(f"{path}: was measured on {throughput.device!r}, not on {device!r}")
         return throughput
 
 

@@ -6,16 +6,15 @@ them evenly. In the same hours a slower model sees fewer FLOPs, so the best E is
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import numpy as np
 
-from hub.base.errors import InputError
+from hub.base.errors import InputError, unknown
 from hub.base.units import format_flops
 from scaling_law.formulas import Formula
 from scaling_law.formulas.law import positive
@@ -177,7 +176,7 @@ class Budget:
             if surplus := [name for name, value in fields.items() if value is not None]:
                 raise InputError(f"{surplus[0]} goes with hours or money, not with flops={flops!r}")
             return cls(float(positive("flops", flops)))
-        cluster = Cluster.of(batch_ramp, **cluster_fields(fields))
+        cluster = Cluster.of(batch_ramp, **pick(ClusterFields, fields))
         if money is None:
             return cls(None, float(positive("hours", cast(Quantity, hours))), cluster)
         if cluster.price is None:
@@ -250,36 +249,31 @@ def refuse_served(limits: Limits) -> None:
         raise InputError(f"inference_tokens={served:g} cost FLOPs: give a budget of flops, not of hours")
 
 
-def cluster_fields(fields: Any) -> ClusterFields:
-    """Pick the fields of a cluster from those of a question."""
-    return cast(ClusterFields, {name: fields[name] for name in ClusterFields.__annotations__ if name in fields})
+def pick(kind: Any, fields: Mapping[str, Any]) -> Any:
+    """Those of the fields of a question that are of this TypedDict."""
+    return {name: fields[name] for name in kind.__annotations__ if name in fields}
 
 
 def read_costs(law: Formula, **fields: Unpack[QuestionFields]) -> tuple[Cluster | None, Limits]:
     """The GPUs of a question whose answer is its budget, None for one of FLOPs, and its limits."""
-    of_limits = _checked(fields)
+    limits, of_cluster = _read_limits(law, fields), pick(ClusterFields, fields)
     for name, value in {"hours": fields.get("hours"), "money": fields.get("money")}.items():
         if value is not None:
             raise InputError(f"{name}={value!r} is a budget, which this question solves for: leave it out")
-    named = any(value is not None for value in cluster_fields(fields).values())
-    return Cluster.of(**cluster_fields(fields)) if named else None, Limits.of(law, **of_limits)
+    named = any(value is not None for value in of_cluster.values())
+    return Cluster.of(**of_cluster) if named else None, limits
 
 
 def read_question(
     law: Formula, flops: Quantity | None, batch_ramp: BatchRamp | None = None, **fields: Unpack[QuestionFields]
 ) -> tuple[Budget, Limits]:
     """The budget and the limits of a question to a law. TypeError, as of any function, for another keyword."""
-    of_limits = _checked(fields)
-    of_budget = {name: value for name, value in fields.items() if name not in of_limits}
-    return Budget.of(flops, batch_ramp, **cast(BudgetFields, of_budget)), Limits.of(law, **of_limits)
+    limits = _read_limits(law, fields)
+    return Budget.of(flops, batch_ramp, **pick(BudgetFields, fields)), limits
 
 
-def _checked(fields: QuestionFields) -> LimitFields:
-    """Pick the fields of limits. TypeError, as of any function, for a keyword that no question has."""
-    names = sorted(QuestionFields.__annotations__)
-    if unknown := [name for name in fields if name not in names]:
-        nearest = get_close_matches(unknown[0], names, n=1)
-        hint = f"did you mean {nearest[0]!r}? " if nearest else ""
-        raise TypeError(f"a question has no {unknown[0]!r}: {hint}it takes {', '.join(names)}")
-    limits = {name: value for name, value in fields.items() if name in LimitFields.__annotations__}
-    return cast(LimitFields, limits)
+def _read_limits(law: Formula, fields: Mapping[str, Any]) -> Limits:
+    for name in fields:
+        if name not in (names := sorted(QuestionFields.__annotations__)):
+            raise TypeError(unknown("keyword of a question ", name, names))
+    return Limits.of(law, **pick(LimitFields, fields))

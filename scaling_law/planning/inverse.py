@@ -6,7 +6,7 @@ smallest model that reaches it within the budget.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import numpy as np
@@ -96,9 +96,7 @@ class Reached(ArrayAnswer):
         return f"loss {best['loss']:.3f} takes {cost} at least: {size}, {format_count(best['tokens'])} tokens"
 
     def _columns(self) -> dict[str, Any]:
-        names = (f.name for f in fields(self) if f.name not in ("notes", "check", "least"))
-        columns = {name: value for name in names if (value := getattr(self, name)) is not None}
-        return columns | {"trusted": cast(RangeCheck, self.check).trusted}
+        return super()._columns() | {"trusted": cast(RangeCheck, self.check).trusted}
 
 
 def reach(

@@ -12,13 +12,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from hub.base.errors import InputError
-from hub.base.tables import Table, enumerated
+from hub.base.tables import Table, enumerated, rows_of
 from hub.base.units import format_bytes, format_count, format_flops, listed_experts
 from scaling_law.formulas import Formula
-from scaling_law.formulas.answers import Answer
+from scaling_law.formulas.answers import Answer, plain, plain_fields
 from scaling_law.formulas.law import percentile_interval, positive
 from scaling_law.formulas.learning_rate import LearningRateLaw
 from scaling_law.machine.gpus import named_gpu
@@ -91,9 +91,7 @@ class OptimalRow:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        architecture = self.architecture and self.architecture.to_dict()
-        values = asdict(self) | {"memory_bytes": self.memory_bytes, "warnings": list(self.warnings)}
-        return values | {"architecture": architecture}
+        return plain_fields(self) | {"memory_bytes": self.memory_bytes}
 
     def config_arguments(self) -> dict[str, int]:
         """Keyword arguments of `modeling_switch_moe.SwitchMoeConfig`; ValueError for a fractional architecture, and
@@ -193,22 +191,19 @@ class OptimalTable(Answer):
         best, *others = sorted(self.compared, key=lambda row: row.loss)
         if not others:
             return None
-        intervals, shares = {}, {}
+        shares, interval, drawn_ahead = {}, None, None
         if self.draw_losses is not None:
-            drawn = {row.experts: losses for row, losses in zip(self.rows, self.draw_losses.T, strict=True)}
-            intervals = {row.experts: percentile_interval(drawn[row.experts] - drawn[best.experts]) for row in others}
+            drawn = dict(zip((row.experts for row in self.rows), self.draw_losses.T, strict=True))
             losses = np.stack([drawn[row.experts] for row in self.compared])
             wins = np.argmin(losses[:, np.isfinite(losses).all(axis=0)], axis=0)
             shares = {row.experts: float(np.mean(wins == i)) for i, row in enumerate(self.compared)}
-
-        def as_good(row: OptimalRow) -> bool:
-            interval = intervals.get(row.experts)
-            return interval[0] <= 0 if interval else row.loss - best.loss < (self.law_error or 0.0)
-
-        second, tied = others[0], (best.experts, *(row.experts for row in others if as_good(row)))
-        interval = intervals.get(second.experts)
-        ahead = second.loss - best.loss
-        return Comparison(best.experts, second.experts, ahead, interval, self.law_error, tied, shares)
+            drawn_ahead = np.stack([drawn[row.experts] - drawn[best.experts] for row in others], axis=-1)
+            interval = percentile_interval(drawn_ahead[:, 0])
+        ahead = np.array([row.loss - best.loss for row in others])
+        tied = as_good(ahead, drawn_ahead, self.law_error)
+        named = (best.experts, *(row.experts for row, tie in zip(others, tied, strict=True) if tie))
+        second = others[0].experts
+        return Comparison(best.experts, second, float(ahead[0]), interval, self.law_error, named, shares)
 
     @property
     def reordered(self) -> str | None:
@@ -254,19 +249,10 @@ class OptimalTable(Answer):
         raise KeyError(f"no row for experts={experts}; there are {[row.experts for row in self.rows]}")
 
     def facts(self) -> dict[str, Any]:
-        facts = {name: getattr(self, name) for name in ("law", "flops", "integral", "forced")}
-        facts |= {"limits": asdict(self.limits)}
-        facts |= {"comparison": self.comparison and asdict(self.comparison)}
-        if self.comparison:
-            facts["comparison"]["win_shares"] = {f"{e:g}": share for e, share in self.comparison.win_shares.items()}
-        if self.budget.cluster is not None:
-            facts |= {"budget": self.budget.to_dict(), "reordered": self.reordered}
-            facts |= {"equal_flops": self.equal_flops and self.equal_flops.to_dict()}
-        left_out = {f"{e:g}": reason for e, reason in self.experts_without_optimum.items()}
-        return facts | {
-            "experts_without_optimum": left_out,
-            "experts_that_do_not_fit": list(self.experts_that_do_not_fit),
-        }
+        of_hours = {name: plain(getattr(self, name)) for name in ("budget", "reordered", "equal_flops")}
+        hidden = ("rows", "check", "notes", "law_error", "draw_losses", "largest", "budget", "equal_flops")
+        facts = plain_fields(self, *hidden) | {"comparison": plain(self.comparison)}
+        return facts | (of_hours if self.budget.cluster is not None else {})
 
     def to_rows(self) -> list[dict[str, Any]]:
         """The values of each row, whether it is the `best`, and its `win_share` (None for a law without draws)."""
@@ -326,6 +312,16 @@ class OptimalTable(Answer):
         return {"GPU-s per M": f"{seconds:.3g}"} if price is None else {"price per M": f"{price * seconds / 3600:.3g}"}
 
 
+def as_good(ahead: FloatArray, drawn_ahead: FloatArray | None, error: float | None) -> NDArray[np.bool_]:
+    """Where a model is a tie with the best: the interval [n_draws, ...] of its difference `ahead` reaches zero.
+
+    Without draws, where the difference is below the `error` of the law.
+    """
+    if drawn_ahead is None:
+        return np.asarray(ahead < (error or 0.0))
+    return np.asarray(percentile_interval(drawn_ahead)[0] <= 0)
+
+
 def optimal(
     law: Formula,
     flops: Quantity | None = None,
@@ -359,9 +355,16 @@ def optimal(
     draws = drawn_losses(law, budget, at, optimum.d_model[fits], limits)
     rates = learning_rate_law or LearningRateLaw.published()
     ramp = batch_ramp or BatchRamp(PAPER.batch_ramp, PAPER.sequence_length)
-    rows = _rows(law, optimum, e, at, limits, rates, ramp, integral, draws, "time" if budget.cluster else "compute")
-    if decode_batch is not None:
-        rows = _served(rows, decode_batch, budget, limits)
+    sizes = _sizes(optimum, at, budget, limits) | _served(optimum.d_model[fits], at, decode_batch, budget, limits)
+    rows = tuple(
+        OptimalRow(
+            **row,
+            **_worth(law, {name: values[i] for name, values in at.items()}, row["d_model"], limits, rates, ramp),
+            loss_interval=None if draws is None else percentile_interval(draws[:, i]),
+            architecture=limits.architecture(row["d_model"], row["experts"]) if integral else None,
+        )
+        for i, row in enumerate(rows_of(sizes))
+    )
     table = OptimalTable(
         rows,
         float("nan") if budget.flops is None else budget.flops,
@@ -415,62 +418,54 @@ def _notes_on_time(table: OptimalTable, cluster: Cluster) -> Iterator[str]:
         yield f"E = {_listed(too_large)}: training takes more memory than {cluster.hardware} have: see max_parameters"
 
 
-def _rows(
-    law: Formula,
-    optimum: WidthOptimum,
-    experts: FloatArray,
-    at: Mapping[str, FloatArray],
-    limits: Limits,
-    rates: LearningRateLaw,
-    ramp: BatchRamp,
-    integral: bool,
-    draws: FloatArray | None,
-    spent: str,
-) -> tuple[OptimalRow, ...]:
-    """The row of each E with a model that fits: their variables are `at`, `draws` their losses under each draw."""
+def _sizes(optimum: WidthOptimum, at: Mapping[str, FloatArray], budget: Budget, limits: Limits) -> dict[str, Any]:
+    """The columns of the rows: of each E with a model that fits, whose variables are `at`."""
+    spent = "time" if budget.cluster else "compute"
     limited = np.where(optimum.truncated, "memory", np.where(optimum.free < HEAD_DIM, "smallest", spent))
-    columns = (experts, optimum.d_model, optimum.n_active, optimum.tokens, optimum.loss, limited)
-    rows: list[OptimalRow] = []
-    for e, d, n, tokens, loss, limit in zip(*(column[optimum.fits].tolist() for column in columns), strict=True):
-        check = law.check(**{name: values[len(rows)] for name, values in at.items()})
-        counted = float(rates.counted_parameters(d, vocab_size=limits.vocab_size))
-        tuned = (counted, e, tokens, ramp.last_batch_tokens(tokens))
-        row = OptimalRow(
-            experts=e,
-            d_model=d,
-            n_active=n,
-            n_total=float(total_parameters(d, e, vocab_size=limits.vocab_size)),
-            tokens=tokens,
-            tokens_per_parameter=tokens / n,
-            weight_bytes=float(limits.weight_bytes(d, e)),
-            kv_cache_bytes=float(limits.kv_bytes(d)),
-            training_flops=float(training_flops(n, tokens)),
-            inference_flops=float(inference_flops(n, limits.inference_tokens)),
-            loss=loss,
-            loss_interval=None if draws is None else percentile_interval(draws[:, len(rows)]),
-            learning_rate=float(rates.at(*tuned)),
-            limited_by=limit,
-            warnings=tuple(dict.fromkeys([*check.warnings, *rates.warnings_at(*tuned)])),
-            trusted=bool(check.trusted),
-            beyond_guard=bool(check.beyond),
-            architecture=limits.architecture(d, e) if integral else None,
-            epochs=tokens / limits.unique_tokens if limits.unique_tokens else None,
-        )
-        rows.append(row)
-    return tuple(rows)
+    d, loss, limited = (values[optimum.fits] for values in (optimum.d_model, optimum.loss, limited))
+    n, tokens, e = at["n_active"], at["tokens"], at["experts"]
+    return {
+        "experts": e,
+        "d_model": d,
+        "n_active": n,
+        "n_total": total_parameters(d, e, vocab_size=limits.vocab_size),
+        "tokens": tokens,
+        "tokens_per_parameter": tokens / n,
+        "weight_bytes": limits.weight_bytes(d, e),
+        "kv_cache_bytes": limits.kv_bytes(d),
+        "training_flops": training_flops(n, tokens),
+        "inference_flops": inference_flops(n, limits.inference_tokens),
+        "loss": loss,
+        "limited_by": limited,
+        "epochs": tokens / limits.unique_tokens if limits.unique_tokens else None,
+    }
 
 
-def _served(rows: tuple[OptimalRow, ...], batch: float, budget: Budget, limits: Limits) -> tuple[OptimalRow, ...]:
-    """The rows with what serving them takes. ValueError without a GPU whose data sheet is known."""
+def _worth(
+    law: Formula, at: Mapping[str, Any], d_model: float, limits: Limits, rates: LearningRateLaw, ramp: BatchRamp
+) -> dict[str, Any]:
+    """The learning rate of a model, and how far law and rate extrapolate for it."""
+    check, tokens = law.check(**at), float(at["tokens"])
+    counted = float(rates.counted_parameters(d_model, vocab_size=limits.vocab_size))
+    tuned = (counted, float(at["experts"]), tokens, ramp.last_batch_tokens(tokens))
+    warnings = tuple(dict.fromkeys([*check.warnings, *rates.warnings_at(*tuned)]))
+    trust = {"trusted": bool(check.trusted), "beyond_guard": bool(check.beyond)}
+    return {"learning_rate": float(rates.at(*tuned)), "warnings": warnings, **trust}
+
+
+def _served(
+    d_model: FloatArray, at: Mapping[str, FloatArray], batch: float | None, budget: Budget, limits: Limits
+) -> dict[str, Any]:
+    """The column of what serving the models takes. ValueError without a GPU whose data sheet is known."""
+    if batch is None:
+        return {}
     size = float(positive("decode_batch", batch))
     if budget.cluster is None:
         raise InputError(f"decode_batch={batch!r} goes with hours or money, whose throughput names the GPU")
-    c, gpu = limits, named_gpu(budget.cluster.throughput.device)
-    cached = c.kv_heads_ratio * c.kv_tokens
-    sizes: dict[str, Any] = {"bytes_per_parameter": c.bytes_per_parameter, "bytes_per_kv": c.bytes_per_kv}
-    sizes |= {"shared_ratio": c.shared_ratio, "vocab_size": c.vocab_size}
-    seconds = (decode_seconds_by_width(gpu, row.d_model, row.experts, size, cached, **sizes) for row in rows)
-    return tuple(replace(row, decode_seconds=float(s)) for row, s in zip(rows, seconds, strict=True))
+    names = ("bytes_per_parameter", "bytes_per_kv", "shared_ratio", "vocab_size")
+    costs: dict[str, Any] = {name: getattr(limits, name) for name in names}
+    gpu, cached = named_gpu(budget.cluster.throughput.device), limits.kv_heads_ratio * limits.kv_tokens
+    return {"decode_seconds": decode_seconds_by_width(gpu, d_model, at["experts"], size, cached, **costs)}
 
 
 def _smallest_width(experts: FloatArray, limits: Limits) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ The schedule is the paper's (`size.recipe.PAPER`); shorter runs branch off the s
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from numpy.typing import ArrayLike
@@ -19,8 +19,8 @@ from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.law import percentile_interval, positive
 from scaling_law.formulas.learning_rate import LearningRateLaw
 from scaling_law.machine.throughput import ModelWork
-from scaling_law.planning.budget import Budget, Cluster, QuestionFields, cluster_fields
-from scaling_law.planning.limits import Quantity
+from scaling_law.planning.budget import Budget, Cluster, ClusterFields, QuestionFields, pick
+from scaling_law.planning.limits import Quantity, of_law
 from scaling_law.planning.optimal_table import OptimalTable, optimal
 from scaling_law.planning.placement import DoesNotFit, Placement, place
 from scaling_law.size.architecture import (
@@ -83,9 +83,6 @@ class Plan(Answer):
         """The measurements of the trunk, the shortest first."""
         return tuple({"tokens": t, "training_flops": self.architecture.training_flops(t)} for t in self.branches)
 
-    def to_rows(self) -> list[dict[str, Any]]:
-        return [*self.rows]
-
     @property
     def warnings(self) -> tuple[str, ...]:
         return self.notes
@@ -103,12 +100,9 @@ class Plan(Answer):
 
     def facts(self) -> dict[str, Any]:
         """The fields of the plan, the sizes of the architecture and the configuration."""
-        a, left_out = self.architecture, ("architecture", "time", "check", "notes", "placement")
-        facts = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left_out}
-        facts |= {"n_active": a.n_active, "n_total": a.n_total, "architecture": a.to_dict()}
-        facts |= {"batch_ramp": [asdict(stage) for stage in self.batch_ramp], "configuration": self.configuration()}
-        facts |= {"placement": self.placement and asdict(self.placement)}
-        return facts | {"time": self.time and self.time.to_dict()}
+        a = self.architecture
+        sizes = {"n_active": a.n_active, "n_total": a.n_total}
+        return super().facts() | sizes | {"configuration": self.configuration()}
 
     def configuration(self, sweep: str = "run") -> dict[str, dict[str, Any]]:
         """The sections of `train.py`'s YAML; everything left out has the paper's value there by default.
@@ -201,17 +195,17 @@ def plan(
     if not (isinstance(branches, int) and 1 <= branches <= 20):
         raise InputError(f"branches={branches!r} must be a whole number from 1 to 20")
     positive("gpu_tflops", gpu_tflops)
-    rates = learning_rate_law or LearningRateLaw.published()
-    ramp = BatchRamp(batch_ramp, sequence_length)
-    timed = question.get("gpu") is not None or question.get("throughput") is not None
-    cluster = Cluster.of(ramp, **cluster_fields(question)) if timed else None
-    mfu = None if timed else question.pop("mfu", None)
-    mfu = MFU if mfu is None else mfu
-    if not (isinstance(mfu, (int, float)) and 0 < mfu <= 1):
-        raise InputError(f"mfu={mfu!r} must be above 0 and at most 1")
-    if cluster is not None and flops is not None:
-        for name in cluster_fields(question):
-            question.pop(name)  # type: ignore[misc]
+    rates, ramp = learning_rate_law or LearningRateLaw.published(), BatchRamp(batch_ramp, sequence_length)
+    cluster, mfu = None, MFU
+    if question.get("gpu") is not None or question.get("throughput") is not None:
+        cluster = Cluster.of(ramp, **pick(ClusterFields, question))
+        if flops is not None:
+            for name in pick(ClusterFields, question):
+                question.pop(name)  # type: ignore[misc]
+    elif (share := question.pop("mfu", None)) is not None:
+        if not (isinstance(share, (int, float)) and 0 < share <= 1):
+            raise InputError(f"mfu={share!r} must be above 0 and at most 1")
+        mfu = share
 
     def ask(experts: ArrayLike | None, **narrower: Unpack[QuestionFields]) -> OptimalTable:
         narrowed: QuestionFields = {**question, **narrower}
@@ -229,7 +223,7 @@ def plan(
     warmup = int(min(PAPER.warmup_tokens, WARMUP_SHARE * tokens))
     measured = (*(t for t in dict.fromkeys(shorter) if t * (1 - PAPER.decay_fraction) > warmup), tokens)
     total = tokens + sum(_decay_tokens(ramp, t) for t in measured[:-1])
-    at = law_variables(law, architecture, tokens)
+    at = of_law(law, architecture.variables() | {"tokens": float(tokens)})
     warnings, time = (*passed_over, *table.warnings), None
     gpu_hours = architecture.training_flops(total) / (gpu_tflops * 1e12 * mfu * 3600.0)
     if cluster is not None:
@@ -277,8 +271,7 @@ def _trainable(
 ) -> tuple[OptimalTable, tuple[str, ...]]:
     """The table whose best row is the best model that the GPUs can train, and what was passed over for it.
 
-    A row that does not fit stands for the widest model of its E that does. Errors as of
-    `place`.
+    A row that does not fit stands for the widest model of its E that does. Errors as of `place`.
     """
 
     def fits(width: float, experts: float) -> bool:
@@ -318,15 +311,6 @@ def _decay_tokens(ramp: BatchRamp, tokens: int) -> int:
     """Tokens of the decay of a run of `tokens` tokens: whole steps, as the training loop branches off."""
     end = ramp.steps(tokens)
     return tokens - ramp.tokens(min(ramp.steps(tokens * (1 - PAPER.decay_fraction)), max(end - 1, 0)))
-
-
-def law_variables(law: Formula, a: Architecture, tokens: float) -> dict[str, float]:
-    """N_act, D, E and the law's other variables. ValueError for one that an architecture does not have."""
-    variables = a.variables() | {"tokens": tokens}
-    names = dict.fromkeys(("n_active", "tokens", "experts", *law.variables))
-    if unknown := [name for name in names if name not in variables]:
-        raise InputError(f"the {law.name} law depends on {unknown[0]}, which an Architecture does not have")
-    return {name: variables[name] for name in names}
 
 
 def experts_of(a: Architecture) -> str:

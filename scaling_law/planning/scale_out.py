@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from hub.base.errors import InputError
 from hub.base.tables import Table
@@ -21,11 +20,12 @@ from scaling_law.size.recipe import PAPER, BatchRamp, RampStage
 
 @dataclass(frozen=True)
 class ScaleOutRow:
-    """A model on `gpus` GPUs. Bytes and seconds are of one GPU and one step.
+    """A model on `gpus` GPUs. Bytes and seconds are of one GPU and one step; None where nothing fits.
 
     `compute_seconds` are at the MFU assumed, `communication_seconds` at the full speed of the links; compute hides
-    communication at best. `mfu_limit`: at which communication alone takes the whole step. `expert_parallel_*`: of
-    sending tokens to experts instead of gathering the experts' weights.
+    communication at best. `mfu_limit`: at which communication alone takes the whole step. `expected_mfu`: the MFU
+    assumed, or less where communication takes longer than such a step. `expert_parallel_*`: of sending tokens to
+    experts instead of gathering the experts' weights.
     """
 
     gpus: int
@@ -39,17 +39,8 @@ class ScaleOutRow:
     reduce_bytes: float | None = None
     communication_seconds: float | None = None
     mfu_limit: float | None = None
-
-    @property
-    def expected_mfu(self) -> float | None:
-        """The MFU assumed, or less where communication takes longer than such a step; None where nothing fits."""
-        return None if self.placement is None else min(self.mfu, self.mfu_limit or 1.0)
-
-    @property
-    def limited_by(self) -> str:
-        if self.placement is None:
-            return "memory"
-        return "communication" if self.mfu_limit is not None and self.mfu_limit < self.mfu else "compute"
+    expected_mfu: float | None = None
+    limited_by: str = "memory"
 
 
 @dataclass(frozen=True)
@@ -65,12 +56,6 @@ class ScaleOut(Answer):
     def verdict(self) -> str:
         limits = (f"{row.gpus} by {row.limited_by}" for row in self.rows)
         return f"{format_count(self.architecture.n_total)} parameters on GPUs, limited on {', '.join(limits)}"
-
-    def facts(self) -> dict[str, Any]:
-        return {"architecture": self.architecture.to_dict(), "gpu": self.gpu, "batch_tokens": self.batch_tokens}
-
-    def to_rows(self) -> list[dict[str, Any]]:
-        return [asdict(row) | {"expected_mfu": row.expected_mfu, "limited_by": row.limited_by} for row in self.rows]
 
     def summary(self) -> Table:
         a = self.architecture
@@ -128,14 +113,8 @@ def _row(a: Architecture, cluster: Cluster, peak_flops: float, link: float) -> S
     tokens = stage.sequences * length
     seconds = float(cluster.throughput.step_seconds(a, tokens, sequence_length=length, devices=gpus))
     ideal = a.training_flops(tokens, context=length) / (gpus * peak_flops)
-    sent = all_to_all_bytes(a, tokens / gpus, gpus)
-    row = ScaleOutRow(
-        gpus,
-        compute_seconds=seconds,
-        mfu=ideal / seconds,
-        expert_parallel_bytes=sent,
-        expert_parallel_seconds=all_to_all_seconds(sent, gpus, link),
-    )
+    mfu, sent = ideal / seconds, all_to_all_bytes(a, tokens / gpus, gpus)
+    row = ScaleOutRow(gpus, seconds, mfu, sent, all_to_all_seconds(sent, gpus, link))
     try:
         placed = place(a, cluster)
     except DoesNotFit:
@@ -144,12 +123,15 @@ def _row(a: Architecture, cluster: Cluster, peak_flops: float, link: float) -> S
         return row
     passes = stage.sequences // (gpus * placed.micro_batch_sequences)
     traffic = communication(a, placed.sharding, gpus, passes)
+    limit = ideal / slowest if (slowest := traffic.seconds(gpus, link)) else None
     return replace(
         row,
         placement=placed,
         passes=passes,
         all_gather_bytes=traffic.all_gather,
         reduce_bytes=traffic.reduce_scatter + traffic.all_reduce,
-        communication_seconds=(slowest := traffic.seconds(gpus, link)),
-        mfu_limit=ideal / slowest if slowest else None,
+        communication_seconds=slowest,
+        mfu_limit=limit,
+        expected_mfu=min(mfu, limit or 1.0),
+        limited_by="communication" if limit is not None and limit < mfu else "compute",
     )

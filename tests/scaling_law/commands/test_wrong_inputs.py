@@ -52,7 +52,7 @@ LINES = {  # what is typed → the line on standard error
     ),
     "plan --flops 1e20 --mfu 0": "--mfu 0.0 must be above 0 and at most 1",
     "plan --flops 1e20 --branches 0": "--branches 0 must be a whole number from 1 to 20",
-    "plan --flops 1e20 --gpu-tflops 0": "--gpu-tflops 0 must be positive",
+    "plan --flops 1e20 --gpu-tflops 0": "--gpu-tflops 0 must be positive and finite",
     "plan --hours 3 --gpus 8": "--gpu is needed with --hours: h100; or --throughput",
     "reach --loss 0": "--loss 0 must be positive and finite",
     "reach --loss 2 --flops 1e22 --memory 1GB": "--memory and a budget: give one of them; the other is the answer",

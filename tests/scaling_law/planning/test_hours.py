@@ -153,42 +153,6 @@ def test_hours_beyond_the_guard_are_refused(law):
     assert Budget.of(1e21) == Budget(1e21)
 
 
-def test_reach_in_hours_inverts_the_best_loss_in_hours(law, measured):
-    asked = {"gpus": 8, "throughput": measured, "price": 2.0}
-    best = law.optimal(hours=72, experts=[1, 8, 32], **asked)
-    for row in best:
-        found = law.reach(row.loss, [row.experts], **asked)
-        assert found.hours == pytest.approx(72, rel=1e-6)
-        assert found.money == pytest.approx(72 * 8 * 2)
-        assert found.n_active == pytest.approx(row.n_active, rel=1e-3)
-        assert found.flops == pytest.approx(row.training_flops, rel=1e-3)
-    limited = law.reach(2.6, [8], memory="4GB", **asked)
-    assert limited.memory_bytes == pytest.approx(4e9)
-    assert limited.hours > law.reach(2.6, [8], **asked).hours
-    assert np.isinf(law.reach(1.3, [1], **asked).hours).all()
-    with pytest.raises(ValueError, match=r"inference_tokens=1e\+09 cost FLOPs"):
-        law.reach(2.6, [8], inference_tokens=1e9, **asked)
-
-
-def test_reach_for_any_law(measured):
-    law = published("abnar")
-    found = law.reach(2.4, [1, 16])
-    for e, flops in zip((1, 16), found.flops, strict=True):
-        assert law.optimal(flops, [e], force=True).best.loss == pytest.approx(2.4, abs=1e-6)
-    hours = law.reach(2.4, [16], gpus=8, throughput=measured).hours
-    assert law.optimal(hours=hours.item(), gpus=8, throughput=measured, experts=[16]).best.loss == pytest.approx(2.4)
-
-
-def test_least_memory_in_hours(law, measured):
-    asked = {"gpus": 8, "throughput": measured}
-    found = law.reach(2.5, [1, 8], hours=72, **asked)
-    np.testing.assert_allclose(found.hours, 72)
-    for e, memory in zip((1, 8), found.memory_bytes, strict=True):
-        at_most = law.optimal(hours=72, experts=[e], memory=memory, **asked).best
-        assert at_most.loss == pytest.approx(2.5, abs=1e-6)
-        assert at_most.limited_by == "memory"
-
-
 def test_plan_in_hours(law, measured):
     made = law.plan(hours=10, gpus=8, throughput=measured, price=2.0, experts=[8])
     best = law.optimal(hours=10, gpus=8, throughput=measured, experts=[8], integral=True).best
