@@ -55,12 +55,9 @@ class ComputeOptimum(ArrayAnswer):
 
     @property
     def verdict(self) -> str:
-        size, tokens, loss = (
-            span(self.n_active, format_count),
-            span(self.tokens, format_count),
-            span(self.loss, "{:.3f}".format),
-        )
-        return f"{span(self.flops, format_flops)} FLOPs: {size} active parameters on {tokens} tokens, loss {loss}"
+        size, tokens = (span(values, format_count) for values in (self.n_active, self.tokens))
+        what = f"{size} active parameters on {tokens} tokens, loss {span(self.loss, '{:.3f}'.format)}"
+        return f"{span(self.flops, format_flops)} FLOPs: {what}"
 
     def _columns(self) -> dict[str, Any]:
         columns = {"flops": self.flops, "experts": self.experts, "n_active": self.n_active, "tokens": self.tokens}
@@ -278,22 +275,18 @@ def why_no_optimum(law: Formula, experts: float) -> str:
     return f"the loss does not fall with {' or with '.join(rising) or 'N_act and D'}"
 
 
-def left_out(reasons: Mapping[float, str]) -> list[str]:
-    """A sentence for each E without an optimum; one for all of many, with the reason of the first."""
-    if len(reasons) > MOST_REASONS:
+def left_out(reasons: Mapping[float, str], are: str = " are left out", is_: str = " is left out") -> list[str]:
+    """A sentence for each E without an optimum; one for all of many or alike, with the reason of the first."""
+    if len(reasons) > MOST_REASONS or len({*reasons.values()}) == 1 < len(reasons):
         first = next(iter(reasons))
         names = ", ".join(listed_experts(reasons))
-        return [f"E = {names} are left out: {reasons[first]} at E = {first:g}, likewise at the others"]
-    return [f"E = {e:g} is left out: {reason}" for e, reason in reasons.items()]
+        return [f"E = {names}{are}: {reasons[first]} at E = {first:g}, likewise at the others"]
+    return [f"E = {e:g}{is_}: {reason}" for e, reason in reasons.items()]
 
 
 def no_optimum(law: Formula, experts: ArrayLike, exists: NDArray[np.bool_]) -> str:
     """Say why a law has no optimum for those of the E where none `exists`."""
     without = np.unique(np.broadcast_to(np.asarray(experts, float), exists.shape)[~exists]).tolist()
-    alike: dict[str, list[float]] = {}
-    for e in without[:MOST_REASONS]:
-        alike.setdefault(why_no_optimum(law, e), []).append(e)
-    reasons = "; ".join(f"E = {', '.join(listed_experts(those))}: {why}" for why, those in alike.items())
-    reasons += f"; and {len(without) - MOST_REASONS} more" if len(without) > MOST_REASONS else ""
+    reasons = "; ".join(left_out({e: why_no_optimum(law, e) for e in without}, "", ""))
     which = "some" if exists.any() else "any"
     return f"this law has no compute optimum for {which} of these experts: {reasons}; its `loss` is still defined"

@@ -198,7 +198,8 @@ def speedup(
     else:
         e, same = _experts("b", b), width_of_active(variables["n_active"], limits.vocab_size)
         line = target.frontier(e, limits)
-        best = target.cheapest(same, e, limits)
+        problem = (law, target.coefficients, target.loss, e, limits)
+        best = cheapest_width(*problem, (same / AROUND, same * AROUND), points=POINTS)
         rows = (
             target.row("best size", *target.models(best, e, limits), floor=line["asymptote"]),
             target.row("same N_act", *target.models(same, e, limits)),
@@ -238,10 +239,14 @@ class _Target:
         seconds = None if cluster is None else _seconds(cluster, work, np.full(len(loss), tokens))
         return cls(law, columns, loss, tokens, float(training_flops(variables["n_active"], tokens)), seconds, cluster)
 
+    def floor(self, variables: Mapping[str, Any]) -> FloatArray:
+        """The loss of models with endless tokens, [1 + n_draws, ...]."""
+        return floor(self.law, self.coefficients, variables)
+
     def asymptote(self, variables: Mapping[str, Any]) -> dict[str, Any]:
         """L∞ of endlessly large models with the same E, and 95 % of its values under the draws."""
         endless = {name: value * ENDLESS if is_size(name) else value for name, value in variables.items()}
-        floors = floor(self.law, self.coefficients, endless)[:, 0]
+        floors = self.floor(endless)[:, 0]
         return {"asymptote": float(floors[0]), "asymptote_interval": _interval(floors[1:])}
 
     def frontier(self, experts: float, limits: Limits) -> dict[str, Any]:
@@ -252,11 +257,6 @@ class _Target:
         loss, further = self.law.loss(**budgets.models(self.law, widths, experts, limits))
         above = (loss - line["asymptote"]) / (further - line["asymptote"])
         return line | {"exponent": float(np.log2(above)), "baseline_loss": float(loss)}
-
-    def cheapest(self, start: float, experts: float, limits: Limits) -> FloatArray:
-        """The d_model of least FLOPs that reaches a's loss under each draw, [1 + n_draws, 1]; NaN where none does."""
-        problem = (self.law, self.coefficients, self.loss, experts, limits)
-        return cheapest_width(*problem, (start / AROUND, start * AROUND), points=POINTS)
 
     def models(self, d_model: Any, experts: float, limits: Limits) -> tuple[dict[str, Any], ModelWork]:
         """The variables and the work of models of one width, or of one for each draw."""
@@ -283,16 +283,12 @@ class _Target:
             n_active=values["n_active"],
             tokens=values["tokens"],
             flops=float(flops[0]),
-            floor=self.floor_of(variables) if floor is None else floor,
+            floor=float(self.floor(variables)[0, 0]) if floor is None else floor,
             unreached=float(np.mean(np.isinf(tokens[1:]))) if len(tokens) > 1 else 0.0,
             trusted=bool(check.trusted),
             warnings=check.warnings,
             **spent,
         )
-
-    def floor_of(self, variables: Mapping[str, Any]) -> float:
-        """The law's own loss of these models with endless tokens."""
-        return float(floor(self.law, self.coefficients, variables)[0, 0])
 
 
 def _seconds(cluster: Cluster, work: ModelWork, tokens: FloatArray) -> FloatArray:

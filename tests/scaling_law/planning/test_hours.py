@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from hub.base.tables import as_text
-from scaling_law import Architecture, ExtrapolationError, JointLaw, Throughput, published
+from scaling_law import Architecture, JointLaw, Throughput, published
 from scaling_law.machine.throughput import ModelWork
-from scaling_law.planning.budget import Budget, Cluster, work_of
+from scaling_law.planning.budget import Cluster, work_of
 from scaling_law.planning.limits import Limits
 from scaling_law.size.recipe import BatchRamp, RampStage
 
@@ -127,15 +127,12 @@ def test_a_file_and_a_name_stand_for_throughputs(law, measured, tmp_path):
     ("asked", "message"),
     [
         ({"flops": 1e21, "hours": 3}, "flops=1e[+]21, hours=3, money=None: give exactly one"),
-        ({}, "give exactly one"),
         ({"flops": 1e21, "gpus": 8}, "gpus goes with hours or money, not with flops=1e[+]21"),
         ({"hours": 72, "price": 2.5, "gpu": "h100"}, "price=2.5 is per GPU-hour: gpus=None must be given"),
         ({"hours": 72, "gpus": 8}, "gpu=None must be given"),
-        ({"hours": 72, "gpus": 0, "gpu": "h100"}, "gpus=0 must be a whole number"),
         ({"hours": -1, "gpus": 8, "gpu": "h100"}, "hours=-1 must be positive"),
         ({"money": 100, "gpus": 8, "gpu": "h100"}, "money=100 needs a price"),
         ({"hours": 72, "gpus": 8, "gpu": "h100", "price": 0}, "price=0 must be positive"),
-        ({"hours": 72, "gpus": 8, "gpu": "z80"}, "gpu='z80' is unknown"),
         ({"hours": 1e-7, "gpus": 8, "gpu": "h100"}, "hours=1e-07 is less than one training step: the smallest model"),
         ({"hours": 72, "gpus": 8, "gpu": "h100", "inference_tokens": 1e9}, "give a budget of flops, not of hours"),
     ],
@@ -143,14 +140,6 @@ def test_a_file_and_a_name_stand_for_throughputs(law, measured, tmp_path):
 def test_bad_questions(law, asked, message):
     with pytest.raises(ValueError, match=message):
         law.optimal(**asked)
-
-
-def test_hours_beyond_the_guard_are_refused(law):
-    with pytest.raises(ExtrapolationError, match="N_act"):
-        law.optimal(hours=1e9, gpus=10_000, gpu="h100")
-    with pytest.raises(ValueError, match="E = 1"):
-        published("chinchilla").optimal(hours=72, gpus=8, gpu="h100", experts=[8])
-    assert Budget.of(1e21) == Budget(1e21)
 
 
 def test_plan_in_hours(law, measured):
