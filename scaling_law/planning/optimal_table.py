@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
@@ -33,7 +34,7 @@ from scaling_law.planning.optimum import (
     optimal_widths,
     why_no_optimum,
 )
-from scaling_law.planning.placement import DoesNotFit, place
+from scaling_law.planning.placement import fits
 from scaling_law.size.architecture import (
     HEAD_DIM,
     Architecture,
@@ -346,16 +347,16 @@ def optimal(
     if integral and np.any(e != np.round(e)):
         raise InputError(f"experts={e.tolist()!r}: integral=True needs whole numbers")
     optimum = optimal_widths(law, budget, e, limits, integral)
-    fits = optimum.fits
-    if not fits.any():
+    inside = optimum.fits
+    if not inside.any():
         raise InputError(_nothing_fits(budget, e[optimum.exists], limits))
-    at = budget.models(law, optimum.d_model[fits], e[fits], limits)
+    at = budget.models(law, optimum.d_model[inside], e[inside], limits)
     if (check := law.check(**at)).beyond.all():
         check.refuse(force)
-    draws = drawn_losses(law, budget, at, optimum.d_model[fits], limits)
+    draws = drawn_losses(law, budget, at, optimum.d_model[inside], limits)
     rates = learning_rate_law or LearningRateLaw.published()
     ramp = batch_ramp or BatchRamp(PAPER.batch_ramp, PAPER.sequence_length)
-    sizes = _sizes(optimum, at, budget, limits) | _served(optimum.d_model[fits], at, decode_batch, budget, limits)
+    sizes = _sizes(optimum, at, budget, limits) | _served(optimum.d_model[inside], at, decode_batch, budget, limits)
     rows = tuple(
         OptimalRow(
             **row,
@@ -371,14 +372,14 @@ def optimal(
         budget,
         limits,
         integral,
-        experts_that_do_not_fit=tuple(e[optimum.exists & ~fits].tolist()),
+        experts_that_do_not_fit=tuple(e[optimum.exists & ~inside].tolist()),
         law=law.conditions.provenance if law.conditions else "fitted law",
         experts_without_optimum={e: why_no_optimum(law, e) for e in e[~optimum.exists].tolist()},
         forced=force,
         law_error=law.conditions.rmse if law.conditions else None,
         draw_losses=draws,
         check=check,
-        notes=_smallest_width(e[fits & (optimum.free < HEAD_DIM)], limits),
+        notes=_smallest_width(e[inside & (optimum.free < HEAD_DIM)], limits),
     )
     table = replace(table, largest=_largest_wins(table, e, law, experts is None))
     if budget.cluster is None:
@@ -408,12 +409,9 @@ def _notes_on_time(table: OptimalTable, cluster: Cluster) -> Iterator[str]:
     too_large = []
     for row in table:
         width = HEAD_DIM * max(1, int(row.d_model / HEAD_DIM))
-        try:
-            place(Architecture(width, math.ceil(row.experts), vocab_size=c.vocab_size), cluster)
-        except DoesNotFit:
-            too_large.append(row.experts)
-        except ValueError:  # GPUs that cannot share a batch equally: `plan` says so
-            break
+        with suppress(ValueError):  # of GPUs that cannot share a batch equally: `plan` says so
+            if not fits(Architecture(width, math.ceil(row.experts), vocab_size=c.vocab_size), cluster):
+                too_large.append(row.experts)
     if too_large:
         yield f"E = {_listed(too_large)}: training takes more memory than {cluster.hardware} have: see max_parameters"
 

@@ -67,6 +67,15 @@ def place(architecture: Architecture, cluster: Cluster) -> Placement | None:
     )
 
 
+def fits(architecture: Architecture, cluster: Cluster) -> bool:
+    """Whether the GPUs can train it, as far as their memory is known. ValueError as of `place`."""
+    try:
+        place(architecture, cluster)
+    except DoesNotFit:
+        return False
+    return True
+
+
 def _memory(a: Architecture, cluster: Cluster, size: int, sharding: Sharding, recompute: bool) -> TrainingMemory:
     """Memory of each GPU in the largest batch of the ramp."""
     return training_memory(

@@ -22,7 +22,7 @@ from scaling_law.machine.throughput import ModelWork
 from scaling_law.planning.budget import Budget, Cluster, ClusterFields, QuestionFields, pick
 from scaling_law.planning.limits import Quantity, of_law
 from scaling_law.planning.optimal_table import OptimalTable, optimal
-from scaling_law.planning.placement import DoesNotFit, Placement, place
+from scaling_law.planning.placement import Placement, fits, place
 from scaling_law.size.architecture import (
     ADAM_BYTES,
     GRADIENT_BYTES,
@@ -274,20 +274,16 @@ def _trainable(
     A row that does not fit stands for the widest model of its E that does. Errors as of `place`.
     """
 
-    def fits(width: float, experts: float) -> bool:
-        try:
-            place(table.limits.architecture(width, experts), cluster)
-        except DoesNotFit:
-            return False
-        return True
+    def trainable(width: float, experts: float) -> bool:
+        return fits(table.limits.architecture(width, experts), cluster)
 
-    if fits(table.best.d_model, table.best.experts):
+    if trainable(table.best.d_model, table.best.experts):
         return table, ()
     tables, passed_over = list[OptimalTable](), list[str]()
     for row in sorted(table.compared, key=lambda row: row.loss):
         if tables and min(other.best.loss for other in tables) <= row.loss:
             break
-        width = next((d for d in range(round(row.d_model), 0, -HEAD_DIM) if fits(d, row.experts)), None)
+        width = next((d for d in range(round(row.d_model), 0, -HEAD_DIM) if trainable(d, row.experts)), None)
         if width == row.d_model:
             tables.append(ask([row.experts]))
             break

@@ -13,7 +13,7 @@ from scaling_law.machine.communication import NVLINK, all_to_all_bytes, all_to_a
 from scaling_law.machine.gpus import find_gpu, named_gpu
 from scaling_law.machine.throughput import Throughput
 from scaling_law.planning.budget import Cluster
-from scaling_law.planning.placement import DoesNotFit, Placement, place
+from scaling_law.planning.placement import Placement, fits, place
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.recipe import PAPER, BatchRamp, RampStage
 
@@ -115,10 +115,7 @@ def _row(a: Architecture, cluster: Cluster, peak_flops: float, link: float) -> S
     ideal = a.training_flops(tokens, context=length) / (gpus * peak_flops)
     mfu, sent = ideal / seconds, all_to_all_bytes(a, tokens / gpus, gpus)
     row = ScaleOutRow(gpus, seconds, mfu, sent, all_to_all_seconds(sent, gpus, link))
-    try:
-        placed = place(a, cluster)
-    except DoesNotFit:
-        placed = None
+    placed = place(a, cluster) if fits(a, cluster) else None
     if placed is None:
         return row
     passes = stage.sequences // (gpus * placed.micro_batch_sequences)
