@@ -6,6 +6,7 @@ smallest model that reaches it within the budget.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
@@ -31,6 +32,7 @@ from scaling_law.planning.budget import (
 from scaling_law.planning.limits import Limits, Quantity
 from scaling_law.planning.minimiser import first_below
 from scaling_law.planning.optimum import (
+    Models,
     asked_experts,
     compute_optimal,
     has_optimum,
@@ -38,14 +40,16 @@ from scaling_law.planning.optimum import (
     no_optimum,
     optimal_widths,
     refuse_other_variables,
+    searched,
     why_no_optimum,
 )
-from scaling_law.planning.search import cheapest_width, flops_of, tokens_needed
-from scaling_law.size.architecture import HEAD_DIM, total_parameters, training_flops
+from scaling_law.size.architecture import HEAD_DIM, inference_flops, total_parameters, training_flops
 from scaling_law.size.arrays import FloatArray
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+ENDLESS = 1e100  # parameters or tokens whose terms are nothing beside an asymptote
 
 
 @dataclass(frozen=True)
@@ -134,16 +138,10 @@ def _least_cost(
     if cluster is not None:
         refuse_served(limits)
     loss, experts = np.broadcast_arrays(target, e)
-    problem = (law, tuple(law.coefficients.values()), loss, experts, limits)
-    free, limit = cheapest_width(*problem, cluster=cluster), limits.width_limit(experts)
-    width = free
-    if not np.all((free >= HEAD_DIM) & (free <= limit)):
-        largest = np.clip(limit, HEAD_DIM, WIDTHS[1])
-        width = cheapest_width(*problem, (HEAD_DIM, largest), cluster, ends=True)
-    width = np.where(np.isfinite(free) & (limit >= HEAD_DIM * (1 - 1e-12)), width, np.nan)
-    variables = limits.variables(width, experts, 1.0)
-    flops = flops_of(variables, tokens_needed(*problem[:3], variables, limits), limits)
-    return flops, np.where(np.isfinite(flops), width, np.nan)
+    models = reaching(law, tuple(law.coefficients.values()), loss, experts, limits, cluster)
+    optimum = searched(models, WIDTHS, limits.width_limit(experts))
+    flops = flops_of(optimum.n_active, optimum.tokens, limits)
+    return flops, np.where(optimum.fits, optimum.d_model, np.nan)
 
 
 def _least_width(law: Formula, target: FloatArray, e: FloatArray, limits: Limits, budget: Budget) -> FloatArray:
@@ -160,6 +158,59 @@ def _least_width(law: Formula, target: FloatArray, e: FloatArray, limits: Limits
     width = np.exp(first_below(excess, np.full(target.shape, np.log(HEAD_DIM)), np.log(largest)))
     width = np.where(np.isnan(width) & (best.loss <= target), best.d_model, width)
     return np.where(best.fits, width, np.nan)
+
+
+def floor(law: Formula, coefficients: Any, variables: Mapping[str, Any]) -> FloatArray:
+    """The loss of models with endless tokens under each row of coefficients, [1 + n_draws, ...]."""
+    with np.errstate(all="ignore"):
+        return np.asarray(law.evaluate(coefficients, {**variables, "tokens": np.array(ENDLESS)}), float)
+
+
+def tokens_needed(
+    law: Formula, coefficients: Any, loss: FloatArray, variables: Mapping[str, Any], limits: Limits
+) -> FloatArray:
+    """Training tokens with which models reach `loss`; infinite where none suffice. All broadcast.
+
+    Secants of ln(L − floor) in ln D, which is a straight line for a law with one power of D.
+    """
+    least_loss = floor(law, coefficients, variables)
+    gap = loss - least_loss
+
+    def excess(x: Any) -> FloatArray:
+        reached = law.evaluate(coefficients, {**variables, "tokens": np.exp(x)})
+        return np.asarray(np.log((reached - least_loss) / gap))
+
+    with np.errstate(all="ignore"):
+        last, x = np.log(1e9), np.full(gap.shape, np.log(1e12))
+        y_last, y = excess(last), excess(x)
+        for _ in range(60):
+            step = y * (x - last) / (y - y_last)
+            step = np.where(np.isfinite(step), step, 0.0)
+            last, y_last, x = x, y, x - step
+            if not np.any(np.abs(step) > 1e-12):
+                break
+            y = excess(x)
+    return np.asarray(limits.tokens_worth(np.where(gap > 0, np.exp(x), np.inf)))
+
+
+def reaching(
+    law: Formula, coefficients: Any, loss: FloatArray, experts: Any, limits: Limits, cluster: Cluster | None = None
+) -> Models:
+    """N_act, D and the logarithm of the cost of models that reach `loss`, by width: FLOPs, or seconds on a cluster."""
+
+    def models(d_model: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+        at = limits.variables(d_model, experts, 1.0)
+        tokens = tokens_needed(law, coefficients, loss, at, limits)
+        if cluster is not None:
+            return at["n_active"], tokens, np.log(cluster.seconds(work_of(d_model, experts, limits), tokens))
+        return at["n_active"], tokens, np.log(flops_of(at["n_active"], tokens, limits))
+
+    return models
+
+
+def flops_of(n_active: FloatArray, tokens: FloatArray, limits: Limits) -> FloatArray:
+    """6 N_act D + 2 N_act D_inf."""
+    return np.asarray(training_flops(n_active, tokens) + inference_flops(n_active, limits.inference_tokens))
 
 
 def flop_savings(

@@ -16,9 +16,9 @@ from hub.base.units import format_flops
 from scaling_law.formulas import ChinchillaForm
 from scaling_law.formulas.answers import ArrayAnswer, span
 from scaling_law.formulas.law import positive
+from scaling_law.planning.inverse import tokens_needed
 from scaling_law.planning.limits import Limits
 from scaling_law.planning.optimum import compute_optimal, drawn_optimum
-from scaling_law.planning.search import tokens_needed
 from scaling_law.size.architecture import active_parameters, affordable_tokens, width_of_total
 from scaling_law.size.arrays import FloatArray
 

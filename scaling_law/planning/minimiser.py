@@ -20,17 +20,15 @@ def least(
     low: float | FloatArray,
     high: float | FloatArray,
     points: int = POINTS,
-    *,
-    ends: bool = False,
 ) -> FloatArray:
-    """The x of the lowest minimum of `function` between `low` and `high`, [...]; NaN if it is an end, unless `ends`.
+    """The x of the lowest minimum of `function` between `low` and `high`, [...]; NaN if it is an end.
 
     `function` takes arrays [points, ...]; what is not finite is not chosen.
     """
     x, y = minima(function, low, high, points)
     best = np.argmin(y, axis=0)[None]
     x, y = (np.take_along_axis(v, best, 0)[0] for v in (x, y))
-    return np.where(np.isfinite(y) & (ends | ((x > low) & (x < high))), x, np.nan)
+    return np.where(np.isfinite(y) & (x > low) & (x < high), x, np.nan)
 
 
 def minima(

@@ -35,6 +35,7 @@ from scaling_law.size.arrays import FloatArray
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+Models = Callable[[Any], tuple[Any, Any, Any]]  # d_model → N_act, D, and what is to be least, such as the loss
 MOST_REASONS = 6  # E of which each has a sentence of its own
 
 
@@ -133,25 +134,30 @@ def optimal_widths(
         loss = law.evaluate(columns, limits.worth(at))
         return at["n_active"], at["tokens"], np.where(at["tokens"] > 0, loss, np.nan)
 
-    def loss_at(x: FloatArray) -> FloatArray:
-        return models(np.exp(x))[2]
-
-    limit = limits.width_limit(e)
-    served_or_repeated = limits.inference_tokens or limits.unique_tokens
+    limit, served_or_repeated = limits.width_limit(e), limits.inference_tokens or limits.unique_tokens
     if isinstance(law, ChinchillaForm) and budget.cluster is None and not served_or_repeated:
         terms = law.chinchilla_coefficients(e) if coefficients is None else law.chinchilla_of(coefficients, e)
         free = _closed_form(terms, budget.flops, limits)
-        within = free[None]
+        optimum = _settled(models, free, free[None], limit, integral)
     else:
-        low, high = (np.broadcast_to(end, e.shape) for end in budget.widths(limits))
-        free = np.exp(least(loss_at, np.log(low), np.log(high)))
-        within = free[None]
-        if integral or not np.all((free >= HEAD_DIM) & (free <= limit)):
-            largest = np.clip(limit, HEAD_DIM, np.maximum(high, HEAD_DIM))
-            within = np.exp(minima(loss_at, np.log(HEAD_DIM), np.log(largest))[0])
-    exists = np.isfinite(free)
-    if coefficients is None and not exists.any():
-        raise InputError(no_optimum(law, e, exists))
+        optimum = searched(models, budget.widths(limits), limit, integral)
+    if coefficients is None and not optimum.exists.any():
+        raise InputError(no_optimum(law, e, optimum.exists))
+    return optimum
+
+
+def searched(models: Models, widths: tuple[Any, Any], limit: FloatArray, integral: bool = False) -> WidthOptimum:
+    """The optimum of any models between two `widths`: the best of their minima, and of those within the `limit`."""
+
+    def value(x: FloatArray) -> FloatArray:
+        return models(np.exp(x))[2]
+
+    low, high = (np.broadcast_to(np.log(end), limit.shape) for end in widths)
+    free = np.exp(least(value, low, high))
+    within = free[None]
+    if integral or not np.all((free >= HEAD_DIM) & (free <= limit)):
+        largest = np.log(np.clip(limit, HEAD_DIM, np.maximum(widths[1], HEAD_DIM)))
+        within = np.exp(minima(value, np.log(HEAD_DIM), largest)[0])
     return _settled(models, free, within, limit, integral)
 
 
@@ -162,16 +168,10 @@ def _closed_form(terms: tuple[Any, Any, Any, Any], flops: Any, limits: Limits) -
     return np.asarray(width_of_active(n_active, limits.vocab_size))
 
 
-def _settled(
-    models: Callable[[FloatArray], tuple[FloatArray, FloatArray, FloatArray]],
-    free: FloatArray,
-    within: FloatArray,
-    limit: FloatArray,
-    integral: bool,
-) -> WidthOptimum:
-    """The best of the minima `within` the limits, [k, ...], or (`integral`) of the models that exist beside each.
+def _settled(models: Models, free: FloatArray, within: FloatArray, limit: FloatArray, integral: bool) -> WidthOptimum:
+    """The best of the minima `within` the limit, [k, ...], or (`integral`) of the models that exist beside each.
 
-    `models(d_model)` gives N_act, D and the loss. A minimum beyond a limit stands for that limit.
+    A minimum beyond the limit stands for it.
     """
     exists = np.isfinite(free)
     fits = exists & (limit >= HEAD_DIM * (1 - 1e-12))

@@ -28,9 +28,10 @@ from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.law import checked_experts, positive
 from scaling_law.machine.throughput import ModelWork
 from scaling_law.planning.budget import Budget, Cluster, QuestionFields, read_costs, work_of
+from scaling_law.planning.inverse import ENDLESS, floor, reaching, tokens_needed
 from scaling_law.planning.limits import Limits, Quantity, of_law
+from scaling_law.planning.minimiser import least
 from scaling_law.planning.optimum import coefficients_of, optimal_widths
-from scaling_law.planning.search import ENDLESS, cheapest_width, floor, tokens_needed
 from scaling_law.size.architecture import Architecture, affordable_tokens, is_size, training_flops, width_of_active
 from scaling_law.size.arrays import FloatArray
 
@@ -198,8 +199,7 @@ def speedup(
     else:
         e, same = _experts("b", b), width_of_active(variables["n_active"], limits.vocab_size)
         line = target.frontier(e, limits)
-        problem = (law, target.coefficients, target.loss, e, limits)
-        best = cheapest_width(*problem, (same / AROUND, same * AROUND), points=POINTS)
+        best = target.cheapest(same, e, limits)
         rows = (
             target.row("best size", *target.models(best, e, limits), floor=line["asymptote"]),
             target.row("same N_act", *target.models(same, e, limits)),
@@ -257,6 +257,12 @@ class _Target:
         loss, further = self.law.loss(**budgets.models(self.law, widths, experts, limits))
         above = (loss - line["asymptote"]) / (further - line["asymptote"])
         return line | {"exponent": float(np.log2(above)), "baseline_loss": float(loss)}
+
+    def cheapest(self, start: float, experts: float, limits: Limits) -> FloatArray:
+        """The d_model of least FLOPs that reaches a's loss under each draw, [1 + n_draws, 1]; NaN where none does."""
+        models = reaching(self.law, self.coefficients, self.loss, experts, limits)
+        low, high = (np.full(self.loss.shape, np.log(end)) for end in (start / AROUND, start * AROUND))
+        return np.exp(least(lambda x: models(np.exp(x))[2], low, high, POINTS))
 
     def models(self, d_model: Any, experts: float, limits: Limits) -> tuple[dict[str, Any], ModelWork]:
         """The variables and the work of models of one width, or of one for each draw."""
