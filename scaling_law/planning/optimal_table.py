@@ -51,6 +51,9 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 MOST_SHOWN = 6  # E of which a comparison says how often each wins, or which is ahead
+SHOWN: tuple[str, ...] = ("experts", "d_model", "n_active", "n_total", "tokens", "tokens_per_parameter")  # of a row
+SHOWN += ("training_flops", "epochs", "weight_bytes", "kv_cache_bytes", "loss", "loss_interval", "behind")
+SHOWN += ("at equal FLOPs", "wins", "GPU-s per M", "price per M", "learning_rate", "limited_by", "")
 FIRST = ("d_model", "N_act", "tokens", "loss", "")  # what a narrow terminal shows above the rest
 
 
@@ -284,33 +287,20 @@ class OptimalTable(Answer):
 
     def _cells(self, row: OptimalRow) -> dict[str, object]:
         shares, tied = (c.win_shares, c.tied) if (c := self.comparison) else ({}, ())
-        mark = "best" if row is self.best else "not trusted" if not row.trusted else "tie" * (row.experts in tied)
-        behind = row.loss - self.best.loss if row in self.compared and row is not self.best else None
-        names = ("experts", "d_model", "n_active", "n_total", "tokens")
         same = {r.experts: r.loss for r in self.equal_flops} if self.equal_flops else {}
-        return {name: getattr(row, name) for name in names} | {
-            "D/N": f"{row.tokens_per_parameter:.3g}",
-            "FLOPs": "" if self.budget.cluster is None else format_flops(row.training_flops),
-            "epochs": "" if row.epochs is None else f"{row.epochs:.3g}",
-            "weights": format_bytes(row.weight_bytes),
-            "KV cache": format_bytes(row.kv_cache_bytes) if self.limits.kv_tokens else "",
-            "loss": row.loss,
-            "95 %": "{:.4f}…{:.4f}".format(*row.loss_interval) if row.loss_interval else "",
-            "behind": "" if behind is None else f"{behind:.4f}",
-            "at equal FLOPs": f"{same[row.experts]:.4f}" if row.experts in same else "",
-            "wins": f"{shares[row.experts]:.0%}" if row.experts in shares else "",
-            **self._serving(row),
-            "peak LR": f"{row.learning_rate:.2e}",
-            "limited by": row.limited_by,
-            "": mark,
-        }
-
-    def _serving(self, row: OptimalRow) -> dict[str, str]:
-        """The price of a million generated tokens, or their GPU-seconds where no price is given."""
-        if row.decode_seconds is None or self.budget.cluster is None:
-            return {}
-        seconds, price = 1e6 * row.decode_seconds, self.budget.cluster.price
-        return {"GPU-s per M": f"{seconds:.3g}"} if price is None else {"price per M": f"{price * seconds / 3600:.3g}"}
+        values = vars(row) | {"at equal FLOPs": same.get(row.experts), "wins": shares.get(row.experts)}
+        values["behind"] = row.loss - self.best.loss if row in self.compared and row is not self.best else None
+        values[""] = (
+            "best" if row is self.best else "not trusted" if not row.trusted else "tie" * (row.experts in tied)
+        )
+        if self.budget.cluster is None:
+            del values["training_flops"]
+        elif row.decode_seconds is not None:  # of a million generated tokens
+            seconds, price = 1e6 * row.decode_seconds, self.budget.cluster.price
+            values |= {"GPU-s per M": seconds} if price is None else {"price per M": price * seconds / 3600}
+        if not self.limits.kv_tokens:
+            del values["kv_cache_bytes"]
+        return {name: "" if (value := values.get(name)) is None else value for name in SHOWN}
 
 
 def as_good(ahead: FloatArray, drawn_ahead: FloatArray | None, error: float | None) -> NDArray[np.bool_]:

@@ -141,23 +141,14 @@ class EffectiveSpeedup(Answer):
         return super().facts() | {"factor": self.factor}
 
     def summary(self) -> Table:
-        rows = [
-            {
-                "b": row.size,
-                "n_active": row.n_active,
-                "tokens": row.tokens,
-                "flops": row.flops,
-                "× FLOPs": _times(row.compute),
-                "95 %": _between(row.compute_interval),
-                "× tokens": _times(row.data),
-                "95 % ": _between(row.data_interval),
-                "× hours": "" if row.time is None else _times(row.time),
-                " 95 %": _between(row.time_interval),
-                "floor": f"{row.floor:.4f}",
-                "trusted": row.trusted,
-            }
-            for row in self.rows
-        ]
+        sizes, times = ("n_active", "tokens", "flops"), {"compute": "× FLOPs", "data": "× tokens", "time": "× hours"}
+        rows = []
+        for row in self.rows:
+            cells: dict[str, Any] = {"b": row.size} | {name: getattr(row, name) for name in sizes}
+            for name, label in times.items():
+                cells |= {label: getattr(row, name), f"{name}_interval": getattr(row, f"{name}_interval")}
+            cells |= {"floor": f"{row.floor:.4f}", "trusted": row.trusted}
+            rows.append({name: "" if value is None else value for name, value in cells.items()})
         model = f"{format_count(self.n_active)} active on {format_count(self.tokens)} tokens"
         title = f"{self.b} for the loss of {self.a} ({model}, {format_flops(self.flops)} FLOPs): {self.loss:.4f}"
         return Table.of(
@@ -347,7 +338,3 @@ def _named(model: Model) -> str:
 
 def _times(factor: float) -> str:
     return "∞" if np.isinf(factor) else f"{factor:.3g}"
-
-
-def _between(interval: tuple[float, float] | None) -> str:
-    return "" if interval is None else "…".join(map(_times, interval))
