@@ -23,7 +23,13 @@ _TEXT_WIDTH = 40  # a column of longer texts is folded before a table is split
 
 _CAPTION = '<caption style="text-align:left;white-space:pre">{}</caption>'
 
-_LOSS = "{:.4f}".format
+
+def _ends(form: Callable[[Any], str]) -> Callable[[tuple[float, float]], str]:
+    """The format of an interval."""
+    return lambda ends: "…".join("∞" if math.isinf(end) else form(end) for end in ends)
+
+
+_LOSS, _TIMES = "{:.4f}".format, "{:.3g}".format
 _FIELDS: dict[str, tuple[str, Callable[[Any], str]]] = {  # field → its label and format
     "experts": ("E", "{:g}".format),
     "d_model": ("d_model", "{:.0f}".format),
@@ -34,6 +40,18 @@ _FIELDS: dict[str, tuple[str, Callable[[Any], str]]] = {  # field → its label 
     "tokens_high": ("97.5 %", format_count),
     "tokens_per_parameter": ("D/N", format_count),
     "flops": ("FLOPs", format_flops),
+    "training_flops": ("FLOPs", format_flops),
+    **{name: (name, _TIMES) for name in ("× FLOPs", "× tokens", "× hours")},
+    **{f"{name}_interval": ("95 %", _ends(_TIMES)) for name in ("compute", "data", "time")},
+    "loss_interval": ("95 %", _ends(_LOSS)),
+    "epochs": ("epochs", _TIMES),
+    "weight_bytes": ("weights", format_bytes),
+    "kv_cache_bytes": ("KV cache", format_bytes),
+    "learning_rate": ("peak LR", "{:.2e}".format),
+    "limited_by": ("limited by", str),
+    **{name: (name, _LOSS) for name in ("behind", "at equal FLOPs")},
+    **{name: (name, _TIMES) for name in ("GPU-s per M", "price per M")},
+    "wins": ("wins", "{:.0%}".format),
     "memory_bytes": ("memory", format_bytes),
     **{name: (name, _LOSS) for name in ("loss", "eval_loss", "train_loss", "rmse")},
     "trusted": ("", lambda trusted: "" if trusted else "not trusted"),
@@ -189,6 +207,14 @@ def _width(columns: Sequence[_Column]) -> int:
     return total
 
 
+def rows_of(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """One dict of plain values for each element of the columns, which broadcast."""
+    import numpy as np
+
+    lists = [np.ravel(column).tolist() for column in np.broadcast_arrays(*columns.values())]
+    return [dict(zip(columns, row, strict=True)) for row in zip(*lists, strict=True)]
+
+
 class Summarised:
     """A result whose `summary()` is what rich prints of it, and what a notebook shows."""
 
@@ -218,11 +244,7 @@ class ResultTable(Summarised):
 
     def to_rows(self) -> list[dict[str, Any]]:
         """One dict of plain values for each question, in the order of the arrays."""
-        import numpy as np
-
-        names, columns = zip(*self._columns().items(), strict=True)
-        lists = [np.ravel(column).tolist() for column in np.broadcast_arrays(*columns)]
-        return [dict(zip(names, row, strict=True)) for row in zip(*lists, strict=True)]
+        return rows_of(self._columns())
 
     def to_dataframe(self) -> pandas.DataFrame:
         """One line for each question (pandas)."""

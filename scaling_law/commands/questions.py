@@ -17,7 +17,6 @@ from scaling_law.formulas.law import percentile_interval
 from scaling_law.formulas.learning_rate import LearningRateLaw
 from scaling_law.law import ChinchillaLaw, Law
 from scaling_law.planning.break_even import break_even
-from scaling_law.planning.inverse import cheapest_budget, smallest_memory
 from scaling_law.planning.speedup import speedup as effective_speedup
 
 WHICH_EXPERTS = "E of the model, 8; with --n-active several: 2,8 or 2-8."
@@ -164,17 +163,13 @@ def reach(
         scaling-law reach --loss 2.4 --gpu h100 --gpus 8 --price 2.5
     """
     budget = {"flops": flops, "hours": hours, "money": money}
-    has_budget = any(value is not None for value in budget.values())
-    if has_budget and memory is not None:
+    if memory is not None and any(value is not None for value in budget.values()):
         raise InputError("--memory and a budget: give one of them; the other is the answer")
     loaded: Law = options.choose_law(law)
     limits: dict[str, Any] = {"kv_tokens": kv_tokens, "inference_tokens": inference_tokens}
     limits |= {"vocab_size": vocab_size, "force": force, "gpus": gpus, "price": price}
     limits["throughput"] = step_times(gpu, throughput, mfu, hours=hours, money=money)
-    if has_budget:
-        answer = smallest_memory(loaded, flops, loss, experts, hours=hours, money=money, **limits)
-    else:
-        answer = cheapest_budget(loaded, loss, experts, memory=memory, **limits)
+    answer = loaded.reach(loss, experts, **budget, memory=memory, **limits)
     rows = answer.to_rows()
     show({"loss": loss, "rows": rows, "warnings": list(answer.warnings)}, as_json, answer)
     reached = [row["trusted"] for row in rows if math.isfinite(row["n_active"])]

@@ -16,10 +16,9 @@ from numpy.typing import ArrayLike, NDArray
 from scaling_law.formulas import Formula
 from scaling_law.formulas.law import FormulaT, positive
 from scaling_law.planning.budget import Budget
-from scaling_law.planning.hours import best_widths, drawn_losses, models_of
 from scaling_law.planning.limits import Limits, ModelFields
-from scaling_law.planning.optimal_table import OptimalTable
-from scaling_law.planning.optimum import asked_experts, model_variables, optimal_widths
+from scaling_law.planning.optimal_table import OptimalTable, as_good
+from scaling_law.planning.optimum import asked_experts, drawn_losses, optimal_widths
 from scaling_law.size.architecture import (
     inference_flops,
     total_parameters,
@@ -221,11 +220,11 @@ def models_within_memory(
     Those of `limits` are ignored. The loss of an E without an optimum is infinite; ValueError if all are.
     """
     columns = np.asarray(experts, float)
-    free = best_widths(law, budget, columns, replace(limits, memory=None, max_parameters=None))
-    sizes = (limits.weight_bytes(free.d_model, columns) + limits.kv_bytes(free.d_model))[free.exists]
+    free = optimal_widths(law, budget, columns, replace(limits, memory=None, max_parameters=None))
+    sizes = limits.memory_bytes(free.d_model, columns)[free.exists]
     memory = np.geomspace(sizes.min() / 12, sizes.max() * 1.3, points)
     widths = np.minimum(free.d_model, limits.width_of_memory(memory[:, None], columns))
-    at = models_of(law, widths, columns, budget, limits)
+    at = budget.models(law, widths, columns, limits)
     losses = np.where(near_the_runs(law, **at) & free.exists, law.loss(**at), np.inf)
     kept = np.isfinite(losses).any(axis=1)
     at = {name: values[kept] for name, values in at.items()}
@@ -273,11 +272,11 @@ def isotime_curves(
 ) -> tuple[Curve, ...]:
     """Loss against tokens for models that train equally long: smaller ones see more tokens. See `isoflop_curves`."""
     e, limits = np.atleast_1d(asked_experts(law, experts)), Limits.of(law)
-    optima = best_widths(law, time, e, limits)
+    optima = optimal_widths(law, time, e, limits)
     curves = []
     for n_experts, optimum in zip(e[optima.exists].tolist(), optima.free[optima.exists].tolist(), strict=True):
         widths = optimum * np.geomspace(3.0, 1.0 / 3.0, 2 * (points // 2) + 1)
-        at = models_of(law, widths, n_experts, time, limits)
+        at = time.models(law, widths, n_experts, limits)
         trained = at["tokens"] > 0  # others do not fit the memory of the GPUs
         middle = int(trained[: points // 2].sum())
         at = {name: values[trained] for name, values in at.items()}
@@ -295,16 +294,16 @@ def isoflop_curves(
 ) -> tuple[Curve, ...]:
     """Loss against tokens along a budget for each E that has an optimum, which is marked. ValueError if none has."""
     e = np.atleast_1d(asked_experts(law, experts))
-    limits = Limits.of(law, inference_tokens=inference_tokens)
-    optima = optimal_widths(law, flops, e, limits)
-    best = model_variables(law, optima.free, e, flops, limits)["tokens"]
+    budget, limits = Budget(flops), Limits.of(law, inference_tokens=inference_tokens)
+    optima = optimal_widths(law, budget, e, limits)
+    best = budget.models(law, optima.free, e, limits)["tokens"]
     span = np.geomspace(best[optima.exists].min() / 12, best[optima.exists].max() * 12, points)
     curves = []
     for n_experts, optimum in zip(e[optima.exists].tolist(), best[optima.exists], strict=True):
         tokens = np.sort(np.append(span, optimum))
         n_active = np.asarray(flops) / (training_flops(1.0, tokens) + inference_flops(1.0, inference_tokens))
         width = width_of_active(n_active, law.vocab_size)
-        at = model_variables(law, width, n_experts, flops, limits) | {"tokens": tokens}
+        at = budget.models(law, width, n_experts, limits) | {"tokens": tokens}
         curves.append(loss_curve(law, tokens, at, n_experts, int(np.searchsorted(tokens, optimum))))
     return tuple(curves)
 
@@ -316,7 +315,7 @@ def token_curves(law: Formula, table: OptimalTable, points: int = 120) -> tuple[
     curves = []
     for row in table:
         tokens = np.sort(np.append(span, row.tokens))
-        at = model_variables(law, row.d_model, row.experts, table.flops, table.limits) | {"tokens": tokens}
+        at = Budget(table.flops).models(law, row.d_model, row.experts, table.limits) | {"tokens": tokens}
         curves.append(loss_curve(law, tokens, at, row.experts, int(np.searchsorted(tokens, row.tokens))))
     return tuple(curves)
 
@@ -334,13 +333,13 @@ def best_experts(
     """
     budgets, bytes_ = (np.atleast_1d(positive(name, v)) for name, v in (("flops", flops), ("memory", memory)))
     e = np.atleast_1d(asked_experts(law, experts))
-    grid, columns = np.broadcast_arrays(budgets[:, None], e)
+    grid = Budget(budgets[:, None])
     optima, near = [], []
     for limit in bytes_.tolist():
         within = Limits.of(law, memory=limit, **costs)
-        optimum = optimal_widths(law, grid, columns, within)
+        optimum = optimal_widths(law, grid, e, within)
         optima.append(optimum)
-        at = model_variables(law, optimum.d_model, columns, grid, within)
+        at = grid.models(law, optimum.d_model, e, within)
         near.append({name: np.where(optimum.fits, values, np.nan) for name, values in at.items()})
     at = {name: np.stack([values[name] for values in near]) for name in near[0]}  # [rows, columns, E]
     loss = np.stack([optimum.loss for optimum in optima])
@@ -364,16 +363,16 @@ def best_experts(
 
 
 def _tied(law: Formula, at: dict[str, Any], loss: FloatArray, compared: Any, best: Any) -> NDArray[np.bool_]:
-    """Where another E is as good: the interval of the difference reaches zero; without draws, it is below the RMSE."""
-    if law.draws is None:
-        error = (law.conditions and law.conditions.rmse) or 0.0
-        with np.errstate(invalid="ignore"):  # where no E has a model
-            ahead = loss - np.take_along_axis(loss, best, -1)
-        return np.asarray((compared & (ahead < error)).sum(axis=-1) > 1)
-    filled = {name: np.where(compared, values, _stand_in(values, compared)) for name, values in at.items()}
-    drawn = law.loss_draws(**filled)  # [draws, rows, columns, E]
-    ahead = drawn - np.take_along_axis(drawn, best[None], -1)
-    return np.asarray((compared & (np.mean(ahead <= 0, axis=0) > LEVEL[0])).sum(axis=-1) > 1)
+    """Where another E is as good, as in `OptimalTable.comparison`."""
+    drawn_ahead = None
+    if law.draws is not None:
+        filled = {name: np.where(compared, values, _stand_in(values, compared)) for name, values in at.items()}
+        drawn = law.loss_draws(**filled)  # [draws, rows, columns, E]
+        drawn_ahead = drawn - np.take_along_axis(drawn, best[None], -1)
+    with np.errstate(invalid="ignore"):  # where no E has a model
+        ahead = loss - np.take_along_axis(loss, best, -1)
+    tied = as_good(ahead, drawn_ahead, law.conditions.rmse if law.conditions else None)
+    return np.asarray((compared & tied).sum(axis=-1) > 1)
 
 
 def _stand_in(values: FloatArray, compared: Any) -> float:

@@ -7,7 +7,7 @@ warning: they are refused beyond the range guard, and `warnings` says how far in
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -52,7 +52,11 @@ class Answer(ResultTable):
 
     def facts(self) -> dict[str, Any]:
         """What the answer says beside its rows, as plain JSON values."""
-        return {}
+        return plain_fields(self, "rows", "check", "notes")
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """The values of each row."""
+        return [plain(row) for row in self.rows]  # type: ignore[attr-defined]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values: what was asked, verdict, rows, best, trusted, warnings."""
@@ -73,8 +77,35 @@ class ArrayAnswer(Answer):
         """One dict of plain values for each question, in the order of the arrays."""
         return tuple(self.to_rows())
 
+    def facts(self) -> dict[str, Any]:
+        return {}  # its rows say it all
+
+    def _columns(self) -> dict[str, Any]:
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, (np.ndarray, float))}
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """One dict of plain values for each question, in the order of the arrays."""
+        return ResultTable.to_rows(self)
+
     def summary(self) -> Table:
         return replace(super().summary(), title=self.verdict)
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON has it: what has `to_dict` by that, other dataclasses by their fields, keys as text."""
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
+    if is_dataclass(value):
+        return plain_fields(value)
+    if isinstance(value, Mapping):
+        return {name if isinstance(name, str) else f"{name:g}": plain(inner) for name, inner in value.items()}
+    return [plain(inner) for inner in value] if isinstance(value, (tuple, list)) else value
+
+
+def plain_fields(value: Any, *without: str) -> dict[str, Any]:
+    """The fields of a dataclass as JSON has them, but for those named."""
+    return {f.name: plain(getattr(value, f.name)) for f in fields(value) if f.name not in without}
 
 
 def span(values: Any, form: Callable[[float], str]) -> str:

@@ -27,6 +27,14 @@ def effective_tokens(tokens: ArrayLike, unique_tokens: ArrayLike, r_star: float 
     return _effective("tokens", tokens, "unique_tokens", unique_tokens, r_star)
 
 
+def tokens_worth(effective: ArrayLike, unique_tokens: ArrayLike, r_star: float = R_STAR_TOKENS) -> Any:
+    """D whose D' is `effective`, the inverse of `effective_tokens`; infinite where no number of epochs is worth it."""
+    repeated = np.maximum(np.asarray(effective) / np.asarray(unique_tokens) - 1.0, 0.0)
+    with np.errstate(divide="ignore"):
+        repeats = -r_star * np.log1p(-np.minimum(repeated / r_star, 1.0))
+    return np.minimum(effective, unique_tokens) + np.asarray(unique_tokens) * repeats
+
+
 def effective_parameters(n: ArrayLike, unique_parameters: ArrayLike, r_star: float = R_STAR_PARAMETERS) -> Any:
     """N' for N parameters; broadcasts. `unique_parameters` gives U_N. ValueError for values that are not positive."""
     return _effective("n", n, "unique_parameters", unique_parameters, r_star)

@@ -22,8 +22,8 @@ from scaling_law.formulas.law import positive
 from scaling_law.law import Law
 from scaling_law.law.shelf import SHELF, PublishedLaw, entry
 from scaling_law.planning.limits import Limits
+from scaling_law.planning.minimiser import first_below
 from scaling_law.planning.optimal_table import OptimalRow
-from scaling_law.planning.optimum import root
 from scaling_law.size.architecture import EXPERT_VARIABLES, VOCAB_SIZE, affordable_tokens, variables_of_width
 
 REFERENCE = "ludziejewski"  # whose optimum the laws of rates and of leverage are asked about
@@ -208,10 +208,10 @@ def _allocated(paper: PublishedLaw, law: Allocation, flops: float, limits: Limit
         says = f"{law.size_name} {size}, {format_count(float(optimum['tokens']))} tokens by its own count of FLOPs"
         return {"says": says, "silent": "gives no parameter count", **worth}
 
-    def excess(x: Any, size: Any) -> Any:
-        return variables_of_width(np.exp(x), 1.0, vocab_size=limits.vocab_size)[law.size_name] / size - 1.0
+    def missing(x: Any) -> Any:
+        return optimum[law.size_name] - variables_of_width(np.exp(x), 1.0, vocab_size=limits.vocab_size)[law.size_name]
 
-    width = np.exp(root(excess, np.array(-5.0), np.array(20.0), np.asarray(float(optimum[law.size_name]))))
+    width = np.exp(first_below(missing, np.array(-5.0), np.array(20.0)))
     n_active = float(variables_of_width(width, 1.0, vocab_size=limits.vocab_size)["n_active"])
     return worth | {
         "n_active": n_active,

@@ -15,8 +15,9 @@ from scaling_law.formulas.answers import ArrayAnswer
 from scaling_law.formulas.conditions import RangeCheck
 from scaling_law.formulas.law import percentile_interval, positive
 from scaling_law.law import JointLaw, Law
+from scaling_law.planning.limits import of_law
 from scaling_law.planning.optimal_table import OptimalTable, optimal
-from scaling_law.planning.plan import experts_of, law_variables
+from scaling_law.planning.plan import experts_of
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.model_configs import Model, read_model
 
@@ -151,7 +152,8 @@ def describe(
     warnings, predicted, check = ignored(model.architecture, law), None, None
     if tokens is not None:
         d = float(positive("tokens", tokens))
-        check = law.check(**(at := law_variables(law, model.architecture, d)))
+        at = of_law(law, model.architecture.variables() | {"tokens": d})
+        check = law.check(**at)
         predicted = _predict(law, model.architecture, at, check, size, force)
         warnings += check.warnings
         if predicted.optimum is not None:

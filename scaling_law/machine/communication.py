@@ -13,13 +13,12 @@ from typing import Any
 
 from hub.base.errors import InputError
 from scaling_law.machine.gpus import Gpu
-from scaling_law.machine.memory import HALF, SINGLE, WEIGHT_BYTES, Sharding
+from scaling_law.machine.memory import HALF, WEIGHT_BYTES, Sharding
 from scaling_law.size.architecture import GRADIENT_BYTES, Architecture
 from scaling_law.size.widths import Widths
 
-NETWORK_CARD = (
-    50e9  # bytes/s of each GPU between nodes, theoretical: 3200 Gb/s for a node of 8 (stas00/ml-engineering)
-)
+# Bytes/s of each GPU between nodes, theoretical: 3200 Gb/s for a node of 8, the top speed of stas00/ml-engineering.
+NETWORK_CARD = 50e9
 
 
 @dataclass(frozen=True)
@@ -39,10 +38,8 @@ class Communication:
         return self.total / (gpu.link if devices <= gpu.node else min(gpu.link, gpu.node * NETWORK_CARD))
 
 
-def communication(
-    architecture: Architecture | Widths, sharding: Sharding, devices: int, passes: int, half: bool = True
-) -> Communication:
-    """Traffic of one step of `passes` micro-batches; `half` gathers blocks in bf16. ValueError for counts below 1."""
+def communication(architecture: Architecture | Widths, sharding: Sharding, devices: int, passes: int) -> Communication:
+    """Traffic of one step of `passes` micro-batches under autocast in bf16. ValueError for counts below 1."""
     for name, value in {"devices": devices, "passes": passes}.items():
         if value < 1:
             raise InputError(f"{name}={value!r} must be at least 1")
@@ -53,17 +50,17 @@ def communication(
         return Communication()
     head = 1.0 * a.vocab_size * a.d_model
     embedding = 0.0 if a.tied_embeddings else head
-    gathered = 2 * (HALF if half else SINGLE) * a.n_total_non_embedding + WEIGHT_BYTES * (2 * embedding + head)
+    gathered = 2 * HALF * a.n_total_non_embedding + WEIGHT_BYTES * (2 * embedding + head)
     return Communication(
         all_gather=passes * received * gathered, reduce_scatter=passes * received * GRADIENT_BYTES * a.n_total
     )
 
 
-def all_to_all_bytes(architecture: Architecture, tokens: float, devices: int, half: bool = True) -> float:
-    """Bytes one device receives with its experts spread over the devices: to them and back, forward and backward."""
+def all_to_all_bytes(architecture: Architecture, tokens: float, devices: int) -> float:
+    """Bytes in bf16 that one device receives with experts spread over the devices: both ways, forward and backward."""
     a = architecture
     rows = tokens * a.routed_blocks * a.experts_per_token if a.experts > 1 else 0.0
-    return 4 * (1.0 - 1.0 / devices) * (HALF if half else SINGLE) * rows * a.d_model
+    return 4 * (1.0 - 1.0 / devices) * HALF * rows * a.d_model
 
 
 def all_to_all_seconds(received: float, devices: int, gpu: Gpu) -> float:

@@ -47,10 +47,6 @@ class TrainingMemory:
     def total(self) -> Any:
         return self.weights + self.gradients + self.optimizer + self.activations + self.workspace
 
-    def to_dict(self) -> dict[str, float]:
-        """Plain values, with the total."""
-        return {**vars(self), "total": self.total}
-
 
 def training_memory(
     architecture: Architecture | Widths,
@@ -80,16 +76,15 @@ def training_memory(
     sharded = sharding == "fsdp2" and devices > 1
     held = parameters / devices if sharded else parameters
 
-    stream, block = tokens * a.d_model * SINGLE, tokens * _kept_by_a_block(a, half, on_cpu, capacity_factor)
+    # Rows that the experts compute, by token and active expert: a buffer has as many as the capacity.
+    rows = 1.0 if (on_cpu and not half) or not capacity_factor else capacity_factor
+    stream, block = tokens * a.d_model * SINGLE, tokens * _kept_by_a_block(a, half, rows)
     # Casts live as long as a step; what FSDP2 gathers is in that precision already.
     casts = HALF * a.n_total_non_embedding if half and not sharded else 0.0
     kept = (a.blocks * block + casts, a.blocks * block + casts)  # at the head, and in the last block's backward pass
     if gradient_checkpointing:
         kept = (a.blocks * stream + casts, block + (a.blocks - 1) * stream + casts)
-    workspace = (
-        _at_the_head(a, tokens, half, on_cpu),
-        _in_a_block(a, tokens, half, on_cpu, capacity_factor),
-    )
+    workspace = (_at_the_head(a, tokens, half, on_cpu), _in_a_block(a, tokens, half, rows))
     if sharded:
         weights = (parameters - a.embedding_parameters) / a.blocks
         moments = _moments_of_shards(a, kept, workspace, block, weights, held, passes, half)
@@ -156,19 +151,13 @@ def _moments_of_shards(
     return moments
 
 
-def _rows(capacity_factor: float, without_buffers: bool) -> float:
-    """Rows that experts compute, by token and active expert: a buffer has as many as the capacity."""
-    return 1.0 if without_buffers or not capacity_factor else capacity_factor
-
-
-def _kept_by_a_block(a: Architecture | Widths, half: bool, on_cpu: bool, capacity_factor: float) -> Any:
+def _kept_by_a_block(a: Architecture | Widths, half: bool, rows: float) -> Any:
     """Bytes by token that a block's backward pass needs. Autocast copies the input of every projection."""
     d, width, compute = a.d_model, a.active_width, HALF if half else SINGLE
     attended = 2 * a.heads * a.head_dim + 2 * a.n_kv_heads * a.head_dim  # queries, outputs, keys and values, fp32
     kept = 2 * d * SINGLE + attended * SINGLE + (4 * HALF if half else SINGLE) * d  # two residuals; the inputs
     kept += 4 * SINGLE + a.heads * SINGLE  # moments of the norms, normalisers of the softmax
     dense = kept + 4 * width * compute + (2 * HALF if half else SINGLE) * d
-    rows = _rows(capacity_factor, on_cpu and not half)
     kept += rows * (4 * width + a.experts_per_token * d) * compute  # gate, up, its activation, product; the buffer
     kept += (SINGLE + (2 * HALF if half else SINGLE)) * d  # the router's input, the outputs before their gate
     return _if_routed(a, kept + 2 * a.experts * SINGLE + 40, dense)  # logits and probabilities, indices
@@ -185,9 +174,7 @@ def _at_the_head(a: Architecture | Widths, tokens: int, half: bool, on_cpu: bool
     return tokens * d * (SINGLE + (HALF if half else SINGLE)) + vocabulary * d * SINGLE + chunks * logits + copies
 
 
-def _in_a_block(a: Architecture | Widths, tokens: int, half: bool, on_cpu: bool, capacity_factor: float) -> Any:
+def _in_a_block(a: Architecture | Widths, tokens: int, half: bool, rows: float) -> Any:
     """The last block's backward pass: gradients of its output, of two inner activations, and of the head."""
-    compute = HALF if half else SINGLE
-    rows = _if_routed(a, _rows(capacity_factor, on_cpu and not half), 1.0)
-    inner = rows * 2 * a.active_width * compute
+    inner = _if_routed(a, rows, 1.0) * 2 * a.active_width * (HALF if half else SINGLE)
     return tokens * (a.d_model * SINGLE + inner) + a.vocab_size * a.d_model * SINGLE

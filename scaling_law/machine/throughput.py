@@ -228,11 +228,6 @@ class Throughput:
     def _nodes(self, devices: int | None) -> float:
         return max(1.0, (self.devices if devices is None else devices) / self.node)
 
-    def check_device(self, device: str) -> None:
-        """Raise ValueError if this was measured on another device."""
-        if device != self.device:
-            raise InputError(f"this throughput was measured on {self.device!r}, not on {device!r}")
-
     def _work(
         self,
         model: Model,
@@ -308,10 +303,10 @@ class Throughput:
                 for each in values.get("measurements", ())
             )
             throughput = cls(**values)
-            if device is not None:
-                throughput.check_device(device)
         except (TypeError, ValueError, KeyError) as error:
             raise strict_json.RecordError(f"{path}: {error}") from None
+        if device not in (None, throughput.device):
+            raise strict_json.RecordError(f"{path}: was measured on {throughput.device!r}, not on {device!r}")
         return throughput
 
 

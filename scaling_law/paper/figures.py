@@ -20,6 +20,7 @@ from scaling_law.figures.drawing import LOSS, colour_of
 from scaling_law.figures.law_figures import draw_memory_optimal, isoflop, memory_optimal, shade
 from scaling_law.formulas.learning_rate import LearningRateLaw
 from scaling_law.law import JointLaw
+from scaling_law.planning.budget import Budget
 from scaling_law.planning.inverse import flop_savings
 from scaling_law.planning.limits import Limits, ModelFields
 from scaling_law.planning.matched import matched_memory
@@ -123,9 +124,7 @@ def _models_by_budget(law: JointLaw, flops: Any, size: float, extra: ModelFields
     dense = Limits.of(law, **extra)
     width = width_of_total(size, 1, law.vocab_size)
     memory = float(dense.weight_bytes(width, 1) + dense.kv_bytes(width))
-    grid = np.broadcast_to(flops[:, None], (len(flops), len(EXPERTS)))
-    experts = np.broadcast_to(np.array(EXPERTS, float), grid.shape)
-    return optimal_widths(law, grid, experts, replace(dense, memory=memory))
+    return optimal_widths(law, Budget(flops[:, None]), EXPERTS, replace(dense, memory=memory))
 
 
 def _draw_differences(ax: Axes, law: JointLaw, flops: Any, optimum: WidthOptimum) -> None:

@@ -6,8 +6,9 @@ as D grows (ζ < 0): few tokens favour the dense model.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -50,9 +51,6 @@ class BreakEven(ArrayAnswer):
         tokens = span(self.tokens[np.isfinite(self.tokens)], format_count)
         return f"{size}: overtakes the dense model at {tokens} tokens"
 
-    def _columns(self) -> dict[str, Any]:
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("check", "notes")}
-
 
 def break_even(
     law: Formula,
@@ -72,9 +70,7 @@ def break_even(
     if not (e.size and np.all(e > 1)):
         raise InputError(f"experts={e.tolist()!r} must be above 1: they are compared with the dense model")
     n, e = np.broadcast_arrays(size.reshape(size.shape + (1,) * e.ndim), e)
-    searched = np.geomspace(*between, POINTS)
-    at = n[..., None], searched
-    tokens = overtaking(np.log(searched), law.loss(*at, e[..., None]) - law.loss(*at, 1.0))
+    tokens = _overtaken(law.loss, n, e, between)
     low = high = np.full(n.shape, np.nan)
     if law.draws is not None:
         drawn = drawn_break_even(law, n, e, between)
@@ -89,9 +85,16 @@ def drawn_break_even(
 ) -> FloatArray:
     """The tokens of `break_even` for each of the law's draws, [n_draws, ...]; N_act and E broadcast."""
     n, e = np.broadcast_arrays(np.asarray(n_active, float), np.asarray(experts, float))
-    searched = np.geomspace(*between, POINTS)
-    at = n[..., None], searched
-    return overtaking(np.log(searched), law.loss_draws(*at, e[..., None]) - law.loss_draws(*at, 1.0))
+    return _overtaken(law.loss_draws, n, e, between)
+
+
+def _overtaken(
+    loss: Callable[..., FloatArray], n: FloatArray, e: FloatArray, between: tuple[float, float]
+) -> FloatArray:
+    """The tokens from which models of `n` and `e` have the lower `loss`, searched `between`."""
+    tokens = np.geomspace(*between, POINTS)
+    gaps = loss(n[..., None], tokens, e[..., None]) - loss(n[..., None], tokens, 1.0)
+    return overtaking(np.log(tokens), gaps)
 
 
 def overtaking(log_tokens: FloatArray, gaps: FloatArray) -> FloatArray:

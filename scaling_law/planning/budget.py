@@ -6,30 +6,37 @@ them evenly. In the same hours a slower model sees fewer FLOPs, so the best E is
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import numpy as np
 
-from hub.base.errors import InputError
+from hub.base.errors import InputError, unknown
 from hub.base.units import format_flops
 from scaling_law.formulas import Formula
 from scaling_law.formulas.law import positive
 from scaling_law.machine.gpus import find_gpu, named_gpu
-from scaling_law.machine.layout import Layouts, Placement
+from scaling_law.machine.layout import DoesNotFit, Layouts, Placement
 from scaling_law.machine.throughput import Model, ModelWork, Throughput
-from scaling_law.planning.limits import LimitFields, Limits, Quantity
-from scaling_law.size.architecture import Architecture
+from scaling_law.planning.limits import LimitFields, Limits, Quantity, of_law
+from scaling_law.size.architecture import (
+    HEAD_DIM,
+    Architecture,
+    inference_flops,
+    training_flops,
+    width_of_active,
+)
 from scaling_law.size.arrays import FloatArray
 from scaling_law.size.recipe import PAPER, BatchRamp, RampStage
 from scaling_law.size.widths import Widths
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+WIDTHS = (1.0, 2e6)  # d_model that are searched where no budget of FLOPs limits them
 
 
 class ClusterFields(TypedDict, total=False):
@@ -141,6 +148,14 @@ class Cluster:
         """The fastest way to train that fits; None where the memory of the GPUs is unknown. Errors of `Layouts`."""
         return None if self.throughput.memory_bytes is None else self.layouts.place(architecture)
 
+    def fits(self, architecture: Architecture) -> bool:
+        """Whether these GPUs can train it, as far as their memory is known. ValueError of batches not shared."""
+        try:
+            self.place(architecture)
+        except DoesNotFit:
+            return False
+        return True
+
     def warnings(self, model: Model) -> tuple[str, ...]:
         """What step times and batches are worth for these models."""
         batches = [stage.sequences for stage in self.ramp.stages]
@@ -196,10 +211,10 @@ class Cluster:
 class Budget:
     """FLOPs of training and inference, or wall-clock hours of training on a cluster; `Budget.of` reads what is typed.
 
-    ValueError unless it is one of the two.
+    Searches take an array of FLOPs, too. ValueError unless it is one of the two.
     """
 
-    flops: float | None = None
+    flops: Any = None
     hours: float | None = None
     cluster: Cluster | None = None
 
@@ -221,7 +236,7 @@ class Budget:
             if surplus := [name for name, value in fields.items() if value is not None]:
                 raise InputError(f"{surplus[0]} goes with hours or money, not with flops={flops!r}")
             return cls(float(positive("flops", flops)))
-        cluster = Cluster.of(batch_ramp or PAPER.batch_ramp, **cluster_fields(fields))
+        cluster = Cluster.of(batch_ramp or PAPER.batch_ramp, **pick(ClusterFields, fields))
         if money is None:
             return cls(None, float(positive("hours", cast(Quantity, hours))), cluster)
         if cluster.price is None:
@@ -245,6 +260,27 @@ class Budget:
         tokens = self.cluster.tokens(work_of(d_model, experts, limits), self.seconds)
         return limits.variables(d_model, experts, 1.0) | {"tokens": tokens}
 
+    def models(self, law: Formula, d_model: Any, experts: Any, limits: Limits) -> dict[str, Any]:
+        """N_act, D, E and the law's other variables, for models of these widths that spend the budget; broadcasts."""
+        return of_law(law, self.variables(d_model, experts, limits))
+
+    def widths(self, limits: Limits) -> tuple[Any, Any]:
+        """The d_model between which its models are searched: up to where FLOPs leave one training token."""
+        if self.cluster is not None:
+            return WIDTHS
+        least = max(float(training_flops(1.0, 1.0)), float(inference_flops(1.0, limits.inference_tokens)))
+        return WIDTHS[0], width_of_active(self.flops / least, limits.vocab_size)
+
+    def refuse_too_short(self, experts: float, limits: Limits) -> None:
+        """Raise ValueError where the hours end before the first step of the smallest model, or are to serve, too."""
+        refuse_served(limits)
+        assert self.cluster is not None
+        first = self.cluster.ramp.last_batch_tokens(0)
+        step = float(self.cluster.seconds(work_of(float(HEAD_DIM), experts, limits), float(first)))
+        if step > self.seconds:
+            smallest = f"the smallest model (d_model {HEAD_DIM}, E = {experts:g}) takes {step:.3g} s on {self.cluster}"
+            raise InputError(f"hours={self.hours:g} is less than one training step: {smallest}")
+
     def __str__(self) -> str:
         if self.flops is not None:
             return f"{format_flops(self.flops)} FLOPs"
@@ -267,36 +303,37 @@ def work_of(d_model: Any, experts: Any, limits: Limits) -> ModelWork:
     return ModelWork.of(Widths.of(d_model, experts, *design))
 
 
-def cluster_fields(fields: Any) -> ClusterFields:
-    """Pick the fields of a cluster from those of a question."""
-    return cast(ClusterFields, {name: fields[name] for name in ClusterFields.__annotations__ if name in fields})
+def refuse_served(limits: Limits) -> None:
+    """Raise ValueError for served tokens, in a question of hours."""
+    if served := limits.inference_tokens:
+        raise InputError(f"inference_tokens={served:g} cost FLOPs: give a budget of flops, not of hours")
+
+
+def pick(kind: Any, fields: Mapping[str, Any]) -> Any:
+    """Those of the fields of a question that are of this TypedDict."""
+    return {name: fields[name] for name in kind.__annotations__ if name in fields}
 
 
 def read_costs(law: Formula, **fields: Unpack[QuestionFields]) -> tuple[Cluster | None, Limits]:
     """The GPUs of a question whose answer is its budget, None for one of FLOPs, and its limits."""
-    of_limits = _checked(fields)
+    limits, of_cluster = _read_limits(law, fields), pick(ClusterFields, fields)
     for name, value in {"hours": fields.get("hours"), "money": fields.get("money")}.items():
         if value is not None:
             raise InputError(f"{name}={value!r} is a budget, which this question solves for: leave it out")
-    named = any(value is not None for value in cluster_fields(fields).values())
-    return Cluster.of(**cluster_fields(fields)) if named else None, Limits.of(law, **of_limits)
+    named = any(value is not None for value in of_cluster.values())
+    return Cluster.of(**of_cluster) if named else None, limits
 
 
 def read_question(
     law: Formula, flops: Quantity | None, batch_ramp: BatchRamp | None = None, **fields: Unpack[QuestionFields]
 ) -> tuple[Budget, Limits]:
     """The budget and the limits of a question to a law. TypeError, as of any function, for another keyword."""
-    of_limits = _checked(fields)
-    of_budget = {name: value for name, value in fields.items() if name not in of_limits}
-    return Budget.of(flops, batch_ramp, **cast(BudgetFields, of_budget)), Limits.of(law, **of_limits)
+    limits = _read_limits(law, fields)
+    return Budget.of(flops, batch_ramp, **pick(BudgetFields, fields)), limits
 
 
-def _checked(fields: QuestionFields) -> LimitFields:
-    """Pick the fields of limits. TypeError, as of any function, for a keyword that no question has."""
-    names = sorted(QuestionFields.__annotations__)
-    if unknown := [name for name in fields if name not in names]:
-        nearest = get_close_matches(unknown[0], names, n=1)
-        hint = f"did you mean {nearest[0]!r}? " if nearest else ""
-        raise TypeError(f"a question has no {unknown[0]!r}: {hint}it takes {', '.join(names)}")
-    limits = {name: value for name, value in fields.items() if name in LimitFields.__annotations__}
-    return cast(LimitFields, limits)
+def _read_limits(law: Formula, fields: Mapping[str, Any]) -> Limits:
+    for name in fields:
+        if name not in (names := sorted(QuestionFields.__annotations__)):
+            raise TypeError(unknown("keyword of a question ", name, names))
+    return Limits.of(law, **pick(LimitFields, fields))

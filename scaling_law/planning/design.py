@@ -24,8 +24,9 @@ from scaling_law.formulas import Formula
 from scaling_law.formulas.answers import ArrayAnswer
 from scaling_law.formulas.conditions import Conditions, ExtrapolationError
 from scaling_law.formulas.law import positive
-from scaling_law.planning.limits import LimitFields, Limits, Quantity
-from scaling_law.planning.optimum import compute_optimal, model_variables, optimal_widths
+from scaling_law.planning.budget import Budget
+from scaling_law.planning.limits import LimitFields, Limits, Quantity, of_law
+from scaling_law.planning.optimum import compute_optimal, optimal_widths
 from scaling_law.size.architecture import HEAD_DIM, VOCAB_SIZE, Architecture, training_flops
 from scaling_law.size.arrays import FloatArray
 from scaling_law.size.recipe import PAPER
@@ -58,9 +59,9 @@ def advantage(flops: float, one: float, other: float, **limits: Unpack[LimitFiel
     Limits.of(**limits)  # bad input ends here
 
     def ask(law: Formula) -> float:
-        within, e = Limits.of(law, **limits), np.array([one, other], float)
-        optimum = optimal_widths(law, flops, e, within)
-        law.check(**model_variables(law, optimum.d_model, e, flops, within)).refuse()
+        within, e, budget = Limits.of(law, **limits), np.array([one, other], float), Budget.of(flops)
+        optimum = optimal_widths(law, budget, e, within)
+        law.check(**budget.models(law, optimum.d_model, e, within)).refuse()
         return float(optimum.loss[1] - optimum.loss[0])
 
     return ask
@@ -86,11 +87,9 @@ class Candidates:
         return np.asarray(training_flops(self.n_active, self.tokens))
 
     def variables(self, law: Formula) -> dict[str, FloatArray]:
-        """The law's variables [n]. ValueError for one that an architecture does not have."""
-        rows = [a.variables() | {"tokens": tokens} for a, tokens in zip(self.architectures, self.tokens, strict=True)]
-        if unknown := [name for name in law.variables if name not in rows[0]]:
-            raise InputError(f"the {law.name} law depends on {unknown[0]}, which an Architecture does not have")
-        return {name: np.array([row[name] for row in rows]) for name in law.variables}
+        """N_act, D, E and the law's other variables, [n]. ValueError for one that an architecture does not have."""
+        rows = [a.variables() for a in self.architectures]
+        return of_law(law, {name: np.array([row[name] for row in rows]) for name in rows[0]} | {"tokens": self.tokens})
 
     def past_warmup(self, warmup_tokens: float) -> Candidates:
         """Candidates whose warm-up ends before their decay begins. ValueError if none does."""

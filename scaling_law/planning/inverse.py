@@ -1,17 +1,17 @@
 """Inverse questions: the cheapest budget and the least memory that reach a loss, and the FLOPs an MoE saves.
 
-The best loss falls with the budget and with the memory (Ludziejewski et al. 2025), so each answer is one root. Where
-a law or step times have no closed form, it is the least cost over sizes of the tokens that reach the loss.
+The cheapest budget is the least cost, over sizes, of the tokens that reach the loss; the least memory is that of the
+smallest model that reaches it within the budget.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from hub.base.errors import InputError
 from hub.base.units import format_bytes, format_count, format_flops
@@ -19,29 +19,37 @@ from scaling_law.formulas import ChinchillaForm, Formula
 from scaling_law.formulas.answers import ArrayAnswer
 from scaling_law.formulas.conditions import RangeCheck
 from scaling_law.formulas.law import positive
-from scaling_law.planning.budget import Cluster, QuestionFields, read_costs, read_question, work_of
-from scaling_law.planning.hours import WIDTHS, best_widths
+from scaling_law.planning.budget import (
+    WIDTHS,
+    Budget,
+    Cluster,
+    QuestionFields,
+    read_costs,
+    read_question,
+    refuse_served,
+    work_of,
+)
 from scaling_law.planning.limits import Limits, Quantity
+from scaling_law.planning.minimiser import first_below
 from scaling_law.planning.optimum import (
+    Models,
     asked_experts,
     compute_optimal,
     has_optimum,
     left_out,
-    loss_of_variables,
-    model_variables,
+    no_optimum,
     optimal_widths,
     refuse_other_variables,
-    root,
+    searched,
     why_no_optimum,
 )
-from scaling_law.planning.search import cheapest_width, coefficients_of, flops_of, tokens_needed
-from scaling_law.size.architecture import HEAD_DIM, total_parameters, training_flops
+from scaling_law.size.architecture import HEAD_DIM, inference_flops, total_parameters, training_flops
 from scaling_law.size.arrays import FloatArray
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-FLOPS_RANGE = (1.0, 1e40)  # of budgets that are searched
+ENDLESS = 1e100  # parameters or tokens whose terms are nothing beside an asymptote
 
 
 @dataclass(frozen=True)
@@ -92,9 +100,7 @@ class Reached(ArrayAnswer):
         return f"loss {best['loss']:.3f} takes {cost} at least: {size}, {format_count(best['tokens'])} tokens"
 
     def _columns(self) -> dict[str, Any]:
-        names = (f.name for f in fields(self) if f.name not in ("notes", "check", "least"))
-        columns = {name: value for name in names if (value := getattr(self, name)) is not None}
-        return columns | {"trusted": cast(RangeCheck, self.check).trusted}
+        return super()._columns() | {"trusted": cast(RangeCheck, self.check).trusted}
 
 
 def reach(
@@ -107,74 +113,104 @@ def reach(
     **question: Unpack[QuestionFields],
 ) -> Reached:
     """Answer `Law.reach`."""
-    if flops is None and question.get("hours") is None and question.get("money") is None:
-        return cheapest_budget(law, loss, experts, force=force, **question)
-    return smallest_memory(law, flops, loss, experts, force=force, **question)
-
-
-def cheapest_budget(
-    law: Formula,
-    loss: ArrayLike,
-    experts: ArrayLike | None = None,
-    *,
-    force: bool = False,
-    **question: Unpack[QuestionFields],
-) -> Reached:
-    """Least FLOPs whose best model with E experts reaches `loss`, for each E (None: `law.default_experts()`).
-
-    A `gpu` or `throughput` asks for the fewest hours on `gpus` GPUs, and their price, as in `law.optimal`.
-    ExtrapolationError where all answers for a loss are beyond the guard, unless `force`.
-    """
-    cluster, limits = read_costs(law, **question)
     target, e = positive("loss", loss), asked_experts(law, experts)
     target = target.reshape(target.shape + (1,) * e.ndim)
-    if cluster is None and isinstance(law, ChinchillaForm):
-        flops, width = _least_flops(law, target, e, limits)
-    else:
-        flops, width = _least_cost(law, target, e, limits, cluster)
-    return _reached(law, target, e, flops, width, limits, force, cluster, "hours" if cluster else "flops")
-
-
-def _least_flops(
-    law: ChinchillaForm, target: FloatArray, e: FloatArray, limits: Limits
-) -> tuple[FloatArray, FloatArray]:
-    """The budgets, and the widths of their best models; NaN where none reaches the target."""
-
-    def excess(log_flops: FloatArray, target: FloatArray, e: FloatArray) -> FloatArray:
-        return optimal_widths(law, np.exp(log_flops), e, limits).loss - target
-
-    flops = np.exp(root(excess, *np.log(FLOPS_RANGE), target, e))
-    finite = np.isfinite(flops)
-    optimum = optimal_widths(law, np.where(finite, flops, 1e20), np.broadcast_to(e, finite.shape), limits)
-    return flops, np.where(finite, optimum.d_model, np.nan)
+    if flops is None and question.get("hours") is None and question.get("money") is None:
+        cluster, limits = read_costs(law, **question)
+        spent, width = _least_cost(law, target, e, limits, cluster)
+        return _reached(law, target, e, spent, width, limits, force, cluster, "hours" if cluster else "flops")
+    budget, limits = read_question(law, flops, **question)
+    if limits.memory is not None:
+        raise InputError("memory is what this question solves for: leave it out")
+    width = _least_width(law, target, e, limits, budget)
+    models = budget.variables(width, e, limits)
+    spent = training_flops(models["n_active"], models["tokens"]) if budget.flops is None else budget.flops
+    return _reached(law, target, e, spent, width, limits, force, budget.cluster, "memory_bytes")
 
 
 def _least_cost(
     law: Formula, target: FloatArray, e: FloatArray, limits: Limits, cluster: Cluster | None
 ) -> tuple[FloatArray, FloatArray]:
-    """Search the least FLOPs of any law, or the fewest hours on a cluster; returns what `_least_flops` does."""
-    for name in ("inference_tokens", "unique_tokens"):
-        if value := getattr(limits, name):
-            raise InputError(f"{name}={value:g} needs a Chinchilla or joint law and a budget in FLOPs")
+    """The FLOPs and widths of the cheapest models, or the fastest on a cluster; NaN where none reaches the target."""
     refuse_other_variables(law, limits, e)
-    experts, loss = (np.reshape(v, (-1, 1)) for v in np.broadcast_arrays(e, target))
+    if not (exists := _with_optimum(law, e)).any():
+        raise InputError(no_optimum(law, e, exists))
+    if cluster is not None:
+        refuse_served(limits)
+    loss, experts = np.broadcast_arrays(target, e)
+    models = reaching(law, tuple(law.coefficients.values()), loss, experts, limits, cluster)
+    optimum = searched(models, WIDTHS, limits.width_limit(experts))
+    flops = flops_of(optimum.n_active, optimum.tokens, limits)
+    return flops, np.where(optimum.fits, optimum.d_model, np.nan)
 
-    def seconds_of(d_model: FloatArray, _: Mapping[str, Any], tokens: FloatArray) -> FloatArray:
-        assert cluster is not None
-        return cluster.seconds(work_of(d_model, experts, limits), tokens)
 
-    problem = (law, coefficients_of(law)[:, :1], loss, experts, limits)
-    cost = flops_of if cluster is None else seconds_of
-    free, limit = cheapest_width(*problem, cost, WIDTHS), limits.width_limit(experts)
-    width = free
-    if not np.all((free >= HEAD_DIM) & (free <= limit)):
-        width = cheapest_width(*problem, cost, (HEAD_DIM, np.clip(limit, HEAD_DIM, WIDTHS[1])), ends=True)
-    width = np.where(limit < HEAD_DIM * (1 - 1e-12), np.nan, width)
-    variables = limits.variables(width, experts, 1.0)
-    flops = training_flops(variables["n_active"], tokens_needed(*problem[:3], variables))
-    shape = np.broadcast_shapes(e.shape, target.shape)
-    finite = np.isfinite(flops) & np.isfinite(free)
-    return tuple(np.where(finite, values, np.nan).reshape(shape) for values in (flops, width))  # type: ignore[return-value]
+def _least_width(law: Formula, target: FloatArray, e: FloatArray, limits: Limits, budget: Budget) -> FloatArray:
+    """The least d_model that reaches the target within the budget; NaN where none does."""
+    best, target = optimal_widths(law, budget, e, limits), np.broadcast_arrays(target, e)[0]
+
+    def excess(x: FloatArray) -> FloatArray:
+        at = budget.variables(np.exp(x), e, limits)
+        with np.errstate(all="ignore"):  # of tokens below 0
+            loss = law.evaluate(tuple(law.coefficients.values()), limits.worth(at))
+        return np.where(at["tokens"] > 0, loss, np.inf) - target
+
+    largest = np.broadcast_to(np.maximum(best.d_model, HEAD_DIM), target.shape)
+    width = np.exp(first_below(excess, np.full(target.shape, np.log(HEAD_DIM)), np.log(largest)))
+    width = np.where(np.isnan(width) & (best.loss <= target), best.d_model, width)
+    return np.where(best.fits, width, np.nan)
+
+
+def floor(law: Formula, coefficients: Any, variables: Mapping[str, Any]) -> FloatArray:
+    """The loss of models with endless tokens under each row of coefficients, [1 + n_draws, ...]."""
+    with np.errstate(all="ignore"):
+        return np.asarray(law.evaluate(coefficients, {**variables, "tokens": np.array(ENDLESS)}), float)
+
+
+def tokens_needed(
+    law: Formula, coefficients: Any, loss: FloatArray, variables: Mapping[str, Any], limits: Limits
+) -> FloatArray:
+    """Training tokens with which models reach `loss`; infinite where none suffice. All broadcast.
+
+    Secants of ln(L − floor) in ln D, which is a straight line for a law with one power of D.
+    """
+    least_loss = floor(law, coefficients, variables)
+    gap = loss - least_loss
+
+    def excess(x: Any) -> FloatArray:
+        reached = law.evaluate(coefficients, {**variables, "tokens": np.exp(x)})
+        return np.asarray(np.log((reached - least_loss) / gap))
+
+    with np.errstate(all="ignore"):
+        last, x = np.log(1e9), np.full(gap.shape, np.log(1e12))
+        y_last, y = excess(last), excess(x)
+        for _ in range(60):
+            step = y * (x - last) / (y - y_last)
+            step = np.where(np.isfinite(step), step, 0.0)
+            last, y_last, x = x, y, x - step
+            if not np.any(np.abs(step) > 1e-12):
+                break
+            y = excess(x)
+    return np.asarray(limits.tokens_worth(np.where(gap > 0, np.exp(x), np.inf)))
+
+
+def reaching(
+    law: Formula, coefficients: Any, loss: FloatArray, experts: Any, limits: Limits, cluster: Cluster | None = None
+) -> Models:
+    """N_act, D and the logarithm of the cost of models that reach `loss`, by width: FLOPs, or seconds on a cluster."""
+
+    def models(d_model: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+        at = limits.variables(d_model, experts, 1.0)
+        tokens = tokens_needed(law, coefficients, loss, at, limits)
+        if cluster is not None:
+            return at["n_active"], tokens, np.log(cluster.seconds(work_of(d_model, experts, limits), tokens))
+        return at["n_active"], tokens, np.log(flops_of(at["n_active"], tokens, limits))
+
+    return models
+
+
+def flops_of(n_active: FloatArray, tokens: FloatArray, limits: Limits) -> FloatArray:
+    """6 N_act D + 2 N_act D_inf."""
+    return np.asarray(training_flops(n_active, tokens) + inference_flops(n_active, limits.inference_tokens))
 
 
 def flop_savings(
@@ -186,59 +222,21 @@ def flop_savings(
     """
     budget, e = positive("flops", flops), asked_experts(law, experts)
     dense = compute_optimal(law, budget, 1.0, force=force).loss
-    cheapest = cheapest_budget(law, dense, e, force=True)
+    cheapest = reach(law, dense, e, force=True)
     cast(RangeCheck, cheapest.check).refuse(force)
     return np.asarray(1.0 - cheapest.flops / budget.reshape(budget.shape + (1,) * e.ndim))
 
 
-def smallest_memory(
-    law: Formula,
-    flops: Quantity | None,
-    loss: ArrayLike,
-    experts: ArrayLike | None = None,
-    *,
-    force: bool = False,
-    **question: Unpack[QuestionFields],
-) -> Reached:
-    """The least memory (weights and KV cache, bytes) with which a budget reaches `loss`; else as `cheapest_budget`.
-
-    The budget is of `flops`, or (`flops` None) of hours or money, as in `law.optimal`.
-    """
-    budget, limits = read_question(law, flops, **question)
-    if limits.memory is not None:
-        raise InputError("memory is what this question solves for: leave it out")
-    target, e = float(positive("loss", loss)), np.atleast_1d(asked_experts(law, experts))
-
-    def excess(width: FloatArray, e: FloatArray) -> FloatArray:
-        variables = budget.variables(width, e, limits)
-        variables["tokens"] = np.maximum(variables["tokens"], 1e-300)
-        return np.asarray(loss_of_variables(law, variables, limits)) - target
-
-    best = best_widths(law, budget, e, limits)
-    smallest = np.full(e.shape, float(HEAD_DIM))
-    width = root(excess, smallest, np.maximum(best.d_model, HEAD_DIM), e)
-    width = np.where(excess(smallest, e) <= 0, smallest, width)
-    width = np.where(best.fits & (best.loss <= target), width, np.nan)
-    models = budget.variables(width, e, limits)
-    spent = training_flops(models["n_active"], models["tokens"]) if budget.flops is None else budget.flops
-    return _reached(
-        law,
-        np.asarray(target),
-        e,
-        np.broadcast_to(spent, e.shape),
-        width,
-        limits,
-        force,
-        budget.cluster,
-        "memory_bytes",
-    )
+def _with_optimum(law: Formula, experts: FloatArray) -> NDArray[np.bool_]:
+    """Which E have an optimum, as far as their coefficients tell."""
+    return has_optimum(law.chinchilla_coefficients(experts)) if isinstance(law, ChinchillaForm) else experts > 0
 
 
 def _reached(
     law: Formula,
     target: FloatArray,
     experts: FloatArray,
-    flops: FloatArray,
+    flops: Any,
     width: FloatArray,
     limits: Limits,
     force: bool,
@@ -246,21 +244,20 @@ def _reached(
     least: Literal["flops", "hours", "memory_bytes"],
 ) -> Reached:
     """The models of these widths (NaN: none) and budgets, checked against the law's range."""
-    at = model_variables(law, width, experts, np.where(np.isnan(width), np.nan, flops), limits)
-    n_active, tokens = at["n_active"], at["tokens"]
-    memory = limits.weight_bytes(width, experts) + limits.kv_bytes(width)
-    axes = tuple(range(width.ndim - experts.ndim, width.ndim))
     reachable = np.isfinite(width)
+    at = Budget(np.where(reachable, flops, np.nan)).models(law, width, experts, limits)
+    n_active, tokens = at["n_active"], at["tokens"]
+    axes = tuple(range(width.ndim - experts.ndim, width.ndim))
     check = law.check(**at | {"experts": np.where(reachable, at["experts"], np.nan)})  # E for which there is a model
     lost = reachable & ~(reachable & ~check.beyond).any(axis=axes, keepdims=True)  # no E is left for this loss
     if lost.any():
         law.check(**{name: values[lost] for name, values in at.items()}).refuse(force)
-    exists = has_optimum(law.chinchilla_coefficients(experts)) if isinstance(law, ChinchillaForm) else experts > 0
-    notes = left_out({e: why_no_optimum(law, e) for e in np.unique(experts[~exists]).tolist()})
+    without = np.unique(experts[~_with_optimum(law, experts)]).tolist()
+    notes = left_out({e: why_no_optimum(law, e) for e in without})
     if np.any(reachable & check.beyond):
         notes.append("rows marked not trusted are too far outside the fitted range to act on")
     n_total = total_parameters(width, experts, vocab_size=limits.vocab_size)
-    spent, memory = (np.where(reachable, values, np.inf) for values in (flops, memory))
+    spent, memory = (np.where(reachable, v, np.inf) for v in (flops, limits.memory_bytes(width, experts)))
     sizes = (n_active, n_total, tokens, tokens / n_active)
     timed: dict[str, Any] = {}
     if cluster is not None:

@@ -13,7 +13,7 @@ from hub.base.errors import InputError
 from hub.base.tables import literal
 from hub.base.units import parse_bytes, parse_context, parse_count
 from scaling_law.formulas import Formula
-from scaling_law.formulas.repeated import effective_tokens
+from scaling_law.formulas.repeated import effective_tokens, tokens_worth
 from scaling_law.size.architecture import (
     VOCAB_SIZE,
     Architecture,
@@ -25,6 +25,7 @@ from scaling_law.size.architecture import (
     variables_of_width,
     width_of_total,
 )
+from scaling_law.size.arrays import FloatArray
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -122,6 +123,10 @@ class Limits:
     def kv_bytes(self, d_model: ArrayLike) -> Any:
         return self.bytes_per_kv * self.kv_heads_ratio * kv_cache_elements(d_model, self.kv_tokens)
 
+    def memory_bytes(self, d_model: ArrayLike, experts: ArrayLike) -> Any:
+        """Of weights and KV cache; broadcasts."""
+        return self.weight_bytes(d_model, experts) + self.kv_bytes(d_model)
+
     def width_limit(self, experts: ArrayLike) -> Any:
         """The largest (fractional) d_model that both limits allow, for each E; infinite without limits."""
         limit = np.full(np.shape(experts), np.inf)
@@ -149,3 +154,16 @@ class Limits:
         tokens = np.asarray(variables["tokens"])
         effective = effective_tokens(np.where(tokens > 0, tokens, 1.0), self.unique_tokens)
         return {**variables, "tokens": np.where(tokens > 0, effective, np.nan)}
+
+    def tokens_worth(self, effective: FloatArray) -> Any:
+        """The tokens that are worth so many unique ones: the inverse of `worth`."""
+        return effective if self.unique_tokens is None else tokens_worth(effective, self.unique_tokens)
+
+
+def of_law(law: Formula, variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Pick N_act, D, E and the law's other variables, broadcast to one shape. ValueError for one that is missing."""
+    names = dict.fromkeys(("n_active", "tokens", "experts", *law.variables))
+    if missing := [name for name in names if name not in variables]:
+        architecture = f"{missing[0]}, which an Architecture does not have; it has {', '.join(variables)}"
+        raise InputError(f"the {law.name} law depends on {architecture}")
+    return dict(zip(names, np.broadcast_arrays(*(variables[name] for name in names)), strict=True))

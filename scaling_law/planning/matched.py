@@ -6,7 +6,7 @@ the dense model's tokens): a dense model of the compute-optimal size, and for ea
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,8 @@ from hub.base.units import format_flops
 from scaling_law.formulas import ChinchillaForm
 from scaling_law.formulas.answers import ArrayAnswer, span
 from scaling_law.formulas.law import positive
+from scaling_law.planning.inverse import tokens_needed
+from scaling_law.planning.limits import Limits
 from scaling_law.planning.optimum import compute_optimal, drawn_optimum
 from scaling_law.size.architecture import active_parameters, affordable_tokens, width_of_total
 from scaling_law.size.arrays import FloatArray
@@ -46,11 +48,6 @@ class MatchedMemory(ArrayAnswer):
         gain = span(self.gain, "{:+.3f}".format)
         return f"{what} in the memory of the dense model: {gain} nats better on E times its tokens"
 
-    def _columns(self) -> dict[str, Any]:
-        flops = self.flops.reshape(self.flops.shape + (1,) * self.experts.ndim)
-        names = (f.name for f in fields(self) if f.name not in ("check", "notes"))
-        return {name: getattr(self, name) for name in names} | {"flops": flops}
-
 
 def matched_memory(
     law: ChinchillaForm,
@@ -70,19 +67,18 @@ def matched_memory(
     spent, n, d, loss = (np.reshape(v, expand) for v in (budget, dense.n_active, dense.tokens, dense.loss))
     n_active = n_of_memory(law, n, e, vocab_size)
     (check := law.check(n_active, e * d, e)).refuse(force)
-    ratio, gain = tokens_to_reach(law, loss, n_active, e) / d, loss - law.loss(n_active, e * d, e)
+    needed = tokens_needed(law, tuple(law.coefficients.values()), loss, {"n_active": n_active, "experts": e}, Limits())
     best = np.minimum(n_active, compute_optimal(law, budget, e, force=True).n_active)
-    same_flops = law.loss(best, affordable_tokens(spent, best), e)
     return MatchedMemory(
-        budget,
-        e,
-        n_active,
-        ratio,
-        gain,
-        same_flops,
-        n,
-        d,
-        loss,
+        flops=spent,
+        experts=e,
+        n_active=n_active,
+        token_ratio=needed / d,
+        gain=loss - law.loss(n_active, e * d, e),
+        loss=law.loss(best, affordable_tokens(spent, best), e),
+        dense_n=n,
+        dense_tokens=d,
+        dense_loss=loss,
         check=check,
         notes=tuple(f"dense model: {warning}" for warning in dense.warnings),
     )
@@ -105,11 +101,3 @@ def drawn_gain(law: ChinchillaForm, flops: float, experts: float, times_tokens: 
     models = {"n_active": n_active, "tokens": tokens, "experts": np.array(float(experts))}
     assert law.draws is not None  # drawn_optimum has checked it
     return np.asarray(loss - law.evaluate(law.draws.T, models))
-
-
-def tokens_to_reach(law: ChinchillaForm, loss: ArrayLike, n_active: ArrayLike, experts: ArrayLike) -> FloatArray:
-    """Training tokens with which a model of n_active and E reaches `loss` (closed form); infinite if none suffice."""
-    m, mu, n, nu = law.chinchilla_coefficients(experts)
-    left = (np.asarray(loss, float) - law.irreducible_loss - m * np.asarray(n_active, float) ** mu) / n
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(left > 0, np.abs(left) ** (1.0 / nu), np.inf)

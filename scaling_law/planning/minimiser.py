@@ -11,6 +11,7 @@ from scaling_law.size.arrays import FloatArray
 
 POINTS = 257  # of the grid between the ends
 MINIMA = 3  # of a row that are followed
+HALVINGS = 50  # of a grid's step
 ZOOMS = 3  # into each of them, by 10 unless it lies at the edge of the last one
 
 
@@ -19,17 +20,15 @@ def least(
     low: float | FloatArray,
     high: float | FloatArray,
     points: int = POINTS,
-    *,
-    ends: bool = False,
 ) -> FloatArray:
-    """The x of the lowest minimum of `function` between `low` and `high`, [...]; NaN if it is an end, unless `ends`.
+    """The x of the lowest minimum of `function` between `low` and `high`, [...]; NaN if it is an end.
 
     `function` takes arrays [points, ...]; what is not finite is not chosen.
     """
     x, y = minima(function, low, high, points)
     best = np.argmin(y, axis=0)[None]
     x, y = (np.take_along_axis(v, best, 0)[0] for v in (x, y))
-    return np.where(np.isfinite(y) & (ends | ((x > low) & (x < high))), x, np.nan)
+    return np.where(np.isfinite(y) & (x > low) & (x < high), x, np.nan)
 
 
 def minima(
@@ -61,6 +60,22 @@ def minima(
         reach = np.where(inside, 0.1 * reach, reach)
         x = np.clip(_vertex(grid, values, i), low, high)
     return x, y
+
+
+def first_below(function: Callable[[FloatArray], FloatArray], low: FloatArray, high: FloatArray) -> FloatArray:
+    """The least x between `low` and `high` where `function` is at most 0, [...]; NaN where it is above throughout.
+
+    A grid finds the first of several crossings, and halving pins it down. `function` takes arrays [points, ...].
+    """
+    x = np.linspace(low, high, POINTS)
+    below = function(x) <= 0
+    i = np.argmax(below, axis=0)[None]
+    before, at = (np.take_along_axis(x, k, 0)[0] for k in (np.maximum(i - 1, 0), i))
+    for _ in range(HALVINGS):
+        middle = (before + at) / 2
+        inside = function(middle[None])[0] <= 0
+        before, at = np.where(inside, before, middle), np.where(inside, middle, at)
+    return np.where(below.any(axis=0), at, np.nan)
 
 
 def _vertex(grid: FloatArray, values: FloatArray, i: NDArray[np.int64]) -> FloatArray:

@@ -7,27 +7,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from hub.base.errors import InputError
-from hub.base.tables import Table, enumerated
+from hub.base.tables import Table, enumerated, rows_of
 from hub.base.units import format_bytes, format_count, format_flops, listed_experts
 from scaling_law.formulas import Formula
-from scaling_law.formulas.answers import Answer
+from scaling_law.formulas.answers import Answer, plain, plain_fields
 from scaling_law.formulas.law import percentile_interval, positive
 from scaling_law.formulas.learning_rate import LearningRateLaw
 from scaling_law.machine.gpus import named_gpu
-from scaling_law.machine.layout import DoesNotFit
 from scaling_law.machine.serving import decode_seconds_by_width
 from scaling_law.planning.budget import Budget, Cluster, QuestionFields, read_question, work_of
-from scaling_law.planning.hours import best_widths, drawn_losses, models_of
 from scaling_law.planning.limits import Limits, Quantity
-from scaling_law.planning.optimum import WidthOptimum, asked_experts, left_out, why_no_optimum
+from scaling_law.planning.optimum import (
+    WidthOptimum,
+    asked_experts,
+    drawn_losses,
+    left_out,
+    optimal_widths,
+    why_no_optimum,
+)
 from scaling_law.size.architecture import (
     HEAD_DIM,
     Architecture,
@@ -44,6 +50,9 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 MOST_SHOWN = 6  # E of which a comparison says how often each wins, or which is ahead
+SHOWN: tuple[str, ...] = ("experts", "d_model", "n_active", "n_total", "tokens", "tokens_per_parameter")  # of a row
+SHOWN += ("training_flops", "epochs", "weight_bytes", "kv_cache_bytes", "loss", "loss_interval", "behind")
+SHOWN += ("at equal FLOPs", "wins", "GPU-s per M", "price per M", "learning_rate", "limited_by", "")
 FIRST = ("d_model", "N_act", "tokens", "loss", "")  # what a narrow terminal shows above the rest
 
 
@@ -85,9 +94,7 @@ class OptimalRow:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        architecture = self.architecture and self.architecture.to_dict()
-        values = asdict(self) | {"memory_bytes": self.memory_bytes, "warnings": list(self.warnings)}
-        return values | {"architecture": architecture}
+        return plain_fields(self) | {"memory_bytes": self.memory_bytes}
 
     def config_arguments(self) -> dict[str, int]:
         """Keyword arguments of `modeling_switch_moe.SwitchMoeConfig`; ValueError for a fractional architecture, and
@@ -187,22 +194,19 @@ class OptimalTable(Answer):
         best, *others = sorted(self.compared, key=lambda row: row.loss)
         if not others:
             return None
-        intervals, shares = {}, {}
+        shares, interval, drawn_ahead = {}, None, None
         if self.draw_losses is not None:
-            drawn = {row.experts: losses for row, losses in zip(self.rows, self.draw_losses.T, strict=True)}
-            intervals = {row.experts: percentile_interval(drawn[row.experts] - drawn[best.experts]) for row in others}
+            drawn = dict(zip((row.experts for row in self.rows), self.draw_losses.T, strict=True))
             losses = np.stack([drawn[row.experts] for row in self.compared])
             wins = np.argmin(losses[:, np.isfinite(losses).all(axis=0)], axis=0)
             shares = {row.experts: float(np.mean(wins == i)) for i, row in enumerate(self.compared)}
-
-        def as_good(row: OptimalRow) -> bool:
-            interval = intervals.get(row.experts)
-            return interval[0] <= 0 if interval else row.loss - best.loss < (self.law_error or 0.0)
-
-        second, tied = others[0], (best.experts, *(row.experts for row in others if as_good(row)))
-        interval = intervals.get(second.experts)
-        ahead = second.loss - best.loss
-        return Comparison(best.experts, second.experts, ahead, interval, self.law_error, tied, shares)
+            drawn_ahead = np.stack([drawn[row.experts] - drawn[best.experts] for row in others], axis=-1)
+            interval = percentile_interval(drawn_ahead[:, 0])
+        ahead = np.array([row.loss - best.loss for row in others])
+        tied = as_good(ahead, drawn_ahead, self.law_error)
+        named = (best.experts, *(row.experts for row, tie in zip(others, tied, strict=True) if tie))
+        second = others[0].experts
+        return Comparison(best.experts, second, float(ahead[0]), interval, self.law_error, named, shares)
 
     @property
     def reordered(self) -> str | None:
@@ -248,19 +252,10 @@ class OptimalTable(Answer):
         raise KeyError(f"no row for experts={experts}; there are {[row.experts for row in self.rows]}")
 
     def facts(self) -> dict[str, Any]:
-        facts = {name: getattr(self, name) for name in ("law", "flops", "integral", "forced")}
-        facts |= {"limits": asdict(self.limits)}
-        facts |= {"comparison": self.comparison and asdict(self.comparison)}
-        if self.comparison:
-            facts["comparison"]["win_shares"] = {f"{e:g}": share for e, share in self.comparison.win_shares.items()}
-        if self.budget.cluster is not None:
-            facts |= {"budget": self.budget.to_dict(), "reordered": self.reordered}
-            facts |= {"equal_flops": self.equal_flops and self.equal_flops.to_dict()}
-        left_out = {f"{e:g}": reason for e, reason in self.experts_without_optimum.items()}
-        return facts | {
-            "experts_without_optimum": left_out,
-            "experts_that_do_not_fit": list(self.experts_that_do_not_fit),
-        }
+        of_hours = {name: plain(getattr(self, name)) for name in ("budget", "reordered", "equal_flops")}
+        hidden = ("rows", "check", "notes", "law_error", "draw_losses", "largest", "budget", "equal_flops")
+        facts = plain_fields(self, *hidden) | {"comparison": plain(self.comparison)}
+        return facts | (of_hours if self.budget.cluster is not None else {})
 
     def to_rows(self) -> list[dict[str, Any]]:
         """The values of each row, whether it is the `best`, and its `win_share` (None for a law without draws)."""
@@ -291,33 +286,30 @@ class OptimalTable(Answer):
 
     def _cells(self, row: OptimalRow) -> dict[str, object]:
         shares, tied = (c.win_shares, c.tied) if (c := self.comparison) else ({}, ())
-        mark = "best" if row is self.best else "not trusted" if not row.trusted else "tie" * (row.experts in tied)
-        behind = row.loss - self.best.loss if row in self.compared and row is not self.best else None
-        names = ("experts", "d_model", "n_active", "n_total", "tokens")
         same = {r.experts: r.loss for r in self.equal_flops} if self.equal_flops else {}
-        return {name: getattr(row, name) for name in names} | {
-            "D/N": f"{row.tokens_per_parameter:.3g}",
-            "FLOPs": "" if self.budget.cluster is None else format_flops(row.training_flops),
-            "epochs": "" if row.epochs is None else f"{row.epochs:.3g}",
-            "weights": format_bytes(row.weight_bytes),
-            "KV cache": format_bytes(row.kv_cache_bytes) if self.limits.kv_tokens else "",
-            "loss": row.loss,
-            "95 %": "{:.4f}…{:.4f}".format(*row.loss_interval) if row.loss_interval else "",
-            "behind": "" if behind is None else f"{behind:.4f}",
-            "at equal FLOPs": f"{same[row.experts]:.4f}" if row.experts in same else "",
-            "wins": f"{shares[row.experts]:.0%}" if row.experts in shares else "",
-            **self._serving(row),
-            "peak LR": f"{row.learning_rate:.2e}",
-            "limited by": row.limited_by,
-            "": mark,
-        }
+        values = vars(row) | {"at equal FLOPs": same.get(row.experts), "wins": shares.get(row.experts)}
+        values["behind"] = row.loss - self.best.loss if row in self.compared and row is not self.best else None
+        values[""] = (
+            "best" if row is self.best else "not trusted" if not row.trusted else "tie" * (row.experts in tied)
+        )
+        if self.budget.cluster is None:
+            del values["training_flops"]
+        elif row.decode_seconds is not None:  # of a million generated tokens
+            seconds, price = 1e6 * row.decode_seconds, self.budget.cluster.price
+            values |= {"GPU-s per M": seconds} if price is None else {"price per M": price * seconds / 3600}
+        if not self.limits.kv_tokens:
+            del values["kv_cache_bytes"]
+        return {name: "" if (value := values.get(name)) is None else value for name in SHOWN}
 
-    def _serving(self, row: OptimalRow) -> dict[str, str]:
-        """The price of a million generated tokens, or their GPU-seconds where no price is given."""
-        if row.decode_seconds is None or self.budget.cluster is None:
-            return {}
-        seconds, price = 1e6 * row.decode_seconds, self.budget.cluster.price
-        return {"GPU-s per M": f"{seconds:.3g}"} if price is None else {"price per M": f"{price * seconds / 3600:.3g}"}
+
+def as_good(ahead: FloatArray, drawn_ahead: FloatArray | None, error: float | None) -> NDArray[np.bool_]:
+    """Where a model is a tie with the best: the interval [n_draws, ...] of its difference `ahead` reaches zero.
+
+    Without draws, where the difference is below the `error` of the law.
+    """
+    if drawn_ahead is None:
+        return np.asarray(ahead < (error or 0.0))
+    return np.asarray(percentile_interval(drawn_ahead)[0] <= 0)
 
 
 def optimal(
@@ -343,33 +335,40 @@ def optimal(
     e = np.array(list(dict.fromkeys(e.tolist())))  # one row for an E that is named twice
     if integral and np.any(e != np.round(e)):
         raise InputError(f"experts={e.tolist()!r}: integral=True needs whole numbers")
-    optimum = best_widths(law, budget, e, limits, integral)
-    fits = optimum.fits
-    if not fits.any():
+    optimum = optimal_widths(law, budget, e, limits, integral)
+    inside = optimum.fits
+    if not inside.any():
         raise InputError(_nothing_fits(budget, e[optimum.exists], limits))
-    at = models_of(law, optimum.d_model[fits], e[fits], budget, limits)
+    at = budget.models(law, optimum.d_model[inside], e[inside], limits)
     if (check := law.check(**at)).beyond.all():
         check.refuse(force)
-    draws = drawn_losses(law, budget, at, optimum.d_model[fits], limits)
+    draws = drawn_losses(law, budget, at, optimum.d_model[inside], limits)
     rates = learning_rate_law or LearningRateLaw.published()
     ramp = batch_ramp or BatchRamp(PAPER.batch_ramp, PAPER.sequence_length)
-    rows = _rows(law, optimum, e, at, limits, rates, ramp, integral, draws, "time" if budget.cluster else "compute")
-    if decode_batch is not None:
-        rows = _served(rows, decode_batch, budget, limits)
+    sizes = _sizes(optimum, at, budget, limits) | _served(optimum.d_model[inside], at, decode_batch, budget, limits)
+    rows = tuple(
+        OptimalRow(
+            **row,
+            **_worth(law, {name: values[i] for name, values in at.items()}, row["d_model"], limits, rates, ramp),
+            loss_interval=None if draws is None else percentile_interval(draws[:, i]),
+            architecture=limits.architecture(row["d_model"], row["experts"]) if integral else None,
+        )
+        for i, row in enumerate(rows_of(sizes))
+    )
     table = OptimalTable(
         rows,
         float("nan") if budget.flops is None else budget.flops,
         budget,
         limits,
         integral,
-        experts_that_do_not_fit=tuple(e[optimum.exists & ~fits].tolist()),
+        experts_that_do_not_fit=tuple(e[optimum.exists & ~inside].tolist()),
         law=law.conditions.provenance if law.conditions else "fitted law",
         experts_without_optimum={e: why_no_optimum(law, e) for e in e[~optimum.exists].tolist()},
         forced=force,
         law_error=law.conditions.rmse if law.conditions else None,
         draw_losses=draws,
         check=check,
-        notes=_smallest_width(e[fits & (optimum.free < HEAD_DIM)], limits),
+        notes=_smallest_width(e[inside & (optimum.free < HEAD_DIM)], limits),
     )
     table = replace(table, largest=_largest_wins(table, e, law, experts is None))
     if budget.cluster is None:
@@ -399,82 +398,65 @@ def _notes_on_time(table: OptimalTable, cluster: Cluster) -> Iterator[str]:
     too_large, largest = [], []
     for row in table:
         width = HEAD_DIM * max(1, int(row.d_model / HEAD_DIM))
-        if not _fits(Architecture(width, math.ceil(row.experts), vocab_size=c.vocab_size), cluster):
-            too_large.append(row.experts)
-        elif not _fits(Architecture(width + HEAD_DIM, math.ceil(row.experts), vocab_size=c.vocab_size), cluster):
-            largest.append(row.experts)
+        with suppress(ValueError):  # of GPUs that cannot share a batch equally: `plan` says so
+            if not cluster.fits(Architecture(width, math.ceil(row.experts), vocab_size=c.vocab_size)):
+                too_large.append(row.experts)
+            elif not cluster.fits(Architecture(width + HEAD_DIM, math.ceil(row.experts), vocab_size=c.vocab_size)):
+                largest.append(row.experts)
     if too_large:
         yield f"E = {_listed(too_large)}: training takes more memory than {cluster.hardware} have: see max_parameters"
     if largest:
         yield f"E = {_listed(largest)}: the largest model that the memory of {cluster.hardware} can train"
 
 
-def _fits(architecture: Architecture, cluster: Cluster) -> bool:
-    try:
-        cluster.place(architecture)
-    except DoesNotFit:
-        return False
-    except ValueError:  # GPUs that cannot share a batch equally: `plan` says so
-        return True
-    return True
-
-
-def _rows(
-    law: Formula,
-    optimum: WidthOptimum,
-    experts: FloatArray,
-    at: Mapping[str, FloatArray],
-    limits: Limits,
-    rates: LearningRateLaw,
-    ramp: BatchRamp,
-    integral: bool,
-    draws: FloatArray | None,
-    spent: str,
-) -> tuple[OptimalRow, ...]:
-    """The row of each E with a model that fits: their variables are `at`, `draws` their losses under each draw."""
+def _sizes(optimum: WidthOptimum, at: Mapping[str, FloatArray], budget: Budget, limits: Limits) -> dict[str, Any]:
+    """The columns of the rows: of each E with a model that fits, whose variables are `at`."""
+    spent = "time" if budget.cluster else "compute"
     limited = np.where(optimum.truncated, "memory", np.where(optimum.free < HEAD_DIM, "smallest", spent))
-    columns = (experts, optimum.d_model, optimum.n_active, optimum.tokens, optimum.loss, limited)
-    rows: list[OptimalRow] = []
-    for e, d, n, tokens, loss, limit in zip(*(column[optimum.fits].tolist() for column in columns), strict=True):
-        check = law.check(**{name: values[len(rows)] for name, values in at.items()})
-        counted = float(rates.counted_parameters(d, vocab_size=limits.vocab_size))
-        tuned = (counted, e, tokens, ramp.last_batch_tokens(tokens))
-        row = OptimalRow(
-            experts=e,
-            d_model=d,
-            n_active=n,
-            n_total=float(total_parameters(d, e, vocab_size=limits.vocab_size)),
-            tokens=tokens,
-            tokens_per_parameter=tokens / n,
-            weight_bytes=float(limits.weight_bytes(d, e)),
-            kv_cache_bytes=float(limits.kv_bytes(d)),
-            training_flops=float(training_flops(n, tokens)),
-            inference_flops=float(inference_flops(n, limits.inference_tokens)),
-            loss=loss,
-            loss_interval=None if draws is None else percentile_interval(draws[:, len(rows)]),
-            learning_rate=float(rates.at(*tuned)),
-            limited_by=limit,
-            warnings=tuple(dict.fromkeys([*check.warnings, *rates.warnings_at(*tuned)])),
-            trusted=bool(check.trusted),
-            beyond_guard=bool(check.beyond),
-            architecture=limits.architecture(d, e) if integral else None,
-            epochs=tokens / limits.unique_tokens if limits.unique_tokens else None,
-        )
-        rows.append(row)
-    return tuple(rows)
+    d, loss, limited = (values[optimum.fits] for values in (optimum.d_model, optimum.loss, limited))
+    n, tokens, e = at["n_active"], at["tokens"], at["experts"]
+    return {
+        "experts": e,
+        "d_model": d,
+        "n_active": n,
+        "n_total": total_parameters(d, e, vocab_size=limits.vocab_size),
+        "tokens": tokens,
+        "tokens_per_parameter": tokens / n,
+        "weight_bytes": limits.weight_bytes(d, e),
+        "kv_cache_bytes": limits.kv_bytes(d),
+        "training_flops": training_flops(n, tokens),
+        "inference_flops": inference_flops(n, limits.inference_tokens),
+        "loss": loss,
+        "limited_by": limited,
+        "epochs": tokens / limits.unique_tokens if limits.unique_tokens else None,
+    }
 
 
-def _served(rows: tuple[OptimalRow, ...], batch: float, budget: Budget, limits: Limits) -> tuple[OptimalRow, ...]:
-    """The rows with what serving them takes. ValueError without a GPU whose data sheet is known."""
+def _worth(
+    law: Formula, at: Mapping[str, Any], d_model: float, limits: Limits, rates: LearningRateLaw, ramp: BatchRamp
+) -> dict[str, Any]:
+    """The learning rate of a model, and how far law and rate extrapolate for it."""
+    check, tokens = law.check(**at), float(at["tokens"])
+    counted = float(rates.counted_parameters(d_model, vocab_size=limits.vocab_size))
+    tuned = (counted, float(at["experts"]), tokens, ramp.last_batch_tokens(tokens))
+    warnings = tuple(dict.fromkeys([*check.warnings, *rates.warnings_at(*tuned)]))
+    trust = {"trusted": bool(check.trusted), "beyond_guard": bool(check.beyond)}
+    return {"learning_rate": float(rates.at(*tuned)), "warnings": warnings, **trust}
+
+
+def _served(
+    d_model: FloatArray, at: Mapping[str, FloatArray], batch: float | None, budget: Budget, limits: Limits
+) -> dict[str, Any]:
+    """The column of what serving the models takes. ValueError without a GPU whose data sheet is known."""
+    if batch is None:
+        return {}
     size = float(positive("decode_batch", batch))
     if budget.cluster is None:
         raise InputError(f"decode_batch={batch!r} goes with hours or money, whose throughput names the GPU")
-    c, gpu = limits, named_gpu(budget.cluster.throughput.device)
-    cached = c.kv_heads_ratio * c.kv_tokens
-    sizes: dict[str, Any] = {"bytes_per_parameter": c.bytes_per_parameter, "bytes_per_kv": c.bytes_per_kv}
-    sizes |= {"shared_ratio": c.shared_ratio, "vocab_size": c.vocab_size}
-    seconds = (decode_seconds_by_width(gpu, row.d_model, row.experts, size, cached, **sizes) for row in rows)
-    return tuple(replace(row, decode_seconds=float(s)) for row, s in zip(rows, seconds, strict=True))
+    names = ("bytes_per_parameter", "bytes_per_kv", "shared_ratio", "vocab_size")
+    costs: dict[str, Any] = {name: getattr(limits, name) for name in names}
+    gpu, cached = named_gpu(budget.cluster.throughput.device), limits.kv_heads_ratio * limits.kv_tokens
+    return {"decode_seconds": decode_seconds_by_width(gpu, d_model, at["experts"], size, cached, **costs)}
 
 
 def _smallest_width(experts: FloatArray, limits: Limits) -> tuple[str, ...]:

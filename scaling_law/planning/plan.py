@@ -6,7 +6,7 @@ The schedule is the paper's (`size.recipe.PAPER`); shorter runs branch off the s
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from numpy.typing import ArrayLike
@@ -20,8 +20,8 @@ from scaling_law.formulas.law import percentile_interval
 from scaling_law.formulas.learning_rate import LearningRateLaw
 from scaling_law.machine.layout import DoesNotFit, Placement
 from scaling_law.machine.throughput import ModelWork
-from scaling_law.planning.budget import Budget, Cluster, QuestionFields, cluster_fields
-from scaling_law.planning.limits import Quantity
+from scaling_law.planning.budget import Budget, Cluster, ClusterFields, QuestionFields, pick
+from scaling_law.planning.limits import Quantity, of_law
 from scaling_law.planning.optimal_table import OptimalTable, optimal
 from scaling_law.size.architecture import (
     ADAM_BYTES,
@@ -83,9 +83,6 @@ class Plan(Answer):
         """The measurements of the trunk, the shortest first."""
         return tuple({"tokens": t, "training_flops": self.architecture.training_flops(t)} for t in self.branches)
 
-    def to_rows(self) -> list[dict[str, Any]]:
-        return [*self.rows]
-
     @property
     def warnings(self) -> tuple[str, ...]:
         return self.notes
@@ -103,12 +100,9 @@ class Plan(Answer):
 
     def facts(self) -> dict[str, Any]:
         """The fields of the plan, the sizes of the architecture and the configuration."""
-        a, left_out = self.architecture, ("architecture", "time", "check", "notes", "placement")
-        facts = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left_out}
-        facts |= {"n_active": a.n_active, "n_total": a.n_total, "architecture": a.to_dict()}
-        facts |= {"batch_ramp": [asdict(stage) for stage in self.batch_ramp], "configuration": self.configuration()}
-        facts |= {"placement": self.placement and asdict(self.placement)}
-        return facts | {"time": self.time and self.time.to_dict()}
+        a = self.architecture
+        sizes = {"n_active": a.n_active, "n_total": a.n_total}
+        return super().facts() | sizes | {"configuration": self.configuration()}
 
     def configuration(self, sweep: str = "run") -> dict[str, dict[str, Any]]:
         """The sections of `train.py`'s YAML; everything left out has the paper's value there by default.
@@ -201,10 +195,10 @@ def plan(
         raise InputError(f"branches={branches!r} must be a whole number from 1 to 20")
     rates = learning_rate_law or LearningRateLaw.published()
     timed = any(question.get(name) is not None for name in ("gpu", "throughput", "mfu"))
-    cluster = Cluster.of(batch_ramp, sequence_length, **cluster_fields(question)) if timed else None
+    cluster = Cluster.of(batch_ramp, sequence_length, **pick(ClusterFields, question)) if timed else None
     ramp = BatchRamp(batch_ramp, sequence_length) if cluster is None else cluster.ramp
     if cluster is not None and flops is not None:
-        for name in cluster_fields(question):
+        for name in pick(ClusterFields, question):
             question.pop(name)  # type: ignore[misc]
 
     def ask(experts: ArrayLike | None, **narrower: Unpack[QuestionFields]) -> OptimalTable:
@@ -223,7 +217,7 @@ def plan(
     warmup = int(min(PAPER.warmup_tokens, WARMUP_SHARE * tokens))
     measured = (*(t for t in dict.fromkeys(shorter) if t * (1 - PAPER.decay_fraction) > warmup), tokens)
     total = tokens + sum(_decay_tokens(ramp, t) for t in measured[:-1])
-    at = law_variables(law, architecture, tokens)
+    at = of_law(law, architecture.variables() | {"tokens": float(tokens)})
     warnings, time = (*passed_over, *table.warnings), None
     told = cluster or _usual(architecture, ramp)
     seconds = float(told.seconds(ModelWork.of(architecture), float(total)))
@@ -284,24 +278,19 @@ def _trainable(
 ) -> tuple[OptimalTable, tuple[str, ...]]:
     """The table whose best row is the best model that the GPUs can train, and what was passed over for it.
 
-    A row that does not fit stands for the widest model of its E that does. Errors as of
-    `place`.
+    A row that does not fit stands for the widest model of its E that does. Errors as of `place`.
     """
 
-    def fits(width: float, experts: float) -> bool:
-        try:
-            cluster.place(table.limits.architecture(width, experts))
-        except DoesNotFit:
-            return False
-        return True
+    def trainable(width: float, experts: float) -> bool:
+        return cluster.fits(table.limits.architecture(width, experts))
 
-    if fits(table.best.d_model, table.best.experts):
+    if trainable(table.best.d_model, table.best.experts):
         return table, ()
     tables, passed_over = list[OptimalTable](), list[str]()
     for row in sorted(table.compared, key=lambda row: row.loss):
         if tables and min(other.best.loss for other in tables) <= row.loss:
             break
-        width = next((d for d in range(round(row.d_model), 0, -HEAD_DIM) if fits(d, row.experts)), None)
+        width = next((d for d in range(round(row.d_model), 0, -HEAD_DIM) if trainable(d, row.experts)), None)
         if width == row.d_model:
             tables.append(ask([row.experts]))
             break
@@ -325,15 +314,6 @@ def _decay_tokens(ramp: BatchRamp, tokens: int) -> int:
     """Tokens of the decay of a run of `tokens` tokens: whole steps, as the training loop branches off."""
     end = ramp.steps(tokens)
     return tokens - ramp.tokens(min(ramp.steps(tokens * (1 - PAPER.decay_fraction)), max(end - 1, 0)))
-
-
-def law_variables(law: Formula, a: Architecture, tokens: float) -> dict[str, float]:
-    """N_act, D, E and the law's other variables. ValueError for one that an architecture does not have."""
-    variables = a.variables() | {"tokens": tokens}
-    names = dict.fromkeys(("n_active", "tokens", "experts", *law.variables))
-    if unknown := [name for name in names if name not in variables]:
-        raise InputError(f"the {law.name} law depends on {unknown[0]}, which an Architecture does not have")
-    return {name: variables[name] for name in names}
 
 
 def experts_of(a: Architecture) -> str:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from hub.base.tables import Table
 from hub.base.units import format_bytes, format_count
@@ -39,12 +38,7 @@ class ScaleOutRow:
     step_seconds: float | None = None
     mfu: float | None = None
     mfu_limit: float | None = None
-
-    @property
-    def limited_by(self) -> str:
-        if self.placement is None:
-            return "memory"
-        return "communication" if self.step_seconds == self.communication_seconds else "compute"
+    limited_by: str = "memory"
 
 
 @dataclass(frozen=True)
@@ -60,12 +54,6 @@ class ScaleOut(Answer):
     def verdict(self) -> str:
         limits = (f"{row.gpus} by {row.limited_by}" for row in self.rows)
         return f"{format_count(self.architecture.n_total)} parameters on GPUs, limited on {', '.join(limits)}"
-
-    def facts(self) -> dict[str, Any]:
-        return {"architecture": self.architecture.to_dict(), "gpu": self.gpu, "batch_tokens": self.batch_tokens}
-
-    def to_rows(self) -> list[dict[str, Any]]:
-        return [asdict(row) | {"limited_by": row.limited_by} for row in self.rows]
 
     def summary(self) -> Table:
         a = self.architecture
@@ -127,9 +115,8 @@ def _row(a: Architecture, cluster: Cluster, sheet: Gpu) -> ScaleOutRow:
     (batch,) = layouts.batches
     passes = batch // (gpus * placed.micro_batch_sequences)
     traffic = communication(a, placed.sharding, gpus, passes)
-    step = layouts.steps(ModelWork.of(a))
-    compute = float(step.slowdown * layouts.compute(ModelWork.of(a), batch))
-    seconds, exchange = max(compute, float(step.communication[0])), float(step.communication[0])
+    step, work = layouts.steps(ModelWork.of(a)), ModelWork.of(a)
+    compute, exchange = float(step.slowdown * layouts.compute(work, batch)), float(step.communication[0])
     ideal = a.training_flops(tokens, context=layouts.sequence_length) / (gpus * sheet.peak_flops)
     return replace(
         row,
@@ -139,7 +126,8 @@ def _row(a: Architecture, cluster: Cluster, sheet: Gpu) -> ScaleOutRow:
         reduce_bytes=traffic.reduce_scatter + traffic.all_reduce,
         compute_seconds=compute,
         communication_seconds=exchange,
-        step_seconds=seconds,
-        mfu=ideal / seconds,
+        step_seconds=max(compute, exchange),
+        mfu=ideal / max(compute, exchange),
         mfu_limit=ideal / exchange if exchange else None,
+        limited_by="communication" if exchange > compute else "compute",
     )

@@ -15,7 +15,7 @@ on L∞, which no run measures, and grows without bound as L_a comes down to it:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,10 +27,11 @@ from scaling_law.formulas import Formula
 from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.law import checked_experts, positive
 from scaling_law.machine.throughput import ModelWork
-from scaling_law.planning.budget import Cluster, QuestionFields, read_costs, work_of
-from scaling_law.planning.limits import Limits, Quantity
-from scaling_law.planning.optimum import model_variables, optimal_widths
-from scaling_law.planning.search import ENDLESS, cheapest_width, coefficients_of, floor, flops_of, tokens_needed
+from scaling_law.planning.budget import Budget, Cluster, QuestionFields, read_costs, work_of
+from scaling_law.planning.inverse import ENDLESS, floor, reaching, tokens_needed
+from scaling_law.planning.limits import Limits, Quantity, of_law
+from scaling_law.planning.minimiser import least
+from scaling_law.planning.optimum import coefficients_of, optimal_widths
 from scaling_law.size.architecture import Architecture, affordable_tokens, is_size, training_flops, width_of_active
 from scaling_law.size.arrays import FloatArray
 
@@ -136,33 +137,18 @@ class EffectiveSpeedup(Answer):
             notes += [f"{row.size}: {warning}" for warning in row.warnings]
         return tuple(notes)
 
-    def to_rows(self) -> list[dict[str, Any]]:
-        """The values of each row."""
-        return [asdict(row) for row in self.rows]
-
     def facts(self) -> dict[str, Any]:
-        """All fields but the rows; infinite values are null in JSON, and `floor` says why."""
-        names = (f.name for f in fields(self) if f.name not in ("rows", "check", "notes"))
-        return {name: getattr(self, name) for name in names} | {"factor": self.factor}
+        return super().facts() | {"factor": self.factor}
 
     def summary(self) -> Table:
-        rows = [
-            {
-                "b": row.size,
-                "n_active": row.n_active,
-                "tokens": row.tokens,
-                "flops": row.flops,
-                "× FLOPs": _times(row.compute),
-                "95 %": _between(row.compute_interval),
-                "× tokens": _times(row.data),
-                "95 % ": _between(row.data_interval),
-                "× hours": "" if row.time is None else _times(row.time),
-                " 95 %": _between(row.time_interval),
-                "floor": f"{row.floor:.4f}",
-                "trusted": row.trusted,
-            }
-            for row in self.rows
-        ]
+        sizes, times = ("n_active", "tokens", "flops"), {"compute": "× FLOPs", "data": "× tokens", "time": "× hours"}
+        rows = []
+        for row in self.rows:
+            cells: dict[str, Any] = {"b": row.size} | {name: getattr(row, name) for name in sizes}
+            for name, label in times.items():
+                cells |= {label: getattr(row, name), f"{name}_interval": getattr(row, f"{name}_interval")}
+            cells |= {"floor": f"{row.floor:.4f}", "trusted": row.trusted}
+            rows.append({name: "" if value is None else value for name, value in cells.items()})
         model = f"{format_count(self.n_active)} active on {format_count(self.tokens)} tokens"
         title = f"{self.b} for the loss of {self.a} ({model}, {format_flops(self.flops)} FLOPs): {self.loss:.4f}"
         return Table.of(
@@ -199,15 +185,15 @@ def speedup(
     work = ModelWork.of(a) if isinstance(a, Architecture) else work_of(width, variables["experts"], limits)
     target = _Target.of(law, variables, work, cluster)
     if isinstance(b, Architecture):
+        line = target.asymptote(b.variables())
         rows: tuple[SpeedupRow, ...] = (target.row("as given", b.variables(), ModelWork.of(b)),)
-        frontier = _asymptote(target, b.variables())
     else:
         e, same = _experts("b", b), width_of_active(variables["n_active"], limits.vocab_size)
-        frontier = _frontier(law, target, e, limits)
+        line = target.frontier(e, limits)
         best = target.cheapest(same, e, limits)
         rows = (
-            target.row_of_width("best size", best, e, limits, frontier["asymptote"]),
-            target.row_of_width("same N_act", same, e, limits),
+            target.row("best size", *target.models(best, e, limits), floor=line["asymptote"]),
+            target.row("same N_act", *target.models(same, e, limits)),
         )
     timed = () if cluster is None else cluster.warnings(work)
     return EffectiveSpeedup(
@@ -221,7 +207,7 @@ def speedup(
         law=law.conditions.provenance if law.conditions else "fitted law",
         check=check,
         notes=(*timed, *(f"{_named(a)}: {warning}" for warning in check.warnings)),
-        **frontier,
+        **line,
     )
 
 
@@ -248,57 +234,57 @@ class _Target:
         """The loss of models with endless tokens, [1 + n_draws, ...]."""
         return floor(self.law, self.coefficients, variables)
 
-    def asymptote(self, variables: Mapping[str, Any]) -> FloatArray:
-        """The floor of endlessly large models with the same E, [1 + n_draws]."""
-        return self.floor({k: v * ENDLESS if is_size(k) else v for k, v in variables.items()})[:, 0]
+    def asymptote(self, variables: Mapping[str, Any]) -> dict[str, Any]:
+        """L∞ of endlessly large models with the same E, and 95 % of its values under the draws."""
+        endless = {name: value * ENDLESS if is_size(name) else value for name, value in variables.items()}
+        floors = self.floor(endless)[:, 0]
+        return {"asymptote": float(floors[0]), "asymptote_interval": _interval(floors[1:])}
 
-    def tokens_needed(self, variables: Mapping[str, Any]) -> FloatArray:
-        """Tokens with which models reach a's loss under each draw, [1 + n_draws, ...]; infinite where none suffice."""
-        return tokens_needed(self.law, self.coefficients, self.loss, variables)
+    def frontier(self, experts: float, limits: Limits) -> dict[str, Any]:
+        """L∞, α and the loss at a's FLOPs, along the best models with E experts."""
+        line = self.asymptote(limits.variables(64.0, experts, 1.0))
+        budgets = Budget(self.flops * np.array([1.0, 2.0]))
+        widths = optimal_widths(self.law, budgets, experts, limits).free
+        loss, further = self.law.loss(**budgets.models(self.law, widths, experts, limits))
+        above = (loss - line["asymptote"]) / (further - line["asymptote"])
+        return line | {"exponent": float(np.log2(above)), "baseline_loss": float(loss)}
 
     def cheapest(self, start: float, experts: float, limits: Limits) -> FloatArray:
         """The d_model of least FLOPs that reaches a's loss under each draw, [1 + n_draws, 1]; NaN where none does."""
-        problem = (self.law, self.coefficients, self.loss, experts, limits)
-        return cheapest_width(*problem, flops_of, (start / AROUND, start * AROUND), POINTS)
+        models = reaching(self.law, self.coefficients, self.loss, experts, limits)
+        low, high = (np.full(self.loss.shape, np.log(end)) for end in (start / AROUND, start * AROUND))
+        return np.exp(least(lambda x: models(np.exp(x))[2], low, high, POINTS))
 
-    def row_of_width(
-        self, size: str, d_model: Any, experts: float, limits: Limits, floor: float | None = None
-    ) -> SpeedupRow:
-        """What models of one width, or of one for each draw, need."""
+    def models(self, d_model: Any, experts: float, limits: Limits) -> tuple[dict[str, Any], ModelWork]:
+        """The variables and the work of models of one width, or of one for each draw."""
         every = np.broadcast_to(d_model, self.loss.shape)
-        variables, work = limits.variables(every, experts, 1.0), work_of(every[:, 0], experts, limits)
-        return self.row(size, variables, work, floor)
+        return limits.variables(every, experts, 1.0), work_of(every[:, 0], experts, limits)
 
     def row(self, size: str, variables: Mapping[str, Any], work: ModelWork, floor: float | None = None) -> SpeedupRow:
-        """What models of these sizes need, under the law itself and as intervals; `floor` where the size is free."""
-        tokens = np.broadcast_to(self.tokens_needed(variables), self.loss.shape)[:, 0]
+        """What these models need, under the law itself and as intervals; `floor` where the size is free."""
+        needed = tokens_needed(self.law, self.coefficients, self.loss, variables, Limits())
+        tokens = np.broadcast_to(needed, self.loss.shape)[:, 0]
         flops = training_flops(np.broadcast_to(variables["n_active"], self.loss.shape)[:, 0], tokens)
-        timed: dict[str, Any] = {}
+        times: dict[str, Any] = {"compute": flops / self.flops, "data": tokens / self.tokens}
+        spent: dict[str, Any] = {}
         if self.cluster is not None and self.seconds is not None:
             seconds = _seconds(self.cluster, work, tokens)
-            times = seconds / self.seconds
-            timed = {
-                "hours": float(seconds[0] / 3600.0),
-                "time": float(times[0]),
-                "time_interval": _interval(times[1:]),
-            }
-        inputs = {**variables, "tokens": tokens}
-        values = {name: float(np.ravel(inputs[name])[0]) for name in ("n_active", "experts", *self.law.variables)}
+            times["time"], spent["hours"] = seconds / self.seconds, float(seconds[0] / 3600.0)
+        for name, factors in times.items():
+            spent |= {name: float(factors[0]), f"{name}_interval": _interval(factors[1:])}
+        at = of_law(self.law, {**variables, "tokens": tokens})
+        values = {name: float(value.flat[0]) for name, value in at.items()}
         check = self.law.check(**values)
         return SpeedupRow(
             size=size,
             n_active=values["n_active"],
             tokens=values["tokens"],
             flops=float(flops[0]),
-            compute=float(flops[0] / self.flops),
-            compute_interval=_interval(flops[1:] / self.flops),
-            data=float(tokens[0] / self.tokens),
-            data_interval=_interval(tokens[1:] / self.tokens),
             floor=float(self.floor(variables)[0, 0]) if floor is None else floor,
             unreached=float(np.mean(np.isinf(tokens[1:]))) if len(tokens) > 1 else 0.0,
             trusted=bool(check.trusted),
             warnings=check.warnings,
-            **timed,
+            **spent,
         )
 
 
@@ -323,29 +309,9 @@ def _spent(law: Formula, a: Model, flops: Any, tokens: Any, limits: Limits) -> t
         raise InputError(f"tokens={tokens!r} goes with an Architecture as a: E = {a:g} alone has no size; give flops")
     else:
         e, budget = _experts("a", a), positive("flops", flops)
-        width = float(optimal_widths(law, budget, e, limits).free)  # as free as b: below d_model 64, too
+        width = float(optimal_widths(law, Budget(budget), e, limits).free)  # as free as b: below d_model 64, too
         variables = limits.variables(width, e, budget)
-    if missing := [name for name in law.variables if name not in variables]:
-        raise InputError(f"the {law.name} law depends on {missing[0]}, which an Architecture does not have")
-    variables["tokens"] = positive("tokens", variables["tokens"])
-    names = dict.fromkeys(("n_active", "tokens", "experts", *law.variables))
-    return {name: variables[name] for name in names}, width
-
-
-def _frontier(law: Formula, question: _Target, experts: float, limits: Limits) -> dict[str, Any]:
-    """L∞, α and the loss at a's FLOPs, along the best models with E experts."""
-    line = _asymptote(question, limits.variables(64.0, experts, 1.0))
-    budgets = question.flops * np.array([1.0, 2.0])
-    widths = optimal_widths(law, budgets, experts, limits).free
-    loss, further = law.loss(**model_variables(law, widths, experts, budgets, limits))
-    above = (loss - line["asymptote"]) / (further - line["asymptote"])
-    return line | {"exponent": float(np.log2(above)), "baseline_loss": float(loss)}
-
-
-def _asymptote(question: _Target, variables: Mapping[str, Any]) -> dict[str, Any]:
-    """L∞ of the models of these variables, and 95 % of its values under the draws."""
-    floors = question.asymptote(variables)
-    return {"asymptote": float(floors[0]), "asymptote_interval": _interval(floors[1:])}
+    return of_law(law, variables | {"tokens": positive("tokens", variables["tokens"])}), width
 
 
 def _interval(draws: FloatArray) -> tuple[float, float] | None:
@@ -372,7 +338,3 @@ def _named(model: Model) -> str:
 
 def _times(factor: float) -> str:
     return "∞" if np.isinf(factor) else f"{factor:.3g}"
-
-
-def _between(interval: tuple[float, float] | None) -> str:
-    return "" if interval is None else "…".join(map(_times, interval))

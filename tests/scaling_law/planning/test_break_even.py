@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.optimize import brentq
 
-from scaling_law import ExtrapolationError, JointLaw, published
+from scaling_law import JointLaw, published
 from scaling_law.planning.break_even import overtaking
 
 LAW = JointLaw.published()
@@ -19,14 +19,6 @@ def test_both_models_have_the_same_loss_at_the_break_even():
         assert row["tokens"] == pytest.approx(np.exp(root), rel=1e-3)
         assert row["tokens_low"] < row["tokens"] < row["tokens_high"]
     assert np.all(np.diff(found.tokens, axis=0) > 0)  # the larger the model, the later
-
-
-def test_a_tiny_model_is_refused_unless_forced():
-    with pytest.raises(ExtrapolationError, match=r"N_act 50K is outside.*beyond the guard"):
-        LAW.break_even(5e4, 8)
-    found = LAW.break_even(5e4, 8, force=True)
-    assert float(found.tokens) == pytest.approx(4.29e6, rel=0.01)
-    assert any("N_act 50K is outside the fitted" in warning for warning in found.warnings)
 
 
 def test_the_range_of_tokens_is_searched_and_no_more():

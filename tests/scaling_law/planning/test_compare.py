@@ -1,13 +1,10 @@
 """What published laws say of one budget: each number against the law asked by itself, or against its paper."""
 
-import json
-
 import numpy as np
 import pytest
 
 from hub.base.tables import as_text
 from scaling_law import ExtrapolationError, JointLaw
-from scaling_law.commands.cli import app
 from scaling_law.law.compare import compare
 from scaling_law.law.shelf import SHELF, published
 from scaling_law.size.architecture import active_parameters
@@ -92,18 +89,3 @@ def test_memory_limits_every_model_and_no_loss_is_ranked(found):
     text = as_text(small)
     assert "Losses on different corpora and tokenizers are not comparable." in text
     assert "best" not in text
-
-
-def test_bad_questions_are_named(capsys):
-    with pytest.raises(ValueError, match=r"law='chincilla' is unknown: did you mean 'chinchilla'\? There are kaplan"):
-        compare(FLOPS, laws=["chincilla"])
-    with pytest.raises(ValueError, match="flops=-1"):
-        compare(-1)
-
-
-def test_the_command(capsys):
-    with pytest.raises(SystemExit) as left:
-        app(["compare", "--flops", "1e21", "--laws", "chinchilla, besiroglu", "--json"])
-    assert not left.value.code
-    data = json.loads(capsys.readouterr().out)
-    assert [row["law"] for row in data["rows"]] == ["chinchilla", "besiroglu"]

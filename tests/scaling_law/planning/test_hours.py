@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from hub.base.tables import as_text
-from scaling_law import Architecture, ExtrapolationError, JointLaw, Throughput, published
+from scaling_law import Architecture, JointLaw, Throughput, published
 from scaling_law.machine.throughput import ModelWork
-from scaling_law.planning.budget import Budget, Cluster, work_of
+from scaling_law.planning.budget import Cluster, work_of
 from scaling_law.planning.limits import Limits
 from scaling_law.size.recipe import BatchRamp, RampStage
 
@@ -127,15 +127,12 @@ def test_a_file_and_a_name_stand_for_throughputs(law, measured, tmp_path):
     ("asked", "message"),
     [
         ({"flops": 1e21, "hours": 3}, "flops=1e[+]21, hours=3, money=None: give exactly one"),
-        ({}, "give exactly one"),
         ({"flops": 1e21, "gpus": 8}, "gpus goes with hours or money, not with flops=1e[+]21"),
         ({"hours": 72, "price": 2.5, "gpu": "h100"}, "price=2.5 is per GPU-hour: gpus=None must be given"),
         ({"hours": 72, "gpus": 8}, "gpu=None must be given"),
-        ({"hours": 72, "gpus": 0, "gpu": "h100"}, "gpus=0 must be a whole number"),
         ({"hours": -1, "gpus": 8, "gpu": "h100"}, "hours=-1 must be positive"),
         ({"money": 100, "gpus": 8, "gpu": "h100"}, "money=100 needs a price"),
         ({"hours": 72, "gpus": 8, "gpu": "h100", "price": 0}, "price=0 must be positive"),
-        ({"hours": 72, "gpus": 8, "gpu": "z80"}, "gpu='z80' is unknown"),
         ({"hours": 1e-8, "gpus": 8, "gpu": "h100"}, "hours=1e-08 is less than one training step: the smallest model"),
         ({"hours": 72, "gpus": 8, "gpu": "h100", "inference_tokens": 1e9}, "give a budget of flops, not of hours"),
     ],
@@ -143,50 +140,6 @@ def test_a_file_and_a_name_stand_for_throughputs(law, measured, tmp_path):
 def test_bad_questions(law, asked, message):
     with pytest.raises(ValueError, match=message):
         law.optimal(**asked)
-
-
-def test_hours_beyond_the_guard_are_refused(law):
-    with pytest.raises(ExtrapolationError, match="beyond the guard of 1000 times"):
-        law.optimal(hours=1e9, gpus=10_000, gpu="h100")
-    with pytest.raises(ValueError, match="E = 1"):
-        published("chinchilla").optimal(hours=72, gpus=8, gpu="h100", experts=[8])
-    assert Budget.of(1e21) == Budget(1e21)
-
-
-def test_reach_in_hours_inverts_the_best_loss_in_hours(law, measured):
-    asked = {"gpus": 8, "throughput": measured, "price": 2.0}
-    best = law.optimal(hours=72, experts=[1, 8, 32], **asked)
-    for row in best:
-        found = law.reach(row.loss, [row.experts], **asked)
-        assert found.hours == pytest.approx(72, rel=1e-6)
-        assert found.money == pytest.approx(72 * 8 * 2)
-        assert found.n_active == pytest.approx(row.n_active, rel=1e-3)
-        assert found.flops == pytest.approx(row.training_flops, rel=1e-3)
-    limited = law.reach(2.6, [8], memory="4GB", **asked)
-    assert limited.memory_bytes == pytest.approx(4e9)
-    assert limited.hours > law.reach(2.6, [8], **asked).hours
-    assert np.isinf(law.reach(1.3, [1], **asked).hours).all()
-    with pytest.raises(ValueError, match=r"inference_tokens=1e\+09 needs a Chinchilla or joint law"):
-        law.reach(2.6, [8], inference_tokens=1e9, **asked)
-
-
-def test_reach_for_any_law(measured):
-    law = published("abnar")
-    found = law.reach(2.4, [1, 16])
-    for e, flops in zip((1, 16), found.flops, strict=True):
-        assert law.optimal(flops, [e], force=True).best.loss == pytest.approx(2.4, abs=1e-6)
-    hours = law.reach(2.4, [16], gpus=8, throughput=measured).hours
-    assert law.optimal(hours=hours.item(), gpus=8, throughput=measured, experts=[16]).best.loss == pytest.approx(2.4)
-
-
-def test_least_memory_in_hours(law, measured):
-    asked = {"gpus": 8, "throughput": measured}
-    found = law.reach(2.5, [1, 8], hours=72, **asked)
-    np.testing.assert_allclose(found.hours, 72)
-    for e, memory in zip((1, 8), found.memory_bytes, strict=True):
-        at_most = law.optimal(hours=72, experts=[e], memory=memory, **asked).best
-        assert at_most.loss == pytest.approx(2.5, abs=1e-6)
-        assert at_most.limited_by == "memory"
 
 
 def test_plan_in_hours(law, measured):

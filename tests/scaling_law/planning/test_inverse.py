@@ -2,12 +2,10 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from scaling_law import ExtrapolationError, JointLaw
-from scaling_law.planning.inverse import flop_savings
-from scaling_law.planning.matched import matched_memory, tokens_to_reach
+from scaling_law import ExtrapolationError, Throughput, matched_memory
+from scaling_law import published as shelf
+from scaling_law.planning import flop_savings
 
 EXPERTS = [1, 2, 4, 8, 16, 32]
 
@@ -19,30 +17,57 @@ def test_flop_savings_of_the_paper(published):
         flop_savings(published, 1e28, [8])
 
 
-def test_cheapest_budget_reaches_the_loss_and_no_less_does(published):
-    limits = {"memory": 24e9, "kv_tokens": 16_384, "inference_tokens": 1e10}
-    found = published.reach(2.3, EXPERTS, **limits)
-    for e, row in zip(EXPERTS, found.to_rows(), strict=True):
-        best = published.optimal(row["flops"], [e], **limits)[e]
-        assert best.loss == pytest.approx(2.3, abs=1e-6)
-        for name in ("n_active", "n_total", "tokens", "memory_bytes"):
-            assert row[name] == pytest.approx(getattr(best, name))
-        assert published.optimal(row["flops"] * 0.99, [e], **limits)[e].loss > 2.3
+MEASURED = Throughput("a GPU", "bf16", {"steps": 0.02, "flops": 1 / 4e14, "weights": 1e-12}, devices=8)
+HOURS = {"gpus": 8, "throughput": MEASURED, "price": 2.0}
+COSTS = {"memory": 24e9, "kv_tokens": 16_384, "inference_tokens": 1e10}
+
+
+@pytest.mark.parametrize(
+    ("name", "loss", "experts", "question"),
+    [
+        ("ludziejewski", 2.3, EXPERTS, COSTS),
+        ("ludziejewski", 2.4, [1, 8], {"unique_tokens": 5e9}),
+        ("ludziejewski", 2.6, [1, 8], HOURS | {"memory": "4GB"}),
+        ("abnar", 2.4, [1, 16], {"inference_tokens": 1e10}),
+        ("abnar", 2.4, [16], HOURS),
+    ],
+)
+def test_the_cheapest_budget_reaches_the_loss_and_no_less_does(name, loss, experts, question):
+    law, timed = shelf(name), "gpus" in question
+    for e, row in zip(experts, law.reach(loss, experts, **question).to_rows(), strict=True):
+        budget = {"hours": row["hours"]} if timed else {"flops": row["flops"]}
+        best = law.optimal(**budget, experts=[e], force=True, **question).best
+        assert best.loss == pytest.approx(loss, abs=1e-6)
+        for field in ("n_active", "n_total", "tokens", "memory_bytes"):
+            assert row[field] == pytest.approx(getattr(best, field), rel=3e-6)
+        assert not timed or row["money"] == pytest.approx(row["hours"] * 8 * 2)
+        less = {unit: 0.99 * value for unit, value in budget.items()}
+        assert law.optimal(**less, experts=[e], force=True, **question).best.loss > loss
+
+
+def test_what_no_budget_reaches(published):
     assert np.isinf(published.reach(1.9, [32], memory="24GB").flops).all()
-    assert np.isinf(published.reach(1.3, [1]).flops).all()  # below the irreducible loss
+    for question in ({}, HOURS):  # below the irreducible loss
+        out_of_reach = published.reach(1.3, [1], **question)
+        assert np.isinf(out_of_reach.flops).all()
+    assert np.isinf(out_of_reach.hours).all()
     with pytest.raises(ValueError, match="loss=-1"):
         published.reach(-1)
+    with pytest.raises(ValueError, match=r"inference_tokens=1e\+09 cost FLOPs"):
+        published.reach(2.6, [8], inference_tokens=1e9, **HOURS)
 
 
-def test_smallest_memory_that_beats_a_dense_model(published):
-    flops = 6 * 1.1e9 * 8e9
-    loss = published.loss(1.1e9, 8e9, 1)
-    found = published.reach(loss, EXPERTS, flops=flops)
-    assert found.memory_bytes[0] == pytest.approx(2.2e9, rel=1e-6)
-    assert np.all(np.diff(found.memory_bytes) < 0)
+@pytest.mark.parametrize("question", [{"flops": 6 * 1.1e9 * 8e9}, HOURS | {"hours": 72}])
+def test_the_smallest_memory_reaches_the_loss_and_no_less_does(published, question):
+    loss = published.loss(1.1e9, 8e9, 1)  # of a dense model that takes 2.2 GB
+    found = published.reach(loss, EXPERTS, force=True, **question)
+    if "flops" in question:
+        assert found.memory_bytes[0] == pytest.approx(2.2e9, rel=1e-6)
+        assert np.all(np.diff(found.memory_bytes) < 0)
     for e, memory in zip(EXPERTS, found.memory_bytes, strict=True):
-        assert published.optimal(flops, [e], memory=memory)[e].loss == pytest.approx(loss, abs=1e-9)
-        assert published.optimal(flops, [e], memory=0.98 * memory)[e].loss > loss
+        best = published.optimal(**question, experts=[e], memory=memory, force=True).best
+        assert (best.loss, best.limited_by) == (pytest.approx(loss, abs=1e-9), "memory")
+        assert published.optimal(**question, experts=[e], memory=0.98 * memory, force=True).best.loss > loss
     assert np.isinf(published.reach(2.0, [1], flops=1e18).memory_bytes[0])
     with pytest.raises(ValueError, match="memory"):
         published.reach(2.5, flops=1e20, memory=1e9)
@@ -58,23 +83,16 @@ def test_an_answer_beyond_the_guard_is_refused_or_marked(published):
     with pytest.raises(ExtrapolationError, match="D 6"):
         published.reach([2.3, 1.42], [1])  # one of two losses
     assert published.reach([2.3, 1.42], [1], force=True).check.trusted.tolist() == [[True], [False]]
-    for question in ((1e22, 1024), (1e28,)):
-        with pytest.raises(ExtrapolationError):
-            matched_memory(published, *question)
-
-
-@given(st.floats(7.5, 10.5), st.floats(8, 12), st.integers(1, 64))
-def test_tokens_to_reach_inverts_the_law(log_n, log_d, experts):
-    law = JointLaw.published()
-    loss = law.loss(10**log_n, 10**log_d, experts)
-    assert tokens_to_reach(law, loss, 10**log_n, experts) == pytest.approx(10**log_d, rel=1e-6)
-    assert np.isinf(tokens_to_reach(law, 2.0, 1e8, 8))  # tokens cannot replace all parameters
 
 
 def test_rule_of_thumb(published):
     """E ≤ 8: holds for 1e16 … 1e27 with at least 0.0075 nats; E = 16 fails from 3e25, E = 32 from 1e23."""
     flops = np.geomspace(1e16, 1e27, 111)
     found = matched_memory(published, flops, [2, 4, 8, 16, 32], force=True)
+    reached = np.isfinite(found.token_ratio)
+    tokens = np.where(reached, found.token_ratio, 1) * found.dense_tokens
+    losses = published.loss(found.n_active, tokens, found.experts)
+    np.testing.assert_allclose(losses[reached], np.broadcast_to(found.dense_loss, losses.shape)[reached], rtol=1e-10)
     assert "gain" in found.to_dataframe().columns
     assert "gain" in found._repr_html_()
     holds = found.gain > 0

@@ -62,15 +62,13 @@ def test_the_rate_is_that_of_the_tokens_and_the_batch_of_the_plan(published):
     batch = 256 * made.sequence_length
     assert made.learning_rate == pytest.approx(law.learning_rate(made.architecture, made.tokens, batch), rel=1e-4)
     assert made.learning_rate_batch == batch
-    shown = dict(made.summary().rows)["peak learning rate"]
-    assert shown.endswith("(a grid; for batches of 131,072 tokens; expected to cost 0.0035 nats)")
-
-
-def test_the_papers_rate_knows_no_batch(published):
-    made = published.plan(1e20, [4])
-    shown = dict(made.summary().rows)["peak learning rate"]
-    assert shown.endswith("(Ludziejewski et al. 2025, code of the runs; a law without the batch)")
-    assert (made.learning_rate_batch, made.learning_rate_regret) == (None, None)
+    papers = published.plan(1e20, [4])
+    assert (papers.learning_rate_batch, papers.learning_rate_regret) == (None, None)
+    for plan, said in {
+        made: "a grid; for batches of 131,072 tokens; expected to cost 0.0035 nats",
+        papers: "Ludziejewski et al. 2025, code of the runs; a law without the batch",
+    }.items():
+        assert dict(plan.summary().rows)["peak learning rate"].endswith(f"({said})")
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,6 @@ def test_communication_is_counted_by_hand():
     whole = communication(MODEL, "ddp", 8, passes=4)
     assert whole == Communication(all_reduce=2 * 7 / 8 * 4 * (blocks + 2 * head))
     assert communication(MODEL, "none", 1, passes=4).total == communication(MODEL, "fsdp2", 1, passes=4).total == 0
-    single = communication(MODEL, "fsdp2", 8, passes=1, half=False)
-    assert single.all_gather == pytest.approx(7 / 8 * 4 * (2 * blocks + 3 * head))
     with pytest.raises(ValueError, match="passes=0 must be at least 1"):
         communication(MODEL, "fsdp2", 8, passes=0)
 

@@ -13,7 +13,6 @@ from scaling_law import (
 from scaling_law.machine.throughput import ModelWork
 from scaling_law.planning.budget import Cluster, work_of
 from scaling_law.planning.limits import Limits
-from scaling_law.planning.matched import tokens_to_reach
 from scaling_law.planning.speedup import EffectiveSpeedup
 from scaling_law.size.architecture import width_of_active
 
@@ -23,13 +22,19 @@ def law():
     return JointLaw.published()
 
 
+def tokens_for(law, loss, n_active, experts):
+    """The closed form of the tokens that reach a loss."""
+    m, mu, n, nu = law.chinchilla_coefficients(experts)
+    return ((loss - law.c - m * n_active**mu) / n) ** (1 / nu)
+
+
 @pytest.mark.parametrize(("a", "b", "flops"), [(8, 1, 1e21), (32, 1, 1e22), (1, 8, 1e20), (4, 4, 3e20)])
 def test_factors_are_those_of_the_other_searches(law, a, b, flops):
     found = law.speedup(a, b, flops=flops)
     assert found.loss == pytest.approx(law.optimal(flops, [a]).best.loss)
     best, same = found.rows
     assert best.compute == pytest.approx(law.reach(found.loss, b).flops / flops, rel=1e-6)
-    needed = tokens_to_reach(law, found.loss, found.n_active, b)
+    needed = tokens_for(law, found.loss, found.n_active, b)
     assert same.tokens == pytest.approx(needed, rel=1e-9)
     assert same.compute == pytest.approx(same.data)
     assert same.data == pytest.approx(needed / found.tokens)
@@ -102,7 +107,7 @@ def test_near_the_floor_part_of_the_draws_cannot_reach_it(law):
     b = Architecture(1024)
     m, mu, _, _ = law.chinchilla_coefficients(1.0)
     floor = m * b.n_active**mu + law.c
-    tokens = tokens_to_reach(law, floor + 0.01, Architecture(1024, 8).n_active, 8)
+    tokens = tokens_for(law, floor + 0.01, Architecture(1024, 8).n_active, 8)
     found = law.speedup(Architecture(1024, 8), b, tokens=tokens, force=True)
     assert 0 < found.rows[0].unreached < 1
     assert found.rows[0].compute_interval[1] == np.inf
