@@ -76,7 +76,7 @@ def compute_optimal(
         raise InputError(no_optimum(law, e, optimum.exists))
     at = budget.models(law, optimum.free, e, limits)
     (check := law.check(**at)).refuse(force)
-    return ComputeOptimum(budget.flops, e, at["n_active"], at["tokens"], law.loss(**at), check=check)
+    return ComputeOptimum(budget.flops, e, at["n_active"][()], at["tokens"][()], law.loss(**at), check=check)
 
 
 def chinchilla_optimum(m: Any, mu: Any, n: Any, nu: Any, budget: Any) -> tuple[Any, Any]:
