@@ -1,8 +1,6 @@
 """What the loop promises, for three classes of transformers: dense, top-k, and with shared experts."""
 
-import itertools
 import math
-import re
 import subprocess
 import sys
 
@@ -15,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from hub import load_records, open_store, push_run
 from hub.record.run_record import OF_A_CLASS, RunRecord
 from hub.release.push import push_listing
-from scaling_law import describe, fit, load_runs
+from scaling_law import describe, load_runs
 from tests.hub.samples import HIDDEN
 from tests.model_classes import CLASSES, DENSE, NOISY, TOP_K
 from tests.training.run.test_run import finish, folders, lines_of
@@ -126,8 +124,8 @@ def test_classes_are_pushed_and_listed_beside_each_other(released, tmp_path):
     assert "qwen3_moe Mixture-of-Experts models" in store.read("model", pushed[1].repo, "README.md").decode()
 
 
-def test_a_law_is_refitted_on_such_runs(released, tiny, tmp_path):
-    """Records of classes beside ours: E is that of laws, and every run has what open laws ask about."""
+def test_a_law_reads_such_runs(released, tiny, tmp_path):
+    """Beside ours: E is that of laws, and every run has what open laws ask about."""
     ours = tiny(schedule__tokens=[1280], run__output_dir=str(tmp_path / "ours"))
     records = [record for _, record, _ in released.values()] + [*finish(ours).values()]
     runs = load_runs(records)
@@ -136,22 +134,6 @@ def test_a_law_is_refitted_on_such_runs(released, tiny, tmp_path):
     for name in ("experts", "granularity", "density", "sparsity", "shared_ratio", "routed_experts", "active_experts"):
         assert runs[name].tolist() == pytest.approx([arch.variables()[name] for arch in archs]), name
     assert load_runs(records, where="model_type = qwen3_moe").run_id == (records[1].run_id,)
-
-    def measured(scale, tokens, record):
-        """A run of `scale` times the parameters, on the surface 1.5 + 3 (N/1e5)^-0.3 E^-0.1 + 2 (D/1e4)^-0.4."""
-        sizes = {name: getattr(record, name) * scale for name in ("n_active", "n_total")}
-        size, e = sizes["n_active"] / 1e5, record.experts_equivalent or record.experts
-        loss = 1.5 + 3 * size**-0.3 * e**-0.1 + 2 * (tokens / 1e4) ** -0.4
-        name = f"{record.model_type}-{scale}-{tokens}"
-        return record.replaced(**sizes, d_model=48, run_id=re.sub("_", "-", name), tokens=tokens, eval_loss=loss)
-
-    scaled = [
-        measured(scale, tokens, record)
-        for record in records[:4]
-        for scale, tokens in itertools.product((1, 4, 16, 64), (10**5, 10**6, 10**7))
-    ]
-    result = fit(load_runs(scaled), kind="joint")
-    assert result.rmse < 0.01
 
 
 def test_another_configuration_in_the_folder_is_refused(released):
