@@ -29,7 +29,7 @@ from training.data.tokenizer import load_tokenizer
 from training.run import checkpoint, inputs, releaser, results
 from training.run.checkpoint import CheckpointWriter
 from training.run.devices import StopSignal, any_process, make_accelerator, on_main
-from training.run.dry_run import dry_run, explained
+from training.run.dry_run import advice_on_memory, dry_run
 from training.run.evaluation import HeldOutLoss, evaluate
 from training.run.log import StepLog, StepTrace, write_log
 from training.run.progress import Progress, count
@@ -125,13 +125,12 @@ class Run:
             if self.accelerator.is_main_process:
                 self._announce()
             try:
-                status = 0 if self._train(ends) else 1
+                with advice_on_memory(self.session):
+                    status = 0 if self._train(ends) else 1
             except Interrupted as error:
                 self.writer.wait()
                 logger.warning("%s", error)
                 status = 128 + (self.stop.number or signal.SIGTERM)
-            except RuntimeError as error:
-                raise explained(self.session, error) from None
             self.accelerator.wait_for_everyone()  # else a process may tear the group down under another
             self.writer.close()
             self.accelerator.end_training()
