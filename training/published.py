@@ -7,9 +7,8 @@ What their public training code does not say (seed, losses, hardware, the revisi
 from __future__ import annotations
 
 import re
-from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
@@ -55,8 +54,7 @@ app = commands.App(name="published", help="List, fetch and convert the checkpoin
 Repository = Annotated[str, typer.Option(help="Where the checkpoints lie.")]
 
 
-@dataclass(frozen=True, order=True)
-class PublishedRun:
+class PublishedRun(NamedTuple):
     """One of the authors' runs, by the numbers in its path: width, number of experts, heads, optimizer steps."""
 
     d_model: int
@@ -67,7 +65,7 @@ class PublishedRun:
     @property
     def path(self) -> str:
         """The file's path in the repository."""
-        return "/".join(map(str, astuple(self))) + ".pt"
+        return "/".join(map(str, self)) + ".pt"
 
     @property
     def tokens(self) -> int | None:

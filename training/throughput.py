@@ -28,11 +28,10 @@ from scaling_law.machine.throughput import Measurement, Throughput
 from scaling_law.size.architecture import VOCAB_SIZE, Architecture
 from scaling_law.size.recipe import PAPER
 from training.configuration.arguments import TrainingArguments
-from training.configuration.reading import from_dict
 from training.run import devices
 from training.run.step import Session
 from training.run.timing import (
-    LEARNING_RATE,
+    arguments_of_steps,
     device_memory,
     peak_bytes,
     release,
@@ -75,17 +74,10 @@ class Grid:
         """Arguments of a run of this model whose batches are so many passes of a share of the micro-batch."""
         # Sequences that divide every micro-batch, so that all of them hold whole capacity groups.
         common = math.gcd(*(self._sequences_of(share) for share, _ in BATCHES))
-        length, micro = self.sequence_length, self._sequences_of(share)
         run = {name: getattr(self, name) for name in ("precision", "gradient_checkpointing", "compile")}
-        return from_dict(
-            {
-                "run": run | {"output_dir": "unused", "micro_batch_sequences": micro},
-                "model": model.shape | {"capacity_group_tokens": length * common},
-                "data": {"sequence_length": length},
-                "schedule": {"batch_ramp": [f"0:{micro * passes}"], "tokens": ["1T"], "warmup_tokens": 0},
-                "optimizer": {"learning_rate": LEARNING_RATE},
-            }
-        )
+        run["micro_batch_sequences"] = self._sequences_of(share)
+        section = model.shape | {"capacity_group_tokens": self.sequence_length * common}
+        return arguments_of_steps(run, section, self.sequence_length, passes)
 
     def _sequences_of(self, share: float) -> int:
         return max(1, round(share * self.micro_batch_sequences))

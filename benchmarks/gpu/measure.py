@@ -22,7 +22,6 @@ from benchmarks.gpu.gaps import host_gaps
 from benchmarks.report import ROOT, in_turns
 from hub import RunRecord
 from training.configuration.arguments import TrainingArguments
-from training.configuration.reading import from_dict
 from training.data.text import TextSource
 from training.data.tokenizer import train_tokenizer
 from training.demo import corpus
@@ -30,7 +29,7 @@ from training.run import devices
 from training.run.main import main as train
 from training.run.model import utilisation_flops
 from training.run.step import Session
-from training.run.timing import LEARNING_RATE, peak_bytes, session_on_random_tokens, timed_step
+from training.run.timing import arguments_of_steps, peak_bytes, session_on_random_tokens, timed_step
 from training.sweep.file import Sweep
 from training.sweep.run import write_configuration
 
@@ -113,19 +112,8 @@ def model_section(options: Options) -> dict[str, Any]:
 def arguments_of(options: Options) -> TrainingArguments:
     """Of a run of this case, whose batches have `passes` micro-batches."""
     run = {name: options[name] for name in ("precision", "gradient_checkpointing", "compile")}
-    return from_dict(
-        {
-            "run": run | {"output_dir": "unused", "micro_batch_sequences": options["micro_batch"]},
-            "model": model_section(options),
-            "data": {"sequence_length": options["length"]},
-            "schedule": {
-                "batch_ramp": [f"0:{options['micro_batch'] * options['passes']}"],
-                "tokens": ["1T"],
-                "warmup_tokens": 0,
-            },
-            "optimizer": {"learning_rate": LEARNING_RATE},
-        }
-    )
+    run["micro_batch_sequences"] = options["micro_batch"]
+    return arguments_of_steps(run, model_section(options), options["length"], options["passes"])
 
 
 def steps(options: Options, work: Path) -> dict[str, Any]:

@@ -17,9 +17,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from modeling_switch_moe import SwitchMoeConfig, SwitchMoeForCausalLM
-from training.configuration.reading import from_dict
 from training.run.step import train_step
-from training.run.timing import session_on_random_tokens
+from training.run.timing import arguments_of_steps, session_on_random_tokens
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
@@ -124,14 +123,9 @@ class SameTokens:
 
 
 def session_of(experts: int, precision: str, device: torch.device):
-    a = from_dict(
-        {
-            "run": {"output_dir": "unused", "precision": precision, "micro_batch_sequences": SEQUENCES // 2},
-            "model": {"d_model": 64, "experts": experts, "n_blocks": 2, "n_heads": 2, "capacity_group_tokens": 64},
-            "data": {"sequence_length": LENGTH},
-            "schedule": {"batch_ramp": [f"0:{SEQUENCES}"], "tokens": ["1T"], "warmup_tokens": 0},
-        }
-    )
+    model = {"d_model": 64, "experts": experts, "n_blocks": 2, "n_heads": 2, "capacity_group_tokens": 64}
+    run = {"precision": precision, "micro_batch_sequences": SEQUENCES // 2}
+    a = arguments_of_steps(run, model, LENGTH, passes=2)
     AcceleratorState._reset_state(True)  # which keeps device and precision of the session before
     with mock.patch.dict(os.environ, {"ACCELERATE_USE_CPU": str(device.type == "cpu").lower()}):
         made = session_on_random_tokens(a, VOCABULARY)

@@ -50,16 +50,23 @@ def test_it_equals_the_evaluation_of_a_training_run(compute, model_folder, tiny)
     assert result["perplexity"] == pytest.approx(math.exp(expected), rel=1e-6)
 
 
-def test_texts_are_predicted_from_their_first_token_on(compute, model_folder):
+@pytest.fixture
+def nats_of(model_folder):
+    """A function: the loss of each target of a sequence, from one forward pass."""
     model = SwitchMoeForCausalLM.from_pretrained(model_folder).eval()
+
+    @torch.no_grad()
+    def nats(ids):
+        logits = model(input_ids=torch.tensor([ids[:-1]])).logits[0].log_softmax(-1)
+        return [-logits[i, token].item() for i, token in enumerate(ids[1:])]
+
+    return nats
+
+
+def test_texts_are_predicted_from_their_first_token_on(compute, model_folder, nats_of):
     tokenizer = load_tokenizer(str(model_folder))
-    nats, tokens = 0.0, 0
-    for text in TEXTS:
-        ids = [tokenizer.bos_token_id, *tokenizer(text)["input_ids"]]
-        with torch.no_grad():
-            logits = model(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
-        nats -= sum(logits[i, token].item() for i, token in enumerate(ids[1:]))
-        tokens += len(ids) - 1
+    losses = [nats_of([tokenizer.bos_token_id, *tokenizer(text)["input_ids"]]) for text in TEXTS]
+    nats, tokens = sum(map(sum, losses)), sum(map(len, losses))
     result = compute(predictions=TEXTS)
     assert result["tokens"] == tokens
     assert result["loss"] == pytest.approx(nats / tokens, abs=1e-6)
@@ -77,17 +84,12 @@ def test_batches_and_the_side_of_padding_change_nothing(compute, model_folder, s
 
 
 @pytest.mark.parametrize("stride", [1, 3, 8])
-def test_windows_count_every_token_once(compute, model_folder, stride):
+def test_windows_count_every_token_once(compute, nats_of, stride):
     """A sequence longer than max_length, against a forward pass for each of its windows."""
-    ids = torch.arange(30).tolist()
-    model = SwitchMoeForCausalLM.from_pretrained(model_folder).eval()
-    expected = {}
+    ids, expected = torch.arange(30).tolist(), {}
     for start in range(0, 29, stride):
-        window = ids[start : start + 9]
-        with torch.no_grad():
-            logits = model(input_ids=torch.tensor([window[:-1]])).logits[0].log_softmax(-1)
-        for i, token in enumerate(window[1:]):
-            expected.setdefault(start + i, -logits[i, token].item())  # the first window to predict a token counts
+        for i, nats in enumerate(nats_of(ids[start : start + 9])):
+            expected.setdefault(start + i, nats)  # the first window to predict a token counts
     result = compute(predictions=[ids], max_length=8, stride=stride)
     assert result["tokens"] == 29 == len(expected)
     assert result["loss"] == pytest.approx(sum(expected.values()) / 29, abs=1e-6)

@@ -154,7 +154,7 @@ class CheckpointWriter:
         self._session, self._asynchronous = session, asynchronous
         self._pending: tuple[_FolderWriter, Any] | None = None  # with the future of its end
         # A group of its own: what the thread sends must not get between what the training sends.
-        self._group = dist.new_group(backend="gloo") if session.accelerator.num_processes > 1 else None
+        self._group = dist.new_group(backend="gloo") if dist.is_initialized() else None
 
     def save(self, folder: Path, progress: Progress, pinned: Collection[int] = ()) -> None:
         """Take a copy of this step and write it under `folder`; then `prune` all but the pinned ones.

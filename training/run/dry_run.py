@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -56,12 +58,10 @@ def dry_run(arguments: TrainingArguments, console: Console | None = None) -> int
         console.print(Table((), rows, title=title))
     predicted = check_memory(a, accelerator, architecture(a.model, len(tokenizer)))
     session = make_session(a, accelerator, tokenizer, data)
-    try:
-        session.model.train()
+    session.model.train()
+    with advice_on_memory(session):
         timed_step(session)  # warms up
         result, seconds = timed_step(session)
-    except RuntimeError as error:
-        raise explained(session, error) from None
     for title, rows in _measured(session, result, seconds, predicted).items():
         console.print(Table((), rows, title=title))
     accelerator.wait_for_everyone()
@@ -188,15 +188,19 @@ class OutOfMemory(RuntimeError):
     exit_status = 3
 
 
-def explained(session: Session, error: RuntimeError) -> RuntimeError:
-    """Replace an allocator's error, on GPU or CPU, by one that says what to try; other errors are returned as is."""
-    if not isinstance(error, torch.OutOfMemoryError) and "DefaultCPUAllocator" not in str(error):
-        return error
-    a = session.arguments
-    choices = smaller_micro_batches(a, session.accelerator.num_processes)
-    head = f"out of memory with run.micro_batch_sequences {a.run.micro_batch_sequences}"
-    advice = _advice(a, choices, "smaller ones with which this run can resume")
-    return OutOfMemory(f"{head} ({str(error).splitlines()[0][:200]}); {advice}")
+@contextmanager
+def advice_on_memory(session: Session) -> Iterator[None]:
+    """Replace an allocator's error, on GPU or CPU, by OutOfMemory, which says what to try."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not isinstance(error, torch.OutOfMemoryError) and "DefaultCPUAllocator" not in str(error):
+            raise
+        a = session.arguments
+        choices = smaller_micro_batches(a, session.accelerator.num_processes)
+        head = f"out of memory with run.micro_batch_sequences {a.run.micro_batch_sequences}"
+        advice = _advice(a, choices, "smaller ones with which this run can resume")
+        raise OutOfMemory(f"{head} ({str(error).splitlines()[0][:200]}); {advice}") from None
 
 
 def _advice(a: TrainingArguments, choices: list[int], what: str) -> str:

@@ -136,11 +136,7 @@ def held_out_cache(arguments: TrainingArguments, tokenizer) -> Source:
 def training_data(arguments: TrainingArguments, tokenizer, patience: float = 0.0) -> TrainingData:
     """The training sequences; tokenising what is missing starts now and continues during training.
 
-    Leaves it to other processes for `patience` seconds; see `GrowingCache`.
-
-    Raises:
-        ConfigurationError: a split or column does not exist, or there is too little text.
-        TokenBuildError: the tokens cannot be made for another reason, such as a full disk.
+    Leaves it to other processes for `patience` seconds; see `GrowingCache`. Raises as `TrainingData`.
     """
     sizes = arguments.data.sequence_length, arguments.run.micro_batch_sequences, tokens_needed(arguments)[1]
     return TrainingData(GrowingCache(*training_cache(arguments, tokenizer), patience), _order(arguments), *sizes)

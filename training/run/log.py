@@ -41,30 +41,30 @@ def balance(tokens_per_expert: list[list[float]]) -> float:
     return sum(loads) / len(loads)
 
 
-class StepLog:
+class StepLog(ExitStack):
     """Call it after every step; it writes every `log_steps` steps, and after a non-finite one or a spike.
 
     Lines of `folder/log.jsonl` from beyond `start_step`, left by an interrupted run, are removed.
     """
 
     def __init__(self, session: Session, folder: Path, start_step: int, end_step: int):
+        super().__init__()
         a, arch, accelerator = session.arguments, session.architecture, session.accelerator
         self.session, self.ramp = session, session.schedule.ramp
         start_tokens = self.ramp.tokens(start_step)
         self.trackers = Trackers(accelerator, a, folder, start_tokens)
         # step, wall seconds and data wait at the last line
         self._since: tuple[int, float | None, float] = (start_step, None, session.data.wait_seconds)
-        self._opened = ExitStack()
-        self._opened.callback(self.trackers.finish)
+        self.callback(self.trackers.finish)
         self._file = None
         if accelerator.is_main_process:
             path = folder / NAME
             write_bytes(path, b"".join(text for text, line in _lines(path) if line["step"] <= start_step))
-            self._file = self._opened.enter_context(path.open("a", encoding="utf-8"))
+            self._file = self.enter_context(path.open("a", encoding="utf-8"))
         name = f"d{arch.d_model} E{arch.experts} {folder.name.partition('-')[0]}"
         shown = a.run.progress and accelerator.is_main_process
         bar = progress_line(name, self.ramp.tokens(end_step), "tok", shown, done=start_tokens)
-        self._advance = self._opened.enter_context(bar)
+        self._advance = self.enter_context(bar)
         self._detail = ""  # of the last line
 
     def __call__(self, progress: Progress, result: StepResult, rate: float) -> None:
@@ -139,12 +139,6 @@ class StepLog:
             line["router_entropy"] = total(result.router_entropy).mean().item()
             line["tokens_per_expert"] = [[int(n) for n in row] for row in routed.tolist()]
         return line
-
-    def __enter__(self) -> StepLog:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._opened.close()
 
 
 # -- trackers

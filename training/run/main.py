@@ -29,7 +29,7 @@ from training.data.tokenizer import load_tokenizer
 from training.run import checkpoint, inputs, releaser, results
 from training.run.checkpoint import CheckpointWriter
 from training.run.devices import StopSignal, any_process, make_accelerator, on_main
-from training.run.dry_run import dry_run, explained
+from training.run.dry_run import advice_on_memory, dry_run
 from training.run.evaluation import HeldOutLoss, evaluate
 from training.run.log import StepLog, StepTrace, write_log
 from training.run.progress import Progress, count
@@ -41,11 +41,10 @@ Finisher = Callable[[Path, RunRecord], None]
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command. Returns the exit status, by which a scheduler can tell what to do:
+    """The command. Returns the exit status of `hub.base.commands`, by which a scheduler can tell what to do.
 
-    0 done; 1 diverged; 2 bad configuration; 3 the machine failed (disk full, out of memory, unreadable data): nothing
-    saved is lost, but a restart needs a change; 4 all trained and saved, not all of it pushed;
-    130 or 143 stopped by SIGINT or SIGTERM after saving: re-run to resume.
+    1 is a diverged run. After 3 a restart needs a change, though nothing saved is lost; 4: all is trained and saved;
+    130 or 143: stopped after saving, re-run to resume.
     """
     logging.basicConfig(format="%(levelname)s %(message)s")
     logging.getLogger("training").setLevel(logging.INFO)
@@ -121,18 +120,17 @@ class Run:
         """
         with self._lock(), ExitStack() as stack:
             stack.callback(self._close)
-            on_main(self.accelerator, self._begin)
+            ends = on_main(self.accelerator, self._begin)
             self.stop.install()
             if self.accelerator.is_main_process:
                 self._announce()
             try:
-                status = 0 if self._train() else 1
+                with advice_on_memory(self.session):
+                    status = 0 if self._train(ends) else 1
             except Interrupted as error:
                 self.writer.wait()
                 logger.warning("%s", error)
                 status = 128 + (self.stop.number or signal.SIGTERM)
-            except RuntimeError as error:
-                raise explained(self.session, error) from None
             self.accelerator.wait_for_everyone()  # else a process may tear the group down under another
             self.writer.close()
             self.accelerator.end_training()
@@ -154,8 +152,11 @@ class Run:
         for part in (self.trace, self.writer, self.data.tokens, self.held_out.tokens, *finishers):
             getattr(part, "close", lambda: None)()
 
-    def _begin(self) -> None:
-        """Check and note whose run the folder holds, and clean up after a kill; on the main process."""
+    def _begin(self) -> dict[str, str]:
+        """Check and note whose run the folder holds, and clean up after a kill; on the main process.
+
+        Returns the status of each model that is there, final, intermediate or diverged, by the name of its folder.
+        """
         path, dataset = self.folder / "data.json", self.data.tokens.cache.dataset
         identity = {"dataset": dataset, "tokenizer": results.tokenizer_identity(self.session)}
         stored = json.loads(path.read_text()) if path.exists() else identity
@@ -168,8 +169,11 @@ class Run:
         atomic.write_json(path, {**identity, "pins": [vars(pin) for pin in self.pins]})
         for folder in [*self.folder.iterdir(), *self.intermediate.glob("*")]:
             checkpoint.remove_leftovers(folder)
-        for model in [*self.folder.glob("*/model"), *self.intermediate.glob("*/model")]:
-            self._completed(model, RunRecord.load(model))
+        models = [*self.folder.glob("*/model"), *self.intermediate.glob("*/model")]
+        records = {model: RunRecord.load(model) for model in models}
+        for model, record in records.items():
+            self._completed(model, record)
+        return {model.parent.name: record.status for model, record in records.items()}
 
     def _announce(self) -> None:
         """Log what will be trained; on the main process."""
@@ -184,18 +188,11 @@ class Run:
 
     # -- the trunk, and its branches
 
-    def _train(self) -> bool:
-        """The trunk, then every unfinished branch; returns whether nothing diverged, now or before."""
-
-        def statuses() -> list[str | None]:
-            """How each branch ended, final or diverged; None while it has not."""
-            models = [self._folder(branch) / "model" for branch in self.branches]
-            return [RunRecord.load(model).status if (model / "run.json").exists() else None for model in models]
-
-        ends = list(zip(self.branches, on_main(self.accelerator, statuses), strict=True))
-        pending = [branch for branch, end in ends if end is None]
-        diverged = [self._folder(branch).name for branch, end in ends if end == "diverged"]
-        if diverged:
+    def _train(self, ends: dict[str, str]) -> bool:
+        """The trunk, then every branch that is not among the `ends`; returns whether none diverged, now or before."""
+        names = {branch: self._folder(branch).name for branch in self.branches}
+        pending = [branch for branch, name in names.items() if name not in ends]
+        if diverged := [name for name in names.values() if ends.get(name) == "diverged"]:
             logger.error("diverged before, and not trained again: %s", ", ".join(diverged))
         diverged_at = self._train_trunk(pending)
         lost = on_main(self.accelerator, lambda: self._missing_points(pending)) if diverged_at else []
@@ -208,17 +205,12 @@ class Run:
 
     def _train_trunk(self, pending: list[Branch]) -> Progress | None:
         """Bring the trunk to every branch point that a pending branch needs; returns where it diverged, or None."""
-
-        def find_start() -> tuple[list[int], Path | None]:
-            missing = self._missing_points(pending)
-            self.trunk.mkdir(parents=True, exist_ok=True)
-            return missing, checkpoint.newest_intact(self.trunk, at_most=missing[0]) if missing else None
-
-        missing, start = on_main(self.accelerator, find_start)
+        missing = on_main(self.accelerator, lambda: self._missing_points(pending))
         if not missing:
             return None
-        progress = checkpoint.load(start, self.session) if start else Progress()
-        if start is None and 0 in self.branch_points:
+        resumed = self._resumed(self.trunk, at_most=missing[0])
+        progress = resumed or Progress()
+        if resumed is None and 0 in self.branch_points:
             self.writer.save(self.trunk, progress, self.branch_points)
         is_whole = self._loop(progress, max(missing), None, self.trunk)
         self.writer.wait()
@@ -227,18 +219,23 @@ class Run:
     def _train_branch(self, branch: Branch) -> bool:
         """Decay from the branch point to the end, evaluate, save; returns whether it did not diverge."""
         folder = self._folder(branch)
-
-        def find_start() -> Path:
-            folder.mkdir(parents=True, exist_ok=True)
-            return checkpoint.newest_intact(folder) or checkpoint.path_of(self.trunk, branch.decay_step)
-
-        progress = checkpoint.load(on_main(self.accelerator, find_start), self.session)
+        progress = self._resumed(folder, otherwise=checkpoint.path_of(self.trunk, branch.decay_step))
         is_whole = self._loop(progress, branch.end_step, branch, folder)
         # Without a finite step in the whole window of the final loss there is no loss to report.
         status = "final" if is_whole and progress.window_steps else "diverged"
         self.writer.wait()  # before its folder is cleared of checkpoints
         self._save_model(folder, branch, progress, status)
         return status == "final"
+
+    def _resumed(self, folder: Path, at_most: int | None = None, otherwise: Path | None = None) -> Progress | None:
+        """Load the newest intact checkpoint in `folder`, up to a step, or another; None without either."""
+
+        def newest() -> Path | None:
+            folder.mkdir(parents=True, exist_ok=True)
+            return checkpoint.newest_intact(folder, at_most) or otherwise
+
+        start = on_main(self.accelerator, newest)
+        return checkpoint.load(start, self.session) if start else None
 
     def _loop(self, progress: Progress, end_step: int, branch: Branch | None, folder: Path) -> bool:
         """The training loop, on the trunk (branch None) or in a branch's decay: step, log, evaluate, save.

@@ -34,33 +34,30 @@ def utilisation_flops(arch: Architecture) -> float:
 
 def model_config(arguments: TrainingArguments, vocab_size: int, eos_token_id: int):
     """The transformers configuration of this run; ConfigurationError where tokenizer or sequences do not fit it."""
+    model, length = arguments.model, arguments.data.sequence_length
     try:
-        if isinstance(arguments.model, ModelClassArguments):
-            return arguments.model.config(vocab_size, arguments.data.sequence_length, eos_token_id)
-        return _switch_moe_config(arguments, vocab_size, eos_token_id)
+        if isinstance(model, ModelClassArguments):
+            return model.config(vocab_size, length, eos_token_id)
+        arch = architecture(model, vocab_size)
+        return SwitchMoeConfig(
+            vocab_size=vocab_size,
+            hidden_size=arch.d_model,
+            num_hidden_layers=arch.n_blocks,
+            num_attention_heads=arch.n_heads,
+            num_experts=arch.experts,
+            max_position_embeddings=length,
+            capacity_factor=model.capacity_factor or None,
+            capacity_group_tokens=model.capacity_group_tokens,
+            router_aux_loss_coef=model.balance_loss,
+            router_z_loss_coef=model.z_loss,
+            attention_precision=model.attention_precision,
+            final_norm=model.final_norm,
+            initialization=model.initialization,
+            bos_token_id=eos_token_id,
+            eos_token_id=eos_token_id,
+        )
     except ValueError as error:
         raise ConfigurationError(str(error)) from None
-
-
-def _switch_moe_config(arguments: TrainingArguments, vocab_size: int, eos_token_id: int) -> SwitchMoeConfig:
-    arch = architecture(arguments.model, vocab_size)
-    return SwitchMoeConfig(
-        vocab_size=vocab_size,
-        hidden_size=arch.d_model,
-        num_hidden_layers=arch.n_blocks,
-        num_attention_heads=arch.n_heads,
-        num_experts=arch.experts,
-        max_position_embeddings=arguments.data.sequence_length,
-        capacity_factor=arguments.model.capacity_factor or None,
-        capacity_group_tokens=arguments.model.capacity_group_tokens,
-        router_aux_loss_coef=arguments.model.balance_loss,
-        router_z_loss_coef=arguments.model.z_loss,
-        attention_precision=arguments.model.attention_precision,
-        final_norm=arguments.model.final_norm,
-        initialization=arguments.model.initialization,
-        bos_token_id=eos_token_id,
-        eos_token_id=eos_token_id,
-    )
 
 
 def build_model(config, seed: int, group_tokens: int | None = None) -> torch.nn.Module:

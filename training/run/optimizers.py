@@ -60,7 +60,9 @@ def build_optimizers(
     """
     matrices, gate_ups = hidden_matrices(model) if arguments.name == "muon" else ([], [])
     by_muon = {*matrices, *gate_ups}
-    muon = [StackedMuon(matrices, gate_ups, **_muon_settings(arguments))] if by_muon else []
+    momentum, shape_scale = arguments.muon_momentum, arguments.muon_adjust_lr
+    settings = {"weight_decay": arguments.weight_decay, "momentum": momentum, "adjust_lr_fn": shape_scale}
+    muon = [StackedMuon(matrices, gate_ups, **settings)] if by_muon else []
     decayed, exempt = [], []
     routing = _routing(model)
     for parameter in model.parameters():
@@ -93,15 +95,13 @@ def hidden_matrices(model: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
         is_matrix = parameter.ndim in (2, 3) and min(parameter.shape[-2:]) > 1 and not name.endswith("bias")
         if parameter in left_out or not is_matrix:
             continue
-        is_pair = name.removesuffix(".weight").endswith(_PAIR) and _above(parameter, named[name.replace(_PAIR, _DOWN)])
+        is_pair = False
+        if name.removesuffix(".weight").endswith(_PAIR):
+            # Gate and up may be stacked by rows: [2 · width, in], with down [in, width].
+            *_, rows, width = named[name.replace(_PAIR, _DOWN)].shape
+            is_pair = parameter.shape[-2:] == (2 * width, rows)
         (gate_ups if is_pair else matrices).append(parameter)
     return matrices, gate_ups
-
-
-def _above(gate_up: Tensor, down: Tensor) -> bool:
-    """Whether gate and up are stacked by rows: [2 · width, in], with down [in, width]."""
-    width, rows = down.shape[-1], down.shape[-2]
-    return gate_up.shape[-2:] == (2 * width, rows)
 
 
 def set_rates(optimizers: Iterable[Any], rate: float, muon_share: float) -> None:
@@ -115,14 +115,6 @@ def set_rates(optimizers: Iterable[Any], rate: float, muon_share: float) -> None
 def muon_rate(arguments: OptimizerArguments, peak: float) -> float:
     """Muon's peak rate: its own, or AdamW's `peak`."""
     return arguments.muon_learning_rate or peak
-
-
-def _muon_settings(arguments: OptimizerArguments) -> dict[str, float | str]:
-    return {
-        "weight_decay": arguments.weight_decay,
-        "momentum": arguments.muon_momentum,
-        "adjust_lr_fn": arguments.muon_adjust_lr,
-    }
 
 
 def _routing(model: nn.Module) -> set[Tensor]:

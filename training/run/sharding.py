@@ -35,29 +35,12 @@ def build(
 ) -> nn.Module:
     """The model that `draw` makes, sharded over all processes, which get their shares from the first. Collective.
 
-    The others build it without memory for its weights, unless embedding and head are one (`tied`), which emptied
-    weights cannot be. `half`: gather the matrices of blocks in bf16.
+    Two groups per block, one for the embedding, one for the head, a root for the rest. `half`: gather the matrices of
+    blocks in bf16. `reshard_after_forward=False` keeps the weights of blocks gathered until their backward pass. Other
+    processes than the first build the model without memory for its weights, unless embedding and head are one
+    (`tied`), which emptied weights cannot be.
     """
     from accelerate import init_empty_weights
-
-    is_first = dist.get_rank() == 0
-    is_empty = not (is_first or tied)
-    with init_empty_weights(include_buffers=False) if is_empty else nullcontext():
-        model = draw()
-    drawn = model.state_dict() if is_first else {}
-    shard(model, half, reshard_after_forward)
-    if is_empty:
-        device = next(model.parameters()).device_mesh.device_type
-        model._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor)
-    set_model_state_dict(model, drawn, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
-    return model
-
-
-def shard(model: nn.Module, half: bool, reshard_after_forward: bool = True) -> None:
-    """Shard a model in place: two groups per block, one for the embedding, one for the head, a root for the rest.
-
-    `reshard_after_forward=False` keeps the weights of blocks gathered until their backward pass.
-    """
 
     def placement(parameter: nn.Parameter) -> Shard:
         return Shard(sharded_dimension(tuple(parameter.shape), dist.get_world_size()))
@@ -65,6 +48,11 @@ def shard(model: nn.Module, half: bool, reshard_after_forward: bool = True) -> N
     def group(modules: nn.Module | list[nn.Module], policy: MixedPrecisionPolicy, reshard: bool) -> None:
         fully_shard(modules, mp_policy=policy, reshard_after_forward=reshard, shard_placement_fn=placement)
 
+    is_first = dist.get_rank() == 0
+    is_empty = not (is_first or tied)
+    with init_empty_weights(include_buffers=False) if is_empty else nullcontext():
+        model = draw()
+    drawn = model.state_dict() if is_first else {}
     routers = causal_model.routers(model)
     for block in (part for part in model.modules() if type(part).__name__ in model._no_split_modules):
         if half:
@@ -76,6 +64,11 @@ def shard(model: nn.Module, half: bool, reshard_after_forward: bool = True) -> N
         group(embedding, SINGLE, reshard_after_forward)
         group(head, SINGLE, False)  # the backward pass begins with it
     group(model, SINGLE, False)
+    if is_empty:
+        device = next(model.parameters()).device_mesh.device_type
+        model._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor)
+    set_model_state_dict(model, drawn, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
+    return model
 
 
 def sharded_dimension(shape: tuple[int, ...], world: int) -> int:

@@ -7,12 +7,13 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import psutil
 import torch
 
 from training.configuration.arguments import TrainingArguments
+from training.configuration.reading import from_dict
 from training.run import devices
 from training.run.step import Session, StepResult, make_session, train_step
 
@@ -40,6 +41,22 @@ class RandomTokens:
         for _ in range(rank, sequences // self.micro_batch_sequences, world_size):
             ids = torch.randint(self.vocab_size, shape, device=device)
             yield ids, ids.roll(-1, 1)
+
+
+def arguments_of_steps(
+    run: dict[str, Any], model: dict[str, Any], sequence_length: int, passes: int = 1
+) -> TrainingArguments:
+    """Arguments of a run that only makes single steps, of so many passes; `run` and `model` are their sections."""
+    sequences = run["micro_batch_sequences"] * passes
+    return from_dict(
+        {
+            "run": {"output_dir": "unused"} | run,
+            "model": model,
+            "data": {"sequence_length": sequence_length},
+            "schedule": {"batch_ramp": [f"0:{sequences}"], "tokens": ["1T"], "warmup_tokens": 0},
+            "optimizer": {"learning_rate": LEARNING_RATE},
+        }
+    )
 
 
 def session_on_random_tokens(a: TrainingArguments, vocab_size: int) -> Session:

@@ -1,16 +1,13 @@
 """Balance by the selection bias of classes that have one, which nothing in transformers moves."""
 
-import re
-
 import pytest
 import torch
 
 from hub.record.names import recipe_suffix
 from hub.record.run_record import RunRecord
-from tests.model_classes import BIAS, SHARED, TOP_K
+from tests.model_classes import BIAS
 from tests.training.run.test_causal_model import EVERY, config_of
 from tests.training.run.test_run import finish, folders, lines_of, weights
-from training.configuration.arguments import ConfigurationError
 from training.configuration.model_classes import SELECTION_BIAS, has_selection_bias, model_types
 from training.run import causal_model
 from training.run.model import build_model
@@ -52,18 +49,3 @@ def test_each_step_moves_the_bias_by_the_counts_of_its_batch(tiny):
     assert (record.balance_bias_rate, record.balance_loss_coefficient) == (0.05, 0)
     assert RunRecord.load(branch) == record
     assert "balance_bias_rate" not in record.replaced(balance_bias_rate=None).to_dict()
-
-
-@pytest.mark.parametrize(
-    ("section", "problem"),
-    [
-        (TOP_K | {"balance": "bias"}, "model.balance: bias; transformers' qwen3_moe has no selection bias; deepseek"),
-        (SHARED | {"balance": "both"}, "model.balance: 'both'; it must be 'loss' or 'bias'"),
-        (SHARED | {"bias_update_rate": 0.1}, "model.bias_update_rate: 0.1; it needs model.balance bias"),
-        (BIAS | {"bias_update_rate": 0}, "model.bias_update_rate: 0; it must be greater than 0"),
-        (BIAS | {"bias_update_rate": "fast"}, "model.bias_update_rate: 'fast'; it must be a valid number"),
-    ],
-)
-def test_what_cannot_be_balanced_so_is_refused(tiny, section, problem):
-    with pytest.raises(ConfigurationError, match=re.escape(problem)):
-        tiny(model=section)

@@ -84,17 +84,6 @@ def test_the_first_start_fixes_the_group(even):
     assert json.loads((model / "config.json").read_text())["capacity_group_tokens"] == 64
 
 
-def test_a_run_goes_on_with_another_micro_batch_and_trains_the_same(even, tmp_path):
-    group = {"model.capacity_group_tokens": 32, "optimizer.learning_rate": 0.001}
-    whole = finish(even(**group, **{"run.micro_batch_sequences": 4, "run.output_dir": str(tmp_path / "whole")}))
-    finish(even(**group, **{"run.micro_batch_sequences": 4, "schedule.tokens": [1280]}))
-    other = {"run.micro_batch_sequences": 1, "run.gradient_checkpointing": True}
-    resumed = finish(even(**group, **other))
-    for tokens, record in whole.items():
-        assert resumed[tokens].eval_loss == pytest.approx(record.eval_loss, abs=1e-5)
-        assert resumed[tokens].drop_rate == record.drop_rate > 0
-
-
 @pytest.mark.parametrize("group", [128, 48])  # larger than a micro-batch, and no part of it
 def test_a_group_that_a_micro_batch_does_not_hold_is_refused_with_the_ways_out(tiny, group):
     with pytest.raises(ConfigurationError) as caught:

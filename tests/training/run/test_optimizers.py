@@ -103,16 +103,3 @@ def test_sharded_matrices_are_refused(tiny, monkeypatch):
         ConfigurationError, match=r"optimizer\.name: muon; FSDP2 shards matrices that Muon needs whole"
     ):
         Run(tiny(optimizer__name="muon")).execute()
-
-
-@pytest.mark.parametrize(
-    ("settings", "problem"),
-    [
-        ({"muon_learning_rate": 0.1}, "optimizer.muon_learning_rate: 0.1; it needs optimizer.name muon"),
-        ({"name": "muon", "muon_adjust_lr": "original"}, "optimizer.muon_learning_rate: missing; muon_adjust_lr"),
-        ({"name": "sgd"}, "optimizer.name: 'sgd'"),
-    ],
-)
-def test_settings_that_do_not_fit_are_refused(tiny, settings, problem):
-    with pytest.raises(ConfigurationError, match=re.escape(problem)):
-        tiny(optimizer=settings)

@@ -97,6 +97,7 @@ def gentle(tiny, tmp_path):
     "changes",
     [
         pytest.param({}, id="ours"),
+        pytest.param({"model.capacity_factor": 0}, id="dropless", marks=pytest.mark.slow),
         *(
             pytest.param({"model": section}, id=section["type"], marks=pytest.mark.slow)
             for section in CLASSES.values()
@@ -131,14 +132,6 @@ def test_a_run_resumes_on_other_processes(gentle, first, then):
     first(resumed, "--schedule.tokens", "1280")
     then(resumed)
     assert_close(whole, resumed)
-
-
-@pytest.mark.slow
-def test_sharded_processes_train_dropless_what_one_trains(gentle):
-    one, two = (gentle(name, **{"model.capacity_factor": 0}) for name in ("one", "two"))
-    alone(one)
-    sharded(two)
-    assert_close(one, two)
 
 
 @pytest.mark.slow

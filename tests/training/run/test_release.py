@@ -90,7 +90,7 @@ def test_a_hub_that_is_down_costs_nothing_but_the_exit_status(
     assert the_hub.state.repositories == {}
     assert_no_token(the_hub, tmp_path, caplog.text + "".join(capsys.readouterr()))
     with monkeypatch.context() as patch:  # a diverged run keeps its own status
-        patch.setattr(Run, "_train", lambda self: False)
+        patch.setattr(Run, "_train", lambda self, ends: False)
         assert train(arguments) == 1
     the_hub.faults.clear()
     assert command("push", arguments.run.output_dir, "hf://org")[0] == 0

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import re
 import signal
 from pathlib import Path
 
@@ -208,6 +209,35 @@ def test_a_branch_that_diverges_is_recorded_as_such(tiny, monkeypatch, caplog, l
     monkeypatch.undo()
     assert Run(arguments).execute() == 1  # started again, it is no success either
     assert f"diverged before, and not trained again: {folder.parent.name}" in caplog.text
+
+
+BALANCE, MUON_RATE = "model.balance", "optimizer.muon_learning_rate"
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({MUON_RATE: 0.1}, f"{MUON_RATE}: 0.1; it needs optimizer.name muon"),
+        (MUON | {"optimizer.muon_adjust_lr": "original"}, f"{MUON_RATE}: missing; muon_adjust_lr"),
+        ({"optimizer.name": "sgd"}, "optimizer.name: 'sgd'"),
+        (
+            {"model": TOP_K | {"balance": "bias"}},
+            f"{BALANCE}: bias; transformers' qwen3_moe has no selection bias; deepseek",
+        ),
+        ({"model": SHARED | {"balance": "both"}}, f"{BALANCE}: 'both'; it must be loss or bias"),
+        ({"model": SHARED | {"bias_update_rate": 0.1}}, f"model.bias_update_rate: 0.1; it needs {BALANCE} bias"),
+        *(
+            (
+                {"model": BIAS | {"bias_update_rate": rate}},
+                f"model.bias_update_rate: {rate!r}; it must be a positive number",
+            )
+            for rate in (0, "fast")
+        ),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(tiny, changes, problem):
+    with pytest.raises(ConfigurationError, match=re.escape(problem)):
+        tiny(**changes)
 
 
 def test_the_same_folder_with_another_configuration_is_refused(finished, tiny):

@@ -10,24 +10,17 @@ from modeling_switch_moe import losses
 from scaling_law import Architecture
 from scaling_law.machine.memory import LEAST_CHUNK_ROWS, LOGIT_CHUNK_BYTES, training_memory
 from scaling_law.size.recipe import BatchRamp, RampStage
-from training.configuration.reading import from_dict
 from training.run.progress import Progress
 from training.run.results import step_seconds
-from training.run.timing import peak_bytes, session_on_random_tokens, timed_step
+from training.run.timing import arguments_of_steps, peak_bytes, session_on_random_tokens, timed_step
 
 CPU = torch.device("cpu")
 
 
 def session(model: Architecture, micro: int, length: int, passes: int = 1, **run):
     """A session whose batches have `passes` micro-batches of random tokens."""
-    a = from_dict(
-        {
-            "run": {"output_dir": "unused", "precision": "fp32", "micro_batch_sequences": micro} | run,
-            "model": model.shape | {"capacity_group_tokens": micro * length},
-            "data": {"sequence_length": length},
-            "schedule": {"batch_ramp": [f"0:{micro * passes}"], "tokens": ["1T"], "warmup_tokens": 0},
-        }
-    )
+    run = {"precision": "fp32", "micro_batch_sequences": micro} | run
+    a = arguments_of_steps(run, model.shape | {"capacity_group_tokens": micro * length}, length, passes)
     AcceleratorState._reset_state()  # which keeps the precision of the session before
     return session_on_random_tokens(a, model.vocab_size)
 
