@@ -22,9 +22,14 @@ R_STAR_TOKENS, R_STAR_PARAMETERS = 15.387756, 5.309743
 def effective_tokens(tokens: ArrayLike, unique_tokens: ArrayLike, r_star: float = R_STAR_TOKENS) -> Any:
     """D' for D tokens of which `unique_tokens` are unique (D itself up to one epoch); broadcasts.
 
-    ValueError for values that are not positive.
+    With R_STAR_PARAMETERS as `r_star`, N' for N parameters and U_N. ValueError for values that are not positive.
     """
-    return _effective("tokens", tokens, "unique_tokens", unique_tokens, r_star)
+    for field, value in (("tokens", tokens), ("unique_tokens", unique_tokens), ("r_star", r_star)):
+        if (wrong := (array := np.asarray(value))[~(array > 0)]).size:
+            raise InputError(f"{field}={wrong.flat[0]:g} must be positive")
+    unique = np.asarray(unique_tokens)
+    repeats = np.maximum(np.asarray(tokens) / unique - 1.0, 0.0)
+    return np.minimum(tokens, unique) + unique * (r_star * -np.expm1(-repeats / r_star))
 
 
 def tokens_worth(effective: ArrayLike, unique_tokens: ArrayLike, r_star: float = R_STAR_TOKENS) -> Any:
@@ -33,22 +38,3 @@ def tokens_worth(effective: ArrayLike, unique_tokens: ArrayLike, r_star: float =
     with np.errstate(divide="ignore"):
         repeats = -r_star * np.log1p(-np.minimum(repeated / r_star, 1.0))
     return np.minimum(effective, unique_tokens) + np.asarray(unique_tokens) * repeats
-
-
-def effective_parameters(n: ArrayLike, unique_parameters: ArrayLike, r_star: float = R_STAR_PARAMETERS) -> Any:
-    """N' for N parameters; broadcasts. `unique_parameters` gives U_N. ValueError for values that are not positive."""
-    return _effective("n", n, "unique_parameters", unique_parameters, r_star)
-
-
-def unique_parameters(chinchilla: tuple[Any, Any, Any, Any], unique_tokens: ArrayLike) -> Any:
-    """U_N, the size for which `unique_tokens` are compute-optimal under a law m N^μ + n D^ν + c, of (m, μ, n, ν)."""
-    m, mu, n, nu = chinchilla
-    return (nu * n / (mu * m)) ** (1.0 / mu) * np.asarray(unique_tokens) ** (nu / mu)
-
-
-def _effective(name: str, values: ArrayLike, unique_name: str, unique: ArrayLike, r_star: float) -> Any:
-    for field, value in ((name, values), (unique_name, unique), ("r_star", r_star)):
-        if (wrong := (array := np.asarray(value))[~(array > 0)]).size:
-            raise InputError(f"{field}={wrong.flat[0]:g} must be positive")
-    repeats = np.maximum(np.asarray(values) / np.asarray(unique) - 1.0, 0.0)
-    return np.minimum(values, unique) + np.asarray(unique) * (r_star * -np.expm1(-repeats / r_star))

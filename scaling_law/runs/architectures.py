@@ -1,4 +1,4 @@
-"""Runs of any class of models in the terms that laws share: what `Architecture.variables` names.
+"""Sizes of runs: of any class of models in the terms that laws share, and checked against the formulas of ours.
 
 A run record of another class than ours has the routed experts in `experts`, and the E of laws in `experts_equivalent`.
 """
@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from scaling_law.runs.rows import Row, is_missing, number, whole
-from scaling_law.size.architecture import Architecture
+from scaling_law.size.architecture import VOCAB_SIZE, Architecture, active_parameters
+
+COUNT_TOLERANCE = 0.02  # recorded sizes may count norms and routers, which the formulas leave out
 
 
 def is_of_a_class(row: Row) -> bool:
@@ -32,9 +34,36 @@ def _of_a_class(row: Row) -> Row:
 
 
 def _of_ours(row: Row) -> Row:
-    shape = whole(row, "d_model", "experts", "n_blocks", "n_heads", "vocab_size")
     try:
-        variables = Architecture(*shape).variables() if shape else {}
+        a = _architecture(row)
     except ValueError:  # said where sizes are checked
         return row
-    return {**row, **{name: value for name, value in variables.items() if is_missing(row.get(name))}}
+    return {**row, **{name: value for name, value in a.variables().items() if is_missing(row.get(name))}} if a else row
+
+
+def with_size(row: Row) -> Row:
+    """The row with n_active computed where it has d_model and n_blocks instead."""
+    if not is_missing(row.get("n_active")):
+        return row
+    vocabulary = {"vocab_size": VOCAB_SIZE} if is_missing(row.get("vocab_size")) else {}
+    shape = whole({**row, **vocabulary}, "d_model", "n_blocks", "vocab_size")
+    return {**row, "n_active": float(active_parameters(*shape))} if shape else row
+
+
+def size_problem(row: Row) -> str | None:
+    """How recorded sizes contradict the formulas; None if they agree, or if the row tells no shape of our class."""
+    try:
+        expected = None if is_of_a_class(row) else _architecture(row)
+    except ValueError as error:
+        return str(error)
+    for name in ("n_active", "n_total") if expected else ():
+        value, formula = number(row.get(name)), getattr(expected, name)
+        if value is not None and abs(value - formula) > COUNT_TOLERANCE * formula:
+            return f"{name}={value:.0f} contradicts d_model, n_blocks, experts and vocab_size ({formula})"
+    return None
+
+
+def _architecture(row: Row) -> Architecture | None:
+    """Our model of this shape, if the row tells one. ValueError for a shape that there is not."""
+    shape = whole(row, "d_model", "experts", "n_blocks", "n_heads", "vocab_size")
+    return Architecture(*shape) if shape else None

@@ -17,7 +17,7 @@ from hub.base.errors import InputError, RecordError, unknown
 from hub.base.tables import Summarised, Table, literal
 from hub.base.units import format_count
 from scaling_law.formulas.conditions import FittedRange, fitted_ranges
-from scaling_law.runs.architectures import in_terms_of_laws, is_of_a_class
+from scaling_law.runs.architectures import in_terms_of_laws, size_problem, with_size
 from scaling_law.runs.columns import Column, aliases_of, with_columns, with_counts
 from scaling_law.runs.readers import Reader, reader
 from scaling_law.runs.recipes import Recipe, recipe_of
@@ -34,7 +34,7 @@ from scaling_law.runs.rows import (
     whole,
 )
 from scaling_law.runs.trunks import EQUAL_SIZE, OWN, RATES, trunks_of
-from scaling_law.size.architecture import VOCAB_SIZE, Architecture, active_parameters, training_flops
+from scaling_law.size.architecture import training_flops
 
 if TYPE_CHECKING:
     import pandas
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
 _INPUTS = ("n_active", "tokens", "experts")
 _COLUMNS = (*_INPUTS, "loss", "trunk")
-COUNT_TOLERANCE = 0.02  # recorded sizes may count norms and routers, which the formulas leave out
 
 
 @dataclass(frozen=True)
@@ -335,7 +334,7 @@ def _prepared(
     aliases = {} if public else {name: alias for name, alias in aliases_of(present).items() if name not in columns}
     mapping: dict[str, Column] = {**aliases, **columns}
     rows, more = with_columns(rows, mapping, origin) if mapping else (rows, {})
-    rows, says_size = [_with_size(with_counts(row)) for row in rows], public is not None or "n_active" in columns
+    rows, says_size = [with_size(with_counts(row)) for row in rows], public is not None or "n_active" in columns
     return _Prepared(rows, origin, more | failed, says_size, loss, where, trunks, apart, aliases)
 
 
@@ -398,15 +397,6 @@ def _told(value: Any) -> Any:
     return str(value) if isinstance(value, (bool, np.bool_)) else value
 
 
-def _with_size(row: Row) -> Row:
-    """The row with n_active computed where it has d_model and n_blocks instead."""
-    if not is_missing(row.get("n_active")):
-        return row
-    vocabulary = {"vocab_size": VOCAB_SIZE} if is_missing(row.get("vocab_size")) else {}
-    shape = whole({**row, **vocabulary}, "d_model", "n_blocks", "vocab_size")
-    return {**row, "n_active": float(active_parameters(*shape))} if shape else row
-
-
 def _loss_column(origin: str, rows: list[Row], loss: str | None, aliases: Collection[str] = ()) -> str:
     """The name of the loss column; RunsError if any needed column is missing, listing those that are no `aliases`."""
     present = sorted({name for row in rows for name in row})
@@ -440,7 +430,7 @@ def _problems(
             for name, value in values.items()
             if value is None or not 0 < value < math.inf or (name == "experts" and value < 1)
         ]
-        if not wrong and sizes and not is_of_a_class(row) and (contradiction := _size_problem(row)):
+        if not wrong and sizes and (contradiction := size_problem(row)):
             wrong = [contradiction]
         if not wrong:
             keys = [("N, D, E and loss", (*values.values(), *(repr(row.get(name)) for name in settings)))]
@@ -449,22 +439,6 @@ def _problems(
             seen |= dict.fromkeys(keys, name_of_row)
         problems.append(f"{name_of_row}: {'; '.join(wrong)}" if wrong else "")
     return problems
-
-
-def _size_problem(row: Row) -> str | None:
-    """How recorded sizes contradict the formulas; None if they agree or the row does not give its shape."""
-    shape = whole(row, "d_model", "experts", "n_blocks", "n_heads", "vocab_size")
-    if shape is None:
-        return None
-    try:
-        expected = Architecture(*shape)
-    except ValueError as error:
-        return str(error)
-    for name, formula in (("n_active", expected.n_active), ("n_total", expected.n_total)):
-        value = number(row.get(name))
-        if value is not None and abs(value - formula) > COUNT_TOLERANCE * formula:
-            return f"{name}={value:.0f} contradicts d_model, n_blocks, experts and vocab_size ({formula})"
-    return None
 
 
 def _warmup(row: Row) -> float | None:

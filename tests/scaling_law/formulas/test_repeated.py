@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from scaling_law import published
-from scaling_law.formulas.repeated import effective_parameters, effective_tokens, unique_parameters
+from scaling_law.formulas.repeated import R_STAR_PARAMETERS, effective_tokens
 
 EPOCHS = {2: 1.968199, 4: 3.725673, 8: 6.624119, 16: 10.582457, 40: 15.167465, 100: 16.363034}
 
@@ -12,8 +12,8 @@ EPOCHS = {2: 1.968199, 4: 3.725673, 8: 6.624119, 16: 10.582457, 40: 15.167465, 1
 def repeated_loss(n, tokens, unique):
     """The paper's law: both modifiers on the law for unique data."""
     law = published("muennighoff")
-    own = unique_parameters((law.m, law.mu, law.n, law.nu), unique)
-    return law.loss(effective_parameters(n, own), effective_tokens(tokens, unique))
+    called_for = (law.nu * law.n / (law.mu * law.m)) ** (1 / law.mu) * unique ** (law.nu / law.mu)
+    return law.loss(effective_tokens(n, called_for, R_STAR_PARAMETERS), effective_tokens(tokens, unique))
 
 
 def test_losses_of_the_papers_repository():
@@ -36,16 +36,6 @@ def test_the_law_for_unique_data_at_chinchillas_budget():
     best = published("muennighoff").compute_optimal(5.76e23, experts=[1])
     assert float(np.ravel(best.n_active)[0]) == pytest.approx(69962173313.52, rel=1e-9)
     assert float(np.ravel(best.tokens)[0]) == pytest.approx(1372170066384.24, rel=1e-9)
-
-
-def test_unique_parameters_are_compute_optimal():
-    law = published("chinchilla")
-    best = law.compute_optimal(1e21, experts=[1])
-    own = unique_parameters((law.m, law.mu, law.n, law.nu), np.ravel(best.tokens)[0])
-    assert own == pytest.approx(float(np.ravel(best.n_active)[0]), rel=1e-12)
-    muennighoff = published("muennighoff")
-    coefficients = (muennighoff.m, muennighoff.mu, muennighoff.n, muennighoff.nu)
-    assert unique_parameters(coefficients, 1.0) == pytest.approx(0.051, abs=1e-4)  # "U_N = U_D · 0.051"
 
 
 def test_worth_of_epochs():

@@ -43,9 +43,7 @@ def test_step_laws_moe_table(tmp_path):
     shapes = [(1, 89, 352, 352), (2, 88, 352, 704), (1, 8, 3528, 3528), (3, 8, 2520, 7560)]
     rows = [step_law_moe(*shape, rate, 64, 2.6 + rate) for shape in shapes for rate in (0.0003453, 0.0006905)]
     runs = load_runs(write(tmp_path / "moe.csv", MOE, *rows), format="step_law")
-    assert (
-        repr(runs) == "Runs(8 runs of 8 trunks, E in {1.83333, 4.5, 22.5, 45}, smooth loss, from moe.csv (step_law))"
-    )
+    assert repr(runs).endswith("8 trunks, E in {1.83333, 4.5, 22.5, 45}, smooth loss, from moe.csv (step_law))")
     np.testing.assert_allclose(runs.experts[::2], [45, 22.5, 4.5, 11 / 6])
     assert runs["n_active_non_embedding"][:4:2].tolist() == [187_973_632, 232_579_072]  # as the authors count them
     np.testing.assert_array_equal(runs.n_active - runs["n_active_non_embedding"], 2 * 1408 * 65536)
@@ -121,12 +119,7 @@ def test_epochs_chinchilla_points(tmp_path):
 def test_gemstones(tmp_path):
     rows = [
         {"run_name": name, "params_active_precise": 543_482_880, "width": 1024, "depth": 28, "tokens": tokens}
-        | {
-            "step": tokens // 2**22,
-            "num_nodes": 32,
-            "seconds_per_step": 1.4,
-            "final_loss": 3.0 + len(name) / 100 - tokens / 1e11,
-        }
+        | {"seconds_per_step": 1.4, "final_loss": 3.0 + len(name) / 100 - tokens / 1e11}
         for name in ("PyGemma-1024x28_pretrain", "cooler_PyGemma-1024x28_pretrain")
         for tokens in (10_997_465_088, 22_003_318_784)
     ]

@@ -179,9 +179,7 @@ def test_runs_are_frozen_columns():
     part = runs.subset(runs.loss < 4.8)
     assert part.run_id == ("run3", "run4", "run5")
     np.testing.assert_array_equal(part.trunk, [1, 2, 2])
-    others = {"d_model", "n_blocks", "n_heads", "vocab_size", "n_total", "train_loss"}
-    assert set(runs.columns) == others
-    assert runs.to_pandas().shape == (6, 6 + len(others))
+    assert {*runs.columns} == {"d_model", "n_blocks", "n_heads", "vocab_size", "n_total", "train_loss"}
     assert repr(runs) == "Runs(6 runs of 3 trunks, E in {2}, eval_loss, from rows)"
     overall = runs.ranges()[0]
     assert (overall.experts, overall.runs, overall.tokens) == (None, 6, (1e6, 6e6))
@@ -219,17 +217,17 @@ def test_a_table_without_parents_has_one_trunk_for_each_size_and_e():
 
 
 @pytest.mark.parametrize(
-    ("column", "values"),
-    [
-        ("seed", [0, 1] * 18),
-        ("lr", [1e-3, 2e-3] * 18),
-        ("d_model", [64, 128] * 18),
-        ("batch_size", [8, 16] * 18),
-        ("dataset", ["web", "books"] * 18),
-    ],
+    ("column", "pair"),
+    {
+        "seed": (0, 1),
+        "lr": (1e-3, 2e-3),
+        "d_model": (64, 128),
+        "batch_size": (8, 16),
+        "dataset": ("web", "books"),
+    }.items(),
 )
-def test_runs_that_differ_from_the_start_are_of_other_trunks(column, values):
-    runs = load_runs(tiny_table().assign(**{column: values}))
+def test_runs_that_differ_from_the_start_are_of_other_trunks(column, pair):
+    runs = load_runs(tiny_table().assign(**{column: [*pair] * 18}))
     assert runs.n_trunks == 24
     assert column in runs.trunk_source
 
@@ -237,17 +235,15 @@ def test_runs_that_differ_from_the_start_are_of_other_trunks(column, values):
 def test_a_column_decides_where_there_is_one():
     frame = tiny_table().assign(run_id=[f"run{i}" for i in range(36)], group=np.arange(36) // 6)
     with_parents = frame.assign(parent_run_id=["run0" if i < 3 else None for i in range(36)])
-    assert (load_runs(with_parents).n_trunks, load_runs(with_parents).trunk_source) == (34, "column parent_run_id")
-    given = with_parents.assign(trunk=np.arange(36) // 4)
-    assert (load_runs(given).n_trunks, load_runs(given).trunk_source) == (9, "column trunk")
-    named = load_runs(given, trunks="group")
-    assert (named.n_trunks, named.trunk_source) == (6, "column group")
-    single = load_runs(given, trunks="run")
-    assert (single.n_trunks, single.trunk_source) == (36, "each run its own trunk")
-    with pytest.raises(
-        RunsError, match=r"trunks='groups' is unknown: did you mean 'group'\? There are auto, run, eval"
+    named = with_parents.assign(trunk=np.arange(36) // 4)
+    for table, rule, n_trunks, source in (
+        (with_parents, "auto", 34, "column parent_run_id"),
+        (named, "auto", 9, "column trunk"),
+        (named, "group", 6, "column group"),
+        (named, "run", 36, "each run its own trunk"),
     ):
-        load_runs(given, trunks="groups")
+        runs = load_runs(table, trunks=rule)
+        assert (runs.n_trunks, runs.trunk_source) == (n_trunks, source)
     with pytest.raises(RunsError, match="trunks='group': row 2 has no value"):
         load_runs(frame.assign(group=[None if i == 2 else "a" for i in range(36)]), trunks="group")
 
