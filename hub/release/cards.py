@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import re
+import string
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 from hub.base.errors import FilesError
 from hub.base.markdown import block, block_of, escaped, license_of, read_card, replace_block, updated, with_metadata
 from hub.base.tables import Table
-from hub.base.units import format_count, format_decimal
+from hub.base.units import UNKNOWN, format_count, format_decimal
 from hub.record.names import branch_name, index_name, repo_name
 from hub.record.run_record import RunRecord
 from hub.record.table import viewer_file
@@ -392,84 +393,76 @@ def _prediction_of(card: str) -> str:
     return next((line for line in lines if line.startswith(_PREDICTION)), "")
 
 
+class _Cells(string.Formatter):
+    """Formats the value of a row of a run's table: null is "–", and a null `{name!n}` leaves the row out."""
+
+    def convert_field(self, value: Any, conversion: Any) -> Any:
+        return _LEFT_OUT if conversion == "n" and value is None else value
+
+    def format_field(self, value: Any, spec: str) -> str:
+        if value is None or value == _LEFT_OUT:
+            return value or UNKNOWN
+        if spec == "hours":
+            return f"{value / 3600:.3g} h"
+        return format_count(value) if spec == "count" else format(value, spec)
+
+
+_LEFT_OUT = "\0"
+_RUN_ROWS = """\
+Run: {run_id} ({status})
+Branched from: {parent_run_id!n} after {branch_point_tokens:count} tokens
+Experts E (one active per token): {ours!n}{experts}
+Class in transformers: {model_type!n}
+Experts: {routed_class!n}{experts_per_token} of {experts} per token{shared}
+E of laws of top-1 models, granularity: {routed_class!n}{experts_equivalent:g}, {granularity:g}
+Active parameters: {n_active:count} ({n_active:,})
+Total parameters: {n_total:count} ({n_total:,})
+Width, blocks, heads: {d_model}, {n_blocks}, {n_heads}
+Vocabulary, sequence length: {vocab_size:,}, {sequence_length:,}
+Training tokens D: {tokens:count} ({tokens:,}), {steps:,} steps
+Tokens per active parameter: {tokens_per_parameter:.4g}
+Held-out loss (nats/token, dropless): {eval_loss:.4f}
+Training loss (nats/token): {train_loss:.4f}{window}
+Tokens dropped by the router: {routed!n}{drop_rate:.4f}
+Largest expert load over the mean: {routed!n}{expert_load_max_over_mean:.3f}
+Peak learning rate: {schedule.peak_learning_rate:.4g} ({schedule.learning_rate_law})
+Schedule (tokens): warm-up {schedule.warmup_tokens:count}, decay {schedule.decay_tokens:count}, \
+horizon {schedule.horizon_tokens:count}
+Global batch (sequences): {ramp}
+Micro-batch (sequences): {micro_batch_sequences!n}
+Expert capacity: {routed!n}{capacity!n}
+Capacity group (tokens): {routed!n}{capacity_group_tokens!n:,}
+Auxiliary losses (coefficients): {routed!n}balance {balance_loss_coefficient!n:g}, z {z_loss_coefficient!n:g}
+Optimizer: {optimizer.name}, beta {optimizer.beta1:g}/{optimizer.beta2:g}, epsilon {optimizer.epsilon:g}, \
+weight decay {optimizer.weight_decay:g}{decayed}, clip {optimizer.gradient_clip_norm:g}
+Initialization: {initialization!n}
+Norm before the head: {norm!n}
+Precision, seed: {precision}{attention}, {seed}
+Data: {dataset.id} (revision {dataset.revision}, fingerprint {dataset.fingerprint})
+Tokenizer: {tokenizer.id} (fingerprint {tokenizer.fingerprint})
+Training compute: {training_flops:.4g} FLOPs, {tokens_per_second:count} tokens/s, MFU {mfu:.3f}
+Hardware, wall time: {hardware}, {wall_time_seconds:hours}"""
+
+
 def _run_table(record: RunRecord) -> str:
-    """The settings and results of a run; rows with an empty value are left out."""
-    speed = f"{format_count(record.tokens_per_second)} tokens/s, MFU {format_decimal(record.mfu, 3)}"
-    hours = "–" if record.wall_time_seconds is None else f"{record.wall_time_seconds / 3600:.3g} h"
-    rows = (
-        *_measured(record),
-        *_recipe(record),
-        ("Training compute", f"{record.training_flops:.4g} FLOPs, {speed}"),
-        ("Hardware, wall time", f"{_or_dash(record.hardware)}, {hours}"),
-    )
-    return Table(("", "Value"), [row for row in rows if row[1] != ""]).markdown()
-
-
-def _measured(record: RunRecord) -> Sequence[tuple[str, object]]:
-    routed, parent = record.experts > 1, record.parent_run_id
-    window = f" over {format_count(record.train_loss_window_tokens)} tokens" if record.train_loss is not None else ""
-    return (
-        ("Run", f"{record.run_id} ({record.status})"),
-        ("Branched from", f"{parent} after {format_count(record.branch_point_tokens)} tokens" if parent else ""),
-        *_experts(record),
-        ("Active parameters", f"{format_count(record.n_active)} ({record.n_active:,})"),
-        ("Total parameters", f"{format_count(record.n_total)} ({record.n_total:,})"),
-        ("Width, blocks, heads", f"{record.d_model}, {record.n_blocks}, {record.n_heads}"),
-        ("Vocabulary, sequence length", f"{record.vocab_size:,}, {record.sequence_length:,}"),
-        ("Training tokens D", f"{format_count(record.tokens)} ({record.tokens:,}), {record.steps:,} steps"),
-        ("Tokens per active parameter", f"{record.tokens / record.n_active:.4g}"),
-        ("Held-out loss (nats/token, dropless)", format_decimal(record.eval_loss)),
-        ("Training loss (nats/token)", f"{format_decimal(record.train_loss)}{window}"),
-        ("Tokens dropped by the router", format_decimal(record.drop_rate) if routed else ""),
-        ("Largest expert load over the mean", format_decimal(record.expert_load_max_over_mean, 3) if routed else ""),
-    )
-
-
-def _experts(record: RunRecord) -> Sequence[tuple[str, object]]:
-    if record.model_type is None:
-        return (("Experts E (one active per token)", record.experts),)
-    rows: list[tuple[str, object]] = [("Class in transformers", record.model_type)]
-    if record.experts > 1:
-        shared = f", {record.shared_experts} shared" if record.shared_experts else ""
-        rows.append(("Experts", f"{record.experts_per_token} of {record.experts} per token{shared}"))
-        rows.append(
-            ("E of laws of top-1 models, granularity", f"{record.experts_equivalent:g}, {record.granularity:g}")
-        )
-    return rows
-
-
-def _recipe(record: RunRecord) -> Sequence[tuple[str, object]]:
-    schedule, optimizer, capacity = record.schedule, record.optimizer, record.capacity_factor
-    lengths = (schedule.warmup_tokens, schedule.decay_tokens, schedule.horizon_tokens)
-    warmup, decay, horizon = map(format_count, lengths)
-    ramp = [f"{stage.sequences} from {format_count(stage.from_tokens)}" for stage in schedule.batch_ramp]
-    clip = "–" if optimizer.gradient_clip_norm is None else f"{optimizer.gradient_clip_norm:g}"
-    betas = f"beta {optimizer.beta1:g}/{optimizer.beta2:g}, epsilon {optimizer.epsilon:g}"
-    on = {None: "", "all": " on all parameters", "matrices": " on matrices"}[optimizer.weight_decay_on]
-    attention = "" if record.attention_precision is None else f", attention {record.attention_precision}"
-    revision, fingerprint = _or_dash(record.dataset.revision), _or_dash(record.dataset.fingerprint)
-    group, balance, z = record.capacity_group_tokens, record.balance_loss_coefficient, record.z_loss_coefficient
-    routing: tuple[tuple[str, object], ...] = ()
-    if record.experts > 1:  # a dense model does not route
-        routing = (
-            ("Expert capacity", "" if capacity is None else f"factor {capacity:g}" if capacity else "dropless"),
-            ("Capacity group (tokens)", "" if group is None else f"{group:,}"),
-            ("Auxiliary losses (coefficients)", "" if None in (balance, z) else f"balance {balance:g}, z {z:g}"),
-        )
-    return (
-        ("Peak learning rate", f"{schedule.peak_learning_rate:.4g} ({schedule.learning_rate_law})"),
-        ("Schedule (tokens)", f"warm-up {warmup}, decay {decay}, horizon {horizon}"),
-        ("Global batch (sequences)", " → ".join(ramp) or None),
-        ("Micro-batch (sequences)", record.micro_batch_sequences or ""),
-        *routing,
-        ("Optimizer", f"{optimizer.name}, {betas}, weight decay {optimizer.weight_decay:g}{on}, clip {clip}"),
-        ("Initialization", record.initialization or ""),
-        ("Norm before the head", {None: "", True: "yes", False: "no"}[record.final_norm]),
-        ("Precision, seed", f"{record.precision}{attention}, {_or_dash(record.seed)}"),
-        ("Data", f"{record.dataset.id} (revision {revision}, fingerprint {fingerprint})"),
-        ("Tokenizer", f"{record.tokenizer.id} (fingerprint {_or_dash(record.tokenizer.fingerprint)})"),
-    )
-
-
-def _or_dash(value: object) -> object:
-    return "–" if value is None else value
+    """The settings and results of a run; a dense one does not route."""
+    ours, routed, capacity = record.model_type is None, record.experts > 1, record.capacity_factor
+    attention, decay_on = record.attention_precision, record.optimizer.weight_decay_on
+    ramp = [f"{stage.sequences} from {format_count(stage.from_tokens)}" for stage in record.schedule.batch_ramp]
+    fields = {
+        **vars(record),
+        "ours": "" if ours else None,
+        "routed": "" if routed else None,
+        "routed_class": "" if routed and not ours else None,
+        "shared": f", {record.shared_experts} shared" if record.shared_experts else "",
+        "tokens_per_parameter": record.tokens / record.n_active,
+        "window": "" if record.train_loss is None else f" over {format_count(record.train_loss_window_tokens)} tokens",
+        "ramp": " → ".join(ramp) or None,
+        "capacity": f"factor {capacity:g}" if capacity else None if capacity is None else "dropless",
+        "decayed": {None: "", "all": " on all parameters", "matrices": " on matrices"}[decay_on],
+        "norm": {None: None, True: "yes", False: "no"}[record.final_norm],
+        "attention": "" if attention is None else f", attention {attention}",
+    }
+    named = (row.split(": ", 1) for row in _RUN_ROWS.splitlines())
+    rows = [(name, _Cells().vformat(text, (), fields)) for name, text in named]
+    return Table(("", "Value"), [row for row in rows if _LEFT_OUT not in row[1]]).markdown()

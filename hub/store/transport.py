@@ -222,7 +222,7 @@ def _translated(chain: Sequence[BaseException]) -> HubError | None:
     return FilesError(f"the Hub refused the request ({status}): {text}")
 
 
-def _one_line(error: BaseException) -> str:
+def _one_line(error: object) -> str:
     """An error's text as one line, without a token and the library's general advice."""
     return _ADVICE.sub("", redacted(" ".join(str(error).split())))[:600].strip()
 
@@ -236,7 +236,7 @@ def _unreachable(error: BaseException, names: set[str]) -> UnavailableError:
 def _unavailable(response: Any) -> UnavailableError:
     """The error for a response that says that the server cannot for now."""
     request, said = response.request, response.headers.get("X-Error-Message", response.reason_phrase)
-    text = redacted(f"{said} ({request.method} {request.url.path})")
+    text = _one_line(f"{said} ({request.method} {request.url.path})")
     response.close()
     error = UnavailableError(f"the Hub answered {response.status_code}: {text}")
     error.retry_after = _retry_after(response)

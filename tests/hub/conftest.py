@@ -7,6 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from hub import push_runs
+from hub.release.push import push_listing
+from hub.store.folder import LocalStore
 from hub.store.hub import HubStore, open_store
 from tests.hub.loopback import TOKEN, LoopbackHub
 from tests.hub.samples import make_record, write_safetensors
@@ -85,6 +88,28 @@ def hub_store(server, **changes):
 def another_view(store):
     """The same store as another process sees it: without what this one knows of it."""
     return hub_store(SimpleNamespace(endpoint=store.transport.api.endpoint)) if isinstance(store, HubStore) else store
+
+
+def changed_by_hand(store, place, name, content=None):
+    """Another process's view of the store, after a person replaced or removed a file of a kind, repository, branch."""
+    kind, repo, branch = place
+    if isinstance(store, LocalStore):
+        path = store.folder(kind, repo, branch) / name
+        path.unlink() if content is None else path.write_bytes(content)
+    else:
+        where = {"repo_id": store.repo_id(repo), "repo_type": kind, "revision": branch}
+        if content is None:
+            store.transport.api.delete_file(name, **where)
+        else:
+            store.transport.api.upload_file(path_or_fileobj=content, path_in_repo=name, **where)
+    return another_view(store)
+
+
+def release(store, runs, workers=1):
+    """Push runs, each a folder and a record, with their index and the cards of their repositories."""
+    pushed = push_runs(store, runs, workers=workers)
+    push_listing(store, "demo", pushed)
+    return pushed
 
 
 def sharded(folder):

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from hub.base.errors import FilesError, RecordError
 from hub.record.names import repo_name
 from hub.record.run_record import OF_A_CLASS, RunRecord, plain
-from tests.hub.samples import DECIDING, make_record, record_fields
+from tests.hub.samples import make_record, record_fields
 
 
 def test_round_trip_keeps_every_field_also_unknown_ones(tmp_path):
@@ -43,14 +43,6 @@ def test_only_records_of_another_class_say_which():
     assert repo_name(grouped) == "demo-qwen3_moe-d64-b2-h4-kv2-E4-k2-f24-s1"
     with pytest.raises(RecordError, match="density, granularity missing, required with one of the others"):
         make_record(**{name: value for name, value in of_a_class.items() if name not in ("granularity", "density")})
-
-
-def test_records_of_before_a_field_was_there_have_null_for_it():
-    fields = {name: value for name, value in record_fields().items() if name not in DECIDING or name == "optimizer"}
-    fields["optimizer"] = {name: value for name, value in fields["optimizer"].items() if name != "weight_decay_on"}
-    record = RunRecord(**fields)
-    assert {getattr(record, name) for name in DECIDING if name != "optimizer"} == {None}
-    assert record.optimizer.weight_decay_on is None
 
 
 @pytest.mark.parametrize(

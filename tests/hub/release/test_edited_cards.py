@@ -7,7 +7,7 @@ import pytest
 from hub import push_index, push_run, repair_index
 from hub.base.markdown import read_card
 from hub.release.push import push_listing
-from tests.hub.conftest import another_view
+from tests.hub.conftest import another_view, changed_by_hand
 from tests.hub.samples import make_record
 
 REPO, BRANCH = "demo-d64-E4", "tokens001.5M-seed0"
@@ -21,13 +21,7 @@ def card_of(store, place):
 
 
 def put(store, place, text):
-    """Replace a card as its owner does on the Hub's page, or in a folder; another process pushes afterwards."""
-    kind, repo, branch = place
-    if hasattr(store, "root"):
-        (store.root / f"{kind}s" / repo / branch / "README.md").write_text(text)
-    else:
-        place = {"repo_id": store.repo_id(repo), "repo_type": kind, "revision": branch}
-        store.transport.api.upload_file(path_or_fileobj=text.encode(), path_in_repo="README.md", **place)
+    changed_by_hand(store, place, "README.md", text.encode())
 
 
 def edit(store, place, heading):

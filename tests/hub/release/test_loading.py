@@ -19,7 +19,7 @@ from hub import load_index, open_store, push_run
 from hub.record.run_record import RunRecord
 from hub.release.cards import loading_code
 from hub.release.push import push_listing
-from tests.hub.conftest import hub_store
+from tests.hub.conftest import hub_store, release
 from tests.hub.samples import HIDDEN, make_record
 
 ROOT = Path(__file__).parents[3]
@@ -88,12 +88,6 @@ def printed(result):
     return shown[shown.index("from transformers") :]
 
 
-def release(store, folder):
-    pushed = push_run(store, folder, RunRecord.load(folder))
-    push_listing(store, "demo", [pushed])
-    return pushed
-
-
 @pytest.mark.parametrize("ours", [False, True], ids=["without our packages", "with them"])
 def test_what_is_printed_loads_when_pasted(loopback, model_folder, tmp_path, monkeypatch, command, ours):
     from transformers import AutoTokenizer
@@ -104,8 +98,9 @@ def test_what_is_printed_loads_when_pasted(loopback, model_folder, tmp_path, mon
     empty.mkdir()
     monkeypatch.chdir(tmp_path)
     remote, folder = hub_store(loopback), Path("a folder's store/models/demo-d64-E4/tokens001.5M-seed0")
-    pushed = release(remote, model_folder)
-    release(open_store(local), model_folder)
+    run = (model_folder, RunRecord.load(model_folder))
+    (pushed,) = release(remote, [run])
+    release(open_store(local), [run])
     cards = [remote.read("model", "demo-d64-E4", "README.md", at) for at in (pushed.branch, "main")]
     snippets = [
         *((empty, code_of(card.decode())) for card in cards),

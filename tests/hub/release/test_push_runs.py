@@ -10,9 +10,8 @@ import pytest
 
 from hub import PushErrors, load_index, push_runs
 from hub.base.errors import FilesError, UnavailableError
-from hub.release.push import push_listing
 from hub.store.transport import Transport
-from tests.hub.conftest import hub_store
+from tests.hub.conftest import hub_store, release
 from tests.hub.loopback import Fault
 from tests.hub.samples import make_record
 
@@ -26,12 +25,6 @@ def runs(checkpoint):
         (checkpoint(f"c{n}", weight=float(n)), make_record(run_id=f"run{n}", d_model=64 if n < 3 else 128, seed=n))
         for n in range(RUNS)
     ]
-
-
-def release(store, runs, workers):
-    pushed = push_runs(store, runs, workers=workers)
-    push_listing(store, "demo", pushed)
-    return pushed
 
 
 def assert_complete(server, pushed, runs):

@@ -18,28 +18,15 @@ from hub.base.markdown import read_card
 from hub.record.run_record import RunRecord
 from hub.release.index import merge
 from hub.release.push import push_listing
-from tests.hub.conftest import another_view, hub_store
+from tests.hub.conftest import changed_by_hand, hub_store, release
 from tests.hub.samples import make_record
 
 REPO, BRANCH = "demo-d64-E4", "tokens001.5M-seed0"
+RUN = ("model", REPO, BRANCH)
 
 
 def released(store, name):
     return store.read("model", REPO, name, BRANCH).decode()
-
-
-def changed_by_hand(store, name, content=None):
-    """Another process's view of the store, after a file of the branch was replaced, or removed."""
-    if hasattr(store, "root"):
-        path = store.root / "models" / REPO / BRANCH / name
-        path.unlink() if content is None else path.write_bytes(content)
-    else:
-        place = {"repo_id": store.repo_id(REPO), "revision": BRANCH}
-        if content is None:
-            store.transport.api.delete_file(name, **place)
-        else:
-            store.transport.api.upload_file(path_or_fileobj=content, path_in_repo=name, **place)
-    return another_view(store)
 
 
 def test_a_corrected_loss_and_a_prediction_reach_what_was_released(store, checkpoint, record):
@@ -86,7 +73,7 @@ def test_what_is_missing_or_differs_is_sent_and_what_should_not_be_there_goes(st
     files = store.files("model", REPO, BRANCH)
     assert "old_helper.py" not in files
     for name in files.keys() - {"model.safetensors"}:
-        view = changed_by_hand(store, name)
+        view = changed_by_hand(store, RUN, name)
         assert name not in view.files("model", REPO, BRANCH)
         push_run(view, folder, record)
         assert view.files("model", REPO, BRANCH) == files
@@ -109,13 +96,13 @@ def test_a_record_that_says_the_same_or_is_not_ours_to_change_stays(store, check
     pushed = push_run(store, folder, record)
     known = pushed.replaced(commit=None).to_dict()
     older = json.dumps({name: value for name, value in known.items() if value is not None}).encode()
-    view = changed_by_hand(store, "run.json", older)
+    view = changed_by_hand(store, RUN, "run.json", older)
     assert push_run(view, folder, record).commit == view.branches("model", REPO)[BRANCH]
     with pytest.raises(ConflictError, match="belongs to run demo-d64-E4-a, not other"):
         push_run(view, folder, record.replaced(run_id="other"))
     assert released(view, "run.json").encode() == older
     newer = pushed.to_json().replace('"schema_version": 1', '"schema_version": 9').encode()
-    view = changed_by_hand(store, "run.json", newer)
+    view = changed_by_hand(store, RUN, "run.json", newer)
     with pytest.raises(ConflictError, match=r"branch '.*' of .* has a record with schema_version 9, .* newer version"):
         push_run(view, folder, record)
     assert released(view, "run.json").encode() == newer
@@ -175,7 +162,7 @@ def test_a_licence_is_named_if_it_is_given_and_stays(store, checkpoint, record):
 def test_the_copy_on_main_is_no_second_run(tmp_path, runs_of):
     """When a folder without its index is read, or a store is pushed on."""
     store = open_store(tmp_path / "releases")
-    push_listing(store, "demo", push_runs(store, runs_of(2)))
+    release(store, runs_of(2))
     models = tmp_path / "releases" / "models"
     assert (models / REPO / "main" / "run.json").is_file()
     assert sorted(record.run_id for record in load_records(models)) == ["run0", "run1"]

@@ -2,10 +2,8 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
-from hub import push_runs
-from hub.release.push import push_listing
 from hub.store.hub import CALLS_PER_WINDOW, Pace
-from tests.hub.conftest import hub_store
+from tests.hub.conftest import hub_store, release
 
 
 def test_a_window_takes_so_many_calls_and_no_more():
@@ -49,5 +47,5 @@ def test_every_call_of_the_api_is_paced(loopback, runs_of):
             taken.append(calls)
 
     store = hub_store(loopback, pace=Counting())
-    push_listing(store, "demo", push_runs(store, runs_of(3)))
+    release(store, runs_of(3))
     assert len(loopback.api_calls()) <= sum(taken) <= len(loopback.api_calls()) + 2
