@@ -1,29 +1,29 @@
 """Sweeps on a real SLURM, to the last record: what stops a task there, and how it goes on."""
 
-import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
 import yaml
-from typer.testing import CliRunner
 
 import training
 from hub import RunRecord
 from tests.conftest import wait_for
 from tests.slurm.cluster import NODES, PATH
-from training.sweep import __main__ as sweep_module
+from tests.training.sweep import commands
 from training.sweep.engine import Job
 from training.sweep.file import Sweep
 from training.sweep.status import Attempt
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1800)]
 CONFIGS = Path(training.__file__).parent / "configs" / "accelerate"
+command, status = (partial(called, "sweep file.yaml") for called in (commands.command, commands.status))
 ON_CPU = ("--gpus", "0", "--time", "60")
 
 
@@ -45,17 +45,6 @@ def sweep(tiny, tmp_path, cluster, monkeypatch):
     yield Sweep.load("sweep file.yaml")
     cluster("scancel", "--me")
     wait_for("an empty queue", lambda: not cluster("squeue", "--noheader"))
-
-
-def command(name, *words):
-    done = CliRunner().invoke(sweep_module.app, [name, "sweep file.yaml", *words])
-    assert done.exit_code == 0, done.output
-    return done.output
-
-
-def status():
-    """What `status` tells of the runs, by name."""
-    return {one["name"]: one for one in json.loads(command("status", "--json"))}
 
 
 def job_of(run):

@@ -72,6 +72,7 @@ def adopt(cache: TokenCache) -> Place | None:
 
     The caller holds the lock.
     """
+    (cache.folder / "shards.jsonl").touch()  # so that it is seen where a network's file system remembers its absence
     cache.refresh()
     place = None if cache.complete else cache.end
     while place is not None:

@@ -4,6 +4,7 @@ import inspect
 import json
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,13 @@ from typer.testing import CliRunner
 
 from tests.hub.conftest import loopback, online, the_hub  # noqa: F401
 from tests.hub.loopback_jobs import HARDWARE
+from tests.training.sweep import commands
 from training.sweep import __main__ as sweep_module
 from training.sweep.engine import Job
 from training.sweep.file import Sweep
 from training.sweep.hf_jobs import HfJobs
 
+command, status = (partial(called, "sweep.yaml") for called in (commands.command, commands.status))
 OPTIONS = ("--on", "hf-jobs", "--flavor", "cpu-basic", "--bucket", "org/runs", "--package", "git+https://host/code")
 
 
@@ -39,16 +42,6 @@ def sweep(tiny, tmp_path, monkeypatch):
     (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(values))
     monkeypatch.chdir(tmp_path)
     return Sweep.load("sweep.yaml")
-
-
-def command(name, *words, exit_code=0):
-    done = CliRunner().invoke(sweep_module.app, [name, "sweep.yaml", *words])
-    assert done.exit_code == exit_code, done.output
-    return done.output
-
-
-def status():
-    return {one["name"]: one for one in json.loads(command("status", "--json"))}
 
 
 def job_of(run):

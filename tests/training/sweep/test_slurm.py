@@ -1,6 +1,5 @@
 """The SLURM script: valid for bash, and what it does at SLURM's signals; tests/slurm runs it on a real cluster."""
 
-import json
 import multiprocessing
 import os
 import signal
@@ -9,16 +8,15 @@ import sys
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
 from tests.conftest import wait_for
+from tests.training.sweep.commands import command, status
 from training.configuration.arguments import ConfigurationError
-from training.sweep import __main__ as sweep_module
 from training.sweep import engine
 from training.sweep.engine import EngineError, Job, seconds_of
 from training.sweep.file import Sweep
 from training.sweep.slurm import Slurm
-from training.sweep.status import status
+from training.sweep.status import status as status_of
 
 HF_JOBS = ("--on", "hf-jobs", "--flavor", "cpu-basic", "--bucket", "org/runs", "--package", "git+https://host/code")
 
@@ -109,13 +107,7 @@ def tasks(cluster):
 
 
 def shown(sweep_file, *words, exit_code=0):
-    return command("run", sweep_file, "--on", "slurm", *words, exit_code=exit_code)
-
-
-def command(name, sweep_file, *words, exit_code=0):
-    done = CliRunner().invoke(sweep_module.app, [name, str(sweep_file), *words])
-    assert done.exit_code == exit_code, done.output
-    return done.output
+    return command(sweep_file, "run", "--on", "slurm", *words, exit_code=exit_code)
 
 
 def submitted(sweep_file, count):
@@ -199,7 +191,7 @@ def test_states_are_those_of_the_queue(sweep_file, programs):
     for line, state in {**told, "CANCELLED|None": "waiting", "COMPLETED|None": "waiting"}.items():
         programs("squeue", f"echo '{Job.of(first)[0].id}|12|{line}|sweep'")
         found = Slurm().queue([first, second], {""})
-        assert status(first, jobs=list(found.values())).state == state
+        assert status_of(first, jobs=list(found.values())).state == state
         assert len(found) == 1  # it has forgotten the other
 
 
@@ -218,7 +210,7 @@ def test_two_submits_at_once_send_each_run_once(sweep_file, cluster):
     assert submitted(sweep_file, 2) == [0, 0]
     names = sorted(run.name for run in Sweep.load(sweep_file).runs)
     assert tasks(cluster) == names
-    assert sorted(command("cancel", sweep_file).splitlines()) == [f"{name}: cancelled (slurm)" for name in names]
+    assert sorted(command(sweep_file, "cancel").splitlines()) == [f"{name}: cancelled (slurm)" for name in names]
     assert len(list(cluster.glob("*_*"))) == 2
 
 
@@ -234,16 +226,16 @@ def test_jobs_of_a_submit_that_was_killed_are_found(sweep_file, cluster, lost):
         for run in runs:
             (run.folder / "jobs.json").unlink()
     assert [Job.of(run) for run in runs] == [[], []]
-    found = {one["name"]: (one["engine"], one["queue"]) for one in json.loads(command("status", sweep_file, "--json"))}
-    assert found == {run.name: ("slurm", "pending (Priority)") for run in runs}
+    queues = {name: (one["engine"], one["queue"]) for name, one in status(sweep_file).items()}
+    assert queues == {run.name: ("slurm", "pending (Priority)") for run in runs}
     for run in runs:
         (run.folder / "jobs.json").unlink()
     assert "was skipped: it is queued" in shown(sweep_file, "--gpus", "0")
-    assert "is slurm job 1_" in command("run", sweep_file, *HF_JOBS, exit_code=2)
+    assert "is slurm job 1_" in command(sweep_file, "run", *HF_JOBS, exit_code=2)
     assert len(tasks(cluster)) == 2
-    assert command("cancel", sweep_file).count("cancelled (slurm)") == 2
+    assert command(sweep_file, "cancel").count("cancelled (slurm)") == 2
     assert {path.name for path in cluster.glob("*_*")} == {"1_0", "1_1"}
-    assert command("cancel", sweep_file) == ""
+    assert command(sweep_file, "cancel") == ""
     shown(sweep_file, "--gpus", "0")
     assert len(tasks(cluster)) == 4
 
@@ -255,9 +247,9 @@ def test_every_job_of_a_run_that_has_several_is_seen_and_cancelled(sweep_file, c
     first = Job.of(run)[0].id
     subprocess.run("sbatch", input=(cluster / "1.sh").read_text(), text=True, check=True, stdout=subprocess.DEVNULL)
     (cluster / first).touch()  # the one in the run's folder is cancelled; the other is not
-    queues = {one["name"]: one["queue"] for one in json.loads(command("status", sweep_file, "--json"))}
+    queues = {name: one["queue"] for name, one in status(sweep_file).items()}
     assert queues == {run.name: "pending (Priority)", other.name: "pending (Priority); pending (Priority)"}
-    command("cancel", sweep_file)
+    command(sweep_file, "cancel")
     assert {path.name for path in cluster.glob("*_*")} == {"1_0", "1_1", "2_0", "2_1"}
 
 
@@ -267,10 +259,10 @@ def test_another_sweep_and_other_jobs_are_left_alone(sweep_file, cluster, tmp_pa
     (tmp_path / "other.yaml").write_text(yaml.safe_dump(values | {"output_dir": str(tmp_path / "others")}))
     shown(tmp_path / "other.yaml", "--gpus", "0")
     assert len(tasks(cluster)) == 4
-    assert command("cancel", tmp_path / "other.yaml").count("cancelled") == 2
+    assert command(tmp_path / "other.yaml", "cancel").count("cancelled") == 2
     assert {path.name for path in cluster.glob("*_*")} == {"2_0", "2_1"}
     (name, _) = [run.name for run in Sweep.load(sweep_file).runs]
-    assert command("cancel", sweep_file, "--only", name) == f"{name}: cancelled (slurm)\n"
+    assert command(sweep_file, "cancel", "--only", name) == f"{name}: cancelled (slurm)\n"
 
 
 def test_a_sweep_larger_than_the_largest_array_is_several(sweep_file, cluster):
@@ -282,7 +274,7 @@ def test_a_sweep_larger_than_the_largest_array_is_several(sweep_file, cluster):
     assert sorted(Job.of(run)[0].id for run in runs) == [f"{1 + i // 4}_{i % 4}" for i in range(9)]
     sent = [(cluster / f"{array}.words").read_text() for array in (1, 2, 3)]  # no more than two at a time in all
     assert sent == ["--parsable", "--parsable --dependency=afterany:1", "--parsable --dependency=afterany:2"]
-    assert command("cancel", sweep_file).count("cancelled") == 9
+    assert command(sweep_file, "cancel").count("cancelled") == 9
     shown(sweep_file, "--gpus", "0")
     assert (cluster / "6.words").read_text() == "--parsable"
 

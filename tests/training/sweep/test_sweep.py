@@ -7,13 +7,13 @@ import re
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 import yaml
 from filelock import FileLock
 from rich.console import Console
-from typer.testing import CliRunner
 
 import training
 from hub import RunRecord
@@ -25,8 +25,8 @@ from studies.crossing.records import EXPERTS, TOKENS, WIDTHS, read_sweep
 from tests.conftest import wait_for
 from tests.guides import ROOT
 from tests.training.run.test_run import finish
+from tests.training.sweep.commands import command
 from training.configuration.arguments import ConfigurationError
-from training.sweep import __main__ as sweep_module
 from training.sweep import run as sweep_run
 from training.sweep.engine import EngineError
 from training.sweep.file import Sweep, SweepRun
@@ -285,11 +285,7 @@ def test_plan_and_status_are_printed_as_tables_and_json(tiny, tmp_path):
     values = {"base": tiny(schedule__tokens=[1280]).to_dict(), "output_dir": str(tmp_path / "runs")}
     path.write_text(yaml.safe_dump(values | {"runs": [{}, missing]}))
 
-    def shown(command, *words, file=path, exit_code=0):
-        result = CliRunner().invoke(sweep_module.app, [command, str(file), *words])
-        assert result.exit_code == exit_code
-        return result.output
-
+    shown = partial(command, path)
     planned = json.loads(shown("plan", "--json"))
     sizes = [(run["name"], run["vocab_size"], run["vocab_assumed"]) for run in planned["runs"]]
     assert sizes == [("d64-E4-seed0", 300, False), ("d64-E4-seed1", 50257, True)]
@@ -301,7 +297,7 @@ def test_plan_and_status_are_printed_as_tables_and_json(tiny, tmp_path):
     assert all(text in shown("plan") for text in ("d64-E4-seed0", "unknown", "save"))
     assert "--flops-per-second: -1.0" in shown("plan", "--flops-per-second", "-1", exit_code=2)
     assert "There are d64-E4-seed0" in shown("config", "d1-E1-seed0", exit_code=2)
-    assert "error: sweep file" in shown("plan", file=tmp_path / "none.yaml", exit_code=2)
+    assert "error: sweep file" in command(tmp_path / "none.yaml", "plan", exit_code=2)
 
 
 # -- running it
@@ -386,10 +382,10 @@ def test_a_sweep_is_cancelled_from_elsewhere(tiny, tmp_path):
     words = [sys.executable, "-m", "training.sweep", "run", str(path)]
     sweep = subprocess.Popen(words, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, start_new_session=True)
     wait_for("a checkpoint", lambda: list(run.folder.glob("trunk/step*")))
-    assert CliRunner().invoke(sweep_module.app, ["cancel", str(path)]).output == f"{run.name}: cancelled (local)\n"
+    assert command(path, "cancel") == f"{run.name}: cancelled (local)\n"
     assert sweep.wait(timeout=120) == 143
     assert (state(run), Attempt.load(run.folder).stopped) == ("waiting", True)
-    assert CliRunner().invoke(sweep_module.app, ["cancel", str(path)]).output == ""
+    assert command(path, "cancel") == ""
     atomic.write_json(run.folder / "process.json", {"host": "another", "pid": 1})
     with lock_of(run), pytest.raises(EngineError, match="the sweep runs on another; cancel it there"):
         Local().cancel([run])
@@ -397,11 +393,10 @@ def test_a_sweep_is_cancelled_from_elsewhere(tiny, tmp_path):
 
 def test_what_would_be_started_is_shown(sweep_of, tiny, tmp_path):
     (tmp_path / "sweep.yaml").write_text(yaml.safe_dump({"base": tiny().to_dict(), "output_dir": "runs"}))
-    words = ["run", str(tmp_path / "sweep.yaml"), "--dry-run"]
-    assert "train.py --config runs/d64-E4-seed0/launch.yaml" in CliRunner().invoke(sweep_module.app, words).output
-    refused = CliRunner().invoke(sweep_module.app, [*words, "--partition", "gpu"])
-    assert refused.exit_code == 2
-    assert "--partition: --on local does not take it; it takes --workers" in refused.output
+    shown = partial(command, tmp_path / "sweep.yaml", "run", "--dry-run")
+    assert "train.py --config runs/d64-E4-seed0/launch.yaml" in shown()
+    refused = shown("--partition", "gpu", exit_code=2)
+    assert "--partition: --on local does not take it; it takes --workers" in refused
 
 
 def test_a_run_that_another_sweep_has_finished_meanwhile_is_not_started(sweep_of, monkeypatch):
