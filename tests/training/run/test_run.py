@@ -224,7 +224,7 @@ BALANCE, MUON_RATE = "model.balance", "optimizer.muon_learning_rate"
             {"model": TOP_K | {"balance": "bias"}},
             f"{BALANCE}: bias; transformers' qwen3_moe has no selection bias; deepseek",
         ),
-        ({"model": SHARED | {"balance": "both"}}, f"{BALANCE}: 'both'; it must be loss or bias"),
+        ({"model": SHARED | {"balance": "both"}}, f"{BALANCE}: 'both'; it must be 'loss' or 'bias'"),
         ({"model": SHARED | {"bias_update_rate": 0.1}}, f"model.bias_update_rate: 0.1; it needs {BALANCE} bias"),
         *(
             (
