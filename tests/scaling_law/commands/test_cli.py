@@ -277,7 +277,7 @@ def test_scale_out(shell):
     [
         ("--hours 72 --flops 1e21 --gpu h100 --gpus 8", "give exactly one of them"),
         ("--hours 72 --gpu h100 --price 2", "--price 2.0 is per GPU-hour: --gpus is needed"),
-        ("--hours 72 --gpus 8 --mfu 0.4", "--mfu 0.4 needs --gpu"),
+        ("--hours 72 --gpus 8 --mfu 0.4", "--mfu 0.4 is that of a GPU: --gpu is needed"),
         ("--hours 72 --gpus 8 --throughput {file} --mfu 0.4", "has measured step times"),
         ("--hours 72 --gpus 8 --throughput {file} --gpu a100", "on 'NVIDIA H100 80GB HBM3', not on --gpu a100"),
         ("--hours 1e-9 --gpus 8 --throughput {file} --gpu h100", "--hours 1e-09 is less than one training step"),

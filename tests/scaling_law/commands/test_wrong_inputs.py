@@ -36,12 +36,12 @@ LINES = {  # what is typed → the line on standard error
     ),
     "optimal": "--flops, --hours, --money: give exactly one of them",
     "optimal --flops 0": "--flops 0 must be positive and finite",
-    "optimal --hours 3": "--gpu is needed with --hours: h100; or --throughput",
+    "optimal --hours 3": "--gpus is needed, the number of GPUs that train",
     "optimal --hours 3 --gpu h100": "--gpus is needed, the number of GPUs that train",
     "optimal --hours 72 --gpus 8 --gpu h10": f"--gpu 'h10' is unknown: did you mean 'h100'? There are {ANY_GPU}",
     "optimal --hours 72 --gpus 8 --gpu z80": f"--gpu 'z80' is unknown; there are {ANY_GPU}",
     "optimal --flops 1e22 --kv-heads-ratio 2": "--kv-heads-ratio 2.0 must be above 0 and at most 1",
-    "optimal --flops 1e22 --mfu 0.3": "--mfu 0.3 needs --gpu, whose peak it refers to",
+    "optimal --flops 1e22 --mfu 0.3": "mfu goes with hours or money, not with --flops 1e+22",
     "optimal --flops 1e22 --experts 8 --law chinchilla": "--experts 8: this Chinchilla law holds for E = 1 only",
     "optimal --flops 1e22 --learning-rate-law coed": (
         "law of learning rates 'coed' is unknown: did you mean 'code'? There are code, paper, or the file of a law"
@@ -52,8 +52,8 @@ LINES = {  # what is typed → the line on standard error
     ),
     "plan --flops 1e20 --mfu 0": "--mfu 0.0 must be above 0 and at most 1",
     "plan --flops 1e20 --branches 0": "--branches 0 must be a whole number from 1 to 20",
-    "plan --flops 1e20 --gpu-tflops 0": "--gpu-tflops 0 must be positive",
-    "plan --hours 3 --gpus 8": "--gpu is needed with --hours: h100; or --throughput",
+    "plan --flops 1e20 --gpu-tflops 0": "--gpu-tflops 0 must be positive and finite",
+    "plan --hours 3 --gpus 8": '--gpu is needed, such as "h100", or throughput, measured step times',
     "reach --loss 0": "--loss 0 must be positive and finite",
     "reach --loss 2 --flops 1e22 --memory 1GB": "--memory and a budget: give one of them; the other is the answer",
     "speedup": "--flops or --n-active is needed",
@@ -77,7 +77,7 @@ LINES = {  # what is typed → the line on standard error
     "scale-out 2304 --gpus 0": "--gpus 0 must be a whole number of at least 1",
     "scale-out 2304 --gpu h10": f"--gpu 'h10' is unknown: did you mean 'h100'? There are {ANY_GPU}",
     f"{NEXT} --max-runs 0": "--max-runs 0 must be at least 1",
-    f"{NEXT} --law printed": "--law printed has no draws: fit it with --bootstrap",
+    f"{NEXT} --law printed": "--law has no draws: fit that law with --bootstrap",
     f"{NEXT} --warmup 1T": "--warmup 1T: no candidate run has the 1.25T tokens that warm-up and decay take",
     f"{NEXT} --tokens-per-parameter 5:1": (
         "--tokens-per-parameter (5.0, 1.0) must be two increasing positive numbers"
