@@ -28,13 +28,13 @@ from hub.base.units import parse_bytes, parse_count
 from scaling_law.explorer.answer import answer
 from scaling_law.explorer.programs import law_named, tools
 from scaling_law.explorer.question import (
+    CHOICES,
     FLOPS,
     GPU_NAMES,
     HOURS,
     LAW_FILE,
     PRESETS,
     PUBLISHED,
-    UNITS,
     VIEWS,
     YOURS,
     Question,
@@ -344,8 +344,7 @@ def _preset() -> str:
 
 def _opened(laws: Mapping[str, Law], first: Question) -> str:
     """JavaScript: the fields, as far as the page's address has values for them, and a turn; the link; dark or not."""
-    offered = {"unit": UNITS, "gpu": GPU_NAMES, "view": [*VIEWS], "law": [*laws, YOURS]}
-    linked = asdict(Question(law=first.law))
+    offered, linked = CHOICES | {"law": (*laws, YOURS)}, asdict(Question(law=first.law))
     return f"""() => {{
         const query = location.search.slice(1), asked = new URLSearchParams(query), offered = {json.dumps(offered)};
         const dark = document.body.classList.contains('dark');

@@ -26,6 +26,7 @@ VIEWS = {
     "isoflop": "Loss along the budget",
     "tokens": "Loss against tokens",
 }
+CHOICES = {"unit": UNITS, "gpu": GPU_NAMES, "view": tuple(VIEWS)}  # all other fields are texts
 _LONGEST = 200  # characters of a field
 
 
@@ -58,7 +59,7 @@ class Question:
         for name, text in texts.items():
             if len(text) > _LONGEST:
                 raise InputError(f"{name}={text[:20]!r}… is too long: at most {_LONGEST} characters")
-        for name, allowed in (("view", VIEWS), ("unit", UNITS), ("gpu", GPU_NAMES)):
+        for name, allowed in CHOICES.items():
             if name in texts and texts[name] not in allowed:
                 raise InputError(unknown(f"{name}=", texts[name], allowed))
         return cls(**texts)
@@ -83,8 +84,13 @@ class Question:
         """Training FLOPs (and inference, if tokens are served), or hours. ValueError as `limits`."""
         return Budget.of(**self.spent())
 
+    def keywords(self) -> dict[str, Any]:
+        """All as keyword arguments of `law.optimal` and `law.plan`. ValueError as `limits`."""
+        experts = parse_experts(self.experts, "experts") if self.experts.strip() else None
+        return self.spent() | self.limits() | {"experts": experts}
+
     def spent(self) -> dict[str, Any]:
-        """The budget as keyword arguments of `law.optimal` and `plan`. ValueError as `limits`."""
+        """The budget as keyword arguments. ValueError as `limits`."""
         if self.unit == FLOPS:
             return {FLOPS: parse_count(self.flops or "0", FLOPS)}
         gpus = parse_count(self.gpus or "0", "gpus")
@@ -92,15 +98,12 @@ class Question:
         return {HOURS: parse_count(self.hours or "0", HOURS), "gpus": whole, "gpu": self.gpu}
 
     def limits(self) -> dict[str, Any]:
-        """Keyword arguments of `law.optimal`. ValueError names the field, the text and what is allowed."""
+        """The limits as keyword arguments. ValueError names the field, the text and what is allowed."""
         return {
             "memory": parse_bytes(self.memory, "memory") if self.memory else None,
             "kv_tokens": parse_context(self.kv_tokens or "0", "kv_tokens"),
             "inference_tokens": parse_count(self.inference_tokens or "0", "inference_tokens"),
         }
-
-    def asked_experts(self) -> list[int] | None:
-        return parse_experts(self.experts, "experts") if self.experts.strip() else None
 
     def command(self, planned: bool = True) -> str:
         """The same question in the shell: a plan, or where there is none its optimum."""
