@@ -4,6 +4,7 @@ import shlex
 
 import pytest
 
+from scaling_law import Throughput
 from scaling_law.commands.cli import PLACES
 from scaling_law.law import LAWS
 from scaling_law.law.shelf import SHELF
@@ -45,6 +46,29 @@ LINES = {  # what is typed → the line on standard error
     "optimal --flops 1e22 --experts 8 --law chinchilla": "--experts 8: this Chinchilla law holds for E = 1 only",
     "optimal --flops 1e22 --learning-rate-law coed": (
         "law of learning rates 'coed' is unknown: did you mean 'code'? There are code, paper, or the file of a law"
+    ),
+    "optimal --hours 72 --flops 1e21 --gpu h100 --gpus 8": (
+        "--flops 1e+21, --hours 72.0, --money: give exactly one of them"
+    ),
+    "optimal --hours 72 --gpu h100 --price 2": (
+        "--price 2.0 is per GPU-hour: --gpus is needed, the number of GPUs that train"
+    ),
+    "optimal --hours 72 --gpus 8 --mfu 0.4": (
+        '--mfu 0.4 is that of a GPU: --gpu is needed, such as "h100", or throughput, measured step times'
+    ),
+    "optimal --hours 72 --gpus 8 --throughput h100.json --mfu 0.4": (
+        "--mfu 0.4: --throughput h100.json has measured step times; give one of the two"
+    ),
+    "optimal --hours 72 --gpus 8 --throughput h100.json --gpu a100": (
+        "--throughput h100.json was measured on 'NVIDIA H100 80GB HBM3', not on --gpu a100"
+    ),
+    "optimal --hours 1e-9 --gpus 8 --throughput h100.json": (
+        "--hours 1e-09 is less than one training step: "
+        "the smallest model (d_model 64, E = 1) takes 0.00164 s on 8 × NVIDIA H100 80GB HBM3 (bf16)"
+    ),
+    "optimal --flops 1e28": (
+        "too far from the runs of this law to answer: N_act 73.4T is outside the fitted 78.7M…2.72B (×2.7e+04) "
+        "at E = 32, beyond the guard of 1000 times; --force answers anyway"
     ),
     "optimal --flops 1e22 --memory 1MB": (
         "nothing fits: the smallest model (d_model 64, E = 1) has 6.49M parameters and needs at least 13 MB "
@@ -169,6 +193,9 @@ UNREADABLE = {  # a usage error, in typer's frame
     "loss --n-active 1B --experts 0": (
         "Invalid value for '--experts': '0': '0' must be within 1 and 65536, smaller end first"
     ),
+    "fit runs.csv --column n_active": (
+        "Invalid value for '--column': 'n_active' is not of the form name=column, name=expression or name=number"
+    ),
     "fit runs.csv --bound c=2": (
         "Invalid value for '--bound': 'c=2' is not of the form name=low:high (an end may be left out)"
     ),
@@ -182,6 +209,7 @@ UNREADABLE = {  # a usage error, in typer's frame
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     made = tmp_path_factory.mktemp("wrong")
+    Throughput("NVIDIA H100 80GB HBM3", "bf16", {"flops": 1e-14}).save(made / "h100.json")
     tiny_runs().to_pandas().rename(columns={"loss": "final_loss"}).to_csv(made / "runs.csv", index=False)
     return made
 
