@@ -112,7 +112,10 @@ def fit(
     limits: dict[str, Any] = {"fixed": dict(fixed), "bounds": dict(bounds)}
     if split is not None:
         parts = splits.split(table, split, validation, test)
-        converged = _show_split(splits.compare(parts, select, joint_options=limits, **robust, **further), as_json)
+        compared = splits.compare(parts, select, joint_options=limits, **robust, **further)
+        value = compared.to_dict() | {"joint": compared.joint.to_dict()} if as_json else None
+        show(value, as_json, Group(parts.summary(), compared.summary()))
+        converged = compared.joint.status.converged
     elif calibrate is not None:
         base: Law = choose_law(calibrate, flag="--calibrate")
         calibrated = calibration.calibrate(base, table, groups=groups, candidates=candidates or None, **robust)
@@ -122,9 +125,12 @@ def fit(
         result = fitting.fit(table, kind, **limits, **robust, **further, progress=not as_json)
         profiled = result.fitted if coefficients == ("all",) else coefficients or ()
         intervals = [profiles.profile_interval(result, name, level) for name in profiled]
-        more = _profiles(intervals, level) if intervals else {}
+        more: dict[str, Any] = {"skipped": list(table.skipped)}
+        fields = ("coefficient", "value", "low", "high")
+        rows = [{field: getattr(interval, field) for field in fields} for interval in intervals]
+        more |= {"level": level, "profiles": rows} if intervals else {}
         tables = [profiles.profile_table(intervals, level)] if intervals else []
-        _show(result, bootstrap, output, {"skipped": list(table.skipped)} | more, tables, as_json)
+        _show(result, bootstrap, output, more, tables, as_json)
         converged = result.status.converged
     for reason in table.skipped:
         typer.secho(f"skipped {reason}", err=True, fg="yellow")
@@ -147,18 +153,6 @@ def _show(
     intervals = {name: draws.interval(name) for name in law.coefficients} if draws else None
     value = result.to_dict() | {"intervals": intervals} | more
     show(value, as_json, Group(result.summary(), *([draws.summary()] if draws else []), *tables))
-
-
-def _profiles(intervals: list[profiles.ProfileInterval], level: float) -> dict[str, Any]:
-    names = ("coefficient", "value", "low", "high")
-    return {"level": level, "profiles": [{name: getattr(p, name) for name in names} for p in intervals]}
-
-
-def _show_split(compared: splits.Comparison, as_json: bool) -> bool:
-    """Print a fit that held runs out, and return whether its joint law converged."""
-    value = compared.to_dict() | {"joint": compared.joint.to_dict()} if as_json else None
-    show(value, as_json, Group(compared.split.summary(), compared.summary()))
-    return bool(compared.joint.status.converged)
 
 
 @command("folder into trunks outliers mix", OfRuns)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -146,19 +147,23 @@ def next_runs(
     return proposed, {"ask": ask}
 
 
-def _answer(ask: str, limits: dict[str, Any], vocab_size: int | None) -> Any:
+ANSWERS: dict[str, tuple[Callable[..., design.Target], str]] = {  # what --ask names → what it takes
+    "optimum": (design.log_optimal_parameters, "FLOPS,E"),
+    "loss": (design.predicted_loss, "N,D,E"),
+    "advantage": (design.advantage, "FLOPS,E1,E2"),
+}
+
+
+def _answer(ask: str, limits: dict[str, Any], vocab_size: int | None) -> design.Target:
     kind, _, rest = ask.partition(":")
     values = parse_counts(rest, "--ask") if rest else []
-    set_limits = {name: value for name, value in limits.items() if value}
-    if set_limits and kind in ("optimum", "loss"):
+    options = {name: value for name, value in limits.items() if value}
+    if options and kind in ("optimum", "loss"):
         raise InputError(f"--ask {ask!r}: --memory, --max-parameters and --kv-tokens go with advantage only")
-    match kind, len(values):
-        case "optimum", 2:
-            return design.log_optimal_parameters(*values)
-        case "loss", 3:
-            return design.predicted_loss(*values)
-        case "advantage", 3:
-            return design.advantage(*values, **set_limits, vocab_size=vocab_size)
-    if kind not in ("optimum", "loss", "advantage"):
-        raise InputError(unknown("--ask ", kind, ("optimum", "loss", "advantage")))
-    raise InputError(f"--ask {ask!r} must be optimum:FLOPS,E or loss:N,D,E or advantage:FLOPS,E1,E2")
+    if kind not in ANSWERS:
+        raise InputError(unknown("--ask ", kind, ANSWERS))
+    target, takes = ANSWERS[kind]
+    if len(values) != len(takes.split(",")):
+        forms = " or ".join(f"{name}:{form}" for name, (_, form) in ANSWERS.items())
+        raise InputError(f"--ask {ask!r} must be {forms}")
+    return target(*values, **options | ({"vocab_size": vocab_size} if kind == "advantage" else {}))

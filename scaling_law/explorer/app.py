@@ -24,36 +24,11 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
 from hub.base.errors import InputError
-from hub.base.units import parse_bytes, parse_count
+from hub.base.units import format_bytes, format_flops, parse_bytes, parse_count
+from scaling_law.explorer import uploads
 from scaling_law.explorer.answer import answer
 from scaling_law.explorer.programs import law_named, tools
-from scaling_law.explorer.question import (
-    CHOICES,
-    FLOPS,
-    GPU_NAMES,
-    HOURS,
-    LAW_FILE,
-    PRESETS,
-    PUBLISHED,
-    VIEWS,
-    YOURS,
-    Question,
-    of_log_bytes,
-    of_log_flops,
-    of_log_hours,
-)
-from scaling_law.explorer.uploads import (
-    ACTIONS,
-    COLUMNS,
-    JOINT,
-    LAW_FILES,
-    MAX_BYTES,
-    TABLES,
-    USE,
-    columns_of,
-    is_table,
-    read_upload,
-)
+from scaling_law.explorer.question import CHOICES, FLOPS, HOURS, LAW_FILE, PRESETS, PUBLISHED, VIEWS, YOURS, Question
 from scaling_law.figures.interactive import DARK, FONT, LIGHT
 from scaling_law.law import Law
 from scaling_law.law.kinds import published_law
@@ -73,9 +48,9 @@ takes over. The address of this page is a link to what it shows."""
 FIELDS = [field.name for field in fields(Question)]  # in the order of their components
 PRESET_FIELDS = [name for name in FIELDS if name not in ("law", "view")]
 SLIDERS: dict[str, tuple[float, float, Callable[[float], str]]] = {  # field → its log10 from and to, and its text
-    "flops": (17.0, 26.0, of_log_flops),
-    "hours": (0.0, 4.0, of_log_hours),
-    "memory": (9.0, 13.0, of_log_bytes),
+    "flops": (17.0, 26.0, format_flops),
+    "hours": (0.0, 4.0, "{:.3g}".format),
+    "memory": (9.0, 13.0, lambda size: format_bytes(size).replace(" ", "")),
 }
 STEP = 0.05  # of a slider
 SHOWN = 9  # components of an answer: those of `_results`, and the link
@@ -189,9 +164,8 @@ def _inputs(laws: Mapping[str, Law], first: Question) -> tuple[Any, dict[str, An
         low, high, _ = SLIDERS[name]
         sliders[name] = gr.Slider(low, high, at.get(name), step=STEP, label=label, **options)
 
-    preset = gr.Dropdown(
-        list(PRESETS), label="Start from a preset", value=None, elem_id="preset"
-    )  # what a link opens need not be one of them
+    # what a link opens need not be a preset
+    preset = gr.Dropdown(list(PRESETS), label="Start from a preset", value=None, elem_id="preset")
     units = [("FLOPs", FLOPS), ("hours on GPUs", HOURS)]
     inputs["unit"] = gr.Radio(units, label="Budget in", value=first.unit, elem_id="unit")
     text("flops", "Training budget (FLOPs)", "1e22, including inference", elem_classes="in-flops")
@@ -199,7 +173,9 @@ def _inputs(laws: Mapping[str, Law], first: Question) -> tuple[Any, dict[str, An
     text("hours", "Hours", "168 is a week; wall-clock time of training", elem_classes="in-hours")
     slider("hours", "log₁₀ of the hours", elem_classes="in-hours")
     text("gpus", "Number of GPUs", "8, which share the steps evenly", elem_classes="in-hours")
-    inputs["gpu"] = gr.Dropdown(list(GPU_NAMES), label="GPU", value=first.gpu, elem_classes="in-hours", elem_id="gpu")
+    inputs["gpu"] = gr.Dropdown(
+        list(CHOICES["gpu"]), label="GPU", value=first.gpu, elem_classes="in-hours", elem_id="gpu"
+    )
     text("memory", "Memory", "80GB for weights and KV cache; empty: no limit")
     slider("memory", "log₁₀ of the bytes")
     text("kv_tokens", "Tokens in the KV cache", "16k, over all sequences")
@@ -215,16 +191,17 @@ def _upload() -> tuple[Any, ...]:
 
     with gr.Accordion("Your own law or runs", open=False):
         gr.Markdown(
-            f"A `{LAW_FILE}`, or a table of runs with columns for N_act, D, E and a loss. It is read as data, at most "
-            f"{MAX_BYTES // 10**6} MB, and deleted when it has been used; the law is forgotten with this session."
+            f"A `{LAW_FILE}`, or a table of runs with columns for N_act, D, E and a loss. It is read as data, at "
+            f"most {uploads.MAX_BYTES // 10**6} MB, and deleted when it has been used; the law is forgotten with this "
+            "session."
         )
-        file = gr.File(label="File", file_types=[*LAW_FILES, *TABLES], height=120)
-        action = gr.Radio(list(ACTIONS), label="What to do", value=USE)
+        file = gr.File(label="File", file_types=[*uploads.LAW_FILES, *uploads.TABLES], height=120)
+        action = gr.Radio(list(uploads.ACTIONS), label="What to do", value=uploads.USE)
         with gr.Column(visible=False) as mapping:
             gr.Markdown("The columns of your table; or type a number, or an expression such as `1e9 * billions`.")
             columns = [
                 gr.Dropdown([], label=label, value=None, allow_custom_value=True, elem_id=f"column-{name}")
-                for name, label in COLUMNS.items()
+                for name, label in uploads.COLUMNS.items()
             ]
         button = gr.Button("Go")
         refused = gr.HTML(elem_id="refused")
@@ -332,7 +309,7 @@ def _positions(question: Question) -> dict[str, float]:
 def _slid(name: str) -> str:
     """JavaScript: the text of a slider's position, and a turn."""
     low, high, text_of = SLIDERS[name]
-    texts = [text_of(low + STEP * i) for i in range(round((high - low) / STEP) + 1)]
+    texts = [text_of(10.0 ** (low + STEP * i)) for i in range(round((high - low) / STEP) + 1)]
     return f"(position) => [{json.dumps(texts)}[Math.round((position - {low}) / {STEP})], {TURN}]"
 
 
@@ -359,15 +336,15 @@ def _received(file: str | None, action: str) -> list[Any]:
     """A new file's columns to choose from and an action that it allows, without a message; no columns for no file."""
     import gradio as gr
 
-    if file is None or not is_table(Path(file)):
-        action = USE if file else action
-        return ["", gr.Column(visible=False), action, *[gr.Dropdown(choices=[], value=None) for _ in COLUMNS]]
+    if file is None or Path(file).suffix.lower() not in uploads.TABLES:
+        action = uploads.USE if file else action
+        return ["", gr.Column(visible=False), action, *[gr.Dropdown(choices=[], value=None) for _ in uploads.COLUMNS]]
     try:
-        names, recognised = columns_of(Path(file))
+        names, recognised = uploads.columns_of(Path(file))
     except (ValueError, OSError) as error:
-        return [_message(error), gr.Column(visible=False), gr.skip(), *[gr.skip()] * len(COLUMNS)]
-    dropdowns = [gr.Dropdown(choices=names, value=recognised[name] or None) for name in COLUMNS]
-    return ["", gr.Column(visible=True), JOINT if action == USE else action, *dropdowns]
+        return [_message(error), gr.Column(visible=False), gr.skip(), *[gr.skip()] * len(uploads.COLUMNS)]
+    dropdowns = [gr.Dropdown(choices=names, value=recognised[name] or None) for name in uploads.COLUMNS]
+    return ["", gr.Column(visible=True), uploads.JOINT if action == uploads.USE else action, *dropdowns]
 
 
 def _take(laws: Mapping[str, Law], file: str | None, action: str, name: str, *columns: str | None) -> list[Any]:
@@ -380,7 +357,8 @@ def _take(laws: Mapping[str, Law], file: str | None, action: str, name: str, *co
     try:
         if file is None:
             raise InputError("choose a file first")
-        law, said = read_upload(Path(file), action, laws.get(name), dict(zip(COLUMNS, columns, strict=True)))
+        mapping = dict(zip(uploads.COLUMNS, columns, strict=True))
+        law, said = uploads.read_upload(Path(file), action, laws.get(name), mapping)
     except (ValueError, OSError) as error:
         return [*[gr.skip()] * 4, _message(error), gr.skip()]
     Path(file).unlink(missing_ok=True)
@@ -460,7 +438,7 @@ def settings() -> dict[str, Any]:
         "css": CSS,
         "head": _preloads(),
         "mcp_server": True,
-        "max_file_size": MAX_BYTES,
+        "max_file_size": uploads.MAX_BYTES,
         "footer_links": ["api"],
         "share": False,
         "ssr_mode": False,

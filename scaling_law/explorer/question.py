@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from hub.base.errors import InputError, unknown
-from hub.base.units import format_bytes, format_flops, parse_bytes, parse_context, parse_count, parse_experts
+from hub.base.units import format_flops, parse_bytes, parse_context, parse_count, parse_experts
 from scaling_law.law import Law
 from scaling_law.machine.gpus import GPUS
 from scaling_law.planning.budget import Budget
@@ -114,19 +114,6 @@ class Question:
         words = [word for flag, text in flags.items() if text not in ("", "0") for word in (flag, shlex.quote(text))]
         kind = ["plan", *words, "-o", "run.yaml"] if planned else ["optimal", *words, "--integral"]
         return " ".join(["scaling-law", *kind])
-
-
-def of_log_flops(value: float) -> str:
-    """The text of a slider's log10."""
-    return format_flops(10.0**value)
-
-
-def of_log_hours(value: float) -> str:
-    return f"{10.0**value:.3g}"
-
-
-def of_log_bytes(value: float) -> str:
-    return format_bytes(10.0**value).replace(" ", "")
 
 
 _SMALL = {"memory": "24GB", "kv_tokens": "8k"}  # of a card that serves the model; H100s can train what fits it
