@@ -158,9 +158,6 @@ def release(
     if law_on_runs and not released.failed:
         lines.append(f"law {target.repo_id(sweeps[0] + _REPO_SUFFIX)}, RMSE {law_on_runs.rmse:.4f} nats")
     lines += released.messages
-    if as_json:
-        show({"released": lines}, True, None)
-    else:
-        typer.echo("\n".join(lines))
+    show({"released": lines}, as_json, "\n".join(lines))
     if released.failed:
         raise released.failed

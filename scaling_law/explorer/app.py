@@ -173,9 +173,8 @@ def _inputs(laws: Mapping[str, Law], first: Question) -> tuple[Any, dict[str, An
     text("hours", "Hours", "168 is a week; wall-clock time of training", elem_classes="in-hours")
     slider("hours", "log₁₀ of the hours", elem_classes="in-hours")
     text("gpus", "Number of GPUs", "8, which share the steps evenly", elem_classes="in-hours")
-    inputs["gpu"] = gr.Dropdown(
-        list(CHOICES["gpu"]), label="GPU", value=first.gpu, elem_classes="in-hours", elem_id="gpu"
-    )
+    in_hours: dict[str, Any] = {"elem_classes": "in-hours", "elem_id": "gpu"}
+    inputs["gpu"] = gr.Dropdown(list(CHOICES["gpu"]), label="GPU", value=first.gpu, **in_hours)
     text("memory", "Memory", "80GB for weights and KV cache; empty: no limit")
     slider("memory", "log₁₀ of the bytes")
     text("kv_tokens", "Tokens in the KV cache", "16k, over all sequences")
@@ -205,14 +204,8 @@ def _upload() -> tuple[Any, ...]:
             ]
         button = gr.Button("Go")
         refused = gr.HTML(elem_id="refused")
-        said = gr.Code(
-            label="Result",
-            interactive=False,
-            show_line_numbers=False,
-            elem_id="said",
-            elem_classes="wide",
-            lines=3,
-        )
+        look: dict[str, Any] = {"interactive": False, "show_line_numbers": False, "elem_classes": "wide"}
+        said = gr.Code(label="Result", elem_id="said", lines=3, **look)
     return file, action, mapping, columns, button, refused, said
 
 
