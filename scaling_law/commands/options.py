@@ -113,46 +113,38 @@ class Mode(NamedTuple):
 def command(shown: str, options: type = Shared, modes: Mapping[str, Mode] | None = None) -> Callable[..., Any]:
     """Make a command of a function, with the options `shown` in this order, and --json.
 
-    An option that is no `Annotated` parameter of the function is one of `options`. The function gets those that it
-    names, or all with `**others`; for a shared --law the law itself. The answer that it returns, alone or with further
+    An option that is no `Annotated` parameter of the function is one of `options`. The function takes all of them, for
+    a shared --law the law itself; `as_json` only if it names it. The answer that it returns, alone or with further
     keys of its JSON, is printed; one that is not to be trusted sets the exit status, unless it was forced.
     """
-    hints = get_type_hints(options, include_extras=True)
+    hints, keyword = get_type_hints(options, include_extras=True), inspect.Parameter.KEYWORD_ONLY
+    ordered = (*shown.split(), "as_json")
 
     def made(function: Callable[..., Any]) -> Callable[..., None]:
         declared = inspect.signature(function, eval_str=True).parameters
-        shared = {name for name in (*shown.split(), "as_json") if not _is_option(declared.get(name))}
-        takes_others = any(p.kind is p.VAR_KEYWORD for p in declared.values())
-
-        def parameter(name: str) -> inspect.Parameter:
-            source = getattr(options, name, inspect.Parameter.empty) if name in shared else declared[name].default
-            annotation = hints[name] if name in shared else declared[name].annotation
-            return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=source, annotation=annotation)
+        described = {name: p for name, p in declared.items() if get_origin(p.annotation) is Annotated}
+        for name in {*ordered} - {*described}:
+            default = getattr(options, name, inspect.Parameter.empty)
+            described[name] = inspect.Parameter(name, keyword, default=default, annotation=hints[name])
 
         def run(ctx: typer.Context, **values: Any) -> None:
             check_modes(ctx, modes or {})
-            as_json, force = values["as_json"], values.get("force", False)
-            if "law" in values and "law" in shared:
+            as_json = values["as_json"] if "as_json" in declared else values.pop("as_json")
+            if described.get("law") is not declared.get("law"):
                 values["law"] = choose_law(values["law"], declared["law"].annotation)
-            others = {*values} - {"as_json"} if takes_others else set()
-            result = function(**{name: value for name, value in values.items() if name in declared or name in others})
-            if result is not None:
+            if (result := function(**values)) is not None:
                 answer, more = result if isinstance(result, tuple) else (result, {})
                 show(answer.to_dict() | more if as_json else None, as_json, answer)
-                exit_untrusted(answer.trusted, force)
+                exit_untrusted(answer.trusted, values.get("force", False))
 
-        parameters = [parameter(name) for name in (*shown.split(), "as_json")]
         context = inspect.signature(run, eval_str=True).parameters["ctx"]
-        run.__signature__ = inspect.Signature([context, *parameters])  # type: ignore[attr-defined]
-        run.__annotations__ = {p.name: p.annotation for p in (context, *parameters)}
+        parameters = [context, *(described[name].replace(kind=keyword) for name in ordered)]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {p.name: p.annotation for p in parameters}
         run.__name__, run.__doc__ = function.__name__, function.__doc__
         return run
 
     return made
-
-
-def _is_option(parameter: inspect.Parameter | None) -> bool:
-    return parameter is not None and get_origin(parameter.annotation) is Annotated
 
 
 def check_modes(context: typer.Context, modes: Mapping[str, Mode]) -> None:
