@@ -60,6 +60,8 @@ class Family:
     defaults: Config = field(default_factory=dict)
 
 
+# of multi-head latent attention, in the order of the fields of `LatentAttention`
+LATENT = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "q_lora_rank")
 _MAYBE_NULL = ("head_dim", "n_shared_experts", "num_key_value_heads", "q_lora_rank")  # null says something here
 _AS_HEADS: Config = {"num_key_value_heads": None}  # as many key-value heads as heads
 _BIAS: dict[str, Any] = {"query_bias": "attention_bias", "output_bias": "attention_bias"}
@@ -192,8 +194,7 @@ def _architecture(family: Family, config: Config) -> Architecture:
         options |= {"d_shared": at(family.d_shared)} if shared else {}
         options |= {"dense_blocks": dense} | ({"d_ff": config[family.d_ff]} if dense else {})
     if family.latent:
-        names = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "q_lora_rank")
-        options["latent_attention"] = LatentAttention(*(config[key] for key in names))
+        options["latent_attention"] = LatentAttention(*(config[key] for key in LATENT))
     else:
         options |= {"n_kv_heads": config["num_key_value_heads"], "head_dim": config.get("head_dim")}
     return Architecture(
