@@ -50,7 +50,7 @@ def visit(browser, address):
     yield opened
     for context in contexts:
         context.close()
-    assert hosts - {None} == {urlsplit(address).hostname}
+    assert hosts - {None} <= {urlsplit(address).hostname}  # none where the test was skipped
     assert problems == []
 
 
