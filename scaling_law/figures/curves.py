@@ -279,13 +279,12 @@ def best_experts(
     """
     budgets, bytes_ = (np.atleast_1d(positive(name, v)) for name, v in (("flops", flops), ("memory", memory)))
     e = np.atleast_1d(asked_experts(law, experts))
-    grid, columns = np.broadcast_arrays(budgets[:, None], e)
-    optima, near = [], []
+    optima, near, grid = [], [], budgets[:, None]
     for limit in bytes_.tolist():
         within = Limits.of(law, memory=limit, **costs)
-        optimum = optimal_widths(law, grid, columns, within)
+        optimum = optimal_widths(law, grid, e, within)
         optima.append(optimum)
-        at = model_variables(law, optimum.d_model, columns, grid, within)
+        at = model_variables(law, optimum.d_model, e, grid, within)
         near.append({name: np.where(optimum.fits, values, np.nan) for name, values in at.items()})
     at = {name: np.stack([values[name] for values in near]) for name in near[0]}  # [rows, columns, E]
     loss = np.stack([optimum.loss for optimum in optima])

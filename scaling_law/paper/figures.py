@@ -101,11 +101,10 @@ def family(law: JointLaw, ax: Axes | None = None) -> Axes:
     return ax
 
 
-def best_by_budget(law: JointLaw, sizes: Sequence[float] = (2e9, 5e9, 10e9), axes: Any = None) -> NDArray[Any]:
+def best_by_budget(law: JointLaw) -> NDArray[Any]:
     """Loss against the dense model, axes [sizes, scenarios], shaded where each E is best (Fig. 4)."""
-    if axes is None:
-        options: dict[str, Any] = {"sharex": True, "sharey": True, "squeeze": False}
-        axes = drawing.new_figure(12.5, 9.4, columns=len(SCENARIOS), rows=len(sizes), **options)[1]
+    sizes = (2e9, 5e9, 10e9)
+    axes = drawing.new_figure(12.5, 9.4, columns=len(SCENARIOS), rows=len(sizes), sharex=True, sharey=True)[1]
     flops = np.geomspace(1e20, 1e25, 100)
     for row, size in zip(axes, sizes, strict=True):
         for ax, (title, extra) in zip(row, SCENARIOS, strict=True):
@@ -124,9 +123,7 @@ def _models_by_budget(law: JointLaw, flops: Any, size: float, extra: ModelFields
     dense = Limits.of(law, **extra)
     width = width_of_total(size, 1, law.vocab_size)
     memory = float(dense.weight_bytes(width, 1) + dense.kv_bytes(width))
-    grid = np.broadcast_to(flops[:, None], (len(flops), len(EXPERTS)))
-    experts = np.broadcast_to(np.array(EXPERTS, float), grid.shape)
-    return optimal_widths(law, grid, experts, replace(dense, memory=memory))
+    return optimal_widths(law, flops[:, None], np.array(EXPERTS, float), replace(dense, memory=memory))
 
 
 def _draw_differences(ax: Axes, law: JointLaw, flops: Any, optimum: WidthOptimum) -> None:
