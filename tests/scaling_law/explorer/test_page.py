@@ -191,22 +191,6 @@ def change(page, chance):
         choose(page, "preset", chance.choice(list(PRESETS)))
 
 
-def test_changes_typed_while_an_answer_is_on_its_way_are_not_lost(visit, published, monkeypatch):
-    laws, page = app.offered_laws(), visit()
-    with load(monkeypatch, random.Random(0)):
-        for name, text in (("flops", "1e21"), ("memory", "24GB"), ("experts", "1,8")):
-            field_of(page, name).fill(text)
-            field_of(page, name).press("Enter")
-            page.wait_for_timeout(300)
-        shown = settled(page, laws)
-        assert shown["link"] == "flops=1e21&memory=24GB&experts=1%2C8"
-        assert shown["command"].endswith("--flops 1e21 --memory 24GB --kv-tokens 16k --experts 1,8 -o run.yaml")
-        page.get_by_label("Best E over budget × memory").check()
-        page.get_by_label("hours on GPUs").check()
-        (star,) = settled(page, laws)["star"]
-        assert star == best_models(Question("hours", flops="1e21", memory="24GB", experts="1,8"), published).flops
-
-
 @pytest.mark.timeout(1800)
 def test_whatever_is_typed_and_clicked_the_page_agrees_with_its_fields(visit, monkeypatch, capsys):
     """A few changes at random, at random speed, under load; BURSTS times."""
