@@ -53,15 +53,13 @@ class Question:
     def of(cls, texts: Mapping[str, str]) -> Question:
         """Read the query of a link; ValueError for names and values that no question has."""
         names = [field.name for field in fields(cls)]
-        for name in texts:
+        for name, text in texts.items():
             if name not in names:
                 raise InputError(unknown("part of a question ", name[:_LONGEST], names))
-        for name, text in texts.items():
             if len(text) > _LONGEST:
                 raise InputError(f"{name}={text[:20]!r}… is too long: at most {_LONGEST} characters")
-        for name, allowed in CHOICES.items():
-            if name in texts and texts[name] not in allowed:
-                raise InputError(unknown(f"{name}=", texts[name], allowed))
+            if name in CHOICES and text not in CHOICES[name]:
+                raise InputError(unknown(f"{name}=", text, CHOICES[name]))
         return cls(**texts)
 
     @classmethod
@@ -74,10 +72,7 @@ class Question:
 
     def query(self) -> str:
         """What follows the ? of a link: the fields that differ from the first question."""
-        first = Question()
-        return urlencode(
-            {field.name: v for field in fields(self) if (v := getattr(self, field.name)) != getattr(first, field.name)}
-        )
+        return urlencode({f.name: v for f in fields(self) if (v := getattr(self, f.name)) != f.default})
 
     @property
     def budget(self) -> Budget:
