@@ -6,7 +6,7 @@ Laws of any form are asked through `planning.optimum`; models follow the d / 64 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -182,19 +182,16 @@ class WithinMemory:
         return drawn_losses(law, self.budget, at, self.d_model[chosen], self.limits)
 
 
-def models_within_memory(
-    law: Formula, budget: Budget, experts: FloatArray, limits: Limits, points: int = 300
-) -> WithinMemory:
+def models_within_memory(law: Formula, budget: Budget, e: FloatArray, limits: Limits, points: int) -> WithinMemory:
     """Memory limits from the smallest inside the dense model's range guard to past the last optimum.
 
-    Those of `limits` are ignored. The loss of an E without an optimum is infinite; ValueError if all are.
+    The loss of an E without an optimum is infinite; ValueError if all are.
     """
-    columns = np.asarray(experts, float)
-    free = best_widths(law, budget, columns, replace(limits, memory=None, max_parameters=None))
-    sizes = (limits.weight_bytes(free.d_model, columns) + limits.kv_bytes(free.d_model))[free.exists]
+    free = best_widths(law, budget, e, limits)
+    sizes = (limits.weight_bytes(free.d_model, e) + limits.kv_bytes(free.d_model))[free.exists]
     memory = np.geomspace(sizes.min() / 12, sizes.max() * 1.3, points)
-    widths = np.minimum(free.d_model, limits.width_of_memory(memory[:, None], columns))
-    at = models_of(law, widths, columns, budget, limits)
+    widths = np.minimum(free.d_model, limits.width_of_memory(memory[:, None], e))
+    at = models_of(law, widths, e, budget, limits)
     losses = np.where(near_the_runs(law, **at) & free.exists, law.loss(**at), np.inf)
     kept = np.isfinite(losses).any(axis=1)
     at = {name: values[kept] for name, values in at.items()}
