@@ -13,8 +13,8 @@ PLACES = {  # panel → command → where it stands; its module is imported when
         "optimal": "questions:optimal",
         "reach": "questions:reach",
         "speedup": "questions:speedup",
-        "compare": "compare:compare",
-        "describe": "describe:describe",
+        "compare": "questions:compare",
+        "describe": "questions:describe",
         "learning-rate": "learning_rate:learning_rate",
     },
     "Plan runs": {

@@ -7,8 +7,7 @@ from typing import Annotated
 
 from hub.base.commands import Json, Private
 from hub.base.tables import show
-from scaling_law.commands import options
-from scaling_law.commands.options import option
+from scaling_law.commands.options import choose_law, option, rare
 from scaling_law.explorer import app, space, uploads
 from scaling_law.explorer.question import FITTED
 from scaling_law.fitting.fitting import fit
@@ -21,13 +20,11 @@ WHEEL = "The package in that Space. [default: built from the checkout]"
 def explore(
     law: Annotated[list[str], option("Another law: a folder, a file or a Hub repo (repeatable).", "--law")] = [],  # noqa: B006
     runs: Annotated[str | None, option("Runs, as for `scaling-law fit`; their joint law comes first.")] = None,
-    host: Annotated[str, option("Address to listen on; 0.0.0.0 lets other machines in.", rare=True)] = "127.0.0.1",
+    host: Annotated[str, rare("Address to listen on; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
     port: Annotated[int | None, option("Port. [default: the first free one from 7860]", min=1, max=65_535)] = None,
     browser: Annotated[bool, option("Open the browser.", "--browser/--no-browser")] = True,
-    push_to_hub: Annotated[str | None, option("Write a Space instead: org/space.", rare=True)] = None,
-    wheel: Annotated[
-        Path | None, option("The package in that Space. [default: built from the checkout]", rare=True)
-    ] = None,
+    push_to_hub: Annotated[str | None, rare("Write a Space instead: org/space.")] = None,
+    wheel: Annotated[Path | None, rare(WHEEL)] = None,
     private: Private = False,
     as_json: Json = False,
 ) -> None:
@@ -43,7 +40,7 @@ def explore(
 
         scaling-law explore --push-to-hub org/moe-explorer
     """
-    laws: dict[str, Law] = {name: options.choose_law(name) for name in law}
+    laws: dict[str, Law] = {name: choose_law(name) for name in law}
     if runs is not None:
         laws = {FITTED: uploads.with_intervals(fit(load_runs(runs)))[0], **laws}
     if push_to_hub is not None:

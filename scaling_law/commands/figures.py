@@ -7,22 +7,22 @@ from typing import Annotated, Any
 
 import typer
 
-from hub.base.commands import COUNT, Json
+from hub.base.commands import COUNT
 from hub.base.errors import InputError, unknown
-from scaling_law.commands import options
-from scaling_law.commands.options import exit_untrusted, option, quantity, show_written
+from scaling_law.commands.options import command, exit_untrusted, option, quantity, show_written
 from scaling_law.figures.drawing import SUFFIXES, save
 from scaling_law.figures.law_figures import memory_optimal
 from scaling_law.law import JointLaw
 from scaling_law.paper.figures import draw_all
 
 
+@command("output flops suffix law")
 def figures(
+    law: JointLaw,
+    as_json: bool,
     output: Annotated[Path, typer.Argument(help="Folder to write to; with --flops also a file.")] = Path("figures"),
     flops: Annotated[Any, quantity(COUNT, "Only the memory-optimal figure, for this budget.")] = None,
     suffix: Annotated[str | None, option("png, svg or pdf. [default: that of a file, else png]")] = None,
-    law: options.LawName = "published",
-    as_json: Json = False,
 ) -> None:
     """Draw every figure of the paper that follows from a law; with --flops only the memory-optimal one.
 
@@ -36,14 +36,14 @@ def figures(
 
         scaling-law figures memory.pdf --flops 1e22
     """
-    loaded, names_file = options.choose_law(law, JointLaw), output.suffix.lower() in SUFFIXES
+    names_file = output.suffix.lower() in SUFFIXES
     if names_file and (flops is None or suffix not in (None, output.suffix.lower().removeprefix("."))):
         instead = f"for --suffix {suffix}" if flops else "for all figures, or --flops for the one that fits a file"
         raise InputError(f"output={str(output)!r} names a file: give a folder {instead}")
     if suffix is not None and f".{suffix}" not in SUFFIXES:
         raise InputError(unknown("suffix=", suffix, [name.removeprefix(".") for name in SUFFIXES]))
     if flops is None:
-        return show_written(draw_all(loaded, output, suffix or "png"), as_json)
+        return show_written(draw_all(law, output, suffix or "png"), as_json)
     path = output if names_file else output / f"memory_optimal_{flops:.3g}.{suffix or 'png'}"
-    show_written([save(memory_optimal(loaded, flops), path)], as_json)
-    exit_untrusted(loaded.optimal(flops, force=True).best.trusted)
+    show_written([save(memory_optimal(law, flops), path)], as_json)
+    exit_untrusted(law.optimal(flops, force=True).best.trusted)

@@ -8,20 +8,30 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.console import Group
 
-from hub.base.commands import Json
 from hub.base.errors import InputError
 from hub.base.tables import show
-from scaling_law.commands import options, run_options
-from scaling_law.commands.options import Mode, check_modes, choose_law, exit_untrusted, option, quantity
+from scaling_law.commands.options import (
+    Mode,
+    choose_law,
+    command,
+    exit_untrusted,
+    names,
+    option,
+    quantity,
+    rare,
+    show_written,
+)
+from scaling_law.commands.run_options import OfRuns, load
 from scaling_law.fitting import calibration, fitting, profiles, splits
+from scaling_law.law import Law
 from scaling_law.report.page import write_report
-from scaling_law.runs.table import Runs
 
 Extreme = Literal["loss", "n_active", "flops", "tokens"]
 HELD_OUT = "Fit without the runs of lowest loss, or of most n_active, flops or tokens, and predict them."
 PROFILED = "Profile intervals of these coefficients: gamma,e_max, or all."
 MOVED = "Refit as few coefficients of this law as predict models that were left out: published, a folder, …"
-LEFT_OUT = "Runs left out together: auto (those of one model), trunk, or a column."
+LEFT_OUT = "With --calibrate: Runs left out together: auto (those of one model), trunk, or a column."
+CANDIDATES = "With --calibrate: choose among --refit c --refit a,b,c."
 SEARCH = ("outliers", "l2", "starts", "release", "allow_unidentifiable")
 MODES = {
     "coefficients": Mode(only=("level",)),
@@ -32,51 +42,43 @@ MODES = {
 }
 
 
+@command(
+    "runs kind loss where columns bootstrap coefficients split calibrate output level validation test select groups "
+    "candidates status format trunks skip_invalid fixed bounds outliers one_sided huber_delta weights l2 starts "
+    "release mix allow_unidentifiable",
+    OfRuns,
+    MODES,
+)
 def fit(
-    context: typer.Context,
-    runs: run_options.Source,
-    kind: run_options.Kind = "joint",
-    loss: run_options.LossColumn = None,
-    where: run_options.Where = "",
-    columns: run_options.Columns = [],  # noqa: B006  (typer's default of a repeatable option)
+    as_json: bool,
+    fixed: list[Any],
+    bounds: list[Any],
+    outliers: str,
+    one_sided: str | None,
+    mix: Any,
+    kind: Annotated[str, option("Kind of law: joint, chinchilla, routed, or a registered one.")] = "joint",
     bootstrap: Annotated[int, option("Resamples for intervals; 0 for none.")] = 0,
-    coefficients: Annotated[Any, quantity(options.names, PROFILED, "--profile")] = None,
+    coefficients: Annotated[Any, quantity(names, PROFILED, "--profile")] = None,
     split: Annotated[Extreme | None, option(HELD_OUT)] = None,
     calibrate: Annotated[str | None, option(MOVED)] = None,
     output: Annotated[Path | None, option("Folder for scaling_law.json.", "--output", "-o")] = None,
-    level: Annotated[float, option("Level of profile intervals.", rare=True)] = 0.95,
-    validation: Annotated[int, option("With --split: runs of the validation part.", rare=True)] = 30,
-    test: Annotated[int, option("With --split: runs of the test part, the most extreme ones.", rare=True)] = 0,
+    level: Annotated[float, rare("Level of profile intervals.")] = 0.95,
+    validation: Annotated[int, rare("With --split: runs of the validation part.")] = 30,
+    test: Annotated[int, rare("With --split: runs of the test part, the most extreme ones.")] = 0,
     select: Annotated[
-        Literal["objective", "rmse"], option("With --split: rmse counts training and validation runs.", rare=True)
+        Literal["objective", "rmse"], rare("With --split: rmse counts training and validation runs.")
     ] = "objective",
-    groups: Annotated[str, option(f"With --calibrate: {LEFT_OUT}", rare=True)] = "auto",
-    candidates: Annotated[
-        list[Any],
-        quantity(options.names, "With --calibrate: choose among --refit c --refit a,b,c.", "--refit", rare=True),
-    ] = [],  # noqa: B006
-    status: run_options.Status = "final",
-    format: run_options.Format = None,
-    trunks: run_options.Trunks = "auto",
-    skip_invalid: run_options.SkipInvalid = False,
-    fixed: run_options.Fix = [],  # noqa: B006
-    bounds: run_options.Bound = [],  # noqa: B006
-    outliers: run_options.Outliers = "keep",
-    one_sided: run_options.OneSided = None,
-    huber_delta: Annotated[float, option("Threshold of the Huber loss on ln L.", rare=True)] = 0.01,
-    weights: Annotated[
-        str, option("equal, inverse_loss (as the paper's, 1 / loss), or a column.", rare=True)
-    ] = "equal",
-    l2: Annotated[float, option("Weight decay on the summed objective (the paper states 1e-5).", rare=True)] = 0.0,
-    starts: Annotated[
-        Literal["scaled", "paper"], option("scaled: quick; paper: its 19,683 starts.", rare=True)
-    ] = "scaled",
-    release: Annotated[
-        int | None, option("Best starts that go on to move E_start and E_max. [default: 64]", rare=True)
-    ] = None,
-    mix: run_options.Mix = "",
-    allow_unidentifiable: run_options.Allow = False,
-    as_json: Json = False,
+    groups: Annotated[str, rare(LEFT_OUT)] = "auto",
+    candidates: Annotated[list[Any], quantity(names, CANDIDATES, "--refit", rare=True)] = [],  # noqa: B006
+    huber_delta: Annotated[float, rare("Threshold of the Huber loss on ln L.")] = 0.01,
+    weights: Annotated[str, rare("equal, inverse_loss (as the paper's, 1 / loss), or a column.")] = "equal",
+    l2: Annotated[float, rare("Weight decay on the summed objective (the paper states 1e-5).")] = 0.0,
+    starts: Annotated[Literal["scaled", "paper"], rare("scaled: quick; paper: its 19,683 starts.")] = "scaled",
+    release: Annotated[int | None, rare("Best starts that go on to move E_start and E_max. [default: 64]")] = None,
+    allow_unidentifiable: Annotated[
+        bool, rare("Fit although the design cannot identify all coefficients.", "--allow-unidentifiable")
+    ] = False,
+    **read: Any,
 ) -> None:
     """Fit a law to a table of runs; report convergence and identifiability.
 
@@ -100,10 +102,9 @@ def fit(
 
         scaling-law fit runs.csv --calibrate published --one-sided untuned -o our-law
     """
-    check_modes(context, MODES)
     if bootstrap < 0 or bootstrap == 1:
         raise InputError(f"bootstrap={bootstrap} must be 0, or at least 2 resamples")
-    table = run_options.load(runs, loss, status, trunks, skip_invalid, where, columns, format)
+    table = load(**read)
     robust: dict[str, Any] = {"huber_delta": huber_delta, "one_sided": one_sided, "mix": mix}
     robust["weights"] = None if weights == "equal" else weights
     further: dict[str, Any] = {"outliers": outliers, "l2": l2, "starts": starts, "release": release}
@@ -111,22 +112,28 @@ def fit(
     limits: dict[str, Any] = {"fixed": dict(fixed), "bounds": dict(bounds)}
     if split is not None:
         parts = splits.split(table, split, validation, test)
-        converged = _show_split(splits.compare(parts, select, joint_options=limits, **robust, **further), as_json)
+        compared = splits.compare(parts, select, joint_options=limits, **robust, **further)
+        value = compared.to_dict() | {"joint": compared.joint.to_dict()} if as_json else None
+        show(value, as_json, Group(parts.summary(), compared.summary()))
+        converged = compared.joint.status.converged
     elif calibrate is not None:
-        calibrated = calibration.calibrate(
-            choose_law(calibrate, flag="--calibrate"), table, groups=groups, candidates=candidates or None, **robust
-        )
+        base: Law = choose_law(calibrate, flag="--calibrate")
+        calibrated = calibration.calibrate(base, table, groups=groups, candidates=candidates or None, **robust)
         _show(calibrated, bootstrap, output, {}, [], as_json)
         converged = calibrated.fit.status.converged
     else:
         result = fitting.fit(table, kind, **limits, **robust, **further, progress=not as_json)
-        names = result.fitted if coefficients == ("all",) else coefficients or ()
-        intervals = [profiles.profile_interval(result, name, level) for name in names]
-        more = _profiles(intervals, level) if intervals else {}
+        profiled = result.fitted if coefficients == ("all",) else coefficients or ()
+        intervals = [profiles.profile_interval(result, name, level) for name in profiled]
+        more: dict[str, Any] = {"skipped": list(table.skipped)}
+        fields = ("coefficient", "value", "low", "high")
+        rows = [{field: getattr(interval, field) for field in fields} for interval in intervals]
+        more |= {"level": level, "profiles": rows} if intervals else {}
         tables = [profiles.profile_table(intervals, level)] if intervals else []
-        _show(result, bootstrap, output, {"skipped": list(table.skipped)} | more, tables, as_json)
+        _show(result, bootstrap, output, more, tables, as_json)
         converged = result.status.converged
-    _name_skipped(table)
+    for reason in table.skipped:
+        typer.secho(f"skipped {reason}", err=True, fg="yellow")
     exit_untrusted(converged)
 
 
@@ -148,30 +155,12 @@ def _show(
     show(value, as_json, Group(result.summary(), *([draws.summary()] if draws else []), *tables))
 
 
-def _profiles(intervals: list[profiles.ProfileInterval], level: float) -> dict[str, Any]:
-    names = ("coefficient", "value", "low", "high")
-    return {"level": level, "profiles": [{name: getattr(p, name) for name in names} for p in intervals]}
-
-
-def _show_split(compared: splits.Comparison, as_json: bool) -> bool:
-    """Print a fit that held runs out, and return whether its joint law converged."""
-    value = compared.to_dict() | {"joint": compared.joint.to_dict()} if as_json else None
-    show(value, as_json, Group(compared.split.summary(), compared.summary()))
-    return bool(compared.joint.status.converged)
-
-
-def _name_skipped(table: Runs) -> None:
-    for reason in table.skipped:
-        typer.secho(f"skipped {reason}", err=True, fg="yellow")
-
-
+@command("folder into trunks outliers mix", OfRuns)
 def report(
+    as_json: bool,
     folder: Annotated[Path, typer.Argument(help="With runs.jsonl; learning-rates.jsonl optional.")],
     into: Annotated[Path, option("The Markdown file with the blocks to fill; figures go beside it.")],
-    trunks: run_options.Trunks = "auto",
-    outliers: run_options.Outliers = "keep",
-    mix: run_options.Mix = "",
-    as_json: Json = False,
+    **settings: Any,
 ) -> None:
     """Fill a report on runs: the fit, how it extrapolates, and the paper's findings asked of these runs.
 
@@ -179,4 +168,4 @@ def report(
 
     Each table replaces what stands between its two comments in the file, and each figure is written beside it.
     """
-    options.show_written(write_report(folder, into, trunks=trunks, outliers=outliers, mix=mix), as_json)
+    show_written(write_report(folder, into, **settings), as_json)

@@ -1,24 +1,23 @@
-"""Options that several commands of `scaling-law` share, what goes with what, and the law that `--law` names."""
+"""What the commands of `scaling-law` have in common: their options, what goes with what, and how they answer."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, get_origin, get_type_hints
 
 import typer
 
-from hub.base.commands import BYTES, CONTEXT, COUNT, EXPERTS, NOT_TRUSTED, flag
+from hub.base.commands import BYTES, CONTEXT, COUNT, EXPERTS, NOT_TRUSTED, Json, flag
 from hub.base.errors import InputError, unknown
 from hub.base.tables import enumerated, show
-from hub.base.units import parse_count
 from scaling_law.formulas.answers import OwnQuestion
 from scaling_law.formulas.law import positive
 from scaling_law.law import JointLaw, Law
 from scaling_law.law.base import LawT
 from scaling_law.law.shelf import SHELF, published
-from scaling_law.machine.throughput import Throughput
-from scaling_law.planning import budget as budgets
 from scaling_law.size.architecture import HEAD_DIM
 
 
@@ -38,12 +37,22 @@ def quantity(
     return option(help, *names, rare=rare, parser=parser, metavar=metavar, show_default=default)
 
 
-def nearest_width(d_model: float) -> int:
-    """The multiple of 64 next to a d_model that `optimal` prints; where it is another, stderr says so."""
-    width = HEAD_DIM * max(1, round(float(positive("d_model", d_model)) / HEAD_DIM))
-    if width != d_model:
-        typer.secho(f"d_model {d_model:g} is not a multiple of {HEAD_DIM}: using {width}", err=True, fg="yellow")
-    return width
+rare = partial(option, rare=True)
+
+
+def named(read: Callable[[str, str], Any], form: str) -> Callable[[str], tuple[str, Any]]:
+    """A parser of "name=value", where `read(value, name)` reads the value; a text of another `form` is refused."""
+
+    def parse(text: str) -> tuple[str, Any]:
+        name, _, value = (part.strip() for part in text.partition("="))
+        try:
+            if name and value:
+                return name, read(value, name)
+        except ValueError:
+            pass
+        raise typer.BadParameter(f"{text!r} is not of the form {form}")
+
+    return parse
 
 
 def names(words: str) -> tuple[str, ...]:
@@ -51,11 +60,92 @@ def names(words: str) -> tuple[str, ...]:
     return tuple(name for word in words.split(",") if (name := word.strip()))
 
 
+GPU = "GPU model: h100. Step times follow its data sheet and rates of public runs unless --throughput is given."
+TIMES = "throughput.json of `python -m training.throughput`: step times measured on such a GPU."
+EXPERTS_SHOWN = "To compare: 1,2,4,8 or 1-32. [default: the paper's, or the law's own]"
+SERVED = "Tokens served over the model's life: 100B."
+VOCABULARY = "Vocabulary size. [default: of the law's runs; if unknown GPT-2's 50257]"
+LAWS = "published (Ludziejewski et al. 2025), printed (its rounded table), "
+LAWS += "a name that `scaling-law compare` lists, a folder, or a Hub repo."
+RATES = "code (as the paper's runs), paper (as its text says), or a fitted law's file."
+
+
+class Shared:
+    """Options of several commands, and all of a budget and of limits: named as in Python, with their defaults."""
+
+    flops: Annotated[Any, quantity(COUNT, "Compute budget of training (and inference): 1e22.")] = None
+    hours: Annotated[float | None, option("Budget of wall-clock training time, instead of --flops.")] = None
+    money: Annotated[float | None, option("Budget of training, in the currency of --price.")] = None
+    gpus: Annotated[int | None, option("GPUs that train together.")] = None
+    gpu: Annotated[str | None, option(GPU)] = None
+    throughput: Annotated[Path | None, rare(TIMES)] = None
+    mfu: Annotated[float | None, rare("MFU to assume instead of the rates of public runs: 0.4.")] = None
+    precision: Annotated[str | None, rare("With --gpu: bf16, fp8 or fp4. [default: bf16]")] = None
+    price: Annotated[float | None, option("Price of a GPU-hour: 2.5.")] = None
+    decode_batch: Annotated[float | None, rare("Sequences served at once: adds the cost of a million tokens.")] = None
+    memory: Annotated[Any, quantity(BYTES, "Memory for weights and KV cache: 80GB (decimal) or 80GiB.")] = None
+    max_parameters: Annotated[Any, quantity(COUNT, "Limit on total parameters: 7B.")] = None
+    kv_tokens: Annotated[float, quantity(CONTEXT, "Tokens in the KV cache: 16k is 16,384.", default="no cache")] = 0.0
+    inference_tokens: Annotated[float, quantity(COUNT, SERVED, default="none, all FLOPs are of training")] = 0.0
+    experts: Annotated[Any, quantity(EXPERTS, EXPERTS_SHOWN)] = None
+    bytes_per_parameter: Annotated[float, rare("2 for bf16, 1 for fp8, 0.5 for 4 bits.")] = 2.0
+    bytes_per_kv: Annotated[float, rare("Bytes of a KV cache element.")] = 2.0
+    kv_heads_ratio: Annotated[float, rare("KV heads / heads (grouped queries).")] = 1.0
+    granularity: Annotated[float, rare("Experts of 1/G of the width, G times as many active.")] = 1.0
+    shared_ratio: Annotated[float, rare("Fraction of the active width in shared experts.")] = 0.0
+    unique_tokens: Annotated[
+        Any, quantity(COUNT, "Unique tokens; more are repetitions, worth less: 100B.", rare=True)
+    ] = None
+    vocab_size: Annotated[int | None, rare(VOCABULARY)] = None
+    integral: Annotated[bool, option("Only architectures with d_model a multiple of 64.", "--integral")] = False
+    force: Annotated[bool, rare("Answer even far outside the fitted range.", "--force")] = False
+    law: Annotated[str, option(LAWS)] = "published"
+    learning_rate_law: Annotated[str, rare(RATES)] = "code"
+    as_json: Json = False
+
+
 class Mode(NamedTuple):
     """What a command does when one of its options is typed: options that only go with it, and that never do."""
 
     only: tuple[str, ...] = ()
     never: tuple[str, ...] = ()
+
+
+def command(shown: str, options: type = Shared, modes: Mapping[str, Mode] | None = None) -> Callable[..., Any]:
+    """Make a command of a function, with the options `shown` in this order, and --json.
+
+    An option that is no `Annotated` parameter of the function is one of `options`. The function takes all of them, for
+    a shared --law the law itself; `as_json` only if it names it. The answer that it returns, alone or with further
+    keys of its JSON, is printed; one that is not to be trusted sets the exit status, unless it was forced.
+    """
+    hints, keyword = get_type_hints(options, include_extras=True), inspect.Parameter.KEYWORD_ONLY
+    ordered = (*shown.split(), "as_json")
+
+    def made(function: Callable[..., Any]) -> Callable[..., None]:
+        declared = inspect.signature(function, eval_str=True).parameters
+        described = {name: p for name, p in declared.items() if get_origin(p.annotation) is Annotated}
+        for name in {*ordered} - {*described}:
+            default = getattr(options, name, inspect.Parameter.empty)
+            described[name] = inspect.Parameter(name, keyword, default=default, annotation=hints[name])
+
+        def run(ctx: typer.Context, **values: Any) -> None:
+            check_modes(ctx, modes or {})
+            as_json = values["as_json"] if "as_json" in declared else values.pop("as_json")
+            if described.get("law") is not declared.get("law"):
+                values["law"] = choose_law(values["law"], declared["law"].annotation)
+            if (result := function(**values)) is not None:
+                answer, more = result if isinstance(result, tuple) else (result, {})
+                show(answer.to_dict() | more if as_json else None, as_json, answer)
+                exit_untrusted(answer.trusted, values.get("force", False))
+
+        context = inspect.signature(run, eval_str=True).parameters["ctx"]
+        parameters = [context, *(described[name].replace(kind=keyword) for name in ordered)]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {p.name: p.annotation for p in parameters}
+        run.__name__, run.__doc__ = function.__name__, function.__doc__
+        return run
+
+    return made
 
 
 def check_modes(context: typer.Context, modes: Mapping[str, Mode]) -> None:
@@ -73,45 +163,12 @@ def check_modes(context: typer.Context, modes: Mapping[str, Mode]) -> None:
             raise InputError(f"{flags} {verbs[len(wrong) > 1]} with {flag(context.command, mode)}")
 
 
-PUBLISHED = "published (Ludziejewski et al. 2025), printed (its rounded table)"
-WHICH = f"{PUBLISHED}, a name that `scaling-law compare` lists, a folder, or a Hub repo."
-LawName = Annotated[str, option(WHICH, "--law")]
-RATES = "code (as the paper's runs), paper (as its text says), or a fitted law's file."
-RatesLaw = Annotated[str, option(RATES, "--learning-rate-law", rare=True)]
-FORCED = "Answer even far outside the fitted range."
-Force = Annotated[bool, option(FORCED, "--force", rare=True)]
-Experts = Annotated[Any, quantity(EXPERTS, "To compare: 1,2,4,8 or 1-32. [default: the paper's, or the law's own]")]
-VOCABULARY = "Vocabulary size. [default: of the law's runs; if unknown GPT-2's 50257]"
-VocabSize = Annotated[int | None, option(VOCABULARY, rare=True)]
-Flops = Annotated[Any, quantity(COUNT, "Compute budget of training (and inference): 1e22.")]
-Hours = Annotated[float | None, option("Budget of wall-clock training time, instead of --flops.")]
-Money = Annotated[float | None, option("Budget of training, in the currency of --price.")]
-Gpus = Annotated[int | None, option("GPUs that train together.")]
-GPU = "GPU model: h100. Step times follow its data sheet and rates of public runs unless --throughput is given."
-Gpu = Annotated[str | None, option(GPU)]
-TIMES = "throughput.json of `python -m training.throughput`: step times measured on such a GPU."
-Times = Annotated[Path | None, option(TIMES, "--throughput", rare=True)]
-Mfu = Annotated[float | None, option("MFU to assume instead of the rates of public runs: 0.4.", rare=True)]
-Price = Annotated[float | None, option("Price of a GPU-hour: 2.5.")]
-Memory = Annotated[Any, quantity(BYTES, "Memory for weights and KV cache: 80GB (decimal) or 80GiB.", "--memory")]
-MaxParameters = Annotated[Any, quantity(COUNT, "Limit on total parameters: 7B.")]
-CACHED, SERVED = "Tokens in the KV cache: 16k is 16,384.", "Tokens served over the model's life: 100B."
-KvTokens = Annotated[float, quantity(CONTEXT, CACHED, "--kv-tokens", default="no cache")]
-InferenceTokens = Annotated[float, quantity(COUNT, SERVED, default="none, all FLOPs are of training")]
-GRANULARITY = "Experts of 1/G of the width, G times as many active."
-SHARED = "Fraction of the active width in shared experts."
-BytesPerParameter = Annotated[float, option("2 for bf16, 1 for fp8, 0.5 for 4 bits.", rare=True)]
-
-
-def _variable(text: str) -> tuple[str, float]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise typer.BadParameter(f"{text!r} is not of the form name=number")
-    return name.strip(), parse_count(value, name.strip())
-
-
-VARIABLE = "A further variable of the law: --variable density=0.25 (repeatable)."
-Variable = Annotated[list[Any], quantity(_variable, VARIABLE, metavar="NAME=NUMBER")]
+def nearest_width(d_model: float) -> int:
+    """The multiple of 64 next to a d_model that `optimal` prints; where it is another, stderr says so."""
+    width = HEAD_DIM * max(1, round(float(positive("d_model", d_model)) / HEAD_DIM))
+    if width != d_model:
+        typer.secho(f"d_model {d_model:g} is not a multiple of {HEAD_DIM}: using {width}", err=True, fg="yellow")
+    return width
 
 
 def choose_law(name: str, kind: type[LawT] = Law, flag: str = "--law") -> LawT:  # type: ignore[assignment]
@@ -127,26 +184,8 @@ def choose_law(name: str, kind: type[LawT] = Law, flag: str = "--law") -> LawT: 
     if isinstance(law, OwnQuestion):
         raise InputError(f"{flag} {name}: it answers {law.answers} only, from {', '.join(law.variables)}")
     if not isinstance(law, kind):
-        needed = "a joint law" if kind is JointLaw else "a joint or a Chinchilla law"
-        raise InputError(f"{flag} {name}: a {law.name} law cannot answer this; {needed} is needed")
+        raise InputError(f"{flag} {name}: a {law.name} law cannot answer this; a joint law is needed")
     return law
-
-
-def step_times(
-    gpu: str | None, file: Path | None, mfu: float | None, *, hours: float | None = None, money: float | None = None
-) -> Throughput | None:
-    """What --gpu, --throughput and --mfu name; None for nothing, unless --hours or --money need it.
-
-    ValueError for a file of another device.
-    """
-    if gpu is None and file is None:
-        if mfu is not None:
-            raise InputError(f"--mfu {mfu:g} needs --gpu, whose peak it refers to")
-        if hours is not None or money is not None:
-            needing = "--hours" if money is None else "--money"
-            raise InputError(f"--gpu is needed with {needing}: h100; or --throughput")
-        return None
-    return budgets.step_times(gpu, file, mfu)
 
 
 def exit_untrusted(trusted: bool, force: bool = False) -> None:
@@ -158,8 +197,3 @@ def exit_untrusted(trusted: bool, force: bool = False) -> None:
 def show_written(paths: list[Path], as_json: bool) -> None:
     """Print the paths of the files that a command wrote."""
     show({"written": [str(path) for path in paths]}, as_json, "\n".join(f"wrote {path}" for path in paths))
-
-
-def without(arguments: dict[str, Any], *names: str) -> dict[str, Any]:
-    """The arguments but for those of these names."""
-    return {name: value for name, value in arguments.items() if name not in names}

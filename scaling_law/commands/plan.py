@@ -2,52 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from hub.base.commands import COUNT, COUNTS, EXPERTS, Json
+from hub.base.commands import COUNT, COUNTS, EXPERTS
 from hub.base.errors import InputError, unknown
 from hub.base.tables import show
 from hub.base.units import parse_count, parse_counts
-from scaling_law.commands import options
-from scaling_law.commands.options import exit_untrusted, option, quantity, step_times
+from scaling_law.commands.options import command, exit_untrusted, nearest_width, option, quantity, rare
+from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.law import positive
 from scaling_law.formulas.learning_rate import LearningRateLaw
 from scaling_law.law import Law
 from scaling_law.planning import design
-from scaling_law.planning import plan as planning
 from scaling_law.planning import scale_out as scaling
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.recipe import PAPER
 
 
+@command(
+    "flops hours money gpus gpu throughput mfu precision price memory max_parameters kv_tokens inference_tokens "
+    "experts granularity shared_ratio branches vocab_size sweep output overwrite force law learning_rate_law"
+)
 def plan(
-    flops: options.Flops = None,
-    hours: options.Hours = None,
-    money: options.Money = None,
-    gpus: options.Gpus = None,
-    gpu: options.Gpu = None,
-    throughput: options.Times = None,
-    mfu: options.Mfu = None,
-    price: options.Price = None,
-    memory: options.Memory = None,
-    max_parameters: options.MaxParameters = None,
-    kv_tokens: options.KvTokens = 0.0,
-    inference_tokens: options.InferenceTokens = 0.0,
-    experts: options.Experts = None,
-    granularity: Annotated[float, option(options.GRANULARITY, rare=True)] = 1.0,
-    shared_ratio: Annotated[float, option(options.SHARED, rare=True)] = 0.0,
+    law: Law,
+    learning_rate_law: str,
+    force: bool,
+    as_json: bool,
     branches: Annotated[int, option("Measurements from one trunk: the full run, half, a quarter, …")] = 1,
-    vocab_size: options.VocabSize = None,
-    sweep: Annotated[str, option("Name of the sweep the run belongs to.", rare=True)] = "run",
+    sweep: Annotated[str, rare("Name of the sweep the run belongs to.")] = "run",
     output: Annotated[Path | None, option("Write the YAML for train.py to this file.", "--output", "-o")] = None,
     overwrite: Annotated[bool, option("Overwrite the file given by -o.", "--overwrite")] = False,
-    force: options.Force = False,
-    law: options.LawName = "published",
-    learning_rate_law: options.RatesLaw = "code",
-    as_json: Json = False,
+    **question: Any,
 ) -> None:
     """A run to launch: architecture, schedule, learning rate, cost, and the YAML for train.py.
 
@@ -65,15 +54,10 @@ def plan(
 
         scaling-law plan --law krajewski --flops 1e20 --experts 8 --granularity 8 --force -o run.yaml
     """
-    question = options.without(
-        locals(), "sweep", "output", "overwrite", "law", "learning_rate_law", "as_json", "gpu", "mfu"
-    )
-    question |= {"throughput": step_times(gpu, throughput, mfu, hours=hours, money=money)}
     if output is not None and output.exists() and not overwrite:
         raise InputError(f"-o {output}: the file exists; --overwrite replaces it")
-    rates = LearningRateLaw.named(learning_rate_law)
-    loaded: Law = options.choose_law(law)
-    planned = planning.plan(loaded, **question, learning_rate_law=rates)
+    question |= {"branches": branches, "force": force}
+    planned = law.plan(learning_rate_law=LearningRateLaw.named(learning_rate_law), **question)
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(planned.to_yaml(sweep), encoding="utf-8")
@@ -84,16 +68,16 @@ def plan(
     exit_untrusted(planned.trusted, force)
 
 
+@command("d_model experts gpus gpu mfu precision batch sequence_length")
 def scale_out(
     d_model: Annotated[float, typer.Argument(help="Width; blocks and heads follow as d / 64.")],
     experts: Annotated[int, option("Experts, of which one is active.")] = 8,
     gpus: Annotated[Any, quantity(COUNTS, "How many, to compare. [default: 8,64]")] = None,
     gpu: Annotated[str, option("GPU model.")] = "h100",
-    mfu: options.Mfu = None,
-    batch: Annotated[int, option("Sequences of a step.", rare=True)] = PAPER.batch_ramp[-1].sequences,
-    sequence_length: Annotated[int, option("Tokens of a sequence.", rare=True)] = PAPER.sequence_length,
-    as_json: Json = False,
-) -> None:
+    batch: Annotated[int, rare("Sequences of a step.")] = PAPER.batch_ramp[-1].sequences,
+    sequence_length: Annotated[int, rare("Tokens of a sequence.")] = PAPER.sequence_length,
+    **others: Any,
+) -> Answer:
     """Memory and communication of a model on more and more GPUs, and which of them limits its speed.
 
         scaling-law scale-out 2304 --experts 8 --gpus 8,64
@@ -102,11 +86,10 @@ def scale_out(
 
         scaling-law scale-out 2304 --gpus 64 --batch 4096 --mfu 0.35 --json
     """
-    model = Architecture(options.nearest_width(d_model), experts)
-    sizes = {"batch_sequences": batch, "sequence_length": sequence_length}
+    model = Architecture(nearest_width(d_model), experts)
     counts: list[Any] = [int(n) if n.is_integer() else n for n in gpus or (8.0, 64.0)]
-    result = scaling.scale_out(model, counts, gpu, mfu=mfu, **sizes)
-    show(result.to_dict() if as_json else None, as_json, result)
+    sizes: dict[str, Any] = {"batch_sequences": batch, "sequence_length": sequence_length}
+    return scaling.scale_out(model, counts, gpu, **sizes, **others)
 
 
 def _pair(text: str) -> tuple[float, float]:
@@ -116,9 +99,16 @@ def _pair(text: str) -> tuple[float, float]:
     return parse_count(low), parse_count(high)
 
 
+@command(
+    "flops ask max_runs warmup_tokens experts widths tokens_per_parameter max_run_flops vocab_size noise memory "
+    "max_parameters kv_tokens force law"
+)
 def next_runs(
+    law: Law,
     flops: Annotated[float, quantity(COUNT, "Total budget of the new runs: 1e20.")],
     ask: Annotated[str, option("What to make certain: optimum:FLOPS,E, loss:N,D,E, or advantage:FLOPS,E1,E2.")],
+    vocab_size: int | None,
+    force: bool,
     max_runs: Annotated[int, option("Maximum number of runs.")] = 24,
     warmup_tokens: Annotated[
         Any, quantity(COUNT, "Tokens of warm-up: 130M. [default: that of the fitted runs]", "--warmup", rare=True)
@@ -131,17 +121,9 @@ def next_runs(
         Any, quantity(_pair, "D / N_act of the runs.", metavar="LOW:HIGH", rare=True)
     ] = "0.5:80",
     max_run_flops: Annotated[Any, quantity(COUNT, "Budget of one run. [default: a quarter of all]", rare=True)] = None,
-    vocab_size: options.VocabSize = None,
-    noise: Annotated[
-        float | None, option("Standard deviation of ln L of one run. [default: from the fit]", rare=True)
-    ] = None,
-    memory: options.Memory = None,
-    max_parameters: options.MaxParameters = None,
-    kv_tokens: options.KvTokens = 0.0,
-    force: options.Force = False,
-    law: options.LawName = "published",
-    as_json: Json = False,
-) -> None:
+    noise: Annotated[float | None, rare("Standard deviation of ln L of one run. [default: from the fit]")] = None,
+    **limits: Any,
+) -> tuple[Answer, dict[str, Any]]:
     """The runs that, for a FLOP budget, make the answer to one question most certain.
 
         scaling-law next-runs --law my-law --flops 1e20 --ask optimum:1e22,8 --max-runs 6
@@ -153,34 +135,34 @@ def next_runs(
 
         scaling-law next-runs --law my-law --flops 1e19 --ask advantage:1e21,8,1 --memory 24GB --warmup 50M --json
     """
-    loaded: Law = options.choose_law(law)
-    if loaded.draws is None:
-        raise InputError(f"--law {law} has no draws: fit it with --bootstrap")
-    limits = {"memory": memory, "max_parameters": max_parameters}
-    limits["kv_tokens"] = kv_tokens
-    vocabulary = loaded.vocab_size if vocab_size is None else vocab_size
-    widths = widths and [options.nearest_width(width) for width in widths]
+    if law.draws is None:
+        raise InputError("--law has no draws: fit that law with --bootstrap")
+    vocabulary = law.vocab_size if vocab_size is None else vocab_size
+    widths = widths and [nearest_width(width) for width in widths]
     largest = float(positive("flops", flops)) / 4 if max_run_flops is None else max_run_flops
     candidates = design.candidate_grid(largest, experts, widths, tokens_per_parameter, vocabulary)
     answer = _answer(ask, limits, vocab_size)
-    proposed = design.next_runs(loaded, answer, flops, candidates, noise, max_runs, warmup_tokens, force=force)
-    show({"ask": ask} | proposed.to_dict() if as_json else None, as_json, proposed)
-    exit_untrusted(proposed.trusted, force)
+    proposed = design.next_runs(law, answer, flops, candidates, noise, max_runs, warmup_tokens, force=force)
+    return proposed, {"ask": ask}
 
 
-def _answer(ask: str, limits: dict[str, Any], vocab_size: int | None) -> Any:
+ANSWERS: dict[str, tuple[Callable[..., design.Target], str]] = {  # what --ask names → what it takes
+    "optimum": (design.log_optimal_parameters, "FLOPS,E"),
+    "loss": (design.predicted_loss, "N,D,E"),
+    "advantage": (design.advantage, "FLOPS,E1,E2"),
+}
+
+
+def _answer(ask: str, limits: dict[str, Any], vocab_size: int | None) -> design.Target:
     kind, _, rest = ask.partition(":")
     values = parse_counts(rest, "--ask") if rest else []
-    set_limits = {name: value for name, value in limits.items() if value}
-    if set_limits and kind in ("optimum", "loss"):
+    options = {name: value for name, value in limits.items() if value}
+    if options and kind in ("optimum", "loss"):
         raise InputError(f"--ask {ask!r}: --memory, --max-parameters and --kv-tokens go with advantage only")
-    match kind, len(values):
-        case "optimum", 2:
-            return design.log_optimal_parameters(*values)
-        case "loss", 3:
-            return design.predicted_loss(*values)
-        case "advantage", 3:
-            return design.advantage(*values, **set_limits, vocab_size=vocab_size)
-    if kind not in ("optimum", "loss", "advantage"):
-        raise InputError(unknown("--ask ", kind, ("optimum", "loss", "advantage")))
-    raise InputError(f"--ask {ask!r} must be optimum:FLOPS,E or loss:N,D,E or advantage:FLOPS,E1,E2")
+    if kind not in ANSWERS:
+        raise InputError(unknown("--ask ", kind, ANSWERS))
+    target, takes = ANSWERS[kind]
+    if len(values) != len(takes.split(",")):
+        forms = " or ".join(f"{name}:{form}" for name, (_, form) in ANSWERS.items())
+        raise InputError(f"--ask {ask!r} must be {forms}")
+    return target(*values, **options | ({"vocab_size": vocab_size} if kind == "advantage" else {}))

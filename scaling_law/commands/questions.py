@@ -1,35 +1,49 @@
-"""The commands of `scaling-law` that ask a law: losses, optima, what reaches a loss, what experts are worth."""
+"""The commands of `scaling-law` that ask laws: losses, optima, what reaches a loss, what experts are worth."""
 
 from __future__ import annotations
 
-import math
 from itertools import product
 from typing import Annotated, Any
 
 import typer
 
-from hub.base.commands import COUNT, COUNTS, EXPERTS, SOME_EXPERTS, Json
+from hub.base.commands import CONTEXT, COUNT, COUNTS, EXPERTS, SOME_EXPERTS, Revision
 from hub.base.errors import InputError
 from hub.base.tables import Table, enumerated, show
-from scaling_law.commands import options
-from scaling_law.commands.options import Mode, check_modes, exit_untrusted, option, quantity, step_times
+from hub.base.units import parse_count
+from scaling_law.commands.options import Mode, command, exit_untrusted, named, names, option, quantity, rare
+from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.law import percentile_interval
 from scaling_law.formulas.learning_rate import LearningRateLaw
-from scaling_law.law import ChinchillaLaw, Law
-from scaling_law.planning.break_even import break_even
-from scaling_law.planning.speedup import speedup as effective_speedup
+from scaling_law.law import ChinchillaLaw, Law, shelf
+from scaling_law.law import compare as comparing
+from scaling_law.law import describe as describing
+from scaling_law.size.architecture import VOCAB_SIZE
 
+VARIABLE = "A further variable of the law: --variable density=0.25 (repeatable)."
 WHICH_EXPERTS = "E of the model, 8; with --n-active several: 2,8 or 2-8."
-COMPUTE_ONLY = ("baseline", "gpus", "gpu", "throughput", "mfu", "granularity", "shared_ratio", "vocab_size")
+COMPUTE_ONLY = (
+    "baseline",
+    "gpus",
+    "gpu",
+    "throughput",
+    "mfu",
+    "precision",
+    "granularity",
+    "shared_ratio",
+    "vocab_size",
+)
+LAWS = "Names, comma-separated; one alone shows all of it. [default: all; with a budget those with coefficients]"
 
 
+@command("n_active tokens experts variable law")
 def loss(
+    law: Law,
+    as_json: bool,
     n_active: Annotated[Any, quantity(COUNTS, "Active parameters with embeddings: 1.1B or 1e8,1e9.")] = None,
     tokens: Annotated[Any, quantity(COUNTS, "Training tokens: 20B or 2e9,2e10.")] = None,
     experts: Annotated[Any, quantity(EXPERTS, "8, or 1,2,4, or 1-8. [default: 1, or the law's own]")] = None,
-    variable: options.Variable = [],  # noqa: B006
-    law: options.LawName = "published",
-    as_json: Json = False,
+    variable: Annotated[list[Any], quantity(named(parse_count, "name=number"), VARIABLE, metavar="NAME=NUMBER")] = [],  # noqa: B006
 ) -> None:
     """Predict the loss of models, in nats per token.
 
@@ -44,26 +58,26 @@ def loss(
 
         scaling-law loss --tokens 2e10 --variable n_total=5e9 --variable density=0.1 --law my-law
     """
-    loaded: Law = options.choose_law(law)
-    default = round(loaded.default_experts()) if isinstance(loaded, ChinchillaLaw) else loaded.check().at["experts"]
-    values = {"n_active": n_active, "tokens": tokens, "experts": experts or [default], **dict(variable)}
-    if missing := [name for name in loaded.variables if values.get(name) in (None, [])]:
+    default = round(law.default_experts()) if isinstance(law, ChinchillaLaw) else law.check().at["experts"]
+    further = dict(variable)
+    values = {"n_active": n_active, "tokens": tokens, "experts": experts or [default], **further}
+    if missing := [name for name in law.variables if values.get(name) in (None, [])]:
         flags = [f"--{name.replace('_', '-')}" if name in values else f"--variable {name}=…" for name in missing]
         verb = "is" if len(missing) == 1 else "are"
-        depends = f"the {loaded.name} law depends on {enumerated(loaded.variables)}"
+        depends = f"the {law.name} law depends on {enumerated(law.variables)}"
         raise InputError(f"{enumerated(flags)} {verb} needed: {depends}")
     grid = product(n_active or [None], tokens or [None], experts or [default])
-    rows = [_loss_row(loaded, {"n_active": n, "tokens": d, "experts": e} | dict(variable)) for n, d, e in grid]
+    rows = [_loss_row(law, {"n_active": n, "tokens": d, "experts": e} | further) for n, d, e in grid]
     warnings = list(dict.fromkeys(warning for row in rows for warning in row["warnings"]))
     lines = []
     for row in rows:
         interval = "{:.4f}…{:.4f}".format(*row["loss_interval"]) if "loss_interval" in row else ""
-        names = ("n_active", "tokens", "experts", *dict(variable), "loss")
-        lines.append({name: row[name] for name in names if row[name] is not None})
+        fields = ("n_active", "tokens", "experts", *further, "loss")
+        lines.append({name: row[name] for name in fields if row[name] is not None})
         lines[-1] |= {"95 %": interval, "trusted": row["trusted"]}
     keys = ("N_act", "tokens", "E")
-    table = Table.of(lines, title=repr(loaded), keys=keys, first=("loss", ""), warnings=warnings)
-    show({"law": repr(loaded), "rows": rows}, as_json, table)
+    table = Table.of(lines, title=repr(law), keys=keys, first=("loss", ""), warnings=warnings)
+    show({"law": repr(law), "rows": rows}, as_json, table)
     exit_untrusted(all(row["trusted"] for row in rows))
 
 
@@ -74,38 +88,12 @@ def _loss_row(law: Law, at: dict[str, Any]) -> dict[str, Any]:
     return row | {"trusted": bool(law.check(**at).trusted), "warnings": law.warnings(**at)}
 
 
-def optimal(
-    flops: options.Flops = None,
-    hours: options.Hours = None,
-    money: options.Money = None,
-    gpus: options.Gpus = None,
-    gpu: options.Gpu = None,
-    throughput: options.Times = None,
-    mfu: options.Mfu = None,
-    price: options.Price = None,
-    decode_batch: Annotated[
-        float | None, option("Sequences served at once: adds the cost of a million tokens.", rare=True)
-    ] = None,
-    memory: options.Memory = None,
-    max_parameters: options.MaxParameters = None,
-    kv_tokens: options.KvTokens = 0.0,
-    experts: options.Experts = None,
-    inference_tokens: options.InferenceTokens = 0.0,
-    bytes_per_parameter: options.BytesPerParameter = 2.0,
-    bytes_per_kv: Annotated[float, option("Bytes of a KV cache element.", rare=True)] = 2.0,
-    kv_heads_ratio: Annotated[float, option("KV heads / heads (grouped queries).", rare=True)] = 1.0,
-    granularity: Annotated[float, option(options.GRANULARITY, rare=True)] = 1.0,
-    shared_ratio: Annotated[float, option(options.SHARED, rare=True)] = 0.0,
-    unique_tokens: Annotated[
-        Any, quantity(COUNT, "Unique tokens; more are repetitions, worth less: 100B.", rare=True)
-    ] = None,
-    vocab_size: options.VocabSize = None,
-    integral: Annotated[bool, option("Only architectures with d_model a multiple of 64.", "--integral")] = False,
-    force: options.Force = False,
-    law: options.LawName = "published",
-    learning_rate_law: options.RatesLaw = "code",
-    as_json: Json = False,
-) -> None:
+@command(
+    "flops hours money gpus gpu throughput mfu precision price decode_batch memory max_parameters kv_tokens experts "
+    "inference_tokens bytes_per_parameter bytes_per_kv kv_heads_ratio granularity shared_ratio unique_tokens "
+    "vocab_size integral force law learning_rate_law"
+)
+def optimal(law: Law, learning_rate_law: str, **question: Any) -> Answer:
     """The best model for a budget of FLOPs, hours or money, for every number of experts, and the best of all.
 
         scaling-law optimal --flops 1e22 --memory 80GB --kv-tokens 16k
@@ -119,36 +107,19 @@ def optimal(
 
         scaling-law optimal --gpu h100 --gpus 8 --hours 72 --price 2.5
     """
-    question = options.without(locals(), "law", "as_json", "gpu", "mfu")
-    question |= {
-        "throughput": step_times(gpu, throughput, mfu, hours=hours, money=money),
-        "learning_rate_law": LearningRateLaw.named(learning_rate_law),
-    }
-    loaded: Law = options.choose_law(law)
-    table = loaded.optimal(**question)
-    show(table.to_dict() if as_json else None, as_json, table)
-    exit_untrusted(table.best.trusted, force)
+    return law.optimal(learning_rate_law=LearningRateLaw.named(learning_rate_law), **question)
 
 
+@command(
+    "loss flops hours money gpus gpu throughput mfu precision price memory kv_tokens inference_tokens experts vocab_size force "
+    "law"
+)
 def reach(
+    law: Law,
     loss: Annotated[float, option("The loss to reach, nats per token: 2.2.")],
     flops: Annotated[Any, quantity(COUNT, "With a budget: the least memory that reaches the loss within it.")] = None,
-    hours: options.Hours = None,
-    money: options.Money = None,
-    gpus: options.Gpus = None,
-    gpu: options.Gpu = None,
-    throughput: options.Times = None,
-    mfu: options.Mfu = None,
-    price: options.Price = None,
-    memory: options.Memory = None,
-    kv_tokens: options.KvTokens = 0.0,
-    inference_tokens: options.InferenceTokens = 0.0,
-    experts: options.Experts = None,
-    vocab_size: options.VocabSize = None,
-    force: options.Force = False,
-    law: options.LawName = "published",
-    as_json: Json = False,
-) -> None:
+    **question: Any,
+) -> tuple[Answer, dict[str, Any]]:
     """The cheapest budget that reaches a loss; or, given a budget, the least memory that does.
 
         scaling-law reach --loss 2.2 --memory 24GB --kv-tokens 16k
@@ -162,39 +133,27 @@ def reach(
 
         scaling-law reach --loss 2.4 --gpu h100 --gpus 8 --price 2.5
     """
-    budget = {"flops": flops, "hours": hours, "money": money}
-    if memory is not None and any(value is not None for value in budget.values()):
+    has_budget = any(value is not None for value in (flops, question["hours"], question["money"]))
+    if has_budget and question["memory"] is not None:
         raise InputError("--memory and a budget: give one of them; the other is the answer")
-    loaded: Law = options.choose_law(law)
-    limits: dict[str, Any] = {"kv_tokens": kv_tokens, "inference_tokens": inference_tokens}
-    limits |= {"vocab_size": vocab_size, "force": force, "gpus": gpus, "price": price}
-    limits["throughput"] = step_times(gpu, throughput, mfu, hours=hours, money=money)
-    answer = loaded.reach(loss, experts, **budget, memory=memory, **limits)
-    rows = answer.to_rows()
-    show({"loss": loss, "rows": rows, "warnings": list(answer.warnings)}, as_json, answer)
-    reached = [row["trusted"] for row in rows if math.isfinite(row["n_active"])]
-    exit_untrusted(any(reached) or not reached, force)
+    return law.reach(loss, flops=flops, **question), {"loss": loss}
 
 
+@command(
+    "flops n_active experts baseline gpus gpu throughput mfu precision granularity shared_ratio vocab_size force law",
+    modes={"n_active": Mode(never=("flops", *COMPUTE_ONLY))},
+)
 def speedup(
-    context: typer.Context,
+    law: Law,
+    force: bool,
     flops: Annotated[Any, quantity(COUNT, "Training FLOPs of the model: 1e22. Answers in FLOPs and tokens.")] = None,
     n_active: Annotated[
         Any, quantity(COUNTS, "Active parameters of both: 1.1B or 1e8,1e9. Answers with the crossover token count.")
     ] = None,
     experts: Annotated[Any, quantity(SOME_EXPERTS, WHICH_EXPERTS, default="8; with --n-active the law's own")] = None,
     baseline: Annotated[float, option("E of the baseline, which must reach its loss.")] = 1.0,
-    gpus: options.Gpus = None,
-    gpu: options.Gpu = None,
-    throughput: options.Times = None,
-    mfu: options.Mfu = None,
-    granularity: Annotated[float | None, option(options.GRANULARITY, rare=True)] = None,
-    shared_ratio: Annotated[float | None, option(options.SHARED, rare=True)] = None,
-    vocab_size: options.VocabSize = None,
-    force: options.Force = False,
-    law: options.LawName = "published",
-    as_json: Json = False,
-) -> None:
+    **question: Any,
+) -> Answer | tuple[Answer, dict[str, Any]]:
     """What experts are worth: the factor in compute that they save, or the tokens after which they pay off.
 
         scaling-law speedup --flops 1e21 --experts 8
@@ -211,20 +170,66 @@ def speedup(
 
         scaling-law speedup --n-active 1e8,1e9 --experts 2,8 --json
     """
-    check_modes(context, {"n_active": Mode(never=("flops", *COMPUTE_ONLY))})
-    loaded: Law = options.choose_law(law)
     if n_active is not None:
-        even = break_even(loaded, n_active, experts, force=force)
-        show({"law": repr(loaded), "rows": even.to_rows(), "warnings": list(even.warnings)}, as_json, even)
-        return exit_untrusted(even.trusted, force)
+        return law.break_even(n_active, experts, force=force), {"law": repr(law)}
     if flops is None:
         raise InputError("--flops or --n-active is needed")
     if len(experts := experts or [8.0]) > 1:
-        raise InputError(
-            f"--experts {','.join(f'{e:g}' for e in experts)}: one E goes with --flops, several with --n-active"
-        )
-    design: dict[str, Any] = {"granularity": granularity, "shared_ratio": shared_ratio}
-    design |= {"gpus": gpus, "throughput": step_times(gpu, throughput, mfu)}
-    answer = effective_speedup(loaded, experts[0], baseline, flops=flops, vocab_size=vocab_size, **design, force=force)
-    show(answer.to_dict() if as_json else None, as_json, answer)
-    exit_untrusted(answer.trusted, force)
+        asked = ",".join(f"{e:g}" for e in experts)
+        raise InputError(f"--experts {asked}: one E goes with --flops, several with --n-active")
+    return law.speedup(experts[0], baseline, flops=flops, force=force, **question)
+
+
+@command("flops memory laws vocab_size force", modes={"flops": Mode(only=("memory", "vocab_size", "force"))})
+def compare(
+    as_json: bool,
+    laws: Annotated[Any, quantity(names, LAWS)] = None,
+    vocab_size: Annotated[int, rare("Vocabulary of every model.")] = VOCAB_SIZE,
+    **question: Any,
+) -> Answer | None:
+    """The published laws; with a training budget, what each says of it and what it cannot say.
+
+        scaling-law compare --flops 1e22 --memory 80GB
+
+    Without a budget: what each law answers, from which variables, on which corpus, and how it is known; of one law
+    also its equation, source, coefficients, and how it counts. --law NAME asks one of them in the other commands.
+
+    Losses of different corpora do not compare: they are shown, never ranked. The exit status is 1 where no answer is
+    to be trusted, and 2 where each is refused as too far outside the runs of its law, unless --force is given.
+
+    More examples:
+
+        scaling-law compare
+
+        scaling-law compare --laws chinchilla --json
+
+        scaling-law compare --flops 1e21 --laws chinchilla,besiroglu,ludziejewski --json
+    """
+    if question["flops"] is None:
+        listed = shelf.Shelf(tuple(map(shelf.entry, laws))) if laws else shelf.laws()
+        show(listed.to_dict(), as_json, listed.entries[0] if len(listed.entries) == 1 else listed)
+        return None
+    return comparing.compare(laws=laws, vocab_size=vocab_size, **question)
+
+
+@command("model tokens context bytes_per_parameter revision force law")
+def describe(
+    law: Law,
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="org/model on the Hub, a folder, or a config.json.")],
+    tokens: Annotated[Any, quantity(COUNT, "Training tokens: 15T. [default: no loss is predicted]")] = None,
+    context: Annotated[Any, quantity(CONTEXT, "Sequence length for exact FLOPs, with attention: 4k.")] = None,
+    revision: Revision = None,
+    **question: Any,
+) -> Answer:
+    """What a model is in the terms of a law, from its config.json alone: sizes, E, FLOPs, memory.
+
+        scaling-law describe mistralai/Mixtral-8x7B-v0.1
+
+    With --tokens, also the loss that the law predicts, and what it would have chosen for the same FLOPs and memory;
+    the exit status is 1 where the model is too far outside the runs of the law for the loss to be trusted.
+
+    More examples:
+
+        scaling-law describe models/my-model/config.json --tokens 2T --context 4k --json
+    """
+    return describing.describe(model, tokens, law=law, context=context, revision=revision, **question)

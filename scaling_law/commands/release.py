@@ -22,8 +22,8 @@ from hub.base import commands
 from hub.base.errors import FilesError
 from hub.base.markdown import escaped
 from hub.base.tables import Table, show
-from scaling_law.commands import run_options
-from scaling_law.commands.options import option
+from scaling_law.commands.options import command, option
+from scaling_law.commands.run_options import OfRuns
 from scaling_law.figures.drawing import png
 from scaling_law.figures.law_figures import predicted_against_observed
 from scaling_law.fitting.fitting import errors_of, fit
@@ -111,17 +111,18 @@ def law_section(found: LawOnRuns, repo: str) -> str:
     )
 
 
+@command("source store law mix license tag collection private workers", OfRuns)
 def release(
+    as_json: bool,
+    mix: tuple[str, ...],
     source: Annotated[Path, typer.Argument(metavar="RUNS", help="The sweep's output folder.")],
     store: commands.Store,
     law: Annotated[str | None, option("A law's folder or repository. [default: fitted to the runs]")] = None,
-    mix: run_options.Mix = "",
     license: commands.License = None,
     tag: commands.Tag = "",
     collection: commands.Collection = False,
     private: commands.Private = False,
     workers: commands.Workers = 4,
-    as_json: commands.Json = False,
 ) -> None:
     """Release every finished run of a sweep, its index, and its law; re-run it to resume.
 
@@ -156,9 +157,6 @@ def release(
     if law_on_runs and not released.failed:
         lines.append(f"law {target.repo_id(sweeps[0] + _REPO_SUFFIX)}, RMSE {law_on_runs.rmse:.4f} nats")
     lines += released.messages
-    if as_json:
-        show({"released": lines}, True, None)
-    else:
-        typer.echo("\n".join(lines))
+    show({"released": lines}, as_json, "\n".join(lines))
     if released.failed:
         raise released.failed

@@ -2,83 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import typer
 
-from scaling_law.commands.options import names, option, quantity
+from scaling_law.commands.options import Shared, named, names, option, quantity, rare
 from scaling_law.runs.readers import READERS
 from scaling_law.runs.table import Runs, load_runs
 
-Source = Annotated[str, typer.Argument(help="Folder, .jsonl, .parquet, .csv, release, or org/sweep-runs on the Hub.")]
-Kind = Annotated[str, option("Kind of law: joint, chinchilla, routed, or a registered one.")]
-LossColumn = Annotated[str | None, option("The column to fit. [default: eval_loss, or the only loss column]")]
-Status = Annotated[str, option("Keep runs of this status; 'all' keeps every run.", rare=True)]
-Where = Annotated[str, option('Keep runs that match a filter: "E in {1, 8}, D <= 2B".')]
-TRUNKS = "auto (parent_run_id, else one size and E), run (each its own), or a column."
-Trunks = Annotated[str, option(TRUNKS, rare=True)]
-SET_ASIDE = "set_aside: fit without runs far from the law of the others."
-Outliers = Annotated[Literal["keep", "set_aside"], option(SET_ASIDE, rare=True)]
-UNTUNED = "Column that is 1 for untuned runs, which bound the law from above; else 0."
-OneSided = Annotated[str | None, option(UNTUNED, rare=True)]
+
+def _ends(text: str, name: str) -> tuple[float | None, float | None]:
+    low, high = (float(end) if end.strip() else None for end in text.split(":"))
+    return low, high
+
+
+def _number_or_text(text: str, name: str) -> str | float:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+fixed = named(lambda text, name: float(text), "name=number")
+bound = named(_ends, "name=low:high (an end may be left out)")
+column = named(_number_or_text, "name=column, name=expression or name=number")
 MIX = "Fit runs together that differ in these columns of their recipe: optimizer,sequence_length."
-Mix = Annotated[Any, quantity(names, MIX, rare=True)]
-ALLOWED = "Fit although the design cannot identify all coefficients."
-Allow = Annotated[bool, option(ALLOWED, "--allow-unidentifiable", rare=True)]
-SkipInvalid = Annotated[bool, option("Leave out unusable rows instead of stopping.", "--skip-invalid", rare=True)]
-
-
-def _fixed(text: str) -> tuple[str, float]:
-    name, equals, value = text.partition("=")
-    try:
-        return name.strip(), float(value if equals else "")
-    except ValueError:
-        raise typer.BadParameter(f"{text!r} is not of the form name=number") from None
-
-
-def _bound(text: str) -> tuple[str, tuple[float | None, ...]]:
-    name, _, value = text.partition("=")
-    ends = value.split(":")
-    try:
-        low, high = (float(end) if end.strip() else None for end in ends)
-    except ValueError:
-        raise typer.BadParameter(f"{text!r} is not of the form name=low:high (an end may be left out)") from None
-    return name.strip(), (low, high)
-
-
-FIX = "Fix a coefficient: --fix e_max=256 (repeatable)."
-BOUND = "Bound a coefficient: --bound c=1:1.8, or c=:1.8 (repeatable)."
-Fix = Annotated[list[Any], quantity(_fixed, FIX, "--fix", metavar="NAME=NUMBER", rare=True)]
-Bound = Annotated[list[Any], quantity(_bound, BOUND, "--bound", metavar="NAME=LOW:HIGH", rare=True)]
-
-
-def _column(text: str) -> tuple[str, str | float]:
-    name, equals, value = (part.strip() for part in text.partition("="))
-    if not (name and equals and value):
-        raise typer.BadParameter(f"{text!r} is not of the form name=column, name=expression or name=number")
-    try:
-        return name, float(value)
-    except ValueError:
-        return name, value
-
-
 COLUMN = "A column from others: --column n_active=Na --column 'density=topk / nume' (repeatable)."
-Columns = Annotated[list[Any], quantity(_column, COLUMN, "--column", metavar="NAME=EXPRESSION")]
-Format = Annotated[str | None, option(f"A public table as its authors publish it: {', '.join(READERS)}.", rare=True)]
+BOUND = "Bound a coefficient: --bound c=1:1.8, or c=:1.8 (repeatable)."
 
 
-def load(
-    runs: str,
-    loss: str | None = None,
-    status: str = "final",
-    trunks: str = "auto",
-    skip_invalid: bool = False,
-    where: str = "",
-    columns: Sequence[tuple[str, str | float]] = (),
-    format: str | None = None,
-) -> Runs:
-    """The table that a command names, with what it says of its columns and rows."""
-    wanted = None if status == "all" else status
-    settings: dict[str, Any] = {"trunks": trunks, "where": where, "columns": dict(columns), "format": format}
-    return load_runs(runs, loss, wanted, "skip" if skip_invalid else "raise", **settings)
+class OfRuns(Shared):
+    """How runs are read, and what laws are fitted to them: named as in Python, with their defaults."""
+
+    runs: Annotated[str, typer.Argument(help="Folder, .jsonl, .parquet, .csv, release, or org/sweep-runs on the Hub.")]
+    loss: Annotated[str | None, option("The column to fit. [default: eval_loss, or the only loss column]")] = None
+    where: Annotated[str, option('Keep runs that match a filter: "E in {1, 8}, D <= 2B".')] = ""
+    columns: Annotated[list[Any], quantity(column, COLUMN, "--column", metavar="NAME=EXPRESSION")] = []  # noqa: RUF012
+    status: Annotated[str, rare("Keep runs of this status; 'all' keeps every run.")] = "final"
+    format: Annotated[str | None, rare(f"A public table as its authors publish it: {', '.join(READERS)}.")] = None
+    trunks: Annotated[str, rare("auto (parent_run_id, else one size and E), run (each its own), or a column.")] = (
+        "auto"
+    )
+    skip_invalid: Annotated[bool, rare("Leave out unusable rows instead of stopping.", "--skip-invalid")] = False
+    fixed: Annotated[
+        list[Any],
+        quantity(fixed, "Fix a coefficient: --fix e_max=256 (repeatable).", "--fix", metavar="NAME=NUMBER", rare=True),
+    ] = []  # noqa: RUF012
+    bounds: Annotated[list[Any], quantity(bound, BOUND, "--bound", metavar="NAME=LOW:HIGH", rare=True)] = []  # noqa: RUF012
+    outliers: Annotated[
+        Literal["keep", "set_aside"], rare("set_aside: fit without runs far from the law of the others.")
+    ] = "keep"
+    one_sided: Annotated[
+        str | None, rare("Column that is 1 for untuned runs, which bound the law from above; else 0.")
+    ] = None
+    mix: Annotated[Any, quantity(names, MIX, rare=True)] = ""
+
+
+def load(runs: str, **options: Any) -> Runs:
+    """The table that a command names, read as its options say."""
+    status, skip = options.pop("status", "final"), options.pop("skip_invalid", False)
+    options |= {"status": None if status == "all" else status, "columns": dict(options["columns"])}
+    return load_runs(runs, on_invalid="skip" if skip else "raise", **options)

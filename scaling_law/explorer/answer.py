@@ -22,7 +22,6 @@ from scaling_law.figures.law_figures import shown_losses
 from scaling_law.law import Law
 from scaling_law.planning.optimal_table import OptimalTable
 from scaling_law.planning.plan import Plan
-from scaling_law.planning.plan import plan as plan_of
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.model_configs import read_model
 
@@ -72,14 +71,12 @@ def answer(question: Question, law: Law, page: Page = interactive.LIGHT) -> Show
 
 def best_models(question: Question, law: Law) -> OptimalTable:
     """The architectures that exist, one for each E."""
-    options = question.spent() | question.limits()
-    return law.optimal(experts=question.asked_experts(), integral=True, **options)
+    return law.optimal(integral=True, **question.keywords())
 
 
 def planned(question: Question, law: Law) -> Plan:
     """The run of the best of them that the GPUs of the budget can train. ValueError where they can train none."""
-    options = question.spent() | question.limits()
-    return plan_of(law, experts=question.asked_experts(), **options)
+    return law.plan(**question.keywords())
 
 
 def html_of(table: OptimalTable) -> str:

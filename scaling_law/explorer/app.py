@@ -24,36 +24,11 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
 from hub.base.errors import InputError
-from hub.base.units import parse_bytes, parse_count
+from hub.base.units import format_bytes, format_flops, parse_bytes, parse_count
+from scaling_law.explorer import uploads
 from scaling_law.explorer.answer import answer
 from scaling_law.explorer.programs import law_named, tools
-from scaling_law.explorer.question import (
-    FLOPS,
-    GPU_NAMES,
-    HOURS,
-    LAW_FILE,
-    PRESETS,
-    PUBLISHED,
-    UNITS,
-    VIEWS,
-    YOURS,
-    Question,
-    of_log_bytes,
-    of_log_flops,
-    of_log_hours,
-)
-from scaling_law.explorer.uploads import (
-    ACTIONS,
-    COLUMNS,
-    JOINT,
-    LAW_FILES,
-    MAX_BYTES,
-    TABLES,
-    USE,
-    columns_of,
-    is_table,
-    read_upload,
-)
+from scaling_law.explorer.question import CHOICES, FLOPS, HOURS, LAW_FILE, PRESETS, PUBLISHED, VIEWS, YOURS, Question
 from scaling_law.figures.interactive import DARK, FONT, LIGHT
 from scaling_law.law import JointLaw, Law
 from scaling_law.law.shelf import SHELF
@@ -72,9 +47,9 @@ takes over. The address of this page is a link to what it shows."""
 FIELDS = [field.name for field in fields(Question)]  # in the order of their components
 PRESET_FIELDS = [name for name in FIELDS if name not in ("law", "view")]
 SLIDERS: dict[str, tuple[float, float, Callable[[float], str]]] = {  # field → its log10 from and to, and its text
-    "flops": (17.0, 26.0, of_log_flops),
-    "hours": (0.0, 4.0, of_log_hours),
-    "memory": (9.0, 13.0, of_log_bytes),
+    "flops": (17.0, 26.0, format_flops),
+    "hours": (0.0, 4.0, "{:.3g}".format),
+    "memory": (9.0, 13.0, lambda size: format_bytes(size).replace(" ", "")),
 }
 STEP = 0.05  # of a slider
 SHOWN = 9  # components of an answer: those of `_results`, and the link
@@ -188,9 +163,8 @@ def _inputs(laws: Mapping[str, Law], first: Question) -> tuple[Any, dict[str, An
         low, high, _ = SLIDERS[name]
         sliders[name] = gr.Slider(low, high, at.get(name), step=STEP, label=label, **options)
 
-    preset = gr.Dropdown(
-        list(PRESETS), label="Start from a preset", value=None, elem_id="preset"
-    )  # what a link opens need not be one of them
+    # what a link opens need not be a preset
+    preset = gr.Dropdown(list(PRESETS), label="Start from a preset", value=None, elem_id="preset")
     units = [("FLOPs", FLOPS), ("hours on GPUs", HOURS)]
     inputs["unit"] = gr.Radio(units, label="Budget in", value=first.unit, elem_id="unit")
     text("flops", "Training budget (FLOPs)", "1e22, including inference", elem_classes="in-flops")
@@ -198,7 +172,8 @@ def _inputs(laws: Mapping[str, Law], first: Question) -> tuple[Any, dict[str, An
     text("hours", "Hours", "168 is a week; wall-clock time of training", elem_classes="in-hours")
     slider("hours", "log₁₀ of the hours", elem_classes="in-hours")
     text("gpus", "Number of GPUs", "8, which share the steps evenly", elem_classes="in-hours")
-    inputs["gpu"] = gr.Dropdown(list(GPU_NAMES), label="GPU", value=first.gpu, elem_classes="in-hours", elem_id="gpu")
+    in_hours: dict[str, Any] = {"elem_classes": "in-hours", "elem_id": "gpu"}
+    inputs["gpu"] = gr.Dropdown(list(CHOICES["gpu"]), label="GPU", value=first.gpu, **in_hours)
     text("memory", "Memory", "80GB for weights and KV cache; empty: no limit")
     slider("memory", "log₁₀ of the bytes")
     text("kv_tokens", "Tokens in the KV cache", "16k, over all sequences")
@@ -214,27 +189,22 @@ def _upload() -> tuple[Any, ...]:
 
     with gr.Accordion("Your own law or runs", open=False):
         gr.Markdown(
-            f"A `{LAW_FILE}`, or a table of runs with columns for N_act, D, E and a loss. It is read as data, at most "
-            f"{MAX_BYTES // 10**6} MB, and deleted when it has been used; the law is forgotten with this session."
+            f"A `{LAW_FILE}`, or a table of runs with columns for N_act, D, E and a loss. It is read as data, at "
+            f"most {uploads.MAX_BYTES // 10**6} MB, and deleted when it has been used; the law is forgotten with this "
+            "session."
         )
-        file = gr.File(label="File", file_types=[*LAW_FILES, *TABLES], height=120)
-        action = gr.Radio(list(ACTIONS), label="What to do", value=USE)
+        file = gr.File(label="File", file_types=[*uploads.LAW_FILES, *uploads.TABLES], height=120)
+        action = gr.Radio(list(uploads.ACTIONS), label="What to do", value=uploads.USE)
         with gr.Column(visible=False) as mapping:
             gr.Markdown("The columns of your table; or type a number, or an expression such as `1e9 * billions`.")
             columns = [
                 gr.Dropdown([], label=label, value=None, allow_custom_value=True, elem_id=f"column-{name}")
-                for name, label in COLUMNS.items()
+                for name, label in uploads.COLUMNS.items()
             ]
         button = gr.Button("Go")
         refused = gr.HTML(elem_id="refused")
-        said = gr.Code(
-            label="Result",
-            interactive=False,
-            show_line_numbers=False,
-            elem_id="said",
-            elem_classes="wide",
-            lines=3,
-        )
+        look: dict[str, Any] = {"interactive": False, "show_line_numbers": False, "elem_classes": "wide"}
+        said = gr.Code(label="Result", elem_id="said", lines=3, **look)
     return file, action, mapping, columns, button, refused, said
 
 
@@ -331,7 +301,7 @@ def _positions(question: Question) -> dict[str, float]:
 def _slid(name: str) -> str:
     """JavaScript: the text of a slider's position, and a turn."""
     low, high, text_of = SLIDERS[name]
-    texts = [text_of(low + STEP * i) for i in range(round((high - low) / STEP) + 1)]
+    texts = [text_of(10.0 ** (low + STEP * i)) for i in range(round((high - low) / STEP) + 1)]
     return f"(position) => [{json.dumps(texts)}[Math.round((position - {low}) / {STEP})], {TURN}]"
 
 
@@ -343,8 +313,7 @@ def _preset() -> str:
 
 def _opened(laws: Mapping[str, Law], first: Question) -> str:
     """JavaScript: the fields, as far as the page's address has values for them, and a turn; the link; dark or not."""
-    offered = {"unit": UNITS, "gpu": GPU_NAMES, "view": [*VIEWS], "law": [*laws, YOURS]}
-    linked = asdict(Question(law=first.law))
+    offered, linked = CHOICES | {"law": (*laws, YOURS)}, asdict(Question(law=first.law))
     return f"""() => {{
         const query = location.search.slice(1), asked = new URLSearchParams(query), offered = {json.dumps(offered)};
         const dark = document.body.classList.contains('dark');
@@ -359,15 +328,15 @@ def _received(file: str | None, action: str) -> list[Any]:
     """A new file's columns to choose from and an action that it allows, without a message; no columns for no file."""
     import gradio as gr
 
-    if file is None or not is_table(Path(file)):
-        action = USE if file else action
-        return ["", gr.Column(visible=False), action, *[gr.Dropdown(choices=[], value=None) for _ in COLUMNS]]
+    if file is None or Path(file).suffix.lower() not in uploads.TABLES:
+        action = uploads.USE if file else action
+        return ["", gr.Column(visible=False), action, *[gr.Dropdown(choices=[], value=None) for _ in uploads.COLUMNS]]
     try:
-        names, recognised = columns_of(Path(file))
+        names, recognised = uploads.columns_of(Path(file))
     except (ValueError, OSError) as error:
-        return [_message(error), gr.Column(visible=False), gr.skip(), *[gr.skip()] * len(COLUMNS)]
-    dropdowns = [gr.Dropdown(choices=names, value=recognised[name] or None) for name in COLUMNS]
-    return ["", gr.Column(visible=True), JOINT if action == USE else action, *dropdowns]
+        return [_message(error), gr.Column(visible=False), gr.skip(), *[gr.skip()] * len(uploads.COLUMNS)]
+    dropdowns = [gr.Dropdown(choices=names, value=recognised[name] or None) for name in uploads.COLUMNS]
+    return ["", gr.Column(visible=True), uploads.JOINT if action == uploads.USE else action, *dropdowns]
 
 
 def _take(laws: Mapping[str, Law], file: str | None, action: str, name: str, *columns: str | None) -> list[Any]:
@@ -380,7 +349,8 @@ def _take(laws: Mapping[str, Law], file: str | None, action: str, name: str, *co
     try:
         if file is None:
             raise InputError("choose a file first")
-        law, said = read_upload(Path(file), action, laws.get(name), dict(zip(COLUMNS, columns, strict=True)))
+        mapping = dict(zip(uploads.COLUMNS, columns, strict=True))
+        law, said = uploads.read_upload(Path(file), action, laws.get(name), mapping)
     except (ValueError, OSError) as error:
         return [*[gr.skip()] * 4, _message(error), gr.skip()]
     Path(file).unlink(missing_ok=True)
@@ -460,7 +430,7 @@ def settings() -> dict[str, Any]:
         "css": CSS,
         "head": _preloads(),
         "mcp_server": True,
-        "max_file_size": MAX_BYTES,
+        "max_file_size": uploads.MAX_BYTES,
         "footer_links": ["api"],
         "share": False,
         "ssr_mode": False,

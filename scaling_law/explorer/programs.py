@@ -15,6 +15,21 @@ from scaling_law.explorer.answer import best_models, planned
 from scaling_law.explorer.question import FLOPS, HOURS, PUBLISHED, Question
 from scaling_law.law import Law
 
+ARGUMENTS = """
+
+Args:
+    flops: training budget in FLOPs, with those of inference: "1e22"; empty for a budget of hours
+    memory: memory for weights and KV cache: "80GB"; empty for no limit
+    kv_tokens: tokens in the KV cache: "16k"
+    inference_tokens: tokens served over the model's life: "100B"
+    experts: numbers of experts to compare: "1,2,4,8"; empty for the law's own
+    law: name of the scaling law: "published"
+    hours: training budget in wall-clock hours, instead of flops: "168"
+    gpus: how many GPUs train for these hours: "8"
+    gpu: GPU model, whose speed is assumed: "h100"
+"""
+Tool = Callable[..., dict[str, Any]]
+
 
 def law_named(laws: Mapping[str, Law], name: str) -> Law:
     """ValueError for a law that is not offered."""
@@ -23,63 +38,41 @@ def law_named(laws: Mapping[str, Law], name: str) -> Law:
     return laws[name]
 
 
-def tools(laws: Mapping[str, Law]) -> list[Callable[..., dict[str, Any]]]:
+def tools(laws: Mapping[str, Law]) -> list[Tool]:
     """The functions `optimal`, `plan` and `loss` on these laws."""
 
-    def optimal(
-        flops: str = "",
-        memory: str = "",
-        kv_tokens: str = "0",
-        inference_tokens: str = "0",
-        experts: str = "",
-        law: str = PUBLISHED,
-        hours: str = "",
-        gpus: str = "1",
-        gpu: str = "h100",
-    ) -> dict[str, Any]:
-        """The best model for a training budget: how many experts, parameters and tokens, with the predicted loss.
+    def asked(answer: Callable[[Question, Law], dict[str, Any]]) -> Tool:
+        """Make a tool of the answer to a question: it takes the fields. ValueError unless it gets one budget."""
 
-        Args:
-            flops: training budget in FLOPs, with those of inference: "1e22"; empty for a budget of hours
-            memory: memory for weights and KV cache: "80GB"; empty for no limit
-            kv_tokens: tokens in the KV cache: "16k"
-            inference_tokens: tokens served over the model's life: "100B"
-            experts: numbers of experts to compare: "1,2,4,8"; empty for the law's own
-            law: name of the scaling law: "published"
-            hours: training budget in wall-clock hours, instead of flops: "168"
-            gpus: how many GPUs train for these hours: "8"
-            gpu: GPU model, whose speed is assumed: "h100"
-        """
-        question = _question(flops, memory, kv_tokens, inference_tokens, experts, law, hours, gpus, gpu)
-        return plain(best_models(question, law_named(laws, law)).to_dict())
+        def tool(
+            flops: str = "",
+            memory: str = "",
+            kv_tokens: str = "0",
+            inference_tokens: str = "0",
+            experts: str = "",
+            law: str = PUBLISHED,
+            hours: str = "",
+            gpus: str = "1",
+            gpu: str = "h100",
+        ) -> dict[str, Any]:
+            if bool(flops) == bool(hours):
+                raise InputError(f"flops={flops!r}, hours={hours!r}: give exactly one of them")
+            unit, limits = HOURS if hours else FLOPS, (memory, kv_tokens, inference_tokens, experts)
+            return plain(answer(Question(unit, flops, hours, gpus, gpu, *limits, law), law_named(laws, law)))
 
-    def plan(
-        flops: str = "",
-        memory: str = "",
-        kv_tokens: str = "0",
-        inference_tokens: str = "0",
-        experts: str = "",
-        law: str = PUBLISHED,
-        hours: str = "",
-        gpus: str = "1",
-        gpu: str = "h100",
-    ) -> dict[str, Any]:
-        """A run to launch for a training budget: architecture, schedule, learning rate, cost, and its YAML.
+        tool.__name__, tool.__doc__ = answer.__name__, f"{answer.__doc__}{ARGUMENTS}"
+        return tool
 
-        Args:
-            flops: training budget in FLOPs, with those of inference: "1e22"; empty for a budget of hours
-            memory: memory for weights and KV cache: "80GB"; empty for no limit
-            kv_tokens: tokens in the KV cache: "16k"
-            inference_tokens: tokens served over the model's life: "100B"
-            experts: numbers of experts to compare: "1,2,4,8"; empty for the law's own
-            law: name of the scaling law: "published"
-            hours: training budget in wall-clock hours, instead of flops: "168"
-            gpus: how many GPUs train for these hours: "8"
-            gpu: GPU model, whose speed is assumed: "h100"
-        """
-        question = _question(flops, memory, kv_tokens, inference_tokens, experts, law, hours, gpus, gpu)
-        run = planned(question, law_named(laws, law))
-        return plain(run.to_dict() | {"yaml": run.to_yaml(), "command": question.command()})
+    @asked
+    def optimal(question: Question, law: Law) -> dict[str, Any]:
+        """The best model for a training budget: how many experts, parameters and tokens, with the predicted loss."""
+        return best_models(question, law).to_dict()
+
+    @asked
+    def plan(question: Question, law: Law) -> dict[str, Any]:
+        """A run to launch for a training budget: architecture, schedule, learning rate, cost, and its YAML."""
+        run = planned(question, law)
+        return run.to_dict() | {"yaml": run.to_yaml(), "command": question.command()}
 
     def loss(n_active: float, tokens: float, experts: float | None = None, law: str = PUBLISHED) -> dict[str, Any]:
         """The loss that a law predicts for a model, in nats per token, and how far it extrapolates.
@@ -100,25 +93,6 @@ def tools(laws: Mapping[str, Law]) -> list[Callable[..., dict[str, Any]]]:
         return plain(at | answer)
 
     return [optimal, plan, loss]
-
-
-def _question(
-    flops: str,
-    memory: str,
-    kv_tokens: str,
-    inference_tokens: str,
-    experts: str,
-    law: str,
-    hours: str,
-    gpus: str,
-    gpu: str,
-) -> Question:
-    """ValueError unless exactly one budget is given."""
-    if bool(flops) == bool(hours):
-        raise InputError(f"flops={flops!r}, hours={hours!r}: give exactly one of them")
-    unit = HOURS if hours else FLOPS
-    limits = {"memory": memory, "kv_tokens": kv_tokens, "inference_tokens": inference_tokens, "experts": experts}
-    return Question(unit, flops=flops, hours=hours, gpus=gpus, gpu=gpu, law=law, **limits)
 
 
 def plain(value: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from hub.base.errors import InputError, unknown
-from hub.base.units import format_bytes, format_flops, parse_bytes, parse_context, parse_count, parse_experts
+from hub.base.units import format_flops, parse_bytes, parse_context, parse_count, parse_experts
 from scaling_law.law import Law
 from scaling_law.machine.gpus import GPUS
 from scaling_law.planning.budget import Budget
@@ -26,6 +26,7 @@ VIEWS = {
     "isoflop": "Loss along the budget",
     "tokens": "Loss against tokens",
 }
+CHOICES = {"unit": UNITS, "gpu": GPU_NAMES, "view": tuple(VIEWS)}  # all other fields are texts
 _LONGEST = 200  # characters of a field
 
 
@@ -52,15 +53,13 @@ class Question:
     def of(cls, texts: Mapping[str, str]) -> Question:
         """Read the query of a link; ValueError for names and values that no question has."""
         names = [field.name for field in fields(cls)]
-        for name in texts:
+        for name, text in texts.items():
             if name not in names:
                 raise InputError(unknown("part of a question ", name[:_LONGEST], names))
-        for name, text in texts.items():
             if len(text) > _LONGEST:
                 raise InputError(f"{name}={text[:20]!r}… is too long: at most {_LONGEST} characters")
-        for name, allowed in (("view", VIEWS), ("unit", UNITS), ("gpu", GPU_NAMES)):
-            if name in texts and texts[name] not in allowed:
-                raise InputError(unknown(f"{name}=", texts[name], allowed))
+            if name in CHOICES and text not in CHOICES[name]:
+                raise InputError(unknown(f"{name}=", text, CHOICES[name]))
         return cls(**texts)
 
     @classmethod
@@ -73,18 +72,20 @@ class Question:
 
     def query(self) -> str:
         """What follows the ? of a link: the fields that differ from the first question."""
-        first = Question()
-        return urlencode(
-            {field.name: v for field in fields(self) if (v := getattr(self, field.name)) != getattr(first, field.name)}
-        )
+        return urlencode({f.name: v for f in fields(self) if (v := getattr(self, f.name)) != f.default})
 
     @property
     def budget(self) -> Budget:
         """Training FLOPs (and inference, if tokens are served), or hours. ValueError as `limits`."""
         return Budget.of(**self.spent())
 
+    def keywords(self) -> dict[str, Any]:
+        """All as keyword arguments of `law.optimal` and `law.plan`. ValueError as `limits`."""
+        experts = parse_experts(self.experts, "experts") if self.experts.strip() else None
+        return self.spent() | self.limits() | {"experts": experts}
+
     def spent(self) -> dict[str, Any]:
-        """The budget as keyword arguments of `law.optimal` and `plan`. ValueError as `limits`."""
+        """The budget as keyword arguments. ValueError as `limits`."""
         if self.unit == FLOPS:
             return {FLOPS: parse_count(self.flops or "0", FLOPS)}
         gpus = parse_count(self.gpus or "0", "gpus")
@@ -92,15 +93,12 @@ class Question:
         return {HOURS: parse_count(self.hours or "0", HOURS), "gpus": whole, "gpu": self.gpu}
 
     def limits(self) -> dict[str, Any]:
-        """Keyword arguments of `law.optimal`. ValueError names the field, the text and what is allowed."""
+        """The limits as keyword arguments. ValueError names the field, the text and what is allowed."""
         return {
             "memory": parse_bytes(self.memory, "memory") if self.memory else None,
             "kv_tokens": parse_context(self.kv_tokens or "0", "kv_tokens"),
             "inference_tokens": parse_count(self.inference_tokens or "0", "inference_tokens"),
         }
-
-    def asked_experts(self) -> list[int] | None:
-        return parse_experts(self.experts, "experts") if self.experts.strip() else None
 
     def command(self, planned: bool = True) -> str:
         """The same question in the shell: a plan, or where there is none its optimum."""
@@ -111,19 +109,6 @@ class Question:
         words = [word for flag, text in flags.items() if text not in ("", "0") for word in (flag, shlex.quote(text))]
         kind = ["plan", *words, "-o", "run.yaml"] if planned else ["optimal", *words, "--integral"]
         return " ".join(["scaling-law", *kind])
-
-
-def of_log_flops(value: float) -> str:
-    """The text of a slider's log10."""
-    return format_flops(10.0**value)
-
-
-def of_log_hours(value: float) -> str:
-    return f"{10.0**value:.3g}"
-
-
-def of_log_bytes(value: float) -> str:
-    return format_bytes(10.0**value).replace(" ", "")
 
 
 _SMALL = {"memory": "24GB", "kv_tokens": "8k"}  # of a card that serves the model; H100s can train what fits it

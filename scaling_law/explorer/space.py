@@ -7,8 +7,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Mapping
-from email.parser import Parser
-from importlib.metadata import version
+from importlib.metadata import PathDistribution, version
 from pathlib import Path
 from shutil import copytree
 
@@ -102,10 +101,8 @@ def requirements(wheel: Path) -> list[str]:
     """What the wheel needs with the extra of the explorer."""
     from packaging.requirements import Requirement
 
-    with zipfile.ZipFile(wheel) as archive:
-        (name,) = (entry for entry in archive.namelist() if entry.endswith(".dist-info/METADATA"))
-        metadata = Parser().parsestr(archive.read(name).decode())
-    required = map(Requirement, metadata.get_all("Requires-Dist", []))
+    (metadata,) = (part for part in zipfile.Path(wheel).iterdir() if part.name.endswith(".dist-info"))
+    required = map(Requirement, PathDistribution(metadata).requires or [])
     wanted = [one for one in required if one.marker is None or one.marker.evaluate({"extra": EXTRA})]
     return [str(one).partition(";")[0].strip() for one in wanted]
 

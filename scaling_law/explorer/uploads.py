@@ -24,10 +24,6 @@ RESAMPLES = 200  # of the bootstrap: a visitor waits for it
 _WIDTH = 100
 
 
-def is_table(path: Path) -> bool:
-    return path.suffix.lower() in TABLES
-
-
 def columns_of(path: Path) -> tuple[list[str], dict[str, str]]:
     """The columns of an uploaded table, and the one that is read as each of `COLUMNS`, "" where none is found."""
     _check_size(path)

@@ -6,7 +6,7 @@ Laws of any form are asked through `planning.optimum`; models follow the d / 64 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +19,7 @@ from scaling_law.planning.budget import Budget
 from scaling_law.planning.limits import Limits, ModelFields
 from scaling_law.planning.optimal_table import OptimalTable, as_good
 from scaling_law.planning.optimum import asked_experts, drawn_losses, optimal_widths
-from scaling_law.size.architecture import (
-    inference_flops,
-    total_parameters,
-    training_flops,
-    width_of_active,
-)
+from scaling_law.size.architecture import inference_flops, total_parameters, training_flops, width_of_active
 from scaling_law.size.arrays import FloatArray
 
 if TYPE_CHECKING:
@@ -66,15 +61,16 @@ class Region:
 class MemoryCurves:
     """The best loss of each E under each memory limit, and where which E wins.
 
-    `memory` [points] are limits: bytes, or parameters where the limits count a byte for each. `boundaries` are
-    95 % intervals of where one region ends and the next begins, empty for a law without draws.
+    `memory` [points] are limits: bytes, or parameters where the limits count a byte for each; `loss` and `interval`
+    are of the best model under each. `boundaries` are 95 % intervals of where one region ends and the next begins,
+    empty for a law without draws.
     """
 
-    limits: Limits
     memory: FloatArray
     curves: tuple[Curve, ...]
     regions: tuple[Region, ...]
-    best: Curve
+    loss: FloatArray
+    interval: Interval | None
     boundaries: tuple[tuple[float, float], ...]
 
 
@@ -134,29 +130,20 @@ def memory_curves(
     law: Formula,
     budget: Budget,
     experts: Sequence[float] | None = None,
-    *,
-    kv_tokens: float = 0.0,
-    inference_tokens: float = 0.0,
-    bytes_per_parameter: float = 1.0,
-    bytes_per_kv: float = 1.0,
     points: int = 300,
+    **costs: Unpack[ModelFields],
 ) -> MemoryCurves:
     """Loss against a memory limit, a curve for each E up to the optimum of the budget: larger models would be worse.
 
-    The limit counts parameters and elements of the KV cache unless these have more bytes. An E without an optimum has
-    no curve; ValueError if all are without.
+    The limit counts parameters and elements of the KV cache unless `costs`, as of `law.optimal`, give these more
+    bytes. An E without an optimum has no curve; ValueError if all are without.
     """
     columns = np.atleast_1d(asked_experts(law, experts))
-    limits = Limits.of(
-        law,
-        kv_tokens=kv_tokens,
-        inference_tokens=inference_tokens,
-        bytes_per_parameter=bytes_per_parameter,
-        bytes_per_kv=bytes_per_kv,
-    )
-    within = models_within_memory(law, budget, columns, limits, points)
+    counted: ModelFields = {"bytes_per_parameter": 1.0, "bytes_per_kv": 1.0, **costs}
+    within = models_within_memory(law, budget, columns, Limits.of(law, **counted), points)
     best = np.argmin(within.loss, axis=1)
-    regions = tuple(Region(float(columns[i]), part) for part, i in parts_of(best))
+    parts = parts_of(best)
+    regions = tuple(Region(float(columns[i]), part) for part, i in parts)
     curves = []
     for i, e in enumerate(columns.tolist()):
         visible = np.isfinite(within.loss[:, i])
@@ -167,28 +154,10 @@ def memory_curves(
             curves.append(loss_curve(law, within.memory[visible], at, e, mark, band=False))
     boundaries: tuple[tuple[float, float], ...] = ()
     if law.draws is not None:
-        sides = pairwise(i for _, i in parts_of(best))
-        boundaries = tuple(boundary_interval(law, within, left, right) for left, right in sides)
-    return MemoryCurves(limits, within.memory, tuple(curves), regions, _winner(law, within, best), boundaries)
-
-
-def _winner(law: Formula, within: WithinMemory, best: NDArray[np.int64]) -> Curve:
-    """The best model under each limit, whichever its E; `experts` is NaN and `inside` unset."""
+        boundaries = tuple(boundary_interval(law, within, *sides) for sides in pairwise(i for _, i in parts))
     index = np.arange(len(best)), best
-    at, width = {name: values[index] for name, values in within.at.items()}, within.d_model[index]
-    draws = within.drawn(law, index)
-    total = np.asarray(total_parameters(width, at["experts"], vocab_size=law.vocab_size))
-    return Curve(
-        experts=np.nan,
-        x=within.memory,
-        loss=np.asarray(law.loss(**at)),
-        inside=np.ones(len(best), bool),
-        interval=None if draws is None else interval_of(draws),
-        d_model=width,
-        n_active=at["n_active"],
-        n_total=total,
-        tokens=at["tokens"],
-    )
+    interval = None if (draws := within.drawn(law, index)) is None else interval_of(draws)
+    return MemoryCurves(within.memory, tuple(curves), regions, within.loss[index], interval, boundaries)
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,19 +181,16 @@ class WithinMemory:
         return drawn_losses(law, self.budget, at, self.d_model[chosen], self.limits)
 
 
-def models_within_memory(
-    law: Formula, budget: Budget, experts: FloatArray, limits: Limits, points: int = 300
-) -> WithinMemory:
+def models_within_memory(law: Formula, budget: Budget, e: FloatArray, limits: Limits, points: int) -> WithinMemory:
     """Memory limits from the smallest inside the dense model's range guard to past the last optimum.
 
-    Those of `limits` are ignored. The loss of an E without an optimum is infinite; ValueError if all are.
+    The loss of an E without an optimum is infinite; ValueError if all are.
     """
-    columns = np.asarray(experts, float)
-    free = optimal_widths(law, budget, columns, replace(limits, memory=None, max_parameters=None))
-    sizes = limits.memory_bytes(free.d_model, columns)[free.exists]
+    free = optimal_widths(law, budget, e, limits)
+    sizes = limits.memory_bytes(free.d_model, e)[free.exists]
     memory = np.geomspace(sizes.min() / 12, sizes.max() * 1.3, points)
-    widths = np.minimum(free.d_model, limits.width_of_memory(memory[:, None], columns))
-    at = budget.models(law, widths, columns, limits)
+    widths = np.minimum(free.d_model, limits.width_of_memory(memory[:, None], e))
+    at = budget.models(law, widths, e, limits)
     losses = np.where(near_the_runs(law, **at) & free.exists, law.loss(**at), np.inf)
     kept = np.isfinite(losses).any(axis=1)
     at = {name: values[kept] for name, values in at.items()}
@@ -261,50 +227,29 @@ def budget_curves(
     inference_tokens: float = 0.0,
     points: int = 120,
 ) -> tuple[Curve, ...]:
-    """Loss against tokens along a budget of either kind. Raises ValueError as `law.optimal` does."""
-    if budget.flops is None:
-        return isotime_curves(law, budget, experts, points=points)
-    return isoflop_curves(law, budget.flops, experts, inference_tokens=inference_tokens, points=points)
+    """Loss against tokens along a budget for each E that has an optimum, which is marked. ValueError if none has.
 
-
-def isotime_curves(
-    law: Formula, time: Budget, experts: Sequence[float] | None = None, *, points: int = 120
-) -> tuple[Curve, ...]:
-    """Loss against tokens for models that train equally long: smaller ones see more tokens. See `isoflop_curves`."""
-    e, limits = np.atleast_1d(asked_experts(law, experts)), Limits.of(law)
-    optima = optimal_widths(law, time, e, limits)
-    curves = []
-    for n_experts, optimum in zip(e[optima.exists].tolist(), optima.free[optima.exists].tolist(), strict=True):
-        widths = optimum * np.geomspace(3.0, 1.0 / 3.0, 2 * (points // 2) + 1)
-        at = time.models(law, widths, n_experts, limits)
-        trained = at["tokens"] > 0  # others do not fit the memory of the GPUs
-        middle = int(trained[: points // 2].sum())
-        at = {name: values[trained] for name, values in at.items()}
-        curves.append(loss_curve(law, at["tokens"], at, n_experts, middle))
-    return tuple(curves)
-
-
-def isoflop_curves(
-    law: Formula,
-    flops: float,
-    experts: Sequence[float] | None = None,
-    *,
-    inference_tokens: float = 0.0,
-    points: int = 200,
-) -> tuple[Curve, ...]:
-    """Loss against tokens along a budget for each E that has an optimum, which is marked. ValueError if none has."""
-    e = np.atleast_1d(asked_experts(law, experts))
-    budget, limits = Budget(flops), Limits.of(law, inference_tokens=inference_tokens)
+    Curves of equal FLOPs have the tokens in common, those of equal hours the widths about their optimum.
+    """
+    e, limits = np.atleast_1d(asked_experts(law, experts)), Limits.of(law, inference_tokens=inference_tokens)
     optima = optimal_widths(law, budget, e, limits)
-    best = budget.models(law, optima.free, e, limits)["tokens"]
-    span = np.geomspace(best[optima.exists].min() / 12, best[optima.exists].max() * 12, points)
+    e, free = e[optima.exists], optima.free[optima.exists]
+    best = budget.models(law, free, e, limits)["tokens"]
+    span = np.geomspace(best.min() / 12, best.max() * 12, points)
     curves = []
-    for n_experts, optimum in zip(e[optima.exists].tolist(), best[optima.exists], strict=True):
-        tokens = np.sort(np.append(span, optimum))
-        n_active = np.asarray(flops) / (training_flops(1.0, tokens) + inference_flops(1.0, inference_tokens))
-        width = width_of_active(n_active, law.vocab_size)
-        at = budget.models(law, width, n_experts, limits) | {"tokens": tokens}
-        curves.append(loss_curve(law, tokens, at, n_experts, int(np.searchsorted(tokens, optimum))))
+    for n_experts, width, mark in zip(e.tolist(), free, best, strict=True):
+        if budget.flops is None:
+            widths = width * np.geomspace(3.0, 1.0 / 3.0, 2 * (points // 2) + 1)
+            at = budget.models(law, widths, n_experts, limits)
+            trained = at["tokens"] > 0  # others do not fit the memory of the GPUs
+            at, marked = {name: v[trained] for name, v in at.items()}, int(trained[: points // 2].sum())
+        else:
+            tokens = np.sort(np.append(span, mark))
+            n_active = budget.flops / (training_flops(1.0, tokens) + inference_flops(1.0, inference_tokens))
+            widths = width_of_active(n_active, law.vocab_size)
+            at = budget.models(law, widths, n_experts, limits) | {"tokens": tokens}
+            marked = int(np.searchsorted(tokens, mark))
+        curves.append(loss_curve(law, at["tokens"], at, n_experts, marked))
     return tuple(curves)
 
 

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 SUFFIXES = (".png", ".svg", ".pdf")
 DARK, DASHED = "0.25", (0, (4, 2))
 OUTSIDE, INTERVAL, BOUNDARY = "outside the fitted range", "95 % interval", "95 % interval of the boundary"
-TIED = "tie: another E is as good"
 LOSS = "loss (nats per token)"
 TOKENS, ACTIVE, FLOPS = "training tokens D", "active parameters N_act", "training FLOPs"
 # log2 E → colour: those of Okabe and Ito, from cold to warm, and wine. Any two stay apart for the three kinds of

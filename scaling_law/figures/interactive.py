@@ -58,18 +58,20 @@ class Placed:
 def loss_by_memory(found: MemoryCurves, page: Page = LIGHT, limit: float | None = None) -> Figure:
     """Loss against the memory limit in bytes, shaded where each E wins; `limit` is marked."""
     traces = [trace for curve in found.curves for trace in _lines(curve, page)]
-    shapes, best = [], found.best
+    shapes = []
     for region in found.regions:
         x = found.memory[region.part]
-        shapes.append(_band(x[0], x[-1], page.colour(region.experts, 0.14)))
-        if best.interval is not None:
-            low, high = (end[region.part] for end in best.interval)
+        fill = {"fillcolor": page.colour(region.experts, 0.14), "line": {"width": 0}, "layer": "below"}
+        shapes.append(_shape("rect", x[0], x[-1], **fill))
+        if found.interval is not None:
+            low, high = (end[region.part] for end in found.interval)
             traces.append(_interval(x, low, high, page.colour(region.experts, 0.3)))
     shapes += [_bar(*ends, 0.03 * (i + 1), page) for i, ends in enumerate(found.boundaries)]
     if limit is not None:
-        shapes.append(_line(limit, page))
-    lowest = best.loss.min() - 0.03 if best.interval is None else min(best.loss.min() - 0.03, best.interval[0].min())
-    y = float(lowest), float(best.loss[0]) + 0.02
+        shapes.append(_shape("line", limit, limit, line={"color": page.ink, "width": 1.5, "dash": "dot"}))
+    lowest = found.loss.min() - 0.03
+    lowest = lowest if found.interval is None else min(lowest, found.interval[0].min())
+    y = float(lowest), float(found.loss[0]) + 0.02
     x_axis = _log_axis("memory limit", found.memory, format_bytes, page)
     return _figure(traces, page, x_axis, _axis(drawing.LOSS, page, y), shapes)
 
@@ -93,8 +95,7 @@ def best_by_budget(
     x, y = np.meshgrid(found.flops, found.memory)
     hatch = {"symbol": "line-ne-open", "size": 9, "color": page.ink, "opacity": 0.45, "line": {"width": 1}}
     if found.tied.any():
-        at = {"x": x[found.tied], "y": y[found.tied], "mode": "markers", "marker": hatch, "hoverinfo": "skip"}
-        traces.append({"type": "scatter", "name": "tie", **at})
+        traces.append(_markers("tie", x[found.tied], y[found.tied], hatch))
     if found.inside.any() and not found.inside.all():
         line = {"color": page.ink, "width": 2, "dash": "dot"}
         level = {"start": 0.5, "end": 0.5, "size": 1, "coloring": "none"}
@@ -103,8 +104,7 @@ def best_by_budget(
     traces += [_points(models, page)] if models else []
     if asked is not None and asked[1] is not None:
         star = {"symbol": "star", "size": 17, "color": "#ffffff", "line": {"color": "#000000", "width": 1.5}}
-        at = {"x": [asked[0]], "y": [asked[1]], "mode": "markers", "marker": star, **_SILENT}
-        traces.append({"type": "scatter", "name": "question", **at})
+        traces.append(_markers("question", [asked[0]], [asked[1]], star))
     x_axis = _log_axis(drawing.FLOPS, found.flops, format_flops, page)
     return _figure(traces, page, x_axis, _log_axis("memory limit", found.memory, format_bytes, page))
 
@@ -119,10 +119,13 @@ def _cells(best: BestExperts, e: float, page: Page) -> list[dict[str, Any]]:
         text[i, j] = f"{label_of(e)}{tie}: {best.loss[i, j]:.4f} nats<br>{where}"
     at = {"x": best.flops, "y": best.memory, "z": won, "text": text, "hovertemplate": "%{text}<extra></extra>"}
     group = {"name": label_of(e), "legendgroup": label_of(e)}
-    key = {"type": "scatter", **group, "x": [None], "y": [None], "mode": "markers", **_SILENT}
-    marker = {"symbol": "square", "size": 13, "color": colour}
+    key = _markers(label_of(e), [None], [None], {"symbol": "square", "size": 13, "color": colour})
     scale = {"colorscale": [[0, colour], [1, colour]], "showscale": False}
-    return [{"type": "heatmap", **group, **at, **scale}, {**key, "marker": marker, "showlegend": True}]
+    return [{"type": "heatmap", **group, **at, **scale}, {**key, **group, "showlegend": True}]
+
+
+def _markers(name: str, x: Any, y: Any, marker: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "scatter", "name": name, "x": x, "y": y, "mode": "markers", "marker": marker, **_SILENT}
 
 
 def _points(models: Sequence[Placed], page: Page) -> dict[str, Any]:
@@ -131,9 +134,9 @@ def _points(models: Sequence[Placed], page: Page) -> dict[str, Any]:
         "color": [page.colour(model.experts) for model in models],
         "line": {"color": page.paper, "width": 1.5},
     }
-    at = {"x": [model.flops for model in models], "y": [model.memory for model in models], "mode": "markers"}
-    text = {"text": [model.text for model in models], "hovertemplate": "%{text}<extra></extra>"}
-    return {"type": "scatter", "name": "models", "marker": marker, **at, **text}
+    at = [model.flops for model in models], [model.memory for model in models]
+    text = {"text": [model.text for model in models], "hoverinfo": None, "hovertemplate": "%{text}<extra></extra>"}
+    return _markers("models", *at, marker) | text
 
 
 def _lines(curve: Curve, page: Page) -> list[dict[str, Any]]:
@@ -151,9 +154,8 @@ def _lines(curve: Curve, page: Page) -> list[dict[str, Any]]:
         solid = {"y": np.where(curve.inside, curve.loss, np.nan), "line": {"color": colour, "width": 2.4}}
         traces.append({**line, **group, **options, **solid})
     if curve.mark is not None:
-        at = {"x": curve.x[[curve.mark]], "y": curve.loss[[curve.mark]], "mode": "markers", "showlegend": False}
-        marker = {"color": colour, "size": 9, "line": {"color": page.paper, "width": 1.5}}
-        traces.append({"type": "scatter", **group, **at, "marker": marker, **_SILENT})
+        at, marker = [curve.mark], {"color": colour, "size": 9, "line": {"color": page.paper, "width": 1.5}}
+        traces.append({**_markers(name, curve.x[at], curve.loss[at], marker), **group, "showlegend": False})
     return traces
 
 
@@ -173,9 +175,9 @@ def _interval(x: FloatArray, low: FloatArray, high: FloatArray, colour: str) -> 
     return {"type": "scatter", **outline, **fill, "showlegend": False, **_SILENT}
 
 
-def _band(left: float, right: float, colour: str) -> dict[str, Any]:
-    ends = {"xref": "x", "yref": "paper", "x0": left, "x1": right, "y0": 0, "y1": 1}
-    return {"type": "rect", **ends, "fillcolor": colour, "line": {"width": 0}, "layer": "below"}
+def _shape(kind: str, left: float, right: float, **look: Any) -> dict[str, Any]:
+    """From the bottom of the figure to its top."""
+    return {"type": kind, "xref": "x", "yref": "paper", "x0": left, "x1": right, "y0": 0, "y1": 1, **look}
 
 
 def _bar(left: float, right: float, height: float, page: Page) -> dict[str, Any]:
@@ -183,11 +185,6 @@ def _bar(left: float, right: float, height: float, page: Page) -> dict[str, Any]
     path = " ".join(f"M {x},{height - 0.01} L {x},{height + 0.01}" for x in (left, right))
     path += f" M {left},{height} L {right},{height}"
     return {"type": "path", "xref": "x", "yref": "paper", "path": path, "line": {"color": page.ink, "width": 1.5}}
-
-
-def _line(x: float, page: Page) -> dict[str, Any]:
-    ends = {"xref": "x", "yref": "paper", "x0": x, "x1": x, "y0": 0, "y1": 1}
-    return {"type": "line", **ends, "line": {"color": page.ink, "width": 1.5, "dash": "dot"}}
 
 
 def _axis(title: str, page: Page, ends: tuple[float, float] | None = None) -> dict[str, Any]:

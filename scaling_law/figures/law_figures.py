@@ -13,18 +13,15 @@ from numpy.typing import ArrayLike, NDArray
 
 from hub.base.units import format_count, format_flops
 from scaling_law.figures import drawing
-from scaling_law.figures.curves import Curve, Region, best_experts, isoflop_curves, memory_curves, token_curves
-from scaling_law.figures.drawing import LOSS, TIED, colour_of
+from scaling_law.figures.curves import Curve, Region, budget_curves, memory_curves
+from scaling_law.figures.drawing import LOSS, colour_of
 from scaling_law.formulas import Formula
 from scaling_law.planning.budget import Budget
-from scaling_law.planning.limits import ModelFields
-from scaling_law.planning.optimal_table import OptimalTable
 from scaling_law.size.arrays import FloatArray
 from scaling_law.size.recipe import PAPER
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from typing_extensions import Unpack
 
 
 def predicted_against_observed(result: Any, axes: Any = None) -> NDArray[Any]:
@@ -60,7 +57,7 @@ def isoflop(
     An E for which the law has no optimum is left out; ValueError if it has one for none.
     """
     budgets = np.atleast_1d(np.asarray(flops, float))
-    by_budget = [isoflop_curves(law, budget, experts) for budget in budgets.tolist()]
+    by_budget = [budget_curves(law, Budget(budget), experts, points=200) for budget in budgets.tolist()]
     axes = drawing.panels_or_new(axes, len(budgets), 3.1 * len(budgets), 4.0)
     for ax, budget, curves in zip(axes, budgets, by_budget, strict=True):
         for curve in curves:
@@ -77,18 +74,6 @@ def shown_losses(curves: Sequence[Curve]) -> tuple[float, float]:
     marked = [curve.loss[curve.mark] for curve in curves if curve.mark is not None]
     low, high = float(min(marked)), float(max(marked))
     return low - 0.25 * (high - low) - 0.005, high + 2.0 * (high - low) + 0.05
-
-
-def loss_by_tokens(law: Formula, table: OptimalTable, ax: Axes | None = None) -> Axes:
-    """Loss of the model of each row against the tokens that it is trained on; its own tokens are marked."""
-    ax = drawing.axes_or_new(ax)
-    curves = token_curves(law, table)
-    for curve in curves:
-        drawing.draw(ax, curve)
-    ax.set(ylabel=LOSS, xlim=curves[0].x[[0, -1]])
-    drawing.log_axis(ax, drawing.TOKENS)
-    drawing.legend(ax, fontsize=9)
-    return ax
 
 
 def memory_optimal(
@@ -115,16 +100,16 @@ def draw_memory_optimal(
     shade(ax, by_memory.memory, by_memory.regions)
     for curve in by_memory.curves:
         drawing.draw(ax, curve)
-    if by_memory.best.interval is not None:
+    if by_memory.interval is not None:
         for region in by_memory.regions:
-            band = [end[region.part] for end in by_memory.best.interval]
+            band = [end[region.part] for end in by_memory.interval]
             drawing.draw_band(ax, by_memory.memory[region.part], band, region.experts, alpha=0.25)
     for k, ends in enumerate(by_memory.boundaries):  # a bar for each
         height = 0.03 + 0.03 * (k % 2)
         (bar,) = ax.plot(ends, [height, height], "|-", color=drawing.DARK, transform=ax.get_xaxis_transform())
         bar.set(markersize=5, linewidth=1.2, label="_" + drawing.BOUNDARY)
-    reached = by_memory.best.loss
-    ax.set(xlim=by_memory.memory[[0, -1]], ylim=(reached.min() - 0.03, reached[0] + 0.02), ylabel=LOSS)
+    best = by_memory.loss
+    ax.set(xlim=by_memory.memory[[0, -1]], ylim=(best.min() - 0.03, best[0] + 0.02), ylabel=LOSS)
     drawing.log_axis(ax, "memory limit (parameters)")
     cache = f", KV cache of {kv_tokens:,.0f} tokens" if kv_tokens else ""
     inference = f", inference on {format_count(inference_tokens)} tokens" if inference_tokens else ""
@@ -136,33 +121,3 @@ def shade(ax: Axes, x: FloatArray, regions: Sequence[Region], alpha: float = 0.1
     for region in regions:
         left, *_, right = x[region.part]
         ax.axvspan(left, right, color=colour_of(region.experts), alpha=alpha, linewidth=0)
-
-
-def best_experts_map(
-    law: Formula, flops: ArrayLike, memory: ArrayLike, ax: Axes | None = None, **costs: Unpack[ModelFields]
-) -> Axes:
-    """The best E over budgets and memory limits (bytes), hatched where another ties; `costs` as of `law.optimal`.
-
-    A dashed line surrounds what lies within the fitted range.
-    """
-    from matplotlib.colors import ListedColormap
-    from matplotlib.patches import Patch
-
-    best = best_experts(law, flops, memory, **costs)
-    ax = drawing.axes_or_new(ax, 6.4, 4.6)
-    ax.grid(False)
-    winners = np.unique(best.experts[np.isfinite(best.experts)])
-    numbers = np.where(np.isfinite(best.experts), np.searchsorted(winners, best.experts), np.nan)
-    colours = ListedColormap([colour_of(e) for e in winners])
-    at = best.flops, best.memory
-    ax.pcolormesh(*at, numbers, cmap=colours, vmin=-0.5, vmax=len(winners) - 0.5, alpha=0.75, shading="nearest")
-    if best.tied.any():
-        ax.contourf(*at, best.tied.astype(float), levels=[0.5, 1.5], colors="none", hatches=["////"])
-    if best.inside.any():
-        ax.contour(*at, best.inside.astype(float), levels=[0.5], colors="white", linestyles="--")
-    drawing.log_axis(ax, "memory limit (bytes)", "y")
-    ax.set(xscale="log", xlabel=drawing.FLOPS)
-    entries = [Patch(color=colour_of(e), alpha=0.75, label=drawing.label_of(e)) for e in winners]
-    tie = Patch(facecolor="none", edgecolor="0.2", hatch="////", label=TIED)
-    ax.legend(handles=[*entries, tie], loc="upper left", fontsize=9)
-    return ax

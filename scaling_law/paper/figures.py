@@ -101,11 +101,10 @@ def family(law: JointLaw, ax: Axes | None = None) -> Axes:
     return ax
 
 
-def best_by_budget(law: JointLaw, sizes: Sequence[float] = (2e9, 5e9, 10e9), axes: Any = None) -> NDArray[Any]:
+def best_by_budget(law: JointLaw) -> NDArray[Any]:
     """Loss against the dense model, axes [sizes, scenarios], shaded where each E is best (Fig. 4)."""
-    if axes is None:
-        options: dict[str, Any] = {"sharex": True, "sharey": True, "squeeze": False}
-        axes = drawing.new_figure(12.5, 9.4, columns=len(SCENARIOS), rows=len(sizes), **options)[1]
+    sizes = (2e9, 5e9, 10e9)
+    axes = drawing.new_figure(12.5, 9.4, columns=len(SCENARIOS), rows=len(sizes), sharex=True, sharey=True)[1]
     flops = np.geomspace(1e20, 1e25, 100)
     for row, size in zip(axes, sizes, strict=True):
         for ax, (title, extra) in zip(row, SCENARIOS, strict=True):

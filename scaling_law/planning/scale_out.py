@@ -93,13 +93,14 @@ def scale_out(
     batch_sequences: int = PAPER.batch_ramp[-1].sequences,
     sequence_length: int = PAPER.sequence_length,
     mfu: float | tuple[float, float] | None = None,
+    precision: str | None = None,
 ) -> ScaleOut:
-    """This model on each number of GPUs, with the largest micro-batch that fits; MFU as for `Throughput.assumed`.
+    """This model on each number of GPUs, laid out as its steps are fastest; `mfu`, `precision`: `Throughput.assumed`.
 
     ValueError for an unlisted GPU, and for GPUs that cannot share the batch equally.
     """
     sheet, ramp = named_gpu(gpu), BatchRamp((RampStage(0, batch_sequences),), sequence_length)
-    throughput = Throughput.assumed(gpu, mfu=mfu)
+    throughput = Throughput.assumed(gpu, mfu=mfu, precision=precision or "bf16")
     rows = (_row(architecture, Cluster(count, throughput, ramp=ramp), sheet) for count in gpus)
     return ScaleOut(architecture, sheet.name, batch_sequences * sequence_length, tuple(rows), check=None)
 

@@ -20,6 +20,7 @@ from scaling_law.law import JointLaw
 from scaling_law.planning.matched import drawn_gain
 from scaling_law.planning.optimum import drawn_optimum
 from scaling_law.runs.table import Runs, load_runs, read_rows
+from scaling_law.runs.tuning import tune
 from scaling_law.size.architecture import affordable_tokens
 from scaling_law.size.arrays import FloatArray
 
@@ -141,7 +142,10 @@ def isoflop_profiles(runs: Runs, flops: float) -> list[Profile]:
         losses = np.array([_between(model, at) for model, at in zip(models, tokens, strict=True)])
         if (measured := np.isfinite(losses)).any():
             sizes, tokens, losses = sizes[measured], tokens[measured], losses[measured]
-            profiles.append(Profile(float(experts), sizes, tokens, losses, *_lowest(sizes, losses)))
+            best = tune(sizes[:, None], losses)
+            profiles.append(
+                Profile(float(experts), sizes, tokens, losses, float(best.settings[0]), best.loss, best.at_edge)
+            )
     return profiles
 
 
@@ -158,24 +162,11 @@ def _between(runs: Runs, at: float) -> float:
     """Loss at a token count between runs of one model, by a monotone cubic in ln D; NaN outside."""
     tokens, which = np.unique(runs.tokens, return_inverse=True)
     losses = np.bincount(which, runs.loss) / np.bincount(which)
-    if not tokens[0] <= at <= tokens[-1]:
-        return float("nan")
     if len(tokens) == 1:
-        return float(losses[0])
+        return float(losses[0]) if at == tokens[0] else float("nan")
     from scipy.interpolate import PchipInterpolator
 
-    return float(PchipInterpolator(np.log(tokens), losses)(np.log(at)))
-
-
-def _lowest(n_active: FloatArray, losses: FloatArray) -> tuple[float, float, bool]:
-    """(best N_act, its loss, whether it is at an end) of a profile."""
-    i = int(np.argmin(losses))
-    if not 0 < i < len(losses) - 1:
-        return float(n_active[i]), float(losses[i]), True
-    x = np.log(n_active[i - 1 : i + 2] / n_active[i])
-    a, b, c = np.polyfit(x, losses[i - 1 : i + 2], 2)
-    at = -b / (2 * a)
-    return float(n_active[i] * np.exp(at)), float(c + at * (b + a * at)), False
+    return float(PchipInterpolator(np.log(tokens), losses, extrapolate=False)(np.log(at)))
 
 
 @dataclass(frozen=True)

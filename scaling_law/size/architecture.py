@@ -407,17 +407,15 @@ class Architecture:
 
     def training_flops(self, tokens: float, context: float | None = None) -> float:
         """6 N_act D; with the sequence length as `context`, three exact forward passes (`forward_flops`)."""
-        return (
-            float(training_flops(self.n_active, tokens))
-            if context is None
-            else 3 * tokens * self.forward_flops(context)
-        )
+        if context is None:
+            return float(training_flops(self.n_active, tokens))
+        return 3 * tokens * self.forward_flops(context)
 
     def inference_flops(self, tokens: float, context: float | None = None) -> float:
         """2 N_act D; or exact, of tokens that attend to `context` positions each."""
-        return (
-            float(inference_flops(self.n_active, tokens)) if context is None else tokens * self.forward_flops(context)
-        )
+        if context is None:
+            return float(inference_flops(self.n_active, tokens))
+        return tokens * self.forward_flops(context)
 
     def weight_bytes(self, bytes_per_parameter: float = 2.0) -> float:
         """Bytes of all parameters; 2 each for bf16."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,84 +60,56 @@ class Family:
     defaults: Config = field(default_factory=dict)
 
 
+# of multi-head latent attention, in the order of the fields of `LatentAttention`
+LATENT = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "q_lora_rank")
 _MAYBE_NULL = ("head_dim", "n_shared_experts", "num_key_value_heads", "q_lora_rank")  # null says something here
 _AS_HEADS: Config = {"num_key_value_heads": None}  # as many key-value heads as heads
 _BIAS: dict[str, Any] = {"query_bias": "attention_bias", "output_bias": "attention_bias"}
 _TIED: Config = {"tie_word_embeddings": True}
 _HEADS_OF_128: Config = {"head_dim": 128}
-_LLAMA = Family(d_expert="intermediate_size", expert_bias="mlp_bias", defaults=_AS_HEADS, **_BIAS)
-_GEMMA: dict[str, Any] = {"d_expert": "intermediate_size", "norms": 4, "defaults": {**_TIED, "head_dim": 256}, **_BIAS}
-_OLMO = Family(d_expert="intermediate_size", qk_norm="all", defaults=_AS_HEADS, **_BIAS)
+_DENSE = partial(Family, d_expert="intermediate_size")
+_LOCAL = partial(Family, "num_local_experts", d_expert="intermediate_size")
+_ROUTED = partial(Family, "n_routed_experts", shared="n_shared_experts")
+_LLAMA = _DENSE(expert_bias="mlp_bias", defaults=_AS_HEADS, **_BIAS)
+_GEMMA: dict[str, Any] = {"norms": 4, "defaults": {**_TIED, "head_dim": 256}, **_BIAS}
+_OLMO = _DENSE(qk_norm="all", defaults=_AS_HEADS, **_BIAS)
 _QWEN3_MOE = Family("num_experts", qk_norm="head", **_BIAS)
-_DEEPSEEK = Family("n_routed_experts", shared="n_shared_experts", latent=True, **_BIAS)
-_DEEPSEEK_SPARSE = Family("n_routed_experts", shared="n_shared_experts", latent=True, indexer=True, **_BIAS)
+_DEEPSEEK, _DEEPSEEK_SPARSE = (_ROUTED(latent=True, indexer=sparse, **_BIAS) for sparse in (False, True))
+_QWEN2_SHARED: dict[str, Any] = {"shared": 1, "d_shared": "shared_expert_intermediate_size", "shared_gate": True}
+_GPT_OSS: dict[str, Any] = {"expert_bias": True, "router_bias": True, "sinks": True, **_BIAS}
+_OURS: dict[str, Any] = {"experts_per_token": 1, "norm_type": "norm_type", "final_norm": "final_norm"}
 
 FAMILIES: Mapping[str, Family] = {
     "llama": _LLAMA,
-    "mistral": Family(d_expert="intermediate_size"),
-    "smollm3": Family(d_expert="intermediate_size", expert_bias="mlp_bias", defaults=_TIED, **_BIAS),
-    "qwen2": Family(d_expert="intermediate_size", query_bias=True),
-    "qwen3": Family(d_expert="intermediate_size", qk_norm="head", defaults=_HEADS_OF_128, **_BIAS),
+    "mistral": _DENSE(),
+    "smollm3": _DENSE(expert_bias="mlp_bias", defaults=_TIED, **_BIAS),
+    "qwen2": _DENSE(query_bias=True),
+    "qwen3": _DENSE(qk_norm="head", defaults=_HEADS_OF_128, **_BIAS),
     "olmo2": _OLMO,
     "olmo3": _OLMO,
-    "gemma2": Family(**_GEMMA),
-    "gemma3_text": Family(qk_norm="head", **_GEMMA),
-    "mixtral": Family("num_local_experts", d_expert="intermediate_size"),
-    "olmoe": Family("num_experts", d_expert="intermediate_size", qk_norm="all", defaults=_AS_HEADS, **_BIAS),
-    "qwen2_moe": Family(
-        "num_experts",
-        shared=1,
-        d_shared="shared_expert_intermediate_size",
-        query_bias="qkv_bias",
-        shared_gate=True,
-        defaults={"qkv_bias": True},
-    ),
+    "gemma2": _DENSE(**_GEMMA),
+    "gemma3_text": _DENSE(qk_norm="head", **_GEMMA),
+    "mixtral": _LOCAL(),
+    "olmoe": _DENSE("num_experts", qk_norm="all", defaults=_AS_HEADS, **_BIAS),
+    "qwen2_moe": Family("num_experts", query_bias="qkv_bias", defaults={"qkv_bias": True}, **_QWEN2_SHARED),
     "qwen3_moe": _QWEN3_MOE,
     "qwen3_vl_moe_text": _QWEN3_MOE,
-    "deepseek": Family("n_routed_experts", shared="n_shared_experts", **_BIAS),
+    "deepseek": _ROUTED(**_BIAS),
     "deepseek_v2": _DEEPSEEK,
     "deepseek_v3": _DEEPSEEK,
     "kimi_k2": _DEEPSEEK,
     "deepseek_v32": _DEEPSEEK_SPARSE,
     "glm_moe_dsa": _DEEPSEEK_SPARSE,
-    "dots1": Family("n_routed_experts", shared="n_shared_experts", qk_norm="head", **_BIAS),
-    "granitemoe": Family("num_local_experts", d_expert="intermediate_size", defaults=_AS_HEADS, **_BIAS),
-    "glm4_moe": Family(
-        "n_routed_experts",
-        shared="n_shared_experts",
-        query_bias="attention_bias",
-        qk_norm="head",
-        defaults={"use_qk_norm": False},
-    ),
+    "dots1": _ROUTED(qk_norm="head", **_BIAS),
+    "granitemoe": _LOCAL(defaults=_AS_HEADS, **_BIAS),
+    "glm4_moe": _ROUTED(query_bias="attention_bias", qk_norm="head", defaults={"use_qk_norm": False}),
     "bailing_moe": Family(
         "num_experts", shared="num_shared_experts", query_bias="use_qkv_bias", output_bias="use_bias"
     ),
-    "minimax_m2": Family("num_local_experts", d_expert="intermediate_size", qk_norm="all", defaults=_HEADS_OF_128),
-    "llama4_text": Family(
-        "num_local_experts",
-        d_expert="intermediate_size",
-        shared=1,
-        d_ff="intermediate_size_mlp",
-        defaults=_HEADS_OF_128,
-        **_BIAS,
-    ),
-    "gpt_oss": Family(
-        "num_local_experts",
-        d_expert="intermediate_size",
-        expert_bias=True,
-        router_bias=True,
-        sinks=True,
-        defaults={"attention_bias": True, "head_dim": 64},
-        **_BIAS,
-    ),
-    "switch_moe": Family(
-        "num_experts",
-        experts_per_token=1,
-        d_expert="intermediate_size",
-        norm_type="norm_type",
-        final_norm="final_norm",
-        defaults=_AS_HEADS,
-    ),
+    "minimax_m2": _LOCAL(qk_norm="all", defaults=_HEADS_OF_128),
+    "llama4_text": _LOCAL(shared=1, d_ff="intermediate_size_mlp", defaults=_HEADS_OF_128, **_BIAS),
+    "gpt_oss": _LOCAL(defaults={"attention_bias": True, "head_dim": 64}, **_GPT_OSS),
+    "switch_moe": _DENSE("num_experts", defaults=_AS_HEADS, **_OURS),
 }
 
 
@@ -221,8 +194,7 @@ def _architecture(family: Family, config: Config) -> Architecture:
         options |= {"d_shared": at(family.d_shared)} if shared else {}
         options |= {"dense_blocks": dense} | ({"d_ff": config[family.d_ff]} if dense else {})
     if family.latent:
-        names = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "q_lora_rank")
-        options["latent_attention"] = LatentAttention(*(config[key] for key in names))
+        options["latent_attention"] = LatentAttention(*(config[key] for key in LATENT))
     else:
         options |= {"n_kv_heads": config["num_key_value_heads"], "head_dim": config.get("head_dim")}
     return Architecture(

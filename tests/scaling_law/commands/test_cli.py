@@ -12,17 +12,6 @@ from scaling_law.commands.cli import PLACES
 COMMANDS = [name for commands in PLACES.values() for name in commands]
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_begins_with_an_example(shell, command):
-    result = shell(command, "--help")
-    assert result.exit_code == 0
-    usage, what, example = [line.strip() for line in result.output.splitlines() if line.strip()][:3]
-    assert f"{command} [OPTIONS]" in usage
-    assert what.endswith(".")
-    assert example.startswith(f"scaling-law {command} ".rstrip())
-    assert "--json" in result.output
-
-
 def test_the_first_screen_lists_all_commands_by_what_they_are_for(shell):
     lines = shell("--help").output.splitlines()
     panels = [match[1] for line in lines if (match := re.match(r"╭─ (.+?) ─", line))]
@@ -85,20 +74,21 @@ def test_learning_rate(shell):
     assert data["learning_rate"] == pytest.approx(4.18e-3, rel=1e-3)
 
 
-def test_figures(shell, tmp_path):
-    data = json.loads(shell("figures", tmp_path / "out", "--suffix", "svg", "--flops", "1e21", "--json").output)
-    (path,) = data["written"]
-    assert "<svg" in Path(path).read_text()[:1000]
-
-
 def test_plan(shell, tmp_path, monkeypatch):
-    words = ("plan", "--flops", "1e20", "--experts", "8", "--branches", 2, "-o", tmp_path / "new" / "run.yaml")
+    file = tmp_path / "new" / "run.yaml"
+    words = ("plan", "--flops", "1e20", "--experts", "8", "--branches", 2, "-o", file)
     data = json.loads(shell(*words, "--json").output)
     assert data["architecture"]["experts"] == 8
-    file = tmp_path / "new" / "run.yaml"
     assert data["written"] == [str(file)]
-    assert "accelerate launch train.py" in shell(*words, "--overwrite").output
     assert file.read_text().startswith("# ")
+    file.write_text("mine")
+    for more in ((), ("--force",), ("--json",)):  # --force is about the range guard
+        refused = shell(*words, *more)
+        assert (refused.exit_code, refused.stdout) == (2, "")
+        assert f"{file}: the file exists; --overwrite replaces it" in refused.stderr
+        assert file.read_text() == "mine"
+    assert f"wrote {file}\naccelerate launch train.py" in shell(*words, "--overwrite").stdout
+    assert "model:" in file.read_text()
 
     def full(self, *_, **__):
         raise OSError(28, "No space left on device")
@@ -109,28 +99,13 @@ def test_plan(shell, tmp_path, monkeypatch):
     assert "No space left" in result.stderr
 
 
-def test_plan_keeps_a_file_that_is_there_and_says_what_it_wrote(shell, tmp_path):
-    file = tmp_path / "run.yaml"
-    file.write_text("mine")
-    words = ("plan", "--flops", "1e20", "--experts", "8", "-o", file)
-    for more in ((), ("--force",), ("--json",)):  # --force is about the range guard
-        refused = shell(*words, *more)
-        assert (refused.exit_code, refused.stdout) == (2, "")
-        assert f"{file}: the file exists; --overwrite replaces it" in refused.stderr
-        assert file.read_text() == "mine"
-    assert f"wrote {file}\n" in shell(*words, "--overwrite").stdout
-    assert "model:" in file.read_text()
-
-
 def test_figures_of_a_file_or_of_a_folder(shell, tmp_path):
-    file = tmp_path / "memory.svg"
-    refused = shell("figures", file)
-    assert refused.exit_code == 2
-    assert "names a file: give a folder for all figures, or --flops" in refused.stderr
-    assert "a folder for --suffix png" in shell("figures", file, "--flops", "1e21", "--suffix", "png").stderr
+    file, words = tmp_path / "memory.svg", ("--flops", "1e21")
+    assert "a folder for --suffix png" in shell("figures", file, *words, "--suffix", "png").stderr
     assert not file.exists()
-    assert json.loads(shell("figures", file, "--flops", "1e21", "--json").output)["written"] == [str(file)]
-    assert "<svg" in file.read_text()[:1000]
+    for to in ((file,), (tmp_path / "out", "--suffix", "svg")):
+        (path,) = json.loads(shell("figures", *to, *words, "--json").output)["written"]
+        assert "<svg" in Path(path).read_text()[:1000]
 
 
 @pytest.mark.parametrize("integral", [False, True])
@@ -157,41 +132,6 @@ def test_help_says_what_a_default_means(shell):
         text = " ".join(shell(command, "--help").output.replace("│", " ").split())
         assert "--kv-tokens TOKENS Tokens in the KV cache: 16k is 16,384. [default: (no cache)]" in text
         assert "[default: 0.0]" not in text.partition("--inference-tokens")[2][:200]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("optimal", "--flops", "1e28"), "N_act 73.4T is outside the fitted"),
-        (("optimal", "--flops", "1e22", "--experts", "60000"), "E = 60000 is outside the fitted 1…32"),
-        (("reach", "--loss", "2.3", "--flops", "1e22", "--experts", "32"), "D/N 45.5K is outside the fitted"),
-        (("reach", "--loss", "1.42", "--experts", "1"), "is outside the fitted"),
-        (("plan", "--flops", "1e28"), "N_act 73.4T"),
-    ],
-)
-def test_far_questions_are_refused_unless_forced(shell, words, message):
-    result = shell(*words)
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert message in result.stderr
-    assert "--force" in result.stderr
-    forced = shell(*words, "--force")
-    assert forced.exit_code == 0
-    assert "do not act" in forced.output
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("loss", "--n-active", "1k", "--tokens", "1T", "--experts", "8"),
-        ("learning-rate", "--d-model", 512, "--experts", 1000),
-    ],
-)
-def test_formulas_answer_always_and_exit_with_1_where_no_one_should_act(shell, words):
-    result = shell(*words)
-    assert result.exit_code == 1
-    assert "do not act" in result.stdout
-    data = json.loads(shell(*words, "--json").stdout)
-    assert data.get("trusted", data.get("rows", [{}])[0].get("trusted")) is False
 
 
 def test_the_law_of_one_number_of_experts_can_be_asked(shell, published, tmp_path):
@@ -224,18 +164,12 @@ def test_speedup(shell):
     assert found["factor"] == pytest.approx(1.8348, abs=1e-4)
     assert [row["size"] for row in found["rows"]] == ["best size", "same N_act"]
     assert "Asymptote of E = 1: 1.364" in shell("speedup", "--flops", "1e21").stdout
-    wrong = shell("speedup", "--flops", "1e21", "--law", "kaplan")
-    assert wrong.exit_code == 2
-    assert "holds for dense models only" in wrong.output
 
 
 def test_break_even(shell):
     rows = json.loads(shell("speedup", "--n-active", "1e8,1e9", "--experts", 8, "--json").stdout)["rows"]
     assert [row["tokens"] for row in rows] == pytest.approx([3.70e8, 9.47e8], rel=0.01)
     assert "947M" in shell("speedup", "--n-active", "1e9", "--experts", 8).stdout
-    wrong = shell("speedup", "--n-active", "1e9", "--experts", 1)
-    assert wrong.exit_code == 2
-    assert "must be above 1" in wrong.output
 
 
 def test_hours(shell, published, tmp_path):
@@ -269,23 +203,3 @@ def test_scale_out(shell):
     wrong = shell("scale-out", 2304, "--gpu", "h900")
     assert wrong.exit_code == 2
     assert "--gpu 'h900' is unknown: did you mean 'h800'?" in wrong.stderr
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--hours 72 --flops 1e21 --gpu h100 --gpus 8", "give exactly one of them"),
-        ("--hours 72 --gpu h100 --price 2", "--price 2.0 is per GPU-hour: --gpus is needed"),
-        ("--hours 72 --gpus 8 --mfu 0.4", "--mfu 0.4 needs --gpu"),
-        ("--hours 72 --gpus 8 --throughput {file} --mfu 0.4", "has measured step times"),
-        ("--hours 72 --gpus 8 --throughput {file} --gpu a100", "on 'NVIDIA H100 80GB HBM3', not on --gpu a100"),
-        ("--hours 1e-9 --gpus 8 --throughput {file} --gpu h100", "--hours 1e-09 is less than one training step"),
-    ],
-)
-def test_bad_questions_in_hours_are_one_line(shell, tmp_path, words, message):
-    measured = Throughput("NVIDIA H100 80GB HBM3", "bf16", {"flops": 1e-14})
-    file = measured.save(tmp_path / "throughput.json")
-    result = shell("optimal", *words.format(file=file).split())
-    assert result.exit_code == 2
-    assert message in result.stderr
-    assert len(result.stderr.strip().splitlines()) == 1

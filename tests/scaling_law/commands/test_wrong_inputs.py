@@ -4,6 +4,7 @@ import shlex
 
 import pytest
 
+from scaling_law import Throughput
 from scaling_law.commands.cli import PLACES
 from scaling_law.law import LAWS
 from scaling_law.law.shelf import SHELF
@@ -12,7 +13,6 @@ from tests.scaling_law.synthetic import tiny_runs
 
 COMMANDS = [name for panel in PLACES.values() for name in panel]
 ON_SHELF = ", ".join(SHELF)
-ANY_LAW = f"There are published, printed, {ON_SHELF}, a folder, or a Hub repo"
 ANY_GPU = f"{', '.join(name.lower().replace(' ', '-') for name in GPUS)}, or a throughput file measured on it"
 COLUMNS = "experts, final_loss, n_active, run_id, tokens, trunk"
 COEFFICIENTS = "a, alpha, delta, gamma, b, beta, omega, zeta"
@@ -21,12 +21,6 @@ LINES = {  # what is typed → the line on standard error
     "loss": "--n-active and --tokens are needed: the joint law depends on n_active, experts and tokens",
     "loss --n-active 1B": "--tokens is needed: the joint law depends on n_active, experts and tokens",
     "loss --n-active 0 --tokens 1B": "--n-active 0 must be positive and finite",
-    "loss --n-active 1B --tokens 1B --law chinchila": (
-        f"--law 'chinchila' is unknown: did you mean 'chinchilla'? {ANY_LAW}"
-    ),
-    "loss --n-active 1B --tokens 1B --law ling": (
-        "--law ling: it answers leverage only, from activation_ratio, granularity, flops"
-    ),
     "loss --law abnar --tokens 1B": (
         "--variable n_total=… and --variable density=… are needed: "
         "the sparsity law depends on n_total, tokens and density"
@@ -36,15 +30,37 @@ LINES = {  # what is typed → the line on standard error
     ),
     "optimal": "--flops, --hours, --money: give exactly one of them",
     "optimal --flops 0": "--flops 0 must be positive and finite",
-    "optimal --hours 3": "--gpu is needed with --hours: h100; or --throughput",
+    "optimal --hours 3": "--gpus is needed, the number of GPUs that train",
     "optimal --hours 3 --gpu h100": "--gpus is needed, the number of GPUs that train",
     "optimal --hours 72 --gpus 8 --gpu h10": f"--gpu 'h10' is unknown: did you mean 'h100'? There are {ANY_GPU}",
-    "optimal --hours 72 --gpus 8 --gpu z80": f"--gpu 'z80' is unknown; there are {ANY_GPU}",
     "optimal --flops 1e22 --kv-heads-ratio 2": "--kv-heads-ratio 2.0 must be above 0 and at most 1",
-    "optimal --flops 1e22 --mfu 0.3": "--mfu 0.3 needs --gpu, whose peak it refers to",
+    "optimal --flops 1e22 --mfu 0.3": "mfu goes with hours or money, not with --flops 1e+22",
     "optimal --flops 1e22 --experts 8 --law chinchilla": "--experts 8: this Chinchilla law holds for E = 1 only",
     "optimal --flops 1e22 --learning-rate-law coed": (
         "learning-rate law 'coed' is unknown: did you mean 'code'? There are code, paper, or the file of a law"
+    ),
+    "optimal --hours 72 --flops 1e21 --gpu h100 --gpus 8": (
+        "--flops 1e+21, --hours 72.0, --money: give exactly one of them"
+    ),
+    "optimal --hours 72 --gpu h100 --price 2": (
+        "--price 2.0 is per GPU-hour: --gpus is needed, the number of GPUs that train"
+    ),
+    "optimal --hours 72 --gpus 8 --mfu 0.4": (
+        '--mfu 0.4 is that of a GPU: --gpu is needed, such as "h100", or throughput, measured step times'
+    ),
+    "optimal --hours 72 --gpus 8 --throughput h100.json --mfu 0.4": (
+        "--mfu 0.4: --throughput h100.json has measured step times; give one of the two"
+    ),
+    "optimal --hours 72 --gpus 8 --throughput h100.json --gpu a100": (
+        "--throughput h100.json was measured on 'NVIDIA H100 80GB HBM3', not on --gpu a100"
+    ),
+    "optimal --hours 1e-9 --gpus 8 --throughput h100.json": (
+        "--hours 1e-09 is less than one training step: "
+        "the smallest model (d_model 64, E = 1) takes 0.00164 s on 8 × NVIDIA H100 80GB HBM3 (bf16)"
+    ),
+    "optimal --flops 1e28": (
+        "too far from the runs of this law to answer: N_act 73.4T is outside the fitted 78.7M…2.72B (×2.7e+04) "
+        "at E = 32, beyond the guard of 1000 times; --force answers anyway"
     ),
     "optimal --flops 1e22 --memory 1MB": (
         "nothing fits: the smallest model (d_model 64, E = 1) has 6.49M parameters and needs at least 13 MB "
@@ -52,7 +68,6 @@ LINES = {  # what is typed → the line on standard error
     ),
     "plan --flops 1e20 --mfu 0": "--mfu 0 needs --gpu, whose peak it refers to",
     "plan --flops 1e20 --branches 0": "--branches 0 must be a whole number from 1 to 20",
-    "plan --hours 3 --gpus 8": "--gpu is needed with --hours: h100; or --throughput",
     "reach --loss 0": "--loss 0 must be positive and finite",
     "reach --loss 2 --flops 1e22 --memory 1GB": "--memory and a budget: give one of them; the other is the answer",
     "speedup": "--flops or --n-active is needed",
@@ -61,7 +76,6 @@ LINES = {  # what is typed → the line on standard error
     "speedup --flops 1e21 --law kaplan": "--experts 8: the kaplan law holds for dense models only, E = 1",
     "compare --memory 80GB": "--memory goes only with --flops",
     "compare --laws chinchila": f"--laws 'chinchila' is unknown: did you mean 'chinchilla'? There are {ON_SHELF}",
-    "compare --flops 1e22 --laws marine": f"--laws 'marine' is unknown: did you mean 'marin'? There are {ON_SHELF}",
     "describe nowhere": (
         "nowhere: neither a folder or Hub repo with a config.json (nowhere/config.json does not exist)"
     ),
@@ -76,7 +90,7 @@ LINES = {  # what is typed → the line on standard error
     "scale-out 2304 --gpus 0": "--gpus 0 must be a whole number of at least 1",
     "scale-out 2304 --gpu h10": f"--gpu 'h10' is unknown: did you mean 'h100'? There are {ANY_GPU}",
     f"{NEXT} --max-runs 0": "--max-runs 0 must be at least 1",
-    f"{NEXT} --law printed": "--law printed has no draws: fit it with --bootstrap",
+    f"{NEXT} --law printed": "--law has no draws: fit that law with --bootstrap",
     f"{NEXT} --warmup 1T": "--warmup 1T: no candidate run has the 1.25T tokens that warm-up and decay take",
     f"{NEXT} --tokens-per-parameter 5:1": (
         "--tokens-per-parameter (5.0, 1.0) must be two increasing positive numbers"
@@ -85,7 +99,6 @@ LINES = {  # what is typed → the line on standard error
         "--ask 'loss:1B,2B,3': --memory, --max-parameters and --kv-tokens go with advantage only"
     ),
     f"{NEXT} --max-run-flops 0.25": "--max-run-flops 0.25 affords none of the candidate runs",
-    "next-runs --flops 0 --ask advantage:1e22,8,1": "--flops 0 must be positive and finite",
     "next-runs --flops 1e20 --ask optimum:1e22": (
         "--ask 'optimum:1e22' must be optimum:FLOPS,E or loss:N,D,E or advantage:FLOPS,E1,E2"
     ),
@@ -147,7 +160,10 @@ LINES = {  # what is typed → the line on standard error
     ),
     "report nowhere --into x.md": "x.md: No such file or directory",
     "release nowhere store": "there is no folder nowhere",
-    "explore --law chinchila": f"--law 'chinchila' is unknown: did you mean 'chinchilla'? {ANY_LAW}",
+    "explore --law chinchila": (
+        "--law 'chinchila' is unknown: did you mean 'chinchilla'? "
+        f"There are published, printed, {ON_SHELF}, a folder, or a Hub repo"
+    ),
     "figures out --suffix pgn": "--suffix 'pgn' is unknown: did you mean 'png'? There are png, svg, pdf",
     "figures out.png": (
         "OUTPUT 'out.png' names a file: give a folder for all figures, or --flops for the one that fits a file"
@@ -168,6 +184,9 @@ UNREADABLE = {  # a usage error, in typer's frame
     "loss --n-active 1B --experts 0": (
         "Invalid value for '--experts': '0': '0' must be within 1 and 65536, smaller end first"
     ),
+    "fit runs.csv --column n_active": (
+        "Invalid value for '--column': 'n_active' is not of the form name=column, name=expression or name=number"
+    ),
     "fit runs.csv --bound c=2": (
         "Invalid value for '--bound': 'c=2' is not of the form name=low:high (an end may be left out)"
     ),
@@ -181,6 +200,7 @@ UNREADABLE = {  # a usage error, in typer's frame
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     made = tmp_path_factory.mktemp("wrong")
+    Throughput("NVIDIA H100 80GB HBM3", "bf16", {"flops": 1e-14}).save(made / "h100.json")
     tiny_runs().to_pandas().rename(columns={"loss": "final_loss"}).to_csv(made / "runs.csv", index=False)
     return made
 

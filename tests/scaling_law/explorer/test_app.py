@@ -135,7 +135,7 @@ def test_gpus_that_can_train_no_model_have_an_answer_and_the_reason_for_no_plan(
     def refuse(*args, **options):
         raise ValueError("no model can be trained on these GPUs, however few of its parameters are active")
 
-    monkeypatch.setattr(answers, "plan_of", refuse)
+    monkeypatch.setattr(answers, "planned", refuse)
     question = replace(FIRST, unit="hours", hours="168", gpus="8")
     problem, *_, command, yaml, _, _ = app._answered(laws, question, False, None)
     assert problem == ""

@@ -14,11 +14,11 @@ from urllib.parse import parse_qsl, urlsplit
 import numpy as np
 import pytest
 
-from scaling_law import Law, fit, load_runs
+from scaling_law import Law
 from scaling_law.explorer import app
 from scaling_law.explorer.answer import POINTS, answer, best_models
 from scaling_law.explorer.question import GPU_NAMES, PRESETS, PUBLISHED, Question
-from scaling_law.explorer.uploads import RESAMPLES, with_intervals
+from scaling_law.explorer.uploads import RESAMPLES
 from scaling_law.figures.curves import memory_curves
 from scaling_law.planning.budget import Budget
 from tests.scaling_law.synthetic import synthetic_runs
@@ -26,11 +26,6 @@ from tests.scaling_law.synthetic import synthetic_runs
 pytestmark = pytest.mark.browser
 NEEDED = ["n_active", "tokens", "experts", "loss"]
 PATIENCE = 120_000  # milliseconds: of a busy machine
-WHEN_ANSWERED = """new MutationObserver((_, observer) => {
-    if (document.querySelector('.answer p')) { window.answered = performance.now(); observer.disconnect(); }
-}).observe(document, {childList: true, subtree: true})"""
-WHEN_CHANGED = """() => new MutationObserver(() => { window.drawn = performance.now(); })
-    .observe(document.body, {childList: true, subtree: true, attributes: true})"""
 # Of Gradio 6.31's own markup, by axe-core's rule.
 GRADIOS: dict[str, str] = {}
 
@@ -43,7 +38,6 @@ def visit(browser, address):
     def opened(query="", **options):
         context = browser.new_context(**options)
         contexts.append(context)
-        context.add_init_script(WHEN_ANSWERED)
         page = context.new_page()
         page.set_default_timeout(PATIENCE)
         page.on("request", lambda request: hosts.add(urlsplit(request.url).hostname))
@@ -56,13 +50,11 @@ def visit(browser, address):
     yield opened
     for context in contexts:
         context.close()
-    assert hosts - {None} == {urlsplit(address).hostname}
+    assert hosts - {None} <= {urlsplit(address).hostname}  # none where the test was skipped
     assert problems == []
 
 
 def sentence(law, question):
-    from scaling_law.explorer.answer import best_models
-
     return best_models(question, law).verdict
 
 
@@ -199,22 +191,6 @@ def change(page, chance):
         choose(page, "preset", chance.choice(list(PRESETS)))
 
 
-def test_changes_typed_while_an_answer_is_on_its_way_are_not_lost(visit, published, monkeypatch):
-    laws, page = app.offered_laws(), visit()
-    with load(monkeypatch, random.Random(0)):
-        for name, text in (("flops", "1e21"), ("memory", "24GB"), ("experts", "1,8")):
-            field_of(page, name).fill(text)
-            field_of(page, name).press("Enter")
-            page.wait_for_timeout(300)
-        shown = settled(page, laws)
-        assert shown["link"] == "flops=1e21&memory=24GB&experts=1%2C8"
-        assert shown["command"].endswith("--flops 1e21 --memory 24GB --kv-tokens 16k --experts 1,8 -o run.yaml")
-        page.get_by_label("Best E over budget × memory").check()
-        page.get_by_label("hours on GPUs").check()
-        (star,) = settled(page, laws)["star"]
-        assert star == best_models(Question("hours", flops="1e21", memory="24GB", experts="1,8"), published).flops
-
-
 @pytest.mark.timeout(1800)
 def test_whatever_is_typed_and_clicked_the_page_agrees_with_its_fields(visit, monkeypatch, capsys):
     """A few changes at random, at random speed, under load; BURSTS times."""
@@ -261,45 +237,6 @@ def test_the_page_opens_with_the_answer_of_python(visit, published):
         np.testing.assert_allclose(drawn(page, name), curve.loss, rtol=1e-6)
 
 
-def test_a_slider_moved_by_the_keyboard_changes_answer_figure_and_link(visit, published):
-    page = visit()
-    page.locator("input[type=range]").first.focus()
-    before = drawn(page, "E = 16")
-    page.keyboard.press("ArrowRight")
-    question = Question(flops="1.12e22")
-    wait_for_sentence(page, sentence(published, question))
-    page.wait_for_url(re.compile(r"\?flops=1\.12e22$"))
-    assert field_of(page, "flops").input_value() == "1.12e22"
-    page.wait_for_function("() => document.querySelector('.js-plotly-plot .main-svg')")
-    assert drawn(page, "E = 16").min() < before.min()
-    assert "--flops 1.12e22" in page.inner_text(".cm-content")
-
-
-def test_how_long_answers_and_figures_take(visit, published, capsys):
-    """Printed, never asserted: a busy machine is no failure."""
-    page = visit()
-    loaded, answered, drawn_at = page.evaluate(
-        """() => [performance.getEntriesByType('navigation')[0].loadEventEnd, window.answered, performance.now()]
-            .map(milliseconds => milliseconds / 1000)"""
-    )
-    page.evaluate(WHEN_CHANGED)
-    page.locator("input[type=range]").first.focus()
-    waits = []
-    for flops in ("1.12e22", "1.26e22", "1.41e22"):
-        page.evaluate("() => { window.changed = performance.now(); window.drawn = null }")
-        page.keyboard.press("ArrowRight")
-        wait_for_sentence(page, sentence(published, Question(flops=flops)))
-        page.wait_for_function("() => window.drawn && performance.now() - window.drawn > 1000")  # and all is quiet
-        waits.append(page.evaluate("() => (window.drawn - window.changed) / 1000"))
-    load, shown = os.getloadavg()[0], ", ".join(f"{wait:.2f}" for wait in waits)
-    with capsys.disabled():
-        print(
-            f"\nexplorer: loaded after {loaded:.2f} s, answer after {answered:.2f} s, figure after {drawn_at:.2f} s, "
-            f"changes drawn after {shown} s"
-        )
-        print(f"({os.cpu_count()} cores, load average {load:.1f})")
-
-
 def test_a_link_restores_the_state(visit, published):
     question = Question(flops="1e21", memory="24GB", kv_tokens="8k", experts="1,8", view="tokens")
     page = visit(f"?{question.query()}")
@@ -313,59 +250,15 @@ def test_a_link_restores_the_state(visit, published):
     page.wait_for_function("() => document.querySelector('.js-plotly-plot')?.data.some(t => t.name === 'models')")
 
 
-def test_a_budget_of_hours(visit, published):
-    page = visit()
-    page.get_by_label("hours on GPUs").check()
-    wait_for_sentence(page, sentence(published, Question(unit="hours")))
-    assert not field_of(page, "flops").is_visible()
-    field = field_of(page, "gpus")
-    field.fill("64")
-    field.press("Enter")
-    wait_for_sentence(page, sentence(published, Question(unit="hours", gpus="64")))
-    page.wait_for_url(re.compile(r"\?unit=hours&gpus=64$"))
-    assert "--hours 168 --gpus 64 --gpu h100" in page.inner_text(".cm-content")
-
-
-def test_wrong_input_shows_a_message_and_keeps_the_answer(visit, published):
-    page = visit("?flops=1e21")
-    field = field_of(page, "memory")
-    field.fill("a lot")
-    field.press("Enter")
-    page.wait_for_selector("[role=alert]")
-    message = page.inner_text("[role=alert]")
-    with pytest.raises(ValueError, match="memory='a lot' is not a quantity") as error:
-        Question(memory="a lot").limits()
-    assert message == str(error.value)
-    assert page.inner_text(".answer").strip() == sentence(published, Question(flops="1e21"))
-    field.fill("24GB")
-    field.press("Enter")
-    wait_for_sentence(page, sentence(published, Question(flops="1e21", memory="24GB")))
-    assert page.locator("[role=alert]").count() == 0
-
-
 def test_a_link_of_something_else_says_so(visit):
     page = visit("?view=<script>alert(1)</script>")
     page.wait_for_selector("[role=alert]")
     assert "view='<script>alert(1)</script>' is unknown" in page.inner_text("[role=alert]")
 
 
-def test_runs_are_uploaded_fitted_and_deleted(visit, uploads, tmp_path):
-    runs = synthetic_runs()
-    columns = (runs.n_active, runs.tokens, runs.experts, runs.loss, runs.trunk)
-    lines = [",".join(map(repr, map(float, row))) for row in zip(*columns, strict=True)]
-    (tmp_path / "runs.csv").write_text("\n".join(["n_active,tokens,experts,loss,trunk", *lines]))
-    page = visit()
-    page.get_by_text("Your own law or runs").click()
-    page.set_input_files("input[type=file]", tmp_path / "runs.csv")
-    page.get_by_label("Fit a joint law to these runs").check()
-    page.get_by_role("button", name="Go", exact=True).click()
-    page.wait_for_function("() => document.body.innerText.includes('RMSE 0.0059')")
-    wait_for_sentence(page, sentence(with_intervals(fit(load_runs(tmp_path / "runs.csv")))[0], Question()))
-    kept = [path for path in uploads.rglob("*") if path.is_file()]
-    assert sum(path.stat().st_size for path in kept) == 0  # Gradio makes an empty file of its own
-
-
-def test_a_refused_upload_keeps_its_message_and_its_file_until_it_is_taken_and_its_law_is_saved(visit, tmp_path):
+def test_a_refused_upload_keeps_its_message_and_its_file_until_it_is_taken_and_its_law_is_saved(
+    visit, uploads, tmp_path
+):
     runs = synthetic_runs()
     lines = [
         f"{n / 1e6:.9f}M,{d!r},{e:g},{loss!r}" for n, d, e, loss in runs.to_pandas()[NEEDED].to_numpy()[::4].tolist()
@@ -391,6 +284,8 @@ def test_a_refused_upload_keeps_its_message_and_its_file_until_it_is_taken_and_i
     page.get_by_role("button", name="Go", exact=True).click()
     page.wait_for_url(re.compile(r"law=your\+upload"))
     page.wait_for_function("() => !document.querySelector('#refused [role=alert]')")
+    kept = [path for path in uploads.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in kept) == 0  # Gradio makes an empty file of its own
     assert page.inner_text("#command .cm-content").endswith("--law scaling_law.json -o run.yaml")
     with page.expect_download() as download:
         page.get_by_role("button", name="Save this law").click()

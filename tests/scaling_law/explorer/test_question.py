@@ -6,31 +6,23 @@ import shlex
 from dataclasses import fields, replace
 from urllib.parse import parse_qsl
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scaling_law import published as shelf
 from scaling_law.commands.cli import app
 from scaling_law.explorer.answer import best_models, planned
 from scaling_law.explorer.question import (
+    CHOICES,
     FITTED,
-    GPU_NAMES,
     PRESETS,
-    UNITS,
     VIEWS,
     Question,
-    of_log_bytes,
-    of_log_flops,
-    of_log_hours,
 )
 
-texts = st.text(max_size=30)
-CHOSEN = {"unit": UNITS, "gpu": GPU_NAMES, "view": tuple(VIEWS)}
-TYPED = [own.name for own in fields(Question) if own.name not in CHOSEN]
-
-
-FIELDS = dict.fromkeys(TYPED, texts) | {name: st.sampled_from(allowed) for name, allowed in CHOSEN.items()}
+FIELDS = {field.name: st.text(max_size=30) for field in fields(Question)}
+FIELDS |= {name: st.sampled_from(allowed) for name, allowed in CHOICES.items()}
 
 
 @given(st.builds(Question, **FIELDS))
@@ -40,10 +32,7 @@ def test_a_link_restores_every_question(question):
 
 def test_a_link_of_something_else_is_refused():
     for wrong, message in (
-        (
-            {"memory_bytes": "1"},
-            "part of a question 'memory_bytes' is unknown: did you mean 'memory'",
-        ),
+        ({"memory_bytes": "1"}, "part of a question 'memory_bytes' is unknown: did you mean 'memory'"),
         ({"view": "pie"}, "view='pie' is unknown.* memory, map"),
         ({"unit": "money"}, "unit='money' is unknown; there are flops, hours"),
         ({"gpu": "abacus"}, "gpu='abacus' is unknown; there are gb300, gb200"),
@@ -76,31 +65,29 @@ def test_commands_name_the_law():
     assert Question(law="; rm -rf /").command().count("'") == 2
 
 
-def test_the_texts_of_sliders_are_read_back():
-    for exponent in np.arange(17, 26.001, 0.05):
-        assert np.log10(Question(flops=of_log_flops(exponent)).budget.flops) == pytest.approx(exponent, abs=3e-3)
-    for exponent in np.arange(0, 4.001, 0.05):
-        hours = Question(unit="hours", hours=of_log_hours(exponent)).budget.hours
-        assert np.log10(hours) == pytest.approx(exponent, abs=3e-3)
-    for exponent in np.arange(9, 13.001, 0.05):
-        limits = Question(memory=of_log_bytes(exponent)).limits()
-        assert np.log10(limits["memory"]) == pytest.approx(exponent, abs=3e-3)
+HOURS = {"unit": "hours", "hours": "100", "gpus": "64", "experts": "1,8"}
+CASES = [  # the law, the question, and the same as keywords of Python
+    *((name, {}, {"flops": 1e22}) for name in ("ludziejewski", "chinchilla", "abnar")),
+    ("ludziejewski", HOURS, {"hours": 100, "gpus": 64, "gpu": "h100", "experts": [1, 8]}),
+]
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_an_answer_is_the_packages_own(view, published):
+@pytest.mark.parametrize(("name", "question", "keywords"), CASES)
+def test_an_answer_is_the_packages_own(view, name, question, keywords):
     pytest.importorskip("plotly")
-    from scaling_law import published as shelf
     from scaling_law.explorer.answer import answer
 
-    for law in (published, shelf("chinchilla"), shelf("abnar")):
-        found = answer(Question(view=view), law)
-        assert found.configuration.count("d_model: ") == 1
-        best = law.optimal(1e22, memory=80e9, kv_tokens=16_384, integral=True).best
-        assert f"loss {best.loss:.3f}" in found.headline
-        assert f"<td>best</td><td>{best.experts:g}</td><td>{best.d_model:.0f}</td>" in found.table
-        assert len(found.figure.data) > 1
-    assert answer(Question(view=view), published).configuration.count(f"d_model: {2496}") == 1
+    law = shelf(name)
+    found = answer(Question(view=view, **question), law)
+    best = law.optimal(**keywords, memory=80e9, kv_tokens=16_384, integral=True).best
+    assert f"loss {best.loss:.3f}" in found.headline
+    assert f"<td>best</td><td>{best.experts:g}</td><td>{best.d_model:.0f}</td>" in found.table
+    assert len(found.figure.data) > 1
+    assert found.configuration.count("d_model: ") == 1
+    assert (
+        " ".join(f"--{field} {keywords[field]:g}" for field in ("hours", "gpus") if field in keywords) in found.command
+    )
 
 
 def test_released_models_lie_where_their_sizes_are():
@@ -113,16 +100,3 @@ def test_released_models_lie_where_their_sizes_are():
     qwen = by_name["Qwen3 8B"]
     assert (qwen.experts, qwen.flops) == (1, pytest.approx(6 * 8.2e9 * 36e12, rel=0.1))
     assert qwen.memory == pytest.approx(2 * 8.2e9, rel=0.1)
-
-
-@pytest.mark.parametrize("view", VIEWS)
-def test_hours_are_those_of_python(view, published):
-    pytest.importorskip("plotly")
-    from scaling_law.explorer.answer import answer
-
-    question = Question(unit="hours", hours="100", gpus="64", experts="1,8", view=view)
-    found = answer(question, published)
-    asked = {"hours": 100, "gpus": 64, "gpu": "h100", "memory": 80e9, "kv_tokens": 16_384}
-    best = published.optimal(experts=[1, 8], integral=True, **asked).best
-    assert f"loss {best.loss:.3f} ({best.loss_interval[0]:.3f} to {best.loss_interval[1]:.3f})" in found.headline
-    assert "--hours 100 --gpus 64 --gpu h100" in found.command

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from scaling_law import published as shelf
-from scaling_law.figures import curves, drawing, law_figures
+from scaling_law.figures import curves, drawing
 from scaling_law.planning.budget import Budget
 
 LIMITS = {"kv_tokens": 16_384, "bytes_per_parameter": 2.0, "bytes_per_kv": 2.0}
@@ -25,14 +25,14 @@ def test_curves_within_memory_pass_through_the_answers(law):
         same = (curve.loss[at], curve.n_active[at], curve.n_total[at], curve.d_model[at], curve.tokens[at])
         assert same == pytest.approx((row.loss, row.n_active, row.n_total, row.d_model, row.tokens), rel=2e-2)
     assert table.best.experts in [r.experts for r in found.regions if r.part.start <= 150 < r.part.stop]
-    low, high = found.best.interval
-    assert (low < found.best.loss).all()
-    assert (found.best.loss < high).all()
+    low, high = found.interval
+    assert (low < found.loss).all()
+    assert (found.loss < high).all()
 
 
 @pytest.mark.parametrize("served", [0.0, 1e11])
 def test_isoflop_curves_are_lowest_at_the_optimum(law, served):
-    for curve in curves.isoflop_curves(law, 1e22, [1, 4], inference_tokens=served):
+    for curve in curves.budget_curves(law, Budget(1e22), [1, 4], inference_tokens=served):
         row = law.optimal(1e22, curve.experts, inference_tokens=served).best
         assert curve.mark == np.argmin(curve.loss)
         assert (curve.loss[curve.mark], curve.tokens[curve.mark]) == pytest.approx((row.loss, row.tokens))
@@ -73,15 +73,8 @@ def test_laws_of_the_shelf_have_figures_too(name):
     law = shelf(name)
     found = curves.memory_curves(law, Budget(1e22), **LIMITS)
     assert {curve.experts for curve in found.curves} <= set(np.atleast_1d(law.default_experts()).tolist())
-    assert all(curve.interval is None for curve in curves.isoflop_curves(law, 1e22))
+    assert all(curve.interval is None for curve in curves.budget_curves(law, Budget(1e22)))
     assert np.isfinite(curves.best_experts(law, [1e21, 1e22], [80e9, 640e9]).loss).any()
-
-
-def test_the_map_is_drawn_in_the_colours_of_the_experts(law):
-    ax = law_figures.best_experts_map(law, [1e20, 1e22], [80e9, 640e9])
-    names = [text.get_text() for text in ax.get_legend().get_texts()]
-    assert names[-1] == drawing.TIED
-    assert len(law_figures.loss_by_tokens(law, law.optimal(1e22, [1, 8])).lines) > 4
 
 
 def test_plotly_draws_the_same_numbers_and_colours(law):
@@ -122,7 +115,7 @@ def test_curves_of_a_budget_of_hours_pass_through_the_answers(law):
         at = min(np.searchsorted(curve.x, limit), curve.mark)
         assert (curve.loss[at], curve.tokens[at]) == pytest.approx((row.loss, row.tokens), rel=2e-2)
     best = min(np.searchsorted(found.memory, limit), len(found.memory) - 1)
-    width = np.ptp([end[best] for end in found.best.interval])
+    width = np.ptp([end[best] for end in found.interval])
     assert width == pytest.approx(np.ptp(table.best.loss_interval), rel=0.2)  # the step times are drawn, too
     for curve in curves.budget_curves(law, time, [1, 8]):
         free = law.optimal(**asked, experts=curve.experts).best
