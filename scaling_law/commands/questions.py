@@ -22,16 +22,8 @@ from scaling_law.size.architecture import VOCAB_SIZE
 
 VARIABLE = "A further variable of the law: --variable density=0.25 (repeatable)."
 WHICH_EXPERTS = "E of the model, 8; with --n-active several: 2,8 or 2-8."
-COMPUTE_ONLY = (
-    "baseline",
-    "gpus",
-    "gpu",
-    "throughput",
-    "mfu",
-    "precision",
-    "granularity",
-    "shared_ratio",
-    "vocab_size",
+COMPUTE_ONLY = tuple(
+    ["baseline", "gpus", "gpu", "throughput", "mfu", "precision", "granularity", "shared_ratio", "vocab_size"]
 )
 LAWS = "Names, comma-separated; one alone shows all of it. [default: all; with a budget those with coefficients]"
 
@@ -111,8 +103,8 @@ def optimal(law: Law, learning_rate_law: str, **question: Any) -> Answer:
 
 
 @command(
-    "loss flops hours money gpus gpu throughput mfu precision price memory kv_tokens inference_tokens experts vocab_size force "
-    "law"
+    "loss flops hours money gpus gpu throughput mfu precision price memory kv_tokens inference_tokens experts "
+    "vocab_size force law"
 )
 def reach(
     law: Law,

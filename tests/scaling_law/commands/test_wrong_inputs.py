@@ -30,7 +30,7 @@ LINES = {  # what is typed → the line on standard error
     ),
     "optimal": "--flops, --hours, --money: give exactly one of them",
     "optimal --flops 0": "--flops 0 must be positive and finite",
-    "optimal --hours 3": "--gpus is needed, the number of GPUs that train",
+    "optimal --hours 3": '--gpu is needed, such as "h100", or throughput, measured step times',
     "optimal --hours 3 --gpu h100": "--gpus is needed, the number of GPUs that train",
     "optimal --hours 72 --gpus 8 --gpu h10": f"--gpu 'h10' is unknown: did you mean 'h100'? There are {ANY_GPU}",
     "optimal --flops 1e22 --kv-heads-ratio 2": "--kv-heads-ratio 2.0 must be above 0 and at most 1",
@@ -66,7 +66,9 @@ LINES = {  # what is typed → the line on standard error
         "nothing fits: the smallest model (d_model 64, E = 1) has 6.49M parameters and needs at least 13 MB "
         "(12972288 bytes) with its KV cache"
     ),
-    "plan --flops 1e20 --mfu 0": "--mfu 0 needs --gpu, whose peak it refers to",
+    "plan --flops 1e20 --mfu 0": (
+        '--mfu 0.0 is that of a GPU: --gpu is needed, such as "h100", or throughput, measured step times'
+    ),
     "plan --flops 1e20 --branches 0": "--branches 0 must be a whole number from 1 to 20",
     "reach --loss 0": "--loss 0 must be positive and finite",
     "reach --loss 2 --flops 1e22 --memory 1GB": "--memory and a budget: give one of them; the other is the answer",
