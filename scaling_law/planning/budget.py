@@ -90,7 +90,7 @@ class Cluster:
         if isinstance(self.gpus, bool) or not isinstance(self.gpus, int) or self.gpus < 1:
             raise InputError(f"gpus={self.gpus!r} must be a whole number of at least 1")
         if self.price is not None:
-            positive("price", self.price)
+            object.__setattr__(self, "price", float(positive("price", self.price)))
 
     @classmethod
     def of(cls, batch_ramp: BatchRamp | None = None, **fields: Unpack[ClusterFields]) -> Cluster:
@@ -100,8 +100,7 @@ class Cluster:
             prefix = "" if price is None else f"price={price!r} is per GPU-hour: "
             raise InputError(f"{prefix}gpus=None must be given, the number of GPUs that train")
         throughput = step_times(fields.get("gpu"), fields.get("throughput"), fields.get("mfu"))
-        priced = None if price is None else float(positive("price", price))
-        return cls(gpus, throughput, priced, **({} if batch_ramp is None else {"ramp": batch_ramp}))
+        return cls(gpus, throughput, cast(Any, price), **({} if batch_ramp is None else {"ramp": batch_ramp}))
 
     @property
     def hardware(self) -> str:

@@ -275,18 +275,25 @@ def why_no_optimum(law: Formula, experts: float) -> str:
     return f"the loss does not fall with {' or with '.join(rising) or 'N_act and D'}"
 
 
-def left_out(reasons: Mapping[float, str], are: str = " are left out", is_: str = " is left out") -> list[str]:
-    """A sentence for each E without an optimum; one for all of many or alike, with the reason of the first."""
+def left_out(reasons: Mapping[float, str]) -> list[str]:
+    """A sentence for each E without an optimum, or one for all of them."""
+    grouped = _grouped(reasons)
+    are = "is" if len(grouped) == len(reasons) else "are"
+    return [f"E = {names} {are} left out: {reason}" for names, reason in grouped]
+
+
+def _grouped(reasons: Mapping[float, str]) -> list[tuple[str, str]]:
+    """Each E and why it has no optimum; all E that are many or alike together, with the reason of the first."""
     if len(reasons) > MOST_REASONS or len({*reasons.values()}) == 1 < len(reasons):
         first = next(iter(reasons))
-        names = ", ".join(listed_experts(reasons))
-        return [f"E = {names}{are}: {reasons[first]} at E = {first:g}, likewise at the others"]
-    return [f"E = {e:g}{is_}: {reason}" for e, reason in reasons.items()]
+        return [(", ".join(listed_experts(reasons)), f"{reasons[first]} at E = {first:g}, likewise at the others")]
+    return [(f"{e:g}", reason) for e, reason in reasons.items()]
 
 
 def no_optimum(law: Formula, experts: ArrayLike, exists: NDArray[np.bool_]) -> str:
     """Say why a law has no optimum for those of the E where none `exists`."""
     without = np.unique(np.broadcast_to(np.asarray(experts, float), exists.shape)[~exists]).tolist()
-    reasons = "; ".join(left_out({e: why_no_optimum(law, e) for e in without}, "", ""))
+    reasons = _grouped({e: why_no_optimum(law, e) for e in without})
+    said = "; ".join(f"E = {names}: {reason}" for names, reason in reasons)
     which = "some" if exists.any() else "any"
-    return f"this law has no compute optimum for {which} of these experts: {reasons}; its `loss` is still defined"
+    return f"this law has no compute optimum for {which} of these experts: {said}; its `loss` is still defined"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
+from typing import Any
 
 from hub.base.errors import InputError
 from hub.base.units import format_bytes, format_count
@@ -51,10 +53,15 @@ def place(architecture: Architecture, cluster: Cluster) -> Placement | None:
         raise InputError(f"gpus={gpus} cannot share batches of {', '.join(map(str, batches))} sequences equally")
     sizes = [size for size in range(share // gpus, 0, -1) if share // gpus % size == 0]
     ways: tuple[Sharding, ...] = ("none",) if gpus == 1 else ("ddp", "fsdp2")
-    available = cluster.throughput.memory_bytes - (RESERVED if find_gpu(cluster.throughput.device) else 0.0)
-    least = math.inf
+    least, largest, on_cpu = math.inf, max(batches), find_gpu(cluster.throughput.device) is None
+    available = cluster.throughput.memory_bytes - (0.0 if on_cpu else RESERVED)
+    precision: Any = "fp32" if cluster.throughput.precision == "fp32" else "bf16"
+    memory = partial(training_memory, architecture, precision=precision, devices=gpus, on_cpu=on_cpu)
     for recompute, size, sharding in product((False, True), sizes, ways):
-        placed = Placement(size, sharding, recompute, _memory(architecture, cluster, size, sharding, recompute))
+        step: dict[str, Any] = {"passes": largest // (size * gpus), "gradient_checkpointing": recompute}
+        placed = Placement(
+            size, sharding, recompute, memory(size, cluster.ramp.sequence_length, sharding=sharding, **step)
+        )
         if placed.memory.total <= available:
             return placed
         least = min(least, placed.memory.total)
@@ -74,18 +81,3 @@ def fits(architecture: Architecture, cluster: Cluster) -> bool:
     except DoesNotFit:
         return False
     return True
-
-
-def _memory(a: Architecture, cluster: Cluster, size: int, sharding: Sharding, recompute: bool) -> TrainingMemory:
-    """Memory of each GPU in the largest batch of the ramp."""
-    return training_memory(
-        a,
-        size,
-        cluster.ramp.sequence_length,
-        passes=max(stage.sequences for stage in cluster.ramp.stages) // (size * cluster.gpus),
-        precision="fp32" if cluster.throughput.precision == "fp32" else "bf16",
-        gradient_checkpointing=recompute,
-        sharding=sharding,
-        devices=cluster.gpus,
-        on_cpu=find_gpu(cluster.throughput.device) is None,
-    )
