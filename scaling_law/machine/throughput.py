@@ -196,7 +196,7 @@ class Throughput:
             raise InputError(
                 f"the throughput of {self.device} has no draws: its step times are not fitted to measurements"
             )
-        work = self._work(model, tokens_per_step, **({"micro_batch_tokens": None} | batch))
+        work = self._work(model, tokens_per_step, **batch)
         terms = np.stack(np.broadcast_arrays(*(np.asarray(work[name], float) for name in self.seconds)))
         return np.tensordot(self.draws, terms, axes=1) * self._nodes(batch.get("devices")) ** self.growth
 

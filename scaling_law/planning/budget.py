@@ -104,7 +104,7 @@ class Cluster:
         if isinstance(self.gpus, bool) or not isinstance(self.gpus, int) or self.gpus < 1:
             raise InputError(f"gpus={self.gpus!r} must be a whole number of at least 1")
         if self.price is not None:
-            positive("price", self.price)
+            object.__setattr__(self, "price", float(positive("price", self.price)))
 
     @classmethod
     def of(
@@ -124,12 +124,11 @@ class Cluster:
         if gpus is None:
             prefix = "" if price is None else f"price={price!r} is per GPU-hour: "
             raise InputError(f"{prefix}gpus=None must be given, the number of GPUs that train")
-        priced = None if price is None else float(positive("price", price))
         ramp = batch_ramp if isinstance(batch_ramp, BatchRamp) else BatchRamp(batch_ramp, sequence_length)
         if ramp.stages == PAPER.batch_ramp and isinstance(gpus, int) and gpus > 0:
             stages = (replace(stage, sequences=-(-stage.sequences // gpus) * gpus) for stage in ramp.stages)
             ramp = BatchRamp(tuple(stages), ramp.sequence_length)
-        return cls(gpus, throughput, priced, ramp)
+        return cls(gpus, throughput, cast(Any, price), ramp)
 
     @property
     def hardware(self) -> str:

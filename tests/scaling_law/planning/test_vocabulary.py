@@ -49,13 +49,6 @@ def test_runs_carry_the_vocabulary_that_they_share(column, known):
     assert runs.vocab_size == runs.subset(np.arange(4) < 2).vocab_size == known
 
 
-def test_an_answer_lies_inside_the_runs_of_a_saved_law(law):
-    """From the shell, too: tests/test_readme.py."""
-    best, (low, high) = law.optimal(FLOPS).best, law.conditions.overall.n_active
-    assert low <= best.n_active <= high
-    assert best.loss_interval[0] < best.loss < best.loss_interval[1]
-
-
 def test_a_vocabulary_that_is_given_wins_and_the_note_stays(law):
     table = law.optimal(FLOPS, [1, 2], vocab_size=50_257)
     assert {row.limited_by for row in table} == {"smallest"}
