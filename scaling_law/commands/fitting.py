@@ -12,23 +12,19 @@ from hub.base.commands import Json
 from hub.base.errors import InputError
 from hub.base.tables import show
 from scaling_law.commands import options, run_options
-from scaling_law.commands.options import Mode, check_modes, choose_law, exit_untrusted, option, quantity
-from scaling_law.fitting import calibration, fitting, profiles, splits
+from scaling_law.commands.options import Mode, check_modes, choose_law, exit_untrusted, is_typed, option, quantity
+from scaling_law.fitting import fitting, profiles, splits
+from scaling_law.law import Law
 from scaling_law.report.page import write_report
 from scaling_law.runs.table import Runs
 
 Extreme = Literal["loss", "n_active", "flops", "tokens"]
 HELD_OUT = "Fit without the runs of lowest loss, or of most n_active, flops or tokens, and predict them."
 PROFILED = "Profile intervals of these coefficients: gamma,e_max, or all."
-MOVED = "Refit as few coefficients of this law as predict models that were left out: published, a folder, …"
-LEFT_OUT = "Runs left out together: auto (those of one model), trunk, or a column."
-SEARCH = ("outliers", "l2", "starts", "release", "allow_unidentifiable")
+PRIOR = "What runs leave open is as in other labs' laws (public), or as in a law: published, a folder, …"
 MODES = {
     "coefficients": Mode(only=("level",)),
-    "split": Mode(
-        only=("validation", "test", "select"), never=("kind", "coefficients", "calibrate", "bootstrap", "output")
-    ),
-    "calibrate": Mode(only=("groups", "candidates"), never=("kind", "coefficients", "fixed", "bounds", *SEARCH)),
+    "split": Mode(only=("validation", "test", "select"), never=("kind", "coefficients", "bootstrap", "output")),
 }
 
 
@@ -42,7 +38,7 @@ def fit(
     bootstrap: Annotated[int, option("Resamples for intervals; 0 for none.")] = 0,
     coefficients: Annotated[Any, quantity(options.names, PROFILED, "--profile")] = None,
     split: Annotated[Extreme | None, option(HELD_OUT)] = None,
-    calibrate: Annotated[str | None, option(MOVED)] = None,
+    prior: Annotated[str | None, option(PRIOR)] = None,
     output: Annotated[Path | None, option("Folder for scaling_law.json.", "--output", "-o")] = None,
     level: Annotated[float, option("Level of profile intervals.", rare=True)] = 0.95,
     validation: Annotated[int, option("With --split: runs of the validation part.", rare=True)] = 30,
@@ -50,11 +46,6 @@ def fit(
     select: Annotated[
         Literal["objective", "rmse"], option("With --split: rmse counts training and validation runs.", rare=True)
     ] = "objective",
-    groups: Annotated[str, option(f"With --calibrate: {LEFT_OUT}", rare=True)] = "auto",
-    candidates: Annotated[
-        list[Any],
-        quantity(options.names, "With --calibrate: choose among --refit c --refit a,b,c.", "--refit", rare=True),
-    ] = [],  # noqa: B006
     status: run_options.Status = "final",
     format: run_options.Format = None,
     trunks: run_options.Trunks = "auto",
@@ -84,7 +75,8 @@ def fit(
 
     --profile adds intervals that need no quadratic shape and are open where the runs set no limit, but treat runs as
     independent. --split holds out the extreme runs and predicts them, with the joint law and a Chinchilla law for
-    each E. --calibrate moves a law to another corpus with few runs. The exit status is 1 if the fit did not converge.
+    each E. --prior makes do with few runs: with a law, the fit is of its kind and moves it to another corpus. The exit
+    status is 1 if the fit did not converge.
 
     More examples:
 
@@ -98,7 +90,7 @@ def fit(
 
         scaling-law fit runs.jsonl --split flops --validation 20 --test 20
 
-        scaling-law fit runs.csv --calibrate published --one-sided untuned -o our-law
+        scaling-law fit runs.csv --prior published --one-sided untuned -o our-law
     """
     check_modes(context, MODES)
     if bootstrap < 0 or bootstrap == 1:
@@ -108,16 +100,13 @@ def fit(
     robust["weights"] = None if weights == "equal" else weights
     further: dict[str, Any] = {"outliers": outliers, "l2": l2, "starts": starts, "release": release}
     further["allow_unidentifiable"] = allow_unidentifiable
-    limits: dict[str, Any] = {"fixed": dict(fixed), "bounds": dict(bounds)}
+    law = choose_law(prior, flag="--prior") if prior not in (None, "public") else prior
+    if isinstance(law, Law) and not is_typed(context, "kind"):
+        kind = law.name
+    limits: dict[str, Any] = {"fixed": dict(fixed), "bounds": dict(bounds), "prior": law}
     if split is not None:
         parts = splits.split(table, split, validation, test)
         converged = _show_split(splits.compare(parts, select, joint_options=limits, **robust, **further), as_json)
-    elif calibrate is not None:
-        calibrated = calibration.calibrate(
-            choose_law(calibrate, flag="--calibrate"), table, groups=groups, candidates=candidates or None, **robust
-        )
-        _show(calibrated, bootstrap, output, {}, [], as_json)
-        converged = calibrated.fit.status.converged
     else:
         result = fitting.fit(table, kind, **limits, **robust, **further, progress=not as_json)
         names = result.fitted if coefficients == ("all",) else coefficients or ()
@@ -131,7 +120,7 @@ def fit(
 
 
 def _show(
-    result: fitting.FitResult | calibration.Calibration,
+    result: fitting.FitResult,
     resamples: int,
     output: Path | None,
     more: dict[str, Any],

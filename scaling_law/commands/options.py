@@ -58,13 +58,18 @@ class Mode(NamedTuple):
     never: tuple[str, ...] = ()
 
 
+def is_typed(context: typer.Context, name: str) -> bool:
+    """Whether the option of this parameter was typed."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
 def check_modes(context: typer.Context, modes: Mapping[str, Mode]) -> None:
     """ValueError for an option that would be ignored, because the one that it goes with was not typed.
 
     Options are named as parameters of the command's function.
     """
-    sources = {name: context.get_parameter_source(name) for name in context.params}
-    typed = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+    typed = {name for name in context.params if is_typed(context, name)}
     for mode, (only, never) in modes.items():
         wrong = [name for name in (never if mode in typed else only) if name in typed]
         if wrong:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scaling_law.fitting.penalty import Penalty
+from scaling_law.fitting.penalty import Penalty, natural_of, values_of
 from scaling_law.formulas.terms import Factors, Form, Term, without
 from scaling_law.law import LAWS, Law
 from scaling_law.size.arrays import FloatArray
@@ -149,17 +149,11 @@ class Objective:
 
     def from_coefficients(self, values: Mapping[str, Any]) -> FloatArray:
         """θ of coefficients given as scalars or arrays [S]; shape [p] or [S, p]."""
-        natural = [np.log(values[k]) if k in self.positive else np.asarray(values[k], float) for k in self.names]
-        for i, p in enumerate(self.form.parameters, start=self.first_transform):
-            base = values[self.follows[p.name]] if p.name in self.follows else p.floor
-            natural[i] = np.log(np.maximum(natural[i] - base, 1e-300))
-        return np.asarray(np.linalg.solve(self.to_natural, np.stack(np.broadcast_arrays(*natural))).T)
+        return np.asarray(np.linalg.solve(self.to_natural, natural_of(self.form, values, self.follows).T).T)
 
     def coefficients(self, theta: FloatArray) -> FloatArray:
         """Coefficients in the law's order, of θ's shape."""
-        natural = np.moveaxis(theta @ self.to_natural.T, -1, 0)
-        values = {k: np.exp(v) if k in self.positive else v for k, v in zip(self.names, natural, strict=True)}
-        values |= self._parameters(theta)
+        values = values_of(self.form, theta @ self.to_natural.T, self.follows)
         values |= {name: np.full(theta.shape[:-1], value) for name, value in self.fixed.items()}
         return np.stack([values[name] for name in LAWS[self.law].coefficient_names()], axis=-1)
 

@@ -130,16 +130,13 @@ class Problem:
         weight: FloatArray | None = None,
         *,
         hold_transform: bool = False,
-        hold: NDArray[np.bool_] | None = None,
         **options: Any,
     ) -> Solutions:
         """Minimise from each θ [S, p], with weights [S, n].
 
-        `hold_transform` fixes the E_start and E_max that all θ share, `hold` [p] parameters as each θ has them.
+        `hold_transform` fixes the E_start and E_max that all θ share.
         """
         lower, upper = self.lower.copy(), self.upper.copy()
-        if hold is not None:
-            lower, upper = (np.where(hold, theta, end) for end in (lower, upper))
         if hold_transform:
             last = slice(self.objective.first_transform, None)
             lower[last] = upper[last] = theta[0, last]

@@ -136,16 +136,9 @@ LINES = {  # what is typed → the line on standard error
     "fit runs.csv --split flops --validation 99": (
         "--validation 99, --test 0 must be ≥ 0 and leave some of the 36 runs"
     ),
-    "fit runs.csv --calibrate ling": (
-        "--calibrate ling: it answers leverage only, from activation_ratio, granularity, flops"
-    ),
-    "fit runs.csv --calibrate published --refit gama": (
-        f"--refit: coefficient 'gama' is unknown: did you mean 'gamma'? There are {COEFFICIENTS}, e_start, e_max, c"
-    ),
-    "fit runs.csv --calibrate published --groups expert": (
-        "runs.csv: numeric column 'expert' is unknown: did you mean 'experts'? "
-        "There are n_active, tokens, experts, loss"
-    ),
+    "fit runs.csv --prior ling": "--prior ling: it answers leverage only, from activation_ratio, granularity, flops",
+    "fit runs.csv --prior chinchila": f"--prior 'chinchila' is unknown: did you mean 'chinchilla'? {ANY_LAW}",
+    "fit runs.csv --prior published --kind chinchilla": ("--kind 'chinchilla': the prior is one of joint laws"),
     "report nowhere --into x.md": "x.md: No such file or directory",
     "release nowhere store": "there is no folder nowhere",
     "explore --law chinchila": f"--law 'chinchila' is unknown: did you mean 'chinchilla'? {ANY_LAW}",
