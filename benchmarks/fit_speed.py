@@ -123,6 +123,14 @@ def compare(report: Report, name: str, runs: Runs, starts: str, peer_starts: int
     report.add(f"{name}: objective reached", ours.objective, "", peer=best, note=agreed)
 
 
+def under_a_prior(report: Report, runs: Runs) -> None:
+    """The time of a fit with the published law as its prior, beside one without."""
+    law = JointLaw.published()
+    seconds = in_turns({"plain": lambda: fit(runs), "prior": lambda: fit(runs, prior=law)}, 3)
+    name = f"the default starts, with a prior, on {len(runs)} runs"
+    report.add(name, seconds["prior"], "s", peer=("the same without one", seconds["plain"]))
+
+
 def main() -> None:
     options = parse(
         __doc__,
@@ -132,6 +140,7 @@ def main() -> None:
     report = Report("fit_speed", options)
     runs = synthetic_runs()
     compare(report, "the default starts", runs, "scaled", options.peer_starts)
+    under_a_prior(report, runs)
     if not options.fast:
         compare(report, "the paper's grid", runs, "paper", options.peer_starts)
     report.finish()

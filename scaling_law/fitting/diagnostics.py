@@ -243,11 +243,14 @@ def _judge(problem: Problem, theta: FloatArray, kept: Mask) -> tuple[FloatArray,
     residual, jacobian = (part[0] for part in problem.objective.linearised(theta[None]))
     active = kept & ~problem.objective.idle(residual)
     residual, jacobian = -residual, jacobian[:, free]
-    scale, singular, rotation = _decomposed(jacobian[active])
+    weight = float(problem.objective.weight[kept].mean())
+    prior = problem.objective.prior_rows(theta)[:, free] / np.sqrt(weight)
+    scale, singular, rotation = _decomposed(np.vstack([jacobian[active], prior]))
     singular = np.maximum(singular, RANK_TOLERANCE * singular.max(initial=1e-300))
     leverage = np.sum((jacobian / scale @ rotation.T / singular) ** 2, axis=1)
     alone = np.where(active, np.maximum(1.0 - leverage, 1e-12), 1.0)  # a run of leverage 1 is its own prediction
-    spare = int(active.sum()) - int(free.sum())
+    fitted = float(leverage[active].sum()) if len(prior) else int(free.sum())
+    spare = int(active.sum()) - fitted
     if spare < 1:
         return residual, np.full(len(residual), np.inf)
     judged = active & (leverage < 0.9)

@@ -190,6 +190,14 @@ class Objective:
         weight = np.where(self.idle(residual), 0.0, self.weight)
         return np.asarray(weight * np.minimum(1.0, self.huber_delta / np.maximum(np.abs(residual), 1e-300)))
 
+    def prior_rows(self, theta: FloatArray) -> FloatArray:
+        """What the penalty is worth at θ [p] as rows of a Jacobian of runs of weight 1, [k, p]; none without one."""
+        if self.penalty is None:
+            return np.zeros((0, self.size))
+        bend = self.penalty.evaluate(theta[None] @ self.to_natural.T)[2][0]
+        values, vectors = np.linalg.eigh(self.to_natural.T @ bend @ self.to_natural)
+        return np.asarray(np.sqrt(np.maximum(values, 0.0))[:, None] * vectors.T)
+
     def evaluate(
         self,
         theta: FloatArray,

@@ -17,6 +17,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -84,15 +85,16 @@ class Prior:
     conditions: Conditions | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        mean, covariance = (np.asarray(values, float) for values in (self.mean, self.covariance))
+        mean, covariance = (np.array(values, float) for values in (self.mean, self.covariance))
         size = len(self.coordinates.names)
         if mean.shape != (size,) or covariance.shape != (size, size) or not np.linalg.eigvalsh(covariance).min() > 0:
             raise InputError(f"prior: mean and covariance must be of {size} coordinates, the covariance positive")
         for name, value in (("dof", self.dof), ("noise", self.noise), ("dependence", self.dependence)):
             if not value > 0:
                 raise InputError(f"prior: {name}={value!r} must be positive")
-        object.__setattr__(self, "mean", mean)
-        object.__setattr__(self, "covariance", covariance)
+        for name, values in (("mean", mean), ("covariance", covariance)):
+            values.setflags(write=False)
+            object.__setattr__(self, name, values)
 
     @property
     def law(self) -> Law:
@@ -351,8 +353,12 @@ def prior(name: str | Law = "public", without: str | Collection[str] = ()) -> Pr
         return prior_of(name, prior(without=without))
     if name != "public":
         raise InputError(f"prior={name!r} {WANTED}")
+    return _population(frozenset({without} if isinstance(without, str) else without))
+
+
+@cache
+def _population(left_out: frozenset[str]) -> Prior:
     members, settings = read_population(POPULATION)
-    left_out = {without} if isinstance(without, str) else {*without}
     labs = sorted({member.lab for member in members})
     if unknown := sorted(left_out - {*labs}):
         raise InputError(f"without={unknown[0]!r} must be among {', '.join(labs)}")

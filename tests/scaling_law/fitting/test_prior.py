@@ -326,6 +326,17 @@ def test_any_kind_of_law_can_be_a_prior():
     assert {name for name, kind in LAWS.items() if kind.form.terms} >= {law.name}
 
 
+def test_a_bad_run_among_few_is_named_and_a_lone_one_is_not():
+    """Leverage counts the prior: a lone run does not predict itself."""
+    few = dense_runs(JOINT).take(np.arange(0, 15, 2))
+    assert fit(few, prior=JOINT).status.suspicious == ()
+    off = dataclasses.replace(few, loss=few.loss + 0.6 * (np.arange(len(few)) == 3))
+    status = fit(off, prior=JOINT).status
+    assert status.suspicious == (few.run_id[3],)
+    assert status.deviations[0] == pytest.approx(0.6, abs=0.1)
+    assert fit(off.take([3]), prior=JOINT).status.suspicious == ()
+
+
 def test_untuned_runs_bound_a_fit_under_a_prior():
     runs = dense_runs(JOINT.replace(c=1.0))
     untuned = runs.tokens == 2e10
