@@ -13,7 +13,8 @@ them to x but for the logarithms of exponents, so the prior is close to one quad
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -30,7 +31,6 @@ from scaling_law.formulas.terms import (
     SLOPE,
     TRANSFORM,
     Form,
-    Term,
     without,
 )
 from scaling_law.size.architecture import is_size
@@ -61,10 +61,13 @@ class Coordinates:
         Without `values`: falling with sizes, and transforms as at their first start.
         """
         names = tuple(sorted(form.coefficients, key=lambda name: ROLES.index(form.roles[name])))
-        matrix, ahead = (_matrix(form, names, values, LOG_TOKENS + step) for step in (0.0, 1.0))
+        order = [form.coefficients.index(name) for name in names]
+        at, ahead = (_reference(form, values, LOG_TOKENS + step) for step in (0.0, 1.0))
+        matrix = local_matrix(form, at)[order]
         slopes = np.array([form.roles[name] == SLOPE for name in names])
         away = -np.ones(len(names)) if values is None else np.sign(matrix @ natural_of(form, values))
-        return cls(names, matrix, ahead - matrix, np.where(slopes, np.where(away > 0, 1.0, -1.0), 0.0))
+        by_tokens = local_matrix(form, ahead)[order] - matrix
+        return cls(names, matrix, by_tokens, np.where(slopes, np.where(away > 0, 1.0, -1.0), 0.0))
 
     def of_natural(self, natural: FloatArray) -> FloatArray:
         """x of natural coordinates, both [..., k]."""
@@ -95,26 +98,36 @@ class Coordinates:
         return np.where(self.sign == 0, 1.0, self.sign / size)
 
 
-def _matrix(form: Form, names: tuple[str, ...], values: Mapping[str, float] | None, log_tokens: float) -> FloatArray:
-    """From natural coordinates, in the form's order, to those of `names`, exponents as they are."""
+def _reference(form: Form, values: Mapping[str, float] | None, log_tokens: float) -> dict[str, float]:
+    """ln of every variable and transform of the reference."""
     logs = {name: LOG_SIZE if is_size(name) else 0.0 for name in form.variables} | {"tokens": log_tokens}
     for transform in form.transforms:
-        given = [values[p.name] for p in transform.parameters] if values else transform.starts[0]
-        logs[transform.name] = float(transform.log(*(np.exp(logs[v]) for v in transform.variables), *given))
-    columns, matrix = {name: i for i, name in enumerate(form.coefficients)}, np.zeros((len(names), len(names)))
-    term_of: dict[str, Term] = {}
+        parameters = [values[p.name] for p in transform.parameters] if values else transform.starts[0]
+        logs[transform.name] = float(transform.log(*(np.exp(logs[v]) for v in transform.variables), *parameters))
+    return logs
+
+
+def local_matrix(form: Form, logs: Mapping[str, float], as_is: Collection[str] = ()) -> FloatArray:
+    """What coefficients are where variables and transforms have these logarithms, by natural coordinates, [k, k].
+
+    For a scale that is ln of its term; for one that multiplies a single logarithm, what the term's exponent gains per
+    unit of it. Interactions, coefficients of several features or terms, and those of terms with a fixed exponent or a
+    coefficient of `as_is` are what they are.
+    """
+    place, matrix = {name: i for i, name in enumerate(form.coefficients)}, np.eye(len(form.coefficients))
+    uses = Counter(name for term in form.terms for features in term.features.items() for name in features[:1])
     for term in form.terms:
-        term_of |= {name: term for name in term.coefficients if name not in term_of}
-    for row, name in zip(matrix, names, strict=True):
-        row[columns[name]] = 1.0
-        if (role := form.roles[name]) == SIZE:
-            for other, features in term_of[name].features.items():
-                row[columns[other]] = sum(sign * prod(logs[f] for f in factors) for sign, factors in features)
-        elif role in (SLOPE, BY_DESIGN):
-            factor = term_of[name].features[name][0][1][0]
-            for other, features in term_of[name].features.items():
-                rests = [(sign * times, left) for sign, f in features for times, left in without(f, factor)]
-                row[columns[other]] = sum(sign * prod(logs[f] for f in left) for sign, left in rests)
+        if term.offset or {*term.coefficients} & {*as_is}:
+            continue
+        for other, features in term.features.items():
+            matrix[place[term.scale], place[other]] = sum(s * prod(logs[f] for f in fs) for s, fs in features)
+        for name, ((sign, factors), *more) in term.features.items():
+            if uses[name] > 1 or more or len(factors) > 1:
+                continue
+            for other, features in term.features.items():
+                rests = [(s * times, left) for s, fs in features for times, left in without(fs, factors[0])]
+                gains = sum(s * prod(logs[f] for f in left) for s, left in rests)
+                matrix[place[name], place[other]] = sign * gains
     return matrix
 
 
