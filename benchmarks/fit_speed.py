@@ -107,7 +107,7 @@ def compare(report: Report, name: str, runs: Runs, starts: str, peer_starts: int
     ours = fit(runs, starts=starts, progress=True)
     seconds = time.perf_counter() - began
 
-    problem = make_problem(runs, "joint", 0.01, None, 0.0, {}, {}, starts)
+    problem = make_problem(runs, "joint", starts=starts)
     theta = start_points(problem, starts)
     chosen = np.linspace(0, len(theta) - 1, peer_starts + 2).astype(int)[1:-1]
     results = np.array([peer(problem, theta[i]) for i in chosen])

@@ -325,7 +325,7 @@ def fit(
     if release is not None and (isinstance(release, bool) or not isinstance(release, int) or release < 1):
         raise InputError(f"release={release!r} must be an integer of at least 1, or None")
     table = as_table(runs, loss, trunks)
-    problem = make_problem(table, kind, huber_delta, weights, l2, fixed or {}, bounds or {}, starts, one_sided)
+    problem = make_problem(table, kind, huber_delta, weights, l2, fixed, bounds, starts, one_sided)
     check_mix(table.recipe, problem.objective.form.variables, mix, table.source)
     warnings = _design_warnings(table, problem, allow_unidentifiable or prior is not None)
     theta = start_points(problem, starts)

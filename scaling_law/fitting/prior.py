@@ -216,7 +216,7 @@ class Modes:
 
     def losses(self, runs: Runs) -> tuple[FloatArray, FloatArray]:
         """ln L of each run under each law, [S, n], and its standard error without a run's noise."""
-        objective = _problem(runs, self.kind).objective
+        objective = make_problem(runs, self.kind).objective
         back = np.linalg.inv(objective.to_natural)
         residual, jacobian = objective.linearised(self.natural @ back.T)
         slopes = jacobian @ back
@@ -226,7 +226,7 @@ class Modes:
 
 def modes(runs: Runs, priors: Sequence[Prior], weights: Any = None) -> Modes:
     """Fit a law under each prior, all of one kind; `weights` [n] or [S, n] are inverse variances of ln L, relative."""
-    problem = _problem(runs, priors[0].kind)
+    problem = make_problem(runs, priors[0].kind)
     weight = np.broadcast_to(np.ones(len(runs)) if weights is None else weights, (len(priors), len(runs)))
     usual = np.array([p.noise for p in priors])
     theta, noise = _settled(problem, priors, weight, usual)
@@ -235,10 +235,6 @@ def modes(runs: Runs, priors: Sequence[Prior], weights: Any = None) -> Modes:
     matrix = problem.objective.to_natural
     inverse = np.linalg.inv(at.curvature + 1e-12 * np.eye(len(matrix))) * penalty.variance[:, None, None]
     return Modes(theta @ matrix.T, matrix @ inverse @ matrix.T, noise, priors[0].kind)
-
-
-def _problem(runs: Runs, kind: str) -> Problem:
-    return make_problem(runs, kind, 0.01, None, 0.0, {}, {}, "scaled")
 
 
 def under(prior: Prior, problem: Problem, starts: FloatArray) -> tuple[Problem, FloatArray]:

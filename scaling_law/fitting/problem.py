@@ -151,12 +151,12 @@ class Problem:
 def make_problem(
     runs: Runs,
     law: str,
-    huber_delta: float,
-    weights: Any,
-    l2: float,
-    fixed: Mapping[str, float],
-    bounds: Limits,
-    starts: Any,
+    huber_delta: float = 0.01,
+    weights: Any = None,
+    l2: float = 0.0,
+    fixed: Mapping[str, float] | None = None,
+    bounds: Limits | None = None,
+    starts: Any = "scaled",
     one_sided: Any = None,
 ) -> Problem:
     """Check the settings; ValueError names the one that is wrong."""
@@ -174,22 +174,13 @@ def make_problem(
     name = starts if isinstance(starts, str) else f"{len(starts)} given laws"
     weight, weights_name = _weights(runs, weights)
     bound = _one_sided(runs, one_sided)
-    limits = _checked_limits(law, fixed, bounds)
+    limits = _checked_limits(law, fixed or {}, bounds or {})
     held = {name: low for name, (low, high) in limits.items() if low == high}
     ranges = {name: ends for name, ends in limits.items() if name not in held}
     settings = FitSettings(law, huber_delta, l2, weights_name, held, ranges, name, one_sided=int(bound.sum()))
-    columns = {name: _column(runs, name) for name in (*LAWS[law].form.variables, "loss")} | {"weight": weight}
+    columns = {name: runs.positive(name) for name in (*LAWS[law].form.variables, "loss")} | {"weight": weight}
     objective = Objective(law, columns, huber_delta, l2, limits.keys(), held, bound)
     return Problem(objective, *_box(objective, limits, runs.loss), settings, columns)
-
-
-def _column(runs: Runs, name: str) -> FloatArray:
-    """A variable of the law; ValueError where the runs lack it, or a run has no positive value."""
-    values = runs.column(name)
-    if (wrong := np.flatnonzero(~((values > 0) & (values < np.inf)))).size:
-        run = runs.run_id[wrong[0]]
-        raise InputError(f"{runs.source}: {run}: {name}={values[wrong[0]]:g} must be positive and finite")
-    return values
 
 
 def _number(name: str, value: Any, missing: float | None = None) -> float:

@@ -19,7 +19,6 @@ from scaling_law.fitting.prior import (
     modes,
     read_population,
 )
-from scaling_law.law import LAWS
 from tests.scaling_law.synthetic import synthetic_runs
 
 MEAN = np.array([-1.0, -1.1, -1.05, -1.0, 0.6])
@@ -33,10 +32,6 @@ def measured(count: int, seed: int = 0, noise: float = 0.01, law: ChinchillaLaw 
     rng = np.random.default_rng(seed)
     n, d = np.exp(rng.uniform(np.log(5e7), np.log(2e9), count)), np.exp(rng.uniform(np.log(1e9), np.log(5e10), count))
     return Runs.from_columns(n, d, 1.0, law.loss(n, d) * np.exp(noise * rng.standard_normal(count)), "run")
-
-
-def test_coordinates_and_natural_ones_are_inverse():
-    np.testing.assert_allclose(CHINCHILLA.of_natural(CHINCHILLA.natural(MEAN[None])), MEAN[None], atol=1e-12)
 
 
 @pytest.mark.parametrize("dof", [4.0, np.inf])
@@ -323,7 +318,6 @@ def test_any_kind_of_law_can_be_a_prior():
     moved = fit(runs, law.name, prior=law)
     assert moved.rmse < 0.003
     assert moved.law.conditions.fitted_limits()["density"] == (0.05, 1.0)
-    assert {name for name, kind in LAWS.items() if kind.form.terms} >= {law.name}
 
 
 def test_a_bad_run_among_few_is_named_and_a_lone_one_is_not():
