@@ -43,7 +43,7 @@ class FitStatus:
     """Convergence and identifiability of a fit: `n_agree` of the `n_released` best starts reached the best objective.
 
     `standard_errors` are of the logarithm for the `logarithmic` coefficients (a, b, c), of the logarithm of the
-    `distances` for parameters of transforms ("e_max − e_start"), absolute for the rest.
+    `distances` for parameters of transforms ("e_max − e_start"), absolute for the rest; with a `prior`, they count it.
 
     `suspicious` runs lie far from the law of the others, the farthest
     first; `deviations` is their loss minus that of the fit without them, nats per token. `omitted`: as of Conditions.
@@ -95,10 +95,9 @@ class FitStatus:
             sentences.append(f"At a bound, so not determined by these runs: {', '.join(self.bounds_hit)}.")
         if self.undetermined:
             each = [f"{name} ({self.error_in_words(name)})" for name in self.undetermined]
-            sentences.append(f"Not determined by these runs: {', '.join(each)}.")
-        if self.prior and self.undetermined:
-            sentences.append(f"What these runs leave open is as in the prior: {self.prior}.")
-        elif self.bounds_hit or self.undetermined:
+            so = f", so as in the prior from {self.prior}" if self.prior else ""
+            sentences.append(f"Not determined by these runs{so}: {', '.join(each)}.")
+        if not self.prior and (self.bounds_hit or self.undetermined):
             sentences.append(
                 "These coefficients are not identifiable from the runs. Trust predictions inside the fitted range; "
                 "bootstrap before extrapolating."
@@ -230,7 +229,8 @@ class FitResult(ResultTable, Generic[LawT_co]):
         for row in self.to_rows():
             name, doubtful = row["coefficient"], not (row["determined"] or row["fixed"])
             error = status.error_in_words(name) if status.standard_errors.get(name) else ""
-            note = "at a bound" if row["at_bound"] else "not determined" if doubtful else ""
+            vague = "left to the prior" if status.prior else "not determined"
+            note = "at a bound" if row["at_bound"] else vague if doubtful else ""
             rows.append((name, f"{row['value']:.5g}", "fixed" if row["fixed"] else error, note))
             styles.append("yellow" if doubtful else "")
         coefficients = Table(("", "value", "standard error", ""), rows, title="Coefficients", styles=styles)

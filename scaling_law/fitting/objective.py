@@ -161,9 +161,9 @@ class Objective:
         """What the penalty is worth at θ [p] as rows of a Jacobian of runs of weight 1, [k, p]; none without one."""
         if self.penalty is None:
             return np.zeros((0, self.size))
-        bend = self.penalty.evaluate(theta[None] @ self.to_natural.T)[2][0]
-        values, vectors = np.linalg.eigh(self.to_natural.T @ bend @ self.to_natural)
-        return np.asarray(np.sqrt(np.maximum(values, 0.0))[:, None] * vectors.T)
+        natural = self.to_natural @ theta
+        slopes = self.penalty.coordinates.jacobian(natural) @ self.to_natural
+        return np.asarray(np.sqrt(self.penalty.variance[0]) * self.penalty.root(natural).T @ slopes)
 
     def evaluate(
         self,

@@ -176,12 +176,20 @@ class Penalty:
             return self
         return replace(self, **{name: getattr(self, name)[rows] for name in ("mean", "precision", "dof", "variance")})
 
-    def drawn(self, natural: FloatArray, count: int, seed: int) -> Penalty:
-        """The one prior at `count` means, which scatter as it does where the law is at natural coordinates [k]."""
+    def root(self, natural: FloatArray) -> FloatArray:
+        """L of the precision L Lᵀ by which laws lie about the first mean, [k, k], for one at natural coordinates [k].
+
+        In the middle, Student's t is more peaked than the covariance of what it describes, which counts there; in its
+        tails it is wider.
+        """
         away = self.coordinates.of_natural(natural) - self.mean[0]
         pull = self.pull_of(away @ self.precision[0] @ away)[0]
-        root = np.linalg.cholesky(np.linalg.inv(self.precision[0] * pull))
-        scatter = np.random.default_rng(seed).standard_normal((count, len(away))) @ root.T
+        return np.asarray(np.linalg.cholesky(self.precision[0] * min(pull, 1.0)))
+
+    def drawn(self, natural: FloatArray, count: int, seed: int) -> Penalty:
+        """The one prior at `count` means, which scatter as it does for a law at natural coordinates [k]."""
+        root = np.linalg.inv(self.root(natural))
+        scatter = np.random.default_rng(seed).standard_normal((count, len(natural))) @ root
         alike = ("precision", "dof", "variance")
         repeated: dict[str, Any] = {name: np.repeat(getattr(self, name), count, axis=0) for name in alike}
         return replace(self, mean=self.mean + scatter, **repeated)

@@ -107,9 +107,9 @@ def bootstrap(
     n_fitted = float(sum(name not in problem.settings.fixed for name in law.coefficients))
     penalty, refits = objective.penalty, []
     if penalty is not None:
-        with_prior = objective.evaluate(theta[None]).curvature[0]
-        objective.penalty = None
-        n_fitted = float(np.trace(np.linalg.solve(with_prior, objective.evaluate(theta[None]).curvature[0])))
+        rows, objective.penalty = objective.prior_rows(theta), None
+        curvature = objective.evaluate(theta[None]).curvature[0]
+        n_fitted = float(np.trace(np.linalg.solve(curvature + rows.T @ rows, curvature)))
         penalty = penalty.drawn(theta @ objective.to_natural.T, n_resamples, seed)
     problem = replace(problem, objective=objective)
     with progress_line("bootstrap", n_resamples, "resamples", progress) as advance:

@@ -6,6 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from hub.base.tables import as_text
 from scaling_law import ChinchillaLaw, JointLaw, Prior, Runs, errors_of, fit, prior, profile_interval, published
 from scaling_law.fitting.backtest import rms
 from scaling_law.fitting.penalty import Coordinates, Penalty, natural_of
@@ -250,7 +251,9 @@ def test_dense_runs_of_another_corpus_move_the_law_and_leave_it_the_terms_of_exp
     assert result.rmse < 0.006
     assert result.law.loss(**MOE) == pytest.approx(truth.loss(**MOE), abs=0.03)
     assert "All runs have experts=1" in result.status.messages[0]
-    assert "What these runs leave open is as in the prior: Ludziejewski" in result.status.messages[-1]
+    assert "Not determined by these runs, so as in the prior from Ludziejewski" in result.status.messages[-1]
+    assert result.status.standard_errors["gamma"] == pytest.approx(0.007, abs=0.003)
+    assert "left to the prior" in as_text(result)
     assert "left to the prior: " in result.status.verdict
     with pytest.raises(ValueError, match="not identifiable"):
         fit(dense_runs(truth))
