@@ -5,8 +5,6 @@ from .figures.law_figures import memory_optimal as memory_optimal
 from .fitting.backtest import Backtest as Backtest
 from .fitting.backtest import HeldOut as HeldOut
 from .fitting.backtest import backtest as backtest
-from .fitting.calibration import Calibration as Calibration
-from .fitting.calibration import calibrate as calibrate
 from .fitting.fitting import FitResult as FitResult
 from .fitting.fitting import errors_of as errors_of
 from .fitting.fitting import fit as fit

@@ -143,6 +143,14 @@ class Runs(Summarised):
 
     __getitem__ = column
 
+    def positive(self, name: str) -> FloatArray:
+        """A numeric column [n]; RunsError names the first run whose value is not positive and finite."""
+        values = self.column(name)
+        if (bad := np.flatnonzero(~(values > 0) | ~np.isfinite(values))).size:
+            at = f"{self.source}: {self.run_id[bad[0]]}"
+            raise RunsError(f"{at}: {name}={values[bad[0]]:g} must be positive and finite")
+        return values
+
     def __contains__(self, name: object) -> bool:
         return name in (*self.names, self.loss_name)
 

@@ -146,13 +146,13 @@ NOT_QUESTIONS = {  # why → what
     "is the bare formula, of coefficients that are given": "Formula.evaluate",
     "counts parameters, bytes or seconds, and asks no law of the loss": """LearningRateLaw.counted
         LearningRateLaw.counted_parameters scale_out""",
-    "reads, shows or fits measured runs": """load_runs fit prior backtest calibrate split profile_interval errors_of
+    "reads, shows or fits measured runs": """load_runs fit prior backtest split profile_interval errors_of
         fit_throughput fit_learning_rate published_design""",
     "serves; what its page and tools answer is asked below": "explore",
 }
 NOT_ASKED = {  # classes that are no laws: what they hold is computed, or measured
     *["Architecture", "Budget", "Limits", "Conditions", "RangeCheck", "ExtrapolationError"],
-    *["Backtest", "Calibration", "FitResult", "HeldOut", "LearningRateFit", "Prior", "PublishedLaw", "Runs"],
+    *["Backtest", "FitResult", "HeldOut", "LearningRateFit", "Prior", "PublishedLaw", "Runs"],
     *["BreakEven", "ComputeOptimum", "Description", "Design", "EffectiveSpeedup", "LawComparison", "MatchedMemory"],
     *["OptimalRow", "OptimalTable", "Plan", "Reached", "ScaleOut"],
     "Throughput",  # hours, whose extrapolation Throughput.warnings tells

@@ -12,7 +12,7 @@ from studies.__main__ import main
 from studies.common import markdown_of
 from studies.crossing import figures, laws, prediction, study
 from studies.crossing.cells import Cells, gaps_of
-from studies.crossing.laws import FITTED, PUBLISHED, Results
+from studies.crossing.laws import FITTED, PRIOR, PUBLISHED, SCALES, Results
 from studies.crossing.records import WIDTHS, gather, read_sweep
 from tests.hub.samples import record_fields
 
@@ -264,6 +264,14 @@ def test_a_law_fitted_to_runs_of_a_law_has_its_crossings(results):
     assert least < 1 < most
     assert 0.7 < right < 1.4
     assert all(test.laws[FITTED].rmse < 0.02 for test in results.held_out.values())
+
+
+def test_a_prior_chooses_as_well_as_we_did(results):
+    """Nothing held, the crossings of runs whose exponents the published law lacks are found, and models left out."""
+    late, *_ = results.lateness(results.moved.law, 8)
+    assert 0.7 < late < 1.4
+    assert results.left_out[PRIOR] < 1.2 * results.left_out[FITTED]
+    assert results.left_out[SCALES] > 2 * results.left_out[PRIOR]
 
 
 def test_a_crossing_that_is_not_bracketed_counts_as_a_bound():

@@ -13,6 +13,7 @@ from tests.scaling_law.synthetic import tiny_runs
 
 COMMANDS = [name for panel in PLACES.values() for name in panel]
 ON_SHELF = ", ".join(SHELF)
+ANY_LAW = f"There are published, printed, {ON_SHELF}, a folder, or a Hub repo"
 ANY_GPU = f"{', '.join(name.lower().replace(' ', '-') for name in GPUS)}, or a throughput file measured on it"
 COLUMNS = "experts, final_loss, n_active, run_id, tokens, trunk"
 COEFFICIENTS = "a, alpha, delta, gamma, b, beta, omega, zeta"
@@ -150,16 +151,9 @@ LINES = {  # what is typed → the line on standard error
     "fit runs.csv --split flops --validation 99": (
         "--validation 99, --test 0 must be ≥ 0 and leave some of the 36 runs"
     ),
-    "fit runs.csv --calibrate ling": (
-        "--calibrate ling: it answers leverage only, from activation_ratio, granularity, flops"
-    ),
-    "fit runs.csv --calibrate published --refit gama": (
-        f"--refit: coefficient 'gama' is unknown: did you mean 'gamma'? There are {COEFFICIENTS}, e_start, e_max, c"
-    ),
-    "fit runs.csv --calibrate published --groups expert": (
-        "runs.csv: numeric column 'expert' is unknown: did you mean 'experts'? "
-        "There are n_active, tokens, experts, loss"
-    ),
+    "fit runs.csv --prior ling": "--prior ling: it answers leverage only, from activation_ratio, granularity, flops",
+    "fit runs.csv --prior chinchila": f"--prior 'chinchila' is unknown: did you mean 'chinchilla'? {ANY_LAW}",
+    "fit runs.csv --prior published --kind chinchilla": ("--kind 'chinchilla': the prior is one of joint laws"),
     "report nowhere --into x.md": "x.md: No such file or directory",
     "release nowhere store": "there is no folder nowhere",
     "explore --law chinchila": (
