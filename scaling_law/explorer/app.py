@@ -244,13 +244,12 @@ def _refreshed(laws: Mapping[str, Law], answered: str, turn: str, *state: Any) -
         return [SKIP] * (len(SLIDERS) + SHOWN + 1)
     question = Question(*texts)
     at = _positions(question)
-    moved = [at.get(name, was) for name, was in zip(SLIDERS, positions, strict=True)]
+    sliders = [SKIP if at.get(name, was) == was else at[name] for name, was in zip(SLIDERS, positions, strict=True)]
     problem, *results = _answered(laws, question, dark, uploaded)
     try:
         Question.of(dict(parse_qsl(link, keep_blank_values=True, max_num_fields=20)))
     except ValueError as error:  # what a link asked for and no field could take
         problem = _message(error, "problem") + problem
-    sliders = [SKIP if new == was else new for new, was in zip(moved, positions, strict=True)]
     return [*sliders, problem, *results, echo]
 
 
