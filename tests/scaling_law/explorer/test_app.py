@@ -19,7 +19,7 @@ from scaling_law.explorer.question import PUBLISHED, YOURS, Question
 from scaling_law.formulas.conditions import fitted_ranges
 from tests.scaling_law.synthetic import synthetic_runs
 
-SKIP = {"__type__": "update"}  # gradio.skip(), which takes seconds to import
+SKIP = app.SKIP
 FIRST = Question()
 
 
