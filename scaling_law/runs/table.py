@@ -427,7 +427,8 @@ def _problems(
 ) -> list[str]:
     """What is wrong with each of the rows `at`, "" if nothing. Runs that differ in their settings are no duplicates.
 
-    `ids`: no two have one run_id; `sizes`: their sizes are those of their shape.
+    `ids`: no two have one run_id, and settings that are unknown are the same, which NaNs are not; `sizes`: sizes are
+    those of their shape.
     """
     problems, seen = [], dict[Any, str]()
     for i in at:
@@ -441,7 +442,8 @@ def _problems(
         if not wrong and sizes and (contradiction := size_problem(row)):
             wrong = [contradiction]
         if not wrong:
-            keys = [("N, D, E and loss", (*values.values(), *(repr(row.get(name)) for name in settings)))]
+            told = [row.get(name) for name in settings]
+            keys = [("N, D, E and loss", (*values.values(), *(map(repr, told) if ids else told)))]
             keys += [("run_id", row["run_id"])] if ids and row.get("run_id") else []
             wrong = [f"duplicate of {seen[key]} (same {key[0]})" for key in keys if key in seen][:1]
             seen |= dict.fromkeys(keys, name_of_row)
