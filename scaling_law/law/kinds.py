@@ -2,6 +2,7 @@
 
 JointLaw        L = a Ê^δ N^(α + γ ln Ê) + b Ê^ω D^(β + ζ ln Ê) + c      Ludziejewski et al. 2025, Eq. 5
 ChinchillaLaw   L = m N^μ + n D^ν + c                                     Eq. 2, exponents negative
+LadderLaw       L = a (N D)^−α + c                                        for runs of equal D / N
 RoutedLaw       L = a Ê^δ N^(α + γ ln Ê)                                  Clark et al. 2022, Eq. 3 of the paper
 KaplanLaw       L = (a N^−x + b / D)^α_D                                    Kaplan et al. 2020, Eq. 1.5
 ClarkLaw        L = a Ê^δ N^(α + γ ln Ê)                                    Clark et al. 2022, Eq. 1
@@ -162,6 +163,20 @@ def joint_to_chinchilla(coefficients: Any, experts: ArrayLike) -> tuple[Any, Any
     e_hat = expert_transform(experts, e_start, e_max)
     log_e = np.log(e_hat)
     return a * e_hat**delta, alpha + gamma * log_e, b * e_hat**omega, beta + zeta * log_e
+
+
+@register
+@dataclass(frozen=True, repr=False)
+class LadderLaw(Law):
+    """A power of the compute 6 N D above a constant, for models of one ratio D / N, as their authors forecast them."""
+
+    name: ClassVar[str] = "ladder"
+    formula: ClassVar[str] = "L = a·(N·D)^−α + c"
+    form: ClassVar[Form] = Form((Term("a", {"n_active": "-alpha", "tokens": "-alpha"}), Term("c")))
+
+    a: float
+    alpha: float
+    c: float
 
 
 @register

@@ -1,0 +1,1 @@
+"""The loss of runs that do not exist: `forecasters` are the laws, `stack` weighs them, `forecast` answers."""
