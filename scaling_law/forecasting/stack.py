@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.optimize import nnls
@@ -149,56 +149,61 @@ def moments_of(errors: FloatArray, weight: Any = 1.0) -> FloatArray:
 
 def stack(evidence: Evidence, defaults: Defaults) -> Stacked:
     """Weigh the laws for each point by itself. ValueError where none says anything of one."""
-    names = list(evidence.predictions)
-    columns = [[getattr(p, key) for p in evidence.predictions.values()] for key in ("log_loss", "error", "noise")]
-    shape = (len(names), evidence.beyond.shape[1])
-    values = np.reshape(columns, (3, *shape))
-    weights, tests = np.zeros(shape), np.full(shape, np.nan)
-    log_loss, spread = np.zeros(shape[1]), np.zeros(shape[1])
+    names, count = list(evidence.predictions), evidence.beyond.shape[1]
+    said = np.array([(p.log_loss, p.error, p.noise) for p in evidence.predictions.values()])
+    said = said.reshape(len(names), 3, count)  # where there is no law, too
+    laws = np.stack([np.exp(said[:, 0]), np.zeros((len(names), count)), np.full((len(names), count), np.nan)], axis=1)
+    log_loss, spread = np.zeros((2, count))
     for i, beyond in enumerate(evidence.beyond.T):
-        ahead = beyond[0]
-        laws = np.flatnonzero(np.isfinite(values[0, :, i]))
-        if not laws.size:
+        rows = np.flatnonzero(np.isfinite(said[:, 0, i]))
+        if not rows.size:
             why = "; ".join(f"{name}: {reason}" for name, reason in evidence.left_out.items())
             raise InputError(f"no law can forecast point {i + 1} from these runs: {why or 'no law was asked'}")
-        laws, errors, loss, at, cuts = _tests(evidence, names, laws)
-        near = np.exp(-0.5 * ((at - min(ahead, at.max(initial=-np.inf))) / REACH) ** 2) + TINY
-        rows = [BASE.index(evidence.like[names[j]]) for j in laws]
-        usual = defaults.moments[DIRECTIONS[np.argmax(beyond)]][np.ix_(rows, rows)]
-        matrix = defaults.cuts * usual / np.exp(np.log(np.diag(usual)).mean())
-        growth = defaults.cuts * defaults.growth**2
-        if cuts:
-            matrix = matrix + cuts * moments_of(errors, near)
-            tests[laws, i] = np.sqrt((near * errors**2).sum(axis=1) / near.sum())
-        w = simplex(matrix)
-        if cuts:
-            growth += cuts * np.average((w @ errors / loss) ** 2 / (at**2 + NEAR**2), weights=near)
-        mean, error, noise = values[:, laws, i]
-        weights[laws, i], log_loss[i] = w, w @ mean
-        variance = w @ (error**2 + noise**2 + (mean - log_loss[i]) ** 2)
-        grown = growth / (defaults.cuts + cuts) * (max(ahead, 0.0) ** 2 + NEAR**2)
-        spread[i] = defaults.width * np.sqrt(variance + grown)
-    laws = np.stack([np.exp(values[0]), weights, tests], axis=1)
+        rows, tests = _tests(evidence, names, rows)
+        like = [BASE.index(evidence.like[names[row]]) for row in rows]
+        usual = defaults.moments[DIRECTIONS[np.argmax(beyond)]][np.ix_(like, like)]
+        weights, growth, laws[rows, 2, i] = _weigh(tests, usual, defaults, beyond[0])
+        laws[rows, 1, i] = weights
+        mean, error, noise = said[rows, :, i].T
+        log_loss[i] = weights @ mean
+        variance = weights @ (error**2 + noise**2 + (mean - log_loss[i]) ** 2)
+        spread[i] = defaults.width * np.sqrt(variance + growth * (max(beyond[0], 0.0) ** 2 + NEAR**2))
     return Stacked(log_loss, spread, dict(zip(names, laws, strict=True)))
 
 
-def _tests(evidence: Evidence, names: Sequence[str], laws: Any) -> tuple[Any, FloatArray, FloatArray, FloatArray, int]:
-    """The laws that most cuts test, their errors [J, n] at the cuts where all are tested, with loss and distance [n].
+class Tests(NamedTuple):
+    """Errors of laws [J, n] at `cuts` cuts, with the loss and the distance of the held-out runs [n]."""
 
-    The last is how many cuts these are. Without any cut, the laws are those given.
-    """
-    tested = np.array([[np.isfinite(fold.errors[names[j]]).any() for j in laws] for fold in evidence.folds])
-    tested = tested.reshape(-1, len(laws))
-    often = tested.mean(axis=0) >= 0.5 if len(tested) else np.ones(len(laws), bool)
-    laws = laws[often] if often.any() else laws
-    parts, cuts = [], 0
-    for fold in evidence.folds:
-        errors = np.array([fold.errors[names[j]] for j in laws])
-        if (whole := np.isfinite(errors).all(axis=0)).any():
-            parts.append(np.vstack([errors, fold.loss, fold.ahead])[:, whole])
-            cuts += 1
-    joined = np.hstack([np.zeros((len(laws) + 2, 0)), *parts])
-    return laws, joined[:-2], joined[-2], joined[-1], cuts
+    errors: FloatArray
+    loss: FloatArray
+    ahead: FloatArray
+    cuts: int
+
+
+def _tests(evidence: Evidence, names: Sequence[str], rows: Any) -> tuple[Any, Tests]:
+    """Of these laws those that half of the cuts determine, or all; and the cuts that determine all of them."""
+    folds = [np.array([fold.errors[names[row]] for row in rows]) for fold in evidence.folds]
+    if folds:
+        often = np.mean([np.isfinite(errors).any(axis=1) for errors in folds], axis=0) >= 0.5
+        kept = often if often.any() else ~often
+        rows, folds = rows[kept], [errors[kept] for errors in folds]
+    parts = [np.vstack([errors, f.loss, f.ahead]) for errors, f in zip(folds, evidence.folds, strict=True)]
+    whole = [part[:, np.isfinite(part).all(axis=0)] for part in parts]
+    *errors, loss, ahead = np.hstack([np.zeros((len(rows) + 2, 0)), *whole])
+    return rows, Tests(np.array(errors), loss, ahead, sum(part.shape[1] > 0 for part in whole))
+
+
+def _weigh(tests: Tests, usual: FloatArray, defaults: Defaults, ahead: float) -> tuple[FloatArray, float, FloatArray]:
+    """Weights [J] at this distance, the squared growth of errors, and the RMSE of each law at the cuts [J]."""
+    matrix = defaults.cuts * usual / np.exp(np.log(np.diag(usual)).mean())
+    growth = defaults.growth**2
+    if not tests.cuts:
+        return simplex(matrix), growth, np.full(len(usual), np.nan)
+    near = np.exp(-0.5 * ((tests.ahead - min(ahead, tests.ahead.max())) / REACH) ** 2) + TINY
+    weights = simplex(matrix + tests.cuts * moments_of(tests.errors, near))
+    relative = (weights @ tests.errors / tests.loss) ** 2 / (tests.ahead**2 + NEAR**2)
+    growth = np.average([growth, np.average(relative, weights=near)], weights=[defaults.cuts, tests.cuts])
+    return weights, float(growth), np.sqrt(np.average(tests.errors**2, axis=1, weights=near))
 
 
 def simplex(matrix: FloatArray) -> FloatArray:
