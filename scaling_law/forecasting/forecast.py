@@ -207,10 +207,10 @@ def _points(at: Any, runs: Runs) -> Runs:
         raise InputError(f"at={at!r} must map n_active, tokens and experts to numbers, or be a list of such")
     shared = np.unique(runs.experts)
     if "experts" not in at and len(shared) > 1:
-        raise InputError(f"at: experts is missing, and the runs have several: {', '.join(f'{e:g}' for e in shared)}")
+        raise InputError(f"experts must be given: the runs have {', '.join(f'{e:g}' for e in shared)}")
     values = {"experts": float(shared[0]), **at}
     if missing := [name for name in MODEL if name not in values]:
-        raise InputError(f"at: {missing[0]} is missing")
+        raise InputError(f"{missing[0]} must be given: a model is n_active, tokens and experts")
     arrays = {name: np.atleast_1d(numbers(name, value)) for name, value in values.items()}
     for name, column in arrays.items():
         if name not in (*MODEL, *runs.columns):
@@ -218,7 +218,7 @@ def _points(at: Any, runs: Runs) -> Runs:
         least = 1.0 if name == "experts" else np.finfo(float).tiny
         if (wrong := column[~((column >= least) & (column < np.inf))]).size:
             allowed = "at least 1" if name == "experts" else "positive"
-            raise InputError(f"at: {name}={wrong.flat[0]:g} must be {allowed} and finite")
+            raise InputError(f"{name}={wrong.flat[0]:g} must be {allowed} and finite")
     return _table(dict(zip(arrays, np.broadcast_arrays(*arrays.values()), strict=True)))
 
 

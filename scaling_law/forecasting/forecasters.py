@@ -66,7 +66,7 @@ def forecasters(
     several = {PUBLISHED: Forecaster(PUBLISHED, one_constant(published_law()))}
     for kind in kinds or ("joint",):
         if kind not in (*LAWS, *single, *several):
-            raise InputError(unknown("kinds=", kind, [*single, *several, *LAWS]))
+            raise InputError(unknown("kinds=", kind, dict.fromkeys([*single, *several, *LAWS])))
         if kind not in single | several:
             several[kind] = Forecaster(CHINCHILLA, fresh(kind, seed))
     if kinds is not None:

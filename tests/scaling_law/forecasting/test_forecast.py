@@ -154,7 +154,7 @@ def test_runs_of_several_experts_support_the_joint_law():
 @pytest.mark.parametrize(
     ("at", "message"),
     [
-        ({"n_active": 1e9}, "at: tokens is missing"),
+        ({"n_active": 1e9}, "tokens must be given"),
         ({"n_active": 1e9, "tokens": -1}, "tokens=-1 must be positive"),
         ({"n_active": 1e9, "tokens": 1e10, "experts": 0}, "experts=0 must be at least 1"),
         ({"n_active": 1e9, "tokens": 1e10, "expert": 8}, "'expert' is unknown: did you mean 'experts'"),
