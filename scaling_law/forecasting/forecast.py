@@ -129,9 +129,10 @@ def forecast(
     table = runs if isinstance(runs, Runs) else load_runs(runs)
     check_mix(table.recipe, (), mix, table.source)
     points = points_of(at, table)
-    public, notes = _in_their_units(population(prior) if isinstance(prior, str) else prior, table)
+    candidate = prior if prior is None or isinstance(prior, Prior) else population(prior)
+    in_units, notes = _in_their_units(candidate, table)
     steps = _joined([_way(table, points.take(np.array([i]))) for i in range(len(points))])
-    log_loss, spread, laws, left_out = _stacked(table, steps, public, kinds, seed)
+    log_loss, spread, laws, left_out = _stacked(table, steps, in_units, kinds, seed)
     flops, log_loss, spread = (values.reshape(len(points), -1) for values in (steps.flops, log_loss, spread))
     low, high = interval(log_loss[:, -1], spread[:, -1], level)
     columns = {name: getattr(points, name) for name in (*MODEL, "flops")}

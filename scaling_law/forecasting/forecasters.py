@@ -98,7 +98,7 @@ def fresh(kind: str, seed: int = 0) -> Predict:
 
     def predict(runs: Runs, points: Runs, errors: bool) -> Prediction:
         result = fit(runs, kind, starts=earlier[:1] or "scaled")
-        if kind != CHINCHILLA:  # quick from all starts; of others, refits begin where the first ended
+        if kind != CHINCHILLA and not earlier:  # that one is quick from all starts
             earlier.append(result.law)
         log_residuals = result.problem.objective.residuals(result.theta[None])[0]
         noise = np.sqrt((log_residuals**2).sum() / max(len(runs) - len(result.fitted), 1))

@@ -167,7 +167,9 @@ def test_impossible_models_are_one_clear_error(at, message):
         forecast(sweep(), at)
 
 
-def test_unknown_laws_and_levels_are_refused():
+def test_unknown_laws_priors_and_levels_are_refused():
+    with pytest.raises(ValueError, match="prior='privat' must be 'public'"):
+        forecast(sweep(), FAR, prior="privat")
     with pytest.raises(ValueError, match="kinds='priors' is unknown: did you mean 'prior'"):
         forecast(sweep(), FAR, kinds=("priors",))
     with pytest.raises(ValueError, match=r"level=1\.5"):
