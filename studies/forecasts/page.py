@@ -28,7 +28,16 @@ from studies.forecasts.methods import (
     without_weights,
 )
 from studies.forecasts.population import members_of
-from studies.forecasts.stacking import NORMAL, STACK, Case, cases_of, stacked_cells, write_defaults
+from studies.forecasts.stacking import (
+    NORMAL,
+    STACK,
+    Case,
+    across_experts,
+    cases_of,
+    prior_without,
+    stacked_cells,
+    write_defaults,
+)
 
 PAGE = Path(__file__).with_name("page.md")
 METHODS = (FRESH, CONSTANT, PINNED, WEIGHTED, EQUAL, PRIOR, STACK)
@@ -44,6 +53,7 @@ class Result:
     cells: Sequence[Cell]
     choices: Mapping[tuple[str, str], Choice]
     given: Mapping[str, Defaults]
+    experts: Sequence[tuple[str, float, str]] = ()
 
     def of(self, method: str, cut: str = "") -> list[Cell]:
         return [one for one in self.cells if one.method == method and cut in ("", one.split.cut)]
@@ -69,9 +79,17 @@ def write_page(tables: Mapping[str, Runs], page: Path = PAGE) -> Path:
     forecasts = forecasts_of(tables, members)
     prior, choices = nested(forecasts)
     stacked, given = stacked_cells([*cases_of(tables, members, choices)])
-    result = Result([*baselines(tables), *without_weights(forecasts), *prior, *stacked], choices, given)
+    experts: list[tuple[str, float, str]] = []
+    if {"step_dense", "step_moe"} <= {*tables}:
+        without = prior_without(members, choices["stepfun", "flops"], "stepfun")
+        experts += across_experts(tables["step_dense"], tables["step_moe"], without, given["stepfun"])
+    result = Result([*baselines(tables), *without_weights(forecasts), *prior, *stacked], choices, given, experts)
     goals = {"goals": partial(_goals, method=PRIOR), "stack": partial(_goals, method=STACK)}
-    return fill(page, {"methods": _methods, **goals, "given": _given, "cells": _cells, "choices": _choices}, result)
+    return fill(
+        page,
+        {"methods": _methods, **goals, "experts": _experts, "given": _given, "cells": _cells, "choices": _choices},
+        result,
+    )
 
 
 def write_stack(tables: Mapping[str, Runs]) -> Path:
@@ -140,6 +158,12 @@ def _choices(result: Result) -> Iterator[Part]:
         dof = "∞" if np.isinf(one.dof) else f"{one.dof:g}"
         cut = {"flops": "C", "n_active": "N", "tokens": "D"}[by]
         yield (lab, cut, f"{one.shrinkage:g}", dof, f"{one.dependence:g}", f"{one.power:g}")
+
+
+def _experts(result: Result) -> Iterator[Part]:
+    yield ("method", "RMSE", "in 90 %")
+    for name, rmse, inside in result.experts:
+        yield (name, f"{rmse:.4f}", inside)
 
 
 def _given(result: Result) -> Iterator[Part]:

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from hub.base import strict_json
-from scaling_law import Runs
+from scaling_law import Prior, Runs
 from scaling_law.fitting.prior import Member, estimate
-from scaling_law.forecasting.forecast import UNITS
+from scaling_law.forecasting.forecast import EXPERTS_ERROR, UNITS
 from scaling_law.forecasting.forecasters import BASE, BY_COMPUTE, CHINCHILLA, PRIOR, PUBLISHED, forecasters
 from scaling_law.forecasting.stack import (
     DEFAULTS,
@@ -70,11 +70,16 @@ def cases_of(
         evidence = {}
         for lab in labs:
             chosen = choices[lab if (lab, "flops") in choices else split.lab, "flops"]
-            rest = [member for member in members if member.lab not in (split.lab, lab)]
-            prior = estimate(rest, chosen.shrinkage, chosen.dof, chosen.dependence).in_units(*UNITS)
+            prior = prior_without(members, chosen, split.lab, lab)
             laws = forecasters(one, 1.0, prior, (PRIOR, BY_COMPUTE))
             evidence[lab] = shared.with_laws(gather(fitted, held_out, laws))
         yield Case(split, held_out.loss, evidence)
+
+
+def prior_without(members: Sequence[Member], chosen: Choice, *labs: str) -> Prior:
+    """The population of the other labs, for any unit, as `forecast` takes it."""
+    rest = [member for member in members if member.lab not in labs]
+    return estimate(rest, chosen.shrinkage, chosen.dof, chosen.dependence).in_units(*UNITS)
 
 
 # ------------------------------------------------------------------ what other labs' sets say
@@ -150,6 +155,20 @@ def stacked_cells(cases: Sequence[Case]) -> tuple[list[Cell], dict[str, Defaults
                 loss = np.exp(stacked.log_loss)
                 cells.append(Cell(case.split, STACK, loss - case.loss, stacked.spread * loss))
     return cells, given
+
+
+def across_experts(dense: Runs, moe: Runs, prior: Prior, defaults: Defaults) -> Iterator[tuple[str, float, str]]:
+    """RMSE and the part inside 90 % intervals of MoE runs that are forecast from dense ones of the same lab."""
+    spread, log_loss = np.zeros((2, len(moe)))
+    for e in np.unique(moe.experts):
+        here = moe.experts == e
+        stacked = stack(gather(dense, moe.subset(here), forecasters(dense, float(e), prior)), defaults)
+        log_loss[here], spread[here] = stacked.log_loss, np.hypot(stacked.spread, EXPERTS_ERROR)
+    laws = forecasters(dense, 1.0, prior)
+    for name, law in (("one constant", PUBLISHED), ("prior, of dense runs, E ignored", PRIOR)):
+        yield name, rms(np.exp(laws[law].predict(dense, moe, False).log_loss) - moe.loss), ""
+    inside = np.abs(np.log(moe.loss) - log_loss) <= NORMAL * spread
+    yield STACK, rms(np.exp(log_loss) - moe.loss), f"{inside.mean():.0%}"
 
 
 def best_defaults(cases: Sequence[Case], lab: str | None = None) -> Defaults:
