@@ -149,7 +149,7 @@ def forecast(
         table,
         (flops, log_loss, spread),
         check=RangeCheck(conditions, MODEL, {name: getattr(points, name) for name in MODEL}),
-        notes=(*notes, *_blind_spots(table, points)),
+        notes=(*notes, *_blind_spots(table, points), *_untested(told)),
     )
 
 
@@ -260,6 +260,11 @@ def _in_their_units(prior: Prior | None, runs: Runs) -> tuple[Prior | None, tupl
         return prior.in_units(*UNITS), ()
     what = f"the losses ({runs.loss_name}) are ×{np.exp(off):.2g} those of other labs' laws at these sizes"
     return prior.in_units(FREE_UNIT, UNITS[1]), (f"{what}: are they nats per token? The prior's scale is left free",)
+
+
+def _untested(laws: Mapping[str, Sequence[Sequence[float]]]) -> Iterator[str]:
+    if np.isnan([backtests for _, _, backtests in laws.values()]).all():
+        yield "too few runs or sizes below any cut in compute to test laws on: other labs' sets alone weigh them"
 
 
 def _blind_spots(runs: Runs, points: Runs) -> Iterator[str]:

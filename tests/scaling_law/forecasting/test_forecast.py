@@ -40,6 +40,7 @@ def test_each_law_stands_with_its_backtest_and_what_is_left_out_says_why(answer)
         mean = sum(law["weights"][i] * np.log(law["losses"][i]) for law in answer.laws)
         assert np.exp(mean) == pytest.approx(answer.rows[i]["loss"])
     assert all(np.isfinite(law["backtests"]).all() for law in answer.laws)
+    assert not any("alone weigh them" in warning for warning in answer.warnings)
     assert "experts=1" in answer.left_out["joint"]
     assert "equal tokens per parameter" in answer.left_out["ladder"]
 
@@ -100,6 +101,7 @@ def test_intervals_hold_the_runs_of_laws_that_the_prior_did_not_see():
 def test_one_run_gives_a_wide_interval_that_says_why(answer):
     one = forecast(sweep(sizes=(1e8,), ratios=(20,)), FAR)
     assert any("one run tells the level" in warning for warning in one.warnings)
+    assert any("other labs' sets alone weigh them" in warning for warning in one.warnings)
     (row,) = one.rows
     assert row["high"] / row["low"] > answer.rows[1]["high"] / answer.rows[1]["low"]
     with pytest.raises(ValueError, match="no law can forecast point 1"):
