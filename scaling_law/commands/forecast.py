@@ -16,7 +16,7 @@ from scaling_law.figures import drawing
 from scaling_law.forecasting import forecast as forecasting
 from scaling_law.forecasting import ledger
 
-LEDGER = "A folder that keeps the forecast, dated; without RUNS: list what it holds."
+LEDGER = "Keep the forecast, dated, in a folder or hf://org/dataset; without RUNS: list what it holds."
 SCORE = "With --register and without RUNS: the loss that was measured: 2026-01-31-1a2b3c4d=2.256."
 
 
@@ -37,7 +37,7 @@ def forecast(
     kinds: Annotated[Any, quantity(options.names, "Laws that compete: chinchilla,prior. [default: all]")] = None,
     level: Annotated[float, option("Level of the intervals.")] = 0.9,
     figure: Annotated[Path | None, option("Write a fan chart: .png, .svg or .pdf.")] = None,
-    register: Annotated[Path | None, option(LEDGER, metavar="LEDGER")] = None,
+    register: Annotated[str | None, option(LEDGER, metavar="LEDGER")] = None,
     scored: Annotated[list[Any], quantity(_scored, SCORE, "--score", metavar="NAME=LOSS")] = [],  # noqa: B006
     loss: run_options.LossColumn = None,
     where: run_options.Where = "",
@@ -83,8 +83,10 @@ def forecast(
         mix=mix,
     )
     show(answer.to_dict() if as_json else None, as_json, answer)
-    written = [drawing.save(answer.figure(), figure)] if figure else []
-    written += ledger.register(register, answer.rows, level, table) if register else []
-    if not as_json:
-        print_table("\n".join(f"wrote {path}" for path in written)) if written else None
+    written = [f"wrote {drawing.save(answer.figure(), figure)}"] if figure else []
+    written += (
+        [f"registered {name}" for name in ledger.register(register, answer.rows, level, table)] if register else []
+    )
+    if written and not as_json:
+        print_table("\n".join(written))
     exit_untrusted(answer.trusted)

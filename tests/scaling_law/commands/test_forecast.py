@@ -45,7 +45,7 @@ def test_far_beyond_the_runs_it_is_not_trusted(shell, runs):
         ((), "RUNS to forecast from are needed"),
         (("runs.csv", "--n-active", "2B"), "tokens must be given"),
         (("runs.csv", "--score", "a=2", "--register", "x"), "--score goes with --register and without RUNS"),
-        (("--register", "nowhere"), "no such ledger"),
+        (("--register", "nowhere"), "no forecasts there"),
     ],
 )
 def test_what_is_missing_is_said(shell, runs, words, message):

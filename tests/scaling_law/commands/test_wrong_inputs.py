@@ -153,7 +153,7 @@ LINES = {  # what is typed → the line on standard error
         f"published, {', '.join(name for name in LAWS if name not in ('chinchilla', 'ladder'))}"
     ),
     "forecast runs.csv --n-active 1B --tokens 1B --experts 8 --level 2": "--level 2.0 must be above 0 and below 1",
-    "forecast --register nowhere": "nowhere: no such ledger (a folder)",
+    "forecast --register nowhere": "nowhere: no forecasts there",
     "report nowhere --into x.md": "x.md: No such file or directory",
     "release nowhere store": "there is no folder nowhere",
     "explore --law chinchila": f"--law 'chinchila' is unknown: did you mean 'chinchilla'? {ANY_LAW}",

@@ -1,11 +1,15 @@
 """A ledger keeps forecasts as they were made, takes one score for each, and counts the hits."""
 
+# ruff: noqa: F811 (fixtures are imported)
 import json
 
 import numpy as np
 import pytest
 
+from hub.store.transport import Transport
 from scaling_law.forecasting.ledger import hash_of, read_ledger, register, score
+from tests.hub.conftest import hub_cache, loopback, online  # noqa: F401
+from tests.hub.loopback import TOKEN
 from tests.scaling_law.forecasting.test_forecast import sweep
 
 ROWS = [
@@ -18,6 +22,19 @@ ROWS = [
 def ledger(tmp_path):
     register(tmp_path / "ours", ROWS, 0.9, sweep())
     return tmp_path / "ours"
+
+
+def test_a_ledger_on_the_hub_is_registered_listed_and_scored(loopback, monkeypatch):
+    def transport(endpoint, token, **options):
+        return Transport(endpoint or loopback.endpoint, token or TOKEN, **options)
+
+    monkeypatch.setattr("hub.store.hub.Transport", transport)
+    one, two = register("hf://org/forecasts", ROWS, 0.9, sweep())
+    score("hf://org/forecasts", one, 2.25)
+    kept = read_ledger("hf://org/forecasts")
+    assert {row["name"]: row["measured"] for row in kept.rows} == {one: 2.25, two: None}
+    with pytest.raises(ValueError, match="registered already"):
+        register("hf://org/forecasts", ROWS, 0.9, sweep())
 
 
 def test_a_forecast_is_kept_with_date_version_and_hash_of_its_runs(ledger):
@@ -50,7 +67,7 @@ def test_a_forecast_is_not_made_twice_and_an_unknown_one_not_scored(ledger):
         score(ledger, "2026-01-01-00000000", 2.2)
     with pytest.raises(ValueError, match="positive loss"):
         score(ledger, read_ledger(ledger).rows[0]["name"], -1)
-    with pytest.raises(ValueError, match="no such ledger"):
+    with pytest.raises(ValueError, match="no forecasts there"):
         read_ledger(ledger / "none")
 
 
