@@ -16,7 +16,7 @@ from hub.base.units import format_count
 from scaling_law.figures import drawing
 from scaling_law.fitting.prior import Prior
 from scaling_law.fitting.prior import prior as population
-from scaling_law.forecasting.forecasters import EQUAL_RATIOS, forecasters
+from scaling_law.forecasting.forecasters import EQUAL_RATIOS, forecasters, have
 from scaling_law.forecasting.stack import distances, gather, read_defaults, sizes_of, stack
 from scaling_law.formulas.answers import Answer, span
 from scaling_law.formulas.conditions import Conditions, RangeCheck
@@ -164,7 +164,7 @@ def _stacked(
     laws, left_out = dict[str, FloatArray](), dict[str, str]()
     plain, defaults = replace(runs, recipe={}), read_defaults()
     for e in np.unique(points.experts):
-        here, own = np.flatnonzero(points.experts == e), runs.experts == e
+        here, own = np.flatnonzero(points.experts == e), have(runs, float(e))
         candidates = forecasters(plain, float(e), prior, kinds, seed)
         evidence = gather(plain, points.take(here), candidates, own if own.any() else True)
         answer = stack(evidence, defaults)
@@ -206,10 +206,12 @@ def points_of(at: Any, runs: Runs) -> Runs:
 def _points(at: Any, runs: Runs) -> Runs:
     if not isinstance(at, Mapping):
         raise InputError(f"at={at!r} must map n_active, tokens and experts to numbers, or be a list of such")
-    shared = np.unique(runs.experts)
-    if "experts" not in at and len(shared) > 1:
-        raise InputError(f"experts must be given: the runs have {', '.join(f'{e:g}' for e in shared)}")
-    values = {"experts": float(shared[0]), **at}
+    usual = float(np.exp(np.median(np.log(runs.experts))))
+    if "experts" not in at and not have(runs, usual).all():
+        raise InputError(
+            f"experts must be given: the runs have {', '.join(f'{e:g}' for e in np.unique(runs.experts))}"
+        )
+    values = {"experts": usual, **at}
     if missing := [name for name in MODEL if name not in values]:
         raise InputError(f"{missing[0]} must be given: a model is n_active, tokens and experts")
     arrays = {name: np.atleast_1d(numbers(name, value)) for name, value in values.items()}
@@ -239,7 +241,8 @@ def _joined(tables: Sequence[Runs]) -> Runs:
 
 def _way(runs: Runs, point: Runs) -> Runs:
     """Models from the largest run, of the point's E where there is one, to a point."""
-    same = runs.subset(runs.experts == point.experts) if (runs.experts == point.experts).any() else runs
+    own = have(runs, float(point.experts[0]))
+    same = runs.subset(own) if own.any() else runs
     top = int(np.argmax(same.flops))
     columns = {name: np.full(len(STEPS), point[name][0]) for name in (*MODEL, *point.columns)}
     for name in ("n_active", "tokens"):
@@ -279,8 +282,8 @@ def _blind_spots(runs: Runs, points: Runs) -> Iterator[str]:
     elif np.ptp(ratios) < EQUAL_RATIOS:
         yield f"all runs have {np.exp(ratios.mean()):.3g} tokens per parameter: they cannot tell N from D"
     several = np.unique(runs.experts)
-    if missing := sorted({*points.experts.tolist()} - {*several.tolist()}):
+    if missing := [e for e in np.unique(points.experts).tolist() if not have(runs, e).any()]:
         names = ", ".join(f"{e:g}" for e in missing)
         yield f"no run has E = {names}: what these experts gain is that of the published joint law"
-    if len(several) > 1 and all(sizes_of(runs.subset(runs.experts == e)) == 1 for e in several):
+    if len(several) > 1 and all(sizes_of(runs.subset(have(runs, e))) == 1 for e in several):
         yield "each E has one size: the runs cannot tell E from N"

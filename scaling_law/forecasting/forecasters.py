@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hub.base.errors import InputError, unknown
 from scaling_law.fitting.fitting import fit
@@ -19,6 +20,7 @@ CHINCHILLA, PUBLISHED, PRIOR, BY_COMPUTE, LADDER = "chinchilla", "published", "p
 BASE = (CHINCHILLA, PUBLISHED, PRIOR, BY_COMPUTE)  # the laws whose errors on public sets are shipped
 RESAMPLES = 100  # of the cluster bootstrap behind the standard errors of a fresh fit
 EQUAL_RATIOS = float(np.log(1.25))  # runs whose D/N differs less are rungs of one ladder
+SAME_EXPERTS = 0.1  # E closer than this in ln E are one: shared experts and dense blocks blur what is counted
 ONE_SIGMA = (0.158655, 0.841345)
 
 
@@ -71,12 +73,17 @@ def forecasters(
             several[kind] = Forecaster(CHINCHILLA, fresh(kind, seed))
     if kinds is not None:
         single, several = ({kind: law for kind, law in laws.items() if kind in kinds} for laws in (single, several))
-    own = runs.experts == experts
+    own = have(runs, experts)
     if not own.all():
         moved = {f"{kind}, moved from other E": law.through(moved_to_dense) for kind, law in single.items()}
         here = {f"{kind} of E = {experts:g}": law.through(of_one(experts)) for kind, law in single.items()}
         single = moved | (here if own.any() else {})
     return single | several
+
+
+def have(runs: Runs, experts: float) -> NDArray[np.bool_]:
+    """Which runs have this E, or one so close that laws need not tell them apart."""
+    return np.asarray(np.abs(np.log(runs.experts / experts)) < SAME_EXPERTS)
 
 
 def from_prior(prior: Prior, power: float = 0.0) -> Predict:
@@ -147,7 +154,7 @@ def of_one(experts: float) -> Callable[[Predict], Predict]:
 
     def change(predict: Predict) -> Predict:
         def of_these(runs: Runs, points: Runs, errors: bool) -> Prediction:
-            if not (own := runs.experts == experts).any():
+            if not (own := have(runs, experts)).any():
                 raise InputError(f"no run has E = {experts:g}")
             return predict(runs.subset(own), points, errors)
 

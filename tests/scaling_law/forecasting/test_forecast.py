@@ -145,6 +145,15 @@ def test_an_unseen_number_of_experts_is_said_and_not_trusted():
     assert sparse["high"] / sparse["low"] > dense["high"] / dense["low"]
 
 
+def test_nearly_equal_numbers_of_experts_are_one():
+    runs = sweep()
+    blurred = dataclasses.replace(runs, experts=11 + 0.5 * (np.arange(len(runs)) % 2))
+    asked = forecast(blurred, FAR, kinds=("prior", "chinchilla"))
+    assert {law["law"] for law in asked.laws} == {"prior", "chinchilla"}
+    assert 11 <= asked.rows[0]["experts"] <= 11.5
+    assert asked.rows[0]["loss"] == pytest.approx(forecast(runs, FAR, kinds=("prior", "chinchilla")).rows[0]["loss"])
+
+
 def test_runs_of_several_experts_support_the_joint_law():
     runs = synthetic_runs(sigma=0.002)
     runs = runs.take(np.arange(0, len(runs), 2))
