@@ -29,7 +29,7 @@ from scaling_law.forecasting.stack import (
     stack,
 )
 from studies.common import FloatArray, rms
-from studies.forecasts.methods import Cell, Choice, asked, by_lab
+from studies.forecasts.methods import Cell, Choice, asked, by_lab, quantile_by_lab
 from studies.forecasts.splits import Split
 
 STACK = "stack"
@@ -103,7 +103,9 @@ def learn(cases: Sequence[Case], cuts: float, lab: str | None = None) -> tuple[D
             np.sqrt(a.spread**2 + growth**2 * (b.spread**2 - a.spread**2)) for a, b in zip(none, full, strict=True)
         ]
         rows = list(zip(others, none, spreads, strict=True))
-        width = _quantile([(case, np.abs(np.log(case.loss) - s.log_loss) / spread) for case, s, spread in rows])
+        width = quantile_by_lab(
+            [(case.lab, np.abs(np.log(case.loss) - s.log_loss) / spread) for case, s, spread in rows]
+        )
         typical = by_lab((case.lab, float(np.exp(np.log(spread).mean()))) for case, _, spread in rows)
         best = min(best, (width * typical, growth, width / NORMAL))
     errors = by_lab((case.lab, rms(np.exp(s.log_loss) - case.loss)) for case, s in zip(others, none, strict=True))
@@ -129,16 +131,6 @@ def _moments(cases: Sequence[Case], *left_out: str | None) -> dict[str, FloatArr
         direction: np.mean([np.mean(each, axis=0) for each in of_labs.values()] or [np.eye(len(BASE))], axis=0)
         for direction, of_labs in products.items()
     }
-
-
-def _quantile(away: Sequence[tuple[Case, FloatArray]], level: float = 0.9) -> float:
-    """The value below which `level` of the runs lie; labs weigh equally, and the cases of a lab."""
-    labs = [case.lab for case, _ in away]
-    weight = np.concatenate([np.full(len(values), 1.0 / len(values) / labs.count(case.lab)) for case, values in away])
-    values = np.concatenate([values for _, values in away])
-    order = np.argsort(values)
-    share = np.cumsum(weight[order]) / weight.sum()
-    return float(values[order][np.searchsorted(share, level)])
 
 
 # ------------------------------------------------------------------ the cells
