@@ -16,6 +16,8 @@ from .fitting.rate_surface import LearningRateFit as LearningRateFit
 from .fitting.splits import split as split
 from .fitting.throughput import fit_throughput as fit_throughput
 from .fitting.uncertainty import Bootstrap as Bootstrap
+from .forecasting.forecast import Forecast as Forecast
+from .forecasting.forecast import forecast as forecast
 from .formulas import Conditions as Conditions
 from .formulas import ExtrapolationError as ExtrapolationError
 from .formulas.conditions import RangeCheck as RangeCheck

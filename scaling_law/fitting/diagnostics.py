@@ -100,7 +100,8 @@ def design_problems(problem: Problem) -> list[str]:
     if "tokens" in form.variables and count > 1:
         for size in sizes:
             ratio = np.log(columns["tokens"] / columns[size])
-            both = sorted(n for n in free if form.roles[n] in (SIZE, SLOPE) and _variables(form, n) & {size, "tokens"})
+            either = {n for n in free if len(_variables(form, n) & {size, "tokens"}) == 1}  # not both, as of a ladder
+            both = sorted(n for n in either if form.roles[n] in (SIZE, SLOPE))
             if np.ptp(ratio) < 0.02 and both:
                 value = np.exp(ratio.mean())
                 problems.append(f"all runs have tokens/{size}={value:.3g}: {', '.join(both)} cannot be told apart")

@@ -215,13 +215,13 @@ class Modes:
     kind: str = "chinchilla"
 
     def losses(self, runs: Runs) -> tuple[FloatArray, FloatArray]:
-        """ln L of each run under each law, [S, n], and its standard error without a run's noise."""
-        objective = make_problem(runs, self.kind).objective
+        """ln L of each run under each law, [S, n], and its standard error without a run's noise. No loss is read."""
+        objective = make_problem(replace(runs, loss=np.ones(len(runs))), self.kind).objective
         back = np.linalg.inv(objective.to_natural)
         residual, jacobian = objective.linearised(self.natural @ back.T)
         slopes = jacobian @ back
         variance = np.einsum("snp,spq,snq->sn", slopes, self.covariance, slopes)
-        return residual + objective.target, np.sqrt(np.maximum(variance, 0.0))
+        return residual, np.sqrt(np.maximum(variance, 0.0))
 
 
 def modes(runs: Runs, priors: Sequence[Prior], weights: Any = None) -> Modes:

@@ -154,6 +154,14 @@ LINES = {  # what is typed → the line on standard error
     "fit runs.csv --prior ling": "--prior ling: it answers leverage only, from activation_ratio, granularity, flops",
     "fit runs.csv --prior chinchila": f"--prior 'chinchila' is unknown: did you mean 'chinchilla'? {ANY_LAW}",
     "fit runs.csv --prior published --kind chinchilla": ("--kind 'chinchilla': the prior is one of joint laws"),
+    "forecast": "RUNS to forecast from are needed; or --register LEDGER, to list a ledger",
+    "forecast runs.csv --n-active 1B --tokens 1B": "experts must be given: the runs have 1, 2, 4, 8",
+    "forecast runs.csv --n-active 1B --tokens 1B --experts 8 --kinds priors": (
+        "--kinds 'priors' is unknown: did you mean 'prior'? There are chinchilla, ladder, prior, prior by compute, "
+        f"published, {', '.join(name for name in LAWS if name not in ('chinchilla', 'ladder'))}"
+    ),
+    "forecast runs.csv --n-active 1B --tokens 1B --experts 8 --level 2": "--level 2.0 must be above 0 and below 1",
+    "forecast --register nowhere": "nowhere: no forecasts there",
     "report nowhere --into x.md": "x.md: No such file or directory",
     "release nowhere store": "there is no folder nowhere",
     "explore --law chinchila": (
