@@ -368,7 +368,8 @@ def _problems_of_rows(rows: Sequence[Row], selected: Sequence[int], loss: str, p
     """What is wrong with each chosen row, "" if nothing."""
     needed = {name: [rows[i].get(name) for i in selected] for name in (*_INPUTS, loss)}
     labels, run_ids = [label(i, rows[i]) for i in selected], [rows[i].get("run_id") for i in selected]
-    names = [name for name in ("seed", *RATES) if any(name in row for row in rows)]
+    tuned = ("seed", *RATES, "schedule", "schedule_peak_learning_rate")  # the last as in runs.parquet
+    names = [name for name in tuned if any(name in row for row in rows)]
     settings = [tuple(repr(rows[i].get(name)) for name in names) for i in selected]
     sizes = [None if prepared.says_size or is_of_a_class(rows[i]) else _size_problem(rows[i]) for i in selected]
     problems = _problems(needed, labels, settings, run_ids, sizes)
