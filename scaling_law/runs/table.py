@@ -276,7 +276,8 @@ def load_runs(
     if prepared.apart:
         _check_comparable([rows[i] for i in selected], prepared.apart, origin)
     loss = _loss_column(origin, [rows[i] for i in selected], prepared.loss, prepared.aliases)
-    settings = [name for name in ("seed", *RATES) if any(name in row for row in rows)]
+    tuned = ("seed", *RATES, "schedule", "schedule_peak_learning_rate")  # the last as in runs.parquet
+    settings = [name for name in tuned if any(name in row for row in rows)]
     wrong = _problems(rows, selected, loss, settings, ids=True, sizes=not prepared.says_size)
     wrong = [prepared.failed.get(i) or problem for i, problem in zip(selected, wrong, strict=True)]
     problems += filter(None, wrong)

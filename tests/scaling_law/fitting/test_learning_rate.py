@@ -159,9 +159,9 @@ def test_a_best_rate_at_the_end_of_the_grid_is_said():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"schedule": {}}, "d64-E1-0.35 has no schedule.peak_learning_rate"),
-        ({"n_heads": None}, "d64-E1-0.35 has no n_heads"),
-        ({"status": "diverged"}, "no final runs"),
+        ({"schedule": {}}, "numeric column 'schedule_peak_learning_rate' is unknown"),
+        ({"n_heads": None}, "numeric column 'n_heads' is unknown"),
+        ({"status": "diverged"}, "no runs with status 'final'"),
     ],
 )
 def test_rows_without_what_a_grid_needs_are_refused(change, message):
@@ -172,8 +172,10 @@ def test_rows_without_what_a_grid_needs_are_refused(change, message):
 
 def test_a_rate_that_appears_twice_or_too_few_rates_are_refused():
     row = next(iter(rows()))
-    with pytest.raises(RunsError, match="appears twice"):
-        LearningRateGrid.load([row, row])
+    with pytest.raises(RunsError, match=r"d64-E1-0.35: the learning rate \S+ appears twice for its model"):
+        LearningRateGrid.load([row, row | {"run_id": "again", "eval_loss": 5.0}])
+    other = {"run_id": "other", "schedule": {"peak_learning_rate": 1e-3}}  # of equal loss
+    assert len(LearningRateGrid.load([row, row | other]).models[0].losses) == 2
     with pytest.raises(RunsError, match="a grid needs at least three"):
         LearningRateGrid.load([row]).fit()
 
