@@ -139,17 +139,17 @@ def forecast(
     columns |= {"loss": np.exp(log_loss[:, -1]), "low": low, "high": high}
     columns["times_beyond"] = np.exp(distances(table, points).max(axis=0))
     rows = [dict(zip(columns, map(float, row), strict=True)) for row in zip(*columns.values(), strict=True)]
-    told = {name: of_law[:, len(STEPS) - 1 :: len(STEPS)].tolist() for name, of_law in laws.items()}
+    at_points = {name: of_law[:, len(STEPS) - 1 :: len(STEPS)].tolist() for name, of_law in laws.items()}
     conditions = Conditions(table.source, n_runs=len(table), ranges=table.ranges())
     return Forecast(
         tuple(rows),
-        tuple({"law": name, "losses": t[0], "weights": t[1], "backtests": t[2]} for name, t in told.items()),
+        tuple({"law": name, "losses": t[0], "weights": t[1], "backtests": t[2]} for name, t in at_points.items()),
         left_out,
         level,
         table,
         (flops, log_loss, spread),
         check=RangeCheck(conditions, MODEL, {name: getattr(points, name) for name in MODEL}),
-        notes=(*notes, *_blind_spots(table, points), *_untested(told)),
+        notes=(*notes, *_blind_spots(table, points), *_untested(at_points)),
     )
 
 
@@ -164,12 +164,12 @@ def _stacked(
     laws, left_out = dict[str, FloatArray](), dict[str, str]()
     plain, defaults = replace(runs, recipe={}), read_defaults()
     for e in np.unique(points.experts):
-        here, own = np.flatnonzero(points.experts == e), have(runs, float(e))
+        here, matching = np.flatnonzero(points.experts == e), have(runs, float(e))
         candidates = forecasters(plain, float(e), prior, kinds, seed)
-        evidence = gather(plain, points.take(here), candidates, own if own.any() else True)
+        evidence = gather(plain, points.take(here), candidates, matching if matching.any() else True)
         answer = stack(evidence, defaults)
         log_loss[here] = answer.log_loss
-        spread[here] = np.hypot(answer.spread, 0.0 if own.any() else EXPERTS_ERROR)
+        spread[here] = np.hypot(answer.spread, 0.0 if matching.any() else EXPERTS_ERROR)
         left_out |= evidence.left_out
         for name, of_law in answer.laws.items():
             empty = np.array([np.nan, 0.0, np.nan])[:, None].repeat(len(points), axis=1)
@@ -184,8 +184,8 @@ def interval(log_loss: Any, spread: Any, level: float) -> tuple[Any, Any]:
 
 
 def _span(values: Sequence[float]) -> str:
-    told = [value for value in values if np.isfinite(value)]
-    return span(told, "{:.4f}".format) if told else ""
+    finite = [value for value in values if np.isfinite(value)]
+    return span(finite, "{:.4f}".format) if finite else ""
 
 
 # ------------------------------------------------------------------ what is asked
@@ -241,8 +241,8 @@ def _joined(tables: Sequence[Runs]) -> Runs:
 
 def _way(runs: Runs, point: Runs) -> Runs:
     """Models from the largest run, of the point's E where there is one, to a point."""
-    own = have(runs, float(point.experts[0]))
-    same = runs.subset(own) if own.any() else runs
+    matching = have(runs, float(point.experts[0]))
+    same = runs.subset(matching) if matching.any() else runs
     top = int(np.argmax(same.flops))
     columns = {name: np.full(len(STEPS), point[name][0]) for name in (*MODEL, *point.columns)}
     for name in ("n_active", "tokens"):

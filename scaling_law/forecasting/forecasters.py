@@ -73,11 +73,11 @@ def forecasters(
             several[kind] = Forecaster(CHINCHILLA, fresh(kind, seed))
     if kinds is not None:
         single, several = ({kind: law for kind, law in laws.items() if kind in kinds} for laws in (single, several))
-    own = have(runs, experts)
-    if not own.all():
+    matching = have(runs, experts)
+    if not matching.all():
         moved = {f"{kind}, moved from other E": law.through(moved_to_dense) for kind, law in single.items()}
         here = {f"{kind} of E = {experts:g}": law.through(of_one(experts)) for kind, law in single.items()}
-        single = moved | (here if own.any() else {})
+        single = moved | (here if matching.any() else {})
     return single | several
 
 
@@ -137,10 +137,10 @@ def ladder(seed: int = 0) -> Predict:
     of_rungs = fresh(LADDER, seed)
 
     def predict(runs: Runs, points: Runs, errors: bool) -> Prediction:
-        ratios, asked = (np.log(table.tokens / table.n_active) for table in (runs, points))
-        if np.ptp(ratios) > EQUAL_RATIOS:
+        of_runs, of_points = (np.log(table.tokens / table.n_active) for table in (runs, points))
+        if np.ptp(of_runs) > EQUAL_RATIOS:
             raise InputError("a ladder needs runs of about equal tokens per parameter")
-        rungs = np.abs(asked - ratios.mean()) <= EQUAL_RATIOS
+        rungs = np.abs(of_points - of_runs.mean()) <= EQUAL_RATIOS
         if not rungs.any():
             raise InputError("a ladder needs a model of about the tokens per parameter of the runs")
         p = of_rungs(runs, points, errors)
@@ -154,9 +154,9 @@ def of_one(experts: float) -> Callable[[Predict], Predict]:
 
     def change(predict: Predict) -> Predict:
         def of_these(runs: Runs, points: Runs, errors: bool) -> Prediction:
-            if not (own := have(runs, experts)).any():
+            if not (matching := have(runs, experts)).any():
                 raise InputError(f"no run has E = {experts:g}")
-            return predict(runs.subset(own), points, errors)
+            return predict(runs.subset(matching), points, errors)
 
         return of_these
 

@@ -52,7 +52,7 @@ class Result:
 
     cells: Sequence[Cell]
     choices: Mapping[tuple[str, str], Choice]
-    given: Mapping[str, Defaults]
+    learnt: Mapping[str, Defaults]
     experts: Sequence[tuple[str, float, str]] = ()
 
     def of(self, method: str, cut: str = "") -> list[Cell]:
@@ -78,16 +78,16 @@ def write_page(tables: Mapping[str, Runs], page: Path = PAGE) -> Path:
     members = members_of(tables)
     forecasts = forecasts_of(tables, members)
     prior, choices = nested(forecasts)
-    stacked, given = stacked_cells([*cases_of(tables, members, choices)])
+    stacked, learnt = stacked_cells([*cases_of(tables, members, choices)])
     experts: list[tuple[str, float, str]] = []
     if {"step_dense", "step_moe"} <= {*tables}:
         without = prior_without(members, choices["stepfun", "flops"], "stepfun")
-        experts += across_experts(tables["step_dense"], tables["step_moe"], without, given["stepfun"])
-    result = Result([*baselines(tables), *without_weights(forecasts), *prior, *stacked], choices, given, experts)
+        experts += across_experts(tables["step_dense"], tables["step_moe"], without, learnt["stepfun"])
+    result = Result([*baselines(tables), *without_weights(forecasts), *prior, *stacked], choices, learnt, experts)
     goals = {"goals": partial(_goals, method=PRIOR), "stack": partial(_goals, method=STACK)}
     return fill(
         page,
-        {"methods": _methods, **goals, "experts": _experts, "given": _given, "cells": _cells, "choices": _choices},
+        {"methods": _methods, **goals, "experts": _experts, "learnt": _learnt, "cells": _cells, "choices": _choices},
         result,
     )
 
@@ -166,7 +166,7 @@ def _experts(result: Result) -> Iterator[Part]:
         yield (name, f"{rmse:.4f}", inside)
 
 
-def _given(result: Result) -> Iterator[Part]:
+def _learnt(result: Result) -> Iterator[Part]:
     yield ("lab left out", "cuts that the usual errors count as", "growth of ln L", "width")
-    for lab, one in result.given.items():
+    for lab, one in result.learnt.items():
         yield (lab, f"{one.cuts:g}", f"{one.growth:g}", f"{one.width:.2f}")

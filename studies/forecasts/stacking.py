@@ -138,15 +138,15 @@ def _moments(cases: Sequence[Case], *left_out: str | None) -> dict[str, FloatArr
 
 def stacked_cells(cases: Sequence[Case]) -> tuple[list[Cell], dict[str, Defaults]]:
     """The cells of the stack, and what each lab has been given, learnt on the others."""
-    given, cells = {}, []
+    learnt, cells = {}, []
     for lab in sorted({case.lab for case in cases}):
-        given[lab] = best_defaults(cases, lab)
+        learnt[lab] = best_defaults(cases, lab)
         for case in cases:
             if case.lab == lab:
-                stacked = stack(case.evidence[lab], given[lab])
+                stacked = stack(case.evidence[lab], learnt[lab])
                 loss = np.exp(stacked.log_loss)
                 cells.append(Cell(case.split, STACK, loss - case.loss, stacked.spread * loss))
-    return cells, given
+    return cells, learnt
 
 
 def across_experts(dense: Runs, moe: Runs, prior: Prior, defaults: Defaults) -> Iterator[tuple[str, float, str]]:
