@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import threading
 from contextlib import closing, suppress
 
 import numpy as np
@@ -196,6 +197,14 @@ def test_a_group_that_another_process_has_is_left_to_it(source, single, empty):
     assert not adopted(empty).complete
     tokenise_groups(source, empty.folder, ALL)
     assert_same(adopted(empty), single)
+
+
+def test_the_builder_in_order_waits_for_a_group_that_another_process_has(source, single, empty, tokenizer, tmp_path):
+    lock = FileLock(empty.folder / "group-0000000.lock", thread_local=False)
+    lock.acquire()
+    threading.Timer(1.5, lock.release).start()
+    assert_same(prepare(source, tokenizer, tmp_path / "many"), single)
+    assert not lock.is_locked
 
 
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 90))
