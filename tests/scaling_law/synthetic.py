@@ -6,9 +6,8 @@ from itertools import product
 
 import numpy as np
 
-from scaling_law import Architecture, JointLaw, Runs
+from scaling_law import Architecture, JointLaw, Runs, published_design
 from scaling_law.size.architecture import active_parameters
-from scaling_law.size.recipe import published_design
 
 TINY_LAW = {
     "a": 25.0,

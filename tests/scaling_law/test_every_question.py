@@ -32,8 +32,7 @@ from scaling_law.commands.cli import PLACES, app
 from scaling_law.explorer.programs import tools
 from scaling_law.figures import drawing
 from scaling_law.formulas.answers import OwnQuestion
-from scaling_law.planning import flop_savings
-from scaling_law.planning.design import advantage, candidate_grid, log_optimal_parameters, predicted_loss
+from scaling_law.planning import advantage, candidate_grid, flop_savings, log_optimal_parameters, predicted_loss
 from tests.scaling_law.configs import SWITCH
 from tests.scaling_law.synthetic import tiny_runs
 

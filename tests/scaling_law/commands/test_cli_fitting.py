@@ -8,10 +8,10 @@ import pandas
 import pytest
 
 from hub.base.commands import NOT_TRUSTED
-from scaling_law import JointLaw, fit, load_runs
-from scaling_law.fitting.profiles import ProfileInterval, profile_interval
-from scaling_law.fitting.splits import compare, split
-from scaling_law.planning.design import predicted_loss
+from scaling_law import JointLaw, fit, load_runs, profile_interval, split
+from scaling_law.fitting.profiles import ProfileInterval
+from scaling_law.fitting.splits import compare
+from scaling_law.planning import predicted_loss
 from tests.scaling_law.synthetic import TINY_LAW, tiny_runs
 
 

@@ -8,7 +8,7 @@ from scaling_law import Throughput
 from scaling_law.commands.cli import PLACES
 from scaling_law.law import LAWS
 from scaling_law.law.shelf import SHELF
-from scaling_law.machine.gpus import GPUS
+from scaling_law.machine import GPUS
 from tests.scaling_law.synthetic import tiny_runs
 
 COMMANDS = [name for panel in PLACES.values() for name in panel]

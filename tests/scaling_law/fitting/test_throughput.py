@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from scaling_law import Architecture
-from scaling_law.fitting.throughput import FITTED, fit_throughput, left_out_ratios, of_records
-from scaling_law.machine.throughput import Measurement, ModelWork, Throughput
+from scaling_law import Architecture, Throughput, fit_throughput
+from scaling_law.fitting.throughput import FITTED, left_out_ratios, of_records
+from scaling_law.machine import ModelWork
+from scaling_law.machine.throughput import Measurement
 from tests.hub.samples import make_record, record_fields
 
 RATES = {"steps": 2e-3, "blocks": 1e-3, "flops": 1e-12, "activations": 2e-9, "routing": 3e-9, "weights": 2e-10}

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scaling_law import ChinchillaLaw, JointLaw, Law, RoutedLaw, Runs, fit, published
+from scaling_law import ChinchillaLaw, JointLaw, Law, RoutedLaw, Runs, fit, published, register
+from scaling_law.formulas import Form, Term, expert_transform
 from scaling_law.formulas.published import PRINTED, RECOVERED
-from scaling_law.formulas.terms import E_HAT, Form, Term, expert_transform
-from scaling_law.law import LAWS, LadderLaw, SaturationLaw, register
+from scaling_law.formulas.terms import E_HAT
+from scaling_law.law import LAWS, LadderLaw, SaturationLaw
 from scaling_law.law_files import law_to_dict
 
 # E → (m, μ, n, ν), as the LaTeX source of the table "reduced to the Chinchilla scaling law" holds them.

@@ -5,11 +5,11 @@ import json
 import numpy as np
 import pytest
 
-from hub.base.errors import RecordError
+from hub import RecordError
 from scaling_law import Architecture, Throughput
-from scaling_law.machine import published_runs
-from scaling_law.machine.gpus import GPUS, find_gpu
-from scaling_law.machine.throughput import TERMS, Measurement, ModelWork
+from scaling_law.machine import GPUS, ModelWork, published_runs
+from scaling_law.machine.gpus import find_gpu
+from scaling_law.machine.throughput import TERMS, Measurement
 from scaling_law.size.widths import Widths
 from studies.hours.fit import efficiency_of
 from studies.hours.runs import read

@@ -8,11 +8,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from scaling_law import ExtrapolationError, JointLaw, Law, Runs, fit, published
+from scaling_law import Budget, Conditions, ExtrapolationError, JointLaw, Law, Limits, Runs, fit, published
 from scaling_law.formulas import Form, Term
-from scaling_law.formulas.conditions import Conditions
-from scaling_law.planning.budget import Budget
-from scaling_law.planning.limits import Limits
 from scaling_law.planning.optimum import optimal_widths
 from scaling_law.size.architecture import active_parameters, kv_cache_elements, total_parameters
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from scaling_law import ExtrapolationError, JointLaw, Runs, fit
-from scaling_law.planning.design import advantage, candidate_grid, log_optimal_parameters, next_runs, predicted_loss
+from scaling_law.planning import advantage, candidate_grid, log_optimal_parameters, predicted_loss
+from scaling_law.planning.design import next_runs
 
 NOISE = 0.002
 HELD = {"e_start": 2.083, "e_max": 290.45}

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from hub.base.tables import as_text
-from scaling_law import Architecture, ExtrapolationError
+from scaling_law import Architecture, ExtrapolationError, Limits
 from scaling_law import published as shelf
-from scaling_law.planning.limits import Limits
 from scaling_law.size.architecture import width_of_active
 
 EXPERTS = [1, 2, 4, 8, 16, 32]

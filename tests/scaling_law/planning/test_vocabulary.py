@@ -4,14 +4,11 @@ import numpy as np
 import pytest
 
 from hub.base.tables import as_text
-from scaling_law import JointLaw, fit, load_runs
+from scaling_law import Budget, Conditions, JointLaw, fit, load_runs, matched_memory
 from scaling_law.figures.curves import memory_curves
-from scaling_law.formulas.conditions import Conditions
 from scaling_law.law.base import law_from_dict
 from scaling_law.law_files import law_card, law_to_dict
-from scaling_law.planning.budget import Budget
-from scaling_law.planning.design import advantage, predicted_loss
-from scaling_law.planning.matched import matched_memory
+from scaling_law.planning import advantage, predicted_loss
 from tests.scaling_law.synthetic import sweep_rows
 
 RECORDED = [*sweep_rows(vocab_size=1024)]  # N_act 184k to 1.7M

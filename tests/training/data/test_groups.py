@@ -15,14 +15,13 @@ from typer.testing import CliRunner
 
 from tests.training.conftest import CRAWLS, write_crawls
 from tests.training.token_caches import prepare
-from training.configuration.arguments import ConfigurationError
+from training import ConfigurationError, TextSource
 from training.data import builder, filling
 from training.data import cache as cache_module
 from training.data import text as text_module
 from training.data.builder import TokenBuildError, build_by_many
 from training.data.cache import TokenCache, open_cache
 from training.data.filling import Share, adopt, lock_of, tokenise_groups
-from training.data.text import TextSource
 from training.prepare import app
 from training.run.inputs import text_sources
 

@@ -13,12 +13,11 @@ import torch
 from tests.conftest import make_documents, wait_for, write_dataset
 from tests.training.ranks import SERVER
 from tests.training.token_caches import contents, prepare
-from training.configuration.arguments import ConfigurationError
+from training import ConfigurationError, TextSource
 from training.data import builder as token_builder
 from training.data.batches import SequenceOrder, TrainingData
 from training.data.builder import GrowingCache, TokenBuildError
 from training.data.cache import TokenCache, open_cache
-from training.data.text import TextSource
 from training.run.inputs import HeldOutText, training_data
 
 CPU = torch.device("cpu")

@@ -17,10 +17,10 @@ from hub.base.units import parse_count
 from scaling_law import JointLaw
 from scaling_law.commands.cli import app
 from tests.hub.samples import make_record
+from training import Sweep
 from training.demo import __main__ as main_module
 from training.demo.__main__ import FAST, FULL, VOCABULARY, Demo, DemoError, scaling_law
 from training.demo.results import Gaps, crossings_table, losses_table
-from training.sweep.file import Sweep
 from training.sweep.run import Outcome
 
 # With the published expert terms: experts pay from 0.7M to 1M tokens on at these sizes.

@@ -13,12 +13,11 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import modeling_switch_moe  # noqa: F401 (registers the Auto classes)
-from hub.record.run_record import RunRecord
+from hub import RunRecord
 from tests.model_classes import BIAS, CLASSES, NOISY, SHARED, TOP_K
-from training.configuration.arguments import ConfigurationError
+from training import ConfigurationError, Run
 from training.run.evaluation import evaluate
 from training.run.inputs import HeldOutText, check_inputs
-from training.run.main import Run
 
 
 def finish(arguments) -> dict[str, RunRecord]:
