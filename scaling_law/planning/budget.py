@@ -158,7 +158,10 @@ class Cluster:
     def warnings(self, model: Model) -> tuple[str, ...]:
         """What step times and batches are worth for these models."""
         batches = [stage.sequences for stage in self.ramp.stages]
-        usual, notes = [stage.sequences for stage in PAPER.batch_ramp], self.throughput.warnings(model, self.gpus)
+        usual, notes = (
+            [stage.sequences for stage in PAPER.batch_ramp],
+            self.throughput.warnings(model, self.gpus, max(batches) * self.ramp.sequence_length / self.gpus),
+        )
         if batches != usual and [-(-n // self.gpus) * self.gpus for n in usual] == batches:
             said = ", ".join(map(str, batches))
             notes += (f"batches of {said} sequences, which {self.gpus} GPUs can share, instead of the paper's",)
@@ -203,7 +206,8 @@ class Cluster:
         """Plain JSON values."""
         t = self.throughput
         times = {"precision": t.precision, "source": t.source, "is_assumed": t.is_assumed, "error": t.error}
-        return {"gpus": self.gpus, "gpu": t.device, "price": self.price, "throughput": times}
+        batches = [stage.sequences for stage in self.ramp.stages]
+        return {"gpus": self.gpus, "gpu": t.device, "price": self.price, "batches": batches, "throughput": times}
 
 
 @dataclass(frozen=True)
