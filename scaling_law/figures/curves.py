@@ -278,7 +278,7 @@ def best_experts(
     """
     budgets, bytes_ = (np.atleast_1d(positive(name, v)) for name, v in (("flops", flops), ("memory", memory)))
     e = np.atleast_1d(asked_experts(law, experts))
-    grid = Budget(budgets[:, None])
+    grid = Budget.each(budgets[:, None])
     optima, near = [], []
     for limit in bytes_.tolist():
         within = Limits.of(law, memory=limit, **costs)

@@ -47,6 +47,10 @@ class TrainingMemory:
     def total(self) -> Any:
         return self.weights + self.gradients + self.optimizer + self.activations + self.workspace
 
+    def to_dict(self) -> dict[str, Any]:
+        """The parts and their total."""
+        return {**vars(self), "total": self.total}
+
 
 def training_memory(
     architecture: Architecture | Widths,

@@ -123,7 +123,7 @@ def _models_by_budget(law: JointLaw, flops: Any, size: float, extra: ModelFields
     dense = Limits.of(law, **extra)
     width = width_of_total(size, 1, law.vocab_size)
     memory = float(dense.weight_bytes(width, 1) + dense.kv_bytes(width))
-    return optimal_widths(law, Budget(flops[:, None]), EXPERTS, replace(dense, memory=memory))
+    return optimal_widths(law, Budget.each(flops[:, None]), EXPERTS, replace(dense, memory=memory))
 
 
 def _draw_differences(ax: Axes, law: JointLaw, flops: Any, optimum: WidthOptimum) -> None:

@@ -214,16 +214,21 @@ class Cluster:
 class Budget:
     """FLOPs of training and inference, or wall-clock hours of training on a cluster; `Budget.of` reads what is typed.
 
-    Searches take an array of FLOPs, too. ValueError unless it is one of the two.
+    ValueError unless it is one of the two.
     """
 
-    flops: Any = None
+    flops: float | None = None
     hours: float | None = None
     cluster: Cluster | None = None
 
     def __post_init__(self) -> None:
         if (self.flops is None) == (self.hours is None) or (self.hours is None) != (self.cluster is None):
             raise InputError(f"flops={self.flops!r}, hours={self.hours!r}: give flops, or hours with a cluster")
+
+    @classmethod
+    def each(cls, flops: FloatArray) -> Budget:
+        """Budgets of an array of FLOPs, which searches go over at once."""
+        return cls(cast(float, flops))
 
     @classmethod
     def of(
@@ -272,7 +277,7 @@ class Budget:
         if self.cluster is not None:
             return WIDTHS
         least = max(float(training_flops(1.0, 1.0)), float(inference_flops(1.0, limits.inference_tokens)))
-        return WIDTHS[0], width_of_active(self.flops / least, limits.vocab_size)
+        return WIDTHS[0], width_of_active(np.divide(cast(float, self.flops), least), limits.vocab_size)
 
     def refuse_too_short(self, experts: float, limits: Limits) -> None:
         """Raise ValueError where the hours end before the first step of the smallest model, or are to serve, too."""

@@ -125,7 +125,7 @@ def reach(
         raise InputError("memory is what this question solves for: leave it out")
     width = _least_width(law, target, e, limits, budget)
     models = budget.variables(width, e, limits)
-    spent = training_flops(models["n_active"], models["tokens"]) if budget.flops is None else budget.flops
+    spent = np.asarray(budget.flops or training_flops(models["n_active"], models["tokens"]))
     return _reached(law, target, e, spent, width, limits, force, budget.cluster, "memory_bytes")
 
 
@@ -241,7 +241,7 @@ def _reached(
 ) -> Reached:
     """The models of these widths (NaN: none) and budgets, checked against the law's range."""
     reachable = np.isfinite(width)
-    at = Budget(np.where(reachable, flops, np.nan)).models(law, width, experts, limits)
+    at = Budget.each(np.where(reachable, flops, np.nan)).models(law, width, experts, limits)
     n_active, tokens = at["n_active"], at["tokens"]
     axes = tuple(range(width.ndim - experts.ndim, width.ndim))
     check = law.check(**at | {"experts": np.where(reachable, at["experts"], np.nan)})  # E for which there is a model

@@ -12,7 +12,8 @@ from scaling_law.size.arrays import FloatArray
 POINTS = 257  # of the grid between the ends
 MINIMA = 3  # of a row that are followed
 HALVINGS = 50  # of a grid's step
-ZOOMS = 4  # into each of them, by 10 unless it lies at the edge of the last one
+CLOSE = 1e-4  # of a grid's step, to which each of them is bracketed: by zooms of 10, or moves of a bracket's edge
+ZOOMS = 40
 
 
 def least(
@@ -50,7 +51,8 @@ def minima(
 
     x = np.linspace(low, high, points)
     x = _lowest(x, finite(x))
-    reach = np.broadcast_to((np.asarray(high) - low) / (points - 1), x.shape)
+    step = (np.asarray(high) - low) / (points - 1)
+    reach = np.broadcast_to(step, x.shape)
     for _ in range(ZOOMS):
         grid = np.linspace(np.maximum(x - reach, low), np.minimum(x + reach, high), 5)  # [5, k, ...]
         values = finite(grid.reshape(-1, *x.shape[1:])).reshape(grid.shape)
@@ -59,6 +61,8 @@ def minima(
         inside = ((i[0] > 0) & (i[0] < 4)) | (best <= low) | (best >= high)
         reach = np.where(inside, 0.1 * reach, reach)
         x = np.clip(_vertex(grid, values, i), low, high)
+        if np.all((reach <= CLOSE * step) | np.isinf(y)):
+            break
     return x, y
 
 

@@ -70,14 +70,15 @@ def compute_optimal(
 ) -> ComputeOptimum:
     """Answer `Law.compute_optimal`."""
     spent, e, limits = positive("flops", flops), asked_experts(law, experts), Limits.of(law)
-    budget = Budget(spent.reshape(spent.shape + (1,) * e.ndim))
+    spent = spent.reshape(spent.shape + (1,) * e.ndim)
+    budget = Budget.each(spent)
     optimum = optimal_widths(law, budget, e, limits)
     if not optimum.exists.all():
         raise InputError(no_optimum(law, e, optimum.exists))
     at = budget.models(law, optimum.free, e, limits)
     (check := law.check(**at)).refuse(force)
     n_active, tokens = (at[name][()] for name in ("n_active", "tokens"))  # numbers where one budget and E were asked
-    return ComputeOptimum(budget.flops, e, n_active, tokens, law.loss(**at), check=check)
+    return ComputeOptimum(spent, e, n_active, tokens, law.loss(**at), check=check)
 
 
 def chinchilla_optimum(m: Any, mu: Any, n: Any, nu: Any, budget: Any) -> tuple[Any, Any]:
@@ -128,7 +129,7 @@ def optimal_widths(
     if budget.cluster is not None:
         budget.refuse_too_short(float(e.min()), limits)
     columns = tuple(law.coefficients.values()) if coefficients is None else coefficients
-    e = np.broadcast_to(e, np.broadcast_shapes(e.shape, np.shape(budget.flops), np.shape(columns[0])))
+    e = np.broadcast_to(e, np.broadcast_shapes(e.shape, np.shape(np.asarray(budget.flops)), np.shape(columns[0])))
 
     models = spending(law, columns, e, budget, limits)
     limit, served_or_repeated = limits.width_limit(e), limits.inference_tokens or limits.unique_tokens
@@ -216,7 +217,7 @@ def optimum_draws(
 ) -> WidthOptimum:
     """Answer `JointLaw.optimum_draws`."""
     draws, e, within = _draws(law), np.atleast_1d(asked_experts(law, experts)), Limits.of(law, **limits)
-    budget, names = Budget(positive("flops", flops)), ("d_model", "n_active", "tokens", "loss")
+    budget, names = Budget.each(positive("flops", flops)), ("d_model", "n_active", "tokens", "loss")
 
     def optimum(coefficients: Any) -> WidthOptimum:
         every = optimal_widths(law, budget, e, within, coefficients=coefficients)
@@ -232,7 +233,7 @@ def drawn_optimum(
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """The compute-optimal N_act, D and loss of every draw, [n_draws, E], NaN for none; or one E at several budgets."""
     draws, e, limits = _draws(law), np.atleast_1d(np.asarray(experts, float)), Limits.of(law)
-    budget = Budget(positive("flops", flops))
+    budget = Budget.each(positive("flops", flops))
     at = budget.models(law, optimal_widths(law, budget, e, limits, coefficients=draws).free, e, limits)
     return at["n_active"], at["tokens"], np.asarray(law.evaluate(draws, at))
 

@@ -243,7 +243,7 @@ class _Target:
     def frontier(self, experts: float, limits: Limits) -> dict[str, Any]:
         """L∞, α and the loss at a's FLOPs, along the best models with E experts."""
         line = self.asymptote(limits.variables(64.0, experts, 1.0))
-        budgets = Budget(self.flops * np.array([1.0, 2.0]))
+        budgets = Budget.each(self.flops * np.array([1.0, 2.0]))
         widths = optimal_widths(self.law, budgets, experts, limits).free
         loss, further = self.law.loss(**budgets.models(self.law, widths, experts, limits))
         above = (loss - line["asymptote"]) / (further - line["asymptote"])
@@ -310,7 +310,7 @@ def _spent(law: Formula, a: Model, flops: Any, tokens: Any, limits: Limits) -> t
         raise InputError(f"tokens={tokens!r} goes with an Architecture as a: E = {a:g} alone has no size; give flops")
     else:
         e, budget = _experts("a", a), positive("flops", flops)
-        width = float(optimal_widths(law, Budget(budget), e, limits).free)  # as free as b: below d_model 64, too
+        width = float(optimal_widths(law, Budget.each(budget), e, limits).free)  # as free as b: below d_model 64, too
         variables = limits.variables(width, e, budget)
     return of_law(law, variables | {"tokens": positive("tokens", variables["tokens"])}), width
 

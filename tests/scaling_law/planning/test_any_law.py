@@ -116,6 +116,8 @@ RIDGE = st.builds(Ridge.around, st.floats(16, 25), st.floats(0.01, 1), st.floats
 @settings(max_examples=150)
 @example(Ridge.around(23.71875, 0.1328125, 0.11328125), 20.625, {"memory": 9.552734375}, {}, False)  # below a limit
 @example(DENSE, 18.0, {"inference_tokens": 11.0}, {"vocab_size": 1000}, False)  # just before no token is left
+@example(DENSE, 19.25, {"max_parameters": 7.0, "inference_tokens": 12.0}, {}, False)  # both at once
+@example(DENSE, 19.28515625, {"max_parameters": 7.0, "inference_tokens": 12.16796875}, {}, False)  # a wall beside it
 @given(
     st.one_of(RIDGE, st.sampled_from([JOINT, SPARSITY, DENSE])),
     st.floats(18, 24),
