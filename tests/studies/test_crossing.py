@@ -2,14 +2,15 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from hub import RecordError, RunRecord
 from scaling_law import Architecture, JointLaw, Runs
-from studies.__main__ import main
-from studies.common import markdown_of
+from studies.__main__ import PAGES, main
+from studies.common import fill, write_page
 from studies.crossing import figures, laws, prediction, study
 from studies.crossing.cells import Cells, gaps_of
 from studies.crossing.laws import FITTED, PUBLISHED, Results
@@ -282,21 +283,22 @@ def stubbed(results, monkeypatch, tmp_path):
     return results
 
 
-def test_each_verdict_of_the_short_account_can_come_out_the_other_way(stubbed):
+def test_each_verdict_of_the_page_holds_and_can_come_out_the_other_way(results, monkeypatch):
+    page = study.read()
+    assert [claim for claim, holds in study.CLAIMS.items() if not holds(page)] == []
+    assert study.agreeing(results) == []
     noisy = Results(read_sweep([*swept((32, 64), (1, 2, 8), scatter=3.0)]))
-    assert any("**The trend in E** may be the law's." in line for line in study._crossings_in_short(noisy))
-    (text,) = study.short(stubbed)
-    assert "Not contradicting the law: none." in text
-    assert "**Sizes of gaps and losses are not the law's.**" in text
-    (page,) = study.short(study.read())
-    assert "**The trend in E** is not the law's." in page
-    assert "Not contradicting the law: E = 2." in page
+    noisy.__dict__["gap_errors"] = (0.4, 0.06, 105)
+    noisy.__dict__["fitted"] = SimpleNamespace(status=SimpleNamespace(converged=False))
+    beyond = {"interval": (2e6, 1e6, 3e6), "others": {PUBLISHED: 4e6}}
+    monkeypatch.setattr(study, "_predicted", lambda _: [(beyond, None, None)])
+    assert [claim for claim, holds in study.CLAIMS.items() if holds(noisy)] == []
 
 
 def test_the_goals_are_judged_by_the_cells(stubbed):
-    assert [goal[3] for goal in study._goals(stubbed)] == ["met"] * 4 + ["missed"]  # signs that are kept
+    assert [goal[3] for goal in study.goals(stubbed)] == ["", *["met"] * 4, "missed"]  # signs that are kept
     worse = Results(read_sweep([*swept((32, 64, 128), (1, 2, 8), scatter=4.0)]), draws=5)
-    assert next(study._goals(worse))[3] == "missed"
+    assert [*study.goals(worse)][1][3] == "missed"
 
 
 def test_predictions_are_made_once_and_judged_by_later_runs(results, tmp_path):
@@ -325,7 +327,7 @@ def test_one_command_takes_runs_and_writes_all_of_it(tmp_path, monkeypatch, caps
         target.write_bytes(getattr(study, name).read_bytes())
         monkeypatch.setattr(study, name, target)
     page = tmp_path / "crossing.md"
-    page.write_text("".join(f"<!-- {name} -->\n<!-- /{name} -->\n" for name in study.BLOCKS))
+    page.write_bytes((PAGES / page.name).read_bytes())
     monkeypatch.setattr("studies.__main__.PAGES", tmp_path)
     monkeypatch.setattr("sys.argv", ["studies", "crossing", "--runs", str(study.RECORDS)])
     main()
@@ -336,13 +338,21 @@ def test_one_command_takes_runs_and_writes_all_of_it(tmp_path, monkeypatch, caps
     with pytest.raises(ValueError, match="d_model=80, experts=12: fitted or measured already"):
         main()
     page.write_text("nothing\n")
-    with pytest.raises(ValueError, match="no block `<!-- short -->`"):
+    with pytest.raises(ValueError, match="no block `<!-- counted -->`"):
         study.write(page)
 
 
-def test_what_predictions_could_decide_is_computed():
-    text = markdown_of(study.predictions(study.read()))
-    assert "at E = 12 the interval spans a factor of 15 and contains the published law's 15M" in text
+def test_a_page_has_the_values_of_its_study_and_says_what_they_say(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("At <!-- =crossing -->1M<!-- = --> bytes.\n")
+    for values in ({}, {"crossing": "2M", "late": "6.6"}):
+        with pytest.raises(ValueError, match=r"lacks the value `<!-- =(crossing|late) -->`"):
+            fill(page, {}, values, dict)
+    with pytest.raises(ValueError, match="its numbers refute what it says: experts pay"):
+        write_page(
+            page, {"crossing": "2M"}, {}, {}, {}, dict, {"experts pay": lambda _: False, "late": lambda _: True}
+        )
+    assert page.read_text() == "At <!-- =crossing -->2M<!-- = --> bytes.\n"
 
 
 def test_the_figures_show_every_size_and_dash_what_is_outside(results):
