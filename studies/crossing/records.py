@@ -93,9 +93,7 @@ def read_sweep(records: str | Path | Sequence[RunRecord]) -> Sweep:
     sound = [record for record, reason in zip(every, reasons, strict=True) if not reason]
     if not sound:
         raise RecordError(f"no run of this sweep counts: {dict(Counter(reasons))}")
-    texts = {(r.dataset.fingerprint, r.tokenizer.fingerprint, r.eval_tokens) for r in sound}
-    if len(texts) > 1:
-        raise RecordError(f"losses on {len(texts)} different texts cannot be compared: {sorted(map(str, texts))}")
+    check_texts(sound)
     distinct = _once(sound)
     runs = _table(distinct)
     rates = _rates(runs)
@@ -107,6 +105,13 @@ def read_sweep(records: str | Path | Sequence[RunRecord]) -> Sweep:
     left_out["trained twice"] = len(sound) - len(distinct)
     counted = {reason: count for reason, count in left_out.items() if count}
     return Sweep(runs.subset(tuned), rates, counted)
+
+
+def check_texts(records: Iterable[RunRecord]) -> None:
+    """RecordError if losses are of different texts or tokenizers."""
+    texts = {(r.dataset.fingerprint, r.tokenizer.fingerprint, r.eval_tokens) for r in records}
+    if len(texts) > 1:
+        raise RecordError(f"losses on {len(texts)} different texts cannot be compared: {sorted(map(str, texts))}")
 
 
 def _reason(record: RunRecord) -> str:
