@@ -48,6 +48,7 @@ ROUTERS = ("S-Base", "RL-R", "Hash")
 STEP, MARIN = "Step Law: all MoE models", "Marin, isoFLOP: budgets from 1e20"
 LONG = "Chinchilla: runs above 30B tokens"
 BESIROGLU = "besiroglu, N without embeddings"
+WINS = {"count": (JOINT, WITH), "mean": (JOINT, MEAN), "fresh": (JOINT, REFIT)}
 CHOOSING = {WITH: "the law, N with embeddings", "besiroglu": "besiroglu", BESIROGLU: "besiroglu, N without"}
 
 
@@ -137,45 +138,30 @@ def _span(values: Sequence[float]) -> str:
 
 
 def values(e: Evidence) -> dict[str, str]:
-    fits, slope, regrets = e.refits, e.slopes[-1], [choice.regret for choice in e.choices(JOINT)]
     tuned = e.sources["step_law"].tables.values()
     spacing, at_edge = (np.concatenate([runs[name] for runs in tuned]) for name in ("regret", "at_edge"))
-    scales = [e.ask(question, FREED).rmse for question in e.questions if question.startswith("Clark")]
-    texts = {
+    two = "{:+.3f} and {:+.3f}".format
+    return {
         "pairs": f"{sum(len(g.measured) for g in e.clark)}",
         "gain-error": _span([g.errors_with.rmse for g in e.clark]),
         "gain-error-without": _span([g.errors.rmse for g in e.clark]),
         "gain": _span([rms(g.measured) for g in e.clark]),
+        "gain-by-size": two(*gain_by_size(e)),
+        "gain-by-size-predicted": two(*gain_by_size(e, "predicted")),
+        "doublings": two(doubling(e, 16), doubling(e, 256)),
         "step": _with_interval(e.ask(STEP, JOINT)),
+        "step-dense": f"{e.ask(STEP, NO_E).rmse:.3f}",
         "marin": _with_interval(e.ask(MARIN, JOINT)),
-        "count-wins": _wins(e, JOINT, WITH),
-        "mean-wins": _wins(e, JOINT, MEAN),
-        "fresh-wins": _wins(e, JOINT, REFIT),
-        "scales": _span(scales),
-        "experiments": f"{len(e.dense_isoflop['fresh'])}",
+        "marin-fresh": f"{e.ask(MARIN, REFIT).rmse:.3f}",
+        "long-bias": f"{abs(e.ask(LONG, JOINT).bias):.3f}",
+        "scales": _span([e.ask(question, FREED).rmse for question in e.questions if question.startswith("Clark")]),
+        **{f"wins-{name}": _wins(e, *laws) for name, laws in WINS.items()},
         **{f"isoflop-{law}": f"{median:.2f}" for law, median in e.isoflop_medians.items()},
+        **{f"rmse-{name}": f"{rmse:.4f}" for name, rmse in e.refits.rmse.items()},
         "points": f"{len(spacing)}",
-        "spacing": f"{np.nanmax(spacing):.4f}",
         "at-edge": f"{int(at_edge.sum())}",
-        **{f"rmse-{name}": f"{rmse:.4f}" for name, rmse in fits.rmse.items()},
-        "exponent-n": f"{slope.size[0]:.2f} against {slope.published[0]:.2f}",
-        "exponent-d": f"{slope.tokens[0]:.2f} against {slope.published[1]:.2f}",
+        "spacing": f"{np.nanmax(spacing):.4f}",
     }
-    nats = {
-        "step-dense": e.ask(STEP, NO_E).rmse,
-        "step-joint": e.ask(STEP, JOINT).rmse,
-        "marin-fresh": e.ask(MARIN, REFIT).rmse,
-        "long-bias": abs(e.ask(LONG, JOINT).bias),
-        "regret": float(np.mean(regrets)),
-        "regret-most": max(regrets),
-    }
-    of_sizes = ("measured", gain_by_size(e)), ("predicted", gain_by_size(e, "predicted"))
-    gains = {
-        f"{name}-{end}": gain for name, ends in of_sizes for end, gain in zip(("small", "large"), ends, strict=True)
-    }
-    gains |= {"doubling-first": doubling(e, 16), "doubling-last": doubling(e, 256)}
-    signed = {name: f"{gain:+.3f}" for name, gain in gains.items()}
-    return texts | {name: f"{value:.3f}" for name, value in nats.items()} | signed
 
 
 def _wins(evidence: Evidence, law: str, than: str) -> str:
