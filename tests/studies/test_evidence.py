@@ -73,7 +73,7 @@ MOE = raised(1.0, lambda r: r.experts > 1)
 @pytest.mark.parametrize(
     ("claim", "source", "change"),
     [
-        ("MoE gains carry over", "clark", MOE),
+        ("MoE gains carry over: by each router and count of N the error is less than half of the gain", "clark", MOE),
         ("losses of MoE models carry over", "step_law", raised(0.1, lambda r: r.experts > 1)),
         ("long runs are forecast too high", "epoch", raised(1.0, lambda r: r.tokens > 30e9)),
         ("an MoE beats its dense twin in all pairs", "clark", raised(1.0, lambda r: r.experts == 2)),
@@ -86,8 +86,8 @@ MOE = raised(1.0, lambda r: r.experts > 1)
         ("each doubling gains less", "clark", raised(-0.1, lambda r: r.experts == 512)),
         ("one law forecasts both", "step_law", raised(0.1, lambda r: r.experts > 1)),
         ("but not refitted to few shapes", "step_law", of_the_law),
-        ("sizes are too large", "marin", largest_best),
-        ("at little cost", "marin", spoiled),
+        ("sizes are too large at most budgets", "marin", largest_best),
+        ("at little cost: less than forecasts are off", "marin", spoiled),
         ("exponents do not hold on Chinchilla's corpus", "epoch", of_the_law),
     ],
 )

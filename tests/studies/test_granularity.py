@@ -65,15 +65,12 @@ def test_contenders_have_the_same_parameters_and_the_classes_that_plans_name():
         assert c.against in {"", *ALL} - {c.name}
 
 
-def are_the_committed(predictions):
+def test_what_was_predicted_is_what_the_laws_say(tmp_path):
     """But for the last digit, in which processors differ."""
-    for one, other in zip(load(study.PREDICTION), predictions, strict=True):
+    again = load(write(tmp_path / "prediction.json"))
+    for one, other in zip(load(study.PREDICTION), again, strict=True):
         fields = asdict(other).items()
         assert asdict(one) == {n: pytest.approx(v, rel=1e-9) if isinstance(v, float) else v for n, v in fields}
-
-
-def test_what_was_predicted_is_what_the_laws_say():
-    are_the_committed(predict())
 
 
 @pytest.mark.parametrize(
@@ -101,12 +98,6 @@ def test_a_law_is_asked_about_the_architectures_themselves():
     assert said.ratio == pytest.approx(fine / whole)
     (joint,) = (s for s in predict() if (s.law, s.contender, s.tokens) == ("ludziejewski", "dense", d))
     assert joint.low < joint.ratio < joint.high
-
-
-def test_predictions_are_made_once(tmp_path):
-    are_the_committed(load(write(tmp_path / "prediction.json")))
-    with pytest.raises(FileExistsError, match="predictions are made once"):
-        write(tmp_path / "prediction.json")
 
 
 # ------------------------------------------------------------------ measures
@@ -160,8 +151,6 @@ def test_the_sentences_of_the_page_hold():
         assert first < last < 0
     said = {law: results.said(law, DENSE, 4e6).ratio for law in results.laws}
     assert {law for law, ratio in said.items() if ratio and ratio < 1} == {"ludziejewski"}
-    (row,) = (row for row in study.verdicts(results) if row[0] == "krajewski_e16")
-    assert row[3] == "6 of 6"
 
 
 def test_verdicts_on_laws_are_comparisons():
@@ -169,6 +158,7 @@ def test_verdicts_on_laws_are_comparisons():
     results = study.read()
     verdicts = {row[0]: row for row in study.verdicts(results) if isinstance(row, tuple)}
     assert verdicts["krajewski"][2:4] == ("4 of 4", "5 of 6")
+    assert verdicts["krajewski_e16"][3] == "6 of 6"  # as the page says
     turned = [replace(said, ratio=said.ratio and 2 - said.ratio) for said in results.predictions]
     other = {row[0]: row for row in study.verdicts(study.Results(tuple(turned), results.measures))}
     assert other["krajewski"][2:4] == ("0 of 4", "0 of 6")
