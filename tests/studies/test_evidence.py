@@ -1,6 +1,5 @@
 """docs/studies/evidence.md: its numbers are those of studies/evidence/*.json, and points are derived as it says."""
 
-import csv
 import json
 from dataclasses import replace
 
@@ -15,6 +14,8 @@ from studies.evidence.measures import choices, gains, matched_losses
 from studies.evidence.points import cell_means, derive, read_source, read_sources
 from studies.evidence.study import STEP, Evidence
 from tests.guides import ROOT
+from tests.scaling_law.runs.test_readers import DENSE, step_law_moe, write
+from tests.scaling_law.runs.test_readers import MOE as MOE_COLUMNS
 
 POINTS = ROOT / "studies" / "evidence"
 LAW = JointLaw.published()
@@ -182,19 +183,11 @@ def test_points_survive_the_file_and_the_tables_do_not(tmp_path):
     data, points = tmp_path / "data", tmp_path / "points"
     (data / "deep").mkdir(parents=True)
     points.mkdir()
-    dense = {"h": 960, "ffnh": 9368, "numh": 15, "numl": 7, "D": 4e9, "N": 214663680}
-    grid = [
-        dense
-        | {"lr": lr, "bs": bs, "ti": round(4e9 / bs / 2048), "smooth loss": 2.6 + (np.log(lr / 3e-3)) ** 2 + bs / 1e6}
-        for lr in (1e-3, 3e-3, 9e-3)
-        for bs in (64, 128)
-    ]
-    moe = {"seq_len": 2048, "topk": 1, "nume": 8, "moeh": 352, "sed": 352, "Na": 187973632, "N": 2150612992}
-    for name, rows in (("dense", grid), ("moe", [row | moe for row in grid])):
-        with (data / "deep" / f"{name}_lr_bs_loss.csv").open("w", newline="") as file:
-            writer = csv.DictWriter(file, [*rows[0], "exp_name", "loss"])
-            writer.writeheader()
-            writer.writerows(row | {"exp_name": f"{name}{i}", "loss": 2.7} for i, row in enumerate(rows))
+    grid = [(lr, bs, 2.6 + np.log(lr / 3e-3) ** 2 + bs / 1e6) for lr in (1e-3, 3e-3, 9e-3) for bs in (64, 128)]
+    shape, size = (960, 9368, 15, 7), (4e9, 214_663_680, 18.6)
+    dense = [(*shape, lr, bs, round(4e9 / bs / 2048), 2.7, loss, f"{lr}-{bs}", *size) for lr, bs, loss in grid]
+    write(data / "deep" / "dense_lr_bs_loss.csv", DENSE, *dense)
+    write(data / "deep" / "moe_lr_bs_loss.csv", MOE_COLUMNS, *(step_law_moe(1, 8, 352, 352, *one) for one in grid))
     assert derive(data, points) == [points / "step_law.json"]
     found = read_source(points / "step_law.json")
     assert (len(found["dense"]), len(found["moe"])) == (1, 1)
@@ -208,10 +201,8 @@ def test_points_survive_the_file_and_the_tables_do_not(tmp_path):
 def test_dense_experiments_are_forecast_at_their_largest_budgets(tmp_path):
     """The largest quarter of eight, of losses that are the law's and a constant."""
     rows = [(n, c / 6 / n, c) for c in np.geomspace(1e18, 1e21, 8) for n in np.geomspace(1e8, 2e9, 5)]
-    with (tmp_path / "isoflops.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["experiment", "params", "tokens", "budget", "loss", "outlier"])
-        writer.writerows(["a", n, d, c, float(LAW.loss(n, d, 1)) + 0.3, False] for n, d, c in rows)
+    losses = [("a", *row, float(LAW.loss(*row[:2], 1)) + 0.3, False) for row in rows]
+    write(tmp_path / "isoflops.csv", "experiment,params,tokens,budget,loss,outlier", *losses)
     (path,) = derive(tmp_path, tmp_path)
     errors = json.loads(path.read_text())
     assert (errors["experiment"], errors["train"], errors["test"]) == (["a"], [30], [10])
