@@ -107,7 +107,7 @@ def compare(report: Report, name: str, runs: Runs, starts: str, peer_starts: int
     ours = fit(runs, starts=starts, progress=True)
     seconds = time.perf_counter() - began
 
-    problem = make_problem(runs, "joint", 0.01, None, 0.0, {}, {}, starts)
+    problem = make_problem(runs, "joint", starts=starts)
     theta = start_points(problem, starts)
     chosen = np.linspace(0, len(theta) - 1, peer_starts + 2).astype(int)[1:-1]
     results = np.array([peer(problem, theta[i]) for i in chosen])
@@ -123,6 +123,14 @@ def compare(report: Report, name: str, runs: Runs, starts: str, peer_starts: int
     report.add(f"{name}: objective reached", ours.objective, "", peer=best, note=agreed)
 
 
+def under_a_prior(report: Report, runs: Runs) -> None:
+    """The time of a fit with the published law as its prior, beside one without."""
+    law = JointLaw.published()
+    seconds = in_turns({"plain": lambda: fit(runs), "prior": lambda: fit(runs, prior=law)}, 3)
+    name = f"the default starts, with a prior, on {len(runs)} runs"
+    report.add(name, seconds["prior"], "s", peer=("the same without one", seconds["plain"]))
+
+
 def main() -> None:
     options = parse(
         __doc__,
@@ -132,6 +140,7 @@ def main() -> None:
     report = Report("fit_speed", options)
     runs = synthetic_runs()
     compare(report, "the default starts", runs, "scaled", options.peer_starts)
+    under_a_prior(report, runs)
     if not options.fast:
         compare(report, "the paper's grid", runs, "paper", options.peer_starts)
     report.finish()

@@ -1,12 +1,13 @@
 """Step times and memory predicted for shapes that were not in the fit, beside what they take.
 
     python -m benchmarks.throughput [--precision fp32] [--unseen 192x3 128x6]
-    python -m benchmarks.throughput --step-law FOLDER      # or BENCH_STEP_LAW=FOLDER; see benchmarks.calibration
+    python -m benchmarks.throughput --step-law FOLDER      # or BENCH_STEP_LAW=FOLDER
 
 The grid of `training.throughput` is measured and fitted, then other shapes with other numbers of experts are measured
 in the same process. A row's measured time has the predicted one as its peer, so that its ratio is predicted over
 measured: 1 is perfect. FLOPs alone, fitted to the same grid, are the peer of the error. The time of a step is the
-least of a few. Step Law's folder has iteration times of four MoE shapes on H800s, their number not stated: each shape
+least of a few. Step Law's folder holds moe_lr_bs_loss.csv of data/ of github.com/step-law/steplaw at 32a8f4cc5024 (no
+licence stated, so not shipped): iteration times of four MoE shapes on H800s, their number not stated: each shape
 is predicted from the other three. Batches of 512 sequences, where one shape was on fewer GPUs, are left out.
 """
 

@@ -5,8 +5,6 @@ from .figures.law_figures import memory_optimal as memory_optimal
 from .fitting.backtest import Backtest as Backtest
 from .fitting.backtest import HeldOut as HeldOut
 from .fitting.backtest import backtest as backtest
-from .fitting.calibration import Calibration as Calibration
-from .fitting.calibration import calibrate as calibrate
 from .fitting.fitting import FitResult as FitResult
 from .fitting.fitting import errors_of as errors_of
 from .fitting.fitting import fit as fit
@@ -18,6 +16,8 @@ from .fitting.rate_surface import LearningRateFit as LearningRateFit
 from .fitting.splits import split as split
 from .fitting.throughput import fit_throughput as fit_throughput
 from .fitting.uncertainty import Bootstrap as Bootstrap
+from .forecasting.forecast import Forecast as Forecast
+from .forecasting.forecast import forecast as forecast
 from .formulas import Conditions as Conditions
 from .formulas import ExtrapolationError as ExtrapolationError
 from .formulas.conditions import RangeCheck as RangeCheck

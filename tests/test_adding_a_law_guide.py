@@ -7,8 +7,8 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from scaling_law.fitting.profiles import profile_interval
-from scaling_law.law import LAWS, Law
+from scaling_law import Law, profile_interval
+from scaling_law.law import LAWS
 from scaling_law.law_files import loading_code
 from tests.guides import DOCS, blocks, run_python, text_of
 

@@ -9,13 +9,13 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from hub.record.run_record import RunRecord
+from hub import RunRecord
 from scaling_law.commands.cli import app
 from tests.guides import DOCS, blocks, command_lines, run_python, text_of
 from tests.model_classes import CLASSES, TOP_K
 from tests.training.run.test_run import finish, folders
+from training import from_dict, parse_command_line
 from training.configuration.model_classes import balance_loss_of, causal_class, model_types
-from training.configuration.reading import from_dict, parse_command_line
 from training.run.model import count_parameters
 
 PAGE = DOCS / "bring_your_own_architecture.md"

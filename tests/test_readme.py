@@ -15,8 +15,7 @@ from scaling_law import JointLaw
 from tests.guides import DOCS, ROOT, blocks, run_python, text_of
 from tests.hub.samples import record_fields
 from tests.scaling_law.synthetic import sweep_rows
-from training.configuration.reading import parse_command_line
-from training.run.main import Run
+from training import Run, parse_command_line
 
 PAGE = ROOT / "README.md"
 README = text_of(PAGE)

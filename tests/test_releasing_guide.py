@@ -10,8 +10,8 @@ from hub import load_index, open_store
 from scaling_law.commands.cli import app
 from tests.guides import DOCS, command_lines, run_python
 from tests.hub.conftest import command  # noqa: F401
-from training.configuration.reading import parse_command_line
-from training.run.main import Run, main
+from training import Run, parse_command_line
+from training.run.main import main
 
 PAGE = DOCS / "releasing.md"
 # Those for other tools run in an environment of their own: tests/hub/release/test_other_tools.py.

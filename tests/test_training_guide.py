@@ -13,13 +13,13 @@ import torch
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from typer.testing import CliRunner
 
-from hub.record.run_record import RunRecord
+from hub import RunRecord
 from tests.conftest import free_port
 from tests.guides import DOCS, ROOT, blocks, command_lines, run_python, text_of
+from training import load_tokenizer, parse_command_line
 from training import presets as presets_command
 from training.configuration.arguments import SECTIONS
-from training.configuration.reading import PAPER, listing, parse_command_line, recipes
-from training.data.tokenizer import load_tokenizer
+from training.configuration.reading import PAPER, listing, recipes
 from training.run.model import build_model, model_config
 from training.run.releaser import RELEASE_INCOMPLETE
 from training.sweep import __main__ as sweep_module

@@ -24,6 +24,7 @@ PLACES = {  # panel → command → where it stands; its module is imported when
     },
     "Fit runs": {
         "fit": "fitting:fit",
+        "forecast": "forecast:forecast",
         "report": "fitting:report",
     },
     "Publish and look": {

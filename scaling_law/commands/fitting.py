@@ -22,29 +22,24 @@ from scaling_law.commands.options import (
     show_written,
 )
 from scaling_law.commands.run_options import OfRuns, load
-from scaling_law.fitting import calibration, fitting, profiles, splits
+from scaling_law.fitting import fitting, profiles, splits
 from scaling_law.law import Law
 from scaling_law.report.page import write_report
 
 Extreme = Literal["loss", "n_active", "flops", "tokens"]
 HELD_OUT = "Fit without the runs of lowest loss, or of most n_active, flops or tokens, and predict them."
 PROFILED = "Profile intervals of these coefficients: gamma,e_max, or all."
-MOVED = "Refit as few coefficients of this law as predict models that were left out: published, a folder, …"
-LEFT_OUT = "With --calibrate: Runs left out together: auto (those of one model), trunk, or a column."
-CANDIDATES = "With --calibrate: choose among --refit c --refit a,b,c."
-SEARCH = ("outliers", "l2", "starts", "release", "allow_unidentifiable")
+PRIOR = "What runs leave open is as in other labs' laws (public), or as in a law: published, a folder, …"
+KIND = "Kind of law: joint, chinchilla, routed, or a registered one. [default: joint, or that of --prior]"
 MODES = {
     "coefficients": Mode(only=("level",)),
-    "split": Mode(
-        only=("validation", "test", "select"), never=("kind", "coefficients", "calibrate", "bootstrap", "output")
-    ),
-    "calibrate": Mode(only=("groups", "candidates"), never=("kind", "coefficients", "fixed", "bounds", *SEARCH)),
+    "split": Mode(only=("validation", "test", "select"), never=("kind", "coefficients", "bootstrap", "output")),
 }
 
 
 @command(
-    "runs kind loss where columns bootstrap coefficients split calibrate output level validation test select groups "
-    "candidates status format trunks skip_invalid fixed bounds outliers one_sided huber_delta weights l2 starts "
+    "runs kind loss where columns bootstrap coefficients split prior output level validation test select "
+    "status format trunks skip_invalid fixed bounds outliers one_sided huber_delta weights l2 starts "
     "release mix allow_unidentifiable",
     OfRuns,
     MODES,
@@ -56,11 +51,11 @@ def fit(
     outliers: str,
     one_sided: str | None,
     mix: Any,
-    kind: Annotated[str, option("Kind of law: joint, chinchilla, routed, or a registered one.")] = "joint",
+    kind: Annotated[str | None, option(KIND)] = None,
     bootstrap: Annotated[int, option("Resamples for intervals; 0 for none.")] = 0,
     coefficients: Annotated[Any, quantity(names, PROFILED, "--profile")] = None,
     split: Annotated[Extreme | None, option(HELD_OUT)] = None,
-    calibrate: Annotated[str | None, option(MOVED)] = None,
+    prior: Annotated[str | None, option(PRIOR)] = None,
     output: Annotated[Path | None, option("Folder for scaling_law.json.", "--output", "-o")] = None,
     level: Annotated[float, rare("Level of profile intervals.")] = 0.95,
     validation: Annotated[int, rare("With --split: runs of the validation part.")] = 30,
@@ -68,8 +63,6 @@ def fit(
     select: Annotated[
         Literal["objective", "rmse"], rare("With --split: rmse counts training and validation runs.")
     ] = "objective",
-    groups: Annotated[str, rare(LEFT_OUT)] = "auto",
-    candidates: Annotated[list[Any], quantity(names, CANDIDATES, "--refit", rare=True)] = [],  # noqa: B006
     huber_delta: Annotated[float, rare("Threshold of the Huber loss on ln L.")] = 0.01,
     weights: Annotated[str, rare("equal, inverse_loss (as the paper's, 1 / loss), or a column.")] = "equal",
     l2: Annotated[float, rare("Weight decay on the summed objective (the paper states 1e-5).")] = 0.0,
@@ -86,7 +79,8 @@ def fit(
 
     --profile adds intervals that need no quadratic shape and are open where the runs set no limit, but treat runs as
     independent. --split holds out the extreme runs and predicts them, with the joint law and a Chinchilla law for
-    each E. --calibrate moves a law to another corpus with few runs. The exit status is 1 if the fit did not converge.
+    each E. --prior makes do with few runs: with a law, the fit is of its kind and moves it to another corpus. The exit
+    status is 1 if the fit did not converge.
 
     More examples:
 
@@ -100,7 +94,7 @@ def fit(
 
         scaling-law fit runs.jsonl --split flops --validation 20 --test 20
 
-        scaling-law fit runs.csv --calibrate published --one-sided untuned -o our-law
+        scaling-law fit runs.csv --prior published --one-sided untuned -o our-law
     """
     if bootstrap < 0 or bootstrap == 1:
         raise InputError(f"bootstrap={bootstrap} must be 0, or at least 2 resamples")
@@ -109,18 +103,15 @@ def fit(
     robust["weights"] = None if weights == "equal" else weights
     further: dict[str, Any] = {"outliers": outliers, "l2": l2, "starts": starts, "release": release}
     further["allow_unidentifiable"] = allow_unidentifiable
-    limits: dict[str, Any] = {"fixed": dict(fixed), "bounds": dict(bounds)}
+    law = choose_law(prior, flag="--prior") if prior not in (None, "public") else prior
+    kind = kind or (law.name if isinstance(law, Law) else "joint")
+    limits: dict[str, Any] = {"fixed": dict(fixed), "bounds": dict(bounds), "prior": law}
     if split is not None:
         parts = splits.split(table, split, validation, test)
         compared = splits.compare(parts, select, joint_options=limits, **robust, **further)
         value = compared.to_dict() | {"joint": compared.joint.to_dict()} if as_json else None
         show(value, as_json, Group(parts.summary(), compared.summary()))
         converged = compared.joint.status.converged
-    elif calibrate is not None:
-        base: Law = choose_law(calibrate, flag="--calibrate")
-        calibrated = calibration.calibrate(base, table, groups=groups, candidates=candidates or None, **robust)
-        _show(calibrated, bootstrap, output, {}, [], as_json)
-        converged = calibrated.fit.status.converged
     else:
         result = fitting.fit(table, kind, **limits, **robust, **further, progress=not as_json)
         profiled = result.fitted if coefficients == ("all",) else coefficients or ()
@@ -138,7 +129,7 @@ def fit(
 
 
 def _show(
-    result: fitting.FitResult | calibration.Calibration,
+    result: fitting.FitResult,
     resamples: int,
     output: Path | None,
     more: dict[str, Any],

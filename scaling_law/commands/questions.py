@@ -22,9 +22,8 @@ from scaling_law.size.architecture import VOCAB_SIZE
 
 VARIABLE = "A further variable of the law: --variable density=0.25 (repeatable)."
 WHICH_EXPERTS = "E of the model, 8; with --n-active several: 2,8 or 2-8."
-COMPUTE_ONLY = tuple(
-    ["baseline", "gpus", "gpu", "throughput", "mfu", "precision", "granularity", "shared_ratio", "vocab_size"]
-)
+OF_TIME, OF_DESIGN = ("gpus", "gpu", "throughput", "mfu", "precision"), ("granularity", "shared_ratio", "vocab_size")
+COMPUTE_ONLY = ("baseline", *OF_TIME, *OF_DESIGN)
 LAWS = "Names, comma-separated; one alone shows all of it. [default: all; with a budget those with coefficients]"
 
 

@@ -55,10 +55,6 @@ def answer(question: Question, law: Law, page: Page = interactive.LIGHT) -> Show
             0, f"this map is for budgets of FLOPs: the star is at the {format_flops(table.flops)} of the best row"
         )
     plan, configuration = _plan(question, law)
-    if plan and plan.architecture != table.best.architecture:
-        a = plan.architecture
-        size = f"d_model {a.d_model}, E = {a.experts}"
-        notes.insert(0, f"the plan is for {size}: these GPUs lack the memory to train the best row")
     return Shown(
         f"**{table.verdict}**",
         drawn(question, law, table, page),

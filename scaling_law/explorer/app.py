@@ -52,6 +52,7 @@ SLIDERS: dict[str, tuple[float, float, Callable[[float], str]]] = {  # field →
     "memory": (9.0, 13.0, lambda size: format_bytes(size).replace(" ", "")),
 }
 STEP = 0.05  # of a slider
+SKIP: dict[str, Any] = {"__type__": "update"}  # gradio.skip(), which leaves a component alone
 SHOWN = 9  # components of an answer: those of `_results`, and the link
 SESSION_SECONDS = 3600  # that an uploaded law stays with its visitor
 TURN = "String(performance.now() + Math.random())"
@@ -103,7 +104,8 @@ def page(own: Mapping[str, Law] | None = None) -> Blocks:
 
     laws = offered_laws(own)
     first = Question.first(*next(iter(laws.items())))
-    start = _values_of(_answered(laws, first, False, None))  # in the page itself, so that it opens with its answer
+    # in the page itself, so that it opens with its answer
+    start = [None if value == SKIP else value for value in _answered(laws, first, False, None)]
     quiet: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
     with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(SESSION_SECONDS, SESSION_SECONDS)) as app:
         gr.Markdown(INTRODUCTION)
@@ -227,13 +229,6 @@ def _results(start: list[Any]) -> tuple[Any, list[Any], Any]:
     return view, [problem, sentence, plot, table, notes, command, configuration], save
 
 
-def _values_of(values: list[Any]) -> list[Any]:
-    """The values for new components: None where an event would leave its component alone."""
-    import gradio as gr
-
-    return [None if value == gr.skip() else value for value in values]
-
-
 # ------------------------------------------------------------------ events: values of components in, values out
 
 
@@ -242,21 +237,18 @@ def _refreshed(laws: Mapping[str, Law], answered: str, turn: str, *state: Any) -
 
     Nothing where that is what the page shows.
     """
-    import gradio as gr
-
     count = len(FIELDS)
     texts, positions, (link, dark, uploaded) = state[:count], state[count : count + len(SLIDERS)], state[-3:]
     if (echo := _echo(turn, texts)) == answered:
-        return [gr.skip()] * (len(SLIDERS) + SHOWN + 1)
+        return [SKIP] * (len(SLIDERS) + SHOWN + 1)
     question = Question(*texts)
     at = _positions(question)
-    moved = [at.get(name, was) for name, was in zip(SLIDERS, positions, strict=True)]
+    sliders = [SKIP if at.get(name, was) == was else at[name] for name, was in zip(SLIDERS, positions, strict=True)]
     problem, *results = _answered(laws, question, dark, uploaded)
     try:
         Question.of(dict(parse_qsl(link, keep_blank_values=True, max_num_fields=20)))
     except ValueError as error:  # what a link asked for and no field could take
         problem = _message(error, "problem") + problem
-    sliders = [gr.skip() if new == was else new for new, was in zip(moved, positions, strict=True)]
     return [*sliders, problem, *results, echo]
 
 
@@ -266,13 +258,11 @@ def _echo(turn: str, texts: Sequence[str]) -> str:
 
 def _answered(laws: Mapping[str, Law], question: Question, dark: bool, uploaded: Law | None) -> list[Any]:
     """The results, and the link of the question; or what is wrong with it, and the results of the one before stay."""
-    import gradio as gr
-
     try:
         results = answer(question, _law(laws, question.law, uploaded), DARK if dark else LIGHT)
     except ValueError as error:
-        return [_message(error), *[gr.skip()] * (SHOWN - 1)]
-    save = gr.update(visible=question.law not in (PUBLISHED, *SHELF))
+        return [_message(error), *[SKIP] * (SHOWN - 1)]
+    save = SKIP | {"visible": question.law not in (PUBLISHED, *SHELF)}
     return ["", *(getattr(results, field.name) for field in fields(results)), save, question.query()]
 
 
@@ -334,7 +324,7 @@ def _received(file: str | None, action: str) -> list[Any]:
     try:
         names, recognised = uploads.columns_of(Path(file))
     except (ValueError, OSError) as error:
-        return [_message(error), gr.Column(visible=False), gr.skip(), *[gr.skip()] * len(uploads.COLUMNS)]
+        return [_message(error), gr.Column(visible=False), SKIP, *[SKIP] * len(uploads.COLUMNS)]
     dropdowns = [gr.Dropdown(choices=names, value=recognised[name] or None) for name in uploads.COLUMNS]
     return ["", gr.Column(visible=True), uploads.JOINT if action == uploads.USE else action, *dropdowns]
 
@@ -344,15 +334,13 @@ def _take(laws: Mapping[str, Law], file: str | None, action: str, name: str, *co
 
     The file is deleted. One that is refused stays, with the message, for another try.
     """
-    import gradio as gr
-
     try:
         if file is None:
             raise InputError("choose a file first")
         mapping = dict(zip(uploads.COLUMNS, columns, strict=True))
         law, said = uploads.read_upload(Path(file), action, laws.get(name), mapping)
     except (ValueError, OSError) as error:
-        return [*[gr.skip()] * 4, _message(error), gr.skip()]
+        return [*[SKIP] * 4, _message(error), SKIP]
     Path(file).unlink(missing_ok=True)
     return [law, said, None, YOURS, "", str(time.time_ns())]
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from hub.base.errors import InputError
 from hub.base.tables import as_text, enumerated
-from scaling_law.fitting.calibration import Calibration, calibrate
 from scaling_law.fitting.fitting import FitResult, fit
 from scaling_law.law import Law
 from scaling_law.runs.columns import Column
@@ -17,8 +16,8 @@ MAX_BYTES = 5_000_000
 LAW_FILES, TABLES = (".json",), (".jsonl", ".csv", ".parquet")
 USE = "Use this law (scaling_law.json)"
 JOINT, CHINCHILLA = "Fit a joint law to these runs", "Fit a Chinchilla law to these runs"
-CALIBRATE = "Move the chosen law to these runs (calibrate)"
-ACTIONS = (USE, JOINT, CHINCHILLA, CALIBRATE)
+PRIOR = "Move the chosen law to these runs (fit with it as a prior)"
+ACTIONS = (USE, JOINT, CHINCHILLA, PRIOR)
 COLUMNS = {"n_active": "Active parameters", "tokens": "Training tokens", "experts": "Experts E", "loss": "Loss"}
 RESAMPLES = 200  # of the bootstrap: a visitor waits for it
 _WIDTH = 100
@@ -31,7 +30,7 @@ def columns_of(path: Path) -> tuple[list[str], dict[str, str]]:
 
 
 def read_upload(path: Path, action: str, law: Law | None, columns: Mapping[str, str | None]) -> tuple[Law, str]:
-    """The law made from the file, with intervals, and a summary; `law` is the one to calibrate.
+    """The law made from the file, with intervals, and a summary; `law` is the one to move.
 
     `columns`: for each of `COLUMNS` a column, an expression or a number, as `load_runs` takes them; those left empty
     are looked for. ValueError names the file, and what is allowed.
@@ -53,14 +52,14 @@ def read_upload(path: Path, action: str, law: Law | None, columns: Mapping[str, 
     mapping: dict[str, Column] = {n: column for n, column in columns.items() if column and column != recognised[n]}
     loss = str(mapping.pop("loss")) if mapping.get("loss") in names else None
     runs = load_runs(path, loss, columns=mapping)
-    if action != CALIBRATE:
-        return with_intervals(fit(runs, kind="joint" if action == JOINT else "chinchilla", progress=False))
+    if action != PRIOR:
+        return with_intervals(fit(runs, kind="joint" if action == JOINT else "chinchilla"))
     if law is None:
-        raise InputError("choose a law to calibrate first")
-    return with_intervals(calibrate(law, runs))
+        raise InputError("choose a law to move first")
+    return with_intervals(fit(runs, kind=law.name, prior=law))
 
 
-def with_intervals(result: FitResult | Calibration) -> tuple[Law, str]:
+def with_intervals(result: FitResult) -> tuple[Law, str]:
     """The law with draws of a bootstrap, and the summary of the fit; without draws where there is one trunk only."""
     text = as_text(result.summary(), _WIDTH)
     try:

@@ -38,7 +38,8 @@ def examine(objective: Objective, theta: FloatArray, free: Mask) -> tuple[float,
     """Condition number, standard errors and undetermined coefficients, from the scaled Jacobian at θ [p] over `free`.
 
     Standard errors are of the logarithm for scales and the outer exponent, of that of the distance for parameters of
-    transforms, else absolute; infinite for directions that the runs do not see.
+    transforms, else absolute; infinite for directions that the runs do not see. Under a prior they are those of the
+    posterior (Laplace), while `undetermined` is what the runs alone leave open.
     """
     if not free.any():
         return 1.0, {}, ()
@@ -59,6 +60,11 @@ def examine(objective: Objective, theta: FloatArray, free: Mask) -> tuple[float,
     table = {name: float(error) for name, error in zip(names, errors, strict=True)}
     roles = objective.form.roles
     vague = tuple(name for name, error in table.items() if not error <= RESOLUTION[roles[name]])
+    if objective.penalty is not None:
+        rows = np.vstack([jacobian * np.sqrt(influence)[:, None], objective.prior_rows(theta)])[:, free]
+        root = objective.to_natural[np.ix_(free, free)]
+        variances = np.diag(root @ np.linalg.inv(rows.T @ rows) @ root.T) * objective.penalty.variance[0]
+        table = dict(zip(names, np.sqrt(variances).tolist(), strict=True))
     return condition, table, vague
 
 
@@ -94,7 +100,8 @@ def design_problems(problem: Problem) -> list[str]:
     if "tokens" in form.variables and count > 1:
         for size in sizes:
             ratio = np.log(columns["tokens"] / columns[size])
-            both = sorted(n for n in free if form.roles[n] in (SIZE, SLOPE) and _variables(form, n) & {size, "tokens"})
+            either = {n for n in free if len(_variables(form, n) & {size, "tokens"}) == 1}  # not both, as of a ladder
+            both = sorted(n for n in either if form.roles[n] in (SIZE, SLOPE))
             if np.ptp(ratio) < 0.02 and both:
                 value = np.exp(ratio.mean())
                 problems.append(f"all runs have tokens/{size}={value:.3g}: {', '.join(both)} cannot be told apart")
@@ -243,11 +250,14 @@ def _judge(problem: Problem, theta: FloatArray, kept: Mask) -> tuple[FloatArray,
     residual, jacobian = (part[0] for part in problem.objective.linearised(theta[None]))
     active = kept & ~problem.objective.idle(residual)
     residual, jacobian = -residual, jacobian[:, free]
-    scale, singular, rotation = _decomposed(jacobian[active])
+    weight = float(problem.objective.weight[kept].mean())
+    prior = problem.objective.prior_rows(theta)[:, free] / np.sqrt(weight)
+    scale, singular, rotation = _decomposed(np.vstack([jacobian[active], prior]))
     singular = np.maximum(singular, RANK_TOLERANCE * singular.max(initial=1e-300))
     leverage = np.sum((jacobian / scale @ rotation.T / singular) ** 2, axis=1)
     alone = np.where(active, np.maximum(1.0 - leverage, 1e-12), 1.0)  # a run of leverage 1 is its own prediction
-    spare = int(active.sum()) - int(free.sum())
+    fitted = float(leverage[active].sum()) if len(prior) else int(free.sum())
+    spare = int(active.sum()) - fitted
     if spare < 1:
         return residual, np.full(len(residual), np.inf)
     judged = active & (leverage < 0.9)

@@ -7,7 +7,7 @@ both fixed, then the best are released. Deterministic.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import numpy as np
@@ -17,12 +17,11 @@ from hub.base.errors import InputError
 from hub.base.progress import progress_line
 from hub.base.tables import ResultTable, Table
 from scaling_law.fitting.diagnostics import MOST, design_problems, examine, find_outliers, omitted_variables
-from scaling_law.fitting.prior import Prior, under
-from scaling_law.fitting.prior import prior as population
+from scaling_law.fitting.prior import Prior, read_prior, under
 from scaling_law.fitting.problem import Problem, make_problem, start_points
 from scaling_law.fitting.solver import Solutions
 from scaling_law.fitting.uncertainty import Bootstrap, bootstrap
-from scaling_law.formulas.conditions import Conditions
+from scaling_law.formulas.conditions import Conditions, joined_limits
 from scaling_law.law import Law
 from scaling_law.runs.recipes import check_mix, differences, in_words
 from scaling_law.runs.table import Runs, load_runs
@@ -44,7 +43,7 @@ class FitStatus:
     """Convergence and identifiability of a fit: `n_agree` of the `n_released` best starts reached the best objective.
 
     `standard_errors` are of the logarithm for the `logarithmic` coefficients (a, b, c), of the logarithm of the
-    `distances` for parameters of transforms ("e_max − e_start"), absolute for the rest.
+    `distances` for parameters of transforms ("e_max − e_start"), absolute for the rest; with a `prior`, they count it.
 
     `suspicious` runs lie far from the law of the others, the farthest
     first; `deviations` is their loss minus that of the fit without them, nats per token. `omitted`: as of Conditions.
@@ -67,13 +66,15 @@ class FitStatus:
     trunk_source: str | None = None
     warnings: tuple[str, ...] = ()
     omitted: tuple[str, ...] = ()
+    prior: str = ""
 
     @property
     def verdict(self) -> str:
         state = "converged" if self.converged else "NOT converged"
         agreement = f"{self.n_agree} of the {self.n_released} best of {self.n_starts} starts agree"
         vague = ", ".join(dict.fromkeys(self.undetermined + self.bounds_hit))
-        rest = f"not determined by the data: {vague}" if vague else "all coefficients determined"
+        open_to = "left to the prior" if self.prior else "not determined by the data"
+        rest = f"{open_to}: {vague}" if vague else "all coefficients determined"
         return f"{state}, {agreement}; {rest}"
 
     @property
@@ -94,8 +95,9 @@ class FitStatus:
             sentences.append(f"At a bound, so not determined by these runs: {', '.join(self.bounds_hit)}.")
         if self.undetermined:
             each = [f"{name} ({self.error_in_words(name)})" for name in self.undetermined]
-            sentences.append(f"Not determined by these runs: {', '.join(each)}.")
-        if self.bounds_hit or self.undetermined:
+            so = f", so as in the prior from {self.prior}" if self.prior else ""
+            sentences.append(f"Not determined by these runs{so}: {', '.join(each)}.")
+        if not self.prior and (self.bounds_hit or self.undetermined):
             sentences.append(
                 "These coefficients are not identifiable from the runs. Trust predictions inside the fitted range; "
                 "bootstrap before extrapolating."
@@ -174,11 +176,9 @@ class FitResult(ResultTable, Generic[LawT_co]):
         errors, experts = self.residuals[self.measured], self.runs.experts[self.measured]
         return {float(e): errors[experts == e] for e in np.unique(experts)}
 
-    def bootstrap(
-        self, n_resamples: int = 1000, seed: int = 0, progress: bool = False, held: FloatArray | None = None
-    ) -> Bootstrap:
-        """Refits to resampled trunks, from the optimum; `held`: as of `uncertainty.bootstrap`."""
-        return bootstrap(self.law, self.problem, self.theta, self.runs, n_resamples, seed, progress, held)
+    def bootstrap(self, n_resamples: int = 1000, seed: int = 0, progress: bool = False) -> Bootstrap:
+        """Refits to resampled trunks, from the optimum; under a prior, each with a mean drawn from it."""
+        return bootstrap(self.law, self.problem, self.theta, self.runs, n_resamples, seed, progress)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -229,7 +229,8 @@ class FitResult(ResultTable, Generic[LawT_co]):
         for row in self.to_rows():
             name, doubtful = row["coefficient"], not (row["determined"] or row["fixed"])
             error = status.error_in_words(name) if status.standard_errors.get(name) else ""
-            note = "at a bound" if row["at_bound"] else "not determined" if doubtful else ""
+            vague = "left to the prior" if status.prior else "not determined"
+            note = "at a bound" if row["at_bound"] else vague if doubtful else ""
             rows.append((name, f"{row['value']:.5g}", "fixed" if row["fixed"] else error, note))
             styles.append("yellow" if doubtful else "")
         coefficients = Table(("", "value", "standard error", ""), rows, title="Coefficients", styles=styles)
@@ -287,7 +288,7 @@ def fit(
     progress: bool = False,
     mix: str | Collection[str] = (),
     allow_unidentifiable: bool = False,
-    prior: Prior | Literal["public"] | None = None,
+    prior: Prior | Law | Literal["public"] | None = None,
 ) -> FitResult[Law]:
     """Fit a law of this `kind` to `runs` (a Runs, or anything `load_runs` reads).
 
@@ -311,8 +312,10 @@ def fit(
         loss, trunks: as in `load_runs`.
         mix: columns of the recipe in which the runs may differ, such as ("optimizer",), besides the law's own.
         allow_unidentifiable: fit although the design cannot determine all coefficients.
-        prior: "public" (a Chinchilla law like those of other labs), or what `scaling_law.prior` returns, for the
-            posterior mode, with the noise of the runs estimated. Few runs, of one size even, then determine a law.
+        prior: for the posterior mode, with the noise of the runs estimated: "public" (a law like those of other labs;
+            the terms of E of a joint law are like the published one's), a law of this kind, which another corpus and
+            recipe move as labs differ, or what `scaling_law.prior` returns. Few runs, of one size even, then
+            determine a law.
 
     ValueError for settings out of range and runs that cannot determine the law; RunsError for an unreadable table and
     for runs of several recipes.
@@ -322,13 +325,14 @@ def fit(
     if release is not None and (isinstance(release, bool) or not isinstance(release, int) or release < 1):
         raise InputError(f"release={release!r} must be an integer of at least 1, or None")
     table = as_table(runs, loss, trunks)
-    problem = make_problem(table, kind, huber_delta, weights, l2, fixed or {}, bounds or {}, starts, one_sided)
+    problem = make_problem(table, kind, huber_delta, weights, l2, fixed, bounds, starts, one_sided)
     check_mix(table.recipe, problem.objective.form.variables, mix, table.source)
     warnings = _design_warnings(table, problem, allow_unidentifiable or prior is not None)
     theta = start_points(problem, starts)
     if prior is not None:
-        problem, theta = under(population(prior) if isinstance(prior, str) else prior, problem, theta)
-    search: dict[str, Any] = {"n_starts": len(theta)}
+        prior = read_prior(prior)
+        problem, theta = under(prior, problem, theta)
+    search: dict[str, Any] = {"n_starts": len(theta), "prior": problem.settings.prior}
     if isinstance(starts, str):
         final = _two_stages(problem, theta, release or (256 if starts == "paper" else 64), progress)
     else:
@@ -349,7 +353,11 @@ def fit(
     nats = table.loss[rows] * -np.expm1(-far.deviation[rows])
     search |= {"suspicious": names, "deviations": tuple(nats.tolist()), "warnings": tuple(warnings)}
     search["set_aside"] = names if outliers == "set_aside" else ()
-    return describe(table, problem, final, search)
+    result = describe(table, problem, final, search)
+    before, after = prior.conditions if prior is not None else None, result.law.conditions
+    if before is None or after is None:
+        return result
+    return replace(result, law=result.law.replace(conditions=replace(after, **joined_limits(before, after))))
 
 
 def _released(problem: Problem, theta: FloatArray) -> Solutions:
@@ -476,6 +484,7 @@ def describe(
     aside += f"; {bounds} of {len(runs)} runs as upper bounds" if bounds else ""
     selection = f", where {runs.where}" if runs.where else ""
     selection += f", read with {runs.read_as}" if runs.read_as else ""
+    selection += f", under a prior from {problem.settings.prior}" if problem.settings.prior else ""
     mixed = differences(used.recipe, law.form.variables)
     selection += f", mixing runs that differ in {in_words(mixed)}" if mixed else ""
     conditions = Conditions(

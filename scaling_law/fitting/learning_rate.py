@@ -9,6 +9,7 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,10 @@ from hub.base.tables import Table
 from hub.base.units import format_count
 from hub.record.names import size_name
 from scaling_law.formulas.learning_rate import LearningRateLaw, Reading
-from scaling_law.runs.recipes import check_mix, recipe_of
-from scaling_law.runs.rows import RunsError, read_rows
-from scaling_law.runs.tuning import best_rate, loss_between
+from scaling_law.runs.recipes import check_mix
+from scaling_law.runs.rows import RunsError
+from scaling_law.runs.table import load_runs
+from scaling_law.runs.tuning import best_rate, loss_between, models_of
 from scaling_law.size.architecture import Architecture
 
 _SLOPES = {  # column of a fit: the law's coefficient and range, and what the column holds
@@ -30,7 +32,8 @@ _SLOPES = {  # column of a fit: the law's coefficient and range, and what the co
     "tokens": ("slope_d", "tokens_range", "numbers of tokens"),
     "batch_tokens": ("slope_batch", "batch_range", "batches"),
 }
-_COLUMNS = ("d_model", "n_blocks", "n_heads", "experts", "vocab_size", "tokens")  # of a model of a grid
+_SHAPE = ("d_model", "n_blocks", "n_heads", "vocab_size")  # of a model of a grid
+_RATE = "schedule_peak_learning_rate"
 
 
 def fit_learning_rate(
@@ -114,29 +117,20 @@ class LearningRateGrid:
         RunsError if there are none, one lacks a field, a model has a rate twice, or recipes differ in more than the
         columns `mix` (`runs.recipes`).
         """
-        table = read_rows(source)
-        grids: dict[tuple[Any, ...], dict[float, float]] = {}
-        final = [row for row in table.rows if (row.get("status") or "final") == "final"]
-        check_mix(recipe_of(final), (), mix, table.name)
-        for row in final:
-            scheduled = (row.get("schedule") or {}).get("peak_learning_rate")
-            if scheduled is None:  # as in runs.parquet
-                scheduled = row.get("schedule_peak_learning_rate")
-            values = {name: row.get(name) for name in (*_COLUMNS, loss)} | {"schedule.peak_learning_rate": scheduled}
-            name = f"{table.name}: {row.get('run_id', 'a run')}"
-            if missing := [name for name, value in values.items() if value is None]:
-                raise RunsError(f"{name} has no {', '.join(missing)}")
-            *model, value, rate = values.values()
-            losses = grids.setdefault(tuple(model), {})
-            if rate in losses:
-                raise RunsError(f"{name}: the learning rate {rate:g} appears twice for its model")
-            losses[rate] = float(value)
-        if not grids:
-            raise RunsError(f"{table.name}: no final runs")
-        models = [
-            ModelGrid(Architecture(d, e, blocks, heads, vocab), tokens, *zip(*sorted(losses.items()), strict=True))
-            for (d, blocks, heads, e, vocab, tokens), losses in grids.items()
-        ]
+        runs = load_runs(source, loss)
+        check_mix(runs.recipe, (), mix, runs.source)
+        shapes = np.stack([runs.positive(name) for name in _SHAPE], axis=1).astype(int).tolist()
+        rates, models = runs.positive(_RATE), []
+        for group in models_of(runs, [_RATE], by=_SHAPE):
+            group = group[np.argsort(rates[group])]
+            if twice := [i for i, j in pairwise(group) if rates[i] == rates[j]]:
+                name = f"{runs.source}: {runs.run_id[twice[0]]}"
+                raise RunsError(f"{name}: the learning rate {rates[twice[0]]:g} appears twice for its model")
+            d, blocks, heads, vocabulary = shapes[group[0]]
+            e: Any = float(runs.experts[group[0]])
+            architecture = Architecture(d, int(e) if e.is_integer() else e, blocks, heads, vocabulary)
+            settings = tuple(rates[group].tolist()), tuple(runs.loss[group].tolist())
+            models.append(ModelGrid(architecture, int(runs.tokens[group[0]]), *settings))
         models.sort(key=lambda model: (model.architecture.experts, model.architecture.n_active, model.tokens))
         return cls(tuple(models))
 

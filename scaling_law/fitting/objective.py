@@ -15,14 +15,14 @@ A one-sided run is an upper bound: an untuned run's loss is at least that of the
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from itertools import combinations
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scaling_law.fitting.penalty import Penalty
-from scaling_law.formulas.terms import Factors, Form, Term, without
+from scaling_law.fitting.penalty import Penalty, local_matrix, natural_of, values_of
+from scaling_law.formulas.terms import Factors, Form, without
 from scaling_law.law import LAWS, Law
 from scaling_law.size.arrays import FloatArray
 
@@ -40,12 +40,18 @@ class Evaluation(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """A term against the runs: where its parameters are in θ, and the centred features that they multiply."""
+    """A term against the runs: where its parameters are in θ, the features that its coefficients multiply, and the
+    matrix from the parameters to the coefficients.
+    """
 
     at: Any  # a slice where the parameters stand together, else indices
     features: tuple[Features, ...]  # of the scale first, whose feature is 1
     offset: Features
-    centre: Mapping[str, float]
+    back: FloatArray
+
+    @property
+    def centred(self) -> bool:
+        return bool(np.any(self.back != np.eye(len(self.back))))
 
 
 class Objective:
@@ -85,6 +91,7 @@ class Objective:
         self.follows = {p.name: p.above for p in self.form.parameters if p.above and p.name not in limited}
         self.terms, self.to_natural = self._centred(limited)
         self.penalty: Penalty | None = None
+        self._last: tuple[bytes, tuple[Logs, list[FloatArray], list[FloatArray]]] | None = None
 
     @property
     def size(self) -> int:
@@ -106,60 +113,23 @@ class Objective:
         """The terms, and the matrix from θ to the uncentred coefficients."""
         weights = self.weight / self.weight.sum()
         means = {name: float(weights @ column) for name, column in self.reference_logs().items()}
-        matrix, terms = np.eye(self.size), []
+        matrix = np.asarray(np.linalg.inv(local_matrix(self.form, means, limited)))
+        terms = []
         for term in self.form.terms:
-            centre = dict.fromkeys(term.factors, 0.0)
-            if not {*term.coefficients} & {*limited}:
-                centre |= self._centre(term, means, matrix)
-            rows = [self.names.index(name) for name in term.coefficients]
-            together = rows == list(range(rows[0], rows[0] + len(rows)))
-            at = slice(rows[0], rows[0] + len(rows)) if together else np.array(rows)
-            terms.append(Columns(at, (((1.0, ()),), *term.features.values()), term.offset, centre))
+            rows = np.array([self.names.index(name) for name in term.coefficients])
+            together = np.array_equal(rows, np.arange(rows[0], rows[0] + len(rows)))
+            at = slice(rows[0], rows[0] + len(rows)) if together else rows
+            features = (((1.0, ()),), *term.features.values())
+            terms.append(Columns(at, features, term.offset, matrix[np.ix_(rows, rows)]))
         return terms, matrix
-
-    def _centre(self, term: Term, means: Mapping[str, float], matrix: FloatArray) -> Mapping[str, float]:
-        """The means to subtract from a term's logarithms, whose effect on the coefficients is entered in `matrix`.
-
-        A centred product spills over to the products of some of its factors. Those must be features whose
-        coefficients only this term has (the scale is one); where they are not, nothing is centred.
-        """
-        others = [name for other in self.form.terms if other is not term for name in other.coefficients]
-        entries: dict[Factors, tuple[int, float]] = {(): (self.names.index(term.scale), 1.0)}
-        for name, features in term.features.items():
-            if len(features) == 1 and name not in others:
-                entries[features[0][1]] = (self.names.index(name), features[0][0])
-        uncentred = {name for _, factors in term.offset for name in factors}
-        spilt = []
-        for name, features in term.features.items():
-            for sign, factors in features:
-                for count in range(1, len(factors) + 1):
-                    for removed in combinations(range(len(factors)), count):
-                        gone = [factors[i] for i in removed]
-                        rest = tuple(f for i, f in enumerate(factors) if i not in removed)
-                        if uncentred & {*gone}:
-                            continue
-                        if rest not in entries:
-                            return {}
-                        row, entry_sign = entries[rest]
-                        by = sign * entry_sign * float(np.prod([-means[g] for g in gone]))
-                        spilt.append((row, self.names.index(name), by))
-        for row, column, by in spilt:
-            matrix[row, column] += by
-        return {name: means[name] for name in term.factors if name not in uncentred}
 
     def from_coefficients(self, values: Mapping[str, Any]) -> FloatArray:
         """θ of coefficients given as scalars or arrays [S]; shape [p] or [S, p]."""
-        natural = [np.log(values[k]) if k in self.positive else np.asarray(values[k], float) for k in self.names]
-        for i, p in enumerate(self.form.parameters, start=self.first_transform):
-            base = values[self.follows[p.name]] if p.name in self.follows else p.floor
-            natural[i] = np.log(np.maximum(natural[i] - base, 1e-300))
-        return np.asarray(np.linalg.solve(self.to_natural, np.stack(np.broadcast_arrays(*natural))).T)
+        return np.asarray(np.linalg.solve(self.to_natural, natural_of(self.form, values, self.follows).T).T)
 
     def coefficients(self, theta: FloatArray) -> FloatArray:
         """Coefficients in the law's order, of θ's shape."""
-        natural = np.moveaxis(theta @ self.to_natural.T, -1, 0)
-        values = {k: np.exp(v) if k in self.positive else v for k, v in zip(self.names, natural, strict=True)}
-        values |= self._parameters(theta)
+        values = values_of(self.form, theta @ self.to_natural.T, self.follows)
         values |= {name: np.full(theta.shape[:-1], value) for name, value in self.fixed.items()}
         return np.stack([values[name] for name in LAWS[self.law].coefficient_names()], axis=-1)
 
@@ -167,23 +137,14 @@ class Objective:
         """The law of θ [p]."""
         return LAWS[self.law](**dict(zip(LAWS[self.law].coefficient_names(), self.coefficients(theta), strict=True)))
 
-    def _parameters(self, theta: FloatArray) -> dict[str, FloatArray]:
-        """The transforms' parameters, each of the shape of θ without its last axis."""
-        values: dict[str, FloatArray] = {}
-        for i, p in enumerate(self.form.parameters, start=self.first_transform):
-            base = values[self.follows[p.name]] if p.name in self.follows else p.floor
-            values[p.name] = base + np.exp(theta[..., i])
-        return values
-
     def residuals(self, theta: FloatArray) -> FloatArray:
         """ln L̂ − ln L, [S, n], for θ [S, p]."""
-        logs, _ = self._transforms(theta)
-        return self._prediction(theta, logs, self._designs(logs))[0]
+        logs, _, designs = self._features(theta)
+        return self._prediction(theta, logs, designs)[0]
 
     def linearised(self, theta: FloatArray) -> tuple[FloatArray, FloatArray]:
         """ln L̂ − ln L, [S, n], and its derivatives ∂ ln L̂ / ∂θ, [S, n, p]."""
-        logs, slopes = self._transforms(theta)
-        designs = self._designs(logs)
+        logs, slopes, designs = self._features(theta)
         residual, shares = self._prediction(theta, logs, designs)
         return residual, self._jacobian(theta, logs, designs, slopes, residual, shares)
 
@@ -195,6 +156,14 @@ class Objective:
         """Weights of the least squares that stands for the Huber loss at these residuals."""
         weight = np.where(self.idle(residual), 0.0, self.weight)
         return np.asarray(weight * np.minimum(1.0, self.huber_delta / np.maximum(np.abs(residual), 1e-300)))
+
+    def prior_rows(self, theta: FloatArray) -> FloatArray:
+        """What the penalty is worth at θ [p] as rows of a Jacobian of runs of weight 1, [k, p]; none without one."""
+        if self.penalty is None:
+            return np.zeros((0, self.size))
+        natural = self.to_natural @ theta
+        slopes = self.penalty.coordinates.jacobian(natural) @ self.to_natural
+        return np.asarray(np.sqrt(self.penalty.variance[0]) * self.penalty.root(natural).T @ slopes)
 
     def evaluate(
         self,
@@ -211,8 +180,7 @@ class Objective:
         Where all θ share the transforms' parameters, `hold_transform` fixes them, and a few matrix products serve all.
         """
         weight = self.weight if weight is None else weight
-        logs, slopes = self._transforms(theta[:1] if hold_transform else theta)
-        designs = self._designs(logs)
+        logs, slopes, designs = self._features(theta[:1] if hold_transform else theta)
         residual, shares = self._prediction(theta, logs, designs)
         size = np.abs(residual)
         if self.one_sided.any():
@@ -240,11 +208,19 @@ class Objective:
             curvature = curvature + self.to_natural.T @ bend @ self.to_natural
         return Evaluation(cost, gradient, curvature)
 
+    def _features(self, theta: FloatArray) -> tuple[Logs, list[FloatArray], list[FloatArray]]:
+        """All logarithms, ∂ ln transform / ∂θ and the terms' columns; the last are kept, as held transforms repeat."""
+        key = theta[:, self.first_transform :].tobytes()
+        if self._last is None or self._last[0] != key:
+            logs, slopes = self._transforms(theta)
+            self._last = key, (logs, slopes, self._designs(logs))
+        return self._last[1]
+
     def _transforms(self, theta: FloatArray) -> tuple[Logs, list[FloatArray]]:
         """All logarithms (of transforms [S, n]; S = 1 where θ shares them), and ∂ ln transform / ∂θ, each [S, n]."""
         if not self.n_transform:
             return self.logs, []
-        values = {name: column[:, None] for name, column in self._parameters(theta).items()}
+        values = {name: column[:, None] for name, column in values_of(self.form, theta, self.follows).items()}
         logs, slopes = dict(self.logs), []
         for transform, (distinct, index) in zip(self.form.transforms, self.grids, strict=True):
             parameters = [values[p.name] for p in transform.parameters]
@@ -260,21 +236,15 @@ class Objective:
         """Columns of the parameters of each term: [n, k] if all θ share them, else [S, n, k]."""
         designs = []
         for term in self.terms:
-            columns = [self._sum(features, logs, term.centre) for features in term.features]
-            stacked = np.stack(np.broadcast_arrays(*columns, self.target)[:-1], axis=-1)
+            columns = [self._sum(features, logs) for features in term.features]
+            stacked = np.stack(np.broadcast_arrays(*columns, self.target)[:-1], axis=-1) @ term.back
             designs.append(stacked[0] if stacked.ndim == 3 and len(stacked) == 1 else stacked)
         return designs
 
     @staticmethod
-    def _sum(features: Features, logs: Logs, centre: Mapping[str, float]) -> Any:
-        """Σ factor · Π centred logarithms, [n] or [S, n]; a number where no logarithm occurs."""
-        total: Any = 0.0
-        for factor, names in features:
-            product: Any = factor
-            for name in names:
-                product = product * (logs[name] - centre[name])
-            total = total + product
-        return total
+    def _sum(features: Features, logs: Logs) -> Any:
+        """Σ factor · Π logarithms, [n] or [S, n]; a number where no logarithm occurs."""
+        return sum((factor * prod(logs[name] for name in names) for factor, names in features), start=0.0)
 
     def _prediction(
         self, theta: FloatArray, logs: Logs, designs: list[FloatArray]
@@ -284,7 +254,7 @@ class Objective:
         for term, design in zip(self.terms, designs, strict=True):
             values = theta[:, term.at]
             exponent = values @ design.T if design.ndim == 2 else np.matmul(design, values[..., None])[..., 0]
-            exponents.append(exponent + self._sum(term.offset, logs, term.centre) if term.offset else exponent)
+            exponents.append(exponent + self._sum(term.offset, logs) if term.offset else exponent)
         top = exponents[0]
         for other in exponents[1:]:
             top = np.maximum(top, other)
@@ -310,12 +280,11 @@ class Objective:
             jacobian[..., term.at] += share[..., None] * design
         if self.outer is not None:
             jacobian[..., self.outer] = residual + self.target  # ∂ ln L̂ / ∂ ln outer = ln L̂
-        last = self.first_transform
+        last, natural = self.first_transform, theta @ self.to_natural.T
         for transform in self.form.transforms:
             by_log = np.zeros_like(residual)  # ∂ ln L̂ / ∂ ln transform
             for term, share in zip(self.terms, shares, strict=True):
-                if transform.name in term.centre:
-                    by_log += share * self._exponent_slope(term, theta[:, term.at], transform.name, logs)
+                by_log += share * self._exponent_slope(term, natural[:, term.at], transform.name, logs)
             for _ in transform.parameters:
                 jacobian[..., last] = by_log * slopes[last - self.first_transform]
                 last += 1
@@ -328,7 +297,7 @@ class Objective:
             rest = tuple((sign * times, left) for sign, factors in features for times, left in without(factors, name))
             if rest:
                 parameter = coefficients[:, i, None] if i < len(term.features) else 1.0
-                total = total + parameter * self._sum(rest, logs, term.centre)
+                total = total + parameter * self._sum(rest, logs)
         return total
 
     def _moments(

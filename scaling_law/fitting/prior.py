@@ -1,17 +1,23 @@
-"""A population of laws, estimated from public runs of many labs, as the prior of a fit: `fit(runs, prior="public")`.
+"""What laws of other runs say of a fit: a population of laws of many labs, or one law and the spread between labs.
 
-Each member is a set of runs, as a quadratic of its log likelihood in the coordinates of `penalty`. Mean and covariance
-of the population follow by expectation maximisation (Dempster et al. 1977), which takes each member's own error off
-the spread between members. Labs weigh equally, and the sets of a lab share its weight. About ten labs carry ten
-correlations badly, so the covariance is shrunk to its diagonal; Student's t lets a lab be unlike all others.
+`fit(runs, prior="public")` takes the population. Each member is a set of runs, as a quadratic of its log likelihood in
+the coordinates of `penalty`. Mean and covariance of the population follow by expectation maximisation (Dempster et al.
+1977), which takes each member's own error off the spread between members. Labs weigh equally, and the sets of a lab
+share its weight. About ten labs carry ten correlations badly, so the covariance is shrunk to its diagonal; Student's t
+lets a lab be unlike all others.
+
+`fit(runs, prior=law)` takes the law as the mean. Its draws say how sure it was of its own runs; the population adds
+how far labs lie apart, since another corpus, tokenizer and recipe change the levels at least (`spread_between_labs`).
 
 `population.json` holds the members as numbers, with their sources; `python -m studies.forecasts prior` derives it.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +25,26 @@ import numpy as np
 
 from hub.base import strict_json
 from hub.base.errors import InputError
-from scaling_law.fitting.penalty import FLATTEST, STEEPEST, Penalty, coordinates, jacobian_of, natural_of
+from scaling_law.fitting.penalty import Coordinates, Penalty, natural_of, values_of
 from scaling_law.fitting.problem import Problem, make_problem
-from scaling_law.law import ChinchillaLaw
+from scaling_law.formulas.conditions import Conditions
+from scaling_law.formulas.terms import BY_DESIGN, CONSTANT, INTERACTION, SIZE, SLOPE
+from scaling_law.law import LAWS, ChinchillaLaw, JointLaw, Law
 from scaling_law.runs.table import Runs
+from scaling_law.size.architecture import is_size
 from scaling_law.size.arrays import FloatArray
 
-KIND, SIZE = "chinchilla", 5
+CHINCHILLA = Coordinates.of(ChinchillaLaw.form)  # of the population
 POPULATION = Path(__file__).with_name("population.json")
 FORMAT, VERSION = "population", 1
 VAGUE_MEAN = (-1.0, -1.0, -1.1, -1.1, 0.5)  # near Chinchilla's law; with VAGUE_SPREAD, weaker than any population
 VAGUE_SPREAD = (1.0, 1.0, 0.7, 0.7, 0.7)
 NOISE_DOF = 4.0  # runs that the population's noise is worth, when that of a set is estimated
 LEAST_SPREAD = 0.03  # of a coordinate between labs
+LEAST_EFFECT = 0.003  # of an exponent by design or an interaction between labs, where the law has none
+OTHER_CORPUS = (0.1, 0.15)  # standard deviations of ln loss and ln D between two corpora and their tokenizers
 ROUNDS = 4  # of estimating the noise and fitting under it
+WANTED = "must be 'public', a law that predicts a loss, a Prior or None"
 
 
 @dataclass(frozen=True)
@@ -55,10 +67,11 @@ class Member:
 
 @dataclass(frozen=True)
 class Prior:
-    """Where the law of a new lab may lie: Student's t of mean [5] and covariance [5, 5] with `dof` degrees of freedom.
+    """Where the law of a new lab may lie: Student's t of mean [k] and covariance [k, k] with `dof` degrees of freedom.
 
-    `noise` is the usual standard deviation of ln L of one run. `dependence` is how many runs are worth one
-    independent run of a law that is exactly of this form. `sources` are the members' names.
+    The k `coordinates` are those of `penalty` for laws of this `kind`. `noise` is the usual standard deviation of ln L
+    of one run. `dependence` is how many runs are worth one independent run of a law that is exactly of this form.
+    `sources` are the members' names, or the provenance of the one law; its `conditions` say where it holds.
     """
 
     mean: FloatArray
@@ -67,38 +80,123 @@ class Prior:
     noise: float = 0.01
     dependence: float = 1.0
     sources: tuple[str, ...] = field(default=(), repr=False)
+    kind: str = "chinchilla"
+    coordinates: Coordinates = field(default=CHINCHILLA, repr=False)
+    conditions: Conditions | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        mean, covariance = (np.asarray(values, float) for values in (self.mean, self.covariance))
-        if mean.shape != (SIZE,) or covariance.shape != (SIZE, SIZE) or np.linalg.eigvalsh(covariance).min() <= 0:
-            raise InputError(f"prior: mean and covariance must be of {SIZE} coordinates, the covariance positive")
+        mean, covariance = (np.array(values, float) for values in (self.mean, self.covariance))
+        size = len(self.coordinates.names)
+        if mean.shape != (size,) or covariance.shape != (size, size) or not np.linalg.eigvalsh(covariance).min() > 0:
+            raise InputError(f"prior: mean and covariance must be of {size} coordinates, the covariance positive")
         for name, value in (("dof", self.dof), ("noise", self.noise), ("dependence", self.dependence)):
             if not value > 0:
                 raise InputError(f"prior: {name}={value!r} must be positive")
-        object.__setattr__(self, "mean", mean)
-        object.__setattr__(self, "covariance", covariance)
+        for name, values in (("mean", mean), ("covariance", covariance)):
+            values.setflags(write=False)
+            object.__setattr__(self, name, values)
 
     @property
-    def law(self) -> ChinchillaLaw:
+    def law(self) -> Law:
         """The law of the mean."""
-        return law_of(natural_of(self.mean))
+        return law_of(self.coordinates.natural(self.mean), self.kind)
 
     def in_units(self, loss: float = 0.0, tokens: float = 0.0) -> Prior:
         """The prior for losses or tokens in units that differ by free factors of these standard deviations of ln."""
-        shift = units_covariance(loss, tokens, float(np.exp(self.mean[3])))
-        return replace(self, covariance=self.covariance + shift)
+        return replace(
+            self, covariance=self.covariance + units_covariance(self.kind, self.coordinates, self.mean, loss, tokens)
+        )
 
 
-def law_of(natural: FloatArray) -> ChinchillaLaw:
-    """The law of (ln m, μ, ln n, ν, ln c), [5]."""
-    log_m, mu, log_n, nu, log_c = natural
-    return ChinchillaLaw(m=np.exp(log_m), mu=mu, n=np.exp(log_n), nu=nu, c=np.exp(log_c))
+def law_of(natural: FloatArray, kind: str = "chinchilla") -> Law:
+    """The law of natural coordinates [k], such as (ln m, μ, ln n, ν, ln c)."""
+    values: dict[str, Any] = values_of(LAWS[kind].form, natural)
+    return LAWS[kind](**values)
 
 
-def units_covariance(loss: float, tokens: float, exponent: float) -> FloatArray:
-    """What free factors of the loss and of D add: one shift of all three terms, and one of D's term alone."""
-    by_loss, by_tokens = np.array([1.0, 1.0, 0.0, 0.0, 1.0]), np.array([0.0, exponent, 0.0, 0.0, 0.0])
+def units_covariance(kind: str, coordinates: Coordinates, mean: FloatArray, loss: float, tokens: float) -> FloatArray:
+    """What free factors of the loss and of D add: one shift of all terms, and one of what multiplies ln D."""
+    form, natural = LAWS[kind].form, coordinates.natural(mean)
+    scales = np.array([form.roles[name] in (SIZE, CONSTANT) for name in coordinates.names], float)
+    by_loss = scales / (values_of(form, natural)[form.outer] if form.outer else 1.0)
+    by_tokens = coordinates.shift_by_tokens(natural)
     return np.asarray(loss**2 * np.outer(by_loss, by_loss) + tokens**2 * np.outer(by_tokens, by_tokens))
+
+
+# ------------------------------------------------------------------ one law as a prior
+
+
+def prior_of(law: Law, population: Prior) -> Prior:
+    """The law as the mean; its draws, the spread between labs and another corpus's units as the covariance.
+
+    ValueError for a law that is no sum of terms, and for one whose coefficients have no such coordinates.
+    """
+    form = law.form
+    if not form.terms:
+        raise InputError(f"prior: the {law.name} law is not a sum of terms, so it cannot be fitted")
+    if zero := [name for name in form.positive if law.coefficients[name] == 0]:
+        raise InputError(f"prior: {zero[0]}=0 of {law!r} must be positive: its logarithm is not finite")
+    coordinates, natural = Coordinates.of(form, law.coefficients), natural_of(form, law.coefficients)
+    covariance = spread_between_labs(law, coordinates, population.covariance)
+    if law.draws is not None:
+        drawn = natural_of(form, dict(zip(law.coefficient_names(), law.draws.T, strict=True)))
+        covariance = covariance + np.cov(coordinates.of_natural(drawn).T)
+    said = law.conditions.provenance if law.conditions else f"a {law.name} law"
+    source = f"{said}, {'its draws' if law.draws is not None else 'no draws'} and the spread between labs"
+    settings = (population.dof, population.noise, population.dependence, (source,))
+    mean = coordinates.of_natural(natural)
+    return Prior(mean, covariance, *settings, law.name, coordinates, law.conditions).in_units(*OTHER_CORPUS)
+
+
+def spread_between_labs(law: Law, coordinates: Coordinates, population: FloatArray) -> FloatArray:
+    """How far a law of another lab lies from this one, as a covariance [k, k], from the population's [5, 5].
+
+    Terms in a size, terms in D, their exponents and the constant are matched with Chinchilla's. Of the rest nothing is
+    known but for exponents: logarithms spread as these do, and so do effects of a design and interactions, relative to
+    what they are.
+    """
+    form = law.form
+    alike = {i: place for i, name in enumerate(coordinates.names) if (place := _matching(form, name)) is not None}
+    relative = float(np.sqrt(population[2:4, 2:4].diagonal().mean()))
+    effect = np.abs(coordinates.matrix @ natural_of(form, law.coefficients))
+    additive = np.array([form.roles[name] in (BY_DESIGN, INTERACTION) for name in coordinates.names])
+    covariance = np.diag(np.where(additive, np.maximum(relative * effect, LEAST_EFFECT), relative) ** 2)
+    matched, places = [*alike], [*alike.values()]
+    block = population[np.ix_(places, places)]
+    unique = len({*places}) == len(places)  # of several terms in one size, each is free
+    covariance[np.ix_(matched, matched)] = block if unique else np.diag(block.diagonal())
+    return covariance
+
+
+def _matching(form: Any, name: str) -> int | None:
+    """The coordinate of Chinchilla's law that is like this one."""
+    role = form.roles[name]
+    if role == CONSTANT:
+        return 4
+    if role not in (SIZE, SLOPE):
+        return None
+    term = next(term for term in form.terms if name in term.coefficients)
+    factors = [f for f in term.factors if is_size(f)] if role == SIZE else [term.features[name][0][1][0]]
+    return None if not factors else (0 if role == SIZE else 2) + ("tokens" in factors)
+
+
+def for_kind(prior: Prior, kind: str) -> Prior:
+    """The prior for laws of this kind. One of Chinchilla laws gets the terms of E of the published law.
+
+    ValueError where it is of another kind.
+    """
+    if prior.kind == kind:
+        return prior
+    if (prior.kind, kind) != ("chinchilla", "joint"):
+        kinds = "chinchilla (or joint) laws" if prior.kind == "chinchilla" else f"{prior.kind} laws"
+        raise InputError(f"kind={kind!r}: the prior is one of {kinds}")
+    joint, size = prior_of(JointLaw.published(), prior), len(prior.mean)
+    covariance = joint.covariance.copy()
+    covariance[:size], covariance[:, :size] = 0.0, 0.0
+    covariance[:size, :size] = prior.covariance
+    sources = (*prior.sources, "terms of E of the published law")
+    mean = np.concatenate([prior.mean, joint.mean[size:]])
+    return replace(joint, mean=mean, covariance=covariance, sources=sources, conditions=prior.conditions)
 
 
 # ------------------------------------------------------------------ laws under priors
@@ -106,7 +204,7 @@ def units_covariance(loss: float, tokens: float, exponent: float) -> FloatArray:
 
 @dataclass(frozen=True)
 class Modes:
-    """Laws of greatest posterior density under S priors: natural coordinates [S, 5], their covariance, the noise [S].
+    """Laws of greatest posterior density under S priors: natural coordinates [S, k], their covariance, the noise [S].
 
     The covariance is Laplace's, with the runs' dependence in it.
     """
@@ -114,67 +212,58 @@ class Modes:
     natural: FloatArray
     covariance: FloatArray
     noise: FloatArray
+    kind: str = "chinchilla"
 
     def losses(self, runs: Runs) -> tuple[FloatArray, FloatArray]:
-        """ln L of each run under each law, [S, n], and its standard error without a run's noise."""
-        log_n, log_d = np.log(runs.n_active), np.log(runs.tokens)
-        log_m, mu, log_nn, nu, log_c = (column[:, None] for column in self.natural.T)
-        terms = [np.exp(log_m + mu * log_n), np.exp(log_nn + nu * log_d), np.exp(log_c + 0 * log_n)]
-        total = sum(terms[1:], start=terms[0])
-        slopes = [terms[0], terms[0] * log_n, terms[1], terms[1] * log_d, terms[2]]
-        jacobian = np.stack([slope / total for slope in slopes], axis=-1)
-        variance = np.einsum("snp,spq,snq->sn", jacobian, self.covariance, jacobian)
-        return np.log(total), np.sqrt(np.maximum(variance, 0.0))
+        """ln L of each run under each law, [S, n], and its standard error without a run's noise. No loss is read."""
+        objective = make_problem(replace(runs, loss=np.ones(len(runs))), self.kind).objective
+        back = np.linalg.inv(objective.to_natural)
+        residual, jacobian = objective.linearised(self.natural @ back.T)
+        slopes = jacobian @ back
+        variance = np.einsum("snp,spq,snq->sn", slopes, self.covariance, slopes)
+        return residual, np.sqrt(np.maximum(variance, 0.0))
 
 
 def modes(runs: Runs, priors: Sequence[Prior], weights: Any = None) -> Modes:
-    """Fit a Chinchilla law under each prior; `weights` [n] or [S, n] are inverse variances of ln L, relative."""
-    problem = under_prior(make_problem(runs, KIND, 0.01, None, 0.0, {}, {}, [p.law for p in priors]))
+    """Fit a law under each prior, all of one kind; `weights` [n] or [S, n] are inverse variances of ln L, relative."""
+    problem = make_problem(runs, priors[0].kind)
     weight = np.broadcast_to(np.ones(len(runs)) if weights is None else weights, (len(priors), len(runs)))
-    theta = starts_of(problem, priors)
-    noise = np.array([p.noise for p in priors])
-    for _ in range(ROUNDS):
-        penalty = penalty_of(priors, noise)
-        problem.objective.penalty = penalty
-        theta = problem.solve(theta, weight, max_iterations=200, tolerance=1e-9).theta
-        noise = noise_under(problem, theta, weight, np.array([p.noise for p in priors]))
-    at = problem.objective.evaluate(theta, weight)
+    usual = np.array([p.noise for p in priors])
+    theta, noise = _settled(problem, priors, weight, usual)
+    at, penalty = problem.objective.evaluate(theta, weight), problem.objective.penalty
+    assert penalty is not None  # set by `_settled`
     matrix = problem.objective.to_natural
-    inverse = np.linalg.inv(at.curvature + 1e-12 * np.eye(SIZE)) * penalty.variance[:, None, None]
-    return Modes(theta @ matrix.T, matrix @ inverse @ matrix.T, noise)
+    inverse = np.linalg.inv(at.curvature + 1e-12 * np.eye(len(matrix))) * penalty.variance[:, None, None]
+    return Modes(theta @ matrix.T, matrix @ inverse @ matrix.T, noise, priors[0].kind)
 
 
 def under(prior: Prior, problem: Problem, starts: FloatArray) -> tuple[Problem, FloatArray]:
-    """The problem with the prior, weighed by the noise at the mode, and its starts with the mode before them."""
-    if not isinstance(prior, Prior):
-        raise InputError(f"prior={prior!r} must be 'public', a Prior or None")
-    problem = under_prior(problem)
-    theta, usual = starts_of(problem, [prior]), np.array([prior.noise])
-    noise, weight = usual, problem.objective.weight[None]
+    """The problem with the prior, weighed by the noise at the mode, and its starts with the mode before them.
+
+    The noise is that of a run of average weight. ValueError for a prior of another kind of law.
+    """
+    prior = for_kind(prior, problem.settings.law)
+    problem = replace(problem, objective=copy.copy(problem.objective))
+    weight = problem.objective.weight
+    usual = np.array([prior.noise * float(np.sqrt(weight[weight > 0].mean()))])
+    theta, _ = _settled(problem, [prior], weight[None], usual)
+    several = len(prior.sources) > 2
+    told = f"{len(prior.sources)} public sets and laws" if several else " and ".join(prior.sources) or "given"
+    return replace(problem, settings=replace(problem.settings, prior=told)), np.vstack([theta, starts])
+
+
+def _settled(
+    problem: Problem, priors: Sequence[Prior], weight: FloatArray, usual: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """θ [S, k] of the modes near the priors' means, and the noise [S] there; the objective gets the penalty."""
+    natural = np.array([p.coordinates.natural(p.mean) for p in priors])
+    theta = np.clip(np.linalg.solve(problem.objective.to_natural, natural.T).T, problem.lower, problem.upper)
+    noise = usual
     for _ in range(ROUNDS):
-        problem.objective.penalty = penalty_of([prior], noise)
-        theta = problem.solve(theta, max_iterations=200, tolerance=1e-9).theta
+        problem.objective.penalty = penalty_of(priors, noise)
+        theta = problem.solve(theta, weight, max_iterations=200, tolerance=1e-9).theta
         noise = noise_under(problem, theta, weight, usual)
-    problem.objective.penalty = penalty_of([prior], noise)
-    told = f"{len(prior.sources)} public sets" if prior.sources else "given"
-    settings = replace(problem.settings, prior=told)
-    return replace(problem, settings=settings), np.vstack([theta, np.clip(starts, problem.lower, problem.upper)])
-
-
-def under_prior(problem: Problem) -> Problem:
-    """The problem with exponents that have logarithms. ValueError for another kind of law than the prior's."""
-    if problem.settings.law != KIND:
-        raise InputError(f"prior: is one of {KIND} laws, not of kind={problem.settings.law!r}")
-    slopes = np.array([name in ("mu", "nu") for name in problem.objective.names])
-    lower = np.where(slopes, np.maximum(problem.lower, STEEPEST), problem.lower)
-    return replace(problem, lower=lower, upper=np.where(slopes, np.minimum(problem.upper, FLATTEST), problem.upper))
-
-
-def starts_of(problem: Problem, priors: Sequence[Prior]) -> FloatArray:
-    """θ [S, 5] of the means, inside the box."""
-    natural = natural_of(np.array([p.mean for p in priors]))
-    theta = np.linalg.solve(problem.objective.to_natural, natural.T).T
-    return np.clip(theta, problem.lower, problem.upper)
+    return theta, noise
 
 
 def penalty_of(priors: Sequence[Prior], noise: FloatArray) -> Penalty:
@@ -182,7 +271,8 @@ def penalty_of(priors: Sequence[Prior], noise: FloatArray) -> Penalty:
     means = np.array([p.mean for p in priors])
     precisions = np.linalg.inv(np.array([p.covariance for p in priors]))
     dependence = np.array([p.dependence for p in priors])
-    return Penalty(means, precisions, np.array([float(p.dof) for p in priors]), dependence * noise**2)
+    dof = np.array([float(p.dof) for p in priors])
+    return Penalty(means, precisions, dof, dependence * noise**2, priors[0].coordinates)
 
 
 def noise_under(problem: Problem, theta: FloatArray, weight: FloatArray, usual: FloatArray) -> FloatArray:
@@ -191,9 +281,10 @@ def noise_under(problem: Problem, theta: FloatArray, weight: FloatArray, usual: 
     Residuals are trimmed as the Huber loss does.
     """
     residual = problem.objective.residuals(theta)
-    delta = problem.objective.huber_delta
-    squares = weight * np.abs(residual) * np.minimum(np.abs(residual), delta)
-    return np.asarray(np.sqrt((NOISE_DOF * usual**2 + squares.sum(axis=1)) / (NOISE_DOF + residual.shape[1])))
+    size = np.where(problem.objective.idle(residual), 0.0, np.abs(residual))
+    squares = weight * size * np.minimum(size, problem.objective.huber_delta)
+    count = (weight > 0).sum(axis=1)
+    return np.asarray(np.sqrt((NOISE_DOF * usual**2 + squares.sum(axis=1)) / (NOISE_DOF + count)))
 
 
 # ------------------------------------------------------------------ the population
@@ -203,8 +294,8 @@ def member_of(runs: Runs, name: str, lab: str, **about: Any) -> Member:
     """A set of runs as a member, from its law under a vague prior and the curvature there."""
     vague = Prior(np.array(VAGUE_MEAN), np.diag(np.square(VAGUE_SPREAD)))
     mode = modes(runs, [vague])
-    x = coordinates(mode.natural)[0]
-    back = np.linalg.inv(jacobian_of(mode.natural)[0])
+    x = CHINCHILLA.of_natural(mode.natural)[0]
+    back = np.linalg.inv(CHINCHILLA.jacobian(mode.natural)[0])
     prior = np.linalg.inv(vague.covariance)
     precision = back.T @ np.linalg.inv(mode.covariance[0]) @ back - prior
     values, vectors = np.linalg.eigh(0.5 * (precision + precision.T))
@@ -224,20 +315,20 @@ def estimate(members: Iterable[Member], shrinkage: float, dof: float, dependence
     if len({*labs}) < 2:
         raise InputError(f"prior: a population needs members of two labs, not of {sorted({*labs})}")
     share = np.array([1.0 / labs.count(lab) for lab in labs])
-    eye, count = np.eye(SIZE), len({*labs})
+    size, count = len(VAGUE_MEAN), len({*labs})
     mean, covariance = np.array(VAGUE_MEAN), np.diag(np.square(VAGUE_SPREAD))
     precision = np.array([member.precision for member in sets]) / dependence
     pull = np.array([member.pull for member in sets]) / dependence
     for _ in range(rounds):
-        shift = np.array([units_covariance(*member.units, float(np.exp(mean[3]))) for member in sets])
-        seen = np.linalg.inv(eye + precision @ shift)
+        shift = np.array([units_covariance("chinchilla", CHINCHILLA, mean, *member.units) for member in sets])
+        seen = np.linalg.inv(np.eye(size) + precision @ shift)
         inverse = np.linalg.inv(covariance)
         spread = np.linalg.inv(inverse + seen @ precision)
         centre = np.matmul(spread, (inverse @ mean)[:, None] + seen @ pull[..., None])[..., 0]
         away = centre - mean
         second = away[:, :, None] * away[:, None, :] + spread
         square = np.einsum("ij,sij->s", inverse, second)
-        weight = share * ((dof + SIZE) / (dof + square) if np.isfinite(dof) else 1.0)
+        weight = share * ((dof + size) / (dof + square) if np.isfinite(dof) else 1.0)
         mean = weight @ centre / weight.sum()
         away = centre - mean
         second = away[:, :, None] * away[:, None, :] + spread
@@ -249,19 +340,30 @@ def estimate(members: Iterable[Member], shrinkage: float, dof: float, dependence
     return Prior(mean, grown, dof, float(noise), dependence, tuple(member.name for member in sets))
 
 
-def prior(name: str = "public", without: str | Collection[str] = ()) -> Prior:
-    """The population shipped under this name, without the members of some labs.
+def prior(name: str | Law = "public", without: str | Collection[str] = ()) -> Prior:
+    """The population shipped under this name, without the members of some labs; or a law and the spread between labs.
 
-    ValueError for another name, and for labs that have no member.
+    ValueError for another name, for labs that have no member, and for a law that cannot be fitted.
     """
+    if isinstance(name, Law):
+        return prior_of(name, prior(without=without))
     if name != "public":
-        raise InputError(f"prior={name!r} must be 'public', a Prior or None")
+        raise InputError(f"prior={name!r} {WANTED}")
+    return _population(frozenset({without} if isinstance(without, str) else without))
+
+
+@cache
+def _population(left_out: frozenset[str]) -> Prior:
     members, settings = read_population(POPULATION)
-    left_out = {without} if isinstance(without, str) else {*without}
     labs = sorted({member.lab for member in members})
     if unknown := sorted(left_out - {*labs}):
         raise InputError(f"without={unknown[0]!r} must be among {', '.join(labs)}")
     return estimate([member for member in members if member.lab not in left_out], **settings)
+
+
+def read_prior(value: Any) -> Prior:
+    """What `fit` takes as a prior; ValueError for anything else."""
+    return value if isinstance(value, Prior) else prior(value)
 
 
 def read_population(path: Path) -> tuple[list[Member], dict[str, Any]]:

@@ -130,16 +130,13 @@ class Problem:
         weight: FloatArray | None = None,
         *,
         hold_transform: bool = False,
-        hold: NDArray[np.bool_] | None = None,
         **options: Any,
     ) -> Solutions:
         """Minimise from each θ [S, p], with weights [S, n].
 
-        `hold_transform` fixes the E_start and E_max that all θ share, `hold` [p] parameters as each θ has them.
+        `hold_transform` fixes the E_start and E_max that all θ share.
         """
         lower, upper = self.lower.copy(), self.upper.copy()
-        if hold is not None:
-            lower, upper = (np.where(hold, theta, end) for end in (lower, upper))
         if hold_transform:
             last = slice(self.objective.first_transform, None)
             lower[last] = upper[last] = theta[0, last]
@@ -154,12 +151,12 @@ class Problem:
 def make_problem(
     runs: Runs,
     law: str,
-    huber_delta: float,
-    weights: Any,
-    l2: float,
-    fixed: Mapping[str, float],
-    bounds: Limits,
-    starts: Any,
+    huber_delta: float = 0.01,
+    weights: Any = None,
+    l2: float = 0.0,
+    fixed: Mapping[str, float] | None = None,
+    bounds: Limits | None = None,
+    starts: Any = "scaled",
     one_sided: Any = None,
 ) -> Problem:
     """Check the settings; ValueError names the one that is wrong."""
@@ -177,22 +174,13 @@ def make_problem(
     name = starts if isinstance(starts, str) else f"{len(starts)} given laws"
     weight, weights_name = _weights(runs, weights)
     bound = _one_sided(runs, one_sided)
-    limits = _checked_limits(law, fixed, bounds)
+    limits = _checked_limits(law, fixed or {}, bounds or {})
     held = {name: low for name, (low, high) in limits.items() if low == high}
     ranges = {name: ends for name, ends in limits.items() if name not in held}
     settings = FitSettings(law, huber_delta, l2, weights_name, held, ranges, name, one_sided=int(bound.sum()))
-    columns = {name: _column(runs, name) for name in (*LAWS[law].form.variables, "loss")} | {"weight": weight}
+    columns = {name: runs.positive(name) for name in (*LAWS[law].form.variables, "loss")} | {"weight": weight}
     objective = Objective(law, columns, huber_delta, l2, limits.keys(), held, bound)
     return Problem(objective, *_box(objective, limits, runs.loss), settings, columns)
-
-
-def _column(runs: Runs, name: str) -> FloatArray:
-    """A variable of the law; ValueError where the runs lack it, or a run has no positive value."""
-    values = runs.column(name)
-    if (wrong := np.flatnonzero(~((values > 0) & (values < np.inf)))).size:
-        run = runs.run_id[wrong[0]]
-        raise InputError(f"{runs.source}: {run}: {name}={values[wrong[0]]:g} must be positive and finite")
-    return values
 
 
 def _number(name: str, value: Any, missing: float | None = None) -> float:
@@ -282,7 +270,7 @@ def _box(objective: Objective, limits: Limits, losses: FloatArray) -> tuple[Floa
     roles = objective.form.roles
     upper = np.full(objective.size, np.inf)
     for term, columns in zip(objective.form.terms, objective.terms, strict=True):
-        wide = WIDE_BOX[any(columns.centre.values())]
+        wide = WIDE_BOX[columns.centred]
         upper[columns.at] = [wide[roles[name]] for name in term.coefficients]
     if objective.outer is not None:
         upper[objective.outer] = WIDE_BOX[False][OUTER]

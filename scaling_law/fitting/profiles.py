@@ -16,7 +16,6 @@ import numpy as np
 from hub.base.errors import InputError, unknown
 from hub.base.tables import ResultTable, Table
 from scaling_law.fitting.fitting import FitResult
-from scaling_law.fitting.prior import under_prior
 from scaling_law.fitting.problem import floors_of, make_problem
 from scaling_law.fitting.uncertainty import intervals_table
 from scaling_law.formulas.law import check_level
@@ -74,9 +73,7 @@ def refit_with(
     one_sided = result.problem.objective.one_sided[used]
     try:
         problem = make_problem(runs, *options, fixed, settings.bounds, "scaled", one_sided)
-        if (penalty := result.problem.objective.penalty) is not None:
-            problem = under_prior(problem)
-            problem.objective.penalty = penalty
+        problem.objective.penalty = result.problem.objective.penalty
         theta = problem.objective.from_coefficients(start)
     except ValueError:
         return float("inf"), near

@@ -71,7 +71,7 @@ class SettingsGrid:
         for label, group in enumerate(groups):
             model[group] = label
         has_batch = all("batch_tokens" in runs for runs in tables)
-        batch = np.concatenate([_positive(runs, "batch_tokens") for runs in tables]) if has_batch else None
+        batch = np.concatenate([runs.positive("batch_tokens") for runs in tables]) if has_batch else None
         if batch is not None and max(batch[group].max() / batch[group].min() for group in groups) <= 1 + SAME:
             batch = None
         return cls(
@@ -79,7 +79,7 @@ class SettingsGrid:
             experts=joined["experts"][first],
             tokens=np.array([joined["tokens"][group].mean() for group in groups]),
             model=model,
-            ln_rate=np.log(np.concatenate([_positive(runs, _rate_column(runs)) for runs in tables])),
+            ln_rate=np.log(np.concatenate([runs.positive(_rate_column(runs)) for runs in tables])),
             batch=batch,
             loss=joined["loss"],
         )
@@ -351,10 +351,3 @@ def _counted(runs: Runs, reading: Reading) -> FloatArray:
 
 def _rate_column(runs: Runs) -> str:
     return next((name for name in _RATE_COLUMNS if name in runs), _RATE_COLUMNS[0])
-
-
-def _positive(runs: Runs, name: str) -> FloatArray:
-    values = runs[name]
-    if (bad := np.flatnonzero(~(values > 0) | ~np.isfinite(values))).size:
-        raise RunsError(f"{runs.source}: {runs.run_id[bad[0]]}: {name}={values[bad[0]]:g} must be positive and finite")
-    return values

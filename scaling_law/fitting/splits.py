@@ -150,6 +150,6 @@ def select_by_rmse(result: FitResult, validation: Runs) -> FitResult:
     used = result.runs.subset(result.used)
     laws = [result.problem.objective.make_law(theta) for theta in result.finalists.theta]
     scores = [rms(errors_of(law, used)) + rms(errors_of(law, validation)) for law in laws]
-    unchanged = ("n_starts", "warnings", "suspicious", "deviations", "set_aside")
+    unchanged = ("n_starts", "prior", "warnings", "suspicious", "deviations", "set_aside")
     search = {name: getattr(result.status, name) for name in unchanged}
     return describe(result.runs, result.problem, result.finalists, search, chosen=int(np.argmin(scores)))

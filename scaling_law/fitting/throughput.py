@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -73,14 +72,6 @@ def left_out_ratios(throughput: Throughput) -> dict[Architecture, float]:
     groups = np.array([models.index(m.architecture) for m in measured])
     misses = _left_out(_relative_work(measured, throughput.devices, list(throughput.seconds)), groups)
     return {model: float(np.exp(misses[groups == i].mean())) for i, model in enumerate(models)}
-
-
-def without(throughput: Throughput, model: Architecture) -> Throughput:
-    """The fit to all architectures but this one."""
-    rest = [m for m in throughput.measurements if m.architecture != model]
-    setup = throughput.device, throughput.precision, throughput.devices
-    fitted = fit_throughput(rest, *setup, terms=list(throughput.seconds))
-    return replace(fitted, settings=throughput.settings, memory_bytes=throughput.memory_bytes)
 
 
 def of_records(records: Iterable[RunRecord]) -> Throughput:

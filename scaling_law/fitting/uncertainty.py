@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -27,7 +27,7 @@ class Bootstrap(ResultTable):
     """The fitted law with the coefficients of refitted resamples as its draws.
 
     `converged` [n_draws] marks refits that met the tolerance; `log_residuals` are those of the full fit, of
-    `n_fitted` coefficients.
+    `n_fitted` coefficients (under a prior, those that the runs determine).
     """
 
     law: Law
@@ -35,7 +35,7 @@ class Bootstrap(ResultTable):
     n_clusters: int
     log_residuals: FloatArray
     seed: int
-    n_fitted: int
+    n_fitted: float
     trunk_source: str = "given"
 
     @property
@@ -95,35 +95,34 @@ def bootstrap(
     n_resamples: int = 1000,
     seed: int = 0,
     progress: bool = False,
-    held: FloatArray | None = None,
 ) -> Bootstrap:
     """Resample the trunks of the runs fitted with replacement, and refit from the optimum θ; deterministic for a seed.
 
-    `held` are draws [n, n_coefficients] of another fit: each refit takes the fixed coefficients from one of them.
+    Under a prior, each refit has a mean of its own, drawn from it: what the runs leave open stays as open as it was.
     ValueError for fewer than two trunks or two resamples.
     """
-    fitted, fixed = runs.subset(problem.used), problem.settings.fixed
+    fitted, objective = runs.subset(problem.used), copy.copy(problem.objective)
     counts = np.zeros((n_resamples, len(runs)))
     counts[:, problem.used] = cluster_counts(fitted, n_resamples, seed)
-    start, hold = np.tile(theta, (n_resamples, 1)), problem.lower == problem.upper
-    objective = copy.copy(problem.objective)
-    if held is not None:
-        objective.fixed = {}
-        drawn = held[np.random.default_rng(seed).integers(len(held), size=n_resamples)]
-        columns = dict(zip(law.coefficients, drawn.T, strict=True))
-        values: dict[str, Any] = {**law.coefficients, **{name: columns[name] for name in fixed}}
-        start = objective.from_coefficients(values)
-    refits = []
+    n_fitted = float(sum(name not in problem.settings.fixed for name in law.coefficients))
+    penalty, refits = objective.penalty, []
+    if penalty is not None:
+        rows, objective.penalty = objective.prior_rows(theta), None
+        curvature = objective.evaluate(theta[None]).curvature[0]
+        n_fitted = float(np.trace(np.linalg.solve(curvature + rows.T @ rows, curvature)))
+        penalty = penalty.drawn(theta @ objective.to_natural.T, n_resamples, seed)
+    problem = replace(problem, objective=objective)
     with progress_line("bootstrap", n_resamples, "resamples", progress) as advance:
         for first in range(0, n_resamples, CHUNK):
             part = slice(first, first + CHUNK)
             weight = counts[part] * objective.weight
-            refits.append(problem.solve(start[part], weight, hold=hold, max_iterations=200, tolerance=1e-9))
+            objective.penalty = None if penalty is None else penalty.take(part)
+            start = np.tile(theta, (len(weight), 1))
+            refits.append(problem.solve(start, weight, max_iterations=200, tolerance=1e-9))
             advance(len(weight), f"objective {np.median(refits[-1].cost):.4g}")
     draws = objective.coefficients(np.concatenate([part.theta for part in refits]))
     converged = np.concatenate([part.converged for part in refits])
     log_residuals = objective.residuals(theta[None])[0][problem.measured]
-    n_fitted = sum(name not in fixed for name in law.coefficients)
     return Bootstrap(
         law.replace(draws=draws), converged, fitted.n_trunks, log_residuals, seed, n_fitted, fitted.trunk_source
     )

@@ -182,14 +182,15 @@ def unknown_parts(a: Architecture, law: Law) -> list[str]:
 def _predict(
     law: Law, a: Architecture, at: dict[str, float], check: RangeCheck, bytes_per_parameter: float, force: bool
 ) -> PredictedLoss:
-    flops, refusal, optimum = a.training_flops(at["tokens"]), None, None
+    tokens = float(at["tokens"])
+    flops, refusal, optimum = a.training_flops(tokens), None, None
     limits: dict[str, Any] = {"memory": a.weight_bytes(bytes_per_parameter), "vocab_size": a.vocab_size}
     try:
         optimum = optimal(law, flops, force=force, bytes_per_parameter=bytes_per_parameter, **limits)
     except ValueError as error:  # also where every answer is beyond the range guard
         refusal = str(error)
     interval = None if law.draws is None else percentile_interval(law.loss_draws(**at))
-    return PredictedLoss(at["tokens"], flops, float(law.loss(**at)), interval, bool(check.trusted), refusal, optimum)
+    return PredictedLoss(tokens, flops, float(law.loss(**at)), interval, bool(check.trusted), refusal, optimum)
 
 
 def shape_of(a: Architecture) -> str:

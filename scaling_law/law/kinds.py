@@ -156,6 +156,20 @@ class JointLaw(ChinchillaForm, Law):
 
 @register
 @dataclass(frozen=True, repr=False)
+class LadderLaw(Law):
+    """A power of the compute 6 N D above a constant, for models of one ratio D / N, as their authors forecast them."""
+
+    name: ClassVar[str] = "ladder"
+    formula: ClassVar[str] = "L = a·(N·D)^−α + c"
+    form: ClassVar[Form] = Form((Term("a", {"n_active": "-alpha", "tokens": "-alpha"}), Term("c")))
+
+    a: float
+    alpha: float
+    c: float
+
+
+@register
+@dataclass(frozen=True, repr=False)
 class RoutedLaw(Law):
     """Clark et al.'s law for runs of one dataset size: L = a Ê^δ N^(α + γ ln Ê). D may be left out as None."""
 

@@ -27,6 +27,7 @@ from scaling_law.size.recipe import PAPER
 from scaling_law.size.widths import Widths
 
 FORMAT, VERSION = "throughput", 1
+OUTSIDE = 2.0  # times a vocabulary or a batch beyond those that were timed, at which it is named
 
 TERMS: dict[str, str] = {
     "steps": "1",
@@ -196,7 +197,7 @@ class Throughput:
             raise InputError(
                 f"the throughput of {self.device} has no draws: its step times are not fitted to measurements"
             )
-        work = self._work(model, tokens_per_step, **({"micro_batch_tokens": None} | batch))
+        work = self._work(model, tokens_per_step, **batch)
         terms = np.stack(np.broadcast_arrays(*(np.asarray(work[name], float) for name in self.seconds)))
         return np.tensordot(self.draws, terms, axes=1) * self._nodes(batch.get("devices")) ** self.growth
 
@@ -204,8 +205,10 @@ class Throughput:
         """Tokens per second of all devices together; arguments as of `step_seconds`."""
         return np.asarray(tokens_per_step) / self.step_seconds(model, tokens_per_step, **batch)
 
-    def warnings(self, model: Model, devices: int | None = None) -> tuple[str, ...]:
-        """How far these models, and this number of devices, lie outside what was measured."""
+    def warnings(
+        self, model: Model, devices: int | None = None, tokens_per_step: float | None = None
+    ) -> tuple[str, ...]:
+        """How far these models, this number of devices and a step's tokens on each lie outside what was measured."""
         if self.is_assumed:
             return (f"step times on {self.device} are assumed, not measured: {self.source}",)
         notes = []
@@ -219,6 +222,13 @@ class Throughput:
                 most, largest = float(np.max(getattr(work, size))), float(np.max(getattr(seen, size)))
                 if most > 1.01 * largest:
                     notes.append(f"{most:.3g} {name} parameters are {most / largest:.3g}x the largest that was timed")
+            vocabulary = work.model.vocab_size if work.model else None
+            timed: dict[str, list[float]] = {"a vocabulary": [m.architecture.vocab_size for m in self.measurements]}
+            timed["tokens of a step on one device"] = [m.tokens_per_step / self.devices for m in self.measurements]
+            for (name, values), value in zip(timed.items(), (vocabulary, tokens_per_step), strict=True):
+                if value is not None and not min(values) / OUTSIDE <= value <= OUTSIDE * max(values):
+                    spanned = " to ".join(dict.fromkeys(f"{end:,.0f}" for end in (min(values), max(values))))
+                    notes.append(f"{name} ({value:,.0f}) outside those that were timed, {spanned}")
         return tuple(notes)
 
     def overhead_of(self, devices: int) -> float:

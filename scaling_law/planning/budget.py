@@ -104,7 +104,7 @@ class Cluster:
         if isinstance(self.gpus, bool) or not isinstance(self.gpus, int) or self.gpus < 1:
             raise InputError(f"gpus={self.gpus!r} must be a whole number of at least 1")
         if self.price is not None:
-            positive("price", self.price)
+            object.__setattr__(self, "price", float(positive("price", self.price)))
 
     @classmethod
     def of(
@@ -124,12 +124,11 @@ class Cluster:
         if gpus is None:
             prefix = "" if price is None else f"price={price!r} is per GPU-hour: "
             raise InputError(f"{prefix}gpus=None must be given, the number of GPUs that train")
-        priced = None if price is None else float(positive("price", price))
         ramp = batch_ramp if isinstance(batch_ramp, BatchRamp) else BatchRamp(batch_ramp, sequence_length)
         if ramp.stages == PAPER.batch_ramp and isinstance(gpus, int) and gpus > 0:
             stages = (replace(stage, sequences=-(-stage.sequences // gpus) * gpus) for stage in ramp.stages)
             ramp = BatchRamp(tuple(stages), ramp.sequence_length)
-        return cls(gpus, throughput, priced, ramp)
+        return cls(gpus, throughput, cast(Any, price), ramp)
 
     @property
     def hardware(self) -> str:
@@ -159,7 +158,10 @@ class Cluster:
     def warnings(self, model: Model) -> tuple[str, ...]:
         """What step times and batches are worth for these models."""
         batches = [stage.sequences for stage in self.ramp.stages]
-        usual, notes = [stage.sequences for stage in PAPER.batch_ramp], self.throughput.warnings(model, self.gpus)
+        usual, notes = (
+            [stage.sequences for stage in PAPER.batch_ramp],
+            self.throughput.warnings(model, self.gpus, max(batches) * self.ramp.sequence_length / self.gpus),
+        )
         if batches != usual and [-(-n // self.gpus) * self.gpus for n in usual] == batches:
             said = ", ".join(map(str, batches))
             notes += (f"batches of {said} sequences, which {self.gpus} GPUs can share, instead of the paper's",)
@@ -204,7 +206,8 @@ class Cluster:
         """Plain JSON values."""
         t = self.throughput
         times = {"precision": t.precision, "source": t.source, "is_assumed": t.is_assumed, "error": t.error}
-        return {"gpus": self.gpus, "gpu": t.device, "price": self.price, "throughput": times}
+        batches = [stage.sequences for stage in self.ramp.stages]
+        return {"gpus": self.gpus, "gpu": t.device, "price": self.price, "batches": batches, "throughput": times}
 
 
 @dataclass(frozen=True)

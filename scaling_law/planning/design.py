@@ -21,7 +21,7 @@ from hub.base.errors import InputError
 from hub.base.tables import Table, literal
 from hub.base.units import format_count, format_flops
 from scaling_law.formulas import Formula
-from scaling_law.formulas.answers import ArrayAnswer
+from scaling_law.formulas.answers import ArrayAnswer, plain_fields
 from scaling_law.formulas.conditions import Conditions, ExtrapolationError
 from scaling_law.formulas.law import positive
 from scaling_law.planning.budget import Budget
@@ -167,9 +167,7 @@ class Design(ArrayAnswer):
         return rows
 
     def facts(self) -> dict[str, Any]:
-        return {
-            name: getattr(self, name) for name in ("deviation_before", "deviation_after", "flops", "warmup_tokens")
-        }
+        return plain_fields(self, "candidates", "chosen", "check", "notes")
 
     def summary(self) -> Table:
         note = "warm-up unknown: runs may be shorter than it"

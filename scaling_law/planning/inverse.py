@@ -41,6 +41,7 @@ from scaling_law.planning.optimum import (
     optimal_widths,
     refuse_other_variables,
     searched,
+    spending,
     why_no_optimum,
 )
 from scaling_law.size.architecture import HEAD_DIM, inference_flops, total_parameters, training_flops
@@ -148,14 +149,9 @@ def _least_width(law: Formula, target: FloatArray, e: FloatArray, limits: Limits
     """The least d_model that reaches the target within the budget; NaN where none does."""
     best, target = optimal_widths(law, budget, e, limits), np.broadcast_arrays(target, e)[0]
 
-    def excess(x: FloatArray) -> FloatArray:
-        at = budget.variables(np.exp(x), e, limits)
-        with np.errstate(all="ignore"):  # of tokens below 0
-            loss = law.evaluate(tuple(law.coefficients.values()), limits.worth(at))
-        return np.where(at["tokens"] > 0, loss, np.inf) - target
-
-    largest = np.broadcast_to(np.maximum(best.d_model, HEAD_DIM), target.shape)
-    width = np.exp(first_below(excess, np.full(target.shape, np.log(HEAD_DIM)), np.log(largest)))
+    models = spending(law, tuple(law.coefficients.values()), e, budget, limits)
+    low, high = np.full(target.shape, float(HEAD_DIM)), np.maximum(best.d_model, HEAD_DIM) + 0.0 * target
+    width = np.exp(first_below(lambda x: models(np.exp(x))[2] - target, np.log(low), np.log(high)))
     width = np.where(np.isnan(width) & (best.loss <= target), best.d_model, width)
     return np.where(best.fits, width, np.nan)
 

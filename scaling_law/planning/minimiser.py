@@ -12,7 +12,7 @@ from scaling_law.size.arrays import FloatArray
 POINTS = 257  # of the grid between the ends
 MINIMA = 3  # of a row that are followed
 HALVINGS = 50  # of a grid's step
-ZOOMS = 3  # into each of them, by 10 unless it lies at the edge of the last one
+ZOOMS = 4  # into each of them, by 10 unless it lies at the edge of the last one
 
 
 def least(

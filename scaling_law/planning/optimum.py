@@ -76,7 +76,8 @@ def compute_optimal(
         raise InputError(no_optimum(law, e, optimum.exists))
     at = budget.models(law, optimum.free, e, limits)
     (check := law.check(**at)).refuse(force)
-    return ComputeOptimum(budget.flops, e, at["n_active"][()], at["tokens"][()], law.loss(**at), check=check)
+    n_active, tokens = (at[name][()] for name in ("n_active", "tokens"))  # numbers where one budget and E were asked
+    return ComputeOptimum(budget.flops, e, n_active, tokens, law.loss(**at), check=check)
 
 
 def chinchilla_optimum(m: Any, mu: Any, n: Any, nu: Any, budget: Any) -> tuple[Any, Any]:
@@ -129,11 +130,7 @@ def optimal_widths(
     columns = tuple(law.coefficients.values()) if coefficients is None else coefficients
     e = np.broadcast_to(e, np.broadcast_shapes(e.shape, np.shape(budget.flops), np.shape(columns[0])))
 
-    def models(d_model: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-        at = budget.variables(d_model, e, limits)
-        loss = law.evaluate(columns, limits.worth(at))
-        return at["n_active"], at["tokens"], np.where(at["tokens"] > 0, loss, np.nan)
-
+    models = spending(law, columns, e, budget, limits)
     limit, served_or_repeated = limits.width_limit(e), limits.inference_tokens or limits.unique_tokens
     if isinstance(law, ChinchillaForm) and budget.cluster is None and not served_or_repeated:
         terms = law.chinchilla_coefficients(e) if coefficients is None else law.chinchilla_of(coefficients, e)
@@ -144,6 +141,18 @@ def optimal_widths(
     if coefficients is None and not optimum.exists.any():
         raise InputError(no_optimum(law, e, optimum.exists))
     return optimum
+
+
+def spending(law: Formula, coefficients: Any, experts: FloatArray, budget: Budget, limits: Limits) -> Models:
+    """N_act, D and the loss of models that spend the budget, by width; NaN where it leaves no training token."""
+
+    def models(d_model: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+        at = budget.variables(d_model, experts, limits)
+        with np.errstate(all="ignore"):  # of tokens below 0
+            loss = law.evaluate(coefficients, limits.worth(at))
+        return at["n_active"], at["tokens"], np.where(at["tokens"] > 0, loss, np.nan)
+
+    return models
 
 
 def searched(models: Models, widths: tuple[Any, Any], limit: FloatArray, integral: bool = False) -> WidthOptimum:
@@ -164,7 +173,8 @@ def searched(models: Models, widths: tuple[Any, Any], limit: FloatArray, integra
 def _closed_form(terms: tuple[Any, Any, Any, Any], flops: Any, limits: Limits) -> FloatArray:
     """The d_model of the compute optimum of (m, μ, n, ν), which broadcast with the budget; NaN where there is none."""
     m, mu, n, nu = (np.where(has_optimum(terms), c, np.nan) for c in terms)
-    n_active, _ = chinchilla_optimum(m, mu, n, nu, affordable_tokens(flops, 1.0))
+    with np.errstate(all="ignore"):  # in draws that are far off
+        n_active, _ = chinchilla_optimum(m, mu, n, nu, affordable_tokens(flops, 1.0))
     return np.asarray(width_of_active(n_active, limits.vocab_size))
 
 
@@ -180,8 +190,7 @@ def _settled(models: Models, free: FloatArray, within: FloatArray, limit: FloatA
         most = np.maximum(np.floor(limit * (1 + 1e-12) / HEAD_DIM), 1)
         blocks = np.maximum(np.floor(widths / HEAD_DIM), 1)
         widths = HEAD_DIM * np.minimum(np.concatenate([blocks, blocks + 1]), most)
-    with np.errstate(all="ignore"):  # of tokens below 0
-        n_active, tokens, loss = models(widths)
+    n_active, tokens, loss = models(widths)
     loss = np.where(fits & ~np.isnan(loss), loss, np.inf)
     every, best = (widths, n_active, tokens, loss), np.argmin(loss, axis=0)[None]
     width, n_active, tokens, loss = (np.take_along_axis(np.broadcast_to(v, loss.shape), best, 0)[0] for v in every)
@@ -210,8 +219,7 @@ def optimum_draws(
     budget, names = Budget(positive("flops", flops)), ("d_model", "n_active", "tokens", "loss")
 
     def optimum(coefficients: Any) -> WidthOptimum:
-        with np.errstate(all="ignore"):  # in draws without an optimum
-            every = optimal_widths(law, budget, e, within, coefficients=coefficients)
+        every = optimal_widths(law, budget, e, within, coefficients=coefficients)
         return replace(every, **{name: np.where(every.fits, getattr(every, name), np.nan) for name in names})
 
     fitted = optimum(tuple(law.coefficients.values()))
@@ -225,9 +233,8 @@ def drawn_optimum(
     """The compute-optimal N_act, D and loss of every draw, [n_draws, E], NaN for none; or one E at several budgets."""
     draws, e, limits = _draws(law), np.atleast_1d(np.asarray(experts, float)), Limits.of(law)
     budget = Budget(positive("flops", flops))
-    with np.errstate(all="ignore"):  # in draws without an optimum
-        at = budget.models(law, optimal_widths(law, budget, e, limits, coefficients=draws).free, e, limits)
-        return at["n_active"], at["tokens"], np.asarray(law.evaluate(draws, at))
+    at = budget.models(law, optimal_widths(law, budget, e, limits, coefficients=draws).free, e, limits)
+    return at["n_active"], at["tokens"], np.asarray(law.evaluate(draws, at))
 
 
 def _draws(law: ChinchillaForm) -> FloatArray:
@@ -275,18 +282,25 @@ def why_no_optimum(law: Formula, experts: float) -> str:
     return f"the loss does not fall with {' or with '.join(rising) or 'N_act and D'}"
 
 
-def left_out(reasons: Mapping[float, str], are: str = " are left out", is_: str = " is left out") -> list[str]:
-    """A sentence for each E without an optimum; one for all of many or alike, with the reason of the first."""
+def left_out(reasons: Mapping[float, str]) -> list[str]:
+    """A sentence for each E without an optimum, or one for all of them."""
+    grouped = _grouped(reasons)
+    are = "is" if len(grouped) == len(reasons) else "are"
+    return [f"E = {names} {are} left out: {reason}" for names, reason in grouped]
+
+
+def _grouped(reasons: Mapping[float, str]) -> list[tuple[str, str]]:
+    """Each E and why it has no optimum; all E that are many or alike together, with the reason of the first."""
     if len(reasons) > MOST_REASONS or len({*reasons.values()}) == 1 < len(reasons):
         first = next(iter(reasons))
-        names = ", ".join(listed_experts(reasons))
-        return [f"E = {names}{are}: {reasons[first]} at E = {first:g}, likewise at the others"]
-    return [f"E = {e:g}{is_}: {reason}" for e, reason in reasons.items()]
+        return [(", ".join(listed_experts(reasons)), f"{reasons[first]} at E = {first:g}, likewise at the others")]
+    return [(f"{e:g}", reason) for e, reason in reasons.items()]
 
 
 def no_optimum(law: Formula, experts: ArrayLike, exists: NDArray[np.bool_]) -> str:
     """Say why a law has no optimum for those of the E where none `exists`."""
     without = np.unique(np.broadcast_to(np.asarray(experts, float), exists.shape)[~exists]).tolist()
-    reasons = "; ".join(left_out({e: why_no_optimum(law, e) for e in without}, "", ""))
+    reasons = _grouped({e: why_no_optimum(law, e) for e in without})
+    said = "; ".join(f"E = {names}: {reason}" for names, reason in reasons)
     which = "some" if exists.any() else "any"
-    return f"this law has no compute optimum for {which} of these experts: {reasons}; its `loss` is still defined"
+    return f"this law has no compute optimum for {which} of these experts: {said}; its `loss` is still defined"

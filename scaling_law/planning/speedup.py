@@ -15,7 +15,7 @@ on L∞, which no run measures, and grows without bound as L_a comes down to it:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -251,7 +251,8 @@ class _Target:
 
     def cheapest(self, start: float, experts: float, limits: Limits) -> FloatArray:
         """The d_model of least FLOPs that reaches a's loss under each draw, [1 + n_draws, 1]; NaN where none does."""
-        models = reaching(self.law, self.coefficients, self.loss, experts, limits)
+        trained = replace(limits, inference_tokens=0.0, unique_tokens=None)
+        models = reaching(self.law, self.coefficients, self.loss, experts, trained)
         low, high = (np.full(self.loss.shape, np.log(end)) for end in (start / AROUND, start * AROUND))
         return np.exp(least(lambda x: models(np.exp(x))[2], low, high, POINTS))
 

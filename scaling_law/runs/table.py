@@ -143,6 +143,14 @@ class Runs(Summarised):
 
     __getitem__ = column
 
+    def positive(self, name: str) -> FloatArray:
+        """A numeric column [n]; RunsError names the first run whose value is not positive and finite."""
+        values = self.column(name)
+        if (bad := np.flatnonzero(~(values > 0) | ~np.isfinite(values))).size:
+            at = f"{self.source}: {self.run_id[bad[0]]}"
+            raise RunsError(f"{at}: {name}={values[bad[0]]:g} must be positive and finite")
+        return values
+
     def __contains__(self, name: object) -> bool:
         return name in (*self.names, self.loss_name)
 
@@ -268,7 +276,8 @@ def load_runs(
     if prepared.apart:
         _check_comparable([rows[i] for i in selected], prepared.apart, origin)
     loss = _loss_column(origin, [rows[i] for i in selected], prepared.loss, prepared.aliases)
-    settings = [name for name in ("seed", *RATES) if any(name in row for row in rows)]
+    tuned = ("seed", *RATES, "schedule", "schedule_peak_learning_rate")  # the last as in runs.parquet
+    settings = [name for name in tuned if any(name in row for row in rows)]
     wrong = _problems(rows, selected, loss, settings, ids=True, sizes=not prepared.says_size)
     wrong = [prepared.failed.get(i) or problem for i, problem in zip(selected, wrong, strict=True)]
     problems += filter(None, wrong)
@@ -419,7 +428,8 @@ def _problems(
 ) -> list[str]:
     """What is wrong with each of the rows `at`, "" if nothing. Runs that differ in their settings are no duplicates.
 
-    `ids`: no two have one run_id; `sizes`: their sizes are those of their shape.
+    `ids`: no two have one run_id, and settings that are unknown are the same, which NaNs are not; `sizes`: sizes are
+    those of their shape.
     """
     problems, seen = [], dict[Any, str]()
     for i in at:
@@ -433,7 +443,8 @@ def _problems(
         if not wrong and sizes and (contradiction := size_problem(row)):
             wrong = [contradiction]
         if not wrong:
-            keys = [("N, D, E and loss", (*values.values(), *(repr(row.get(name)) for name in settings)))]
+            told = [row.get(name) for name in settings]
+            keys = [("N, D, E and loss", (*values.values(), *(map(repr, told) if ids else told)))]
             keys += [("run_id", row["run_id"])] if ids and row.get("run_id") else []
             wrong = [f"duplicate of {seen[key]} (same {key[0]})" for key in keys if key in seen][:1]
             seen |= dict.fromkeys(keys, name_of_row)

@@ -118,9 +118,7 @@ def loss_between(ln_rate: float, ln_rates: FloatArray, losses: FloatArray) -> fl
 
 
 def _setting(runs: Runs, name: str) -> FloatArray:
-    values = runs.column(name)
-    if (bad := np.flatnonzero(~(values > 0) | ~np.isfinite(values))).size:
-        raise RunsError(f"{runs.source}: {runs.run_id[bad[0]]}: {name}={values[bad[0]]:g} must be positive and finite")
+    values = runs.positive(name)
     if values.max() <= values.min() * (1 + SAME):
         raise RunsError(f"{runs.source}: {name} is {values[0]:g} in every run; nothing to choose from")
     return values

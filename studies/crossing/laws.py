@@ -5,7 +5,7 @@ Errors of laws are in nats per byte; D is in bytes, which are the tokens of thes
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -23,6 +23,7 @@ SIGNS = ("alpha", "beta", "delta", "gamma", "omega", "zeta")
 KEPT = ("gamma", "zeta", "e_start", "e_max")  # as published: free, they leave hardly a coefficient determined
 FREE = tuple(name for name in SIGNS if name not in KEPT)
 PUBLISHED, FITTED = "published law", "law fitted to the sweep"
+PRIOR, SCALES = "fit with the published law as a prior", "a, b and c refitted"
 MAIN = 8  # the E of which most seeds were trained
 Value = tuple[float, float, float]  # with the ends of its 95 % interval
 
@@ -32,14 +33,25 @@ def published() -> JointLaw:
 
 
 def fitted_to(runs: Runs) -> FitResult[Any]:
-    """The joint law with the published values of `KEPT`, started from the optimum on the cells, which are few.
-
-    A run is weighted by the scatter of its kind and D, which makes it a fit to the cells' means.
-    """
+    """The joint law with the published values of `KEPT`, started from the optimum on the cells, which are few."""
     held = {name: published().coefficients[name] for name in KEPT}
-    settings: dict[str, Any] = {"huber_delta": HUBER, "weights": "precision", "fixed": held}
-    cells = fit(Cells.of(runs).table(), "joint", **settings)
-    return fit(with_precision(runs), "joint", starts=[cells.law], **settings)
+    return _fitted(with_precision(runs), fixed=held, starts=[_fitted(Cells.of(runs).table(), fixed=held).law])
+
+
+def moved_to(runs: Runs) -> FitResult[Any]:
+    """The same with all coefficients free, under the published law as a prior."""
+    return _fitted(with_precision(runs), prior=JointLaw.published(), starts=[JointLaw.published()])
+
+
+def scales_of(runs: Runs) -> FitResult[Any]:
+    """The same with the published values of all coefficients but a, b and c."""
+    held = {name: value for name, value in published().coefficients.items() if name not in ("a", "b", "c")}
+    return _fitted(with_precision(runs), fixed=held, starts=[published()])
+
+
+def _fitted(runs: Runs, **options: Any) -> FitResult[Any]:
+    """A run is weighted by the scatter of its kind and D, which makes it a fit to the cells' means."""
+    return fit(runs, "joint", huber_delta=HUBER, weights="precision", **options)
 
 
 @dataclass(frozen=True)
@@ -75,6 +87,10 @@ class Results:
     @cached_property
     def fitted(self) -> FitResult[Any]:
         return fitted_to(self.sweep.runs)
+
+    @cached_property
+    def moved(self) -> FitResult[Any]:
+        return moved_to(self.sweep.runs)
 
     @cached_property
     def drawn(self) -> Bootstrap:
@@ -132,9 +148,19 @@ class Results:
         runs, cells = self.sweep.runs, self.cells
         parts = {"largest size": lambda r: r.n_active == r.n_active.max(), "longest runs": longest_of_each}
         return {
-            what: backtest(runs.subset(~part(runs)), cells.subset(part(cells)), {FITTED: _forecast})
+            what: backtest(runs.subset(~part(runs)), cells.subset(part(cells)), FORECASTERS)
             for what, part in parts.items()
         }
+
+    @cached_property
+    def left_out(self) -> dict[str, float]:
+        """RMSE on the cells of each model in turn, forecast from the runs of the others."""
+        runs, cells = self.sweep.runs, self.cells
+        tests = []
+        for n, e in sorted({*zip(cells.n_active, cells.experts, strict=True)}):
+            held, test = ((part.n_active == n) & (part.experts == e) for part in (runs, cells))
+            tests.append(backtest(runs.subset(~held), cells.subset(test), FORECASTERS))
+        return {name: rms(np.concatenate([test.laws[name].errors for test in tests])) for name in FORECASTERS}
 
 
 def counted(gap: Gap, crossing: FloatArray | float) -> FloatArray:
@@ -150,8 +176,11 @@ def longest_of_each(runs: Runs) -> Any:
     return runs.tokens == most[model]
 
 
-def _forecast(runs: Runs, cells: Runs) -> FloatArray:
-    return np.asarray(fitted_to(runs).law.loss(cells.n_active, cells.tokens, cells.experts))
+def _forecaster(fitted: Callable[[Runs], FitResult[Any]]) -> Callable[[Runs, Runs], FloatArray]:
+    return lambda runs, cells: np.asarray(fitted(runs).law.loss(cells.n_active, cells.tokens, cells.experts))
+
+
+FORECASTERS = {FITTED: _forecaster(fitted_to), PRIOR: _forecaster(moved_to), SCALES: _forecaster(scales_of)}
 
 
 def _geometric(values: Sequence[Any], drawn: Sequence[Any]) -> Value:

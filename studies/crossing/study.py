@@ -16,12 +16,13 @@ from studies.common import Part, interval, listed, rms, write_page
 from studies.crossing import figures, prediction
 from studies.crossing.cells import Cells, Gap
 from studies.crossing.figures import BITS
-from studies.crossing.laws import FITTED, FREE, KEPT, MAIN, PUBLISHED, SIGNS, Results, Value, published
+from studies.crossing.laws import FITTED, FREE, KEPT, MAIN, PRIOR, PUBLISHED, SCALES, SIGNS, Results, Value, published
 from studies.crossing.records import VOCABULARY, gather, read_sweep
 
 FOLDER = Path(__file__).parent
 RECORDS, PREDICTION = FOLDER / "runs.jsonl", FOLDER / "prediction.json"
 BYTES_PER_TOKEN = 46_086_265 / 10_093_780  # all of the text, cut by GPT-2's tokenizer: the published law's unit of D
+FORECASTS = {"prior": PRIOR, "fitted": FITTED, "scales": SCALES}  # of models left out, in the prose
 RMSE, HELD_OUT = 0.008, 0.02  # goals, nats per byte
 
 # ------------------------------------------------------------------ words
@@ -62,7 +63,7 @@ def values(r: Results) -> dict[str, str]:
     (trend, predicted, p), (gaps, off, n), (scatter, scatter_p) = r.trend(), r.gap_errors, scatter_of_kinds(r)
     said = np.sort(r.asked(published(), [gap.n_active for gap in main], MAIN))
     errors = {e: r.errors[r.cells.experts == e].mean() for e in r.experts}
-    met = [goal[3] for goal in goals(r)]
+    met, longest = [goal[3] for goal in goals(r)], r.held_out["longest runs"].laws
     by_d = {t: rms(r.errors[r.cells.tokens == t]) for t in np.unique(r.cells.tokens)}
     return {
         "crossing": span(main),
@@ -79,6 +80,9 @@ def values(r: Results) -> dict[str, str]:
         "rmse": f"{rms(r.errors):.4f} nats on {len(r.errors)} cells",
         "seeds": f"{rms(r.cells['standard_error']):.4f}",
         "mean-errors": listed(f"{errors[e]:+.3f} at E = {e}" for e in sorted(errors)),
+        "late-prior": times(r.lateness(r.moved.law, MAIN)),
+        **{f"left-out-{name}": f"{r.left_out[law]:.3f}" for name, law in FORECASTS.items()},
+        **{f"longest-{name}": f"{longest[law].rmse:.3f}" for name, law in FORECASTS.items() if law != SCALES},
         "met": f"{met.count('met')} met, {met.count('missed')} missed",
         "left-out": listed(f"{count} {reason}" for reason, count in r.sweep.left_out.items()) or "none",
         "single": f"{sum(gap.seeds[:, 0].max() == 1 for gap in r.gaps)} of {len(r.gaps)}",
@@ -110,6 +114,7 @@ CLAIMS: dict[str, Callable[[Results], bool]] = {
     "intervals predicted contain the published law's crossing": lambda r: all(
         model["interval"][1] <= model["others"][PUBLISHED] <= model["interval"][2] for model, _, _ in _predicted(r)
     ),
+    "with a prior models left out are forecast as well": lambda r: r.left_out[PRIOR] < 1.1 * r.left_out[FITTED],
     "the fit converged": lambda r: r.fitted.status.converged,
     "experts scatter more": lambda r: scatter_of_kinds(r)[0] > 1 and scatter_of_kinds(r)[1] < 0.05,
 }
@@ -193,10 +198,11 @@ def predictions(r: Results) -> Iterator[Part]:
 
 
 def coefficients(r: Results) -> Iterator[Part]:
-    yield "coefficient", "fitted", "95 % (trunks resampled)", "published"
+    yield "coefficient", "fitted", "95 % (trunks resampled)", "with the prior", "published"
     for name, value in r.fitted.law.coefficients.items():
-        interval = "kept" if name in KEPT else "{:.4g} to {:.4g}".format(*r.drawn.interval(name))
-        yield name, f"{value:.4g}", interval, f"{published().coefficients[name]:.4g}"
+        ends = "kept" if name in KEPT else "{:.4g} to {:.4g}".format(*r.drawn.interval(name))
+        others = (f"{law.coefficients[name]:.4g}" for law in (r.moved.law, published()))
+        yield name, f"{value:.4g}", ends, *others
 
 
 def scatter(r: Results) -> Iterator[Part]:

@@ -19,13 +19,14 @@ from studies.common import FloatArray
 from studies.crossing.laws import longest_of_each
 from studies.evidence.points import Source
 
-MEAN, JOINT, FREED = "mean of the fitted runs", "ludziejewski", "ludziejewski, a, b and c refitted"
+MEAN, JOINT = "mean of the fitted runs", "ludziejewski"
+FREED, PRIOR = "ludziejewski, a, b and c refitted", "ludziejewski as the prior of a fit"
 WITH = "ludziejewski, N with embeddings"
 REFIT, PER_E, NO_E = "refitted", "Chinchilla law per E, refitted", "Chinchilla law without E, refitted"
 OTHERS = ("chinchilla", "besiroglu", "muennighoff", "kaplan", "abnar", "hunyuan", "krajewski", "clark_sbase")
 BARE = {f"{law}, N without embeddings": law for law in ("chinchilla", "besiroglu", "muennighoff")}
 NAMES = {WITH: JOINT, **BARE}  # on the shelf
-LAWS = (JOINT, WITH, FREED, REFIT, PER_E, NO_E, MEAN, *OTHERS, *BARE)
+LAWS = (JOINT, WITH, FREED, PRIOR, REFIT, PER_E, NO_E, MEAN, *OTHERS, *BARE)
 DENSE = {"density": 1.0, "granularity": 1.0, "shared_ratio": 0.0, "routed_experts": 1.0, "experts_per_token": 1.0}
 SIZES = ("n_active_non_embedding", "n_total", "n_total_non_embedding")
 NO_TOKENS = {"n": 1.0, "nu": -1.0}  # where all runs have the same tokens: 1/D is nothing
@@ -52,6 +53,7 @@ class Question:
             MEAN: lambda train, test: np.full(len(test), train.loss.mean()),
             REFIT: self.refit,
             FREED: lambda train, test: losses_of(scales_refitted(train).law, test),
+            PRIOR: lambda train, test: losses_of(fit(train, prior=JointLaw.published()).law, test),
             NO_E: lambda train, test: losses_of(self._chinchilla(as_dense(train)).law, test),
             PER_E: self._per_experts,
         }
@@ -76,7 +78,7 @@ def losses_of(law: Law, runs: Runs) -> FloatArray:
 
 
 def scales_refitted(runs: Runs) -> FitResult[Any]:
-    """The published joint law with a, b and c refitted, as `calibrate` does."""
+    """The published joint law with a, b and c refitted."""
     law = JointLaw.published()
     held = {name: value for name, value in law.coefficients.items() if name not in ("a", "b", "c")}
     return fit(runs, "joint", fixed=held, starts=[law])

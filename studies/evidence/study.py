@@ -22,6 +22,7 @@ from studies.evidence.forecasts import (
     MEAN,
     NAMES,
     NO_E,
+    PRIOR,
     REFIT,
     WITH,
     Question,
@@ -49,6 +50,7 @@ STEP, MARIN = "Step Law: all MoE models", "Marin, isoFLOP: budgets from 1e20"
 LONG = "Chinchilla: runs above 30B tokens"
 BESIROGLU = "besiroglu, N without embeddings"
 WINS = {"count": (JOINT, WITH), "mean": (JOINT, MEAN), "fresh": (JOINT, REFIT)}
+WINS |= {"prior": (PRIOR, JOINT), "prior-fresh": (PRIOR, REFIT)}
 CHOOSING = {WITH: "the law, N with embeddings", "besiroglu": "besiroglu", BESIROGLU: "besiroglu, N without"}
 
 

@@ -1,10 +1,10 @@
-"""The tables of studies/forecasts/page.md, the list of splits, and the population that the library ships.
+"""The tables of studies/forecasts/page.md, the list of splits, and what the library ships of the public sets.
 
-    python -m studies.forecasts splits|prior|page --data FOLDER
+    python -m studies.forecasts splits|prior|stack|page --data FOLDER
 
 FOLDER holds the public tables under their own names, anywhere below it; `sets.py` says where they are from, and every
 table that is missing is named. `splits` is run once, before anything is tuned; `prior` writes
-scaling_law/fitting/population.json.
+scaling_law/fitting/population.json, `stack` scaling_law/forecasting/defaults.json.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from studies.forecasts.page import write_page
+from studies.forecasts.page import write_page, write_stack
 from studies.forecasts.population import write_population
 from studies.forecasts.sets import read_sets
 from studies.forecasts.splits import make_splits, write_list
@@ -21,7 +21,7 @@ from studies.forecasts.splits import make_splits, write_list
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("splits", "prior", "page"))
+    parser.add_argument("what", choices=("splits", "prior", "stack", "page"))
     parser.add_argument("--data", type=Path, required=True, help="the public tables")
     options = parser.parse_args()
     tables, missing = read_sets(options.data)
@@ -32,6 +32,8 @@ def main() -> None:
         print(write_list(make_splits(tables)))
     elif options.what == "prior":
         print(write_population(tables))
+    elif options.what == "stack":
+        print(write_stack(tables))
     else:
         print(write_page(tables))
 

@@ -212,14 +212,18 @@ def nested(forecasts: Sequence[Forecasts]) -> tuple[list[Cell], dict[tuple[str, 
 
 def _width(others: Sequence[Forecasts], lab: str, best: int, level: float = 0.9) -> float:
     """Factor by which a Gaussian's intervals must grow to hold `level` of the other labs' runs; labs weigh equally."""
-    ratios, weights = [], []
-    names = [one.split.lab for one in others]
+    ratios = []
     for one in others:
         at = one.labs.index(lab)
-        ratio = np.abs(one.errors[at, best]) / one.spread[at, best]
-        ratios.append(ratio)
-        weights.append(np.full(len(ratio), 1.0 / len(ratio) / names.count(one.split.lab)))
-    ratio, weight = np.concatenate(ratios), np.concatenate(weights)
-    order = np.argsort(ratio)
+        ratios.append((one.split.lab, np.abs(one.errors[at, best]) / one.spread[at, best]))
+    return quantile_by_lab(ratios, level) / 1.6449
+
+
+def quantile_by_lab(parts: Sequence[tuple[str, FloatArray]], level: float = 0.9) -> float:
+    """The value below which `level` of all values lie; labs weigh equally, and the parts of a lab."""
+    labs = [lab for lab, _ in parts]
+    weight = np.concatenate([np.full(len(part), 1.0 / len(part) / labs.count(lab)) for lab, part in parts])
+    values = np.concatenate([part for _, part in parts])
+    order = np.argsort(values)
     share = np.cumsum(weight[order]) / weight.sum()
-    return float(ratio[order][np.searchsorted(share, level)] / 1.6449)
+    return float(values[order][np.searchsorted(share, level)])

@@ -9,8 +9,7 @@ import numpy as np
 
 from hub.base import strict_json
 from scaling_law import JointLaw, Runs
-from scaling_law.fitting.penalty import coordinates
-from scaling_law.fitting.prior import FORMAT, POPULATION, VERSION, Member, member_of
+from scaling_law.fitting.prior import CHINCHILLA, FORMAT, POPULATION, VERSION, Member, member_of
 from studies.forecasts.methods import BY_NAME, CHOICES, best_choice, forecasts_of
 from studies.forecasts.sets import UNITS
 
@@ -33,7 +32,7 @@ def published_member() -> Member:
     rows = [law.replace(**dict(zip(law.coefficients, row, strict=True))) for row in np.asarray(law.draws)]
     parts = [(*map(float, one.chinchilla_coefficients(1.0)), one.irreducible_loss) for one in rows]
     m, mu, n, nu, c = np.array(parts).T
-    x = coordinates(np.stack([np.log(m), mu, np.log(n), nu, np.log(c)], axis=-1))
+    x = CHINCHILLA.of_natural(np.stack([np.log(m), mu, np.log(n), nu, np.log(c)], axis=-1))
     precision = np.linalg.inv(np.cov(x.T))
     return Member(
         "ludziejewski",

@@ -18,10 +18,10 @@ import numpy as np
 
 from hub.base import atomic
 from scaling_law import Runs
+from scaling_law.forecasting.stack import sizes_of
 from studies.forecasts.sets import OUT, SETS
 
 FITTED, SIZES, HELD_OUT = 8, 3, 3
-SAME_SIZE = 0.05  # sizes closer than this in ln N are one: figures are read with an error
 CUTS = (("flops", 3), ("flops", 10), ("flops", 30), ("n_active", 3), ("tokens", 3))
 LIST = Path(__file__).with_name("splits.csv")
 _FIELDS = ("set", "lab", "corpus", "by", "divisor", "runs", "fitted", "sizes", "held_out", "out")
@@ -58,12 +58,6 @@ class Split:
 def _below(runs: Runs, by: str, divisor: int) -> np.ndarray:
     values = getattr(runs, by)
     return np.asarray(values <= values.max() / divisor * (1 + 1e-9))
-
-
-def sizes_of(runs: Runs) -> int:
-    """How many sizes there are, those within `SAME_SIZE` of each other counted once."""
-    logs = np.sort(np.log(runs.n_active))
-    return int(len(logs) > 0) + int(np.sum(np.diff(logs) > SAME_SIZE))
 
 
 def make_splits(tables: Mapping[str, Runs]) -> list[Split]:

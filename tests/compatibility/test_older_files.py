@@ -21,10 +21,8 @@ from transformers import AutoModelForCausalLM
 import modeling_switch_moe  # noqa: F401 (registers the Auto classes)
 from hub import load_index, load_records, open_store
 from scaling_law import Architecture, JointLaw, load_runs
-from training.configuration.arguments import ConfigurationError
-from training.configuration.reading import from_dict
+from training import ConfigurationError, Sweep, from_dict
 from training.run.inputs import check_inputs
-from training.sweep.file import Sweep
 
 ARCHIVE = Path(__file__).with_name("0.1.0.tar.xz")
 

@@ -7,10 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from hub import push_runs
+from hub import HubStore, LocalStore, open_store, push_runs
 from hub.release.push import push_listing
-from hub.store.folder import LocalStore
-from hub.store.hub import HubStore, open_store
 from tests.hub.loopback import TOKEN, LoopbackHub
 from tests.hub.samples import make_record, write_safetensors
 

@@ -4,7 +4,7 @@ import json
 import struct
 from typing import Any
 
-from hub.record.run_record import RunRecord
+from hub import RunRecord
 
 # Python that hides this project's packages from the process that runs it.
 HIDDEN = """

@@ -4,9 +4,8 @@ import json
 
 import pytest
 
-from hub import load_index, open_store
+from hub import RunRecord, load_index, open_store
 from hub.base.markdown import license_of
-from hub.record.run_record import RunRecord
 from tests.hub.samples import make_record
 
 

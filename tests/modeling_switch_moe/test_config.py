@@ -7,7 +7,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 
 from modeling_switch_moe import SwitchMoeConfig, SwitchMoeForCausalLM
-from scaling_law.size.recipe import ROWS
+from scaling_law.size import ROWS
 
 # As the paper prints them: heads, blocks, d_model, active parameters, E, total parameters.
 CASES = sorted({(r.n_heads, r.n_blocks, r.d_model, r.n_active, r.experts, r.n_total) for r in ROWS})

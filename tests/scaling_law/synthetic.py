@@ -6,9 +6,8 @@ from itertools import product
 
 import numpy as np
 
-from scaling_law import Architecture, JointLaw, Runs
+from scaling_law import Architecture, JointLaw, Runs, published_design
 from scaling_law.size.architecture import active_parameters
-from scaling_law.size.recipe import published_design
 
 TINY_LAW = {
     "a": 25.0,
@@ -53,3 +52,13 @@ def sweep_rows(seeds=(0,), vocab_size=2048, tokens_of=(500_000, 1_000_000, 4_000
         sizes = a.shape | {"vocab_size": vocab_size, "n_active": a.n_active, "n_total": a.n_total, "tokens": tokens}
         schedule = {"epochs": 0.5, "seed": seed, "schedule": {"peak_learning_rate": 0.01}}
         yield names | sizes | schedule | {"status": "final", "eval_loss": loss}
+
+
+def checked_gradient(objective, theta, rtol, **options):
+    """The objective at θ [S, p], whose gradient is checked against central differences."""
+    at, step = objective.evaluate(theta, **options), 1e-6
+    for j in range(objective.first_transform if options.get("hold_transform") else objective.size):
+        move = step * np.eye(objective.size)[j]
+        slope = (objective.evaluate(theta + move).cost - objective.evaluate(theta - move).cost) / (2 * step)
+        np.testing.assert_allclose(at.gradient[:, j], slope, rtol=rtol, atol=1e-6 * np.abs(at.gradient).max())
+    return at

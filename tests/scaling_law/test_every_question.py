@@ -32,8 +32,7 @@ from scaling_law.commands.cli import PLACES, app
 from scaling_law.explorer.programs import tools
 from scaling_law.figures import drawing
 from scaling_law.formulas.answers import OwnQuestion
-from scaling_law.planning import flop_savings
-from scaling_law.planning.design import advantage, candidate_grid, log_optimal_parameters, predicted_loss
+from scaling_law.planning import advantage, candidate_grid, flop_savings, log_optimal_parameters, predicted_loss
 from tests.scaling_law.configs import SWITCH
 from tests.scaling_law.synthetic import tiny_runs
 
@@ -146,13 +145,13 @@ NOT_QUESTIONS = {  # why → what
     "is the bare formula, of coefficients that are given": "Formula.evaluate",
     "counts parameters, bytes or seconds, and asks no law of the loss": """LearningRateLaw.counted
         LearningRateLaw.counted_parameters scale_out""",
-    "reads, shows or fits measured runs": """load_runs fit prior backtest calibrate split profile_interval errors_of
+    "reads, shows or fits measured runs": """load_runs fit prior forecast backtest split profile_interval errors_of
         fit_throughput fit_learning_rate published_design""",
     "serves; what its page and tools answer is asked below": "explore",
 }
 NOT_ASKED = {  # classes that are no laws: what they hold is computed, or measured
     *["Architecture", "Budget", "Limits", "Conditions", "RangeCheck", "ExtrapolationError"],
-    *["Backtest", "Calibration", "FitResult", "HeldOut", "LearningRateFit", "Prior", "PublishedLaw", "Runs"],
+    *["Backtest", "FitResult", "Forecast", "HeldOut", "LearningRateFit", "Prior", "PublishedLaw", "Runs"],
     *["BreakEven", "ComputeOptimum", "Description", "Design", "EffectiveSpeedup", "LawComparison", "MatchedMemory"],
     *["OptimalRow", "OptimalTable", "Plan", "Reached", "ScaleOut"],
     "Throughput",  # hours, whose extrapolation Throughput.warnings tells
@@ -237,6 +236,7 @@ SHELL: dict[str, Callable[[float], tuple[Any, ...]]] = {  # the words of each co
 NOT_IN_THE_SHELL = {
     "scale-out": "counts bytes and seconds; no law of the loss",
     "fit": "fits measured runs",
+    "forecast": "asks laws of the runs, far from which it is not trusted: tests/scaling_law/forecasting",
     "report": "asks the law of the runs about themselves",
     "release": "publishes",
     "explore": "serves; what its page and tools answer is asked below",

@@ -17,8 +17,8 @@ from hub import RunRecord
 from tests.conftest import wait_for
 from tests.slurm.cluster import NODES, PATH
 from tests.training.sweep import commands
+from training import Sweep
 from training.sweep.engine import Job
-from training.sweep.file import Sweep
 from training.sweep.status import Attempt
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1800)]

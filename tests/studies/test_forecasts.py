@@ -9,7 +9,8 @@ import pytest
 from hub.base.markdown import block_of
 from scaling_law import ChinchillaLaw, Runs
 from scaling_law.fitting.prior import estimate, read_population
-from studies.forecasts import methods, page, population, splits
+from scaling_law.forecasting.stack import read_defaults
+from studies.forecasts import methods, page, population, splits, stacking
 from studies.forecasts.sets import NEOX, OUT, SETS, labs, read_sets
 
 BY_NAME = {one.name: one for one in SETS}
@@ -146,13 +147,32 @@ def test_nothing_of_a_lab_enters_its_forecast(tables):
     assert any(not np.allclose(one.errors, two.errors) for one, two in zip(forecast, other, strict=True))
 
 
-def test_the_page_has_every_cell_and_every_goal(tables, tmp_path):
+def test_what_the_stack_of_a_lab_is_given_is_learnt_on_other_labs(tables, monkeypatch, tmp_path):
+    listed = [split for split in methods.read_list() if split.cut == "C/10"]
+    monkeypatch.setattr(methods, "read_list", lambda: listed)
+    choices = {(lab, "flops"): methods.CHOICES[0] for lab in ("deepmind", "maryland", "meta")}
+    far = tables | {"epoch": dataclasses.replace(tables["epoch"], loss=tables["epoch"].loss ** 1.2)}
+    cases, others = ([*stacking.cases_of(t, population.members_of(t), choices)] for t in (tables, far))
+    one, two = (stacking.best_defaults(each, "deepmind") for each in (cases, others))
+    assert (one.growth, one.cuts) == (two.growth, two.cuts)
+    np.testing.assert_allclose(one.moments["flops"], two.moments["flops"], rtol=1e-6)
+    assert not np.allclose(one.moments["flops"], stacking.best_defaults(cases, "meta").moments["flops"])
+    cells, given = stacking.stacked_cells(cases)
+    assert {cell.split for cell in cells} == {*listed}
+    assert {*given} == {split.lab for split in listed}
+    shipped = read_defaults(stacking.write_defaults(cases, tmp_path / "defaults.json"))
+    assert shipped.moments["flops"].shape == (4, 4)
+
+
+def test_the_page_has_every_cell_and_every_goal(tables, monkeypatch, tmp_path):
+    monkeypatch.setattr(stacking, "CUTS", (4.0,))
     path = tmp_path / "page.md"
     path.write_text(page.PAGE.read_text())
     text = page.write_page(tables, path).read_text()
     count = sum(not split.out for split in methods.read_list())
     assert block_of(text, "cells").count("\n|") + 1 >= count + 2
-    assert "below fresh at C/30" in block_of(text, "goals")
+    for block in ("goals", "stack"):
+        assert "below fresh at C/30" in block_of(text, block)
 
 
 def test_the_population_is_written_with_its_sources(tables, tmp_path):

@@ -4,10 +4,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from training import load_tokenizer
 from training.data import cache as tokens
 from training.data import filling
 from training.data.builder import GrowingCache
-from training.data.tokenizer import load_tokenizer
 
 CRAWLS, ROWS = 12, 120
 

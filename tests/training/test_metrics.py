@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from modeling_switch_moe import SwitchMoeForCausalLM
-from training import metrics
-from training.data.tokenizer import load_tokenizer
+from training import load_tokenizer, metrics
 from training.run.evaluation import HeldOut, evaluate
 from training.run.inputs import HeldOutText
 from training.run.model import build_model, model_config

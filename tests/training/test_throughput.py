@@ -5,7 +5,7 @@ import math
 import pytest
 from typer.testing import CliRunner
 
-from hub.record.table import write_records
+from hub import write_records
 from scaling_law import Architecture, Throughput
 from tests.hub.samples import make_record
 from training.run.timing import session_on_random_tokens, timed_step

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
+from training import TextSource
 from training.data.cache import TokenCache, open_cache
 from training.data.filling import build, lock_of
-from training.data.text import TextSource
 
 
 def prepare(source: TextSource, tokenizer, cache_dir, max_tokens=None, until=None) -> TokenCache:

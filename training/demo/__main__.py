@@ -1,8 +1,8 @@
 """`python -m training.demo`, or `make demo`: the whole loop, from a corpus to a fitted law, on this machine.
 
 corpus -> tokenizer -> sweep -> release -> fit -> ask -> use, each with the code that a cluster runs; the hub is a
-local folder. The sweep spans the crossover of dense and MoE models. The published law is calibrated on its runs and
-predicts, inside their range, the crossover, an optimum and a held-out run. Re-run it to resume.
+local folder. The sweep spans the crossover of dense and MoE models. A law fitted to its runs, with the published one
+as a prior, predicts, inside their range, the crossover, an optimum and a held-out run. Re-run it to resume.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from hub.base.commands import App, Version, Workers
 from hub.base.tables import print_table
 from hub.base.units import format_bytes, format_count, format_flops
 from hub.release.cards import loading_code
-from scaling_law import Calibration, JointLaw, LearningRateLaw, calibrate, fit_learning_rate, load_runs
+from scaling_law import FitResult, JointLaw, LearningRateLaw, fit, fit_learning_rate, load_runs
 from scaling_law.commands.release import LawOnRuns, release_law
 from scaling_law.figures import drawing, law_figures
 from training.data.text import TextSource
@@ -49,8 +49,6 @@ from training.sweep.run import run_sweep, sweep_progress
 
 PROMPT = "Returns the number of"
 VOCABULARY = 257  # the bytes, and the end of a text
-# Three E of one seed each do not determine what experts do to the law: these terms stay the published ones.
-REFITTED = ("a", "alpha", "b", "beta", "c")
 CORES = os.cpu_count() or 1
 
 app = App(single=True)
@@ -83,13 +81,13 @@ FAST = Scale("demo-fast.yaml", 2_000_000, "75K", 100, 7e10)
 
 @dataclass(frozen=True)
 class Fitted:
-    """The published law calibrated on the released runs that `where` keeps; its law has the draws of a bootstrap.
+    """The released runs that `where` keeps, fitted with the published law as a prior; the law has a bootstrap's draws.
 
     `rates` is a law of the learning rates that the runs used; `low` and `high` are the 95 % prediction interval of the
     loss of the run `left_out`.
     """
 
-    calibration: Calibration
+    fit: FitResult
     law: JointLaw
     rates: LearningRateLaw
     where: str
@@ -128,7 +126,7 @@ class Demo:
             sweep = self.sweep()
         with self._step("4 Release", "checkpoints, cards and run records, in the layout of a release on the Hub"):
             released = self.release(sweep)
-        with self._step("5 Fit", "the published law, calibrated on all of these runs but one"):
+        with self._step("5 Fit", "a law of all these runs but one, with the published one as a prior"):
             fitted = self.fit(sweep, released)
         with self._step("6 Ask", "that law, inside the range of its runs"):
             answer = self.ask(fitted)
@@ -202,16 +200,16 @@ class Demo:
         return self.folder / "hub" / "datasets" / f"{sweep.name}-runs" / "main"
 
     def fit(self, sweep: Sweep, released: Sequence[RunRecord]) -> Fitted:
-        """Calibrate without the longest run of the largest model with the most experts, and release the law."""
+        """Fit without the longest run of the largest model with the most experts, and release the law."""
         left_out = max(released, key=lambda record: (record.n_active, record.experts, record.tokens))
         where = f"D >= {self.scale.fitted_from}, run_id != {left_out.run_id}"
         runs = load_runs(self.index(sweep), where=where)
-        calibration = calibrate(JointLaw.published(), runs, candidates=[REFITTED])
-        print_table(calibration.summary())
-        bootstrap = calibration.bootstrap(self.scale.draws, seed=0, progress=True)
+        result = fit(runs, prior=JointLaw.published())
+        print_table(result)
+        bootstrap = result.bootstrap(self.scale.draws, seed=0, progress=True)
         at = left_out.n_active, left_out.tokens, left_out.experts
         interval = bootstrap.prediction_interval(*at, kind="prediction")
-        fitted = Fitted(calibration, bootstrap.law, rates_of(sweep), where, left_out, *interval)
+        fitted = Fitted(result, bootstrap.law, rates_of(sweep), where, left_out, *interval)
         say(fitted.forecast)
         fitted.law.save_pretrained(self.folder / "law")
         fitted.rates.save(self._rates)
@@ -220,7 +218,7 @@ class Demo:
 
     def ask(self, fitted: Fitted) -> str:
         """The best model for a budget inside the range of the runs, in a sentence."""
-        experts = sorted({*fitted.calibration.fit.runs.experts.tolist()})
+        experts = sorted({*fitted.fit.runs.experts.tolist()})
         try:
             table = fitted.law.optimal(self.scale.flops, experts=experts, learning_rate_law=fitted.rates)
         except ValueError as error:  # a law of a few runs need not have an optimum
@@ -232,7 +230,7 @@ class Demo:
         """Figures: MoE minus dense losses, the errors of the law, and the published law's memory optimum."""
         drawn = {
             "crossing": gap_curves(fitted.law, released),
-            "predicted-against-observed": law_figures.predicted_against_observed(fitted.calibration.fit),
+            "predicted-against-observed": law_figures.predicted_against_observed(fitted.fit),
             "published-memory-optimal": law_figures.memory_optimal(JointLaw.published(), flops=1e22),
         }
         for name, axes in drawn.items():
@@ -263,12 +261,11 @@ class Demo:
         """Questions to the law, the fit and the published law, as a shell takes them."""
         run, law = fitted.left_out, self.folder / "law"
         of_these = ["--experts", ",".join(str(e) for e in sorted({run.arguments.model.experts for run in sweep.runs}))]
-        calibrated = ["--calibrate", "published", "--refit", ",".join(REFITTED)]
         flops, size = format_flops(self.scale.flops), ["--n-active", run.n_active, "--tokens", run.tokens]
         return [
             scaling_law("loss", "--law", law, *size, *of_these),
             scaling_law("optimal", "--law", law, "--learning-rate-law", self._rates, "--flops", flops, *of_these),
-            scaling_law("fit", self.index(sweep), *calibrated, "--where", fitted.where),
+            scaling_law("fit", self.index(sweep), "--prior", "published", "--where", fitted.where),
             scaling_law("optimal", "--flops", "1e22", "--memory", "80GB", "--kv-tokens", "16k"),
         ]
 

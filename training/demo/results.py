@@ -75,7 +75,7 @@ def format_crossing(tokens: float, between: tuple[float, float]) -> str:
 
 
 def crossings_table(records: Sequence[RunRecord], law: JointLaw) -> Table:
-    """Crossover token counts: measured, by the calibrated law, and by the published one."""
+    """Crossover token counts: measured, by the fitted law, and by the published one."""
     all_gaps = Gaps.of(records)
     counts = [count for gaps in all_gaps for count in gaps.gaps]
     span = float(min(counts)), float(max(counts))
@@ -90,7 +90,7 @@ def crossings_table(records: Sequence[RunRecord], law: JointLaw) -> Table:
         published = format_crossing(float(theirs.tokens), TOKENS_RANGE)
         size = f"d_model {gaps.d_model}, E = {gaps.experts}"
         rows.append([size, gaps.crossing, middle, f"{low} to {high}", published])
-    header = ["", "measured", "law calibrated", "95 %", "as published"]
+    header = ["", "measured", "law fitted", "95 %", "as published"]
     note = "One seed each: losses of such small models scatter by 0.02 nats, crossovers by a factor of two."
     return Table(header, rows, title="Crossover: tokens at which an MoE overtakes the dense model", notes=[note])
 

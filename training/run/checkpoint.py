@@ -132,10 +132,10 @@ def _optimizers(session) -> list[torch.optim.Optimizer]:
 
 def load(path: Path, session) -> Progress:
     """Restore model and optimizer; returns the progress. Every process calls this."""
-    for optimizer in session.optimizers:
-        optimizer.state.clear()
     reader = dcp.FileSystemReader(path / "state")
     stepped = any(name.startswith("optimizer.") for name in reader.read_metadata().state_dict_metadata)
+    for optimizer in session.optimizers if not stepped else ():
+        optimizer.state.clear()
     state = _state_of(session, with_optimizer=stepped)
     dcp.load(state, storage_reader=reader, no_dist=not dist.is_initialized())
     optimizers = _optimizers(session) if stepped else []

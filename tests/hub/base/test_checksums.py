@@ -2,8 +2,8 @@
 
 import pytest
 
+from hub import IntegrityError
 from hub.base import checksums
-from hub.base.errors import IntegrityError
 from tests.hub.samples import flip
 
 

@@ -7,18 +7,18 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from hub import PushErrors
-from hub.base.commands import BYTES, App, Version
-from hub.base.errors import (
+from hub import (
     AccessError,
     ConflictError,
     FilesError,
-    InputError,
     IntegrityError,
     NotFoundError,
+    PushErrors,
     RecordError,
     UnavailableError,
 )
+from hub.base.commands import BYTES, App, Version
+from hub.base.errors import InputError
 
 
 class OutOfMemoryError(RuntimeError):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from hub import RecordError
 from hub.base import strict_json
-from hub.base.errors import RecordError
 
 
 def test_a_file_says_what_it_is_and_keeps_what_it_is_not_known_for(tmp_path: Path) -> None:

@@ -2,8 +2,7 @@
 
 import pytest
 
-from hub.base.errors import RecordError
-from hub.record.filter import parse_filter, select
+from hub import RecordError, parse_filter, select
 from tests.hub.samples import make_record
 
 

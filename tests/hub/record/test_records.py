@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from hub.base.errors import FilesError, RecordError
-from hub.record.names import repo_name
-from hub.record.run_record import OF_A_CLASS, RunRecord, plain
+from hub import FilesError, RecordError, RunRecord, repo_name
+from hub.record.run_record import OF_A_CLASS, plain
 from tests.hub.samples import make_record, record_fields
 
 

@@ -12,9 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from hub import load_records, load_rows
-from hub.base.errors import FilesError, RecordError
-from hub.record.table import split_rows, to_jsonl, to_parquet, write_records
+from hub import FilesError, RecordError, load_records, load_rows, write_records
+from hub.record.table import split_rows, to_jsonl, to_parquet
 from tests.hub.samples import DECIDING, make_record, record_fields
 
 

@@ -9,9 +9,8 @@ from huggingface_hub import DatasetCard, ModelCard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hub.base.errors import FilesError
+from hub import FilesError, model_card, sweep_card
 from hub.base.markdown import escaped, read_card
-from hub.release.cards import model_card, sweep_card
 from tests.hub.samples import DECIDING, make_record
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(1)> | ](javascript:x) `x` **b** ---\\"

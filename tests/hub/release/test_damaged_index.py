@@ -4,9 +4,8 @@ import random
 
 import pytest
 
-from hub import load_index, load_records, open_store, push_index, push_runs, repair_index
+from hub import IntegrityError, load_index, load_records, open_store, push_index, push_runs, repair_index
 from hub.base import checksums
-from hub.base.errors import IntegrityError
 from hub.record.table import JSONL_NAME, PARQUET_NAME
 from hub.release.push import push_listing
 from scaling_law import load_runs

@@ -2,8 +2,7 @@
 
 import pytest
 
-from hub import collect, load_index, push_index, tag_index
-from hub.base.errors import AccessError, ConflictError, FilesError, NotFoundError
+from hub import AccessError, ConflictError, FilesError, NotFoundError, collect, load_index, push_index, tag_index
 from tests.hub.conftest import hub_store
 from tests.hub.loopback import Fault
 from tests.hub.samples import make_record

@@ -7,8 +7,19 @@ from collections.abc import Mapping
 import pytest
 from huggingface_hub import ModelCard
 
-from hub import describe_index, list_runs, load_index, open_store, push_index, push_repo_cards, push_run
-from hub.base.errors import ConflictError, FilesError, NotFoundError, RecordError
+from hub import (
+    ConflictError,
+    FilesError,
+    NotFoundError,
+    RecordError,
+    describe_index,
+    list_runs,
+    load_index,
+    open_store,
+    push_index,
+    push_repo_cards,
+    push_run,
+)
 from hub.base.markdown import read_card, tags_of
 from hub.release.push import push_listing
 from tests.hub.conftest import hub_store, sharded

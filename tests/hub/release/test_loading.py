@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hub import load_index, open_store, push_run
-from hub.record.run_record import RunRecord
+from hub import RunRecord, load_index, open_store, push_run
 from hub.release.cards import loading_code
 from hub.release.push import push_listing
 from tests.hub.conftest import hub_store, release

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import modeling_switch_moe  # noqa: F401 (registers the Auto classes)
 from hub import RunRecord, push_run
 from tests.hub.conftest import hub_store
-from training.run.main import Run
+from training import Run
 
 pytestmark = pytest.mark.clients
 

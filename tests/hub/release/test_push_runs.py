@@ -8,8 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hub import PushErrors, load_index, push_runs
-from hub.base.errors import FilesError, UnavailableError
+from hub import FilesError, PushErrors, UnavailableError, load_index, push_runs
 from hub.store.transport import Transport
 from tests.hub.conftest import hub_store, release
 from tests.hub.loopback import Fault

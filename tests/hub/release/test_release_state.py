@@ -5,6 +5,11 @@ import json
 import pytest
 
 from hub import (
+    ConflictError,
+    FilesError,
+    IntegrityError,
+    NotFoundError,
+    RunRecord,
     load_records,
     model_card,
     open_store,
@@ -13,9 +18,7 @@ from hub import (
     push_runs,
     run_folders,
 )
-from hub.base.errors import ConflictError, FilesError, IntegrityError, NotFoundError
 from hub.base.markdown import read_card
-from hub.record.run_record import RunRecord
 from hub.release.index import merge
 from hub.release.push import push_listing
 from tests.hub.conftest import changed_by_hand, hub_store, release

@@ -2,10 +2,18 @@
 
 import pytest
 
-from hub import load_index, load_records, open_store, push_index, push_run, push_runs, repair_index
-from hub.base.errors import NotFoundError
+from hub import (
+    NotFoundError,
+    load_index,
+    load_records,
+    open_store,
+    push_index,
+    push_repo_cards,
+    push_run,
+    push_runs,
+    repair_index,
+)
 from hub.record.table import JSONL_NAME
-from hub.release.index import push_repo_cards
 from tests.hub.samples import make_record
 
 

@@ -4,8 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from hub import load_records, open_store, publish_files, push_index, push_run, read_file, write_records
-from hub.base.errors import FilesError, NotFoundError
+from hub import (
+    FilesError,
+    NotFoundError,
+    load_records,
+    open_store,
+    publish_files,
+    push_index,
+    push_run,
+    read_file,
+    write_records,
+)
 from hub.release.push import push_listing
 from hub.release.sources import RepositoryReference, repository
 from tests.hub.conftest import hub_store

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import modeling_switch_moe  # noqa: F401 (registers the Auto classes)
 from tests.conftest import WORDS, free_port, wait_for, write_dataset
 from tests.guides import DOCS, ROOT, blocks, command_lines
-from training.run.main import Run
+from training import Run
 
 PAGE = DOCS / "serving.md"
 OFFLINE, CLIENT = blocks(PAGE, "python")

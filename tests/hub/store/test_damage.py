@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hub import publish_files, pull_run, push_run
-from hub.base.errors import IntegrityError, UnavailableError
+from hub import IntegrityError, UnavailableError, publish_files, pull_run, push_run
 from hub.record.table import JSONL_NAME, PARQUET_NAME
 from hub.release.push import push_listing
 from tests.hub.conftest import hub_cache, hub_store

@@ -6,9 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from hub import load_index, push_index, push_run
-from hub.base.errors import AccessError, ConflictError, HubError, UnavailableError
-from hub.record.run_record import RunRecord
+from hub import AccessError, ConflictError, HubError, RunRecord, UnavailableError, load_index, push_index, push_run
 from hub.store.transport import Transport
 from tests.hub.conftest import hub_store
 from tests.hub.loopback import Fault

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hub.base.errors import FilesError, RecordError
-from hub.record.names import branch_name, formatted_tokens, repo_name
-from hub.release.sources import load_records
-from hub.store.files import is_allowed, release_of, run_folders
+from hub import FilesError, RecordError, branch_name, load_records, repo_name, run_folders
+from hub.record.names import formatted_tokens
+from hub.store.files import is_allowed, release_of
 from tests.hub.conftest import sharded
 from tests.hub.samples import make_record
 

@@ -6,9 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from hub import load_index, pull_run, push_index, push_run, push_runs
-from hub.base.errors import AccessError, IntegrityError, UnavailableError
-from hub.store.hub import HubStore
+from hub import (
+    AccessError,
+    HubStore,
+    IntegrityError,
+    UnavailableError,
+    load_index,
+    pull_run,
+    push_index,
+    push_run,
+    push_runs,
+)
 from tests.hub.conftest import hub_cache, hub_store, sharded
 from tests.hub.loopback import TOKEN, Fault, LoopbackHub
 from tests.hub.samples import make_record

@@ -2,11 +2,20 @@
 
 import pytest
 
-from hub import PushErrors, load_index, pull_run, push_index, push_run, push_runs
+from hub import (
+    AccessError,
+    FilesError,
+    HubStore,
+    PushErrors,
+    UnavailableError,
+    load_index,
+    pull_run,
+    push_index,
+    push_run,
+    push_runs,
+)
 from hub.base.commands import status_of
-from hub.base.errors import AccessError, FilesError, UnavailableError
 from hub.release.index import read_branches
-from hub.store.hub import HubStore
 from hub.store.transport import Transport
 from tests.hub.conftest import hub_store
 from tests.hub.loopback import TOKEN, Fault

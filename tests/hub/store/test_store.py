@@ -7,11 +7,20 @@ from threading import Event
 
 import pytest
 
-from hub import load_index, pull_run, push_index, push_run
+from hub import (
+    ConflictError,
+    FilesError,
+    IntegrityError,
+    NotFoundError,
+    RecordError,
+    RunRecord,
+    load_index,
+    open_store,
+    pull_run,
+    push_index,
+    push_run,
+)
 from hub.base import atomic
-from hub.base.errors import ConflictError, FilesError, IntegrityError, NotFoundError, RecordError
-from hub.record.run_record import RunRecord
-from hub.store.hub import open_store
 from tests.hub.samples import make_record
 
 RELEASED = {"README.md", "config.json", "model.safetensors", "modeling_switch_moe.py", "run.json", "tokenizer.json"}

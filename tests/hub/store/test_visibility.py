@@ -2,9 +2,7 @@
 
 import pytest
 
-from hub import load_index, push_index, push_run, push_runs
-from hub.base.errors import FilesError, NotFoundError
-from hub.release.push import collect
+from hub import FilesError, NotFoundError, collect, load_index, push_index, push_run, push_runs
 from tests.hub.conftest import hub_store
 from tests.hub.samples import make_record
 

@@ -8,10 +8,10 @@ import pandas
 import pytest
 
 from hub.base.commands import NOT_TRUSTED
-from scaling_law import JointLaw, calibrate, fit, load_runs
-from scaling_law.fitting.profiles import ProfileInterval, profile_interval
-from scaling_law.fitting.splits import compare, split
-from scaling_law.planning.design import predicted_loss
+from scaling_law import JointLaw, fit, load_runs, profile_interval, split
+from scaling_law.fitting.profiles import ProfileInterval
+from scaling_law.fitting.splits import compare
+from scaling_law.planning import predicted_loss
 from tests.scaling_law.synthetic import TINY_LAW, tiny_runs
 
 
@@ -109,21 +109,17 @@ def lab(tmp_path_factory):
 COLUMNS = ("--column", "n_active=params", "--column", "experts=1", "--one-sided", "untuned")
 
 
-def test_calibrate(shell, lab, tmp_path):
-    words = ("fit", lab, "--calibrate", "published", *COLUMNS, "--bootstrap", 20, "-o", tmp_path / "ours")
-    found = json.loads(shell(*words, "--json").output)
+def test_fit_with_a_prior(shell, lab, tmp_path):
+    words = ("fit", lab, "--prior", "published", *COLUMNS, "--bootstrap", 20, "-o", tmp_path / "ours")
+    answer = json.loads(shell(*words, "--json").output)
     runs = load_runs(lab, columns={"n_active": "params", "experts": 1.0})
-    expected = calibrate(JointLaw.published(), runs, one_sided="untuned")
-    assert found["refitted"] == ["c"]
-    assert found["fit"]["coefficients"] == expected.law.coefficients
-    assert found["held_out"] == expected.to_rows()
-    assert found["intervals"]["c"] == pytest.approx(list(expected.bootstrap(20).interval("c")))
-    law = JointLaw.from_pretrained(tmp_path / "ours")
-    assert law.c == pytest.approx(1.0, abs=1e-6)
-    assert len(law.draws) == 20
-    text = shell("fit", lab, "--calibrate", "published", *COLUMNS, "--refit", "a,b,c", "--groups", "tokens").output
-    assert "runs of equal tokens" in text
-    assert "a, b, c" in text
+    expected = fit(runs, prior=JointLaw.published(), one_sided="untuned")
+    assert answer["coefficients"] == expected.law.coefficients
+    assert answer["settings"]["prior"].startswith("Ludziejewski et al. 2025")
+    assert answer["intervals"]["c"] == pytest.approx(list(expected.bootstrap(20).interval("c")))
+    assert len(JointLaw.from_pretrained(tmp_path / "ours").draws) == 20
+    for prior, law in (("chinchilla", "chinchilla"), ("public", "joint")):
+        assert json.loads(shell("fit", lab, "--prior", prior, *COLUMNS, "--json").output)["law"] == law
 
 
 def test_fit_takes_upper_bounds(shell, lab):

@@ -8,11 +8,12 @@ from scaling_law import Throughput
 from scaling_law.commands.cli import PLACES
 from scaling_law.law import LAWS
 from scaling_law.law.shelf import SHELF
-from scaling_law.machine.gpus import GPUS
+from scaling_law.machine import GPUS
 from tests.scaling_law.synthetic import tiny_runs
 
 COMMANDS = [name for panel in PLACES.values() for name in panel]
 ON_SHELF = ", ".join(SHELF)
+ANY_LAW = f"There are published, printed, {ON_SHELF}, a folder, or a Hub repo"
 ANY_GPU = f"{', '.join(name.lower().replace(' ', '-') for name in GPUS)}, or a throughput file measured on it"
 COLUMNS = "experts, final_loss, n_active, run_id, tokens, trunk"
 COEFFICIENTS = "a, alpha, delta, gamma, b, beta, omega, zeta"
@@ -150,16 +151,17 @@ LINES = {  # what is typed → the line on standard error
     "fit runs.csv --split flops --validation 99": (
         "--validation 99, --test 0 must be ≥ 0 and leave some of the 36 runs"
     ),
-    "fit runs.csv --calibrate ling": (
-        "--calibrate ling: it answers leverage only, from activation_ratio, granularity, flops"
+    "fit runs.csv --prior ling": "--prior ling: it answers leverage only, from activation_ratio, granularity, flops",
+    "fit runs.csv --prior chinchila": f"--prior 'chinchila' is unknown: did you mean 'chinchilla'? {ANY_LAW}",
+    "fit runs.csv --prior published --kind chinchilla": ("--kind 'chinchilla': the prior is one of joint laws"),
+    "forecast": "RUNS to forecast from are needed; or --register LEDGER, to list a ledger",
+    "forecast runs.csv --n-active 1B --tokens 1B": "experts must be given: the runs have 1, 2, 4, 8",
+    "forecast runs.csv --n-active 1B --tokens 1B --experts 8 --kinds priors": (
+        "--kinds 'priors' is unknown: did you mean 'prior'? There are chinchilla, ladder, prior, prior by compute, "
+        f"published, {', '.join(name for name in LAWS if name not in ('chinchilla', 'ladder'))}"
     ),
-    "fit runs.csv --calibrate published --refit gama": (
-        f"--refit: coefficient 'gama' is unknown: did you mean 'gamma'? There are {COEFFICIENTS}, e_start, e_max, c"
-    ),
-    "fit runs.csv --calibrate published --groups expert": (
-        "runs.csv: numeric column 'expert' is unknown: did you mean 'experts'? "
-        "There are n_active, tokens, experts, loss"
-    ),
+    "forecast runs.csv --n-active 1B --tokens 1B --experts 8 --level 2": "--level 2.0 must be above 0 and below 1",
+    "forecast --register nowhere": "nowhere: no forecasts there",
     "report nowhere --into x.md": "x.md: No such file or directory",
     "release nowhere store": "there is no folder nowhere",
     "explore --law chinchila": (

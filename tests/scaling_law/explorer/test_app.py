@@ -19,7 +19,7 @@ from scaling_law.explorer.question import PUBLISHED, YOURS, Question
 from scaling_law.formulas.conditions import fitted_ranges
 from tests.scaling_law.synthetic import synthetic_runs
 
-SKIP = {"__type__": "update"}  # gradio.skip(), which takes seconds to import
+SKIP = app.SKIP
 FIRST = Question()
 
 
@@ -200,8 +200,8 @@ def test_columns_that_are_not_found_are_chosen_from_those_of_the_table(laws, tmp
     assert [name for name, _ in columns[0].choices] == ["size", "D", "E", "nll", "trunk"]
     message = "lab.csv: choose the column of Active parameters and Loss; there are: size, D, E, nll, trunk"
     assert message in app._take(laws, file, uploads.CHINCHILLA, PUBLISHED, *NO_COLUMNS)[4]
-    law, *_ = app._take(laws, file, uploads.CALIBRATE, PUBLISHED, "size", "D", "E", "nll")
-    assert law.c == pytest.approx(laws[PUBLISHED].c + 0.1, abs=0.02)
+    law, *_ = app._take(laws, file, uploads.PRIOR, PUBLISHED, "size", "D", "E", "nll")
+    assert law.loss(1e9, 2e10, 8) == pytest.approx(laws[PUBLISHED].loss(1e9, 2e10, 8) + 0.1, abs=0.02)
     dense = lab_file(tmp_path / "dense.csv", ("millions", "tokens", "no", "eval_loss"))
     law, *_ = app._take(laws, dense, uploads.CHINCHILLA, PUBLISHED, "1e6 * millions", "tokens", "1", "eval_loss")
     assert law.conditions.overall.n_active[0] > 1e13
@@ -215,9 +215,9 @@ def published_file(laws, folder):
     return laws[PUBLISHED].save_pretrained(folder)
 
 
-def test_runs_calibrate_the_chosen_law_and_fits_have_intervals(laws, tmp_path):
-    law, said, *_ = app._take(laws, lab_file(tmp_path / "a.csv"), uploads.CALIBRATE, PUBLISHED, *NO_COLUMNS)
-    assert law.c == pytest.approx(laws[PUBLISHED].c + 0.1, abs=0.02)
+def test_runs_move_the_chosen_law_and_fits_have_intervals(laws, tmp_path):
+    law, said, *_ = app._take(laws, lab_file(tmp_path / "a.csv"), uploads.PRIOR, PUBLISHED, *NO_COLUMNS)
+    assert law.loss(1e9, 2e10, 8) == pytest.approx(laws[PUBLISHED].loss(1e9, 2e10, 8) + 0.1, abs=0.02)
     assert "runs" in said
     assert len(law.draws) == uploads.RESAMPLES
     file = lab_file(tmp_path / "runs.csv", every=4)

@@ -14,13 +14,12 @@ from urllib.parse import parse_qsl, urlsplit
 import numpy as np
 import pytest
 
-from scaling_law import Law
+from scaling_law import Budget, Law
 from scaling_law.explorer import app
 from scaling_law.explorer.answer import POINTS, answer, best_models
 from scaling_law.explorer.question import GPU_NAMES, PRESETS, PUBLISHED, Question
 from scaling_law.explorer.uploads import RESAMPLES
 from scaling_law.figures.curves import memory_curves
-from scaling_law.planning.budget import Budget
 from tests.scaling_law.synthetic import synthetic_runs
 
 pytestmark = pytest.mark.browser

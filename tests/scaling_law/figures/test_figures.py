@@ -3,13 +3,12 @@
 import numpy as np
 import pytest
 
-from scaling_law import Conditions, JointLaw
+from scaling_law import Budget, Conditions, JointLaw
 from scaling_law.figures import curves, drawing
 from scaling_law.figures import law_figures as figures
 from scaling_law.formulas.conditions import fitted_ranges
 from scaling_law.law_files import law_pictures
 from scaling_law.paper import figures as paper_figures
-from scaling_law.planning.budget import Budget
 from scaling_law.size.recipe import PAPER
 
 

@@ -11,12 +11,7 @@ from scaling_law import JointLaw, RoutedLaw, Runs, fit
 from scaling_law.fitting import fitting
 from scaling_law.fitting.problem import PAPER_GRID, make_problem
 from tests.scaling_law.clark import clark_runs
-from tests.scaling_law.synthetic import TINY_LAW, synthetic_runs, tiny_runs
-
-
-def problem_of(runs, law="joint", **changes):
-    settings = {"huber_delta": 0.01, "weights": None, "l2": 0.0, "fixed": {}, "bounds": {}, "starts": "scaled"}
-    return make_problem(runs, law, **(settings | changes))
+from tests.scaling_law.synthetic import TINY_LAW, checked_gradient, synthetic_runs, tiny_runs
 
 
 def huber_sum(law, runs, delta=0.01):
@@ -26,7 +21,7 @@ def huber_sum(law, runs, delta=0.01):
 
 
 def test_objective_is_the_papers(paper_runs, published):
-    objective = problem_of(paper_runs).objective
+    objective = make_problem(paper_runs, "joint").objective
     theta = objective.from_coefficients(published.coefficients)
     assert objective.evaluate(theta[None]).cost[0] == pytest.approx(huber_sum(published, paper_runs), rel=1e-12)
     np.testing.assert_allclose(objective.coefficients(theta), list(published.coefficients.values()), rtol=1e-12)
@@ -38,20 +33,16 @@ def test_objective_is_the_papers(paper_runs, published):
     + [("joint", {"bounds": {"e_max": (20.0, 300.0)}})],
 )
 def test_gradient_against_finite_differences(paper_runs, law, options):
-    objective = problem_of(paper_runs, law, **options).objective
+    objective = make_problem(paper_runs, law, **options).objective
     theta = np.random.default_rng(1).normal(0, 0.3, (4, objective.size))
     if "bounds" in options:  # E_start has to stay below E_max
         theta[:, -2:] = objective.from_coefficients(JointLaw.published().coefficients)[-2:]
-    at = objective.evaluate(theta)
-    for j in range(objective.size):
-        step = 1e-6 * np.eye(objective.size)[j]
-        slope = (objective.evaluate(theta + step).cost - objective.evaluate(theta - step).cost) / 2e-6
-        np.testing.assert_allclose(at.gradient[:, j], slope, rtol=1e-6, atol=1e-6 * np.abs(at.gradient).max())
+    at = checked_gradient(objective, theta, rtol=1e-6)
     assert np.linalg.eigvalsh(at.curvature).min() > -1e-9 * np.abs(at.curvature).max()
 
 
 def test_sums_over_runs_agree_with_the_jacobian(paper_runs):
-    objective = problem_of(paper_runs, l2=1e-4).objective
+    objective = make_problem(paper_runs, "joint", l2=1e-4).objective
     theta = np.random.default_rng(2).normal(0, 0.3, (5, objective.size))
     theta[:, -2:] = theta[0, -2:]
     plain, quick = objective.evaluate(theta), objective.evaluate(theta, hold_transform=True)

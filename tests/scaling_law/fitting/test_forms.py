@@ -9,6 +9,7 @@ from scaling_law import Law, Runs, fit, register
 from scaling_law.fitting.problem import make_problem
 from scaling_law.formulas import Form, Parameter, Term, Transform
 from scaling_law.law import LAWS
+from tests.scaling_law.synthetic import checked_gradient
 
 SHARED = Form(
     (
@@ -109,15 +110,10 @@ def test_values_are_those_of_the_formula(law, columns):
 def test_gradients_against_finite_differences(law, columns, limited):
     fixed = {next(iter(law.coefficients)): next(iter(law.coefficients.values()))} if limited else {}
     runs = runs_of(law, columns, 0.01)
-    objective = make_problem(runs, law.name, 0.01, None, 1e-6, fixed, {}, "scaled").objective
+    objective = make_problem(runs, law.name, l2=1e-6, fixed=fixed).objective
     theta = objective.from_coefficients(law.coefficients)
     np.testing.assert_allclose(objective.coefficients(theta), list(law.coefficients.values()), rtol=1e-9)
-    points = theta + np.random.default_rng(1).normal(0, 0.01, (4, objective.size))
-    at = objective.evaluate(points)
-    for j in range(objective.size):
-        step = 1e-6 * np.eye(objective.size)[j]
-        slope = (objective.evaluate(points + step).cost - objective.evaluate(points - step).cost) / 2e-6
-        np.testing.assert_allclose(at.gradient[:, j], slope, rtol=1e-5, atol=1e-6 * np.abs(at.gradient).max())
+    checked_gradient(objective, theta + np.random.default_rng(1).normal(0, 0.01, (4, objective.size)), rtol=1e-5)
 
 
 def test_a_fit_finds_the_law_that_made_the_runs(law, columns):

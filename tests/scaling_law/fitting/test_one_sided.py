@@ -6,15 +6,10 @@ import pytest
 from hub.base.tables import as_text
 from scaling_law import JointLaw, Runs, fit
 from scaling_law.fitting.problem import make_problem
-from tests.scaling_law.synthetic import synthetic_runs
+from tests.scaling_law.synthetic import checked_gradient, synthetic_runs
 
 LAW = JointLaw.published()
 FAR = (1e9, 2e10, 8)
-
-
-def problem_of(runs, one_sided, **options):
-    settings = {"huber_delta": 0.01, "weights": None, "l2": 0.0, "fixed": {}, "bounds": {}, "starts": "scaled"}
-    return make_problem(runs, "joint", **(settings | options), one_sided=one_sided)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +33,7 @@ def bounded(half_tuned):
 
 
 def test_objective_counts_untuned_runs_only_below_the_law(half_tuned, untuned):
-    objective = problem_of(half_tuned, untuned).objective
+    objective = make_problem(half_tuned, "joint", one_sided=untuned).objective
     r = np.log(LAW.loss(half_tuned.n_active, half_tuned.tokens, half_tuned.experts)) - np.log(half_tuned.loss)
     size = np.where(untuned, np.maximum(r, 0.0), np.abs(r))
     expected = np.sum(np.where(size <= 0.01, 0.5 * size**2, 0.01 * (size - 0.005)))
@@ -49,14 +44,10 @@ def test_objective_counts_untuned_runs_only_below_the_law(half_tuned, untuned):
 
 @pytest.mark.parametrize("hold_transform", [False, True])
 def test_gradient_against_finite_differences(half_tuned, untuned, hold_transform):
-    objective = problem_of(half_tuned, untuned, l2=1e-3).objective
+    objective = make_problem(half_tuned, "joint", l2=1e-3, one_sided=untuned).objective
     theta = objective.from_coefficients(LAW.coefficients) + np.random.default_rng(1).normal(0, 0.02, (4, 11))
     theta[:, -2:] = theta[0, -2:]
-    at = objective.evaluate(theta, hold_transform=hold_transform)
-    for j in range(9 if hold_transform else 11):
-        step = 1e-6 * np.eye(11)[j]
-        slope = (objective.evaluate(theta + step).cost - objective.evaluate(theta - step).cost) / 2e-6
-        np.testing.assert_allclose(at.gradient[:, j], slope, rtol=1e-5, atol=1e-5 * np.abs(at.gradient).max())
+    checked_gradient(objective, theta, rtol=1e-5, hold_transform=hold_transform)
 
 
 def test_the_law_of_the_tuned_runs_is_recovered(half_tuned, bounded, published, paper_fit):

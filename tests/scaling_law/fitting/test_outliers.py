@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from hub.base.tables import as_text
-from scaling_law import JointLaw, Runs, fit
-from scaling_law.fitting.profiles import profile_interval
+from scaling_law import JointLaw, Runs, fit, profile_interval
 from scaling_law.law_files import law_card
 from tests.scaling_law.synthetic import TINY_LAW, synthetic_runs, tiny_runs
 

@@ -6,13 +6,26 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from scaling_law import ChinchillaLaw, Prior, Runs, fit, prior, profile_interval
-from scaling_law.fitting.penalty import Penalty, coordinates, natural_of
-from scaling_law.fitting.prior import POPULATION, Member, estimate, law_of, member_of, modes, read_population
+from hub.base.tables import as_text
+from scaling_law import ChinchillaLaw, JointLaw, Prior, Runs, errors_of, fit, prior, profile_interval, published
+from scaling_law.fitting.backtest import rms
+from scaling_law.fitting.penalty import Coordinates, Penalty, natural_of
+from scaling_law.fitting.prior import (
+    CHINCHILLA,
+    POPULATION,
+    Member,
+    estimate,
+    law_of,
+    member_of,
+    modes,
+    read_population,
+)
+from tests.scaling_law.synthetic import synthetic_runs
 
 MEAN = np.array([-1.0, -1.1, -1.05, -1.0, 0.6])
 USUAL = Prior(MEAN, np.diag([0.3, 0.3, 0.2, 0.2, 0.1]) ** 2, noise=0.01)
-TRUTH = law_of(natural_of(MEAN + np.array([0.3, -0.3, -0.2, 0.2, 0.1])))
+TRUTH = law_of(CHINCHILLA.natural(MEAN + np.array([0.3, -0.3, -0.2, 0.2, 0.1])))
+JOINT = JointLaw.published()
 FAR = {"n_active": 7e10, "tokens": 1e12}
 
 
@@ -22,14 +35,10 @@ def measured(count: int, seed: int = 0, noise: float = 0.01, law: ChinchillaLaw 
     return Runs.from_columns(n, d, 1.0, law.loss(n, d) * np.exp(noise * rng.standard_normal(count)), "run")
 
 
-def test_coordinates_and_natural_ones_are_inverse():
-    np.testing.assert_allclose(coordinates(natural_of(MEAN[None])), MEAN[None], atol=1e-12)
-
-
 @pytest.mark.parametrize("dof", [4.0, np.inf])
 def test_the_gradient_is_that_of_the_cost(dof):
-    penalty = Penalty(MEAN[None], np.linalg.inv(USUAL.covariance)[None], np.array([dof]), np.array([2e-4]))
-    at = natural_of(MEAN[None] + 0.3)
+    penalty = Penalty(MEAN[None], np.linalg.inv(USUAL.covariance)[None], np.array([dof]), np.array([2e-4]), CHINCHILLA)
+    at = CHINCHILLA.natural(MEAN[None] + 0.3)
     _, gradient, curvature = penalty.evaluate(at)
     steps = 1e-6 * np.eye(5)
     ends = [penalty.evaluate(at + sign * steps)[0] for sign in (1, -1)]
@@ -46,7 +55,7 @@ def test_a_run_that_the_prior_expects_leaves_it_as_it_is():
 
 
 def test_many_runs_give_the_fit():
-    runs = measured(4000)
+    runs = measured(1500)
     with_prior, without = (fit(runs, "chinchilla", prior=p, release=4) for p in (USUAL, None))
     assert with_prior.law.loss(**FAR) == pytest.approx(without.law.loss(**FAR), rel=2e-3)
 
@@ -92,7 +101,9 @@ def test_standard_errors_cover_the_truth():
     errors = []
     for seed in range(40):
         truth = law_of(
-            natural_of(MEAN + np.linalg.cholesky(USUAL.covariance) @ np.random.default_rng(seed).normal(size=5))
+            CHINCHILLA.natural(
+                MEAN + np.linalg.cholesky(USUAL.covariance) @ np.random.default_rng(seed).normal(size=5)
+            )
         )
         found = modes(measured(12, seed, law=truth), [USUAL])
         log_loss, error = found.losses(Runs.from_columns(7e10, 1e12, 1.0, 2.0))
@@ -100,13 +111,21 @@ def test_standard_errors_cover_the_truth():
     assert 0.75 <= np.mean(np.abs(errors) < 1.645) <= 0.99
 
 
-def test_a_prior_is_of_chinchilla_laws():
-    with pytest.raises(ValueError, match="not of kind='joint'"):
-        fit(measured(40), "joint", prior=USUAL, allow_unidentifiable=True)
-    with pytest.raises(ValueError, match="must be 'public', a Prior or None"):
-        fit(measured(12), "chinchilla", prior="private")
-    with pytest.raises(ValueError, match="must be 'public', a Prior or None"):
-        fit(measured(12), "chinchilla", prior=0.5)
+@pytest.mark.parametrize(
+    ("kind", "prior", "message"),
+    [
+        ("routed", USUAL, r"kind='routed': the prior is one of chinchilla \(or joint\) laws"),
+        ("chinchilla", JOINT, "kind='chinchilla': the prior is one of joint laws"),
+        ("chinchilla", "private", "prior='private' must be 'public', a law that predicts a loss, a Prior or None"),
+        ("chinchilla", 0.5, "prior=0.5 must be 'public'"),
+        ("joint", published("ling"), "must be 'public', a law that predicts a loss"),
+        ("joint", published("hunyuan"), "the five_factor law is not a sum of terms"),
+        ("joint", JOINT.replace(c=0.0), "prior: c=0 of .* must be positive"),
+    ],
+)
+def test_priors_that_cannot_be_used_are_refused(kind, prior, message):
+    with pytest.raises(ValueError, match=message):
+        fit(measured(40), kind, prior=prior, allow_unidentifiable=True)
 
 
 def test_other_units_widen_the_prior_in_their_direction_alone():
@@ -127,7 +146,7 @@ def lab_laws(labs: int = 60, sets: int = 1, seed: int = 0) -> list[Member]:
     rng = np.random.default_rng(seed)
     found = []
     for lab in range(labs):
-        law = law_of(natural_of(MEAN + np.linalg.cholesky(USUAL.covariance) @ rng.normal(size=5)))
+        law = law_of(CHINCHILLA.natural(MEAN + np.linalg.cholesky(USUAL.covariance) @ rng.normal(size=5)))
         for i in range(sets if lab == 0 else 1):
             runs = measured(40, 100 * lab + i, 0.005, law)
             found.append(member_of(runs, f"{lab}-{i}", f"lab{lab}", source="made", licence="none"))
@@ -170,3 +189,155 @@ def test_the_public_population_leaves_labs_out():
     with pytest.raises(ValueError, match="must be among"):
         prior("public", without="nobody")
     assert fit(measured(12), "chinchilla", prior="public").law.coefficients
+
+
+# ------------------------------------------------------------------ one law, and laws of any kind
+
+
+def dense_runs(law, sigma=0.004, seed=0, experts=1.0):
+    """15 runs of a laboratory: five sizes on three numbers of tokens."""
+    n, d = (v.ravel() for v in np.meshgrid([2e8, 3e8, 4.5e8, 7e8, 1e9], [4e9, 2e10, 1e11], indexing="ij"))
+    noise = np.random.default_rng(seed).normal(0, sigma, len(n))
+    return Runs.from_columns(n, d, experts, law.loss(n, d, experts) + noise, source="dense.csv")
+
+
+MOE = {"n_active": [1e9, 3e8], "tokens": [2e10, 1e11], "experts": [8, 32]}
+ON_SHELF = ("ludziejewski", "chinchilla", "clark_sbase", "kaplan", "krajewski", "abnar")
+
+
+@pytest.mark.parametrize("law", [published(name) for name in ON_SHELF], ids=ON_SHELF)
+def test_coordinates_of_any_law_are_those_of_its_coefficients(law):
+    coordinates, natural = Coordinates.of(law.form, law.coefficients), natural_of(law.form, law.coefficients)
+    x = coordinates.of_natural(natural)
+    assert law_of(coordinates.natural(x), law.name).coefficients == pytest.approx(law.coefficients, rel=1e-9)
+    steps = 1e-6 * np.eye(len(x))
+    slopes = (coordinates.of_natural(natural + steps) - coordinates.of_natural(natural - steps)).T / 2e-6
+    np.testing.assert_allclose(coordinates.jacobian(natural), slopes, rtol=1e-4, atol=1e-6)
+
+
+def test_the_first_coordinates_of_a_joint_law_are_those_of_its_dense_models():
+    m, mu, n, nu = (float(v) for v in JOINT.chinchilla_coefficients(1.0))
+    dense = CHINCHILLA.of_natural(natural_of(ChinchillaLaw.form, {"m": m, "mu": mu, "n": n, "nu": nu, "c": JOINT.c}))
+    np.testing.assert_allclose(prior(JOINT).mean[:5], dense, rtol=1e-9)
+    public, joint = prior(), fit(dense_runs(JOINT), prior="public")
+    assert joint.problem.objective.penalty.mean[0, :5] == pytest.approx(public.mean)
+    assert joint.problem.objective.penalty.mean[0, 5:] == pytest.approx(prior(JOINT).mean[5:])
+
+
+def test_coordinates_go_on_smoothly_where_an_exponent_has_no_logarithm():
+    natural = natural_of(ChinchillaLaw.form, {"m": 10.0, "mu": -1e-3, "n": 10.0, "nu": 0.2, "c": 1.0})
+    steps = 1e-6 * np.eye(5)
+    ends = [CHINCHILLA.of_natural(natural + sign * steps) for sign in (1, -1)]
+    np.testing.assert_allclose((ends[0] - ends[1]).T / 2e-6, CHINCHILLA.jacobian(natural), rtol=1e-2)
+    np.testing.assert_allclose(CHINCHILLA.natural(CHINCHILLA.of_natural(natural)), natural, rtol=1e-9)
+
+
+def test_a_law_without_draws_is_surer_of_itself_than_of_other_labs():
+    with_draws, without = prior(JOINT), prior(JOINT.replace(draws=None))
+    assert np.linalg.eigvalsh(with_draws.covariance - without.covariance).min() > -1e-9
+    np.testing.assert_allclose(with_draws.mean, without.mean)
+    assert "its draws and the spread between labs" in with_draws.sources[0]
+    assert "no draws and the spread between labs" in without.sources[0]
+    spread = np.sqrt(np.diag(without.covariance))
+    assert (spread[:5] >= np.sqrt(np.diag(prior().covariance))).all()
+    assert spread[5:].min() > 0.003
+    assert prior(JOINT, without="marin").covariance[0, 0] != with_draws.covariance[0, 0]
+
+
+def test_dense_runs_of_another_corpus_move_the_law_and_leave_it_the_terms_of_experts():
+    """Where the irreducible loss is 0.36 nats lower."""
+    truth = JOINT.replace(c=1.0)
+    result = fit(dense_runs(truth), prior=JOINT)
+    assert result.rmse < 0.006
+    assert result.law.loss(**MOE) == pytest.approx(truth.loss(**MOE), abs=0.03)
+    assert "All runs have experts=1" in result.status.messages[0]
+    assert "Not determined by these runs, so as in the prior from Ludziejewski" in result.status.messages[-1]
+    assert result.status.standard_errors["gamma"] == pytest.approx(0.007, abs=0.003)
+    assert "left to the prior" in as_text(result)
+    assert "left to the prior: " in result.status.verdict
+    with pytest.raises(ValueError, match="not identifiable"):
+        fit(dense_runs(truth))
+
+
+def test_many_runs_of_another_law_give_its_fit():
+    truth = JOINT.replace(alpha=-0.25, a=120.0, beta=-0.2, b=60.0, c=1.6)
+    runs = synthetic_runs(law=truth)
+    fresh = fit(runs)
+    for law in (JOINT, "public"):
+        moved = fit(runs, prior=law)
+        assert rms(errors_of(moved.law, runs)) < 1.01 * fresh.rmse
+        assert moved.law.loss(3e9, 1e11, 16) == pytest.approx(fresh.law.loss(3e9, 1e11, 16), abs=0.01)
+
+
+def test_runs_pull_a_law_from_the_prior_steadily():
+    truth = JOINT.replace(alpha=-0.25, a=120.0, beta=-0.2, b=60.0, c=1.6)
+    runs, far = synthetic_runs(law=truth), (3e9, 1e11, 1)
+    order = np.random.default_rng(0).permutation(len(runs))
+    parts = [runs.take(order[:count]) for count in (1, 6, 40, len(runs))]
+    errors = [abs(fit(part, prior=JOINT).law.loss(*far) - truth.loss(*far)) for part in parts]
+    assert abs(JOINT.loss(*far) - truth.loss(*far)) > errors[0] > errors[1] > errors[2] > errors[3]
+
+
+def test_the_price_of_a_wrong_prior_is_bounded():
+    """Exponents and levels many standard deviations off cost a sixth of the error of a fresh fit, and no more."""
+    wrong = JOINT.replace(alpha=-0.6, beta=-0.6, a=4e5, b=4e6, c=0.6, draws=None)
+    runs = synthetic_runs()
+    fresh, moved = fit(runs), fit(runs, prior=wrong)
+    assert rms(errors_of(moved.law, runs)) < 1.2 * fresh.rmse
+    assert moved.law.loss(3e9, 1e11, 16) == pytest.approx(JOINT.loss(3e9, 1e11, 16), abs=0.02)
+
+
+@pytest.mark.parametrize("law", [JOINT, JOINT.replace(draws=None)], ids=["with draws", "without"])
+def test_intervals_hold_what_the_runs_left_open(law):
+    """Where the truth is one of the law's draws on another corpus: 90 % intervals of a loss at E = 16."""
+    rng, at, hits = np.random.default_rng(0), (1e9, 2e10, 16), []
+    for seed in range(20):
+        truth = JointLaw(**dict(zip(JOINT.coefficients, JOINT.draws[rng.integers(1000)], strict=True)))
+        truth = truth.replace(c=truth.c - 0.3)
+        drawn = fit(dense_runs(truth, 0.005, seed), prior=law, starts=[law]).bootstrap(100, seed=seed)
+        low, high = drawn.prediction_interval(*at, level=0.9)
+        hits.append(low < truth.loss(*at) < high)
+    assert np.mean(hits) >= 0.8
+
+
+def test_the_law_says_under_which_prior_it_was_fitted(tmp_path):
+    law = fit(dense_runs(JOINT.replace(c=1.0)), prior=JOINT).law
+    law.save_pretrained(tmp_path)
+    conditions = JointLaw.from_pretrained(tmp_path).conditions
+    assert "fitted on dense.csv, under a prior from Ludziejewski et al. 2025" in conditions.provenance
+    assert conditions.objective["prior"] in conditions.provenance
+    assert conditions.n_runs == 15
+    assert conditions.overall.tokens == (5e8, 1e11)  # of the published runs and these
+    assert conditions.experts == JOINT.conditions.experts
+    limits = fit(dense_runs(JOINT), "chinchilla", prior=published("chinchilla")).law.conditions.fitted_limits()
+    assert (limits["N_act"], limits["D"]) == ((70e6, 16e9), (4e9, 5e11))
+
+
+def test_any_kind_of_law_can_be_a_prior():
+    law = published("abnar")
+    n, d, density = (v.ravel() for v in np.meshgrid([1e9, 3e9, 9e9], [1e10, 4e10, 2e11], [0.1, 0.5]))
+    loss = law.replace(e=law.e + 0.2).loss(tokens=d, n_total=n, density=density)
+    runs = Runs.from_columns(n, d, 1 / density, loss, "run", columns={"n_total": n, "density": density})
+    moved = fit(runs, law.name, prior=law)
+    assert moved.rmse < 0.003
+    assert moved.law.conditions.fitted_limits()["density"] == (0.05, 1.0)
+
+
+def test_a_bad_run_among_few_is_named_and_a_lone_one_is_not():
+    """Leverage counts the prior: a lone run does not predict itself."""
+    few = dense_runs(JOINT).take(np.arange(0, 15, 2))
+    assert fit(few, prior=JOINT).status.suspicious == ()
+    off = dataclasses.replace(few, loss=few.loss + 0.6 * (np.arange(len(few)) == 3))
+    status = fit(off, prior=JOINT).status
+    assert status.suspicious == (few.run_id[3],)
+    assert status.deviations[0] == pytest.approx(0.6, abs=0.1)
+    assert fit(off.take([3]), prior=JOINT).status.suspicious == ()
+
+
+def test_untuned_runs_bound_a_fit_under_a_prior():
+    runs = dense_runs(JOINT.replace(c=1.0))
+    untuned = runs.tokens == 2e10
+    runs = dataclasses.replace(runs, loss=runs.loss + 0.2 * untuned)
+    bounded, all_equal = (fit(runs, prior=JOINT, one_sided=mask).law for mask in (untuned, None))
+    truth = JOINT.replace(c=1.0).loss(5e8, 2e10, 1)
+    assert abs(bounded.loss(5e8, 2e10, 1) - truth) < 0.01 < abs(all_equal.loss(5e8, 2e10, 1) - truth)

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from scaling_law.fitting.splits import compare, select_by_rmse, split
+from scaling_law import split
+from scaling_law.fitting.splits import compare, select_by_rmse
 
 
 @pytest.mark.parametrize("by", ["loss", "n_active", "flops", "tokens"])

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from scaling_law import JointLaw, Runs, fit
-from scaling_law.fitting.profiles import profile_interval, refit_with
+from scaling_law import JointLaw, Runs, fit, profile_interval
+from scaling_law.fitting.profiles import refit_with
 from scaling_law.fitting.uncertainty import cluster_counts
 from tests.scaling_law.synthetic import synthetic_runs, tiny_runs
 

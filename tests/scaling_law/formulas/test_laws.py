@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scaling_law import ChinchillaLaw, JointLaw, Law, RoutedLaw, Runs, fit, published
+from scaling_law import ChinchillaLaw, JointLaw, Law, RoutedLaw, Runs, fit, published, register
+from scaling_law.formulas import Form, Term, expert_transform
 from scaling_law.formulas.published import PRINTED, RECOVERED
-from scaling_law.formulas.terms import E_HAT, Form, Term, expert_transform
-from scaling_law.law import LAWS, SaturationLaw, register
+from scaling_law.formulas.terms import E_HAT
+from scaling_law.law import LAWS, LadderLaw, SaturationLaw
 from scaling_law.law_files import law_to_dict
 
 # E → (m, μ, n, ν), as the LaTeX source of the table "reduced to the Chinchilla scaling law" holds them.
@@ -30,6 +31,7 @@ SATURATION = SaturationLaw(
 )
 # One of each kind, with coefficients of real size; what is tested of every law is tested of these.
 EXAMPLES = [JointLaw.published(), JointLaw.published().to_chinchilla(4), ROUTED, SATURATION]
+EXAMPLES += [LadderLaw(a=900.0, alpha=0.16, c=1.7)]
 EXAMPLES += [published(name) for name in ("kaplan", "clark_sbase", "krajewski", "abnar", "hunyuan")]
 every_law = pytest.mark.parametrize("law", EXAMPLES, ids=lambda law: law.name)
 every_form = pytest.mark.parametrize("law", [law for law in EXAMPLES if law.form.terms], ids=lambda law: law.name)
@@ -101,6 +103,8 @@ def written_out(law, columns):
         case "kaplan":
             alpha_n, n_c = v.x * v.alpha_d, v.a ** (1 / v.x)
             return ((n_c / columns["n_active_non_embedding"]) ** (alpha_n / v.alpha_d) + v.b / d) ** v.alpha_d
+        case "ladder":
+            return v.c + v.a / (active * d) ** v.alpha
         case "granularity":
             n, g = columns["n_total_non_embedding"], columns["granularity"]
             return v.c + (v.g / g**v.gamma + v.a) / n**v.alpha + v.b / d**v.beta

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from scaling_law import published
-from scaling_law.formulas.repeated import R_STAR_PARAMETERS, effective_tokens
+from scaling_law.formulas import effective_tokens
+from scaling_law.formulas.repeated import R_STAR_PARAMETERS
 
 EPOCHS = {2: 1.968199, 4: 3.725673, 8: 6.624119, 16: 10.582457, 40: 15.167465, 100: 16.363034}
 

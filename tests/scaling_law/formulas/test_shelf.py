@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize_scalar
 
-from scaling_law import ExtrapolationError, JointLaw, Law, published
+from scaling_law import ExtrapolationError, JointLaw, Law, laws, published
 from scaling_law.law import LAWS
-from scaling_law.law.shelf import SHELF, entry, laws
+from scaling_law.law.shelf import SHELF, entry
 from scaling_law.law_files import law_card
 
 GOPHER = 5.76e23  # FLOPs

@@ -4,8 +4,7 @@
 import pytest
 from huggingface_hub import ModelCard
 
-from hub.base.errors import HubError
-from hub.release.sources import read_file
+from hub import HubError, read_file
 from hub.store.transport import Transport
 from scaling_law import JointLaw, fit
 from tests.hub.conftest import loopback, online  # noqa: F401

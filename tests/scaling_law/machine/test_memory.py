@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from scaling_law import Architecture
-from scaling_law.machine.memory import training_memory
+from scaling_law.machine import training_memory
 from scaling_law.size.widths import Widths
 
 MODEL = Architecture(512, 8)

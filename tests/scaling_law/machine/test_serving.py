@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from scaling_law import Architecture, JointLaw
-from scaling_law.machine import decode_seconds
-from scaling_law.machine.gpus import GPUS
+from scaling_law.machine import GPUS, decode_seconds
 from scaling_law.machine.serving import decode_seconds_by_width, share_read
 
 H100 = GPUS["H100"]

@@ -5,11 +5,11 @@ import json
 import numpy as np
 import pytest
 
-from hub.base.errors import RecordError
+from hub import RecordError
 from scaling_law import Architecture, Throughput
-from scaling_law.machine import published_runs
-from scaling_law.machine.gpus import GPUS, find_gpu
-from scaling_law.machine.throughput import TERMS, Measurement, ModelWork
+from scaling_law.machine import GPUS, ModelWork, published_runs
+from scaling_law.machine.gpus import find_gpu
+from scaling_law.machine.throughput import TERMS, Measurement
 from scaling_law.size.widths import Widths
 from studies.hours.fit import efficiency_of
 from studies.hours.runs import read
@@ -116,6 +116,10 @@ def test_a_measured_one_names_what_lies_outside():
     assert "the largest that was timed" in active
     assert "total parameters" in total
     assert "measured on 1 devices" in MEASURED.warnings(MODELS[0], devices=8)[0]
+    (vocabulary,) = MEASURED.warnings(Architecture(512, vocab_size=300))
+    assert vocabulary == "a vocabulary (300) outside those that were timed, 50,257"
+    (batch,) = MEASURED.warnings(MODELS[0], tokens_per_step=1024)
+    assert batch == "tokens of a step on one device (1,024) outside those that were timed, 65,536"
 
 
 def test_files_keep_everything(tmp_path):

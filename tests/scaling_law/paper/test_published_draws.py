@@ -7,10 +7,9 @@ import sys
 import numpy as np
 import pytest
 
-from scaling_law import JointLaw
+from scaling_law import JointLaw, published_design
 from scaling_law.formulas import published as recovered
 from scaling_law.paper.published_draws import make_draws, noise_level
-from scaling_law.size.recipe import published_design
 
 DESIGN = published_design()[:3]
 

@@ -8,11 +8,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from scaling_law import ExtrapolationError, JointLaw, Law, Runs, fit, published
+from scaling_law import Budget, Conditions, ExtrapolationError, JointLaw, Law, Limits, Runs, fit, published
 from scaling_law.formulas import Form, Term
-from scaling_law.formulas.conditions import Conditions
-from scaling_law.planning.budget import Budget
-from scaling_law.planning.limits import Limits
 from scaling_law.planning.optimum import optimal_widths
 from scaling_law.size.architecture import active_parameters, kv_cache_elements, total_parameters
 
@@ -117,9 +114,8 @@ RIDGE = st.builds(Ridge.around, st.floats(16, 25), st.floats(0.01, 1), st.floats
 
 
 @settings(max_examples=150)
-@example(
-    Ridge.around(23.71875, 0.1328125, 0.11328125), 20.625, {"memory": 9.552734375}, {}, False
-)  # just below a limit
+@example(Ridge.around(23.71875, 0.1328125, 0.11328125), 20.625, {"memory": 9.552734375}, {}, False)  # below a limit
+@example(DENSE, 18.0, {"inference_tokens": 11.0}, {"vocab_size": 1000}, False)  # just before no token is left
 @given(
     st.one_of(RIDGE, st.sampled_from([JOINT, SPARSITY, DENSE])),
     st.floats(18, 24),

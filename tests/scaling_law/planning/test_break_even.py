@@ -5,7 +5,7 @@ import pytest
 from scipy.optimize import brentq
 
 from scaling_law import JointLaw, published
-from scaling_law.planning.break_even import overtaking
+from scaling_law.planning import overtaking
 
 LAW = JointLaw.published()
 

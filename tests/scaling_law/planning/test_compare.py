@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from hub.base.tables import as_text
-from scaling_law import ExtrapolationError, JointLaw
-from scaling_law.law.compare import compare
-from scaling_law.law.shelf import SHELF, published
+from scaling_law import ExtrapolationError, JointLaw, compare, published
+from scaling_law.law.shelf import SHELF
 from scaling_law.size.architecture import active_parameters
 
 FLOPS = 1e21

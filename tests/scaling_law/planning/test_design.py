@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from scaling_law import JointLaw, Runs, fit
-from scaling_law.planning.design import advantage, candidate_grid, log_optimal_parameters, next_runs, predicted_loss
+from scaling_law import ExtrapolationError, JointLaw, Runs, fit
+from scaling_law.planning import advantage, candidate_grid, log_optimal_parameters, predicted_loss
+from scaling_law.planning.design import next_runs
 
 NOISE = 0.002
 HELD = {"e_start": 2.083, "e_max": 290.45}
@@ -92,3 +93,10 @@ def test_refusals(law):
         law.next_runs(lambda law: 1.0, 1e20, noise=NOISE)
     with pytest.raises(ValueError, match="warmup_tokens=-1"):
         law.next_runs(LOSS, 1e19, warmup_tokens=-1)
+
+
+def test_each_answer_beyond_the_guard_is_refused(law):
+    """What is forced is flagged: tests/scaling_law/test_every_question.py."""
+    for far in (log_optimal_parameters(1e32), predicted_loss(1e15, 2e16, 8), advantage(1e32, 8, 1)):
+        with pytest.raises(ExtrapolationError, match="beyond the guard"):
+            law.next_runs(far, 1e20, noise=NOISE)

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from hub.base.tables import as_text
-from scaling_law import Architecture, JointLaw, Throughput, published
-from scaling_law.machine.throughput import ModelWork
+from scaling_law import Architecture, JointLaw, Limits, Throughput, published
+from scaling_law.machine import ModelWork
 from scaling_law.planning.budget import Cluster, work_of
-from scaling_law.planning.limits import Limits
 from scaling_law.size.recipe import BatchRamp, RampStage
 
 LIMITS = Limits()

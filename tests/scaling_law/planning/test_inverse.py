@@ -83,6 +83,8 @@ def test_an_answer_beyond_the_guard_is_refused_or_marked(published):
     with pytest.raises(ExtrapolationError, match="D 6"):
         published.reach([2.3, 1.42], [1])  # one of two losses
     assert published.reach([2.3, 1.42], [1], force=True).check.trusted.tolist() == [[True], [False]]
+    with pytest.raises(ExtrapolationError):
+        matched_memory(published, 1e22, 1024)
 
 
 def test_rule_of_thumb(published):

@@ -8,12 +8,11 @@ import pytest
 import yaml
 
 from scaling_law import Architecture, JointLaw, Limits, Throughput, scale_out
+from scaling_law.machine import ModelWork, training_memory
 from scaling_law.machine.layout import RESERVED, DoesNotFit, Option
-from scaling_law.machine.memory import training_memory
-from scaling_law.machine.throughput import ModelWork
 from scaling_law.planning.budget import Cluster, work_of
 from scaling_law.size.recipe import BatchRamp, RampStage
-from training.configuration.reading import from_dict
+from training import from_dict
 
 H100 = Throughput.assumed("h100")
 

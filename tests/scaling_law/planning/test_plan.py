@@ -6,8 +6,8 @@ import yaml
 from scaling_law import LearningRateLaw
 from scaling_law import published as shelf
 from scaling_law.size.recipe import BatchRamp, RampStage
-from training.configuration.reading import from_dict
-from training.configuration.schedule import Schedule, total_tokens
+from training import Schedule, from_dict
+from training.configuration.schedule import total_tokens
 
 
 def test_plan_of_a_run(published):

@@ -5,15 +5,15 @@ import pytest
 
 from scaling_law import (
     Architecture,
+    EffectiveSpeedup,
     ExtrapolationError,
     JointLaw,
+    Limits,
     Throughput,
     published,
 )
-from scaling_law.machine.throughput import ModelWork
+from scaling_law.machine import ModelWork
 from scaling_law.planning.budget import Cluster, work_of
-from scaling_law.planning.limits import Limits
-from scaling_law.planning.speedup import EffectiveSpeedup
 from scaling_law.size.architecture import width_of_active
 
 

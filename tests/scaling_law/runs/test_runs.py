@@ -114,6 +114,8 @@ def test_duplicate_measurements():
     with pytest.raises(RunsError, match="duplicate"):
         Runs.from_columns([1e6, 1e6], [1e6, 1e6], 1, [3.0, 3.0])
     assert len(Runs.from_columns([1e6, 1e6], [1e6, 1e6], 1, [3.0, 3.01])) == 2  # a repeat with another seed
+    unknown = {"columns": {"batch": [np.nan, np.nan]}}
+    assert len(Runs.from_columns([1e6, 1e6], [1e6, 1e6], 1, [3.0, 3.0], **unknown)) == 2
 
 
 def test_refusals(tmp_path):

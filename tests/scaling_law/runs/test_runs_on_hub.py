@@ -7,10 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hub import push_index
-from hub.base.errors import FilesError, NotFoundError
-from hub.release.push import tag_index
-from hub.store.base import Store
+from hub import FilesError, NotFoundError, Store, push_index, tag_index
 from scaling_law import Architecture, ChinchillaLaw, Conditions, fit, load_runs
 from scaling_law.law_files import law_card
 from scaling_law.runs.table import RunsError

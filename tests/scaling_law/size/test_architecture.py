@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scaling_law import Architecture
-from scaling_law.size import LatentAttention
+from scaling_law import Architecture, published_design
+from scaling_law.size import ROWS, LatentAttention
 from scaling_law.size.architecture import (
     active_parameters,
     affordable_tokens,
@@ -21,7 +21,6 @@ from scaling_law.size.architecture import (
     width_of_active,
     width_of_total,
 )
-from scaling_law.size.recipe import ROWS, published_design
 
 
 def printed_value(text: str) -> tuple[float, float]:

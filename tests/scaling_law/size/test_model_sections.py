@@ -4,10 +4,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from scaling_law.size.architecture import Architecture, LatentAttention, variables_of_width
+from scaling_law import Architecture
+from scaling_law.size import LatentAttention
+from scaling_law.size.architecture import variables_of_width
 from scaling_law.size.model_configs import read_model
 from scaling_law.size.model_sections import model_section
-from training.configuration.reading import from_dict
+from training import from_dict
 
 MLA = LatentAttention(kv_rank=64, rope_dim=32, nope_dim=32, value_dim=48, query_rank=96)
 FINE = {"experts_per_token": 8, "d_expert": 48}

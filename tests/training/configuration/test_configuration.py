@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from training.configuration.arguments import SECTIONS, ConfigurationError
-from training.configuration.reading import from_dict, parse_command_line
+from training import ConfigurationError, from_dict, parse_command_line
+from training.configuration.arguments import SECTIONS
 
 SAVED = Path(__file__).parent / "saved"
 

@@ -7,8 +7,7 @@ import re
 import pytest
 
 from tests.model_classes import CLASSES, DENSE, SHARED, TOP_K
-from training.configuration.arguments import ConfigurationError
-from training.configuration.reading import from_dict, parse_command_line
+from training import ConfigurationError, from_dict, parse_command_line
 
 OUT = {"run": {"output_dir": "out"}}
 LEFT_OUT = {"capacity_group_tokens": None, "balance": "loss", "bias_update_rate": 0.001}

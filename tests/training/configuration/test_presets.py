@@ -5,9 +5,11 @@ import json
 import yaml
 from typer.testing import CliRunner
 
-from scaling_law.size.recipe import ROWS, published_design
+from scaling_law import published_design
+from scaling_law.size import ROWS
+from training import from_dict
 from training import presets as presets_command
-from training.configuration.reading import from_dict, listing
+from training.configuration.reading import listing
 from training.run.model import architecture, model_config
 
 OUT = {"run": {"output_dir": "out"}}

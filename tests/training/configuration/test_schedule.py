@@ -5,7 +5,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from scaling_law.size.recipe import BatchRamp, RampStage
-from training.configuration.schedule import Schedule
+from training import Schedule
 from training.published import STEP_TOKENS
 
 

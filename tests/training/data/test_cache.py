@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from tests.conftest import make_documents, write_dataset
 from tests.training.token_caches import contents, flip_a_bit, prepare
+from training import TextSource, train_tokenizer
 from training.data import builder, filling
 from training.data import cache as tokens
 from training.data import text as text_module
 from training.data.cache import CorruptCacheError, TokenCache
 from training.data.filling import encoder
-from training.data.text import TextSource
-from training.data.tokenizer import END_OF_TEXT, description, train_tokenizer
+from training.data.tokenizer import END_OF_TEXT, description
 from training.run.inputs import text_sources, tokens_needed, training_data
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import threading
 from contextlib import closing, suppress
 
 import numpy as np
@@ -14,14 +15,13 @@ from typer.testing import CliRunner
 
 from tests.training.conftest import CRAWLS, write_crawls
 from tests.training.token_caches import prepare
-from training.configuration.arguments import ConfigurationError
+from training import ConfigurationError, TextSource
 from training.data import builder, filling
 from training.data import cache as cache_module
 from training.data import text as text_module
 from training.data.builder import TokenBuildError, build_by_many
 from training.data.cache import TokenCache, open_cache
 from training.data.filling import Share, adopt, lock_of, tokenise_groups
-from training.data.text import TextSource
 from training.prepare import app
 from training.run.inputs import text_sources
 
@@ -196,6 +196,14 @@ def test_a_group_that_another_process_has_is_left_to_it(source, single, empty):
     assert not adopted(empty).complete
     tokenise_groups(source, empty.folder, ALL)
     assert_same(adopted(empty), single)
+
+
+def test_the_builder_in_order_waits_for_a_group_that_another_process_has(source, single, empty, tokenizer, tmp_path):
+    lock = FileLock(empty.folder / "group-0000000.lock", thread_local=False)
+    lock.acquire()
+    threading.Timer(1.5, lock.release).start()
+    assert_same(prepare(source, tokenizer, tmp_path / "many"), single)
+    assert not lock.is_locked
 
 
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 90))

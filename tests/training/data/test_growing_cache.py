@@ -10,15 +10,14 @@ import psutil
 import pytest
 import torch
 
-from tests.conftest import make_documents, write_dataset
+from tests.conftest import make_documents, wait_for, write_dataset
 from tests.training.ranks import SERVER
 from tests.training.token_caches import contents, prepare
-from training.configuration.arguments import ConfigurationError
+from training import ConfigurationError, TextSource
 from training.data import builder as token_builder
 from training.data.batches import SequenceOrder, TrainingData
 from training.data.builder import GrowingCache, TokenBuildError
 from training.data.cache import TokenCache, open_cache
-from training.data.text import TextSource
 from training.run.inputs import HeldOutText, training_data
 
 CPU = torch.device("cpu")
@@ -48,13 +47,6 @@ def expected(corpus, tokenizer, tmp_path, small_shards):
 
 def checksums(cache: TokenCache) -> list[str]:
     return [shard["sha256"] for shard in cache.shards]
-
-
-def wait_until(condition, seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.05)
 
 
 def test_another_process_builds_as_far_as_is_needed_and_no_further(growing, expected):
@@ -114,10 +106,10 @@ def test_the_builder_ends_with_the_trainer_also_by_kill_9(growing, tmp_path):
     trainer = SERVER.Process(target=build_and_wait, args=(cache.folder, fifo, theirs))
     trainer.start()
     pid = ours.recv()
-    wait_until((cache.folder / "tokens-0000000-00.tmp").exists)
+    wait_for("the builder", (cache.folder / "tokens-0000000-00.tmp").exists)
     trainer.kill()
     trainer.join()
-    wait_until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    wait_for("its end", lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     one = growing()
     one.wait_for(None)  # the lock went with it
     assert one.cache.complete

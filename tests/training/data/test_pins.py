@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hub.base.errors import UnavailableError
-from training.configuration.arguments import ConfigurationError
+from hub import UnavailableError
+from training import ConfigurationError, Sweep
 from training.data import pins
 from training.data.pins import Pin, pinned, pinned_with_sweep
-from training.sweep.file import Sweep
 from training.sweep.run import write_configuration
 
 NAME = "org/text"

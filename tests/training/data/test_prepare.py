@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.training.token_caches import flip_a_bit
-from training.data.tokenizer import load_tokenizer
+from training import load_tokenizer
 from training.prepare import app
 from training.run.inputs import training_data
 from training.run.main import main as train

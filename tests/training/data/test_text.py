@@ -12,10 +12,11 @@ import pytest
 from tests.conftest import make_documents, write_dataset
 from tests.training.conftest import CRAWLS, ROWS, write_crawls
 from tests.training.token_caches import prepare
+from training import TextSource
 from training.data import cache as cache_module
 from training.data import text as text_module
 from training.data.builder import GrowingCache
-from training.data.text import Place, TextSource
+from training.data.text import Place
 from training.run.inputs import HeldOutText, data_order, text_sources
 
 

@@ -4,10 +4,10 @@
 import pytest
 from huggingface_hub import constants
 
-from hub.base.errors import IntegrityError
+from hub import IntegrityError
 from tests.hub.conftest import hub_cache, loopback, online, the_hub  # noqa: F401
-from training.configuration.arguments import ConfigurationError
-from training.data.tokenizer import description, load_tokenizer
+from training import ConfigurationError, load_tokenizer
+from training.data.tokenizer import description
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])

@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 from modeling_switch_moe import SwitchMoeConfig, SwitchMoeForCausalLM
 from modeling_switch_moe.experts import SWITCH_EXPERTS
 from scaling_law import Architecture
-from scaling_law.machine.memory import training_memory
+from scaling_law.machine import training_memory
 from tests.model_classes import CLASSES, DENSE
 from tests.training.run.test_timing import session
 from training.configuration.model_classes import ModelClassArguments

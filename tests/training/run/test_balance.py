@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from hub import RunRecord
 from hub.record.names import recipe_suffix
-from hub.record.run_record import RunRecord
 from tests.model_classes import BIAS
 from tests.training.run.test_causal_model import EVERY, config_of
 from tests.training.run.test_run import finish, folders, lines_of, weights

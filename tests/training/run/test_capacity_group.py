@@ -7,9 +7,8 @@ import torch
 
 from tests.model_classes import BIAS, CLASSES
 from tests.training.run.test_run import finish, folders
-from training.configuration.arguments import ConfigurationError
+from training import ConfigurationError, Run
 from training.run.inputs import check_inputs, settled
-from training.run.main import Run
 from training.run.step import train_step
 
 LARGE = {"schedule.batch_ramp": ["0:1024"], "schedule.tokens": ["1M"]}

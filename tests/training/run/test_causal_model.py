@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM
 from modeling_switch_moe import losses
 from tests.model_classes import CLASSES, NOISY, SHARED, TOP_K
 from tests.scaling_law.size.test_model_classes import NOT_IN_TRANSFORMERS, SHAPES, WIDE_HEADS
-from training.configuration.arguments import ConfigurationError
+from training import ConfigurationError
 from training.configuration.model_classes import ModelClassArguments, balance_loss_of, causal_class, model_types
 from training.run import causal_model
 from training.run.model import build_model, count_parameters

@@ -10,18 +10,16 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from hub import load_records, open_store, push_run
-from hub.record.run_record import OF_A_CLASS, RunRecord
+from hub import RunRecord, load_records, open_store, push_run
+from hub.record.run_record import OF_A_CLASS
 from hub.release.push import push_listing
 from scaling_law import describe, load_runs
 from tests.hub.samples import HIDDEN
 from tests.model_classes import CLASSES, DENSE, NOISY, TOP_K
 from tests.training.run.test_run import finish, folders, lines_of
-from training.configuration.arguments import ConfigurationError
+from training import ConfigurationError, Run, from_dict
 from training.configuration.model_classes import SELECTION_BIAS
-from training.configuration.reading import from_dict
 from training.run.inputs import HeldOutText, check_inputs
-from training.run.main import Run
 from training.run.model import architecture
 from training.run.step import add_gradients
 

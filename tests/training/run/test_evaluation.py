@@ -7,8 +7,7 @@ import torch
 from modeling_switch_moe import SwitchMoeForCausalLM
 from tests.conftest import write_dataset
 from tests.training.token_caches import prepare
-from training.configuration.reading import from_dict
-from training.data.text import TextSource
+from training import TextSource, from_dict
 from training.run.evaluation import HeldOut, HeldOutLoss, evaluate
 from training.run.model import model_config
 

@@ -25,11 +25,12 @@ from tests.training import ranks
 from tests.training.ranks import save_configuration
 from tests.training.run.test_run import assert_same_weights, finish, lines_of, poison, weights
 from tests.training.token_caches import flip_a_bit
+from training import Run
 from training.run import checkpoint
 from training.run import progress as training_progress
 from training.run.devices import StopSignal
 from training.run.dry_run import OutOfMemory, smaller_micro_batches
-from training.run.main import Run, main
+from training.run.main import main
 from training.run.progress import Progress
 
 ROOT = Path(__file__).parents[3]

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from hub.record.run_record import RunRecord
+from hub import RunRecord
 from scaling_law import LearningRateLaw
 from tests.training.run.test_causal_model import EVERY, config_of
+from training import Run
 from training.configuration.arguments import ModelArguments, OptimizerArguments
 from training.run import causal_model, devices
-from training.run.main import Run
 from training.run.model import architecture, build_model, model_config, peak_learning_rate, utilisation_flops
 from training.run.optimizers import build_optimizers
 

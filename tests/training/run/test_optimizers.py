@@ -6,13 +6,13 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from hub.record.run_record import RunRecord
+from hub import RunRecord
 from tests.model_classes import CLASSES
 from tests.training.run.test_causal_model import EVERY, config_of
 from tests.training.run.test_processes import measured, replicated, results
 from tests.training.run.test_run import finish, folders
-from training.configuration.arguments import ConfigurationError, OptimizerArguments
-from training.run.main import Run
+from training import ConfigurationError, Run
+from training.configuration.arguments import OptimizerArguments
 from training.run.model import build_model
 from training.run.optimizers import StackedMuon, build_optimizers, hidden_matrices
 

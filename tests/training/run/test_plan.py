@@ -9,11 +9,12 @@ import torch
 
 from hub.base.units import format_bytes, format_flops
 from scaling_law import Architecture
-from scaling_law.machine.memory import training_memory
+from scaling_law.machine import training_memory
 from tests.model_classes import CLASSES
 from tests.training.ranks import save_configuration
+from training import Run
 from training.run import dry_run, timing
-from training.run.main import Run, main
+from training.run.main import main
 
 
 @pytest.fixture

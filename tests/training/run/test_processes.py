@@ -14,9 +14,8 @@ from tests.model_classes import BIAS, CLASSES, NOISY
 from tests.test_training_guide import COMMANDS
 from tests.training import ranks
 from tests.training.run.test_run import lines_of
-from training.configuration.arguments import ConfigurationError
+from training import ConfigurationError, Run
 from training.run.devices import make_accelerator
-from training.run.main import Run
 
 ROOT = Path(__file__).parents[3]
 PER_STEP = ("loss", "gradient_norm", "balance_loss", "z_loss", "drop_rate")

@@ -13,9 +13,9 @@ from hub.store.files import is_allowed
 from tests.hub.conftest import command, hub_store, loopback, online, the_hub  # noqa: F401
 from tests.hub.loopback import TOKEN, Fault
 from tests.training.ranks import save_configuration
-from training.configuration.arguments import ConfigurationError
+from training import ConfigurationError, Run
 from training.run import releaser as release
-from training.run.main import Run, main
+from training.run.main import main
 from training.run.releaser import RELEASE_INCOMPLETE, finishers
 
 ROOT = Path(__file__).parents[3]

@@ -6,8 +6,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from hub import load_index
-from hub.base.errors import AccessError
+from hub import AccessError, load_index
 from tests.hub.conftest import checkpoint, hub_store, loopback, online, runs_of, store  # noqa: F401
 from tests.hub.loopback import TOKEN, Fault
 from tests.hub.samples import make_record

@@ -11,14 +11,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from hub import RunRecord
 from hub.base import progress
-from hub.record.run_record import RunRecord
 from tests.hub.loopback import TOKEN
 from tests.hub.samples import make_record
 from tests.training.run.test_run import assert_same_weights, finish, lines_of, weights
+from training import Run
 from training.run import checkpoint
 from training.run.log import NAME, run_log, write_log
-from training.run.main import Run
 
 
 def test_evaluations_and_intermediate_models_change_nothing_and_are_left(tiny, tmp_path):

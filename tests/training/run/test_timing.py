@@ -8,7 +8,8 @@ from accelerate.state import AcceleratorState
 
 from modeling_switch_moe import losses
 from scaling_law import Architecture
-from scaling_law.machine.memory import LEAST_CHUNK_ROWS, LOGIT_CHUNK_BYTES, training_memory
+from scaling_law.machine import training_memory
+from scaling_law.machine.memory import LEAST_CHUNK_ROWS, LOGIT_CHUNK_BYTES
 from scaling_law.size.recipe import BatchRamp, RampStage
 from training.run.progress import Progress
 from training.run.results import step_seconds

@@ -13,10 +13,9 @@ from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
 from tests.training.run.test_run import finish, lines_of
 from tests.training.wandb_files import read_runs
-from training.configuration.arguments import ConfigurationError
+from training import ConfigurationError, Run
 from training.run import log as trackers_module
 from training.run.inputs import check_inputs
-from training.run.main import Run
 
 SEGMENTS = {"d64-E4-seed0-trunk": "trunk"} | {
     f"d64-E4-seed0-tokens{tokens}": f"tokens{tokens}-seed0" for tokens in ("001.28K", "002.56K")

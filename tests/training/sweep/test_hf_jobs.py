@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 from tests.hub.conftest import loopback, online, the_hub  # noqa: F401
 from tests.hub.loopback_jobs import HARDWARE
 from tests.training.sweep import commands
+from training import Sweep
 from training.sweep import __main__ as sweep_module
 from training.sweep.engine import Job
-from training.sweep.file import Sweep
 from training.sweep.hf_jobs import HfJobs
 
 command, status = (partial(called, "sweep.yaml") for called in (commands.command, commands.status))

@@ -11,10 +11,9 @@ import yaml
 
 from tests.conftest import wait_for
 from tests.training.sweep.commands import command, status
-from training.configuration.arguments import ConfigurationError
+from training import ConfigurationError, Sweep
 from training.sweep import engine
 from training.sweep.engine import EngineError, Job, seconds_of
-from training.sweep.file import Sweep
 from training.sweep.slurm import Slurm
 from training.sweep.status import status as status_of
 

@@ -18,20 +18,18 @@ from rich.console import Console
 import training
 from hub import RunRecord
 from hub.base import atomic
-from scaling_law import JointLaw
+from scaling_law import Architecture, JointLaw
 from scaling_law.planning.plan import plan as plan_of_law
-from scaling_law.size.architecture import Architecture
 from studies.crossing.records import EXPERTS, TOKENS, WIDTHS, read_sweep
 from tests.conftest import wait_for
 from tests.guides import ROOT
 from tests.training.run.test_run import finish
 from tests.training.sweep.commands import command
-from training.configuration.arguments import ConfigurationError
+from training import ConfigurationError, Sweep, plan_sweep, run_sweep
 from training.sweep import run as sweep_run
 from training.sweep.engine import EngineError
-from training.sweep.file import Sweep, SweepRun
-from training.sweep.plan import plan_sweep
-from training.sweep.run import Local, run_sweep, sweep_progress
+from training.sweep.file import SweepRun
+from training.sweep.run import Local, sweep_progress
 from training.sweep.status import Attempt, lock_of, measured_flops_per_second, state, status, trained_tokens
 
 CONFIGS = Path(training.__file__).parent / "configs" / "accelerate"

@@ -1,0 +1,84 @@
+"""The command of `scaling-law` that forecasts runs, and keeps and scores forecasts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from hub.base.commands import COUNTS, EXPERTS
+from hub.base.errors import InputError
+from hub.base.tables import print_table, show
+from scaling_law.commands.options import command, exit_untrusted, named, names, option, quantity
+from scaling_law.commands.run_options import OfRuns, load
+from scaling_law.figures import drawing
+from scaling_law.forecasting import forecast as forecasting
+from scaling_law.forecasting import ledger
+
+LEDGER = "Keep the forecast, dated, in a folder or hf://org/dataset; without RUNS: list what it holds."
+SCORE = "With --register and without RUNS: the loss that was measured: 2026-01-31-1a2b3c4d=2.256."
+SCORED = named(lambda value, _: float(value), "NAME=LOSS")
+
+
+@command(
+    "runs n_active tokens experts prior kinds level figure register scored loss where columns status format trunks "
+    "skip_invalid mix",
+    OfRuns,
+)
+def forecast(
+    as_json: bool,
+    mix: Any,
+    runs: Annotated[str | None, typer.Argument(help="Runs to forecast from: a folder, .jsonl, .csv, …")] = None,
+    n_active: Annotated[Any, quantity(COUNTS, "Active parameters with embeddings: 2B.")] = None,
+    tokens: Annotated[Any, quantity(COUNTS, "Training tokens: 8T.")] = None,
+    experts: Annotated[Any, quantity(EXPERTS, "E of the model: 256. [default: that of the runs]")] = None,
+    prior: Annotated[Literal["public", "none"], option("none: laws of these runs alone.")] = "public",
+    kinds: Annotated[Any, quantity(names, "Laws that compete: chinchilla,prior. [default: all]")] = None,
+    level: Annotated[float, option("Level of the intervals.")] = 0.9,
+    figure: Annotated[Path | None, option("Write a fan chart: .png, .svg or .pdf.")] = None,
+    register: Annotated[str | None, option(LEDGER, metavar="LEDGER")] = None,
+    scored: Annotated[list[Any], quantity(SCORED, SCORE, "--score", metavar="NAME=LOSS")] = [],  # noqa: B006
+    **read: Any,
+) -> None:
+    """Forecast the loss of runs that do not exist, from all laws that the runs support.
+
+        scaling-law forecast runs.csv --n-active 2B --tokens 8T --experts 256
+
+    Each law is fitted below several cuts of compute within the runs, judged above them, and weighed by that. The exit
+    status is 1 where a model is too far outside the runs for the forecast to be trusted.
+
+    More examples:
+
+        scaling-law forecast runs.csv --n-active 2B --tokens 8T --register our-forecasts
+
+        scaling-law forecast --register our-forecasts --score 2026-01-31-1a2b3c4d=2.256
+    """
+    if runs is None:
+        if register is None:
+            raise InputError("RUNS to forecast from are needed; or --register LEDGER, to list a ledger")
+        for name, measured in scored:
+            ledger.score(register, name, measured)
+        kept = ledger.read_ledger(register)
+        show(kept.to_dict(), as_json, kept)
+        return
+    if scored:
+        raise InputError("--score goes with --register and without RUNS: a forecast is scored when its run is done")
+    table = load(runs=runs, **read)
+    at = {"n_active": n_active, "tokens": tokens, "experts": experts}
+    answer = forecasting.forecast(
+        table,
+        {name: values for name, values in at.items() if values is not None},
+        prior=None if prior == "none" else "public",
+        kinds=kinds,
+        level=level,
+        mix=mix,
+    )
+    show(answer.to_dict() if as_json else None, as_json, answer)
+    written = [f"wrote {drawing.save(answer.figure(), figure)}"] if figure else []
+    written += (
+        [f"registered {name}" for name in ledger.register(register, answer.rows, level, table)] if register else []
+    )
+    if written and not as_json:
+        print_table("\n".join(written))
+    exit_untrusted(answer.trusted)

@@ -1,0 +1,289 @@
+"""The loss of runs that do not exist, from all laws that the runs support: `forecast(runs, at=…)`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from rich.console import Group
+from scipy.stats import norm
+
+from hub.base.errors import InputError, unknown
+from hub.base.tables import Table
+from hub.base.units import format_count
+from scaling_law.figures import drawing
+from scaling_law.fitting.prior import Prior
+from scaling_law.fitting.prior import prior as population
+from scaling_law.forecasting.forecasters import EQUAL_RATIOS, forecasters, have
+from scaling_law.forecasting.stack import distances, gather, read_defaults, sizes_of, stack
+from scaling_law.formulas.answers import Answer, span
+from scaling_law.formulas.conditions import Conditions, RangeCheck
+from scaling_law.formulas.law import check_level, numbers
+from scaling_law.runs.recipes import check_mix
+from scaling_law.runs.table import Runs, load_runs
+from scaling_law.size.arrays import FloatArray
+
+MODEL = ("n_active", "tokens", "experts")
+UNITS = (0.1, 0.15)  # standard deviations of ln loss and ln D between the prior's corpora and tokenizers and another
+OTHER_UNIT, FREE_UNIT = 0.35, 1.0  # ln loss from the prior's beyond which its unit is freed, and how far
+EXPERTS_ERROR = 0.015  # of ln L at an E that no run has: 0.03 to 0.04 nats (docs/studies/evidence.md)
+STEPS = np.linspace(0.0, 1.0, 9)  # of a fan, from the largest run to a point
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Forecast(Answer):
+    """The loss at each point, with the interval that holds a new run with probability `level`.
+
+    `laws` has a row for each law, with a value for each point: its forecasts, weights, and RMSE at the cuts within
+    the runs (NaN without one). `left_out` says why others say nothing. `fans` [points, steps] are FLOPs, ln L and its
+    spread on the way from the largest run.
+    """
+
+    rows: tuple[dict[str, Any], ...]
+    laws: tuple[dict[str, Any], ...]
+    left_out: Mapping[str, str]
+    level: float
+    runs: Runs
+    fans: tuple[FloatArray, FloatArray, FloatArray]
+
+    @property
+    def verdict(self) -> str:
+        row = self.rows[0]
+        size = f"{format_count(row['n_active'])} active parameters, {format_count(row['tokens'])} tokens"
+        loss = f"loss {row['loss']:.3f} ({self.level:.0%}: {row['low']:.3f} to {row['high']:.3f})"
+        more = f"; {len(self.rows) - 1} more" if len(self.rows) > 1 else ""
+        return f"E = {row['experts']:g}, {size}: {loss}{more}{'' if self.trusted else '; not trusted'}"
+
+    def facts(self) -> dict[str, Any]:
+        return {"level": self.level, "runs": len(self.runs), "laws": list(self.laws), "left_out": dict(self.left_out)}
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        return [dict(row) for row in self.rows]
+
+    def summary(self) -> Group:  # type: ignore[override]
+        points = Table.of(
+            [{**row, "times_beyond": f"×{row['times_beyond']:.3g}"} for row in self.rows],
+            title=self.verdict,
+            keys=("N_act", "tokens", "E"),
+            notes=[f"intervals of {self.level:.0%}; times_beyond: how far beyond the largest run"],
+        )
+        laws = sorted(self.laws, key=lambda law: -float(np.mean(law["weights"])))
+        cells = [
+            (law["law"], span(law["weights"], "{:.2f}".format), *(_span(law[key]) for key in ("losses", "backtests")))
+            for law in laws
+        ]
+        notes = [f"left out: {name}: {why}" for name, why in self.left_out.items()]
+        header = ("law", "weight", "loss", "RMSE within the runs")
+        return Group(points, Table(header, cells, notes=notes, warnings=self.warnings))
+
+    def figure(self, ax: Any = None) -> Any:
+        """A fan chart: the runs, and from the largest of them to each point the forecast with two intervals."""
+        ax = drawing.axes_or_new(ax)
+        for e in np.unique(self.runs.experts):
+            part = self.runs.subset(self.runs.experts == e)
+            ax.plot(part.flops, part.loss, ".", color=drawing.colour_of(e), label=drawing.label_of(e), alpha=0.6)
+        for row, flops, log_loss, spread in zip(self.rows, *self.fans, strict=True):
+            colour = drawing.colour_of(row["experts"])
+            for level in (0.5, self.level):
+                ax.fill_between(flops, *interval(log_loss, spread, level), color=colour, alpha=0.18, linewidth=0)
+            ax.plot(flops, np.exp(log_loss), color=colour)
+            ax.plot(row["flops"], row["loss"], "D", color=colour)
+        drawing.log_axis(ax, drawing.FLOPS)
+        ax.set_ylabel(drawing.LOSS)
+        ax.set_title(f"intervals of 50 % and {self.level:.0%}", fontsize="medium")
+        drawing.legend(ax)
+        return ax
+
+
+def forecast(
+    runs: Any,
+    at: Any,
+    *,
+    prior: Prior | Literal["public"] | None = "public",
+    kinds: Collection[str] | None = None,
+    level: float = 0.9,
+    seed: int = 0,
+    mix: str | Collection[str] = (),
+) -> Forecast:
+    """Forecast the loss of runs that do not exist, from all laws that `runs` support.
+
+    Args:
+        runs: a Runs, or anything `load_runs` reads.
+        at: the models: a mapping such as {"n_active": "2B", "tokens": "8T", "experts": 256}, whose values broadcast,
+            a list of such, a DataFrame or a Runs. `experts` may be left out where the runs share one E.
+        prior: "public" (laws like those of other labs are among the candidates), what `scaling_law.prior` returns, or
+            None for laws of these runs alone.
+        kinds: the laws that compete: "chinchilla", "prior", "prior by compute", "ladder", "published", "joint" or
+            another registered kind; None for these six.
+        level: of the intervals.
+        seed: of the bootstrap behind them.
+        mix: as in `fit`.
+
+    Each law is fitted below several cuts within the runs, judged above them, and weighed by that (see
+    `forecasting.stack`). ValueError for models that cannot be and for runs that no law can forecast from; RunsError
+    for an unreadable table and for runs of several recipes.
+    """
+    check_level(level)
+    table = runs if isinstance(runs, Runs) else load_runs(runs)
+    check_mix(table.recipe, (), mix, table.source)
+    points = points_of(at, table)
+    candidate = prior if prior is None or isinstance(prior, Prior) else population(prior)
+    in_units, notes = _in_their_units(candidate, table)
+    steps = _joined([_way(table, points.take(np.array([i]))) for i in range(len(points))])
+    log_loss, spread, laws, left_out = _stacked(table, steps, in_units, kinds, seed)
+    flops, log_loss, spread = (values.reshape(len(points), -1) for values in (steps.flops, log_loss, spread))
+    low, high = interval(log_loss[:, -1], spread[:, -1], level)
+    columns = {name: getattr(points, name) for name in (*MODEL, "flops")}
+    columns |= {"loss": np.exp(log_loss[:, -1]), "low": low, "high": high}
+    columns["times_beyond"] = np.exp(distances(table, points).max(axis=0))
+    rows = [dict(zip(columns, map(float, row), strict=True)) for row in zip(*columns.values(), strict=True)]
+    at_points = {name: of_law[:, len(STEPS) - 1 :: len(STEPS)].tolist() for name, of_law in laws.items()}
+    conditions = Conditions(table.source, n_runs=len(table), ranges=table.ranges())
+    return Forecast(
+        tuple(rows),
+        tuple({"law": name, "losses": t[0], "weights": t[1], "backtests": t[2]} for name, t in at_points.items()),
+        left_out,
+        level,
+        table,
+        (flops, log_loss, spread),
+        check=RangeCheck(conditions, MODEL, {name: getattr(points, name) for name in MODEL}),
+        notes=(*notes, *_blind_spots(table, points), *_untested(at_points)),
+    )
+
+
+def _stacked(
+    runs: Runs, points: Runs, prior: Prior | None, kinds: Collection[str] | None, seed: int
+) -> tuple[FloatArray, FloatArray, dict[str, FloatArray], dict[str, str]]:
+    """ln L and its spread at the points [n], what each law says of them [3, n], and why others say nothing.
+
+    The laws are tested on the runs of the E that is asked, where there are any.
+    """
+    log_loss, spread = np.zeros((2, len(points)))
+    laws, left_out = dict[str, FloatArray](), dict[str, str]()
+    plain, defaults = replace(runs, recipe={}), read_defaults()
+    for e in np.unique(points.experts):
+        here, matching = np.flatnonzero(points.experts == e), have(runs, float(e))
+        candidates = forecasters(plain, float(e), prior, kinds, seed)
+        evidence = gather(plain, points.take(here), candidates, matching if matching.any() else True)
+        answer = stack(evidence, defaults)
+        log_loss[here] = answer.log_loss
+        spread[here] = np.hypot(answer.spread, 0.0 if matching.any() else EXPERTS_ERROR)
+        left_out |= evidence.left_out
+        for name, of_law in answer.laws.items():
+            empty = np.array([np.nan, 0.0, np.nan])[:, None].repeat(len(points), axis=1)
+            laws.setdefault(name, empty)[:, here] = of_law
+    return log_loss, spread, laws, left_out
+
+
+def interval(log_loss: Any, spread: Any, level: float) -> tuple[Any, Any]:
+    """The interval of the loss around ln L with this spread."""
+    reach = norm.ppf(0.5 + level / 2) * np.asarray(spread)
+    return np.exp(log_loss - reach), np.exp(log_loss + reach)
+
+
+def _span(values: Sequence[float]) -> str:
+    finite = [value for value in values if np.isfinite(value)]
+    return span(finite, "{:.4f}".format) if finite else ""
+
+
+# ------------------------------------------------------------------ what is asked
+
+
+def points_of(at: Any, runs: Runs) -> Runs:
+    """The models that are asked, as runs whose loss is NaN. ValueError for unknown names and impossible values."""
+    if isinstance(at, Runs):
+        return at
+    if hasattr(at, "to_dict") and not isinstance(at, Mapping):  # a DataFrame
+        at = at.to_dict("records")
+    several = isinstance(at, Sequence) and not isinstance(at, str)
+    if several and not at:
+        raise InputError("at=[]: no model to forecast")
+    return _joined([_points(one, runs) for one in (at if several else [at])])
+
+
+def _points(at: Any, runs: Runs) -> Runs:
+    if not isinstance(at, Mapping):
+        raise InputError(f"at={at!r} must map n_active, tokens and experts to numbers, or be a list of such")
+    usual = float(np.exp(np.median(np.log(runs.experts))))
+    if "experts" not in at and not have(runs, usual).all():
+        raise InputError(
+            f"experts must be given: the runs have {', '.join(f'{e:g}' for e in np.unique(runs.experts))}"
+        )
+    values = {"experts": usual, **at}
+    if missing := [name for name in MODEL if name not in values]:
+        raise InputError(f"{missing[0]} must be given: a model is n_active, tokens and experts")
+    arrays = {name: np.atleast_1d(numbers(name, value)) for name, value in values.items()}
+    for name, column in arrays.items():
+        if name not in (*MODEL, *runs.columns):
+            raise InputError(unknown("at: ", name, (*MODEL, *runs.columns)))
+        least = 1.0 if name == "experts" else np.finfo(float).tiny
+        if (wrong := column[~((column >= least) & (column < np.inf))]).size:
+            allowed = "at least 1" if name == "experts" else "positive"
+            raise InputError(f"{name}={wrong.flat[0]:g} must be {allowed} and finite")
+    return _table(dict(zip(arrays, np.broadcast_arrays(*arrays.values()), strict=True)))
+
+
+def _table(columns: Mapping[str, FloatArray]) -> Runs:
+    count = len(columns["tokens"])
+    names = tuple(f"point {i + 1}" for i in range(count))
+    others = {name: values for name, values in columns.items() if name not in MODEL}
+    n, d, e = (columns[name] for name in MODEL)
+    return Runs(n, d, e, np.full(count, np.nan), np.arange(count), names, columns=others)
+
+
+def _joined(tables: Sequence[Runs]) -> Runs:
+    """All of them, with the columns that all have."""
+    shared = [name for name in (*MODEL, *tables[0].columns) if all(name in table for table in tables)]
+    return _table({name: np.concatenate([table[name] for table in tables]) for name in shared})
+
+
+def _way(runs: Runs, point: Runs) -> Runs:
+    """Models from the largest run, of the point's E where there is one, to a point."""
+    matching = have(runs, float(point.experts[0]))
+    same = runs.subset(matching) if matching.any() else runs
+    top = int(np.argmax(same.flops))
+    columns = {name: np.full(len(STEPS), point[name][0]) for name in (*MODEL, *point.columns)}
+    for name in ("n_active", "tokens"):
+        columns[name] = same[name][top] ** (1 - STEPS) * columns[name] ** STEPS
+        columns[name][-1] = point[name][0]
+    return _table(columns)
+
+
+# ------------------------------------------------------------------ what the runs cannot tell
+
+
+def _in_their_units(prior: Prior | None, runs: Runs) -> tuple[Prior | None, tuple[str, ...]]:
+    """The prior for another corpus; where the losses cannot be in its unit, with its scale free, and a warning."""
+    if prior is None:
+        return None, ()
+    off = float(np.median(np.log(runs.loss / prior.law.loss(runs.n_active, runs.tokens))))
+    if abs(off) < OTHER_UNIT:
+        return prior.in_units(*UNITS), ()
+    what = f"the losses ({runs.loss_name}) are ×{np.exp(off):.2g} those of other labs' laws at these sizes"
+    return prior.in_units(FREE_UNIT, UNITS[1]), (f"{what}: are they nats per token? The prior's scale is left free",)
+
+
+def _untested(laws: Mapping[str, Sequence[Sequence[float]]]) -> Iterator[str]:
+    if np.isnan([backtests for _, _, backtests in laws.values()]).all():
+        yield "too few runs or sizes below any cut in compute to test laws on: other labs' sets alone weigh them"
+
+
+def _blind_spots(runs: Runs, points: Runs) -> Iterator[str]:
+    """What these runs cannot tell about these points, a sentence each."""
+    ratios = np.log(runs.tokens / runs.n_active)
+    if len(runs) == 1:
+        yield "one run tells the level of the loss but no slope: slopes are those of other labs"
+    elif sizes_of(runs) == 1:
+        yield "all runs have one size: how the loss falls with N is that of other labs"
+    elif np.ptp(np.log(runs.tokens)) < EQUAL_RATIOS:
+        yield "all runs have one D: how the loss falls with D is that of other labs"
+    elif np.ptp(ratios) < EQUAL_RATIOS:
+        yield f"all runs have {np.exp(ratios.mean()):.3g} tokens per parameter: they cannot tell N from D"
+    several = np.unique(runs.experts)
+    if missing := [e for e in np.unique(points.experts).tolist() if not have(runs, e).any()]:
+        names = ", ".join(f"{e:g}" for e in missing)
+        yield f"no run has E = {names}: what these experts gain is that of the published joint law"
+    if len(several) > 1 and all(sizes_of(runs.subset(have(runs, e))) == 1 for e in several):
+        yield "each E has one size: the runs cannot tell E from N"

@@ -1,0 +1,183 @@
+"""Laws that forecast: each fits some runs and predicts ln L at points that no run has reached."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hub.base.errors import InputError, unknown
+from scaling_law.fitting.fitting import fit
+from scaling_law.fitting.prior import Prior, modes
+from scaling_law.law import LAWS, Law
+from scaling_law.law.kinds import JointLaw
+from scaling_law.runs.table import Runs
+from scaling_law.size.arrays import FloatArray
+
+CHINCHILLA, PUBLISHED, PRIOR, BY_COMPUTE, LADDER = "chinchilla", "published", "prior", "prior by compute", "ladder"
+BASE = (CHINCHILLA, PUBLISHED, PRIOR, BY_COMPUTE)  # the laws whose errors on public sets are shipped
+RESAMPLES = 100  # of the cluster bootstrap behind the standard errors of a fresh fit
+EQUAL_RATIOS = float(np.log(1.25))  # runs whose D/N differs less are rungs of one ladder
+SAME_EXPERTS = 0.1  # E closer than this in ln E are one: shared experts and dense blocks blur what is counted
+ONE_SIGMA = (0.158655, 0.841345)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """ln L of a law at the points [n], its standard error [n] and the noise of ln L of one run there [n].
+
+    NaN where the law says nothing; `error` is 0 where it was not asked for.
+    """
+
+    log_loss: FloatArray
+    error: FloatArray
+    noise: FloatArray
+
+
+Predict = Callable[[Runs, Runs, bool], Prediction]  # from runs, at points, with standard errors or without
+
+
+@dataclass(frozen=True)
+class Forecaster:
+    """A law that predicts from runs, and the law of `BASE` whose errors it is taken to have before it is tested."""
+
+    like: str
+    predict: Predict
+
+    def through(self, change: Callable[[Predict], Predict]) -> Forecaster:
+        return replace(self, predict=change(self.predict))
+
+
+def forecasters(
+    runs: Runs, experts: float, prior: Prior | None, kinds: Collection[str] | None = None, seed: int = 0
+) -> dict[str, Forecaster]:
+    """The laws that may forecast a model of `experts` experts from these runs, by name.
+
+    Laws of one E are fitted to the runs of that E, and to all runs, moved there by the published gain of experts,
+    where these are others. `kinds` are names of laws below, or of registered kinds. ValueError for another.
+    """
+    single = {
+        CHINCHILLA: Forecaster(CHINCHILLA, fresh(CHINCHILLA, seed)),
+        LADDER: Forecaster(CHINCHILLA, ladder(seed)),
+    }
+    if prior is not None:
+        single[PRIOR] = Forecaster(PRIOR, from_prior(prior))
+        single[BY_COMPUTE] = Forecaster(BY_COMPUTE, from_prior(prior, power=1.0))
+    several = {PUBLISHED: Forecaster(PUBLISHED, one_constant(JointLaw.published()))}
+    for kind in kinds or ("joint",):
+        if kind not in (*LAWS, *single, *several):
+            raise InputError(unknown("kinds=", kind, dict.fromkeys([*single, *several, *LAWS])))
+        if kind not in single | several:
+            several[kind] = Forecaster(CHINCHILLA, fresh(kind, seed))
+    if kinds is not None:
+        single, several = ({kind: law for kind, law in laws.items() if kind in kinds} for laws in (single, several))
+    matching = have(runs, experts)
+    if not matching.all():
+        moved = {f"{kind}, moved from other E": law.through(moved_to_dense) for kind, law in single.items()}
+        here = {f"{kind} of E = {experts:g}": law.through(of_one(experts)) for kind, law in single.items()}
+        single = moved | (here if matching.any() else {})
+    return single | several
+
+
+def have(runs: Runs, experts: float) -> NDArray[np.bool_]:
+    """Which runs have this E, or one so close that laws need not tell them apart."""
+    return np.asarray(np.abs(np.log(runs.experts / experts)) < SAME_EXPERTS)
+
+
+def from_prior(prior: Prior, power: float = 0.0) -> Predict:
+    """The posterior mode of a Chinchilla law; a run's inverse variance grows with this power of its compute."""
+
+    def predict(runs: Runs, points: Runs, errors: bool) -> Prediction:
+        top = runs.flops.max()
+        mode = modes(runs, [prior], (runs.flops / top) ** power)
+        log_loss, error = mode.losses(points)
+        return Prediction(log_loss[0], error[0], mode.noise[0] * (points.flops / top) ** (-power / 2))
+
+    return predict
+
+
+def fresh(kind: str, seed: int = 0) -> Predict:
+    """A law of this kind, fitted to these runs alone; refits to fewer of them start from the first fit."""
+
+    earlier: list[Law] = []
+
+    def predict(runs: Runs, points: Runs, errors: bool) -> Prediction:
+        result = fit(runs, kind, starts=earlier[:1] or "scaled")
+        if kind != CHINCHILLA and not earlier:  # that one is quick from all starts
+            earlier.append(result.law)
+        log_residuals = result.problem.objective.residuals(result.theta[None])[0]
+        noise = np.sqrt((log_residuals**2).sum() / max(len(runs) - len(result.fitted), 1))
+        error = np.zeros(len(points))
+        if errors and runs.n_trunks > 1:
+            drawn = result.bootstrap(RESAMPLES, seed).law
+            values = drawn.loss_draws(**_inputs(drawn, points))
+            low, high = np.quantile(np.log(np.maximum(values, 1e-9)), ONE_SIGMA, axis=0)
+            error = 0.5 * (high - low)
+        return Prediction(np.log(result.law.loss(**_inputs(result.law, points))), error, np.full(len(points), noise))
+
+    return predict
+
+
+def one_constant(law: Law) -> Predict:
+    """A law as published, moved by its mean error on the runs."""
+
+    def predict(runs: Runs, points: Runs, errors: bool) -> Prediction:
+        off = runs.loss - law.loss(**_inputs(law, runs))
+        loss = np.maximum(law.loss(**_inputs(law, points)) + off.mean(), 1e-3)
+        noise = (off.std(ddof=1) if len(runs) > 1 else 0.0) / loss
+        return Prediction(np.log(loss), noise / np.sqrt(len(runs)), noise)
+
+    return predict
+
+
+def ladder(seed: int = 0) -> Predict:
+    """L = c + A C^−α through runs of one ratio D/N, for points of that ratio. ValueError for runs of several."""
+    of_rungs = fresh(LADDER, seed)
+
+    def predict(runs: Runs, points: Runs, errors: bool) -> Prediction:
+        of_runs, of_points = (np.log(table.tokens / table.n_active) for table in (runs, points))
+        if np.ptp(of_runs) > EQUAL_RATIOS:
+            raise InputError("a ladder needs runs of about equal tokens per parameter")
+        rungs = np.abs(of_points - of_runs.mean()) <= EQUAL_RATIOS
+        if not rungs.any():
+            raise InputError("a ladder needs a model of about the tokens per parameter of the runs")
+        p = of_rungs(runs, points, errors)
+        return Prediction(*(np.where(rungs, values, np.nan) for values in (p.log_loss, p.error, p.noise)))
+
+    return predict
+
+
+def of_one(experts: float) -> Callable[[Predict], Predict]:
+    """The change to the runs of this E alone."""
+
+    def change(predict: Predict) -> Predict:
+        def of_these(runs: Runs, points: Runs, errors: bool) -> Prediction:
+            if not (matching := have(runs, experts)).any():
+                raise InputError(f"no run has E = {experts:g}")
+            return predict(runs.subset(matching), points, errors)
+
+        return of_these
+
+    return change
+
+
+def moved_to_dense(predict: Predict) -> Predict:
+    """The same as of dense runs, which the runs become by the ratio of losses that the published joint law gives."""
+
+    def of_dense(runs: Runs, points: Runs, errors: bool) -> Prediction:
+        p = predict(replace(runs, loss=runs.loss / np.exp(_log_gain(runs))), points, errors)
+        return replace(p, log_loss=p.log_loss + _log_gain(points))
+
+    return of_dense
+
+
+def _log_gain(points: Runs) -> FloatArray:
+    """ln of the loss at E over that of the dense model of equal N and D, in the published joint law."""
+    law, at = JointLaw.published(), (points.n_active, points.tokens)
+    return np.asarray(np.log(law.loss(*at, points.experts) / law.loss(*at, 1.0)))
+
+
+def _inputs(law: Law, points: Runs) -> dict[str, FloatArray]:
+    return {name: points.column(name) for name in law.form.variables}

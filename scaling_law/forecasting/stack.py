@@ -1,0 +1,221 @@
+"""Weights of laws from how well they forecast within the runs, and the spread of what they say together.
+
+Rolling origin: each law is fitted to the runs below a cut and predicts those above, at several cuts. The weights,
+w ≥ 0 and Σ w = 1, minimise w'Mw, where M holds the mean products of the laws' errors (Bates and Granger 1969); runs
+that lie as far above a cut as the point lies above all runs count most. The few cuts of one table say little of so
+many products, so M is averaged with that of the public sets (`defaults.json`; studies/forecasts derives it).
+
+ln L of a new run then has the variance  Σ w (error² + (its forecast − mean)² + noise²) + growth² (a² + NEAR²),  for a
+point whose compute lies a = ln(C / largest C) beyond the runs: errors of the fits, disagreement between laws, scatter
+of runs, and the growth of errors with distance, from the cuts and the public sets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.optimize import nnls
+
+from hub.base import strict_json
+from hub.base.errors import InputError
+from scaling_law.forecasting.forecasters import BASE, Forecaster, Prediction
+from scaling_law.runs.table import Runs
+from scaling_law.size.arrays import FloatArray
+
+DEFAULTS = Path(__file__).with_name("defaults.json")
+FORMAT, VERSION = "forecast_defaults", 1
+DIRECTIONS = ("flops", "n_active", "tokens")  # in which a point may lie furthest beyond the runs
+CUTS = 10.0 ** (np.arange(1, 9) / 4)  # times below the largest compute
+RUNS, SIZES = 6, 3  # at least, below a cut
+SAME_SIZE = 0.05  # sizes closer than this in ln N are one
+REACH = 1.0  # width of the kernel on ln distances
+NEAR = 0.3  # ln distance at which errors begin to grow
+TINY = 1e-9
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Held-out runs: ln of their compute over the largest fitted [n], their loss [n], errors of each law [n], nats."""
+
+    ahead: FloatArray
+    loss: FloatArray
+    errors: Mapping[str, FloatArray]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What laws say of points, how far these lie beyond the runs (`distances`, [3, n]), and how laws did at the cuts.
+
+    `left_out` says why a law says nothing. `like`: as of `Forecaster`.
+    """
+
+    beyond: FloatArray
+    predictions: Mapping[str, Prediction]
+    like: Mapping[str, str]
+    folds: tuple[Fold, ...]
+    left_out: Mapping[str, str] = field(default_factory=dict)
+
+    def with_laws(self, other: Evidence) -> Evidence:
+        """The laws of both, of the same runs and points."""
+        pairs = zip(self.folds, other.folds, strict=True)
+        folds = tuple(replace(one, errors={**one.errors, **two.errors}) for one, two in pairs)
+        return Evidence(
+            self.beyond,
+            {**self.predictions, **other.predictions},
+            {**self.like, **other.like},
+            folds,
+            {**self.left_out, **other.left_out},
+        )
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What the public sets say: mean products of relative errors of the laws of `BASE` by direction, [4, 4] each, and
+    the growth of the error of ln L; `cuts` and `width` are how many cuts they count as, and the factor by which the
+    spread is scaled.
+    """
+
+    moments: Mapping[str, FloatArray]
+    growth: float
+    width: float
+    cuts: float = 4.0
+
+
+@dataclass(frozen=True)
+class Stacked:
+    """ln L [n], its spread [n], and of each law losses, weights and RMSE at the cuts (NaN without one), [3, n]."""
+
+    log_loss: FloatArray
+    spread: FloatArray
+    laws: Mapping[str, FloatArray]
+
+
+def distances(runs: Runs, points: Runs) -> FloatArray:
+    """ln of how far each point lies beyond the largest run, in each of `DIRECTIONS`, [3, n]."""
+    return np.stack([np.log(getattr(points, name)) - np.log(getattr(runs, name).max()) for name in DIRECTIONS])
+
+
+def sizes_of(runs: Runs) -> int:
+    """How many sizes there are, those within `SAME_SIZE` of each other counted once."""
+    logs = np.sort(np.log(runs.n_active))
+    return int(len(logs) > 0) + int(np.sum(np.diff(logs) > SAME_SIZE))
+
+
+def gather(runs: Runs, points: Runs, laws: Mapping[str, Forecaster], tested: Any = True) -> Evidence:
+    """Fit each law to all runs and to those below each cut. `tested` [runs] marks those that may be held out."""
+    predictions, left_out = dict[str, Prediction](), dict[str, str]()
+    for name, law in laws.items():
+        try:
+            predictions[name] = law.predict(runs, points, True)
+        except ValueError as error:
+            left_out[name] = str(error)
+    folds = []
+    for below in _cuts(runs):
+        fitted, held_out = runs.subset(below), runs.subset(~below & tested)
+        if len(held_out):
+            errors = {name: _errors(laws[name], fitted, held_out) for name in predictions}
+            folds.append(Fold(distances(fitted, held_out)[0], held_out.loss, errors))
+    like = {name: laws[name].like for name in predictions}
+    return Evidence(distances(runs, points), predictions, like, tuple(folds), left_out)
+
+
+def _cuts(runs: Runs) -> list[Any]:
+    """Masks of the runs below each cut that leaves enough of them."""
+    masks: dict[int, Any] = {}
+    for divisor in CUTS:
+        below = runs.flops <= runs.flops.max() / divisor * (1 + TINY)
+        if (count := int(below.sum())) >= RUNS and sizes_of(runs.subset(below)) >= SIZES:
+            masks.setdefault(count, below)
+    return list(masks.values())
+
+
+def _errors(law: Forecaster, fitted: Runs, held_out: Runs) -> FloatArray:
+    """NaN where these runs do not determine the law."""
+    try:
+        return np.exp(law.predict(fitted, held_out, False).log_loss) - held_out.loss
+    except ValueError:
+        return np.full(len(held_out), np.nan)
+
+
+def moments_of(errors: FloatArray, weight: Any = 1.0) -> FloatArray:
+    """Mean products [J, J] of errors [J, n], relative to the geometric mean of the laws' mean squares."""
+    products = np.asarray((errors * weight) @ errors.T / np.sum(np.broadcast_to(weight, errors.shape[1])))
+    return products / np.exp(np.log(np.diag(products) + TINY**2).mean())
+
+
+def stack(evidence: Evidence, defaults: Defaults) -> Stacked:
+    """Weigh the laws for each point by itself. ValueError where none says anything of one."""
+    names, count = list(evidence.predictions), evidence.beyond.shape[1]
+    said = np.array([(p.log_loss, p.error, p.noise) for p in evidence.predictions.values()])
+    said = said.reshape(len(names), 3, count)  # where there is no law, too
+    laws = np.stack([np.exp(said[:, 0]), np.zeros((len(names), count)), np.full((len(names), count), np.nan)], axis=1)
+    log_loss, spread = np.zeros((2, count))
+    for i, beyond in enumerate(evidence.beyond.T):
+        rows = np.flatnonzero(np.isfinite(said[:, 0, i]))
+        if not rows.size:
+            why = "; ".join(f"{name}: {reason}" for name, reason in evidence.left_out.items())
+            raise InputError(f"no law can forecast point {i + 1} from these runs: {why or 'no law was asked'}")
+        rows, tests = _tests(evidence, names, rows)
+        like = [BASE.index(evidence.like[names[row]]) for row in rows]
+        usual = defaults.moments[DIRECTIONS[np.argmax(beyond)]][np.ix_(like, like)]
+        weights, growth, laws[rows, 2, i] = _weigh(tests, usual, defaults, beyond[0])
+        laws[rows, 1, i] = weights
+        mean, error, noise = said[rows, :, i].T
+        log_loss[i] = weights @ mean
+        variance = weights @ (error**2 + noise**2 + (mean - log_loss[i]) ** 2)
+        spread[i] = defaults.width * np.sqrt(variance + growth * (max(beyond[0], 0.0) ** 2 + NEAR**2))
+    return Stacked(log_loss, spread, dict(zip(names, laws, strict=True)))
+
+
+class Tests(NamedTuple):
+    """Errors of laws [J, n] at `cuts` cuts, with the loss and the distance of the held-out runs [n]."""
+
+    errors: FloatArray
+    loss: FloatArray
+    ahead: FloatArray
+    cuts: int
+
+
+def _tests(evidence: Evidence, names: Sequence[str], rows: Any) -> tuple[Any, Tests]:
+    """Of these laws those that half of the cuts determine, or all; and the cuts that determine all of them."""
+    folds = [np.array([fold.errors[names[row]] for row in rows]) for fold in evidence.folds]
+    if folds:
+        often = np.mean([np.isfinite(errors).any(axis=1) for errors in folds], axis=0) >= 0.5
+        kept = often if often.any() else ~often
+        rows, folds = rows[kept], [errors[kept] for errors in folds]
+    parts = [np.vstack([errors, f.loss, f.ahead]) for errors, f in zip(folds, evidence.folds, strict=True)]
+    whole = [part[:, np.isfinite(part).all(axis=0)] for part in parts]
+    *errors, loss, ahead = np.hstack([np.zeros((len(rows) + 2, 0)), *whole])
+    return rows, Tests(np.array(errors), loss, ahead, sum(part.shape[1] > 0 for part in whole))
+
+
+def _weigh(tests: Tests, usual: FloatArray, defaults: Defaults, ahead: float) -> tuple[FloatArray, float, FloatArray]:
+    """Weights [J] at this distance, the squared growth of errors, and the RMSE of each law at the cuts [J]."""
+    matrix = defaults.cuts * usual / np.exp(np.log(np.diag(usual)).mean())
+    growth = defaults.growth**2
+    if not tests.cuts:
+        return simplex(matrix), growth, np.full(len(usual), np.nan)
+    near = np.exp(-0.5 * ((tests.ahead - min(ahead, tests.ahead.max())) / REACH) ** 2) + TINY
+    weights = simplex(matrix + tests.cuts * moments_of(tests.errors, near))
+    relative = (weights @ tests.errors / tests.loss) ** 2 / (tests.ahead**2 + NEAR**2)
+    growth = np.average([growth, np.average(relative, weights=near)], weights=[defaults.cuts, tests.cuts])
+    return weights, float(growth), np.sqrt(np.average(tests.errors**2, axis=1, weights=near))
+
+
+def simplex(matrix: FloatArray) -> FloatArray:
+    """w ≥ 0 of sum 1 that minimises w'Mw, for M positive semidefinite, [J]."""
+    ridge = 1e-9 * np.trace(matrix) * np.eye(len(matrix))
+    root = np.linalg.cholesky(matrix + ridge)
+    w, _ = nnls(root.T, np.linalg.solve(root, np.ones(len(matrix))))
+    return np.asarray(w / w.sum())
+
+
+def read_defaults(path: Path = DEFAULTS) -> Defaults:
+    """Those shipped."""
+    data = strict_json.read(path, FORMAT, VERSION)
+    moments = {name: np.array(rows) for name, rows in data["moments"].items()}
+    return Defaults(moments, data["growth"], data["width"], data["cuts"])

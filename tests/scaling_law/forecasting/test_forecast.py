@@ -1,0 +1,196 @@
+"""Forecasts of runs that do not exist, from synthetic sweeps of a law that is known."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from pydantic_core import to_json
+
+from scaling_law import ChinchillaLaw, JointLaw, Runs, forecast, load_runs
+from scaling_law.forecasting.forecasters import BASE
+from tests.scaling_law.synthetic import synthetic_runs
+
+LAW = ChinchillaLaw(m=120.0, mu=-0.3, n=600.0, nu=-0.3, c=1.7)
+FAR = {"n_active": 1e10, "tokens": "300B"}
+
+
+def sweep(sizes=(5e7, 1e8, 2e8, 4e8, 8e8), ratios=(5, 20, 80), noise=0.004, seed=0, law=LAW) -> Runs:
+    n, ratio = (values.ravel() for values in np.meshgrid(sizes, ratios))
+    scatter = np.exp(noise * np.random.default_rng(seed).standard_normal(len(n)))
+    return Runs.from_columns(n, ratio * n, 1.0, law.loss(n, ratio * n) * scatter, "run")
+
+
+@pytest.fixture(scope="module")
+def answer():
+    return forecast(sweep(), [{"n_active": 1e9, "tokens": 2e10}, FAR])
+
+
+def test_the_truth_lies_in_the_interval(answer):
+    for row in answer.rows:
+        assert row["low"] < LAW.loss(row["n_active"], row["tokens"]) < row["high"]
+    near, far = (row["high"] / row["low"] for row in answer.rows)
+    assert 1 < near < far < 1.2
+
+
+def test_each_law_stands_with_its_backtest_and_what_is_left_out_says_why(answer):
+    assert {law["law"] for law in answer.laws} == {*BASE}
+    for i in range(2):
+        assert sum(law["weights"][i] for law in answer.laws) == pytest.approx(1)
+        mean = sum(law["weights"][i] * np.log(law["losses"][i]) for law in answer.laws)
+        assert np.exp(mean) == pytest.approx(answer.rows[i]["loss"])
+    assert all(np.isfinite(law["backtests"]).all() for law in answer.laws)
+    assert not any("alone weigh them" in warning for warning in answer.warnings)
+    assert "experts=1" in answer.left_out["joint"]
+    assert "equal tokens per parameter" in answer.left_out["ladder"]
+
+
+def test_it_is_an_answer(answer, tmp_path):
+    assert answer.verdict.startswith("E = 1, 1B active parameters, 20B tokens: loss 2.")
+    data = json.loads(to_json(answer.to_dict(), inf_nan_mode="null"))
+    assert {"verdict", "rows", "trusted", "warnings", "laws", "left_out"} <= {*data}
+    assert len(answer.to_dataframe()) == 2
+    assert "RMSE within the runs" in str(answer)
+    from scaling_law.figures import drawing
+
+    assert drawing.save(answer.figure(), tmp_path / "fan.png").stat().st_size > 1000
+
+
+def test_a_point_is_answered_alike_alone_and_among_others(answer):
+    alone = forecast(sweep(), {"n_active": "10B", "tokens": 3e11, "experts": 1}).rows[0]
+    assert alone == pytest.approx(answer.rows[1])
+
+
+def test_the_order_of_runs_does_not_matter(answer):
+    runs = sweep()
+    shuffled = runs.take(np.random.default_rng(0).permutation(len(runs)))
+    row = forecast(shuffled, FAR).rows[0]
+    assert row["loss"] == pytest.approx(answer.rows[1]["loss"], rel=1e-3)
+    assert row["high"] - row["low"] == pytest.approx(answer.rows[1]["high"] - answer.rows[1]["low"], rel=0.1)
+
+
+def test_more_runs_narrow_the_interval(answer):
+    few = forecast(sweep(sizes=(5e7, 2e8, 8e8), ratios=(5, 80)), FAR).rows[0]
+    assert few["high"] / few["low"] > answer.rows[1]["high"] / answer.rows[1]["low"]
+
+
+def test_one_law_is_that_law():
+    runs = sweep()
+    row = forecast(runs, FAR, kinds=("chinchilla",)).rows[0]
+    from scaling_law import fit
+
+    assert row["loss"] == pytest.approx(float(fit(runs, "chinchilla").law.loss(**FAR)))
+
+
+def test_intervals_hold_the_runs_of_laws_that_the_prior_did_not_see():
+    rng, inside = np.random.default_rng(3), []
+    for seed in range(12):
+        mu, nu = -rng.uniform(0.25, 0.4, 2)
+        law = ChinchillaLaw(m=0.45 * 1e9**-mu, mu=mu, n=0.4 * 2e10**-nu, nu=nu, c=rng.uniform(1.5, 1.9))
+        runs = sweep(sizes=(5e7, 2e8, 8e8), ratios=(5, 20, 80), seed=seed, law=law)
+        row = forecast(runs, {"n_active": 3e9, "tokens": 1e11}, kinds=("prior", "prior by compute", "published")).rows[
+            0
+        ]
+        inside.append(row["low"] < law.loss(3e9, 1e11) < row["high"])
+    assert np.mean(inside) >= 0.75
+
+
+# ------------------------------------------------------------------ what the runs cannot tell
+
+
+def test_one_run_gives_a_wide_interval_that_says_why(answer):
+    one = forecast(sweep(sizes=(1e8,), ratios=(20,)), FAR)
+    assert any("one run tells the level" in warning for warning in one.warnings)
+    assert any("other labs' sets alone weigh them" in warning for warning in one.warnings)
+    (row,) = one.rows
+    assert row["high"] / row["low"] > answer.rows[1]["high"] / answer.rows[1]["low"]
+    with pytest.raises(ValueError, match="no law can forecast point 1"):
+        forecast(sweep(sizes=(1e8,), ratios=(20,)), FAR, prior=None, kinds=("chinchilla",))
+
+
+@pytest.mark.parametrize(
+    ("design", "warning"),
+    [
+        ({"sizes": (2e8,), "ratios": (2, 5, 20, 80)}, "all runs have one size"),
+        ({"ratios": (20,)}, "all runs have 20 tokens per parameter: they cannot tell N from D"),
+    ],
+)
+def test_blind_spots_are_named(design, warning):
+    assert any(warning in text for text in forecast(sweep(**design), FAR).warnings)
+
+
+def test_a_ladder_climbs_where_all_runs_have_the_ratio_asked():
+    runs = sweep(sizes=(5e7, 1e8, 2e8, 4e8, 8e8, 1.6e9), ratios=(20,), noise=0.0)
+    rung = forecast(runs, [{"n_active": 1e10, "tokens": 2e11}, FAR], kinds=("ladder", "prior"))
+    losses = next(law for law in rung.laws if law["law"] == "ladder")["losses"]
+    assert losses[0] == pytest.approx(LAW.loss(1e10, 2e11), rel=0.01)
+    assert np.isnan(losses[1])
+
+
+def test_losses_in_another_unit_are_noticed():
+    runs = sweep()
+    bits = dataclasses.replace(runs, loss=runs.loss / np.log(2) / 4.4)
+    asked = forecast(bits, FAR)
+    assert any("are they nats per token?" in warning for warning in asked.warnings)
+    row = asked.rows[0]
+    assert row["low"] < LAW.loss(1e10, 3e11) / np.log(2) / 4.4 < row["high"]
+
+
+def test_an_unseen_number_of_experts_is_said_and_not_trusted():
+    asked = forecast(sweep(), FAR | {"experts": [1, 64]}, kinds=("prior", "published"))
+    assert any("no run has E = 64" in warning for warning in asked.warnings)
+    assert not asked.trusted
+    dense, sparse = asked.rows
+    assert sparse["loss"] < dense["loss"]
+    assert sparse["high"] / sparse["low"] > dense["high"] / dense["low"]
+
+
+def test_nearly_equal_numbers_of_experts_are_one():
+    runs = sweep()
+    blurred = dataclasses.replace(runs, experts=11 + 0.5 * (np.arange(len(runs)) % 2))
+    asked = forecast(blurred, FAR, kinds=("prior", "chinchilla"))
+    assert {law["law"] for law in asked.laws} == {"prior", "chinchilla"}
+    assert 11 <= asked.rows[0]["experts"] <= 11.5
+    assert asked.rows[0]["loss"] == pytest.approx(forecast(runs, FAR, kinds=("prior", "chinchilla")).rows[0]["loss"])
+
+
+def test_runs_of_several_experts_support_the_joint_law():
+    runs = synthetic_runs(sigma=0.002)
+    runs = runs.take(np.arange(0, len(runs), 2))
+    asked = forecast(runs, {"n_active": 5e9, "tokens": 1e11, "experts": 8}, kinds=("joint", "prior"))
+    assert {law["law"] for law in asked.laws} == {"joint", "prior of E = 8", "prior, moved from other E"}
+    assert asked.rows[0]["loss"] == pytest.approx(float(JointLaw.published().loss(5e9, 1e11, 8)), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("at", "message"),
+    [
+        ({"n_active": 1e9}, "tokens must be given"),
+        ({"n_active": 1e9, "tokens": -1}, "tokens=-1 must be positive"),
+        ({"n_active": 1e9, "tokens": 1e10, "experts": 0}, "experts=0 must be at least 1"),
+        ({"n_active": 1e9, "tokens": 1e10, "expert": 8}, "'expert' is unknown: did you mean 'experts'"),
+        ([], "no model to forecast"),
+        ("2B", "must map n_active"),
+    ],
+)
+def test_impossible_models_are_one_clear_error(at, message):
+    with pytest.raises(ValueError, match=message):
+        forecast(sweep(), at)
+
+
+def test_unknown_laws_priors_and_levels_are_refused():
+    with pytest.raises(ValueError, match="prior='privat' must be 'public'"):
+        forecast(sweep(), FAR, prior="privat")
+    with pytest.raises(ValueError, match="kinds='priors' is unknown: did you mean 'prior'"):
+        forecast(sweep(), FAR, kinds=("priors",))
+    with pytest.raises(ValueError, match=r"level=1\.5"):
+        forecast(sweep(), FAR, level=1.5)
+
+
+def test_points_may_be_a_table(answer):
+    import pandas
+
+    table = pandas.DataFrame({"n_active": [1e9, 1e10], "tokens": [2e10, 3e11]})
+    assert forecast(sweep(), table).to_rows() == [pytest.approx(row) for row in answer.rows]
+    points = load_runs([{"n_active": 1e10, "tokens": 3e11, "experts": 1, "loss": 2.0}])
+    assert forecast(sweep(), points).rows[0] == pytest.approx(answer.rows[1])

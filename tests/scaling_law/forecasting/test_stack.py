@@ -1,0 +1,103 @@
+"""Weights of laws: on the simplex, one law is itself, and the interval grows with distance."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from scaling_law.forecasting.forecasters import BASE, Prediction
+from scaling_law.forecasting.stack import (
+    DIRECTIONS,
+    Defaults,
+    Evidence,
+    Fold,
+    moments_of,
+    read_defaults,
+    simplex,
+    stack,
+)
+
+EQUAL = Defaults({direction: np.eye(4) + 0.2 for direction in DIRECTIONS}, growth=0.01, width=1.0)
+
+
+def evidence(errors=None, names=BASE, ahead=(0.0, 1.0, 3.0), left_out=None) -> Evidence:
+    """Laws 1 % apart in ln L, each with an error of 0.01 and a noise of 0.005; one cut with these errors [J, n]."""
+    steps, nothing = np.zeros(len(ahead)), np.zeros(len(ahead))
+    predictions = {
+        name: Prediction(np.log(2.0) + 0.01 * i + steps, nothing + 0.01, nothing + 0.005)
+        for i, name in enumerate(names)
+    }
+    folds = ()
+    if errors is not None:
+        at = np.linspace(0.5, 2.5, np.shape(errors)[1])
+        folds = (Fold(at, np.full(len(at), 2.5), dict(zip(names, np.asarray(errors, float), strict=True))),)
+    beyond = np.stack([ahead, np.full(len(ahead), -1.0), np.full(len(ahead), -1.0)])
+    return Evidence(beyond, predictions, {name: name for name in names}, folds, left_out or {})
+
+
+def test_weights_minimise_the_squared_error_on_the_simplex():
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        matrix = moments_of(rng.standard_normal((5, 8)) + rng.standard_normal(8))
+        w = simplex(matrix)
+        assert w.min() >= 0
+        assert w.sum() == pytest.approx(1)
+        others = rng.dirichlet(np.full(5, 0.5), 500)
+        assert w @ matrix @ w <= np.einsum("ij,jk,ik->i", others, matrix, others).min() + 1e-9
+
+
+def test_independent_errors_weigh_by_their_inverse_squares():
+    np.testing.assert_allclose(simplex(np.diag([1.0, 2.0, 4.0])), np.array([4, 2, 1]) / 7, rtol=1e-6)
+
+
+def test_a_stack_of_one_law_is_that_law():
+    stacked = stack(evidence([[0.02, 0.03]], BASE[2:3]), EQUAL)
+    np.testing.assert_allclose(stacked.log_loss, np.log(2.0))
+    assert stacked.laws[BASE[2]][1].tolist() == [1, 1, 1]
+
+
+def test_without_a_cut_the_usual_errors_decide():
+    moments = {direction: np.diag([1.0, 4.0, 1.0, 4.0]) for direction in DIRECTIONS}
+    laws = stack(evidence(), dataclasses.replace(EQUAL, moments=moments)).laws
+    assert [laws[name][1, 0] for name in BASE] == pytest.approx([0.4, 0.1, 0.4, 0.1])
+    assert np.isnan(laws[BASE[0]][2]).all()
+
+
+def test_the_law_that_forecasts_within_the_runs_has_the_weight():
+    rng = np.random.default_rng(1)
+    errors = rng.standard_normal((4, 12)) * np.array([0.1, 0.1, 0.001, 0.1])[:, None]
+    laws = stack(evidence(errors), dataclasses.replace(EQUAL, cuts=1e-3)).laws
+    assert laws[BASE[2]][1].min() > 0.95
+    assert laws[BASE[2]][2].max() < 0.01
+
+
+def test_the_interval_grows_with_distance_with_disagreement_and_with_errors_at_the_cuts():
+    spread = stack(evidence(), EQUAL).spread
+    assert spread[0] < spread[1] < spread[2]
+    alone = stack(evidence(names=BASE[:1]), EQUAL).spread
+    assert (spread > alone).all()
+    good, bad = (stack(evidence(np.full((4, 3), size)), EQUAL).spread for size in (0.001, 0.1))
+    assert (bad > good).all()
+
+
+def test_a_law_that_few_cuts_determine_is_not_weighed():
+    errors = np.full((4, 3), 0.01)
+    errors[0] = np.nan
+    laws = stack(evidence(errors), EQUAL).laws
+    assert laws[BASE[0]][1].tolist() == [0, 0, 0]
+    assert sum(laws[name][1, 0] for name in BASE[1:]) == pytest.approx(1)
+
+
+def test_nothing_to_weigh_says_why():
+    with pytest.raises(ValueError, match="no law can forecast point 1 from these runs: joint: one run"):
+        stack(evidence(names=(), left_out={"joint": "one run"}), EQUAL)
+
+
+def test_the_defaults_shipped_are_products_of_errors():
+    shipped = read_defaults()
+    assert {*shipped.moments} == {*DIRECTIONS}
+    for matrix in shipped.moments.values():
+        np.testing.assert_allclose(matrix, matrix.T)
+        assert np.linalg.eigvalsh(matrix).min() > 0
+    assert 0 < shipped.growth < 0.1
+    assert 0.3 < shipped.width < 2
