@@ -44,7 +44,6 @@ class Source:
     derived: str
     place: str
     address: str
-    licence: str
     loss: str
     tables: Mapping[str, Runs]
 
