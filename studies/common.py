@@ -1,14 +1,18 @@
-"""What studies share: generated blocks of pages, predictions that are made once, the scatter of seeds, a few words.
+"""What studies share: numbers in pages, predictions that are made once, the scatter of seeds.
 
-The prose of a page is written by hand. What holds numbers stands between `<!-- NAME -->` and `<!-- /NAME -->`.
+The prose of a page is written by hand, its verdicts too: a study holds each as a claim that its records may refute.
+Tables stand between `<!-- NAME -->` and `<!-- /NAME -->`, a number in a sentence between `<!-- =NAME -->` and
+`<!-- = -->`; a line that began with that comment would end its paragraph.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,12 +22,14 @@ from hub.base import atomic, strict_json
 from hub.base.errors import InputError
 from hub.base.markdown import block_of, replace_block
 from hub.base.tables import Table
+from scaling_law.figures import drawing
 
 FloatArray = NDArray[np.float64]
 Part = tuple[object, ...] | str
 T = TypeVar("T")
 LEVEL = (0.025, 0.975)  # of every interval
 TABLES = "tables"  # beside a page: tables of more than a dozen rows
+_VALUE = re.compile(r"<!-- =([a-z-]+) -->(.*?)<!-- = -->", re.DOTALL)
 
 
 def markdown_of(parts: Iterable[Part]) -> str:
@@ -33,14 +39,23 @@ def markdown_of(parts: Iterable[Part]) -> str:
     return "\n\n".join([*([Table(list(map(str, rows[0])), rows[1:]).markdown()] if rows else []), *texts])
 
 
-def fill(page: Path, blocks: Mapping[str, Callable[[T], Iterable[Part]]], content: T) -> Path:
-    """Replace these blocks of a Markdown file by what each makes of the content.
+def fill(
+    page: Path,
+    blocks: Mapping[str, Callable[[T], Iterable[Part]]],
+    content: T,
+    values: Callable[[T], Mapping[str, str]] = lambda _: {},
+) -> Path:
+    """Replace these blocks of a Markdown file by what each makes of the content, and the values in its sentences.
 
-    ValueError, before anything is computed, if the file lacks one of them.
+    ValueError, before anything is computed, if the file lacks a block; before it is written, if its values are others.
     """
     text = page.read_text(encoding="utf-8")
     if lacking := [name for name in blocks if block_of(text, name) is None]:
         raise InputError(f"{page}: no block `<!-- {lacking[0]} -->` and `<!-- /{lacking[0]} -->`")
+    said = values(content)
+    if other := {*said} ^ {match[1] for match in _VALUE.finditer(text)}:
+        raise InputError(f"{page}: the page or its study lacks the value `<!-- ={min(other)} -->`")
+    text = _VALUE.sub(lambda match: f"<!-- ={match[1]} -->{said[match[1]]}<!-- = -->", text)
     for name, block in blocks.items():
         text = replace_block(text, name, markdown_of(block(content)))
     atomic.write_bytes(page, text.encode())
@@ -59,11 +74,36 @@ def write_tables(page: Path, tables: Mapping[str, Callable[[T], Iterable[Part]]]
     return written
 
 
+def write_page(
+    page: Path,
+    content: T,
+    blocks: Mapping[str, Callable[[T], Iterable[Part]]],
+    tables: Mapping[str, Callable[[T], Iterable[Part]]],
+    figures: Mapping[str, Callable[[T], Any]],
+    values: Callable[[T], Mapping[str, str]] = lambda _: {},
+    claims: Mapping[str, Callable[[T], object]] = MappingProxyType({}),
+) -> list[Path]:
+    """Fill a page, write its tables and draw its figures in the folders beside it; returns what was written.
+
+    ValueError at the end if the content refutes claims of the prose, which then needs other words.
+    """
+    written = [fill(page, blocks, content, values), *write_tables(page, tables, content)]
+    written += [drawing.save(draw(content), page.parent / "figures" / f"{name}.png") for name, draw in figures.items()]
+    if refuted := [claim for claim, holds in claims.items() if not holds(content)]:
+        raise InputError(f"{page}: written, but its numbers refute what it says: {'; '.join(refuted)}")
+    return written
+
+
 def write_once(path: Path, format: str, fields: Mapping[str, Any]) -> Path:
     """Write a prediction, unless there is one already: FileExistsError, since a prediction is made once."""
     if path.exists():
         raise FileExistsError(f"{path}: predictions are made once; remove the file to make them again")
     return strict_json.write(path, format, 1, fields)
+
+
+def interval(values: Iterable[Any], form: Callable[[Any], str] = "{:.3f}".format) -> str:
+    """A value with its interval, each as `form` writes it."""
+    return "{} ({} to {})".format(*map(form, values))
 
 
 def listed(values: Iterable[object]) -> str:

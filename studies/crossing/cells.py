@@ -146,9 +146,10 @@ class Gap:
         """Whether dense models are ahead at the shortest D and experts at the longest."""
         return 0 < self.crossing < np.inf
 
-    def counted(self, crossing: FloatArray | float) -> FloatArray:
-        """A crossing beyond the D measured counts as the nearest of them: a bound."""
-        return np.clip(crossing, self.tokens[0], self.tokens[-1])
+    @property
+    def between(self) -> tuple[float, float]:
+        """The shortest and the longest D measured."""
+        return float(self.tokens[0]), float(self.tokens[-1])
 
     def _falling(self, mean: FloatArray) -> FloatArray:
         from scipy.optimize import isotonic_regression

@@ -58,9 +58,7 @@ def _crossing(ax: Any, gap: Gap, low: float, high: float) -> None:
     ends = [end for end in gap.interval if not np.isnan(end)]
     ax.plot([gap.n_active] * len(ends), np.clip(ends, low, high), color="k", linewidth=1.2)
     marker = "o" if gap.bracketed else "v" if gap.crossing == 0 else "^"
-    ax.plot(
-        gap.n_active, np.clip(gap.crossing, gap.tokens[0], gap.tokens[-1]), marker, color="k", markersize=6, zorder=3
-    )
+    ax.plot(gap.n_active, np.clip(gap.crossing, *gap.between), marker, color="k", markersize=6, zorder=3)
 
 
 def gaps_by_size(results: Results, widths: tuple[int, ...] = (32, 64), axes: Any = None) -> NDArray[Any]:

@@ -33,28 +33,25 @@ def published() -> JointLaw:
 
 
 def fitted_to(runs: Runs) -> FitResult[Any]:
-    """The joint law with the published values of `KEPT`, started from the optimum on the cells, which are few.
-
-    A run is weighted by the scatter of its kind and D, which makes it a fit to the cells' means.
-    """
+    """The joint law with the published values of `KEPT`, started from the optimum on the cells, which are few."""
     held = {name: published().coefficients[name] for name in KEPT}
-    settings: dict[str, Any] = {"huber_delta": HUBER, "weights": "precision", "fixed": held}
-    cells = fit(Cells.of(runs).table(), "joint", **settings)
-    return fit(with_precision(runs), "joint", starts=[cells.law], **settings)
+    return _fitted(with_precision(runs), fixed=held, starts=[_fitted(Cells.of(runs).table(), fixed=held).law])
 
 
 def moved_to(runs: Runs) -> FitResult[Any]:
     """The same with all coefficients free, under the published law as a prior."""
-    law = JointLaw.published()
-    settings: dict[str, Any] = {"huber_delta": HUBER, "weights": "precision", "starts": [law]}
-    return fit(with_precision(runs), "joint", prior=law, **settings)
+    return _fitted(with_precision(runs), prior=JointLaw.published(), starts=[JointLaw.published()])
 
 
 def scales_of(runs: Runs) -> FitResult[Any]:
     """The same with the published values of all coefficients but a, b and c."""
     held = {name: value for name, value in published().coefficients.items() if name not in ("a", "b", "c")}
-    settings: dict[str, Any] = {"huber_delta": HUBER, "weights": "precision", "starts": [published()]}
-    return fit(with_precision(runs), "joint", fixed=held, **settings)
+    return _fitted(with_precision(runs), fixed=held, starts=[published()])
+
+
+def _fitted(runs: Runs, **options: Any) -> FitResult[Any]:
+    """A run is weighted by the scatter of its kind and D, which makes it a fit to the cells' means."""
+    return fit(runs, "joint", huber_delta=HUBER, weights="precision", **options)
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ def load(path: Path) -> dict[str, Any]:
 def holds(model: dict[str, Any], gap: Gap) -> bool:
     """Whether the crossing measured can lie inside the interval predicted."""
     low, high = (np.inf if end is None else end for end in model["interval"][1:])
-    return bool(low <= np.clip(gap.crossing, gap.tokens[0], gap.tokens[-1]) <= high)
+    return bool(low <= np.clip(gap.crossing, *gap.between) <= high)
 
 
 def _prediction(results: Results, d_model: int, experts: int) -> dict[str, Any]:

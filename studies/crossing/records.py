@@ -93,11 +93,9 @@ def read_sweep(records: str | Path | Sequence[RunRecord]) -> Sweep:
     sound = [record for record, reason in zip(every, reasons, strict=True) if not reason]
     if not sound:
         raise RecordError(f"no run of this sweep counts: {dict(Counter(reasons))}")
-    texts = {(r.dataset.fingerprint, r.tokenizer.fingerprint, r.eval_tokens) for r in sound}
-    if len(texts) > 1:
-        raise RecordError(f"losses on {len(texts)} different texts cannot be compared: {sorted(map(str, texts))}")
+    check_texts(sound)
     distinct = _once(sound)
-    runs = _table(distinct)
+    runs = load_runs(distinct)
     rates = _rates(runs)
     used = {(rate.d_model, rate.experts): rate.used for rate in rates}
     models = zip(runs["d_model"].tolist(), runs.experts.tolist(), strict=True)
@@ -107,6 +105,13 @@ def read_sweep(records: str | Path | Sequence[RunRecord]) -> Sweep:
     left_out["trained twice"] = len(sound) - len(distinct)
     counted = {reason: count for reason, count in left_out.items() if count}
     return Sweep(runs.subset(tuned), rates, counted)
+
+
+def check_texts(records: Iterable[RunRecord]) -> None:
+    """RecordError if losses are of different texts or tokenizers."""
+    texts = {(r.dataset.fingerprint, r.tokenizer.fingerprint, r.eval_tokens) for r in records}
+    if len(texts) > 1:
+        raise RecordError(f"losses on {len(texts)} different texts cannot be compared: {sorted(map(str, texts))}")
 
 
 def _reason(record: RunRecord) -> str:
@@ -127,28 +132,19 @@ def nominal(tokens: float) -> float:
     return float(f"{tokens:.2g}")
 
 
-def _once(records: Sequence[RunRecord]) -> list[tuple[RunRecord, bool]]:
-    """Each size, E, D, seed and rate once, and whether a grid of rates has it: the sweep trains some of these again.
+def _once(records: Sequence[RunRecord]) -> list[dict[str, Any]]:
+    """One row for each size, E, D, seed and rate: the sweep trains some runs of the grids (`of_grid`) again.
 
     The record of the trunk with most runs stays.
     """
     branches = Counter(record.parent_run_id for record in records)
-    by_key: dict[tuple[float, ...], list[RunRecord]] = {}
+    rows: dict[tuple[Any, ...], dict[str, Any]] = {}
     for record in sorted(records, key=lambda r: -branches[r.parent_run_id]):
-        rate, seed = record.schedule.peak_learning_rate, -1 if record.seed is None else record.seed
-        key = record.d_model, record.experts, nominal(record.tokens), seed, rate
-        by_key.setdefault(key, []).append(record)
-    return [(same[0], any(record.sweep.startswith(GRID) for record in same)) for same in by_key.values()]
-
-
-def _table(records: Sequence[tuple[RunRecord, bool]]) -> Runs:
-    def rate(row: Mapping[str, Any]) -> float:
-        return float(row["schedule"]["peak_learning_rate"])
-
-    rows = [
-        record.to_dict() | {"tokens": nominal(record.tokens), "of_grid": float(of_grid)} for record, of_grid in records
-    ]
-    return load_runs(rows, columns={"learning_rate": rate})
+        settings = {"tokens": nominal(record.tokens), "learning_rate": record.schedule.peak_learning_rate}
+        key = record.d_model, record.experts, record.seed, *settings.values()
+        row = rows.setdefault(key, record.to_dict() | settings | {"of_grid": 0.0})
+        row["of_grid"] = max(row["of_grid"], float(record.sweep.startswith(GRID)))
+    return [*rows.values()]
 
 
 # ------------------------------------------------------------------ the learning rate

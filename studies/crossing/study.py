@@ -1,41 +1,28 @@
-"""The numbers, tables and figures of docs/studies/crossing.md, from the records beside this file.
+"""The numbers, claims, tables and figures of docs/studies/crossing.md, from the records beside this file.
 
 Losses are in bits per byte, errors of laws in nats per byte, D in bytes, which are the tokens of these models.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hub.base.units import UNKNOWN, format_count
-from scaling_law.figures import drawing
-from studies.common import Part, fill, listed, rms, write_tables
+from studies.common import Part, interval, listed, rms, write_page
 from studies.crossing import figures, prediction
 from studies.crossing.cells import Cells, Gap
 from studies.crossing.figures import BITS
-from studies.crossing.laws import (
-    BEYOND,
-    FITTED,
-    FREE,
-    KEPT,
-    MAIN,
-    PRIOR,
-    PUBLISHED,
-    SCALES,
-    SIGNS,
-    Results,
-    Value,
-    published,
-)
+from studies.crossing.laws import FITTED, FREE, KEPT, MAIN, PRIOR, PUBLISHED, SCALES, SIGNS, Results, Value, published
 from studies.crossing.records import VOCABULARY, gather, read_sweep
 
 FOLDER = Path(__file__).parent
 RECORDS, PREDICTION = FOLDER / "runs.jsonl", FOLDER / "prediction.json"
 BYTES_PER_TOKEN = 46_086_265 / 10_093_780  # all of the text, cut by GPT-2's tokenizer: the published law's unit of D
+FORECASTS = {"prior": PRIOR, "fitted": FITTED, "scales": SCALES}  # of models left out, in the prose
 RMSE, HELD_OUT = 0.008, 0.02  # goals, nats per byte
 
 # ------------------------------------------------------------------ words
@@ -48,87 +35,92 @@ def tokens_in_words(value: float | None, between: tuple[float, float]) -> str:
     return f"below {format_count(between[0])}" if value == 0 else format_count(float(f"{value:.3g}"))
 
 
-def interval_in_words(values: Sequence[float | None], between: tuple[float, float]) -> str:
-    value, low, high = (tokens_in_words(v, between) for v in values)
-    return f"{value} ({low} to {high})"
+def tokens_with_interval(values: Sequence[float | None], between: tuple[float, float]) -> str:
+    return interval(values, lambda value: tokens_in_words(value, between))
 
 
 def measured_in_words(gap: Gap) -> str:
-    return interval_in_words((gap.crossing, *gap.interval), (gap.tokens[0], gap.tokens[-1]))
+    return tokens_with_interval((gap.crossing, *gap.interval), gap.between)
 
 
 def times(value: Value, unit: float = 1.0) -> str:
     """A factor with its interval."""
-    return "{:g} ({:g} to {:g})".format(*(float(f"{unit * v:.2g}") for v in value))
+    return interval(value, lambda v: f"{float(f'{unit * v:.2g}'):g}")
 
 
 def span(gaps: Sequence[Gap]) -> str:
     """The earliest and the latest crossing."""
     ordered = sorted(gaps, key=lambda gap: gap.crossing)
-    ends = (tokens_in_words(g.crossing, (g.tokens[0], g.tokens[-1])) for g in (ordered[0], ordered[-1]))
+    ends = (tokens_in_words(g.crossing, g.between) for g in (ordered[0], ordered[-1]))
     return " to ".join(dict.fromkeys(ends))
 
 
+# ------------------------------------------------------------------ the prose
+
+
+def values(r: Results) -> dict[str, str]:
+    main, late, sizes = r.of(MAIN), r.lateness(published(), MAIN), [format_count(gap.n_active) for gap in r.of(MAIN)]
+    (trend, predicted, p), (gaps, off, n), (scatter, scatter_p) = r.trend(), r.gap_errors, scatter_of_kinds(r)
+    said = np.sort(r.asked(published(), [gap.n_active for gap in main], MAIN))
+    errors = {e: r.errors[r.cells.experts == e].mean() for e in r.experts}
+    met, longest = [goal[3] for goal in goals(r)], r.held_out["longest runs"].laws
+    by_d = {t: rms(r.errors[r.cells.tokens == t]) for t in np.unique(r.cells.tokens)}
+    return {
+        "crossing": span(main),
+        "sizes": f"{sizes[0]} to {sizes[-1]}",
+        "published": " to ".join(tokens_in_words(said[k], r.between) for k in (0, -1)),
+        "late": times(late),
+        "late-gpt": times(late, BYTES_PER_TOKEN),
+        "trend": times(trend),
+        "trend-published": f"{predicted:.2f}",
+        "trend-p": f"{p:.2g}",
+        "gap-errors": f"{off:.2f} nats (RMSE, {n} cells)",
+        "gaps": f"{gaps:.2f}",
+        "smallest": f"{published().loss(r.cells.n_active.min(), r.cells.tokens.min(), 1):.1f}",
+        "rmse": f"{rms(r.errors):.4f} nats on {len(r.errors)} cells",
+        "seeds": f"{rms(r.cells['standard_error']):.4f}",
+        "mean-errors": listed(f"{errors[e]:+.3f} at E = {e}" for e in sorted(errors)),
+        "late-prior": times(r.lateness(r.moved.law, MAIN)),
+        **{f"left-out-{name}": f"{r.left_out[law]:.3f}" for name, law in FORECASTS.items()},
+        **{f"longest-{name}": f"{longest[law].rmse:.3f}" for name, law in FORECASTS.items() if law != SCALES},
+        "met": f"{met.count('met')} met, {met.count('missed')} missed",
+        "left-out": listed(f"{count} {reason}" for reason, count in r.sweep.left_out.items()) or "none",
+        "single": f"{sum(gap.seeds[:, 0].max() == 1 for gap in r.gaps)} of {len(r.gaps)}",
+        "rmse-by-d": listed(f"{format_count(t)} {error:.4f}" for t, error in by_d.items()),
+        "scatter": f"{scatter:.1f}",
+        "scatter-p": f"{scatter_p:.1g}",
+    }
+
+
+def scatter_of_kinds(r: Results) -> tuple[float, float]:
+    """Scatter of models with experts over that of dense ones at the shortest D, and the two-sided p of an F test."""
+    from scipy.stats import f as fisher
+
+    (dense, n), (routed, m) = (Cells.of(r.sweep.runs).scatter[kind] for kind in (False, True))
+    ratio = routed[0, 0] / dense[0, 0]
+    return float(np.sqrt(ratio)), float(2 * min(fisher.sf(ratio, m[0], n[0]), fisher.cdf(ratio, m[0], n[0])))
+
+
+def agreeing(r: Results) -> list[int]:
+    """The E whose crossings do not contradict the published law, taking a byte as a token."""
+    late = {e: r.lateness(published(), e) for e in r.experts}
+    return [e for e, (_, low, high) in late.items() if low <= 1 <= high]
+
+
+CLAIMS: dict[str, Callable[[Results], bool]] = {
+    "of all E only 2 does not contradict the law": lambda r: agreeing(r) == [2],
+    "the trend in E is not the law's": lambda r: r.trend()[2] < 0.05,
+    "sizes of gaps are not the law's": lambda r: r.gap_errors[1] > r.gap_errors[0],
+    "intervals predicted contain the published law's crossing": lambda r: all(
+        model["interval"][1] <= model["others"][PUBLISHED] <= model["interval"][2] for model, _, _ in _predicted(r)
+    ),
+    "with a prior models left out are forecast as well": lambda r: r.left_out[PRIOR] < 1.1 * r.left_out[FITTED],
+    "the fit converged": lambda r: r.fitted.status.converged,
+    "experts scatter more": lambda r: scatter_of_kinds(r)[0] > 1 and scatter_of_kinds(r)[1] < 0.05,
+}
+
+
 # ------------------------------------------------------------------ blocks
-
-
-def short(r: Results) -> Iterator[Part]:
-    """The result in a few lines."""
-    yield "\n".join(f"- {line}" for line in (*_crossings_in_short(r), *_laws_in_short(r)))
-
-
-def _crossings_in_short(r: Results) -> Iterator[str]:
-    main, law, sizes = r.of(MAIN), published(), {gap.n_active for gap in r.gaps}
-    late = {e: r.lateness(law, e) for e in r.experts}
-    predicted = np.sort(r.asked(law, [gap.n_active for gap in main], MAIN))
-    said = " to ".join(tokens_in_words(predicted[k], r.between) for k in (0, -1))
-    yield (
-        f"**With E = {MAIN}, an MoE overtakes the dense model at {span(main)} bytes**, for N_act of "
-        f"{format_count(min(sizes))} to {format_count(max(sizes))}. Taking a byte as a token, the published law puts "
-        f"the crossover at {said}: predicted / measured is {times(late[MAIN])}. In its own unit, GPT-2 tokens of "
-        f"{BYTES_PER_TOKEN:.2f} bytes, it is {times(late[MAIN], BYTES_PER_TOKEN)}."
-    )
-    each = (f"{times(v)} at E = {e} (crossover at {span(r.of(e))} bytes)" for e, v in late.items() if e != MAIN)
-    agree = listed(f"E = {e}" for e, (_, low, high) in late.items() if low <= 1 <= high) or "none"
-    yield (
-        f"**Other E have fewer seeds.** Taking a byte as a token, predicted / measured is {listed(each)}. Not "
-        f"contradicting the law: {agree}."
-    )
-    measured, trend, p = r.trend()
-    yield (
-        f"**The trend in E** {'is not' if p < 0.05 else 'may be'} the law's. The crossover at E = 2 over that at E = "
-        f"{MAIN} is {times(measured)} measured and {trend:.2f} predicted (p = {p:.2g})."
-    )
-
-
-def _laws_in_short(r: Results) -> Iterator[str]:
-    gaps, off, n = r.gap_errors
-    like = "Sizes of gaps and losses are not the law's" if off > gaps else "Sizes of gaps are the law's"
-    smallest = published().loss(r.cells.n_active.min(), r.cells.tokens.min(), 1)
-    yield (
-        f"**{like}.** Taking a byte as a token, its gaps to dense models miss the measured ones by {off:.2f} nats "
-        f"(RMSE, {n} cells) where these are {gaps:.2f} (RMS). It predicts {smallest:.1f} nats for the smallest dense "
-        f"model and D; uniform guessing gives {np.log(VOCABULARY):.1f}."
-    )
-    by_e = {e: r.errors[r.cells.experts == e].mean() for e in np.unique(r.cells.experts)}
-    errors = listed(f"{error:+.3f} at E = {e:g}" for e, error in by_e.items() if e > 1)
-    yield (
-        f"**Fitted to the sweep**, the joint law has an RMSE of {rms(r.errors):.4f} nats on {len(r.errors)} cells; "
-        f"seeds alone leave {rms(r.cells['standard_error']):.4f}. Its mean error is {errors}."
-    )
-    left_out, late = r.left_out, r.lateness(r.moved.law, MAIN)
-    chosen = "as well as" if left_out[PRIOR] < 1.1 * left_out[FITTED] else "worse than"
-    longest = {name: test.rmse for name, test in r.held_out["longest runs"].laws.items()}
-    yield (
-        "**With the published law as a prior** and nothing held, a fit forecasts models that it has not seen "
-        f"{chosen} that fit, whose free coefficients were chosen by hand: {left_out[PRIOR]:.3f} and "
-        f"{left_out[FITTED]:.3f} nats (RMSE on the cells of each model left out; {left_out[SCALES]:.3f} with a, b and "
-        f"c alone refitted). Its crossovers at E = {MAIN} are {times(late)} of those measured. Longer runs than those "
-        "fitted it misses by "
-        f"{longest[PRIOR]:.3f}, the other by {longest[FITTED]:.3f}."
-    )
-    met = [goal[3] for goal in _goals(r)]
-    yield f"**Goals** set before the sweep: {met.count('met')} met, {met.count('missed')} missed."
 
 
 def runs_that_count(r: Results) -> Iterator[Part]:
@@ -140,8 +132,6 @@ def runs_that_count(r: Results) -> Iterator[Part]:
         seeds = [len(np.unique(size["seed"][size.tokens == t])) for t in np.unique(size.tokens)]
         share = f"{2 * VOCABULARY * d / size.n_active[0]:.0%}"
         yield f"{d:g}", format_count(size.n_active[0]), share, experts, tokens, listed(seeds), len(size)
-    others = listed(f"{count} {reason}" for reason, count in r.sweep.left_out.items()) or "none"
-    yield f"{len(runs)} runs of {runs.n_trunks} trunks count; others do not: {others}."
 
 
 def crossings(r: Results) -> Iterator[Part]:
@@ -153,13 +143,6 @@ def crossings(r: Results) -> Iterator[Part]:
         bracketed = f"{sum(g.bracketed for g in gaps)} of {len(gaps)}"
         seeds = listed(f"{g.seeds[:, 0].max():g}" for g in gaps)
         yield e, span(gaps), bracketed, seeds, *map(times, factors), times(factors[0], BYTES_PER_TOKEN)
-    single = sum(gap.seeds[:, 0].max() == 1 for gap in r.gaps)
-    yield (
-        "Crossing: the earliest and the latest of the sizes. Factors are geometric means over sizes with 95 % "
-        f"intervals; a crossing outside the D measured counts as a factor of {BEYOND:g} outside. The last column is "
-        f"the published law's factor if its D counts GPT-2 tokens. {single} of {len(r.gaps)} crossings rest on one "
-        f"seed of the MoE. [All {len(r.gaps)} crossings](tables/crossing.csv)."
-    )
 
 
 def crossing_table(r: Results) -> Iterator[tuple[object, ...]]:
@@ -172,12 +155,7 @@ def crossing_table(r: Results) -> Iterator[tuple[object, ...]]:
 
 def goals(r: Results) -> Iterator[Part]:
     yield "goal", "wanted", "found", ""
-    yield from _goals(r)
-    by_d = {t: rms(r.errors[r.cells.tokens == t]) for t in np.unique(r.cells.tokens)}
-    yield f"RMSE by D: {listed(f'{format_count(t)} {error:.4f}' for t, error in by_d.items())}."
 
-
-def _goals(r: Results) -> Iterator[tuple[str, str, str, str]]:
     def verdict(met: bool) -> str:
         return "met" if met else "missed"
 
@@ -194,7 +172,7 @@ def _goals(r: Results) -> Iterator[tuple[str, str, str, str]]:
     yield f"signs of {listed(SIGNS)}", "all determined", signs, verdict(len(sure) == len(SIGNS))
     for model, gap, between in _predicted(r):
         name = f"crossing of d_model {model['d_model']}, E = {model['experts']}, predicted before training"
-        wanted, inside = interval_in_words(model["interval"], between), prediction.holds(model, gap)
+        wanted, inside = tokens_with_interval(model["interval"], between), prediction.holds(model, gap)
         yield name, wanted, measured_in_words(gap), verdict(inside)
 
 
@@ -213,30 +191,18 @@ def _predicted(r: Results) -> list[tuple[dict[str, Any], Gap, tuple[float, float
 
 def predictions(r: Results) -> Iterator[Part]:
     yield "d_model", "E", "N_act", f"{FITTED} (95 %)", PUBLISHED, "measured (95 %)", "seeds of E"
-    undecided = []
     for model, gap, between in _predicted(r):
-        said, (_, low, high) = model["others"][PUBLISHED], model["interval"]
-        texts = interval_in_words(model["interval"], between), tokens_in_words(said, between), measured_in_words(gap)
-        yield gap.d_model, gap.experts, format_count(gap.n_active), *texts, listed(f"{n:g}" for n in gap.seeds[:, 0])
-        undecided.append(
-            f"at E = {gap.experts} the interval spans a factor of {high / low:.0f} and "
-            f"{'contains' if low <= said <= high else 'excludes'} the published law's {tokens_in_words(said, between)}"
-        )
-    file = prediction.load(PREDICTION)
-    yield (
-        f"Made from {file['runs']} runs, those of a `runs.jsonl` of sha256 {file['sha256'][:12]}…, before any run of "
-        f"these sizes and E. What they could decide: {'; '.join(undecided)}."
-    )
+        said = tokens_with_interval(model["interval"], between), tokens_in_words(model["others"][PUBLISHED], between)
+        seeds = listed(f"{n:g}" for n in gap.seeds[:, 0])
+        yield gap.d_model, gap.experts, format_count(gap.n_active), *said, measured_in_words(gap), seeds
 
 
 def coefficients(r: Results) -> Iterator[Part]:
     yield "coefficient", "fitted", "95 % (trunks resampled)", "with the prior", "published"
     for name, value in r.fitted.law.coefficients.items():
-        interval = "kept" if name in KEPT else "{:.4g} to {:.4g}".format(*r.drawn.interval(name))
+        ends = "kept" if name in KEPT else "{:.4g} to {:.4g}".format(*r.drawn.interval(name))
         others = (f"{law.coefficients[name]:.4g}" for law in (r.moved.law, published()))
-        yield name, f"{value:.4g}", interval, *others
-    converged = "converged" if r.fitted.status.converged else "NOT converged"
-    yield f"Fitted to {len(r.sweep.runs)} runs, from the optimum on their cells: {converged}."
+        yield name, f"{value:.4g}", ends, *others
 
 
 def scatter(r: Results) -> Iterator[Part]:
@@ -246,12 +212,6 @@ def scatter(r: Results) -> Iterator[Part]:
     for k, t in enumerate(cells.tokens):
         texts = [f"{np.sqrt(c[k, k]):.4f}" if f[k] else UNKNOWN for c, f in ((dense, n), (routed, m))]
         yield format_count(t), texts[0], f"{n[k]:g}", texts[1], f"{m[k]:g}"
-    from scipy.stats import f as fisher
-
-    ratio = routed[0, 0] / dense[0, 0]
-    p = 2 * min(fisher.sf(ratio, m[0], n[0]), fisher.cdf(ratio, m[0], n[0]))
-    at, factor = format_count(cells.tokens[0]), np.sqrt(ratio)
-    yield f"At {at} the two differ by a factor of {factor:.1f} (F test, two-sided p = {p:.1g})."
 
 
 def loss_table(r: Results) -> Iterator[tuple[object, ...]]:
@@ -278,7 +238,6 @@ def _rates(losses: Mapping[float, float]) -> str:
 
 
 BLOCKS = {
-    "short": short,
     "counted": runs_that_count,
     "crossings": crossings,
     "coefficients": coefficients,
@@ -287,6 +246,7 @@ BLOCKS = {
     "scatter": scatter,
 }
 TABLES = {"crossing": crossing_table, "crossing-losses": loss_table, "crossing-rates": rate_table}
+FIGURES = {"crossing": figures.where_experts_pay, "crossing-gaps": figures.gaps_by_size}
 
 
 def read() -> Results:
@@ -294,11 +254,8 @@ def read() -> Results:
 
 
 def write(page: Path) -> list[Path]:
-    """Replace the blocks of the Markdown file `page`, its tables and its figures; returns what was written."""
-    results = read()
-    drawn = {"crossing.png": figures.where_experts_pay(results), "crossing-gaps.png": figures.gaps_by_size(results)}
-    saved = [drawing.save(figure, page.parent / "figures" / name) for name, figure in drawn.items()]
-    return [fill(page, BLOCKS, results), *write_tables(page, TABLES, results), *saved]
+    """Write the page with its tables and figures; returns what was written."""
+    return write_page(page, read(), BLOCKS, TABLES, FIGURES, values, CLAIMS)
 
 
 def take(runs: Sequence[Path]) -> list[Path]:

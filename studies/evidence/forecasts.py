@@ -50,9 +50,12 @@ class Question:
         """What `law`, one of `LAWS`, forecasts; None where these runs cannot determine it."""
         train, test = (counted_by(law, runs) for runs in (self.train, self.test))
         forecasters: Mapping[str, Any] = {
-            **{MEAN: _mean, REFIT: self.refit, PER_E: self._per_experts, NO_E: self._without_experts},
+            MEAN: lambda train, test: np.full(len(test), train.loss.mean()),
+            REFIT: self.refit,
             FREED: lambda train, test: losses_of(scales_refitted(train).law, test),
             PRIOR: lambda train, test: losses_of(fit(train, prior=JointLaw.published()).law, test),
+            NO_E: lambda train, test: losses_of(self._chinchilla(as_dense(train)).law, test),
+            PER_E: self._per_experts,
         }
         return backtest(train, test, {law: forecasters.get(law) or published(NAMES.get(law, law))}).laws.get(law)
 
@@ -64,17 +67,10 @@ class Question:
             losses[held] = losses_of(self._chinchilla(train.subset(train.experts == e)).law, test.subset(held))
         return losses
 
-    def _without_experts(self, train: Runs, test: Runs) -> FloatArray:
-        return losses_of(self._chinchilla(as_dense(train)).law, test)
-
     def _chinchilla(self, runs: Runs) -> FitResult[Any]:
         if not len(runs):
             raise InputError("an E of the held-out runs has no run that is fitted")
         return fit(runs, "chinchilla", fixed=NO_TOKENS if self.refit == "routed" else None)
-
-
-def _mean(train: Runs, test: Runs) -> FloatArray:
-    return np.full(len(test), train.loss.mean())
 
 
 def losses_of(law: Law, runs: Runs) -> FloatArray:

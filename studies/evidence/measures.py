@@ -5,17 +5,19 @@ Differences of losses of one corpus need no constant: the law is asked as publis
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from itertools import product
 
 import numpy as np
 
-from scaling_law import FitResult, HeldOut, JointLaw, Law, Runs, errors_of, fit, published
+from scaling_law import HeldOut, JointLaw, Law, Runs, errors_of, fit, published
 from studies.common import LEVEL, FloatArray, rms
 from studies.evidence.forecasts import as_dense, counted, joined, scales_refitted
 
 REFITS = 200  # of resampled runs
+AT = 5e8, 1e10  # N_act and D of the gains that refits see
+Value = tuple[float, float, float]  # with the ends of its 95 % interval
 
 
 @dataclass(frozen=True)
@@ -53,12 +55,15 @@ def gains(source: str, runs: Runs) -> Gains:
     return Gains(source, runs.experts[pairs], runs.n_active[pairs], *differences)
 
 
-def matched_losses(runs: Runs) -> FloatArray:
+def matched_losses(tables: Iterable[Runs]) -> FloatArray:
     """Losses of MoE models minus those of dense ones of equal N_total (10 %) that saw at most 1/E of their tokens."""
-    moe, dense = runs.subset(runs.experts > 1), runs.subset(runs.experts == 1)
-    same = np.isclose(moe["n_total"][:, None], dense["n_total"], rtol=0.1)
-    matched = same & (moe.tokens[:, None] >= moe.experts[:, None] * dense.tokens)
-    return (moe.loss[:, None] - dense.loss)[matched]
+    differences = [np.empty(0)]
+    for one, other in product(map(joined, tables), repeat=2):  # a dense run may be in several tables
+        moe, dense = one.subset(one.experts > 1), other.subset(other.experts == 1)
+        same = np.isclose(moe["n_total"][:, None], dense["n_total"], rtol=0.1)
+        matched = same & (moe.tokens[:, None] >= moe.experts[:, None] * dense.tokens)
+        differences.append((moe.loss[:, None] - dense.loss)[matched])
+    return np.concatenate(differences)
 
 
 @dataclass(frozen=True)
@@ -89,42 +94,35 @@ def choices(law: str, runs: Runs, flops: FloatArray) -> list[Choice]:
 
 @dataclass(frozen=True)
 class Refits:
-    """The joint law fitted to all of Step Law's points, and the gain over dense that it and the published law see.
+    """RMSE on Step Law's points by what was fitted to them, and what experts gain over dense at `AT`.
 
-    `gain` and `published` are (value, low, high) for each E of the MoE models at N_act and D of `at`, 95 % intervals.
+    `gain` maps each E of the MoE models to two (value, low, high): of the joint law refitted, and as published.
     """
 
-    joint: FitResult[Any]
-    moe_without_experts: FitResult[Any]
-    moved: float
-    freed: float
-    at: tuple[float, float]
-    gain: Mapping[float, tuple[float, float, float]]
-    published: Mapping[float, tuple[float, float, float]]
+    rmse: Mapping[str, float]
+    gain: Mapping[float, tuple[Value, Value]]
 
 
-def refits(dense: Runs, moe: Runs, at: tuple[float, float] = (5e8, 1e10), n_resamples: int = REFITS) -> Refits:
+def refits(dense: Runs, moe: Runs, n_resamples: int = REFITS) -> Refits:
     """What Step Law's tuned points say of experts, N without embeddings."""
-    both, routed = joined(dense, moe), counted(joined(moe))
-    points, law = counted(both), JointLaw.published()
+    routed, law = counted(joined(moe)), JointLaw.published()
+    points = counted(joined(dense, moe))
     joint = fit(points, "joint")
     drawn = joint.bootstrap(n_resamples).law
     errors = errors_of(law, points)
-    return Refits(
-        joint=joint,
-        moe_without_experts=fit(as_dense(routed), "chinchilla"),
-        moved=rms(errors - errors.mean()),
-        freed=scales_refitted(points).rmse,
-        at=at,
-        gain={float(e): _gain(drawn, *at, e) for e in np.unique(routed.experts)},
-        published={float(e): _gain(law, *at, e) for e in np.unique(routed.experts)},
-    )
+    rmse = {
+        "joint": joint.rmse,
+        "freed": scales_refitted(points).rmse,
+        "moved": rms(errors - errors.mean()),
+        "moe": fit(as_dense(routed), "chinchilla").rmse,
+    }
+    return Refits(rmse, {float(e): (_gain(drawn, e), _gain(law, e)) for e in np.unique(routed.experts)})
 
 
-def _gain(law: Law, n_active: float, tokens: float, experts: float) -> tuple[float, float, float]:
+def _gain(law: Law, experts: float) -> Value:
     """Loss at this E minus that of the dense model, with its 95 % interval over the law's draws."""
-    value = float(law.loss(n_active, tokens, experts) - law.loss(n_active, tokens, 1.0))
-    drawn = law.loss_draws(n_active, tokens, experts) - law.loss_draws(n_active, tokens, 1.0)
+    value = float(law.loss(*AT, experts) - law.loss(*AT, 1.0))
+    drawn = law.loss_draws(*AT, experts) - law.loss_draws(*AT, 1.0)
     low, high = np.quantile(drawn[np.isfinite(drawn)], LEVEL)
     return value, float(low), float(high)
 
@@ -136,8 +134,8 @@ class Slopes:
     source: str
     experts: float
     n_runs: int
-    size: tuple[float, float, float]
-    tokens: tuple[float, float, float]
+    size: Value
+    tokens: Value
     published: tuple[float, float]
 
 

@@ -44,7 +44,6 @@ class Source:
     derived: str
     place: str
     address: str
-    licence: str
     loss: str
     tables: Mapping[str, Runs]
 
@@ -63,10 +62,6 @@ def _routed_by(router: str) -> Derive:
     return lambda file: load_runs(file, format="clark", where=where, columns=sizes)
 
 
-def _averaged(file: Path) -> Runs:
-    return cell_means(load_runs(file, format="epoch_chinchilla"))
-
-
 # Source → its format, what is done with it, and for each of its tables the file and how points are derived.
 RECIPES: Mapping[str, tuple[str, str, Mapping[str, tuple[str, Derive]]]] = {
     "step_law": (
@@ -82,7 +77,7 @@ RECIPES: Mapping[str, tuple[str, str, Mapping[str, tuple[str, Derive]]]] = {
     "epoch": (
         "epoch_chinchilla",
         "geometric means of the points in cells of a factor of √2 in N and in D",
-        {"dense": ("svg_extracted_data.csv", _averaged)},
+        {"dense": ("svg_extracted_data.csv", lambda file: cell_means(load_runs(file, format="epoch_chinchilla")))},
     ),
     "clark": (
         "clark",
@@ -121,16 +116,16 @@ def isoflop_errors(table: Path) -> dict[str, Any]:
     with table.open(newline="") as file:
         names = sorted({row["experiment"] for row in csv.DictReader(file)})
     laws: dict[str, Any] = {"constant": JointLaw.published().replace(draws=None), "fresh": "chinchilla"}
-    columns: dict[str, list[Any]] = {"experiment": names, "train": [], "test": [], **{law: [] for law in laws}}
+    columns: dict[str, list[Any]] = {name: [] for name in ("experiment", "train", "test", *laws)}
     for name in names:
         runs = load_runs(table, format=OPEN_ATHENA, where=f"experiment = {name}")
         budgets = np.unique(runs["budget"])
         large = runs["budget"] >= budgets[-max(1, len(budgets) // 4)]
         test = backtest(runs.subset(~large), runs.subset(large), laws)
-        columns["train"].append(len(test.train))
-        columns["test"].append(len(test.test))
-        for law in laws:
-            columns[law].append(_rounded(test.laws[law].rmse))
+        errors = {law: _rounded(test.laws[law].rmse) for law in laws}
+        row = {"experiment": name, "train": len(test.train), "test": len(test.test), **errors}
+        for column, value in row.items():
+            columns[column].append(value)
     public = reader(OPEN_ATHENA)
     return {"what": public.what, "place": public.place, **columns}
 

@@ -27,9 +27,8 @@ def differences(measures: Measures, predictions: Sequence[Prediction], axes: Any
         ax.axhline(0.0, color="0.4", linewidth=0.9)
         beyond = [text for law in COLOURS if (text := _law(ax, law, name, predictions))]
         ax.text(0.97, 0.97, "\n".join(beyond), transform=ax.transAxes, ha="right", va="top", fontsize=8, color="0.3")
-        measured = measures.differences[name]
-        points = measured.tokens, PERCENT * measured.mean, PERCENT * measured.error
-        ax.errorbar(*points, fmt="o", color="k", markersize=5, capsize=3, zorder=3, label="measured")
+        mean, error, _ = PERCENT * measures.differences[name]
+        ax.errorbar(TOKENS, mean, error, fmt="o", color="k", markersize=5, capsize=3, zorder=3, label="measured")
         ax.set_title(f"{name}, against {ALL[name].against}", fontsize=10)
         ax.set(xlim=(TOKENS[0] / 1.3, TOKENS[-1] * 1.3), ylim=(-MOST, MOST))
         drawing.log_axis(ax, "training bytes D")

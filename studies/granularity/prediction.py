@@ -7,7 +7,7 @@ two, it cannot say.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,7 @@ from scaling_law.law.describe import unknown_parts
 from studies.common import LEVEL, write_once
 from studies.granularity.contenders import ALL, CONTENDERS, TOKENS, Contender
 
-FORMAT = "granularity_prediction"
+FORMAT, SAME = "granularity_prediction", "takes both for the same model"
 
 
 @dataclass(frozen=True)
@@ -48,27 +48,25 @@ def predict() -> tuple[Prediction, ...]:
 
 
 def _said(entry: PublishedLaw, contender: Contender, tokens: float) -> Prediction:
-    other = ALL[contender.against]
+    other, said = ALL[contender.against], Prediction(entry.name, contender.name, tokens)
     if contender.optimizer != other.optimizer:
-        return Prediction(entry.name, contender.name, tokens, why="has no optimizer among its variables")
+        return replace(said, why="has no optimizer among its variables")
     if not entry.published:
-        return Prediction(entry.name, contender.name, tokens, why="its coefficients are not public")
+        return replace(said, why="its coefficients are not public")
     law, pair = entry.law(), (contender.architecture, other.architecture)
     if isinstance(law, EfficiencyLeverage):
         one, two = (_leverage(law, architecture, tokens) for architecture in pair)
-        leverage = {} if one == two else {"leverage": one / two}
-        return Prediction(
-            entry.name, contender.name, tokens, **leverage, why="" if leverage else "takes both for the same model"
-        )
+        return replace(said, why=SAME) if one == two else replace(said, leverage=one / two)
     assert isinstance(law, Law)
     if why := _cannot_say(law, *pair):
-        return Prediction(entry.name, contender.name, tokens, why=why)
+        return replace(said, why=why)
     every = [architecture.variables() | {"tokens": tokens} for architecture in pair]
     first, second = ({name: variables[name] for name in law.variables} for variables in every)
-    ratio, low, high = float(law.loss(**first) / law.loss(**second)), None, None
-    if law.draws is not None:
-        low, high = map(float, np.quantile(law.loss_draws(**first) / law.loss_draws(**second), LEVEL))
-    return Prediction(entry.name, contender.name, tokens, ratio, low, high)
+    said = replace(said, ratio=float(law.loss(**first) / law.loss(**second)))
+    if law.draws is None:
+        return said
+    low, high = map(float, np.quantile(law.loss_draws(**first) / law.loss_draws(**second), LEVEL))
+    return replace(said, low=low, high=high)
 
 
 def _cannot_say(law: Law, one: Architecture, two: Architecture) -> str:
@@ -77,7 +75,7 @@ def _cannot_say(law: Law, one: Architecture, two: Architecture) -> str:
         return f"ignores {', '.join(unknown)}"
     first, second = ({name: a.variables().get(name) for name in law.variables} for a in (one, two))
     if first == second:
-        return "takes both for the same model"
+        return SAME
     low, high = law.conditions.fitted_limits().get("E", (0.0, 1.0)) if law.conditions else (0.0, 1.0)
     if low == high and one.experts_equivalent != two.experts_equivalent:
         return f"was fitted at E = {low:g} alone"

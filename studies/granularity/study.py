@@ -13,8 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from hub.base.units import UNKNOWN, format_count
-from scaling_law.figures import drawing
-from studies.common import Part, fill, listed
+from studies.common import Part, listed, write_page
 from studies.crossing.figures import BITS
 from studies.crossing.records import gather
 from studies.granularity import figures, prediction
@@ -50,10 +49,8 @@ def read() -> Results:
 
 
 def write(page: Path) -> list[Path]:
-    """Replace the blocks of the Markdown file `page` and draw its figure; returns what was written."""
-    results = read()
-    drawn = figures.differences(results.measures, results.predictions)
-    return [fill(page, BLOCKS, results), drawing.save(drawn, page.parent / "figures" / "granularity.png")]
+    """Write the page with its figure; returns what was written."""
+    return write_page(page, read(), BLOCKS, {}, FIGURES)
 
 
 def take(runs: Sequence[Path]) -> list[Path]:
@@ -96,10 +93,10 @@ def _prediction(said: Prediction) -> str:
 
 def measured(r: Results) -> Iterator[Part]:
     yield "model", "compared with", *map(format_count, TOKENS), "pairs of seeds"
-    for d in r.measures.differences.values():
-        cells = dict(zip(d.tokens, map(_percent, d.mean, d.error), strict=True))
-        pairs = listed(f"{n:g}" for n in d.pairs)
-        yield d.contender.name, d.contender.against, *(cells.get(t, UNKNOWN) for t in TOKENS), pairs
+    for c in CONTENDERS:
+        by_tokens = [*zip(*r.measures.differences[c.name], strict=True)]
+        cells = (f"{mean:+.1%} ± {error:.1%}" if n else UNKNOWN for mean, error, n in by_tokens)
+        yield c.name, c.against, *cells, listed(f"{n:g}" for *_, n in by_tokens if n)
     parts = zip(TOKENS, *r.measures.scatter, strict=True)
     told = listed(f"{d:.1%} at {format_count(t)} ({n:g} degrees of freedom)" for t, d, n in parts)
     yield f"Scatter of a single pair: {told}."
@@ -109,12 +106,12 @@ def verdicts(r: Results) -> Iterator[Part]:
     """Verdicts on each law, over all comparisons and D that were measured beyond their scatter."""
     yield "law", "asked", "right direction", f"within {WITHIN:g} standard errors", "predicted − measured, mean"
     for law in r.laws:
-        pairs = []
-        for difference in r.measures.differences.values():
-            for t, mean, error in zip(difference.tokens, difference.mean, difference.error, strict=True):
-                said = r.said(law, difference.contender.name, t)
-                if said.ratio is not None or said.leverage is not None:
-                    pairs.append((said, mean, error))
+        pairs = [
+            (said, mean, error)
+            for name, (means, errors, _) in r.measures.differences.items()
+            for t, mean, error in zip(TOKENS, means, errors, strict=True)
+            if not np.isnan(mean) and ((said := r.said(law, name, t)).ratio or said.leverage)
+        ]
         if pairs:
             yield law, len(pairs), *_judged(pairs)
     yield "A direction counts where the measured difference is more than two standard errors from zero."
@@ -139,19 +136,15 @@ def _lower(said: Prediction) -> bool:
 
 def losses(r: Results) -> Iterator[Part]:
     yield "model", *(f"{format_count(t)} (seeds)" for t in TOKENS)
-    for name, by_tokens in r.measures.losses.items():
-        cells = [[*by_tokens.get(t, {}).values()] for t in TOKENS]
-        yield name, *(f"{BITS * np.mean(cell):.3f} ({len(cell)})" if cell else UNKNOWN for cell in cells)
+    for name, by_seed in r.measures.losses.items():
+        cells = [column[np.isfinite(column)] for column in by_seed.T]
+        yield name, *(f"{BITS * cell.mean():.3f} ({len(cell)})" if len(cell) else UNKNOWN for cell in cells)
 
 
 def rates(r: Results) -> Iterator[Part]:
     yield "model", "D", "loss at each rate (bits per byte)"
     for (name, tokens, _), tried in r.measures.grids.items():
         yield name, format_count(tokens), listed(f"{rate:g}: {BITS * loss:.3f}" for rate, loss in tried.items())
-
-
-def _percent(mean: float, error: float) -> str:
-    return f"{mean:+.1%} ± {error:.1%}"
 
 
 BLOCKS: dict[str, Callable[[Results], Iterator[Part]]] = {
@@ -162,3 +155,4 @@ BLOCKS: dict[str, Callable[[Results], Iterator[Part]]] = {
     "losses": losses,
     "rates": rates,
 }
+FIGURES = {"granularity": lambda r: figures.differences(r.measures, r.predictions)}

@@ -7,23 +7,20 @@ address they were read at; and, where one was found, the number of training toke
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hub.base import strict_json
 from hub.base.errors import InputError
 from hub.base.markdown import escaped
 from scaling_law import Description, describe
 from scaling_law.figures import drawing
-from studies.common import fill, write_tables
+from studies.common import write_page
 
 ENTRIES = Path(__file__).parents[2] / "scaling_law" / "explorer" / "models.json"
-_FIELDS = {"name", "config", "source"}
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """A model of the page: where its configuration and its number of training tokens were read."""
 
     name: str
@@ -31,29 +28,26 @@ class Entry:
     source: str
     tokens_source: str | None
 
-    @classmethod
-    def of(cls, data: dict[str, Any]) -> Entry:
-        """ValueError for a model without configuration or source, or with tokens from nowhere."""
-        if missing := _FIELDS - set(data):
+
+def read_entries(path: str | Path) -> list[Entry]:
+    """The models of the page, in order of their active parameters.
+
+    ValueError for a model without configuration or source, or with tokens from nowhere.
+    """
+    entries = []
+    for data in strict_json.loads(Path(path).read_bytes(), what=str(path))["models"]:
+        if missing := {"name", "config", "source"} - set(data):
             raise InputError(f"{data.get('name', data)!r}: lacks {', '.join(sorted(missing))}")
         if ("tokens" in data) != ("tokens_source" in data):
             raise InputError(f"{data['name']!r}: tokens and tokens_source go together")
         description = describe(data["config"], data.get("tokens"))
-        return cls(data["name"], description, data["source"], data.get("tokens_source"))
-
-
-def read_entries(path: str | Path) -> list[Entry]:
-    """The models of the page, in order of their active parameters."""
-    data = strict_json.loads(Path(path).read_bytes(), what=str(path))
-    return sorted(map(Entry.of, data["models"]), key=lambda entry: entry.description.architecture.n_active)
+        entries.append(Entry(data["name"], description, data["source"], data.get("tokens_source")))
+    return sorted(entries, key=lambda entry: entry.description.architecture.n_active)
 
 
 def write(page: Path) -> list[Path]:
-    """Replace the block of the Markdown file `page`, its tables and its figure; returns what was written."""
-    entries = read_entries(ENTRIES)
-    tables = {"models": sizes, "models-predictions": predictions}
-    written = [fill(page, {"sources": sources}, entries), *write_tables(page, tables, entries)]
-    return [*written, drawing.save(beside_the_law(entries), page.parent / "figures" / "models.png")]
+    """Write the page with its tables and its figure; returns what was written."""
+    return write_page(page, read_entries(ENTRIES), {"sources": sources}, TABLES, {"models": beside_the_law})
 
 
 def sizes(entries: list[Entry]) -> Iterator[tuple[object, ...]]:
@@ -62,13 +56,8 @@ def sizes(entries: list[Entry]) -> Iterator[tuple[object, ...]]:
     yield "model", *head, "flops_per_token", "kv_bytes_per_token"
     for entry in entries:
         a = entry.description.architecture
-        experts = (
-            a.experts,
-            a.experts_per_token,
-            a.shared_experts,
-            f"{a.granularity:.3g}",
-            f"{a.experts_equivalent:.3g}",
-        )
+        ratios = f"{a.granularity:.3g}", f"{a.experts_equivalent:.3g}"
+        experts = a.experts, a.experts_per_token, a.shared_experts, *ratios
         costs = f"{a.training_flops(1):.4g}", f"{a.kv_cache_bytes(1):g}"
         yield entry.name, a.n_active, a.n_total, entry.description.model.parameters, *experts, *costs
 
@@ -115,3 +104,6 @@ def sources(entries: list[Entry]) -> Iterator[str]:
         tokens = f"[training tokens]({entry.tokens_source})" if entry.tokens_source else "training tokens not found"
         lines.append(f"- {escaped(entry.name)}: [configuration]({entry.source}), {tokens}")
     yield "\n".join(lines)
+
+
+TABLES = {"models": sizes, "models-predictions": predictions}

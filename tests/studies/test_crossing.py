@@ -2,14 +2,15 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from hub import RecordError, RunRecord
 from scaling_law import Architecture, JointLaw, Runs
-from studies.__main__ import main
-from studies.common import markdown_of
+from studies.__main__ import PAGES, main
+from studies.common import fill, write_page
 from studies.crossing import figures, laws, prediction, study
 from studies.crossing.cells import Cells, gaps_of
 from studies.crossing.laws import FITTED, PRIOR, PUBLISHED, SCALES, Results
@@ -74,12 +75,13 @@ def results():
     return Results(read_sweep([*swept((32, 48, 64, 128), (1, 2, 8), scatter=0.5)]), draws=40)
 
 
+@pytest.fixture(scope="module")
+def page():
+    """The study of the records."""
+    return study.read()
+
+
 # ------------------------------------------------------------------ which runs count
-
-
-def test_tokens_are_nominal(sweep):
-    assert set(sweep.runs.tokens) == {1e6, 2e6, 4e6, 8e6, 16e6, 32e6}
-    assert sweep.left_out == {}
 
 
 @pytest.mark.parametrize(
@@ -217,6 +219,7 @@ def test_one_seed_has_a_crossing_and_no_interval(routed, crossing):
     (gap,) = gaps_of(pairs((2.0, 1.7, 1.5), routed))
     assert np.isnan(gap.interval).all()
     assert gap.crossing == pytest.approx(crossing)
+    assert laws.counted(gap, gap.crossing) == pytest.approx(np.clip(crossing, 0.25e6, 16e6))
 
 
 def test_seeds_that_were_not_repeated_take_the_scatter_of_the_nearest_tokens():
@@ -231,24 +234,20 @@ def test_seeds_that_were_not_repeated_take_the_scatter_of_the_nearest_tokens():
 def test_every_dense_seed_counts():
     """Also where experts have one seed: the error is that of one MoE run and eight dense ones."""
     runs = pairs((2.0, 1.7, 1.5), (2.1, 1.68, 1.4), seeds=8, scatter=0.02)
-    (gap,) = gaps_of(runs.subset((runs.experts == 1) | (runs["seed"] < 2)))
+    few = runs.subset((runs.experts == 1) | (runs["seed"] < 2))
+    (gap,) = gaps_of(few)
     assert gap.seeds.tolist() == [[2, 8]] * 3
-    cells = Cells.of(runs.subset((runs.experts == 1) | (runs["seed"] < 2)))
-    one, two = (np.diag(cells.scatter[kind][0]) for kind in (True, False))
+    one, two = (np.diag(Cells.of(few).scatter[kind][0]) for kind in (True, False))
     np.testing.assert_allclose(gap.error**2, one / 2 + two / 8)
-
-
-def test_an_expert_count_without_dense_twins_has_no_gap():
-    runs = pairs((2.0, 1.7, 1.5), (2.1, 1.6, 1.4))
-    assert gaps_of(runs.subset(runs.experts > 1)) == []
 
 
 def test_half_a_million_tokens_bracket_a_crossing_and_are_not_fitted():
     sweep = [record(64, e, t, loss=loss) for e, losses in ((1, (2.0, 1.8)), (8, (2.1, 1.7)))
              for t, loss in zip((499_712, 999_424), losses, strict=True)]  # fmt: skip
     found = read_sweep(sweep)
-    assert {*found.runs.tokens} == {1e6}
+    assert ({*found.runs.tokens}, found.left_out) == ({1e6}, {})  # nominal
     (gap,) = gaps_of(found.counted)
+    assert gaps_of(found.counted.subset(found.counted.experts > 1)) == []  # without dense twins
     assert 5e5 < gap.crossing < 1e6
 
 
@@ -274,37 +273,23 @@ def test_a_prior_chooses_as_well_as_we_did(results):
     assert results.left_out[SCALES] > 2 * results.left_out[PRIOR]
 
 
-def test_a_crossing_that_is_not_bracketed_counts_as_a_bound():
-    (gap,) = gaps_of(pairs((2.0, 1.7, 1.5), (2.1, 1.8, 1.6)))
-    assert gap.crossing == np.inf
-    assert laws.counted(gap, gap.crossing) == 16e6
-
-
-@pytest.fixture
-def stubbed(results, monkeypatch, tmp_path):
-    """The study of these results, with a prediction that holds nothing."""
-    path = tmp_path / "prediction.json"
-    monkeypatch.setattr(study, "PREDICTION", path)
-    made = {"runs": 1, "sha256": "0", "between": (1e5, 1e9), "models": []}
-    path.write_text(json.dumps({"format": prediction.FORMAT, "version": 1, **made}))
-    return results
-
-
-def test_each_verdict_of_the_short_account_can_come_out_the_other_way(stubbed):
+def test_each_verdict_of_the_page_holds_and_can_come_out_the_other_way(page, results, monkeypatch):
+    assert [claim for claim, holds in study.CLAIMS.items() if not holds(page)] == []
+    assert study.agreeing(results) == []
     noisy = Results(read_sweep([*swept((32, 64), (1, 2, 8), scatter=3.0)]))
-    assert any("**The trend in E** may be the law's." in line for line in study._crossings_in_short(noisy))
-    (text,) = study.short(stubbed)
-    assert "Not contradicting the law: none." in text
-    assert "**Sizes of gaps and losses are not the law's.**" in text
-    (page,) = study.short(study.read())
-    assert "**The trend in E** is not the law's." in page
-    assert "Not contradicting the law: E = 2." in page
+    noisy.__dict__["left_out"] = {FITTED: 0.02, PRIOR: 0.03}
+    noisy.__dict__["gap_errors"] = (0.4, 0.06, 105)
+    noisy.__dict__["fitted"] = SimpleNamespace(status=SimpleNamespace(converged=False))
+    beyond = {"interval": (2e6, 1e6, 3e6), "others": {PUBLISHED: 4e6}}
+    monkeypatch.setattr(study, "_predicted", lambda _: [(beyond, None, None)])
+    assert [claim for claim, holds in study.CLAIMS.items() if holds(noisy)] == []
 
 
-def test_the_goals_are_judged_by_the_cells(stubbed):
-    assert [goal[3] for goal in study._goals(stubbed)] == ["met"] * 4 + ["missed"]  # signs that are kept
+def test_the_goals_are_judged_by_the_cells(results, monkeypatch):
+    monkeypatch.setattr(study, "_predicted", lambda _: [])
+    assert [goal[3] for goal in study.goals(results)] == ["", *["met"] * 4, "missed"]  # signs that are kept
     worse = Results(read_sweep([*swept((32, 64, 128), (1, 2, 8), scatter=4.0)]), draws=5)
-    assert next(study._goals(worse))[3] == "missed"
+    assert [*study.goals(worse)][1][3] == "missed"
 
 
 def test_predictions_are_made_once_and_judged_by_later_runs(results, tmp_path):
@@ -327,30 +312,39 @@ def test_predictions_are_made_once_and_judged_by_later_runs(results, tmp_path):
             prediction.write(later, [swept_or_measured], records, tmp_path / "other.json")
 
 
-def test_one_command_takes_runs_and_writes_all_of_it(tmp_path, monkeypatch, capsys):
+def test_one_command_takes_runs_and_writes_all_of_it(page, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(study, "read", lambda: page)
     for name in ("RECORDS", "PREDICTION"):
         target = tmp_path / getattr(study, name).name
         target.write_bytes(getattr(study, name).read_bytes())
         monkeypatch.setattr(study, name, target)
-    page = tmp_path / "crossing.md"
-    page.write_text("".join(f"<!-- {name} -->\n<!-- /{name} -->\n" for name in study.BLOCKS))
+    target = tmp_path / "crossing.md"
+    target.write_bytes((PAGES / target.name).read_bytes())
     monkeypatch.setattr("studies.__main__.PAGES", tmp_path)
     monkeypatch.setattr("sys.argv", ["studies", "crossing", "--runs", str(study.RECORDS)])
     main()
     written = capsys.readouterr().out.splitlines()
-    assert written[:2] == [str(study.RECORDS), str(page)]
+    assert written[:2] == [str(study.RECORDS), str(target)]
     assert {"crossing.png", "crossing.csv", "crossing-rates.csv"} <= {line.rpartition("/")[2] for line in written}
     monkeypatch.setattr("sys.argv", ["studies", "crossing", "--predict", "80:12"])
     with pytest.raises(ValueError, match="d_model=80, experts=12: fitted or measured already"):
         main()
-    page.write_text("nothing\n")
-    with pytest.raises(ValueError, match="no block `<!-- short -->`"):
-        study.write(page)
+    target.write_text("nothing\n")
+    with pytest.raises(ValueError, match="no block `<!-- counted -->`"):
+        study.write(target)
 
 
-def test_what_predictions_could_decide_is_computed():
-    text = markdown_of(study.predictions(study.read()))
-    assert "at E = 12 the interval spans a factor of 15 and contains the published law's 15M" in text
+def test_a_page_has_the_values_of_its_study_and_says_what_they_say(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("At <!-- =crossing -->1M<!-- = --> bytes.\n")
+    for values in ({}, {"crossing": "2M", "late": "6.6"}):
+        with pytest.raises(ValueError, match=r"lacks the value `<!-- =(crossing|late) -->`"):
+            fill(page, {}, values, dict)
+    with pytest.raises(ValueError, match="its numbers refute what it says: experts pay"):
+        write_page(
+            page, {"crossing": "2M"}, {}, {}, {}, dict, {"experts pay": lambda _: False, "late": lambda _: True}
+        )
+    assert page.read_text() == "At <!-- =crossing -->2M<!-- = --> bytes.\n"
 
 
 def test_the_figures_show_every_size_and_dash_what_is_outside(results):

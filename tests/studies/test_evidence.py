@@ -1,8 +1,6 @@
 """docs/studies/evidence.md: its numbers are those of studies/evidence/*.json, and points are derived as it says."""
 
-import csv
 import json
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -12,14 +10,15 @@ from scaling_law import JointLaw, Runs
 from studies.crossing.laws import longest_of_each
 from studies.evidence import study
 from studies.evidence.forecasts import FREED, JOINT, MEAN, PER_E, REFIT, Question, counted, joined, scales_refitted
-from studies.evidence.measures import choices, gains
+from studies.evidence.measures import choices, gains, matched_losses
 from studies.evidence.points import cell_means, derive, read_source, read_sources
 from studies.evidence.study import STEP, Evidence
 from tests.guides import ROOT
+from tests.scaling_law.runs.test_readers import DENSE, step_law_moe, write
+from tests.scaling_law.runs.test_readers import MOE as MOE_COLUMNS
 
 POINTS = ROOT / "studies" / "evidence"
 LAW = JointLaw.published()
-USABLE = "usable: too large, at little cost"
 
 
 @pytest.fixture(scope="module")
@@ -29,10 +28,11 @@ def evidence():
 
 def test_the_sentences_of_the_page_hold(evidence):
     """What the hand-written prose says without numbers."""
-    confounded = evidence.refits
+    assert [claim for claim, holds in study.CLAIMS.items() if not holds(evidence)] == []
+    rmse, gain = evidence.refits.rmse, evidence.refits.gain
     assert evidence.ask(STEP, JOINT).rmse < evidence.ask(STEP, FREED).rmse
-    assert confounded.moe_without_experts.rmse < confounded.joint.rmse < 0.5 * confounded.moved
-    assert confounded.gain[45.0][1] > 0 > confounded.published[45.0][2]
+    assert rmse["moe"] < rmse["joint"] < 0.5 * rmse["moved"]
+    assert gain[45.0][0][1] > 0 > gain[45.0][1][2]
     step, marin, chinchilla = evidence.slopes
     assert step.tokens[1] < step.published[1] < step.tokens[2]
     assert marin.tokens[2] < marin.published[1]
@@ -68,81 +68,49 @@ def largest_best(runs):
     return runs.loss - (runs.n_active == most)
 
 
+MOE = raised(1.0, lambda r: r.experts > 1)
+
+
 @pytest.mark.parametrize(
-    ("finding", "now", "source", "change", "then"),
+    ("claim", "source", "change"),
     [
-        (study.experts_beat_dense, "holds", "clark", raised(1.0, lambda r: r.experts > 1), "does not hold"),
-        (study.experts_beat_dense, "holds", "clark", raised(1.0, lambda r: r.experts == 2), "holds for most"),
-        (study.larger_gain_less, "holds", "clark", raised(1.0, lambda r: r.experts > 1), "does not hold"),
+        ("MoE gains carry over: by each router and count of N the error is less than half of the gain", "clark", MOE),
+        ("losses of MoE models carry over", "step_law", raised(0.1, lambda r: r.experts > 1)),
+        ("long runs are forecast too high", "epoch", raised(1.0, lambda r: r.tokens > 30e9)),
+        ("an MoE beats its dense twin in all pairs", "clark", raised(1.0, lambda r: r.experts == 2)),
+        ("experts gain less the larger the model", "clark", MOE),
         (
-            *(study.larger_gain_less, "holds", "clark"),
-            *(raised(-1.0, lambda r: (r.experts > 1) & (r.n_active > 1e9)), "does not hold"),
+            "experts gain less the larger the model",
+            "clark",
+            raised(-1, lambda r: (r.experts > 1) & (r.n_active > 1e9)),
         ),
-        (study.doublings_gain_less, "holds", "clark", raised(-0.1, lambda r: r.experts == 512), "does not hold"),
-        (
-            *(study.one_law_for_both, "holds, published; not refitted to few shapes", "step_law"),
-            *(of_the_law, "holds, published; also refitted to few shapes"),
-        ),
-        (
-            study.sizes_are_usable,
-            "usable: too large, at little cost",
-            "marin",
-            spoiled,
-            "not usable: .*, at much cost",
-        ),
-        (
-            study.sizes_are_usable,
-            "usable: too large, at little cost",
-            "marin",
-            largest_best,
-            ".*usable: too small, at .*",
-        ),
-        (
-            *(study.exponents_hold, "does not hold on Chinchilla's corpus", "epoch"),
-            *(of_the_law, "holds on Chinchilla's corpus"),
-        ),
+        ("each doubling gains less", "clark", raised(-0.1, lambda r: r.experts == 512)),
+        ("one law forecasts both", "step_law", raised(0.1, lambda r: r.experts > 1)),
+        ("but not refitted to few shapes", "step_law", of_the_law),
+        ("sizes are too large at most budgets", "marin", largest_best),
+        ("at little cost: less than forecasts are off", "marin", spoiled),
+        ("exponents do not hold on Chinchilla's corpus", "epoch", of_the_law),
     ],
 )
-def test_each_verdict_can_come_out_the_other_way(evidence, finding, now, source, change, then):
-    assert finding(evidence)[0] == now
-    other = Evidence(with_losses(source, change), resamples=30)
-    assert re.fullmatch(then, finding(other)[0])
-
-
-def test_a_law_that_forecasts_worse_than_without_experts_does_not_hold(evidence):
-    worse = Evidence(with_losses("step_law", raised(0.1, lambda r: r.experts > 1)), resamples=5)
-    assert study.one_law_for_both(worse)[0].startswith("does not hold, published")
-    assert (study.losses_carry_over(evidence), study.losses_carry_over(worse)) == (True, False)
-
-
-def test_the_short_account_says_when_gains_do_not_carry_over(evidence):
-    now = study._gains_in_short(evidence)
-    worse = Evidence(with_losses("clark", raised(1.0, lambda r: r.experts > 1)))
-    then = study._gains_in_short(worse)
-    assert ("gains carry over" in now, "lie below" in now) == (True, True)
-    assert ("do not carry over" in then, "lie above" in then) == (True, True)
-    assert study.experts_beat_dense(worse)[1] == "0 of 134 pairs of Clark et al."
+def test_each_verdict_can_come_out_the_other_way(claim, source, change):
+    assert not study.CLAIMS[claim](Evidence(with_losses(source, change), resamples=30))
 
 
 def test_dense_losses_are_judged_by_the_errors_that_are_kept(evidence):
     """Of eight experiments, from `isoflops.csv` of another lab."""
-    assert "**Losses of dense models do not.** On 8 dense isoFLOP experiments" in study._dense_in_short(evidence)
     other = Evidence(evidence.sources)
     other.__dict__["dense_isoflop"] = {"constant": np.full(8, 0.05), "fresh": np.full(8, 0.04)}
-    assert "**Losses of dense models do.**" in study._dense_in_short(other)
+    assert not study.CLAIMS["losses of dense models do not"](other)
 
 
-@pytest.mark.parametrize(
-    ("gain", "verdict"), [(-0.1, ("holds", "4 of 4 pairs")), (0.1, ("does not hold", "0 of 4 pairs"))]
-)
-def test_models_of_equal_memory_are_judged_where_there_are_some(evidence, gain, verdict):
+def test_models_of_equal_memory_are_noticed(evidence):
     """None of the sources has an MoE of as many total parameters as a dense model that saw E times the tokens."""
-    assert study.memory_matched(evidence) == ("not tested by these runs", "none of the sources has such a pair")
     ladder = evidence.sources["marin_ladder"]
     dense = replace(ladder["dense"], columns={**ladder["dense"].columns, "n_total": ladder["dense"].n_active})
-    moe = replace(dense, experts=np.full(4, 4.0), tokens=4 * dense.tokens, loss=dense.loss + gain)
+    moe = replace(dense, experts=np.full(4, 4.0), tokens=4 * dense.tokens, loss=dense.loss - 0.1)
+    np.testing.assert_allclose(matched_losses([dense, moe]), -0.1)
     tables = {"marin_ladder": replace(ladder, tables={"dense": dense, "moe": moe})}
-    assert study.memory_matched(Evidence({**evidence.sources, **tables})) == verdict
+    assert not study.CLAIMS["equal memory is not tested"](Evidence({**evidence.sources, **tables}))
 
 
 def law_runs(shift=0.0, experts=(1, 4, 16)):
@@ -215,19 +183,11 @@ def test_points_survive_the_file_and_the_tables_do_not(tmp_path):
     data, points = tmp_path / "data", tmp_path / "points"
     (data / "deep").mkdir(parents=True)
     points.mkdir()
-    dense = {"h": 960, "ffnh": 9368, "numh": 15, "numl": 7, "D": 4e9, "N": 214663680}
-    grid = [
-        dense
-        | {"lr": lr, "bs": bs, "ti": round(4e9 / bs / 2048), "smooth loss": 2.6 + (np.log(lr / 3e-3)) ** 2 + bs / 1e6}
-        for lr in (1e-3, 3e-3, 9e-3)
-        for bs in (64, 128)
-    ]
-    moe = {"seq_len": 2048, "topk": 1, "nume": 8, "moeh": 352, "sed": 352, "Na": 187973632, "N": 2150612992}
-    for name, rows in (("dense", grid), ("moe", [row | moe for row in grid])):
-        with (data / "deep" / f"{name}_lr_bs_loss.csv").open("w", newline="") as file:
-            writer = csv.DictWriter(file, [*rows[0], "exp_name", "loss"])
-            writer.writeheader()
-            writer.writerows(row | {"exp_name": f"{name}{i}", "loss": 2.7} for i, row in enumerate(rows))
+    grid = [(lr, bs, 2.6 + np.log(lr / 3e-3) ** 2 + bs / 1e6) for lr in (1e-3, 3e-3, 9e-3) for bs in (64, 128)]
+    shape, size = (960, 9368, 15, 7), (4e9, 214_663_680, 18.6)
+    dense = [(*shape, lr, bs, round(4e9 / bs / 2048), 2.7, loss, f"{lr}-{bs}", *size) for lr, bs, loss in grid]
+    write(data / "deep" / "dense_lr_bs_loss.csv", DENSE, *dense)
+    write(data / "deep" / "moe_lr_bs_loss.csv", MOE_COLUMNS, *(step_law_moe(1, 8, 352, 352, *one) for one in grid))
     assert derive(data, points) == [points / "step_law.json"]
     found = read_source(points / "step_law.json")
     assert (len(found["dense"]), len(found["moe"])) == (1, 1)
@@ -241,10 +201,8 @@ def test_points_survive_the_file_and_the_tables_do_not(tmp_path):
 def test_dense_experiments_are_forecast_at_their_largest_budgets(tmp_path):
     """The largest quarter of eight, of losses that are the law's and a constant."""
     rows = [(n, c / 6 / n, c) for c in np.geomspace(1e18, 1e21, 8) for n in np.geomspace(1e8, 2e9, 5)]
-    with (tmp_path / "isoflops.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["experiment", "params", "tokens", "budget", "loss", "outlier"])
-        writer.writerows(["a", n, d, c, float(LAW.loss(n, d, 1)) + 0.3, False] for n, d, c in rows)
+    losses = [("a", *row, float(LAW.loss(*row[:2], 1)) + 0.3, False) for row in rows]
+    write(tmp_path / "isoflops.csv", "experiment,params,tokens,budget,loss,outlier", *losses)
     (path,) = derive(tmp_path, tmp_path)
     errors = json.loads(path.read_text())
     assert (errors["experiment"], errors["train"], errors["test"]) == (["a"], [30], [10])

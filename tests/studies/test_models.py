@@ -17,11 +17,11 @@ def test_the_code_of_the_page_runs(tmp_path, monkeypatch):
 
 def test_models_that_are_trained_beyond_the_guard_are_refused():
     """Qwen3 0.6B: 36T tokens on 0.6B parameters."""
-    found = {entry.name: entry.description for entry in read_entries(ENTRIES)}
-    small = found["Qwen3 0.6B"].prediction
-    assert small.tokens / found["Qwen3 0.6B"].architecture.n_active > 10_000
+    descriptions = {entry.name: entry.description for entry in read_entries(ENTRIES)}
+    small = descriptions["Qwen3 0.6B"].prediction
+    assert small.tokens / descriptions["Qwen3 0.6B"].architecture.n_active > 10_000
     assert (small.trusted, small.optimum) == (False, None)
-    assert found["DeepSeek-V3"].trusted
+    assert descriptions["DeepSeek-V3"].trusted
 
 
 @pytest.mark.parametrize(
