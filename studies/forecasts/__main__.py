@@ -1,4 +1,4 @@
-"""The tables of studies/forecasts/page.md, the list of splits, and what the library ships of the public sets.
+"""The tables of docs/studies/forecasts.md, the list of splits, and what the library ships of the public sets.
 
     python -m studies.forecasts splits|prior|stack|page --data FOLDER
 
@@ -13,7 +13,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from studies.forecasts.page import write_page, write_stack
+from studies.forecasts.page import write, write_stack
 from studies.forecasts.population import write_population
 from studies.forecasts.sets import read_sets
 from studies.forecasts.splits import make_splits, write_list
@@ -35,7 +35,7 @@ def main() -> None:
     elif options.what == "stack":
         print(write_stack(tables))
     else:
-        print(write_page(tables))
+        print(*write(tables), sep="\n")
 
 
 if __name__ == "__main__":

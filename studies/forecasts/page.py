@@ -1,8 +1,8 @@
-"""The tables of studies/forecasts/page.md: RMSE by method and cut, the goals, the choices made, and every cell."""
+"""The tables of docs/studies/forecasts.md: RMSE by method and cut, the goals, the choices made, and every cell."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,7 +11,7 @@ import numpy as np
 
 from scaling_law import Runs
 from scaling_law.forecasting.stack import Defaults
-from studies.common import Part, fill
+from studies.common import Part, write_page
 from studies.forecasts.methods import (
     CONSTANT,
     EQUAL,
@@ -39,7 +39,7 @@ from studies.forecasts.stacking import (
     write_defaults,
 )
 
-PAGE = Path(__file__).with_name("page.md")
+PAGE = Path(__file__).parents[2] / "docs" / "studies" / "forecasts.md"
 METHODS = (FRESH, CONSTANT, PINNED, WEIGHTED, EQUAL, PRIOR, STACK)
 HALF = 0.6745  # standard errors of a 50 % interval
 CUTS = ("C/3", "C/10", "C/30", "N/3", "D/3")
@@ -73,8 +73,8 @@ class Result:
         }
 
 
-def write_page(tables: Mapping[str, Runs], page: Path = PAGE) -> Path:
-    """Compute all methods on the list and fill the page's tables."""
+def write(tables: Mapping[str, Runs], page: Path = PAGE) -> list[Path]:
+    """Compute all methods on the list, fill the page's tables and write that of all cells."""
     members = members_of(tables)
     forecasts = forecasts_of(tables, members)
     prior, choices = nested(forecasts)
@@ -84,12 +84,15 @@ def write_page(tables: Mapping[str, Runs], page: Path = PAGE) -> Path:
         without = prior_without(members, choices["stepfun", "flops"], "stepfun")
         experts += across_experts(tables["step_dense"], tables["step_moe"], without, learnt["stepfun"])
     result = Result([*baselines(tables), *without_weights(forecasts), *prior, *stacked], choices, learnt, experts)
-    goals = {"goals": partial(_goals, method=PRIOR), "stack": partial(_goals, method=STACK)}
-    return fill(
-        page,
-        {"methods": _methods, **goals, "experts": _experts, "learnt": _learnt, "cells": _cells, "choices": _choices},
-        result,
-    )
+    blocks: dict[str, Callable[[Result], Iterator[Part]]] = {
+        "methods": _methods,
+        "goals": partial(_goals, method=PRIOR),
+        "stack": partial(_goals, method=STACK),
+        "experts": _experts,
+        "learnt": _learnt,
+        "choices": _choices,
+    }
+    return write_page(page, result, blocks, {"forecasts": _cells}, {})
 
 
 def write_stack(tables: Mapping[str, Runs]) -> Path:

@@ -2,7 +2,7 @@
 
 No table is kept here: some state no licence. `read_sets` takes a folder that holds them under their own names; each
 `place` says where a table is from. Losses in bits per byte become nats per token with `bytes_per_token`, which is an
-estimate where `unit` says so: the prior has a free shift for that (page.md).
+estimate where `unit` says so: the prior has a free shift for that (docs/studies/forecasts.md).
 """
 
 from __future__ import annotations
