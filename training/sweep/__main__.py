@@ -42,16 +42,18 @@ def _option(text: str, engines: str, **settings: Any) -> Any:
 @app.command()
 def plan(
     sweep_file: _SweepFile,
-    flops_per_second: Annotated[
-        float | None, typer.Option(help="Sustained FLOP/s of one run: peak of its devices times MFU, such as 4e14.")
+    gpus: Annotated[int | None, typer.Option(help="GPUs that train each run.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="GPU model, whose step times are assumed: h100.")] = None,
+    throughput: Annotated[
+        Path | None, typer.Option(help="Step times of such a GPU, measured by `python -m training.throughput`.")
     ] = None,
+    price: Annotated[float | None, typer.Option(help="Price of a GPU-hour.")] = None,
     shards: Annotated[int, typer.Option(min=1, help="Devices that a model is sharded over (FSDP).")] = 1,
     as_json: Json = False,
 ) -> None:
     """Show the trunks and branches of a sweep and their cost, without training."""
-    if flops_per_second is not None and not 0 < flops_per_second < float("inf"):
-        raise ConfigurationError(f"--flops-per-second: {flops_per_second}; it must be greater than 0")
-    planned = plan_sweep(Sweep.load(sweep_file), flops_per_second, shards)
+    sweep = Sweep.load(sweep_file)
+    planned = plan_sweep(sweep, shards=shards, gpus=gpus, gpu=gpu, throughput=throughput, price=price)
     show(planned.to_dict(), as_json, planned)
 
 

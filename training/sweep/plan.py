@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from hub.base.tables import Summarised, Table
 from hub.base.units import format_bytes, format_count, format_flops
+from scaling_law.machine.throughput import ModelWork
+from scaling_law.planning.budget import Cluster, ClusterFields, step_times
 from scaling_law.size.architecture import ADAM_BYTES
 from training.configuration.schedule import Branch
 from training.run.checkpoint import most_at_a_time
 from training.sweep.file import Sweep, SweepRun
 from training.sweep.status import State, format_seconds, measured_flops_per_second, state, trained_tokens
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 MODEL_BYTES = 4.0  # per parameter of a finished model: fp32
 LEFT_OUT = "activations, logits, 16-bit copies under autocast, buffers of communication, and the allocator's reserve"
@@ -29,7 +35,7 @@ class RunPlan:
         capacity_group_tokens: that capacity and balance loss are counted over; None where nothing is routed.
         memory_bytes: per device: fp32 weights, gradients and AdamW's moments; what `LEFT_OUT` names comes on top.
         disk_bytes: at most, for checkpoints and finished models.
-        seconds: to train all of it; None where no speed is known.
+        seconds: to train all of it; None where no speed is known, and infinite where it does not fit the GPUs.
     """
 
     name: str
@@ -54,8 +60,8 @@ class RunPlan:
     share_done: float
 
     @classmethod
-    def of(cls, run: SweepRun, speed: float | None, shards: int) -> RunPlan:
-        """The plan of a run that trains `speed` FLOPs per second, sharded over `shards` devices."""
+    def of(cls, run: SweepRun, seconds: float | None, shards: int) -> RunPlan:
+        """The plan of a run that takes so many seconds, sharded over `shards` devices."""
         arch, separate_tokens = run.architecture, sum(branch.tokens for branch in run.branches)
         checkpoints, models = most_at_a_time(run.branches), len(run.branches) + len(run.arguments.run.release_tokens)
         return cls(
@@ -73,7 +79,7 @@ class RunPlan:
             capacity_group_tokens=run.arguments.model.capacity_group_tokens if arch.experts > 1 else None,
             memory_bytes=arch.training_state_bytes / shards,
             disk_bytes=(checkpoints * ADAM_BYTES + models * MODEL_BYTES) * arch.n_total,
-            seconds=run.cost / speed if speed else None,
+            seconds=seconds,
             state=state(run),
             share_done=trained_tokens(run) / run.target_tokens,
         )
@@ -81,12 +87,12 @@ class RunPlan:
 
 @dataclass(frozen=True)
 class SweepPlan(Summarised):
-    """The runs of a sweep and their sums. `flops_per_second` are those of one run, on all of its devices together."""
+    """The runs of a sweep and their sums. `timed_by` says what their seconds rest on: None where they are unknown."""
 
     sweep: str
     runs: tuple[RunPlan, ...]
-    flops_per_second: float | None
-    speed_source: str  # given, measured or unknown
+    timed_by: str | None
+    cost: float | None
     shards: int
 
     def total(self, quantity: str) -> float:
@@ -96,7 +102,7 @@ class SweepPlan(Summarised):
     @property
     def seconds(self) -> float | None:
         """Time of all runs one after the other; divide by the number of simultaneous runs."""
-        return self.total("training_flops") / self.flops_per_second if self.flops_per_second else None
+        return self.total("seconds") if self.timed_by else None
 
     @property
     def saved(self) -> float:
@@ -139,9 +145,11 @@ class SweepPlan(Summarised):
         """Explanations of the numbers."""
         flops, separate = (format_flops(self.total(name)) for name in ("training_flops", "separate_flops"))
         notes = [f"shared trunks save {self.saved:.0%} of the FLOPs of separate runs ({flops} instead of {separate})"]
-        speed = f"at {format_flops(self.flops_per_second or 0)} FLOP/s ({self.speed_source}), one run at a time"
-        unknown = "unknown until a run has been timed; pass --flops-per-second to estimate it"
-        notes.append(f"time: {speed if self.flops_per_second else unknown}")
+        cost = "" if self.cost is None or self.cost == math.inf else f"; cost: {self.cost:,.0f}"
+        unknown = "unknown until a run has been timed; pass --gpu and --gpus, or --throughput, to estimate it"
+        notes.append(f"time: {f'{self.timed_by}, one run at a time{cost}' if self.timed_by else unknown}")
+        if too_large := [run.name for run in self.runs if run.seconds == math.inf]:
+            notes.append(f"do not fit these GPUs: {', '.join(too_large)}")
         groups = sorted({run.capacity_group_tokens for run in self.runs if run.capacity_group_tokens})
         if len(groups) > 1:
             sizes = ", ".join(f"{group:,}" for group in groups)
@@ -153,11 +161,41 @@ class SweepPlan(Summarised):
         return notes
 
 
-def plan_sweep(sweep: Sweep, flops_per_second: float | None = None, shards: int = 1) -> SweepPlan:
-    """The plan of a sweep at `flops_per_second` sustained by one run; None: the measured speed of its runs.
+def plan_sweep(sweep: Sweep, *, shards: int = 1, **gpus: Unpack[ClusterFields]) -> SweepPlan:
+    """The plan of a sweep whose runs train on these GPUs, one at a time; without any, at the speed measured in it.
 
-    `shards` devices share weights, gradients and moments (FSDP); 1 for one device or DDP.
+    Args:
+        sweep: what to plan.
+        shards: devices that share weights, gradients and moments (FSDP); 1 for one device or DDP.
+        gpus: `gpu`, `gpus`, `throughput`, `mfu`, `precision` and `price`, as `law.optimal` takes them.
+
+    ValueError names a field and what is allowed, as where GPUs cannot share a batch.
     """
-    speed = flops_per_second or measured_flops_per_second(sweep)
-    source = "given" if flops_per_second else "measured" if speed else "unknown"
-    return SweepPlan(sweep.name, tuple(RunPlan.of(run, speed, shards) for run in sweep.runs), speed, source, shards)
+    timed_by, cost = None, None
+    if any(value is not None for value in gpus.values()):
+        clusters = [_cluster(run, **gpus) for run in sweep.runs]
+        times: list[float | None] = [_seconds(run, one) for run, one in zip(sweep.runs, clusters, strict=True)]
+        timed_by, cost = str(clusters[0]), clusters[0].cost(math.fsum(t or 0 for t in times))
+    elif speed := measured_flops_per_second(sweep):
+        times = [run.cost / speed for run in sweep.runs]
+        timed_by = f"{format_flops(speed)} FLOP/s, measured in this sweep"
+    else:
+        times = [None] * len(sweep.runs)
+    plans = (RunPlan.of(run, seconds, shards) for run, seconds in zip(sweep.runs, times, strict=True))
+    return SweepPlan(sweep.name, tuple(plans), timed_by, cost, shards)
+
+
+def _cluster(run: SweepRun, **gpus: Unpack[ClusterFields]) -> Cluster:
+    """These GPUs with the batches of the run, as they are: `train.py` rounds none up."""
+    times = step_times(gpus.get("gpu"), gpus.get("throughput"), gpus.get("mfu"), gpus.get("precision"))
+    return Cluster(cast(int, gpus.get("gpus")), times, cast(Any, gpus.get("price")), run.arguments.batch_ramp())
+
+
+def _seconds(run: SweepRun, cluster: Cluster) -> float:
+    """Seconds of the trunk to its last branch point and of every decay; infinite where the model does not fit."""
+    if not cluster.fits(run.architecture):
+        return math.inf
+    points, ends = ([getattr(b, at) for b in run.branches] for at in ("branch_point_tokens", "tokens"))
+    work = ModelWork.of(run.architecture)
+    decays = cluster.seconds(work, ends) - cluster.seconds(work, points)
+    return float(cluster.seconds(work, max(points)) + decays.sum())

@@ -6,6 +6,7 @@ The launcher exits with 1 for any failure, so the folder says how a run ended.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -196,8 +197,8 @@ def status_table(statuses: Sequence[RunStatus]) -> Table:
 
 
 def format_seconds(seconds: float | None) -> str:
-    """Format a duration: 48 s, 12 min, 3.4 h, 5.1 days; – for None."""
-    if seconds is None:
+    """Format a duration: 48 s, 12 min, 3.4 h, 5.1 days; – for None and infinity."""
+    if seconds is None or seconds == math.inf:
         return "–"
     for size, unit, digits in ((86400, "days", 1), (3600, "h", 1), (60, "min", 0)):
         if seconds >= 2 * size:

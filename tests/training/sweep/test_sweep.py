@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from functools import partial
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from hub import RunRecord
 from hub.base import atomic
 from scaling_law import Architecture, JointLaw
 from scaling_law.planning.plan import plan as plan_of_law
+from scaling_law.planning.scale_out import scale_out
 from studies.crossing.records import EXPERTS, TOKENS, WIDTHS, read_sweep
 from tests.conftest import wait_for
 from tests.guides import ROOT
@@ -174,7 +176,7 @@ def test_a_sweep_that_cannot_be_run_is_refused(sweep_of, tmp_path, change, messa
 
 def test_costs_are_those_of_the_architecture(tmp_path):
     """d = 512, E = 8 on 0.5B, 1B and 2B tokens, counted by hand from the whole steps of the authors' runs."""
-    (run,) = plan_sweep(paper_sweep(tmp_path, where="d = 512, E = 8"), 1e15, shards=2).runs
+    (run,) = plan_sweep(paper_sweep(tmp_path, where="d = 512, E = 8"), shards=2, gpu="h100", gpus=8).runs
     arch = Architecture(512, 8)
     small, large = 128 * 512, 512 * 512
     ends = [7629 * small, 7629 * small + 3814 * 2 * small, 7629 * small + 3815 * 2 * small + 3814 * large]
@@ -185,7 +187,10 @@ def test_costs_are_those_of_the_architecture(tmp_path):
     assert run.tokens == tokens
     assert run.training_flops == 6 * arch.n_active * tokens
     assert run.separate_flops == 6 * arch.n_active * sum(ends)
-    assert run.seconds == run.training_flops / 1e15
+    steps = [scale_out(arch, (8,), "h100", batch_sequences=n).rows[0].step_seconds for n in (128, 256, 512)]
+    trunk = [7629, 3815, (points[-1] - 7629 * small - 3815 * 2 * small) / large]
+    decays = [(end - point) / size for end, point, size in zip(ends, points, (small, 2 * small, large), strict=True)]
+    assert run.seconds == pytest.approx(sum((k + n) * step for k, n, step in zip(trunk, decays, steps, strict=True)))
     assert run.memory_bytes == 16 * arch.n_total / 2  # fp32: weights, gradients, two moments
     assert run.disk_bytes == (3 + 3) * 12 * arch.n_total + 3 * 4 * arch.n_total
 
@@ -268,13 +273,21 @@ def test_the_live_display_has_the_loss_of_every_running_run_in_80_columns(sweep_
     assert max(map(len, lines)) == 80
 
 
+def test_a_run_that_does_not_fit_is_named(tmp_path):
+    plan = plan_sweep(paper_sweep(tmp_path, where="tokens <= 0.5B"), gpu="rtx-4090", gpus=1, price=2)
+    largest = max(plan.runs, key=lambda run: run.n_total)
+    assert (plan.seconds, plan.cost, largest.seconds) == (inf, inf, inf)
+    assert any(note.startswith("do not fit these GPUs: ") and largest.name in note for note in plan.notes())
+    assert min(run.seconds for run in plan.runs) < inf
+
+
 def test_the_speed_of_running_runs_gives_the_time_of_the_rest(sweep_of):
     sweep = sweep_of(grid={"model.d_model": [64, 128]})
     write_log(sweep.runs[0], "trunk")
     speed = measured_flops_per_second(sweep)
     assert speed == pytest.approx(100 * sweep.runs[0].architecture.training_flops(1))
     plan = plan_sweep(sweep)
-    assert plan.speed_source == "measured"
+    assert "measured in this sweep" in plan.timed_by
     assert plan.runs[1].seconds == pytest.approx(sweep.runs[1].cost / speed)
 
 
@@ -287,13 +300,14 @@ def test_plan_and_status_are_printed_as_tables_and_json(tiny, tmp_path):
     planned = json.loads(shown("plan", "--json"))
     sizes = [(run["name"], run["vocab_size"], run["vocab_assumed"]) for run in planned["runs"]]
     assert sizes == [("d64-E4-seed0", 300, False), ("d64-E4-seed1", 50257, True)]
-    assert (planned["saved"], planned["seconds"], planned["speed_source"]) == (0, None, "unknown")  # one branch each
+    assert (planned["saved"], planned["seconds"], planned["timed_by"]) == (0, None, None)  # one branch each
     assert planned["tokens"] == planned["separate_tokens"] == 2 * 1280
     now = json.loads(shown("status", "--json"))[0]
     assert (now["state"], now["tokens"], now["seconds_left"]) == ("waiting", 0, None)
     assert "waiting" in shown("status")
     assert all(text in shown("plan") for text in ("d64-E4-seed0", "unknown", "save"))
-    assert "--flops-per-second: -1.0" in shown("plan", "--flops-per-second", "-1", exit_code=2)
+    assert "gpus=None" in shown("plan", "--gpu", "h100", exit_code=2)
+    assert "cannot share" in shown("plan", "--gpu", "h100", "--gpus", "7", exit_code=2)
     assert "There are d64-E4-seed0" in shown("config", "d1-E1-seed0", exit_code=2)
     assert "error: sweep file" in command(tmp_path / "none.yaml", "plan", exit_code=2)
 
