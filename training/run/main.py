@@ -167,7 +167,7 @@ class Run:
             )
         self.arguments.save(self.folder / "config.yaml")
         atomic.write_json(path, {**identity, "pins": [vars(pin) for pin in self.pins]})
-        for folder in [*self.folder.iterdir(), *self.intermediate.glob("*")]:
+        for folder in [self.folder, *self.folder.iterdir(), *self.intermediate.glob("*")]:
             checkpoint.remove_leftovers(folder)
         models = [*self.folder.glob("*/model"), *self.intermediate.glob("*/model")]
         records = {model: RunRecord.load(model) for model in models}
