@@ -17,7 +17,7 @@ from scaling_law.figures import drawing
 from scaling_law.fitting.prior import Prior
 from scaling_law.fitting.prior import prior as population
 from scaling_law.forecasting.forecasters import EQUAL_RATIOS, forecasters, have
-from scaling_law.forecasting.stack import distances, gather, read_defaults, sizes_of, stack
+from scaling_law.forecasting.stack import Defaults, distances, gather, read_defaults, sizes_of, stack
 from scaling_law.formulas.answers import Answer, span
 from scaling_law.formulas.conditions import Conditions, RangeCheck
 from scaling_law.formulas.law import check_level, numbers
@@ -131,8 +131,10 @@ def forecast(
     points = points_of(at, table)
     candidate = prior if prior is None or isinstance(prior, Prior) else population(prior)
     in_units, notes = _in_their_units(candidate, table)
+    shipped = read_defaults()  # learnt on sets in the prior's unit
+    defaults = replace(shipped, cuts=1.0) if notes else shipped
     steps = _joined([_way(table, points.take(np.array([i]))) for i in range(len(points))])
-    log_loss, spread, laws, left_out = _stacked(table, steps, in_units, kinds, seed)
+    log_loss, spread, laws, left_out = _stacked(table, steps, in_units, kinds, seed, defaults)
     flops, log_loss, spread = (values.reshape(len(points), -1) for values in (steps.flops, log_loss, spread))
     low, high = interval(log_loss[:, -1], spread[:, -1], level)
     columns = {name: getattr(points, name) for name in (*MODEL, "flops")}
@@ -154,7 +156,7 @@ def forecast(
 
 
 def _stacked(
-    runs: Runs, points: Runs, prior: Prior | None, kinds: Collection[str] | None, seed: int
+    runs: Runs, points: Runs, prior: Prior | None, kinds: Collection[str] | None, seed: int, defaults: Defaults
 ) -> tuple[FloatArray, FloatArray, dict[str, FloatArray], dict[str, str]]:
     """ln L and its spread at the points [n], what each law says of them [3, n], and why others say nothing.
 
@@ -162,7 +164,7 @@ def _stacked(
     """
     log_loss, spread = np.zeros((2, len(points)))
     laws, left_out = dict[str, FloatArray](), dict[str, str]()
-    plain, defaults = replace(runs, recipe={}), read_defaults()
+    plain = replace(runs, recipe={})
     for e in np.unique(points.experts):
         here, matching = np.flatnonzero(points.experts == e), have(runs, float(e))
         candidates = forecasters(plain, float(e), prior, kinds, seed)
@@ -193,13 +195,13 @@ def _span(values: Sequence[float]) -> str:
 
 def points_of(at: Any, runs: Runs) -> Runs:
     """The models that are asked, as runs whose loss is NaN. ValueError for unknown names and impossible values."""
-    if isinstance(at, Runs):
-        return at
     if hasattr(at, "to_dict") and not isinstance(at, Mapping):  # a DataFrame
         at = at.to_dict("records")
     several = isinstance(at, Sequence) and not isinstance(at, str)
-    if several and not at:
-        raise InputError("at=[]: no model to forecast")
+    if (several or isinstance(at, Runs)) and not len(at):
+        raise InputError("at: no model to forecast")
+    if isinstance(at, Runs):
+        return at
     return _joined([_points(one, runs) for one in (at if several else [at])])
 
 

@@ -170,6 +170,7 @@ def test_runs_of_several_experts_support_the_joint_law():
         ({"n_active": 1e9, "tokens": 1e10, "experts": 0}, "experts=0 must be at least 1"),
         ({"n_active": 1e9, "tokens": 1e10, "expert": 8}, "'expert' is unknown: did you mean 'experts'"),
         ([], "no model to forecast"),
+        (sweep().subset(np.zeros(15, bool)), "no model to forecast"),
         ("2B", "must map n_active"),
     ],
 )
