@@ -38,7 +38,7 @@ class Ledger(ResultTable):
 
     @property
     def verdict(self) -> str:
-        hits = sum(row["low"] <= row["measured"] <= row["high"] for row in self.scored)
+        hits = sum(map(_is_inside, self.scored))
         levels = ", ".join(f"{level:.0%}" for level in sorted({row["level"] for row in self.scored}))
         held = f": {hits} inside their interval of {levels}" if self.scored else ""
         return f"{len(self.rows)} forecasts, {len(self.scored)} scored{held}"
@@ -57,10 +57,14 @@ class Ledger(ResultTable):
         return Table.of(rows, title=self.verdict)
 
 
+def _is_inside(row: Mapping[str, Any]) -> bool:
+    return bool(row["low"] <= row["measured"] <= row["high"])
+
+
 def _mark(row: Mapping[str, Any]) -> str:
     if row["measured"] is None:
         return ""
-    return "inside" if row["low"] <= row["measured"] <= row["high"] else "OUTSIDE"
+    return "inside" if _is_inside(row) else "OUTSIDE"
 
 
 def register(ledger: str | Path, rows: Sequence[Mapping[str, Any]], level: float, runs: Runs) -> list[str]:
@@ -76,7 +80,8 @@ def register(ledger: str | Path, rows: Sequence[Mapping[str, Any]], level: float
         what = strict_json.dumps({**{name: row[name] for name in SHOWN[:3]}, "runs": about["runs_sha256"]})
         name = f"{now:%Y-%m-%d}-{hashlib.sha256(what.encode()).hexdigest()[:8]}"
         records[name] = {"name": name, **{key: row[key] for key in SHOWN}, **about, "measured": None, "scored": None}
-    if taken := [name for name in records if name in _read(ledger)]:
+    there = _read(ledger)
+    if taken := [name for name in records if name in there]:
         raise InputError(f"{ledger}: {taken[0]} is registered already; a forecast is not changed")
     _write(ledger, records, f"Register {len(records)} forecasts")
     return [*records]

@@ -143,8 +143,12 @@ def _errors(law: Forecaster, fitted: Runs, held_out: Runs) -> FloatArray:
 
 def moments_of(errors: FloatArray, weight: Any = 1.0) -> FloatArray:
     """Mean products [J, J] of errors [J, n], relative to the geometric mean of the laws' mean squares."""
-    products = np.asarray((errors * weight) @ errors.T / np.sum(np.broadcast_to(weight, errors.shape[1])))
-    return products / np.exp(np.log(np.diag(products) + TINY**2).mean())
+    return _relative(np.asarray((errors * weight) @ errors.T / np.sum(np.broadcast_to(weight, errors.shape[1]))))
+
+
+def _relative(products: FloatArray) -> FloatArray:
+    """Over the geometric mean of the diagonal."""
+    return np.asarray(products / np.exp(np.log(np.diag(products) + TINY**2).mean()))
 
 
 def stack(evidence: Evidence, defaults: Defaults) -> Stacked:
@@ -195,7 +199,7 @@ def _tests(evidence: Evidence, names: Sequence[str], rows: Any) -> tuple[Any, Te
 
 def _weigh(tests: Tests, usual: FloatArray, defaults: Defaults, ahead: float) -> tuple[FloatArray, float, FloatArray]:
     """Weights [J] at this distance, the squared growth of errors, and the RMSE of each law at the cuts [J]."""
-    matrix = defaults.cuts * usual / np.exp(np.log(np.diag(usual)).mean())
+    matrix = defaults.cuts * _relative(usual)
     growth = defaults.growth**2
     if not tests.cuts:
         return simplex(matrix), growth, np.full(len(usual), np.nan)
