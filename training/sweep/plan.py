@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from hub.base.tables import Summarised, Table
 from hub.base.units import format_bytes, format_count, format_flops
 from scaling_law.machine.throughput import ModelWork
-from scaling_law.planning.budget import Cluster, ClusterFields, step_times
+from scaling_law.planning.budget import Cluster, ClusterFields
 from scaling_law.size.architecture import ADAM_BYTES
 from training.configuration.schedule import Branch
 from training.run.checkpoint import most_at_a_time
@@ -171,11 +172,12 @@ def plan_sweep(sweep: Sweep, *, shards: int = 1, **gpus: Unpack[ClusterFields]) 
 
     ValueError names a field and what is allowed, as where GPUs cannot share a batch.
     """
+    times: Sequence[float | None]
     timed_by, cost = None, None
     if any(value is not None for value in gpus.values()):
-        clusters = [_cluster(run, **gpus) for run in sweep.runs]
-        times: list[float | None] = [_seconds(run, one) for run, one in zip(sweep.runs, clusters, strict=True)]
-        timed_by, cost = str(clusters[0]), clusters[0].cost(math.fsum(t or 0 for t in times))
+        cluster = Cluster.of(**gpus)
+        seconds = [_seconds(run, cluster) for run in sweep.runs]
+        times, timed_by, cost = seconds, str(cluster), cluster.cost(sum(seconds))
     elif speed := measured_flops_per_second(sweep):
         times = [run.cost / speed for run in sweep.runs]
         timed_by = f"{format_flops(speed)} FLOP/s, measured in this sweep"
@@ -185,17 +187,11 @@ def plan_sweep(sweep: Sweep, *, shards: int = 1, **gpus: Unpack[ClusterFields]) 
     return SweepPlan(sweep.name, tuple(plans), timed_by, cost, shards)
 
 
-def _cluster(run: SweepRun, **gpus: Unpack[ClusterFields]) -> Cluster:
-    """These GPUs with the batches of the run, as they are: `train.py` rounds none up."""
-    times = step_times(gpus.get("gpu"), gpus.get("throughput"), gpus.get("mfu"), gpus.get("precision"))
-    return Cluster(cast(int, gpus.get("gpus")), times, cast(Any, gpus.get("price")), run.arguments.batch_ramp())
-
-
 def _seconds(run: SweepRun, cluster: Cluster) -> float:
     """Seconds of the trunk to its last branch point and of every decay; infinite where the model does not fit."""
+    cluster = replace(cluster, ramp=run.arguments.batch_ramp())  # as it is: `train.py` rounds no batch up
     if not cluster.fits(run.architecture):
         return math.inf
-    points, ends = ([getattr(b, at) for b in run.branches] for at in ("branch_point_tokens", "tokens"))
-    work = ModelWork.of(run.architecture)
-    decays = cluster.seconds(work, ends) - cluster.seconds(work, points)
-    return float(cluster.seconds(work, max(points)) + decays.sum())
+    tokens = [(branch.branch_point_tokens, branch.tokens) for branch in run.branches]
+    points, ends = cluster.seconds(ModelWork.of(run.architecture), tokens).T
+    return float(points.max() + (ends - points).sum())

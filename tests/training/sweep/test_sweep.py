@@ -306,7 +306,9 @@ def test_plan_and_status_are_printed_as_tables_and_json(tiny, tmp_path):
     assert (now["state"], now["tokens"], now["seconds_left"]) == ("waiting", 0, None)
     assert "waiting" in shown("status")
     assert all(text in shown("plan") for text in ("d64-E4-seed0", "unknown", "save"))
-    assert "gpus=None" in shown("plan", "--gpu", "h100", exit_code=2)
+    assert "--gpus is needed" in shown("plan", "--gpu", "h100", exit_code=2)
+    with pytest.raises(ValueError, match="gpus=None"):
+        plan_sweep(Sweep.load(path), gpu="h100")
     assert "cannot share" in shown("plan", "--gpu", "h100", "--gpus", "7", exit_code=2)
     assert "There are d64-E4-seed0" in shown("config", "d1-E1-seed0", exit_code=2)
     assert "error: sweep file" in command(tmp_path / "none.yaml", "plan", exit_code=2)
