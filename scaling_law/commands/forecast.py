@@ -41,7 +41,7 @@ def forecast(
     scored: Annotated[list[Any], quantity(SCORED, SCORE, "--score", metavar="NAME=LOSS")] = [],  # noqa: B006
     **read: Any,
 ) -> None:
-    """Forecast the loss of runs that do not exist, from all laws that the runs support.
+    """Forecast the loss of runs not yet trained, from all laws that the runs support.
 
         scaling-law forecast runs.csv --n-active 2B --tokens 8T --experts 256
 

@@ -1,4 +1,4 @@
-"""The loss of runs that do not exist, from all laws that the runs support: `forecast(runs, at=…)`."""
+"""The loss of runs not yet trained, from all laws that the runs support: `forecast(runs, at=…)`."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def forecast(
     seed: int = 0,
     mix: str | Collection[str] = (),
 ) -> Forecast:
-    """Forecast the loss of runs that do not exist, from all laws that `runs` support.
+    """Forecast the loss of runs not yet trained, from all laws that `runs` support.
 
     Args:
         runs: a Runs, or anything `load_runs` reads.
