@@ -116,7 +116,8 @@ def _row(a: Architecture, cluster: Cluster, sheet: Gpu) -> ScaleOutRow:
     (batch,) = layouts.batches
     passes = batch // (gpus * placed.micro_batch_sequences)
     traffic = communication(a, placed.sharding, gpus, passes)
-    step, work = layouts.steps(ModelWork.of(a)), ModelWork.of(a)
+    work = ModelWork.of(a)
+    step = layouts.steps(work)
     compute, exchange = float(step.slowdown * layouts.compute(work, batch)), float(step.communication[0])
     ideal = a.training_flops(tokens, context=layouts.sequence_length) / (gpus * sheet.peak_flops)
     return replace(
