@@ -6,12 +6,14 @@ Losses are in bits per byte, errors of laws in nats per byte, D in bytes, which 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hub.base.units import UNKNOWN, format_count
+from scaling_law.forecasting import ledger
 from studies.common import Part, interval, listed, rms, write_page
 from studies.crossing import figures, prediction
 from studies.crossing.cells import Cells, Gap
@@ -20,7 +22,8 @@ from studies.crossing.laws import FITTED, FREE, KEPT, MAIN, PRIOR, PUBLISHED, SC
 from studies.crossing.records import VOCABULARY, gather, read_sweep
 
 FOLDER = Path(__file__).parent
-RECORDS, PREDICTION = FOLDER / "runs.jsonl", FOLDER / "prediction.json"
+RECORDS, PREDICTIONS = FOLDER / "runs.jsonl", FOLDER / "predictions"
+LEDGER = PREDICTIONS / "ledger"
 BYTES_PER_TOKEN = 46_086_265 / 10_093_780  # all of the text, cut by GPT-2's tokenizer: the published law's unit of D
 FORECASTS = {"prior": PRIOR, "fitted": FITTED, "scales": SCALES}  # of models left out, in the prose
 RMSE, HELD_OUT = 0.008, 0.02  # goals, nats per byte
@@ -111,8 +114,9 @@ CLAIMS: dict[str, Callable[[Results], bool]] = {
     "of all E only 2 does not contradict the law": lambda r: agreeing(r) == [2],
     "the trend in E is not the law's": lambda r: r.trend()[2] < 0.05,
     "sizes of gaps are not the law's": lambda r: r.gap_errors[1] > r.gap_errors[0],
-    "intervals predicted contain the published law's crossing": lambda r: all(
-        model["interval"][1] <= model["others"][PUBLISHED] <= model["interval"][2] for model, _, _ in _predicted(r)
+    "only the first predictions have intervals that contain the published law's crossing": lambda r: (
+        [m["interval"][1] <= m["others"][PUBLISHED] <= m["interval"][2] for m, *_ in _predicted(r)]
+        == [True, True, False]
     ),
     "with a prior models left out are forecast as well": lambda r: r.left_out[PRIOR] < 1.1 * r.left_out[FITTED],
     "the fit converged": lambda r: r.fitted.status.converged,
@@ -172,8 +176,11 @@ def goals(r: Results) -> Iterator[Part]:
     yield f"signs of {listed(SIGNS)}", "all determined", signs, verdict(len(sure) == len(SIGNS))
     for model, gap, between in _predicted(r):
         name = f"crossing of d_model {model['d_model']}, E = {model['experts']}, predicted before training"
-        wanted, inside = tokens_with_interval(model["interval"], between), prediction.holds(model, gap)
-        yield name, wanted, measured_in_words(gap), verdict(inside)
+        wanted = tokens_with_interval(model["interval"], between)
+        if gap is None:
+            yield name, wanted, UNKNOWN, "not trained yet"
+        else:
+            yield name, wanted, measured_in_words(gap), verdict(prediction.holds(model, gap))
 
 
 def _scatter_of_all(r: Results) -> float:
@@ -183,18 +190,33 @@ def _scatter_of_all(r: Results) -> float:
     return float(np.sqrt(squares.sum() / freedom.sum()))
 
 
-def _predicted(r: Results) -> list[tuple[dict[str, Any], Gap, tuple[float, float]]]:
-    """Each model predicted, beside its measured gap, and the D searched."""
-    record, measured = prediction.load(PREDICTION), {(gap.d_model, gap.experts): gap for gap in r.all_gaps}
-    return [(m, measured[m["d_model"], m["experts"]], tuple(record["between"])) for m in record["models"]]
+def _predicted(r: Results) -> list[tuple[dict[str, Any], Gap | None, tuple[float, float]]]:
+    """Each model predicted, beside its measured gap (None: not trained yet), and the D searched."""
+    measured = {(gap.d_model, gap.experts): gap for gap in r.all_gaps}
+    records = [prediction.load(path) for path in sorted(PREDICTIONS.glob("*.json"))]
+    pairs = [(model, tuple(record["between"])) for record in records for model in record["models"]]
+    return [(m, measured.get((m["d_model"], m["experts"])), between) for m, between in pairs]
 
 
 def predictions(r: Results) -> Iterator[Part]:
     yield "d_model", "E", "N_act", f"{FITTED} (95 %)", PUBLISHED, "measured (95 %)", "seeds of E"
     for model, gap, between in _predicted(r):
         said = tokens_with_interval(model["interval"], between), tokens_in_words(model["others"][PUBLISHED], between)
-        seeds = listed(f"{n:g}" for n in gap.seeds[:, 0])
-        yield gap.d_model, gap.experts, format_count(gap.n_active), *said, measured_in_words(gap), seeds
+        came = (measured_in_words(gap), listed(f"{n:g}" for n in gap.seeds[:, 0])) if gap else (UNKNOWN, UNKNOWN)
+        yield model["d_model"], model["experts"], format_count(model["n_active"]), *said, *came
+
+
+def forecasts(r: Results) -> Iterator[Part]:
+    """Losses that the stack forecast, in the sweep's ledger, beside the means over seeds."""
+    yield "d_model", "E", "bytes", "forecast (95 %)", "measured", "inside"
+    cells = Cells.of(r.sweep.counted)
+    for row in sorted(ledger.read_ledger(LEDGER).rows, key=lambda row: (row["n_active"], row["experts"], row["tokens"])):
+        (d_model,) = (m["d_model"] for m, *_ in _predicted(r) if m["n_active"] == row["n_active"])
+        mean = cells.mean_at((d_model, int(row["experts"])), row["tokens"])
+        inside = UNKNOWN if np.isnan(mean) else "yes" if row["low"] <= mean <= row["high"] else "no"
+        said = interval([BITS * row[name] for name in ("loss", "low", "high")])
+        measured = UNKNOWN if np.isnan(mean) else f"{BITS * mean:.3f}"
+        yield d_model, f"{row['experts']:g}", format_count(row["tokens"]), said, measured, inside
 
 
 def coefficients(r: Results) -> Iterator[Part]:
@@ -243,6 +265,7 @@ BLOCKS = {
     "coefficients": coefficients,
     "goals": goals,
     "predictions": predictions,
+    "forecasts": forecasts,
     "scatter": scatter,
 }
 TABLES = {"crossing": crossing_table, "crossing-losses": loss_table, "crossing-rates": rate_table}
@@ -263,6 +286,9 @@ def take(runs: Sequence[Path]) -> list[Path]:
     return [gather(runs, RECORDS)]
 
 
-def predict(asked: Sequence[str]) -> Path:
-    """Write down once where experts begin to pay for models (d_model:E) that no run has shown yet."""
-    return prediction.write(read(), [tuple(map(int, model.split(":"))) for model in asked], RECORDS, PREDICTION)
+def predict(asked: Sequence[str]) -> list[Path]:
+    """Write down once where experts begin to pay for models (d_model:E) that no run has shown yet, and their losses."""
+    results, models = read(), [tuple(map(int, model.split(":"))) for model in asked]
+    name = "-".join(asked).replace(":", "x")
+    written = prediction.write(results, models, RECORDS, PREDICTIONS / f"{date.today()}-{name}.json")
+    return [written, *(LEDGER / f"{name}.json" for name in prediction.register(results, models, LEDGER))]

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -281,7 +282,7 @@ def test_each_verdict_of_the_page_holds_and_can_come_out_the_other_way(page, res
     noisy.__dict__["gap_errors"] = (0.4, 0.06, 105)
     noisy.__dict__["fitted"] = SimpleNamespace(status=SimpleNamespace(converged=False))
     beyond = {"interval": (2e6, 1e6, 3e6), "others": {PUBLISHED: 4e6}}
-    monkeypatch.setattr(study, "_predicted", lambda _: [(beyond, None, None)])
+    monkeypatch.setattr(study, "_predicted", lambda _: [(beyond, None, None)] * 3)
     assert [claim for claim, holds in study.CLAIMS.items() if holds(noisy)] == []
 
 
@@ -312,12 +313,36 @@ def test_predictions_are_made_once_and_judged_by_later_runs(results, tmp_path):
             prediction.write(later, [swept_or_measured], records, tmp_path / "other.json")
 
 
+def test_with_enough_crossings_of_its_e_a_prediction_takes_the_scatter_of_these_alone(results, tmp_path):
+    """Crossings of other E far from the law then widen nothing; with too few of its own they do."""
+    wild = Results(results.sweep, results.draws)
+    moved = [replace(gap, mean=gap.mean + (0.0 if gap.experts == 8 else 0.03)) for gap in results.gaps]
+    wild.__dict__.update(gaps=moved, all_gaps=results.all_gaps, fitted=results.fitted, drawn=results.drawn)
+    ends = [prediction._prediction(r, 80, 8)["interval"] for r in (results, wild)]
+    assert len([gap for gap in results.of(8) if gap.bracketed]) >= prediction.LEAST
+    assert ends[0] == ends[1]
+    assert prediction._prediction(results, 80, 12)["interval"] != prediction._prediction(wild, 80, 12)["interval"]
+
+
+def test_losses_are_forecast_into_a_ledger_and_shown_beside_the_means_over_seeds(results, tmp_path, monkeypatch):
+    names = prediction.register(results, [(80, 8)], tmp_path / "ledger")
+    assert len(names) == 2 * len(prediction.FORECAST_AT)
+    prediction.write(results, [(80, 12)], gather([], tmp_path / "runs.jsonl"), tmp_path / "80.json")
+    monkeypatch.setattr(study, "PREDICTIONS", tmp_path)
+    monkeypatch.setattr(study, "LEDGER", tmp_path / "ledger")
+    _, *before = study.forecasts(results)
+    assert {row[-2:] for row in before} == {("–", "–")}
+    later = Results(read_sweep([*swept(widths=(80,), experts=(1, 8)), *swept(widths=(32,))]))
+    _, *rows = study.forecasts(later)
+    shown = {(e, tokens): (measured, inside) for _, e, tokens, _, measured, inside in rows}
+    assert shown["8", "4M"] == (f"{LAW.loss(290_720, 4e6, 8) / np.log(2):.3f}", "yes")
+
+
 def test_one_command_takes_runs_and_writes_all_of_it(page, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(study, "read", lambda: page)
-    for name in ("RECORDS", "PREDICTION"):
-        target = tmp_path / getattr(study, name).name
-        target.write_bytes(getattr(study, name).read_bytes())
-        monkeypatch.setattr(study, name, target)
+    target = tmp_path / study.RECORDS.name
+    target.write_bytes(study.RECORDS.read_bytes())
+    monkeypatch.setattr(study, "RECORDS", target)
     target = tmp_path / "crossing.md"
     target.write_bytes((PAGES / target.name).read_bytes())
     monkeypatch.setattr("studies.__main__.PAGES", tmp_path)
