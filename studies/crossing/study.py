@@ -210,7 +210,8 @@ def forecasts(r: Results) -> Iterator[Part]:
     """Losses that the stack forecast, in the sweep's ledger, beside the means over seeds."""
     yield "d_model", "E", "bytes", "forecast (95 %)", "measured", "inside"
     cells = Cells.of(r.sweep.counted)
-    for row in sorted(ledger.read_ledger(LEDGER).rows, key=lambda row: (row["n_active"], row["experts"], row["tokens"])):
+    order = ("n_active", "experts", "tokens")
+    for row in sorted(ledger.read_ledger(LEDGER).rows, key=lambda row: [row[name] for name in order]):
         (d_model,) = (m["d_model"] for m, *_ in _predicted(r) if m["n_active"] == row["n_active"])
         mean = cells.mean_at((d_model, int(row["experts"])), row["tokens"])
         inside = UNKNOWN if np.isnan(mean) else "yes" if row["low"] <= mean <= row["high"] else "no"
@@ -287,7 +288,7 @@ def take(runs: Sequence[Path]) -> list[Path]:
 
 
 def predict(asked: Sequence[str]) -> list[Path]:
-    """Write down once where experts begin to pay for models (d_model:E) that no run has shown yet, and their losses."""
+    """Write down, once, where experts begin to pay for models (d_model:E) not trained yet, and their losses."""
     results, models = read(), [tuple(map(int, model.split(":"))) for model in asked]
     name = "-".join(asked).replace(":", "x")
     written = prediction.write(results, models, RECORDS, PREDICTIONS / f"{date.today()}-{name}.json")

@@ -332,7 +332,7 @@ def test_losses_are_forecast_into_a_ledger_and_shown_beside_the_means_over_seeds
     monkeypatch.setattr(study, "LEDGER", tmp_path / "ledger")
     _, *before = study.forecasts(results)
     assert {row[-2:] for row in before} == {("–", "–")}
-    later = Results(read_sweep([*swept(widths=(80,), experts=(1, 8)), *swept(widths=(32,))]))
+    later = Results(read_sweep([*swept(widths=(80,), experts=(1, 8), scatter=1e-4)]))
     _, *rows = study.forecasts(later)
     shown = {(e, tokens): (measured, inside) for _, e, tokens, _, measured, inside in rows}
     assert shown["8", "4M"] == (f"{LAW.loss(290_720, 4e6, 8) / np.log(2):.3f}", "yes")
