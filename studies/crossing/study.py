@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+import hub  # lazy
+from hub import RunRecord
 from hub.base.units import UNKNOWN, format_count
 from scaling_law.forecasting import ledger
 from studies.common import Part, interval, listed, rms, write_page
@@ -19,11 +21,12 @@ from studies.crossing import figures, prediction
 from studies.crossing.cells import Cells, Gap
 from studies.crossing.figures import BITS
 from studies.crossing.laws import FITTED, FREE, KEPT, MAIN, PRIOR, PUBLISHED, SCALES, SIGNS, Results, Value, published
-from studies.crossing.records import VOCABULARY, gather, read_sweep
+from studies.crossing.records import VOCABULARY, gather, nominal, read_sweep
 
 FOLDER = Path(__file__).parent
 RECORDS, PREDICTIONS = FOLDER / "runs.jsonl", FOLDER / "predictions"
 LEDGER = PREDICTIONS / "ledger"
+REPRODUCED = FOLDER / "reproduced.jsonl"  # cells trained again by later code, whose text comes in another order
 BYTES_PER_TOKEN = 46_086_265 / 10_093_780  # all of the text, cut by GPT-2's tokenizer: the published law's unit of D
 FORECASTS = {"prior": PRIOR, "fitted": FITTED, "scales": SCALES}  # of models left out, in the prose
 RMSE, HELD_OUT = 0.008, 0.02  # goals, nats per byte
@@ -120,6 +123,7 @@ CLAIMS: dict[str, Callable[[Results], bool]] = {
     ),
     "with a prior models left out are forecast as well": lambda r: r.left_out[PRIOR] < 1.1 * r.left_out[FITTED],
     "the fit converged": lambda r: r.fitted.status.converged,
+    "later code reproduces the cells": lambda r: all(abs(off) < 2 for *_, off, _ in _again(r)),
     "experts scatter more": lambda r: scatter_of_kinds(r)[0] > 1 and scatter_of_kinds(r)[1] < 0.05,
 }
 
@@ -220,6 +224,25 @@ def forecasts(r: Results) -> Iterator[Part]:
         yield d_model, f"{row['experts']:g}", format_count(row["tokens"]), said, measured, inside
 
 
+def _again(r: Results) -> Iterator[tuple[RunRecord, float, float, float]]:
+    """Runs trained again: each with its cell's mean loss, how many scatters it lies off, and the scatter of a run."""
+    cells = Cells.of(r.sweep.counted)
+    for record in hub.load_records(REPRODUCED):
+        tokens, model = nominal(record.tokens), (record.d_model, record.experts)
+        k = int(np.searchsorted(cells.tokens, tokens))
+        deviation = float(np.sqrt(cells.scatter[record.experts > 1][0][k, k]))
+        mean = cells.mean_at(model, tokens)
+        yield record, mean, (float(record.eval_loss or np.nan) - mean) / deviation, deviation
+
+
+def reproduced(r: Results) -> Iterator[Part]:
+    yield "d_model", "E", "bytes", "cell's mean", "scatter of a run", "again", "off by (scatters)", "commit"
+    for record, mean, off, deviation in _again(r):
+        losses = (f"{BITS * loss:.3f}" for loss in (mean, deviation, record.eval_loss or np.nan))
+        cell = record.d_model, record.experts, format_count(nominal(record.tokens))
+        yield *cell, *losses, f"{off:+.1f}", (record.code_commit or UNKNOWN)[:7]
+
+
 def coefficients(r: Results) -> Iterator[Part]:
     yield "coefficient", "fitted", "95 % (trunks resampled)", "with the prior", "published"
     for name, value in r.fitted.law.coefficients.items():
@@ -267,6 +290,7 @@ BLOCKS = {
     "goals": goals,
     "predictions": predictions,
     "forecasts": forecasts,
+    "reproduced": reproduced,
     "scatter": scatter,
 }
 TABLES = {"crossing": crossing_table, "crossing-losses": loss_table, "crossing-rates": rate_table}
@@ -283,8 +307,12 @@ def write(page: Path) -> list[Path]:
 
 
 def take(runs: Sequence[Path]) -> list[Path]:
-    """Collect the records of these files and folders."""
-    return [gather(runs, RECORDS)]
+    """Collect the records of these files and folders; cells that later code trained again have a file of their own."""
+    (dataset,) = {record.dataset for record in hub.load_records(RECORDS)}
+    folders = [folder for folder in runs if folder not in (RECORDS, REPRODUCED)]
+    again = [f for f in folders if all(record.dataset != dataset for record in hub.load_records(f))]
+    targets = {RECORDS: [f for f in folders if f not in again], REPRODUCED: again}
+    return [gather([target, *new], target) for target, new in targets.items()]
 
 
 def predict(asked: Sequence[str]) -> list[Path]:

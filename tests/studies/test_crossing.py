@@ -283,6 +283,7 @@ def test_each_verdict_of_the_page_holds_and_can_come_out_the_other_way(page, res
     noisy.__dict__["fitted"] = SimpleNamespace(status=SimpleNamespace(converged=False))
     beyond = {"interval": (2e6, 1e6, 3e6), "others": {PUBLISHED: 4e6}}
     monkeypatch.setattr(study, "_predicted", lambda _: [(beyond, None, None)] * 3)
+    monkeypatch.setattr(study, "_again", lambda _: [(record(), 1.5, -2.3, 0.01)])
     assert [claim for claim, holds in study.CLAIMS.items() if holds(noisy)] == []
 
 
@@ -338,18 +339,36 @@ def test_losses_are_forecast_into_a_ledger_and_shown_beside_the_means_over_seeds
     assert shown["8", "4M"] == (f"{LAW.loss(290_720, 4e6, 8) / np.log(2):.3f}", "yes")
 
 
+def test_cells_trained_again_are_kept_apart_and_judged_by_the_scatter_of_a_run(results, tmp_path, monkeypatch):
+    first, other = record(32, 8, TOKENS[0]), {"id": "books", "fingerprint": f"sha256:{'1' * 64}"}
+    deviation = float(np.sqrt(Cells.of(results.sweep.counted).scatter[True][0][0, 0]))
+    mean = Cells.of(results.sweep.counted).mean_at((32, 8), 1e6)
+    again = record(32, 8, TOKENS[0], loss=mean + 1.5 * deviation, dataset=other, run_id="again")
+    paths = {name: tmp_path / f"{name}.jsonl" for name in ("runs", "later", "RECORDS", "REPRODUCED")}
+    for name, records in (("runs", [first]), ("later", [again]), ("RECORDS", [first]), ("REPRODUCED", [])):
+        paths[name].write_text("".join(f"{r.to_json()}\n" for r in records))
+    for name in ("RECORDS", "REPRODUCED"):
+        monkeypatch.setattr(study, name, paths[name])
+    study.take([paths["runs"], paths["later"]])
+    kept = {name: (tmp_path / f"{name}.jsonl").read_text().count("\n") for name in ("RECORDS", "REPRODUCED")}
+    assert kept == {"RECORDS": 1, "REPRODUCED": 1}
+    ((_, _, off, _),) = study._again(results)
+    assert math.isclose(off, 1.5)
+
+
 def test_one_command_takes_runs_and_writes_all_of_it(page, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(study, "read", lambda: page)
-    target = tmp_path / study.RECORDS.name
-    target.write_bytes(study.RECORDS.read_bytes())
-    monkeypatch.setattr(study, "RECORDS", target)
+    for name in ("RECORDS", "REPRODUCED"):
+        target = tmp_path / getattr(study, name).name
+        target.write_bytes(getattr(study, name).read_bytes())
+        monkeypatch.setattr(study, name, target)
     target = tmp_path / "crossing.md"
     target.write_bytes((PAGES / target.name).read_bytes())
     monkeypatch.setattr("studies.__main__.PAGES", tmp_path)
     monkeypatch.setattr("sys.argv", ["studies", "crossing", "--runs", str(study.RECORDS)])
     main()
     written = capsys.readouterr().out.splitlines()
-    assert written[:2] == [str(study.RECORDS), str(target)]
+    assert written[:3] == [str(study.RECORDS), str(study.REPRODUCED), str(target)]
     assert {"crossing.png", "crossing.csv", "crossing-rates.csv"} <= {line.rpartition("/")[2] for line in written}
     monkeypatch.setattr("sys.argv", ["studies", "crossing", "--predict", "80:12"])
     with pytest.raises(ValueError, match="d_model=80, experts=12: fitted or measured already"):
