@@ -62,6 +62,8 @@ def make_session(a: TrainingArguments, accelerator, tokenizer, data: TrainingDat
         model = sharding.build(draw, a.run.precision == "bf16", reshard, tied=config.tie_word_embeddings)
     else:
         model = draw()
+    if a.run.experts_implementation != "auto":
+        model.set_experts_implementation(a.run.experts_implementation)
     if a.run.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     model, *optimizers = accelerator.prepare(model, *build_optimizers(model, a.optimizer, accelerator.device))
