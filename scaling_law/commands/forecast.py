@@ -22,8 +22,8 @@ SCORED = named(lambda value, _: float(value), "NAME=LOSS")
 
 
 @command(
-    "runs n_active tokens experts prior kinds level figure register scored loss where columns status format trunks "
-    "skip_invalid mix",
+    "runs n_active tokens experts prior kinds level figure register scored loss where columns status format final "
+    "trunks skip_invalid mix",
     OfRuns,
 )
 def forecast(
