@@ -115,6 +115,8 @@ class RunArguments(_Section):
     """torch.compile the model."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass."""
+    expert_parallel: PositiveInt = 1
+    """Processes that divide the experts of a block among them, under FSDP2; affects speed and memory only."""
     checkpoint_seconds: PositiveFloat = 600.0
     """Write a checkpoint to resume from at least this often (wall seconds)."""
     async_checkpoints: bool = True
@@ -366,6 +368,10 @@ class TrainingArguments(_Section):
             for stage in self.schedule.stages()
             if stage.sequences % size
         ]
+        if self.model.experts % (parallel := self.run.expert_parallel):
+            problems.append(
+                f"run.expert_parallel: {parallel}; it must divide the number of experts, {self.model.experts}"
+            )
         problems += _problems_of_muon(self.optimizer)
         branch = self.schedule_at(peak=1.0).branch
         for check in (self.check_capacity_group, *(partial(branch, tokens) for tokens in self.schedule.tokens)):
