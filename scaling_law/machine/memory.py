@@ -3,7 +3,8 @@
 It counts what `training.run` holds: fp32 weights, gradients and AdamW's moments, autocast in bf16 or fp32, experts
 with capacity buffers (in fp32 on a CPU without), the cross-entropy in chunks of logits. Under DDP every device has all
 of the state, and its gradients always. FSDP2 shards state and gradients; whole are the weights of two blocks at a
-time, in the precision of autocast, and the gradients of one, until they are summed over the devices in fp32.
+time, in the precision of autocast, and the gradients of one, until they are summed over the devices in fp32; of
+experts that are divided among devices (expert parallelism) only a device's own.
 
 The tests compare it with the peak of torch's allocator on a CPU, of one process and of 2 and 4 that share a model.
 What a CUDA context, NCCL and fragmentation take (a GB or two) comes on top.
@@ -63,14 +64,16 @@ def training_memory(
     capacity_factor: float = 1.0,
     sharding: Sharding = "none",
     devices: int = 1,
+    expert_parallel: int = 1,
     on_cpu: bool = False,
 ) -> TrainingMemory:
     """Memory at the peak of a step of `passes` micro-batches, each of `micro_batch_sequences` sequences per device.
 
-    `devices` share the state under `sharding="fsdp2"`. `capacity_factor` 0 is dropless. ValueError names what is not
-    allowed.
+    `devices` share the state under `sharding="fsdp2"`, and `expert_parallel` of them divide the experts, whose tokens
+    are as many for each. `capacity_factor` 0 is dropless. ValueError names what is not allowed.
     """
-    for name, value in {"micro_batch_sequences": micro_batch_sequences, "passes": passes, "devices": devices}.items():
+    counts = {"passes": passes, "devices": devices, "expert_parallel": expert_parallel}
+    for name, value in {"micro_batch_sequences": micro_batch_sequences, **counts}.items():
         if value < 1:
             raise InputError(f"{name}={value!r} must be at least 1")
     if sharding not in ("none", "ddp", "fsdp2") or precision not in ("bf16", "fp32"):
@@ -81,7 +84,8 @@ def training_memory(
     held = parameters / devices if sharded else parameters
 
     # Rows that the experts compute, by token and active expert: a buffer has as many as the capacity.
-    rows = 1.0 if (on_cpu and not half) or not capacity_factor else capacity_factor
+    has_buffers = capacity_factor and not (on_cpu and not half) and expert_parallel == 1
+    rows = capacity_factor if has_buffers else 1.0
     stream, block = tokens * a.d_model * SINGLE, tokens * _kept_by_a_block(a, half, rows)
     # Casts live as long as a step; what FSDP2 gathers is in that precision already.
     casts = HALF * a.n_total_non_embedding if half and not sharded else 0.0
@@ -90,8 +94,10 @@ def training_memory(
         kept = (a.blocks * stream + casts, block + (a.blocks - 1) * stream + casts)
     workspace = (_at_the_head(a, tokens, half, on_cpu), _in_a_block(a, tokens, half, rows))
     if sharded:
+        elsewhere = 3.0 * a.d_model * a.experts * a.d_expert * a.routed_blocks * (1 - 1 / expert_parallel)
         weights = (parameters - a.embedding_parameters) / a.blocks
-        moments = _moments_of_shards(a, kept, workspace, block, weights, held, passes, half)
+        gathered = weights - _if_routed(a, elsewhere / a.blocks, 0.0)
+        moments = _moments_of_shards(a, kept, workspace, block, (weights, gathered), held, passes, half)
     else:
         stacked = GRADIENT_BYTES * 2 * a.d_model * a.experts * a.d_expert  # of one matrix, before it is added
         before = GRADIENT_BYTES * parameters if passes > 1 or sharding == "ddp" else 0.0
@@ -125,18 +131,20 @@ def _moments_of_shards(
     kept: tuple[Any, Any],
     workspace: tuple[Any, Any],
     block_activations: Any,
-    block_weights: Any,
+    of_block: tuple[Any, Any],
     held: Any,
     passes: int,
     half: bool,
 ) -> list[tuple[Any, Any, Any]]:
     """(gradients, activations, workspace) where the peak may be with `held` parameters on a device, block by block.
 
-    With the weights of a block are those of the next, gathered ahead. The gradients of a block are there in the
-    precision of its weights, and then as their fp32 sum over the devices, which lives until the next is summed.
+    `of_block`: all weights of a block, and those that a device gathers; with them are those of the next, gathered
+    ahead. The gradients of a block are there in the precision of its weights, and then as their fp32 sum over the
+    devices, which lives until the next is summed.
     """
     head, compute = 1.0 * a.vocab_size * a.d_model, HALF if half else SINGLE
-    whole, summed = compute * block_weights, SINGLE * block_weights
+    block_weights, gathered = of_block
+    whole, summed = compute * gathered, SINGLE * gathered
     share = held / (2 * head + a.blocks * block_weights)
 
     def gradients(count: Any) -> Any:

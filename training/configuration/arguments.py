@@ -117,6 +117,8 @@ class RunArguments(_Section):
     """Recompute activations in the backward pass."""
     experts_implementation: Literal["auto", "capacity", "grouped_mm", "batched_mm", "eager"] = "auto"
     """How experts are multiplied: auto as the class does, capacity (ours only) in buffers, eager by a plain loop."""
+    expert_parallel: PositiveInt = 1
+    """Processes that divide the experts of a block among them, under FSDP2; affects speed and memory only."""
     checkpoint_seconds: PositiveFloat = 600.0
     """Write a checkpoint to resume from at least this often (wall seconds)."""
     async_checkpoints: bool = True
@@ -368,6 +370,10 @@ class TrainingArguments(_Section):
             for stage in self.schedule.stages()
             if stage.sequences % size
         ]
+        if self.model.experts % (parallel := self.run.expert_parallel):
+            problems.append(
+                f"run.expert_parallel: {parallel}; it must divide the number of experts, {self.model.experts}"
+            )
         problems += _problems_of_muon(self.optimizer)
         if self.run.experts_implementation == "capacity" and isinstance(self.model, ModelClassArguments):
             problems.append(f"run.experts_implementation: capacity; transformers' {self.model.type} has no capacity")
