@@ -21,7 +21,6 @@ from hub.base.errors import HubError
 from hub.base.tables import print_table, show
 from hub.record.table import to_jsonl
 from scaling_law.commands.options import choose_law
-from scaling_law.figures import drawing
 from training.configuration.arguments import ConfigurationError
 from training.sweep.engine import Engine, EngineError, Job, alive, places_of, submitting
 from training.sweep.file import Sweep
@@ -31,7 +30,7 @@ from training.sweep.run import Local, write_configuration
 from training.sweep.slurm import Slurm
 from training.sweep.status import Queued, RunStatus, status_table
 from training.sweep.status import status as run_status
-from training.sweep.watch import against, drawn, finished
+from training.sweep.watch import against, finished
 
 ENGINES: dict[str, type[Engine]] = {engine.name: engine for engine in (Local, Slurm, HfJobs)}
 
@@ -79,7 +78,6 @@ def watch(
     law: Annotated[
         str, typer.Option(help="published, a name that `scaling-law compare` lists, or a folder.")
     ] = "published",
-    figure: Annotated[Path | None, typer.Option(help="Also draw losses against tokens: .png, .svg or .pdf.")] = None,
     seconds: Annotated[float, typer.Option(min=0.1, help="Between two looks.")] = 30.0,
 ) -> None:
     """Show `status`, and the finished runs against a law, until all runs have ended."""
@@ -89,8 +87,6 @@ def watch(
             statuses = _status(sweep)
             runs = finished([record for run in sweep.runs for record in run.records()])
             live.update(Group(status_table(statuses), *([against(chosen, runs)] if runs else [])), refresh=True)
-            if runs and figure:
-                drawing.save(drawn(chosen, runs), figure)
             if all(one.state in ("finished", "diverged", "failed") for one in statuses):
                 return
             time.sleep(seconds)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from hub import RunRecord
 from hub.base.tables import Table
 from scaling_law import Law, Runs, errors_of, load_runs
-from scaling_law.figures import drawing
 
 
 def finished(records: Sequence[RunRecord]) -> Runs | None:
@@ -28,19 +26,3 @@ def against(law: Law, runs: Runs) -> Table:
     rows = [{"run": run, **{name: float(x[i]) for name, x in columns.items()}} for i, run in enumerate(runs.run_id)]
     moved = f"the law moved by {-errors.mean():+.3f} nats: RMSE {np.sqrt(np.mean(off**2)):.3f} over {len(runs)} runs"
     return Table.of([{**row, "off": f"{row['off']:+.4f}"} for row in rows], title=moved, keys=("run",))
-
-
-def drawn(law: Law, runs: Runs, ax: Any = None) -> Any:
-    """Measured losses against tokens on `ax`, which is returned, a line of the moved law for each size and E."""
-    ax = drawing.axes_or_new(ax)
-    moved = errors_of(law, runs).mean()
-    for n, e in sorted({*zip(runs.n_active, runs.experts, strict=True)}):
-        part = runs.subset((runs.n_active == n) & (runs.experts == e))
-        tokens = np.geomspace(part.tokens.min() / 2, part.tokens.max() * 2, 40)
-        others = {name: part.column(name)[0] for name in law.form.variables if name != "tokens"}
-        ax.plot(tokens, law.loss(**others, tokens=tokens) - moved, color=drawing.colour_of(e), linewidth=0.9)
-        ax.plot(part.tokens, part.loss, "o", color=drawing.colour_of(e), label=drawing.label_of(e))
-    drawing.log_axis(ax, drawing.TOKENS)
-    ax.set_ylabel(drawing.LOSS)
-    drawing.legend(ax)
-    return ax
