@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import netrc
 import os
 import re
 import sqlite3
@@ -18,16 +17,17 @@ from contextlib import closing
 from datetime import datetime, timezone
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
-from urllib.error import HTTPError, URLError
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
-from urllib.request import Request, urlopen
 
 import hub  # lazy: its rooms are imported when runs are read
 from hub.base.errors import InputError, unknown
 from hub.base.tables import literal
-from hub.record.table import LoadedRows, split_rows
 from scaling_law.runs.rows import Row, RunsError, is_loss, number
+
+if TYPE_CHECKING:
+    from hub import LoadedRows
 
 Final = Literal["last", "minimum", "smoothed"]
 SAID = {"last": "last logged", "minimum": "least logged", "smoothed": "mean of the last 5 % logged"}
@@ -78,7 +78,7 @@ def tracker_rows(source: str, final: Final, losses: Collection[str] = ()) -> Loa
         raise InputError(f"final={final!r} must be one of {', '.join(SAID)}")
     tracker, _, place = source.partition(":")
     rows = (_of_trackio if tracker == "trackio" else _of_w_and_b)(place, final, losses)
-    return LoadedRows([*rows], source)
+    return hub.LoadedRows([*rows], source)
 
 
 def _row(
@@ -109,6 +109,9 @@ def _final(logged: Sequence[float], final: Final) -> float:
 
 def _post(url: str, body: Any, headers: Mapping[str, str], what: str) -> Any:
     """The data that a server answers; RunsError, one line, where it does not."""
+    from urllib.error import HTTPError, URLError  # slow to import
+    from urllib.request import Request, urlopen
+
     request = Request(url, json.dumps(body).encode(), {"Content-Type": "application/json", **headers})
     try:
         with urlopen(request, timeout=60) as response:
@@ -219,7 +222,9 @@ def _server(where: str, project: str, what: str) -> Callable[[str], list[Row]]:
 def _parquet(where: str, name: str) -> list[Any]:
     organisation, _, dataset = where.removeprefix("datasets/").partition("/")
     content = hub.open_store(f"hf://{organisation}").read("dataset", dataset, name, None)
-    return split_rows(content, name, foreign=True)[0]
+    with TemporaryDirectory() as folder:
+        (file := Path(folder) / name).write_bytes(content)
+        return hub.load_rows(file).rows
 
 
 # ------------------------------------------------------------------ W&B
@@ -256,6 +261,8 @@ def _ends_of_w_and_b(variables: Mapping[str, Any], names: Sequence[str], final: 
 
 def _graphql(query: str, variables: Mapping[str, Any], place: str) -> Any:
     """The project that W&B answers with; the key is that of its own tools (WANDB_API_KEY, else ~/.netrc)."""
+    import netrc
+
     base = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai").rstrip("/")
     try:
         login = netrc.netrc().authenticators(urlsplit(base).hostname or "")
