@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from statistics import NormalDist
 from typing import Any
 
 from hub.base import strict_json
@@ -74,6 +73,8 @@ def expected(
 
     InputError for a loss that is far from all those measured, as losses in other units are.
     """
+    from statistics import NormalDist  # slow to import
+
     fits, z = _fits(), NormalDist().inv_cdf(0.5 + level / 2)
     low, high = fits["losses"]
     if not low / REACH <= loss <= high * REACH:

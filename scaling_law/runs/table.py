@@ -33,7 +33,7 @@ from scaling_law.runs.rows import (
     row_name,
     whole,
 )
-from scaling_law.runs.trackers import SAID, Final, TrackerRows, is_tracker, tracker_rows, unit_problem
+from scaling_law.runs.trackers import SAID, Final, is_tracker, tracker_rows, unit_problem, with_values
 from scaling_law.runs.trunks import EQUAL_SIZE, OWN, RATES, trunks_of
 from scaling_law.size.architecture import training_flops
 
@@ -285,7 +285,8 @@ def load_runs(
         selected = _fulfilling(rows, selected, where, origin)
     if prepared.apart:
         _check_comparable([rows[i] for i in selected], prepared.apart, origin)
-    shown = table.columns() if isinstance(table, TrackerRows) else ""
+    shown = with_values(table.rows) if tracked else ""
+    left = [f"{row['run_id']} is {row['status']}" for row in rows if tracked and status not in (None, row["status"])]
     loss = _loss_column(origin, [rows[i] for i in selected], prepared.loss, prepared.aliases, shown)
     tuned = ("seed", *RATES, "schedule", "schedule_peak_learning_rate")  # the last as in runs.parquet
     settings = [name for name in tuned if any(name in row for row in rows)]
@@ -306,7 +307,7 @@ def load_runs(
         run_id=tuple(row_name(i, rows[i]) for i in good),
         source=origin,
         loss_name=loss,
-        skipped=(*problems, *(table.remarks(status) if isinstance(table, TrackerRows) else ())),
+        skipped=(*problems, *left),
         dataset=table.dataset,
         commit=table.commit,
         trunk_source=trunk_source,
