@@ -15,9 +15,9 @@ from hub.base import strict_json
 from hub.base.units import format_count
 from scaling_law import LearningRateLaw, fit_learning_rate
 from scaling_law.formulas.learning_rate import PUBLIC_FILE
-from studies.common import FloatArray, Part, write_page
+from studies.common import FloatArray, Part, rounded, write_page
 from studies.learning_rates import population
-from studies.learning_rates.population import Member, Population, design_of, estimate, law_of, member_of
+from studies.learning_rates.population import Member, Population, estimate, law_of, member_of
 from studies.learning_rates.sets import OTHER_OPTIMIZER, SETS, Rates, read_sets
 
 MEMBERS = Path(__file__).with_name("members.json")
@@ -46,8 +46,7 @@ def take(folders: Sequence[Path]) -> list[Path]:
     paper = _law_of_the_paper(rates["paper"])
     folds = {one.name: fold(rates[one.name], estimate(m for m in members if m.lab != one.lab), paper) for one in SETS}
     kept = {"members": [vars(member) for member in members], "folds": folds}
-    written = strict_json.write(MEMBERS, FORMAT, 1, _rounded(kept))
-    return [written]
+    return [strict_json.write(MEMBERS, FORMAT, 1, rounded(kept, DIGITS))]
 
 
 def ship(r: Results) -> Path:
@@ -59,46 +58,34 @@ def ship(r: Results) -> Path:
         return float(np.mean([np.mean(of_lab) for of_lab in means if of_lab]))
 
     laws = population.shipped(list(r.members), {"public": regret("another lab"), "lab": regret("one model")})
-    return strict_json.write(PUBLIC_FILE, "learning_rate_laws", 1, _rounded({"laws": laws}))
+    return strict_json.write(PUBLIC_FILE, "learning_rate_laws", 1, rounded({"laws": laws}, DIGITS))
 
 
 def fold(rates: Rates, others: Population, paper: LearningRateLaw) -> dict[str, Any]:
-    """Errors of ln LR (rms) and regrets (mean over models, nats) of laws of `others` labs on these best rates.
-
-    Models weigh equally. "one model": the level is known from one model, each in turn, and the rest are predicted.
+    """Errors of ln LR (rms) and regrets (mean, nats) of the law of `others` labs on these best rates; models weigh
+    equally. "one model": the level is known from one model, each in turn, and the rest are predicted.
     """
-    models, x = np.unique(rates.model), design_of(rates)
-    of = rates.model[:, None] == models
-    mean, covariance = others.of_a_new_lab
-    known = [(population.with_one_model(others, rates, model), models != model) for model in models]
-    every = {"another lab": [(mean, models == models)], "one model": known}
-
-    def root(errors: FloatArray, asked: Any) -> float:
-        return float(np.mean((errors**2 @ of / of.sum(0))[asked]))
-
-    squares = {name: [root(x @ c - rates.ln_rate, asked) for c, asked in laws] for name, laws in every.items()}
-    by_paper = np.log(paper.at(*np.exp(rates.variables[:, :2]).T)) - rates.ln_rate
-    squares["paper"] = [root(by_paper, models == models)]
-    away = np.abs(x @ mean - rates.ln_rate) / np.sqrt(np.einsum("ij,jk,ik->i", x, covariance, x) + 0.01)
-    result: dict[str, Any] = {"rms": {name: float(np.sqrt(np.mean(values))) for name, values in squares.items()}}
-    result |= {
-        "bias": float(np.mean(((x @ mean - rates.ln_rate) @ of) / of.sum(0))),
-        "held": float(np.mean(away < 1.96)),
-    }
-    regrets: dict[str, float] = {}
-    if rates.grid is not None:
-        for name, laws in every.items():
-            regrets[name] = float(np.mean([_regrets(rates, law_of(c), models[asked]).mean() for c, asked in laws]))
-        regrets["paper"] = float(_regrets(rates, paper, models).mean())
-    return result | {"models": len(models), "rates": len(rates.ln_rate), "regret": regrets}
+    models, at = np.unique(rates.model), np.exp(rates.variables)
+    same, every = rates.model[:, None] == models, models == models
+    public = law_of(*others.of_a_new_lab, rmse=population.SCATTER)
+    tuned = [(law_of(population.with_one_model(others, rates, model)), models != model) for model in models]
+    tried = {"another lab": [(public, every)], "one model": tuned, "paper": [(paper, every)]}
+    rms, regret = dict[str, float](), dict[str, float]()
+    for name, laws in tried.items():
+        errors = [(np.log(law.at(*at.T)) - rates.ln_rate) ** 2 @ same / same.sum(0) for law, _ in laws]
+        rms[name] = float(np.sqrt(np.mean([e[asked] for e, (_, asked) in zip(errors, laws, strict=True)])))
+        if rates.grid is not None:
+            regret[name] = float(np.mean([_regrets(rates, law, models[asked]) for law, asked in laws]))
+    ends = np.log(np.array([public.interval_at(*row) for row in at], float))
+    held = float(np.mean((ends[:, 0] < rates.ln_rate) & (rates.ln_rate < ends[:, 1])))
+    return {"models": len(models), "rates": len(at), "rms": rms, "regret": regret, "held": held}
 
 
 def _regrets(rates: Rates, law: LearningRateLaw, models: FloatArray) -> FloatArray:
     """The loss of the law's rate above that of each model's best run, nats; by the parabola where no run is beyond."""
     assert rates.grid is not None  # of sets with one
     measured = np.array([rates.grid.regret(law, int(model)) for model in models])
-    size, e, d, batch = np.exp(rates.variables).T
-    error = np.log(law.at(size, e, d, batch)) - rates.ln_rate
+    error = np.log(law.at(*np.exp(rates.variables).T)) - rates.ln_rate
     parabola = [0.5 * (rates.curvature or 0.0) * np.mean(error[rates.model == model] ** 2) for model in models]
     return np.where(np.isnan(measured), parabola, measured)
 
@@ -107,14 +94,6 @@ def _law_of_the_paper(rates: Rates) -> LearningRateLaw:
     """The paper's law of the code as a power law in N without embeddings, which it nearly is."""
     n, e, _, _ = np.exp(rates.variables).T
     return fit_learning_rate(n, e, np.exp(rates.ln_rate), reading="paper")
-
-
-def _rounded(value: Any) -> Any:
-    if isinstance(value, float):
-        return float(f"{value:.{DIGITS}g}")
-    if isinstance(value, dict):
-        return {name: _rounded(one) for name, one in value.items()}
-    return [_rounded(one) for one in value] if isinstance(value, (tuple, list)) else value
 
 
 def read_results() -> Results:

@@ -265,7 +265,7 @@ def test_a_law_with_tokens_and_batch_is_read_back(tmp_path):
 
 def test_the_interval_of_a_rate_is_that_of_its_coefficients_and_scatter():
     """Against draws of the coefficients; a law without covariance has none."""
-    root = np.diag([0.2, 0.01, 0.02, 0.01, 0.01]) + 0.002
+    root = np.diag([0.1, 0.003, 0.01, 0.003, 0.003]) + 0.0002
     covariance = root @ root.T
     law = replace(FULL, covariance=covariance.tolist(), rmse=0.1)
     at = (2e8, 8.0, 2e9, 131_072.0)
