@@ -123,6 +123,10 @@ QUESTIONS: dict[str, Question] = {
         LearningRateLaw.published(),
         lambda law, c: beside(law.at(law.counted(rates(law, c)), 8), law.check(rates(law, c))),
     ),
+    "LearningRateLaw.interval_at": (
+        replace(LearningRateLaw.published(), covariance=((0.01,) * 5,) * 5),
+        lambda law, c: beside(law.interval_at(law.counted(rates(law, c)), 8), law.check(rates(law, c))),
+    ),
     "LearningRateLaw.learning_rate": (
         LearningRateLaw.published(),
         arrays("learning_rate", lambda c: {"architecture": rates(LearningRateLaw.published(), c)}),

@@ -307,7 +307,7 @@ class OptimizerArguments(_Section):
     learning_rate: PositiveFloat | None = None
     """Peak learning rate; default: by the law."""
     learning_rate_law: str = "code"
-    """The law of the peak learning rate: a reading of the paper's (code, paper), or a JSON file."""
+    """The learning-rate law: code or paper (readings of the paper's), public:LAB (of public grids), or a JSON file."""
     learning_rate_scale: PositiveFloat = 1.0
     """Multiplies the law's rate, for example for other batch sizes than the paper's."""
     beta1: Share = PAPER.beta1
