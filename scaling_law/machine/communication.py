@@ -81,10 +81,9 @@ def communication(
         if np.any(np.asarray(value) < 1):
             raise InputError(f"{name}={value!r} must be at least 1")
     dp, fsdp, tp, pp, _, cp = degrees
-    reduced = 8 * np.where(recompute, 1.5, 1.0) * (1 - 1 / np.asarray(tp)) * HALF * tokens * tp * model.blocks
     return {
         **_of_batches(model, sharding, degrees, passes, reshard),
-        "tensor all-reduce": Sent(reduced * model.d_model, tp),
+        "tensor all-reduce": Sent(tensor_bytes(model, tokens, tp) * np.where(recompute, 1.5, 1.0), tp),
         "context ring": Sent(_ring_of_keys(model, tokens, degrees) * np.where(recompute, 4 / 3, 1.0), cp, tp),
         "pipeline": Sent(2 * HALF * tokens * pp * model.d_model * (np.asarray(pp) > 1), 2, dp * fsdp * tp * cp),
     }
@@ -131,6 +130,11 @@ def _ring_of_keys(model: Architecture | Widths, tokens: Any, degrees: Degrees) -
     """Bytes of keys and values that one GPU receives: forward, and with their gradients backward."""
     others = np.asarray(degrees.cp) - 1
     return 3 * others * 2 * HALF * tokens * model.blocks * model.n_kv_heads * model.head_dim
+
+
+def tensor_bytes(model: Architecture | Widths, tokens: Any, tp: Any) -> Any:
+    """Bytes that one GPU receives in the all-reduces of blocks whose matrices are divided among `tp`."""
+    return 4 * 2 * (1 - 1 / np.asarray(tp)) * HALF * tokens * tp * model.blocks * model.d_model
 
 
 def bubble(pp: Any, passes: Any) -> Any:
