@@ -116,6 +116,7 @@ class Plan(Answer):
         if self.placement is not None:
             run["micro_batch_sequences"] = self.placement.micro_batch_sequences
             run["gradient_checkpointing"] = self.placement.gradient_checkpointing
+            run |= {"expert_parallel": self.placement.ep} if self.placement.ep > 1 else {}
         return {
             "run": run,
             "model": model_section(a),
