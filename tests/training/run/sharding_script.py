@@ -174,9 +174,7 @@ def measure(
     peaks = [None] * world
     dist.all_gather_object(peaks, peak_of_tensors(work))
     batch = {"passes": passes, "precision": precision, "gradient_checkpointing": checkpointing}
-    predicted = training_memory(
-        model, micro, length, **batch, sharding="fsdp2", devices=world, ep=parallel
-    )
+    predicted = training_memory(model, micro, length, **batch, sharding="fsdp2", devices=world, ep=parallel)
     report(case=str((model, micro, passes, precision, checkpointing, parallel)), measured=peaks, **predicted.to_dict())
 
 
