@@ -281,6 +281,8 @@ def law_from_dict(data: Any, source: str = "law") -> Law:
     try:
         if data.get("conditions") is not None:
             options["conditions"] = Conditions.from_dict(data["conditions"])
+        if data.get("laws") is not None:
+            options["laws"] = [law_from_dict(one, f"{source}: laws") for one in data["laws"]]
         return kind(**data["coefficients"], **options)
     except (KeyError, TypeError):
         raise InputError(f"{source}: coefficients must be exactly {list(kind.coefficient_names())}") from None
