@@ -26,7 +26,7 @@ def main() -> None:
     study = importlib.import_module(f"studies.{options.name}.study")
     written = study.take(options.runs) if options.runs else []
     if options.predict is not None:
-        written.append(study.predict(options.predict))
+        written += study.predict(options.predict)
     print(*written, *study.write(PAGES / f"{options.name}.md"), sep="\n")
 
 

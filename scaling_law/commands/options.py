@@ -67,6 +67,7 @@ SERVED = "Tokens served over the model's life: 100B."
 VOCABULARY = "Vocabulary size. [default: of the law's runs; if unknown GPT-2's 50257]"
 LAWS = "published (Ludziejewski et al. 2025), printed (its rounded table), "
 LAWS += "a name that `scaling-law compare` lists, a folder, or a Hub repo."
+ACCURACY = "Tasks whose accuracy to expect at the loss: arc_easy,hellaswag."
 RATES = "code (as the paper's runs), paper (as its text says), or a fitted law's file."
 
 
@@ -99,6 +100,7 @@ class Shared:
     vocab_size: Annotated[int | None, rare(VOCABULARY)] = None
     integral: Annotated[bool, option("Only architectures with d_model a multiple of 64.", "--integral")] = False
     force: Annotated[bool, rare("Answer even far outside the fitted range.", "--force")] = False
+    accuracy: Annotated[Any, quantity(names, ACCURACY)] = ""
     law: Annotated[str, option(LAWS)] = "published"
     learning_rate_law: Annotated[str, rare(RATES)] = "code"
     as_json: Json = False

@@ -6,7 +6,7 @@ Intervals and comparisons take the losses of the same models under every draw, a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
@@ -18,6 +18,7 @@ from hub.base.errors import InputError
 from hub.base.tables import Table, enumerated, rows_of
 from hub.base.units import format_bytes, format_count, format_flops, listed_experts
 from scaling_law.formulas import Formula
+from scaling_law.formulas.accuracy import Task, cell, expected, remarks, tasks_named
 from scaling_law.formulas.answers import Answer, plain, plain_fields
 from scaling_law.formulas.law import percentile_interval, positive
 from scaling_law.formulas.learning_rate import LearningRateLaw
@@ -67,7 +68,8 @@ class OptimalRow:
     within the range guard (not `beyond_guard`) of a law whose ranges are known; `warnings` say how far outside.
     `epochs`: tokens over the unique ones, where these are limited. `decode_seconds`: GPU-seconds of one generated
     token, where a batch was given. `megatron_loss`: of the same model in the same hours, by an engine that also has
-    tensor, pipeline and context parallelism; None where `train.py` is as fast.
+    tensor, pipeline and context parallelism; None where `train.py` is as fast. `accuracy`:
+    task → what to expect of it, where asked (`formulas.accuracy`).
     """
 
     experts: float
@@ -91,6 +93,7 @@ class OptimalRow:
     decode_seconds: float | None = None
     beyond_guard: bool = False
     megatron_loss: float | None = None
+    accuracy: Mapping[str, Mapping[str, float]] | None = None
 
     @property
     def memory_bytes(self) -> float:
@@ -98,7 +101,8 @@ class OptimalRow:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        return plain_fields(self) | {"memory_bytes": self.memory_bytes}
+        fields = plain_fields(self, *(["accuracy"] if self.accuracy is None else []))
+        return fields | {"memory_bytes": self.memory_bytes}
 
     def config_arguments(self) -> dict[str, int]:
         """Keyword arguments of `modeling_switch_moe.SwitchMoeConfig`; ValueError for a fractional architecture, and
@@ -304,7 +308,12 @@ class OptimalTable(Answer):
             values |= {"GPU-s per M": seconds} if price is None else {"price per M": price * seconds / 3600}
         if not self.limits.kv_tokens:
             del values["kv_cache_bytes"]
-        return {name: "" if (value := values.get(name)) is None else value for name in SHOWN}
+        tasks = {name: cell(value) for name, value in (row.accuracy or {}).items()}
+        return (
+            {name: "" if (value := values.get(name)) is None else value for name in SHOWN[:-1]}
+            | tasks
+            | {"": values[""]}
+        )
 
 
 def as_good(ahead: FloatArray, drawn_ahead: FloatArray | None, error: float | None) -> NDArray[np.bool_]:
@@ -327,9 +336,11 @@ def optimal(
     learning_rate_law: LearningRateLaw | None = None,
     batch_ramp: BatchRamp | None = None,
     force: bool = False,
+    accuracy: str | Sequence[str] = (),
     **question: Unpack[QuestionFields],
 ) -> OptimalTable:
     """Answer `Law.optimal`."""
+    tasks = tasks_named(accuracy)
     if np.ndim(cast(Any, flops)):
         budgets = np.asarray(flops).tolist()
         raise InputError(f"flops={budgets!r}: optimal takes one budget; ask once for each, or compute_optimal for all")
@@ -358,7 +369,7 @@ def optimal(
         OptimalRow(
             **row,
             **_worth(law, {name: values[i] for name, values in at.items()}, row["d_model"], limits, rates, ramp),
-            loss_interval=None if draws is None else percentile_interval(draws[:, i]),
+            **_losses(row["loss"], None if draws is None else percentile_interval(draws[:, i]), tasks),
             architecture=limits.architecture(row["d_model"], row["experts"]) if integral else None,
         )
         for i, row in enumerate(rows_of(sizes))
@@ -376,7 +387,10 @@ def optimal(
         law_error=law.conditions.rmse if law.conditions else None,
         draw_losses=draws,
         check=check,
-        notes=_smallest_width(e[inside & (optimum.free < HEAD_DIM)], limits),
+        notes=(
+            *_smallest_width(e[inside & (optimum.free < HEAD_DIM)], limits),
+            *remarks(tasks, [row.loss for row in rows]),
+        ),
     )
     table = replace(table, largest=_largest_wins(table, e, law, experts is None))
     if budget.cluster is None:
@@ -414,6 +428,11 @@ def _elsewhere(
     at = limits.worth(other.models(law, d_model, sizes["experts"], limits))
     losses = zip(np.asarray(law.loss(**at)), sizes["loss"], strict=True)
     return {"megatron_loss": [float(loss) if ours - loss > SAME else None for loss, ours in losses]}
+
+
+def _losses(loss: float, interval: tuple[float, float] | None, tasks: Sequence[Task]) -> dict[str, Any]:
+    """The columns of what is known of a loss: its interval, and the accuracies of tasks."""
+    return {"loss_interval": interval, "accuracy": expected(tasks, loss, interval, 0.95) if tasks else None}
 
 
 def _largest_wins(table: OptimalTable, experts: FloatArray, law: Formula, by_default: bool) -> str | None:

@@ -115,6 +115,8 @@ class RunArguments(_Section):
     """torch.compile the model."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass."""
+    experts_implementation: Literal["auto", "capacity", "grouped_mm", "batched_mm", "eager"] = "auto"
+    """How experts are multiplied: auto as the class does, capacity (ours only) in buffers, eager by a plain loop."""
     checkpoint_seconds: PositiveFloat = 600.0
     """Write a checkpoint to resume from at least this often (wall seconds)."""
     async_checkpoints: bool = True
@@ -367,6 +369,8 @@ class TrainingArguments(_Section):
             if stage.sequences % size
         ]
         problems += _problems_of_muon(self.optimizer)
+        if self.run.experts_implementation == "capacity" and isinstance(self.model, ModelClassArguments):
+            problems.append(f"run.experts_implementation: capacity; transformers' {self.model.type} has no capacity")
         branch = self.schedule_at(peak=1.0).branch
         for check in (self.check_capacity_group, *(partial(branch, tokens) for tokens in self.schedule.tokens)):
             try:
