@@ -181,7 +181,7 @@ def _moments_of_shards(
     head, compute = 1.0 * a.vocab_size * a.d_model, HALF if half else SINGLE
     whole, summed = compute * block_weights, SINGLE * block_weights
     share = held / (ends + blocks * block_weights)
-    ahead = np.where(reshard, 2.0, blocks) * whole  # gathered
+    ahead = np.where(reshard, 2.0 * whole, blocks * whole + SINGLE * (ends - head))  # gathered, the embedding too
 
     def gradients(count: Any) -> Any:
         return GRADIENT_BYTES * np.where(passes > 1, held, share * count)

@@ -4,6 +4,7 @@ Run by `test_sharding.py` under torchrun; the first process prints one JSON obje
 """
 
 import json
+import os
 import sys
 
 import torch
@@ -140,7 +141,8 @@ def measure(model: Architecture, micro: int, passes: int, precision: str, checkp
     peaks = [None] * world
     dist.all_gather_object(peaks, peak_of_tensors(work))
     batch = {"passes": passes, "precision": precision, "gradient_checkpointing": checkpointing}
-    predicted = training_memory(model, micro, length, **batch, sharding="fsdp2", devices=world)
+    reshard = os.environ.get("FSDP_RESHARD_AFTER_FORWARD") != "false"
+    predicted = training_memory(model, micro, length, **batch, sharding="fsdp2", devices=world, reshard=reshard)
     report(case=str((model, micro, passes, precision, checkpointing)), measured=peaks, **predicted.to_dict())
 
 
