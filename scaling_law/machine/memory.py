@@ -185,7 +185,7 @@ def _moments_of_shards(
     block_weights, gathered = of_block
     whole, summed = compute * gathered, SINGLE * gathered
     share = held / (ends + blocks * block_weights)
-    ahead = np.where(reshard, 2.0, blocks) * whole
+    ahead = np.where(reshard, 2.0 * whole, blocks * whole + SINGLE * (ends - head))  # gathered, the embedding too
 
     def gradients(count: Any) -> Any:
         return GRADIENT_BYTES * np.where(passes > 1, held, share * count)

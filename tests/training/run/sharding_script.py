@@ -4,6 +4,7 @@ Run by `test_sharding.py` under torchrun; the first process prints one JSON obje
 """
 
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -183,7 +184,9 @@ def measure(
     tries = 1 if parallel == 1 else 4  # gloo holds on to what went to all for longer than to what was summed
     dist.all_gather_object(peaks, min(peak_of_tensors(work) for _ in range(tries)))
     batch = {"passes": passes, "precision": precision, "gradient_checkpointing": checkpointing}
-    predicted = training_memory(model, micro, length, **batch, sharding="fsdp2", devices=world, ep=parallel)
+    reshard = os.environ.get("FSDP_RESHARD_AFTER_FORWARD") != "false"
+    shared = {"sharding": "fsdp2", "devices": world, "ep": parallel, "reshard": reshard}
+    predicted = training_memory(model, micro, length, **batch, **shared)
     report(case=str((model, micro, passes, precision, checkpointing, parallel)), measured=peaks, **predicted.to_dict())
 
 
