@@ -123,6 +123,12 @@ class ModelClassArguments(BaseModel):
         """Routed experts of a block; 1 for a dense model."""
         return self._architecture.experts
 
+    @cached_property
+    def experts_ways(self) -> tuple[str, ...]:
+        """The ways to multiply experts that the class has a choice of; without experts, none but its own."""
+        has_choice = causal_class(self.config(1))._can_set_experts_implementation()
+        return ("auto", "grouped_mm", "batched_mm", "eager") if has_choice else ("auto",)
+
     @property
     def capacity_factor(self) -> float:
         """0: these classes drop nothing."""

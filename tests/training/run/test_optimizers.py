@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hub import RunRecord
 from tests.model_classes import CLASSES
@@ -88,6 +89,26 @@ def test_each_expert_is_updated_as_a_matrix_by_itself(adjust, most, monkeypatch)
         step(other, apart, split(gradients))
     for found, expected in zip(split([p.data for p in together]), apart, strict=True):
         assert torch.equal(found, expected)
+
+
+def test_a_step_launches_as_much_for_many_experts_as_for_few():
+    """Operators of a step of four stacks; torch's Muon takes fifteen products and more for each of their matrices."""
+
+    class Launched(TorchDispatchMode):
+        number = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            self.number += 1
+            return function(*args, **(kwargs or {}))
+
+    launched = []
+    for experts in (2, 64):
+        parameters = [torch.nn.Parameter(tensor) for tensor in drawn(*[(experts, 16, 8)] * 4)]
+        optimizer = StackedMuon(parameters, [], **SETTINGS)
+        with Launched() as mode:
+            step(optimizer, parameters, drawn(*[(experts, 16, 8)] * 4))
+        launched.append(mode.number)
+    assert launched[0] == launched[1] < 100
 
 
 # Shape, and the dimension that is cut: of experts evenly and not, of matrices, and of a gate above an up projection.
