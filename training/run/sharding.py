@@ -89,15 +89,20 @@ def check_layout(a: TrainingArguments, accelerator) -> None:
         problem = "it needs FSDP2, as in training/configs/accelerate/one_node_fsdp2.yaml"
     elif shards % size:
         problem = f"it must divide the {shards} processes that share a model"
+    elif old := too_old_to_divide_experts():
+        problem = old
     elif isinstance(a.model, ModelClassArguments):
         plan = getattr(a.model.config(1), "base_model_ep_plan", None) or {}
         if _DISPATCHED not in plan.values():
             problem = f"transformers has no plan by which to divide the experts of {a.model.type}"
-    for name, least in _NEEDED.items():
-        if Version(version(name)) < Version(least):
-            problem = f"it needs {name} {least} or newer; {version(name)} is installed"
     if problem:
         raise ConfigurationError(f"run.expert_parallel: {size}; {problem}")
+
+
+def too_old_to_divide_experts() -> str | None:
+    """The library that is too old for expert parallelism, and what is needed; None if none is."""
+    old = [name for name, least in _NEEDED.items() if Version(version(name)) < Version(least)]
+    return f"it needs {old[0]} {_NEEDED[old[0]]} or newer; {version(old[0])} is installed" if old else None
 
 
 def build(

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from tests.conftest import free_port
+from tests.training.run.test_processes import divides_experts
 from training.run.sharding import sharded_dimension
 
 FSDP2 = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
@@ -44,6 +45,7 @@ def test_micro_batches_on_two_processes_give_the_gradients_of_one():
 
 
 @pytest.mark.slow
+@divides_experts
 @pytest.mark.parametrize(("world", "layouts"), [(2, 1), (4, 4)])
 def test_replicas_and_divided_experts_give_the_gradients_of_one(world, layouts):
     """HSDP, experts divided among all or some of the shards, and both; the script compares what is saved by bits.
@@ -59,6 +61,7 @@ def test_replicas_and_divided_experts_give_the_gradients_of_one(world, layouts):
 
 
 @pytest.mark.slow
+@divides_experts
 @pytest.mark.parametrize("world", [2, 4])
 def test_the_peak_of_a_sharded_step_is_predicted(world):
     """All processes do the same; what gloo's threads let go of late makes the peak of some higher, never lower."""
