@@ -143,7 +143,7 @@ def check_memory(a: TrainingArguments, accelerator, arch: Architecture) -> Train
             capacity_factor=a.model.capacity_factor,
             sharding="fsdp2" if accelerator.is_fsdp2 else "ddp" if world > 1 else "none",
             devices=layout.shards,
-            expert_parallel=layout.experts,
+            ep=layout.experts,
             on_cpu=accelerator.device.type == "cpu",
         )
 

@@ -28,7 +28,6 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
-from modeling_switch_moe.modeling_switch_moe import SwitchMoeExperts
 from training.configuration.arguments import ConfigurationError, TrainingArguments
 from training.configuration.model_classes import ModelClassArguments
 from training.run import causal_model
@@ -194,6 +193,9 @@ def sharded_dimension(shape: tuple[int, ...], world: int) -> int:
 
 
 def _stays_single(module: nn.Module) -> bool:
-    """Whether autocast leaves its own parameters in fp32: those of norms, and stacked experts of other classes."""
+    """Whether its own parameters must stay fp32: norms, which autocast leaves alone, and biases of stacked experts.
+
+    So must stacked weights that are not known to be multiplied in autocast's precision (a convolution's).
+    """
     dimensions = {parameter.ndim for parameter in module.parameters(recurse=False)}
-    return dimensions == {1} or (3 in dimensions and not isinstance(module, SwitchMoeExperts))
+    return dimensions == {1} or (3 in dimensions and not (hasattr(module, "is_transposed") and dimensions == {3}))

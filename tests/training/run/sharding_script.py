@@ -183,9 +183,7 @@ def measure(
     tries = 1 if parallel == 1 else 4  # gloo holds on to what went to all for longer than to what was summed
     dist.all_gather_object(peaks, min(peak_of_tensors(work) for _ in range(tries)))
     batch = {"passes": passes, "precision": precision, "gradient_checkpointing": checkpointing}
-    predicted = training_memory(
-        model, micro, length, **batch, sharding="fsdp2", devices=world, expert_parallel=parallel
-    )
+    predicted = training_memory(model, micro, length, **batch, sharding="fsdp2", devices=world, ep=parallel)
     report(case=str((model, micro, passes, precision, checkpointing, parallel)), measured=peaks, **predicted.to_dict())
 
 
