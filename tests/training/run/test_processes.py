@@ -57,6 +57,11 @@ def on_four(arguments, *flags: str, replicas: int = 1) -> None:
     assert ranks.run_ranks(arguments, *flags, world=4, environment=environment) == [0] * 4
 
 
+def divided(arguments, *flags: str) -> None:
+    """Sharded over four processes, each two of which divide the experts."""
+    on_four(arguments, "--run.expert_parallel", "2", *flags)
+
+
 def alone(arguments, *flags: str) -> None:
     """In a process of its own: Accelerate keeps one precision per process."""
     process = ranks.start(arguments, *flags)
@@ -127,17 +132,17 @@ def gentle(tiny, tmp_path):
 def test_two_processes_train_what_one_trains(gentle, changes):
     """Each with micro-batches of its own size: only the capacity group decides what is dropped."""
     common = {"schedule.tokens": [1280], "schedule.batch_ramp": ["0:4"]}
-    one, two, shards, divided = (
+    one, two, shards, experts = (
         gentle(name, **{**common, "run.micro_batch_sequences": micro, **changes})
-        for name, micro in (("one", 4), ("two", 2), ("shards", 1), ("divided", 1))
+        for name, micro in (("one", 4), ("two", 2), ("shards", 1), ("experts", 1))
     )
     assert Run(one).execute() == 0
     replicated(two)
     sharded(shards)
     others = [two, shards]
     if one.model.experts > 1 and not TOO_OLD:
-        sharded(divided, "--run.expert_parallel", "2")
-        others.append(divided)
+        sharded(experts, "--run.expert_parallel", "2")
+        others.append(experts)
     assert changes or min(numbers[-1] for numbers, _ in measured(one).values()) > 0
     for other in others:
         assert_close(one, other)

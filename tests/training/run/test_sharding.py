@@ -50,13 +50,14 @@ def test_micro_batches_on_two_processes_give_the_gradients_of_one():
 def test_replicas_and_divided_experts_give_the_gradients_of_one(world, layouts):
     """HSDP, experts divided among all or some of the shards, and both; the script compares what is saved by bits.
 
-    In bf16 an expert's gradient is rounded once for the tokens of all processes, and not once for those of each.
+    In bf16 the gradient of a divided expert is rounded once for the tokens of all processes, not once for those of
+    each, and in the attention of Qwen3 on four processes, however sharded, a number is rounded to the other side.
     """
     compared = cases("layouts", world)
-    assert len(compared) == 5 * layouts
+    assert len(compared) == 8 * layouts
     for case in compared:
-        by_expert = "over 1" not in case["case"]
-        assert case["off"] < (2**-6 if case["half"] and by_expert else 1e-6), case
+        is_rounded = case["half"] and not re.fullmatch("ours.*experts over 1", case["case"])
+        assert case["off"] < (2**-6 if is_rounded else 1e-6), case
         assert case["largest_share"] == int(re.search(r"(\d) x", case["case"])[1]), case
 
 
