@@ -73,6 +73,11 @@ class Layout:
         sizes |= {"shards": self.shards // experts} | ({"experts": experts, "batch": 1} if experts > 1 else {})
         return init_device_mesh(self.device, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
 
+    def __str__(self) -> str:
+        replicas = f"{self.replicas} replicas, each " if self.replicas > 1 else ""
+        experts = f", experts divided among {self.experts}" if self.experts > 1 else ""
+        return f"{replicas}sharded over {self.shards} processes{experts}"
+
     @property
     def fsdp_dimensions(self) -> tuple[str, ...]:
         """The dimensions of a mesh over which FSDP2 replicates and shards."""

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 
 from hub import RunRecord
@@ -167,6 +168,10 @@ def test_four_processes_train_what_one_trains(gentle, replicas, experts):
         assert on_all[step][0][1] == pytest.approx(norm, rel=1e-5)
     ((record, _),) = results(four).values()
     assert record.expert_parallel == experts
+    saved = checkpoint.newest_intact(Path(four.run.output_dir) / "trunk")
+    metadata = dcp.FileSystemReader(saved / "state").read_metadata().state_dict_metadata
+    assert len(metadata["model.lm_head.weight"].chunks) == 4 // replicas
+    assert len(metadata["model.model.layers.0.mlp.experts.down_proj"].chunks) == 4 // replicas
 
 
 @pytest.mark.slow
@@ -255,6 +260,15 @@ def test_what_would_change_the_numbers_is_refused(gentle, monkeypatch, environme
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     with pytest.raises(ConfigurationError, match=message):
         make_accelerator(gentle("alone").run)
+
+
+def test_a_layout_is_what_launcher_and_configuration_ask_for():
+    fields = {"num_processes": 8, "device": torch.device("cpu")}
+    flat = SimpleNamespace(parallelism_config=None, **fields)
+    hybrid = SimpleNamespace(parallelism_config=SimpleNamespace(dp_replicate_size=2), **fields)
+    assert str(sharding.Layout.of(flat)) == "sharded over 8 processes"
+    described = "2 replicas, each sharded over 4 processes, experts divided among 2"
+    assert str(sharding.Layout.of(hybrid, 2)) == described
 
 
 def test_experts_that_cannot_be_divided_are_refused_before_data_are_read(gentle, monkeypatch):
