@@ -133,6 +133,11 @@ class RunArguments(_Section):
     """Also evaluate after this many training tokens (trunk and branches), into the log."""
     release_tokens: list[PositiveCount] = []
     """Save an intermediate model with its record when the trunk has trained this many tokens."""
+    law: str | None = None
+    """Law whose forecast of the final loss is shown and updated: published, a name that `scaling-law compare` lists, a
+    folder, or a Hub repo."""
+    stop_hopeless: bool = False
+    """End branches whose forecast excludes, at 99 %, the best loss of the sweep at their FLOPs; the record says so."""
     max_skipped_steps: PositiveInt = 10
     """Stop as diverged after this many consecutive non-finite steps."""
     trackers: list[str] = []
