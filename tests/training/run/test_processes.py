@@ -14,7 +14,7 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 
 from hub import RunRecord
-from tests.model_classes import BIAS, CLASSES, NOISY, TOP_K
+from tests.model_classes import BIAS, CLASSES, NOISY, SHAPE, TOP_K
 from tests.test_training_guide import COMMANDS
 from tests.training import ranks
 from tests.training.run.test_run import lines_of
@@ -272,9 +272,8 @@ def test_a_layout_is_what_launcher_and_configuration_ask_for():
 
 
 def test_experts_that_cannot_be_divided_are_refused_before_data_are_read(gentle, monkeypatch):
-    divided = gentle("refused", **{"run.expert_parallel": 4})
-
-    def refused(processes: int, message: str, is_fsdp2: bool = True) -> None:
+    def refused(processes: int, message: str, is_fsdp2: bool = True, model=None) -> None:
+        divided = gentle("refused", model, **{"run.expert_parallel": 4})
         replicas = SimpleNamespace(dp_replicate_size=2)
         fields = {"parallelism_config": replicas, "num_processes": processes, "device": torch.device("cpu")}
         with pytest.raises(ConfigurationError, match=f"^run.expert_parallel: 4; {message}"):
@@ -282,6 +281,8 @@ def test_experts_that_cannot_be_divided_are_refused_before_data_are_read(gentle,
 
     refused(8, "it needs FSDP2", is_fsdp2=False)
     refused(12, "it must divide the 6 processes that share a model")
+    without_a_plan = {"type": "llama4_text", "num_local_experts": 4, "num_key_value_heads": 4, **SHAPE}
+    refused(8, "transformers has no plan by which to divide the experts of llama4_text", model=without_a_plan)
     with pytest.raises(ConfigurationError, match="expert_parallel: 2; it needs FSDP2"):
         Run(gentle("alone", **{"run.expert_parallel": 2, "data.cache_dir": "unread"}))
     assert not Path("unread").exists()
