@@ -36,7 +36,7 @@ from training.run.evaluation import HeldOutLoss, evaluate
 from training.run.forecast import RunForecast, law_of, read_lines
 from training.run.log import StepLog, StepTrace, write_log
 from training.run.progress import Progress, count
-from training.run.sharding import check_layout
+from training.run.sharding import Layout, check_layout
 from training.run.step import make_session, train_step
 
 logger = logging.getLogger(__name__)
@@ -195,6 +195,8 @@ class Run:
         parameters = f"{arch.n_active:.3g} active of {arch.n_total:.3g} parameters"
         rate = f"peak learning rate {self.schedule.peak:.3g} ({self.session.learning_rate_law})"
         logger.info("%s: %s; %s tokens; %s", model, parameters, tokens, rate)
+        if self.accelerator.is_fsdp2:
+            logger.info("weights: %s", Layout.of(self.accelerator, self.arguments.run.expert_parallel))
         unique = self.data.unique_tokens  # None while it is not known whether more follows
         if unique is not None and (epochs := self.branches[-1].tokens / unique) > 1:
             logger.warning("the data repeats: %.2f epochs of %s tokens", epochs, f"{unique:,}")

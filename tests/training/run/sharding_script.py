@@ -206,8 +206,8 @@ def main(what: str) -> None:
         for layout in (sharding.Layout(*size) for size in sizes):
             for half in (False, True):
                 compare("ours", lambda: switch(4), half, layout=layout)
-            for section in (TOP_K, SHARED, MIXTRAL):
-                compare(section["type"], lambda section=section: other(section), False, layout=layout)
+                for section in (TOP_K, SHARED, MIXTRAL):
+                    compare(section["type"], lambda section=section: other(section), half, layout=layout)
     else:
         for case in CASES:
             measure(*case)
