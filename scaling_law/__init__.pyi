@@ -18,6 +18,7 @@ from .fitting.throughput import fit_throughput as fit_throughput
 from .fitting.uncertainty import Bootstrap as Bootstrap
 from .forecasting.forecast import Forecast as Forecast
 from .forecasting.forecast import forecast as forecast
+from .forecasting.laws import stack_laws as stack_laws
 from .forecasting.live import LiveEstimate as LiveEstimate
 from .forecasting.live import LiveForecast as LiveForecast
 from .forecasting.live import TrainingCurve as TrainingCurve
@@ -29,6 +30,7 @@ from .law import ChinchillaLaw as ChinchillaLaw
 from .law import JointLaw as JointLaw
 from .law import Law as Law
 from .law import RoutedLaw as RoutedLaw
+from .law import StackLaw as StackLaw
 from .law import register as register
 from .law.compare import LawComparison as LawComparison
 from .law.compare import compare as compare

@@ -22,13 +22,14 @@ SCORED = named(lambda value, _: float(value), "NAME=LOSS")
 
 
 @command(
-    "runs n_active tokens experts prior kinds level figure register scored loss where columns status format trunks "
-    "skip_invalid mix",
+    "runs n_active tokens experts prior kinds level accuracy figure register scored loss where columns status "
+    "format final trunks skip_invalid mix",
     OfRuns,
 )
 def forecast(
     as_json: bool,
     mix: Any,
+    accuracy: Any,
     runs: Annotated[str | None, typer.Argument(help="Runs to forecast from: a folder, .jsonl, .csv, …")] = None,
     n_active: Annotated[Any, quantity(COUNTS, "Active parameters with embeddings: 2B.")] = None,
     tokens: Annotated[Any, quantity(COUNTS, "Training tokens: 8T.")] = None,
@@ -73,6 +74,7 @@ def forecast(
         kinds=kinds,
         level=level,
         mix=mix,
+        accuracy=accuracy,
     )
     show(answer.to_dict() if as_json else None, as_json, answer)
     written = [f"wrote {drawing.save(answer.figure(), figure)}"] if figure else []

@@ -123,6 +123,10 @@ QUESTIONS: dict[str, Question] = {
         LearningRateLaw.published(),
         lambda law, c: beside(law.at(law.counted(rates(law, c)), 8), law.check(rates(law, c))),
     ),
+    "LearningRateLaw.interval_at": (
+        replace(LearningRateLaw.published(), covariance=((0.01,) * 5,) * 5),
+        lambda law, c: beside(law.interval_at(law.counted(rates(law, c)), 8), law.check(rates(law, c))),
+    ),
     "LearningRateLaw.learning_rate": (
         LearningRateLaw.published(),
         arrays("learning_rate", lambda c: {"architecture": rates(LearningRateLaw.published(), c)}),
@@ -147,11 +151,12 @@ NOT_QUESTIONS = {  # why → what
     "shows the law": """Formula.coefficient_names Formula.default_experts Formula.summary ChinchillaLaw.default_experts
         ChinchillaForm.chinchilla_coefficients ChinchillaLaw.chinchilla_coefficients
         ChinchillaForm.chinchilla_of ChinchillaLaw.chinchilla_of
-        JointLaw.chinchilla_of Bootstrap.interval Bootstrap.to_rows Bootstrap.summary""",
+        JointLaw.chinchilla_of StackLaw.coefficient_names StackLaw.summary
+        Bootstrap.interval Bootstrap.to_rows Bootstrap.summary""",
     "makes a law, finds or stores one": """Formula.replace Law.save_pretrained Law.push_to_hub Law.from_pretrained
         ChinchillaLaw.of JointLaw.published LearningRateLaw.published LearningRateLaw.named
-        LearningRateLaw.load LearningRateLaw.save laws published register""",
-    "is the bare formula, of coefficients that are given": "Formula.evaluate",
+        LearningRateLaw.load LearningRateLaw.save laws published register StackLaw.of stack_laws""",
+    "is the bare formula, of coefficients that are given": "Formula.evaluate StackLaw.evaluate",
     "counts parameters, bytes or seconds, and asks no law of the loss": """LearningRateLaw.counted
         LearningRateLaw.counted_parameters scale_out""",
     "reads, shows or fits measured runs": """load_runs fit prior forecast backtest split profile_interval errors_of
