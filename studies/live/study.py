@@ -19,11 +19,12 @@ from scaling_law.figures import drawing
 from studies.common import Part, rms, write_page
 from studies.live import trunks
 from studies.live.trunks import SHORTEST, Logged, Sweep
+from studies.live.trunks import take as take
 
 SHARES = (0.1, 0.25, 0.5, 0.75, 0.9)
 TRUNK, SIZE, FIRST, LAWLESS = "the trunk", "all of its size", "all logs: the law alone", "the trunk; without a law"
 HUBER = 0.05  # as in the crossing
-RAISED, RAISED_FROM, SEEN_AT = (0.0, 0.05, 0.1, 0.2), 0.4, 0.75
+RAISED, RAISED_FROM, LOOKS = (0.0, 0.05, 0.1, 0.2), 0.4, np.arange(0.1, 0.76, 0.05)
 SHOWN = "crossing-d48-b3-h3-E4-seed1"
 
 
@@ -110,8 +111,8 @@ def _longest(sweep: Sweep) -> list[Logged]:
 def _off_track(sweep: Sweep, one: Logged, raised: float) -> bool:
     peers = [other.curve for other in sweep.logged if other.trunk != one.trunk]
     losses = one.curve.losses * np.where(one.curve.tokens > RAISED_FROM * one.curve.horizon, 1 + raised, 1.0)
-    said = LiveForecast(peers).of(replace(one.curve, losses=losses).until(SEEN_AT))
-    return bool(said and said.off_track())
+    run, forecast = replace(one.curve, losses=losses), LiveForecast(peers)
+    return any((said := forecast.of(run.until(share))) is not None and said.off_track() for share in LOOKS)
 
 
 # ------------------------------------------------------------------ the page
@@ -227,7 +228,3 @@ def write(page: Path) -> list[Path]:
     results = Results(trunks.read())
     tables, figures = {"live": every_forecast}, {"live": errors_and_one_run}
     return write_page(page, results, BLOCKS, tables, figures, values, CLAIMS)
-
-
-def take(runs: Sequence[Path]) -> list[Path]:
-    return trunks.take(runs)
