@@ -206,20 +206,35 @@ def errors_and_one_run(r: Results, axes: Any = None) -> Any:
 
 
 def every_forecast(r: Results) -> Iterator[tuple[object, ...]]:
-    yield "left_out", "trunk", "tokens", "share", "final", "law", "forecast", "low", "high"
+    yield "left_out", "trunk", "tokens", "share", "final", "last", "law", "forecast", "low", "high"
     for one in r.judged:
-        numbers = (one.final, one.law, one.said.loss, *one.said.interval())
+        numbers = (one.final, one.last, one.law, one.said.loss, *one.said.interval())
         yield one.left_out, one.run.trunk, int(one.run.curve.horizon), one.share, *(f"{x:.4f}" for x in numbers)
 
 
 BLOCKS = {"errors": errors, "sweeps": sweeps, "alarms": alarms}
+
+
+def _error(r: Results, left_out: str, share: float) -> float:
+    """Of the forecast over that of the law."""
+    return forecast_error(r.at(left_out, share)) / law_error(r.at(left_out, share))
+
+
 CLAIMS = {
-    "the forecast is nearer than the last loss, at every share": lambda r: all(
+    "the forecast is far nearer than the last loss": lambda r: all(
         forecast_error(many) < 0.5 * rms(np.array([one.last - one.final for one in many]))
         for left_out in (TRUNK, SIZE, FIRST, LAWLESS)
         for share in SHARES
         if (many := r.at(left_out, share))
     ),
+    "against a law of the sweep it gains only late": lambda r: (
+        0.9 < _error(r, TRUNK, 0.5) < 1.1 and _error(r, TRUNK, 0.9) < 0.9
+    ),
+    "it does without a law": lambda r: all(
+        forecast_error(r.at(LAWLESS, share)) < 1.5 * law_error(r.at(TRUNK, share)) for share in SHARES[1:]
+    ),
+    "its intervals hold": lambda r: held([one for one in r.judged if one.left_out == TRUNK], 0.9) > 0.87,
+    "a young run moves an unchecked law too far": lambda r: min(_error(r, FIRST, 0.25), _error(r, FIRST, 0.5)) > 1.3,
 }
 
 
