@@ -80,6 +80,7 @@ class Run:
         <output_dir>/config.yaml             the whole configuration
                      trunk/step0000400/      checkpoints: every branch point, and the newest two
                      trunk/log.jsonl
+                     trunk/forecast.json     the finished runs that its forecasts learn from
                      <branch>/model/         the finished model with its run.json, for from_pretrained
                      <branch>/log.jsonl
                      intermediate/<step…>/model/   models of the trunk at run.release_tokens
