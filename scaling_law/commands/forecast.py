@@ -54,7 +54,7 @@ def forecast(
 
     More examples:
 
-        scaling-law forecast runs.csv -o our-stack  # then: scaling-law optimal --law our-stack --flops 1e21
+        scaling-law forecast runs.csv -o our-stack
 
         scaling-law forecast runs.csv --n-active 2B --tokens 8T --register our-forecasts
 
