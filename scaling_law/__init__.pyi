@@ -21,6 +21,9 @@ from .fitting.uncertainty import Bootstrap as Bootstrap
 from .forecasting.forecast import Forecast as Forecast
 from .forecasting.forecast import forecast as forecast
 from .forecasting.laws import stack_laws as stack_laws
+from .forecasting.live import LiveEstimate as LiveEstimate
+from .forecasting.live import LiveForecast as LiveForecast
+from .forecasting.live import TrainingCurve as TrainingCurve
 from .formulas import Conditions as Conditions
 from .formulas import ExtrapolationError as ExtrapolationError
 from .formulas.conditions import RangeCheck as RangeCheck

@@ -130,7 +130,8 @@ class RunRecord(_Part):
     dropless, with the standard error of a mean over documents like the `eval_documents` that `eval_data` describes. Of
     a run with `status="diverged"`, losses that are not finite are stored as null. In training an expert takes
     `capacity_factor` times its balanced share of each `capacity_group_tokens` consecutive tokens (0: no limit,
-    dropless); the balance loss is counted over the same groups. `micro_batch_sequences` are those of one device.
+    dropless); the balance loss is counted over the same groups. `micro_batch_sequences` are those of one device, and
+    `expert_parallel` devices divide the experts.
     `step_seconds` is the median of the last steps, at the last batch size; `peak_memory_bytes` is that of the tensors
     of one GPU, or of a whole process on a CPU.
 
@@ -192,6 +193,7 @@ class RunRecord(_Part):
     micro_batch_sequences: PositiveCount | None = None
     gradient_checkpointing: Annotated[bool, Field(strict=True)] | None = None
     compile: Annotated[bool, Field(strict=True)] | None = None
+    expert_parallel: PositiveCount | None = None
     capacity_factor: Real | None = None
     capacity_group_tokens: PositiveCount | None = None
     balance_loss_coefficient: Real | None = None

@@ -39,7 +39,7 @@ MODES = {
 
 @command(
     "runs kind loss where columns bootstrap coefficients split prior output level validation test select "
-    "status format trunks skip_invalid fixed bounds outliers one_sided huber_delta weights l2 starts "
+    "status format final trunks skip_invalid fixed bounds outliers one_sided huber_delta weights l2 starts "
     "release mix allow_unidentifiable",
     OfRuns,
     MODES,

@@ -25,13 +25,14 @@ SCORED = named(lambda value, _: float(value), "NAME=LOSS")
 
 
 @command(
-    "runs n_active tokens experts prior kinds level figure output register scored loss where columns status format "
-    "trunks skip_invalid mix",
+    "runs n_active tokens experts prior kinds level accuracy figure output register scored loss where columns status "
+    "format final trunks skip_invalid mix",
     OfRuns,
 )
 def forecast(
     as_json: bool,
     mix: Any,
+    accuracy: Any,
     runs: Annotated[str | None, typer.Argument(help="Runs to forecast from: a folder, .jsonl, .csv, …")] = None,
     n_active: Annotated[Any, quantity(COUNTS, "Active parameters with embeddings: 2B.")] = None,
     tokens: Annotated[Any, quantity(COUNTS, "Training tokens: 8T.")] = None,
@@ -75,13 +76,13 @@ def forecast(
     models = {name: values for name, values in at.items() if values is not None}
     competing: dict[str, Any] = {"prior": None if prior == "none" else "public", "kinds": kinds, "mix": mix}
     if output is not None:
-        if models:
-            raise InputError("-o writes a law for any model: leave out --n-active, --tokens and --experts")
+        if models or accuracy:
+            raise InputError("-o writes a law for any model: leave out --n-active, --tokens, --experts and --accuracy")
         law = stack_laws(table, **competing)
         law.save_pretrained(output)
         show(law_to_dict(law) if as_json else None, as_json, law)
         return
-    answer = forecasting.forecast(table, models, level=level, **competing)
+    answer = forecasting.forecast(table, models, level=level, accuracy=accuracy, **competing)
     show(answer.to_dict() if as_json else None, as_json, answer)
     written = [f"wrote {drawing.save(answer.figure(), figure)}"] if figure else []
     written += (

@@ -19,6 +19,7 @@ from scaling_law.fitting.prior import prior as population
 from scaling_law.fitting.rolling import sizes_of
 from scaling_law.forecasting.forecasters import EQUAL_RATIOS, forecasters, have
 from scaling_law.forecasting.stack import Defaults, distances, gather, read_defaults, stack
+from scaling_law.formulas.accuracy import cell, expected, remarks, tasks_named
 from scaling_law.formulas.answers import Answer, span
 from scaling_law.formulas.conditions import Conditions, RangeCheck
 from scaling_law.formulas.law import check_level, numbers
@@ -65,7 +66,7 @@ class Forecast(Answer):
 
     def summary(self) -> Group:  # type: ignore[override]
         points = Table.of(
-            [{**row, "times_beyond": f"×{row['times_beyond']:.3g}"} for row in self.rows],
+            [_cells(row) for row in self.rows],
             title=self.verdict,
             keys=("N_act", "tokens", "E"),
             notes=[f"intervals of {self.level:.0%}; times_beyond: how far beyond the largest run"],
@@ -107,6 +108,7 @@ def forecast(
     level: float = 0.9,
     seed: int = 0,
     mix: str | Collection[str] = (),
+    accuracy: str | Sequence[str] = (),
 ) -> Forecast:
     """Forecast the loss of runs not yet trained, from all laws that `runs` support.
 
@@ -122,12 +124,14 @@ def forecast(
         level: of the intervals.
         seed: of the bootstrap behind them.
         mix: as in `fit`.
+        accuracy: tasks whose accuracy to expect at each loss, as of `Law.optimal`.
 
     Each law is fitted below several cuts within the runs, judged above them, and weighed by that (see
     `forecasting.stack`). ValueError for models that cannot be and for runs that no law can forecast from; RunsError
     for an unreadable table and for runs of several recipes.
     """
     check_level(level)
+    tasks = tasks_named(accuracy)
     table = runs if isinstance(runs, Runs) else load_runs(runs)
     check_mix(table.recipe, (), mix, table.source)
     points = points_of(at, table)
@@ -139,7 +143,13 @@ def forecast(
     columns = {name: getattr(points, name) for name in (*MODEL, "flops")}
     columns |= {"loss": np.exp(log_loss[:, -1]), "low": low, "high": high}
     columns["times_beyond"] = np.exp(distances(table, points).max(axis=0))
-    rows = [dict(zip(columns, map(float, row), strict=True)) for row in zip(*columns.values(), strict=True)]
+    rows: list[dict[str, Any]] = [
+        dict(zip(columns, map(float, row), strict=True)) for row in zip(*columns.values(), strict=True)
+    ]
+    if tasks and notes:
+        raise InputError(f"accuracy: {notes[0]}")
+    for row in rows if tasks else ():
+        row["accuracy"] = expected(tasks, row["loss"], (row["low"], row["high"]), level)
     at_points = {name: of_law[:, len(STEPS) - 1 :: len(STEPS)].tolist() for name, of_law in laws.items()}
     conditions = Conditions(table.source, n_runs=len(table), ranges=table.ranges())
     return Forecast(
@@ -150,7 +160,7 @@ def forecast(
         table,
         (flops, log_loss, spread),
         check=RangeCheck(conditions, MODEL, {name: getattr(points, name) for name in MODEL}),
-        notes=(*notes, *_blind_spots(table, points), *_untested(at_points)),
+        notes=(*notes, *remarks(tasks, columns["loss"]), *_blind_spots(table, points), *_untested(at_points)),
     )
 
 
@@ -182,6 +192,12 @@ def interval(log_loss: Any, spread: Any, level: float) -> tuple[Any, Any]:
     """The interval of the loss around ln L with this spread."""
     reach = norm.ppf(0.5 + level / 2) * np.asarray(spread)
     return np.exp(log_loss - reach), np.exp(log_loss + reach)
+
+
+def _cells(row: Mapping[str, Any]) -> dict[str, Any]:
+    plain = {name: value for name, value in row.items() if name != "accuracy"}
+    tasks = {name: cell(value) for name, value in row.get("accuracy", {}).items()}
+    return {**plain, "times_beyond": f"×{row['times_beyond']:.3g}", **tasks}
 
 
 def _span(values: Sequence[float]) -> str:

@@ -136,11 +136,12 @@ def fresh(kind: str, seed: int = 0) -> Predict:
 
 
 def one_constant(law: Law) -> Predict:
-    """A law as published, moved by its mean error on the runs."""
+    """A law as published, moved by its mean error on the runs; it says nothing where that leaves no positive loss."""
 
     def predict(runs: Runs, points: Runs, errors: bool) -> Prediction:
         off = runs.loss - law.loss(**_inputs(law, runs))
-        loss = np.maximum(law.loss(**_inputs(law, points)) + off.mean(), 1e-3)
+        loss = np.asarray(law.loss(**_inputs(law, points))) + off.mean()
+        loss = np.where(loss > 0, loss, np.nan)
         noise = (off.std(ddof=1) if len(runs) > 1 else 0.0) / loss
         return Prediction(np.log(loss), noise / np.sqrt(len(runs)), noise)
 

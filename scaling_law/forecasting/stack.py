@@ -32,6 +32,7 @@ FORMAT, VERSION = "forecast_defaults", 1
 DIRECTIONS = ("flops", "n_active", "tokens")  # in which a point may lie furthest beyond the runs
 REACH = 1.0  # width of the kernel on ln distances
 NEAR = 0.3  # ln distance at which errors begin to grow
+FAR = 10.0  # times the RMSE of the best law, from which on a law is not weighed
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,11 @@ def stack(evidence: Evidence, defaults: Defaults) -> Stacked:
             raise InputError(f"no law can forecast point {i + 1} from these runs: {why or 'no law was asked'}")
         kept, tests = tests_of(evidence.folds, [names[row] for row in rows])
         rows = rows[kept]
+        if tests.cuts:
+            squares = np.mean(tests.errors**2, axis=1)
+            laws[rows, 2, i] = np.sqrt(squares)
+            near = squares <= FAR**2 * (squares.min() + TINY**2)  # others would add nothing but their spread
+            rows, tests = rows[near], tests._replace(errors=tests.errors[near])
         like = [BASE.index(evidence.like[names[row]]) for row in rows]
         usual = defaults.moments[DIRECTIONS[np.argmax(beyond)]][np.ix_(like, like)]
         weights, growth, laws[rows, 2, i] = _weigh(tests, usual, defaults, beyond[0])

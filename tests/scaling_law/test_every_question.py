@@ -77,6 +77,14 @@ def memory_optimal(law: Law, flops: float) -> bool:
     return bool(solid)
 
 
+def while_it_trains(law: Law, flops: float) -> Any:
+    """A run of which half is trained."""
+    at = model(flops)
+    tokens = np.linspace(0.01, 0.5, 50) * at["tokens"]
+    run = scaling_law.TrainingCurve(tokens, np.full(50, 3.0), at["tokens"], at)
+    return beside(scaling_law.LiveForecast(law=law).of(run), law.check(**at))
+
+
 def rates(law: LearningRateLaw, flops: float) -> Architecture:
     """The architecture of which a learning-rate law is asked."""
     return Architecture(1024, 8 if flops == NEAR else 1000)
@@ -115,6 +123,10 @@ QUESTIONS: dict[str, Question] = {
         LearningRateLaw.published(),
         lambda law, c: beside(law.at(law.counted(rates(law, c)), 8), law.check(rates(law, c))),
     ),
+    "LearningRateLaw.interval_at": (
+        replace(LearningRateLaw.published(), covariance=((0.01,) * 5,) * 5),
+        lambda law, c: beside(law.interval_at(law.counted(rates(law, c)), 8), law.check(rates(law, c))),
+    ),
     "LearningRateLaw.learning_rate": (
         LearningRateLaw.published(),
         arrays("learning_rate", lambda c: {"architecture": rates(LearningRateLaw.published(), c)}),
@@ -129,12 +141,13 @@ QUESTIONS: dict[str, Question] = {
     "describe": (JOINT, lambda law, c: scaling_law.describe(SWITCH, c / 1e11, law=law)),
     "Law.next_runs": (JOINT, narrowed),
     "memory_optimal": (JOINT, memory_optimal),
+    "LiveForecast.of": (JOINT, while_it_trains),
     "compare": (["marin", "chinchilla"], lambda names, c: scaling_law.compare(c, laws=names)),
 }
 NOT_QUESTIONS = {  # why → what
     "is the check itself": """Formula.warnings Formula.beyond_guard Formula.check ChinchillaLaw.warnings
         ChinchillaLaw.check LearningRateLaw.warnings LearningRateLaw.warnings_at LearningRateLaw.beyond_guard
-        LearningRateLaw.check LearningRateLaw.check_at""",
+        LearningRateLaw.check LearningRateLaw.check_at LiveForecast.warnings""",
     "shows the law": """Formula.coefficient_names Formula.default_experts Formula.summary ChinchillaLaw.default_experts
         ChinchillaForm.chinchilla_coefficients ChinchillaLaw.chinchilla_coefficients
         ChinchillaForm.chinchilla_of ChinchillaLaw.chinchilla_of
@@ -152,9 +165,28 @@ NOT_QUESTIONS = {  # why → what
 }
 NOT_ASKED = {  # classes that are no laws: what they hold is computed, or measured
     *["Architecture", "Budget", "Limits", "Conditions", "RangeCheck", "ExtrapolationError"],
-    *["Backtest", "FitResult", "Forecast", "HeldOut", "LearningRateFit", "Prior", "PublishedLaw", "Runs"],
-    *["BreakEven", "ComputeOptimum", "Description", "Design", "EffectiveSpeedup", "LawComparison", "MatchedMemory"],
-    "MeasuredSpeedup",
+    *[
+        "Backtest",
+        "FitResult",
+        "Forecast",
+        "HeldOut",
+        "LearningRateFit",
+        "LiveEstimate",
+        "Prior",
+        "PublishedLaw",
+        "Runs",
+    ],
+    *[
+        "TrainingCurve",
+        "BreakEven",
+        "ComputeOptimum",
+        "Description",
+        "Design",
+        "EffectiveSpeedup",
+        "LawComparison",
+        "MatchedMemory",
+        "MeasuredSpeedup",
+    ],
     *["OptimalRow", "OptimalTable", "Plan", "Reached", "ScaleOut"],
     "Throughput",  # hours, whose extrapolation Throughput.warnings tells
 }

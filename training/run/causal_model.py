@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from modeling_switch_moe import RoutingStatistics, SwitchMoeCausalLMOutputWithPast
+from modeling_switch_moe.experts import autocast_grouped_mm
 from modeling_switch_moe.losses import SwitchMoeHead
 from scaling_law.size.model_configs import read_model
 from training.configuration.arguments import ConfigurationError
@@ -30,7 +31,9 @@ def build(config: Any, group_tokens: int | None = None) -> nn.Module:
     Raises ConfigurationError if the class refuses its configuration, or has other parameters than were counted.
     """
     from transformers import AutoModelForCausalLM
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
+    ALL_EXPERTS_FUNCTIONS["grouped_mm"] = autocast_grouped_mm  # else experts are multiplied in fp32 under bf16
     model_class = causal_class(config)
     try:
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)

@@ -33,6 +33,7 @@ from training.run.dry_run import advice_on_memory, dry_run
 from training.run.evaluation import HeldOutLoss, evaluate
 from training.run.log import StepLog, StepTrace, write_log
 from training.run.progress import Progress, count
+from training.run.sharding import check_layout
 from training.run.step import make_session, train_step
 
 logger = logging.getLogger(__name__)
@@ -88,6 +89,7 @@ class Run:
 
         # The processes, and the commits of the data: one process asks for them, since upstream a commit may come.
         self.accelerator = accelerator = make_accelerator(a.run)
+        check_layout(a, accelerator)
         a, self.pins = on_main(accelerator, lambda: pins.pinned(a, self.folder))
         a.check_processes(accelerator.num_processes)
         self.arguments = a

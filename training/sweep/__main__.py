@@ -1,4 +1,4 @@
-"""Many runs from one file: `python -m training.sweep plan|run|status|cancel|records|config SWEEP.yaml`.
+"""Many runs from one file: `python -m training.sweep plan|run|status|watch|cancel|records|config SWEEP.yaml`.
 
 `file.SweepFile` describes the file. Each run is one `accelerate launch train.py`, which resumes from what is there.
 """
@@ -6,17 +6,21 @@
 from __future__ import annotations
 
 import signal
+import time
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+from rich.console import Group
+from rich.live import Live
 
 from hub.base.atomic import write_bytes
 from hub.base.commands import App, Json
 from hub.base.errors import HubError
 from hub.base.tables import print_table, show
 from hub.record.table import to_jsonl
+from scaling_law.commands.options import choose_law
 from training.configuration.arguments import ConfigurationError
 from training.sweep.engine import Engine, EngineError, Job, alive, places_of, submitting
 from training.sweep.file import Sweep
@@ -26,6 +30,7 @@ from training.sweep.run import Local, write_configuration
 from training.sweep.slurm import Slurm
 from training.sweep.status import Queued, RunStatus, status_table
 from training.sweep.status import status as run_status
+from training.sweep.watch import against, finished
 
 ENGINES: dict[str, type[Engine]] = {engine.name: engine for engine in (Local, Slurm, HfJobs)}
 
@@ -65,6 +70,26 @@ def status(sweep_file: _SweepFile, as_json: Json = False) -> None:
     """
     statuses = _status(Sweep.load(sweep_file))
     show([asdict(one) for one in statuses], as_json, status_table(statuses))
+
+
+@app.command()
+def watch(
+    sweep_file: _SweepFile,
+    law: Annotated[
+        str, typer.Option(help="published, a name that `scaling-law compare` lists, or a folder.")
+    ] = "published",
+    seconds: Annotated[float, typer.Option(min=0.1, help="Between two looks.")] = 30.0,
+) -> None:
+    """Show `status`, and the finished runs against a law, until all runs have ended."""
+    sweep, chosen = Sweep.load(sweep_file), choose_law(law)
+    with Live(auto_refresh=False) as live:
+        while True:
+            statuses = _status(sweep)
+            runs = finished([record for run in sweep.runs for record in run.records()])
+            live.update(Group(status_table(statuses), *([against(chosen, runs)] if runs else [])), refresh=True)
+            if all(one.state in ("finished", "diverged", "failed") for one in statuses):
+                return
+            time.sleep(seconds)
 
 
 @app.command()
