@@ -8,6 +8,8 @@ is set, and over whatever tokens are in the call.
 
 from __future__ import annotations
 
+import logging
+import re
 from typing import Any
 
 import torch
@@ -16,9 +18,12 @@ from torch import nn
 
 from modeling_switch_moe import RoutingStatistics, SwitchMoeCausalLMOutputWithPast
 from modeling_switch_moe.losses import SwitchMoeHead
-from scaling_law.size.model_configs import read_model
+from scaling_law.size.model_configs import FAMILIES
 from training.configuration.arguments import ConfigurationError
+from training.configuration.class_counts import experts_per_token, without_gradient
 from training.configuration.model_classes import SELECTION_BIAS, balance_loss_of, causal_class
+
+logger = logging.getLogger(__name__)
 
 # Fields by which a class changes logits after its head, unless they are null or 1.
 _AFTER_THE_HEAD = ("logits_scaling", "final_logit_softcapping")
@@ -27,7 +32,8 @@ _AFTER_THE_HEAD = ("logits_scaling", "final_logit_softcapping")
 def build(config: Any, group_tokens: int | None = None) -> nn.Module:
     """Build an fp32 model of the configuration's class; its balance loss is a mean over groups of `group_tokens`.
 
-    Raises ConfigurationError if the class refuses its configuration, or has other parameters than were counted.
+    Parameters that no loss moves are frozen and logged. Raises ConfigurationError if the class refuses its
+    configuration.
     """
     from transformers import AutoModelForCausalLM
 
@@ -37,9 +43,11 @@ def build(config: Any, group_tokens: int | None = None) -> nn.Module:
     except Exception as error:  # every class has errors of its own
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ConfigurationError(f"model: {model_class.__name__} cannot be built: {reason}") from error
-    counted, built = read_model(config).parameters, sum(p.numel() for p in model.parameters())
-    if counted != built:
-        raise ConfigurationError(f"model: {counted:,} parameters were counted, {model_class.__name__} has {built:,}")
+    for name in (frozen := without_gradient(config)):
+        model.get_parameter(name).requires_grad_(False)
+    if frozen and not next(model.parameters()).is_meta:
+        names = ", ".join(sorted({re.sub(r"\.\d+\.", ".*.", name) for name in frozen}))
+        logger.warning("no loss moves these parameters of %s, which stay as drawn: %s", config.model_type, names)
     # The class in place, so that parameters keep their names, and DDP, FSDP and `save_pretrained` see the class.
     model.__class__ = type(model_class.__name__, (_InTheLoop, model_class), {"__module__": model_class.__module__})
     model.prepare_for_the_loop(balance_loss_of(model_class), group_tokens)
@@ -81,7 +89,7 @@ class _InTheLoop:
         self._routed: list[tuple[torch.Tensor, torch.Tensor]] | None = None  # of the current forward pass
         head = self.get_output_embeddings()
         changed = any(getattr(self.config, name, None) not in (None, 1) for name in _AFTER_THE_HEAD)
-        if type(head) is nn.Linear and head.bias is None and not changed:
+        if self.config.model_type in FAMILIES and type(head) is nn.Linear and head.bias is None and not changed:
             head.__class__ = SwitchMoeHead  # which computes losses without holding all logits
         for router, index in routers(self).items():
             router.register_forward_hook(lambda _module, _inputs, outputs, index=index: self._keep(outputs, index))
@@ -92,8 +100,9 @@ class _InTheLoop:
             return
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         logits = outputs[index].flatten(0, -2)
-        experts = [output for output in outputs if output.dtype == torch.int64]
-        top_k = self.config.num_experts_per_tok
+        tensors = [output for output in outputs if isinstance(output, torch.Tensor) and output.ndim > 1]
+        experts = [output for output in tensors if output.dtype == torch.int64]
+        top_k = experts_per_token(self.config)
         self._routed.append((logits, experts[0].flatten(0, -2) if experts else logits.topk(top_k).indices))
 
     def forward(
