@@ -68,7 +68,7 @@ VOCABULARY = "Vocabulary size. [default: of the law's runs; if unknown GPT-2's 5
 LAWS = "published (Ludziejewski et al. 2025), printed (its rounded table), "
 LAWS += "a name that `scaling-law compare` lists, a folder, or a Hub repo."
 ACCURACY = "Tasks whose accuracy to expect at the loss: arc_easy,hellaswag."
-RATES = "code (as the paper's runs), paper (as its text says), or a fitted law's file."
+RATES = "code (as the paper's runs), paper (as its text says), public (of other labs' grids), or a fitted law's file."
 
 
 class Shared:
@@ -102,7 +102,9 @@ class Shared:
     force: Annotated[bool, rare("Answer even far outside the fitted range.", "--force")] = False
     accuracy: Annotated[Any, quantity(names, ACCURACY)] = ""
     law: Annotated[str, option(LAWS)] = "published"
-    learning_rate_law: Annotated[str, rare(RATES)] = "code"
+    learning_rate_law: Annotated[
+        str | None, rare(f"{RATES} [default: public:ludziejewski in its range, else code]")
+    ] = None
     as_json: Json = False
 
 

@@ -84,7 +84,7 @@ def _loss_row(law: Law, at: dict[str, Any]) -> dict[str, Any]:
     "inference_tokens bytes_per_parameter bytes_per_kv kv_heads_ratio granularity shared_ratio unique_tokens "
     "vocab_size integral accuracy force law learning_rate_law"
 )
-def optimal(law: Law, learning_rate_law: str, **question: Any) -> Answer:
+def optimal(law: Law, learning_rate_law: str | None, **question: Any) -> Answer:
     """The best model for a budget of FLOPs, hours or money, for every number of experts, and the best of all.
 
         scaling-law optimal --flops 1e22 --memory 80GB --kv-tokens 16k
@@ -100,7 +100,8 @@ def optimal(law: Law, learning_rate_law: str, **question: Any) -> Answer:
 
         scaling-law optimal --flops 1e21 --accuracy arc_easy,hellaswag
     """
-    return law.optimal(learning_rate_law=LearningRateLaw.named(learning_rate_law), **question)
+    rates = LearningRateLaw.named(learning_rate_law) if learning_rate_law else None
+    return law.optimal(learning_rate_law=rates, **question)
 
 
 @command(

@@ -67,6 +67,8 @@ class Law(Formula):
                 hold `kv_tokens` together.
             experts: one E or several; None asks for those of `default_experts`.
             integral: only architectures that exist, d_model = 64 n_blocks = 64 n_heads.
+            learning_rate_law: None asks that of the public grids at the level of the paper inside of its range, and
+                the paper's own outside, with a warning.
             batch_ramp: its last batch goes into learning-rate laws that have a batch, its batches into step times;
                 None: the paper's.
             force: compare answers beyond the range guard, too.

@@ -3,7 +3,8 @@
 It counts what `training.run` holds: fp32 weights, gradients and AdamW's moments, autocast in bf16 or fp32, experts
 with capacity buffers (in fp32 on a CPU without), the cross-entropy in chunks of logits. Under DDP every device has all
 of the state, and its gradients always. FSDP2 shards state and gradients; whole are the weights of two blocks at a
-time, in the precision of autocast, and the gradients of one, until they are summed over the devices in fp32.
+time, in the precision of autocast, and the gradients of one, until they are summed over the devices in fp32; of
+experts that are divided among devices (expert parallelism) only a device's own.
 
 Of other engines: "zero1" is Megatron's distributed optimizer, 6 + 12 / d bytes for a parameter on d devices (Megatron
 Core, "Distributed Optimizer"). Tensor parallelism divides matrices, and with sequence parallelism all activations
@@ -96,10 +97,12 @@ def training_memory(
     router = a.routed_blocks * a.d_model * _if_routed(a, a.experts, 0) * blocks / a.blocks
     parameters = inner + ends + router
     sharded = sharding == "fsdp2" and np.any(np.asarray(devices) > 1)
-    held = (stage_of(a, tp, pp, 1)[2] + ends + router) / devices if sharded or sharding == "zero1" else parameters
+    between = stage_of(a, tp, pp, 1)[2] + router  # with all experts
+    held = (between + ends) / devices if sharded or sharding == "zero1" else parameters
 
     # Rows that the experts compute, by token and active expert: a buffer has as many as the capacity.
-    rows = 1.0 if (on_cpu and not half) or not capacity_factor else capacity_factor
+    has_buffers = capacity_factor and not (on_cpu and not half)
+    rows = np.where(np.asarray(ep) == 1, capacity_factor, 1.0) if has_buffers else 1.0
     stream, block = tokens * a.d_model * SINGLE, tokens * _kept_by_a_block(a, half, rows)
     # Casts live as long as a step; what FSDP2 gathers is in that precision already, and so are Megatron's weights.
     casts = HALF * inner if half and not sharded and sharding != "zero1" else 0.0
@@ -112,8 +115,8 @@ def training_memory(
     )
     workspace = (_at_the_head(a, tokens, half, on_cpu), _in_a_block(a, tokens, half, rows))
     if sharded:
-        weights = (parameters - ends) / blocks
-        moments = _moments_of_shards(a, kept, workspace, block, weights, held, passes, half, blocks, ends, reshard)
+        of_block = between / blocks, (parameters - ends) / blocks
+        moments = _moments_of_shards(a, kept, workspace, block, of_block, held, passes, half, blocks, ends, reshard)
     else:
         # of one matrix, before it is added
         stacked = GRADIENT_BYTES * 2 * a.d_model * a.experts * a.d_expert / (ep * tp)
@@ -164,7 +167,7 @@ def _moments_of_shards(
     kept: tuple[Any, Any],
     workspace: tuple[Any, Any],
     block_activations: Any,
-    block_weights: Any,
+    of_block: tuple[Any, Any],
     held: Any,
     passes: Any,
     half: bool,
@@ -174,12 +177,13 @@ def _moments_of_shards(
 ) -> list[tuple[Any, Any, Any]]:
     """(gradients, activations, workspace) where the peak may be with `held` parameters on a device, block by block.
 
-    With the weights of a block are those of the next, gathered ahead, or without `reshard` those of all before it. The
-    gradients of a block are there in the precision of its weights, and then as their fp32 sum over the devices, which
-    lives until the next is summed.
+    `of_block`: all weights of a block, and those that a device gathers; with them are those of the next, gathered
+    ahead, or without `reshard` those of all before it. The gradients of a block are there in the precision of its
+    weights, and then as their fp32 sum over the devices, which lives until the next is summed.
     """
     head, compute = 1.0 * a.vocab_size * a.d_model, HALF if half else SINGLE
-    whole, summed = compute * block_weights, SINGLE * block_weights
+    block_weights, gathered = of_block
+    whole, summed = compute * gathered, SINGLE * gathered
     share = held / (ends + blocks * block_weights)
     ahead = np.where(reshard, 2.0 * whole, blocks * whole + SINGLE * (ends - head))  # gathered, the embedding too
 
@@ -199,14 +203,15 @@ def _moments_of_shards(
     return moments
 
 
-def _kept_by_a_block(a: Architecture | Widths, half: bool, rows: float) -> Any:
+def _kept_by_a_block(a: Architecture | Widths, half: bool, rows: Any) -> Any:
     """Bytes by token that a block's backward pass needs. Autocast copies the input of every projection."""
     d, width, compute = a.d_model, a.active_width, HALF if half else SINGLE
     attended = 2 * a.heads * a.head_dim + 2 * a.n_kv_heads * a.head_dim  # queries, outputs, keys and values, fp32
     kept = 2 * d * SINGLE + attended * SINGLE + (4 * HALF if half else SINGLE) * d  # two residuals; the inputs
     kept += 4 * SINGLE + a.heads * SINGLE  # moments of the norms, normalisers of the softmax
     dense = kept + 4 * width * compute + (2 * HALF if half else SINGLE) * d
-    kept += rows * (4 * width + a.experts_per_token * d) * compute  # gate, up, its activation, product; the buffer
+    # Gate, up, its activation, product; the buffer.
+    kept = kept + rows * (4 * width + a.experts_per_token * d) * compute
     kept += (SINGLE + (2 * HALF if half else SINGLE)) * d  # the router's input, the outputs before their gate
     return _if_routed(a, kept + 2 * a.experts * SINGLE + 40, dense)  # logits and probabilities, indices
 
@@ -222,7 +227,7 @@ def _at_the_head(a: Architecture | Widths, tokens: Any, half: bool, on_cpu: bool
     return tokens * d * (SINGLE + (HALF if half else SINGLE)) + vocabulary * d * SINGLE + chunks * logits + copies
 
 
-def _in_a_block(a: Architecture | Widths, tokens: Any, half: bool, rows: float) -> Any:
+def _in_a_block(a: Architecture | Widths, tokens: Any, half: bool, rows: Any) -> Any:
     """The last block's backward pass: gradients of its output, of two inner activations, and of the head."""
     inner = _if_routed(a, rows, 1.0) * 2 * a.active_width * (HALF if half else SINGLE)
     return tokens * (a.d_model * SINGLE + inner) + a.vocab_size * a.d_model * SINGLE

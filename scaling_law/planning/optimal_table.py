@@ -18,10 +18,10 @@ from hub.base.errors import InputError
 from hub.base.tables import Table, enumerated, rows_of
 from hub.base.units import format_bytes, format_count, format_flops, listed_experts
 from scaling_law.formulas import Formula
-from scaling_law.formulas.accuracy import Task, cell, expected, remarks, tasks_named
+from scaling_law.formulas.accuracy import accuracy_cells, expected, remarks, tasks_named
 from scaling_law.formulas.answers import Answer, plain, plain_fields
 from scaling_law.formulas.law import percentile_interval, positive
-from scaling_law.formulas.learning_rate import LearningRateLaw
+from scaling_law.formulas.learning_rate import LearningRateLaw, peak_rate
 from scaling_law.machine.gpus import named_gpu
 from scaling_law.machine.layout import MEGATRON
 from scaling_law.machine.serving import decode_seconds_by_width
@@ -66,10 +66,11 @@ class OptimalRow:
     Unless the table is integral, `d_model` is fractional and `architecture` None. `loss_interval` holds 95 % of the
     draws. `limited_by`: "compute" or "time", "memory", or "smallest" for an optimum below d_model 64. `trusted`:
     within the range guard (not `beyond_guard`) of a law whose ranges are known; `warnings` say how far outside.
-    `epochs`: tokens over the unique ones, where these are limited. `decode_seconds`: GPU-seconds of one generated
-    token, where a batch was given. `megatron_loss`: of the same model in the same hours, by an engine that also has
-    tensor, pipeline and context parallelism; None where `train.py` is as fast. `accuracy`:
-    task → what to expect of it, where asked (`formulas.accuracy`).
+    `learning_rate_interval`: where the best rate lies with 95 % probability, if `learning_rate_law`, named by its
+    source, says. `epochs`: tokens over the unique ones, where these are limited. `decode_seconds`: GPU-seconds of one
+    generated token, where a batch was given. `accuracy`: task → what to expect of it, where asked.
+    `megatron_loss`: of the same model in the same hours, by an engine that also has tensor, pipeline and context
+    parallelism; None where `train.py` is as fast.
     """
 
     experts: float
@@ -92,8 +93,10 @@ class OptimalRow:
     epochs: float | None = None
     decode_seconds: float | None = None
     beyond_guard: bool = False
-    megatron_loss: float | None = None
     accuracy: Mapping[str, Mapping[str, float]] | None = None
+    learning_rate_interval: tuple[float, float] | None = None
+    learning_rate_law: str = ""
+    megatron_loss: float | None = None
 
     @property
     def memory_bytes(self) -> float:
@@ -308,10 +311,9 @@ class OptimalTable(Answer):
             values |= {"GPU-s per M": seconds} if price is None else {"price per M": price * seconds / 3600}
         if not self.limits.kv_tokens:
             del values["kv_cache_bytes"]
-        tasks = {name: cell(value) for name, value in (row.accuracy or {}).items()}
         return (
             {name: "" if (value := values.get(name)) is None else value for name in SHOWN[:-1]}
-            | tasks
+            | accuracy_cells(row.accuracy)
             | {"": values[""]}
         )
 
@@ -361,15 +363,18 @@ def optimal(
     if (check := law.check(**at)).beyond.all():
         check.refuse(force)
     draws = drawn_losses(law, budget, at, optimum.d_model[inside], limits)
-    rates = learning_rate_law or LearningRateLaw.published()
+    intervals = [None if draws is None else percentile_interval(draws[:, i]) for i in range(len(at["tokens"]))]
     ramp = batch_ramp or BatchRamp(PAPER.batch_ramp, PAPER.sequence_length)
     sizes = _sizes(optimum, at, budget, limits) | _served(optimum.d_model[inside], at, decode_batch, budget, limits)
     sizes |= _elsewhere(law, budget, optimum.d_model[inside], sizes, limits)
     rows = tuple(
         OptimalRow(
             **row,
-            **_worth(law, {name: values[i] for name, values in at.items()}, row["d_model"], limits, rates, ramp),
-            **_losses(row["loss"], None if draws is None else percentile_interval(draws[:, i]), tasks),
+            **_worth(
+                law, {name: values[i] for name, values in at.items()}, row["d_model"], limits, learning_rate_law, ramp
+            ),
+            loss_interval=intervals[i],
+            accuracy=expected(tasks, row["loss"], intervals[i], 0.95),
             architecture=limits.architecture(row["d_model"], row["experts"]) if integral else None,
         )
         for i, row in enumerate(rows_of(sizes))
@@ -397,7 +402,8 @@ def optimal(
         return table
     spent = table.best.training_flops
     of_limits: Any = asdict(limits)
-    same = optimal(law, spent, e, integral=integral, learning_rate_law=rates, batch_ramp=ramp, force=True, **of_limits)
+    rates: Any = {"learning_rate_law": learning_rate_law, "batch_ramp": ramp}
+    same = optimal(law, spent, e, integral=integral, force=True, **rates, **of_limits)
     notes = (*table.notes, *_notes_on_time(table, budget.cluster))
     return replace(table, flops=spent, equal_flops=same, notes=notes)
 
@@ -428,11 +434,6 @@ def _elsewhere(
     at = limits.worth(other.models(law, d_model, sizes["experts"], limits))
     losses = zip(np.asarray(law.loss(**at)), sizes["loss"], strict=True)
     return {"megatron_loss": [float(loss) if ours - loss > SAME else None for loss, ours in losses]}
-
-
-def _losses(loss: float, interval: tuple[float, float] | None, tasks: Sequence[Task]) -> dict[str, Any]:
-    """The columns of what is known of a loss: its interval, and the accuracies of tasks."""
-    return {"loss_interval": interval, "accuracy": expected(tasks, loss, interval, 0.95) if tasks else None}
 
 
 def _largest_wins(table: OptimalTable, experts: FloatArray, law: Formula, by_default: bool) -> str | None:
@@ -490,15 +491,16 @@ def _sizes(optimum: WidthOptimum, at: Mapping[str, FloatArray], budget: Budget, 
 
 
 def _worth(
-    law: Formula, at: Mapping[str, Any], d_model: float, limits: Limits, rates: LearningRateLaw, ramp: BatchRamp
+    law: Formula, at: Mapping[str, Any], d_model: float, limits: Limits, rates: LearningRateLaw | None, ramp: BatchRamp
 ) -> dict[str, Any]:
     """The learning rate of a model, and how far law and rate extrapolate for it."""
     check, tokens = law.check(**at), float(at["tokens"])
-    counted = float(rates.counted_parameters(d_model, vocab_size=limits.vocab_size))
-    tuned = (counted, float(at["experts"]), tokens, ramp.last_batch_tokens(tokens))
-    warnings = tuple(dict.fromkeys([*check.warnings, *rates.warnings_at(*tuned)]))
+    run = (float(at["experts"]), tokens, ramp.last_batch_tokens(tokens), limits.vocab_size)
+    peak = peak_rate(rates, d_model, *run)
+    warnings = tuple(dict.fromkeys([*check.warnings, *peak.warnings]))
+    rate = {"learning_rate": peak.learning_rate, "learning_rate_interval": peak.interval}
     trust = {"trusted": bool(check.trusted), "beyond_guard": bool(check.beyond)}
-    return {"learning_rate": float(rates.at(*tuned)), "warnings": warnings, **trust}
+    return rate | {"learning_rate_law": peak.law.source, "warnings": warnings} | trust
 
 
 def _served(

@@ -1,4 +1,4 @@
-"""Runs in trackers, one row each: trackio's store, Space or dataset, and W&B's API or table. They are only read.
+"""Runs in trackers, one row each: trackio's store, Space or dataset, and W&B's API. They are only read.
 
 A row has the run's configuration (nested fields joined by dots), the last value of each metric, `run_id` (the name),
 the tracker's `id`, and a `status` as in run records: final, running or failed.
@@ -8,32 +8,32 @@ from __future__ import annotations
 
 import json
 import math
-import netrc
 import os
 import re
 import sqlite3
 from base64 import b64encode
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import closing
 from datetime import datetime, timezone
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, get_args
-from urllib.error import HTTPError, URLError
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
-from urllib.request import Request, urlopen
 
 import hub  # lazy: its rooms are imported when runs are read
 from hub.base.errors import InputError, unknown
 from hub.base.tables import literal
-from hub.record.table import LoadedRows, split_rows
 from scaling_law.runs.rows import Row, RunsError, is_loss, number
 
+if TYPE_CHECKING:
+    from hub import LoadedRows
+
 Final = Literal["last", "minimum", "smoothed"]
-FINAL = get_args(Final)
 SAID = {"last": "last logged", "minimum": "least logged", "smoothed": "mean of the last 5 % logged"}
 TAIL = 0.05
 OVERDUE = 3.0  # times its longest silence, after which a run of trackio, which keeps no ends, is over
+STRUCTURE = ("run_id", "run_name", "id", "timestamp", "step", "log_id", "space_id", "created_at")  # of its tables
 PAGE = 10_000  # rows that trackio's servers answer with at most, and samples of a history of W&B
 W_AND_B_STATES = {"finished": "final", **dict.fromkeys(("crashed", "failed", "killed"), "failed")}  # else running
 RUNS_OF_W_AND_B = """query Runs($entity: String!, $project: String!, $cursor: String) {
@@ -46,31 +46,16 @@ MOST_NATS = 20.0  # a uniform guess over 500 million tokens
 _SPACE = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-@dataclass(frozen=True)
-class TrackerRows(LoadedRows):
-    """Rows of a tracker's runs; `final` says how their losses were taken from what was logged."""
-
-    final: str = ""
-
-    def remarks(self, status: str | None) -> tuple[str, ...]:
-        """What a status leaves out: one line for the runs that are under way or failed."""
-        names: dict[str, list[str]] = {}
-        for row in self.rows:
-            if status is not None and row["status"] != status:
-                names.setdefault(row["status"], []).append(str(row["run_id"]))
-        return tuple(
-            f"{len(runs)} {state}: {', '.join(runs[:5])}{', …' * (len(runs) > 5)}" for state, runs in names.items()
-        )
-
-    def columns(self) -> str:
-        """The columns with a value of each, metrics first."""
-        values = {name: value for row in reversed(self.rows) for name, value in row.items() if value is not None}
-        order = [name for row in self.rows for name in row]
-        return ", ".join(f"{name} ({literal(values[name])})" for name in dict.fromkeys(order) if name in values)
-
-
 def is_tracker(source: Any) -> bool:
     return isinstance(source, str) and source.startswith(("trackio:", "wandb:"))
+
+
+def with_values(rows: Sequence[Row]) -> str:
+    """The columns of rows with a value of each, metrics first."""
+    values = {name: value for row in reversed(rows) for name, value in row.items() if value is not None}
+    return ", ".join(
+        f"{name} ({literal(values[name])})" for name in dict.fromkeys(name for row in rows for name in row)
+    )
 
 
 def unit_problem(row: Row, loss: str) -> str:
@@ -83,17 +68,17 @@ def unit_problem(row: Row, loss: str) -> str:
     return ""
 
 
-def tracker_rows(source: str, final: Final, losses: Collection[str] = ()) -> TrackerRows:
+def tracker_rows(source: str, final: Final, losses: Collection[str] = ()) -> LoadedRows:
     """The rows of "trackio:PROJECT" or "wandb:ENTITY/PROJECT".
 
     `final` holds for every metric whose name ends in "loss", and for `losses`. InputError for another one; RunsError
     for a project that is not there, and for a tracker that does not answer.
     """
-    if final not in FINAL:
-        raise InputError(f"final={final!r} must be one of {', '.join(FINAL)}")
+    if final not in SAID:
+        raise InputError(f"final={final!r} must be one of {', '.join(SAID)}")
     tracker, _, place = source.partition(":")
     rows = (_of_trackio if tracker == "trackio" else _of_w_and_b)(place, final, losses)
-    return TrackerRows([*rows], source, final=final)
+    return hub.LoadedRows([*rows], source)
 
 
 def _row(
@@ -123,11 +108,17 @@ def _final(logged: Sequence[float], final: Final) -> float:
 
 
 def _post(url: str, body: Any, headers: Mapping[str, str], what: str) -> Any:
-    """The JSON that a server answers; RunsError, one line, where it does not."""
+    """The data that a server answers; RunsError, one line, where it does not."""
+    from urllib.error import HTTPError, URLError  # slow to import
+    from urllib.request import Request, urlopen
+
     request = Request(url, json.dumps(body).encode(), {"Content-Type": "application/json", **headers})
     try:
-        with urlopen(request, timeout=60) as answer:
-            return json.load(answer)
+        with urlopen(request, timeout=60) as response:
+            answer = json.load(response)
+        if not (said := answer.get("error") or answer.get("errors")):
+            return answer["data"]
+        raise RunsError(f"{what}: its server says {said}")
     except HTTPError as error:
         said = " ".join(error.read(300).decode(errors="replace").split()) or error.reason
         raise RunsError(f"{what}: its server answered {error.code} ({said})") from None
@@ -143,28 +134,21 @@ def _of_trackio(place: str, final: Final, losses: Collection[str]) -> Iterator[R
     where, _, project = place.rpartition("/")
     if where.startswith("datasets/"):
         lines, configs = (_parquet(where, f"{project}{part}.parquet") for part in ("", "_configs"))
-    elif where:
-        lines, configs = _tables(_server(where, project, f"trackio:{place}"))
     else:
-        lines, configs = _tables(_store(project))
-    names = ("run_id", "run_name", "id", "timestamp", "step", "log_id", "space_id", "created_at")
-    settings = {_identity(row)[1]: _decoded(row, "config", names) for row in configs}
-    logged: dict[tuple[str, str], list[tuple[datetime, dict[str, Any]]]] = {}
+        ask = _server(where, project, f"trackio:{place}") if where else _store(project)
+        lines, configs = (_table(ask, name) for name in ("metrics", "configs"))
+    settings = {_identity(row)[1]: _decoded(row, "config") for row in configs}
+    times: dict[tuple[str, str], list[datetime]] = {}
+    logged: dict[tuple[str, str], dict[str, list[float]]] = {}
     for line in lines:
-        values = {"step": line["step"], **_decoded(line, "metrics", names)}
-        logged.setdefault(_identity(line), []).append((datetime.fromisoformat(line["timestamp"]), values))
-    for identity, history in logged.items():
-        metrics: dict[str, list[float]] = {}
-        for _, values in history:
-            for name, value in values.items():
-                if (x := number(value)) is not None:
-                    metrics.setdefault(name, []).append(x)
-        ends = {
-            name: _final(values, final if is_loss(name) or name in losses else "last")
-            for name, values in metrics.items()
-        }
-        status = "running" if _is_under_way([time for time, _ in history]) else "final"
-        yield _row(settings.get(identity[1], {}), ends, identity, status)
+        run = _identity(line)
+        times.setdefault(run, []).append(datetime.fromisoformat(line["timestamp"]))
+        for name, value in {"step": line["step"], **_decoded(line, "metrics")}.items():
+            if (x := number(value)) is not None:
+                logged.setdefault(run, {}).setdefault(name, []).append(x)
+    for run, metrics in logged.items():
+        ends = {n: _final(values, final if is_loss(n) or n in losses else "last") for n, values in metrics.items()}
+        yield _row(settings.get(run[1], {}), ends, run, "running" if _is_under_way(times[run]) else "final")
 
 
 def _identity(row: Row) -> tuple[str, str]:
@@ -172,11 +156,11 @@ def _identity(row: Row) -> tuple[str, str]:
     return str(row["run_name"]), str(row.get("run_id") or row["run_name"])
 
 
-def _decoded(row: Row, name: str, structure: Collection[str]) -> dict[str, Any]:
+def _decoded(row: Row, name: str) -> dict[str, Any]:
     """What a column of JSON holds; in parquet files it is spread over the other columns."""
     if name in row:
         return dict(json.loads(row[name]))
-    return {key: value for key, value in row.items() if value is not None and key not in structure}
+    return {key: value for key, value in row.items() if value is not None and key not in STRUCTURE}
 
 
 def _is_under_way(times: Sequence[datetime]) -> bool:
@@ -186,17 +170,12 @@ def _is_under_way(times: Sequence[datetime]) -> bool:
     return bool(silences) and datetime.now(timezone.utc) - ordered[-1] < OVERDUE * max(silences)
 
 
-def _tables(ask: Callable[[str], list[Row]]) -> tuple[list[Row], list[Row]]:
-    """Lines and configurations of all runs, page by page."""
-    tables: list[list[Row]] = []
-    for table in ("metrics", "configs"):
-        rows: list[Row] = []
-        while page := ask(
-            f"SELECT * FROM {table} WHERE id > {rows[-1]['id'] if rows else 0} ORDER BY id LIMIT {PAGE}"
-        ):
-            rows += page
-        tables.append(rows)
-    return tables[0], tables[1]
+def _table(ask: Callable[[str], list[Row]], name: str) -> list[Row]:
+    """All rows of a table, page by page."""
+    rows: list[Row] = []
+    while page := ask(f"SELECT * FROM {name} WHERE id > {rows[-1]['id'] if rows else 0} ORDER BY id LIMIT {PAGE}"):
+        rows += page
+    return rows
 
 
 def _store(project: str) -> Callable[[str], list[Row]]:
@@ -206,19 +185,15 @@ def _store(project: str) -> Callable[[str], list[Row]]:
     folder = Path(os.environ.get("TRACKIO_DIR") or Path(HF_HOME) / "trackio")
     path = folder / f"{re.sub(r'[^A-Za-z0-9_-]', '', project) or 'default'}.db"
     if not path.is_file():
-        raise RunsError(
-            f"{unknown('trackio:', project, sorted(file.stem for file in folder.glob('*.db')))} in {folder}"
-        )
+        projects = sorted(file.stem for file in folder.glob("*.db"))
+        raise RunsError(f"{unknown('trackio:', project, projects)} in {folder}")
     mode = "mode=ro" if Path(f"{path}-wal").exists() else "immutable=1"
 
     def ask(query: str) -> list[Row]:
         try:
-            connection = sqlite3.connect(f"{path.resolve().as_uri()}?{mode}", uri=True)
-            connection.row_factory = sqlite3.Row
-            try:
+            with closing(sqlite3.connect(f"{path.resolve().as_uri()}?{mode}", uri=True)) as connection:
+                connection.row_factory = sqlite3.Row
                 return [dict(row) for row in connection.execute(query)]
-            finally:
-                connection.close()
         except sqlite3.Error as error:
             raise RunsError(f"trackio:{project}: {path} cannot be read ({error})") from None
 
@@ -239,9 +214,7 @@ def _server(where: str, project: str, what: str) -> Callable[[str], list[Row]]:
 
     def ask(query: str) -> list[Row]:
         answer = _post(f"{where}/api/query_project", {"args": [project, query], "kwargs": {}}, headers, what)
-        if answer.get("error"):
-            raise RunsError(f"{what}: {answer['error']}")
-        return list(answer["data"]["rows"])
+        return list(answer["rows"])
 
     return ask
 
@@ -249,23 +222,18 @@ def _server(where: str, project: str, what: str) -> Callable[[str], list[Row]]:
 def _parquet(where: str, name: str) -> list[Any]:
     organisation, _, dataset = where.removeprefix("datasets/").partition("/")
     content = hub.open_store(f"hf://{organisation}").read("dataset", dataset, name, None)
-    return split_rows(content, name, foreign=True)[0]
+    with TemporaryDirectory() as folder:
+        (file := Path(folder) / name).write_bytes(content)
+        return hub.load_rows(file).rows
 
 
 # ------------------------------------------------------------------ W&B
 
 
 def _of_w_and_b(place: str, final: Final, losses: Collection[str]) -> Iterator[Row]:
-    """Rows of ENTITY/PROJECT, or of the table that a project's page exports."""
-    if Path(place).exists() or place.endswith(".csv"):
-        if final != "last":
-            raise InputError(f"final={final!r} needs what was logged; an exported table has the last values only")
-        for row in hub.load_rows(place).rows:
-            name, state = str(row.get("Name")), str(row.get("State", "finished"))
-            yield _row(row, row, (name, str(row.get("ID", name))), W_AND_B_STATES.get(state, "running"))
-        return
+    """Rows of ENTITY/PROJECT."""
     if not _SPACE.fullmatch(place):
-        raise RunsError(f"wandb:{place}: allowed are wandb:ENTITY/PROJECT and wandb:FILE.csv, as its page exports")
+        raise RunsError(f"wandb:{place}: allowed is wandb:ENTITY/PROJECT")
     variables: dict[str, Any] = dict(zip(("entity", "project"), place.split("/"), strict=True))
     page: dict[str, Any] = {"hasNextPage": True, "endCursor": None}
     while page["hasNextPage"]:
@@ -293,6 +261,8 @@ def _ends_of_w_and_b(variables: Mapping[str, Any], names: Sequence[str], final: 
 
 def _graphql(query: str, variables: Mapping[str, Any], place: str) -> Any:
     """The project that W&B answers with; the key is that of its own tools (WANDB_API_KEY, else ~/.netrc)."""
+    import netrc
+
     base = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai").rstrip("/")
     try:
         login = netrc.netrc().authenticators(urlsplit(base).hostname or "")
@@ -301,8 +271,6 @@ def _graphql(query: str, variables: Mapping[str, Any], place: str) -> Any:
     key = os.environ.get("WANDB_API_KEY") or (login[2] if login else None)
     headers = {"Authorization": f"Basic {b64encode(f'api:{key}'.encode()).decode()}"} if key else {}
     answer = _post(f"{base}/graphql", {"query": query, "variables": variables}, headers, f"wandb:{place}")
-    if errors := answer.get("errors"):
-        raise RunsError(f"wandb:{place}: {errors[0].get('message', errors[0])}")
-    if not (project := answer["data"]["project"]):
+    if not (project := answer["project"]):
         raise RunsError(f"wandb:{place}: no such project, or not for {'this key' if key else 'readers without a key'}")
     return project

@@ -58,8 +58,9 @@ def make_session(a: TrainingArguments, accelerator, tokenizer, data: TrainingDat
     config = model_config(a, len(tokenizer), tokenizer.eos_token_id)
     draw = partial(build_model, config, a.run.seed, a.model.capacity_group_tokens)
     if accelerator.is_fsdp2:
+        layout = sharding.Layout.of(accelerator, a.run.expert_parallel)
         reshard = accelerator.state.fsdp_plugin.reshard_after_forward
-        model = sharding.build(draw, a.run.precision == "bf16", reshard, tied=config.tie_word_embeddings)
+        model = sharding.build(draw, a.run.precision == "bf16", layout, reshard, tied=config.tie_word_embeddings)
     else:
         model = draw()
     if a.run.experts_implementation != "auto":

@@ -39,7 +39,7 @@ LINES = {  # what is typed → the line on standard error
     "optimal --flops 1e22 --mfu 0.3": "mfu goes with hours or money, not with --flops 1e+22",
     "optimal --flops 1e22 --experts 8 --law chinchilla": "--experts 8: this Chinchilla law holds for E = 1 only",
     "optimal --flops 1e22 --learning-rate-law coed": (
-        "learning-rate law 'coed' is unknown: did you mean 'code'? There are code, paper, or the file of a law"
+        "learning-rate law 'coed' is unknown: did you mean 'code'? There are code, paper, public, or the file of a law"
     ),
     "optimal --hours 72 --flops 1e21 --gpu h100 --gpus 8": (
         "--flops 1e+21, --hours 72.0, --money: give exactly one of them"
