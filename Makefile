@@ -11,7 +11,7 @@
 # make resolve       check that all extras install together under constraints.txt (nothing is installed)
 # make dist          the wheel and the sdist in dist/, checked and tried in a fresh environment
 # make check-all     all of these, with demo FAST=1
-# make studies       every page of docs/studies again, from its records: crossing, evidence, granularity, hours, …
+# make studies       every page of docs/studies again, from its records: crossing, evidence, granularity, hours, live, …
 # make models        docs/studies/models.md again, from scaling_law/explorer/models.json
 # make evidence      docs/studies/evidence.md again, from its points; DATA=folder: these first, from other labs' tables
 # make crossing      docs/studies/crossing.md again, from its records; RUNS="folder …": these first, from runs;

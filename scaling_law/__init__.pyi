@@ -9,6 +9,8 @@ from .fitting.fitting import FitResult as FitResult
 from .fitting.fitting import errors_of as errors_of
 from .fitting.fitting import fit as fit
 from .fitting.learning_rate import fit_learning_rate as fit_learning_rate
+from .fitting.measured_speedup import MeasuredSpeedup as MeasuredSpeedup
+from .fitting.measured_speedup import measured_speedup as measured_speedup
 from .fitting.prior import Prior as Prior
 from .fitting.prior import prior as prior
 from .fitting.profiles import profile_interval as profile_interval

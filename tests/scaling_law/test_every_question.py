@@ -160,7 +160,7 @@ NOT_QUESTIONS = {  # why → what
     "counts parameters, bytes or seconds, and asks no law of the loss": """LearningRateLaw.counted
         LearningRateLaw.counted_parameters scale_out""",
     "reads, shows or fits measured runs": """load_runs fit prior forecast backtest split profile_interval errors_of
-        fit_throughput fit_learning_rate published_design""",
+        measured_speedup fit_throughput fit_learning_rate published_design""",
     "serves; what its page and tools answer is asked below": "explore",
 }
 NOT_ASKED = {  # classes that are no laws: what they hold is computed, or measured
@@ -176,16 +176,8 @@ NOT_ASKED = {  # classes that are no laws: what they hold is computed, or measur
         "PublishedLaw",
         "Runs",
     ],
-    *[
-        "TrainingCurve",
-        "BreakEven",
-        "ComputeOptimum",
-        "Description",
-        "Design",
-        "EffectiveSpeedup",
-        "LawComparison",
-        "MatchedMemory",
-    ],
+    *["BreakEven", "ComputeOptimum", "Description", "Design", "EffectiveSpeedup", "LawComparison", "MatchedMemory"],
+    *["MeasuredSpeedup", "TrainingCurve"],
     *["OptimalRow", "OptimalTable", "Plan", "Reached", "ScaleOut"],
     "Throughput",  # hours, whose extrapolation Throughput.warnings tells
 }

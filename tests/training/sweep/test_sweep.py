@@ -203,7 +203,11 @@ def test_costs_are_those_of_the_architecture(tmp_path):
     trunk = [7629, 3815, (points[-1] - 7629 * small - 3815 * 2 * small) / large]
     decays = [(end - point) / size for end, point, size in zip(ends, points, (small, 2 * small, large), strict=True)]
     assert run.seconds == pytest.approx(sum((k + n) * step for k, n, step in zip(trunk, decays, steps, strict=True)))
-    assert run.memory_bytes == 16 * arch.n_total / 2  # fp32: weights, gradients, two moments
+    assert run.memory_bytes == run.placement.memory.total > 16 * arch.n_total / 8  # the peak, with activations
+    assert (run.placement.micro_batch_sequences, run.placement.dp) == (16, 8)  # of 128
+    alone = plan_sweep(paper_sweep(tmp_path, where="d = 512, E = 8"), shards=2).runs[0]
+    assert alone.memory_bytes == 16 * arch.n_total / 2  # fp32: weights, gradients, two moments
+    assert alone.placement is None
     assert run.disk_bytes == (3 + 3) * 12 * arch.n_total + 3 * 4 * arch.n_total
 
 
