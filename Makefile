@@ -11,7 +11,7 @@
 # make resolve       check that all extras install together under constraints.txt (nothing is installed)
 # make dist          the wheel and the sdist in dist/, checked and tried in a fresh environment
 # make check-all     all of these, with demo FAST=1
-# make studies       every page of docs/studies again, from its records: crossing, evidence, granularity, hours, …
+# make studies       every page of docs/studies again, from its records: crossing, evidence, granularity, hours, live, …
 # make models        docs/studies/models.md again, from scaling_law/explorer/models.json
 # make evidence      docs/studies/evidence.md again, from its points; DATA=folder: these first, from other labs' tables
 # make crossing      docs/studies/crossing.md again, from its records; RUNS="folder …": these first, from runs;
@@ -19,14 +19,16 @@
 # make hours         docs/studies/hours.md again, from its rows; RUNS=table.csv: these and the library's rates first
 # make learning_rates  docs/studies/learning_rates.md and the library's laws again; DATA=folder: from public tables
 # make granularity   docs/studies/granularity.md again, from its records and the crossing's; RUNS="folder …": these first
+# make live          docs/studies/live.md again, from its records, logs and the crossing's; RUNS="folder …": these first
 # make explorer-picture  docs/figures/explorer.png again, by the browser of make test-browser
 # make tour          the pictures of docs/tour.md again, by its own code
 # make docs          the documentation as a site in build/site, strict about its links and anchors
 # make bench         the benchmarks, one after the other (under ten minutes), and docs/benchmarks.md from their results;
 #                    FAST=1 the smallest sizes, into build/bench. BENCH_CURVES=, BENCH_STEP_LAW=, BENCH_DATASET=,
 #                    BENCH_TOKENIZER=, BENCH_RUNS=: data that is not shipped here; what needs it is skipped or made without
-# make gpu           what only a GPU can show, into docs/benchmarks.md; make gpu-suite, gpu-steps, gpu-decoding,
-#                    gpu-checkpoints, gpu-sweep: one part. LIMIT=540 stops after so many seconds, and the same command
+# make gpu           what only a GPU can show, into docs/benchmarks.md; make gpu-first: what answers most in 15 minutes;
+#                    gpu-steps, gpu-suite, gpu-heads, gpu-data, gpu-decoding, gpu-checkpoints, gpu-registered (45
+#                    minutes, with DATA=), gpu-sweep: one part. LIMIT=540 stops after so many seconds, and the same command
 #                    goes on; RETRY=1 runs again what failed; DATA=folder: text of the sweep; GPU_PYTHON: an interpreter
 #                    that has torch with CUDA (default: the one of make setup). make gpu-smoke: tiny, on a CPU, too
 #
@@ -69,8 +71,8 @@ BENCH_RESULTS := $(if $(FAST),build/bench,benchmarks/results)
 BENCH_PAGE := $(if $(FAST),build/bench/benchmarks.md,docs/benchmarks.md)
 
 .PHONY: setup demo test test-slow test-light test-clients test-vllm test-browser test-slurm lint resolve dist check-all
-.PHONY: models studies evidence crossing granularity hours learning_rates explorer-picture tour docs bench clean
-.PHONY: gpu gpu-smoke gpu-suite gpu-steps gpu-decoding gpu-checkpoints gpu-sweep
+.PHONY: models studies evidence crossing granularity hours learning_rates live explorer-picture tour docs bench clean
+.PHONY: gpu gpu-smoke gpu-first gpu-steps gpu-suite gpu-heads gpu-data gpu-decoding gpu-checkpoints gpu-registered gpu-sweep
 
 setup: $(VENV)/.ready
 
@@ -171,9 +173,9 @@ check-all:
 	$(MAKE) dist
 	$(MAKE) demo FAST=1
 
-studies: models granularity evidence crossing hours learning_rates
+studies: models granularity evidence crossing hours learning_rates live
 
-models granularity evidence crossing hours learning_rates: setup
+models granularity evidence crossing hours learning_rates live: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m studies $@ $(if $(RUNS)$(DATA),--runs $(RUNS) $(DATA)) $(if $(PREDICT),--predict $(PREDICT))
 
 explorer-picture: setup
@@ -194,17 +196,15 @@ bench: setup
 	@$(BIN)/python -m benchmarks.render --results $(BENCH_RESULTS) --page $(BENCH_PAGE)
 
 GPU_PYTHON ?= $(BIN)/python
-GPU_PARTS := suite steps decoding checkpoints sweep
+GPU_PARTS := steps suite heads data decoding checkpoints registered sweep
 GPU_FLAGS := $(if $(LIMIT),--limit $(LIMIT)) $(if $(RETRY),--retry) $(if $(DATA),--data $(DATA))
 
-gpu $(GPU_PARTS:%=gpu-%): $(if $(filter $(BIN)/python,$(GPU_PYTHON)),setup)
+gpu gpu-first $(GPU_PARTS:%=gpu-%): $(if $(filter $(BIN)/python,$(GPU_PYTHON)),setup)
 	$(GPU_PYTHON) -m benchmarks.gpu $(patsubst gpu-%,%,$(filter gpu-%,$@)) $(GPU_FLAGS)
-	$(GPU_PYTHON) -m benchmarks.gpu.page
 
 gpu-smoke: setup
 	rm -rf build/gpu-smoke
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.gpu --smoke --limit 300
-	$(BIN)/python -m benchmarks.gpu.page --results build/gpu-smoke/results --page build/gpu-smoke/benchmarks.md
 
 clean:
 	rm -rf $(VENV) $(LIGHT) $(CLIENTS) $(VLLM) $(FRESH) dist demo-output demo-output-fast

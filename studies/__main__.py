@@ -1,6 +1,6 @@
 """A page of docs/studies again, from the records of its study.
 
-    python -m studies crossing | evidence | granularity | hours | learning_rates | models
+    python -m studies crossing | evidence | granularity | hours | learning_rates | live | models
                       [--runs RUNS…] [--predict [d_model:E …]]
 
 --runs takes the records first: of runs (files, or folders of run.json), or for `evidence` and `learning_rates` the

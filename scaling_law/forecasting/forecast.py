@@ -19,7 +19,7 @@ from scaling_law.fitting.prior import prior as population
 from scaling_law.fitting.rolling import sizes_of
 from scaling_law.forecasting.forecasters import EQUAL_RATIOS, forecasters, have
 from scaling_law.forecasting.stack import Defaults, distances, gather, read_defaults, stack
-from scaling_law.formulas.accuracy import cell, expected, remarks, tasks_named
+from scaling_law.formulas.accuracy import accuracy_cells, expected, remarks, tasks_named
 from scaling_law.formulas.answers import Answer, span
 from scaling_law.formulas.conditions import Conditions, RangeCheck
 from scaling_law.formulas.law import check_level, numbers
@@ -66,7 +66,12 @@ class Forecast(Answer):
 
     def summary(self) -> Group:  # type: ignore[override]
         points = Table.of(
-            [_cells(row) for row in self.rows],
+            [
+                {name: value for name, value in row.items() if name != "accuracy"}
+                | {"times_beyond": f"×{row['times_beyond']:.3g}"}
+                | accuracy_cells(row.get("accuracy"))
+                for row in self.rows
+            ],
             title=self.verdict,
             keys=("N_act", "tokens", "E"),
             notes=[f"intervals of {self.level:.0%}; times_beyond: how far beyond the largest run"],
@@ -192,12 +197,6 @@ def interval(log_loss: Any, spread: Any, level: float) -> tuple[Any, Any]:
     """The interval of the loss around ln L with this spread."""
     reach = norm.ppf(0.5 + level / 2) * np.asarray(spread)
     return np.exp(log_loss - reach), np.exp(log_loss + reach)
-
-
-def _cells(row: Mapping[str, Any]) -> dict[str, Any]:
-    plain = {name: value for name, value in row.items() if name != "accuracy"}
-    tasks = {name: cell(value) for name, value in row.get("accuracy", {}).items()}
-    return {**plain, "times_beyond": f"×{row['times_beyond']:.3g}", **tasks}
 
 
 def _span(values: Sequence[float]) -> str:

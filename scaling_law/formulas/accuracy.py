@@ -68,11 +68,13 @@ def tasks_named(accuracy: str | Sequence[str]) -> list[Task]:
 
 def expected(
     tasks: Sequence[Task], loss: float, interval: tuple[float, float] | None, level: float
-) -> dict[str, dict[str, float]]:
-    """Task → accuracy, `low` and `high` at `level`, for a loss with its interval of this level.
+) -> dict[str, dict[str, float]] | None:
+    """None for no tasks; task → accuracy, `low` and `high` at `level`, for a loss with its interval of this level.
 
     InputError for a loss that is far from all those measured, as losses in other units are.
     """
+    if not tasks:
+        return None
     from statistics import NormalDist  # slow to import
 
     fits, z = _fits(), NormalDist().inv_cdf(0.5 + level / 2)
@@ -101,6 +103,6 @@ def remarks(tasks: Sequence[Task], losses: Sequence[float]) -> tuple[str, ...]:
     return (f"{what}alike for all rows", *([beyond] if min(losses) < fits["losses"][0] else []))
 
 
-def cell(value: Mapping[str, float]) -> str:
-    """How a table shows an accuracy."""
-    return "{accuracy:.2f} ({low:.2f}–{high:.2f})".format(**value)
+def accuracy_cells(accuracy: Mapping[str, Mapping[str, float]] | None) -> dict[str, str]:
+    """How a table shows what `expected` answers."""
+    return {name: "{accuracy:.2f} ({low:.2f}–{high:.2f})".format(**value) for name, value in (accuracy or {}).items()}

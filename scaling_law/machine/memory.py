@@ -185,7 +185,7 @@ def _moments_of_shards(
     block_weights, gathered = of_block
     whole, summed = compute * gathered, SINGLE * gathered
     share = held / (ends + blocks * block_weights)
-    ahead = np.where(reshard, 2.0, blocks) * whole
+    ahead = np.where(reshard, 2.0 * whole, blocks * whole + SINGLE * (ends - head))  # gathered, the embedding too
 
     def gradients(count: Any) -> Any:
         return GRADIENT_BYTES * np.where(passes > 1, held, share * count)
@@ -210,9 +210,8 @@ def _kept_by_a_block(a: Architecture | Widths, half: bool, rows: Any) -> Any:
     kept = 2 * d * SINGLE + attended * SINGLE + (4 * HALF if half else SINGLE) * d  # two residuals; the inputs
     kept += 4 * SINGLE + a.heads * SINGLE  # moments of the norms, normalisers of the softmax
     dense = kept + 4 * width * compute + (2 * HALF if half else SINGLE) * d
-    kept = (
-        kept + rows * (4 * width + a.experts_per_token * d) * compute
-    )  # gate, up, its activation, product; the buffer
+    # Gate, up, its activation, product; the buffer.
+    kept = kept + rows * (4 * width + a.experts_per_token * d) * compute
     kept += (SINGLE + (2 * HALF if half else SINGLE)) * d  # the router's input, the outputs before their gate
     return _if_routed(a, kept + 2 * a.experts * SINGLE + 40, dense)  # logits and probabilities, indices
 

@@ -18,7 +18,7 @@ from hub.base.errors import InputError
 from hub.base.tables import Table, enumerated, rows_of
 from hub.base.units import format_bytes, format_count, format_flops, listed_experts
 from scaling_law.formulas import Formula
-from scaling_law.formulas.accuracy import Task, cell, expected, remarks, tasks_named
+from scaling_law.formulas.accuracy import accuracy_cells, expected, remarks, tasks_named
 from scaling_law.formulas.answers import Answer, plain, plain_fields
 from scaling_law.formulas.law import percentile_interval, positive
 from scaling_law.formulas.learning_rate import LearningRateLaw, peak_rate
@@ -311,10 +311,9 @@ class OptimalTable(Answer):
             values |= {"GPU-s per M": seconds} if price is None else {"price per M": price * seconds / 3600}
         if not self.limits.kv_tokens:
             del values["kv_cache_bytes"]
-        tasks = {name: cell(value) for name, value in (row.accuracy or {}).items()}
         return (
             {name: "" if (value := values.get(name)) is None else value for name in SHOWN[:-1]}
-            | tasks
+            | accuracy_cells(row.accuracy)
             | {"": values[""]}
         )
 
@@ -364,6 +363,7 @@ def optimal(
     if (check := law.check(**at)).beyond.all():
         check.refuse(force)
     draws = drawn_losses(law, budget, at, optimum.d_model[inside], limits)
+    intervals = [None if draws is None else percentile_interval(draws[:, i]) for i in range(len(at["tokens"]))]
     ramp = batch_ramp or BatchRamp(PAPER.batch_ramp, PAPER.sequence_length)
     sizes = _sizes(optimum, at, budget, limits) | _served(optimum.d_model[inside], at, decode_batch, budget, limits)
     sizes |= _elsewhere(law, budget, optimum.d_model[inside], sizes, limits)
@@ -373,7 +373,8 @@ def optimal(
             **_worth(
                 law, {name: values[i] for name, values in at.items()}, row["d_model"], limits, learning_rate_law, ramp
             ),
-            **_losses(row["loss"], None if draws is None else percentile_interval(draws[:, i]), tasks),
+            loss_interval=intervals[i],
+            accuracy=expected(tasks, row["loss"], intervals[i], 0.95),
             architecture=limits.architecture(row["d_model"], row["experts"]) if integral else None,
         )
         for i, row in enumerate(rows_of(sizes))
@@ -405,11 +406,6 @@ def optimal(
     same = optimal(law, spent, e, integral=integral, force=True, **rates, **of_limits)
     notes = (*table.notes, *_notes_on_time(table, budget.cluster))
     return replace(table, flops=spent, equal_flops=same, notes=notes)
-
-
-def _losses(loss: float, interval: tuple[float, float] | None, tasks: Sequence[Task]) -> dict[str, Any]:
-    """The columns of what is known of a loss: its interval, and the accuracies of tasks."""
-    return {"loss_interval": interval, "accuracy": expected(tasks, loss, interval, 0.95) if tasks else None}
 
 
 def _until_loss_rises(

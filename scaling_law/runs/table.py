@@ -290,7 +290,8 @@ def load_runs(
     loss = _loss_column(origin, [rows[i] for i in selected], prepared.loss, prepared.aliases, shown)
     tuned = ("seed", *RATES, "schedule", "schedule_peak_learning_rate")  # the last as in runs.parquet
     settings = [name for name in tuned if any(name in row for row in rows)]
-    wrong = _problems(rows, selected, loss, settings, True, not prepared.says_size, tracked)
+    also = ["ids"] + ["sizes"] * (not prepared.says_size) + ["units"] * tracked
+    wrong = _problems(rows, selected, loss, settings, also)
     wrong = [prepared.failed.get(i) or problem for i, problem in zip(selected, wrong, strict=True)]
     problems += filter(None, wrong)
     good = [i for i, problem in zip(selected, wrong, strict=True) if not problem]
@@ -438,18 +439,12 @@ def _loss_column(
 
 
 def _problems(
-    rows: Sequence[Row],
-    at: Sequence[int],
-    loss: str,
-    settings: Sequence[str],
-    ids: bool = False,
-    sizes: bool = False,
-    units: bool = False,
+    rows: Sequence[Row], at: Sequence[int], loss: str, settings: Sequence[str], also: Collection[str] = ()
 ) -> list[str]:
     """What is wrong with each of the rows `at`, "" if nothing. Runs that differ in their settings are no duplicates.
 
-    `ids`: no two have one run_id, and settings that are unknown are the same, which NaNs are not; `sizes`: sizes are
-    those of their shape; `units`: numbers can have the units of laws.
+    Checked `also`: "ids", no two have one run_id, and settings that are unknown are the same, which NaNs are not;
+    "sizes" are those of their shape; numbers can have the "units" of laws.
     """
     problems, seen = [], dict[Any, str]()
     for i in at:
@@ -460,14 +455,14 @@ def _problems(
             for name, value in values.items()
             if value is None or not 0 < value < math.inf or (name == "experts" and value < 1)
         ]
-        if not wrong and sizes and (contradiction := size_problem(row)):
+        if not wrong and "sizes" in also and (contradiction := size_problem(row)):
             wrong = [contradiction]
-        if not wrong and units and (unit := unit_problem(row, loss)):
+        if not wrong and "units" in also and (unit := unit_problem(row, loss)):
             wrong = [unit]
         if not wrong:
             told = [row.get(name) for name in settings]
-            keys = [("N, D, E and loss", (*values.values(), *(map(repr, told) if ids else told)))]
-            keys += [("run_id", row["run_id"])] if ids and row.get("run_id") else []
+            keys = [("N, D, E and loss", (*values.values(), *(map(repr, told) if "ids" in also else told)))]
+            keys += [("run_id", row["run_id"])] if "ids" in also and row.get("run_id") else []
             hint = f"; where='id != {row['id']}' leaves this one out" if row.get("id") else ""
             wrong = [f"duplicate of {seen[key]} (same {key[0]}{hint})" for key in keys if key in seen][:1]
             seen |= dict.fromkeys(keys, name_of_row)

@@ -78,7 +78,20 @@ def fold(rates: Rates, others: Population, paper: LearningRateLaw) -> dict[str, 
             regret[name] = float(np.mean([_regrets(rates, law, models[asked]) for law, asked in laws]))
     ends = np.log(np.array([public.interval_at(*row) for row in at], float))
     held = float(np.mean((ends[:, 0] < rates.ln_rate) & (rates.ln_rate < ends[:, 1])))
-    return {"models": len(models), "rates": len(at), "rms": rms, "regret": regret, "held": held}
+    row = {"models": len(models), "rates": len(at), "rms": rms, "regret": regret, "held": held}
+    return row | {"alone": alone(rates) if len(np.unique(at[:, 0])) > 1 and len(np.unique(at[:, 2])) > 1 else {}}
+
+
+def alone(rates: Rates) -> dict[str, float]:
+    """Errors (rms) of laws of ln(LR/√B) in N and E, without and with D, fitted to these rates alone."""
+    n, e, d, batch = np.exp(rates.variables).T
+    laws = {
+        name: fit_learning_rate(
+            n, e, np.exp(rates.ln_rate) / batch**0.5, tokens=tokens, with_experts=np.ptp(e) > 0, reading="paper"
+        )
+        for name, tokens in (("without D", None), ("with D", d))
+    }
+    return {name: law.rmse or 0.0 for name, law in laws.items()}
 
 
 def _regrets(rates: Rates, law: LearningRateLaw, models: FloatArray) -> FloatArray:
@@ -155,6 +168,11 @@ def values(r: Results) -> dict[str, str]:
         "tuned-cost": of_adamw("regret", "one model", ".4f"),
         "public-cost": of_adamw("regret", "another lab", ".4f"),
         "paper-cost": of_adamw("regret", "paper", ".4f"),
+        **{
+            f"{name}-{method.replace(' ', '-').lower()}": f"{r.folds[of]['alone'][method]:.2f}"
+            for name, of in (("marin", "marin_moe"), ("step", "step_dense"))
+            for method in ("without D", "with D")
+        },
         "adamh": f"{r.folds['marin_moe']['rms']['one model']:.2f}",
         "adamh-cost": f"{r.folds['marin_moe']['regret']['one model']:.4f}",
         "tiny": f"{r.folds['crossing']['rms']['one model']:.2f}",
@@ -169,6 +187,13 @@ CLAIMS = {
     "levels differ by more than a model's scatter": lambda r: r.population.spread[0] > 5 * population.SCATTER,
     "one tuned model costs less than none in most grids": lambda r: _fewer(r, "one model", "another lab") >= 4,
     "the population costs less than the paper's law in most grids": lambda r: _fewer(r, "another lab", "paper") >= 5,
+    "D decides Marin's rates and hardly Step Law's": lambda r: (
+        [
+            r.folds[name]["alone"]["with D"] < 0.5 * r.folds[name]["alone"]["without D"]
+            for name in ("marin_moe", "marin_adamw", "step_dense", "step_moe", "lingle")
+        ]
+        == [True, True, False, False, False]
+    ),
     "AdamH's exponents are not AdamW's": lambda r: r.folds["marin_moe"]["rms"]["one model"] > 0.5,
     "the paper's rates are a third of the average": lambda r: (
         0.25 < exp(r.population.labs["ludziejewski"][0][0] - r.population.mean[0]) < 0.4

@@ -176,17 +176,8 @@ NOT_ASKED = {  # classes that are no laws: what they hold is computed, or measur
         "PublishedLaw",
         "Runs",
     ],
-    *[
-        "TrainingCurve",
-        "BreakEven",
-        "ComputeOptimum",
-        "Description",
-        "Design",
-        "EffectiveSpeedup",
-        "LawComparison",
-        "MatchedMemory",
-        "MeasuredSpeedup",
-    ],
+    *["BreakEven", "ComputeOptimum", "Description", "Design", "EffectiveSpeedup", "LawComparison", "MatchedMemory"],
+    *["MeasuredSpeedup", "TrainingCurve"],
     *["OptimalRow", "OptimalTable", "Plan", "Reached", "ScaleOut"],
     "Throughput",  # hours, whose extrapolation Throughput.warnings tells
 }

@@ -90,6 +90,7 @@ def test_a_fold_of_the_right_law_costs_nothing_and_of_a_wrong_one_its_parabola(l
     assert fold["rms"]["paper"] > 0.5
     assert fold["regret"] == {}  # no runs
     other = replace(exact, mean=TRUE + 0.5 * LEVEL)
+    assert fold["alone"] == {"with D": pytest.approx(0.05, abs=0.03), "without D": pytest.approx(0.12, abs=0.05)}
     off = study.fold(one, other, paper)
     assert off["rms"]["another lab"] == pytest.approx(0.5)
     assert off["rms"]["one model"] < 0.2

@@ -133,6 +133,11 @@ class RunArguments(_Section):
     """Also evaluate after this many training tokens (trunk and branches), into the log."""
     release_tokens: list[PositiveCount] = []
     """Save an intermediate model with its record when the trunk has trained this many tokens."""
+    law: str | None = None
+    """Law whose forecast of the final loss is shown and updated: published, a name that `scaling-law compare` lists, a
+    folder, or a Hub repo."""
+    stop_hopeless: bool = False
+    """End branches whose forecast excludes, at 99 %, the best loss of the sweep at their FLOPs; the record says so."""
     max_skipped_steps: PositiveInt = 10
     """Stop as diverged after this many consecutive non-finite steps."""
     trackers: list[str] = []
@@ -375,8 +380,10 @@ class TrainingArguments(_Section):
                 f"run.expert_parallel: {parallel}; it must divide the number of experts, {self.model.experts}"
             )
         problems += _problems_of_muon(self.optimizer)
-        if self.run.experts_implementation == "capacity" and isinstance(self.model, ModelClassArguments):
-            problems.append(f"run.experts_implementation: capacity; transformers' {self.model.type} has no capacity")
+        way = self.run.experts_implementation
+        if way != "auto" and isinstance(self.model, ModelClassArguments) and way not in self.model.experts_ways:
+            allowed = " or ".join(self.model.experts_ways)
+            problems.append(f"run.experts_implementation: {way}; for {self.model.type} it must be {allowed}")
         branch = self.schedule_at(peak=1.0).branch
         for check in (self.check_capacity_group, *(partial(branch, tokens) for tokens in self.schedule.tokens)):
             try:

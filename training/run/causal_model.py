@@ -8,6 +8,9 @@ is set, and over whatever tokens are in the call.
 
 from __future__ import annotations
 
+import inspect
+import logging
+import re
 from typing import Any
 
 import torch
@@ -17,18 +20,19 @@ from torch import nn
 from modeling_switch_moe import RoutingStatistics, SwitchMoeCausalLMOutputWithPast
 from modeling_switch_moe.experts import autocast_grouped_mm
 from modeling_switch_moe.losses import SwitchMoeHead
-from scaling_law.size.model_configs import read_model
 from training.configuration.arguments import ConfigurationError
+from training.configuration.class_counts import experts_per_token, without_gradient
 from training.configuration.model_classes import SELECTION_BIAS, balance_loss_of, causal_class
+from training.run.heads import bodies, change_of_logits
 
-# Fields by which a class changes logits after its head, unless they are null or 1.
-_AFTER_THE_HEAD = ("logits_scaling", "final_logit_softcapping")
+logger = logging.getLogger(__name__)
 
 
 def build(config: Any, group_tokens: int | None = None) -> nn.Module:
     """Build an fp32 model of the configuration's class; its balance loss is a mean over groups of `group_tokens`.
 
-    Raises ConfigurationError if the class refuses its configuration, or has other parameters than were counted.
+    Parameters that no loss moves are frozen and logged. Raises ConfigurationError if the class refuses its
+    configuration.
     """
     from transformers import AutoModelForCausalLM
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
@@ -40,9 +44,11 @@ def build(config: Any, group_tokens: int | None = None) -> nn.Module:
     except Exception as error:  # every class has errors of its own
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ConfigurationError(f"model: {model_class.__name__} cannot be built: {reason}") from error
-    counted, built = read_model(config).parameters, sum(p.numel() for p in model.parameters())
-    if counted != built:
-        raise ConfigurationError(f"model: {counted:,} parameters were counted, {model_class.__name__} has {built:,}")
+    for name in (frozen := without_gradient(config)):
+        model.get_parameter(name).requires_grad_(False)
+    if frozen and not next(model.parameters()).is_meta:
+        names = ", ".join(sorted({re.sub(r"\.\d+\.", ".*.", name) for name in frozen}))
+        logger.warning("no loss moves these parameters of %s, which stay as drawn: %s", config.model_type, names)
     # The class in place, so that parameters keep their names, and DDP, FSDP and `save_pretrained` see the class.
     model.__class__ = type(model_class.__name__, (_InTheLoop, model_class), {"__module__": model_class.__module__})
     model.prepare_for_the_loop(balance_loss_of(model_class), group_tokens)
@@ -82,10 +88,14 @@ class _InTheLoop:
     def prepare_for_the_loop(self, balance_loss, group_tokens: int | None) -> None:
         self._balance_loss, self._group_tokens = balance_loss, group_tokens
         self._routed: list[tuple[torch.Tensor, torch.Tensor]] | None = None  # of the current forward pass
-        head = self.get_output_embeddings()
-        changed = any(getattr(self.config, name, None) not in (None, 1) for name in _AFTER_THE_HEAD)
-        if type(head) is nn.Linear and head.bias is None and not changed:
+        head, change = self.get_output_embeddings(), change_of_logits(self, inspect.unwrap(super().forward.__func__))
+        if change is None:
+            logger.info(
+                "%s: the head is more than a matrix: all logits of a micro-batch are held", type(self).__name__
+            )
+        else:
             head.__class__ = SwitchMoeHead  # which computes losses without holding all logits
+            head.scale, head.cap = change
         for router, index in routers(self).items():
             router.register_forward_hook(lambda _module, _inputs, outputs, index=index: self._keep(outputs, index))
 
@@ -95,8 +105,9 @@ class _InTheLoop:
             return
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         logits = outputs[index].flatten(0, -2)
-        experts = [output for output in outputs if output.dtype == torch.int64]
-        top_k = self.config.num_experts_per_tok
+        tensors = [output for output in outputs if isinstance(output, torch.Tensor) and output.ndim > 1]
+        experts = [output for output in tensors if output.dtype == torch.int64]
+        top_k = experts_per_token(self.config)
         self._routed.append((logits, experts[0].flatten(0, -2) if experts else logits.topk(top_k).indices))
 
     def forward(
@@ -111,13 +122,13 @@ class _InTheLoop:
         """Losses of `input_ids [B, S]` for the aligned targets `shift_labels [B, S]`; see `SwitchMoeForCausalLM`.
 
         The cross-entropy is computed in fp32, in chunks as for ours; from the class's own logits if `output_logits` is
-        set or they are more than a matrix times hidden states.
+        set or they are more than a matrix times hidden states, scaled and capped.
         """
         self._routed = routed = []
         logits, head = None, self.get_output_embeddings()
         try:
             if isinstance(head, SwitchMoeHead) and not output_logits:
-                hidden = self.model(input_ids=input_ids, use_cache=use_cache).last_hidden_state
+                hidden = bodies(self)[0](input_ids=input_ids, use_cache=use_cache)[0]
                 total, losses = head(hidden, targets=shift_labels)
             else:
                 logits = super().forward(input_ids=input_ids, use_cache=use_cache).logits

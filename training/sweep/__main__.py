@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -40,8 +41,8 @@ _SweepFile = Annotated[Path, typer.Argument(help="The sweep file (YAML).")]
 _Only = Annotated[list[str] | None, typer.Option(help="Only the run of this name; may be repeated.")]
 
 
-def _option(text: str, engines: str, **settings: Any) -> Any:
-    return typer.Option(help=text, rich_help_panel=f"Options of --on {engines}", **settings)
+def _option(text: str, engines: str, *, names: Sequence[str] = (), **settings: Any) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel=f"Options of --on {engines}", **settings)
 
 
 @app.command()
@@ -64,7 +65,7 @@ def plan(
 
 @app.command()
 def status(sweep_file: _SweepFile, as_json: Json = False) -> None:
-    """Show each run's progress, place in the queue and cost.
+    """Show each run's progress, forecast of its final loss (± of 90 %), place in the queue and cost.
 
     States: waiting, running, finished, diverged or failed.
     """
@@ -109,6 +110,14 @@ def run(
     ] = None,
     retries: Annotated[
         int | None, _option("Start a failed run again this often. [default: 0]", "local", min=0)
+    ] = None,
+    stop_hopeless: Annotated[
+        bool | None,
+        _option(
+            "End branches that cannot beat the best at their FLOPs any more; records say so.",
+            "local",
+            names=["--stop-hopeless"],
+        ),
     ] = None,
     accelerate_config: Annotated[
         Path | None, _option("Start runs with this file (accelerate launch --config_file).", "local or slurm")

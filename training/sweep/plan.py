@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hub.base.tables import Summarised, Table
 from hub.base.units import format_bytes, format_count, format_flops
+from scaling_law.machine.layout import DoesNotFit, Placement
 from scaling_law.machine.throughput import ModelWork
 from scaling_law.planning.budget import Cluster, ClusterFields
 from scaling_law.size.architecture import ADAM_BYTES
@@ -34,9 +35,11 @@ class RunPlan:
         tokens, training_flops: of the trunk to the last branch point and of every decay.
         separate_tokens, separate_flops: of the same branches as runs of their own.
         capacity_group_tokens: that capacity and balance loss are counted over; None where nothing is routed.
-        memory_bytes: per device: fp32 weights, gradients and AdamW's moments; what `LEFT_OUT` names comes on top.
+        memory_bytes: per device: at the peak of a step, if the GPUs are known; else fp32 weights, gradients and
+            AdamW's moments, and what `LEFT_OUT` names comes on top.
         disk_bytes: at most, for checkpoints and finished models.
         seconds: to train all of it; None where no speed is known, and infinite where it does not fit the GPUs.
+        placement: the layout and micro-batch that these rest on; None without GPUs that are known.
     """
 
     name: str
@@ -59,10 +62,11 @@ class RunPlan:
     seconds: float | None
     state: State
     share_done: float
+    placement: Placement | None = None
 
     @classmethod
-    def of(cls, run: SweepRun, seconds: float | None, shards: int) -> RunPlan:
-        """The plan of a run that takes so many seconds, sharded over `shards` devices."""
+    def of(cls, run: SweepRun, seconds: float | None, shards: int, placement: Placement | None) -> RunPlan:
+        """The plan of a run that takes so many seconds, laid out so, or else sharded over `shards` devices."""
         arch, separate_tokens = run.architecture, sum(branch.tokens for branch in run.branches)
         checkpoints, models = most_at_a_time(run.branches), len(run.branches) + len(run.arguments.run.release_tokens)
         return cls(
@@ -78,11 +82,12 @@ class RunPlan:
             separate_tokens=separate_tokens,
             separate_flops=arch.training_flops(separate_tokens),
             capacity_group_tokens=run.arguments.model.capacity_group_tokens if arch.experts > 1 else None,
-            memory_bytes=arch.training_state_bytes / shards,
+            memory_bytes=placement.memory.total if placement else arch.training_state_bytes / shards,
             disk_bytes=(checkpoints * ADAM_BYTES + models * MODEL_BYTES) * arch.n_total,
             seconds=seconds,
             state=state(run),
             share_done=trained_tokens(run) / run.target_tokens,
+            placement=placement,
         )
 
 
@@ -126,7 +131,7 @@ class SweepPlan(Summarised):
                 format_count(run.tokens),
                 format_flops(run.training_flops),
                 format_seconds(run.seconds),
-                format_bytes(run.memory_bytes),
+                str(run.placement) if run.placement else format_bytes(run.memory_bytes),
                 format_bytes(run.disk_bytes),
                 run.state + (f" {run.share_done:.0%}" if 0 < run.share_done < 1 else ""),
             )
@@ -157,9 +162,10 @@ class SweepPlan(Summarised):
             notes.append(f"capacity groups: {sizes} tokens; set model.capacity_group_tokens to compare runs")
         if any(run.vocab_assumed for run in self.runs):
             notes.append("sizes: with GPT-2's vocabulary, since a tokenizer is not on this machine")
+        if any(run.placement for run in self.runs):
+            return [*notes, "memory: at the peak of a step, in the fastest layout of those that fit"]
         where = f"sharded over {self.shards} devices" if self.shards > 1 else "whole on each device"
-        notes.append(f"memory: fp32 weights, gradients and AdamW, {where}; without {LEFT_OUT}")
-        return notes
+        return [*notes, f"memory: fp32 weights, gradients and AdamW, {where}; without {LEFT_OUT}"]
 
 
 def plan_sweep(sweep: Sweep, *, shards: int = 1, **gpus: Unpack[ClusterFields]) -> SweepPlan:
@@ -167,31 +173,37 @@ def plan_sweep(sweep: Sweep, *, shards: int = 1, **gpus: Unpack[ClusterFields]) 
 
     Args:
         sweep: what to plan.
-        shards: devices that share weights, gradients and moments (FSDP); 1 for one device or DDP.
+        shards: devices that share weights, gradients and moments (FSDP), where no GPUs are named, whose layout is
+            searched; 1 for one device or DDP.
         gpus: `gpu`, `gpus`, `throughput`, `mfu`, `precision` and `price`, as `law.optimal` takes them.
 
     ValueError names a field and what is allowed, as where GPUs cannot share a batch.
     """
     times: Sequence[float | None]
+    placed: Sequence[Placement | None] = [None] * len(sweep.runs)
     timed_by, cost = None, None
     if any(value is not None for value in gpus.values()):
         cluster = Cluster.of(**gpus)
-        seconds = [_seconds(run, cluster) for run in sweep.runs]
+        placed, seconds = zip(*(_placed(run, cluster) for run in sweep.runs), strict=True)
         times, timed_by, cost = seconds, str(cluster), cluster.cost(sum(seconds))
     elif speed := measured_flops_per_second(sweep):
         times = [run.cost / speed for run in sweep.runs]
         timed_by = f"{format_flops(speed)} FLOP/s, measured in this sweep"
     else:
         times = [None] * len(sweep.runs)
-    plans = (RunPlan.of(run, seconds, shards) for run, seconds in zip(sweep.runs, times, strict=True))
+    plans = (
+        RunPlan.of(run, t, shards, placement) for run, t, placement in zip(sweep.runs, times, placed, strict=True)
+    )
     return SweepPlan(sweep.name, tuple(plans), timed_by, cost, shards)
 
 
-def _seconds(run: SweepRun, cluster: Cluster) -> float:
-    """Seconds of the trunk to its last branch point and of every decay; infinite where the model does not fit."""
+def _placed(run: SweepRun, cluster: Cluster) -> tuple[Placement | None, float]:
+    """The layout, and seconds of the trunk to its last branch point and of every decay; infinite where none fits."""
     cluster = replace(cluster, ramp=run.arguments.batch_ramp())  # as it is: `train.py` rounds no batch up
-    if not cluster.fits(run.architecture):
-        return math.inf
+    try:
+        placement = cluster.place(run.architecture)
+    except DoesNotFit:
+        return None, math.inf
     tokens = [(branch.branch_point_tokens, branch.tokens) for branch in run.branches]
     points, ends = cluster.seconds(ModelWork.of(run.architecture), tokens).T
-    return float(points.max() + (ends - points).sum())
+    return placement, float(points.max() + (ends - points).sum())

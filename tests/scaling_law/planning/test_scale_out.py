@@ -101,7 +101,7 @@ def test_memory_of_each_degree():
     assert stage.optimizer == pytest.approx(8 * ((n - 2 * HEAD) / 4 + HEAD))
     assert stage.activations - casts / 4 == pytest.approx(alone.activations - casts)  # of four micro-batches
     whole, kept = (training_memory(MODEL, 1, 512, sharding="fsdp2", devices=8, reshard=way) for way in (True, False))
-    assert kept.total - whole.total == pytest.approx(2 * BLOCKS * 34 / 36, rel=0.01)
+    assert kept.total - whole.total == pytest.approx(2 * BLOCKS * 34 / 36 + 4 * HEAD, rel=0.01)
 
 
 def test_each_engine_has_the_layouts_that_it_can_run():

@@ -28,6 +28,7 @@ from scaling_law.planning.scale_out import scale_out
 from studies.crossing.records import EXPERTS, TOKENS, WIDTHS, read_sweep
 from tests.conftest import wait_for
 from tests.guides import ROOT
+from tests.hub.samples import make_record
 from tests.training.run.test_run import finish
 from tests.training.sweep.commands import command
 from training import ConfigurationError, Sweep, plan_sweep, run_sweep
@@ -35,7 +36,15 @@ from training.sweep import run as sweep_run
 from training.sweep.engine import EngineError
 from training.sweep.file import SweepRun
 from training.sweep.run import Local, sweep_progress
-from training.sweep.status import Attempt, lock_of, measured_flops_per_second, state, status, trained_tokens
+from training.sweep.status import (
+    Attempt,
+    lock_of,
+    measured_flops_per_second,
+    state,
+    status,
+    status_table,
+    trained_tokens,
+)
 
 CONFIGS = Path(training.__file__).parent / "configs" / "accelerate"
 
@@ -194,7 +203,11 @@ def test_costs_are_those_of_the_architecture(tmp_path):
     trunk = [7629, 3815, (points[-1] - 7629 * small - 3815 * 2 * small) / large]
     decays = [(end - point) / size for end, point, size in zip(ends, points, (small, 2 * small, large), strict=True)]
     assert run.seconds == pytest.approx(sum((k + n) * step for k, n, step in zip(trunk, decays, steps, strict=True)))
-    assert run.memory_bytes == 16 * arch.n_total / 2  # fp32: weights, gradients, two moments
+    assert run.memory_bytes == run.placement.memory.total > 16 * arch.n_total / 8  # the peak, with activations
+    assert (run.placement.micro_batch_sequences, run.placement.dp) == (16, 8)  # of 128
+    alone = plan_sweep(paper_sweep(tmp_path, where="d = 512, E = 8"), shards=2).runs[0]
+    assert alone.memory_bytes == 16 * arch.n_total / 2  # fp32: weights, gradients, two moments
+    assert alone.placement is None
     assert run.disk_bytes == (3 + 3) * 12 * arch.n_total + 3 * 4 * arch.n_total
 
 
@@ -250,6 +263,19 @@ def test_progress_counts_the_trunk_once(run):
     now = status(run)
     assert (now.tokens, now.loss, now.tokens_per_second) == (2048 + 256 + 256, 1.25, 100.0)
     assert now.seconds_left == 256 / 100
+
+
+def test_status_tells_the_final_loss_and_whether_the_run_is_on_its_track(run):
+    write_log(run, "trunk")
+    assert (status(run).forecast, status(run).verdict) == (None, None)
+    write_log(run, "trunk", forecast_loss=2.25, forecast_low=2.0, forecast_high=2.5)
+    assert (status(run).forecast, status(run).verdict) == (2.25, "on track")
+    write_log(run, "trunk", off_track=True)
+    write_log(run, run.folder_of(run.branches[0]).name, 10, forecast_loss=2.25, forecast_low=2.0, forecast_high=2.5)
+    assert "2.250 ± 0.250, off track" in status_table([status(run)]).markdown()
+    stopped = make_record(status="intermediate", stopped="hopeless: final loss 3.0 to 3.1 (99%)")
+    stopped.save(run.folder_of(run.branches[0]) / "model")
+    assert status(run).verdict == "hopeless"
 
 
 def test_devices_are_paid_for_as_long_as_they_trained(run):
@@ -443,7 +469,9 @@ def test_a_sweep_is_cancelled_from_elsewhere(tiny, tmp_path):
 def test_what_would_be_started_is_shown(sweep_of, tiny, tmp_path):
     (tmp_path / "sweep.yaml").write_text(yaml.safe_dump({"base": tiny().to_dict(), "output_dir": "runs"}))
     shown = partial(command, tmp_path / "sweep.yaml", "run", "--dry-run")
-    assert "train.py --config runs/d64-E4-seed0/launch.yaml" in shown()
+    assert "train.py --config runs/d64-E4-seed0/launch.yaml\n" in shown()
+    assert "launch.yaml --run.stop_hopeless true\n" in shown("--stop-hopeless")
+    assert "--on slurm does not take it" in shown("--on", "slurm", "--stop-hopeless", exit_code=2)
     refused = shown("--partition", "gpu", exit_code=2)
     assert "--partition: --on local does not take it; it takes --workers" in refused
 
