@@ -15,21 +15,17 @@ import numpy as np
 from scaling_law import Backtest, Bootstrap, FitResult, JointLaw, Law, Runs, backtest, errors_of, fit
 from studies.common import LEVEL, FloatArray, rms
 from studies.crossing.cells import Cells, Gap, gaps_of, with_precision
+from studies.crossing.forms import HUBER, KEPT, Forms, published
 from studies.crossing.records import EXPERTS, WIDTHS, Sweep
 
-HUBER, DRAWS, SEED = 0.05, 200, 0  # seeds scatter by more than the paper's threshold of 0.01, and a cell is a mean
+DRAWS, SEED = 200, 0
 BEYOND = 4.0  # laws are asked, and crossings counted, this many times beyond the D measured
 SIGNS = ("alpha", "beta", "delta", "gamma", "omega", "zeta")
-KEPT = ("gamma", "zeta", "e_start", "e_max")  # as published: free, they leave hardly a coefficient determined
 FREE = tuple(name for name in SIGNS if name not in KEPT)
 PUBLISHED, FITTED = "published law", "law fitted to the sweep"
 PRIOR, SCALES = "fit with the published law as a prior", "a, b and c refitted"
 MAIN = 8  # the E of which most seeds were trained
 Value = tuple[float, float, float]  # with the ends of its 95 % interval
-
-
-def published() -> JointLaw:
-    return JointLaw.published().replace(draws=None)
 
 
 def fitted_to(runs: Runs) -> FitResult[Any]:
@@ -126,6 +122,16 @@ class Results:
         said = float(np.exp(np.log(self.asked(published(), n, one) / self.asked(published(), n, two)).mean()))
         below = float((np.exp(np.mean(np.log(drawn), axis=0)) <= said).mean())
         return measured, said, 2 * min(below, 1 - below)
+
+    @cached_property
+    def forms(self) -> Forms:
+        return Forms(self.sweep.runs, self.cells)
+
+    def trend_of(self, law: Law, one: int = 2, two: int = MAIN) -> float:
+        """D*(one) / D*(two) by a law, the geometric mean over the sizes measured at both."""
+        n = [a.n_active for a in self.of(one) for b in self.of(two) if a.d_model == b.d_model]
+        asked = [np.clip(self.asked(law, n, e), *self.between) for e in (one, two)]
+        return float(np.exp(np.log(asked[0] / asked[1]).mean()))
 
     # ------------------------------------------------------------------ errors
 

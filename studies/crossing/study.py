@@ -20,7 +20,8 @@ from studies.common import Part, interval, listed, rms, write_page
 from studies.crossing import figures, prediction
 from studies.crossing.cells import Cells, Gap
 from studies.crossing.figures import BITS
-from studies.crossing.laws import FITTED, FREE, KEPT, MAIN, PRIOR, PUBLISHED, SCALES, SIGNS, Results, Value, published
+from studies.crossing.forms import BENT, BOTH, JOINT, KEPT, POWERED, published
+from studies.crossing.laws import FITTED, FREE, MAIN, PRIOR, PUBLISHED, SCALES, SIGNS, Results, Value
 from studies.crossing.records import VOCABULARY, gather, nominal, read_sweep
 
 FOLDER = Path(__file__).parent
@@ -95,6 +96,28 @@ def values(r: Results) -> dict[str, str]:
         "rmse-by-d": listed(f"{format_count(t)} {error:.4f}" for t, error in by_d.items()),
         "scatter": f"{scatter:.1f}",
         "scatter-p": f"{scatter_p:.1g}",
+        **_of_forms(r),
+    }
+
+
+def _of_forms(r: Results) -> dict[str, str]:
+    """What κ and q do, in the order: neither, κ, q, both."""
+    forms, order = r.forms, (JOINT, BENT, POWERED, BOTH)
+    kappa, error = forms.laws[BENT].coefficients["kappa"], forms.fits[BENT].status.standard_errors["kappa"]
+    q, of_ln_q = forms.laws[POWERED].coefficients["q"], forms.fits[POWERED].status.standard_errors["q"]
+    refit, as_it_is, stars = forms.in_the_paper
+    ratios = [stars[2][i] / stars[32][i] for i in (0, 1)]
+    return {
+        "kappa": f"{kappa:.3f} ± {error:.3f}",
+        "q": f"{q:.2f} (×÷ {np.exp(of_ln_q):.2f})",
+        "forms-cells": listed(f"{forms.on_cells(name):.4f}" for name in order),
+        "forms-left-out": listed(f"{forms.left_out[name]:.4f}" for name in order),
+        "forms-forecasts": listed(f"{np.median(forms.forecasts[name]):.3f}" for name in order),
+        "forms-least": listed(f"{forms.forecasts[name][-1]:.3f}" for name in order),
+        "forms-trend": listed(f"{r.trend_of(forms.laws[name]):.2f}" for name in order),
+        "paper-refit": f"{refit:.4f}",
+        "paper-as-is": f"{as_it_is:.2f}",
+        "paper-trend": f"{ratios[0]:.2f} to {ratios[1]:.2f}",
     }
 
 
@@ -122,6 +145,10 @@ CLAIMS: dict[str, Callable[[Results], bool]] = {
         == [True, True, False]
     ),
     "with a prior models left out are forecast as well": lambda r: r.left_out[PRIOR] < 1.1 * r.left_out[FITTED],
+    "κ turns the trend in E, and models left out are forecast better": lambda r: (
+        r.trend_of(r.forms.laws[BENT]) > 1 > r.trend_of(r.forms.laws[JOINT])
+        and r.forms.left_out[BENT] < r.forms.left_out[JOINT]
+    ),
     "the fit converged": lambda r: r.fitted.status.converged,
     "later code reproduces the cells": lambda r: all(abs(off) < 2 for *_, off, _ in _again(r)),
     "experts scatter more": lambda r: scatter_of_kinds(r)[0] > 1 and scatter_of_kinds(r)[1] < 0.05,

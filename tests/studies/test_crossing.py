@@ -14,6 +14,7 @@ from studies.__main__ import PAGES, main
 from studies.common import fill, write_page
 from studies.crossing import figures, laws, prediction, study
 from studies.crossing.cells import Cells, gaps_of
+from studies.crossing.forms import BENT, JOINT
 from studies.crossing.laws import FITTED, PRIOR, PUBLISHED, SCALES, Results
 from studies.crossing.records import WIDTHS, gather, read_sweep
 from tests.hub.samples import record_fields
@@ -280,6 +281,7 @@ def test_each_verdict_of_the_page_holds_and_can_come_out_the_other_way(page, res
     noisy = Results(read_sweep([*swept((32, 64), (1, 2, 8), scatter=3.0)]))
     noisy.__dict__["left_out"] = {FITTED: 0.02, PRIOR: 0.03}
     noisy.__dict__["gap_errors"] = (0.4, 0.06, 105)
+    noisy.__dict__["forms"] = SimpleNamespace(laws=dict.fromkeys((BENT, JOINT), LAW), left_out={BENT: 1.0, JOINT: 0.9})
     noisy.__dict__["fitted"] = SimpleNamespace(status=SimpleNamespace(converged=False))
     beyond = {"interval": (2e6, 1e6, 3e6), "others": {PUBLISHED: 4e6}}
     monkeypatch.setattr(study, "_predicted", lambda _: [(beyond, None, None)] * 3)
