@@ -11,13 +11,15 @@
 # make resolve       check that all extras install together under constraints.txt (nothing is installed)
 # make dist          the wheel and the sdist in dist/, checked and tried in a fresh environment
 # make check-all     all of these, with demo FAST=1
-# make studies       every page of docs/studies again, from its records: crossing, evidence, granularity, hours, models
+# make studies       every page of docs/studies again, from its records: crossing, evidence, granularity, hours, live, …
 # make models        docs/studies/models.md again, from scaling_law/explorer/models.json
 # make evidence      docs/studies/evidence.md again, from its points; DATA=folder: these first, from other labs' tables
 # make crossing      docs/studies/crossing.md again, from its records; RUNS="folder …": these first, from runs;
 #                    PREDICT="d_model:E …": first what is expected of models that were not trained yet, once
 # make hours         docs/studies/hours.md again, from its rows; RUNS=table.csv: these and the library's rates first
+# make learning_rates  docs/studies/learning_rates.md and the library's laws again; DATA=folder: from public tables
 # make granularity   docs/studies/granularity.md again, from its records and the crossing's; RUNS="folder …": these first
+# make live          docs/studies/live.md again, from its records, logs and the crossing's; RUNS="folder …": these first
 # make explorer-picture  docs/figures/explorer.png again, by the browser of make test-browser
 # make tour          the pictures of docs/tour.md again, by its own code
 # make docs          the documentation as a site in build/site, strict about its links and anchors
@@ -63,12 +65,12 @@ endif
 # $(call logged,LOG,COMMAND): what an installer says goes to a file, to whose end an error points.
 logged = mkdir -p build; $(2) > build/$(1).log 2>&1 || { tail -n 4 build/$(1).log; echo "error: see build/$(1).log"; exit 1; } >&2
 
-BENCHMARKS := query_speed fit_speed clark_routing model_speed classes throughput hours checkpoints data_pipeline tokenising hub_releases
+BENCHMARKS := query_speed fit_speed clark_routing model_speed classes muon throughput hours checkpoints data_pipeline tokenising hub_releases
 BENCH_RESULTS := $(if $(FAST),build/bench,benchmarks/results)
 BENCH_PAGE := $(if $(FAST),build/bench/benchmarks.md,docs/benchmarks.md)
 
 .PHONY: setup demo test test-slow test-light test-clients test-vllm test-browser test-slurm lint resolve dist check-all
-.PHONY: models studies evidence crossing granularity hours explorer-picture tour docs bench clean
+.PHONY: models studies evidence crossing granularity hours learning_rates live explorer-picture tour docs bench clean
 .PHONY: gpu gpu-smoke gpu-suite gpu-steps gpu-decoding gpu-checkpoints gpu-sweep
 
 setup: $(VENV)/.ready
@@ -170,9 +172,9 @@ check-all:
 	$(MAKE) dist
 	$(MAKE) demo FAST=1
 
-studies: models granularity evidence crossing hours
+studies: models granularity evidence crossing hours learning_rates live
 
-models granularity evidence crossing hours: setup
+models granularity evidence crossing hours learning_rates live: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m studies $@ $(if $(RUNS)$(DATA),--runs $(RUNS) $(DATA)) $(if $(PREDICT),--predict $(PREDICT))
 
 explorer-picture: setup

@@ -4,10 +4,12 @@ Each takes `(module, hidden_states [T, H], top_k_index [T, 1], top_k_weights [T,
 the weight is. `module` holds `gate_up_proj [E, 2I, H]`, gate rows first, and `down_proj [E, H, I]`.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import nn
-from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, ExpertsInterface
+from transformers.integrations.moe import ExpertsInterface, grouped_mm_experts_forward
 
 from .precision import cast, compute_dtype
 from .routing import assignment_matrix, most_kept, position_in_expert
@@ -56,31 +58,45 @@ def capacity_experts_forward(
     return outputs.index_select(0, slot) * gate.to(dtype).unsqueeze(1)
 
 
-class OtherWeights:
-    """What transformers reads of a module of experts, with other weights; a class that torch.compile can trace."""
+class CastWeights:
+    """A module of experts as transformers' function reads it, with other matrices; torch.compile can trace it."""
 
-    def __init__(self, module: nn.Module, gate_up_proj: torch.Tensor, down_proj: torch.Tensor) -> None:
-        self.gate_up_proj, self.down_proj = gate_up_proj, down_proj
-        self._apply_gate, self._is_expert_parallel = module._apply_gate, is_expert_parallel(module)
-        self.num_experts, self.has_gate, self.has_bias = module.num_experts, module.has_gate, module.has_bias
-        self.has_post_expert_norm = getattr(module, "has_post_expert_norm", False)  # unknown to older transformers
-        self.is_transposed, self.is_concatenated = module.is_transposed, module.is_concatenated
+    def __init__(self, module: nn.Module, matrices: dict[str, torch.Tensor]) -> None:
+        self._module, self._matrices = module, matrices
+
+    def __getattr__(self, name: str) -> Any:
+        return self._matrices[name] if name in self._matrices else getattr(self._module, name)
+
+
+def autocast_grouped_mm(
+    module: nn.Module, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+) -> torch.Tensor:
+    """transformers' grouped matmul for experts of any class (`[T, k]`), in autocast's precision.
+
+    By itself it multiplies in the precision of the weights, also under autocast. Biases keep theirs: their gradients
+    are sums over tokens. The kernels want rows of a multiple of 16 bytes: an odd inner width is padded with zeros,
+    which change nothing; where the weights are stored otherwise than ours, the class's own loop is run instead.
+    """
+    up_name = "gate_up_proj" if module.has_gate else "up_proj"
+    up, down = cast(getattr(module, up_name)), cast(module.down_proj)
+    hidden, inner = down.shape[-2:][::-1] if module.is_transposed else down.shape[-2:]
+    rows = 16 // down.element_size()
+    padding = -inner % rows
+    if hidden % rows or (padding and (module.is_transposed or module.has_bias or not module.has_gate)):
+        return type(module).forward.__wrapped__(module, hidden_states, top_k_index, top_k_weights)
+    if padding:
+        up = F.pad(up.unflatten(1, (2, inner)), (0, 0, 0, padding)).flatten(1, 2)
+        down = F.pad(down, (0, padding))
+    weights = CastWeights(module, {up_name: up, "down_proj": down})
+    return grouped_mm_experts_forward(weights, hidden_states, top_k_index, top_k_weights)
 
 
 def grouped_experts_forward(
     module: nn.Module, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
-    """transformers' grouped matmul, in autocast's precision and for any inner width.
-
-    By itself it multiplies in the precision of the weights, also under autocast. The kernels want rows of a multiple
-    of 16 bytes: an odd inner width is padded with zeros, which change nothing.
-    """
-    gate_up, down = cast(module.gate_up_proj), cast(module.down_proj)
-    if padding := -module.intermediate_dim % (16 // down.element_size()):
-        gate_up = F.pad(gate_up.unflatten(1, (2, module.intermediate_dim)), (0, 0, 0, padding)).flatten(1, 2)
-        down = F.pad(down, (0, padding))
-    weights = OtherWeights(module, gate_up, down)
-    return ALL_EXPERTS_FUNCTIONS["grouped_mm"](weights, hidden_states.to(down.dtype), top_k_index, top_k_weights)
+    """The grouped matmul, with tokens and results in its precision."""
+    dtype = compute_dtype(module.down_proj)
+    return autocast_grouped_mm(module, hidden_states.to(dtype), top_k_index, top_k_weights)
 
 
 def automatic_experts_forward(

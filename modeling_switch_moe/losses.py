@@ -18,15 +18,29 @@ def rows_per_chunk(vocabulary: int, device: torch.device) -> int:
     return max(64, size // (4 * vocabulary))
 
 
-class ChunkedCrossEntropy(torch.autograd.Function):
-    """-log softmax(hidden @ weight.T)[target]: the sum over targets, and each of them.
+def scaled_and_capped(
+    logits: torch.Tensor, scale: float, cap: float | None
+) -> tuple[torch.Tensor, torch.Tensor | float | None]:
+    """`scale * logits`, or `cap * tanh(scale * logits / cap)`, in place; and its slopes, None for those of 1."""
+    if scale != 1.0:
+        logits.mul_(scale)
+    if cap is None:
+        return logits, None if scale == 1.0 else scale
+    shares = logits.div_(cap).tanh_()
+    slopes = shares.square().neg_().add_(1.0).mul_(scale)
+    return shares.mul_(cap), slopes
 
-    Inputs: `hidden [N, d]`, `weight [V, d]`, `targets [N]` int64 (-100: none). Outputs, fp32: a scalar, with gradients
+
+class ChunkedCrossEntropy(torch.autograd.Function):
+    """-log softmax(scale * hidden @ weight.T)[target]: the sum over targets, and each of them.
+
+    Inputs: `hidden [N, d]`, `weight [V, d]`, `targets [N]` int64 (-100: none), the scale, and null or what caps logits
+    before the softmax, by `cap * tanh(logits / cap)`. Outputs, fp32: a scalar, with gradients
     formed in the forward pass and scaled in the backward pass; and `[N]` without any.
     """
 
     @staticmethod
-    def forward(ctx, hidden, weight, targets):
+    def forward(ctx, hidden, weight, targets, scale=1.0, cap=None):
         with_grad = any(ctx.needs_input_grad[:2])
         matrix = cast(weight)
         dtype = matrix.dtype
@@ -38,7 +52,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         for first in range(0, len(inputs), step):
             chunk = slice(first, first + step)
             rows, goals = inputs[chunk], targets[chunk]
-            logits = (rows @ matrix.t()).float()
+            logits, slopes = scaled_and_capped((rows @ matrix.t()).float(), scale, cap)
             valid = goals != IGNORE
             column = goals.where(valid, 0).unsqueeze(1)
             target_logits = logits.gather(1, column).squeeze(1)
@@ -50,7 +64,8 @@ class ChunkedCrossEntropy(torch.autograd.Function):
             if not with_grad:
                 continue
             probabilities = exponentials.mul_((valid / mass).unsqueeze(1))
-            grad_logits = probabilities.scatter_add_(1, column, -valid.unsqueeze(1).float()).to(dtype)
+            grad_logits = probabilities.scatter_add_(1, column, -valid.unsqueeze(1).float())
+            grad_logits = (grad_logits if slopes is None else grad_logits.mul_(slopes)).to(dtype)
             torch.mm(grad_logits, matrix, out=grad_hidden[chunk])
             if dtype == torch.float32:
                 grad_weight.addmm_(grad_logits.t(), rows)
@@ -67,11 +82,23 @@ class ChunkedCrossEntropy(torch.autograd.Function):
     def backward(ctx, grad_total, _):
         grad_hidden, grad_weight = ctx.saved_tensors
         hidden_dtype, weight_dtype = ctx.dtypes
-        return (grad_hidden * grad_total).to(hidden_dtype), (grad_weight * grad_total).to(weight_dtype), None
+        return (
+            (grad_hidden * grad_total).to(hidden_dtype),
+            (grad_weight * grad_total).to(weight_dtype),
+            None,
+            None,
+            None,
+        )
 
 
 class SwitchMoeHead(nn.Linear):
-    """Logits or, given targets, their cross-entropy; both by `__call__`, so that FSDP's hooks gather the weight."""
+    """Logits or, given targets, their cross-entropy; both by `__call__`, so that FSDP's hooks gather the weight.
+
+    `scale` and `cap` are those of `ChunkedCrossEntropy`, of classes that change logits after their head.
+    """
+
+    scale: float = 1.0
+    cap: float | None = None
 
     def forward(
         self, hidden_states: torch.Tensor, targets: torch.Tensor | None = None
@@ -80,5 +107,5 @@ class SwitchMoeHead(nn.Linear):
         if targets is None:
             return super().forward(hidden_states)
         rows, goals = hidden_states.flatten(0, -2), targets.to(hidden_states.device).reshape(-1)
-        total, losses = ChunkedCrossEntropy.apply(rows, self.weight, goals)
+        total, losses = ChunkedCrossEntropy.apply(rows, self.weight, goals, self.scale, self.cap)
         return total, losses.view(targets.shape)

@@ -9,6 +9,8 @@ from .fitting.fitting import FitResult as FitResult
 from .fitting.fitting import errors_of as errors_of
 from .fitting.fitting import fit as fit
 from .fitting.learning_rate import fit_learning_rate as fit_learning_rate
+from .fitting.measured_speedup import MeasuredSpeedup as MeasuredSpeedup
+from .fitting.measured_speedup import measured_speedup as measured_speedup
 from .fitting.prior import Prior as Prior
 from .fitting.prior import prior as prior
 from .fitting.profiles import profile_interval as profile_interval
@@ -18,6 +20,10 @@ from .fitting.throughput import fit_throughput as fit_throughput
 from .fitting.uncertainty import Bootstrap as Bootstrap
 from .forecasting.forecast import Forecast as Forecast
 from .forecasting.forecast import forecast as forecast
+from .forecasting.laws import stack_laws as stack_laws
+from .forecasting.live import LiveEstimate as LiveEstimate
+from .forecasting.live import LiveForecast as LiveForecast
+from .forecasting.live import TrainingCurve as TrainingCurve
 from .formulas import Conditions as Conditions
 from .formulas import ExtrapolationError as ExtrapolationError
 from .formulas.conditions import RangeCheck as RangeCheck
@@ -26,6 +32,7 @@ from .law import ChinchillaLaw as ChinchillaLaw
 from .law import JointLaw as JointLaw
 from .law import Law as Law
 from .law import RoutedLaw as RoutedLaw
+from .law import StackLaw as StackLaw
 from .law import register as register
 from .law.compare import LawComparison as LawComparison
 from .law.compare import compare as compare

@@ -1,9 +1,11 @@
 """A page of docs/studies again, from the records of its study.
 
-    python -m studies crossing | evidence | granularity | hours | models [--runs RUNS…] [--predict [d_model:E …]]
+    python -m studies crossing | evidence | granularity | hours | learning_rates | live
+                      | models [--runs RUNS…] [--predict [d_model:E …]]
 
---runs takes the records first: of runs (files, or folders of run.json), or for `evidence` the public tables, anywhere
-below a folder. --predict writes down, once, what is expected of models that were not trained yet.
+--runs takes the records first: of runs (files, or folders of run.json), or for `evidence` and `learning_rates` the
+public tables, anywhere below a folder. --predict writes down, once, what is expected of models that were not trained
+yet.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ def main() -> None:
     study = importlib.import_module(f"studies.{options.name}.study")
     written = study.take(options.runs) if options.runs else []
     if options.predict is not None:
-        written.append(study.predict(options.predict))
+        written += study.predict(options.predict)
     print(*written, *study.write(PAGES / f"{options.name}.md"), sep="\n")
 
 

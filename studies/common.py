@@ -101,6 +101,15 @@ def write_once(path: Path, format: str, fields: Mapping[str, Any]) -> Path:
     return strict_json.write(path, format, 1, fields)
 
 
+def rounded(value: Any, digits: int) -> Any:
+    """JSON with numbers of so many significant digits."""
+    if isinstance(value, float):
+        return float(f"{value:.{digits}g}")
+    if isinstance(value, dict):
+        return {name: rounded(one, digits) for name, one in value.items()}
+    return [rounded(one, digits) for one in value] if isinstance(value, (tuple, list)) else value
+
+
 def interval(values: Iterable[Any], form: Callable[[Any], str] = "{:.3f}".format) -> str:
     """A value with its interval, each as `form` writes it."""
     return "{} ({} to {})".format(*map(form, values))

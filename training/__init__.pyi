@@ -8,6 +8,7 @@ from .configuration.schedule import Schedule as Schedule
 from .data.text import TextSource as TextSource
 from .data.tokenizer import load_tokenizer as load_tokenizer
 from .data.tokenizer import train_tokenizer as train_tokenizer
+from .final_loss_callback import FinalLossCallback as FinalLossCallback
 from .run.main import Run as Run
 from .sweep.file import Sweep as Sweep
 from .sweep.plan import plan_sweep as plan_sweep

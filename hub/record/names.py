@@ -69,14 +69,14 @@ def branch_name(record: RunRecord) -> str:
     """The name of the run's branch, a function of the record alone, and at most 120 characters long.
 
     Token counts have as many decimals as tell them from others that differ by 0.1 % or more (`formatted_tokens`). A
-    run that diverged has its horizon at the end, as all branches of a trunk may end at one step. What departs from the
-    recipe comes last: see `recipe_suffix`, and `-decay0.1` for the share of the horizon in which the learning rate
-    decays, where it is not a fifth.
+    run that diverged or was stopped has its horizon at the end, as all branches of a trunk may end at one step. What
+    departs from the recipe comes last: see `recipe_suffix`, and `-decay0.1` for the share of the horizon in which the
+    learning rate decays, where it is not a fifth.
     """
     name = final_branch_name(record.tokens, record.seed)
     if record.status == "intermediate":
         name = f"step{record.steps:07d}-{name}"
-    if record.status == "diverged" and record.tokens < record.schedule.horizon_tokens:
+    if (record.status == "diverged" or record.stopped) and record.tokens < record.schedule.horizon_tokens:
         name += f"-horizon{formatted_tokens(record.schedule.horizon_tokens)}"
     return shortened(name + recipe_suffix(record) + _decay_suffix(record), MAX_BRANCH_LENGTH)
 

@@ -128,9 +128,11 @@ class RunRecord(_Part):
 
     `train_loss` is the mean over the last `train_loss_window_tokens` (0: not known); `eval_loss` is held-out and
     dropless, with the standard error of a mean over documents like the `eval_documents` that `eval_data` describes. Of
-    a run with `status="diverged"`, losses that are not finite are stored as null. In training an expert takes
+    a run with `status="diverged"`, losses that are not finite are stored as null; `stopped` says why an "intermediate"
+    one was ended before its horizon. In training an expert takes
     `capacity_factor` times its balanced share of each `capacity_group_tokens` consecutive tokens (0: no limit,
-    dropless); the balance loss is counted over the same groups. `micro_batch_sequences` are those of one device.
+    dropless); the balance loss is counted over the same groups. `micro_batch_sequences` are those of one device, and
+    `expert_parallel` devices divide the experts.
     `step_seconds` is the median of the last steps, at the last batch size; `peak_memory_bytes` is that of the tensors
     of one GPU, or of a whole process on a CPU.
 
@@ -148,6 +150,7 @@ class RunRecord(_Part):
     parent_run_id: Name | None = None
     branch_point_tokens: Count | None = None
     status: Status
+    stopped: Line | None = None
 
     d_model: Width
     n_blocks: Width
@@ -192,6 +195,7 @@ class RunRecord(_Part):
     micro_batch_sequences: PositiveCount | None = None
     gradient_checkpointing: Annotated[bool, Field(strict=True)] | None = None
     compile: Annotated[bool, Field(strict=True)] | None = None
+    expert_parallel: PositiveCount | None = None
     capacity_factor: Real | None = None
     capacity_group_tokens: PositiveCount | None = None
     balance_loss_coefficient: Real | None = None
@@ -298,7 +302,7 @@ class RunRecord(_Part):
 
 _NAMES = [*RunRecord.model_fields]
 OF_A_CLASS = frozenset(_NAMES[_NAMES.index("model_type") : _NAMES.index("tokens")])  # left out where null
-_LEFT_OUT = OF_A_CLASS | {"n_kv_heads", "balance_bias_rate"}
+_LEFT_OUT = OF_A_CLASS | {"n_kv_heads", "balance_bias_rate", "stopped"}
 
 
 def type_of(annotation: Any) -> type:

@@ -30,7 +30,7 @@ Extreme = Literal["loss", "n_active", "flops", "tokens"]
 HELD_OUT = "Fit without the runs of lowest loss, or of most n_active, flops or tokens, and predict them."
 PROFILED = "Profile intervals of these coefficients: gamma,e_max, or all."
 PRIOR = "What runs leave open is as in other labs' laws (public), or as in a law: published, a folder, …"
-KIND = "Kind of law: joint, chinchilla, routed, or a registered one. [default: joint, or that of --prior]"
+KIND = "Kind of law: joint, chinchilla, routed, …; all: ranked by forecasts. [default: joint, or that of --prior]"
 MODES = {
     "coefficients": Mode(only=("level",)),
     "split": Mode(only=("validation", "test", "select"), never=("kind", "coefficients", "bootstrap", "output")),
@@ -39,7 +39,7 @@ MODES = {
 
 @command(
     "runs kind loss where columns bootstrap coefficients split prior output level validation test select "
-    "status format trunks skip_invalid fixed bounds outliers one_sided huber_delta weights l2 starts "
+    "status format final trunks skip_invalid fixed bounds outliers one_sided huber_delta weights l2 starts "
     "release mix allow_unidentifiable",
     OfRuns,
     MODES,
@@ -79,12 +79,15 @@ def fit(
 
     --profile adds intervals that need no quadratic shape and are open where the runs set no limit, but treat runs as
     independent. --split holds out the extreme runs and predicts them, with the joint law and a Chinchilla law for
-    each E. --prior makes do with few runs: with a law, the fit is of its kind and moves it to another corpus. The exit
+    each E. --kind all fits every kind below several cuts of compute, ranks them by the RMSE above, and takes the best.
+    --prior makes do with few runs: with a law, the fit is of its kind and moves it to another corpus. The exit
     status is 1 if the fit did not converge.
 
     More examples:
 
         scaling-law fit runs.parquet --kind chinchilla --loss train_loss --json
+
+        scaling-law fit runs.csv --kind all -o our-law
 
         scaling-law fit runs.csv --bound e_max=64:1024 --fix c=1.6 --outliers set_aside --trunks run
 

@@ -15,20 +15,24 @@ from scaling_law.commands.run_options import OfRuns, load
 from scaling_law.figures import drawing
 from scaling_law.forecasting import forecast as forecasting
 from scaling_law.forecasting import ledger
+from scaling_law.forecasting.laws import stack_laws
+from scaling_law.law_files import law_to_dict
 
 LEDGER = "Keep the forecast, dated, in a folder or hf://org/dataset; without RUNS: list what it holds."
 SCORE = "With --register and without RUNS: the loss that was measured: 2026-01-31-1a2b3c4d=2.256."
+OUTPUT = "Folder for scaling_law.json: the laws that compete as one, which --law of other commands takes."
 SCORED = named(lambda value, _: float(value), "NAME=LOSS")
 
 
 @command(
-    "runs n_active tokens experts prior kinds level figure register scored loss where columns status format trunks "
-    "skip_invalid mix",
+    "runs n_active tokens experts prior kinds level accuracy figure output register scored loss where columns status "
+    "format final trunks skip_invalid mix",
     OfRuns,
 )
 def forecast(
     as_json: bool,
     mix: Any,
+    accuracy: Any,
     runs: Annotated[str | None, typer.Argument(help="Runs to forecast from: a folder, .jsonl, .csv, …")] = None,
     n_active: Annotated[Any, quantity(COUNTS, "Active parameters with embeddings: 2B.")] = None,
     tokens: Annotated[Any, quantity(COUNTS, "Training tokens: 8T.")] = None,
@@ -37,6 +41,7 @@ def forecast(
     kinds: Annotated[Any, quantity(names, "Laws that compete: chinchilla,prior. [default: all]")] = None,
     level: Annotated[float, option("Level of the intervals.")] = 0.9,
     figure: Annotated[Path | None, option("Write a fan chart: .png, .svg or .pdf.")] = None,
+    output: Annotated[Path | None, option(OUTPUT, "--output", "-o")] = None,
     register: Annotated[str | None, option(LEDGER, metavar="LEDGER")] = None,
     scored: Annotated[list[Any], quantity(SCORED, SCORE, "--score", metavar="NAME=LOSS")] = [],  # noqa: B006
     **read: Any,
@@ -49,6 +54,8 @@ def forecast(
     status is 1 where a model is too far outside the runs for the forecast to be trusted.
 
     More examples:
+
+        scaling-law forecast runs.csv -o our-stack  # then: scaling-law optimal --law our-stack --flops 1e21
 
         scaling-law forecast runs.csv --n-active 2B --tokens 8T --register our-forecasts
 
@@ -66,14 +73,16 @@ def forecast(
         raise InputError("--score goes with --register and without RUNS: a forecast is scored when its run is done")
     table = load(runs=runs, **read)
     at = {"n_active": n_active, "tokens": tokens, "experts": experts}
-    answer = forecasting.forecast(
-        table,
-        {name: values for name, values in at.items() if values is not None},
-        prior=None if prior == "none" else "public",
-        kinds=kinds,
-        level=level,
-        mix=mix,
-    )
+    models = {name: values for name, values in at.items() if values is not None}
+    competing: dict[str, Any] = {"prior": None if prior == "none" else "public", "kinds": kinds, "mix": mix}
+    if output is not None:
+        if models:
+            raise InputError("-o writes a law for any model: leave out --n-active, --tokens and --experts")
+        law = stack_laws(table, **competing)
+        law.save_pretrained(output)
+        show(law_to_dict(law) if as_json else None, as_json, law)
+        return
+    answer = forecasting.forecast(table, models, level=level, accuracy=accuracy, **competing)
     show(answer.to_dict() if as_json else None, as_json, answer)
     written = [f"wrote {drawing.save(answer.figure(), figure)}"] if figure else []
     written += (

@@ -34,7 +34,7 @@ MODES = {
 
 
 class OfRates(OfRuns):
-    """What a rate depends on besides width and E, and how a law of rates is fitted."""
+    """What a rate depends on besides width and E, and how a learning-rate law is fitted."""
 
     extras: Annotated[str | None, option(WITH, "--with")] = None
     loss: Annotated[str | None, option(JUDGED_BY)] = None
@@ -97,6 +97,7 @@ def learning_rate(
     value = _answer(LearningRateLaw.named(law), d_model, experts[0], question)
     text = "{learning_rate:.4g}  (reading {reading!r}: {source}; N_act {n})"
     text = text.format(**value, n=format_count(value["n_active"]))
+    text += "" if (ends := value["learning_rate_interval"]) is None else "\n95 % interval {:.3g}…{:.3g}".format(*ends)
     show(value, as_json, "\n".join([text, *(f"⚠ {warning}" for warning in value["warnings"])]))
     exit_untrusted(value["trusted"])
 
@@ -114,7 +115,7 @@ def _answer(law: LearningRateLaw, d_model: float, experts: int, question: dict[s
     run = {name: question[name] for name in ("tokens", "batch_tokens")}
     at = (counted, experts, *run.values())
     value: dict[str, Any] = {"learning_rate": float(law.at(*at)), "reading": law.reading, "source": law.source}
-    value |= {"formula": law.formula} | run | {"regret": law.regret}
+    value |= {"formula": law.formula} | run | {"regret": law.regret, "learning_rate_interval": law.interval_at(*at)}
     value |= {"d_model": width, "experts": experts} | {name: round(float(size)) for name, size in sizes.items()}
     return value | {"trusted": bool(law.check_at(*at).trusted), "warnings": law.warnings_at(*at)}
 

@@ -67,7 +67,8 @@ SERVED = "Tokens served over the model's life: 100B."
 VOCABULARY = "Vocabulary size. [default: of the law's runs; if unknown GPT-2's 50257]"
 LAWS = "published (Ludziejewski et al. 2025), printed (its rounded table), "
 LAWS += "a name that `scaling-law compare` lists, a folder, or a Hub repo."
-RATES = "code (as the paper's runs), paper (as its text says), or a fitted law's file."
+ACCURACY = "Tasks whose accuracy to expect at the loss: arc_easy,hellaswag."
+RATES = "code (as the paper's runs), paper (as its text says), public (of other labs' grids), or a fitted law's file."
 
 
 class Shared:
@@ -99,8 +100,11 @@ class Shared:
     vocab_size: Annotated[int | None, rare(VOCABULARY)] = None
     integral: Annotated[bool, option("Only architectures with d_model a multiple of 64.", "--integral")] = False
     force: Annotated[bool, rare("Answer even far outside the fitted range.", "--force")] = False
+    accuracy: Annotated[Any, quantity(names, ACCURACY)] = ""
     law: Annotated[str, option(LAWS)] = "published"
-    learning_rate_law: Annotated[str, rare(RATES)] = "code"
+    learning_rate_law: Annotated[
+        str | None, rare(f"{RATES} [default: public:ludziejewski in its range, else code]")
+    ] = None
     as_json: Json = False
 
 

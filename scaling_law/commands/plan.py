@@ -29,7 +29,7 @@ from scaling_law.size.recipe import PAPER
 )
 def plan(
     law: Law,
-    learning_rate_law: str,
+    learning_rate_law: str | None,
     force: bool,
     as_json: bool,
     branches: Annotated[int, option("Measurements from one trunk: the full run, half, a quarter, …")] = 1,
@@ -57,7 +57,8 @@ def plan(
     if output is not None and output.exists() and not overwrite:
         raise InputError(f"-o {output}: the file exists; --overwrite replaces it")
     question |= {"branches": branches, "force": force}
-    planned = law.plan(learning_rate_law=LearningRateLaw.named(learning_rate_law), **question)
+    rates = LearningRateLaw.named(learning_rate_law) if learning_rate_law else None
+    planned = law.plan(learning_rate_law=rates, **question)
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(planned.to_yaml(sweep), encoding="utf-8")

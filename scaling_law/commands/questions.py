@@ -82,9 +82,9 @@ def _loss_row(law: Law, at: dict[str, Any]) -> dict[str, Any]:
 @command(
     "flops hours money gpus gpu throughput mfu precision price decode_batch memory max_parameters kv_tokens experts "
     "inference_tokens bytes_per_parameter bytes_per_kv kv_heads_ratio granularity shared_ratio unique_tokens "
-    "vocab_size integral force law learning_rate_law"
+    "vocab_size integral accuracy force law learning_rate_law"
 )
-def optimal(law: Law, learning_rate_law: str, **question: Any) -> Answer:
+def optimal(law: Law, learning_rate_law: str | None, **question: Any) -> Answer:
     """The best model for a budget of FLOPs, hours or money, for every number of experts, and the best of all.
 
         scaling-law optimal --flops 1e22 --memory 80GB --kv-tokens 16k
@@ -97,8 +97,11 @@ def optimal(law: Law, learning_rate_law: str, **question: Any) -> Answer:
         scaling-law optimal --flops 5e22 --max-parameters 7B --inference-tokens 100B --experts 1-32 --integral --json
 
         scaling-law optimal --gpu h100 --gpus 8 --hours 72 --price 2.5
+
+        scaling-law optimal --flops 1e21 --accuracy arc_easy,hellaswag
     """
-    return law.optimal(learning_rate_law=LearningRateLaw.named(learning_rate_law), **question)
+    rates = LearningRateLaw.named(learning_rate_law) if learning_rate_law else None
+    return law.optimal(learning_rate_law=rates, **question)
 
 
 @command(

@@ -9,6 +9,7 @@ import typer
 from scaling_law.commands.options import Shared, named, names, option, quantity, rare
 from scaling_law.runs.readers import READERS
 from scaling_law.runs.table import Runs, load_runs
+from scaling_law.runs.trackers import Final
 
 
 def _ends(text: str, name: str) -> tuple[float | None, float | None]:
@@ -26,6 +27,7 @@ def _number_or_text(text: str, name: str) -> str | float:
 fixed = named(lambda text, name: float(text), "name=number")
 bound = named(_ends, "name=low:high (an end may be left out)")
 column = named(_number_or_text, "name=column, name=expression or name=number")
+RUNS = "Folder, .jsonl, .parquet, .csv, release, org/sweep-runs on the Hub, trackio:PROJECT or wandb:ENTITY/PROJECT."
 MIX = "Fit runs together that differ in these columns of their recipe: optimizer,sequence_length."
 COLUMN = "A column from others: --column n_active=Na --column 'density=topk / nume' (repeatable)."
 BOUND = "Bound a coefficient: --bound c=1:1.8, or c=:1.8 (repeatable)."
@@ -34,12 +36,15 @@ BOUND = "Bound a coefficient: --bound c=1:1.8, or c=:1.8 (repeatable)."
 class OfRuns(Shared):
     """How runs are read, and what laws are fitted to them: named as in Python, with their defaults."""
 
-    runs: Annotated[str, typer.Argument(help="Folder, .jsonl, .parquet, .csv, release, or org/sweep-runs on the Hub.")]
+    runs: Annotated[str, typer.Argument(help=RUNS)]
     loss: Annotated[str | None, option("The column to fit. [default: eval_loss, or the only loss column]")] = None
     where: Annotated[str, option('Keep runs that match a filter: "E in {1, 8}, D <= 2B".')] = ""
     columns: Annotated[list[Any], quantity(column, COLUMN, "--column", metavar="NAME=EXPRESSION")] = []  # noqa: RUF012
     status: Annotated[str, rare("Keep runs of this status; 'all' keeps every run.")] = "final"
     format: Annotated[str | None, rare(f"A public table as its authors publish it: {', '.join(READERS)}.")] = None
+    final: Annotated[Final, rare("Loss of a tracker's run: last value logged, minimum, or smoothed (last 5 %).")] = (
+        "last"
+    )
     trunks: Annotated[str, rare("auto (parent_run_id, else one size and E), run (each its own), or a column.")] = (
         "auto"
     )

@@ -27,6 +27,7 @@ Args:
     hours: training budget in wall-clock hours, instead of flops: "168"
     gpus: how many GPUs train for these hours: "8"
     gpu: GPU model, whose speed is assumed: "h100"
+    accuracy: tasks whose accuracy to expect at the loss, of `optimal`: "arc_easy,hellaswag"
 """
 Tool = Callable[..., dict[str, Any]]
 
@@ -54,10 +55,11 @@ def tools(laws: Mapping[str, Law]) -> list[Tool]:
             hours: str = "",
             gpus: str = "1",
             gpu: str = "h100",
+            accuracy: str = "",
         ) -> dict[str, Any]:
             if bool(flops) == bool(hours):
                 raise InputError(f"flops={flops!r}, hours={hours!r}: give exactly one of them")
-            unit, limits = HOURS if hours else FLOPS, (memory, kv_tokens, inference_tokens, experts)
+            unit, limits = HOURS if hours else FLOPS, (memory, kv_tokens, inference_tokens, experts, accuracy)
             return plain(answer(Question(unit, flops, hours, gpus, gpu, *limits, law), law_named(laws, law)))
 
         tool.__name__, tool.__doc__ = answer.__name__, f"{answer.__doc__}{ARGUMENTS}"

@@ -46,6 +46,7 @@ class Question:
     kv_tokens: str = "16k"
     inference_tokens: str = ""
     experts: str = ""
+    accuracy: str = ""
     law: str = PUBLISHED
     view: str = "memory"
 
@@ -101,13 +102,15 @@ class Question:
         }
 
     def command(self, planned: bool = True) -> str:
-        """The same question in the shell: a plan, or where there is none its optimum."""
+        """The same question in the shell: a plan, or where there is none, or accuracies are asked, its optimum."""
         budget = (FLOPS,) if self.unit == FLOPS else (HOURS, "gpus", "gpu")
-        names = (*budget, "memory", "kv_tokens", "inference_tokens", "experts")
+        names = (*budget, "memory", "kv_tokens", "inference_tokens", "experts", "accuracy")
         flags = {f"--{name.replace('_', '-')}": "".join(getattr(self, name).split()) for name in names}
         flags["--law"] = "" if self.law == PUBLISHED else LAW_FILE if self.law in (FITTED, YOURS) else self.law
         words = [word for flag, text in flags.items() if text not in ("", "0") for word in (flag, shlex.quote(text))]
-        kind = ["plan", *words, "-o", "run.yaml"] if planned else ["optimal", *words, "--integral"]
+        kind = (
+            ["plan", *words, "-o", "run.yaml"] if planned and not self.accuracy else ["optimal", *words, "--integral"]
+        )
         return " ".join(["scaling-law", *kind])
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from hub.base.errors import InputError
 from hub.base.tables import as_text, enumerated
 from scaling_law.fitting.fitting import FitResult, fit
+from scaling_law.forecasting.laws import stack_laws
 from scaling_law.law import Law
 from scaling_law.runs.columns import Column
 from scaling_law.runs.table import load_runs, recognised
@@ -16,8 +17,9 @@ MAX_BYTES = 5_000_000
 LAW_FILES, TABLES = (".json",), (".jsonl", ".csv", ".parquet")
 USE = "Use this law (scaling_law.json)"
 JOINT, CHINCHILLA = "Fit a joint law to these runs", "Fit a Chinchilla law to these runs"
+STACK = "Weigh all laws that these runs support by their forecasts"
 PRIOR = "Move the chosen law to these runs (fit with it as a prior)"
-ACTIONS = (USE, JOINT, CHINCHILLA, PRIOR)
+ACTIONS = (USE, JOINT, CHINCHILLA, STACK, PRIOR)
 COLUMNS = {"n_active": "Active parameters", "tokens": "Training tokens", "experts": "Experts E", "loss": "Loss"}
 RESAMPLES = 200  # of the bootstrap: a visitor waits for it
 _WIDTH = 100
@@ -52,6 +54,9 @@ def read_upload(path: Path, action: str, law: Law | None, columns: Mapping[str, 
     mapping: dict[str, Column] = {n: column for n, column in columns.items() if column and column != recognised[n]}
     loss = str(mapping.pop("loss")) if mapping.get("loss") in names else None
     runs = load_runs(path, loss, columns=mapping)
+    if action == STACK:
+        stacked = stack_laws(runs)
+        return stacked, as_text(stacked.summary(), _WIDTH)
     if action != PRIOR:
         return with_intervals(fit(runs, kind="joint" if action == JOINT else "chinchilla"))
     if law is None:

@@ -19,10 +19,11 @@ from hub.base.tables import ResultTable, Table
 from scaling_law.fitting.diagnostics import MOST, design_problems, examine, find_outliers, omitted_variables
 from scaling_law.fitting.prior import Prior, read_prior, under
 from scaling_law.fitting.problem import Problem, make_problem, start_points
+from scaling_law.fitting.rolling import Losses, Ranking, rolling_origin
 from scaling_law.fitting.solver import Solutions
 from scaling_law.fitting.uncertainty import Bootstrap, bootstrap
 from scaling_law.formulas.conditions import Conditions, joined_limits
-from scaling_law.law import Law
+from scaling_law.law import LAWS, Law
 from scaling_law.runs.recipes import check_mix, differences, in_words
 from scaling_law.runs.table import Runs, load_runs
 from scaling_law.size.arrays import FloatArray
@@ -34,6 +35,8 @@ LawT_co = TypeVar("LawT_co", bound=Law, covariant=True)
 AGREEMENT = 1e-6  # starts within this relative distance of the best objective agree with it
 HELD: dict[str, Any] = {"hold_transform": True, "max_iterations": 60, "tolerance": 1e-4}  # of the first stage
 LEAVE_OUT = 'outliers="set_aside" leaves them out'
+ALL = "all"  # kinds of laws
+NO_CUT = "no cut of compute leaves six runs of three sizes below it"
 BATCH = 128  # starts solved together: arrays of 128 × runs stay in the processor's cache
 MANY = 1000  # starts, of which those that share a basin are solved once
 
@@ -131,7 +134,7 @@ class FitResult(ResultTable, Generic[LawT_co]):
     """A fitted law with what it was fitted on.
 
     `objective` sums Huber losses on ln L over the runs `used`, `rmse` (nats per token) covers those that are
-    `measured`, and `finalists` are all starts of the second stage.
+    `measured`, `finalists` are all starts of the second stage, and `kinds` ranks the kinds of `fit(kind="all")`.
     """
 
     law: LawT_co
@@ -142,6 +145,7 @@ class FitResult(ResultTable, Generic[LawT_co]):
     problem: Problem
     theta: FloatArray
     finalists: Solutions
+    kinds: Ranking | None = None
 
     @property
     def used(self) -> NDArray[np.bool_]:
@@ -193,7 +197,7 @@ class FitResult(ResultTable, Generic[LawT_co]):
             "settings": self.problem.settings.to_dict(),
             "rmse_by_experts": {f"{e:g}": value for e, value in self.rmse_by_experts().items()},
             "status": self.status.to_dict(),
-        }
+        } | ({"kinds": self.kinds.to_dict()} if self.kinds else {})
 
     def to_rows(self) -> list[dict[str, Any]]:
         """One row per coefficient; the standard error is NaN where it is fixed or at a bound."""
@@ -244,7 +248,7 @@ class FitResult(ResultTable, Generic[LawT_co]):
             notes=[status.verdict],
             warnings=status.messages,
         )
-        return Group(head, coefficients, by_experts)
+        return Group(*([self.kinds.summary()] if self.kinds else []), head, coefficients, by_experts)
 
     def __repr__(self) -> str:
         return f"FitResult({self.law!r}, rmse={self.rmse:.4g}, objective={self.objective:.6g}, {self.status.verdict})"
@@ -293,7 +297,8 @@ def fit(
     """Fit a law of this `kind` to `runs` (a Runs, or anything `load_runs` reads).
 
     Args:
-        kind: "joint", "chinchilla", "routed", or the name of another registered kind of law.
+        kind: "joint", "chinchilla", "routed", or the name of another registered kind of law; or "all" for the kind
+            that forecasts best within the runs, fitted below several cuts of compute (`result.kinds` ranks them).
         huber_delta: threshold of the Huber loss on ln L (the paper's 0.01).
         weights: of the runs [n] or the name of a column of them, such as squared inverse standard errors; None for
             equal ones. "inverse_loss" reads the paper's underweighting of underperforming runs as weights
@@ -320,6 +325,11 @@ def fit(
     ValueError for settings out of range and runs that cannot determine the law; RunsError for an unreadable table and
     for runs of several recipes.
     """
+    if kind == ALL:
+        robust: dict[str, Any] = {"huber_delta": huber_delta, "weights": weights, "l2": l2, "one_sided": one_sided}
+        search: dict[str, Any] = {"fixed": fixed, "bounds": bounds, "starts": starts, "release": release}
+        options = robust | search | {"outliers": outliers, "mix": mix, "prior": prior}
+        return _best_kind(as_table(runs, loss, trunks), options | {"allow_unidentifiable": allow_unidentifiable})
     if outliers not in ("keep", "set_aside"):
         raise InputError(f"outliers={outliers!r} must be 'keep' or 'set_aside'")
     if release is not None and (isinstance(release, bool) or not isinstance(release, int) or release < 1):
@@ -332,7 +342,7 @@ def fit(
     if prior is not None:
         prior = read_prior(prior)
         problem, theta = under(prior, problem, theta)
-    search: dict[str, Any] = {"n_starts": len(theta), "prior": problem.settings.prior}
+    search = {"n_starts": len(theta), "prior": problem.settings.prior}
     if isinstance(starts, str):
         final = _two_stages(problem, theta, release or (256 if starts == "paper" else 64), progress)
     else:
@@ -358,6 +368,39 @@ def fit(
     if before is None or after is None:
         return result
     return replace(result, law=result.law.replace(conditions=replace(after, **joined_limits(before, after))))
+
+
+def _best_kind(runs: Runs, options: Mapping[str, Any]) -> FitResult[Law]:
+    """The fit of the kind that rolling origin ranks first. ValueError where no cut leaves enough runs below it."""
+    single = {name: options[name] for name in ("fixed", "bounds") if options[name]}
+    single |= {name: options[name] for name in ("weights", "one_sided") if not isinstance(options[name], str | None)}
+    single |= {} if isinstance(options["starts"], str) else {"starts": options["starts"]}
+    if single:
+        raise InputError(
+            f"{next(iter(single))}: cannot go with kind='all', which takes columns by name and no coefficients"
+        )
+    results, left_out = dict[str, FitResult[Law]](), dict[str, str]()
+    for name, law in LAWS.items():
+        try:
+            if law.form.terms:
+                results[name] = fit(runs, name, **options)
+        except ValueError as error:
+            left_out[name] = str(error)
+
+    def refitted(result: FitResult[Law]) -> Losses:  # from the first fit, which is near
+        def losses(fitted: Runs, held_out: Runs) -> FloatArray:
+            again = fit(fitted, result.law.name, **{**options, "starts": [result.law]})
+            return again.errors_on(held_out) + held_out.loss
+
+        return losses
+
+    if not results:
+        raise InputError(f"{runs.source}: no kind fits: {'; '.join(f'{k}: {why}' for k, why in left_out.items())}")
+    folds = rolling_origin(runs, {name: refitted(result) for name, result in results.items()})
+    ranking = Ranking.of(folds, [*results], left_out)
+    if not ranking.cuts:
+        raise InputError(f"{runs.source}: {NO_CUT}, so kind='all' cannot rank: {', '.join(results)} fit; name one")
+    return replace(results[ranking.kinds[0]], kinds=ranking)
 
 
 def _released(problem: Problem, theta: FloatArray) -> Solutions:

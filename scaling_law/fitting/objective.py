@@ -14,7 +14,7 @@ A one-sided run is an upper bound: an untuned run's loss is at least that of the
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
@@ -255,15 +255,17 @@ class Objective:
             values = theta[:, term.at]
             exponent = values @ design.T if design.ndim == 2 else np.matmul(design, values[..., None])[..., 0]
             exponents.append(exponent + self._sum(term.offset, logs) if term.offset else exponent)
-        top = exponents[0]
-        for other in exponents[1:]:
-            top = np.maximum(top, other)
-        sizes = [np.exp(exponent - top) for exponent in exponents]
-        total = sum(sizes[1:], start=sizes[0])
-        log_loss, shares = top + np.log(total), [size / total for size in sizes]
-        if self.outer is not None:
-            outer = np.exp(theta[:, self.outer, None])
-            log_loss, shares = outer * log_loss, [outer * share for share in shares]
+        if self.outer is None:
+            log_loss, shares = _log_sum(exponents)
+            return log_loss - self.target, shares
+        outer = np.exp(theta[:, self.outer, None])
+        outside = [i for i, term in enumerate(self.form.terms) if not term.slopes]
+        inside = [i for i in range(len(exponents)) if i not in outside]
+        log_sum, parts = _log_sum([exponents[i] for i in inside])
+        log_loss, (powered, *constants) = _log_sum([outer * log_sum, *(exponents[i] for i in outside)])
+        shares = [powered * outer * part for part in parts]
+        for i, share in zip(outside, constants, strict=True):
+            shares.insert(i, share)
         return log_loss - self.target, shares
 
     def _jacobian(
@@ -279,7 +281,9 @@ class Objective:
         for term, design, share in zip(self.terms, designs, shares, strict=True):
             jacobian[..., term.at] += share[..., None] * design
         if self.outer is not None:
-            jacobian[..., self.outer] = residual + self.target  # ∂ ln L̂ / ∂ ln outer = ln L̂
+            constants = [share for share, term in zip(shares, self.form.terms, strict=True) if not term.slopes]
+            powered = np.maximum(1.0 - sum(constants, start=0.0), 1e-300)  # the part of L̂ that has the exponent
+            jacobian[..., self.outer] = powered * (residual + self.target + np.log(powered))
         last, natural = self.first_transform, theta @ self.to_natural.T
         for transform in self.form.transforms:
             by_log = np.zeros_like(residual)  # ∂ ln L̂ / ∂ ln transform
@@ -316,3 +320,13 @@ class Objective:
                 if j > i:
                     curvature[:, rows[j][:, None], rows[i]] += block.swapaxes(1, 2)
         return gradient, curvature
+
+
+def _log_sum(exponents: Sequence[FloatArray]) -> tuple[FloatArray, list[FloatArray]]:
+    """ln Σ exp(exponent), and the share of each."""
+    top = exponents[0]
+    for other in exponents[1:]:
+        top = np.maximum(top, other)
+    sizes = [np.exp(exponent - top) for exponent in exponents]
+    total = sum(sizes[1:], start=sizes[0])
+    return top + np.log(total), [size / total for size in sizes]

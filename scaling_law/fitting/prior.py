@@ -42,6 +42,7 @@ VAGUE_SPREAD = (1.0, 1.0, 0.7, 0.7, 0.7)
 NOISE_DOF = 4.0  # runs that the population's noise is worth, when that of a set is estimated
 LEAST_SPREAD = 0.03  # of a coordinate between labs
 LEAST_EFFECT = 0.003  # of an exponent by design or an interaction between labs, where the law has none
+INTERACTION_SPREAD = 0.5  # of ln q between labs
 OTHER_CORPUS = (0.1, 0.15)  # standard deviations of ln loss and ln D between two corpora and their tokenizers
 ROUNDS = 4  # of estimating the noise and fitting under it
 WANTED = "must be 'public', a law that predicts a loss, a Prior or None"
@@ -181,12 +182,14 @@ def _matching(form: Any, name: str) -> int | None:
 
 
 def for_kind(prior: Prior, kind: str) -> Prior:
-    """The prior for laws of this kind. One of Chinchilla laws gets the terms of E of the published law.
+    """The prior for laws of this kind. One of Chinchilla laws gets the terms of E of the published law, or an open q.
 
     ValueError where it is of another kind.
     """
     if prior.kind == kind:
         return prior
+    if (prior.kind, kind) == ("chinchilla", "interaction"):
+        return _with_interaction(prior)
     if (prior.kind, kind) != ("chinchilla", "joint"):
         kinds = "chinchilla (or joint) laws" if prior.kind == "chinchilla" else f"{prior.kind} laws"
         raise InputError(f"kind={kind!r}: the prior is one of {kinds}")
@@ -197,6 +200,20 @@ def for_kind(prior: Prior, kind: str) -> Prior:
     sources = (*prior.sources, "terms of E of the published law")
     mean = np.concatenate([prior.mean, joint.mean[size:]])
     return replace(joint, mean=mean, covariance=covariance, sources=sources, conditions=prior.conditions)
+
+
+def _with_interaction(prior: Prior) -> Prior:
+    """The prior for interaction laws whose A, α, B, β and c are as in the prior, and ln q about 0.
+
+    Its coordinates are of a = A^(1/q) and x = α / q: where ln q rises, the logarithms of terms shrink by their part.
+    """
+    law = prior.law
+    m, mu, n, nu, c = law.coefficients.values()
+    coordinates = Coordinates.of(LAWS["interaction"].form, {"a": m, "x": -mu, "b": n, "y": -nu, "c": c, "q": 1.0})
+    with_q = np.array([*-prior.mean[:2], -1.0, -1.0, 0.0, 1.0])
+    covariance = np.pad(prior.covariance, (0, 1)) + INTERACTION_SPREAD**2 * np.outer(with_q, with_q)
+    mean = np.append(prior.mean, 0.0)
+    return replace(prior, mean=mean, covariance=covariance, kind="interaction", coordinates=coordinates)
 
 
 # ------------------------------------------------------------------ laws under priors

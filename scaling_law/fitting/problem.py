@@ -397,8 +397,9 @@ def _scaled_starts(
     start = {name: at[name] for name in objective.names if name in at}
     for name in objective.constants:
         start[name] = np.full_like(at["floor"], fixed[name]) if name in fixed else at["floor"] * columns["loss"].min()
-    middle = np.exp(np.median(np.log(columns["loss"])) / (at[form.outer] if form.outer else 1.0))
+    middle = np.exp(np.median(np.log(columns["loss"])))
     rest = np.maximum(middle - sum(start[name] for name in objective.constants), 0.02 * middle)
+    rest = rest ** (1.0 / at[form.outer]) if form.outer else rest
     means = {name: float(np.mean(values)) for name, values in objective.reference_logs().items()}
     for i, term in enumerate(powers):
         start |= {name: start[name] - _spill(term, name, fixed, means) for name in term.features if name not in fixed}

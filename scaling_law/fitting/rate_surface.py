@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from hub.base.errors import InputError
 from hub.base.tables import Table
 from scaling_law.formulas.law import percentile_interval
-from scaling_law.formulas.learning_rate import PHANTOM_POSITIONS, READINGS, LearningRateLaw, Reading
+from scaling_law.formulas.learning_rate import COEFFICIENTS, PHANTOM_POSITIONS, READINGS, LearningRateLaw, Reading
 from scaling_law.runs.recipes import check_mix
 from scaling_law.runs.rows import RunsError
 from scaling_law.runs.table import Runs
@@ -111,6 +111,50 @@ class SettingsGrid:
     def regrets(self, law: LearningRateLaw) -> FloatArray:
         """`regret` of each model [models]."""
         return np.array([self.regret(law, model) for model in range(len(self))])
+
+    def best_rates(self, within: float = 0.03) -> BestRates:
+        """The best rate at each batch whose best run is `within` nats of its model's, from runs `within` of that run.
+
+        Their losses are parabolas in ln LR of one curvature. A batch with one such run, or whose minimum lies outside
+        of its runs, is left out. RunsError where no curvature is determined.
+        """
+        batch = np.zeros(len(self.loss)) if self.batch is None else np.round(np.log(self.batch) / SAME)
+        places, label = np.unique(np.stack([self.model, batch]), axis=1, return_inverse=True)
+        least = np.full(places.shape[1], np.inf)
+        np.minimum.at(least, label, self.loss)
+        model = places[0].astype(np.intp)
+        tuned = least <= self.loss[self.best[model]] + within
+        near = np.flatnonzero(tuned[label] & (self.loss <= least[label] + within))
+        of, x, size = label[near], self.ln_rate[near], len(least)
+        runs = np.bincount(of, minlength=size)
+        centre = np.bincount(of, x, size) / np.maximum(runs, 1)
+        x = x - centre[of]
+        one = np.eye(size)[of]
+        design = np.column_stack([x**2 / 2, one, one * x[:, None]])
+        solution, _, rank, _ = np.linalg.lstsq(design, self.loss[near], rcond=None)
+        curvature, freedom = float(solution[0]), len(near) - rank
+        if freedom < 1 or curvature <= 0:
+            raise RunsError("no minimum of the loss over learning rates; more rates or a larger `within` may have one")
+        noise = float(np.linalg.norm(self.loss[near] - design @ solution)) / math.sqrt(freedom)
+        best = centre - solution[1 + size :] / curvature
+        ends = np.array([[f(self.ln_rate[label == i]) for f in (np.min, np.max)] for i in range(size)]).T
+        kept = (runs > 1) & (ends[0] <= best) & (best <= ends[1])
+        error = noise / (curvature * np.sqrt(np.bincount(of, x**2, size)[kept]))
+        return BestRates(model[kept], places[1][kept] * SAME, best[kept], error, curvature, noise)
+
+
+class BestRates(NamedTuple):
+    """Best rates [n] of a grid: ln LR of `model` at ln `batch` (tokens), with its standard error.
+
+    `curvature` is that of the loss in ln LR, `noise` the scatter of losses about the parabolas, nats.
+    """
+
+    model: NDArray[np.intp]
+    batch: FloatArray
+    ln_rate: FloatArray
+    error: FloatArray
+    curvature: float
+    noise: float
 
 
 class LearningRateFit(NamedTuple):
@@ -201,12 +245,14 @@ def fit_learning_rate_grid(
     without = (surface.solve(1 - one) for one in np.eye(len(grid)))
     regrets = np.array([np.nan if left is None else grid.regret(law(left), i) for i, left in enumerate(without)])
     squares = regrets[~np.isnan(regrets)] ** 2
+    drawn = _bootstrap(surface, solution, draws, seed)
+    covariance = np.cov([drawn.get(name, 0 * drawn["intercept"]) for name in COEFFICIENTS]).tolist() if drawn else None
     return LearningRateFit(
-        law=law(solution, regret=math.sqrt(squares.mean()) if squares.size else None),
+        law=law(solution, regret=math.sqrt(squares.mean()) if squares.size else None, covariance=covariance),
         coefficients=surface.coefficients(solution),
         regrets=regrets,
         curvature=surface.curvature(solution),
-        draws=_bootstrap(surface, solution, draws, seed),
+        draws=drawn,
         rmse=surface.rmse,
         runs=int(near.sum()),
     )

@@ -16,8 +16,10 @@ from hub.base.units import format_count
 from scaling_law.figures import drawing
 from scaling_law.fitting.prior import Prior
 from scaling_law.fitting.prior import prior as population
+from scaling_law.fitting.rolling import sizes_of
 from scaling_law.forecasting.forecasters import EQUAL_RATIOS, forecasters, have
-from scaling_law.forecasting.stack import Defaults, distances, gather, read_defaults, sizes_of, stack
+from scaling_law.forecasting.stack import Defaults, distances, gather, read_defaults, stack
+from scaling_law.formulas.accuracy import accuracy_cells, expected, remarks, tasks_named
 from scaling_law.formulas.answers import Answer, span
 from scaling_law.formulas.conditions import Conditions, RangeCheck
 from scaling_law.formulas.law import check_level, numbers
@@ -64,7 +66,12 @@ class Forecast(Answer):
 
     def summary(self) -> Group:  # type: ignore[override]
         points = Table.of(
-            [{**row, "times_beyond": f"×{row['times_beyond']:.3g}"} for row in self.rows],
+            [
+                {name: value for name, value in row.items() if name != "accuracy"}
+                | {"times_beyond": f"×{row['times_beyond']:.3g}"}
+                | accuracy_cells(row.get("accuracy"))
+                for row in self.rows
+            ],
             title=self.verdict,
             keys=("N_act", "tokens", "E"),
             notes=[f"intervals of {self.level:.0%}; times_beyond: how far beyond the largest run"],
@@ -106,6 +113,7 @@ def forecast(
     level: float = 0.9,
     seed: int = 0,
     mix: str | Collection[str] = (),
+    accuracy: str | Sequence[str] = (),
 ) -> Forecast:
     """Forecast the loss of runs not yet trained, from all laws that `runs` support.
 
@@ -115,24 +123,23 @@ def forecast(
             a list of such, a DataFrame or a Runs. `experts` may be left out where the runs share one E.
         prior: "public" (laws like those of other labs are among the candidates), what `scaling_law.prior` returns, or
             None for laws of these runs alone.
-        kinds: the laws that compete: "chinchilla", "prior", "prior by compute", "ladder", "published", "joint" or
-            another registered kind; None for these six.
+        kinds: the laws that compete: "chinchilla", "interaction", "prior", "prior by compute", "ladder", "published",
+            or another registered kind; None for these and the kinds that have E.
         level: of the intervals.
         seed: of the bootstrap behind them.
         mix: as in `fit`.
+        accuracy: tasks whose accuracy to expect at each loss, as of `Law.optimal`.
 
     Each law is fitted below several cuts within the runs, judged above them, and weighed by that (see
     `forecasting.stack`). ValueError for models that cannot be and for runs that no law can forecast from; RunsError
     for an unreadable table and for runs of several recipes.
     """
     check_level(level)
+    tasks = tasks_named(accuracy)
     table = runs if isinstance(runs, Runs) else load_runs(runs)
     check_mix(table.recipe, (), mix, table.source)
     points = points_of(at, table)
-    candidate = prior if prior is None or isinstance(prior, Prior) else population(prior)
-    in_units, notes = _in_their_units(candidate, table)
-    shipped = read_defaults()  # learnt on sets in the prior's unit
-    defaults = replace(shipped, cuts=1.0) if notes else shipped
+    in_units, defaults, notes = learnt(prior, table)
     steps = _joined([_way(table, points.take(np.array([i]))) for i in range(len(points))])
     log_loss, spread, laws, left_out = _stacked(table, steps, in_units, kinds, seed, defaults)
     flops, log_loss, spread = (values.reshape(len(points), -1) for values in (steps.flops, log_loss, spread))
@@ -140,7 +147,13 @@ def forecast(
     columns = {name: getattr(points, name) for name in (*MODEL, "flops")}
     columns |= {"loss": np.exp(log_loss[:, -1]), "low": low, "high": high}
     columns["times_beyond"] = np.exp(distances(table, points).max(axis=0))
-    rows = [dict(zip(columns, map(float, row), strict=True)) for row in zip(*columns.values(), strict=True)]
+    rows: list[dict[str, Any]] = [
+        dict(zip(columns, map(float, row), strict=True)) for row in zip(*columns.values(), strict=True)
+    ]
+    if tasks and notes:
+        raise InputError(f"accuracy: {notes[0]}")
+    for row in rows if tasks else ():
+        row["accuracy"] = expected(tasks, row["loss"], (row["low"], row["high"]), level)
     at_points = {name: of_law[:, len(STEPS) - 1 :: len(STEPS)].tolist() for name, of_law in laws.items()}
     conditions = Conditions(table.source, n_runs=len(table), ranges=table.ranges())
     return Forecast(
@@ -151,7 +164,7 @@ def forecast(
         table,
         (flops, log_loss, spread),
         check=RangeCheck(conditions, MODEL, {name: getattr(points, name) for name in MODEL}),
-        notes=(*notes, *_blind_spots(table, points), *_untested(at_points)),
+        notes=(*notes, *remarks(tasks, columns["loss"]), *_blind_spots(table, points), *_untested(at_points)),
     )
 
 
@@ -224,10 +237,10 @@ def _points(at: Any, runs: Runs) -> Runs:
         if (wrong := column[~((column >= least) & (column < np.inf))]).size:
             allowed = "at least 1" if name == "experts" else "positive"
             raise InputError(f"{name}={wrong.flat[0]:g} must be {allowed} and finite")
-    return _table(dict(zip(arrays, np.broadcast_arrays(*arrays.values()), strict=True)))
+    return table_of(dict(zip(arrays, np.broadcast_arrays(*arrays.values()), strict=True)))
 
 
-def _table(columns: Mapping[str, FloatArray]) -> Runs:
+def table_of(columns: Mapping[str, FloatArray]) -> Runs:
     count = len(columns["tokens"])
     names = tuple(f"point {i + 1}" for i in range(count))
     others = {name: values for name, values in columns.items() if name not in MODEL}
@@ -238,7 +251,7 @@ def _table(columns: Mapping[str, FloatArray]) -> Runs:
 def _joined(tables: Sequence[Runs]) -> Runs:
     """All of them, with the columns that all have."""
     shared = [name for name in (*MODEL, *tables[0].columns) if all(name in table for table in tables)]
-    return _table({name: np.concatenate([table[name] for table in tables]) for name in shared})
+    return table_of({name: np.concatenate([table[name] for table in tables]) for name in shared})
 
 
 def _way(runs: Runs, point: Runs) -> Runs:
@@ -250,14 +263,23 @@ def _way(runs: Runs, point: Runs) -> Runs:
     for name in ("n_active", "tokens"):
         columns[name] = same[name][top] ** (1 - STEPS) * columns[name] ** STEPS
         columns[name][-1] = point[name][0]
-    return _table(columns)
+    return table_of(columns)
 
 
 # ------------------------------------------------------------------ what the runs cannot tell
 
 
+def learnt(prior: Any, runs: Runs) -> tuple[Prior | None, Defaults, tuple[str, ...]]:
+    """The prior for another corpus, what the stack is given, and warnings.
+
+    Where the losses cannot be in the prior's unit, its scale is free and the stack given less.
+    """
+    candidate, shipped = prior if prior is None or isinstance(prior, Prior) else population(prior), read_defaults()
+    in_units, notes = _in_their_units(candidate, runs)
+    return in_units, replace(shipped, cuts=1.0) if notes else shipped, notes
+
+
 def _in_their_units(prior: Prior | None, runs: Runs) -> tuple[Prior | None, tuple[str, ...]]:
-    """The prior for another corpus; where the losses cannot be in its unit, with its scale free, and a warning."""
     if prior is None:
         return None, ()
     off = float(np.median(np.log(runs.loss / prior.law.loss(runs.n_active, runs.tokens))))

@@ -17,6 +17,8 @@ from scaling_law.runs.table import Runs
 from scaling_law.size.arrays import FloatArray
 
 CHINCHILLA, PUBLISHED, PRIOR, BY_COMPUTE, LADDER = "chinchilla", "published", "prior", "prior by compute", "ladder"
+INTERACTION = "interaction"
+OF_EXPERTS = ("joint", "crossing", "sparsity", "saturation")  # kinds that have E, for runs of several
 BASE = (CHINCHILLA, PUBLISHED, PRIOR, BY_COMPUTE)  # the laws whose errors on public sets are shipped
 RESAMPLES = 100  # of the cluster bootstrap behind the standard errors of a fresh fit
 EQUAL_RATIOS = float(np.log(1.25))  # runs whose D/N differs less are rungs of one ladder
@@ -46,27 +48,38 @@ class Forecaster:
     like: str
     predict: Predict
 
+    def losses(self, runs: Runs, points: Runs) -> FloatArray:
+        """At the points, from the runs."""
+        return np.exp(self.predict(runs, points, False).log_loss)
+
     def through(self, change: Callable[[Predict], Predict]) -> Forecaster:
         return replace(self, predict=change(self.predict))
 
 
 def forecasters(
-    runs: Runs, experts: float, prior: Prior | None, kinds: Collection[str] | None = None, seed: int = 0
+    runs: Runs,
+    experts: float,
+    prior: Prior | None,
+    kinds: Collection[str] | None = None,
+    seed: int = 0,
+    alone: bool = True,
 ) -> dict[str, Forecaster]:
     """The laws that may forecast a model of `experts` experts from these runs, by name.
 
-    Laws of one E are fitted to the runs of that E, and to all runs, moved there by the published gain of experts,
-    where these are others. `kinds` are names of laws below, or of registered kinds. ValueError for another.
+    Laws of one E are fitted to the runs of that E (if they may stand `alone`), and to all runs, moved there by the
+    published gain of experts, where these are others. `kinds` are names of laws below, or of registered kinds.
+    ValueError for another.
     """
     single = {
         CHINCHILLA: Forecaster(CHINCHILLA, fresh(CHINCHILLA, seed)),
+        INTERACTION: Forecaster(CHINCHILLA, fresh(INTERACTION, seed)),
         LADDER: Forecaster(CHINCHILLA, ladder(seed)),
     }
     if prior is not None:
         single[PRIOR] = Forecaster(PRIOR, from_prior(prior))
         single[BY_COMPUTE] = Forecaster(BY_COMPUTE, from_prior(prior, power=1.0))
     several = {PUBLISHED: Forecaster(PUBLISHED, one_constant(JointLaw.published()))}
-    for kind in kinds or ("joint",):
+    for kind in kinds or OF_EXPERTS:
         if kind not in (*LAWS, *single, *several):
             raise InputError(unknown("kinds=", kind, dict.fromkeys([*single, *several, *LAWS])))
         if kind not in single | several:
@@ -77,7 +90,7 @@ def forecasters(
     if not matching.all():
         moved = {f"{kind}, moved from other E": law.through(moved_to_dense) for kind, law in single.items()}
         here = {f"{kind} of E = {experts:g}": law.through(of_one(experts)) for kind, law in single.items()}
-        single = moved | (here if matching.any() else {})
+        single = moved | (here if alone and matching.any() else {})
     return single | several
 
 
@@ -121,11 +134,12 @@ def fresh(kind: str, seed: int = 0) -> Predict:
 
 
 def one_constant(law: Law) -> Predict:
-    """A law as published, moved by its mean error on the runs."""
+    """A law as published, moved by its mean error on the runs; it says nothing where that leaves no positive loss."""
 
     def predict(runs: Runs, points: Runs, errors: bool) -> Prediction:
         off = runs.loss - law.loss(**_inputs(law, runs))
-        loss = np.maximum(law.loss(**_inputs(law, points)) + off.mean(), 1e-3)
+        loss = np.asarray(law.loss(**_inputs(law, points))) + off.mean()
+        loss = np.where(loss > 0, loss, np.nan)
         noise = (off.std(ddof=1) if len(runs) > 1 else 0.0) / loss
         return Prediction(np.log(loss), noise / np.sqrt(len(runs)), noise)
 

@@ -12,16 +12,17 @@ of runs, and the growth of errors with distance, from the cuts and the public se
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from scipy.optimize import nnls
 
 from hub.base import strict_json
 from hub.base.errors import InputError
+from scaling_law.fitting.rolling import TINY, Fold, Tests, rolling_origin, tests_of
 from scaling_law.forecasting.forecasters import BASE, Forecaster, Prediction
 from scaling_law.runs.table import Runs
 from scaling_law.size.arrays import FloatArray
@@ -29,21 +30,9 @@ from scaling_law.size.arrays import FloatArray
 DEFAULTS = Path(__file__).with_name("defaults.json")
 FORMAT, VERSION = "forecast_defaults", 1
 DIRECTIONS = ("flops", "n_active", "tokens")  # in which a point may lie furthest beyond the runs
-CUTS = 10.0 ** (np.arange(1, 9) / 4)  # times below the largest compute
-RUNS, SIZES = 6, 3  # at least, below a cut
-SAME_SIZE = 0.05  # sizes closer than this in ln N are one
 REACH = 1.0  # width of the kernel on ln distances
 NEAR = 0.3  # ln distance at which errors begin to grow
-TINY = 1e-9
-
-
-@dataclass(frozen=True)
-class Fold:
-    """Held-out runs: ln of their compute over the largest fitted [n], their loss [n], errors of each law [n], nats."""
-
-    ahead: FloatArray
-    loss: FloatArray
-    errors: Mapping[str, FloatArray]
+FAR = 10.0  # times the RMSE of the best law, from which on a law is not weighed
 
 
 @dataclass(frozen=True)
@@ -99,12 +88,6 @@ def distances(runs: Runs, points: Runs) -> FloatArray:
     return np.stack([np.log(getattr(points, name)) - np.log(getattr(runs, name).max()) for name in DIRECTIONS])
 
 
-def sizes_of(runs: Runs) -> int:
-    """How many sizes there are, those within `SAME_SIZE` of each other counted once."""
-    logs = np.sort(np.log(runs.n_active))
-    return int(len(logs) > 0) + int(np.sum(np.diff(logs) > SAME_SIZE))
-
-
 def gather(runs: Runs, points: Runs, laws: Mapping[str, Forecaster], tested: Any = True) -> Evidence:
     """Fit each law to all runs and to those below each cut. `tested` [runs] marks those that may be held out."""
     predictions, left_out = dict[str, Prediction](), dict[str, str]()
@@ -113,32 +96,9 @@ def gather(runs: Runs, points: Runs, laws: Mapping[str, Forecaster], tested: Any
             predictions[name] = law.predict(runs, points, True)
         except ValueError as error:
             left_out[name] = str(error)
-    folds = []
-    for below in _cuts(runs):
-        fitted, held_out = runs.subset(below), runs.subset(~below & tested)
-        if len(held_out):
-            errors = {name: _errors(laws[name], fitted, held_out) for name in predictions}
-            folds.append(Fold(distances(fitted, held_out)[0], held_out.loss, errors))
+    folds = rolling_origin(runs, {name: laws[name].losses for name in predictions}, tested)
     like = {name: laws[name].like for name in predictions}
-    return Evidence(distances(runs, points), predictions, like, tuple(folds), left_out)
-
-
-def _cuts(runs: Runs) -> list[Any]:
-    """Masks of the runs below each cut that leaves enough of them."""
-    masks: dict[int, Any] = {}
-    for divisor in CUTS:
-        below = runs.flops <= runs.flops.max() / divisor * (1 + TINY)
-        if (count := int(below.sum())) >= RUNS and sizes_of(runs.subset(below)) >= SIZES:
-            masks.setdefault(count, below)
-    return list(masks.values())
-
-
-def _errors(law: Forecaster, fitted: Runs, held_out: Runs) -> FloatArray:
-    """NaN where these runs do not determine the law."""
-    try:
-        return np.exp(law.predict(fitted, held_out, False).log_loss) - held_out.loss
-    except ValueError:
-        return np.full(len(held_out), np.nan)
+    return Evidence(distances(runs, points), predictions, like, folds, left_out)
 
 
 def moments_of(errors: FloatArray, weight: Any = 1.0) -> FloatArray:
@@ -163,7 +123,13 @@ def stack(evidence: Evidence, defaults: Defaults) -> Stacked:
         if not rows.size:
             why = "; ".join(f"{name}: {reason}" for name, reason in evidence.left_out.items())
             raise InputError(f"no law can forecast point {i + 1} from these runs: {why or 'no law was asked'}")
-        rows, tests = _tests(evidence, names, rows)
+        kept, tests = tests_of(evidence.folds, [names[row] for row in rows])
+        rows = rows[kept]
+        if tests.cuts:
+            squares = np.mean(tests.errors**2, axis=1)
+            laws[rows, 2, i] = np.sqrt(squares)
+            near = squares <= FAR**2 * (squares.min() + TINY**2)  # others would add nothing but their spread
+            rows, tests = rows[near], tests._replace(errors=tests.errors[near])
         like = [BASE.index(evidence.like[names[row]]) for row in rows]
         usual = defaults.moments[DIRECTIONS[np.argmax(beyond)]][np.ix_(like, like)]
         weights, growth, laws[rows, 2, i] = _weigh(tests, usual, defaults, beyond[0])
@@ -173,28 +139,6 @@ def stack(evidence: Evidence, defaults: Defaults) -> Stacked:
         variance = weights @ (error**2 + noise**2 + (mean - log_loss[i]) ** 2)
         spread[i] = defaults.width * np.sqrt(variance + growth * (max(beyond[0], 0.0) ** 2 + NEAR**2))
     return Stacked(log_loss, spread, dict(zip(names, laws, strict=True)))
-
-
-class Tests(NamedTuple):
-    """Errors of laws [J, n] at `cuts` cuts, with the loss and the distance of the held-out runs [n]."""
-
-    errors: FloatArray
-    loss: FloatArray
-    ahead: FloatArray
-    cuts: int
-
-
-def _tests(evidence: Evidence, names: Sequence[str], rows: Any) -> tuple[Any, Tests]:
-    """Of these laws those that half of the cuts determine, or all; and the cuts that determine all of them."""
-    folds = [np.array([fold.errors[names[row]] for row in rows]) for fold in evidence.folds]
-    if folds:
-        often = np.mean([np.isfinite(errors).any(axis=1) for errors in folds], axis=0) >= 0.5
-        kept = often if often.any() else ~often
-        rows, folds = rows[kept], [errors[kept] for errors in folds]
-    parts = [np.vstack([errors, f.loss, f.ahead]) for errors, f in zip(folds, evidence.folds, strict=True)]
-    whole = [part[:, np.isfinite(part).all(axis=0)] for part in parts]
-    *errors, loss, ahead = np.hstack([np.zeros((len(rows) + 2, 0)), *whole])
-    return rows, Tests(np.array(errors), loss, ahead, sum(part.shape[1] > 0 for part in whole))
 
 
 def _weigh(tests: Tests, usual: FloatArray, defaults: Defaults, ahead: float) -> tuple[FloatArray, float, FloatArray]:

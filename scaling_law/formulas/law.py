@@ -198,7 +198,8 @@ class Formula(Summarised):
         for name in changes:
             if name not in names:
                 raise InputError(unknown(f"field of {type(self).__name__} ", name, names))
-        same = all(changes.get(name, value) == value for name, value in self.coefficients.items())
+        kept = ("conditions", "draws", "experts")
+        same = all(getattr(self, name) == value for name, value in changes.items() if name not in kept)
         stored = self.__dict__["draws"] if same else None  # not `self.draws`, which would read the file
         return replace(self, **{"draws": stored, **changes})
 

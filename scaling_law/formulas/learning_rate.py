@@ -3,19 +3,23 @@
     LR = exp(intercept + slope_n ln N + slope_e ln E)          Ludziejewski et al. 2025, Eq. "lr_scaling"
          · D^slope_d B^slope_batch                             of a law fitted to runs of several D and batches
 
-Reading "paper": N is the active non-embedding parameters, as the text says. Reading "code", the default: the code of
-the paper's runs counted attention, active feed-forward, embedding, head and a 512 × d positional table that the models
-do not have; only this agrees with the rates of their grid.
+Reading "paper": N is the active non-embedding parameters, as the text says. Reading "code": the code of the paper's
+runs counted attention, active feed-forward, embedding, head and a 512 × d positional table that the models do not
+have; only this agrees with the rates of their grid.
+
+`public_learning_rates.json` holds the law of all readable grids, N without embeddings: "public" for a lab that has
+none, and "public:LAB" at the level of a lab. `python -m studies learning_rates` derives it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from dataclasses import MISSING, asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from statistics import NormalDist
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -23,15 +27,16 @@ from numpy.typing import ArrayLike
 from hub.base import strict_json
 from hub.base.errors import InputError, unknown
 from scaling_law.formulas.conditions import Conditions, RangeCheck
-from scaling_law.formulas.law import positive
+from scaling_law.formulas.law import check_level, positive
 from scaling_law.size.architecture import VOCAB_SIZE, Architecture, active_parameters, non_embedding_parameters
 from scaling_law.size.recipe import PAPER, ROWS
 
 Reading = Literal["code", "paper"]
 READINGS = ("code", "paper")
-FORMAT, VERSION = "learning_rate_law", 4
-SINCE = {"n_range": 2, "experts_range": 2, "vocab_size": 3}  # the version of a file from which on it has a field
-SINCE |= dict.fromkeys(("slope_d", "slope_batch", "tokens_range", "batch_range", "regret"), 4)
+COEFFICIENTS = ("intercept", "slope_n", "slope_e", "slope_d", "slope_batch")
+FORMAT, VERSION = "learning_rate_law", 5
+PUBLIC, PUBLIC_FILE = "public", Path(__file__).with_name("public_learning_rates.json")
+AT_THE_PAPERS_LEVEL = f"{PUBLIC}:ludziejewski"  # whose recipe `train.py` runs
 PHANTOM_POSITIONS = 512  # rows of the positional table that the code counted
 
 
@@ -42,7 +47,8 @@ class LearningRateLaw:
     D are the tokens of the run, B those of a batch; a slope of 0 leaves them out. `rmse` is that of ln LR. `n_range`
     (N so counted), `experts_range`, `tokens_range` (D), `batch_range` (B) and `vocab_size` are those of the runs
     behind it; if unknown, the ranges are None and the vocabulary GPT-2's. `regret` is the loss in nats that a rate of
-    this law is expected to cost beside the best of a grid (None: unknown).
+    this law is expected to cost beside the best of a grid (None: unknown). `covariance` [5, 5] is that of intercept
+    and slopes in the order of the formula, between labs too where the law is of several (None: unknown).
     """
 
     intercept: float
@@ -59,6 +65,7 @@ class LearningRateLaw:
     tokens_range: tuple[float, float] | None = None
     batch_range: tuple[float, float] | None = None
     regret: float | None = None
+    covariance: tuple[tuple[float, ...], ...] | None = None
 
     def __post_init__(self) -> None:
         for names, fits, wanted in _FIELDS:
@@ -66,27 +73,33 @@ class LearningRateLaw:
                 if not fits(value := getattr(self, name)):
                     raise InputError(f"{name}={value!r} must be {wanted}")
                 if isinstance(value, (tuple, list)):
-                    object.__setattr__(self, name, tuple(map(float, value)))
+                    object.__setattr__(self, name, _frozen(value))
 
     @classmethod
-    @lru_cache(maxsize=4)
-    def published(cls, reading: Reading = "code") -> LearningRateLaw:
-        """The paper's law, with the ranges of its runs: 'code' in full precision, 'paper' as the text prints it."""
+    @cache
+    def published(cls, reading: str = "code") -> LearningRateLaw:
+        """The paper's law, with the ranges of its runs: 'code' in full precision, 'paper' as the text prints it.
+
+        'public' is that of all readable grids for another lab, 'public:stepfun' at the level of one of them.
+        """
+        if reading.partition(":")[0] == PUBLIC:
+            return _public_law(reading)
+        counts: Any = reading  # an unknown one is refused by the law
         source = "text" if reading == "paper" else "code of the runs"
-        coefficients = PAPER.learning_rate.get(reading, (0.0, 0.0, 0.0))  # the law refuses an unknown reading
-        law = cls(*coefficients, reading, f"Ludziejewski et al. 2025, {source}")
+        coefficients = PAPER.learning_rate.get(reading, (0.0, 0.0, 0.0))
+        law = cls(*coefficients, counts, f"Ludziejewski et al. 2025, {source}")
         counted = [law.counted(row.architecture) for row in ROWS]
         experts = [float(row.experts) for row in ROWS]
         return replace(law, n_range=(min(counted), max(counted)), experts_range=(min(experts), max(experts)))
 
     @classmethod
     def named(cls, name: str | Path) -> LearningRateLaw:
-        """The published law for "code" and "paper", else that of a file."""
-        if str(name) in READINGS:
-            return cls.published(str(name))
-        if not Path(name).exists():
-            raise InputError(f"{unknown('learning-rate law ', str(name), READINGS)}, or the file of a law")
-        return cls.load(name)
+        """The published law of this name (see `published`), else that of a file."""
+        if Path(name).exists() and str(name) not in READINGS:
+            return cls.load(name)
+        if str(name).partition(":")[0] not in (*READINGS, PUBLIC):
+            raise InputError(f"{unknown('learning-rate law ', str(name), (*READINGS, PUBLIC))}, or the file of a law")
+        return cls.published(str(name))
 
     def save(self, path: str | Path) -> Path:
         """Write the law as JSON, atomically; `train.py --optimizer.learning_rate_law PATH` takes it."""
@@ -94,14 +107,15 @@ class LearningRateLaw:
 
     @classmethod
     def load(cls, path: str | Path) -> LearningRateLaw:
-        """Read what `save` wrote. ValueError names the file and the field."""
+        """Read what `save` wrote; older files lack some fields. ValueError names the file and the field."""
         data = strict_json.read(path, FORMAT, VERSION)
-        names = [name for name in cls.__dataclass_fields__ if SINCE.get(name, 1) <= data["version"]]
-        if sorted(data) != sorted(["format", "version", *names]):
-            wanted = f"format, version, {', '.join(names)}"
-            raise InputError(f"{path}: the fields must be exactly {wanted}; got {', '.join(data)}")
+        fields = {name: value for name, value in data.items() if name not in ("format", "version")}
+        needed = {name for name, one in cls.__dataclass_fields__.items() if one.default is MISSING}
+        if not needed <= {*fields} <= {*cls.__dataclass_fields__}:
+            wanted = f"{', '.join(sorted(needed))} must be there, of {', '.join(cls.__dataclass_fields__)}"
+            raise InputError(f"{path}: the fields {wanted}; got {', '.join(fields)}")
         try:
-            return cls(**{name: data[name] for name in names})
+            return cls(**fields)
         except ValueError as error:
             raise InputError(f"{path}: {error}") from None
 
@@ -142,6 +156,24 @@ class LearningRateLaw:
             if slope and values is not None:
                 exponent = exponent + slope * np.log(positive(name, values))
         return np.exp(exponent)
+
+    def interval_at(
+        self,
+        counted_parameters: float,
+        experts: float,
+        tokens: float | None = None,
+        batch_tokens: float | None = None,
+        level: float = 0.95,
+    ) -> tuple[float, float] | None:
+        """Where the best rate lies with this probability; None for a law without covariance. Errors as `at`."""
+        rate = float(self.at(counted_parameters, experts, tokens, batch_tokens))
+        check_level(level)
+        if self.covariance is None:
+            return None
+        variables = np.log([math.e, counted_parameters, experts, tokens or 1.0, batch_tokens or 1.0])
+        variance = variables @ np.array(self.covariance) @ variables + (self.rmse or 0.0) ** 2
+        factor = math.exp(NormalDist().inv_cdf(0.5 + level / 2) * math.sqrt(max(float(variance), 0.0)))
+        return rate / factor, rate * factor
 
     def counted(self, architecture: Architecture) -> float:
         """N as this reading counts it."""
@@ -195,6 +227,53 @@ class LearningRateLaw:
         return RangeCheck(conditions, needs, at)
 
 
+class PeakRate(NamedTuple):
+    """The peak LR of a run by a law, where the best rate lies with 95 % probability, and what to know of it."""
+
+    learning_rate: float
+    interval: tuple[float, float] | None
+    law: LearningRateLaw
+    warnings: tuple[str, ...]
+
+
+def peak_rate(
+    law: LearningRateLaw | None, d_model: float, experts: float, tokens: float, batch_tokens: float, vocab_size: float
+) -> PeakRate:
+    """The rate of a model of usual shape by this law.
+
+    None: by the public law at the level of the paper, inside of its range; outside by the paper's, with a warning.
+    """
+
+    def by(law: LearningRateLaw) -> PeakRate:
+        at = float(law.counted_parameters(d_model, vocab_size=vocab_size)), experts, tokens, batch_tokens
+        return PeakRate(float(law.at(*at)), law.interval_at(*at), law, tuple(law.warnings_at(*at)))
+
+    public = by(law or LearningRateLaw.published(AT_THE_PAPERS_LEVEL))
+    if law is not None or not public.warnings:
+        return public
+    paper = by(LearningRateLaw.published())
+    first, *more = paper.warnings or public.warnings[:1]
+    return paper._replace(warnings=(f"{first}: the paper's law answers, outside of the public grids", *more))
+
+
+def _public_law(name: str) -> LearningRateLaw:
+    """The shipped law of this name."""
+    laws = strict_json.read(PUBLIC_FILE, "learning_rate_laws", 1)["laws"]
+    if name not in laws:
+        raise InputError(unknown("learning-rate law ", name, laws))
+    return LearningRateLaw(**laws[name])
+
+
+def _frozen(value: Any) -> Any:
+    """Lists in lists of numbers as tuples of floats."""
+    return tuple(map(_frozen, value)) if isinstance(value, (tuple, list)) else float(value)
+
+
+def _is_covariance(rows: Any) -> bool:
+    matrix = [row for row in rows or () if isinstance(row, (tuple, list)) and len(row) == 5]
+    return rows is None or (len(rows) == len(matrix) == 5 and all(_is_finite(x) for row in matrix for x in row))
+
+
 def _is_finite(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
@@ -206,8 +285,9 @@ def _is_range(ends: Any) -> bool:
 
 _FIELDS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (  # which, whether a value fits, and what it must be
     ("reading", READINGS.__contains__, "'code' or 'paper'"),
-    ("intercept slope_n slope_e slope_d slope_batch", _is_finite, "a finite number"),
+    (" ".join(COEFFICIENTS), _is_finite, "a finite number"),
     ("vocab_size", lambda size: type(size) is int and size >= 1, "an integer of at least 1"),
     ("regret", lambda nats: nats is None or _is_finite(nats), "a finite number of nats, or None"),
     ("n_range experts_range tokens_range batch_range", _is_range, "two positive numbers, the lower first"),
+    ("covariance", _is_covariance, "five rows of five finite numbers, or None"),
 )

@@ -1,6 +1,6 @@
 """The form of a law, from which its values, its fit and its starts follow: a sum of terms, under an outer exponent.
 
-    L = (Σ term)^outer          term = scale · exp( Σ coefficient · feature )
+    L = (Σ term)^outer + constant          term = scale · exp( Σ coefficient · feature )
 
 A feature is a product of logarithms of variables, which are columns of the runs, and of transforms: functions of
 variables with coefficients of their own. The transform of the joint law is Ê, which grows from Ê(1) = E_start and
@@ -119,6 +119,7 @@ class Transform:
 class Form:
     """The terms of a law, the transforms they name, and the coefficient that is the outer exponent (positive), if any.
 
+    The outer exponent is that of the sum of all terms but the constant.
     A law that is not a sum of terms has none, defines `evaluate`, and names the variables it `reads`; it cannot be
     fitted. ValueError for an invalid form: a scale twice, two constants, a transform that no term uses.
     """
@@ -174,7 +175,7 @@ class Form:
     @cached_property
     def constants(self) -> tuple[str, ...]:
         """Scales that are the loss of infinite size and data."""
-        return () if self.outer else tuple(term.scale for term in self.terms if not term.slopes)
+        return tuple(term.scale for term in self.terms if not term.slopes)
 
     @cached_property
     def variables(self) -> tuple[str, ...]:
@@ -198,11 +199,10 @@ class Form:
     def evaluate(self, values: Mapping[str, Any], inputs: Mapping[str, Any]) -> Any:
         """The loss; coefficients and inputs broadcast, and nothing is checked."""
         logs = self.logs(values, inputs)
-        total: Any = 0.0
-        for term in self.terms:
-            scale = values[term.scale]
-            total = total + (scale * np.exp(term.exponent(values, logs)) if term.slopes else scale)
-        return total ** values[self.outer] if self.outer else total
+        powers = [values[term.scale] * np.exp(term.exponent(values, logs)) for term in self.terms if term.slopes]
+        total: Any = sum(powers, start=0.0)
+        total = total ** values[self.outer] if self.outer else total
+        return sum((values[name] for name in self.constants), start=total)
 
 
 def without(factors: Factors, name: str) -> Iterable[tuple[int, Factors]]:

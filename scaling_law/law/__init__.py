@@ -4,8 +4,10 @@ from scaling_law.law.base import LAWS, Law, register
 from scaling_law.law.kinds import (
     ChinchillaLaw,
     ClarkLaw,
+    CrossingLaw,
     FiveFactorLaw,
     GranularityLaw,
+    InteractionLaw,
     JointLaw,
     KaplanLaw,
     LadderLaw,
@@ -13,13 +15,16 @@ from scaling_law.law.kinds import (
     SaturationLaw,
     SparsityLaw,
 )
+from scaling_law.law.stack import StackLaw
 
 __all__ = [
     "LAWS",
     "ChinchillaLaw",
     "ClarkLaw",
+    "CrossingLaw",
     "FiveFactorLaw",
     "GranularityLaw",
+    "InteractionLaw",
     "JointLaw",
     "KaplanLaw",
     "LadderLaw",
@@ -27,5 +32,6 @@ __all__ = [
     "RoutedLaw",
     "SaturationLaw",
     "SparsityLaw",
+    "StackLaw",
     "register",
 ]

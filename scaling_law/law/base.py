@@ -53,6 +53,7 @@ class Law(Formula):
         learning_rate_law: LearningRateLaw | None = None,
         batch_ramp: BatchRamp | None = None,
         force: bool = False,
+        accuracy: str | Sequence[str] = (),
         **question: Unpack[QuestionFields],
     ) -> OptimalTable:
         """The best model for each E under compute and memory limits, and the best of all.
@@ -66,9 +67,12 @@ class Law(Formula):
                 hold `kv_tokens` together.
             experts: one E or several; None asks for those of `default_experts`.
             integral: only architectures that exist, d_model = 64 n_blocks = 64 n_heads.
+            learning_rate_law: None asks that of the public grids at the level of the paper inside of its range, and
+                the paper's own outside, with a warning.
             batch_ramp: its last batch goes into learning-rate laws that have a batch, its batches into step times;
                 None: the paper's.
             force: compare answers beyond the range guard, too.
+            accuracy: tasks whose accuracy to expect at each loss: "arc_easy,hellaswag" (docs/planning.md#accuracy).
             question: the fields of `Limits`: memory="80GB" and so on.
 
         ValueError where nothing fits, the law has no optimum, or not exactly one budget is given; ExtrapolationError
@@ -83,6 +87,7 @@ class Law(Formula):
             learning_rate_law=learning_rate_law,
             batch_ramp=batch_ramp,
             force=force,
+            accuracy=accuracy,
             **question,
         )
 
@@ -278,6 +283,8 @@ def law_from_dict(data: Any, source: str = "law") -> Law:
     try:
         if data.get("conditions") is not None:
             options["conditions"] = Conditions.from_dict(data["conditions"])
+        if data.get("laws") is not None:
+            options["laws"] = [law_from_dict(one, f"{source}: laws") for one in data["laws"]]
         return kind(**data["coefficients"], **options)
     except (KeyError, TypeError):
         raise InputError(f"{source}: coefficients must be exactly {list(kind.coefficient_names())}") from None

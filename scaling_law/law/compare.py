@@ -26,7 +26,7 @@ from scaling_law.planning.minimiser import first_below
 from scaling_law.planning.optimal_table import OptimalRow
 from scaling_law.size.architecture import EXPERT_VARIABLES, VOCAB_SIZE, affordable_tokens, variables_of_width
 
-REFERENCE = "ludziejewski"  # whose optimum the laws of rates and of leverage are asked about
+REFERENCE = "ludziejewski"  # whose optimum learning-rate laws and laws of leverage are asked about
 GRANULARITIES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 SHARED = (0.1, 0.2, 0.3, 0.4)
 
@@ -225,7 +225,7 @@ def _allocated(paper: PublishedLaw, law: Allocation, flops: float, limits: Limit
 
 
 def _about(law: OwnQuestion, flops: float, limits: Limits, best: OptimalRow, force: bool) -> dict[str, Any]:
-    """What a law of rates or of leverage says of the model that the joint law chooses."""
+    """What a learning-rate law or one of leverage says of the model that the joint law chooses."""
     model = f"for the model of {REFERENCE} (E = {best.experts:g})"
     if best.beyond_guard and not force:
         raise ExtrapolationError(f"no model to ask about: the {REFERENCE} law is too far from its runs to choose one")

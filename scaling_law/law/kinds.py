@@ -156,6 +156,41 @@ class JointLaw(ChinchillaForm, Law):
 
 @register
 @dataclass(frozen=True, repr=False)
+class CrossingLaw(Law):
+    """The joint law with κ, by which the D where experts begin to pay depends on E, and q, that of `InteractionLaw`.
+
+    With κ = 0 and q = 1 it is the joint law, in which all E cross the dense model at nearly the same D.
+    """
+
+    name: ClassVar[str] = "crossing"
+    formula: ClassVar[str] = "L = (a·Ê^δ·N^(α + γ ln Ê) + b·Ê^(ω + κ ln Ê)·D^(β + ζ ln Ê))^q + c"
+    form: ClassVar[Form] = Form(
+        (
+            Term("a", {"n_active": "alpha", "e_hat": "delta", "n_active*e_hat": "gamma"}),
+            Term("b", {"tokens": "beta", "e_hat": "omega", "e_hat*e_hat": "kappa", "tokens*e_hat": "zeta"}),
+            Term("c"),
+        ),
+        (E_HAT,),
+        outer="q",
+    )
+
+    a: float
+    alpha: float
+    delta: float
+    gamma: float
+    b: float
+    beta: float
+    omega: float
+    kappa: float
+    zeta: float
+    e_start: float
+    e_max: float
+    q: float
+    c: float
+
+
+@register
+@dataclass(frozen=True, repr=False)
 class LadderLaw(Law):
     """A power of the compute 6 N D above a constant, for models of one ratio D / N, as their authors forecast them."""
 
@@ -166,6 +201,31 @@ class LadderLaw(Law):
     a: float
     alpha: float
     c: float
+
+
+@register
+@dataclass(frozen=True, repr=False)
+class InteractionLaw(Law):
+    """L = ((A / N^α)^(1/q) + (B / D^β)^(1/q))^q + c, which `of` converts; q = 1 is Chinchilla's law.
+
+    The smaller q, the more the greater of the two shortages decides alone.
+    """
+
+    name: ClassVar[str] = "interaction"
+    formula: ClassVar[str] = "L = (a·N^−x + b·D^−y)^q + c"
+    form: ClassVar[Form] = Form((Term("a", {"n_active": "-x"}), Term("b", {"tokens": "-y"}), Term("c")), outer="q")
+
+    a: float
+    x: float
+    b: float
+    y: float
+    q: float
+    c: float
+
+    @classmethod
+    def of(cls, a: float, alpha: float, b: float, beta: float, q: float, c: float) -> InteractionLaw:
+        """Convert A, α, B and β: a = A^(1/q), x = α / q, b = B^(1/q), y = β / q."""
+        return cls(a ** (1 / q), alpha / q, b ** (1 / q), beta / q, q, c)
 
 
 @register

@@ -1,19 +1,33 @@
-"""What the devices of a run send each other in one step, and the least time that takes.
+"""What the GPUs of a run send each other in one step, and the least time that takes: a formula for each operation.
 
-FSDP2 gathers the weights for the forward and again for the backward pass of every micro-batch (blocks in the precision
-of autocast, embedding and head in fp32), and sums the gradients in fp32 after each; DDP sums them once a step. Of B
-bytes that n devices share, each receives (n − 1) / n B. A ring brings them into a node once, over all of its network
-cards; all-to-all leaves each device to its own card.
+Of B bytes that n GPUs share, a ring brings each (n − 1) / n B. It enters a node once, over the network cards of all
+GPUs of the group there; all-to-all leaves each GPU to its own card. For t tokens and width d:
+
+- FSDP2 gathers the weights for the forward and again for the backward pass of every micro-batch (once without
+  resharding; blocks in the precision of autocast, embedding and head in fp32), and sums gradients in fp32 after each.
+  HSDP does so within a group, and adds an all-reduce of the shards between groups. DDP sums gradients once a step;
+  Megatron's distributed optimizer instead scatters them, and gathers bf16 weights.
+- Tensor parallelism: four all-reduces of 2 t d bytes in a block, two forward and two backward (Shoeybi et al. 2019,
+  arXiv 1909.08053; with sequence parallelism as much: Korthikanti et al. 2022, arXiv 2205.05198).
+- Expert parallelism: each routed row to its expert and back, forward and backward (Lepikhin et al. 2020, arXiv
+  2006.16668).
+- Context parallelism: keys and values of the other GPUs forward, these and their gradients backward (Liu et al. 2023,
+  arXiv 2310.01889).
+- A pipeline hands each micro-batch on, forward and backward (Narayanan et al. 2021, arXiv 2104.04473), and its stages
+  idle for (stages − 1) / micro-batches of a step (`bubble`).
+
+Where activations are computed again, so are the forward's all-reduces and all-to-alls.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from hub.base.errors import InputError
 from scaling_law.machine.gpus import Gpu
-from scaling_law.machine.memory import HALF, WEIGHT_BYTES, Sharding
+from scaling_law.machine.memory import HALF, WEIGHT_BYTES, Sharding, stage_of
 from scaling_law.size.architecture import GRADIENT_BYTES, Architecture
 from scaling_law.size.widths import Widths
 
@@ -21,51 +35,142 @@ from scaling_law.size.widths import Widths
 NETWORK_CARD = 50e9
 
 
-@dataclass(frozen=True)
-class Communication:
-    """Bytes that one device receives in one step, by operation."""
+class Degrees(NamedTuple):
+    """How many GPUs share each thing; numbers, or arrays that broadcast with models.
 
-    all_gather: Any = 0.0
-    reduce_scatter: Any = 0.0
-    all_reduce: Any = 0.0
+    `fsdp` GPUs share weights, gradients and moments, `dp` such groups share batches. Neighbours are tp, then cp, then
+    ep or fsdp, then dp; pp are furthest apart. Experts are divided among `ep` of the GPUs that share batches.
+    """
 
-    @property
-    def total(self) -> Any:
-        return self.all_gather + self.reduce_scatter + self.all_reduce
-
-    def seconds(self, devices: int, gpu: Gpu) -> Any:
-        """Least time, over the links of a node and the network cards between nodes."""
-        return self.total / (gpu.link if devices <= gpu.node else min(gpu.link, gpu.node * NETWORK_CARD))
+    dp: Any = 1
+    fsdp: Any = 1
+    tp: Any = 1
+    pp: Any = 1
+    ep: Any = 1
+    cp: Any = 1
 
 
-def communication(architecture: Architecture | Widths, sharding: Sharding, devices: int, passes: int) -> Communication:
-    """Traffic of one step of `passes` micro-batches under autocast in bf16. ValueError for counts below 1."""
-    for name, value in {"devices": devices, "passes": passes}.items():
-        if value < 1:
+class Sent(NamedTuple):
+    """Bytes that one GPU receives in one step, in groups of `members` GPUs, `stride` apart."""
+
+    received: Any
+    members: Any
+    stride: Any = 1
+
+    def seconds(self, gpu: Gpu) -> Any:
+        """Least time of a ring, over the links of a node and the network cards between nodes."""
+        cards = np.minimum(gpu.link, np.maximum(1, gpu.node // np.asarray(self.stride)) * NETWORK_CARD)
+        return self.received / np.where(np.asarray(self.members) * self.stride <= gpu.node, gpu.link, cards)
+
+
+def communication(
+    model: Architecture | Widths,
+    sharding: Sharding,
+    degrees: Degrees,
+    passes: Any,
+    tokens: Any,
+    *,
+    reshard: Any = True,
+    recompute: Any = False,
+) -> dict[str, Sent]:
+    """Traffic by operation of a step of `passes` micro-batches under autocast in bf16.
+
+    `tokens` are those of the step over the number of GPUs. ValueError for counts below 1.
+    """
+    for name, value in {**degrees._asdict(), "passes": passes}.items():
+        if np.any(np.asarray(value) < 1):
             raise InputError(f"{name}={value!r} must be at least 1")
-    a, received = architecture, 1.0 - 1.0 / devices
-    if sharding == "ddp":
-        return Communication(all_reduce=2 * received * GRADIENT_BYTES * a.n_total)
-    if sharding == "none" or devices == 1:
-        return Communication()
-    head = 1.0 * a.vocab_size * a.d_model
-    embedding = 0.0 if a.tied_embeddings else head
-    gathered = 2 * HALF * a.n_total_non_embedding + WEIGHT_BYTES * (2 * embedding + head)
-    return Communication(
-        all_gather=passes * received * gathered, reduce_scatter=passes * received * GRADIENT_BYTES * a.n_total
+    dp, fsdp, tp, pp, _, cp = degrees
+    return {
+        **_of_batches(model, sharding, degrees, passes, reshard),
+        "tensor all-reduce": Sent(tensor_bytes(model, tokens, tp) * np.where(recompute, 1.5, 1.0), tp),
+        "context ring": Sent(_ring_of_keys(model, tokens, degrees) * np.where(recompute, 4 / 3, 1.0), cp, tp),
+        "pipeline": Sent(2 * HALF * tokens * pp * model.d_model * (np.asarray(pp) > 1), 2, dp * fsdp * tp * cp),
+    }
+
+
+def _of_batches(
+    model: Architecture | Widths, sharding: Sharding, degrees: Degrees, passes: Any, reshard: Any
+) -> dict[str, Sent]:
+    """What GPUs that share batches send of weights and gradients; experts are shared by one in `ep` of them."""
+    dp, fsdp, tp, pp, ep, cp = degrees
+    _, ends, inner = stage_of(model, tp, pp, ep)
+    _, _, all_inner = stage_of(model, tp, pp, 1)
+    experts = np.where(np.asarray(ep) > 1, (all_inner - inner) / np.maximum(ep - 1, 1), 0.0)  # of one GPU, divided
+    shards = fsdp * cp if sharding == "fsdp2" else dp * fsdp * cp
+    parts = ((inner - experts, shards, ends), (experts, shards / np.asarray(ep), 0.0))
+
+    def sent(bytes_of: Any, times: Any) -> Any:
+        """Bytes of the dense part and of experts, a ring each, as if over the larger group."""
+        return sum(times * (1 - 1 / np.maximum(n, 1)) * bytes_of(weights, end) for weights, n, end in parts)
+
+    def gradients(weights: Any, end: Any) -> Any:
+        return GRADIENT_BYTES * (weights + end)
+
+    if sharding in ("none", "ddp"):
+        return {"all-reduce": Sent(sent(gradients, 2), shards, tp)} if sharding == "ddp" else {}
+    if sharding == "zero1":
+        gathered = sent(lambda weights, end: HALF * (weights + end), 1)
+        return {"reduce-scatter": Sent(sent(gradients, 1), shards, tp), "all-gather": Sent(gathered, shards, tp)}
+    head = ends if model.tied_embeddings else ends / 2  # gathered once: the backward pass begins with it
+    twice = np.where(reshard, 2.0, 1.0)
+    gathered = sent(
+        lambda weights, end: HALF * twice * weights + WEIGHT_BYTES * np.where(end, twice * (ends - head) + head, 0.0),
+        passes,
     )
+    between = 2 * (1 - 1 / np.asarray(dp)) * gradients(all_inner, ends) / shards
+    return {
+        "all-gather": Sent(gathered, shards, tp),
+        "reduce-scatter": Sent(sent(gradients, passes), shards, tp),
+        "all-reduce": Sent(passes * between, dp, tp * shards),
+    }
 
 
-def all_to_all_bytes(architecture: Architecture, tokens: float, devices: int) -> float:
-    """Bytes in bf16 that one device receives with experts spread over the devices: both ways, forward and backward."""
+def _ring_of_keys(model: Architecture | Widths, tokens: Any, degrees: Degrees) -> Any:
+    """Bytes of keys and values that one GPU receives: forward, and with their gradients backward."""
+    others = np.asarray(degrees.cp) - 1
+    return 3 * others * 2 * HALF * tokens * model.blocks * model.n_kv_heads * model.head_dim
+
+
+def tensor_bytes(model: Architecture | Widths, tokens: Any, tp: Any) -> Any:
+    """Bytes that one GPU receives in the all-reduces of blocks whose matrices are divided among `tp`."""
+    return 4 * 2 * (1 - 1 / np.asarray(tp)) * HALF * tokens * tp * model.blocks * model.d_model
+
+
+def bubble(pp: Any, passes: Any) -> Any:
+    """Time that stages of a pipeline idle, over that of their work (1F1B)."""
+    return (np.asarray(pp) - 1) / passes
+
+
+def all_to_all_bytes(architecture: Architecture | Widths, tokens: Any, ep: Any) -> Any:
+    """Bytes in bf16 that one GPU receives with experts divided among `ep`: both ways, forward and backward."""
     a = architecture
-    rows = tokens * a.routed_blocks * a.experts_per_token if a.experts > 1 else 0.0
-    return 4 * (1.0 - 1.0 / devices) * HALF * rows * a.d_model
+    rows = tokens * a.routed_blocks * a.experts_per_token * (np.asarray(a.experts) > 1)
+    return 4 * (1.0 - 1.0 / np.asarray(ep)) * HALF * rows * a.d_model
 
 
-def all_to_all_seconds(received: float, devices: int, gpu: Gpu) -> float:
+def all_to_all_seconds(received: Any, ep: Any, gpu: Gpu, stride: Any = 1) -> Any:
     """Least time; only what goes to another node crosses the network."""
-    if devices <= gpu.node:
-        return received / gpu.link
-    outside = (devices - gpu.node) / (devices - 1)
-    return max(received * outside / NETWORK_CARD, received * (1 - outside) / gpu.link)
+    near = np.minimum(ep, np.maximum(1, gpu.node // np.asarray(stride)))  # of the group, in one node
+    outside = (ep - near) / np.maximum(np.asarray(ep) - 1, 1)
+    return np.maximum(received * outside / NETWORK_CARD, received * (1 - outside) / gpu.link)
+
+
+def seconds_of(
+    model: Architecture | Widths,
+    sharding: Sharding,
+    degrees: Degrees,
+    passes: Any,
+    tokens: Any,
+    gpu: Gpu,
+    *,
+    reshard: Any = True,
+    recompute: Any = False,
+) -> dict[str, Any]:
+    """Least seconds of each operation in a step; arguments as of `communication`."""
+    sent = communication(model, sharding, degrees, passes, tokens, reshard=reshard, recompute=recompute)
+    routed = all_to_all_bytes(model, tokens, degrees.ep) * np.where(recompute, 1.5, 1.0)
+    stride = degrees.tp * degrees.cp
+    return {name: each.seconds(gpu) for name, each in sent.items()} | {
+        "all-to-all": all_to_all_seconds(routed, degrees.ep, gpu, stride)
+    }

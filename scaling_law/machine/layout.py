@@ -1,14 +1,21 @@
-"""How a model is laid out on GPUs: the fastest step of those that fit, over what `train.py` can do.
+"""How a model is laid out on GPUs: the fastest step of those that fit, over what an engine can do.
 
-DDP or FSDP2, every micro-batch that divides the batch, activations kept or recomputed. A step takes the longer of
-compute (a third more of it where activations are recomputed) and communication, which compute hides at best. Steps
-that were measured have their communication in them.
+Every micro-batch that divides the batch, activations kept or recomputed, and the parallelism of `ENGINES`. A step is
+
+    max(compute, communication),  compute = seconds of its work × 4/3 where activations are recomputed
+                                            × (1 + bubble) × (longest stage / mean stage)
+
+The longer of the two and not their sum: the rates of `efficiency` are of published runs, and have in them what the
+layouts of these did not hide. Added once more, they predict labs that were left out worse (docs/studies/hours.md).
+Steps that were measured have their communication in them.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from functools import lru_cache
 from itertools import product
 from typing import Any
 
@@ -16,8 +23,8 @@ import numpy as np
 
 from hub.base.errors import InputError
 from hub.base.units import format_bytes, format_count
-from scaling_law.machine.communication import communication
-from scaling_law.machine.gpus import find_gpu
+from scaling_law.machine.communication import Degrees, bubble, seconds_of
+from scaling_law.machine.gpus import Gpu, find_gpu
 from scaling_law.machine.memory import Sharding, TrainingMemory, training_memory
 from scaling_law.machine.throughput import ModelWork, Throughput
 from scaling_law.size.architecture import Architecture
@@ -26,6 +33,30 @@ from scaling_law.size.widths import Widths
 
 RESERVED = 2e9  # bytes of a GPU for CUDA's context, NCCL and fragmentation
 RECOMPUTED = 4 / 3  # FLOPs of a step that computes the forward pass twice
+TRAIN_PY, MEGATRON = "train.py", "Megatron-like"
+# What each engine can run, of `Option.uses`; "Megatron-like" stands for engines with all of it.
+ENGINES: Mapping[str, frozenset[str]] = {
+    TRAIN_PY: frozenset({"ddp", "fsdp", "hsdp", "ep"}),
+    MEGATRON: frozenset({"ddp", "zero1", "fsdp", "hsdp", "ep", "tp", "pp", "cp"}),
+}
+WITHIN = ("tp", "pp", "ep", "cp")  # degrees by which GPUs share one model's work
+LEAST_CONTEXT = 2048  # tokens of a sequence that a GPU keeps under context parallelism: fewer hide no ring of keys
+MOST_STAGES = 16  # of a pipeline
+# Operations that a step makes once, and not for every micro-batch, by sharding.
+ONCE = {"none": (), "fsdp2": (), "ddp": ("all-reduce",), "zero1": ("reduce-scatter", "all-gather")}
+# What moves a bottleneck, by the operation that limits a step.
+MOVED_BY = {
+    "compute": "more GPUs, FP8, or fewer FLOPs",
+    "recomputation": "more GPUs or memory, which keep activations",
+    "bubble": "a larger batch, or fewer stages",
+    "all-gather": "a larger batch, or fewer GPUs",
+    "reduce-scatter": "a larger batch, or fewer GPUs",
+    "all-reduce": "a larger batch, or fewer GPUs",
+    "tensor all-reduce": "less tensor parallelism",
+    "all-to-all": "expert parallelism within a node, or fewer active experts",
+    "context ring": "less context parallelism, or fewer key-value heads",
+    "pipeline": "fewer stages",
+}
 
 
 class DoesNotFit(InputError):
@@ -34,23 +65,99 @@ class DoesNotFit(InputError):
 
 @dataclass(frozen=True)
 class Option:
-    """A way to train: sequences of a micro-batch of one GPU, sharding, and whether activations are recomputed."""
+    """A way to train: sequences of a micro-batch, how the state is sharded, and how many GPUs share what (`Degrees`).
 
-    micro_batch_sequences: int
+    `fsdp` GPUs share weights, gradients and moments, in `dp` groups; of "zero1" and "ddp", `dp` share batches alone.
+    Fields are arrays in `Option.stacked`.
+    """
+
+    micro_batch_sequences: Any
     sharding: Sharding
-    gradient_checkpointing: bool
+    gradient_checkpointing: Any
+    reshard: Any = True
+    dp: Any = 1
+    fsdp: Any = 1
+    tp: Any = 1
+    pp: Any = 1
+    ep: Any = 1
+    cp: Any = 1
+
+    @property
+    def degrees(self) -> Degrees:
+        return Degrees(self.dp, self.fsdp, self.tp, self.pp, self.ep, self.cp)
+
+    @property
+    def uses(self) -> frozenset[str]:
+        """What an engine must have for it, of the names in `ENGINES`."""
+        sharded = ("fsdp", "hsdp") if self.dp > 1 else ("fsdp",)
+        ways = {"none": (), "ddp": ("ddp",), "zero1": ("zero1",), "fsdp2": sharded}
+        return frozenset(
+            (*ways[self.sharding], *(name for name in ("tp", "pp", "ep", "cp") if getattr(self, name) > 1))
+        )
+
+    @classmethod
+    def stacked(cls, options: list[Option], dimensions: int) -> Option:
+        """Options of one sharding as arrays [n, 1, ...], which broadcast with models of so many dimensions."""
+        names = [field.name for field in fields(Option) if field.name != "sharding"]
+        shape = (-1, *[1] * dimensions)
+        arrays: dict[str, Any] = {name: np.array([getattr(o, name) for o in options]).reshape(shape) for name in names}
+        return cls(sharding=options[0].sharding, **arrays)
+
+    @property
+    def ways(self) -> str:
+        """All but the micro-batch, in words."""
+        sharded = f"HSDP {self.dp} × {self.fsdp}" if self.dp > 1 else "FSDP2"
+        way = {"none": "", "ddp": "DDP", "zero1": "distributed optimizer", "fsdp2": sharded}[self.sharding]
+        ways = [way, "" if self.reshard else "weights not resharded"]
+        ways += [
+            f"{name.upper()} {getattr(self, name)}" for name in ("tp", "pp", "ep", "cp") if getattr(self, name) > 1
+        ]
+        return ", ".join(filter(None, [*ways, "gradient checkpointing" * self.gradient_checkpointing]))
 
     def __str__(self) -> str:
-        ways = {"none": [], "ddp": ["DDP"], "fsdp2": ["FSDP2"]}[self.sharding]
-        ways += ["gradient checkpointing"] * self.gradient_checkpointing
-        return ", ".join([f"micro-batches of {self.micro_batch_sequences} sequences", *ways])
+        return ", ".join(filter(None, [f"micro-batches of {self.micro_batch_sequences} sequences", self.ways]))
 
 
 @dataclass(frozen=True)
 class Placement(Option):
-    """The way in which one model is trained, and what each GPU holds at the peak of a step."""
+    """The way in which one model is trained, and what each GPU holds at the peak of a step.
 
-    memory: TrainingMemory
+    `seconds` are those of a step in the largest batch, by what takes them: compute, recomputation, bubble, and each
+    operation of `communication`. `bottleneck` is the part that limits it ("all-to-all, 38 % of the step"), which
+    `moved_by` would move.
+    """
+
+    memory: TrainingMemory = None  # type: ignore[assignment]  # fields of Option have defaults
+    seconds: Mapping[str, float] | None = None
+
+    @property
+    def computing(self) -> float:
+        """Seconds of compute, recomputation and bubble; they run beside the communication."""
+        return sum((self.seconds or {}).get(name, 0.0) for name in ("compute", "recomputation", "bubble"))
+
+    @property
+    def sending(self) -> float:
+        return sum((self.seconds or {}).values()) - self.computing
+
+    @property
+    def step_seconds(self) -> float:
+        return max(self.computing, self.sending)
+
+    @property
+    def limit(self) -> str:
+        """The largest part of the longer of compute and communication."""
+        parts, ours = dict(self.seconds or {}), ("compute", "recomputation", "bubble")
+        longer = {k: v for k, v in parts.items() if (k in ours) == (self.computing >= self.sending)}
+        return max(longer, key=lambda name: longer[name])
+
+    @property
+    def bottleneck(self) -> str:
+        share = (self.seconds or {})[self.limit] / self.step_seconds
+        return f"{self.limit}, {100 * share:.0f} % of the step"
+
+    @property
+    def moved_by(self) -> str:
+        return MOVED_BY[self.limit]
 
     def __str__(self) -> str:
         return f"{format_bytes(self.memory.total)} of each GPU, {super().__str__()}"
@@ -60,7 +167,7 @@ class Placement(Option):
 class Steps:
     """Seconds of a step in each stage of the batch ramp, [stages, ...], of the fastest option that fits, [...].
 
-    `compute` is times `slowdown` where activations are recomputed. `fits` is False where none does.
+    `compute` is times `slowdown` for what is recomputed and idle, infinite where no option `fits`.
     """
 
     option: Any
@@ -71,12 +178,13 @@ class Steps:
 
 @dataclass(frozen=True)
 class Layouts:
-    """GPUs that share batches of these numbers of sequences; how fast, and how much memory each has."""
+    """GPUs that share batches of these numbers of sequences; how fast, how much memory each has, and their engine."""
 
     throughput: Throughput
     gpus: int
     batches: tuple[int, ...]
     sequence_length: int
+    engine: str = TRAIN_PY
 
     @property
     def available(self) -> float:
@@ -88,12 +196,19 @@ class Layouts:
 
     def options(self) -> list[Option]:
         """Every way, in the order of preference at equal speed. ValueError where GPUs cannot share a batch equally."""
-        if (share := math.gcd(*self.batches)) % self.gpus:
+        share = math.gcd(*self.batches)
+        if share % self.gpus and (self.engine == TRAIN_PY or not _ways(self.engine, self.gpus, share, *self._about)):
             batches = ", ".join(map(str, self.batches))
             raise InputError(f"gpus={self.gpus} cannot share batches of {batches} sequences equally")
-        sizes = [size for size in range(share // self.gpus, 0, -1) if share // self.gpus % size == 0]
-        ways: tuple[Sharding, ...] = ("none",) if self.gpus == 1 else ("ddp", "fsdp2")
-        return [Option(size, way, recompute) for recompute, size, way in product((False, True), sizes, ways)]
+        return _ways(self.engine, self.gpus, share, *self._about)
+
+    @property
+    def _about(self) -> tuple[int, int]:
+        """GPUs of a node, and the most that share a sequence."""
+        return self.throughput.node, max(1, self.sequence_length // LEAST_CONTEXT)
+
+    def _passes(self, option: Option, batch: int) -> Any:
+        return batch // (option.micro_batch_sequences * option.dp * option.fsdp)
 
     def memory(self, model: Architecture | Widths, option: Option) -> TrainingMemory:
         """Memory of each GPU in the largest batch."""
@@ -101,21 +216,28 @@ class Layouts:
             model,
             option.micro_batch_sequences,
             self.sequence_length,
-            passes=max(self.batches) // (option.micro_batch_sequences * self.gpus),
+            passes=self._passes(option, max(self.batches)),
             precision="fp32" if self.throughput.precision == "fp32" else "bf16",
             gradient_checkpointing=option.gradient_checkpointing,
             sharding=option.sharding,
-            devices=self.gpus,
+            devices=option.cp * option.fsdp * (option.dp if option.sharding in ("ddp", "zero1") else 1),
             on_cpu=find_gpu(self.throughput.device) is None,
+            reshard=option.reshard,
+            **{name: getattr(option, name) for name in WITHIN},
         )
 
-    def communication(self, model: Architecture | Widths, option: Option, batch: int) -> Any:
-        """Least seconds in a step of `batch` sequences; 0 where they are in the measured steps."""
-        sheet = find_gpu(self.throughput.device)
-        if sheet is None or not self.throughput.is_assumed:
-            return 0.0
-        passes = batch // (option.micro_batch_sequences * self.gpus)
-        return communication(model, option.sharding, self.gpus, passes).seconds(self.gpus, sheet)
+    def communication(self, model: Architecture | Widths, option: Option, batch: int) -> dict[str, Any]:
+        """Least seconds of each operation in a step of `batch` sequences; none where the measured steps have them."""
+        sheet = self._sheet
+        if sheet is None:
+            return {}
+        passes, tokens = self._passes(option, batch), batch * self.sequence_length / self.gpus
+        how = {"reshard": option.reshard, "recompute": option.gradient_checkpointing}
+        return seconds_of(model, option.sharding, option.degrees, passes, tokens, sheet, **how)
+
+    @property
+    def _sheet(self) -> Gpu | None:
+        return find_gpu(self.throughput.device) if self.throughput.is_assumed else None
 
     def compute(self, work: ModelWork, batch: int, drawn: bool = False) -> Any:
         """Seconds of compute in a step of `batch` sequences; `drawn`: under each draw of the throughput."""
@@ -125,27 +247,34 @@ class Layouts:
 
     def steps(self, work: ModelWork) -> Steps:
         """The fastest steps of these models in the largest batch, of options that fit."""
-        model, every, batch = work.model, self.options(), max(self.batches)
+        model, every, largest = work.model, self.options(), max(self.batches)
         assert model is not None
-        compute = self.compute(work, batch)
-        slowdown = np.array([RECOMPUTED if option.gradient_checkpointing else 1.0 for option in every])
-        sent = [[self.communication(model, option, batch) for option in every] for batch in self.batches]
-        held = [self.memory(model, option).total for option in every]
-        shape = np.shape(compute)
-        exchanged = np.array([[np.broadcast_to(seconds, shape) for seconds in stage] for stage in sent])
-        total = np.array([np.broadcast_to(size, shape) for size in held])
-        slower = slowdown.reshape(-1, *(1 for _ in shape))
-        seconds = np.maximum(slower * compute, exchanged[self.batches.index(batch)])
-        seconds = np.where(total <= self.available, seconds, np.inf)
-        best = np.argmin(seconds, axis=0)
-        chosen = np.take_along_axis(exchanged, np.broadcast_to(best, (len(sent), 1, *shape)), axis=1)[:, 0]
-        return Steps(best, slowdown[best], chosen, np.isfinite(seconds.min(axis=0)))
+        compute = np.asarray(self.compute(work, largest))
+        slower, once, each = (np.empty((len(every), *compute.shape)) for _ in range(3))
+        passes, pp = (
+            np.array(values) for values in zip(*((self._passes(o, largest), o.pp) for o in every), strict=True)
+        )
+        for sharding in dict.fromkeys(option.sharding for option in every):
+            chosen = [i for i, option in enumerate(every) if option.sharding == sharding]
+            ways = Option.stacked([every[i] for i in chosen], compute.ndim)
+            sent, of_step = self.communication(model, ways, largest), ONCE[sharding]
+            once[chosen] = sum(sent[name] for name in sent if name in of_step)
+            each[chosen] = sum(sent[name] for name in sent if name not in of_step)
+            fits = (self.memory(model, ways).total <= self.available) & _divides(model, ways)
+            slower[chosen] = np.where(fits, _slowdown(model, ways), np.inf)
+        idle = 1 + bubble(pp, passes).reshape(-1, *[1] * compute.ndim)
+        best = np.argmin(np.maximum(slower * idle * compute, once + each), axis=0)
+        slower, once, each = (np.take_along_axis(v, best[None], axis=0)[0] for v in (slower, once, each))
+        shares = [batch / largest for batch in self.batches]
+        slowdown = np.stack([slower * (1 + bubble(pp[best], passes[best] * share)) for share in shares])
+        return Steps(best, slowdown, np.stack([once + share * each for share in shares]), np.isfinite(slower))
 
     def place(self, architecture: Architecture) -> Placement:
         """The fastest way that fits. DoesNotFit, with what is missing, where there is none."""
-        steps, every = self.steps(ModelWork.of(architecture)), self.options()
+        work, batch, every = ModelWork.of(architecture), max(self.batches), self.options()
+        steps = self.steps(work)
         if not steps.fits:
-            least = min(self.memory(architecture, option).total for option in every)
+            least = min(self.memory(architecture, option).total for option in every if _divides(architecture, option))
             size = f"d_model {architecture.d_model}, E = {architecture.experts}"
             raise DoesNotFit(
                 f"{size} ({format_count(architecture.n_total)} parameters) cannot be trained on {self.gpus} × "
@@ -153,4 +282,65 @@ class Layouts:
                 f"{format_bytes(self.available)} free; give more gpus, or limit the model (max_parameters, experts)"
             )
         option = every[int(steps.option)]
-        return Placement(**vars(option), memory=self.memory(architecture, option))
+        compute, idle = float(self.compute(work, batch)), float(bubble(option.pp, self._passes(option, batch)))
+        stages = float(_slowdown(architecture, option))
+        work_alone = stages / (RECOMPUTED if option.gradient_checkpointing else 1.0)
+        seconds = {"compute": compute * work_alone, "recomputation": compute * (stages - work_alone)}
+        seconds |= {"bubble": compute * stages * idle}
+        seconds |= {name: float(value) for name, value in self.communication(architecture, option, batch).items()}
+        seconds = {name: value for name, value in seconds.items() if value}
+        return Placement(**vars(option), memory=self.memory(architecture, option), seconds=seconds)
+
+
+def _slowdown(model: Architecture | Widths, option: Option) -> Any:
+    """What recomputing, and stages of unequal length, multiply the compute by."""
+    pp, recomputed = np.asarray(option.pp), np.where(option.gradient_checkpointing, RECOMPUTED, 1.0)
+    return recomputed * np.where(pp > 1, np.ceil(model.blocks / pp) * pp / model.blocks, 1.0)
+
+
+def _divides(model: Architecture | Widths, option: Option) -> Any:
+    """Whether experts, heads and blocks of the models can be divided so; widths between those that exist can."""
+    heads = np.asarray(model.heads)
+    by_heads = (heads % option.tp == 0) | (heads != np.round(heads))
+    return (np.asarray(model.experts) % option.ep == 0) & by_heads & (np.asarray(model.blocks) >= option.pp)
+
+
+def _powers(most: int) -> Iterator[int]:
+    """Powers of two up to `most`."""
+    return (2**k for k in range(int(most).bit_length()))
+
+
+@lru_cache(maxsize=64)
+def _ways(engine: str, gpus: int, share: int, node: int, most_cp: int) -> list[Option]:
+    """Options of GPUs that share batches of multiples of `share` sequences; the simplest and largest first."""
+    able, ways = ENGINES[engine], list[Option]()
+    degrees = product(
+        _powers(min(node, gpus) if "tp" in able else 1),
+        _powers(min(MOST_STAGES, gpus) if "pp" in able else 1),
+        _powers(most_cp if "cp" in able else 1),
+    )
+    for tp, pp, cp in degrees:
+        sharing, rest = divmod(gpus, tp * pp * cp)  # batches
+        if rest or share % sharing:
+            continue
+        sizes = [size for size in range(share // sharing, 0, -1) if share // sharing % size == 0]
+        for shape, recompute, size in product(_shardings(sharing, gpus == 1, node), (False, True), sizes):
+            among = {"none": 1, "ddp": 1, "zero1": sharing}.get(shape["sharding"], shape.get("fsdp", 1)) * cp
+            for ep in (ep for ep in _powers(among) if among % ep == 0):
+                ways.append(Option(size, gradient_checkpointing=recompute, tp=tp, pp=pp, ep=ep, cp=cp, **shape))
+    simple = [way for way in ways if way.uses <= able and not ("fsdp" in way.uses and way.tp * way.pp > 1)]
+
+    def rank(way: Option) -> tuple[int, ...]:
+        return way.gradient_checkpointing, way.tp * way.pp * way.cp, way.ep > 1, -way.micro_batch_sequences
+
+    return sorted(simple, key=rank)
+
+
+def _shardings(sharing: int, alone: bool, node: int) -> list[dict[str, Any]]:
+    """Ways in which GPUs that share batches may hold the state, the simplest first; HSDP within nodes."""
+    if alone:
+        return [{"sharding": "none"}]
+    replicas = [1, *([sharing // node] if sharing > node and sharing % node == 0 else [])]
+    sharded = [{"dp": dp, "fsdp": sharing // dp, "reshard": way} for dp in replicas for way in (True, False)]
+    whole: list[dict[str, Any]] = [{"sharding": way, "dp": sharing} for way in ("ddp", "zero1")]
+    return [*whole, *({"sharding": "fsdp2"} | way for way in sharded)]

@@ -3,7 +3,14 @@
 It counts what `training.run` holds: fp32 weights, gradients and AdamW's moments, autocast in bf16 or fp32, experts
 with capacity buffers (in fp32 on a CPU without), the cross-entropy in chunks of logits. Under DDP every device has all
 of the state, and its gradients always. FSDP2 shards state and gradients; whole are the weights of two blocks at a
-time, in the precision of autocast, and the gradients of one, until they are summed over the devices in fp32.
+time, in the precision of autocast, and the gradients of one, until they are summed over the devices in fp32; of
+experts that are divided among devices (expert parallelism) only a device's own.
+
+Of other engines: "zero1" is Megatron's distributed optimizer, 6 + 12 / d bytes for a parameter on d devices (Megatron
+Core, "Distributed Optimizer"). Tensor parallelism divides matrices, and with sequence parallelism all activations
+(Korthikanti et al. 2022, arXiv 2205.05198); context parallelism divides activations; of a pipeline the first stage
+keeps a micro-batch for each stage (1F1B: Narayanan et al. 2021, arXiv 2104.04473). These follow from the parts above,
+and have not been compared with a measurement.
 
 The tests compare it with the peak of torch's allocator on a CPU, of one process and of 2 and 4 that share a model.
 What a CUDA context, NCCL and fragmentation take (a GB or two) comes on top.
@@ -11,9 +18,8 @@ What a CUDA context, NCCL and fragmentation take (a GB or two) comes on top.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -21,7 +27,8 @@ from hub.base.errors import InputError
 from scaling_law.size.architecture import ADAM_BYTES, GRADIENT_BYTES, Architecture
 from scaling_law.size.widths import Widths
 
-Sharding = Literal["none", "ddp", "fsdp2"]
+Sharding = Literal["none", "ddp", "fsdp2", "zero1"]
+SHARDINGS: tuple[Sharding, ...] = get_args(Sharding)
 WEIGHT_BYTES = 4.0
 MOMENT_BYTES = ADAM_BYTES - WEIGHT_BYTES
 HALF, SINGLE = 2.0, 4.0
@@ -54,53 +61,88 @@ class TrainingMemory:
 
 def training_memory(
     architecture: Architecture | Widths,
-    micro_batch_sequences: int,
+    micro_batch_sequences: Any,
     sequence_length: int,
     *,
-    passes: int = 2,
+    passes: Any = 2,
     precision: Literal["bf16", "fp32"] = "bf16",
-    gradient_checkpointing: bool = False,
+    gradient_checkpointing: Any = False,
     capacity_factor: float = 1.0,
     sharding: Sharding = "none",
-    devices: int = 1,
+    devices: Any = 1,
     on_cpu: bool = False,
+    reshard: Any = True,
+    tp: Any = 1,
+    pp: Any = 1,
+    ep: Any = 1,
+    cp: Any = 1,
 ) -> TrainingMemory:
     """Memory at the peak of a step of `passes` micro-batches, each of `micro_batch_sequences` sequences per device.
 
-    `devices` share the state under `sharding="fsdp2"`. `capacity_factor` 0 is dropless. ValueError names what is not
+    `devices` share the state under `sharding="fsdp2"`, moments and master weights under "zero1". Gathered weights stay
+    until their backward pass without `reshard`. `tp`, `pp`, `ep` and `cp` are degrees of parallelism.
+    `capacity_factor` 0 is dropless. Numbers, or arrays that broadcast with the models. ValueError names what is not
     allowed.
     """
-    for name, value in {"micro_batch_sequences": micro_batch_sequences, "passes": passes, "devices": devices}.items():
-        if value < 1:
+    counts = {"micro_batch_sequences": micro_batch_sequences, "passes": passes, "devices": devices}
+    for name, value in {**counts, "tp": tp, "pp": pp, "ep": ep, "cp": cp}.items():
+        if np.any(np.asarray(value) < 1):
             raise InputError(f"{name}={value!r} must be at least 1")
-    if sharding not in ("none", "ddp", "fsdp2") or precision not in ("bf16", "fp32"):
-        raise InputError(f"sharding={sharding!r}, precision={precision!r}; allowed: none, ddp, fsdp2; bf16, fp32")
-    a, tokens, half = architecture, micro_batch_sequences * sequence_length, precision == "bf16"
-    parameters = 1.0 * a.n_total + a.routed_blocks * a.d_model * _if_routed(a, a.experts, 0)
-    sharded = sharding == "fsdp2" and devices > 1
-    held = parameters / devices if sharded else parameters
+    if sharding not in SHARDINGS or precision not in ("bf16", "fp32"):
+        names = ", ".join(SHARDINGS)
+        raise InputError(f"sharding={sharding!r}, precision={precision!r}; allowed: {names}; bf16, fp32")
+    a, half, passes = architecture, precision == "bf16", np.asarray(passes)
+    tokens = micro_batch_sequences * sequence_length / (tp * cp)
+    blocks, ends, inner = stage_of(a, tp, pp, ep)
+    router = a.routed_blocks * a.d_model * _if_routed(a, a.experts, 0) * blocks / a.blocks
+    parameters = inner + ends + router
+    sharded = sharding == "fsdp2" and np.any(np.asarray(devices) > 1)
+    between = stage_of(a, tp, pp, 1)[2] + router  # with all experts
+    held = (between + ends) / devices if sharded or sharding == "zero1" else parameters
 
     # Rows that the experts compute, by token and active expert: a buffer has as many as the capacity.
-    rows = 1.0 if (on_cpu and not half) or not capacity_factor else capacity_factor
+    has_buffers = capacity_factor and not (on_cpu and not half)
+    rows = np.where(np.asarray(ep) == 1, capacity_factor, 1.0) if has_buffers else 1.0
     stream, block = tokens * a.d_model * SINGLE, tokens * _kept_by_a_block(a, half, rows)
-    # Casts live as long as a step; what FSDP2 gathers is in that precision already.
-    casts = HALF * a.n_total_non_embedding if half and not sharded else 0.0
-    kept = (a.blocks * block + casts, a.blocks * block + casts)  # at the head, and in the last block's backward pass
-    if gradient_checkpointing:
-        kept = (a.blocks * stream + casts, block + (a.blocks - 1) * stream + casts)
+    # Casts live as long as a step; what FSDP2 gathers is in that precision already, and so are Megatron's weights.
+    casts = HALF * inner if half and not sharded and sharding != "zero1" else 0.0
+    every = blocks * np.where(np.asarray(pp) > 1, np.minimum(pp, passes), 1)  # blocks × micro-batches that are kept
+    # at the head, and in the last block's backward pass
+    whole, streams = every * block + casts, every * stream + casts
+    kept = (
+        np.where(gradient_checkpointing, streams, whole),
+        np.where(gradient_checkpointing, block + streams - stream, whole),
+    )
     workspace = (_at_the_head(a, tokens, half, on_cpu), _in_a_block(a, tokens, half, rows))
     if sharded:
-        weights = (parameters - a.embedding_parameters) / a.blocks
-        moments = _moments_of_shards(a, kept, workspace, block, weights, held, passes, half)
+        of_block = between / blocks, (parameters - ends) / blocks
+        moments = _moments_of_shards(a, kept, workspace, block, of_block, held, passes, half, blocks, ends, reshard)
     else:
-        stacked = GRADIENT_BYTES * 2 * a.d_model * a.experts * a.d_expert  # of one matrix, before it is added
-        before = GRADIENT_BYTES * parameters if passes > 1 or sharding == "ddp" else 0.0
+        # of one matrix, before it is added
+        stacked = GRADIENT_BYTES * 2 * a.d_model * a.experts * a.d_expert / (ep * tp)
+        before = GRADIENT_BYTES * parameters * ((passes > 1) | (sharding in ("ddp", "zero1")))
         moments = [(before, kept[0], workspace[0])]
-        moments.append((before, kept[1], workspace[1] + (stacked if passes > 1 else 0.0)))
+        moments.append((before, kept[1], workspace[1] + stacked * (passes > 1)))
         # The end of a backward pass: only the casts are kept any more, and every gradient is there.
         moments.append((GRADIENT_BYTES * parameters, casts, stacked))
     gradients, activations, transient = _peak(moments)
-    return TrainingMemory(WEIGHT_BYTES * held, gradients, MOMENT_BYTES * held, activations, transient)
+    whole_weights = HALF * parameters + WEIGHT_BYTES * held if sharding == "zero1" else WEIGHT_BYTES * held
+    parts = (whole_weights, gradients, MOMENT_BYTES * held, activations, transient)
+    return TrainingMemory(*(float(part) if np.ndim(part) == 0 else part for part in parts))
+
+
+def stage_of(a: Architecture | Widths, tp: Any, pp: Any, ep: Any) -> tuple[Any, Any, Any]:
+    """Blocks of the longest stage of a pipeline, and parameters that one device has: of its ends, and between them.
+
+    A stage of several has the embedding or the head. Routers are not counted.
+    """
+    several = np.asarray(pp) > 1
+    blocks = np.where(several, np.ceil(a.blocks / np.asarray(pp)), a.blocks)
+    ends = np.where(several, 1.0 * a.vocab_size * a.d_model, a.embedding_parameters) / tp
+    idle = a.n_total_non_embedding - a.n_active_non_embedding
+    experts = idle * a.experts / np.maximum(a.experts - a.experts_per_token, 1e-9)  # those that a router chooses among
+    inner = (a.n_total_non_embedding - experts * (1 - 1 / np.asarray(ep))) * blocks / a.blocks / tp
+    return blocks, ends, inner
 
 
 def _peak(moments: list[tuple[Any, Any, Any]]) -> tuple[Any, Any, Any]:
@@ -125,60 +167,67 @@ def _moments_of_shards(
     kept: tuple[Any, Any],
     workspace: tuple[Any, Any],
     block_activations: Any,
-    block_weights: Any,
+    of_block: tuple[Any, Any],
     held: Any,
-    passes: int,
+    passes: Any,
     half: bool,
+    blocks: Any,
+    ends: Any,
+    reshard: Any,
 ) -> list[tuple[Any, Any, Any]]:
     """(gradients, activations, workspace) where the peak may be with `held` parameters on a device, block by block.
 
-    With the weights of a block are those of the next, gathered ahead. The gradients of a block are there in the
-    precision of its weights, and then as their fp32 sum over the devices, which lives until the next is summed.
+    `of_block`: all weights of a block, and those that a device gathers; with them are those of the next, gathered
+    ahead, or without `reshard` those of all before it. The gradients of a block are there in the precision of its
+    weights, and then as their fp32 sum over the devices, which lives until the next is summed.
     """
     head, compute = 1.0 * a.vocab_size * a.d_model, HALF if half else SINGLE
-    whole, summed = compute * block_weights, SINGLE * block_weights
-    share = held / (2 * head + a.blocks * block_weights)
+    block_weights, gathered = of_block
+    whole, summed = compute * gathered, SINGLE * gathered
+    share = held / (ends + blocks * block_weights)
+    ahead = np.where(reshard, 2.0, blocks) * whole
 
     def gradients(count: Any) -> Any:
-        return GRADIENT_BYTES * (held if passes > 1 else share * count)
+        return GRADIENT_BYTES * np.where(passes > 1, held, share * count)
 
     (at_head, in_block), earlier = workspace, kept[1] - block_activations
     moments = [
-        (gradients(0.0), kept[0], at_head + SINGLE * head),
-        (gradients(head), kept[1], in_block + 3 * whole),  # the last block; `in_block` counts the sum of the head
-        (gradients(head + block_weights), earlier, 2 * whole + summed),
+        (gradients(0.0), kept[0], at_head + SINGLE * head + np.where(reshard, 0.0, ahead)),
+        (gradients(head), kept[1], in_block + ahead + whole),  # the last block; `in_block` counts the sum of the head
+        (gradients(head + block_weights), earlier, ahead + summed),
         (GRADIENT_BYTES * held, 0.0, 2 * SINGLE * head),  # the embedding
     ]
-    several = np.asarray(a.blocks) > 1  # blocks before the last
-    before_last = in_block - SINGLE * head + 3 * whole + summed
+    several = np.asarray(blocks) > 1  # blocks before the last
+    before_last = in_block - SINGLE * head + ahead + whole + summed
     moments.append((several * gradients(head + block_weights), several * earlier, several * before_last))
     return moments
 
 
-def _kept_by_a_block(a: Architecture | Widths, half: bool, rows: float) -> Any:
+def _kept_by_a_block(a: Architecture | Widths, half: bool, rows: Any) -> Any:
     """Bytes by token that a block's backward pass needs. Autocast copies the input of every projection."""
     d, width, compute = a.d_model, a.active_width, HALF if half else SINGLE
     attended = 2 * a.heads * a.head_dim + 2 * a.n_kv_heads * a.head_dim  # queries, outputs, keys and values, fp32
     kept = 2 * d * SINGLE + attended * SINGLE + (4 * HALF if half else SINGLE) * d  # two residuals; the inputs
     kept += 4 * SINGLE + a.heads * SINGLE  # moments of the norms, normalisers of the softmax
     dense = kept + 4 * width * compute + (2 * HALF if half else SINGLE) * d
-    kept += rows * (4 * width + a.experts_per_token * d) * compute  # gate, up, its activation, product; the buffer
+    # Gate, up, its activation, product; the buffer.
+    kept = kept + rows * (4 * width + a.experts_per_token * d) * compute
     kept += (SINGLE + (2 * HALF if half else SINGLE)) * d  # the router's input, the outputs before their gate
     return _if_routed(a, kept + 2 * a.experts * SINGLE + 40, dense)  # logits and probabilities, indices
 
 
-def _at_the_head(a: Architecture | Widths, tokens: int, half: bool, on_cpu: bool) -> Any:
+def _at_the_head(a: Architecture | Widths, tokens: Any, half: bool, on_cpu: bool) -> Any:
     """The chunked cross-entropy: hidden states, their gradient, that of the head, and two chunks of logits."""
     d, vocabulary = a.d_model, a.vocab_size
     chunk = LOGIT_CHUNK_BYTES["cpu" if on_cpu else "accelerator"]
-    rows = min(tokens, max(LEAST_CHUNK_ROWS, int(chunk // (4 * vocabulary))))
+    rows = np.minimum(tokens, max(LEAST_CHUNK_ROWS, int(chunk // (4 * vocabulary))))
     logits = rows * vocabulary * SINGLE
-    chunks = min(2, math.ceil(tokens / rows)) + (1 if half else 0)  # the one before is still there
+    chunks = np.minimum(2, np.ceil(tokens / rows)) + (1 if half else 0)  # the one before is still there
     copies = (tokens + vocabulary) * d * HALF if half else 0.0
     return tokens * d * (SINGLE + (HALF if half else SINGLE)) + vocabulary * d * SINGLE + chunks * logits + copies
 
 
-def _in_a_block(a: Architecture | Widths, tokens: int, half: bool, rows: float) -> Any:
+def _in_a_block(a: Architecture | Widths, tokens: Any, half: bool, rows: Any) -> Any:
     """The last block's backward pass: gradients of its output, of two inner activations, and of the head."""
     inner = _if_routed(a, rows, 1.0) * 2 * a.active_width * (HALF if half else SINGLE)
     return tokens * (a.d_model * SINGLE + inner) + a.vocab_size * a.d_model * SINGLE

@@ -210,7 +210,8 @@ class Throughput:
     ) -> tuple[str, ...]:
         """How far these models, this number of devices and a step's tokens on each lie outside what was measured."""
         if self.is_assumed:
-            return (f"step times on {self.device} are assumed, not measured: {self.source}",)
+            wider = "" if self.draws is None else "; no GPU has timed train.py yet, and intervals are wider for it"
+            return (f"step times on {self.device} are assumed, not measured: {self.source}{wider}",)
         notes = []
         if devices is not None and devices != self.devices:
             notes.append(

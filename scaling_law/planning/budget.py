@@ -19,7 +19,7 @@ from hub.base.units import format_flops
 from scaling_law.formulas import Formula
 from scaling_law.formulas.law import positive
 from scaling_law.machine.gpus import find_gpu, named_gpu
-from scaling_law.machine.layout import DoesNotFit, Layouts, Placement
+from scaling_law.machine.layout import TRAIN_PY, DoesNotFit, Layouts, Placement
 from scaling_law.machine.throughput import Model, ModelWork, Throughput
 from scaling_law.planning.limits import LimitFields, Limits, Quantity, of_law
 from scaling_law.size.architecture import (
@@ -92,6 +92,7 @@ def step_times(
 class Cluster:
     """GPUs that train a model together, and how fast; `price` is per GPU-hour, in any currency.
 
+    `engine`: whose layouts are searched, of `machine.layout.ENGINES`.
     ValueError names the field, the value and what is allowed.
     """
 
@@ -99,6 +100,7 @@ class Cluster:
     throughput: Throughput
     price: float | None = None
     ramp: BatchRamp = field(default=BatchRamp(PAPER.batch_ramp, PAPER.sequence_length), repr=False)
+    engine: str = field(default=TRAIN_PY, repr=False)
 
     def __post_init__(self) -> None:
         if isinstance(self.gpus, bool) or not isinstance(self.gpus, int) or self.gpus < 1:
@@ -141,11 +143,16 @@ class Cluster:
     def layouts(self) -> Layouts:
         """How these GPUs can share the batches of the ramp."""
         batches = tuple(stage.sequences for stage in self.ramp.stages)
-        return Layouts(self.throughput, self.gpus, batches, self.ramp.sequence_length)
+        return Layouts(self.throughput, self.gpus, batches, self.ramp.sequence_length, self.engine)
 
     def place(self, architecture: Architecture) -> Placement | None:
         """The fastest way to train that fits; None where the memory of the GPUs is unknown. Errors of `Layouts`."""
         return None if self.throughput.memory_bytes is None else self.layouts.place(architecture)
+
+    def fit(self, work: ModelWork) -> Any:
+        """Whether models can be trained, as far as memory is known. ValueError of batches that are not shared."""
+        unknown = self.throughput.memory_bytes is None
+        return np.full(np.shape(work.n_total), True) if unknown else self.layouts.steps(work).fits
 
     def fits(self, architecture: Architecture) -> bool:
         """Whether these GPUs can train it, as far as their memory is known. ValueError of batches not shared."""
@@ -198,7 +205,7 @@ class Cluster:
         for k, (sequences, (start, end)) in enumerate(zip(layouts.batches, pairwise(ends), strict=True)):
             seconds = np.asarray(layouts.compute(work, sequences, drawn))
             if steps is not None:
-                seconds = np.maximum(steps.slowdown * seconds, steps.communication[k])
+                seconds = np.maximum(steps.slowdown[k] * seconds, steps.communication[k])
                 seconds = np.where(steps.fits, seconds, np.inf)
             yield whole * seconds / sequences, start, end
 

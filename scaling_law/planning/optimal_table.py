@@ -6,8 +6,7 @@ Intervals and comparisons take the losses of the same models under every draw, a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
@@ -19,10 +18,12 @@ from hub.base.errors import InputError
 from hub.base.tables import Table, enumerated, rows_of
 from hub.base.units import format_bytes, format_count, format_flops, listed_experts
 from scaling_law.formulas import Formula
+from scaling_law.formulas.accuracy import accuracy_cells, expected, remarks, tasks_named
 from scaling_law.formulas.answers import Answer, plain, plain_fields
 from scaling_law.formulas.law import percentile_interval, positive
-from scaling_law.formulas.learning_rate import LearningRateLaw
+from scaling_law.formulas.learning_rate import LearningRateLaw, peak_rate
 from scaling_law.machine.gpus import named_gpu
+from scaling_law.machine.layout import MEGATRON
 from scaling_law.machine.serving import decode_seconds_by_width
 from scaling_law.planning.budget import Budget, Cluster, QuestionFields, read_question, work_of
 from scaling_law.planning.limits import Limits, Quantity
@@ -49,10 +50,12 @@ from scaling_law.size.recipe import PAPER, BatchRamp
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+SAME = 5e-4  # nats, below which losses of two engines print alike
+MOST_DOUBLINGS = 3  # of the largest E of the law's runs
 MOST_SHOWN = 6  # E of which a comparison says how often each wins, or which is ahead
 SHOWN: tuple[str, ...] = ("experts", "d_model", "n_active", "n_total", "tokens", "tokens_per_parameter")  # of a row
 SHOWN += ("training_flops", "epochs", "weight_bytes", "kv_cache_bytes", "loss", "loss_interval", "behind")
-SHOWN += ("at equal FLOPs", "wins", "GPU-s per M", "price per M", "learning_rate", "limited_by", "")
+SHOWN += ("at equal FLOPs", "Megatron-like", "wins", "GPU-s per M", "price per M", "learning_rate", "limited_by", "")
 FIRST = ("d_model", "N_act", "tokens", "loss", "")  # what a narrow terminal shows above the rest
 
 
@@ -63,8 +66,11 @@ class OptimalRow:
     Unless the table is integral, `d_model` is fractional and `architecture` None. `loss_interval` holds 95 % of the
     draws. `limited_by`: "compute" or "time", "memory", or "smallest" for an optimum below d_model 64. `trusted`:
     within the range guard (not `beyond_guard`) of a law whose ranges are known; `warnings` say how far outside.
-    `epochs`: tokens over the unique ones, where these are limited. `decode_seconds`: GPU-seconds of one generated
-    token, where a batch was given.
+    `learning_rate_interval`: where the best rate lies with 95 % probability, if `learning_rate_law`, named by its
+    source, says. `epochs`: tokens over the unique ones, where these are limited. `decode_seconds`: GPU-seconds of one
+    generated token, where a batch was given. `accuracy`: task → what to expect of it, where asked.
+    `megatron_loss`: of the same model in the same hours, by an engine that also has tensor, pipeline and context
+    parallelism; None where `train.py` is as fast.
     """
 
     experts: float
@@ -87,6 +93,10 @@ class OptimalRow:
     epochs: float | None = None
     decode_seconds: float | None = None
     beyond_guard: bool = False
+    accuracy: Mapping[str, Mapping[str, float]] | None = None
+    learning_rate_interval: tuple[float, float] | None = None
+    learning_rate_law: str = ""
+    megatron_loss: float | None = None
 
     @property
     def memory_bytes(self) -> float:
@@ -94,7 +104,8 @@ class OptimalRow:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        return plain_fields(self) | {"memory_bytes": self.memory_bytes}
+        fields = plain_fields(self, *(["accuracy"] if self.accuracy is None else []))
+        return fields | {"memory_bytes": self.memory_bytes}
 
     def config_arguments(self) -> dict[str, int]:
         """Keyword arguments of `modeling_switch_moe.SwitchMoeConfig`; ValueError for a fractional architecture, and
@@ -288,6 +299,7 @@ class OptimalTable(Answer):
         shares, tied = (c.win_shares, c.tied) if (c := self.comparison) else ({}, ())
         same = {r.experts: r.loss for r in self.equal_flops} if self.equal_flops else {}
         values = vars(row) | {"at equal FLOPs": same.get(row.experts), "wins": shares.get(row.experts)}
+        values["Megatron-like"] = row.megatron_loss
         values["behind"] = row.loss - self.best.loss if row in self.compared and row is not self.best else None
         values[""] = (
             "best" if row is self.best else "not trusted" if not row.trusted else "tie" * (row.experts in tied)
@@ -299,7 +311,11 @@ class OptimalTable(Answer):
             values |= {"GPU-s per M": seconds} if price is None else {"price per M": price * seconds / 3600}
         if not self.limits.kv_tokens:
             del values["kv_cache_bytes"]
-        return {name: "" if (value := values.get(name)) is None else value for name in SHOWN}
+        return (
+            {name: "" if (value := values.get(name)) is None else value for name in SHOWN[:-1]}
+            | accuracy_cells(row.accuracy)
+            | {"": values[""]}
+        )
 
 
 def as_good(ahead: FloatArray, drawn_ahead: FloatArray | None, error: float | None) -> NDArray[np.bool_]:
@@ -322,9 +338,11 @@ def optimal(
     learning_rate_law: LearningRateLaw | None = None,
     batch_ramp: BatchRamp | None = None,
     force: bool = False,
+    accuracy: str | Sequence[str] = (),
     **question: Unpack[QuestionFields],
 ) -> OptimalTable:
     """Answer `Law.optimal`."""
+    tasks = tasks_named(accuracy)
     if np.ndim(cast(Any, flops)):
         budgets = np.asarray(flops).tolist()
         raise InputError(f"flops={budgets!r}: optimal takes one budget; ask once for each, or compute_optimal for all")
@@ -336,6 +354,8 @@ def optimal(
     if integral and np.any(e != np.round(e)):
         raise InputError(f"experts={e.tolist()!r}: integral=True needs whole numbers")
     optimum = optimal_widths(law, budget, e, limits, integral)
+    if experts is None and budget.cluster is not None:
+        e, optimum = _until_loss_rises(law, budget, e, limits, integral, optimum)
     inside = optimum.fits
     if not inside.any():
         raise InputError(_nothing_fits(budget, e[optimum.exists], limits))
@@ -343,14 +363,18 @@ def optimal(
     if (check := law.check(**at)).beyond.all():
         check.refuse(force)
     draws = drawn_losses(law, budget, at, optimum.d_model[inside], limits)
-    rates = learning_rate_law or LearningRateLaw.published()
+    intervals = [None if draws is None else percentile_interval(draws[:, i]) for i in range(len(at["tokens"]))]
     ramp = batch_ramp or BatchRamp(PAPER.batch_ramp, PAPER.sequence_length)
     sizes = _sizes(optimum, at, budget, limits) | _served(optimum.d_model[inside], at, decode_batch, budget, limits)
+    sizes |= _elsewhere(law, budget, optimum.d_model[inside], sizes, limits)
     rows = tuple(
         OptimalRow(
             **row,
-            **_worth(law, {name: values[i] for name, values in at.items()}, row["d_model"], limits, rates, ramp),
-            loss_interval=None if draws is None else percentile_interval(draws[:, i]),
+            **_worth(
+                law, {name: values[i] for name, values in at.items()}, row["d_model"], limits, learning_rate_law, ramp
+            ),
+            loss_interval=intervals[i],
+            accuracy=expected(tasks, row["loss"], intervals[i], 0.95),
             architecture=limits.architecture(row["d_model"], row["experts"]) if integral else None,
         )
         for i, row in enumerate(rows_of(sizes))
@@ -368,16 +392,48 @@ def optimal(
         law_error=law.conditions.rmse if law.conditions else None,
         draw_losses=draws,
         check=check,
-        notes=_smallest_width(e[inside & (optimum.free < HEAD_DIM)], limits),
+        notes=(
+            *_smallest_width(e[inside & (optimum.free < HEAD_DIM)], limits),
+            *remarks(tasks, [row.loss for row in rows]),
+        ),
     )
     table = replace(table, largest=_largest_wins(table, e, law, experts is None))
     if budget.cluster is None:
         return table
     spent = table.best.training_flops
     of_limits: Any = asdict(limits)
-    same = optimal(law, spent, e, integral=integral, learning_rate_law=rates, batch_ramp=ramp, force=True, **of_limits)
+    rates: Any = {"learning_rate_law": learning_rate_law, "batch_ramp": ramp}
+    same = optimal(law, spent, e, integral=integral, force=True, **rates, **of_limits)
     notes = (*table.notes, *_notes_on_time(table, budget.cluster))
     return replace(table, flops=spent, equal_flops=same, notes=notes)
+
+
+def _until_loss_rises(
+    law: Formula, budget: Budget, experts: FloatArray, limits: Limits, integral: bool, optimum: WidthOptimum
+) -> tuple[FloatArray, WidthOptimum]:
+    """Double the largest E, where it is the best, within the range guard, until it loses or does not fit."""
+    if experts.size == 1 or np.argmin(optimum.loss) < experts.size - 1:
+        return experts, optimum
+    larger = experts[-1] * 2.0 ** np.arange(1, MOST_DOUBLINGS + 1)
+    further = optimal_widths(law, budget, larger, limits, integral)
+    at = budget.models(law, np.where(further.fits, further.d_model, HEAD_DIM), larger, limits)
+    inside = ~law.check(**at | {"tokens": np.where(further.fits, at["tokens"], 1e9)}).beyond
+    falls = further.loss < np.append(optimum.loss[-1], further.loss[:-1])  # infinite where none fits
+    most = np.argmin(np.append(inside & np.append(True, falls[:-1]), False))  # the first that loses is shown
+    both = {name: np.append(values, vars(further)[name][:most]) for name, values in vars(optimum).items()}
+    return np.append(experts, larger[:most]), WidthOptimum(**both)
+
+
+def _elsewhere(
+    law: Formula, budget: Budget, d_model: FloatArray, sizes: Mapping[str, Any], limits: Limits
+) -> dict[str, Any]:
+    """The column of what Megatron-like engines reach in the same hours, where step times are assumed."""
+    if budget.cluster is None or not budget.cluster.throughput.is_assumed:
+        return {}
+    other = replace(budget, cluster=replace(budget.cluster, engine=MEGATRON))
+    at = limits.worth(other.models(law, d_model, sizes["experts"], limits))
+    losses = zip(np.asarray(law.loss(**at)), sizes["loss"], strict=True)
+    return {"megatron_loss": [float(loss) if ours - loss > SAME else None for loss, ours in losses]}
 
 
 def _largest_wins(table: OptimalTable, experts: FloatArray, law: Formula, by_default: bool) -> str | None:
@@ -386,6 +442,8 @@ def _largest_wins(table: OptimalTable, experts: FloatArray, law: Formula, by_def
     if experts.size == 1 or best < experts.max():
         return None
     ends = "the default list" if by_default else "the list asked for"
+    if by_default and table.budget.cluster is not None and law.conditions:
+        ends = "the range guard"
     if law.conditions and law.conditions.fitted_limits().get("E", (0, 0))[1] == best:
         ends = "the fitted range"
     return f"E = {best:g} is the largest considered ({ends} ends there); {2 * best:g} was not tried"
@@ -395,18 +453,18 @@ def _notes_on_time(table: OptimalTable, cluster: Cluster) -> Iterator[str]:
     """What step times are worth, and which rows the GPUs cannot train (of the next smaller size that exists)."""
     best, c = table.best, table.limits
     yield from cluster.warnings(work_of(best.d_model, best.experts, c))
-    too_large, largest = [], []
-    for row in table:
-        width = HEAD_DIM * max(1, int(row.d_model / HEAD_DIM))
-        with suppress(ValueError):  # of GPUs that cannot share a batch equally: `plan` says so
-            if not cluster.fits(Architecture(width, math.ceil(row.experts), vocab_size=c.vocab_size)):
-                too_large.append(row.experts)
-            elif not cluster.fits(Architecture(width + HEAD_DIM, math.ceil(row.experts), vocab_size=c.vocab_size)):
-                largest.append(row.experts)
-    if too_large:
-        yield f"E = {_listed(too_large)}: training takes more memory than {cluster.hardware} have: see max_parameters"
-    if largest:
-        yield f"E = {_listed(largest)}: the largest model that the memory of {cluster.hardware} can train"
+    experts = np.array([math.ceil(row.experts) for row in table], float)
+    width = np.array([HEAD_DIM * max(1, int(row.d_model / HEAD_DIM)) for row in table], float)
+    try:
+        fits, wider = (cluster.fit(work_of(d, experts, c)) for d in (width, width + HEAD_DIM))
+    except ValueError:  # of GPUs that cannot share a batch equally: `plan` says so
+        return
+    if not fits.all():
+        names = f"E = {_listed(experts[~fits])}"
+        yield f"{names}: training takes more memory than {cluster.hardware} have: see max_parameters"
+    if (fits & ~wider).any():
+        names = f"E = {_listed(experts[fits & ~wider])}"
+        yield f"{names}: the largest model that the memory of {cluster.hardware} can train"
 
 
 def _sizes(optimum: WidthOptimum, at: Mapping[str, FloatArray], budget: Budget, limits: Limits) -> dict[str, Any]:
@@ -433,15 +491,16 @@ def _sizes(optimum: WidthOptimum, at: Mapping[str, FloatArray], budget: Budget, 
 
 
 def _worth(
-    law: Formula, at: Mapping[str, Any], d_model: float, limits: Limits, rates: LearningRateLaw, ramp: BatchRamp
+    law: Formula, at: Mapping[str, Any], d_model: float, limits: Limits, rates: LearningRateLaw | None, ramp: BatchRamp
 ) -> dict[str, Any]:
     """The learning rate of a model, and how far law and rate extrapolate for it."""
     check, tokens = law.check(**at), float(at["tokens"])
-    counted = float(rates.counted_parameters(d_model, vocab_size=limits.vocab_size))
-    tuned = (counted, float(at["experts"]), tokens, ramp.last_batch_tokens(tokens))
-    warnings = tuple(dict.fromkeys([*check.warnings, *rates.warnings_at(*tuned)]))
+    run = (float(at["experts"]), tokens, ramp.last_batch_tokens(tokens), limits.vocab_size)
+    peak = peak_rate(rates, d_model, *run)
+    warnings = tuple(dict.fromkeys([*check.warnings, *peak.warnings]))
+    rate = {"learning_rate": peak.learning_rate, "learning_rate_interval": peak.interval}
     trust = {"trusted": bool(check.trusted), "beyond_guard": bool(check.beyond)}
-    return {"learning_rate": float(rates.at(*tuned)), "warnings": warnings, **trust}
+    return rate | {"learning_rate_law": peak.law.source, "warnings": warnings} | trust
 
 
 def _served(

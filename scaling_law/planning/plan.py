@@ -17,7 +17,7 @@ from hub.base.units import format_bytes, format_count, format_flops
 from scaling_law.formulas import Formula
 from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.law import percentile_interval
-from scaling_law.formulas.learning_rate import LearningRateLaw
+from scaling_law.formulas.learning_rate import LearningRateLaw, peak_rate
 from scaling_law.machine.layout import DoesNotFit, Placement
 from scaling_law.machine.throughput import ModelWork
 from scaling_law.planning.budget import Budget, Cluster, ClusterFields, QuestionFields, pick
@@ -48,7 +48,8 @@ class Plan(Answer):
     `branches` are the token counts of the trunk's decay branches, the longest (`tokens`) last. `loss` (nats per token)
     and `training_flops` are of that run alone; `total_*`, `gpu_hours` and `time` count the decay of every branch.
     `time` is that of the GPUs named, and `placement` how the run fits into their memory; without any, `gpu_hours` are
-    those of as many H100s as hold the model. `gpus` and `gpu` say which.
+    those of as many H100s as hold the model. `gpus` and `gpu` say which. The best learning rate lies in the
+    `learning_rate_interval` with 95 % probability, if the law knows its errors.
     """
 
     architecture: Architecture
@@ -63,6 +64,7 @@ class Plan(Answer):
     learning_rate_law: str
     learning_rate_batch: int | None
     learning_rate_regret: float | None
+    learning_rate_interval: tuple[float, float] | None
     loss: float
     loss_interval: tuple[float, float] | None
     training_flops: float
@@ -114,6 +116,7 @@ class Plan(Answer):
         if self.placement is not None:
             run["micro_batch_sequences"] = self.placement.micro_batch_sequences
             run["gradient_checkpointing"] = self.placement.gradient_checkpointing
+            run |= {"expert_parallel": self.placement.ep} if self.placement.ep > 1 else {}
         return {
             "run": run,
             "model": model_section(a),
@@ -138,6 +141,7 @@ class Plan(Answer):
     def summary(self) -> Table:
         a = self.architecture
         interval = "" if self.loss_interval is None else " ({:.4f}…{:.4f})".format(*self.loss_interval)
+        rates = "" if (ends := self.learning_rate_interval) is None else ", {:.2g}…{:.2g}".format(*ends)
         ramp = ", ".join(f"{stage.sequences} from {format_count(stage.from_tokens)}" for stage in self.batch_ramp)
         memory = {"weights (bf16)": self.weight_bytes, "AdamW (fp32)": self.optimizer_bytes}
         memory |= {"gradients (fp32)": self.gradient_bytes, "KV cache": self.kv_cache_bytes}
@@ -154,7 +158,7 @@ class Plan(Answer):
             "branches": ", ".join(format_count(tokens) for tokens in self.branches),
             "batch": f"{ramp} tokens on, of {self.sequence_length} tokens each",
             "warm-up, decay": f"{format_count(self.warmup_tokens)}, {format_count(self.decay_tokens)} tokens",
-            "peak learning rate": f"{self.learning_rate:.3g} ({self._where_the_rate_is_from})",
+            "peak learning rate": f"{self.learning_rate:.3g}{rates} ({self._where_the_rate_is_from})",
             "training": training,
             "time": self._training_time(),
             "memory": ", ".join(f"{name} {format_bytes(value)}" for name, value in memory.items() if value),
@@ -193,7 +197,6 @@ def plan(
     """Answer `Law.plan`."""
     if not (isinstance(branches, int) and 1 <= branches <= 20):
         raise InputError(f"branches={branches!r} must be a whole number from 1 to 20")
-    rates = learning_rate_law or LearningRateLaw.published()
     timed = any(question.get(name) is not None for name in ("gpu", "throughput", "mfu"))
     cluster = Cluster.of(batch_ramp, sequence_length, **pick(ClusterFields, question)) if timed else None
     ramp = BatchRamp(batch_ramp, sequence_length) if cluster is None else cluster.ramp
@@ -203,7 +206,7 @@ def plan(
 
     def ask(experts: ArrayLike | None, **narrower: Unpack[QuestionFields]) -> OptimalTable:
         narrowed: QuestionFields = {**question, **narrower}
-        options: Any = {"integral": True, "learning_rate_law": rates, "batch_ramp": ramp, "force": force}
+        options: Any = {"integral": True, "learning_rate_law": learning_rate_law, "batch_ramp": ramp, "force": force}
         return optimal(law, flops, experts, **options, **narrowed)
 
     table = ask(experts)
@@ -217,6 +220,8 @@ def plan(
     warmup = int(min(PAPER.warmup_tokens, WARMUP_SHARE * tokens))
     measured = (*(t for t in dict.fromkeys(shorter) if t * (1 - PAPER.decay_fraction) > warmup), tokens)
     total = tokens + sum(_decay_tokens(ramp, t) for t in measured[:-1])
+    batch = ramp.last_batch_tokens(tokens)
+    rates = peak_rate(learning_rate_law, row.d_model, row.experts, row.tokens, batch, architecture.vocab_size).law
     at = of_law(law, architecture.variables() | {"tokens": float(tokens)})
     warnings, time = (*passed_over, *table.warnings), None
     told = cluster or _usual(architecture, ramp)
@@ -239,8 +244,9 @@ def plan(
         decay_tokens=_decay_tokens(ramp, tokens),
         learning_rate=row.learning_rate,
         learning_rate_law=rates.source,
-        learning_rate_batch=ramp.last_batch_tokens(tokens) if rates.slope_batch else None,
+        learning_rate_batch=batch if rates.slope_batch else None,
         learning_rate_regret=rates.regret,
+        learning_rate_interval=row.learning_rate_interval,
         loss=float(law.loss(**at)),
         loss_interval=percentile_interval(law.loss_draws(**at)) if law.draws is not None else None,
         training_flops=architecture.training_flops(tokens),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from hub.base.tables import Table
@@ -10,8 +11,8 @@ from hub.base.units import format_bytes, format_count
 from scaling_law.formulas.answers import Answer
 from scaling_law.machine.communication import all_to_all_bytes, all_to_all_seconds, communication
 from scaling_law.machine.gpus import Gpu, named_gpu
-from scaling_law.machine.layout import DoesNotFit, Placement
-from scaling_law.machine.throughput import ModelWork, Throughput
+from scaling_law.machine.layout import MEGATRON, DoesNotFit, Placement
+from scaling_law.machine.throughput import Throughput
 from scaling_law.planning.budget import Cluster
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.recipe import PAPER, BatchRamp, RampStage
@@ -21,9 +22,10 @@ from scaling_law.size.recipe import PAPER, BatchRamp, RampStage
 class ScaleOutRow:
     """A model on `gpus` GPUs. Bytes and seconds are of one GPU and one step; None where no layout fits.
 
-    A step takes the longer of `compute_seconds` and `communication_seconds`, at the full speed of the links.
-    `mfu_limit`: the MFU at which communication alone fills the step. `expert_parallel_*`: of sending tokens to experts
-    instead of gathering the experts' weights.
+    `placement` is the fastest layout that `train.py` can run, and `megatron` that of engines which also have tensor,
+    pipeline and context parallelism. A step takes the longer of `compute_seconds` and `communication_seconds`, at the
+    full speed of the links; `bottleneck` is its largest part, and `moved_by` what would move it. `mfu_limit`: the MFU
+    at which communication alone fills the step. `expert_parallel_*`: of experts divided among all GPUs.
     """
 
     gpus: int
@@ -39,6 +41,11 @@ class ScaleOutRow:
     mfu: float | None = None
     mfu_limit: float | None = None
     limited_by: str = "memory"
+    bottleneck: str | None = None
+    moved_by: str = "more GPUs, or a smaller model"
+    megatron: Placement | None = None
+    megatron_step_seconds: float | None = None
+    megatron_mfu: float | None = None
 
 
 @dataclass(frozen=True)
@@ -66,22 +73,22 @@ def _cells(row: ScaleOutRow) -> dict[str, str]:
     def cell(value: float | None, text: str) -> str:
         return "" if value is None else text.format(value)
 
-    placed = row.placement
+    placed, other = row.placement, row.megatron
     memory = None if placed is None else placed.memory
+    differs = other is not None and (placed is None or other.step_seconds < placed.step_seconds)
     return {
         "GPUs": str(row.gpus),
         "memory": "does not fit" if memory is None else format_bytes(memory.total),
         "model state": "" if memory is None else format_bytes(memory.weights + memory.gradients + memory.optimizer),
-        "how": "" if placed is None else placed.sharding.upper() + ", recomputed" * placed.gradient_checkpointing,
+        "train.py": "" if placed is None else placed.ways,
         "micro-batch": "" if placed is None else f"{row.passes} × {placed.micro_batch_sequences}",
-        "all-gather": "" if row.all_gather_bytes is None else format_bytes(row.all_gather_bytes),
-        "reduce-scatter": "" if row.reduce_bytes is None else format_bytes(row.reduce_bytes),
         "communication": cell(row.communication_seconds, "{:.2g} s"),
         "compute": cell(row.compute_seconds, "{:.2g} s"),
         "MFU": cell(row.mfu, "{:.1%}"),
         "at most": cell(row.mfu_limit, "{:.0%}"),
-        "limited by": row.limited_by,
-        "all-to-all instead": format_bytes(row.expert_parallel_bytes) + f", {row.expert_parallel_seconds:.2g} s",
+        "limited by": row.bottleneck or row.limited_by,
+        "moved by": row.moved_by,
+        "Megatron-like": f"{other.ways}, MFU {row.megatron_mfu:.1%}" if other and differs else "",
     }
 
 
@@ -108,28 +115,33 @@ def scale_out(
 def _row(a: Architecture, cluster: Cluster, sheet: Gpu) -> ScaleOutRow:
     layouts, gpus, tokens = cluster.layouts, cluster.gpus, cluster.ramp.last_batch_tokens(0)
     sent = all_to_all_bytes(a, tokens / gpus, gpus)
-    row = ScaleOutRow(gpus, sent, all_to_all_seconds(sent, gpus, sheet))
+    row = ScaleOutRow(gpus, float(sent), float(all_to_all_seconds(sent, gpus, sheet)))
+    ideal = a.training_flops(tokens, context=layouts.sequence_length) / (gpus * sheet.peak_flops)
+    with suppress(DoesNotFit):
+        other = replace(layouts, engine=MEGATRON).place(a)
+        row = replace(row, megatron=other, megatron_step_seconds=other.step_seconds)
+        row = replace(row, megatron_mfu=ideal / other.step_seconds)
     try:
         placed = layouts.place(a)
     except DoesNotFit:
         return row
     (batch,) = layouts.batches
-    passes = batch // (gpus * placed.micro_batch_sequences)
-    traffic = communication(a, placed.sharding, gpus, passes)
-    work = ModelWork.of(a)
-    step = layouts.steps(work)
-    compute, exchange = float(step.slowdown * layouts.compute(work, batch)), float(step.communication[0])
-    ideal = a.training_flops(tokens, context=layouts.sequence_length) / (gpus * sheet.peak_flops)
+    passes = batch // (placed.dp * placed.fsdp * placed.micro_batch_sequences)
+    traffic = communication(a, placed.sharding, placed.degrees, passes, tokens / gpus, reshard=placed.reshard)
+    received = {name: float(sent.received) for name, sent in traffic.items()}
+    step, exchange = placed.step_seconds, placed.sending
     return replace(
         row,
         placement=placed,
         passes=passes,
-        all_gather_bytes=traffic.all_gather,
-        reduce_bytes=traffic.reduce_scatter + traffic.all_reduce,
-        compute_seconds=compute,
+        all_gather_bytes=received.get("all-gather", 0.0),
+        reduce_bytes=received.get("reduce-scatter", 0.0) + received.get("all-reduce", 0.0),
+        compute_seconds=placed.computing,
         communication_seconds=exchange,
-        step_seconds=max(compute, exchange),
-        mfu=ideal / max(compute, exchange),
+        step_seconds=step,
+        mfu=ideal / step,
         mfu_limit=ideal / exchange if exchange else None,
-        limited_by="communication" if exchange > compute else "compute",
+        limited_by="communication" if exchange > placed.computing else "compute",
+        bottleneck=placed.bottleneck,
+        moved_by=placed.moved_by,
     )

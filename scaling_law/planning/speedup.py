@@ -6,7 +6,7 @@ The field also calls it compute-equivalent gain (Davidson et al. 2023, arXiv 231
 variant takes L_b(C) = L∞ + A C^−α with a pinned L∞ and α, and A through b's loss at C_a (marin-community/marin,
 experiments/grug/moe/agent.md; its issue 8096 asks for the interval):
 
-    factor = ((L_b(C_a) − L∞) / (L_a − L∞))^(1/α)
+    factor = ((L_b(C_a) − L∞) / (L_a − L∞))^(1/α)          (of measured runs: `fitting.measured_speedup`)
 
 The best models of a law m N^μ + n D^ν + c lie on just that curve, with L∞ = c and α = μν / −(μ + ν). The factor hangs
 on L∞, which no run measures, and grows without bound as L_a comes down to it: both are shown.

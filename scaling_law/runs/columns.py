@@ -30,7 +30,8 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "run_id": ("Run",),
     "status": ("Status",),
 }
-COUNTS = ("n_active", "tokens", "experts", "n_total", "n_active_non_embedding", "n_total_non_embedding")
+_INPUTS = ("n_active", "tokens", "experts")
+COUNTS = (*_INPUTS, "n_total", "n_active_non_embedding", "n_total_non_embedding")
 _OPERATORS: dict[type[ast.AST], Callable[..., float]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -84,8 +85,14 @@ class Expression:
 
 
 def aliases_of(present: Collection[str]) -> dict[str, str]:
-    """Our names that a table with these columns lacks, and the column that has each by another name."""
+    """Our names that a table with these columns lacks, and the column that has each by another name.
+
+    The one column that ends in a size's name after a dot or slash has it: model.experts, train/tokens.
+    """
     aliases = {name: next((alias for alias in others if alias in present), None) for name, others in ALIASES.items()}
+    for name in (*_INPUTS, "n_total", "d_model", "n_blocks", "n_heads", "vocab_size"):
+        inner = [column for column in present if re.split(r"[./]", column)[-1] == name]
+        aliases[name] = aliases.get(name) or (inner[0] if len(inner) == 1 else None)
     return {name: alias for name, alias in aliases.items() if alias is not None and name not in present}
 
 

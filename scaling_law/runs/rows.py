@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -57,6 +58,11 @@ def row_name(i: int, row: Row) -> str:
     """Its run_id, else its place in the table."""
     name = row.get("run_id")
     return name if isinstance(name, str) and name else f"row-{i}"
+
+
+def is_loss(name: str) -> bool:
+    """Whether a column is named as a loss: eval_loss, train/loss."""
+    return re.search(r"(^|[\W_])loss$", name.lower()) is not None
 
 
 def label(i: int, row: Row) -> str:

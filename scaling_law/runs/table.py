@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,6 +24,7 @@ from scaling_law.runs.rows import (
     FloatArray,
     Row,
     RunsError,
+    is_loss,
     is_missing,
     label,
     number,
@@ -33,6 +33,7 @@ from scaling_law.runs.rows import (
     row_name,
     whole,
 )
+from scaling_law.runs.trackers import SAID, Final, is_tracker, tracker_rows, unit_problem, with_values
 from scaling_law.runs.trunks import EQUAL_SIZE, OWN, RATES, trunks_of
 from scaling_law.size.architecture import training_flops
 
@@ -229,13 +230,15 @@ def load_runs(
     where: str = "",
     columns: Mapping[str, Column] | None = None,
     format: str | None = None,
+    final: Final = "last",
 ) -> Runs:
     """Read a table of runs and check it.
 
     Args:
         source: a DataFrame; mappings or run records; a .jsonl, .parquet, .csv or .csv.gz file, or a .json that is a
             list of rows; a folder with runs.jsonl or runs.parquet; a release folder; "org/sweep-runs" or
-            "hf://org/sweep-runs" on the Hub.
+            "hf://org/sweep-runs" on the Hub; a tracker's project, "trackio:PROJECT" or "wandb:ENTITY/PROJECT"
+            (docs/fitting.md#runs-in-trackers).
         loss: the column to fit, nats per token. None: eval_loss, else the only column whose name ends in "loss".
         status: keep rows of this `status` (a row without one is final); None keeps all.
         on_invalid: "raise" an error that lists every unusable row, or "skip" them, with the reasons in `.skipped`.
@@ -246,6 +249,8 @@ def load_runs(
             (`experts=1` for dense models) or a function of the row; in order, so that later ones may use earlier ones.
         format: a public table read as its authors publish it: "step_law", "marin_isoflop", "open_athena",
             "epoch_chinchilla", "gemstones", "clark" or "clark_curves" (docs/fitting.md says where they are from).
+        final: the loss of a tracker's run: the "last" value logged, the "minimum", or "smoothed", the mean of the last
+            5 %; `.read_as` says which.
 
     Runs of other classes than ours (`model_type`) have as `experts` the E of laws, total over active feed-forward
     width, their routed experts in `routed_experts`, and columns for the other variables of laws, as ours then have.
@@ -262,8 +267,13 @@ def load_runs(
         raise InputError(f"on_invalid={on_invalid!r} must be 'raise' or 'skip'")
     problems: list[str] = []
     public = reader(format) if format else None
+    tracked = is_tracker(source)
+    if final != "last" and not tracked:
+        raise InputError(f"final={final!r} goes with a tracker, trackio:… or wandb:…: a table has one value of each")
     try:
-        table = read_rows(source, revision, problems if on_invalid == "skip" else None)
+        named = {name for name in (loss, (columns or {}).get("loss")) if isinstance(name, str)}
+        skip = problems if on_invalid == "skip" else None
+        table = tracker_rows(source, final, named) if tracked else read_rows(source, revision, skip)
     except RunsError as error:
         raise RunsError(f"{error}{f'; {format} is {public.place}' if public else ''}") from None
     prepared = _prepared(table, public, columns or {}, loss, where, trunks)
@@ -275,10 +285,13 @@ def load_runs(
         selected = _fulfilling(rows, selected, where, origin)
     if prepared.apart:
         _check_comparable([rows[i] for i in selected], prepared.apart, origin)
-    loss = _loss_column(origin, [rows[i] for i in selected], prepared.loss, prepared.aliases)
+    shown = with_values(table.rows) if tracked else ""
+    left = [f"{row['run_id']} is {row['status']}" for row in rows if tracked and status not in (None, row["status"])]
+    loss = _loss_column(origin, [rows[i] for i in selected], prepared.loss, prepared.aliases, shown)
     tuned = ("seed", *RATES, "schedule", "schedule_peak_learning_rate")  # the last as in runs.parquet
     settings = [name for name in tuned if any(name in row for row in rows)]
-    wrong = _problems(rows, selected, loss, settings, ids=True, sizes=not prepared.says_size)
+    also = ["ids"] + ["sizes"] * (not prepared.says_size) + ["units"] * tracked
+    wrong = _problems(rows, selected, loss, settings, also)
     wrong = [prepared.failed.get(i) or problem for i, problem in zip(selected, wrong, strict=True)]
     problems += filter(None, wrong)
     good = [i for i, problem in zip(selected, wrong, strict=True) if not problem]
@@ -295,21 +308,21 @@ def load_runs(
         run_id=tuple(row_name(i, rows[i]) for i in good),
         source=origin,
         loss_name=loss,
-        skipped=tuple(problems),
+        skipped=(*problems, *left),
         dataset=table.dataset,
         commit=table.commit,
         trunk_source=trunk_source,
         warmup_tokens=max((tokens for i in good if (tokens := _warmup(rows[i])) is not None), default=None),
         vocab_size=(vocabularies.pop() or None) if len(vocabularies) == 1 else None,
         where=where or None,
-        read_as=_read_as(format, {**prepared.aliases, **(columns or {})}),
+        read_as=_read_as(format, {**prepared.aliases, **(columns or {})}, f"{loss} {SAID[final]}" if tracked else ""),
         columns={n: values for n, values in others.items() if n not in (*_COLUMNS, loss, *prepared.aliases.values())},
         recipe=recipe,
     )
 
 
-def _read_as(format: str | None, columns: Mapping[str, Column]) -> str | None:
-    told = [f"format {format}"] * bool(format)
+def _read_as(format: str | None, columns: Mapping[str, Column], more: str = "") -> str | None:
+    told = [f"format {format}"] * bool(format) + [more] * bool(more)
     told += [f"{name} = {getattr(column, '__name__', column)}" for name, column in columns.items()]
     return "; ".join(told) or None
 
@@ -362,7 +375,7 @@ def recognised(source: Any) -> tuple[list[str], dict[str, str]]:
 
 def _obvious_loss(present: Iterable[str]) -> tuple[str, list[str]]:
     """The loss that nobody needs to name, "" where there is none, and all losses of a table with these columns."""
-    losses = [name for name in present if re.search(r"(^|[\W_])loss$", name.lower())]
+    losses = [name for name in present if is_loss(name)]
     return "eval_loss" if "eval_loss" in losses else losses[0] if len(losses) == 1 else "", losses
 
 
@@ -406,7 +419,9 @@ def _told(value: Any) -> Any:
     return str(value) if isinstance(value, (bool, np.bool_)) else value
 
 
-def _loss_column(origin: str, rows: list[Row], loss: str | None, aliases: Collection[str] = ()) -> str:
+def _loss_column(
+    origin: str, rows: list[Row], loss: str | None, aliases: Collection[str] = (), shown: str = ""
+) -> str:
     """The name of the loss column; RunsError if any needed column is missing, listing those that are no `aliases`."""
     present = sorted({name for row in rows for name in row})
     if loss is None:
@@ -418,18 +433,18 @@ def _loss_column(origin: str, rows: list[Row], loss: str | None, aliases: Collec
     if missing := [name for name in (*_INPUTS, loss) if name not in present]:
         names = ", ".join(missing).replace("n_active", "n_active (or d_model and n_blocks)")
         hint = "; name the loss column with loss=..." if loss in missing else ""
-        available = ", ".join(name for name in present if name not in aliases) or "none"
+        available = shown or ", ".join(name for name in present if name not in aliases) or "none"
         raise RunsError(f"{origin}: missing column {names}; there are: {available}{hint}")
     return loss
 
 
 def _problems(
-    rows: Sequence[Row], at: Sequence[int], loss: str, settings: Sequence[str], ids: bool = False, sizes: bool = False
+    rows: Sequence[Row], at: Sequence[int], loss: str, settings: Sequence[str], also: Collection[str] = ()
 ) -> list[str]:
     """What is wrong with each of the rows `at`, "" if nothing. Runs that differ in their settings are no duplicates.
 
-    `ids`: no two have one run_id, and settings that are unknown are the same, which NaNs are not; `sizes`: sizes are
-    those of their shape.
+    Checked `also`: "ids", no two have one run_id, and settings that are unknown are the same, which NaNs are not;
+    "sizes" are those of their shape; numbers can have the "units" of laws.
     """
     problems, seen = [], dict[Any, str]()
     for i in at:
@@ -440,13 +455,16 @@ def _problems(
             for name, value in values.items()
             if value is None or not 0 < value < math.inf or (name == "experts" and value < 1)
         ]
-        if not wrong and sizes and (contradiction := size_problem(row)):
+        if not wrong and "sizes" in also and (contradiction := size_problem(row)):
             wrong = [contradiction]
+        if not wrong and "units" in also and (unit := unit_problem(row, loss)):
+            wrong = [unit]
         if not wrong:
             told = [row.get(name) for name in settings]
-            keys = [("N, D, E and loss", (*values.values(), *(map(repr, told) if ids else told)))]
-            keys += [("run_id", row["run_id"])] if ids and row.get("run_id") else []
-            wrong = [f"duplicate of {seen[key]} (same {key[0]})" for key in keys if key in seen][:1]
+            keys = [("N, D, E and loss", (*values.values(), *(map(repr, told) if "ids" in also else told)))]
+            keys += [("run_id", row["run_id"])] if "ids" in also and row.get("run_id") else []
+            hint = f"; where='id != {row['id']}' leaves this one out" if row.get("id") else ""
+            wrong = [f"duplicate of {seen[key]} (same {key[0]}{hint})" for key in keys if key in seen][:1]
             seen |= dict.fromkeys(keys, name_of_row)
         problems.append(f"{name_of_row}: {'; '.join(wrong)}" if wrong else "")
     return problems

@@ -60,6 +60,11 @@ class Cells:
         n = np.isfinite(losses).sum(axis=0)
         return np.divide(np.nansum(losses, axis=0), n, out=np.full(len(n), np.nan), where=n > 0)
 
+    def mean_at(self, model: Model, tokens: float) -> float:
+        """Mean loss over the seeds at one D, NaN where no run is."""
+        at = self.tokens == tokens
+        return float(self.means(model)[at][0]) if model in self.losses and at.any() else float("nan")
+
     def covariance(self, model: Model) -> FloatArray:
         """Covariance of the means, [k, k]: one run's times the seeds that two D share, over the seeds of each."""
         run = np.isfinite(self.losses[model])

@@ -6,21 +6,27 @@ Losses are in bits per byte, errors of laws in nats per byte, D in bytes, which 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+import hub  # lazy
+from hub import RunRecord
 from hub.base.units import UNKNOWN, format_count
+from scaling_law.forecasting import ledger
 from studies.common import Part, interval, listed, rms, write_page
 from studies.crossing import figures, prediction
 from studies.crossing.cells import Cells, Gap
 from studies.crossing.figures import BITS
 from studies.crossing.laws import FITTED, FREE, KEPT, MAIN, PRIOR, PUBLISHED, SCALES, SIGNS, Results, Value, published
-from studies.crossing.records import VOCABULARY, gather, read_sweep
+from studies.crossing.records import VOCABULARY, gather, nominal, read_sweep
 
 FOLDER = Path(__file__).parent
-RECORDS, PREDICTION = FOLDER / "runs.jsonl", FOLDER / "prediction.json"
+RECORDS, PREDICTIONS = FOLDER / "runs.jsonl", FOLDER / "predictions"
+LEDGER = PREDICTIONS / "ledger"
+REPRODUCED = FOLDER / "reproduced.jsonl"  # cells trained again by later code, whose text comes in another order
 BYTES_PER_TOKEN = 46_086_265 / 10_093_780  # all of the text, cut by GPT-2's tokenizer: the published law's unit of D
 FORECASTS = {"prior": PRIOR, "fitted": FITTED, "scales": SCALES}  # of models left out, in the prose
 RMSE, HELD_OUT = 0.008, 0.02  # goals, nats per byte
@@ -111,11 +117,13 @@ CLAIMS: dict[str, Callable[[Results], bool]] = {
     "of all E only 2 does not contradict the law": lambda r: agreeing(r) == [2],
     "the trend in E is not the law's": lambda r: r.trend()[2] < 0.05,
     "sizes of gaps are not the law's": lambda r: r.gap_errors[1] > r.gap_errors[0],
-    "intervals predicted contain the published law's crossing": lambda r: all(
-        model["interval"][1] <= model["others"][PUBLISHED] <= model["interval"][2] for model, _, _ in _predicted(r)
+    "only the first predictions have intervals that contain the published law's crossing": lambda r: (
+        [m["interval"][1] <= m["others"][PUBLISHED] <= m["interval"][2] for m, *_ in _predicted(r)]
+        == [True, True, False]
     ),
     "with a prior models left out are forecast as well": lambda r: r.left_out[PRIOR] < 1.1 * r.left_out[FITTED],
     "the fit converged": lambda r: r.fitted.status.converged,
+    "later code reproduces the cells": lambda r: all(abs(off) < 2 for *_, off, _ in _again(r)),
     "experts scatter more": lambda r: scatter_of_kinds(r)[0] > 1 and scatter_of_kinds(r)[1] < 0.05,
 }
 
@@ -172,8 +180,11 @@ def goals(r: Results) -> Iterator[Part]:
     yield f"signs of {listed(SIGNS)}", "all determined", signs, verdict(len(sure) == len(SIGNS))
     for model, gap, between in _predicted(r):
         name = f"crossing of d_model {model['d_model']}, E = {model['experts']}, predicted before training"
-        wanted, inside = tokens_with_interval(model["interval"], between), prediction.holds(model, gap)
-        yield name, wanted, measured_in_words(gap), verdict(inside)
+        wanted = tokens_with_interval(model["interval"], between)
+        if gap is None:
+            yield name, wanted, UNKNOWN, "not trained yet"
+        else:
+            yield name, wanted, measured_in_words(gap), verdict(prediction.holds(model, gap))
 
 
 def _scatter_of_all(r: Results) -> float:
@@ -183,18 +194,53 @@ def _scatter_of_all(r: Results) -> float:
     return float(np.sqrt(squares.sum() / freedom.sum()))
 
 
-def _predicted(r: Results) -> list[tuple[dict[str, Any], Gap, tuple[float, float]]]:
-    """Each model predicted, beside its measured gap, and the D searched."""
-    record, measured = prediction.load(PREDICTION), {(gap.d_model, gap.experts): gap for gap in r.all_gaps}
-    return [(m, measured[m["d_model"], m["experts"]], tuple(record["between"])) for m in record["models"]]
+def _predicted(r: Results) -> list[tuple[dict[str, Any], Gap | None, tuple[float, float]]]:
+    """Each model predicted, beside its measured gap (None: not trained yet), and the D searched."""
+    measured = {(gap.d_model, gap.experts): gap for gap in r.all_gaps}
+    records = [prediction.load(path) for path in sorted(PREDICTIONS.glob("*.json"))]
+    pairs = [(model, tuple(record["between"])) for record in records for model in record["models"]]
+    return [(m, measured.get((m["d_model"], m["experts"])), between) for m, between in pairs]
 
 
 def predictions(r: Results) -> Iterator[Part]:
     yield "d_model", "E", "N_act", f"{FITTED} (95 %)", PUBLISHED, "measured (95 %)", "seeds of E"
     for model, gap, between in _predicted(r):
         said = tokens_with_interval(model["interval"], between), tokens_in_words(model["others"][PUBLISHED], between)
-        seeds = listed(f"{n:g}" for n in gap.seeds[:, 0])
-        yield gap.d_model, gap.experts, format_count(gap.n_active), *said, measured_in_words(gap), seeds
+        came = (measured_in_words(gap), listed(f"{n:g}" for n in gap.seeds[:, 0])) if gap else (UNKNOWN, UNKNOWN)
+        yield model["d_model"], model["experts"], format_count(model["n_active"]), *said, *came
+
+
+def forecasts(r: Results) -> Iterator[Part]:
+    """Losses that the stack forecast, in the sweep's ledger, beside the means over seeds."""
+    yield "d_model", "E", "bytes", "forecast (95 %)", "measured", "inside"
+    cells = Cells.of(r.sweep.counted)
+    order = ("n_active", "experts", "tokens")
+    for row in sorted(ledger.read_ledger(LEDGER).rows, key=lambda row: [row[name] for name in order]):
+        (d_model,) = (m["d_model"] for m, *_ in _predicted(r) if m["n_active"] == row["n_active"])
+        mean = cells.mean_at((d_model, int(row["experts"])), row["tokens"])
+        inside = UNKNOWN if np.isnan(mean) else "yes" if row["low"] <= mean <= row["high"] else "no"
+        said = interval([BITS * row[name] for name in ("loss", "low", "high")])
+        measured = UNKNOWN if np.isnan(mean) else f"{BITS * mean:.3f}"
+        yield d_model, f"{row['experts']:g}", format_count(row["tokens"]), said, measured, inside
+
+
+def _again(r: Results) -> Iterator[tuple[RunRecord, float, float, float]]:
+    """Runs trained again: each with its cell's mean loss, how many scatters it lies off, and the scatter of a run."""
+    cells = Cells.of(r.sweep.counted)
+    for record in hub.load_records(REPRODUCED):
+        tokens, model = nominal(record.tokens), (record.d_model, record.experts)
+        k = int(np.searchsorted(cells.tokens, tokens))
+        deviation = float(np.sqrt(cells.scatter[record.experts > 1][0][k, k]))
+        mean = cells.mean_at(model, tokens)
+        yield record, mean, (float(record.eval_loss or np.nan) - mean) / deviation, deviation
+
+
+def reproduced(r: Results) -> Iterator[Part]:
+    yield "d_model", "E", "bytes", "cell's mean", "scatter of a run", "again", "off by (scatters)", "commit"
+    for record, mean, off, deviation in _again(r):
+        losses = (f"{BITS * loss:.3f}" for loss in (mean, deviation, record.eval_loss or np.nan))
+        cell = record.d_model, record.experts, format_count(nominal(record.tokens))
+        yield *cell, *losses, f"{off:+.1f}", (record.code_commit or UNKNOWN)[:7]
 
 
 def coefficients(r: Results) -> Iterator[Part]:
@@ -243,6 +289,8 @@ BLOCKS = {
     "coefficients": coefficients,
     "goals": goals,
     "predictions": predictions,
+    "forecasts": forecasts,
+    "reproduced": reproduced,
     "scatter": scatter,
 }
 TABLES = {"crossing": crossing_table, "crossing-losses": loss_table, "crossing-rates": rate_table}
@@ -259,10 +307,17 @@ def write(page: Path) -> list[Path]:
 
 
 def take(runs: Sequence[Path]) -> list[Path]:
-    """Collect the records of these files and folders."""
-    return [gather(runs, RECORDS)]
+    """Collect the records of these files and folders; cells that later code trained again have a file of their own."""
+    (dataset,) = {record.dataset for record in hub.load_records(RECORDS)}
+    folders = [folder for folder in runs if folder not in (RECORDS, REPRODUCED)]
+    again = [f for f in folders if all(record.dataset != dataset for record in hub.load_records(f))]
+    targets = {RECORDS: [f for f in folders if f not in again], REPRODUCED: again}
+    return [gather([target, *new], target) for target, new in targets.items()]
 
 
-def predict(asked: Sequence[str]) -> Path:
-    """Write down once where experts begin to pay for models (d_model:E) that no run has shown yet."""
-    return prediction.write(read(), [tuple(map(int, model.split(":"))) for model in asked], RECORDS, PREDICTION)
+def predict(asked: Sequence[str]) -> list[Path]:
+    """Write down, once, where experts begin to pay for models (d_model:E) not trained yet, and their losses."""
+    results, models = read(), [tuple(map(int, model.split(":"))) for model in asked]
+    name = "-".join(asked).replace(":", "x")
+    written = prediction.write(results, models, RECORDS, PREDICTIONS / f"{date.today()}-{name}.json")
+    return [written, *(LEDGER / f"{name}.json" for name in prediction.register(results, models, LEDGER))]

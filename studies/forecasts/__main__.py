@@ -1,10 +1,11 @@
 """The tables of docs/studies/forecasts.md, the list of splits, and what the library ships of the public sets.
 
-    python -m studies.forecasts splits|prior|stack|page --data FOLDER
+    python -m studies.forecasts splits|prior|stack|page|accuracy --data FOLDER
 
 FOLDER holds the public tables under their own names, anywhere below it; `sets.py` says where they are from, and every
 table that is missing is named. `splits` is run once, before anything is tuned; `prior` writes
-scaling_law/fitting/population.json, `stack` scaling_law/forecasting/defaults.json.
+scaling_law/fitting/population.json, `stack` scaling_law/forecasting/defaults.json, `accuracy`, from one of the tables
+alone, scaling_law/formulas/accuracy.json and its section of the page.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from studies.forecasts.page import write, write_stack
+from studies.forecasts import accuracy
+from studies.forecasts.page import PAGE, write, write_stack
 from studies.forecasts.population import write_population
 from studies.forecasts.sets import read_sets
 from studies.forecasts.splits import make_splits, write_list
@@ -21,9 +23,12 @@ from studies.forecasts.splits import make_splits, write_list
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("splits", "prior", "stack", "page"))
+    parser.add_argument("what", choices=("splits", "prior", "stack", "page", "accuracy"))
     parser.add_argument("--data", type=Path, required=True, help="the public tables")
     options = parser.parse_args()
+    if options.what == "accuracy":
+        print(*accuracy.write(options.data, PAGE), sep="\n")
+        return
     tables, missing = read_sets(options.data)
     print(*missing, sep="\n", file=sys.stderr)
     if not tables:

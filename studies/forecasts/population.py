@@ -10,6 +10,7 @@ import numpy as np
 from hub.base import strict_json
 from scaling_law import JointLaw, Runs
 from scaling_law.fitting.prior import CHINCHILLA, FORMAT, POPULATION, VERSION, Member, member_of
+from studies.common import rounded
 from studies.forecasts.methods import BY_NAME, CHOICES, best_choice, forecasts_of
 from studies.forecasts.sets import UNITS
 
@@ -57,13 +58,5 @@ def write_population(tables: Mapping[str, Runs], path: Path = POPULATION) -> Pat
         "dof": choice.dof if np.isfinite(choice.dof) else None,
         "dependence": choice.dependence,
     }
-    rows = [_rounded(vars(member)) for member in members]
+    rows = [rounded(vars(member), DIGITS) for member in members]
     return strict_json.write(path, FORMAT, VERSION, {"settings": settings, "members": rows})
-
-
-def _rounded(value: object) -> object:
-    if isinstance(value, float):
-        return float(f"{value:.{DIGITS}g}")
-    if isinstance(value, dict):
-        return {name: _rounded(one) for name, one in value.items()}
-    return [_rounded(one) for one in value] if isinstance(value, (tuple, list)) else value

@@ -21,7 +21,7 @@ from scaling_law.runs import best_of, reader
 TOKENS_PER_PARAMETER = (1.0, 700.0)  # runs outside are left out
 NEOX = 50_432  # vocabulary of OpenLM's models, GPT-NeoX's padded
 LLAMA3 = 128_256  # vocabulary of Marin's MoE models
-_GADRE_LOSS = "loss:eval_data/c4_val/shard-{0000000..0000010}"
+GADRE_LOSS = "loss:eval_data/c4_val/shard-{0000000..0000010}"
 PORIAN_WIDTHS = (96, 128, 160, 224, 288, 320, 384, 480, 576, 640, 704, 832, 1024, 1120, 1312, 1504)
 _PORIAN_BODIES = (0.33, 1.05, 1.74, 4.30, 7.96, 12.5, 17.7, 33.2, 55.7, 76.2, 113.5, 178.9, 295.4, 398.8, 545.8, 825.9)
 _PORIAN_SIZES = 1e6 * np.array(_PORIAN_BODIES) + NEOX * np.array(PORIAN_WIDTHS)
@@ -99,7 +99,7 @@ def _gadre(dataset: str, corpus: str) -> RunSet:
         "MIT",
         "N with both embeddings",
         {
-            "loss": _GADRE_LOSS,
+            "loss": GADRE_LOSS,
             "columns": {"n_active": "params", "experts": 1},
             "where": f"dataset = {dataset}",
         },

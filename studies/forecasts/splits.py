@@ -18,7 +18,7 @@ import numpy as np
 
 from hub.base import atomic
 from scaling_law import Runs
-from scaling_law.forecasting.stack import sizes_of
+from scaling_law.fitting.rolling import sizes_of
 from studies.forecasts.sets import OUT, SETS
 
 FITTED, SIZES, HELD_OUT = 8, 3, 3

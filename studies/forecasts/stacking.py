@@ -16,7 +16,15 @@ from hub.base import strict_json
 from scaling_law import Prior, Runs
 from scaling_law.fitting.prior import Member, estimate
 from scaling_law.forecasting.forecast import EXPERTS_ERROR, UNITS
-from scaling_law.forecasting.forecasters import BASE, BY_COMPUTE, CHINCHILLA, PRIOR, PUBLISHED, forecasters
+from scaling_law.forecasting.forecasters import (
+    BASE,
+    BY_COMPUTE,
+    CHINCHILLA,
+    INTERACTION,
+    PRIOR,
+    PUBLISHED,
+    forecasters,
+)
 from scaling_law.forecasting.stack import (
     DEFAULTS,
     DIRECTIONS,
@@ -66,7 +74,7 @@ def cases_of(
     for split in asked(tables):
         fitted, held_out = split.parts(tables[split.set])
         one = replace(fitted, experts=np.ones(len(fitted)))
-        shared = gather(fitted, held_out, forecasters(one, 1.0, None, (CHINCHILLA, PUBLISHED)))
+        shared = gather(fitted, held_out, forecasters(one, 1.0, None, (CHINCHILLA, INTERACTION, PUBLISHED)))
         evidence = {}
         for lab in labs:
             chosen = choices[lab if (lab, "flops") in choices else split.lab, "flops"]
@@ -88,11 +96,11 @@ def prior_without(members: Sequence[Member], chosen: Choice, *labs: str) -> Prio
 def learn(cases: Sequence[Case], cuts: float, lab: str | None = None) -> tuple[Defaults, float]:
     """What the sets of all labs but `lab` say, and the RMSE of their forecasts: a geometric mean, labs equally.
 
-    Each is forecast with neither of the two labs in anything learnt. Of the growths, the one whose intervals are
-    narrowest when they are scaled to hold 90 % of the runs.
+    Nothing of `lab` is in what is learnt, and of the lab that is forecast only its law, in the population behind other
+    labs' errors. Of the growths, the one whose intervals are narrowest when they are scaled to hold 90 % of the runs.
     """
     others = [case for case in cases if case.lab != lab]
-    usual = {case.lab: _moments(others, case.lab, lab) for case in others}
+    usual = {case.lab: _moments(others, lab, case.lab) for case in others}
     none, full = (
         [stack(case.evidence[lab or case.lab], Defaults(usual[case.lab], growth, 1.0, cuts)) for case in others]
         for growth in (0.0, 1.0)
@@ -115,7 +123,7 @@ def learn(cases: Sequence[Case], cuts: float, lab: str | None = None) -> tuple[D
 def _moments(cases: Sequence[Case], *left_out: str | None) -> dict[str, FloatArray]:
     """Mean products of relative errors of the laws of `BASE` on runs furthest in each direction, labs equally.
 
-    A direction that no set has is taken as of one weight for every law.
+    The population is without the first of these labs. A direction that no set has is of one weight for every law.
     """
     products: dict[str, dict[str, list[FloatArray]]] = {direction: {} for direction in DIRECTIONS}
     for case in cases:

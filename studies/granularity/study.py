@@ -58,9 +58,9 @@ def take(runs: Sequence[Path]) -> list[Path]:
     return [gather(runs, RECORDS)]
 
 
-def predict(asked: Sequence[str]) -> Path:
+def predict(asked: Sequence[str]) -> list[Path]:
     """Ask the laws, once."""
-    return prediction.write(PREDICTION)
+    return [prediction.write(PREDICTION)]
 
 
 # ------------------------------------------------------------------ blocks

@@ -9,25 +9,32 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scaling_law.machine import GPUS, Efficiency
-from scaling_law.machine.efficiency import TERMS, rates
+from scaling_law.machine.communication import Sent, all_to_all_bytes, all_to_all_seconds, bubble, tensor_bytes
+from scaling_law.machine.efficiency import PARAMETERS, TERMS, rates
 from studies.common import FloatArray
 from studies.hours.runs import Timed, seconds
 
 CENTRE = np.array([*np.log([1.6, 1.0, 60.0, 60.0, 0.6, 0.45]), -0.3, 0.04, 0.06])  # in the order of PARAMETERS
 WIDTH = np.array([0.3, 0.7, 1.0, 1.0, 0.2, 0.2, 0.3, 0.05, 0.05])
+LAYOUT = ("recomputation", "bubble", "tensor all-reduce", "all-to-all")
 NOISE = 0.25  # of ln seconds, beyond which a row counts less
 
 
 class Table:
-    """What the fit reads of rows, as arrays [n]."""
+    """What the fit reads of rows, as arrays [n]; of their layouts what `counted` names, of `LAYOUT`.
 
-    def __init__(self, rows: Sequence[Timed], chosen: NDArray[np.bool_] | None = None) -> None:
+    All-reduces and all-to-alls are added at a share of their least time, one parameter more.
+    """
+
+    def __init__(
+        self, rows: Sequence[Timed], chosen: NDArray[np.bool_] | None = None, counted: Sequence[str] = ()
+    ) -> None:
         rows = [row for row, is_chosen in zip(rows, chosen, strict=True) if is_chosen] if chosen is not None else rows
         sheets = [GPUS[row.gpu] for row in rows]
         self.work = np.array([[float(row.work[term]) for term in TERMS] for row in rows]).T
@@ -37,13 +44,26 @@ class Table:
         nodes = [max(row.gpus / sheet.node, 1.0) for row, sheet in zip(rows, sheets, strict=True)]
         self.nodes, self.whole = np.log(nodes), np.array([row.kind == "run" for row in rows], float)
         self.seconds, self.weight = np.log(seconds(rows)), weights(rows)
+        self.counted, layouts = counted, np.array([_of_layout(row) for row in rows]).T
+        self.layout = dict(zip(LAYOUT, layouts, strict=True))
 
     def predicted(self, parameters: FloatArray) -> FloatArray:
         """ln seconds of a token on one GPU."""
-        *_, growth, overhead = parameters
-        terms = rates(parameters, *self.gpu, *self.flags)
-        steps = np.log(sum(rate * work for rate, work in zip(terms, self.work, strict=True)))
-        return np.asarray(steps + (growth + overhead * self.whole) * self.nodes)
+        growth, overhead, *links = parameters[len(PARAMETERS) - 2 :]
+        terms = rates(parameters[: len(PARAMETERS)], *self.gpu, *self.flags)
+        steps = sum(rate * work for rate, work in zip(terms, self.work, strict=True))
+        for name in self.counted:
+            slower = name in ("recomputation", "bubble")
+            steps = steps * self.layout[name] if slower else steps + np.exp(links[0]) * self.layout[name]
+        return np.asarray(np.log(steps) + (growth + overhead * self.whole) * self.nodes)
+
+
+def _of_layout(row: Timed) -> tuple[float, ...]:
+    """Factors of the seconds of a token, and seconds to be added, in the order of `LAYOUT`."""
+    gpu, model = GPUS[row.gpu], cast(Any, row)
+    reduced = Sent(tensor_bytes(model, 1.0, row.tp), row.tp).seconds(gpu)
+    sent = all_to_all_seconds(all_to_all_bytes(model, 1.0, row.ep), row.ep, gpu)
+    return 1 + row.recomputed / 3, 1 + bubble(row.pp, row.passes * row.interleaved), float(reduced), float(sent)
 
 
 def weights(rows: Sequence[Timed]) -> FloatArray:
@@ -53,29 +73,30 @@ def weights(rows: Sequence[Timed]) -> FloatArray:
     return np.array([in_cell[row.cell] ** -0.5 * cells[row.lab] ** -0.25 for row in rows])
 
 
-def fitted(rows: Sequence[Timed]) -> tuple[FloatArray, FloatArray]:
-    """The parameters [9] and their covariance [9, 9]."""
+def fitted(rows: Sequence[Timed], counted: Sequence[str] = ()) -> tuple[FloatArray, FloatArray]:
+    """The parameters [9] and their covariance [9, 9]; one more where something of the layouts is `counted`."""
     from scipy.optimize import least_squares
 
-    table = Table(rows)
+    table = Table(rows, counted=counted)
+    centre, spread = (np.append(v, more) if counted else v for v, more in ((CENTRE, np.log(0.7)), (WIDTH, 0.7)))
 
     def residuals(parameters: Any) -> FloatArray:
         off = (table.predicted(parameters) - table.seconds) * table.weight / NOISE
-        return np.concatenate([off, (parameters - CENTRE) / WIDTH])
+        return np.concatenate([off, (parameters - centre) / spread])
 
-    solution = least_squares(residuals, CENTRE, loss="soft_l1")
+    solution = least_squares(residuals, centre, loss="soft_l1")
     return solution.x, np.linalg.inv(solution.jac.T @ solution.jac)
 
 
-def misses(rows: Sequence[Timed]) -> tuple[FloatArray, FloatArray, FloatArray]:
+def misses(rows: Sequence[Timed], counted: Sequence[str] = ()) -> tuple[FloatArray, FloatArray, FloatArray]:
     """ln(predicted / published) of each row by the fit to the other labs, [n], with `shares` [n, 3].
 
     The third are standard deviations of ln seconds by that fit's covariance, [n].
     """
     error, width, parts = np.empty(len(rows)), np.empty(len(rows)), np.empty((len(rows), 3))
     for out in of_labs(rows):
-        others, table = [row for row, left in zip(rows, out, strict=True) if not left], Table(rows, out)
-        parameters, covariance = fitted(others)
+        others, table = [row for row, left in zip(rows, out, strict=True) if not left], Table(rows, out, counted)
+        parameters, covariance = fitted(others, counted)
         drawn = np.random.default_rng(0).multivariate_normal(parameters, covariance, 200)
         error[out] = table.predicted(parameters) - table.seconds
         width[out] = np.std([table.predicted(p) for p in drawn], axis=0)
@@ -103,7 +124,7 @@ def of_labs(rows: Sequence[Timed]) -> list[NDArray[np.bool_]]:
 
 def shares(table: Table, parameters: FloatArray) -> FloatArray:
     """Which part of the seconds varies with a lab: all, activations, and what experts add, [n, 3]."""
-    parts = np.array(rates(parameters, *table.gpu, *table.flags)) * table.work
+    parts = np.array(rates(parameters[: len(PARAMETERS)], *table.gpu, *table.flags)) * table.work
     _, routed_flops, activations, routing = parts / parts.sum(axis=0)
     return np.stack([np.ones(len(activations)), activations, routed_flops + routing], axis=1)
 

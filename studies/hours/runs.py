@@ -40,6 +40,7 @@ LADDER = (
     (1280, 14, 313.6e6, 282.5e6, 5.2303e9, 1.2e19, 0.288, 6.81e9, 312.3e6, 17.4787e9, 4.3e19, 0.156),
 )
 SMALL = 0.5e9  # parameters; below, predictions are honest but not narrow
+WORDS = {"interleaved": "VP", "micro_batch": "MBS"}  # of a layout
 GPUS_UNKNOWN = 1024  # of a run that does not say
 
 
@@ -64,6 +65,31 @@ class Timed:
     sequence_length: int
     tokens_per_second: float
     source: str
+    # The published layout: 1 where a degree is not, 0 tokens of a batch.
+    tp: int = 1
+    pp: int = 1
+    ep: int = 1
+    cp: int = 1
+    interleaved: int = 1  # parts of the model on each stage of a pipeline
+    micro_batch: int = 1  # sequences
+    batch_tokens: float = 0.0
+    recomputed: int = 0  # 1 where all activations are
+
+    @property
+    def blocks(self) -> int:
+        """As of an `Architecture`, for `machine.communication`."""
+        return self.n_blocks
+
+    @property
+    def experts(self) -> int:
+        """More than one for an MoE."""
+        return 1 + self.routed_blocks
+
+    @property
+    def passes(self) -> float:
+        """Micro-batches of a step; many where the batch is not published."""
+        copies = max(1.0, self.gpus / (self.tp * self.pp * self.cp))
+        return max(1.0, (self.batch_tokens or 1e9) / self.sequence_length / self.micro_batch / copies)
 
     @property
     def work(self) -> dict[str, Any]:
@@ -139,7 +165,18 @@ def _timed(row: dict[str, str]) -> Timed | None:
         sequence_length=int(row["seq_len"] or 4096),
         tokens_per_second=float(f"{speed:.6g}"),
         source=row["source"],
+        **_layout(row),
     )
+
+
+def _layout(row: dict[str, str]) -> dict[str, Any]:
+    """What a row says of its layout, in its columns and words ("TP2 PP8 VP4 EP32 MBS1")."""
+    words = row.get("parallelism_words", "")
+    numbers = {name: re.search(rf"\b{short}(\d+)", words, re.I) for name, short in WORDS.items()}
+    degrees = {name: int(float(row.get(name) or 1)) for name in ("tp", "pp", "ep", "cp")}
+    recomputed = int(bool(re.search(r"checkpointing (True|yes)|recompute full|full recompute", words)))
+    said = {name: int(match[1]) for name, match in numbers.items() if match}
+    return degrees | said | {"batch_tokens": float(row.get("batch_tokens") or 0), "recomputed": recomputed}
 
 
 def _ladder() -> Iterable[Timed]:

@@ -16,7 +16,7 @@ from scaling_law.figures import drawing
 from scaling_law.machine.efficiency import PARAMETERS
 from scaling_law.machine.efficiency import write as write_rates
 from studies.common import FloatArray, Part, fill, rms, write_tables
-from studies.hours.fit import efficiency_of, fitted, left_out
+from studies.hours.fit import LAYOUT, efficiency_of, fitted, left_out, misses
 from studies.hours.runs import Timed, derive, read, seconds
 
 RUNS = Path(__file__).with_name("runs.csv")
@@ -87,6 +87,16 @@ def errors(r: Results) -> Iterator[Part]:
     yield f"ln(predicted / published). From 0.5B parameters on, 90 % intervals hold {held:.0%} of {large.sum()} rows."
 
 
+def layouts(r: Results) -> Iterator[Part]:
+    """What parts of the published layouts, counted in the seconds, do to the errors."""
+    yield "counted", *(f"{group}, rms (mean)" for group in GOALS)
+    said = {"recomputation": "a third more FLOPs where activations are recomputed", "bubble": "bubble of pipelines"}
+    for counted in ((), *((name,) for name in LAYOUT), LAYOUT):
+        error = r.misses[0] if not counted else misses(r.rows, counted)[0]
+        name = "all of these" if counted == LAYOUT else said.get(counted[0], counted[0]) if counted else "none"
+        yield name, *(f"{rms(error[r.groups[g]]):.2f} ({error[r.groups[g]].mean():+.2f})" for g in GOALS)
+
+
 def rates_found(r: Results) -> Iterator[Part]:
     values = dict(zip(PARAMETERS, r.parameters, strict=True))
     flops, routed, activations, routing, fp8, fp4, forced = np.exp(r.parameters[:7])
@@ -110,7 +120,8 @@ def worst(r: Results) -> Iterator[Part]:
 
 def flagship(r: Results) -> Iterator[Part]:
     """The best model of each E in the hours, with what limits a step of it."""
-    yield "GPUs", "E", "d_model", "N_act", "tokens", "loss (95 %)", "", "MFU", "limited by", "how"
+    head = "GPUs", "E", "d_model", "N_act", "tokens", "loss (95 %)", "", "MFU", "limited by", "train.py"
+    yield *head, "Megatron-like"
     for gpus in GPUS:
         table = best(gpus)
         tied = table.comparison.tied if table.comparison else ()
@@ -121,7 +132,12 @@ def flagship(r: Results) -> Iterator[Part]:
             loss = "{:.3f} ({:.3f} to {:.3f})".format(row.loss, *row.loss_interval)
             said = "best" if row is table.best else "tie" if row.experts in tied else ""
             sizes = f"{row.experts:g}", f"{row.d_model:g}", format_count(row.n_active), format_count(row.tokens)
-            yield gpus, *sizes, loss, said, f"{out.mfu:.0%}", out.limited_by, str(out.placement).partition(", ")[2]
+            assert out.megatron is not None
+            assert out.placement is not None
+            assert out.step_seconds is not None
+            differs = out.megatron.step_seconds < out.step_seconds
+            other = f"{out.megatron.ways}, MFU {out.megatron_mfu:.0%}" if differs else ""
+            yield gpus, *sizes, loss, said, f"{out.mfu:.0%}", out.bottleneck, out.placement.ways, other
 
 
 def best(gpus: int) -> OptimalTable:
@@ -155,4 +171,4 @@ def predicted_and_published(r: Results, axes: Any = None) -> Any:
     return axes
 
 
-BLOCKS = {"errors": errors, "rates": rates_found, "worst": worst, "flagship": flagship}
+BLOCKS = {"errors": errors, "rates": rates_found, "worst": worst, "layouts": layouts, "flagship": flagship}

@@ -77,6 +77,14 @@ def memory_optimal(law: Law, flops: float) -> bool:
     return bool(solid)
 
 
+def while_it_trains(law: Law, flops: float) -> Any:
+    """A run of which half is trained."""
+    at = model(flops)
+    tokens = np.linspace(0.01, 0.5, 50) * at["tokens"]
+    run = scaling_law.TrainingCurve(tokens, np.full(50, 3.0), at["tokens"], at)
+    return beside(scaling_law.LiveForecast(law=law).of(run), law.check(**at))
+
+
 def rates(law: LearningRateLaw, flops: float) -> Architecture:
     """The architecture of which a learning-rate law is asked."""
     return Architecture(1024, 8 if flops == NEAR else 1000)
@@ -115,6 +123,10 @@ QUESTIONS: dict[str, Question] = {
         LearningRateLaw.published(),
         lambda law, c: beside(law.at(law.counted(rates(law, c)), 8), law.check(rates(law, c))),
     ),
+    "LearningRateLaw.interval_at": (
+        replace(LearningRateLaw.published(), covariance=((0.01,) * 5,) * 5),
+        lambda law, c: beside(law.interval_at(law.counted(rates(law, c)), 8), law.check(rates(law, c))),
+    ),
     "LearningRateLaw.learning_rate": (
         LearningRateLaw.published(),
         arrays("learning_rate", lambda c: {"architecture": rates(LearningRateLaw.published(), c)}),
@@ -129,30 +141,43 @@ QUESTIONS: dict[str, Question] = {
     "describe": (JOINT, lambda law, c: scaling_law.describe(SWITCH, c / 1e11, law=law)),
     "Law.next_runs": (JOINT, narrowed),
     "memory_optimal": (JOINT, memory_optimal),
+    "LiveForecast.of": (JOINT, while_it_trains),
     "compare": (["marin", "chinchilla"], lambda names, c: scaling_law.compare(c, laws=names)),
 }
 NOT_QUESTIONS = {  # why → what
     "is the check itself": """Formula.warnings Formula.beyond_guard Formula.check ChinchillaLaw.warnings
         ChinchillaLaw.check LearningRateLaw.warnings LearningRateLaw.warnings_at LearningRateLaw.beyond_guard
-        LearningRateLaw.check LearningRateLaw.check_at""",
+        LearningRateLaw.check LearningRateLaw.check_at LiveForecast.warnings""",
     "shows the law": """Formula.coefficient_names Formula.default_experts Formula.summary ChinchillaLaw.default_experts
         ChinchillaForm.chinchilla_coefficients ChinchillaLaw.chinchilla_coefficients
         ChinchillaForm.chinchilla_of ChinchillaLaw.chinchilla_of
-        JointLaw.chinchilla_of Bootstrap.interval Bootstrap.to_rows Bootstrap.summary""",
+        JointLaw.chinchilla_of StackLaw.coefficient_names StackLaw.summary
+        Bootstrap.interval Bootstrap.to_rows Bootstrap.summary""",
     "makes a law, finds or stores one": """Formula.replace Law.save_pretrained Law.push_to_hub Law.from_pretrained
         ChinchillaLaw.of JointLaw.published LearningRateLaw.published LearningRateLaw.named
-        LearningRateLaw.load LearningRateLaw.save laws published register""",
-    "is the bare formula, of coefficients that are given": "Formula.evaluate",
+        LearningRateLaw.load LearningRateLaw.save laws published register StackLaw.of stack_laws""",
+    "is the bare formula, of coefficients that are given": "Formula.evaluate StackLaw.evaluate",
     "counts parameters, bytes or seconds, and asks no law of the loss": """LearningRateLaw.counted
         LearningRateLaw.counted_parameters scale_out""",
     "reads, shows or fits measured runs": """load_runs fit prior forecast backtest split profile_interval errors_of
-        fit_throughput fit_learning_rate published_design""",
+        measured_speedup fit_throughput fit_learning_rate published_design""",
     "serves; what its page and tools answer is asked below": "explore",
 }
 NOT_ASKED = {  # classes that are no laws: what they hold is computed, or measured
     *["Architecture", "Budget", "Limits", "Conditions", "RangeCheck", "ExtrapolationError"],
-    *["Backtest", "FitResult", "Forecast", "HeldOut", "LearningRateFit", "Prior", "PublishedLaw", "Runs"],
+    *[
+        "Backtest",
+        "FitResult",
+        "Forecast",
+        "HeldOut",
+        "LearningRateFit",
+        "LiveEstimate",
+        "Prior",
+        "PublishedLaw",
+        "Runs",
+    ],
     *["BreakEven", "ComputeOptimum", "Description", "Design", "EffectiveSpeedup", "LawComparison", "MatchedMemory"],
+    *["MeasuredSpeedup", "TrainingCurve"],
     *["OptimalRow", "OptimalTable", "Plan", "Reached", "ScaleOut"],
     "Throughput",  # hours, whose extrapolation Throughput.warnings tells
 }

@@ -34,6 +34,8 @@ SYNONYMS = {  # the name → others that say the same thing
     "granularity": "fineness",
     "shared_ratio": "shared_fraction shared_share",
     "vocab_size": "vocab vocabulary vocabulary_size",
+    "accuracy": "accuracies tasks scores benchmarks downstream",
+    "final": "final_loss reduction reduce",
     "limits": "constraints",
     "kind": "law_kind law_type",
     "law": "law_name",

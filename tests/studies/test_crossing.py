@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -281,7 +282,8 @@ def test_each_verdict_of_the_page_holds_and_can_come_out_the_other_way(page, res
     noisy.__dict__["gap_errors"] = (0.4, 0.06, 105)
     noisy.__dict__["fitted"] = SimpleNamespace(status=SimpleNamespace(converged=False))
     beyond = {"interval": (2e6, 1e6, 3e6), "others": {PUBLISHED: 4e6}}
-    monkeypatch.setattr(study, "_predicted", lambda _: [(beyond, None, None)])
+    monkeypatch.setattr(study, "_predicted", lambda _: [(beyond, None, None)] * 3)
+    monkeypatch.setattr(study, "_again", lambda _: [(record(), 1.5, -2.3, 0.01)])
     assert [claim for claim, holds in study.CLAIMS.items() if holds(noisy)] == []
 
 
@@ -312,9 +314,51 @@ def test_predictions_are_made_once_and_judged_by_later_runs(results, tmp_path):
             prediction.write(later, [swept_or_measured], records, tmp_path / "other.json")
 
 
+def test_with_enough_crossings_of_its_e_a_prediction_takes_the_scatter_of_these_alone(results, tmp_path):
+    """Crossings of other E far from the law then widen nothing; with too few of its own they do."""
+    wild = Results(results.sweep, results.draws)
+    moved = [replace(gap, mean=gap.mean + (0.0 if gap.experts == 8 else 0.03)) for gap in results.gaps]
+    wild.__dict__.update(gaps=moved, all_gaps=results.all_gaps, fitted=results.fitted, drawn=results.drawn)
+    ends = [prediction._prediction(r, 80, 8)["interval"] for r in (results, wild)]
+    assert len([gap for gap in results.of(8) if gap.bracketed]) >= prediction.LEAST
+    assert ends[0] == ends[1]
+    assert prediction._prediction(results, 80, 12)["interval"] != prediction._prediction(wild, 80, 12)["interval"]
+
+
+def test_losses_are_forecast_into_a_ledger_and_shown_beside_the_means_over_seeds(results, tmp_path, monkeypatch):
+    names = prediction.register(results, [(80, 8)], tmp_path / "ledger")
+    assert len(names) == 2 * len(prediction.FORECAST_AT)
+    prediction.write(results, [(80, 12)], gather([], tmp_path / "runs.jsonl"), tmp_path / "80.json")
+    monkeypatch.setattr(study, "PREDICTIONS", tmp_path)
+    monkeypatch.setattr(study, "LEDGER", tmp_path / "ledger")
+    _, *before = study.forecasts(results)
+    assert {row[-2:] for row in before} == {("–", "–")}
+    later = Results(read_sweep([*swept(widths=(80,), experts=(1, 8), scatter=1e-4)]))
+    _, *rows = study.forecasts(later)
+    shown = {(e, tokens): (measured, inside) for _, e, tokens, _, measured, inside in rows}
+    assert shown["8", "4M"] == (f"{LAW.loss(290_720, 4e6, 8) / np.log(2):.3f}", "yes")
+
+
+def test_cells_trained_again_are_kept_apart_and_judged_by_the_scatter_of_a_run(results, tmp_path, monkeypatch):
+    first, other = record(32, 8, TOKENS[0]), {"id": "books", "fingerprint": f"sha256:{'1' * 64}"}
+    deviation = float(np.sqrt(Cells.of(results.sweep.counted).scatter[True][0][0, 0]))
+    mean = Cells.of(results.sweep.counted).mean_at((32, 8), 1e6)
+    again = record(32, 8, TOKENS[0], loss=mean + 1.5 * deviation, dataset=other, run_id="again")
+    paths = {name: tmp_path / f"{name}.jsonl" for name in ("runs", "later", "RECORDS", "REPRODUCED")}
+    for name, records in (("runs", [first]), ("later", [again]), ("RECORDS", [first]), ("REPRODUCED", [])):
+        paths[name].write_text("".join(f"{r.to_json()}\n" for r in records))
+    for name in ("RECORDS", "REPRODUCED"):
+        monkeypatch.setattr(study, name, paths[name])
+    study.take([paths["runs"], paths["later"]])
+    kept = {name: (tmp_path / f"{name}.jsonl").read_text().count("\n") for name in ("RECORDS", "REPRODUCED")}
+    assert kept == {"RECORDS": 1, "REPRODUCED": 1}
+    ((_, _, off, _),) = study._again(results)
+    assert math.isclose(off, 1.5)
+
+
 def test_one_command_takes_runs_and_writes_all_of_it(page, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(study, "read", lambda: page)
-    for name in ("RECORDS", "PREDICTION"):
+    for name in ("RECORDS", "REPRODUCED"):
         target = tmp_path / getattr(study, name).name
         target.write_bytes(getattr(study, name).read_bytes())
         monkeypatch.setattr(study, name, target)
@@ -324,7 +368,7 @@ def test_one_command_takes_runs_and_writes_all_of_it(page, tmp_path, monkeypatch
     monkeypatch.setattr("sys.argv", ["studies", "crossing", "--runs", str(study.RECORDS)])
     main()
     written = capsys.readouterr().out.splitlines()
-    assert written[:2] == [str(study.RECORDS), str(target)]
+    assert written[:3] == [str(study.RECORDS), str(study.REPRODUCED), str(target)]
     assert {"crossing.png", "crossing.csv", "crossing-rates.csv"} <= {line.rpartition("/")[2] for line in written}
     monkeypatch.setattr("sys.argv", ["studies", "crossing", "--predict", "80:12"])
     with pytest.raises(ValueError, match="d_model=80, experts=12: fitted or measured already"):

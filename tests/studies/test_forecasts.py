@@ -6,13 +6,14 @@ from math import log
 import numpy as np
 import pytest
 
+from hub.base import strict_json
 from hub.base.markdown import block_of
 from scaling_law import ChinchillaLaw, Runs
 from scaling_law.fitting.prior import estimate, read_population
 from scaling_law.forecasting.stack import read_defaults
 from studies.common import TABLES
-from studies.forecasts import methods, page, population, splits, stacking
-from studies.forecasts.sets import NEOX, OUT, SETS, labs, read_sets
+from studies.forecasts import accuracy, methods, page, population, splits, stacking
+from studies.forecasts.sets import GADRE_LOSS, NEOX, OUT, SETS, labs, read_sets
 
 BY_NAME = {one.name: one for one in SETS}
 LAW = ChinchillaLaw(m=120.0, mu=-0.3, n=600.0, nu=-0.3, c=1.7)
@@ -186,3 +187,35 @@ def test_the_page_kept_names_all_splits_that_are_not_out():
     cells = (page.PAGE.parent / TABLES / "forecasts.csv").read_text(encoding="utf-8")
     for split in splits.read_list():
         assert (f"\n{split.set},{split.lab},{split.cut}," in cells) == (not split.out)
+
+
+def test_accuracy_follows_loss_where_it_does(tmp_path, monkeypatch):
+    """Models of three corpora; `hellaswag` follows the loss, `boolq` is noise: curve, errors, and what is written."""
+    noise, lines = np.random.default_rng(0), []
+    for i, loss in enumerate(np.linspace(2.4, 6.0, 60)):
+        follows, none = 0.25 + 0.75 / (1 + np.exp((loss - 2.5) / 0.3)), 0.5
+        losses = [loss, *(loss * (1 + 0.1 * (-1) ** j) for j in range(4))]
+        scores = [follows + noise.normal(0, 0.005), none + noise.normal(0, 0.02)]
+        lines.append([("c4", "rw", "rpj")[i % 3], 1e8 if i > 8 else 2e9, *losses, *scores])
+    names = ["dataset", "params", GADRE_LOSS, *(f"loss:x/{text}/1" for text in accuracy.OTHER_TEXT)]
+    table = [",".join([*names, "acc:hellaswag", "acc:boolq"]), *(",".join(map(str, line)) for line in lines)]
+    (tmp_path / accuracy.TABLE).write_text("# of this test\n" + "\n".join(table) + "\n")
+    monkeypatch.setattr(accuracy.accuracy, "FITS", tmp_path / "accuracy.json")
+    (tmp_path / "page.md").write_text("<!-- accuracy -->\n<!-- /accuracy -->\n")
+    fits, filled = accuracy.write(tmp_path, tmp_path / "page.md")
+    written = strict_json.read(fits, accuracy.accuracy.FORMAT, 1)
+    chance, middle, width, *_ = written["tasks"]["hellaswag"]
+    assert (chance, middle, width) == pytest.approx((0.25, 2.5, 0.3), abs=0.02)
+    assert written["losses"] == [2.4, 6.0]
+    assert written["shift"] == pytest.approx(0.1, abs=0.005)
+    hellaswag, boolq = block_of(filled.read_text(), "accuracy").splitlines()[2:4]
+    assert hellaswag.startswith("| hellaswag |")
+    assert "refused" not in hellaswag
+    assert boolq.endswith("refused |")
+
+
+def test_the_guide_names_the_tasks_that_follow_the_loss():
+    guide = " ".join((page.PAGE.parents[1] / "planning.md").read_text(encoding="utf-8").split())
+    tasks = [name for name, task in accuracy.accuracy._fits()["tasks"].items() if task.follows]
+    assert f"{len(tasks)} of whose 46 tasks follow the loss: {', '.join(tasks[:2])}" in guide
+    assert f"{', '.join(sorted(tasks)[2:-1])} and {sorted(tasks)[-1]}." in guide

@@ -56,9 +56,10 @@ def test_rows_that_do_not_count_are_left_out(tmp_path):
         **{"seq_len": "2048", "tokens_per_s_per_gpu": "3000", "tflops_per_gpu_reported": "", "source": "llm-foundry"},
     }
     moe = {"moe": "1", "top_k": "2", "dense_first_layers": "2", "routing": "forced balance", "precision": "mxfp8"}
+    words = "TP2 PP8 CP1 VP4 EP32 MBS2, full recompute"
     table = [
         {"name": "a dense model"},
-        {"name": "an MoE"} | moe,
+        {"name": "an MoE", "tp": "2", "pp": "8", "batch_tokens": "8e6", "parallelism_words": words} | moe,
         {"name": "by TFLOP/s", "tokens_per_s_per_gpu": "", "tflops_per_gpu_reported": "140"},
         {"name": "TRL, two sequences"},
         {"name": "no shape", "hidden": ""},
@@ -67,7 +68,7 @@ def test_rows_that_do_not_count_are_left_out(tmp_path):
         {"name": "Megatron-Bridge 26.02 M", "source": "NVIDIA"},
     ]
     with (tmp_path / "table.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, ["name", *columns])
+        writer = csv.DictWriter(file, ["name", *columns, "tp", "pp", "batch_tokens", "parallelism_words"])
         writer.writeheader()
         writer.writerows(columns | row for row in table)
     kept = [row for row in read(derive(tmp_path / "table.csv", tmp_path / "runs.csv")) if row.lab != "Marin"]
@@ -78,4 +79,12 @@ def test_rows_that_do_not_count_are_left_out(tmp_path):
     assert (routed.routed_blocks, routed.routing, routed.precision) == (30, "forced", "fp8")
     assert reported.tokens_per_second == pytest.approx(140e12 / (6 * (6.9e9 + 2048 * 32 * 4096)), rel=1e-5)
     assert newest.lab == "NVIDIA"
+    assert (routed.tp, routed.pp, routed.interleaved, routed.micro_batch, routed.recomputed) == (2, 8, 4, 2, 1)
+    assert routed.passes == pytest.approx(8e6 / 2048 / 2 / (64 / 16))
+    assert (dense.tp, dense.pp, dense.recomputed) == (1, 1, 0)
+    table = Table([routed, dense])
+    assert table.layout["bubble"].tolist() == [pytest.approx(1 + 7 / (routed.passes * 4)), 1]
+    assert table.layout["recomputation"].tolist() == [pytest.approx(4 / 3), 1]
+    reduced = 8 * 0.5 * 2 * 2 * 32 * 4096 / 300e9
+    assert table.layout["tensor all-reduce"].tolist() == [pytest.approx(reduced), 0]
     assert len(PARAMETERS) == len(published_runs().parameters)

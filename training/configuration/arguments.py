@@ -115,6 +115,10 @@ class RunArguments(_Section):
     """torch.compile the model."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass."""
+    experts_implementation: Literal["auto", "capacity", "grouped_mm", "batched_mm", "eager"] = "auto"
+    """How experts are multiplied: auto as the class does, capacity (ours only) in buffers, eager by a plain loop."""
+    expert_parallel: PositiveInt = 1
+    """Processes that divide the experts of a block among them, under FSDP2; affects speed and memory only."""
     checkpoint_seconds: PositiveFloat = 600.0
     """Write a checkpoint to resume from at least this often (wall seconds)."""
     async_checkpoints: bool = True
@@ -129,6 +133,11 @@ class RunArguments(_Section):
     """Also evaluate after this many training tokens (trunk and branches), into the log."""
     release_tokens: list[PositiveCount] = []
     """Save an intermediate model with its record when the trunk has trained this many tokens."""
+    law: str | None = None
+    """Law whose forecast of the final loss is shown and updated: published, a name that `scaling-law compare` lists, a
+    folder, or a Hub repo."""
+    stop_hopeless: bool = False
+    """End branches whose forecast excludes, at 99 %, the best loss of the sweep at their FLOPs; the record says so."""
     max_skipped_steps: PositiveInt = 10
     """Stop as diverged after this many consecutive non-finite steps."""
     trackers: list[str] = []
@@ -303,7 +312,7 @@ class OptimizerArguments(_Section):
     learning_rate: PositiveFloat | None = None
     """Peak learning rate; default: by the law."""
     learning_rate_law: str = "code"
-    """The law of the peak learning rate: a reading of the paper's (code, paper), or a JSON file."""
+    """The learning-rate law: code or paper (readings of the paper's), public:LAB (of public grids), or a JSON file."""
     learning_rate_scale: PositiveFloat = 1.0
     """Multiplies the law's rate, for example for other batch sizes than the paper's."""
     beta1: Share = PAPER.beta1
@@ -366,7 +375,13 @@ class TrainingArguments(_Section):
             for stage in self.schedule.stages()
             if stage.sequences % size
         ]
+        if self.model.experts % (parallel := self.run.expert_parallel):
+            problems.append(
+                f"run.expert_parallel: {parallel}; it must divide the number of experts, {self.model.experts}"
+            )
         problems += _problems_of_muon(self.optimizer)
+        if self.run.experts_implementation == "capacity" and isinstance(self.model, ModelClassArguments):
+            problems.append(f"run.experts_implementation: capacity; transformers' {self.model.type} has no capacity")
         branch = self.schedule_at(peak=1.0).branch
         for check in (self.check_capacity_group, *(partial(branch, tokens) for tokens in self.schedule.tokens)):
             try:

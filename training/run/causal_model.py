@@ -8,6 +8,7 @@ is set, and over whatever tokens are in the call.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import re
 from typing import Any
@@ -17,16 +18,14 @@ import torch.nn.functional as F
 from torch import nn
 
 from modeling_switch_moe import RoutingStatistics, SwitchMoeCausalLMOutputWithPast
+from modeling_switch_moe.experts import autocast_grouped_mm
 from modeling_switch_moe.losses import SwitchMoeHead
-from scaling_law.size.model_configs import FAMILIES
 from training.configuration.arguments import ConfigurationError
 from training.configuration.class_counts import experts_per_token, without_gradient
 from training.configuration.model_classes import SELECTION_BIAS, balance_loss_of, causal_class
+from training.run.heads import bodies, change_of_logits
 
 logger = logging.getLogger(__name__)
-
-# Fields by which a class changes logits after its head, unless they are null or 1.
-_AFTER_THE_HEAD = ("logits_scaling", "final_logit_softcapping")
 
 
 def build(config: Any, group_tokens: int | None = None) -> nn.Module:
@@ -36,7 +35,9 @@ def build(config: Any, group_tokens: int | None = None) -> nn.Module:
     configuration.
     """
     from transformers import AutoModelForCausalLM
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
+    ALL_EXPERTS_FUNCTIONS["grouped_mm"] = autocast_grouped_mm  # else experts are multiplied in fp32 under bf16
     model_class = causal_class(config)
     try:
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
@@ -87,10 +88,14 @@ class _InTheLoop:
     def prepare_for_the_loop(self, balance_loss, group_tokens: int | None) -> None:
         self._balance_loss, self._group_tokens = balance_loss, group_tokens
         self._routed: list[tuple[torch.Tensor, torch.Tensor]] | None = None  # of the current forward pass
-        head = self.get_output_embeddings()
-        changed = any(getattr(self.config, name, None) not in (None, 1) for name in _AFTER_THE_HEAD)
-        if self.config.model_type in FAMILIES and type(head) is nn.Linear and head.bias is None and not changed:
+        head, change = self.get_output_embeddings(), change_of_logits(self, inspect.unwrap(super().forward.__func__))
+        if change is None:
+            logger.info(
+                "%s: the head is more than a matrix: all logits of a micro-batch are held", type(self).__name__
+            )
+        else:
             head.__class__ = SwitchMoeHead  # which computes losses without holding all logits
+            head.scale, head.cap = change
         for router, index in routers(self).items():
             router.register_forward_hook(lambda _module, _inputs, outputs, index=index: self._keep(outputs, index))
 
@@ -117,13 +122,13 @@ class _InTheLoop:
         """Losses of `input_ids [B, S]` for the aligned targets `shift_labels [B, S]`; see `SwitchMoeForCausalLM`.
 
         The cross-entropy is computed in fp32, in chunks as for ours; from the class's own logits if `output_logits` is
-        set or they are more than a matrix times hidden states.
+        set or they are more than a matrix times hidden states, scaled and capped.
         """
         self._routed = routed = []
         logits, head = None, self.get_output_embeddings()
         try:
             if isinstance(head, SwitchMoeHead) and not output_logits:
-                hidden = self.model(input_ids=input_ids, use_cache=use_cache).last_hidden_state
+                hidden = bodies(self)[0](input_ids=input_ids, use_cache=use_cache)[0]
                 total, losses = head(hidden, targets=shift_labels)
             else:
                 logits = super().forward(input_ids=input_ids, use_cache=use_cache).logits

@@ -34,29 +34,54 @@ _LAUNCHERS = {  # programs and modules
 def make_accelerator(run: RunArguments):
     """The Accelerator of this process.
 
-    Raises ConfigurationError if the FSDP settings are not supported, or the processes cannot find each other.
+    Raises ConfigurationError if the launcher's FSDP settings or mesh are not supported, or the processes cannot find
+    each other.
     """
     from accelerate import Accelerator
     from accelerate.utils import DistributedDataParallelKwargs
 
     launched = int(os.environ.get("WORLD_SIZE", "1"))
+    is_sharded = os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
+    if os.environ.get("ACCELERATE_USE_PARALLELISM_CONFIG", "").lower() == "true":
+        _check_mesh(launched, is_sharded)
     # The only buffers are the constant tables of the rotary positions: nothing to send before every forward pass.
     ddp = DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True)
-    accelerator = Accelerator(
-        # Accelerate's launcher does not hand on a file's `use_cpu` to several processes; without it and without a GPU
-        # each of them would train alone.
-        cpu=launched > 1 and not torch.accelerator.is_available(),
-        mixed_precision="bf16" if run.precision == "bf16" else "no",
-        project_dir=str(Path(run.output_dir)),
-        fsdp_plugin=_fsdp_plugin() if os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true" else None,
-        kwargs_handlers=[ddp],
-    )
+    plugin = _fsdp_plugin() if is_sharded else None
+    try:
+        accelerator = Accelerator(
+            # Accelerate's launcher does not hand on a file's `use_cpu` to several processes; without it and without a
+            # GPU each of them would train alone.
+            cpu=launched > 1 and not torch.accelerator.is_available(),
+            mixed_precision="bf16" if run.precision == "bf16" else "no",
+            project_dir=str(Path(run.output_dir)),
+            fsdp_plugin=plugin,
+            kwargs_handlers=[ddp],
+        )
+    except ValueError as error:  # a mesh of CPUs, over which Accelerate does not shard, or no address to meet at
+        raise ConfigurationError(f"accelerate launch: {' '.join(str(error).split())}") from None
     if accelerator.num_processes < launched:
         raise ConfigurationError(
             f"accelerate launch: {launched} processes were started, and each of them would train alone on "
             f"{accelerator.device.type}; set ACCELERATE_USE_CPU=true to train on CPU"
         )
     return accelerator
+
+
+def _check_mesh(processes: int, is_sharded: bool) -> None:
+    """Raise ConfigurationError unless the launcher's mesh is of replicas and shards, and of so many processes."""
+    names = ("dp_replicate", "dp_shard", "tp", "cp", "sp")
+    sizes = {name: int(os.environ.get(f"PARALLELISM_CONFIG_{name.upper()}_SIZE", "1")) for name in names}
+    replicas, shards, *others = sizes.values()
+    problem = None
+    if max(others) > 1:
+        problem = "train.py has no tensor, context or sequence parallelism: tp, cp and sp must be 1"
+    elif not is_sharded:
+        problem = "it needs fsdp_config.fsdp_version 2"
+    elif replicas * shards != processes or shards < 2:
+        problem = f"dp_replicate × dp_shard must be the {processes} processes, and dp_shard at least 2"
+    if problem:
+        mesh = ", ".join(f"{name} {size}" for name, size in sizes.items())
+        raise ConfigurationError(f"accelerate's parallelism_config: {mesh}; {problem}")
 
 
 def _fsdp_plugin():

@@ -35,6 +35,7 @@ from training.run.model import (
     peak_learning_rate,
     utilisation_flops,
 )
+from training.run.sharding import Layout, check_layout
 from training.run.step import Session, StepResult, make_session
 from training.run.timing import RandomTokens, device_memory, timed_step
 
@@ -50,6 +51,7 @@ def dry_run(arguments: TrainingArguments, console: Console | None = None) -> int
     """
     a = settled(arguments)
     accelerator = devices.make_accelerator(a.run)
+    check_layout(a, accelerator)
     a.check_processes(accelerator.num_processes)
     tokenizer = load_tokenizer(a.data.tokenizer, a.data.tokenizer_revision)
     data = RandomTokens(len(tokenizer), a.data.sequence_length, a.run.micro_batch_sequences)
@@ -125,7 +127,10 @@ def check_memory(a: TrainingArguments, accelerator, arch: Architecture) -> Train
     The prediction was validated for our class only, so it refuses no other.
     """
     available, world, size = device_memory(accelerator.device), accelerator.num_processes, a.run.micro_batch_sequences
-    largest = max(stage.sequences for stage in a.schedule.stages())
+    largest, layout = (
+        max(stage.sequences for stage in a.schedule.stages()),
+        Layout.of(accelerator, a.run.expert_parallel),
+    )
 
     def with_micro_batch(sequences: int) -> TrainingMemory:
         return training_memory(
@@ -137,7 +142,8 @@ def check_memory(a: TrainingArguments, accelerator, arch: Architecture) -> Train
             gradient_checkpointing=a.run.gradient_checkpointing,
             capacity_factor=a.model.capacity_factor,
             sharding="fsdp2" if accelerator.is_fsdp2 else "ddp" if world > 1 else "none",
-            devices=world,
+            devices=layout.shards,
+            ep=layout.experts,
             on_cpu=accelerator.device.type == "cpu",
         )
 

@@ -10,7 +10,7 @@ import json
 import logging
 import math
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
@@ -24,6 +24,7 @@ from hub.record.run_record import RunRecord
 from training.configuration.arguments import ConfigurationError, TrainingArguments
 from training.run.devices import on_main, peak_memory
 from training.run.evaluation import HeldOutLoss
+from training.run.forecast import RunForecast
 from training.run.model import utilisation_flops
 from training.run.progress import Progress
 from training.run.step import Session, StepResult
@@ -32,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 NAME = "log.jsonl"
 MAX_BYTES = 4_000_000  # of a released log
-_EVENTS = ("skipped_batch", "loss_spike", "eval_loss")  # their lines stay in a thinned log
+_EVENTS = ("skipped_batch", "loss_spike", "eval_loss", "off_track")  # their lines stay in a thinned log
 
 
 def balance(tokens_per_expert: list[list[float]]) -> float:
@@ -44,10 +45,18 @@ def balance(tokens_per_expert: list[list[float]]) -> float:
 class StepLog(ExitStack):
     """Call it after every step; it writes every `log_steps` steps, and after a non-finite one or a spike.
 
+    `forecast` makes the forecast of the final loss from the lines before this part of the run, on the main process.
     Lines of `folder/log.jsonl` from beyond `start_step`, left by an interrupted run, are removed.
     """
 
-    def __init__(self, session: Session, folder: Path, start_step: int, end_step: int):
+    def __init__(
+        self,
+        session: Session,
+        folder: Path,
+        start_step: int,
+        end_step: int,
+        forecast: Callable[[list[dict]], RunForecast] | None = None,
+    ):
         super().__init__()
         a, arch, accelerator = session.arguments, session.architecture, session.accelerator
         self.session, self.ramp = session, session.schedule.ramp
@@ -56,10 +65,12 @@ class StepLog(ExitStack):
         # step, wall seconds and data wait at the last line
         self._since: tuple[int, float | None, float] = (start_step, None, session.data.wait_seconds)
         self.callback(self.trackers.finish)
-        self._file = None
+        self._file = self.forecast = None
         if accelerator.is_main_process:
             path = folder / NAME
-            write_bytes(path, b"".join(text for text, line in _lines(path) if line["step"] <= start_step))
+            lines = [(text, line) for text, line in _lines(path) if line["step"] <= start_step]
+            write_bytes(path, b"".join(text for text, _ in lines))
+            self.forecast = forecast([line for _, line in lines]) if forecast else None
             self._file = self.enter_context(path.open("a", encoding="utf-8"))
         name = f"d{arch.d_model} E{arch.experts} {folder.name.partition('-')[0]}"
         shown = a.run.progress and accelerator.is_main_process
@@ -88,6 +99,9 @@ class StepLog(ExitStack):
             logger.warning("step %d: the loss spiked to %.3f, from %.3f before it", step - 1, result.loss, before)
         utilisation = f", MFU {line['mfu']:.1%}" if line["mfu"] else ""
         self._detail = f"loss {result.loss:.3f}{utilisation}"
+        if self.forecast:
+            line |= self.forecast(line)
+            self._detail += f", {self.forecast.text}" if self.forecast.text else ""
         self._write(line)
 
     def evaluation(self, progress: Progress, measured: HeldOutLoss) -> None:

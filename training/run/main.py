@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import partial
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -21,6 +22,7 @@ from hub.base import atomic
 from hub.base.commands import report
 from hub.record.names import final_branch_name
 from hub.record.run_record import RunRecord
+from scaling_law import Law
 from training.configuration.arguments import ConfigurationError, TrainingArguments
 from training.configuration.reading import parse_command_line
 from training.configuration.schedule import Branch
@@ -31,13 +33,16 @@ from training.run.checkpoint import CheckpointWriter
 from training.run.devices import StopSignal, any_process, make_accelerator, on_main
 from training.run.dry_run import advice_on_memory, dry_run
 from training.run.evaluation import HeldOutLoss, evaluate
+from training.run.forecast import RunForecast, law_of, read_lines
 from training.run.log import StepLog, StepTrace, write_log
 from training.run.progress import Progress, count
+from training.run.sharding import check_layout
 from training.run.step import make_session, train_step
 
 logger = logging.getLogger(__name__)
 
 Finisher = Callable[[Path, RunRecord], None]
+DIVERGED = "diverged"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -58,6 +63,11 @@ def main(argv: list[str] | None = None) -> int:
         return trained or max((finisher.exit_status for finisher in finishers), default=0)
     except Exception as error:
         return report(error)
+
+
+def _status(why: str) -> tuple[str, str | None]:
+    """The status of a branch that ended so, and what its record says of it."""
+    return ("final", None) if not why else (DIVERGED, None) if why == DIVERGED else ("intermediate", why)
 
 
 class Interrupted(RuntimeError):
@@ -88,6 +98,7 @@ class Run:
 
         # The processes, and the commits of the data: one process asks for them, since upstream a commit may come.
         self.accelerator = accelerator = make_accelerator(a.run)
+        check_layout(a, accelerator)
         a, self.pins = on_main(accelerator, lambda: pins.pinned(a, self.folder))
         a.check_processes(accelerator.num_processes)
         self.arguments = a
@@ -101,6 +112,8 @@ class Run:
 
         # What it trains, how long, and what it saves.
         self.session = make_session(a, accelerator, self.tokenizer, self.data)
+        self.law: Law | None = None  # of the main process
+        on_main(accelerator, lambda: setattr(self, "law", law_of(a, self.session.architecture)))
         self.schedule = self.session.schedule
         self.branches = [self.schedule.branch(tokens) for tokens in sorted(set(a.schedule.tokens))]
         self.branch_points = {branch.decay_step for branch in self.branches}
@@ -194,38 +207,38 @@ class Run:
         pending = [branch for branch, name in names.items() if name not in ends]
         if diverged := [name for name in names.values() if ends.get(name) == "diverged"]:
             logger.error("diverged before, and not trained again: %s", ", ".join(diverged))
-        diverged_at = self._train_trunk(pending)
-        lost = on_main(self.accelerator, lambda: self._missing_points(pending)) if diverged_at else []
+        progress, why = self._train_trunk(pending)
+        lost = on_main(self.accelerator, lambda: self._missing_points(pending)) if why else []
         for branch in pending:
             if branch.decay_step in lost:
-                self._save_model(self._folder(branch), branch, diverged_at, "diverged")
+                self._save_model(self._folder(branch), branch, progress, *_status(why))
         # One that diverges does not stop the rest.
-        finished = [branch.decay_step not in lost and self._train_branch(branch) for branch in pending]
-        return all(finished) and not diverged
+        finished = [branch.decay_step in lost or self._train_branch(branch) for branch in pending]
+        return all(finished) and why != DIVERGED and not diverged
 
-    def _train_trunk(self, pending: list[Branch]) -> Progress | None:
-        """Bring the trunk to every branch point that a pending branch needs; returns where it diverged, or None."""
+    def _train_trunk(self, pending: list[Branch]) -> tuple[Progress, str]:
+        """Bring the trunk to every branch point that a pending branch needs; returns where it is, why it stopped."""
         missing = on_main(self.accelerator, lambda: self._missing_points(pending))
         if not missing:
-            return None
+            return Progress(), ""
         resumed = self._resumed(self.trunk, at_most=missing[0])
         progress = resumed or Progress()
         if resumed is None and 0 in self.branch_points:
             self.writer.save(self.trunk, progress, self.branch_points)
-        is_whole = self._loop(progress, max(missing), None, self.trunk)
+        why = self._loop(progress, max(missing), None, self.trunk)
         self.writer.wait()
-        return None if is_whole else progress
+        return progress, why
 
     def _train_branch(self, branch: Branch) -> bool:
         """Decay from the branch point to the end, evaluate, save; returns whether it did not diverge."""
         folder = self._folder(branch)
         progress = self._resumed(folder, otherwise=checkpoint.path_of(self.trunk, branch.decay_step))
-        is_whole = self._loop(progress, branch.end_step, branch, folder)
+        why = self._loop(progress, branch.end_step, branch, folder)
         # Without a finite step in the whole window of the final loss there is no loss to report.
-        status = "final" if is_whole and progress.window_steps else "diverged"
+        status, stopped = _status(why if why or progress.window_steps else DIVERGED)
         self.writer.wait()  # before its folder is cleared of checkpoints
-        self._save_model(folder, branch, progress, status)
-        return status == "final"
+        self._save_model(folder, branch, progress, status, stopped)
+        return status != DIVERGED
 
     def _resumed(self, folder: Path, at_most: int | None = None, otherwise: Path | None = None) -> Progress | None:
         """Load the newest intact checkpoint in `folder`, up to a step, or another; None without either."""
@@ -237,17 +250,18 @@ class Run:
         start = on_main(self.accelerator, newest)
         return checkpoint.load(start, self.session) if start else None
 
-    def _loop(self, progress: Progress, end_step: int, branch: Branch | None, folder: Path) -> bool:
+    def _loop(self, progress: Progress, end_step: int, branch: Branch | None, folder: Path) -> str:
         """The training loop, on the trunk (branch None) or in a branch's decay: step, log, evaluate, save.
 
         Moves `progress` along in place, and saves every branch point of the trunk, of which `end_step` is one. Returns
-        False where it diverged: after `run.max_skipped_steps` non-finite steps in a row. Raises Interrupted after
-        saving.
+        why it ended before `end_step`: "diverged" after `run.max_skipped_steps` non-finite steps in a row, or what its
+        forecast says with `run.stop_hopeless`; else "". Raises Interrupted after saving.
         """
         run, session = self.arguments.run, self.session
         pinned = self.branch_points if branch is None else set()
         session.model.train()
-        with StepLog(session, folder, progress.step, end_step) as log:
+        forecast = partial(self._forecast, branch, folder)
+        with StepLog(session, folder, progress.step, end_step, forecast) as log:
             started, before, saved_at = time.monotonic(), progress.wall_seconds, time.monotonic()
             while progress.step < end_step:
                 self.held_out.tokens.check()  # an error of the tokenising: better now than after the training
@@ -268,18 +282,29 @@ class Run:
                 if progress.skipped_in_a_row >= run.max_skipped_steps:
                     skipped = progress.skipped_in_a_row, progress.step - 1
                     logger.error("%s diverged: %d steps in a row not finite, the last at %d", folder.name, *skipped)
-                    return False
+                    return DIVERGED
 
                 # All stop after the same step, whichever was asked to; of the clocks the main process's decides.
                 due = self.accelerator.is_main_process and time.monotonic() - saved_at >= run.checkpoint_seconds
-                stop, due = any_process(self.accelerator, self.stop.requested(), due)
+                why = log.forecast.hopeless if log.forecast else ""
+                stop, due, hopeless = any_process(self.accelerator, self.stop.requested(), due, bool(why))
                 is_end = progress.step == end_step
+                if hopeless and not is_end:
+                    logger.warning("%s ends after step %d: %s", folder.name, progress.step, why)
+                    return why or "hopeless"
                 if progress.step in pinned or (not is_end and (stop or due)):
                     self.writer.save(folder, progress, pinned)
                     saved_at = time.monotonic()
                 if stop and not is_end:
                     raise Interrupted(f"stopped after step {progress.step}; the checkpoint is saved")
-        return True
+        return ""
+
+    def _forecast(self, branch: Branch | None, folder: Path, lines: list[dict]) -> RunForecast:
+        """The forecast of the final loss from the lines of the trunk and, in a branch's decay, of the branch."""
+        shared = read_lines(self.trunk / "log.jsonl") if branch else []
+        lines = [line for line in shared if branch and line["tokens"] <= branch.branch_point_tokens] + lines
+        branches = [branch] if branch else self.branches
+        return RunForecast(self.arguments, self.session.architecture, branches, folder, lines, self.law)
 
     def _folder(self, branch: Branch) -> Path:
         return self.folder / final_branch_name(branch.tokens, self.arguments.run.seed)
@@ -298,7 +323,9 @@ class Run:
         with accelerator.autocast():
             return evaluate(self.session.model, self.held_out.wait(), sequences, *place, reduce=self.session.total)
 
-    def _save_model(self, folder: Path, branch: Branch, progress: Progress, status: str) -> None:
+    def _save_model(
+        self, folder: Path, branch: Branch, progress: Progress, status: str, stopped: str | None = None
+    ) -> None:
         """Write <folder>/model with its record, whole or not at all; then the folder's checkpoints go. Collective.
 
         An intermediate model is a part of the longest branch; a diverged one is not evaluated.
@@ -312,6 +339,7 @@ class Run:
                 config = self.accelerator.unwrap_model(self.session.model).config
                 weights = results.save_model(config, self.tokenizer, state_dict, temporary)
                 record = results.run_record(self.session, branch, progress, folder.name, status, measured, weights)
+                record = record.replaced(stopped=stopped) if stopped else record
                 logs = (self.trunk / "log.jsonl", folder / "log.jsonl")
                 write_log(temporary, record, *logs)
                 releaser.write_card(temporary, record, *logs, license=self.arguments.run.license)

@@ -1,5 +1,8 @@
 """Weights, gradients and moments sharded over the processes (FSDP2), with the numbers of one process.
 
+The launcher may ask for several sharded replicas (HSDP). With `run.expert_parallel` a process holds whole experts, and
+tokens travel to them and back; their weights are sharded further over the processes that hold the same ones.
+
 In bf16 the matrices of a block travel as bf16, to which autocast would round them anyway. The rest stays fp32: norms,
 routers, embedding and head, and with them the residual stream and the losses. Gradients are summed in fp32 after every
 micro-batch, so that whole ones exist for one block at a time.
@@ -8,18 +11,25 @@ micro-batch, so that whole ones exist for one block at a time.
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass
+from importlib.metadata import version
+from itertools import chain
 
 import torch
 import torch.distributed as dist
+from packaging.version import Version
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import DTensor, Shard
 
-from modeling_switch_moe.modeling_switch_moe import SwitchMoeExperts
+from training.configuration.arguments import ConfigurationError, TrainingArguments
+from training.configuration.model_classes import ModelClassArguments
 from training.run import causal_model
 
 # A router's gates, which nothing changes in place.
@@ -29,34 +39,116 @@ _UNEVEN = 1.1  # the largest share of a parameter over the mean one; above it an
 SINGLE = MixedPrecisionPolicy(cast_forward_inputs=False)
 HALF = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
 
+# Expert parallelism is built on internals: of transformers, that bring tokens to experts, and of Accelerate, that clip
+# gradients on several meshes. `test_sharding.py` pins them.
+_DISPATCHED = "ep_dispatch_experts"
+_NEEDED = {"transformers": "5.23", "accelerate": "1.15"}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How processes share a model: `replicas` of it, each sharded over `shards` processes on devices of this type.
+
+    Of the shards, each `experts` neighbours hold different experts; 1: all experts are sharded like the rest.
+    """
+
+    replicas: int
+    shards: int
+    experts: int = 1
+    device: str = "cpu"
+
+    @classmethod
+    def of(cls, accelerator, expert_parallel: int = 1) -> Layout:
+        """The layout that the launcher asks for, and the configuration."""
+        mesh, world = accelerator.parallelism_config, accelerator.num_processes
+        replicas = mesh.dp_replicate_size if mesh else 1
+        return cls(replicas, world // replicas, expert_parallel, accelerator.device.type)
+
+    def mesh(self, experts: int = 1) -> DeviceMesh:
+        """All processes by replica, share of a weight and, if more than one hold `experts`, by expert. Collective.
+
+        The last dimension, `batch`, is of one process: transformers asks which of them have the same.
+        """
+        sizes = {"replicas": self.replicas} if self.replicas > 1 else {}
+        sizes |= {"shards": self.shards // experts} | ({"experts": experts, "batch": 1} if experts > 1 else {})
+        return init_device_mesh(self.device, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+
+    @property
+    def fsdp_dimensions(self) -> tuple[str, ...]:
+        """The dimensions of a mesh over which FSDP2 replicates and shards."""
+        return ("replicas", "shards") if self.replicas > 1 else ("shards",)
+
+
+def check_layout(a: TrainingArguments, accelerator) -> None:
+    """Raise ConfigurationError if the experts cannot be divided among these processes, or by these libraries."""
+    if (size := a.run.expert_parallel) == 1:
+        return
+    shards, problem = Layout.of(accelerator).shards, None
+    if not accelerator.is_fsdp2:
+        problem = "it needs FSDP2, as in training/configs/accelerate/one_node_fsdp2.yaml"
+    elif shards % size:
+        problem = f"it must divide the {shards} processes that share a model"
+    elif isinstance(a.model, ModelClassArguments):
+        plan = getattr(a.model.config(1), "base_model_ep_plan", None) or {}
+        if _DISPATCHED not in plan.values():
+            problem = f"transformers has no plan by which to divide the experts of {a.model.type}"
+    for name, least in _NEEDED.items():
+        if Version(version(name)) < Version(least):
+            problem = f"it needs {name} {least} or newer; {version(name)} is installed"
+    if problem:
+        raise ConfigurationError(f"run.expert_parallel: {size}; {problem}")
+
 
 def build(
-    draw: Callable[[], nn.Module], half: bool, reshard_after_forward: bool = True, tied: bool = False
+    draw: Callable[[], nn.Module],
+    half: bool,
+    layout: Layout | None = None,
+    reshard_after_forward: bool = True,
+    tied: bool = False,
 ) -> nn.Module:
     """The model that `draw` makes, sharded over all processes, which get their shares from the first. Collective.
 
-    Two groups per block, one for the embedding, one for the head, a root for the rest. `half`: gather the matrices of
-    blocks in bf16. `reshard_after_forward=False` keeps the weights of blocks gathered until their backward pass. Other
-    processes than the first build the model without memory for its weights, unless embedding and head are one
-    (`tied`), which emptied weights cannot be.
+    Two groups per block and one for experts that are divided, one for the embedding, one for the head, a root for the
+    rest. `layout`: by default one replica over all processes. `half`: gather the matrices of blocks in bf16.
+    `reshard_after_forward=False` keeps the weights of blocks gathered until their backward pass. Other processes than
+    the first build the model without memory for its weights, unless embedding and head are one (`tied`), which emptied
+    weights cannot be.
     """
     from accelerate import init_empty_weights
 
-    def placement(parameter: nn.Parameter) -> Shard:
-        return Shard(sharded_dimension(tuple(parameter.shape), dist.get_world_size()))
+    layout = layout or Layout(1, dist.get_world_size())
+    dense = layout.mesh()
 
-    def group(modules: nn.Module | list[nn.Module], policy: MixedPrecisionPolicy, reshard: bool) -> None:
-        fully_shard(modules, mp_policy=policy, reshard_after_forward=reshard, shard_placement_fn=placement)
+    def group(
+        modules: nn.Module | list[nn.Module], policy: MixedPrecisionPolicy, reshard: bool, mesh: DeviceMesh = dense
+    ) -> None:
+        def placement(parameter: nn.Parameter) -> Shard:
+            held = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            return Shard(sharded_dimension(tuple(held.shape), mesh["shards"].size()))
+
+        fully_shard(modules, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard, shard_placement_fn=placement)
 
     is_first = dist.get_rank() == 0
     is_empty = not (is_first or tied)
     with init_empty_weights(include_buffers=False) if is_empty else nullcontext():
         model = draw()
     drawn = model.state_dict() if is_first else {}
+    experts: list[nn.Module] = []
+    if layout.experts > 1:
+        sparse = layout.mesh(layout.experts)
+        experts = _dispatch(model, sparse)
+        for part in experts:
+            policy = HALF if half and not _stays_single(part) else SINGLE
+            group(part, policy, reshard_after_forward, sparse[layout.fsdp_dimensions])
+            # An expert's gradient has the tokens of `layout.experts` processes before it is summed over the others.
+            part.set_gradient_divide_factor(float(dist.get_world_size()))
+            # Only NCCL can divide a sum by another number than that of its processes.
+            part.set_force_sum_reduction_for_comms(sparse["shards"].size() > 1)
     routers = causal_model.routers(model)
     for block in (part for part in model.modules() if type(part).__name__ in model._no_split_modules):
         if half:
-            precise = [part for part in block.modules() if part in routers or _stays_single(part)]
+            parts = (part for part in block.modules() if part not in experts)
+            precise = [part for part in parts if part in routers or _stays_single(part)]
             group(precise, SINGLE, reshard_after_forward)
         group(block, HALF if half else SINGLE, reshard_after_forward)
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
@@ -71,6 +163,20 @@ def build(
     return model
 
 
+def _dispatch(model: nn.Module, mesh: DeviceMesh) -> list[nn.Module]:
+    """Leave this process its experts of each block, by the plan of the model's class; returns the modules of experts.
+
+    Tokens reach them by all-to-all on the dimension `experts` of the mesh; each process has a `batch` of its own.
+    """
+    from transformers.distributed.expert_parallel import apply_expert_parallelism
+
+    names = [name for name, _ in chain(model.named_parameters(), model.named_modules())]  # weights are divided first
+    styles = {name: model.ep_plan.get(re.sub(r"\.\d+\b", ".*", name)) for name in names}
+    plan = {name: style for name, style in styles.items() if style}
+    apply_expert_parallelism(model, mesh["experts"], mesh["batch"], plan)
+    return [model.get_submodule(name) for name, style in plan.items() if style == _DISPATCHED]
+
+
 def sharded_dimension(shape: tuple[int, ...], world: int) -> int:
     """The dimension to cut: the first, unless that leaves shares too uneven and another divides evenly.
 
@@ -82,6 +188,9 @@ def sharded_dimension(shape: tuple[int, ...], world: int) -> int:
 
 
 def _stays_single(module: nn.Module) -> bool:
-    """Whether autocast leaves its own parameters in fp32: those of norms, and stacked experts of other classes."""
+    """Whether its own parameters must stay fp32: norms, which autocast leaves alone, and biases of stacked experts.
+
+    So must stacked weights that are not known to be multiplied in autocast's precision (a convolution's).
+    """
     dimensions = {parameter.ndim for parameter in module.parameters(recurse=False)}
-    return dimensions == {1} or (3 in dimensions and not isinstance(module, SwitchMoeExperts))
+    return dimensions == {1} or (3 in dimensions and not (hasattr(module, "is_transposed") and dimensions == {3}))

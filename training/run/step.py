@@ -17,7 +17,7 @@ import torch
 
 from modeling_switch_moe.precision import keep_casts
 from scaling_law.size.architecture import Architecture
-from training.configuration.arguments import ConfigurationError, TrainingArguments
+from training.configuration.arguments import TrainingArguments
 from training.configuration.schedule import Schedule
 from training.data.batches import TrainingData
 from training.run import causal_model, devices, sharding
@@ -56,14 +56,15 @@ def make_session(a: TrainingArguments, accelerator, tokenizer, data: TrainingDat
     arch = architecture(a.model, len(tokenizer))
     peak, law = peak_learning_rate(a.optimizer, arch, *a.longest_run())
     config = model_config(a, len(tokenizer), tokenizer.eos_token_id)
-    if a.optimizer.name == "muon" and accelerator.is_fsdp2:
-        raise ConfigurationError("optimizer.name: muon; FSDP2 shards matrices that Muon needs whole, use adamw or DDP")
     draw = partial(build_model, config, a.run.seed, a.model.capacity_group_tokens)
     if accelerator.is_fsdp2:
+        layout = sharding.Layout.of(accelerator, a.run.expert_parallel)
         reshard = accelerator.state.fsdp_plugin.reshard_after_forward
-        model = sharding.build(draw, a.run.precision == "bf16", reshard, tied=config.tie_word_embeddings)
+        model = sharding.build(draw, a.run.precision == "bf16", layout, reshard, tied=config.tie_word_embeddings)
     else:
         model = draw()
+    if a.run.experts_implementation != "auto":
+        model.set_experts_implementation(a.run.experts_implementation)
     if a.run.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     optimizers = build_optimizers(model, a.optimizer, accelerator.device)

@@ -1,4 +1,4 @@
-"""Many runs from one file: `python -m training.sweep plan|run|status|cancel|records|config SWEEP.yaml`.
+"""Many runs from one file: `python -m training.sweep plan|run|status|watch|cancel|records|config SWEEP.yaml`.
 
 `file.SweepFile` describes the file. Each run is one `accelerate launch train.py`, which resumes from what is there.
 """
@@ -6,17 +6,22 @@
 from __future__ import annotations
 
 import signal
+import time
+from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+from rich.console import Group
+from rich.live import Live
 
 from hub.base.atomic import write_bytes
 from hub.base.commands import App, Json
 from hub.base.errors import HubError
 from hub.base.tables import print_table, show
 from hub.record.table import to_jsonl
+from scaling_law.commands.options import choose_law
 from training.configuration.arguments import ConfigurationError
 from training.sweep.engine import Engine, EngineError, Job, alive, places_of, submitting
 from training.sweep.file import Sweep
@@ -26,6 +31,7 @@ from training.sweep.run import Local, write_configuration
 from training.sweep.slurm import Slurm
 from training.sweep.status import Queued, RunStatus, status_table
 from training.sweep.status import status as run_status
+from training.sweep.watch import against, finished
 
 ENGINES: dict[str, type[Engine]] = {engine.name: engine for engine in (Local, Slurm, HfJobs)}
 
@@ -35,8 +41,8 @@ _SweepFile = Annotated[Path, typer.Argument(help="The sweep file (YAML).")]
 _Only = Annotated[list[str] | None, typer.Option(help="Only the run of this name; may be repeated.")]
 
 
-def _option(text: str, engines: str, **settings: Any) -> Any:
-    return typer.Option(help=text, rich_help_panel=f"Options of --on {engines}", **settings)
+def _option(text: str, engines: str, *, names: Sequence[str] = (), **settings: Any) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel=f"Options of --on {engines}", **settings)
 
 
 @app.command()
@@ -59,12 +65,32 @@ def plan(
 
 @app.command()
 def status(sweep_file: _SweepFile, as_json: Json = False) -> None:
-    """Show each run's progress, place in the queue and cost.
+    """Show each run's progress, forecast of its final loss (± of 90 %), place in the queue and cost.
 
     States: waiting, running, finished, diverged or failed.
     """
     statuses = _status(Sweep.load(sweep_file))
     show([asdict(one) for one in statuses], as_json, status_table(statuses))
+
+
+@app.command()
+def watch(
+    sweep_file: _SweepFile,
+    law: Annotated[
+        str, typer.Option(help="published, a name that `scaling-law compare` lists, or a folder.")
+    ] = "published",
+    seconds: Annotated[float, typer.Option(min=0.1, help="Between two looks.")] = 30.0,
+) -> None:
+    """Show `status`, and the finished runs against a law, until all runs have ended."""
+    sweep, chosen = Sweep.load(sweep_file), choose_law(law)
+    with Live(auto_refresh=False) as live:
+        while True:
+            statuses = _status(sweep)
+            runs = finished([record for run in sweep.runs for record in run.records()])
+            live.update(Group(status_table(statuses), *([against(chosen, runs)] if runs else [])), refresh=True)
+            if all(one.state in ("finished", "diverged", "failed") for one in statuses):
+                return
+            time.sleep(seconds)
 
 
 @app.command()
@@ -84,6 +110,14 @@ def run(
     ] = None,
     retries: Annotated[
         int | None, _option("Start a failed run again this often. [default: 0]", "local", min=0)
+    ] = None,
+    stop_hopeless: Annotated[
+        bool | None,
+        _option(
+            "End branches that cannot beat the best at their FLOPs any more; records say so.",
+            "local",
+            names=["--stop-hopeless"],
+        ),
     ] = None,
     accelerate_config: Annotated[
         Path | None, _option("Start runs with this file (accelerate launch --config_file).", "local or slurm")

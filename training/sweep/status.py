@@ -69,6 +69,8 @@ class RunStatus:
         seconds_left: at the present speed.
         device_seconds: spent training so far, times the devices.
         engine, queue, dollars: of its newest job on an engine that queues, and of all of them.
+        forecast, forecast_low, forecast_high: of the final loss, the newest in its log, with its 90 % interval.
+        verdict: "on track"; "off track", since where log.jsonl says; "hopeless" where branches were ended as such.
     """
 
     name: str
@@ -82,6 +84,10 @@ class RunStatus:
     engine: str = "local"
     queue: str | None = None
     dollars: float | None = None
+    forecast: float | None = None
+    forecast_low: float | None = None
+    forecast_high: float | None = None
+    verdict: str | None = None
 
 
 def lock_of(run: SweepRun) -> FileLock:
@@ -141,7 +147,24 @@ def status(run: SweepRun, engine: str = "local", jobs: Sequence[Queued] = ()) ->
         engine,
         "; ".join(queue) or None,
         sum(prices) if prices else None,
+        *(line.get(name) for name in ("forecast_loss", "forecast_low", "forecast_high")),
+        _verdict(run, line),
     )
+
+
+def _verdict(run: SweepRun, line: dict[str, Any]) -> str | None:
+    if any(record.stopped for record in run.records()):
+        return "hopeless"
+    if any(b'"off_track"' in path.read_bytes() for path in run.folder.glob("*/log.jsonl")):
+        return "off track"
+    return "on track" if "forecast_loss" in line else None
+
+
+def _final_loss(one: RunStatus) -> str:
+    """The forecast and the verdict, as a cell."""
+    if one.forecast is None or one.forecast_low is None or one.forecast_high is None:
+        return one.verdict or ""
+    return f"{one.forecast:.3f} ± {(one.forecast_high - one.forecast_low) / 2:.3f}, {one.verdict}"
 
 
 def device_seconds(run: SweepRun) -> float:
@@ -184,6 +207,7 @@ def status_table(statuses: Sequence[RunStatus]) -> Table:
             "tokens": f"{one.tokens:,} / {one.target_tokens:,}",
             "done": f"{one.tokens / one.target_tokens:.0%}",
             "loss": format_decimal(one.loss),
+            "final loss (forecast)": _final_loss(one),
             "tokens/s": None if one.tokens_per_second is None else f"{one.tokens_per_second:,.0f}",
             "time left": format_seconds(one.seconds_left),
             "device-hours": f"{one.device_seconds / 3600:,.2f}",

@@ -5,6 +5,7 @@ import shlex
 
 import pytest
 
+from scaling_law import stack_laws
 from tests.guides import DOCS, command_lines
 from tests.scaling_law.forecasting.test_forecast import sweep
 
@@ -32,6 +33,23 @@ def test_the_guide_forecasts_registers_and_scores(shell, runs):
     assert listed["rows"][0]["measured"] == float(third[-1].partition("=")[2])
 
 
+def test_the_stack_is_a_law_for_other_commands(shell, runs):
+    assert "weight" in shell("forecast", "runs.csv", "-o", "our-stack").output
+    best = json.loads(shell("optimal", "--law", "our-stack", "--flops", "1e21", "--json").output)["rows"][0]
+    law = stack_laws(sweep())
+    assert best["loss"] == pytest.approx(law.optimal("1e21").best.loss)
+    plan = json.loads(shell("plan", "--law", "our-stack", "--flops", "1e21", "--experts", "1", "--json").output)
+    assert plan["loss"] == pytest.approx(best["loss"], abs=0.01)
+
+
+def test_kinds_are_ranked(shell, runs):
+    ranked = json.loads(shell("fit", "runs.csv", "--kind", "all", "--json", "-o", "best").output)
+    assert ranked["law"] == ranked["kinds"]["rows"][0]["kind"] == "chinchilla"
+    assert "experts=1" in ranked["kinds"]["left_out"]["joint"]
+    assert "cuts of compute" in shell("fit", "runs.csv", "--kind", "all").output
+    assert (runs / "best" / "scaling_law.json").exists()
+
+
 def test_far_beyond_the_runs_it_is_not_trusted(shell, runs):
     far = shell("forecast", "runs.csv", "--n-active", "1e15", "--tokens", "1e18", "--kinds", "prior")
     assert far.exit_code == 1
@@ -46,6 +64,7 @@ def test_far_beyond_the_runs_it_is_not_trusted(shell, runs):
         (("runs.csv", "--n-active", "2B"), "tokens must be given"),
         (("runs.csv", "--score", "a=2", "--register", "x"), "--score goes with --register and without RUNS"),
         (("--register", "nowhere"), "no forecasts there"),
+        (("runs.csv", "--n-active", "2B", "-o", "x"), "-o writes a law for any model"),
     ],
 )
 def test_what_is_missing_is_said(shell, runs, words, message):

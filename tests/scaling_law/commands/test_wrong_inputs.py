@@ -18,6 +18,7 @@ ANY_GPU = f"{', '.join(name.lower().replace(' ', '-') for name in GPUS)}, or a t
 COLUMNS = "experts, final_loss, n_active, run_id, tokens, trunk"
 COEFFICIENTS = "a, alpha, delta, gamma, b, beta, omega, zeta"
 NEXT = "next-runs --flops 1e19 --ask loss:1B,2B,3"
+SINGLE = ("chinchilla", "interaction", "ladder")  # kinds that are fitted to runs of one E
 LINES = {  # what is typed → the line on standard error
     "loss": "--n-active and --tokens are needed: the joint law depends on n_active, experts and tokens",
     "loss --n-active 1B": "--tokens is needed: the joint law depends on n_active, experts and tokens",
@@ -38,7 +39,7 @@ LINES = {  # what is typed → the line on standard error
     "optimal --flops 1e22 --mfu 0.3": "mfu goes with hours or money, not with --flops 1e+22",
     "optimal --flops 1e22 --experts 8 --law chinchilla": "--experts 8: this Chinchilla law holds for E = 1 only",
     "optimal --flops 1e22 --learning-rate-law coed": (
-        "learning-rate law 'coed' is unknown: did you mean 'code'? There are code, paper, or the file of a law"
+        "learning-rate law 'coed' is unknown: did you mean 'code'? There are code, paper, public, or the file of a law"
     ),
     "optimal --hours 72 --flops 1e21 --gpu h100 --gpus 8": (
         "--flops 1e+21, --hours 72.0, --money: give exactly one of them"
@@ -114,6 +115,9 @@ LINES = {  # what is typed → the line on standard error
     "fit runs.csv --kind chinchila": (
         f"--kind 'chinchila' is unknown: did you mean 'chinchilla'? There are {', '.join(sorted(LAWS))}"
     ),
+    "fit runs.csv --kind all --fix c=1": (
+        "--fix: cannot go with --kind 'all', which takes columns by name and no coefficients"
+    ),
     "fit runs.csv --where experst=3": (
         "runs.csv: filter term 'experst=3': field 'experst' is unknown: did you mean 'experts'? "
         "There are E, D, N, N_act, experts, final_loss, n_active, tokens, trunk, run_id"
@@ -157,8 +161,8 @@ LINES = {  # what is typed → the line on standard error
     "forecast": "RUNS to forecast from are needed; or --register LEDGER, to list a ledger",
     "forecast runs.csv --n-active 1B --tokens 1B": "experts must be given: the runs have 1, 2, 4, 8",
     "forecast runs.csv --n-active 1B --tokens 1B --experts 8 --kinds priors": (
-        "--kinds 'priors' is unknown: did you mean 'prior'? There are chinchilla, ladder, prior, prior by compute, "
-        f"published, {', '.join(name for name in LAWS if name not in ('chinchilla', 'ladder'))}"
+        "--kinds 'priors' is unknown: did you mean 'prior'? There are chinchilla, interaction, ladder, prior, "
+        f"prior by compute, published, {', '.join(k for k in LAWS if k not in SINGLE)}"
     ),
     "forecast runs.csv --n-active 1B --tokens 1B --experts 8 --level 2": "--level 2.0 must be above 0 and below 1",
     "forecast --register nowhere": "nowhere: no forecasts there",

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from yaml import safe_load
 
-from scaling_law import Conditions, Law
+from scaling_law import Conditions, Law, StackLaw
 from scaling_law.explorer import answer as answers
 from scaling_law.explorer import app, uploads
 from scaling_law.explorer.answer import best_models
-from scaling_law.explorer.question import PUBLISHED, YOURS, Question
+from scaling_law.explorer.question import PUBLISHED, VIEWS, YOURS, Question
 from scaling_law.formulas.conditions import fitted_ranges
 from tests.scaling_law.synthetic import synthetic_runs
 
@@ -209,6 +209,20 @@ def test_columns_that_are_not_found_are_chosen_from_those_of_the_table(laws, tmp
     (tmp_path / "bad.csv").write_bytes(b"\xff\xfe")
     assert "bad.csv: not a readable CSV file" in app._received(str(tmp_path / "bad.csv"), uploads.USE)[0]
     assert app._received(str(published_file(laws, tmp_path)), uploads.JOINT)[2] == uploads.USE
+
+
+def test_uploaded_runs_are_asked_through_the_stack_of_their_laws(laws, tmp_path):
+    file = lab_file(tmp_path / "runs.csv", every=9)
+    law, said, *_ = app._take(laws, file, uploads.STACK, PUBLISHED, *NO_COLUMNS)
+    assert isinstance(law, StackLaw)
+    assert "prior by compute" in said
+    for view in VIEWS:
+        problem, verdict, figure, *_ = app._answered(laws, replace(FIRST, law=YOURS, view=view), False, law)
+        assert problem == ""
+        assert "parameters" in verdict
+        assert figure.data
+    again = json.loads(app._saved(laws, YOURS, law))
+    assert (again["law"], len(again["laws"])) == ("stack", len(law.laws))
 
 
 def published_file(laws, folder):

@@ -29,6 +29,7 @@ FIVE = Form(
     )
 )
 OUTER = Form((Term("a", {"n_active": "-x"}), Term("b", {"tokens": -1.0})), outer="alpha_d")
+POWERED = Form((Term("c"), Term("a", {"n_active": "-x"}), Term("b", {"tokens": "-y"})), outer="q")
 SQUARES = Form((Term("a", {"n_active": "-alpha", "density": "p", "density*density": "q"}), Term("c")))
 SATURATION = Transform(
     "worth",
@@ -49,6 +50,7 @@ LAWS_OF_FORMS = {
         | {"delta": 0.1603, "gamma": 0.1595, "c": 0.94},
     ),
     "outer": (OUTER, {"a": 1.5e10, "x": 0.738, "b": 1.8e13, "alpha_d": 0.103}),
+    "powered": (POWERED, {"c": 1.7, "a": 3.5e5, "x": 0.72, "b": 1.1e6, "y": 0.65, "q": 0.45}),
     "squares": (SQUARES, {"a": 40.0, "alpha": 0.17, "p": -0.2, "q": 0.04, "c": 1.3}),
     "transformed": (TRANSFORMED, {"a": 40.0, "alpha": 0.15, "delta": 0.3, "b": 50.0, "beta": 0.17, "half": 0.5}),
 }
@@ -64,6 +66,8 @@ def written_out(name, v, n, d, density, granularity):
             return v["a"] / n ** v["alpha"] + v["b"] / d ** v["beta"] + by_density + v["c"]
         case "outer":
             return (v["a"] / n ** v["x"] + v["b"] / d) ** v["alpha_d"]
+        case "powered":
+            return v["c"] + (v["a"] / n ** v["x"] + v["b"] / d ** v["y"]) ** v["q"]
         case "squares":
             return v["a"] / n ** v["alpha"] * density ** v["p"] * np.exp(v["q"] * np.log(density) ** 2) + v["c"]
     worth = density / (density + v["half"])

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -64,8 +65,7 @@ def test_a_saved_law_is_the_same_law(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"version": 5}, "version is 5, .* reads up to 4"),
-        ({"version": 1}, "the fields must be exactly"),
+        ({"version": 6}, "version is 6, .* reads up to 5"),
         ({"n_range": [2.0, 1.0]}, r"n_range=\[2.0, 1.0\] must be two positive numbers"),
         ({"format": "scaling_law"}, "allowed is .learning_rate_law"),
         ({"slope_n": "-0.8"}, "slope_n='-0.8' must be a finite number"),
@@ -73,7 +73,8 @@ def test_a_saved_law_is_the_same_law(tmp_path):
         ({"intercept": float("nan")}, "NaN is not a JSON number"),
         ({"reading": "text"}, "reading='text'"),
         ({"vocab_size": 0}, "vocab_size=0 must be an integer of at least 1"),
-        ({"slope": 1}, "the fields must be exactly"),
+        ({"slope": 1}, "the fields intercept, slope_e, slope_n must be there, of intercept, .*; got .*, slope$"),
+        ({"covariance": [[1.0] * 5] * 4}, "must be five rows of five finite numbers"),
     ],
 )
 def test_what_is_no_law_is_refused_by_file_and_field(tmp_path, change, message):
@@ -254,11 +255,51 @@ def test_tokens_and_batches_outside_the_range_are_warned_of():
 
 
 def test_a_law_with_tokens_and_batch_is_read_back(tmp_path):
-    assert LearningRateLaw.load(FULL.save(tmp_path / "law.json")) == FULL
+    law = replace(FULL, covariance=((0.01,) * 5,) * 5)
+    assert LearningRateLaw.load(law.save(tmp_path / "law.json")) == law
     with pytest.raises(ValueError, match="batch_range"):
         LearningRateLaw(1.0, 1.0, 1.0, batch_range=(2.0, 1.0))
     with pytest.raises(ValueError, match="slope_batch=nan"):
         LearningRateLaw(1.0, 1.0, 1.0, slope_batch=math.nan)
+
+
+def test_the_interval_of_a_rate_is_that_of_its_coefficients_and_scatter():
+    """Against draws of the coefficients; a law without covariance has none."""
+    root = np.diag([0.1, 0.003, 0.01, 0.003, 0.003]) + 0.0002
+    covariance = root @ root.T
+    law = replace(FULL, covariance=covariance.tolist(), rmse=0.1)
+    at = (2e8, 8.0, 2e9, 131_072.0)
+    low, high = law.interval_at(*at, level=0.8)
+    assert low * high == pytest.approx(law.at(*at) ** 2)
+    draws = np.random.default_rng(0).multivariate_normal(np.zeros(5), covariance, 200_000) @ np.log([math.e, *at])
+    draws += np.random.default_rng(1).normal(0, 0.1, len(draws))
+    assert math.log(high / law.at(*at)) == pytest.approx(np.quantile(draws, 0.9), rel=0.02)
+    assert FULL.interval_at(*at) is None
+    with pytest.raises(ValueError, match="tokens=None must be given"):
+        law.interval_at(2e8, 8.0)
+    with pytest.raises(ValueError, match=r"level=1\.0 must be above 0 and below 1"):
+        law.interval_at(*at, level=1.0)
+
+
+@pytest.mark.parametrize("lab", ["", ":ludziejewski", ":stepfun", ":marin", ":epfl", ":lingle"])
+def test_public_laws_are_of_n_without_embeddings_and_of_all_four_variables(lab):
+    law = LearningRateLaw.published(f"public{lab}")
+    assert law == LearningRateLaw.named(f"public{lab}")
+    assert law.reading == "paper"
+    assert all((law.slope_n < 0, law.slope_e < 0, law.slope_d < 0, law.slope_batch > 0))
+    assert np.linalg.eigvalsh(np.array(law.covariance)).min() > -1e-9
+    low, high = law.interval_at(2e8, 8, 2e10, 262_144)
+    assert low < law.at(2e8, 8, 2e10, 262_144) < high
+
+
+def test_another_lab_is_less_sure_than_one_that_has_a_grid():
+    at = (2e8, 8, 2e10, 262_144)
+    widths = {
+        name: np.divide(*LearningRateLaw.published(name).interval_at(*at)) for name in ("public", "public:stepfun")
+    }
+    assert widths["public"] < 0.1 < 0.5 < widths["public:stepfun"] < 1
+    with pytest.raises(ValueError, match="'public:step' is unknown"):
+        LearningRateLaw.named("public:step")
 
 
 def test_the_shell_asks_for_what_the_law_has(tmp_path):

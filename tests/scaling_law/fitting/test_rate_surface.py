@@ -91,7 +91,7 @@ def test_two_tables_are_one_grid_whose_models_stay_apart():
 def test_intervals_of_the_bootstrap_hold_the_truth():
     """Over 40 grids with scattered optima and noise, 95 % intervals hold each slope at least 32 times."""
     held = dict.fromkeys(("slope_n", "slope_e", "slope_d"), 0)
-    widths = []
+    widths, widths_of_rate = [], []
     for seed in range(40):
         runs = grid(noise=0.002, seed=seed, shift=0.1)
         fitted = fit_learning_rate_grid(runs, ["tokens"], reading="paper", draws=200)
@@ -99,7 +99,11 @@ def test_intervals_of_the_bootstrap_hold_the_truth():
             low, high = fitted.intervals()[name]
             held[name] += low <= TUNED[name] <= high
         widths.append(high - low)
+        law, at_one = fitted.law, (5e8, 4.0, 2e9)
+        low, high = np.log(law.interval_at(*at_one))
+        widths_of_rate.append(high - low)
     assert min(held.values()) >= 32, held
+    assert 0.1 < np.median(widths_of_rate) < 0.5  # at a corner of models scattered by 0.1
     assert np.median(widths) < 0.2
 
 
@@ -122,6 +126,29 @@ def test_the_regret_is_what_a_wrong_rate_costs_at_the_best_batch():
         worse = runs.loss[own & np.isclose(runs["learning_rate"], runs["learning_rate"][best] * factor)]
         (regret,) = table.regrets(law)
         assert math.isnan(regret) if outside else regret == pytest.approx(worse.item() - runs.loss[best])
+
+
+def test_best_rates_of_batches_are_on_the_ridge_with_errors_that_cover():
+    """For 10 grids of noisy losses: at each batch that is not far worse than the best, the least rate given it."""
+    slope, covered = -CURVATURE[0, 1] / CURVATURE[0, 0], []
+    for seed in range(10):
+        table = SettingsGrid.of([grid(noise=0.002, seed=seed)], "paper")
+        best = table.best_rates()
+        assert best.curvature == pytest.approx(CURVATURE[0, 0], rel=0.15)
+        assert best.noise == pytest.approx(0.002, rel=0.25)
+        assert 1 < len(best.model) / len(MODELS) < len(BATCHES)  # those far from the best batch are left out
+        for model, batch, rate, error in zip(best.model, best.batch, best.ln_rate, best.error, strict=True):
+            n, e, d = MODELS[model]
+            truth = at(TUNED, n, e, d) + slope * (batch - at(BATCH, n, e, d))
+            covered.append(abs(rate - truth) < 2 * error + 0.01)  # batches are told to 1 %
+    assert 0.9 < np.mean(covered) < 1
+
+
+def test_without_a_minimum_there_are_no_best_rates():
+    runs = grid(MODELS[:2])
+    flat = SettingsGrid.of([replace(runs, loss=-runs.loss)], "paper")
+    with pytest.raises(RunsError, match="no minimum of the loss over learning rates"):
+        flat.best_rates(within=1.0)
 
 
 def test_the_expected_regret_is_that_of_models_left_out():

@@ -34,7 +34,7 @@ def test_the_truth_lies_in_the_interval(answer):
 
 
 def test_each_law_stands_with_its_backtest_and_what_is_left_out_says_why(answer):
-    assert {law["law"] for law in answer.laws} == {*BASE}
+    assert {law["law"] for law in answer.laws} == {*BASE, "interaction"}
     for i in range(2):
         assert sum(law["weights"][i] for law in answer.laws) == pytest.approx(1)
         mean = sum(law["weights"][i] * np.log(law["losses"][i]) for law in answer.laws)

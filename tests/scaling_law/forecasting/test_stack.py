@@ -88,6 +88,18 @@ def test_a_law_that_few_cuts_determine_is_not_weighed():
     assert sum(laws[name][1, 0] for name in BASE[1:]) == pytest.approx(1)
 
 
+def test_a_law_far_off_at_the_cuts_widens_nothing():
+    """A published law whose losses have another unit: a weight of 1 % of ±10 in ln L would be an interval of ±1."""
+    rng = np.random.default_rng(2)
+    errors = rng.standard_normal((4, 12)) * np.array([0.02, 0.8, 0.02, 0.02])[:, None]
+    wild = evidence(errors)
+    far = {**wild.predictions, BASE[1]: Prediction(np.full(3, -5.0), np.full(3, 10.0), np.full(3, 10.0))}
+    stacked = stack(dataclasses.replace(wild, predictions=far), dataclasses.replace(EQUAL, cuts=1.0))
+    assert stacked.laws[BASE[1]][1].tolist() == [0, 0, 0]
+    assert stacked.laws[BASE[1]][2, 0] == pytest.approx(np.sqrt(np.mean(errors[1] ** 2)))
+    assert stacked.spread[0] < 0.03
+
+
 def test_nothing_to_weigh_says_why():
     with pytest.raises(ValueError, match="no law can forecast point 1 from these runs: joint: one run"):
         stack(evidence(names=(), left_out={"joint": "one run"}), EQUAL)

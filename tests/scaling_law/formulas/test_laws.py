@@ -13,7 +13,7 @@ from scaling_law import ChinchillaLaw, JointLaw, Law, RoutedLaw, Runs, fit, publ
 from scaling_law.formulas import Form, Term, expert_transform
 from scaling_law.formulas.published import PRINTED, RECOVERED
 from scaling_law.formulas.terms import E_HAT
-from scaling_law.law import LAWS, LadderLaw, SaturationLaw
+from scaling_law.law import LAWS, CrossingLaw, InteractionLaw, LadderLaw, SaturationLaw, StackLaw
 from scaling_law.law_files import law_to_dict
 
 # E → (m, μ, n, ν), as the LaTeX source of the table "reduced to the Chinchilla scaling law" holds them.
@@ -31,7 +31,23 @@ SATURATION = SaturationLaw(
 )
 # One of each kind, with coefficients of real size; what is tested of every law is tested of these.
 EXAMPLES = [JointLaw.published(), JointLaw.published().to_chinchilla(4), ROUTED, SATURATION]
-EXAMPLES += [LadderLaw(a=900.0, alpha=0.16, c=1.7)]
+EXAMPLES += [
+    LadderLaw(a=900.0, alpha=0.16, c=1.7),
+    InteractionLaw.of(a=400.0, alpha=0.33, b=410.0, beta=0.28, q=0.6, c=1.7),
+]
+CROSSING = {**dict.fromkeys(("kappa", "q"), 0.0), **RECOVERED, "a": 80.0, "b": 90.0, "kappa": -0.04, "q": 0.8}
+EXAMPLES += [CrossingLaw(**CROSSING)]
+EXAMPLES += [
+    StackLaw(
+        [
+            JointLaw.published().to_chinchilla(2).replace(experts=None),
+            LadderLaw(900.0, 0.16, 1.7),
+            JointLaw.published(),
+        ],
+        [0.5, 0.2, 0.3],
+        2.0,
+    )
+]
 EXAMPLES += [published(name) for name in ("kaplan", "clark_sbase", "krajewski", "abnar", "hunyuan")]
 every_law = pytest.mark.parametrize("law", EXAMPLES, ids=lambda law: law.name)
 every_form = pytest.mark.parametrize("law", [law for law in EXAMPLES if law.form.terms], ids=lambda law: law.name)
@@ -103,6 +119,14 @@ def written_out(law, columns):
         case "kaplan":
             alpha_n, n_c = v.x * v.alpha_d, v.a ** (1 / v.x)
             return ((n_c / columns["n_active_non_embedding"]) ** (alpha_n / v.alpha_d) + v.b / d) ** v.alpha_d
+        case "interaction":
+            (a, x), (b, y) = ((v.a**v.q, v.x * v.q), (v.b**v.q, v.y * v.q))
+            return v.c + ((a / active**x) ** (1 / v.q) + (b / d**y) ** (1 / v.q)) ** v.q
+        case "stack":  # laws without E are of E = 2
+            dense, ladder, joint = law.laws
+            gain = joint.loss(active, d, e) / joint.loss(active, d, 2)
+            losses = [dense.loss(active, d) * gain, ladder.loss(active, d) * gain, joint.loss(active, d, e)]
+            return losses[0] ** 0.5 * losses[1] ** 0.2 * losses[2] ** 0.3
         case "ladder":
             return v.c + v.a / (active * d) ** v.alpha
         case "granularity":
@@ -127,6 +151,9 @@ def written_out(law, columns):
     of_size = v.a * e_hat**v.delta * n ** (v.alpha + v.gamma * np.log(e_hat))
     if law.name in ("routed", "clark"):
         return of_size
+    if law.name == "crossing":
+        of_tokens = v.b * e_hat ** (v.omega + v.kappa * np.log(e_hat)) * d ** (v.beta + v.zeta * np.log(e_hat))
+        return (of_size + of_tokens) ** v.q + v.c
     return of_size + v.b * e_hat**v.omega * d ** (v.beta + v.zeta * np.log(e_hat)) + v.c
 
 

@@ -61,7 +61,7 @@ def test_fsdp2_gathers_two_blocks_and_has_the_gradients_of_one():
 def test_bad_input_is_named():
     with pytest.raises(ValueError, match="micro_batch_sequences=0 must be at least 1"):
         training_memory(MODEL, 0, 512)
-    with pytest.raises(ValueError, match="sharding='zero3', precision='bf16'; allowed: none, ddp, fsdp2; bf16, fp32"):
+    with pytest.raises(ValueError, match="sharding='zero3', precision='bf16'; allowed: none, ddp, fsdp2, zero1; bf16"):
         training_memory(MODEL, 1, 512, sharding="zero3")
 
 

@@ -1,6 +1,7 @@
 """Budgets in hours: against step-by-step sums, brute force over widths, and one draw at a time."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from hub.base.tables import as_text
 from scaling_law import Architecture, JointLaw, Limits, Throughput, published
 from scaling_law.machine import ModelWork
+from scaling_law.machine.layout import MEGATRON
 from scaling_law.planning.budget import Cluster, work_of
 from scaling_law.size.recipe import BatchRamp, RampStage
 
@@ -98,13 +100,44 @@ def test_draws_of_law_and_throughput_are_joint(law, measured):
 
 def test_a_slow_moe_changes_the_order(law):
     table = law.optimal(hours=72, gpus=8, gpu="h100")
-    assert table.reordered.startswith("best E first: 16, 32, 1, 8, 4, 2 in 72 hours, but 32, 16, 8, 4, 2, 1 for")
+    assert table.reordered.startswith("best E first: 128, 64, 32, 16, 1, 8 in 72 hours, but 128, 64, 32, 16, 8, 4 for")
     assert table.reordered in table.warnings
     assert any("assumed, not measured: rates of" in warning for warning in table.warnings)
+    assert any("no GPU has timed train.py yet, and intervals are wider" in warning for warning in table.warnings)
     assert "72 hours on 8 × NVIDIA H100 SXM (bf16, assumed)" in str(table)
     data = json.loads(json.dumps(table.to_dict()))
     assert data["budget"]["throughput"]["is_assumed"]
-    assert data["equal_flops"]["best"]["experts"] == 32
+    assert data["equal_flops"]["best"]["experts"] == 128
+
+
+def test_hours_go_over_e_until_the_loss_rises_or_memory_ends(law):
+    """Doubling E while it is the best; E that are named, and budgets of FLOPs, stay as they are."""
+    largest = law.optimal(hours=72, gpus=8, gpu="h100")
+    assert [row.experts for row in largest] == [1, 2, 4, 8, 16, 32, 64, 128]
+    assert largest.largest == "E = 128 is the largest considered (the range guard ends there); 256 was not tried"
+    assert any(warning.startswith("best row: E = 128 is outside the fitted 1…32") for warning in largest.warnings)
+    worse = law.optimal(hours=480, gpus=8, gpu="h100")
+    assert [row.experts for row in worse][5:] == [32, 64]  # tried, and worse
+    assert (worse.best.experts, worse.largest) == (32, None)
+    assert worse[64].loss == law.optimal(hours=480, gpus=8, gpu="h100", experts=[64]).best.loss
+    full = law.optimal(hours=1, gpus=1, gpu="h100", max_parameters="9M", force=True)
+    assert (full.best.experts, full.largest, full.experts_that_do_not_fit) == (64, None, (128,))
+    assert len(law.optimal(hours=72, gpus=8, gpu="h100", experts=[1, 32])) == 2
+    assert len(law.optimal(1e21)) == 6
+
+
+def test_what_a_megatron_like_engine_reaches_stands_beside(law):
+    """The same models in the same hours by its layouts, where these are faster."""
+    table = law.optimal(hours=2000, gpus=64, gpu="h100", experts=[1, 16], integral=True)
+    other = replace(table.budget.cluster, engine=MEGATRON)
+    row = table[1]
+    tokens = float(other.tokens(work_of(row.d_model, 1, LIMITS), 2000 * 3600.0))
+    assert tokens > 1.2 * row.tokens
+    assert row.megatron_loss == pytest.approx(float(law.loss(row.n_active, tokens, 1)), rel=1e-12)
+    assert row.megatron_loss < row.loss
+    assert table[16].megatron_loss is None
+    assert "Megatron-like" in str(table)
+    assert "Megatron-like" not in str(law.optimal(hours=72, gpus=8, gpu="h100", experts=[1]))
 
 
 def test_money_is_hours_at_a_price(law, measured):

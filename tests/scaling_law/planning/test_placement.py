@@ -1,5 +1,6 @@
 """Layouts on GPUs of a known memory: the fastest that fits, for every question the same, and train.py takes it."""
 
+import math
 import re
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ import yaml
 
 from scaling_law import Architecture, JointLaw, Limits, Throughput, scale_out
 from scaling_law.machine import ModelWork, training_memory
-from scaling_law.machine.layout import RESERVED, DoesNotFit, Option
+from scaling_law.machine.layout import ENGINES, RESERVED, DoesNotFit, Option
 from scaling_law.planning.budget import Cluster, work_of
 from scaling_law.size.recipe import BatchRamp, RampStage
 from training import from_dict
@@ -77,10 +78,12 @@ def test_an_optimum_goes_over_what_the_gpus_can_train():
         if row.experts in named:
             with pytest.raises(DoesNotFit):
                 place(Architecture(row.architecture.d_model + 64, int(row.experts)), cluster)
-    assert named == [32]
+    assert named == [16, 32, 64]
     measured = replace(H100, is_assumed=False)  # steps that were measured hold for models of any size
     free = JointLaw.published().optimal(hours=480, gpus=8, throughput=measured, integral=True)
-    assert any(warning.startswith("E = 8, 16, 32: training takes more memory than 8 ×") for warning in free.warnings)
+    assert any(
+        warning.startswith("E = 8, 16, 32, 64, 128: training takes more memory than 8 ×") for warning in free.warnings
+    )
 
 
 def test_batches_are_rounded_up_to_what_gpus_can_share():
@@ -139,20 +142,24 @@ def test_every_question_takes_the_same_step():
     assert made.time.hours == pytest.approx(24 * made.tokens / row.tokens, rel=1e-3)
 
 
-def test_the_fastest_layout_is_chosen():
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("d_model", "e", "gpus"), [(1728, 32, 8), (1024, 8, 64), (512, 1, 8), (4096, 1, 32)])
+def test_the_fastest_layout_is_chosen(d_model, e, gpus, engine):
     """Against every option by hand: the longer of compute and communication, of those that fit."""
-    for d_model, e, gpus in ((1728, 32, 8), (1024, 8, 64), (512, 1, 8), (2304, 8, 8)):
-        a, layouts = Architecture(d_model, e), Cluster(gpus, H100).layouts
-        seconds = {}
-        for option in layouts.options():
-            if layouts.memory(a, option).total <= 80e9 - RESERVED:
-                compute = float(layouts.compute(ModelWork.of(a), 512)) * (
-                    4 / 3 if option.gradient_checkpointing else 1
-                )
-                seconds[option] = max(compute, float(layouts.communication(a, option, 512)))
-        placed = place(a, Cluster(gpus, H100))
-        chosen = {name: value for name, value in vars(placed).items() if name != "memory"}
-        assert seconds[Option(**chosen)] == min(seconds.values())
+    a, layouts = Architecture(d_model, e), replace(Cluster(gpus, H100).layouts, engine=engine)
+    seconds, of_work = {}, float(layouts.compute(ModelWork.of(a), 512))
+    for option in layouts.options():
+        held = layouts.memory(a, option).total <= 80e9 - RESERVED
+        if held and e % option.ep == 0 and a.heads % option.tp == 0 and a.blocks >= option.pp:
+            micro_batches = 512 // (option.micro_batch_sequences * option.dp * option.fsdp)
+            compute = of_work * (4 / 3 if option.gradient_checkpointing else 1)
+            compute *= math.ceil(a.blocks / option.pp) / (a.blocks / option.pp)  # the longest stage
+            compute *= (micro_batches + option.pp - 1) / micro_batches
+            seconds[option] = max(compute, float(sum(layouts.communication(a, option, 512).values())))
+    placed = layouts.place(a)
+    chosen = {name: value for name, value in vars(placed).items() if name not in ("memory", "seconds")}
+    assert seconds[Option(**chosen)] == pytest.approx(min(seconds.values()), rel=1e-12)
+    assert placed.step_seconds == pytest.approx(min(seconds.values()), rel=1e-12)
 
 
 def test_a_plan_that_fits_is_the_optimum():

@@ -62,13 +62,31 @@ def test_the_rate_is_that_of_the_tokens_and_the_batch_of_the_plan(published):
     batch = 256 * made.sequence_length
     assert made.learning_rate == pytest.approx(law.learning_rate(made.architecture, made.tokens, batch), rel=1e-4)
     assert made.learning_rate_batch == batch
-    papers = published.plan(1e20, [4])
+    papers = published.plan(1e20, [4], learning_rate_law=LearningRateLaw.published())
     assert (papers.learning_rate_batch, papers.learning_rate_regret) == (None, None)
     for plan, said in {
         made: "a grid; for batches of 131,072 tokens; expected to cost 0.0035 nats",
         papers: "Ludziejewski et al. 2025, code of the runs; a law without the batch",
     }.items():
         assert dict(plan.summary().rows)["peak learning rate"].endswith(f"({said})")
+        assert plan.learning_rate_interval is None
+
+
+def test_by_default_the_public_law_answers_inside_of_its_grids_and_the_papers_outside(published):
+    """With the width of the interval between: 1.96 standard deviations of ln LR."""
+    public, paper = (LearningRateLaw.published(name) for name in ("public:ludziejewski", "code"))
+    inside, outside = published.plan(1e20, [4]), published.plan(1e23, [1], force=True)
+    run = (inside.architecture, inside.tokens, 512 * 512)
+    assert inside.learning_rate == pytest.approx(public.learning_rate(*run), rel=1e-4)
+    assert (inside.learning_rate_law, inside.learning_rate_regret) == (public.source, public.regret)
+    low, high = inside.learning_rate_interval
+    assert low < inside.learning_rate < high < 4 * low
+    assert f"{low:.2g}…{high:.2g}" in str(inside.summary())
+    assert not any("public grids" in warning for warning in inside.warnings)
+    assert outside.learning_rate == pytest.approx(paper.learning_rate(outside.architecture), rel=1e-4)
+    assert (outside.learning_rate_law, outside.learning_rate_interval) == (paper.source, None)
+    assert any(w.endswith("the paper's law answers, outside of the public grids") for w in outside.warnings)
+    assert published.plan(1e23, [1], force=True, learning_rate_law=public).learning_rate_law == public.source
 
 
 @pytest.mark.parametrize(

@@ -2,48 +2,164 @@
 
 import pytest
 
-from scaling_law import Architecture, scale_out
-from scaling_law.machine import GPUS
-from scaling_law.machine.communication import Communication, all_to_all_bytes, all_to_all_seconds, communication
+from scaling_law import Architecture, Throughput, scale_out
+from scaling_law.machine import GPUS, training_memory
+from scaling_law.machine.communication import (
+    Degrees,
+    Sent,
+    all_to_all_bytes,
+    all_to_all_seconds,
+    bubble,
+    communication,
+    seconds_of,
+)
+from scaling_law.machine.layout import ENGINES, MEGATRON, MOVED_BY, TRAIN_PY, Layouts
 
 MODEL = Architecture(2304, 8)
+HEAD, DENSE, EXPERTS = 50257 * 2304, 4 * 36 * 2304**2, 9 * 8 * 36 * 2304**2  # parameters
+BLOCKS = DENSE + EXPERTS
+
+
+def received(sharding, passes, tokens=4096, **settings):
+    """Bytes of each operation."""
+    how = {name: settings.pop(name) for name in ("reshard", "recompute") if name in settings}
+    sent = communication(MODEL, sharding, Degrees(**settings), passes, tokens, **how)
+    return {name: float(each.received) for name, each in sent.items() if each.received}
 
 
 def test_communication_is_counted_by_hand():
-    head = 50257 * 2304
-    blocks = (4 + 9 * 8) * 36 * 2304**2
-    found = communication(MODEL, "fsdp2", 8, passes=4)
     # forward and backward in bf16; the embedding twice and the head once in fp32; gradients in fp32
-    assert found.all_gather == pytest.approx(4 * 7 / 8 * (2 * 2 * blocks + 4 * 3 * head))
-    assert found.reduce_scatter == pytest.approx(4 * 7 / 8 * 4 * (blocks + 2 * head))
-    whole = communication(MODEL, "ddp", 8, passes=4)
-    assert whole == Communication(all_reduce=2 * 7 / 8 * 4 * (blocks + 2 * head))
-    assert communication(MODEL, "none", 1, passes=4).total == communication(MODEL, "fsdp2", 1, passes=4).total == 0
+    gathered, reduced = 4 * 7 / 8 * (2 * 2 * BLOCKS + 4 * 3 * HEAD), 4 * 7 / 8 * 4 * (BLOCKS + 2 * HEAD)
+    found = received("fsdp2", 4, fsdp=8)
+    assert found == pytest.approx({"all-gather": gathered, "reduce-scatter": reduced})
+    kept = received("fsdp2", 4, fsdp=8, reshard=False)
+    assert kept["all-gather"] == pytest.approx(4 * 7 / 8 * (2 * BLOCKS + 4 * 2 * HEAD))
+    hybrid = received("fsdp2", 4, fsdp=8, dp=8)
+    assert hybrid.pop("all-reduce") == pytest.approx(4 * 2 * 7 / 8 * 4 * (BLOCKS + 2 * HEAD) / 8)
+    assert hybrid == pytest.approx(found)
+    whole = received("ddp", 4, dp=8)
+    assert whole == {"all-reduce": pytest.approx(2 * 7 / 8 * 4 * (BLOCKS + 2 * HEAD))}
+    megatron = received("zero1", 4, dp=8)
+    assert megatron["reduce-scatter"] == 2 * megatron["all-gather"] == pytest.approx(whole["all-reduce"] / 2)
+    assert received("none", 4) == received("fsdp2", 4) == {}
     with pytest.raises(ValueError, match="passes=0 must be at least 1"):
-        communication(MODEL, "fsdp2", 8, passes=0)
+        received("fsdp2", 0, fsdp=8)
+
+
+def test_parallelism_is_counted_by_hand():
+    """Of a step of 4,096 tokens for each GPU; experts divided among 4 of 8 are gathered over the 2 that share them."""
+    divided = received("fsdp2", 1, fsdp=8, ep=4)
+    gathered = 7 / 8 * (4 * DENSE + 12 * HEAD) + 1 / 2 * 4 * EXPERTS / 4
+    assert divided["all-gather"] == pytest.approx(gathered)
+    assert divided["reduce-scatter"] == pytest.approx(4 * (7 / 8 * (DENSE + 2 * HEAD) + 1 / 2 * EXPERTS / 4))
+    # 4 all-reduces of 2 bytes, over blocks; a group of 4 has 4 × 4,096 tokens, and twice the backward is recomputed
+    tensor = 4 * 2 * 3 / 4 * 2 * 4 * 4096 * 36 * 2304
+    assert received("zero1", 1, tp=4)["tensor all-reduce"] == pytest.approx(tensor)
+    assert received("zero1", 1, tp=4, recompute=True)["tensor all-reduce"] == pytest.approx(1.5 * tensor)
+    # keys and values of the other, then these and their gradients
+    assert received("zero1", 1, cp=2)["context ring"] == pytest.approx(3 * 2 * 2 * 4096 * 36 * 2304)
+    assert received("zero1", 1, pp=4)["pipeline"] == pytest.approx(2 * 2 * 4 * 4096 * 2304)
+    assert float(bubble(4, 12)) == 0.25
+    assert float(bubble(1, 3)) == 0
+    stages = received("zero1", 1, dp=2, pp=4)["reduce-scatter"]  # a stage has a quarter of the blocks, and an end
+    assert stages == pytest.approx(1 / 2 * 4 * (BLOCKS / 4 + HEAD))
 
 
 def test_links_and_network_cards():
-    sent = Communication(all_gather=900e9)
     h100, rack = GPUS["H100"], GPUS["GB200"]
-    assert sent.seconds(8, h100) == pytest.approx(2)
-    assert sent.seconds(64, h100) == pytest.approx(2.25)  # eight cards of 50 GB/s in each node
-    assert sent.seconds(64, rack) == sent.seconds(128, rack) == pytest.approx(1)
+    assert Sent(900e9, 8).seconds(h100) == pytest.approx(2)
+    assert Sent(900e9, 64).seconds(h100) == pytest.approx(2.25)  # eight cards of 50 GB/s in each node
+    assert Sent(900e9, 64).seconds(rack) == Sent(900e9, 128).seconds(rack) == pytest.approx(1)
+    assert Sent(900e9, 8, 4).seconds(h100) == pytest.approx(9)  # two of the group in each node
+    assert Sent(900e9, 8, 8).seconds(h100) == pytest.approx(18)
     tokens_out_and_back = all_to_all_bytes(MODEL, 4096, 64)
     assert tokens_out_and_back == pytest.approx(4 * 63 / 64 * 2 * 4096 * 36 * 2304)
     assert all_to_all_bytes(Architecture(2304), 4096, 64) == 0
     assert all_to_all_seconds(63e9, 64, h100) == pytest.approx(56 / 50)
     assert all_to_all_seconds(45e9, 8, h100) == pytest.approx(0.1)
+    assert all_to_all_seconds(70e9, 8, h100, stride=8) == pytest.approx(1.4)  # seven eighths of the group elsewhere
+    every = seconds_of(MODEL, "fsdp2", Degrees(fsdp=8, ep=8), 1, 4096, h100)
+    assert every["all-to-all"] == pytest.approx(all_to_all_bytes(MODEL, 4096, 8) / 450e9)
+
+
+def test_memory_of_each_degree():
+    """State, counted by hand, and activations that are divided."""
+    n, settings = MODEL.n_total + 36 * 8 * 2304, {"passes": 4, "precision": "bf16"}
+    alone = training_memory(MODEL, 4, 4096, **settings, sharding="ddp")
+    shared = training_memory(MODEL, 4, 4096, **settings, sharding="zero1", devices=8)
+    assert (shared.weights, shared.optimizer, shared.gradients) == pytest.approx((2.5 * n, n, 4 * n))
+    by_experts = training_memory(MODEL, 4, 4096, **settings, sharding="zero1", devices=8, ep=8)
+    rest = n - 7 / 8 * EXPERTS
+    assert (by_experts.weights, by_experts.gradients) == pytest.approx((2 * rest + n / 2, 4 * rest))
+    divided = training_memory(MODEL, 4, 4096, **settings, sharding="ddp", tp=2)
+    assert divided.optimizer == pytest.approx(alone.optimizer / 2, rel=1e-3)  # routers are whole
+    assert divided.activations == pytest.approx(alone.activations / 2, rel=1e-3)
+    context = training_memory(MODEL, 4, 4096, **settings, sharding="ddp", cp=2)
+    casts = 2 * BLOCKS
+    assert context.activations - casts == pytest.approx((alone.activations - casts) / 2)
+    stage = training_memory(MODEL, 4, 4096, **settings, sharding="ddp", pp=4)
+    assert stage.optimizer == pytest.approx(8 * ((n - 2 * HEAD) / 4 + HEAD))
+    assert stage.activations - casts / 4 == pytest.approx(alone.activations - casts)  # of four micro-batches
+    whole, kept = (training_memory(MODEL, 1, 512, sharding="fsdp2", devices=8, reshard=way) for way in (True, False))
+    assert kept.total - whole.total == pytest.approx(2 * BLOCKS * 34 / 36, rel=0.01)
+
+
+def test_each_engine_has_the_layouts_that_it_can_run():
+    """GPUs and batches are shared without rest, and simple ways come first."""
+    for engine, able in ENGINES.items():
+        for gpus, length in ((1, 512), (8, 512), (64, 8192)):
+            layouts = Layouts(Throughput.assumed("h100"), gpus, (128, 512), length, engine)
+            seen = set()
+            for option in layouts.options():
+                assert option.uses <= able
+                assert option.dp * option.fsdp * option.tp * option.pp * option.cp == gpus
+                assert 128 % (option.micro_batch_sequences * option.dp * option.fsdp) == 0
+                assert option.tp <= 8
+                assert length / option.cp >= 2048 or option.cp == 1
+                seen |= option.uses
+            every = {1: set(), 8: able - {"hsdp", "cp"}, 64: able}[gpus]
+            assert seen - {"tp", "pp", "ep", "cp"} >= every - {"tp", "pp", "ep", "cp"}
+            assert seen >= every
+            assert not layouts.options()[0].gradient_checkpointing
+    assert ENGINES[TRAIN_PY] < ENGINES[MEGATRON]
+
+
+def test_a_megatron_like_engine_is_never_slower():
+    """It has every layout of train.py; and trains what train.py cannot."""
+    for model, gpus in ((MODEL, 8), (MODEL, 512), (Architecture(1728, 32), 64), (Architecture(3072), 64)):
+        (row,) = scale_out(model, [gpus], "h100").rows
+        assert row.megatron_step_seconds <= row.step_seconds
+    crowded = scale_out(Architecture(1728, 32), [512], "h100").rows[0]
+    assert crowded.megatron_mfu > crowded.mfu
+    (alone,) = scale_out(Architecture(8192), [64], "h100", batch_sequences=64, sequence_length=4096).rows
+    assert alone.megatron.uses - ENGINES[TRAIN_PY]
+    assert "TP" in alone.megatron.ways or "PP" in alone.megatron.ways
+
+
+def test_the_bottleneck_of_a_step_is_named():
+    """Its parts sum to the two sides of the step; what would move it, moves it."""
+    (row,) = scale_out(Architecture(1728, 32), [512], "h100").rows
+    parts = row.placement.seconds
+    exchanged = sum(value for name, value in parts.items() if name not in ("compute", "recomputation", "bubble"))
+    assert row.step_seconds == pytest.approx(max(parts["compute"], exchanged), rel=1e-12)
+    name, _, share = row.bottleneck.partition(", ")
+    assert share == f"{100 * parts[name] / row.step_seconds:.0f} % of the step"
+    assert (row.limited_by, row.moved_by) == ("communication", MOVED_BY[name])
+    larger = scale_out(Architecture(1728, 32), [512], "h100", batch_sequences=4096).rows[0]
+    assert "a larger batch" in row.moved_by
+    assert larger.mfu > row.mfu
+    assert {*parts} - {*MOVED_BY} == set()
 
 
 def test_more_gpus_communicate_more_for_each_token():
-    eight, many = scale_out(MODEL, (8, 64), "h100", mfu=0.4).rows
-    assert eight.placement.sharding == many.placement.sharding == "fsdp2"
-    assert many.mfu_limit < eight.mfu_limit / 2
-    assert [row.limited_by for row in (eight, many)] == ["compute", "communication"]
+    eight, some, many = scale_out(MODEL, (8, 64, 512), "h100", mfu=0.4).rows
+    assert {row.placement.sharding for row in (eight, some, many)} == {"fsdp2"}
+    assert eight.placement.ep == 1 < some.placement.ep  # as gathering all experts for few tokens takes longer
+    assert many.mfu_limit < some.mfu_limit < eight.mfu_limit
+    assert [row.limited_by for row in (eight, some, many)] == ["compute", "compute", "communication"]
     assert many.step_seconds == many.communication_seconds > many.compute_seconds
     assert many.mfu == pytest.approx(many.mfu_limit)
-    large = scale_out(MODEL, (64,), "h100", mfu=0.4, batch_sequences=4096).rows[0]
+    large = scale_out(MODEL, (512,), "h100", mfu=0.4, batch_sequences=4096).rows[0]
     assert (large.limited_by, large.mfu) == ("compute", pytest.approx(0.4))
 
 

@@ -76,6 +76,7 @@ def test_configurations_that_runs_have_saved_are_read_and_written_as_they_were(n
         (["--schedule.batch_ramp", "0:0"], "at least 1"),
         (["--schedule.tokens", "600"], "schedule.tokens: 600; it must be at least 2 steps of 65536 tokens"),
         (["--run.micro_batch_sequences", "48"], "48; it must divide the batch of 128 sequences"),
+        (["--run.expert_parallel", "2"], "run.expert_parallel: 2; it must divide the number of experts, 1"),
         (["--data.held_out_per_mille", "0"], "data.held_out_per_mille: 0; it must lie between 0 and 1000"),
         (["--optimizer.learning_rate", "nan"], "optimizer.learning_rate: nan; it must be a finite number"),
         (["--optimizer.learning_rate_law", "x"], "optimizer.learning_rate_law: 'x'; it must be code or paper, or"),

@@ -4,26 +4,32 @@ Run by `test_sharding.py` under torchrun; the first process prints one JSON obje
 """
 
 import json
+import shutil
 import sys
+import tempfile
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from accelerate import PartialState
 from accelerate.utils import DistributedType
 from torch._C._profiler import _EventType
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.profiler import ProfilerActivity, profile
 
-from modeling_switch_moe import SwitchMoeConfig, SwitchMoeForCausalLM
-from modeling_switch_moe.experts import SWITCH_EXPERTS
+from modeling_switch_moe import SwitchMoeConfig, SwitchMoeForCausalLM, modeling_switch_moe
+from modeling_switch_moe.experts import SWITCH_EXPERTS, automatic_experts_forward
+from modeling_switch_moe.routing import route
 from scaling_law import Architecture
 from scaling_law.machine import training_memory
-from tests.model_classes import CLASSES, DENSE
+from tests.model_classes import CLASSES, DENSE, NOISY, SHARED, TOP_K
 from tests.training.run.test_timing import session
 from training.configuration.model_classes import ModelClassArguments
 from training.run import causal_model, sharding
 from training.run.timing import timed_step
 
 LENGTH, VOCABULARY = 12, 64
+MIXTRAL = {**NOISY, "attention_dropout": 0.0, "router_jitter_noise": 0.0}
 
 
 def as_on_gpus() -> None:
@@ -60,13 +66,13 @@ def backward(model, rows, tokens: int, half: bool, scale: float = 1.0) -> None:
         (scale * (out.lm_loss + 0.01 * out.balance_loss)).backward()
 
 
-def compare(case: str, build, half: bool, checkpointing: bool = False, tied: bool = False) -> None:
-    """Two micro-batches on each process, and all of them on one."""
+def compare(case: str, build, half: bool, checkpointing: bool = False, tied: bool = False, layout=None) -> None:
+    """Two micro-batches on each process, and all of them on one; with a layout, also what is saved of the weights."""
     rank, world = dist.get_rank(), dist.get_world_size()
     ids = torch.randint(VOCABULARY, (2 * world, LENGTH), generator=torch.Generator().manual_seed(5))
     one = build()
     backward(one, ids, ids.numel(), half)
-    model = sharding.build(build, half, tied=tied)
+    model = sharding.build(build, half, layout, tied=tied)
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     backward(model, ids[2 * rank : 2 * rank + 2], ids.numel(), half, world)
@@ -77,7 +83,29 @@ def compare(case: str, build, half: bool, checkpointing: bool = False, tied: boo
         difference = (parameter.grad.full_tensor() - expected.grad).abs().max() / expected.grad.abs().max()
         off = max(off, float(difference))
         largest = max(largest, parameter.to_local().numel() * world / parameter.numel())
+    if layout:
+        assert_saves(model, build())
+        case = f"{case}, {layout.replicas} x {layout.shards}, experts over {layout.experts}"
     report(case=case, half=half, off=off, largest_share=largest)
+
+
+def assert_saves(model, whole) -> None:
+    """A checkpoint that one process reads, and the state dict of an export, have the bits of the `whole` model."""
+    drawn = {name: weight.clone() for name, weight in whole.state_dict().items()}
+    folder = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(folder)
+    dcp.save(get_model_state_dict(model), checkpoint_id=folder[0])
+    exported = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    if dist.get_rank() > 0:
+        return
+    for parameter in whole.parameters():
+        torch.nn.init.zeros_(parameter)
+    dcp.load(loaded := whole.state_dict(), checkpoint_id=folder[0], no_dist=True)
+    assert drawn.keys() == exported.keys()
+    for name, weight in drawn.items():
+        assert torch.equal(loaded[name], weight), name
+        assert torch.equal(exported[name], weight), name
+    shutil.rmtree(folder[0])
 
 
 # -- memory
@@ -91,6 +119,10 @@ CASES = [
     (Architecture(128, 16, 4, 2, 256), 2, 2, "bf16", True),
     (Architecture(128, 16, 4, 2, 256), 2, 2, "bf16", False),
     (Architecture(128, 4, 2, 2, 4000), 2, 1, "fp32", False),
+    # Experts divided between two.
+    (Architecture(128, 16, 4, 2, 256), 2, 2, "bf16", False, 2),
+    (MODEL, 8, 2, "bf16", False, 2),
+    (MODEL, 8, 1, "fp32", False, 2),
 ]
 
 
@@ -125,23 +157,34 @@ def peak_of_tensors(work) -> int:
     return peak
 
 
-def measure(model: Architecture, micro: int, passes: int, precision: str, checkpointing: bool) -> None:
+def route_in_turn(logits: torch.Tensor, *inputs):
+    """Every expert gets as many tokens: an untrained router would give those of one process up to twice as many."""
+    turns = torch.arange(len(logits)) % logits.shape[1]
+    return route(logits + 100 * torch.nn.functional.one_hot(turns, logits.shape[1]), *inputs)
+
+
+def measure(
+    model: Architecture, micro: int, passes: int, precision: str, checkpointing: bool, parallel: int = 1
+) -> None:
     """The most bytes of the tensors of each process, beside the prediction."""
     world, length = dist.get_world_size(), 128
-    as_on_gpus()
+    SWITCH_EXPERTS["auto"] = SWITCH_EXPERTS["capacity"] if parallel == 1 else automatic_experts_forward  # as on a GPU
+    modeling_switch_moe.route = route if parallel == 1 else route_in_turn
 
     def work():
-        how = {"precision": precision, "gradient_checkpointing": checkpointing}
+        as_on_gpus()
+        how = {"precision": precision, "gradient_checkpointing": checkpointing, "expert_parallel": parallel}
         made = session(model, micro, length, passes * world, **how)
         for _ in range(2):  # the moments are made in the first
             timed_step(made)
         return made
 
     peaks = [None] * world
-    dist.all_gather_object(peaks, peak_of_tensors(work))
+    tries = 1 if parallel == 1 else 4  # gloo holds on to what went to all for longer than to what was summed
+    dist.all_gather_object(peaks, min(peak_of_tensors(work) for _ in range(tries)))
     batch = {"passes": passes, "precision": precision, "gradient_checkpointing": checkpointing}
-    predicted = training_memory(model, micro, length, **batch, sharding="fsdp2", devices=world)
-    report(case=str((model, micro, passes, precision, checkpointing)), measured=peaks, **predicted.to_dict())
+    predicted = training_memory(model, micro, length, **batch, sharding="fsdp2", devices=world, ep=parallel)
+    report(case=str((model, micro, passes, precision, checkpointing, parallel)), measured=peaks, **predicted.to_dict())
 
 
 def main(what: str) -> None:
@@ -155,10 +198,16 @@ def main(what: str) -> None:
         for section in (*CLASSES.values(), tied):
             for half in (False, True):
                 compare(section["type"], lambda section=section: other(section), half, tied=section is tied)
+    elif what == "layouts":
+        sizes = {2: [(1, 2, 2)], 4: [(2, 2, 1), (1, 4, 4), (1, 4, 2), (2, 2, 2)]}[dist.get_world_size()]
+        for layout in (sharding.Layout(*size) for size in sizes):
+            for half in (False, True):
+                compare("ours", lambda: switch(4), half, layout=layout)
+            for section in (TOP_K, SHARED, MIXTRAL):
+                compare(section["type"], lambda section=section: other(section), False, layout=layout)
     else:
-        SWITCH_EXPERTS["auto"] = SWITCH_EXPERTS["capacity"]  # as on a GPU
-        for model, micro, passes, precision, checkpointing in CASES:
-            measure(model, micro, passes, precision, checkpointing)
+        for case in CASES:
+            measure(*case)
     dist.barrier()
     dist.destroy_process_group()
 

@@ -3,14 +3,16 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from modeling_switch_moe import losses
 from scaling_law.size.model_configs import FAMILIES
-from tests.model_classes import CLASSES, NOISY, SHARED, TOP_K
+from tests.model_classes import CLASSES, DENSE, NOISY, SHARED, TOP_K
 from tests.scaling_law.size.test_model_classes import SHAPES, WIDE_HEADS
 from training import ConfigurationError
 from training.configuration.model_classes import ModelClassArguments, balance_loss_of, causal_class, model_types
+from training.run import causal_model
 from training.run.model import build_model, count_parameters
 
 ROWS, LENGTH, VOCABULARY = 4, 16, 96
@@ -80,21 +82,37 @@ def test_losses_and_gradients_are_those_of_the_class(kind):
             torch.testing.assert_close(one.grad, other.grad, msg=name)
 
 
+def of_other_logits(self, input_ids, use_cache=None, **_):
+    """A forward pass of Llama that changes its logits as no class does."""
+    hidden = self.model(input_ids=input_ids, use_cache=use_cache).last_hidden_state
+    return CausalLMOutputWithPast(logits=self.lm_head(hidden) ** 3)
+
+
 @pytest.mark.parametrize(
-    ("section", "chunked"),
+    ("section", "change"),
     [
-        (TOP_K, True),
-        (EVERY["granitemoe"] | {"logits_scaling": 1.0}, True),
-        (EVERY["granitemoe"] | {"logits_scaling": 4.0}, False),
-        (EVERY["gemma2"], False),
+        (TOP_K, (1.0, None)),
+        (EVERY["llama4_text"], (1.0, None)),
+        (EVERY["granitemoe"] | {"logits_scaling": 4.0}, (0.25, None)),
+        (EVERY["gemma2"], (1.0, 30.0)),
+        (EVERY["gemma2"] | {"final_logit_softcapping": 0.25}, (1.0, 0.25)),
+        (DENSE, None),
     ],
-    ids=["qwen3_moe", "granitemoe", "granitemoe-scaled", "gemma2-capped"],
+    ids=["qwen3_moe", "llama4", "granitemoe-scaled", "gemma2-capped", "gemma2-tightly", "llama-changed"],
 )
-def test_losses_in_chunks_are_those_of_all_logits(section, chunked, monkeypatch):
-    """Where the head is not the last that happens to logits, there are no chunks."""
+def test_losses_in_chunks_are_those_of_all_logits(section, change, monkeypatch, caplog):
+    """Of scaled and capped logits, too; where something else happens to them, there are no chunks."""
     monkeypatch.setattr(losses, "rows_per_chunk", lambda *_: 24)  # of 64 rows
-    model, (inputs, targets) = build_model(config_of(section), seed=0).train(), batch()
-    assert isinstance(model.get_output_embeddings(), losses.SwitchMoeHead) == chunked
+    if change is None:
+        monkeypatch.setattr(LlamaForCausalLM, "forward", of_other_logits)
+    with caplog.at_level("INFO", logger=causal_model.__name__):
+        model, (inputs, targets) = build_model(config_of(section), seed=0).train(), batch()
+    head = model.get_output_embeddings()
+    assert isinstance(head, losses.SwitchMoeHead) == (change is not None)
+    assert change is None or (head.scale, head.cap) == change
+    assert ("LlamaForCausalLM: the head is more than a matrix" in caplog.text) == (change is None)
+    with torch.no_grad():
+        head.weight.mul_(20)  # far enough along the bend of a cap
     found, whole = (model(inputs, targets, 80, output_logits=w, output_token_losses=True) for w in (False, True))
     assert found.logits is None
     torch.testing.assert_close(found.lm_loss, whole.lm_loss)

@@ -4,15 +4,20 @@ import re
 
 import pytest
 import torch
-from accelerate import Accelerator
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.debug import CommDebugMode
 
 from hub import RunRecord
 from tests.model_classes import CLASSES
+from tests.training import ranks
 from tests.training.run.test_causal_model import EVERY, config_of
-from tests.training.run.test_processes import measured, replicated, results
-from tests.training.run.test_run import finish, folders
-from training import ConfigurationError, Run
+from tests.training.run.test_processes import alone, measured, replicated, results, sharded
+from tests.training.run.test_run import assert_same_weights, finish, folders
+from training import Run
 from training.configuration.arguments import OptimizerArguments
+from training.run import optimizers
 from training.run.model import build_model
 from training.run.optimizers import StackedMuon, build_optimizers, hidden_matrices
 
@@ -43,29 +48,81 @@ def test_gate_and_up_are_matrices_of_their_own_where_they_lie_above_one_another(
     assert stacked <= {names[p] for p in (*matrices, *gate_ups)}
 
 
+SETTINGS = {"weight_decay": 0.1, "momentum": 0.9}
+STEPS = 3
+
+
+def drawn(*shapes: tuple[int, ...], seed: int = 0) -> list[torch.Tensor]:
+    draws = torch.Generator().manual_seed(seed)
+    return [torch.randn(*shape, generator=draws) for shape in shapes]
+
+
+def step(optimizer, parameters, gradients) -> None:
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
+    for group in optimizer.param_groups:
+        group["lr"] = 0.02
+    optimizer.step()
+
+
+@pytest.mark.parametrize("most", [1, 300, 2**20], ids="{} numbers together".format)
 @pytest.mark.parametrize("adjust", ["match_rms_adamw", "original"])
-def test_each_expert_is_updated_as_a_matrix_by_itself(adjust):
-    """As torch's Muon updates the same matrices apart."""
-    draws = torch.Generator().manual_seed(0)
-    plain, stack, pair = (torch.randn(*shape, generator=draws) for shape in ((6, 4), (3, 4, 8), (3, 16, 4)))
-    together = [torch.nn.Parameter(tensor.clone()) for tensor in (plain, stack, pair)]
-    apart = [torch.nn.Parameter(m.clone()) for m in (plain, *stack, *(half for e in pair for half in e.chunk(2)))]
-    settings = {"weight_decay": 0.1, "momentum": 0.9, "adjust_lr_fn": adjust}
-    one, other = StackedMuon(together[:2], together[2:], **settings), torch.optim.Muon(apart, **settings)
-    for _ in range(3):
-        gradients = [torch.randn(p.shape, generator=draws) for p in together]
-        for parameter, gradient in zip(together, gradients, strict=True):
-            parameter.grad = gradient
-        whole, stacked, pairs = gradients
-        for parameter, gradient in zip(apart, (whole, *stacked, *(h for e in pairs for h in e.chunk(2))), strict=True):
-            parameter.grad = gradient.contiguous()
-        for optimizer in (one, other):
-            for group in optimizer.param_groups:
-                group["lr"] = 0.02
-            optimizer.step()
-    assert torch.equal(together[0], apart[0])
-    assert torch.equal(together[1], torch.stack(list(apart[1:4])))
-    assert torch.equal(together[2].view(6, 8, 4), torch.stack(list(apart[4:])))
+def test_each_expert_is_updated_as_a_matrix_by_itself(adjust, most, monkeypatch):
+    """As torch's Muon updates the same matrices apart, to the bit: wide, tall and square ones, however they batch."""
+    monkeypatch.setattr(optimizers, "_CACHED", most)
+    shapes = (16, 9), (48, 80), (16, 9), (3, 8, 12), (2, 16, 9), (3, 18, 8), (5, 96, 48)
+    start, pairs = drawn(*shapes), 2
+
+    def split(tensors):
+        """The matrices of `tensors`, of which the last ones hold two each."""
+        singles = [matrix for t in tensors[:-pairs] for matrix in (t.unbind() if t.ndim == 3 else [t])]
+        return singles + [half.contiguous() for t in tensors[-pairs:] for expert in t for half in expert.chunk(2)]
+
+    together = [torch.nn.Parameter(tensor.clone()) for tensor in start]
+    apart = [torch.nn.Parameter(matrix.clone()) for matrix in split(start)]
+    one = StackedMuon(together[:-pairs], together[-pairs:], **SETTINGS, adjust_lr_fn=adjust)
+    other = torch.optim.Muon(apart, **SETTINGS, adjust_lr_fn=adjust)
+    for seed in range(1, 1 + STEPS):
+        gradients = drawn(*shapes, seed=seed)
+        step(one, together, gradients)
+        step(other, apart, split(gradients))
+    for found, expected in zip(split([p.data for p in together]), apart, strict=True):
+        assert torch.equal(found, expected)
+
+
+# Shape, and the dimension that is cut: of experts evenly and not, of matrices, and of a gate above an up projection.
+CUT = [((4, 16, 8), 0), ((3, 8, 8), 0), ((1, 8, 8), 0), ((2, 8, 9), 1), ((15, 9), 0), ((9, 12), 1), ((2, 16, 8), 1)]
+
+
+def updated(gradients: list[list[torch.Tensor]], parameters: list[torch.nn.Parameter]) -> list[torch.Tensor]:
+    optimizer = StackedMuon(parameters[:-1], parameters[-1:], **SETTINGS)
+    for each in gradients:
+        step(optimizer, parameters, each)
+    return [*parameters, *(optimizer.state[parameter]["momentum_buffer"] for parameter in parameters)]
+
+
+def update_shares() -> None:
+    """On two processes: updates of shares are those of one process, to the bit, and experts need no communication."""
+    dist.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("replicate", "shard"))  # as with HSDP
+    shapes = [shape for shape, _ in CUT]
+    placements = [[Replicate(), Shard(dimension)] for _, dimension in CUT]
+    steps = [drawn(*shapes, seed=seed) for seed in range(1 + STEPS)]
+    expected = updated(steps[1:], [torch.nn.Parameter(tensor) for tensor in drawn(*shapes)])
+    start, *gradients = (
+        [distribute_tensor(tensor, mesh, where) for tensor, where in zip(tensors, placements, strict=True)]
+        for tensors in steps
+    )
+    with CommDebugMode() as messages:
+        found = updated(gradients, [torch.nn.Parameter(tensor) for tensor in start])
+    for share, whole in zip(found, expected, strict=True):
+        assert torch.equal(share.full_tensor(), whole)
+    assert messages.get_total_counts() == STEPS * sum(len(shape) == 2 or cut > 0 for shape, cut in CUT)
+    dist.destroy_process_group()
+
+
+def test_sharded_parameters_are_updated_as_whole_ones():
+    assert ranks.run_together(update_shares) == [0, 0]
 
 
 def test_the_rates_and_the_record_say_muon_and_the_name_too(tiny):
@@ -81,13 +138,14 @@ def test_the_rates_and_the_record_say_muon_and_the_name_too(tiny):
 
 
 @pytest.mark.slow
-def test_two_processes_train_as_one(tiny, tmp_path):
+@pytest.mark.parametrize("spread", [replicated, sharded])
+def test_two_processes_train_as_one(tiny, tmp_path, spread):
     """Muon's iteration runs in bf16 here, and lengthens the directions that few tokens give."""
     sizes = {"run__micro_batch_sequences": 1, "model__capacity_group_tokens": 32, "schedule__tokens": [1280]}
     rates = {"optimizer__name": "muon", "optimizer__learning_rate": 0.001}
     one, two = (tiny(**sizes, **rates, run__output_dir=str(tmp_path / name)) for name in ("one", "two"))
     finish(one)
-    replicated(two)
+    spread(two)
     found = measured(two)
     for at, (numbers, _) in measured(one).items():
         assert found[at][0][:2] == pytest.approx(numbers[:2], rel=2e-3), at
@@ -97,9 +155,19 @@ def test_two_processes_train_as_one(tiny, tmp_path):
         assert torch.linalg.vector_norm(parts[name] - weight) < 2e-3 * torch.linalg.vector_norm(weight), name
 
 
-def test_sharded_matrices_are_refused(tiny, monkeypatch):
-    monkeypatch.setattr(Accelerator, "is_fsdp2", property(lambda _: True))
-    with pytest.raises(
-        ConfigurationError, match=r"optimizer\.name: muon; FSDP2 shards matrices that Muon needs whole"
-    ):
-        Run(tiny(optimizer__name="muon")).execute()
+@pytest.mark.slow
+@pytest.mark.parametrize("then", [sharded, alone])
+def test_a_sharded_run_resumes_exactly_and_on_one_process(tiny, tmp_path, then):
+    """The second branch resumes from the checkpoint of the first's branch point, with the momenta of Muon."""
+    usual = {"optimizer__name": "muon", "optimizer__learning_rate": 0.001, "run__micro_batch_sequences": 1}
+    usual["model__capacity_group_tokens"] = 32
+    whole, resumed = (tiny(**usual, run__output_dir=str(tmp_path / name)) for name in ("whole", "resumed"))
+    sharded(whole)
+    sharded(resumed, "--schedule.tokens", "1280")
+    then(resumed)
+    (record, expected), (again, weights) = results(whole)[2560], results(resumed)[2560]
+    if then is sharded:
+        assert again.eval_loss == record.eval_loss
+        assert_same_weights(weights, expected)
+    else:
+        assert again.eval_loss == pytest.approx(record.eval_loss, abs=1e-4)

@@ -3,19 +3,24 @@
 The processes are started as the guide's commands start them.
 """
 
+import os
+import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from hub import RunRecord
-from tests.model_classes import BIAS, CLASSES, NOISY
+from tests.model_classes import BIAS, CLASSES, NOISY, TOP_K
 from tests.test_training_guide import COMMANDS
 from tests.training import ranks
 from tests.training.run.test_run import lines_of
 from training import ConfigurationError, Run
+from training.run import checkpoint, main, sharding
 from training.run.devices import make_accelerator
+from training.run.step import train_step
 
 ROOT = Path(__file__).parents[3]
 PER_STEP = ("loss", "gradient_norm", "balance_loss", "z_loss", "drop_rate")
@@ -37,6 +42,17 @@ def sharded(arguments, *flags: str) -> None:
     environment = guides_environment("one_node_fsdp2", "--num_processes", "2")
     assert environment["ACCELERATE_USE_FSDP"] == "true"
     assert ranks.run_ranks(arguments, *flags, environment=environment | {"ACCELERATE_USE_CPU": "true"}) == [0, 0]
+
+
+def on_four(arguments, *flags: str, replicas: int = 1) -> None:
+    """Sharded over four processes, or over the half of them for each of two replicas (HSDP)."""
+    words, file = ["--num_processes", "4", "--num_machines", "1"], "one_node_fsdp2"
+    if replicas > 1:
+        file, sizes = "multi_node_hsdp", {"dp_replicate": replicas, "dp_shard": 4 // replicas}
+        for name, size in sizes.items():
+            words += [f"--parallelism_config_{name}_size", str(size)]
+    environment = guides_environment(file, *words) | {"ACCELERATE_USE_CPU": "true"}
+    assert ranks.run_ranks(arguments, *flags, world=4, environment=environment) == [0] * 4
 
 
 def alone(arguments, *flags: str) -> None:
@@ -109,18 +125,69 @@ def gentle(tiny, tmp_path):
 def test_two_processes_train_what_one_trains(gentle, changes):
     """Each with micro-batches of its own size: only the capacity group decides what is dropped."""
     common = {"schedule.tokens": [1280], "schedule.batch_ramp": ["0:4"]}
-    one, two, shards = (
+    one, two, shards, divided = (
         gentle(name, **{**common, "run.micro_batch_sequences": micro, **changes})
-        for name, micro in (("one", 4), ("two", 2), ("shards", 1))
+        for name, micro in (("one", 4), ("two", 2), ("shards", 1), ("divided", 1))
     )
     assert Run(one).execute() == 0
     replicated(two)
     sharded(shards)
+    sharded_twice = [shards]
+    if one.model.experts > 1:
+        sharded(divided, "--run.expert_parallel", "2")
+        sharded_twice.append(divided)
     assert changes or min(numbers[-1] for numbers, _ in measured(one).values()) > 0
-    for other in (two, shards):
+    for other in (two, *sharded_twice):
         assert_close(one, other)
         ((record, _),) = results(other).values()
         assert record.hardware.startswith("2 x ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("replicas", "experts"), [(2, 1), (1, 4), (2, 2)])
+def test_four_processes_train_what_one_trains(gentle, replicas, experts):
+    """In replicas of two shards, with experts divided among four, and both."""
+    common = {"schedule.tokens": [1280], "schedule.batch_ramp": ["0:4"]}
+    one, four = gentle("one", **common), gentle("four", **common)
+    assert Run(one).execute() == 0
+    on_four(four, "--run.expert_parallel", str(experts), replicas=replicas)
+    assert_close(one, four)
+    expected, on_all = measured(one), measured(four)
+    for step, ((loss, norm, *_), _) in expected.items():
+        assert on_all[step][0][0] == pytest.approx(loss, rel=0, abs=1e-6)
+        assert on_all[step][0][1] == pytest.approx(norm, rel=1e-5)
+    ((record, _),) = results(four).values()
+    assert record.expert_parallel == experts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", [None, TOP_K], ids=["ours", "qwen3_moe"])
+def test_a_run_with_divided_experts_is_killed_and_resumes_in_other_layouts(gentle, model):
+    """Killed on four processes, resumed there, then on two that divide no experts, then on one."""
+    changes = {"schedule.tokens": [1280, 1920, 2560], "schedule.batch_ramp": ["0:4"], "run.checkpoint_seconds": 1e-3}
+    whole, resumed = gentle("whole", model, **changes), gentle("resumed", model, **changes)
+    alone(whole)
+    divided = "--run.expert_parallel", "4"
+    environment = guides_environment("one_node_fsdp2", "--num_processes", "4") | {"ACCELERATE_USE_CPU": "true"}
+    inputs = (_train_and_die, ranks.save_configuration(resumed), divided)
+    assert ranks.run_together(*inputs, world=4, environment=environment) == [-signal.SIGKILL] * 4
+    assert checkpoint.steps(Path(resumed.run.output_dir) / "trunk")
+    on_four(resumed, *divided, "--schedule.tokens", "1280")
+    sharded(resumed, "--schedule.tokens", "1280", "1920")
+    alone(resumed)
+    assert_close(whole, resumed)
+
+
+def _train_and_die(config: Path, flags: tuple[str, ...]) -> None:
+    """Train as a rank does, and kill this process at its sixth step, while a checkpoint may be being written."""
+
+    def step_or_die(session, step, rate):
+        if step == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return train_step(session, step, rate)
+
+    main.train_step = step_or_die
+    ranks._train(config, flags)
 
 
 @pytest.mark.slow
@@ -145,6 +212,13 @@ def test_losses_stay_fp32_in_bf16(gentle):
         assert found["trunk", step][0][0] == pytest.approx(expected["trunk", step][0][0], abs=1e-6)
 
 
+def mesh(**sizes: int) -> dict[str, str]:
+    """What a launcher of four sharded processes sets for this `parallelism_config`."""
+    asked = {f"PARALLELISM_CONFIG_{name.upper()}_SIZE": str(size) for name, size in sizes.items()}
+    four = {"WORLD_SIZE": "4", "ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
+    return {**four, "ACCELERATE_USE_PARALLELISM_CONFIG": "true", **asked}
+
+
 @pytest.mark.parametrize(
     ("environment", "message"),
     [
@@ -154,6 +228,14 @@ def test_losses_stay_fp32_in_bf16(gentle):
             {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_ACTIVATION_CHECKPOINTING": "true"},
             "it must be false, use run.gradient_checkpointing",
         ),
+        (
+            mesh(dp_replicate=2, dp_shard=3),
+            "dp_replicate 2, dp_shard 3, .*; dp_replicate × dp_shard must be the 4 proc",
+        ),
+        (mesh(dp_replicate=4), "and dp_shard at least 2"),
+        (mesh(dp_shard=2, tp=2), "tp 2, .*; train.py has no tensor, context or sequence parallelism"),
+        (mesh(dp_shard=4) | {"ACCELERATE_USE_FSDP": "false"}, "it needs fsdp_config.fsdp_version 2"),
+        (mesh(dp_shard=4) | {"ACCELERATE_USE_CPU": "true"}, "accelerate launch: .* RANK expected, but not set"),
     ],
 )
 def test_what_would_change_the_numbers_is_refused(gentle, monkeypatch, environment, message):
@@ -163,3 +245,21 @@ def test_what_would_change_the_numbers_is_refused(gentle, monkeypatch, environme
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     with pytest.raises(ConfigurationError, match=message):
         make_accelerator(gentle("alone").run)
+
+
+def test_experts_that_cannot_be_divided_are_refused_before_data_are_read(gentle, monkeypatch):
+    divided = gentle("refused", **{"run.expert_parallel": 4})
+
+    def refused(processes: int, message: str, is_fsdp2: bool = True) -> None:
+        replicas = SimpleNamespace(dp_replicate_size=2)
+        fields = {"parallelism_config": replicas, "num_processes": processes, "device": torch.device("cpu")}
+        with pytest.raises(ConfigurationError, match=f"^run.expert_parallel: 4; {message}"):
+            sharding.check_layout(divided, SimpleNamespace(is_fsdp2=is_fsdp2, **fields))
+
+    refused(8, "it needs FSDP2", is_fsdp2=False)
+    refused(12, "it must divide the 6 processes that share a model")
+    with pytest.raises(ConfigurationError, match="expert_parallel: 2; it needs FSDP2"):
+        Run(gentle("alone", **{"run.expert_parallel": 2, "data.cache_dir": "unread"}))
+    assert not Path("unread").exists()
+    monkeypatch.setattr(sharding, "version", lambda name: "5.17.0")
+    refused(8, "it needs transformers 5.23 or newer; 5.17.0 is installed")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -43,10 +44,25 @@ def test_micro_batches_on_two_processes_give_the_gradients_of_one():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("world", "layouts"), [(2, 1), (4, 4)])
+def test_replicas_and_divided_experts_give_the_gradients_of_one(world, layouts):
+    """HSDP, experts divided among all or some of the shards, and both; the script compares what is saved by bits.
+
+    In bf16 an expert's gradient is rounded once for the tokens of all processes, and not once for those of each.
+    """
+    compared = cases("layouts", world)
+    assert len(compared) == 5 * layouts
+    for case in compared:
+        by_expert = "over 1" not in case["case"]
+        assert case["off"] < (2**-6 if case["half"] and by_expert else 1e-6), case
+        assert case["largest_share"] == int(re.search(r"(\d) x", case["case"])[1]), case
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 4])
 def test_the_peak_of_a_sharded_step_is_predicted(world):
     """All processes do the same; what gloo's threads let go of late makes the peak of some higher, never lower."""
     found = cases("memory", world)
-    assert len(found) == 6
+    assert len(found) == 9
     for case in found:
         assert case["total"] == pytest.approx(min(case["measured"]), rel=0.1), case

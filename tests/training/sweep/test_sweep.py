@@ -4,13 +4,16 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
 from functools import partial
 from math import inf
 from pathlib import Path
+from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import yaml
 from filelock import FileLock
@@ -25,6 +28,7 @@ from scaling_law.planning.scale_out import scale_out
 from studies.crossing.records import EXPERTS, TOKENS, WIDTHS, read_sweep
 from tests.conftest import wait_for
 from tests.guides import ROOT
+from tests.hub.samples import make_record
 from tests.training.run.test_run import finish
 from tests.training.sweep.commands import command
 from training import ConfigurationError, Sweep, plan_sweep, run_sweep
@@ -32,7 +36,15 @@ from training.sweep import run as sweep_run
 from training.sweep.engine import EngineError
 from training.sweep.file import SweepRun
 from training.sweep.run import Local, sweep_progress
-from training.sweep.status import Attempt, lock_of, measured_flops_per_second, state, status, trained_tokens
+from training.sweep.status import (
+    Attempt,
+    lock_of,
+    measured_flops_per_second,
+    state,
+    status,
+    status_table,
+    trained_tokens,
+)
 
 CONFIGS = Path(training.__file__).parent / "configs" / "accelerate"
 
@@ -249,6 +261,19 @@ def test_progress_counts_the_trunk_once(run):
     assert now.seconds_left == 256 / 100
 
 
+def test_status_tells_the_final_loss_and_whether_the_run_is_on_its_track(run):
+    write_log(run, "trunk")
+    assert (status(run).forecast, status(run).verdict) == (None, None)
+    write_log(run, "trunk", forecast_loss=2.25, forecast_low=2.0, forecast_high=2.5)
+    assert (status(run).forecast, status(run).verdict) == (2.25, "on track")
+    write_log(run, "trunk", off_track=True)
+    write_log(run, run.folder_of(run.branches[0]).name, 10, forecast_loss=2.25, forecast_low=2.0, forecast_high=2.5)
+    assert "2.250 ± 0.250, off track" in status_table([status(run)]).markdown()
+    stopped = make_record(status="intermediate", stopped="hopeless: final loss 3.0 to 3.1 (99%)")
+    stopped.save(run.folder_of(run.branches[0]) / "model")
+    assert status(run).verdict == "hopeless"
+
+
 def test_devices_are_paid_for_as_long_as_they_trained(run):
     assert status(run).device_seconds == 0
     write_log(run, "trunk", wall_seconds=20.0, devices=4)
@@ -381,6 +406,38 @@ def test_a_failed_run_is_tried_again_and_does_not_stop_the_rest(good_and_bad, ti
     assert_one_finished_and_one_failed_twice(good_and_bad, run_sweep(good_and_bad, workers=2, retries=1))
 
 
+def test_a_sweep_is_watched_until_all_runs_have_ended(tiny, tmp_path, monkeypatch):
+    path, shown = tmp_path / "sweep.yaml", []
+    values = {"base": tiny().to_dict(), "output_dir": str(tmp_path / "runs"), "grid": {"run.seed": [0, 1]}}
+    path.write_text(yaml.safe_dump(values))
+    first, second = Sweep.load(path).runs
+
+    def later(seconds):
+        """One run finishes after the first look, the other fails after the second."""
+        shown.append(seconds)
+        if len(shown) == 1:
+            finish(tiny())
+            shutil.copytree(tmp_path / "run", first.folder)
+        else:
+            second.folder.mkdir(parents=True)
+            Attempt(1, stopped=False).save(second.folder)
+
+    monkeypatch.setattr("training.sweep.__main__.time", Mock(sleep=later))
+    printed = command(path, "watch", "--seconds", "7")
+    assert shown == [7, 7]
+    assert all(
+        word in printed for word in ("finished", "failed", "tokens001.28K", "tokens002.56K", "the law moved by")
+    )
+    records = first.records()
+    errors = JointLaw.published().loss(
+        *(np.array([getattr(r, n) for r in records]) for n in ("n_active", "tokens", "experts"))
+    )
+    off = np.array([record.eval_loss for record in records]) - errors
+    rows = [line for line in printed.splitlines() if records[0].run_id in line]
+    assert f"{off[0] - off.mean():+.4f}" in rows[-1]
+    assert "'publish' is unknown" in command(path, "watch", "--law", "publish", exit_code=2)
+
+
 @pytest.mark.slow
 def test_runs_that_accelerate_launches_finish_and_fail(good_and_bad):
     assert_one_finished_and_one_failed_twice(good_and_bad, run_sweep(good_and_bad, workers=2, retries=1))
@@ -408,7 +465,9 @@ def test_a_sweep_is_cancelled_from_elsewhere(tiny, tmp_path):
 def test_what_would_be_started_is_shown(sweep_of, tiny, tmp_path):
     (tmp_path / "sweep.yaml").write_text(yaml.safe_dump({"base": tiny().to_dict(), "output_dir": "runs"}))
     shown = partial(command, tmp_path / "sweep.yaml", "run", "--dry-run")
-    assert "train.py --config runs/d64-E4-seed0/launch.yaml" in shown()
+    assert "train.py --config runs/d64-E4-seed0/launch.yaml\n" in shown()
+    assert "launch.yaml --run.stop_hopeless true\n" in shown("--stop-hopeless")
+    assert "--on slurm does not take it" in shown("--on", "slurm", "--stop-hopeless", exit_code=2)
     refused = shown("--partition", "gpu", exit_code=2)
     assert "--partition: --on local does not take it; it takes --workers" in refused
 

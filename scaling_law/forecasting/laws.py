@@ -1,0 +1,106 @@
+"""The laws that forecast a sweep's runs as one law, which `optimal`, `plan` and all other questions can ask."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+
+from scaling_law.fitting.fitting import errors_of, fit, rms
+from scaling_law.fitting.penalty import values_of
+from scaling_law.fitting.prior import Prior, law_of, modes
+from scaling_law.forecasting.forecast import learnt, table_of
+from scaling_law.forecasting.forecasters import BY_COMPUTE, LADDER, PRIOR, PUBLISHED, RESAMPLES, forecasters, have
+from scaling_law.forecasting.stack import gather, stack
+from scaling_law.formulas.conditions import Conditions
+from scaling_law.formulas.law import positive
+from scaling_law.law import JointLaw, Law, StackLaw
+from scaling_law.planning.limits import Quantity
+from scaling_law.runs.recipes import check_mix
+from scaling_law.runs.table import Runs, load_runs
+
+AHEAD = 10.0  # times the largest run's FLOPs, unless said
+DRAWS = 400
+
+
+def stack_laws(
+    runs: Any,
+    flops: Quantity | None = None,
+    *,
+    prior: Prior | Literal["public"] | None = "public",
+    kinds: Collection[str] | None = None,
+    seed: int = 0,
+    mix: str | Collection[str] = (),
+) -> StackLaw:
+    """The laws that `runs` support as one law, weighed as `forecast` weighs them for a model of this budget.
+
+    Args:
+        flops: of training, at which it will be asked (None: ten times the largest run's).
+        runs, prior, kinds, seed, mix: as in `forecast`.
+
+    Laws of one E alone and ladders are left out; where the runs have several E, Chinchilla laws are of all runs, moved
+    to dense by the published gain. Its draws hold the errors of the laws and their disagreement; what `forecast` adds
+    for the noise of a new run and for distance they do not. ValueError and RunsError as `forecast`.
+    """
+    table = runs if isinstance(runs, Runs) else load_runs(runs)
+    check_mix(table.recipe, (), mix, table.source)
+    table = replace(table, recipe={})
+    in_units, defaults, _ = learnt(prior, table)
+    largest = int(np.argmax(table.flops))
+    ahead = AHEAD if flops is None else float(positive("flops", flops)) / float(table.flops[largest])
+    usual = float(table.experts[largest])
+    at = usual if have(table, usual).all() else 1.0
+    dense = replace(table, experts=np.full(len(table), at), loss=table.loss / _gain(table, at))
+    of_models = {name: table[name][[largest]] for name in ("n_active", "tokens", "experts", *table.columns)}
+    of_models |= {name: of_models[name] * np.sqrt(ahead) for name in ("n_active", "tokens")}
+    candidates = forecasters(table, at, in_units, kinds, seed, alone=False)
+    below_zero = JointLaw.published().c < errors_of(JointLaw.published(), table).mean()  # once it is moved
+    unfit = (LADDER, PUBLISHED) if below_zero else (LADDER,)
+    candidates = {name: law for name, law in candidates.items() if not name.startswith(unfit)}
+    evidence = gather(table, table_of(of_models), candidates)
+    weights = {name: float(of_law[1, 0]) for name, of_law in stack(evidence, defaults).laws.items()}
+    laws = {
+        name: (_law(name.partition(",")[0], dense if "," in name else table, in_units, seed), weight)
+        for name, weight in weights.items()
+        if weight > 0
+    }
+    told = ", ".join(f"{weight:.2f} {name}" for name, weight in weights.items() if weight >= 0.005)
+    law = StackLaw.of(laws, DRAWS, seed, experts=at)
+    conditions = Conditions(
+        f"stacked on {table.source} ({table.loss_name}): {told}",
+        n_runs=len(table),
+        rmse=rms(errors_of(law, table)),
+        ranges=table.ranges(),
+        dataset=table.dataset,
+        commit=table.commit,
+        vocab_size=table.vocab_size,
+        where=table.where,
+    )
+    return law.replace(conditions=conditions)
+
+
+def _gain(runs: Runs, experts: float) -> Any:
+    """The loss at a run's E over that at another E, in the published law."""
+    law, at = JointLaw.published(), (runs.n_active, runs.tokens)
+    return law.loss(*at, runs.experts) / law.loss(*at, experts)
+
+
+def _law(name: str, runs: Runs, prior: Prior | None, seed: int) -> Law:
+    """The law that a forecaster of this name predicts with, fitted to all runs, with draws."""
+    rng = np.random.default_rng(seed)
+    if name == PUBLISHED:
+        published, errors = JointLaw.published(), errors_of(JointLaw.published(), runs)
+        moved = published.replace(c=published.c - errors.mean())
+        draws = np.tile([*moved.coefficients.values()], (RESAMPLES, 1))
+        scatter = errors.std(ddof=1) / np.sqrt(len(runs)) if len(runs) > 1 else 0.0
+        draws[:, moved.coefficient_names().index("c")] += scatter * rng.standard_normal(RESAMPLES)
+        return moved.replace(draws=draws)
+    if name in (PRIOR, BY_COMPUTE) and prior is not None:
+        mode = modes(runs, [prior], (runs.flops / runs.flops.max()) ** (name == BY_COMPUTE))
+        law = law_of(mode.natural[0], prior.kind)
+        drawn = values_of(law.form, rng.multivariate_normal(mode.natural[0], mode.covariance[0], RESAMPLES))
+        return law.replace(draws=np.stack([drawn[name] for name in law.coefficient_names()], axis=1))
+    result = fit(runs, name)
+    return result.bootstrap(RESAMPLES, seed).law if runs.n_trunks > 1 else result.law

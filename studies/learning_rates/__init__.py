@@ -1,0 +1,1 @@
+"""Best learning rates of other labs' grids as one law, and how far labs lie apart."""

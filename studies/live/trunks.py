@@ -1,0 +1,90 @@
+"""Trunks with their step logs: those of docs/studies/crossing.md that kept one, and a sweep trained for this page."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import hub
+from hub import RunRecord
+from hub.base import atomic
+from scaling_law import Runs, TrainingCurve, load_runs
+from scaling_law.forecasting.live import curve_of
+from studies.crossing.records import gather, read_sweep
+
+FOLDER = Path(__file__).parent
+SHORTEST = 9e5  # tokens of the runs that laws are fitted to and that are judged, as in the crossing
+
+
+@dataclass(frozen=True)
+class Logged:
+    """A finished run with its curve; runs of one `sweep` share text, tokenizer and recipe."""
+
+    sweep: str
+    trunk: str
+    d_model: int
+    curve: TrainingCurve
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The runs of a sweep that laws are fitted to, and those of them that kept a log."""
+
+    name: str
+    runs: Runs
+    logged: tuple[Logged, ...]
+
+    def without(self, left_out: Iterable[bool]) -> Runs:
+        return self.runs.subset(~np.asarray(left_out))
+
+
+def read() -> list[Sweep]:
+    crossing = FOLDER.parent / "crossing"
+    counted = read_sweep(crossing / "runs.jsonl").counted
+    sweeps = [_sweep("crossing", counted, crossing)]
+    if (FOLDER / "runs.jsonl").exists():
+        sweeps.append(_sweep("live", load_runs(FOLDER / "runs.jsonl"), FOLDER))
+    return sweeps
+
+
+def _sweep(name: str, runs: Runs, folder: Path) -> Sweep:
+    records = {r.run_id: r for r in hub.load_records(folder / "runs.jsonl") if r.sweep == name}
+    logs = sorted((folder / "logs").glob("*.jsonl.gz"))
+    logged = [one for log in logs for one in _logged(name, log, records.values())]
+    return Sweep(name, runs.subset(runs.tokens >= SHORTEST), tuple(logged))
+
+
+def _logged(sweep: str, log: Path, records: Iterable[RunRecord]) -> Iterable[Logged]:
+    lines = [json.loads(line) for line in gzip.decompress(log.read_bytes()).splitlines()]
+    name = log.name.removesuffix(".jsonl.gz")
+    for record in records:
+        trunk, _, end = record.run_id.rpartition("-")
+        if trunk == f"{sweep}-{name}" and record.status == "final":
+            point = record.branch_point_tokens or 0
+            own = [line for line in lines if line["part"].startswith(f"{end}-")]
+            shared = [line for line in lines if line["part"] == "trunk" and line["tokens"] <= point]
+            yield Logged(sweep, trunk, record.d_model, curve_of(record, [*shared, *own]))
+
+
+def take(runs: Sequence[Path]) -> list[Path]:
+    """Keep the records and the logs, of tokens and losses alone, of the finished runs in these folders."""
+    written = [gather(runs, FOLDER / "runs.jsonl")]
+    for folder in sorted(path.parents[1] for run in runs for path in run.rglob("trunk/log.jsonl")):
+        text = "".join(json.dumps(line) + "\n" for log in sorted(folder.glob("*/log.jsonl")) for line in _lines(log))
+        written.append(FOLDER / "logs" / f"{folder.name}.jsonl.gz")
+        written[-1].parent.mkdir(exist_ok=True)
+        atomic.write_bytes(written[-1], gzip.compress(text.encode(), mtime=0))
+    return written
+
+
+def _lines(log: Path) -> Iterable[dict[str, Any]]:
+    kept = ("tokens", "loss", "loss_spike")
+    for line in map(json.loads, log.read_text(encoding="utf-8").splitlines()):
+        if "loss" in line:
+            yield {"part": log.parent.name} | {name: line[name] for name in kept if name in line}

@@ -1,0 +1,156 @@
+"""Forecasts of runs that train: exact where runs are, calibrated where they scatter, else silent or refused."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from scaling_law import ChinchillaLaw, LiveForecast, TrainingCurve
+from scaling_law.forecasting.live import FREEDOM, UNCHECKED, curve_of
+from tests.hub.samples import make_record
+
+pytestmark = pytest.mark.light
+LAW = ChinchillaLaw(m=400.0, mu=-0.34, n=1000.0, nu=-0.30, c=1.7)
+SIZES = (1e8, 2e8, 4e8)
+
+
+def curve(n=2e8, tokens=4e9, miss=0.0, gap=0.04, noise=0.0, seed=0, lines=200, final=True, **fields):
+    """A warmup-stable-decay run whose losses lie by exp(`miss`) above the law, and by exp(`gap`) before the decay."""
+    rng = np.random.default_rng(seed)
+    at = np.linspace(tokens / lines, tokens, lines)
+    left = np.minimum(1.0, (1 - at / tokens) / 0.2)
+    log_loss = np.log(LAW.loss(n, at)) + miss + gap * left + noise * rng.normal(size=lines)
+    last = float(LAW.loss(n, tokens) * np.exp(miss)) if final else None
+    return TrainingCurve(at, np.exp(log_loss), tokens, {"n_active": n}, final=last, trunk=f"{seed}", **fields)
+
+
+def test_a_curve_like_those_of_its_peers_ends_as_they_do():
+    peers = [curve(n, 4e9 * f, miss=0.02, seed=i) for i, (n, f) in enumerate((n, f) for n in SIZES for f in (0.5, 1))]
+    run = curve(miss=0.02)
+    for share in (0.1, 0.5, 0.85, 0.95):
+        estimate = LiveForecast(peers, LAW).of(run.until(share))
+        assert estimate.loss == pytest.approx(run.final, rel=0.002)
+        assert not estimate.off_track()
+        low, high = estimate.interval(0.9)
+        assert low < run.final < high
+        assert high / low < 1.08
+
+
+def test_its_own_curve_moves_a_forecast_as_far_as_it_told_of_the_end_before():
+    """Misses of the law by 5 % that last from the start are seen in the curve; those of the last step are not."""
+    rng = np.random.default_rng(1)
+    misses = 0.05 * rng.normal(size=24)
+    peers = [curve(miss=miss, noise=0.005, seed=i + 1) for i, miss in enumerate(misses)]
+    run = curve(miss=0.08, noise=0.005, seed=99)
+    moved = LiveForecast(peers, LAW).of(run.until(0.5))
+    assert moved.loss == pytest.approx(run.final, rel=0.01)
+    assert abs(np.log(moved.law / run.final)) > 0.04
+    assert moved.spread < 0.5 * moved.law_spread
+    late = [replace(peer, final=float(peer.final * np.exp(x))) for peer, x in zip(peers, -misses, strict=True)]
+    assert LiveForecast(late, LAW).of(run.until(0.5)).loss == pytest.approx(float(LAW.loss(2e8, 4e9)), rel=0.02)
+
+
+def test_intervals_hold_what_they_say():
+    """400 families of runs whose law misses, gaps and noise scatter: 50, 90 and 99 % of the ends are inside."""
+    inside = []
+    for family in range(400):
+        rng = np.random.default_rng(family)
+        runs = [
+            curve(
+                *(rng.choice(SIZES), 4e9 * rng.choice([0.5, 1.0, 2.0])),
+                miss=0.02 * rng.normal(),
+                gap=0.05 + 0.02 * rng.normal(),
+                noise=0.02,
+                seed=1000 * family + i,
+                lines=60,
+            )
+            for i in range(9)
+        ]
+        estimate = LiveForecast(runs[1:], LAW).of(runs[0].until(0.6))
+        inside.append([low < runs[0].final < high for low, high in map(estimate.interval, (0.5, 0.9, 0.99))])
+    half, nine, most = np.mean(inside, axis=0)
+    assert 0.45 < half < 0.68
+    assert 0.87 < nine < 0.97
+    assert most > 0.97
+
+
+def test_branches_of_one_trunk_tell_no_more_than_one_run():
+    peers = [curve(miss=0.03, noise=0.01, seed=i) for i in range(3)]
+    copies = [replace(peer, horizon=peer.horizon * (1 + k / 1e9)) for peer in peers for k in range(10)]
+    one, ten = (LiveForecast(runs, LAW).of(curve(seed=9).until(0.5)) for runs in (peers, copies))
+    assert ten.freedom == pytest.approx(one.freedom)
+    assert ten[1:4] == pytest.approx(one[1:4])
+
+
+def test_without_a_law_runs_as_long_carry_the_forecast_and_nothing_else_does():
+    peers = [curve(n, miss=0.5, seed=i) for i, n in enumerate(SIZES)]
+    run = curve(n=3e8, miss=0.5)
+    assert LiveForecast(peers).of(run.until(0.6)).loss == pytest.approx(run.final, rel=0.01)
+    assert LiveForecast().of(run.until(0.6)) is None
+    assert LiveForecast(peers).of(curve(tokens=8e9, final=False).until(0.6)) is None, "beyond the longest of them"
+
+
+def test_a_law_alone_is_trusted_as_far_as_laws_that_no_run_has_checked():
+    estimate = LiveForecast(law=LAW).of(curve(miss=0.2).until(0.5))
+    assert estimate.law == pytest.approx(float(LAW.loss(2e8, 4e9)))
+    assert (estimate.law_spread, estimate.freedom) == (UNCHECKED, FREEDOM)
+    assert estimate.law < estimate.loss < estimate.law * np.exp(0.2)
+
+
+def test_nothing_is_said_before_the_first_tenth_or_during_the_warm_up():
+    forecast = LiveForecast([curve(seed=i) for i in range(1, 4)], LAW)
+    assert forecast.of(curve().until(0.09)) is None
+    assert forecast.of(curve().until(0.1)) is not None
+    assert forecast.of(curve(warmup_tokens=4e8).until(0.15)) is None
+    assert forecast.of(TrainingCurve([], [], 4e9, {"n_active": 2e8})) is None
+
+
+def test_a_run_off_its_track_is_seen_and_a_spike_is_not():
+    forecast = LiveForecast([curve(miss=0.01 * (i - 3), noise=0.01, seed=i) for i in range(1, 7)], LAW)
+    run = curve(noise=0.01).until(0.6)
+    assert not forecast.of(run).off_track()
+    worse = run.losses * np.where(run.tokens > 0.4 * run.horizon, 1.25, 1.0)
+    assert forecast.of(replace(run, losses=worse)).off_track()
+
+
+def test_a_record_and_its_log_make_a_curve_without_spikes_and_skipped_steps():
+    run = make_record()
+    lines = [{"tokens": t, "loss": 3.0 - t / run.tokens} for t in np.linspace(1, run.tokens, 50).astype(int).tolist()]
+    spoilt = [*lines[:20], lines[20] | {"loss": 20.0, "loss_spike": True}, lines[21] | {"loss": None}, *lines[22:]]
+    read = curve_of(run, [*spoilt, {"tokens": run.tokens, "eval_loss": 2.5}])
+    assert len(read.tokens) == 48
+    assert read.losses.max() < 3.0
+    assert read.final == run.eval_loss
+    assert read.model["n_active"] == run.n_active
+    assert (read.horizon, read.trunk) == (run.schedule.horizon_tokens, run.run_id), "its own trunk"
+    assert curve_of(run.replaced(status="intermediate"), lines).final is None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"horizon": None}, "horizon=None must be the tokens at which the run ends"),
+        ({"decay": 0.0}, "decay=0.0 must be a share of the tokens"),
+        ({"model": {"d_model": 64.0}}, "must have a positive n_active"),
+        ({"final": -1.0}, "final=-1 must be positive and finite"),
+        ({"losses": [1.0, np.nan]}, "losses=nan must be positive and finite"),
+        ({"losses": [1.0]}, "one loss each is needed"),
+        ({"tokens": [2.0, 2.0]}, "tokens must be positive and increase"),
+    ],
+)
+def test_what_is_no_curve_is_refused(wrong, message):
+    fields = {"tokens": [1.0, 2.0], "losses": [3.0, 2.0], "horizon": 4.0, "model": {"n_active": 10.0}}
+    with pytest.raises(ValueError, match=message):
+        TrainingCurve(**fields | wrong)
+
+
+def test_runs_that_cannot_be_compared_are_refused_or_said():
+    with pytest.raises(ValueError, match=r"decay=0\.5: finished runs decay over 0\.2"):
+        LiveForecast([curve(), curve(decay=0.5)], LAW)
+    with pytest.raises(ValueError, match=r"decay=0\.5: finished runs decay over 0\.2"):
+        LiveForecast([curve()], LAW).of(curve(decay=0.5).until(0.5))
+    with pytest.raises(ValueError, match="has no final loss yet"):
+        LiveForecast([curve(final=False)])
+    assert not [w for w in LiveForecast([curve(miss=0.1)], LAW).warnings(curve()) if "nats" in w]
+    assert any("×0.22 the law's" in w for w in LiveForecast([curve(miss=-1.5)], LAW).warnings(curve()))
+    assert LiveForecast([curve()]).warnings(curve()) == []

@@ -1,0 +1,263 @@
+"""Runs in trackers: real stores of trackio, its real server, and W&B's API as a server of ours on loopback has it."""
+
+import json
+import threading
+from contextlib import contextmanager
+from datetime import datetime, timedelta, timezone
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import numpy as np
+import pytest
+
+from scaling_law import load_runs
+from scaling_law.runs import trackers
+from scaling_law.runs.table import RunsError
+from scaling_law.runs.trackers import tracker_rows
+
+COLUMNS = {"n_active": "params", "experts": "model.experts"}
+LOSSES = np.linspace(4.0, 3.0, 40)
+LOSSES[37] = 2.5  # a dip that is not the end
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    """A real store of trackio: three runs, each of a size of its own."""
+    trackio = pytest.importorskip("trackio")
+    from trackio import sqlite_storage, utils
+
+    folder = tmp_path / "trackio"
+    folder.mkdir()
+    monkeypatch.setenv("TRACKIO_DIR", str(folder))
+    for module in (sqlite_storage, utils):  # read from the environment when it is imported
+        monkeypatch.setattr(module, "TRACKIO_DIR", folder)
+    for i in range(3):
+        log(trackio, f"run{i}", {"params": 1e6 * (i + 1), "model": {"experts": 4, "tokens": 1}, "optimizer": "adamw"})
+    return folder
+
+
+def log(trackio, name, config, losses=LOSSES, key="train/loss"):
+    trackio.init(project="my.sweep", name=name, config=config, embed=False)
+    for step, loss in enumerate(losses):
+        trackio.log({key: float(loss), "tokens": 2e6 * (step + 1), "note": "text"}, step=step)
+    trackio.finish()
+
+
+@pytest.mark.parametrize(
+    ("final", "loss", "said"),
+    [
+        ("last", 3.0, "train/loss last logged"),
+        ("minimum", 2.5, "train/loss least logged"),
+        ("smoothed", LOSSES[-2:].mean(), "train/loss mean of the last 5 % logged"),
+    ],
+)
+def test_a_store_of_trackio(store, final, loss, said):
+    before = {path.name: path.read_bytes() for path in store.iterdir()}
+    runs = load_runs("trackio:my.sweep", columns=COLUMNS, final=final)
+    assert runs.run_id == ("run0", "run1", "run2")
+    assert runs.n_active.tolist() == [1e6, 2e6, 3e6]
+    assert runs.tokens.tolist() == [8e7] * 3  # as logged, not as configured
+    assert runs.experts.tolist() == [4] * 3
+    assert runs.loss == pytest.approx([loss] * 3)
+    assert runs.read_as == f"{said}; n_active = params; experts = model.experts"
+    assert {path.name: path.read_bytes() for path in store.iterdir()} == before
+
+
+def test_filters_and_sizes_inside_the_configuration(store):
+    runs = load_runs("trackio:my.sweep", columns={"n_active": "params"}, where="n_active > 1M, optimizer = adamw")
+    assert runs.run_id == ("run1", "run2")
+    assert "experts = model.experts" in runs.read_as
+
+
+def test_what_a_tracker_has_is_shown_where_columns_are_missing(store):
+    with pytest.raises(RunsError) as error:
+        load_runs("trackio:my.sweep")
+    missing = "missing column n_active (or d_model and n_blocks); there are: step (39.0), train/loss (3.0)"
+    assert missing in str(error.value)
+    assert "params (1000000.0)" in str(error.value)
+    assert "note" not in str(error.value)
+
+
+def test_two_runs_of_one_name_and_a_run_of_another_metric(store):
+    import trackio
+
+    log(trackio, "run1", {"params": 5e6, "model": {"experts": 4}})
+    log(trackio, "run9", {"params": 5e6, "model": {"experts": 4}}, key="loss_of_another_name")
+    same = r"row 3 \(run1\): duplicate of row 1 \(run1\) \(same run_id; where='id != "
+    with pytest.raises(RunsError, match=same) as error:
+        load_runs("trackio:my.sweep", loss="train/loss", columns=COLUMNS)
+    assert "row 4 (run9): train/loss=None must be positive and finite" in str(error.value)
+
+
+def test_numbers_of_other_units(store):
+    import trackio
+
+    log(trackio, "large", {"params": 5e15, "model": {"experts": 4}})
+    log(trackio, "perplexity", {"params": 5e6, "model": {"experts": 4}}, [33.0, 22.0])
+    with pytest.raises(RunsError, match=r"row 3 \(large\): 1.6e-08 tokens per parameter, in other units") as error:
+        load_runs("trackio:my.sweep", columns=COLUMNS)
+    assert "row 4 (perplexity): train/loss=22 is no loss in nats per token" in str(error.value)
+    kept = load_runs("trackio:my.sweep", columns=COLUMNS, on_invalid="skip")
+    assert len(kept) == 3
+    assert len(kept.skipped) == 2
+
+
+def test_runs_under_way_are_left_out_and_named(store, monkeypatch):
+    now = datetime.now(timezone.utc)
+    read = trackers._table
+
+    def logged_minute_by_minute(ask, name):  # run2 until now, the others until an hour ago
+        rows = read(ask, name)
+        for line in rows if name == "metrics" else ():
+            end = now if line["run_name"] == "run2" else now - timedelta(hours=1)
+            line["timestamp"] = (end - timedelta(minutes=39 - line["step"])).isoformat()
+        return rows
+
+    monkeypatch.setattr(trackers, "_table", logged_minute_by_minute)
+    runs = load_runs("trackio:my.sweep", columns=COLUMNS)
+    assert runs.run_id == ("run0", "run1")
+    assert runs.skipped == ("run2 is running",)
+    assert len(load_runs("trackio:my.sweep", columns=COLUMNS, status=None)) == 3
+
+
+def test_a_project_that_is_not_there(store):
+    with pytest.raises(RunsError, match=r"trackio:'mysweap' is unknown: did you mean 'mysweep'\?"):
+        load_runs("trackio:mysweap")
+
+
+def test_a_server_of_trackio_answers_as_its_store(store, monkeypatch):
+    trackio = pytest.importorskip("trackio")
+    monkeypatch.setattr(trackers, "PAGE", 50)
+    app, url, *_ = trackio.show(open_browser=False, block_thread=False)
+    try:
+        served = tracker_rows(f"trackio:{url.rstrip('/')}/my.sweep", "smoothed")
+        assert served.rows == tracker_rows("trackio:my.sweep", "smoothed").rows
+        with pytest.raises(RunsError, match=r"its server answered 500 .*none"):
+            load_runs(f"trackio:{url.rstrip('/')}/none")
+    finally:
+        app.close()
+    with pytest.raises(RunsError, match="its server does not answer"):
+        load_runs("trackio:http://127.0.0.1:9/my.sweep")
+
+
+def test_a_dataset_that_trackio_synchronised(store, monkeypatch, tmp_path):
+    """Its parquet files, written by trackio, in a folder that stands for the Hub."""
+    pytest.importorskip("pyarrow")
+    from trackio.sqlite_storage import SQLiteStorage
+
+    from hub import open_store
+
+    monkeypatch.setattr(SQLiteStorage, "_dataset_import_attempted", True)
+    SQLiteStorage.export_to_parquet()
+    files = {path.name: path.read_bytes() for path in store.glob("mysweep*.parquet")}
+    place = open_store(tmp_path / "hub")
+    place.update("dataset", "logs", (), lambda _: files, "runs")
+    monkeypatch.setattr(trackers.hub, "open_store", lambda name: {"hf://org": place}[name])
+    synchronised = tracker_rows("trackio:datasets/org/logs/mysweep", "minimum").rows
+    assert synchronised == tracker_rows("trackio:my.sweep", "minimum").rows
+
+
+# ------------------------------------------------------------------ W&B
+
+
+class WandB(BaseHTTPRequestHandler):
+    """Answers as api.wandb.ai does: pages of runs, with configuration and summary as texts, and sampled histories."""
+
+    def do_POST(self):
+        query = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.asked.append((self.headers.get("Authorization"), query["variables"]))
+        runs, variables = self.server.runs, query["variables"]
+        project = None
+        if variables["project"] == "sweep" and "run" in variables:
+            keys = [json.loads(spec)["keys"] for spec in variables["specs"]]
+            assert [names[0] for names in keys] == ["_step"] * len(keys)
+            history = [[{"_step": i, name: x} for i, x in enumerate(LOSSES)] for _, name in keys]
+            project = {"run": {"sampledHistory": history}}
+        elif variables["project"] == "sweep":
+            at = int(variables["cursor"] or 0)
+            page = {"endCursor": str(at + 2), "hasNextPage": at + 2 < len(runs)}
+            project = {"runs": {"edges": [{"node": run} for run in runs[at : at + 2]], "pageInfo": page}}
+        answer = {"data": {"project": project}} if self.headers.get("Authorization") else {"error": "no key"}
+        body = json.dumps(answer).encode()
+        self.send_response(200 if self.headers.get("Authorization") else 401)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+@contextmanager
+def serving(handler):
+    server = HTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def node(i, state="finished", **config):
+    summary = {"eval/loss": 3.0, "tokens": 8e7, "_step": 39, "_runtime": 12.5, "_wandb": {"runtime": 12}}
+    config = {"params": 1e6 * (i + 1), "experts": 4, "optim": {"name": "adamw"}} | config
+    texts = {"config": {name: {"value": value, "desc": None} for name, value in config.items()}}
+    texts["config"]["_wandb"] = {"value": {"cli_version": "0.31.0"}}
+    texts["summaryMetrics"] = summary
+    return {"name": f"id{i}", "displayName": f"run{i}", "state": state, **{n: json.dumps(v) for n, v in texts.items()}}
+
+
+@pytest.fixture
+def wandb(monkeypatch):
+    with serving(WandB) as server:
+        server.runs, server.asked = [node(0), node(1), node(2), node(3, "running"), node(4, "crashed")], []
+        monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{server.server_port}")
+        monkeypatch.setenv("WANDB_API_KEY", "a-key-of-this-test")
+        yield server
+
+
+@pytest.mark.parametrize(("final", "loss"), [("last", 3.0), ("minimum", 2.5), ("smoothed", LOSSES[-2:].mean())])
+def test_runs_of_w_and_b(wandb, final, loss):
+    runs = load_runs("wandb:lab/sweep", columns={"n_active": "params"}, where="status = final", final=final)
+    assert runs.run_id == ("run0", "run1", "run2")
+    assert runs.loss == pytest.approx([loss] * 3)
+    assert runs.tokens.tolist() == [8e7] * 3
+    assert runs.n_active.tolist() == [1e6, 2e6, 3e6]
+    assert runs.skipped == ("run3 is running", "run4 is failed")
+    histories = [variables["run"] for _, variables in wandb.asked if "run" in variables]
+    assert histories == ([] if final == "last" else [f"id{i}" for i in range(5)])
+    assert [v["cursor"] for _, v in wandb.asked if "run" not in v] == [None, "2", "4"]
+    assert {key for key, _ in wandb.asked} == {"Basic YXBpOmEta2V5LW9mLXRoaXMtdGVzdA=="}
+
+
+def test_errors_of_w_and_b_are_one_line(wandb, monkeypatch, tmp_path):
+    with pytest.raises(RunsError, match=r"^wandb:lab/other: no such project, or not for this key$"):
+        load_runs("wandb:lab/other")
+    with pytest.raises(RunsError, match=r"^wandb:sweep: allowed is wandb:ENTITY/PROJECT"):
+        load_runs("wandb:sweep")
+    wandb.runs = [node(3, "running")]
+    with pytest.raises(RunsError, match="no runs with status 'final'; there are 1 running"):
+        load_runs("wandb:lab/sweep", columns={"n_active": "params"})
+    monkeypatch.delenv("WANDB_API_KEY")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(RunsError, match=r"its server answered 401 .*no key"):
+        load_runs("wandb:lab/sweep")
+
+
+def test_the_table_that_a_page_of_w_and_b_exports(tmp_path):
+    path = tmp_path / "export.csv"
+    path.write_text(
+        '"Name","State","Tags","params","experts","tokens","eval/loss"\n'
+        '"big","finished","","1000000","4","80000000","3.0"\n'
+        '"new","running","","2000000","4","80000000","3.5"\n'
+    )
+    columns = {"run_id": "Name", "status": "State", "n_active": "params"}
+    runs = load_runs(path, columns=columns, status="finished")
+    assert (runs.run_id, runs.loss.tolist()) == (("big",), [3.0])
+
+
+def test_final_is_one_of_three_and_of_trackers_only():
+    with pytest.raises(ValueError, match="final='first' must be one of last, minimum, smoothed"):
+        load_runs("trackio:x", final="first")
+    with pytest.raises(ValueError, match="final='minimum' goes with a tracker"):
+        load_runs([{"n_active": 1e6}], final="minimum")

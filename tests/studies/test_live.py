@@ -1,0 +1,88 @@
+"""The study of live forecasts: its records and logs, what is left out, and the numbers that its page shows."""
+
+import csv
+import json
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from studies.common import rms
+from studies.live import trunks
+from studies.live.study import CLAIMS, SHARES, SIZE, TRUNK, Results, _without
+from tests.guides import ROOT
+from tests.hub.samples import make_record
+
+PAGE = ROOT / "docs" / "studies" / "live.md"
+
+
+@pytest.fixture(scope="module")
+def crossing():
+    return trunks.read()[0]
+
+
+def test_nothing_of_what_is_left_out_is_used(crossing, monkeypatch):
+    fitted = []
+    monkeypatch.setattr("studies.live.study._fitted", lambda runs, start: fitted.append(runs))
+    one = crossing.logged[0]
+    _, of_trunk = _without(crossing, one, None, TRUNK)
+    _, of_size = _without(crossing, one, None, SIZE)
+    assert len(fitted[0]) == len(crossing.runs) - 3, "its branches of 1M, 2M and 4M bytes"
+    assert not any(str(run).startswith(f"{one.trunk}-tokens") for run in fitted[0].run_id)
+    assert one.d_model not in fitted[1]["d_model"]
+    assert {curve.trunk for curve in of_trunk} == {other.trunk for other in crossing.logged} - {one.trunk}
+    assert not {curve.model["d_model"] for curve in of_size} & {one.d_model}
+
+
+def test_the_page_shows_what_its_table_of_forecasts_gives():
+    text, rows = PAGE.read_text(), [*csv.DictReader((PAGE.parent / "tables" / "live.csv").open())]
+    shown = dict(re.findall(r"<!-- =([a-z]+) -->(.*?)<!-- = -->", text))
+    of_trunk = [row for row in rows if row["left_out"] == TRUNK]
+    at = {share: [row for row in of_trunk if float(row["share"]) == share] for share in SHARES}
+
+    def missed(share, name):
+        return rms(np.array([float(row[name]) - float(row["final"]) for row in at[share]]))
+
+    assert float(shown["half"]) == pytest.approx(missed(0.5, "forecast"), abs=6e-4)
+    assert float(shown["end"]) == pytest.approx(missed(0.9, "forecast"), abs=6e-4)
+    assert float(shown["law"]) == pytest.approx(missed(0.5, "law"), abs=6e-4)
+    inside = [float(row["low"]) < float(row["final"]) < float(row["high"]) for row in of_trunk]
+    assert shown["held"] == f"{np.mean(inside):.0%}"
+
+
+def test_a_claim_of_the_page_can_be_refuted(crossing):
+    results = Results([replace(crossing, logged=crossing.logged[:8])])
+    assert all(holds(results) for holds in CLAIMS.values())
+    far = [one._replace(said=one.said._replace(loss=2 * one.said.loss)) for one in results.judged]
+    results.__dict__["judged"] = far
+    assert not any(holds(results) for holds in CLAIMS.values())
+
+
+def test_trunks_are_kept_with_records_and_losses(tmp_path, monkeypatch):
+    run = tmp_path / "main" / "d64-E4-seed0"
+    record = make_record(
+        sweep="live",
+        run_id="live-d64-E4-seed0-tokens001.5M",
+        parent_run_id="live-d64-E4-seed0",
+        branch_point_tokens=1_200_000,
+    )
+    (run / "tokens001.5M-seed0" / "model").mkdir(parents=True)
+    record.save(run / "tokens001.5M-seed0" / "model")
+    for name, tokens in {
+        "trunk": range(100_000, 1_300_000, 100_000),
+        "tokens001.5M-seed0": [1_400_000, 1_500_000],
+    }.items():
+        (run / name).mkdir(exist_ok=True)
+        lines = [{"step": t // 1000, "tokens": t, "loss": 5.0 - t / 1e6, "mfu": None} for t in tokens]
+        (run / name / "log.jsonl").write_text(
+            "".join(json.dumps(line) + "\n" for line in [*lines, {"eval_loss": 4.0}])
+        )
+    monkeypatch.setattr(trunks, "FOLDER", tmp_path / "kept")
+    (tmp_path / "kept").mkdir()
+    assert len(trunks.take([tmp_path / "main"])) == 2
+    runs = trunks.load_runs(tmp_path / "kept" / "runs.jsonl")
+    (one,) = trunks._sweep("live", runs, tmp_path / "kept").logged
+    assert one.curve.tokens.tolist() == [*range(100_000, 1_300_000, 100_000), 1_400_000, 1_500_000]
+    assert one.curve.losses[0] == pytest.approx(4.9)
+    assert (one.curve.final, one.curve.horizon) == (record.eval_loss, 1_500_000)

@@ -1,0 +1,141 @@
+"""The final loss in the printout and log of a run, when it is off its track, and branches ended as hopeless."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from hub import RunRecord
+from hub.record.names import branch_name
+from tests.training.run.test_run import finish, lines_of, stop_run
+from training import ConfigurationError, Run
+from training.run import forecast
+from training.run.forecast import RunForecast
+
+TOKENS = [2560, 5120]
+
+
+def sibling(tiny, tmp_path, seed, **changes):
+    changes = {
+        "schedule__tokens": TOKENS,
+        "run__seed": seed,
+        "run__output_dir": str(tmp_path / f"seed{seed}"),
+        **changes,
+    }
+    return tiny(**changes)
+
+
+@pytest.fixture
+def finished(tiny, tmp_path):
+    """Three runs of the sweep."""
+    runs = [sibling(tiny, tmp_path, seed) for seed in (1, 2, 4)]
+    for run in runs:
+        finish(run)
+    return runs
+
+
+def said(arguments, folder="trunk"):
+    return [line for line in lines_of(arguments, folder) if "forecast_loss" in line]
+
+
+def test_the_printout_tells_the_final_loss_once_other_runs_have_finished(tiny, tmp_path, finished):
+    assert not said(finished[0]), "nothing had finished, and no law was named"
+    run = sibling(tiny, tmp_path, 3, run__law="published")
+    finish(run)
+    lines = said(run)
+    assert lines[0]["tokens"] >= 0.1 * TOKENS[-1]
+    assert {*lines[-1]} >= {"forecast_loss", "forecast_low", "forecast_high", "law_loss"}
+    assert all(line["forecast_low"] < line["forecast_loss"] < line["forecast_high"] for line in lines)
+    longest = max(Path(run.run.output_dir).glob("tokens*"))
+    last = said(run, longest.name)[-1]
+    assert last["forecast_low"] < RunRecord.load(longest / "model").eval_loss < last["forecast_high"]
+
+
+def test_a_resumed_run_says_the_same_although_others_have_finished_since(tiny, tmp_path, finished):
+    whole = sibling(tiny, tmp_path, 3)
+    finish(whole)
+    for name in ("seed1", "seed2", "seed4"):
+        shutil.copytree(tmp_path / name, tmp_path / "again" / name)
+    resumed = sibling(tiny, tmp_path, 3, run__output_dir=str(tmp_path / "again" / "seed3"))
+    stop_run(resumed, at=20)
+    shutil.copytree(tmp_path / "seed3", tmp_path / "again" / "seed5")
+    finish(resumed)
+    assert [*map(fields, lines_of(resumed))] == [*map(fields, lines_of(whole))]
+    assert said(whole)
+
+
+def fields(line):
+    return {
+        name: value for name, value in line.items() if "forecast" in name or name in ("loss", "tokens", "off_track")
+    }
+
+
+@pytest.fixture
+def forecasts(tiny, tmp_path, finished):
+    """A function: the forecast of a run beside the finished ones, from lines of its log."""
+
+    def of(lines=(), **changes):
+        run = Run(sibling(tiny, tmp_path, 3, **changes))
+        shutil.copy(tmp_path / "seed1" / "data.json", run.folder)
+        return RunForecast(run.arguments, run.session.architecture, run.branches, run.trunk, lines)
+
+    (tmp_path / "seed3").mkdir()
+    return of
+
+
+def test_a_run_off_its_track_is_told_once(forecasts, finished, caplog):
+    lines, forecast = lines_of(finished[0]), forecasts()
+    usual = [forecast(line) for line in lines]
+    assert usual[-1]
+    assert not any("off_track" in told for told in usual)
+    forecast, lines = forecasts(), [line | {"loss": 3 * line["loss"]} for line in lines]
+    assert not forecasts([line | {"loss_spike": True} for line in lines[:-1]])(lines[-1]), "spikes tell nothing"
+    caplog.clear()
+    told = [forecast(line) for line in lines]
+    assert sum("off_track" in one for one in told) == 1
+    (warning,) = [record.message for record in caplog.records if "off the track" in record.message]
+    assert "above what runs like it had here; look at the learning rate" in warning
+    before = [line | one for line, one in zip(lines, told, strict=True)]
+    assert "off_track" not in forecasts(before[:-1])(lines[-1]), "a resumed run does not say it again"
+
+
+def test_runs_of_another_text_or_schedule_tell_nothing(forecasts, tmp_path):
+    assert len(forecasts().live.finished) == 6
+    data = tmp_path / "seed1" / "data.json"
+    identity = json.loads(data.read_text())
+    (tmp_path / "seed3" / "trunk" / forecast.NAME).unlink()
+    assert not forecasts(schedule__decay_fraction=0.5).live.finished
+    (tmp_path / "seed3" / "trunk" / forecast.NAME).unlink()
+    identity["dataset"]["fingerprint"] = "sha256:other"
+    data.write_text(json.dumps(identity))
+    assert not forecasts().live.finished
+
+
+@pytest.mark.parametrize("rate", [1e-6, 0.01])
+def test_branches_that_cannot_beat_the_best_are_ended_when_asked(tiny, tmp_path, finished, rate, caplog):
+    """At a rate of 1e-6 a model learns next to nothing."""
+    changes = {"run__output_dir": str(tmp_path / "late"), "optimizer__learning_rate": rate}
+    run = sibling(tiny, tmp_path, 1, run__stop_hopeless=True, **changes)
+    records = finish(run)
+    stopped = [record for record in records.values() if record.stopped]
+    if rate == 0.01:
+        assert not stopped
+        return
+    assert stopped
+    assert all(
+        record.status == "intermediate" and record.tokens < record.schedule.horizon_tokens for record in stopped
+    )
+    assert all(record.stopped.startswith("hopeless: final loss") for record in stopped)
+    assert len({branch_name(record) for record in stopped}) == len(stopped)
+    assert any("ends after step" in record.message for record in caplog.records)
+    finish(run)  # is not trained again
+
+
+@pytest.mark.parametrize(
+    ("law", "message"),
+    [("nobodys", "run.law 'nobodys'"), ("marin", "run.law marin: it answers"), ("no/where", "run.law: ")],
+)
+def test_a_law_that_cannot_be_asked_ends_the_run_before_it_begins(tiny, law, message):
+    with pytest.raises(ConfigurationError, match=message):
+        Run(tiny(run__law=law))

@@ -1,0 +1,125 @@
+"""Experts of other classes are multiplied in bf16 where the run says so, with fp32 gradients."""
+
+import re
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from modeling_switch_moe.precision import keep_casts
+from tests.gpu.test_device import GRADIENT, LOSS
+from tests.model_classes import CLASSES, TOP_K
+from tests.training.run.test_causal_model import batch, config_of
+from training import ConfigurationError, Run
+from training.run.model import build_model
+
+BOTH = {"num_experts": 8, "num_local_experts": 8, "num_experts_per_tok": 2}
+SHAPE = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+WIDTH = {"intermediate_size": 32, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
+LINEAR = {f"linear_{of}_head_dim": 16 for of in ("key", "value")} | {
+    f"linear_num_{of}_heads": 4 for of in ("key", "value")
+}
+OTHERS = {"vocab_size": 96, "pad_token_id": None, "eos_token_id": None, "bos_token_id": None}
+KINDS = {
+    **{kind: {} for kind in ("qwen3_moe", "mixtral", "olmoe", "gpt_oss")},
+    "qwen3_next": LINEAR | {"layer_types": ["linear_attention", "full_attention"]},
+}
+
+
+class Operands(TorchDispatchMode):
+    """Keeps the precisions of the operands of every grouped matmul, and how often a stacked weight was cast."""
+
+    def __init__(self):
+        super().__init__()
+        self.precisions, self.casts = [], 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if function is torch.ops.aten._grouped_mm.default:
+            self.precisions += [args[0].dtype, args[1].dtype]
+        elif function is torch.ops.aten._to_copy.default and args[0].dim() == 3 and len(args[0]) == 8:
+            self.casts += result.dtype == torch.bfloat16 and args[0].dtype == torch.float32
+        return result
+
+
+def model_of(kind, implementation="grouped_mm", **changes):
+    """As the loop builds one, of its own class: also of types whose parameters are not counted."""
+    build_model(config_of(TOP_K), seed=0)
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(kind, **SHAPE | WIDTH | BOTH | OTHERS | KINDS[kind] | changes)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).train()
+    model.set_experts_implementation(implementation)
+    return model
+
+
+def passed(model, passes=1):
+    """Loss and gradients after some micro-batches in bf16, and what was multiplied."""
+    (inputs, _), found = batch(), Operands()
+    with found, keep_casts("cpu"):
+        for _ in range(passes):
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = model(input_ids=inputs, labels=inputs, use_cache=False).loss
+            loss.backward()
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    assert {gradient.dtype for gradient in gradients} == {torch.float32}
+    return loss.item(), torch.cat([gradient.flatten() for gradient in gradients]), found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_both_operands_of_every_grouped_product_are_bf16(kind):
+    """Forward and backward of gate and up, and of down, in two blocks; each weight is cast once for two passes."""
+    loss, gradients, found = passed(model_of(kind), passes=2)
+    assert found.precisions == [torch.bfloat16] * 2 * (2 * 2 * 3) * 2
+    assert found.casts == 2 * 2
+    loop, expected, _ = passed(model_of(kind, "eager"), passes=2)
+    assert loss == pytest.approx(loop, rel=LOSS["bf16"])
+    assert (gradients - expected).norm() < GRADIENT["bf16"] * expected.norm()
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "is_grouped"),
+    [
+        ("mixtral", {"intermediate_size": 20}, True),
+        ("gpt_oss", {"intermediate_size": 20}, False),
+        ("mixtral", {"hidden_size": 60}, False),
+    ],
+)
+def test_widths_that_the_kernels_do_not_take_are_padded_or_looped_over(kind, sizes, is_grouped):
+    loss, gradients, found = passed(model_of(kind, **sizes))
+    loop, expected, _ = passed(model_of(kind, "eager", **sizes))
+    assert bool(found.precisions) == is_grouped
+    assert loss == pytest.approx(loop, abs=1e-6)
+    torch.testing.assert_close(gradients, expected, rtol=0, atol=1e-6)
+
+
+def test_without_autocast_nothing_is_cast():
+    model, (inputs, targets) = build_model(config_of(TOP_K), seed=0).train(), batch()
+    with Operands() as found:
+        model(inputs, targets).lm_loss.backward()
+    assert {*found.precisions} == {torch.float32}
+    assert found.casts == 0
+
+
+@pytest.mark.parametrize("name", ["eager", "batched_mm"])
+def test_the_configuration_chooses_the_implementation(tiny, name):
+    session = Run(tiny(run__experts_implementation=name, model=CLASSES["qwen3_moe"])).session
+    assert session.model.config._experts_implementation == name
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        (
+            {"run.experts_implementation": "fastest"},
+            "run.experts_implementation: 'fastest'; it must be 'auto', 'capacity', 'grouped_mm', 'batched_mm' or",
+        ),
+        (
+            {"run.experts_implementation": "capacity", "model": TOP_K},
+            "run.experts_implementation: capacity; transformers' qwen3_moe has no capacity",
+        ),
+    ],
+)
+def test_an_implementation_that_is_none_is_refused(tiny, changes, problem):
+    with pytest.raises(ConfigurationError, match=re.escape(problem)):
+        tiny(**changes)
