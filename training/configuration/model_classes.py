@@ -26,6 +26,7 @@ from hub.base.errors import InputError
 from hub.record.names import size_name
 from scaling_law.size.architecture import VOCAB_SIZE, Architecture
 from scaling_law.size.model_configs import FAMILIES, Model, read_model
+from training.configuration.class_counts import as_decoder, read_class
 
 logger = logging.getLogger(__name__)
 
@@ -100,8 +101,6 @@ class ModelClassArguments(BaseModel):
         """The configuration of transformers. ValueError if the tokens or the sequences do not fit into it."""
         from transformers import AutoConfig
 
-        from training.configuration.class_counts import as_decoder
-
         least = {"vocab_size": (vocab_size, "the tokenizer's")}
         if sequence_length is not None:
             least["max_position_embeddings"] = (sequence_length, "data.sequence_length,")
@@ -114,8 +113,6 @@ class ModelClassArguments(BaseModel):
 
     def model(self, vocab_size: int | None = None) -> Model:
         """The model in the terms of laws; without a `vocab_size`, with the configured vocabulary or GPT-2's."""
-        from training.configuration.class_counts import read_class
-
         config = self.config(vocab_size or self.fields.get("vocab_size", VOCAB_SIZE), eos_token_id=0)
         return read_model(config, read_class=read_class)
 
