@@ -7,6 +7,7 @@ those of stacked matrices [E, …]; how many a token takes is the width of the i
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -29,6 +30,7 @@ _CHUNKS = ("chunk_size", "mamba_chunk_size", "block_size")  # into which recurre
 _PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
 
 
+_POSITIONS = re.compile(r"wpe\.|\w*position\w*\.")
 _NOT_CAUSAL = ("cpmant", "xlm", "xlnet")
 
 
@@ -95,8 +97,9 @@ def without_gradient(config: Any) -> list[str]:
 def read_class(fields: Mapping[str, Any]) -> tuple[Architecture, dict[str, int]]:
     """The architecture of a class of transformers with these fields of config.json, and what laws leave out, by name.
 
-    Laws leave out norms, biases, routers and DeepSeek's indexer; every other parameter is counted. ValueError, in one
-    line, for a type that is not causal, for what does not build, and for experts that cannot be told.
+    Laws leave out norms, biases, routers, learned positions and DeepSeek's indexer; every other parameter is counted.
+    ValueError, in one line, for a type that is not causal, for what does not build or run, and for experts that cannot
+    be told.
     """
     return _read(json.dumps(dict(fields), sort_keys=True, default=str))
 
@@ -127,6 +130,8 @@ def _left_out_as(name: str, parameter: Tensor, d: int, experts: int) -> str:
         return "norms and biases"
     if "indexer" in name:
         return "indexer"
+    if _POSITIONS.search(name):  # as many as the longest sequence has
+        return "positions"
     return "router" if tuple(parameter.shape) in {(experts, d), (1, d)} else ""  # and gates of one row
 
 

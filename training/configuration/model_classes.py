@@ -26,6 +26,7 @@ from hub.base.errors import InputError
 from hub.record.names import size_name
 from scaling_law.size.architecture import VOCAB_SIZE, Architecture
 from scaling_law.size.model_configs import FAMILIES, Model, read_model
+from training.configuration.class_counts import as_decoder, read_class
 
 logger = logging.getLogger(__name__)
 
@@ -76,8 +77,10 @@ class ModelClassArguments(BaseModel):
     def _is_a_model(self) -> ModelClassArguments:
         """Check what no single field shows: balancing, the class's own checks, and those of `Architecture`."""
         if self.balance == "bias" and not has_selection_bias(self.type):
-            able = ", ".join(name for name in model_types() if has_selection_bias(name))
-            raise InputError(f"model.balance: bias; transformers' {self.type} has no selection bias; {able} have one")
+            able = ", ".join(name for name in model_types() if name in FAMILIES and has_selection_bias(name))
+            raise InputError(
+                f"model.balance: bias; transformers' {self.type} has no selection bias; {able}, … have one"
+            )
         if self.balance != "bias" and self.bias_update_rate != BIAS_UPDATE_RATE:
             raise InputError(f"model.bias_update_rate: {self.bias_update_rate!r}; it needs model.balance bias")
         try:
@@ -98,8 +101,6 @@ class ModelClassArguments(BaseModel):
         """The configuration of transformers. ValueError if the tokens or the sequences do not fit into it."""
         from transformers import AutoConfig
 
-        from training.configuration.class_counts import as_decoder
-
         least = {"vocab_size": (vocab_size, "the tokenizer's")}
         if sequence_length is not None:
             least["max_position_embeddings"] = (sequence_length, "data.sequence_length,")
@@ -112,8 +113,6 @@ class ModelClassArguments(BaseModel):
 
     def model(self, vocab_size: int | None = None) -> Model:
         """The model in the terms of laws; without a `vocab_size`, with the configured vocabulary or GPT-2's."""
-        from training.configuration.class_counts import read_class
-
         config = self.config(vocab_size or self.fields.get("vocab_size", VOCAB_SIZE), eos_token_id=0)
         return read_model(config, read_class=read_class)
 
@@ -188,9 +187,15 @@ def model_types() -> tuple[str, ...]:
 @cache
 def has_selection_bias(model_type: str) -> bool:
     """Whether a class chooses experts by their scores plus a bias that no gradient moves."""
-    from transformers import CONFIG_MAPPING
+    return SELECTION_BIAS in _source(model_type)
 
-    return SELECTION_BIAS in inspect.getsource(sys.modules[causal_class(CONFIG_MAPPING[model_type]()).__module__])
+
+def _source(model_type: str) -> str:
+    """The file of a class."""
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+    model_class = AutoModelForCausalLM._model_mapping[CONFIG_MAPPING[model_type]]
+    return inspect.getsource(sys.modules[model_class.__module__])
 
 
 @cache
@@ -202,8 +207,7 @@ def fields_of(model_type: str) -> frozenset[str]:
     from transformers import CONFIG_MAPPING
 
     kind = CONFIG_MAPPING[model_type]
-    source = inspect.getsource(sys.modules[causal_class(kind()).__module__])
-    read = {name for names in _READ.findall(source) for name in names if name}
+    read = {name for names in _READ.findall(_source(model_type)) for name in names if name}
     declared = {field.name for field in fields_of_dataclass(kind)} | {*kind.attribute_map}
     fields = (declared | read) - _not_of_the_architecture()
     return frozenset(name for name in fields if not name.startswith("_") and not name.endswith("_config"))

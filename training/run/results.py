@@ -59,7 +59,7 @@ def run_record(
     elif status == "final":  # a dense model drops nothing and is balanced
         loss, n_losses, routed = progress.window_loss, progress.window_steps, progress.window_routed
         drop_rate = progress.window_dropped / sum(map(sum, routed)) if routed else 0.0
-        load = balance(routed) if routed else 1.0
+        load = balance(routed) if routed else 1.0 if arch.experts == 1 else None  # some classes record no routers
     # Branches share sweep, size, E and seed with their trunk; runs with one trunk are not independent.
     trunk, end = f"{a.run.sweep}-{a.model.name}-seed{a.run.seed}", branch_name.partition("-")[0]
     fields = configured_fields(a, arch, session.schedule.peak, session.learning_rate_law)

@@ -8,7 +8,7 @@ from hub.record.names import recipe_suffix
 from tests.model_classes import BIAS
 from tests.training.run.test_causal_model import EVERY, config_of
 from tests.training.run.test_run import finish, folders, lines_of, weights
-from training.configuration.model_classes import SELECTION_BIAS, has_selection_bias, model_types
+from training.configuration.model_classes import SELECTION_BIAS, has_selection_bias
 from training.run import causal_model
 from training.run.model import build_model
 
@@ -19,7 +19,7 @@ def biases(state):
     return torch.stack(found)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in model_types() if has_selection_bias(kind)])
+@pytest.mark.parametrize("kind", [kind for kind in EVERY if has_selection_bias(kind)])
 def test_experts_with_few_tokens_gain(kind):
     """In every layer by its own counts, which are those of the batch."""
     model = build_model(config_of(EVERY[kind]), seed=0)

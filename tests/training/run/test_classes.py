@@ -16,6 +16,7 @@ from hub.release.push import push_listing
 from scaling_law import describe, load_runs
 from tests.hub.samples import HIDDEN
 from tests.model_classes import CLASSES, DENSE, NOISY, TOP_K
+from tests.training.run.test_causal_model import EVERY
 from tests.training.run.test_run import finish, folders, lines_of
 from training import ConfigurationError, Run, from_dict
 from training.configuration.model_classes import SELECTION_BIAS
@@ -170,3 +171,17 @@ def test_tied_embeddings_are_released_once_and_load(tiny):
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert torch.equal(model.lm_head.weight, load_file(folder / "model.safetensors")["model.embed_tokens.weight"])
+
+
+def test_parameters_that_no_loss_moves_are_named_and_stay(tiny, caplog):
+    """DeepSeek's indexer picks positions by top-k: without a gradient it would have no state in a checkpoint."""
+    section = {name: value for name, value in EVERY["deepseek_v32"].items() if name != "vocab_size"}
+    arguments = tiny(model=section, schedule__tokens=[1280])
+    drawn = {name: p.clone() for name, p in Run(arguments).session.model.named_parameters() if "indexer" in name}
+    (record,) = finish(arguments).values()
+    (line,) = {line for line in caplog.messages if line.startswith("no loss moves these parameters of deepseek_v32")}
+    assert "model.layers.*.self_attn.indexer.wk.weight" in line
+    assert record.status == "final"
+    weights = load_file(folders(arguments)[0] / "model.safetensors")
+    assert len(drawn) > 0
+    assert all(torch.equal(weights[name], tensor) for name, tensor in drawn.items())

@@ -1,0 +1,25 @@
+"""docs/tables/every_class.csv: every causal type of transformers makes two steps, or its line says why not."""
+
+import csv
+import time
+
+import pytest
+
+from benchmarks.every_class import PAGE, verdict
+from training.configuration.model_classes import model_types
+
+TABLE = dict(list(csv.reader(PAGE.open(encoding="utf-8")))[1:])
+TODAY = int(time.time() // 86400) % 10  # each type in ten days; `make check-all` has all
+
+
+def test_the_table_has_every_type():
+    assert tuple(TABLE) == model_types()
+    assert sum(line == "trains" for line in TABLE.values()) >= 138
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=[] if i % 10 == TODAY else pytest.mark.slow) for i, kind in enumerate(TABLE)],
+)
+def test_two_steps_end_as_the_table_says(kind):
+    assert verdict(kind) == TABLE[kind]
