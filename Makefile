@@ -26,8 +26,9 @@
 # make bench         the benchmarks, one after the other (under ten minutes), and docs/benchmarks.md from their results;
 #                    FAST=1 the smallest sizes, into build/bench. BENCH_CURVES=, BENCH_STEP_LAW=, BENCH_DATASET=,
 #                    BENCH_TOKENIZER=, BENCH_RUNS=: data that is not shipped here; what needs it is skipped or made without
-# make gpu           what only a GPU can show, into docs/benchmarks.md; make gpu-suite, gpu-steps, gpu-decoding,
-#                    gpu-checkpoints, gpu-sweep: one part. LIMIT=540 stops after so many seconds, and the same command
+# make gpu           what only a GPU can show, into docs/benchmarks.md; make gpu-first: what answers most in 15 minutes;
+#                    gpu-steps, gpu-suite, gpu-heads, gpu-data, gpu-decoding, gpu-checkpoints, gpu-registered (45
+#                    minutes, with DATA=), gpu-sweep: one part. LIMIT=540 stops after so many seconds, and the same command
 #                    goes on; RETRY=1 runs again what failed; DATA=folder: text of the sweep; GPU_PYTHON: an interpreter
 #                    that has torch with CUDA (default: the one of make setup). make gpu-smoke: tiny, on a CPU, too
 #
@@ -71,7 +72,7 @@ BENCH_PAGE := $(if $(FAST),build/bench/benchmarks.md,docs/benchmarks.md)
 
 .PHONY: setup demo test test-slow test-light test-clients test-vllm test-browser test-slurm lint resolve dist check-all
 .PHONY: models studies evidence crossing granularity hours learning_rates live explorer-picture tour docs bench clean
-.PHONY: gpu gpu-smoke gpu-suite gpu-steps gpu-decoding gpu-checkpoints gpu-sweep
+.PHONY: gpu gpu-smoke gpu-first gpu-steps gpu-suite gpu-heads gpu-data gpu-decoding gpu-checkpoints gpu-registered gpu-sweep
 
 setup: $(VENV)/.ready
 
@@ -195,17 +196,15 @@ bench: setup
 	@$(BIN)/python -m benchmarks.render --results $(BENCH_RESULTS) --page $(BENCH_PAGE)
 
 GPU_PYTHON ?= $(BIN)/python
-GPU_PARTS := suite steps decoding checkpoints sweep
+GPU_PARTS := steps suite heads data decoding checkpoints registered sweep
 GPU_FLAGS := $(if $(LIMIT),--limit $(LIMIT)) $(if $(RETRY),--retry) $(if $(DATA),--data $(DATA))
 
-gpu $(GPU_PARTS:%=gpu-%): $(if $(filter $(BIN)/python,$(GPU_PYTHON)),setup)
+gpu gpu-first $(GPU_PARTS:%=gpu-%): $(if $(filter $(BIN)/python,$(GPU_PYTHON)),setup)
 	$(GPU_PYTHON) -m benchmarks.gpu $(patsubst gpu-%,%,$(filter gpu-%,$@)) $(GPU_FLAGS)
-	$(GPU_PYTHON) -m benchmarks.gpu.page
 
 gpu-smoke: setup
 	rm -rf build/gpu-smoke
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.gpu --smoke --limit 300
-	$(BIN)/python -m benchmarks.gpu.page --results build/gpu-smoke/results --page build/gpu-smoke/benchmarks.md
 
 clean:
 	rm -rf $(VENV) $(LIGHT) $(CLIENTS) $(VLLM) $(FRESH) dist demo-output demo-output-fast

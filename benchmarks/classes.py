@@ -6,16 +6,19 @@
 All models have the same active parameters: dense ones beside our dense model, and those with experts beside our E = 8,
 dropless, of which they have the total, too: each expert is split into G parts, of which as many are active. A step is
 forward and backward as the loop makes them, with the balance loss and in chunks of logits; steps take turns, and
-reported is the median. Bound: the matrix products of the dense step alone.
+reported is the median. Bound: the matrix products of the dense step alone. Qwen3-MoE is also measured beside the class
+by itself, with its own loss and its plain loop over the experts.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import itertools
 from typing import Any
 
 import torch
+from transformers import AutoModelForCausalLM
 
 from benchmarks.model_speed import DEVICE, SHAPE, matmul_bound, training_step
 from benchmarks.report import Report, in_turns, parse
@@ -27,6 +30,7 @@ from training.run.model import build_model
 
 DENSE, ROUTED, SHARED = ("llama", "qwen3", "olmo2"), ("qwen3_moe", "olmoe", "mixtral"), "qwen2_moe"
 EXPERTS, BALANCE = 8, 0.01
+BY_ITSELF, LOOP = "qwen3_moe", "the class by itself, its loop over experts"
 MATMUL, OURS_DENSE, OURS = "matmul bound", "ours, E = 1", f"ours, E = {EXPERTS}"
 
 
@@ -67,6 +71,15 @@ def loss_of_the_loop(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tens
     return out.lm_loss + BALANCE * out.balance_loss
 
 
+def by_itself(config: Any) -> torch.nn.Module:
+    """The class as transformers makes it, with its load-balancing loss."""
+    config = copy.deepcopy(config)
+    config.output_router_logits = True
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.set_experts_implementation("eager")
+    return model.to(DEVICE)
+
+
 def contenders(shape: argparse.Namespace) -> dict[str, tuple[Any, str]]:
     """Name → (configuration, which of ours has as many parameters). ValueError for one that has others."""
     found = {kind: (of_a_class(kind, shape), OURS_DENSE) for kind in DENSE}
@@ -99,10 +112,15 @@ def main() -> None:
         models = {name: build_model(config, 0).to(DEVICE) for name, config in configs.items()}
         race = {MATMUL: matmul_bound(shape, precision)}
         race |= {name: training_step(model, shape, precision, loss_of_the_loop) for name, model in models.items()}
+        loops = {name: by_itself(config) for name, (config, _) in found.items() if name.startswith(BY_ITSELF)}
+        race |= {f"{name}, {LOOP}": training_step(model, shape, precision) for name, model in loops.items()}
         spent = in_turns(race, shape.rounds)
         bound = ("the matrix products alone", spent[MATMUL])
         for name, (_, peer) in found.items():
             report.add(f"train {precision}, {name}", spent[name], "s", peer=(peer, spent[peer]), bound=bound)
+            if name in loops:
+                loop = (LOOP, spent[f"{name}, {LOOP}"])
+                report.add(f"train {precision}, {name}", spent[name], "s", peer=loop, bound=bound)
     report.finish()
 
 

@@ -91,14 +91,6 @@ def autocast_grouped_mm(
     return grouped_mm_experts_forward(weights, hidden_states, top_k_index, top_k_weights)
 
 
-def grouped_experts_forward(
-    module: nn.Module, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
-) -> torch.Tensor:
-    """The grouped matmul, with tokens and results in its precision."""
-    dtype = compute_dtype(module.down_proj)
-    return autocast_grouped_mm(module, hidden_states.to(dtype), top_k_index, top_k_weights)
-
-
 def automatic_experts_forward(
     module: nn.Module, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
@@ -114,10 +106,8 @@ def automatic_experts_forward(
     in_fp32 = compute_dtype(module.down_proj) == torch.float32
     if has_capacity(module) and (compiling or not (on_cpu and in_fp32)):
         name = "capacity"
-    elif on_cpu or compiling or hidden_states.shape[0] > FEW_TOKENS:
-        name = "grouped_mm"
     else:
-        name = "batched_mm"
+        name = "grouped_mm" if on_cpu or compiling or hidden_states.shape[0] > FEW_TOKENS else "batched_mm"
         hidden_states = hidden_states.to(compute_dtype(module.down_proj))
     return SWITCH_EXPERTS[name](module, hidden_states, top_k_index, top_k_weights)
 
@@ -125,4 +115,4 @@ def automatic_experts_forward(
 FEW_TOKENS = 16
 SWITCH_EXPERTS["auto"] = automatic_experts_forward
 SWITCH_EXPERTS["capacity"] = capacity_experts_forward
-SWITCH_EXPERTS["grouped_mm"] = grouped_experts_forward
+SWITCH_EXPERTS["grouped_mm"] = autocast_grouped_mm

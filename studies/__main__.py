@@ -1,7 +1,7 @@
 """A page of docs/studies again, from the records of its study.
 
-    python -m studies crossing | evidence | granularity | hours | learning_rates | live
-                      | models [--runs RUNS…] [--predict [d_model:E …]]
+    python -m studies crossing | evidence | granularity | hours | learning_rates | live | models
+                      [--runs RUNS…] [--predict [d_model:E …]]
 
 --runs takes the records first: of runs (files, or folders of run.json), or for `evidence` and `learning_rates` the
 public tables, anywhere below a folder. --predict writes down, once, what is expected of models that were not trained

@@ -30,6 +30,10 @@ STOP_SECONDS = 60  # for a training run to save its checkpoint
 LONGEST_REASON = 300
 
 
+class Skipped(RuntimeError):
+    """What a case needs is not there; the message says what."""
+
+
 @dataclass
 class Results:
     """The results of one part in one file, `<folder>/<part>.json`, of one machine."""
@@ -50,9 +54,9 @@ class Results:
         return cls(path, found["cases"])
 
     def has(self, case: Case, retry: bool = False) -> bool:
-        """Whether the case has a result for its options; with `retry`, a failure is none."""
+        """Whether the case has a result for its options; with `retry`, only what was measured is one."""
         found = self.cases.get(case.name)
-        return found is not None and found["options"] == case.options and not (retry and found["status"] == "failed")
+        return found is not None and found["options"] == case.options and not (retry and found["status"] != "measured")
 
     def keep(self, case: Case, found: dict[str, Any]) -> None:
         """Write down one more."""
@@ -103,8 +107,12 @@ def run(
     clock: Clock,
     processes: BaseContext,
     retry: bool = False,
+    kept: Callable[[], object] = lambda: None,
 ) -> tuple[int, int]:
-    """Run what has no result yet, until the clock ends; returns how many of the cases failed now and are left."""
+    """Run what has no result yet, until the clock ends; returns how many of the cases failed now and are left.
+
+    `kept` is called after each result.
+    """
     waiting, failed = [case for case in cases if not results.has(case, retry)], 0
     while waiting and clock.left > 0:
         case = waiting.pop(0)
@@ -115,6 +123,7 @@ def run(
             print("  stopped: no time left for it in this call", flush=True)
             break
         results.keep(case, found)
+        kept()
         failed += found["status"] == "failed"
         print(f"  {found['status']} in {found['seconds']:.0f} s {found.get('reason', '')}".rstrip(), flush=True)
     return failed, len(waiting)
@@ -157,5 +166,7 @@ def one_line(error: BaseException) -> str:
 def _child(measure: Measure, options: Options, work: Path, outcome: Connection) -> None:
     try:
         outcome.send({"status": "measured", "result": measure(options, work)})
+    except Skipped as error:
+        outcome.send({"status": "skipped", "reason": one_line(error).partition(": ")[2]})
     except Exception as error:  # whatever a kernel or a library raises
         outcome.send({"status": "failed", "reason": one_line(error)})

@@ -2,34 +2,42 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import shutil
 import tempfile
+import time
 from argparse import Namespace
 from collections import defaultdict
 from pathlib import Path
 from statistics import median
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from filelock import FileLock
 
 from benchmarks import checkpoints as checkpoint_benchmark
 from benchmarks import model_speed
 from benchmarks.gpu.cases import Options
 from benchmarks.gpu.gaps import host_gaps
+from benchmarks.gpu.kit import Skipped
 from benchmarks.report import ROOT, in_turns
 from hub import RunRecord
+from modeling_switch_moe.losses import ChunkedCrossEntropy
 from training.configuration.arguments import TrainingArguments
+from training.configuration.reading import from_dict
 from training.data.text import TextSource
-from training.data.tokenizer import train_tokenizer
+from training.data.tokenizer import load_tokenizer, train_tokenizer
 from training.demo import corpus
 from training.run import devices
+from training.run.inputs import training_data
 from training.run.main import main as train
 from training.run.model import utilisation_flops
-from training.run.step import Session
-from training.run.timing import arguments_of_steps, peak_bytes, session_on_random_tokens, timed_step
+from training.run.step import Session, add_gradients
+from training.run.timing import arguments_of_steps, finish, peak_bytes, session_on_random_tokens, timed_step
 from training.sweep.file import Sweep
 from training.sweep.run import write_configuration
 
@@ -89,22 +97,23 @@ def shape_of(options: Options) -> Namespace:
 
 
 def model_section(options: Options) -> dict[str, Any]:
-    """The section `model` of a run of this case; transformers' models at top-1 with as many heads and as wide."""
+    """The section `model` of a run of this case; transformers' models with as many heads and active weights."""
     width, heads = options["width"], options["width"] // 64
     group = {"capacity_group_tokens": options["micro_batch"] * options["length"]}
     if options["model"] == "ours":
         section = {"d_model": width, "n_blocks": options["blocks"], "n_heads": heads, "experts": options["experts"]}
         precision = {"attention_precision": options["attention"]}
         return section | group | precision | {"capacity_factor": options["capacity_factor"]}
-    experts = {"mixtral": "num_local_experts", "olmoe": "num_experts"}[options["model"]]
+    experts = "num_local_experts" if options["model"] == "mixtral" else "num_experts"
+    inner = "moe_intermediate_size" if options["model"] == "qwen3_moe" else "intermediate_size"
     return group | {
         "type": options["model"],
         "hidden_size": width,
         "num_hidden_layers": options["blocks"],
         "num_attention_heads": heads,
         "num_key_value_heads": heads,
-        "intermediate_size": 3 * width,
-        "num_experts_per_tok": 1,
+        inner: 3 * width // options["top_k"],
+        "num_experts_per_tok": options["top_k"],
         experts: options["experts"],
     }
 
@@ -113,11 +122,12 @@ def arguments_of(options: Options) -> TrainingArguments:
     """Of a run of this case, whose batches have `passes` micro-batches."""
     run = {name: options[name] for name in ("precision", "gradient_checkpointing", "compile")}
     run["micro_batch_sequences"] = options["micro_batch"]
-    return arguments_of_steps(run, model_section(options), options["length"], options["passes"])
+    a = arguments_of_steps(run, model_section(options), options["length"], options["passes"])
+    return a.replaced(optimizer={"name": options["optimizer"]})
 
 
 def steps(options: Options, work: Path) -> dict[str, Any]:
-    """Whole training steps, optimizer included: tokens/s, MFU, peak memory and the gaps of a step."""
+    """Whole training steps: tokens/s, MFU, peak memory, the share of the optimizer and the gaps of a step."""
     if options["model"] == "matmul":
         shape = shape_of(options)
         spent = in_turns({"": model_speed.matmul_bound(shape, options["precision"])}, options["rounds"])
@@ -142,10 +152,91 @@ def steps(options: Options, work: Path) -> dict[str, Any]:
         "tokens_per_second": tokens / spent,
         "mfu": utilisation_flops(arch) * tokens / spent / peak if peak else None,
         "peak_memory_bytes": memory,
+        "optimizer_share": optimizer_seconds(session) / spent,
         "n_active": arch.n_active,
         "n_total": arch.n_total,
         **host_gaps(lambda: timed_step(session), device),
     }
+
+
+def optimizer_seconds(session: Session, rounds: int = 3) -> float:
+    """The optimizers' part of a step, after gradients of a step."""
+    add_gradients(session, 0)
+
+    def work() -> None:
+        for optimizer in session.optimizers:
+            optimizer.step()
+        finish(session.accelerator.device)
+
+    return in_turns({"": work}, rounds)[""]
+
+
+# -- heads
+
+
+def heads(options: Options, work: Path) -> dict[str, Any]:
+    """Loss and gradients of a head in bf16: seconds, peak memory, and how far they are from all logits in fp32."""
+    draws = torch.Generator().manual_seed(0)
+    sizes = (options["tokens"], options["width"]), (options["vocab"], options["width"])
+    tensors = [torch.randn(size, generator=draws).mul(options["width"] ** -0.25).to(DEVICE) for size in sizes]
+    targets = torch.randint(options["vocab"], (options["tokens"],), generator=draws).to(DEVICE)
+
+    def passed(way: str, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+        hidden, weight = (tensor.detach().to(dtype).requires_grad_() for tensor in tensors)
+        loss = loss_of(way, hidden, weight, targets)
+        loss.backward()
+        finish(DEVICE)
+        return loss.detach(), hidden.grad, weight.grad
+
+    found, memory = peak_bytes(DEVICE, lambda: passed(options["way"], torch.bfloat16))
+    expected = passed("all logits", torch.float32)
+    errors = [float((one.float() - other).norm() / other.norm()) for one, other in zip(found, expected, strict=True)]
+    spent = in_turns({"": lambda: passed(options["way"], torch.bfloat16)}, options["rounds"])[""]
+    return {"seconds": spent, "peak_memory_bytes": memory, "loss_error": errors[0], "gradient_error": max(errors[1:])}
+
+
+def loss_of(way: str, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Mean cross-entropy of `hidden [T, d]` by the head `weight [V, d]`."""
+    if way == "chunks":
+        return ChunkedCrossEntropy.apply(hidden, weight, targets)[0] / len(targets)
+    if way == "torch":
+        return F.linear_cross_entropy(hidden, weight, targets)
+    if way == "liger":
+        return installed("liger_kernel.transformers").LigerFusedLinearCrossEntropyLoss()(weight, hidden, targets)
+    if way == "cce":
+        return installed("cut_cross_entropy").linear_cross_entropy(hidden, weight, targets)
+    return F.cross_entropy(F.linear(hidden, weight).float(), targets)
+
+
+def installed(module: str) -> ModuleType:
+    """The module. Raises Skipped where it is not installed."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError:
+        raise Skipped(f"{module.partition('.')[0]} is not installed") from None
+
+
+# -- data
+
+
+def data(options: Options, work: Path) -> dict[str, Any]:
+    """Tokens per second of shuffled micro-batches from a warm cache onto the device, one after the other."""
+    run = {"output_dir": str(work / "data"), "micro_batch_sequences": options["micro_batch"]}
+    section = text(options, work) | {"sequence_length": options["length"]}
+    sequences = options["micro_batch"] * options["batches"]
+    schedule = {"tokens": [str(sequences * options["length"])], "batch_ramp": [f"0:{options['micro_batch']}"]}
+    a = from_dict({"run": run, "data": section, "schedule": schedule | {"warmup_tokens": 0}})
+    batches = training_data(a, load_tokenizer(section["tokenizer"]))
+    try:
+        for _ in batches.micro_batches(0, sequences, 0, 1, DEVICE):  # until the cache is there
+            pass
+        waited, started = batches.wait_seconds, time.perf_counter()
+        tokens = sum(inputs.numel() for inputs, _ in batches.micro_batches(0, sequences, 0, 1, DEVICE))
+        finish(DEVICE)
+        spent = time.perf_counter() - started
+    finally:
+        batches.tokens.close()
+    return {"tokens_per_second": tokens / spent, "wait_share": (batches.wait_seconds - waited) / spent}
 
 
 # -- decoding
@@ -217,6 +308,8 @@ def sweep(options: Options, work: Path) -> dict[str, Any]:
     It resumes from its checkpoints; `work/runs` keeps the models and records whole.
     """
     work.mkdir(parents=True, exist_ok=True)
+    if options["needs_data"] and not (work / "data.json").exists():
+        raise Skipped("it needs text that does not repeat: give --data (make gpu-registered DATA=folder)")
     base = {
         "run": {
             "micro_batch_sequences": options["micro_batch"],
@@ -253,4 +346,7 @@ def in_short(record: RunRecord) -> dict[str, Any]:
     return {name: getattr(record, name) for name in names}
 
 
-MEASURES = {"suite": suite, "steps": steps, "decoding": decoding, "checkpoints": checkpoints, "sweep": sweep}
+MEASURES = {
+    **{"suite": suite, "steps": steps, "heads": heads, "data": data, "decoding": decoding},
+    **{"checkpoints": checkpoints, "registered": sweep, "sweep": sweep},
+}

@@ -53,9 +53,11 @@ def of_part(part: dict[str, Any]) -> str:
     gpu = "no GPU" if m["gpu"] == "none" else m["gpu"]
     where = f"{gpu}; {m['cpu']}, {m['cores']} cores, {m['memory']}; {libraries}; commit {commits}; {when}."
     found = {name: case["result"] for name, case in cases.items() if case["status"] == "measured"}
-    failed = [f"- {name}: {case['reason']}" for name, case in cases.items() if case["status"] == "failed"]
     text = f"{where}\n\n" + (TABLES[part["part"]](found) if found else "")
-    return text + ("\nFailed:\n\n" + "\n".join(failed) + "\n" if failed else "")
+    for status in ("failed", "skipped"):
+        without = [f"- {name}: {case['reason']}" for name, case in cases.items() if case["status"] == status]
+        text += f"\n{status.title()}:\n\n" + "\n".join(without) + "\n" if without else ""
+    return text
 
 
 def suite(found: Results) -> str:
@@ -88,6 +90,7 @@ def steps(found: Results) -> str:
         value, mfu = result["tokens_per_second"], result["mfu"]
         notes = [f"MFU {mfu:.1%}"] if mfu else []
         notes += [format_bytes(result["peak_memory_bytes"]), f"idle {result['idle_share']:.1%}"]
+        notes += [f"optimizer {result['optimizer_share']:.1%}"]
         peer = ("our dense model", dense) if dense else (None, None)
         ratio = quotient(value, dense, "tokens/s")
         bound = ("matrix products alone", least) if least else (None, None)
@@ -111,6 +114,26 @@ def goals(found: Results) -> str:
 
 def verdict(value: float, goal: float) -> str:
     return "meets the goal of" if value >= goal else "misses the goal of"
+
+
+def heads(found: Results) -> str:
+    """A row for each way, beside all logits at once."""
+    whole, rows = found.get("all logits", {}).get("seconds"), []
+    for name, result in found.items():
+        peer = ("all logits", whole) if whole and name != "all logits" else (None, None)
+        errors = f"loss {result['loss_error']:.1e}, gradients {result['gradient_error']:.1e} from fp32"
+        note = f"{format_bytes(result['peak_memory_bytes'])}; {errors}"
+        rows.append(Row(name, result["seconds"], "s", *peer, quotient(result["seconds"], peer[1], "s"), note=note))
+    return table(rows).markdown() + "\n"
+
+
+def data(found: Results) -> str:
+    """Tokens per second that the data keep up with."""
+    rows = [
+        Row(name, result["tokens_per_second"], "tokens/s", note=f"waiting {result['wait_share']:.1%} of the time")
+        for name, result in found.items()
+    ]
+    return table(rows).markdown() + "\n"
 
 
 def decoding(found: Results) -> str:
@@ -163,8 +186,11 @@ def sweep(found: Results) -> str:
 TABLES: dict[str, Callable[[Results], str]] = {
     "suite": suite,
     "steps": steps,
+    "heads": heads,
+    "data": data,
     "decoding": decoding,
     "checkpoints": checkpoints,
+    "registered": sweep,
     "sweep": sweep,
 }
 

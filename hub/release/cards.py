@@ -80,7 +80,9 @@ def model_card(
         kind += f" ({record.model_type} of transformers)"
     status = {
         "diverged": "**This run diverged; its weights are kept for study only.**",
-        "intermediate": "This is an intermediate checkpoint of a run that went on.",
+        "intermediate": "This is an intermediate checkpoint of a run that went on."
+        if record.stopped is None
+        else f"This run was stopped before its horizon; {escaped(record.stopped)}.",
     }
     parts = [
         f"# {record.experts} expert{'s' * (record.experts > 1)}, {format_count(record.n_active)} active parameters",

@@ -79,8 +79,8 @@ def index_files(
     """
     same: dict[tuple[tuple[str, str], ...], list[RunRecord]] = defaultdict(list)
     for row in rows:
-        # Where a trunk diverged, all its branches end there, with the same weights.
-        if row.weights_sha256 and row.status != "diverged":
+        # Where a trunk diverged or was stopped, all its branches end there, with the same weights.
+        if row.weights_sha256 and row.status != "diverged" and not row.stopped:
             same[tuple(sorted(row.weights_sha256.items()))].append(row)
     for twins in same.values():
         if len(twins) > 1:

@@ -55,7 +55,7 @@ def forecast(
 
     More examples:
 
-        scaling-law forecast runs.csv -o our-stack  # then: scaling-law optimal --law our-stack --flops 1e21
+        scaling-law forecast runs.csv -o our-stack
 
         scaling-law forecast runs.csv --n-active 2B --tokens 8T --register our-forecasts
 
@@ -76,8 +76,8 @@ def forecast(
     models = {name: values for name, values in at.items() if values is not None}
     competing: dict[str, Any] = {"prior": None if prior == "none" else "public", "kinds": kinds, "mix": mix}
     if output is not None:
-        if models:
-            raise InputError("-o writes a law for any model: leave out --n-active, --tokens and --experts")
+        if models or accuracy:
+            raise InputError("-o writes a law for any model: leave out --n-active, --tokens, --experts and --accuracy")
         law = stack_laws(table, **competing)
         law.save_pretrained(output)
         show(law_to_dict(law) if as_json else None, as_json, law)

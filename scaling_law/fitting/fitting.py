@@ -15,13 +15,15 @@ from numpy.typing import ArrayLike, NDArray
 
 from hub.base.errors import InputError
 from hub.base.progress import progress_line
-from hub.base.tables import ResultTable, Table
+from hub.base.tables import Table
+from scaling_law.figures.law_figures import predicted_against_observed
 from scaling_law.fitting.diagnostics import MOST, design_problems, examine, find_outliers, omitted_variables
 from scaling_law.fitting.prior import Prior, read_prior, under
 from scaling_law.fitting.problem import Problem, make_problem, start_points
 from scaling_law.fitting.rolling import Losses, Ranking, rolling_origin
 from scaling_law.fitting.solver import Solutions
 from scaling_law.fitting.uncertainty import Bootstrap, bootstrap
+from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.conditions import Conditions, joined_limits
 from scaling_law.law import LAWS, Law
 from scaling_law.runs.recipes import check_mix, differences, in_words
@@ -130,7 +132,7 @@ class FitStatus:
 
 
 @dataclass(frozen=True, repr=False)
-class FitResult(ResultTable, Generic[LawT_co]):
+class FitResult(Answer, Generic[LawT_co]):
     """A fitted law with what it was fitted on.
 
     `objective` sums Huber losses on ln L over the runs `used`, `rmse` (nats per token) covers those that are
@@ -146,6 +148,25 @@ class FitResult(ResultTable, Generic[LawT_co]):
     theta: FloatArray
     finalists: Solutions
     kinds: Ranking | None = None
+
+    @property
+    def verdict(self) -> str:
+        state = "converged" if self.status.converged else "NOT converged"
+        return f"{self.law.name} law of {int(self.used.sum())} runs: RMSE {self.rmse:.4f} nats, {state}"
+
+    @property
+    def rows(self) -> tuple[dict[str, Any], ...]:
+        """One for each coefficient."""
+        return tuple(self.to_rows())
+
+    @property
+    def trusted(self) -> bool:
+        """Whether the optimum is reached."""
+        return self.status.converged
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return self.status.messages
 
     @property
     def used(self) -> NDArray[np.bool_]:
@@ -184,7 +205,7 @@ class FitResult(ResultTable, Generic[LawT_co]):
         """Refits to resampled trunks, from the optimum; under a prior, each with a mean drawn from it."""
         return bootstrap(self.law, self.problem, self.theta, self.runs, n_resamples, seed, progress)
 
-    def to_dict(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
         return {
             "law": self.law.name,
             "coefficients": self.law.coefficients,
@@ -226,9 +247,10 @@ class FitResult(ResultTable, Generic[LawT_co]):
         aside = f", {len(status.set_aside)} set aside" if status.set_aside else ""
         aside += f", {bounds} as upper bounds" if bounds else ""
         vocabulary = f", vocabulary {self.runs.vocab_size:,}" if self.runs.vocab_size else ""
-        head = Text(f"{self.law.formula}\n", style="bold")
-        head.append(f"{count}{aside} from {self.runs.source}, {self.runs.loss_name}{vocabulary}; ", style="not bold")
-        head.append(f"RMSE {self.rmse:.4f} nats, objective {self.objective:.6g}", style="not bold")
+        head = Text(f"{self.verdict}\n")
+        head.append(f"{self.law.formula}\n", style="bold")
+        head.append(f"{count}{aside} from {self.runs.source}, {self.runs.loss_name}{vocabulary}; ")
+        head.append(f"objective {self.objective:.6g}")
         rows, styles = [], []
         for row in self.to_rows():
             name, doubtful = row["coefficient"], not (row["determined"] or row["fixed"])
@@ -248,7 +270,11 @@ class FitResult(ResultTable, Generic[LawT_co]):
             notes=[status.verdict],
             warnings=status.messages,
         )
-        return Group(*([self.kinds.summary()] if self.kinds else []), head, coefficients, by_experts)
+        return Group(head, *([self.kinds.summary()] if self.kinds else []), coefficients, by_experts)
+
+    def figure(self, axes: Any = None) -> NDArray[Any]:
+        """Predicted against observed losses, with the errors below."""
+        return predicted_against_observed(self, axes)
 
     def __repr__(self) -> str:
         return f"FitResult({self.law!r}, rmse={self.rmse:.4g}, objective={self.objective:.6g}, {self.status.verdict})"
@@ -548,4 +574,5 @@ def describe(
         variables={name: (float(v.min()), float(v.max())) for name, v in _other_variables(law, used).items()} or None,
         omitted=status.omitted,
     )
-    return FitResult(law.replace(conditions=conditions), best, rmse, status, runs, problem, theta, final)
+    fitted = law.replace(conditions=conditions)
+    return FitResult(fitted, best, rmse, status, runs, problem, theta, final, check=None)

@@ -123,8 +123,9 @@ def forecast(
             a list of such, a DataFrame or a Runs. `experts` may be left out where the runs share one E.
         prior: "public" (laws like those of other labs are among the candidates), what `scaling_law.prior` returns, or
             None for laws of these runs alone.
-        kinds: the laws that compete: "chinchilla", "interaction", "prior", "prior by compute", "ladder", "published",
-            or another registered kind; None for these and the kinds that have E.
+        kinds: the laws that compete: "chinchilla", "interaction", "ladder", "published", "prior", "prior by compute",
+            "interaction prior", "interaction prior by compute", or another registered kind; None for these and the
+            kinds that have E.
         level: of the intervals.
         seed: of the bootstrap behind them.
         mix: as in `fit`.

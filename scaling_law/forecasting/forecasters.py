@@ -10,14 +10,15 @@ from numpy.typing import NDArray
 
 from hub.base.errors import InputError, unknown
 from scaling_law.fitting.fitting import fit
-from scaling_law.fitting.prior import Prior, modes
+from scaling_law.fitting.prior import Prior, for_kind, modes
 from scaling_law.law import LAWS, Law
 from scaling_law.law.kinds import JointLaw
 from scaling_law.runs.table import Runs
 from scaling_law.size.arrays import FloatArray
 
 CHINCHILLA, PUBLISHED, PRIOR, BY_COMPUTE, LADDER = "chinchilla", "published", "prior", "prior by compute", "ladder"
-INTERACTION = "interaction"
+INTERACTION, I_PRIOR, I_BY_COMPUTE = "interaction", "interaction prior", "interaction prior by compute"
+POWERS = {PRIOR: 0.0, BY_COMPUTE: 1.0, I_PRIOR: 0.0, I_BY_COMPUTE: 1.0}  # of compute, in the weights of runs
 OF_EXPERTS = ("joint", "crossing", "sparsity", "saturation")  # kinds that have E, for runs of several
 BASE = (CHINCHILLA, PUBLISHED, PRIOR, BY_COMPUTE)  # the laws whose errors on public sets are shipped
 RESAMPLES = 100  # of the cluster bootstrap behind the standard errors of a fresh fit
@@ -76,8 +77,9 @@ def forecasters(
         LADDER: Forecaster(CHINCHILLA, ladder(seed)),
     }
     if prior is not None:
-        single[PRIOR] = Forecaster(PRIOR, from_prior(prior))
-        single[BY_COMPUTE] = Forecaster(BY_COMPUTE, from_prior(prior, power=1.0))
+        for name, power in POWERS.items():
+            of_kind = for_kind(prior, INTERACTION) if name.startswith(INTERACTION) else prior
+            single[name] = Forecaster(BY_COMPUTE if power else PRIOR, from_prior(of_kind, power))
     several = {PUBLISHED: Forecaster(PUBLISHED, one_constant(JointLaw.published()))}
     for kind in kinds or OF_EXPERTS:
         if kind not in (*LAWS, *single, *several):
@@ -100,7 +102,7 @@ def have(runs: Runs, experts: float) -> NDArray[np.bool_]:
 
 
 def from_prior(prior: Prior, power: float = 0.0) -> Predict:
-    """The posterior mode of a Chinchilla law; a run's inverse variance grows with this power of its compute."""
+    """The posterior mode of a law; a run's inverse variance grows with this power of its compute."""
 
     def predict(runs: Runs, points: Runs, errors: bool) -> Prediction:
         top = runs.flops.max()

@@ -10,9 +10,9 @@ import numpy as np
 
 from scaling_law.fitting.fitting import errors_of, fit, rms
 from scaling_law.fitting.penalty import values_of
-from scaling_law.fitting.prior import Prior, law_of, modes
+from scaling_law.fitting.prior import Prior, for_kind, law_of, modes
 from scaling_law.forecasting.forecast import learnt, table_of
-from scaling_law.forecasting.forecasters import BY_COMPUTE, LADDER, PRIOR, PUBLISHED, RESAMPLES, forecasters, have
+from scaling_law.forecasting.forecasters import INTERACTION, LADDER, POWERS, PUBLISHED, RESAMPLES, forecasters, have
 from scaling_law.forecasting.stack import gather, stack
 from scaling_law.formulas.conditions import Conditions
 from scaling_law.formulas.law import positive
@@ -97,8 +97,9 @@ def _law(name: str, runs: Runs, prior: Prior | None, seed: int) -> Law:
         scatter = errors.std(ddof=1) / np.sqrt(len(runs)) if len(runs) > 1 else 0.0
         draws[:, moved.coefficient_names().index("c")] += scatter * rng.standard_normal(RESAMPLES)
         return moved.replace(draws=draws)
-    if name in (PRIOR, BY_COMPUTE) and prior is not None:
-        mode = modes(runs, [prior], (runs.flops / runs.flops.max()) ** (name == BY_COMPUTE))
+    if name in POWERS and prior is not None:
+        prior = for_kind(prior, INTERACTION) if name.startswith(INTERACTION) else prior
+        mode = modes(runs, [prior], (runs.flops / runs.flops.max()) ** POWERS[name])
         law = law_of(mode.natural[0], prior.kind)
         drawn = values_of(law.form, rng.multivariate_normal(mode.natural[0], mode.covariance[0], RESAMPLES))
         return law.replace(draws=np.stack([drawn[name] for name in law.coefficient_names()], axis=1))

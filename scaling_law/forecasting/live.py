@@ -16,7 +16,8 @@ docs/studies/live.md measures errors and coverage on trunks left out.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -92,8 +93,9 @@ class TrainingCurve:
 class LiveEstimate(NamedTuple):
     """The final loss that a run will have, said at a share of its tokens; spreads are of ln L.
 
-    `law` is what the law and the finished runs say without this run's curve. `ahead` is how far the run's smoothed
-    loss lies above what was expected of it by now, in ln L; t distributions of `freedom` give all intervals.
+    `law` is what is said without this run's curve, by the `basis`: "law", which finished runs have corrected, or
+    "finished runs". `ahead` is how far the run's smoothed loss lies above what was expected of it by now, in ln L; t
+    distributions of `freedom` give all intervals.
     """
 
     share: float
@@ -104,6 +106,7 @@ class LiveEstimate(NamedTuple):
     ahead: float
     ahead_spread: float
     freedom: float
+    basis: str
 
     def interval(self, level: float = 0.9) -> tuple[float, float]:
         """The losses between which the final one lies with probability `level`."""
@@ -116,10 +119,18 @@ class LiveEstimate(NamedTuple):
 
     def __str__(self) -> str:
         low, high = self.interval()
-        return f"final loss {self.loss:.3f} ± {(high - low) / 2:.3f} (forecast; law alone {self.law:.3f})"
+        return f"final loss {self.loss:.3f} ± {(high - low) / 2:.3f} (forecast; {self.basis} alone {self.law:.3f})"
 
     def _reach(self, level: float) -> float:
         return float(stdtrit(self.freedom, 0.5 + level / 2))
+
+
+class _Peer(NamedTuple):
+    """A finished run: tokens and ln(loss / law's loss) of its lines, and the law's miss at its end, in ln L."""
+
+    curve: TrainingCurve
+    excess: tuple[FloatArray, FloatArray]
+    miss: float
 
 
 @dataclass(frozen=True)
@@ -132,7 +143,6 @@ class LiveForecast:
 
     finished: Sequence[TrainingCurve] = ()
     law: Formula | None = None
-    _levels: dict[int, tuple[FloatArray, FloatArray]] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         for curve in self.finished:
@@ -145,8 +155,8 @@ class LiveForecast:
         if self.law is None:
             return []
         beyond = self.law.warnings(**self._asked(curve, curve.horizon))
-        misses = [self._miss(peer) for peer in self.finished]
-        if not misses or abs(off := float(np.median(misses))) < OTHER_UNIT:
+        off = float(np.median([peer.miss for peer in self._peers])) if self.finished else 0.0
+        if abs(off) < OTHER_UNIT:
             return beyond
         unit = f"losses of finished runs are ×{np.exp(off):.2g} the law's: are both nats per token of one tokenizer?"
         return [*beyond, f"{unit} Forecasts follow the finished runs"]
@@ -158,10 +168,10 @@ class LiveForecast:
         """
         share = curve.share
         self._check_schedule(curve)
-        z = self._level(curve, share)
-        peers = [(self._level(peer, share), peer) for peer in self.finished]
-        useful = [(level, peer) for level, peer in peers if level is not None]
-        longest = max((peer.horizon for _, peer in useful), default=0.0)
+        z = _smoothed(*self._excess(curve), share * curve.horizon)
+        levels = [(_smoothed(*peer.excess, share * peer.curve.horizon), peer) for peer in self._peers]
+        useful = [(level, peer) for level, peer in levels if level is not None]
+        longest = max((peer.curve.horizon for _, peer in useful), default=0.0)
         if z is None or share < FIRST_SHARE or (self.law is None and curve.horizon > LONGER * longest):
             return None
         mean, scatter, freedom = self._seen(curve, share, useful)
@@ -179,7 +189,14 @@ class LiveForecast:
             float(ahead),
             float(np.sqrt(whole)),
             freedom,
+            "law" if self.law else "finished runs",
         )
+
+    @cached_property
+    def _peers(self) -> list[_Peer]:
+        ends = [self._log_law(curve, np.array(curve.horizon)) for curve in self.finished]
+        pairs = zip(self.finished, ends, strict=True)
+        return [_Peer(curve, self._excess(curve), float(np.log(curve.final or np.nan) - end)) for curve, end in pairs]
 
     def _check_schedule(self, curve: TrainingCurve) -> None:
         if self.finished and abs(curve.decay - self.finished[0].decay) > SAME_DECAY:
@@ -187,17 +204,17 @@ class LiveForecast:
             raise InputError(f"decay={curve.decay:g}: finished runs decay over {other:g} of their tokens")
 
     def _seen(
-        self, curve: TrainingCurve, share: float, peers: Sequence[tuple[float, TrainingCurve]]
+        self, curve: TrainingCurve, share: float, peers: Sequence[tuple[float, _Peer]]
     ) -> tuple[FloatArray, FloatArray, float]:
         """Mean [2] and covariance [2, 2] of (r, z − r) for this run from its peers, and the degrees of freedom."""
         left = min(1.0, (1 - share) / curve.decay)  # of the decay
         gap, prior = GAP * left, np.array([LAW_SCATTER, GAP_LEFT + (GAP_SCATTER - GAP_LEFT) * left]) ** 2
         if not peers:
             return np.array([0.0, gap]), np.diag([UNCHECKED**2, prior[1]]), FREEDOM
-        apart = np.array([_position(peer) - _position(curve) for _, peer in peers])
+        apart = np.array([_position(peer.curve) - _position(curve) for _, peer in peers])
         x = np.column_stack([np.ones(len(peers)), apart])
-        y = np.array([((r := self._miss(peer)), level - r) for level, peer in peers])
-        weights = _weights(apart, [peer.trunk or str(i) for i, (_, peer) in enumerate(peers)])
+        y = np.array([(peer.miss, level - peer.miss) for level, peer in peers])
+        weights = _weights(apart, [peer.curve.trunk or str(i) for i, (_, peer) in enumerate(peers)])
         runs, mean, grown = weights.sum(), np.zeros(2), np.zeros(2)
         rest = np.zeros_like(y)
         slopes = (SLOPES[0] if self.law else NO_LAW_SLOPE, SLOPES[1])
@@ -212,20 +229,11 @@ class LiveForecast:
         widening = np.sqrt(1 + grown)
         return mean, scatter * np.outer(widening, widening), float(runs + 1)
 
-    def _miss(self, peer: TrainingCurve) -> float:
-        """r of a finished run."""
-        return float(np.log(peer.final or np.nan) - self._log_law(peer, np.array(peer.horizon)))
-
-    def _level(self, curve: TrainingCurve, share: float) -> float | None:
-        """z at a share; None where too few lines were logged after the warm-up."""
-        if (key := id(curve)) not in self._levels or curve.final is None:
-            counted = curve.tokens >= WARMUPS * curve.warmup_tokens
-            tokens, losses = curve.tokens[counted], curve.losses[counted]
-            values = np.log(losses) - self._log_law(curve, tokens) if len(tokens) else losses
-            if curve.final is None:
-                return _smoothed(tokens, values, share * curve.horizon)
-            self._levels[key] = tokens, values
-        return _smoothed(*self._levels[key], share * curve.horizon)
+    def _excess(self, curve: TrainingCurve) -> tuple[FloatArray, FloatArray]:
+        """Tokens of the lines after the warm-up [k], and ln(loss / law's loss) there [k]."""
+        counted = curve.tokens >= WARMUPS * curve.warmup_tokens
+        tokens = curve.tokens[counted]
+        return tokens, np.log(curve.losses[counted]) - (self._log_law(curve, tokens) if len(tokens) else 0.0)
 
     def _log_law(self, curve: TrainingCurve, tokens: FloatArray) -> Any:
         if self.law is None:

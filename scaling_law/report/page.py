@@ -21,7 +21,6 @@ from hub.base.tables import Table
 from hub.base.units import format_count, format_flops
 from scaling_law.figures import drawing
 from scaling_law.figures.drawing import LOSS, colour_of
-from scaling_law.figures.law_figures import predicted_against_observed
 from scaling_law.fitting.fitting import fit
 from scaling_law.law import JointLaw
 from scaling_law.report.results import Results, all_findings, isoflop_profiles, repeat_scatter
@@ -278,7 +277,7 @@ BLOCKS: dict[str, Callable[[Results], Block]] = {
     "findings": findings_block,
 }
 FIGURES: dict[str, Callable[[Results], Any]] = {
-    "fit": lambda results: predicted_against_observed(results.fitted),
+    "fit": lambda results: results.fitted.figure(),
     "losses": loss_by_size,
     "isoflop": isoflop_of_runs,
     "held-out": held_out_runs,

@@ -186,6 +186,9 @@ class Architecture:
         head_dim: width of a head (default: d_model / n_heads; with latent attention that of a query).
         gated: three matrices per feed-forward (SwiGLU), else two.
         tied_embeddings: one matrix for embedding and head.
+        mixer_parameters, attention_blocks: counted on classes whose blocks are not plain attention and feed-forward:
+            all that is neither feed-forward nor embedding, and the blocks that attend to every position (None: by the
+            fields above, all).
     """
 
     d_model: int
@@ -205,13 +208,16 @@ class Architecture:
     latent_attention: LatentAttention | None = None
     gated: bool = True
     tied_embeddings: bool = False
+    mixer_parameters: int | None = None
+    attention_blocks: int | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.latent_attention, Mapping):  # as in JSON
             object.__setattr__(self, "latent_attention", LatentAttention(**self.latent_attention))
         heads_split_width = self.head_dim is None and self.latent_attention is None
-        for name in ("shared_experts", "dense_blocks"):
-            _check_size(name, getattr(self, name), least=0)
+        for name in ("shared_experts", "dense_blocks", "mixer_parameters", "attention_blocks"):
+            if getattr(self, name) is not None:
+                _check_size(name, getattr(self, name), least=0)
         if self.d_ff is not None:
             _check_size("d_ff", self.d_ff)
             if self.d_expert is None and (self.experts, self.shared_experts, self.dense_blocks) == (1, 0, 0):
@@ -314,13 +320,22 @@ class Architecture:
         return self.experts * self.d_expert + self.shared_experts * self.d_shared
 
     @property
+    def _attending(self) -> int:
+        return self.blocks if self.attention_blocks is None else self.attention_blocks
+
+    @property
     def embedding_parameters(self) -> int:
         """Parameters of embedding and head: d_model × vocab_size each, once if they are tied."""
         return self.d_model * self.vocab_size * (1 if self.tied_embeddings else 2)
 
     @property
     def attention_parameters(self) -> int:
-        """Attention parameters of all blocks: query, key, value and output projections, without biases and norms."""
+        """Attention parameters of all blocks: query, key, value and output projections, without biases and norms.
+
+        Of a class that was counted, all that is neither feed-forward nor embedding.
+        """
+        if self.mixer_parameters is not None:
+            return self.mixer_parameters
         d, h, mla = self.d_model, self.heads, self.latent_attention
         if mla is None:
             return self.blocks * 2 * d * self.head_dim * (h + self.n_kv_heads)
@@ -403,7 +418,7 @@ class Architecture:
         router = self.routed_blocks * self.d_model * self.experts if self.experts > 1 else 0
         weights = self.n_active_non_embedding + router + self.d_model * self.vocab_size
         values = self.latent_attention.value_dim if self.latent_attention else self.head_dim
-        return 2.0 * (weights + context * self.blocks * self.heads * (self.head_dim + values))
+        return 2.0 * (weights + context * self._attending * self.heads * (self.head_dim + values))
 
     def training_flops(self, tokens: float, context: float | None = None) -> float:
         """6 N_act D; with the sequence length as `context`, three exact forward passes (`forward_flops`)."""
@@ -425,7 +440,7 @@ class Architecture:
         """Bytes of `tokens` positions: keys and values of every key-value head, or the latent vectors of MLA."""
         mla = self.latent_attention
         elements = mla.kv_rank + mla.rope_dim if mla else 2 * self.n_kv_heads * self.head_dim
-        return bytes_per_element * tokens * self.blocks * elements
+        return bytes_per_element * tokens * self._attending * elements
 
     @property
     def training_state_bytes(self) -> float:

@@ -1,14 +1,17 @@
 """Architectures of released models, read from their `config.json` alone: no weights, no code, no transformers.
 
 For each model_type, `FAMILIES` names the fields that an `Architecture` needs, and what the class has besides the
-parameters that laws count: `Model.parameters` is exact (tests build the classes of transformers).
+parameters that laws count: `Model.parameters` is exact (tests build the classes of transformers). The class of any
+other type is asked by whoever is installed and can: an entry point of the group `CLASSES`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,9 @@ from scaling_law.size.architecture import Architecture, LatentAttention
 
 Config = Mapping[str, Any]
 FILE_NAME = "config.json"
+CLASSES = "scaling_law.classes"  # of entry points: functions like `Reader`
+# From the fields of a configuration to the architecture, and the parameters that laws leave out, by name.
+Reader = Callable[[Config], tuple[Architecture, Mapping[str, int]]]
 
 
 @dataclass(frozen=True)
@@ -129,12 +135,15 @@ class Model:
         return self.architecture.n_total + sum(self.left_out.values())
 
 
-def read_model(source: str | Path | Config | Any, revision: str | None = None) -> Model:
+def read_model(
+    source: str | Path | Config | Any, revision: str | None = None, *, read_class: Reader | None = None
+) -> Model:
     """The model of a folder, a config.json, "org/model" on the Hub (of which only config.json is read), a mapping, or
     a configuration object of transformers.
 
-    FileNotFoundError where there is no config.json; ValueError, in one line, for a model_type that `FAMILIES` lacks,
-    an encoder-decoder, and a field that is missing or impossible.
+    `read_class` reads what `FAMILIES` lacks (default: an installed one). FileNotFoundError where there is no
+    config.json; ValueError, in one line, for an encoder-decoder, a field that is missing or impossible, a class that
+    cannot be counted, and where nothing is installed that counts classes.
     """
     if isinstance(source, (str, Path)):
         name, config = str(source), _read(source, revision)
@@ -144,7 +153,7 @@ def read_model(source: str | Path | Config | Any, revision: str | None = None) -
     if not isinstance(config, Mapping):
         raise InputError(f"{name}: the configuration must be an object with fields, not a {type(config).__name__}")
     try:
-        return _model(name, config)
+        return _model(name, config, read_class)
     except (TypeError, ValueError) as error:
         raise InputError(f"{name}: {error}") from None
 
@@ -158,7 +167,7 @@ def _read(source: str | Path, revision: str | None) -> Any:
     return strict_json.loads(content, what=f"{source}: {FILE_NAME}")
 
 
-def _model(name: str, config: Config) -> Model:
+def _model(name: str, config: Config, read_class: Reader | None) -> Model:
     if config.get("is_encoder_decoder"):
         raise InputError("is_encoder_decoder=True: laws here are of decoders only")
     text = config.get("text_config")
@@ -167,13 +176,20 @@ def _model(name: str, config: Config) -> Model:
     kind = config.get("model_type")
     family = FAMILIES.get(str(kind))
     if family is None:
-        raise InputError(unknown("model_type=", kind, FAMILIES))
+        return Model(name, str(kind), *(read_class or _installed(kind))(config), text is not None)
     stated = {key: value for key, value in config.items() if value is not None or key in _MAYBE_NULL}
     fields = _Fields({**family.defaults, **stated})
     if "num_local_experts" in fields:  # as transformers 5 writes the num_experts of Qwen3
         fields.setdefault("num_experts", fields["num_local_experts"])
     architecture = _architecture(family, fields)
     return Model(name, str(kind), architecture, _left_out(family, architecture, fields), text is not None)
+
+
+def _installed(kind: Any) -> Reader:
+    with suppress(ImportError, StopIteration):
+        return next(iter(entry_points(group=CLASSES))).load()
+    needed = 'others are counted on their classes, with pip install "joint-moe-scaling-laws[train]"'
+    raise InputError(f"{unknown('model_type=', kind, FAMILIES)}; {needed}")
 
 
 class _Fields(dict[str, Any]):
@@ -196,7 +212,7 @@ def _architecture(family: Family, config: Config) -> Architecture:
     if family.latent:
         options["latent_attention"] = LatentAttention(*(config[key] for key in LATENT))
     else:
-        options |= {"n_kv_heads": config["num_key_value_heads"], "head_dim": config.get("head_dim")}
+        options |= {"n_kv_heads": config["num_key_value_heads"], "head_dim": _head_dim(config)}
     return Architecture(
         config["hidden_size"],
         at(family.experts) if family.experts else 1,
@@ -207,6 +223,13 @@ def _architecture(family: Family, config: Config) -> Architecture:
         tied_embeddings=bool(config.get("tie_word_embeddings")),
         **options,
     )
+
+
+def _head_dim(config: Config) -> int | None:
+    """As classes divide: Glm4Moe's default, 4096 over 96 heads, has heads of 42."""
+    d, heads = config["hidden_size"], config["num_attention_heads"]
+    whole = isinstance(d, int) and isinstance(heads, int) and 0 < heads <= d
+    return config.get("head_dim") or (d // heads if whole else None)
 
 
 def _dense_blocks(config: Config) -> int:

@@ -13,6 +13,7 @@ from scipy.optimize import least_squares
 
 import hub
 from hub.base import strict_json
+from hub.base.tables import enumerated
 from scaling_law.formulas import accuracy
 from studies.common import FloatArray, Part, fill, rms
 from studies.forecasts.sets import GADRE_LOSS
@@ -40,9 +41,8 @@ class Models:
         rows = hub.load_rows(path).rows
         column = {name: np.array([row[name] for row in rows]) for name in rows[0]}
         tasks = {name[4:]: np.array(values, float) for name, values in column.items() if name.startswith("acc:")}
-        other = [name for name in column if name.startswith("loss:") and name.split("/")[1] in OTHER_TEXT]
-        texts = np.array([column[name] for name in other], float)
-        assert len(other) == len(OTHER_TEXT)
+        on_text = {name.split("/")[1]: np.array(v, float) for name, v in column.items() if name.startswith("loss:")}
+        texts = np.array([on_text[text] for text in OTHER_TEXT])
         return cls(column[GADRE_LOSS].astype(float), column["dataset"], column["params"].astype(float), tasks, texts)
 
     @cached_property
@@ -65,6 +65,18 @@ class Models:
     def shift(self) -> float:
         """RMS of ln L on other English text over that on C4: the corpora's part of another unit."""
         return rms(np.log(self.others / self.loss).ravel())
+
+    def held_by_text(self, tasks: Sequence[accuracy.Task]) -> list[float]:
+        """Share of accuracies in the 90 % intervals for the loss on each other text, taken as if it were on C4."""
+        shares = []
+        for losses in self.others:
+            inside = [
+                told["low"] <= self.accuracies[name][i] <= told["high"]
+                for i, loss in enumerate(losses)
+                for name, told in (accuracy.expected(tasks, float(loss), None, 0.9) or {}).items()
+            ]
+            shares.append(float(np.mean(inside)))
+        return shares
 
 
 @dataclass(frozen=True)
@@ -117,4 +129,7 @@ def shown(models: Models) -> Iterator[Part]:
         held = np.mean(np.abs(errors) <= Z * max(task.corpora, task.largest))
         numbers = (f"{x:.3f}" for x in (task.spread, task.corpora, task.largest, t.free_ceiling))
         yield task.name, *numbers, f"{held:.0%}", f"{task.chance:.2f}", "" if task.follows else "refused"
-    yield f"RMSE of accuracies left out. ln L on other English web text is off by {models.shift:.3f} (RMS)."
+    held = models.held_by_text([t.task for t in tasks if t.task.follows])
+    texts = enumerated([f"{share:.0%} on {text}" for share, text in zip(held, OTHER_TEXT, strict=True)])
+    off = f"ln L on other English web text is off by {models.shift:.3f} (RMS)"
+    yield f"RMSE of accuracies left out. {off}: for the losses there, 90 % intervals hold {texts}."

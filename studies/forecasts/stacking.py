@@ -18,9 +18,9 @@ from scaling_law.fitting.prior import Member, estimate
 from scaling_law.forecasting.forecast import EXPERTS_ERROR, UNITS
 from scaling_law.forecasting.forecasters import (
     BASE,
-    BY_COMPUTE,
     CHINCHILLA,
     INTERACTION,
+    POWERS,
     PRIOR,
     PUBLISHED,
     forecasters,
@@ -79,7 +79,7 @@ def cases_of(
         for lab in labs:
             chosen = choices[lab if (lab, "flops") in choices else split.lab, "flops"]
             prior = prior_without(members, chosen, split.lab, lab)
-            laws = forecasters(one, 1.0, prior, (PRIOR, BY_COMPUTE))
+            laws = forecasters(one, 1.0, prior, tuple(POWERS))
             evidence[lab] = shared.with_laws(gather(fitted, held_out, laws))
         yield Case(split, held_out.loss, evidence)
 

@@ -19,11 +19,12 @@ from scaling_law.figures import drawing
 from studies.common import Part, rms, write_page
 from studies.live import trunks
 from studies.live.trunks import SHORTEST, Logged, Sweep
+from studies.live.trunks import take as take
 
 SHARES = (0.1, 0.25, 0.5, 0.75, 0.9)
 TRUNK, SIZE, FIRST, LAWLESS = "the trunk", "all of its size", "all logs: the law alone", "the trunk; without a law"
 HUBER = 0.05  # as in the crossing
-RAISED, RAISED_FROM, SEEN_AT = (0.0, 0.05, 0.1, 0.2), 0.4, 0.75
+RAISED, RAISED_FROM, LOOKS = (0.0, 0.05, 0.1, 0.2), 0.4, np.arange(0.1, 0.76, 0.05)
 SHOWN = "crossing-d48-b3-h3-E4-seed1"
 
 
@@ -110,8 +111,8 @@ def _longest(sweep: Sweep) -> list[Logged]:
 def _off_track(sweep: Sweep, one: Logged, raised: float) -> bool:
     peers = [other.curve for other in sweep.logged if other.trunk != one.trunk]
     losses = one.curve.losses * np.where(one.curve.tokens > RAISED_FROM * one.curve.horizon, 1 + raised, 1.0)
-    said = LiveForecast(peers).of(replace(one.curve, losses=losses).until(SEEN_AT))
-    return bool(said and said.off_track())
+    run, forecast = replace(one.curve, losses=losses), LiveForecast(peers)
+    return any((said := forecast.of(run.until(share))) is not None and said.off_track() for share in LOOKS)
 
 
 # ------------------------------------------------------------------ the page
@@ -205,20 +206,35 @@ def errors_and_one_run(r: Results, axes: Any = None) -> Any:
 
 
 def every_forecast(r: Results) -> Iterator[tuple[object, ...]]:
-    yield "left_out", "trunk", "tokens", "share", "final", "law", "forecast", "low", "high"
+    yield "left_out", "trunk", "tokens", "share", "final", "last", "law", "forecast", "low", "high"
     for one in r.judged:
-        numbers = (one.final, one.law, one.said.loss, *one.said.interval())
+        numbers = (one.final, one.last, one.law, one.said.loss, *one.said.interval())
         yield one.left_out, one.run.trunk, int(one.run.curve.horizon), one.share, *(f"{x:.4f}" for x in numbers)
 
 
 BLOCKS = {"errors": errors, "sweeps": sweeps, "alarms": alarms}
+
+
+def _error(r: Results, left_out: str, share: float) -> float:
+    """Of the forecast over that of the law."""
+    return forecast_error(r.at(left_out, share)) / law_error(r.at(left_out, share))
+
+
 CLAIMS = {
-    "the forecast is nearer than the last loss, at every share": lambda r: all(
+    "the forecast is far nearer than the last loss": lambda r: all(
         forecast_error(many) < 0.5 * rms(np.array([one.last - one.final for one in many]))
         for left_out in (TRUNK, SIZE, FIRST, LAWLESS)
         for share in SHARES
         if (many := r.at(left_out, share))
     ),
+    "against a law of the sweep it gains only late": lambda r: (
+        0.9 < _error(r, TRUNK, 0.5) < 1.1 and _error(r, TRUNK, 0.9) < 0.9
+    ),
+    "it does without a law": lambda r: all(
+        forecast_error(r.at(LAWLESS, share)) < 1.5 * law_error(r.at(TRUNK, share)) for share in SHARES[1:]
+    ),
+    "its intervals hold": lambda r: held([one for one in r.judged if one.left_out == TRUNK], 0.9) > 0.87,
+    "a young run moves an unchecked law too far": lambda r: min(_error(r, FIRST, 0.25), _error(r, FIRST, 0.5)) > 1.3,
 }
 
 
@@ -227,7 +243,3 @@ def write(page: Path) -> list[Path]:
     results = Results(trunks.read())
     tables, figures = {"live": every_forecast}, {"live": errors_and_one_run}
     return write_page(page, results, BLOCKS, tables, figures, values, CLAIMS)
-
-
-def take(runs: Sequence[Path]) -> list[Path]:
-    return trunks.take(runs)

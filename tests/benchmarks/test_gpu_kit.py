@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu import kit, measure, page
-from benchmarks.gpu.cases import PARTS, Case, cases
+from benchmarks.gpu.cases import PARTS, Case, cases, first
 from benchmarks.gpu.gaps import Interval, idle
 from benchmarks.report import ROOT, machine, versions
+from training.run.model import architecture
 from training.run.timing import LEARNING_RATE, session_on_random_tokens, timed_step
 
 
@@ -28,6 +29,8 @@ def behave(options, work):
             os._exit(5)
         case "die":
             os.kill(os.getpid(), signal.SIGKILL)
+        case "skip":
+            raise kit.Skipped("liger_kernel is not installed")
         case "sleep":
             time.sleep(60)
     return {"value": options.get("value")}
@@ -77,6 +80,52 @@ def test_a_case_that_fails_is_recorded_and_the_rest_goes_on(run, tmp_path):
     assert calls(tmp_path)[len(ROWS) :] == ["raise", "exit", "die"]
 
 
+def test_what_is_not_there_is_skipped_in_one_line_and_tried_again(run, tmp_path):
+    skipped = Case("liger", {"do": "skip"})
+    (failed, left), found = run(skipped)
+    assert (failed, left) == (0, 0)
+    assert (found["liger"]["status"], found["liger"]["reason"]) == ("skipped", "liger_kernel is not installed")
+    run(skipped)
+    run(skipped, retry=True)
+    assert calls(tmp_path) == ["skip", "skip"]
+    part = {"part": "heads", "machine": machine(), "versions": versions()}
+    cases = {"liger": found["liger"] | {"date": "2026-11-23", "commit": "abc"}}
+    assert page.of_part(part | {"cases": cases}).endswith("Skipped:\n\n- liger: liger_kernel is not installed\n")
+
+
+def test_the_page_is_written_after_each_case(tmp_path, processes):
+    results, written = kit.Results.open(tmp_path / "results", "steps"), []
+    clock = kit.Clock(time.monotonic() + 60, 60)
+    kept = [ROWS["fine"], ROWS["raise"]]
+    kit.run(kept, behave, results, tmp_path, clock, processes, kept=lambda: written.append([*results.cases]))
+    assert written == [["fine"], ["fine", "raise"]]
+
+
+@pytest.mark.parametrize("smoke", [False, True])
+def test_the_first_cases_are_of_the_parts_and_answer_each_question(smoke):
+    listed = first(smoke)
+    assert all(case in cases(part, smoke) for part, case in listed)
+    assert len({(part, case.name) for part, case in listed}) == len(listed)
+    if not smoke:
+        steps = [case.options for part, case in listed if part == "steps"]
+        models = {(o["model"], o["width"], o["experts"]) for o in steps}
+        assert models >= {("ours", width, experts) for width in (512, 1024) for experts in (1, 8, 32)}
+        assert models >= {(model, width, 8) for width in (512, 1024) for model in ("mixtral", "qwen3_moe")}
+        assert {o["optimizer"] for o in steps} == {"adamw", "muon"}
+        assert {o["top_k"] for o in steps} == {1, 2, 4, 8}
+        assert all(o["precision"] == "bf16" for o in steps)
+        assert {part for part, _ in listed} == {"steps", "suite", "data", "heads"}
+
+
+def test_finer_experts_have_the_active_weights_of_whole_ones():
+    """At E = 8 k of which k are active; ours with as many experts is as large."""
+    listed = {case.name: case.options for case in cases("steps")}
+    names = ["mixtral d1024 E8, grouped_mm", *(n for n in listed if "top k" in n and "d1024" in n)]
+    sizes = [architecture(measure.arguments_of(listed[name]).model, 50257) for name in names]
+    assert len(sizes) == 4
+    assert len({(size.n_active, size.n_total) for size in sizes}) == 1
+
+
 def test_a_result_counts_for_its_options_only(run):
     for value in (1, 1, 2):
         assert run(Case("fine", {"do": "fine", "value": value}))[1]["fine"]["result"] == {"value": value}
@@ -116,7 +165,7 @@ def test_cases_have_names_of_their_own_and_options_that_a_file_keeps(part, smoke
     assert len({json.dumps(case.options, sort_keys=True) for case in listed}) == len(listed)
     for case in listed:
         assert json.loads(json.dumps(case.options)) == case.options
-    with pytest.raises(ValueError, match="part 'other'; it must be one of suite, steps"):
+    with pytest.raises(ValueError, match="part 'other'; it must be one of steps, suite"):
         cases("other")
 
 
@@ -152,7 +201,7 @@ def test_idle_time_lies_between_intervals():
 
 def of_steps(**speeds: float) -> dict:
     """A part with these cases measured, and one that failed."""
-    result = {"peak_memory_bytes": 2e9, "idle_share": 0.02}
+    result = {"peak_memory_bytes": 2e9, "idle_share": 0.02, "optimizer_share": 0.031}
     gaps = [{"microseconds": 31.5, "after": "a", "before": "a kernel"}]
     found = {
         name: {"status": "measured", "result": result | {"tokens_per_second": speed, "mfu": speed / 1e6, "gaps": gaps}}

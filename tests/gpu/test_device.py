@@ -17,6 +17,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from modeling_switch_moe import SwitchMoeConfig, SwitchMoeForCausalLM
+from tests.training.run.test_causal_model import EVERY, batch, config_of
+from training.run.checkpoint import CheckpointWriter, load, newest_intact
+from training.run.model import build_model
+from training.run.progress import Progress
 from training.run.step import train_step
 from training.run.timing import arguments_of_steps, session_on_random_tokens
 
@@ -92,6 +96,31 @@ def test_losses_gradients_and_drops_equal_the_cpus(changes, precision, output_lo
         assert torch.equal(routing.dropped_tokens.cpu(), before.dropped_tokens)
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("kind", EVERY)
+def test_other_classes_equal_the_cpus(kind, precision, record_property):
+    """Loss and gradient of each class as the loop trains it, beside its own loop over experts in fp32 on the CPU."""
+    results = []
+    for device, implementation, how in (("cpu", "eager", "fp32"), (DEVICE, "grouped_mm", precision)):
+        model = build_model(config_of(EVERY[kind]), seed=0).to(device).train()
+        if model._can_set_experts_implementation():
+            model.set_experts_implementation(implementation)
+        inputs, targets = (tensor.to(device) for tensor in batch())
+        torch.manual_seed(0)
+        with torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=how == "bf16"):
+            out = model(inputs, targets)
+        (out.lm_loss + out.balance_loss).backward()
+        named = model.named_parameters()
+        results.append((out.lm_loss.item(), {name: p.grad.cpu() for name, p in named if p.grad is not None}))
+    (expected, gradients), (loss, found) = results
+    assert found.keys() == gradients.keys()
+    error = deviation(found, gradients)
+    record_property("gradient", error)
+    record_property("loss", abs(loss / expected - 1))
+    assert loss == pytest.approx(expected, rel=LOSS[precision])
+    assert error <= GRADIENT[precision]
+
+
 @pytest.mark.skipif(not ON_GPU, reason="nothing waits for a CPU; test_waiting.py has the meta device")
 @pytest.mark.parametrize("experts", [1, 4])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -122,10 +151,10 @@ class SameTokens:
             yield tokens, tokens.roll(-1, 1)
 
 
-def session_of(experts: int, precision: str, device: torch.device):
+def session_of(experts: int, precision: str, device: torch.device, optimizer: str = "adamw"):
     model = {"d_model": 64, "experts": experts, "n_blocks": 2, "n_heads": 2, "capacity_group_tokens": 64}
     run = {"precision": precision, "micro_batch_sequences": SEQUENCES // 2}
-    a = arguments_of_steps(run, model, LENGTH, passes=2)
+    a = arguments_of_steps(run, model, LENGTH, passes=2).replaced(optimizer={"name": optimizer})
     AcceleratorState._reset_state(True)  # which keeps device and precision of the session before
     with mock.patch.dict(os.environ, {"ACCELERATE_USE_CPU": str(device.type == "cpu").lower()}):
         made = session_on_random_tokens(a, VOCABULARY)
@@ -148,6 +177,29 @@ def test_training_steps_equal_the_cpus(experts, record_property):
     record_property("loss", error)
     assert error <= 1e-4
     assert found[-1] < found[0] - 0.01  # it has learnt something
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_steps_after_a_resume_equal_those_of_a_run_that_was_not_stopped(optimizer, tmp_path, record_property):
+    """From a checkpoint of the device, which its writer copies while it trains."""
+
+    def steps(session, number: int) -> list[float]:
+        return [train_step(session, 0, 1e-3).loss for _ in range(number)]
+
+    whole = session_of(4, "bf16", DEVICE, optimizer)
+    steps(whole, 2)
+    writer = CheckpointWriter(whole)
+    writer.save(tmp_path, Progress())
+    expected = steps(whole, 2)
+    writer.wait()
+    writer.close()
+    resumed = session_of(4, "bf16", DEVICE, optimizer)
+    load(newest_intact(tmp_path), resumed)
+    found = steps(resumed, 2)
+    AcceleratorState._reset_state(True)
+    error = max(abs(a / b - 1) for a, b in zip(found, expected, strict=True))
+    record_property("loss", error)
+    assert error <= (1e-5 if ON_GPU else 0)  # sums by atomic additions have no order
 
 
 @pytest.mark.parametrize("sequences", [1, 4, 24])  # few tokens at a time take another implementation than many

@@ -201,6 +201,7 @@ def test_accuracy_follows_loss_where_it_does(tmp_path, monkeypatch):
     table = [",".join([*names, "acc:hellaswag", "acc:boolq"]), *(",".join(map(str, line)) for line in lines)]
     (tmp_path / accuracy.TABLE).write_text("# of this test\n" + "\n".join(table) + "\n")
     monkeypatch.setattr(accuracy.accuracy, "FITS", tmp_path / "accuracy.json")
+    monkeypatch.setattr(accuracy.accuracy, "_fits", accuracy.accuracy._fits.__wrapped__)
     (tmp_path / "page.md").write_text("<!-- accuracy -->\n<!-- /accuracy -->\n")
     fits, filled = accuracy.write(tmp_path, tmp_path / "page.md")
     written = strict_json.read(fits, accuracy.accuracy.FORMAT, 1)

@@ -3,14 +3,14 @@
 import csv
 import json
 import re
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from scaling_law import LiveEstimate
 from studies.common import rms
 from studies.live import trunks
-from studies.live.study import CLAIMS, SHARES, SIZE, TRUNK, Results, _without
+from studies.live.study import CLAIMS, FIRST, LAWLESS, SHARES, SIZE, TRUNK, Judged, Results, _without
 from tests.guides import ROOT
 from tests.hub.samples import make_record
 
@@ -51,12 +51,41 @@ def test_the_page_shows_what_its_table_of_forecasts_gives():
     assert shown["held"] == f"{np.mean(inside):.0%}"
 
 
-def test_a_claim_of_the_page_can_be_refuted(crossing):
-    results = Results([replace(crossing, logged=crossing.logged[:8])])
-    assert all(holds(results) for holds in CLAIMS.values())
-    far = [one._replace(said=one.said._replace(loss=2 * one.said.loss)) for one in results.judged]
-    results.__dict__["judged"] = far
-    assert not any(holds(results) for holds in CLAIMS.values())
+def judged():
+    """What the page's table of forecasts tells, with intervals of a normal distribution."""
+    for row in csv.DictReader((PAGE.parent / "tables" / "live.csv").open()):
+        final, last, law, loss, low, high = (
+            float(row[n]) for n in ("final", "last", "law", "forecast", "low", "high")
+        )
+        said = LiveEstimate(float(row["share"]), loss, np.log(high / low) / 3.29, law, 0.0, 0.0, 1.0, 1e6, "law")
+        yield Judged(row["left_out"], None, float(row["share"]), final, last, law, said)
+
+
+def turned(one, left_out, **changes):
+    """Of the forecasts with this left out: multiplied."""
+    values = {name: getattr(one.said, name) * factor for name, factor in changes.items()}
+    return one._replace(said=one.said._replace(**values)) if one.left_out == left_out else one
+
+
+@pytest.mark.parametrize(
+    ("claim", "left_out", "changes"),
+    [
+        ("the forecast is far nearer than the last loss", SIZE, {"loss": 1.2}),
+        ("against a law of the sweep it gains only late", TRUNK, {"loss": 1.1}),
+        ("it does without a law", LAWLESS, {"loss": 1.1}),
+        ("its intervals hold", TRUNK, {"spread": 0.5}),
+        ("a young run moves an unchecked law too far", FIRST, {"loss": 1.0}),
+    ],
+)
+def test_each_claim_of_the_page_holds_and_can_be_refuted(claim, left_out, changes):
+    results = Results([])
+    results.__dict__["judged"] = every = [*judged()]
+    assert CLAIMS[claim](results)
+    if left_out == FIRST:  # a run that does not move the law at all
+        results.__dict__["judged"] = [one._replace(said=one.said._replace(loss=one.law)) for one in every]
+    else:
+        results.__dict__["judged"] = [turned(one, left_out, **changes) for one in every]
+    assert not CLAIMS[claim](results)
 
 
 def test_trunks_are_kept_with_records_and_losses(tmp_path, monkeypatch):

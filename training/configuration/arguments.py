@@ -380,8 +380,10 @@ class TrainingArguments(_Section):
                 f"run.expert_parallel: {parallel}; it must divide the number of experts, {self.model.experts}"
             )
         problems += _problems_of_muon(self.optimizer)
-        if self.run.experts_implementation == "capacity" and isinstance(self.model, ModelClassArguments):
-            problems.append(f"run.experts_implementation: capacity; transformers' {self.model.type} has no capacity")
+        way = self.run.experts_implementation
+        if way != "auto" and isinstance(self.model, ModelClassArguments) and way not in self.model.experts_ways:
+            allowed = " or ".join(self.model.experts_ways)
+            problems.append(f"run.experts_implementation: {way}; for {self.model.type} it must be {allowed}")
         branch = self.schedule_at(peak=1.0).branch
         for check in (self.check_capacity_group, *(partial(branch, tokens) for tokens in self.schedule.tokens)):
             try:

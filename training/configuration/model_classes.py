@@ -1,7 +1,7 @@
 """A decoder of transformers instead of ours: its model type with the fields of its class, or a config.json.
 
 The class is transformers' own: nothing is downloaded, and no other code is run. What laws ask about such a model is
-its `Architecture`, so the types are those that `scaling_law.size.model_configs` counts.
+its `Architecture`: by the tables of `scaling_law.size.model_configs`, else counted on the class (`class_counts`).
 """
 
 from __future__ import annotations
@@ -64,8 +64,10 @@ class ModelClassArguments(BaseModel):
             kind, of_file = _of_file(Path(kind))
             fields = of_file | fields
         if kind not in model_types():
-            allowed = f"{OURS}, a config.json or one of {', '.join(model_types())}"
-            raise InputError(f"model.type: {kind!r}; {_refusal(kind)}it must be {allowed}")
+            near = difflib.get_close_matches(kind, model_types(), n=1)
+            meant = f"did you mean {near[0]}? " if near else ""
+            allowed = f"{OURS}, a config.json or a causal type of transformers ({', '.join(FAMILIES)}, …)"
+            raise InputError(f"model.type: {kind!r}; {meant}it must be {allowed}")
         if unknown := [name for name in fields if name not in fields_of(kind)]:
             raise InputError("\n".join(_unknown(kind, name) for name in unknown))
         return {name: value for name, value in settings.items() if value is not None} | fields | {"type": kind}
@@ -80,7 +82,7 @@ class ModelClassArguments(BaseModel):
             raise InputError(f"model.bias_update_rate: {self.bias_update_rate!r}; it needs model.balance bias")
         try:
             self.model()
-            problem = _problem_of_groups(self.config(1))
+            problem = _problem_of_groups(self.config(1, eos_token_id=0))
         except Exception as error:  # every class has checks of its own
             problem = " ".join(str(error).split())
         if problem:
@@ -96,6 +98,8 @@ class ModelClassArguments(BaseModel):
         """The configuration of transformers. ValueError if the tokens or the sequences do not fit into it."""
         from transformers import AutoConfig
 
+        from training.configuration.class_counts import as_decoder
+
         least = {"vocab_size": (vocab_size, "the tokenizer's")}
         if sequence_length is not None:
             least["max_position_embeddings"] = (sequence_length, "data.sequence_length,")
@@ -104,11 +108,14 @@ class ModelClassArguments(BaseModel):
             if fields[name] < value:
                 raise InputError(f"model.{name}: {fields[name]}; it must be at least {whose} {value}")
         tokens = dict.fromkeys(_TOKENS, eos_token_id) | {"pad_token_id": None}
-        return AutoConfig.for_model(self.type, **fields, **tokens)
+        return as_decoder(AutoConfig.for_model(self.type, **fields, **tokens))
 
     def model(self, vocab_size: int | None = None) -> Model:
         """The model in the terms of laws; without a `vocab_size`, with the configured vocabulary or GPT-2's."""
-        return read_model(self.config(vocab_size or self.fields.get("vocab_size", VOCAB_SIZE)))
+        from training.configuration.class_counts import read_class
+
+        config = self.config(vocab_size or self.fields.get("vocab_size", VOCAB_SIZE), eos_token_id=0)
+        return read_model(config, read_class=read_class)
 
     # -- what the loop asks of the section `model`; see `ModelArguments`
 
@@ -123,6 +130,12 @@ class ModelClassArguments(BaseModel):
         """Routed experts of a block; 1 for a dense model."""
         return self._architecture.experts
 
+    @cached_property
+    def experts_ways(self) -> tuple[str, ...]:
+        """The ways to multiply experts that the class has a choice of; without experts, none but its own."""
+        has_choice = causal_class(self.config(1))._can_set_experts_implementation()
+        return ("auto", "grouped_mm", "batched_mm", "eager") if has_choice else ("auto",)
+
     @property
     def capacity_factor(self) -> float:
         """0: these classes drop nothing."""
@@ -133,7 +146,7 @@ class ModelClassArguments(BaseModel):
         """The class's coefficient of its load-balancing loss; 0 where it has none, or is balanced by its bias."""
         if self.balance == "bias":
             return 0.0
-        config = self.config(1)
+        config = self.config(1, eos_token_id=0)
         has_one = self.experts > 1 and balance_loss_of(causal_class(config)) is not None
         return float(getattr(config, "router_aux_loss_coef", 0.0)) if has_one else 0.0
 
@@ -166,10 +179,10 @@ def balance_loss_of(model_class: type) -> Callable[..., Any] | None:
 
 @cache
 def model_types() -> tuple[str, ...]:
-    """The model types that can be trained: decoders of the installed transformers whose parameters are counted."""
+    """The causal model types of the installed transformers. Some refuse: docs/bring_your_own_architecture.md."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    return tuple(sorted(({*FAMILIES} & {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES}) - {OURS}))
+    return tuple(sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES} - {OURS}))
 
 
 @cache
@@ -236,16 +249,6 @@ def _plain(value: Any) -> Any:
     with suppress(yaml.YAMLError):
         return yaml.safe_load(value)
     return value
-
-
-def _refusal(kind: str) -> str:
-    """The reason why a model type of transformers is not in `model_types`; "" for one that transformers lacks."""
-    from transformers import CONFIG_MAPPING
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-    if kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        return "its parameters are not counted yet (scaling_law/size/model_configs.py); "
-    return "transformers has no causal language model of this type; " if kind in CONFIG_MAPPING else ""
 
 
 def _unknown(kind: str, name: str) -> str:

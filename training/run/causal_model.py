@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import re
 from typing import Any
 
 import torch
@@ -19,8 +20,8 @@ from torch import nn
 from modeling_switch_moe import RoutingStatistics, SwitchMoeCausalLMOutputWithPast
 from modeling_switch_moe.experts import autocast_grouped_mm
 from modeling_switch_moe.losses import SwitchMoeHead
-from scaling_law.size.model_configs import read_model
 from training.configuration.arguments import ConfigurationError
+from training.configuration.class_counts import experts_per_token, without_gradient
 from training.configuration.model_classes import SELECTION_BIAS, balance_loss_of, causal_class
 from training.run.heads import bodies, change_of_logits
 
@@ -30,7 +31,8 @@ logger = logging.getLogger(__name__)
 def build(config: Any, group_tokens: int | None = None) -> nn.Module:
     """Build an fp32 model of the configuration's class; its balance loss is a mean over groups of `group_tokens`.
 
-    Raises ConfigurationError if the class refuses its configuration, or has other parameters than were counted.
+    Parameters that no loss moves are frozen and logged. Raises ConfigurationError if the class refuses its
+    configuration.
     """
     from transformers import AutoModelForCausalLM
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
@@ -42,9 +44,11 @@ def build(config: Any, group_tokens: int | None = None) -> nn.Module:
     except Exception as error:  # every class has errors of its own
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ConfigurationError(f"model: {model_class.__name__} cannot be built: {reason}") from error
-    counted, built = read_model(config).parameters, sum(p.numel() for p in model.parameters())
-    if counted != built:
-        raise ConfigurationError(f"model: {counted:,} parameters were counted, {model_class.__name__} has {built:,}")
+    for name in (frozen := without_gradient(config)):
+        model.get_parameter(name).requires_grad_(False)
+    if frozen and not next(model.parameters()).is_meta:
+        names = ", ".join(sorted({re.sub(r"\.\d+\.", ".*.", name) for name in frozen}))
+        logger.warning("no loss moves these parameters of %s, which stay as drawn: %s", config.model_type, names)
     # The class in place, so that parameters keep their names, and DDP, FSDP and `save_pretrained` see the class.
     model.__class__ = type(model_class.__name__, (_InTheLoop, model_class), {"__module__": model_class.__module__})
     model.prepare_for_the_loop(balance_loss_of(model_class), group_tokens)
@@ -101,8 +105,9 @@ class _InTheLoop:
             return
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         logits = outputs[index].flatten(0, -2)
-        experts = [output for output in outputs if output.dtype == torch.int64]
-        top_k = self.config.num_experts_per_tok
+        tensors = [output for output in outputs if isinstance(output, torch.Tensor) and output.ndim > 1]
+        experts = [output for output in tensors if output.dtype == torch.int64]
+        top_k = experts_per_token(self.config)
         self._routed.append((logits, experts[0].flatten(0, -2) if experts else logits.topk(top_k).indices))
 
     def forward(

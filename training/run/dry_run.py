@@ -182,6 +182,7 @@ def _measured(
             "micro-batch",
             f"{a.run.micro_batch_sequences} sequences of {a.data.sequence_length} tokens; {a.run.precision}",
         ),
+        *([("weights", str(Layout.of(accelerator, a.run.expert_parallel)))] if accelerator.is_fsdp2 else []),
         ("estimated for the whole run", f"{hours:.3g} hours (from this one step)"),
     ]
     hardware = devices.describe(device, accelerator.num_processes)

@@ -25,7 +25,7 @@ from training.configuration.schedule import Branch
 logger = logging.getLogger(__name__)
 
 NAME = "forecast.json"
-MOST_RUNS = 64  # finished, the nearest in N and D
+MOST_RUNS = 32  # finished, the nearest in N and D
 BAND = 0.99  # of the intervals that a run leaves, and beyond which it is hopeless
 LEAST_TRUNKS = 3  # that must have finished before a run is called hopeless
 LOOK_AT = "look at the learning rate, gradient_norm and skipped steps in log.jsonl, and at the text it reads"
@@ -48,18 +48,14 @@ class RunForecast:
         law: Law | None = None,
     ):
         self.arguments, self.branches, self.text, self.lines = arguments, branches, "", [*lines]
-        self.model = {**architecture.variables()}
+        self.model = architecture.variables()
         finished = _noted(arguments, self.curve(branches[-1]), folder)
-        flops = {folder: record.training_flops for folder, (record, _) in finished.items()}
-        self.live = LiveForecast([curve for _, curve in finished.values()], law)
-        self.best = {
-            branch: min(
-                (curve.final or np.inf for folder, (_, curve) in finished.items() if flops[folder] <= budget),
-                default=np.inf,
-            )
-            for branch in branches
-            for budget in [architecture.training_flops(branch.tokens) * (1 + 1e-6)]
-        }
+        self.live = LiveForecast([curve for _, curve in finished], law)
+        self.best = {}  # final loss of the finished runs of at most a branch's FLOPs
+        for branch in branches:
+            budget = architecture.training_flops(branch.tokens) * (1 + 1e-6)
+            ends = [curve.final or np.inf for record, curve in finished if record.training_flops <= budget]
+            self.best[branch] = min(ends, default=np.inf)
         self.said, self.hopeless = any("off_track" in line for line in self.lines), ""
         if folder.name == "trunk" and (warnings := self.live.warnings(self.curve(branches[-1]))):
             logger.warning("forecast of the final loss: %s", "; ".join(warnings))
@@ -87,10 +83,9 @@ class RunForecast:
 
     def curve(self, branch: Branch) -> TrainingCurve:
         """The run so far, as one that ends with this branch."""
-        decay = (branch.tokens - branch.branch_point_tokens) / branch.tokens
-        tokens, losses = points_of(self.lines)
-        warmup = self.arguments.schedule.warmup_tokens
-        return TrainingCurve(tokens, losses, branch.tokens, self.model, decay=decay, warmup_tokens=warmup)
+        schedule, (tokens, losses) = self.arguments.schedule, points_of(self.lines)
+        settings = {"decay": schedule.decay_fraction, "warmup_tokens": schedule.warmup_tokens}
+        return TrainingCurve(tokens, losses, branch.tokens, self.model, **settings)
 
     def _hopeless(self, tokens: int) -> str:
         """Why no branch still to come can beat the best finished run of at most its FLOPs; "" if one can."""
@@ -119,56 +114,40 @@ def law_of(arguments: TrainingArguments, architecture: Architecture) -> Law | No
     return law
 
 
-def _noted(
-    arguments: TrainingArguments, run: TrainingCurve, folder: Path
-) -> dict[str, tuple[RunRecord, TrainingCurve]]:
-    """The finished runs of a part of a run by their folders, relative to the sweep's; noted at its first start."""
+def _noted(arguments: TrainingArguments, run: TrainingCurve, folder: Path) -> list[tuple[RunRecord, TrainingCurve]]:
+    """The finished runs that count for a part of a run, which notes their folders at its first start."""
     sweep, note = Path(arguments.run.output_dir).parent, folder / NAME
-    if note.exists():
-        names = json.loads(note.read_text(encoding="utf-8"))["finished"]
-        return _read(sweep, names)
-    finished = finished_runs(arguments, run)
-    folder.mkdir(parents=True, exist_ok=True)
-    atomic.write_json(note, {"finished": [*finished]})
-    return finished
+    if not note.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        atomic.write_json(note, {"finished": finished_runs(arguments, run)})
+    finished = []
+    for name in json.loads(note.read_text(encoding="utf-8"))["finished"]:
+        with suppress(OSError, ValueError):  # removed since, or damaged
+            record = RunRecord.load(sweep / name)
+            finished.append((record, curve_of(record, read_lines(sweep / name / "log.jsonl"))))
+    return [(record, curve) for record, curve in finished if len(curve.tokens)]
 
 
-def finished_runs(arguments: TrainingArguments, run: TrainingCurve) -> dict[str, tuple[RunRecord, TrainingCurve]]:
-    """The finished runs of this sweep, text, tokenizer and schedule beside this run's folder, the nearest of them."""
+def finished_runs(arguments: TrainingArguments, run: TrainingCurve) -> list[str]:
+    """Model folders of finished runs of this sweep, text, tokenizer and schedule, the nearest to this run."""
     own = Path(arguments.run.output_dir)
-    data = own / "data.json"
-    if not data.exists():
-        return {}
-    identity = json.loads(data.read_text(encoding="utf-8"))
-    names = sorted(
-        str(path.parents[1].relative_to(own.parent)) for path in own.parent.glob("*/tokens*/model/run.json")
-    )
-    like = {
-        name: (record, curve)
-        for name, (record, curve) in _read(own.parent, names).items()
-        if record.sweep == arguments.run.sweep
-        and record.dataset.fingerprint == identity["dataset"].get("fingerprint")
-        and record.tokenizer.fingerprint == identity["tokenizer"].get("fingerprint")
-        and abs(curve.decay - run.decay) <= SAME_DECAY
-    }
-
-    def apart(name: str) -> float:
-        record, _ = like[name]
-        return abs(np.log(record.tokens / run.horizon)) + abs(np.log(record.n_active / run.model["n_active"]))
-
-    return {name: like[name] for name in sorted(sorted(like, key=apart)[:MOST_RUNS])}
-
-
-def _read(sweep: Path, names: Iterable[str]) -> dict[str, tuple[RunRecord, TrainingCurve]]:
-    """Finished runs with their curves; what cannot be read, or has none, is left out."""
-    runs = {}
-    for name in names:
+    if not (own / "data.json").exists():
+        return []
+    identity = json.loads((own / "data.json").read_text(encoding="utf-8"))
+    apart: dict[str, float] = {}
+    for path in sorted(own.parent.glob("*/tokens*/model")):
         with suppress(OSError, ValueError):
-            record = RunRecord.load(sweep / name / "model")
-            curve = curve_of(record, read_lines(sweep / name / "model" / "log.jsonl"))
-            if curve.final is not None:
-                runs[name] = record, curve
-    return runs
+            record = RunRecord.load(path)
+            decay = record.schedule.decay_tokens / record.schedule.horizon_tokens
+            if (
+                (record.status, record.sweep) == ("final", arguments.run.sweep)
+                and record.dataset.fingerprint == identity["dataset"].get("fingerprint")
+                and record.tokenizer.fingerprint == identity["tokenizer"].get("fingerprint")
+                and abs(decay - run.decay) <= SAME_DECAY / 2
+            ):
+                ratios = record.tokens / run.horizon, record.n_active / run.model["n_active"]
+                apart[str(path.relative_to(own.parent))] = float(np.abs(np.log(ratios)).sum())
+    return sorted(sorted(apart, key=lambda name: apart[name])[:MOST_RUNS])
 
 
 def read_lines(log: Path) -> list[dict[str, Any]]:

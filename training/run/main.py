@@ -36,7 +36,7 @@ from training.run.evaluation import HeldOutLoss, evaluate
 from training.run.forecast import RunForecast, law_of, read_lines
 from training.run.log import StepLog, StepTrace, write_log
 from training.run.progress import Progress, count
-from training.run.sharding import check_layout
+from training.run.sharding import Layout, check_layout
 from training.run.step import make_session, train_step
 
 logger = logging.getLogger(__name__)
@@ -80,6 +80,7 @@ class Run:
         <output_dir>/config.yaml             the whole configuration
                      trunk/step0000400/      checkpoints: every branch point, and the newest two
                      trunk/log.jsonl
+                     trunk/forecast.json     the finished runs that its forecasts learn from
                      <branch>/model/         the finished model with its run.json, for from_pretrained
                      <branch>/log.jsonl
                      intermediate/<step…>/model/   models of the trunk at run.release_tokens
@@ -195,6 +196,8 @@ class Run:
         parameters = f"{arch.n_active:.3g} active of {arch.n_total:.3g} parameters"
         rate = f"peak learning rate {self.schedule.peak:.3g} ({self.session.learning_rate_law})"
         logger.info("%s: %s; %s tokens; %s", model, parameters, tokens, rate)
+        if self.accelerator.is_fsdp2:
+            logger.info("weights: %s", Layout.of(self.accelerator, self.arguments.run.expert_parallel))
         unique = self.data.unique_tokens  # None while it is not known whether more follows
         if unique is not None and (epochs := self.branches[-1].tokens / unique) > 1:
             logger.warning("the data repeats: %.2f epochs of %s tokens", epochs, f"{unique:,}")

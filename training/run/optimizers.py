@@ -90,8 +90,8 @@ def _directions(tensors: Iterable[tuple[Tensor, ...]], group: dict[str, Any]) ->
 def _update(batch: list[tuple[Tensor, Tensor]], group: dict[str, Any]) -> None:
     """Decay weights, and move them along their orthogonalised directions, which are all of one shape."""
     rate, numbers = group["lr"], [len(directions) for _, directions in batch]
-    directions = torch.cat([directions for _, directions in batch])
-    updates = orthogonalised(directions, group["ns_coefficients"], group["ns_steps"], group["eps"])
+    stack = torch.cat([directions for _, directions in batch])
+    updates = orthogonalised(stack, group["ns_coefficients"], group["ns_steps"], group["eps"])
     adjusted = _adjust_lr(rate, group["adjust_lr_fn"], updates.shape[1:])
     for (weights, _), update in zip(batch, updates.split(numbers), strict=True):
         whole = update.reshape(weights.shape)

@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from itertools import chain
 
@@ -73,6 +74,11 @@ class Layout:
         sizes |= {"shards": self.shards // experts} | ({"experts": experts, "batch": 1} if experts > 1 else {})
         return init_device_mesh(self.device, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
 
+    def __str__(self) -> str:
+        replicas = f"{self.replicas} replicas, each " if self.replicas > 1 else ""
+        experts = f", experts divided among {self.experts}" if self.experts > 1 else ""
+        return f"{replicas}sharded over {self.shards} processes{experts}"
+
     @property
     def fsdp_dimensions(self) -> tuple[str, ...]:
         """The dimensions of a mesh over which FSDP2 replicates and shards."""
@@ -88,15 +94,20 @@ def check_layout(a: TrainingArguments, accelerator) -> None:
         problem = "it needs FSDP2, as in training/configs/accelerate/one_node_fsdp2.yaml"
     elif shards % size:
         problem = f"it must divide the {shards} processes that share a model"
+    elif old := too_old_to_divide_experts():
+        problem = old
     elif isinstance(a.model, ModelClassArguments):
         plan = getattr(a.model.config(1), "base_model_ep_plan", None) or {}
         if _DISPATCHED not in plan.values():
             problem = f"transformers has no plan by which to divide the experts of {a.model.type}"
-    for name, least in _NEEDED.items():
-        if Version(version(name)) < Version(least):
-            problem = f"it needs {name} {least} or newer; {version(name)} is installed"
     if problem:
         raise ConfigurationError(f"run.expert_parallel: {size}; {problem}")
+
+
+def too_old_to_divide_experts() -> str | None:
+    """The library that is too old for expert parallelism, and what is needed; None if none is."""
+    old = [name for name, least in _NEEDED.items() if Version(version(name)) < Version(least)]
+    return f"it needs {old[0]} {_NEEDED[old[0]]} or newer; {version(old[0])} is installed" if old else None
 
 
 def build(
@@ -117,33 +128,13 @@ def build(
     from accelerate import init_empty_weights
 
     layout = layout or Layout(1, dist.get_world_size())
-    dense = layout.mesh()
-
-    def group(
-        modules: nn.Module | list[nn.Module], policy: MixedPrecisionPolicy, reshard: bool, mesh: DeviceMesh = dense
-    ) -> None:
-        def placement(parameter: nn.Parameter) -> Shard:
-            held = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-            return Shard(sharded_dimension(tuple(held.shape), mesh["shards"].size()))
-
-        fully_shard(modules, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard, shard_placement_fn=placement)
-
+    group = partial(_group, layout.mesh())
     is_first = dist.get_rank() == 0
     is_empty = not (is_first or tied)
     with init_empty_weights(include_buffers=False) if is_empty else nullcontext():
         model = draw()
     drawn = model.state_dict() if is_first else {}
-    experts: list[nn.Module] = []
-    if layout.experts > 1:
-        sparse = layout.mesh(layout.experts)
-        experts = _dispatch(model, sparse)
-        for part in experts:
-            policy = HALF if half and not _stays_single(part) else SINGLE
-            group(part, policy, reshard_after_forward, sparse[layout.fsdp_dimensions])
-            # An expert's gradient has the tokens of `layout.experts` processes before it is summed over the others.
-            part.set_gradient_divide_factor(float(dist.get_world_size()))
-            # Only NCCL can divide a sum by another number than that of its processes.
-            part.set_force_sum_reduction_for_comms(sparse["shards"].size() > 1)
+    experts = _divide_experts(model, layout, half, reshard_after_forward) if layout.experts > 1 else set()
     routers = causal_model.routers(model)
     for block in (part for part in model.modules() if type(part).__name__ in model._no_split_modules):
         if half:
@@ -163,18 +154,40 @@ def build(
     return model
 
 
-def _dispatch(model: nn.Module, mesh: DeviceMesh) -> list[nn.Module]:
-    """Leave this process its experts of each block, by the plan of the model's class; returns the modules of experts.
+def _group(
+    mesh: DeviceMesh, modules: nn.Module | list[nn.Module], policy: MixedPrecisionPolicy, reshard: bool
+) -> None:
+    """Shard what no other group has of the modules, to be gathered together."""
 
-    Tokens reach them by all-to-all on the dimension `experts` of the mesh; each process has a `batch` of its own.
+    def placement(parameter: nn.Parameter) -> Shard:
+        held = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        return Shard(sharded_dimension(tuple(held.shape), mesh["shards"].size()))
+
+    fully_shard(modules, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard, shard_placement_fn=placement)
+
+
+def _divide_experts(model: nn.Module, layout: Layout, half: bool, reshard: bool) -> set[nn.Module]:
+    """Leave this process its experts of each block, by the plan of the model's class, and shard those further.
+
+    Returns the modules of experts. Tokens reach them by all-to-all among the processes that divide them. One block
+    after the other: the first process's device holds all experts of a block meanwhile.
     """
     from transformers.distributed.expert_parallel import apply_expert_parallelism
 
-    names = [name for name, _ in chain(model.named_parameters(), model.named_modules())]  # weights are divided first
+    mesh, modules = layout.mesh(layout.experts), set()
+    names = [name for name, _ in chain(model.named_modules(), model.named_parameters())]
     styles = {name: model.ep_plan.get(re.sub(r"\.\d+\b", ".*", name)) for name in names}
-    plan = {name: style for name, style in styles.items() if style}
-    apply_expert_parallelism(model, mesh["experts"], mesh["batch"], plan)
-    return [model.get_submodule(name) for name, style in plan.items() if style == _DISPATCHED]
+    for name in [name for name, style in styles.items() if style == _DISPATCHED]:
+        weights = {inner: style for inner, style in styles.items() if style and inner.startswith(f"{name}.")}
+        apply_expert_parallelism(model, mesh["experts"], mesh["batch"], weights | {name: _DISPATCHED})
+        modules.add(part := model.get_submodule(name))
+        policy = HALF if half and not _stays_single(part) else SINGLE
+        _group(mesh[layout.fsdp_dimensions], part, policy, reshard)
+        # An expert's gradient has the tokens of `layout.experts` processes before it is summed over the others.
+        part.set_gradient_divide_factor(float(dist.get_world_size()))
+        # Only NCCL can divide a sum by another number than that of its processes.
+        part.set_force_sum_reduction_for_comms(mesh["shards"].size() > 1)
+    return modules
 
 
 def sharded_dimension(shape: tuple[int, ...], world: int) -> int:

@@ -67,7 +67,10 @@ def make_session(a: TrainingArguments, accelerator, tokenizer, data: TrainingDat
         model.set_experts_implementation(a.run.experts_implementation)
     if a.run.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    model, *optimizers = accelerator.prepare(model, *build_optimizers(model, a.optimizer, accelerator.device))
+    optimizers = build_optimizers(model, a.optimizer, accelerator.device)
+    for group in (group for optimizer in optimizers for group in optimizer.param_groups):  # state is of what moves
+        group["params"] = [parameter for parameter in group["params"] if parameter.requires_grad]
+    model, *optimizers = accelerator.prepare(model, *optimizers)
     if a.run.compile:
         model.compile()  # in place: names of parameters stay as they are
     share = muon_rate(a.optimizer, peak) / peak

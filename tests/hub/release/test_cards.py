@@ -66,6 +66,9 @@ def test_a_card_says_nothing_of_what_is_not_known_or_does_not_apply():
         assert heading not in dense + before
     diverged = model_card(make_record(status="diverged", train_loss=None, eval_loss=None))
     assert not ModelCard(diverged).data.to_dict().keys() & {"model-index", "license", "datasets"}
+    stopped = model_card(make_record(status="intermediate", stopped="hopeless: final loss 4.1 to 4.2 (99%)"))
+    assert "stopped before its horizon; hopeless: final loss 4.1" in stopped
+    assert "went on" not in stopped
 
 
 def test_a_sweep_card_is_valid_and_complete():

@@ -205,16 +205,24 @@ def test_a_malicious_index_does_no_harm_to_the_cards(loopback, checkpoint):
         assert "<" not in body.split("---\n", 2)[2]
 
 
-def test_branches_of_a_trunk_that_diverged_share_its_weights(store, checkpoint):
+@pytest.mark.parametrize(
+    ("step", "ended"),
+    [
+        ("", {"status": "diverged", "train_loss": None, "eval_loss": None}),
+        ("step0000733-", {"status": "intermediate", "stopped": "hopeless: final loss 4.1 to 4.2 (99%)"}),
+    ],
+)
+def test_branches_of_a_trunk_that_ended_early_share_its_weights(store, checkpoint, step, ended):
     """The same checkpoint stands for each of them, on a branch of its own; of other runs, that is refused."""
-    folder = checkpoint()
-    diverged = {"status": "diverged", "train_loss": None, "eval_loss": None, "parent_run_id": "trunk"}
+    folder, ended = checkpoint(), ended | {"parent_run_id": "trunk"}
     horizons = ({"horizon_tokens": number * 10**7, "decay_tokens": number * 2 * 10**6} for number in (1, 2))
     schedules = [{**make_record().schedule.model_dump(), **horizon} for horizon in horizons]
-    records = [make_record(run_id=f"run{i + 1}", schedule=s, **diverged) for i, s in enumerate(schedules)]
+    records = [make_record(run_id=f"run{i + 1}", schedule=s, **ended) for i, s in enumerate(schedules)]
     pushed = [push_run(store, folder, record) for record in records]
-    assert [record.branch for record in pushed] == [f"tokens001.5M-seed0-horizon0{number}0.0M" for number in (1, 2)]
+    assert [record.branch for record in pushed] == [
+        f"{step}tokens001.5M-seed0-horizon0{number}0.0M" for number in (1, 2)
+    ]
     push_index(store, "demo", pushed)
     assert [record.run_id for record in load_index(store, "demo")] == ["run1", "run2"]
     with pytest.raises(ConflictError, match="same weights"):
-        push_index(store, "demo", [record.replaced(status="final", train_loss=1.0) for record in pushed])
+        push_index(store, "demo", [record.replaced(status="final", train_loss=1.0, stopped=None) for record in pushed])

@@ -162,7 +162,8 @@ LINES = {  # what is typed → the line on standard error
     "forecast runs.csv --n-active 1B --tokens 1B": "experts must be given: the runs have 1, 2, 4, 8",
     "forecast runs.csv --n-active 1B --tokens 1B --experts 8 --kinds priors": (
         "--kinds 'priors' is unknown: did you mean 'prior'? There are chinchilla, interaction, ladder, prior, "
-        f"prior by compute, published, {', '.join(k for k in LAWS if k not in SINGLE)}"
+        "prior by compute, interaction prior, interaction prior by compute, published, "
+        f"{', '.join(k for k in LAWS if k not in SINGLE)}"
     ),
     "forecast runs.csv --n-active 1B --tokens 1B --experts 8 --level 2": "--level 2.0 must be above 0 and below 1",
     "forecast --register nowhere": "nowhere: no forecasts there",

@@ -12,14 +12,17 @@ from scaling_law.fitting.backtest import rms
 from scaling_law.fitting.penalty import Coordinates, Penalty, natural_of
 from scaling_law.fitting.prior import (
     CHINCHILLA,
+    INTERACTION_SPREAD,
     POPULATION,
     Member,
     estimate,
+    for_kind,
     law_of,
     member_of,
     modes,
     read_population,
 )
+from scaling_law.law import InteractionLaw
 from tests.scaling_law.synthetic import synthetic_runs
 
 MEAN = np.array([-1.0, -1.1, -1.05, -1.0, 0.6])
@@ -52,6 +55,25 @@ def test_a_run_that_the_prior_expects_leaves_it_as_it_is():
     result = fit(runs, "chinchilla", prior=USUAL)
     assert result.law.coefficients == pytest.approx(law.coefficients, rel=1e-6)
     assert result.problem.settings.to_dict()["prior"] == "given"
+
+
+def test_the_population_serves_interaction_laws_with_an_open_q():
+    interacting = for_kind(USUAL, "interaction")
+    at = {"n_active": [1e8, 1e10], "tokens": [1e9, 1e12]}
+    np.testing.assert_allclose(interacting.law.loss(**at), USUAL.law.loss(**at))
+    draws = np.random.default_rng(0).multivariate_normal(interacting.mean, interacting.covariance, 4000)
+    laws = [law_of(natural, "interaction") for natural in interacting.coordinates.natural(draws)]
+    q = np.array([law.q for law in laws])
+    assert np.log(q).std() == pytest.approx(INTERACTION_SPREAD, rel=0.05)
+    alpha = np.log([law.x * law.q for law in laws])  # α and β are spread as Chinchilla's, whatever q is
+    assert (alpha.mean(), alpha.std()) == pytest.approx((MEAN[2], 0.2), abs=0.02)
+    assert abs(np.corrcoef(alpha, np.log(q))[0, 1]) < 0.05
+    truth = InteractionLaw.of(400.0, 0.33, 410.0, 0.28, 0.4, 1.7)
+    n, d = (values.ravel() for values in np.meshgrid(np.geomspace(5e7, 2e9, 8), np.geomspace(1e9, 5e10, 8)))
+    runs = Runs.from_columns(
+        n, d, 1.0, truth.loss(n, d) * np.exp(0.003 * np.random.default_rng(1).standard_normal(64))
+    )
+    assert fit(runs, "interaction", prior=USUAL).law.q == pytest.approx(0.4, rel=0.3)
 
 
 def test_many_runs_give_the_fit():

@@ -171,6 +171,8 @@ COUNTS = {
     "gated": (False, {}),
     "tied_embeddings": (True, {}),
     "latent_attention": (MLA, {}),
+    "mixer_parameters": (1 << 20, {}),
+    "attention_blocks": (3, {}),
 }
 
 
@@ -178,7 +180,8 @@ COUNTS = {
 def test_no_field_is_ignored(name):
     value, others = COUNTS[name]
     changed, plain = Architecture(1024, **{**others, name: value}), Architecture(1024, **others)
-    assert (changed.n_total, changed.n_active) != (plain.n_total, plain.n_active)
+    counts = [(a.n_total, a.n_active, a.forward_flops(1), a.kv_cache_bytes(1)) for a in (changed, plain)]
+    assert counts[0] != counts[1]
 
 
 @pytest.mark.parametrize(

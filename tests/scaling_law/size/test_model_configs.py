@@ -1,11 +1,34 @@
 """Reading config.json: what is named, what is missing, and where it may lie."""
 
 import json
+import re
+from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import pytest
 
+from scaling_law.size import model_configs
 from scaling_law.size.model_configs import read_model
 from tests.scaling_law.configs import MIXTRAL
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch):
+    """The entry point of pyproject.toml, whenever this environment was made."""
+    text = Path("pyproject.toml").read_text()
+    (point,) = re.findall(rf'entry-points."{model_configs.CLASSES}"\].*\n(\w+) = "(.*)"\n', text)
+    points = [EntryPoint(*point, model_configs.CLASSES)]
+    monkeypatch.setattr(model_configs, "entry_points", lambda group: points)
+    return points
+
+
+def test_a_type_of_no_table_is_counted_on_its_class():
+    """GPT-2 and a hybrid: 124,439,808 parameters, of which laws leave out the vectors."""
+    read = read_model({"model_type": "gpt2"})
+    assert (read.parameters, read.architecture.n_blocks, read.architecture.gated) == (124_439_808, 12, False)
+    hybrid = read_model({"model_type": "llava", "text_config": {"model_type": "qwen3_next"}})
+    assert (hybrid.text_only, hybrid.architecture.attention_blocks) == (True, 12)  # of 48
+    assert (round(hybrid.architecture.n_active / 1e9, 1), hybrid.architecture.experts) == (3.7, 512)
 
 
 def test_a_file_a_folder_and_a_mapping_are_the_same(tmp_path):
@@ -28,8 +51,8 @@ def test_the_language_model_of_a_larger_one(tied):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "mamba"}, "model_type='mamba' is unknown.* llama, mistral"),
-        ({"model_type": None}, "model_type=None is unknown"),
+        ({"model_type": None}, "model_type=None: transformers has no causal language model of this type"),
+        ({"model_type": "t5"}, "model_type='t5': transformers has no causal language model of this type"),
         ({"is_encoder_decoder": True}, "is_encoder_decoder=True: laws here are of decoders only"),
         ({"num_experts_per_tok": 9}, "mixtral: experts_per_token=9 must be at most experts=8"),
         ({"hidden_size": "wide"}, "d_model='wide' must be an integer of at least 1"),
@@ -51,6 +74,13 @@ def test_what_cannot_be_read_is_named(changes, message):
 def test_a_missing_field_is_named(field):
     with pytest.raises(ValueError, match=f"config.json lacks {field}, which model_type 'mixtral' needs"):
         read_model({name: value for name, value in MIXTRAL.items() if name != field})
+
+
+@pytest.mark.parametrize("value", [None, "no_such_module:read_class"])
+def test_without_torch_a_type_of_no_table_names_the_extra(value, installed):
+    installed[:] = [EntryPoint("transformers", value, model_configs.CLASSES)] if value else []
+    with pytest.raises(ValueError, match=r"model_type='mamba' is unknown.* llama, mistral.*pip install .*\[train\]"):
+        read_model(MIXTRAL | {"model_type": "mamba"})
 
 
 def test_no_configuration_is_said(tmp_path):

@@ -66,18 +66,25 @@ def test_a_config_json_is_its_fields(tmp_path, caplog):
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"type": "nonsense"}, "model.type: 'nonsense'; it must be switch_moe, a config.json or one of deepseek_v2, "),
+        ({"type": "nonsense"}, "model.type: 'nonsense'; it must be switch_moe, a config.json or a causal type of"),
         (
             {"type": "t5"},
-            "model.type: 't5'; transformers has no causal language model of this type; it must be",
+            "model.type: 't5'; it must be switch_moe, a config.json or a causal type of transformers",
         ),
-        ({"type": "vit"}, "model.type: 'vit'; transformers has no causal language model of this type"),
-        (
-            {"type": "gpt2"},
-            "model.type: 'gpt2'; its parameters are not counted yet (scaling_law/size/",
-        ),
-        ({"type": "bert"}, "model.type: 'bert'; its parameters are not counted yet"),
+        ({"type": "qwen3_mo"}, "model.type: 'qwen3_mo'; did you mean qwen3_moe? it must be switch_moe"),
         ({"type": "kimi_k2"}, "model.type: 'kimi_k2'; it must be switch_moe"),
+        (
+            {"type": "gemma3"},
+            "model: gemma3 is more than a decoder of tokens; its parts are gemma3_text, siglip",
+        ),
+        ({"type": "xlnet"}, "model: xlnet is not causal: transformers gives it the tokens that it predicts"),
+        ({"type": "bart"}, "model: bart: is_encoder_decoder=True: laws here are of decoders only"),
+        ({"type": "roberta"}, "model: roberta: transformers' roberta cannot be run: ne() received an invalid"),
+        ({"type": "gpt2", "n_embd": 50}, "model: gpt2: transformers' gpt2 cannot be built: "),
+        (
+            {"type": "doge", "is_moe": True, "num_hidden_layers": 1},
+            "model: doge: DogeCDMoE: its experts are not",
+        ),
         ({"type": "missing.json"}, "model.type: 'missing.json' cannot be read: No such file"),
         (TOP_K | {"num_expert": 4}, "model.num_expert: no such field of qwen3_moe; did you mean num_experts?"),
         (

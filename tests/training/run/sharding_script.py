@@ -185,8 +185,8 @@ def measure(
     dist.all_gather_object(peaks, min(peak_of_tensors(work) for _ in range(tries)))
     batch = {"passes": passes, "precision": precision, "gradient_checkpointing": checkpointing}
     reshard = os.environ.get("FSDP_RESHARD_AFTER_FORWARD") != "false"
-    how = {"sharding": "fsdp2", "devices": world, "reshard": reshard, "ep": parallel}
-    predicted = training_memory(model, micro, length, **batch, **how)
+    shared = {"sharding": "fsdp2", "devices": world, "ep": parallel, "reshard": reshard}
+    predicted = training_memory(model, micro, length, **batch, **shared)
     report(case=str((model, micro, passes, precision, checkpointing, parallel)), measured=peaks, **predicted.to_dict())
 
 
@@ -206,8 +206,8 @@ def main(what: str) -> None:
         for layout in (sharding.Layout(*size) for size in sizes):
             for half in (False, True):
                 compare("ours", lambda: switch(4), half, layout=layout)
-            for section in (TOP_K, SHARED, MIXTRAL):
-                compare(section["type"], lambda section=section: other(section), False, layout=layout)
+                for section in (TOP_K, SHARED, MIXTRAL):
+                    compare(section["type"], lambda section=section: other(section), half, layout=layout)
     else:
         for case in CASES:
             measure(*case)

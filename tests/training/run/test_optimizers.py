@@ -8,12 +8,13 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hub import RunRecord
 from tests.model_classes import CLASSES
 from tests.training import ranks
 from tests.training.run.test_causal_model import EVERY, config_of
-from tests.training.run.test_processes import alone, measured, replicated, results, sharded
+from tests.training.run.test_processes import alone, divided, divides_experts, measured, replicated, results, sharded
 from tests.training.run.test_run import assert_same_weights, finish, folders
 from training import Run
 from training.configuration.arguments import OptimizerArguments
@@ -90,6 +91,26 @@ def test_each_expert_is_updated_as_a_matrix_by_itself(adjust, most, monkeypatch)
         assert torch.equal(found, expected)
 
 
+def test_a_step_launches_as_much_for_many_experts_as_for_few():
+    """Operators of a step of four stacks; torch's Muon takes fifteen products and more for each of their matrices."""
+
+    class Launched(TorchDispatchMode):
+        number = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            self.number += 1
+            return function(*args, **(kwargs or {}))
+
+    launched = []
+    for experts in (2, 64):
+        parameters = [torch.nn.Parameter(tensor) for tensor in drawn(*[(experts, 16, 8)] * 4)]
+        optimizer = StackedMuon(parameters, [], **SETTINGS)
+        with Launched() as mode:
+            step(optimizer, parameters, drawn(*[(experts, 16, 8)] * 4))
+        launched.append(mode.number)
+    assert launched[0] == launched[1] < 100
+
+
 # Shape, and the dimension that is cut: of experts evenly and not, of matrices, and of a gate above an up projection.
 CUT = [((4, 16, 8), 0), ((3, 8, 8), 0), ((1, 8, 8), 0), ((2, 8, 9), 1), ((15, 9), 0), ((9, 12), 1), ((2, 16, 8), 1)]
 
@@ -138,10 +159,11 @@ def test_the_rates_and_the_record_say_muon_and_the_name_too(tiny):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spread", [replicated, sharded])
-def test_two_processes_train_as_one(tiny, tmp_path, spread):
+@pytest.mark.parametrize("spread", [replicated, sharded, pytest.param(divided, marks=divides_experts)])
+def test_several_processes_train_as_one(tiny, tmp_path, spread):
     """Muon's iteration runs in bf16 here, and lengthens the directions that few tokens give."""
-    sizes = {"run__micro_batch_sequences": 1, "model__capacity_group_tokens": 32, "schedule__tokens": [1280]}
+    sizes = {"run__micro_batch_sequences": 1, "model__capacity_group_tokens": 32}
+    sizes |= {"schedule__tokens": [1280], "schedule__batch_ramp": ["0:4"]}
     rates = {"optimizer__name": "muon", "optimizer__learning_rate": 0.001}
     one, two = (tiny(**sizes, **rates, run__output_dir=str(tmp_path / name)) for name in ("one", "two"))
     finish(one)

@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from modeling_switch_moe.precision import keep_casts
 from tests.gpu.test_device import GRADIENT, LOSS
-from tests.model_classes import CLASSES, TOP_K
+from tests.model_classes import CLASSES, DENSE, TOP_K
 from tests.training.run.test_causal_model import batch, config_of
 from training import ConfigurationError, Run
 from training.run.model import build_model
@@ -116,7 +116,11 @@ def test_the_configuration_chooses_the_implementation(tiny, name):
         ),
         (
             {"run.experts_implementation": "capacity", "model": TOP_K},
-            "run.experts_implementation: capacity; transformers' qwen3_moe has no capacity",
+            "run.experts_implementation: capacity; for qwen3_moe it must be auto or grouped_mm or batched_mm or eager",
+        ),
+        (
+            {"run.experts_implementation": "eager", "model": DENSE},
+            "run.experts_implementation: eager; for llama it must be auto",
         ),
     ],
 )

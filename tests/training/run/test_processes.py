@@ -10,10 +10,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 
 from hub import RunRecord
-from tests.model_classes import BIAS, CLASSES, NOISY, TOP_K
+from tests.model_classes import BIAS, CLASSES, NOISY, SHAPE, TOP_K
 from tests.test_training_guide import COMMANDS
 from tests.training import ranks
 from tests.training.run.test_run import lines_of
@@ -23,6 +24,8 @@ from training.run.devices import make_accelerator
 from training.run.step import train_step
 
 ROOT = Path(__file__).parents[3]
+TOO_OLD = sharding.too_old_to_divide_experts()
+divides_experts = pytest.mark.skipif(TOO_OLD is not None, reason=f"expert parallelism: {TOO_OLD}")
 PER_STEP = ("loss", "gradient_norm", "balance_loss", "z_loss", "drop_rate")
 
 
@@ -53,6 +56,11 @@ def on_four(arguments, *flags: str, replicas: int = 1) -> None:
             words += [f"--parallelism_config_{name}_size", str(size)]
     environment = guides_environment(file, *words) | {"ACCELERATE_USE_CPU": "true"}
     assert ranks.run_ranks(arguments, *flags, world=4, environment=environment) == [0] * 4
+
+
+def divided(arguments, *flags: str) -> None:
+    """Sharded over four processes, each two of which divide the experts."""
+    on_four(arguments, "--run.expert_parallel", "2", *flags)
 
 
 def alone(arguments, *flags: str) -> None:
@@ -125,32 +133,34 @@ def gentle(tiny, tmp_path):
 def test_two_processes_train_what_one_trains(gentle, changes):
     """Each with micro-batches of its own size: only the capacity group decides what is dropped."""
     common = {"schedule.tokens": [1280], "schedule.batch_ramp": ["0:4"]}
-    one, two, shards, divided = (
+    one, two, shards, experts = (
         gentle(name, **{**common, "run.micro_batch_sequences": micro, **changes})
-        for name, micro in (("one", 4), ("two", 2), ("shards", 1), ("divided", 1))
+        for name, micro in (("one", 4), ("two", 2), ("shards", 1), ("experts", 1))
     )
     assert Run(one).execute() == 0
     replicated(two)
     sharded(shards)
-    sharded_twice = [shards]
-    if one.model.experts > 1:
-        sharded(divided, "--run.expert_parallel", "2")
-        sharded_twice.append(divided)
+    others = [two, shards]
+    if one.model.experts > 1 and not TOO_OLD:
+        sharded(experts, "--run.expert_parallel", "2")
+        others.append(experts)
     assert changes or min(numbers[-1] for numbers, _ in measured(one).values()) > 0
-    for other in (two, *sharded_twice):
+    for other in others:
         assert_close(one, other)
         ((record, _),) = results(other).values()
         assert record.hardware.startswith("2 x ")
 
 
 @pytest.mark.slow
+@divides_experts
 @pytest.mark.parametrize(("replicas", "experts"), [(2, 1), (1, 4), (2, 2)])
 def test_four_processes_train_what_one_trains(gentle, replicas, experts):
-    """In replicas of two shards, with experts divided among four, and both."""
+    """In replicas of two shards, with experts divided among four, and both; recomputed where experts are divided."""
     common = {"schedule.tokens": [1280], "schedule.batch_ramp": ["0:4"]}
     one, four = gentle("one", **common), gentle("four", **common)
     assert Run(one).execute() == 0
-    on_four(four, "--run.expert_parallel", str(experts), replicas=replicas)
+    recomputed = "--run.gradient_checkpointing", "yes" if experts > 1 else "no"
+    on_four(four, "--run.expert_parallel", str(experts), *recomputed, replicas=replicas)
     assert_close(one, four)
     expected, on_all = measured(one), measured(four)
     for step, ((loss, norm, *_), _) in expected.items():
@@ -158,9 +168,14 @@ def test_four_processes_train_what_one_trains(gentle, replicas, experts):
         assert on_all[step][0][1] == pytest.approx(norm, rel=1e-5)
     ((record, _),) = results(four).values()
     assert record.expert_parallel == experts
+    saved = checkpoint.newest_intact(Path(four.run.output_dir) / "trunk")
+    metadata = dcp.FileSystemReader(saved / "state").read_metadata().state_dict_metadata
+    assert len(metadata["model.lm_head.weight"].chunks) == 4 // replicas
+    assert len(metadata["model.model.layers.0.mlp.experts.down_proj"].chunks) == 4 // replicas
 
 
 @pytest.mark.slow
+@divides_experts
 @pytest.mark.parametrize("model", [None, TOP_K], ids=["ours", "qwen3_moe"])
 def test_a_run_with_divided_experts_is_killed_and_resumes_in_other_layouts(gentle, model):
     """Killed on four processes, resumed there, then on two that divide no experts, then on one."""
@@ -247,10 +262,18 @@ def test_what_would_change_the_numbers_is_refused(gentle, monkeypatch, environme
         make_accelerator(gentle("alone").run)
 
 
-def test_experts_that_cannot_be_divided_are_refused_before_data_are_read(gentle, monkeypatch):
-    divided = gentle("refused", **{"run.expert_parallel": 4})
+def test_a_layout_is_what_launcher_and_configuration_ask_for():
+    fields = {"num_processes": 8, "device": torch.device("cpu")}
+    flat = SimpleNamespace(parallelism_config=None, **fields)
+    hybrid = SimpleNamespace(parallelism_config=SimpleNamespace(dp_replicate_size=2), **fields)
+    assert str(sharding.Layout.of(flat)) == "sharded over 8 processes"
+    described = "2 replicas, each sharded over 4 processes, experts divided among 2"
+    assert str(sharding.Layout.of(hybrid, 2)) == described
 
-    def refused(processes: int, message: str, is_fsdp2: bool = True) -> None:
+
+def test_experts_that_cannot_be_divided_are_refused_before_data_are_read(gentle, monkeypatch):
+    def refused(processes: int, message: str, is_fsdp2: bool = True, model=None) -> None:
+        divided = gentle("refused", model, **{"run.expert_parallel": 4})
         replicas = SimpleNamespace(dp_replicate_size=2)
         fields = {"parallelism_config": replicas, "num_processes": processes, "device": torch.device("cpu")}
         with pytest.raises(ConfigurationError, match=f"^run.expert_parallel: 4; {message}"):
@@ -258,6 +281,8 @@ def test_experts_that_cannot_be_divided_are_refused_before_data_are_read(gentle,
 
     refused(8, "it needs FSDP2", is_fsdp2=False)
     refused(12, "it must divide the 6 processes that share a model")
+    without_a_plan = {"type": "llama4_text", "num_local_experts": 4, "num_key_value_heads": 4, **SHAPE}
+    refused(8, "transformers has no plan by which to divide the experts of llama4_text", model=without_a_plan)
     with pytest.raises(ConfigurationError, match="expert_parallel: 2; it needs FSDP2"):
         Run(gentle("alone", **{"run.expert_parallel": 2, "data.cache_dir": "unread"}))
     assert not Path("unread").exists()

@@ -1,0 +1,104 @@
+"""Two steps of train.py's loop with every causal type of transformers, at tiny size, into the guide's table.
+
+    python -m benchmarks.every_class [TYPE …] [--page docs/tables/every_class.csv]
+
+A type that does not train says why in one line. A class may look into the future unless told otherwise, so whether
+the last token of a sequence changes earlier logits is tried, too.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+
+from training.configuration.model_classes import fields_of
+from training.run.timing import arguments_of_steps, session_on_random_tokens, timed_step
+
+LAYERS, LENGTH, VOCABULARY = 4, 32, 96
+# Sizes by patterns of fields' names, the later ones first.
+SIZES = (
+    (LAYERS, r"num_hidden_layers|n_layers?|num_layers|num_blocks|(num_)?(decoder|encoder)_layers"),
+    (64, r"hidden_size|n_embd|d_model|emb_dim|embedding_(size|dim)|word_embed_proj_dim|.*put_embedding_size"),
+    (64, r"attention_hidden_size|lru_width|.*_embed_dim|dim_model_base"),
+    (4, r"(num_|n_|swa_|decoder_|encoder_|linear_|mamba_)*(attention_|key_|value_)?heads?|num_query_groups"),
+    (2, r"(swa_)?num_key_value_heads|num_kv_heads"),
+    (16, r".*head_dim|d_head|dim_head|kv_channels|.*attention_head_(size|dim)|rotary_dim|mamba_d_head"),
+    (96, r".*intermediate_size.*|.*ffn_dim|n_inner|dim_ff|dff|.*ffn_hidden_size|d_inner|feed_forward_size"),
+    (24, r"moe_intermediate_size"),
+    (8, r"num_experts|num_local_experts|n_routed_experts|moe_num_experts"),
+    (2, r"num_experts_per_tok(en)?|moe_topk|top_k_experts|moe_k"),
+    (12, r"(kv|q|o)_lora_rank"),
+    (8, r"qk_rope_head_dim|qk_nope_head_dim|v_head_dim"),
+    (VOCABULARY, r".*vocab_size.*"),
+    (2, r"n_group|num_expert_group"),
+    (1, r"topk_group|(mamba_)?n_?groups"),
+    (16, r"(mamba_)?chunk_size|block_size"),
+)
+# What no default has, or what must fit together.
+_MAMBA = {"mamba_d_head": 32}
+OWN: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("bamba", "granitemoehybrid"), _MAMBA),
+    "falcon_h1": {"mamba_d_ssm": 128, **_MAMBA},
+    "mamba2": {"head_dim": 32},
+    "hunyuan_v1_dense": {"head_dim": 16},
+    "ministral": {"head_dim": 16},
+    "hunyuan_v1_moe": {"head_dim": 16, "num_experts": 8, "moe_topk": 2},
+    "nemotron": {"num_key_value_heads": 2, "head_dim": 16},
+    "deepseek_v2": {"num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
+    "dots1": {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
+    "gemma3n_text": {"num_kv_shared_layers": 0},
+    "reformer": {"axial_pos_embds": False},
+    "zamba": {"num_hidden_layers": 6, "layers_block_type": ["linear_attention", "linear_attention", "hybrid"] * 2},
+}
+
+
+def section(kind: str) -> dict[str, Any]:
+    """The section `model` of a tiny model of this type."""
+    from transformers import CONFIG_MAPPING
+
+    default = CONFIG_MAPPING[kind]()
+    fields: dict[str, Any] = {}
+    for name, value in default.to_dict().items():
+        if name not in fields_of(kind):
+            continue
+        if isinstance(value, list) and len(value) == getattr(default, "num_hidden_layers", None):
+            fields[name] = value[:LAYERS]
+        elif isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            sizes = [size for size, pattern in SIZES if re.fullmatch(pattern, name)]
+            fields |= {name: min(sizes[-1], value)} if sizes else {}
+    if "kv_lora_rank" in fields:
+        fields |= {name: fields["num_attention_heads"] for name in ("num_key_value_heads",) if name in fields}
+        fields |= {"head_dim": 8} if "head_dim" in fields else {}
+    return fields | OWN.get(kind, {}) | {"type": kind}
+
+
+def trained(kind: str) -> tuple[float, float]:
+    """Losses of two steps. Whatever error the type has."""
+    arguments = arguments_of_steps({"micro_batch_sequences": 2, "precision": "fp32"}, section(kind), LENGTH)
+    torch.manual_seed(0)
+    session = session_on_random_tokens(arguments, VOCABULARY)
+    ids = torch.randint(VOCABULARY, (1, 8), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        one, other = (session.model.eval()(x, x, output_logits=True).logits for x in (ids, _last_changed(ids)))
+    if not torch.allclose(one[:, :-1], other[:, :-1], atol=1e-4):
+        raise ValueError("it looks at the tokens that it predicts")
+    session.model.train()
+    return tuple(timed_step(session)[0].loss for _ in range(2))
+
+
+def _last_changed(ids: torch.Tensor) -> torch.Tensor:
+    changed = ids.clone()
+    changed[:, -1] = (changed[:, -1] + 1) % VOCABULARY
+    return changed
+
+
+def verdict(kind: str) -> str:
+    """`trains`, or in one line why not."""
+    try:
+        trained(kind)
+    except Exception as error:  # every class has errors of its own
+        return " ".join(str(error).removeprefix("invalid configuration:").split()) or type(error).__name__
+    return "trains"

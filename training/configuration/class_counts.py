@@ -1,0 +1,261 @@
+"""A decoder of transformers in the terms of laws, counted on its class: built on the meta device, without memory.
+
+Experts are the modules that transformers marks (`use_experts_implementation` gives them `_is_expert_parallel`), else
+those of stacked matrices [E, …]; how many a token takes is the width of the indices that reach them in a forward pass.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from hub.base.errors import InputError
+from scaling_law.size.architecture import Architecture, LatentAttention
+from scaling_law.size.model_configs import LATENT
+
+# What classes call the same: widths of feed-forwards, shared experts, and experts that a token takes.
+_WIDTHS = ("intermediate_size_mlp", "intermediate_size", "ffn_dim", "decoder_ffn_dim", "n_inner", "ffn_hidden_size")
+_SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
+_CHUNKS = ("chunk_size", "mamba_chunk_size", "block_size")  # into which recurrences cut a sequence
+_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
+
+
+_NOT_CAUSAL = ("cpmant", "xlm", "xlnet")
+
+
+def as_decoder(config: Any) -> Any:
+    """The configuration, set to attend to the past alone. ValueError for what is more than a decoder of tokens."""
+    kind = config.model_type
+    if parts := [name for part in vars(config).values() if (name := getattr(part, "model_type", None))]:
+        raise InputError(f"{kind} is more than a decoder of tokens; its parts are {', '.join(parts)}")
+    if kind in _NOT_CAUSAL:
+        raise InputError(f"{kind} is not causal: transformers gives it the tokens that it predicts")
+    if hasattr(config, "is_decoder"):
+        config.is_decoder = True
+    return config
+
+
+def on_meta(config: Any) -> nn.Module:
+    """The class of a configuration without weights, with kernels whose FLOPs torch counts.
+
+    ValueError, in one line, where the class refuses the configuration.
+    """
+    from transformers import AutoModelForCausalLM
+
+    kernels = {"attn_implementation": "eager", "experts_implementation": "batched_mm"}
+    try:
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config, trust_remote_code=False, **kernels)
+    except Exception as error:  # every class has errors of its own
+        raise InputError(f"transformers' {config.model_type} cannot be built: {_line(error)}") from None
+
+
+def _line(error: Exception) -> str:
+    return (" ".join(str(error).split()) or type(error).__name__)[:200]
+
+
+def forward_flops(model: nn.Module, tokens: int) -> float:
+    """FLOPs per token of a forward pass of one sequence of `tokens` through a model on the meta device.
+
+    All matrix products, with the whole square of attention. Any error of a class whose path depends on values.
+    """
+    with FlopCounterMode(display=False) as counter, torch.no_grad(), torch.device("meta"):
+        _forward(model, tokens)
+    return counter.get_total_flops() / tokens
+
+
+def _forward(model: nn.Module, tokens: int) -> Any:
+    ids, mask = torch.zeros(1, tokens, dtype=torch.long), torch.zeros(1, 1, tokens, tokens)
+    with suppress(Exception):  # a mask keeps most classes from looking into the values of one of their own
+        return model(input_ids=ids, attention_mask=mask, use_cache=False)
+    return model(input_ids=ids, use_cache=False)
+
+
+def without_gradient(config: Any) -> list[str]:
+    """Parameters of a class that no loss moves, such as DeepSeek's indexer, which picks positions by top-k.
+
+    In sequences of at most 256 tokens; [] where a class cannot be passed on the meta device.
+    """
+    model, length = on_meta(config).train(), min(getattr(config, "max_position_embeddings", None) or 256, 256)
+    with suppress(Exception), torch.device("meta"):  # of a class whose path depends on values
+        _forward(model, length).logits.sum().backward()
+        return [name for name, parameter in model.named_parameters() if parameter.grad is None]
+    return []
+
+
+def read_class(fields: Mapping[str, Any]) -> tuple[Architecture, dict[str, int]]:
+    """The architecture of a class of transformers with these fields of config.json, and what laws leave out, by name.
+
+    Laws leave out norms, biases, routers and DeepSeek's indexer; every other parameter is counted. ValueError, in one
+    line, for a type that is not causal, for what does not build, and for experts that cannot be told.
+    """
+    return _read(json.dumps(dict(fields), sort_keys=True, default=str))
+
+
+@lru_cache
+def _read(fields: str) -> tuple[Architecture, dict[str, int]]:
+    from transformers import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    config = json.loads(fields)
+    if (kind := config.get("model_type")) not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise InputError(f"model_type={kind!r}: transformers has no causal language model of this type")
+    config = as_decoder(CONFIG_MAPPING[kind].from_dict(config))
+    model = on_meta(config)
+    sparse = [block for block in _blocks(model) if _experts(block)]
+    per_token = _per_token(model, [part for block in sparse for part in _experts(block)], config)
+    routed = {"experts_per_token": per_token} | _routed(sparse, config) if sparse else {}
+    left_out: Counter[str] = Counter()
+    for name, parameter in model.named_parameters():
+        left_out[_left_out_as(name, parameter, config.hidden_size, routed.get("experts", 1))] += parameter.numel()
+    counted = left_out.pop("")
+    return _architecture(model, config, routed, counted), dict(left_out)
+
+
+def _left_out_as(name: str, parameter: Tensor, d: int, experts: int) -> str:
+    """What laws leave a parameter out as; "" if they count it."""
+    if not _is_matrix(name, parameter):
+        return "norms and biases"
+    if "indexer" in name:
+        return "indexer"
+    return "router" if tuple(parameter.shape) in {(experts, d), (1, d)} else ""  # and gates of one row
+
+
+def _is_matrix(name: str, parameter: Tensor) -> bool:
+    return parameter.ndim > 1 and not name.endswith("bias")
+
+
+def _size(module: nn.Module, part: str = "") -> int:
+    """Elements of the matrices whose names have `part`, gates of one row left out."""
+    named = module.named_parameters()
+    return sum(p.numel() for name, p in named if part in name and _is_matrix(name, p) and p.shape[0] > 1)
+
+
+def _blocks(model: nn.Module) -> nn.ModuleList:
+    """The blocks of a decoder: of its lists of modules the one with most parameters."""
+    return max((part for part in model.modules() if isinstance(part, nn.ModuleList)), key=_size)
+
+
+def _experts(module: nn.Module) -> list[nn.Module]:
+    """The modules of routed experts. ValueError for experts that are not stacked matrices."""
+    parts = [part for name, part in module.named_modules() if "shared" not in name]
+    if marked := [part for part in parts if hasattr(part, "_is_expert_parallel")]:
+        return marked
+    named = [part for part in parts if getattr(part, "num_experts", 1) > 1]
+    stacked = [part for part in named if any(p.ndim == 3 for p in part.parameters(recurse=False))]
+    if named and not stacked:
+        raise InputError(f"{type(named[0]).__name__}: its experts are not stacked matrices, [experts, …]")
+    return stacked
+
+
+def _routed(sparse: list[nn.Module], config: Any) -> dict[str, Any]:
+    """What an `Architecture` has of the experts in the blocks `sparse`."""
+    experts = [part for block in sparse for part in _experts(block)]
+    numbers = {next(part.parameters()).shape[0] for part in experts}
+    if len(numbers) > 1 or getattr(config, "zero_expert_num", 0):
+        raise InputError("its blocks or tokens have different numbers of experts")
+    number, unit, size = numbers.pop(), config.hidden_size * len(sparse), sum(map(_size, experts))
+    gated = all(getattr(part, "has_gate", True) for part in experts) and not size % (3 * unit * number)
+    unit *= 3 if gated else 2
+    width, rest = divmod(size, unit * number)
+    if rest:
+        raise InputError("its experts have no whole width in terms of hidden_size")
+    shared = max(1, _first(config, _SHARED) or 1)
+    d_shared = sum(_size(block, "shared") for block in sparse) // (unit * shared)
+    options = {"experts": number, "gated": gated, "d_expert": width}
+    return options | ({"shared_experts": shared, "d_shared": d_shared} if d_shared else {})
+
+
+def _per_token(model: nn.Module, experts: list[nn.Module], config: Any) -> int:
+    """Experts that a token takes: as many as indices reach them, or where none are to be seen, the configured number.
+
+    ValueError for a class that cannot be run, say because its fields contradict each other.
+    """
+    taken: set[int] = set()
+
+    def note(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        taken.update(x.shape[-1] for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.dtype == torch.long)
+
+    hooks = [part.register_forward_pre_hook(note, with_kwargs=True) for part in experts]
+    try:
+        forward_flops(model, 2)
+    except Exception as error:  # every class has errors of its own
+        if "meta" not in str(error):  # else its path depends on values
+            raise InputError(f"transformers' {config.model_type} cannot be run: {_line(error)}") from None
+    for hook in hooks:
+        hook.remove()
+    number = taken.pop() if len(taken) == 1 else experts_per_token(config) if experts else 1
+    if number is None:
+        raise InputError("no field says how many experts a token takes")
+    return int(number)
+
+
+def _architecture(model: nn.Module, config: Any, routed: dict[str, Any], counted: int) -> Architecture:
+    d, heads = config.hidden_size, _first(config, ("num_attention_heads",)) or 1
+    blocks, embedding, head = config.num_hidden_layers, model.get_input_embeddings(), model.get_output_embeddings()
+    options = {"tied_embeddings": head is None or head.weight is embedding.weight} | routed
+    dense = [block for block in _blocks(model) if not _experts(block)]
+    if dense or not routed:
+        width, gated = _feed_forward(dense, config)
+        options |= {"dense_blocks": len(dense), "d_ff": width} if routed else {"d_expert": width, "gated": gated}
+    if latent := _first(config, LATENT[:1]):
+        options["latent_attention"] = LatentAttention(latent, *(_first(config, (name,)) for name in LATENT[1:]))
+    else:
+        options["n_kv_heads"] = _first(config, ("num_key_value_heads",)) or heads
+        options["head_dim"] = _first(config, ("head_dim",)) or d // heads
+    plain = Architecture(d, n_blocks=blocks, n_heads=heads, vocab_size=config.vocab_size, **options)
+    mixers = counted - plain.n_total + plain.attention_parameters
+    if mixers == plain.attention_parameters:
+        return plain
+    if mixers < 0:
+        raise InputError("its embedding is narrower than hidden_size, or its blocks share weights, which laws do not")
+    return replace(plain, mixer_parameters=mixers, attention_blocks=_attention_blocks(model, config, plain))
+
+
+def _feed_forward(blocks: list[nn.Module], config: Any) -> tuple[int, bool]:
+    """Width of the feed-forward of dense blocks, and whether it has three matrices.
+
+    That of the configuration, if all have such matrices; else that of feed-forwards as large as the blocks.
+    """
+    d, width = config.hidden_size, _first(config, _WIDTHS) or 4 * config.hidden_size
+    counts = set()
+    for block in blocks:
+        matrices = [p for name, p in block.named_parameters() if _is_matrix(name, p) and "att" not in name]
+        counts.add(sum(p.numel() for p in matrices if {*p.shape} in ({d, width}, {d, 2 * width})) / (d * width))
+    if counts in ({2}, {3}):
+        return width, counts == {3}
+    return max(1, sum(map(_size, blocks)) // (3 * d * len(blocks))), True
+
+
+def _attention_blocks(model: nn.Module, config: Any, a: Architecture) -> int:
+    """Blocks whose FLOPs grow with the positions before a token; all, where a class cannot be passed on meta."""
+    linear = "linear_attention" in (getattr(config, "layer_types", None) or ())  # in chunks of 64
+    length = _first(config, _CHUNKS) or (64 if linear else 2)
+    try:
+        growth = forward_flops(model, 2 * length) - forward_flops(model, length)
+    except Exception:  # every class has errors of its own
+        return a.blocks
+    share = growth / (a.forward_flops(2 * length) - a.forward_flops(length))
+    return min(a.blocks, max(0, round(share * a.blocks)))
+
+
+def experts_per_token(config: Any) -> int | None:
+    """The configured number, by any of its names."""
+    return _first(config, _PER_TOKEN)
+
+
+def _first(config: Any, names: Iterable[str]) -> int | None:
+    """The value of the first field that has a number; of fields that differ between blocks, the first block's."""
+    config = config.per_layer_config[0] if getattr(config, "is_heterogeneous", False) else config
+    values = (getattr(config, name, None) for name in names)
+    value = next((value for value in values if value is not None), None)
+    return value[0] if isinstance(value, list) else value
