@@ -302,7 +302,7 @@ def _ways(engine: str, gpus: int, share: int, node: int, most_cp: int) -> list[O
         if rest or share % sharing:
             continue
         sizes = [size for size in range(share // sharing, 0, -1) if share // sharing % size == 0]
-        for shape, recompute, size in product(_shardings(sharing, gpus == 1, node), (False, True), sizes):
+        for shape, recompute, size in product(_shardings(sharing, sharing * cp == 1, node), (False, True), sizes):
             among = {"none": 1, "ddp": 1, "zero1": sharing}.get(shape["sharding"], shape.get("fsdp", 1)) * cp
             for ep in (ep for ep in _powers(among) if among % ep == 0):
                 ways.append(Option(size, gradient_checkpointing=recompute, tp=tp, pp=pp, ep=ep, cp=cp, **shape))
