@@ -21,6 +21,7 @@ Where activations are computed again, so are the forward's all-reduces and all-t
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,9 +34,11 @@ from scaling_law.size.widths import Widths
 
 # Bytes/s of each GPU between nodes, theoretical: 3200 Gb/s for a node of 8, the top speed of stas00/ml-engineering.
 NETWORK_CARD = 50e9
+DEGREES = ("dp", "fsdp", "tp", "pp", "ep", "cp")
 
 
-class Degrees(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class Degrees:
     """How many GPUs share each thing; numbers, or arrays that broadcast with models.
 
     `fsdp` GPUs share weights, gradients and moments, `dp` such groups share batches. Neighbours are tp, then cp, then
@@ -51,16 +54,21 @@ class Degrees(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """Bytes that one GPU receives in one step, in groups of `members` GPUs, `stride` apart."""
+    """Bytes that one GPU receives in a step, in groups of `members` GPUs, `stride` apart; in a ring or all to all."""
 
     received: Any
     members: Any
     stride: Any = 1
+    is_ring: bool = True
 
     def seconds(self, gpu: Gpu) -> Any:
-        """Least time of a ring, over the links of a node and the network cards between nodes."""
-        cards = np.minimum(gpu.link, np.maximum(1, gpu.node // np.asarray(self.stride)) * NETWORK_CARD)
-        return self.received / np.where(np.asarray(self.members) * self.stride <= gpu.node, gpu.link, cards)
+        """Least time, over the links of a node and the network cards between nodes."""
+        in_node = np.maximum(1, gpu.node // np.asarray(self.stride))
+        if self.is_ring:
+            cards = np.minimum(gpu.link, in_node * NETWORK_CARD)
+            return self.received / np.where(np.asarray(self.members) * self.stride <= gpu.node, gpu.link, cards)
+        outside = (self.members - np.minimum(self.members, in_node)) / np.maximum(np.asarray(self.members) - 1, 1)
+        return np.maximum(self.received * outside / NETWORK_CARD, self.received * (1 - outside) / gpu.link)
 
 
 def communication(
@@ -77,14 +85,17 @@ def communication(
 
     `tokens` are those of the step over the number of GPUs. ValueError for counts below 1.
     """
-    for name, value in {**degrees._asdict(), "passes": passes}.items():
+    for name, value in {**{name: getattr(degrees, name) for name in DEGREES}, "passes": passes}.items():
         if np.any(np.asarray(value) < 1):
             raise InputError(f"{name}={value!r} must be at least 1")
-    dp, fsdp, tp, pp, _, cp = degrees
+    dp, fsdp, tp, pp, ep, cp = (getattr(degrees, name) for name in DEGREES)
+    again = np.where(recompute, 1.5, 1.0)
+    keys = 3 * (np.asarray(cp) - 1) * 2 * HALF * tokens * model.blocks * model.n_kv_heads * model.head_dim
     return {
         **_of_batches(model, sharding, degrees, passes, reshard),
-        "tensor all-reduce": Sent(tensor_bytes(model, tokens, tp) * np.where(recompute, 1.5, 1.0), tp),
-        "context ring": Sent(_ring_of_keys(model, tokens, degrees) * np.where(recompute, 4 / 3, 1.0), cp, tp),
+        "tensor all-reduce": Sent(again * tensor_bytes(model, tokens, tp), tp),
+        "all-to-all": Sent(again * all_to_all_bytes(model, tokens, ep), ep, tp * cp, is_ring=False),
+        "context ring": Sent(keys * np.where(recompute, 4 / 3, 1.0), cp, tp),
         "pipeline": Sent(2 * HALF * tokens * pp * model.d_model * (np.asarray(pp) > 1), 2, dp * fsdp * tp * cp),
     }
 
@@ -93,7 +104,7 @@ def _of_batches(
     model: Architecture | Widths, sharding: Sharding, degrees: Degrees, passes: Any, reshard: Any
 ) -> dict[str, Sent]:
     """What GPUs that share batches send of weights and gradients; experts are shared by one in `ep` of them."""
-    dp, fsdp, tp, pp, ep, cp = degrees
+    dp, fsdp, tp, pp, ep, cp = (getattr(degrees, name) for name in DEGREES)
     _, ends, inner = stage_of(model, tp, pp, ep)
     _, _, all_inner = stage_of(model, tp, pp, 1)
     experts = np.where(np.asarray(ep) > 1, (all_inner - inner) / np.maximum(ep - 1, 1), 0.0)  # of one GPU, divided
@@ -126,12 +137,6 @@ def _of_batches(
     }
 
 
-def _ring_of_keys(model: Architecture | Widths, tokens: Any, degrees: Degrees) -> Any:
-    """Bytes of keys and values that one GPU receives: forward, and with their gradients backward."""
-    others = np.asarray(degrees.cp) - 1
-    return 3 * others * 2 * HALF * tokens * model.blocks * model.n_kv_heads * model.head_dim
-
-
 def tensor_bytes(model: Architecture | Widths, tokens: Any, tp: Any) -> Any:
     """Bytes that one GPU receives in the all-reduces of blocks whose matrices are divided among `tp`."""
     return 4 * 2 * (1 - 1 / np.asarray(tp)) * HALF * tokens * tp * model.blocks * model.d_model
@@ -147,30 +152,3 @@ def all_to_all_bytes(architecture: Architecture | Widths, tokens: Any, ep: Any) 
     a = architecture
     rows = tokens * a.routed_blocks * a.experts_per_token * (np.asarray(a.experts) > 1)
     return 4 * (1.0 - 1.0 / np.asarray(ep)) * HALF * rows * a.d_model
-
-
-def all_to_all_seconds(received: Any, ep: Any, gpu: Gpu, stride: Any = 1) -> Any:
-    """Least time; only what goes to another node crosses the network."""
-    near = np.minimum(ep, np.maximum(1, gpu.node // np.asarray(stride)))  # of the group, in one node
-    outside = (ep - near) / np.maximum(np.asarray(ep) - 1, 1)
-    return np.maximum(received * outside / NETWORK_CARD, received * (1 - outside) / gpu.link)
-
-
-def seconds_of(
-    model: Architecture | Widths,
-    sharding: Sharding,
-    degrees: Degrees,
-    passes: Any,
-    tokens: Any,
-    gpu: Gpu,
-    *,
-    reshard: Any = True,
-    recompute: Any = False,
-) -> dict[str, Any]:
-    """Least seconds of each operation in a step; arguments as of `communication`."""
-    sent = communication(model, sharding, degrees, passes, tokens, reshard=reshard, recompute=recompute)
-    routed = all_to_all_bytes(model, tokens, degrees.ep) * np.where(recompute, 1.5, 1.0)
-    stride = degrees.tp * degrees.cp
-    return {name: each.seconds(gpu) for name, each in sent.items()} | {
-        "all-to-all": all_to_all_seconds(routed, degrees.ep, gpu, stride)
-    }

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from itertools import product
 from typing import Any
@@ -23,8 +23,8 @@ import numpy as np
 
 from hub.base.errors import InputError
 from hub.base.units import format_bytes, format_count
-from scaling_law.machine.communication import Degrees, bubble, seconds_of
-from scaling_law.machine.gpus import Gpu, find_gpu
+from scaling_law.machine.communication import Degrees, bubble, communication
+from scaling_law.machine.gpus import find_gpu
 from scaling_law.machine.memory import Sharding, TrainingMemory, training_memory
 from scaling_law.machine.throughput import ModelWork, Throughput
 from scaling_law.size.architecture import Architecture
@@ -44,6 +44,7 @@ LEAST_CONTEXT = 2048  # tokens of a sequence that a GPU keeps under context para
 MOST_STAGES = 16  # of a pipeline
 # Operations that a step makes once, and not for every micro-batch, by sharding.
 ONCE = {"none": (), "fsdp2": (), "ddp": ("all-reduce",), "zero1": ("reduce-scatter", "all-gather")}
+COMPUTING = ("compute", "recomputation", "bubble")
 # What moves a bottleneck, by the operation that limits a step.
 MOVED_BY = {
     "compute": "more GPUs, FP8, or fewer FLOPs",
@@ -64,41 +65,28 @@ class DoesNotFit(InputError):
 
 
 @dataclass(frozen=True)
-class Option:
-    """A way to train: sequences of a micro-batch, how the state is sharded, and how many GPUs share what (`Degrees`).
+class Option(Degrees):
+    """A way to train: sequences of a micro-batch, how the state is sharded, and how many GPUs share what.
 
-    `fsdp` GPUs share weights, gradients and moments, in `dp` groups; of "zero1" and "ddp", `dp` share batches alone.
-    Fields are arrays in `Option.stacked`.
+    Of "zero1" and "ddp", `dp` GPUs share batches alone. Fields are arrays in `Option.stacked`.
     """
 
     micro_batch_sequences: Any
     sharding: Sharding
     gradient_checkpointing: Any
     reshard: Any = True
-    dp: Any = 1
-    fsdp: Any = 1
-    tp: Any = 1
-    pp: Any = 1
-    ep: Any = 1
-    cp: Any = 1
-
-    @property
-    def degrees(self) -> Degrees:
-        return Degrees(self.dp, self.fsdp, self.tp, self.pp, self.ep, self.cp)
 
     @property
     def uses(self) -> frozenset[str]:
         """What an engine must have for it, of the names in `ENGINES`."""
         sharded = ("fsdp", "hsdp") if self.dp > 1 else ("fsdp",)
         ways = {"none": (), "ddp": ("ddp",), "zero1": ("zero1",), "fsdp2": sharded}
-        return frozenset(
-            (*ways[self.sharding], *(name for name in ("tp", "pp", "ep", "cp") if getattr(self, name) > 1))
-        )
+        return frozenset(ways[self.sharding]) | {name for name in WITHIN if getattr(self, name) > 1}
 
     @classmethod
     def stacked(cls, options: list[Option], dimensions: int) -> Option:
         """Options of one sharding as arrays [n, 1, ...], which broadcast with models of so many dimensions."""
-        names = [field.name for field in fields(Option) if field.name != "sharding"]
+        names = [each.name for each in fields(Option) if each.name != "sharding"]
         shape = (-1, *[1] * dimensions)
         arrays: dict[str, Any] = {name: np.array([getattr(o, name) for o in options]).reshape(shape) for name in names}
         return cls(sharding=options[0].sharding, **arrays)
@@ -109,9 +97,7 @@ class Option:
         sharded = f"HSDP {self.dp} × {self.fsdp}" if self.dp > 1 else "FSDP2"
         way = {"none": "", "ddp": "DDP", "zero1": "distributed optimizer", "fsdp2": sharded}[self.sharding]
         ways = [way, "" if self.reshard else "weights not resharded"]
-        ways += [
-            f"{name.upper()} {getattr(self, name)}" for name in ("tp", "pp", "ep", "cp") if getattr(self, name) > 1
-        ]
+        ways += [f"{name.upper()} {getattr(self, name)}" for name in WITHIN if getattr(self, name) > 1]
         return ", ".join(filter(None, [*ways, "gradient checkpointing" * self.gradient_checkpointing]))
 
     def __str__(self) -> str:
@@ -127,33 +113,28 @@ class Placement(Option):
     `moved_by` would move.
     """
 
-    memory: TrainingMemory = None  # type: ignore[assignment]  # fields of Option have defaults
-    seconds: Mapping[str, float] | None = None
+    memory: TrainingMemory = field(kw_only=True)
+    seconds: Mapping[str, float] = field(kw_only=True)
 
     @property
-    def computing(self) -> float:
-        """Seconds of compute, recomputation and bubble; they run beside the communication."""
-        return sum((self.seconds or {}).get(name, 0.0) for name in ("compute", "recomputation", "bubble"))
-
-    @property
-    def sending(self) -> float:
-        return sum((self.seconds or {}).values()) - self.computing
+    def sides(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Seconds by part: of computing, and of sending, which runs beside it."""
+        of_gpu = {name: value for name, value in self.seconds.items() if name in COMPUTING}
+        return of_gpu, {name: value for name, value in self.seconds.items() if name not in COMPUTING}
 
     @property
     def step_seconds(self) -> float:
-        return max(self.computing, self.sending)
+        return max(sum(side.values()) for side in self.sides)
 
     @property
     def limit(self) -> str:
-        """The largest part of the longer of compute and communication."""
-        parts, ours = dict(self.seconds or {}), ("compute", "recomputation", "bubble")
-        longer = {k: v for k, v in parts.items() if (k in ours) == (self.computing >= self.sending)}
+        """The largest part of the longer side."""
+        longer = max(self.sides, key=lambda side: sum(side.values()))
         return max(longer, key=lambda name: longer[name])
 
     @property
     def bottleneck(self) -> str:
-        share = (self.seconds or {})[self.limit] / self.step_seconds
-        return f"{self.limit}, {100 * share:.0f} % of the step"
+        return f"{self.limit}, {100 * self.seconds[self.limit] / self.step_seconds:.0f} % of the step"
 
     @property
     def moved_by(self) -> str:
@@ -228,16 +209,13 @@ class Layouts:
 
     def communication(self, model: Architecture | Widths, option: Option, batch: int) -> dict[str, Any]:
         """Least seconds of each operation in a step of `batch` sequences; none where the measured steps have them."""
-        sheet = self._sheet
-        if sheet is None:
+        sheet = find_gpu(self.throughput.device)
+        if sheet is None or not self.throughput.is_assumed:
             return {}
         passes, tokens = self._passes(option, batch), batch * self.sequence_length / self.gpus
         how = {"reshard": option.reshard, "recompute": option.gradient_checkpointing}
-        return seconds_of(model, option.sharding, option.degrees, passes, tokens, sheet, **how)
-
-    @property
-    def _sheet(self) -> Gpu | None:
-        return find_gpu(self.throughput.device) if self.throughput.is_assumed else None
+        sent = communication(model, option.sharding, option, passes, tokens, **how)
+        return {name: each.seconds(sheet) for name, each in sent.items()}
 
     def compute(self, work: ModelWork, batch: int, drawn: bool = False) -> Any:
         """Seconds of compute in a step of `batch` sequences; `drawn`: under each draw of the throughput."""
@@ -324,7 +302,7 @@ def _ways(engine: str, gpus: int, share: int, node: int, most_cp: int) -> list[O
         if rest or share % sharing:
             continue
         sizes = [size for size in range(share // sharing, 0, -1) if share // sharing % size == 0]
-        for shape, recompute, size in product(_shardings(sharing, gpus == 1, node), (False, True), sizes):
+        for shape, recompute, size in product(_shardings(sharing, sharing * cp == 1, node), (False, True), sizes):
             among = {"none": 1, "ddp": 1, "zero1": sharing}.get(shape["sharding"], shape.get("fsdp", 1)) * cp
             for ep in (ep for ep in _powers(among) if among % ep == 0):
                 ways.append(Option(size, gradient_checkpointing=recompute, tp=tp, pp=pp, ep=ep, cp=cp, **shape))

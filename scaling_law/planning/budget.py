@@ -19,7 +19,7 @@ from hub.base.units import format_flops
 from scaling_law.formulas import Formula
 from scaling_law.formulas.law import positive
 from scaling_law.machine.gpus import find_gpu, named_gpu
-from scaling_law.machine.layout import TRAIN_PY, DoesNotFit, Layouts, Placement
+from scaling_law.machine.layout import TRAIN_PY, Layouts, Placement
 from scaling_law.machine.throughput import Model, ModelWork, Throughput
 from scaling_law.planning.limits import LimitFields, Limits, Quantity, of_law
 from scaling_law.size.architecture import (
@@ -153,14 +153,6 @@ class Cluster:
         """Whether models can be trained, as far as memory is known. ValueError of batches that are not shared."""
         unknown = self.throughput.memory_bytes is None
         return np.full(np.shape(work.n_total), True) if unknown else self.layouts.steps(work).fits
-
-    def fits(self, architecture: Architecture) -> bool:
-        """Whether these GPUs can train it, as far as their memory is known. ValueError of batches not shared."""
-        try:
-            self.place(architecture)
-        except DoesNotFit:
-            return False
-        return True
 
     def warnings(self, model: Model) -> tuple[str, ...]:
         """What step times and batches are worth for these models."""

@@ -18,7 +18,7 @@ from scaling_law.formulas import Formula
 from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.law import percentile_interval
 from scaling_law.formulas.learning_rate import LearningRateLaw, peak_rate
-from scaling_law.machine.layout import DoesNotFit, Placement
+from scaling_law.machine.layout import MEGATRON, DoesNotFit, Placement
 from scaling_law.machine.throughput import ModelWork
 from scaling_law.planning.budget import Budget, Cluster, ClusterFields, QuestionFields, pick
 from scaling_law.planning.limits import Quantity, of_law
@@ -47,9 +47,10 @@ class Plan(Answer):
 
     `branches` are the token counts of the trunk's decay branches, the longest (`tokens`) last. `loss` (nats per token)
     and `training_flops` are of that run alone; `total_*`, `gpu_hours` and `time` count the decay of every branch.
-    `time` is that of the GPUs named, and `placement` how the run fits into their memory; without any, `gpu_hours` are
-    those of as many H100s as hold the model. `gpus` and `gpu` say which. The best learning rate lies in the
-    `learning_rate_interval` with 95 % probability, if the law knows its errors.
+    `time` is that of the GPUs named, `placement` how the run is laid out on them, and `megatron` how a Megatron-like
+    engine would, if faster. Without any, `gpu_hours` are those of as many H100s as hold the model. `gpus` and `gpu`
+    say which. The best learning rate lies in the `learning_rate_interval` with 95 % probability, if the law knows its
+    errors.
     """
 
     architecture: Architecture
@@ -79,6 +80,7 @@ class Plan(Answer):
     gpu: str
     time: Budget | None = None
     placement: Placement | None = None
+    megatron: Placement | None = None
 
     @property
     def rows(self) -> tuple[dict[str, Any], ...]:
@@ -146,6 +148,11 @@ class Plan(Answer):
         memory = {"weights (bf16)": self.weight_bytes, "AdamW (fp32)": self.optimizer_bytes}
         memory |= {"gradients (fp32)": self.gradient_bytes, "KV cache": self.kv_cache_bytes}
         placed = {} if self.placement is None else {"memory in training": str(self.placement)}
+        if self.placement is not None:
+            placed["limited by"] = f"{self.placement.bottleneck}; {self.placement.moved_by} would move it"
+        if self.placement is not None and self.megatron is not None:
+            times = self.placement.step_seconds / self.megatron.step_seconds
+            placed["Megatron-like"] = f"{self.megatron}: {times:.2f} times as fast"
         training = f"{format_flops(self.training_flops)} FLOPs"
         if len(self.branches) > 1:
             training = f"{format_flops(self.total_flops)} FLOPs with all branches, {training} of the longest run"
@@ -224,7 +231,7 @@ def plan(
     rates = peak_rate(learning_rate_law, row.d_model, row.experts, row.tokens, batch, architecture.vocab_size).law
     at = of_law(law, architecture.variables() | {"tokens": float(tokens)})
     warnings, time = (*passed_over, *table.warnings), None
-    told = cluster or _usual(architecture, ramp)
+    told, placement = cluster or _usual(architecture, ramp), None if cluster is None else cluster.place(architecture)
     seconds = float(told.seconds(ModelWork.of(architecture), float(total)))
     if cluster is not None:
         time = Budget(None, seconds / 3600.0, cluster)
@@ -261,9 +268,18 @@ def plan(
         gpu=told.throughput.device,
         notes=warnings,
         time=time,
-        placement=None if cluster is None else cluster.place(architecture),
+        placement=placement,
+        megatron=_faster(architecture, cluster, placement),
         check=law.check(**at),
     )
+
+
+def _faster(architecture: Architecture, cluster: Cluster | None, ours: Placement | None) -> Placement | None:
+    """The layout of a Megatron-like engine where its step is shorter, and step times are assumed."""
+    if cluster is None or ours is None or not cluster.throughput.is_assumed:
+        return None
+    other = replace(cluster, engine=MEGATRON).place(architecture)
+    return other if other and other.step_seconds < ours.step_seconds else None
 
 
 def _usual(architecture: Architecture, ramp: BatchRamp) -> Cluster:
@@ -288,7 +304,7 @@ def _trainable(
     """
 
     def trainable(width: float, experts: float) -> bool:
-        return cluster.fits(table.limits.architecture(width, experts))
+        return bool(cluster.fit(ModelWork.of(table.limits.architecture(width, experts))))
 
     if trainable(table.best.d_model, table.best.experts):
         return table, ()

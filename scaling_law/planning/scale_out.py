@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from hub.base.tables import Table
 from hub.base.units import format_bytes, format_count
 from scaling_law.formulas.answers import Answer
-from scaling_law.machine.communication import all_to_all_bytes, all_to_all_seconds, communication
+from scaling_law.machine.communication import Sent, all_to_all_bytes, communication
 from scaling_law.machine.gpus import Gpu, named_gpu
 from scaling_law.machine.layout import MEGATRON, DoesNotFit, Placement
 from scaling_law.machine.throughput import Throughput
@@ -114,8 +114,8 @@ def scale_out(
 
 def _row(a: Architecture, cluster: Cluster, sheet: Gpu) -> ScaleOutRow:
     layouts, gpus, tokens = cluster.layouts, cluster.gpus, cluster.ramp.last_batch_tokens(0)
-    sent = all_to_all_bytes(a, tokens / gpus, gpus)
-    row = ScaleOutRow(gpus, float(sent), float(all_to_all_seconds(sent, gpus, sheet)))
+    sent = Sent(all_to_all_bytes(a, tokens / gpus, gpus), gpus, is_ring=False)
+    row = ScaleOutRow(gpus, float(sent.received), float(sent.seconds(sheet)))
     ideal = a.training_flops(tokens, context=layouts.sequence_length) / (gpus * sheet.peak_flops)
     with suppress(DoesNotFit):
         other = replace(layouts, engine=MEGATRON).place(a)
@@ -125,23 +125,22 @@ def _row(a: Architecture, cluster: Cluster, sheet: Gpu) -> ScaleOutRow:
         placed = layouts.place(a)
     except DoesNotFit:
         return row
-    (batch,) = layouts.batches
-    passes = batch // (placed.dp * placed.fsdp * placed.micro_batch_sequences)
-    traffic = communication(a, placed.sharding, placed.degrees, passes, tokens / gpus, reshard=placed.reshard)
-    received = {name: float(sent.received) for name, sent in traffic.items()}
-    step, exchange = placed.step_seconds, placed.sending
+    passes = layouts.batches[0] // (placed.dp * placed.fsdp * placed.micro_batch_sequences)
+    traffic = communication(a, placed.sharding, placed, passes, tokens / gpus, reshard=placed.reshard)
+    received = {name: float(each.received) for name, each in traffic.items()}
+    step, (computing, exchange) = placed.step_seconds, (sum(side.values()) for side in placed.sides)
     return replace(
         row,
         placement=placed,
         passes=passes,
         all_gather_bytes=received.get("all-gather", 0.0),
         reduce_bytes=received.get("reduce-scatter", 0.0) + received.get("all-reduce", 0.0),
-        compute_seconds=placed.computing,
+        compute_seconds=computing,
         communication_seconds=exchange,
         step_seconds=step,
         mfu=ideal / step,
         mfu_limit=ideal / exchange if exchange else None,
-        limited_by="communication" if exchange > placed.computing else "compute",
+        limited_by="communication" if exchange > computing else "compute",
         bottleneck=placed.bottleneck,
         moved_by=placed.moved_by,
     )

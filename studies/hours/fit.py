@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scaling_law.machine import GPUS, Efficiency
-from scaling_law.machine.communication import Sent, all_to_all_bytes, all_to_all_seconds, bubble, tensor_bytes
+from scaling_law.machine.communication import Sent, all_to_all_bytes, bubble, tensor_bytes
 from scaling_law.machine.efficiency import PARAMETERS, TERMS, rates
 from studies.common import FloatArray
 from studies.hours.runs import Timed, seconds
@@ -62,7 +62,7 @@ def _of_layout(row: Timed) -> tuple[float, ...]:
     """Factors of the seconds of a token, and seconds to be added, in the order of `LAYOUT`."""
     gpu, model = GPUS[row.gpu], cast(Any, row)
     reduced = Sent(tensor_bytes(model, 1.0, row.tp), row.tp).seconds(gpu)
-    sent = all_to_all_seconds(all_to_all_bytes(model, 1.0, row.ep), row.ep, gpu)
+    sent = Sent(all_to_all_bytes(model, 1.0, row.ep), row.ep, is_ring=False).seconds(gpu)
     return 1 + row.recomputed / 3, 1 + bubble(row.pp, row.passes * row.interleaved), float(reduced), float(sent)
 
 

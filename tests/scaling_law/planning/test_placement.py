@@ -65,6 +65,19 @@ def test_the_plan_of_a_cluster_is_a_configuration_that_train_py_takes():
     arguments.check_processes(8)
     assert made.to_dict()["placement"]["memory"]["optimizer"] > 0
     assert "placement" not in made.configuration()
+    assert "compute, 100 % of the step; more GPUs" in str(made.summary())
+    assert made.megatron is None
+
+
+def test_a_plan_says_what_a_megatron_like_engine_would_gain():
+    """And the YAML divides experts as the layout does."""
+    made = JointLaw.published().plan(hours=2000, gpus=64, throughput=H100, experts=[1])
+    (row,) = scale_out(made.architecture, [64], "h100").rows
+    assert made.megatron.step_seconds == row.megatron_step_seconds < made.placement.step_seconds
+    assert f"{made.placement.step_seconds / row.megatron_step_seconds:.2f} times as fast" in str(made.summary())
+    moe = JointLaw.published().plan(hours=72, gpus=8, throughput=H100, experts=[32])
+    arguments = from_dict(yaml.safe_load(moe.to_yaml()))
+    assert arguments.run.expert_parallel == moe.placement.ep > 1
 
 
 def test_an_optimum_goes_over_what_the_gpus_can_train():
@@ -143,7 +156,7 @@ def test_every_question_takes_the_same_step():
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize(("d_model", "e", "gpus"), [(1728, 32, 8), (1024, 8, 64), (512, 1, 8), (4096, 1, 32)])
+@pytest.mark.parametrize(("d_model", "e", "gpus"), [(1728, 32, 8), (512, 1, 8), (4992, 1, 8), (8192, 1, 64)])
 def test_the_fastest_layout_is_chosen(d_model, e, gpus, engine):
     """Against every option by hand: the longer of compute and communication, of those that fit."""
     a, layouts = Architecture(d_model, e), replace(Cluster(gpus, H100).layouts, engine=engine)

@@ -8,10 +8,8 @@ from scaling_law.machine.communication import (
     Degrees,
     Sent,
     all_to_all_bytes,
-    all_to_all_seconds,
     bubble,
     communication,
-    seconds_of,
 )
 from scaling_law.machine.layout import ENGINES, MEGATRON, MOVED_BY, TRAIN_PY, Layouts
 
@@ -75,11 +73,12 @@ def test_links_and_network_cards():
     tokens_out_and_back = all_to_all_bytes(MODEL, 4096, 64)
     assert tokens_out_and_back == pytest.approx(4 * 63 / 64 * 2 * 4096 * 36 * 2304)
     assert all_to_all_bytes(Architecture(2304), 4096, 64) == 0
-    assert all_to_all_seconds(63e9, 64, h100) == pytest.approx(56 / 50)
-    assert all_to_all_seconds(45e9, 8, h100) == pytest.approx(0.1)
-    assert all_to_all_seconds(70e9, 8, h100, stride=8) == pytest.approx(1.4)  # seven eighths of the group elsewhere
-    every = seconds_of(MODEL, "fsdp2", Degrees(fsdp=8, ep=8), 1, 4096, h100)
-    assert every["all-to-all"] == pytest.approx(all_to_all_bytes(MODEL, 4096, 8) / 450e9)
+    assert Sent(63e9, 64, is_ring=False).seconds(h100) == pytest.approx(56 / 50)
+    assert Sent(45e9, 8, is_ring=False).seconds(h100) == pytest.approx(0.1)
+    elsewhere = Sent(70e9, 8, 8, is_ring=False)  # all of the group but one
+    assert elsewhere.seconds(h100) == pytest.approx(1.4)
+    every = communication(MODEL, "fsdp2", Degrees(fsdp=8, ep=8), 1, 4096)
+    assert every["all-to-all"].seconds(h100) == pytest.approx(all_to_all_bytes(MODEL, 4096, 8) / 450e9)
 
 
 def test_memory_of_each_degree():
