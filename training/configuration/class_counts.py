@@ -6,6 +6,7 @@ those of stacked matrices [E, …]; how many a token takes is the width of the i
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections import Counter
@@ -56,7 +57,8 @@ def on_meta(config: Any) -> nn.Module:
     kernels = {"attn_implementation": "eager", "experts_implementation": "batched_mm"}
     try:
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(config, trust_remote_code=False, **kernels)
+            # Of a copy: the kernels are written into the configuration, with which a run then trains.
+            return AutoModelForCausalLM.from_config(copy.deepcopy(config), trust_remote_code=False, **kernels)
     except Exception as error:  # every class has errors of its own
         raise InputError(f"transformers' {config.model_type} cannot be built: {_line(error)}") from None
 

@@ -101,6 +101,11 @@ def test_without_autocast_nothing_is_cast():
     assert found.casts == 0
 
 
+def test_counting_a_class_leaves_its_kernels_alone():
+    config = build_model(config_of(TOP_K), seed=0).config
+    assert (config._experts_implementation, config._attn_implementation) == ("grouped_mm", "sdpa")
+
+
 @pytest.mark.parametrize("name", ["eager", "batched_mm"])
 def test_the_configuration_chooses_the_implementation(tiny, name):
     session = Run(tiny(run__experts_implementation=name, model=CLASSES["qwen3_moe"])).session
