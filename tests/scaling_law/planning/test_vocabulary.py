@@ -99,7 +99,7 @@ def test_the_vocabulary_travels_and_is_shown(law, fitted, published):
     assert "vocabulary" not in law_card(law.replace(conditions=Conditions("unknown")), "org/law")
     result = fit(RECORDED, release=4)
     assert result.to_dict()["vocab_size"] == 1024
-    assert "vocabulary 1,024; RMSE" in as_text(result.summary(), 200)
+    assert "vocabulary 1,024; objective" in as_text(result.summary(), 200)
 
 
 def test_a_file_of_a_law_from_before_is_read_and_a_wrong_vocabulary_refused(law):
