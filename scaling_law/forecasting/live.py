@@ -37,7 +37,7 @@ UNCHECKED, FREEDOM = 0.03, 4.0  # of r, and its degrees of freedom, where no run
 GAP, GAP_LEFT = 0.05, 0.015  # of z − r before a decay; the standard deviation that is left at its end
 SLOPES = (0.03, 0.1)  # standard deviations of the slopes of r and z − r
 NO_LAW, NO_LAW_SLOPE = -0.1, 0.15  # without a law: slopes of ln L in ln D and ln N, and their standard deviation
-LONGER = 1.25  # without a law: times the longest finished run, beyond which nothing is said
+LONGER = 1.25  # without a law: times the longest finished run, and the range of N and E, beyond which nothing is said
 SAME_DECAY = 0.02  # shares of the tokens that are one schedule
 OTHER_UNIT = 0.35  # ln of the factor between a law's losses and those of finished runs beyond which it is said
 
@@ -162,7 +162,7 @@ class LiveForecast:
         return [*beyond, f"{unit} Forecasts follow the finished runs"]
 
     def of(self, curve: TrainingCurve) -> LiveEstimate | None:
-        """The estimate for a run; None before its first tenth, and without a law and a finished run about as long.
+        """The estimate for a run; None before its first tenth, and without a law where no run like it has finished.
 
         InputError for a run of another schedule than the finished ones'.
         """
@@ -171,8 +171,7 @@ class LiveForecast:
         z = _smoothed(*self._excess(curve), share * curve.horizon)
         levels = [(_smoothed(*peer.excess, share * peer.curve.horizon), peer) for peer in self._peers]
         useful = [(level, peer) for level, peer in levels if level is not None]
-        longest = max((peer.curve.horizon for _, peer in useful), default=0.0)
-        if z is None or share < FIRST_SHARE or (self.law is None and curve.horizon > LONGER * longest):
+        if z is None or share < FIRST_SHARE or not (self.law or _within(curve, [peer.curve for _, peer in useful])):
             return None
         mean, scatter, freedom = self._seen(curve, share, useful)
         whole = scatter.sum()  # the variance of z
@@ -276,6 +275,14 @@ def _smoothed(tokens: FloatArray, values: FloatArray, now: float) -> float | Non
     inside = (tokens <= now * (1 + 1e-9)) & (tokens > OLDEST * now)
     weights = (tokens[inside] / now) ** SHARPNESS
     return float(weights @ values[inside] / weights.sum()) if inside.sum() >= LEAST_LINES else None
+
+
+def _within(curve: TrainingCurve, others: Sequence[TrainingCurve]) -> bool:
+    """Whether a run is hardly longer than the longest of others, and its N and E hardly outside of theirs."""
+    if not others:
+        return False
+    apart, room = np.array([_position(other) for other in others]) - _position(curve), np.log(LONGER)
+    return bool(np.all(apart.max(axis=0) >= -room) and np.all(apart[:, 1:].min(axis=0) <= room))
 
 
 def _position(curve: TrainingCurve) -> FloatArray:

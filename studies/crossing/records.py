@@ -8,6 +8,7 @@ of 1.5, of the best of a grid at 4M tokens (of sweeps named rates, by the means 
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -74,15 +75,18 @@ class Sweep:
 def gather(sources: Iterable[str | Path], target: Path) -> Path:
     """Write the records of all sources (files, or folders of run.json) to one runs.jsonl, each once and whole.
 
-    RecordError for two records of one run_id that differ.
+    Records that are there keep their bytes. RecordError for two records of one run_id that differ.
     """
+    lines = target.read_text(encoding="utf-8").splitlines() if target.exists() else []
+    there = {json.loads(line)["run_id"]: line for line in lines}
     records: dict[str, RunRecord] = {}
     for source in sources:
         for record in hub.load_records(source):
             if (first := records.setdefault(record.run_id, record)) != record:
                 raise RecordError(f"{source}: {record.run_id}: another run of this run_id has loss {first.eval_loss}")
     ordered = sorted(records.values(), key=lambda r: (r.d_model, r.experts, r.sweep, r.tokens, r.seed or 0, r.run_id))
-    atomic.write_bytes(target, "".join(f"{record.to_json()}\n" for record in ordered).encode())
+    texts = (there.get(record.run_id) or record.to_json() for record in ordered)
+    atomic.write_bytes(target, "".join(f"{text}\n" for text in texts).encode())
     return target
 
 

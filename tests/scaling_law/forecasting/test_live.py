@@ -1,5 +1,6 @@
 """Forecasts of runs that train: exact where runs are, calibrated where they scatter, else silent or refused."""
 
+import dataclasses
 from dataclasses import replace
 
 import numpy as np
@@ -88,6 +89,11 @@ def test_without_a_law_runs_as_long_carry_the_forecast_and_nothing_else_does():
     assert LiveForecast(peers).of(run.until(0.6)).loss == pytest.approx(run.final, rel=0.01)
     assert LiveForecast().of(run.until(0.6)) is None
     assert LiveForecast(peers).of(curve(tokens=8e9, final=False).until(0.6)) is None, "beyond the longest of them"
+    for n in (0.5 * min(SIZES), 2.0 * max(SIZES)):
+        assert LiveForecast(peers).of(curve(n=n).until(0.6)) is None, "of another size than all of them"
+        assert LiveForecast(peers, LAW).of(curve(n=n).until(0.6)) is not None
+    others = [dataclasses.replace(peer, model={**peer.model, "experts": 8.0}) for peer in peers]
+    assert LiveForecast(others).of(run.until(0.6)) is None, "of another number of experts"
 
 
 def test_a_law_alone_is_trusted_as_far_as_laws_that_no_run_has_checked():
