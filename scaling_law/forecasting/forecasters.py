@@ -183,16 +183,16 @@ def moved_to_dense(predict: Predict) -> Predict:
     """The same as of dense runs, which the runs become by the ratio of losses that the published joint law gives."""
 
     def of_dense(runs: Runs, points: Runs, errors: bool) -> Prediction:
-        p = predict(replace(runs, loss=runs.loss / np.exp(_log_gain(runs))), points, errors)
-        return replace(p, log_loss=p.log_loss + _log_gain(points))
+        p = predict(replace(runs, loss=runs.loss / gain_of_experts(runs)), points, errors)
+        return replace(p, log_loss=p.log_loss + np.log(gain_of_experts(points)))
 
     return of_dense
 
 
-def _log_gain(points: Runs) -> FloatArray:
-    """ln of the loss at E over that of the dense model of equal N and D, in the published joint law."""
+def gain_of_experts(points: Runs, experts: float = 1.0) -> FloatArray:
+    """The loss at a point's E over that at another E, of equal N and D, in the published joint law."""
     law, at = JointLaw.published(), (points.n_active, points.tokens)
-    return np.asarray(np.log(law.loss(*at, points.experts) / law.loss(*at, 1.0)))
+    return np.asarray(law.loss(*at, points.experts) / law.loss(*at, experts))
 
 
 def _inputs(law: Law, points: Runs) -> dict[str, FloatArray]:

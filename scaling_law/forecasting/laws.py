@@ -12,7 +12,16 @@ from scaling_law.fitting.fitting import errors_of, fit, rms
 from scaling_law.fitting.penalty import values_of
 from scaling_law.fitting.prior import Prior, for_kind, law_of, modes
 from scaling_law.forecasting.forecast import learnt, table_of
-from scaling_law.forecasting.forecasters import INTERACTION, LADDER, POWERS, PUBLISHED, RESAMPLES, forecasters, have
+from scaling_law.forecasting.forecasters import (
+    INTERACTION,
+    LADDER,
+    POWERS,
+    PUBLISHED,
+    RESAMPLES,
+    forecasters,
+    gain_of_experts,
+    have,
+)
 from scaling_law.forecasting.stack import gather, stack
 from scaling_law.formulas.conditions import Conditions
 from scaling_law.formulas.law import positive
@@ -52,7 +61,7 @@ def stack_laws(
     ahead = AHEAD if flops is None else float(positive("flops", flops)) / float(table.flops[largest])
     usual = float(table.experts[largest])
     at = usual if have(table, usual).all() else 1.0
-    dense = replace(table, experts=np.full(len(table), at), loss=table.loss / _gain(table, at))
+    dense = replace(table, experts=np.full(len(table), at), loss=table.loss / gain_of_experts(table, at))
     of_models = {name: table[name][[largest]] for name in ("n_active", "tokens", "experts", *table.columns)}
     of_models |= {name: of_models[name] * np.sqrt(ahead) for name in ("n_active", "tokens")}
     candidates = forecasters(table, at, in_units, kinds, seed, alone=False)
@@ -79,12 +88,6 @@ def stack_laws(
         where=table.where,
     )
     return law.replace(conditions=conditions)
-
-
-def _gain(runs: Runs, experts: float) -> Any:
-    """The loss at a run's E over that at another E, in the published law."""
-    law, at = JointLaw.published(), (runs.n_active, runs.tokens)
-    return law.loss(*at, runs.experts) / law.loss(*at, experts)
 
 
 def _law(name: str, runs: Runs, prior: Prior | None, seed: int) -> Law:

@@ -1,6 +1,5 @@
 """Forecasts of runs that train: exact where runs are, calibrated where they scatter, else silent or refused."""
 
-import dataclasses
 from dataclasses import replace
 
 import numpy as np
@@ -92,7 +91,7 @@ def test_without_a_law_runs_as_long_carry_the_forecast_and_nothing_else_does():
     for n in (0.5 * min(SIZES), 2.0 * max(SIZES)):
         assert LiveForecast(peers).of(curve(n=n).until(0.6)) is None, "of another size than all of them"
         assert LiveForecast(peers, LAW).of(curve(n=n).until(0.6)) is not None
-    others = [dataclasses.replace(peer, model={**peer.model, "experts": 8.0}) for peer in peers]
+    others = [replace(peer, model={**peer.model, "experts": 8.0}) for peer in peers]
     assert LiveForecast(others).of(run.until(0.6)) is None, "of another number of experts"
 
 
