@@ -72,6 +72,7 @@ def values(r: Results) -> dict[str, str]:
     errors = {e: r.errors[r.cells.experts == e].mean() for e in r.experts}
     met, longest = [goal[3] for goal in goals(r)], r.held_out["longest runs"].laws
     by_d = {t: rms(r.errors[r.cells.tokens == t]) for t in np.unique(r.cells.tokens)}
+    ahead, measured, between = _predicted(r)[-1]
     return {
         "crossing": span(main),
         "sizes": f"{sizes[0]} to {sizes[-1]}",
@@ -90,6 +91,9 @@ def values(r: Results) -> dict[str, str]:
         "late-prior": times(r.lateness(r.moved.law, MAIN)),
         **{f"left-out-{name}": f"{r.left_out[law]:.3f}" for name, law in FORECASTS.items()},
         **{f"longest-{name}": f"{longest[law].rmse:.3f}" for name, law in FORECASTS.items() if law != SCALES},
+        "said-ahead": tokens_with_interval(ahead["interval"], between),
+        "published-ahead": tokens_in_words(ahead["others"][PUBLISHED], between),
+        "measured-ahead": measured_in_words(measured) if measured else UNKNOWN,
         "met": f"{met.count('met')} met, {met.count('missed')} missed",
         "left-out": listed(f"{count} {reason}" for reason, count in r.sweep.left_out.items()) or "none",
         "single": f"{sum(gap.seeds[:, 0].max() == 1 for gap in r.gaps)} of {len(r.gaps)}",
@@ -144,6 +148,10 @@ CLAIMS: dict[str, Callable[[Results], bool]] = {
         [m["interval"][1] <= m["others"][PUBLISHED] <= m["interval"][2] for m, *_ in _predicted(r)]
         == [True, True, False]
     ),
+    "the last prediction is met, and what was measured excludes the published law's crossing": lambda r: _met_alone(
+        *_predicted(r)[-1][:2]
+    ),
+    "all losses forecast lie inside their intervals": lambda r: {row[-1] for row in [*forecasts(r)][1:]} == {"yes"},
     "with a prior models left out are forecast as well": lambda r: r.left_out[PRIOR] < 1.1 * r.left_out[FITTED],
     "κ turns the trend in E, and models left out are forecast better": lambda r: (
         r.trend_of(r.forms.laws[BENT]) > 1 > r.trend_of(r.forms.laws[JOINT])
@@ -227,6 +235,12 @@ def _predicted(r: Results) -> list[tuple[dict[str, Any], Gap | None, tuple[float
     records = [prediction.load(path) for path in sorted(PREDICTIONS.glob("*.json"))]
     pairs = [(model, tuple(record["between"])) for record in records for model in record["models"]]
     return [(m, measured.get((m["d_model"], m["experts"])), between) for m, between in pairs]
+
+
+def _met_alone(model: dict[str, Any], gap: Gap | None) -> bool:
+    """Whether the crossing measured lies inside the interval predicted, and the law as published lies above its own."""
+    low, high = model["interval"][1:]
+    return gap is not None and low <= gap.crossing <= high and gap.interval[1] < model["others"][PUBLISHED]
 
 
 def predictions(r: Results) -> Iterator[Part]:

@@ -28,6 +28,7 @@ class Logged:
 
     sweep: str
     trunk: str
+    run_id: str
     d_model: int
     curve: TrainingCurve
 
@@ -64,12 +65,11 @@ def _logged(sweep: str, log: Path, records: Iterable[RunRecord]) -> Iterable[Log
     lines = [json.loads(line) for line in gzip.decompress(log.read_bytes()).splitlines()]
     name = log.name.removesuffix(".jsonl.gz")
     for record in records:
-        trunk, _, end = record.run_id.rpartition("-")
-        if trunk == f"{sweep}-{name}" and record.status == "final":
-            point = record.branch_point_tokens or 0
-            own = [line for line in lines if line["part"].startswith(f"{end}-")]
+        trunk, point = record.parent_run_id or "", record.branch_point_tokens or 0
+        if record.status == "final" and f"{trunk}-".startswith(f"{sweep}-{name}-"):  # settings may follow the name
+            own = [line for line in lines if hub.branch_name(record).startswith(line["part"])]
             shared = [line for line in lines if line["part"] == "trunk" and line["tokens"] <= point]
-            yield Logged(sweep, trunk, record.d_model, curve_of(record, [*shared, *own]))
+            yield Logged(sweep, trunk, record.run_id, record.d_model, curve_of(record, [*shared, *own]))
 
 
 def take(runs: Sequence[Path]) -> list[Path]:

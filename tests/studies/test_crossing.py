@@ -285,6 +285,7 @@ def test_each_verdict_of_the_page_holds_and_can_come_out_the_other_way(page, res
     noisy.__dict__["fitted"] = SimpleNamespace(status=SimpleNamespace(converged=False))
     beyond = {"interval": (2e6, 1e6, 3e6), "others": {PUBLISHED: 4e6}}
     monkeypatch.setattr(study, "_predicted", lambda _: [(beyond, None, None)] * 3)
+    monkeypatch.setattr(study, "forecasts", lambda _: [("inside",), ("yes",), ("no",)])
     monkeypatch.setattr(study, "_again", lambda _: [(record(), 1.5, -2.3, 0.01)])
     assert [claim for claim, holds in study.CLAIMS.items() if holds(noisy)] == []
 
