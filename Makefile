@@ -2,7 +2,8 @@
 # make demo FAST=1   the same, smaller, in about a minute
 # make test          the tests; `make test-slow` those that take minutes
 # make test-light    the law, its figures and the Hub's commands where only `pip install .` was done: no torch
-# make test-clients  the commands of docs/releasing.md for lm-eval and PEFT, from an environment that has only them
+# make test-clients  the commands of docs/releasing.md for lm-eval and PEFT, from an environment that has only them, and
+#                    docs/training.md's callback in TRL
 # make test-vllm     docs/serving.md: vLLM on a CPU beside transformers; skipped where vLLM cannot be installed
 # make test-browser  the explorer and the site in a headless Chromium (on PATH, or CHROMIUM=); axe-core comes by npm
 # make test-slurm    sweeps on a SLURM of two nodes on this machine, from the packages slurm-wlm and munge; as root
@@ -93,9 +94,9 @@ $(LIGHT)/.ready: pyproject.toml constraints.txt
 
 # As a user of a release has them: without this project.
 $(CLIENTS)/.ready: constraints.txt docs/releasing.md
-	@echo "Setting up $(CLIENTS): torch, lm-eval and PEFT, a few minutes"
+	@echo "Setting up $(CLIENTS): torch, lm-eval, PEFT and TRL, a few minutes"
 	@$(call venv,$(CLIENTS))
-	@$(call logged,setup-clients,$(call install,$(CLIENTS)) torch==2.13.0 \
+	@$(call logged,setup-clients,$(call install,$(CLIENTS)) torch==2.13.0 trl \
 		$$(sed -n 's/^pip install //p' docs/releasing.md | tr -d "'") -c constraints.txt)
 	@touch $@
 
@@ -122,7 +123,7 @@ test-light: $(LIGHT)/.ready
 	$(LIGHT)/bin/python -m pytest -m light tests/test_light.py
 
 test-clients: setup $(CLIENTS)/.ready
-	CLIENTS=$(CLIENTS) $(BIN)/python -m pytest -m clients tests/hub/release/test_other_tools.py
+	CLIENTS=$(CLIENTS) $(BIN)/python -m pytest -m clients tests/hub/release/test_other_tools.py tests/training/test_trl.py
 
 test-vllm: setup
 	-$(MAKE) $(VLLM)/.ready

@@ -11,6 +11,7 @@ import math
 import os
 import re
 import sqlite3
+import time
 from base64 import b64encode
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 import hub  # lazy: its rooms are imported when runs are read
-from hub.base.errors import InputError, unknown
+from hub.base.errors import InputError, redacted, unknown
 from hub.base.tables import literal
 from scaling_law.runs.rows import Row, RunsError, is_loss, number
 
@@ -34,11 +35,16 @@ SAID = {"last": "last logged", "minimum": "least logged", "smoothed": "mean of t
 TAIL = 0.05
 OVERDUE = 3.0  # times its longest silence, after which a run of trackio, which keeps no ends, is over
 STRUCTURE = ("run_id", "run_name", "id", "timestamp", "step", "log_id", "space_id", "created_at")  # of its tables
-PAGE = 10_000  # rows that trackio's servers answer with at most, and samples of a history of W&B
+PAGE = 10_000  # rows that trackio's servers answer with at most, and lines of a history of W&B
+BUSY = (429, 502, 503, 504)  # answers after which a server is asked again
+WAITS = (1.0, 4.0, 16.0)  # seconds before that, where it does not say how many; it may say up to the longest
+LONGEST_WAIT = 60.0
 W_AND_B_STATES = {"finished": "final", **dict.fromkeys(("crashed", "failed", "killed"), "failed")}  # else running
+W_AND_B = ("api.wandb.ai", "api.forge.coreweave.com")  # one service; its tools keep the key under either
 RUNS_OF_W_AND_B = """query Runs($entity: String!, $project: String!, $cursor: String) {
-  project(name: $project, entityName: $entity) { runs(first: 100, after: $cursor) {
-    edges { node { name displayName state config summaryMetrics } } pageInfo { endCursor hasNextPage } } } }"""
+  project(name: $project, entityName: $entity) { runs(first: 100, after: $cursor, order: "+created_at") {
+    edges { node { name displayName state config summaryMetrics historyLineCount } }
+    pageInfo { endCursor hasNextPage } } } }"""
 HISTORY_OF_W_AND_B = """query History($entity: String!, $project: String!, $run: String!, $specs: [JSONString!]!) {
   project(name: $project, entityName: $entity) { run(name: $run) { sampledHistory(specs: $specs) } } }"""
 TOKENS_PER_PARAMETER = (1e-3, 1e6)  # of any run there was, with room
@@ -107,23 +113,51 @@ def _final(logged: Sequence[float], final: Final) -> float:
     return math.fsum(tail) / len(tail) if all(map(math.isfinite, tail)) else math.nan
 
 
-def _post(url: str, body: Any, headers: Mapping[str, str], what: str) -> Any:
-    """The data that a server answers; RunsError, one line, where it does not."""
-    from urllib.error import HTTPError, URLError  # slow to import
-    from urllib.request import Request, urlopen
+def _post(url: str, body: Any, what: str, key: str | None, scheme: str = "Bearer") -> dict[str, Any]:
+    """The data that a server answers, asked again while it is busy; RunsError, one line without the key, else."""
+    from http.client import HTTPException  # slow to import
+    from urllib.error import HTTPError
+    from urllib.request import Request
 
-    request = Request(url, json.dumps(body).encode(), {"Content-Type": "application/json", **headers})
+    credentials = b64encode(f"api:{key}".encode()).decode() if scheme == "Basic" else key
+    if "@" in urlsplit(url).netloc:  # which names, messages and laws would repeat
+        raise RunsError("a tracker's address must be http(s)://HOST[:PORT], without a login in it")
     try:
-        with urlopen(request, timeout=60) as response:
-            answer = json.load(response)
-        if not (said := answer.get("error") or answer.get("errors")):
-            return answer["data"]
-        raise RunsError(f"{what}: its server says {said}")
+        request = Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+        if key:
+            request.add_unredirected_header("Authorization", f"{scheme} {credentials}")  # for this server alone
+        answer = _answer(request)
+        if not (problem := answer.get("error") or answer.get("errors")):
+            return dict(answer["data"])
+        problems = problem if isinstance(problem, list) else [problem]
+        said = "says " + "; ".join(str(one.get("message", one) if isinstance(one, dict) else one) for one in problems)
     except HTTPError as error:
-        said = " ".join(error.read(300).decode(errors="replace").split()) or error.reason
-        raise RunsError(f"{what}: its server answered {error.code} ({said})") from None
-    except (URLError, OSError, ValueError) as error:
-        raise RunsError(f"{what}: its server does not answer ({getattr(error, 'reason', error)})") from None
+        text = error.read(300).decode(errors="replace")
+        said = f"answered {error.code} ({text or error.reason})"
+    except (HTTPException, OSError, ValueError) as error:  # no connection, one that breaks, or no JSON
+        said = f"does not answer ({getattr(error, 'reason', error)})"
+    except (AttributeError, KeyError, TypeError):
+        said = "answers something else: is it this tracker's?"
+    for secret in filter(None, (credentials, key)):
+        said = said.replace(secret, "<key>")
+    raise RunsError(f"{what}: its server {redacted(' '.join(said.split()))}")
+
+
+def _answer(request: Any) -> Any:
+    """The JSON of a server's answer. Raises the HTTPError of one that stays busy."""
+    from urllib.error import HTTPError
+    from urllib.request import urlopen
+
+    for wait in (*WAITS, math.inf):
+        try:
+            with urlopen(request, timeout=60) as response:
+                return json.load(response)
+        except HTTPError as error:
+            told = error.headers.get("Retry-After", "")
+            seconds = max(wait, float(told)) if told.isdigit() else wait
+            if error.code not in BUSY or seconds > LONGEST_WAIT:
+                raise
+            time.sleep(seconds)
 
 
 # ------------------------------------------------------------------ trackio
@@ -202,7 +236,7 @@ def _store(project: str) -> Callable[[str], list[Row]]:
 
 def _server(where: str, project: str, what: str) -> Callable[[str], list[Row]]:
     """Questions to a Space, or to a dashboard at a URL."""
-    headers = {}
+    token = None
     if not where.startswith(("http://", "https://")):
         if not _SPACE.fullmatch(where):
             places = "PROJECT, ORG/SPACE/PROJECT, datasets/ORG/NAME/PROJECT or http://HOST:PORT/PROJECT"
@@ -210,10 +244,10 @@ def _server(where: str, project: str, what: str) -> Callable[[str], list[Row]]:
         from huggingface_hub import get_token
 
         where = f"https://{re.sub(r'[/_.]', '-', where).lower()}.hf.space"
-        headers = {"Authorization": f"Bearer {token}"} if (token := get_token()) else {}
+        token = get_token()
 
     def ask(query: str) -> list[Row]:
-        answer = _post(f"{where}/api/query_project", {"args": [project, query], "kwargs": {}}, headers, what)
+        answer = _post(f"{where}/api/query_project", {"args": [project, query], "kwargs": {}}, what, token)
         return list(answer["rows"])
 
     return ask
@@ -246,31 +280,46 @@ def _of_w_and_b(place: str, final: Final, losses: Collection[str]) -> Iterator[R
             metrics = {n: v for n, v in summary.items() if not n.startswith("_")} | {"step": summary.get("_step")}
             if final != "last":
                 names = [name for name in metrics if is_loss(name) or name in losses]
-                metrics |= _ends_of_w_and_b(variables | {"run": node["name"]}, names, final, place)
+                lines, steps = node["historyLineCount"] or 0, int(summary.get("_step") or 0) + 1
+                window = steps if lines <= PAGE else PAGE  # more lines than asked for would be sampled
+                run = variables | {"run": node["name"]}
+                metrics |= _ends_of_w_and_b(run, names, range(0, steps, window), final, place)
             status = W_AND_B_STATES.get(node["state"], "running")
             yield _row(config, metrics, (node["displayName"], node["name"]), status)
         page = project["runs"]["pageInfo"]
 
 
-def _ends_of_w_and_b(variables: Mapping[str, Any], names: Sequence[str], final: Final, place: str) -> dict[str, float]:
-    specs = [json.dumps({"keys": ["_step", name], "samples": PAGE}) for name in names]
-    histories = _graphql(HISTORY_OF_W_AND_B, {**variables, "specs": specs}, place)["run"]["sampledHistory"]
-    logged = {n: [x for row in h if (x := number(row[n])) is not None] for n, h in zip(names, histories, strict=True)}
-    return {name: _final(values, final) for name, values in logged.items() if values}
+def _ends_of_w_and_b(
+    variables: Mapping[str, Any], names: Sequence[str], starts: range, final: Final, place: str
+) -> dict[str, float]:
+    """The final value of each metric of a run, from its history in windows of steps."""
+    logged: dict[str, dict[float, float]] = {name: {} for name in names}  # by step
+    for start in starts if names else ():
+        window = {"minStep": start, "maxStep": start + starts.step, "samples": PAGE}
+        specs = [json.dumps({"keys": ["_step", name], **window}) for name in names]
+        run = _graphql(HISTORY_OF_W_AND_B, {**variables, "specs": specs}, place)["run"]  # None: deleted since
+        for name, history in zip(names, run["sampledHistory"] if run else [[]] * len(names), strict=True):
+            logged[name] |= {row["_step"]: x for row in history if (x := number(row[name])) is not None}
+    return {name: _final([*values.values()], final) for name, values in logged.items() if values}
 
 
 def _graphql(query: str, variables: Mapping[str, Any], place: str) -> Any:
     """The project that W&B answers with; the key is that of its own tools (WANDB_API_KEY, else ~/.netrc)."""
-    import netrc
-
-    base = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai").rstrip("/")
-    try:
-        login = netrc.netrc().authenticators(urlsplit(base).hostname or "")
-    except (OSError, netrc.NetrcParseError):
-        login = None
-    key = os.environ.get("WANDB_API_KEY") or (login[2] if login else None)
-    headers = {"Authorization": f"Basic {b64encode(f'api:{key}'.encode()).decode()}"} if key else {}
-    answer = _post(f"{base}/graphql", {"query": query, "variables": variables}, headers, f"wandb:{place}")
-    if not (project := answer["project"]):
+    base = os.environ.get("WANDB_BASE_URL", f"https://{W_AND_B[0]}").rstrip("/")
+    key = (os.environ.get("WANDB_API_KEY") or _saved_key(urlsplit(base).netloc)).strip()
+    answer = _post(f"{base}/graphql", {"query": query, "variables": variables}, f"wandb:{place}", key, "Basic")
+    if not (project := answer.get("project")):
         raise RunsError(f"wandb:{place}: no such project, or not for {'this key' if key else 'readers without a key'}")
     return project
+
+
+def _saved_key(host: str) -> str:
+    """What `wandb login` keeps for a server, HOST or HOST:PORT; "" where there is none."""
+    import netrc
+
+    try:
+        logins = netrc.netrc(os.environ.get("NETRC"))
+    except (OSError, netrc.NetrcParseError):
+        return ""
+    saved = [logins.authenticators(name) for name in (W_AND_B if host in W_AND_B else (host,))]
+    return next((login[2] for login in saved if login), "")

@@ -238,7 +238,7 @@ def _predicted(r: Results) -> list[tuple[dict[str, Any], Gap | None, tuple[float
 
 
 def _met_alone(model: dict[str, Any], gap: Gap | None) -> bool:
-    """Whether the crossing measured lies inside the interval predicted, and the law as published lies above its own."""
+    """Whether the crossing measured lies as predicted, and the published law's above its interval."""
     low, high = model["interval"][1:]
     return gap is not None and low <= gap.crossing <= high and gap.interval[1] < model["others"][PUBLISHED]
 

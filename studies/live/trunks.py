@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,18 +28,18 @@ class Logged:
 
     sweep: str
     trunk: str
-    run_id: str
     d_model: int
     curve: TrainingCurve
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """The runs of a sweep that laws are fitted to, and those of them that kept a log."""
+    """The runs of a sweep that laws are fitted to, and those of them that kept a log; `trunks`: run_id → its trunk."""
 
     name: str
     runs: Runs
     logged: tuple[Logged, ...]
+    trunks: Mapping[str, str]
 
     def without(self, left_out: Iterable[bool]) -> Runs:
         return self.runs.subset(~np.asarray(left_out))
@@ -55,21 +55,24 @@ def read() -> list[Sweep]:
 
 
 def _sweep(name: str, runs: Runs, folder: Path) -> Sweep:
-    records = {r.run_id: r for r in hub.load_records(folder / "runs.jsonl") if r.sweep == name}
-    logs = sorted((folder / "logs").glob("*.jsonl.gz"))
-    logged = [one for log in logs for one in _logged(name, log, records.values())]
-    return Sweep(name, runs.subset(runs.tokens >= SHORTEST), tuple(logged))
+    every = hub.load_records(folder / "runs.jsonl")
+    records = [record for record in every if record.sweep == name]
+    logged = [one for log in sorted((folder / "logs").glob("*.jsonl.gz")) for one in _logged(name, log, records)]
+    trunks = {record.run_id: record.parent_run_id or record.run_id for record in every}
+    return Sweep(name, runs.subset(runs.tokens >= SHORTEST), tuple(logged), trunks)
 
 
 def _logged(sweep: str, log: Path, records: Iterable[RunRecord]) -> Iterable[Logged]:
+    """The finished runs of a folder: its name begins their trunk's, and a part's name that of a branch."""
     lines = [json.loads(line) for line in gzip.decompress(log.read_bytes()).splitlines()]
-    name = log.name.removesuffix(".jsonl.gz")
+    name = f"{sweep}-{log.name.removesuffix('.jsonl.gz')}"
     for record in records:
-        trunk, point = record.parent_run_id or "", record.branch_point_tokens or 0
-        if record.status == "final" and f"{trunk}-".startswith(f"{sweep}-{name}-"):  # settings may follow the name
-            own = [line for line in lines if hub.branch_name(record).startswith(line["part"])]
+        trunk, branch = record.parent_run_id or "", hub.branch_name(record)
+        if f"{trunk}-".startswith(f"{name}-") and record.status == "final":
+            point = record.branch_point_tokens or 0
             shared = [line for line in lines if line["part"] == "trunk" and line["tokens"] <= point]
-            yield Logged(sweep, trunk, record.run_id, record.d_model, curve_of(record, [*shared, *own]))
+            decay = [line for line in lines if branch.startswith(line["part"])]
+            yield Logged(sweep, trunk, record.d_model, curve_of(record, [*shared, *decay]))
 
 
 def take(runs: Sequence[Path]) -> list[Path]:

@@ -10,7 +10,7 @@ import pytest
 from scaling_law import LiveEstimate
 from studies.common import rms
 from studies.live import trunks
-from studies.live.study import CLAIMS, FIRST, LAWLESS, SHARES, SIZE, TRUNK, Judged, Results, _without
+from studies.live.study import CLAIMS, FIRST, LAWLESS, SHARES, SIZE, TRUNK, Judged, Results, _judge, _seen, _without
 from tests.guides import ROOT
 from tests.hub.samples import make_record
 
@@ -33,6 +33,23 @@ def test_nothing_of_what_is_left_out_is_used(crossing, monkeypatch):
     assert one.d_model not in fitted[1]["d_model"]
     assert {curve.trunk for curve in of_trunk} == {other.trunk for other in crossing.logged} - {one.trunk}
     assert not {curve.model["d_model"] for curve in of_size} & {one.d_model}
+
+
+def test_a_trunk_without_others_in_its_sweep_is_not_judged(crossing):
+    alone = [one for one in crossing.logged if one.trunk == crossing.logged[0].trunk]
+    runs = crossing.runs.subset(np.array([crossing.trunks[run] == alone[0].trunk for run in crossing.runs.run_id]))
+    one_trunk = trunks.Sweep("live", runs, tuple(alone), crossing.trunks)
+    assert len(runs) > 2
+    assert [*_judge(one_trunk)] == []
+    assert Results([one_trunk]).seen == [0.0] * 4, "nothing is said, and no alarm is false"
+
+
+def test_the_first_look_is_at_the_first_line_after_a_tenth(crossing):
+    run = next(one.curve for one in crossing.logged if one.curve.horizon > 3.9e6)
+    seen = _seen(run, SHARES[0])
+    assert 0.1 <= seen.share < 0.13
+    assert len(seen.tokens) == len(run.until(0.0999).tokens) + 1
+    assert _seen(run, 0.5).share <= 0.5
 
 
 def test_the_page_shows_what_its_table_of_forecasts_gives():
@@ -92,8 +109,8 @@ def test_trunks_are_kept_with_records_and_losses(tmp_path, monkeypatch):
     run = tmp_path / "main" / "d64-E4-seed0"
     record = make_record(
         sweep="live",
-        run_id="live-d64-E4-seed0-tokens001.5M",
-        parent_run_id="live-d64-E4-seed0",
+        run_id="live-d64-E4-seed0-lr0.004-beta0.9-0.95-clip1-472d3059",  # shortened: it does not hold its tokens
+        parent_run_id="live-d64-E4-seed0-lr0.004-beta0.9-0.95-clip1-finalnorm",
         branch_point_tokens=1_200_000,
     )
     (run / "tokens001.5M-seed0" / "model").mkdir(parents=True)

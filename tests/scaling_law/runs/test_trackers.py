@@ -1,10 +1,6 @@
-"""Runs in trackers: real stores of trackio, its real server, and W&B's API as a server of ours on loopback has it."""
+"""Runs in trackers: real stores of trackio, and its real server. W&B: test_wandb.py."""
 
-import json
-import threading
-from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import numpy as np
 import pytest
@@ -154,106 +150,6 @@ def test_a_dataset_that_trackio_synchronised(store, monkeypatch, tmp_path):
     monkeypatch.setattr(trackers.hub, "open_store", lambda name: {"hf://org": place}[name])
     synchronised = tracker_rows("trackio:datasets/org/logs/mysweep", "minimum").rows
     assert synchronised == tracker_rows("trackio:my.sweep", "minimum").rows
-
-
-# ------------------------------------------------------------------ W&B
-
-
-class WandB(BaseHTTPRequestHandler):
-    """Answers as api.wandb.ai does: pages of runs, with configuration and summary as texts, and sampled histories."""
-
-    def do_POST(self):
-        query = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.asked.append((self.headers.get("Authorization"), query["variables"]))
-        runs, variables = self.server.runs, query["variables"]
-        project = None
-        if variables["project"] == "sweep" and "run" in variables:
-            keys = [json.loads(spec)["keys"] for spec in variables["specs"]]
-            assert [names[0] for names in keys] == ["_step"] * len(keys)
-            history = [[{"_step": i, name: x} for i, x in enumerate(LOSSES)] for _, name in keys]
-            project = {"run": {"sampledHistory": history}}
-        elif variables["project"] == "sweep":
-            at = int(variables["cursor"] or 0)
-            page = {"endCursor": str(at + 2), "hasNextPage": at + 2 < len(runs)}
-            project = {"runs": {"edges": [{"node": run} for run in runs[at : at + 2]], "pageInfo": page}}
-        answer = {"data": {"project": project}} if self.headers.get("Authorization") else {"error": "no key"}
-        body = json.dumps(answer).encode()
-        self.send_response(200 if self.headers.get("Authorization") else 401)
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_):
-        pass
-
-
-@contextmanager
-def serving(handler):
-    server = HTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        server.server_close()
-
-
-def node(i, state="finished", **config):
-    summary = {"eval/loss": 3.0, "tokens": 8e7, "_step": 39, "_runtime": 12.5, "_wandb": {"runtime": 12}}
-    config = {"params": 1e6 * (i + 1), "experts": 4, "optim": {"name": "adamw"}} | config
-    texts = {"config": {name: {"value": value, "desc": None} for name, value in config.items()}}
-    texts["config"]["_wandb"] = {"value": {"cli_version": "0.31.0"}}
-    texts["summaryMetrics"] = summary
-    return {"name": f"id{i}", "displayName": f"run{i}", "state": state, **{n: json.dumps(v) for n, v in texts.items()}}
-
-
-@pytest.fixture
-def wandb(monkeypatch):
-    with serving(WandB) as server:
-        server.runs, server.asked = [node(0), node(1), node(2), node(3, "running"), node(4, "crashed")], []
-        monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{server.server_port}")
-        monkeypatch.setenv("WANDB_API_KEY", "a-key-of-this-test")
-        yield server
-
-
-@pytest.mark.parametrize(("final", "loss"), [("last", 3.0), ("minimum", 2.5), ("smoothed", LOSSES[-2:].mean())])
-def test_runs_of_w_and_b(wandb, final, loss):
-    runs = load_runs("wandb:lab/sweep", columns={"n_active": "params"}, where="status = final", final=final)
-    assert runs.run_id == ("run0", "run1", "run2")
-    assert runs.loss == pytest.approx([loss] * 3)
-    assert runs.tokens.tolist() == [8e7] * 3
-    assert runs.n_active.tolist() == [1e6, 2e6, 3e6]
-    assert runs.skipped == ("run3 is running", "run4 is failed")
-    histories = [variables["run"] for _, variables in wandb.asked if "run" in variables]
-    assert histories == ([] if final == "last" else [f"id{i}" for i in range(5)])
-    assert [v["cursor"] for _, v in wandb.asked if "run" not in v] == [None, "2", "4"]
-    assert {key for key, _ in wandb.asked} == {"Basic YXBpOmEta2V5LW9mLXRoaXMtdGVzdA=="}
-
-
-def test_errors_of_w_and_b_are_one_line(wandb, monkeypatch, tmp_path):
-    with pytest.raises(RunsError, match=r"^wandb:lab/other: no such project, or not for this key$"):
-        load_runs("wandb:lab/other")
-    with pytest.raises(RunsError, match=r"^wandb:sweep: allowed is wandb:ENTITY/PROJECT"):
-        load_runs("wandb:sweep")
-    wandb.runs = [node(3, "running")]
-    with pytest.raises(RunsError, match="no runs with status 'final'; there are 1 running"):
-        load_runs("wandb:lab/sweep", columns={"n_active": "params"})
-    monkeypatch.delenv("WANDB_API_KEY")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    with pytest.raises(RunsError, match=r"its server answered 401 .*no key"):
-        load_runs("wandb:lab/sweep")
-
-
-def test_the_table_that_a_page_of_w_and_b_exports(tmp_path):
-    path = tmp_path / "export.csv"
-    path.write_text(
-        '"Name","State","Tags","params","experts","tokens","eval/loss"\n'
-        '"big","finished","","1000000","4","80000000","3.0"\n'
-        '"new","running","","2000000","4","80000000","3.5"\n'
-    )
-    columns = {"run_id": "Name", "status": "State", "n_active": "params"}
-    runs = load_runs(path, columns=columns, status="finished")
-    assert (runs.run_id, runs.loss.tolist()) == (("big",), [3.0])
 
 
 def test_final_is_one_of_three_and_of_trackers_only():
