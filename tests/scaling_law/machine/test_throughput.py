@@ -1,6 +1,7 @@
 """Step times: the work of a step, what is assumed of a GPU, and files."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from hub import RecordError
 from scaling_law import Architecture, Throughput
 from scaling_law.machine import GPUS, ModelWork, published_runs
+from scaling_law.machine.efficiency import SMALL
 from scaling_law.machine.gpus import find_gpu
 from scaling_law.machine.throughput import TERMS, Measurement
 from scaling_law.size.widths import Widths
@@ -101,7 +103,21 @@ def test_public_rates_have_what_public_runs_show():
     of_labs = published_runs().spread[0]
     assert np.log(drawn[:, 0]).std() > 1.3 * of_labs  # once more, as no GPU has timed train.py
     np.testing.assert_allclose(np.median(drawn, axis=0), rates.step_seconds(MODELS, 65_536), rtol=0.1)
-    assert 0.15 < np.log(drawn).std(axis=0).min() < np.log(drawn).std(axis=0).max() < 0.6
+    large = rates.step_seconds_draws([Architecture(2048, e) for e in (1, 8, 32)], 65_536)
+    assert 0.15 < np.log(large).std(axis=0).min() < np.log(large).std(axis=0).max() < 0.6
+
+
+def test_labs_differ_more_the_smaller_the_model():
+    """Below 0.5B parameters: by a power of the size that is drawn with the rest, and is 0 for the rates themselves."""
+    rates, fit = Throughput.assumed("h100"), published_runs()
+    without = replace(rates, small_draws=None)
+    small, large = Architecture(256), Architecture(2048)
+    drawn, plain = (each.step_seconds_draws([small, large], 65_536) for each in (rates, without))
+    assert np.array_equal(drawn[:, 1], plain[:, 1])
+    by = np.log(SMALL / ModelWork.of(small).weights)
+    np.testing.assert_allclose(np.log(drawn / plain)[:, 0], by * fit.small_draws)
+    assert fit.small_draws.std() == pytest.approx(fit.spread[3], rel=0.15)
+    assert rates.step_seconds(small, 65_536) == without.step_seconds(small, 65_536)
 
 
 def test_the_rates_that_are_shipped_are_those_of_the_study():
@@ -131,7 +147,9 @@ def test_files_keep_everything(tmp_path):
     np.testing.assert_array_equal(read.draws, MEASURED.draws)
     assert Throughput.from_file(path, device="a device") == MEASURED
     assumed = Throughput.assumed("H100-PCIe")
-    assert Throughput.from_file(assumed.save(path)) == assumed
+    kept = Throughput.from_file(assumed.save(path))
+    assert kept == assumed
+    np.testing.assert_array_equal(kept.small_draws, assumed.small_draws)
 
 
 @pytest.mark.parametrize(
