@@ -29,6 +29,7 @@ from scaling_law.size.widths import Widths
 FORMAT, VERSION = "throughput", 1
 DRAWN = ("draws", "small_draws")  # fields that are arrays
 OUTSIDE = 2.0  # times a vocabulary or a batch beyond those that were timed, at which it is named
+SHAPES = {"vocab_size": ("a vocabulary", OUTSIDE), "d_model": ("a d_model", 1.0), "experts": ("E", 1.0)}  # likewise
 
 TERMS: dict[str, str] = {
     "steps": "1",
@@ -230,13 +231,11 @@ class Throughput:
                 most, largest = float(np.max(getattr(work, size))), float(np.max(getattr(seen, size)))
                 if most > 1.01 * largest:
                     notes.append(f"{most:.3g} {name} parameters are {most / largest:.3g}x the largest that was timed")
-            vocabulary = work.model.vocab_size if work.model else None
-            timed: dict[str, list[float]] = {"a vocabulary": [m.architecture.vocab_size for m in self.measurements]}
-            timed["tokens of a step on one device"] = [m.tokens_per_step / self.devices for m in self.measurements]
-            for (name, values), value in zip(timed.items(), (vocabulary, tokens_per_step), strict=True):
-                if value is not None and not min(values) / OUTSIDE <= value <= OUTSIDE * max(values):
-                    spanned = " to ".join(dict.fromkeys(f"{end:,.0f}" for end in (min(values), max(values))))
-                    notes.append(f"{name} ({value:,.0f}) outside those that were timed, {spanned}")
+            for name, (said, factor) in SHAPES.items():
+                timed = [getattr(m.architecture, name) for m in self.measurements]
+                notes += _outside(said, timed, getattr(work.model, name, None), factor)
+            tokens = [m.tokens_per_step / self.devices for m in self.measurements]
+            notes += _outside("tokens of a step on one device", tokens, tokens_per_step, OUTSIDE)
         return tuple(notes)
 
     def overhead_of(self, devices: int) -> float:
@@ -332,3 +331,11 @@ class Throughput:
 
 def _work_of(model: Model) -> ModelWork:
     return model if isinstance(model, ModelWork) else ModelWork.of(model)
+
+
+def _outside(name: str, timed: Sequence[float], values: Any, factor: float) -> list[str]:
+    """A note where one of the values (None: unknown) is more than `factor` times outside of those that were timed."""
+    low, high = min(timed), max(timed)
+    outside = [v for v in np.ravel(values) if v is not None and not low / factor <= v <= factor * high]
+    spanned = " to ".join(dict.fromkeys(f"{end:,.0f}" for end in (low, high)))
+    return [f"{name} ({outside[-1]:,.0f}) outside those that were timed, {spanned}"] if outside else []

@@ -149,9 +149,8 @@ def flagship(r: Results) -> Iterator[Part]:
             sizes = f"{row.experts:g}", f"{row.d_model:g}", format_count(row.n_active), format_count(row.tokens)
             assert out.megatron is not None
             assert out.placement is not None
-            assert out.step_seconds is not None
-            differs = out.megatron.step_seconds < out.step_seconds
-            other = f"{out.megatron.ways}, MFU {out.megatron_mfu:.0%}" if differs else ""
+            faster = out.megatron.faster_than(out.placement)
+            other = f"{faster.ways}, MFU {out.megatron_mfu:.0%}" if faster else ""
             yield gpus, *sizes, loss, said, f"{out.mfu:.0%}", out.bottleneck, out.placement.ways, other
 
 

@@ -130,14 +130,36 @@ def test_the_rates_that_are_shipped_are_those_of_the_study():
 
 def test_a_measured_one_names_what_lies_outside():
     assert MEASURED.warnings(MODELS[0]) == ()
-    active, total = MEASURED.warnings(MODELS[2])
+    active, total, *shape = MEASURED.warnings(MODELS[2])
     assert "the largest that was timed" in active
     assert "total parameters" in total
+    assert shape == [
+        f"{name} outside those that were timed, {of}" for name, of in (("a d_model (1,024)", "512"), ("E (32)", "1"))
+    ]
     assert "measured on 1 devices" in MEASURED.warnings(MODELS[0], devices=8)[0]
-    (vocabulary,) = MEASURED.warnings(Architecture(512, vocab_size=300))
-    assert vocabulary == "a vocabulary (300) outside those that were timed, 50,257"
-    (batch,) = MEASURED.warnings(MODELS[0], tokens_per_step=1024)
-    assert batch == "tokens of a step on one device (1,024) outside those that were timed, 65,536"
+
+
+@pytest.mark.parametrize(
+    ("shape", "tokens", "note"),
+    [
+        ({"vocab_size": 300}, 12 * 512, "a vocabulary (300) outside those that were timed, 4,096"),
+        ({}, 12 * 128, "tokens of a step on one device (1,536) outside those that were timed, 8,192"),
+        ({"d_model": 80}, 8192, "a d_model (80) outside those that were timed, 128 to 256"),
+        ({"d_model": 320}, 8192, "a d_model (320) outside those that were timed, 128 to 256"),
+        ({"experts": 6}, 8192, "E (6) outside those that were timed, 1 to 4"),
+    ],
+)
+def test_each_thing_outside_the_grid_is_named(shape, tokens, note):
+    """One line for each, also of a smaller model with fewer parameters than the largest that was timed."""
+    timed = [Architecture(d, e, 4, 4, 4096) for d in (128, 256) for e in (1, 4)]
+    grid = replace(MEASURED, measurements=tuple(Measurement(a, 512, 8192, 8192, 0.5) for a in timed))
+    inside = {"d_model": 128, "experts": 4, "vocab_size": 4096}
+    asked = inside | shape
+    assert grid.warnings(Architecture(**inside, n_blocks=4, n_heads=4), tokens_per_step=8192) == ()
+    notes = grid.warnings(Architecture(**asked, n_blocks=4, n_heads=4), tokens_per_step=tokens)
+    assert [each for each in notes if "the largest that was timed" not in each] == [note]
+    widths = Widths.of([128.0, asked["d_model"]], asked["experts"], vocab_size=asked["vocab_size"])
+    assert note in grid.warnings(widths, tokens_per_step=tokens)
 
 
 def test_files_keep_everything(tmp_path):
