@@ -26,6 +26,7 @@ FORMAT, VERSION, FILE = "efficiency", 1, Path(__file__).with_name("efficiency.js
 TERMS = ("flops", "routed_flops", "activations", "routing")  # of `throughput.TERMS`
 PARAMETERS = (*TERMS, "fp8", "fp4", "forced", "growth", "overhead")  # all but the last two as logarithms
 PRECISIONS = ("bf16", "fp8", "fp4")
+SMALL = 0.5e9  # parameters that a token is multiplied with; labs differ the more, the fewer there are
 DRAWS, SEED = 200, 0
 # Times the variance between labs of all terms together: no GPU has timed train.py, which may lie as far off once more.
 UNTIMED = 2.0
@@ -53,8 +54,8 @@ def rates(
 class Efficiency:
     """The fit: parameters [9] in the order of `PARAMETERS`, their covariance [9, 9], and what it leaves between labs.
 
-    `spread` [3] are standard deviations of ln seconds between labs: of all terms together, and besides of activations
-    and of what experts add. `runs` and `labs` say how many there were.
+    `spread` [5] are standard deviations of ln seconds between labs: of all terms together, and besides of activations,
+    of what experts add, of models below `SMALL` by each factor of e, and of whole runs. `runs` and `labs`: how many.
     """
 
     parameters: FloatArray
@@ -68,12 +69,23 @@ class Efficiency:
         return dict(zip(TERMS, map(float, self._rates(self.parameters, gpu, precision)), strict=True))
 
     def draws(self, gpu: Gpu, precision: str = "bf16") -> FloatArray:
-        """Draws of `seconds`, [200, terms]: of the parameters, and of a lab that is not among the runs (`UNTIMED`)."""
-        random, wider = np.random.default_rng(SEED), np.array([UNTIMED**0.5, 1.0, 1.0])
-        drawn = random.multivariate_normal(self.parameters, self.covariance, DRAWS).T
-        every, activations, routed = np.exp(random.normal(0.0, (self.spread * wider)[:, None], (3, DRAWS)))
-        of_lab = np.stack([every, every * routed, every * activations, every * routed], axis=1)
+        """Draws of `seconds`, [200, terms]: of the parameters, and of a whole run of a lab that is not among these."""
+        drawn, (every, activations, routed, _, whole) = self._drawn
+        every = every + whole
+        of_lab = np.exp(np.stack([every, every + routed, every + activations, every + routed], axis=1))
         return np.stack(self._rates(drawn, gpu, precision), axis=1) * of_lab
+
+    @property
+    def small_draws(self) -> FloatArray:
+        """Draws [200], with those of `draws`, of the power of `SMALL` / parameters in a smaller model's seconds."""
+        return np.asarray(self._drawn[1][3])
+
+    @property
+    def _drawn(self) -> tuple[FloatArray, FloatArray]:
+        """Draws of the parameters [9, 200], and of what a lab differs by, in the order of `spread` [5, 200]."""
+        random, wider = np.random.default_rng(SEED), np.array([UNTIMED**0.5, 1.0, 1.0, 1.0, 1.0])
+        drawn = random.multivariate_normal(self.parameters, self.covariance, DRAWS).T
+        return drawn, random.normal(0.0, (self.spread * wider)[:, None], (len(wider), DRAWS))
 
     @property
     def growth(self) -> float:

@@ -126,6 +126,10 @@ class Placement(Option):
     def step_seconds(self) -> float:
         return max(sum(side.values()) for side in self.sides)
 
+    def faster_than(self, other: Placement | None) -> Placement | None:
+        """This, where its step is shorter than the other's or there is no other; else None."""
+        return self if other is None or self.step_seconds < other.step_seconds else None
+
     @property
     def limit(self) -> str:
         """The largest part of the longer side."""

@@ -20,14 +20,16 @@ from numpy.typing import ArrayLike, NDArray
 
 from hub.base import strict_json
 from hub.base.errors import InputError
-from scaling_law.machine.efficiency import published_runs
+from scaling_law.machine.efficiency import SMALL, published_runs
 from scaling_law.machine.gpus import named_gpu
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.recipe import PAPER
 from scaling_law.size.widths import Widths
 
 FORMAT, VERSION = "throughput", 1
+DRAWN = ("draws", "small_draws")  # fields that are arrays
 OUTSIDE = 2.0  # times a vocabulary or a batch beyond those that were timed, at which it is named
+SHAPES = {"vocab_size": ("a vocabulary", OUTSIDE), "d_model": ("a d_model", 1.0), "experts": ("E", 1.0)}  # likewise
 
 TERMS: dict[str, str] = {
     "steps": "1",
@@ -128,6 +130,7 @@ class Throughput:
         seconds: per unit of work, for some of `TERMS`; the rest takes none.
         devices: how many shared the steps that were measured, as data parallel processes.
         draws: of `seconds`, [n_draws, len(seconds)], for intervals; None if there are none.
+        small_draws: with them, of the power of `SMALL` / weights in the seconds of smaller models, [n_draws], or None.
         micro_batch_tokens: of the measurements, taken where a question names none; None where it does not matter.
         sequence_length: likewise.
         settings: what else decides the speed, such as compile and gradient_checkpointing.
@@ -145,6 +148,7 @@ class Throughput:
     seconds: Mapping[str, float]
     devices: int = 1
     draws: NDArray[np.float64] | None = field(default=None, compare=False, repr=False)
+    small_draws: NDArray[np.float64] | None = field(default=None, compare=False, repr=False)
     micro_batch_tokens: int | None = None
     sequence_length: int = PAPER.sequence_length
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -199,7 +203,11 @@ class Throughput:
             )
         work = self._work(model, tokens_per_step, **batch)
         terms = np.stack(np.broadcast_arrays(*(np.asarray(work[name], float) for name in self.seconds)))
-        return np.tensordot(self.draws, terms, axes=1) * self._nodes(batch.get("devices")) ** self.growth
+        seconds = np.tensordot(self.draws, terms, axes=1) * self._nodes(batch.get("devices")) ** self.growth
+        if self.small_draws is None:
+            return np.asarray(seconds)
+        below = np.log(np.maximum(SMALL / np.broadcast_to(_work_of(model).weights, terms.shape[1:]), 1.0))
+        return np.asarray(seconds * np.exp(np.multiply.outer(self.small_draws, below)))
 
     def tokens_per_second(self, model: Model, tokens_per_step: ArrayLike, **batch: Any) -> Any:
         """Tokens per second of all devices together; arguments as of `step_seconds`."""
@@ -223,13 +231,11 @@ class Throughput:
                 most, largest = float(np.max(getattr(work, size))), float(np.max(getattr(seen, size)))
                 if most > 1.01 * largest:
                     notes.append(f"{most:.3g} {name} parameters are {most / largest:.3g}x the largest that was timed")
-            vocabulary = work.model.vocab_size if work.model else None
-            timed: dict[str, list[float]] = {"a vocabulary": [m.architecture.vocab_size for m in self.measurements]}
-            timed["tokens of a step on one device"] = [m.tokens_per_step / self.devices for m in self.measurements]
-            for (name, values), value in zip(timed.items(), (vocabulary, tokens_per_step), strict=True):
-                if value is not None and not min(values) / OUTSIDE <= value <= OUTSIDE * max(values):
-                    spanned = " to ".join(dict.fromkeys(f"{end:,.0f}" for end in (min(values), max(values))))
-                    notes.append(f"{name} ({value:,.0f}) outside those that were timed, {spanned}")
+            for name, (said, factor) in SHAPES.items():
+                timed = [getattr(m.architecture, name) for m in self.measurements]
+                notes += _outside(said, timed, getattr(work.model, name, None), factor)
+            tokens = [m.tokens_per_step / self.devices for m in self.measurements]
+            notes += _outside("tokens of a step on one device", tokens, tokens_per_step, OUTSIDE)
         return tuple(notes)
 
     def overhead_of(self, devices: int) -> float:
@@ -280,6 +286,7 @@ class Throughput:
                 **about,
                 seconds=fit.seconds(sheet, precision),
                 draws=fit.draws(sheet, precision),
+                small_draws=fit.small_draws,
                 growth=fit.growth,
                 overhead=fit.overhead,
                 source=f"rates of {fit.runs} public runs and benchmarks of {fit.labs} labs, by its data sheet",
@@ -295,10 +302,12 @@ class Throughput:
 
     def save(self, path: str | Path) -> Path:
         """Write a throughput.json, atomically; returns its path."""
-        plain = {name: value for name, value in vars(self).items() if name not in ("draws", "measurements")}
+        plain = {
+            name: value.tolist() if name in DRAWN and value is not None else value
+            for name, value in vars(self).items()
+        }
         plain |= {"seconds": dict(self.seconds), "settings": dict(self.settings)}
         plain["measurements"] = [m._asdict() | {"architecture": m.architecture.to_dict()} for m in self.measurements]
-        plain["draws"] = None if self.draws is None else self.draws.tolist()
         return strict_json.write(path, FORMAT, VERSION, plain)
 
     @classmethod
@@ -307,8 +316,7 @@ class Throughput:
         data = strict_json.read(path, FORMAT, VERSION)
         values = {name: data[name] for name in cls.__dataclass_fields__ if name in data}
         try:
-            if values.get("draws") is not None:
-                values["draws"] = np.array(values["draws"], float)
+            values |= {name: np.array(values[name], float) for name in DRAWN if values.get(name) is not None}
             values["measurements"] = tuple(
                 Measurement(**(each | {"architecture": Architecture(**each["architecture"])}))
                 for each in values.get("measurements", ())
@@ -323,3 +331,11 @@ class Throughput:
 
 def _work_of(model: Model) -> ModelWork:
     return model if isinstance(model, ModelWork) else ModelWork.of(model)
+
+
+def _outside(name: str, timed: Sequence[float], values: Any, factor: float) -> list[str]:
+    """A note where one of the values (None: unknown) is more than `factor` times outside of those that were timed."""
+    low, high = min(timed), max(timed)
+    outside = [v for v in np.ravel(values) if v is not None and not low / factor <= v <= factor * high]
+    spanned = " to ".join(dict.fromkeys(f"{end:,.0f}" for end in (low, high)))
+    return [f"{name} ({outside[-1]:,.0f}) outside those that were timed, {spanned}"] if outside else []

@@ -19,7 +19,7 @@ from hub.base.units import format_flops
 from scaling_law.formulas import Formula
 from scaling_law.formulas.law import positive
 from scaling_law.machine.gpus import find_gpu, named_gpu
-from scaling_law.machine.layout import TRAIN_PY, Layouts, Placement
+from scaling_law.machine.layout import MEGATRON, TRAIN_PY, Layouts, Placement
 from scaling_law.machine.throughput import Model, ModelWork, Throughput
 from scaling_law.planning.limits import LimitFields, Limits, Quantity, of_law
 from scaling_law.size.architecture import (
@@ -148,6 +148,11 @@ class Cluster:
     def place(self, architecture: Architecture) -> Placement | None:
         """The fastest way to train that fits; None where the memory of the GPUs is unknown. Errors of `Layouts`."""
         return None if self.throughput.memory_bytes is None else self.layouts.place(architecture)
+
+    @property
+    def elsewhere(self) -> Cluster | None:
+        """These GPUs under a Megatron-like engine; None where step times are measured, which are of their engine."""
+        return replace(self, engine=MEGATRON) if self.throughput.is_assumed else None
 
     def fit(self, work: ModelWork) -> Any:
         """Whether models can be trained, as far as memory is known. ValueError of batches that are not shared."""

@@ -23,7 +23,6 @@ from scaling_law.formulas.answers import Answer, plain, plain_fields
 from scaling_law.formulas.law import percentile_interval, positive
 from scaling_law.formulas.learning_rate import LearningRateLaw, peak_rate
 from scaling_law.machine.gpus import named_gpu
-from scaling_law.machine.layout import MEGATRON
 from scaling_law.machine.serving import decode_seconds_by_width
 from scaling_law.planning.budget import Budget, Cluster, QuestionFields, read_question, work_of
 from scaling_law.planning.limits import Limits, Quantity
@@ -96,6 +95,7 @@ class OptimalRow:
     accuracy: Mapping[str, Mapping[str, float]] | None = None
     learning_rate_interval: tuple[float, float] | None = None
     learning_rate_law: str = ""
+    learning_rate_from: LearningRateLaw | None = field(default=None, repr=False, compare=False)
     megatron_loss: float | None = None
 
     @property
@@ -104,7 +104,7 @@ class OptimalRow:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        fields = plain_fields(self, *(["accuracy"] if self.accuracy is None else []))
+        fields = plain_fields(self, "learning_rate_from", *(["accuracy"] if self.accuracy is None else []))
         return fields | {"memory_bytes": self.memory_bytes}
 
     def config_arguments(self) -> dict[str, int]:
@@ -428,9 +428,9 @@ def _elsewhere(
     law: Formula, budget: Budget, d_model: FloatArray, sizes: Mapping[str, Any], limits: Limits
 ) -> dict[str, Any]:
     """The column of what Megatron-like engines reach in the same hours, where step times are assumed."""
-    if budget.cluster is None or not budget.cluster.throughput.is_assumed:
+    if budget.cluster is None or budget.cluster.elsewhere is None:
         return {}
-    other = replace(budget, cluster=replace(budget.cluster, engine=MEGATRON))
+    other = replace(budget, cluster=budget.cluster.elsewhere)
     at = limits.worth(other.models(law, d_model, sizes["experts"], limits))
     losses = zip(np.asarray(law.loss(**at)), sizes["loss"], strict=True)
     return {"megatron_loss": [float(loss) if ours - loss > SAME else None for loss, ours in losses]}
@@ -498,9 +498,10 @@ def _worth(
     run = (float(at["experts"]), tokens, ramp.last_batch_tokens(tokens), limits.vocab_size)
     peak = peak_rate(rates, d_model, *run)
     warnings = tuple(dict.fromkeys([*check.warnings, *peak.warnings]))
-    rate = {"learning_rate": peak.learning_rate, "learning_rate_interval": peak.interval}
+    rate: dict[str, Any] = {"learning_rate": peak.learning_rate, "learning_rate_interval": peak.interval}
     trust = {"trusted": bool(check.trusted), "beyond_guard": bool(check.beyond)}
-    return rate | {"learning_rate_law": peak.law.source, "warnings": warnings} | trust
+    rate |= {"learning_rate_law": peak.law.source, "learning_rate_from": peak.law}
+    return rate | {"warnings": warnings} | trust
 
 
 def _served(

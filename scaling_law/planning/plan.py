@@ -17,8 +17,8 @@ from hub.base.units import format_bytes, format_count, format_flops
 from scaling_law.formulas import Formula
 from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.law import percentile_interval
-from scaling_law.formulas.learning_rate import LearningRateLaw, peak_rate
-from scaling_law.machine.layout import MEGATRON, DoesNotFit, Placement
+from scaling_law.formulas.learning_rate import LearningRateLaw
+from scaling_law.machine.layout import DoesNotFit, Placement
 from scaling_law.machine.throughput import ModelWork
 from scaling_law.planning.budget import Budget, Cluster, ClusterFields, QuestionFields, pick
 from scaling_law.planning.limits import Quantity, of_law
@@ -228,10 +228,12 @@ def plan(
     measured = (*(t for t in dict.fromkeys(shorter) if t * (1 - PAPER.decay_fraction) > warmup), tokens)
     total = tokens + sum(_decay_tokens(ramp, t) for t in measured[:-1])
     batch = ramp.last_batch_tokens(tokens)
-    rates = peak_rate(learning_rate_law, row.d_model, row.experts, row.tokens, batch, architecture.vocab_size).law
+    assert row.learning_rate_from is not None  # of every answer
+    rates = row.learning_rate_from
     at = of_law(law, architecture.variables() | {"tokens": float(tokens)})
     warnings, time = (*passed_over, *table.warnings), None
     told, placement = cluster or _usual(architecture, ramp), None if cluster is None else cluster.place(architecture)
+    megatron = cluster.elsewhere.place(architecture) if cluster is not None and cluster.elsewhere is not None else None
     seconds = float(told.seconds(ModelWork.of(architecture), float(total)))
     if cluster is not None:
         time = Budget(None, seconds / 3600.0, cluster)
@@ -269,17 +271,9 @@ def plan(
         notes=warnings,
         time=time,
         placement=placement,
-        megatron=_faster(architecture, cluster, placement),
+        megatron=None if megatron is None else megatron.faster_than(placement),
         check=law.check(**at),
     )
-
-
-def _faster(architecture: Architecture, cluster: Cluster | None, ours: Placement | None) -> Placement | None:
-    """The layout of a Megatron-like engine where its step is shorter, and step times are assumed."""
-    if cluster is None or ours is None or not cluster.throughput.is_assumed:
-        return None
-    other = replace(cluster, engine=MEGATRON).place(architecture)
-    return other if other and other.step_seconds < ours.step_seconds else None
 
 
 def _usual(architecture: Architecture, ramp: BatchRamp) -> Cluster:

@@ -11,7 +11,7 @@ from hub.base.units import format_bytes, format_count
 from scaling_law.formulas.answers import Answer
 from scaling_law.machine.communication import Sent, all_to_all_bytes, communication
 from scaling_law.machine.gpus import Gpu, named_gpu
-from scaling_law.machine.layout import MEGATRON, DoesNotFit, Placement
+from scaling_law.machine.layout import DoesNotFit, Placement
 from scaling_law.machine.throughput import Throughput
 from scaling_law.planning.budget import Cluster
 from scaling_law.size.architecture import Architecture
@@ -73,9 +73,9 @@ def _cells(row: ScaleOutRow) -> dict[str, str]:
     def cell(value: float | None, text: str) -> str:
         return "" if value is None else text.format(value)
 
-    placed, other = row.placement, row.megatron
+    placed = row.placement
     memory = None if placed is None else placed.memory
-    differs = other is not None and (placed is None or other.step_seconds < placed.step_seconds)
+    other = None if row.megatron is None else row.megatron.faster_than(placed)
     return {
         "GPUs": str(row.gpus),
         "memory": "does not fit" if memory is None else format_bytes(memory.total),
@@ -88,7 +88,7 @@ def _cells(row: ScaleOutRow) -> dict[str, str]:
         "at most": cell(row.mfu_limit, "{:.0%}"),
         "limited by": row.bottleneck or row.limited_by,
         "moved by": row.moved_by,
-        "Megatron-like": f"{other.ways}, MFU {row.megatron_mfu:.1%}" if other and differs else "",
+        "Megatron-like": f"{other.ways}, MFU {row.megatron_mfu:.1%}" if other else "",
     }
 
 
@@ -117,8 +117,9 @@ def _row(a: Architecture, cluster: Cluster, sheet: Gpu) -> ScaleOutRow:
     sent = Sent(all_to_all_bytes(a, tokens / gpus, gpus), gpus, is_ring=False)
     row = ScaleOutRow(gpus, float(sent.received), float(sent.seconds(sheet)))
     ideal = a.training_flops(tokens, context=layouts.sequence_length) / (gpus * sheet.peak_flops)
+    assert cluster.elsewhere is not None  # of step times that are assumed
     with suppress(DoesNotFit):
-        other = replace(layouts, engine=MEGATRON).place(a)
+        other = cluster.elsewhere.layouts.place(a)
         row = replace(row, megatron=other, megatron_step_seconds=other.step_seconds)
         row = replace(row, megatron_mfu=ideal / other.step_seconds)
     try:

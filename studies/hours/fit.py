@@ -9,16 +9,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scaling_law.machine import GPUS, Efficiency
+from scaling_law.machine import GPUS, Efficiency, ModelWork
 from scaling_law.machine.communication import Sent, all_to_all_bytes, bubble, tensor_bytes
-from scaling_law.machine.efficiency import PARAMETERS, TERMS, rates
+from scaling_law.machine.efficiency import PARAMETERS, SMALL, TERMS, rates
+from scaling_law.machine.layout import MEGATRON, Layouts
+from scaling_law.machine.throughput import Throughput
 from studies.common import FloatArray
-from studies.hours.runs import Timed, seconds
+from studies.hours.runs import BATCH_UNKNOWN, Timed, seconds
 
 CENTRE = np.array([*np.log([1.6, 1.0, 60.0, 60.0, 0.6, 0.45]), -0.3, 0.04, 0.06])  # in the order of PARAMETERS
 WIDTH = np.array([0.3, 0.7, 1.0, 1.0, 0.2, 0.2, 0.3, 0.05, 0.05])
@@ -29,11 +32,16 @@ NOISE = 0.25  # of ln seconds, beyond which a row counts less
 class Table:
     """What the fit reads of rows, as arrays [n]; of their layouts what `counted` names, of `LAYOUT`.
 
-    All-reduces and all-to-alls are added at a share of their least time, one parameter more.
+    All-reduces and all-to-alls are added at a share of their least time, one parameter more. With `batch` tokens,
+    where none are published, the layout of rows without one is that of `searched`.
     """
 
     def __init__(
-        self, rows: Sequence[Timed], chosen: NDArray[np.bool_] | None = None, counted: Sequence[str] = ()
+        self,
+        rows: Sequence[Timed],
+        chosen: NDArray[np.bool_] | None = None,
+        counted: Sequence[str] = (),
+        batch: float | None = None,
     ) -> None:
         rows = [row for row, is_chosen in zip(rows, chosen, strict=True) if is_chosen] if chosen is not None else rows
         sheets = [GPUS[row.gpu] for row in rows]
@@ -46,6 +54,8 @@ class Table:
         self.seconds, self.weight = np.log(seconds(rows)), weights(rows)
         self.counted, layouts = counted, np.array([_of_layout(row) for row in rows]).T
         self.layout = dict(zip(LAYOUT, layouts, strict=True))
+        self.slower, self.sent = np.array([searched(row, batch) if batch else (1.0, 0.0) for row in rows]).T
+        self.small = np.log(np.maximum(SMALL / np.array([row.n_multiplied for row in rows]), 1.0))
 
     def predicted(self, parameters: FloatArray) -> FloatArray:
         """ln seconds of a token on one GPU."""
@@ -55,7 +65,27 @@ class Table:
         for name in self.counted:
             slower = name in ("recomputation", "bubble")
             steps = steps * self.layout[name] if slower else steps + np.exp(links[0]) * self.layout[name]
-        return np.asarray(np.log(steps) + (growth + overhead * self.whole) * self.nodes)
+        steps = np.maximum(steps * self.slower * np.exp(growth * self.nodes), self.sent)
+        return np.asarray(np.log(steps) + overhead * self.whole * self.nodes)
+
+
+@cache
+def searched(row: Timed, batch: float) -> tuple[float, float]:
+    """What the fastest layout of a Megatron-like engine multiplies compute by, and sends for a token, in seconds.
+
+    Found by the rates of the prior, which no row decides. (1, 0) where a layout is published or the heads are unknown.
+    """
+    if row.has_layout or not row.n_heads:
+        return 1.0, 0.0
+    gpu, fit = GPUS[row.gpu], Efficiency(CENTRE, np.zeros((9, 9)), np.zeros(5), 0, 0)
+    about: dict[str, Any] = {"is_assumed": True, "node": gpu.node, "growth": fit.growth}
+    about |= {"precision": row.precision, "memory_bytes": gpu.memory_bytes}
+    throughput = Throughput(gpu.name, seconds=fit.seconds(gpu, row.precision), **about)
+    sequences = row.batch(batch)
+    layouts = Layouts(throughput, row.gpus, (sequences,), row.sequence_length, MEGATRON)
+    computing, sending = (sum(side.values()) for side in layouts.place(row.architecture).sides)
+    slower = computing / layouts.compute(ModelWork.of(row.architecture), sequences)
+    return float(slower), sending * row.gpus / (sequences * row.sequence_length)
 
 
 def _of_layout(row: Timed) -> tuple[float, ...]:
@@ -88,14 +118,19 @@ def fitted(rows: Sequence[Timed], counted: Sequence[str] = ()) -> tuple[FloatArr
     return solution.x, np.linalg.inv(solution.jac.T @ solution.jac)
 
 
-def misses(rows: Sequence[Timed], counted: Sequence[str] = ()) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """ln(predicted / published) of each row by the fit to the other labs, [n], with `shares` [n, 3].
+def misses(
+    rows: Sequence[Timed], counted: Sequence[str] = (), batch: float | None = BATCH_UNKNOWN
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """ln(predicted / published) of each row by the fit to the other labs, [n], with `shares` [n, 5].
 
     The third are standard deviations of ln seconds by that fit's covariance, [n].
     """
-    error, width, parts = np.empty(len(rows)), np.empty(len(rows)), np.empty((len(rows), 3))
+    error, width, parts = np.empty(len(rows)), np.empty(len(rows)), np.empty((len(rows), 5))
     for out in of_labs(rows):
-        others, table = [row for row, left in zip(rows, out, strict=True) if not left], Table(rows, out, counted)
+        others, table = (
+            [row for row, left in zip(rows, out, strict=True) if not left],
+            Table(rows, out, counted, batch),
+        )
         parameters, covariance = fitted(others, counted)
         drawn = np.random.default_rng(0).multivariate_normal(parameters, covariance, 200)
         error[out] = table.predicted(parameters) - table.seconds
@@ -104,14 +139,14 @@ def misses(rows: Sequence[Timed], counted: Sequence[str] = ()) -> tuple[FloatArr
     return error, parts, width
 
 
-def left_out(rows: Sequence[Timed]) -> tuple[FloatArray, FloatArray]:
+def left_out(rows: Sequence[Timed], batch: float | None = BATCH_UNKNOWN) -> tuple[FloatArray, FloatArray]:
     """ln(predicted / published) of each row by the fit to the other labs, [n], and the standard deviation foreseen.
 
-    It holds the covariance of that fit and the spread between those labs.
+    It holds the covariance of that fit and the spread between those labs. `batch` as of `Table`.
     """
-    error, parts, width = misses(rows)
+    error, parts, width = misses(rows, batch=batch)
     for out in of_labs(rows):
-        between = spreads([row for row, left in zip(rows, out, strict=True) if not left])
+        between = spreads([row for row, left in zip(rows, out, strict=True) if not left], batch)
         width[out] = np.hypot(width[out], np.sqrt(parts[out] ** 2 @ between**2))
     return error, width
 
@@ -123,20 +158,23 @@ def of_labs(rows: Sequence[Timed]) -> list[NDArray[np.bool_]]:
 
 
 def shares(table: Table, parameters: FloatArray) -> FloatArray:
-    """Which part of the seconds varies with a lab: all, activations, and what experts add, [n, 3]."""
+    """What varies with a lab, [n, 5]: all, activations and what experts add, by their part of the seconds.
+
+    Then ln(`SMALL` / parameters) of smaller models, and 1 for a whole run.
+    """
     parts = np.array(rates(parameters[: len(PARAMETERS)], *table.gpu, *table.flags)) * table.work
     _, routed_flops, activations, routing = parts / parts.sum(axis=0)
-    return np.stack([np.ones(len(activations)), activations, routed_flops + routing], axis=1)
+    return np.stack([np.ones(len(activations)), activations, routed_flops + routing, table.small, table.whole], axis=1)
 
 
-def spreads(rows: Sequence[Timed]) -> FloatArray:
-    """Standard deviations [3] of ln seconds between labs: of all terms together, and more of some, as in `shares`.
+def spreads(rows: Sequence[Timed], batch: float | None = BATCH_UNKNOWN) -> FloatArray:
+    """Standard deviations [5] of ln seconds between labs: of all terms together, and more of some, as in `shares`.
 
     Those whose squares, times the squared shares, are nearest to the squared misses.
     """
     from scipy.optimize import nnls
 
-    (error, parts, _), weight = misses(rows), weights(rows)
+    (error, parts, _), weight = misses(rows, batch=batch), weights(rows)
     return np.asarray(np.sqrt(nnls(parts**2 * weight[:, None], error**2 * weight)[0]))
 
 

@@ -13,11 +13,13 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
+from scaling_law import Architecture
 from scaling_law.machine import GPUS, ModelWork
+from scaling_law.machine.efficiency import SMALL
 
 LEFT_OUT = re.compile(r"^TRL|^Llama 3 8B|^Llama 3\.[12] [183]B|SFT|124M|a user's run")
 RELEASE = re.compile(r"Megatron-Bridge ([\d.]+) ")
@@ -39,9 +41,10 @@ LADDER = (
     (1024, 12, 185.3e6, 161.5e6, 2.8941e9, 3.9e18, 0.267, 3.75e9, 178.8e6, 9.7203e9, 1.4e19, 0.139),
     (1280, 14, 313.6e6, 282.5e6, 5.2303e9, 1.2e19, 0.288, 6.81e9, 312.3e6, 17.4787e9, 4.3e19, 0.156),
 )
-SMALL = 0.5e9  # parameters; below, predictions are honest but not narrow
 WORDS = {"interleaved": "VP", "micro_batch": "MBS"}  # of a layout
 GPUS_UNKNOWN = 1024  # of a run that does not say
+BATCH_UNKNOWN = 4e6  # tokens, likewise
+LAID_OUT = ("tp", "pp", "ep", "cp", "dp", "fsdp", "parallelism_words")  # columns that say how
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,16 @@ class Timed:
     micro_batch: int = 1  # sequences
     batch_tokens: float = 0.0
     recomputed: int = 0  # 1 where all activations are
+    has_layout: int = 0  # 1 where anything of it is published
+    # The rest of the model, as in `Architecture`; 0 where unknown or none.
+    n_heads: int = 0
+    n_kv_heads: int = 0
+    vocab_size: int = 0
+    experts: int = 1
+    d_ff: int = 0
+    d_expert: int = 0
+    d_shared: int = 0
+    gated: int = 1
 
     @property
     def blocks(self) -> int:
@@ -81,9 +94,26 @@ class Timed:
         return self.n_blocks
 
     @property
-    def experts(self) -> int:
-        """More than one for an MoE."""
-        return 1 + self.routed_blocks
+    def architecture(self) -> Architecture:
+        """The model, whose memory and traffic a layout needs; latent attention counts as plain."""
+        widths = {name: getattr(self, name) or None for name in ("d_expert", "d_shared", "d_ff")}
+        return Architecture(
+            *(self.d_model, self.experts, self.n_blocks, self.n_heads, self.vocab_size),
+            experts_per_token=self.experts_per_token,
+            shared_experts=int(self.d_shared > 0),
+            dense_blocks=self.n_blocks - self.routed_blocks if self.experts > 1 else 0,
+            n_kv_heads=self.n_kv_heads,
+            head_dim=self.attention_width // self.n_heads,
+            gated=bool(self.gated),
+            **cast(Any, widths),
+        )
+
+    def batch(self, tokens: float) -> int:
+        """Sequences of a step that the GPUs can share, of so many tokens where its batch is not published."""
+        wanted, unit = (self.batch_tokens or tokens) / self.sequence_length, self.gpus
+        while unit > wanted and unit % 2 == 0:
+            unit //= 2
+        return unit * max(1, round(wanted / unit))
 
     @property
     def passes(self) -> float:
@@ -166,7 +196,16 @@ def _timed(row: dict[str, str]) -> Timed | None:
         tokens_per_second=float(f"{speed:.6g}"),
         source=row["source"],
         **_layout(row),
+        **_shape(row),
     )
+
+
+def _shape(row: dict[str, str]) -> dict[str, int]:
+    """What memory and traffic depend on besides."""
+    columns = {"n_heads": "heads", "n_kv_heads": "kv_heads", "vocab_size": "vocab", "gated": "gated_ffn"}
+    columns |= {"d_ff": "dense_intermediate", "d_expert": "expert_intermediate", "d_shared": "shared_expert_width"}
+    sizes = {name: int(float(row.get(column) or 0)) for name, column in columns.items()}
+    return sizes | {"experts": int(float(row.get("experts") or 1))}
 
 
 def _layout(row: dict[str, str]) -> dict[str, Any]:
@@ -176,7 +215,8 @@ def _layout(row: dict[str, str]) -> dict[str, Any]:
     degrees = {name: int(float(row.get(name) or 1)) for name in ("tp", "pp", "ep", "cp")}
     recomputed = int(bool(re.search(r"checkpointing (True|yes)|recompute full|full recompute", words)))
     said = {name: int(match[1]) for name, match in numbers.items() if match}
-    return degrees | said | {"batch_tokens": float(row.get("batch_tokens") or 0), "recomputed": recomputed}
+    numbers_of = {"recomputed": recomputed, "has_layout": int(any(row.get(name) for name in LAID_OUT))}
+    return degrees | said | numbers_of | {"batch_tokens": float(row.get("batch_tokens") or 0)}
 
 
 def _ladder() -> Iterable[Timed]:

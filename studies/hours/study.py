@@ -16,8 +16,8 @@ from scaling_law.figures import drawing
 from scaling_law.machine.efficiency import PARAMETERS
 from scaling_law.machine.efficiency import write as write_rates
 from studies.common import FloatArray, Part, fill, rms, write_tables
-from studies.hours.fit import LAYOUT, efficiency_of, fitted, left_out, misses
-from studies.hours.runs import Timed, derive, read, seconds
+from studies.hours.fit import LAYOUT, efficiency_of, fitted, left_out, misses, spreads
+from studies.hours.runs import BATCH_UNKNOWN, Timed, derive, read, seconds
 
 RUNS = Path(__file__).with_name("runs.csv")
 GOALS = {  # group → rms of ln(predicted / published) that was wanted, labs left out
@@ -87,6 +87,17 @@ def errors(r: Results) -> Iterator[Part]:
     yield f"ln(predicted / published). From 0.5B parameters on, 90 % intervals hold {held:.0%} of {large.sum()} rows."
 
 
+def searched(r: Results) -> Iterator[Part]:
+    """Rates alone beside a layout that is searched where none is published, by the batch of rows that publish none."""
+    yield "layout", *(f"{group}, rms (mean), 90 % holds" for group in GOALS)
+    for batch in (None, 1e6, 2e6, BATCH_UNKNOWN, 16e6):
+        error, width = r.misses if batch == BATCH_UNKNOWN else left_out(r.rows, batch)
+        held = np.abs(error) <= LEVEL * width
+        name = "rates alone" if batch is None else f"searched, batches of {format_count(batch)} tokens where unknown"
+        of_groups = ((error[m], held[m]) for m in (r.groups[group] for group in GOALS))
+        yield name, *(f"{rms(e):.2f} ({e.mean():+.2f}), {h.mean():.0%}" for e, h in of_groups)
+
+
 def layouts(r: Results) -> Iterator[Part]:
     """What parts of the published layouts, counted in the seconds, do to the errors."""
     yield "counted", *(f"{group}, rms (mean)" for group in GOALS)
@@ -108,6 +119,10 @@ def rates_found(r: Results) -> Iterator[Part]:
     yield "elements sent to experts", f"{routing:.0f} bytes each, by the bandwidth"
     yield "a step on n nodes", f"n^{values['growth']:.3f}"
     yield "a whole run on n nodes, besides", f"n^{values['overhead']:.3f}"
+    every, activations, added, small, whole = spreads(r.rows)
+    yield "between labs (sd of ln): all of a step, and of a whole run besides", f"{every:.2f}, {whole:.2f}"
+    yield "between labs, besides: activations, what experts add", f"{activations:.2f}, {added:.2f}"
+    yield "between labs, besides: models below 0.5B, for each factor of e", f"{small:.2f}"
 
 
 def worst(r: Results) -> Iterator[Part]:
@@ -134,9 +149,8 @@ def flagship(r: Results) -> Iterator[Part]:
             sizes = f"{row.experts:g}", f"{row.d_model:g}", format_count(row.n_active), format_count(row.tokens)
             assert out.megatron is not None
             assert out.placement is not None
-            assert out.step_seconds is not None
-            differs = out.megatron.step_seconds < out.step_seconds
-            other = f"{out.megatron.ways}, MFU {out.megatron_mfu:.0%}" if differs else ""
+            faster = out.megatron.faster_than(out.placement)
+            other = f"{faster.ways}, MFU {out.megatron_mfu:.0%}" if faster else ""
             yield gpus, *sizes, loss, said, f"{out.mfu:.0%}", out.bottleneck, out.placement.ways, other
 
 
@@ -171,4 +185,5 @@ def predicted_and_published(r: Results, axes: Any = None) -> Any:
     return axes
 
 
-BLOCKS = {"errors": errors, "rates": rates_found, "worst": worst, "layouts": layouts, "flagship": flagship}
+BLOCKS = {"errors": errors, "rates": rates_found, "worst": worst, "searched": searched}
+BLOCKS |= {"layouts": layouts, "flagship": flagship}

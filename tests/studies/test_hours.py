@@ -9,7 +9,7 @@ import pytest
 from scaling_law.machine import published_runs
 from scaling_law.machine.efficiency import PARAMETERS
 from studies.hours import study
-from studies.hours.fit import Table, fitted, left_out, spreads
+from studies.hours.fit import Table, fitted, left_out, misses, searched, spreads
 from studies.hours.runs import derive, read
 
 
@@ -34,18 +34,50 @@ def test_rates_that_were_put_in_are_found(rows):
     assert spreads(made)[0] < 0.1 < spreads(rows)[0]
 
 
-def test_a_lab_that_is_left_out_does_not_decide_its_prediction(rows):
+@pytest.fixture(scope="module")
+def predicted(rows):
+    return left_out(rows)
+
+
+def test_a_lab_that_is_left_out_does_not_decide_its_prediction(rows, predicted):
     slow = [replace(row, tokens_per_second=row.tokens_per_second / 3) if row.lab == "Arcee" else row for row in rows]
     (i,) = (i for i, row in enumerate(rows) if row.lab == "Arcee")
-    assert left_out(slow)[0][i] - left_out(rows)[0][i] == pytest.approx(-np.log(3))
+    assert misses(slow)[0][i] - predicted[0][i] == pytest.approx(-np.log(3))
 
 
-def test_the_goals_of_the_page_are_comparisons(rows):
-    table = {row[0]: row for row in study.errors(study.Results(rows)) if isinstance(row, tuple)}
+def test_the_goals_of_the_page_are_comparisons(rows, predicted):
+    results = study.Results(rows)
+    vars(results)["misses"] = predicted
+    table = {row[0]: row for row in study.errors(results) if isinstance(row, tuple)}
     assert [table[group][5] for group in study.GOALS] == ["met", "met", "met", "missed"]
     noisy = np.exp(np.random.default_rng(1).normal(0, 0.8, len(rows)))
     worse = [replace(row, tokens_per_second=row.tokens_per_second * f) for row, f in zip(rows, noisy, strict=True)]
     assert next(row for row in study.errors(study.Results(worse)) if row[0] == "dense, steady state")[5] == "missed"
+
+
+def test_a_layout_is_searched_where_none_is_published(rows):
+    """By the engine of `scale-out`: little changes but where the batch leaves a GPU too little to compute."""
+    (apertus,) = (row for row in rows if row.lab == "Apertus")
+    assert searched(apertus, 4e6)[0] == pytest.approx(1 + 1 / 4)  # two stages, four micro-batches
+    assert searched(replace(apertus, has_layout=1), 4e6) == searched(replace(apertus, n_heads=0), 4e6) == (1, 0)
+    assert apertus.batch(4e6) * 4 == apertus.gpus
+    assert apertus.architecture.n_total == pytest.approx(apertus.n_total, rel=1e-3)
+    alone, laid_out, large = (
+        Table([apertus], batch=batch).predicted(published_runs().parameters)[0] for batch in (None, 4e6, 64e6)
+    )
+    assert laid_out > alone + 0.1
+    assert large == pytest.approx(alone, abs=0.03)
+    assert sum(not row.has_layout and row.kind == "run" for row in rows) == 21
+
+
+def test_intervals_of_small_models_hold(rows, predicted):
+    """Of 7 below 0.5B, by the spread of the other labs; and the spread by size is what size adds to misses."""
+    error, width = predicted
+    small = np.array(["below" in row.group for row in rows])
+    assert small.sum() == 7
+    assert (np.abs(error) <= study.LEVEL * width)[small].all()
+    far = [replace(r, tokens_per_second=r.tokens_per_second * (r.n_multiplied < 1e8 or 3) / 3) for r in rows]
+    assert spreads(far)[3] > 2 * published_runs().spread[3]
 
 
 def test_rows_that_do_not_count_are_left_out(tmp_path):

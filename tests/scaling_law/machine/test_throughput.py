@@ -1,6 +1,7 @@
 """Step times: the work of a step, what is assumed of a GPU, and files."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from hub import RecordError
 from scaling_law import Architecture, Throughput
 from scaling_law.machine import GPUS, ModelWork, published_runs
+from scaling_law.machine.efficiency import SMALL
 from scaling_law.machine.gpus import find_gpu
 from scaling_law.machine.throughput import TERMS, Measurement
 from scaling_law.size.widths import Widths
@@ -101,7 +103,21 @@ def test_public_rates_have_what_public_runs_show():
     of_labs = published_runs().spread[0]
     assert np.log(drawn[:, 0]).std() > 1.3 * of_labs  # once more, as no GPU has timed train.py
     np.testing.assert_allclose(np.median(drawn, axis=0), rates.step_seconds(MODELS, 65_536), rtol=0.1)
-    assert 0.15 < np.log(drawn).std(axis=0).min() < np.log(drawn).std(axis=0).max() < 0.6
+    large = rates.step_seconds_draws([Architecture(2048, e) for e in (1, 8, 32)], 65_536)
+    assert 0.15 < np.log(large).std(axis=0).min() < np.log(large).std(axis=0).max() < 0.6
+
+
+def test_labs_differ_more_the_smaller_the_model():
+    """Below 0.5B parameters: by a power of the size that is drawn with the rest, and is 0 for the rates themselves."""
+    rates, fit = Throughput.assumed("h100"), published_runs()
+    without = replace(rates, small_draws=None)
+    small, large = Architecture(256), Architecture(2048)
+    drawn, plain = (each.step_seconds_draws([small, large], 65_536) for each in (rates, without))
+    assert np.array_equal(drawn[:, 1], plain[:, 1])
+    by = np.log(SMALL / ModelWork.of(small).weights)
+    np.testing.assert_allclose(np.log(drawn / plain)[:, 0], by * fit.small_draws)
+    assert fit.small_draws.std() == pytest.approx(fit.spread[3], rel=0.15)
+    assert rates.step_seconds(small, 65_536) == without.step_seconds(small, 65_536)
 
 
 def test_the_rates_that_are_shipped_are_those_of_the_study():
@@ -114,14 +130,36 @@ def test_the_rates_that_are_shipped_are_those_of_the_study():
 
 def test_a_measured_one_names_what_lies_outside():
     assert MEASURED.warnings(MODELS[0]) == ()
-    active, total = MEASURED.warnings(MODELS[2])
+    active, total, *shape = MEASURED.warnings(MODELS[2])
     assert "the largest that was timed" in active
     assert "total parameters" in total
+    assert shape == [
+        f"{name} outside those that were timed, {of}" for name, of in (("a d_model (1,024)", "512"), ("E (32)", "1"))
+    ]
     assert "measured on 1 devices" in MEASURED.warnings(MODELS[0], devices=8)[0]
-    (vocabulary,) = MEASURED.warnings(Architecture(512, vocab_size=300))
-    assert vocabulary == "a vocabulary (300) outside those that were timed, 50,257"
-    (batch,) = MEASURED.warnings(MODELS[0], tokens_per_step=1024)
-    assert batch == "tokens of a step on one device (1,024) outside those that were timed, 65,536"
+
+
+@pytest.mark.parametrize(
+    ("shape", "tokens", "note"),
+    [
+        ({"vocab_size": 300}, 12 * 512, "a vocabulary (300) outside those that were timed, 4,096"),
+        ({}, 12 * 128, "tokens of a step on one device (1,536) outside those that were timed, 8,192"),
+        ({"d_model": 80}, 8192, "a d_model (80) outside those that were timed, 128 to 256"),
+        ({"d_model": 320}, 8192, "a d_model (320) outside those that were timed, 128 to 256"),
+        ({"experts": 6}, 8192, "E (6) outside those that were timed, 1 to 4"),
+    ],
+)
+def test_each_thing_outside_the_grid_is_named(shape, tokens, note):
+    """One line for each, also of a smaller model with fewer parameters than the largest that was timed."""
+    timed = [Architecture(d, e, 4, 4, 4096) for d in (128, 256) for e in (1, 4)]
+    grid = replace(MEASURED, measurements=tuple(Measurement(a, 512, 8192, 8192, 0.5) for a in timed))
+    inside = {"d_model": 128, "experts": 4, "vocab_size": 4096}
+    asked = inside | shape
+    assert grid.warnings(Architecture(**inside, n_blocks=4, n_heads=4), tokens_per_step=8192) == ()
+    notes = grid.warnings(Architecture(**asked, n_blocks=4, n_heads=4), tokens_per_step=tokens)
+    assert [each for each in notes if "the largest that was timed" not in each] == [note]
+    widths = Widths.of([128.0, asked["d_model"]], asked["experts"], vocab_size=asked["vocab_size"])
+    assert note in grid.warnings(widths, tokens_per_step=tokens)
 
 
 def test_files_keep_everything(tmp_path):
@@ -131,7 +169,9 @@ def test_files_keep_everything(tmp_path):
     np.testing.assert_array_equal(read.draws, MEASURED.draws)
     assert Throughput.from_file(path, device="a device") == MEASURED
     assumed = Throughput.assumed("H100-PCIe")
-    assert Throughput.from_file(assumed.save(path)) == assumed
+    kept = Throughput.from_file(assumed.save(path))
+    assert kept == assumed
+    np.testing.assert_array_equal(kept.small_draws, assumed.small_draws)
 
 
 @pytest.mark.parametrize(
