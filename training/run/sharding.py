@@ -28,6 +28,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
+from transformers.pytorch_utils import Conv1D
 
 from training.configuration.arguments import ConfigurationError, TrainingArguments
 from training.configuration.model_classes import ModelClassArguments
@@ -36,6 +37,7 @@ from training.run import causal_model
 # A router's gates, which nothing changes in place.
 warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor", category=UserWarning)
 _UNEVEN = 1.1  # the largest share of a parameter over the mean one; above it another dimension is cut
+_OTHER_METHODS = ("gemma3n_text",)  # types that call other methods of a part than `forward`: no hook gathers it
 
 SINGLE = MixedPrecisionPolicy(cast_forward_inputs=False)
 HALF = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
@@ -136,12 +138,14 @@ def build(
     drawn = model.state_dict() if is_first else {}
     experts = _divide_experts(model, layout, half, reshard_after_forward) if layout.experts > 1 else set()
     routers = causal_model.routers(model)
-    for block in (part for part in model.modules() if type(part).__name__ in model._no_split_modules):
-        if half:
-            parts = (part for part in block.modules() if part not in experts)
-            precise = [part for part in parts if part in routers or _stays_single(part)]
+    for block in _blocks(model):
+        parts = (part for part in block.modules() if part not in experts)
+        precise = [part for part in parts if part in routers or _stays_single(part)]
+        # What is gathered apart must be called inside of the block, and by its `forward`.
+        apart = half and block not in precise and model.config.model_type not in _OTHER_METHODS
+        if apart:
             group(precise, SINGLE, reshard_after_forward)
-        group(block, HALF if half else SINGLE, reshard_after_forward)
+        group(block, HALF if apart else SINGLE, reshard_after_forward)
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     if embedding.weight is not head.weight:  # else one group must hold both: the root
         group(embedding, SINGLE, reshard_after_forward)
@@ -152,6 +156,18 @@ def build(
         model._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor)
     set_model_state_dict(model, drawn, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
     return model
+
+
+def _blocks(model: nn.Module) -> list[nn.Module]:
+    """The outermost modules that the class wants whole (Mamba names what is in them, too), without the embedding's."""
+    blocks: list[nn.Module] = []
+    inside: set[nn.Module] = set()
+    for part in model.modules():  # those around others come first
+        is_whole = type(part).__name__ in model._no_split_modules and part not in inside
+        if is_whole and model.get_input_embeddings() not in (within := {*part.modules()}):
+            blocks.append(part)
+            inside |= within
+    return blocks
 
 
 def _group(
@@ -201,9 +217,10 @@ def sharded_dimension(shape: tuple[int, ...], world: int) -> int:
 
 
 def _stays_single(module: nn.Module) -> bool:
-    """Whether its own parameters must stay fp32: norms, which autocast leaves alone, and biases of stacked experts.
+    """Whether its own parameters must stay fp32: all but matrices that autocast is known to round.
 
-    So must stacked weights that are not known to be multiplied in autocast's precision (a convolution's).
+    So stay norms, the decays of recurrences, convolutions, and experts with biases.
     """
     dimensions = {parameter.ndim for parameter in module.parameters(recurse=False)}
-    return dimensions == {1} or (3 in dimensions and not (hasattr(module, "is_transposed") and dimensions == {3}))
+    is_rounded = isinstance(module, nn.Linear | Conv1D) or (hasattr(module, "is_transposed") and dimensions == {3})
+    return bool(dimensions) and not is_rounded

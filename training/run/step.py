@@ -60,7 +60,8 @@ def make_session(a: TrainingArguments, accelerator, tokenizer, data: TrainingDat
     if accelerator.is_fsdp2:
         layout = sharding.Layout.of(accelerator, a.run.expert_parallel)
         reshard = accelerator.state.fsdp_plugin.reshard_after_forward
-        model = sharding.build(draw, a.run.precision == "bf16", layout, reshard, tied=config.tie_word_embeddings)
+        tied = getattr(config, "tie_word_embeddings", False)  # Inkling's configuration does not have it
+        model = sharding.build(draw, a.run.precision == "bf16", layout, reshard, tied)
     else:
         model = draw()
     if a.run.experts_implementation != "auto":
