@@ -124,7 +124,8 @@ def without_gradient(config: Any) -> list[str]:
 def read_class(fields: Mapping[str, Any]) -> tuple[Architecture, dict[str, int]]:
     """The architecture of a class of transformers with these fields of config.json, and what laws leave out, by name.
 
-    Laws leave out norms, biases, routers, learned positions and DeepSeek's indexer; every other parameter is counted.
+    Laws leave out norms, biases and other vectors, routers, learned positions and DeepSeek's indexer; every other
+    parameter is counted.
     ValueError, in one line, for a type that is not causal, for what does not build or run, and for experts that cannot
     be told.
     """
@@ -152,21 +153,25 @@ def _read(fields: str) -> tuple[Architecture, dict[str, int]]:
     config = _config(fields)
     model = on_meta(config)
     sparse = [block for block in _blocks(model) if _experts(block)]
-    per_token = _per_token(model, [part for block in sparse for part in _experts(block)], config)
+    experts = [part for block in sparse for part in _experts(block)]
+    per_token = _per_token(model, experts, config)
     routed = {"experts_per_token": per_token} | _routed(sparse, config) if sparse else {}
     left_out: Counter[str] = Counter()
     for name, parameter in model.named_parameters():
         left_out[_left_out_as(name, parameter, config.hidden_size, routed.get("experts", 1))] += parameter.numel()
     counted = left_out.pop("")
+    biases = sum(p.numel() for part in experts for name, p in part.named_parameters() if not _is_matrix(name, p))
+    if idle := biases - biases * per_token // routed.get("experts", 1):
+        left_out.update({"biases": -idle, "idle biases": idle})
     return _architecture(model, config, routed, counted), dict(left_out)
 
 
 def _left_out_as(name: str, parameter: Tensor, d: int, experts: int) -> str:
     """What laws leave a parameter out as; "" if they count it."""
+    if part := next((part for part in ("indexer", "sinks") if part in name), ""):
+        return part
     if not _is_matrix(name, parameter):
-        return "norms and biases"
-    if "indexer" in name:
-        return "indexer"
+        return "norms" if "norm" in name else "biases" if name.endswith("bias") else "vectors"
     if _POSITIONS.search(name):  # as many as the longest sequence has
         return "positions"
     return "router" if tuple(parameter.shape) in {(experts, d), (1, d)} else ""  # and gates of one row
