@@ -35,7 +35,6 @@ from training.demo import corpus
 from training.run import devices
 from training.run.inputs import training_data
 from training.run.main import main as train
-from training.run.model import utilisation_flops
 from training.run.step import Session, add_gradients
 from training.run.timing import arguments_of_steps, finish, peak_bytes, session_on_random_tokens, timed_step
 from training.sweep.file import Sweep
@@ -150,7 +149,7 @@ def steps(options: Options, work: Path) -> dict[str, Any]:
     return {
         "seconds": spent,
         "tokens_per_second": tokens / spent,
-        "mfu": utilisation_flops(arch) * tokens / spent / peak if peak else None,
+        "mfu": session.flops.multiplied * tokens / spent / peak if peak else None,
         "peak_memory_bytes": memory,
         "optimizer_share": optimizer_seconds(session) / spent,
         "n_active": arch.n_active,

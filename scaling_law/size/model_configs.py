@@ -35,37 +35,33 @@ class Family:
 
     Attributes:
         experts: number of routed experts; None for dense models, whose feed-forward is `d_expert` wide.
-        shared, d_shared: number and width of shared experts (width None: that of a routed one).
+        shared, d_shared: number and width of shared experts (width None: that of a routed one; else they have a gate).
         d_ff: width of the feed-forward in dense blocks.
         latent: multi-head latent attention.
-        norms: norms of a block of width d_model; `norm_type` "layer_norm" has biases; `final_norm`: before the head.
+        norms: norms of a block of width d_model.
         qk_norm: "head" for one weight per element of a head, "all" for one per element of all heads.
-        query_bias, output_bias, expert_bias, router_bias: of query, key and value; of the output projection; of all
-            feed-forwards; of the router.
-        shared_gate, sinks, indexer: a gate on the shared expert, attention sinks, DeepSeek's sparse-attention indexer.
+        query_bias, output_bias, expert_bias: of query, key and value; of the output projection; of all feed-forwards,
+            and of the router where there is one.
+        sinks, indexer: attention sinks, DeepSeek's sparse-attention indexer.
     """
 
     experts: str | None = None
-    experts_per_token: str | int = "num_experts_per_tok"
     d_expert: str = "moe_intermediate_size"
     shared: str | int = 0
     d_shared: str | None = None
     d_ff: str = "intermediate_size"
     latent: bool = False
     norms: int = 2
-    norm_type: str | None = None
-    final_norm: str | bool = True
     qk_norm: str | None = None
     query_bias: str | bool = False
     output_bias: str | bool = False
     expert_bias: str | bool = False
-    router_bias: bool = False
-    shared_gate: bool = False
     sinks: bool = False
     indexer: bool = False
     defaults: Config = field(default_factory=dict)
 
 
+PER_TOKEN = "num_experts_per_tok"  # of every family
 # of multi-head latent attention, in the order of the fields of `LatentAttention`
 LATENT = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "q_lora_rank")
 _MAYBE_NULL = ("head_dim", "n_shared_experts", "num_key_value_heads", "q_lora_rank")  # null says something here
@@ -81,9 +77,8 @@ _GEMMA: dict[str, Any] = {"norms": 4, "defaults": {**_TIED, "head_dim": 256}, **
 _OLMO = _DENSE(qk_norm="all", defaults=_AS_HEADS, **_BIAS)
 _QWEN3_MOE = Family("num_experts", qk_norm="head", **_BIAS)
 _DEEPSEEK, _DEEPSEEK_SPARSE = (_ROUTED(latent=True, indexer=sparse, **_BIAS) for sparse in (False, True))
-_QWEN2_SHARED: dict[str, Any] = {"shared": 1, "d_shared": "shared_expert_intermediate_size", "shared_gate": True}
-_GPT_OSS: dict[str, Any] = {"expert_bias": True, "router_bias": True, "sinks": True, **_BIAS}
-_OURS: dict[str, Any] = {"experts_per_token": 1, "norm_type": "norm_type", "final_norm": "final_norm"}
+_QWEN2_SHARED: dict[str, Any] = {"shared": 1, "d_shared": "shared_expert_intermediate_size"}
+_OURS: Config = {**_AS_HEADS, PER_TOKEN: 1, "final_norm": False}
 
 FAMILIES: Mapping[str, Family] = {
     "llama": _LLAMA,
@@ -114,14 +109,17 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "minimax_m2": _LOCAL(qk_norm="all", defaults=_HEADS_OF_128),
     "llama4_text": _LOCAL(shared=1, d_ff="intermediate_size_mlp", defaults=_HEADS_OF_128, **_BIAS),
-    "gpt_oss": _LOCAL(defaults={"attention_bias": True, "head_dim": 64}, **_GPT_OSS),
-    "switch_moe": _DENSE("num_experts", defaults=_AS_HEADS, **_OURS),
+    "gpt_oss": _LOCAL(expert_bias=True, sinks=True, defaults={"attention_bias": True, "head_dim": 64}, **_BIAS),
+    "switch_moe": _DENSE("num_experts", defaults=_OURS),
 }
 
 
 @dataclass(frozen=True)
 class Model:
-    """A released model as laws see it, and the parameters that they leave out, by name: norms, router, biases, …"""
+    """A released model as laws see it, and the parameters that they leave out, by name: norms, router, biases, …
+
+    "idle biases" are those of experts that a token does not take.
+    """
 
     name: str
     model_type: str
@@ -133,6 +131,12 @@ class Model:
     def parameters(self) -> int:
         """The exact number of parameters of the class in transformers."""
         return self.architecture.n_total + sum(self.left_out.values())
+
+    @property
+    def active_parameters(self) -> int:
+        """Those of them that one token uses: all but the experts that it does not take."""
+        active = sum(count for name, count in self.left_out.items() if name != "idle biases")
+        return self.architecture.n_active + active
 
 
 def read_model(
@@ -206,7 +210,7 @@ def _architecture(family: Family, config: Config) -> Architecture:
     options: dict[str, Any] = {}
     if family.experts:
         shared, dense = at(family.shared) or 0, _dense_blocks(config)
-        options |= {"experts_per_token": at(family.experts_per_token), "shared_experts": shared}
+        options |= {"experts_per_token": config[PER_TOKEN], "shared_experts": shared}
         options |= {"d_shared": at(family.d_shared)} if shared else {}
         options |= {"dense_blocks": dense} | ({"d_ff": config[family.d_ff]} if dense else {})
     if family.latent:
@@ -257,8 +261,8 @@ def _left_out(family: Family, a: Architecture, config: Config) -> dict[str, int]
 
     d, queries, keys = a.d_model, a.heads * a.head_dim, a.n_kv_heads * a.head_dim
     mla, routed = a.latent_attention, a.routed_blocks if a.experts > 1 else 0
-    norm = 2 * d if family.norm_type and config.get(family.norm_type) == "layer_norm" else d
-    norms = norm * (family.norms * a.blocks + has(family.final_norm))
+    norm = 2 * d if config.get("norm_type") == "layer_norm" else d  # with biases
+    norms = norm * (family.norms * a.blocks + bool(config.get("final_norm", True)))
     query_bias = queries + 2 * keys
     if mla:
         norms += a.blocks * (mla.kv_rank + (mla.query_rank or 0))
@@ -266,12 +270,13 @@ def _left_out(family: Family, a: Architecture, config: Config) -> dict[str, int]
     if config.get("use_qk_norm", True) and family.qk_norm:
         norms += a.blocks * (queries + keys if family.qk_norm == "all" else 2 * a.head_dim)
     biases = a.blocks * (has(family.query_bias) * query_bias + has(family.output_bias) * d)
-    if has(family.expert_bias):
-        biases += a.blocks * a.experts * (2 * a.d_expert + d)
+    each = has(family.expert_bias) * a.blocks * (2 * a.d_expert + d)
+    biases += each * a.experts_per_token + has(family.expert_bias) * routed * a.experts
     counts = {
         "norms": norms,
-        "router": routed * (d * (a.experts + family.shared_gate) + family.router_bias * a.experts),
+        "router": routed * d * (a.experts + bool(family.d_shared)),
         "biases": biases,
+        "idle biases": each * (a.experts - a.experts_per_token),
         "sinks": family.sinks * a.blocks * a.heads,
         "indexer": _indexer(a, config) if family.indexer else 0,
     }

@@ -11,7 +11,7 @@ from typing import Any
 
 from hub.base.errors import InputError
 from scaling_law.size.architecture import Architecture
-from scaling_law.size.model_configs import FAMILIES, LATENT
+from scaling_law.size.model_configs import FAMILIES, LATENT, PER_TOKEN
 
 Section = dict[str, Any]
 
@@ -37,7 +37,7 @@ def model_section(a: Architecture) -> Section:
     }
     if family.experts is None:
         return section | {family.d_expert: a.d_expert}
-    section |= {family.experts: a.experts, str(family.experts_per_token): a.experts_per_token}
+    section |= {family.experts: a.experts, PER_TOKEN: a.experts_per_token}
     section |= {family.d_expert: a.d_expert, family.d_ff: a.d_ff}
     if mla:
         section |= {str(family.shared): a.shared_experts, "first_k_dense_replace": a.dense_blocks}

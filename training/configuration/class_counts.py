@@ -77,6 +77,31 @@ def forward_flops(model: nn.Module, tokens: int) -> float:
     return counter.get_total_flops() / tokens
 
 
+def training_flops(config: Any, length: int) -> float | None:
+    """FLOPs per token of training in sequences of `length`: three forward passes, as torch counts them on the class.
+
+    None for a class whose path depends on values, which has none on the meta device.
+    """
+    with suppress(Exception):  # every class has errors of its own
+        first, each = _flops_of_positions(_text(config.to_dict()))
+        return 3 * (first + each * length)
+    return None
+
+
+@lru_cache
+def _flops_of_positions(fields: str) -> tuple[float, float]:
+    """FLOPs of one token's forward pass, and what each position of its sequence adds.
+
+    From two short sequences of whole chunks: attention here has its whole square, all else is the same for each token
+    (but for the reference code of Mamba 2, which passes states on between all pairs of chunks).
+    """
+    config = _config(fields)
+    linear = "linear_attention" in (getattr(config, "layer_types", None) or ())  # in chunks of 64
+    length, model = _first(config, _CHUNKS) or (64 if linear else 2), on_meta(config)
+    short, long = (forward_flops(model, tokens) for tokens in (length, 2 * length))
+    return 2 * short - long, (long - short) / length
+
+
 def _forward(model: nn.Module, tokens: int) -> Any:
     ids, mask = torch.zeros(1, tokens, dtype=torch.long), torch.zeros(1, 1, tokens, tokens)
     with suppress(Exception):  # a mask keeps most classes from looking into the values of one of their own
@@ -99,39 +124,54 @@ def without_gradient(config: Any) -> list[str]:
 def read_class(fields: Mapping[str, Any]) -> tuple[Architecture, dict[str, int]]:
     """The architecture of a class of transformers with these fields of config.json, and what laws leave out, by name.
 
-    Laws leave out norms, biases, routers, learned positions and DeepSeek's indexer; every other parameter is counted.
+    Laws leave out norms, biases and other vectors, routers, learned positions and DeepSeek's indexer; every other
+    parameter is counted.
     ValueError, in one line, for a type that is not causal, for what does not build or run, and for experts that cannot
     be told.
     """
-    return _read(json.dumps(dict(fields), sort_keys=True, default=str))
+    return _read(_text(fields))
+
+
+def _text(fields: Mapping[str, Any]) -> str:
+    """Fields as a key of caches."""
+    return json.dumps(dict(fields), sort_keys=True, default=str)
+
+
+def _config(fields: str) -> Any:
+    """The decoder's configuration of such a text. ValueError for a type that is none."""
+    from transformers import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    values = json.loads(fields)
+    if (kind := values.get("model_type")) not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise InputError(f"model_type={kind!r}: transformers has no causal language model of this type")
+    return as_decoder(CONFIG_MAPPING[kind].from_dict(values))
 
 
 @lru_cache
 def _read(fields: str) -> tuple[Architecture, dict[str, int]]:
-    from transformers import CONFIG_MAPPING
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-    config = json.loads(fields)
-    if (kind := config.get("model_type")) not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        raise InputError(f"model_type={kind!r}: transformers has no causal language model of this type")
-    config = as_decoder(CONFIG_MAPPING[kind].from_dict(config))
+    config = _config(fields)
     model = on_meta(config)
     sparse = [block for block in _blocks(model) if _experts(block)]
-    per_token = _per_token(model, [part for block in sparse for part in _experts(block)], config)
+    experts = [part for block in sparse for part in _experts(block)]
+    per_token = _per_token(model, experts, config)
     routed = {"experts_per_token": per_token} | _routed(sparse, config) if sparse else {}
     left_out: Counter[str] = Counter()
     for name, parameter in model.named_parameters():
         left_out[_left_out_as(name, parameter, config.hidden_size, routed.get("experts", 1))] += parameter.numel()
     counted = left_out.pop("")
+    biases = sum(p.numel() for part in experts for name, p in part.named_parameters() if not _is_matrix(name, p))
+    if idle := biases - biases * per_token // routed.get("experts", 1):
+        left_out.update({"biases": -idle, "idle biases": idle})
     return _architecture(model, config, routed, counted), dict(left_out)
 
 
 def _left_out_as(name: str, parameter: Tensor, d: int, experts: int) -> str:
     """What laws leave a parameter out as; "" if they count it."""
+    if part := next((part for part in ("indexer", "sinks") if part in name), ""):
+        return part
     if not _is_matrix(name, parameter):
-        return "norms and biases"
-    if "indexer" in name:
-        return "indexer"
+        return "norms" if "norm" in name else "biases" if name.endswith("bias") else "vectors"
     if _POSITIONS.search(name):  # as many as the longest sequence has
         return "positions"
     return "router" if tuple(parameter.shape) in {(experts, d), (1, d)} else ""  # and gates of one row
@@ -225,7 +265,7 @@ def _architecture(model: nn.Module, config: Any, routed: dict[str, Any], counted
         return plain
     if mixers < 0:
         raise InputError("its embedding is narrower than hidden_size, or its blocks share weights, which laws do not")
-    return replace(plain, mixer_parameters=mixers, attention_blocks=_attention_blocks(model, config, plain))
+    return replace(plain, mixer_parameters=mixers, attention_blocks=_attention_blocks(config, plain))
 
 
 def _feed_forward(blocks: list[nn.Module], config: Any) -> tuple[int, bool]:
@@ -243,15 +283,11 @@ def _feed_forward(blocks: list[nn.Module], config: Any) -> tuple[int, bool]:
     return max(1, sum(map(_size, blocks)) // (3 * d * len(blocks))), True
 
 
-def _attention_blocks(model: nn.Module, config: Any, a: Architecture) -> int:
+def _attention_blocks(config: Any, a: Architecture) -> int:
     """Blocks whose FLOPs grow with the positions before a token; all, where a class cannot be passed on meta."""
-    linear = "linear_attention" in (getattr(config, "layer_types", None) or ())  # in chunks of 64
-    length = _first(config, _CHUNKS) or (64 if linear else 2)
-    try:
-        growth = forward_flops(model, 2 * length) - forward_flops(model, length)
-    except Exception:  # every class has errors of its own
+    if (counted := training_flops(config, 1)) is None:
         return a.blocks
-    share = growth / (a.forward_flops(2 * length) - a.forward_flops(length))
+    share = (training_flops(config, 2) - counted) / (a.training_flops(1, 2) - a.training_flops(1, 1))
     return min(a.blocks, max(0, round(share * a.blocks)))
 
 

@@ -31,9 +31,9 @@ from training.run.inputs import settled
 from training.run.model import (
     architecture,
     count_parameters,
+    flops_per_token,
     model_config,
     peak_learning_rate,
-    utilisation_flops,
 )
 from training.run.sharding import Layout, check_layout
 from training.run.step import Session, StepResult, make_session
@@ -79,6 +79,8 @@ def _plan(a: TrainingArguments, tokenizer) -> dict[str, list[tuple[str, str]]]:
     config = model_config(a, len(tokenizer), tokenizer.eos_token_id)
     factor = f"capacity factor {a.model.capacity_factor:g}" if a.model.capacity_factor else "dropless"
     routing = ("routing", f"{factor}, counted over groups of {a.model.capacity_group_tokens:,} tokens")
+    flops = flops_per_token(config, arch, a.data.sequence_length)
+    whose = "counted on the class" if flops.count == "class" else "6 N"
     left_out = ", ".join(f"{name} {count:,}" for name, count in read_model(config).left_out.items())
     model = [
         ("class", f"{causal_class(config).__name__}, {count_parameters(config):,} parameters"),
@@ -87,10 +89,10 @@ def _plan(a: TrainingArguments, tokenizer) -> dict[str, list[tuple[str, str]]]:
         ("experts", experts_of(arch)),
         ("parameters", f"{arch.n_active:,} active, {arch.n_total:,} total"),
         *([routing] if arch.experts > 1 else []),  # a dense model routes nothing
-        ("FLOPs per token", format_flops(arch.training_flops(1))),
-        ("FLOPs of trunk", format_flops(arch.training_flops(trunk))),
-        ("FLOPs of branches", format_flops(arch.training_flops(total - trunk))),
-        ("FLOPs in all", f"{format_flops(arch.training_flops(total))} ({total:,} tokens)"),
+        ("FLOPs per token", f"{format_flops(flops.recorded)}, {whose}"),
+        ("FLOPs of trunk", format_flops(flops.recorded * trunk)),
+        ("FLOPs of branches", format_flops(flops.recorded * (total - trunk))),
+        ("FLOPs in all", f"{format_flops(flops.recorded * total)} ({total:,} tokens)"),
     ]
 
     peak, law = peak_learning_rate(a.optimizer, arch, *a.longest_run())
@@ -177,7 +179,7 @@ def _measured(
     step = [
         ("loss", f"{result.loss:.3f} on random ids, gradient norm {result.gradient_norm:.3g}"),
         ("time", f"{seconds:.3g} s for {tokens:,} tokens: {speed:,.0f} tokens/s"),
-        *([("MFU", f"{utilisation_flops(session.architecture) * speed / peak:.1%}")] if peak else []),
+        *([("MFU", f"{session.flops.multiplied * speed / peak:.1%}")] if peak else []),
         (
             "micro-batch",
             f"{a.run.micro_batch_sequences} sequences of {a.data.sequence_length} tokens; {a.run.precision}",

@@ -19,6 +19,7 @@ from hub.base import atomic
 from scaling_law import Architecture, Law, LiveEstimate, LiveForecast, TrainingCurve
 from scaling_law.commands.options import choose_law
 from scaling_law.forecasting.live import SAME_DECAY, curve_of, points_of
+from scaling_law.size.architecture import training_flops
 from training.configuration.arguments import ConfigurationError, TrainingArguments
 from training.configuration.schedule import Branch
 
@@ -54,7 +55,8 @@ class RunForecast:
         self.best = {}  # final loss of the finished runs of at most a branch's FLOPs
         for branch in branches:
             budget = architecture.training_flops(branch.tokens) * (1 + 1e-6)
-            ends = [curve.final or np.inf for record, curve in finished if record.training_flops <= budget]
+            spent = ((curve.final or np.inf, training_flops(r.n_active, r.tokens)) for r, curve in finished)
+            ends = [end for end, flops in spent if flops <= budget]
             self.best[branch] = min(ends, default=np.inf)
         self.said, self.hopeless = any("off_track" in line for line in self.lines), ""
         if folder.name == "trunk" and (warnings := self.live.warnings(self.curve(branches[-1]))):

@@ -25,7 +25,6 @@ from training.configuration.arguments import ConfigurationError, TrainingArgumen
 from training.run.devices import on_main, peak_memory
 from training.run.evaluation import HeldOutLoss
 from training.run.forecast import RunForecast
-from training.run.model import utilisation_flops
 from training.run.progress import Progress
 from training.run.step import Session, StepResult
 
@@ -140,7 +139,7 @@ class StepLog(ExitStack):
             "balance_loss": balance_loss,
             "z_loss": z_loss,
             "tokens_per_second": speed,
-            "mfu": speed * utilisation_flops(self.session.architecture) / peak if speed and peak else None,
+            "mfu": speed * self.session.flops.multiplied / peak if speed and peak else None,
             "data_wait_seconds": waited - since_waited,
             "memory_bytes": peak_memory(self.session.accelerator.device),
             "wall_seconds": progress.wall_seconds,

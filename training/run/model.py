@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import torch
 
 from modeling_switch_moe import SwitchMoeConfig, SwitchMoeForCausalLM
 from scaling_law.formulas.learning_rate import READINGS, LearningRateLaw
-from scaling_law.size.architecture import Architecture, training_flops
+from scaling_law.size.architecture import Architecture
 from training.configuration.arguments import (
     ConfigurationError,
     ModelArguments,
     OptimizerArguments,
     TrainingArguments,
 )
+from training.configuration.class_counts import training_flops
 from training.configuration.model_classes import ModelClassArguments
 from training.run import causal_model
 
@@ -24,12 +27,24 @@ def architecture(model: ModelArguments | ModelClassArguments, vocab_size: int) -
     return Architecture(model.d_model, model.experts, model.n_blocks, model.n_heads, vocab_size)
 
 
-def utilisation_flops(arch: Architecture) -> float:
-    """FLOPs per token for the model FLOPs utilisation (MFU): 6 for each active weight that is multiplied.
+class Flops(NamedTuple):
+    """FLOPs of training on one token: those of a record, and all matrix products, of which the MFU is a share.
 
-    The paper's 6 N_act D also counts the embedding, which is only looked up. Attention's scores are in neither.
+    `count` says whose they are (`RunRecord.flops_count`): torch's on the "class", for both; or those of the "formula",
+    which for records is the paper's 6 N_act. Attention has its whole square in both counts of products.
     """
-    return arch.training_flops(1) - float(training_flops(arch.d_model * arch.vocab_size, 1))
+
+    recorded: float
+    multiplied: float
+    count: str
+
+
+def flops_per_token(config: Any, arch: Architecture, length: int) -> Flops:
+    """By torch on the class; by formula for ours, where both agree, and for what has no path on the meta device."""
+    counted = None if isinstance(config, SwitchMoeConfig) else training_flops(config, length)
+    if counted is None:
+        return Flops(arch.training_flops(1), arch.training_flops(1, length), "formula")
+    return Flops(counted, counted, "class")
 
 
 def model_config(arguments: TrainingArguments, vocab_size: int, eos_token_id: int):

@@ -26,7 +26,6 @@ from training.run import devices
 from training.run.evaluation import HeldOut, HeldOutLoss
 from training.run.inputs import data_order
 from training.run.log import balance
-from training.run.model import utilisation_flops
 from training.run.optimizers import muon_rate
 from training.run.progress import Progress
 from training.run.step import Session
@@ -89,9 +88,10 @@ def run_record(
         dataset=session.data.tokens.cache.dataset,
         data_order=data_order(a),
         tokenizer=tokenizer_identity(session),
-        training_flops=float(arch.training_flops(tokens)),
+        training_flops=session.flops.recorded * tokens,
+        flops_count=session.flops.count,
         tokens_per_second=speed,
-        mfu=utilisation_flops(arch) * speed / session.peak_flops if session.peak_flops else None,
+        mfu=session.flops.multiplied * speed / session.peak_flops if session.peak_flops else None,
         step_seconds=step_seconds(progress, ramp),
         peak_memory_bytes=devices.peak_memory(accelerator.device),
         hardware=devices.describe(accelerator.device, accelerator.num_processes),

@@ -21,7 +21,7 @@ from training.configuration.arguments import TrainingArguments
 from training.configuration.schedule import Schedule
 from training.data.batches import TrainingData
 from training.run import causal_model, devices, sharding
-from training.run.model import architecture, build_model, model_config, peak_learning_rate
+from training.run.model import Flops, architecture, build_model, flops_per_token, model_config, peak_learning_rate
 from training.run.optimizers import build_optimizers, muon_rate, set_rates
 
 
@@ -34,6 +34,7 @@ class Session:
     tokenizer: object
     data: TrainingData
     architecture: Architecture
+    flops: Flops
     schedule: Schedule
     learning_rate_law: str  # where the peak comes from
     model: torch.nn.Module  # prepared
@@ -75,7 +76,8 @@ def make_session(a: TrainingArguments, accelerator, tokenizer, data: TrainingDat
     if a.run.compile:
         model.compile()  # in place: names of parameters stay as they are
     share = muon_rate(a.optimizer, peak) / peak
-    return Session(a, accelerator, tokenizer, data, arch, a.schedule_at(peak), law, model, optimizers, share)
+    flops = flops_per_token(config, arch, a.data.sequence_length)
+    return Session(a, accelerator, tokenizer, data, arch, flops, a.schedule_at(peak), law, model, optimizers, share)
 
 
 @dataclass

@@ -20,6 +20,7 @@ from filelock import FileLock, Timeout
 from hub.base import atomic
 from hub.base.tables import Table
 from hub.base.units import format_decimal
+from scaling_law.size.architecture import training_flops
 from training.sweep.file import Sweep, SweepRun
 
 State = Literal["waiting", "running", "finished", "diverged", "failed"]
@@ -190,7 +191,7 @@ def trained_tokens(run: SweepRun) -> int:
 def measured_flops_per_second(sweep: Sweep) -> float | None:
     """Training FLOP/s of one run: the median over the records, or over the newest log lines; None without any."""
     records = [record for run in sweep.runs for record in run.records() if record.tokens_per_second]
-    flops = [record.training_flops / record.tokens * (record.tokens_per_second or 0) for record in records]
+    flops = [float(training_flops(record.n_active, record.tokens_per_second)) for record in records]
     if not flops:
         speeds = ((run, newest_line(run).get("tokens_per_second")) for run in sweep.runs)
         flops = [run.architecture.training_flops(1) * speed for run, speed in speeds if speed]

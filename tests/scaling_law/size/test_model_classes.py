@@ -5,9 +5,11 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from benchmarks.every_class import section
 from modeling_switch_moe import SwitchMoeConfig
 from scaling_law.size.model_configs import FAMILIES, read_model
-from training.configuration.class_counts import forward_flops, on_meta, read_class
+from training.configuration.class_counts import forward_flops, on_meta, read_class, training_flops
+from training.configuration.model_classes import ModelClassArguments
 
 BASE = {"hidden_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 96, "pad_token_id": 0}
 WIDE_HEADS = BASE | {"num_key_value_heads": 2, "head_dim": 20, "intermediate_size": 56}
@@ -75,7 +77,16 @@ def test_parameters_are_those_of_the_class(kind, own, tied):
     assert read.parameters == sum(p.numel() for p in model.parameters())
     by_class, left_out = read_class(config.to_dict())
     assert by_class == read.architecture
-    assert sum(left_out.values()) == sum(read.left_out.values())
+    assert left_out == read.left_out
+    assert read.active_parameters == sum(p.numel() for p in model.parameters()) - idle(model, read.architecture)
+
+
+def idle(model, a):
+    """Of every module of experts all but k of E equal parts; Llama 4's is not marked as one."""
+    parts = [part for part in model.modules() if {"_is_expert_parallel", "num_experts"} & {*dir(part)}]
+    stacked = [part for part in parts if any(p.ndim == 3 for p in part.parameters(recurse=False))]
+    size = sum(p.numel() for part in stacked for p in part.parameters())
+    return size * (a.experts - a.experts_per_token) // a.experts
 
 
 def test_every_family_of_transformers_is_built():
@@ -118,6 +129,22 @@ def test_flops_of_a_forward_pass_are_those_that_torch_counts(kind, own):
     assert 0 <= rotary <= 2e-3 * expected  # the angles of rotary positions are a product, too
 
 
+@pytest.mark.parametrize("experts", [1, 8])
+def test_the_formula_of_our_model_is_what_torch_counts(experts):
+    config = SwitchMoeConfig(
+        hidden_size=64, num_hidden_layers=3, num_attention_heads=2, num_experts=experts, capacity_factor=None
+    )
+    formula = read_model(config).architecture.training_flops(1, 512)
+    assert formula == 3 * forward_flops(on_meta(config), 512)
+
+
+@pytest.mark.parametrize("kind", ["gpt_oss", "qwen3_next", "rwkv", "mamba", "deepseek_v32", "llama4_text"])
+def test_flops_of_any_length_are_those_of_two_short_ones(kind):
+    """Of windows, recurrences token by token and in chunks, and of DeepSeek's indexer."""
+    config = ModelClassArguments.model_validate(section(kind)).config(96, 128, 0)
+    assert training_flops(config, 128) == pytest.approx(3 * forward_flops(on_meta(config), 128), rel=1e-12)
+
+
 def test_flops_per_token_of_qwen3_30b_a3b():
     """torchtitan (#4819) says 37.579 G at 8,192 tokens; the class's own matrix products are the README's 37.577 G.
 
@@ -128,6 +155,7 @@ def test_flops_per_token_of_qwen3_30b_a3b():
     a, _ = read_class(config.to_dict())
     assert a == read_model(config).architecture
     assert (f"{a.n_active / 1e9:.2f}", f"{a.n_total / 1e9:.2f}") == ("3.34", "30.52")
-    counted, formula = 3 * forward_flops(on_meta(config), 8192), a.training_flops(1, 8192)
+    counted, formula = training_flops(config, 8192), a.training_flops(1, 8192)
+    assert counted == 3 * forward_flops(on_meta(config), 8192)
     assert f"{counted / 1e9:.3f}" == "37.577"
     assert formula == pytest.approx(counted, rel=1e-6)

@@ -9,7 +9,7 @@ from tests.training.run.test_causal_model import EVERY, config_of
 from training import Run
 from training.configuration.arguments import ModelArguments, OptimizerArguments
 from training.run import causal_model, devices
-from training.run.model import architecture, build_model, model_config, peak_learning_rate, utilisation_flops
+from training.run.model import architecture, build_model, model_config, peak_learning_rate
 from training.run.optimizers import build_optimizers
 
 
@@ -69,15 +69,15 @@ def test_final_norm_and_initialization_reach_the_model(tiny):
     assert any(name.startswith("model.norm.") for name, _ in build_model(chosen, seed=0).named_parameters())
 
 
-def test_the_utilisation_counts_no_look_up_of_embeddings(tiny, monkeypatch):
-    """Matrices of 4 d^2 (attention), 9 d^2 (one expert) and d V (head), 6 FLOPs per weight and token."""
+def test_the_utilisation_is_of_all_matrix_products(tiny, monkeypatch):
+    """Weights of 4 d² (attention), 9 d² (one expert), d E (router), d V (head), and 2 d per position."""
     arguments = tiny(schedule__tokens=[1280])
     arch = architecture(arguments.model, vocab_size=300)
-    assert utilisation_flops(arch) == 6 * (13 * 64**2 + 64 * 300)
+    flops = 6 * (13 * 64**2 + 64 * 4 + 64 * 300 + 2 * 64 * 32)
     monkeypatch.setattr(devices, "peak_flops", lambda device: 1e12)
     run = Run(arguments)
     assert run.execute() == 0
     (model,) = run.folder.glob("*/model")
     record = RunRecord.load(model)
-    assert record.mfu == pytest.approx(utilisation_flops(arch) * record.tokens_per_second / 1e12)
-    assert record.training_flops == 6 * arch.n_active * 1280  # what runs are compared by stays the paper's
+    assert record.mfu == pytest.approx(flops * record.tokens_per_second / 1e12)
+    assert (record.training_flops, record.flops_count) == (6 * arch.n_active * 1280, "formula")  # the paper's
