@@ -139,8 +139,8 @@ def next_runs(
     largest = float(positive("flops", flops)) / 4 if max_run_flops is None else max_run_flops
     candidates = design.candidate_grid(largest, experts, widths, tokens_per_parameter, vocabulary)
     answer = _answer(ask, limits, vocab_size)
-    proposed = design.next_runs(law, answer, flops, candidates, noise, max_runs, warmup_tokens, force=force)
-    return proposed, {"ask": ask}
+    run: dict[str, Any] = {"noise": noise, "max_runs": max_runs, "warmup_tokens": warmup_tokens}
+    return law.next_runs(answer, flops, candidates, **run, force=force), {"ask": ask}
 
 
 ANSWERS: dict[str, tuple[Callable[..., design.Target], str]] = {  # what --ask names → what it takes

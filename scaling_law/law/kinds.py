@@ -22,11 +22,10 @@ from scaling_law.formulas.conditions import RangeCheck
 from scaling_law.formulas.law import ChinchillaForm, FloatArray, checked_experts, numbers
 from scaling_law.formulas.terms import E_HAT, Form, Term, expert_transform
 from scaling_law.law import Law, register
-from scaling_law.planning.limits import LimitFields
-from scaling_law.planning.optimum import WidthOptimum, optimum_draws
+from scaling_law.planning.optimum import optimum_draws
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    pass
 
 
 @register
@@ -122,20 +121,7 @@ class JointLaw(ChinchillaForm, Law):
         law = cls(**coefficients, conditions=published.conditions(rounded))
         return law if rounded else law.replace(draws=published.read_draws)
 
-    def optimum_draws(
-        self,
-        flops: ArrayLike,
-        experts: ArrayLike | None = None,
-        *,
-        force: bool = False,
-        **limits: Unpack[LimitFields],
-    ) -> WidthOptimum:
-        """`optimal` under every draw: arrays [n_draws, E], NaN where a draw has none.
-
-        ValueError without draws; ExtrapolationError where the law's own optimum for one of these E lies beyond the
-        range guard, unless `force`.
-        """
-        return optimum_draws(self, flops, experts, force=force, **limits)
+    optimum_draws = optimum_draws
 
     @classmethod
     def chinchilla_of(cls, coefficients: Any, experts: ArrayLike) -> tuple[Any, Any, Any, Any]:
