@@ -21,22 +21,15 @@ from numpy.typing import NDArray
 from hub.base import atomic, strict_json
 from hub.base.errors import InputError
 from hub.base.markdown import block_of, replace_block
-from hub.base.tables import Table
+from hub.base.tables import Part, markdown_of
 from scaling_law.figures import drawing
+from scaling_law.fitting import rms as rms
 
 FloatArray = NDArray[np.float64]
-Part = tuple[object, ...] | str
 T = TypeVar("T")
 LEVEL = (0.025, 0.975)  # of every interval
 TABLES = "tables"  # beside a page: tables of more than a dozen rows
 _VALUE = re.compile(r"<!-- =([a-z-]+) -->(.*?)<!-- = -->", re.DOTALL)
-
-
-def markdown_of(parts: Iterable[Part]) -> str:
-    """A table of the tuples, the header first, and then the texts, a paragraph each."""
-    every = list(parts)
-    rows, texts = [p for p in every if not isinstance(p, str)], [p for p in every if isinstance(p, str)]
-    return "\n\n".join([*([Table(list(map(str, rows[0])), rows[1:]).markdown()] if rows else []), *texts])
 
 
 def fill(
@@ -117,11 +110,6 @@ def interval(values: Iterable[Any], form: Callable[[Any], str] = "{:.3f}".format
 
 def listed(values: Iterable[object]) -> str:
     return ", ".join(map(str, values))
-
-
-def rms(errors: FloatArray) -> float:
-    """Root mean square; NaN of nothing."""
-    return float(np.sqrt(np.mean(errors**2))) if len(errors) else float("nan")
 
 
 def pooled_covariance(groups: Sequence[FloatArray]) -> tuple[FloatArray, FloatArray]:

@@ -13,7 +13,7 @@ from transformers import TrainerCallback
 from hub.base import atomic
 from hub.base.errors import InputError
 from scaling_law import Law, LiveEstimate, LiveForecast, TrainingCurve
-from scaling_law.commands.options import choose_law
+from scaling_law.law.shelf import choose_law
 from scaling_law.size.model_configs import read_model
 
 logger = logging.getLogger(__name__)

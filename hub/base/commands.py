@@ -7,10 +7,14 @@ traceback.
 
 from __future__ import annotations
 
+import ast
 import re
 import signal
 from collections.abc import Callable, Mapping
+from copy import copy
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -98,7 +102,7 @@ class _Command(typer.core.TyperCommand):
 
 
 class _Commands(typer.core.TyperGroup):
-    """Commands that are imported when they are called; --help imports all of them."""
+    """Commands that are imported when they are called; --help reads what they do from their source."""
 
     places: Mapping[str, tuple[str, str]] = {}  # name → its panel, and module:function
 
@@ -114,11 +118,26 @@ class _Commands(typer.core.TyperGroup):
             self.add_command(typer.main.get_command(app), name)
         return super().get_command(ctx, name)
 
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        listed = copy(self)
+        listed.commands = {**self.commands}
+        for name, (panel, place) in self.places.items():
+            listed.add_command(typer.core.TyperCommand(name, help=_docstring(place), rich_help_panel=panel))
+        super(_Commands, listed).format_help(ctx, formatter)
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         names = self.list_commands(ctx)
         if args[0] not in names and not args[0].startswith("-"):
             ctx.fail(unknown("command ", args[0], names))
         return super().resolve_command(ctx, args)
+
+
+def _docstring(place: str) -> str | None:
+    """The docstring of module:function, without importing the module."""
+    module, _, function = place.partition(":")
+    tree = ast.parse(Path(str(find_spec(module).origin)).read_bytes())  # type: ignore[union-attr]
+    named = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function)
+    return ast.get_docstring(next(named))
 
 
 def version() -> str:

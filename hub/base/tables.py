@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import pandas
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
+Part = tuple[object, ...] | str  # of a Markdown page: a row of its table, or a paragraph below
 PIPE_WIDTH = 160  # columns where there is no terminal: tables in a file or a pipe are not cut to one
 _SHOWN = 60  # rows that a terminal or a notebook shows of a `ResultTable`
 _PADDING = 3  # columns of the terminal that a border and two spaces take
@@ -312,6 +313,13 @@ def _recorded(renderable: RenderableType, width: int) -> Console:
     console = Console(record=True, file=io.StringIO(), width=width, force_terminal=True, color_system="truecolor")
     console.print(renderable)
     return console
+
+
+def markdown_of(parts: Iterable[Part]) -> str:
+    """A table of the tuples, the header first, and then the texts, a paragraph each."""
+    every = list(parts)
+    rows, texts = [p for p in every if not isinstance(p, str)], [p for p in every if isinstance(p, str)]
+    return "\n\n".join([*([Table(list(map(str, rows[0])), rows[1:]).markdown()] if rows else []), *texts])
 
 
 def enumerated(words: Sequence[str], last: str = "and") -> str:

@@ -7,11 +7,12 @@ from typing import Annotated
 
 from hub.base.commands import Json, Private
 from hub.base.tables import show
-from scaling_law.commands.options import choose_law, option, rare
+from scaling_law.commands.options import option, rare
 from scaling_law.explorer import app, space, uploads
 from scaling_law.explorer.question import FITTED
 from scaling_law.fitting.fitting import fit
 from scaling_law.law import Law
+from scaling_law.law.shelf import choose_law
 from scaling_law.runs.table import load_runs
 
 WHEEL = "The package in that Space. [default: built from the checkout]"

@@ -12,7 +12,6 @@ from hub.base.errors import InputError
 from hub.base.tables import show
 from scaling_law.commands.options import (
     Mode,
-    choose_law,
     command,
     exit_untrusted,
     names,
@@ -24,6 +23,7 @@ from scaling_law.commands.options import (
 from scaling_law.commands.run_options import OfRuns, load
 from scaling_law.fitting import fitting, profiles, splits
 from scaling_law.law import Law
+from scaling_law.law.shelf import choose_law
 from scaling_law.report.page import write_report
 
 Extreme = Literal["loss", "n_active", "flops", "tokens"]

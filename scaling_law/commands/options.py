@@ -11,13 +11,11 @@ from typing import Annotated, Any, NamedTuple, get_origin, get_type_hints
 import typer
 
 from hub.base.commands import BYTES, CONTEXT, COUNT, EXPERTS, NOT_TRUSTED, Json, flag
-from hub.base.errors import InputError, unknown
+from hub.base.errors import InputError
 from hub.base.tables import enumerated, show
-from scaling_law.formulas.answers import OwnQuestion
 from scaling_law.formulas.law import positive
-from scaling_law.law import JointLaw, Law
-from scaling_law.law.base import LawT
-from scaling_law.law.shelf import SHELF, published
+from scaling_law.formulas.learning_rate import LearningRateLaw
+from scaling_law.law.shelf import choose_law
 from scaling_law.size.architecture import HEAD_DIM
 
 
@@ -119,8 +117,9 @@ def command(shown: str, options: type = Shared, modes: Mapping[str, Mode] | None
     """Make a command of a function, with the options `shown` in this order, and --json.
 
     An option that is no `Annotated` parameter of the function is one of `options`. The function takes all of them, for
-    a shared --law the law itself; `as_json` only if it names it. The answer that it returns, alone or with further
-    keys of its JSON, is printed; one that is not to be trusted sets the exit status, unless it was forced.
+    a shared --law and --learning-rate-law the laws themselves; `as_json` only if it names it. The answer that it
+    returns, alone or with further keys of its JSON, is printed; one that is not to be trusted sets the exit status,
+    unless it was forced.
     """
     hints, keyword = get_type_hints(options, include_extras=True), inspect.Parameter.KEYWORD_ONLY
     ordered = (*shown.split(), "as_json")
@@ -137,6 +136,8 @@ def command(shown: str, options: type = Shared, modes: Mapping[str, Mode] | None
             as_json = values["as_json"] if "as_json" in declared else values.pop("as_json")
             if described.get("law") is not declared.get("law"):
                 values["law"] = choose_law(values["law"], declared["law"].annotation)
+            if rates := described.get("learning_rate_law") and values["learning_rate_law"]:
+                values["learning_rate_law"] = LearningRateLaw.named(rates)
             if (result := function(**values)) is not None:
                 answer, more = result if isinstance(result, tuple) else (result, {})
                 show(answer.to_dict() | more if as_json else None, as_json, answer)
@@ -173,23 +174,6 @@ def nearest_width(d_model: float) -> int:
     if width != d_model:
         typer.secho(f"d_model {d_model:g} is not a multiple of {HEAD_DIM}: using {width}", err=True, fg="yellow")
     return width
-
-
-def choose_law(name: str, kind: type[LawT] = Law, flag: str = "--law") -> LawT:  # type: ignore[assignment]
-    """The law that an option names; ValueError if it is of another kind."""
-    if name in ("published", "recovered", "printed"):
-        law: Any = JointLaw.published(rounded=name == "printed")
-    elif name in SHELF:
-        law = published(name)
-    elif Path(name).exists() or "/" in name:
-        law = Law.from_pretrained(name)
-    else:
-        raise InputError(f"{unknown(f'{flag} ', name, ['published', 'printed', *SHELF])}, a folder, or a Hub repo")
-    if isinstance(law, OwnQuestion):
-        raise InputError(f"{flag} {name}: it answers {law.answers} only, from {', '.join(law.variables)}")
-    if not isinstance(law, kind):
-        raise InputError(f"{flag} {name}: a {law.name} law cannot answer this; a joint law is needed")
-    return law
 
 
 def exit_untrusted(trusted: bool, force: bool = False) -> None:

@@ -15,7 +15,6 @@ from hub.base.units import parse_count, parse_counts
 from scaling_law.commands.options import command, exit_untrusted, nearest_width, option, quantity, rare
 from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.law import positive
-from scaling_law.formulas.learning_rate import LearningRateLaw
 from scaling_law.law import Law
 from scaling_law.planning import design
 from scaling_law.planning import scale_out as scaling
@@ -29,7 +28,6 @@ from scaling_law.size.recipe import PAPER
 )
 def plan(
     law: Law,
-    learning_rate_law: str | None,
     force: bool,
     as_json: bool,
     branches: Annotated[int, option("Measurements from one trunk: the full run, half, a quarter, …")] = 1,
@@ -56,9 +54,7 @@ def plan(
     """
     if output is not None and output.exists() and not overwrite:
         raise InputError(f"-o {output}: the file exists; --overwrite replaces it")
-    question |= {"branches": branches, "force": force}
-    rates = LearningRateLaw.named(learning_rate_law) if learning_rate_law else None
-    planned = law.plan(learning_rate_law=rates, **question)
+    planned = law.plan(branches=branches, force=force, **question)
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(planned.to_yaml(sweep), encoding="utf-8")
@@ -143,8 +139,8 @@ def next_runs(
     largest = float(positive("flops", flops)) / 4 if max_run_flops is None else max_run_flops
     candidates = design.candidate_grid(largest, experts, widths, tokens_per_parameter, vocabulary)
     answer = _answer(ask, limits, vocab_size)
-    proposed = design.next_runs(law, answer, flops, candidates, noise, max_runs, warmup_tokens, force=force)
-    return proposed, {"ask": ask}
+    run: dict[str, Any] = {"noise": noise, "max_runs": max_runs, "warmup_tokens": warmup_tokens}
+    return law.next_runs(answer, flops, candidates, **run, force=force), {"ask": ask}
 
 
 ANSWERS: dict[str, tuple[Callable[..., design.Target], str]] = {  # what --ask names → what it takes

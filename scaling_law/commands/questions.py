@@ -14,7 +14,6 @@ from hub.base.units import parse_count
 from scaling_law.commands.options import Mode, command, exit_untrusted, named, names, option, quantity, rare
 from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.law import percentile_interval
-from scaling_law.formulas.learning_rate import LearningRateLaw
 from scaling_law.law import ChinchillaLaw, Law, shelf
 from scaling_law.law import compare as comparing
 from scaling_law.law import describe as describing
@@ -84,7 +83,7 @@ def _loss_row(law: Law, at: dict[str, Any]) -> dict[str, Any]:
     "inference_tokens bytes_per_parameter bytes_per_kv kv_heads_ratio granularity shared_ratio unique_tokens "
     "vocab_size integral accuracy force law learning_rate_law"
 )
-def optimal(law: Law, learning_rate_law: str | None, **question: Any) -> Answer:
+def optimal(law: Law, **question: Any) -> Answer:
     """The best model for a budget of FLOPs, hours or money, for every number of experts, and the best of all.
 
         scaling-law optimal --flops 1e22 --memory 80GB --kv-tokens 16k
@@ -100,8 +99,7 @@ def optimal(law: Law, learning_rate_law: str | None, **question: Any) -> Answer:
 
         scaling-law optimal --flops 1e21 --accuracy arc_easy,hellaswag
     """
-    rates = LearningRateLaw.named(learning_rate_law) if learning_rate_law else None
-    return law.optimal(learning_rate_law=rates, **question)
+    return law.optimal(**question)
 
 
 @command(

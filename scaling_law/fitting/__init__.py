@@ -3,6 +3,7 @@
 A fit goes `problem` (settings, box, starts) → `objective` → `solver` → `diagnostics` → `FitResult`.
 """
 
+from scaling_law.fitting.fitting import finite, rms
 from scaling_law.fitting.rate_surface import SettingsGrid, fit_learning_rate_grid
 
-__all__ = ["SettingsGrid", "fit_learning_rate_grid"]
+__all__ = ["SettingsGrid", "finite", "fit_learning_rate_grid", "rms"]

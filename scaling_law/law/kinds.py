@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import log
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -22,11 +22,11 @@ from scaling_law.formulas.conditions import RangeCheck
 from scaling_law.formulas.law import ChinchillaForm, FloatArray, checked_experts, numbers
 from scaling_law.formulas.terms import E_HAT, Form, Term, expert_transform
 from scaling_law.law import Law, register
-from scaling_law.planning.limits import LimitFields
-from scaling_law.planning.optimum import WidthOptimum, optimum_draws
+from scaling_law.planning.optimum import optimum_draws
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+# Terms in N and in D with experts, of several laws
+_SIZE = Term("a", {"n_active": "alpha", "e_hat": "delta", "n_active*e_hat": "gamma"})
+_DATA = Term("b", {"tokens": "beta", "e_hat": "omega", "tokens*e_hat": "zeta"})
 
 
 @register
@@ -91,11 +91,7 @@ class JointLaw(ChinchillaForm, Law):
     name: ClassVar[str] = "joint"
     formula: ClassVar[str] = "L = a·Ê^δ·N^(α + γ ln Ê) + b·Ê^ω·D^(β + ζ ln Ê) + c"
     form: ClassVar[Form] = Form(
-        (
-            Term("a", {"n_active": "alpha", "e_hat": "delta", "n_active*e_hat": "gamma"}),
-            Term("b", {"tokens": "beta", "e_hat": "omega", "tokens*e_hat": "zeta"}),
-            Term("c"),
-        ),
+        (_SIZE, _DATA, Term("c")),
         (E_HAT,),
     )
 
@@ -122,20 +118,7 @@ class JointLaw(ChinchillaForm, Law):
         law = cls(**coefficients, conditions=published.conditions(rounded))
         return law if rounded else law.replace(draws=published.read_draws)
 
-    def optimum_draws(
-        self,
-        flops: ArrayLike,
-        experts: ArrayLike | None = None,
-        *,
-        force: bool = False,
-        **limits: Unpack[LimitFields],
-    ) -> WidthOptimum:
-        """`optimal` under every draw: arrays [n_draws, E], NaN where a draw has none.
-
-        ValueError without draws; ExtrapolationError where the law's own optimum for one of these E lies beyond the
-        range guard, unless `force`.
-        """
-        return optimum_draws(self, flops, experts, force=force, **limits)
+    optimum_draws = optimum_draws
 
     @classmethod
     def chinchilla_of(cls, coefficients: Any, experts: ArrayLike) -> tuple[Any, Any, Any, Any]:
@@ -165,11 +148,7 @@ class CrossingLaw(Law):
     name: ClassVar[str] = "crossing"
     formula: ClassVar[str] = "L = (a·Ê^δ·N^(α + γ ln Ê) + b·Ê^(ω + κ ln Ê)·D^(β + ζ ln Ê))^q + c"
     form: ClassVar[Form] = Form(
-        (
-            Term("a", {"n_active": "alpha", "e_hat": "delta", "n_active*e_hat": "gamma"}),
-            Term("b", {"tokens": "beta", "e_hat": "omega", "e_hat*e_hat": "kappa", "tokens*e_hat": "zeta"}),
-            Term("c"),
-        ),
+        (_SIZE, Term("b", {**_DATA.slopes, "e_hat*e_hat": "kappa"}), Term("c")),
         (E_HAT,),
         outer="q",
     )
@@ -235,9 +214,7 @@ class RoutedLaw(Law):
 
     name: ClassVar[str] = "routed"
     formula: ClassVar[str] = "L = a·Ê^δ·N^(α + γ ln Ê)"
-    form: ClassVar[Form] = Form(
-        (Term("a", {"n_active": "alpha", "e_hat": "delta", "n_active*e_hat": "gamma"}),), (E_HAT,)
-    )
+    form: ClassVar[Form] = Form((_SIZE,), (E_HAT,))
 
     a: float
     alpha: float

@@ -22,7 +22,8 @@ from hub.base.errors import InputError, unknown
 from hub.base.tables import ResultTable, Summarised, Table
 from scaling_law.formulas.answers import Allocation, EfficiencyLeverage, OwnQuestion, PowerLaw, TrainingRates
 from scaling_law.formulas.conditions import LABELS, Conditions
-from scaling_law.law import LAWS, Law
+from scaling_law.law import LAWS, JointLaw, Law
+from scaling_law.law.base import LawT
 
 LITERATURE = Path(__file__).with_name("literature.json")
 KINDS: dict[str, type[Law] | type[OwnQuestion]] = {
@@ -193,3 +194,20 @@ def entry(name: str) -> PublishedLaw:
     if name not in SHELF:
         raise InputError(unknown("law=", name, SHELF))
     return SHELF[name]
+
+
+def choose_law(name: str, kind: type[LawT] = Law, flag: str = "--law") -> LawT:  # type: ignore[assignment]
+    """The law of a name, folder or Hub repo that `flag` gives. ValueError if there is none, or of another kind."""
+    if name in ("published", "recovered", "printed"):
+        law: Any = JointLaw.published(rounded=name == "printed")
+    elif name in SHELF:
+        law = published(name)
+    elif Path(name).exists() or "/" in name:
+        law = Law.from_pretrained(name)
+    else:
+        raise InputError(f"{unknown(f'{flag} ', name, ['published', 'printed', *SHELF])}, a folder, or a Hub repo")
+    if isinstance(law, OwnQuestion):
+        raise InputError(f"{flag} {name}: it answers {law.answers} only, from {', '.join(law.variables)}")
+    if not isinstance(law, kind):
+        raise InputError(f"{flag} {name}: a {law.name} law cannot answer this; a joint law is needed")
+    return law

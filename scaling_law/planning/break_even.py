@@ -60,7 +60,12 @@ def break_even(
     between: tuple[float, float] = TOKENS_RANGE,
     force: bool = False,
 ) -> BreakEven:
-    """Answer `Law.break_even`."""
+    """Token count at which an MoE overtakes the dense model of equal N_act (experts None: the law's own above 1).
+
+    D is searched in `between`: ask the law of a small sweep no further than its runs reach.
+    ValueError for a law that does not depend on N_act, D and E, and for E of 1 or less; ExtrapolationError where
+    an answer lies beyond the law's range guard, unless `force`.
+    """
     if missing := {"n_active", "tokens", "experts"} - {*law.variables}:
         raise InputError(
             f"break-even needs a law that depends on {', '.join(sorted(missing))}; the {law.name} law does not"

@@ -183,13 +183,25 @@ def next_runs(
     answer: Target,
     flops: Quantity,
     candidates: Candidates | None = None,
+    *,
     noise: float | None = None,
     max_runs: int = 24,
     warmup_tokens: float | None = None,
-    *,
     force: bool = False,
 ) -> Design:
-    """Answer `Law.next_runs`."""
+    """The runs to train with a budget of `flops` so that `answer` becomes most certain.
+
+    Args:
+        law: a fitted law with at least 30 draws (`result.bootstrap(...).law`).
+        answer: any function of a law, such as `log_optimal_parameters(1e22)`.
+        candidates: default `candidate_grid(flops / 4)` with the law's vocabulary.
+        noise: standard deviation of ln L of one run; default the law's RMSE over the mean predicted loss.
+        warmup_tokens: default that of the fitted runs, where their records say it. No run is proposed whose decay
+            (its last fifth) would begin before the warm-up ends; 0 allows all.
+
+    ValueError for a budget that affords no candidate, too few draws, and an answer that most draws do not have;
+    ExtrapolationError for one of this module's answers that lies beyond the law's range guard, unless `force`.
+    """
     budget = float(positive("flops", flops))
     if max_runs < 1:
         raise InputError(f"max_runs={max_runs!r} must be at least 1")

@@ -113,7 +113,13 @@ def reach(
     force: bool = False,
     **question: Unpack[QuestionFields],
 ) -> Reached:
-    """Answer `Law.reach`."""
+    """The cheapest budget whose best model with E experts reaches `loss`, for each E (None: the law's own); or,
+    given a budget, the least memory (weights and KV cache) with which it does.
+
+    The budget is of `flops`, hours or money, as in `optimal`; with a `gpu` or `throughput` and no budget, the
+    answer is the fewest hours on `gpus` GPUs, and their price. ExtrapolationError where all answers for a loss
+    are beyond the guard, unless `force`.
+    """
     target, e = positive("loss", loss), asked_experts(law, experts)
     target = target.reshape(target.shape + (1,) * e.ndim)
     if flops is None and question.get("hours") is None and question.get("money") is None:

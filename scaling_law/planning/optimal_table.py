@@ -341,7 +341,28 @@ def optimal(
     accuracy: str | Sequence[str] = (),
     **question: Unpack[QuestionFields],
 ) -> OptimalTable:
-    """Answer `Law.optimal`."""
+    """The best model for each E under compute and memory limits, and the best of all.
+
+    Args:
+        flops: of training (6 N_act D) and inference (2 N_act D_inf); a number or text such as "1e22".
+        hours, money: of training, instead of flops, on `gpus` GPUs; money by a `price` per GPU-hour.
+        gpu, mfu, throughput: how fast they train: a GPU such as "h100", by rates of public runs or an MFU that is
+            given; or a `Throughput` or throughput.json.
+        decode_batch: with these, also the cost of serving so many sequences at once (`machine.serving`), which
+            hold `kv_tokens` together.
+        experts: one E or several; None asks for those of `default_experts`.
+        integral: only architectures that exist, d_model = 64 n_blocks = 64 n_heads.
+        learning_rate_law: None asks that of the public grids at the level of the paper inside of its range, and
+            the paper's own outside, with a warning.
+        batch_ramp: its last batch goes into learning-rate laws that have a batch, its batches into step times;
+            None: the paper's.
+        force: compare answers beyond the range guard, too.
+        accuracy: tasks whose accuracy to expect at each loss: "arc_easy,hellaswag" (docs/planning.md#accuracy).
+        question: the fields of `Limits`: memory="80GB" and so on.
+
+    ValueError where nothing fits, the law has no optimum, or not exactly one budget is given; ExtrapolationError
+    where no answer is within the range guard. Ludziejewski et al. 2025, Section "Compute and Memory Optimality".
+    """
     tasks = tasks_named(accuracy)
     if np.ndim(cast(Any, flops)):
         budgets = np.asarray(flops).tolist()

@@ -68,7 +68,11 @@ class ComputeOptimum(ArrayAnswer):
 def compute_optimal(
     law: Formula, flops: ArrayLike, experts: ArrayLike | None = None, *, force: bool = False
 ) -> ComputeOptimum:
-    """Answer `Law.compute_optimal`."""
+    """Compute-optimal N_act, D and loss for each E and budget: arrays of shape flops.shape + experts.shape.
+
+    ValueError where the law has no optimum; ExtrapolationError for an answer beyond the range guard, unless
+    `force`.
+    """
     spent, e, limits = positive("flops", flops), asked_experts(law, experts), Limits.of(law)
     spent = spent.reshape(spent.shape + (1,) * e.ndim)
     budget = Budget.each(spent)
@@ -215,7 +219,11 @@ def optimum_draws(
     force: bool = False,
     **limits: Unpack[LimitFields],
 ) -> WidthOptimum:
-    """Answer `JointLaw.optimum_draws`."""
+    """`optimal` under every draw: arrays [n_draws, E], NaN where a draw has none.
+
+    ValueError without draws; ExtrapolationError where the law's own optimum for one of these E lies beyond the
+    range guard, unless `force`.
+    """
     draws, e, within = _draws(law), np.atleast_1d(asked_experts(law, experts)), Limits.of(law, **limits)
     budget, names = Budget.each(positive("flops", flops)), ("d_model", "n_active", "tokens", "loss")
 

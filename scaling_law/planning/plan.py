@@ -201,7 +201,14 @@ def plan(
     force: bool = False,
     **question: Unpack[QuestionFields],
 ) -> Plan:
-    """Answer `Law.plan`."""
+    """The run of the best architecture that exists for a budget; budget, experts and limits as in `law.optimal`,
+    `granularity` and `shared_ratio` too.
+
+    `branches` is how many measurements the trunk gives: the full run, half of it, a quarter, … Without `gpus` and
+    a `gpu` or `throughput`, which go with flops, too, GPU-hours are those of compute on H100s. A budget of hours
+    or money is that of the full run alone. A model that does not fit those GPUs is replaced by the widest of its E
+    that does, or by another E, with a warning. Errors as `optimal`, and ValueError where no model can be trained.
+    """
     if not (isinstance(branches, int) and 1 <= branches <= 20):
         raise InputError(f"branches={branches!r} must be a whole number from 1 to 20")
     timed = any(question.get(name) is not None for name in ("gpu", "throughput", "mfu"))

@@ -176,7 +176,18 @@ def speedup(
     force: bool = False,
     **question: Unpack[QuestionFields],
 ) -> EffectiveSpeedup:
-    """Answer `Law.speedup`."""
+    """How many times a's compute and tokens model b needs for a's loss, with 95 % of the law's draws.
+
+    Args:
+        a, b: an E, which stands for its compute-optimal model, or an `Architecture`.
+        flops: that a spends (6 N_act D), a number or text such as "1e22"; or, for an architecture, its `tokens`.
+        question: `gpu` or `throughput` with `gpus`, for hours, too (the best size is still that of least FLOPs);
+            `granularity`, `shared_ratio` and `vocab_size` of the models that an E stands for: as in `law.optimal`.
+
+    An E as b answers at its best size and at a's N_act, an architecture at its own. ValueError for a law without
+    tokens and unless exactly one of flops and tokens is given; ExtrapolationError where a is beyond the range
+    guard, unless `force`.
+    """
     if "tokens" not in law.variables:
         raise InputError(f"the {law.name} law does not depend on tokens and cannot say how many are needed")
     cluster, limits = read_costs(law, **question)

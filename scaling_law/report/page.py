@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from hub.base import atomic
 from hub.base.errors import InputError
 from hub.base.markdown import block_of, replace_block
-from hub.base.tables import Table
+from hub.base.tables import Part, markdown_of
 from hub.base.units import format_count, format_flops
 from scaling_law.figures import drawing
 from scaling_law.figures.drawing import LOSS, colour_of
@@ -26,7 +26,7 @@ from scaling_law.law import JointLaw
 from scaling_law.report.results import Results, all_findings, isoflop_profiles, repeat_scatter
 from scaling_law.size.architecture import affordable_tokens
 
-Block = Iterator[tuple[object, ...] | str]
+Block = Iterator[Part]
 LEARNING_RATE_EXPERTS = (1, 8)  # fitted on these; the others check it, as in the paper
 RUNS = "{} runs of {} trunks; {} tokens trained in all, {:.1e} to {:.1e} FLOPs each, D/N_act from {:.1f} to {:.0f}."
 EPOCHS = " At most {:.2f} epochs of the data."
@@ -53,7 +53,7 @@ def write_report(folder: str | Path, report: str | Path, **options: Any) -> list
         raise InputError(f"{target}: no block such as `<!-- fit -->` and `<!-- /fit -->`; there are {names}")
     for block in present:
         about, name = blocks[block]
-        text = replace_block(text, block, block_text(name, results[about]))
+        text = replace_block(text, block, markdown_of(BLOCKS[name](results[about])))
     written = [target]
     for about, result in results.items():
         for name, draw in FIGURES.items():
@@ -62,13 +62,6 @@ def write_report(folder: str | Path, report: str | Path, **options: Any) -> list
                 written.append(drawing.save(drawn, target.parent / "figures" / file))
     atomic.write_bytes(target, text.encode())
     return written
-
-
-def block_text(name: str, results: Results) -> str:
-    """The Markdown of a block: a table of the tuples that its function yields, the header first; then its texts."""
-    parts = list(BLOCKS[name](results))
-    rows, texts = [p for p in parts if not isinstance(p, str)], [p for p in parts if isinstance(p, str)]
-    return "\n\n".join([*([Table(list(map(str, rows[0])), rows[1:]).markdown()] if rows else []), *texts])
 
 
 def runs_block(results: Results) -> Block:

@@ -16,6 +16,7 @@ import numpy as np
 from hub.base import strict_json
 from hub.base.errors import InputError
 from scaling_law import Architecture, forecast
+from scaling_law.fitting import finite
 from scaling_law.forecasting import ledger
 from scaling_law.planning import drawn_break_even
 from studies.common import LEVEL, write_once
@@ -69,7 +70,7 @@ def holds(model: dict[str, Any], gap: Gap) -> bool:
 def _prediction(results: Results, d_model: int, experts: int) -> dict[str, Any]:
     n_active = _size(d_model)
     *others, fitted = results.laws
-    said = {name: _finite(float(results.asked(law, n_active, experts))) for name, law in results.laws.items()}
+    said = {name: finite(float(results.asked(law, n_active, experts))) for name, law in results.laws.items()}
     drawn = drawn_break_even(results.drawn.law, n_active, experts, results.between)
     bracketed = [gap for gap in results.gaps if gap.bracketed]
     same = [gap for gap in bracketed if gap.experts == experts]
@@ -79,7 +80,7 @@ def _prediction(results: Results, d_model: int, experts: int) -> dict[str, Any]:
     ratios = ratios[np.isfinite(ratios) & (ratios > 0)]
     if len(ratios) >= LEAST:
         drawn = np.outer(drawn, 1.0 / ratios).ravel()
-    interval = said[fitted], *map(_finite, np.quantile(drawn, LEVEL, method="nearest"))
+    interval = said[fitted], *map(finite, np.quantile(drawn, LEVEL, method="nearest"))
     model = {"d_model": d_model, "experts": experts, "n_active": n_active}
     return model | {"interval": interval, "others": {name: said[name] for name in others}}
 
@@ -87,7 +88,3 @@ def _prediction(results: Results, d_model: int, experts: int) -> dict[str, Any]:
 def _size(d_model: int) -> int:
     """Active parameters of a model of the sweep, whatever its E."""
     return Architecture(d_model, 1, BLOCKS, d_model // HEAD, VOCABULARY).n_active
-
-
-def _finite(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None

@@ -30,13 +30,20 @@ for words in ("loss --n-active 1e9 --tokens 2e10", "optimal --flops 1e22 --memor
 others = {f"scaling_law.commands.{name}" for name in ("explore", "figures", "fitting", "learning_rate", "release")}
 assert not others & {*sys.modules}
 """
+HELP = """
+from typer.testing import CliRunner
+from scaling_law.commands.cli import app
+assert "Fit a law to a table of runs" in CliRunner().invoke(app, ["--help"]).output
+"""
 LEARNING = {"torch", "transformers", "pandas", "matplotlib"}
 FITTING = LEARNING | {"datasets", "gradio", "huggingface_hub", "plotly", "scipy"}
 HEAVY = FITTING | {"pydantic", "rich", "typer"}
 
 
 @pytest.mark.parametrize(
-    ("code", "unwanted"), [(QUERY, HEAVY), (SHELL, FITTING), (FIT, LEARNING)], ids=["query", "shell", "fit"]
+    ("code", "unwanted"),
+    [(QUERY, HEAVY), (SHELL, FITTING), (HELP, FITTING | {"numpy"}), (FIT, LEARNING)],
+    ids=["query", "shell", "help", "fit"],
 )
 def test_nothing_heavy_is_imported(code, unwanted):
     code = f"import sys\n{code}\nprint(sorted({unwanted} & set(sys.modules)))"

@@ -17,8 +17,8 @@ import numpy as np
 from hub import RunRecord
 from hub.base import atomic
 from scaling_law import Architecture, Law, LiveEstimate, LiveForecast, TrainingCurve
-from scaling_law.commands.options import choose_law
 from scaling_law.forecasting.live import SAME_DECAY, curve_of, points_of
+from scaling_law.law.shelf import choose_law
 from scaling_law.size.architecture import training_flops
 from training.configuration.arguments import ConfigurationError, TrainingArguments
 from training.configuration.schedule import Branch

@@ -21,7 +21,7 @@ from hub.base.commands import App, Json
 from hub.base.errors import HubError
 from hub.base.tables import print_table, show
 from hub.record.table import to_jsonl
-from scaling_law.commands.options import choose_law
+from scaling_law.law.shelf import choose_law
 from training.configuration.arguments import ConfigurationError
 from training.sweep.engine import Engine, EngineError, Job, alive, places_of, submitting
 from training.sweep.file import Sweep

@@ -6,10 +6,11 @@ import re
 import pytest
 from typer.testing import CliRunner
 
+from hub.base.tables import markdown_of
 from scaling_law import Architecture, JointLaw
 from scaling_law.commands.cli import app
 from scaling_law.report import results
-from scaling_law.report.page import BLOCKS, block_text, write_report
+from scaling_law.report.page import BLOCKS, write_report
 from scaling_law.report.results import Results
 from scaling_law.runs.rows import RunsError
 from tests.scaling_law.fitting.test_learning_rate import rows as learning_rate_rows
@@ -54,21 +55,21 @@ def test_every_block_is_filled_and_the_prose_stays(folder):
 
 def test_what_is_not_there_is_not_reported(folder):
     of = Results(folder / "results")
-    assert block_text("learning-rates", of) == "No learning rates were searched."
-    assert "seed only scatter" not in block_text("runs", of)
+    assert markdown_of(BLOCKS["learning-rates"](of)) == "No learning rates were searched."
+    assert "seed only scatter" not in markdown_of(BLOCKS["runs"](of))
 
 
 def test_runs_of_several_recipes_are_reported_by_the_users_word(folder):
     rows = [row | {"precision": ("fp32", "bf16")[i % 2]} for i, row in enumerate(records())]
     write(folder / "results" / "runs.jsonl", rows)
     with pytest.raises(RunsError, match=r"differ in precision \(bf16, fp32\)"):
-        block_text("residuals", Results(folder / "results"))
-    assert block_text("fit", Results(folder / "results", mix=("precision",))).startswith("|")
+        markdown_of(BLOCKS["residuals"](Results(folder / "results")))
+    assert markdown_of(BLOCKS["fit"](Results(folder / "results", mix=("precision",)))).startswith("|")
 
 
 def test_tokens_are_counted_once_for_a_trunk_and_seeds_scatter(folder):
     write(folder / "results" / "runs.jsonl", records(seeds=(0, 1)))
-    text = block_text("runs", Results(folder / "results"))
+    text = markdown_of(BLOCKS["runs"](Results(folder / "results")))
     # 24 trunks to 0.8 of 4M, and the decays of 0.5M, 1M and 4M
     assert "103M tokens" in text
     assert "72 runs of 24 trunks" in text
@@ -76,7 +77,7 @@ def test_tokens_are_counted_once_for_a_trunk_and_seeds_scatter(folder):
 
 
 def test_every_loss_stands_in_the_row_of_its_trunk(folder):
-    text = block_text("losses", Results(folder / "results"))
+    text = markdown_of(BLOCKS["losses"](Results(folder / "results")))
     assert text.splitlines()[0] == r"| d_model | E | seed | peak LR | 500K | 1M | 4M |"
     a = Architecture(128, 4, vocab_size=2048)
     losses = [f"{float(JointLaw(**TINY_LAW).loss(a.n_active, t, 4)):.3f}" for t in (500_000, 1_000_000, 4_000_000)]
