@@ -17,6 +17,7 @@ from filelock import FileLock
 
 from hub.base import atomic
 from hub.base.errors import HubError, UnavailableError
+from hub.store import cache
 from hub.store.transport import Transport
 from training.configuration.arguments import ConfigurationError, TrainingArguments
 from training.data.text import is_local_path
@@ -136,7 +137,5 @@ def _ask(kind: str, name: str, revision: str | None) -> str | None:
 
 def _downloaded(tokenizer: str, revision: str | None) -> str | None:
     """The commit of a tokenizer that the Hub's client has downloaded."""
-    from huggingface_hub import try_to_load_from_cache
-
-    path = try_to_load_from_cache(tokenizer, "tokenizer_config.json", revision=revision)
-    return Path(path).parent.name if isinstance(path, str) else None
+    file = cache.cached(tokenizer, "tokenizer_config.json", revision=revision)
+    return file and file.parent.name

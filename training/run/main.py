@@ -116,7 +116,7 @@ class Run:
         self.law: Law | None = None  # of the main process
         on_main(accelerator, lambda: setattr(self, "law", law_of(a, self.session.architecture)))
         self.schedule = self.session.schedule
-        self.branches = [self.schedule.branch(tokens) for tokens in sorted(set(a.schedule.tokens))]
+        self.branches = a.branches()
         self.branch_points = {branch.decay_step for branch in self.branches}
         self.evaluation_steps = {self.schedule.ramp.steps(tokens) for tokens in a.run.eval_tokens}
         self.release_steps = {self.schedule.ramp.steps(tokens) for tokens in a.run.release_tokens}
