@@ -274,11 +274,7 @@ class Local(Engine):
     def submit(self, sweep: Sweep, sweep_file: Path) -> Outcome:
         """Execute unfinished runs, with a live display."""
         with sweep_progress(sweep) as watch:
-            return run_sweep(
-                *(sweep, self.workers, watch, self.processes_per_run, self.accelerate_config),
-                retries=self.retries,
-                stop_hopeless=self.stop_hopeless,
-            )
+            return run_sweep(sweep, watch=watch, **vars(self))
 
     def cancel(self, runs: Sequence[SweepRun]) -> list[str]:
         """Stop the commands that execute these runs, each with all of its runs."""
