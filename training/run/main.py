@@ -6,7 +6,6 @@ checkpoint. More token counts can be added to a finished run.
 
 from __future__ import annotations
 
-import json
 import logging
 import signal
 import sys
@@ -173,7 +172,7 @@ class Run:
         """
         path, dataset = self.folder / "data.json", self.data.tokens.cache.dataset
         identity = {"dataset": dataset, "tokenizer": results.tokenizer_identity(self.session)}
-        stored = json.loads(path.read_text()) if path.exists() else identity
+        stored = atomic.read_json(path, identity)
         if (before := {name: stored.get(name) for name in identity}) != identity:
             raise ConfigurationError(
                 f"data.dataset: the run in {self.folder} was trained on other tokens ({before}, now {identity}); "
