@@ -8,22 +8,21 @@ Several at once, or one beside a training, share the work; an interrupted build 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from filelock import Timeout
 
 from hub.base.commands import App, Version
 from hub.base.progress import progress_line
 from hub.base.tables import Table, print_table
 from training.configuration.arguments import TrainingArguments
 from training.configuration.reading import parse_command_line
-from training.data.builder import build_by_many
+from training.data.builder import GrowingCache, build_by_many
 from training.data.cache import TokenCache
-from training.data.filling import Share, build, group_starts, lock_of, n_finished
+from training.data.filling import Share, group_starts, n_finished
 from training.data.pins import pinned
 from training.data.text import TextSource
 from training.data.tokenizer import load_tokenizer
@@ -51,31 +50,28 @@ class Part:
         return f"enough for the run ({self.until_tokens:,})" if enough else "less than the run reads"
 
     def fill(self, progress: bool) -> None:
-        """Build the cache as far as it is needed, or wait while another process does. Raises as `filling.build`."""
-        with self._line(progress) as count:
-            while self.cache.refresh() or not self.cache.has(self.until_tokens):
-                count()
-                with suppress(Timeout), lock_of(self.cache.folder, timeout=0.5):  # else another process builds: watch
-                    build(self.source, self.cache.folder, self.until_tokens, count)
+        """Build the cache as far as a training would, and wait for it. Raises as `GrowingCache.wait_for`."""
+        with closing(GrowingCache(self.cache, self.source, self.until_tokens)) as tokens, self._line(progress) as look:
+            tokens.wait_for(self.until_tokens, look)
 
     @contextmanager
-    def _line(self, progress: bool) -> Iterator[Callable[..., None]]:
-        """A progress line, to be called with the tokens of a document, or with nothing: then the cache is asked."""
+    def _line(self, progress: bool) -> Iterator[Callable[[], None]]:
+        """A progress line; what it yields looks how far the cache is."""
         done = len(self.cache)
         with progress_line(f"{self.name} tokens", self.until_tokens, "tok", progress, done=done) as advance:
 
-            def count(tokens: int | None = None) -> None:
+            def look() -> None:
                 nonlocal done
-                before, done = done, len(self.cache) if tokens is None else done + tokens
+                before, done = done, len(self.cache)
                 advance(done - before, "")
 
-            yield count
+            yield look
 
     def fill_by_many(self, workers: int, share: Share, progress: bool) -> str:
         """Build a share of the cache by so many processes; says how far all shares are. Raises as `build_by_many`."""
         folder, total = self.cache.folder, len(group_starts(self.cache.folder, self.source.open()))
-        with self._line(progress) as count:
-            build_by_many(self.source, self.cache, self.until_tokens, workers, share, count)
+        with self._line(progress) as look:
+            build_by_many(self.source, self.cache, self.until_tokens, workers, share, look)
         return f"{n_finished(folder)} of {total} groups are tokenised"
 
 

@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -34,6 +35,11 @@ def write_bytes(path: Path, content: bytes) -> None:
 def write_json(path: Path, value: object) -> None:
     """Write JSON atomically; NaN and infinities are refused, since no other reader would take them."""
     write_bytes(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
+
+
+def read_json(path: Path, default: Any) -> Any:
+    """The JSON in a file, or `default` where there is no file."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else default
 
 
 def copy_file(source: Path, destination: Path) -> None:

@@ -5,12 +5,11 @@ Drawn by rich on a terminal and in a notebook; a file or a pipe gets a line of t
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hub.base.units import format_count
 
@@ -20,8 +19,8 @@ if TYPE_CHECKING:
 
 Advance = Callable[[float, str], None]  # by how much; what is said beside the bar
 
-_FIRST_LOOK_SECONDS = 1.0  # what is done by then counts for no rate: it may be that of an earlier start
 _LINE_SECONDS = 60.0
+_RATE_SECONDS = 600.0  # that the rate in a line is of
 _LONGEST_SECONDS = 1e9  # what is left of a task whose rate is nearly nothing
 
 
@@ -42,29 +41,20 @@ def progress_bars(console: Console | None = None) -> Progress:
             return Text(format_rate(task.finished_speed or task.speed, unit) if unit else "")
 
     class Lines(progress.Progress):
-        """Instead of drawing, write the state of the tasks now and then, from a thread."""
+        """Instead of drawing, write the state of the tasks once a minute, as they go on."""
 
         def start(self) -> None:
-            self._ended = threading.Event()
-            self._writer = threading.Thread(target=self._write, name="progress", daemon=True)
-            self._writer.start()
+            self._written = time.monotonic()
 
         def stop(self) -> None:
-            self._ended.set()
-            self._writer.join()
+            pass
 
-        def _write(self) -> None:
-            seen: dict[int, tuple[float, float]] = {}  # when and how far a task was at the first look
-            wait = _FIRST_LOOK_SECONDS
-            while not self._ended.wait(wait):
-                tasks = [task for task in self.tasks if task.visible and not task.finished]
-                now = time.monotonic()
-                if wait == _LINE_SECONDS and tasks:
-                    text = "; ".join(_in_words(task, *seen.get(task.id, (now, task.completed))) for task in tasks)
-                    self.console.print(Text(text), soft_wrap=True)
-                for task in tasks:
-                    seen.setdefault(task.id, (now, task.completed))
-                wait = _LINE_SECONDS
+        def update(self, *arguments: Any, **fields: Any) -> None:
+            super().update(*arguments, **fields)
+            tasks = [task for task in self.tasks if task.visible and not task.finished]
+            if tasks and time.monotonic() - self._written >= _LINE_SECONDS:
+                self._written = time.monotonic()
+                self.console.print(Text("; ".join(map(_in_words, tasks))), soft_wrap=True)
 
     whole = Column(no_wrap=True)
     columns = (
@@ -77,23 +67,24 @@ def progress_bars(console: Console | None = None) -> Progress:
     )
     where = console or Console(stderr=True)
     is_drawn = where.is_terminal or where.is_jupyter
-    return (progress.Progress if is_drawn else Lines)(*columns, console=where, transient=True, expand=True)
+    if is_drawn:
+        return progress.Progress(*columns, console=where, transient=True, expand=True)
+    return Lines(console=where, speed_estimate_period=_RATE_SECONDS)
 
 
-def _in_words(task: Task, since: float, before: float) -> str:
-    """A task in words; its rate is that since a moment (seconds of the monotonic clock) when it was at `before`."""
+def _in_words(task: Task) -> str:
+    """A task in words; its first update counts for no rate: it may be what an earlier start has done."""
     from rich.text import Text
 
     name, unit = Text.from_markup(task.description).plain, task.fields["unit"]
-    rate = (task.completed - before) / max(time.monotonic() - since, 1e-9)
     share = f"{task.completed / task.total:.0%}" if task.total else format_count(task.completed)
     counted = f" of {format_count(task.total)}" if task.total and unit else ""
-    seconds = min((task.total - task.completed) / rate, _LONGEST_SECONDS) if task.total and rate > 0 else 0
-    left = f"{timedelta(seconds=round(seconds))} left" if seconds else ""
+    seconds = min(task.time_remaining or 0, _LONGEST_SECONDS)
+    left = f"{timedelta(seconds=seconds)} left" if seconds else ""
     parts = (
         f"{name}: {share}{counted} {unit}".rstrip(),
         task.fields["detail"],
-        unit and format_rate(rate, unit),
+        unit and format_rate(task.speed, unit),
         left,
     )
     return ", ".join(filter(None, parts))

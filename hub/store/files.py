@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hub.base import atomic, strict_json
-from hub.base.errors import FilesError, RecordError, secret_in
+from hub.base.errors import FilesError, IntegrityError, RecordError, secret_in
 
 WEIGHTS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.safetensors")
 _NAMES = frozenset(
@@ -90,6 +90,18 @@ def release_of(folder: str | Path) -> Release:
         files[tokenizer] = portable_tokenizer_config(paths[tokenizer].read_bytes())
     check_secrets(files)
     return Release(folder, files, {name: atomic.sha256_of(paths[name]) for name in weights}, skipped)
+
+
+def copy_release(folder: Path, destination: Path) -> Path:
+    """Copy the files of a release into `destination`; those that are there must be the same, else IntegrityError."""
+    destination.mkdir(parents=True, exist_ok=True)
+    for file in (path for path in folder.iterdir() if path.is_file() and is_allowed(path.name)):
+        copy = destination / file.name
+        if not copy.exists():
+            atomic.copy_file(file, copy)
+        if sha256_of(copy) != sha256_of(file):
+            raise IntegrityError(f"{copy} has other content than {file}")
+    return destination
 
 
 def portable_tokenizer_config(content: bytes) -> bytes:

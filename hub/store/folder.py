@@ -19,7 +19,7 @@ from hub.base import atomic, checksums
 from hub.base.errors import ConflictError, FilesError, IntegrityError, NotFoundError
 from hub.base.markdown import tags_of
 from hub.store.base import COMMIT, MAX_READ_BYTES, Change, CopyOf, Head, Kind, Store, StoredFile, checked_name
-from hub.store.files import is_allowed
+from hub.store.files import copy_release
 
 _INCOMING = ".incoming-"  # a branch that is being written, with a lock beside it
 _LOCK = ".lock"
@@ -78,16 +78,7 @@ class LocalStore(Store):
 
     def fetch(self, repo: str, revision: str, destination: Path | None = None) -> Path:
         folder = self.folder("model", repo, revision)
-        if destination is None:
-            return folder
-        destination.mkdir(parents=True, exist_ok=True)
-        for entry in (path for path in _content(folder) if is_allowed(path.name)):
-            copy = destination / entry.name
-            if not copy.exists():
-                atomic.copy_file(entry, copy)
-            if not self._file(entry).holds(copy):
-                raise IntegrityError(f"{copy} has other content than {self.repo_id(repo)} at {revision}")
-        return destination
+        return folder if destination is None else copy_release(folder, destination)
 
     def _head(self, kind: Kind, repo: str, branch: str, *, again: bool) -> Head:
         folder = self._repository(kind, repo) / branch

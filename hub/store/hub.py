@@ -22,7 +22,7 @@ from hub.base.atomic import write_bytes
 from hub.base.errors import ConflictError, FilesError, IntegrityError, NotFoundError, UnavailableError
 from hub.store import cache, transport
 from hub.store.base import MAX_READ_BYTES, Change, CopyOf, Head, Kind, Store, StoredFile, checked_name
-from hub.store.files import is_allowed
+from hub.store.files import copy_release, is_allowed
 from hub.store.folder import LocalStore
 from hub.store.transport import DEFAULT_TIMEOUT_SECONDS, Result, Transport
 
@@ -199,8 +199,6 @@ class HubStore(Store):
         try:
             head = self._info("model", repo, revision)
         except UnavailableError as error:
-            if destination is not None:
-                raise
             # What an interrupted download lacks shows in the weights' sha256.
             cached = cache.cached(repo_id, "config.json", revision=revision, cache_dir=self._cache_dir)
             if cached is None:
@@ -211,7 +209,7 @@ class HubStore(Store):
                 if not file.exists():  # its blob was deleted
                     raise UnavailableError(f"{error}; {file.name} of {repo_id} is not in the cache") from None
                 cache.check(file, file, repo_id)
-            return folder
+            return folder if destination is None else copy_release(folder, destination)
         listed = {name: file for name, file in head.files.items() if is_allowed(name)}
         if not listed:
             raise NotFoundError(f"{repo_id} has no files of a release at {revision}")

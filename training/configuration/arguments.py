@@ -36,7 +36,7 @@ from hub.release.cards import LICENSES
 from scaling_law.formulas.learning_rate import READINGS, LearningRateLaw
 from scaling_law.size.recipe import PAPER, BatchRamp, RampStage
 from training.configuration.model_classes import OURS, ModelClassArguments
-from training.configuration.schedule import Schedule
+from training.configuration.schedule import Branch, Schedule
 
 CAPACITY_GROUP_TOKENS = 16_384  # by default: 32 sequences of 512, as in the authors' runs of larger models
 
@@ -411,6 +411,11 @@ class TrainingArguments(_Section):
         """The schedule of this run for a peak learning rate."""
         return Schedule(self.batch_ramp(), self.schedule.warmup_tokens, self.schedule.decay_fraction, peak)
 
+    def branches(self) -> list[Branch]:
+        """The branches of the trunk, one for each of `schedule.tokens`, shortest first."""
+        schedule = self.schedule_at(peak=1.0)
+        return [schedule.branch(tokens) for tokens in sorted(set(self.schedule.tokens))]
+
     @property
     def micro_batch_tokens(self) -> int:
         """Tokens in one forward pass of one device."""
@@ -442,9 +447,9 @@ class TrainingArguments(_Section):
             "dropless and without balance loss (model.capacity_factor 0, model.balance_loss 0)"
         )
 
-    def check_processes(self, processes: int, micro_batch_sequences: int | None = None) -> None:
+    def check_processes(self, processes: int) -> None:
         """Raise ConfigurationError if this many processes cannot share every batch's micro-batches equally."""
-        size = micro_batch_sequences or self.run.micro_batch_sequences
+        size = self.run.micro_batch_sequences
         for stage in self.schedule.stages():
             if stage.sequences // size % processes:
                 raise ConfigurationError(

@@ -76,8 +76,8 @@ class GrowingCache:
         if not self.cache.has(self._until):
             self._keep_building()
 
-    def wait_for(self, tokens: int | None) -> None:
-        """Wait for this many tokens (None: all), or the end of the data.
+    def wait_for(self, tokens: int | None, on_shards: Callable[[], object] = lambda: None) -> None:
+        """Wait for this many tokens (None: all), or the end of the data; `on_shards` is called for what comes.
 
         Raises:
             ConfigurationError: the data cannot be read as configured, or is empty.
@@ -89,6 +89,7 @@ class GrowingCache:
             self._until = None if tokens is None else max(self._until, tokens)
         while not self.cache.has(tokens):
             if self.cache.refresh():
+                on_shards()
                 continue
             self._keep_building()
             if time.monotonic() - began > report_at:

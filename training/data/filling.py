@@ -31,17 +31,13 @@ from training.data.tokenizer import fingerprint
 _BATCH_DOCUMENTS = 256  # encoded at a time, on all cores
 _CHARACTERS = 4_000_000  # encoded at once: `tokenizers` takes some 100 bytes a token, and a document may be a book
 
-OnTokens = Callable[[int], object]  # called with the tokens of each document
-
 
 def lock_of(folder: Path, timeout: float) -> FileLock:
     """The lock for listing shards in this cache; it is released with the process, however that ends."""
     return FileLock(folder / "build.lock", timeout=timeout)
 
 
-def build(
-    source: TextSource, folder: Path, until_tokens: int | None = None, on_tokens: OnTokens = lambda tokens: None
-) -> None:
+def build(source: TextSource, folder: Path, until_tokens: int | None = None) -> None:
     """Append whole shards until there are `until_tokens` tokens or the data ends. The caller holds the lock.
 
     `folder` is one made by `open_cache`. Groups that other processes have finished are taken as they are.
@@ -56,7 +52,7 @@ def build(
     place = adopt(cache)
     while place is not None and not cache.has(until_tokens):
         with suppress(Timeout), _group_lock(folder, place.group, timeout=1):  # else another process is at it
-            for _ in _tokenised(cache, text, place.group, on_tokens):
+            for _ in _tokenised(cache, text, place.group):
                 if adopt(cache) is None or cache.has(until_tokens):
                     return
         place = adopt(cache)
@@ -180,9 +176,7 @@ def _read_group(path: Path) -> dict:
         raise CorruptCacheError(path, "is damaged") from None
 
 
-def _tokenised(
-    cache: TokenCache, text: OpenText, start: int, on_tokens: OnTokens = lambda tokens: None
-) -> Iterator[None]:
+def _tokenised(cache: TokenCache, text: OpenText, start: int) -> Iterator[None]:
     """Tokenise what is missing of a group; yields after every shard. The caller holds the group's lock."""
     path = _group_file(cache.folder, start)
     if "following" in (group := _read_group(path)):
@@ -195,7 +189,7 @@ def _tokenised(
         while True:
             wanted = min(cache.recipe["shard_tokens"], _limit(cache) - len(cache))
             name = f"tokens-{start:07d}-{len(shards):02d}.bin"
-            shard = _write_shard(documents, cache, name, wanted, on_tokens)
+            shard = _write_shard(documents, cache, name, wanted)
             _note_rows_without_text(cache.folder, text)
             if shard is None:
                 break
@@ -246,11 +240,7 @@ def encoder(tokenizer_json: str, eos_token_id: int, dtype: str) -> Callable[[lis
 
 
 def _write_shard(
-    documents: Iterator[tuple[bytes, Callable[[], Place]]],
-    cache: TokenCache,
-    name: str,
-    wanted: float,
-    on_tokens: OnTokens = lambda tokens: None,
+    documents: Iterator[tuple[bytes, Callable[[], Place]]], cache: TokenCache, name: str, wanted: float
 ) -> dict | None:
     """Write documents to a file until it holds `wanted` tokens; returns its entry, None when no document was left."""
     path, width = cache.folder / name, cache.dtype.itemsize
@@ -262,7 +252,6 @@ def _write_shard(
                 file.write(data)
                 digest.update(data)
                 n_documents, n_tokens = n_documents + 1, n_tokens + len(data) // width
-                on_tokens(len(data) // width)
                 if n_tokens >= wanted:
                     break
             file.flush()

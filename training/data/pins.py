@@ -6,7 +6,6 @@ remembers them too (`commits.json`), so a node without a network finds what was 
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from collections.abc import Iterable, Iterator
@@ -17,6 +16,7 @@ from filelock import FileLock
 
 from hub.base import atomic
 from hub.base.errors import HubError, UnavailableError
+from hub.store import cache
 from hub.store.transport import Transport
 from training.configuration.arguments import ConfigurationError, TrainingArguments
 from training.data.text import is_local_path
@@ -49,7 +49,8 @@ def pinned(
     """
     pins = []
     for kind, name, revision in _on_the_hub(arguments):
-        pin = next((pin for pin in _of_run(folder) if (pin.kind, pin.id) == (kind, name)), None)
+        of_run = (Pin(**pin) for pin in atomic.read_json(folder / "data.json", {"pins": []})["pins"])
+        pin = next((pin for pin in of_run if (pin.kind, pin.id) == (kind, name)), None)
         if pin is not None and revision not in (None, pin.revision, pin.commit):
             raise ConfigurationError(
                 f"data.{FIELDS[kind]}: {revision!r}, but the run in {folder} is pinned to {pin.commit}; leave it out "
@@ -69,7 +70,7 @@ def pinned_with_sweep(arguments: TrainingArguments, folder: Path) -> TrainingArg
     sweep.mkdir(parents=True, exist_ok=True)
     path = sweep / "pins.json"
     with FileLock(sweep / ".pins.lock"):
-        shared = [Pin(**pin) for pin in json.loads(path.read_text())] if path.exists() else []
+        shared = [Pin(**pin) for pin in atomic.read_json(path, [])]
         arguments, pins = pinned(arguments, folder, shared)
         if new := [pin for pin in pins if pin not in shared]:
             atomic.write_json(path, [vars(pin) for pin in shared + new])
@@ -83,12 +84,6 @@ def _on_the_hub(arguments: TrainingArguments) -> Iterator[tuple[str, str, str | 
             yield kind, name, getattr(arguments.data, field)
 
 
-def _of_run(folder: Path) -> list[Pin]:
-    """The pins of a run that was started before."""
-    path = folder / "data.json"
-    return [Pin(**pin) for pin in json.loads(path.read_text())["pins"]] if path.exists() else []
-
-
 # -- asking the Hub
 
 
@@ -98,7 +93,7 @@ def _resolved(kind: str, name: str, revision: str | None, cache_dir: Path) -> Pi
     None for a tokenizer of which nothing is known; loading it will say what is wrong.
     """
     path = cache_dir / "commits.json"  # "kind name" -> revision -> commit; "" is what None stands for
-    commits = json.loads(path.read_text()) if path.exists() else {}
+    commits = atomic.read_json(path, {})
     of_name, commit = commits.get(f"{kind} {name}", {}), revision
     if not re.fullmatch("[0-9a-f]{40}", revision or ""):
         try:
@@ -136,7 +131,5 @@ def _ask(kind: str, name: str, revision: str | None) -> str | None:
 
 def _downloaded(tokenizer: str, revision: str | None) -> str | None:
     """The commit of a tokenizer that the Hub's client has downloaded."""
-    from huggingface_hub import try_to_load_from_cache
-
-    path = try_to_load_from_cache(tokenizer, "tokenizer_config.json", revision=revision)
-    return Path(path).parent.name if isinstance(path, str) else None
+    file = cache.cached(tokenizer, "tokenizer_config.json", revision=revision)
+    return file and file.parent.name

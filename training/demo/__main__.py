@@ -45,7 +45,7 @@ from training.run.evaluation import evaluate
 from training.run.inputs import HeldOutText
 from training.sweep.file import Sweep
 from training.sweep.plan import plan_sweep
-from training.sweep.run import run_sweep, sweep_progress
+from training.sweep.run import run_sweep, stop_on_signals, sweep_progress
 
 PROMPT = "Returns the number of"
 VOCABULARY = 257  # the bytes, and the end of a text
@@ -299,6 +299,7 @@ def main(
     version: Version = False,
 ) -> None:
     """The whole loop, from a corpus to a fitted law, on this machine. Run it again to resume."""
+    stop_on_signals()
     Demo(output_dir or Path("demo-output-fast" if fast else "demo-output"), FAST if fast else FULL, workers).run()
 
 

@@ -1,7 +1,7 @@
 """A corpus of real English for runs without a network: the docstrings of the installed Python packages.
 
 Files are parsed and never executed. Losses on it cannot be compared with those on FineWeb-Edu, whose columns `id` and
-`text` it has. `python -m training.demo.corpus FOLDER [--max-bytes N]` builds it.
+`text` it has.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 
 from hub.base import atomic
-from hub.base.commands import App, Version
 from hub.base.errors import InputError
 from hub.base.progress import progress_line
 from hub.base.units import format_bytes
@@ -319,16 +318,3 @@ the packages state.
 |---|---|
 {rows}
 """
-
-
-app = App(single=True)
-
-
-@app.command()
-def main(folder: Path, max_bytes: int | None = None, version: Version = False) -> None:
-    """Build the documentation corpus in FOLDER, or print the size of an existing one."""
-    print(build(folder, max_bytes=max_bytes))
-
-
-if __name__ == "__main__":
-    app()

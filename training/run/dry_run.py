@@ -74,7 +74,7 @@ def dry_run(arguments: TrainingArguments, console: Console | None = None) -> int
 def _plan(a: TrainingArguments, tokenizer) -> dict[str, list[tuple[str, str]]]:
     """Model, schedule and disk space of the run; rows by title."""
     arch, ramp = architecture(a.model, len(tokenizer)), a.batch_ramp()
-    branches = [a.schedule_at(1.0).branch(tokens) for tokens in sorted(set(a.schedule.tokens))]
+    branches = a.branches()
     trunk, total = max(b.branch_point_tokens for b in branches), total_tokens(branches)
     config = model_config(a, len(tokenizer), tokenizer.eos_token_id)
     factor = f"capacity factor {a.model.capacity_factor:g}" if a.model.capacity_factor else "dropless"
@@ -175,7 +175,7 @@ def _measured(
     ]
     tokens, peak = session.schedule.ramp.tokens(1), session.peak_flops
     speed = tokens / seconds
-    hours = total_tokens([session.schedule.branch(end) for end in set(a.schedule.tokens)]) / speed / 3600
+    hours = total_tokens(a.branches()) / speed / 3600
     step = [
         ("loss", f"{result.loss:.3f} on random ids, gradient norm {result.gradient_norm:.3g}"),
         ("time", f"{seconds:.3g} s for {tokens:,} tokens: {speed:,.0f} tokens/s"),

@@ -102,8 +102,8 @@ def tokens_needed(arguments: TrainingArguments) -> tuple[int, int | None]:
 
     Raises ConfigurationError if `data.train_tokens` is less than a sequence.
     """
-    d, schedule = arguments.data, arguments.schedule_at(1.0)
-    end = max(schedule.branch(tokens).tokens for tokens in arguments.schedule.tokens) // d.sequence_length
+    d, longest = arguments.data, arguments.branches()[-1]
+    end = longest.tokens // d.sequence_length
     needed = _order(arguments).needed(0, end)
     if d.train_tokens is None:
         return needed * d.sequence_length + 1, None

@@ -6,7 +6,6 @@ checkpoint. More token counts can be added to a finished run.
 
 from __future__ import annotations
 
-import json
 import logging
 import signal
 import sys
@@ -116,7 +115,7 @@ class Run:
         self.law: Law | None = None  # of the main process
         on_main(accelerator, lambda: setattr(self, "law", law_of(a, self.session.architecture)))
         self.schedule = self.session.schedule
-        self.branches = [self.schedule.branch(tokens) for tokens in sorted(set(a.schedule.tokens))]
+        self.branches = a.branches()
         self.branch_points = {branch.decay_step for branch in self.branches}
         self.evaluation_steps = {self.schedule.ramp.steps(tokens) for tokens in a.run.eval_tokens}
         self.release_steps = {self.schedule.ramp.steps(tokens) for tokens in a.run.release_tokens}
@@ -173,7 +172,7 @@ class Run:
         """
         path, dataset = self.folder / "data.json", self.data.tokens.cache.dataset
         identity = {"dataset": dataset, "tokenizer": results.tokenizer_identity(self.session)}
-        stored = json.loads(path.read_text()) if path.exists() else identity
+        stored = atomic.read_json(path, identity)
         if (before := {name: stored.get(name) for name in identity}) != identity:
             raise ConfigurationError(
                 f"data.dataset: the run in {self.folder} was trained on other tokens ({before}, now {identity}); "

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, fields
@@ -27,7 +26,7 @@ from training.sweep.engine import Engine, EngineError, Job, alive, places_of, su
 from training.sweep.file import Sweep
 from training.sweep.hf_jobs import HfJobs
 from training.sweep.plan import plan_sweep
-from training.sweep.run import Local, write_configuration
+from training.sweep.run import Local, stop_on_signals, write_configuration
 from training.sweep.slurm import Slurm
 from training.sweep.status import Queued, RunStatus, status_table
 from training.sweep.status import status as run_status
@@ -152,7 +151,7 @@ def run(
         print(engine.preview(sweep, sweep_file), end="")
         return
     if on == Local.name:
-        _stop_on_signals()
+        stop_on_signals()
         outcome = engine.submit(sweep, sweep_file)
     else:
         with submitting(sweep):
@@ -238,18 +237,6 @@ def _status(sweep: Sweep) -> list[RunStatus]:
         engine = jobs[-1].engine if jobs else Local.name
         statuses.append(run_status(run, engine, [queue[job] for job in jobs if job in queue]))
     return statuses
-
-
-def _stop_on_signals() -> None:
-    """End by an exception at the first SIGINT or SIGTERM, so that the runs are asked to save and stop."""
-
-    def stop(number: int, _frame: object) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a scheduler may send it again
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a second Ctrl-C does not wait
-        raise SystemExit(128 + number)
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -41,8 +40,7 @@ class Job:
     @staticmethod
     def of(run: SweepRun) -> list[Job]:
         """All jobs of a run, oldest first; the last may be alive."""
-        path = run.folder / "jobs.json"
-        return [Job(**job) for job in json.loads(path.read_text(encoding="utf-8"))] if path.exists() else []
+        return [Job(**job) for job in atomic.read_json(run.folder / "jobs.json", [])]
 
     def add_to(self, run: SweepRun) -> None:
         """Note the job as the run's newest, unless it is noted already."""
@@ -119,8 +117,8 @@ def submitting(sweep: Sweep) -> Iterator[None]:
 
 def places_of(engine: Engine, runs: Sequence[SweepRun]) -> set[str]:
     """Places where an engine may have jobs of these runs: those of past submits and of listed jobs."""
-    submits = {path for run in runs if (path := run.folder.parent / SUBMITS).exists()}
-    sent = {place for path in submits for name, place in json.loads(path.read_text()) if name == engine.name}
+    submits = {run.folder.parent / SUBMITS for run in runs}
+    sent = {place for path in submits for name, place in atomic.read_json(path, []) if name == engine.name}
     noted = [job.folder or "" for run in runs for job in Job.of(run) if job.engine == engine.name]
     return sent | {folder.rpartition("/")[0] for folder in noted}
 
@@ -132,8 +130,7 @@ def unfinished(engine: Engine, sweep: Sweep, place: str = "") -> tuple[Sweep, Ou
     """
     busy = alive(engine, sweep.runs, place)
     path = sweep.folder / SUBMITS
-    submits = json.loads(path.read_text()) if path.exists() else []
-    if [engine.name, place] not in submits:
+    if [engine.name, place] not in (submits := atomic.read_json(path, [])):
         atomic.write_json(path, [*submits, [engine.name, place]])
     engine.collect(sweep.runs)
     outcome, left = Outcome(), []

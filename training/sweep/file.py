@@ -120,8 +120,7 @@ class SweepRun:
     @cached_property
     def branches(self) -> list[Branch]:
         """The branches, shortest first."""
-        schedule = self.arguments.schedule_at(1.0)
-        return [schedule.branch(tokens) for tokens in sorted(set(self.arguments.schedule.tokens))]
+        return self.arguments.branches()
 
     def folder_of(self, branch: Branch) -> Path:
         """Folder of a branch."""

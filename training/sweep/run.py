@@ -198,6 +198,18 @@ def run_sweep(
     return outcome
 
 
+def stop_on_signals() -> None:
+    """End by an exception at the first SIGINT or SIGTERM, so that `run_sweep` asks the runs to save and stop."""
+
+    def stop(number: int, _frame: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a scheduler may send it again
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a second Ctrl-C does not wait
+        raise SystemExit(128 + number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+
+
 def write_configuration(run: SweepRun) -> Path:
     """Write `CONFIGURATION` for `train.py --config` into the run's folder, pinned to the sweep's data; see `pins`."""
     arguments = pinned_with_sweep(run.arguments, run.folder)
@@ -262,11 +274,7 @@ class Local(Engine):
     def submit(self, sweep: Sweep, sweep_file: Path) -> Outcome:
         """Execute unfinished runs, with a live display."""
         with sweep_progress(sweep) as watch:
-            return run_sweep(
-                *(sweep, self.workers, watch, self.processes_per_run, self.accelerate_config),
-                retries=self.retries,
-                stop_hopeless=self.stop_hopeless,
-            )
+            return run_sweep(sweep, watch=watch, **vars(self))
 
     def cancel(self, runs: Sequence[SweepRun]) -> list[str]:
         """Stop the commands that execute these runs, each with all of its runs."""

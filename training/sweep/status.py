@@ -40,8 +40,8 @@ class Attempt:
 
     @classmethod
     def load(cls, folder: Path) -> Attempt | None:
-        path = folder / "state.json"
-        return cls(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
+        attempt = atomic.read_json(folder / "state.json", None)
+        return attempt and cls(**attempt)
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ def test_an_index_that_changes_while_it_is_read(loopback, method):
 
 
 @pytest.mark.parametrize("how", ["offline", "no network"])
-def test_without_a_network_the_cache_answers(loopback, checkpoint, record, monkeypatch, how):
+def test_without_a_network_the_cache_answers(loopback, checkpoint, record, monkeypatch, tmp_path, how):
     from huggingface_hub import constants
 
     store = hub_store(loopback, attempts=2)
@@ -90,6 +90,10 @@ def test_without_a_network_the_cache_answers(loopback, checkpoint, record, monke
         loopback.faults.append(Fault(lambda request: True, "drop", times=10**9))
     assert load_index(store, "demo") == [pushed]
     assert pull_run(hub_store(loopback, attempts=2), pushed) == folder  # by another process
+    copy = pull_run(store, pushed, tmp_path / "to")
+    assert {path.name: path.read_bytes() for path in copy.iterdir()} == {
+        path.name: path.read_bytes() for path in folder.iterdir()
+    }
     with pytest.raises(UnavailableError, match="not in the cache either"):
         load_index(store, "other")
     with pytest.raises(UnavailableError):

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
-def config(tiny, tmp_path):
+def config(tiny, tmp_path, builds_here):
     path = tmp_path / "run.yaml"
     tiny(data__cache_dir=str(tmp_path / "cache")).save(path)
     return path

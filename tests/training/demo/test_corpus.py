@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from training.demo import corpus
-from training.demo.corpus import STOP_WORDS, WORD, Source, extract, installed_sources
+from training.demo.corpus import Source, extract, installed_sources
 
 SPLITS = ("train", "validation")
 
@@ -208,15 +208,3 @@ def test_bad_options_are_one_clear_error(tmp_path: Path, sources: list[Source]):
         with pytest.raises(ValueError, match=message):
             corpus.build(tmp_path / "c", sources=sources, **options)
         assert not (tmp_path / "c").exists()
-
-
-@pytest.mark.slow
-def test_the_environment_gives_english_of_which_little_is_in_both_splits(tmp_path: Path):
-    corpus.build(tmp_path / "c", max_bytes=4_000_000)
-    grams = {}
-    for split in SPLITS:
-        words = [WORD.findall(text.lower()) for text in read(tmp_path / "c", split)["text"].to_pylist()]
-        grams[split] = {tuple(w[i : i + 13]) for w in words for i in range(len(w) - 12)}
-        every = [word for w in words for word in w]
-        assert sum(word in STOP_WORDS for word in every) / len(every) > 0.2
-    assert len(grams["train"] & grams["validation"]) < 0.02 * len(grams["validation"])

@@ -2,7 +2,9 @@
 
 import re
 import shlex
+import signal
 from dataclasses import replace
+from functools import partial
 from importlib import resources
 from types import SimpleNamespace
 
@@ -123,3 +125,10 @@ def test_runs_that_another_process_trains_are_waited_for(tmp_path, monkeypatch):
     monkeypatch.setattr(main_module, "run_sweep", lambda *_: outcome)
     with pytest.raises(DemoError, match="another process trains d32-b2-h1-E8-seed0"):
         Demo(tmp_path, FAST, workers=1).sweep()
+
+
+def test_a_stop_asks_its_runs_to_stop_as_that_of_a_sweep_does(monkeypatch, request):
+    for number in (signal.SIGINT, signal.SIGTERM):
+        request.addfinalizer(partial(signal.signal, number, signal.getsignal(number)))
+    monkeypatch.setattr(Demo, "run", lambda demo: signal.raise_signal(signal.SIGTERM))
+    assert CliRunner().invoke(main_module.app, []).exit_code == 143

@@ -37,7 +37,7 @@ def test_it_says_what_the_run_will_do(tiny, output):
     assert f"{n_active:,} active, {n_total:,} total" in text
     trained = 2048 + (1280 - 1024) + (2560 - 2048)
     assert f"FLOPs in all {format_flops(6 * n_active * trained)} ({trained:,} tokens)" in text
-    for b in (arguments.schedule_at(1.0).branch(tokens) for tokens in (1280, 2560)):
+    for b in arguments.branches():
         assert f"decays from step {b.decay_step:,} ({b.branch_point_tokens:,} tokens) to step {b.end_step:,}" in text
     assert "0.01 (given)" in text
     assert format_bytes(4 * sum(p.numel() for p in Run(arguments).session.model.parameters())) in text

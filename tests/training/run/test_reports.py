@@ -83,7 +83,6 @@ def test_a_compiled_run_has_the_losses_and_the_names_of_an_eager_one(tiny, tmp_p
 
 
 def test_without_a_terminal_a_run_writes_how_far_it_is(tiny, capsys, monkeypatch):
-    monkeypatch.setattr(progress, "_FIRST_LOOK_SECONDS", 0.01)
     monkeypatch.setattr(progress, "_LINE_SECONDS", 0.02)
     finish(tiny(schedule__tokens=[1280], run__progress=True))
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("d64 E4 ")]
