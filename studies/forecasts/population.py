@@ -11,6 +11,7 @@ from hub.base import strict_json
 from scaling_law import JointLaw, Runs
 from scaling_law.fitting.prior import CHINCHILLA, FORMAT, POPULATION, VERSION, Member, member_of
 from studies.common import rounded
+from studies.forecasts import experts
 from studies.forecasts.methods import BY_NAME, CHOICES, best_choice, forecasts_of
 from studies.forecasts.sets import UNITS
 
@@ -59,4 +60,5 @@ def write_population(tables: Mapping[str, Runs], path: Path = POPULATION) -> Pat
         "dependence": choice.dependence,
     }
     rows = [rounded(vars(member), DIGITS) for member in members]
-    return strict_json.write(path, FORMAT, VERSION, {"settings": settings, "members": rows})
+    strict_json.write(path, FORMAT, VERSION, {"settings": settings, "members": rows})
+    return experts.write(experts.result(path), path)
