@@ -148,13 +148,18 @@ def prior_of(law: Law, population: Prior) -> Prior:
     coordinates, natural = Coordinates.of(form, law.coefficients), natural_of(form, law.coefficients)
     covariance = spread_between_labs(law, coordinates, population.covariance)
     if law.draws is not None:
-        drawn = natural_of(form, dict(zip(law.coefficient_names(), law.draws.T, strict=True)))
-        covariance = covariance + np.cov(coordinates.of_natural(drawn).T)
+        covariance = covariance + covariance_of_draws(law, coordinates)
     said = law.conditions.provenance if law.conditions else f"a {law.name} law"
     source = f"{said}, {'its draws' if law.draws is not None else 'no draws'} and the spread between labs"
     settings = (population.dof, population.noise, population.dependence, (source,))
     mean = coordinates.of_natural(natural)
     return Prior(mean, covariance, *settings, law.name, coordinates, law.conditions).in_units(*OTHER_CORPUS)
+
+
+def covariance_of_draws(law: Law, coordinates: Coordinates) -> FloatArray:
+    """How sure a law with draws is of its own runs, [k, k]."""
+    drawn = dict(zip(law.coefficient_names(), np.asarray(law.draws).T, strict=True))
+    return np.asarray(np.cov(coordinates.of_natural(natural_of(law.form, drawn)).T))
 
 
 def spread_between_labs(law: Law, coordinates: Coordinates, population: FloatArray) -> FloatArray:
@@ -448,12 +453,12 @@ def prior(
     the lab "ideas"; None for what forecasts other labs' MoE models better (docs/studies/forecasts.md).
     ValueError for another name, for labs that have no member, and for a law that cannot be fitted.
     """
-    if isinstance(name, Law):
+    if isinstance(name, Law) and experts is None:
         return prior_of(name, prior(without=without))
-    if name != "public":
+    if name != "public" and not isinstance(name, Law):
         raise InputError(f"prior={name!r} {WANTED}")
-    if experts not in (None, "pooled", "published"):
-        raise InputError(f"experts={experts!r} must be 'pooled', 'published' or None")
+    if experts not in (None, "pooled", "published") or isinstance(name, Law):
+        raise InputError(f"experts={experts!r} must be 'pooled', 'published' or None, and None beside a law")
     return _population(frozenset({without} if isinstance(without, str) else without), experts)
 
 

@@ -16,13 +16,13 @@ import numpy as np
 
 from hub.base import strict_json
 from scaling_law import JointLaw, Prior
-from scaling_law.fitting.penalty import natural_of
 from scaling_law.fitting.prior import (
     FORMAT,
     POPULATION,
     PUBLISHER,
     VERSION,
     Member,
+    covariance_of_draws,
     estimate,
     for_kind,
     member_of,
@@ -31,7 +31,7 @@ from scaling_law.fitting.prior import (
     terms_of_experts,
     vague_of_experts,
 )
-from studies.common import Part, rms, rounded
+from studies.common import FloatArray, Part, rms, rounded
 from studies.evidence.forecasts import Question, joined, questions
 from studies.evidence.points import Source, read_sources
 from studies.forecasts.methods import by_lab, one_constant
@@ -75,21 +75,25 @@ def members_of(sources: Mapping[str, Source]) -> list[Member]:
 
 def published_terms() -> Member:
     """The terms of E of the published law, with the covariance of its draws."""
-    law, about = JointLaw.published(), vague_of_experts()
-    drawn = natural_of(law.form, dict(zip(law.coefficient_names(), np.asarray(law.draws).T, strict=True)))
-    terms = (*OF_SIZE, *OF_TOKENS, *OF_E)
+    about, terms = vague_of_experts(), (*OF_SIZE, *OF_TOKENS, *OF_E)
     places = [about.coordinates.names.index(term) for term in terms]
-    precision = np.linalg.inv(np.cov(about.coordinates.of_natural(drawn)[:, places].T))
+    covariance = covariance_of_draws(JointLaw.published(), about.coordinates)[np.ix_(places, places)]
+    return of_published(about.mean[places], covariance, terms=terms)
+
+
+def of_published(mean: FloatArray, covariance: FloatArray, **told: Any) -> Member:
+    """The published law as a member, with these coordinates."""
+    conditions, precision = JointLaw.published().conditions, np.linalg.inv(covariance)
     return Member(
         "ludziejewski",
         PUBLISHER,
         "arXiv 2502.05172, the published coefficients and their draws",
         "coefficients, no table",
-        runs=law.conditions.n_runs if law.conditions and law.conditions.n_runs else 0,
+        runs=conditions.n_runs if conditions and conditions.n_runs else 0,
         noise=0.004,
-        pull=tuple((precision @ about.mean[places]).tolist()),
+        pull=tuple((precision @ mean).tolist()),
         precision=tuple(tuple(row) for row in precision.tolist()),
-        terms=terms,
+        **told,
     )
 
 

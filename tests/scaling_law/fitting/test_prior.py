@@ -297,13 +297,14 @@ def test_labs_are_left_out_of_the_terms_of_experts():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"name": JOINT, "experts": "pooled"}, "experts='pooled' must be .* None beside a law"),
         ({"experts": "mean"}, "experts='mean' must be 'pooled', 'published' or None"),
         ({"experts": "published", "without": "ideas"}, "the published law is of ideas, which without= leaves out"),
     ],
 )
 def test_terms_of_experts_that_cannot_be_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
-        prior("public", **options)
+        prior(**options)
 
 
 # ------------------------------------------------------------------ one law, and laws of any kind
