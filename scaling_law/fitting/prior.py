@@ -4,7 +4,8 @@
 the coordinates of `penalty`. Mean and covariance of the population follow by expectation maximisation (Dempster et al.
 1977), which takes each member's own error off the spread between members. Labs weigh equally, and the sets of a lab
 share its weight. About ten labs carry ten correlations badly, so the covariance is shrunk to its diagonal; Student's t
-lets a lab be unlike all others.
+lets a lab be unlike all others. The terms of E are a population of their own, of the few labs whose runs tell E from N
+and D: without correlations, and what `spread_between_labs` assumes counts as `ASSUMED_LABS` labs there.
 
 `fit(runs, prior=law)` takes the law as the mean. Its draws say how sure it was of its own runs; the population adds
 how far labs lie apart, since another corpus, tokenizer and recipe change the levels at least (`spread_between_labs`).
@@ -19,7 +20,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -37,6 +38,7 @@ from scaling_law.size.arrays import FloatArray
 CHINCHILLA = Coordinates.of(ChinchillaLaw.form)  # of the population
 POPULATION = Path(__file__).with_name("population.json")
 FORMAT, VERSION = "population", 1
+PUBLISHER = "ideas"  # the lab of the published joint law
 VAGUE_MEAN = (-1.0, -1.0, -1.1, -1.1, 0.5)  # near Chinchilla's law; with VAGUE_SPREAD, weaker than any population
 VAGUE_SPREAD = (1.0, 1.0, 0.7, 0.7, 0.7)
 NOISE_DOF = 4.0  # runs that the population's noise is worth, when that of a set is estimated
@@ -44,6 +46,8 @@ LEAST_SPREAD = 0.03  # of a coordinate between labs
 LEAST_EFFECT = 0.003  # of an exponent by design or an interaction between labs, where the law has none
 INTERACTION_SPREAD = 0.5  # of ln q between labs
 OTHER_CORPUS = (0.1, 0.15)  # standard deviations of ln loss and ln D between two corpora and their tokenizers
+ASSUMED_LABS = 2.0  # that the assumed spread of the terms of E counts as, beside a handful of real ones
+VAGUE_EXPERTS = (0.5, 0.5, 0.1, 0.1, 1.5, 3.0)  # δ and ω at the reference, γ, ζ, ln distances of E_start and E_max
 ROUNDS = 4  # of estimating the noise and fitting under it
 WANTED = "must be 'public', a law that predicts a loss, a Prior or None"
 
@@ -53,6 +57,7 @@ class Member:
     """What one set of runs says of its law: ln likelihood ≈ pull·x − x'·precision·x / 2, x as in `penalty`.
 
     `noise` is the standard deviation of ln L of one run, `units` those of ln loss and ln D for another unit or corpus.
+    `terms` are the coordinates that x holds, if not all: those that the design of the runs can tell.
     """
 
     name: str
@@ -64,6 +69,7 @@ class Member:
     pull: tuple[float, ...]
     precision: tuple[tuple[float, ...], ...]
     units: tuple[float, float] = (0.0, 0.0)
+    terms: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -72,7 +78,8 @@ class Prior:
 
     The k `coordinates` are those of `penalty` for laws of this `kind`. `noise` is the usual standard deviation of ln L
     of one run. `dependence` is how many runs are worth one independent run of a law that is exactly of this form.
-    `sources` are the members' names, or the provenance of the one law; its `conditions` say where it holds.
+    `sources` are the members' names, or the provenance of the one law; its `conditions` say where it holds. `experts`
+    is a prior of joint laws whose terms of E go with one of Chinchilla laws (None: those of the published law).
     """
 
     mean: FloatArray
@@ -84,6 +91,7 @@ class Prior:
     kind: str = "chinchilla"
     coordinates: Coordinates = field(default=CHINCHILLA, repr=False)
     conditions: Conditions | None = field(default=None, repr=False)
+    experts: Prior | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         mean, covariance = (np.array(values, float) for values in (self.mean, self.covariance))
@@ -140,13 +148,18 @@ def prior_of(law: Law, population: Prior) -> Prior:
     coordinates, natural = Coordinates.of(form, law.coefficients), natural_of(form, law.coefficients)
     covariance = spread_between_labs(law, coordinates, population.covariance)
     if law.draws is not None:
-        drawn = natural_of(form, dict(zip(law.coefficient_names(), law.draws.T, strict=True)))
-        covariance = covariance + np.cov(coordinates.of_natural(drawn).T)
+        covariance = covariance + covariance_of_draws(law, coordinates)
     said = law.conditions.provenance if law.conditions else f"a {law.name} law"
     source = f"{said}, {'its draws' if law.draws is not None else 'no draws'} and the spread between labs"
     settings = (population.dof, population.noise, population.dependence, (source,))
     mean = coordinates.of_natural(natural)
     return Prior(mean, covariance, *settings, law.name, coordinates, law.conditions).in_units(*OTHER_CORPUS)
+
+
+def covariance_of_draws(law: Law, coordinates: Coordinates) -> FloatArray:
+    """How sure a law with draws is of its own runs, [k, k]."""
+    drawn = dict(zip(law.coefficient_names(), np.asarray(law.draws).T, strict=True))
+    return np.asarray(np.cov(coordinates.of_natural(natural_of(law.form, drawn)).T))
 
 
 def spread_between_labs(law: Law, coordinates: Coordinates, population: FloatArray) -> FloatArray:
@@ -182,7 +195,7 @@ def _matching(form: Any, name: str) -> int | None:
 
 
 def for_kind(prior: Prior, kind: str) -> Prior:
-    """The prior for laws of this kind. One of Chinchilla laws gets the terms of E of the published law, or an open q.
+    """The prior for laws of this kind. One of Chinchilla laws gets its `experts`' terms of E, or an open q.
 
     ValueError where it is of another kind.
     """
@@ -193,13 +206,20 @@ def for_kind(prior: Prior, kind: str) -> Prior:
     if (prior.kind, kind) != ("chinchilla", "joint"):
         kinds = "chinchilla (or joint) laws" if prior.kind == "chinchilla" else f"{prior.kind} laws"
         raise InputError(f"kind={kind!r}: the prior is one of {kinds}")
-    joint, size = prior_of(JointLaw.published(), prior), len(prior.mean)
+    joint, size = prior.experts or prior_of(JointLaw.published(), prior), len(prior.mean)
     covariance = joint.covariance.copy()
     covariance[:size], covariance[:, :size] = 0.0, 0.0
     covariance[:size, :size] = prior.covariance
-    sources = (*prior.sources, "terms of E of the published law")
-    mean = np.concatenate([prior.mean, joint.mean[size:]])
-    return replace(joint, mean=mean, covariance=covariance, sources=sources, conditions=prior.conditions)
+    of_experts = (", ".join(prior.experts.sources) or "no lab") if prior.experts else "the published law"
+    return replace(
+        prior,
+        mean=np.concatenate([prior.mean, joint.mean[size:]]),
+        covariance=covariance,
+        sources=(*prior.sources, f"terms of E of {of_experts}"),
+        kind=joint.kind,
+        coordinates=joint.coordinates,
+        experts=None,
+    )
 
 
 def _with_interaction(prior: Prior) -> Prior:
@@ -307,37 +327,75 @@ def noise_under(problem: Problem, theta: FloatArray, weight: FloatArray, usual: 
 # ------------------------------------------------------------------ the population
 
 
-def member_of(runs: Runs, name: str, lab: str, **about: Any) -> Member:
-    """A set of runs as a member, from its law under a vague prior and the curvature there."""
-    vague = Prior(np.array(VAGUE_MEAN), np.diag(np.square(VAGUE_SPREAD)))
-    mode = modes(runs, [vague])
-    x = CHINCHILLA.of_natural(mode.natural)[0]
-    back = np.linalg.inv(CHINCHILLA.jacobian(mode.natural)[0])
-    prior = np.linalg.inv(vague.covariance)
+def vague() -> Prior:
+    """A prior of Chinchilla laws, weaker than any population."""
+    return Prior(np.array(VAGUE_MEAN), np.diag(np.square(VAGUE_SPREAD)))
+
+
+def vague_of_experts() -> Prior:
+    """The same of joint laws: terms of E about those of the published law, so weak that their sign is open."""
+    law = JointLaw.published()
+    coordinates = Coordinates.of(law.form, law.coefficients)
+    terms_of_e = coordinates.of_natural(natural_of(law.form, law.coefficients))[len(VAGUE_MEAN) :]
+    spread = np.square([*VAGUE_SPREAD, *VAGUE_EXPERTS])
+    return Prior(np.array([*VAGUE_MEAN, *terms_of_e]), np.diag(spread), kind=law.name, coordinates=coordinates)
+
+
+def member_of(
+    runs: Runs, name: str, lab: str, terms: tuple[str, ...] = (), about: Prior | None = None, **told: Any
+) -> Member:
+    """A set of runs as a member, from its law under a vague prior and the curvature there.
+
+    The law is of the kind of `about` (None: Chinchilla's). With `terms`, only these coordinates stay; the others take
+    any value that the vague prior allows.
+    """
+    start = about or vague()
+    mode = modes(runs, [start])
+    x = start.coordinates.of_natural(mode.natural)[0]
+    back = np.linalg.inv(start.coordinates.jacobian(mode.natural)[0])
+    prior = np.linalg.inv(start.covariance)
     precision = back.T @ np.linalg.inv(mode.covariance[0]) @ back - prior
     values, vectors = np.linalg.eigh(0.5 * (precision + precision.T))
     precision = (vectors * np.maximum(values, 0.0)) @ vectors.T
-    pull = precision @ x + prior @ (x - vague.mean)
+    pull = precision @ x + prior @ (x - start.mean)
+    if terms:
+        keep = np.array([start.coordinates.names.index(term) for term in terms])
+        drop = np.setdiff1d(np.arange(len(x)), keep)
+        rest = np.ix_(drop, drop)
+        carried = precision[np.ix_(keep, drop)] @ np.linalg.inv(precision[rest] + prior[rest])
+        pull = pull[keep] - carried @ (pull[drop] + prior[rest] @ start.mean[drop])
+        precision = precision[np.ix_(keep, keep)] - carried @ precision[np.ix_(drop, keep)]
     rows = tuple(tuple(row) for row in precision.tolist())
-    return Member(name, lab, runs=len(runs), noise=float(mode.noise[0]), pull=tuple(pull), precision=rows, **about)
+    return Member(
+        name, lab, runs=len(runs), noise=float(mode.noise[0]), pull=tuple(pull), precision=rows, terms=terms, **told
+    )
 
 
-def estimate(members: Iterable[Member], shrinkage: float, dof: float, dependence: float, rounds: int = 100) -> Prior:
-    """The population of these members.
+def estimate(
+    members: Iterable[Member],
+    shrinkage: float,
+    dof: float,
+    dependence: float,
+    rounds: int = 100,
+    about: Prior | None = None,
+    assumed: FloatArray | None = None,
+) -> Prior:
+    """The population of these members, laws of the kind of the vague prior `about` (None: Chinchilla's).
 
-    `shrinkage` is the part of the covariances that is dropped, from 0 to 1. ValueError for fewer than two labs.
+    `shrinkage` is the part of the covariances that is dropped, from 0 to 1. `assumed`, a covariance [k, k], counts as
+    that of `ASSUMED_LABS` more labs. ValueError for fewer than two labs, or for none where a covariance is assumed.
     """
     sets = list(members)
     labs = [member.lab for member in sets]
-    if len({*labs}) < 2:
+    if len({*labs}) < (2 if assumed is None else 1):
         raise InputError(f"prior: a population needs members of two labs, not of {sorted({*labs})}")
     share = np.array([1.0 / labs.count(lab) for lab in labs])
-    size, count = len(VAGUE_MEAN), len({*labs})
-    mean, covariance = np.array(VAGUE_MEAN), np.diag(np.square(VAGUE_SPREAD))
-    precision = np.array([member.precision for member in sets]) / dependence
-    pull = np.array([member.pull for member in sets]) / dependence
+    start = about or vague()
+    mean, covariance, size, count = start.mean, start.covariance, len(start.mean), len({*labs})
+    more, further = (0.0, 0.0 * covariance) if assumed is None else (ASSUMED_LABS, ASSUMED_LABS * assumed)
+    pull, precision = (values / dependence for values in _in_full(sets, start.coordinates.names))
     for _ in range(rounds):
-        shift = np.array([units_covariance("chinchilla", CHINCHILLA, mean, *member.units) for member in sets])
+        shift = np.array([units_covariance(start.kind, start.coordinates, mean, *member.units) for member in sets])
         seen = np.linalg.inv(np.eye(size) + precision @ shift)
         inverse = np.linalg.inv(covariance)
         spread = np.linalg.inv(inverse + seen @ precision)
@@ -349,33 +407,74 @@ def estimate(members: Iterable[Member], shrinkage: float, dof: float, dependence
         mean = weight @ centre / weight.sum()
         away = centre - mean
         second = away[:, :, None] * away[:, None, :] + spread
-        covariance = np.einsum("s,sij->ij", weight, second) / share.sum()
-        diagonal = np.diag(np.maximum(np.diag(covariance), LEAST_SPREAD**2))
+        covariance = (np.einsum("s,sij->ij", weight, second) + further) / (share.sum() + more)
+        diagonal = np.diag(np.maximum(np.diag(covariance), LEAST_SPREAD**2 if assumed is None else 0.0))
         covariance = (1.0 - shrinkage) * covariance + shrinkage * diagonal
     noise = np.exp(np.average([np.log(member.noise) for member in sets], weights=share))
+    names = tuple(member.name for member in sets)
+    if assumed is not None:  # members say little of some terms: the mean is as uncertain as they are
+        seen = precision @ np.linalg.inv(np.eye(size) + covariance @ precision)
+        error = np.linalg.inv(np.einsum("s,sij->ij", share, seen) + np.linalg.inv(start.covariance))
+        return replace(start, mean=mean, covariance=covariance + error, dof=dof, noise=float(noise), sources=names)
     grown = covariance * (count / (count - 1.0)) * (1.0 + 1.0 / count)  # the mean, too, is estimated
-    return Prior(mean, grown, dof, float(noise), dependence, tuple(member.name for member in sets))
+    return Prior(mean, grown, dof, float(noise), dependence, names)
 
 
-def prior(name: str | Law = "public", without: str | Collection[str] = ()) -> Prior:
+def _in_full(sets: Sequence[Member], names: tuple[str, ...]) -> tuple[FloatArray, FloatArray]:
+    """Pull [S, k] and precision [S, k, k] in all coordinates: 0 for those that a member says nothing of."""
+    pull, precision = np.zeros((len(sets), len(names))), np.zeros((len(sets), len(names), len(names)))
+    for i, member in enumerate(sets):
+        places = [names.index(term) for term in member.terms or names]
+        pull[i, places] = member.pull
+        precision[i][np.ix_(places, places)] = member.precision
+    return pull, precision
+
+
+def terms_of_experts(members: Iterable[Member], population: Prior) -> Prior:
+    """The population of the terms of E, as one of joint laws that says nothing of dense models.
+
+    Labs are too few for correlations, so there are none. What no member tells is vague, about the published law's.
+    """
+    law, about, sets = JointLaw.published(), vague_of_experts(), list(members)
+    if not sets:
+        return about
+    assumed = np.diag(np.diag(spread_between_labs(law, about.coordinates, population.covariance)))
+    return estimate(sets, 1.0, population.dof, population.dependence, about=about, assumed=assumed)
+
+
+def prior(
+    name: str | Law = "public",
+    without: str | Collection[str] = (),
+    experts: Literal["pooled", "published"] | None = None,
+) -> Prior:
     """The population shipped under this name, without the members of some labs; or a law and the spread between labs.
 
+    `experts`: whose terms of E joint laws get, those "pooled" over labs or those of the "published" law, which is of
+    the lab "ideas"; None for what forecasts other labs' MoE models better (docs/studies/forecasts.md).
     ValueError for another name, for labs that have no member, and for a law that cannot be fitted.
     """
-    if isinstance(name, Law):
+    if isinstance(name, Law) and experts is None:
         return prior_of(name, prior(without=without))
-    if name != "public":
+    if name != "public" and not isinstance(name, Law):
         raise InputError(f"prior={name!r} {WANTED}")
-    return _population(frozenset({without} if isinstance(without, str) else without))
+    if experts not in (None, "pooled", "published") or isinstance(name, Law):
+        raise InputError(f"experts={experts!r} must be 'pooled', 'published' or None, and None beside a law")
+    return _population(frozenset({without} if isinstance(without, str) else without), experts)
 
 
 @cache
-def _population(left_out: frozenset[str]) -> Prior:
+def _population(left_out: frozenset[str], experts: str | None) -> Prior:
     members, settings = read_population(POPULATION)
     labs = sorted({member.lab for member in members})
     if unknown := sorted(left_out - {*labs}):
         raise InputError(f"without={unknown[0]!r} must be among {', '.join(labs)}")
-    return estimate([member for member in members if member.lab not in left_out], **settings)
+    base = estimate([member for member in members if member.lab not in left_out], **settings)
+    of_experts, usual = read_experts(POPULATION)
+    if PUBLISHER in left_out and experts == "published":
+        raise InputError(f"experts='published': the published law is of {PUBLISHER}, which without= leaves out")
+    if PUBLISHER not in left_out and (experts or usual) == "published":
+        return base
+    return replace(base, experts=terms_of_experts([one for one in of_experts if one.lab not in left_out], base))
 
 
 def read_prior(value: Any) -> Prior:
@@ -392,6 +491,13 @@ def read_population(path: Path) -> tuple[list[Member], dict[str, Any]]:
     return [_member(row) for row in data["members"]], settings
 
 
+def read_experts(path: Path) -> tuple[list[Member], str]:
+    """Members of the terms of E of a file, and whether these are usually "pooled" or the "published" law's."""
+    data = strict_json.read(path, FORMAT, VERSION)["experts"]
+    return [_member(row) for row in data["members"]], str(data["usual"])
+
+
 def _member(row: dict[str, Any]) -> Member:
     matrix = tuple(tuple(line) for line in row["precision"])
-    return Member(**{**row, "pull": tuple(row["pull"]), "precision": matrix, "units": tuple(row["units"])})
+    tuples: dict[str, Any] = {name: tuple(row[name]) for name in ("pull", "units", "terms") if name in row}
+    return Member(**{**row, **tuples, "precision": matrix})

@@ -11,6 +11,7 @@ from hub.base import strict_json
 from scaling_law import JointLaw, Runs
 from scaling_law.fitting.prior import CHINCHILLA, FORMAT, POPULATION, VERSION, Member, member_of
 from studies.common import rounded
+from studies.forecasts import experts
 from studies.forecasts.methods import BY_NAME, CHOICES, best_choice, forecasts_of
 from studies.forecasts.sets import UNITS
 
@@ -34,18 +35,7 @@ def published_member() -> Member:
     parts = [(*map(float, one.chinchilla_coefficients(1.0)), one.irreducible_loss) for one in rows]
     m, mu, n, nu, c = np.array(parts).T
     x = CHINCHILLA.of_natural(np.stack([np.log(m), mu, np.log(n), nu, np.log(c)], axis=-1))
-    precision = np.linalg.inv(np.cov(x.T))
-    return Member(
-        "ludziejewski",
-        "ideas",
-        "arXiv 2502.05172, the published coefficients and their draws",
-        "coefficients, no table",
-        runs=law.conditions.n_runs if law.conditions and law.conditions.n_runs else 0,
-        noise=0.004,
-        pull=tuple((precision @ x.mean(axis=0)).tolist()),
-        precision=tuple(tuple(row) for row in precision.tolist()),
-        units=UNITS["nats"],
-    )
+    return experts.of_published(x.mean(axis=0), np.cov(x.T), units=UNITS["nats"])
 
 
 def write_population(tables: Mapping[str, Runs], path: Path = POPULATION) -> Path:
@@ -59,4 +49,5 @@ def write_population(tables: Mapping[str, Runs], path: Path = POPULATION) -> Pat
         "dependence": choice.dependence,
     }
     rows = [rounded(vars(member), DIGITS) for member in members]
-    return strict_json.write(path, FORMAT, VERSION, {"settings": settings, "members": rows})
+    strict_json.write(path, FORMAT, VERSION, {"settings": settings, "members": rows})
+    return experts.write(experts.result(path), path)

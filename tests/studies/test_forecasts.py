@@ -9,10 +9,10 @@ import pytest
 from hub.base import strict_json
 from hub.base.markdown import block_of
 from scaling_law import ChinchillaLaw, Runs
-from scaling_law.fitting.prior import estimate, read_population
+from scaling_law.fitting.prior import POPULATION, estimate, read_experts, read_population
 from scaling_law.forecasting.stack import read_defaults
 from studies.common import TABLES
-from studies.forecasts import accuracy, methods, page, population, splits, stacking
+from studies.forecasts import accuracy, experts, methods, page, population, splits, stacking
 from studies.forecasts.sets import GADRE_LOSS, NEOX, OUT, SETS, labs, read_sets
 
 BY_NAME = {one.name: one for one in SETS}
@@ -181,6 +181,61 @@ def test_the_population_is_written_with_its_sources(tables, tmp_path):
     assert [member.name for member in members] == [*tables, "ludziejewski"]
     assert all(member.source and member.licence for member in members)
     assert estimate(members, **settings).sources == (*tables, "ludziejewski")
+    assert read_experts(tmp_path / "population.json")[1] in experts.USES
+
+
+@pytest.fixture(scope="module")
+def of_experts():
+    """Members of the terms of E, the population that ships, and one question of each lab."""
+    sources = experts.read_sources(experts.POINTS)
+    asked = {experts.LABS.get(one.source): one for one in reversed(experts.questions(sources))}
+    members, population = experts.members_of(sources), read_population(POPULATION)
+    return members, population, experts.folds_of(members, population, [asked[lab] for lab in asked if lab])
+
+
+@pytest.mark.parametrize("changed", ["stepfun", "deepmind"])
+def test_a_forecast_of_moe_models_is_under_the_terms_of_other_labs(of_experts, changed):
+    members, (sets, settings), folds = of_experts
+    other = [
+        dataclasses.replace(one, pull=tuple(3 * x + 1 for x in one.pull)) if one.lab == changed else one
+        for one in members
+    ]
+    others = [one for one in sets if one.lab != changed]
+    again = experts.folds_of(other, (sets, settings), [one.question for one in folds])
+    for one, two in zip(folds, again, strict=True):
+        if one.lab == changed:  # nothing of the lab is in its own forecast
+            assert one.errors == two.errors
+            alone = experts.folds_of(members, (others, settings), [one.question])[0]
+            assert one.errors[""] == pytest.approx(alone.errors[""])
+        else:  # nor, once it is left out, in what others' forecasts choose for it
+            assert one.errors[changed] == pytest.approx(two.errors[changed])
+            assert one.errors[""]["pooled"] != pytest.approx(two.errors[""]["pooled"], rel=1e-6)
+            assert one.errors[""]["published"] == pytest.approx(two.errors[""]["published"])
+
+
+def test_whose_terms_a_lab_gets_is_chosen_on_the_others(of_experts):
+    question = of_experts[2][0].question
+    labs = [("Step Law", 0.1, 0.2), ("Marin, ladder", 0.3, 0.1), ("Clark et al., S-Base", 0.1, 0.11)]
+    folds = []
+    for source, published, pooled in labs:
+        errors = {lab: {"published": published, "pooled": pooled} for lab in ("", *experts.LABS.values())}
+        folds.append(experts.Fold(dataclasses.replace(question, source=source), errors, 1.0))
+    assert [experts.better(folds, lab) for lab in ("", "stepfun", "marin", "deepmind")] == [
+        "pooled",
+        "pooled",
+        "published",
+        "pooled",
+    ]
+
+
+def test_the_terms_of_experts_kept_are_those_of_the_points(of_experts):
+    kept, usual = read_experts(POPULATION)
+    for one, made in zip(kept, of_experts[0], strict=True):
+        assert (one.name, one.lab, one.terms, one.source) == (made.name, made.lab, made.terms, made.source)
+        np.testing.assert_allclose(one.pull, made.pull, rtol=1e-3, atol=0.05 * np.abs(made.pull).max())
+    rows = block_of(page.PAGE.read_text(), "experts-prior").splitlines()
+    published, pooled = (float(cell) for cell in rows[-1].split("|")[5:7])
+    assert usual == ("published" if published < pooled else "pooled")
 
 
 def test_the_page_kept_names_all_splits_that_are_not_out():

@@ -20,7 +20,10 @@ from scaling_law.fitting.prior import (
     law_of,
     member_of,
     modes,
+    read_experts,
     read_population,
+    terms_of_experts,
+    vague_of_experts,
 )
 from scaling_law.law import InteractionLaw
 from tests.scaling_law.synthetic import synthetic_runs
@@ -211,6 +214,97 @@ def test_the_public_population_leaves_labs_out():
     with pytest.raises(ValueError, match="must be among"):
         prior("public", without="nobody")
     assert fit(measured(12), "chinchilla", prior="public").law.coefficients
+
+
+# ------------------------------------------------------------------ the terms of E
+
+ABOUT = vague_of_experts()
+OF_E = ABOUT.coordinates.names[5:]
+
+
+def member_of_experts(lab: str, shift: float, terms: tuple[str, ...] = OF_E) -> Member:
+    """A member that is sure of these terms of E, each this far above the published law's."""
+    places = [ABOUT.coordinates.names.index(term) for term in terms]
+    precision = np.diag(np.full(len(terms), 1e8))
+    rows = tuple(map(tuple, precision.tolist()))
+    return Member(
+        lab, lab, "made", "none", 40, 0.01, tuple(precision @ (ABOUT.mean[places] + shift)), rows, terms=terms
+    )
+
+
+def pooled(*members: Member) -> np.ndarray:
+    return terms_of_experts(members, USUAL).mean[5:] - ABOUT.mean[5:]
+
+
+def test_pooled_terms_of_experts_lie_between_the_labs():
+    low, middle, high = (member_of_experts(str(shift), shift) for shift in (-0.02, 0.0, 0.04))
+    assert (pooled(low, middle, high) > -0.02).all()
+    assert (pooled(low, middle, high) < 0.04).all()
+    np.testing.assert_allclose(
+        pooled(low, low, high), pooled(low, high), atol=1e-9
+    )  # two sets of a lab share its weight
+    np.testing.assert_allclose(pooled(low), -0.02, atol=1e-4)
+
+
+def test_a_member_says_nothing_of_terms_that_its_design_cannot_tell():
+    whole, part = member_of_experts("one", 0.0), member_of_experts("two", 0.1, ("delta", "gamma"))
+    moved = dict(zip(OF_E, pooled(whole, part), strict=True))
+    assert all((moved[name] > 0.01) == (name in part.terms) for name in OF_E)
+    spread = dict(zip(OF_E, np.diag(terms_of_experts([part], USUAL).covariance)[5:], strict=True))
+    assert spread["omega"] > 10 * spread["delta"]  # nobody says anything of it
+
+
+def test_runs_of_a_full_design_tell_the_terms_of_experts():
+    truth = JOINT.replace(delta=JOINT.delta + 0.1, zeta=JOINT.zeta + 0.01)
+    n, d, e = (v.ravel() for v in np.meshgrid([2e8, 1e9, 4e9], [4e9, 2e10, 2e11], [1, 4, 32, 256]))
+    loss = truth.loss(n, d, e) * np.exp(0.001 * np.random.default_rng(0).standard_normal(len(n)))
+    runs = Runs.from_columns(n, d, e, loss, "run")
+    member = member_of(runs, "full", "lab", OF_E, ABOUT, source="made", licence="none")
+    weak = np.linalg.inv(ABOUT.covariance[5:, 5:])
+    spread = np.linalg.inv(np.array(member.precision) + weak)
+    off = spread @ (np.array(member.pull) + weak @ ABOUT.mean[5:])
+    off -= ABOUT.coordinates.of_natural(natural_of(truth.form, truth.coefficients))[5:]
+    assert (np.abs(off) < 3 * np.sqrt(np.diag(spread))).all()
+    one_d = member_of(runs.subset(runs.tokens == 2e10), "one D", "lab", OF_E, ABOUT, source="made", licence="none")
+    assert one_d.precision[0][0] < 0.2 * member.precision[0][0]
+
+
+def test_without_a_run_that_says_otherwise_a_joint_fit_has_the_pooled_terms():
+    public = prior("public", experts="pooled")
+    law = for_kind(public, "joint").law
+    runs = Runs.from_columns(1e9, 2e10, 1.0, law.loss(1e9, 2e10, 1.0))
+    moved = fit(runs, "joint", prior=public)
+    assert moved.law.loss(**MOE) == pytest.approx(law.loss(**MOE), rel=1e-4)
+    assert moved.law.loss(**MOE) != pytest.approx(fit(runs, "joint", prior="public").law.loss(**MOE), rel=1e-3)
+
+
+def test_labs_are_left_out_of_the_terms_of_experts():
+    members, usual = read_experts(POPULATION)
+    assert {member.lab for member in members} == {"ideas", "deepmind", "marin", "stepfun"}
+    assert all(member.source and member.licence for member in members)
+    for lab in ("deepmind", "marin", "stepfun", "ideas"):
+        rest = prior("public", without=lab, experts="pooled").experts
+        assert {*rest.sources} == {member.name for member in members if member.lab != lab}
+        assert not np.allclose(rest.mean[5:], prior("public", experts="pooled").experts.mean[5:], atol=1e-4)
+    assert (prior("public").experts is None) == (usual == "published")
+    assert "ludziejewski" not in prior("public", without="ideas").experts.sources
+    assert "terms of E of clark" in for_kind(prior("public", without="ideas"), "joint").sources[-1]
+    nobody = for_kind(prior("public", without=["ideas", "deepmind", "marin", "stepfun"]), "joint")
+    assert nobody.sources[-1] == "terms of E of no lab"
+    assert np.sqrt(nobody.covariance[5, 5]) > 0.4
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"name": JOINT, "experts": "pooled"}, "experts='pooled' must be .* None beside a law"),
+        ({"experts": "mean"}, "experts='mean' must be 'pooled', 'published' or None"),
+        ({"experts": "published", "without": "ideas"}, "the published law is of ideas, which without= leaves out"),
+    ],
+)
+def test_terms_of_experts_that_cannot_be_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        prior(**options)
 
 
 # ------------------------------------------------------------------ one law, and laws of any kind
