@@ -50,11 +50,7 @@ def law_to_json(law: Formula) -> bytes:
 def push_law(
     law: Formula, repo: str, *, token: str | None = None, private: bool = False, license: str | None = None
 ) -> str:
-    """Push the law, its card and its figures to the main branch of the Hub repo "owner/name", in one commit.
-
-    Returns the commit's sha. The card names a licence only if one is given. `hub.HubError` for what the Hub
-    refuses.
-    """
+    """Answer `Law.push_to_hub`."""
     owner, slash, name = repo.partition("/")
     if not owner or not slash or not name or "/" in name:
         raise InputError(f"repo={repo!r} must have the form owner/name")

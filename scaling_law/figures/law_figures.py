@@ -86,15 +86,6 @@ def memory_optimal(
 ) -> Axes:
     """Loss under a memory limit, a curve for each E up to its compute optimum, shaded where each E is best."""
     ax = drawing.axes_or_new(ax, 7.0, 4.6)
-    draw_memory_optimal(ax, law, flops, experts, kv_tokens, inference_tokens)
-    drawing.legend(ax, fontsize=9)
-    return ax
-
-
-def draw_memory_optimal(
-    ax: Axes, law: Formula, flops: float, experts: Sequence[float], kv_tokens: float, inference_tokens: float
-) -> None:
-    """Draw one panel of `memory_optimal`."""
     served: dict[str, Any] = {"kv_tokens": kv_tokens, "inference_tokens": inference_tokens}
     by_memory = memory_curves(law, Budget(flops), experts, **served)
     shade(ax, by_memory.memory, by_memory.regions)
@@ -114,6 +105,8 @@ def draw_memory_optimal(
     cache = f", KV cache of {kv_tokens:,.0f} tokens" if kv_tokens else ""
     inference = f", inference on {format_count(inference_tokens)} tokens" if inference_tokens else ""
     ax.set_title(f"{format_flops(flops)} FLOPs{inference}{cache}", fontsize=10 if not (cache and inference) else 8.5)
+    drawing.legend(ax, fontsize=9)
+    return ax
 
 
 def shade(ax: Axes, x: FloatArray, regions: Sequence[Region], alpha: float = 0.12) -> None:

@@ -47,7 +47,15 @@ class Law(Formula):
         """Write `scaling_law.json` (coefficients at full precision, conditions, draws) into `folder`; its path."""
         return strict_json.write(Path(folder) / FILE_NAME, FORMAT, VERSION, law_to_dict(self))
 
-    push_to_hub = push_law
+    def push_to_hub(
+        self, repo: str, *, token: str | None = None, private: bool = False, license: str | None = None
+    ) -> str:
+        """Push the law, its card and its figures to the main branch of the Hub repo "owner/name", in one commit.
+
+        Returns the commit's sha. The card names a licence only if one is given. `hub.HubError` for what the Hub
+        refuses.
+        """
+        return push_law(self, repo, token=token, private=private, license=license)
 
     @classmethod
     def from_pretrained(cls: type[LawT], source: str | Path, revision: str | None = None) -> LawT:

@@ -17,7 +17,7 @@ from hub.base.units import format_count
 from scaling_law.figures import drawing
 from scaling_law.figures.curves import Region, interval_of, near_the_runs, parts_of
 from scaling_law.figures.drawing import LOSS, colour_of
-from scaling_law.figures.law_figures import draw_memory_optimal, isoflop, memory_optimal, shade
+from scaling_law.figures.law_figures import isoflop, memory_optimal, shade
 from scaling_law.formulas.learning_rate import LearningRateLaw
 from scaling_law.law import JointLaw
 from scaling_law.planning.budget import Budget
@@ -76,7 +76,8 @@ def memory_scenarios(law: JointLaw, flops: float = 5e22, kv_tokens: float = 8192
     """Loss under a memory limit at 5e22 FLOPs: parameters, with KV cache, with inference as well (Fig. 3)."""
     axes = drawing.panels_or_new(axes, 3, 13.5, 4.8, sharey=True)
     for ax, (cache, served) in zip(axes, ((0.0, 0.0), (kv_tokens, 0.0), (kv_tokens, 1e11)), strict=True):
-        draw_memory_optimal(ax, law, flops, EXPERTS, cache, served)
+        legend = memory_optimal(law, flops, EXPERTS, cache, served, ax).get_legend()
+        legend.remove()  # type: ignore[union-attr]  # one below serves all panels
         ax.set_ylabel("" if ax is not axes[0] else LOSS)
     drawing.shared_legend(axes[0])
     return axes
