@@ -270,6 +270,8 @@ def load_runs(
     tracked = is_tracker(source)
     if final != "last" and not tracked:
         raise InputError(f"final={final!r} goes with a tracker, trackio:… or wandb:…: a table has one value of each")
+    if revision is not None and tracked:
+        raise InputError(f"revision={revision!r} goes with a dataset on the Hub: a tracker keeps the newest alone")
     try:
         named = {name for name in (loss, (columns or {}).get("loss")) if isinstance(name, str)}
         skip = problems if on_invalid == "skip" else None

@@ -70,7 +70,7 @@ def unit_problem(row: Row, loss: str) -> str:
     if not TOKENS_PER_PARAMETER[0] <= d / n <= TOKENS_PER_PARAMETER[1]:
         return f"{d / n:.3g} tokens per parameter, in other units? Map them, e.g. tokens='tokens * 1e9'"
     if measured > MOST_NATS:
-        return f"{loss}={measured:g} is no loss in nats per token; a perplexity is mapped by loss='log({loss})'"
+        return f"{loss}={measured:g} is no loss in nats per token; a perplexity is mapped by loss='log(`{loss}`)'"
     return ""
 
 

@@ -92,6 +92,9 @@ def test_numbers_of_other_units(store):
     with pytest.raises(RunsError, match=r"row 3 \(large\): 1.6e-08 tokens per parameter, in other units") as error:
         load_runs("trackio:my.sweep", columns=COLUMNS)
     assert "row 4 (perplexity): train/loss=22 is no loss in nats per token" in str(error.value)
+    assert "a perplexity is mapped by loss='log(`train/loss`)'" in str(error.value)
+    mapped = COLUMNS | {"loss": "log(`train/loss`)"}
+    assert load_runs("trackio:my.sweep", columns=mapped, where="run_id = perplexity").loss == pytest.approx(np.log(22))
     kept = load_runs("trackio:my.sweep", columns=COLUMNS, on_invalid="skip")
     assert len(kept) == 3
     assert len(kept.skipped) == 2
@@ -157,3 +160,5 @@ def test_final_is_one_of_three_and_of_trackers_only():
         load_runs("trackio:x", final="first")
     with pytest.raises(ValueError, match="final='minimum' goes with a tracker"):
         load_runs([{"n_active": 1e6}], final="minimum")
+    with pytest.raises(ValueError, match="revision='v1' goes with a dataset on the Hub"):
+        load_runs("trackio:x", revision="v1")
