@@ -132,7 +132,7 @@ def _post(url: str, body: Any, what: str, key: str | None, scheme: str = "Bearer
         problems = problem if isinstance(problem, list) else [problem]
         said = "says " + "; ".join(str(one.get("message", one) if isinstance(one, dict) else one) for one in problems)
     except HTTPError as error:
-        text = error.read(300).decode(errors="replace")
+        text = error.read(PAGE).decode(errors="replace").strip()
         said = f"answered {error.code} ({text or error.reason})"
     except (HTTPException, OSError, ValueError) as error:  # no connection, one that breaks, or no JSON
         said = f"does not answer ({getattr(error, 'reason', error)})"
@@ -140,7 +140,7 @@ def _post(url: str, body: Any, what: str, key: str | None, scheme: str = "Bearer
         said = "answers something else: is it this tracker's?"
     for secret in filter(None, (credentials, key)):
         said = said.replace(secret, "<key>")
-    raise RunsError(f"{what}: its server {redacted(' '.join(said.split()))}")
+    raise RunsError(f"{what}: its server {redacted(' '.join(said.split()))[:400]}")  # cut last: a part of a key is one
 
 
 def _answer(request: Any) -> Any:

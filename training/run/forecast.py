@@ -126,7 +126,8 @@ def _noted(arguments: TrainingArguments, run: TrainingCurve, folder: Path) -> li
     for name in json.loads(note.read_text(encoding="utf-8"))["finished"]:
         with suppress(OSError, ValueError):  # removed since, or damaged
             record = RunRecord.load(sweep / name)
-            finished.append((record, curve_of(record, read_lines(sweep / name / "log.jsonl"))))
+            lines = [line for _, line in read_lines(sweep / name / "log.jsonl")]
+            finished.append((record, curve_of(record, lines)))
     return [(record, curve) for record, curve in finished if len(curve.tokens)]
 
 
@@ -152,10 +153,12 @@ def finished_runs(arguments: TrainingArguments, run: TrainingCurve) -> list[str]
     return sorted(sorted(apart, key=lambda name: apart[name])[:MOST_RUNS])
 
 
-def read_lines(log: Path) -> list[dict[str, Any]]:
-    """The whole lines of a step log; [] where there is none."""
+def read_lines(log: Path) -> list[tuple[bytes, dict[str, Any]]]:
+    """(text, values) of every line of a step log; incomplete ones, as a killed process leaves them, are skipped."""
     lines = []
     for text in log.read_bytes().splitlines() if log.exists() else ():
-        with suppress(ValueError):  # cut by a kill
-            lines.append(json.loads(text))
+        with suppress(ValueError, KeyError, TypeError):
+            line = json.loads(text)
+            _ = line["step"], line["tokens"]
+            lines.append((text + b"\n", line))
     return lines

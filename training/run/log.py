@@ -10,7 +10,7 @@ import json
 import logging
 import math
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
@@ -24,7 +24,7 @@ from hub.record.run_record import RunRecord
 from training.configuration.arguments import ConfigurationError, TrainingArguments
 from training.run.devices import on_main, peak_memory
 from training.run.evaluation import HeldOutLoss
-from training.run.forecast import RunForecast
+from training.run.forecast import RunForecast, read_lines
 from training.run.progress import Progress
 from training.run.step import Session, StepResult
 
@@ -67,7 +67,7 @@ class StepLog(ExitStack):
         self._file = self.forecast = None
         if accelerator.is_main_process:
             path = folder / NAME
-            lines = [(text, line) for text, line in _lines(path) if line["step"] <= start_step]
+            lines = [(text, line) for text, line in read_lines(path) if line["step"] <= start_step]
             write_bytes(path, b"".join(text for text, _ in lines))
             self.forecast = forecast([line for _, line in lines]) if forecast else None
             self._file = self.enter_context(path.open("a", encoding="utf-8"))
@@ -286,7 +286,7 @@ def run_log(record: RunRecord, trunk_log: Path, branch_log: Path, *, max_bytes: 
     parts = [(trunk_log, record.tokens)]
     if record.branch_point_tokens is not None:
         parts = [(trunk_log, record.branch_point_tokens), (branch_log, record.tokens)]
-    lines = [(text, line) for log, last in parts for text, line in _lines(log) if line["tokens"] <= last]
+    lines = [(text, line) for log, last in parts for text, line in read_lines(log) if line["tokens"] <= last]
     events = {i for i, (_, line) in enumerate(lines) if any(name in line for name in _EVENTS)}
     kept, every = range(len(lines)), 1
     while every < len(lines) and sum(len(lines[i][0]) for i in kept) > max_bytes:
@@ -294,17 +294,3 @@ def run_log(record: RunRecord, trunk_log: Path, branch_log: Path, *, max_bytes: 
         # With more events than there is room for only the first and the last line are left.
         kept = sorted({*range(0, len(lines), every), len(lines) - 1, *(events if every < len(lines) else ())})
     return b"".join(lines[i][0] for i in kept)
-
-
-def _lines(log: Path) -> Iterator[tuple[bytes, dict]]:
-    """(text, values) of every line; incomplete ones, such as the last of a killed process, are skipped."""
-    if not log.exists():
-        return
-    with open(log, "rb") as file:
-        for text in file:
-            try:
-                line = json.loads(text)
-                _ = line["step"], line["tokens"]
-            except (ValueError, KeyError, TypeError):
-                continue
-            yield text.rstrip(b"\r\n") + b"\n", line

@@ -304,7 +304,7 @@ class Run:
     def _forecast(self, branch: Branch | None, folder: Path, lines: list[dict]) -> RunForecast:
         """The forecast of the final loss from the lines of the trunk and, in a branch's decay, of the branch."""
         shared = read_lines(self.trunk / "log.jsonl") if branch else []
-        lines = [line for line in shared if branch and line["tokens"] <= branch.branch_point_tokens] + lines
+        lines = [line for _, line in shared if branch and line["tokens"] <= branch.branch_point_tokens] + lines
         branches = [branch] if branch else self.branches
         return RunForecast(self.arguments, self.session.architecture, branches, folder, lines, self.law)
 

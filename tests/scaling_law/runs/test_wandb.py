@@ -109,6 +109,7 @@ def test_runs_that_start_while_pages_are_read_repeat_none(wandb, monkeypatch):
         ((500, {}, "a proxy\n<b>says</b> no"), "answered 500 (a proxy <b>says</b> no)"),
         ((401, {}, f"who is {KEY}?"), "answered 401 (who is <key>?)"),
         ((401, {}, AUTHORIZATION), "answered 401 (Basic <key>)"),
+        ((401, {}, 360 * "." + KEY), f"answered 401 ({360 * '.'}<key>"),
         (("cut",), "does not answer (IncompleteRead("),
         ((200, {}, "<html>"), "does not answer (Expecting value"),
         ((200, {}, "[]"), "answers something else: is it this tracker's?"),
@@ -124,7 +125,7 @@ def test_a_failure_in_the_middle_of_the_pages_is_one_line(wandb, waits, fault, m
         load_runs("wandb:lab/sweep", columns=COLUMNS)
     (line,) = str(error.value).splitlines()
     assert line.startswith(f"wandb:lab/sweep: its server {message}")
-    assert KEY not in line
+    assert KEY[:20] not in line
     assert AUTHORIZATION.split()[1] not in line
     assert (len(wandb.asked), waits) == (2, [])
 
