@@ -110,13 +110,13 @@ def orthogonalised(matrices: Tensor, coefficients: tuple[float, float, float], s
     Equal to torch's to the bit, except that below 8 × 8 a CPU sums small products in another order.
     """
     a, b, c = coefficients
-    is_tall = matrices.shape[1] > matrices.shape[2]
-    x = matrices.mT if is_tall else matrices
-    x = x / torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True).clamp(min=epsilon)
+    is_tall = matrices.shape[1] > matrices.shape[2]  # iterated from its short side, which torch transposes for
+    x = matrices / torch.linalg.vector_norm(matrices, dim=(1, 2), keepdim=True).clamp(min=epsilon)
     for _ in range(steps):
-        gram = torch.bmm(x, x.mT)
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x.mT if is_tall else x
+        gram = torch.bmm(x.mT, x) if is_tall else torch.bmm(x, x.mT)
+        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)  # symmetric, as the Gram matrix is
+        x = torch.baddbmm(x, *((x, polynomial) if is_tall else (polynomial, x)), beta=a)
+    return x
 
 
 def _share(tensor: Tensor) -> Tensor:

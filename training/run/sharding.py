@@ -143,7 +143,7 @@ def build(
         precise = [part for part in parts if part in routers or _stays_single(part)]
         # What is gathered apart must be called inside of the block, and by its `forward`.
         apart = half and block not in precise and model.config.model_type not in _OTHER_METHODS
-        if apart:
+        if apart and precise:
             group(precise, SINGLE, reshard_after_forward)
         group(block, HALF if apart else SINGLE, reshard_after_forward)
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()

@@ -18,6 +18,7 @@ from torch._C._profiler import _EventType
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks import every_class
 from modeling_switch_moe import SwitchMoeConfig, SwitchMoeForCausalLM, modeling_switch_moe
 from modeling_switch_moe.experts import SWITCH_EXPERTS, automatic_experts_forward
 from modeling_switch_moe.routing import route
@@ -198,7 +199,9 @@ def main(what: str) -> None:
             for half in (False, True):
                 compare(f"E = {experts}", lambda experts=experts: switch(experts), half, checkpointing=experts == 3)
         tied = DENSE | {"tie_word_embeddings": True}
-        for section in (*CLASSES.values(), tied):
+        # A recurrence's decays and a block's own weights stay fp32; OLMo's blocks have nothing that must.
+        precise = (every_class.section(kind) | {"tie_word_embeddings": False} for kind in ("mamba", "doge", "olmo"))
+        for section in (*CLASSES.values(), tied, *precise):
             for half in (False, True):
                 compare(section["type"], lambda section=section: other(section), half, tied=section is tied)
     elif what == "layouts":
