@@ -211,11 +211,6 @@ class _Call:
         made = self.state.commit(repo, branch, changes, *message, header.get("parentCommit"))
         return self.json({"commitOid": made.id, "commitUrl": f"{self.hub.endpoint}/{repo.id}/commit/{made.id}"})
 
-    @endpoint("validate-yaml", "/api/validate-yaml")
-    def validate_yaml(self):
-        _metadata(self.request.json()["content"])
-        return self.json({"errors": [], "warnings": []})
-
     # -- collections
 
     @endpoint("collections", "/api/collections")
