@@ -155,7 +155,7 @@ def _read(fields: str) -> tuple[Architecture, dict[str, int]]:
     sparse = [block for block in _blocks(model) if _experts(block)]
     experts = [part for block in sparse for part in _experts(block)]
     per_token = _per_token(model, experts, config)
-    routed = {"experts_per_token": per_token} | _routed(sparse, config) if sparse else {}
+    routed = {"experts_per_token": per_token} | _routed(sparse, experts, config) if sparse else {}
     left_out: Counter[str] = Counter()
     for name, parameter in model.named_parameters():
         left_out[_left_out_as(name, parameter, config.hidden_size, routed.get("experts", 1))] += parameter.numel()
@@ -204,9 +204,8 @@ def _experts(module: nn.Module) -> list[nn.Module]:
     return stacked
 
 
-def _routed(sparse: list[nn.Module], config: Any) -> dict[str, Any]:
+def _routed(sparse: list[nn.Module], experts: list[nn.Module], config: Any) -> dict[str, Any]:
     """What an `Architecture` has of the experts in the blocks `sparse`."""
-    experts = [part for block in sparse for part in _experts(block)]
     numbers = {next(part.parameters()).shape[0] for part in experts}
     if len(numbers) > 1 or getattr(config, "zero_expert_num", 0):
         raise InputError("its blocks or tokens have different numbers of experts")

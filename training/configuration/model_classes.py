@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import fields as fields_of_dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
@@ -54,6 +54,8 @@ class ModelClassArguments(BaseModel):
     capacity_group_tokens: PositiveInt | None = None
     balance: Literal["loss", "bias"] = "loss"
     bias_update_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = BIAS_UPDATE_RATE
+    capacity_factor: ClassVar[float] = 0.0  # these classes drop nothing,
+    z_loss: ClassVar[float] = 0.0  # and have no such loss
 
     @model_validator(mode="before")
     @classmethod
@@ -135,11 +137,6 @@ class ModelClassArguments(BaseModel):
         has_choice = causal_class(self.config(1))._can_set_experts_implementation()
         return ("auto", "grouped_mm", "batched_mm", "eager") if has_choice else ("auto",)
 
-    @property
-    def capacity_factor(self) -> float:
-        """0: these classes drop nothing."""
-        return 0.0
-
     @cached_property
     def balance_loss(self) -> float:
         """The class's coefficient of its load-balancing loss; 0 where it has none, or is balanced by its bias."""
@@ -153,11 +150,6 @@ class ModelClassArguments(BaseModel):
     def bias_rate(self) -> float:
         """Step by which an update moves each expert's selection bias; 0 leaves it alone."""
         return self.bias_update_rate if self.balance == "bias" else 0.0
-
-    @property
-    def z_loss(self) -> float:
-        """0: these classes have none."""
-        return 0.0
 
     @cached_property
     def _architecture(self) -> Architecture:
