@@ -7,13 +7,12 @@ from scaling_law.machine.efficiency import Efficiency, published_runs
 from scaling_law.machine.gpus import GPUS
 from scaling_law.machine.memory import TrainingMemory, training_memory
 from scaling_law.machine.serving import decode_seconds
-from scaling_law.machine.throughput import ModelWork, Throughput
+from scaling_law.machine.throughput import ModelWork
 
 __all__ = [
     "GPUS",
     "Efficiency",
     "ModelWork",
-    "Throughput",
     "TrainingMemory",
     "decode_seconds",
     "published_runs",

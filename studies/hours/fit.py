@@ -15,7 +15,8 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from scaling_law.machine import GPUS, Efficiency, ModelWork, Throughput
+from scaling_law import Throughput
+from scaling_law.machine import GPUS, Efficiency, ModelWork
 from scaling_law.machine.communication import Sent, all_to_all_bytes, bubble, tensor_bytes
 from scaling_law.machine.efficiency import PARAMETERS, SMALL, TERMS, rates
 from scaling_law.machine.layout import MEGATRON, Layouts
