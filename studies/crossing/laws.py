@@ -111,13 +111,13 @@ class Results:
         """The law's crossings over those measured, their geometric mean over the sizes of one E."""
         every = [(np.clip(self.asked(law, g.n_active, experts), *self.between), g) for g in self.of(experts)]
         drawn = [said / counted(gap, gap.drawn) for said, gap in every]
-        return _geometric([said / counted(gap, gap.crossing) for said, gap in every], drawn)
+        return geometric([said / counted(gap, gap.crossing) for said, gap in every], drawn)
 
     def trend(self, one: int = 2, two: int = MAIN) -> tuple[Value, float, float]:
         """D*(one) / D*(two), the geometric mean over sizes: measured, by the published law, and p that both agree."""
         pairs = [(a, b) for a in self.of(one) for b in self.of(two) if a.d_model == b.d_model]
         drawn = [counted(a, a.drawn) / counted(b, b.drawn) for a, b in pairs]
-        measured = _geometric([counted(a, a.crossing) / counted(b, b.crossing) for a, b in pairs], drawn)
+        measured = geometric([counted(a, a.crossing) / counted(b, b.crossing) for a, b in pairs], drawn)
         n = np.array([a.n_active for a, _ in pairs])
         said = float(np.exp(np.log(self.asked(published(), n, one) / self.asked(published(), n, two)).mean()))
         below = float((np.exp(np.mean(np.log(drawn), axis=0)) <= said).mean())
@@ -189,6 +189,7 @@ def _forecaster(fitted: Callable[[Runs], FitResult[Any]]) -> Callable[[Runs, Run
 FORECASTERS = {FITTED: _forecaster(fitted_to), PRIOR: _forecaster(moved_to), SCALES: _forecaster(scales_of)}
 
 
-def _geometric(values: Sequence[Any], drawn: Sequence[Any]) -> Value:
+def geometric(values: Sequence[Any], drawn: Sequence[Any]) -> Value:
+    """The geometric mean of the values, with the interval of the same mean over draws."""
     low, high = np.quantile(np.mean(np.log(drawn), axis=0), LEVEL)
     return tuple(map(float, np.exp([np.mean(np.log(values)), low, high])))  # type: ignore[return-value]

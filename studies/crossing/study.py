@@ -22,6 +22,7 @@ from studies.crossing.cells import Cells, Gap
 from studies.crossing.figures import BITS
 from studies.crossing.forms import BENT, BOTH, JOINT, KEPT, POWERED, published
 from studies.crossing.laws import FITTED, FREE, MAIN, PRIOR, PUBLISHED, SCALES, SIGNS, Results, Value
+from studies.crossing.pieces import BYTES_PER_PIECE, PIECES, Pieces
 from studies.crossing.records import VOCABULARY, gather, nominal, read_sweep
 
 FOLDER = Path(__file__).parent
@@ -100,6 +101,9 @@ def values(r: Results) -> dict[str, str]:
         "rmse-by-d": listed(f"{format_count(t)} {error:.4f}" for t, error in by_d.items()),
         "scatter": f"{scatter:.1f}",
         "scatter-p": f"{scatter_p:.1g}",
+        "in-tokens": times((pieces := Pieces(r.gaps)).in_tokens),
+        "in-bytes": times(pieces.in_bytes),
+        "bytes-per-piece": f"{BYTES_PER_PIECE:.2f}",
         **_of_forms(r),
     }
 
@@ -152,6 +156,9 @@ CLAIMS: dict[str, Callable[[Results], bool]] = {
         *_predicted(r)[-1][:2]
     ),
     "all losses forecast lie inside their intervals": lambda r: {row[-1] for row in [*forecasts(r)][1:]} == {"yes"},
+    "the crossing is no amount of text, and may be a number of tokens": lambda r: (
+        (told := Pieces(r.gaps)).in_tokens[1] < 1 < told.in_tokens[2] and told.in_bytes[1] > 1
+    ),
     "with a prior models left out are forecast as well": lambda r: r.left_out[PRIOR] < 1.1 * r.left_out[FITTED],
     "κ turns the trend in E, and models left out are forecast better": lambda r: (
         r.trend_of(r.forms.laws[BENT]) > 1 > r.trend_of(r.forms.laws[JOINT])
@@ -284,6 +291,16 @@ def reproduced(r: Results) -> Iterator[Part]:
         yield *cell, *losses, f"{off:+.1f}", (record.code_commit or UNKNOWN)[:7]
 
 
+def vocabularies(r: Results) -> Iterator[Part]:
+    """Crossings of models that read bytes and pieces of a BPE vocabulary."""
+    yield "a token is", "d_model", "E", "N_act", "seeds", "crossing (tokens)", "crossing (bytes)"
+    for pieces, bytewise in Pieces(r.gaps).pairs:
+        for name, gap, size in (("a byte", bytewise, 1.0), ("a piece", pieces, BYTES_PER_PIECE)):
+            ends = [[unit * value for value in (gap.crossing, *gap.interval, *gap.between)] for unit in (1.0, size)]
+            texts = (tokens_with_interval(end[:3], (end[3], end[4])) for end in ends)
+            yield name, gap.d_model, gap.experts, format_count(gap.n_active), f"{gap.seeds[:, 0].max():g}", *texts
+
+
 def coefficients(r: Results) -> Iterator[Part]:
     yield "coefficient", "fitted", "95 % (trunks resampled)", "with the prior", "published"
     for name, value in r.fitted.law.coefficients.items():
@@ -332,6 +349,7 @@ BLOCKS = {
     "predictions": predictions,
     "forecasts": forecasts,
     "reproduced": reproduced,
+    "vocabularies": vocabularies,
     "scatter": scatter,
 }
 TABLES = {"crossing": crossing_table, "crossing-losses": loss_table, "crossing-rates": rate_table}
@@ -350,10 +368,11 @@ def write(page: Path) -> list[Path]:
 def take(runs: Sequence[Path]) -> list[Path]:
     """Collect the records of these files and folders; cells that later code trained again have a file of their own."""
     (dataset,) = {record.dataset for record in hub.load_records(RECORDS)}
-    folders = [folder for folder in runs if folder not in (RECORDS, REPRODUCED)]
+    folders = [folder for folder in runs if folder not in (RECORDS, REPRODUCED, PIECES)]
     again = [f for f in folders if all(record.dataset != dataset for record in hub.load_records(f))]
-    targets = {RECORDS: [f for f in folders if f not in again], REPRODUCED: again}
-    return [gather([target, *new], target) for target, new in targets.items()]
+    pieces = [f for f in again if all(record.vocab_size != VOCABULARY for record in hub.load_records(f))]
+    new = {RECORDS: set(folders) - {*again}, REPRODUCED: set(again) - {*pieces}, PIECES: pieces}
+    return [gather([target, *sorted(sources)], target) for target, sources in new.items()]
 
 
 def predict(asked: Sequence[str]) -> list[Path]:

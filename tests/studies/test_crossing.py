@@ -12,7 +12,7 @@ from hub import RecordError, RunRecord
 from scaling_law import Architecture, JointLaw, Runs
 from studies.__main__ import PAGES, main
 from studies.common import fill, write_page
-from studies.crossing import figures, laws, prediction, study
+from studies.crossing import figures, laws, pieces, prediction, study
 from studies.crossing.cells import Cells, gaps_of
 from studies.crossing.forms import BENT, JOINT
 from studies.crossing.laws import FITTED, PRIOR, PUBLISHED, SCALES, Results
@@ -64,6 +64,12 @@ def swept(widths=WIDTHS, experts=(1, 2, 4, 8), scatter=1.0, seed=0):
 def grid(d, e, losses, seed=0):
     """Records of a grid of rates at 4M: rate → loss."""
     return [record(d, e, seed=seed, rate=rate, loss=loss, sweep="rates") for rate, loss in losses.items()]
+
+
+def gather_all(records, path):
+    """A runs.jsonl of these records."""
+    path.write_text("".join(f"{one.to_json()}\n" for one in records), encoding="utf-8")
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -275,6 +281,18 @@ def test_a_prior_chooses_as_well_as_we_did(results):
     assert results.left_out[SCALES] > 2 * results.left_out[PRIOR]
 
 
+def test_pieces_that_cross_at_half_the_tokens_are_told_from_tokens_and_from_bytes(results, tmp_path, monkeypatch):
+    fewer = {"branch_point_tokens": None}
+    halved = [r.model_copy(update={"tokens": r.tokens // 2} | fewer) for r in swept((32, 64), (1, 8))]
+    monkeypatch.setattr(pieces, "PIECES", gather_all(halved, tmp_path / "pieces.jsonl"))
+    told = pieces.Pieces(results.gaps)
+    assert [(a.d_model, a.experts, b.d_model, b.experts) for a, b in told.pairs] == [(d, 8, d, 8) for d in (32, 64)]
+    ratio, low, high = told.in_tokens
+    assert low < ratio < high < 1
+    assert ratio == pytest.approx(0.5, rel=0.3)
+    assert told.in_bytes == pytest.approx([pieces.BYTES_PER_PIECE * value for value in (ratio, low, high)])
+
+
 def test_each_verdict_of_the_page_holds_and_can_come_out_the_other_way(page, results, monkeypatch):
     assert [claim for claim, holds in study.CLAIMS.items() if not holds(page)] == []
     assert study.agreeing(results) == []
@@ -286,6 +304,8 @@ def test_each_verdict_of_the_page_holds_and_can_come_out_the_other_way(page, res
     beyond = {"interval": (2e6, 1e6, 3e6), "others": {PUBLISHED: 4e6}}
     monkeypatch.setattr(study, "_predicted", lambda _: [(beyond, None, None)] * 3)
     monkeypatch.setattr(study, "forecasts", lambda _: [("inside",), ("yes",), ("no",)])
+    noisy_pieces = SimpleNamespace(in_tokens=(0.4, 0.3, 0.5), in_bytes=(1.1, 0.9, 1.3))
+    monkeypatch.setattr(study, "Pieces", lambda _: noisy_pieces)
     monkeypatch.setattr(study, "_again", lambda _: [(record(), 1.5, -2.3, 0.01)])
     assert [claim for claim, holds in study.CLAIMS.items() if holds(noisy)] == []
 
@@ -347,21 +367,23 @@ def test_cells_trained_again_are_kept_apart_and_judged_by_the_scatter_of_a_run(r
     deviation = float(np.sqrt(Cells.of(results.sweep.counted).scatter[True][0][0, 0]))
     mean = Cells.of(results.sweep.counted).mean_at((32, 8), 1e6)
     again = record(32, 8, TOKENS[0], loss=mean + 1.5 * deviation, dataset=other, run_id="again")
-    paths = {name: tmp_path / f"{name}.jsonl" for name in ("runs", "later", "RECORDS", "REPRODUCED")}
-    for name, records in (("runs", [first]), ("later", [again]), ("RECORDS", [first]), ("REPRODUCED", [])):
+    pieces = record(32, 8, TOKENS[0], dataset=other, run_id="pieces", vocab_size=1024)
+    kept = {"RECORDS": [first], "REPRODUCED": [], "PIECES": []}
+    files = {"runs": [first], "later": [again], "bpe": [pieces], **kept}
+    paths = {name: tmp_path / f"{name}.jsonl" for name in files}
+    for name, records in files.items():
         paths[name].write_text("".join(f"{r.to_json()}\n" for r in records))
-    for name in ("RECORDS", "REPRODUCED"):
+    for name in kept:
         monkeypatch.setattr(study, name, paths[name])
-    study.take([paths["runs"], paths["later"]])
-    kept = {name: (tmp_path / f"{name}.jsonl").read_text().count("\n") for name in ("RECORDS", "REPRODUCED")}
-    assert kept == {"RECORDS": 1, "REPRODUCED": 1}
+    study.take([paths["runs"], paths["later"], paths["bpe"]])
+    assert [paths[name].read_text().count("\n") for name in kept] == [1, 1, 1]
     ((_, _, off, _),) = study._again(results)
     assert math.isclose(off, 1.5)
 
 
 def test_one_command_takes_runs_and_writes_all_of_it(page, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(study, "read", lambda: page)
-    for name in ("RECORDS", "REPRODUCED"):
+    for name in ("RECORDS", "REPRODUCED", "PIECES"):
         target = tmp_path / getattr(study, name).name
         target.write_bytes(getattr(study, name).read_bytes())
         monkeypatch.setattr(study, name, target)
@@ -371,7 +393,7 @@ def test_one_command_takes_runs_and_writes_all_of_it(page, tmp_path, monkeypatch
     monkeypatch.setattr("sys.argv", ["studies", "crossing", "--runs", str(study.RECORDS)])
     main()
     written = capsys.readouterr().out.splitlines()
-    assert written[:3] == [str(study.RECORDS), str(study.REPRODUCED), str(target)]
+    assert written[:4] == [str(study.RECORDS), str(study.REPRODUCED), str(study.PIECES), str(target)]
     assert {"crossing.png", "crossing.csv", "crossing-rates.csv"} <= {line.rpartition("/")[2] for line in written}
     monkeypatch.setattr("sys.argv", ["studies", "crossing", "--predict", "80:12"])
     with pytest.raises(ValueError, match="d_model=80, experts=12: fitted or measured already"):
