@@ -73,16 +73,28 @@ def compute_optimal(
     ValueError where the law has no optimum; ExtrapolationError for an answer beyond the range guard, unless
     `force`.
     """
-    spent, e, limits = positive("flops", flops), asked_experts(law, experts), Limits.of(law)
+    spent, e = positive("flops", flops), asked_experts(law, experts)
     spent = spent.reshape(spent.shape + (1,) * e.ndim)
-    budget = Budget.each(spent)
-    optimum = optimal_widths(law, budget, e, limits)
-    if not optimum.exists.all():
-        raise InputError(no_optimum(law, e, optimum.exists))
-    at = budget.models(law, optimum.free, e, limits)
+    at = _without_limits(law, spent, e)
     (check := law.check(**at)).refuse(force)
     n_active, tokens = (at[name][()] for name in ("n_active", "tokens"))  # numbers where one budget and E were asked
     return ComputeOptimum(spent, e, n_active, tokens, law.loss(**at), check=check)
+
+
+def _without_limits(law: Formula, flops: FloatArray, experts: FloatArray) -> dict[str, Any]:
+    """N_act, D, E and the law's other variables at the optimum: where it is a formula, no width is searched."""
+    if isinstance(law, ChinchillaForm):
+        exists = has_optimum(terms := law.chinchilla_coefficients(experts))
+        if exists.all():
+            n_active, tokens = chinchilla_optimum(*terms, affordable_tokens(flops, 1.0))
+            return {"n_active": n_active, "tokens": tokens, "experts": experts}
+    else:
+        budget, limits = Budget.each(flops), Limits.of(law)
+        optimum = optimal_widths(law, budget, experts, limits)
+        exists = optimum.exists
+        if exists.all():
+            return budget.models(law, optimum.free, experts, limits)
+    raise InputError(no_optimum(law, experts, exists))
 
 
 def chinchilla_optimum(m: Any, mu: Any, n: Any, nu: Any, budget: Any) -> tuple[Any, Any]:
