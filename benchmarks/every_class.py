@@ -54,6 +54,7 @@ OWN: dict[str, dict[str, Any]] = {
     "nemotron": {"num_key_value_heads": 2, "head_dim": 16},
     "deepseek_v2": {"num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
     "dots1": {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "gemma3n_text": {"num_kv_shared_layers": 0},
     "reformer": {"axial_pos_embds": False},

@@ -34,7 +34,8 @@ OURS = "switch_moe"
 SELECTION_BIAS = "e_score_correction_bias"  # as DeepSeek-V3 and the classes made after it call the buffer
 BIAS_UPDATE_RATE = 0.001  # small beside the scores, which lie between 0 and 1
 _TOKENS = {"bos_token_id", "eos_token_id", "pad_token_id"}  # the tokenizer's
-_READ = re.compile(r"""\bconfig\.(\w+)|getattr\((?:self\.)?config, "(\w+)""")
+_READ, _TAKEN = re.compile(r'getattr\((?:self\.)?config, "(\w+)"'), re.compile(r'kwargs\.pop\("(\w+)"')
+_ROTARY = {"rope_theta", "rope_scaling", "partial_rotary_factor"}  # which transformers puts into `rope_parameters`
 
 
 class ModelClassArguments(BaseModel):
@@ -192,16 +193,18 @@ def _source(model_type: str) -> str:
 
 @cache
 def fields_of(model_type: str) -> frozenset[str]:
-    """The fields that say what the architecture is: those that the configuration declares, or the class reads.
+    """The fields of a configuration that say what the architecture is, but for parts that are models of their own.
 
-    Not all that is read is declared: `head_dim` of Qwen3-MoE, for one, is not.
+    Those that it declares, older names that it takes for rotary positions, and those that the class reads if they are
+    there: `head_dim` of Qwen3-MoE, for one, is not declared.
     """
     from transformers import CONFIG_MAPPING
 
     kind = CONFIG_MAPPING[model_type]
-    read = {name for names in _READ.findall(_source(model_type)) for name in names if name}
-    declared = {field.name for field in fields_of_dataclass(kind)} | {*kind.attribute_map}
-    fields = (declared | read) - _not_of_the_architecture()
+    fields = {field.name for field in fields_of_dataclass(kind)} | {*kind.attribute_map}
+    fields |= {*_READ.findall(_source(model_type))} | {*_TAKEN.findall(inspect.getsource(kind))}
+    fields |= _ROTARY if "rope_parameters" in fields else set()
+    fields -= _not_of_the_architecture()
     return frozenset(name for name in fields if not name.startswith("_") and not name.endswith("_config"))
 
 
@@ -227,23 +230,20 @@ def _not_of_the_architecture() -> frozenset[str]:
     from transformers import PreTrainedConfig
 
     common = {field.name for field in fields_of_dataclass(PreTrainedConfig)} - {"tie_word_embeddings"}
-    used = {"output_attentions", "output_router_logits", "use_cache", "num_labels", "get_text_config"}
+    used = {"output_router_logits", "use_cache"}
     of_the_file = {"auto_map", "model_type", "_name_or_path", "quantization_config", "torch_dtype"}
     return frozenset(common | used | of_the_file | _TOKENS)
 
 
 def _plain(value: Any) -> Any:
     """A value of YAML, or of flags, whose words are read as YAML is; 1e-6 is a number, as YAML 1.1 has it not."""
-    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
-        value = value[0]
-    elif isinstance(value, list):
-        return [_plain(item) for item in value]
-    if not isinstance(value, str):
-        return value
-    with suppress(ValueError):
-        return float(value) if not value.lstrip("+-").isdigit() else int(value)
-    with suppress(yaml.YAMLError):
-        return yaml.safe_load(value)
+    if isinstance(value, list):
+        return _plain(value[0]) if len(value) == 1 and isinstance(value[0], str) else [_plain(item) for item in value]
+    if isinstance(value, str):
+        with suppress(ValueError):
+            return float(value) if not value.lstrip("+-").isdigit() else int(value)
+        with suppress(yaml.YAMLError):
+            return yaml.safe_load(value)
     return value
 
 
