@@ -139,15 +139,12 @@ class Model:
         return self.architecture.n_active + active
 
 
-def read_model(
-    source: str | Path | Config | Any, revision: str | None = None, *, read_class: Reader | None = None
-) -> Model:
+def read_model(source: str | Path | Config | Any, revision: str | None = None) -> Model:
     """The model of a folder, a config.json, "org/model" on the Hub (of which only config.json is read), a mapping, or
     a configuration object of transformers.
 
-    `read_class` reads what `FAMILIES` lacks (default: an installed one). FileNotFoundError where there is no
-    config.json; ValueError, in one line, for an encoder-decoder, a field that is missing or impossible, a class that
-    cannot be counted, and where nothing is installed that counts classes.
+    FileNotFoundError where there is no config.json; ValueError, in one line, for an encoder-decoder, a field that is
+    missing or impossible, a class that cannot be counted, and where nothing is installed that counts classes.
     """
     if isinstance(source, (str, Path)):
         name, config = str(source), _read(source, revision)
@@ -157,7 +154,7 @@ def read_model(
     if not isinstance(config, Mapping):
         raise InputError(f"{name}: the configuration must be an object with fields, not a {type(config).__name__}")
     try:
-        return _model(name, config, read_class)
+        return _model(name, config)
     except (TypeError, ValueError) as error:
         raise InputError(f"{name}: {error}") from None
 
@@ -171,7 +168,7 @@ def _read(source: str | Path, revision: str | None) -> Any:
     return strict_json.loads(content, what=f"{source}: {FILE_NAME}")
 
 
-def _model(name: str, config: Config, read_class: Reader | None) -> Model:
+def _model(name: str, config: Config) -> Model:
     if config.get("is_encoder_decoder"):
         raise InputError("is_encoder_decoder=True: laws here are of decoders only")
     text = config.get("text_config")
@@ -180,7 +177,7 @@ def _model(name: str, config: Config, read_class: Reader | None) -> Model:
     kind = config.get("model_type")
     family = FAMILIES.get(str(kind))
     if family is None:
-        return Model(name, str(kind), *(read_class or _installed(kind))(config), text is not None)
+        return Model(name, str(kind), *_installed(kind)(config), text is not None)
     stated = {key: value for key, value in config.items() if value is not None or key in _MAYBE_NULL}
     fields = _Fields({**family.defaults, **stated})
     if "num_local_experts" in fields:  # as transformers 5 writes the num_experts of Qwen3

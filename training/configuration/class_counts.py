@@ -38,6 +38,8 @@ _NOT_CAUSAL = ("cpmant", "xlm", "xlnet")
 def as_decoder(config: Any) -> Any:
     """The configuration, set to attend to the past alone. ValueError for what is more than a decoder of tokens."""
     kind = config.model_type
+    if config.is_encoder_decoder:
+        raise InputError(f"{kind}: is_encoder_decoder=True: laws here are of decoders only")
     if parts := [name for part in vars(config).values() if (name := getattr(part, "model_type", None))]:
         raise InputError(f"{kind} is more than a decoder of tokens; its parts are {', '.join(parts)}")
     if kind in _NOT_CAUSAL:
@@ -109,9 +111,14 @@ def _flops_of_positions(fields: str) -> tuple[float, float]:
 
 def _forward(model: nn.Module, tokens: int) -> Any:
     ids, mask = torch.zeros(1, tokens, dtype=torch.long), torch.zeros(1, 1, tokens, tokens)
-    with suppress(Exception):  # a mask keeps most classes from looking into the values of one of their own
+    try:  # a mask keeps most classes from looking into the values of one of their own
         return model(input_ids=ids, attention_mask=mask, use_cache=False)
-    return model(input_ids=ids, use_cache=False)
+    except Exception as error:
+        first = error
+    try:
+        return model(input_ids=ids, use_cache=False)
+    except Exception as error:
+        raise (first if "meta" in str(error) else error) from None
 
 
 def without_gradient(config: Any) -> list[str]:
@@ -159,8 +166,6 @@ def _read(fields: str) -> tuple[Architecture, dict[str, int]]:
     model = on_meta(config)
     sparse = [block for block in _blocks(model) if _experts(block)]
     experts = [part for block in sparse for part in _experts(block)]
-    with _one_line(config, "run", but="meta"):  # where the path of a class depends on values
-        forward_flops(model, 2)
     per_token = experts_per_token(config) if sparse else 1
     if per_token is None:
         raise InputError("no field says how many experts a token takes")
@@ -172,7 +177,10 @@ def _read(fields: str) -> tuple[Architecture, dict[str, int]]:
     biases = sum(p.numel() for part in experts for name, p in part.named_parameters() if not _is_matrix(name, p))
     if idle := biases - biases * per_token // routed.get("experts", 1):
         left_out.update({"biases": -idle, "idle biases": idle})
-    return _architecture(model, config, routed, counted), dict(left_out)
+    architecture = _architecture(model, config, routed, counted)
+    with _one_line(config, "run", but="meta"):  # where the path of a class depends on values
+        forward_flops(model, 2)
+    return architecture, dict(left_out)
 
 
 def _left_out_as(name: str, parameter: Tensor, d: int, experts: int) -> str:

@@ -1,7 +1,7 @@
 """A decoder of transformers instead of ours: its model type with the fields of its class, or a config.json.
 
 The class is transformers' own: nothing is downloaded, and no other code is run. What laws ask about such a model is
-its `Architecture`: by the tables of `scaling_law.size.model_configs`, else counted on the class (`class_counts`).
+its `Architecture`, counted on the class (`class_counts`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 from hub.base.errors import InputError
 from hub.record.names import size_name
 from scaling_law.size.architecture import VOCAB_SIZE, Architecture
-from scaling_law.size.model_configs import FAMILIES, Model, read_model
+from scaling_law.size.model_configs import FAMILIES, Model
 from training.configuration.class_counts import as_decoder, read_class
 
 logger = logging.getLogger(__name__)
@@ -87,12 +87,10 @@ class ModelClassArguments(BaseModel):
         if self.balance != "bias" and self.bias_update_rate != BIAS_UPDATE_RATE:
             raise InputError(f"model.bias_update_rate: {self.bias_update_rate!r}; it needs model.balance bias")
         try:
+            _check_groups(self.config(1, eos_token_id=0))
             self.model()
-            problem = _problem_of_groups(self.config(1, eos_token_id=0))
         except Exception as error:  # every class has checks of its own
-            problem = " ".join(str(error).split())
-        if problem:
-            raise InputError(f"model: {problem}")
+            raise InputError(f"model: {' '.join(str(error).split())}") from None
         return self
 
     @property
@@ -115,9 +113,14 @@ class ModelClassArguments(BaseModel):
         return as_decoder(AutoConfig.for_model(self.type, **fields, **tokens))
 
     def model(self, vocab_size: int | None = None) -> Model:
-        """The model in the terms of laws; without a `vocab_size`, with the configured vocabulary or GPT-2's."""
+        """The model in the terms of laws, counted on its class; without a `vocab_size`, with the configured vocabulary or
+        GPT-2's. ValueError if the class refuses its configuration, or cannot run.
+        """
         config = self.config(vocab_size or self.fields.get("vocab_size", VOCAB_SIZE), eos_token_id=0)
-        return read_model(config, read_class=read_class)
+        try:
+            return Model(self.type, self.type, *read_class(config.to_dict()))
+        except ValueError as error:
+            raise InputError(f"{self.type}: {error}") from None
 
     # -- what the loop asks of the section `model`; see `ModelArguments`
 
@@ -254,17 +257,16 @@ def _unknown(kind: str, name: str) -> str:
     return f"model.{name}: no such field of {kind}; {hint}"
 
 
-def _problem_of_groups(config: Any) -> str | None:
-    """Check routing in groups (DeepSeek-V3): groups divide the experts evenly and hold those that a token takes."""
+def _check_groups(config: Any) -> None:
+    """Refuse routing in groups (DeepSeek-V3) that do not divide the experts evenly, or hold fewer than a token takes."""
     groups, top_groups = getattr(config, "n_group", None), getattr(config, "topk_group", None)
     experts, k = getattr(config, "n_routed_experts", None), getattr(config, "num_experts_per_tok", None)
     if not groups or not experts:
-        return None
+        return
     if experts % groups or (groups > 1 and experts // groups < 2):
-        return f"n_group={groups} must divide n_routed_experts={experts} into groups of at least 2"
+        raise InputError(f"n_group={groups} must divide n_routed_experts={experts} into groups of at least 2")
     if top_groups and not (top_groups <= groups and k <= top_groups * (experts // groups)):
-        return (
+        raise InputError(
             f"topk_group={top_groups} must be at most n_group={groups}, and its groups must hold the "
             f"num_experts_per_tok={k} experts of a token"
         )
-    return None

@@ -101,6 +101,10 @@ def test_a_config_json_is_its_fields(tmp_path, caplog):
         (TOP_K | {"num_experts_per_tok": 9}, "model: qwen3_moe: experts_per_token=9 must be at most experts=8"),
         (TOP_K | {"num_key_value_heads": 3}, "model: qwen3_moe: n_heads=4 is not divisible by n_kv_heads=3"),
         (DENSE | {"hidden_size": 50}, "model: "),
+        # what only the class knows, of types in tables, too: before data are read
+        (TOP_K | {"hidden_act": "nonsense"}, "model: qwen3_moe: transformers' qwen3_moe cannot be built: 'nonsense'"),
+        (DENSE | {"attention_dropout": 2.0}, "model: llama: transformers' llama cannot be run: dropout probability"),
+        (SHARED | {"num_key_value_heads": 2}, "model: deepseek_v3: transformers' deepseek_v3 cannot be run: The size"),
         (SHARED | {"n_group": 3}, "model: n_group=3 must divide n_routed_experts=8 into groups of at least 2"),
         (SHARED | {"n_group": 8}, "model: n_group=8 must divide n_routed_experts=8 into groups of at least 2"),
         (
