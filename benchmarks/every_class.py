@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from scaling_law.size.model_configs import Model
+from training.configuration.class_counts import read_class
 from training.configuration.model_classes import fields_of, model_types
 from training.run.timing import arguments_of_steps, session_on_random_tokens, timed_step
 
@@ -83,7 +85,8 @@ def section(kind: str) -> dict[str, Any]:
 def trained(kind: str) -> list[float]:
     """Losses of two steps. ValueError, or whatever error the class has, where it does not train."""
     arguments = arguments_of_steps({"micro_batch_sequences": 2, "precision": "fp32"}, section(kind), LENGTH)
-    counted = arguments.model.model(VOCABULARY).parameters
+    config = arguments.model.config(VOCABULARY, LENGTH, 0)
+    counted = Model(kind, kind, *read_class(config.to_dict())).parameters
     session = session_on_random_tokens(arguments, VOCABULARY)
     if counted != (built := sum(p.numel() for p in session.model.parameters())):
         raise ValueError(f"{counted:,} parameters were counted, the class has {built:,}")

@@ -75,5 +75,5 @@ def test_what_the_text_says_of_classes_is_so():
     named = {"deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "glm4_moe", "glm_moe_dsa", "llama4_text"}
     assert unbalanced == named
     padded = {kind for kind, config in configs.items() if config.pad_token_id is not None}
-    assert padded == {"olmo2", "olmo3", "olmoe", "gemma2", "gemma3_text", "smollm3"}
+    assert padded == {"olmo2", "olmo3", "olmoe", "gemma2", "gemma3_text", "phi3", "glm4", "smollm3"}
     assert not [kind for kind, config in configs.items() if getattr(config, "output_router_logits", False)]

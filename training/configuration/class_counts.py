@@ -38,10 +38,10 @@ _NOT_CAUSAL = ("cpmant", "xlm", "xlnet")
 def as_decoder(config: Any) -> Any:
     """The configuration, set to attend to the past alone. ValueError for what is more than a decoder of tokens."""
     kind = config.model_type
-    if config.is_encoder_decoder:
-        raise InputError(f"{kind}: is_encoder_decoder=True: laws here are of decoders only")
     if parts := [name for part in vars(config).values() if (name := getattr(part, "model_type", None))]:
         raise InputError(f"{kind} is more than a decoder of tokens; its parts are {', '.join(parts)}")
+    if config.is_encoder_decoder:
+        raise InputError(f"{kind}: is_encoder_decoder=True: laws here are of decoders only")
     if kind in _NOT_CAUSAL:
         raise InputError(f"{kind} is not causal: transformers gives it the tokens that it predicts")
     if hasattr(config, "is_decoder"):
@@ -166,16 +166,14 @@ def _read(fields: str) -> tuple[Architecture, dict[str, int]]:
     model = on_meta(config)
     sparse = [block for block in _blocks(model) if _experts(block)]
     experts = [part for block in sparse for part in _experts(block)]
-    per_token = experts_per_token(config) if sparse else 1
-    if per_token is None:
-        raise InputError("no field says how many experts a token takes")
-    routed = {"experts_per_token": per_token} | _routed(sparse, experts, config) if sparse else {}
+    routed = _routed(sparse, experts, config) if sparse else {}
+    number = routed.get("experts", 1)
     left_out: Counter[str] = Counter()
     for name, parameter in model.named_parameters():
-        left_out[_left_out_as(name, parameter, config.hidden_size, routed.get("experts", 1))] += parameter.numel()
+        left_out[_left_out_as(name, parameter, config.hidden_size, number)] += parameter.numel()
     counted = left_out.pop("")
     biases = sum(p.numel() for part in experts for name, p in part.named_parameters() if not _is_matrix(name, p))
-    if idle := biases - biases * per_token // routed.get("experts", 1):
+    if idle := biases - biases * routed.get("experts_per_token", 1) // number:
         left_out.update({"biases": -idle, "idle biases": idle})
     architecture = _architecture(model, config, routed, counted)
     with _one_line(config, "run", but="meta"):  # where the path of a class depends on values
@@ -234,7 +232,9 @@ def _routed(sparse: list[nn.Module], experts: list[nn.Module], config: Any) -> d
         raise InputError("its experts have no whole width in terms of hidden_size")
     shared = max(1, _first(config, _SHARED) or 1)
     d_shared = sum(_size(block, "shared") for block in sparse) // (unit * shared)
-    options = {"experts": number, "gated": gated, "d_expert": width}
+    if (per_token := experts_per_token(config)) is None:
+        raise InputError("no field says how many experts a token takes")
+    options = {"experts_per_token": per_token, "experts": number, "gated": gated, "d_expert": width}
     return options | ({"shared_experts": shared, "d_shared": d_shared} if d_shared else {})
 
 

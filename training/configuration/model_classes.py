@@ -113,8 +113,10 @@ class ModelClassArguments(BaseModel):
         return as_decoder(AutoConfig.for_model(self.type, **fields, **tokens))
 
     def model(self, vocab_size: int | None = None) -> Model:
-        """The model in the terms of laws, counted on its class; without a `vocab_size`, with the configured vocabulary or
-        GPT-2's. ValueError if the class refuses its configuration, or cannot run.
+        """The model in the terms of laws, counted on its class.
+
+        Without a `vocab_size`, with the configured vocabulary or GPT-2's. ValueError if the class refuses its
+        configuration, or cannot run.
         """
         config = self.config(vocab_size or self.fields.get("vocab_size", VOCAB_SIZE), eos_token_id=0)
         try:
@@ -258,7 +260,7 @@ def _unknown(kind: str, name: str) -> str:
 
 
 def _check_groups(config: Any) -> None:
-    """Refuse routing in groups (DeepSeek-V3) that do not divide the experts evenly, or hold fewer than a token takes."""
+    """Refuse groups of experts (DeepSeek-V3) that do not divide them evenly, or hold fewer than a token takes."""
     groups, top_groups = getattr(config, "n_group", None), getattr(config, "topk_group", None)
     experts, k = getattr(config, "n_routed_experts", None), getattr(config, "num_experts_per_tok", None)
     if not groups or not experts:

@@ -18,10 +18,9 @@ ROWS, LENGTH, VOCABULARY = 4, 16, 96
 
 
 def _section(kind, own):
-    """Of the shapes that parameters are counted for, with the groups of one expert group."""
-    groups = {"topk_group": 1} if "n_group" in own else {}
+    """Of the shapes that parameters are counted for."""
     unread = {"pad_token_id", *(["moe_intermediate_size"] if kind == "olmoe" else [])}
-    return {name: value for name, value in (WIDE_HEADS | own | groups).items() if name not in unread} | {"type": kind}
+    return {name: value for name, value in (WIDE_HEADS | own).items() if name not in unread} | {"type": kind}
 
 
 EVERY = {kind: _section(kind, own) for kind, own in reversed(SHAPES)}
