@@ -10,7 +10,13 @@ from modeling_switch_moe import losses
 from scaling_law.size.model_configs import FAMILIES
 from tests.model_classes import CLASSES, DENSE, NOISY, SHARED, TOP_K
 from tests.scaling_law.size.test_model_classes import SHAPES, WIDE_HEADS
-from training.configuration.model_classes import ModelClassArguments, balance_loss_of, causal_class, model_types
+from training.configuration.model_classes import (
+    ModelClassArguments,
+    balance_loss_of,
+    causal_class,
+    fields_of,
+    model_types,
+)
 from training.run import causal_model
 from training.run.model import build_model
 
@@ -19,8 +25,7 @@ ROWS, LENGTH, VOCABULARY = 4, 16, 96
 
 def _section(kind, own):
     """Of the shapes that parameters are counted for."""
-    unread = {"pad_token_id", *(["moe_intermediate_size"] if kind == "olmoe" else [])}
-    return {name: value for name, value in (WIDE_HEADS | own).items() if name not in unread} | {"type": kind}
+    return {name: value for name, value in (WIDE_HEADS | own).items() if name in fields_of(kind)} | {"type": kind}
 
 
 EVERY = {kind: _section(kind, own) for kind, own in reversed(SHAPES)}
