@@ -106,11 +106,12 @@ class ModelClassArguments(BaseModel):
         if sequence_length is not None:
             least["max_position_embeddings"] = (sequence_length, "data.sequence_length,")
         fields = {name: value for name, (value, _) in least.items()} | self.fields
-        for name, (value, whose) in least.items():
-            if fields[name] < value:
-                raise InputError(f"model.{name}: {fields[name]}; it must be at least {whose} {value}")
         tokens = dict.fromkeys(_TOKENS, eos_token_id) | {"pad_token_id": None}
-        return as_decoder(AutoConfig.for_model(self.type, **fields, **tokens))
+        config = AutoConfig.for_model(self.type, **fields, **tokens)  # checks the types of fields
+        for name, (value, whose) in least.items():
+            if (fields[name] or value) < value:
+                raise InputError(f"model.{name}: {fields[name]}; it must be at least {whose} {value}")
+        return as_decoder(config)
 
     def model(self, vocab_size: int | None = None) -> Model:
         """The model in the terms of laws, counted on its class.

@@ -97,6 +97,7 @@ def test_a_config_json_is_its_fields(tmp_path, caplog):
         # read by the class's part for images, and computed from other fields
         ({"type": "gemma3_text", "mm_tokens_per_image": 4}, "model.mm_tokens_per_image: no such field of gemma3_text"),
         ({"type": "jetmoe", "num_attention_heads": 4}, "model.num_attention_heads: no such field of jetmoe"),
+        (DENSE | {"vocab_size": "many"}, "model: Validation error for field 'vocab_size': TypeError"),
         (TOP_K | {"num_experts": 8.5}, "model: Validation error for field 'num_experts': TypeError"),
         (TOP_K | {"num_experts_per_tok": 9}, "model: qwen3_moe: experts_per_token=9 must be at most experts=8"),
         (TOP_K | {"num_key_value_heads": 3}, "model: qwen3_moe: n_heads=4 is not divisible by n_kv_heads=3"),
