@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from scaling_law.size.model_configs import read_model
+from scaling_law.size.model_configs import Model
 from training.configuration.class_counts import read_class
 from training.configuration.model_classes import fields_of, model_types
 from training.run.timing import arguments_of_steps, session_on_random_tokens, timed_step
@@ -54,6 +54,7 @@ OWN: dict[str, dict[str, Any]] = {
     "nemotron": {"num_key_value_heads": 2, "head_dim": 16},
     "deepseek_v2": {"num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
     "dots1": {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "gemma3n_text": {"num_kv_shared_layers": 0},
     "reformer": {"axial_pos_embds": False},
@@ -84,7 +85,8 @@ def section(kind: str) -> dict[str, Any]:
 def trained(kind: str) -> list[float]:
     """Losses of two steps. ValueError, or whatever error the class has, where it does not train."""
     arguments = arguments_of_steps({"micro_batch_sequences": 2, "precision": "fp32"}, section(kind), LENGTH)
-    counted = read_model(arguments.model.config(VOCABULARY, LENGTH, 0), read_class=read_class).parameters
+    config = arguments.model.config(VOCABULARY, LENGTH, 0)
+    counted = Model(kind, kind, *read_class(config.to_dict())).parameters
     session = session_on_random_tokens(arguments, VOCABULARY)
     if counted != (built := sum(p.numel() for p in session.model.parameters())):
         raise ValueError(f"{counted:,} parameters were counted, the class has {built:,}")

@@ -38,6 +38,7 @@ class Family:
         shared, d_shared: number and width of shared experts (width None: that of a routed one; else they have a gate).
         d_ff: width of the feed-forward in dense blocks.
         latent: multi-head latent attention.
+        gated: feed-forwards of three matrices, else of two.
         norms: norms of a block of width d_model.
         qk_norm: "head" for one weight per element of a head, "all" for one per element of all heads.
         query_bias, output_bias, expert_bias: of query, key and value; of the output projection; of all feed-forwards,
@@ -51,11 +52,12 @@ class Family:
     d_shared: str | None = None
     d_ff: str = "intermediate_size"
     latent: bool = False
+    gated: bool = True
     norms: int = 2
     qk_norm: str | None = None
-    query_bias: str | bool = False
-    output_bias: str | bool = False
-    expert_bias: str | bool = False
+    query_bias: str | bool = "attention_bias"
+    output_bias: str | bool = "attention_bias"
+    expert_bias: str | bool = "mlp_bias"
     sinks: bool = False
     indexer: bool = False
     defaults: Config = field(default_factory=dict)
@@ -66,50 +68,50 @@ PER_TOKEN = "num_experts_per_tok"  # of every family
 LATENT = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "q_lora_rank")
 _MAYBE_NULL = ("head_dim", "n_shared_experts", "num_key_value_heads", "q_lora_rank")  # null says something here
 _AS_HEADS: Config = {"num_key_value_heads": None}  # as many key-value heads as heads
-_BIAS: dict[str, Any] = {"query_bias": "attention_bias", "output_bias": "attention_bias"}
 _TIED: Config = {"tie_word_embeddings": True}
 _HEADS_OF_128: Config = {"head_dim": 128}
+_GEMMA: Config = {**_TIED, "head_dim": 256}
+_NEOX: Config = {**_AS_HEADS, "attention_bias": True, "norm_type": "layer_norm"}
+_OURS: Config = {**_AS_HEADS, PER_TOKEN: 1, "final_norm": False}
 _DENSE = partial(Family, d_expert="intermediate_size")
 _LOCAL = partial(Family, "num_local_experts", d_expert="intermediate_size")
 _ROUTED = partial(Family, "n_routed_experts", shared="n_shared_experts")
-_LLAMA = _DENSE(expert_bias="mlp_bias", defaults=_AS_HEADS, **_BIAS)
-_GEMMA: dict[str, Any] = {"norms": 4, "defaults": {**_TIED, "head_dim": 256}, **_BIAS}
-_OLMO = _DENSE(qk_norm="all", defaults=_AS_HEADS, **_BIAS)
-_QWEN3_MOE = Family("num_experts", qk_norm="head", **_BIAS)
-_DEEPSEEK, _DEEPSEEK_SPARSE = (_ROUTED(latent=True, indexer=sparse, **_BIAS) for sparse in (False, True))
-_QWEN2_SHARED: dict[str, Any] = {"shared": 1, "d_shared": "shared_expert_intermediate_size"}
-_OURS: Config = {**_AS_HEADS, PER_TOKEN: 1, "final_norm": False}
+_DEEPSEEK, _DEEPSEEK_SPARSE = (_ROUTED(latent=True, indexer=sparse) for sparse in (False, True))
+_QWEN2_MOE = partial(Family, "num_experts", shared=1, d_shared="shared_expert_intermediate_size")
 
 FAMILIES: Mapping[str, Family] = {
-    "llama": _LLAMA,
+    "llama": _DENSE(defaults=_AS_HEADS),
     "mistral": _DENSE(),
-    "smollm3": _DENSE(expert_bias="mlp_bias", defaults=_TIED, **_BIAS),
-    "qwen2": _DENSE(query_bias=True),
-    "qwen3": _DENSE(qk_norm="head", defaults=_HEADS_OF_128, **_BIAS),
-    "olmo2": _OLMO,
-    "olmo3": _OLMO,
-    "gemma2": _DENSE(**_GEMMA),
-    "gemma3_text": _DENSE(qk_norm="head", **_GEMMA),
+    "smollm3": _DENSE(defaults=_TIED),
+    "qwen2": _DENSE(query_bias=True, output_bias=False),
+    "qwen3": _DENSE(qk_norm="head", defaults=_HEADS_OF_128),
+    "olmo2": _DENSE(qk_norm="all", defaults=_AS_HEADS),
+    "olmo3": _DENSE(qk_norm="all", defaults=_AS_HEADS),
+    "phi3": _DENSE(defaults=_AS_HEADS),
+    "gpt_neox": _DENSE(gated=False, expert_bias=True, defaults=_NEOX),
+    "glm4": _DENSE(norms=4, output_bias=False, defaults=_HEADS_OF_128),
+    "gemma2": _DENSE(norms=4, defaults=_GEMMA),
+    "gemma3_text": _DENSE(norms=4, qk_norm="head", defaults=_GEMMA),
     "mixtral": _LOCAL(),
-    "olmoe": _DENSE("num_experts", qk_norm="all", defaults=_AS_HEADS, **_BIAS),
-    "qwen2_moe": Family("num_experts", query_bias="qkv_bias", defaults={"qkv_bias": True}, **_QWEN2_SHARED),
-    "qwen3_moe": _QWEN3_MOE,
-    "qwen3_vl_moe_text": _QWEN3_MOE,
-    "deepseek": _ROUTED(**_BIAS),
+    "olmoe": _DENSE("num_experts", qk_norm="all", defaults=_AS_HEADS),
+    "qwen2_moe": _QWEN2_MOE(query_bias="qkv_bias", output_bias=False, defaults={"qkv_bias": True}),
+    "qwen3_moe": Family("num_experts", qk_norm="head"),
+    "qwen3_vl_moe_text": Family("num_experts", qk_norm="head"),
+    "deepseek": _ROUTED(),
     "deepseek_v2": _DEEPSEEK,
     "deepseek_v3": _DEEPSEEK,
     "kimi_k2": _DEEPSEEK,
     "deepseek_v32": _DEEPSEEK_SPARSE,
     "glm_moe_dsa": _DEEPSEEK_SPARSE,
-    "dots1": _ROUTED(qk_norm="head", **_BIAS),
-    "granitemoe": _LOCAL(defaults=_AS_HEADS, **_BIAS),
-    "glm4_moe": _ROUTED(query_bias="attention_bias", qk_norm="head", defaults={"use_qk_norm": False}),
+    "dots1": _ROUTED(qk_norm="head"),
+    "granitemoe": _LOCAL(defaults=_AS_HEADS),
+    "glm4_moe": _ROUTED(qk_norm="head", output_bias=False, defaults={"use_qk_norm": False}),
     "bailing_moe": Family(
         "num_experts", shared="num_shared_experts", query_bias="use_qkv_bias", output_bias="use_bias"
     ),
     "minimax_m2": _LOCAL(qk_norm="all", defaults=_HEADS_OF_128),
-    "llama4_text": _LOCAL(shared=1, d_ff="intermediate_size_mlp", defaults=_HEADS_OF_128, **_BIAS),
-    "gpt_oss": _LOCAL(expert_bias=True, sinks=True, defaults={"attention_bias": True, "head_dim": 64}, **_BIAS),
+    "llama4_text": _LOCAL(shared=1, d_ff="intermediate_size_mlp", defaults=_HEADS_OF_128),
+    "gpt_oss": _LOCAL(expert_bias=True, sinks=True, defaults={"attention_bias": True, "head_dim": 64}),
     "switch_moe": _DENSE("num_experts", defaults=_OURS),
 }
 
@@ -139,15 +141,12 @@ class Model:
         return self.architecture.n_active + active
 
 
-def read_model(
-    source: str | Path | Config | Any, revision: str | None = None, *, read_class: Reader | None = None
-) -> Model:
+def read_model(source: str | Path | Config | Any, revision: str | None = None) -> Model:
     """The model of a folder, a config.json, "org/model" on the Hub (of which only config.json is read), a mapping, or
     a configuration object of transformers.
 
-    `read_class` reads what `FAMILIES` lacks (default: an installed one). FileNotFoundError where there is no
-    config.json; ValueError, in one line, for an encoder-decoder, a field that is missing or impossible, a class that
-    cannot be counted, and where nothing is installed that counts classes.
+    FileNotFoundError where there is no config.json; ValueError, in one line, for an encoder-decoder, a field that is
+    missing or impossible, a class that cannot be counted, and where nothing is installed that counts classes.
     """
     if isinstance(source, (str, Path)):
         name, config = str(source), _read(source, revision)
@@ -157,7 +156,7 @@ def read_model(
     if not isinstance(config, Mapping):
         raise InputError(f"{name}: the configuration must be an object with fields, not a {type(config).__name__}")
     try:
-        return _model(name, config, read_class)
+        return _model(name, config)
     except (TypeError, ValueError) as error:
         raise InputError(f"{name}: {error}") from None
 
@@ -171,7 +170,7 @@ def _read(source: str | Path, revision: str | None) -> Any:
     return strict_json.loads(content, what=f"{source}: {FILE_NAME}")
 
 
-def _model(name: str, config: Config, read_class: Reader | None) -> Model:
+def _model(name: str, config: Config) -> Model:
     if config.get("is_encoder_decoder"):
         raise InputError("is_encoder_decoder=True: laws here are of decoders only")
     text = config.get("text_config")
@@ -180,7 +179,7 @@ def _model(name: str, config: Config, read_class: Reader | None) -> Model:
     kind = config.get("model_type")
     family = FAMILIES.get(str(kind))
     if family is None:
-        return Model(name, str(kind), *(read_class or _installed(kind))(config), text is not None)
+        return Model(name, str(kind), *_installed(kind)(config), text is not None)
     stated = {key: value for key, value in config.items() if value is not None or key in _MAYBE_NULL}
     fields = _Fields({**family.defaults, **stated})
     if "num_local_experts" in fields:  # as transformers 5 writes the num_experts of Qwen3
@@ -207,7 +206,7 @@ def _architecture(family: Family, config: Config) -> Architecture:
     def at(key: str | int | None) -> Any:
         return config[key] if isinstance(key, str) else key
 
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {"gated": family.gated}
     if family.experts:
         shared, dense = at(family.shared) or 0, _dense_blocks(config)
         options |= {"experts_per_token": config[PER_TOKEN], "shared_experts": shared}
@@ -243,9 +242,7 @@ def _dense_blocks(config: Config) -> int:
         return sum(kind == "dense" for kind in kinds)
     if (routed := config.get("moe_layers")) is not None:
         return len(blocks) - len(routed)
-    if step := config.get("interleave_moe_layer_step"):
-        return sum((i + 1) % step != 0 for i in blocks)
-    if step := config.get("decoder_sparse_step"):
+    if step := config.get("interleave_moe_layer_step") or config.get("decoder_sparse_step"):
         dense = config.get("mlp_only_layers") or ()
         return sum(i in dense or (i + 1) % step != 0 for i in blocks)
     if config.get("moe_layer_freq", 1) != 1:
@@ -270,7 +267,7 @@ def _left_out(family: Family, a: Architecture, config: Config) -> dict[str, int]
     if config.get("use_qk_norm", True) and family.qk_norm:
         norms += a.blocks * (queries + keys if family.qk_norm == "all" else 2 * a.head_dim)
     biases = a.blocks * (has(family.query_bias) * query_bias + has(family.output_bias) * d)
-    each = has(family.expert_bias) * a.blocks * (2 * a.d_expert + d)
+    each = has(family.expert_bias) * a.blocks * ((1 + a.gated) * a.d_expert + d)
     biases += each * a.experts_per_token + has(family.expert_bias) * routed * a.experts
     counts = {
         "norms": norms,

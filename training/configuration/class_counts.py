@@ -1,7 +1,7 @@
 """A decoder of transformers in the terms of laws, counted on its class: built on the meta device, without memory.
 
 Experts are the modules that transformers marks (`use_experts_implementation` gives them `_is_expert_parallel`), else
-those of stacked matrices [E, …]; how many a token takes is the width of the indices that reach them in a forward pass.
+those of stacked matrices [E, …]; how many of them a token takes says the configuration.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import copy
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -40,6 +40,8 @@ def as_decoder(config: Any) -> Any:
     kind = config.model_type
     if parts := [name for part in vars(config).values() if (name := getattr(part, "model_type", None))]:
         raise InputError(f"{kind} is more than a decoder of tokens; its parts are {', '.join(parts)}")
+    if config.is_encoder_decoder:
+        raise InputError(f"{kind}: is_encoder_decoder=True: laws here are of decoders only")
     if kind in _NOT_CAUSAL:
         raise InputError(f"{kind} is not causal: transformers gives it the tokens that it predicts")
     if hasattr(config, "is_decoder"):
@@ -55,16 +57,21 @@ def on_meta(config: Any) -> nn.Module:
     from transformers import AutoModelForCausalLM
 
     kernels = {"attn_implementation": "eager", "experts_implementation": "batched_mm"}
+    with _one_line(config, "built"), torch.device("meta"):
+        # Of a copy: the kernels are written into the configuration, with which a run then trains.
+        return AutoModelForCausalLM.from_config(copy.deepcopy(config), trust_remote_code=False, **kernels)
+
+
+@contextmanager
+def _one_line(config: Any, what: str, but: str | None = None) -> Iterator[None]:
+    """Raise a class's error, whatever its type, as a ValueError of one line; drop one that has the word `but`."""
     try:
-        with torch.device("meta"):
-            # Of a copy: the kernels are written into the configuration, with which a run then trains.
-            return AutoModelForCausalLM.from_config(copy.deepcopy(config), trust_remote_code=False, **kernels)
-    except Exception as error:  # every class has errors of its own
-        raise InputError(f"transformers' {config.model_type} cannot be built: {_line(error)}") from None
-
-
-def _line(error: Exception) -> str:
-    return (" ".join(str(error).split()) or type(error).__name__)[:200]
+        yield
+    except Exception as error:
+        if but and but in str(error):
+            return
+        reason = (" ".join(str(error).split()) or type(error).__name__)[:200]
+        raise InputError(f"transformers' {config.model_type} cannot be {what}: {reason}") from None
 
 
 def forward_flops(model: nn.Module, tokens: int) -> float:
@@ -104,9 +111,14 @@ def _flops_of_positions(fields: str) -> tuple[float, float]:
 
 def _forward(model: nn.Module, tokens: int) -> Any:
     ids, mask = torch.zeros(1, tokens, dtype=torch.long), torch.zeros(1, 1, tokens, tokens)
-    with suppress(Exception):  # a mask keeps most classes from looking into the values of one of their own
+    try:  # a mask keeps most classes from looking into the values of one of their own
         return model(input_ids=ids, attention_mask=mask, use_cache=False)
-    return model(input_ids=ids, use_cache=False)
+    except Exception as error:
+        first = error
+    try:
+        return model(input_ids=ids, use_cache=False)
+    except Exception as error:
+        raise (first if "meta" in str(error) else error) from None
 
 
 def without_gradient(config: Any) -> list[str]:
@@ -154,16 +166,19 @@ def _read(fields: str) -> tuple[Architecture, dict[str, int]]:
     model = on_meta(config)
     sparse = [block for block in _blocks(model) if _experts(block)]
     experts = [part for block in sparse for part in _experts(block)]
-    per_token = _per_token(model, experts, config)
-    routed = {"experts_per_token": per_token} | _routed(sparse, experts, config) if sparse else {}
+    routed = _routed(sparse, experts, config) if sparse else {}
+    number = routed.get("experts", 1)
     left_out: Counter[str] = Counter()
     for name, parameter in model.named_parameters():
-        left_out[_left_out_as(name, parameter, config.hidden_size, routed.get("experts", 1))] += parameter.numel()
+        left_out[_left_out_as(name, parameter, config.hidden_size, number)] += parameter.numel()
     counted = left_out.pop("")
     biases = sum(p.numel() for part in experts for name, p in part.named_parameters() if not _is_matrix(name, p))
-    if idle := biases - biases * per_token // routed.get("experts", 1):
+    if idle := biases - biases * routed.get("experts_per_token", 1) // number:
         left_out.update({"biases": -idle, "idle biases": idle})
-    return _architecture(model, config, routed, counted), dict(left_out)
+    architecture = _architecture(model, config, routed, counted)
+    with _one_line(config, "run", but="meta"):  # where the path of a class depends on values
+        forward_flops(model, 2)
+    return architecture, dict(left_out)
 
 
 def _left_out_as(name: str, parameter: Tensor, d: int, experts: int) -> str:
@@ -217,32 +232,10 @@ def _routed(sparse: list[nn.Module], experts: list[nn.Module], config: Any) -> d
         raise InputError("its experts have no whole width in terms of hidden_size")
     shared = max(1, _first(config, _SHARED) or 1)
     d_shared = sum(_size(block, "shared") for block in sparse) // (unit * shared)
-    options = {"experts": number, "gated": gated, "d_expert": width}
-    return options | ({"shared_experts": shared, "d_shared": d_shared} if d_shared else {})
-
-
-def _per_token(model: nn.Module, experts: list[nn.Module], config: Any) -> int:
-    """Experts that a token takes: as many as indices reach them, or where none are to be seen, the configured number.
-
-    ValueError for a class that cannot be run, say because its fields contradict each other.
-    """
-    taken: set[int] = set()
-
-    def note(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        taken.update(x.shape[-1] for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.dtype == torch.long)
-
-    hooks = [part.register_forward_pre_hook(note, with_kwargs=True) for part in experts]
-    try:
-        forward_flops(model, 2)
-    except Exception as error:  # every class has errors of its own
-        if "meta" not in str(error):  # else its path depends on values
-            raise InputError(f"transformers' {config.model_type} cannot be run: {_line(error)}") from None
-    for hook in hooks:
-        hook.remove()
-    number = taken.pop() if len(taken) == 1 else experts_per_token(config) if experts else 1
-    if number is None:
+    if (per_token := experts_per_token(config)) is None:
         raise InputError("no field says how many experts a token takes")
-    return int(number)
+    options = {"experts_per_token": per_token, "experts": number, "gated": gated, "d_expert": width}
+    return options | ({"shared_experts": shared, "d_shared": d_shared} if d_shared else {})
 
 
 def _architecture(model: nn.Module, config: Any, routed: dict[str, Any], counted: int) -> Architecture:

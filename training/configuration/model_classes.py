@@ -1,7 +1,7 @@
 """A decoder of transformers instead of ours: its model type with the fields of its class, or a config.json.
 
 The class is transformers' own: nothing is downloaded, and no other code is run. What laws ask about such a model is
-its `Architecture`: by the tables of `scaling_law.size.model_configs`, else counted on the class (`class_counts`).
+its `Architecture`, counted on the class (`class_counts`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 from hub.base.errors import InputError
 from hub.record.names import size_name
 from scaling_law.size.architecture import VOCAB_SIZE, Architecture
-from scaling_law.size.model_configs import FAMILIES, Model, read_model
+from scaling_law.size.model_configs import FAMILIES, Model
 from training.configuration.class_counts import as_decoder, read_class
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,8 @@ OURS = "switch_moe"
 SELECTION_BIAS = "e_score_correction_bias"  # as DeepSeek-V3 and the classes made after it call the buffer
 BIAS_UPDATE_RATE = 0.001  # small beside the scores, which lie between 0 and 1
 _TOKENS = {"bos_token_id", "eos_token_id", "pad_token_id"}  # the tokenizer's
-_READ = re.compile(r"""\bconfig\.(\w+)|getattr\((?:self\.)?config, "(\w+)""")
+_READ, _TAKEN = re.compile(r'getattr\((?:self\.)?config, "(\w+)"'), re.compile(r'kwargs\.pop\("(\w+)"')
+_ROTARY = {"rope_theta", "rope_scaling", "partial_rotary_factor"}  # which transformers puts into `rope_parameters`
 
 
 class ModelClassArguments(BaseModel):
@@ -86,12 +87,10 @@ class ModelClassArguments(BaseModel):
         if self.balance != "bias" and self.bias_update_rate != BIAS_UPDATE_RATE:
             raise InputError(f"model.bias_update_rate: {self.bias_update_rate!r}; it needs model.balance bias")
         try:
+            _check_groups(self.config(1, eos_token_id=0))
             self.model()
-            problem = _problem_of_groups(self.config(1, eos_token_id=0))
         except Exception as error:  # every class has checks of its own
-            problem = " ".join(str(error).split())
-        if problem:
-            raise InputError(f"model: {problem}")
+            raise InputError(f"model: {' '.join(str(error).split())}") from None
         return self
 
     @property
@@ -107,16 +106,24 @@ class ModelClassArguments(BaseModel):
         if sequence_length is not None:
             least["max_position_embeddings"] = (sequence_length, "data.sequence_length,")
         fields = {name: value for name, (value, _) in least.items()} | self.fields
-        for name, (value, whose) in least.items():
-            if fields[name] < value:
-                raise InputError(f"model.{name}: {fields[name]}; it must be at least {whose} {value}")
         tokens = dict.fromkeys(_TOKENS, eos_token_id) | {"pad_token_id": None}
-        return as_decoder(AutoConfig.for_model(self.type, **fields, **tokens))
+        config = AutoConfig.for_model(self.type, **fields, **tokens)  # checks the types of fields
+        for name, (value, whose) in least.items():
+            if (fields[name] or value) < value:
+                raise InputError(f"model.{name}: {fields[name]}; it must be at least {whose} {value}")
+        return as_decoder(config)
 
     def model(self, vocab_size: int | None = None) -> Model:
-        """The model in the terms of laws; without a `vocab_size`, with the configured vocabulary or GPT-2's."""
+        """The model in the terms of laws, counted on its class.
+
+        Without a `vocab_size`, with the configured vocabulary or GPT-2's. ValueError if the class refuses its
+        configuration, or cannot run.
+        """
         config = self.config(vocab_size or self.fields.get("vocab_size", VOCAB_SIZE), eos_token_id=0)
-        return read_model(config, read_class=read_class)
+        try:
+            return Model(self.type, self.type, *read_class(config.to_dict()))
+        except ValueError as error:
+            raise InputError(f"{self.type}: {error}") from None
 
     # -- what the loop asks of the section `model`; see `ModelArguments`
 
@@ -192,16 +199,18 @@ def _source(model_type: str) -> str:
 
 @cache
 def fields_of(model_type: str) -> frozenset[str]:
-    """The fields that say what the architecture is: those that the configuration declares, or the class reads.
+    """The fields of a configuration that say what the architecture is, but for parts that are models of their own.
 
-    Not all that is read is declared: `head_dim` of Qwen3-MoE, for one, is not.
+    Those that it declares, older names that it takes for rotary positions, and those that the class reads if they are
+    there: `head_dim` of Qwen3-MoE, for one, is not declared.
     """
     from transformers import CONFIG_MAPPING
 
     kind = CONFIG_MAPPING[model_type]
-    read = {name for names in _READ.findall(_source(model_type)) for name in names if name}
-    declared = {field.name for field in fields_of_dataclass(kind)} | {*kind.attribute_map}
-    fields = (declared | read) - _not_of_the_architecture()
+    fields = {field.name for field in fields_of_dataclass(kind)} | {*kind.attribute_map}
+    fields |= {*_READ.findall(_source(model_type))} | {*_TAKEN.findall(inspect.getsource(kind))}
+    fields |= _ROTARY if "rope_parameters" in fields else set()
+    fields -= _not_of_the_architecture()
     return frozenset(name for name in fields if not name.startswith("_") and not name.endswith("_config"))
 
 
@@ -227,23 +236,20 @@ def _not_of_the_architecture() -> frozenset[str]:
     from transformers import PreTrainedConfig
 
     common = {field.name for field in fields_of_dataclass(PreTrainedConfig)} - {"tie_word_embeddings"}
-    used = {"output_attentions", "output_router_logits", "use_cache", "num_labels", "get_text_config"}
+    used = {"output_router_logits", "use_cache"}
     of_the_file = {"auto_map", "model_type", "_name_or_path", "quantization_config", "torch_dtype"}
     return frozenset(common | used | of_the_file | _TOKENS)
 
 
 def _plain(value: Any) -> Any:
     """A value of YAML, or of flags, whose words are read as YAML is; 1e-6 is a number, as YAML 1.1 has it not."""
-    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
-        value = value[0]
-    elif isinstance(value, list):
-        return [_plain(item) for item in value]
-    if not isinstance(value, str):
-        return value
-    with suppress(ValueError):
-        return float(value) if not value.lstrip("+-").isdigit() else int(value)
-    with suppress(yaml.YAMLError):
-        return yaml.safe_load(value)
+    if isinstance(value, list):
+        return _plain(value[0]) if len(value) == 1 and isinstance(value[0], str) else [_plain(item) for item in value]
+    if isinstance(value, str):
+        with suppress(ValueError):
+            return float(value) if not value.lstrip("+-").isdigit() else int(value)
+        with suppress(yaml.YAMLError):
+            return yaml.safe_load(value)
     return value
 
 
@@ -254,17 +260,16 @@ def _unknown(kind: str, name: str) -> str:
     return f"model.{name}: no such field of {kind}; {hint}"
 
 
-def _problem_of_groups(config: Any) -> str | None:
-    """Check routing in groups (DeepSeek-V3): groups divide the experts evenly and hold those that a token takes."""
+def _check_groups(config: Any) -> None:
+    """Refuse groups of experts (DeepSeek-V3) that do not divide them evenly, or hold fewer than a token takes."""
     groups, top_groups = getattr(config, "n_group", None), getattr(config, "topk_group", None)
     experts, k = getattr(config, "n_routed_experts", None), getattr(config, "num_experts_per_tok", None)
     if not groups or not experts:
-        return None
+        return
     if experts % groups or (groups > 1 and experts // groups < 2):
-        return f"n_group={groups} must divide n_routed_experts={experts} into groups of at least 2"
+        raise InputError(f"n_group={groups} must divide n_routed_experts={experts} into groups of at least 2")
     if top_groups and not (top_groups <= groups and k <= top_groups * (experts // groups)):
-        return (
+        raise InputError(
             f"topk_group={top_groups} must be at most n_group={groups}, and its groups must hold the "
             f"num_experts_per_tok={k} experts of a token"
         )
-    return None

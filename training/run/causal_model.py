@@ -20,7 +20,6 @@ from torch import nn
 from modeling_switch_moe import RoutingStatistics, SwitchMoeCausalLMOutputWithPast
 from modeling_switch_moe.experts import autocast_grouped_mm
 from modeling_switch_moe.losses import SwitchMoeHead
-from training.configuration.arguments import ConfigurationError
 from training.configuration.class_counts import experts_per_token, without_gradient
 from training.configuration.model_classes import SELECTION_BIAS, balance_loss_of, causal_class
 from training.run.heads import bodies, change_of_logits
@@ -31,19 +30,14 @@ logger = logging.getLogger(__name__)
 def build(config: Any, group_tokens: int | None = None) -> nn.Module:
     """Build an fp32 model of the configuration's class; its balance loss is a mean over groups of `group_tokens`.
 
-    Parameters that no loss moves are frozen and logged. Raises ConfigurationError if the class refuses its
-    configuration.
+    Parameters that no loss moves are frozen and logged.
     """
     from transformers import AutoModelForCausalLM
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
     ALL_EXPERTS_FUNCTIONS["grouped_mm"] = autocast_grouped_mm  # else experts are multiplied in fp32 under bf16
     model_class = causal_class(config)
-    try:
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
-    except Exception as error:  # every class has errors of its own
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise ConfigurationError(f"model: {model_class.__name__} cannot be built: {reason}") from error
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
     for name in (frozen := without_gradient(config)):
         model.get_parameter(name).requires_grad_(False)
     if frozen and not next(model.parameters()).is_meta:

@@ -28,13 +28,7 @@ from training.data.tokenizer import load_tokenizer
 from training.run import devices
 from training.run.checkpoint import most_at_a_time
 from training.run.inputs import settled
-from training.run.model import (
-    architecture,
-    count_parameters,
-    flops_per_token,
-    model_config,
-    peak_learning_rate,
-)
+from training.run.model import architecture, flops_per_token, model_config, peak_learning_rate
 from training.run.sharding import Layout, check_layout
 from training.run.step import Session, StepResult, make_session
 from training.run.timing import RandomTokens, device_memory, timed_step
@@ -81,9 +75,10 @@ def _plan(a: TrainingArguments, tokenizer) -> dict[str, list[tuple[str, str]]]:
     routing = ("routing", f"{factor}, counted over groups of {a.model.capacity_group_tokens:,} tokens")
     flops = flops_per_token(config, arch, a.data.sequence_length)
     whose = "counted on the class" if flops.count == "class" else "6 N"
-    left_out = ", ".join(f"{name} {count:,}" for name, count in read_model(config).left_out.items())
+    counted = read_model(config)
+    left_out = ", ".join(f"{name} {count:,}" for name, count in counted.left_out.items())
     model = [
-        ("class", f"{causal_class(config).__name__}, {count_parameters(config):,} parameters"),
+        ("class", f"{causal_class(config).__name__}, {counted.parameters:,} parameters"),
         ("not counted by laws", left_out),  # parameters
         ("architecture", shape_of(arch)),
         ("experts", experts_of(arch)),
@@ -109,7 +104,7 @@ def _plan(a: TrainingArguments, tokenizer) -> dict[str, list[tuple[str, str]]]:
         decay = f"decays from step {b.decay_step:,} ({b.branch_point_tokens:,} tokens) to step {b.end_step:,}"
         schedule.append((f"run of {b.tokens:,} tokens", decay))
 
-    size = _WEIGHT * count_parameters(config)
+    size = _WEIGHT * counted.parameters
     checkpoints, models = most_at_a_time(branches), len(branches) + len(set(a.run.release_tokens))
     needed = (3 * checkpoints + models) * size
     folder = Path(a.run.output_dir).absolute()

@@ -15,19 +15,6 @@ def bodies(model: nn.Module) -> list[nn.Module]:
     return [part for part in model.children() if isinstance(part, PreTrainedModel)]
 
 
-class _StandIn:
-    """A module as its class reads it, with other parts, and another result."""
-
-    def __init__(self, module: nn.Module, parts: dict[str, Any], result: Callable[..., Any] | None = None) -> None:
-        self._module, self._parts, self._result = module, parts, result
-
-    def __getattr__(self, name: str) -> Any:
-        return self._parts[name] if name in self._parts else getattr(self._module, name)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._result(*args, **kwargs)
-
-
 class _Hidden(tuple):
     """The output of a body: one tensor by any way to ask for it, and nothing else."""
 
@@ -44,8 +31,8 @@ def change_of_logits(model: nn.Module, forward: Callable[..., Any]) -> tuple[flo
     By numbers: the class's `forward` is called with a small body and head, also where the model has no memory. So a
     class that does anything else with hidden states or logits is not taken for one that does not.
     """
-    head, names = model.get_output_embeddings(), {part: name for name, part in model.named_children()}
-    if type(head) is not nn.Linear or head.bias is not None or head not in names or len(bodies(model)) != 1:
+    head = model.get_output_embeddings()
+    if type(head) is not nn.Linear or head.bias is not None or head not in model.children() or len(bodies(model)) != 1:
         return None
     cap = getattr(model.config, "final_logit_softcapping", None)
     with torch.device("cpu"):
@@ -60,12 +47,16 @@ def change_of_logits(model: nn.Module, forward: Callable[..., Any]) -> tuple[flo
         return _Hidden([hidden])
 
     (base,) = bodies(model)
-    small = _StandIn(head, {"weight": weight}, lambda states: states @ weight.T)
+    stand_ins = {base: body, head: lambda states: states.double() @ weight.T}
+    for part, stand_in in stand_ins.items():
+        vars(part)["forward"] = stand_in  # before the class's own
     try:
-        stand_in = _StandIn(model, {names[base]: _StandIn(base, {}, body), names[head]: small})
-        logits = forward(stand_in, input_ids=ids, use_cache=False).logits
+        logits = forward(model, input_ids=ids, use_cache=False).logits
         ratios = (logits if cap is None else cap * torch.atanh(logits / cap)).double() / (hidden @ weight.T)
     except Exception:  # whatever a class asks of its body that this one lacks
         return None
+    finally:
+        for part in stand_ins:
+            del vars(part)["forward"]
     scale = float(f"{float(ratios.median()):.7g}")  # some classes have these logits in fp32
     return (scale, cap) if bool((ratios / scale - 1).abs().max() < 1e-4) else None

@@ -83,12 +83,6 @@ def build_model(config, seed: int, group_tokens: int | None = None) -> torch.nn.
     return causal_model.build(config, group_tokens)
 
 
-def count_parameters(config) -> int:
-    """The parameters of the configuration's class, built without memory. Raises as `causal_model.build`."""
-    with torch.device("meta"):
-        return sum(parameter.numel() for parameter in build_model(config, seed=0).parameters())
-
-
 def peak_learning_rate(
     arguments: OptimizerArguments, arch: Architecture, tokens: int | None = None, batch_tokens: int | None = None
 ) -> tuple[float, str]:

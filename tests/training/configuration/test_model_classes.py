@@ -53,14 +53,16 @@ def test_tokens_are_those_of_the_tokenizer_and_none_is_padding():
 def test_a_config_json_is_its_fields(tmp_path, caplog):
     about_the_file = {"architectures": ["Qwen3MoeForCausalLM"], "torch_dtype": "bfloat16", "transformers_version": "4"}
     tokens = {"eos_token_id": 151643, "vocab_size": 400, "quantization_config": {"bits": 8}}
+    rotary = {"rope_theta": 1_000_000.0}  # as released files have it; transformers 5 calls it `rope_parameters`
     section = {name: value for name, value in TOP_K.items() if name != "type"}
-    config = {"model_type": "qwen3_moe", "aux_loss_alpha": 0.1, **about_the_file, **tokens, **section}
+    config = {"model_type": "qwen3_moe", "aux_loss_alpha": 0.1, **about_the_file, **tokens, **section, **rotary}
     (tmp_path / "config.json").write_text(json.dumps(config))
     arguments = from_dict({"model": {"type": str(tmp_path / "config.json"), "num_experts": 16}, **OUT})
-    expected = {**LEFT_OUT, **TOP_K, "num_experts": 16, "vocab_size": 400}
+    expected = {**LEFT_OUT, **TOP_K, **rotary, "num_experts": 16, "vocab_size": 400}
     assert arguments.to_dict()["model"] == expected  # as of a machine that has not the file
     assert "left out, since transformers' qwen3_moe does not read it: aux_loss_alpha" in caplog.text
     assert arguments.model.config(300).eos_token_id is None
+    assert arguments.model.config(300).rope_parameters["rope_theta"] == 1_000_000
 
 
 @pytest.mark.parametrize(
@@ -92,10 +94,18 @@ def test_a_config_json_is_its_fields(tmp_path, caplog):
             "model.zzz: no such field of qwen3_moe; its fields are attention_bias, attention_dropout",
         ),
         (TOP_K | {"d_model": 64}, "model.d_model: no such field of qwen3_moe"),
+        # read by the class's part for images, and computed from other fields
+        ({"type": "gemma3_text", "mm_tokens_per_image": 4}, "model.mm_tokens_per_image: no such field of gemma3_text"),
+        ({"type": "jetmoe", "num_attention_heads": 4}, "model.num_attention_heads: no such field of jetmoe"),
+        (DENSE | {"vocab_size": "many"}, "model: Validation error for field 'vocab_size': TypeError"),
         (TOP_K | {"num_experts": 8.5}, "model: Validation error for field 'num_experts': TypeError"),
         (TOP_K | {"num_experts_per_tok": 9}, "model: qwen3_moe: experts_per_token=9 must be at most experts=8"),
         (TOP_K | {"num_key_value_heads": 3}, "model: qwen3_moe: n_heads=4 is not divisible by n_kv_heads=3"),
         (DENSE | {"hidden_size": 50}, "model: "),
+        # what only the class knows, of types in tables, too: before data are read
+        (TOP_K | {"hidden_act": "nonsense"}, "model: qwen3_moe: transformers' qwen3_moe cannot be built: 'nonsense'"),
+        (DENSE | {"attention_dropout": 2.0}, "model: llama: transformers' llama cannot be run: dropout probability"),
+        (SHARED | {"num_key_value_heads": 2}, "model: deepseek_v3: transformers' deepseek_v3 cannot be run: The size"),
         (SHARED | {"n_group": 3}, "model: n_group=3 must divide n_routed_experts=8 into groups of at least 2"),
         (SHARED | {"n_group": 8}, "model: n_group=8 must divide n_routed_experts=8 into groups of at least 2"),
         (

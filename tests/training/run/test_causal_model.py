@@ -10,19 +10,22 @@ from modeling_switch_moe import losses
 from scaling_law.size.model_configs import FAMILIES
 from tests.model_classes import CLASSES, DENSE, NOISY, SHARED, TOP_K
 from tests.scaling_law.size.test_model_classes import SHAPES, WIDE_HEADS
-from training import ConfigurationError
-from training.configuration.model_classes import ModelClassArguments, balance_loss_of, causal_class, model_types
+from training.configuration.model_classes import (
+    ModelClassArguments,
+    balance_loss_of,
+    causal_class,
+    fields_of,
+    model_types,
+)
 from training.run import causal_model
-from training.run.model import build_model, count_parameters
+from training.run.model import build_model
 
 ROWS, LENGTH, VOCABULARY = 4, 16, 96
 
 
 def _section(kind, own):
-    """Of the shapes that parameters are counted for, with the groups of one expert group."""
-    groups = {"topk_group": 1} if "n_group" in own else {}
-    unread = {"pad_token_id", *(["moe_intermediate_size"] if kind == "olmoe" else [])}
-    return {name: value for name, value in (WIDE_HEADS | own | groups).items() if name not in unread} | {"type": kind}
+    """Of the shapes that parameters are counted for."""
+    return {name: value for name, value in (WIDE_HEADS | own).items() if name in fields_of(kind)} | {"type": kind}
 
 
 EVERY = {kind: _section(kind, own) for kind, own in reversed(SHAPES)}
@@ -180,8 +183,3 @@ def test_in_evaluation_nothing_is_measured():
     assert out.balance_loss == 0
     expected = F.cross_entropy(out.logits.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
     torch.testing.assert_close(out.token_losses, expected.detach())
-
-
-def test_a_class_that_refuses_its_configuration_is_named():
-    with pytest.raises(ConfigurationError, match=r"model: Qwen3MoeForCausalLM cannot be built: .*nonsense"):
-        count_parameters(config_of(TOP_K | {"hidden_act": "nonsense"}))
