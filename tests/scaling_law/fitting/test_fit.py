@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from hub.base.tables import as_text
-from scaling_law import JointLaw, RoutedLaw, Runs, fit
+from scaling_law import JointLaw, Runs, fit
 from scaling_law.fitting import fitting
 from scaling_law.fitting.problem import PAPER_GRID, make_problem
 from tests.scaling_law.clark import clark_runs
-from tests.scaling_law.synthetic import TINY_LAW, checked_gradient, synthetic_runs, tiny_runs
+from tests.scaling_law.synthetic import TINY_LAW, checked_gradient, tiny_runs
 
 
 def huber_sum(law, runs, delta=0.01):
@@ -49,14 +48,6 @@ def test_sums_over_runs_agree_with_the_jacobian(paper_runs):
     np.testing.assert_allclose(quick.cost, plain.cost, rtol=1e-12)
     np.testing.assert_allclose(quick.gradient[:, :-2], plain.gradient[:, :-2], rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(quick.curvature[:, :-2, :-2], plain.curvature[:, :-2, :-2], rtol=1e-9, atol=1e-12)
-
-
-def test_noiseless_runs_give_the_law_back(published):
-    result = fit(synthetic_runs(sigma=0.0))
-    assert result.status.converged
-    assert result.rmse < 1e-6
-    arguments = ([1e8, 3e9], [1e9, 1e11], [1, 32])
-    np.testing.assert_allclose(result.law.loss(*arguments), published.loss(*arguments), rtol=1e-5)
 
 
 def test_noisy_runs_reach_an_optimum_that_scipy_cannot_better(paper_runs, paper_fit):
@@ -117,8 +108,8 @@ def test_starts_that_share_a_basin_are_left_out_without_losing_the_optimum(paper
 
 
 def test_fit_of_the_papers_design(paper_fit):
-    assert paper_fit.rmse == pytest.approx(0.0059, abs=2e-4)
-    assert paper_fit.status.converged
+    assert paper_fit.verdict == "joint law of 270 runs: RMSE 0.0059 nats, converged"
+    assert paper_fit.to_dict()["runs"] == 270
     assert paper_fit.status.n_agree == paper_fit.status.n_released == 64
     assert max(abs(b) for b in paper_fit.bias_by_experts().values()) < 0.003
     assert sum(n for n in paper_fit.rmse_by_experts().values()) > 0
@@ -143,35 +134,12 @@ def test_tiny_sweeps_fit_without_fuss(seed):
     assert np.sqrt(np.mean((result.law.loss(runs.n_active, runs.tokens, runs.experts) / truth - 1) ** 2)) < 0.01
 
 
-def test_other_starts_find_nothing_better():
-    runs = tiny_runs(seed=3)
-    best = fit(runs).objective
-    rng = np.random.default_rng(0)
-    starts = []
-    for _ in range(40):
-        noise = dict(zip(TINY_LAW, rng.uniform(0.5, 1.5, len(TINY_LAW)), strict=True))
-        starts.append(
-            JointLaw(**{k: max(v * noise[k], 1.02) if k == "e_start" else v * noise[k] for k, v in TINY_LAW.items()})
-        )
-    assert fit(runs, starts=starts).objective >= best * (1 - 1e-6)
-
-
 def test_per_expert_chinchilla_is_a_lower_bound(paper_runs, paper_fit):
     separate = [fit(paper_runs.subset(paper_runs.experts == e), "chinchilla") for e in (1, 2, 4, 8, 16, 32)]
     assert all(s.status.converged for s in separate)
     assert sum(s.objective for s in separate) < paper_fit.objective
     truth = JointLaw.published().to_chinchilla(4)
     assert separate[2].law.loss(1e9, 1e10) == pytest.approx(truth.loss(1e9, 1e10), abs=0.006)
-
-
-def test_routed_law_is_recovered():
-    truth = RoutedLaw(a=12.9, alpha=-0.083, delta=-0.118, gamma=0.0043, e_start=2.0746, e_max=238.7)
-    n, e = (v.ravel() for v in np.meshgrid(np.geomspace(1e7, 1e9, 6), [1, 2, 8, 32, 128, 512]))
-    runs = Runs.from_columns(n, 1e11, e, truth.loss(n, None, e))
-    result = fit(runs, "routed")
-    assert result.status.converged
-    for name, value in truth.coefficients.items():
-        assert result.law.coefficients[name] == pytest.approx(value, rel=1e-4)
 
 
 def test_fixed_and_bounded_coefficients(paper_runs, paper_fit):
@@ -313,15 +281,6 @@ def test_bad_settings_are_named(paper_runs, options, field):
     with pytest.raises(ValueError, match=field) as caught:
         fit(paper_runs, **options)
     assert "np." not in str(caught.value)
-
-
-def test_summary_and_export(paper_fit):
-    text = as_text(paper_fit)
-    assert "RMSE 0.0059" in text
-    assert "converged" in text
-    data = paper_fit.to_dict()
-    assert data["runs"] == 270
-    assert data["status"]["n_agree"] == 64
 
 
 @pytest.mark.parametrize(
