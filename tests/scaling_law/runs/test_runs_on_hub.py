@@ -11,8 +11,8 @@ from hub import FilesError, NotFoundError, Store, push_index, tag_index
 from scaling_law import Architecture, ChinchillaLaw, Conditions, fit, load_runs
 from scaling_law.law_files import law_card
 from scaling_law.runs.table import RunsError
-from tests.hub.conftest import hub_store, loopback, online  # noqa: F401
-from tests.hub.loopback import TOKEN, Fault, LoopbackHub
+from tests.hub.conftest import hub_store, loopback, online, the_hub  # noqa: F401
+from tests.hub.loopback import Fault, LoopbackHub
 from tests.hub.samples import make_record
 
 TAGGED, LATER = 8, 3
@@ -31,15 +31,9 @@ def runs_of(count: int, start: int = 0) -> list:
 
 
 @pytest.fixture
-def index(loopback: LoopbackHub, monkeypatch: pytest.MonkeyPatch) -> tuple[Store, str]:  # noqa: F811
+def index(the_hub: LoopbackHub) -> tuple[Store, str]:  # noqa: F811
     """The store, with runs tagged v1 and more runs after them, and the commit of v1."""
-    from huggingface_hub import constants
-
-    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, loopback.endpoint)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-    monkeypatch.setattr(constants, "ENDPOINT", loopback.endpoint)
-    monkeypatch.setenv("HF_TOKEN", TOKEN)
-    store = hub_store(loopback)
+    store = hub_store(the_hub)
     commit = push_index(store, "demo", runs_of(TAGGED)).commit
     tag_index(store, "demo", "v1", commit=commit)
     push_index(store, "demo", runs_of(LATER, TAGGED))
