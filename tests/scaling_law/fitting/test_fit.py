@@ -134,14 +134,6 @@ def test_tiny_sweeps_fit_without_fuss(seed):
     assert np.sqrt(np.mean((result.law.loss(runs.n_active, runs.tokens, runs.experts) / truth - 1) ** 2)) < 0.01
 
 
-def test_per_expert_chinchilla_is_a_lower_bound(paper_runs, paper_fit):
-    separate = [fit(paper_runs.subset(paper_runs.experts == e), "chinchilla") for e in (1, 2, 4, 8, 16, 32)]
-    assert all(s.status.converged for s in separate)
-    assert sum(s.objective for s in separate) < paper_fit.objective
-    truth = JointLaw.published().to_chinchilla(4)
-    assert separate[2].law.loss(1e9, 1e10) == pytest.approx(truth.loss(1e9, 1e10), abs=0.006)
-
-
 def test_fixed_and_bounded_coefficients(paper_runs, paper_fit):
     held = fit(paper_runs, fixed={"e_max": 256.0, "gamma": 0.01})
     assert (held.law.e_max, held.law.gamma) == (256.0, pytest.approx(0.01))
