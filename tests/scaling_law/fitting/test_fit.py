@@ -19,25 +19,11 @@ def huber_sum(law, runs, delta=0.01):
     return float(np.sum(np.where(r <= delta, 0.5 * r**2, delta * (r - 0.5 * delta))))
 
 
-def test_objective_is_the_papers(paper_runs, published):
-    objective = make_problem(paper_runs, "joint").objective
-    theta = objective.from_coefficients(published.coefficients)
-    assert objective.evaluate(theta[None]).cost[0] == pytest.approx(huber_sum(published, paper_runs), rel=1e-12)
-    np.testing.assert_allclose(objective.coefficients(theta), list(published.coefficients.values()), rtol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("law", "options"),
-    [(law, {"l2": l2}) for law in ("joint", "chinchilla", "routed") for l2 in (0.0, 1e-3)]
-    + [("joint", {"bounds": {"e_max": (20.0, 300.0)}})],
-)
-def test_gradient_against_finite_differences(paper_runs, law, options):
-    objective = make_problem(paper_runs, law, **options).objective
+def test_gradient_within_bounds_of_e_max(paper_runs):
+    objective = make_problem(paper_runs, "joint", bounds={"e_max": (20.0, 300.0)}).objective
     theta = np.random.default_rng(1).normal(0, 0.3, (4, objective.size))
-    if "bounds" in options:  # E_start has to stay below E_max
-        theta[:, -2:] = objective.from_coefficients(JointLaw.published().coefficients)[-2:]
-    at = checked_gradient(objective, theta, rtol=1e-6)
-    assert np.linalg.eigvalsh(at.curvature).min() > -1e-9 * np.abs(at.curvature).max()
+    theta[:, -2:] = objective.from_coefficients(JointLaw.published().coefficients)[-2:]  # E_start stays below E_max
+    checked_gradient(objective, theta, rtol=1e-6)
 
 
 def test_sums_over_runs_agree_with_the_jacobian(paper_runs):
@@ -115,10 +101,6 @@ def test_fit_of_the_papers_design(paper_fit):
     assert sum(n for n in paper_fit.rmse_by_experts().values()) > 0
     assert paper_fit.law.conditions.n_runs == 270
     assert {r.experts for r in paper_fit.law.conditions.ranges} == {None, 1, 2, 4, 8, 16, 32}
-
-
-def test_fit_is_deterministic(paper_runs, paper_fit):
-    assert fit(paper_runs).law == paper_fit.law
 
 
 @pytest.mark.parametrize("seed", range(4))

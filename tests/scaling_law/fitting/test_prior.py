@@ -52,14 +52,6 @@ def test_the_gradient_is_that_of_the_cost(dof):
     assert np.linalg.eigvalsh(curvature[0]).min() > -1e-12
 
 
-def test_a_run_that_the_prior_expects_leaves_it_as_it_is():
-    law = USUAL.law
-    runs = Runs.from_columns(1e9, 2e10, 1.0, law.loss(1e9, 2e10))
-    result = fit(runs, "chinchilla", prior=USUAL)
-    assert result.law.coefficients == pytest.approx(law.coefficients, rel=1e-6)
-    assert result.problem.settings.to_dict()["prior"] == "given"
-
-
 def test_the_population_serves_interaction_laws_with_an_open_q():
     interacting = for_kind(USUAL, "interaction")
     at = {"n_active": [1e8, 1e10], "tokens": [1e9, 1e12]}
@@ -102,6 +94,7 @@ def test_intervals_know_the_prior():
     runs = measured(12)
     result = fit(runs, "chinchilla", prior=USUAL)
     assert result.bootstrap(50).converged.all()
+    assert result.problem.settings.to_dict()["prior"] == "given"
     interval = profile_interval(result, "c")
     assert interval.low < result.law.c < interval.high
     fresh = profile_interval(fit(runs, "chinchilla"), "c")
