@@ -130,15 +130,6 @@ def test_help_says_what_a_default_means(shell):
         assert "[default: 0.0]" not in text.partition("--inference-tokens")[2][:200]
 
 
-def test_the_law_of_one_number_of_experts_can_be_asked(shell, published, tmp_path):
-    published.to_chinchilla(8).save_pretrained(tmp_path)
-    data = json.loads(shell("optimal", "--law", tmp_path, "--flops", "1e20", "--json").stdout)
-    assert [row["experts"] for row in data["rows"]] == [8]
-    assert shell("reach", "--law", tmp_path, "--loss", "2.3").exit_code == 0
-    assert shell("plan", "--law", tmp_path, "--flops", "1e20").exit_code == 0
-    assert "holds for E = 8 only" in shell("optimal", "--law", tmp_path, "--flops", "1e20", "--experts", 4).stderr
-
-
 def test_a_law_that_rises_for_some_experts_answers_for_the_others(shell, published, tmp_path):
     """As the fit of a tiny sweep may come out: the exponent of N is positive for E = 1 and 2, or that of D for all."""
     published.replace(alpha=0.12, gamma=-0.09).save_pretrained(tmp_path / "some")

@@ -123,6 +123,8 @@ def test_refusals(tmp_path):
         load_runs([])
     with pytest.raises(RunsError, match=r"no run records: neither runs\.jsonl"):
         load_runs(tmp_path)
+    with pytest.raises(RunsError, match=r"^missing/curves\.csv\.gz: no such file or folder"):
+        load_runs("missing/curves.csv.gz")
     with pytest.raises(RunsError, match="only applies to a dataset on the Hub"):
         load_runs(write(tmp_path / "local", rows()), revision="v1")
     with pytest.raises(RunsError, match=r"loss=-1\.0 must be positive"):
