@@ -133,11 +133,7 @@ def test_python_imports_the_packages_themselves(page):
 @pytest.mark.parametrize(
     "command",
     [
-        *(
-            line
-            for line in command_lines(DOCS / "planning.md")
-            if re.match(r"scaling-law (?!fit|learning-rate \w+\.)", line)
-        ),
+        *(line for line in command_lines(DOCS / "planning.md") if re.match(ASKS, line)),
         *(line for line in command_lines(DOCS / "hours.md") if line.startswith("scaling-law ")),
         *re.findall(r"`(scaling-law [^`]+?)`", text_of(ROOT / "README.md") + text_of(DOCS / "scaling.md")),
     ],

@@ -34,13 +34,6 @@ def test_save_and_load(make_model, tokens, tmp_path, experts, dtype):
     assert config.to_diff_dict().keys() == model.config.to_diff_dict().keys()
 
 
-def test_bf16_loading_keeps_the_router_in_fp32(make_model, tmp_path):
-    make_model().save_pretrained(tmp_path)
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
-    for name, parameter in loaded.named_parameters():
-        assert parameter.dtype == (torch.float32 if "router" in name else torch.bfloat16), name
-
-
 def test_a_saved_folder_carries_its_code(make_model, tokens, tmp_path):
     """How it loads where this package is not installed: tests/hub/test_clients.py."""
     model = make_model().eval()
@@ -103,17 +96,6 @@ def test_a_checkpoint_of_other_sizes_is_refused(make_model, make_config, tmp_pat
     make_model(num_experts=saved).save_pretrained(tmp_path)
     with pytest.raises((RuntimeError, ValueError), match=r"num_experts|size mismatch|ignore_mismatched_sizes"):
         SwitchMoeForCausalLM.from_pretrained(tmp_path, config=make_config(**asked))
-
-
-def test_log_likelihood_with_right_padding_equals_the_unpadded_one(make_model, tokens):
-    model = make_model().eval()
-    padded, mask = (torch.nn.functional.pad(part, (0, 6)) for part in (tokens, torch.ones_like(tokens)))
-    labels = padded.masked_fill(mask == 0, -100)
-    with_padding, without = model(padded, attention_mask=mask, labels=labels), model(tokens, labels=tokens)
-    torch.testing.assert_close(with_padding.logits[:, :12], without.logits, rtol=0, atol=1e-5)
-    for name in ("loss", "balance_loss", "z_loss"):
-        torch.testing.assert_close(with_padding[name], without[name])
-    assert torch.equal(with_padding.routing.tokens_per_expert, without.routing.tokens_per_expert)
 
 
 @pytest.mark.parametrize("attention", ["sdpa", pytest.param("flex_attention", marks=pytest.mark.slow)])

@@ -82,11 +82,3 @@ def test_a_repair_rebuilds_what_is_damaged_and_vouches_for_nothing_else(index):
     repair_index(store, "demo")
     with pytest.raises(IntegrityError):
         load_index(store, "demo")
-
-
-def test_a_card_of_an_index_may_be_edited(index):
-    store, folder = index
-    card = folder / "README.md"
-    card.write_text(card.read_text() + "\nA note.\n")
-    assert len(load_index(store, "demo")) == 3
-    assert "A note." in store.read("dataset", "demo-runs", "README.md").decode()

@@ -122,14 +122,6 @@ def test_fit_with_a_prior(shell, lab, tmp_path):
         assert json.loads(shell("fit", lab, "--prior", prior, *COLUMNS, "--json").output)["law"] == law
 
 
-def test_fit_takes_upper_bounds(shell, lab):
-    words = ("fit", lab, *COLUMNS, "--kind", "chinchilla")
-    found = json.loads(shell(*words, "--json").output)
-    assert found["settings"]["one_sided"] == 3
-    assert found["rmse"] < 1e-4
-    assert "3 as upper bounds" in shell(*words).output
-
-
 def test_split(shell, table):
     words = ("fit", table, "--split", "flops", "--validation", 6, "--outliers", "set_aside")
     found = json.loads(shell(*words, "--json").output)

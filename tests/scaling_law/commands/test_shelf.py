@@ -23,12 +23,6 @@ def test_laws_shows_one(shell):
         assert text in shown
 
 
-def test_a_published_law_answers_the_other_commands(shell):
-    words = ("loss", "--n-active", "10B", "--tokens", "200B", "--law")
-    (row,) = json.loads(shell(*words, "chinchilla", "--json").output)["rows"]
-    assert row["loss"] == published("chinchilla").loss(10e9, 200e9)
-
-
 def test_an_expert_count_that_nobody_gave_is_not_held_against_the_answer(shell):
     words = ("loss", "--law", "krajewski", "--variable", "n_total_non_embedding=1e9", "--variable", "granularity=8")
     found = shell(*words, "--tokens", "1e11", "--json")

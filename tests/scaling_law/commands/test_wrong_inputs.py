@@ -68,9 +68,6 @@ LINES = {  # what is typed → the line on standard error
         "nothing fits: the smallest model (d_model 64, E = 1) has 6.49M parameters and needs at least 13 MB "
         "(12972288 bytes) with its KV cache"
     ),
-    "plan --flops 1e20 --mfu 0": (
-        '--mfu 0.0 is that of a GPU: --gpu is needed, such as "h100", or throughput, measured step times'
-    ),
     "plan --flops 1e20 --branches 0": "--branches 0 must be a whole number from 1 to 20",
     "reach --loss 0": "--loss 0 must be positive and finite",
     "reach --loss 2 --flops 1e22 --memory 1GB": "--memory and a budget: give one of them; the other is the answer",

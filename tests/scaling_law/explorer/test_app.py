@@ -208,7 +208,7 @@ def test_columns_that_are_not_found_are_chosen_from_those_of_the_table(laws, tmp
     assert app._received(None, uploads.JOINT)[1].visible is False
     (tmp_path / "bad.csv").write_bytes(b"\xff\xfe")
     assert "bad.csv: not a readable CSV file" in app._received(str(tmp_path / "bad.csv"), uploads.USE)[0]
-    assert app._received(str(published_file(laws, tmp_path)), uploads.JOINT)[2] == uploads.USE
+    assert app._received(str(laws[PUBLISHED].save_pretrained(tmp_path)), uploads.JOINT)[2] == uploads.USE
 
 
 def test_uploaded_runs_are_asked_through_the_stack_of_their_laws(laws, tmp_path):
@@ -223,10 +223,6 @@ def test_uploaded_runs_are_asked_through_the_stack_of_their_laws(laws, tmp_path)
         assert figure.data
     again = json.loads(app._saved(laws, YOURS, law))
     assert (again["law"], len(again["laws"])) == ("stack", len(law.laws))
-
-
-def published_file(laws, folder):
-    return laws[PUBLISHED].save_pretrained(folder)
 
 
 def test_runs_move_the_chosen_law_and_fits_have_intervals(laws, tmp_path):

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from hub.base.tables import as_text
-from scaling_law import JointLaw, RoutedLaw, Runs, fit
+from scaling_law import JointLaw, Runs, fit
 from scaling_law.fitting import fitting
 from scaling_law.fitting.problem import PAPER_GRID, make_problem
 from tests.scaling_law.clark import clark_runs
-from tests.scaling_law.synthetic import TINY_LAW, checked_gradient, synthetic_runs, tiny_runs
+from tests.scaling_law.synthetic import TINY_LAW, checked_gradient, tiny_runs
 
 
 def huber_sum(law, runs, delta=0.01):
@@ -20,25 +19,11 @@ def huber_sum(law, runs, delta=0.01):
     return float(np.sum(np.where(r <= delta, 0.5 * r**2, delta * (r - 0.5 * delta))))
 
 
-def test_objective_is_the_papers(paper_runs, published):
-    objective = make_problem(paper_runs, "joint").objective
-    theta = objective.from_coefficients(published.coefficients)
-    assert objective.evaluate(theta[None]).cost[0] == pytest.approx(huber_sum(published, paper_runs), rel=1e-12)
-    np.testing.assert_allclose(objective.coefficients(theta), list(published.coefficients.values()), rtol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("law", "options"),
-    [(law, {"l2": l2}) for law in ("joint", "chinchilla", "routed") for l2 in (0.0, 1e-3)]
-    + [("joint", {"bounds": {"e_max": (20.0, 300.0)}})],
-)
-def test_gradient_against_finite_differences(paper_runs, law, options):
-    objective = make_problem(paper_runs, law, **options).objective
+def test_gradient_within_bounds_of_e_max(paper_runs):
+    objective = make_problem(paper_runs, "joint", bounds={"e_max": (20.0, 300.0)}).objective
     theta = np.random.default_rng(1).normal(0, 0.3, (4, objective.size))
-    if "bounds" in options:  # E_start has to stay below E_max
-        theta[:, -2:] = objective.from_coefficients(JointLaw.published().coefficients)[-2:]
-    at = checked_gradient(objective, theta, rtol=1e-6)
-    assert np.linalg.eigvalsh(at.curvature).min() > -1e-9 * np.abs(at.curvature).max()
+    theta[:, -2:] = objective.from_coefficients(JointLaw.published().coefficients)[-2:]  # E_start stays below E_max
+    checked_gradient(objective, theta, rtol=1e-6)
 
 
 def test_sums_over_runs_agree_with_the_jacobian(paper_runs):
@@ -49,14 +34,6 @@ def test_sums_over_runs_agree_with_the_jacobian(paper_runs):
     np.testing.assert_allclose(quick.cost, plain.cost, rtol=1e-12)
     np.testing.assert_allclose(quick.gradient[:, :-2], plain.gradient[:, :-2], rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(quick.curvature[:, :-2, :-2], plain.curvature[:, :-2, :-2], rtol=1e-9, atol=1e-12)
-
-
-def test_noiseless_runs_give_the_law_back(published):
-    result = fit(synthetic_runs(sigma=0.0))
-    assert result.status.converged
-    assert result.rmse < 1e-6
-    arguments = ([1e8, 3e9], [1e9, 1e11], [1, 32])
-    np.testing.assert_allclose(result.law.loss(*arguments), published.loss(*arguments), rtol=1e-5)
 
 
 def test_noisy_runs_reach_an_optimum_that_scipy_cannot_better(paper_runs, paper_fit):
@@ -117,17 +94,13 @@ def test_starts_that_share_a_basin_are_left_out_without_losing_the_optimum(paper
 
 
 def test_fit_of_the_papers_design(paper_fit):
-    assert paper_fit.rmse == pytest.approx(0.0059, abs=2e-4)
-    assert paper_fit.status.converged
+    assert paper_fit.verdict == "joint law of 270 runs: RMSE 0.0059 nats, converged"
+    assert paper_fit.to_dict()["runs"] == 270
     assert paper_fit.status.n_agree == paper_fit.status.n_released == 64
     assert max(abs(b) for b in paper_fit.bias_by_experts().values()) < 0.003
     assert sum(n for n in paper_fit.rmse_by_experts().values()) > 0
     assert paper_fit.law.conditions.n_runs == 270
     assert {r.experts for r in paper_fit.law.conditions.ranges} == {None, 1, 2, 4, 8, 16, 32}
-
-
-def test_fit_is_deterministic(paper_runs, paper_fit):
-    assert fit(paper_runs).law == paper_fit.law
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -141,37 +114,6 @@ def test_tiny_sweeps_fit_without_fuss(seed):
     assert any("ot determined by these runs" in message for message in result.status.messages)
     truth = JointLaw(**TINY_LAW).loss(runs.n_active, runs.tokens, runs.experts)
     assert np.sqrt(np.mean((result.law.loss(runs.n_active, runs.tokens, runs.experts) / truth - 1) ** 2)) < 0.01
-
-
-def test_other_starts_find_nothing_better():
-    runs = tiny_runs(seed=3)
-    best = fit(runs).objective
-    rng = np.random.default_rng(0)
-    starts = []
-    for _ in range(40):
-        noise = dict(zip(TINY_LAW, rng.uniform(0.5, 1.5, len(TINY_LAW)), strict=True))
-        starts.append(
-            JointLaw(**{k: max(v * noise[k], 1.02) if k == "e_start" else v * noise[k] for k, v in TINY_LAW.items()})
-        )
-    assert fit(runs, starts=starts).objective >= best * (1 - 1e-6)
-
-
-def test_per_expert_chinchilla_is_a_lower_bound(paper_runs, paper_fit):
-    separate = [fit(paper_runs.subset(paper_runs.experts == e), "chinchilla") for e in (1, 2, 4, 8, 16, 32)]
-    assert all(s.status.converged for s in separate)
-    assert sum(s.objective for s in separate) < paper_fit.objective
-    truth = JointLaw.published().to_chinchilla(4)
-    assert separate[2].law.loss(1e9, 1e10) == pytest.approx(truth.loss(1e9, 1e10), abs=0.006)
-
-
-def test_routed_law_is_recovered():
-    truth = RoutedLaw(a=12.9, alpha=-0.083, delta=-0.118, gamma=0.0043, e_start=2.0746, e_max=238.7)
-    n, e = (v.ravel() for v in np.meshgrid(np.geomspace(1e7, 1e9, 6), [1, 2, 8, 32, 128, 512]))
-    runs = Runs.from_columns(n, 1e11, e, truth.loss(n, None, e))
-    result = fit(runs, "routed")
-    assert result.status.converged
-    for name, value in truth.coefficients.items():
-        assert result.law.coefficients[name] == pytest.approx(value, rel=1e-4)
 
 
 def test_fixed_and_bounded_coefficients(paper_runs, paper_fit):
@@ -313,15 +255,6 @@ def test_bad_settings_are_named(paper_runs, options, field):
     with pytest.raises(ValueError, match=field) as caught:
         fit(paper_runs, **options)
     assert "np." not in str(caught.value)
-
-
-def test_summary_and_export(paper_fit):
-    text = as_text(paper_fit)
-    assert "RMSE 0.0059" in text
-    assert "converged" in text
-    data = paper_fit.to_dict()
-    assert data["runs"] == 270
-    assert data["status"]["n_agree"] == 64
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,14 @@ from scaling_law.fitting.learning_rate import LearningRateGrid
 from scaling_law.runs.table import RunsError
 
 LAW = LearningRateLaw(6.0, -0.8, -0.2)
+FULL = LearningRateLaw(
+    *(4.0, -0.7, -0.45, "paper", "least squares on loss", None, (1e8, 1e9), (1.0, 16.0), 1024),
+    slope_d=0.14,
+    slope_batch=0.4,
+    tokens_range=(1e9, 1e11),
+    batch_range=(65_536, 1_048_576),
+    regret=0.004,
+)
 
 
 @pytest.mark.parametrize(
@@ -31,18 +39,12 @@ def test_more_experts_need_a_lower_rate():
     assert rates[1] / rates[0] == pytest.approx(16**-0.25)
 
 
-def test_fit_recovers_a_law():
-    law = LearningRateLaw.published()
-    sizes, experts = np.meshgrid([2e7, 1e8, 5e8], [1, 8])
-    rates = law.at(sizes, experts)
-    fitted = fit_learning_rate(sizes.ravel(), experts.ravel(), rates.ravel())
-    assert (fitted.intercept, fitted.slope_n, fitted.slope_e) == pytest.approx(
-        (law.intercept, law.slope_n, law.slope_e), rel=1e-9
-    )
-    assert fitted.rmse == pytest.approx(0, abs=1e-12)
-    without = fit_learning_rate(sizes.ravel(), experts.ravel(), rates.ravel(), with_experts=False)
+def test_without_experts_the_rate_lies_between_those_of_all():
+    """Half-way between those of the two E, so wrong by 8^(1/8) on both."""
+    sizes, experts = (v.ravel() for v in np.meshgrid([2e7, 1e8, 5e8], [1, 8]))
+    rates = LearningRateLaw.published().at(sizes, experts)
+    without = fit_learning_rate(sizes, experts, rates, with_experts=False)
     assert without.slope_e == 0
-    # without E the rate is half-way between those of the two E, so wrong by 8^(1/8) on both, more at E = 32
     assert without.rmse == pytest.approx(np.log(8) / 8, rel=1e-9)
 
 
@@ -53,13 +55,22 @@ def test_fit_refuses_what_determines_nothing():
         fit_learning_rate([1e8, 2e8], [1, 2], [1e-3, -1])
     with pytest.raises(ValueError, match="reading='text'"):
         LearningRateLaw(1.0, 1.0, 1.0, "text")
+    with pytest.raises(ValueError, match="batch_range"):
+        LearningRateLaw(1.0, 1.0, 1.0, batch_range=(2.0, 1.0))
+    with pytest.raises(ValueError, match="slope_batch=nan"):
+        LearningRateLaw(1.0, 1.0, 1.0, slope_batch=math.nan)
 
 
-def test_a_saved_law_is_the_same_law(tmp_path):
-    law = LearningRateLaw(8.1, -0.79, -0.2, "paper", "least squares on 6 models", 0.03)
-    assert LearningRateLaw.load(law.save(tmp_path / "law.json")) == law
-    assert LearningRateLaw.named(tmp_path / "law.json") == law
-    assert LearningRateLaw.named("paper") == LearningRateLaw.published("paper")
+@pytest.mark.parametrize(
+    "law",
+    [
+        LearningRateLaw(8.1, -0.79, -0.2, "paper", "least squares on 6 models", 0.03),
+        replace(FULL, covariance=((0.01,) * 5,) * 5),
+    ],
+)
+def test_a_saved_law_is_the_same_law(law, tmp_path):
+    path = law.save(tmp_path / "law.json")
+    assert LearningRateLaw.load(path) == LearningRateLaw.named(path) == law
 
 
 @pytest.mark.parametrize(
@@ -207,16 +218,6 @@ def test_the_shell_fits_writes_and_uses_the_law(tmp_path):
     assert "not valid JSON" in wrong.output
 
 
-FULL = LearningRateLaw(
-    *(4.0, -0.7, -0.45, "paper", "least squares on loss", None, (1e8, 1e9), (1.0, 16.0), 1024),
-    slope_d=0.14,
-    slope_batch=0.4,
-    tokens_range=(1e9, 1e11),
-    batch_range=(65_536, 1_048_576),
-    regret=0.004,
-)
-
-
 def test_a_law_takes_tokens_and_batch_where_it_has_them():
     a = Architecture(1024, 8)
     rate = FULL.learning_rate(a, 2e9, 131_072)
@@ -252,15 +253,6 @@ def test_tokens_and_batches_outside_the_range_are_warned_of():
     assert not FULL.beyond_guard(a, 2e11, 32_768)
     assert FULL.beyond_guard(a, 2e9, 8_192)
     assert FULL.beyond_guard(a, 2e14, 131_072)
-
-
-def test_a_law_with_tokens_and_batch_is_read_back(tmp_path):
-    law = replace(FULL, covariance=((0.01,) * 5,) * 5)
-    assert LearningRateLaw.load(law.save(tmp_path / "law.json")) == law
-    with pytest.raises(ValueError, match="batch_range"):
-        LearningRateLaw(1.0, 1.0, 1.0, batch_range=(2.0, 1.0))
-    with pytest.raises(ValueError, match="slope_batch=nan"):
-        LearningRateLaw(1.0, 1.0, 1.0, slope_batch=math.nan)
 
 
 def test_the_interval_of_a_rate_is_that_of_its_coefficients_and_scatter():
@@ -320,6 +312,7 @@ def test_tokens_and_batch_enter_the_fit_of_best_rates_where_they_are_given():
     fitted = fit_learning_rate(n, e, rates, tokens=d, batch_tokens=b, reading="paper")
     for name in ("intercept", "slope_n", "slope_e", "slope_d", "slope_batch"):
         assert getattr(fitted, name) == pytest.approx(getattr(FULL, name), rel=1e-9)
+    assert fitted.rmse == pytest.approx(0, abs=1e-12)
     assert (fitted.tokens_range, fitted.batch_range) == ((1e9, 1e10), (65_536, 524_288))
     assert fit_learning_rate(n, e, rates, reading="paper").slope_d == 0
     with pytest.raises(ValueError, match="too few distinct model sizes and numbers of experts and numbers of tokens"):

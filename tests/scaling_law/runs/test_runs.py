@@ -6,11 +6,9 @@ import numpy as np
 import pandas
 import pytest
 
-from hub import open_store, push_index, write_records
 from hub.base.tables import as_text
 from scaling_law import Architecture, JointLaw, Runs, fit, load_runs
 from scaling_law.runs.table import RunsError
-from tests.hub.samples import make_record
 from tests.scaling_law.synthetic import TINY_LAW, tiny_runs
 
 AT = (8e5, 3e6, 4)  # inside the sizes of the tiny sweep
@@ -125,6 +123,8 @@ def test_refusals(tmp_path):
         load_runs([])
     with pytest.raises(RunsError, match=r"no run records: neither runs\.jsonl"):
         load_runs(tmp_path)
+    with pytest.raises(RunsError, match=r"^missing/curves\.csv\.gz: no such file or folder"):
+        load_runs("missing/curves.csv.gz")
     with pytest.raises(RunsError, match="only applies to a dataset on the Hub"):
         load_runs(write(tmp_path / "local", rows()), revision="v1")
     with pytest.raises(RunsError, match=r"loss=-1\.0 must be positive"):
@@ -185,17 +185,6 @@ def test_runs_are_frozen_columns():
     assert repr(runs) == "Runs(6 runs of 3 trunks, E in {2}, eval_loss, from rows)"
     overall = runs.ranges()[0]
     assert (overall.experts, overall.runs, overall.tokens) == (None, 6, (1e6, 6e6))
-
-
-def test_records_of_the_hub_package(tmp_path):
-    """The index that a sweep releases is what a fit reads: as records, as files, as a release folder."""
-    records = [make_record(run_id=f"run{i}", seed=i, eval_loss=loss) for i, loss in enumerate((5.0, 4.5))]
-    records.append(make_record(run_id="run2", eval_loss=None, status="diverged"))
-    write_records(records, tmp_path / "plain")
-    push_index(open_store(str(tmp_path / "release")), "demo", records)
-    for source in (records, tmp_path / "plain", tmp_path / "plain" / "runs.parquet", tmp_path / "release"):
-        assert load_runs(source).run_id == ("run0", "run1")
-        assert load_runs(source).loss.tolist() == [5.0, 4.5]
 
 
 def tiny_table(seed=0, shared=0.01, own=0.003):

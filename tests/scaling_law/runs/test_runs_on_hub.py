@@ -10,9 +10,8 @@ import pytest
 from hub import FilesError, NotFoundError, Store, push_index, tag_index
 from scaling_law import Architecture, ChinchillaLaw, Conditions, fit, load_runs
 from scaling_law.law_files import law_card
-from scaling_law.runs.table import RunsError
-from tests.hub.conftest import hub_store, loopback, online  # noqa: F401
-from tests.hub.loopback import TOKEN, Fault, LoopbackHub
+from tests.hub.conftest import hub_store, loopback, online, the_hub  # noqa: F401
+from tests.hub.loopback import Fault, LoopbackHub
 from tests.hub.samples import make_record
 
 TAGGED, LATER = 8, 3
@@ -31,15 +30,9 @@ def runs_of(count: int, start: int = 0) -> list:
 
 
 @pytest.fixture
-def index(loopback: LoopbackHub, monkeypatch: pytest.MonkeyPatch) -> tuple[Store, str]:  # noqa: F811
+def index(the_hub: LoopbackHub) -> tuple[Store, str]:  # noqa: F811
     """The store, with runs tagged v1 and more runs after them, and the commit of v1."""
-    from huggingface_hub import constants
-
-    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, loopback.endpoint)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-    monkeypatch.setattr(constants, "ENDPOINT", loopback.endpoint)
-    monkeypatch.setenv("HF_TOKEN", TOKEN)
-    store = hub_store(loopback)
+    store = hub_store(the_hub)
     commit = push_index(store, "demo", runs_of(TAGGED)).commit
     tag_index(store, "demo", "v1", commit=commit)
     push_index(store, "demo", runs_of(LATER, TAGGED))
@@ -153,31 +146,3 @@ def test_bad_rows_are_skipped_by_name_where_asked(index: tuple[Store, str]) -> N
     assert "from-the-future" in newer
     assert "reads up to 1: update the package" in newer
     assert "line 13" in broken
-
-
-def test_tables_without_runs_say_so_in_one_line(tmp_path: Path, index: tuple[Store, str]) -> None:
-    (tmp_path / "empty.jsonl").write_text("")
-    unfinished = [make_record(run_id=f"r{i}", seed=i, status="intermediate") for i in range(2)]
-    (tmp_path / "unfinished.jsonl").write_text("".join(record.to_json() + "\n" for record in unfinished))
-    for source, message in (
-        (tmp_path / "empty.jsonl", "empty.jsonl: no runs"),
-        (tmp_path / "unfinished.jsonl", "no runs with status 'final'; there are 2 intermediate"),
-        ("missing/runs.jsonl", "no such file or folder"),
-        ("missing/runs.csv", "no such file or folder"),
-        ("missing/curves.csv.gz", "no such file or folder"),
-    ):
-        with pytest.raises(RunsError, match=message) as caught:
-            load_runs(source)
-        assert "\n" not in str(caught.value)
-    with pytest.raises(NotFoundError, match="org/private-runs: not found, or not visible with this token") as missing:
-        load_runs("org/private-runs")
-    assert "\n" not in str(missing.value)
-
-
-def test_a_table_of_one_run_is_read_and_refused_by_a_fit(tmp_path: Path) -> None:
-    (tmp_path / "runs.jsonl").write_text(runs_of(1)[0].to_json())
-    runs = load_runs(tmp_path)
-    assert len(runs) == 1
-    with pytest.raises(ValueError, match="1 run") as caught:
-        fit(runs, kind="chinchilla")
-    assert "\n" not in str(caught.value)
