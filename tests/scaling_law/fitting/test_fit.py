@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
+from hub.base.tables import as_text
 from scaling_law import JointLaw, Runs, fit
 from scaling_law.fitting import fitting
 from scaling_law.fitting.problem import PAPER_GRID, make_problem
@@ -196,6 +197,8 @@ def test_designs_that_determine_nothing_are_refused(paper_runs, mask, message):
     result = fit(part, allow_unidentifiable=True)
     assert result.status.undetermined
     assert result.status.warnings
+    without_end = not np.all(np.isfinite([*result.status.standard_errors.values()]))
+    assert ("not determined at all" in " ".join(as_text(result, 200).split())) == without_end
 
 
 def test_single_ratio_is_refused(published):
