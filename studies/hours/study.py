@@ -15,7 +15,7 @@ from scaling_law import JointLaw, OptimalTable, scale_out
 from scaling_law.figures import drawing
 from scaling_law.machine.efficiency import PARAMETERS
 from scaling_law.machine.efficiency import write as write_rates
-from studies.common import FloatArray, Part, fill, rms, write_tables
+from studies.common import FloatArray, Part, rms, write_page
 from studies.hours.fit import LAYOUT, efficiency_of, fitted, left_out, misses, spreads
 from studies.hours.runs import BATCH_UNKNOWN, Timed, derive, read, seconds
 
@@ -59,10 +59,7 @@ def read_results() -> Results:
 
 def write(page: Path) -> list[Path]:
     """Replace the blocks of the Markdown file `page`, its table and its figure; returns what was written."""
-    results = read_results()
-    figure = predicted_and_published(results)
-    saved = drawing.save(figure, page.parent / "figures" / "hours.png")
-    return [fill(page, BLOCKS, results), *write_tables(page, {"hours": every_row}, results), saved]
+    return write_page(page, read_results(), BLOCKS, {"hours": every_row}, {"hours": predicted_and_published})
 
 
 def take(tables: Sequence[Path]) -> list[Path]:
