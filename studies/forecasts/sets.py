@@ -159,7 +159,7 @@ SETS: tuple[RunSet, ...] = (
         _MARIN,
         name="marin_sweep",
         file="marin_moe_lr_sweep.csv",
-        read=_MARIN.read | {"columns": {**_MARIN_MOE, "learning_rate": "adam_lr", "cell": "tok_ratio"}},
+        read={**_MARIN.read, "columns": {**_MARIN_MOE, "learning_rate": "adam_lr", "cell": "tok_ratio"}},
         tuned=_GRID,
     ),
     replace(
