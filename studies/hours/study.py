@@ -126,14 +126,6 @@ def rates_found(r: Results) -> Iterator[Part]:
     yield "between labs, besides: models below 0.5B, for each factor of e", f"{small:.2f}"
 
 
-def worst(r: Results) -> Iterator[Part]:
-    error, _ = r.misses
-    yield "row", "lab", "published, tokens/s/GPU", "predicted / published time"
-    for i in np.argsort(-np.abs(error))[:10]:
-        row = r.rows[i]
-        yield row.name, row.lab, f"{row.tokens_per_second:,.0f}", f"{np.exp(error[i]):.2f}"
-
-
 def flagship(r: Results) -> Iterator[Part]:
     """The best model of each E in the hours, with what limits a step of it."""
     head = "GPUs", "E", "d_model", "N_act", "tokens", "loss (95 %)", "", "MFU", "limited by", "train.py"
@@ -186,5 +178,5 @@ def predicted_and_published(r: Results, axes: Any = None) -> Any:
     return axes
 
 
-BLOCKS = {"errors": errors, "rates": rates_found, "worst": worst, "searched": searched}
+BLOCKS = {"errors": errors, "rates": rates_found, "searched": searched}
 BLOCKS |= {"layouts": layouts, "flagship": flagship}
