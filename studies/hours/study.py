@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hub.base.units import format_count
-from scaling_law import JointLaw, OptimalTable, scale_out
+from scaling_law import JointLaw, scale_out
 from scaling_law.figures import drawing
 from scaling_law.machine.efficiency import PARAMETERS
 from scaling_law.machine.efficiency import write as write_rates
@@ -53,13 +53,9 @@ class Results:
         return {name: names == name for name in (*GOALS, *sorted({*names} - {*GOALS}))}
 
 
-def read_results() -> Results:
-    return Results(read(RUNS))
-
-
 def write(page: Path) -> list[Path]:
     """Replace the blocks of the Markdown file `page`, its table and its figure; returns what was written."""
-    return write_page(page, read_results(), BLOCKS, {"hours": every_row}, {"hours": predicted_and_published})
+    return write_page(page, Results(read(RUNS)), BLOCKS, {"hours": every_row}, {"hours": predicted_and_published})
 
 
 def take(tables: Sequence[Path]) -> list[Path]:
@@ -131,7 +127,7 @@ def flagship(r: Results) -> Iterator[Part]:
     head = "GPUs", "E", "d_model", "N_act", "tokens", "loss (95 %)", "", "MFU", "limited by", "train.py"
     yield *head, "Megatron-like"
     for gpus in GPUS:
-        table = best(gpus)
+        table = JointLaw.published().optimal(hours=HOURS, gpus=gpus, gpu=GPU, integral=True)
         tied = table.comparison.tied if table.comparison else ()
         for row in table:
             assert row.architecture is not None  # integral rows of a law with draws
@@ -145,11 +141,6 @@ def flagship(r: Results) -> Iterator[Part]:
             faster = out.megatron.faster_than(out.placement)
             other = f"{faster.ways}, MFU {out.megatron_mfu:.0%}" if faster else ""
             yield gpus, *sizes, loss, said, f"{out.mfu:.0%}", out.bottleneck, out.placement.ways, other
-
-
-def best(gpus: int) -> OptimalTable:
-    """What `optimal` answers."""
-    return JointLaw.published().optimal(hours=HOURS, gpus=gpus, gpu=GPU, integral=True)
 
 
 def every_row(r: Results) -> Iterator[tuple[object, ...]]:
