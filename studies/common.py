@@ -11,9 +11,10 @@ import csv
 import io
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import astuple, fields
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,14 +58,29 @@ def fill(
 
 def write_tables(page: Path, tables: Mapping[str, Callable[[T], Iterable[Part]]], content: T) -> list[Path]:
     """Write each table, the header first, as a CSV file in the folder of tables beside the page."""
-    written = []
-    for name, rows in tables.items():
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows(rows(content))
-        written.append(page.parent / TABLES / f"{name}.csv")
-        written[-1].parent.mkdir(exist_ok=True)
-        atomic.write_bytes(written[-1], text.getvalue().encode())
-    return written
+    (page.parent / TABLES).mkdir(exist_ok=True)
+    return [write_csv(page.parent / TABLES / f"{name}.csv", rows(content)) for name, rows in tables.items()]
+
+
+def write_csv(path: Path, rows: Iterable[Any], after: str = "") -> Path:
+    """Write rows, the first the header, and the text that comes after them."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    atomic.write_bytes(path, (text.getvalue() + after).encode())
+    return path
+
+
+def rows_of(each: Iterable[Any], kind: type[Any]) -> list[tuple[Any, ...]]:
+    """Rows of a CSV file, the header first, of the fields of a flat dataclass."""
+    return [tuple(field.name for field in fields(kind)), *map(astuple, each)]
+
+
+def read_csv(path: Path, kind: type[T]) -> list[T]:
+    """Rows of a CSV file as dataclasses of `int`, `float` and `str`; lines that begin with # are left out."""
+    make = {"int": int, "float": float, "str": str}
+    read = {field.name: make[str(field.type)] for field in fields(cast(Any, kind))}
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+    return [kind(**{name: of(row[name]) for name, of in read.items()}) for row in csv.DictReader(lines)]
 
 
 def write_page(

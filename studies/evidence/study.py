@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
 
 import numpy as np
@@ -60,19 +60,16 @@ class Evidence:
 
     sources: Mapping[str, Source]
     resamples: int = REFITS
-    _forecasts: dict[tuple[str, str], HeldOut | None] = field(default_factory=dict, repr=False)
 
     @cached_property
     def questions(self) -> dict[str, Question]:
         """The questions by name, in the order of the page."""
         return {question.name: question for question in questions(self.sources)}
 
-    def forecast(self, question: str, law: str) -> HeldOut | None:
-        """None where these runs cannot determine the law."""
-        key = question, law
-        if key not in self._forecasts:
-            self._forecasts[key] = self.questions[question].ask(law)
-        return self._forecasts[key]
+    @cached_property
+    def forecast(self) -> Callable[[str, str], HeldOut | None]:
+        """Forecasts by question and law, each made once; None where these runs cannot determine the law."""
+        return cache(lambda question, law: self.questions[question].ask(law))
 
     def ask(self, question: str, law: str) -> HeldOut:
         """A forecast that there is; ValueError where these runs cannot determine it."""

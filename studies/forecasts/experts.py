@@ -42,16 +42,6 @@ Population = tuple[Sequence[Member], Mapping[str, Any]]  # of Chinchilla laws, a
 OF_SIZE, OF_TOKENS, OF_E = ("delta", "gamma"), ("omega", "zeta"), ("e_start", "e_max")
 LABS = {"Step Law": "stepfun", "Marin, isoFLOP": "marin", "Marin, ladder": "marin", "Clark et al., S-Base": "deepmind"}
 USES = ("published", "pooled")  # whose terms of E
-WHY = {
-    "clark": "all runs have one D, so their terms in D are one with the constant",
-    "marin_experts": "no dense model, so E_start is open, and no E above 43, so E_max",
-    "step_law": "E is a function of N: what it does to the term in N cannot be told; D varies at each E",
-}
-LEFT_OUT = {
-    "Marin, ladder": "one D for each size, and a larger D/N where E is larger: the gain is one with the exponent of D",
-    "Marin, other grids": "one E each",
-    "sets of dense models": "no E",
-}
 
 
 def members_of(sources: Mapping[str, Source]) -> list[Member]:
@@ -176,32 +166,18 @@ def write(results: Result, path: Path = POPULATION) -> Path:
 def terms_shown(results: Result) -> Iterator[Part]:
     """What each member says of each term, under the vague prior, and the pooled one."""
     about, names = vague_of_experts(), (*OF_SIZE, *OF_TOKENS, *OF_E)
-    yield (
-        "member",
-        "lab",
-        "runs",
-        "δ",
-        "γ",
-        "ω",
-        "ζ",
-        "ln (E_start − 1)",
-        "ln (E_max − E_start)",
-        "what it cannot say",
-    )
+    yield ("member", "lab", "runs", "δ", "γ", "ω", "ζ", "ln (E_start − 1)", "ln (E_max − E_start)")
     for one in results.members:
         places = [about.coordinates.names.index(term) for term in one.terms]
         weak = np.linalg.inv(about.covariance[np.ix_(places, places)])
         spread = np.linalg.inv(np.array(one.precision) / results.base.dependence + weak)
         centre = spread @ (np.array(one.pull) / results.base.dependence + weak @ about.mean[places])
         told = {term: _with_error(x, v) for term, x, v in zip(one.terms, centre, np.diag(spread), strict=True)}
-        why = next((line for name, line in WHY.items() if one.name.startswith(name)), "")
-        yield (one.name, one.lab, one.runs, *(told.get(name, "") for name in names), why)
+        yield (one.name, one.lab, one.runs, *(told.get(name, "") for name in names))
     pooled = terms_of_experts(results.members, results.base)
     places = [about.coordinates.names.index(name) for name in names]
     values = (_with_error(pooled.mean[i], pooled.covariance[i, i]) for i in places)
-    yield ("pooled", "", "", *values, "")
-    for name, why in LEFT_OUT.items():
-        yield (name, "", "", *([""] * len(names)), f"out: {why}")
+    yield ("pooled", "", "", *values)
 
 
 def _with_error(value: float, variance: float) -> str:

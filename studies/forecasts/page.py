@@ -64,13 +64,10 @@ class Result:
 
     def ratios(self, method: str) -> dict[tuple[str, str], float]:
         """The method's RMSE over the lesser of fresh and one constant, by set and cut."""
-        best: dict[tuple[str, str], float] = {}
-        for one in (*self.of(FRESH), *self.of(CONSTANT)):
-            key = (one.split.set, one.split.cut)
-            best[key] = min(best.get(key, np.inf), one.rmse)
-        return {
-            (one.split.set, one.split.cut): one.rmse / best[one.split.set, one.split.cut] for one in self.of(method)
-        }
+        rmse, fresh, constant = (
+            {(one.split.set, one.split.cut): one.rmse for one in self.of(name)} for name in (method, FRESH, CONSTANT)
+        )
+        return {key: value / min(fresh[key], constant[key]) for key, value in rmse.items()}
 
 
 def write(tables: Mapping[str, Runs], page: Path = PAGE) -> list[Path]:

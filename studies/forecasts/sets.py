@@ -32,6 +32,7 @@ _MARIN_MOE: Mapping[str, Any] = {
     "n_active": f"n_blocks * (2 * d_model**2 + 256 * d_model * kv_heads + 9 * d_model**2) + {2 * LLAMA3} * d_model",
     "experts": 11,  # 64 of width d/2 and one of width d, over 3 d
 }
+_OVERTRAINED = {"tokens": "tpp * n_active", "n_active": f"n_active + {2 * LLAMA3} * d_model", "experts": 65 / 3}
 
 
 def _kv_heads(heads: int) -> int:
@@ -61,7 +62,7 @@ class RunSet:
     counts: str
     read: Mapping[str, Any] = field(default_factory=dict)
     unit: Literal["nats", "other", "bits"] = "nats"
-    bytes_per_token: float | None = None
+    bytes_per_token: float = 1.0
     tuned: tuple[str, ...] = ()
     member: bool = True  # of the population of laws; else only forecast
 
@@ -76,7 +77,7 @@ class RunSet:
         if self.tuned:
             runs = best_of(runs, over=self.tuned, by=("d_model", "cell") if "cell" in runs else ("d_model",))
         if self.unit == "bits":
-            runs = replace(runs, loss=runs.loss * log(2) * (self.bytes_per_token or 1.0))
+            runs = replace(runs, loss=runs.loss * log(2) * self.bytes_per_token)
         low, high = TOKENS_PER_PARAMETER
         ratio = runs.tokens / runs.n_active
         return replace(runs.subset((ratio > low) & (ratio < high)), source=self.name)
@@ -85,43 +86,12 @@ class RunSet:
 def _public(name: str, lab: str, corpus: str, file: str, form: str, **options: Any) -> RunSet:
     """A set that a reader of the library knows."""
     source = reader(form)
-    read = {"format": form, **options.pop("read", {})}
-    return RunSet(name, lab, corpus, file, source.place, source.licence, source.counts, read, **options)
+    return RunSet(name, lab, corpus, file, source.place, source.licence, source.counts, {"format": form}, **options)
 
 
-def _gadre(dataset: str, corpus: str) -> RunSet:
-    return RunSet(
-        f"gadre_{dataset.split('_')[0]}",
-        "openlm",
-        corpus,
-        "gadre_overtraining.csv",
-        "github.com/mlfoundations/scaling at a003c49, exp_data",
-        "MIT",
-        "N with both embeddings",
-        {
-            "loss": GADRE_LOSS,
-            "columns": {"n_active": "params", "experts": 1},
-            "where": f"dataset = {dataset}",
-        },
-        unit="other",  # on C4, whatever the corpus
-        bytes_per_token=4.4,
-    )
-
-
-def _porian(dataset: str, corpus: str, recipe: str) -> RunSet:
-    hparams, warmup, decay = recipe.split("_")
-    where = f"dataset = {dataset}, hparams = {hparams}, warmup = {warmup}, decay = {decay}, loss_is = val"
-    return RunSet(
-        f"porian_{dataset}_{recipe}",
-        "tel_aviv",
-        corpus,
-        "porian_isoflop.csv",
-        "github.com/formll/resolving-scaling-law-discrepancies at 0dc60d9",
-        "MIT",
-        f"N with the head of {NEOX:,}; the input embedding is added",
-        {"loss": "loss", "columns": {"n_active": _porian_size, "experts": 1}, "where": where},
-        bytes_per_token=4.4,
-    )
+def _part(table: RunSet, name: str, corpus: str, where: str, **changes: Any) -> RunSet:
+    """The set of these rows of a table."""
+    return replace(table, name=name, corpus=corpus, read={**table.read, "where": where}, **changes)
 
 
 def _porian_size(row: Mapping[str, Any]) -> float:
@@ -130,130 +100,98 @@ def _porian_size(row: Mapping[str, Any]) -> float:
     return n + NEOX * PORIAN_WIDTHS[int(np.argmin(np.abs(np.log(_PORIAN_SIZES / n))))]
 
 
-def _athena(name: str, lab: str, corpus: str, experiment: str, **options: Any) -> RunSet:
-    read = {"where": f"experiment = {experiment}"}
-    return _public(name, lab, corpus, "isoflops.csv", "open_athena", read=read, **options)
-
-
-def _marin_moe(name: str, file: str, where: str, **options: Any) -> RunSet:
-    counts = (
-        "N of the width by the authors' heuristic, with both embeddings; leading dense layers and routers left out"
-    )
-    read = {"columns": {**_MARIN_MOE, **options.pop("columns", {})}, "where": where, **options.pop("read", {})}
-    place, licence = "github.com/marin-community/marin", "Apache-2.0"
-    return RunSet(name, "marin", "Nemotron mix", file, place, licence, counts, read, **options)
-
-
-def _olmo(name: str, experiment: str) -> RunSet:
-    """D is the nominal multiple of 20 tokens per parameter, N that of the recorded FLOPs C = 6 N D."""
-    columns = {
-        "run_id": "group_name",
-        "multiple": lambda row: float(str(row["chinchilla_multiple"]).rstrip("xC")),
-        "size": lambda row: float(row["model_size"][:-1]) * {"m": 1e6, "b": 1e9}[row["model_size"][-1]],
-        "tokens": "20 * size * multiple",
-        "n_active": "`throughput/total petaflops` * 1e15 / (6 * tokens)",
-        "experts": 1,
-        "ce": "`eval/lm/c4_en-validation/CE loss`",
-    }
-    return RunSet(
-        name,
-        "ai2",
-        "Dolma mix",
-        "ladder_comparison_data.csv",
-        "github.com/allenai/OLMo-core at 4a88a77, notebooks",
-        "Apache-2.0",
-        "N from recorded FLOPs and the nominal D: estimated, attention inside, input embedding unknown",
-        {
-            "loss": "ce",
-            "columns": columns,
-            "where": f"experiment = {experiment}, is_finished = True",
-            "on_invalid": "skip",
+_ATHENA = _public("", "", "", "isoflops.csv", "open_athena")
+_GADRE = RunSet(
+    *("", "openlm", "", "gadre_overtraining.csv", "github.com/mlfoundations/scaling at a003c49, exp_data", "MIT"),
+    "N with both embeddings",
+    {"loss": GADRE_LOSS, "columns": {"n_active": "params", "experts": 1}},
+    unit="other",  # on C4, whatever the corpus
+)
+_PORIAN = RunSet(
+    *("", "tel_aviv", "", "porian_isoflop.csv", "github.com/formll/resolving-scaling-law-discrepancies at 0dc60d9"),
+    "MIT",
+    f"N with the head of {NEOX:,}; the input embedding is added",
+    {"loss": "loss", "columns": {"n_active": _porian_size, "experts": 1}},
+)
+_MARIN = RunSet(
+    *("", "marin", "Nemotron mix", "marin_moe_adamh_isoflop.csv", "github.com/marin-community/marin", "Apache-2.0"),
+    "N of the width by the authors' heuristic, with both embeddings; leading dense layers and routers left out",
+    {"loss": "c4_en_bpb", "columns": _MARIN_MOE},
+    unit="bits",
+    bytes_per_token=4.5,
+)
+_OLMO = RunSet(  # D is the nominal multiple of 20 tokens per parameter, N that of the recorded FLOPs C = 6 N D
+    *("", "ai2", "", "ladder_comparison_data.csv", "github.com/allenai/OLMo-core at 4a88a77, notebooks", "Apache-2.0"),
+    "N from recorded FLOPs and the nominal D: estimated, attention inside, input embedding unknown",
+    {
+        "loss": "ce",
+        "columns": {
+            "run_id": "group_name",
+            "multiple": lambda row: float(str(row["chinchilla_multiple"]).rstrip("xC")),
+            "size": lambda row: float(row["model_size"][:-1]) * {"m": 1e6, "b": 1e9}[row["model_size"][-1]],
+            "tokens": "20 * size * multiple",
+            "n_active": "`throughput/total petaflops` * 1e15 / (6 * tokens)",
+            "experts": 1,
+            "ce": "`eval/lm/c4_en-validation/CE loss`",
         },
-        unit="other",
-        bytes_per_token=4.4,
-    )
-
-
+        "on_invalid": "skip",
+    },
+    unit="other",
+)
+_GRID = ("learning_rate", "batch")
 SETS: tuple[RunSet, ...] = (
-    _public("epoch", "deepmind", "MassiveText", "svg_extracted_data.csv", "epoch_chinchilla", bytes_per_token=4.4),
-    _athena("scalefit", "deepmind", "MassiveText", "ml_scalefit__massivetext__chinchilla", bytes_per_token=4.4),
-    _athena("llama3", "meta", "Llama 3", "llama_3__raw_loss", unit="bits", bytes_per_token=4.4),
-    _athena("misfitting", "ucsd", "FineWeb", "misfitting__fineweb_c4__transformer", unit="other", bytes_per_token=4.4),
-    _athena("marin_comma", "marin", "Common Pile", "marin_202603__comma__llama_2", unit="other", bytes_per_token=4.5),
-    _athena("marin_dclm", "marin", "DCLM", "marin_202603__dclm__llama_2", unit="other", bytes_per_token=4.5),
-    _athena(
-        "marin_nemotron", "marin", "Nemotron", "marin_202603__nemotron__llama_2", unit="other", bytes_per_token=4.5
-    ),
-    _public(
-        "marin_v16", "marin", "Nemotron mix", "v16_isoflop.csv", "marin_isoflop", unit="other", bytes_per_token=4.5
-    ),
+    _public("epoch", "deepmind", "MassiveText", "svg_extracted_data.csv", "epoch_chinchilla"),
     *(
-        _marin_moe(
-            f"marin_{variant}",
-            "marin_moe_adamh_isoflop.csv",
-            f"variant = {variant}",
-            read={"loss": "c4_en_bpb"},
-            unit="bits",
-            bytes_per_token=4.5,
+        _part(_ATHENA, name, corpus, f"experiment = {experiment}", lab=lab, **unit)
+        for name, lab, corpus, experiment, unit in (
+            ("scalefit", "deepmind", "MassiveText", "ml_scalefit__massivetext__chinchilla", {}),
+            ("llama3", "meta", "Llama 3", "llama_3__raw_loss", {"unit": "bits", "bytes_per_token": 4.4}),
+            ("misfitting", "ucsd", "FineWeb", "misfitting__fineweb_c4__transformer", {"unit": "other"}),
+            ("marin_comma", "marin", "Common Pile", "marin_202603__comma__llama_2", {"unit": "other"}),
+            ("marin_dclm", "marin", "DCLM", "marin_202603__dclm__llama_2", {"unit": "other"}),
+            ("marin_nemotron", "marin", "Nemotron", "marin_202603__nemotron__llama_2", {"unit": "other"}),
         )
-        for variant in ("adamh", "gatednorm")
     ),
-    _marin_moe(
-        "marin_sweep",
-        "marin_moe_lr_sweep.csv",
-        "",
-        columns={"learning_rate": "adam_lr", "cell": "tok_ratio"},
-        read={"loss": "c4_en_bpb"},
-        unit="bits",
-        bytes_per_token=4.5,
-        tuned=("learning_rate", "batch"),
+    _public("marin_v16", "marin", "Nemotron mix", "v16_isoflop.csv", "marin_isoflop", unit="other"),
+    _part(_MARIN, "marin_adamh", "Nemotron mix", "variant = adamh"),
+    _part(_MARIN, "marin_gatednorm", "Nemotron mix", "variant = gatednorm"),
+    replace(
+        _MARIN,
+        name="marin_sweep",
+        file="marin_moe_lr_sweep.csv",
+        read={**_MARIN.read, "columns": {**_MARIN_MOE, "learning_rate": "adam_lr", "cell": "tok_ratio"}},
+        tuned=_GRID,
     ),
-    _marin_moe(
-        "marin_overtraining",
-        "marin_overtraining_grid.csv",
-        "",
-        columns={"tokens": "tpp * n_active", "n_active": f"n_active + {2 * LLAMA3} * d_model", "experts": 65 / 3},
-        read={"loss": "paloma_macro"},
+    replace(
+        _MARIN,
+        name="marin_overtraining",
+        file="marin_overtraining_grid.csv",
+        read={"loss": "paloma_macro", "columns": {**_MARIN_MOE, **_OVERTRAINED}},
         unit="other",
-        bytes_per_token=4.5,
     ),
+    _public("step_dense", "stepfun", "StepFun mix", "dense_lr_bs_loss.csv", "step_law", tuned=_GRID),
     _public(
-        "step_dense",
-        "stepfun",
-        "StepFun mix",
-        "dense_lr_bs_loss.csv",
-        "step_law",
-        bytes_per_token=4.4,
-        tuned=("learning_rate", "batch"),
-    ),
-    _public(
-        "step_moe",
-        "stepfun",
-        "StepFun mix",
-        "moe_lr_bs_loss.csv",
-        "step_law",
-        bytes_per_token=4.4,
-        tuned=("learning_rate", "batch"),
+        *("step_moe", "stepfun", "StepFun mix", "moe_lr_bs_loss.csv", "step_law"),
+        tuned=_GRID,
         member=False,  # each size has an E of its own
     ),
-    _gadre("c4_original", "C4"),
-    _gadre("rpj", "RedPajama"),
-    _gadre("rw_original", "RefinedWeb"),
+    _part(_GADRE, "gadre_c4", "C4", "dataset = c4_original"),
+    _part(_GADRE, "gadre_rpj", "RedPajama", "dataset = rpj"),
+    _part(_GADRE, "gadre_rw", "RefinedWeb", "dataset = rw_original"),
     *(
-        _porian(dataset, corpus, recipe)
+        _part(
+            *(_PORIAN, f"porian_{dataset}_{hparams}_{warmup}_{decay}", corpus),
+            f"dataset = {dataset}, hparams = {hparams}, warmup = {warmup}, decay = {decay}, loss_is = val",
+        )
         for dataset, corpus in (("rw", "RefinedWeb"), ("owt2", "OpenWebText2"))
-        for recipe in ("base_long_kaplan", "base_short_kaplan", "base_short_chinchilla", "tuned_short_const")
+        for hparams, warmup, decay in (
+            *(("base", "long", "kaplan"), ("base", "short", "kaplan")),
+            *(("base", "short", "chinchilla"), ("tuned", "short", "const")),
+        )
     ),
-    _olmo("olmo_v1", "v1-baseline"),
-    _olmo("olmo_v2", "ri-olmo-v2"),
-    _public(
-        "gemstones",
-        "maryland",
-        "Dolma",
-        "wandb_df_for_fitting_cool_end.jsonl",
-        "gemstones",
-        bytes_per_token=4.4,
-    ),
+    _part(_OLMO, "olmo_v1", "Dolma mix", "experiment = v1-baseline, is_finished = True"),
+    _part(_OLMO, "olmo_v2", "Dolma mix", "experiment = ri-olmo-v2, is_finished = True"),
+    _public("gemstones", "maryland", "Dolma", "wandb_df_for_fitting_cool_end.jsonl", "gemstones"),
 )
 OUT: Mapping[str, str] = {
     "Clark et al., final runs": "all of equal D: one term of the law cannot be told from its constant",

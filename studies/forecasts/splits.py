@@ -7,24 +7,20 @@ above.
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from hub.base import atomic
 from scaling_law import Runs
 from scaling_law.fitting.rolling import sizes_of
+from studies.common import read_csv, rows_of, write_csv
 from studies.forecasts.sets import OUT, SETS
 
 FITTED, SIZES, HELD_OUT = 8, 3, 3
 CUTS = (("flops", 3), ("flops", 10), ("flops", 30), ("n_active", 3), ("tokens", 3))
 LIST = Path(__file__).with_name("splits.csv")
-_FIELDS = ("set", "lab", "corpus", "by", "divisor", "runs", "fitted", "sizes", "held_out", "out")
 
 
 @dataclass(frozen=True)
@@ -86,22 +82,9 @@ def _split(name: str, lab: str, corpus: str, runs: Runs, by: str, divisor: int) 
 
 def write_list(splits: Iterable[Split], path: Path = LIST) -> Path:
     """The list as a table, and below it, in comments, the tables that are out and why."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(_FIELDS)
-    writer.writerows([getattr(one, name) for name in _FIELDS] for one in splits)
-    text.writelines(f"# out: {name}: {why}\n" for name, why in OUT.items())
-    atomic.write_bytes(path, text.getvalue().encode())
-    return path
+    return write_csv(path, rows_of(splits, Split), "".join(f"# out: {name}: {why}\n" for name, why in OUT.items()))
 
 
 def read_list(path: Path = LIST) -> list[Split]:
     """All splits, those that are out included."""
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
-    return [_from_row(row) for row in csv.DictReader(lines)]
-
-
-def _from_row(row: Mapping[str, str]) -> Split:
-    numbers = {"divisor", "runs", "fitted", "sizes", "held_out"}
-    values: dict[str, Any] = {name: int(row[name]) if name in numbers else row[name] for name in _FIELDS}
-    return Split(**values)
+    return read_csv(path, Split)

@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from functools import cache
+from itertools import compress
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import least_squares, nnls
 
 from scaling_law import Throughput
 from scaling_law.machine import GPUS, Efficiency, ModelWork
@@ -36,14 +38,7 @@ class Table:
     where none are published, the layout of rows without one is that of `searched`.
     """
 
-    def __init__(
-        self,
-        rows: Sequence[Timed],
-        chosen: NDArray[np.bool_] | None = None,
-        counted: Sequence[str] = (),
-        batch: float | None = None,
-    ) -> None:
-        rows = [row for row, is_chosen in zip(rows, chosen, strict=True) if is_chosen] if chosen is not None else rows
+    def __init__(self, rows: Sequence[Timed], counted: Sequence[str] = (), batch: float | None = None) -> None:
         sheets = [GPUS[row.gpu] for row in rows]
         self.work = np.array([[float(row.work[term]) for term in TERMS] for row in rows]).T
         self.gpu = np.array([[sheet.peak_flops, sheet.bandwidth] for sheet in sheets]).T
@@ -105,8 +100,6 @@ def weights(rows: Sequence[Timed]) -> FloatArray:
 
 def fitted(rows: Sequence[Timed], counted: Sequence[str] = ()) -> tuple[FloatArray, FloatArray]:
     """The parameters [9] and their covariance [9, 9]; one more where something of the layouts is `counted`."""
-    from scipy.optimize import least_squares
-
     table = Table(rows, counted=counted)
     centre, spread = (np.append(v, more) if counted else v for v, more in ((CENTRE, np.log(0.7)), (WIDTH, 0.7)))
 
@@ -127,11 +120,8 @@ def misses(
     """
     error, width, parts = np.empty(len(rows)), np.empty(len(rows)), np.empty((len(rows), 5))
     for out in of_labs(rows):
-        others, table = (
-            [row for row, left in zip(rows, out, strict=True) if not left],
-            Table(rows, out, counted, batch),
-        )
-        parameters, covariance = fitted(others, counted)
+        parameters, covariance = fitted([*compress(rows, ~out)], counted)
+        table = Table([*compress(rows, out)], counted, batch)
         drawn = np.random.default_rng(0).multivariate_normal(parameters, covariance, 200)
         error[out] = table.predicted(parameters) - table.seconds
         width[out] = np.std([table.predicted(p) for p in drawn], axis=0)
@@ -146,7 +136,7 @@ def left_out(rows: Sequence[Timed], batch: float | None = BATCH_UNKNOWN) -> tupl
     """
     error, parts, width = misses(rows, batch=batch)
     for out in of_labs(rows):
-        between = spreads([row for row, left in zip(rows, out, strict=True) if not left], batch)
+        between = spreads([*compress(rows, ~out)], batch)
         width[out] = np.hypot(width[out], np.sqrt(parts[out] ** 2 @ between**2))
     return error, width
 
@@ -172,8 +162,6 @@ def spreads(rows: Sequence[Timed], batch: float | None = BATCH_UNKNOWN) -> Float
 
     Those whose squares, times the squared shares, are nearest to the squared misses.
     """
-    from scipy.optimize import nnls
-
     (error, parts, _), weight = misses(rows, batch=batch), weights(rows)
     return np.asarray(np.sqrt(nnls(parts**2 * weight[:, None], error**2 * weight)[0]))
 

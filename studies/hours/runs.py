@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,6 +20,7 @@ import numpy as np
 from scaling_law import Architecture
 from scaling_law.machine import GPUS, ModelWork
 from scaling_law.machine.efficiency import SMALL
+from studies.common import read_csv, rows_of, write_csv
 
 LEFT_OUT = re.compile(r"^TRL|^Llama 3 8B|^Llama 3\.[12] [183]B|SFT|124M|a user's run")
 RELEASE = re.compile(r"Megatron-Bridge ([\d.]+) ")
@@ -150,24 +151,14 @@ class Timed:
 
 def read(path: Path) -> list[Timed]:
     """The rows of `runs.csv`."""
-    with path.open(newline="", encoding="utf-8") as file:
-        return [_typed(row) for row in csv.DictReader(file)]
+    return read_csv(path, Timed)
 
 
 def derive(table: Path, path: Path) -> Path:
     """Write `runs.csv` from the columns of a public table of runs."""
     with table.open(newline="", encoding="utf-8") as file:
         timed = [*(row for row in map(_timed, csv.DictReader(file)) if row is not None), *_ladder()]
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, [field.name for field in fields(Timed)], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(vars(row) for row in _newest(timed))
-    return path
-
-
-def _typed(row: dict[str, str]) -> Timed:
-    make = {"int": int, "float": float, "str": str}
-    return Timed(**{field.name: make[str(field.type)](row[field.name]) for field in fields(Timed)})
+    return write_csv(path, rows_of(_newest(timed), Timed))
 
 
 def _timed(row: dict[str, str]) -> Timed | None:
@@ -251,11 +242,8 @@ def _speed(row: dict[str, str]) -> float:
     if not (row["tflops_per_gpu_reported"] and row["params_active_matmul_calc_B"]):
         return 0.0
     attention = int(row["seq_len"] or 4096) * int(row["layers"]) * int(row["heads"]) * int(row["head_dim"])
-    return (
-        1e12
-        * float(row["tflops_per_gpu_reported"])
-        / (6e9 * float(row["params_active_matmul_calc_B"]) + 6 * attention)
-    )
+    flops = 6e9 * float(row["params_active_matmul_calc_B"]) + 6 * attention
+    return 1e12 * float(row["tflops_per_gpu_reported"]) / flops
 
 
 def _newest(rows: Iterable[Timed]) -> list[Timed]:

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from hub.base.units import format_count
-from scaling_law import JointLaw, OptimalTable, scale_out
+from scaling_law import JointLaw, scale_out
 from scaling_law.figures import drawing
 from scaling_law.machine.efficiency import PARAMETERS
 from scaling_law.machine.efficiency import write as write_rates
-from studies.common import FloatArray, Part, fill, rms, write_tables
+from studies.common import FloatArray, Part, rms, write_page
 from studies.hours.fit import LAYOUT, efficiency_of, fitted, left_out, misses, spreads
 from studies.hours.runs import BATCH_UNKNOWN, Timed, derive, read, seconds
 
@@ -53,16 +53,9 @@ class Results:
         return {name: names == name for name in (*GOALS, *sorted({*names} - {*GOALS}))}
 
 
-def read_results() -> Results:
-    return Results(read(RUNS))
-
-
 def write(page: Path) -> list[Path]:
     """Replace the blocks of the Markdown file `page`, its table and its figure; returns what was written."""
-    results = read_results()
-    figure = predicted_and_published(results)
-    saved = drawing.save(figure, page.parent / "figures" / "hours.png")
-    return [fill(page, BLOCKS, results), *write_tables(page, {"hours": every_row}, results), saved]
+    return write_page(page, Results(read(RUNS)), BLOCKS, {"hours": every_row}, {"hours": predicted_and_published})
 
 
 def take(tables: Sequence[Path]) -> list[Path]:
@@ -129,20 +122,12 @@ def rates_found(r: Results) -> Iterator[Part]:
     yield "between labs, besides: models below 0.5B, for each factor of e", f"{small:.2f}"
 
 
-def worst(r: Results) -> Iterator[Part]:
-    error, _ = r.misses
-    yield "row", "lab", "published, tokens/s/GPU", "predicted / published time"
-    for i in np.argsort(-np.abs(error))[:10]:
-        row = r.rows[i]
-        yield row.name, row.lab, f"{row.tokens_per_second:,.0f}", f"{np.exp(error[i]):.2f}"
-
-
 def flagship(r: Results) -> Iterator[Part]:
     """The best model of each E in the hours, with what limits a step of it."""
     head = "GPUs", "E", "d_model", "N_act", "tokens", "loss (95 %)", "", "MFU", "limited by", "train.py"
     yield *head, "Megatron-like"
     for gpus in GPUS:
-        table = best(gpus)
+        table = JointLaw.published().optimal(hours=HOURS, gpus=gpus, gpu=GPU, integral=True)
         tied = table.comparison.tied if table.comparison else ()
         for row in table:
             assert row.architecture is not None  # integral rows of a law with draws
@@ -156,11 +141,6 @@ def flagship(r: Results) -> Iterator[Part]:
             faster = out.megatron.faster_than(out.placement)
             other = f"{faster.ways}, MFU {out.megatron_mfu:.0%}" if faster else ""
             yield gpus, *sizes, loss, said, f"{out.mfu:.0%}", out.bottleneck, out.placement.ways, other
-
-
-def best(gpus: int) -> OptimalTable:
-    """What `optimal` answers."""
-    return JointLaw.published().optimal(hours=HOURS, gpus=gpus, gpu=GPU, integral=True)
 
 
 def every_row(r: Results) -> Iterator[tuple[object, ...]]:
@@ -189,5 +169,5 @@ def predicted_and_published(r: Results, axes: Any = None) -> Any:
     return axes
 
 
-BLOCKS = {"errors": errors, "rates": rates_found, "worst": worst, "searched": searched}
+BLOCKS = {"errors": errors, "rates": rates_found, "searched": searched}
 BLOCKS |= {"layouts": layouts, "flagship": flagship}

@@ -59,14 +59,10 @@ class Population:
         return self.mean, (self.covariance + np.diag(self.spread**2)) * wider**2
 
 
-def design_of(rates: Rates) -> FloatArray:
-    """Columns of the coefficients [n, 5]."""
-    return np.column_stack([np.ones(len(rates.ln_rate)), rates.variables - CENTRE])
-
-
 def information(rates: Rates, level: float = 0.0) -> tuple[FloatArray, FloatArray]:
     """Pull [5] and precision [5, 5] of best rates whose common level has this error."""
-    x, same = design_of(rates), rates.model[:, None] == rates.model
+    x = np.column_stack([np.ones(len(rates.ln_rate)), rates.variables - CENTRE])
+    same = rates.model[:, None] == rates.model
     covariance = np.diag(rates.error**2 + BATCH_SCATTER**2) + SCATTER**2 * same + level**2
     weighed = np.linalg.solve(covariance, np.column_stack([rates.ln_rate, x]))
     return x.T @ weighed[:, 0], x.T @ weighed[:, 1:]

@@ -121,15 +121,10 @@ def exponents(r: Results) -> Iterator[Part]:
     yield "lab", *(f"exponent of {name}" for name in EXPONENTS), "level"
     p = r.population
     level = exp(p.mean[0])
-    for lab, (own, covariance) in p.labs.items():
-        error = np.sqrt(np.diag(covariance))
-        yield (
-            lab,
-            *(f"{a:.2f} ± {b:.2f}" for a, b in zip(own[1:], error[1:], strict=True)),
-            f"{exp(own[0]) / level:.2f}",
-        )
-    error = np.sqrt(np.diag(p.covariance))
-    yield "mean", *(f"{a:.2f} ± {b:.2f}" for a, b in zip(p.mean[1:], error[1:], strict=True)), f"{level:.2g}"
+    levels = {lab: f"{exp(own[0]) / level:.2f}" for lab, (own, _) in p.labs.items()} | {"mean": f"{level:.2g}"}
+    for name, (centre, covariance) in {**p.labs, "mean": (p.mean, p.covariance)}.items():
+        errors = np.sqrt(np.diag(covariance))
+        yield name, *(f"{a:.2f} ± {b:.2f}" for a, b in zip(centre[1:], errors[1:], strict=True)), levels[name]
     yield "spread between labs", *(f"{value:.2f}" for value in p.spread[1:]), f"×/÷ {exp(p.spread[0]):.1f}"
 
 
