@@ -12,15 +12,15 @@ from functools import cached_property
 from pathlib import Path
 
 import hub  # lazy
+from hub import RunRecord
 from scaling_law import load_runs
 from studies.crossing.cells import Gap, gaps_of
 from studies.crossing.laws import Value, counted, geometric
 from studies.crossing.records import check_texts, nominal
 
 PIECES = Path(__file__).parent / "pieces.jsonl"
-BYTES_PER_PIECE = (
-    46_086_265 / 16_600_853
-)  # all of the text, cut by the tokenizer of 1,024 pieces that was trained on its first half
+# All of the text, cut by the tokenizer of 1,024 pieces that was trained on its first half
+BYTES_PER_PIECE = 46_086_265 / 16_600_853
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,14 @@ class Pieces:
     bytewise: Sequence[Gap]
 
     @cached_property
+    def records(self) -> list[RunRecord]:
+        return hub.load_records(PIECES)
+
+    @cached_property
     def pairs(self) -> list[tuple[Gap, Gap]]:
         """The gap of each size and E in pieces, and in bytes."""
-        records = hub.load_records(PIECES)
-        check_texts(records)
-        runs = load_runs([record.to_dict() | {"tokens": nominal(record.tokens)} for record in records])
+        check_texts(self.records)
+        runs = load_runs([record.to_dict() | {"tokens": nominal(record.tokens)} for record in self.records])
         bytewise = {(gap.d_model, gap.experts): gap for gap in self.bytewise}
         return [(gap, bytewise[gap.d_model, gap.experts]) for gap in gaps_of(runs)]
 

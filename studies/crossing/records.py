@@ -22,7 +22,7 @@ import numpy as np
 import hub  # lazy
 from hub import RecordError, RunRecord
 from hub.base import atomic
-from hub.base.units import format_count
+from hub.base.units import UNKNOWN, format_count
 from scaling_law import Runs, load_runs
 
 WIDTHS, EXPERTS = (32, 48, 64, 96, 128), (1, 2, 4, 8, 16)  # of the sweep; others are predicted, never fitted
@@ -58,12 +58,15 @@ class Rate:
 class Sweep:
     """The runs that count. Tokens are nominal, since training rounds them to whole batches.
 
-    `left_out` says why other runs do not count, and how many.
+    `every` has those of other rates, too; `left_out` says why other runs do not count, and how many; `commits` are
+    those whose code trained them.
     """
 
     counted: Runs
+    every: Runs
     rates: Sequence[Rate]
     left_out: Mapping[str, int]
+    commits: Sequence[str]
 
     @cached_property
     def runs(self) -> Runs:
@@ -108,7 +111,11 @@ def read_sweep(records: str | Path | Sequence[RunRecord]) -> Sweep:
     left_out["of another learning rate"] = int((~tuned).sum())
     left_out["trained twice"] = len(sound) - len(distinct)
     counted = {reason: count for reason, count in left_out.items() if count}
-    return Sweep(runs.subset(tuned), rates, counted)
+    return Sweep(runs.subset(tuned), runs, rates, counted, commits_of(sound))
+
+
+def commits_of(records: Iterable[RunRecord]) -> list[str]:
+    return sorted({(record.code_commit or UNKNOWN)[:7] for record in records})
 
 
 def check_texts(records: Iterable[RunRecord]) -> None:

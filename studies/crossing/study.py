@@ -16,14 +16,15 @@ import hub  # lazy
 from hub import RunRecord
 from hub.base.units import UNKNOWN, format_count
 from scaling_law.forecasting import ledger
-from studies.common import Part, interval, listed, rms, write_page
+from studies.common import LEVEL, Part, interval, listed, rms, write_page
 from studies.crossing import figures, prediction
 from studies.crossing.cells import Cells, Gap
 from studies.crossing.figures import BITS
 from studies.crossing.forms import BENT, BOTH, JOINT, KEPT, POWERED, published
 from studies.crossing.laws import FITTED, FREE, MAIN, PRIOR, PUBLISHED, SCALES, SIGNS, Results, Value
 from studies.crossing.pieces import BYTES_PER_PIECE, PIECES, Pieces
-from studies.crossing.records import VOCABULARY, gather, nominal, read_sweep
+from studies.crossing.rates import grids_of, moved
+from studies.crossing.records import VOCABULARY, commits_of, gather, nominal, read_sweep
 
 FOLDER = Path(__file__).parent
 RECORDS, PREDICTIONS = FOLDER / "runs.jsonl", FOLDER / "predictions"
@@ -103,7 +104,10 @@ def values(r: Results) -> dict[str, str]:
         "scatter-p": f"{scatter_p:.1g}",
         "in-tokens": times((pieces := Pieces(r.gaps)).in_tokens),
         "in-bytes": times(pieces.in_bytes),
+        "commits": listed(r.sweep.commits),
+        "commits-of-pieces": listed(commits_of(pieces.records)),
         "bytes-per-piece": f"{BYTES_PER_PIECE:.2f}",
+        "retuned": times(moved(r.gaps, grids_of(r.sweep))),
         **_of_forms(r),
     }
 
@@ -158,6 +162,9 @@ CLAIMS: dict[str, Callable[[Results], bool]] = {
     "all losses forecast lie inside their intervals": lambda r: {row[-1] for row in [*forecasts(r)][1:]} == {"yes"},
     "the crossing is no amount of text, and may be a number of tokens": lambda r: (
         (told := Pieces(r.gaps)).in_tokens[1] < 1 < told.in_tokens[2] and told.in_bytes[1] > 1
+    ),
+    "tuning rates where experts begin to pay moves crossings less than the law is late": lambda r: (
+        moved(r.gaps, grids_of(r.sweep))[2] < r.lateness(published(), MAIN)[1]
     ),
     "with a prior models left out are forecast as well": lambda r: r.left_out[PRIOR] < 1.1 * r.left_out[FITTED],
     "κ turns the trend in E, and models left out are forecast better": lambda r: (
@@ -301,6 +308,17 @@ def vocabularies(r: Results) -> Iterator[Part]:
             yield name, gap.d_model, gap.experts, format_count(gap.n_active), f"{gap.seeds[:, 0].max():g}", *texts
 
 
+def short_grids(r: Results) -> Iterator[Part]:
+    """Rates tried at 1M and 2M over those used, with losses in bits per byte, and what the best would gain."""
+    yield "d_model", "E", "bytes", "rate / used: bits per byte", "best / used (95 %)", "gain (nats, 95 %)"
+    for grid in grids_of(r.sweep):
+        pairs = zip(grid.rates, grid.losses, strict=True)
+        tried = listed(f"{rate:.1f}: {BITS * loss:.3f}" for rate, loss in pairs)
+        drawn = (np.quantile(values, LEVEL) for values in grid.drawn())
+        best, gain = ((float(v), *ends) for v, ends in zip(grid.best(grid.losses), drawn, strict=True))
+        yield grid.d_model, grid.experts, format_count(grid.tokens), tried, times(best), interval(gain)
+
+
 def coefficients(r: Results) -> Iterator[Part]:
     yield "coefficient", "fitted", "95 % (trunks resampled)", "with the prior", "published"
     for name, value in r.fitted.law.coefficients.items():
@@ -350,6 +368,7 @@ BLOCKS = {
     "forecasts": forecasts,
     "reproduced": reproduced,
     "vocabularies": vocabularies,
+    "short-grids": short_grids,
     "scatter": scatter,
 }
 TABLES = {"crossing": crossing_table, "crossing-losses": loss_table, "crossing-rates": rate_table}

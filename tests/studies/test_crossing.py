@@ -16,6 +16,7 @@ from studies.crossing import figures, laws, pieces, prediction, study
 from studies.crossing.cells import Cells, gaps_of
 from studies.crossing.forms import BENT, JOINT
 from studies.crossing.laws import FITTED, PRIOR, PUBLISHED, SCALES, Results
+from studies.crossing.rates import grids_of, moved
 from studies.crossing.records import WIDTHS, gather, read_sweep
 from tests.hub.samples import record_fields
 
@@ -293,6 +294,32 @@ def test_pieces_that_cross_at_half_the_tokens_are_told_from_tokens_and_from_byte
     assert told.in_bytes == pytest.approx([pieces.BYTES_PER_PIECE * value for value in (ratio, low, high)])
 
 
+@pytest.mark.parametrize(("dense", "routed"), [(1.5, 1.0), (1.5, 1.5), (1.0, 1.3)])
+def test_crossings_move_by_what_each_kind_gains_at_its_best_rate(dense, routed):
+    records, bent = [*swept((32,), (1, 8), scatter=0.02)], 0.1
+    for r in [r for r in records if r.tokens < TOKENS[2]]:
+        best = np.log(routed if r.experts > 1 else dense)
+        for step in (1 / 1.5, 1.5, 2.25):
+            loss = r.eval_loss + bent * ((np.log(step) - best) ** 2 - best**2)
+            rate = r.schedule.peak_learning_rate * step
+            records.append(record(32, r.experts, r.tokens, r.seed, rate, loss, f"rates-x{step:.2f}"))
+    sweep = read_sweep(records)
+    (gap,) = gaps_of(sweep.counted)
+    grids = grids_of(sweep)
+    assert [(g.experts, g.tokens, len(g.rates)) for g in grids] == [(e, t, 4) for e in (1, 8) for t in (1e6, 2e6)]
+    for grid in grids:
+        best = routed if grid.experts > 1 else dense
+        factor, gain = grid.best(grid.losses)
+        assert factor == pytest.approx(best, rel=0.01)
+        assert gain == pytest.approx(bent * np.log(best) ** 2, abs=1e-4)
+    shift = bent * (np.log(dense) ** 2 - np.log(routed) ** 2)
+    at = np.isin(gap.tokens, (1e6, 2e6))
+    later = replace(gap, mean=gap.mean + np.where(at, shift, 0.0)).crossing / gap.crossing
+    value, low, high = moved([gap], grids)
+    assert value == pytest.approx(later, rel=1e-3)
+    assert low <= value <= high
+
+
 def test_each_verdict_of_the_page_holds_and_can_come_out_the_other_way(page, results, monkeypatch):
     assert [claim for claim, holds in study.CLAIMS.items() if not holds(page)] == []
     assert study.agreeing(results) == []
@@ -306,6 +333,7 @@ def test_each_verdict_of_the_page_holds_and_can_come_out_the_other_way(page, res
     monkeypatch.setattr(study, "forecasts", lambda _: [("inside",), ("yes",), ("no",)])
     noisy_pieces = SimpleNamespace(in_tokens=(0.4, 0.3, 0.5), in_bytes=(1.1, 0.9, 1.3))
     monkeypatch.setattr(study, "Pieces", lambda _: noisy_pieces)
+    monkeypatch.setattr(study, "moved", lambda *_: (5.0, 2.0, 9.0))
     monkeypatch.setattr(study, "_again", lambda _: [(record(), 1.5, -2.3, 0.01)])
     assert [claim for claim, holds in study.CLAIMS.items() if holds(noisy)] == []
 
