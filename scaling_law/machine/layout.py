@@ -47,7 +47,7 @@ ONCE = {"none": (), "fsdp2": (), "ddp": ("all-reduce",), "zero1": ("reduce-scatt
 COMPUTING = ("compute", "recomputation", "bubble")
 # What moves a bottleneck, by the operation that limits a step.
 MOVED_BY = {
-    "compute": "more GPUs, FP8, or fewer FLOPs",
+    "compute": "more GPUs, or fewer FLOPs",
     "recomputation": "more GPUs or memory, which keep activations",
     "bubble": "a larger batch, or fewer stages",
     "all-gather": "a larger batch, or fewer GPUs",
@@ -101,7 +101,8 @@ class Option(Degrees):
         return ", ".join(filter(None, [*ways, "gradient checkpointing" * self.gradient_checkpointing]))
 
     def __str__(self) -> str:
-        return ", ".join(filter(None, [f"micro-batches of {self.micro_batch_sequences} sequences", self.ways]))
+        size = self.micro_batch_sequences
+        return ", ".join(filter(None, [f"micro-batches of {size} sequence{'s' * (size > 1)}", self.ways]))
 
 
 @dataclass(frozen=True)
@@ -144,6 +145,10 @@ class Placement(Option):
     def moved_by(self) -> str:
         return MOVED_BY[self.limit]
 
+    @property
+    def advice(self) -> str:
+        return f"{self.bottleneck}; {self.moved_by} would move it"
+
     def __str__(self) -> str:
         return f"{format_bytes(self.memory.total)} of each GPU, {super().__str__()}"
 
@@ -152,13 +157,15 @@ class Placement(Option):
 class Steps:
     """Seconds of a step in each stage of the batch ramp, [stages, ...], of the fastest option that fits, [...].
 
-    `compute` is times `slowdown` for what is recomputed and idle, infinite where no option `fits`.
+    `compute` is times `slowdown` for what is recomputed and idle, infinite where no option `fits`. `least`: bytes of
+    each GPU that some option takes.
     """
 
     option: Any
     slowdown: Any
     communication: FloatArray
     fits: Any
+    least: Any
 
 
 @dataclass(frozen=True)
@@ -184,7 +191,8 @@ class Layouts:
         share = math.gcd(*self.batches)
         if share % self.gpus and (self.engine == TRAIN_PY or not _ways(self.engine, self.gpus, share, *self._about)):
             batches = ", ".join(map(str, self.batches))
-            raise InputError(f"gpus={self.gpus} cannot share batches of {batches} sequences equally")
+            allowed = f"each must be a multiple of {self.gpus}"
+            raise InputError(f"gpus={self.gpus} cannot share batches of {batches} sequences equally: {allowed}")
         return _ways(self.engine, self.gpus, share, *self._about)
 
     @property
@@ -232,7 +240,7 @@ class Layouts:
         model, every, largest = work.model, self.options(), max(self.batches)
         assert model is not None
         compute = np.asarray(self.compute(work, largest))
-        slower, once, each = (np.empty((len(every), *compute.shape)) for _ in range(3))
+        slower, once, each, held = (np.empty((len(every), *compute.shape)) for _ in range(4))
         passes, pp = (
             np.array(values) for values in zip(*((self._passes(o, largest), o.pp) for o in every), strict=True)
         )
@@ -242,25 +250,26 @@ class Layouts:
             sent, of_step = self.communication(model, ways, largest), ONCE[sharding]
             once[chosen] = sum(sent[name] for name in sent if name in of_step)
             each[chosen] = sum(sent[name] for name in sent if name not in of_step)
-            fits = (self.memory(model, ways).total <= self.available) & _divides(model, ways)
-            slower[chosen] = np.where(fits, _slowdown(model, ways), np.inf)
+            held[chosen] = np.where(_divides(model, ways), self.memory(model, ways).total, np.inf)
+            slower[chosen] = np.where(held[chosen] <= self.available, _slowdown(model, ways), np.inf)
         idle = 1 + bubble(pp, passes).reshape(-1, *[1] * compute.ndim)
         best = np.argmin(np.maximum(slower * idle * compute, once + each), axis=0)
         slower, once, each = (np.take_along_axis(v, best[None], axis=0)[0] for v in (slower, once, each))
         shares = [batch / largest for batch in self.batches]
         slowdown = np.stack([slower * (1 + bubble(pp[best], passes[best] * share)) for share in shares])
-        return Steps(best, slowdown, np.stack([once + share * each for share in shares]), np.isfinite(slower))
+        return Steps(
+            best, slowdown, np.stack([once + share * each for share in shares]), np.isfinite(slower), held.min(0)
+        )
 
     def place(self, architecture: Architecture) -> Placement:
         """The fastest way that fits. DoesNotFit, with what is missing, where there is none."""
         work, batch, every = ModelWork.of(architecture), max(self.batches), self.options()
         steps = self.steps(work)
         if not steps.fits:
-            least = min(self.memory(architecture, option).total for option in every if _divides(architecture, option))
             size = f"d_model {architecture.d_model}, E = {architecture.experts}"
             raise DoesNotFit(
                 f"{size} ({format_count(architecture.n_total)} parameters) cannot be trained on {self.gpus} × "
-                f"{self.throughput.device}: it needs {format_bytes(least)} on each GPU, which has "
+                f"{self.throughput.device}: it needs {format_bytes(float(steps.least))} on each GPU, which has "
                 f"{format_bytes(self.available)} free; give more gpus, or limit the model (max_parameters, experts)"
             )
         option = every[int(steps.option)]
