@@ -293,7 +293,8 @@ def _divides(model: Architecture | Widths, option: Option) -> Any:
     """Whether experts, heads and blocks of the models can be divided so; widths between those that exist can."""
     heads = np.asarray(model.heads)
     by_heads = (heads % option.tp == 0) | (heads != np.round(heads))
-    return (np.asarray(model.experts) % option.ep == 0) & by_heads & (np.asarray(model.blocks) >= option.pp)
+    by_experts = (np.asarray(model.experts) % option.ep == 0) | (np.asarray(option.ep) == 1)
+    return by_experts & by_heads & (np.asarray(model.blocks) >= option.pp)
 
 
 def _powers(most: int) -> Iterator[int]:
@@ -315,16 +316,19 @@ def _ways(engine: str, gpus: int, share: int, node: int, most_cp: int) -> list[O
         if rest or share % sharing:
             continue
         sizes = [size for size in range(share // sharing, 0, -1) if share // sharing % size == 0]
-        for shape, recompute, size in product(_shardings(sharing, sharing * cp == 1, node), (False, True), sizes):
+        for shape in _shardings(sharing, sharing * cp == 1, node):
+            uses = Option(1, gradient_checkpointing=False, **shape).uses
+            if not uses <= able or ("fsdp" in uses and tp * pp > 1):
+                continue
             among = {"none": 1, "ddp": 1, "zero1": sharing}.get(shape["sharding"], shape.get("fsdp", 1)) * cp
-            for ep in (ep for ep in _powers(among) if among % ep == 0):
-                ways.append(Option(size, gradient_checkpointing=recompute, tp=tp, pp=pp, ep=ep, cp=cp, **shape))
-    simple = [way for way in ways if way.uses <= able and not ("fsdp" in way.uses and way.tp * way.pp > 1)]
+            for recompute, size, ep in product((False, True), sizes, _powers(among if "ep" in able else 1)):
+                if among % ep == 0:
+                    ways.append(Option(size, gradient_checkpointing=recompute, tp=tp, pp=pp, ep=ep, cp=cp, **shape))
 
     def rank(way: Option) -> tuple[int, ...]:
         return way.gradient_checkpointing, way.tp * way.pp * way.cp, way.ep > 1, -way.micro_batch_sequences
 
-    return sorted(simple, key=rank)
+    return sorted(ways, key=rank)
 
 
 def _shardings(sharing: int, alone: bool, node: int) -> list[dict[str, Any]]:
