@@ -189,16 +189,12 @@ class Layouts:
     def options(self) -> list[Option]:
         """Every way, in the order of preference at equal speed. ValueError where GPUs cannot share a batch equally."""
         share = math.gcd(*self.batches)
-        if share % self.gpus and (self.engine == TRAIN_PY or not _ways(self.engine, self.gpus, share, *self._about)):
+        node, most_cp = self.throughput.node, max(1, self.sequence_length // LEAST_CONTEXT)
+        if not (ways := _ways(self.engine, self.gpus, share, node, most_cp)):
             batches = ", ".join(map(str, self.batches))
             allowed = f"each must be a multiple of {self.gpus}"
             raise InputError(f"gpus={self.gpus} cannot share batches of {batches} sequences equally: {allowed}")
-        return _ways(self.engine, self.gpus, share, *self._about)
-
-    @property
-    def _about(self) -> tuple[int, int]:
-        """GPUs of a node, and the most that share a sequence."""
-        return self.throughput.node, max(1, self.sequence_length // LEAST_CONTEXT)
+        return ways
 
     def _passes(self, option: Option, batch: int) -> Any:
         return batch // (option.micro_batch_sequences * option.dp * option.fsdp)
@@ -241,9 +237,7 @@ class Layouts:
         assert model is not None
         compute = np.asarray(self.compute(work, largest))
         slower, once, each, held = (np.empty((len(every), *compute.shape)) for _ in range(4))
-        passes, pp = (
-            np.array(values) for values in zip(*((self._passes(o, largest), o.pp) for o in every), strict=True)
-        )
+        passes, pp = np.array([(self._passes(option, largest), option.pp) for option in every]).T
         for sharding in dict.fromkeys(option.sharding for option in every):
             chosen = [i for i, option in enumerate(every) if option.sharding == sharding]
             ways = Option.stacked([every[i] for i in chosen], compute.ndim)

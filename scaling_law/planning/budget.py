@@ -318,10 +318,14 @@ class Budget:
         return {"hours": self.hours, "money": self.money, **self.cluster.to_dict()}
 
 
+def widths_of(d_model: Any, experts: Any, limits: Limits) -> Widths:
+    """Models under the d / 64 rule; broadcasts."""
+    return Widths.of(d_model, experts, limits.granularity, limits.shared_ratio, limits.vocab_size)
+
+
 def work_of(d_model: Any, experts: Any, limits: Limits) -> ModelWork:
-    """What decides the step time of models under the d / 64 rule; broadcasts."""
-    design = limits.granularity, limits.shared_ratio, limits.vocab_size
-    return ModelWork.of(Widths.of(d_model, experts, *design))
+    """What decides their step time."""
+    return ModelWork.of(widths_of(d_model, experts, limits))
 
 
 def refuse_served(limits: Limits) -> None:

@@ -25,8 +25,8 @@ from scaling_law.formulas.law import percentile_interval, positive
 from scaling_law.formulas.learning_rate import LearningRateLaw, peak_rate
 from scaling_law.machine.gpus import named_gpu
 from scaling_law.machine.layout import DoesNotFit, Placement
-from scaling_law.machine.serving import decode_seconds_by_width
-from scaling_law.planning.budget import Budget, Cluster, QuestionFields, read_question, work_of
+from scaling_law.machine.serving import seconds_of_token
+from scaling_law.planning.budget import Budget, Cluster, QuestionFields, read_question, widths_of, work_of
 from scaling_law.planning.limits import Limits, Quantity
 from scaling_law.planning.optimum import (
     WidthOptimum,
@@ -555,10 +555,9 @@ def _served(
     size = float(positive("decode_batch", batch))
     if budget.cluster is None:
         raise InputError(f"decode_batch={batch!r} goes with hours or money, whose throughput names the GPU")
-    names = ("bytes_per_parameter", "bytes_per_kv", "shared_ratio", "vocab_size")
-    costs: dict[str, Any] = {name: getattr(limits, name) for name in names}
-    gpu, cached = named_gpu(budget.cluster.throughput.device), limits.kv_heads_ratio * limits.kv_tokens
-    return {"decode_seconds": decode_seconds_by_width(gpu, d_model, at["experts"], size, cached, **costs)}
+    gpu, models = named_gpu(budget.cluster.throughput.device), widths_of(d_model, at["experts"], limits)
+    cost = seconds_of_token(models, gpu, size, limits.kv_bytes(d_model), limits.bytes_per_parameter)
+    return {"decode_seconds": cost}
 
 
 def _smallest_width(experts: FloatArray, limits: Limits) -> tuple[str, ...]:

@@ -127,10 +127,8 @@ def misses(
     """
     error, width, parts = np.empty(len(rows)), np.empty(len(rows)), np.empty((len(rows), 5))
     for out in of_labs(rows):
-        others, table = (
-            [row for row, left in zip(rows, out, strict=True) if not left],
-            Table(rows, out, counted, batch),
-        )
+        others = [row for row, left in zip(rows, out, strict=True) if not left]
+        table = Table(rows, out, counted, batch)
         parameters, covariance = fitted(others, counted)
         drawn = np.random.default_rng(0).multivariate_normal(parameters, covariance, 200)
         error[out] = table.predicted(parameters) - table.seconds

@@ -251,11 +251,8 @@ def _speed(row: dict[str, str]) -> float:
     if not (row["tflops_per_gpu_reported"] and row["params_active_matmul_calc_B"]):
         return 0.0
     attention = int(row["seq_len"] or 4096) * int(row["layers"]) * int(row["heads"]) * int(row["head_dim"])
-    return (
-        1e12
-        * float(row["tflops_per_gpu_reported"])
-        / (6e9 * float(row["params_active_matmul_calc_B"]) + 6 * attention)
-    )
+    flops = 6e9 * float(row["params_active_matmul_calc_B"]) + 6 * attention
+    return 1e12 * float(row["tflops_per_gpu_reported"]) / flops
 
 
 def _newest(rows: Iterable[Timed]) -> list[Timed]:

@@ -13,9 +13,9 @@ import numpy as np
 from hub.base.units import format_count
 from scaling_law import JointLaw, OptimalTable
 from scaling_law.figures import drawing
+from scaling_law.machine import GPUS as SHEETS
 from scaling_law.machine.efficiency import PARAMETERS
 from scaling_law.machine.efficiency import write as write_rates
-from scaling_law.machine.gpus import named_gpu
 from studies.common import FloatArray, Part, fill, rms, write_tables
 from studies.hours.fit import LAYOUT, efficiency_of, fitted, left_out, misses, spreads
 from studies.hours.runs import BATCH_UNKNOWN, Timed, derive, read, seconds
@@ -152,7 +152,7 @@ def flagship(r: Results) -> Iterator[Part]:
             assert row.loss_interval is not None
             placed, other = cluster.place(row.architecture), cluster.elsewhere.place(row.architecture)
             batch = max(cluster.layouts.batches) * (length := cluster.ramp.sequence_length)
-            ideal = row.architecture.training_flops(batch, context=length) / (gpus * named_gpu(GPU).peak_flops)
+            ideal = row.architecture.training_flops(batch, context=length) / (gpus * SHEETS[GPU.upper()].peak_flops)
             assert placed is not None
             assert other is not None
             loss = "{:.3f} ({:.3f} to {:.3f})".format(row.loss, *row.loss_interval)
