@@ -34,7 +34,7 @@ _LONGEST = 200  # characters of a field
 class Question:
     """Texts such as "1e22", "80GB", "16k", "1,2,4-8"; an empty one sets no limit, and asks for the law's own E.
 
-    `unit` says which budget counts: `flops`, or wall-clock `hours` on so many of a `gpu`, whose MFU is assumed.
+    `unit` says which budget counts: `flops`, or wall-clock `hours` on so many of a `gpu`, whose speed is estimated.
     """
 
     unit: str = FLOPS

@@ -18,14 +18,12 @@ from typing import Any
 import numpy as np
 
 from hub.base import strict_json
-from hub.base.errors import InputError
 from scaling_law.machine.gpus import Gpu
 from scaling_law.size.arrays import FloatArray
 
 FORMAT, VERSION, FILE = "efficiency", 1, Path(__file__).with_name("efficiency.json")
 TERMS = ("flops", "routed_flops", "activations", "routing")  # of `throughput.TERMS`
 PARAMETERS = (*TERMS, "fp8", "fp4", "forced", "growth", "overhead")  # all but the last two as logarithms
-PRECISIONS = ("bf16", "fp8", "fp4")
 SMALL = 0.5e9  # parameters that a token is multiplied with; labs differ the more, the fewer there are
 DRAWS, SEED = 200, 0
 # Times the variance between labs of all terms together: no GPU has timed train.py, which may lie as far off once more.
@@ -65,7 +63,7 @@ class Efficiency:
     labs: int
 
     def seconds(self, gpu: Gpu, precision: str = "bf16") -> dict[str, float]:
-        """Seconds per unit of `TERMS`. ValueError for another precision than `PRECISIONS`."""
+        """Seconds per unit of `TERMS`."""
         return dict(zip(TERMS, map(float, self._rates(self.parameters, gpu, precision)), strict=True))
 
     def draws(self, gpu: Gpu, precision: str = "bf16") -> FloatArray:
@@ -98,8 +96,6 @@ class Efficiency:
         return float(self.parameters[PARAMETERS.index("overhead")])
 
     def _rates(self, parameters: FloatArray, gpu: Gpu, precision: str) -> tuple[Any, ...]:
-        if precision not in PRECISIONS:
-            raise InputError(f"precision={precision!r} must be one of {', '.join(PRECISIONS)}")
         return rates(parameters, gpu.peak_flops, gpu.bandwidth, float(precision == "fp8"), float(precision == "fp4"))
 
 

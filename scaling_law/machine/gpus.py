@@ -20,6 +20,10 @@ NVLINK_5, NVLINK_4, NVLINK_3, XGMI, PCIE_5, PCIE_4 = 900e9, 450e9, 300e9, 448e9,
 _RACK = "NVIDIA GB%s NVL72: 360 PFLOP/s with sparsity and 576 TB/s for 72 GPUs"
 
 
+# What matrix units compute in besides bf16: FP8 from Ada, Hopper and CDNA 3 on, FP4 from Blackwell and CDNA 4 on.
+NO_FP8, FP4 = {"A100", "A10"}, {"GB300", "GB200", "B300", "B200", "MI355X"}
+
+
 class Gpu(NamedTuple):
     """One GPU: dense bf16 matrix FLOP/s, bytes/s and bytes of its memory, bytes/s to the other GPUs of its `node`."""
 
@@ -30,6 +34,11 @@ class Gpu(NamedTuple):
     source: str
     link: float
     node: int = 8
+
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        words = {*self.name.split()}
+        return ("bf16", *([] if words & NO_FP8 else ["fp8"]), *(["fp4"] if words & FP4 else []))
 
 
 # By what a driver's name of the GPU contains; of two that fit, the one listed first.
@@ -73,8 +82,8 @@ def find_gpu(device: str) -> Gpu | None:
 
 
 def named_gpu(name: str) -> Gpu:
-    """The GPU that a user names. ValueError for an unlisted one."""
-    gpu = find_gpu(name)
+    """The GPU that a user names: "rtx-4090" or "rtx4090". ValueError for an unlisted one."""
+    gpu = find_gpu(name) or {key.upper().replace(" ", ""): gpu for key, gpu in GPUS.items()}.get(name.upper())
     if gpu is None:
         names = [key.lower().replace(" ", "-") for key in GPUS]
         raise InputError(f"{unknown('gpu=', name, names)}, or a throughput file measured on it")

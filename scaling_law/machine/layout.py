@@ -47,7 +47,7 @@ ONCE = {"none": (), "fsdp2": (), "ddp": ("all-reduce",), "zero1": ("reduce-scatt
 COMPUTING = ("compute", "recomputation", "bubble")
 # What moves a bottleneck, by the operation that limits a step.
 MOVED_BY = {
-    "compute": "more GPUs, FP8, or fewer FLOPs",
+    "compute": "more GPUs, or fewer FLOPs",
     "recomputation": "more GPUs or memory, which keep activations",
     "bubble": "a larger batch, or fewer stages",
     "all-gather": "a larger batch, or fewer GPUs",
@@ -101,7 +101,8 @@ class Option(Degrees):
         return ", ".join(filter(None, [*ways, "gradient checkpointing" * self.gradient_checkpointing]))
 
     def __str__(self) -> str:
-        return ", ".join(filter(None, [f"micro-batches of {self.micro_batch_sequences} sequences", self.ways]))
+        size = self.micro_batch_sequences
+        return ", ".join(filter(None, [f"micro-batches of {size} sequence{'s' * (size > 1)}", self.ways]))
 
 
 @dataclass(frozen=True)
@@ -144,6 +145,10 @@ class Placement(Option):
     def moved_by(self) -> str:
         return MOVED_BY[self.limit]
 
+    @property
+    def advice(self) -> str:
+        return f"{self.bottleneck}; {self.moved_by} would move it"
+
     def __str__(self) -> str:
         return f"{format_bytes(self.memory.total)} of each GPU, {super().__str__()}"
 
@@ -152,13 +157,15 @@ class Placement(Option):
 class Steps:
     """Seconds of a step in each stage of the batch ramp, [stages, ...], of the fastest option that fits, [...].
 
-    `compute` is times `slowdown` for what is recomputed and idle, infinite where no option `fits`.
+    `compute` is times `slowdown` for what is recomputed and idle, infinite where no option `fits`. `least`: bytes of
+    each GPU that some option takes.
     """
 
     option: Any
     slowdown: Any
     communication: FloatArray
     fits: Any
+    least: Any
 
 
 @dataclass(frozen=True)
@@ -182,15 +189,12 @@ class Layouts:
     def options(self) -> list[Option]:
         """Every way, in the order of preference at equal speed. ValueError where GPUs cannot share a batch equally."""
         share = math.gcd(*self.batches)
-        if share % self.gpus and (self.engine == TRAIN_PY or not _ways(self.engine, self.gpus, share, *self._about)):
+        node, most_cp = self.throughput.node, max(1, self.sequence_length // LEAST_CONTEXT)
+        if not (ways := _ways(self.engine, self.gpus, share, node, most_cp)):
             batches = ", ".join(map(str, self.batches))
-            raise InputError(f"gpus={self.gpus} cannot share batches of {batches} sequences equally")
-        return _ways(self.engine, self.gpus, share, *self._about)
-
-    @property
-    def _about(self) -> tuple[int, int]:
-        """GPUs of a node, and the most that share a sequence."""
-        return self.throughput.node, max(1, self.sequence_length // LEAST_CONTEXT)
+            allowed = f"each must be a multiple of {self.gpus}"
+            raise InputError(f"gpus={self.gpus} cannot share batches of {batches} sequences equally: {allowed}")
+        return ways
 
     def _passes(self, option: Option, batch: int) -> Any:
         return batch // (option.micro_batch_sequences * option.dp * option.fsdp)
@@ -232,35 +236,34 @@ class Layouts:
         model, every, largest = work.model, self.options(), max(self.batches)
         assert model is not None
         compute = np.asarray(self.compute(work, largest))
-        slower, once, each = (np.empty((len(every), *compute.shape)) for _ in range(3))
-        passes, pp = (
-            np.array(values) for values in zip(*((self._passes(o, largest), o.pp) for o in every), strict=True)
-        )
+        slower, once, each, held = (np.empty((len(every), *compute.shape)) for _ in range(4))
+        passes, pp = np.array([(self._passes(option, largest), option.pp) for option in every]).T
         for sharding in dict.fromkeys(option.sharding for option in every):
             chosen = [i for i, option in enumerate(every) if option.sharding == sharding]
             ways = Option.stacked([every[i] for i in chosen], compute.ndim)
             sent, of_step = self.communication(model, ways, largest), ONCE[sharding]
             once[chosen] = sum(sent[name] for name in sent if name in of_step)
             each[chosen] = sum(sent[name] for name in sent if name not in of_step)
-            fits = (self.memory(model, ways).total <= self.available) & _divides(model, ways)
-            slower[chosen] = np.where(fits, _slowdown(model, ways), np.inf)
+            held[chosen] = np.where(_divides(model, ways), self.memory(model, ways).total, np.inf)
+            slower[chosen] = np.where(held[chosen] <= self.available, _slowdown(model, ways), np.inf)
         idle = 1 + bubble(pp, passes).reshape(-1, *[1] * compute.ndim)
         best = np.argmin(np.maximum(slower * idle * compute, once + each), axis=0)
         slower, once, each = (np.take_along_axis(v, best[None], axis=0)[0] for v in (slower, once, each))
         shares = [batch / largest for batch in self.batches]
         slowdown = np.stack([slower * (1 + bubble(pp[best], passes[best] * share)) for share in shares])
-        return Steps(best, slowdown, np.stack([once + share * each for share in shares]), np.isfinite(slower))
+        return Steps(
+            best, slowdown, np.stack([once + share * each for share in shares]), np.isfinite(slower), held.min(0)
+        )
 
     def place(self, architecture: Architecture) -> Placement:
         """The fastest way that fits. DoesNotFit, with what is missing, where there is none."""
         work, batch, every = ModelWork.of(architecture), max(self.batches), self.options()
         steps = self.steps(work)
         if not steps.fits:
-            least = min(self.memory(architecture, option).total for option in every if _divides(architecture, option))
             size = f"d_model {architecture.d_model}, E = {architecture.experts}"
             raise DoesNotFit(
                 f"{size} ({format_count(architecture.n_total)} parameters) cannot be trained on {self.gpus} × "
-                f"{self.throughput.device}: it needs {format_bytes(least)} on each GPU, which has "
+                f"{self.throughput.device}: it needs {format_bytes(float(steps.least))} on each GPU, which has "
                 f"{format_bytes(self.available)} free; give more gpus, or limit the model (max_parameters, experts)"
             )
         option = every[int(steps.option)]
@@ -284,7 +287,8 @@ def _divides(model: Architecture | Widths, option: Option) -> Any:
     """Whether experts, heads and blocks of the models can be divided so; widths between those that exist can."""
     heads = np.asarray(model.heads)
     by_heads = (heads % option.tp == 0) | (heads != np.round(heads))
-    return (np.asarray(model.experts) % option.ep == 0) & by_heads & (np.asarray(model.blocks) >= option.pp)
+    by_experts = (np.asarray(model.experts) % option.ep == 0) | (np.asarray(option.ep) == 1)
+    return by_experts & by_heads & (np.asarray(model.blocks) >= option.pp)
 
 
 def _powers(most: int) -> Iterator[int]:
@@ -306,16 +310,19 @@ def _ways(engine: str, gpus: int, share: int, node: int, most_cp: int) -> list[O
         if rest or share % sharing:
             continue
         sizes = [size for size in range(share // sharing, 0, -1) if share // sharing % size == 0]
-        for shape, recompute, size in product(_shardings(sharing, sharing * cp == 1, node), (False, True), sizes):
+        for shape in _shardings(sharing, sharing * cp == 1, node):
+            uses = Option(1, gradient_checkpointing=False, **shape).uses
+            if not uses <= able or ("fsdp" in uses and tp * pp > 1):
+                continue
             among = {"none": 1, "ddp": 1, "zero1": sharing}.get(shape["sharding"], shape.get("fsdp", 1)) * cp
-            for ep in (ep for ep in _powers(among) if among % ep == 0):
-                ways.append(Option(size, gradient_checkpointing=recompute, tp=tp, pp=pp, ep=ep, cp=cp, **shape))
-    simple = [way for way in ways if way.uses <= able and not ("fsdp" in way.uses and way.tp * way.pp > 1)]
+            for recompute, size, ep in product((False, True), sizes, _powers(among if "ep" in able else 1)):
+                if among % ep == 0:
+                    ways.append(Option(size, gradient_checkpointing=recompute, tp=tp, pp=pp, ep=ep, cp=cp, **shape))
 
     def rank(way: Option) -> tuple[int, ...]:
         return way.gradient_checkpointing, way.tp * way.pp * way.cp, way.ep > 1, -way.micro_batch_sequences
 
-    return sorted(simple, key=rank)
+    return sorted(ways, key=rank)
 
 
 def _shardings(sharing: int, alone: bool, node: int) -> list[dict[str, Any]]:

@@ -126,7 +126,7 @@ class Throughput:
 
     Attributes:
         device: its name, as the driver or the data sheet has it.
-        precision: "bf16" or "fp32", that of the autocast.
+        precision: "bf16" or "fp32", that of the autocast; "fp8" or "fp4" only where assumed.
         seconds: per unit of work, for some of `TERMS`; the rest takes none.
         devices: how many shared the steps that were measured, as data parallel processes.
         draws: of `seconds`, [n_draws, len(seconds)], for intervals; None if there are none.
@@ -219,7 +219,8 @@ class Throughput:
         """How far these models, this number of devices and a step's tokens on each lie outside what was measured."""
         if self.is_assumed:
             wider = "" if self.draws is None else "; no GPU has timed train.py yet, and intervals are wider for it"
-            return (f"step times on {self.device} are assumed, not measured: {self.source}{wider}",)
+            other = "" if self.precision == "bf16" else f"; train.py has no {self.precision}: other engines take them"
+            return (f"step times on {self.device} are assumed, not measured: {self.source}{wider}{other}",)
         notes = []
         if devices is not None and devices != self.devices:
             notes.append(
@@ -274,10 +275,12 @@ class Throughput:
     ) -> Throughput:
         """Estimate step times from a data sheet and rates of public runs (`efficiency`), or from an MFU that is given.
 
-        `mfu` is one number, or (dense, MoE). ValueError for a GPU or precision that is not listed, and for an MFU
-        outside (0, 1], or higher with experts than without.
+        `mfu` is one number, or (dense, MoE). ValueError for a GPU that is not listed, a precision that it does not
+        have, and an MFU outside (0, 1], or higher with experts than without.
         """
         sheet = named_gpu(gpu)
+        if precision not in sheet.precisions:
+            raise InputError(f"precision={precision!r}: {sheet.name} computes in {', '.join(sheet.precisions)}")
         about: dict[str, Any] = {"device": sheet.name, "devices": devices, "memory_bytes": sheet.memory_bytes}
         about |= {"is_assumed": True, "node": sheet.node, "precision": precision}
         if mfu is None:

@@ -6,6 +6,7 @@ them evenly. In the same hours a slower model sees fewer FLOPs, so the best E is
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -65,6 +66,15 @@ class QuestionFields(BudgetFields, LimitFields, total=False):
     """What a question for the best model takes as keywords: the fields of its budget and of `Limits`."""
 
 
+def shared_ramp(gpus: int) -> tuple[RampStage, ...]:
+    """The paper's batches, rounded up to what GPUs share: the first, and the others to its multiples.
+
+    So that one micro-batch, which divides them all, is not forced down to a sequence.
+    """
+    first = -(-PAPER.batch_ramp[0].sequences // gpus) * gpus
+    return tuple(replace(stage, sequences=-(-stage.sequences // first) * first) for stage in PAPER.batch_ramp)
+
+
 def step_times(
     gpu: str | None,
     throughput: Throughput | str | Path | None,
@@ -117,7 +127,7 @@ class Cluster:
     ) -> Cluster:
         """GPUs whose step times are assumed (`gpu`, `mfu`), or measured (`throughput`).
 
-        The paper's batches are rounded up to what the GPUs can share equally; others are taken as they are.
+        The paper's batches become those of `shared_ramp`; others are taken as they are.
         """
         gpus, price = fields.get("gpus"), fields.get("price")
         throughput = step_times(
@@ -128,8 +138,7 @@ class Cluster:
             raise InputError(f"{prefix}gpus=None must be given, the number of GPUs that train")
         ramp = batch_ramp if isinstance(batch_ramp, BatchRamp) else BatchRamp(batch_ramp, sequence_length)
         if ramp.stages == PAPER.batch_ramp and isinstance(gpus, int) and gpus > 0:
-            stages = (replace(stage, sequences=-(-stage.sequences // gpus) * gpus) for stage in ramp.stages)
-            ramp = BatchRamp(tuple(stages), ramp.sequence_length)
+            ramp = BatchRamp(shared_ramp(gpus), ramp.sequence_length)
         return cls(gpus, throughput, cast(Any, price), ramp)
 
     @property
@@ -161,12 +170,9 @@ class Cluster:
 
     def warnings(self, model: Model) -> tuple[str, ...]:
         """What step times and batches are worth for these models."""
-        batches = [stage.sequences for stage in self.ramp.stages]
-        usual, notes = (
-            [stage.sequences for stage in PAPER.batch_ramp],
-            self.throughput.warnings(model, self.gpus, max(batches) * self.ramp.sequence_length / self.gpus),
-        )
-        if batches != usual and [-(-n // self.gpus) * self.gpus for n in usual] == batches:
+        batches, stages = self.layouts.batches, self.ramp.stages
+        notes = self.throughput.warnings(model, self.gpus, max(batches) * self.ramp.sequence_length / self.gpus)
+        if stages != PAPER.batch_ramp and stages == shared_ramp(self.gpus):
             said = ", ".join(map(str, batches))
             notes += (f"batches of {said} sequences, which {self.gpus} GPUs can share, instead of the paper's",)
         return notes
@@ -186,7 +192,8 @@ class Cluster:
             if drawn and per_token.ndim == 1:  # of one model
                 per_token = per_token.reshape(-1, *([1] * tokens.ndim))
             part = np.clip(tokens - start, 0.0, end - start)
-            seconds = seconds + np.where(part > 0, per_token * part, np.where(np.isnan(part), np.nan, 0.0))
+            with np.errstate(invalid="ignore"):  # no tokens of a model that does not fit
+                seconds = seconds + np.where(part > 0, per_token * part, np.where(np.isnan(part), np.nan, 0.0))
         return seconds
 
     def cost(self, seconds: Any) -> Any:
@@ -289,6 +296,8 @@ class Budget:
         assert self.cluster is not None
         first = self.cluster.ramp.last_batch_tokens(0)
         step = float(self.cluster.seconds(work_of(float(HEAD_DIM), experts, limits), float(first)))
+        if step == np.inf:  # say what is missing
+            self.cluster.place(limits.architecture(HEAD_DIM, math.ceil(experts)))
         if step > self.seconds:
             smallest = f"the smallest model (d_model {HEAD_DIM}, E = {experts:g}) takes {step:.3g} s on {self.cluster}"
             raise InputError(f"hours={self.hours:g} is less than one training step: {smallest}")
@@ -309,10 +318,14 @@ class Budget:
         return {"hours": self.hours, "money": self.money, **self.cluster.to_dict()}
 
 
+def widths_of(d_model: Any, experts: Any, limits: Limits) -> Widths:
+    """Models under the d / 64 rule; broadcasts."""
+    return Widths.of(d_model, experts, limits.granularity, limits.shared_ratio, limits.vocab_size)
+
+
 def work_of(d_model: Any, experts: Any, limits: Limits) -> ModelWork:
-    """What decides the step time of models under the d / 64 rule; broadcasts."""
-    design = limits.granularity, limits.shared_ratio, limits.vocab_size
-    return ModelWork.of(Widths.of(d_model, experts, *design))
+    """What decides their step time."""
+    return ModelWork.of(widths_of(d_model, experts, limits))
 
 
 def refuse_served(limits: Limits) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
@@ -23,8 +24,9 @@ from scaling_law.formulas.answers import Answer, plain, plain_fields
 from scaling_law.formulas.law import percentile_interval, positive
 from scaling_law.formulas.learning_rate import LearningRateLaw, peak_rate
 from scaling_law.machine.gpus import named_gpu
-from scaling_law.machine.serving import decode_seconds_by_width
-from scaling_law.planning.budget import Budget, Cluster, QuestionFields, read_question, work_of
+from scaling_law.machine.layout import DoesNotFit, Placement
+from scaling_law.machine.serving import seconds_of_token
+from scaling_law.planning.budget import Budget, Cluster, QuestionFields, read_question, widths_of, work_of
 from scaling_law.planning.limits import Limits, Quantity
 from scaling_law.planning.optimum import (
     WidthOptimum,
@@ -63,8 +65,9 @@ class OptimalRow:
     """The best model with `experts` experts. Parameters, tokens, bytes, FLOPs, nats per token.
 
     Unless the table is integral, `d_model` is fractional and `architecture` None. `loss_interval` holds 95 % of the
-    draws. `limited_by`: "compute" or "time", "memory", or "smallest" for an optimum below d_model 64. `trusted`:
-    within the range guard (not `beyond_guard`) of a law whose ranges are known; `warnings` say how far outside.
+    draws. `limited_by`: "compute" or "time", "memory" (to serve or train), or "smallest" for one below d_model 64.
+    `trusted`: within the range guard (not `beyond_guard`) of a law whose ranges are known; `warnings` say how far
+    outside.
     `learning_rate_interval`: where the best rate lies with 95 % probability, if `learning_rate_law`, named by its
     source, says. `epochs`: tokens over the unique ones, where these are limited. `decode_seconds`: GPU-seconds of one
     generated token, where a batch was given. `accuracy`: task → what to expect of it, where asked.
@@ -263,7 +266,7 @@ class OptimalTable(Answer):
         raise KeyError(f"no row for experts={experts}; there are {[row.experts for row in self.rows]}")
 
     def facts(self) -> dict[str, Any]:
-        of_hours = {name: plain(getattr(self, name)) for name in ("budget", "reordered", "equal_flops")}
+        of_hours = {name: plain(getattr(self, name)) for name in ("budget", "reordered", "placement", "equal_flops")}
         hidden = ("rows", "check", "notes", "law_error", "draw_losses", "largest", "budget", "equal_flops")
         facts = plain_fields(self, *hidden) | {"comparison": plain(self.comparison)}
         return facts | (of_hours if self.budget.cluster is not None else {})
@@ -272,6 +275,16 @@ class OptimalTable(Answer):
         """The values of each row, whether it is the `best`, and its `win_share` (None for a law without draws)."""
         shares = self.comparison.win_shares if self.comparison else {}
         return [row.to_dict() | {"best": row is self.best, "win_share": shares.get(row.experts)} for row in self.rows]
+
+    @cached_property
+    def placement(self) -> Placement | None:
+        """How GPUs train the best model (of a fractional one the next that exists); None without estimated steps."""
+        best, cluster = self.best, self.budget.cluster
+        if cluster is not None and cluster.throughput.is_assumed:
+            with suppress(DoesNotFit):
+                width = HEAD_DIM * max(1, int(best.d_model / HEAD_DIM))
+                return cluster.place(self.limits.architecture(width, math.ceil(best.experts)))
+        return None
 
     def summary(self) -> Table:
         return Table.of(
@@ -293,7 +306,8 @@ class OptimalTable(Answer):
             f"{format_count(c.unique_tokens or 0)} unique tokens": c.unique_tokens,
         }
         limits = [text for text, applies in parts.items() if applies]
-        return f"{', '.join([str(self.budget), *limits])}  ({self.law})"
+        placed = f"\nbest row: {self.placement}; {self.placement.advice}" if self.placement else ""
+        return f"{', '.join([str(self.budget), *limits])}  ({self.law}){placed}"
 
     def _cells(self, row: OptimalRow) -> dict[str, object]:
         shares, tied = (c.win_shares, c.tied) if (c := self.comparison) else ({}, ())
@@ -425,8 +439,11 @@ def optimal(
     of_limits: Any = asdict(limits)
     rates: Any = {"learning_rate_law": learning_rate_law, "batch_ramp": ramp}
     same = optimal(law, spent, e, integral=integral, force=True, **rates, **of_limits)
-    notes = (*table.notes, *_notes_on_time(table, budget.cluster))
-    return replace(table, flops=spent, equal_flops=same, notes=notes)
+    fits, wider = _trainable(table, budget.cluster)
+    ends = zip(table.rows, fits & ~wider, strict=True)
+    rows = tuple(replace(row, limited_by="memory") if end else row for row, end in ends)
+    notes = (*table.notes, *_notes_on_time(table, budget.cluster, fits, wider))
+    return replace(table, rows=rows, flops=spent, equal_flops=same, notes=notes)
 
 
 def _until_loss_rises(
@@ -470,16 +487,20 @@ def _largest_wins(table: OptimalTable, experts: FloatArray, law: Formula, by_def
     return f"E = {best:g} is the largest considered ({ends} ends there); {2 * best:g} was not tried"
 
 
-def _notes_on_time(table: OptimalTable, cluster: Cluster) -> Iterator[str]:
-    """What step times are worth, and which rows the GPUs cannot train (of the next smaller size that exists)."""
-    best, c = table.best, table.limits
-    yield from cluster.warnings(work_of(best.d_model, best.experts, c))
+def _trainable(table: OptimalTable, cluster: Cluster) -> Any:
+    """Whether GPUs can train each row (of the next smaller size that exists), and the size above."""
     experts = np.array([math.ceil(row.experts) for row in table], float)
     width = np.array([HEAD_DIM * max(1, int(row.d_model / HEAD_DIM)) for row in table], float)
     try:
-        fits, wider = (cluster.fit(work_of(d, experts, c)) for d in (width, width + HEAD_DIM))
+        return [cluster.fit(work_of(d, experts, table.limits)) for d in (width, width + HEAD_DIM)]
     except ValueError:  # of GPUs that cannot share a batch equally: `plan` says so
-        return
+        return np.full((2, len(table)), True)
+
+
+def _notes_on_time(table: OptimalTable, cluster: Cluster, fits: Any, wider: Any) -> Iterator[str]:
+    """What step times are worth, and which rows the GPUs cannot train, or no larger ones of."""
+    best, experts = table.best, np.array([math.ceil(row.experts) for row in table], float)
+    yield from cluster.warnings(work_of(best.d_model, best.experts, table.limits))
     if not fits.all():
         names = f"E = {_listed(experts[~fits])}"
         yield f"{names}: training takes more memory than {cluster.hardware} have: see max_parameters"
@@ -534,10 +555,9 @@ def _served(
     size = float(positive("decode_batch", batch))
     if budget.cluster is None:
         raise InputError(f"decode_batch={batch!r} goes with hours or money, whose throughput names the GPU")
-    names = ("bytes_per_parameter", "bytes_per_kv", "shared_ratio", "vocab_size")
-    costs: dict[str, Any] = {name: getattr(limits, name) for name in names}
-    gpu, cached = named_gpu(budget.cluster.throughput.device), limits.kv_heads_ratio * limits.kv_tokens
-    return {"decode_seconds": decode_seconds_by_width(gpu, d_model, at["experts"], size, cached, **costs)}
+    gpu, models = named_gpu(budget.cluster.throughput.device), widths_of(d_model, at["experts"], limits)
+    cost = seconds_of_token(models, gpu, size, limits.kv_bytes(d_model), limits.bytes_per_parameter)
+    return {"decode_seconds": cost}
 
 
 def _smallest_width(experts: FloatArray, limits: Limits) -> tuple[str, ...]:

@@ -148,8 +148,9 @@ class Plan(Answer):
         memory = {"weights (bf16)": self.weight_bytes, "AdamW (fp32)": self.optimizer_bytes}
         memory |= {"gradients (fp32)": self.gradient_bytes, "KV cache": self.kv_cache_bytes}
         placed = {} if self.placement is None else {"memory in training": str(self.placement)}
-        if self.placement is not None:
-            placed["limited by"] = f"{self.placement.bottleneck}; {self.placement.moved_by} would move it"
+        cluster = None if self.time is None else self.time.cluster
+        if self.placement is not None and cluster is not None and cluster.throughput.is_assumed:
+            placed["limited by"] = self.placement.advice
         if self.placement is not None and self.megatron is not None:
             times = self.placement.step_seconds / self.megatron.step_seconds
             placed["Megatron-like"] = f"{self.megatron}: {times:.2f} times as fast"

@@ -85,7 +85,7 @@ def _cells(row: ScaleOutRow) -> dict[str, str]:
         "communication": cell(row.communication_seconds, "{:.2g} s"),
         "compute": cell(row.compute_seconds, "{:.2g} s"),
         "MFU": cell(row.mfu, "{:.1%}"),
-        "at most": cell(row.mfu_limit, "{:.0%}"),
+        "at most": cell(row.mfu_limit and min(row.mfu_limit, 1.0), "{:.0%}"),
         "limited by": row.bottleneck or row.limited_by,
         "moved by": row.moved_by,
         "Megatron-like": f"{other.ways}, MFU {row.megatron_mfu:.1%}" if other else "",

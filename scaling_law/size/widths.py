@@ -26,6 +26,7 @@ class Widths:
     vocab_size: float
     head_dim: int = HEAD_DIM
     tied_embeddings: bool = False
+    gated: bool = True
 
     @classmethod
     def of(

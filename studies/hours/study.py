@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from hub.base.units import format_count
-from scaling_law import JointLaw, scale_out
+from scaling_law import JointLaw
 from scaling_law.figures import drawing
+from scaling_law.machine import GPUS as SHEETS
 from scaling_law.machine.efficiency import PARAMETERS
 from scaling_law.machine.efficiency import write as write_rates
 from studies.common import FloatArray, Part, rms, write_page
@@ -128,19 +129,23 @@ def flagship(r: Results) -> Iterator[Part]:
     yield *head, "Megatron-like"
     for gpus in GPUS:
         table = JointLaw.published().optimal(hours=HOURS, gpus=gpus, gpu=GPU, integral=True)
-        tied = table.comparison.tied if table.comparison else ()
+        tied, cluster = table.comparison.tied if table.comparison else (), table.budget.cluster
+        assert cluster is not None
+        assert cluster.elsewhere is not None  # of step times that are estimated
         for row in table:
             assert row.architecture is not None  # integral rows of a law with draws
             assert row.loss_interval is not None
-            (out,) = scale_out(row.architecture, [gpus], GPU).rows
+            placed, other = cluster.place(row.architecture), cluster.elsewhere.place(row.architecture)
+            batch = max(cluster.layouts.batches) * (length := cluster.ramp.sequence_length)
+            ideal = row.architecture.training_flops(batch, context=length) / (gpus * SHEETS[GPU.upper()].peak_flops)
+            assert placed is not None
+            assert other is not None
             loss = "{:.3f} ({:.3f} to {:.3f})".format(row.loss, *row.loss_interval)
             said = "best" if row is table.best else "tie" if row.experts in tied else ""
             sizes = f"{row.experts:g}", f"{row.d_model:g}", format_count(row.n_active), format_count(row.tokens)
-            assert out.megatron is not None
-            assert out.placement is not None
-            faster = out.megatron.faster_than(out.placement)
-            other = f"{faster.ways}, MFU {out.megatron_mfu:.0%}" if faster else ""
-            yield gpus, *sizes, loss, said, f"{out.mfu:.0%}", out.bottleneck, out.placement.ways, other
+            ways = f"{other.ways}, MFU {ideal / other.step_seconds:.0%}" if other.faster_than(placed) else ""
+            mfu = f"{ideal / placed.step_seconds:.0%}"
+            yield gpus, *sizes, loss, said, mfu, placed.bottleneck, placed.ways, ways
 
 
 def every_row(r: Results) -> Iterator[tuple[object, ...]]:

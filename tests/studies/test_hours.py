@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from scaling_law import JointLaw
 from scaling_law.machine import published_runs
 from scaling_law.machine.efficiency import PARAMETERS
 from studies.hours import study
@@ -120,3 +121,12 @@ def test_rows_that_do_not_count_are_left_out(tmp_path):
     reduced = 8 * 0.5 * 2 * 2 * 32 * 4096 / 300e9
     assert table.layout["tensor all-reduce"].tolist() == [pytest.approx(reduced), 0]
     assert len(PARAMETERS) == len(published_runs().parameters)
+
+
+def test_the_flagship_rows_are_what_plan_answers(rows):
+    """Layout and bottleneck are of the whole ramp's batches, as the hours are, and not of its last batch alone."""
+    table = [row for row in study.flagship(study.Results(rows)) if row[0] == 64]
+    for row in (table[0], table[-1]):
+        made = JointLaw.published().plan(hours=72, gpus=64, gpu="h100", experts=[int(row[1])])
+        assert row[-3:-1] == (made.placement.bottleneck, made.placement.ways)
+        assert row[-1].startswith(made.megatron.ways if made.megatron else "")

@@ -5,7 +5,8 @@ import pytest
 
 from scaling_law import Architecture, JointLaw
 from scaling_law.machine import GPUS, decode_seconds
-from scaling_law.machine.serving import decode_seconds_by_width, share_read
+from scaling_law.machine.serving import seconds_of_token, share_read
+from scaling_law.size.widths import Widths
 
 H100 = GPUS["H100"]
 
@@ -40,14 +41,14 @@ def test_one_token_of_an_moe_reads_what_is_active():
 @pytest.mark.parametrize("batch", [1, 16, 4000])
 def test_widths_are_architectures(experts, batch):
     built = decode_seconds(Architecture(1024, experts), H100, batch, 512)
-    of_width = decode_seconds_by_width(H100, 1024, experts, batch, 512 * batch)
-    assert of_width == pytest.approx(built, rel=2e-3)  # the router
+    of_width = seconds_of_token(Widths.of(1024, experts), H100, batch, Architecture(1024).kv_cache_bytes(512 * batch))
+    assert of_width == pytest.approx(built, rel=1e-9)
 
 
 def test_shared_experts_are_always_read():
     a = Architecture(1024, 14, experts_per_token=2, d_expert=768, shared_experts=2)  # E = 4, half of it shared
     built = decode_seconds(a, H100, 4)
-    assert decode_seconds_by_width(H100, 1024, 4, 4, shared_ratio=0.5) == pytest.approx(built, rel=2e-3)
+    assert seconds_of_token(Widths.of(1024, 4, 4.0, 0.5), H100, 4) == pytest.approx(built, rel=1e-9)
 
 
 def test_rows_of_an_optimum_say_what_serving_takes():
@@ -56,7 +57,7 @@ def test_rows_of_an_optimum_say_what_serving_takes():
     table = law.optimal(**asked, price=2.5, kv_tokens="64k", integral=True)
     for row in table:
         expected = decode_seconds(row.architecture, H100, 32, context=2048)
-        assert row.decode_seconds == pytest.approx(expected, rel=2e-3)
+        assert row.decode_seconds == pytest.approx(expected, rel=1e-9)
         assert f"{2.5 * 1e6 * row.decode_seconds / 3600:.3g}" in str(table)
     assert "GPU-s per M" in str(law.optimal(**asked))
     with pytest.raises(ValueError, match="decode_batch=8 goes with hours or money"):

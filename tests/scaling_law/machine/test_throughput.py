@@ -10,7 +10,7 @@ from hub import RecordError
 from scaling_law import Architecture, Throughput
 from scaling_law.machine import GPUS, ModelWork, published_runs
 from scaling_law.machine.efficiency import SMALL
-from scaling_law.machine.gpus import find_gpu
+from scaling_law.machine.gpus import find_gpu, named_gpu
 from scaling_law.machine.throughput import TERMS, Measurement
 from scaling_law.size.widths import Widths
 from studies.hours.fit import efficiency_of
@@ -202,8 +202,14 @@ def test_bad_questions_get_one_line(tmp_path):
         Throughput.assumed("h900")
     with pytest.raises(ValueError, match=r"mfu=1\.2 must be above 0 and at most 1"):
         Throughput.assumed(mfu=1.2)
-    with pytest.raises(ValueError, match="precision='fp16' must be one of bf16, fp8, fp4"):
-        Throughput.assumed(precision="fp16")
+    for gpu, precision, allowed in (
+        ("h100", "fp16", "bf16, fp8$"),
+        ("a100-40gb", "fp8", "bf16$"),
+        ("h200", "fp4", "fp8$"),
+    ):
+        for mfu in (None, 0.4):
+            with pytest.raises(ValueError, match=f"precision='{precision}': NVIDIA .* computes in .*{allowed}"):
+                Throughput.assumed(gpu, mfu=mfu, precision=precision)
     with pytest.raises(ValueError, match="with experts no higher than without"):
         Throughput.assumed(mfu=(0.2, 0.4))
     with pytest.raises(ValueError, match="tokens_per_step=0 must be positive"):
@@ -229,10 +235,21 @@ def test_gpus_are_found_by_their_drivers_name(driver, key):
     assert find_gpu(driver) is GPUS[key]
 
 
+@pytest.mark.parametrize("key", GPUS)
+def test_gpus_have_names_without_spaces(key):
+    assert named_gpu(key.lower().replace(" ", "")) is named_gpu(key.lower().replace(" ", "-")) is GPUS[key]
+
+
 def test_other_gpus_are_not_taken_for_one_of_these():
     assert find_gpu("NVIDIA A1000") is None
     assert find_gpu("NVIDIA B100") is None
     assert find_gpu("AMD EPYC 9354") is None
+
+
+def test_fp8_is_of_other_engines():
+    assert "train.py has no fp8" in Throughput.assumed("gb200", precision="fp8").warnings(MODELS[0])[0]
+    assert "train.py has no" not in Throughput.assumed("gb200").warnings(MODELS[0])[0]
+    assert Throughput.assumed("b200", precision="fp4").precision == "fp4"
 
 
 def test_every_term_says_what_it_counts():

@@ -155,6 +155,11 @@ def test_a_file_and_a_name_stand_for_throughputs(law, measured, tmp_path):
     assert Cluster.of(gpus=8, gpu="h100").throughput == Throughput.assumed("h100")
 
 
+def test_e_between_those_that_exist_is_trained_without_expert_parallelism(law):
+    losses = [law.optimal(hours=72, gpus=8, gpu="h100", experts=[e]).best.loss for e in (2, 2.5, 3)]
+    assert losses == sorted(losses, reverse=True)
+
+
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
@@ -166,6 +171,10 @@ def test_a_file_and_a_name_stand_for_throughputs(law, measured, tmp_path):
         ({"money": 100, "gpus": 8, "gpu": "h100"}, "money=100 needs a price"),
         ({"hours": 72, "gpus": 8, "gpu": "h100", "price": 0}, "price=0 must be positive"),
         ({"hours": 1e-8, "gpus": 8, "gpu": "h100"}, "hours=1e-08 is less than one training step: the smallest model"),
+        (
+            {"hours": 72, "gpus": 1, "gpu": "l4", "experts": [1e6], "force": True},
+            "E = 1000000 .* needs 767 GB on each GPU",
+        ),
         ({"hours": 72, "gpus": 8, "gpu": "h100", "inference_tokens": 1e9}, "give a budget of flops, not of hours"),
     ],
 )

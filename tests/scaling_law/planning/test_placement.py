@@ -71,6 +71,9 @@ def test_the_plan_of_a_cluster_is_a_configuration_that_train_py_takes():
 
 def test_a_plan_says_what_a_megatron_like_engine_would_gain():
     """And the YAML divides experts as the layout does."""
+    measured = JointLaw.published().plan(hours=24, gpus=8, throughput=replace(H100, is_assumed=False), experts=[8])
+    assert measured.placement
+    assert "limited by" not in str(measured.summary())  # a measured step has all its parts in it
     made = JointLaw.published().plan(hours=2000, gpus=64, throughput=H100, experts=[1])
     (row,) = scale_out(made.architecture, [64], "h100").rows
     assert made.megatron.step_seconds == row.megatron_step_seconds < made.placement.step_seconds
@@ -86,8 +89,13 @@ def test_an_optimum_goes_over_what_the_gpus_can_train():
     table = JointLaw.published().optimal(hours=480, gpus=8, throughput=H100, integral=True)
     (note,) = [warning for warning in table.warnings if "largest model that the memory" in warning]
     named = [float(e) for e in note.partition(":")[0].removeprefix("E = ").split(", ")]
+    assert table.placement == place(table.best.architecture, cluster)
+    assert f"best row: {table.placement}; compute, 100 % of the step; more GPUs, or fewer FLOPs would move it" in str(
+        table.summary()
+    )
     for row in table:
         assert place(row.architecture, cluster)
+        assert row.limited_by == ("memory" if row.experts in named else "time")
         if row.experts in named:
             with pytest.raises(DoesNotFit):
                 place(Architecture(row.architecture.d_model + 64, int(row.experts)), cluster)
@@ -101,8 +109,10 @@ def test_an_optimum_goes_over_what_the_gpus_can_train():
 
 def test_batches_are_rounded_up_to_what_gpus_can_share():
     table = JointLaw.published().optimal(hours=72, gpus=6, throughput=H100)
-    assert table.budget.cluster.layouts.batches == (132, 258, 516)
-    assert any("batches of 132, 258, 516 sequences, which 6 GPUs can share" in warning for warning in table.warnings)
+    assert table.budget.cluster.layouts.batches == (132, 264, 528)  # 516 would leave micro-batches of one sequence
+    slower = [JointLaw.published().optimal(hours=72, gpus=n, gpu="h100", experts=[32]).best.loss for n in (6, 7, 8)]
+    assert slower == sorted(slower, reverse=True)
+    assert any("batches of 132, 264, 528 sequences, which 6 GPUs can share" in warning for warning in table.warnings)
     assert Cluster.of(gpus=256, gpu="h100").layouts.batches == (256, 256, 512)
     assert not Cluster.of(gpus=8, gpu="h100").warnings(Architecture(512))[1:]
 

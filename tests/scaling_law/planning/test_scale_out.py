@@ -155,6 +155,7 @@ def test_more_gpus_communicate_more_for_each_token():
     assert {row.placement.sharding for row in (eight, some, many)} == {"fsdp2"}
     assert eight.placement.ep == 1 < some.placement.ep  # as gathering all experts for few tokens takes longer
     assert many.mfu_limit < some.mfu_limit < eight.mfu_limit
+    assert "| 40.0% | 100% |" in scale_out(Architecture(1728, 8), (8,), mfu=0.4).summary().markdown()  # and not 119%
     assert [row.limited_by for row in (eight, some, many)] == ["compute", "compute", "communication"]
     assert many.step_seconds == many.communication_seconds > many.compute_seconds
     assert many.mfu == pytest.approx(many.mfu_limit)
@@ -168,5 +169,7 @@ def test_what_does_not_fit_or_is_not_known_says_so():
     assert scale_out(MODEL, (8,), "h100").to_dict()["rows"][0]["limited_by"] == "compute"
     with pytest.raises(ValueError, match="gpu='h900' is unknown"):
         scale_out(MODEL, (8,), "h900")
-    with pytest.raises(ValueError, match="gpus=6 cannot share batches of 512 sequences equally"):
+    with pytest.raises(
+        ValueError, match="gpus=6 cannot share batches of 512 sequences equally: each must be a multiple of 6"
+    ):
         scale_out(MODEL, (6,), "h100")
