@@ -83,7 +83,8 @@ def design_problems(problem: Problem) -> list[str]:
     columns = {name: column[~problem.objective.one_sided] for name, column in problem.columns.items()}
     count = len(columns["loss"])
     if count < len(free):
-        problems.append(f"{count} runs cannot determine {len(free)} coefficients ({', '.join(sorted(free))})")
+        runs = "1 run" if count == 1 else f"{count} runs"
+        problems.append(f"{runs} cannot determine {len(free)} coefficients ({', '.join(sorted(free))})")
     constant = {name for name in form.variables if np.ptp(np.log(columns[name])) < 1e-6}
     still = {t.name: {*t.variables} for t in form.transforms if {*t.variables} <= constant}
     blind = {p.name for t in form.transforms if t.name in still for p in t.parameters}

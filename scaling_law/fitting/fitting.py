@@ -19,7 +19,7 @@ from hub.base.tables import Table
 from scaling_law.figures.law_figures import predicted_against_observed
 from scaling_law.fitting.diagnostics import MOST, design_problems, examine, find_outliers, omitted_variables
 from scaling_law.fitting.prior import Prior, read_prior, under
-from scaling_law.fitting.problem import Problem, make_problem, start_points
+from scaling_law.fitting.problem import Problem, make_problem, start_points, variables_of
 from scaling_law.fitting.rolling import Losses, Ranking, rolling_origin
 from scaling_law.fitting.solver import Solutions
 from scaling_law.fitting.uncertainty import Bootstrap, bootstrap
@@ -291,8 +291,8 @@ def finite(value: float) -> float | None:
 
 
 def errors_of(law: Law, runs: Runs) -> FloatArray:
-    """Predicted minus observed loss, nats per token, [n]."""
-    return np.asarray(law.loss(**{name: runs.column(name) for name in law.form.variables}) - runs.loss)
+    """Predicted minus observed loss, nats per token, [n]. RunsError for a variable of the law that the runs lack."""
+    return np.asarray(law.loss(**{name: runs.column(name) for name in variables_of(runs, law)}) - runs.loss)
 
 
 def rms(errors: FloatArray) -> float:

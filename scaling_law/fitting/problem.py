@@ -32,8 +32,8 @@ from scaling_law.formulas.terms import (
     Term,
     without,
 )
-from scaling_law.law import LAWS
-from scaling_law.runs.table import Runs
+from scaling_law.law import LAWS, Law
+from scaling_law.runs.table import Runs, RunsError
 from scaling_law.size.arrays import FloatArray
 
 Limits = Mapping[str, tuple[float, float]]
@@ -178,9 +178,17 @@ def make_problem(
     held = {name: low for name, (low, high) in limits.items() if low == high}
     ranges = {name: ends for name, ends in limits.items() if name not in held}
     settings = FitSettings(law, huber_delta, l2, weights_name, held, ranges, name, one_sided=int(bound.sum()))
-    columns = {name: runs.positive(name) for name in (*LAWS[law].form.variables, "loss")} | {"weight": weight}
+    variables = variables_of(runs, LAWS[law])
+    columns = {name: runs.positive(name) for name in (*variables, "loss")} | {"weight": weight}
     objective = Objective(law, columns, huber_delta, l2, limits.keys(), held, bound)
     return Problem(objective, *_box(objective, limits, runs.loss), settings, columns)
+
+
+def variables_of(runs: Runs, law: Law | type[Law]) -> tuple[str, ...]:
+    """The columns that a law reads. RunsError for one that the runs do not have."""
+    if missing := [name for name in law.form.variables if name not in runs]:
+        raise RunsError(f"{runs.source}: the {law.name} law reads {', '.join(missing)}, which these runs do not have")
+    return law.form.variables
 
 
 def _number(name: str, value: Any, missing: float | None = None) -> float:

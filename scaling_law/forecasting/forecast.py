@@ -81,7 +81,8 @@ class Forecast(Answer):
             (law["law"], span(law["weights"], "{:.2f}".format), *(_span(law[key]) for key in ("losses", "backtests")))
             for law in laws
         ]
-        notes = [f"left out: {name}: {why}" for name, why in self.left_out.items()]
+        reasons = {name: why.removeprefix(f"{self.runs.source}: ") for name, why in self.left_out.items()}
+        notes = [f"left out: {name}: {why.partition(';')[0]}" for name, why in reasons.items()]
         header = ("law", "weight", "loss", "RMSE within the runs")
         return Group(points, Table(header, cells, notes=notes, warnings=self.warnings))
 

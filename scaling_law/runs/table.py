@@ -465,8 +465,10 @@ def _problems(
             told = [row.get(name) for name in settings]
             keys = [("N, D, E and loss", (*values.values(), *(map(repr, told) if "ids" in also else told)))]
             keys += [("run_id", row["run_id"])] if "ids" in also and row.get("run_id") else []
-            hint = f"; where='id != {row['id']}' leaves this one out" if row.get("id") else ""
-            wrong = [f"duplicate of {seen[key]} (same {key[0]}{hint})" for key in keys if key in seen][:1]
+            for same in [key for key in keys if key in seen][:1]:
+                name = next((name for name in ("id", "run_id") if row.get(name) and name != same[0]), None)
+                hint = f"; where='{name} != {row[name]}' leaves this one out" if name else ""
+                wrong = [f"duplicate of {seen[same]} (same {same[0]}{hint})"]
             seen |= dict.fromkeys(keys, name_of_row)
         problems.append(f"{name_of_row}: {'; '.join(wrong)}" if wrong else "")
     return problems

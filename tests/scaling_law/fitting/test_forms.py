@@ -111,5 +111,5 @@ def test_a_constant_column_is_named_with_what_it_leaves_open(law, variable, left
 def test_runs_without_a_variable_of_the_law_are_refused(columns):  # noqa: F811
     runs = runs_of(published("abnar"), columns)
     others = {"n_total": columns["n_total"]}
-    with pytest.raises(ValueError, match="numeric column 'density' is unknown"):
+    with pytest.raises(ValueError, match=r"the \w+ law reads density, which these runs do not have"):
         fit(Runs.from_columns(runs.n_active, runs.tokens, 1.0, runs.loss, "run", columns=others), kind="sparsity")

@@ -43,6 +43,7 @@ def test_each_law_stands_with_its_backtest_and_what_is_left_out_says_why(answer)
     assert not any("alone weigh them" in warning for warning in answer.warnings)
     assert "experts=1" in answer.left_out["joint"]
     assert "equal tokens per parameter" in answer.left_out["ladder"]
+    assert "left out: joint: all runs have experts=1" in str(answer)
 
 
 def test_it_is_an_answer(answer, tmp_path):

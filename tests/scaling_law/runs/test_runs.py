@@ -107,7 +107,8 @@ def test_bad_rows_are_named_or_skipped(change, message):
 def test_duplicate_measurements():
     records = rows()
     records.append(records[2] | {"run_id": "again"})
-    with pytest.raises(RunsError, match=r"row 6 \(again\): duplicate of row 2 \(run2\) \(same N, D, E and loss\)"):
+    same = r"row 6 \(again\): duplicate of row 2 \(run2\) \(same N, D, E and loss; where='run_id != again' leaves"
+    with pytest.raises(RunsError, match=same):
         load_runs(records)
     with pytest.raises(RunsError, match="duplicate"):
         Runs.from_columns([1e6, 1e6], [1e6, 1e6], 1, [3.0, 3.0])
