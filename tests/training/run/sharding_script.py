@@ -182,10 +182,11 @@ def measure(
         return made
 
     peaks = [None] * world
-    tries = 1 if parallel == 1 else 4  # gloo holds on to what went to all for longer than to what was summed
+    reshard = os.environ.get("FSDP_RESHARD_AFTER_FORWARD") != "false"
+    # Gloo holds on to what went to all for longer than to what was summed
+    tries = 1 if parallel == 1 and reshard else 4
     dist.all_gather_object(peaks, min(peak_of_tensors(work) for _ in range(tries)))
     batch = {"passes": passes, "precision": precision, "gradient_checkpointing": checkpointing}
-    reshard = os.environ.get("FSDP_RESHARD_AFTER_FORWARD") != "false"
     shared = {"sharding": "fsdp2", "devices": world, "ep": parallel, "reshard": reshard}
     predicted = training_memory(model, micro, length, **batch, **shared)
     report(case=str((model, micro, passes, precision, checkpointing, parallel)), measured=peaks, **predicted.to_dict())
