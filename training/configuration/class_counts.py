@@ -70,8 +70,23 @@ def _one_line(config: Any, what: str, but: str | None = None) -> Iterator[None]:
     except Exception as error:
         if but and but in str(error):
             return
-        reason = (" ".join(str(error).split()) or type(error).__name__)[:200]
-        raise InputError(f"transformers' {config.model_type} cannot be {what}: {reason}") from None
+        reason = _culprit(config, error) + (" ".join(str(error).split()) or type(error).__name__)
+        raise InputError(f"transformers' {config.model_type} cannot be {what}: {reason[:200]}") from None
+
+
+def _culprit(config: Any, error: Exception) -> str:
+    """The fields that hold what a class looks up in vain, or the zero by which it divides; they differ from defaults.
+
+    Such errors of Python's say the value alone, or not even that.
+    """
+    if not isinstance(error, KeyError | ZeroDivisionError):
+        return ""
+    value = next(iter(error.args), None) if isinstance(error, KeyError) else 0
+    fields = config.to_diff_dict()
+    fields |= {name: at for part in fields.values() if isinstance(part, dict) for name, at in part.items()}
+    equal = {name: at for name, at in fields.items() if type(at) is type(value) and at == value}
+    named = [f"{name}={at!r}" for name, at in equal.items() if not name.endswith("_token_id")]
+    return f"{', '.join(named)}: {type(error).__name__} " if named else ""
 
 
 def forward_flops(model: nn.Module, tokens: int) -> float:

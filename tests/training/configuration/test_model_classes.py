@@ -103,7 +103,18 @@ def test_a_config_json_is_its_fields(tmp_path, caplog):
         (TOP_K | {"num_key_value_heads": 3}, "model: qwen3_moe: n_heads=4 is not divisible by n_kv_heads=3"),
         (DENSE | {"hidden_size": 50}, "model: "),
         # what only the class knows, of types in tables, too: before data are read
-        (TOP_K | {"hidden_act": "nonsense"}, "model: qwen3_moe: transformers' qwen3_moe cannot be built: 'nonsense'"),
+        (
+            DENSE | {"hidden_act": "none"},
+            "model: llama: transformers' llama cannot be built: hidden_act='none': KeyError",
+        ),
+        (
+            {"type": "phi", "num_attention_heads": 0},
+            "model: phi: transformers' phi cannot be built: num_attention_heads=0, num_key_value_heads=0: Zero",
+        ),
+        (
+            {"type": "phi", "rope_parameters": {"rope_type": "none"}},
+            "model: phi: transformers' phi cannot be built: rope_type='none': KeyError",
+        ),
         (DENSE | {"attention_dropout": 2.0}, "model: llama: transformers' llama cannot be run: dropout probability"),
         (SHARED | {"num_key_value_heads": 2}, "model: deepseek_v3: transformers' deepseek_v3 cannot be run: The size"),
         (SHARED | {"n_group": 3}, "model: n_group=3 must divide n_routed_experts=8 into groups of at least 2"),
