@@ -14,15 +14,14 @@ from hub.base.errors import InputError, unknown
 from hub.base.tables import Table
 from hub.base.units import format_count
 from scaling_law.figures import drawing
-from scaling_law.fitting.prior import Prior
-from scaling_law.fitting.prior import prior as population
+from scaling_law.fitting.prior import Prior, read_prior
 from scaling_law.fitting.rolling import sizes_of
 from scaling_law.forecasting.forecasters import EQUAL_RATIOS, forecasters, have
 from scaling_law.forecasting.stack import Defaults, distances, gather, read_defaults, stack
 from scaling_law.formulas.accuracy import accuracy_cells, expected, remarks, tasks_named
 from scaling_law.formulas.answers import Answer, span
 from scaling_law.formulas.conditions import Conditions, RangeCheck
-from scaling_law.formulas.law import check_level, numbers
+from scaling_law.formulas.law import check_level, numbers, positive
 from scaling_law.runs.recipes import check_mix
 from scaling_law.runs.table import Runs, load_runs
 from scaling_law.size.arrays import FloatArray
@@ -60,9 +59,6 @@ class Forecast(Answer):
 
     def facts(self) -> dict[str, Any]:
         return {"level": self.level, "runs": len(self.runs), "laws": list(self.laws), "left_out": dict(self.left_out)}
-
-    def to_rows(self) -> list[dict[str, Any]]:
-        return [dict(row) for row in self.rows]
 
     def summary(self) -> Group:  # type: ignore[override]
         points = Table.of(
@@ -173,13 +169,10 @@ def forecast(
 def _stacked(
     runs: Runs, points: Runs, prior: Prior | None, kinds: Collection[str] | None, seed: int, defaults: Defaults
 ) -> tuple[FloatArray, FloatArray, dict[str, FloatArray], dict[str, str]]:
-    """ln L and its spread at the points [n], what each law says of them [3, n], and why others say nothing.
-
-    The laws are tested on the runs of the E that is asked, where there are any.
-    """
+    """ln L and its spread on the ways to the points [n], what laws say there [3, n], and why others say nothing."""
     log_loss, spread = np.zeros((2, len(points)))
     laws, left_out = dict[str, FloatArray](), dict[str, str]()
-    plain = replace(runs, recipe={})
+    plain, asked = replace(runs, recipe={}), np.arange(len(points)) % len(STEPS) == len(STEPS) - 1
     for e in np.unique(points.experts):
         here, matching = np.flatnonzero(points.experts == e), have(runs, float(e))
         candidates = forecasters(plain, float(e), prior, kinds, seed)
@@ -189,6 +182,9 @@ def _stacked(
         spread[here] = np.hypot(answer.spread, 0.0 if matching.any() else EXPERTS_ERROR)
         left_out |= evidence.left_out
         for name, of_law in answer.laws.items():
+            if np.isnan(of_law[0, asked[here]]).all():
+                left_out[name] = candidates[name].silent
+                continue
             empty = np.array([np.nan, 0.0, np.nan])[:, None].repeat(len(points), axis=1)
             laws.setdefault(name, empty)[:, here] = of_law
     return log_loss, spread, laws, left_out
@@ -235,10 +231,7 @@ def _points(at: Any, runs: Runs) -> Runs:
     for name, column in arrays.items():
         if name not in (*MODEL, *runs.columns):
             raise InputError(unknown("at: ", name, (*MODEL, *runs.columns)))
-        least = 1.0 if name == "experts" else np.finfo(float).tiny
-        if (wrong := column[~((column >= least) & (column < np.inf))]).size:
-            allowed = "at least 1" if name == "experts" else "positive"
-            raise InputError(f"{name}={wrong.flat[0]:g} must be {allowed} and finite")
+        positive(name, column, 1.0 if name == "experts" else 0.0)
     return table_of(dict(zip(arrays, np.broadcast_arrays(*arrays.values()), strict=True)))
 
 
@@ -276,7 +269,7 @@ def learnt(prior: Any, runs: Runs) -> tuple[Prior | None, Defaults, tuple[str, .
 
     Where the losses cannot be in the prior's unit, its scale is free and the stack given less.
     """
-    candidate, shipped = prior if prior is None or isinstance(prior, Prior) else population(prior), read_defaults()
+    candidate, shipped = prior if prior is None else read_prior(prior), read_defaults()
     in_units, notes = _in_their_units(candidate, runs)
     return in_units, replace(shipped, cuts=1.0) if notes else shipped, notes
 

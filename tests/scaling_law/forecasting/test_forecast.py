@@ -126,6 +126,7 @@ def test_a_ladder_climbs_where_all_runs_have_the_ratio_asked():
     losses = next(law for law in rung.laws if law["law"] == "ladder")["losses"]
     assert losses[0] == pytest.approx(LAW.loss(1e10, 2e11), rel=0.01)
     assert np.isnan(losses[1])
+    assert "about the tokens per parameter" in forecast(runs, FAR, kinds=("ladder", "prior")).left_out["ladder"]
 
 
 def test_losses_in_another_unit_are_noticed():
