@@ -15,20 +15,18 @@ A one-sided run is an upper bound: an untuned run's loss is at least that of the
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scaling_law.fitting.penalty import Penalty, local_matrix, natural_of, values_of
-from scaling_law.formulas.terms import Factors, Form, without
+from scaling_law.formulas.terms import Features, Form, derivative, total
 from scaling_law.law import LAWS, Law
 from scaling_law.size.arrays import FloatArray
 
 Mask = NDArray[np.bool_]
 Logs = Mapping[str, FloatArray]  # of variables [n], of transforms [S, n]
-Features = tuple[tuple[float, Factors], ...]
 
 
 class Evaluation(NamedTuple):
@@ -236,15 +234,10 @@ class Objective:
         """Columns of the parameters of each term: [n, k] if all θ share them, else [S, n, k]."""
         designs = []
         for term in self.terms:
-            columns = [self._sum(features, logs) for features in term.features]
+            columns = [total(features, logs) for features in term.features]
             stacked = np.stack(np.broadcast_arrays(*columns, self.target)[:-1], axis=-1) @ term.back
             designs.append(stacked[0] if stacked.ndim == 3 and len(stacked) == 1 else stacked)
         return designs
-
-    @staticmethod
-    def _sum(features: Features, logs: Logs) -> Any:
-        """Σ factor · Π logarithms, [n] or [S, n]; a number where no logarithm occurs."""
-        return sum((factor * prod(logs[name] for name in names) for factor, names in features), start=0.0)
 
     def _prediction(
         self, theta: FloatArray, logs: Logs, designs: list[FloatArray]
@@ -254,7 +247,7 @@ class Objective:
         for term, design in zip(self.terms, designs, strict=True):
             values = theta[:, term.at]
             exponent = values @ design.T if design.ndim == 2 else np.matmul(design, values[..., None])[..., 0]
-            exponents.append(exponent + self._sum(term.offset, logs) if term.offset else exponent)
+            exponents.append(exponent + total(term.offset, logs) if term.offset else exponent)
         if self.outer is None:
             log_loss, shares = _log_sum(exponents)
             return log_loss - self.target, shares
@@ -296,13 +289,12 @@ class Objective:
 
     def _exponent_slope(self, term: Columns, coefficients: FloatArray, name: str, logs: Logs) -> Any:
         """∂ exponent / ∂ ln `name`, [S, n] or [S, 1]."""
-        total: Any = 0.0
+        slope: Any = 0.0
         for i, features in enumerate((*term.features, term.offset)):
-            rest = tuple((sign * times, left) for sign, factors in features for times, left in without(factors, name))
-            if rest:
+            if rest := derivative(features, name):
                 parameter = coefficients[:, i, None] if i < len(term.features) else 1.0
-                total = total + parameter * self._sum(rest, logs)
-        return total
+                slope = slope + parameter * total(rest, logs)
+        return slope
 
     def _moments(
         self, designs: list[FloatArray], residual: FloatArray, shares: list[FloatArray], influence: FloatArray
@@ -328,5 +320,5 @@ def _log_sum(exponents: Sequence[FloatArray]) -> tuple[FloatArray, list[FloatArr
     for other in exponents[1:]:
         top = np.maximum(top, other)
     sizes = [np.exp(exponent - top) for exponent in exponents]
-    total = sum(sizes[1:], start=sizes[0])
-    return top + np.log(total), [size / total for size in sizes]
+    whole = sum(sizes[1:], start=sizes[0])
+    return top + np.log(whole), [size / whole for size in sizes]

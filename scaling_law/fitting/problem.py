@@ -10,7 +10,6 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -28,9 +27,9 @@ from scaling_law.formulas.terms import (
     SIZE,
     SLOPE,
     Form,
-    Parameter,
     Term,
-    without,
+    derivative,
+    total,
 )
 from scaling_law.law import LAWS, Law
 from scaling_law.runs.table import Runs, RunsError
@@ -125,12 +124,7 @@ class Problem:
         return replace(problem, objective=objective, settings=replace(self.settings, outliers="set_aside"))
 
     def solve(
-        self,
-        theta: FloatArray,
-        weight: FloatArray | None = None,
-        *,
-        hold_transform: bool = False,
-        **options: Any,
+        self, theta: FloatArray, weight: FloatArray | None = None, *, hold_transform: bool = False, **options: Any
     ) -> Solutions:
         """Minimise from each θ [S, p], with weights [S, n].
 
@@ -320,15 +314,11 @@ def _transform_box(objective: Objective, limits: Limits) -> dict[str, tuple[floa
             low = max(low, below[0] * (1 + 1e-6))
             high = max(high, 2.0 * low) if not np.isfinite(limits[p.name][1]) else high
             below[1] = min(below[1], low * (1 - 1e-6))
-            _refuse_empty(p, low, high, below)
+            if low > high or below[0] > below[1]:
+                raise InputError(f"{p.above}={below[0]:g} must be above {p.floor:g} and below {p.name}")
             spans[p.above] = (below[0] - p.floor, below[1] - p.floor)
         spans[p.name] = (low - p.floor, high - p.floor)
     return {name: (float(np.log(low)), float(np.log(high))) for name, (low, high) in spans.items()}
-
-
-def _refuse_empty(p: Parameter, low: float, high: float, below: list[float]) -> None:
-    if low > high or below[0] > below[1]:
-        raise InputError(f"{p.above}={below[0]:g} must be above {p.floor:g} and below {p.name}")
 
 
 def start_points(problem: Problem, starts: Any) -> FloatArray:
@@ -423,5 +413,4 @@ def _spill(term: Term, name: str, fixed: Mapping[str, float], means: Mapping[str
     if len(factors) > 1:
         return 0.0
     products = [(value * s, f) for other, value in fixed.items() for s, f in term.features.get(other, ())]
-    rests = [(value, left) for value, f in products for _, left in without(f, factors[0]) if left]
-    return sign * sum(value * prod(means[f] for f in left) for value, left in rests)
+    return float(sign * total([one for one in derivative(products, factors[0]) if one[1]], means))
