@@ -25,8 +25,10 @@ from scaling_law.fitting.solver import Solutions
 from scaling_law.fitting.uncertainty import Bootstrap, bootstrap
 from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.conditions import Conditions, joined_limits
+from scaling_law.formulas.law import check_count
 from scaling_law.law import LAWS, Law
 from scaling_law.runs.recipes import check_mix, differences, in_words
+from scaling_law.runs.rows import RunsError
 from scaling_law.runs.table import Runs, load_runs
 from scaling_law.size.arrays import FloatArray
 
@@ -280,12 +282,6 @@ class FitResult(Answer, Generic[LawT_co]):
         return f"FitResult({self.law!r}, rmse={self.rmse:.4g}, objective={self.objective:.6g}, {self.status.verdict})"
 
 
-def _other_variables(law: Law, runs: Runs) -> dict[str, FloatArray]:
-    """The law's variables besides N_act, D and E."""
-    others = {*law.form.variables} - {"n_active", "tokens", "experts"}
-    return {name: runs.column(name) for name in sorted(others)}
-
-
 def finite(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None
 
@@ -358,8 +354,8 @@ def fit(
         return _best_kind(as_table(runs, loss, trunks), options | {"allow_unidentifiable": allow_unidentifiable})
     if outliers not in ("keep", "set_aside"):
         raise InputError(f"outliers={outliers!r} must be 'keep' or 'set_aside'")
-    if release is not None and (isinstance(release, bool) or not isinstance(release, int) or release < 1):
-        raise InputError(f"release={release!r} must be an integer of at least 1, or None")
+    if release is not None:
+        check_count("release", release, 1)
     table = as_table(runs, loss, trunks)
     problem = make_problem(table, kind, huber_delta, weights, l2, fixed, bounds, starts, one_sided)
     check_mix(table.recipe, problem.objective.form.variables, mix, table.source)
@@ -496,7 +492,7 @@ def distinct_starts(problem: Problem, theta: FloatArray) -> NDArray[np.bool_]:
 
 
 def as_table(runs: Any, loss: str | None, trunks: str) -> Runs:
-    """`loss` and `trunks` belong to `load_runs`; a loaded table accepts only what agrees with it."""
+    """The runs, of which there must be some; `loss` and `trunks` of a loaded table are those it was loaded with."""
     if not isinstance(trunks, str):
         raise InputError(f"trunks={trunks!r} must be 'auto', 'run' or the name of a column")
     if not isinstance(runs, Runs):
@@ -505,6 +501,8 @@ def as_table(runs: Any, loss: str | None, trunks: str) -> Runs:
         raise InputError(f"loss={loss!r}: these runs were loaded with {runs.loss_name}; pass loss to load_runs")
     if trunks not in ("auto", "run"):
         raise InputError(f"trunks={trunks!r}: these runs are loaded already; pass trunks to load_runs")
+    if not len(runs):
+        raise RunsError(f"{runs.source}: no runs")
     return runs.each_its_own_trunk() if trunks == "run" else runs
 
 
@@ -554,6 +552,7 @@ def describe(
     selection = f", where {runs.where}" if runs.where else ""
     selection += f", read with {runs.read_as}" if runs.read_as else ""
     selection += f", under a prior from {problem.settings.prior}" if problem.settings.prior else ""
+    spans = {n: used.column(n) for n in sorted({*law.form.variables} - {"n_active", "tokens", "experts"})}
     mixed = differences(used.recipe, law.form.variables)
     selection += f", mixing runs that differ in {in_words(mixed)}" if mixed else ""
     conditions = Conditions(
@@ -571,7 +570,7 @@ def describe(
         warmup_tokens=used.warmup_tokens,
         vocab_size=used.vocab_size,
         where=runs.where,
-        variables={name: (float(v.min()), float(v.max())) for name, v in _other_variables(law, used).items()} or None,
+        variables={name: (float(values.min()), float(values.max())) for name, values in spans.items()} or None,
         omitted=status.omitted,
     )
     fitted = law.replace(conditions=conditions)

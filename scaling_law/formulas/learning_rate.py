@@ -83,7 +83,10 @@ class LearningRateLaw:
         'public' is that of all readable grids for another lab, 'public:stepfun' at the level of one of them.
         """
         if reading.partition(":")[0] == PUBLIC:
-            return _public_law(reading)
+            public = strict_json.read(PUBLIC_FILE, "learning_rate_laws", 1)["laws"]
+            if reading not in public:
+                raise InputError(unknown("learning-rate law ", reading, public))
+            return cls(**public[reading])
         counts: Any = reading  # an unknown one is refused by the law
         source = "text" if reading == "paper" else "code of the runs"
         coefficients = PAPER.learning_rate.get(reading, (0.0, 0.0, 0.0))
@@ -144,9 +147,10 @@ class LearningRateLaw:
     ) -> Any:
         """Peak LR for N as this reading counts it, D and the tokens of a batch (broadcasts).
 
-        ValueError names a variable of this law that is missing.
+        ValueError names a variable of this law that is missing, and one that is not positive and finite.
         """
-        exponent: Any = self.intercept + self.slope_n * np.log(counted_parameters) + self.slope_e * np.log(experts)
+        size, e = positive("counted_parameters", counted_parameters), positive("experts", experts, 1.0)
+        exponent: Any = self.intercept + self.slope_n * np.log(size) + self.slope_e * np.log(e)
         for name, of, slope, values in (
             ("tokens", "the run", self.slope_d, tokens),
             ("batch_tokens", "a batch", self.slope_batch, batch_tokens),
@@ -184,47 +188,38 @@ class LearningRateLaw:
     def learning_rate(
         self, architecture: Architecture, tokens: float | None = None, batch_tokens: float | None = None
     ) -> float:
-        """Peak LR. Never refused: `warnings` and `beyond_guard` say how far it extrapolates; errors as `at`."""
+        """Peak LR. Never refused: `warnings` and `check` say how far it extrapolates; errors as `at`."""
         return float(self.at(self.counted(architecture), architecture.experts_equivalent, tokens, batch_tokens))
 
     def warnings(
         self, architecture: Architecture, tokens: float | None = None, batch_tokens: float | None = None
     ) -> list[str]:
         """How far a run lies outside the runs of this law; [] inside. Variables left out are not checked."""
-        return self.warnings_at(self.counted(architecture), architecture.experts_equivalent, tokens, batch_tokens)
-
-    def warnings_at(
-        self,
-        counted_parameters: float,
-        experts: float,
-        tokens: float | None = None,
-        batch_tokens: float | None = None,
-    ) -> list[str]:
-        """Warnings for N as this reading counts it."""
-        sentences = self.check_at(counted_parameters, experts, tokens, batch_tokens).warnings
-        return [f"learning rate: {text}" for text in sentences]
+        return in_words(self.check(architecture, tokens, batch_tokens))
 
     def check(
         self, architecture: Architecture, tokens: float | None = None, batch_tokens: float | None = None
     ) -> RangeCheck:
-        """What the rate of a run is worth: trusted where N, E, and the D and B that it depends on are in range."""
-        return self.check_at(self.counted(architecture), architecture.experts_equivalent, tokens, batch_tokens)
+        """What the rate of a run is worth: trusted where N, E, and the D and B that it depends on are in range.
 
-    def beyond_guard(
-        self, architecture: Architecture, tokens: float | None = None, batch_tokens: float | None = None
-    ) -> bool:
-        """Whether N, E, D or B lie too far outside to train at this rate (`conditions.GUARD`); False if unknown."""
-        return bool(self.check(architecture, tokens, batch_tokens).beyond)
+        `beyond` where they lie too far outside to train at this rate (`conditions.GUARD`).
+        """
+        return self.check_at(self.counted(architecture), architecture.experts_equivalent, tokens, batch_tokens)
 
     def check_at(
         self, counted_parameters: float, experts: float, tokens: float | None, batch_tokens: float | None
     ) -> RangeCheck:
-        """Range check for N as this reading counts it."""
+        """`check` for N as this reading counts it."""
         ranges = {"N": self.n_range, "E": self.experts_range, "D": self.tokens_range, "batch": self.batch_range}
         conditions = Conditions(self.source, variables={name: ends for name, ends in ranges.items() if ends})
         needs = ("N", "experts", *("tokens",) * (self.slope_d != 0), *("batch",) * (self.slope_batch != 0))
         at = {"N": counted_parameters, "experts": experts, "tokens": tokens, "batch": batch_tokens}
         return RangeCheck(conditions, needs, at)
+
+
+def in_words(check: RangeCheck) -> list[str]:
+    """The warnings about a rate."""
+    return [f"learning rate: {text}" for text in check.warnings]
 
 
 class PeakRate(NamedTuple):
@@ -246,7 +241,7 @@ def peak_rate(
 
     def by(law: LearningRateLaw) -> PeakRate:
         at = float(law.counted_parameters(d_model, vocab_size=vocab_size)), experts, tokens, batch_tokens
-        return PeakRate(float(law.at(*at)), law.interval_at(*at), law, tuple(law.warnings_at(*at)))
+        return PeakRate(float(law.at(*at)), law.interval_at(*at), law, tuple(in_words(law.check_at(*at))))
 
     public = by(law or LearningRateLaw.published(AT_THE_PAPERS_LEVEL))
     if law is not None or not public.warnings:
@@ -256,22 +251,14 @@ def peak_rate(
     return paper._replace(warnings=(f"{first}: the paper's law answers, outside of the public grids", *more))
 
 
-def _public_law(name: str) -> LearningRateLaw:
-    """The shipped law of this name."""
-    laws = strict_json.read(PUBLIC_FILE, "learning_rate_laws", 1)["laws"]
-    if name not in laws:
-        raise InputError(unknown("learning-rate law ", name, laws))
-    return LearningRateLaw(**laws[name])
-
-
 def _frozen(value: Any) -> Any:
     """Lists in lists of numbers as tuples of floats."""
     return tuple(map(_frozen, value)) if isinstance(value, (tuple, list)) else float(value)
 
 
 def _is_covariance(rows: Any) -> bool:
-    matrix = [row for row in rows or () if isinstance(row, (tuple, list)) and len(row) == 5]
-    return rows is None or (len(rows) == len(matrix) == 5 and all(_is_finite(x) for row in matrix for x in row))
+    shape = rows is None or (len(rows) == 5 and all(isinstance(row, (tuple, list)) and len(row) == 5 for row in rows))
+    return shape and all(_is_finite(x) for row in rows or () for x in row)
 
 
 def _is_finite(value: Any) -> bool:

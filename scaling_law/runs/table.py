@@ -16,6 +16,7 @@ from hub.base.errors import InputError, RecordError, unknown
 from hub.base.tables import Summarised, Table, literal
 from hub.base.units import format_count
 from scaling_law.formulas.conditions import FittedRange, fitted_ranges
+from scaling_law.formulas.law import numbers
 from scaling_law.runs.architectures import in_terms_of_laws, size_problem, with_size
 from scaling_law.runs.columns import Column, aliases_of, with_columns, with_counts
 from scaling_law.runs.readers import Reader, reader
@@ -99,8 +100,8 @@ class Runs(Summarised):
 
         `trunk`: one id per run; "auto" or None joins runs of equal n_active and experts, "run" joins none.
         """
-        arrays = (np.atleast_1d(np.asarray(v, float)) for v in (n_active, tokens, experts, loss))
-        n, d, e, losses = np.broadcast_arrays(*arrays)
+        given = zip((*_INPUTS, "loss"), (n_active, tokens, experts, loss), strict=True)
+        n, d, e, losses = np.broadcast_arrays(*(np.atleast_1d(numbers(*pair)) for pair in given))
         if n.ndim != 1:
             raise RunsError(f"columns must be one-dimensional, not of shape {n.shape}")
         names = tuple(run_id) if run_id is not None else tuple(f"row-{i}" for i in range(len(n)))

@@ -230,10 +230,7 @@ def test_one_number_of_experts_fits_with_the_rest_fixed(paper_runs):
         ({"bounds": {"alpha": (0, -1)}}, "alpha"),
         ({"bounds": {"e_max": (1.5, 2), "e_start": (3, 4)}}, "e_start=3.0 must be below e_max=2.0"),
         ({"bounds": {"e_max": (0.5, 20)}}, r"bounds: e_max=\(0.5, 20.0\) must be above 1"),
-        (
-            {"kind": "chinchilla", "bounds": {"e_max": (10, 20)}},
-            "coefficient 'e_max' is unknown.* m, mu",
-        ),
+        ({"kind": "chinchilla", "bounds": {"e_max": (10, 20)}}, "coefficient 'e_max' is unknown.* m, mu"),
         ({"bounds": {"kappa": (0, 1)}}, "bounds: coefficient 'kappa' is unknown.* a, alpha"),
         ({"bounds": {"c": 1.0}}, r"bounds: c=1.0 must be a pair \(low, high\)"),
         ({"bounds": {"c": ("low", 2)}}, "bounds: c='low' must be a number"),

@@ -114,7 +114,7 @@ def test_older_files_without_ranges_and_vocabulary_are_read(tmp_path):
     assert unranged.warnings(Architecture(512)) == [
         "learning rate: this law carries no fitted ranges: nothing checks how far an answer extrapolates"
     ]
-    assert not unranged.beyond_guard(Architecture(512))
+    assert not unranged.check(Architecture(512)).beyond
 
 
 def test_rates_outside_the_range_are_warned_of():
@@ -122,9 +122,9 @@ def test_rates_outside_the_range_are_warned_of():
     assert law.experts_range == (1, 32)
     assert law.warnings(Architecture(512, 32)) == []
     assert law.warnings(Architecture(512, 64)) == ["learning rate: E = 64 is outside the fitted 1…32 (×2)"]
-    assert not law.beyond_guard(Architecture(512, 128))
-    assert law.beyond_guard(Architecture(512, 129))
-    assert law.beyond_guard(Architecture(32, 1, 1, 1, 16))
+    assert not law.check(Architecture(512, 128)).beyond
+    assert law.check(Architecture(512, 129)).beyond
+    assert law.check(Architecture(32, 1, 1, 1, 16)).beyond
     fitted = fit_learning_rate([1e7, 1e8, 1e9], [1, 8, 8], [1e-2, 1e-3, 5e-4])
     assert (fitted.n_range, fitted.experts_range) == ((1e7, 1e9), (1, 8))
 
@@ -250,9 +250,9 @@ def test_tokens_and_batches_outside_the_range_are_warned_of():
         "learning rate: D 200B is outside the fitted 1B…100B (×2)",
         "learning rate: batch 32.8K is outside the fitted 65.5K…1.05M (÷2)",
     ]
-    assert not FULL.beyond_guard(a, 2e11, 32_768)
-    assert FULL.beyond_guard(a, 2e9, 8_192)
-    assert FULL.beyond_guard(a, 2e14, 131_072)
+    assert not FULL.check(a, 2e11, 32_768).beyond
+    assert FULL.check(a, 2e9, 8_192).beyond
+    assert FULL.check(a, 2e14, 131_072).beyond
 
 
 def test_the_interval_of_a_rate_is_that_of_its_coefficients_and_scatter():

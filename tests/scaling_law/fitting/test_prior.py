@@ -20,7 +20,6 @@ from scaling_law.fitting.prior import (
     law_of,
     member_of,
     modes,
-    read_experts,
     read_population,
     terms_of_experts,
     vague_of_experts,
@@ -183,7 +182,7 @@ def test_a_population_needs_two_labs():
 
 
 def test_the_public_population_leaves_labs_out():
-    members, _ = read_population(POPULATION)
+    members = read_population(POPULATION)[0]
     assert len({member.lab for member in members}) >= 9
     assert all(member.source and member.licence for member in members)
     whole, without = prior("public"), prior("public", without="marin")
@@ -258,7 +257,7 @@ def test_without_a_run_that_says_otherwise_a_joint_fit_has_the_pooled_terms():
 
 
 def test_labs_are_left_out_of_the_terms_of_experts():
-    members, usual = read_experts(POPULATION)
+    *_, members, usual = read_population(POPULATION)
     assert {member.lab for member in members} == {"ideas", "deepmind", "marin", "stepfun"}
     assert all(member.source and member.licence for member in members)
     for lab in ("deepmind", "marin", "stepfun", "ideas"):

@@ -103,10 +103,7 @@ def test_a_filter_sees_the_columns_that_were_made():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            {"n_active": "Nb"},
-            r"rows: column n_active='Nb': column 'Nb' is unknown; there are Na, bs",
-        ),
+        ({"n_active": "Nb"}, r"rows: column n_active='Nb': column 'Nb' is unknown; there are Na, bs"),
         ({"n_active": "the sizes"}, r"column n_active='the sizes': neither a column nor an expression"),
         ({"n_active": "import os"}, r"column n_active='import os': neither a column nor an expression"),
         ({"n_active": None}, r"column n_active=None: must be a column, an expression, a number or a function"),

@@ -97,8 +97,7 @@ def test_values_rounded_twice_are_one_step_of_the_grid():
 
 
 @pytest.mark.parametrize(
-    ("losses", "message"),
-    [([3.0, 2.0, 3.0], None), ([2.0, 2.0, 2.0], "flat"), ([3.0, 2.0, 2.0], "plateau")],
+    ("losses", "message"), [([3.0, 2.0, 3.0], None), ([2.0, 2.0, 2.0], "flat"), ([3.0, 2.0, 2.0], "plateau")]
 )
 def test_a_parabola_needs_a_minimum_between_its_runs(losses, message):
     tuned = tune(np.array([[1e-3], [2e-3], [4e-3]]), np.array(losses))
