@@ -51,9 +51,8 @@ class FitStatus:
 
     `standard_errors` are of the logarithm for the `logarithmic` coefficients (a, b, c), of the logarithm of the
     `distances` for parameters of transforms ("e_max − e_start"), absolute for the rest; with a `prior`, they count it.
-
-    `suspicious` runs lie far from the law of the others, the farthest
-    first; `deviations` is their loss minus that of the fit without them, nats per token. `omitted`: as of Conditions.
+    `suspicious` runs lie far from the law of the others, the farthest first; `deviations` is their loss minus that of
+    the fit without them, nats per token. `omitted`: as of Conditions.
     """
 
     converged: bool
@@ -436,16 +435,13 @@ def _agree(final: Solutions, problem: Problem) -> int:
 
 
 def _two_stages(problem: Problem, theta: FloatArray, release: int, progress: bool) -> Solutions:
-    """The best of the starts θ [S, p], released after a first stage with E_start and E_max held.
-
-    Of many starts, those that share a basin with another wait: they are solved only where most of the released ends
-    disagree, that is, where the surface has so many minima that none may be left out.
-    """
+    """The best of the starts θ [S, p], released after a first stage with E_start and E_max held."""
     distinct = distinct_starts(problem, theta)
     held = _first_stage(problem, theta[distinct], progress)
     final = _released(problem, held.theta[:release])
     if distinct.all() or 2 * _agree(final, problem) >= len(final.cost):
         return final
+    # so many minima that no start may be left out
     held = Solutions.sorted(held, _first_stage(problem, theta[~distinct], progress))
     return _released(problem, held.theta[:release])
 
@@ -471,9 +467,9 @@ def _batches(theta: FloatArray) -> list[FloatArray]:
 def distinct_starts(problem: Problem, theta: FloatArray) -> NDArray[np.bool_]:
     """Which of many starts θ [S, p] that share E_start and E_max may end elsewhere than the best; of few, all.
 
-    Each takes one step, and the lowest are solved. A start shares the basin of the best of these ends if the objective
-    falls at each quarter of the straight way from its step to there: solving it would find that basin once more.
-    Without the step, starts far up in the box see one basin only.
+    Each takes one step, without which starts far up in the box see one basin only, and the lowest are solved. A start
+    shares the basin of the best of these if the objective falls at each quarter of the straight way from its step
+    there.
     """
     if len(theta) <= MANY or np.ptp(theta[:, problem.objective.first_transform :], axis=0).any():
         return np.ones(len(theta), bool)

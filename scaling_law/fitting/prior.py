@@ -225,13 +225,11 @@ def for_kind(prior: Prior, kind: str) -> Prior:
 
 
 def _with_interaction(prior: Prior) -> Prior:
-    """The prior for interaction laws whose A, α, B, β and c are as in the prior, and ln q about 0.
-
-    Its coordinates are of a = A^(1/q) and x = α / q: where ln q rises, the logarithms of terms shrink by their part.
-    """
+    """The prior for interaction laws whose A, α, B, β and c are as in the prior, and ln q about 0."""
     law = prior.law
     m, mu, n, nu, c = law.coefficients.values()
     coordinates = Coordinates.of(LAWS["interaction"].form, {"a": m, "x": -mu, "b": n, "y": -nu, "c": c, "q": 1.0})
+    # a = A^(1/q) and x = α / q: where ln q rises, the logarithms of terms shrink by their part
     with_q = np.array([*-prior.mean[:2], -1.0, -1.0, 0.0, 1.0])
     covariance = np.pad(prior.covariance, (0, 1)) + INTERACTION_SPREAD**2 * np.outer(with_q, with_q)
     mean = np.append(prior.mean, 0.0)

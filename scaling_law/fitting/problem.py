@@ -297,10 +297,7 @@ def _box(objective: Objective, limits: Limits, losses: FloatArray) -> tuple[Floa
 
 
 def _transform_box(objective: Objective, limits: Limits) -> dict[str, tuple[float, float]]:
-    """The box of each parameter of a transform, as the logarithm of its distance.
-
-    Where E_max is limited itself, E_start stays below all that it may be.
-    """
+    """The box of each parameter of a transform, as the logarithm of its distance."""
     spans: dict[str, tuple[float, float]] = {}
     for p in objective.form.parameters:
         low, high = limits.get(p.name, (-np.inf, np.inf))
@@ -311,7 +308,7 @@ def _transform_box(objective: Objective, limits: Limits) -> dict[str, tuple[floa
         low, high = (low if np.isfinite(low) else least), (high if np.isfinite(high) else max(p.floor + p.box[1], low))
         if p.above:
             below = [p.floor + distance for distance in spans[p.above]]
-            low = max(low, below[0] * (1 + 1e-6))
+            low = max(low, below[0] * (1 + 1e-6))  # limited itself: E_start stays below all that it may be
             high = max(high, 2.0 * low) if not np.isfinite(limits[p.name][1]) else high
             below[1] = min(below[1], low * (1 - 1e-6))
             if low > high or below[0] > below[1]:
@@ -375,11 +372,7 @@ def _transform_start(form: Form, fixed: Mapping[str, float], start: Sequence[flo
 def _scaled_starts(
     objective: Objective, columns: Mapping[str, FloatArray], fixed: Mapping[str, float]
 ) -> dict[str, FloatArray]:
-    """A grid around the data: coefficients as arrays [S].
-
-    The median loss is split into a constant and the terms, each with a falling slope in its sizes and a small slope of
-    either sign in the rest.
-    """
+    """A grid around the data, coefficients as arrays [S]: terms fall in sizes and hardly depend on the rest."""
     form = objective.form
     powers = [term for term in form.terms if term.slopes]
     choices: dict[str, Any] = {

@@ -339,11 +339,7 @@ def _centred(values: FloatArray, weights: FloatArray, model: NDArray[np.intp]) -
 
 
 def _bootstrap(surface: _Surface, solution: FloatArray, draws: int, seed: int) -> dict[str, FloatArray]:
-    """Coefficients [draws] on resampled models; RunsError where too few resamples determine a law.
-
-    Resamples of m models scatter too little about a fit of k coefficients; their distances from it are stretched by
-    √(m / (m − k)), the usual correction for few clusters.
-    """
+    """Coefficients [draws] on resampled models; RunsError where too few resamples determine a law."""
     if not draws:
         return {}
     rng, models = np.random.default_rng(seed), len(surface.sums)
@@ -354,6 +350,7 @@ def _bootstrap(surface: _Surface, solution: FloatArray, draws: int, seed: int) -
             f"only {len(solved)} of {draws} resamples of {models} models determine the law; draws=0 needs none"
         )
     refits = [surface.coefficients(one) for one in solved]
+    # the usual correction for few clusters: resamples of m models scatter too little about a fit of k coefficients
     stretch = math.sqrt(models / max(1, models - len(surface.names)))
     whole = surface.coefficients(solution)
     return {

@@ -99,17 +99,13 @@ class _State:
     calm: NDArray[np.int64]
 
     def step(self, lower: FloatArray, upper: FloatArray) -> FloatArray:
-        """(H + damping·diag H) step = −gradient over the parameters that may move, inside the box.
-
-        One whose step would leave the box goes to the bound, and the others are solved again: a step merely cut there
-        need not descend.
-        """
+        """(H + damping·diag H) step = −gradient over the parameters that may move, inside the box."""
         held = ((self.theta <= lower) & (self.gradient > 0)) | ((self.theta >= upper) & (self.gradient < 0))
         held |= lower == upper
         low, high = lower - self.theta, upper - self.theta
         step = np.zeros_like(self.theta)
         rows = np.arange(len(step))
-        for _ in range(4):
+        for _ in range(4):  # who would leave goes to the bound, the rest again: a step merely cut need not descend
             part = self.take(rows) if len(rows) < len(step) else self
             free = part._solve(held[rows], step[rows])
             outside = ~held[rows] & ((free < low[rows]) | (free > high[rows]))

@@ -130,10 +130,7 @@ def _steps(logarithms: FloatArray) -> FloatArray:
 
 
 def _quadratic_minimum(x: FloatArray, y: FloatArray) -> tuple[FloatArray, float] | None:
-    """Least-squares quadratic through y [n] at x [n, k]: its minimum and its value there.
-
-    None unless the points determine it, it is convex, and the minimum lies between them.
-    """
+    """Minimum of the quadratic through y [n] at x [n, k], and its value; None unless it is determined and inside."""
     n, k = x.shape
     pairs = list(combinations_with_replacement(range(k), 2))
     design = np.stack([np.ones(n), *x.T, *(x[:, i] * x[:, j] for i, j in pairs)], axis=1)
