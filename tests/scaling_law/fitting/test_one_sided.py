@@ -104,23 +104,3 @@ def test_bounds_are_recorded(bounded, half_tuned, untuned, tmp_path):
     assert f"{count} as upper bounds" in as_text(bounded)
     assert bounded.law == fit(half_tuned, one_sided=untuned, starts=[LAW]).law
     assert "one_sided" not in fit(half_tuned, starts=[LAW]).law.conditions.objective
-
-
-def test_bounds_do_not_make_a_design(paper_runs):
-    """Losses of MoE models as bounds only: nothing says how the law depends on E."""
-    with pytest.raises(ValueError, match="all runs have experts=1: delta"):
-        fit(paper_runs, one_sided=paper_runs.experts > 1)
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ([True, False], "one_sided must be 270 values true or false, or the name of such a column"),
-        ("experts", "one_sided='experts' must be 270 values true or false"),
-        ("tuned", "numeric column 'tuned' is unknown"),
-        (np.ones(270), "one_sided: all 270 runs are upper bounds; at least one must not be"),
-    ],
-)
-def test_bad_masks_are_named(paper_runs, given, message):
-    with pytest.raises(ValueError, match=message):
-        fit(paper_runs, one_sided=given)

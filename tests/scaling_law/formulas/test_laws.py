@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scaling_law import ChinchillaLaw, JointLaw, Law, RoutedLaw, fit, published, register
+from scaling_law import ChinchillaLaw, JointLaw, Law, RoutedLaw, published, register
 from scaling_law.formulas import Form, Term, expert_transform
 from scaling_law.formulas.published import PRINTED, RECOVERED
 from scaling_law.formulas.terms import E_HAT
@@ -167,11 +167,6 @@ def test_values_and_draws_follow_the_formula(law, columns):
 def test_what_no_term_depends_on_may_be_left_out(published):
     assert ROUTED.loss(1e9) == ROUTED.loss(1e9, None, 1)
     assert published.to_chinchilla(8).loss(1e9, 1e10) == published.to_chinchilla(8).loss(1e9, 1e10, 8)
-
-
-def test_a_law_that_is_no_sum_of_terms_is_not_fitted(paper_runs):
-    with pytest.raises(ValueError, match="kind='five_factor' is not a sum of terms, so it cannot be fitted"):
-        fit(paper_runs, kind="five_factor")
 
 
 def changed_kind(**changes):
