@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hub.base.errors import InputError
+from hub.base.errors import InputError, unknown
 from hub.base.progress import progress_line
 from hub.base.tables import ResultTable, Table
 from scaling_law.fitting.problem import Problem
@@ -46,9 +46,8 @@ class Bootstrap(ResultTable):
 
     def interval(self, coefficient: str, level: float = 0.95) -> tuple[float, float]:
         """Percentile interval of a coefficient; ValueError for an unknown one, or a `level` not between 0 and 1."""
-        names = self.law.coefficient_names()
-        if coefficient not in names:
-            raise InputError(f"coefficient={coefficient!r} must be one of {list(names)}")
+        if coefficient not in (names := self.law.coefficient_names()):
+            raise InputError(unknown("coefficient=", coefficient, names))
         return percentile_interval(self.draws[:, names.index(coefficient)], level)
 
     def prediction_interval(

@@ -51,6 +51,15 @@ def test_the_gradient_is_that_of_the_cost(dof):
     assert np.linalg.eigvalsh(curvature[0]).min() > -1e-12
 
 
+@pytest.mark.parametrize(("deviations", "pull"), [(0.0, 1.0), (3.0, 9 / 49)])
+def test_a_prior_with_heavy_tails_is_its_own_covariance_in_the_middle_and_wider_far_out(deviations, pull):
+    """Of 4 degrees of freedom and 5 coordinates: (4 + 5) / (4 + 5 · 3²) at three deviations of each, and at most 1."""
+    precision = np.linalg.inv(USUAL.covariance)
+    penalty = Penalty(MEAN[None], precision[None], np.array([4.0]), np.array([2e-4]), CHINCHILLA)
+    root = penalty.root(CHINCHILLA.natural(MEAN + deviations * np.sqrt(np.diag(USUAL.covariance))))
+    np.testing.assert_allclose(root @ root.T, pull * precision, rtol=1e-9, atol=1e-9)
+
+
 def test_the_population_serves_interaction_laws_with_an_open_q():
     interacting = for_kind(USUAL, "interaction")
     at = {"n_active": [1e8, 1e10], "tokens": [1e9, 1e12]}
