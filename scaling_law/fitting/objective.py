@@ -207,11 +207,19 @@ class Objective:
         return Evaluation(cost, gradient, curvature)
 
     def _features(self, theta: FloatArray) -> tuple[Logs, list[FloatArray], list[FloatArray]]:
-        """All logarithms, ∂ ln transform / ∂θ and the terms' columns; the last are kept, as held transforms repeat."""
+        """All logarithms, ∂ ln transform / ∂θ, and each term's columns, [n, k] if all θ share them, else [S, n, k].
+
+        The last are kept, as held transforms repeat.
+        """
         key = theta[:, self.first_transform :].tobytes()
         if self._last is None or self._last[0] != key:
             logs, slopes = self._transforms(theta)
-            self._last = key, (logs, slopes, self._designs(logs))
+            designs = []
+            for term in self.terms:
+                columns = [total(features, logs) for features in term.features]
+                stacked = np.stack(np.broadcast_arrays(*columns, self.target)[:-1], axis=-1) @ term.back
+                designs.append(stacked[0] if stacked.ndim == 3 and len(stacked) == 1 else stacked)
+            self._last = key, (logs, slopes, designs)
         return self._last[1]
 
     def _transforms(self, theta: FloatArray) -> tuple[Logs, list[FloatArray]]:
@@ -229,15 +237,6 @@ class Objective:
                 base = values[self.follows[p.name]] if p.name in self.follows else p.floor
                 slopes.append(moved * (values[p.name] - base))
         return logs, slopes
-
-    def _designs(self, logs: Logs) -> list[FloatArray]:
-        """Columns of the parameters of each term: [n, k] if all θ share them, else [S, n, k]."""
-        designs = []
-        for term in self.terms:
-            columns = [total(features, logs) for features in term.features]
-            stacked = np.stack(np.broadcast_arrays(*columns, self.target)[:-1], axis=-1) @ term.back
-            designs.append(stacked[0] if stacked.ndim == 3 and len(stacked) == 1 else stacked)
-        return designs
 
     def _prediction(
         self, theta: FloatArray, logs: Logs, designs: list[FloatArray]

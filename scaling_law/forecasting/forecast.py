@@ -162,7 +162,7 @@ def forecast(
         table,
         (flops, log_loss, spread),
         check=RangeCheck(conditions, MODEL, {name: getattr(points, name) for name in MODEL}),
-        notes=(*notes, *remarks(tasks, columns["loss"]), *_blind_spots(table, points), *_untested(at_points)),
+        notes=(*notes, *remarks(tasks, columns["loss"]), *_blind_spots(table, points, at_points)),
     )
 
 
@@ -269,27 +269,19 @@ def learnt(prior: Any, runs: Runs) -> tuple[Prior | None, Defaults, tuple[str, .
 
     Where the losses cannot be in the prior's unit, its scale is free and the stack given less.
     """
-    candidate, shipped = prior if prior is None else read_prior(prior), read_defaults()
-    in_units, notes = _in_their_units(candidate, runs)
-    return in_units, replace(shipped, cuts=1.0) if notes else shipped, notes
-
-
-def _in_their_units(prior: Prior | None, runs: Runs) -> tuple[Prior | None, tuple[str, ...]]:
+    defaults = read_defaults()
     if prior is None:
-        return None, ()
-    off = float(np.median(np.log(runs.loss / prior.law.loss(runs.n_active, runs.tokens))))
+        return None, defaults, ()
+    candidate = read_prior(prior)
+    off = float(np.median(np.log(runs.loss / candidate.law.loss(runs.n_active, runs.tokens))))
     if abs(off) < OTHER_UNIT:
-        return prior.in_units(*UNITS), ()
+        return candidate.in_units(*UNITS), defaults, ()
     what = f"the losses ({runs.loss_name}) are ×{np.exp(off):.2g} those of other labs' laws at these sizes"
-    return prior.in_units(FREE_UNIT, UNITS[1]), (f"{what}: are they nats per token? The prior's scale is left free",)
+    note = f"{what}: are they nats per token? The prior's scale is left free"
+    return candidate.in_units(FREE_UNIT, UNITS[1]), replace(defaults, cuts=1.0), (note,)
 
 
-def _untested(laws: Mapping[str, Sequence[Sequence[float]]]) -> Iterator[str]:
-    if np.isnan([backtests for _, _, backtests in laws.values()]).all():
-        yield "too few runs or sizes below any cut in compute to test laws on: other labs' sets alone weigh them"
-
-
-def _blind_spots(runs: Runs, points: Runs) -> Iterator[str]:
+def _blind_spots(runs: Runs, points: Runs, laws: Mapping[str, Sequence[Sequence[float]]]) -> Iterator[str]:
     """What these runs cannot tell about these points, a sentence each."""
     ratios = np.log(runs.tokens / runs.n_active)
     if len(runs) == 1:
@@ -306,3 +298,5 @@ def _blind_spots(runs: Runs, points: Runs) -> Iterator[str]:
         yield f"no run has E = {names}: what these experts gain is that of the published joint law"
     if len(several) > 1 and all(sizes_of(runs.subset(have(runs, e))) == 1 for e in several):
         yield "each E has one size: the runs cannot tell E from N"
+    if np.isnan([backtests for _, _, backtests in laws.values()]).all():
+        yield "too few runs or sizes below any cut in compute to test laws on: other labs' sets alone weigh them"

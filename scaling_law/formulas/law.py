@@ -264,8 +264,3 @@ class ChinchillaForm(Formula):
     def chinchilla_of(cls, coefficients: Any, experts: ArrayLike) -> tuple[Any, Any, Any, Any]:
         """(m, μ, n, ν) of coefficients in the order of `coefficient_names()`, such as draws, at E; they broadcast."""
         raise NotImplementedError
-
-    @property
-    def irreducible_loss(self) -> float:
-        """Nats per token."""
-        return self.coefficients["c"]
