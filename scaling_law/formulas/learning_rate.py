@@ -19,7 +19,7 @@ from dataclasses import MISSING, asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -27,7 +27,7 @@ from numpy.typing import ArrayLike
 from hub.base import strict_json
 from hub.base.errors import InputError, unknown
 from scaling_law.formulas.conditions import Conditions, RangeCheck
-from scaling_law.formulas.law import check_level, positive
+from scaling_law.formulas.law import Values, check_level, positive
 from scaling_law.size.architecture import VOCAB_SIZE, Architecture, active_parameters, non_embedding_parameters
 from scaling_law.size.recipe import PAPER, ROWS
 
@@ -37,6 +37,7 @@ COEFFICIENTS = ("intercept", "slope_n", "slope_e", "slope_d", "slope_batch")
 FORMAT, VERSION = "learning_rate_law", 5
 PUBLIC, PUBLIC_FILE = "public", Path(__file__).with_name("public_learning_rates.json")
 AT_THE_PAPERS_LEVEL = f"{PUBLIC}:ludziejewski"  # whose recipe `train.py` runs
+Count: TypeAlias = float | None  # of tokens; None where it is not told
 PHANTOM_POSITIONS = 512  # rows of the positional table that the code counted
 
 
@@ -139,11 +140,7 @@ class LearningRateLaw:
         return f"exp({' '.join([f'{self.intercept:.6g}', *terms])})"
 
     def at(
-        self,
-        counted_parameters: ArrayLike,
-        experts: ArrayLike,
-        tokens: ArrayLike | None = None,
-        batch_tokens: ArrayLike | None = None,
+        self, counted_parameters: ArrayLike, experts: ArrayLike, tokens: Values = None, batch_tokens: Values = None
     ) -> Any:
         """Peak LR for N as this reading counts it, D and the tokens of a batch (broadcasts).
 
@@ -165,8 +162,8 @@ class LearningRateLaw:
         self,
         counted_parameters: float,
         experts: float,
-        tokens: float | None = None,
-        batch_tokens: float | None = None,
+        tokens: Count = None,
+        batch_tokens: Count = None,
         level: float = 0.95,
     ) -> tuple[float, float] | None:
         """Where the best rate lies with this probability; None for a law without covariance. Errors as `at`."""
@@ -185,21 +182,15 @@ class LearningRateLaw:
             return float(architecture.n_active_non_embedding)
         return float(architecture.n_active + PHANTOM_POSITIONS * architecture.d_model)
 
-    def learning_rate(
-        self, architecture: Architecture, tokens: float | None = None, batch_tokens: float | None = None
-    ) -> float:
+    def learning_rate(self, architecture: Architecture, tokens: Count = None, batch_tokens: Count = None) -> float:
         """Peak LR. Never refused: `warnings` and `check` say how far it extrapolates; errors as `at`."""
         return float(self.at(self.counted(architecture), architecture.experts_equivalent, tokens, batch_tokens))
 
-    def warnings(
-        self, architecture: Architecture, tokens: float | None = None, batch_tokens: float | None = None
-    ) -> list[str]:
+    def warnings(self, architecture: Architecture, tokens: Count = None, batch_tokens: Count = None) -> list[str]:
         """How far a run lies outside the runs of this law; [] inside. Variables left out are not checked."""
         return in_words(self.check(architecture, tokens, batch_tokens))
 
-    def check(
-        self, architecture: Architecture, tokens: float | None = None, batch_tokens: float | None = None
-    ) -> RangeCheck:
+    def check(self, architecture: Architecture, tokens: Count = None, batch_tokens: Count = None) -> RangeCheck:
         """What the rate of a run is worth: trusted where N, E, and the D and B that it depends on are in range.
 
         `beyond` where they lie too far outside to train at this rate (`conditions.GUARD`).
@@ -207,7 +198,7 @@ class LearningRateLaw:
         return self.check_at(self.counted(architecture), architecture.experts_equivalent, tokens, batch_tokens)
 
     def check_at(
-        self, counted_parameters: float, experts: float, tokens: float | None, batch_tokens: float | None
+        self, counted_parameters: float, experts: float, tokens: Count = None, batch_tokens: Count = None
     ) -> RangeCheck:
         """`check` for N as this reading counts it."""
         ranges = {"N": self.n_range, "E": self.experts_range, "D": self.tokens_range, "batch": self.batch_range}
