@@ -109,9 +109,7 @@ def test_intervals_of_the_bootstrap_hold_the_truth():
 
 def test_diverged_runs_do_not_matter():
     runs = grid()
-    loss = np.where(runs["learning_rate"] > 0.01, 11.0, runs.loss)
-    columns = {name: runs[name] for name in ("learning_rate", "batch_tokens", "n_active_non_embedding")}
-    diverged = Runs.from_columns(runs.n_active, runs.tokens, runs.experts, loss, trunk="run", columns=columns)
+    diverged = replace(runs, loss=np.where(runs["learning_rate"] > 0.01, 11.0, runs.loss))
     fitted = fit_learning_rate_grid(diverged, ["tokens"], reading="paper", draws=0)
     assert coefficients(fitted.law) == pytest.approx(TUNED, abs=1e-6)
 

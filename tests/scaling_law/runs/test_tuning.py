@@ -1,5 +1,7 @@
 """Tuned points from grids of settings."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -55,14 +57,7 @@ def test_with_noise_the_quadratic_scatters_less_than_the_least_run():
     rng, errors = np.random.default_rng(0), {"least": [], "quadratic": []}
     for _ in range(40):
         runs = grid([(1e8, 1e9, 1)])
-        noisy = Runs.from_columns(
-            runs.n_active,
-            runs.tokens,
-            1,
-            runs.loss + rng.normal(0, 0.002, len(runs)),
-            trunk="run",
-            columns=runs.columns,
-        )
+        noisy = replace(runs, loss=runs.loss + rng.normal(0, 0.002, len(runs)))
         for method, found in errors.items():
             found.append(np.log(best_of(noisy, method=method)["learning_rate"][0] / 1.3e-3))
     assert np.std(errors["quadratic"]) < 0.8 * np.std(errors["least"])
@@ -79,9 +74,7 @@ def test_a_best_run_at_an_edge_is_said_and_has_no_regret():
 
 def test_models_are_told_apart_by_their_shape_where_sizes_agree():
     runs = grid([(1e8, 1e9, 1), (1e8, 1e9, 1)], d_model=np.repeat([512.0, 1024.0], 45))
-    spread = Runs.from_columns(
-        runs.n_active, runs.tokens, 1, runs.loss + 1e-3 * (runs["d_model"] > 600), trunk="run", columns=runs.columns
-    )
+    spread = replace(runs, loss=runs.loss + 1e-3 * (runs["d_model"] > 600))
     assert best_of(spread)["d_model"].tolist() == [512.0, 1024.0]
     assert len(best_of(spread, by=())) == 1
 
