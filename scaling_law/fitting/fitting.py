@@ -24,7 +24,7 @@ from scaling_law.fitting.rolling import Losses, Ranking, rolling_origin
 from scaling_law.fitting.solver import Solutions
 from scaling_law.fitting.uncertainty import Bootstrap, bootstrap
 from scaling_law.formulas.answers import Answer
-from scaling_law.formulas.conditions import Conditions, joined_limits
+from scaling_law.formulas.conditions import joined_limits
 from scaling_law.formulas.law import check_count
 from scaling_law.law import LAWS, Law
 from scaling_law.runs.recipes import check_mix, differences, in_words
@@ -551,21 +551,15 @@ def describe(
     spans = {n: used.column(n) for n in sorted({*law.form.variables} - {"n_active", "tokens", "experts"})}
     mixed = differences(used.recipe, law.form.variables)
     selection += f", mixing runs that differ in {in_words(mixed)}" if mixed else ""
-    conditions = Conditions(
-        provenance=f"fitted on {runs.source}{selection} ({runs.loss_name}){aside}",
+    conditions = used.conditions(
+        f"fitted on {runs.source}{selection} ({runs.loss_name}){aside}",
         objective=problem.settings.to_dict(),
-        n_runs=len(used),
         rmse=rmse,
-        ranges=used.ranges(),
         status=status.verdict,
-        dataset=runs.dataset,
-        commit=runs.commit,
         trunks=status.n_trunks,
         trunk_source=status.trunk_source,
         set_aside=status.set_aside,
         warmup_tokens=used.warmup_tokens,
-        vocab_size=used.vocab_size,
-        where=runs.where,
         variables={name: (float(values.min()), float(values.max())) for name, values in spans.items()} or None,
         omitted=status.omitted,
     )

@@ -20,7 +20,7 @@ from scaling_law.forecasting.forecasters import EQUAL_RATIOS, forecasters, have
 from scaling_law.forecasting.stack import Defaults, distances, gather, read_defaults, stack
 from scaling_law.formulas.accuracy import accuracy_cells, expected, remarks, tasks_named
 from scaling_law.formulas.answers import Answer, span
-from scaling_law.formulas.conditions import Conditions, RangeCheck
+from scaling_law.formulas.conditions import RangeCheck
 from scaling_law.formulas.law import check_level, numbers, positive
 from scaling_law.runs.recipes import check_mix
 from scaling_law.runs.table import Runs, load_runs
@@ -153,7 +153,6 @@ def forecast(
     for row in rows if tasks else ():
         row["accuracy"] = expected(tasks, row["loss"], (row["low"], row["high"]), level)
     at_points = {name: of_law[:, len(STEPS) - 1 :: len(STEPS)].tolist() for name, of_law in laws.items()}
-    conditions = Conditions(table.source, n_runs=len(table), ranges=table.ranges())
     return Forecast(
         tuple(rows),
         tuple({"law": name, "losses": t[0], "weights": t[1], "backtests": t[2]} for name, t in at_points.items()),
@@ -161,7 +160,7 @@ def forecast(
         level,
         table,
         (flops, log_loss, spread),
-        check=RangeCheck(conditions, MODEL, {name: getattr(points, name) for name in MODEL}),
+        check=RangeCheck(table.conditions(table.source), MODEL, {name: getattr(points, name) for name in MODEL}),
         notes=(*notes, *remarks(tasks, columns["loss"]), *_blind_spots(table, points, at_points)),
     )
 

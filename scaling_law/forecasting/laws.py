@@ -13,7 +13,6 @@ from scaling_law.fitting.prior import Prior
 from scaling_law.forecasting.forecast import learnt, table_of
 from scaling_law.forecasting.forecasters import LADDER, PUBLISHED, forecasters, gain_of_experts, have
 from scaling_law.forecasting.stack import gather, stack
-from scaling_law.formulas.conditions import Conditions
 from scaling_law.formulas.law import positive
 from scaling_law.law import JointLaw, StackLaw
 from scaling_law.planning.limits import Quantity
@@ -67,14 +66,7 @@ def stack_laws(
     }
     told = ", ".join(f"{weight:.2f} {name}" for name, weight in weights.items() if weight >= 0.005)
     law = StackLaw.of(laws, DRAWS, seed, experts=at)
-    conditions = Conditions(
-        f"stacked on {table.source} ({table.loss_name}): {told}",
-        n_runs=len(table),
-        rmse=rms(errors_of(law, table)),
-        ranges=table.ranges(),
-        dataset=table.dataset,
-        commit=table.commit,
-        vocab_size=table.vocab_size,
-        where=table.where,
+    conditions = table.conditions(
+        f"stacked on {table.source} ({table.loss_name}): {told}", rmse=rms(errors_of(law, table))
     )
     return law.replace(conditions=conditions)

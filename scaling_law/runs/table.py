@@ -15,7 +15,7 @@ import hub  # lazy: its rooms are imported when runs are read
 from hub.base.errors import InputError, RecordError, unknown
 from hub.base.tables import Summarised, Table, literal
 from hub.base.units import format_count
-from scaling_law.formulas.conditions import FittedRange, fitted_ranges
+from scaling_law.formulas.conditions import Conditions, FittedRange, fitted_ranges
 from scaling_law.formulas.law import numbers
 from scaling_law.runs.architectures import in_terms_of_laws, size_problem, with_size
 from scaling_law.runs.columns import Column, aliases_of, with_columns, with_counts
@@ -181,6 +181,11 @@ class Runs(Summarised):
     def ranges(self) -> tuple[FittedRange, ...]:
         return fitted_ranges(self.n_active, self.tokens, self.experts)
 
+    def conditions(self, provenance: str, **fit: Any) -> Conditions:
+        """What a law of these runs was fitted on, beside what its `fit` adds."""
+        told = {name: getattr(self, name) for name in ("dataset", "commit", "vocab_size", "where")}
+        return Conditions(provenance, n_runs=len(self), ranges=self.ranges(), **told, **fit)
+
     def to_pandas(self) -> pandas.DataFrame:
         import pandas
 
@@ -211,7 +216,7 @@ def _frozen(values: ArrayLike, kind: Any = float) -> NDArray[Any]:
 
 
 def _other(name: str, values: ArrayLike, count: int) -> FloatArray:
-    """A further column of `Runs.from_columns`; RunsError for a taken name and another length."""
+    """A further column of `Runs.from_columns`."""
     if name in _COLUMNS or name == "run_id":
         raise RunsError(f"columns: {name!r} is an argument itself, not one of columns")
     try:
