@@ -21,7 +21,7 @@ from scaling_law.forecasting.stack import Defaults, distances, gather, read_defa
 from scaling_law.formulas.accuracy import accuracy_cells, expected, remarks, tasks_named
 from scaling_law.formulas.answers import Answer, span
 from scaling_law.formulas.conditions import RangeCheck
-from scaling_law.formulas.law import check_level, numbers, positive
+from scaling_law.formulas.law import check_level, check_shapes, numbers, positive
 from scaling_law.runs.recipes import check_mix
 from scaling_law.runs.table import Runs, load_runs
 from scaling_law.size.arrays import FloatArray
@@ -226,12 +226,13 @@ def _points(at: Any, runs: Runs) -> Runs:
     values = {"experts": usual, **at}
     if missing := [name for name in MODEL if name not in values]:
         raise InputError(f"{missing[0]} must be given: a model is n_active, tokens and experts")
-    arrays = {name: np.atleast_1d(numbers(name, value)) for name, value in values.items()}
+    arrays = {name: numbers(name, value) for name, value in values.items()}
     for name, column in arrays.items():
         if name not in (*MODEL, *runs.columns):
             raise InputError(unknown("at: ", name, (*MODEL, *runs.columns)))
         positive(name, column, 1.0 if name == "experts" else 0.0)
-    return table_of(dict(zip(arrays, np.broadcast_arrays(*arrays.values()), strict=True)))
+    check_shapes(arrays)
+    return table_of(dict(zip(arrays, np.broadcast_arrays(*map(np.atleast_1d, arrays.values())), strict=True)))
 
 
 def table_of(columns: Mapping[str, FloatArray]) -> Runs:

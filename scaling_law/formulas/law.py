@@ -126,11 +126,7 @@ class Formula(Summarised):
                 low = "at least 1" if least else "at least 0" if share else "positive"
                 high = "at most 1" if name in PARTS else "finite"
                 raise InputError(f"{name}={wrong.flat[0]:g} must be {low} and {high}")
-        try:
-            np.broadcast_shapes(*(values.shape for values in arrays.values()))
-        except ValueError:
-            shapes = ", ".join(f"{name} of {list(values.shape)}" for name, values in arrays.items() if values.ndim)
-            raise InputError(f"{shapes}: arrays must have one shape, or shapes that broadcast") from None
+        check_shapes(arrays)
         return arrays
 
     def default_experts(self) -> Any:
@@ -221,6 +217,15 @@ def numbers(name: str, values: Any) -> FloatArray:
         return np.asarray(values, float)
     except (TypeError, ValueError):
         raise InputError(f"{name}={literal(values)} must be numbers, or text such as '1B'") from None
+
+
+def check_shapes(arrays: Mapping[str, FloatArray]) -> None:
+    """InputError, naming the arrays, unless they broadcast."""
+    try:
+        np.broadcast_shapes(*(values.shape for values in arrays.values()))
+    except ValueError:
+        shapes = ", ".join(f"{name} of {list(values.shape)}" for name, values in arrays.items() if values.ndim)
+        raise InputError(f"{shapes}: arrays must have one shape, or shapes that broadcast") from None
 
 
 def positive(name: str, value: ArrayLike, least: float = 0.0) -> FloatArray:

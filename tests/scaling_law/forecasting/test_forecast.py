@@ -179,6 +179,7 @@ BAD_INPUT = [
     ({"at": MODEL | {"tokens": -1}}, "tokens=-1 must be positive"),
     ({"at": MODEL | {"experts": 0}}, "experts=0 must be at least 1"),
     ({"at": MODEL | {"expert": 8}}, "'expert' is unknown: did you mean 'experts'"),
+    ({"at": {"n_active": [1e9, 2e9], "tokens": [1e10] * 3}}, r"n_active of \[2\], tokens of \[3\]: arrays must"),
     ({"at": []}, "no model to forecast"),
     ({"at": sweep().subset(np.zeros(15, bool))}, "no model to forecast"),
     ({"at": "2B"}, "must map n_active"),
