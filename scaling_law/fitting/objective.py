@@ -15,6 +15,7 @@ A one-sided run is an upper bound: an untuned run's loss is at least that of the
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +27,7 @@ from scaling_law.law import LAWS, Law
 from scaling_law.size.arrays import FloatArray
 
 Mask = NDArray[np.bool_]
+Limits = Mapping[str, tuple[float, float]]
 Logs = Mapping[str, FloatArray]  # of variables [n], of transforms [S, n]
 
 
@@ -52,30 +54,44 @@ class Columns(NamedTuple):
         return bool(np.any(self.back != np.eye(len(self.back))))
 
 
+@dataclass(frozen=True)
+class FitSettings:
+    """Settings of a fit besides the runs."""
+
+    law: str
+    huber_delta: float
+    l2: float
+    weights: str
+    fixed: Mapping[str, float]
+    bounds: Limits
+    starts: str
+    outliers: str = "keep"
+    one_sided: int = 0
+    prior: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        settings: dict[str, Any] = {"loss": "huber", "delta": self.huber_delta, "on": "ln L", "aggregation": "sum"}
+        settings |= {name: getattr(self, name) for name in ("weights", "l2", "fixed", "starts", "outliers")}
+        settings["bounds"] = {k: [end if np.isfinite(end) else None for end in v] for k, v in self.bounds.items()}
+        settings |= {"one_sided": self.one_sided} if self.one_sided else {}
+        settings |= {"prior": self.prior} if self.prior else {}
+        return settings
+
+
 class Objective:
     """Q(θ) for one set of runs. θ is the terms' coefficients, the outer exponent, then the transforms' parameters.
 
-    `columns` are the law's variables, "loss" and "weight", each [n]; `l2` acts in uncentred coordinates, as in the
-    paper. Terms with a coefficient of `limited` are not centred, and its transforms' parameters keep their distance
-    from a fixed floor. `fixed` coefficients are returned as given. `one_sided` [n] are the runs that bound the law
-    from above.
+    `columns` are the law's variables, "loss" and "weight", each [n]. `l2` acts in uncentred coordinates, as in the
+    paper. Terms with a fixed or bounded coefficient are not centred, and parameters of transforms that are keep their
+    distance from a fixed floor. `one_sided` [n] are the runs that bound the law from above.
     """
 
-    def __init__(
-        self,
-        law: str,
-        columns: Mapping[str, FloatArray],
-        huber_delta: float,
-        l2: float,
-        limited: Collection[str] = (),
-        fixed: Mapping[str, float] | None = None,
-        one_sided: Mask | None = None,
-    ) -> None:
-        self.law, self.huber_delta, self.l2, self.fixed = law, huber_delta, l2, fixed or {}
-        self.form: Form = LAWS[law].form
+    def __init__(self, settings: FitSettings, columns: Mapping[str, FloatArray], one_sided: Mask) -> None:
+        self.law, self.fixed, limited = settings.law, settings.fixed, {*settings.fixed, *settings.bounds}
+        self.huber_delta, self.l2, self.one_sided = settings.huber_delta, settings.l2, one_sided
+        self.form: Form = LAWS[self.law].form
         self.names, self.positive, self.constants = self.form.coefficients, self.form.positive, self.form.constants
         self.target, self.weight = np.log(columns["loss"]), columns["weight"]
-        self.one_sided = np.zeros(len(self.target), bool) if one_sided is None else one_sided
         self.logs = {name: np.log(columns[name]) for name in self.form.variables}
         # A transform is computed once for each distinct value of its variables.
         self.grids = []

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from hub.base.errors import InputError, unknown
 from hub.base.tables import literal
-from scaling_law.fitting.objective import Evaluation, Objective
+from scaling_law.fitting.objective import Evaluation, FitSettings, Limits, Objective
 from scaling_law.fitting.solver import Solutions, minimise
 from scaling_law.formulas.terms import (
     BY_DESIGN,
@@ -35,7 +35,6 @@ from scaling_law.law import LAWS, Law
 from scaling_law.runs.table import Runs, RunsError
 from scaling_law.size.arrays import FloatArray
 
-Limits = Mapping[str, tuple[float, float]]
 C_BOX = 1e-6  # smallest c, as a part of the lowest loss
 # Keeps degenerate data and resamples from running to infinity, for coefficients of centred (True) and plain features:
 # of the logarithms of scales and outer exponents, else of the coefficients themselves.
@@ -53,30 +52,6 @@ PAPER_GRID: dict[str, tuple[float, ...]] = {
     OUTER: (1.0,),
 }
 SCALED_SLOPES = {SLOPE: (-0.1, -0.4), BY_DESIGN: (-0.2, 0.2), INTERACTION: (0.0,)}
-
-
-@dataclass(frozen=True)
-class FitSettings:
-    """Settings of a fit besides the runs."""
-
-    law: str
-    huber_delta: float
-    l2: float
-    weights: str
-    fixed: Mapping[str, float]
-    bounds: Limits
-    starts: str
-    outliers: str = "keep"
-    one_sided: int = 0
-    prior: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        settings: dict[str, Any] = {"loss": "huber", "delta": self.huber_delta, "on": "ln L", "aggregation": "sum"}
-        settings |= {name: getattr(self, name) for name in ("weights", "l2", "fixed", "starts", "outliers")}
-        settings["bounds"] = {k: [end if np.isfinite(end) else None for end in v] for k, v in self.bounds.items()}
-        settings |= {"one_sided": self.one_sided} if self.one_sided else {}
-        settings |= {"prior": self.prior} if self.prior else {}
-        return settings
 
 
 @dataclass(frozen=True)
@@ -174,7 +149,7 @@ def make_problem(
     settings = FitSettings(law, huber_delta, l2, weights_name, held, ranges, name, one_sided=int(bound.sum()))
     variables = variables_of(runs, LAWS[law])
     columns = {name: runs.positive(name) for name in (*variables, "loss")} | {"weight": weight}
-    objective = Objective(law, columns, huber_delta, l2, limits.keys(), held, bound)
+    objective = Objective(settings, columns, bound)
     return Problem(objective, *_box(objective, limits, runs.loss), settings, columns)
 
 
