@@ -441,7 +441,7 @@ def _two_stages(problem: Problem, theta: FloatArray, release: int, progress: boo
     final = _released(problem, held.theta[:release])
     if distinct.all() or 2 * _agree(final, problem) >= len(final.cost):
         return final
-    # so many minima that no start may be left out
+    # too many minima to leave any start out
     held = Solutions.sorted(held, _first_stage(problem, theta[~distinct], progress))
     return _released(problem, held.theta[:release])
 

@@ -101,7 +101,7 @@ class _State:
         low, high = lower - self.theta, upper - self.theta
         step = np.zeros_like(self.theta)
         rows = np.arange(len(step))
-        for _ in range(4):  # who would leave goes to the bound, the rest again: a step merely cut need not descend
+        for _ in range(4):  # what would leave goes to its bound, the rest is solved again: a cut step need not descend
             part = self.take(rows) if len(rows) < len(step) else self
             free = part._solve(held[rows], step[rows])
             outside = ~held[rows] & ((free < low[rows]) | (free > high[rows]))
