@@ -18,7 +18,7 @@ from scaling_law.commands.run_options import OfRuns, load
 from scaling_law.fitting.learning_rate import LearningRateGrid
 from scaling_law.fitting.rate_surface import fit_learning_rate_grid
 from scaling_law.formulas.law import positive
-from scaling_law.formulas.learning_rate import LearningRateLaw
+from scaling_law.formulas.learning_rate import LearningRateLaw, in_words
 from scaling_law.size.architecture import Architecture, active_parameters, total_parameters
 
 WITH = "Fit the whole grid, not the best rates alone, with tokens, batch, tokens,batch, or none of both: none."
@@ -117,7 +117,8 @@ def _answer(law: LearningRateLaw, d_model: float, experts: int, question: dict[s
     value: dict[str, Any] = {"learning_rate": float(law.at(*at)), "reading": law.reading, "source": law.source}
     value |= {"formula": law.formula} | run | {"regret": law.regret, "learning_rate_interval": law.interval_at(*at)}
     value |= {"d_model": width, "experts": experts} | {name: round(float(size)) for name, size in sizes.items()}
-    return value | {"trusted": bool(law.check_at(*at).trusted), "warnings": law.warnings_at(*at)}
+    check = law.check_at(*at)
+    return value | {"trusted": bool(check.trusted), "warnings": in_words(check)}
 
 
 def _fit(

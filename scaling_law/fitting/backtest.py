@@ -12,15 +12,14 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hub.base.errors import InputError
 from hub.base.tables import ResultTable, Table
 from scaling_law.fitting.fitting import errors_of, fit, rms
 from scaling_law.law import Law
 from scaling_law.runs.table import Runs
+from scaling_law.size.arrays import FloatArray
 
-FloatArray = NDArray[np.float64]
 Forecaster = Callable[[Runs, Runs], FloatArray]
 RESAMPLES, SEED, LEVEL = 2000, 0, (0.025, 0.975)
 
@@ -98,6 +97,4 @@ def backtest(train: Runs, test: Runs, laws: Mapping[str, Law | str | Forecaster]
 def _errors(law: Law | str | Forecaster, train: Runs, test: Runs) -> FloatArray:
     if isinstance(law, Law):
         return errors_of(law, test) - errors_of(law, train).mean()
-    if isinstance(law, str):
-        return fit(train, law).errors_on(test)
-    return np.asarray(law(train, test) - test.loss)
+    return fit(train, law).errors_on(test) if isinstance(law, str) else np.asarray(law(train, test) - test.loss)

@@ -207,10 +207,7 @@ def find_outliers(problem: Problem, theta: FloatArray) -> Outliers:
 
 
 def _core(problem: Problem, theta: FloatArray, weight: FloatArray) -> tuple[Mask, FloatArray]:
-    """The runs [n] of the best trimmed fit, and that fit. One-sided runs are in each.
-
-    Concentration starts from θ and from fits to random halves (fixed seed), some free of the bad runs that pulled θ.
-    """
+    """The runs [n] of the best trimmed fit, one-sided ones included, and that fit."""
     used, free = problem.measured, int(np.sum(problem.lower < problem.upper))
     bounds = problem.used & ~used
     count = int(used.sum())
@@ -220,7 +217,7 @@ def _core(problem: Problem, theta: FloatArray, weight: FloatArray) -> tuple[Mask
     halves = np.tile(bounds.astype(float), (HALVES, 1))
     for half in halves:
         half[rng.permutation(rows)[: max(count // 2, min(count, free + 1))]] = 1.0
-    start = np.tile(theta, (HALVES, 1))
+    start = np.tile(theta, (HALVES, 1))  # some halves are free of the bad runs that pulled θ
     points = np.concatenate([theta[None], _refit(problem, start, weight * halves, 1e-4)])
     kept, _ = _nearest(problem, points, used, size)
     for steps in (2, 30):  # all for two steps; then the best few until nothing changes

@@ -24,9 +24,11 @@ from scaling_law.fitting.rolling import Losses, Ranking, rolling_origin
 from scaling_law.fitting.solver import Solutions
 from scaling_law.fitting.uncertainty import Bootstrap, bootstrap
 from scaling_law.formulas.answers import Answer
-from scaling_law.formulas.conditions import Conditions, joined_limits
+from scaling_law.formulas.conditions import joined_limits
+from scaling_law.formulas.law import check_count
 from scaling_law.law import LAWS, Law
 from scaling_law.runs.recipes import check_mix, differences, in_words
+from scaling_law.runs.rows import RunsError
 from scaling_law.runs.table import Runs, load_runs
 from scaling_law.size.arrays import FloatArray
 
@@ -49,9 +51,8 @@ class FitStatus:
 
     `standard_errors` are of the logarithm for the `logarithmic` coefficients (a, b, c), of the logarithm of the
     `distances` for parameters of transforms ("e_max − e_start"), absolute for the rest; with a `prior`, they count it.
-
-    `suspicious` runs lie far from the law of the others, the farthest
-    first; `deviations` is their loss minus that of the fit without them, nats per token. `omitted`: as of Conditions.
+    `suspicious` runs lie far from the law of the others, the farthest first; `deviations` is their loss minus that of
+    the fit without them, nats per token. `omitted`: as of Conditions.
     """
 
     converged: bool
@@ -280,12 +281,6 @@ class FitResult(Answer, Generic[LawT_co]):
         return f"FitResult({self.law!r}, rmse={self.rmse:.4g}, objective={self.objective:.6g}, {self.status.verdict})"
 
 
-def _other_variables(law: Law, runs: Runs) -> dict[str, FloatArray]:
-    """The law's variables besides N_act, D and E."""
-    others = {*law.form.variables} - {"n_active", "tokens", "experts"}
-    return {name: runs.column(name) for name in sorted(others)}
-
-
 def finite(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None
 
@@ -358,8 +353,8 @@ def fit(
         return _best_kind(as_table(runs, loss, trunks), options | {"allow_unidentifiable": allow_unidentifiable})
     if outliers not in ("keep", "set_aside"):
         raise InputError(f"outliers={outliers!r} must be 'keep' or 'set_aside'")
-    if release is not None and (isinstance(release, bool) or not isinstance(release, int) or release < 1):
-        raise InputError(f"release={release!r} must be an integer of at least 1, or None")
+    if release is not None:
+        check_count("release", release, 1)
     table = as_table(runs, loss, trunks)
     problem = make_problem(table, kind, huber_delta, weights, l2, fixed, bounds, starts, one_sided)
     check_mix(table.recipe, problem.objective.form.variables, mix, table.source)
@@ -440,16 +435,13 @@ def _agree(final: Solutions, problem: Problem) -> int:
 
 
 def _two_stages(problem: Problem, theta: FloatArray, release: int, progress: bool) -> Solutions:
-    """The best of the starts θ [S, p], released after a first stage with E_start and E_max held.
-
-    Of many starts, those that share a basin with another wait: they are solved only where most of the released ends
-    disagree, that is, where the surface has so many minima that none may be left out.
-    """
+    """The best of the starts θ [S, p], released after a first stage with E_start and E_max held."""
     distinct = distinct_starts(problem, theta)
     held = _first_stage(problem, theta[distinct], progress)
     final = _released(problem, held.theta[:release])
     if distinct.all() or 2 * _agree(final, problem) >= len(final.cost):
         return final
+    # too many minima to leave any start out
     held = Solutions.sorted(held, _first_stage(problem, theta[~distinct], progress))
     return _released(problem, held.theta[:release])
 
@@ -475,9 +467,9 @@ def _batches(theta: FloatArray) -> list[FloatArray]:
 def distinct_starts(problem: Problem, theta: FloatArray) -> NDArray[np.bool_]:
     """Which of many starts θ [S, p] that share E_start and E_max may end elsewhere than the best; of few, all.
 
-    Each takes one step, and the lowest are solved. A start shares the basin of the best of these ends if the objective
-    falls at each quarter of the straight way from its step to there: solving it would find that basin once more.
-    Without the step, starts far up in the box see one basin only.
+    Each takes one step, without which starts far up in the box see one basin only, and the lowest are solved. A start
+    shares the basin of the best of these if the objective falls at each quarter of the straight way from its step
+    there.
     """
     if len(theta) <= MANY or np.ptp(theta[:, problem.objective.first_transform :], axis=0).any():
         return np.ones(len(theta), bool)
@@ -496,7 +488,7 @@ def distinct_starts(problem: Problem, theta: FloatArray) -> NDArray[np.bool_]:
 
 
 def as_table(runs: Any, loss: str | None, trunks: str) -> Runs:
-    """`loss` and `trunks` belong to `load_runs`; a loaded table accepts only what agrees with it."""
+    """The runs, of which there must be some; `loss` and `trunks` of a loaded table are those it was loaded with."""
     if not isinstance(trunks, str):
         raise InputError(f"trunks={trunks!r} must be 'auto', 'run' or the name of a column")
     if not isinstance(runs, Runs):
@@ -505,6 +497,8 @@ def as_table(runs: Any, loss: str | None, trunks: str) -> Runs:
         raise InputError(f"loss={loss!r}: these runs were loaded with {runs.loss_name}; pass loss to load_runs")
     if trunks not in ("auto", "run"):
         raise InputError(f"trunks={trunks!r}: these runs are loaded already; pass trunks to load_runs")
+    if not len(runs):
+        raise RunsError(f"{runs.source}: no runs")
     return runs.each_its_own_trunk() if trunks == "run" else runs
 
 
@@ -554,24 +548,19 @@ def describe(
     selection = f", where {runs.where}" if runs.where else ""
     selection += f", read with {runs.read_as}" if runs.read_as else ""
     selection += f", under a prior from {problem.settings.prior}" if problem.settings.prior else ""
+    spans = {n: used.column(n) for n in sorted({*law.form.variables} - {"n_active", "tokens", "experts"})}
     mixed = differences(used.recipe, law.form.variables)
     selection += f", mixing runs that differ in {in_words(mixed)}" if mixed else ""
-    conditions = Conditions(
-        provenance=f"fitted on {runs.source}{selection} ({runs.loss_name}){aside}",
+    conditions = used.conditions(
+        f"fitted on {runs.source}{selection} ({runs.loss_name}){aside}",
         objective=problem.settings.to_dict(),
-        n_runs=len(used),
         rmse=rmse,
-        ranges=used.ranges(),
         status=status.verdict,
-        dataset=runs.dataset,
-        commit=runs.commit,
         trunks=status.n_trunks,
         trunk_source=status.trunk_source,
         set_aside=status.set_aside,
         warmup_tokens=used.warmup_tokens,
-        vocab_size=used.vocab_size,
-        where=runs.where,
-        variables={name: (float(v.min()), float(v.max())) for name, v in _other_variables(law, used).items()} or None,
+        variables={name: (float(values.min()), float(values.max())) for name, values in spans.items()} or None,
         omitted=status.omitted,
     )
     fitted = law.replace(conditions=conditions)

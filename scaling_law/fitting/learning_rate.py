@@ -164,20 +164,20 @@ class LearningRateGrid:
         rows = []
         for model in self.models:
             a = model.architecture
-            row = {"d_model": a.d_model, "n_blocks": a.blocks, "experts": a.experts, "n_active": a.n_active}
+            row: dict[str, Any] = {"d_model": a.d_model, "n_blocks": a.blocks}
+            row |= {"experts": a.experts, "n_active": a.n_active}
             row |= {name: getattr(model, name) for name in ("tokens", "learning_rates", "losses")}
-            rows.append(row | {"best_learning_rate": model.best, "at_edge": model.at_edge})
-            rows[-1]["law_learning_rate"] = law.learning_rate(a, model.tokens)
+            row |= {"best_learning_rate": model.best, "at_edge": model.at_edge}
+            rows.append(row | {"law_learning_rate": law.learning_rate(a, model.tokens)})
         return rows
 
     def table(self, law: LearningRateLaw) -> Table:
         """Each model's best rate, the law's, and the loss that the law's rate costs."""
         rows = []
-        for model in self.models:
-            rate = law.learning_rate(model.architecture, model.tokens)
-            cost = model.loss_at(rate) - min(model.losses)
-            cost_text = "outside the grid" if math.isnan(cost) else f"{cost:+.4f}"
+        for model, row in zip(self.models, self.to_dicts(law), strict=True):
+            cost = model.loss_at(row["law_learning_rate"]) - min(model.losses)
             best = f"{model.best:.3g}{' (end of the grid)' if model.at_edge else ''}"
-            sizes = format_count(model.architecture.n_active), format_count(model.tokens)
-            rows.append((model.name, *sizes, best, f"{rate:.3g}", cost_text))
+            sizes = format_count(row["n_active"]), format_count(model.tokens)
+            cost_text = "outside the grid" if math.isnan(cost) else f"{cost:+.4f}"
+            rows.append((model.name, *sizes, best, f"{row['law_learning_rate']:.3g}", cost_text))
         return Table(("model", "N_act", "D", "best of the grid", "law", "loss it costs"), rows)

@@ -49,7 +49,7 @@ class MeasuredSpeedup(ResultTable):
 def measured_speedup(
     baseline: Any,
     runs: Any,
-    losses: Sequence[str] | None = None,
+    losses: str | Sequence[str] | None = None,
     asymptotes: Mapping[str, float] | None = None,
     *,
     level: float = 0.9,
@@ -66,6 +66,7 @@ def measured_speedup(
     ValueError for unknown columns, asymptotes that are not below the baseline's losses, and baselines of too few runs.
     """
     check_level(level)
+    losses = [losses] if isinstance(losses, str) else losses
     one, two = (t if isinstance(t, Runs) else load_runs(t, losses[0] if losses else None) for t in (baseline, runs))
     names, pins = tuple(losses or (one.loss_name,)), dict(asymptotes or {})
     for name in pins.keys() - {*names}:

@@ -15,20 +15,20 @@ A one-sided run is an upper bound: an untuned run's loss is at least that of the
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from math import prod
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scaling_law.fitting.penalty import Penalty, local_matrix, natural_of, values_of
-from scaling_law.formulas.terms import Factors, Form, without
+from scaling_law.formulas.terms import Features, Form, derivative, total
 from scaling_law.law import LAWS, Law
 from scaling_law.size.arrays import FloatArray
 
 Mask = NDArray[np.bool_]
+Limits = Mapping[str, tuple[float, float]]
 Logs = Mapping[str, FloatArray]  # of variables [n], of transforms [S, n]
-Features = tuple[tuple[float, Factors], ...]
 
 
 class Evaluation(NamedTuple):
@@ -54,30 +54,44 @@ class Columns(NamedTuple):
         return bool(np.any(self.back != np.eye(len(self.back))))
 
 
+@dataclass(frozen=True)
+class FitSettings:
+    """Settings of a fit besides the runs."""
+
+    law: str
+    huber_delta: float
+    l2: float
+    weights: str
+    fixed: Mapping[str, float]
+    bounds: Limits
+    starts: str
+    outliers: str = "keep"
+    one_sided: int = 0
+    prior: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        settings: dict[str, Any] = {"loss": "huber", "delta": self.huber_delta, "on": "ln L", "aggregation": "sum"}
+        settings |= {name: getattr(self, name) for name in ("weights", "l2", "fixed", "starts", "outliers")}
+        settings["bounds"] = {k: [end if np.isfinite(end) else None for end in v] for k, v in self.bounds.items()}
+        settings |= {"one_sided": self.one_sided} if self.one_sided else {}
+        settings |= {"prior": self.prior} if self.prior else {}
+        return settings
+
+
 class Objective:
     """Q(θ) for one set of runs. θ is the terms' coefficients, the outer exponent, then the transforms' parameters.
 
-    `columns` are the law's variables, "loss" and "weight", each [n]; `l2` acts in uncentred coordinates, as in the
-    paper. Terms with a coefficient of `limited` are not centred, and its transforms' parameters keep their distance
-    from a fixed floor. `fixed` coefficients are returned as given. `one_sided` [n] are the runs that bound the law
-    from above.
+    `columns` are the law's variables, "loss" and "weight", each [n]. `l2` acts in uncentred coordinates, as in the
+    paper. Terms with a fixed or bounded coefficient are not centred, and parameters of transforms that are keep their
+    distance from a fixed floor. `one_sided` [n] are the runs that bound the law from above.
     """
 
-    def __init__(
-        self,
-        law: str,
-        columns: Mapping[str, FloatArray],
-        huber_delta: float,
-        l2: float,
-        limited: Collection[str] = (),
-        fixed: Mapping[str, float] | None = None,
-        one_sided: Mask | None = None,
-    ) -> None:
-        self.law, self.huber_delta, self.l2, self.fixed = law, huber_delta, l2, fixed or {}
-        self.form: Form = LAWS[law].form
+    def __init__(self, settings: FitSettings, columns: Mapping[str, FloatArray], one_sided: Mask) -> None:
+        self.law, self.fixed, limited = settings.law, settings.fixed, {*settings.fixed, *settings.bounds}
+        self.huber_delta, self.l2, self.one_sided = settings.huber_delta, settings.l2, one_sided
+        self.form: Form = LAWS[self.law].form
         self.names, self.positive, self.constants = self.form.coefficients, self.form.positive, self.form.constants
         self.target, self.weight = np.log(columns["loss"]), columns["weight"]
-        self.one_sided = np.zeros(len(self.target), bool) if one_sided is None else one_sided
         self.logs = {name: np.log(columns[name]) for name in self.form.variables}
         # A transform is computed once for each distinct value of its variables.
         self.grids = []
@@ -209,11 +223,19 @@ class Objective:
         return Evaluation(cost, gradient, curvature)
 
     def _features(self, theta: FloatArray) -> tuple[Logs, list[FloatArray], list[FloatArray]]:
-        """All logarithms, ∂ ln transform / ∂θ and the terms' columns; the last are kept, as held transforms repeat."""
+        """All logarithms, ∂ ln transform / ∂θ, and each term's columns, [n, k] if all θ share them, else [S, n, k].
+
+        The last are kept, as held transforms repeat.
+        """
         key = theta[:, self.first_transform :].tobytes()
         if self._last is None or self._last[0] != key:
             logs, slopes = self._transforms(theta)
-            self._last = key, (logs, slopes, self._designs(logs))
+            designs = []
+            for term in self.terms:
+                columns = [total(features, logs) for features in term.features]
+                stacked = np.stack(np.broadcast_arrays(*columns, self.target)[:-1], axis=-1) @ term.back
+                designs.append(stacked[0] if stacked.ndim == 3 and len(stacked) == 1 else stacked)
+            self._last = key, (logs, slopes, designs)
         return self._last[1]
 
     def _transforms(self, theta: FloatArray) -> tuple[Logs, list[FloatArray]]:
@@ -232,20 +254,6 @@ class Objective:
                 slopes.append(moved * (values[p.name] - base))
         return logs, slopes
 
-    def _designs(self, logs: Logs) -> list[FloatArray]:
-        """Columns of the parameters of each term: [n, k] if all θ share them, else [S, n, k]."""
-        designs = []
-        for term in self.terms:
-            columns = [self._sum(features, logs) for features in term.features]
-            stacked = np.stack(np.broadcast_arrays(*columns, self.target)[:-1], axis=-1) @ term.back
-            designs.append(stacked[0] if stacked.ndim == 3 and len(stacked) == 1 else stacked)
-        return designs
-
-    @staticmethod
-    def _sum(features: Features, logs: Logs) -> Any:
-        """Σ factor · Π logarithms, [n] or [S, n]; a number where no logarithm occurs."""
-        return sum((factor * prod(logs[name] for name in names) for factor, names in features), start=0.0)
-
     def _prediction(
         self, theta: FloatArray, logs: Logs, designs: list[FloatArray]
     ) -> tuple[FloatArray, list[FloatArray]]:
@@ -254,7 +262,7 @@ class Objective:
         for term, design in zip(self.terms, designs, strict=True):
             values = theta[:, term.at]
             exponent = values @ design.T if design.ndim == 2 else np.matmul(design, values[..., None])[..., 0]
-            exponents.append(exponent + self._sum(term.offset, logs) if term.offset else exponent)
+            exponents.append(exponent + total(term.offset, logs) if term.offset else exponent)
         if self.outer is None:
             log_loss, shares = _log_sum(exponents)
             return log_loss - self.target, shares
@@ -296,13 +304,12 @@ class Objective:
 
     def _exponent_slope(self, term: Columns, coefficients: FloatArray, name: str, logs: Logs) -> Any:
         """∂ exponent / ∂ ln `name`, [S, n] or [S, 1]."""
-        total: Any = 0.0
+        slope: Any = 0.0
         for i, features in enumerate((*term.features, term.offset)):
-            rest = tuple((sign * times, left) for sign, factors in features for times, left in without(factors, name))
-            if rest:
+            if rest := derivative(features, name):
                 parameter = coefficients[:, i, None] if i < len(term.features) else 1.0
-                total = total + parameter * self._sum(rest, logs)
-        return total
+                slope = slope + parameter * total(rest, logs)
+        return slope
 
     def _moments(
         self, designs: list[FloatArray], residual: FloatArray, shares: list[FloatArray], influence: FloatArray
@@ -328,5 +335,5 @@ def _log_sum(exponents: Sequence[FloatArray]) -> tuple[FloatArray, list[FloatArr
     for other in exponents[1:]:
         top = np.maximum(top, other)
     sizes = [np.exp(exponent - top) for exponent in exponents]
-    total = sum(sizes[1:], start=sizes[0])
-    return top + np.log(total), [size / total for size in sizes]
+    whole = sum(sizes[1:], start=sizes[0])
+    return top + np.log(whole), [size / whole for size in sizes]

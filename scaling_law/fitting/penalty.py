@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -31,7 +30,8 @@ from scaling_law.formulas.terms import (
     SLOPE,
     TRANSFORM,
     Form,
-    without,
+    derivative,
+    total,
 )
 from scaling_law.size.architecture import is_size
 from scaling_law.size.arrays import FloatArray
@@ -120,14 +120,12 @@ def local_matrix(form: Form, logs: Mapping[str, float], as_is: Collection[str] =
         if term.offset or {*term.coefficients} & {*as_is}:
             continue
         for other, features in term.features.items():
-            matrix[place[term.scale], place[other]] = sum(s * prod(logs[f] for f in fs) for s, fs in features)
+            matrix[place[term.scale], place[other]] = total(features, logs)
         for name, ((sign, factors), *more) in term.features.items():
             if uses[name] > 1 or more or len(factors) > 1:
                 continue
             for other, features in term.features.items():
-                rests = [(s * times, left) for s, fs in features for times, left in without(fs, factors[0])]
-                gains = sum(s * prod(logs[f] for f in left) for s, left in rests)
-                matrix[place[name], place[other]] = sign * gains
+                matrix[place[name], place[other]] = sign * total(derivative(features, factors[0]), logs)
     return matrix
 
 

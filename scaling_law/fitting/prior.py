@@ -159,6 +159,8 @@ def prior_of(law: Law, population: Prior) -> Prior:
 def covariance_of_draws(law: Law, coordinates: Coordinates) -> FloatArray:
     """How sure a law with draws is of its own runs, [k, k]."""
     drawn = dict(zip(law.coefficient_names(), np.asarray(law.draws).T, strict=True))
+    if len(np.asarray(law.draws)) < 2:
+        raise InputError(f"prior: {law!r} must have no draws, or at least two")
     return np.asarray(np.cov(coordinates.of_natural(natural_of(law.form, drawn)).T))
 
 
@@ -223,13 +225,11 @@ def for_kind(prior: Prior, kind: str) -> Prior:
 
 
 def _with_interaction(prior: Prior) -> Prior:
-    """The prior for interaction laws whose A, α, B, β and c are as in the prior, and ln q about 0.
-
-    Its coordinates are of a = A^(1/q) and x = α / q: where ln q rises, the logarithms of terms shrink by their part.
-    """
+    """The prior for interaction laws whose A, α, B, β and c are as in the prior, and ln q about 0."""
     law = prior.law
     m, mu, n, nu, c = law.coefficients.values()
     coordinates = Coordinates.of(LAWS["interaction"].form, {"a": m, "x": -mu, "b": n, "y": -nu, "c": c, "q": 1.0})
+    # a = A^(1/q) and x = α / q: where ln q rises, the logarithms of terms shrink by their part
     with_q = np.array([*-prior.mean[:2], -1.0, -1.0, 0.0, 1.0])
     covariance = np.pad(prior.covariance, (0, 1)) + INTERACTION_SPREAD**2 * np.outer(with_q, with_q)
     mean = np.append(prior.mean, 0.0)
@@ -464,12 +464,11 @@ def prior(
 
 @cache
 def _population(left_out: frozenset[str], experts: str | None) -> Prior:
-    members, settings = read_population(POPULATION)
+    members, settings, of_experts, usual = read_population(POPULATION)
     labs = sorted({member.lab for member in members})
     if unknown := sorted(left_out - {*labs}):
         raise InputError(f"without={unknown[0]!r} must be among {', '.join(labs)}")
     base = estimate([member for member in members if member.lab not in left_out], **settings)
-    of_experts, usual = read_experts(POPULATION)
     if PUBLISHER in left_out and experts == "published":
         raise InputError(f"experts='published': the published law is of {PUBLISHER}, which without= leaves out")
     if PUBLISHER not in left_out and (experts or usual) == "published":
@@ -482,19 +481,12 @@ def read_prior(value: Any) -> Prior:
     return value if isinstance(value, Prior) else prior(value)
 
 
-def read_population(path: Path) -> tuple[list[Member], dict[str, Any]]:
-    """Members and settings of a file."""
+def read_population(path: Path) -> tuple[list[Member], dict[str, Any], list[Member], str]:
+    """Members and settings of a file; members of the terms of E, and whether these are "pooled" or "published"."""
     data = strict_json.read(path, FORMAT, VERSION)
-    settings: dict[str, Any] = {
-        key: np.inf if value is None else float(value) for key, value in data["settings"].items()
-    }
-    return [_member(row) for row in data["members"]], settings
-
-
-def read_experts(path: Path) -> tuple[list[Member], str]:
-    """Members of the terms of E of a file, and whether these are usually "pooled" or the "published" law's."""
-    data = strict_json.read(path, FORMAT, VERSION)["experts"]
-    return [_member(row) for row in data["members"]], str(data["usual"])
+    settings = {key: np.inf if value is None else float(value) for key, value in data["settings"].items()}
+    members, of_experts = ([_member(row) for row in part["members"]] for part in (data, data["experts"]))
+    return members, settings, of_experts, str(data["experts"]["usual"])
 
 
 def _member(row: dict[str, Any]) -> Member:

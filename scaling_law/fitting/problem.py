@@ -10,7 +10,6 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 
 from hub.base.errors import InputError, unknown
 from hub.base.tables import literal
-from scaling_law.fitting.objective import Evaluation, Objective
+from scaling_law.fitting.objective import Evaluation, FitSettings, Limits, Objective
 from scaling_law.fitting.solver import Solutions, minimise
 from scaling_law.formulas.terms import (
     BY_DESIGN,
@@ -28,15 +27,14 @@ from scaling_law.formulas.terms import (
     SIZE,
     SLOPE,
     Form,
-    Parameter,
     Term,
-    without,
+    derivative,
+    total,
 )
 from scaling_law.law import LAWS, Law
 from scaling_law.runs.table import Runs, RunsError
 from scaling_law.size.arrays import FloatArray
 
-Limits = Mapping[str, tuple[float, float]]
 C_BOX = 1e-6  # smallest c, as a part of the lowest loss
 # Keeps degenerate data and resamples from running to infinity, for coefficients of centred (True) and plain features:
 # of the logarithms of scales and outer exponents, else of the coefficients themselves.
@@ -54,30 +52,6 @@ PAPER_GRID: dict[str, tuple[float, ...]] = {
     OUTER: (1.0,),
 }
 SCALED_SLOPES = {SLOPE: (-0.1, -0.4), BY_DESIGN: (-0.2, 0.2), INTERACTION: (0.0,)}
-
-
-@dataclass(frozen=True)
-class FitSettings:
-    """Settings of a fit besides the runs."""
-
-    law: str
-    huber_delta: float
-    l2: float
-    weights: str
-    fixed: Mapping[str, float]
-    bounds: Limits
-    starts: str
-    outliers: str = "keep"
-    one_sided: int = 0
-    prior: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        settings: dict[str, Any] = {"loss": "huber", "delta": self.huber_delta, "on": "ln L", "aggregation": "sum"}
-        settings |= {name: getattr(self, name) for name in ("weights", "l2", "fixed", "starts", "outliers")}
-        settings["bounds"] = {k: [end if np.isfinite(end) else None for end in v] for k, v in self.bounds.items()}
-        settings |= {"one_sided": self.one_sided} if self.one_sided else {}
-        settings |= {"prior": self.prior} if self.prior else {}
-        return settings
 
 
 @dataclass(frozen=True)
@@ -125,12 +99,7 @@ class Problem:
         return replace(problem, objective=objective, settings=replace(self.settings, outliers="set_aside"))
 
     def solve(
-        self,
-        theta: FloatArray,
-        weight: FloatArray | None = None,
-        *,
-        hold_transform: bool = False,
-        **options: Any,
+        self, theta: FloatArray, weight: FloatArray | None = None, *, hold_transform: bool = False, **options: Any
     ) -> Solutions:
         """Minimise from each θ [S, p], with weights [S, n].
 
@@ -180,7 +149,7 @@ def make_problem(
     settings = FitSettings(law, huber_delta, l2, weights_name, held, ranges, name, one_sided=int(bound.sum()))
     variables = variables_of(runs, LAWS[law])
     columns = {name: runs.positive(name) for name in (*variables, "loss")} | {"weight": weight}
-    objective = Objective(law, columns, huber_delta, l2, limits.keys(), held, bound)
+    objective = Objective(settings, columns, bound)
     return Problem(objective, *_box(objective, limits, runs.loss), settings, columns)
 
 
@@ -303,10 +272,7 @@ def _box(objective: Objective, limits: Limits, losses: FloatArray) -> tuple[Floa
 
 
 def _transform_box(objective: Objective, limits: Limits) -> dict[str, tuple[float, float]]:
-    """The box of each parameter of a transform, as the logarithm of its distance.
-
-    Where E_max is limited itself, E_start stays below all that it may be.
-    """
+    """The box of each parameter of a transform, as the logarithm of its distance."""
     spans: dict[str, tuple[float, float]] = {}
     for p in objective.form.parameters:
         low, high = limits.get(p.name, (-np.inf, np.inf))
@@ -317,18 +283,14 @@ def _transform_box(objective: Objective, limits: Limits) -> dict[str, tuple[floa
         low, high = (low if np.isfinite(low) else least), (high if np.isfinite(high) else max(p.floor + p.box[1], low))
         if p.above:
             below = [p.floor + distance for distance in spans[p.above]]
-            low = max(low, below[0] * (1 + 1e-6))
+            low = max(low, below[0] * (1 + 1e-6))  # limited itself: E_start stays below all that it may be
             high = max(high, 2.0 * low) if not np.isfinite(limits[p.name][1]) else high
             below[1] = min(below[1], low * (1 - 1e-6))
-            _refuse_empty(p, low, high, below)
+            if low > high or below[0] > below[1]:
+                raise InputError(f"{p.above}={below[0]:g} must be above {p.floor:g} and below {p.name}")
             spans[p.above] = (below[0] - p.floor, below[1] - p.floor)
         spans[p.name] = (low - p.floor, high - p.floor)
     return {name: (float(np.log(low)), float(np.log(high))) for name, (low, high) in spans.items()}
-
-
-def _refuse_empty(p: Parameter, low: float, high: float, below: list[float]) -> None:
-    if low > high or below[0] > below[1]:
-        raise InputError(f"{p.above}={below[0]:g} must be above {p.floor:g} and below {p.name}")
 
 
 def start_points(problem: Problem, starts: Any) -> FloatArray:
@@ -385,11 +347,7 @@ def _transform_start(form: Form, fixed: Mapping[str, float], start: Sequence[flo
 def _scaled_starts(
     objective: Objective, columns: Mapping[str, FloatArray], fixed: Mapping[str, float]
 ) -> dict[str, FloatArray]:
-    """A grid around the data: coefficients as arrays [S].
-
-    The median loss is split into a constant and the terms, each with a falling slope in its sizes and a small slope of
-    either sign in the rest.
-    """
+    """A grid around the data, coefficients as arrays [S]: terms fall in sizes and hardly depend on the rest."""
     form = objective.form
     powers = [term for term in form.terms if term.slopes]
     choices: dict[str, Any] = {
@@ -423,5 +381,4 @@ def _spill(term: Term, name: str, fixed: Mapping[str, float], means: Mapping[str
     if len(factors) > 1:
         return 0.0
     products = [(value * s, f) for other, value in fixed.items() for s, f in term.features.get(other, ())]
-    rests = [(value, left) for value, f in products for _, left in without(f, factors[0]) if left]
-    return sign * sum(value * prod(means[f] for f in left) for value, left in rests)
+    return float(sign * total([one for one in derivative(products, factors[0]) if one[1]], means))

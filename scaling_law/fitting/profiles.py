@@ -83,10 +83,7 @@ def refit_with(
 
 
 def _end(result: FitResult, coefficient: str, side: float, limit: float) -> float:
-    """Where the profile crosses the limit on one side: growing steps, then a root between the last two.
-
-    Each refit starts from the last one below the limit.
-    """
+    """Where the profile crosses the limit on one side: growing steps, then a root between the last two."""
     from scipy.optimize import brentq
 
     near = result.law.coefficients

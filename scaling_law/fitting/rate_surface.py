@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from hub.base.errors import InputError
 from hub.base.tables import Table
-from scaling_law.formulas.law import percentile_interval
+from scaling_law.formulas.law import check_count, percentile_interval
 from scaling_law.formulas.learning_rate import COEFFICIENTS, PHANTOM_POSITIONS, READINGS, LearningRateLaw, Reading
 from scaling_law.runs.recipes import check_mix
 from scaling_law.runs.rows import RunsError
@@ -71,6 +71,7 @@ class SettingsGrid:
         for label, group in enumerate(groups):
             model[group] = label
         has_batch = all("batch_tokens" in runs for runs in tables)
+        rates = [next((name for name in _RATE_COLUMNS if name in runs), _RATE_COLUMNS[0]) for runs in tables]
         batch = np.concatenate([runs.positive("batch_tokens") for runs in tables]) if has_batch else None
         if batch is not None and max(batch[group].max() / batch[group].min() for group in groups) <= 1 + SAME:
             batch = None
@@ -79,7 +80,7 @@ class SettingsGrid:
             experts=joined["experts"][first],
             tokens=np.array([joined["tokens"][group].mean() for group in groups]),
             model=model,
-            ln_rate=np.log(np.concatenate([runs.positive(_rate_column(runs)) for runs in tables])),
+            ln_rate=np.log(np.concatenate([runs.positive(rate) for runs, rate in zip(tables, rates, strict=True)])),
             batch=batch,
             loss=joined["loss"],
         )
@@ -107,10 +108,6 @@ class SettingsGrid:
         rate = np.log(law.at(self.size[model], self.experts[model], self.tokens[model], batch))
         order = np.flatnonzero(near)[np.argsort(self.ln_rate[near])]
         return loss_between(rate, self.ln_rate[order], self.loss[order]) - float(self.loss[at])
-
-    def regrets(self, law: LearningRateLaw) -> FloatArray:
-        """`regret` of each model [models]."""
-        return np.array([self.regret(law, model) for model in range(len(self))])
 
     def best_rates(self, within: float = 0.03) -> BestRates:
         """The best rate at each batch whose best run is `within` nats of its model's, from runs `within` of that run.
@@ -342,11 +339,7 @@ def _centred(values: FloatArray, weights: FloatArray, model: NDArray[np.intp]) -
 
 
 def _bootstrap(surface: _Surface, solution: FloatArray, draws: int, seed: int) -> dict[str, FloatArray]:
-    """Coefficients [draws] on resampled models; RunsError where too few resamples determine a law.
-
-    Resamples of m models scatter too little about a fit of k coefficients; their distances from it are stretched by
-    √(m / (m − k)), the usual correction for few clusters.
-    """
+    """Coefficients [draws] on resampled models; RunsError where too few resamples determine a law."""
     if not draws:
         return {}
     rng, models = np.random.default_rng(seed), len(surface.sums)
@@ -357,6 +350,7 @@ def _bootstrap(surface: _Surface, solution: FloatArray, draws: int, seed: int) -
             f"only {len(solved)} of {draws} resamples of {models} models determine the law; draws=0 needs none"
         )
     refits = [surface.coefficients(one) for one in solved]
+    # the usual correction for few clusters: resamples of m models scatter too little about a fit of k coefficients
     stretch = math.sqrt(models / max(1, models - len(surface.names)))
     whole = surface.coefficients(solution)
     return {
@@ -372,8 +366,7 @@ def _check(extras: Collection[str], reading: str, within: float, huber_delta: fl
     for name, value in (("within", within), ("huber_delta", huber_delta)):
         if not 0 < value < float("inf"):
             raise InputError(f"{name}={value!r} must be positive and finite")
-    if not (isinstance(draws, int) and draws >= 0):
-        raise InputError(f"draws={draws!r} must be a whole number of at least 0")
+    check_count("draws", draws, 0)
 
 
 def _conditions(
@@ -393,7 +386,3 @@ def _counted(runs: Runs, reading: Reading) -> FloatArray:
     if reading == "paper":
         return runs["n_active_non_embedding"]
     return runs.n_active + PHANTOM_POSITIONS * runs["d_model"]
-
-
-def _rate_column(runs: Runs) -> str:
-    return next((name for name in _RATE_COLUMNS if name in runs), _RATE_COLUMNS[0])

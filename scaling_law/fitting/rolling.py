@@ -128,12 +128,7 @@ class Ranking(ResultTable):
         return [{"kind": kind, "rmse": rmse, "cuts_failed": failed} for kind, rmse, failed in ranked]
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "rows": self.to_rows(),
-            "cuts": self.cuts,
-            "held_out": self.held_out,
-            "left_out": dict(self.left_out),
-        }
+        return {"rows": self.to_rows(), "cuts": self.cuts, "held_out": self.held_out, "left_out": dict(self.left_out)}
 
     def summary(self) -> Table:
         rows = [(r["kind"], f"{r['rmse']:.4f}", r["cuts_failed"] or "") for r in self.to_rows()]

@@ -17,16 +17,16 @@ from scaling_law.fitting.objective import Evaluation
 from scaling_law.size.arrays import FloatArray
 
 ROUNDING = 1e-12  # relative changes of a sum over runs that mean nothing
+PATIENCE = 2  # steps
 
 
 @dataclass(frozen=True)
 class Solutions:
-    """Where S starts ended: θ [S, p], Q [S], whether each met the tolerance, and how many steps it took."""
+    """Where S starts ended: θ [S, p], Q [S], and whether each met the tolerance."""
 
     theta: FloatArray
     cost: FloatArray
     converged: NDArray[np.bool_]
-    iterations: NDArray[np.int64]
 
     @classmethod
     def sorted(cls, *parts: Solutions) -> Solutions:
@@ -42,26 +42,23 @@ def minimise(
     lower: FloatArray,
     upper: FloatArray,
     *,
-    max_iterations: int = 300,
-    tolerance: float = 1e-10,
-    floor: float = 0.0,
-    patience: int = 2,
+    max_iterations: int,
+    tolerance: float,
+    floor: float,
 ) -> Solutions:
-    """Minimise from each row of θ [S, p] inside lower ≤ θ ≤ upper ([p] or [S, p]; equal bounds fix a parameter).
+    """Minimise from each row of θ [S, p] inside lower ≤ θ ≤ upper, [p]; equal bounds fix a parameter.
 
     `evaluate(θ, rows)` takes θ [k, p] of the starts `rows`. A start has converged once its promised decrease stays
-    below `tolerance`·(Q + floor) for `patience` steps with little damping, once Q is below `floor`, or once no step of
+    below `tolerance`·(Q + floor) for `PATIENCE` steps with little damping, once Q is below `floor`, or once no step of
     any length decreases Q.
     """
     theta = np.clip(theta, lower, upper)
-    lower, upper = (np.broadcast_to(end, theta.shape) for end in (lower, upper))
-    active = np.arange(len(theta))
-    count = len(theta)
-    result = Solutions(theta.copy(), np.full(count, np.inf), np.zeros(count, bool), np.zeros(count, int))
+    count, active = len(theta), np.arange(len(theta))
+    result = Solutions(theta.copy(), np.full(count, np.inf), np.zeros(count, bool))
     damping, growth, calm = np.full(count, 1e-1), np.full(count, 2.0), np.zeros(count, int)
     now = _State(theta.copy(), *evaluate(theta, active), damping, growth, calm)
     for iteration in range(1, max_iterations + 1):
-        step = now.step(lower[active], upper[active])
+        step = now.step(lower, upper)
         bend = np.einsum("si,sij,sj->s", step, now.curvature, step)
         promised = np.maximum(-np.einsum("si,si->s", now.gradient, step) - 0.5 * bend, 0.0)  # by the quadratic model
         trial_theta = now.theta + step
@@ -73,13 +70,12 @@ def minimise(
         now.calm = np.where(calm, now.calm + 1, 0)
         stuck = ~accepted & (calm | (now.damping > 1e12))
         now.accept(accepted, trial_theta, trial, np.clip(gain, -promised, 2 * promised) / np.maximum(promised, 1e-300))
-        done = (now.calm >= patience) | stuck | (now.cost < floor)
+        done = (now.calm >= PATIENCE) | stuck | (now.cost < floor)
         result.converged[active] = done
         done |= iteration == max_iterations
         if done.any():
             finished = active[done]
             result.theta[finished], result.cost[finished] = now.theta[done], now.cost[done]
-            result.iterations[finished] = iteration
             active, now = active[~done], now.take(~done)
             if not len(active):
                 break
@@ -99,17 +95,13 @@ class _State:
     calm: NDArray[np.int64]
 
     def step(self, lower: FloatArray, upper: FloatArray) -> FloatArray:
-        """(H + damping·diag H) step = −gradient over the parameters that may move, inside the box.
-
-        One whose step would leave the box goes to the bound, and the others are solved again: a step merely cut there
-        need not descend.
-        """
+        """(H + damping·diag H) step = −gradient over the parameters that may move, inside the box."""
         held = ((self.theta <= lower) & (self.gradient > 0)) | ((self.theta >= upper) & (self.gradient < 0))
         held |= lower == upper
         low, high = lower - self.theta, upper - self.theta
         step = np.zeros_like(self.theta)
         rows = np.arange(len(step))
-        for _ in range(4):
+        for _ in range(4):  # what would leave goes to its bound, the rest is solved again: a cut step need not descend
             part = self.take(rows) if len(rows) < len(step) else self
             free = part._solve(held[rows], step[rows])
             outside = ~held[rows] & ((free < low[rows]) | (free > high[rows]))

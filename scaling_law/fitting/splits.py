@@ -17,6 +17,7 @@ from hub.base.errors import InputError
 from hub.base.tables import ResultTable, Summarised, Table
 from hub.base.units import format_count
 from scaling_law.fitting.fitting import FitResult, describe, errors_of, fit, rms
+from scaling_law.formulas.law import check_count
 from scaling_law.runs.table import Runs
 
 if TYPE_CHECKING:
@@ -62,8 +63,10 @@ def split(runs: Runs, by: By = "loss", validation: int = 30, test: int = 0) -> S
     """
     if by not in ("loss", "n_active", "flops", "tokens"):
         raise InputError(f"by={by!r} must be 'loss', 'n_active', 'flops' or 'tokens'")
-    if validation < 0 or test < 0 or validation + test >= len(runs):
-        raise InputError(f"validation={validation}, test={test} must be ≥ 0 and leave some of the {len(runs)} runs")
+    check_count("validation", validation, 0)
+    check_count("test", test, 0)
+    if validation + test >= len(runs):
+        raise InputError(f"validation={validation}, test={test} must leave some of the {len(runs)} runs")
     values = getattr(runs, by)
     rank = np.argsort(np.argsort(values if by == "loss" else -values, kind="stable"))
     middle = (rank >= test) & (rank < test + validation)

@@ -49,7 +49,8 @@ def fit_throughput(
     misses = _left_out(relative, groups)
     error = float(np.sqrt(np.mean(misses**2)))
     random = np.random.default_rng(seed)
-    draws = np.stack([_redrawn(relative, groups, random) for _ in range(N_DRAWS)])
+    drawn = random.choice(len(models), size=(N_DRAWS, len(models)))
+    draws = np.stack([_rates(np.concatenate([relative[groups == model] for model in row])) for row in drawn])
     draws *= np.exp(error * random.standard_normal((N_DRAWS, 1)))
     return Throughput(
         device=device,
@@ -144,8 +145,3 @@ def _left_out(relative: FloatArray, groups: NDArray[np.int64]) -> FloatArray:
         out = groups == group
         misses[out] = np.log(relative[out] @ _rates(relative[~out]))
     return misses
-
-
-def _redrawn(relative: FloatArray, groups: NDArray[np.int64], random: np.random.Generator) -> FloatArray:
-    drawn = random.choice(np.unique(groups), size=len(np.unique(groups)))
-    return _rates(np.concatenate([relative[groups == group] for group in drawn]))

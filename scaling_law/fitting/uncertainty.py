@@ -10,11 +10,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hub.base.errors import InputError
+from hub.base.errors import InputError, unknown
 from hub.base.progress import progress_line
 from hub.base.tables import ResultTable, Table
 from scaling_law.fitting.problem import Problem
-from scaling_law.formulas.law import percentile_interval
+from scaling_law.formulas.law import check_count, percentile_interval
 from scaling_law.law import Law
 from scaling_law.runs.table import Runs
 from scaling_law.size.arrays import FloatArray
@@ -46,9 +46,8 @@ class Bootstrap(ResultTable):
 
     def interval(self, coefficient: str, level: float = 0.95) -> tuple[float, float]:
         """Percentile interval of a coefficient; ValueError for an unknown one, or a `level` not between 0 and 1."""
-        names = self.law.coefficient_names()
-        if coefficient not in names:
-            raise InputError(f"coefficient={coefficient!r} must be one of {list(names)}")
+        if coefficient not in (names := self.law.coefficient_names()):
+            raise InputError(unknown("coefficient=", coefficient, names))
         return percentile_interval(self.draws[:, names.index(coefficient)], level)
 
     def prediction_interval(
@@ -101,6 +100,7 @@ def bootstrap(
     Under a prior, each refit has a mean of its own, drawn from it: what the runs leave open stays as open as it was.
     ValueError for fewer than two trunks or two resamples.
     """
+    check_count("n_resamples", n_resamples, 2)
     fitted, objective = runs.subset(problem.used), copy.copy(problem.objective)
     counts = np.zeros((n_resamples, len(runs)))
     counts[:, problem.used] = cluster_counts(fitted, n_resamples, seed)
@@ -133,8 +133,6 @@ def cluster_counts(runs: Runs, n_resamples: int, seed: int) -> FloatArray:
     clusters, index = np.unique(runs.trunk, return_inverse=True)
     if len(clusters) < 2:
         raise InputError(f"{len(clusters)} trunk: at least two independent trunks are needed to resample them")
-    if n_resamples < 2:
-        raise InputError(f"n_resamples={n_resamples!r} must be at least 2")
     rng = np.random.default_rng(seed)
     drawn = rng.integers(0, len(clusters), size=(n_resamples, len(clusters)))
     counts = np.zeros((n_resamples, len(clusters)))

@@ -14,15 +14,14 @@ from hub.base.errors import InputError, unknown
 from hub.base.tables import Table
 from hub.base.units import format_count
 from scaling_law.figures import drawing
-from scaling_law.fitting.prior import Prior
-from scaling_law.fitting.prior import prior as population
+from scaling_law.fitting.prior import Prior, read_prior
 from scaling_law.fitting.rolling import sizes_of
 from scaling_law.forecasting.forecasters import EQUAL_RATIOS, forecasters, have
 from scaling_law.forecasting.stack import Defaults, distances, gather, read_defaults, stack
 from scaling_law.formulas.accuracy import accuracy_cells, expected, remarks, tasks_named
 from scaling_law.formulas.answers import Answer, span
-from scaling_law.formulas.conditions import Conditions, RangeCheck
-from scaling_law.formulas.law import check_level, numbers
+from scaling_law.formulas.conditions import RangeCheck
+from scaling_law.formulas.law import check_level, check_shapes, numbers, positive
 from scaling_law.runs.recipes import check_mix
 from scaling_law.runs.table import Runs, load_runs
 from scaling_law.size.arrays import FloatArray
@@ -60,9 +59,6 @@ class Forecast(Answer):
 
     def facts(self) -> dict[str, Any]:
         return {"level": self.level, "runs": len(self.runs), "laws": list(self.laws), "left_out": dict(self.left_out)}
-
-    def to_rows(self) -> list[dict[str, Any]]:
-        return [dict(row) for row in self.rows]
 
     def summary(self) -> Group:  # type: ignore[override]
         points = Table.of(
@@ -157,7 +153,6 @@ def forecast(
     for row in rows if tasks else ():
         row["accuracy"] = expected(tasks, row["loss"], (row["low"], row["high"]), level)
     at_points = {name: of_law[:, len(STEPS) - 1 :: len(STEPS)].tolist() for name, of_law in laws.items()}
-    conditions = Conditions(table.source, n_runs=len(table), ranges=table.ranges())
     return Forecast(
         tuple(rows),
         tuple({"law": name, "losses": t[0], "weights": t[1], "backtests": t[2]} for name, t in at_points.items()),
@@ -165,21 +160,18 @@ def forecast(
         level,
         table,
         (flops, log_loss, spread),
-        check=RangeCheck(conditions, MODEL, {name: getattr(points, name) for name in MODEL}),
-        notes=(*notes, *remarks(tasks, columns["loss"]), *_blind_spots(table, points), *_untested(at_points)),
+        check=RangeCheck(table.conditions(table.source), MODEL, {name: getattr(points, name) for name in MODEL}),
+        notes=(*notes, *remarks(tasks, columns["loss"]), *_blind_spots(table, points, at_points)),
     )
 
 
 def _stacked(
     runs: Runs, points: Runs, prior: Prior | None, kinds: Collection[str] | None, seed: int, defaults: Defaults
 ) -> tuple[FloatArray, FloatArray, dict[str, FloatArray], dict[str, str]]:
-    """ln L and its spread at the points [n], what each law says of them [3, n], and why others say nothing.
-
-    The laws are tested on the runs of the E that is asked, where there are any.
-    """
+    """ln L and its spread on the ways to the points [n], what laws say there [3, n], and why others say nothing."""
     log_loss, spread = np.zeros((2, len(points)))
     laws, left_out = dict[str, FloatArray](), dict[str, str]()
-    plain = replace(runs, recipe={})
+    plain, asked = replace(runs, recipe={}), np.arange(len(points)) % len(STEPS) == len(STEPS) - 1
     for e in np.unique(points.experts):
         here, matching = np.flatnonzero(points.experts == e), have(runs, float(e))
         candidates = forecasters(plain, float(e), prior, kinds, seed)
@@ -189,6 +181,9 @@ def _stacked(
         spread[here] = np.hypot(answer.spread, 0.0 if matching.any() else EXPERTS_ERROR)
         left_out |= evidence.left_out
         for name, of_law in answer.laws.items():
+            if np.isnan(of_law[0, asked[here]]).all():
+                left_out[name] = candidates[name].silent
+                continue
             empty = np.array([np.nan, 0.0, np.nan])[:, None].repeat(len(points), axis=1)
             laws.setdefault(name, empty)[:, here] = of_law
     return log_loss, spread, laws, left_out
@@ -231,15 +226,13 @@ def _points(at: Any, runs: Runs) -> Runs:
     values = {"experts": usual, **at}
     if missing := [name for name in MODEL if name not in values]:
         raise InputError(f"{missing[0]} must be given: a model is n_active, tokens and experts")
-    arrays = {name: np.atleast_1d(numbers(name, value)) for name, value in values.items()}
+    arrays = {name: numbers(name, value) for name, value in values.items()}
     for name, column in arrays.items():
         if name not in (*MODEL, *runs.columns):
             raise InputError(unknown("at: ", name, (*MODEL, *runs.columns)))
-        least = 1.0 if name == "experts" else np.finfo(float).tiny
-        if (wrong := column[~((column >= least) & (column < np.inf))]).size:
-            allowed = "at least 1" if name == "experts" else "positive"
-            raise InputError(f"{name}={wrong.flat[0]:g} must be {allowed} and finite")
-    return table_of(dict(zip(arrays, np.broadcast_arrays(*arrays.values()), strict=True)))
+        positive(name, column, 1.0 if name == "experts" else 0.0)
+    check_shapes(arrays)
+    return table_of(dict(zip(arrays, np.broadcast_arrays(*map(np.atleast_1d, arrays.values())), strict=True)))
 
 
 def table_of(columns: Mapping[str, FloatArray]) -> Runs:
@@ -276,27 +269,19 @@ def learnt(prior: Any, runs: Runs) -> tuple[Prior | None, Defaults, tuple[str, .
 
     Where the losses cannot be in the prior's unit, its scale is free and the stack given less.
     """
-    candidate, shipped = prior if prior is None or isinstance(prior, Prior) else population(prior), read_defaults()
-    in_units, notes = _in_their_units(candidate, runs)
-    return in_units, replace(shipped, cuts=1.0) if notes else shipped, notes
-
-
-def _in_their_units(prior: Prior | None, runs: Runs) -> tuple[Prior | None, tuple[str, ...]]:
+    defaults = read_defaults()
     if prior is None:
-        return None, ()
-    off = float(np.median(np.log(runs.loss / prior.law.loss(runs.n_active, runs.tokens))))
+        return None, defaults, ()
+    candidate = read_prior(prior)
+    off = float(np.median(np.log(runs.loss / candidate.law.loss(runs.n_active, runs.tokens))))
     if abs(off) < OTHER_UNIT:
-        return prior.in_units(*UNITS), ()
+        return candidate.in_units(*UNITS), defaults, ()
     what = f"the losses ({runs.loss_name}) are ×{np.exp(off):.2g} those of other labs' laws at these sizes"
-    return prior.in_units(FREE_UNIT, UNITS[1]), (f"{what}: are they nats per token? The prior's scale is left free",)
+    note = f"{what}: are they nats per token? The prior's scale is left free"
+    return candidate.in_units(FREE_UNIT, UNITS[1]), replace(defaults, cuts=1.0), (note,)
 
 
-def _untested(laws: Mapping[str, Sequence[Sequence[float]]]) -> Iterator[str]:
-    if np.isnan([backtests for _, _, backtests in laws.values()]).all():
-        yield "too few runs or sizes below any cut in compute to test laws on: other labs' sets alone weigh them"
-
-
-def _blind_spots(runs: Runs, points: Runs) -> Iterator[str]:
+def _blind_spots(runs: Runs, points: Runs, laws: Mapping[str, Sequence[Sequence[float]]]) -> Iterator[str]:
     """What these runs cannot tell about these points, a sentence each."""
     ratios = np.log(runs.tokens / runs.n_active)
     if len(runs) == 1:
@@ -313,3 +298,5 @@ def _blind_spots(runs: Runs, points: Runs) -> Iterator[str]:
         yield f"no run has E = {names}: what these experts gain is that of the published joint law"
     if len(several) > 1 and all(sizes_of(runs.subset(have(runs, e))) == 1 for e in several):
         yield "each E has one size: the runs cannot tell E from N"
+    if np.isnan([backtests for _, _, backtests in laws.values()]).all():
+        yield "too few runs or sizes below any cut in compute to test laws on: other labs' sets alone weigh them"

@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hub.base.errors import InputError, unknown
-from scaling_law.fitting.fitting import fit
-from scaling_law.fitting.prior import Prior, for_kind, modes
+from scaling_law.fitting.fitting import errors_of, fit
+from scaling_law.fitting.penalty import values_of
+from scaling_law.fitting.prior import Modes, Prior, for_kind, law_of, modes
 from scaling_law.law import LAWS, Law
 from scaling_law.law.kinds import JointLaw
 from scaling_law.runs.table import Runs
@@ -24,6 +25,7 @@ BASE = (CHINCHILLA, PUBLISHED, PRIOR, BY_COMPUTE)  # the laws whose errors on pu
 RESAMPLES = 100  # of the cluster bootstrap behind the standard errors of a fresh fit
 EQUAL_RATIOS = float(np.log(1.25))  # runs whose D/N differs less are rungs of one ladder
 SAME_EXPERTS = 0.1  # E closer than this in ln E are one: shared experts and dense blocks blur what is counted
+OFF_THE_LADDER = "a ladder needs a model of about the tokens per parameter of the runs"
 ONE_SIGMA = (0.158655, 0.841345)
 
 
@@ -44,10 +46,15 @@ Predict = Callable[[Runs, Runs, bool], Prediction]  # from runs, at points, with
 
 @dataclass(frozen=True)
 class Forecaster:
-    """A law that predicts from runs, and the law of `BASE` whose errors it is taken to have before it is tested."""
+    """A law that predicts from runs, and the law of `BASE` whose errors it is taken to have before it is tested.
+
+    `law` is the law itself, fitted to runs, with draws. `silent` says why a prediction is NaN.
+    """
 
     like: str
     predict: Predict
+    law: Callable[[Runs], Law]
+    silent: str = ""
 
     def losses(self, runs: Runs, points: Runs) -> FloatArray:
         """At the points, from the runs."""
@@ -71,21 +78,18 @@ def forecasters(
     published gain of experts, where these are others. `kinds` are names of laws below, or of registered kinds.
     ValueError for another.
     """
-    single = {
-        CHINCHILLA: Forecaster(CHINCHILLA, fresh(CHINCHILLA, seed)),
-        INTERACTION: Forecaster(CHINCHILLA, fresh(INTERACTION, seed)),
-        LADDER: Forecaster(CHINCHILLA, ladder(seed)),
-    }
+    single = {kind: fresh(kind, seed) for kind in (CHINCHILLA, INTERACTION)} | {LADDER: ladder(seed)}
     if prior is not None:
         for name, power in POWERS.items():
             of_kind = for_kind(prior, INTERACTION) if name.startswith(INTERACTION) else prior
-            single[name] = Forecaster(BY_COMPUTE if power else PRIOR, from_prior(of_kind, power))
-    several = {PUBLISHED: Forecaster(PUBLISHED, one_constant(JointLaw.published()))}
+            single[name] = from_prior(of_kind, power, seed)
+    several = {PUBLISHED: one_constant(JointLaw.published(), seed)}
+    kinds = [kinds] if isinstance(kinds, str) else kinds
     for kind in kinds or OF_EXPERTS:
         if kind not in (*LAWS, *single, *several):
             raise InputError(unknown("kinds=", kind, dict.fromkeys([*single, *several, *LAWS])))
         if kind not in single | several:
-            several[kind] = Forecaster(CHINCHILLA, fresh(kind, seed))
+            several[kind] = fresh(kind, seed)
     if kinds is not None:
         single, several = ({kind: law for kind, law in laws.items() if kind in kinds} for laws in (single, several))
     matching = have(runs, experts)
@@ -101,19 +105,27 @@ def have(runs: Runs, experts: float) -> NDArray[np.bool_]:
     return np.asarray(np.abs(np.log(runs.experts / experts)) < SAME_EXPERTS)
 
 
-def from_prior(prior: Prior, power: float = 0.0) -> Predict:
+def from_prior(prior: Prior, power: float, seed: int = 0) -> Forecaster:
     """The posterior mode of a law; a run's inverse variance grows with this power of its compute."""
 
+    def mode_of(runs: Runs) -> Modes:
+        return modes(runs, [prior], (runs.flops / runs.flops.max()) ** power)
+
     def predict(runs: Runs, points: Runs, errors: bool) -> Prediction:
-        top = runs.flops.max()
-        mode = modes(runs, [prior], (runs.flops / top) ** power)
+        mode = mode_of(runs)
         log_loss, error = mode.losses(points)
-        return Prediction(log_loss[0], error[0], mode.noise[0] * (points.flops / top) ** (-power / 2))
+        return Prediction(log_loss[0], error[0], mode.noise[0] * (points.flops / runs.flops.max()) ** (-power / 2))
 
-    return predict
+    def law(runs: Runs) -> Law:
+        mode, rng = mode_of(runs), np.random.default_rng(seed)
+        best = law_of(mode.natural[0], prior.kind)
+        drawn = values_of(best.form, rng.multivariate_normal(mode.natural[0], mode.covariance[0], RESAMPLES))
+        return best.replace(draws=np.stack([drawn[name] for name in best.coefficient_names()], axis=1))
+
+    return Forecaster(BY_COMPUTE if power else PRIOR, predict, law)
 
 
-def fresh(kind: str, seed: int = 0) -> Predict:
+def fresh(kind: str, seed: int = 0) -> Forecaster:
     """A law of this kind, fitted to these runs alone; refits to fewer of them start from the first fit."""
 
     earlier: list[Law] = []
@@ -132,37 +144,50 @@ def fresh(kind: str, seed: int = 0) -> Predict:
             error = 0.5 * (high - low)
         return Prediction(np.log(result.law.loss(**_inputs(result.law, points))), error, np.full(len(points), noise))
 
-    return predict
+    def law(runs: Runs) -> Law:
+        result = fit(runs, kind)
+        return result.bootstrap(RESAMPLES, seed).law if runs.n_trunks > 1 else result.law
+
+    return Forecaster(CHINCHILLA, predict, law)
 
 
-def one_constant(law: Law) -> Predict:
+def one_constant(published: JointLaw, seed: int = 0) -> Forecaster:
     """A law as published, moved by its mean error on the runs; it says nothing where that leaves no positive loss."""
 
     def predict(runs: Runs, points: Runs, errors: bool) -> Prediction:
-        off = runs.loss - law.loss(**_inputs(law, runs))
-        loss = np.asarray(law.loss(**_inputs(law, points))) + off.mean()
+        off = runs.loss - published.loss(**_inputs(published, runs))
+        loss = np.asarray(published.loss(**_inputs(published, points))) + off.mean()
         loss = np.where(loss > 0, loss, np.nan)
         noise = (off.std(ddof=1) if len(runs) > 1 else 0.0) / loss
         return Prediction(np.log(loss), noise / np.sqrt(len(runs)), noise)
 
-    return predict
+    def law(runs: Runs) -> Law:
+        errors = errors_of(published, runs)
+        moved = published.replace(c=published.c - errors.mean())
+        draws = np.tile([*moved.coefficients.values()], (RESAMPLES, 1))
+        scatter = errors.std(ddof=1) / np.sqrt(len(runs)) if len(runs) > 1 else 0.0
+        c = moved.coefficient_names().index("c")
+        draws[:, c] += scatter * np.random.default_rng(seed).standard_normal(RESAMPLES)
+        return moved.replace(draws=draws)
+
+    return Forecaster(PUBLISHED, predict, law, "moved by its mean error on these runs, it ends below zero")
 
 
-def ladder(seed: int = 0) -> Predict:
+def ladder(seed: int = 0) -> Forecaster:
     """L = c + A C^−α through runs of one ratio D/N, for points of that ratio. ValueError for runs of several."""
-    of_rungs = fresh(LADDER, seed)
+    rungs = fresh(LADDER, seed)
 
     def predict(runs: Runs, points: Runs, errors: bool) -> Prediction:
         of_runs, of_points = (np.log(table.tokens / table.n_active) for table in (runs, points))
         if np.ptp(of_runs) > EQUAL_RATIOS:
             raise InputError("a ladder needs runs of about equal tokens per parameter")
-        rungs = np.abs(of_points - of_runs.mean()) <= EQUAL_RATIOS
-        if not rungs.any():
-            raise InputError("a ladder needs a model of about the tokens per parameter of the runs")
-        p = of_rungs(runs, points, errors)
-        return Prediction(*(np.where(rungs, values, np.nan) for values in (p.log_loss, p.error, p.noise)))
+        near = np.abs(of_points - of_runs.mean()) <= EQUAL_RATIOS
+        if not near.any():
+            raise InputError(OFF_THE_LADDER)
+        p = rungs.predict(runs, points, errors)
+        return Prediction(*(np.where(near, values, np.nan) for values in (p.log_loss, p.error, p.noise)))
 
-    return predict
+    return replace(rungs, predict=predict, silent=OFF_THE_LADDER)
 
 
 def of_one(experts: float) -> Callable[[Predict], Predict]:

@@ -8,24 +8,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from scaling_law.fitting.fitting import errors_of, fit, rms
-from scaling_law.fitting.penalty import values_of
-from scaling_law.fitting.prior import Prior, for_kind, law_of, modes
+from scaling_law.fitting.fitting import errors_of, rms
+from scaling_law.fitting.prior import Prior
 from scaling_law.forecasting.forecast import learnt, table_of
-from scaling_law.forecasting.forecasters import (
-    INTERACTION,
-    LADDER,
-    POWERS,
-    PUBLISHED,
-    RESAMPLES,
-    forecasters,
-    gain_of_experts,
-    have,
-)
+from scaling_law.forecasting.forecasters import LADDER, PUBLISHED, forecasters, gain_of_experts, have
 from scaling_law.forecasting.stack import gather, stack
-from scaling_law.formulas.conditions import Conditions
 from scaling_law.formulas.law import positive
-from scaling_law.law import JointLaw, Law, StackLaw
+from scaling_law.law import JointLaw, StackLaw
 from scaling_law.planning.limits import Quantity
 from scaling_law.runs.recipes import check_mix
 from scaling_law.runs.table import Runs, load_runs
@@ -71,40 +60,13 @@ def stack_laws(
     evidence = gather(table, table_of(of_models), candidates)
     weights = {name: float(of_law[1, 0]) for name, of_law in stack(evidence, defaults).laws.items()}
     laws = {
-        name: (_law(name.partition(",")[0], dense if "," in name else table, in_units, seed), weight)
+        name: (candidates[name].law(dense if "moved" in name else table), weight)
         for name, weight in weights.items()
         if weight > 0
     }
     told = ", ".join(f"{weight:.2f} {name}" for name, weight in weights.items() if weight >= 0.005)
     law = StackLaw.of(laws, DRAWS, seed, experts=at)
-    conditions = Conditions(
-        f"stacked on {table.source} ({table.loss_name}): {told}",
-        n_runs=len(table),
-        rmse=rms(errors_of(law, table)),
-        ranges=table.ranges(),
-        dataset=table.dataset,
-        commit=table.commit,
-        vocab_size=table.vocab_size,
-        where=table.where,
+    conditions = table.conditions(
+        f"stacked on {table.source} ({table.loss_name}): {told}", rmse=rms(errors_of(law, table))
     )
     return law.replace(conditions=conditions)
-
-
-def _law(name: str, runs: Runs, prior: Prior | None, seed: int) -> Law:
-    """The law that a forecaster of this name predicts with, fitted to all runs, with draws."""
-    rng = np.random.default_rng(seed)
-    if name == PUBLISHED:
-        published, errors = JointLaw.published(), errors_of(JointLaw.published(), runs)
-        moved = published.replace(c=published.c - errors.mean())
-        draws = np.tile([*moved.coefficients.values()], (RESAMPLES, 1))
-        scatter = errors.std(ddof=1) / np.sqrt(len(runs)) if len(runs) > 1 else 0.0
-        draws[:, moved.coefficient_names().index("c")] += scatter * rng.standard_normal(RESAMPLES)
-        return moved.replace(draws=draws)
-    if name in POWERS and prior is not None:
-        prior = for_kind(prior, INTERACTION) if name.startswith(INTERACTION) else prior
-        mode = modes(runs, [prior], (runs.flops / runs.flops.max()) ** POWERS[name])
-        law = law_of(mode.natural[0], prior.kind)
-        drawn = values_of(law.form, rng.multivariate_normal(mode.natural[0], mode.covariance[0], RESAMPLES))
-        return law.replace(draws=np.stack([drawn[name] for name in law.coefficient_names()], axis=1))
-    result = fit(runs, name)
-    return result.bootstrap(RESAMPLES, seed).law if runs.n_trunks > 1 else result.law

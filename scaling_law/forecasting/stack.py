@@ -52,13 +52,9 @@ class Evidence:
         """The laws of both, of the same runs and points."""
         pairs = zip(self.folds, other.folds, strict=True)
         folds = tuple(replace(one, errors={**one.errors, **two.errors}) for one, two in pairs)
-        return Evidence(
-            self.beyond,
-            {**self.predictions, **other.predictions},
-            {**self.like, **other.like},
-            folds,
-            {**self.left_out, **other.left_out},
-        )
+        names = ("predictions", "like", "left_out")
+        joined: dict[str, Any] = {name: {**getattr(self, name), **getattr(other, name)} for name in names}
+        return replace(self, folds=folds, **joined)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 from hub.base import strict_json
@@ -75,8 +76,6 @@ def expected(
     """
     if not tasks:
         return None
-    from statistics import NormalDist  # slow to import
-
     fits, z = _fits(), NormalDist().inv_cdf(0.5 + level / 2)
     low, high = fits["losses"]
     if not low / REACH <= loss <= high * REACH:

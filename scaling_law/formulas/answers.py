@@ -1,7 +1,7 @@
 """Answers: what those of every law share, and published laws that answer only a question of their own.
 
-Such laws give no loss for N and D, and each has one method. Their answers are bare arrays, which cannot carry a
-warning: they are refused beyond the range guard, and `warnings` says how far inside of it a question extrapolates.
+The answers of such laws are bare arrays, which carry no warning: beyond the range guard they are refused, and
+`warnings` says how far inside of it a question extrapolates.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from scaling_law.formulas.law import positive
 class Answer(ResultTable):
     """What every answer has: `rows`, the `best` of them, a `verdict`, and what it is worth.
 
-    `check` is what the law says of all models of the answer (`law.check`): none can be made without it. It is None
-    where no law of the loss was asked, or several were, each by itself. `notes` are warnings of the question itself.
+    `check` is that of all models of the answer (`law.check`), None where no law of the loss was asked, or several
+    were, each by itself. `notes` are warnings of the question itself.
     """
 
     check: RangeCheck | None = field(kw_only=True, repr=False, compare=False)
@@ -55,7 +55,6 @@ class Answer(ResultTable):
         return plain_fields(self, "rows", "check", "notes")
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """The values of each row."""
         return [plain(row) for row in self.rows]  # type: ignore[attr-defined]
 
     def to_dict(self) -> dict[str, Any]:
@@ -74,7 +73,6 @@ class ArrayAnswer(Answer):
 
     @property
     def rows(self) -> tuple[dict[str, Any], ...]:
-        """One dict of plain values for each question, in the order of the arrays."""
         return tuple(self.to_rows())
 
     def facts(self) -> dict[str, Any]:
@@ -161,7 +159,6 @@ class OwnQuestion:
         return [*self.check(**variables).warnings]
 
     def check(self, **variables: Any) -> RangeCheck:
-        """What the answer to a question is worth."""
         return RangeCheck(self.conditions, self.variables, variables)
 
     def _checked(self, force: bool, **variables: ArrayLike) -> dict[str, Any]:

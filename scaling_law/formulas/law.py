@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -23,25 +23,7 @@ from scaling_law.size.arrays import FloatArray
 from scaling_law.size.recipe import PAPER
 
 FormulaT = TypeVar("FormulaT", bound="Formula")
-
-
-class _Draws:
-    """The field `draws` of a law, whose file opens on first use."""
-
-    def __get__(self, law: Formula, kind: type[Formula] | None = None) -> FloatArray | None:
-        if callable(stored := law.__dict__["draws"]):
-            self.__set__(law, stored())
-        return cast("FloatArray | None", law.__dict__["draws"])
-
-    def __set__(self, law: Formula, value: Any) -> None:
-        if value is self:  # the field's default
-            value = None
-        if value is not None and not callable(value):
-            value, columns = np.array(value, float), len(law.coefficient_names())
-            if value.ndim != 2 or value.shape[1] != columns:
-                raise InputError(f"draws have shape {value.shape}; [n, {columns}] is needed")
-            value.setflags(write=False)
-        law.__dict__["draws"] = value
+Values: TypeAlias = ArrayLike | None  # of a variable
 
 
 @dataclass(frozen=True, repr=False)
@@ -49,8 +31,8 @@ class Formula(Summarised):
     """What all laws share; a kind of law adds `name`, `formula` and `form`, from which its values follow.
 
     `conditions` describe the fit. `draws` are coefficients of refits, [n_draws, n_coefficients] in the order of
-    `coefficient_names()`, or a function that returns them. The variables of `form`, such as N, D and E, broadcast in
-    every method; E left out means dense models.
+    `coefficient_names()`. The variables of `form`, such as N, D and E, broadcast in every method; without E models
+    are dense.
     """
 
     name: ClassVar[str] = ""
@@ -58,7 +40,7 @@ class Formula(Summarised):
     form: ClassVar[Form] = Form(())
 
     conditions: Conditions | None = field(default=None, kw_only=True, compare=False)
-    draws: FloatArray | None = field(default=cast(Any, _Draws()), kw_only=True, compare=False)
+    draws: FloatArray | None = field(default=None, kw_only=True, compare=False)
 
     def __post_init__(self) -> None:
         for name, value in self.coefficients.items():
@@ -70,6 +52,17 @@ class Formula(Summarised):
             object.__setattr__(self, name, float(value))
         for transform in self.form.transforms:
             transform.refuse_disorder(self.coefficients)
+        self._check_experts_and_draws()
+
+    def _check_experts_and_draws(self) -> None:
+        if (experts := getattr(self, "experts", None)) is not None:  # of a law that holds for one E
+            object.__setattr__(self, "experts", float(positive("experts", experts, 1.0)))
+        if self.draws is not None:
+            draws, columns = np.array(self.draws, float), len(self.coefficient_names())
+            if draws.ndim != 2 or draws.shape[1] != columns:
+                raise InputError(f"draws have shape {draws.shape}; [n, {columns}] is needed")
+            draws.setflags(write=False)
+            object.__setattr__(self, "draws", draws)
 
     @classmethod
     def coefficient_names(cls) -> tuple[str, ...]:
@@ -90,13 +83,7 @@ class Formula(Summarised):
         """The vocabulary of this law's runs; GPT-2's 50,257 if unknown."""
         return (self.conditions and self.conditions.vocab_size) or VOCAB_SIZE
 
-    def loss(
-        self,
-        n_active: ArrayLike | None = None,
-        tokens: ArrayLike | None = None,
-        experts: ArrayLike | None = None,
-        **variables: ArrayLike,
-    ) -> Any:
+    def loss(self, n_active: Values = None, tokens: Values = None, experts: Values = None, **variables: Values) -> Any:
         """Predicted loss in nats per token; `variables` are the law's others, by name.
 
         Text such as "1B" is read. ValueError for missing or unknown variables, shapes that do not broadcast, values
@@ -106,11 +93,7 @@ class Formula(Summarised):
         return self.evaluate(tuple(self.coefficients.values()), self._inputs(n_active, tokens, experts, **variables))
 
     def loss_draws(
-        self,
-        n_active: ArrayLike | None = None,
-        tokens: ArrayLike | None = None,
-        experts: ArrayLike | None = None,
-        **variables: ArrayLike,
+        self, n_active: Values = None, tokens: Values = None, experts: Values = None, **variables: Values
     ) -> FloatArray:
         """Losses under each of the law's draws, of shape [n_draws, ...]. ValueError if the law has none."""
         if self.draws is None:
@@ -143,11 +126,7 @@ class Formula(Summarised):
                 low = "at least 1" if least else "at least 0" if share else "positive"
                 high = "at most 1" if name in PARTS else "finite"
                 raise InputError(f"{name}={wrong.flat[0]:g} must be {low} and {high}")
-        try:
-            np.broadcast_shapes(*(values.shape for values in arrays.values()))
-        except ValueError:
-            shapes = ", ".join(f"{name} of {list(values.shape)}" for name, values in arrays.items() if values.ndim)
-            raise InputError(f"{shapes}: arrays must have one shape, or shapes that broadcast") from None
+        check_shapes(arrays)
         return arrays
 
     def default_experts(self) -> Any:
@@ -162,19 +141,19 @@ class Formula(Summarised):
         return tuple(float(e) for e in PAPER.experts if low / GUARD["E"] <= e <= high * GUARD["E"])
 
     def warnings(
-        self, n_active: Any = None, tokens: Any = None, experts: Any = None, **variables: ArrayLike
+        self, n_active: Values = None, tokens: Values = None, experts: Values = None, **variables: Values
     ) -> list[str]:
         """How far these models lie outside the runs, or what ranges are unknown, a sentence each; [] inside."""
         return [*self.check(n_active, tokens, experts, **variables).warnings]
 
     def beyond_guard(
-        self, n_active: Any = None, tokens: Any = None, experts: Any = None, **variables: ArrayLike
+        self, n_active: Values = None, tokens: Values = None, experts: Values = None, **variables: Values
     ) -> NDArray[np.bool_]:
         """True where a model lies too far from the runs to act on the answer (`conditions.GUARD`)."""
         return self.check(n_active, tokens, experts, **variables).beyond
 
     def check(
-        self, n_active: Any = None, tokens: Any = None, experts: Any = None, **variables: ArrayLike
+        self, n_active: Values = None, tokens: Values = None, experts: Values = None, **variables: Values
     ) -> RangeCheck:
         """What an answer about these models is worth. E left out means dense models, or the law's own.
 
@@ -200,8 +179,7 @@ class Formula(Summarised):
                 raise InputError(unknown(f"field of {type(self).__name__} ", name, names))
         kept = ("conditions", "draws", "experts")
         same = all(getattr(self, name) == value for name, value in changes.items() if name not in kept)
-        stored = self.__dict__["draws"] if same else None  # not `self.draws`, which would read the file
-        return replace(self, **{"draws": stored, **changes})
+        return replace(self, **{"draws": self.draws if same else None, **changes})
 
     def summary(self) -> Table:
         """The coefficients, with 95 % intervals where the law has draws; rich and notebooks show it."""
@@ -241,21 +219,26 @@ def numbers(name: str, values: Any) -> FloatArray:
         raise InputError(f"{name}={literal(values)} must be numbers, or text such as '1B'") from None
 
 
-def positive(name: str, value: ArrayLike) -> FloatArray:
-    """An array of positive finite numbers; text such as "1e22" or "100B" is read. ValueError for anything else."""
+def check_shapes(arrays: Mapping[str, FloatArray]) -> None:
+    """InputError, naming the arrays, unless they broadcast."""
+    try:
+        np.broadcast_shapes(*(values.shape for values in arrays.values()))
+    except ValueError:
+        shapes = ", ".join(f"{name} of {list(values.shape)}" for name, values in arrays.items() if values.ndim)
+        raise InputError(f"{shapes}: arrays must have one shape, or shapes that broadcast") from None
+
+
+def positive(name: str, value: ArrayLike, least: float = 0.0) -> FloatArray:
+    """An array of positive finite numbers, `least` and more; text such as "1e22" or "100B" is read.
+
+    ValueError for anything else.
+    """
     array = numbers(name, value)
-    wrong = array[~((array > 0) & (array < np.inf))]
-    if wrong.size:
-        raise InputError(f"{name}={float(wrong.flat[0]):g} must be positive and finite")
+    if (wrong := array[~((array > 0) & (array >= least) & (array < np.inf))]).size:
+        raise InputError(
+            f"{name}={wrong.flat[0]:g} must be {f'at least {least:g}' if least else 'positive'} and finite"
+        )
     return array
-
-
-def checked_experts(experts: ArrayLike) -> FloatArray:
-    """An array of E. ValueError unless all are finite and at least 1."""
-    e = np.asarray(experts, float)
-    if (wrong := e[~((e >= 1) & (e < np.inf))]).size:
-        raise InputError(f"experts={wrong.flat[0]:g} must be at least 1 and finite")
-    return e
 
 
 def percentile_interval(draws: FloatArray, level: float = 0.95) -> tuple[Any, Any]:
@@ -265,9 +248,14 @@ def percentile_interval(draws: FloatArray, level: float = 0.95) -> tuple[Any, An
     return (float(low), float(high)) if np.ndim(low) == 0 else (low, high)
 
 
-def check_level(level: float) -> None:
-    if not 0 < level < 1:
+def check_level(level: Any) -> None:
+    if not (isinstance(level, (int, float)) and 0 < level < 1):
         raise InputError(f"level={level!r} must be above 0 and below 1")
+
+
+def check_count(name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+        raise InputError(f"{name}={value!r} must be an integer of at least {least}")
 
 
 class ChinchillaForm(Formula):
@@ -275,14 +263,9 @@ class ChinchillaForm(Formula):
 
     def chinchilla_coefficients(self, experts: ArrayLike) -> tuple[Any, Any, Any, Any]:
         """(m, μ, n, ν) for each E of `experts`, as arrays of its shape. ValueError for an E outside the law."""
-        return self.chinchilla_of(tuple(self.coefficients.values()), checked_experts(experts))
+        return self.chinchilla_of(tuple(self.coefficients.values()), positive("experts", experts, 1.0))
 
     @classmethod
     def chinchilla_of(cls, coefficients: Any, experts: ArrayLike) -> tuple[Any, Any, Any, Any]:
         """(m, μ, n, ν) of coefficients in the order of `coefficient_names()`, such as draws, at E; they broadcast."""
         raise NotImplementedError
-
-    @property
-    def irreducible_loss(self) -> float:
-        """Nats per token."""
-        return self.coefficients["c"]

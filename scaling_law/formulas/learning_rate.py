@@ -19,7 +19,7 @@ from dataclasses import MISSING, asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -27,7 +27,7 @@ from numpy.typing import ArrayLike
 from hub.base import strict_json
 from hub.base.errors import InputError, unknown
 from scaling_law.formulas.conditions import Conditions, RangeCheck
-from scaling_law.formulas.law import check_level, positive
+from scaling_law.formulas.law import Values, check_level, positive
 from scaling_law.size.architecture import VOCAB_SIZE, Architecture, active_parameters, non_embedding_parameters
 from scaling_law.size.recipe import PAPER, ROWS
 
@@ -37,6 +37,7 @@ COEFFICIENTS = ("intercept", "slope_n", "slope_e", "slope_d", "slope_batch")
 FORMAT, VERSION = "learning_rate_law", 5
 PUBLIC, PUBLIC_FILE = "public", Path(__file__).with_name("public_learning_rates.json")
 AT_THE_PAPERS_LEVEL = f"{PUBLIC}:ludziejewski"  # whose recipe `train.py` runs
+Count: TypeAlias = float | None  # of tokens; None where it is not told
 PHANTOM_POSITIONS = 512  # rows of the positional table that the code counted
 
 
@@ -83,7 +84,10 @@ class LearningRateLaw:
         'public' is that of all readable grids for another lab, 'public:stepfun' at the level of one of them.
         """
         if reading.partition(":")[0] == PUBLIC:
-            return _public_law(reading)
+            public = strict_json.read(PUBLIC_FILE, "learning_rate_laws", 1)["laws"]
+            if reading not in public:
+                raise InputError(unknown("learning-rate law ", reading, public))
+            return cls(**public[reading])
         counts: Any = reading  # an unknown one is refused by the law
         source = "text" if reading == "paper" else "code of the runs"
         coefficients = PAPER.learning_rate.get(reading, (0.0, 0.0, 0.0))
@@ -136,17 +140,14 @@ class LearningRateLaw:
         return f"exp({' '.join([f'{self.intercept:.6g}', *terms])})"
 
     def at(
-        self,
-        counted_parameters: ArrayLike,
-        experts: ArrayLike,
-        tokens: ArrayLike | None = None,
-        batch_tokens: ArrayLike | None = None,
+        self, counted_parameters: ArrayLike, experts: ArrayLike, tokens: Values = None, batch_tokens: Values = None
     ) -> Any:
         """Peak LR for N as this reading counts it, D and the tokens of a batch (broadcasts).
 
-        ValueError names a variable of this law that is missing.
+        ValueError names a variable of this law that is missing, and one that is not positive and finite.
         """
-        exponent: Any = self.intercept + self.slope_n * np.log(counted_parameters) + self.slope_e * np.log(experts)
+        size, e = positive("counted_parameters", counted_parameters), positive("experts", experts, 1.0)
+        exponent: Any = self.intercept + self.slope_n * np.log(size) + self.slope_e * np.log(e)
         for name, of, slope, values in (
             ("tokens", "the run", self.slope_d, tokens),
             ("batch_tokens", "a batch", self.slope_batch, batch_tokens),
@@ -161,8 +162,8 @@ class LearningRateLaw:
         self,
         counted_parameters: float,
         experts: float,
-        tokens: float | None = None,
-        batch_tokens: float | None = None,
+        tokens: Count = None,
+        batch_tokens: Count = None,
         level: float = 0.95,
     ) -> tuple[float, float] | None:
         """Where the best rate lies with this probability; None for a law without covariance. Errors as `at`."""
@@ -181,50 +182,35 @@ class LearningRateLaw:
             return float(architecture.n_active_non_embedding)
         return float(architecture.n_active + PHANTOM_POSITIONS * architecture.d_model)
 
-    def learning_rate(
-        self, architecture: Architecture, tokens: float | None = None, batch_tokens: float | None = None
-    ) -> float:
-        """Peak LR. Never refused: `warnings` and `beyond_guard` say how far it extrapolates; errors as `at`."""
+    def learning_rate(self, architecture: Architecture, tokens: Count = None, batch_tokens: Count = None) -> float:
+        """Peak LR. Never refused: `warnings` and `check` say how far it extrapolates; errors as `at`."""
         return float(self.at(self.counted(architecture), architecture.experts_equivalent, tokens, batch_tokens))
 
-    def warnings(
-        self, architecture: Architecture, tokens: float | None = None, batch_tokens: float | None = None
-    ) -> list[str]:
+    def warnings(self, architecture: Architecture, tokens: Count = None, batch_tokens: Count = None) -> list[str]:
         """How far a run lies outside the runs of this law; [] inside. Variables left out are not checked."""
-        return self.warnings_at(self.counted(architecture), architecture.experts_equivalent, tokens, batch_tokens)
+        return in_words(self.check(architecture, tokens, batch_tokens))
 
-    def warnings_at(
-        self,
-        counted_parameters: float,
-        experts: float,
-        tokens: float | None = None,
-        batch_tokens: float | None = None,
-    ) -> list[str]:
-        """Warnings for N as this reading counts it."""
-        sentences = self.check_at(counted_parameters, experts, tokens, batch_tokens).warnings
-        return [f"learning rate: {text}" for text in sentences]
+    def check(self, architecture: Architecture, tokens: Count = None, batch_tokens: Count = None) -> RangeCheck:
+        """What the rate of a run is worth: trusted where N, E, and the D and B that it depends on are in range.
 
-    def check(
-        self, architecture: Architecture, tokens: float | None = None, batch_tokens: float | None = None
-    ) -> RangeCheck:
-        """What the rate of a run is worth: trusted where N, E, and the D and B that it depends on are in range."""
+        `beyond` where they lie too far outside to train at this rate (`conditions.GUARD`).
+        """
         return self.check_at(self.counted(architecture), architecture.experts_equivalent, tokens, batch_tokens)
 
-    def beyond_guard(
-        self, architecture: Architecture, tokens: float | None = None, batch_tokens: float | None = None
-    ) -> bool:
-        """Whether N, E, D or B lie too far outside to train at this rate (`conditions.GUARD`); False if unknown."""
-        return bool(self.check(architecture, tokens, batch_tokens).beyond)
-
     def check_at(
-        self, counted_parameters: float, experts: float, tokens: float | None, batch_tokens: float | None
+        self, counted_parameters: float, experts: float, tokens: Count = None, batch_tokens: Count = None
     ) -> RangeCheck:
-        """Range check for N as this reading counts it."""
+        """`check` for N as this reading counts it."""
         ranges = {"N": self.n_range, "E": self.experts_range, "D": self.tokens_range, "batch": self.batch_range}
         conditions = Conditions(self.source, variables={name: ends for name, ends in ranges.items() if ends})
         needs = ("N", "experts", *("tokens",) * (self.slope_d != 0), *("batch",) * (self.slope_batch != 0))
         at = {"N": counted_parameters, "experts": experts, "tokens": tokens, "batch": batch_tokens}
         return RangeCheck(conditions, needs, at)
+
+
+def in_words(check: RangeCheck) -> list[str]:
+    """The warnings about a rate."""
+    return [f"learning rate: {text}" for text in check.warnings]
 
 
 class PeakRate(NamedTuple):
@@ -246,7 +232,7 @@ def peak_rate(
 
     def by(law: LearningRateLaw) -> PeakRate:
         at = float(law.counted_parameters(d_model, vocab_size=vocab_size)), experts, tokens, batch_tokens
-        return PeakRate(float(law.at(*at)), law.interval_at(*at), law, tuple(law.warnings_at(*at)))
+        return PeakRate(float(law.at(*at)), law.interval_at(*at), law, tuple(in_words(law.check_at(*at))))
 
     public = by(law or LearningRateLaw.published(AT_THE_PAPERS_LEVEL))
     if law is not None or not public.warnings:
@@ -256,22 +242,14 @@ def peak_rate(
     return paper._replace(warnings=(f"{first}: the paper's law answers, outside of the public grids", *more))
 
 
-def _public_law(name: str) -> LearningRateLaw:
-    """The shipped law of this name."""
-    laws = strict_json.read(PUBLIC_FILE, "learning_rate_laws", 1)["laws"]
-    if name not in laws:
-        raise InputError(unknown("learning-rate law ", name, laws))
-    return LearningRateLaw(**laws[name])
-
-
 def _frozen(value: Any) -> Any:
     """Lists in lists of numbers as tuples of floats."""
     return tuple(map(_frozen, value)) if isinstance(value, (tuple, list)) else float(value)
 
 
 def _is_covariance(rows: Any) -> bool:
-    matrix = [row for row in rows or () if isinstance(row, (tuple, list)) and len(row) == 5]
-    return rows is None or (len(rows) == len(matrix) == 5 and all(_is_finite(x) for row in matrix for x in row))
+    shape = rows is None or (len(rows) == 5 and all(isinstance(row, (tuple, list)) and len(row) == 5 for row in rows))
+    return shape and all(_is_finite(x) for row in rows or () for x in row)
 
 
 def _is_finite(value: Any) -> bool:

@@ -10,8 +10,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
-
 from scaling_law.formulas.conditions import Conditions, fitted_ranges
 from scaling_law.size.architecture import VOCAB_SIZE
 from scaling_law.size.recipe import PAPER, published_design
@@ -20,7 +18,7 @@ DATA = json.loads(Path(__file__).with_name("published.json").read_text(encoding=
 RECOVERED: dict[str, float] = DATA["recovered"]
 PRINTED: dict[str, float] = DATA["printed"]
 RMSE: float = DATA["rmse"]  # nats, of the paper's fit on the runs it was fitted to
-DRAWS_FILE = Path(__file__).with_name("published_draws.npy")
+DRAWS_FILE = Path(__file__).with_name("published_draws.npy")  # [1000, 11], by `scaling_law.paper.published_draws`
 
 
 def conditions(rounded: bool = False) -> Conditions:
@@ -39,8 +37,3 @@ def conditions(rounded: bool = False) -> Conditions:
         warmup_tokens=PAPER.warmup_tokens,
         vocab_size=VOCAB_SIZE,
     )
-
-
-def read_draws() -> np.ndarray:
-    """The draws that the package ships, [1000, 11], made by `scaling_law.paper.published_draws`."""
-    return np.asarray(np.load(DRAWS_FILE, allow_pickle=False))

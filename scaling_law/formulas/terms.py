@@ -11,7 +11,7 @@ saturates at E_max (Ludziejewski et al. 2025, Eq. 3, after Clark et al. 2022):
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -24,6 +24,7 @@ from hub.base.errors import InputError
 from scaling_law.size.architecture import is_size
 
 Factors = tuple[str, ...]  # the variables and transforms whose logarithms a feature multiplies
+Features = Sequence[tuple[Any, Factors]]  # a sum of them, each with its factor
 # What a coefficient is to its law; SLOPE is that of a size or of tokens, BY_DESIGN of anything else
 CONSTANT, SIZE, SLOPE, BY_DESIGN, INTERACTION = "constant", "size", "slope", "by_design", "interaction"
 TRANSFORM, OUTER = "transform", "outer"
@@ -43,7 +44,7 @@ class Term:
 
     @cached_property
     def features(self) -> dict[str, tuple[tuple[float, Factors], ...]]:
-        """The (sign, factors) of each coefficient but the scale."""
+        """The features of each coefficient but the scale, with their signs."""
         features: dict[str, tuple[tuple[float, Factors], ...]] = {}
         for feature, coefficient in self.slopes.items():
             if isinstance(coefficient, str):
@@ -69,7 +70,7 @@ class Term:
     def exponent(self, values: Mapping[str, Any], logs: Mapping[str, Any]) -> Any:
         """Σ coefficient · feature."""
         products = [(sign * values[c], f) for c, pairs in self.features.items() for sign, f in pairs]
-        return sum(value * prod(logs[name] for name in factors) for value, factors in (*products, *self.offset))
+        return total((*products, *self.offset), logs)
 
 
 def factors_of(feature: str) -> Factors:
@@ -200,17 +201,20 @@ class Form:
         """The loss; coefficients and inputs broadcast, and nothing is checked."""
         logs = self.logs(values, inputs)
         powers = [values[term.scale] * np.exp(term.exponent(values, logs)) for term in self.terms if term.slopes]
-        total: Any = sum(powers, start=0.0)
-        total = total ** values[self.outer] if self.outer else total
-        return sum((values[name] for name in self.constants), start=total)
+        loss: Any = sum(powers, start=0.0)
+        loss = loss ** values[self.outer] if self.outer else loss
+        return sum((values[name] for name in self.constants), start=loss)
 
 
-def without(factors: Factors, name: str) -> Iterable[tuple[int, Factors]]:
-    """The derivative of a product of logarithms by one of them: how often it occurs, and what is left; or nothing."""
-    if times := factors.count(name):
-        rest = list(factors)
-        rest.remove(name)
-        yield times, tuple(rest)
+def total(features: Features, logs: Mapping[str, Any]) -> Any:
+    """Σ factor · Π logarithms."""
+    return sum((factor * prod(logs[name] for name in names) for factor, names in features), start=0.0)
+
+
+def derivative(features: Features, name: str) -> list[tuple[Any, Factors]]:
+    """The features of the derivative by one logarithm."""
+    at = [(factor * names.count(name), names, names.index(name)) for factor, names in features if name in names]
+    return [(factor, names[:i] + names[i + 1 :]) for factor, names, i in at]
 
 
 def expert_transform(experts: ArrayLike, e_start: ArrayLike, e_max: ArrayLike) -> Any:
@@ -219,11 +223,7 @@ def expert_transform(experts: ArrayLike, e_start: ArrayLike, e_max: ArrayLike) -
     return inner * top / (inner + top)
 
 
-def _log_expert_transform(experts: ArrayLike, e_start: ArrayLike, e_max: ArrayLike) -> Any:
-    return np.log(expert_transform(experts, e_start, e_max))
-
-
-def log_expert_transform_gradient(experts: ArrayLike, e_start: ArrayLike, e_max: ArrayLike) -> tuple[Any, Any, Any]:
+def _log_expert_transform_gradient(experts: ArrayLike, e_start: ArrayLike, e_max: ArrayLike) -> tuple[Any, Any, Any]:
     """ln Ê and its derivatives by E_start and E_max (each broadcast)."""
     start, top = np.asarray(e_start, float), np.asarray(e_max, float)
     inner, offset = _inner(experts, start, top), start * top / (top - start)
@@ -247,7 +247,7 @@ E_HAT = Transform(
         Parameter("e_start", floor=1.0, box=(0.01, 100.0)),
         Parameter("e_max", floor=1.0, box=(1.0, 1e5), above="e_start"),
     ),
-    _log_expert_transform,
-    log_expert_transform_gradient,
+    lambda *at: np.log(expert_transform(*at)),
+    _log_expert_transform_gradient,
     starts=((2.0, 256.0), (1.1, 12.0), (1.1, 1e4), (5.0, 40.0), (5.0, 1e4)),  # the first is the paper's
 )

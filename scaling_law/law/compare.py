@@ -129,7 +129,7 @@ def compare(
     flops: Any,
     *,
     memory: Any = None,
-    laws: Sequence[str] | None = None,
+    laws: str | Sequence[str] | None = None,
     vocab_size: int = VOCAB_SIZE,
     force: bool = False,
 ) -> LawComparison:
@@ -146,7 +146,8 @@ def compare(
     """
     budget = float(positive("flops", flops))
     limits = Limits.of(memory=memory, vocab_size=vocab_size)
-    papers = [entry(name) for name in (laws or [name for name, law in SHELF.items() if law.published])]
+    named = [laws] if isinstance(laws, str) else laws
+    papers = [entry(name) for name in (named or [name for name, law in SHELF.items() if law.published])]
     reference = entry(REFERENCE).law()
     assert isinstance(reference, Law)
     best = reference.optimal(budget, memory=memory, vocab_size=vocab_size, force=True).best

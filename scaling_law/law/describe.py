@@ -11,7 +11,7 @@ from typing import Any
 
 from hub.base.tables import Table
 from hub.base.units import format_bytes, format_count, format_flops, parse_context
-from scaling_law.formulas.answers import ArrayAnswer
+from scaling_law.formulas.answers import ArrayAnswer, plain
 from scaling_law.formulas.conditions import RangeCheck
 from scaling_law.formulas.law import percentile_interval, positive
 from scaling_law.law import JointLaw, Law
@@ -39,10 +39,6 @@ class PredictedLoss:
     trusted: bool
     refusal: str | None
     optimum: OptimalTable | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return vars(self) | {"optimum": self.optimum and self.optimum.to_dict()}
 
 
 @dataclass(frozen=True)
@@ -95,7 +91,7 @@ class Description(ArrayAnswer):
             "flops_per_token": flops,
             "bytes": memory | {"training_state": a.training_state_bytes},
             "law": self.law,
-            "prediction": self.prediction and self.prediction.to_dict(),
+            "prediction": plain(self.prediction),
         }
 
     def summary(self) -> Table:

@@ -19,7 +19,7 @@ from hub.base.errors import InputError
 from hub.base.units import listed_experts
 from scaling_law.formulas import published
 from scaling_law.formulas.conditions import RangeCheck
-from scaling_law.formulas.law import ChinchillaForm, FloatArray, checked_experts, numbers
+from scaling_law.formulas.law import ChinchillaForm, FloatArray, Values, numbers, positive
 from scaling_law.formulas.terms import E_HAT, Form, Term, expert_transform
 from scaling_law.law import Law, register
 from scaling_law.planning.optimum import optimum_draws
@@ -58,7 +58,7 @@ class ChinchillaLaw(ChinchillaForm, Law):
         return self.experts if self.experts is not None else (fitted[0] if len(fitted) == 1 else 1.0)
 
     def warnings(
-        self, n_active: Any = None, tokens: Any = None, experts: Any = None, **variables: ArrayLike
+        self, n_active: Values = None, tokens: Values = None, experts: Values = None, **variables: Values
     ) -> list[str]:
         fitted, sentences = self.default_experts(), super().warnings(n_active, tokens, experts, **variables)
         requested = numbers("experts", fitted if experts is None else experts)
@@ -67,12 +67,12 @@ class ChinchillaLaw(ChinchillaForm, Law):
         return sentences
 
     def check(
-        self, n_active: Any = None, tokens: Any = None, experts: Any = None, **variables: ArrayLike
+        self, n_active: Values = None, tokens: Values = None, experts: Values = None, **variables: Values
     ) -> RangeCheck:
         return super().check(n_active, tokens, self.default_experts() if experts is None else experts, **variables)
 
     def chinchilla_coefficients(self, experts: ArrayLike) -> tuple[Any, Any, Any, Any]:
-        e, fitted = checked_experts(experts), self.default_experts()
+        e, fitted = positive("experts", experts, 1.0), self.default_experts()
         if (others := e[e != fitted]).size:
             raise InputError(f"experts={others.flat[0]:g}: this Chinchilla law holds for E = {fitted:g} only")
         return super().chinchilla_coefficients(e)
@@ -90,10 +90,7 @@ class JointLaw(ChinchillaForm, Law):
 
     name: ClassVar[str] = "joint"
     formula: ClassVar[str] = "L = a·Ê^δ·N^(α + γ ln Ê) + b·Ê^ω·D^(β + ζ ln Ê) + c"
-    form: ClassVar[Form] = Form(
-        (_SIZE, _DATA, Term("c")),
-        (E_HAT,),
-    )
+    form: ClassVar[Form] = Form((_SIZE, _DATA, Term("c")), (E_HAT,))
 
     a: float
     alpha: float
@@ -116,7 +113,7 @@ class JointLaw(ChinchillaForm, Law):
         """
         coefficients: Any = published.PRINTED if rounded else published.RECOVERED
         law = cls(**coefficients, conditions=published.conditions(rounded))
-        return law if rounded else law.replace(draws=published.read_draws)
+        return law if rounded else law.replace(draws=np.load(published.DRAWS_FILE, allow_pickle=False))
 
     optimum_draws = optimum_draws
 
@@ -148,9 +145,7 @@ class CrossingLaw(Law):
     name: ClassVar[str] = "crossing"
     formula: ClassVar[str] = "L = (a·Ê^δ·N^(α + γ ln Ê) + b·Ê^(ω + κ ln Ê)·D^(β + ζ ln Ê))^q + c"
     form: ClassVar[Form] = Form(
-        (_SIZE, Term("b", {**_DATA.slopes, "e_hat*e_hat": "kappa"}), Term("c")),
-        (E_HAT,),
-        outer="q",
+        (_SIZE, Term("b", {**_DATA.slopes, "e_hat*e_hat": "kappa"}), Term("c")), (E_HAT,), outer="q"
     )
 
     a: float

@@ -10,14 +10,14 @@ import numpy as np
 
 from hub.base.errors import InputError
 from hub.base.tables import Table
-from scaling_law.formulas import Conditions, Form
+from scaling_law.formulas import Form
 from scaling_law.law.base import Law, register
 from scaling_law.law.kinds import JointLaw
 from scaling_law.size.arrays import FloatArray
 
 
 @register
-@dataclass(frozen=True, repr=False, init=False)
+@dataclass(frozen=True, repr=False)
 class StackLaw(Law):
     """Laws as one, whose ln L is the mean of theirs under `weights` of sum 1.
 
@@ -30,28 +30,20 @@ class StackLaw(Law):
     formula: ClassVar[str] = "ln L = Σ w·ln L_j"
     form: ClassVar[Form] = Form((), reads=("n_active", "tokens", "experts"))
 
-    laws: tuple[Law, ...]
-    weights: tuple[float, ...]
+    laws: Sequence[Law]
+    weights: Sequence[float]
     experts: float = 1.0
 
-    def __init__(
-        self,
-        laws: Sequence[Law],
-        weights: Sequence[float],
-        experts: float = 1.0,
-        *,
-        conditions: Conditions | None = None,
-        draws: FloatArray | None = None,
-    ) -> None:
-        w = np.asarray(weights, float)
-        if w.shape != (len(laws),) or not (len(w) and np.all(w >= 0) and np.isclose(w.sum(), 1.0)):
-            raise InputError(f"weights={weights!r} must be one for each of {len(laws)} laws, of sum 1")
-        for law in laws:
+    def __post_init__(self) -> None:
+        weights = np.asarray(self.weights, float)
+        if weights.shape != (len(self.laws),) or not (np.all(weights >= 0) and np.isclose(weights.sum(), 1.0)):
+            raise InputError(f"weights={self.weights!r} must be one for each of {len(self.laws)} laws, of sum 1")
+        for law in self.laws:
             if others := {*law.variables} - {*self.form.reads}:
                 raise InputError(f"laws: the {law.name} law depends on {min(others)}, which a stack does not have")
-        values = {"laws": tuple(laws), "weights": tuple(w.tolist()), "experts": float(experts)}
-        for name, value in (values | {"conditions": conditions, "draws": draws}).items():  # draws last, to be checked
-            object.__setattr__(self, name, value)
+        object.__setattr__(self, "laws", tuple(self.laws))
+        object.__setattr__(self, "weights", tuple(weights.tolist()))
+        self._check_experts_and_draws()
 
     def coefficient_names(self) -> tuple[str, ...]:  # type: ignore[override]  # they are those of its laws
         """The weights, then the coefficients of each law, numbered."""
@@ -90,7 +82,7 @@ class StackLaw(Law):
     def of(cls, laws: Mapping[str, tuple[Law, float]], n_draws: int, seed: int = 0, **options: Any) -> StackLaw:
         """Stack laws with these weights; each draw is one of a law's own, of as many laws as it weighs."""
         used = [(law, weight) for law, weight in laws.values() if weight > 0]
-        stack = cls(tuple(law.replace(draws=None) for law, _ in used), tuple(w for _, w in used), **options)
+        stack = cls([law.replace(draws=None) for law, _ in used], [w for _, w in used], **options)
         rng, draws, first = np.random.default_rng(seed), [], len(used)
         for j, (law, weight) in enumerate(used):
             own = np.array([[*law.coefficients.values()]]) if law.draws is None else law.draws

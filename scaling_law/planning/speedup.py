@@ -25,7 +25,7 @@ from hub.base.tables import Table
 from hub.base.units import format_count, format_flops
 from scaling_law.formulas import Formula
 from scaling_law.formulas.answers import Answer
-from scaling_law.formulas.law import checked_experts, positive
+from scaling_law.formulas.law import positive
 from scaling_law.machine.throughput import ModelWork
 from scaling_law.planning.budget import Budget, Cluster, QuestionFields, read_costs, work_of
 from scaling_law.planning.inverse import ENDLESS, floor, reaching, tokens_needed
@@ -339,7 +339,7 @@ def _experts(name: str, value: Any) -> float:
     """Read a single E; ValueError for anything else."""
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise InputError(f"{name}={value!r} must be a number of experts or an Architecture")
-    return float(checked_experts(value))
+    return float(positive("experts", value, 1.0))
 
 
 def _named(model: Model) -> str:

@@ -1,11 +1,9 @@
 """Readers of public tables of runs, as their authors publish them: `load_runs(file, format="step_law")`.
 
 A reader is data, a row of `readers.json`: which columns of the file are which of ours, what the authors left out, and
-where the file is from. The files are not shipped. Sizes are counted as the joint law counts them (active parameters,
-input and output embeddings, no norms, no router) where the file tells; `experts` is then the total over the active
-width of a routed block, shared experts in both, as of `Architecture.experts_equivalent`. The other columns have the
-names of `Architecture.variables`. Step Law's vocabulary is that of which the loss of diverged runs, 11.092, is the
-logarithm.
+where the file is from; the files are not shipped. Where the file tells, sizes are counted as the joint law counts them
+and `experts` as `Architecture.experts_equivalent`; other columns have the names of `Architecture.variables`. Step
+Law's vocabulary is that of which the loss of diverged runs, 11.092, is the logarithm.
 """
 
 from __future__ import annotations

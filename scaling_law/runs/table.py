@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -15,10 +15,11 @@ import hub  # lazy: its rooms are imported when runs are read
 from hub.base.errors import InputError, RecordError, unknown
 from hub.base.tables import Summarised, Table, literal
 from hub.base.units import format_count
-from scaling_law.formulas.conditions import FittedRange, fitted_ranges
+from scaling_law.formulas.conditions import Conditions, FittedRange, fitted_ranges
+from scaling_law.formulas.law import numbers
 from scaling_law.runs.architectures import in_terms_of_laws, size_problem, with_size
 from scaling_law.runs.columns import Column, aliases_of, with_columns, with_counts
-from scaling_law.runs.readers import Reader, reader
+from scaling_law.runs.readers import reader
 from scaling_law.runs.recipes import Recipe, recipe_of
 from scaling_law.runs.rows import (
     FloatArray,
@@ -40,7 +41,6 @@ from scaling_law.size.architecture import training_flops
 if TYPE_CHECKING:
     import pandas
 
-    from hub import LoadedRows
 
 _INPUTS = ("n_active", "tokens", "experts")
 _COLUMNS = (*_INPUTS, "loss", "trunk")
@@ -51,10 +51,10 @@ class Runs(Summarised):
     """Measured runs as columns [n]; the loss is in nats per token, `trunk` holds cluster ids from 0.
 
     `columns` are the other numeric columns of the source, NaN where a run has no value; `runs[name]` is any of them.
-    `skipped` says what was left out and why; `load_runs(dataset, revision=commit)` reads the same index again.
-    `warmup_tokens` is the longest warm-up, `vocab_size` the shared vocabulary (None: unknown or mixed).
-    `recipe` has what else the runs were trained with, one value [n] for each column of `runs.recipes` that is known.
-    `read_as` is the format and the mapping of columns, asked for or by alias (None: the source had our columns).
+    `skipped` says what was left out and why. `warmup_tokens` is the longest warm-up, `vocab_size` the shared
+    vocabulary (None: unknown or mixed). `recipe` has what else the runs were trained with, [n] for each column of
+    `runs.recipes` that is known. `read_as` is the format and the mapping of columns (None: the source had our
+    columns).
     """
 
     n_active: FloatArray
@@ -99,8 +99,8 @@ class Runs(Summarised):
 
         `trunk`: one id per run; "auto" or None joins runs of equal n_active and experts, "run" joins none.
         """
-        arrays = (np.atleast_1d(np.asarray(v, float)) for v in (n_active, tokens, experts, loss))
-        n, d, e, losses = np.broadcast_arrays(*arrays)
+        given = zip((*_INPUTS, "loss"), (n_active, tokens, experts, loss), strict=True)
+        n, d, e, losses = np.broadcast_arrays(*(np.atleast_1d(numbers(*pair)) for pair in given))
         if n.ndim != 1:
             raise RunsError(f"columns must be one-dimensional, not of shape {n.shape}")
         names = tuple(run_id) if run_id is not None else tuple(f"row-{i}" for i in range(len(n)))
@@ -181,6 +181,11 @@ class Runs(Summarised):
     def ranges(self) -> tuple[FittedRange, ...]:
         return fitted_ranges(self.n_active, self.tokens, self.experts)
 
+    def conditions(self, provenance: str, **fit: Any) -> Conditions:
+        """What a law of these runs was fitted on, beside what its `fit` adds."""
+        told = {name: getattr(self, name) for name in ("dataset", "commit", "vocab_size", "where")}
+        return Conditions(provenance, n_runs=len(self), ranges=self.ranges(), **told, **fit)
+
     def to_pandas(self) -> pandas.DataFrame:
         import pandas
 
@@ -211,7 +216,7 @@ def _frozen(values: ArrayLike, kind: Any = float) -> NDArray[Any]:
 
 
 def _other(name: str, values: ArrayLike, count: int) -> FloatArray:
-    """A further column of `Runs.from_columns`; RunsError for a taken name and another length."""
+    """A further column of `Runs.from_columns`."""
     if name in _COLUMNS or name == "run_id":
         raise RunsError(f"columns: {name!r} is an argument itself, not one of columns")
     try:
@@ -248,15 +253,13 @@ def load_runs(
         columns: our name to a column of the source, an expression ("1 - sparsity", "`Training FLOP` / 6"), a number
             (`experts=1` for dense models) or a function of the row; in order, so that later ones may use earlier ones.
         format: a public table read as its authors publish it: "step_law", "marin_isoflop", "open_athena",
-            "epoch_chinchilla", "gemstones", "clark" or "clark_curves" (docs/fitting.md says where they are from).
+            "epoch_chinchilla", "gemstones", "clark" or "clark_curves" (from where: docs/fitting.md).
         final: the loss of a tracker's run: the "last" value logged, the "minimum", or "smoothed", the mean of the last
             5 %; `.read_as` says which.
 
     Runs of other classes than ours (`model_type`) have as `experts` the E of laws, total over active feed-forward
-    width, their routed experts in `routed_experts`, and columns for the other variables of laws, as ours then have.
-
-    Columns that are named as in the paper or in our own tables (N_act, D, E, Held-out loss) are read as ours, and
-    counts that are texts ("80M") as numbers; `.read_as` names these columns.
+    width, and their routed experts in `routed_experts`. Columns that are named as in the paper or in our own tables
+    (N_act, D, E, Held-out loss) are read as ours, and counts that are texts ("80M") as numbers.
 
     A row needs `experts`, `tokens`, the loss, and `n_active` or `d_model` and `n_blocks` (`vocab_size` is 50,257
     where not given). RunsError for missing columns, no rows, non-finite or non-positive numbers, duplicates and sizes
@@ -266,47 +269,54 @@ def load_runs(
     if on_invalid not in ("raise", "skip"):
         raise InputError(f"on_invalid={on_invalid!r} must be 'raise' or 'skip'")
     problems: list[str] = []
-    public = reader(format) if format else None
-    tracked = is_tracker(source)
+    columns, public, tracked = columns or {}, reader(format) if format else None, is_tracker(source)
     if final != "last" and not tracked:
         raise InputError(f"final={final!r} goes with a tracker, trackio:… or wandb:…: a table has one value of each")
     if revision is not None and tracked:
         raise InputError(f"revision={revision!r} goes with a dataset on the Hub: a tracker keeps the newest alone")
     try:
-        named = {name for name in (loss, (columns or {}).get("loss")) if isinstance(name, str)}
+        named = {name for name in (loss, columns.get("loss")) if isinstance(name, str)}
         skip = problems if on_invalid == "skip" else None
         table = tracker_rows(source, final, named) if tracked else read_rows(source, revision, skip)
     except RunsError as error:
         raise RunsError(f"{error}{f'; {format} is {public.place}' if public else ''}") from None
-    prepared = _prepared(table, public, columns or {}, loss, where, trunks)
-    rows, origin, where = prepared.rows, prepared.origin, prepared.where
+    rows, origin, failed = table.rows, table.name, dict[int, str]()
+    loss = loss or ("loss" if "loss" in columns else None)
+    if public and rows:
+        rows, failed, authors_filter = public.read(rows, origin)
+        origin, loss = f"{origin} ({public.name})", loss or public.loss
+        where = ", ".join(filter(None, (authors_filter, where)))
+        trunks = public.trunks if trunks == "auto" else trunks
+    rows, aliases, more = _with_our_columns(rows, columns, origin, public is not None)
+    failed = more | failed
     selected = [i for i, row in enumerate(rows) if status is None or (row.get("status") or "final") == status]
     if not selected:
         raise RunsError(f"{origin}: {_none_left(rows, status, problems)}")
     if where:
         selected = _fulfilling(rows, selected, where, origin)
-    if prepared.apart:
-        _check_comparable([rows[i] for i in selected], prepared.apart, origin)
+    if public and public.apart:
+        _check_comparable([rows[i] for i in selected], public.apart, origin)
     shown = with_values(table.rows) if tracked else ""
     left = [f"{row['run_id']} is {row['status']}" for row in rows if tracked and status not in (None, row["status"])]
-    loss = _loss_column(origin, [rows[i] for i in selected], prepared.loss, prepared.aliases, shown)
+    loss = _loss_column(origin, [rows[i] for i in selected], loss, aliases, shown)
     tuned = ("seed", *RATES, "schedule", "schedule_peak_learning_rate")  # the last as in runs.parquet
     settings = [name for name in tuned if any(name in row for row in rows)]
-    also = ["ids"] + ["sizes"] * (not prepared.says_size) + ["units"] * tracked
+    also = ["ids"] + ["sizes"] * (public is None and "n_active" not in columns) + ["units"] * tracked
     wrong = _problems(rows, selected, loss, settings, also)
-    wrong = [prepared.failed.get(i) or problem for i, problem in zip(selected, wrong, strict=True)]
+    wrong = [failed.get(i) or problem for i, problem in zip(selected, wrong, strict=True)]
     problems += filter(None, wrong)
     good = [i for i, problem in zip(selected, wrong, strict=True) if not problem]
     if not good or (problems and on_invalid == "raise"):
         raise RunsError(_unusable(origin, problems))
-    clusters, trunk_source = trunks_of(rows, prepared.trunks, origin)
-    told = [rows[i] for i in good if not is_missing(rows[i].get("vocab_size"))]
+    clusters, trunk_source = trunks_of(rows, trunks, origin)
+    kept = [rows[i] for i in good]
+    told = [row for row in kept if not is_missing(row.get("vocab_size"))]
     vocabularies = {(whole(row, "vocab_size") or [0])[0] for row in told}  # 0: one that no model can have
-    n, d, e, losses = (np.array([number(rows[i][name]) for i in good], float) for name in (*_INPUTS, loss))
-    trunk = np.unique([clusters[i] for i in good], return_inverse=True)[1]
-    others, recipe = numeric_columns([rows[i] for i in good]), recipe_of([rows[i] for i in good])
+    others = {n: v for n, v in numeric_columns(kept).items() if n not in (*_COLUMNS, loss, *aliases.values())}
+    n, d, e, losses = (np.array([number(row[name]) for row in kept], float) for name in (*_INPUTS, loss))
     return Runs(
-        *(n, d, e, losses, trunk),
+        *(n, d, e, losses),
+        trunk=np.unique([clusters[i] for i in good], return_inverse=True)[1],
         run_id=tuple(row_name(i, rows[i]) for i in good),
         source=origin,
         loss_name=loss,
@@ -314,12 +324,12 @@ def load_runs(
         dataset=table.dataset,
         commit=table.commit,
         trunk_source=trunk_source,
-        warmup_tokens=max((tokens for i in good if (tokens := _warmup(rows[i])) is not None), default=None),
+        warmup_tokens=max((tokens for row in kept if (tokens := _warmup(row)) is not None), default=None),
         vocab_size=(vocabularies.pop() or None) if len(vocabularies) == 1 else None,
         where=where or None,
-        read_as=_read_as(format, {**prepared.aliases, **(columns or {})}, f"{loss} {SAID[final]}" if tracked else ""),
-        columns={n: values for n, values in others.items() if n not in (*_COLUMNS, loss, *prepared.aliases.values())},
-        recipe=recipe,
+        read_as=_read_as(format, {**aliases, **columns}, f"{loss} {SAID[final]}" if tracked else ""),
+        columns=others,
+        recipe=recipe_of(kept),
     )
 
 
@@ -329,37 +339,16 @@ def _read_as(format: str | None, columns: Mapping[str, Column], more: str = "") 
     return "; ".join(told) or None
 
 
-class _Prepared(NamedTuple):
-    """Rows with all their columns, and what a public format or a mapping of columns decides of how they are read."""
-
-    rows: list[Row]
-    origin: str
-    failed: dict[int, str]  # rows of which a column could not be computed
-    says_size: bool  # n_active was mapped: shapes need not follow our formulas
-    loss: str | None
-    where: str
-    trunks: str
-    apart: str | None = None
-    aliases: Mapping[str, Column] = {}
-
-
-def _prepared(
-    table: LoadedRows, public: Reader | None, columns: Mapping[str, Column], loss: str | None, where: str, trunks: str
-) -> _Prepared:
-    rows, origin, failed, apart = table.rows, table.name, dict[int, str](), None
-    loss = loss or ("loss" if "loss" in columns else None)
-    if public and rows:
-        rows, failed, authors_filter = public.read(rows, origin)
-        origin, apart, loss = f"{origin} ({public.name})", public.apart, loss or public.loss
-        where = ", ".join(filter(None, (authors_filter, where)))
-        trunks = public.trunks if trunks == "auto" else trunks
+def _with_our_columns(
+    rows: Sequence[Row], columns: Mapping[str, Column], origin: str, public: bool
+) -> tuple[list[Row], Mapping[str, str], dict[int, str]]:
+    """Rows with the columns asked for and those of other names, these names, and what is wrong with single rows."""
     rows = in_terms_of_laws(rows)
     present = {name for row in rows for name in row}
     aliases = {} if public else {name: alias for name, alias in aliases_of(present).items() if name not in columns}
     mapping: dict[str, Column] = {**aliases, **columns}
-    rows, more = with_columns(rows, mapping, origin) if mapping else (rows, {})
-    rows, says_size = [with_size(with_counts(row)) for row in rows], public is not None or "n_active" in columns
-    return _Prepared(rows, origin, more | failed, says_size, loss, where, trunks, apart, aliases)
+    rows, failed = with_columns(rows, mapping, origin) if mapping else (rows, {})
+    return [with_size(with_counts(row)) for row in rows], aliases, failed
 
 
 def recognised(source: Any) -> tuple[list[str], dict[str, str]]:
@@ -443,11 +432,7 @@ def _loss_column(
 def _problems(
     rows: Sequence[Row], at: Sequence[int], loss: str, settings: Sequence[str], also: Collection[str] = ()
 ) -> list[str]:
-    """What is wrong with each of the rows `at`, "" if nothing. Runs that differ in their settings are no duplicates.
-
-    Checked `also`: "ids", no two have one run_id, and settings that are unknown are the same, which NaNs are not;
-    "sizes" are those of their shape; numbers can have the "units" of laws.
-    """
+    """What is wrong with each of the rows `at`, "" if nothing; "ids", "sizes" and "units" are checked `also`."""
     problems, seen = [], dict[Any, str]()
     for i in at:
         row, name_of_row = rows[i], label(i, rows[i])
@@ -462,7 +447,7 @@ def _problems(
         if not wrong and "units" in also and (unit := unit_problem(row, loss)):
             wrong = [unit]
         if not wrong:
-            told = [row.get(name) for name in settings]
+            told = [row.get(name) for name in settings]  # runs that differ here are no duplicates
             keys = [("N, D, E and loss", (*values.values(), *(map(repr, told) if "ids" in also else told)))]
             keys += [("run_id", row["run_id"])] if "ids" in also and row.get("run_id") else []
             for same in [key for key in keys if key in seen][:1]:

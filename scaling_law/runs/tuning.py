@@ -19,17 +19,8 @@ from scaling_law.runs.rows import RunsError
 from scaling_law.runs.table import Runs
 from scaling_law.size.arrays import FloatArray
 
-SHAPE = (
-    "n_total",
-    "d_model",
-    "d_ff",
-    "d_expert",
-    "n_blocks",
-    "n_heads",
-    "n_kv_heads",
-    "vocab_size",
-    "sequence_length",
-)
+SHAPE: tuple[str, ...] = ("n_total", "d_model", "d_ff", "d_expert", "n_blocks", "n_heads", "n_kv_heads")
+SHAPE += ("vocab_size", "sequence_length")
 SPARSITY = ("routed_experts", "experts_per_token", "shared_experts", "shared_ratio", "density", "granularity")
 FLAT = 1e-12  # nats: no curvature
 SAME = 0.01  # settings and tokens closer than this in relative terms are the same: bs · steps is never exactly D
@@ -39,8 +30,8 @@ SAME = 0.01  # settings and tokens closer than this in relative terms are the sa
 class Tuned:
     """The best of one model's runs: run `at` has the least loss, `settings` [k] and `loss` are those of the minimum.
 
-    They are the run's own where the runs around it determine no minimum between them; `regret` is then NaN, else the
-    run's loss minus that of the minimum, nats. `at_edge`: a setting of the run is the least or greatest there is.
+    Where the runs around it determine no minimum, they are the run's own, and `regret` is NaN; else this is the run's
+    loss minus that of the minimum, nats. `at_edge`: a setting of the run is the least or greatest there is.
     """
 
     at: int
@@ -64,15 +55,18 @@ def best_of(
             the settings in its place, with its loss and settings, where the runs determine one.
         by: columns that tell models apart besides N, D (within 1 %) and E; those that the runs lack are ignored.
 
-    The result has these columns too: `grid_runs`, how many runs a model has; `at_edge`, 1 where the best run lies at
-    an edge of its grid, so that a better one may lie outside; `regret`, the loss of the best run minus the quadratic's
-    minimum in nats: what the spacing of the grid costs (negative where noise favoured the best run, NaN where the runs
-    around it determine no minimum). RunsError for a missing or non-positive setting and for one that never varies.
+    Further columns of the result: `grid_runs`, how many runs a model has; `at_edge`, 1 where the best run lies at an
+    edge of its grid; `regret`, what the spacing of the grid costs: the loss of the best run minus the quadratic's
+    minimum in nats (negative where noise favoured the best run, NaN where the runs around it determine no minimum).
+    RunsError for a missing or non-positive setting and for one that never varies.
     """
     names = [over] if isinstance(over, str) else list(over)
     if method not in ("least", "quadratic"):
         raise InputError(f"method={method!r} must be 'least' or 'quadratic'")
-    settings = np.stack([_setting(runs, name) for name in names], axis=1)
+    settings = np.stack([runs.positive(name) for name in names], axis=1)
+    for name, values in zip(names, settings.T, strict=True):
+        if values.max() <= values.min() * (1 + SAME):
+            raise RunsError(f"{runs.source}: {name} is {values[0]:g} in every run; nothing to choose from")
     groups = models_of(runs, names, by)
     tuned = [tune(settings[group], runs.loss[group]) for group in groups]
     best = np.array([group[one.at] for group, one in zip(groups, tuned, strict=True)])
@@ -117,13 +111,6 @@ def loss_between(ln_rate: float, ln_rates: FloatArray, losses: FloatArray) -> fl
     return float(np.interp(ln_rate, ln_rates, losses, left=np.nan, right=np.nan))
 
 
-def _setting(runs: Runs, name: str) -> FloatArray:
-    values = runs.positive(name)
-    if values.max() <= values.min() * (1 + SAME):
-        raise RunsError(f"{runs.source}: {name} is {values[0]:g} in every run; nothing to choose from")
-    return values
-
-
 def models_of(runs: Runs, over: Sequence[str], by: Sequence[str] = (*SHAPE, *SPARSITY)) -> list[NDArray[np.intp]]:
     """The rows of each model and number of tokens, in the order in which they appear; see `best_of`."""
     by = [name for name in by if name in runs.columns and name not in over]
@@ -143,10 +130,7 @@ def _steps(logarithms: FloatArray) -> FloatArray:
 
 
 def _quadratic_minimum(x: FloatArray, y: FloatArray) -> tuple[FloatArray, float] | None:
-    """Least-squares quadratic through y [n] at x [n, k]: its minimum and its value there.
-
-    None unless the points determine it, it is convex, and the minimum lies between them.
-    """
+    """Minimum of the quadratic through y [n] at x [n, k], and its value; None unless it is determined and inside."""
     n, k = x.shape
     pairs = list(combinations_with_replacement(range(k), 2))
     design = np.stack([np.ones(n), *x.T, *(x[:, i] * x[:, j] for i, j in pairs)], axis=1)

@@ -145,7 +145,7 @@ def better(folds: Sequence[Fold], lab: str = "") -> str:
 
 def result(path: Path = POPULATION) -> Result:
     """Members and folds of the points kept, beside the Chinchilla laws of a population."""
-    sources, population = read_sources(POINTS), read_population(path)
+    sources, population = read_sources(POINTS), read_population(path)[:2]
     members = members_of(sources)
     return Result(members, folds_of(members, population, questions(sources)), estimate(population[0], **population[1]))
 

@@ -32,7 +32,7 @@ def published_member() -> Member:
     """The joint law's draws at E = 1 as a Gaussian."""
     law = JointLaw.published()
     rows = [law.replace(**dict(zip(law.coefficients, row, strict=True))) for row in np.asarray(law.draws)]
-    parts = [(*map(float, one.chinchilla_coefficients(1.0)), one.irreducible_loss) for one in rows]
+    parts = [(*map(float, one.chinchilla_coefficients(1.0)), one.coefficients["c"]) for one in rows]
     m, mu, n, nu, c = np.array(parts).T
     x = CHINCHILLA.of_natural(np.stack([np.log(m), mu, np.log(n), nu, np.log(c)], axis=-1))
     return experts.of_published(x.mean(axis=0), np.cov(x.T), units=UNITS["nats"])

@@ -9,7 +9,7 @@ import pytest
 from hub.base import strict_json
 from hub.base.markdown import block_of
 from scaling_law import ChinchillaLaw, Runs
-from scaling_law.fitting.prior import POPULATION, estimate, read_experts, read_population
+from scaling_law.fitting.prior import POPULATION, estimate, read_population
 from scaling_law.forecasting.stack import read_defaults
 from studies.common import TABLES
 from studies.forecasts import accuracy, experts, methods, page, population, splits, stacking
@@ -177,11 +177,11 @@ def test_the_page_has_every_cell_and_every_goal(tables, monkeypatch, tmp_path):
 
 
 def test_the_population_is_written_with_its_sources(tables, tmp_path):
-    members, settings = read_population(population.write_population(tables, tmp_path / "population.json"))
+    members, settings, _, usual = read_population(population.write_population(tables, tmp_path / "population.json"))
     assert [member.name for member in members] == [*tables, "ludziejewski"]
     assert all(member.source and member.licence for member in members)
     assert estimate(members, **settings).sources == (*tables, "ludziejewski")
-    assert read_experts(tmp_path / "population.json")[1] in experts.USES
+    assert usual in experts.USES
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +189,7 @@ def of_experts():
     """Members of the terms of E, the population that ships, and one question of each lab."""
     sources = experts.read_sources(experts.POINTS)
     asked = {experts.LABS.get(one.source): one for one in reversed(experts.questions(sources))}
-    members, population = experts.members_of(sources), read_population(POPULATION)
+    members, population = experts.members_of(sources), read_population(POPULATION)[:2]
     return members, population, experts.folds_of(members, population, [asked[lab] for lab in asked if lab])
 
 
@@ -229,7 +229,7 @@ def test_whose_terms_a_lab_gets_is_chosen_on_the_others(of_experts):
 
 
 def test_the_terms_of_experts_kept_are_those_of_the_points(of_experts):
-    kept, usual = read_experts(POPULATION)
+    *_, kept, usual = read_population(POPULATION)
     for one, made in zip(kept, of_experts[0], strict=True):
         assert (one.name, one.lab, one.terms, one.source) == (made.name, made.lab, made.terms, made.source)
         np.testing.assert_allclose(one.pull, made.pull, rtol=1e-3, atol=0.05 * np.abs(made.pull).max())

@@ -1,7 +1,6 @@
 """Forecasts of held-out runs: what was put in comes out, and laws that runs cannot determine are left out."""
 
 import numpy as np
-import pytest
 
 from scaling_law import JointLaw, Runs, backtest
 
@@ -33,8 +32,3 @@ def test_a_law_that_these_runs_cannot_determine_is_left_out():
     assert [*found.laws] == ["law"]
     assert [*found.left_out] == ["fresh"]
     assert "fresh: " in str(found.summary().notes)
-
-
-def test_runs_are_needed_on_both_sides():
-    with pytest.raises(ValueError, match="train has 36 runs and test 0: both need at least one"):
-        backtest(runs(), runs().subset(np.zeros(36, bool)), {"law": LAW})

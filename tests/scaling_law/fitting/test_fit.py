@@ -217,50 +217,6 @@ def test_one_number_of_experts_fits_with_the_rest_fixed(paper_runs):
 
 
 @pytest.mark.parametrize(
-    ("options", "field"),
-    [
-        ({"kind": "cubic"}, "kind='cubic' is unknown"),
-        ({"huber_delta": 0}, "huber_delta=0"),
-        ({"l2": -1}, "l2=-1"),
-        ({"weights": [1.0]}, "weights"),
-        ({"weights": "loss"}, "weights='loss'"),
-        ({"fixed": {"kappa": 1}}, "kappa"),
-        ({"fixed": {"a": -1}}, "positive"),
-        ({"fixed": {"e_start": 0.5}}, "e_start"),
-        ({"bounds": {"alpha": (0, -1)}}, "alpha"),
-        ({"bounds": {"e_max": (1.5, 2), "e_start": (3, 4)}}, "e_start=3.0 must be below e_max=2.0"),
-        ({"bounds": {"e_max": (0.5, 20)}}, r"bounds: e_max=\(0.5, 20.0\) must be above 1"),
-        (
-            {"kind": "chinchilla", "bounds": {"e_max": (10, 20)}},
-            "coefficient 'e_max' is unknown.* m, mu",
-        ),
-        ({"bounds": {"kappa": (0, 1)}}, "bounds: coefficient 'kappa' is unknown.* a, alpha"),
-        ({"bounds": {"c": 1.0}}, r"bounds: c=1.0 must be a pair \(low, high\)"),
-        ({"bounds": {"c": ("low", 2)}}, "bounds: c='low' must be a number"),
-        ({"fixed": {"c": 1.5}, "bounds": {"c": (1.0, 1.2)}}, r"fixed: c=1.5 lies outside its bounds \(1.0, 1.2\)"),
-        ({"fixed": {"c": np.float64(9.0)}}, r"fixed: c=9 must be below the losses of the runs, 2\.\d+ to \d"),
-        ({"bounds": {"c": (8.0, 9.0)}}, r"bounds: c=8 must be below the losses"),
-        ({"fixed": {"c": "x"}}, "fixed: c='x' must be a number"),
-        ({"fixed": {"c": float("nan")}}, "fixed: c=nan must be finite"),
-        ({"huber_delta": "wide"}, "huber_delta='wide' must be a number"),
-        ({"huber_delta": np.float64(np.inf)}, "huber_delta=inf must be finite"),
-        ({"l2": None}, "l2=None must be a number"),
-        ({"weights": [-1.0] * 270}, "weights must be .*, or a column or list of 270 finite numbers"),
-        ({"weights": ["heavy"] * 270}, "weights must be"),
-        ({"release": 0}, "release=0"),
-        ({"starts": 5}, "starts=5"),
-        ({"starts": "random"}, "starts='random'"),
-        ({"starts": []}, "starts"),
-        ({"outliers": "hide"}, "outliers='hide'"),
-    ],
-)
-def test_bad_settings_are_named(paper_runs, options, field):
-    with pytest.raises(ValueError, match=field) as caught:
-        fit(paper_runs, **options)
-    assert "np." not in str(caught.value)
-
-
-@pytest.mark.parametrize(
     ("router", "count", "log10_form", "transform", "error"),
     [
         ("S-Base", 58, (-0.0830, -0.1180, 0.00992, 1.1136), (2.0746, 238.7), 1.042e-5),

@@ -31,11 +31,7 @@ def test_readings(d_model, paper, code):
     for reading, expected in (("paper", paper), ("code", code)):
         rate = LearningRateLaw.published(reading).learning_rate(Architecture(d_model))
         assert rate == pytest.approx(expected, rel=3e-3)
-
-
-def test_more_experts_need_a_lower_rate():
-    law = LearningRateLaw.published()
-    rates = [law.learning_rate(Architecture(512, e)) for e in (1, 16)]
+    rates = [LearningRateLaw.published().learning_rate(Architecture(d_model, e)) for e in (1, 16)]
     assert rates[1] / rates[0] == pytest.approx(16**-0.25)
 
 
@@ -46,19 +42,6 @@ def test_without_experts_the_rate_lies_between_those_of_all():
     without = fit_learning_rate(sizes, experts, rates, with_experts=False)
     assert without.slope_e == 0
     assert without.rmse == pytest.approx(np.log(8) / 8, rel=1e-9)
-
-
-def test_fit_refuses_what_determines_nothing():
-    with pytest.raises(ValueError, match="too few distinct"):
-        fit_learning_rate([1e8, 2e8, 3e8], [4, 4, 4], [1e-3, 8e-4, 7e-4])
-    with pytest.raises(ValueError, match="learning_rates"):
-        fit_learning_rate([1e8, 2e8], [1, 2], [1e-3, -1])
-    with pytest.raises(ValueError, match="reading='text'"):
-        LearningRateLaw(1.0, 1.0, 1.0, "text")
-    with pytest.raises(ValueError, match="batch_range"):
-        LearningRateLaw(1.0, 1.0, 1.0, batch_range=(2.0, 1.0))
-    with pytest.raises(ValueError, match="slope_batch=nan"):
-        LearningRateLaw(1.0, 1.0, 1.0, slope_batch=math.nan)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +97,7 @@ def test_older_files_without_ranges_and_vocabulary_are_read(tmp_path):
     assert unranged.warnings(Architecture(512)) == [
         "learning rate: this law carries no fitted ranges: nothing checks how far an answer extrapolates"
     ]
-    assert not unranged.beyond_guard(Architecture(512))
+    assert not unranged.check(Architecture(512)).beyond
 
 
 def test_rates_outside_the_range_are_warned_of():
@@ -122,9 +105,9 @@ def test_rates_outside_the_range_are_warned_of():
     assert law.experts_range == (1, 32)
     assert law.warnings(Architecture(512, 32)) == []
     assert law.warnings(Architecture(512, 64)) == ["learning rate: E = 64 is outside the fitted 1…32 (×2)"]
-    assert not law.beyond_guard(Architecture(512, 128))
-    assert law.beyond_guard(Architecture(512, 129))
-    assert law.beyond_guard(Architecture(32, 1, 1, 1, 16))
+    assert not law.check(Architecture(512, 128)).beyond
+    assert law.check(Architecture(512, 129)).beyond
+    assert law.check(Architecture(32, 1, 1, 1, 16)).beyond
     fitted = fit_learning_rate([1e7, 1e8, 1e9], [1, 8, 8], [1e-2, 1e-3, 5e-4])
     assert (fitted.n_range, fitted.experts_range) == ((1e7, 1e9), (1, 8))
 
@@ -168,28 +151,10 @@ def test_a_best_rate_at_the_end_of_the_grid_is_said():
     assert model.best == min(model.learning_rates)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"schedule": {}}, "numeric column 'schedule_peak_learning_rate' is unknown"),
-        ({"n_heads": None}, "numeric column 'n_heads' is unknown"),
-        ({"status": "diverged"}, "no runs with status 'final'"),
-    ],
-)
-def test_rows_without_what_a_grid_needs_are_refused(change, message):
-    row = next(iter(rows())) | change
-    with pytest.raises(RunsError, match=message):
-        LearningRateGrid.load([row])
-
-
-def test_a_rate_that_appears_twice_or_too_few_rates_are_refused():
+def test_runs_of_equal_loss_at_two_rates_are_two():
     row = next(iter(rows()))
-    with pytest.raises(RunsError, match=r"d64-E1-0.35: the learning rate \S+ appears twice for its model"):
-        LearningRateGrid.load([row, row | {"run_id": "again", "eval_loss": 5.0}])
-    other = {"run_id": "other", "schedule": {"peak_learning_rate": 1e-3}}  # of equal loss
+    other = {"run_id": "other", "schedule": {"peak_learning_rate": 1e-3}}
     assert len(LearningRateGrid.load([row, row | other]).models[0].losses) == 2
-    with pytest.raises(RunsError, match="a grid needs at least three"):
-        LearningRateGrid.load([row]).fit()
 
 
 def test_a_grid_is_of_one_recipe_unless_the_user_mixes():
@@ -228,21 +193,6 @@ def test_a_law_takes_tokens_and_batch_where_it_has_them():
     assert LAW.learning_rate(a, 2e9, 131_072) == LAW.learning_rate(a)
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({}, "tokens=None must be given, the tokens of the run: this law is"),
-        ({"batch_tokens": 1e5}, "tokens=None"),
-        ({"tokens": 2e9}, "batch_tokens=None must be given, the tokens of a batch"),
-        ({"tokens": 0, "batch_tokens": 1e5}, "tokens=0 must be positive and finite"),
-    ],
-)
-def test_what_a_law_has_must_be_given(given, message):
-    with pytest.raises(ValueError, match=message) as error:
-        FULL.learning_rate(Architecture(1024, 8), **given)
-    assert "\n" not in str(error.value)
-
-
 def test_tokens_and_batches_outside_the_range_are_warned_of():
     a = Architecture(1024, 8)
     assert FULL.warnings(a, 2e9, 131_072) == []
@@ -250,9 +200,9 @@ def test_tokens_and_batches_outside_the_range_are_warned_of():
         "learning rate: D 200B is outside the fitted 1B…100B (×2)",
         "learning rate: batch 32.8K is outside the fitted 65.5K…1.05M (÷2)",
     ]
-    assert not FULL.beyond_guard(a, 2e11, 32_768)
-    assert FULL.beyond_guard(a, 2e9, 8_192)
-    assert FULL.beyond_guard(a, 2e14, 131_072)
+    assert not FULL.check(a, 2e11, 32_768).beyond
+    assert FULL.check(a, 2e9, 8_192).beyond
+    assert FULL.check(a, 2e14, 131_072).beyond
 
 
 def test_the_interval_of_a_rate_is_that_of_its_coefficients_and_scatter():
@@ -267,10 +217,6 @@ def test_the_interval_of_a_rate_is_that_of_its_coefficients_and_scatter():
     draws += np.random.default_rng(1).normal(0, 0.1, len(draws))
     assert math.log(high / law.at(*at)) == pytest.approx(np.quantile(draws, 0.9), rel=0.02)
     assert FULL.interval_at(*at) is None
-    with pytest.raises(ValueError, match="tokens=None must be given"):
-        law.interval_at(2e8, 8.0)
-    with pytest.raises(ValueError, match=r"level=1\.0 must be above 0 and below 1"):
-        law.interval_at(*at, level=1.0)
 
 
 @pytest.mark.parametrize("lab", ["", ":ludziejewski", ":stepfun", ":marin", ":epfl", ":lingle"])
@@ -290,8 +236,6 @@ def test_another_lab_is_less_sure_than_one_that_has_a_grid():
         name: np.divide(*LearningRateLaw.published(name).interval_at(*at)) for name in ("public", "public:stepfun")
     }
     assert widths["public"] < 0.1 < 0.5 < widths["public:stepfun"] < 1
-    with pytest.raises(ValueError, match="'public:step' is unknown"):
-        LearningRateLaw.named("public:step")
 
 
 def test_the_shell_asks_for_what_the_law_has(tmp_path):

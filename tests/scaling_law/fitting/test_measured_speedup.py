@@ -56,19 +56,3 @@ def test_a_loss_near_the_asymptote_has_no_upper_end():
     (row,) = measured_speedup(runs_of(noise=0.002), variant, asymptotes={"loss": 1.6}).to_rows()
     assert (row["factor"], row["high"]) == (np.inf, np.inf)
     assert "∞" in str(measured_speedup(runs_of(noise=0.002), variant, asymptotes={"loss": 1.6}).summary().rows)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"losses": ["paloma"]}, "numeric column 'paloma' is unknown"),
-        ({"asymptotes": {"lost": 1.6}}, "evaluation set 'lost' is unknown: did you mean 'loss'"),
-        ({"asymptotes": {"loss": 9.0}}, "c=9 must be below the losses of the runs"),
-        ({"level": 1.0}, "level=1.0 must be above 0"),
-    ],
-)
-def test_bad_questions_are_one_clear_error(options, message):
-    with pytest.raises(ValueError, match=message):
-        measured_speedup(runs_of(), runs_of(), **options)
-    with pytest.raises(ValueError, match="loss: 3 runs of the baseline leave no lack of fit; 4 are needed"):
-        measured_speedup(runs_of().take(np.arange(3)), runs_of())

@@ -1,10 +1,12 @@
 """Untuned runs as upper bounds: they cost nothing above the law, and pull it down where they lie below."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from hub.base.tables import as_text
-from scaling_law import JointLaw, Runs, fit
+from scaling_law import JointLaw, fit
 from scaling_law.fitting.problem import make_problem
 from tests.scaling_law.synthetic import checked_gradient, synthetic_runs
 
@@ -22,9 +24,7 @@ def untuned(paper_runs):
 def half_tuned(paper_runs, untuned):
     """The runs with the untuned ones 0 to 0.3 nats worse."""
     worse = np.random.default_rng(4).uniform(0, 0.3, len(paper_runs)) * untuned
-    columns = {"untuned": untuned}
-    sizes = (paper_runs.n_active, paper_runs.tokens, paper_runs.experts)
-    return Runs.from_columns(*sizes, paper_runs.loss + worse, paper_runs.trunk, columns=columns)
+    return replace(paper_runs, loss=paper_runs.loss + worse, columns={"untuned": untuned})
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def test_bounds_inform_where_no_run_was_tuned(published):
     runs = synthetic_runs(sigma=0.01, seed=8)
     large = runs.flops > np.quantile(runs.flops, 0.7)
     at = (runs.n_active[large], runs.tokens[large], runs.experts[large])
-    high = Runs.from_columns(runs.n_active, runs.tokens, runs.experts, runs.loss + 0.002 * large, runs.trunk)
+    high = replace(runs, loss=runs.loss + 0.002 * large)
     low_c = {"fixed": {"c": 1.6}, "starts": [LAW]}  # a wrong constant, which bends the law up at large sizes
     alone, with_bounds = fit(high.subset(~large), **low_c), fit(high, one_sided=large, **low_c)
     above = [float(np.maximum(r.law.loss(*at) - published.loss(*at), 0).max()) for r in (alone, with_bounds)]
@@ -79,9 +79,7 @@ def test_idle_bounds_are_no_outliers_but_a_run_below_the_law_is(half_tuned, boun
     i = int(np.flatnonzero(untuned)[5])
     loss = half_tuned.loss.copy()
     loss[i] = LAW.loss(half_tuned.n_active[i], half_tuned.tokens[i], half_tuned.experts[i]) - 0.4
-    sizes = (half_tuned.n_active, half_tuned.tokens, half_tuned.experts)
-    odd = Runs.from_columns(*sizes, loss, half_tuned.trunk)
-    result = fit(odd, one_sided=untuned, outliers="set_aside", starts=[LAW])
+    result = fit(replace(half_tuned, loss=loss), one_sided=untuned, outliers="set_aside", starts=[LAW])
     assert result.status.set_aside == (f"row-{i}",)
     assert result.used.sum() == 269
 
@@ -104,23 +102,3 @@ def test_bounds_are_recorded(bounded, half_tuned, untuned, tmp_path):
     assert f"{count} as upper bounds" in as_text(bounded)
     assert bounded.law == fit(half_tuned, one_sided=untuned, starts=[LAW]).law
     assert "one_sided" not in fit(half_tuned, starts=[LAW]).law.conditions.objective
-
-
-def test_bounds_do_not_make_a_design(paper_runs):
-    """Losses of MoE models as bounds only: nothing says how the law depends on E."""
-    with pytest.raises(ValueError, match="all runs have experts=1: delta"):
-        fit(paper_runs, one_sided=paper_runs.experts > 1)
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ([True, False], "one_sided must be 270 values true or false, or the name of such a column"),
-        ("experts", "one_sided='experts' must be 270 values true or false"),
-        ("tuned", "numeric column 'tuned' is unknown"),
-        (np.ones(270), "one_sided: all 270 runs are upper bounds; at least one must not be"),
-    ],
-)
-def test_bad_masks_are_named(paper_runs, given, message):
-    with pytest.raises(ValueError, match=message):
-        fit(paper_runs, one_sided=given)

@@ -20,7 +20,6 @@ from scaling_law.fitting.prior import (
     law_of,
     member_of,
     modes,
-    read_experts,
     read_population,
     terms_of_experts,
     vague_of_experts,
@@ -50,6 +49,15 @@ def test_the_gradient_is_that_of_the_cost(dof):
     ends = [penalty.evaluate(at + sign * steps)[0] for sign in (1, -1)]
     np.testing.assert_allclose((ends[0] - ends[1]) / 2e-6, gradient[0], rtol=1e-4)
     assert np.linalg.eigvalsh(curvature[0]).min() > -1e-12
+
+
+@pytest.mark.parametrize(("deviations", "pull"), [(0.0, 1.0), (3.0, 9 / 49)])
+def test_a_prior_with_heavy_tails_is_its_own_covariance_in_the_middle_and_wider_far_out(deviations, pull):
+    """Of 4 degrees of freedom and 5 coordinates: (4 + 5) / (4 + 5 · 3²) at three deviations of each, and at most 1."""
+    precision = np.linalg.inv(USUAL.covariance)
+    penalty = Penalty(MEAN[None], precision[None], np.array([4.0]), np.array([2e-4]), CHINCHILLA)
+    root = penalty.root(CHINCHILLA.natural(MEAN + deviations * np.sqrt(np.diag(USUAL.covariance))))
+    np.testing.assert_allclose(root @ root.T, pull * precision, rtol=1e-9, atol=1e-9)
 
 
 def test_the_population_serves_interaction_laws_with_an_open_q():
@@ -115,23 +123,6 @@ def test_standard_errors_cover_the_truth():
     assert 0.75 <= np.mean(np.abs(errors) < 1.645) <= 0.99
 
 
-@pytest.mark.parametrize(
-    ("kind", "prior", "message"),
-    [
-        ("routed", USUAL, r"kind='routed': the prior is one of chinchilla \(or joint\) laws"),
-        ("chinchilla", JOINT, "kind='chinchilla': the prior is one of joint laws"),
-        ("chinchilla", "private", "prior='private' must be 'public', a law that predicts a loss, a Prior or None"),
-        ("chinchilla", 0.5, "prior=0.5 must be 'public'"),
-        ("joint", published("ling"), "must be 'public', a law that predicts a loss"),
-        ("joint", published("hunyuan"), "the five_factor law is not a sum of terms"),
-        ("joint", JOINT.replace(c=0.0), "prior: c=0 of .* must be positive"),
-    ],
-)
-def test_priors_that_cannot_be_used_are_refused(kind, prior, message):
-    with pytest.raises(ValueError, match=message):
-        fit(measured(40), kind, prior=prior, allow_unidentifiable=True)
-
-
 def test_other_units_widen_the_prior_in_their_direction_alone():
     wide = USUAL.in_units(loss=0.2)
     direction = np.array([1.0, 1.0, 0.0, 0.0, 1.0])
@@ -177,21 +168,14 @@ def test_shrinkage_leaves_the_variances_and_drops_the_covariances():
     np.testing.assert_allclose(whole, np.diag(np.diag(whole)), atol=1e-12)
 
 
-def test_a_population_needs_two_labs():
-    with pytest.raises(ValueError, match="two labs"):
-        estimate(lab_laws(1, 3), 0.5, 4.0, 1.0)
-
-
 def test_the_public_population_leaves_labs_out():
-    members, _ = read_population(POPULATION)
+    members = read_population(POPULATION)[0]
     assert len({member.lab for member in members}) >= 9
     assert all(member.source and member.licence for member in members)
     whole, without = prior("public"), prior("public", without="marin")
     marin = {member.name for member in members if member.lab == "marin"}
     assert marin
     assert set(whole.sources) - set(without.sources) == marin
-    with pytest.raises(ValueError, match="must be among"):
-        prior("public", without="nobody")
     assert fit(measured(12), "chinchilla", prior="public").law.coefficients
 
 
@@ -258,7 +242,7 @@ def test_without_a_run_that_says_otherwise_a_joint_fit_has_the_pooled_terms():
 
 
 def test_labs_are_left_out_of_the_terms_of_experts():
-    members, usual = read_experts(POPULATION)
+    *_, members, usual = read_population(POPULATION)
     assert {member.lab for member in members} == {"ideas", "deepmind", "marin", "stepfun"}
     assert all(member.source and member.licence for member in members)
     for lab in ("deepmind", "marin", "stepfun", "ideas"):
@@ -271,19 +255,6 @@ def test_labs_are_left_out_of_the_terms_of_experts():
     nobody = for_kind(prior("public", without=["ideas", "deepmind", "marin", "stepfun"]), "joint")
     assert nobody.sources[-1] == "terms of E of no lab"
     assert np.sqrt(nobody.covariance[5, 5]) > 0.4
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"name": JOINT, "experts": "pooled"}, "experts='pooled' must be .* None beside a law"),
-        ({"experts": "mean"}, "experts='mean' must be 'pooled', 'published' or None"),
-        ({"experts": "published", "without": "ideas"}, "the published law is of ideas, which without= leaves out"),
-    ],
-)
-def test_terms_of_experts_that_cannot_be_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        prior(**options)
 
 
 # ------------------------------------------------------------------ one law, and laws of any kind

@@ -109,9 +109,7 @@ def test_intervals_of_the_bootstrap_hold_the_truth():
 
 def test_diverged_runs_do_not_matter():
     runs = grid()
-    loss = np.where(runs["learning_rate"] > 0.01, 11.0, runs.loss)
-    columns = {name: runs[name] for name in ("learning_rate", "batch_tokens", "n_active_non_embedding")}
-    diverged = Runs.from_columns(runs.n_active, runs.tokens, runs.experts, loss, trunk="run", columns=columns)
+    diverged = replace(runs, loss=np.where(runs["learning_rate"] > 0.01, 11.0, runs.loss))
     fitted = fit_learning_rate_grid(diverged, ["tokens"], reading="paper", draws=0)
     assert coefficients(fitted.law) == pytest.approx(TUNED, abs=1e-6)
 
@@ -124,7 +122,7 @@ def test_the_regret_is_what_a_wrong_rate_costs_at_the_best_batch():
         law = LearningRateLaw(float(table.ln_rate[best]) + math.log(factor), 0.0, 0.0, "paper")
         own = np.isclose(runs["batch_tokens"], runs["batch_tokens"][best])
         worse = runs.loss[own & np.isclose(runs["learning_rate"], runs["learning_rate"][best] * factor)]
-        (regret,) = table.regrets(law)
+        regret = table.regret(law, 0)
         assert math.isnan(regret) if outside else regret == pytest.approx(worse.item() - runs.loss[best])
 
 
@@ -144,13 +142,6 @@ def test_best_rates_of_batches_are_on_the_ridge_with_errors_that_cover():
     assert 0.9 < np.mean(covered) < 1
 
 
-def test_without_a_minimum_there_are_no_best_rates():
-    runs = grid(MODELS[:2])
-    flat = SettingsGrid.of([replace(runs, loss=-runs.loss)], "paper")
-    with pytest.raises(RunsError, match="no minimum of the loss over learning rates"):
-        flat.best_rates(within=1.0)
-
-
 def test_the_expected_regret_is_that_of_models_left_out():
     exact, scattered = (fit_learning_rate_grid(grid(shift=s), ["tokens"], reading="paper", draws=0) for s in (0, 0.5))
     assert exact.regrets.shape == (len(MODELS),)
@@ -168,27 +159,6 @@ def test_without_batches_that_vary_the_rate_alone_is_fitted():
     assert fitted.law.slope_d == pytest.approx(TUNED["slope_d"] - slope * BATCH["slope_d"], abs=1e-6)
     dense = fit_learning_rate_grid(one.subset(one.experts == 1), [], reading="paper", draws=0).law
     assert (dense.slope_e, dense.slope_d) == (0.0, 0.0)
-
-
-@pytest.mark.parametrize(
-    ("runs", "asked", "message"),
-    [
-        (grid(), {"extras": ["width"]}, "extras='width' must be among tokens, batch"),
-        (grid(), {"within": 0}, "within=0 must be positive"),
-        (grid(), {"draws": -1}, "draws=-1 must be a whole number"),
-        (grid(), {"reading": "text"}, "reading='text'"),
-        (grid(), {"reading": "code"}, "numeric column 'd_model' is unknown"),
-        (grid(batches=BATCHES[:1]), {}, "batch: no model has runs of several batch_tokens"),
-        (grid(MODELS[::2]), {}, "9 models with too few distinct N, E, D"),
-        (grid(), {"within": 1e-9}, "no minimum of the loss"),
-        ([], {}, "no runs to fit"),
-    ],
-)
-def test_what_determines_no_law_is_refused_in_one_line(runs, asked, message):
-    with pytest.raises(ValueError, match=message) as error:
-        fit_learning_rate_grid(runs, **{"reading": "paper", "draws": 0} | asked)
-    assert isinstance(error.value, RunsError) or "must be" in message or "reading" in message
-    assert "\n" not in str(error.value)
 
 
 def test_the_shell_fits_a_public_table_of_settings(tmp_path):

@@ -65,15 +65,3 @@ def test_a_kind_that_most_cuts_do_not_determine_is_not_ranked():
     ranking = Ranking.of(folds, ["a", "b", "c"], {"d": "no column"})
     assert (ranking.kinds, ranking.failed, ranking.cuts, ranking.held_out) == (("b", "a"), (1, 0), 2, 4)
     assert ranking.left_out == {"d": "no column", "c": "most cuts do not determine it: few"}
-
-
-def test_what_cannot_be_ranked_is_one_clear_error():
-    runs = sweep()
-    with pytest.raises(ValueError, match="no cut of compute leaves six runs of three sizes below it"):
-        fit(runs.take(np.arange(6)), kind="all")
-    with pytest.raises(ValueError, match="bounds: cannot go with kind='all'"):
-        fit(runs, kind="all", bounds={"c": (1, 2)})
-    with pytest.raises(ValueError, match="weights: cannot go with kind='all'"):
-        fit(runs, kind="all", weights=np.ones(len(runs)))
-    with pytest.raises(ValueError, match="no kind fits: "):
-        fit(runs, kind="all", huber_delta=-1)

@@ -50,14 +50,3 @@ def test_experts_that_cannot_be_fitted_are_named(paper_runs):
     few = paper_runs.subset((paper_runs.experts < 32) | (np.arange(len(paper_runs)) < 3))
     found = compare(split(few, "loss", validation=10))
     assert found.left_out == (32.0,)
-
-
-def test_bad_splits(paper_runs, paper_fit):
-    with pytest.raises(ValueError, match="by='size'"):
-        split(paper_runs, "size")
-    with pytest.raises(ValueError, match="validation=270"):
-        split(paper_runs, validation=270)
-    with pytest.raises(ValueError, match="select='luck'"):
-        compare(split(paper_runs), select="luck")
-    with pytest.raises(ValueError, match="no runs to select by"):
-        select_by_rmse(paper_fit, paper_runs.subset(paper_runs.loss < 0))

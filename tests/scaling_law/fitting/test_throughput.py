@@ -100,23 +100,5 @@ def test_finished_runs_are_measurements():
     assert fitted.settings == {"gradient_checkpointing": False, "compile": False}
 
 
-def test_runs_that_were_timed_in_different_ways_are_not_mixed():
-    mixed = [record(model, precision="fp32" if model.experts > 1 else "bf16") for model in MODELS]
-    with pytest.raises(ValueError, match=r"are needed; there are: \('2 x a device', 'bf16'.*'fp32'"):
-        of_records(mixed)
-    with pytest.raises(ValueError, match="hardware='2 CPU cores'; 'COUNT x DEVICE' is needed"):
-        of_records([record(model, hardware="2 CPU cores") for model in MODELS])
-    with pytest.raises(ValueError, match="there are: none that says step_seconds"):
-        of_records([record(MODELS[0], step_seconds=None)])
-
-
-def test_what_cannot_be_fitted_is_refused():
-    few = [m for m in steps() if m.architecture in MODELS[:2]]
-    with pytest.raises(ValueError, match="2 architectures were measured; at least 3 are needed"):
-        fit_throughput(few, "a device", "bf16")
-    with pytest.raises(ValueError, match="step_seconds=0 of Architecture"):
-        fit_throughput([few[0]._replace(step_seconds=0)], "a device", "bf16")
-
-
 def test_every_fitted_term_is_work():
     assert set(FITTED) < set(ModelWork.of(MODELS[0]).in_step(1, 1, 1, 1))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from pydantic_core import to_json
 
-from scaling_law import ChinchillaLaw, JointLaw, Runs, forecast, load_runs
+from scaling_law import ChinchillaLaw, JointLaw, Runs, forecast, load_runs, stack_laws
 from scaling_law.forecasting.forecasters import BASE, POWERS
 from tests.scaling_law.synthetic import synthetic_runs
 
@@ -126,6 +126,7 @@ def test_a_ladder_climbs_where_all_runs_have_the_ratio_asked():
     losses = next(law for law in rung.laws if law["law"] == "ladder")["losses"]
     assert losses[0] == pytest.approx(LAW.loss(1e10, 2e11), rel=0.01)
     assert np.isnan(losses[1])
+    assert "about the tokens per parameter" in forecast(runs, FAR, kinds=("ladder", "prior")).left_out["ladder"]
 
 
 def test_losses_in_another_unit_are_noticed():
@@ -163,32 +164,6 @@ def test_runs_of_several_experts_support_the_joint_law():
     assert asked.rows[0]["loss"] == pytest.approx(float(JointLaw.published().loss(5e9, 1e11, 8)), rel=0.01)
 
 
-@pytest.mark.parametrize(
-    ("at", "message"),
-    [
-        ({"n_active": 1e9}, "tokens must be given"),
-        ({"n_active": 1e9, "tokens": -1}, "tokens=-1 must be positive"),
-        ({"n_active": 1e9, "tokens": 1e10, "experts": 0}, "experts=0 must be at least 1"),
-        ({"n_active": 1e9, "tokens": 1e10, "expert": 8}, "'expert' is unknown: did you mean 'experts'"),
-        ([], "no model to forecast"),
-        (sweep().subset(np.zeros(15, bool)), "no model to forecast"),
-        ("2B", "must map n_active"),
-    ],
-)
-def test_impossible_models_are_one_clear_error(at, message):
-    with pytest.raises(ValueError, match=message):
-        forecast(sweep(), at)
-
-
-def test_unknown_laws_priors_and_levels_are_refused():
-    with pytest.raises(ValueError, match="prior='privat' must be 'public'"):
-        forecast(sweep(), FAR, prior="privat")
-    with pytest.raises(ValueError, match="kinds='priors' is unknown: did you mean 'prior'"):
-        forecast(sweep(), FAR, kinds=("priors",))
-    with pytest.raises(ValueError, match=r"level=1\.5"):
-        forecast(sweep(), FAR, level=1.5)
-
-
 def test_points_may_be_a_table(answer):
     import pandas
 
@@ -196,3 +171,30 @@ def test_points_may_be_a_table(answer):
     assert forecast(sweep(), table).to_rows() == [pytest.approx(row) for row in answer.rows]
     points = load_runs([{"n_active": 1e10, "tokens": 3e11, "experts": 1, "loss": 2.0}])
     assert forecast(sweep(), points).rows[0] == pytest.approx(answer.rows[1])
+
+
+MODEL = {"n_active": 1e9, "tokens": 1e10}
+BAD_INPUT = [
+    ({"at": {"n_active": 1e9}}, "tokens must be given"),
+    ({"at": MODEL | {"tokens": -1}}, "tokens=-1 must be positive"),
+    ({"at": MODEL | {"experts": 0}}, "experts=0 must be at least 1"),
+    ({"at": MODEL | {"expert": 8}}, "'expert' is unknown: did you mean 'experts'"),
+    ({"at": {"n_active": [1e9, 2e9], "tokens": [1e10] * 3}}, r"n_active of \[2\], tokens of \[3\]: arrays must"),
+    ({"at": []}, "no model to forecast"),
+    ({"at": sweep().subset(np.zeros(15, bool))}, "no model to forecast"),
+    ({"at": "2B"}, "must map n_active"),
+    ({"prior": "privat"}, "prior='privat' must be 'public'"),
+    ({"kinds": ("priors",)}, "kinds='priors' is unknown: did you mean 'prior'"),
+    ({"kinds": "priors"}, "kinds='priors' is unknown: did you mean 'prior'"),
+    ({"level": 1.5}, r"level=1\.5"),
+    ({"level": "0.9"}, "level='0.9' must be above 0"),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), BAD_INPUT)
+def test_bad_input_is_one_line_that_names_it(options, words):
+    with pytest.raises(ValueError, match=words) as error:
+        forecast(**{"runs": sweep(), "at": MODEL} | options)
+    assert "\n" not in str(error.value)
+    with pytest.raises(ValueError, match="flops=-1"):
+        stack_laws(sweep(), -1)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from scaling_law import ChinchillaLaw, JointLaw, Law, StackLaw, forecast, stack_laws
-from tests.scaling_law.forecasting.test_forecast import LAW, sweep
+from tests.scaling_law.forecasting.test_forecast import sweep
 from tests.scaling_law.synthetic import synthetic_runs
 
 
@@ -83,25 +83,3 @@ def test_a_published_law_that_ends_below_zero_is_left_out():
     runs = sweep()
     low = dataclasses.replace(runs, loss=runs.loss / 4)
     assert not any(law.name == "joint" for law in stack_laws(low, kinds=("published", "chinchilla")).laws)
-
-
-@pytest.mark.parametrize(
-    ("laws", "weights", "message"),
-    [
-        ([LAW], [0.5], r"weights=\[0.5\] must be one for each of 1 laws, of sum 1"),
-        ([LAW, LAW], [1.5, -0.5], "of sum 1"),
-        ([], [], "one for each of 0 laws"),
-    ],
-)
-def test_impossible_stacks_are_one_clear_error(laws, weights, message):
-    with pytest.raises(ValueError, match=message):
-        StackLaw(laws, weights)
-
-
-def test_laws_of_other_variables_do_not_stack():
-    from scaling_law import published
-
-    with pytest.raises(ValueError, match="the sparsity law depends on density"):
-        StackLaw([published("abnar")], [1.0])
-    with pytest.raises(ValueError, match="flops=-1"):
-        stack_laws(sweep(), -1)

@@ -1,6 +1,5 @@
-"""The draws of the published law: made again by their command, as wide as theory says, read only when needed."""
+"""The draws of the published law: made again by their command, as wide as theory says."""
 
-import pickle
 import subprocess
 import sys
 
@@ -8,16 +7,9 @@ import numpy as np
 import pytest
 
 from scaling_law import JointLaw, published_design
-from scaling_law.formulas import published as recovered
 from scaling_law.paper.published_draws import make_draws, noise_level
 
 DESIGN = published_design()[:3]
-
-
-@pytest.fixture
-def fresh():
-    """A published law that nobody has asked for its draws yet."""
-    return JointLaw.published.__wrapped__(JointLaw)
 
 
 def test_the_command_makes_the_shipped_draws_again(published, tmp_path):
@@ -42,34 +34,18 @@ def test_the_spread_at_the_runs_is_that_of_least_squares(published):
     assert noise_level() == pytest.approx(0.0062 * np.sqrt(270 / 259))
 
 
-def test_draws_are_read_only_when_an_interval_is_asked_for(fresh, monkeypatch, tmp_path):
-    monkeypatch.setattr(recovered, "DRAWS_FILE", tmp_path / "missing.npy")
-    fresh.loss(1e9, 1e10, [1, 8])
-    fresh.compute_optimal(1e21)
-    fresh.chinchilla_coefficients(8)
-    again = pickle.loads(pickle.dumps(fresh.replace(conditions=None)))
-    assert again == fresh
-    with pytest.raises(FileNotFoundError):
-        _ = again.draws
-    monkeypatch.undo()
-    assert again.draws.shape == fresh.draws.shape == (1000, 11)
-    assert pickle.loads(pickle.dumps(fresh)).draws.shape == (1000, 11)
-
-
-def test_draws_travel_with_the_published_law(fresh, tmp_path):
-    fresh.save_pretrained(tmp_path)
+def test_draws_travel_with_the_published_law(published, tmp_path):
+    published.save_pretrained(tmp_path)
     loaded = JointLaw.from_pretrained(tmp_path)
-    assert loaded == fresh
-    np.testing.assert_array_equal(loaded.draws, fresh.draws)
-    assert loaded.conditions == fresh.conditions
+    assert loaded == published
+    np.testing.assert_array_equal(loaded.draws, published.draws)
+    assert loaded.conditions == published.conditions
     assert "not the authors'" in loaded.conditions.draws
-    np.testing.assert_allclose(fresh.to_chinchilla(8).loss_draws(1e9, 1e10, 8), fresh.loss_draws(1e9, 1e10, 8))
+    np.testing.assert_allclose(published.to_chinchilla(8).loss_draws(1e9, 1e10, 8), published.loss_draws(1e9, 1e10, 8))
 
 
-def test_draws_belong_to_their_coefficients(fresh):
-    assert fresh.replace(a=40.0).draws is None
-    assert fresh.replace(a=fresh.a, conditions=None).draws.shape == (1000, 11)
-    assert fresh.replace(a=40.0, draws=fresh.draws).draws.shape == (1000, 11)
+def test_draws_belong_to_their_coefficients(published):
+    assert published.replace(a=40.0).draws is None
+    assert published.replace(a=published.a, conditions=None).draws.shape == (1000, 11)
+    assert published.replace(a=40.0, draws=published.draws).draws.shape == (1000, 11)
     assert JointLaw.published(rounded=True).draws is None
-    with pytest.raises(ValueError, match=r"shape \(2, 3\); \[n, 11\] is needed"):
-        _ = fresh.replace(draws=lambda: np.zeros((2, 3))).draws

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from scaling_law import JointLaw, Runs, fit, load_runs
-from scaling_law.runs.recipes import COLUMNS
 from scaling_law.runs.rows import RunsError
 from tests.hub.samples import record_fields
 
@@ -66,8 +65,6 @@ def test_the_users_word_mixes_them_and_the_law_says_so():
     assert "mixing" not in fit(rows(), **FREE).law.conditions.provenance
     with pytest.raises(RunsError, match=r"differ in optimizer .*mix=\('optimizer', 'vocab_size'\)"):
         fit(table, **FREE, mix="vocab_size")
-    with pytest.raises(ValueError, match=f"mix='rate' is unknown.* {', '.join(COLUMNS)}"):
-        fit(table, **FREE, mix=("rate",))
 
 
 def test_a_filter_chooses_a_recipe():

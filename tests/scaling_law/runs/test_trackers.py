@@ -153,12 +153,3 @@ def test_a_dataset_that_trackio_synchronised(store, monkeypatch, tmp_path):
     monkeypatch.setattr(trackers.hub, "open_store", lambda name: {"hf://org": place}[name])
     synchronised = tracker_rows("trackio:datasets/org/logs/mysweep", "minimum").rows
     assert synchronised == tracker_rows("trackio:my.sweep", "minimum").rows
-
-
-def test_final_is_one_of_three_and_of_trackers_only():
-    with pytest.raises(ValueError, match="final='first' must be one of last, minimum, smoothed"):
-        load_runs("trackio:x", final="first")
-    with pytest.raises(ValueError, match="final='minimum' goes with a tracker"):
-        load_runs([{"n_active": 1e6}], final="minimum")
-    with pytest.raises(ValueError, match="revision='v1' goes with a dataset on the Hub"):
-        load_runs("trackio:x", revision="v1")

@@ -13,7 +13,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 KEY = "0123456789abcdef" * 2 + "01234567"
 AUTHORIZATION = "Basic YXBpOjAxMjM0NTY3ODlhYmNkZWYwMTIzNDU2Nzg5YWJjZGVmMDEyMzQ1Njc="  # of the user "api"
-_TOKEN = re.compile(r'"[^"]*"|\.\.\.|[{}()\[\]:$!=]|[\w-]+')
+_TOKEN = re.compile(r"\([^)]*\)|\.\.\.|[{}]|\w+")
+_ARGUMENT = re.compile(r'(\w+)\s*:\s*(\[?)\s*(\$\w+|"[^"]*"|[\w.-]+)')
 _RUN = {
     **dict.fromkeys(("id", "tags", "sweepName", "group", "jobType", "commit", "heartbeatAt", "description", "notes")),
     **{"readOnly": False, "systemMetrics": "{}", "projectId": "1"},
@@ -152,55 +153,34 @@ def serving():
 
 def _executed(text, variables, root):
     """The selected fields of the only query of a document with its fragments."""
-    tokens = _TOKEN.findall(re.sub(r"#.*", "", text))
-    fragments, selections = {}, None
-    while tokens:
-        word = tokens.pop(0)
-        if word == "fragment":
-            name, _, kind = tokens.pop(0), tokens.pop(0), tokens.pop(0)
-            assert kind == "Run"
-            fragments[name] = _selection(tokens)
-        else:
-            assert word == "query", "nothing is ever written"
-            while tokens[0] != "{":
-                tokens.pop(0)
-            selections = _selection(tokens)
-    return _selected(root, selections, fragments, variables)
+    tokens, parts = iter(_TOKEN.findall(re.sub(r"#.*", "", text))), {}
+    for word in tokens:
+        assert word in ("query", "fragment"), "nothing is ever written"
+        head = [*iter(tokens.__next__, "{")]
+        parts["query" if word == "query" else head[0]] = _selection(tokens)
+    return _selected(root, parts["query"], parts, variables)
 
 
 def _selection(tokens):
-    """[(field, arguments, selection)]; a fragment is the field "...", with its name in the place of arguments."""
-    assert tokens.pop(0) == "{"
+    """[field, arguments, selection] of each; a fragment is the field "..." with its name as the arguments."""
     fields = []
-    while (name := tokens.pop(0)) != "}":
-        if name == "...":
-            fields.append((name, tokens.pop(0), None))
-            continue
-        arguments = {}
-        if tokens[0] == "(":
-            tokens.pop(0)
-            while tokens[0] != ")":
-                argument, colon = tokens.pop(0), tokens.pop(0)
-                assert colon == ":"
-                arguments[argument] = _value(tokens)
-            tokens.pop(0)
-        fields.append((name, arguments, _selection(tokens) if tokens[0] == "{" else None))
+    for token in iter(tokens.__next__, "}"):
+        if token == "{":
+            fields[-1][2] = _selection(tokens)
+        elif token.startswith("("):
+            fields[-1][1] = token
+        else:
+            fields.append([token, next(tokens) if token == "..." else "", None])
     return fields
 
 
-def _value(tokens):
-    """A function of the variables."""
-    word = tokens.pop(0)
-    if word == "$":
-        name = tokens.pop(0)
-        return lambda variables: variables.get(name)
-    if word == "[":
-        parts = []
-        while tokens[0] != "]":
-            parts.append(_value(tokens))
-        tokens.pop(0)
-        return lambda variables: [part(variables) for part in parts]
-    return lambda _: json.loads(word)
+def _arguments(text, variables):
+    """Those of a field that are not null."""
+    values = {}
+    for name, listed, word in _ARGUMENT.findall(text):
+        value = variables.get(word[1:]) if word.startswith("$") else json.loads(word)
+        values[name] = [value] if listed else value
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _selected(value, selection, fragments, variables):
@@ -216,10 +196,8 @@ def _selected(value, selection, fragments, variables):
         if name not in value:
             raise Refused(f'Cannot query field "{name}"')
         part = value[name]
-        if callable(part):
-            values = {argument: read(variables) for argument, read in arguments.items()}
-            part = part(**{argument: x for argument, x in values.items() if x is not None})
-        elif arguments:
-            raise Refused(f'Unknown argument "{next(iter(arguments))}" on field "{name}"')
+        if arguments and not callable(part):
+            raise Refused(f'Unknown arguments {arguments} on field "{name}"')
+        part = part(**_arguments(arguments, variables)) if callable(part) else part
         answer[name] = part if inner is None else _selected(part, inner, fragments, variables)
     return answer
