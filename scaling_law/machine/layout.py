@@ -26,9 +26,10 @@ from hub.base.units import format_bytes, format_count
 from scaling_law.machine.communication import Degrees, bubble, communication
 from scaling_law.machine.gpus import find_gpu
 from scaling_law.machine.memory import Sharding, TrainingMemory, training_memory
-from scaling_law.machine.throughput import ModelWork, Throughput
+from scaling_law.machine.throughput import Model, Throughput
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.arrays import FloatArray
+from scaling_law.size.recipe import PAPER, BatchRamp
 from scaling_law.size.widths import Widths
 
 RESERVED = 2e9  # bytes of a GPU for CUDA's context, NCCL and fragmentation
@@ -170,13 +171,17 @@ class Steps:
 
 @dataclass(frozen=True)
 class Layouts:
-    """GPUs that share batches of these numbers of sequences; how fast, how much memory each has, and their engine."""
+    """GPUs that share the batches of a ramp: how fast, how much memory each has, and whose layouts are searched."""
 
-    throughput: Throughput
     gpus: int
-    batches: tuple[int, ...]
-    sequence_length: int
-    engine: str = TRAIN_PY
+    throughput: Throughput
+    ramp: BatchRamp = field(default=BatchRamp(PAPER.batch_ramp, PAPER.sequence_length), repr=False)
+    engine: str = field(default=TRAIN_PY, repr=False)
+
+    @property
+    def batches(self) -> tuple[int, ...]:
+        """Sequences of a batch, of each stage."""
+        return tuple(stage.sequences for stage in self.ramp.stages)
 
     @property
     def available(self) -> float:
@@ -189,7 +194,7 @@ class Layouts:
     def options(self) -> list[Option]:
         """Every way, in the order of preference at equal speed. ValueError where GPUs cannot share a batch equally."""
         share = math.gcd(*self.batches)
-        node, most_cp = self.throughput.node, max(1, self.sequence_length // LEAST_CONTEXT)
+        node, most_cp = self.throughput.node, max(1, self.ramp.sequence_length // LEAST_CONTEXT)
         if not (ways := _ways(self.engine, self.gpus, share, node, most_cp)):
             batches = ", ".join(map(str, self.batches))
             allowed = f"each must be a multiple of {self.gpus}"
@@ -204,7 +209,7 @@ class Layouts:
         return training_memory(
             model,
             option.micro_batch_sequences,
-            self.sequence_length,
+            self.ramp.sequence_length,
             passes=self._passes(option, max(self.batches)),
             precision="fp32" if self.throughput.precision == "fp32" else "bf16",
             gradient_checkpointing=option.gradient_checkpointing,
@@ -220,22 +225,21 @@ class Layouts:
         sheet = find_gpu(self.throughput.device)
         if sheet is None or not self.throughput.is_assumed:
             return {}
-        passes, tokens = self._passes(option, batch), batch * self.sequence_length / self.gpus
+        passes, tokens = self._passes(option, batch), batch * self.ramp.sequence_length / self.gpus
         how = {"reshard": option.reshard, "recompute": option.gradient_checkpointing}
         sent = communication(model, option.sharding, option, passes, tokens, **how)
         return {name: each.seconds(sheet) for name, each in sent.items()}
 
-    def compute(self, work: ModelWork, batch: int, drawn: bool = False) -> Any:
+    def compute(self, model: Model, batch: int, drawn: bool = False) -> Any:
         """Seconds of compute in a step of `batch` sequences; `drawn`: under each draw of the throughput."""
         step = self.throughput.step_seconds_draws if drawn else self.throughput.step_seconds
-        length = self.sequence_length
-        return step(work, batch * length, sequence_length=length, devices=self.gpus)
+        length = self.ramp.sequence_length
+        return step(model, batch * length, sequence_length=length, devices=self.gpus)
 
-    def steps(self, work: ModelWork) -> Steps:
+    def steps(self, model: Architecture | Widths) -> Steps:
         """The fastest steps of these models in the largest batch, of options that fit."""
-        model, every, largest = work.model, self.options(), max(self.batches)
-        assert model is not None
-        compute = np.asarray(self.compute(work, largest))
+        every, largest = self.options(), max(self.batches)
+        compute = np.asarray(self.compute(model, largest))
         slower, once, each, held = (np.empty((len(every), *compute.shape)) for _ in range(4))
         passes, pp = np.array([(self._passes(option, largest), option.pp) for option in every]).T
         for sharding in dict.fromkeys(option.sharding for option in every):
@@ -255,10 +259,17 @@ class Layouts:
             best, slowdown, np.stack([once + share * each for share in shares]), np.isfinite(slower), held.min(0)
         )
 
-    def place(self, architecture: Architecture) -> Placement:
-        """The fastest way that fits. DoesNotFit, with what is missing, where there is none."""
-        work, batch, every = ModelWork.of(architecture), max(self.batches), self.options()
-        steps = self.steps(work)
+    def fits(self, model: Architecture | Widths) -> Any:
+        """Whether models can be trained, as far as memory is known. ValueError of batches that are not shared."""
+        unknown = self.throughput.memory_bytes is None
+        return np.full(np.shape(model.n_total), True) if unknown else self.steps(model).fits
+
+    def place(self, architecture: Architecture) -> Placement | None:
+        """The fastest way that fits, None if memory is unknown. DoesNotFit says what is missing where none does."""
+        if self.throughput.memory_bytes is None:
+            return None
+        batch, every = max(self.batches), self.options()
+        steps = self.steps(architecture)
         if not steps.fits:
             size = f"d_model {architecture.d_model}, E = {architecture.experts}"
             raise DoesNotFit(
@@ -267,7 +278,7 @@ class Layouts:
                 f"{format_bytes(self.available)} free; give more gpus, or limit the model (max_parameters, experts)"
             )
         option = every[int(steps.option)]
-        compute, idle = float(self.compute(work, batch)), float(bubble(option.pp, self._passes(option, batch)))
+        compute, idle = float(self.compute(architecture, batch)), float(bubble(option.pp, self._passes(option, batch)))
         stages = float(_slowdown(architecture, option))
         work_alone = stages / (RECOMPUTED if option.gradient_checkpointing else 1.0)
         seconds = {"compute": compute * work_alone, "recomputation": compute * (stages - work_alone)}

@@ -55,7 +55,6 @@ class ModelWork:
         n_total: all parameters of the model.
         n_active: of them what one token uses, embedding included; only to say what lies outside the measured range.
         n_blocks: blocks of the model.
-        model: which this is, for its memory and traffic; None if unknown.
     """
 
     weights: Any
@@ -65,15 +64,13 @@ class ModelWork:
     n_total: Any
     n_active: Any
     n_blocks: Any
-    model: Architecture | Widths | None = None
 
     @classmethod
     def of(cls, model: Architecture | Widths | Sequence[Architecture]) -> ModelWork:
         """Work of one architecture (numbers), or of several (arrays)."""
         if isinstance(model, Sequence):
             each = [vars(cls.of(one)) for one in model]
-            arrays: dict[str, Any] = {name: np.array([one[name] for one in each]) for name in each[0]}
-            return cls(**arrays | {"model": None})
+            return cls(**{name: np.array([one[name] for one in each]) for name in each[0]})
         a, scores = model, model.forward_flops(1.0) - model.forward_flops()
         sent = a.routed_blocks * a.experts_per_token * a.d_model
         return cls(
@@ -84,7 +81,6 @@ class ModelWork:
             n_total=1.0 * a.n_total,
             n_active=1.0 * a.n_active,
             n_blocks=1.0 * a.blocks,
-            model=model,
         )
 
     def in_step(
@@ -234,7 +230,7 @@ class Throughput:
                     notes.append(f"{most:.3g} {name} parameters are {most / largest:.3g}x the largest that was timed")
             for name, (said, factor) in SHAPES.items():
                 timed = [getattr(m.architecture, name) for m in self.measurements]
-                notes += _outside(said, timed, getattr(work.model, name, None), factor)
+                notes += _outside(said, timed, getattr(model, name, None), factor)
             tokens = [m.tokens_per_step / self.devices for m in self.measurements]
             notes += _outside("tokens of a step on one device", tokens, tokens_per_step, OUTSIDE)
         return tuple(notes)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, cast
@@ -20,7 +20,7 @@ from hub.base.units import format_flops
 from scaling_law.formulas import Formula
 from scaling_law.formulas.law import positive
 from scaling_law.machine.gpus import find_gpu, named_gpu
-from scaling_law.machine.layout import MEGATRON, TRAIN_PY, Layouts, Placement
+from scaling_law.machine.layout import MEGATRON, Layouts
 from scaling_law.machine.throughput import Model, ModelWork, Throughput
 from scaling_law.planning.limits import LimitFields, Limits, Quantity, of_law
 from scaling_law.size.architecture import (
@@ -99,18 +99,13 @@ def step_times(
 
 
 @dataclass(frozen=True)
-class Cluster:
-    """GPUs that train a model together, and how fast; `price` is per GPU-hour, in any currency.
+class Cluster(Layouts):
+    """GPUs that train a model together, and how long they take; `price` is per GPU-hour, in any currency.
 
-    `engine`: whose layouts are searched, of `machine.layout.ENGINES`.
     ValueError names the field, the value and what is allowed.
     """
 
-    gpus: int
-    throughput: Throughput
     price: float | None = None
-    ramp: BatchRamp = field(default=BatchRamp(PAPER.batch_ramp, PAPER.sequence_length), repr=False)
-    engine: str = field(default=TRAIN_PY, repr=False)
 
     def __post_init__(self) -> None:
         if isinstance(self.gpus, bool) or not isinstance(self.gpus, int) or self.gpus < 1:
@@ -139,7 +134,7 @@ class Cluster:
         ramp = batch_ramp if isinstance(batch_ramp, BatchRamp) else BatchRamp(batch_ramp, sequence_length)
         if ramp.stages == PAPER.batch_ramp and isinstance(gpus, int) and gpus > 0:
             ramp = BatchRamp(shared_ramp(gpus), ramp.sequence_length)
-        return cls(gpus, throughput, cast(Any, price), ramp)
+        return cls(gpus, throughput, ramp, price=cast(Any, price))
 
     @property
     def hardware(self) -> str:
@@ -149,46 +144,31 @@ class Cluster:
         return f"{self.hardware} ({self.throughput.precision}{', assumed' if self.throughput.is_assumed else ''})"
 
     @property
-    def layouts(self) -> Layouts:
-        """How these GPUs can share the batches of the ramp."""
-        batches = tuple(stage.sequences for stage in self.ramp.stages)
-        return Layouts(self.throughput, self.gpus, batches, self.ramp.sequence_length, self.engine)
-
-    def place(self, architecture: Architecture) -> Placement | None:
-        """The fastest way to train that fits; None where the memory of the GPUs is unknown. Errors of `Layouts`."""
-        return None if self.throughput.memory_bytes is None else self.layouts.place(architecture)
-
-    @property
     def elsewhere(self) -> Cluster | None:
         """These GPUs under a Megatron-like engine; None where step times are measured, which are of their engine."""
         return replace(self, engine=MEGATRON) if self.throughput.is_assumed else None
 
-    def fit(self, work: ModelWork) -> Any:
-        """Whether models can be trained, as far as memory is known. ValueError of batches that are not shared."""
-        unknown = self.throughput.memory_bytes is None
-        return np.full(np.shape(work.n_total), True) if unknown else self.layouts.steps(work).fits
-
     def warnings(self, model: Model) -> tuple[str, ...]:
         """What step times and batches are worth for these models."""
-        batches, stages = self.layouts.batches, self.ramp.stages
+        batches, stages = self.batches, self.ramp.stages
         notes = self.throughput.warnings(model, self.gpus, max(batches) * self.ramp.sequence_length / self.gpus)
         if stages != PAPER.batch_ramp and stages == shared_ramp(self.gpus):
             said = ", ".join(map(str, batches))
             notes += (f"batches of {said} sequences, which {self.gpus} GPUs can share, instead of the paper's",)
         return notes
 
-    def tokens(self, work: ModelWork, seconds: float, drawn: bool = False) -> FloatArray:
+    def tokens(self, model: Architecture | Widths, seconds: float, drawn: bool = False) -> FloatArray:
         """Tokens that models see in the time, 0 where they do not fit; `drawn`: under each draw, [n_draws, ...]."""
         tokens, left = np.array(0.0), np.array(float(seconds))
-        for per_token, start, end in self._stages(work, drawn):
+        for per_token, start, end in self._stages(model, drawn):
             seen = np.minimum(np.maximum(left, 0.0) / per_token, end - start)
             tokens, left = tokens + seen, left - seen * np.where(np.isfinite(per_token), per_token, 0.0)
         return tokens
 
-    def seconds(self, work: ModelWork, tokens: Any, drawn: bool = False) -> FloatArray:
+    def seconds(self, model: Architecture | Widths, tokens: Any, drawn: bool = False) -> FloatArray:
         """Seconds that models take for the tokens, infinite where they do not fit; `drawn` as of `tokens`."""
         tokens, seconds = np.asarray(tokens, float), np.array(0.0)
-        for per_token, start, end in self._stages(work, drawn):
+        for per_token, start, end in self._stages(model, drawn):
             if drawn and per_token.ndim == 1:  # of one model
                 per_token = per_token.reshape(-1, *([1] * tokens.ndim))
             part = np.clip(tokens - start, 0.0, end - start)
@@ -200,14 +180,14 @@ class Cluster:
         """GPU-hours times their price; None without a price."""
         return None if self.price is None else self.price * self.gpus * seconds / 3600.0
 
-    def _stages(self, work: ModelWork, drawn: bool) -> Iterator[tuple[FloatArray, float, float]]:
+    def _stages(self, model: Architecture | Widths, drawn: bool) -> Iterator[tuple[FloatArray, float, float]]:
         """Yield (seconds per token, first token, last token) of each stage of the ramp."""
-        layouts, ends = self.layouts, [*(float(stage.from_tokens) for stage in self.ramp.stages), np.inf]
+        work, ends = ModelWork.of(model), [*(float(stage.from_tokens) for stage in self.ramp.stages), np.inf]
         # Measured steps have their micro-batch and their communication in them.
-        steps = layouts.steps(work) if self.throughput.is_assumed and work.model is not None else None
+        steps = self.steps(model) if self.throughput.is_assumed else None
         whole = self.throughput.overhead_of(self.gpus) / self.ramp.sequence_length
-        for k, (sequences, (start, end)) in enumerate(zip(layouts.batches, pairwise(ends), strict=True)):
-            seconds = np.asarray(layouts.compute(work, sequences, drawn))
+        for k, (sequences, (start, end)) in enumerate(zip(self.batches, pairwise(ends), strict=True)):
+            seconds = np.asarray(self.compute(work, sequences, drawn))
             if steps is not None:
                 seconds = np.maximum(steps.slowdown[k] * seconds, steps.communication[k])
                 seconds = np.where(steps.fits, seconds, np.inf)
@@ -217,8 +197,8 @@ class Cluster:
         """Plain JSON values."""
         t = self.throughput
         times = {"precision": t.precision, "source": t.source, "is_assumed": t.is_assumed, "error": t.error}
-        batches = [stage.sequences for stage in self.ramp.stages]
-        return {"gpus": self.gpus, "gpu": t.device, "price": self.price, "batches": batches, "throughput": times}
+        named = {"gpus": self.gpus, "gpu": t.device, "price": self.price, "batches": [*self.batches]}
+        return named | {"throughput": times}
 
 
 @dataclass(frozen=True)
@@ -276,7 +256,7 @@ class Budget:
         """What a law may depend on, for models of these widths that spend the budget; broadcasts."""
         if self.cluster is None:
             return limits.variables(d_model, experts, self.flops)
-        tokens = self.cluster.tokens(work_of(d_model, experts, limits), self.seconds)
+        tokens = self.cluster.tokens(limits.widths(d_model, experts), self.seconds)
         return limits.variables(d_model, experts, 1.0) | {"tokens": tokens}
 
     def models(self, law: Formula, d_model: Any, experts: Any, limits: Limits) -> dict[str, Any]:
@@ -295,7 +275,7 @@ class Budget:
         refuse_served(limits)
         assert self.cluster is not None
         first = self.cluster.ramp.last_batch_tokens(0)
-        step = float(self.cluster.seconds(work_of(float(HEAD_DIM), experts, limits), float(first)))
+        step = float(self.cluster.seconds(limits.widths(HEAD_DIM, experts), float(first)))
         if step == np.inf:  # say what is missing
             self.cluster.place(limits.architecture(HEAD_DIM, math.ceil(experts)))
         if step > self.seconds:
@@ -316,16 +296,6 @@ class Budget:
         if self.cluster is None:
             return {"flops": self.flops}
         return {"hours": self.hours, "money": self.money, **self.cluster.to_dict()}
-
-
-def widths_of(d_model: Any, experts: Any, limits: Limits) -> Widths:
-    """Models under the d / 64 rule; broadcasts."""
-    return Widths.of(d_model, experts, limits.granularity, limits.shared_ratio, limits.vocab_size)
-
-
-def work_of(d_model: Any, experts: Any, limits: Limits) -> ModelWork:
-    """What decides their step time."""
-    return ModelWork.of(widths_of(d_model, experts, limits))
 
 
 def refuse_served(limits: Limits) -> None:

@@ -27,7 +27,6 @@ from scaling_law.planning.budget import (
     read_costs,
     read_question,
     refuse_served,
-    work_of,
 )
 from scaling_law.planning.limits import Limits, Quantity
 from scaling_law.planning.minimiser import first_below
@@ -204,7 +203,7 @@ def reaching(
         at = limits.variables(d_model, experts, 1.0)
         tokens = tokens_needed(law, coefficients, loss, at, limits)
         if cluster is not None:
-            return at["n_active"], tokens, np.log(cluster.seconds(work_of(d_model, experts, limits), tokens))
+            return at["n_active"], tokens, np.log(cluster.seconds(limits.widths(d_model, experts), tokens))
         return at["n_active"], tokens, np.log(flops_of(at["n_active"], tokens, limits))
 
     return models
@@ -263,7 +262,7 @@ def _reached(
     sizes = (n_active, n_total, tokens, tokens / n_active)
     timed: dict[str, Any] = {}
     if cluster is not None:
-        notes += cluster.warnings(work_of(width[reachable], at["experts"][reachable], limits))
-        seconds = np.where(reachable, cluster.seconds(work_of(width, experts, limits), tokens), np.inf)
+        notes += cluster.warnings(limits.widths(width[reachable], at["experts"][reachable]))
+        seconds = np.where(reachable, cluster.seconds(limits.widths(width, experts), tokens), np.inf)
         timed = {"hours": seconds / 3600.0, "money": cluster.cost(seconds)}
     return Reached(target, experts, spent, memory, *sizes, least, check=check, notes=tuple(notes), **timed)

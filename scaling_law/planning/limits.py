@@ -26,6 +26,7 @@ from scaling_law.size.architecture import (
     width_of_total,
 )
 from scaling_law.size.arrays import FloatArray
+from scaling_law.size.widths import Widths
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -119,6 +120,10 @@ class Limits:
     def architecture(self, d_model: float, experts: float) -> Architecture:
         """The architecture of a whole width and E. ValueError where its experts cannot be split so."""
         return Architecture.split(round(d_model), int(experts), self.granularity, self.shared_ratio, self.vocab_size)
+
+    def widths(self, d_model: ArrayLike, experts: ArrayLike) -> Widths:
+        """Models under the d / 64 rule; broadcasts."""
+        return Widths.of(d_model, experts, self.granularity, self.shared_ratio, self.vocab_size)
 
     def kv_bytes(self, d_model: ArrayLike) -> Any:
         return self.bytes_per_kv * self.kv_heads_ratio * kv_cache_elements(d_model, self.kv_tokens)

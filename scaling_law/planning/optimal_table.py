@@ -26,7 +26,7 @@ from scaling_law.formulas.learning_rate import LearningRateLaw, peak_rate
 from scaling_law.machine.gpus import named_gpu
 from scaling_law.machine.layout import DoesNotFit, Placement
 from scaling_law.machine.serving import seconds_of_token
-from scaling_law.planning.budget import Budget, Cluster, QuestionFields, read_question, widths_of, work_of
+from scaling_law.planning.budget import Budget, Cluster, QuestionFields, read_question
 from scaling_law.planning.limits import Limits, Quantity
 from scaling_law.planning.optimum import (
     WidthOptimum,
@@ -492,7 +492,7 @@ def _trainable(table: OptimalTable, cluster: Cluster) -> Any:
     experts = np.array([math.ceil(row.experts) for row in table], float)
     width = np.array([HEAD_DIM * max(1, int(row.d_model / HEAD_DIM)) for row in table], float)
     try:
-        return [cluster.fit(work_of(d, experts, table.limits)) for d in (width, width + HEAD_DIM)]
+        return [cluster.fits(table.limits.widths(d, experts)) for d in (width, width + HEAD_DIM)]
     except ValueError:  # of GPUs that cannot share a batch equally: `plan` says so
         return np.full((2, len(table)), True)
 
@@ -500,7 +500,7 @@ def _trainable(table: OptimalTable, cluster: Cluster) -> Any:
 def _notes_on_time(table: OptimalTable, cluster: Cluster, fits: Any, wider: Any) -> Iterator[str]:
     """What step times are worth, and which rows the GPUs cannot train, or no larger ones of."""
     best, experts = table.best, np.array([math.ceil(row.experts) for row in table], float)
-    yield from cluster.warnings(work_of(best.d_model, best.experts, table.limits))
+    yield from cluster.warnings(table.limits.widths(best.d_model, best.experts))
     if not fits.all():
         names = f"E = {_listed(experts[~fits])}"
         yield f"{names}: training takes more memory than {cluster.hardware} have: see max_parameters"
@@ -555,7 +555,7 @@ def _served(
     size = float(positive("decode_batch", batch))
     if budget.cluster is None:
         raise InputError(f"decode_batch={batch!r} goes with hours or money, whose throughput names the GPU")
-    gpu, models = named_gpu(budget.cluster.throughput.device), widths_of(d_model, at["experts"], limits)
+    gpu, models = named_gpu(budget.cluster.throughput.device), limits.widths(d_model, at["experts"])
     cost = seconds_of_token(models, gpu, size, limits.kv_bytes(d_model), limits.bytes_per_parameter)
     return {"decode_seconds": cost}
 

@@ -21,7 +21,7 @@ from hub.base.units import format_count, format_flops, listed_experts
 from scaling_law.formulas import ChinchillaForm, Formula
 from scaling_law.formulas.answers import ArrayAnswer, span
 from scaling_law.formulas.law import numbers, positive
-from scaling_law.planning.budget import Budget, work_of
+from scaling_law.planning.budget import Budget
 from scaling_law.planning.limits import LimitFields, Limits, of_law
 from scaling_law.planning.minimiser import least, minima
 from scaling_law.size.architecture import (
@@ -274,7 +274,7 @@ def drawn_losses(
     """
     if budget.cluster is None or budget.cluster.throughput.draws is None:
         return None if law.draws is None else law.loss_draws(**limits.worth(at))
-    tokens = budget.cluster.tokens(work_of(d_model, at["experts"], limits), budget.seconds, drawn=True)
+    tokens = budget.cluster.tokens(limits.widths(d_model, at["experts"]), budget.seconds, drawn=True)
     every = coefficients_of(law)
     coefficients = every[:, 1:] if law.draws is not None else every
     i = np.arange(max(len(tokens), coefficients.shape[1]))

@@ -19,7 +19,6 @@ from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.law import percentile_interval
 from scaling_law.formulas.learning_rate import LearningRateLaw
 from scaling_law.machine.layout import DoesNotFit, Placement
-from scaling_law.machine.throughput import ModelWork
 from scaling_law.planning.budget import Budget, Cluster, ClusterFields, QuestionFields, pick
 from scaling_law.planning.limits import Quantity, of_law
 from scaling_law.planning.optimal_table import OptimalTable, optimal
@@ -242,7 +241,7 @@ def plan(
     warnings, time = (*passed_over, *table.warnings), None
     told, placement = cluster or _usual(architecture, ramp), None if cluster is None else cluster.place(architecture)
     megatron = cluster.elsewhere.place(architecture) if cluster is not None and cluster.elsewhere is not None else None
-    seconds = float(told.seconds(ModelWork.of(architecture), float(total)))
+    seconds = float(told.seconds(architecture, float(total)))
     if cluster is not None:
         time = Budget(None, seconds / 3600.0, cluster)
         warnings = tuple(dict.fromkeys([*warnings, *cluster.warnings(architecture)]))
@@ -306,7 +305,7 @@ def _trainable(
     """
 
     def trainable(width: float, experts: float) -> bool:
-        return bool(cluster.fit(ModelWork.of(table.limits.architecture(width, experts))))
+        return bool(cluster.fits(table.limits.architecture(width, experts)))
 
     if trainable(table.best.d_model, table.best.experts):
         return table, ()

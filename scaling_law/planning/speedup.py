@@ -26,19 +26,20 @@ from hub.base.units import format_count, format_flops
 from scaling_law.formulas import Formula
 from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.law import checked_experts, positive
-from scaling_law.machine.throughput import ModelWork
-from scaling_law.planning.budget import Budget, Cluster, QuestionFields, read_costs, work_of
+from scaling_law.planning.budget import Budget, Cluster, QuestionFields, read_costs
 from scaling_law.planning.inverse import ENDLESS, floor, reaching, tokens_needed
 from scaling_law.planning.limits import Limits, Quantity, of_law
 from scaling_law.planning.minimiser import least
 from scaling_law.planning.optimum import coefficients_of, optimal_widths
 from scaling_law.size.architecture import Architecture, affordable_tokens, is_size, training_flops, width_of_active
 from scaling_law.size.arrays import FloatArray
+from scaling_law.size.widths import Widths
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 Model = float | Architecture
+Sized = Architecture | Widths
 AROUND, POINTS = 50.0, 33  # the widths that are searched, times and by this around a start, and how many
 
 
@@ -193,11 +194,11 @@ def speedup(
     cluster, limits = read_costs(law, **question)
     variables, width = _spent(law, a, flops, tokens, limits)
     (check := law.check(**variables)).refuse(force)
-    work = ModelWork.of(a) if isinstance(a, Architecture) else work_of(width, variables["experts"], limits)
-    target = _Target.of(law, variables, work, cluster)
+    model = a if isinstance(a, Architecture) else limits.widths(width, variables["experts"])
+    target = _Target.of(law, variables, model, cluster)
     if isinstance(b, Architecture):
         line = target.asymptote(b.variables())
-        rows: tuple[SpeedupRow, ...] = (target.row("as given", b.variables(), ModelWork.of(b)),)
+        rows: tuple[SpeedupRow, ...] = (target.row("as given", b.variables(), b),)
     else:
         e, same = _experts("b", b), width_of_active(variables["n_active"], limits.vocab_size)
         line = target.frontier(e, limits)
@@ -206,7 +207,7 @@ def speedup(
             target.row("best size", *target.models(best, e, limits), floor=line["asymptote"]),
             target.row("same N_act", *target.models(same, e, limits)),
         )
-    timed = () if cluster is None else cluster.warnings(work)
+    timed = () if cluster is None else cluster.warnings(model)
     return EffectiveSpeedup(
         rows=rows,
         a=_named(a),
@@ -235,10 +236,10 @@ class _Target:
     cluster: Cluster | None
 
     @classmethod
-    def of(cls, law: Formula, variables: Mapping[str, Any], work: ModelWork, cluster: Cluster | None) -> _Target:
+    def of(cls, law: Formula, variables: Mapping[str, Any], model: Sized, cluster: Cluster | None) -> _Target:
         columns, tokens = coefficients_of(law), float(variables["tokens"])
         loss = np.asarray(law.evaluate(columns, variables), float)
-        seconds = None if cluster is None else _seconds(cluster, work, np.full(len(loss), tokens))
+        seconds = None if cluster is None else _seconds(cluster, model, np.full(len(loss), tokens))
         return cls(law, columns, loss, tokens, float(training_flops(variables["n_active"], tokens)), seconds, cluster)
 
     def floor(self, variables: Mapping[str, Any]) -> FloatArray:
@@ -267,12 +268,12 @@ class _Target:
         low, high = (np.full(self.loss.shape, np.log(end)) for end in (start / AROUND, start * AROUND))
         return np.exp(least(lambda x: models(np.exp(x))[2], low, high, POINTS))
 
-    def models(self, d_model: Any, experts: float, limits: Limits) -> tuple[dict[str, Any], ModelWork]:
-        """The variables and the work of models of one width, or of one for each draw."""
+    def models(self, d_model: Any, experts: float, limits: Limits) -> tuple[dict[str, Any], Widths]:
+        """Models of one width, or of one for each draw, and their variables."""
         every = np.broadcast_to(d_model, self.loss.shape)
-        return limits.variables(every, experts, 1.0), work_of(every[:, 0], experts, limits)
+        return limits.variables(every, experts, 1.0), limits.widths(every[:, 0], experts)
 
-    def row(self, size: str, variables: Mapping[str, Any], work: ModelWork, floor: float | None = None) -> SpeedupRow:
+    def row(self, size: str, variables: Mapping[str, Any], model: Sized, floor: float | None = None) -> SpeedupRow:
         """What these models need, under the law itself and as intervals; `floor` where the size is free."""
         needed = tokens_needed(self.law, self.coefficients, self.loss, variables, Limits())
         tokens = np.broadcast_to(needed, self.loss.shape)[:, 0]
@@ -280,7 +281,7 @@ class _Target:
         times: dict[str, Any] = {"compute": flops / self.flops, "data": tokens / self.tokens}
         spent: dict[str, Any] = {}
         if self.cluster is not None and self.seconds is not None:
-            seconds = _seconds(self.cluster, work, tokens)
+            seconds = _seconds(self.cluster, model, tokens)
             times["time"], spent["hours"] = seconds / self.seconds, float(seconds[0] / 3600.0)
         for name, factors in times.items():
             spent |= {name: float(factors[0]), f"{name}_interval": _interval(factors[1:])}
@@ -300,12 +301,12 @@ class _Target:
         )
 
 
-def _seconds(cluster: Cluster, work: ModelWork, tokens: FloatArray) -> FloatArray:
+def _seconds(cluster: Cluster, model: Sized, tokens: FloatArray) -> FloatArray:
     """Training seconds of each of the tokens, [1 + n_draws]: by the step times themselves, then by their draws."""
-    seconds = cluster.seconds(work, tokens)
+    seconds = cluster.seconds(model, tokens)
     if cluster.throughput.draws is None:
         return seconds
-    drawn, i = cluster.seconds(work, tokens, drawn=True), np.arange(len(tokens))
+    drawn, i = cluster.seconds(model, tokens, drawn=True), np.arange(len(tokens))
     return np.where(i == 0, seconds, drawn[(i - 1) % len(drawn), i])
 
 

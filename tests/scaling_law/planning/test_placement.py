@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from scaling_law import Architecture, JointLaw, Limits, Throughput, scale_out
-from scaling_law.machine import ModelWork, training_memory
+from scaling_law.machine import training_memory
 from scaling_law.machine.layout import ENGINES, RESERVED, DoesNotFit, Option
-from scaling_law.planning.budget import Cluster, work_of
+from scaling_law.planning.budget import Cluster
 from scaling_law.size.recipe import BatchRamp, RampStage
 from training import from_dict
 
@@ -109,11 +109,11 @@ def test_an_optimum_goes_over_what_the_gpus_can_train():
 
 def test_batches_are_rounded_up_to_what_gpus_can_share():
     table = JointLaw.published().optimal(hours=72, gpus=6, throughput=H100)
-    assert table.budget.cluster.layouts.batches == (132, 264, 528)  # 516 would leave micro-batches of one sequence
+    assert table.budget.cluster.batches == (132, 264, 528)  # 516 would leave micro-batches of one sequence
     slower = [JointLaw.published().optimal(hours=72, gpus=n, gpu="h100", experts=[32]).best.loss for n in (6, 7, 8)]
     assert slower == sorted(slower, reverse=True)
     assert any("batches of 132, 264, 528 sequences, which 6 GPUs can share" in warning for warning in table.warnings)
-    assert Cluster.of(gpus=256, gpu="h100").layouts.batches == (256, 256, 512)
+    assert Cluster.of(gpus=256, gpu="h100").batches == (256, 256, 512)
     assert not Cluster.of(gpus=8, gpu="h100").warnings(Architecture(512))[1:]
 
 
@@ -127,7 +127,7 @@ def test_a_plan_is_the_best_that_the_gpus_can_train(experts):
     for e in experts or (1, 2, 4, 8, 16, 32):
         for d in range(1024, 4096, 64):
             a = Architecture(d, e)
-            tokens = float(cluster.tokens(ModelWork.of(a), 960 * 3600.0))
+            tokens = float(cluster.tokens(a, 960 * 3600.0))
             if tokens:
                 losses[e, d] = float(law.loss(a.n_active, tokens, e))
             else:
@@ -157,7 +157,7 @@ def test_every_question_takes_the_same_step():
         model, throughput = Architecture(d_model, e), Throughput.assumed(gpu)
         cluster = Cluster(gpus, throughput, ramp=BatchRamp((RampStage(0, 512),), 512))
         (row,) = scale_out(model, [gpus], gpu).rows
-        steps = [cluster.seconds(work, 512.0 * 512) for work in (ModelWork.of(model), work_of(d_model, e, Limits()))]
+        steps = [cluster.seconds(work, 512.0 * 512) for work in (model, Limits().widths(d_model, e))]
         expected = np.inf if row.step_seconds is None else row.step_seconds * throughput.overhead_of(gpus)
         assert steps == pytest.approx([expected] * 2, rel=1e-12)
     row = law.optimal(hours=24, gpus=8, gpu="h100", experts=[8], integral=True).best
@@ -169,8 +169,8 @@ def test_every_question_takes_the_same_step():
 @pytest.mark.parametrize(("d_model", "e", "gpus"), [(1728, 32, 8), (512, 1, 8), (4992, 1, 8), (8192, 1, 64)])
 def test_the_fastest_layout_is_chosen(d_model, e, gpus, engine):
     """Against every option by hand: the longer of compute and communication, of those that fit."""
-    a, layouts = Architecture(d_model, e), replace(Cluster(gpus, H100).layouts, engine=engine)
-    seconds, of_work = {}, float(layouts.compute(ModelWork.of(a), 512))
+    a, layouts = Architecture(d_model, e), replace(Cluster(gpus, H100), engine=engine)
+    seconds, of_work = {}, float(layouts.compute(a, 512))
     for option in layouts.options():
         held = layouts.memory(a, option).total <= 80e9 - RESERVED
         if held and e % option.ep == 0 and a.heads % option.tp == 0 and a.blocks >= option.pp:

@@ -12,6 +12,7 @@ from scaling_law.machine.communication import (
     communication,
 )
 from scaling_law.machine.layout import ENGINES, MEGATRON, MOVED_BY, TRAIN_PY, Layouts
+from scaling_law.size.recipe import BatchRamp, RampStage
 
 MODEL = Architecture(2304, 8)
 HEAD, DENSE, EXPERTS = 50257 * 2304, 4 * 36 * 2304**2, 9 * 8 * 36 * 2304**2  # parameters
@@ -107,7 +108,8 @@ def test_each_engine_has_the_layouts_that_it_can_run():
     """GPUs and batches are shared without rest, and simple ways come first."""
     for engine, able in ENGINES.items():
         for gpus, length in ((1, 512), (8, 512), (64, 8192)):
-            layouts = Layouts(Throughput.assumed("h100"), gpus, (128, 512), length, engine)
+            ramp = BatchRamp([RampStage(0, 128), RampStage(10**9, 512)], length)
+            layouts = Layouts(gpus, Throughput.assumed("h100"), ramp, engine)
             seen = set()
             for option in layouts.options():
                 assert option.uses <= able

@@ -12,8 +12,7 @@ from scaling_law import (
     Throughput,
     published,
 )
-from scaling_law.machine import ModelWork
-from scaling_law.planning.budget import Cluster, work_of
+from scaling_law.planning.budget import Cluster
 from scaling_law.size.architecture import width_of_active
 
 
@@ -165,9 +164,9 @@ def test_hours_of_both_models(law):
     found = few.speedup(8, 1, flops=1e21, gpus=8, throughput=h100)
     best, same = found.rows
     cluster, limits = Cluster(8, h100), Limits()
-    own = cluster.seconds(work_of(width_of_active(found.n_active), 8.0, limits), found.tokens)
+    own = cluster.seconds(limits.widths(width_of_active(found.n_active), 8.0), found.tokens)
     for row in (best, same):
-        seconds = cluster.seconds(work_of(width_of_active(row.n_active), 1.0, limits), row.tokens)
+        seconds = cluster.seconds(limits.widths(width_of_active(row.n_active), 1.0), row.tokens)
         assert row.hours == pytest.approx(seconds / 3600)
         assert row.time == pytest.approx(seconds / own)
         assert row.time_interval[0] < row.time < row.time_interval[1]
@@ -177,4 +176,4 @@ def test_hours_of_both_models(law):
     assert low == pytest.approx(high, rel=1e-2)  # the model of a computes its activations again
     a, b = Architecture(1024, 8), Architecture(1024)
     given = few.speedup(a, b, tokens=2e10, gpus=8, throughput=h100).rows[0]
-    assert given.hours == pytest.approx(cluster.seconds(ModelWork.of(b), given.tokens) / 3600)
+    assert given.hours == pytest.approx(cluster.seconds(b, given.tokens) / 3600)
