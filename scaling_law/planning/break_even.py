@@ -77,9 +77,8 @@ def break_even(
     n, e = np.broadcast_arrays(size.reshape(size.shape + (1,) * e.ndim), e)
     tokens = _overtaken(law.loss, n, e, between)
     low = high = np.full(n.shape, np.nan)
-    if law.draws is not None:
-        drawn = drawn_break_even(law, n, e, between)
-        low, high = np.quantile(drawn, [0.025, 0.975], axis=0, method="nearest")  # some may be infinite
+    if law.draws is not None:  # some may be infinite
+        low, high = np.quantile(drawn_break_even(law, n, e, between), [0.025, 0.975], axis=0, method="nearest")
     finite = np.isfinite(tokens) & (tokens > 0)
     (check := law.check(n, np.where(finite, tokens, np.nan), e)).refuse(force)
     return BreakEven(n, e, tokens, low, high, check=check)

@@ -57,8 +57,8 @@ class Reached(ArrayAnswer):
     """The model that reaches each loss with each E at least cost; arrays of shape loss.shape + experts.shape.
 
     `flops` are of training and inference, `memory_bytes` of weights and KV cache: infinite where no model reaches the
-    loss, and its sizes NaN. `least` is what was minimised; `notes` say which E are left out, and why.
-    `hours` and `money` are those of training, None for a question without step times or a price.
+    loss, and its sizes NaN. `least` is what was minimised. `hours` and `money` are those of training, None without
+    step times or a price.
     """
 
     _question: ClassVar[tuple[str, ...]] = ("loss", "experts")
@@ -79,9 +79,7 @@ class Reached(ArrayAnswer):
     def best(self) -> dict[str, Any] | None:
         """The cheapest row for the first loss, trusted ones before others; None if none reaches it."""
         rows = [row for row in self.rows if row["loss"] == np.ravel(self.loss)[0] and np.isfinite(row["n_active"])]
-        return min(
-            [row for row in rows if row["trusted"]] or rows, key=lambda row: float(row[self.least]), default=None
-        )
+        return min(rows, key=lambda row: (not row["trusted"], float(row[self.least])), default=None)
 
     @property
     def trusted(self) -> bool:
@@ -92,11 +90,10 @@ class Reached(ArrayAnswer):
     def verdict(self) -> str:
         if (best := self.best) is None:
             return f"no model reaches loss {np.ravel(self.loss)[0]:.3f}"
-        words = {"flops": (format_flops, "FLOPs"), "hours": ("{:.3g}".format, "hours")}
-        words["memory_bytes"] = (format_bytes, "of memory")
-        form, unit = words[self.least]
+        value = best[self.least]
+        costs = {"flops": f"{format_flops(value)} FLOPs", "hours": f"{value:.3g} hours"}
+        cost = costs.get(self.least) or f"{format_bytes(value)} of memory"
         size = f"E = {best['experts']:g} of {format_count(best['n_total'])} parameters"
-        cost = f"{form(best[self.least])} {unit}"
         return f"loss {best['loss']:.3f} takes {cost} at least: {size}, {format_count(best['tokens'])} tokens"
 
     def _columns(self) -> dict[str, Any]:

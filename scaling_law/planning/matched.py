@@ -1,7 +1,6 @@
-"""Dense and MoE models of the same total parameters: what a law says of them.
+"""Dense and MoE models of the same total parameters: a compute-optimal dense model, and for each E one of its N_total.
 
-As in the paper's Figure 1(b), Appendix "Compute- & Memory-Matched Models" (the same FLOPs) and rule of thumb (E times
-the dense model's tokens): a dense model of the compute-optimal size, and for each E the model of the same N_total.
+As in the paper's Appendix "Compute- & Memory-Matched Models" (the same FLOPs) and rule of thumb (E times the tokens).
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from numpy.typing import ArrayLike
@@ -47,9 +48,7 @@ class Plan(Answer):
     `branches` are the token counts of the trunk's decay branches, the longest (`tokens`) last. `loss` (nats per token)
     and `training_flops` are of that run alone; `total_*`, `gpu_hours` and `time` count the decay of every branch.
     `time` is that of the GPUs named, `placement` how the run is laid out on them, and `megatron` how a Megatron-like
-    engine would, if faster. Without any, `gpu_hours` are those of as many H100s as hold the model. `gpus` and `gpu`
-    say which. The best learning rate lies in the `learning_rate_interval` with 95 % probability, if the law knows its
-    errors.
+    engine would, if faster. Without any, `gpu_hours` are those of as many H100s as hold it. Intervals hold 95 %.
     """
 
     architecture: Architecture
@@ -93,18 +92,16 @@ class Plan(Answer):
     @property
     def verdict(self) -> str:
         a, interval = self.architecture, self.loss_interval
-        size = f"E = {a.experts_equivalent:g} of {format_count(a.n_total)} parameters" if a.experts > 1 else "dense"
-        size += "" if a.experts > 1 else f", {format_count(a.n_total)} parameters"
+        size = f"E = {a.experts_equivalent:g} of" if a.experts > 1 else "dense,"
+        tokens, hours = format_count(self.tokens), _hours(self.gpu_hours)
         text = (
-            f"{size}, {format_count(self.tokens)} tokens in {_hours(self.gpu_hours)} GPU-hours: loss {self.loss:.3f}"
+            f"{size} {format_count(a.n_total)} parameters, {tokens} tokens in {hours} GPU-hours: loss {self.loss:.3f}"
         )
         text += "" if interval is None else " ({:.3f} to {:.3f})".format(*interval)
         return text if self.trusted else f"{text}; not trusted"
 
     def facts(self) -> dict[str, Any]:
-        """The fields of the plan, the sizes of the architecture and the configuration."""
-        a = self.architecture
-        sizes = {"n_active": a.n_active, "n_total": a.n_total}
+        sizes = {name: getattr(self.architecture, name) for name in ("n_active", "n_total")}
         return super().facts() | sizes | {"configuration": self.configuration()}
 
     def configuration(self, sweep: str = "run") -> dict[str, dict[str, Any]]:
@@ -146,17 +143,22 @@ class Plan(Answer):
         ramp = ", ".join(f"{stage.sequences} from {format_count(stage.from_tokens)}" for stage in self.batch_ramp)
         memory = {"weights (bf16)": self.weight_bytes, "AdamW (fp32)": self.optimizer_bytes}
         memory |= {"gradients (fp32)": self.gradient_bytes, "KV cache": self.kv_cache_bytes}
-        placed = {} if self.placement is None else {"memory in training": str(self.placement)}
-        cluster = None if self.time is None else self.time.cluster
-        if self.placement is not None and cluster is not None and cluster.throughput.is_assumed:
-            placed["limited by"] = self.placement.advice
-        if self.placement is not None and self.megatron is not None:
-            times = self.placement.step_seconds / self.megatron.step_seconds
-            placed["Megatron-like"] = f"{self.megatron}: {times:.2f} times as fast"
+        placed, cluster = dict[str, str](), None if self.time is None else self.time.cluster
+        if self.placement is not None and cluster is not None:
+            placed["memory in training"] = str(self.placement)
+            placed |= {"limited by": self.placement.advice} if cluster.throughput.is_assumed else {}
+            if self.megatron is not None:
+                times = self.placement.step_seconds / self.megatron.step_seconds
+                placed["Megatron-like"] = f"{self.megatron}: {times:.2f} times as fast"
         training = f"{format_flops(self.training_flops)} FLOPs"
         if len(self.branches) > 1:
             training = f"{format_flops(self.total_flops)} FLOPs with all branches, {training} of the longest run"
-        per_parameter = self.tokens / a.n_active
+        hours = f"{self.gpus} × {self.gpu} (assumed; --gpu and --gpus name others)"
+        hours = f"{_hours(self.gpu_hours)} GPU-hours{f' of {hours}' if self.time is None else f': {self.time}'}"
+        batch, regret, per_parameter = self.learning_rate_batch, self.learning_rate_regret, self.tokens / a.n_active
+        source = [self.learning_rate_law]
+        source.append("a law without the batch" if batch is None else f"for batches of {batch:,} tokens")
+        source += [] if regret is None else [f"expected to cost {regret:.4f} nats"]
         lines = {
             "architecture": f"d_model {a.d_model}, {a.blocks} blocks, {a.heads} heads, E = {a.experts_equivalent:g}",
             **({"class": f"{model}, {experts_of(a)}"} if (model := model_section(a).get("type")) else {}),
@@ -165,28 +167,14 @@ class Plan(Answer):
             "branches": ", ".join(format_count(tokens) for tokens in self.branches),
             "batch": f"{ramp} tokens on, of {self.sequence_length} tokens each",
             "warm-up, decay": f"{format_count(self.warmup_tokens)}, {format_count(self.decay_tokens)} tokens",
-            "peak learning rate": f"{self.learning_rate:.3g}{rates} ({self._where_the_rate_is_from})",
+            "peak learning rate": f"{self.learning_rate:.3g}{rates} ({'; '.join(source)})",
             "training": training,
-            "time": self._training_time(),
+            "time": hours,
             "memory": ", ".join(f"{name} {format_bytes(value)}" for name, value in memory.items() if value),
             **placed,
             "predicted loss": f"{self.loss:.4f}{interval} nats per token",
         }
         return Table((), list(lines.items()), title=self.verdict, warnings=self.warnings)
-
-    def _training_time(self) -> str:
-        hours = _hours(self.gpu_hours)
-        if self.time is not None:
-            return f"{hours} GPU-hours: {self.time}"
-        return f"{hours} GPU-hours of {self.gpus} × {self.gpu} (assumed; --gpu and --gpus name others)"
-
-    @property
-    def _where_the_rate_is_from(self) -> str:
-        batch, regret = self.learning_rate_batch, self.learning_rate_regret
-        said = [self.learning_rate_law]
-        said.append("a law without the batch" if batch is None else f"for batches of {batch:,} tokens")
-        said += [] if regret is None else [f"expected to cost {regret:.4f} nats"]
-        return "; ".join(said)
 
 
 def plan(
@@ -214,16 +202,12 @@ def plan(
     timed = any(question.get(name) is not None for name in ("gpu", "throughput", "mfu"))
     cluster = Cluster.of(batch_ramp, sequence_length, **pick(ClusterFields, question)) if timed else None
     ramp = BatchRamp(batch_ramp, sequence_length) if cluster is None else cluster.ramp
+    options: dict[str, Any] = {"learning_rate_law": learning_rate_law, "batch_ramp": ramp, "force": force, **question}
     if cluster is not None and flops is not None:
-        for name in pick(ClusterFields, question):
-            question.pop(name)  # type: ignore[misc]
+        options = {name: value for name, value in options.items() if name not in ClusterFields.__annotations__}
+    ask = partial(optimal, law, flops, integral=True, **options)
 
-    def ask(experts: ArrayLike | None, **narrower: Unpack[QuestionFields]) -> OptimalTable:
-        narrowed: QuestionFields = {**question, **narrower}
-        options: Any = {"integral": True, "learning_rate_law": learning_rate_law, "batch_ramp": ramp, "force": force}
-        return optimal(law, flops, experts, **options, **narrowed)
-
-    table = ask(experts)
+    table = ask(experts=experts)
     table, passed_over = (table, ()) if cluster is None else _trainable(table, cluster, ask)
     row = table.best
     architecture = row.architecture
@@ -234,16 +218,15 @@ def plan(
     warmup = int(min(PAPER.warmup_tokens, WARMUP_SHARE * tokens))
     measured = (*(t for t in dict.fromkeys(shorter) if t * (1 - PAPER.decay_fraction) > warmup), tokens)
     total = tokens + sum(_decay_tokens(ramp, t) for t in measured[:-1])
-    batch = ramp.last_batch_tokens(tokens)
-    assert row.learning_rate_from is not None  # of every answer
     rates = row.learning_rate_from
+    assert rates is not None  # of every answer
     at = of_law(law, architecture.variables() | {"tokens": float(tokens)})
-    warnings, time = (*passed_over, *table.warnings), None
-    told, placement = cluster or _usual(architecture, ramp), None if cluster is None else cluster.place(architecture)
-    megatron = cluster.elsewhere.place(architecture) if cluster is not None and cluster.elsewhere is not None else None
-    seconds = float(told.seconds(architecture, float(total)))
+    warnings, told = (*passed_over, *table.warnings), cluster or _usual(architecture, ramp)
+    seconds, time, placement, megatron = float(told.seconds(architecture, float(total))), None, None, None
     if cluster is not None:
-        time = Budget(None, seconds / 3600.0, cluster)
+        time, placement = Budget(None, seconds / 3600.0, cluster), cluster.place(architecture)
+        other = None if cluster.elsewhere is None else cluster.elsewhere.place(architecture)
+        megatron = None if other is None else other.faster_than(placement)
         warnings = tuple(dict.fromkeys([*warnings, *cluster.warnings(architecture)]))
     if architecture.vocab_size != VOCAB_SIZE:  # train.py's default is GPT-2's tokenizer
         size = f"{architecture.vocab_size:,}"
@@ -260,7 +243,7 @@ def plan(
         decay_tokens=_decay_tokens(ramp, tokens),
         learning_rate=row.learning_rate,
         learning_rate_law=rates.source,
-        learning_rate_batch=batch if rates.slope_batch else None,
+        learning_rate_batch=ramp.last_batch_tokens(tokens) if rates.slope_batch else None,
         learning_rate_regret=rates.regret,
         learning_rate_interval=row.learning_rate_interval,
         loss=float(law.loss(**at)),
@@ -278,7 +261,7 @@ def plan(
         notes=warnings,
         time=time,
         placement=placement,
-        megatron=None if megatron is None else megatron.faster_than(placement),
+        megatron=megatron,
         check=law.check(**at),
     )
 
@@ -315,7 +298,7 @@ def _trainable(
             break
         width = next((d for d in range(round(row.d_model), 0, -HEAD_DIM) if trainable(d, row.experts)), None)
         if width == row.d_model:
-            tables.append(ask([row.experts]))
+            tables.append(ask(experts=[row.experts]))
             break
         size = f"d_model {row.d_model:g}, {format_count(row.n_total)} parameters, loss {row.loss:.4f}"
         passed_over.append(
@@ -323,7 +306,7 @@ def _trainable(
         )
         if width is not None:
             most = total_parameters(width + HEAD_DIM / 2, row.experts, vocab_size=table.limits.vocab_size)
-            tables.append(ask([row.experts], max_parameters=float(most)))
+            tables.append(ask(experts=[row.experts], max_parameters=float(most)))
     if not tables:  # say what is missing
         cluster.place(table.limits.architecture(table.best.d_model, table.best.experts))
     return min(tables, key=lambda other: other.best.loss), tuple(passed_over)

@@ -2,14 +2,10 @@
 
     factor = C_b / C_a   where   L_b(C_b) = L_a(C_a)
 
-The field also calls it compute-equivalent gain (Davidson et al. 2023, arXiv 2312.07413). Marin's gate for promoting a
-variant takes L_b(C) = L∞ + A C^−α with a pinned L∞ and α, and A through b's loss at C_a (marin-community/marin,
-experiments/grug/moe/agent.md; its issue 8096 asks for the interval):
-
-    factor = ((L_b(C_a) − L∞) / (L_a − L∞))^(1/α)          (of measured runs: `fitting.measured_speedup`)
-
-The best models of a law m N^μ + n D^ν + c lie on just that curve, with L∞ = c and α = μν / −(μ + ν). The factor hangs
-on L∞, which no run measures, and grows without bound as L_a comes down to it: both are shown.
+Also called compute-equivalent gain (Davidson et al. 2023, arXiv 2312.07413). Marin's gate for a variant takes L_b(C) =
+L∞ + A C^−α with a pinned L∞ and α (marin-community/marin, experiments/grug/moe/agent.md; issue 8096 asks for the
+interval). The best models of a law m N^μ + n D^ν + c lie on just that curve, with L∞ = c and α = μν / −(μ + ν). The
+factor depends on L∞, which no run measures, and grows without bound as L_a comes down to it: both are shown.
 """
 
 from __future__ import annotations
@@ -50,7 +46,7 @@ class SpeedupRow:
     `compute`, `data` and `time` are b's FLOPs, tokens and hours over a's, each with 95 % of its values under the
     draws; infinite where b's loss ends at `floor` nats per token, however many tokens it gets, as in the part
     `unreached` of the draws. `n_active`, `tokens`, `flops`, `hours` are b's; without step times `hours` and `time` are
-    None. `trusted`: within the range guard of a law whose ranges are known; `warnings` say how far outside b lies.
+    None. `trusted`: within the range guard of a law whose ranges are known.
     """
 
     size: str
@@ -94,12 +90,10 @@ class EffectiveSpeedup(Answer):
 
     @property
     def best(self) -> SpeedupRow:
-        """The headline."""
         return self.rows[0]
 
     @property
     def trusted(self) -> bool:
-        """Whether a and the b of the headline are trusted."""
         return super().trusted and self.best.trusted
 
     @property
@@ -111,7 +105,7 @@ class EffectiveSpeedup(Answer):
     @property
     def factor(self) -> float:
         """Times a's FLOPs that b needs, of the first row."""
-        return self.rows[0].compute
+        return self.best.compute
 
     def at_asymptote(self, asymptote: float) -> float:
         """The factor were L∞ `asymptote`, with α and b's loss at a's FLOPs as they are (Marin's rule).
@@ -152,19 +146,14 @@ class EffectiveSpeedup(Answer):
             rows.append({name: "" if value is None else value for name, value in cells.items()})
         model = f"{format_count(self.n_active)} active on {format_count(self.tokens)} tokens"
         title = f"{self.b} for the loss of {self.a} ({model}, {format_flops(self.flops)} FLOPs): {self.loss:.4f}"
-        return Table.of(
-            rows, title=f"{self.verdict}\n{title}  ({self.law})", notes=[self._assumed()], warnings=self.warnings
-        )
-
-    def _assumed(self) -> str:
-        """What the asymptote is, and what its error would do to the factor."""
         interval = " ({:.3f}…{:.3f})".format(*self.asymptote_interval) if self.asymptote_interval else ""
-        text = f"Asymptote of {self.b}: {self.asymptote:.3f}{interval} nats"
-        if self.exponent is None or not np.isfinite(self.factor):
-            return text
-        low, high = self.asymptote_interval or (self.asymptote - 0.05, self.asymptote + 0.05)
-        pinned = " and ".join(f"{_times(self.at_asymptote(value))} at {value:.3f}" for value in (low, high))
-        return f"{text}, α = {self.exponent:.4f}. Pinned there with the same α and loss at a's FLOPs: × FLOPs {pinned}"
+        note = f"Asymptote of {self.b}: {self.asymptote:.3f}{interval} nats"
+        if self.exponent is not None and np.isfinite(self.factor):
+            ends = self.asymptote_interval or (self.asymptote - 0.05, self.asymptote + 0.05)
+            pinned = " and ".join(f"{_times(self.at_asymptote(value))} at {value:.3f}" for value in ends)
+            note += f", α = {self.exponent:.4f}. Pinned there with the same α and loss at a's FLOPs: × FLOPs {pinned}"
+        title = f"{self.verdict}\n{title}  ({self.law})"
+        return Table.of(rows, title=title, notes=[note], warnings=self.warnings)
 
 
 def speedup(
@@ -195,6 +184,10 @@ def speedup(
     variables, width = _spent(law, a, flops, tokens, limits)
     (check := law.check(**variables)).refuse(force)
     model = a if isinstance(a, Architecture) else limits.widths(width, variables["experts"])
+    timed = () if cluster is None else cluster.warnings(model)
+    if cluster is not None and np.all(np.isinf(cluster.seconds(model, 1.0))):
+        timed = (*timed, f"{_named(a)}: training takes more memory than {cluster.hardware} have")
+        cluster = None
     target = _Target.of(law, variables, model, cluster)
     if isinstance(b, Architecture):
         line = target.asymptote(b.variables())
@@ -204,10 +197,9 @@ def speedup(
         line = target.frontier(e, limits)
         best = target.cheapest(same, e, limits)
         rows = (
-            target.row("best size", *target.models(best, e, limits), floor=line["asymptote"]),
+            target.row("best size", *target.models(best, e, limits), least_loss=line["asymptote"]),
             target.row("same N_act", *target.models(same, e, limits)),
         )
-    timed = () if cluster is None else cluster.warnings(model)
     return EffectiveSpeedup(
         rows=rows,
         a=_named(a),
@@ -242,14 +234,10 @@ class _Target:
         seconds = None if cluster is None else _seconds(cluster, model, np.full(len(loss), tokens))
         return cls(law, columns, loss, tokens, float(training_flops(variables["n_active"], tokens)), seconds, cluster)
 
-    def floor(self, variables: Mapping[str, Any]) -> FloatArray:
-        """The loss of models with endless tokens, [1 + n_draws, ...]."""
-        return floor(self.law, self.coefficients, variables)
-
     def asymptote(self, variables: Mapping[str, Any]) -> dict[str, Any]:
         """L∞ of endlessly large models with the same E, and 95 % of its values under the draws."""
         endless = {name: value * ENDLESS if is_size(name) else value for name, value in variables.items()}
-        floors = self.floor(endless)[:, 0]
+        floors = floor(self.law, self.coefficients, endless)[:, 0]
         return {"asymptote": float(floors[0]), "asymptote_interval": _interval(floors[1:])}
 
     def frontier(self, experts: float, limits: Limits) -> dict[str, Any]:
@@ -273,30 +261,35 @@ class _Target:
         every = np.broadcast_to(d_model, self.loss.shape)
         return limits.variables(every, experts, 1.0), limits.widths(every[:, 0], experts)
 
-    def row(self, size: str, variables: Mapping[str, Any], model: Sized, floor: float | None = None) -> SpeedupRow:
-        """What these models need, under the law itself and as intervals; `floor` where the size is free."""
+    def row(
+        self, size: str, variables: Mapping[str, Any], model: Sized, least_loss: float | None = None
+    ) -> SpeedupRow:
+        """What these models need, under the law itself and as intervals; `least_loss` where the size is free."""
+        least_loss = float(floor(self.law, self.coefficients, variables)[0, 0]) if least_loss is None else least_loss
         needed = tokens_needed(self.law, self.coefficients, self.loss, variables, Limits())
         tokens = np.broadcast_to(needed, self.loss.shape)[:, 0]
         flops = training_flops(np.broadcast_to(variables["n_active"], self.loss.shape)[:, 0], tokens)
         times: dict[str, Any] = {"compute": flops / self.flops, "data": tokens / self.tokens}
-        spent: dict[str, Any] = {}
-        if self.cluster is not None and self.seconds is not None:
-            seconds = _seconds(self.cluster, model, tokens)
-            times["time"], spent["hours"] = seconds / self.seconds, float(seconds[0] / 3600.0)
-        for name, factors in times.items():
-            spent |= {name: float(factors[0]), f"{name}_interval": _interval(factors[1:])}
         at = of_law(self.law, {**variables, "tokens": tokens})
         values = {name: float(value.flat[0]) for name, value in at.items()}
         check = self.law.check(**values)
+        warnings, spent = check.warnings, dict[str, Any]()
+        if self.cluster is not None and self.seconds is not None:
+            seconds = _seconds(self.cluster, model, tokens)
+            times["time"], spent["hours"] = seconds / self.seconds, float(seconds[0] / 3600.0)
+            if np.isinf(seconds[0]) and np.isfinite(tokens[0]):
+                warnings = (*warnings, f"training takes more memory than {self.cluster.hardware} have")
+        for name, factors in times.items():
+            spent |= {name: float(factors[0]), f"{name}_interval": _interval(factors[1:])}
         return SpeedupRow(
             size=size,
             n_active=values["n_active"],
             tokens=values["tokens"],
             flops=float(flops[0]),
-            floor=float(self.floor(variables)[0, 0]) if floor is None else floor,
+            floor=least_loss,
             unreached=float(np.mean(np.isinf(tokens[1:]))) if len(tokens) > 1 else 0.0,
             trusted=bool(check.trusted),
-            warnings=check.warnings,
+            warnings=warnings,
             **spent,
         )
 

@@ -177,3 +177,13 @@ def test_hours_of_both_models(law):
     a, b = Architecture(1024, 8), Architecture(1024)
     given = few.speedup(a, b, tokens=2e10, gpus=8, throughput=h100).rows[0]
     assert given.hours == pytest.approx(cluster.seconds(b, given.tokens) / 3600)
+
+
+def test_models_that_the_gpus_cannot_train_have_no_hours(law):
+    lacks = "training takes more memory than 8 × NVIDIA H100 SXM have"
+    large = law.speedup(32, 4, flops=1e22, gpus=8, gpu="h100")
+    assert [row.time for row in large.rows] == [None, None]
+    assert f"E = 32: {lacks}" in large.warnings
+    wide = law.speedup(1, 32, flops=1e22, gpus=8, gpu="h100")
+    assert (wide.best.hours, wide.best.time) == (np.inf, np.inf)
+    assert f"best size: {lacks}" in wide.warnings
