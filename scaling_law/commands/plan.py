@@ -33,7 +33,6 @@ def plan(
     branches: Annotated[int, option("Measurements from one trunk: the full run, half, a quarter, …")] = 1,
     sweep: Annotated[str, rare("Name of the sweep the run belongs to.")] = "run",
     output: Annotated[Path | None, option("Write the YAML for train.py to this file.", "--output", "-o")] = None,
-    overwrite: Annotated[bool, option("Overwrite the file given by -o.", "--overwrite")] = False,
     **question: Any,
 ) -> None:
     """A run to launch: architecture, schedule, learning rate, cost, and the YAML for train.py.
@@ -52,8 +51,6 @@ def plan(
 
         scaling-law plan --law krajewski --flops 1e20 --experts 8 --granularity 8 --force -o run.yaml
     """
-    if output is not None and output.exists() and not overwrite:
-        raise InputError(f"-o {output}: the file exists; --overwrite replaces it")
     planned = law.plan(branches=branches, force=force, **question)
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)

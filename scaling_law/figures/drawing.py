@@ -88,7 +88,7 @@ def axes_or_new(ax: Any, width: float = 6.4, height: float = 4.4, **options: Any
 
 
 def panels_or_new(axes: Any, count: int, width: float, height: float, **options: Any) -> NDArray[Any]:
-    """`count` axes in a row, [count]: those given, or those of a new figure. ValueError for another number of them."""
+    """`count` axes in a row: those given, or those of a new figure. ValueError for another number of them."""
     if axes is None:
         return cast("NDArray[Any]", new_figure(width, height, columns=count, squeeze=False, **options)[1][0])
     panels = np.atleast_1d(np.asarray(axes, object)).ravel()

@@ -5,9 +5,8 @@ Every micro-batch that divides the batch, activations kept or recomputed, and th
     max(compute, communication),  compute = seconds of its work × 4/3 where activations are recomputed
                                             × (1 + bubble) × (longest stage / mean stage)
 
-The longer of the two and not their sum: the rates of `efficiency` are of published runs, and have in them what the
-layouts of these did not hide. Added once more, they predict labs that were left out worse (docs/studies/hours.md).
-Steps that were measured have their communication in them.
+The longer of the two and not their sum: the rates of `efficiency` have in them what the layouts of published runs did
+not hide (docs/studies/hours.md). Steps that were measured have their communication in them.
 """
 
 from __future__ import annotations
@@ -80,9 +79,9 @@ class Option(Degrees):
     @property
     def uses(self) -> frozenset[str]:
         """What an engine must have for it, of the names in `ENGINES`."""
-        sharded = ("fsdp", "hsdp") if self.dp > 1 else ("fsdp",)
-        ways = {"none": (), "ddp": ("ddp",), "zero1": ("zero1",), "fsdp2": sharded}
-        return frozenset(ways[self.sharding]) | {name for name in WITHIN if getattr(self, name) > 1}
+        sharded = {"fsdp", "hsdp"} if self.dp > 1 else {"fsdp"}
+        ways = sharded if self.sharding == "fsdp2" else {self.sharding} - {"none"}
+        return frozenset(ways | {name for name in WITHIN if getattr(self, name) > 1})
 
     @classmethod
     def stacked(cls, options: list[Option], dimensions: int) -> Option:
@@ -111,8 +110,7 @@ class Placement(Option):
     """The way in which one model is trained, and what each GPU holds at the peak of a step.
 
     `seconds` are those of a step in the largest batch, by what takes them: compute, recomputation, bubble, and each
-    operation of `communication`. `bottleneck` is the part that limits it ("all-to-all, 38 % of the step"), which
-    `moved_by` would move.
+    operation of `communication`.
     """
 
     memory: TrainingMemory = field(kw_only=True)
@@ -121,8 +119,8 @@ class Placement(Option):
     @property
     def sides(self) -> tuple[dict[str, float], dict[str, float]]:
         """Seconds by part: of computing, and of sending, which runs beside it."""
-        of_gpu = {name: value for name, value in self.seconds.items() if name in COMPUTING}
-        return of_gpu, {name: value for name, value in self.seconds.items() if name not in COMPUTING}
+        of_gpu = {name: self.seconds[name] for name in COMPUTING if name in self.seconds}
+        return of_gpu, {name: value for name, value in self.seconds.items() if name not in of_gpu}
 
     @property
     def step_seconds(self) -> float:
@@ -134,12 +132,12 @@ class Placement(Option):
 
     @property
     def limit(self) -> str:
-        """The largest part of the longer side."""
         longer = max(self.sides, key=lambda side: sum(side.values()))
         return max(longer, key=lambda name: longer[name])
 
     @property
     def bottleneck(self) -> str:
+        """The part that limits the step: "all-to-all, 38 % of the step"."""
         return f"{self.limit}, {100 * self.seconds[self.limit] / self.step_seconds:.0f} % of the step"
 
     @property
@@ -303,7 +301,6 @@ def _divides(model: Architecture | Widths, option: Option) -> Any:
 
 
 def _powers(most: int) -> Iterator[int]:
-    """Powers of two up to `most`."""
     return (2**k for k in range(int(most).bit_length()))
 
 

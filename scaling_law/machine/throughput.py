@@ -2,9 +2,8 @@
 
     seconds = Σ_k c_k work_k,  c_k >= 0
 
-with the work of one device in one step (`TERMS`). An MoE takes longer than a dense model of its FLOPs because it also
-reads and casts more weights for every micro-batch, updates more of them, and moves its tokens to the experts. A file
-says what it was measured on, and its error on shapes left out of the fit.
+with the work of one device in one step (`TERMS`): an MoE takes longer than a dense model of its FLOPs because it also
+reads, casts and updates more weights, and moves its tokens to the experts.
 """
 
 from __future__ import annotations

@@ -43,8 +43,8 @@ WIDTHS = (1.0, 2e6)  # d_model that are searched where no budget of FLOPs limits
 class ClusterFields(TypedDict, total=False):
     """GPUs that train, as keywords of a question: `gpus` of the model `gpu`, each at `price` per hour.
 
-    `throughput`: measured step times or their throughput.json; without it, step times are estimated from the GPU's
-    data sheet and `mfu`, or the rates of public runs in this `precision`.
+    `throughput`: measured step times or their throughput.json; else they are estimated from the GPU's data sheet and
+    `mfu`, or the rates of public runs in this `precision`.
     """
 
     gpus: int | None
@@ -67,10 +67,7 @@ class QuestionFields(BudgetFields, LimitFields, total=False):
 
 
 def shared_ramp(gpus: int) -> tuple[RampStage, ...]:
-    """The paper's batches, rounded up to what GPUs share: the first, and the others to its multiples.
-
-    So that one micro-batch, which divides them all, is not forced down to a sequence.
-    """
+    """The paper's batches rounded up to what GPUs share, so that one micro-batch of many sequences divides all."""
     first = -(-PAPER.batch_ramp[0].sequences // gpus) * gpus
     return tuple(replace(stage, sequences=-(-stage.sequences // first) * first) for stage in PAPER.batch_ramp)
 
@@ -120,10 +117,7 @@ class Cluster(Layouts):
         sequence_length: int = PAPER.sequence_length,
         **fields: Unpack[ClusterFields],
     ) -> Cluster:
-        """GPUs whose step times are assumed (`gpu`, `mfu`), or measured (`throughput`).
-
-        The paper's batches become those of `shared_ramp`; others are taken as they are.
-        """
+        """GPUs with assumed or measured step times; the paper's batches become those of `shared_ramp`."""
         gpus, price = fields.get("gpus"), fields.get("price")
         throughput = step_times(
             fields.get("gpu"), fields.get("throughput"), fields.get("mfu"), fields.get("precision")
@@ -194,7 +188,6 @@ class Cluster(Layouts):
             yield whole * seconds / sequences, start, end
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
         t = self.throughput
         times = {"precision": t.precision, "source": t.source, "is_assumed": t.is_assumed, "error": t.error}
         named = {"gpus": self.gpus, "gpu": t.device, "price": self.price, "batches": [*self.batches]}
@@ -292,7 +285,6 @@ class Budget:
         return f"{text}, which cost {amount} at {self.cluster.price:g} per GPU-hour"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
         if self.cluster is None:
             return {"flops": self.flops}
         return {"hours": self.hours, "money": self.money, **self.cluster.to_dict()}
@@ -312,8 +304,8 @@ def pick(kind: Any, fields: Mapping[str, Any]) -> Any:
 def read_costs(law: Formula, **fields: Unpack[QuestionFields]) -> tuple[Cluster | None, Limits]:
     """The GPUs of a question whose answer is its budget, None for one of FLOPs, and its limits."""
     limits, of_cluster = _read_limits(law, fields), pick(ClusterFields, fields)
-    for name, value in {"hours": fields.get("hours"), "money": fields.get("money")}.items():
-        if value is not None:
+    for name in ("hours", "money"):
+        if (value := fields.get(name)) is not None:
             raise InputError(f"{name}={value!r} is a budget, which this question solves for: leave it out")
     named = any(value is not None for value in of_cluster.values())
     return Cluster.of(**of_cluster) if named else None, limits

@@ -120,42 +120,29 @@ def reach(
     target = target.reshape(target.shape + (1,) * e.ndim)
     if flops is None and question.get("hours") is None and question.get("money") is None:
         cluster, limits = read_costs(law, **question)
-        spent, width = _least_cost(law, target, e, limits, cluster)
+        refuse_other_variables(law, limits, e)
+        if not (exists := _with_optimum(law, e)).any():
+            raise InputError(no_optimum(law, e, exists))
+        if cluster is not None:
+            refuse_served(limits)
+        losses, each = np.broadcast_arrays(target, e)
+        models = reaching(law, tuple(law.coefficients.values()), losses, each, limits, cluster)
+        optimum = searched(models, WIDTHS, limits.width_limit(each))
+        spent = flops_of(optimum.n_active, optimum.tokens, limits)
+        width = np.where(optimum.fits, optimum.d_model, np.nan)
         return _reached(law, target, e, spent, width, limits, force, cluster, "hours" if cluster else "flops")
     budget, limits = read_question(law, flops, **question)
     if limits.memory is not None:
         raise InputError("memory is what this question solves for: leave it out")
-    width = _least_width(law, target, e, limits, budget)
-    models = budget.variables(width, e, limits)
-    spent = np.asarray(budget.flops or training_flops(models["n_active"], models["tokens"]))
-    return _reached(law, target, e, spent, width, limits, force, budget.cluster, "memory_bytes")
-
-
-def _least_cost(
-    law: Formula, target: FloatArray, e: FloatArray, limits: Limits, cluster: Cluster | None
-) -> tuple[FloatArray, FloatArray]:
-    """The FLOPs and widths of the cheapest models, or the fastest on a cluster; NaN where none reaches the target."""
-    refuse_other_variables(law, limits, e)
-    if not (exists := _with_optimum(law, e)).any():
-        raise InputError(no_optimum(law, e, exists))
-    if cluster is not None:
-        refuse_served(limits)
-    loss, experts = np.broadcast_arrays(target, e)
-    models = reaching(law, tuple(law.coefficients.values()), loss, experts, limits, cluster)
-    optimum = searched(models, WIDTHS, limits.width_limit(experts))
-    flops = flops_of(optimum.n_active, optimum.tokens, limits)
-    return flops, np.where(optimum.fits, optimum.d_model, np.nan)
-
-
-def _least_width(law: Formula, target: FloatArray, e: FloatArray, limits: Limits, budget: Budget) -> FloatArray:
-    """The least d_model that reaches the target within the budget; NaN where none does."""
-    best, target = optimal_widths(law, budget, e, limits), np.broadcast_arrays(target, e)[0]
-
+    best, losses = optimal_widths(law, budget, e, limits), np.broadcast_arrays(target, e)[0]
     models = spending(law, tuple(law.coefficients.values()), e, budget, limits)
-    low, high = np.full(target.shape, float(HEAD_DIM)), np.maximum(best.d_model, HEAD_DIM) + 0.0 * target
-    width = np.exp(first_below(lambda x: models(np.exp(x))[2] - target, np.log(low), np.log(high)))
-    width = np.where(np.isnan(width) & (best.loss <= target), best.d_model, width)
-    return np.where(best.fits, width, np.nan)
+    low, high = np.full(losses.shape, float(HEAD_DIM)), np.maximum(best.d_model, HEAD_DIM) + 0.0 * losses
+    width = np.exp(first_below(lambda x: models(np.exp(x))[2] - losses, np.log(low), np.log(high)))
+    width = np.where(np.isnan(width) & (best.loss <= losses), best.d_model, width)
+    width = np.where(best.fits, width, np.nan)
+    at = budget.variables(width, e, limits)
+    spent = np.asarray(budget.flops or training_flops(at["n_active"], at["tokens"]))
+    return _reached(law, target, e, spent, width, limits, force, budget.cluster, "memory_bytes")
 
 
 def floor(law: Formula, coefficients: Any, variables: Mapping[str, Any]) -> FloatArray:
@@ -167,10 +154,7 @@ def floor(law: Formula, coefficients: Any, variables: Mapping[str, Any]) -> Floa
 def tokens_needed(
     law: Formula, coefficients: Any, loss: FloatArray, variables: Mapping[str, Any], limits: Limits
 ) -> FloatArray:
-    """Training tokens with which models reach `loss`; infinite where none suffice. All broadcast.
-
-    Secants of ln(L − floor) in ln D, which is a straight line for a law with one power of D.
-    """
+    """Training tokens with which models reach `loss`; infinite where none suffice. All broadcast."""
     least_loss = floor(law, coefficients, variables)
     gap = loss - least_loss
 
@@ -178,7 +162,7 @@ def tokens_needed(
         reached = law.evaluate(coefficients, {**variables, "tokens": np.exp(x)})
         return np.asarray(np.log((reached - least_loss) / gap))
 
-    with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"):  # secants: ln(L − floor) is a straight line in ln D for a law with one power of D
         last, x = np.log(1e9), np.full(gap.shape, np.log(1e12))
         y_last, y = excess(last), excess(x)
         for _ in range(60):

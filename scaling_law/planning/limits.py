@@ -72,9 +72,8 @@ class Limits:
     `max_parameters` limits N_total, `memory` (bytes) the weights and the key-value cache, `kv_tokens` over all
     sequences; `inference_tokens` are served over the model's life. `kv_heads_ratio` is key-value heads / heads: below
     1 for grouped queries, the parameter count left as it is. `granularity` G splits every expert into G and activates
-    G times as many, of which a part `shared_ratio` is shared. More than `unique_tokens` are repetitions, worth less
-    (`formulas.repeated`). `vocab_size` sets the size of a width; a question without it means that of the law's runs.
-    ValueError names the field, the value and what is allowed.
+    G times as many, a part `shared_ratio` of them shared. More than `unique_tokens` are repetitions, worth less
+    (`formulas.repeated`). ValueError names the field, the value and what is allowed.
     """
 
     max_parameters: float | None = None

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -136,9 +136,8 @@ def optimal_widths(
     """The constrained optimum, budget and `experts` broadcast; no range check. ValueError where no E has one.
 
     In closed form where the law is m N^μ + n D^ν + c for each E, FLOPs are spent, and no token is repeated or served,
-    else by a search along the widths that the budget can train: the best of their minima, and of those within the
-    limits. An E whose loss is monotonic has none. Under `coefficients` in place of the law's own, which broadcast too,
-    such as draws [n_coefficients, n_draws, 1], no E may have one.
+    else by a search along the widths that the budget can train. Under `coefficients` instead of the law's own, which
+    broadcast too, such as draws [n_coefficients, n_draws, 1], no E may have one.
     """
     e = np.asarray(experts, float)
     refuse_other_variables(law, limits, e)
@@ -151,7 +150,10 @@ def optimal_widths(
     limit, served_or_repeated = limits.width_limit(e), limits.inference_tokens or limits.unique_tokens
     if isinstance(law, ChinchillaForm) and budget.cluster is None and not served_or_repeated:
         terms = law.chinchilla_coefficients(e) if coefficients is None else law.chinchilla_of(coefficients, e)
-        free = _closed_form(terms, budget.flops, limits)
+        m, mu, n, nu = (np.where(has_optimum(terms), c, np.nan) for c in terms)
+        with np.errstate(all="ignore"):  # in draws that are far off
+            n_active, _ = chinchilla_optimum(m, mu, n, nu, affordable_tokens(cast(float, budget.flops), 1.0))
+        free = np.asarray(width_of_active(n_active, limits.vocab_size))
         optimum = _settled(models, free, free[None], limit, integral)
     else:
         optimum = searched(models, budget.widths(limits), limit, integral)
@@ -187,19 +189,8 @@ def searched(models: Models, widths: tuple[Any, Any], limit: FloatArray, integra
     return _settled(models, free, within, limit, integral)
 
 
-def _closed_form(terms: tuple[Any, Any, Any, Any], flops: Any, limits: Limits) -> FloatArray:
-    """The d_model of the compute optimum of (m, μ, n, ν), which broadcast with the budget; NaN where there is none."""
-    m, mu, n, nu = (np.where(has_optimum(terms), c, np.nan) for c in terms)
-    with np.errstate(all="ignore"):  # in draws that are far off
-        n_active, _ = chinchilla_optimum(m, mu, n, nu, affordable_tokens(flops, 1.0))
-    return np.asarray(width_of_active(n_active, limits.vocab_size))
-
-
 def _settled(models: Models, free: FloatArray, within: FloatArray, limit: FloatArray, integral: bool) -> WidthOptimum:
-    """The best of the minima `within` the limit, [k, ...], or (`integral`) of the models that exist beside each.
-
-    A minimum beyond the limit stands for it.
-    """
+    """The best of the minima `within` the limit, [k, ...], or (`integral`) of the models that exist beside each."""
     exists = np.isfinite(free)
     fits = exists & (limit >= HEAD_DIM * (1 - 1e-12))
     widths = np.maximum(np.minimum(np.where(exists, within, HEAD_DIM), limit), HEAD_DIM)
@@ -295,7 +286,7 @@ def has_optimum(coefficients: tuple[Any, Any, Any, Any]) -> NDArray[np.bool_]:
 
 
 def why_no_optimum(law: Formula, experts: float) -> str:
-    """Why an E has none: "its loss rises with D (exponent +0.012)" where `has_optimum` is False."""
+    """Why an E has no optimum: "the loss does not fall with D (exponent +0.012)"."""
     if not isinstance(law, ChinchillaForm):
         return "its loss has no minimum along the budget"
     _, mu, _, nu = (float(c) for c in law.chinchilla_coefficients(experts))

@@ -24,8 +24,8 @@ class ScaleOutRow:
 
     `placement` is the fastest layout that `train.py` can run, and `megatron` that of engines which also have tensor,
     pipeline and context parallelism. A step takes the longer of `compute_seconds` and `communication_seconds`, at the
-    full speed of the links; `bottleneck` is its largest part, and `moved_by` what would move it. `mfu_limit`: the MFU
-    at which communication alone fills the step. `expert_parallel_*`: of experts divided among all GPUs.
+    full speed of the links. `mfu_limit`: the MFU at which communication alone fills the step. `expert_parallel_*`: of
+    experts divided among all GPUs.
     """
 
     gpus: int

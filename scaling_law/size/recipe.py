@@ -30,8 +30,7 @@ class BatchRamp:
     """The global batch size as a function of the step, for sequences of `sequence_length` tokens (section 4.1).
 
     As in the authors' runs, stage lengths add up in fractional steps, and a boundary is the sum rounded down: 128
-    sequences of 512 tokens to 0.5B tokens, 256 to 1B, then 512 change at steps 7629 and 11444. The second stage thus
-    ends 13,824 tokens after 1B, and a run of 1B tokens has 11443 steps.
+    sequences of 512 tokens to 0.5B tokens, 256 to 1B, then 512 change at steps 7629 and 11444.
     """
 
     def __init__(self, stages: Sequence[RampStage], sequence_length: int) -> None:

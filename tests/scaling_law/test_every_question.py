@@ -163,24 +163,12 @@ NOT_QUESTIONS = {  # why → what
         measured_speedup fit_throughput fit_learning_rate published_design""",
     "serves; what its page and tools answer is asked below": "explore",
 }
-NOT_ASKED = {  # classes that are no laws: what they hold is computed, or measured
-    *["Architecture", "Budget", "Limits", "Conditions", "RangeCheck", "ExtrapolationError"],
-    *[
-        "Backtest",
-        "FitResult",
-        "Forecast",
-        "HeldOut",
-        "LearningRateFit",
-        "LiveEstimate",
-        "Prior",
-        "PublishedLaw",
-        "Runs",
-    ],
-    *["BreakEven", "ComputeOptimum", "Description", "Design", "EffectiveSpeedup", "LawComparison", "MatchedMemory"],
-    *["MeasuredSpeedup", "TrainingCurve"],
-    *["OptimalRow", "OptimalTable", "Plan", "Reached", "ScaleOut"],
-    "Throughput",  # hours, whose extrapolation Throughput.warnings tells
-}
+# Classes that are no laws: what they hold is computed, or measured; the hours of Throughput, by its own warnings.
+NO_LAWS = """Architecture Backtest BreakEven Budget ComputeOptimum Conditions Description Design EffectiveSpeedup
+    ExtrapolationError FitResult Forecast HeldOut LawComparison LearningRateFit Limits LiveEstimate MatchedMemory
+    MeasuredSpeedup OptimalRow OptimalTable Plan Prior PublishedLaw RangeCheck Reached Runs ScaleOut Throughput
+    TrainingCurve"""
+NOT_ASKED = {*NO_LAWS.split()}
 UNRANGED = {  # as the laws of some papers are
     JointLaw: lambda law: law.replace(conditions=None),
     LearningRateLaw: lambda law: replace(law, n_range=None, experts_range=None),
