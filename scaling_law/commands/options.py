@@ -14,7 +14,6 @@ from hub.base.commands import BYTES, CONTEXT, COUNT, EXPERTS, NOT_TRUSTED, Json,
 from hub.base.errors import InputError
 from hub.base.tables import enumerated, show
 from scaling_law.formulas.law import positive
-from scaling_law.formulas.learning_rate import LearningRateLaw
 from scaling_law.law.shelf import choose_law
 from scaling_law.law_files import FILE_NAME
 from scaling_law.size.architecture import HEAD_DIM
@@ -119,7 +118,7 @@ def command(shown: str, options: type = Shared, modes: Mapping[str, Mode] | None
     """Make a command of a function, with the options `shown` in this order, and --json.
 
     An option that is no `Annotated` parameter of the function is one of `options`. The function takes all of them, for
-    a shared --law and --learning-rate-law the laws themselves; `as_json` only if it names it. With --overwrite, -o
+    a shared --law the law itself; `as_json` only if it names it. With --overwrite, -o
     names no file that exists unless that is given. The answer that the function returns, alone or with further keys of
     its JSON, is printed; one that is not to be trusted sets the exit status, unless it was forced.
     """
@@ -141,8 +140,6 @@ def command(shown: str, options: type = Shared, modes: Mapping[str, Mode] | None
                     raise InputError(f"-o {file}: the file exists; --overwrite replaces it")
             if described.get("law") is not declared.get("law"):
                 values["law"] = choose_law(values["law"], declared["law"].annotation)
-            if rates := described.get("learning_rate_law") and values["learning_rate_law"]:
-                values["learning_rate_law"] = LearningRateLaw.named(rates)
             if (result := function(**values)) is not None:
                 answer, more = result if isinstance(result, tuple) else (result, {})
                 show(answer.to_dict() | more if as_json else None, as_json, answer)

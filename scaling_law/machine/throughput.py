@@ -289,9 +289,11 @@ class Throughput:
                 overhead=fit.overhead,
                 source=f"rates of {fit.runs} public runs and benchmarks of {fit.labs} labs, by its data sheet",
             )
-        dense, moe = (mfu, mfu) if isinstance(mfu, (int, float)) else mfu
-        if not 0 < moe <= dense <= 1:
-            raise InputError(f"mfu={mfu!r} must be above 0 and at most 1, with experts no higher than without")
+        given = tuple(mfu) if isinstance(mfu, (tuple, list)) else (mfu, mfu)
+        if len(given) != 2 or not all(isinstance(one, (int, float)) and 0 < one <= 1 for one in given):
+            raise InputError(f"mfu={mfu!r} must be above 0 and at most 1, or two such numbers, (dense, with experts)")
+        if (dense := given[0]) < (moe := given[1]):
+            raise InputError(f"mfu={mfu!r} must be no higher with experts than without")
         rates = {"flops": 1 / (sheet.peak_flops * dense), "routed_flops": (1 / moe - 1 / dense) / sheet.peak_flops}
         said = f"MFU {dense:.1%} dense, {moe:.1%} with experts (given) of {sheet.peak_flops:.4g} FLOP/s"
         return cls(**about, seconds=rates, source=said)

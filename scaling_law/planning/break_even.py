@@ -17,8 +17,7 @@ from hub.base.errors import InputError
 from hub.base.units import format_count
 from scaling_law.formulas import Formula
 from scaling_law.formulas.answers import ArrayAnswer, span
-from scaling_law.formulas.law import positive
-from scaling_law.planning.optimum import asked_experts
+from scaling_law.planning.optimum import asked, asked_experts
 from scaling_law.size.arrays import FloatArray
 
 TOKENS_RANGE = (1e3, 1e15)  # that are searched
@@ -70,7 +69,9 @@ def break_even(
         raise InputError(
             f"break-even needs a law that depends on {', '.join(sorted(missing))}; the {law.name} law does not"
         )
-    size, e = positive("n_active", n_active), asked_experts(law, experts)
+    if not 0 < between[0] < between[1] < np.inf:
+        raise InputError(f"between={between!r} must be two increasing positive numbers of tokens")
+    size, e = asked("n_active", n_active), asked_experts(law, experts)
     e = e[e > 1] if experts is None else e
     if not (e.size and np.all(e > 1)):
         raise InputError(f"experts={e.tolist()!r} must be above 1: they are compared with the dense model")

@@ -202,8 +202,8 @@ def next_runs(
     ExtrapolationError for one of this module's answers that lies beyond the law's range guard, unless `force`.
     """
     budget = float(positive("flops", flops))
-    if max_runs < 1:
-        raise InputError(f"max_runs={max_runs!r} must be at least 1")
+    if not isinstance(max_runs, int) or max_runs < 1:
+        raise InputError(f"max_runs={max_runs!r} must be a whole number of at least 1")
     if law.draws is None or len(law.draws) < 30:
         raise InputError("the law needs at least 30 draws: fit it and call result.bootstrap(...)")
     if warmup_tokens is None and law.conditions is not None:
@@ -216,6 +216,7 @@ def next_runs(
         if law.conditions is None or not law.conditions.rmse:
             raise InputError("noise=None must be given, the standard deviation of ln L: this law has no recorded RMSE")
         noise = law.conditions.rmse / float(np.mean(law.loss(**columns)))
+    noise = float(positive("noise", noise))
     notes: tuple[str, ...] = ()
     try:
         answer(law)

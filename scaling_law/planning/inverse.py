@@ -18,7 +18,6 @@ from hub.base.units import format_bytes, format_count, format_flops
 from scaling_law.formulas import ChinchillaForm, Formula
 from scaling_law.formulas.answers import ArrayAnswer
 from scaling_law.formulas.conditions import RangeCheck
-from scaling_law.formulas.law import positive
 from scaling_law.planning.budget import (
     WIDTHS,
     Budget,
@@ -32,6 +31,7 @@ from scaling_law.planning.limits import Limits, Quantity
 from scaling_law.planning.minimiser import first_below
 from scaling_law.planning.optimum import (
     Models,
+    asked,
     asked_experts,
     compute_optimal,
     has_optimum,
@@ -116,7 +116,7 @@ def reach(
     answer is the fewest hours on `gpus` GPUs, and their price. ExtrapolationError where all answers for a loss
     are beyond the guard, unless `force`.
     """
-    target, e = positive("loss", loss), asked_experts(law, experts)
+    target, e = asked("loss", loss), asked_experts(law, experts)
     target = target.reshape(target.shape + (1,) * e.ndim)
     if flops is None and question.get("hours") is None and question.get("money") is None:
         cluster, limits = read_costs(law, **question)
@@ -127,9 +127,12 @@ def reach(
             refuse_served(limits)
         losses, each = np.broadcast_arrays(target, e)
         models = reaching(law, tuple(law.coefficients.values()), losses, each, limits, cluster)
-        optimum = searched(models, WIDTHS, limits.width_limit(each))
-        spent = flops_of(optimum.n_active, optimum.tokens, limits)
-        width = np.where(optimum.fits, optimum.d_model, np.nan)
+        optimum = searched(models, WIDTHS, limit := limits.width_limit(each))
+        n_active, tokens, cost = models(np.full(losses.shape, HEAD_DIM))  # is cheapest where d_model 1 would be
+        smallest = ~optimum.fits & exists & (limit >= HEAD_DIM) & np.isfinite(cost)
+        n_active, tokens = np.where(smallest, (n_active, tokens), (optimum.n_active, optimum.tokens))
+        spent = flops_of(n_active, tokens, limits)
+        width = np.where(optimum.fits, optimum.d_model, np.where(smallest, HEAD_DIM, np.nan))
         return _reached(law, target, e, spent, width, limits, force, cluster, "hours" if cluster else "flops")
     budget, limits = read_question(law, flops, **question)
     if limits.memory is not None:
@@ -202,7 +205,7 @@ def flop_savings(
 
     ExtrapolationError where one of the models lies beyond the range guard, unless `force`.
     """
-    budget, e = positive("flops", flops), asked_experts(law, experts)
+    budget, e = asked("flops", flops), asked_experts(law, experts)
     dense = compute_optimal(law, budget, 1.0, force=force).loss
     cheapest = reach(law, dense, e, force=True)
     cast(RangeCheck, cheapest.check).refuse(force)

@@ -107,6 +107,8 @@ class Limits:
             number = float(number)
             if not (0 < number < np.inf or number == spec.default == 0):
                 raise InputError(f"{name}={value if isinstance(value, str) else number!r} must be {allowed}")
+            if name == "vocab_size" and not number.is_integer():
+                raise InputError(f"vocab_size={value!r} must be a whole number")
             object.__setattr__(self, name, int(number) if name == "vocab_size" else number)
         if self.kv_heads_ratio > 1:
             raise InputError(f"kv_heads_ratio={self.kv_heads_ratio!r} must be above 0 and at most 1")

@@ -344,7 +344,7 @@ def optimal(
     *,
     decode_batch: float | None = None,
     integral: bool = False,
-    learning_rate_law: LearningRateLaw | None = None,
+    learning_rate_law: LearningRateLaw | str | None = None,
     batch_ramp: BatchRamp | None = None,
     force: bool = False,
     accuracy: str | Sequence[str] = (),
@@ -361,8 +361,8 @@ def optimal(
             hold `kv_tokens` together.
         experts: one E or several; None asks for those of `default_experts`.
         integral: only architectures that exist, d_model = 64 n_blocks = 64 n_heads.
-        learning_rate_law: None asks that of the public grids at the level of the paper inside of its range, and
-            the paper's own outside, with a warning.
+        learning_rate_law: one, or its name or file; None asks that of the public grids at the level of the paper
+            inside of its range, and the paper's own outside, with a warning.
         batch_ramp: its last batch goes into learning-rate laws that have a batch, its batches into step times;
             None: the paper's.
         force: compare answers beyond the range guard, too.
@@ -378,7 +378,7 @@ def optimal(
         raise InputError(f"flops={budgets!r}: optimal takes one budget; ask once for each, or compute_optimal for all")
     budget, limits = read_question(law, flops, batch_ramp, **question)
     e = np.atleast_1d(asked_experts(law, experts))
-    if e.ndim != 1 or not e.size:
+    if e.ndim != 1:
         raise InputError(f"experts={e.tolist()!r} must be one number or a list of them")
     e = np.array(list(dict.fromkeys(e.tolist())))  # one row for an E that is named twice
     if integral and np.any(e != np.round(e)):
@@ -395,6 +395,8 @@ def optimal(
     draws = drawn_losses(law, budget, at, optimum.d_model[inside], limits)
     intervals = [None if draws is None else percentile_interval(draws[:, i]) for i in range(len(at["tokens"]))]
     ramp = batch_ramp or BatchRamp(PAPER.batch_ramp, PAPER.sequence_length)
+    if isinstance(learning_rate_law, str):
+        learning_rate_law = LearningRateLaw.named(learning_rate_law)
     sizes = _sizes(law, optimum, at, budget, limits, decode_batch)
     rows = []
     for i, row in enumerate(rows_of(sizes)):

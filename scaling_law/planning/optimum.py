@@ -39,9 +39,18 @@ Models = Callable[[Any], tuple[Any, Any, Any]]  # d_model → N_act, D, and what
 MOST_REASONS = 6  # E of which each has a sentence of its own
 
 
+def asked(name: str, values: ArrayLike) -> FloatArray:
+    """What a question asks of several things at once: positive numbers, at least one."""
+    if not (array := positive(name, values)).size:
+        raise InputError(f"{name}={values!r} must be one number or a list of them")
+    return array
+
+
 def asked_experts(law: Formula, experts: Any) -> FloatArray:
     """The expert counts to answer for: numbers, text such as "1,2,4-8", or None for the law's own."""
-    return numbers("experts", law.default_experts() if experts is None else experts)
+    if not (e := numbers("experts", law.default_experts() if experts is None else experts)).size:
+        raise InputError(f"experts={experts!r} must be one number or a list of them")
+    return e
 
 
 @dataclass(frozen=True)
@@ -73,7 +82,7 @@ def compute_optimal(
     ValueError where the law has no optimum; ExtrapolationError for an answer beyond the range guard, unless
     `force`.
     """
-    spent, e = positive("flops", flops), asked_experts(law, experts)
+    spent, e = asked("flops", flops), asked_experts(law, experts)
     spent = spent.reshape(spent.shape + (1,) * e.ndim)
     at = _without_limits(law, spent, e)
     (check := law.check(**at)).refuse(force)

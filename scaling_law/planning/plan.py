@@ -185,7 +185,7 @@ def plan(
     branches: int = 1,
     sequence_length: int = PAPER.sequence_length,
     batch_ramp: Sequence[RampStage] = PAPER.batch_ramp,
-    learning_rate_law: LearningRateLaw | None = None,
+    learning_rate_law: LearningRateLaw | str | None = None,
     force: bool = False,
     **question: Unpack[QuestionFields],
 ) -> Plan:
@@ -214,6 +214,11 @@ def plan(
     assert architecture is not None  # integral rows have one
     steps = max(1, ramp.steps(row.tokens))
     tokens = ramp.tokens(steps)
+    if tokens > row.tokens:
+        passed_over = (
+            *passed_over,
+            f"one step takes {tokens:,} tokens, more than the {row.tokens:,.0f} of the budget",
+        )
     shorter = [ramp.tokens(max(1, ramp.steps(tokens / 2**k))) for k in range(branches - 1, 0, -1)]
     warmup = int(min(PAPER.warmup_tokens, WARMUP_SHARE * tokens))
     measured = (*(t for t in dict.fromkeys(shorter) if t * (1 - PAPER.decay_fraction) > warmup), tokens)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from hub.base.errors import InputError
 from hub.base.tables import Table
 from hub.base.units import format_bytes, format_count
 from scaling_law.formulas.answers import Answer
@@ -94,7 +95,7 @@ def _cells(row: ScaleOutRow) -> dict[str, str]:
 
 def scale_out(
     architecture: Architecture,
-    gpus: Sequence[int] = (8, 64),
+    gpus: int | Sequence[int] = (8, 64),
     gpu: str = "h100",
     *,
     batch_sequences: int = PAPER.batch_ramp[-1].sequences,
@@ -106,9 +107,11 @@ def scale_out(
 
     ValueError for an unlisted GPU, and for GPUs that cannot share the batch equally.
     """
+    if not (counts := [gpus] if isinstance(gpus, int) else [*gpus]):
+        raise InputError(f"gpus={gpus!r} must be one number or several")
     sheet, ramp = named_gpu(gpu), BatchRamp((RampStage(0, batch_sequences),), sequence_length)
     throughput = Throughput.assumed(gpu, mfu=mfu, precision=precision or "bf16")
-    rows = (_row(architecture, Cluster(count, throughput, ramp), sheet) for count in gpus)
+    rows = (_row(architecture, Cluster(count, throughput, ramp), sheet) for count in counts)
     return ScaleOut(architecture, sheet.name, batch_sequences * sequence_length, tuple(rows), check=None)
 
 

@@ -24,7 +24,7 @@ from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.law import checked_experts, positive
 from scaling_law.planning.budget import Budget, Cluster, QuestionFields, read_costs
 from scaling_law.planning.inverse import ENDLESS, floor, reaching, tokens_needed
-from scaling_law.planning.limits import Limits, Quantity, of_law
+from scaling_law.planning.limits import LimitFields, Limits, Quantity, of_law
 from scaling_law.planning.minimiser import least
 from scaling_law.planning.optimum import coefficients_of, optimal_widths
 from scaling_law.size.architecture import Architecture, affordable_tokens, is_size, training_flops, width_of_active
@@ -180,6 +180,9 @@ def speedup(
     """
     if "tokens" not in law.variables:
         raise InputError(f"the {law.name} law does not depend on tokens and cannot say how many are needed")
+    for name in {*LimitFields.__annotations__} - {"granularity", "shared_ratio", "vocab_size"}:
+        if (value := question.get(name)) is not None:
+            raise InputError(f"{name}={value!r} does not go with a speed-up, of models that nothing limits or serves")
     cluster, limits = read_costs(law, **question)
     variables, width = _spent(law, a, flops, tokens, limits)
     (check := law.check(**variables)).refuse(force)

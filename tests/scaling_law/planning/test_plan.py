@@ -50,6 +50,10 @@ def test_the_loss_is_that_of_the_tokens_that_are_trained(published):
     assert made.loss_interval[0] < made.loss < made.loss_interval[1]
 
 
+def test_a_budget_below_one_step_is_overspent_aloud(published):
+    assert published.plan(1e10, [1], force=True).warnings[0].startswith("one step takes 65,536 tokens, more than")
+
+
 def test_small_budgets_warm_up_less(published):
     made = published.plan(1e15, [1], branches=20)
     assert made.warmup_tokens == int(0.1 * made.tokens)

@@ -6,7 +6,6 @@ import pytest
 from scaling_law import (
     Architecture,
     EffectiveSpeedup,
-    ExtrapolationError,
     JointLaw,
     Limits,
     Throughput,
@@ -138,24 +137,6 @@ def test_how_far_both_models_extrapolate_is_said(law):
     assert found.trusted
     for model in ("E = 8", "best size", "same N_act"):
         assert any(warning.startswith(f"{model}: N_act") for warning in found.warnings)
-
-
-def test_bad_questions(law):
-    for given in ({}, {"flops": 1e21, "tokens": 1e9}):
-        with pytest.raises(ValueError, match="give one of them"):
-            law.speedup(8, 1, **given)
-    with pytest.raises(ValueError, match="tokens=0 must be positive"):
-        law.speedup(Architecture(512), 1, tokens=0)
-    with pytest.raises(ValueError, match="has no size; give flops"):
-        law.speedup(8, 1, tokens=1e9)
-    with pytest.raises(ValueError, match="b='x' must be a number of experts or an Architecture"):
-        law.speedup(8, "x", flops=1e21)
-    with pytest.raises(ValueError, match=r"experts=0\.5"):
-        law.speedup(0.5, 1, flops=1e21)
-    with pytest.raises(ValueError, match="E = 1"):
-        published("chinchilla").speedup(1, 8, flops=1e21)
-    with pytest.raises(ExtrapolationError):
-        law.speedup(8, 1, flops=1e29)
 
 
 def test_hours_of_both_models(law):
