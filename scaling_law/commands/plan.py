@@ -68,8 +68,8 @@ def scale_out(
     experts: Annotated[int, option("Experts, of which one is active.")] = 8,
     gpus: Annotated[Any, quantity(COUNTS, "How many, to compare. [default: 8,64]")] = None,
     gpu: Annotated[str, option("GPU model.")] = "h100",
-    batch: Annotated[int, rare("Sequences of a step.")] = PAPER.batch_ramp[-1].sequences,
-    sequence_length: Annotated[int, rare("Tokens of a sequence.")] = PAPER.sequence_length,
+    batch: Annotated[int, rare("Sequences of a step.", min=1)] = PAPER.batch_ramp[-1].sequences,
+    sequence_length: Annotated[int, rare("Tokens of a sequence.", min=1)] = PAPER.sequence_length,
     **others: Any,
 ) -> Answer:
     """Memory and communication of a model on more and more GPUs, and which of them limits its speed.

@@ -137,7 +137,7 @@ def speedup(
         Any, quantity(COUNTS, "Active parameters of both: 1.1B or 1e8,1e9. Answers with the crossover token count.")
     ] = None,
     experts: Annotated[Any, quantity(SOME_EXPERTS, WHICH_EXPERTS, default="8; with --n-active the law's own")] = None,
-    baseline: Annotated[float, option("E of the baseline, which must reach its loss.")] = 1.0,
+    baseline: Annotated[float, option("E of the baseline, which must reach its loss.", min=1)] = 1.0,
     **question: Any,
 ) -> Answer | tuple[Answer, dict[str, Any]]:
     """What experts are worth: the factor in compute that they save, or the tokens after which they pay off.

@@ -204,10 +204,6 @@ class Throughput:
         below = np.log(np.maximum(SMALL / np.broadcast_to(_work_of(model).weights, terms.shape[1:]), 1.0))
         return np.asarray(seconds * np.exp(np.multiply.outer(self.small_draws, below)))
 
-    def tokens_per_second(self, model: Model, tokens_per_step: ArrayLike, **batch: Any) -> Any:
-        """Tokens per second of all devices together; arguments as of `step_seconds`."""
-        return np.asarray(tokens_per_step) / self.step_seconds(model, tokens_per_step, **batch)
-
     def warnings(
         self, model: Model, devices: int | None = None, tokens_per_step: float | None = None
     ) -> tuple[str, ...]:

@@ -72,29 +72,6 @@ def shared_ramp(gpus: int) -> tuple[RampStage, ...]:
     return tuple(replace(stage, sequences=-(-stage.sequences // first) * first) for stage in PAPER.batch_ramp)
 
 
-def step_times(
-    gpu: str | None,
-    throughput: Throughput | str | Path | None,
-    mfu: float | tuple[float, float] | None,
-    precision: str | None = None,
-) -> Throughput:
-    """Measured step times, or those assumed for a GPU. ValueError for neither, and for times of another device."""
-    if throughput is None:
-        if gpu is None:
-            of_what = "" if mfu is None else f"mfu={mfu!r} is that of a GPU: "
-            raise InputError(f'{of_what}gpu=None must be given, such as "h100", or throughput, measured step times')
-        return Throughput.assumed(gpu, mfu=mfu, precision=precision or "bf16")
-    measured = throughput if isinstance(throughput, Throughput) else Throughput.from_file(throughput)
-    named = measured.device if throughput is measured else throughput
-    if mfu is not None:
-        raise InputError(f"mfu={mfu!r}: throughput={named} has measured step times; give one of the two")
-    if precision not in (None, measured.precision):
-        raise InputError(f"precision={precision!r}: throughput={named} was measured in {measured.precision}")
-    if gpu is not None and find_gpu(measured.device) != named_gpu(gpu):
-        raise InputError(f"throughput={named} was measured on {measured.device!r}, not on gpu={gpu}")
-    return measured
-
-
 @dataclass(frozen=True)
 class Cluster(Layouts):
     """GPUs that train a model together, and how long they take; `price` is per GPU-hour, in any currency.
@@ -118,10 +95,22 @@ class Cluster(Layouts):
         **fields: Unpack[ClusterFields],
     ) -> Cluster:
         """GPUs with assumed or measured step times; the paper's batches become those of `shared_ramp`."""
-        gpus, price = fields.get("gpus"), fields.get("price")
-        throughput = step_times(
-            fields.get("gpu"), fields.get("throughput"), fields.get("mfu"), fields.get("precision")
-        )
+        gpus, gpu, price = fields.get("gpus"), fields.get("gpu"), fields.get("price")
+        mfu, precision = fields.get("mfu"), fields.get("precision")
+        if (given := fields.get("throughput")) is not None:
+            throughput = given if isinstance(given, Throughput) else Throughput.from_file(given)
+            named = throughput.device if throughput is given else given
+            if mfu is not None:
+                raise InputError(f"mfu={mfu!r}: throughput={named} has measured step times; give one of the two")
+            if precision not in (None, throughput.precision):
+                raise InputError(f"precision={precision!r}: throughput={named} was measured in {throughput.precision}")
+            if gpu is not None and find_gpu(throughput.device) != named_gpu(gpu):
+                raise InputError(f"throughput={named} was measured on {throughput.device!r}, not on gpu={gpu}")
+        elif gpu is None:
+            of_what = "" if mfu is None else f"mfu={mfu!r} is that of a GPU: "
+            raise InputError(f'{of_what}gpu=None must be given, such as "h100", or throughput, measured step times')
+        else:
+            throughput = Throughput.assumed(gpu, mfu=mfu, precision=precision or "bf16")
         if gpus is None:
             prefix = "" if price is None else f"price={price!r} is per GPU-hour: "
             raise InputError(f"{prefix}gpus=None must be given, the number of GPUs that train")

@@ -118,34 +118,55 @@ def reach(
     """
     target, e = asked("loss", loss), asked_experts(law, experts)
     target = target.reshape(target.shape + (1,) * e.ndim)
+    losses, each = np.broadcast_arrays(target, e)
+    coefficients = tuple(law.coefficients.values())
     if flops is None and question.get("hours") is None and question.get("money") is None:
         cluster, limits = read_costs(law, **question)
+        least: Literal["flops", "hours", "memory_bytes"] = "hours" if cluster else "flops"
         refuse_other_variables(law, limits, e)
         if not (exists := _with_optimum(law, e)).any():
             raise InputError(no_optimum(law, e, exists))
         if cluster is not None:
             refuse_served(limits)
-        losses, each = np.broadcast_arrays(target, e)
-        models = reaching(law, tuple(law.coefficients.values()), losses, each, limits, cluster)
+        models = reaching(law, coefficients, losses, each, limits, cluster)
         optimum = searched(models, WIDTHS, limit := limits.width_limit(each))
         n_active, tokens, cost = models(np.full(losses.shape, HEAD_DIM))  # is cheapest where d_model 1 would be
         smallest = ~optimum.fits & exists & (limit >= HEAD_DIM) & np.isfinite(cost)
         n_active, tokens = np.where(smallest, (n_active, tokens), (optimum.n_active, optimum.tokens))
         spent = flops_of(n_active, tokens, limits)
         width = np.where(optimum.fits, optimum.d_model, np.where(smallest, HEAD_DIM, np.nan))
-        return _reached(law, target, e, spent, width, limits, force, cluster, "hours" if cluster else "flops")
-    budget, limits = read_question(law, flops, **question)
-    if limits.memory is not None:
-        raise InputError("memory is what this question solves for: leave it out")
-    best, losses = optimal_widths(law, budget, e, limits), np.broadcast_arrays(target, e)[0]
-    models = spending(law, tuple(law.coefficients.values()), e, budget, limits)
-    low, high = np.full(losses.shape, float(HEAD_DIM)), np.maximum(best.d_model, HEAD_DIM) + 0.0 * losses
-    width = np.exp(first_below(lambda x: models(np.exp(x))[2] - losses, np.log(low), np.log(high)))
-    width = np.where(np.isnan(width) & (best.loss <= losses), best.d_model, width)
-    width = np.where(best.fits, width, np.nan)
-    at = budget.variables(width, e, limits)
-    spent = np.asarray(budget.flops or training_flops(at["n_active"], at["tokens"]))
-    return _reached(law, target, e, spent, width, limits, force, budget.cluster, "memory_bytes")
+    else:
+        budget, limits = read_question(law, flops, **question)
+        cluster, least = budget.cluster, "memory_bytes"
+        if limits.memory is not None:
+            raise InputError("memory is what this question solves for: leave it out")
+        best, models = optimal_widths(law, budget, e, limits), spending(law, coefficients, e, budget, limits)
+        low, high = np.full(losses.shape, float(HEAD_DIM)), np.maximum(best.d_model, HEAD_DIM) + 0.0 * losses
+        width = np.exp(first_below(lambda x: models(np.exp(x))[2] - losses, np.log(low), np.log(high)))
+        width = np.where(np.isnan(width) & (best.loss <= losses), best.d_model, width)
+        width = np.where(best.fits, width, np.nan)
+        spending_it = budget.variables(width, e, limits)
+        spent = np.asarray(budget.flops or training_flops(spending_it["n_active"], spending_it["tokens"]))
+    reachable = np.isfinite(width)
+    at = Budget.each(np.where(reachable, spent, np.nan)).models(law, width, e, limits)
+    n_active, tokens = at["n_active"], at["tokens"]
+    check = law.check(**at | {"experts": np.where(reachable, at["experts"], np.nan)})  # E for which there is a model
+    axes = tuple(range(width.ndim - e.ndim, width.ndim))
+    lost = reachable & ~(reachable & ~check.beyond).any(axis=axes, keepdims=True)  # no E is left for this loss
+    if lost.any():
+        law.check(**{name: values[lost] for name, values in at.items()}).refuse(force)
+    without = np.unique(e[~_with_optimum(law, e)]).tolist()
+    notes = left_out({e: why_no_optimum(law, e) for e in without})
+    if np.any(reachable & check.beyond):
+        notes.append("rows marked not trusted are too far outside the fitted range to act on")
+    n_total = total_parameters(width, e, vocab_size=limits.vocab_size)
+    spent, memory = (np.where(reachable, v, np.inf) for v in (spent, limits.memory_bytes(width, e)))
+    sizes, timed = (n_active, n_total, tokens, tokens / n_active), dict[str, Any]()
+    if cluster is not None:
+        notes += cluster.warnings(limits.widths(width[reachable], at["experts"][reachable]))
+        seconds = np.where(reachable, cluster.seconds(limits.widths(width, e), tokens), np.inf)
+        timed = {"hours": seconds / 3600.0, "money": cluster.cost(seconds)}
+    return Reached(target, e, spent, memory, *sizes, least, check=check, notes=tuple(notes), **timed)
 
 
 def floor(law: Formula, coefficients: Any, variables: Mapping[str, Any]) -> FloatArray:
@@ -215,38 +236,3 @@ def flop_savings(
 def _with_optimum(law: Formula, experts: FloatArray) -> NDArray[np.bool_]:
     """Which E have an optimum, as far as their coefficients tell."""
     return has_optimum(law.chinchilla_coefficients(experts)) if isinstance(law, ChinchillaForm) else experts > 0
-
-
-def _reached(
-    law: Formula,
-    target: FloatArray,
-    experts: FloatArray,
-    flops: Any,
-    width: FloatArray,
-    limits: Limits,
-    force: bool,
-    cluster: Cluster | None,
-    least: Literal["flops", "hours", "memory_bytes"],
-) -> Reached:
-    """The models of these widths (NaN: none) and budgets, checked against the law's range."""
-    reachable = np.isfinite(width)
-    at = Budget.each(np.where(reachable, flops, np.nan)).models(law, width, experts, limits)
-    n_active, tokens = at["n_active"], at["tokens"]
-    axes = tuple(range(width.ndim - experts.ndim, width.ndim))
-    check = law.check(**at | {"experts": np.where(reachable, at["experts"], np.nan)})  # E for which there is a model
-    lost = reachable & ~(reachable & ~check.beyond).any(axis=axes, keepdims=True)  # no E is left for this loss
-    if lost.any():
-        law.check(**{name: values[lost] for name, values in at.items()}).refuse(force)
-    without = np.unique(experts[~_with_optimum(law, experts)]).tolist()
-    notes = left_out({e: why_no_optimum(law, e) for e in without})
-    if np.any(reachable & check.beyond):
-        notes.append("rows marked not trusted are too far outside the fitted range to act on")
-    n_total = total_parameters(width, experts, vocab_size=limits.vocab_size)
-    spent, memory = (np.where(reachable, v, np.inf) for v in (flops, limits.memory_bytes(width, experts)))
-    sizes = (n_active, n_total, tokens, tokens / n_active)
-    timed: dict[str, Any] = {}
-    if cluster is not None:
-        notes += cluster.warnings(limits.widths(width[reachable], at["experts"][reachable]))
-        seconds = np.where(reachable, cluster.seconds(limits.widths(width, experts), tokens), np.inf)
-        timed = {"hours": seconds / 3600.0, "money": cluster.cost(seconds)}
-    return Reached(target, experts, spent, memory, *sizes, least, check=check, notes=tuple(notes), **timed)

@@ -5,11 +5,13 @@ The schedule is the paper's (`size.recipe.PAPER`); shorter runs branch off the s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from numpy.typing import ArrayLike
 
 from hub.base.errors import InputError
@@ -22,7 +24,7 @@ from scaling_law.formulas.learning_rate import LearningRateLaw
 from scaling_law.machine.layout import DoesNotFit, Placement
 from scaling_law.planning.budget import Budget, Cluster, ClusterFields, QuestionFields, pick
 from scaling_law.planning.limits import Quantity, of_law
-from scaling_law.planning.optimal_table import OptimalTable, optimal
+from scaling_law.planning.optimal_table import OptimalRow, OptimalTable, optimal
 from scaling_law.size.architecture import (
     ADAM_BYTES,
     GRADIENT_BYTES,
@@ -272,16 +274,18 @@ def plan(
 
 
 def _usual(architecture: Architecture, ramp: BatchRamp) -> Cluster:
-    """As few of the usual GPUs as can train the model, in whole nodes; the most, of endless memory, if none can."""
-    gpus = FEWEST
+    """As few of the usual GPUs as share the batches and hold the model; the most, of endless memory, if none do."""
+    gpus = math.gcd(FEWEST, *(stage.sequences for stage in ramp.stages))
     while gpus <= MOST:
-        cluster = Cluster.of(ramp, gpus=gpus, gpu=USUAL)
         try:
-            cluster.place(architecture)
-            return cluster
+            Cluster.of(ramp, gpus=gpus, gpu=USUAL).place(architecture)
+            return Cluster.of(ramp, gpus=gpus, gpu=USUAL)
         except DoesNotFit:
             gpus *= 2
-    return replace(cluster, throughput=replace(cluster.throughput, memory_bytes=None))
+        except InputError:  # so many cannot share the batches
+            break
+    most = Cluster.of(ramp, gpus=gpus // 2, gpu=USUAL)
+    return replace(most, throughput=replace(most.throughput, memory_bytes=None))
 
 
 def _trainable(
@@ -292,24 +296,26 @@ def _trainable(
     A row that does not fit stands for the widest model of its E that does. Errors as of `place`.
     """
 
-    def trainable(width: float, experts: float) -> bool:
-        return bool(cluster.fits(table.limits.architecture(width, experts)))
+    def widest(row: OptimalRow) -> float:
+        """The width of the row's model, or the next below that fits; 0 where none does."""
+        widths = np.arange(round(row.d_model), 0, -HEAD_DIM, dtype=float)
+        fits = cluster.fits(table.limits.widths(widths, row.experts))
+        return float(widths[np.argmax(fits)]) if fits.any() else 0.0
 
-    if trainable(table.best.d_model, table.best.experts):
+    if widest(table.best) == table.best.d_model:
         return table, ()
     tables, passed_over = list[OptimalTable](), list[str]()
     for row in sorted(table.compared, key=lambda row: row.loss):
         if tables and min(other.best.loss for other in tables) <= row.loss:
             break
-        width = next((d for d in range(round(row.d_model), 0, -HEAD_DIM) if trainable(d, row.experts)), None)
-        if width == row.d_model:
+        if (width := widest(row)) == row.d_model:
             tables.append(ask(experts=[row.experts]))
             break
         size = f"d_model {row.d_model:g}, {format_count(row.n_total)} parameters, loss {row.loss:.4f}"
         passed_over.append(
             f"E = {row.experts:g} at its best size ({size}) takes more memory than {cluster.hardware} have"
         )
-        if width is not None:
+        if width:
             most = total_parameters(width + HEAD_DIM / 2, row.experts, vocab_size=table.limits.vocab_size)
             tables.append(ask(experts=[row.experts], max_parameters=float(most)))
     if not tables:  # say what is missing

@@ -21,7 +21,7 @@ from hub.base.tables import Table
 from hub.base.units import format_count, format_flops
 from scaling_law.formulas import Formula
 from scaling_law.formulas.answers import Answer
-from scaling_law.formulas.law import checked_experts, positive
+from scaling_law.formulas.law import positive
 from scaling_law.planning.budget import Budget, Cluster, QuestionFields, read_costs
 from scaling_law.planning.inverse import ENDLESS, floor, reaching, tokens_needed
 from scaling_law.planning.limits import LimitFields, Limits, Quantity, of_law
@@ -336,7 +336,9 @@ def _experts(name: str, value: Any) -> float:
     """Read a single E; ValueError for anything else."""
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise InputError(f"{name}={value!r} must be a number of experts or an Architecture")
-    return float(checked_experts(value))
+    if not 1 <= value < np.inf:
+        raise InputError(f"{name}={value!r} must be at least 1 expert, and finite")
+    return float(value)
 
 
 def _named(model: Model) -> str:

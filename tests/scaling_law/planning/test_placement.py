@@ -185,13 +185,6 @@ def test_the_fastest_layout_is_chosen(d_model, e, gpus, engine):
     assert placed.step_seconds == pytest.approx(min(seconds.values()), rel=1e-12)
 
 
-def test_a_plan_that_fits_is_the_optimum():
-    made = JointLaw.published().plan(hours=72, gpus=8, throughput=H100)
-    table = JointLaw.published().optimal(hours=72, gpus=8, throughput=H100, integral=True)
-    assert made.architecture == table.best.architecture
-    assert not any("takes more memory" in warning for warning in made.warnings)
-
-
 def test_gpus_without_memory_for_any_model_are_refused():
     tiny = Throughput("NVIDIA L4", "bf16", {"flops": 1e-14}, memory_bytes=2.1e9)
     with pytest.raises(DoesNotFit, match="cannot be trained on 1 × NVIDIA L4"):
