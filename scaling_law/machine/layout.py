@@ -297,7 +297,7 @@ def _divides(model: Architecture | Widths, option: Option) -> Any:
     heads = np.asarray(model.heads)
     by_heads = (heads % option.tp == 0) | (heads != np.round(heads))
     by_experts = (np.asarray(model.experts) % option.ep == 0) | (np.asarray(option.ep) == 1)
-    return by_experts & by_heads & (np.asarray(model.blocks) >= option.pp)
+    return by_experts & by_heads & ((np.asarray(option.pp) == 1) | (np.asarray(model.blocks) >= option.pp))
 
 
 def _powers(most: int) -> Iterator[int]:

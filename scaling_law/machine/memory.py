@@ -78,7 +78,9 @@ def training_memory(
     allowed.
     """
     check_counts(
-        micro_batch_sequences=micro_batch_sequences, passes=passes, devices=devices, tp=tp, pp=pp, ep=ep, cp=cp
+        micro_batch_sequences=micro_batch_sequences,
+        sequence_length=sequence_length,
+        **{"passes": passes, "devices": devices, "tp": tp, "pp": pp, "ep": ep, "cp": cp},
     )
     if sharding not in SHARDINGS or precision not in ("bf16", "fp32"):
         names = ", ".join(SHARDINGS)
@@ -126,7 +128,7 @@ def training_memory(
 def check_counts(**counts: Any) -> None:
     """ValueError for a number, or an array with one, below 1."""
     for name, value in counts.items():
-        if np.any(np.asarray(value) < 1):
+        if not np.all(np.asarray(value) >= 1):
             raise InputError(f"{name}={value!r} must be at least 1")
 
 

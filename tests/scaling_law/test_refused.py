@@ -14,7 +14,7 @@ import pytest
 
 from scaling_law import Architecture, JointLaw, Throughput, describe, matched_memory, published, scale_out
 from scaling_law.figures import drawing
-from scaling_law.machine import training_memory
+from scaling_law.machine import decode_seconds, training_memory
 from scaling_law.paper.figures import memory_scenarios
 from scaling_law.planning import candidate_grid, predicted_loss
 from scaling_law.size import LatentAttention
@@ -95,6 +95,8 @@ REFUSED = [
     (of(memory_scenarios, LAW)(axes=drawing.new_figure()[1]), "axes: 1 given, 3 are needed"),
     (memory(micro_batch_sequences=0, sequence_length=512), "micro_batch_sequences=0 must be at least 1"),
     (memory(micro_batch_sequences=1, sequence_length=512, tp=0), "tp=0 must be at least 1"),
+    (memory(micro_batch_sequences=1, sequence_length=float("nan")), "sequence_length=nan must be at least 1"),
+    (of(decode_seconds, MODEL, "h100")(batch=0), "batch=0 must be positive"),
     (
         memory(micro_batch_sequences=1, sequence_length=512, sharding="zero3"),
         "sharding='zero3', precision='bf16'; allowed: none, ddp, fsdp2, zero1; bf16, fp32",
