@@ -236,6 +236,9 @@ def plan(
         other = None if cluster.elsewhere is None else cluster.elsewhere.place(architecture)
         megatron = None if other is None else other.faster_than(placement)
         warnings = tuple(dict.fromkeys([*warnings, *cluster.warnings(architecture)]))
+    if (ratio := table.limits.kv_heads_ratio) != 1:
+        note = f"the KV cache counts kv_heads_ratio={ratio:g} of the heads, all of which the configuration has"
+        warnings = (*warnings, note)
     if architecture.vocab_size != VOCAB_SIZE:  # train.py's default is GPT-2's tokenizer
         size = f"{architecture.vocab_size:,}"
         note = f"sizes count a vocabulary of {size}: give train.py a tokenizer of that size (--data.tokenizer)"
