@@ -18,13 +18,9 @@ from training import from_dict
 H100 = Throughput.assumed("h100")
 
 
-def place(architecture, cluster):
-    return cluster.place(architecture)
-
-
 def test_the_largest_micro_batch_that_fits():
     a = Architecture(1536, 8)
-    found = place(a, Cluster(8, H100))
+    found = Cluster(8, H100).place(a)
     assert (found.sharding, found.gradient_checkpointing) == ("fsdp2", False)
     assert found.memory.total <= 80e9 - RESERVED
 
@@ -38,28 +34,28 @@ def test_the_largest_micro_batch_that_fits():
 
 
 def test_small_models_are_whole_on_each_gpu_and_large_ones_compute_activations_again():
-    small = place(Architecture(512, 8), Cluster(8, H100))
+    small = Cluster(8, H100).place(Architecture(512, 8))
     assert (small.micro_batch_sequences, small.sharding) == (16, "ddp")
     assert str(small).endswith("of each GPU, micro-batches of 16 sequences, DDP")
-    assert place(Architecture(512), Cluster(1, H100)).sharding == "none"
-    large = place(Architecture(3520), Cluster(8, Throughput.assumed("rtx-4090")))
+    assert Cluster(1, H100).place(Architecture(512)).sharding == "none"
+    large = Cluster(8, Throughput.assumed("rtx-4090")).place(Architecture(3520))
     assert large.gradient_checkpointing
     assert "gradient checkpointing" in str(large)
 
 
 def test_what_cannot_be_trained_is_refused():
     with pytest.raises(ValueError, match=r"d_model 2048, E = 32 .*cannot be trained on 8 × .* has 78 GB free"):
-        place(Architecture(2048, 32), Cluster(8, H100))
+        Cluster(8, H100).place(Architecture(2048, 32))
     with pytest.raises(ValueError, match="gpus=6 cannot share batches of 128, 256, 512 sequences equally"):
-        place(Architecture(512), Cluster(6, H100))
-    assert place(Architecture(1728, 32), Cluster(8, Throughput("a GPU", "bf16", {"flops": 1e-14}))) is None
+        Cluster(6, H100).place(Architecture(512))
+    assert Cluster(8, Throughput("a GPU", "bf16", {"flops": 1e-14})).place(Architecture(1728, 32)) is None
     six = BatchRamp((RampStage(0, 96),), 512)
-    assert place(Architecture(512), Cluster(6, H100, ramp=six)).micro_batch_sequences == 16
+    assert Cluster(6, H100, ramp=six).place(Architecture(512)).micro_batch_sequences == 16
 
 
 def test_the_plan_of_a_cluster_is_a_configuration_that_train_py_takes():
     made = JointLaw.published().plan(hours=24, gpus=8, throughput=H100, experts=[8])
-    assert made.placement == place(made.architecture, Cluster(8, H100))
+    assert made.placement == Cluster(8, H100).place(made.architecture)
     arguments = from_dict(yaml.safe_load(made.to_yaml()))
     assert arguments.run.micro_batch_sequences == made.placement.micro_batch_sequences
     arguments.check_processes(8)
@@ -89,16 +85,16 @@ def test_an_optimum_goes_over_what_the_gpus_can_train():
     table = JointLaw.published().optimal(hours=480, gpus=8, throughput=H100, integral=True)
     (note,) = [warning for warning in table.warnings if "largest model that the memory" in warning]
     named = [float(e) for e in note.partition(":")[0].removeprefix("E = ").split(", ")]
-    assert table.placement == place(table.best.architecture, cluster)
+    assert table.placement == cluster.place(table.best.architecture)
     assert f"best row: {table.placement}; compute, 100 % of the step; more GPUs, or fewer FLOPs would move it" in str(
         table.summary()
     )
     for row in table:
-        assert place(row.architecture, cluster)
+        assert cluster.place(row.architecture)
         assert row.limited_by == ("memory" if row.experts in named else "time")
         if row.experts in named:
             with pytest.raises(DoesNotFit):
-                place(Architecture(row.architecture.d_model + 64, int(row.experts)), cluster)
+                cluster.place(Architecture(row.architecture.d_model + 64, int(row.experts)))
     assert named == [16, 32, 64]
     measured = replace(H100, is_assumed=False)  # steps that were measured hold for models of any size
     free = JointLaw.published().optimal(hours=480, gpus=8, throughput=measured, integral=True)
@@ -132,10 +128,10 @@ def test_a_plan_is_the_best_that_the_gpus_can_train(experts):
                 losses[e, d] = float(law.loss(a.n_active, tokens, e))
             else:
                 with pytest.raises(DoesNotFit):
-                    place(a, cluster)
+                    cluster.place(a)
     best = min(losses, key=losses.get)
     assert (made.architecture.experts, made.architecture.d_model) == best
-    assert made.placement == place(made.architecture, cluster)
+    assert made.placement == cluster.place(made.architecture)
     assert any(warning.startswith("best row: N_act") for warning in made.warnings)
 
 
