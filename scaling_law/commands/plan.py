@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from hub.base.atomic import write_bytes
 from hub.base.commands import COUNT, COUNTS, EXPERTS
 from hub.base.errors import InputError, unknown
 from hub.base.tables import show
@@ -53,8 +54,7 @@ def plan(
     """
     planned = law.plan(branches=branches, force=force, **question)
     if output is not None:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(planned.to_yaml(sweep), encoding="utf-8")
+        write_bytes(output, planned.to_yaml(sweep).encode())
     show(planned.to_dict() | {"written": [str(output)] * bool(output)} if as_json else None, as_json, planned)
     if not as_json:
         launch = f"wrote {output}\naccelerate launch train.py --config {output}"

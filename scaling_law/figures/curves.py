@@ -270,7 +270,7 @@ def best_experts(
     with np.errstate(invalid="ignore"):  # where no E has a model
         ahead, drawn_ahead = loss - np.take_along_axis(loss, best, -1), None
     answered = np.isfinite(of_best(loss))
-    if law.draws is not None:  # where there is no model, of any other
+    if law.draws is not None:  # what is not compared is asked with the values of a model that is
         filled = {name: np.where(compared, v, v[compared][0] if compared.any() else 1.0) for name, v in at.items()}
         drawn = law.loss_draws(**filled)  # [draws, rows, columns, E]
         drawn_ahead = drawn - np.take_along_axis(drawn, best[None], -1)

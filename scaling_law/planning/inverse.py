@@ -145,8 +145,8 @@ def reach(
         width = np.exp(first_below(lambda x: models(np.exp(x))[2] - losses, np.log(low), np.log(high)))
         width = np.where(np.isnan(width) & (best.loss <= losses), best.d_model, width)
         width = np.where(best.fits, width, np.nan)
-        spending_it = budget.variables(width, e, limits)
-        spent = np.asarray(budget.flops or training_flops(spending_it["n_active"], spending_it["tokens"]))
+        trained = budget.variables(width, e, limits)
+        spent = np.asarray(budget.flops or training_flops(trained["n_active"], trained["tokens"]))
     reachable = np.isfinite(width)
     at = Budget.each(np.where(reachable, spent, np.nan)).models(law, width, e, limits)
     n_active, tokens = at["n_active"], at["tokens"]

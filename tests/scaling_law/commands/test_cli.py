@@ -88,15 +88,16 @@ def test_plan(shell, tmp_path, monkeypatch):
         assert f"{file}: the file exists; --overwrite replaces it" in refused.stderr
         assert file.read_text() == "mine"
     assert f"wrote {file}\naccelerate launch train.py" in shell(*words, "--overwrite").stdout
-    assert "model:" in file.read_text()
+    assert "model:" in (before := file.read_text())
 
-    def full(self, *_, **__):
+    def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
-    result = shell(*words, "--overwrite")
-    assert (result.exit_code, result.stdout) == (3, "")  # the machine gave out
+    monkeypatch.setattr("hub.base.atomic.os.fsync", full)
+    result = shell("plan", "--flops", "1e21", "-o", file, "--overwrite")
+    assert (result.exit_code, result.stdout) == (3, "")  # the machine failed
     assert "No space left" in result.stderr
+    assert file.read_text() == before
 
 
 def test_figures_of_a_file_or_of_a_folder(shell, tmp_path):
