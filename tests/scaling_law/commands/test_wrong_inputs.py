@@ -59,7 +59,7 @@ LINES = {  # what is typed → what the line on standard error names
     "scale-out 0": "D_MODEL 0 must be positive and finite",
     "scale-out 2304 --gpus 0": "--gpus 0 must be a whole number of at least 1",
     "scale-out 2304 --gpu h10": "--gpu 'h10' is unknown: did you mean 'h100'? There are gb300, gb200, ",
-    f"{NEXT} --max-runs 0": "--max-runs 0 must be at least 1",
+    f"{NEXT} --max-runs 0": "--max-runs 0 must be a whole number of at least 1",
     f"{NEXT} --law printed": "--law has no draws: fit that law with --bootstrap",
     f"{NEXT} --warmup 1T": "--warmup 1T: no candidate run has the 1.25T tokens that warm-up and decay take",
     f"{NEXT} --tokens-per-parameter 5:1": "--tokens-per-parameter (5.0, 1.0) must be two increasing positive numbers",
