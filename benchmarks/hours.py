@@ -27,7 +27,7 @@ from benchmarks.report import Report, parse
 from hub.base.errors import InputError
 from hub.record.run_record import RunRecord
 from scaling_law.fitting.throughput import LEAST_ARCHITECTURES, fit_throughput
-from scaling_law.machine.throughput import ModelWork, Throughput
+from scaling_law.machine.throughput import Throughput
 from scaling_law.planning.budget import Cluster
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.recipe import BatchRamp, RampStage
@@ -67,8 +67,8 @@ def quiet_seconds(model: Path, record: RunRecord) -> float:
 
 def predicted(throughput: Throughput, model: Architecture, record: RunRecord) -> float:
     stages = [RampStage(stage.from_tokens, stage.sequences) for stage in record.schedule.batch_ramp]
-    cluster = Cluster(1, throughput, ramp=BatchRamp(stages, record.sequence_length))
-    return float(cluster.seconds(ModelWork.of(model), float(record.tokens)))
+    cluster = Cluster(1, throughput, BatchRamp(stages, record.sequence_length))
+    return float(cluster.seconds(model, float(record.tokens)))
 
 
 def timed(models: Sequence[Architecture], record: RunRecord, options: argparse.Namespace) -> Throughput:

@@ -61,15 +61,15 @@ def push_law(
     return hub.publish_files(store, name, files, message=f"Add a {law.name} scaling law").commit
 
 
-# ------------------------------------------------------------------ cards
-
-
 def law_card(law: Formula, repo: str, pictures: tuple[str, ...] = (), *, license: str | None = None) -> str:
     """The README.md of a law's repository, with metadata that the Hub accepts; it names a licence if one is given."""
-    kind = type(law).__name__
+    variables = f"Its variables are {', '.join(f'`{name}`' for name in law.variables)}"
+    if {*law.variables} <= {"n_active", "tokens", "experts"}:
+        variables = "N is active parameters, D training tokens, Ê the transformed number of experts "
+        variables += "([Ludziejewski et al. 2025](https://arxiv.org/abs/2502.05172))"
     parts = [
-        f"# {kind}: `{law.formula}`",
-        _variables(law),
+        f"# {type(law).__name__}: `{law.formula}`",
+        f"{variables}; losses are in nats per token.",
         loading_code(law, repo),
         "## Coefficients",
         Table(("Coefficient", "Value"), [(name, repr(value)) for name, value in law.coefficients.items()]).markdown(),
@@ -84,16 +84,6 @@ def law_card(law: Formula, repo: str, pictures: tuple[str, ...] = (), *, license
     tags = ["tags:", "- scaling-laws", "- mixture-of-experts", "- joint-moe-scaling-laws"]
     metadata = ["---", *([f"license: {license}"] if license else []), *tags, "---"]
     return "\n\n".join(["\n".join(metadata), *parts]) + "\n"
-
-
-def _variables(law: Formula) -> str:
-    """What the letters of the formula mean."""
-    if {*law.variables} <= {"n_active", "tokens", "experts"}:
-        return (
-            "N is active parameters, D training tokens, Ê the transformed number of experts "
-            "([Ludziejewski et al. 2025](https://arxiv.org/abs/2502.05172)); losses are in nats per token."
-        )
-    return f"Its variables are {', '.join(f'`{name}`' for name in law.variables)}; losses are in nats per token."
 
 
 def loading_code(law: Formula, place: str) -> str:

@@ -7,41 +7,22 @@ from __future__ import annotations
 
 from hub.base.commands import App
 
-PLACES = {  # panel → command → where it stands; its module is imported when it is called
-    "Ask a law": {
-        "loss": "questions:loss",
-        "optimal": "questions:optimal",
-        "reach": "questions:reach",
-        "speedup": "questions:speedup",
-        "compare": "questions:compare",
-        "describe": "questions:describe",
-        "learning-rate": "learning_rate:learning_rate",
-    },
-    "Plan runs": {
-        "plan": "plan:plan",
-        "scale-out": "plan:scale_out",
-        "next-runs": "plan:next_runs",
-    },
-    "Fit runs": {
-        "fit": "fitting:fit",
-        "forecast": "forecast:forecast",
-        "report": "fitting:report",
-    },
-    "Publish and look": {
-        "release": "release:release",
-        "explore": "explore:explore",
-    },
-    "Paper": {
-        "figures": "figures:figures",
-    },
+_PANELS = {  # of the help → where its commands stand, which is imported when they are called
+    "Ask a law": "questions:loss questions:optimal questions:reach questions:speedup questions:compare "
+    "questions:describe learning_rate:learning_rate",
+    "Plan runs": "plan:plan plan:scale_out plan:next_runs",
+    "Fit runs": "fitting:fit forecast:forecast fitting:report",
+    "Publish and look": "release:release explore:explore",
+    "Paper": "figures:figures",
+}
+PLACES = {  # panel → command → module:function
+    panel: {place.partition(":")[2].replace("_", "-"): f"scaling_law.commands.{place}" for place in places.split()}
+    for panel, places in _PANELS.items()
 }
 app = App(
     help="Joint scaling laws of dense and MoE models: how many experts, how big, how many tokens?\n\n"
     "    scaling-law optimal --flops 1e22 --memory 80GB",
-    places={
-        panel: {name: f"scaling_law.commands.{place}" for name, place in commands.items()}
-        for panel, commands in PLACES.items()
-    },
+    places=PLACES,
 )
 
 

@@ -38,7 +38,7 @@ MODES = {
 
 
 @command(
-    "runs kind loss where columns bootstrap coefficients split prior output level validation test select "
+    "runs kind loss where columns bootstrap coefficients split prior output overwrite level validation test select "
     "status format final trunks skip_invalid fixed bounds outliers one_sided huber_delta weights l2 starts "
     "release mix allow_unidentifiable",
     OfRuns,

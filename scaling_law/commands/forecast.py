@@ -21,12 +21,12 @@ from scaling_law.law_files import law_to_dict
 LEDGER = "Keep the forecast, dated, in a folder or hf://org/dataset; without RUNS: list what it holds."
 SCORE = "With --register and without RUNS: the loss that was measured: 2026-01-31-1a2b3c4d=2.256."
 OUTPUT = "Folder for scaling_law.json: the laws that compete as one, which --law of other commands takes."
-SCORED = named(lambda value, _: float(value), "NAME=LOSS")
+SCORED = named(float, "NAME=LOSS")
 
 
 @command(
-    "runs n_active tokens experts prior kinds level accuracy figure output register scored loss where columns status "
-    "format final trunks skip_invalid mix",
+    "runs n_active tokens experts prior kinds level accuracy figure output overwrite register scored loss where "
+    "columns status format final trunks skip_invalid mix",
     OfRuns,
 )
 def forecast(

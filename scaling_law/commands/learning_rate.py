@@ -25,11 +25,10 @@ WITH = "Fit the whole grid, not the best rates alone, with tokens, batch, tokens
 EXPERTS_OF = "E of the architecture; to fit: the E to fit on, 1,8; the others are a check."
 JUDGED_BY = "The column to judge by. [default: eval_loss, or the only loss column]"
 ASKED = ("d_model", "n_blocks", "n_heads", "vocab_size", "tokens", "batch_tokens", "law")
+READ = ("where", "columns", "format", "within")
 MODES = {
-    "runs": Mode(
-        only=("loss", "extras", "reading", "where", "columns", "format", "within", "mix", "output"), never=ASKED
-    ),
-    "extras": Mode(only=("where", "columns", "format", "within")),
+    "runs": Mode(only=("loss", "extras", "reading", *READ, "mix", "output", "overwrite"), never=ASKED),
+    "extras": Mode(only=READ),
 }
 
 
@@ -49,8 +48,8 @@ class OfRates(OfRuns):
 
 
 @command(
-    "runs d_model experts law extras loss output n_blocks n_heads vocab_size tokens batch_tokens reading where "
-    "columns format within mix",
+    "runs d_model experts law extras loss output overwrite n_blocks n_heads vocab_size tokens batch_tokens reading "
+    "where columns format within mix",
     OfRates,
     MODES,
 )

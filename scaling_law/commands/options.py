@@ -14,8 +14,8 @@ from hub.base.commands import BYTES, CONTEXT, COUNT, EXPERTS, NOT_TRUSTED, Json,
 from hub.base.errors import InputError
 from hub.base.tables import enumerated, show
 from scaling_law.formulas.law import positive
-from scaling_law.formulas.learning_rate import LearningRateLaw
 from scaling_law.law.shelf import choose_law
+from scaling_law.law_files import FILE_NAME
 from scaling_law.size.architecture import HEAD_DIM
 
 
@@ -38,14 +38,14 @@ def quantity(
 rare = partial(option, rare=True)
 
 
-def named(read: Callable[[str, str], Any], form: str) -> Callable[[str], tuple[str, Any]]:
-    """A parser of "name=value", where `read(value, name)` reads the value; a text of another `form` is refused."""
+def named(read: Callable[[str], Any], form: str) -> Callable[[str], tuple[str, Any]]:
+    """A parser of "name=value", where `read` reads the value; a text of another `form` is refused."""
 
     def parse(text: str) -> tuple[str, Any]:
         name, _, value = (part.strip() for part in text.partition("="))
         try:
             if name and value:
-                return name, read(value, name)
+                return name, read(value)
         except ValueError:
             pass
         raise typer.BadParameter(f"{text!r} is not of the form {form}")
@@ -100,6 +100,7 @@ class Shared:
     force: Annotated[bool, rare("Answer even far outside the fitted range.", "--force")] = False
     accuracy: Annotated[Any, quantity(names, ACCURACY)] = ""
     law: Annotated[str, option(LAWS)] = "published"
+    overwrite: Annotated[bool, option("Overwrite the file given by -o.", "--overwrite")] = False
     learning_rate_law: Annotated[
         str | None, rare(f"{RATES} [default: public:ludziejewski in its range, else code]")
     ] = None
@@ -117,9 +118,9 @@ def command(shown: str, options: type = Shared, modes: Mapping[str, Mode] | None
     """Make a command of a function, with the options `shown` in this order, and --json.
 
     An option that is no `Annotated` parameter of the function is one of `options`. The function takes all of them, for
-    a shared --law and --learning-rate-law the laws themselves; `as_json` only if it names it. The answer that it
-    returns, alone or with further keys of its JSON, is printed; one that is not to be trusted sets the exit status,
-    unless it was forced.
+    a shared --law the law itself; `as_json` only if it names it. With --overwrite, -o
+    names no file that exists unless that is given. The answer that the function returns, alone or with further keys of
+    its JSON, is printed; one that is not to be trusted sets the exit status, unless it was forced.
     """
     hints, keyword = get_type_hints(options, include_extras=True), inspect.Parameter.KEYWORD_ONLY
     ordered = (*shown.split(), "as_json")
@@ -134,10 +135,11 @@ def command(shown: str, options: type = Shared, modes: Mapping[str, Mode] | None
         def run(ctx: typer.Context, **values: Any) -> None:
             check_modes(ctx, modes or {})
             as_json = values["as_json"] if "as_json" in declared else values.pop("as_json")
+            if not values.pop("overwrite", True) and (output := values["output"]):
+                for file in filter(Path.is_file, (output, output / FILE_NAME)):
+                    raise InputError(f"-o {file}: the file exists; --overwrite replaces it")
             if described.get("law") is not declared.get("law"):
                 values["law"] = choose_law(values["law"], declared["law"].annotation)
-            if rates := described.get("learning_rate_law") and values["learning_rate_law"]:
-                values["learning_rate_law"] = LearningRateLaw.named(rates)
             if (result := function(**values)) is not None:
                 answer, more = result if isinstance(result, tuple) else (result, {})
                 show(answer.to_dict() | more if as_json else None, as_json, answer)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from hub.base.atomic import write_bytes
 from hub.base.commands import COUNT, COUNTS, EXPERTS
 from hub.base.errors import InputError, unknown
 from hub.base.tables import show
@@ -33,7 +34,6 @@ def plan(
     branches: Annotated[int, option("Measurements from one trunk: the full run, half, a quarter, …")] = 1,
     sweep: Annotated[str, rare("Name of the sweep the run belongs to.")] = "run",
     output: Annotated[Path | None, option("Write the YAML for train.py to this file.", "--output", "-o")] = None,
-    overwrite: Annotated[bool, option("Overwrite the file given by -o.", "--overwrite")] = False,
     **question: Any,
 ) -> None:
     """A run to launch: architecture, schedule, learning rate, cost, and the YAML for train.py.
@@ -52,12 +52,9 @@ def plan(
 
         scaling-law plan --law krajewski --flops 1e20 --experts 8 --granularity 8 --force -o run.yaml
     """
-    if output is not None and output.exists() and not overwrite:
-        raise InputError(f"-o {output}: the file exists; --overwrite replaces it")
     planned = law.plan(branches=branches, force=force, **question)
     if output is not None:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(planned.to_yaml(sweep), encoding="utf-8")
+        write_bytes(output, planned.to_yaml(sweep).encode())
     show(planned.to_dict() | {"written": [str(output)] * bool(output)} if as_json else None, as_json, planned)
     if not as_json:
         launch = f"wrote {output}\naccelerate launch train.py --config {output}"
@@ -71,8 +68,8 @@ def scale_out(
     experts: Annotated[int, option("Experts, of which one is active.")] = 8,
     gpus: Annotated[Any, quantity(COUNTS, "How many, to compare. [default: 8,64]")] = None,
     gpu: Annotated[str, option("GPU model.")] = "h100",
-    batch: Annotated[int, rare("Sequences of a step.")] = PAPER.batch_ramp[-1].sequences,
-    sequence_length: Annotated[int, rare("Tokens of a sequence.")] = PAPER.sequence_length,
+    batch: Annotated[int, rare("Sequences of a step.", min=1)] = PAPER.batch_ramp[-1].sequences,
+    sequence_length: Annotated[int, rare("Tokens of a sequence.", min=1)] = PAPER.sequence_length,
     **others: Any,
 ) -> Answer:
     """Memory and communication of a model on more and more GPUs, and which of them limits its speed.

@@ -56,26 +56,20 @@ def loss(
         verb = "is" if len(missing) == 1 else "are"
         depends = f"the {law.name} law depends on {enumerated(law.variables)}"
         raise InputError(f"{enumerated(flags)} {verb} needed: {depends}")
-    grid = product(n_active or [None], tokens or [None], experts or [default])
-    rows = [_loss_row(law, {"n_active": n, "tokens": d, "experts": e} | further) for n, d, e in grid]
+    rows, lines = [], []
+    for n, d, e in product(n_active or [None], tokens or [None], experts or [default]):
+        at: dict[str, Any] = {"n_active": n, "tokens": d, "experts": e} | further
+        row = at | {"loss": float(law.loss(**at))}
+        lines.append({name: value for name, value in row.items() if value is not None} | {"loss_interval": ""})
+        if law.draws is not None:
+            row["loss_interval"] = lines[-1]["loss_interval"] = percentile_interval(law.loss_draws(**at))
+        rows.append(row | {"trusted": bool(law.check(**at).trusted), "warnings": law.warnings(**at)})
+        lines[-1]["trusted"] = rows[-1]["trusted"]
     warnings = list(dict.fromkeys(warning for row in rows for warning in row["warnings"]))
-    lines = []
-    for row in rows:
-        interval = "{:.4f}…{:.4f}".format(*row["loss_interval"]) if "loss_interval" in row else ""
-        fields = ("n_active", "tokens", "experts", *further, "loss")
-        lines.append({name: row[name] for name in fields if row[name] is not None})
-        lines[-1] |= {"95 %": interval, "trusted": row["trusted"]}
     keys = ("N_act", "tokens", "E")
     table = Table.of(lines, title=repr(law), keys=keys, first=("loss", ""), warnings=warnings)
     show({"law": repr(law), "rows": rows}, as_json, table)
     exit_untrusted(all(row["trusted"] for row in rows))
-
-
-def _loss_row(law: Law, at: dict[str, Any]) -> dict[str, Any]:
-    row = at | {"loss": float(law.loss(**at))}
-    if law.draws is not None:
-        row["loss_interval"] = percentile_interval(law.loss_draws(**at))
-    return row | {"trusted": bool(law.check(**at).trusted), "warnings": law.warnings(**at)}
 
 
 @command(
@@ -143,7 +137,7 @@ def speedup(
         Any, quantity(COUNTS, "Active parameters of both: 1.1B or 1e8,1e9. Answers with the crossover token count.")
     ] = None,
     experts: Annotated[Any, quantity(SOME_EXPERTS, WHICH_EXPERTS, default="8; with --n-active the law's own")] = None,
-    baseline: Annotated[float, option("E of the baseline, which must reach its loss.")] = 1.0,
+    baseline: Annotated[float, option("E of the baseline, which must reach its loss.", min=1)] = 1.0,
     **question: Any,
 ) -> Answer | tuple[Answer, dict[str, Any]]:
     """What experts are worth: the factor in compute that they save, or the tokens after which they pay off.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 import typer
@@ -12,19 +13,18 @@ from scaling_law.runs.table import Runs, load_runs
 from scaling_law.runs.trackers import Final
 
 
-def _ends(text: str, name: str) -> tuple[float | None, float | None]:
+def _ends(text: str) -> tuple[float | None, float | None]:
     low, high = (float(end) if end.strip() else None for end in text.split(":"))
     return low, high
 
 
-def _number_or_text(text: str, name: str) -> str | float:
-    try:
+def _number_or_text(text: str) -> str | float:
+    with suppress(ValueError):
         return float(text)
-    except ValueError:
-        return text
+    return text
 
 
-fixed = named(lambda text, name: float(text), "name=number")
+fixed = named(float, "name=number")
 bound = named(_ends, "name=low:high (an end may be left out)")
 column = named(_number_or_text, "name=column, name=expression or name=number")
 RUNS = "Folder, .jsonl, .parquet, .csv, release, org/sweep-runs on the Hub, trackio:PROJECT or wandb:ENTITY/PROJECT."

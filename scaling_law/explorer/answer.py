@@ -66,7 +66,6 @@ def answer(question: Question, law: Law, page: Page = interactive.LIGHT) -> Show
 
 
 def best_models(question: Question, law: Law) -> OptimalTable:
-    """The architectures that exist, one for each E."""
     return law.optimal(integral=True, accuracy=question.accuracy, **question.keywords())
 
 

@@ -151,7 +151,7 @@ def page(own: Mapping[str, Law] | None = None) -> Blocks:
 
 
 def _inputs(laws: Mapping[str, Law], first: Question) -> tuple[Any, dict[str, Any], dict[str, Any]]:
-    """The presets, the components of a question but for its view, and its sliders, by field."""
+    """The presets, the components of a question but for its view, and its sliders."""
     import gradio as gr
 
     inputs: dict[str, Any] = {}
@@ -234,10 +234,7 @@ def _results(start: list[Any]) -> tuple[Any, list[Any], Any]:
 
 
 def _refreshed(laws: Mapping[str, Law], answered: str, turn: str, *state: Any) -> list[Any]:
-    """All that follows from the values of the components: sliders, results, link, and the values they are for.
-
-    Nothing where that is what the page shows.
-    """
+    """Sliders, results, link, and the values they are for; nothing where the page shows these."""
     count = len(FIELDS)
     texts, positions, (link, dark, uploaded) = state[:count], state[count : count + len(SLIDERS)], state[-3:]
     if (echo := _echo(turn, texts)) == answered:
@@ -258,7 +255,7 @@ def _echo(turn: str, texts: Sequence[str]) -> str:
 
 
 def _answered(laws: Mapping[str, Law], question: Question, dark: bool, uploaded: Law | None) -> list[Any]:
-    """The results, and the link of the question; or what is wrong with it, and the results of the one before stay."""
+    """The results, and the link; or what is wrong with the question, and earlier results stay."""
     try:
         results = answer(question, _law(laws, question.law, uploaded), DARK if dark else LIGHT)
     except ValueError as error:
@@ -280,7 +277,7 @@ def _message(error: Exception, kind: str = "problem unanswered") -> str:
 
 
 def _positions(question: Question) -> dict[str, float]:
-    """log10 of what sliders stand for, within their ends; without those whose text cannot be read."""
+    """log10 of what sliders stand for, within their ends, as far as the texts can be read."""
     positions = {}
     for name, (low, high, _) in SLIDERS.items():
         read = parse_bytes if name == "memory" else parse_count
@@ -290,20 +287,20 @@ def _positions(question: Question) -> dict[str, float]:
 
 
 def _slid(name: str) -> str:
-    """JavaScript: the text of a slider's position, and a turn."""
+    """The text of a slider's position, and a turn."""
     low, high, text_of = SLIDERS[name]
     texts = [text_of(10.0 ** (low + STEP * i)) for i in range(round((high - low) / STEP) + 1)]
     return f"(position) => [{json.dumps(texts)}[Math.round((position - {low}) / {STEP})], {TURN}]"
 
 
 def _preset() -> str:
-    """JavaScript: no preset, the fields of the one chosen, and a turn."""
+    """No preset, the fields of the one chosen, and a turn."""
     values = {name: [getattr(question, field) for field in PRESET_FIELDS] for name, question in PRESETS.items()}
     return f"(name) => [null, ...{json.dumps(values)}[name], {TURN}]"
 
 
 def _opened(laws: Mapping[str, Law], first: Question) -> str:
-    """JavaScript: the fields, as far as the page's address has values for them, and a turn; the link; dark or not."""
+    """The fields, as far as the page's address has values for them, a turn, the link, and dark or not."""
     offered, linked = CHOICES | {"law": (*laws, YOURS)}, asdict(Question(law=first.law))
     return f"""() => {{
         const query = location.search.slice(1), asked = new URLSearchParams(query), offered = {json.dumps(offered)};
@@ -316,7 +313,7 @@ def _opened(laws: Mapping[str, Law], first: Question) -> str:
 
 
 def _received(file: str | None, action: str) -> list[Any]:
-    """A new file's columns to choose from and an action that it allows, without a message; no columns for no file."""
+    """No message, a new file's columns to choose from, and an action that it allows."""
     import gradio as gr
 
     if file is None or Path(file).suffix.lower() not in uploads.TABLES:
@@ -331,9 +328,9 @@ def _received(file: str | None, action: str) -> list[Any]:
 
 
 def _take(laws: Mapping[str, Law], file: str | None, action: str, name: str, *columns: str | None) -> list[Any]:
-    """The law of an upload: the state, what is said of it, no file, its name, no message and a turn.
+    """The law of an upload, what is said of it, no file, its name, no message and a turn.
 
-    The file is deleted. One that is refused stays, with the message, for another try.
+    The file is deleted; one that is refused stays, with the message.
     """
     try:
         if file is None:
@@ -347,7 +344,6 @@ def _take(laws: Mapping[str, Law], file: str | None, action: str, name: str, *co
 
 
 def _saved(laws: Mapping[str, Law], name: str, uploaded: Law | None) -> str:
-    """The law's file."""
     return law_to_json(_law(laws, name, uploaded)).decode()
 
 
@@ -395,9 +391,14 @@ def explore(
     address. `wait`: until interrupted. MissingPackagesError without the extra `[explorer]`.
     """
     check_packages()
+    from mcp.types import TextContent
+
     app = page(own)
     _, address, _ = app.launch(**settings(), server_name=host, server_port=port, inbrowser=browser, quiet=True)
-    _answer_in_json(app.mcp_server_obj)
+    # Gradio writes what tools return as Python, not as JSON.
+    app.mcp_server_obj.postprocess_output_data = lambda data, _: [
+        TextContent(type="text", text=json.dumps(item)) for item in data
+    ]
     if wait:
         print(f"{address}\nMCP: {address.rstrip('/')}/gradio_api/mcp/  (Ctrl-C ends it)")
         app.block_thread()
@@ -409,6 +410,9 @@ def settings() -> dict[str, Any]:
     import gradio as gr
 
     fonts = {"font": FONT.split(", "), "font_mono": ["ui-monospace", "monospace"]}
+    # The browser fetches and compiles Plotly, a third of what opening takes, beside the rest: Gradio asks for it only
+    # when the figure is there. Its file has another name in each release.
+    plotly = (Path(gr.__file__).parent / "templates" / "frontend" / "assets").glob("PlotlyPlot-*.js")
     return {
         "theme": gr.themes.Base(**fonts).set(
             body_text_color_subdued="*neutral_600",
@@ -417,7 +421,7 @@ def settings() -> dict[str, Any]:
             block_info_text_color_dark="*neutral_300",
         ),
         "css": CSS,
-        "head": _preloads(),
+        "head": "".join(f'<link rel="modulepreload" href="./assets/{file.name}">' for file in plotly),
         "mcp_server": True,
         "max_file_size": uploads.MAX_BYTES,
         "footer_links": ["api"],
@@ -425,23 +429,3 @@ def settings() -> dict[str, Any]:
         "ssr_mode": False,
         "prevent_thread_lock": True,
     }
-
-
-def _answer_in_json(server: Any) -> None:
-    """Have an MCP server write what tools return as JSON; Gradio writes Python."""
-    from mcp.types import TextContent
-
-    server.postprocess_output_data = lambda data, _: [TextContent(type="text", text=json.dumps(item)) for item in data]
-
-
-def _preloads() -> str:
-    """Links with which the browser fetches and compiles Plotly, a third of what opening takes, beside the rest.
-
-    Gradio asks for it only when the figure is there; its file has another name in each release.
-    """
-    import gradio as gr
-
-    assets = Path(gr.__file__).parent / "templates" / "frontend" / "assets"
-    return "".join(
-        f'<link rel="modulepreload" href="./assets/{file.name}">' for file in assets.glob("PlotlyPlot-*.js")
-    )

@@ -33,7 +33,6 @@ Tool = Callable[..., dict[str, Any]]
 
 
 def law_named(laws: Mapping[str, Law], name: str) -> Law:
-    """ValueError for a law that is not offered."""
     if name not in laws:
         raise InputError(unknown("law=", name[:100], laws))
     return laws[name]

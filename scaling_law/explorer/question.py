@@ -77,16 +77,15 @@ class Question:
 
     @property
     def budget(self) -> Budget:
-        """Training FLOPs (and inference, if tokens are served), or hours. ValueError as `limits`."""
         return Budget.of(**self.spent())
 
     def keywords(self) -> dict[str, Any]:
-        """All as keyword arguments of `law.optimal` and `law.plan`. ValueError as `limits`."""
+        """All as keyword arguments of `law.optimal` and `law.plan`."""
         experts = parse_experts(self.experts, "experts") if self.experts.strip() else None
         return self.spent() | self.limits() | {"experts": experts}
 
     def spent(self) -> dict[str, Any]:
-        """The budget as keyword arguments. ValueError as `limits`."""
+        """The budget as keyword arguments."""
         if self.unit == FLOPS:
             return {FLOPS: parse_count(self.flops or "0", FLOPS)}
         gpus = parse_count(self.gpus or "0", "gpus")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -136,87 +136,58 @@ def memory_curves(
     """Loss against a memory limit, a curve for each E up to the optimum of the budget: larger models would be worse.
 
     The limit counts parameters and elements of the KV cache unless `costs`, as of `law.optimal`, give these more
-    bytes. An E without an optimum has no curve; ValueError if all are without.
+    bytes. Limits go from the smallest inside the dense model's range guard to past the last optimum. An E without an
+    optimum has no curve; ValueError if all are without.
     """
-    columns = np.atleast_1d(asked_experts(law, experts))
-    counted: ModelFields = {"bytes_per_parameter": 1.0, "bytes_per_kv": 1.0, **costs}
-    within = models_within_memory(law, budget, columns, Limits.of(law, **counted), points)
-    best = np.argmin(within.loss, axis=1)
-    parts = parts_of(best)
-    regions = tuple(Region(float(columns[i]), part) for part, i in parts)
-    curves = []
-    for i, e in enumerate(columns.tolist()):
-        visible = np.isfinite(within.loss[:, i])
-        if visible.any():  # else no optimum, or all of it beyond the range guard
-            visible[int(np.argmin(within.loss[:, i])) + 1 :] = False
-            at = {name: values[visible, i] for name, values in within.at.items()}
-            mark = int(visible.sum()) - 1
-            curves.append(loss_curve(law, within.memory[visible], at, e, mark, band=False))
-    boundaries: tuple[tuple[float, float], ...] = ()
-    if law.draws is not None:
-        boundaries = tuple(boundary_interval(law, within, *sides) for sides in pairwise(i for _, i in parts))
-    index = np.arange(len(best)), best
-    interval = None if (draws := within.drawn(law, index)) is None else interval_of(draws)
-    return MemoryCurves(within.memory, tuple(curves), regions, within.loss[index], interval, boundaries)
-
-
-@dataclass(frozen=True, eq=False)
-class WithinMemory:
-    """The best model of each E within each memory limit.
-
-    `memory` [points]; `d_model`, `loss` and the variables `at` [points, E], the loss infinite beyond the law's range
-    guard.
-    """
-
-    budget: Budget
-    limits: Limits
-    memory: FloatArray
-    d_model: FloatArray
-    at: dict[str, FloatArray]
-    loss: FloatArray
-
-    def drawn(self, law: Formula, chosen: Any) -> FloatArray | None:
-        """The losses of the models at this index of [points, E] under each draw, [n_draws, n]."""
-        at = {name: values[chosen] for name, values in self.at.items()}
-        return drawn_losses(law, self.budget, at, self.d_model[chosen], self.limits)
-
-
-def models_within_memory(law: Formula, budget: Budget, e: FloatArray, limits: Limits, points: int) -> WithinMemory:
-    """Memory limits from the smallest inside the dense model's range guard to past the last optimum.
-
-    The loss of an E without an optimum is infinite; ValueError if all are.
-    """
+    e, counted = np.atleast_1d(asked_experts(law, experts)), {"bytes_per_parameter": 1.0, "bytes_per_kv": 1.0, **costs}
+    limits = Limits.of(law, **counted)  # type: ignore[arg-type]
     free = optimal_widths(law, budget, e, limits)
     sizes = limits.memory_bytes(free.d_model, e)[free.exists]
     memory = np.geomspace(sizes.min() / 12, sizes.max() * 1.3, points)
     widths = np.minimum(free.d_model, limits.width_of_memory(memory[:, None], e))
-    at = budget.models(law, widths, e, limits)
-    losses = np.where(near_the_runs(law, **at) & free.exists, law.loss(**at), np.inf)
-    kept = np.isfinite(losses).any(axis=1)
+    at = budget.models(law, widths, e, limits)  # [points, E]
+    loss = np.where(near_the_runs(law, **at) & free.exists, law.loss(**at), np.inf)
+    kept = np.isfinite(loss).any(axis=1)
+    memory, widths, loss = memory[kept], widths[kept], loss[kept]
     at = {name: values[kept] for name, values in at.items()}
-    return WithinMemory(budget, limits, memory[kept], widths[kept], at, losses[kept])
+
+    def drawn(chosen: Any) -> FloatArray | None:
+        """The losses of the models at this index of [points, E] under each draw, [n_draws, n]."""
+        models = {name: values[chosen] for name, values in at.items()}
+        return drawn_losses(law, budget, models, widths[chosen], limits)
+
+    def boundary(left: int, right: int) -> tuple[float, float]:
+        """95 % of the limits from which the E numbered `right` beats `left`, at an end of those shown if outside.
+
+        Each draw judges the same models, so that errors which both E share cancel.
+        """
+        finite = np.isfinite(loss[:, [left, right]]).all(axis=1)
+        wins = cast(Any, drawn((finite, right))) < drawn((finite, left))
+        first = np.where(wins.any(axis=1), wins.argmax(axis=1), finite.sum() - 1)
+        low, high = np.quantile(memory[finite][first], LEVEL)
+        return float(low), float(high)
+
+    parts = parts_of(best := np.argmin(loss, axis=1))
+    curves = []
+    for i, n_experts in enumerate(e.tolist()):
+        visible = np.isfinite(loss[:, i])
+        if visible.any():  # else no optimum, or all of it beyond the range guard
+            visible[int(np.argmin(loss[:, i])) + 1 :] = False
+            models = {name: values[visible, i] for name, values in at.items()}
+            curves.append(loss_curve(law, memory[visible], models, n_experts, int(visible.sum()) - 1, band=False))
+    regions = tuple(Region(float(e[i]), part) for part, i in parts)
+    pairs = pairwise(i for _, i in parts) if law.draws is not None else ()
+    index = np.arange(len(best)), best
+    interval = None if (draws := drawn(index)) is None else interval_of(draws)
+    return MemoryCurves(
+        memory, tuple(curves), regions, loss[index], interval, tuple(boundary(*pair) for pair in pairs)
+    )
 
 
 def parts_of(best: NDArray[np.int64]) -> list[tuple[slice, int]]:
     """(part, number) for each run of equal numbers in `best` [points]; a part ends at the first point of the next."""
     edges = [0, *(np.flatnonzero(np.diff(best)) + 1), len(best)]
     return [(slice(int(first), int(last) + 1), int(best[first])) for first, last in pairwise(edges)]
-
-
-def boundary_interval(law: Formula, within: WithinMemory, left: int, right: int) -> tuple[float, float]:
-    """95 % interval of the memory limit from which the E numbered `right` beats the one numbered `left`.
-
-    Each draw judges the same models, those that are best under the law itself, so that errors which both E share
-    cancel. A boundary outside the limits shown counts as lying at their end.
-    """
-    finite = np.isfinite(within.loss[:, [left, right]]).all(axis=1)
-    memory = within.memory[finite]
-    of_left, of_right = (within.drawn(law, (finite, i)) for i in (left, right))
-    assert of_left is not None and of_right is not None  # noqa: PT018 (the law has draws)
-    wins = of_right < of_left
-    first = np.where(wins.any(axis=1), wins.argmax(axis=1), len(memory) - 1)
-    low, high = np.quantile(memory[first], LEVEL)
-    return float(low), float(high)
 
 
 def budget_curves(
@@ -296,30 +267,19 @@ def best_experts(
     def of_best(values: Any) -> Any:
         return np.take_along_axis(values, best, -1)[..., 0]
 
+    with np.errstate(invalid="ignore"):  # where no E has a model
+        ahead, drawn_ahead = loss - np.take_along_axis(loss, best, -1), None
     answered = np.isfinite(of_best(loss))
+    if law.draws is not None:  # what is not compared is asked with the values of a model that is
+        filled = {name: np.where(compared, v, v[compared][0] if compared.any() else 1.0) for name, v in at.items()}
+        drawn = law.loss_draws(**filled)  # [draws, rows, columns, E]
+        drawn_ahead = drawn - np.take_along_axis(drawn, best[None], -1)
+    tied = as_good(ahead, drawn_ahead, law.conditions.rmse if law.conditions else None) & compared
     return BestExperts(
         budgets,
         bytes_,
         np.where(answered, of_best(np.broadcast_to(e, loss.shape)), np.nan),
         np.where(answered, of_best(loss), np.nan),
-        answered & _tied(law, at, loss, compared, best),
+        answered & (tied.sum(axis=-1) > 1),  # as in `OptimalTable.comparison`
         answered & of_best(check.inside),
     )
-
-
-def _tied(law: Formula, at: dict[str, Any], loss: FloatArray, compared: Any, best: Any) -> NDArray[np.bool_]:
-    """Where another E is as good, as in `OptimalTable.comparison`."""
-    drawn_ahead = None
-    if law.draws is not None:
-        filled = {name: np.where(compared, values, _stand_in(values, compared)) for name, values in at.items()}
-        drawn = law.loss_draws(**filled)  # [draws, rows, columns, E]
-        drawn_ahead = drawn - np.take_along_axis(drawn, best[None], -1)
-    with np.errstate(invalid="ignore"):  # where no E has a model
-        ahead = loss - np.take_along_axis(loss, best, -1)
-    tied = as_good(ahead, drawn_ahead, law.conditions.rmse if law.conditions else None)
-    return np.asarray((compared & tied).sum(axis=-1) > 1)
-
-
-def _stand_in(values: FloatArray, compared: Any) -> float:
-    """A value that a law can be asked with, where there is no model."""
-    return float(values[compared][0]) if compared.any() else 1.0

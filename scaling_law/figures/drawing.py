@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from hub.base.atomic import write_bytes
 from hub.base.errors import InputError
 from hub.base.units import format_count
 from scaling_law.figures.curves import Curve, loss_curve
@@ -88,7 +89,7 @@ def axes_or_new(ax: Any, width: float = 6.4, height: float = 4.4, **options: Any
 
 
 def panels_or_new(axes: Any, count: int, width: float, height: float, **options: Any) -> NDArray[Any]:
-    """`count` axes in a row, [count]: those given, or those of a new figure. ValueError for another number of them."""
+    """`count` axes in a row: those given, or those of a new figure. ValueError for another number of them."""
     if axes is None:
         return cast("NDArray[Any]", new_figure(width, height, columns=count, squeeze=False, **options)[1][0])
     panels = np.atleast_1d(np.asarray(axes, object)).ravel()
@@ -102,22 +103,21 @@ def save(drawn: Any, path: str | Path) -> Path:
     target = Path(path)
     if target.suffix.lower() not in SUFFIXES:
         raise InputError(f"path={str(path)!r}: the suffix must be one of {', '.join(SUFFIXES)}")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    _figure_of(drawn).savefig(target, metadata={"Date": None} if target.suffix.lower() == ".svg" else None)
+    suffix = target.suffix.lower().removeprefix(".")
+    write_bytes(target, _rendered(drawn, suffix, {"Date": None} if suffix == "svg" else None))
     return target
 
 
 def png(drawn: Any) -> bytes:
     """What a figure function returned, as the bytes of a PNG; the same figure gives the same bytes."""
-    buffer = io.BytesIO()
-    _figure_of(drawn).savefig(buffer, format="png", metadata={"Software": None})
-    return buffer.getvalue()
+    return _rendered(drawn, "png", {"Software": None})
 
 
-def _figure_of(drawn: Any) -> Figure:
-    if hasattr(drawn, "savefig"):
-        return drawn
-    return np.atleast_1d(np.asarray(drawn, object)).flat[0].figure
+def _rendered(drawn: Any, suffix: str, metadata: dict[str, None] | None) -> bytes:
+    """The figure, or that of the axes, as the content of a file."""
+    figure = drawn if hasattr(drawn, "savefig") else np.atleast_1d(np.asarray(drawn, object)).flat[0].figure
+    figure.savefig(content := io.BytesIO(), format=suffix, metadata=metadata)
+    return content.getvalue()
 
 
 # ------------------------------------------------------------------ curves

@@ -57,7 +57,7 @@ def isoflop(
     An E for which the law has no optimum is left out; ValueError if it has one for none.
     """
     budgets = np.atleast_1d(np.asarray(flops, float))
-    by_budget = [budget_curves(law, Budget(budget), experts, points=200) for budget in budgets.tolist()]
+    by_budget = [budget_curves(law, Budget.of(budget), experts, points=200) for budget in budgets.tolist()]
     axes = drawing.panels_or_new(axes, len(budgets), 3.1 * len(budgets), 4.0)
     for ax, budget, curves in zip(axes, budgets, by_budget, strict=True):
         for curve in curves:
@@ -87,7 +87,7 @@ def memory_optimal(
     """Loss under a memory limit, a curve for each E up to its compute optimum, shaded where each E is best."""
     ax = drawing.axes_or_new(ax, 7.0, 4.6)
     served: dict[str, Any] = {"kv_tokens": kv_tokens, "inference_tokens": inference_tokens}
-    by_memory = memory_curves(law, Budget(flops), experts, **served)
+    by_memory = memory_curves(law, budget := Budget.of(flops), experts, **served)
     shade(ax, by_memory.memory, by_memory.regions)
     for curve in by_memory.curves:
         drawing.draw(ax, curve)
@@ -104,7 +104,7 @@ def memory_optimal(
     drawing.log_axis(ax, "memory limit (parameters)")
     cache = f", KV cache of {kv_tokens:,.0f} tokens" if kv_tokens else ""
     inference = f", inference on {format_count(inference_tokens)} tokens" if inference_tokens else ""
-    ax.set_title(f"{format_flops(flops)} FLOPs{inference}{cache}", fontsize=10 if not (cache and inference) else 8.5)
+    ax.set_title(f"{budget}{inference}{cache}", fontsize=10 if not (cache and inference) else 8.5)
     drawing.legend(ax, fontsize=9)
     return ax
 

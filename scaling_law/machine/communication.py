@@ -1,22 +1,16 @@
 """What the GPUs of a run send each other in one step, and the least time that takes: a formula for each operation.
 
 Of B bytes that n GPUs share, a ring brings each (n − 1) / n B. It enters a node once, over the network cards of all
-GPUs of the group there; all-to-all leaves each GPU to its own card. For t tokens and width d:
+GPUs of the group there; all-to-all leaves each GPU to its own card. Where activations are computed again, so are the
+forward's all-reduces and all-to-alls. For t tokens and width d:
 
-- FSDP2 gathers the weights for the forward and again for the backward pass of every micro-batch (once without
-  resharding; blocks in the precision of autocast, embedding and head in fp32), and sums gradients in fp32 after each.
-  HSDP does so within a group, and adds an all-reduce of the shards between groups. DDP sums gradients once a step;
-  Megatron's distributed optimizer instead scatters them, and gathers bf16 weights.
-- Tensor parallelism: four all-reduces of 2 t d bytes in a block, two forward and two backward (Shoeybi et al. 2019,
-  arXiv 1909.08053; with sequence parallelism as much: Korthikanti et al. 2022, arXiv 2205.05198).
-- Expert parallelism: each routed row to its expert and back, forward and backward (Lepikhin et al. 2020, arXiv
-  2006.16668).
-- Context parallelism: keys and values of the other GPUs forward, these and their gradients backward (Liu et al. 2023,
-  arXiv 2310.01889).
-- A pipeline hands each micro-batch on, forward and backward (Narayanan et al. 2021, arXiv 2104.04473), and its stages
-  idle for (stages − 1) / micro-batches of a step (`bubble`).
-
-Where activations are computed again, so are the forward's all-reduces and all-to-alls.
+- FSDP2 gathers weights forward and backward for every micro-batch (once without resharding; embedding and head in
+  fp32) and sums fp32 gradients after each; HSDP adds an all-reduce between groups. DDP sums gradients once a step;
+  Megatron's distributed optimizer scatters them, and gathers bf16 weights.
+- Tensor parallelism: four all-reduces of 2 t d bytes in a block (Shoeybi et al. 2019, arXiv 1909.08053).
+- Expert parallelism: routed rows there and back, forward and backward (Lepikhin et al. 2020, arXiv 2006.16668).
+- Context parallelism: others' keys and values, backward with their gradients (Liu et al. 2023, arXiv 2310.01889).
+- A pipeline hands each micro-batch on, forward and backward (Narayanan et al. 2021, arXiv 2104.04473).
 """
 
 from __future__ import annotations
@@ -26,9 +20,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hub.base.errors import InputError
 from scaling_law.machine.gpus import Gpu
-from scaling_law.machine.memory import HALF, WEIGHT_BYTES, Sharding, stage_of
+from scaling_law.machine.memory import HALF, WEIGHT_BYTES, Sharding, check_counts, stage_of
 from scaling_law.size.architecture import GRADIENT_BYTES, Architecture
 from scaling_law.size.widths import Widths
 
@@ -85,9 +78,7 @@ def communication(
 
     `tokens` are those of the step over the number of GPUs. ValueError for counts below 1.
     """
-    for name, value in {**{name: getattr(degrees, name) for name in DEGREES}, "passes": passes}.items():
-        if np.any(np.asarray(value) < 1):
-            raise InputError(f"{name}={value!r} must be at least 1")
+    check_counts(**{name: getattr(degrees, name) for name in DEGREES}, passes=passes)
     dp, fsdp, tp, pp, ep, cp = (getattr(degrees, name) for name in DEGREES)
     again = np.where(recompute, 1.5, 1.0)
     keys = 3 * (np.asarray(cp) - 1) * 2 * HALF * tokens * model.blocks * model.n_kv_heads * model.head_dim

@@ -2,10 +2,8 @@
 
     seconds = (n / node)^growth Σ_k a_k work_k / rate_k
 
-for n GPUs. FLOPs, and once more those of models with experts, go by the peak; activations and what is sent to experts
-by the bandwidth of the memory. So the MFU rises with the width, falls with more and finer experts, and depends on the
-GPU's balance of the two. FP8 and FP4 shorten the FLOPs. `studies/hours` fits the rates, measures the errors on labs
-that were left out, and says what the runs are.
+for n GPUs. FLOPs, and once more those of models with experts, go by the peak (FP8 and FP4 shorten them); activations
+and what is sent to experts by the bandwidth of the memory. `studies/hours` fits the rates to runs that it lists.
 """
 
 from __future__ import annotations
@@ -80,7 +78,7 @@ class Efficiency:
 
     @property
     def _drawn(self) -> tuple[FloatArray, FloatArray]:
-        """Draws of the parameters [9, 200], and of what a lab differs by, in the order of `spread` [5, 200]."""
+        """Draws of the parameters [9, 200], and of what a lab differs by [5, 200]."""
         random, wider = np.random.default_rng(SEED), np.array([UNTIMED**0.5, 1.0, 1.0, 1.0, 1.0])
         drawn = random.multivariate_normal(self.parameters, self.covariance, DRAWS).T
         return drawn, random.normal(0.0, (self.spread * wider)[:, None], (len(wider), DRAWS))
@@ -103,10 +101,8 @@ class Efficiency:
 def published_runs() -> Efficiency:
     """The fit to public runs that is shipped."""
     data = strict_json.read(FILE, FORMAT, VERSION)
-    values = {name: data[name] for name in Efficiency.__dataclass_fields__}
-    return Efficiency(
-        **{**values, **{name: np.array(values[name]) for name in ("parameters", "covariance", "spread")}}
-    )
+    arrays = {name: np.array(data[name]) for name in ("parameters", "covariance", "spread")}
+    return Efficiency(**arrays, runs=data["runs"], labs=data["labs"])
 
 
 def write(efficiency: Efficiency, path: Path = FILE) -> Path:

@@ -83,7 +83,9 @@ def find_gpu(device: str) -> Gpu | None:
 
 def named_gpu(name: str) -> Gpu:
     """The GPU that a user names: "rtx-4090" or "rtx4090". ValueError for an unlisted one."""
-    gpu = find_gpu(name) or {key.upper().replace(" ", ""): gpu for key, gpu in GPUS.items()}.get(name.upper())
+    gpu = find_gpu(name := str(name)) or {key.upper().replace(" ", ""): gpu for key, gpu in GPUS.items()}.get(
+        name.upper()
+    )
     if gpu is None:
         names = [key.lower().replace(" ", "-") for key in GPUS]
         raise InputError(f"{unknown('gpu=', name, names)}, or a throughput file measured on it")

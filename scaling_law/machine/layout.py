@@ -5,9 +5,8 @@ Every micro-batch that divides the batch, activations kept or recomputed, and th
     max(compute, communication),  compute = seconds of its work × 4/3 where activations are recomputed
                                             × (1 + bubble) × (longest stage / mean stage)
 
-The longer of the two and not their sum: the rates of `efficiency` are of published runs, and have in them what the
-layouts of these did not hide. Added once more, they predict labs that were left out worse (docs/studies/hours.md).
-Steps that were measured have their communication in them.
+The longer of the two and not their sum: the rates of `efficiency` have in them what the layouts of published runs did
+not hide (docs/studies/hours.md). Steps that were measured have their communication in them.
 """
 
 from __future__ import annotations
@@ -26,9 +25,10 @@ from hub.base.units import format_bytes, format_count
 from scaling_law.machine.communication import Degrees, bubble, communication
 from scaling_law.machine.gpus import find_gpu
 from scaling_law.machine.memory import Sharding, TrainingMemory, training_memory
-from scaling_law.machine.throughput import ModelWork, Throughput
+from scaling_law.machine.throughput import Model, Throughput
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.arrays import FloatArray
+from scaling_law.size.recipe import PAPER, BatchRamp
 from scaling_law.size.widths import Widths
 
 RESERVED = 2e9  # bytes of a GPU for CUDA's context, NCCL and fragmentation
@@ -79,9 +79,9 @@ class Option(Degrees):
     @property
     def uses(self) -> frozenset[str]:
         """What an engine must have for it, of the names in `ENGINES`."""
-        sharded = ("fsdp", "hsdp") if self.dp > 1 else ("fsdp",)
-        ways = {"none": (), "ddp": ("ddp",), "zero1": ("zero1",), "fsdp2": sharded}
-        return frozenset(ways[self.sharding]) | {name for name in WITHIN if getattr(self, name) > 1}
+        sharded = {"fsdp", "hsdp"} if self.dp > 1 else {"fsdp"}
+        ways = sharded if self.sharding == "fsdp2" else {self.sharding} - {"none"}
+        return frozenset(ways | {name for name in WITHIN if getattr(self, name) > 1})
 
     @classmethod
     def stacked(cls, options: list[Option], dimensions: int) -> Option:
@@ -110,8 +110,7 @@ class Placement(Option):
     """The way in which one model is trained, and what each GPU holds at the peak of a step.
 
     `seconds` are those of a step in the largest batch, by what takes them: compute, recomputation, bubble, and each
-    operation of `communication`. `bottleneck` is the part that limits it ("all-to-all, 38 % of the step"), which
-    `moved_by` would move.
+    operation of `communication`.
     """
 
     memory: TrainingMemory = field(kw_only=True)
@@ -120,8 +119,8 @@ class Placement(Option):
     @property
     def sides(self) -> tuple[dict[str, float], dict[str, float]]:
         """Seconds by part: of computing, and of sending, which runs beside it."""
-        of_gpu = {name: value for name, value in self.seconds.items() if name in COMPUTING}
-        return of_gpu, {name: value for name, value in self.seconds.items() if name not in COMPUTING}
+        of_gpu = {name: self.seconds[name] for name in COMPUTING if name in self.seconds}
+        return of_gpu, {name: value for name, value in self.seconds.items() if name not in of_gpu}
 
     @property
     def step_seconds(self) -> float:
@@ -133,12 +132,12 @@ class Placement(Option):
 
     @property
     def limit(self) -> str:
-        """The largest part of the longer side."""
         longer = max(self.sides, key=lambda side: sum(side.values()))
         return max(longer, key=lambda name: longer[name])
 
     @property
     def bottleneck(self) -> str:
+        """The part that limits the step: "all-to-all, 38 % of the step"."""
         return f"{self.limit}, {100 * self.seconds[self.limit] / self.step_seconds:.0f} % of the step"
 
     @property
@@ -170,13 +169,17 @@ class Steps:
 
 @dataclass(frozen=True)
 class Layouts:
-    """GPUs that share batches of these numbers of sequences; how fast, how much memory each has, and their engine."""
+    """GPUs that share the batches of a ramp: how fast, how much memory each has, and whose layouts are searched."""
 
-    throughput: Throughput
     gpus: int
-    batches: tuple[int, ...]
-    sequence_length: int
-    engine: str = TRAIN_PY
+    throughput: Throughput
+    ramp: BatchRamp = field(default=BatchRamp(PAPER.batch_ramp, PAPER.sequence_length), repr=False)
+    engine: str = field(default=TRAIN_PY, repr=False)
+
+    @property
+    def batches(self) -> tuple[int, ...]:
+        """Sequences of a batch, of each stage."""
+        return tuple(stage.sequences for stage in self.ramp.stages)
 
     @property
     def available(self) -> float:
@@ -189,7 +192,7 @@ class Layouts:
     def options(self) -> list[Option]:
         """Every way, in the order of preference at equal speed. ValueError where GPUs cannot share a batch equally."""
         share = math.gcd(*self.batches)
-        node, most_cp = self.throughput.node, max(1, self.sequence_length // LEAST_CONTEXT)
+        node, most_cp = self.throughput.node, max(1, self.ramp.sequence_length // LEAST_CONTEXT)
         if not (ways := _ways(self.engine, self.gpus, share, node, most_cp)):
             batches = ", ".join(map(str, self.batches))
             allowed = f"each must be a multiple of {self.gpus}"
@@ -204,7 +207,7 @@ class Layouts:
         return training_memory(
             model,
             option.micro_batch_sequences,
-            self.sequence_length,
+            self.ramp.sequence_length,
             passes=self._passes(option, max(self.batches)),
             precision="fp32" if self.throughput.precision == "fp32" else "bf16",
             gradient_checkpointing=option.gradient_checkpointing,
@@ -220,22 +223,21 @@ class Layouts:
         sheet = find_gpu(self.throughput.device)
         if sheet is None or not self.throughput.is_assumed:
             return {}
-        passes, tokens = self._passes(option, batch), batch * self.sequence_length / self.gpus
+        passes, tokens = self._passes(option, batch), batch * self.ramp.sequence_length / self.gpus
         how = {"reshard": option.reshard, "recompute": option.gradient_checkpointing}
         sent = communication(model, option.sharding, option, passes, tokens, **how)
         return {name: each.seconds(sheet) for name, each in sent.items()}
 
-    def compute(self, work: ModelWork, batch: int, drawn: bool = False) -> Any:
+    def compute(self, model: Model, batch: int, drawn: bool = False) -> Any:
         """Seconds of compute in a step of `batch` sequences; `drawn`: under each draw of the throughput."""
         step = self.throughput.step_seconds_draws if drawn else self.throughput.step_seconds
-        length = self.sequence_length
-        return step(work, batch * length, sequence_length=length, devices=self.gpus)
+        length = self.ramp.sequence_length
+        return step(model, batch * length, sequence_length=length, devices=self.gpus)
 
-    def steps(self, work: ModelWork) -> Steps:
+    def steps(self, model: Architecture | Widths) -> Steps:
         """The fastest steps of these models in the largest batch, of options that fit."""
-        model, every, largest = work.model, self.options(), max(self.batches)
-        assert model is not None
-        compute = np.asarray(self.compute(work, largest))
+        every, largest = self.options(), max(self.batches)
+        compute = np.asarray(self.compute(model, largest))
         slower, once, each, held = (np.empty((len(every), *compute.shape)) for _ in range(4))
         passes, pp = np.array([(self._passes(option, largest), option.pp) for option in every]).T
         for sharding in dict.fromkeys(option.sharding for option in every):
@@ -255,10 +257,17 @@ class Layouts:
             best, slowdown, np.stack([once + share * each for share in shares]), np.isfinite(slower), held.min(0)
         )
 
-    def place(self, architecture: Architecture) -> Placement:
-        """The fastest way that fits. DoesNotFit, with what is missing, where there is none."""
-        work, batch, every = ModelWork.of(architecture), max(self.batches), self.options()
-        steps = self.steps(work)
+    def fits(self, model: Architecture | Widths) -> Any:
+        """Whether models can be trained, as far as memory is known. ValueError of batches that are not shared."""
+        unknown = self.throughput.memory_bytes is None
+        return np.full(np.shape(model.n_total), True) if unknown else self.steps(model).fits
+
+    def place(self, architecture: Architecture) -> Placement | None:
+        """The fastest way that fits, None if memory is unknown. DoesNotFit says what is missing where none does."""
+        if self.throughput.memory_bytes is None:
+            return None
+        batch, every = max(self.batches), self.options()
+        steps = self.steps(architecture)
         if not steps.fits:
             size = f"d_model {architecture.d_model}, E = {architecture.experts}"
             raise DoesNotFit(
@@ -267,7 +276,7 @@ class Layouts:
                 f"{format_bytes(self.available)} free; give more gpus, or limit the model (max_parameters, experts)"
             )
         option = every[int(steps.option)]
-        compute, idle = float(self.compute(work, batch)), float(bubble(option.pp, self._passes(option, batch)))
+        compute, idle = float(self.compute(architecture, batch)), float(bubble(option.pp, self._passes(option, batch)))
         stages = float(_slowdown(architecture, option))
         work_alone = stages / (RECOMPUTED if option.gradient_checkpointing else 1.0)
         seconds = {"compute": compute * work_alone, "recomputation": compute * (stages - work_alone)}
@@ -288,11 +297,10 @@ def _divides(model: Architecture | Widths, option: Option) -> Any:
     heads = np.asarray(model.heads)
     by_heads = (heads % option.tp == 0) | (heads != np.round(heads))
     by_experts = (np.asarray(model.experts) % option.ep == 0) | (np.asarray(option.ep) == 1)
-    return by_experts & by_heads & (np.asarray(model.blocks) >= option.pp)
+    return by_experts & by_heads & ((np.asarray(option.pp) == 1) | (np.asarray(model.blocks) >= option.pp))
 
 
 def _powers(most: int) -> Iterator[int]:
-    """Powers of two up to `most`."""
     return (2**k for k in range(int(most).bit_length()))
 
 

@@ -2,18 +2,13 @@
 
 It counts what `training.run` holds: fp32 weights, gradients and AdamW's moments, autocast in bf16 or fp32, experts
 with capacity buffers (in fp32 on a CPU without), the cross-entropy in chunks of logits. Under DDP every device has all
-of the state, and its gradients always. FSDP2 shards state and gradients; whole are the weights of two blocks at a
-time, in the precision of autocast, and the gradients of one, until they are summed over the devices in fp32; of
-experts that are divided among devices (expert parallelism) only a device's own.
+of the state, and its gradients always. FSDP2 shards both; whole are the weights of two blocks at a time, in the
+precision of autocast, and the gradients of one until their fp32 sum. The tests compare this with the peak of torch's
+allocator on a CPU. CUDA, NCCL and fragmentation take a GB or two more.
 
-Of other engines: "zero1" is Megatron's distributed optimizer, 6 + 12 / d bytes for a parameter on d devices (Megatron
-Core, "Distributed Optimizer"). Tensor parallelism divides matrices, and with sequence parallelism all activations
-(Korthikanti et al. 2022, arXiv 2205.05198); context parallelism divides activations; of a pipeline the first stage
-keeps a micro-batch for each stage (1F1B: Narayanan et al. 2021, arXiv 2104.04473). These follow from the parts above,
-and have not been compared with a measurement.
-
-The tests compare it with the peak of torch's allocator on a CPU, of one process and of 2 and 4 that share a model.
-What a CUDA context, NCCL and fragmentation take (a GB or two) comes on top.
+Other engines follow from these parts, and were not measured: "zero1", Megatron's distributed optimizer (6 + 12 / d
+bytes for a parameter on d devices); tensor parallelism, which divides matrices and all activations (Korthikanti et al.
+2022, arXiv 2205.05198); and pipelines, whose first stage keeps a micro-batch for each (arXiv 2104.04473).
 """
 
 from __future__ import annotations
@@ -38,10 +33,9 @@ LEAST_CHUNK_ROWS = 64
 
 @dataclass(frozen=True)
 class TrainingMemory:
-    """Bytes of one device at the peak of a step (arrays for `Widths`); `activations` are those kept for the backward
-    pass, bf16 weights too.
+    """Bytes of one device at the peak of a step (arrays for `Widths`).
 
-    `workspace` is what exists only at the peak: logits of a chunk, or gradients of a block's activations.
+    `activations` are kept for the backward pass, bf16 weights too; `workspace` exists only at the peak.
     """
 
     weights: Any
@@ -55,7 +49,6 @@ class TrainingMemory:
         return self.weights + self.gradients + self.optimizer + self.activations + self.workspace
 
     def to_dict(self) -> dict[str, Any]:
-        """The parts and their total."""
         return {**vars(self), "total": self.total}
 
 
@@ -84,17 +77,18 @@ def training_memory(
     `capacity_factor` 0 is dropless. Numbers, or arrays that broadcast with the models. ValueError names what is not
     allowed.
     """
-    counts = {"micro_batch_sequences": micro_batch_sequences, "passes": passes, "devices": devices}
-    for name, value in {**counts, "tp": tp, "pp": pp, "ep": ep, "cp": cp}.items():
-        if np.any(np.asarray(value) < 1):
-            raise InputError(f"{name}={value!r} must be at least 1")
+    check_counts(
+        micro_batch_sequences=micro_batch_sequences,
+        sequence_length=sequence_length,
+        **{"passes": passes, "devices": devices, "tp": tp, "pp": pp, "ep": ep, "cp": cp},
+    )
     if sharding not in SHARDINGS or precision not in ("bf16", "fp32"):
         names = ", ".join(SHARDINGS)
         raise InputError(f"sharding={sharding!r}, precision={precision!r}; allowed: {names}; bf16, fp32")
     a, half, passes = architecture, precision == "bf16", np.asarray(passes)
     tokens = micro_batch_sequences * sequence_length / (tp * cp)
     blocks, ends, inner = stage_of(a, tp, pp, ep)
-    router = a.routed_blocks * a.d_model * _if_routed(a, a.experts, 0) * blocks / a.blocks
+    router = a.routed_blocks * a.d_model * np.where(a.experts > 1, a.experts, 0) * blocks / a.blocks
     parameters = inner + ends + router
     sharded = sharding == "fsdp2" and np.any(np.asarray(devices) > 1)
     between = stage_of(a, tp, pp, 1)[2] + router  # with all experts
@@ -131,6 +125,13 @@ def training_memory(
     return TrainingMemory(*(float(part) if np.ndim(part) == 0 else part for part in parts))
 
 
+def check_counts(**counts: Any) -> None:
+    """ValueError for a number, or an array with one, below 1."""
+    for name, value in counts.items():
+        if not np.all(np.asarray(value) >= 1):
+            raise InputError(f"{name}={value!r} must be at least 1")
+
+
 def stage_of(a: Architecture | Widths, tp: Any, pp: Any, ep: Any) -> tuple[Any, Any, Any]:
     """Blocks of the longest stage of a pipeline, and parameters that one device has: of its ends, and between them.
 
@@ -147,19 +148,10 @@ def stage_of(a: Architecture | Widths, tp: Any, pp: Any, ep: Any) -> tuple[Any, 
 
 def _peak(moments: list[tuple[Any, Any, Any]]) -> tuple[Any, Any, Any]:
     """The parts of the moment with the largest sum, for each model."""
-    if not any(np.ndim(part) for moment in moments for part in moment):
-        return max(moments, key=sum)
     shape = np.broadcast_shapes(*(np.shape(part) for moment in moments for part in moment))
     every = np.array([[np.broadcast_to(part, shape) for part in moment] for moment in moments])
     peak = np.argmax(every.sum(axis=1), axis=0)
     return tuple(np.take_along_axis(every[:, part], peak[None], 0)[0] for part in range(3))
-
-
-def _if_routed(a: Architecture | Widths, value: Any, otherwise: Any) -> Any:
-    """`value` for models with experts, else `otherwise`."""
-    if isinstance(a, Architecture):
-        return value if a.experts > 1 else otherwise
-    return np.where(a.experts > 1, value, otherwise)
 
 
 def _moments_of_shards(
@@ -175,14 +167,10 @@ def _moments_of_shards(
     ends: Any,
     reshard: Any,
 ) -> list[tuple[Any, Any, Any]]:
-    """(gradients, activations, workspace) where the peak may be with `held` parameters on a device, block by block.
-
-    `of_block`: all weights of a block, and those that a device gathers; with them are those of the next, gathered
-    ahead, or without `reshard` those of all before it. The gradients of a block are there in the precision of its
-    weights, and then as their fp32 sum over the devices, which lives until the next is summed.
-    """
+    """(gradients, activations, workspace) where the peak may be with `held` parameters on a device, block by block."""
     head, compute = 1.0 * a.vocab_size * a.d_model, HALF if half else SINGLE
-    block_weights, gathered = of_block
+    block_weights, gathered = of_block  # all of a block, and those that a device gathers
+    # Gradients are there in the precision of the weights, then as an fp32 sum that lives until the next is summed.
     whole, summed = compute * gathered, SINGLE * gathered
     share = held / (ends + blocks * block_weights)
     ahead = np.where(reshard, 2.0 * whole, blocks * whole + SINGLE * (ends - head))  # gathered, the embedding too
@@ -213,7 +201,7 @@ def _kept_by_a_block(a: Architecture | Widths, half: bool, rows: Any) -> Any:
     # Gate, up, its activation, product; the buffer.
     kept = kept + rows * (4 * width + a.experts_per_token * d) * compute
     kept += (SINGLE + (2 * HALF if half else SINGLE)) * d  # the router's input, the outputs before their gate
-    return _if_routed(a, kept + 2 * a.experts * SINGLE + 40, dense)  # logits and probabilities, indices
+    return np.where(a.experts > 1, kept + 2 * a.experts * SINGLE + 40, dense)  # logits and probabilities, indices
 
 
 def _at_the_head(a: Architecture | Widths, tokens: Any, half: bool, on_cpu: bool) -> Any:
@@ -228,6 +216,6 @@ def _at_the_head(a: Architecture | Widths, tokens: Any, half: bool, on_cpu: bool
 
 
 def _in_a_block(a: Architecture | Widths, tokens: Any, half: bool, rows: Any) -> Any:
-    """The last block's backward pass: gradients of its output, of two inner activations, and of the head."""
-    inner = _if_routed(a, rows, 1.0) * 2 * a.active_width * (HALF if half else SINGLE)
+    """The last block's backward pass: gradients of its output, two inner activations, and the head."""
+    inner = np.where(a.experts > 1, rows, 1.0) * 2 * a.active_width * (HALF if half else SINGLE)
     return tokens * (a.d_model * SINGLE + inner) + a.vocab_size * a.d_model * SINGLE

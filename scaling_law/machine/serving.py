@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from hub.base.errors import InputError
 from scaling_law.machine.gpus import Gpu, named_gpu
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.widths import Widths
@@ -36,8 +37,10 @@ def decode_seconds(
 ) -> float:
     """GPU-seconds of one generated token, for `batch` sequences of `context` positions each, on a GPU such as "h100".
 
-    ValueError for an unlisted GPU.
+    ValueError for an unlisted GPU, and a batch that is not positive.
     """
+    if not batch > 0:
+        raise InputError(f"batch={batch!r} must be positive")
     sheet, cache = named_gpu(gpu) if isinstance(gpu, str) else gpu, model.kv_cache_bytes(batch * context, bytes_per_kv)
     return float(seconds_of_token(model, sheet, batch, cache, bytes_per_parameter))
 

@@ -2,9 +2,8 @@
 
     seconds = Σ_k c_k work_k,  c_k >= 0
 
-with the work of one device in one step (`TERMS`). An MoE takes longer than a dense model of its FLOPs because it also
-reads and casts more weights for every micro-batch, updates more of them, and moves its tokens to the experts. A file
-says what it was measured on, and its error on shapes left out of the fit.
+with the work of one device in one step (`TERMS`): an MoE takes longer than a dense model of its FLOPs because it also
+reads, casts and updates more weights, and moves its tokens to the experts.
 """
 
 from __future__ import annotations
@@ -55,7 +54,6 @@ class ModelWork:
         n_total: all parameters of the model.
         n_active: of them what one token uses, embedding included; only to say what lies outside the measured range.
         n_blocks: blocks of the model.
-        model: which this is, for its memory and traffic; None if unknown.
     """
 
     weights: Any
@@ -65,15 +63,13 @@ class ModelWork:
     n_total: Any
     n_active: Any
     n_blocks: Any
-    model: Architecture | Widths | None = None
 
     @classmethod
     def of(cls, model: Architecture | Widths | Sequence[Architecture]) -> ModelWork:
         """Work of one architecture (numbers), or of several (arrays)."""
         if isinstance(model, Sequence):
             each = [vars(cls.of(one)) for one in model]
-            arrays: dict[str, Any] = {name: np.array([one[name] for one in each]) for name in each[0]}
-            return cls(**arrays | {"model": None})
+            return cls(**{name: np.array([one[name] for one in each]) for name in each[0]})
         a, scores = model, model.forward_flops(1.0) - model.forward_flops()
         sent = a.routed_blocks * a.experts_per_token * a.d_model
         return cls(
@@ -84,7 +80,6 @@ class ModelWork:
             n_total=1.0 * a.n_total,
             n_active=1.0 * a.n_active,
             n_blocks=1.0 * a.blocks,
-            model=model,
         )
 
     def in_step(
@@ -209,10 +204,6 @@ class Throughput:
         below = np.log(np.maximum(SMALL / np.broadcast_to(_work_of(model).weights, terms.shape[1:]), 1.0))
         return np.asarray(seconds * np.exp(np.multiply.outer(self.small_draws, below)))
 
-    def tokens_per_second(self, model: Model, tokens_per_step: ArrayLike, **batch: Any) -> Any:
-        """Tokens per second of all devices together; arguments as of `step_seconds`."""
-        return np.asarray(tokens_per_step) / self.step_seconds(model, tokens_per_step, **batch)
-
     def warnings(
         self, model: Model, devices: int | None = None, tokens_per_step: float | None = None
     ) -> tuple[str, ...]:
@@ -234,7 +225,7 @@ class Throughput:
                     notes.append(f"{most:.3g} {name} parameters are {most / largest:.3g}x the largest that was timed")
             for name, (said, factor) in SHAPES.items():
                 timed = [getattr(m.architecture, name) for m in self.measurements]
-                notes += _outside(said, timed, getattr(work.model, name, None), factor)
+                notes += _outside(said, timed, getattr(model, name, None), factor)
             tokens = [m.tokens_per_step / self.devices for m in self.measurements]
             notes += _outside("tokens of a step on one device", tokens, tokens_per_step, OUTSIDE)
         return tuple(notes)
@@ -294,9 +285,11 @@ class Throughput:
                 overhead=fit.overhead,
                 source=f"rates of {fit.runs} public runs and benchmarks of {fit.labs} labs, by its data sheet",
             )
-        dense, moe = (mfu, mfu) if isinstance(mfu, (int, float)) else mfu
-        if not 0 < moe <= dense <= 1:
-            raise InputError(f"mfu={mfu!r} must be above 0 and at most 1, with experts no higher than without")
+        given = tuple(mfu) if isinstance(mfu, (tuple, list)) else (mfu, mfu)
+        if len(given) != 2 or not all(isinstance(one, (int, float)) and 0 < one <= 1 for one in given):
+            raise InputError(f"mfu={mfu!r} must be above 0 and at most 1, or two such numbers, (dense, with experts)")
+        if (dense := given[0]) < (moe := given[1]):
+            raise InputError(f"mfu={mfu!r} must be no higher with experts than without")
         rates = {"flops": 1 / (sheet.peak_flops * dense), "routed_flops": (1 / moe - 1 / dense) / sheet.peak_flops}
         said = f"MFU {dense:.1%} dense, {moe:.1%} with experts (given) of {sheet.peak_flops:.4g} FLOP/s"
         return cls(**about, seconds=rates, source=said)

@@ -62,10 +62,7 @@ def savings(law: JointLaw, experts: Sequence[int] = EXPERTS[1:], ax: Axes | None
 
 
 def _saved_by_draws(law: JointLaw, flops: NDArray[np.float64], experts: float) -> NDArray[np.float64]:
-    """`flop_savings` for every draw, [draws, budgets]; NaN for draws without an optimum.
-
-    Along the compute optima L − c is a power of the budget, with exponent μν / (μ + ν).
-    """
+    """`flop_savings` for every draw, [draws, budgets]: L − c of the optima is a power μν / (μ + ν) of the budget."""
     assert law.draws is not None
     _, mu, _, nu = law.chinchilla_of(law.draws.T[..., None], experts)
     dense, moe = (drawn_optimum(law, flops, e)[2] - law.draws[:, -1:] for e in (1, experts))
@@ -109,7 +106,9 @@ def best_by_budget(law: JointLaw) -> NDArray[Any]:
     flops = np.geomspace(1e20, 1e25, 100)
     for row, size in zip(axes, sizes, strict=True):
         for ax, (title, extra) in zip(row, SCENARIOS, strict=True):
-            _draw_differences(ax, law, flops, _models_by_budget(law, flops, size, extra))
+            dense, width = Limits.of(law, **extra), width_of_total(size, 1, law.vocab_size)
+            within = replace(dense, memory=float(dense.memory_bytes(width, 1)))  # of a dense model of this size
+            _draw_differences(ax, law, flops, optimal_widths(law, Budget.each(flops[:, None]), EXPERTS, within))
             ax.set_title(f"{format_count(size)} {title}", fontsize=10)
     for ax in axes[-1]:
         ax.set_xlabel("budget (FLOPs)")
@@ -117,14 +116,6 @@ def best_by_budget(law: JointLaw) -> NDArray[Any]:
         ax.set_ylabel("loss against dense (nats)")
     drawing.shared_legend(axes[0][0], "outside upper center")
     return np.asarray(axes)
-
-
-def _models_by_budget(law: JointLaw, flops: Any, size: float, extra: ModelFields) -> WidthOptimum:
-    """[budgets, E]: the best models within the memory of a dense model of `size` in this scenario."""
-    dense = Limits.of(law, **extra)
-    width = width_of_total(size, 1, law.vocab_size)
-    memory = float(dense.weight_bytes(width, 1) + dense.kv_bytes(width))
-    return optimal_widths(law, Budget.each(flops[:, None]), EXPERTS, replace(dense, memory=memory))
 
 
 def _draw_differences(ax: Axes, law: JointLaw, flops: Any, optimum: WidthOptimum) -> None:

@@ -17,8 +17,7 @@ from hub.base.errors import InputError
 from hub.base.units import format_count
 from scaling_law.formulas import Formula
 from scaling_law.formulas.answers import ArrayAnswer, span
-from scaling_law.formulas.law import positive
-from scaling_law.planning.optimum import asked_experts
+from scaling_law.planning.optimum import asked, asked_experts
 from scaling_law.size.arrays import FloatArray
 
 TOKENS_RANGE = (1e3, 1e15)  # that are searched
@@ -70,16 +69,17 @@ def break_even(
         raise InputError(
             f"break-even needs a law that depends on {', '.join(sorted(missing))}; the {law.name} law does not"
         )
-    size, e = positive("n_active", n_active), asked_experts(law, experts)
+    if not 0 < between[0] < between[1] < np.inf:
+        raise InputError(f"between={between!r} must be two increasing positive numbers of tokens")
+    size, e = asked("n_active", n_active), asked_experts(law, experts)
     e = e[e > 1] if experts is None else e
     if not (e.size and np.all(e > 1)):
         raise InputError(f"experts={e.tolist()!r} must be above 1: they are compared with the dense model")
     n, e = np.broadcast_arrays(size.reshape(size.shape + (1,) * e.ndim), e)
     tokens = _overtaken(law.loss, n, e, between)
     low = high = np.full(n.shape, np.nan)
-    if law.draws is not None:
-        drawn = drawn_break_even(law, n, e, between)
-        low, high = np.quantile(drawn, [0.025, 0.975], axis=0, method="nearest")  # some may be infinite
+    if law.draws is not None:  # some may be infinite
+        low, high = np.quantile(drawn_break_even(law, n, e, between), [0.025, 0.975], axis=0, method="nearest")
     finite = np.isfinite(tokens) & (tokens > 0)
     (check := law.check(n, np.where(finite, tokens, np.nan), e)).refuse(force)
     return BreakEven(n, e, tokens, low, high, check=check)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, cast
@@ -20,7 +20,7 @@ from hub.base.units import format_flops
 from scaling_law.formulas import Formula
 from scaling_law.formulas.law import positive
 from scaling_law.machine.gpus import find_gpu, named_gpu
-from scaling_law.machine.layout import MEGATRON, TRAIN_PY, Layouts, Placement
+from scaling_law.machine.layout import MEGATRON, Layouts
 from scaling_law.machine.throughput import Model, ModelWork, Throughput
 from scaling_law.planning.limits import LimitFields, Limits, Quantity, of_law
 from scaling_law.size.architecture import (
@@ -43,8 +43,8 @@ WIDTHS = (1.0, 2e6)  # d_model that are searched where no budget of FLOPs limits
 class ClusterFields(TypedDict, total=False):
     """GPUs that train, as keywords of a question: `gpus` of the model `gpu`, each at `price` per hour.
 
-    `throughput`: measured step times or their throughput.json; without it, step times are estimated from the GPU's
-    data sheet and `mfu`, or the rates of public runs in this `precision`.
+    `throughput`: measured step times or their throughput.json; else they are estimated from the GPU's data sheet and
+    `mfu`, or the rates of public runs in this `precision`.
     """
 
     gpus: int | None
@@ -67,50 +67,19 @@ class QuestionFields(BudgetFields, LimitFields, total=False):
 
 
 def shared_ramp(gpus: int) -> tuple[RampStage, ...]:
-    """The paper's batches, rounded up to what GPUs share: the first, and the others to its multiples.
-
-    So that one micro-batch, which divides them all, is not forced down to a sequence.
-    """
+    """The paper's batches rounded up to what GPUs share, so that one micro-batch of many sequences divides all."""
     first = -(-PAPER.batch_ramp[0].sequences // gpus) * gpus
     return tuple(replace(stage, sequences=-(-stage.sequences // first) * first) for stage in PAPER.batch_ramp)
 
 
-def step_times(
-    gpu: str | None,
-    throughput: Throughput | str | Path | None,
-    mfu: float | tuple[float, float] | None,
-    precision: str | None = None,
-) -> Throughput:
-    """Measured step times, or those assumed for a GPU. ValueError for neither, and for times of another device."""
-    if throughput is None:
-        if gpu is None:
-            of_what = "" if mfu is None else f"mfu={mfu!r} is that of a GPU: "
-            raise InputError(f'{of_what}gpu=None must be given, such as "h100", or throughput, measured step times')
-        return Throughput.assumed(gpu, mfu=mfu, precision=precision or "bf16")
-    measured = throughput if isinstance(throughput, Throughput) else Throughput.from_file(throughput)
-    named = measured.device if throughput is measured else throughput
-    if mfu is not None:
-        raise InputError(f"mfu={mfu!r}: throughput={named} has measured step times; give one of the two")
-    if precision not in (None, measured.precision):
-        raise InputError(f"precision={precision!r}: throughput={named} was measured in {measured.precision}")
-    if gpu is not None and find_gpu(measured.device) != named_gpu(gpu):
-        raise InputError(f"throughput={named} was measured on {measured.device!r}, not on gpu={gpu}")
-    return measured
-
-
 @dataclass(frozen=True)
-class Cluster:
-    """GPUs that train a model together, and how fast; `price` is per GPU-hour, in any currency.
+class Cluster(Layouts):
+    """GPUs that train a model together, and how long they take; `price` is per GPU-hour, in any currency.
 
-    `engine`: whose layouts are searched, of `machine.layout.ENGINES`.
     ValueError names the field, the value and what is allowed.
     """
 
-    gpus: int
-    throughput: Throughput
     price: float | None = None
-    ramp: BatchRamp = field(default=BatchRamp(PAPER.batch_ramp, PAPER.sequence_length), repr=False)
-    engine: str = field(default=TRAIN_PY, repr=False)
 
     def __post_init__(self) -> None:
         if isinstance(self.gpus, bool) or not isinstance(self.gpus, int) or self.gpus < 1:
@@ -125,21 +94,30 @@ class Cluster:
         sequence_length: int = PAPER.sequence_length,
         **fields: Unpack[ClusterFields],
     ) -> Cluster:
-        """GPUs whose step times are assumed (`gpu`, `mfu`), or measured (`throughput`).
-
-        The paper's batches become those of `shared_ramp`; others are taken as they are.
-        """
-        gpus, price = fields.get("gpus"), fields.get("price")
-        throughput = step_times(
-            fields.get("gpu"), fields.get("throughput"), fields.get("mfu"), fields.get("precision")
-        )
+        """GPUs with assumed or measured step times; the paper's batches become those of `shared_ramp`."""
+        gpus, gpu, price = fields.get("gpus"), fields.get("gpu"), fields.get("price")
+        mfu, precision = fields.get("mfu"), fields.get("precision")
+        if (given := fields.get("throughput")) is not None:
+            throughput = given if isinstance(given, Throughput) else Throughput.from_file(given)
+            named = throughput.device if throughput is given else given
+            if mfu is not None:
+                raise InputError(f"mfu={mfu!r}: throughput={named} has measured step times; give one of the two")
+            if precision not in (None, throughput.precision):
+                raise InputError(f"precision={precision!r}: throughput={named} was measured in {throughput.precision}")
+            if gpu is not None and find_gpu(throughput.device) != named_gpu(gpu):
+                raise InputError(f"throughput={named} was measured on {throughput.device!r}, not on gpu={gpu}")
+        elif gpu is None:
+            of_what = "" if mfu is None else f"mfu={mfu!r} is that of a GPU: "
+            raise InputError(f'{of_what}gpu=None must be given, such as "h100", or throughput, measured step times')
+        else:
+            throughput = Throughput.assumed(gpu, mfu=mfu, precision=precision or "bf16")
         if gpus is None:
             prefix = "" if price is None else f"price={price!r} is per GPU-hour: "
             raise InputError(f"{prefix}gpus=None must be given, the number of GPUs that train")
         ramp = batch_ramp if isinstance(batch_ramp, BatchRamp) else BatchRamp(batch_ramp, sequence_length)
         if ramp.stages == PAPER.batch_ramp and isinstance(gpus, int) and gpus > 0:
             ramp = BatchRamp(shared_ramp(gpus), ramp.sequence_length)
-        return cls(gpus, throughput, cast(Any, price), ramp)
+        return cls(gpus, throughput, ramp, price=cast(Any, price))
 
     @property
     def hardware(self) -> str:
@@ -149,46 +127,31 @@ class Cluster:
         return f"{self.hardware} ({self.throughput.precision}{', assumed' if self.throughput.is_assumed else ''})"
 
     @property
-    def layouts(self) -> Layouts:
-        """How these GPUs can share the batches of the ramp."""
-        batches = tuple(stage.sequences for stage in self.ramp.stages)
-        return Layouts(self.throughput, self.gpus, batches, self.ramp.sequence_length, self.engine)
-
-    def place(self, architecture: Architecture) -> Placement | None:
-        """The fastest way to train that fits; None where the memory of the GPUs is unknown. Errors of `Layouts`."""
-        return None if self.throughput.memory_bytes is None else self.layouts.place(architecture)
-
-    @property
     def elsewhere(self) -> Cluster | None:
         """These GPUs under a Megatron-like engine; None where step times are measured, which are of their engine."""
         return replace(self, engine=MEGATRON) if self.throughput.is_assumed else None
 
-    def fit(self, work: ModelWork) -> Any:
-        """Whether models can be trained, as far as memory is known. ValueError of batches that are not shared."""
-        unknown = self.throughput.memory_bytes is None
-        return np.full(np.shape(work.n_total), True) if unknown else self.layouts.steps(work).fits
-
     def warnings(self, model: Model) -> tuple[str, ...]:
         """What step times and batches are worth for these models."""
-        batches, stages = self.layouts.batches, self.ramp.stages
+        batches, stages = self.batches, self.ramp.stages
         notes = self.throughput.warnings(model, self.gpus, max(batches) * self.ramp.sequence_length / self.gpus)
         if stages != PAPER.batch_ramp and stages == shared_ramp(self.gpus):
             said = ", ".join(map(str, batches))
             notes += (f"batches of {said} sequences, which {self.gpus} GPUs can share, instead of the paper's",)
         return notes
 
-    def tokens(self, work: ModelWork, seconds: float, drawn: bool = False) -> FloatArray:
+    def tokens(self, model: Architecture | Widths, seconds: float, drawn: bool = False) -> FloatArray:
         """Tokens that models see in the time, 0 where they do not fit; `drawn`: under each draw, [n_draws, ...]."""
         tokens, left = np.array(0.0), np.array(float(seconds))
-        for per_token, start, end in self._stages(work, drawn):
+        for per_token, start, end in self._stages(model, drawn):
             seen = np.minimum(np.maximum(left, 0.0) / per_token, end - start)
             tokens, left = tokens + seen, left - seen * np.where(np.isfinite(per_token), per_token, 0.0)
         return tokens
 
-    def seconds(self, work: ModelWork, tokens: Any, drawn: bool = False) -> FloatArray:
+    def seconds(self, model: Architecture | Widths, tokens: Any, drawn: bool = False) -> FloatArray:
         """Seconds that models take for the tokens, infinite where they do not fit; `drawn` as of `tokens`."""
         tokens, seconds = np.asarray(tokens, float), np.array(0.0)
-        for per_token, start, end in self._stages(work, drawn):
+        for per_token, start, end in self._stages(model, drawn):
             if drawn and per_token.ndim == 1:  # of one model
                 per_token = per_token.reshape(-1, *([1] * tokens.ndim))
             part = np.clip(tokens - start, 0.0, end - start)
@@ -200,25 +163,24 @@ class Cluster:
         """GPU-hours times their price; None without a price."""
         return None if self.price is None else self.price * self.gpus * seconds / 3600.0
 
-    def _stages(self, work: ModelWork, drawn: bool) -> Iterator[tuple[FloatArray, float, float]]:
+    def _stages(self, model: Architecture | Widths, drawn: bool) -> Iterator[tuple[FloatArray, float, float]]:
         """Yield (seconds per token, first token, last token) of each stage of the ramp."""
-        layouts, ends = self.layouts, [*(float(stage.from_tokens) for stage in self.ramp.stages), np.inf]
+        work, ends = ModelWork.of(model), [*(float(stage.from_tokens) for stage in self.ramp.stages), np.inf]
         # Measured steps have their micro-batch and their communication in them.
-        steps = layouts.steps(work) if self.throughput.is_assumed and work.model is not None else None
+        steps = self.steps(model) if self.throughput.is_assumed else None
         whole = self.throughput.overhead_of(self.gpus) / self.ramp.sequence_length
-        for k, (sequences, (start, end)) in enumerate(zip(layouts.batches, pairwise(ends), strict=True)):
-            seconds = np.asarray(layouts.compute(work, sequences, drawn))
+        for k, (sequences, (start, end)) in enumerate(zip(self.batches, pairwise(ends), strict=True)):
+            seconds = np.asarray(self.compute(work, sequences, drawn))
             if steps is not None:
                 seconds = np.maximum(steps.slowdown[k] * seconds, steps.communication[k])
                 seconds = np.where(steps.fits, seconds, np.inf)
             yield whole * seconds / sequences, start, end
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
         t = self.throughput
         times = {"precision": t.precision, "source": t.source, "is_assumed": t.is_assumed, "error": t.error}
-        batches = [stage.sequences for stage in self.ramp.stages]
-        return {"gpus": self.gpus, "gpu": t.device, "price": self.price, "batches": batches, "throughput": times}
+        named = {"gpus": self.gpus, "gpu": t.device, "price": self.price, "batches": [*self.batches]}
+        return named | {"throughput": times}
 
 
 @dataclass(frozen=True)
@@ -276,7 +238,7 @@ class Budget:
         """What a law may depend on, for models of these widths that spend the budget; broadcasts."""
         if self.cluster is None:
             return limits.variables(d_model, experts, self.flops)
-        tokens = self.cluster.tokens(work_of(d_model, experts, limits), self.seconds)
+        tokens = self.cluster.tokens(limits.widths(d_model, experts), self.seconds)
         return limits.variables(d_model, experts, 1.0) | {"tokens": tokens}
 
     def models(self, law: Formula, d_model: Any, experts: Any, limits: Limits) -> dict[str, Any]:
@@ -295,7 +257,7 @@ class Budget:
         refuse_served(limits)
         assert self.cluster is not None
         first = self.cluster.ramp.last_batch_tokens(0)
-        step = float(self.cluster.seconds(work_of(float(HEAD_DIM), experts, limits), float(first)))
+        step = float(self.cluster.seconds(limits.widths(HEAD_DIM, experts), float(first)))
         if step == np.inf:  # say what is missing
             self.cluster.place(limits.architecture(HEAD_DIM, math.ceil(experts)))
         if step > self.seconds:
@@ -312,20 +274,9 @@ class Budget:
         return f"{text}, which cost {amount} at {self.cluster.price:g} per GPU-hour"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
         if self.cluster is None:
             return {"flops": self.flops}
         return {"hours": self.hours, "money": self.money, **self.cluster.to_dict()}
-
-
-def widths_of(d_model: Any, experts: Any, limits: Limits) -> Widths:
-    """Models under the d / 64 rule; broadcasts."""
-    return Widths.of(d_model, experts, limits.granularity, limits.shared_ratio, limits.vocab_size)
-
-
-def work_of(d_model: Any, experts: Any, limits: Limits) -> ModelWork:
-    """What decides their step time."""
-    return ModelWork.of(widths_of(d_model, experts, limits))
 
 
 def refuse_served(limits: Limits) -> None:
@@ -342,8 +293,8 @@ def pick(kind: Any, fields: Mapping[str, Any]) -> Any:
 def read_costs(law: Formula, **fields: Unpack[QuestionFields]) -> tuple[Cluster | None, Limits]:
     """The GPUs of a question whose answer is its budget, None for one of FLOPs, and its limits."""
     limits, of_cluster = _read_limits(law, fields), pick(ClusterFields, fields)
-    for name, value in {"hours": fields.get("hours"), "money": fields.get("money")}.items():
-        if value is not None:
+    for name in ("hours", "money"):
+        if (value := fields.get(name)) is not None:
             raise InputError(f"{name}={value!r} is a budget, which this question solves for: leave it out")
     named = any(value is not None for value in of_cluster.values())
     return Cluster.of(**of_cluster) if named else None, limits

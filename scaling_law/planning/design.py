@@ -92,7 +92,7 @@ class Candidates:
         return of_law(law, {name: np.array([row[name] for row in rows]) for name in rows[0]} | {"tokens": self.tokens})
 
     def past_warmup(self, warmup_tokens: float) -> Candidates:
-        """Candidates whose warm-up ends before their decay begins. ValueError if none does."""
+        """Those whose warm-up ends before their decay begins. ValueError if none does."""
         if not (np.isfinite(warmup_tokens) and warmup_tokens >= 0):
             raise InputError(f"warmup_tokens={literal(warmup_tokens)} must be finite and not negative")
         kept = np.flatnonzero((1.0 - PAPER.decay_fraction) * self.tokens >= warmup_tokens)
@@ -132,8 +132,7 @@ class Design(ArrayAnswer):
     """Chosen runs (indices into the candidates, most useful first) and how much they should narrow the answer.
 
     `deviation_before` and `deviation_after` are standard deviations of the answer; `flops` is the cost of all chosen
-    runs, each trained separately; `warmup_tokens` None if the warm-up is unknown. `warnings`: how far the chosen runs
-    lie outside the law's, since their losses are predicted.
+    runs, each trained separately; `warmup_tokens` None if the warm-up is unknown.
     """
 
     candidates: Candidates
@@ -160,11 +159,11 @@ class Design(ArrayAnswer):
 
     def to_rows(self) -> list[dict[str, Any]]:
         """One dict of plain values for each run: the architecture, its sizes, tokens and training FLOPs."""
-        rows = []
-        for a, tokens in self.runs():
-            sizes = {"vocab_size": a.vocab_size, "n_active": a.n_active, "n_total": a.n_total}
-            rows.append(a.shape | sizes | {"tokens": tokens, "training_flops": a.training_flops(tokens)})
-        return rows
+        names = ("vocab_size", "n_active", "n_total")
+        return [
+            a.shape | {n: getattr(a, n) for n in names} | {"tokens": t, "training_flops": a.training_flops(t)}
+            for a, t in self.runs()
+        ]
 
     def facts(self) -> dict[str, Any]:
         return plain_fields(self, "candidates", "chosen", "check", "notes")
@@ -173,8 +172,8 @@ class Design(ArrayAnswer):
         note = "warm-up unknown: runs may be shorter than it"
         if self.warmup_tokens is not None:
             note = f"each longer than its warm-up of {format_count(self.warmup_tokens)} tokens"
-        names = ("d_model", "experts", "n_active", "tokens")
-        rows = [{name: row[name] for name in names} | {"flops": row["training_flops"]} for row in self.to_rows()]
+        names = ("d_model", "experts", "n_active", "tokens", "training_flops")
+        rows = [{name: row[name] for name in names} for row in self.to_rows()]
         return Table.of(rows, title=self.verdict, notes=[note], warnings=self.warnings)
 
 
@@ -203,8 +202,8 @@ def next_runs(
     ExtrapolationError for one of this module's answers that lies beyond the law's range guard, unless `force`.
     """
     budget = float(positive("flops", flops))
-    if max_runs < 1:
-        raise InputError(f"max_runs={max_runs!r} must be at least 1")
+    if not isinstance(max_runs, int) or max_runs < 1:
+        raise InputError(f"max_runs={max_runs!r} must be a whole number of at least 1")
     if law.draws is None or len(law.draws) < 30:
         raise InputError("the law needs at least 30 draws: fit it and call result.bootstrap(...)")
     if warmup_tokens is None and law.conditions is not None:
@@ -217,6 +216,7 @@ def next_runs(
         if law.conditions is None or not law.conditions.rmse:
             raise InputError("noise=None must be given, the standard deviation of ln L: this law has no recorded RMSE")
         noise = law.conditions.rmse / float(np.mean(law.loss(**columns)))
+    noise = float(positive("noise", noise))
     notes: tuple[str, ...] = ()
     try:
         answer(law)
@@ -236,10 +236,7 @@ def next_runs(
 
 
 def _ensemble(law: Formula, answer: Target, columns: Mapping[str, FloatArray]) -> tuple[FloatArray, FloatArray]:
-    """Centred answers [draws] and log losses [draws, candidates], over the draws that have an answer.
-
-    Draws beyond five robust deviations are dropped: their long tails would dominate a covariance.
-    """
+    """Centred answers [draws] and log losses [draws, candidates], over the draws that have an answer."""
     assert law.draws is not None
     unguarded = Conditions("a draw", vocab_size=law.vocab_size)  # no ranges: a wild draw is dropped below
     values = np.full(len(law.draws), np.nan)
@@ -250,7 +247,7 @@ def _ensemble(law: Formula, answer: Target, columns: Mapping[str, FloatArray]) -
     finite = np.isfinite(values)
     off = np.abs(values - np.median(values[finite])) if finite.any() else values
     spread = 1.4826 * np.median(off[finite]) if finite.any() else 0.0
-    near = finite & (off <= 5 * spread)
+    near = finite & (off <= 5 * spread)  # the long tails would dominate a covariance
     if near.sum() < 20 or not spread > 0:
         raise InputError(f"too few draws: {finite.sum()} have an answer, {near.sum()} without outliers")
     values, losses = values[near], np.log(law.loss_draws(**columns))[near]
@@ -260,10 +257,7 @@ def _ensemble(law: Formula, answer: Target, columns: Mapping[str, FloatArray]) -
 def _choose(
     covariance: FloatArray, cost: FloatArray, budget: float, noise: float, max_runs: int
 ) -> tuple[list[int], float]:
-    """The runs of the module's greedy choice, and the variance of the answer after them.
-
-    `covariance` [n + 1, n + 1] is that of the log losses of the n candidates, and of the answer last.
-    """
+    """The greedy choice, and the variance after it; `covariance` [n + 1, n + 1]: of ln L, and of the answer last."""
 
     def measured(prior: FloatArray, run: int) -> FloatArray:
         """The covariance once `run` has been trained too: one Kalman step."""

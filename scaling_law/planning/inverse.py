@@ -18,7 +18,6 @@ from hub.base.units import format_bytes, format_count, format_flops
 from scaling_law.formulas import ChinchillaForm, Formula
 from scaling_law.formulas.answers import ArrayAnswer
 from scaling_law.formulas.conditions import RangeCheck
-from scaling_law.formulas.law import positive
 from scaling_law.planning.budget import (
     WIDTHS,
     Budget,
@@ -27,12 +26,12 @@ from scaling_law.planning.budget import (
     read_costs,
     read_question,
     refuse_served,
-    work_of,
 )
 from scaling_law.planning.limits import Limits, Quantity
 from scaling_law.planning.minimiser import first_below
 from scaling_law.planning.optimum import (
     Models,
+    asked,
     asked_experts,
     compute_optimal,
     has_optimum,
@@ -58,8 +57,8 @@ class Reached(ArrayAnswer):
     """The model that reaches each loss with each E at least cost; arrays of shape loss.shape + experts.shape.
 
     `flops` are of training and inference, `memory_bytes` of weights and KV cache: infinite where no model reaches the
-    loss, and its sizes NaN. `least` is what was minimised; `notes` say which E are left out, and why.
-    `hours` and `money` are those of training, None for a question without step times or a price.
+    loss, and its sizes NaN. `least` is what was minimised. `hours` and `money` are those of training, None without
+    step times or a price.
     """
 
     _question: ClassVar[tuple[str, ...]] = ("loss", "experts")
@@ -80,9 +79,7 @@ class Reached(ArrayAnswer):
     def best(self) -> dict[str, Any] | None:
         """The cheapest row for the first loss, trusted ones before others; None if none reaches it."""
         rows = [row for row in self.rows if row["loss"] == np.ravel(self.loss)[0] and np.isfinite(row["n_active"])]
-        return min(
-            [row for row in rows if row["trusted"]] or rows, key=lambda row: float(row[self.least]), default=None
-        )
+        return min(rows, key=lambda row: (not row["trusted"], float(row[self.least])), default=None)
 
     @property
     def trusted(self) -> bool:
@@ -93,11 +90,10 @@ class Reached(ArrayAnswer):
     def verdict(self) -> str:
         if (best := self.best) is None:
             return f"no model reaches loss {np.ravel(self.loss)[0]:.3f}"
-        words = {"flops": (format_flops, "FLOPs"), "hours": ("{:.3g}".format, "hours")}
-        words["memory_bytes"] = (format_bytes, "of memory")
-        form, unit = words[self.least]
+        value = best[self.least]
+        costs = {"flops": f"{format_flops(value)} FLOPs", "hours": f"{value:.3g} hours"}
+        cost = costs.get(self.least) or f"{format_bytes(value)} of memory"
         size = f"E = {best['experts']:g} of {format_count(best['n_total'])} parameters"
-        cost = f"{form(best[self.least])} {unit}"
         return f"loss {best['loss']:.3f} takes {cost} at least: {size}, {format_count(best['tokens'])} tokens"
 
     def _columns(self) -> dict[str, Any]:
@@ -120,46 +116,57 @@ def reach(
     answer is the fewest hours on `gpus` GPUs, and their price. ExtrapolationError where all answers for a loss
     are beyond the guard, unless `force`.
     """
-    target, e = positive("loss", loss), asked_experts(law, experts)
+    target, e = asked("loss", loss), asked_experts(law, experts)
     target = target.reshape(target.shape + (1,) * e.ndim)
+    losses, each = np.broadcast_arrays(target, e)
+    coefficients = tuple(law.coefficients.values())
     if flops is None and question.get("hours") is None and question.get("money") is None:
         cluster, limits = read_costs(law, **question)
-        spent, width = _least_cost(law, target, e, limits, cluster)
-        return _reached(law, target, e, spent, width, limits, force, cluster, "hours" if cluster else "flops")
-    budget, limits = read_question(law, flops, **question)
-    if limits.memory is not None:
-        raise InputError("memory is what this question solves for: leave it out")
-    width = _least_width(law, target, e, limits, budget)
-    models = budget.variables(width, e, limits)
-    spent = np.asarray(budget.flops or training_flops(models["n_active"], models["tokens"]))
-    return _reached(law, target, e, spent, width, limits, force, budget.cluster, "memory_bytes")
-
-
-def _least_cost(
-    law: Formula, target: FloatArray, e: FloatArray, limits: Limits, cluster: Cluster | None
-) -> tuple[FloatArray, FloatArray]:
-    """The FLOPs and widths of the cheapest models, or the fastest on a cluster; NaN where none reaches the target."""
-    refuse_other_variables(law, limits, e)
-    if not (exists := _with_optimum(law, e)).any():
-        raise InputError(no_optimum(law, e, exists))
+        least: Literal["flops", "hours", "memory_bytes"] = "hours" if cluster else "flops"
+        refuse_other_variables(law, limits, e)
+        if not (exists := _with_optimum(law, e)).any():
+            raise InputError(no_optimum(law, e, exists))
+        if cluster is not None:
+            refuse_served(limits)
+        models = reaching(law, coefficients, losses, each, limits, cluster)
+        optimum = searched(models, WIDTHS, limit := limits.width_limit(each))
+        n_active, tokens, cost = models(np.full(losses.shape, HEAD_DIM))  # is cheapest where d_model 1 would be
+        smallest = ~optimum.fits & exists & (limit >= HEAD_DIM) & np.isfinite(cost)
+        n_active, tokens = np.where(smallest, (n_active, tokens), (optimum.n_active, optimum.tokens))
+        spent = flops_of(n_active, tokens, limits)
+        width = np.where(optimum.fits, optimum.d_model, np.where(smallest, HEAD_DIM, np.nan))
+    else:
+        budget, limits = read_question(law, flops, **question)
+        cluster, least = budget.cluster, "memory_bytes"
+        if limits.memory is not None:
+            raise InputError("memory is what this question solves for: leave it out")
+        best, models = optimal_widths(law, budget, e, limits), spending(law, coefficients, e, budget, limits)
+        low, high = np.full(losses.shape, float(HEAD_DIM)), np.maximum(best.d_model, HEAD_DIM) + 0.0 * losses
+        width = np.exp(first_below(lambda x: models(np.exp(x))[2] - losses, np.log(low), np.log(high)))
+        width = np.where(np.isnan(width) & (best.loss <= losses), best.d_model, width)
+        width = np.where(best.fits, width, np.nan)
+        trained = budget.variables(width, e, limits)
+        spent = np.asarray(budget.flops or training_flops(trained["n_active"], trained["tokens"]))
+    reachable = np.isfinite(width)
+    at = Budget.each(np.where(reachable, spent, np.nan)).models(law, width, e, limits)
+    n_active, tokens = at["n_active"], at["tokens"]
+    check = law.check(**at | {"experts": np.where(reachable, at["experts"], np.nan)})  # E for which there is a model
+    axes = tuple(range(width.ndim - e.ndim, width.ndim))
+    lost = reachable & ~(reachable & ~check.beyond).any(axis=axes, keepdims=True)  # no E is left for this loss
+    if lost.any():
+        law.check(**{name: values[lost] for name, values in at.items()}).refuse(force)
+    without = np.unique(e[~_with_optimum(law, e)]).tolist()
+    notes = left_out({e: why_no_optimum(law, e) for e in without})
+    if np.any(reachable & check.beyond):
+        notes.append("rows marked not trusted are too far outside the fitted range to act on")
+    n_total = total_parameters(width, e, vocab_size=limits.vocab_size)
+    spent, memory = (np.where(reachable, v, np.inf) for v in (spent, limits.memory_bytes(width, e)))
+    sizes, timed = (n_active, n_total, tokens, tokens / n_active), dict[str, Any]()
     if cluster is not None:
-        refuse_served(limits)
-    loss, experts = np.broadcast_arrays(target, e)
-    models = reaching(law, tuple(law.coefficients.values()), loss, experts, limits, cluster)
-    optimum = searched(models, WIDTHS, limits.width_limit(experts))
-    flops = flops_of(optimum.n_active, optimum.tokens, limits)
-    return flops, np.where(optimum.fits, optimum.d_model, np.nan)
-
-
-def _least_width(law: Formula, target: FloatArray, e: FloatArray, limits: Limits, budget: Budget) -> FloatArray:
-    """The least d_model that reaches the target within the budget; NaN where none does."""
-    best, target = optimal_widths(law, budget, e, limits), np.broadcast_arrays(target, e)[0]
-
-    models = spending(law, tuple(law.coefficients.values()), e, budget, limits)
-    low, high = np.full(target.shape, float(HEAD_DIM)), np.maximum(best.d_model, HEAD_DIM) + 0.0 * target
-    width = np.exp(first_below(lambda x: models(np.exp(x))[2] - target, np.log(low), np.log(high)))
-    width = np.where(np.isnan(width) & (best.loss <= target), best.d_model, width)
-    return np.where(best.fits, width, np.nan)
+        notes += cluster.warnings(limits.widths(width[reachable], at["experts"][reachable]))
+        seconds = np.where(reachable, cluster.seconds(limits.widths(width, e), tokens), np.inf)
+        timed = {"hours": seconds / 3600.0, "money": cluster.cost(seconds)}
+    return Reached(target, e, spent, memory, *sizes, least, check=check, notes=tuple(notes), **timed)
 
 
 def floor(law: Formula, coefficients: Any, variables: Mapping[str, Any]) -> FloatArray:
@@ -171,10 +178,7 @@ def floor(law: Formula, coefficients: Any, variables: Mapping[str, Any]) -> Floa
 def tokens_needed(
     law: Formula, coefficients: Any, loss: FloatArray, variables: Mapping[str, Any], limits: Limits
 ) -> FloatArray:
-    """Training tokens with which models reach `loss`; infinite where none suffice. All broadcast.
-
-    Secants of ln(L − floor) in ln D, which is a straight line for a law with one power of D.
-    """
+    """Training tokens with which models reach `loss`; infinite where none suffice. All broadcast."""
     least_loss = floor(law, coefficients, variables)
     gap = loss - least_loss
 
@@ -182,7 +186,7 @@ def tokens_needed(
         reached = law.evaluate(coefficients, {**variables, "tokens": np.exp(x)})
         return np.asarray(np.log((reached - least_loss) / gap))
 
-    with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"):  # secants: ln(L − floor) is a straight line in ln D for a law with one power of D
         last, x = np.log(1e9), np.full(gap.shape, np.log(1e12))
         y_last, y = excess(last), excess(x)
         for _ in range(60):
@@ -204,7 +208,7 @@ def reaching(
         at = limits.variables(d_model, experts, 1.0)
         tokens = tokens_needed(law, coefficients, loss, at, limits)
         if cluster is not None:
-            return at["n_active"], tokens, np.log(cluster.seconds(work_of(d_model, experts, limits), tokens))
+            return at["n_active"], tokens, np.log(cluster.seconds(limits.widths(d_model, experts), tokens))
         return at["n_active"], tokens, np.log(flops_of(at["n_active"], tokens, limits))
 
     return models
@@ -222,7 +226,7 @@ def flop_savings(
 
     ExtrapolationError where one of the models lies beyond the range guard, unless `force`.
     """
-    budget, e = positive("flops", flops), asked_experts(law, experts)
+    budget, e = asked("flops", flops), asked_experts(law, experts)
     dense = compute_optimal(law, budget, 1.0, force=force).loss
     cheapest = reach(law, dense, e, force=True)
     cast(RangeCheck, cheapest.check).refuse(force)
@@ -232,38 +236,3 @@ def flop_savings(
 def _with_optimum(law: Formula, experts: FloatArray) -> NDArray[np.bool_]:
     """Which E have an optimum, as far as their coefficients tell."""
     return has_optimum(law.chinchilla_coefficients(experts)) if isinstance(law, ChinchillaForm) else experts > 0
-
-
-def _reached(
-    law: Formula,
-    target: FloatArray,
-    experts: FloatArray,
-    flops: Any,
-    width: FloatArray,
-    limits: Limits,
-    force: bool,
-    cluster: Cluster | None,
-    least: Literal["flops", "hours", "memory_bytes"],
-) -> Reached:
-    """The models of these widths (NaN: none) and budgets, checked against the law's range."""
-    reachable = np.isfinite(width)
-    at = Budget.each(np.where(reachable, flops, np.nan)).models(law, width, experts, limits)
-    n_active, tokens = at["n_active"], at["tokens"]
-    axes = tuple(range(width.ndim - experts.ndim, width.ndim))
-    check = law.check(**at | {"experts": np.where(reachable, at["experts"], np.nan)})  # E for which there is a model
-    lost = reachable & ~(reachable & ~check.beyond).any(axis=axes, keepdims=True)  # no E is left for this loss
-    if lost.any():
-        law.check(**{name: values[lost] for name, values in at.items()}).refuse(force)
-    without = np.unique(experts[~_with_optimum(law, experts)]).tolist()
-    notes = left_out({e: why_no_optimum(law, e) for e in without})
-    if np.any(reachable & check.beyond):
-        notes.append("rows marked not trusted are too far outside the fitted range to act on")
-    n_total = total_parameters(width, experts, vocab_size=limits.vocab_size)
-    spent, memory = (np.where(reachable, v, np.inf) for v in (flops, limits.memory_bytes(width, experts)))
-    sizes = (n_active, n_total, tokens, tokens / n_active)
-    timed: dict[str, Any] = {}
-    if cluster is not None:
-        notes += cluster.warnings(work_of(width[reachable], at["experts"][reachable], limits))
-        seconds = np.where(reachable, cluster.seconds(work_of(width, experts, limits), tokens), np.inf)
-        timed = {"hours": seconds / 3600.0, "money": cluster.cost(seconds)}
-    return Reached(target, experts, spent, memory, *sizes, least, check=check, notes=tuple(notes), **timed)

@@ -26,6 +26,7 @@ from scaling_law.size.architecture import (
     width_of_total,
 )
 from scaling_law.size.arrays import FloatArray
+from scaling_law.size.widths import Widths
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -71,9 +72,8 @@ class Limits:
     `max_parameters` limits N_total, `memory` (bytes) the weights and the key-value cache, `kv_tokens` over all
     sequences; `inference_tokens` are served over the model's life. `kv_heads_ratio` is key-value heads / heads: below
     1 for grouped queries, the parameter count left as it is. `granularity` G splits every expert into G and activates
-    G times as many, of which a part `shared_ratio` is shared. More than `unique_tokens` are repetitions, worth less
-    (`formulas.repeated`). `vocab_size` sets the size of a width; a question without it means that of the law's runs.
-    ValueError names the field, the value and what is allowed.
+    G times as many, a part `shared_ratio` of them shared. More than `unique_tokens` are repetitions, worth less
+    (`formulas.repeated`). ValueError names the field, the value and what is allowed.
     """
 
     max_parameters: float | None = None
@@ -107,6 +107,8 @@ class Limits:
             number = float(number)
             if not (0 < number < np.inf or number == spec.default == 0):
                 raise InputError(f"{name}={value if isinstance(value, str) else number!r} must be {allowed}")
+            if name == "vocab_size" and not number.is_integer():
+                raise InputError(f"vocab_size={value!r} must be a whole number")
             object.__setattr__(self, name, int(number) if name == "vocab_size" else number)
         if self.kv_heads_ratio > 1:
             raise InputError(f"kv_heads_ratio={self.kv_heads_ratio!r} must be above 0 and at most 1")
@@ -119,6 +121,10 @@ class Limits:
     def architecture(self, d_model: float, experts: float) -> Architecture:
         """The architecture of a whole width and E. ValueError where its experts cannot be split so."""
         return Architecture.split(round(d_model), int(experts), self.granularity, self.shared_ratio, self.vocab_size)
+
+    def widths(self, d_model: ArrayLike, experts: ArrayLike) -> Widths:
+        """Models under the d / 64 rule; broadcasts."""
+        return Widths.of(d_model, experts, self.granularity, self.shared_ratio, self.vocab_size)
 
     def kv_bytes(self, d_model: ArrayLike) -> Any:
         return self.bytes_per_kv * self.kv_heads_ratio * kv_cache_elements(d_model, self.kv_tokens)

@@ -1,7 +1,6 @@
-"""Dense and MoE models of the same total parameters: what a law says of them.
+"""Dense and MoE models of the same total parameters: a compute-optimal dense model, and for each E one of its N_total.
 
-As in the paper's Figure 1(b), Appendix "Compute- & Memory-Matched Models" (the same FLOPs) and rule of thumb (E times
-the dense model's tokens): a dense model of the compute-optimal size, and for each E the model of the same N_total.
+As in the paper's Appendix "Compute- & Memory-Matched Models" (the same FLOPs) and rule of thumb (E times the tokens).
 """
 
 from __future__ import annotations
@@ -12,13 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from hub.base.errors import InputError
 from hub.base.units import format_flops
 from scaling_law.formulas import ChinchillaForm
 from scaling_law.formulas.answers import ArrayAnswer, span
-from scaling_law.formulas.law import positive
 from scaling_law.planning.inverse import tokens_needed
 from scaling_law.planning.limits import Limits
-from scaling_law.planning.optimum import compute_optimal, drawn_optimum
+from scaling_law.planning.optimum import asked, asked_experts, compute_optimal, drawn_optimum
 from scaling_law.size.architecture import active_parameters, affordable_tokens, width_of_total
 from scaling_law.size.arrays import FloatArray
 
@@ -61,7 +60,9 @@ def matched_memory(
 
     ExtrapolationError where a dense model, or one on E times its tokens, is beyond the range guard, unless `force`.
     """
-    budget, e = positive("flops", flops), np.asarray(experts, float)
+    if not isinstance(law, ChinchillaForm):
+        raise InputError(f"models of the same memory need a law m N^μ + n D^ν + c; the {law.name} law is another")
+    budget, e = asked("flops", flops), asked_experts(law, experts)
     dense = compute_optimal(law, budget, 1.0, force=force)
     expand = budget.shape + (1,) * e.ndim
     spent, n, d, loss = (np.reshape(v, expand) for v in (budget, dense.n_active, dense.tokens, dense.loss))
@@ -86,7 +87,7 @@ def matched_memory(
 
 def n_of_memory(law: ChinchillaForm, dense_n: ArrayLike, experts: ArrayLike, vocab_size: int | None = None) -> Any:
     """N_act of the (fractional) models with E experts and the N_total of dense models of `dense_n`; broadcasts."""
-    vocabulary = law.vocab_size if vocab_size is None else vocab_size
+    vocabulary = Limits.of(law, vocab_size=vocab_size).vocab_size
     return active_parameters(width_of_total(dense_n, experts, vocabulary), vocab_size=vocabulary)
 
 

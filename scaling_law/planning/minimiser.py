@@ -83,10 +83,7 @@ def first_below(function: Callable[[FloatArray], FloatArray], low: FloatArray, h
 
 
 def _vertex(grid: FloatArray, values: FloatArray, i: NDArray[np.int64]) -> FloatArray:
-    """The x where a parabola through the best points of a grid [points, ...] is least, at most a step from point `i`.
-
-    It goes through point i and its neighbours, or the three points at that end; without a minimum, x is that of i.
-    """
+    """The x where a parabola through three points of a grid [points, ...] is least, at most a step from point `i`."""
     middle, step = np.clip(i, 1, len(grid) - 2), grid[1] - grid[0]
     best, around = (np.take_along_axis(grid, k, 0)[0] for k in (i, middle))
     before, at, after = (np.take_along_axis(values, middle + k, 0)[0] for k in (-1, 0, 1))

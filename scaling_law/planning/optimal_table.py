@@ -26,7 +26,7 @@ from scaling_law.formulas.learning_rate import LearningRateLaw, peak_rate
 from scaling_law.machine.gpus import named_gpu
 from scaling_law.machine.layout import DoesNotFit, Placement
 from scaling_law.machine.serving import seconds_of_token
-from scaling_law.planning.budget import Budget, Cluster, QuestionFields, read_question, widths_of, work_of
+from scaling_law.planning.budget import Budget, Cluster, QuestionFields, read_question
 from scaling_law.planning.limits import Limits, Quantity
 from scaling_law.planning.optimum import (
     WidthOptimum,
@@ -62,17 +62,15 @@ FIRST = ("d_model", "N_act", "tokens", "loss", "")  # what a narrow terminal sho
 
 @dataclass(frozen=True)
 class OptimalRow:
-    """The best model with `experts` experts. Parameters, tokens, bytes, FLOPs, nats per token.
+    """The best model with `experts` experts. Parameters, tokens, bytes, FLOPs, nats per token; intervals hold 95 %.
 
-    Unless the table is integral, `d_model` is fractional and `architecture` None. `loss_interval` holds 95 % of the
-    draws. `limited_by`: "compute" or "time", "memory" (to serve or train), or "smallest" for one below d_model 64.
-    `trusted`: within the range guard (not `beyond_guard`) of a law whose ranges are known; `warnings` say how far
-    outside.
-    `learning_rate_interval`: where the best rate lies with 95 % probability, if `learning_rate_law`, named by its
-    source, says. `epochs`: tokens over the unique ones, where these are limited. `decode_seconds`: GPU-seconds of one
-    generated token, where a batch was given. `accuracy`: task → what to expect of it, where asked.
-    `megatron_loss`: of the same model in the same hours, by an engine that also has tensor, pipeline and context
-    parallelism; None where `train.py` is as fast.
+    Unless the table is integral, `d_model` is fractional and `architecture` None. `limited_by`: "compute" or "time",
+    "memory" (to serve or train), or "smallest" for one below d_model 64. `trusted`: within the range guard (not
+    `beyond_guard`) of a law whose ranges are known; `warnings` say how far outside. `learning_rate_law` is the source
+    of the rate. `epochs`: tokens over the unique ones, where these are limited. `decode_seconds`: GPU-seconds of one
+    generated token, where a batch was given. `accuracy`: task → what to expect of it, where asked. `megatron_loss`: of
+    the same model in the same hours, by an engine that also has tensor, pipeline and context parallelism; None where
+    `train.py` is as fast.
     """
 
     experts: float
@@ -106,14 +104,11 @@ class OptimalRow:
         return self.weight_bytes + self.kv_cache_bytes
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
         fields = plain_fields(self, "learning_rate_from", *(["accuracy"] if self.accuracy is None else []))
         return fields | {"memory_bytes": self.memory_bytes}
 
     def config_arguments(self) -> dict[str, int]:
-        """Keyword arguments of `modeling_switch_moe.SwitchMoeConfig`; ValueError for a fractional architecture, and
-        for one that this class does not have.
-        """
+        """Keyword arguments of `SwitchMoeConfig`; ValueError for a fractional or another architecture."""
         a = self.architecture
         if a is None:
             raise InputError("this row has a fractional d_model: ask for optimal(..., integral=True)")
@@ -349,7 +344,7 @@ def optimal(
     *,
     decode_batch: float | None = None,
     integral: bool = False,
-    learning_rate_law: LearningRateLaw | None = None,
+    learning_rate_law: LearningRateLaw | str | None = None,
     batch_ramp: BatchRamp | None = None,
     force: bool = False,
     accuracy: str | Sequence[str] = (),
@@ -366,8 +361,8 @@ def optimal(
             hold `kv_tokens` together.
         experts: one E or several; None asks for those of `default_experts`.
         integral: only architectures that exist, d_model = 64 n_blocks = 64 n_heads.
-        learning_rate_law: None asks that of the public grids at the level of the paper inside of its range, and
-            the paper's own outside, with a warning.
+        learning_rate_law: one, or its name or file; None asks that of the public grids at the level of the paper
+            inside of its range, and the paper's own outside, with a warning.
         batch_ramp: its last batch goes into learning-rate laws that have a batch, its batches into step times;
             None: the paper's.
         force: compare answers beyond the range guard, too.
@@ -383,7 +378,7 @@ def optimal(
         raise InputError(f"flops={budgets!r}: optimal takes one budget; ask once for each, or compute_optimal for all")
     budget, limits = read_question(law, flops, batch_ramp, **question)
     e = np.atleast_1d(asked_experts(law, experts))
-    if e.ndim != 1 or not e.size:
+    if e.ndim != 1:
         raise InputError(f"experts={e.tolist()!r} must be one number or a list of them")
     e = np.array(list(dict.fromkeys(e.tolist())))  # one row for an E that is named twice
     if integral and np.any(e != np.round(e)):
@@ -400,22 +395,23 @@ def optimal(
     draws = drawn_losses(law, budget, at, optimum.d_model[inside], limits)
     intervals = [None if draws is None else percentile_interval(draws[:, i]) for i in range(len(at["tokens"]))]
     ramp = batch_ramp or BatchRamp(PAPER.batch_ramp, PAPER.sequence_length)
-    sizes = _sizes(optimum, at, budget, limits) | _served(optimum.d_model[inside], at, decode_batch, budget, limits)
-    sizes |= _elsewhere(law, budget, optimum.d_model[inside], sizes, limits)
-    rows = tuple(
-        OptimalRow(
-            **row,
-            **_worth(
-                law, {name: values[i] for name, values in at.items()}, row["d_model"], limits, learning_rate_law, ramp
-            ),
-            loss_interval=intervals[i],
-            accuracy=expected(tasks, row["loss"], intervals[i], 0.95),
-            architecture=limits.architecture(row["d_model"], row["experts"]) if integral else None,
-        )
-        for i, row in enumerate(rows_of(sizes))
-    )
+    if isinstance(learning_rate_law, str):
+        learning_rate_law = LearningRateLaw.named(learning_rate_law)
+    sizes = _sizes(law, optimum, at, budget, limits, decode_batch)
+    rows = []
+    for i, row in enumerate(rows_of(sizes)):
+        worth = _worth(law, {name: values[i] for name, values in at.items()}, row, limits, learning_rate_law, ramp)
+        worth["accuracy"] = expected(tasks, row["loss"], intervals[i], 0.95)
+        built = limits.architecture(row["d_model"], row["experts"]) if integral else None
+        rows.append(OptimalRow(**row, **worth, loss_interval=intervals[i], architecture=built))
+    notes = remarks(tasks, [row.loss for row in rows])
+    if (tiny := e[inside & (optimum.free < HEAD_DIM)]).size:
+        smallest = format_count(float(active_parameters(HEAD_DIM, vocab_size=limits.vocab_size)))
+        note = f"E = {_listed(tiny)}: the compute optimum is smaller than d_model {HEAD_DIM} with a vocabulary of "
+        note += f"{limits.vocab_size:,} (N_act {smallest}), which is taken instead; vocab_size (--vocab-size) sets it"
+        notes = (note, *notes)
     table = OptimalTable(
-        rows,
+        tuple(rows),
         float("nan") if budget.flops is None else budget.flops,
         budget,
         limits,
@@ -427,23 +423,14 @@ def optimal(
         law_error=law.conditions.rmse if law.conditions else None,
         draw_losses=draws,
         check=check,
-        notes=(
-            *_smallest_width(e[inside & (optimum.free < HEAD_DIM)], limits),
-            *remarks(tasks, [row.loss for row in rows]),
-        ),
+        notes=notes,
     )
     table = replace(table, largest=_largest_wins(table, e, law, experts is None))
     if budget.cluster is None:
         return table
-    spent = table.best.training_flops
-    of_limits: Any = asdict(limits)
-    rates: Any = {"learning_rate_law": learning_rate_law, "batch_ramp": ramp}
-    same = optimal(law, spent, e, integral=integral, force=True, **rates, **of_limits)
-    fits, wider = _trainable(table, budget.cluster)
-    ends = zip(table.rows, fits & ~wider, strict=True)
-    rows = tuple(replace(row, limited_by="memory") if end else row for row, end in ends)
-    notes = (*table.notes, *_notes_on_time(table, budget.cluster, fits, wider))
-    return replace(table, rows=rows, flops=spent, equal_flops=same, notes=notes)
+    same: Any = {"integral": integral, "learning_rate_law": learning_rate_law, "batch_ramp": ramp, **asdict(limits)}
+    equal_flops = optimal(law, table.best.training_flops, e, force=True, **same)
+    return _trainable(replace(table, flops=equal_flops.flops, equal_flops=equal_flops), budget.cluster)
 
 
 def _until_loss_rises(
@@ -462,18 +449,6 @@ def _until_loss_rises(
     return np.append(experts, larger[:most]), WidthOptimum(**both)
 
 
-def _elsewhere(
-    law: Formula, budget: Budget, d_model: FloatArray, sizes: Mapping[str, Any], limits: Limits
-) -> dict[str, Any]:
-    """The column of what Megatron-like engines reach in the same hours, where step times are assumed."""
-    if budget.cluster is None or budget.cluster.elsewhere is None:
-        return {}
-    other = replace(budget, cluster=budget.cluster.elsewhere)
-    at = limits.worth(other.models(law, d_model, sizes["experts"], limits))
-    losses = zip(np.asarray(law.loss(**at)), sizes["loss"], strict=True)
-    return {"megatron_loss": [float(loss) if ours - loss > SAME else None for loss, ours in losses]}
-
-
 def _largest_wins(table: OptimalTable, experts: FloatArray, law: Formula, by_default: bool) -> str | None:
     """A sentence where the best E is the largest of several: a larger one may be better."""
     best = table.best.experts
@@ -487,35 +462,51 @@ def _largest_wins(table: OptimalTable, experts: FloatArray, law: Formula, by_def
     return f"E = {best:g} is the largest considered ({ends} ends there); {2 * best:g} was not tried"
 
 
-def _trainable(table: OptimalTable, cluster: Cluster) -> Any:
-    """Whether GPUs can train each row (of the next smaller size that exists), and the size above."""
-    experts = np.array([math.ceil(row.experts) for row in table], float)
+def _trainable(table: OptimalTable, cluster: Cluster) -> OptimalTable:
+    """The table with what GPUs can train of each row, in the next smaller size that exists, and of the size above."""
+    best, experts = table.best, np.array([math.ceil(row.experts) for row in table], float)
     width = np.array([HEAD_DIM * max(1, int(row.d_model / HEAD_DIM)) for row in table], float)
     try:
-        return [cluster.fit(work_of(d, experts, table.limits)) for d in (width, width + HEAD_DIM)]
+        fits, wider = (cluster.fits(table.limits.widths(d, experts)) for d in (width, width + HEAD_DIM))
     except ValueError:  # of GPUs that cannot share a batch equally: `plan` says so
-        return np.full((2, len(table)), True)
+        fits = wider = np.full(len(table), True)
+    notes = [*table.notes, *cluster.warnings(table.limits.widths(best.d_model, best.experts))]
+    for which, what in (
+        (~fits, f"training takes more memory than {cluster.hardware} have: see max_parameters"),
+        (fits & ~wider, f"the largest model that the memory of {cluster.hardware} can train"),
+    ):
+        notes += [f"E = {_listed(experts[which])}: {what}"] if which.any() else []
+    ends = zip(table, fits & ~wider, strict=True)
+    rows = tuple(replace(row, limited_by="memory") if end else row for row, end in ends)
+    return replace(table, rows=rows, notes=tuple(notes))
 
 
-def _notes_on_time(table: OptimalTable, cluster: Cluster, fits: Any, wider: Any) -> Iterator[str]:
-    """What step times are worth, and which rows the GPUs cannot train, or no larger ones of."""
-    best, experts = table.best, np.array([math.ceil(row.experts) for row in table], float)
-    yield from cluster.warnings(work_of(best.d_model, best.experts, table.limits))
-    if not fits.all():
-        names = f"E = {_listed(experts[~fits])}"
-        yield f"{names}: training takes more memory than {cluster.hardware} have: see max_parameters"
-    if (fits & ~wider).any():
-        names = f"E = {_listed(experts[fits & ~wider])}"
-        yield f"{names}: the largest model that the memory of {cluster.hardware} can train"
-
-
-def _sizes(optimum: WidthOptimum, at: Mapping[str, FloatArray], budget: Budget, limits: Limits) -> dict[str, Any]:
+def _sizes(
+    law: Formula,
+    optimum: WidthOptimum,
+    at: Mapping[str, FloatArray],
+    budget: Budget,
+    limits: Limits,
+    decode_batch: float | None,
+) -> dict[str, Any]:
     """The columns of the rows: of each E with a model that fits, whose variables are `at`."""
-    spent = "time" if budget.cluster else "compute"
+    cluster, further = budget.cluster, dict[str, Any]()
+    spent = "time" if cluster else "compute"
     limited = np.where(optimum.truncated, "memory", np.where(optimum.free < HEAD_DIM, "smallest", spent))
     d, loss, limited = (values[optimum.fits] for values in (optimum.d_model, optimum.loss, limited))
     n, tokens, e = at["n_active"], at["tokens"], at["experts"]
-    return {
+    if decode_batch is not None:
+        size = float(positive("decode_batch", decode_batch))
+        if cluster is None:
+            raise InputError(f"decode_batch={decode_batch!r} goes with hours or money, whose throughput names the GPU")
+        gpu, models = named_gpu(cluster.throughput.device), limits.widths(d, e)
+        cost = seconds_of_token(models, gpu, size, limits.kv_bytes(d), limits.bytes_per_parameter)
+        further["decode_seconds"] = cost
+    if cluster is not None and cluster.elsewhere is not None:
+        other = replace(budget, cluster=cluster.elsewhere).models(law, d, e, limits)
+        losses = zip(np.asarray(law.loss(**limits.worth(other))), loss, strict=True)
+        further["megatron_loss"] = [float(theirs) if ours - theirs > SAME else None for theirs, ours in losses]
+    return further | {
         "experts": e,
         "d_model": d,
         "n_active": n,
@@ -533,39 +524,25 @@ def _sizes(optimum: WidthOptimum, at: Mapping[str, FloatArray], budget: Budget, 
 
 
 def _worth(
-    law: Formula, at: Mapping[str, Any], d_model: float, limits: Limits, rates: LearningRateLaw | None, ramp: BatchRamp
+    law: Formula,
+    at: Mapping[str, Any],
+    row: Mapping[str, Any],
+    limits: Limits,
+    rates: LearningRateLaw | None,
+    ramp: BatchRamp,
 ) -> dict[str, Any]:
     """The learning rate of a model, and how far law and rate extrapolate for it."""
-    check, tokens = law.check(**at), float(at["tokens"])
-    run = (float(at["experts"]), tokens, ramp.last_batch_tokens(tokens), limits.vocab_size)
-    peak = peak_rate(rates, d_model, *run)
-    warnings = tuple(dict.fromkeys([*check.warnings, *peak.warnings]))
-    rate: dict[str, Any] = {"learning_rate": peak.learning_rate, "learning_rate_interval": peak.interval}
-    trust = {"trusted": bool(check.trusted), "beyond_guard": bool(check.beyond)}
-    rate |= {"learning_rate_law": peak.law.source, "learning_rate_from": peak.law}
-    return rate | {"warnings": warnings} | trust
-
-
-def _served(
-    d_model: FloatArray, at: Mapping[str, FloatArray], batch: float | None, budget: Budget, limits: Limits
-) -> dict[str, Any]:
-    """The column of what serving the models takes. ValueError without a GPU whose data sheet is known."""
-    if batch is None:
-        return {}
-    size = float(positive("decode_batch", batch))
-    if budget.cluster is None:
-        raise InputError(f"decode_batch={batch!r} goes with hours or money, whose throughput names the GPU")
-    gpu, models = named_gpu(budget.cluster.throughput.device), widths_of(d_model, at["experts"], limits)
-    cost = seconds_of_token(models, gpu, size, limits.kv_bytes(d_model), limits.bytes_per_parameter)
-    return {"decode_seconds": cost}
-
-
-def _smallest_width(experts: FloatArray, limits: Limits) -> tuple[str, ...]:
-    """A note where the optimum is smaller than any model that is counted: often another vocabulary is meant."""
-    smallest = format_count(float(active_parameters(HEAD_DIM, vocab_size=limits.vocab_size)))
-    note = f"E = {_listed(experts)}: the compute optimum is smaller than d_model {HEAD_DIM} with a vocabulary of "
-    note += f"{limits.vocab_size:,} (N_act {smallest}), which is taken instead; vocab_size (--vocab-size) sets it"
-    return (note,) if experts.size else ()
+    check, tokens = law.check(**at), row["tokens"]
+    peak = peak_rate(rates, row["d_model"], row["experts"], tokens, ramp.last_batch_tokens(tokens), limits.vocab_size)
+    return {
+        "learning_rate": peak.learning_rate,
+        "learning_rate_interval": peak.interval,
+        "learning_rate_law": peak.law.source,
+        "learning_rate_from": peak.law,
+        "warnings": tuple(dict.fromkeys([*check.warnings, *peak.warnings])),
+        "trusted": bool(check.trusted),
+        "beyond_guard": bool(check.beyond),
+    }
 
 
 def _nothing_fits(budget: Budget, experts: FloatArray, limits: Limits) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,7 +21,7 @@ from hub.base.units import format_count, format_flops, listed_experts
 from scaling_law.formulas import ChinchillaForm, Formula
 from scaling_law.formulas.answers import ArrayAnswer, span
 from scaling_law.formulas.law import numbers, positive
-from scaling_law.planning.budget import Budget, work_of
+from scaling_law.planning.budget import Budget
 from scaling_law.planning.limits import LimitFields, Limits, of_law
 from scaling_law.planning.minimiser import least, minima
 from scaling_law.size.architecture import (
@@ -39,9 +39,18 @@ Models = Callable[[Any], tuple[Any, Any, Any]]  # d_model → N_act, D, and what
 MOST_REASONS = 6  # E of which each has a sentence of its own
 
 
+def asked(name: str, values: ArrayLike) -> FloatArray:
+    """What a question asks of several things at once: positive numbers, at least one."""
+    if not (array := positive(name, values)).size:
+        raise InputError(f"{name}={values!r} must be one number or a list of them")
+    return array
+
+
 def asked_experts(law: Formula, experts: Any) -> FloatArray:
     """The expert counts to answer for: numbers, text such as "1,2,4-8", or None for the law's own."""
-    return numbers("experts", law.default_experts() if experts is None else experts)
+    if not (e := numbers("experts", law.default_experts() if experts is None else experts)).size:
+        raise InputError(f"experts={experts!r} must be one number or a list of them")
+    return e
 
 
 @dataclass(frozen=True)
@@ -73,7 +82,7 @@ def compute_optimal(
     ValueError where the law has no optimum; ExtrapolationError for an answer beyond the range guard, unless
     `force`.
     """
-    spent, e = positive("flops", flops), asked_experts(law, experts)
+    spent, e = asked("flops", flops), asked_experts(law, experts)
     spent = spent.reshape(spent.shape + (1,) * e.ndim)
     at = _without_limits(law, spent, e)
     (check := law.check(**at)).refuse(force)
@@ -136,9 +145,8 @@ def optimal_widths(
     """The constrained optimum, budget and `experts` broadcast; no range check. ValueError where no E has one.
 
     In closed form where the law is m N^μ + n D^ν + c for each E, FLOPs are spent, and no token is repeated or served,
-    else by a search along the widths that the budget can train: the best of their minima, and of those within the
-    limits. An E whose loss is monotonic has none. Under `coefficients` in place of the law's own, which broadcast too,
-    such as draws [n_coefficients, n_draws, 1], no E may have one.
+    else by a search along the widths that the budget can train. Under `coefficients` instead of the law's own, which
+    broadcast too, such as draws [n_coefficients, n_draws, 1], no E may have one.
     """
     e = np.asarray(experts, float)
     refuse_other_variables(law, limits, e)
@@ -151,7 +159,10 @@ def optimal_widths(
     limit, served_or_repeated = limits.width_limit(e), limits.inference_tokens or limits.unique_tokens
     if isinstance(law, ChinchillaForm) and budget.cluster is None and not served_or_repeated:
         terms = law.chinchilla_coefficients(e) if coefficients is None else law.chinchilla_of(coefficients, e)
-        free = _closed_form(terms, budget.flops, limits)
+        m, mu, n, nu = (np.where(has_optimum(terms), c, np.nan) for c in terms)
+        with np.errstate(all="ignore"):  # in draws that are far off
+            n_active, _ = chinchilla_optimum(m, mu, n, nu, affordable_tokens(cast(float, budget.flops), 1.0))
+        free = np.asarray(width_of_active(n_active, limits.vocab_size))
         optimum = _settled(models, free, free[None], limit, integral)
     else:
         optimum = searched(models, budget.widths(limits), limit, integral)
@@ -187,19 +198,8 @@ def searched(models: Models, widths: tuple[Any, Any], limit: FloatArray, integra
     return _settled(models, free, within, limit, integral)
 
 
-def _closed_form(terms: tuple[Any, Any, Any, Any], flops: Any, limits: Limits) -> FloatArray:
-    """The d_model of the compute optimum of (m, μ, n, ν), which broadcast with the budget; NaN where there is none."""
-    m, mu, n, nu = (np.where(has_optimum(terms), c, np.nan) for c in terms)
-    with np.errstate(all="ignore"):  # in draws that are far off
-        n_active, _ = chinchilla_optimum(m, mu, n, nu, affordable_tokens(flops, 1.0))
-    return np.asarray(width_of_active(n_active, limits.vocab_size))
-
-
 def _settled(models: Models, free: FloatArray, within: FloatArray, limit: FloatArray, integral: bool) -> WidthOptimum:
-    """The best of the minima `within` the limit, [k, ...], or (`integral`) of the models that exist beside each.
-
-    A minimum beyond the limit stands for it.
-    """
+    """The best of the minima `within` the limit, [k, ...], or (`integral`) of the models that exist beside each."""
     exists = np.isfinite(free)
     fits = exists & (limit >= HEAD_DIM * (1 - 1e-12))
     widths = np.maximum(np.minimum(np.where(exists, within, HEAD_DIM), limit), HEAD_DIM)
@@ -274,7 +274,7 @@ def drawn_losses(
     """
     if budget.cluster is None or budget.cluster.throughput.draws is None:
         return None if law.draws is None else law.loss_draws(**limits.worth(at))
-    tokens = budget.cluster.tokens(work_of(d_model, at["experts"], limits), budget.seconds, drawn=True)
+    tokens = budget.cluster.tokens(limits.widths(d_model, at["experts"]), budget.seconds, drawn=True)
     every = coefficients_of(law)
     coefficients = every[:, 1:] if law.draws is not None else every
     i = np.arange(max(len(tokens), coefficients.shape[1]))
@@ -295,7 +295,7 @@ def has_optimum(coefficients: tuple[Any, Any, Any, Any]) -> NDArray[np.bool_]:
 
 
 def why_no_optimum(law: Formula, experts: float) -> str:
-    """Why an E has none: "its loss rises with D (exponent +0.012)" where `has_optimum` is False."""
+    """Why an E has no optimum: "the loss does not fall with D (exponent +0.012)"."""
     if not isinstance(law, ChinchillaForm):
         return "its loss has no minimum along the budget"
     _, mu, _, nu = (float(c) for c in law.chinchilla_coefficients(experts))

@@ -5,10 +5,13 @@ The schedule is the paper's (`size.recipe.PAPER`); shorter runs branch off the s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from numpy.typing import ArrayLike
 
 from hub.base.errors import InputError
@@ -19,10 +22,9 @@ from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.law import percentile_interval
 from scaling_law.formulas.learning_rate import LearningRateLaw
 from scaling_law.machine.layout import DoesNotFit, Placement
-from scaling_law.machine.throughput import ModelWork
 from scaling_law.planning.budget import Budget, Cluster, ClusterFields, QuestionFields, pick
 from scaling_law.planning.limits import Quantity, of_law
-from scaling_law.planning.optimal_table import OptimalTable, optimal
+from scaling_law.planning.optimal_table import OptimalRow, OptimalTable, optimal
 from scaling_law.size.architecture import (
     ADAM_BYTES,
     GRADIENT_BYTES,
@@ -48,9 +50,7 @@ class Plan(Answer):
     `branches` are the token counts of the trunk's decay branches, the longest (`tokens`) last. `loss` (nats per token)
     and `training_flops` are of that run alone; `total_*`, `gpu_hours` and `time` count the decay of every branch.
     `time` is that of the GPUs named, `placement` how the run is laid out on them, and `megatron` how a Megatron-like
-    engine would, if faster. Without any, `gpu_hours` are those of as many H100s as hold the model. `gpus` and `gpu`
-    say which. The best learning rate lies in the `learning_rate_interval` with 95 % probability, if the law knows its
-    errors.
+    engine would, if faster. Without any, `gpu_hours` are those of as many H100s as hold it. Intervals hold 95 %.
     """
 
     architecture: Architecture
@@ -94,18 +94,16 @@ class Plan(Answer):
     @property
     def verdict(self) -> str:
         a, interval = self.architecture, self.loss_interval
-        size = f"E = {a.experts_equivalent:g} of {format_count(a.n_total)} parameters" if a.experts > 1 else "dense"
-        size += "" if a.experts > 1 else f", {format_count(a.n_total)} parameters"
+        size = f"E = {a.experts_equivalent:g} of" if a.experts > 1 else "dense,"
+        tokens, hours = format_count(self.tokens), _hours(self.gpu_hours)
         text = (
-            f"{size}, {format_count(self.tokens)} tokens in {_hours(self.gpu_hours)} GPU-hours: loss {self.loss:.3f}"
+            f"{size} {format_count(a.n_total)} parameters, {tokens} tokens in {hours} GPU-hours: loss {self.loss:.3f}"
         )
         text += "" if interval is None else " ({:.3f} to {:.3f})".format(*interval)
         return text if self.trusted else f"{text}; not trusted"
 
     def facts(self) -> dict[str, Any]:
-        """The fields of the plan, the sizes of the architecture and the configuration."""
-        a = self.architecture
-        sizes = {"n_active": a.n_active, "n_total": a.n_total}
+        sizes = {name: getattr(self.architecture, name) for name in ("n_active", "n_total")}
         return super().facts() | sizes | {"configuration": self.configuration()}
 
     def configuration(self, sweep: str = "run") -> dict[str, dict[str, Any]]:
@@ -147,17 +145,22 @@ class Plan(Answer):
         ramp = ", ".join(f"{stage.sequences} from {format_count(stage.from_tokens)}" for stage in self.batch_ramp)
         memory = {"weights (bf16)": self.weight_bytes, "AdamW (fp32)": self.optimizer_bytes}
         memory |= {"gradients (fp32)": self.gradient_bytes, "KV cache": self.kv_cache_bytes}
-        placed = {} if self.placement is None else {"memory in training": str(self.placement)}
-        cluster = None if self.time is None else self.time.cluster
-        if self.placement is not None and cluster is not None and cluster.throughput.is_assumed:
-            placed["limited by"] = self.placement.advice
-        if self.placement is not None and self.megatron is not None:
-            times = self.placement.step_seconds / self.megatron.step_seconds
-            placed["Megatron-like"] = f"{self.megatron}: {times:.2f} times as fast"
+        placed, cluster = dict[str, str](), None if self.time is None else self.time.cluster
+        if self.placement is not None and cluster is not None:
+            placed["memory in training"] = str(self.placement)
+            placed |= {"limited by": self.placement.advice} if cluster.throughput.is_assumed else {}
+            if self.megatron is not None:
+                times = self.placement.step_seconds / self.megatron.step_seconds
+                placed["Megatron-like"] = f"{self.megatron}: {times:.2f} times as fast"
         training = f"{format_flops(self.training_flops)} FLOPs"
         if len(self.branches) > 1:
             training = f"{format_flops(self.total_flops)} FLOPs with all branches, {training} of the longest run"
-        per_parameter = self.tokens / a.n_active
+        hours = f"{self.gpus} × {self.gpu} (assumed; --gpu and --gpus name others)"
+        hours = f"{_hours(self.gpu_hours)} GPU-hours{f' of {hours}' if self.time is None else f': {self.time}'}"
+        batch, regret, per_parameter = self.learning_rate_batch, self.learning_rate_regret, self.tokens / a.n_active
+        source = [self.learning_rate_law]
+        source.append("a law without the batch" if batch is None else f"for batches of {batch:,} tokens")
+        source += [] if regret is None else [f"expected to cost {regret:.4f} nats"]
         lines = {
             "architecture": f"d_model {a.d_model}, {a.blocks} blocks, {a.heads} heads, E = {a.experts_equivalent:g}",
             **({"class": f"{model}, {experts_of(a)}"} if (model := model_section(a).get("type")) else {}),
@@ -166,28 +169,14 @@ class Plan(Answer):
             "branches": ", ".join(format_count(tokens) for tokens in self.branches),
             "batch": f"{ramp} tokens on, of {self.sequence_length} tokens each",
             "warm-up, decay": f"{format_count(self.warmup_tokens)}, {format_count(self.decay_tokens)} tokens",
-            "peak learning rate": f"{self.learning_rate:.3g}{rates} ({self._where_the_rate_is_from})",
+            "peak learning rate": f"{self.learning_rate:.3g}{rates} ({'; '.join(source)})",
             "training": training,
-            "time": self._training_time(),
+            "time": hours,
             "memory": ", ".join(f"{name} {format_bytes(value)}" for name, value in memory.items() if value),
             **placed,
             "predicted loss": f"{self.loss:.4f}{interval} nats per token",
         }
         return Table((), list(lines.items()), title=self.verdict, warnings=self.warnings)
-
-    def _training_time(self) -> str:
-        hours = _hours(self.gpu_hours)
-        if self.time is not None:
-            return f"{hours} GPU-hours: {self.time}"
-        return f"{hours} GPU-hours of {self.gpus} × {self.gpu} (assumed; --gpu and --gpus name others)"
-
-    @property
-    def _where_the_rate_is_from(self) -> str:
-        batch, regret = self.learning_rate_batch, self.learning_rate_regret
-        said = [self.learning_rate_law]
-        said.append("a law without the batch" if batch is None else f"for batches of {batch:,} tokens")
-        said += [] if regret is None else [f"expected to cost {regret:.4f} nats"]
-        return "; ".join(said)
 
 
 def plan(
@@ -198,7 +187,7 @@ def plan(
     branches: int = 1,
     sequence_length: int = PAPER.sequence_length,
     batch_ramp: Sequence[RampStage] = PAPER.batch_ramp,
-    learning_rate_law: LearningRateLaw | None = None,
+    learning_rate_law: LearningRateLaw | str | None = None,
     force: bool = False,
     **question: Unpack[QuestionFields],
 ) -> Plan:
@@ -215,37 +204,41 @@ def plan(
     timed = any(question.get(name) is not None for name in ("gpu", "throughput", "mfu"))
     cluster = Cluster.of(batch_ramp, sequence_length, **pick(ClusterFields, question)) if timed else None
     ramp = BatchRamp(batch_ramp, sequence_length) if cluster is None else cluster.ramp
+    options: dict[str, Any] = {"learning_rate_law": learning_rate_law, "batch_ramp": ramp, "force": force, **question}
     if cluster is not None and flops is not None:
-        for name in pick(ClusterFields, question):
-            question.pop(name)  # type: ignore[misc]
+        options = {name: value for name, value in options.items() if name not in ClusterFields.__annotations__}
+    ask = partial(optimal, law, flops, integral=True, **options)
 
-    def ask(experts: ArrayLike | None, **narrower: Unpack[QuestionFields]) -> OptimalTable:
-        narrowed: QuestionFields = {**question, **narrower}
-        options: Any = {"integral": True, "learning_rate_law": learning_rate_law, "batch_ramp": ramp, "force": force}
-        return optimal(law, flops, experts, **options, **narrowed)
-
-    table = ask(experts)
+    table = ask(experts=experts)
     table, passed_over = (table, ()) if cluster is None else _trainable(table, cluster, ask)
     row = table.best
     architecture = row.architecture
     assert architecture is not None  # integral rows have one
     steps = max(1, ramp.steps(row.tokens))
     tokens = ramp.tokens(steps)
+    if tokens > row.tokens:
+        passed_over = (
+            *passed_over,
+            f"one step takes {tokens:,} tokens, more than the {row.tokens:,.0f} of the budget",
+        )
     shorter = [ramp.tokens(max(1, ramp.steps(tokens / 2**k))) for k in range(branches - 1, 0, -1)]
     warmup = int(min(PAPER.warmup_tokens, WARMUP_SHARE * tokens))
     measured = (*(t for t in dict.fromkeys(shorter) if t * (1 - PAPER.decay_fraction) > warmup), tokens)
     total = tokens + sum(_decay_tokens(ramp, t) for t in measured[:-1])
-    batch = ramp.last_batch_tokens(tokens)
-    assert row.learning_rate_from is not None  # of every answer
     rates = row.learning_rate_from
+    assert rates is not None  # of every answer
     at = of_law(law, architecture.variables() | {"tokens": float(tokens)})
-    warnings, time = (*passed_over, *table.warnings), None
-    told, placement = cluster or _usual(architecture, ramp), None if cluster is None else cluster.place(architecture)
-    megatron = cluster.elsewhere.place(architecture) if cluster is not None and cluster.elsewhere is not None else None
-    seconds = float(told.seconds(ModelWork.of(architecture), float(total)))
+    worth = table.limits.worth(at)
+    warnings, told = (*passed_over, *table.warnings), cluster or _usual(architecture, ramp)
+    seconds, time, placement, megatron = float(told.seconds(architecture, float(total))), None, None, None
     if cluster is not None:
-        time = Budget(None, seconds / 3600.0, cluster)
+        time, placement = Budget(None, seconds / 3600.0, cluster), cluster.place(architecture)
+        other = None if cluster.elsewhere is None else cluster.elsewhere.place(architecture)
+        megatron = None if other is None else other.faster_than(placement)
         warnings = tuple(dict.fromkeys([*warnings, *cluster.warnings(architecture)]))
+    if (ratio := table.limits.kv_heads_ratio) != 1:
+        note = f"the KV cache counts kv_heads_ratio={ratio:g} of the heads, all of which the configuration has"
+        warnings = (*warnings, note)
     if architecture.vocab_size != VOCAB_SIZE:  # train.py's default is GPT-2's tokenizer
         size = f"{architecture.vocab_size:,}"
         note = f"sizes count a vocabulary of {size}: give train.py a tokenizer of that size (--data.tokenizer)"
@@ -261,11 +254,11 @@ def plan(
         decay_tokens=_decay_tokens(ramp, tokens),
         learning_rate=row.learning_rate,
         learning_rate_law=rates.source,
-        learning_rate_batch=batch if rates.slope_batch else None,
+        learning_rate_batch=ramp.last_batch_tokens(tokens) if rates.slope_batch else None,
         learning_rate_regret=rates.regret,
         learning_rate_interval=row.learning_rate_interval,
-        loss=float(law.loss(**at)),
-        loss_interval=percentile_interval(law.loss_draws(**at)) if law.draws is not None else None,
+        loss=float(law.loss(**worth)),
+        loss_interval=percentile_interval(law.loss_draws(**worth)) if law.draws is not None else None,
         training_flops=architecture.training_flops(tokens),
         total_tokens=total,
         total_flops=architecture.training_flops(total),
@@ -279,22 +272,24 @@ def plan(
         notes=warnings,
         time=time,
         placement=placement,
-        megatron=None if megatron is None else megatron.faster_than(placement),
+        megatron=megatron,
         check=law.check(**at),
     )
 
 
 def _usual(architecture: Architecture, ramp: BatchRamp) -> Cluster:
-    """As few of the usual GPUs as can train the model, in whole nodes; the most, of endless memory, if none can."""
-    gpus = FEWEST
+    """As few of the usual GPUs as share the batches and hold the model; the most, of endless memory, if none do."""
+    gpus = math.gcd(FEWEST, *(stage.sequences for stage in ramp.stages))
     while gpus <= MOST:
-        cluster = Cluster.of(ramp, gpus=gpus, gpu=USUAL)
         try:
-            cluster.place(architecture)
-            return cluster
+            Cluster.of(ramp, gpus=gpus, gpu=USUAL).place(architecture)
+            return Cluster.of(ramp, gpus=gpus, gpu=USUAL)
         except DoesNotFit:
             gpus *= 2
-    return replace(cluster, throughput=replace(cluster.throughput, memory_bytes=None))
+        except InputError:  # so many cannot share the batches
+            break
+    most = Cluster.of(ramp, gpus=gpus // 2, gpu=USUAL)
+    return replace(most, throughput=replace(most.throughput, memory_bytes=None))
 
 
 def _trainable(
@@ -305,26 +300,28 @@ def _trainable(
     A row that does not fit stands for the widest model of its E that does. Errors as of `place`.
     """
 
-    def trainable(width: float, experts: float) -> bool:
-        return bool(cluster.fit(ModelWork.of(table.limits.architecture(width, experts))))
+    def widest(row: OptimalRow) -> float:
+        """The width of the row's model, or the next below that fits; 0 where none does."""
+        widths = np.arange(round(row.d_model), 0, -HEAD_DIM, dtype=float)
+        fits = cluster.fits(table.limits.widths(widths, row.experts))
+        return float(widths[np.argmax(fits)]) if fits.any() else 0.0
 
-    if trainable(table.best.d_model, table.best.experts):
+    if widest(table.best) == table.best.d_model:
         return table, ()
     tables, passed_over = list[OptimalTable](), list[str]()
     for row in sorted(table.compared, key=lambda row: row.loss):
         if tables and min(other.best.loss for other in tables) <= row.loss:
             break
-        width = next((d for d in range(round(row.d_model), 0, -HEAD_DIM) if trainable(d, row.experts)), None)
-        if width == row.d_model:
-            tables.append(ask([row.experts]))
+        if (width := widest(row)) == row.d_model:
+            tables.append(ask(experts=[row.experts]))
             break
         size = f"d_model {row.d_model:g}, {format_count(row.n_total)} parameters, loss {row.loss:.4f}"
         passed_over.append(
             f"E = {row.experts:g} at its best size ({size}) takes more memory than {cluster.hardware} have"
         )
-        if width is not None:
+        if width:
             most = total_parameters(width + HEAD_DIM / 2, row.experts, vocab_size=table.limits.vocab_size)
-            tables.append(ask([row.experts], max_parameters=float(most)))
+            tables.append(ask(experts=[row.experts], max_parameters=float(most)))
     if not tables:  # say what is missing
         cluster.place(table.limits.architecture(table.best.d_model, table.best.experts))
     return min(tables, key=lambda other: other.best.loss), tuple(passed_over)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from hub.base.errors import InputError
 from hub.base.tables import Table
 from hub.base.units import format_bytes, format_count
 from scaling_law.formulas.answers import Answer
@@ -24,8 +25,8 @@ class ScaleOutRow:
 
     `placement` is the fastest layout that `train.py` can run, and `megatron` that of engines which also have tensor,
     pipeline and context parallelism. A step takes the longer of `compute_seconds` and `communication_seconds`, at the
-    full speed of the links; `bottleneck` is its largest part, and `moved_by` what would move it. `mfu_limit`: the MFU
-    at which communication alone fills the step. `expert_parallel_*`: of experts divided among all GPUs.
+    full speed of the links. `mfu_limit`: the MFU at which communication alone fills the step. `expert_parallel_*`: of
+    experts divided among all GPUs.
     """
 
     gpus: int
@@ -94,7 +95,7 @@ def _cells(row: ScaleOutRow) -> dict[str, str]:
 
 def scale_out(
     architecture: Architecture,
-    gpus: Sequence[int] = (8, 64),
+    gpus: int | Sequence[int] = (8, 64),
     gpu: str = "h100",
     *,
     batch_sequences: int = PAPER.batch_ramp[-1].sequences,
@@ -106,27 +107,25 @@ def scale_out(
 
     ValueError for an unlisted GPU, and for GPUs that cannot share the batch equally.
     """
+    if not (counts := [gpus] if isinstance(gpus, int) else [*gpus]):
+        raise InputError(f"gpus={gpus!r} must be one number or several")
     sheet, ramp = named_gpu(gpu), BatchRamp((RampStage(0, batch_sequences),), sequence_length)
     throughput = Throughput.assumed(gpu, mfu=mfu, precision=precision or "bf16")
-    rows = (_row(architecture, Cluster(count, throughput, ramp=ramp), sheet) for count in gpus)
+    rows = (_row(architecture, Cluster(count, throughput, ramp), sheet) for count in counts)
     return ScaleOut(architecture, sheet.name, batch_sequences * sequence_length, tuple(rows), check=None)
 
 
 def _row(a: Architecture, cluster: Cluster, sheet: Gpu) -> ScaleOutRow:
-    layouts, gpus, tokens = cluster.layouts, cluster.gpus, cluster.ramp.last_batch_tokens(0)
+    gpus, tokens = cluster.gpus, cluster.ramp.last_batch_tokens(0)
     sent = Sent(all_to_all_bytes(a, tokens / gpus, gpus), gpus, is_ring=False)
+    ideal = a.training_flops(tokens, context=cluster.ramp.sequence_length) / (gpus * sheet.peak_flops)
     row = ScaleOutRow(gpus, float(sent.received), float(sent.seconds(sheet)))
-    ideal = a.training_flops(tokens, context=layouts.sequence_length) / (gpus * sheet.peak_flops)
-    assert cluster.elsewhere is not None  # of step times that are assumed
-    with suppress(DoesNotFit):
-        other = cluster.elsewhere.layouts.place(a)
-        row = replace(row, megatron=other, megatron_step_seconds=other.step_seconds)
-        row = replace(row, megatron_mfu=ideal / other.step_seconds)
-    try:
-        placed = layouts.place(a)
-    except DoesNotFit:
+    if other := _placed(a, cluster.elsewhere):
+        step = other.step_seconds
+        row = replace(row, megatron=other, megatron_step_seconds=step, megatron_mfu=ideal / step)
+    if (placed := _placed(a, cluster)) is None:
         return row
-    passes = layouts.batches[0] // (placed.dp * placed.fsdp * placed.micro_batch_sequences)
+    passes = cluster.batches[0] // (placed.dp * placed.fsdp * placed.micro_batch_sequences)
     traffic = communication(a, placed.sharding, placed, passes, tokens / gpus, reshard=placed.reshard)
     received = {name: float(each.received) for name, each in traffic.items()}
     step, (computing, exchange) = placed.step_seconds, (sum(side.values()) for side in placed.sides)
@@ -145,3 +144,9 @@ def _row(a: Architecture, cluster: Cluster, sheet: Gpu) -> ScaleOutRow:
         bottleneck=placed.bottleneck,
         moved_by=placed.moved_by,
     )
+
+
+def _placed(a: Architecture, cluster: Cluster | None) -> Placement | None:
+    with suppress(DoesNotFit):
+        return None if cluster is None else cluster.place(a)
+    return None

@@ -2,14 +2,10 @@
 
     factor = C_b / C_a   where   L_b(C_b) = L_a(C_a)
 
-The field also calls it compute-equivalent gain (Davidson et al. 2023, arXiv 2312.07413). Marin's gate for promoting a
-variant takes L_b(C) = L∞ + A C^−α with a pinned L∞ and α, and A through b's loss at C_a (marin-community/marin,
-experiments/grug/moe/agent.md; its issue 8096 asks for the interval):
-
-    factor = ((L_b(C_a) − L∞) / (L_a − L∞))^(1/α)          (of measured runs: `fitting.measured_speedup`)
-
-The best models of a law m N^μ + n D^ν + c lie on just that curve, with L∞ = c and α = μν / −(μ + ν). The factor hangs
-on L∞, which no run measures, and grows without bound as L_a comes down to it: both are shown.
+Also called compute-equivalent gain (Davidson et al. 2023, arXiv 2312.07413). Marin's gate for a variant takes L_b(C) =
+L∞ + A C^−α with a pinned L∞ and α (marin-community/marin, experiments/grug/moe/agent.md; issue 8096 asks for the
+interval). The best models of a law m N^μ + n D^ν + c lie on just that curve, with L∞ = c and α = μν / −(μ + ν). The
+factor depends on L∞, which no run measures, and grows without bound as L_a comes down to it: both are shown.
 """
 
 from __future__ import annotations
@@ -26,19 +22,20 @@ from hub.base.units import format_count, format_flops
 from scaling_law.formulas import Formula
 from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.law import positive
-from scaling_law.machine.throughput import ModelWork
-from scaling_law.planning.budget import Budget, Cluster, QuestionFields, read_costs, work_of
+from scaling_law.planning.budget import Budget, Cluster, QuestionFields, read_costs
 from scaling_law.planning.inverse import ENDLESS, floor, reaching, tokens_needed
-from scaling_law.planning.limits import Limits, Quantity, of_law
+from scaling_law.planning.limits import LimitFields, Limits, Quantity, of_law
 from scaling_law.planning.minimiser import least
 from scaling_law.planning.optimum import coefficients_of, optimal_widths
 from scaling_law.size.architecture import Architecture, affordable_tokens, is_size, training_flops, width_of_active
 from scaling_law.size.arrays import FloatArray
+from scaling_law.size.widths import Widths
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 Model = float | Architecture
+Sized = Architecture | Widths
 AROUND, POINTS = 50.0, 33  # the widths that are searched, times and by this around a start, and how many
 
 
@@ -49,7 +46,7 @@ class SpeedupRow:
     `compute`, `data` and `time` are b's FLOPs, tokens and hours over a's, each with 95 % of its values under the
     draws; infinite where b's loss ends at `floor` nats per token, however many tokens it gets, as in the part
     `unreached` of the draws. `n_active`, `tokens`, `flops`, `hours` are b's; without step times `hours` and `time` are
-    None. `trusted`: within the range guard of a law whose ranges are known; `warnings` say how far outside b lies.
+    None. `trusted`: within the range guard of a law whose ranges are known.
     """
 
     size: str
@@ -93,12 +90,10 @@ class EffectiveSpeedup(Answer):
 
     @property
     def best(self) -> SpeedupRow:
-        """The headline."""
         return self.rows[0]
 
     @property
     def trusted(self) -> bool:
-        """Whether a and the b of the headline are trusted."""
         return super().trusted and self.best.trusted
 
     @property
@@ -110,7 +105,7 @@ class EffectiveSpeedup(Answer):
     @property
     def factor(self) -> float:
         """Times a's FLOPs that b needs, of the first row."""
-        return self.rows[0].compute
+        return self.best.compute
 
     def at_asymptote(self, asymptote: float) -> float:
         """The factor were L∞ `asymptote`, with α and b's loss at a's FLOPs as they are (Marin's rule).
@@ -151,19 +146,14 @@ class EffectiveSpeedup(Answer):
             rows.append({name: "" if value is None else value for name, value in cells.items()})
         model = f"{format_count(self.n_active)} active on {format_count(self.tokens)} tokens"
         title = f"{self.b} for the loss of {self.a} ({model}, {format_flops(self.flops)} FLOPs): {self.loss:.4f}"
-        return Table.of(
-            rows, title=f"{self.verdict}\n{title}  ({self.law})", notes=[self._assumed()], warnings=self.warnings
-        )
-
-    def _assumed(self) -> str:
-        """What the asymptote is, and what its error would do to the factor."""
         interval = " ({:.3f}…{:.3f})".format(*self.asymptote_interval) if self.asymptote_interval else ""
-        text = f"Asymptote of {self.b}: {self.asymptote:.3f}{interval} nats"
-        if self.exponent is None or not np.isfinite(self.factor):
-            return text
-        low, high = self.asymptote_interval or (self.asymptote - 0.05, self.asymptote + 0.05)
-        pinned = " and ".join(f"{_times(self.at_asymptote(value))} at {value:.3f}" for value in (low, high))
-        return f"{text}, α = {self.exponent:.4f}. Pinned there with the same α and loss at a's FLOPs: × FLOPs {pinned}"
+        note = f"Asymptote of {self.b}: {self.asymptote:.3f}{interval} nats"
+        if self.exponent is not None and np.isfinite(self.factor):
+            ends = self.asymptote_interval or (self.asymptote - 0.05, self.asymptote + 0.05)
+            pinned = " and ".join(f"{_times(self.at_asymptote(value))} at {value:.3f}" for value in ends)
+            note += f", α = {self.exponent:.4f}. Pinned there with the same α and loss at a's FLOPs: × FLOPs {pinned}"
+        title = f"{self.verdict}\n{title}  ({self.law})"
+        return Table.of(rows, title=title, notes=[note], warnings=self.warnings)
 
 
 def speedup(
@@ -190,23 +180,29 @@ def speedup(
     """
     if "tokens" not in law.variables:
         raise InputError(f"the {law.name} law does not depend on tokens and cannot say how many are needed")
+    for name in {*LimitFields.__annotations__} - {"granularity", "shared_ratio", "vocab_size"}:
+        if (value := question.get(name)) is not None:
+            raise InputError(f"{name}={value!r} does not go with a speed-up, of models that nothing limits or serves")
     cluster, limits = read_costs(law, **question)
     variables, width = _spent(law, a, flops, tokens, limits)
     (check := law.check(**variables)).refuse(force)
-    work = ModelWork.of(a) if isinstance(a, Architecture) else work_of(width, variables["experts"], limits)
-    target = _Target.of(law, variables, work, cluster)
+    model = a if isinstance(a, Architecture) else limits.widths(width, variables["experts"])
+    timed = () if cluster is None else cluster.warnings(model)
+    if cluster is not None and np.all(np.isinf(cluster.seconds(model, 1.0))):
+        timed = (*timed, f"{_named(a)}: training takes more memory than {cluster.hardware} have")
+        cluster = None
+    target = _Target.of(law, variables, model, cluster)
     if isinstance(b, Architecture):
         line = target.asymptote(b.variables())
-        rows: tuple[SpeedupRow, ...] = (target.row("as given", b.variables(), ModelWork.of(b)),)
+        rows: tuple[SpeedupRow, ...] = (target.row("as given", b.variables(), b),)
     else:
         e, same = _experts("b", b), width_of_active(variables["n_active"], limits.vocab_size)
         line = target.frontier(e, limits)
         best = target.cheapest(same, e, limits)
         rows = (
-            target.row("best size", *target.models(best, e, limits), floor=line["asymptote"]),
+            target.row("best size", *target.models(best, e, limits), least_loss=line["asymptote"]),
             target.row("same N_act", *target.models(same, e, limits)),
         )
-    timed = () if cluster is None else cluster.warnings(work)
     return EffectiveSpeedup(
         rows=rows,
         a=_named(a),
@@ -235,20 +231,16 @@ class _Target:
     cluster: Cluster | None
 
     @classmethod
-    def of(cls, law: Formula, variables: Mapping[str, Any], work: ModelWork, cluster: Cluster | None) -> _Target:
+    def of(cls, law: Formula, variables: Mapping[str, Any], model: Sized, cluster: Cluster | None) -> _Target:
         columns, tokens = coefficients_of(law), float(variables["tokens"])
         loss = np.asarray(law.evaluate(columns, variables), float)
-        seconds = None if cluster is None else _seconds(cluster, work, np.full(len(loss), tokens))
+        seconds = None if cluster is None else _seconds(cluster, model, np.full(len(loss), tokens))
         return cls(law, columns, loss, tokens, float(training_flops(variables["n_active"], tokens)), seconds, cluster)
-
-    def floor(self, variables: Mapping[str, Any]) -> FloatArray:
-        """The loss of models with endless tokens, [1 + n_draws, ...]."""
-        return floor(self.law, self.coefficients, variables)
 
     def asymptote(self, variables: Mapping[str, Any]) -> dict[str, Any]:
         """L∞ of endlessly large models with the same E, and 95 % of its values under the draws."""
         endless = {name: value * ENDLESS if is_size(name) else value for name, value in variables.items()}
-        floors = self.floor(endless)[:, 0]
+        floors = floor(self.law, self.coefficients, endless)[:, 0]
         return {"asymptote": float(floors[0]), "asymptote_interval": _interval(floors[1:])}
 
     def frontier(self, experts: float, limits: Limits) -> dict[str, Any]:
@@ -267,45 +259,50 @@ class _Target:
         low, high = (np.full(self.loss.shape, np.log(end)) for end in (start / AROUND, start * AROUND))
         return np.exp(least(lambda x: models(np.exp(x))[2], low, high, POINTS))
 
-    def models(self, d_model: Any, experts: float, limits: Limits) -> tuple[dict[str, Any], ModelWork]:
-        """The variables and the work of models of one width, or of one for each draw."""
+    def models(self, d_model: Any, experts: float, limits: Limits) -> tuple[dict[str, Any], Widths]:
+        """Models of one width, or of one for each draw, and their variables."""
         every = np.broadcast_to(d_model, self.loss.shape)
-        return limits.variables(every, experts, 1.0), work_of(every[:, 0], experts, limits)
+        return limits.variables(every, experts, 1.0), limits.widths(every[:, 0], experts)
 
-    def row(self, size: str, variables: Mapping[str, Any], work: ModelWork, floor: float | None = None) -> SpeedupRow:
-        """What these models need, under the law itself and as intervals; `floor` where the size is free."""
+    def row(
+        self, size: str, variables: Mapping[str, Any], model: Sized, least_loss: float | None = None
+    ) -> SpeedupRow:
+        """What these models need, under the law itself and as intervals; `least_loss` where the size is free."""
+        least_loss = float(floor(self.law, self.coefficients, variables)[0, 0]) if least_loss is None else least_loss
         needed = tokens_needed(self.law, self.coefficients, self.loss, variables, Limits())
         tokens = np.broadcast_to(needed, self.loss.shape)[:, 0]
         flops = training_flops(np.broadcast_to(variables["n_active"], self.loss.shape)[:, 0], tokens)
         times: dict[str, Any] = {"compute": flops / self.flops, "data": tokens / self.tokens}
-        spent: dict[str, Any] = {}
-        if self.cluster is not None and self.seconds is not None:
-            seconds = _seconds(self.cluster, work, tokens)
-            times["time"], spent["hours"] = seconds / self.seconds, float(seconds[0] / 3600.0)
-        for name, factors in times.items():
-            spent |= {name: float(factors[0]), f"{name}_interval": _interval(factors[1:])}
         at = of_law(self.law, {**variables, "tokens": tokens})
         values = {name: float(value.flat[0]) for name, value in at.items()}
         check = self.law.check(**values)
+        warnings, spent = check.warnings, dict[str, Any]()
+        if self.cluster is not None and self.seconds is not None:
+            seconds = _seconds(self.cluster, model, tokens)
+            times["time"], spent["hours"] = seconds / self.seconds, float(seconds[0] / 3600.0)
+            if np.isinf(seconds[0]) and np.isfinite(tokens[0]):
+                warnings = (*warnings, f"training takes more memory than {self.cluster.hardware} have")
+        for name, factors in times.items():
+            spent |= {name: float(factors[0]), f"{name}_interval": _interval(factors[1:])}
         return SpeedupRow(
             size=size,
             n_active=values["n_active"],
             tokens=values["tokens"],
             flops=float(flops[0]),
-            floor=float(self.floor(variables)[0, 0]) if floor is None else floor,
+            floor=least_loss,
             unreached=float(np.mean(np.isinf(tokens[1:]))) if len(tokens) > 1 else 0.0,
             trusted=bool(check.trusted),
-            warnings=check.warnings,
+            warnings=warnings,
             **spent,
         )
 
 
-def _seconds(cluster: Cluster, work: ModelWork, tokens: FloatArray) -> FloatArray:
+def _seconds(cluster: Cluster, model: Sized, tokens: FloatArray) -> FloatArray:
     """Training seconds of each of the tokens, [1 + n_draws]: by the step times themselves, then by their draws."""
-    seconds = cluster.seconds(work, tokens)
+    seconds = cluster.seconds(model, tokens)
     if cluster.throughput.draws is None:
         return seconds
-    drawn, i = cluster.seconds(work, tokens, drawn=True), np.arange(len(tokens))
+    drawn, i = cluster.seconds(model, tokens, drawn=True), np.arange(len(tokens))
     return np.where(i == 0, seconds, drawn[(i - 1) % len(drawn), i])
 
 

@@ -174,7 +174,7 @@ def learning_rates_block(results: Results) -> Block:
 
 
 def loss_by_size(results: Results, axes: Any = None) -> NDArray[Any]:
-    """Loss against tokens, a panel for each size: runs as points, the joint law as lines, coloured by E."""
+    """Loss against tokens, a panel for each size: runs as points, the joint law as lines."""
     runs = results.runs
     sizes = np.unique(runs.n_active)
     axes = drawing.panels_or_new(axes, len(sizes), 3.0 * len(sizes), 3.8, sharey=True)

@@ -53,7 +53,7 @@ class Results:
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
-        """The records as they are, of which a few more fields are reported."""
+        """The records as they are."""
         return [dict(row) for row in read_rows(self.folder / "runs.jsonl").rows]
 
     @cached_property
@@ -80,15 +80,14 @@ class Results:
         Round is 1, 2 or 5 times a power of ten. Without such a budget, that of the median run.
         """
         low, high = np.log10([self.runs.flops.min(), self.runs.flops.max()])
-        powers = range(int(np.floor(low)), int(np.ceil(high)) + 1)
-        inside = [f for power in powers for digit in (1, 2, 5) if self._inside(f := digit * 10.0**power)]
+        powers, inside = range(int(np.floor(low)), int(np.ceil(high)) + 1), list[float]()
+        for flops in (digit * 10.0**power for power in powers for digit in (1, 2, 5)):
+            profiles = isoflop_profiles(self.runs, flops)
+            if len(profiles) == len(self.experts) and all(len(profile.n_active) > 1 for profile in profiles):
+                inside.append(flops)
         if not inside:
             return [float(f"{np.median(self.runs.flops):.0e}")]
         return list(dict.fromkeys((inside[0], inside[len(inside) // 2], inside[-1])))
-
-    def _inside(self, flops: float) -> bool:
-        profiles = isoflop_profiles(self.runs, flops)
-        return len(profiles) == len(self.experts) and all(len(profile.n_active) > 1 for profile in profiles)
 
     @cached_property
     def held_out(self) -> list[Comparison]:
@@ -113,7 +112,7 @@ class Results:
 
 @dataclass(frozen=True)
 class Profile:
-    """Models of one E at one budget: sizes [n], the tokens it buys [n], losses between the runs of the size [n].
+    """Models of one E at one budget: sizes [n], and losses between the runs of each size [n].
 
     The best size is the lowest point of the parabola in ln N through the lowest loss and its neighbours; where that
     loss is `at_edge`, of the smallest or the largest size, the best size may lie outside.
@@ -121,7 +120,6 @@ class Profile:
 
     experts: float
     n_active: FloatArray
-    tokens: FloatArray
     loss: FloatArray
     best_n_active: float
     best_loss: float
@@ -141,11 +139,9 @@ def isoflop_profiles(runs: Runs, flops: float) -> list[Profile]:
         models = (part.subset(part.n_active == n) for n in sizes)
         losses = np.array([_between(model, at) for model, at in zip(models, tokens, strict=True)])
         if (measured := np.isfinite(losses)).any():
-            sizes, tokens, losses = sizes[measured], tokens[measured], losses[measured]
+            sizes, losses = sizes[measured], losses[measured]
             best = tune(sizes[:, None], losses)
-            profiles.append(
-                Profile(float(experts), sizes, tokens, losses, float(best.settings[0]), best.loss, best.at_edge)
-            )
+            profiles.append(Profile(float(experts), sizes, losses, float(best.settings[0]), best.loss, best.at_edge))
     return profiles
 
 

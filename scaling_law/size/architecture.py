@@ -44,8 +44,7 @@ def total_parameters(
 
 def non_embedding_parameters(d_model: ArrayLike, n_blocks: ArrayLike | None = None) -> Any:
     """13 n_blocks d²."""
-    d, blocks = _width_and_depth(d_model, n_blocks)
-    return (ATTENTION + EXPERT) * blocks * d * d
+    return total_parameters(d_model, 1, n_blocks, 0)
 
 
 def kv_cache_elements(d_model: ArrayLike, tokens: ArrayLike, n_blocks: ArrayLike | None = None) -> Any:
@@ -79,11 +78,10 @@ def variables_of_width(
     shared_ratio: float = 0.0,
     vocab_size: float = VOCAB_SIZE,
 ) -> dict[str, Any]:
-    """What laws may depend on, for models under the d / 64 rule (broadcasts).
+    """What laws may depend on, for models under the d / 64 rule, by the names of `Architecture.variables`; broadcasts.
 
     `experts` is total over active feed-forward width, E; each of the E·G experts has 1/G of the dense width (G =
     `granularity`), and G are active, a part `shared_ratio` of them always: the parameters depend on E alone.
-    `Architecture.variables` has the same names.
     """
     (linear, active), (_, total) = size_in_width(1.0, vocab_size), size_in_width(experts, vocab_size)
     d = np.asarray(d_model)
@@ -170,10 +168,10 @@ class LatentAttention:
 
 @dataclass(frozen=True)
 class Architecture:
-    """A decoder that can be built. The defaults are the paper's models, where `d_model` and `experts` say it all.
+    """A decoder that can be built; by default one of the paper's, where `d_model` and `experts` say it all.
 
-    By default, n_blocks = n_heads = d_model / 64, and one SwiGLU expert of width 3 d_model is active per token. A
-    dense model has one expert, of width `d_expert`. ValueError names the field, its value and what is allowed.
+    These have n_blocks = n_heads = d_model / 64, and one SwiGLU expert of width 3 d_model active per token; a dense
+    model has one expert. ValueError names the field, its value and what is allowed.
 
     Attributes:
         experts: routed experts of a block; `experts_per_token` of them are active.
@@ -250,11 +248,10 @@ class Architecture:
         shared_ratio: float = 0.0,
         vocab_size: int = VOCAB_SIZE,
     ) -> Architecture:
-        """A paper's model with every expert split into G = `granularity`, of whose G active ones a part is shared.
+        """A paper's model, its experts split into G = `granularity`, of whose G active ones the part `shared_ratio` is
+        shared (`variables_of_width`). A dense model stays whole.
 
-        `shared_ratio` is that part. Its parameters are those of the model that is split (`variables_of_width`).
-        ValueError where the parts are not whole: G must divide 3 d_model, and G · shared_ratio must be a whole number
-        below G. A dense model stays whole.
+        ValueError unless G divides 3 d_model, and G · shared_ratio is a whole number below G.
         """
         parts, shared = round(granularity), round(granularity * shared_ratio)
         if parts != granularity or 3 * d_model % parts:
@@ -275,12 +272,10 @@ class Architecture:
 
     @property
     def blocks(self) -> int:
-        """n_blocks, known to be an integer."""
         return int(self.n_blocks or 0)
 
     @property
     def heads(self) -> int:
-        """n_heads, known to be an integer."""
         return int(self.n_heads or 0)
 
     @property
@@ -289,9 +284,7 @@ class Architecture:
         return {"d_model": self.d_model, "n_blocks": self.blocks, "n_heads": self.heads, "experts": self.experts}
 
     def to_dict(self) -> dict[str, Any]:
-        """The arguments of an equal architecture as plain values: the shape, the vocabulary, and what differs from
-        the paper's models.
-        """
+        """The arguments of an equal architecture: shape, vocabulary, and what differs from the paper's models."""
         same = self.shape | {"vocab_size": self.vocab_size}
         plain = {f.name: f.default for f in fields(self) if f.name not in same}
         plain |= {name: default(self) for name, default in _DEFAULTS.items() if name in plain}
@@ -301,8 +294,6 @@ class Architecture:
     def is_of_the_paper(self) -> bool:
         """Whether shape and vocabulary say it all: unsplit top-1 experts, and plain attention."""
         return set(self.to_dict()) == {*self.shape, "vocab_size"}
-
-    # -- parameters
 
     @property
     def routed_blocks(self) -> int:
@@ -330,10 +321,7 @@ class Architecture:
 
     @property
     def attention_parameters(self) -> int:
-        """Attention parameters of all blocks: query, key, value and output projections, without biases and norms.
-
-        Of a class that was counted, all that is neither feed-forward nor embedding.
-        """
+        """Of query, key, value and output of all blocks; on a counted class all but feed-forward and embedding."""
         if self.mixer_parameters is not None:
             return self.mixer_parameters
         d, h, mla = self.d_model, self.heads, self.latent_attention
@@ -352,32 +340,27 @@ class Architecture:
 
     @property
     def n_active_non_embedding(self) -> int:
-        """Parameters that one token uses, without embedding and head."""
         return self._non_embedding(self.active_width)
 
     @property
     def n_total_non_embedding(self) -> int:
-        """All parameters without embedding and head."""
         return self._non_embedding(self.total_width)
 
     @property
     def n_active(self) -> int:
-        """Parameters that one token uses, with embedding and head; router, norms and biases neglected, as by laws."""
+        """Parameters that one token uses; router, norms and biases are neglected, as by laws."""
         return self.n_active_non_embedding + self.embedding_parameters
 
     @property
     def n_total(self) -> int:
-        """All parameters, with embedding and head; router, norms and biases neglected, as by laws."""
+        """All parameters, counted likewise."""
         return self.n_total_non_embedding + self.embedding_parameters
-
-    # -- what laws ask about
 
     @property
     def experts_equivalent(self) -> float:
         """The E of a law of top-1 models: total over active inner width of routed blocks, shared experts in both.
 
-        Krajewski et al. 2024 (arXiv 2402.07871, Section 5): the expansion rate, parameters of the MoE layer over those
-        of the feed-forward layer with equal active parameters. It is `experts` for top-1 without shared experts.
+        The expansion rate of Krajewski et al. 2024 (arXiv 2402.07871, Section 5).
         """
         return self.total_width / self.active_width
 
@@ -406,14 +389,11 @@ class Architecture:
             "shared_ratio": shared * self.d_shared / self.active_width,
         }
 
-    # -- FLOPs and bytes
-
     def forward_flops(self, context: float = 0.0) -> float:
         """FLOPs of one token's forward pass: 2 for each weight it is multiplied with, router included, lookups not.
 
-        `context` adds attention scores and weighted values over that many positions in every block, without the causal
-        half and without windows (Chowdhery et al. 2022, arXiv 2204.02311, Appendix B; Hoffmann et al. 2022,
-        Appendix F).
+        `context` adds attention over that many positions in every block, without the causal half and without windows
+        (Chowdhery et al. 2022, arXiv 2204.02311, Appendix B; Hoffmann et al. 2022, Appendix F).
         """
         router = self.routed_blocks * self.d_model * self.experts if self.experts > 1 else 0
         weights = self.n_active_non_embedding + router + self.d_model * self.vocab_size
@@ -433,7 +413,6 @@ class Architecture:
         return tokens * self.forward_flops(context)
 
     def weight_bytes(self, bytes_per_parameter: float = 2.0) -> float:
-        """Bytes of all parameters; 2 each for bf16."""
         return bytes_per_parameter * self.n_total
 
     def kv_cache_bytes(self, tokens: float, bytes_per_element: float = 2.0) -> float:
@@ -449,8 +428,6 @@ class Architecture:
 
 
 def _by_rule(name: str) -> Callable[[Architecture], int]:
-    """d_model / 64, where that is a whole number."""
-
     def value(a: Architecture) -> int:
         if a.d_model % HEAD_DIM:
             raise InputError(f"d_model={a.d_model} is not a multiple of {HEAD_DIM}: {name}=None must be given")

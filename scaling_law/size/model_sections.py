@@ -13,8 +13,7 @@ from scaling_law.size.architecture import Architecture
 def model_section(a: Architecture) -> dict[str, Any]:
     """The fields of a model of `Architecture.split`; the vocabulary is the tokenizer's.
 
-    The paper's models are of our class. Split experts are Qwen3-MoE, beside shared ones Qwen2-MoE (which has one, as
-    wide as all of `a` together).
+    Split experts are Qwen3-MoE, beside shared ones Qwen2-MoE, which has one, as wide as all of `a` together.
     """
     if a.is_of_the_paper:
         return dict(a.shape)

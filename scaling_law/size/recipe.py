@@ -30,8 +30,7 @@ class BatchRamp:
     """The global batch size as a function of the step, for sequences of `sequence_length` tokens (section 4.1).
 
     As in the authors' runs, stage lengths add up in fractional steps, and a boundary is the sum rounded down: 128
-    sequences of 512 tokens to 0.5B tokens, 256 to 1B, then 512 change at steps 7629 and 11444. The second stage thus
-    ends 13,824 tokens after 1B, and a run of 1B tokens has 11443 steps.
+    sequences of 512 tokens to 0.5B tokens, 256 to 1B, then 512 change at steps 7629 and 11444.
     """
 
     def __init__(self, stages: Sequence[RampStage], sequence_length: int) -> None:
@@ -42,6 +41,8 @@ class BatchRamp:
             raise InputError(f"batch_ramp: the first stage starts at {starts[0]} tokens; it must start at 0")
         if any(later <= earlier for earlier, later in pairwise(starts)):
             raise InputError(f"batch_ramp: stages start at {starts} tokens; each must start after the one before")
+        if sequence_length < 1:
+            raise InputError(f"sequence_length={sequence_length!r} must be at least 1")
         if any(stage.sequences < 1 for stage in stages):
             raise InputError(f"batch_ramp: sequences {[s.sequences for s in stages]}; each must be at least 1")
         self.stages = tuple(stages)

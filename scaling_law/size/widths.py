@@ -54,17 +54,7 @@ class Widths:
     def blocks(self) -> Any:
         return self.d_model / HEAD_DIM
 
-    @property
-    def heads(self) -> Any:
-        return self.blocks
-
-    @property
-    def n_kv_heads(self) -> Any:
-        return self.blocks
-
-    @property
-    def routed_blocks(self) -> Any:
-        return self.blocks
+    heads = n_kv_heads = routed_blocks = blocks
 
     @property
     def active_width(self) -> Any:

@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares, nnls
 
 from scaling_law import Throughput
-from scaling_law.machine import GPUS, Efficiency, ModelWork
+from scaling_law.machine import GPUS, Efficiency
 from scaling_law.machine.communication import Sent, all_to_all_bytes, bubble, tensor_bytes
 from scaling_law.machine.efficiency import PARAMETERS, SMALL, TERMS, rates
 from scaling_law.machine.layout import MEGATRON, Layouts
+from scaling_law.size import BatchRamp, RampStage
 from studies.common import FloatArray
 from studies.hours.runs import BATCH_UNKNOWN, Timed, seconds
 
@@ -77,9 +78,11 @@ def searched(row: Timed, batch: float) -> tuple[float, float]:
     about |= {"precision": row.precision, "memory_bytes": gpu.memory_bytes}
     throughput = Throughput(gpu.name, seconds=fit.seconds(gpu, row.precision), **about)
     sequences = row.batch(batch)
-    layouts = Layouts(throughput, row.gpus, (sequences,), row.sequence_length, MEGATRON)
-    computing, sending = (sum(side.values()) for side in layouts.place(row.architecture).sides)
-    slower = computing / layouts.compute(ModelWork.of(row.architecture), sequences)
+    layouts = Layouts(row.gpus, throughput, BatchRamp([RampStage(0, sequences)], row.sequence_length), MEGATRON)
+    placed = layouts.place(row.architecture)
+    assert placed is not None  # the memory of a listed GPU is known
+    computing, sending = (sum(side.values()) for side in placed.sides)
+    slower = computing / layouts.compute(row.architecture, sequences)
     return float(slower), sending * row.gpus / (sequences * row.sequence_length)
 
 

@@ -136,7 +136,7 @@ def flagship(r: Results) -> Iterator[Part]:
             assert row.architecture is not None  # integral rows of a law with draws
             assert row.loss_interval is not None
             placed, other = cluster.place(row.architecture), cluster.elsewhere.place(row.architecture)
-            batch = max(cluster.layouts.batches) * (length := cluster.ramp.sequence_length)
+            batch = max(cluster.batches) * (length := cluster.ramp.sequence_length)
             ideal = row.architecture.training_flops(batch, context=length) / (gpus * SHEETS[GPU.upper()].peak_flops)
             assert placed is not None
             assert other is not None

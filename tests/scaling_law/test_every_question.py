@@ -57,9 +57,10 @@ def beside(answer: Any, check: RangeCheck) -> RangeCheck:
     return check
 
 
-def arrays(method: str, question: Callable[[float], dict[str, Any]]) -> Callable[[Any, float], RangeCheck]:
-    """Ask a law's method and its companion the same."""
-    return lambda law, c: beside(getattr(law, method)(**question(c)), law.check(**question(c)))
+def arrays(ask: str | Callable[..., Any], question: Callable[[float], dict[str, Any]]) -> Callable[..., RangeCheck]:
+    """Ask a law, by a function or its method of this name, and its companion the same."""
+    of = ask if callable(ask) else lambda law, **at: getattr(law, ask)(**at)
+    return lambda law, c: beside(of(law, **question(c)), law.check(**question(c)))
 
 
 def narrowed(law: Law, flops: float) -> Any:
@@ -85,52 +86,43 @@ def while_it_trains(law: Law, flops: float) -> Any:
     return beside(scaling_law.LiveForecast(law=law).of(run), law.check(**at))
 
 
-def rates(law: LearningRateLaw, flops: float) -> Architecture:
+def rated(flops: float) -> dict[str, Architecture]:
     """The architecture of which a learning-rate law is asked."""
-    return Architecture(1024, 8 if flops == NEAR else 1000)
+    return {"architecture": Architecture(1024, 8 if flops == NEAR else 1000)}
 
 
+def drawn_optimum(law: Law, n_active: float, tokens: float, experts: float) -> Any:
+    return law.optimum_draws(6 * n_active * tokens, experts)
+
+
+def bootstrapped(law: Law, **at: float) -> Any:
+    return scaling_law.Bootstrap(law, np.ones(60, bool), 9, np.zeros(9), 0, 11).prediction_interval(**at)
+
+
+SPARSE, RATES = partial(model, experts=8), LearningRateLaw.published()
+SURE = replace(RATES, covariance=((0.01,) * 5,) * 5)
+SMALL, FINE = ("n_total_non_embedding", "tokens"), {"activation_ratio": 0.03, "granularity": 12}
 Question = tuple[Any, Callable[[Any, float], Any]]  # the law that is asked, and how with a budget of FLOPs
 QUESTIONS: dict[str, Question] = {
     "Formula.loss": (JOINT, arrays("loss", model)),
     "Formula.loss_draws": (JOINT, arrays("loss_draws", model)),
     "Law.compute_optimal": (JOINT, lambda law, c: law.compute_optimal([1e20, c])),
     "Law.optimal": (JOINT, lambda law, c: law.optimal(c)),
-    "JointLaw.optimum_draws": (
-        JOINT,
-        lambda law, c: beside(law.optimum_draws(c, 8), law.check(**model(c, experts=8))),
-    ),
+    "JointLaw.optimum_draws": (JOINT, arrays(drawn_optimum, SPARSE)),
     "JointLaw.to_chinchilla": (JOINT, lambda law, c: law.to_chinchilla(c / NEAR).check(1e9, 2e10)),
-    "Bootstrap.prediction_interval": (
-        JOINT,
-        lambda law, c: beside(
-            scaling_law.Bootstrap(law, np.ones(60, bool), 9, np.zeros(9), 0, 11).prediction_interval(
-                **model(c, experts=8)
-            ),
-            law.check(**model(c, experts=8)),
-        ),
-    ),
+    "Bootstrap.prediction_interval": (JOINT, arrays(bootstrapped, SPARSE)),
     "answers.Allocation.optimum": (published("marin"), arrays("optimum", lambda c: {"flops": c})),
     "answers.TrainingRates.rates": (
         published("step_law"),
-        arrays("rates", lambda c: {"n_total_non_embedding": math.sqrt(c / 120), "tokens": math.sqrt(c)}),
+        arrays("rates", lambda c: dict(zip(SMALL, (math.sqrt(c / 120), math.sqrt(c)), strict=True))),
     ),
-    "answers.EfficiencyLeverage.leverage": (
-        published("ling"),
-        arrays("leverage", lambda c: {"activation_ratio": 0.03, "granularity": 12, "flops": c}),
-    ),
-    "LearningRateLaw.at": (
-        LearningRateLaw.published(),
-        lambda law, c: beside(law.at(law.counted(rates(law, c)), 8), law.check(rates(law, c))),
-    ),
+    "answers.EfficiencyLeverage.leverage": (published("ling"), arrays("leverage", lambda c: FINE | {"flops": c})),
+    "LearningRateLaw.at": (RATES, arrays(lambda law, architecture: law.at(law.counted(architecture), 8), rated)),
     "LearningRateLaw.interval_at": (
-        replace(LearningRateLaw.published(), covariance=((0.01,) * 5,) * 5),
-        lambda law, c: beside(law.interval_at(law.counted(rates(law, c)), 8), law.check(rates(law, c))),
+        SURE,
+        arrays(lambda law, architecture: law.interval_at(law.counted(architecture), 8), rated),
     ),
-    "LearningRateLaw.learning_rate": (
-        LearningRateLaw.published(),
-        arrays("learning_rate", lambda c: {"architecture": rates(LearningRateLaw.published(), c)}),
-    ),
+    "LearningRateLaw.learning_rate": (RATES, arrays("learning_rate", rated)),
     "Law.break_even": (JOINT, lambda law, c: law.break_even(model(c)["n_active"], 8)),
     "Law.reach": (JOINT, lambda law, c: law.reach(reachable(law, c), 8)),
     "Law.reach within a budget": (JOINT, lambda law, c: law.reach(reachable(law, c) * 1.01, 8, flops=c)),
@@ -163,24 +155,12 @@ NOT_QUESTIONS = {  # why → what
         measured_speedup fit_throughput fit_learning_rate published_design""",
     "serves; what its page and tools answer is asked below": "explore",
 }
-NOT_ASKED = {  # classes that are no laws: what they hold is computed, or measured
-    *["Architecture", "Budget", "Limits", "Conditions", "RangeCheck", "ExtrapolationError"],
-    *[
-        "Backtest",
-        "FitResult",
-        "Forecast",
-        "HeldOut",
-        "LearningRateFit",
-        "LiveEstimate",
-        "Prior",
-        "PublishedLaw",
-        "Runs",
-    ],
-    *["BreakEven", "ComputeOptimum", "Description", "Design", "EffectiveSpeedup", "LawComparison", "MatchedMemory"],
-    *["MeasuredSpeedup", "TrainingCurve"],
-    *["OptimalRow", "OptimalTable", "Plan", "Reached", "ScaleOut"],
-    "Throughput",  # hours, whose extrapolation Throughput.warnings tells
-}
+# Classes that are no laws: what they hold is computed, or measured; the hours of Throughput, by its own warnings.
+NO_LAWS = """Architecture Backtest BreakEven Budget ComputeOptimum Conditions Description Design EffectiveSpeedup
+    ExtrapolationError FitResult Forecast HeldOut LawComparison LearningRateFit Limits LiveEstimate MatchedMemory
+    MeasuredSpeedup OptimalRow OptimalTable Plan Prior PublishedLaw RangeCheck Reached Runs ScaleOut Throughput
+    TrainingCurve"""
+NOT_ASKED = {*NO_LAWS.split()}
 UNRANGED = {  # as the laws of some papers are
     JointLaw: lambda law: law.replace(conditions=None),
     LearningRateLaw: lambda law: replace(law, n_range=None, experts_range=None),
@@ -252,7 +232,7 @@ SHELL: dict[str, Callable[[float], tuple[Any, ...]]] = {  # the words of each co
     "reach": lambda c: ("--loss", reachable(JOINT, c), "--experts", 8),
     "speedup": lambda c: ("--flops", c),
     "speedup --n-active": lambda c: (model(c)["n_active"], "--experts", 8),
-    "learning-rate": lambda c: ("--d-model", 1024, "--experts", rates(LearningRateLaw.published(), c).experts),
+    "learning-rate": lambda c: ("--d-model", 1024, "--experts", rated(c)["architecture"].experts),
     "figures": lambda c: ("figures", "--flops", c),
     "next-runs": lambda c: ("--flops", 1e20, "--ask", f"optimum:{c:g},8", "--max-runs", 2, "--widths", "256,512"),
     "describe": lambda c: ("config.json", "--tokens", c / 1e11),

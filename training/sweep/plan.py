@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from hub.base.tables import Summarised, Table
 from hub.base.units import format_bytes, format_count, format_flops
 from scaling_law.machine.layout import DoesNotFit, Placement
-from scaling_law.machine.throughput import ModelWork
 from scaling_law.planning.budget import Cluster, ClusterFields
 from scaling_law.size.architecture import ADAM_BYTES
 from training.configuration.schedule import Branch
@@ -205,5 +204,5 @@ def _placed(run: SweepRun, cluster: Cluster) -> tuple[Placement | None, float]:
     except DoesNotFit:
         return None, math.inf
     tokens = [(branch.branch_point_tokens, branch.tokens) for branch in run.branches]
-    points, ends = cluster.seconds(ModelWork.of(run.architecture), tokens).T
+    points, ends = cluster.seconds(run.architecture, tokens).T
     return placement, float(points.max() + (ends - points).sum())

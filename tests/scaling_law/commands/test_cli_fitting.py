@@ -66,7 +66,10 @@ def test_fit_names_bad_runs_and_trunks_and_saves_its_law(shell, table, tmp_path)
     assert "36 runs of 12 trunks (column trunk) from runs.csv, final_loss" in text
     assert "1 run lies far from the law of the others (still fitted" in text
     assert re.search(r"row-4 \(\+(0\.9|1\.0)\d* nats\)", text)
-    data = json.loads(shell(*words, "--json").output)
+    refused = shell(*words)
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "law/scaling_law.json: the file exists; --overwrite replaces it" in refused.stderr
+    data = json.loads(shell(*words, "--overwrite", "--json").output)
     assert JointLaw.from_pretrained(tmp_path / "law").coefficients == data["coefficients"]
     assert data["intervals"]["alpha"][0] < data["coefficients"]["alpha"] < data["intervals"]["alpha"][1]
 

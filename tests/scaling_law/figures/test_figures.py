@@ -51,8 +51,6 @@ def test_the_axes_given_are_those_returned(published, paper_fit):
     for count, draw in drawings:
         axes = drawing.new_figure(columns=count)[1]
         assert np.array_equal(draw(axes), axes)
-    with pytest.raises(ValueError, match="axes: 1 given, 3 are needed"):
-        paper_figures.memory_scenarios(published, axes=drawing.new_figure()[1])
 
 
 def test_a_curve_ends_at_the_compute_optimum_and_experts_without_one_have_none(published):

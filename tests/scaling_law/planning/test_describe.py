@@ -49,12 +49,3 @@ def test_far_outside_the_law_refuses_to_choose():
     assert "too far from the runs of this law" in found.prediction.refusal
     assert "not to be trusted" in as_text(found)
     assert describe(small, tokens=10_000 * 60e6, force=True).prediction.optimum is not None
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [({"tokens": -1}, "tokens=-1"), ({"tokens": "many"}, "tokens='many'"), ({"context": 0}, "context=0")],
-)
-def test_bad_questions_are_named(options, message):
-    with pytest.raises(ValueError, match=message):
-        describe(MIXTRAL, **options)

@@ -88,13 +88,6 @@ def test_no_run_is_shorter_than_its_warmup(law):
     assert next_runs(known, LOSS, 1e19, noise=NOISE, warmup_tokens=0).chosen == short.chosen
 
 
-def test_refusals(law):
-    with pytest.raises(ValueError, match="too few"):
-        law.next_runs(lambda law: 1.0, 1e20, noise=NOISE)
-    with pytest.raises(ValueError, match="warmup_tokens=-1"):
-        law.next_runs(LOSS, 1e19, warmup_tokens=-1)
-
-
 def test_each_answer_beyond_the_guard_is_refused(law):
     """What is forced is flagged: tests/scaling_law/test_every_question.py."""
     for far in (log_optimal_parameters(1e32), predicted_loss(1e15, 2e16, 8), advantage(1e32, 8, 1)):

@@ -51,10 +51,8 @@ def test_what_no_budget_reaches(published):
         out_of_reach = published.reach(1.3, [1], **question)
         assert np.isinf(out_of_reach.flops).all()
     assert np.isinf(out_of_reach.hours).all()
-    with pytest.raises(ValueError, match="loss=-1"):
-        published.reach(-1)
-    with pytest.raises(ValueError, match=r"inference_tokens=1e\+09 cost FLOPs"):
-        published.reach(2.6, [8], inference_tokens=1e9, **HOURS)
+    (least,) = published.reach(10.0, [8], force=True).to_rows()  # where any width is too large, the smallest stands
+    assert published.loss(least["n_active"], least["tokens"], 8) == pytest.approx(10.0)
 
 
 @pytest.mark.parametrize("question", [{"flops": 6 * 1.1e9 * 8e9}, HOURS | {"hours": 72}])
@@ -69,8 +67,6 @@ def test_the_smallest_memory_reaches_the_loss_and_no_less_does(published, questi
         assert (best.loss, best.limited_by) == (pytest.approx(loss, abs=1e-9), "memory")
         assert published.optimal(**question, experts=[e], memory=0.98 * memory, force=True).best.loss > loss
     assert np.isinf(published.reach(2.0, [1], flops=1e18).memory_bytes[0])
-    with pytest.raises(ValueError, match="memory"):
-        published.reach(2.5, flops=1e20, memory=1e9)
 
 
 def test_an_answer_beyond_the_guard_is_refused_or_marked(published):

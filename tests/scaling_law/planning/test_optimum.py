@@ -125,30 +125,8 @@ def test_differences_are_taken_within_draws(published):
 
 
 def test_contradictory_constraints_say_what_is_needed(published):
-    with pytest.raises(ValueError, match=r"inference_tokens=1e\+14 alone"):
-        published.optimal(1e20, inference_tokens=1e14)
     table = published.optimal(1e16, [1, 128], memory=13e6)
     assert table.experts_that_do_not_fit == (128,)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "field"),
-    [
-        ({"flops": 1e20, "experts": [0]}, "experts"),
-        ({"flops": 1e20, "experts": []}, "experts"),
-        ({"flops": 1e20, "max_parameters": 0}, "max_parameters"),
-        ({"flops": 1e20, "kv_tokens": -1}, "kv_tokens"),
-        ({"flops": 1e20, "experts": [1.5], "integral": True}, "experts"),
-        ({"flops": 1e20, "experts": [1, None, "x"]}, "experts="),
-        ({"flops": np.array([1e20, 1e21])}, r"flops=\[1e\+20, 1e\+21\]: optimal takes one budget"),
-        ({"flops": 1e20, "memory": [80e9]}, "memory"),
-        ({"flops": 1e20, "max_parameters": True}, "max_parameters=True"),
-    ],
-)
-def test_bad_limits_are_named(published, arguments, field):
-    with pytest.raises(ValueError, match=field) as error:
-        published.optimal(**arguments)
-    assert "np." not in str(error.value)
 
 
 def test_quantities_may_be_text(published):

@@ -50,6 +50,23 @@ def test_the_loss_is_that_of_the_tokens_that_are_trained(published):
     assert made.loss_interval[0] < made.loss < made.loss_interval[1]
 
 
+def test_repeated_tokens_are_worth_less_in_a_plan_too(published):
+    row = published.optimal(1e21, [8], integral=True, unique_tokens="1B").best
+    made = published.plan(1e21, [8], unique_tokens="1B")
+    assert (made.loss, made.loss_interval) == (pytest.approx(row.loss), pytest.approx(row.loss_interval))
+    assert made.loss > published.loss(made.architecture.n_active, made.tokens, 8) + 0.04
+
+
+def test_a_budget_below_one_step_is_overspent_aloud(published):
+    assert published.plan(1e10, [1], force=True).warnings[0].startswith("one step takes 65,536 tokens, more than")
+
+
+@pytest.mark.parametrize(("sequences", "flops", "gpus"), [(3, 1e20, 1), (12, 1e20, 4), (64, 1e24, 64)])
+def test_without_gpus_the_hours_are_of_as_many_as_share_the_batches(published, sequences, flops, gpus):
+    made = published.plan(flops, [1], batch_ramp=[RampStage(0, sequences)], force=True)
+    assert (made.gpus, made.gpu_hours > 0) == (gpus, True)
+
+
 def test_small_budgets_warm_up_less(published):
     made = published.plan(1e15, [1], branches=20)
     assert made.warmup_tokens == int(0.1 * made.tokens)

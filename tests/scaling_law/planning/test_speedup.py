@@ -6,14 +6,12 @@ import pytest
 from scaling_law import (
     Architecture,
     EffectiveSpeedup,
-    ExtrapolationError,
     JointLaw,
     Limits,
     Throughput,
     published,
 )
-from scaling_law.machine import ModelWork
-from scaling_law.planning.budget import Cluster, work_of
+from scaling_law.planning.budget import Cluster
 from scaling_law.size.architecture import width_of_active
 
 
@@ -141,33 +139,15 @@ def test_how_far_both_models_extrapolate_is_said(law):
         assert any(warning.startswith(f"{model}: N_act") for warning in found.warnings)
 
 
-def test_bad_questions(law):
-    for given in ({}, {"flops": 1e21, "tokens": 1e9}):
-        with pytest.raises(ValueError, match="give one of them"):
-            law.speedup(8, 1, **given)
-    with pytest.raises(ValueError, match="tokens=0 must be positive"):
-        law.speedup(Architecture(512), 1, tokens=0)
-    with pytest.raises(ValueError, match="has no size; give flops"):
-        law.speedup(8, 1, tokens=1e9)
-    with pytest.raises(ValueError, match="b='x' must be a number of experts or an Architecture"):
-        law.speedup(8, "x", flops=1e21)
-    with pytest.raises(ValueError, match=r"experts=0\.5"):
-        law.speedup(0.5, 1, flops=1e21)
-    with pytest.raises(ValueError, match="E = 1"):
-        published("chinchilla").speedup(1, 8, flops=1e21)
-    with pytest.raises(ExtrapolationError):
-        law.speedup(8, 1, flops=1e29)
-
-
 def test_hours_of_both_models(law):
     """The hours of a cluster; each draw of the step times with one of the law."""
     few, h100 = law.replace(draws=law.draws[:20]), Throughput.assumed("h100")
     found = few.speedup(8, 1, flops=1e21, gpus=8, throughput=h100)
     best, same = found.rows
     cluster, limits = Cluster(8, h100), Limits()
-    own = cluster.seconds(work_of(width_of_active(found.n_active), 8.0, limits), found.tokens)
+    own = cluster.seconds(limits.widths(width_of_active(found.n_active), 8.0), found.tokens)
     for row in (best, same):
-        seconds = cluster.seconds(work_of(width_of_active(row.n_active), 1.0, limits), row.tokens)
+        seconds = cluster.seconds(limits.widths(width_of_active(row.n_active), 1.0), row.tokens)
         assert row.hours == pytest.approx(seconds / 3600)
         assert row.time == pytest.approx(seconds / own)
         assert row.time_interval[0] < row.time < row.time_interval[1]
@@ -177,4 +157,14 @@ def test_hours_of_both_models(law):
     assert low == pytest.approx(high, rel=1e-2)  # the model of a computes its activations again
     a, b = Architecture(1024, 8), Architecture(1024)
     given = few.speedup(a, b, tokens=2e10, gpus=8, throughput=h100).rows[0]
-    assert given.hours == pytest.approx(cluster.seconds(ModelWork.of(b), given.tokens) / 3600)
+    assert given.hours == pytest.approx(cluster.seconds(b, given.tokens) / 3600)
+
+
+def test_models_that_the_gpus_cannot_train_have_no_hours(law):
+    lacks = "training takes more memory than 8 × NVIDIA H100 SXM have"
+    large = law.speedup(32, 4, flops=1e22, gpus=8, gpu="h100")
+    assert [row.time for row in large.rows] == [None, None]
+    assert f"E = 32: {lacks}" in large.warnings
+    wide = law.speedup(1, 32, flops=1e22, gpus=8, gpu="h100")
+    assert (wide.best.hours, wide.best.time) == (np.inf, np.inf)
+    assert f"best size: {lacks}" in wide.warnings

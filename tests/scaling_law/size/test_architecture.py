@@ -184,35 +184,6 @@ def test_no_field_is_ignored(name):
     assert counts[0] != counts[1]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "field"),
-    [
-        ({"experts": 4, "experts_per_token": 5}, "experts_per_token=5 must be at most experts=4"),
-        ({"experts": 4, "dense_blocks": 16}, "dense_blocks=16 must be below n_blocks=16"),
-        ({"n_kv_heads": 5}, "n_heads=16 is not divisible by n_kv_heads=5"),
-        ({"d_expert": 0}, "d_expert=0 must be an integer of at least 1"),
-        ({"shared_experts": -1}, "shared_experts=-1 must be an integer of at least 0"),
-        ({"d_ff": 0}, "d_ff=0 must be an integer of at least 1"),
-        ({"experts": 8, "d_ff": 4096}, "d_ff=4096 with dense_blocks=0 must be 3072, or left out"),
-        ({"d_expert": 2816, "d_ff": 4096}, "d_ff=4096 with dense_blocks=0 must be 2816, or left out"),
-        ({"d_shared": 512}, "d_shared=512 with shared_experts=0 must be 3072, or left out"),
-        ({"n_kv_heads": 4, "latent_attention": MLA}, "n_kv_heads=4 with latent_attention must be 16, or left out"),
-        ({"head_dim": 64, "latent_attention": MLA}, "head_dim=64 with latent_attention must be 192, or left out"),
-        ({"latent_attention": {"kv_rank": 0, "rope_dim": 1, "nope_dim": 1, "value_dim": 1}}, "kv_rank=0 must be"),
-        ({"d_model": 100}, "d_model=100 is not a multiple of 64: n_blocks=None must be given"),
-        ({"d_model": 0}, "d_model=0 must be an integer of at least 1"),
-        ({"experts": 0}, "experts=0 must be an integer of at least 1"),
-        ({"experts": 1.5}, "experts=1.5 must be an integer"),
-        ({"d_model": 192, "n_heads": 5}, "d_model=192 is not divisible by n_heads=5"),
-        ({"n_blocks": True}, "n_blocks=True must be an integer"),
-        ({"vocab_size": -1}, "vocab_size=-1 must be an integer of at least 1"),
-    ],
-)
-def test_impossible_parts_are_refused(arguments, field):
-    with pytest.raises(ValueError, match=field):
-        Architecture(**{"d_model": 1024} | arguments)
-
-
 @given(st.floats(16, 2e5), st.integers(1, 512), st.integers(256, 300_000))
 def test_widths_invert_sizes(d, experts, vocab):
     assert width_of_active(active_parameters(d, vocab_size=vocab), vocab) == pytest.approx(d, rel=1e-12)

@@ -54,17 +54,3 @@ def test_a_split_model_has_the_variables_that_laws_were_asked_with(experts, gran
     asked, found = variables_of_width(256, experts, granularity, shared), split.variables()
     for name in ("experts", "n_active", "n_total", "density", "granularity", "shared_ratio", "experts_per_token"):
         assert found[name] == pytest.approx(float(asked[name])), name
-
-
-@pytest.mark.parametrize(
-    ("granularity", "shared", "message"),
-    [
-        (7, 0.0, "granularity=7 must be a whole number that divides 3 d_model, 768"),
-        (1.5, 0.0, "granularity=1.5 must be a whole number"),
-        (8, 0.3, "shared_ratio=0.3 of granularity=8 experts must be a whole number of them"),
-        (1, 0.5, "shared_ratio=0.5 of granularity=1 experts"),
-    ],
-)
-def test_experts_that_do_not_divide_are_named(granularity, shared, message):
-    with pytest.raises(ValueError, match=message):
-        Architecture.split(256, 8, granularity, shared)
