@@ -119,7 +119,7 @@ class Demo:
     def run(self) -> None:
         """All steps, then their results."""
         with self._step("1 Corpus", "the docstrings of the installed packages, in columns of FineWeb-Edu"):
-            say(str(corpus.build(self._corpus, max_bytes=self.scale.corpus_bytes)))
+            say(corpus.build(self._corpus, max_bytes=self.scale.corpus_bytes))
         with self._step("2 Tokenizer", "every byte is a token"):
             self.tokenizer()
         with self._step("3 Sweep", "dense and Switch-MoE models: each size one trunk, with decay branches"):
