@@ -49,7 +49,7 @@ def _number(value: Any) -> Any:
     """Accept real numbers only: no booleans, no texts that happen to hold digits."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise InputError("must be a number")
-    return value
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 Count = Annotated[int, BeforeValidator(_number), Field(ge=0, le=10**18)]

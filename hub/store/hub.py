@@ -7,6 +7,7 @@ apart. A run takes four calls of the API (branch, preupload, commit, listing), p
 from __future__ import annotations
 
 import logging
+import math
 import re
 import shutil
 import threading
@@ -59,19 +60,14 @@ class Pace:
     ) -> None:
         self.calls, self.seconds = calls, seconds
         self._clock, self._sleep = clock, sleep
-        self._begun: deque[float] = deque()  # when each call of the window begins, also of those that still wait
+        self._begun = deque([-math.inf] * calls, calls)  # when the last ones begin, also those that still wait
         self._lock = threading.Lock()
 
     def take(self, calls: int) -> None:
         """Wait until so many calls may begin."""
         with self._lock:
             now = self._clock()
-            at = max(now, self._begun[-1] if self._begun else now)
-            for number in range(calls):
-                while self._begun and self._begun[0] <= at - self.seconds:
-                    self._begun.popleft()
-                if self._begun and len(self._begun) + number >= self.calls:
-                    at = self._begun.popleft() + self.seconds
+            at = max(now, self._begun[-1], self._begun[calls - 1] + self.seconds)
             self._begun.extend([at] * calls)  # they begin together
         if at > now:
             self._sleep(at - now)

@@ -162,6 +162,7 @@ def test_each_learning_rate_of_a_grid_is_a_sweep_of_its_own(sweep_of):
         ({"grid": {"model.d_model": []}}, "there are no runs"),
         ({"grid": {"model.d_model": 64}}, "grid.model.d_model: 64; it must be a valid list"),
         ({"grid": {"model.expert": [1]}}, "did you mean model.experts"),
+        ({"grid": {"experts": [1]}}, "sweep file: grid: it must hold sections with fields, not experts: 1"),
         ({"grid": {"preset": ["paper/d1-E1"]}}, "no preset is named 'paper/d1-E1'"),
         ({"grid": {"optimizer.weight_decay": [0.1, 0.2]}}, "two runs have the same name"),
         ({"grid": {"optimizer.learning_rate": ["high"]}}, "learning_rate: 'high'; it must be a valid number"),
@@ -336,8 +337,9 @@ def test_plan_and_status_are_printed_as_tables_and_json(tiny, tmp_path):
     assert "waiting" in shown("status")
     assert all(text in shown("plan") for text in ("d64-E4-seed0", "unknown", "save"))
     assert "--gpus is needed" in shown("plan", "--gpu", "h100", exit_code=2)
-    with pytest.raises(ValueError, match="gpus=None"):
-        plan_sweep(Sweep.load(path), gpu="h100")
+    for options, message in (({"gpu": "h100"}, "gpus=None"), ({"shards": 0}, "shards=0 must be at least 1")):
+        with pytest.raises(ValueError, match=message):
+            plan_sweep(Sweep.load(path), **options)
     assert "cannot share" in shown("plan", "--gpu", "h100", "--gpus", "7", exit_code=2)
     assert "There are d64-E4-seed0" in shown("config", "d1-E1-seed0", exit_code=2)
     assert "error: sweep file" in command(tmp_path / "none.yaml", "plan", exit_code=2)
