@@ -154,6 +154,8 @@ class TextSource:
             names = rows.column_names or list(next(iter(rows), {}))
         except _UNREADABLE as error:
             raise self.unreadable(error, itertools.chain(*data_files.values())) from error
+        except StopIteration:  # of `datasets`
+            raise InputError(f"data.dataset: a file of {self.dataset!r} is empty; remove it") from None
         except ValueError as error:
             raise InputError(f"data.dataset {self.dataset!r}, split {self.split!r}: {error}") from error
         if self.text_column not in names:
