@@ -27,7 +27,7 @@ def download(transport: Transport, repo_id: str, path: str, listed: StoredFile, 
     """
     fetch = transport.api.hf_hub_download
     for again in (False, True):
-        file = Path(transport.read(partial(fetch, repo_id, path, force_download=again, **where)))
+        file = Path(transport.call(partial(fetch, repo_id, path, force_download=again, **where), patient=False))
         if listed.holds(file):
             return file
     raise IntegrityError(f"{path} of {repo_id} was received with other content than the Hub lists")
@@ -74,7 +74,7 @@ def restore(repo_id: str, path: str, revision: str | None) -> None:
             except IntegrityError as error:
                 transport, where = Transport(), {"revision": file.parent.name, "force_download": True}
                 try:
-                    transport.read(partial(transport.api.hf_hub_download, repo_id, file.name, **where))
+                    transport.call(partial(transport.api.hf_hub_download, repo_id, file.name, **where), patient=False)
                 except UnavailableError:
                     raise error from None
                 check(file, file, repo_id)

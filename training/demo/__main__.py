@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -284,10 +283,7 @@ def say(text: str) -> None:
 
 
 def scaling_law(*words: Any) -> str:
-    """The command line of `scaling-law` with these words, by the path of this Python where no PATH leads to it."""
-    beside = Path(sys.executable).with_name("scaling-law")
-    if shutil.which("scaling-law") == str(beside):
-        return shlex.join(["scaling-law", *map(str, words)])
+    """The command line of `scaling-law` with these words, by the path of this Python: no PATH need lead to it."""
     return shlex.join([os.path.relpath(sys.executable), "-m", "scaling_law", *map(str, words)])
 
 
