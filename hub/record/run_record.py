@@ -279,7 +279,7 @@ class RunRecord(_Part):
                 content = reader.read(strict_json.MAX_RECORD_BYTES + 1)
         except OSError as error:
             raise FilesError(f"cannot read the run record {file}: {error.strerror}") from None
-        return cls.from_json(content, what=file.name)
+        return cls.from_json(content, what=str(file))
 
     def save(self, path: str | Path) -> Path:
         """Write `run.json` into the folder `path` (or to `path` itself if it ends in .json), atomically."""

@@ -126,7 +126,7 @@ def _read(file: Path, foreign: bool, problems: list[str] | None) -> list[Any]:
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise RecordError(f"{file.name}: not a readable gzip file ({error})") from None
     if file.suffix == ".json" and not (foreign and content.lstrip().startswith(b"[")):
-        return [RunRecord.from_json(content, what=file.name)]
+        return [RunRecord.from_json(content, what=str(file))]
     checksums.check(file, content)
     if len(content) > MAX_FILE_BYTES:
         raise RecordError(f"{file.name}: more than {MAX_FILE_BYTES:,} bytes")

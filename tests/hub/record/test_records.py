@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from hub import FilesError, RecordError, RunRecord, repo_name
+from hub import FilesError, RecordError, RunRecord, load_records, repo_name
 from hub.record.run_record import OF_A_CLASS, plain
 from tests.hub.samples import make_record, record_fields
 
@@ -161,8 +161,9 @@ def test_a_file_without_a_record_is_named(tmp_path):
         RunRecord.load(tmp_path)
     for content in ("[]", "3", '"x"', "null"):
         (tmp_path / "run.json").write_text(content)
-        with pytest.raises(RecordError, match=r"run\.json: a .*allowed is an object"):
-            RunRecord.load(tmp_path)
+        for load in (RunRecord.load, load_records):
+            with pytest.raises(RecordError, match=rf"^{tmp_path}/run\.json: a .*allowed is an object"):
+                load(tmp_path)
 
 
 def test_fields_named_like_python_internals_do_no_harm():

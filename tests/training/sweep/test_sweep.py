@@ -20,7 +20,7 @@ from filelock import FileLock
 from rich.console import Console
 
 import training
-from hub import RunRecord
+from hub import IntegrityError, RunRecord
 from hub.base import atomic
 from scaling_law import Architecture, JointLaw
 from scaling_law.planning.plan import plan as plan_of_law
@@ -252,6 +252,9 @@ def test_states_are_read_from_the_folder(run):
     assert state(run) == "diverged"
     with FileLock(run.folder / ".sweep.lock"):
         assert state(run) == "running"
+    (run.folder / "state.json").write_text("")  # of a disk that lost it
+    with pytest.raises(IntegrityError, match=r"state\.json is damaged"):
+        state(run)
 
 
 def test_progress_counts_the_trunk_once(run):
