@@ -105,9 +105,8 @@ class FinalLossCallback(TrainerCallback):
         for path in sorted(self.folder.glob("*.json")) if self.folder else ():
             fields = json.loads(path.read_text(encoding="utf-8"))
             if (unit := fields.pop("unit", None)) != self.unit:
-                raise InputError(
-                    f"curves: {path.name} counts {unit}, and this run {self.unit}; give tokens_per_step to both"
-                )
+                counted = f"curves: {path.name} counts {unit}, and this run {self.unit}"
+                raise InputError(f"{counted}; give tokens_per_step to both")
             if path.stem != self.name:
                 curves.append(TrainingCurve(**fields))
         return curves

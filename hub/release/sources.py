@@ -117,9 +117,8 @@ def load_rows(
 def _read(file: Path, foreign: bool, problems: list[str] | None) -> list[Any]:
     endings = [".jsonl", ".ndjson", ".parquet", ".json", *([".csv", ".csv.gz"] if foreign else [])]
     if not file.name.endswith(tuple(endings)):
-        raise FilesError(
-            f"{file}: not a table of runs; allowed are a folder, or a file that ends in {', '.join(endings)}"
-        )
+        allowed = f"a folder, or a file that ends in {', '.join(endings)}"
+        raise FilesError(f"{file}: not a table of runs; allowed are {allowed}")
     try:
         with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as opened:
             content = opened.read(MAX_FILE_BYTES + 1)
@@ -168,9 +167,7 @@ def _files_in(folder: Path) -> list[Path]:
         return tables
     records = sorted(folder.glob(f"models/*/*/{RECORD_NAME}")) or sorted(folder.rglob(RECORD_NAME))
     if not records:
-        raise FilesError(
-            f"{folder} has no run records: neither {JSONL_NAME} nor {PARQUET_NAME} nor a run.json below it"
-        )
+        raise FilesError(f"{folder} has no run records: neither {JSONL_NAME} nor {PARQUET_NAME} nor a run.json below")
     return [copy / RECORD_NAME for copy in without_copies([file.parent for file in records])]
 
 

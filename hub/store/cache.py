@@ -56,9 +56,8 @@ def check(file: Path, content: Content, repo_id: str) -> None:
     large = len(blob.name) == 64
     named = StoredFile(size_of(content), blob.name if large else None, None if large else blob.name)
     if _HASH.fullmatch(blob.name) and not named.holds(content):
-        raise IntegrityError(
-            f"{file.name} of {repo_id} is damaged in the Hub's cache: fetch it again with a network, or delete {blob}"
-        )
+        where = f"{file.name} of {repo_id} is damaged in the Hub's cache"
+        raise IntegrityError(f"{where}: fetch it again with a network, or delete {blob}")
 
 
 def restore(repo_id: str, path: str, revision: str | None) -> None:

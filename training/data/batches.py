@@ -128,9 +128,8 @@ class TrainingData:
         tokens.start()
         tokens.wait_for(sequence_length + 1)
         if tokens.cache.n_sequences(sequence_length) < 1:
-            raise ConfigurationError(
-                f"data.sequence_length: {sequence_length}; the training data has only {len(tokens.cache)} tokens"
-            )
+            found = f"the training data has only {len(tokens.cache)} tokens"
+            raise ConfigurationError(f"data.sequence_length: {sequence_length}; {found}")
 
     @property
     def unique_tokens(self) -> int | None:

@@ -172,9 +172,7 @@ class Demo:
             lines = [f"{name}: exit status {status}, see {log}" for name, (status, log) in outcome.failed.items()]
             raise DemoError("training failed; re-run this command to resume\n  " + "\n  ".join(lines))
         if outcome.elsewhere:
-            raise DemoError(
-                f"another process trains {', '.join(outcome.elsewhere)}; re-run this command when it is done"
-            )
+            raise DemoError(f"another process trains {', '.join(outcome.elsewhere)}; re-run this when it is done")
         print_table(losses_table([record for run in sweep.runs for record in run.records()]))
         return sweep
 

@@ -146,9 +146,8 @@ def build(folder: str | Path, *, max_bytes: int | None = None, sources: Sequence
     )
     splits = _split(documents)
     if not all(splits.values()):
-        raise InputError(
-            f"max_bytes: {max_bytes}; it must allow text of at least 2 packages, not {len(documents)} documents"
-        )
+        found = f"not {len(documents)} documents"
+        raise InputError(f"max_bytes: {max_bytes}; it must allow text of at least 2 packages, {found}")
     sizes = {name: sum(row.size for row in rows) for name, rows in splits.items()}
     summary = (
         f"{format_bytes(sum(sizes.values()))} of English in {len(documents):,} documents of "

@@ -286,11 +286,11 @@ def test_devices_are_paid_for_as_long_as_they_trained(run):
     assert status(run).device_seconds == 0
     write_log(run, "trunk", wall_seconds=20.0, devices=4)
     branch = run.folder / run.folder_of(run.branches[0]).name
-    write_log(run, branch.name, wall_seconds=16.0, devices=2)
+    write_log(run, branch.name, tokens=1152, wall_seconds=16.0, devices=2)  # half of the 256 tokens are trained
     last = {"step": 9, "tokens": 1280, "wall_seconds": 19.0, "devices": 2}
     with open(branch / "log.jsonl", "a") as log:
         log.write(json.dumps(last) + "\n" + json.dumps({"step": 9, "tokens": 1280, "eval_loss": 2.0}) + "\n")
-    assert status(run).device_seconds == 20 * 4 + 3 * 2
+    assert status(run).device_seconds == 20 * 4 + 6 * 2
 
 
 def test_the_live_display_has_the_loss_of_every_running_run_in_80_columns(sweep_of):
