@@ -31,7 +31,7 @@ from hub.record.table import (
 )
 from hub.release.index import list_runs
 from hub.store.base import Kind, Publication, Store
-from hub.store.files import Content, check_allowed, check_secrets, content_of, without_copies
+from hub.store.files import Content, check_allowed, check_secrets, content_of, run_folders
 from hub.store.hub import open_store
 
 logger = logging.getLogger(__name__)
@@ -165,10 +165,10 @@ def _files_in(folder: Path) -> list[Path]:
         return nearest
     if tables := [table for index in sorted(folder.glob("datasets/*-runs/main")) for table in _table_in(index)]:
         return tables
-    records = sorted(folder.glob(f"models/*/*/{RECORD_NAME}")) or sorted(folder.rglob(RECORD_NAME))
-    if not records:
-        raise FilesError(f"{folder} has no run records: neither {JSONL_NAME} nor {PARQUET_NAME} nor a run.json below")
-    return [copy / RECORD_NAME for copy in without_copies([file.parent for file in records])]
+    try:
+        return [run / RECORD_NAME for run in run_folders(folder)]
+    except FilesError as error:
+        raise FilesError(f"no run records: neither {JSONL_NAME} nor {PARQUET_NAME}, and {error}") from None
 
 
 def read_file(source: str | Path, name: str, revision: str | None = None, *, kind: Kind = "model") -> bytes:
