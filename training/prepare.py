@@ -22,7 +22,7 @@ from training.configuration.arguments import TrainingArguments
 from training.configuration.reading import parse_command_line
 from training.data.builder import GrowingCache, build_by_many
 from training.data.cache import TokenCache
-from training.data.filling import Share, group_starts, n_finished
+from training.data.filling import Share, finished, group_starts
 from training.data.pins import pinned
 from training.data.text import TextSource
 from training.data.tokenizer import load_tokenizer
@@ -72,7 +72,7 @@ class Part:
         folder, total = self.cache.folder, len(group_starts(self.cache.folder, self.source.open()))
         with self._line(progress) as look:
             build_by_many(self.source, self.cache, self.until_tokens, workers, share, look)
-        return f"{n_finished(folder)} of {total} groups are tokenised"
+        return f"{len(finished(folder))} of {total} groups are tokenised"
 
 
 def parts(arguments: TrainingArguments, everything: bool) -> list[Part]:

@@ -87,21 +87,17 @@ class TokenCache:
             self.complete = self.group is None and bool(self.shards)
         return self.complete or len(self.shards) > before
 
-    def check_sizes(self) -> None:
-        """Raise CorruptCacheError if the file of a shard is missing or has another size; nothing is read."""
-        for number in range(len(self.shards)):
-            self._check_size(number)
-
     def check_shard(self, number: int) -> None:
         """Compare the sha256 of a shard, once; this takes a second for each 1.5 GB. Raises CorruptCacheError."""
         if number in self._checked:
             return
-        path = self._check_size(number)
+        path = self.check_size(number)
         if sha256_of(path) != self.shards[number]["sha256"]:
             raise CorruptCacheError(path, "has a wrong sha256")
         self._checked.add(number)
 
-    def _check_size(self, number: int) -> Path:
+    def check_size(self, number: int) -> Path:
+        """The file of a shard, which is not read. Raises CorruptCacheError if it is missing or has another size."""
         shard = self.shards[number]
         path = self.folder / shard["file"]
         if not self.has_file(shard):

@@ -47,7 +47,8 @@ def build(source: TextSource, folder: Path, until_tokens: int | None = None) -> 
         OSError: the disk is full, the network is gone, …; what was finished stays, and the next build resumes there.
     """
     cache, text = TokenCache(folder), source.open()
-    cache.check_sizes()
+    for number in range(len(cache.shards)):
+        cache.check_size(number)
     while cache.group is not None and not cache.has(until_tokens):
         with suppress(Timeout), _group_lock(folder, cache.group, timeout=1):  # else another process is at it
             for _ in _tokenised(cache, text, cache.group):
@@ -95,8 +96,8 @@ def tokenise_groups(source: TextSource, folder: Path, share: Share, until_tokens
     cache, text = TokenCache(folder), source.open()
     for start in group_starts(folder, text)[share.index :: share.of]:
         cache.refresh()
-        finished = sum(shard["tokens"] for group in _finished(folder) for shard in group["shards"])
-        if cache.has(until_tokens) or (until_tokens is not None and finished >= until_tokens):
+        tokens = sum(shard["tokens"] for group in finished(folder) for shard in group["shards"])
+        if cache.has(until_tokens) or (until_tokens is not None and tokens >= until_tokens):
             return
         with suppress(Timeout), _group_lock(folder, start, timeout=0):  # else another has it
             deque(_tokenised(cache, text, start), maxlen=0)
@@ -111,15 +112,11 @@ def group_starts(folder: Path, text: OpenText) -> list[int]:
     return json.loads(path.read_text())
 
 
-def n_finished(folder: Path) -> int:
-    """Groups that are tokenised to their end."""
-    return len(_finished(folder))
-
-
 # -- groups
 
 
-def _finished(folder: Path) -> list[dict]:
+def finished(folder: Path) -> list[dict]:
+    """The groups that are tokenised to their end."""
     groups = [read_group(folder, int(path.stem[6:])) for path in folder.glob("group-*.json")]
     return [group for group in groups if "following" in group]
 

@@ -78,7 +78,7 @@ def test_shares_in_any_order_make_the_cache_of_a_single_process(source, single, 
 def test_one_process_and_many_continue_each_other_s_work(source, single, empty, tokenizer, tmp_path):
     """The single one stops within a group; a share leaves gaps; the single one closes them."""
     alone = prepare(source, tokenizer, tmp_path / "many", until=1500)
-    assert 0 < filling.n_finished(alone.folder) < len(list(alone.folder.glob("group-*.json")))
+    assert 0 < len(filling.finished(alone.folder)) < len(list(alone.folder.glob("group-*.json")))
     tokenise_groups(source, empty.folder, Share(0, 2))
     empty.refresh()
     assert 1500 <= len(empty) < len(single)
@@ -88,7 +88,7 @@ def test_one_process_and_many_continue_each_other_s_work(source, single, empty, 
 
 def test_a_reader_needs_only_the_groups_before(source, single, empty, tokenizer, tmp_path, monkeypatch):
     tokenise_groups(source, empty.folder, ALL, until_tokens=1)
-    assert filling.n_finished(empty.folder) == 1
+    assert len(filling.finished(empty.folder)) == 1
     monkeypatch.setattr(TextSource, "rows", None)  # nothing is tokenised
     first = prepare(source, tokenizer, tmp_path / "many", until=1)
     assert np.array_equal(first.read(0, len(first)), single.read(0, len(first)))
@@ -101,7 +101,7 @@ def test_groups_stop_where_there_is_enough(source, single, empty, tokenizer, tmp
     empty.refresh()
     assert until <= len(empty) < until + len(single) // 5
     tokenise_groups(source, empty.folder, ALL, until)
-    assert 2 < filling.n_finished(empty.folder) < len(starts(empty)) - 2
+    assert 2 < len(filling.finished(empty.folder)) < len(starts(empty)) - 2
 
 
 def test_groups_without_documents(crawls, tokenizer, tmp_path, groups):
@@ -172,7 +172,7 @@ def test_a_group_that_another_process_has_is_left_to_it(source, single, empty):
     tokenise_groups(source, empty.folder, ALL, until_tokens=1)
     with FileLock(empty.folder / f"group-{starts(empty)[2]:07d}.lock"):
         tokenise_groups(source, empty.folder, ALL)
-    assert filling.n_finished(empty.folder) == len(starts(empty)) - 1
+    assert len(filling.finished(empty.folder)) == len(starts(empty)) - 1
     empty.refresh()
     assert not empty.complete
     tokenise_groups(source, empty.folder, ALL)
