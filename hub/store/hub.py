@@ -339,7 +339,8 @@ def open_store(uri: str | Path, *, private: bool = False) -> Store:
     text = str(uri)
     if text.startswith("hf://"):
         return HubStore(text.removeprefix("hf://").strip("/"), private=private)
-    if isinstance(uri, str) and re.match(r"[A-Za-z][A-Za-z0-9+.-]+:", uri) and not uri.startswith("file:"):
+    other = isinstance(uri, str) and re.match(r"[A-Za-z][A-Za-z0-9+.-]+:", uri) and not uri.startswith("file:")
+    if other or not uri:  # such as of a shell's variable that is not set
         raise FilesError(f"store {uri!r}: allowed are a folder, file:FOLDER and hf://ORGANISATION")
     path = text.removeprefix("file:")
     return LocalStore(Path("/" + path.lstrip("/") if path.startswith("//") else path))
