@@ -31,7 +31,7 @@ _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _MAX_TEXT_BYTES = 64 * 1024 * 1024
 _MAX_HEADER_BYTES = 100_000_000  # of a safetensors file, by its format
 _MAX_FILES = 1000
-_DEPTH = 6  # folders below one in which runs are looked for
+_DEPTH = 6  # levels of folders that are searched for runs
 
 Content = Path | bytes  # a file on this machine, or its bytes
 
@@ -126,16 +126,17 @@ def run_folders(source: str | Path) -> list[Path]:
     if not source.is_dir():
         raise FilesError(f"there is no folder {source}")
     found: list[Path] = []
-    level, seen = [source], {*source.resolve().parents}  # where a link may lead back to
-    for _ in range(_DEPTH + 1):  # of two ways to a run, the shorter
+    level, seen = [source], {*source.resolve().parents}  # a link that leads back up is not followed
+    for _ in range(_DEPTH + 1):  # level by level: of two paths to a run the shorter one counts
         below: list[Path] = []
         for folder in level:
             if (place := folder.resolve()) not in seen:
                 seen.add(place)
-                if (folder / "run.json").is_file():
+                entries = sorted(folder.glob("[!.]*"))  # none of a folder that may not be read
+                if folder / "run.json" in entries:
                     found.append(folder)
                 else:
-                    below += sorted(entry for entry in folder.glob("[!.]*") if entry.is_dir())
+                    below += [entry for entry in entries if entry.is_dir()]
         level = below
     if not found:
         raise FilesError(f"{source} has no run.json, nor has a folder in it (searched {_DEPTH} levels down)")

@@ -87,7 +87,7 @@ class Transport:
     def call(self, function: Callable[[], Result], attempts: int | None = None, *, patient: bool = True) -> Result:
         """The result of `function`, which may be repeated without harm; UnavailableError after the last of `attempts`.
 
-        Unless `patient`, it gives up within seconds without a network, as for what a cache may have.
+        Unless `patient`, it gives up within seconds when there is no network: a cache may have the answer.
         """
         allowed, attempt, asking = attempts or self.attempts, 0, False
         try:
