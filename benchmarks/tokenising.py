@@ -28,15 +28,14 @@ import numpy as np
 from benchmarks.data_pipeline import SOURCE, corpus, map_and_pack
 from benchmarks.report import Report, parse
 from training.data.cache import TokenCache, open_cache
-from training.data.filling import Share, adopt, lock_of, tokenise_groups
+from training.data.filling import Share, tokenise_groups
 from training.data.text import TextSource
 from training.data.tokenizer import load_tokenizer
 
 
 def by_groups(source: TextSource, cache: TokenCache) -> np.ndarray:
     tokenise_groups(source, cache.folder, Share())
-    with lock_of(cache.folder, timeout=0):
-        adopt(cache)
+    cache.refresh()
     return cache.read(0, len(cache))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
@@ -74,9 +75,10 @@ class FinalLossCallback(TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Keep the curve of a run that reached its end."""
-        if self.folder is None or state.global_step < state.max_steps or not state.is_world_process_zero:
-            return
         curve = self._curve(state)
+        ended = state.global_step >= state.max_steps and state.is_world_process_zero
+        if self.folder is None or not ended or not len(curve.tokens):
+            return
         last = [
             entry["eval_loss"]
             for entry in state.log_history
@@ -90,7 +92,7 @@ class FinalLossCallback(TrainerCallback):
 
     def _curve(self, state: Any) -> TrainingCurve:
         """The run so far, from the Trainer's own log, which its checkpoints keep."""
-        entries = {entry["step"]: entry for entry in state.log_history if entry.get("loss", 0) > 0}
+        entries = {entry["step"]: entry for entry in state.log_history if 0 < entry.get("loss", 0) < math.inf}
         at = [self._tokens(step, entry) for step, entry in entries.items()]
         horizon = at[-1] / state.global_step * state.max_steps if at else float(state.max_steps)
         losses = [entry["loss"] for entry in entries.values()]
@@ -105,9 +107,8 @@ class FinalLossCallback(TrainerCallback):
         for path in sorted(self.folder.glob("*.json")) if self.folder else ():
             fields = json.loads(path.read_text(encoding="utf-8"))
             if (unit := fields.pop("unit", None)) != self.unit:
-                raise InputError(
-                    f"curves: {path.name} counts {unit}, and this run {self.unit}; give tokens_per_step to both"
-                )
+                counted = f"curves: {path.name} counts {unit}, and this run {self.unit}"
+                raise InputError(f"{counted}; give tokens_per_step to both")
             if path.stem != self.name:
                 curves.append(TrainingCurve(**fields))
         return curves

@@ -15,14 +15,14 @@ from typing import Annotated
 
 import typer
 
-from hub.base.commands import App, Version
+from hub.base.commands import App, Version, parser
 from hub.base.progress import progress_line
 from hub.base.tables import Table, print_table
 from training.configuration.arguments import TrainingArguments
 from training.configuration.reading import parse_command_line
 from training.data.builder import GrowingCache, build_by_many
 from training.data.cache import TokenCache
-from training.data.filling import Share, group_starts, n_finished
+from training.data.filling import Share, finished, group_starts
 from training.data.pins import pinned
 from training.data.text import TextSource
 from training.data.tokenizer import load_tokenizer
@@ -72,7 +72,7 @@ class Part:
         folder, total = self.cache.folder, len(group_starts(self.cache.folder, self.source.open()))
         with self._line(progress) as look:
             build_by_many(self.source, self.cache, self.until_tokens, workers, share, look)
-        return f"{n_finished(folder)} of {total} groups are tokenised"
+        return f"{len(finished(folder))} of {total} groups are tokenised"
 
 
 def parts(arguments: TrainingArguments, everything: bool) -> list[Part]:
@@ -97,13 +97,6 @@ def report(all_parts: list[Part]) -> Table:
     return Table(header, rows, title="token caches")
 
 
-def _share(text: str) -> Share:
-    try:
-        return Share.parse(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-
-
 @app.command(context_settings=_FLAGS_OF_TRAIN)
 def main(
     context: typer.Context,
@@ -112,7 +105,8 @@ def main(
     check: Annotated[bool, typer.Option("--verify", help="Compare the sha256 of every shard.")] = False,
     workers: Annotated[int, typer.Option(min=1, help="Processes that tokenise; 1 uses a thread for each core.")] = 1,
     shard: Annotated[
-        Share | None, typer.Option(parser=_share, metavar="I/N", help="Do the I-th of N shares (0 <= I < N) only.")
+        Share | None,
+        typer.Option(parser=parser(Share.parse, "I/N"), help="Do the I-th of N shares (0 <= I < N) only."),
     ] = None,
     version: Version = False,
 ) -> None:

@@ -120,7 +120,8 @@ def pull_command(
 
 def _files(transport: Transport, repository: str, revision: str | None) -> tuple[str, dict[PublishedRun, StoredFile]]:
     """The commit of a revision, and its checkpoints as the Hub lists them."""
-    info = transport.read(lambda: transport.api.repo_info(repository, revision=revision, files_metadata=True))
+    about = {"revision": revision, "files_metadata": True}
+    info = transport.call(lambda: transport.api.repo_info(repository, **about), patient=False)
     files = {
         PublishedRun(*map(int, match.groups())): stored(item)
         for item in info.siblings or []

@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from hub.base.errors import IntegrityError
+
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Replace the file `path` by `content`, atomically and durably; folders above it are made."""
@@ -38,8 +40,11 @@ def write_json(path: Path, value: object) -> None:
 
 
 def read_json(path: Path, default: Any) -> Any:
-    """The JSON in a file, or `default` where there is no file."""
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else default
+    """The JSON in a file, or `default` where there is no file. Raises IntegrityError where it is none."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else default
+    except ValueError as error:  # neither JSON nor UTF-8
+        raise IntegrityError(f"{path} is damaged: {error}") from None
 
 
 def copy_file(source: Path, destination: Path) -> None:

@@ -194,26 +194,26 @@ def _root(version: Version = False) -> None:
     pass
 
 
-def _parser(parse: Callable[[str], Any], name: str) -> Callable[[str], Any]:
-    """A parser for `typer.Option`: a quantity that cannot be read is a usage error that names the option."""
+def parser(parse: Callable[[str], Any], name: str) -> Callable[[str], Any]:
+    """A parser for `typer.Option`: a text that cannot be read is a usage error that names the option."""
 
-    def parser(text: str) -> Any:
+    def parsed(text: str) -> Any:
         try:
             return parse(text)
         except ValueError as error:
             raise typer.BadParameter(re.sub(r"^\w+=", "", str(error))) from None  # typer names the option
 
-    parser.__name__ = name
-    return parser
+    parsed.__name__ = name
+    return parsed
 
 
-COUNT = _parser(units.parse_count, "count")
-COUNTS = _parser(units.parse_counts, "counts")
-BYTES = _parser(units.parse_bytes, "bytes")
-CONTEXT = _parser(units.parse_context, "tokens")
-EXPERTS = _parser(units.parse_experts, "experts")
+COUNT = parser(units.parse_count, "count")
+COUNTS = parser(units.parse_counts, "counts")
+BYTES = parser(units.parse_bytes, "bytes")
+CONTEXT = parser(units.parse_context, "tokens")
+EXPERTS = parser(units.parse_experts, "experts")
 # Of a law that holds between whole numbers, too: 10.67 are 64 experts of which 6 are active.
-SOME_EXPERTS = _parser(lambda text: [float(text)] if "." in text else units.parse_experts(text), "experts")
+SOME_EXPERTS = parser(lambda text: [float(text)] if "." in text else units.parse_experts(text), "experts")
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 Store = Annotated[str, typer.Argument(metavar="STORE", help="A folder, or hf://ORGANISATION.")]

@@ -49,7 +49,7 @@ def _number(value: Any) -> Any:
     """Accept real numbers only: no booleans, no texts that happen to hold digits."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise InputError("must be a number")
-    return value
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 Count = Annotated[int, BeforeValidator(_number), Field(ge=0, le=10**18)]
@@ -279,7 +279,7 @@ class RunRecord(_Part):
                 content = reader.read(strict_json.MAX_RECORD_BYTES + 1)
         except OSError as error:
             raise FilesError(f"cannot read the run record {file}: {error.strerror}") from None
-        return cls.from_json(content, what=file.name)
+        return cls.from_json(content, what=str(file))
 
     def save(self, path: str | Path) -> Path:
         """Write `run.json` into the folder `path` (or to `path` itself if it ends in .json), atomically."""

@@ -174,6 +174,9 @@ def _csv_rows(content: bytes, name: str) -> Iterator[tuple[str, dict[str, Any]]]
     try:
         lines = io.StringIO(content.decode("utf-8-sig"), newline="")
         rows = csv.DictReader(itertools.dropwhile(lambda line: line.startswith("# "), lines))
+        named = [column for column in rows.fieldnames or () if column]
+        if twice := [column for column in named if named.count(column) > 1]:
+            raise RecordError(f"{name}: the column {twice[0]!r} occurs twice")
         for number, row in enumerate(rows, start=1):
             if None in row:
                 raise RecordError(f"{name}: row {number} has more columns than the first line")

@@ -178,12 +178,14 @@ def repo_card(records: Iterable[RunRecord], *, on_main: bool = True, license: st
             f"`main` holds the same files as the revision `{main_run.branch or branch_name(main_run)}`, the longest "
             "of the finished runs. The other runs are revisions of their own:"
         )
+    header = ("Revision", "Tokens", "Held-out loss", "Training loss", "Status")
+    rows = [(record.branch or branch_name(record), *_results_of(record)) for record in runs[:_MAX_TABLE_ROWS]]
     parts = [
         f"# {escaped(repo_name(like))}",
         f"{kind}, {format_count(like.n_active)} active of {format_count(like.n_total)} parameters, of the sweep "
         f"{escaped(like.sweep)}: one revision for each run, measured for a scaling law as in {PAPER}.",
         block(MAIN, what_main_is),
-        block(REVISIONS, _revisions_table(runs[:_MAX_TABLE_ROWS])),
+        block(REVISIONS, Table(header, rows).markdown()),
         "## How to load",
         block(LOADING, _loading_example(like)),
         f"All runs of the sweep, with their records: the dataset `{index_name(like.sweep)}`.",
@@ -360,12 +362,6 @@ def runs_table(records: Iterable[RunRecord], title: str | None = None, *, marked
         for record in records
     ]
     return Table(header, rows, title=title)
-
-
-def _revisions_table(records: Iterable[RunRecord]) -> str:
-    header = ("Revision", "Tokens", "Held-out loss", "Training loss", "Status")
-    rows = [(record.branch or branch_name(record), *_results_of(record)) for record in records]
-    return Table(header, rows).markdown()
 
 
 def _results_of(record: RunRecord) -> tuple[object, ...]:

@@ -31,7 +31,7 @@ from hub.record.table import (
 )
 from hub.release.index import list_runs
 from hub.store.base import Kind, Publication, Store
-from hub.store.files import Content, check_allowed, check_secrets, content_of, without_copies
+from hub.store.files import Content, check_allowed, check_secrets, content_of, run_folders
 from hub.store.hub import open_store
 
 logger = logging.getLogger(__name__)
@@ -117,16 +117,15 @@ def load_rows(
 def _read(file: Path, foreign: bool, problems: list[str] | None) -> list[Any]:
     endings = [".jsonl", ".ndjson", ".parquet", ".json", *([".csv", ".csv.gz"] if foreign else [])]
     if not file.name.endswith(tuple(endings)):
-        raise FilesError(
-            f"{file}: not a table of runs; allowed are a folder, or a file that ends in {', '.join(endings)}"
-        )
+        allowed = f"a folder, or a file that ends in {', '.join(endings)}"
+        raise FilesError(f"{file}: not a table of runs; allowed are {allowed}")
     try:
         with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as opened:
             content = opened.read(MAX_FILE_BYTES + 1)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise RecordError(f"{file.name}: not a readable gzip file ({error})") from None
     if file.suffix == ".json" and not (foreign and content.lstrip().startswith(b"[")):
-        return [RunRecord.from_json(content, what=file.name)]
+        return [RunRecord.from_json(content, what=str(file))]
     checksums.check(file, content)
     if len(content) > MAX_FILE_BYTES:
         raise RecordError(f"{file.name}: more than {MAX_FILE_BYTES:,} bytes")
@@ -166,12 +165,10 @@ def _files_in(folder: Path) -> list[Path]:
         return nearest
     if tables := [table for index in sorted(folder.glob("datasets/*-runs/main")) for table in _table_in(index)]:
         return tables
-    records = sorted(folder.glob(f"models/*/*/{RECORD_NAME}")) or sorted(folder.rglob(RECORD_NAME))
-    if not records:
-        raise FilesError(
-            f"{folder} has no run records: neither {JSONL_NAME} nor {PARQUET_NAME} nor a run.json below it"
-        )
-    return [copy / RECORD_NAME for copy in without_copies([file.parent for file in records])]
+    try:
+        return [run / RECORD_NAME for run in run_folders(folder)]
+    except FilesError as error:
+        raise FilesError(f"no run records: neither {JSONL_NAME} nor {PARQUET_NAME}, and {error}") from None
 
 
 def read_file(source: str | Path, name: str, revision: str | None = None, *, kind: Kind = "model") -> bytes:

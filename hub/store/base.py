@@ -304,7 +304,6 @@ class Store(ABC):
 def checked_name(name: str, what: str, max_length: int = 96) -> str:
     """`name`, if it can be a repository or branch: letters, digits and single `.`, `-`, `_` inside, or FilesError."""
     if len(name) > max_length or not _NAME.fullmatch(name):
-        raise FilesError(
-            f"{what} {name[:120]!r}: allowed are letters and digits joined by '.', '-' or '_', at most {max_length}"
-        )
+        allowed = f"letters and digits joined by '.', '-' or '_', at most {max_length}"
+        raise FilesError(f"{what} {name[:120]!r}: allowed are {allowed}")
     return name

@@ -27,7 +27,7 @@ def download(transport: Transport, repo_id: str, path: str, listed: StoredFile, 
     """
     fetch = transport.api.hf_hub_download
     for again in (False, True):
-        file = Path(transport.read(partial(fetch, repo_id, path, force_download=again, **where)))
+        file = Path(transport.call(partial(fetch, repo_id, path, force_download=again, **where), patient=False))
         if listed.holds(file):
             return file
     raise IntegrityError(f"{path} of {repo_id} was received with other content than the Hub lists")
@@ -56,9 +56,8 @@ def check(file: Path, content: Content, repo_id: str) -> None:
     large = len(blob.name) == 64
     named = StoredFile(size_of(content), blob.name if large else None, None if large else blob.name)
     if _HASH.fullmatch(blob.name) and not named.holds(content):
-        raise IntegrityError(
-            f"{file.name} of {repo_id} is damaged in the Hub's cache: fetch it again with a network, or delete {blob}"
-        )
+        where = f"{file.name} of {repo_id} is damaged in the Hub's cache"
+        raise IntegrityError(f"{where}: fetch it again with a network, or delete {blob}")
 
 
 def restore(repo_id: str, path: str, revision: str | None) -> None:
@@ -74,7 +73,7 @@ def restore(repo_id: str, path: str, revision: str | None) -> None:
             except IntegrityError as error:
                 transport, where = Transport(), {"revision": file.parent.name, "force_download": True}
                 try:
-                    transport.read(partial(transport.api.hf_hub_download, repo_id, file.name, **where))
+                    transport.call(partial(transport.api.hf_hub_download, repo_id, file.name, **where), patient=False)
                 except UnavailableError:
                     raise error from None
                 check(file, file, repo_id)

@@ -11,7 +11,7 @@ import io
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +31,7 @@ _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _MAX_TEXT_BYTES = 64 * 1024 * 1024
 _MAX_HEADER_BYTES = 100_000_000  # of a safetensors file, by its format
 _MAX_FILES = 1000
+_DEPTH = 6  # levels of folders that are searched for runs
 
 Content = Path | bytes  # a file on this machine, or its bytes
 
@@ -116,7 +117,7 @@ def portable_tokenizer_config(content: bytes) -> bytes:
     return (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
 
 
-def run_folders(source: str | Path, depth: int = 4) -> list[Path]:
+def run_folders(source: str | Path) -> list[Path]:
     """The folders with a run.json at or below `source`, sorted, each once, without a store's copies on `main`.
 
     Raises FilesError if there is none.
@@ -124,30 +125,23 @@ def run_folders(source: str | Path, depth: int = 4) -> list[Path]:
     source = Path(source)
     if not source.is_dir():
         raise FilesError(f"there is no folder {source}")
-    if (source / "run.json").is_file():
-        return [source]
-    below = [file.parent for level in range(1, depth + 1) for file in source.glob("*/" * level + "run.json")]
-    folders = [folder for folder in below if not any(part[0] == "." for part in folder.relative_to(source).parts)]
-    folders = [folder for folder in folders if not _in_a_loop(folder, source)]
-    if not folders:
-        raise FilesError(f"{source} has no run.json, nor has a folder in it (searched {depth} levels down)")
-    return without_copies(sorted(folders))
-
-
-def _in_a_loop(folder: Path, source: Path) -> bool:
-    """Whether the way from `source` to the folder passes a link back to the source, or above it."""
-    way = (folder, *folder.parents)[: len(folder.relative_to(source).parts)]
-    return any(source.resolve().is_relative_to(place.resolve()) for place in way)
-
-
-def without_copies(folders: Sequence[Path]) -> list[Path]:
-    """The folders, each once, without each `main` that lies beside others: in a store it is a copy of one of them."""
-    once: dict[Path, Path] = {}
-    for folder in sorted(folders, key=lambda folder: len(folder.parts)):
-        once.setdefault(folder.resolve(), folder)
-    folders = sorted(once.values())
-    parents = Counter(folder.parent for folder in folders)
-    return [folder for folder in folders if folder.name != "main" or parents[folder.parent] == 1]
+    found: list[Path] = []
+    level, seen = [source], {*source.resolve().parents}  # a link that leads back up is not followed
+    for _ in range(_DEPTH + 1):  # level by level: of two paths to a run the shorter one counts
+        below: list[Path] = []
+        for folder in level:
+            if (place := folder.resolve()) not in seen:
+                seen.add(place)
+                entries = sorted(folder.glob("[!.]*"))  # none of a folder that may not be read
+                if folder / "run.json" in entries:
+                    found.append(folder)
+                else:
+                    below += [entry for entry in entries if entry.is_dir()]
+        level = below
+    if not found:
+        raise FilesError(f"{source} has no run.json, nor has a folder in it (searched {_DEPTH} levels down)")
+    beside = Counter(folder.parent for folder in found)
+    return sorted(folder for folder in found if folder.name != "main" or beside[folder.parent] == 1)
 
 
 def check_secrets(files: Mapping[str, Content]) -> None:

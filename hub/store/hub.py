@@ -7,6 +7,7 @@ apart. A run takes four calls of the API (branch, preupload, commit, listing), p
 from __future__ import annotations
 
 import logging
+import math
 import re
 import shutil
 import threading
@@ -59,19 +60,14 @@ class Pace:
     ) -> None:
         self.calls, self.seconds = calls, seconds
         self._clock, self._sleep = clock, sleep
-        self._begun: deque[float] = deque()  # when each call of the window begins, also of those that still wait
+        self._begun = deque([-math.inf] * calls, calls)  # when the last ones begin, also those that still wait
         self._lock = threading.Lock()
 
     def take(self, calls: int) -> None:
         """Wait until so many calls may begin."""
         with self._lock:
             now = self._clock()
-            at = max(now, self._begun[-1] if self._begun else now)
-            for number in range(calls):
-                while self._begun and self._begun[0] <= at - self.seconds:
-                    self._begun.popleft()
-                if self._begun and len(self._begun) + number >= self.calls:
-                    at = self._begun.popleft() + self.seconds
+            at = max(now, self._begun[-1], self._begun[calls - 1] + self.seconds)
             self._begun.extend([at] * calls)  # they begin together
         if at > now:
             self._sleep(at - now)
@@ -80,8 +76,8 @@ class Pace:
 class HubStore(Store):
     """The repositories of one organisation or user on the Hub. Safe to use from several threads.
 
-    New repositories are `private` if asked; the token is never written or shown. By default downloads go into the
-    Hub's cache, and the `pace` is that of a free account. For the other options see `Transport`.
+    New repositories are `private` if asked; the token is never written or shown. Downloads go into the Hub's cache,
+    and the default `pace` is that of a free account. For the other options see `Transport`.
     """
 
     def __init__(
@@ -91,7 +87,6 @@ class HubStore(Store):
         private: bool = False,
         endpoint: str | None = None,
         token: str | None = None,
-        cache_dir: str | Path | None = None,
         timeout: float = DEFAULT_TIMEOUT_SECONDS,
         attempts: int = 6,
         pace: Pace | None = None,
@@ -102,7 +97,6 @@ class HubStore(Store):
         self.attempts = attempts
         self.transport = Transport(endpoint, token, timeout=timeout, attempts=attempts)
         self._api = self.transport.api
-        self._cache_dir = None if cache_dir is None else Path(cache_dir)
         self._repositories: dict[tuple[Kind, str], _Repository] = {}
         self._trees: dict[tuple[Kind, str, str], Mapping[str, StoredFile]] = {}  # at commits, which do not change
         self._checked: set[tuple[Kind, str]] = set()
@@ -112,7 +106,7 @@ class HubStore(Store):
     def _call(self, function: Callable[[], Result], attempts: int | None = None, *, patient: bool = True) -> Result:
         """A paced call of the API; unless `patient`, it gives up within seconds without a network."""
         self._pace.take(1)
-        return (self.transport.call if patient else self.transport.read)(function, attempts)
+        return self.transport.call(function, attempts, patient=patient)
 
     # -- reading
 
@@ -145,7 +139,7 @@ class HubStore(Store):
         self, kind: Kind, repo: str, path: str, revision: str | None = None, *, max_bytes: int = MAX_READ_BYTES
     ) -> tuple[bytes, str]:
         repo_id, wanted = self.repo_id(repo), revision or "main"
-        file = cache.cached(repo_id, path, repo_type=kind, revision=wanted, cache_dir=self._cache_dir)
+        file = cache.cached(repo_id, path, repo_type=kind, revision=wanted)
         try:
             head = self._info(kind, repo, revision, _ATTEMPTS_WITH_CACHE if file else None)
             content = self._read_at(head, path, max_bytes)
@@ -178,7 +172,7 @@ class HubStore(Store):
             raise NotFoundError(f"{repo_id} has no file {path!r} at {head.commit}")
         if listed.size > max_bytes:
             raise IntegrityError(f"{path} of {repo_id} has {listed.size:,} bytes, allowed are {max_bytes:,}")
-        where = {"repo_type": head.kind, "revision": head.commit, "cache_dir": self._cache_dir}
+        where = {"repo_type": head.kind, "revision": head.commit}
         return cache.download(self.transport, repo_id, path, listed, **where).read_bytes()
 
     def _remember(self, kind: Kind, repo_id: str, revision: str, commit: str) -> None:
@@ -187,8 +181,7 @@ class HubStore(Store):
         from huggingface_hub.file_download import repo_folder_name
 
         if revision != commit:
-            root = self._cache_dir or Path(constants.HF_HUB_CACHE)
-            folder = root / repo_folder_name(repo_id=repo_id, repo_type=kind)
+            folder = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repo_id, repo_type=kind)
             try:
                 write_bytes(folder / "refs" / revision, commit.encode())
             except OSError as error:
@@ -200,7 +193,7 @@ class HubStore(Store):
             head = self._info("model", repo, revision)
         except UnavailableError as error:
             # What an interrupted download lacks shows in the weights' sha256.
-            cached = cache.cached(repo_id, "config.json", revision=revision, cache_dir=self._cache_dir)
+            cached = cache.cached(repo_id, "config.json", revision=revision)
             if cached is None:
                 raise UnavailableError(f"{error}; {repo_id} is not in the cache either") from None
             folder = cached.parent
@@ -213,9 +206,9 @@ class HubStore(Store):
         listed = {name: file for name, file in head.files.items() if is_allowed(name)}
         if not listed:
             raise NotFoundError(f"{repo_id} has no files of a release at {revision}")
-        where = {"revision": head.commit, "cache_dir": self._cache_dir, "local_dir": destination}
 
         def download(name: str) -> Path:
+            where = {"revision": head.commit, "local_dir": destination}
             return cache.download(self.transport, repo_id, name, listed[name], **where)
 
         first, *others = listed  # one before the others: a Hub that fails is asked as often as for one file
@@ -346,7 +339,8 @@ def open_store(uri: str | Path, *, private: bool = False) -> Store:
     text = str(uri)
     if text.startswith("hf://"):
         return HubStore(text.removeprefix("hf://").strip("/"), private=private)
-    if isinstance(uri, str) and re.match(r"[A-Za-z][A-Za-z0-9+.-]+:", uri) and not uri.startswith("file:"):
+    other = isinstance(uri, str) and re.match(r"[A-Za-z][A-Za-z0-9+.-]+:", uri) and not uri.startswith("file:")
+    if other or not uri:  # such as of a shell's variable that is not set
         raise FilesError(f"store {uri!r}: allowed are a folder, file:FOLDER and hf://ORGANISATION")
     path = text.removeprefix("file:")
     return LocalStore(Path("/" + path.lstrip("/") if path.startswith("//") else path))

@@ -32,7 +32,7 @@ _TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
 _OFFLINE = "OfflineModeIsEnabled"
 _NETWORK_ERRORS = frozenset({"TransportError", _OFFLINE, "TimeoutError", "ConnectionError"})
 _CONNECT_TIMEOUT_SECONDS = 10.0
-_ATTEMPTS_TO_CONNECT = 3  # of reading: a machine without a network is told so within seconds
+_ATTEMPTS_TO_CONNECT = 3  # unless patient: a machine without a network is told so within seconds
 _LONGEST_BACKOFF = 30.0  # seconds between two attempts, unless the Hub asks for more
 _REFUSED_SECONDS = 60.0  # a token that was refused is not sent again for so long
 _COMMIT_LIMIT_SECONDS = 3600.0  # the Hub counts commits by the hour
@@ -84,16 +84,10 @@ class Transport:
         if not self.api.token and not get_token():
             raise AccessError("no access token: run `hf auth login` or set HF_TOKEN to one that may write")
 
-    def read(self, function: Callable[[], Result], attempts: int | None = None) -> Result:
-        """The result of `call`, except that without a network it gives up within seconds."""
-        return self.call(function, attempts, to_connect=_ATTEMPTS_TO_CONNECT)
+    def call(self, function: Callable[[], Result], attempts: int | None = None, *, patient: bool = True) -> Result:
+        """The result of `function`, which may be repeated without harm; UnavailableError after the last of `attempts`.
 
-    def call(
-        self, function: Callable[[], Result], attempts: int | None = None, *, to_connect: int = sys.maxsize
-    ) -> Result:
-        """The result of `function`, which may be repeated without harm; UnavailableError after the last attempt.
-
-        It is tried `attempts` times in all, or `to_connect` times without a connection.
+        Unless `patient`, it gives up within seconds when there is no network: a cache may have the answer.
         """
         allowed, attempt, asking = attempts or self.attempts, 0, False
         try:
@@ -102,7 +96,7 @@ class Transport:
                     return self.call_once(function)
                 except UnavailableError as error:
                     attempt, failed = attempt + 1, time.monotonic()
-                    if attempt >= (allowed if error.connected else min(allowed, to_connect)):
+                    if attempt >= (allowed if patient or error.connected else min(allowed, _ATTEMPTS_TO_CONNECT)):
                         raise
                     seconds = self.wait(attempt - 1, error)
                     # Of several threads that fail together, one asks again and the others wait for it.

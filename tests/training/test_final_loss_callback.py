@@ -74,6 +74,17 @@ def test_a_run_that_is_stopped_keeps_no_curve_and_one_that_resumes_says_the_same
     assert (tmp_path / "curves" / "part.json").exists()
 
 
+def test_a_loss_that_is_not_finite_and_a_run_without_logs_end_no_training(trainer, tmp_path):
+    class Infinite(TrainerCallback):
+        def on_log(self, args, state, control, **kwargs):
+            state.log_history[-1]["loss"] = float("inf")
+
+    for name, callbacks, every in (("infinite", [Infinite()], 2), ("silent", [], 100)):
+        callbacks += [FinalLossCallback(curves=tmp_path / "curves")]
+        trainer(name, callbacks=callbacks, steps=6, logging_steps=every).train()
+        assert not (tmp_path / "curves").exists()
+
+
 def test_a_law_needs_tokens_and_curves_need_one_unit(trainer, tmp_path):
     with pytest.raises(ValueError, match="tokens_per_step must be given with a law"):
         trainer("a", callbacks=[FinalLossCallback(law="published")], steps=2).train()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
+from bisect import bisect_right
 from collections.abc import Iterator
 
 import numpy as np
@@ -34,38 +35,34 @@ class SequenceOrder:
         self.seed = seed
         self.window = window
         doublings = range(((window - 1) // first).bit_length() if first else 0)
-        self._cuts = np.array([first << doubling for doubling in doublings], dtype=np.int64)
+        self._borders = [0, *(first << doubling for doubling in doublings), window]  # in the first window
 
     def needed(self, start: int, count: int) -> int:
         """Sequences that must be tokenised before positions start .. start + count - 1 are settled: whole windows."""
-        end = start + count
-        later_cuts = self._cuts[self._cuts >= end]
-        return int(later_cuts[0]) if len(later_cuts) else -(-end // self.window) * self.window
+        return self._window_of(0, start + count - 1)[1]
 
     def indices(self, start: int, count: int, n_sequences: int | None) -> np.ndarray:
         """Sequence indices of positions start .. start + count - 1, int64 of shape (count,).
 
         An epoch has `n_sequences`; while that is unknown (None), only full windows of the first may be read.
         """
-        positions = np.arange(start, start + count, dtype=np.int64)
-        epochs, within = np.divmod(positions, n_sequences) if n_sequences else (np.zeros_like(positions), positions)
-        begins, ends = self._window_of(epochs, within)
-        out = np.empty(count, dtype=np.int64)
-        for epoch, begin, end in sorted(set(zip(epochs.tolist(), begins.tolist(), ends.tolist(), strict=True))):
-            in_window = (epochs == epoch) & (begins == begin)
-            size = end - begin if n_sequences is None else min(end, n_sequences) - begin
-            out[in_window] = begin + permute(within[in_window] - begin, size, self._key(epoch, begin))
+        out, filled = np.empty(count, dtype=np.int64), 0
+        while filled < count:
+            epoch, within = divmod(start + filled, n_sequences) if n_sequences else (0, start + filled)
+            begin, end = self._window_of(epoch, within)
+            end = min(end, n_sequences or end)
+            places = np.arange(within, min(end, within + count - filled)) - begin
+            out[filled : filled + len(places)] = begin + permute(places, end - begin, self._key(epoch, begin))
+            filled += len(places)
         return out
 
-    def _window_of(self, epochs: np.ndarray, within: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(begin, end) of the window of each sequence."""
-        begins = within // self.window * self.window
-        ends = begins + self.window
-        cut = (epochs == 0) & (begins == 0)
-        borders = np.concatenate([[0], self._cuts, [self.window]])
-        number = np.searchsorted(borders, within[cut], side="right")
-        begins[cut], ends[cut] = borders[number - 1], borders[number]
-        return begins, ends
+    def _window_of(self, epoch: int, within: int) -> tuple[int, int]:
+        """(begin, end) of the window, or the part of the first one, of a sequence of an epoch."""
+        begin = within // self.window * self.window
+        if epoch or begin:
+            return begin, begin + self.window
+        number = bisect_right(self._borders, within)
+        return self._borders[number - 1], self._borders[number]
 
     def _key(self, epoch: int, begin: int) -> str:
         window, place = divmod(begin, self.window)
@@ -128,9 +125,8 @@ class TrainingData:
         tokens.start()
         tokens.wait_for(sequence_length + 1)
         if tokens.cache.n_sequences(sequence_length) < 1:
-            raise ConfigurationError(
-                f"data.sequence_length: {sequence_length}; the training data has only {len(tokens.cache)} tokens"
-            )
+            found = f"the training data has only {len(tokens.cache)} tokens"
+            raise ConfigurationError(f"data.sequence_length: {sequence_length}; {found}")
 
     @property
     def unique_tokens(self) -> int | None:

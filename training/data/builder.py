@@ -25,7 +25,7 @@ from filelock import Timeout
 from hub.base.commands import BAD_INPUT, report
 from training.configuration.arguments import ConfigurationError
 from training.data.cache import WITHOUT_TEXT, CorruptCacheError, TokenCache
-from training.data.filling import Share, adopt, build, lock_of, tokenise_groups
+from training.data.filling import Share, build, lock_of, tokenise_groups
 from training.data.text import TextSource
 
 logger = logging.getLogger(__name__)
@@ -239,9 +239,9 @@ def build_by_many(
     share: Share,
     on_progress: Callable[[], object] = lambda: None,
 ) -> None:
-    """Tokenise the groups of a share by `workers` processes, and list the shards that follow on those before.
+    """Tokenise the groups of a share by `workers` processes; `on_progress` is called regularly.
 
-    A killed process is restarted and loses its current shard; `on_progress` is called regularly.
+    A killed process is restarted and loses its current shard.
 
     Raises:
         ConfigurationError: the text cannot be read as configured.
@@ -258,8 +258,7 @@ def build_by_many(
             for part in [part for part, builder in running.items() if builder.poll() is not None]:
                 if restarts.may_help(running.pop(part)):
                     running[part] = Builder(source, folder, until_tokens, part, threads)
-            with suppress(Timeout), lock_of(folder, timeout=0):  # else another process lists them
-                adopt(cache)
+            cache.refresh()
             on_progress()
     finally:
         for builder in running.values():

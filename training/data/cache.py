@@ -1,14 +1,16 @@
 """The token cache: a split of a dataset as one long row of token ids on disk, read by memory map while it grows.
 
-`recipe.json` holds what decides the tokens, `shards.jsonl` a line per finished shard. A shard ends with the document
-that reaches `shard_tokens`, or with its group of parts (see `text`), so a cache that was interrupted, extended, or
-made by many processes is byte for byte the one built in one go. Readers take no lock, and open shards when they come.
+`recipe.json` holds what decides the tokens, `group-….json` the finished shards of a group of parts of the text (see
+`text`) and, once these are all, where the next group begins. A shard ends with the document that reaches
+`shard_tokens`, or with its group, so a cache that was interrupted, extended, or made by many processes is byte for
+byte the one built in one go. Readers take no lock, and open shards when they come.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 from bisect import bisect_left, bisect_right
 from dataclasses import asdict
 from functools import lru_cache
@@ -42,63 +44,60 @@ class TokenCache:
     Attributes:
         recipe: everything that decides the tokens; the folder is named after its hash.
         dtype: of the ids on disk, uint16 or uint32 little endian.
-        shards: the entries of `shards.jsonl` for the finished shards.
+        max_tokens: at which the cache ends, though the data may go on.
+        shards: the entries of the finished shards, in the order of the text.
+        group: number of the group whose shards come next; None where the data ends.
         complete: whether the data ends with these shards.
-        read_bytes: of `shards.jsonl`, whose last line may be half written.
 
-    Raises CorruptCacheError, when opened or refreshed, for a damaged recipe or list of shards.
+    Raises CorruptCacheError, when opened or refreshed, for a damaged recipe or group.
     """
 
     def __init__(self, folder: Path):
         self.folder = folder
         self.shards: list[dict] = []
         self.complete = False
+        self.group: int | None = 0
         path = folder / "recipe.json"
         try:
             self.recipe = json.loads(path.read_text())
             self.dtype = np.dtype(self.recipe["dtype"])
+            self.max_tokens = self.recipe["max_tokens"] or math.inf
         except (ValueError, KeyError, TypeError):  # ValueError: neither JSON nor UTF-8
             raise CorruptCacheError(path, "is damaged") from None
         self._ends: list[int] = []  # of the shards, in tokens
-        self.read_bytes = 0
+        self._taken = 0  # shards of the group
         self._checked: set[int] = set()  # numbers of the shards whose sha256 was compared
         self._map = lru_cache(_OPEN_SHARDS)(self._open)
         self.refresh()
 
     def refresh(self) -> bool:
         """Take in the shards finished since; returns whether there were any, or the end was found."""
-        path = self.folder / "shards.jsonl"
-        if self.complete or not path.exists():
-            return False
-        with open(path, "rb") as file:
-            file.seek(self.read_bytes)
-            new = file.read()
-        whole = new[: new.rfind(b"\n") + 1]  # the last line may be half written
-        self.read_bytes += len(whole)
-        for line in whole.splitlines():
-            shard = _parsed(path, line)
-            if "end" in shard:
-                self.complete = True
+        before = len(self.shards)
+        while self.group is not None:
+            group = read_group(self.folder, self.group)
+            for shard in group["shards"][self._taken :]:
+                self.shards.append(shard)
+                self._ends.append(len(self) + shard["tokens"])
+            self._taken = max(self._taken, len(group["shards"]))  # fewer where a damaged group begins again
+            ends = len(self) >= self.max_tokens
+            if not ends and "following" not in group:
                 break
-            self.shards.append(shard)
-            self._ends.append(len(self) + shard["tokens"])
-        return bool(whole)
-
-    def check_sizes(self) -> None:
-        """Raise CorruptCacheError if the file of a shard is missing or has another size; nothing is read."""
-        for number in range(len(self.shards)):
-            self._check_size(number)
+            following = None if ends else group["following"]
+            self.group, self._taken = following and Place(*following).group, 0
+            self.complete = self.group is None and bool(self.shards)
+        return self.complete or len(self.shards) > before
 
     def check_shard(self, number: int) -> None:
         """Compare the sha256 of a shard, once; this takes a second for each 1.5 GB. Raises CorruptCacheError."""
         if number in self._checked:
             return
-        path = self._check_size(number)
+        path = self.check_size(number)
         if sha256_of(path) != self.shards[number]["sha256"]:
             raise CorruptCacheError(path, "has a wrong sha256")
         self._checked.add(number)
 
-    def _check_size(self, number: int) -> Path:
+    def check_size(self, number: int) -> Path:
+        """The file of a shard, which is not read. Raises CorruptCacheError if it is missing or has another size."""
         shard = self.shards[number]
         path = self.folder / shard["file"]
         if not self.has_file(shard):
@@ -124,11 +123,6 @@ class TokenCache:
         """Names of the rows skipped so far because their text is null, in the order of reading."""
         path = self.folder / WITHOUT_TEXT
         return list(dict.fromkeys(path.read_text().splitlines())) if path.exists() else []
-
-    @property
-    def end(self) -> Place:
-        """The place in the text after the last shard."""
-        return Place(*self.shards[-1]["next"]) if self.shards else Place()
 
     def shards_until(self, tokens: int | None) -> int:
         """Number of finished shards that hold the first `tokens` tokens; None: all."""
@@ -179,15 +173,26 @@ class TokenCache:
             filled, begin, shard = filled + len(part), 0, shard + 1
 
 
-def _parsed(path: Path, line: bytes) -> dict:
-    """A line of the list of shards: a shard, or the end."""
+def group_file(folder: Path, start: int) -> Path:
+    """The file of the group that begins at part `start`."""
+    return folder / f"group-{start:07d}.json"
+
+
+def read_group(folder: Path, start: int) -> dict:
+    """The `shards` of a group so far, and where the `following` one begins (null: nowhere) once these are all."""
+    path = group_file(folder, start)
+    if not path.exists() or not path.stat().st_size:
+        return {"shards": []}
     try:
-        entry = json.loads(line)
-        if "end" in entry or (entry["sha256"] and entry["documents"] > 0 and entry["tokens"] > 0 and entry["file"]):
-            return entry
+        group = json.loads(path.read_text())
+        for shard in group["shards"]:
+            if not (shard["sha256"] and shard["documents"] > 0 and shard["tokens"] > 0 and shard["file"]):
+                raise ValueError(shard)
+        if group.get("following") and Place(*group["following"]).group <= start:
+            raise ValueError(group)
+        return group
     except (ValueError, KeyError, TypeError):
-        pass
-    raise CorruptCacheError(path, f"contains a malformed line: {line[:60]!r}")
+        raise CorruptCacheError(path, "is damaged") from None
 
 
 def open_cache(source: TextSource, tokenizer, cache_dir: str | Path, max_tokens: int | None = None) -> TokenCache:
@@ -213,6 +218,7 @@ def open_cache(source: TextSource, tokenizer, cache_dir: str | Path, max_tokens:
     folder = cache_dir / f"{Path(source.dataset).name}-{source.split}-{recipe_hash(recipe)[:16]}"
     if not (folder / "recipe.json").exists():
         write_bytes(folder / "tokenizer.json", tokenizer_json.encode())
+        group_file(folder, 0).touch()  # a network's file system would remember its absence
         atomic.write_json(folder / "recipe.json", recipe)  # last: a folder with a recipe is whole
     cache = TokenCache(folder)
     if cache.recipe != recipe:

@@ -1,14 +1,13 @@
 """Filling a token cache: `build` tokenises in order, `tokenise_groups` by many processes on any number of machines.
 
 The tokens are those of group after group of the text, and a shard never holds two groups. So a group can be tokenised
-without those before it; `adopt` lists its shards where they belong.
+without those before it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -24,7 +23,7 @@ from tokenizers import Tokenizer
 
 from hub.base import atomic
 from hub.base.errors import InputError
-from training.data.cache import WITHOUT_TEXT, CorruptCacheError, TokenCache
+from training.data.cache import WITHOUT_TEXT, CorruptCacheError, TokenCache, group_file, read_group
 from training.data.text import OpenText, Place, TextSource
 from training.data.tokenizer import fingerprint
 
@@ -33,7 +32,7 @@ _CHARACTERS = 4_000_000  # encoded at once: `tokenizers` takes some 100 bytes a 
 
 
 def lock_of(folder: Path, timeout: float) -> FileLock:
-    """The lock for listing shards in this cache; it is released with the process, however that ends."""
+    """The lock of whoever builds this cache in order; it is released with the process, however that ends."""
     return FileLock(folder / "build.lock", timeout=timeout)
 
 
@@ -48,49 +47,20 @@ def build(source: TextSource, folder: Path, until_tokens: int | None = None) -> 
         OSError: the disk is full, the network is gone, …; what was finished stays, and the next build resumes there.
     """
     cache, text = TokenCache(folder), source.open()
-    cache.check_sizes()
-    place = adopt(cache)
-    while place is not None and not cache.has(until_tokens):
-        with suppress(Timeout), _group_lock(folder, place.group, timeout=1):  # else another process is at it
-            for _ in _tokenised(cache, text, place.group):
-                if adopt(cache) is None or cache.has(until_tokens):
+    for number in range(len(cache.shards)):
+        cache.check_size(number)
+    while cache.group is not None and not cache.has(until_tokens):
+        with suppress(Timeout), _group_lock(folder, cache.group, timeout=1):  # else another process is at it
+            for _ in _tokenised(cache, text, cache.group):
+                cache.refresh()
+                if cache.has(until_tokens):
                     return
-        place = adopt(cache)
+        cache.refresh()
     if not cache.shards:
         raise InputError(
             f"data.dataset: split {source.split!r} of {source.dataset!r} has no document "
             + ("that is held out" if source.held_out else "to train on")
         )
-
-
-def adopt(cache: TokenCache) -> Place | None:
-    """List the shards of the groups that follow on what is there; returns the place after them, None at the end.
-
-    The caller holds the lock.
-    """
-    (cache.folder / "shards.jsonl").touch()  # so that it is seen where a network's file system remembers its absence
-    cache.refresh()
-    place = None if cache.complete else cache.end
-    while place is not None:
-        group, before = _read_group(_group_file(cache.folder, place.group)), place.documents - place.in_group
-
-        def counted(place: list, before: int = before) -> Place:
-            return Place(*place)._replace(documents=before + place[0])
-
-        shards = [{**shard, "next": counted(shard["next"])} for shard in group["shards"]]
-        _append(cache, [shard for shard in shards if shard["next"].in_group > place.in_group])
-        if len(cache) >= _limit(cache):
-            break
-        if "following" not in group:
-            return cache.end if cache.end.group == place.group else place
-        place = group["following"] and counted(group["following"])
-    if cache.shards and not cache.complete:
-        _append(cache, [{"end": True, "tokens": len(cache)}])
-    return None
-
-
-def _limit(cache: TokenCache) -> float:
-    return cache.recipe["max_tokens"] or math.inf
 
 
 # -- by many processes
@@ -126,7 +96,8 @@ def tokenise_groups(source: TextSource, folder: Path, share: Share, until_tokens
     cache, text = TokenCache(folder), source.open()
     for start in group_starts(folder, text)[share.index :: share.of]:
         cache.refresh()
-        if cache.has(until_tokens) or (until_tokens is not None and _finished_tokens(folder) >= until_tokens):
+        tokens = sum(shard["tokens"] for group in finished(folder) for shard in group["shards"])
+        if cache.has(until_tokens) or (until_tokens is not None and tokens >= until_tokens):
             return
         with suppress(Timeout), _group_lock(folder, start, timeout=0):  # else another has it
             deque(_tokenised(cache, text, start), maxlen=0)
@@ -141,45 +112,23 @@ def group_starts(folder: Path, text: OpenText) -> list[int]:
     return json.loads(path.read_text())
 
 
-def n_finished(folder: Path) -> int:
-    """Groups that are tokenised to their end."""
-    return len(_finished(folder))
+# -- groups
 
 
-# -- groups, each with a file that lists its shards and, once it is finished, where the next one begins
-
-
-def _finished(folder: Path) -> list[dict]:
-    groups = [_read_group(path) for path in folder.glob("group-*.json")]
+def finished(folder: Path) -> list[dict]:
+    """The groups that are tokenised to their end."""
+    groups = [read_group(folder, int(path.stem[6:])) for path in folder.glob("group-*.json")]
     return [group for group in groups if "following" in group]
 
 
-def _finished_tokens(folder: Path) -> int:
-    return sum(shard["tokens"] for group in _finished(folder) for shard in group["shards"])
-
-
-def _group_file(folder: Path, start: int) -> Path:
-    return folder / f"group-{start:07d}.json"
-
-
 def _group_lock(folder: Path, start: int, timeout: float) -> FileLock:
-    return FileLock(_group_file(folder, start).with_suffix(".lock"), timeout=timeout)
-
-
-def _read_group(path: Path) -> dict:
-    if not path.exists():
-        return {"shards": []}
-    try:
-        group = json.loads(path.read_text())
-        return {**group, "shards": [*group["shards"]]}
-    except (ValueError, KeyError, TypeError):
-        raise CorruptCacheError(path, "is damaged") from None
+    return FileLock(group_file(folder, start).with_suffix(".lock"), timeout=timeout)
 
 
 def _tokenised(cache: TokenCache, text: OpenText, start: int) -> Iterator[None]:
     """Tokenise what is missing of a group; yields after every shard. The caller holds the group's lock."""
-    path = _group_file(cache.folder, start)
-    if "following" in (group := _read_group(path)):
+    path = group_file(cache.folder, start)
+    if "following" in (group := read_group(cache.folder, start)):
         return
     shards = group["shards"]
     if not all(cache.has_file(shard) for shard in shards):  # damaged: the group begins again
@@ -187,7 +136,7 @@ def _tokenised(cache: TokenCache, text: OpenText, start: int) -> Iterator[None]:
     place = Place(*shards[-1]["next"]) if shards else Place(group=start)
     with closing(_encoded(text, place, cache)) as documents:
         while True:
-            wanted = min(cache.recipe["shard_tokens"], _limit(cache) - len(cache))
+            wanted = min(cache.recipe["shard_tokens"], cache.max_tokens - len(cache))
             name = f"tokens-{start:07d}-{len(shards):02d}.bin"
             shard = _write_shard(documents, cache, name, wanted)
             _note_rows_without_text(cache.folder, text)
@@ -196,6 +145,8 @@ def _tokenised(cache: TokenCache, text: OpenText, start: int) -> Iterator[None]:
             shards.append(shard)
             atomic.write_json(path, {"shards": shards})
             yield
+    if text.following is not None:
+        group_file(cache.folder, text.following.group).touch()  # before anybody looks for it: see `open_cache`
     atomic.write_json(path, {"shards": shards, "following": text.following})
 
 
@@ -271,15 +222,3 @@ def _note_rows_without_text(folder: Path, text: OpenText) -> None:
     with open(folder / WITHOUT_TEXT, "a", encoding="utf-8") if text.without_text else nullcontext() as file:
         while text.without_text:  # which another thread may be adding to
             file.write(f"{text.without_text.popleft()}\n")
-
-
-def _append(cache: TokenCache, entries: list[dict]) -> None:
-    """Add lines to the list of shards, of which `cache` has read all, in the place of one that a crash left half."""
-    if not entries:
-        return
-    with open(cache.folder / "shards.jsonl", "ab") as file:
-        file.truncate(cache.read_bytes)
-        file.write(b"".join(json.dumps(entry).encode() + b"\n" for entry in entries))
-        file.flush()
-        os.fsync(file.fileno())
-    cache.refresh()

@@ -154,6 +154,8 @@ class TextSource:
             names = rows.column_names or list(next(iter(rows), {}))
         except _UNREADABLE as error:
             raise self.unreadable(error, itertools.chain(*data_files.values())) from error
+        except StopIteration:  # of `datasets`
+            raise InputError(f"data.dataset: a file of {self.dataset!r} is empty; remove it") from None
         except ValueError as error:
             raise InputError(f"data.dataset {self.dataset!r}, split {self.split!r}: {error}") from error
         if self.text_column not in names:
@@ -164,9 +166,7 @@ class TextSource:
         if files is not None and (rows.num_shards == len(files) or all(map(_is_parquet, files))):
             return GroupedRows(files, self.file_seed, columns, partial(rows.shard, len(files)))
         if self.file_seed is not None:
-            raise InputError(
-                f"data.order: 'shuffled', but {self.dataset!r} is not read file by file; it must be 'stored'"
-            )
+            raise InputError(f"data.order: 'shuffled'; it must be 'stored': {self.dataset!r} is not read file by file")
         return GroupedRows([self.dataset], None, columns, lambda _: rows)  # one part, read front to back
 
     def unreadable(self, error: Exception, files: Iterable[str]) -> ValueError:

@@ -35,9 +35,7 @@ def train_tokenizer(documents: Iterable[str], vocab_size: int, folder: str | Pat
     )
     tokenizer.train_from_iterator(documents, trainer)
     if tokenizer.get_vocab_size() != vocab_size:
-        raise InputError(
-            f"vocab_size: {vocab_size}; the text allows only {tokenizer.get_vocab_size()} tokens: give more text"
-        )
+        raise InputError(f"vocab_size: {vocab_size}; this text allows only {tokenizer.get_vocab_size()} tokens")
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token=END_OF_TEXT, eos_token=END_OF_TEXT, unk_token=END_OF_TEXT
     )
@@ -57,10 +55,8 @@ def load_tokenizer(name_or_path: str, revision: str | None = None):
             cache.restore(name_or_path, "tokenizer_config.json", revision)
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, revision=revision)
     except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ConfigurationError(
-            f"data.tokenizer: {name_or_path!r} is neither a folder with a tokenizer nor one on the Hub: {reason}"
-        ) from error
+        what = f"data.tokenizer: {name_or_path!r} is neither a folder with a tokenizer nor one on the Hub"
+        raise ConfigurationError(f"{what}: {str(error).strip().splitlines()[0]}") from error
     if not tokenizer.is_fast:
         raise ConfigurationError(f"data.tokenizer: {name_or_path!r} has no fast implementation; one is needed")
     if tokenizer.eos_token_id is None:

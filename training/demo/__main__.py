@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -119,7 +118,7 @@ class Demo:
     def run(self) -> None:
         """All steps, then their results."""
         with self._step("1 Corpus", "the docstrings of the installed packages, in columns of FineWeb-Edu"):
-            say(str(corpus.build(self._corpus, max_bytes=self.scale.corpus_bytes)))
+            say(corpus.build(self._corpus, max_bytes=self.scale.corpus_bytes))
         with self._step("2 Tokenizer", "every byte is a token"):
             self.tokenizer()
         with self._step("3 Sweep", "dense and Switch-MoE models: each size one trunk, with decay branches"):
@@ -173,9 +172,7 @@ class Demo:
             lines = [f"{name}: exit status {status}, see {log}" for name, (status, log) in outcome.failed.items()]
             raise DemoError("training failed; re-run this command to resume\n  " + "\n  ".join(lines))
         if outcome.elsewhere:
-            raise DemoError(
-                f"another process trains {', '.join(outcome.elsewhere)}; re-run this command when it is done"
-            )
+            raise DemoError(f"another process trains {', '.join(outcome.elsewhere)}; re-run this when it is done")
         print_table(losses_table([record for run in sweep.runs for record in run.records()]))
         return sweep
 
@@ -284,10 +281,7 @@ def say(text: str) -> None:
 
 
 def scaling_law(*words: Any) -> str:
-    """The command line of `scaling-law` with these words, by the path of this Python where no PATH leads to it."""
-    beside = Path(sys.executable).with_name("scaling-law")
-    if shutil.which("scaling-law") == str(beside):
-        return shlex.join(["scaling-law", *map(str, words)])
+    """The command line of `scaling-law` with these words, by the path of this Python: no PATH need lead to it."""
     return shlex.join([os.path.relpath(sys.executable), "-m", "scaling_law", *map(str, words)])
 
 

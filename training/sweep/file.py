@@ -177,10 +177,13 @@ class Sweep:
         """
         try:
             file = SweepFile.model_validate({name: value for name, value in values.items() if value is not None})
+            points = file.points()
         except ValidationError as error:
             raise ConfigurationError("sweep file: " + "\n  ".join(reading.explained(error, _KEYS))) from None
-        points = itertools.product(file.listed(folder), file.points())
-        runs = [_run(file, Path(output_dir or file.output_dir), listed, point) for listed, point in points]
+        except InputError as error:
+            raise ConfigurationError(f"sweep file: grid: {error}") from None
+        pairs = itertools.product(file.listed(folder), points)
+        runs = [_run(file, Path(output_dir or file.output_dir), listed, point) for listed, point in pairs]
         if not runs:
             raise ConfigurationError("sweep file: there are no runs; give each field of the grid at least one value")
         names = [run.name for run in runs]

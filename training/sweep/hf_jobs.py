@@ -113,12 +113,12 @@ class HfJobs(Engine):
         for place in places:
             self._note(hub, place, runs)
         jobs = [job for run in runs for job in Job.of(run) if job.engine == self.name]
-        listed = hub.read(hub.api.list_jobs_hardware)
+        listed = hub.call(hub.api.list_jobs_hardware, patient=False)
         prices = {one.name: one.unit_cost_usd / _UNITS[one.unit_label] for one in listed if one.unit_label in _UNITS}
         queued = {}
         for job in jobs:
             with suppress(NotFoundError):
-                queued[job] = _queued(hub.read(partial(hub.api.inspect_job, **_named(job))), prices)
+                queued[job] = _queued(hub.call(partial(hub.api.inspect_job, **_named(job)), patient=False), prices)
         return queued
 
     def stop(self, jobs: Sequence[Job]) -> None:
@@ -133,13 +133,14 @@ class HfJobs(Engine):
         if newest:
             hub = Transport()
             for run, job in newest.items():
-                hub.read(partial(_bring, hub.api, job.folder, run.folder))
+                hub.call(partial(_bring, hub.api, job.folder, run.folder), patient=False)
 
     def _note(self, hub: Transport, place: str, runs: Sequence[SweepRun]) -> None:
         """Add the jobs that the service lists with the labels of these runs."""
         bucket, _, sweep = place.removeprefix(_BUCKETS).rpartition("/")
         namespace, by_name = bucket.partition("/")[0], {run.name: run for run in runs}
-        listed = hub.read(lambda: list(hub.api.list_jobs(namespace=namespace, labels={"sweep": sweep})))
+        list_jobs = partial(hub.api.list_jobs, namespace=namespace, labels={"sweep": sweep})
+        listed = hub.call(lambda: list(list_jobs()), patient=False)
         for info in sorted(listed, key=lambda info: str(info.created_at)):
             run = by_name.get((info.labels or {}).get("run"))
             if run is not None and all(volume.source == bucket for volume in info.volumes or ()):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from hub.base.errors import InputError
 from hub.base.tables import Summarised, Table
 from hub.base.units import format_bytes, format_count, format_flops
 from scaling_law.machine.layout import DoesNotFit, Placement
@@ -178,6 +179,8 @@ def plan_sweep(sweep: Sweep, *, shards: int = 1, **gpus: Unpack[ClusterFields]) 
 
     ValueError names a field and what is allowed, as where GPUs cannot share a batch.
     """
+    if shards < 1:
+        raise InputError(f"shards={shards} must be at least 1")
     times: Sequence[float | None]
     placed: Sequence[Placement | None] = [None] * len(sweep.runs)
     timed_by, cost = None, None

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import psutil
+import torch
 from filelock import FileLock, Timeout
 
 from hub.base import atomic
@@ -67,21 +68,14 @@ def environments(count: int, processes: int = 1, accelerate_config: Path | None 
             processes = max(1, load_config_from_file(str(accelerate_config)).num_processes)
         except (OSError, ValueError, TypeError, AttributeError) as error:
             raise ConfigurationError(f"--accelerate-config: {str(accelerate_config)!r}: {error}") from error
-    if devices := _cuda_devices():
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if devices := visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]:
         groups = [devices[i : i + processes] for i in range(0, len(devices) - processes + 1, processes)]
         if not groups:
             raise ConfigurationError(f"--processes-per-run: {processes}; it must be at most {len(devices)}, the GPUs")
         return [{"CUDA_VISIBLE_DEVICES": ",".join(groups[i % len(groups)])} for i in range(count)]
     threads = max(1, (os.cpu_count() or 1) // (count * processes))
     return [{"OMP_NUM_THREADS": str(threads), "ACCELERATE_USE_CPU": "true"} for _ in range(count)]
-
-
-def _cuda_devices() -> list[str]:
-    import torch
-
-    if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
-        return visible.split(",")
-    return [str(i) for i in range(torch.cuda.device_count())]
 
 
 @dataclass

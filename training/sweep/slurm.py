@@ -73,9 +73,8 @@ class Slurm(Engine):
         if self.nodes > 1 and not self.gpus:
             raise ConfigurationError(f"--nodes: {self.nodes} need --gpus of 1 or more; a run on CPU has one node")
         if seconds_of(self.time) <= (least := WARNING_SECONDS + _EARLY_SECONDS):
-            raise ConfigurationError(
-                f"--time: {self.time!r}; it must be more than {least // 60} minutes, when the warning to save may come"
-            )
+            warned = f"more than {least // 60} minutes, when the warning to save may come"
+            raise ConfigurationError(f"--time: {self.time!r}; it must be {warned}")
         for option in self.sbatch:
             if not option.startswith("-") or "\n" in option or re.match("--job-name|-J|--array|-a", option):
                 raise ConfigurationError(

@@ -171,12 +171,16 @@ def _final_loss(one: RunStatus) -> str:
 def device_seconds(run: SweepRun) -> float:
     """Seconds of training by the logs, times the devices; without starting, evaluating and saving."""
     spent = 0.0
-    for folder in [run.folder / "trunk", *(run.folder_of(branch) for branch in run.branches)]:
+    points = {run.folder_of(branch): branch.branch_point_tokens for branch in run.branches}
+    for folder in [run.folder / "trunk", *points]:
         lines = _lines(folder, at_end=False)[:1] + _lines(folder, at_end=True)
         steps = [line for line in lines if "wall_seconds" in line]  # others are evaluations
-        if steps:  # a branch goes on counting from the trunk
-            before = 0.0 if folder.name == "trunk" else steps[0]["wall_seconds"]
-            spent += (steps[-1]["wall_seconds"] - before) * steps[-1]["devices"]
+        if folder not in points and steps:
+            spent += steps[-1]["wall_seconds"] * steps[-1]["devices"]
+        elif steps and (logged := steps[-1]["tokens"] - steps[0]["tokens"]):
+            # A branch goes on counting from the trunk, and its first line is of some steps on.
+            seconds = (steps[-1]["wall_seconds"] - steps[0]["wall_seconds"]) / logged
+            spent += seconds * (steps[-1]["tokens"] - points[folder]) * steps[-1]["devices"]
     return spent
 
 

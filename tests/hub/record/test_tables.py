@@ -137,7 +137,11 @@ def test_tables_of_other_labs_in_forms_that_records_do_not_have(tmp_path: Path) 
     (tmp_path / "cut.csv.gz").write_bytes(gzip.compress(text.encode())[:-9])
     (tmp_path / "plain.csv.gz").write_text(text)
     (tmp_path / "broken.json").write_text('[{"name": ')
-    for name, message in (("cut.csv.gz", "gzip"), ("plain.csv.gz", "gzip"), ("broken.json", "not valid JSON")):
+    (tmp_path / "twice.csv").write_text("loss,name,loss,,\n3.0,a,4.0,,\n")
+    for name, message in {
+        **{"cut.csv.gz": "gzip", "plain.csv.gz": "gzip", "broken.json": "not valid JSON"},
+        "twice.csv": "the column 'loss' occurs twice",
+    }.items():
         with pytest.raises(RecordError, match=f"^{name}: .*{message}"):
             load_rows(tmp_path / name)
     with pytest.raises(RecordError):  # a list is no run record

@@ -130,7 +130,9 @@ def test_a_loop_of_folders_lists_a_run_once(tmp_path):
     (runs / "one" / "z").symlink_to(runs / "z")
     (runs / "z" / "self").symlink_to(".")
     assert run_folders(runs) == [runs / "one", runs / "z" / "two"]
-    (tmp_path / "store" / "models" / "repo").mkdir(parents=True)
+    unfinished = tmp_path / "store" / "models" / "repo" / ".incoming-1"  # a branch that is being written
+    unfinished.mkdir(parents=True)
+    (unfinished / "run.json").write_text(make_record(run_id="unfinished").to_json())
     for name in ("branch", "again"):
         (tmp_path / "store" / "models" / "repo" / name).symlink_to(runs / "one")
     assert [record.run_id for record in load_records(tmp_path / "store")] == ["one"]

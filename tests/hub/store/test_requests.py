@@ -42,11 +42,12 @@ PLACES = [
 
 
 @pytest.mark.parametrize(("call", "where"), PLACES)
-def test_a_permanent_503_costs_six_requests(loopback, checkpoint, tmp_path, call, where):
+def test_a_permanent_503_costs_six_requests(loopback, checkpoint, tmp_path, monkeypatch, call, where):
     pushed = push_run(hub_store(loopback), checkpoint("old"), make_record())
     push_index(hub_store(loopback), "demo", [pushed])
     checkpoint("new", weight=2.0)
-    store = hub_store(loopback, cache_dir=tmp_path / "empty")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "empty"))
+    store = hub_store(loopback)
     down = Fault(lambda request: where in request.path, "status", 503, times=MANY)
     loopback.faults.append(down)
     with pytest.raises(UnavailableError, match="answered 503"):

@@ -143,7 +143,7 @@ def test_uris():
     assert open_store("releases").uri == "releases"
     assert open_store("file:releases/x").uri == "releases/x"
     assert open_store("file:///srv/x").uri == "/srv/x"
-    for uri in ("https://huggingface.co/org", "s3://bucket"):
+    for uri in ("https://huggingface.co/org", "s3://bucket", "", None):
         with pytest.raises(FilesError, match="allowed are a folder"):
             open_store(uri)
 

@@ -149,10 +149,11 @@ def test_what_is_found_after_the_start_ends_the_training(tiny, tokenizer, tmp_pa
     ("name", "content", "message"),
     [
         ("recipe.json", b"{", "is damaged"),
-        ("recipe.json", b'{"dtype": "<u2"}', "does not match the name of its folder"),
-        ("shards.jsonl", b"[1]\n", "contains a malformed line: b'[1]'"),
-        ("shards.jsonl", b'{"file": "tokens.bin"}\n', 'contains a malformed line: b\'{"file": '),
+        ("recipe.json", b'{"dtype": "<u2", "max_tokens": null}', "does not match the name of its folder"),
         ("group-0000000.json", b"{", "is damaged"),
+        ("group-0000000.json", b"[1]", "is damaged"),
+        ("group-0000000.json", b'{"shards": [{"file": "x"}]}', "is damaged"),
+        ("group-0000000.json", b'{"shards": [], "following": [0, "", 0, 0]}', "is damaged"),
         ("tokenizer.json", b'{"padding": 0, "truncation": 0}', "is not the tokenizer of these tokens"),
     ],
 )

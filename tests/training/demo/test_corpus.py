@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -42,13 +43,15 @@ def write_sources(folder: Path, texts: dict[str, str]) -> list[Source]:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-        sources.append(Source(name.split("/")[0], "1.2", "MIT", name, str(path)))
+        sources.append(Source(name.split("/")[0], name, path))
     return sources
 
 
 @pytest.fixture
 def sources(tmp_path: Path) -> list[Source]:
-    texts = {f"sample{i % 10}/part{i}.py": f'"""{prose(i)}"""\nx = {i}\n' for i in range(40)}
+    """Files of ten packages, more of them than fit; one line is everywhere, in small letters and in capitals."""
+    shared = prose(99, 1)
+    texts = {f"sample{i % 10}/m{i}.py": f'"""{prose(i)}\n\n{shared if i else shared.upper()}"""\n' for i in range(40)}
     return write_sources(tmp_path / "installed", texts)
 
 
@@ -103,83 +106,58 @@ if True:
             """{body[2]}"""
 print("""{prose(3)}""")
 '''
-    (source,) = write_sources(tmp_path, {"a.py": code})
-    assert extract(source) == [line for text in body for line in text.split("\n\n")]
+    (tmp_path / "a.py").write_text(code)
+    assert extract(tmp_path / "a.py") == [line for text in body for line in text.split("\n\n")]
     assert not (tmp_path / "executed").exists()
 
 
 def test_broken_binary_huge_unreadable_and_special_files_give_nothing(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(corpus, "MAX_FILE_BYTES", 10_000)
     texts = {"good.py": f'"""{prose(1)}"""', "broken.py": 'def f(:\n  """', "huge.py": '"""' + "x" * 20_000}
-    sources = write_sources(tmp_path, texts)
+    write_sources(tmp_path, texts)
     (tmp_path / "binary.py").write_bytes(b'"""\x00\xff\xfe')
     (tmp_path / "deep.py").write_text('"""d"""\nx = ' + "(" * 4000)
     (tmp_path / "latin.py").write_bytes(b'"""caf\xe9 \xff"""' * 20)
     os.mkfifo(tmp_path / "pipe.py")
-    names = ["binary.py", "deep.py", "latin.py", "pipe.py", "missing.py"]
-    sources += [Source("sample", "1", "MIT", name, str(tmp_path / name)) for name in names]
-    assert [Path(source.path).name for source in sources if extract(source)] == ["good.py"]
+    names = [*texts, "binary.py", "deep.py", "latin.py", "pipe.py", "missing.py"]
+    assert [name for name in names if extract(tmp_path / name)] == ["good.py"]
 
 
-def test_installed_sources_have_relative_paths_licences_and_no_editable_installation():
-    sources = {source.file_path: source for source in installed_sources()}
+def test_installed_sources_are_those_of_the_library_and_of_packages_without_tests():
+    sources = {source.name: source for source in installed_sources()}
     assert {"python/argparse.py", "numpy/_core/fromnumeric.py", "torch/functional.py"} <= sources.keys()
-    assert not [path for path in sources if path.startswith(("/", "..")) or "/tests/" in path]
-    assert "BSD" in sources["numpy/_core/fromnumeric.py"].licence
-    assert "joint-moe-scaling-laws" not in {source.distribution for source in sources.values()}
+    assert {sources[name].package for name in ("python/argparse.py", "numpy/_core/fromnumeric.py")} == {
+        "python",
+        "numpy",
+    }
+    assert not [name for name in sources if name.startswith(("/", "..", "training/")) or "/tests/" in name]
 
 
 # ---- The build ----
 
 
-def test_columns_split_and_report(tmp_path: Path, sources: list[Source], monkeypatch):
+def test_columns_splits_and_lines(tmp_path: Path, sources: list[Source], monkeypatch):
+    """Neither the order of files changes anything, nor is there anything of where they lie."""
     monkeypatch.setattr(corpus, "HELD_OUT", 0.25)
-    report = corpus.build(tmp_path / "c", sources=sources)
+    said = corpus.build(tmp_path / "c", sources=sources)
+    assert re.fullmatch(r"[\d.]+ kB of English in 40 documents of 10 packages, [\d.]+ kB of it held out", said)
     loaded = datasets.load_dataset(str(tmp_path / "c"), cache_dir=str(tmp_path / "cache"))
-    assert {name: len(rows) for name, rows in loaded.items()} == report.documents
-    tables = {split: read(tmp_path / "c", split) for split in SPLITS}
-    for split, table in tables.items():
-        assert table.schema.names == ["id", "text"]
-        assert report.documents[split] == table.num_rows > 0
-        assert report.text_bytes[split] == sum(len(text.encode()) for text in table["text"].to_pylist())
+    sizes, packages = {}, {}
+    for split in SPLITS:
+        table = read(tmp_path / "c", split)
+        assert loaded[split].column_names == table.schema.names == ["id", "text"]
         assert all(i.startswith("<urn:uuid:") and i.endswith(">") for i in table["id"].to_pylist())
-    assert sum(report.documents.values()) == len(sources)
-    validation = set(tables["validation"]["text"].to_pylist())
-    assert {i % 10 for i in range(40) if prose(i) in validation}.isdisjoint(
-        i % 10 for i in range(40) if prose(i) not in validation
-    )
-    assert 0.15 < report.text_bytes["validation"] / sum(report.text_bytes.values()) <= 0.25  # two packages of ten
-    assert str(tmp_path) not in "".join(p.read_text(errors="ignore") for p in (tmp_path / "c").iterdir())
-    assert report.packages == 10
-    assert "| sample3 1.2 | MIT |" in (tmp_path / "c" / "README.md").read_text()
-
-
-def test_a_repeated_line_stays_once(tmp_path: Path):
-    shared = prose(99, 1)
-    texts = {f"sample{i % 3}/m{i}.py": f'"""{prose(i)}\n\n{shared if i else shared.upper()}"""' for i in range(9)}
-    corpus.build(tmp_path / "c", sources=write_sources(tmp_path / "s", texts))
+        texts = table["text"].to_pylist()
+        sizes[split] = sum(map(len, texts))
+        packages[split] = {i % 10 for i in range(40) if any(prose(i) in text for text in texts)}
+    assert packages["train"].isdisjoint(packages["validation"])
+    assert 0.15 < sizes["validation"] / sum(sizes.values()) <= 0.25  # two packages of ten
     lines = [line.lower() for text in texts_of(tmp_path / "c") for line in text.split("\n\n")]
-    assert len(lines) == len(set(lines)) == 9 * 12 + 1
-
-
-def test_order_of_files_and_processes_change_nothing(tmp_path: Path, monkeypatch):
-    sources = write_sources(tmp_path / "s", {f"sample{i % 3}/m{i}.py": f'"""{prose(i)}"""' for i in range(70)})
-    two = corpus.build(tmp_path / "two", sources=sources[::-1])
-    monkeypatch.setattr(corpus, "_extract_all", lambda sources: map(extract, sources))
-    one = corpus.build(tmp_path / "one", sources=sources)
-    assert one == two
-    for path in (tmp_path / "one").iterdir():
-        assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes(), path.name
-
-
-def test_long_files_are_cut_between_lines(tmp_path: Path):
-    functions = "\n".join(f'def f{i}():\n    """{prose(i, 20)}"""' for i in range(39))
-    files = {"sample/long.py": functions, "other/short.py": f'"""{prose(39, 20)}"""'}
-    corpus.build(tmp_path / "c", sources=write_sources(tmp_path, files))
-    texts = texts_of(tmp_path / "c")
-    assert len(texts) > 2
-    assert max(map(len, texts)) < 1.2 * corpus.MAX_CHARACTERS
-    assert sorted("\n\n".join(texts).split("\n\n")) == sorted(x for i in range(40) for x in prose(i, 20).split("\n\n"))
+    assert len(lines) == len(set(lines)) == 40 * 12 + 1  # a line that is repeated stays once
+    assert str(tmp_path) not in "".join(p.read_text(errors="ignore") for p in (tmp_path / "c").iterdir())
+    assert corpus.build(tmp_path / "again", sources=sources[::-1]) == said
+    for path in (tmp_path / "c").iterdir():
+        assert path.read_bytes() == (tmp_path / "again" / path.name).read_bytes(), path.name
 
 
 def test_a_complete_corpus_is_kept(tmp_path: Path, sources: list[Source]):
@@ -194,17 +172,19 @@ def test_a_complete_corpus_is_kept(tmp_path: Path, sources: list[Source]):
 
 
 def test_an_interrupted_build_leaves_nothing(tmp_path: Path, sources: list[Source], monkeypatch):
-    monkeypatch.setattr(corpus, "readme", Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr(corpus, "_write", Mock(side_effect=[None, KeyboardInterrupt]))
     with pytest.raises(KeyboardInterrupt):
         corpus.build(tmp_path / "c", sources=sources)
     assert [path.name for path in tmp_path.iterdir()] == ["installed"]
 
 
-def test_bad_options_are_one_clear_error(tmp_path: Path, sources: list[Source]):
-    for options, message in (
-        ({"max_bytes": 0}, "max_bytes: 0; give a positive"),
-        ({"max_bytes": 10}, "within max_bytes=10; documents of at least 2 packages"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            corpus.build(tmp_path / "c", sources=sources, **options)
-        assert not (tmp_path / "c").exists()
+@pytest.mark.parametrize("max_bytes", [-1, 0, 10])
+def test_too_little_text_is_one_clear_error(tmp_path: Path, sources: list[Source], max_bytes: int):
+    with pytest.raises(ValueError, match=f"max_bytes: {max_bytes}; it must allow text of at least 2 packages"):
+        corpus.build(tmp_path / "c", sources=sources, max_bytes=max_bytes)
+    assert not (tmp_path / "c").exists()
+
+
+def test_no_more_text_is_taken_than_asked(tmp_path: Path, sources: list[Source]):
+    corpus.build(tmp_path / "c", sources=sources, max_bytes=20_000)
+    assert 15_000 < sum(map(len, texts_of(tmp_path / "c"))) <= 20_000

@@ -20,7 +20,7 @@ from filelock import FileLock
 from rich.console import Console
 
 import training
-from hub import RunRecord
+from hub import IntegrityError, RunRecord
 from hub.base import atomic
 from scaling_law import Architecture, JointLaw
 from scaling_law.planning.plan import plan as plan_of_law
@@ -162,6 +162,7 @@ def test_each_learning_rate_of_a_grid_is_a_sweep_of_its_own(sweep_of):
         ({"grid": {"model.d_model": []}}, "there are no runs"),
         ({"grid": {"model.d_model": 64}}, "grid.model.d_model: 64; it must be a valid list"),
         ({"grid": {"model.expert": [1]}}, "did you mean model.experts"),
+        ({"grid": {"experts": [1]}}, "sweep file: grid: it must hold sections with fields, not experts: 1"),
         ({"grid": {"preset": ["paper/d1-E1"]}}, "no preset is named 'paper/d1-E1'"),
         ({"grid": {"optimizer.weight_decay": [0.1, 0.2]}}, "two runs have the same name"),
         ({"grid": {"optimizer.learning_rate": ["high"]}}, "learning_rate: 'high'; it must be a valid number"),
@@ -251,6 +252,9 @@ def test_states_are_read_from_the_folder(run):
     assert state(run) == "diverged"
     with FileLock(run.folder / ".sweep.lock"):
         assert state(run) == "running"
+    (run.folder / "state.json").write_text("")  # of a disk that lost it
+    with pytest.raises(IntegrityError, match=r"state\.json is damaged"):
+        state(run)
 
 
 def test_progress_counts_the_trunk_once(run):
@@ -282,11 +286,11 @@ def test_devices_are_paid_for_as_long_as_they_trained(run):
     assert status(run).device_seconds == 0
     write_log(run, "trunk", wall_seconds=20.0, devices=4)
     branch = run.folder / run.folder_of(run.branches[0]).name
-    write_log(run, branch.name, wall_seconds=16.0, devices=2)
+    write_log(run, branch.name, tokens=1152, wall_seconds=16.0, devices=2)  # half of the 256 tokens are trained
     last = {"step": 9, "tokens": 1280, "wall_seconds": 19.0, "devices": 2}
     with open(branch / "log.jsonl", "a") as log:
         log.write(json.dumps(last) + "\n" + json.dumps({"step": 9, "tokens": 1280, "eval_loss": 2.0}) + "\n")
-    assert status(run).device_seconds == 20 * 4 + 3 * 2
+    assert status(run).device_seconds == 20 * 4 + 6 * 2
 
 
 def test_the_live_display_has_the_loss_of_every_running_run_in_80_columns(sweep_of):
@@ -336,8 +340,9 @@ def test_plan_and_status_are_printed_as_tables_and_json(tiny, tmp_path):
     assert "waiting" in shown("status")
     assert all(text in shown("plan") for text in ("d64-E4-seed0", "unknown", "save"))
     assert "--gpus is needed" in shown("plan", "--gpu", "h100", exit_code=2)
-    with pytest.raises(ValueError, match="gpus=None"):
-        plan_sweep(Sweep.load(path), gpu="h100")
+    for options, message in (({"gpu": "h100"}, "gpus=None"), ({"shards": 0}, "shards=0 must be at least 1")):
+        with pytest.raises(ValueError, match=message):
+            plan_sweep(Sweep.load(path), **options)
     assert "cannot share" in shown("plan", "--gpu", "h100", "--gpus", "7", exit_code=2)
     assert "There are d64-E4-seed0" in shown("config", "d1-E1-seed0", exit_code=2)
     assert "error: sweep file" in command(tmp_path / "none.yaml", "plan", exit_code=2)

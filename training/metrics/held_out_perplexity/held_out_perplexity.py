@@ -78,8 +78,9 @@ class HeldOutPerplexity(evaluate.Measurement):
 
         are_texts = isinstance(predictions[0], str)
         sequences = _token_ids(predictions, tokenizer, are_texts if add_start_token is None else add_start_token)
-        longest = max(map(len, sequences)) - 1
-        length = max_length or getattr(model.config, "max_position_embeddings", None) or longest
+        length = max_length
+        if length is None:
+            length = getattr(model.config, "max_position_embeddings", None) or max(map(len, sequences))
         windows = _windows(sequences, length, length if stride is None else stride)
         tokens = sum(len(ids) - 1 - context for ids, context in windows)
         if not tokens:
