@@ -29,17 +29,6 @@ COPIED = {
     FEED_FORWARD + "pre_norm.weight": "post_attention_layernorm.weight",
     FEED_FORWARD + "pre_norm.bias": "post_attention_layernorm.bias",
 }
-# Shapes: width d, inner width i, E experts, context s, head width h. The rope tables are buffers and may be missing.
-SHAPES = {
-    **{name: "d" if "norm" in name else "d d" for name in COPIED},
-    QKV: "3d d",
-    EXPERTS + "gate_weight": "E d i",
-    EXPERTS + "lin1_weight": "E d i",
-    EXPERTS + "lin2_weight": "E i d",
-    ROUTER: "d E",
-    ROPE + "sin": "s h",
-    ROPE + "cos": "s h",
-}
 # Prefixes that module wrappers put into parameter names, at any position.
 WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:_fsdp_wrapped_module|_checkpoint_wrapped_module|_orig_mod|module)\.")
 LAYOUT = "The state dict does not have the layout of the runs"
@@ -103,26 +92,28 @@ def infer_config(state: dict[str, torch.Tensor], num_attention_heads: int | None
     )
 
 
+def layout(config: SwitchMoeConfig) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the tensors of a run; its rope tables are buffers, and may be missing."""
+    d, inner, experts = config.hidden_size, config.intermediate_size, config.num_experts
+    block: dict[str, tuple[int, ...]] = {name: (d,) if "norm" in name else (d, d) for name in COPIED}
+    block |= {f"{EXPERTS}{name}_weight": (experts, d, inner) for name in ("gate", "lin1")}
+    block |= {f"{EXPERTS}lin2_weight": (experts, inner, d), QKV: (3 * d, d), ROUTER: (d, experts)}
+    block |= {f"{ROPE}{table}": (config.max_position_embeddings, config.head_dim) for table in ("sin", "cos")}
+    blocks = range(config.num_hidden_layers)
+    of_blocks = {BLOCK.format(i) + name: shape for i in blocks for name, shape in block.items()}
+    return {EMBEDDING: (config.vocab_size, d), HEAD: (config.vocab_size, d), **of_blocks}
+
+
 def check_layout(state: dict[str, torch.Tensor], config: SwitchMoeConfig) -> None:
     """Raise `ConversionError` naming each tensor that is missing, extra or of a shape that does not follow."""
-    d, inner = config.hidden_size, config.intermediate_size
-    sizes = {"d": d, "3d": 3 * d, "i": inner, "E": config.num_experts, "V": config.vocab_size}
-    sizes |= {"s": config.max_position_embeddings, "h": config.head_dim}
-    shapes = {EMBEDDING: "V d", HEAD: "V d"}
-    for i in range(config.num_hidden_layers):
-        shapes |= {BLOCK.format(i) + name: shape for name, shape in SHAPES.items()}
-    expected = {name: tuple(sizes[symbol] for symbol in shape.split()) for name, shape in shapes.items()}
+    expected = layout(config)
+    shapes = {name: (tuple(state[name].shape), shape) for name, shape in expected.items() if name in state}
     wrong = {
         "missing": [name for name in expected if name not in state and ROPE not in name],
         "not understood": sorted(state.keys() - expected.keys()),
-        "misshapen": [
-            f"{name} is {tuple(state[name].shape)} and not {shape}"
-            for name, shape in expected.items()
-            if name in state and tuple(state[name].shape) != shape
-        ],
+        "misshapen": [f"{name} is {its} and not {shape}" for name, (its, shape) in shapes.items() if its != shape],
     }
-    problems = [f"{what}: {', '.join(names)}" for what, names in wrong.items() if names]
-    if problems:
+    if problems := [f"{what}: {', '.join(names)}" for what, names in wrong.items() if names]:
         raise ConversionError(f"{LAYOUT}; {'; '.join(problems)}.")
 
 
@@ -161,7 +152,8 @@ def convert(
     check_layout(state, config)
     weights = {"model.embed_tokens.weight": state[EMBEDDING], "lm_head.weight": state[HEAD]}
     for i in range(config.num_hidden_layers):
-        block = {name: state[BLOCK.format(i) + name] for name in SHAPES if ROPE not in name}
+        prefix = BLOCK.format(i)
+        block = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
         weights |= {f"model.layers.{i}.{name}": tensor for name, tensor in convert_block(block, config).items()}
     for name, tensor in weights.items():
         weights[name] = tensor.to(torch.float32 if "router" in name else dtype).contiguous()

@@ -35,8 +35,8 @@ class ChunkedCrossEntropy(torch.autograd.Function):
     """-log softmax(scale * hidden @ weight.T)[target]: the sum over targets, and each of them.
 
     Inputs: `hidden [N, d]`, `weight [V, d]`, `targets [N]` int64 (-100: none), the scale, and null or what caps logits
-    before the softmax, by `cap * tanh(logits / cap)`. Outputs, fp32: a scalar, with gradients
-    formed in the forward pass and scaled in the backward pass; and `[N]` without any.
+    before the softmax, by `cap * tanh(logits / cap)`. Outputs, fp32: a scalar, with gradients formed in the forward
+    pass and scaled in the backward pass; and `[N]` without any.
     """
 
     @staticmethod
@@ -80,15 +80,8 @@ class ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad_total, _):
-        grad_hidden, grad_weight = ctx.saved_tensors
-        hidden_dtype, weight_dtype = ctx.dtypes
-        return (
-            (grad_hidden * grad_total).to(hidden_dtype),
-            (grad_weight * grad_total).to(weight_dtype),
-            None,
-            None,
-            None,
-        )
+        gradients = zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        return *((gradient * grad_total).to(dtype) for gradient, dtype in gradients), None, None, None
 
 
 class SwitchMoeHead(nn.Linear):

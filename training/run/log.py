@@ -44,8 +44,8 @@ def balance(tokens_per_expert: list[list[float]]) -> float:
 class StepLog(ExitStack):
     """Call it after every step; it writes every `log_steps` steps, and after a non-finite one or a spike.
 
-    `forecast` makes the forecast of the final loss from the lines before this part of the run, on the main process.
-    Lines of `folder/log.jsonl` from beyond `start_step`, left by an interrupted run, are removed.
+    Lines of `folder/log.jsonl` from beyond `start_step`, left by an interrupted run, are removed; from those before
+    it `forecast` makes the forecast of the final loss, on the main process.
     """
 
     def __init__(
