@@ -100,5 +100,7 @@ class SwitchMoeHead(nn.Linear):
         if targets is None:
             return super().forward(hidden_states)
         rows, goals = hidden_states.flatten(0, -2), targets.to(hidden_states.device).reshape(-1)
-        total, losses = ChunkedCrossEntropy.apply(rows, self.weight, goals, self.scale, self.cap)
+        # Inside the function gradients are off always, and a parameter asks for one even under `no_grad`.
+        weight = self.weight if torch.is_grad_enabled() else self.weight.detach()
+        total, losses = ChunkedCrossEntropy.apply(rows, weight, goals, self.scale, self.cap)
         return total, losses.view(targets.shape)

@@ -62,10 +62,7 @@ def run_record(
     # Branches share sweep, size, E and seed with their trunk; runs with one trunk are not independent.
     trunk, end = f"{a.run.sweep}-{a.model.name}-seed{a.run.seed}", branch_name.partition("-")[0]
     fields = configured_fields(a, arch, session.schedule.peak, session.learning_rate_law)
-    fields["schedule"] |= {
-        "horizon_tokens": branch.tokens,
-        "decay_tokens": branch.tokens - branch.branch_point_tokens,
-    }
+    fields["schedule"] |= {"horizon_tokens": branch.tokens, "decay_tokens": branch.tokens - branch.branch_point_tokens}
     record = RunRecord(
         **fields,
         run_id=shortened(f"{trunk}-{end}", MAX_ID_LENGTH),

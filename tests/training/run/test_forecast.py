@@ -17,13 +17,8 @@ TOKENS = [2560, 5120]
 
 
 def sibling(tiny, tmp_path, seed, **changes):
-    changes = {
-        "schedule__tokens": TOKENS,
-        "run__seed": seed,
-        "run__output_dir": str(tmp_path / f"seed{seed}"),
-        **changes,
-    }
-    return tiny(**changes)
+    usual = {"schedule__tokens": TOKENS, "run__seed": seed, "run__output_dir": str(tmp_path / f"seed{seed}")}
+    return tiny(**usual | changes)
 
 
 @pytest.fixture

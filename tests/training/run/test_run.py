@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import modeling_switch_moe  # noqa: F401 (registers the Auto classes)
 from hub import RunRecord
-from tests.model_classes import BIAS, CLASSES, NOISY, SHARED, TOP_K
+from tests.model_classes import BIAS, CLASSES, DENSE, NOISY, SHARED, TOP_K
 from training import ConfigurationError, Run
 from training.run.evaluation import evaluate
 from training.run.inputs import HeldOutText, check_inputs
@@ -210,7 +210,7 @@ def test_a_branch_that_diverges_is_recorded_as_such(tiny, monkeypatch, caplog, l
     assert f"diverged before, and not trained again: {folder.parent.name}" in caplog.text
 
 
-BALANCE, MUON_RATE = "model.balance", "optimizer.muon_learning_rate"
+BALANCE, MUON_RATE, WAY = "model.balance", "optimizer.muon_learning_rate", "run.experts_implementation"
 
 
 @pytest.mark.parametrize(
@@ -227,6 +227,9 @@ BALANCE, MUON_RATE = "model.balance", "optimizer.muon_learning_rate"
         ({"model": SHARED | {"bias_update_rate": 0.1}}, f"model.bias_update_rate: 0.1; it needs {BALANCE} bias"),
         ({"model": BIAS | {"bias_update_rate": 0}}, "model.bias_update_rate: 0; it must be greater than 0"),
         ({"model": BIAS | {"bias_update_rate": "fast"}}, "model.bias_update_rate: 'fast'; it must be a valid number"),
+        ({WAY: "fastest"}, f"{WAY}: 'fastest'; it must be 'auto', 'capacity', 'grouped_mm', 'batched_mm' or"),
+        ({WAY: "capacity", "model": TOP_K}, f"{WAY}: capacity; for qwen3_moe it must be auto or grouped_mm or"),
+        ({WAY: "eager", "model": DENSE}, f"{WAY}: eager; for llama it must be auto"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(tiny, changes, problem):
