@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from huggingface_hub.errors import StrictDataclassError
 
 from .configuration_switch_moe import SwitchMoeConfig
 from .modeling_switch_moe import SwitchMoeForCausalLM
@@ -64,16 +65,18 @@ def read_state_dict(file: str | Path) -> dict[str, torch.Tensor]:
 def infer_config(state: dict[str, torch.Tensor], num_attention_heads: int | None = None) -> SwitchMoeConfig:
     """Configuration from shapes; the number of heads from the width of the rope tables unless given."""
     blocks = [int(match[1]) for name in state if (match := re.match(BLOCK.format(r"(\d+)"), name))]
-    first = BLOCK.format(0)
+    first, heads = BLOCK.format(0), num_attention_heads
     try:
         vocab_size, width = state[EMBEDDING].shape
         experts, _, inner = state[f"{first}{EXPERTS}gate_weight"].shape
+        table = state.get(f"{first}{ROPE}sin", state.get(f"{first}{ROPE}cos"))
+        length, head_dim = (512, 0) if table is None else table.shape
     except KeyError as error:
         raise ConversionError(f"{LAYOUT}; missing: {error.args[0]}.") from None
-    table = state.get(f"{first}{ROPE}sin", state.get(f"{first}{ROPE}cos"))
-    length, heads = 512, num_attention_heads
-    if table is not None:
-        length, heads = table.shape[0], width // table.shape[1]
+    except ValueError:
+        raise ConversionError(f"{LAYOUT}; embedding must have 2 dimensions, gate_weight 3, rope tables 2.") from None
+    if head_dim:
+        heads = width // head_dim
         if num_attention_heads not in (None, heads):
             raise ConversionError(f"num_attention_heads={num_attention_heads} does not fit the file: it has {heads}.")
     elif heads is None:
@@ -81,15 +84,12 @@ def infer_config(state: dict[str, torch.Tensor], num_attention_heads: int | None
             f"The file has no rope tables, which would tell the number of heads; pass num_attention_heads "
             f"(the runs have {width // 64}, or {width // 128} in the configurations with heads of 128)."
         )
-    return SwitchMoeConfig(
-        vocab_size=vocab_size,
-        hidden_size=width,
-        num_hidden_layers=max(blocks) + 1,
-        num_attention_heads=heads,
-        intermediate_size=inner,
-        num_experts=experts,
-        max_position_embeddings=length,
-    )
+    sizes = {"vocab_size": vocab_size, "hidden_size": width, "intermediate_size": inner, "num_experts": experts}
+    sizes |= {"num_hidden_layers": max(blocks) + 1, "num_attention_heads": heads, "max_position_embeddings": length}
+    try:
+        return SwitchMoeConfig(**sizes)
+    except StrictDataclassError as error:
+        raise ConversionError(f"{LAYOUT}; {error.__cause__ or error}") from None
 
 
 def layout(config: SwitchMoeConfig) -> dict[str, tuple[int, ...]]:
