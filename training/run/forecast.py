@@ -74,9 +74,8 @@ class RunForecast:
         fields["law_loss"] = estimate.law
         if estimate.off_track(BAND) and not self.said and not line.get("loss_spike"):
             self.said = fields["off_track"] = True
-            aside = (
-                f"{abs(estimate.ahead):.1%} {'above' if estimate.ahead > 0 else 'below'} what runs like it had here"
-            )
+            apart, side = np.expm1(estimate.ahead), "above" if estimate.ahead > 0 else "below"
+            aside = f"{abs(apart):.1%} {side} what {'runs like it had' if self.live.finished else 'the law says'} here"
             logger.warning("step %d: off the track: its loss lies %s; %s", line["step"], aside, LOOK_AT)
         return fields
 

@@ -8,9 +8,8 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
-import yaml
-
-from training.configuration.arguments import ConfigurationError, TrainingArguments
+from training.configuration.arguments import SECTIONS, ConfigurationError, TrainingArguments
+from training.configuration.reading import read_yaml
 from training.data.batches import SequenceOrder, TrainingData
 from training.data.builder import GrowingCache
 from training.data.cache import TokenCache, open_cache
@@ -84,7 +83,12 @@ def settled(arguments: TrainingArguments) -> TrainingArguments:
 def _started(arguments: TrainingArguments) -> dict | None:
     """The configuration with which the run in the output folder was started; None without one."""
     path = Path(arguments.run.output_dir) / "config.yaml"
-    return yaml.safe_load(path.read_text()) if path.exists() else None
+    if not path.exists():
+        return None
+    before = read_yaml(path, "run.output_dir")
+    if missing := [name for name in SECTIONS if not isinstance(before.get(name), dict)]:
+        raise ConfigurationError(f"run.output_dir: {path} is not of a run: it has no section {', '.join(missing)}")
+    return before
 
 
 def text_sources(arguments: TrainingArguments) -> tuple[TextSource, TextSource]:

@@ -243,6 +243,15 @@ def test_the_same_folder_with_another_configuration_is_refused(finished, tiny):
     check_inputs(tiny(run__log_steps=7, run__progress=True, run__push_to_hub="elsewhere", run__private=True))
 
 
+@pytest.mark.parametrize(("text", "problem"), [("a: [", "cannot be read"), ("model: 5", "no section run, model")])
+def test_a_folder_with_another_file_of_that_name_is_refused(tiny, text, problem):
+    folder = Path(tiny().run.output_dir)
+    folder.mkdir()
+    (folder / "config.yaml").write_text(text)
+    with pytest.raises(ConfigurationError, match=f"run.output_dir: .*config.yaml.*{problem}"):
+        check_inputs(tiny())
+
+
 def test_other_tokens_under_the_same_configuration_are_refused(finished):
     arguments, records = finished
     path = Path(arguments.run.output_dir) / "data.json"
