@@ -210,7 +210,8 @@ def test_a_branch_that_diverges_is_recorded_as_such(tiny, monkeypatch, caplog, l
     assert f"diverged before, and not trained again: {folder.parent.name}" in caplog.text
 
 
-BALANCE, MUON_RATE, WAY = "model.balance", "optimizer.muon_learning_rate", "run.experts_implementation"
+BALANCE, MUON_RATE = "model.balance", "optimizer.muon_learning_rate"
+GROUP, WAY = "model.capacity_group_tokens", "run.experts_implementation"
 
 
 @pytest.mark.parametrize(
@@ -227,6 +228,9 @@ BALANCE, MUON_RATE, WAY = "model.balance", "optimizer.muon_learning_rate", "run.
         ({"model": SHARED | {"bias_update_rate": 0.1}}, f"model.bias_update_rate: 0.1; it needs {BALANCE} bias"),
         ({"model": BIAS | {"bias_update_rate": 0}}, "model.bias_update_rate: 0; it must be greater than 0"),
         ({"model": BIAS | {"bias_update_rate": "fast"}}, "model.bias_update_rate: 'fast'; it must be a valid number"),
+        # Larger than a micro-batch, and no part of it.
+        ({GROUP: 128}, "(64 or a divisor of it), make run.micro_batch_sequences a multiple of 4, or train dropless"),
+        ({GROUP: 48}, "(64 or a divisor of it), make run.micro_batch_sequences a multiple of 3, or train dropless"),
         ({WAY: "fastest"}, f"{WAY}: 'fastest'; it must be 'auto', 'capacity', 'grouped_mm', 'batched_mm' or"),
         ({WAY: "capacity", "model": TOP_K}, f"{WAY}: capacity; for qwen3_moe it must be auto or grouped_mm or"),
         ({WAY: "eager", "model": DENSE}, f"{WAY}: eager; for llama it must be auto"),
