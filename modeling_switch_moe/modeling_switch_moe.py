@@ -539,9 +539,9 @@ class SwitchMoeForCausalLM(SwitchMoePreTrainedModel, GenerationMixin):
 
     def _loss_without_logits(self, hidden_states: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Cross-entropy in nats, summed over the targets, and each, `[B, S]` without a gradient."""
-        if isinstance(self.lm_head, SwitchMoeHead):
+        if isinstance(self.lm_head, SwitchMoeHead) and (self.tp_size or 1) == 1:
             return self.lm_head(hidden_states, targets=targets)
-        # a head that was replaced (LoRA, quantised) only knows its logits
+        # a head that was replaced (LoRA, quantised), or is divided by tensor parallelism, only knows its logits
         logits = self.lm_head(hidden_states).float().flatten(0, -2)
         losses = F.cross_entropy(logits, targets.reshape(-1).to(logits.device), reduction="none")
         return losses.sum(), losses.detach().view(targets.shape)

@@ -74,7 +74,9 @@ def main(folder):
     for case, sizes in cases.items():
         model = SwitchMoeForCausalLM.from_pretrained(folder, distributed_config=DistributedConfig(**sizes)).eval()
         torch.testing.assert_close(model(ids).logits, logits, rtol=0, atol=1e-5)
-        compare(case, gradients(model.train(), ids), expected)
+        for output_logits in (True, False):
+            found = gradients(model.train(), ids, output_logits=output_logits)
+            compare(f"{case}, output_logits={output_logits}", found, expected)
     if "EP" in cases:
         if rank == 0:
             build(**SPLIT).save_pretrained(folder)

@@ -125,8 +125,10 @@ def check_memory(a: TrainingArguments, accelerator, arch: Architecture) -> Train
     The prediction was validated for our class only, so it refuses no other.
     """
     available, world, size = device_memory(accelerator.device), accelerator.num_processes, a.run.micro_batch_sequences
-    largest = max(stage.sequences for stage in a.schedule.stages())
-    layout = Layout.of(accelerator, a.run.expert_parallel)
+    largest, layout = (
+        max(stage.sequences for stage in a.schedule.stages()),
+        Layout.of(accelerator, a.run.expert_parallel),
+    )
 
     def with_micro_batch(sequences: int) -> TrainingMemory:
         return training_memory(
