@@ -109,6 +109,14 @@ class SwitchMoeConfig(PreTrainedConfig):
             raise ValueError("num_experts_per_tok must be 1: a Switch router sends each token to one expert.")
         if self.intermediate_size is None:
             self.intermediate_size = 3 * self.hidden_size
+        # How tensor parallelism splits a block: heads, and inner widths of the feed-forward.
+        plan = {f"self_attn.{name}_proj": "colwise" for name in "qkv"} | {"self_attn.o_proj": "rowwise"}
+        if self.num_experts > 1:
+            plan |= {"mlp.experts.gate_up_proj": "packed_colwise", "mlp.experts.down_proj": "rowwise"}
+            plan |= {"mlp.experts": "moe_tp_experts"}
+        else:
+            plan |= {"mlp.gate_proj": "colwise", "mlp.up_proj": "colwise", "mlp.down_proj": "rowwise"}
+        self.base_model_tp_plan = {f"layers.*.{name}": way for name, way in plan.items()}
         super().__post_init__(**kwargs)
 
     def _refuse_misspelt(self, kwargs: dict[str, Any]) -> None:
@@ -138,24 +146,6 @@ class SwitchMoeConfig(PreTrainedConfig):
                     problems.append(f"{name}={token} must lie in the vocabulary, 0 to {self.vocab_size - 1}")
         if problems:
             raise ValueError("SwitchMoeConfig: " + "; ".join(problems) + ".")
-
-    @property
-    def base_model_tp_plan(self) -> dict[str, str]:
-        """How tensor parallelism splits the base model: heads, and inner widths of the feed-forward."""
-        if "base_model_tp_plan" in self.__dict__:
-            return self.__dict__["base_model_tp_plan"]
-        mlp = {"gate_proj": "colwise", "up_proj": "colwise", "down_proj": "rowwise"}
-        if self.num_experts > 1:
-            mlp = {"gate_up_proj": "packed_colwise", "down_proj": "rowwise"}
-            mlp = {f"experts.{name}": way for name, way in mlp.items()} | {"experts": "moe_tp_experts"}
-        plan = {f"self_attn.{name}_proj": "colwise" for name in "qkv"} | {"self_attn.o_proj": "rowwise"}
-        plan |= {f"mlp.{name}": way for name, way in mlp.items()}
-        return {f"layers.*.{name}": way for name, way in plan.items()}
-
-    @base_model_tp_plan.setter
-    def base_model_tp_plan(self, plan: dict[str, str]) -> None:
-        """Older transformers (5.17) set the plan of tied embeddings; under this name it is not saved."""
-        self.__dict__["base_model_tp_plan"] = plan
 
     @property
     def base_model_ep_plan(self) -> dict[str, str] | None:

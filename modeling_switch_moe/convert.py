@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from huggingface_hub.errors import StrictDataclassError
 
 from .configuration_switch_moe import SwitchMoeConfig
 from .modeling_switch_moe import SwitchMoeForCausalLM
@@ -28,17 +29,6 @@ COPIED = {
     ATTENTION + "pre_norm.bias": "input_layernorm.bias",
     FEED_FORWARD + "pre_norm.weight": "post_attention_layernorm.weight",
     FEED_FORWARD + "pre_norm.bias": "post_attention_layernorm.bias",
-}
-# Shapes: width d, inner width i, E experts, context s, head width h. The rope tables are buffers and may be missing.
-SHAPES = {
-    **{name: "d" if "norm" in name else "d d" for name in COPIED},
-    QKV: "3d d",
-    EXPERTS + "gate_weight": "E d i",
-    EXPERTS + "lin1_weight": "E d i",
-    EXPERTS + "lin2_weight": "E i d",
-    ROUTER: "d E",
-    ROPE + "sin": "s h",
-    ROPE + "cos": "s h",
 }
 # Prefixes that module wrappers put into parameter names, at any position.
 WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:_fsdp_wrapped_module|_checkpoint_wrapped_module|_orig_mod|module)\.")
@@ -75,16 +65,18 @@ def read_state_dict(file: str | Path) -> dict[str, torch.Tensor]:
 def infer_config(state: dict[str, torch.Tensor], num_attention_heads: int | None = None) -> SwitchMoeConfig:
     """Configuration from shapes; the number of heads from the width of the rope tables unless given."""
     blocks = [int(match[1]) for name in state if (match := re.match(BLOCK.format(r"(\d+)"), name))]
-    first = BLOCK.format(0)
+    first, heads = BLOCK.format(0), num_attention_heads
     try:
         vocab_size, width = state[EMBEDDING].shape
         experts, _, inner = state[f"{first}{EXPERTS}gate_weight"].shape
+        table = state.get(f"{first}{ROPE}sin", state.get(f"{first}{ROPE}cos"))
+        length, head_dim = (512, 0) if table is None else table.shape
     except KeyError as error:
         raise ConversionError(f"{LAYOUT}; missing: {error.args[0]}.") from None
-    table = state.get(f"{first}{ROPE}sin", state.get(f"{first}{ROPE}cos"))
-    length, heads = 512, num_attention_heads
-    if table is not None:
-        length, heads = table.shape[0], width // table.shape[1]
+    except ValueError:
+        raise ConversionError(f"{LAYOUT}; embedding must have 2 dimensions, gate_weight 3, rope tables 2.") from None
+    if head_dim:
+        heads = width // head_dim
         if num_attention_heads not in (None, heads):
             raise ConversionError(f"num_attention_heads={num_attention_heads} does not fit the file: it has {heads}.")
     elif heads is None:
@@ -92,37 +84,36 @@ def infer_config(state: dict[str, torch.Tensor], num_attention_heads: int | None
             f"The file has no rope tables, which would tell the number of heads; pass num_attention_heads "
             f"(the runs have {width // 64}, or {width // 128} in the configurations with heads of 128)."
         )
-    return SwitchMoeConfig(
-        vocab_size=vocab_size,
-        hidden_size=width,
-        num_hidden_layers=max(blocks) + 1,
-        num_attention_heads=heads,
-        intermediate_size=inner,
-        num_experts=experts,
-        max_position_embeddings=length,
-    )
+    sizes = {"vocab_size": vocab_size, "hidden_size": width, "intermediate_size": inner, "num_experts": experts}
+    sizes |= {"num_hidden_layers": max(blocks) + 1, "num_attention_heads": heads, "max_position_embeddings": length}
+    try:
+        return SwitchMoeConfig(**sizes)
+    except StrictDataclassError as error:
+        raise ConversionError(f"{LAYOUT}; {error.__cause__ or error}") from None
+
+
+def layout(config: SwitchMoeConfig) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the tensors of a run; its rope tables are buffers, and may be missing."""
+    d, inner, experts = config.hidden_size, config.intermediate_size, config.num_experts
+    block: dict[str, tuple[int, ...]] = {name: (d,) if "norm" in name else (d, d) for name in COPIED}
+    block |= {f"{EXPERTS}{name}_weight": (experts, d, inner) for name in ("gate", "lin1")}
+    block |= {f"{EXPERTS}lin2_weight": (experts, inner, d), QKV: (3 * d, d), ROUTER: (d, experts)}
+    block |= {f"{ROPE}{table}": (config.max_position_embeddings, config.head_dim) for table in ("sin", "cos")}
+    blocks = range(config.num_hidden_layers)
+    of_blocks = {BLOCK.format(i) + name: shape for i in blocks for name, shape in block.items()}
+    return {EMBEDDING: (config.vocab_size, d), HEAD: (config.vocab_size, d), **of_blocks}
 
 
 def check_layout(state: dict[str, torch.Tensor], config: SwitchMoeConfig) -> None:
     """Raise `ConversionError` naming each tensor that is missing, extra or of a shape that does not follow."""
-    d, inner = config.hidden_size, config.intermediate_size
-    sizes = {"d": d, "3d": 3 * d, "i": inner, "E": config.num_experts, "V": config.vocab_size}
-    sizes |= {"s": config.max_position_embeddings, "h": config.head_dim}
-    shapes = {EMBEDDING: "V d", HEAD: "V d"}
-    for i in range(config.num_hidden_layers):
-        shapes |= {BLOCK.format(i) + name: shape for name, shape in SHAPES.items()}
-    expected = {name: tuple(sizes[symbol] for symbol in shape.split()) for name, shape in shapes.items()}
+    expected = layout(config)
+    shapes = {name: (tuple(state[name].shape), shape) for name, shape in expected.items() if name in state}
     wrong = {
         "missing": [name for name in expected if name not in state and ROPE not in name],
         "not understood": sorted(state.keys() - expected.keys()),
-        "misshapen": [
-            f"{name} is {tuple(state[name].shape)} and not {shape}"
-            for name, shape in expected.items()
-            if name in state and tuple(state[name].shape) != shape
-        ],
+        "misshapen": [f"{name} is {its} and not {shape}" for name, (its, shape) in shapes.items() if its != shape],
     }
-    problems = [f"{what}: {', '.join(names)}" for what, names in wrong.items() if names]
-    if problems:
+    if problems := [f"{what}: {', '.join(names)}" for what, names in wrong.items() if names]:
         raise ConversionError(f"{LAYOUT}; {'; '.join(problems)}.")
 
 
@@ -161,7 +152,8 @@ def convert(
     check_layout(state, config)
     weights = {"model.embed_tokens.weight": state[EMBEDDING], "lm_head.weight": state[HEAD]}
     for i in range(config.num_hidden_layers):
-        block = {name: state[BLOCK.format(i) + name] for name in SHAPES if ROPE not in name}
+        prefix = BLOCK.format(i)
+        block = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
         weights |= {f"model.layers.{i}.{name}": tensor for name, tensor in convert_block(block, config).items()}
     for name, tensor in weights.items():
         weights[name] = tensor.to(torch.float32 if "router" in name else dtype).contiguous()

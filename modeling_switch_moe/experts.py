@@ -18,13 +18,12 @@ SWITCH_EXPERTS = ExpertsInterface()
 
 
 def has_capacity(module: nn.Module) -> bool:
-    """Whether the router has bounded the tokens of each expert by the capacity of this call's tokens."""
-    return module.training and module.config.capacity_factor is not None and not is_expert_parallel(module)
+    """Whether the router has bounded the tokens of each expert by the capacity of this call's tokens.
 
-
-def is_expert_parallel(module: nn.Module) -> bool:
-    """Whether the experts hold only this rank's share; transformers before 5.19 does not say, and cannot do it."""
-    return getattr(module, "_is_expert_parallel", False)
+    Not where experts are divided among ranks, which transformers before 5.19 cannot do, and does not say.
+    """
+    is_divided = getattr(module, "_is_expert_parallel", False)
+    return module.training and module.config.capacity_factor is not None and not is_divided
 
 
 def capacity_experts_forward(
@@ -97,22 +96,18 @@ def automatic_experts_forward(
     """Choose the implementation for this call.
 
     "capacity" where a capacity bounds the buffer, except eagerly in fp32 on a CPU. Else "grouped_mm", or "batched_mm"
-    for a handful of tokens on an accelerator, where gathering the experts that are hit is cheaper than a grouped
-    launch.
-
-    Which is faster on a CPU, "grouped_mm" or "eager", differs between processors: `benchmarks.model_speed` has both.
+    for a handful of tokens on an accelerator, where gathering the weights of their experts beats a grouped launch.
     """
     on_cpu, compiling = hidden_states.device.type == "cpu", torch.compiler.is_compiling()
     in_fp32 = compute_dtype(module.down_proj) == torch.float32
     if has_capacity(module) and (compiling or not (on_cpu and in_fp32)):
         name = "capacity"
     else:
-        name = "grouped_mm" if on_cpu or compiling or hidden_states.shape[0] > FEW_TOKENS else "batched_mm"
+        name = "grouped_mm" if on_cpu or compiling or hidden_states.shape[0] > 16 else "batched_mm"
         hidden_states = hidden_states.to(compute_dtype(module.down_proj))
     return SWITCH_EXPERTS[name](module, hidden_states, top_k_index, top_k_weights)
 
 
-FEW_TOKENS = 16
 SWITCH_EXPERTS["auto"] = automatic_experts_forward
 SWITCH_EXPERTS["capacity"] = capacity_experts_forward
 SWITCH_EXPERTS["grouped_mm"] = autocast_grouped_mm

@@ -35,8 +35,8 @@ class ChunkedCrossEntropy(torch.autograd.Function):
     """-log softmax(scale * hidden @ weight.T)[target]: the sum over targets, and each of them.
 
     Inputs: `hidden [N, d]`, `weight [V, d]`, `targets [N]` int64 (-100: none), the scale, and null or what caps logits
-    before the softmax, by `cap * tanh(logits / cap)`. Outputs, fp32: a scalar, with gradients
-    formed in the forward pass and scaled in the backward pass; and `[N]` without any.
+    before the softmax, by `cap * tanh(logits / cap)`. Outputs, fp32: a scalar, with gradients formed in the forward
+    pass and scaled in the backward pass; and `[N]` without any.
     """
 
     @staticmethod
@@ -80,15 +80,8 @@ class ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad_total, _):
-        grad_hidden, grad_weight = ctx.saved_tensors
-        hidden_dtype, weight_dtype = ctx.dtypes
-        return (
-            (grad_hidden * grad_total).to(hidden_dtype),
-            (grad_weight * grad_total).to(weight_dtype),
-            None,
-            None,
-            None,
-        )
+        gradients = zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        return *((gradient * grad_total).to(dtype) for gradient, dtype in gradients), None, None, None
 
 
 class SwitchMoeHead(nn.Linear):
@@ -107,5 +100,7 @@ class SwitchMoeHead(nn.Linear):
         if targets is None:
             return super().forward(hidden_states)
         rows, goals = hidden_states.flatten(0, -2), targets.to(hidden_states.device).reshape(-1)
-        total, losses = ChunkedCrossEntropy.apply(rows, self.weight, goals, self.scale, self.cap)
+        # Inside the function gradients are off always, and a parameter asks for one even under `no_grad`.
+        weight = self.weight if torch.is_grad_enabled() else self.weight.detach()
+        total, losses = ChunkedCrossEntropy.apply(rows, weight, goals, self.scale, self.cap)
         return total, losses.view(targets.shape)

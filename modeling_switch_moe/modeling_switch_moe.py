@@ -325,13 +325,11 @@ class SwitchMoePreTrainedModel(PreTrainedModel):
     def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
         """Load as transformers does; raises ValueError, not just a warning, if only checkpoint or config is dense."""
         model, loading = super().from_pretrained(*args, output_loading_info=True, **kwargs)
-        foreign = r"mlp\.(experts|router)\." if model.config.num_experts == 1 else r"mlp\.(gate|up|down)_proj\."
-        for name in sorted(loading["unexpected_keys"]):
-            if re.search(foreign, name):
-                raise ValueError(
-                    f"num_experts={model.config.num_experts} does not fit this checkpoint: it holds {name!r}, "
-                    f"which only a model with num_experts{'>' if model.config.num_experts == 1 else '='}1 has."
-                )
+        experts = model.config.num_experts
+        foreign, others = (r"mlp\.(experts|router)\.", ">1") if experts == 1 else (r"mlp\.(gate|up|down)_proj\.", "=1")
+        if names := [name for name in loading["unexpected_keys"] if re.search(foreign, name)]:
+            held = f"it holds {min(names)!r}, which only a model with num_experts{others} has"
+            raise ValueError(f"num_experts={experts} does not fit this checkpoint: {held}.")
         return (model, loading) if output_loading_info else model
 
     def save_pretrained(self, save_directory: Any, **kwargs: Any) -> None:
@@ -428,7 +426,13 @@ class SwitchMoeModel(SwitchMoePreTrainedModel):
         output = SwitchMoeModelOutputWithPast(
             last_hidden_state=self.norm(hidden_states), past_key_values=past_key_values if use_cache else None
         )
-        return self._add_statistics(output, statistics) if with_statistics else output
+        if with_statistics:  # on the device of the last block
+            columns = zip(*statistics, strict=True)
+            stacked = (torch.stack([tensor.to(hidden_states.device) for tensor in column]) for column in columns)
+            balance, z, *counts = stacked
+            output.balance_loss, output.z_loss = balance.sum(), z.sum()
+            output.routing = RoutingStatistics(*(count.detach() for count in counts))
+        return output
 
     def _check_inputs(self, inputs: torch.Tensor) -> None:
         if 0 in inputs.shape:
@@ -446,18 +450,6 @@ class SwitchMoeModel(SwitchMoePreTrainedModel):
                 raise ValueError(
                     f"input_ids holds {low if low < 0 else high}, but ids must lie in the vocabulary, 0 to {size - 1}."
                 )
-
-    @staticmethod
-    def _add_statistics(
-        output: SwitchMoeModelOutputWithPast, statistics: list[list[torch.Tensor]]
-    ) -> SwitchMoeModelOutputWithPast:
-        """Sum the losses over blocks and stack the rest, all on the device of the last block."""
-        device = output.last_hidden_state.device
-        columns = [torch.stack([tensor.to(device) for tensor in column]) for column in zip(*statistics, strict=True)]
-        balance, z, *rest = columns
-        output.balance_loss, output.z_loss = balance.sum(), z.sum()
-        output.routing = RoutingStatistics(*(column.detach() for column in rest))
-        return output
 
 
 class SwitchMoeForCausalLM(SwitchMoePreTrainedModel, GenerationMixin):
@@ -547,9 +539,9 @@ class SwitchMoeForCausalLM(SwitchMoePreTrainedModel, GenerationMixin):
 
     def _loss_without_logits(self, hidden_states: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Cross-entropy in nats, summed over the targets, and each, `[B, S]` without a gradient."""
-        if isinstance(self.lm_head, SwitchMoeHead):
+        if isinstance(self.lm_head, SwitchMoeHead) and (self.tp_size or 1) == 1:
             return self.lm_head(hidden_states, targets=targets)
-        # a head that was replaced (LoRA, quantised) only knows its logits
+        # a head that was replaced (LoRA, quantised), or is divided by tensor parallelism, only knows its logits
         logits = self.lm_head(hidden_states).float().flatten(0, -2)
         losses = F.cross_entropy(logits, targets.reshape(-1).to(logits.device), reduction="none")
         return losses.sum(), losses.detach().view(targets.shape)

@@ -123,11 +123,7 @@ def tiny(corpus, tokenizer_folder, token_caches, tmp_path):
                 "sequence_length": 32,
                 "cache_dir": str(token_caches),
             },
-            "schedule": {
-                "tokens": [1280, 2560],
-                "warmup_tokens": 256,
-                "batch_ramp": ["0:2", "512:4"],
-            },
+            "schedule": {"tokens": [1280, 2560], "warmup_tokens": 256, "batch_ramp": ["0:2", "512:4"]},
             "optimizer": {"learning_rate": 0.01},
         }
         for name, value in changes.items():

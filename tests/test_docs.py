@@ -93,10 +93,13 @@ def words_with_dashes(line: str) -> set[str]:
     return {word.split("=")[0] for word in shlex.split(line) if re.match(r"--?[a-z]", word)}
 
 
-@pytest.mark.parametrize("guide", ["index.md", "planning.md", "fitting.md"])  # the others have tests of their own
-def test_python_blocks_run(guide, tmp_path, monkeypatch):
+# The others have tests of their own.
+@pytest.mark.parametrize("guide", ["index.md", "planning.md", "fitting.md", "hours.md", "scaling.md"])
+def test_python_blocks_run_and_print_what_is_shown(guide, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert run_python(DOCS / guide)
+    shown = blocks(DOCS / guide, "text")
+    assert not shown or capsys.readouterr().out == "".join(shown)
 
 
 def test_the_tour_draws_its_pictures_and_every_result_shows_itself(tmp_path, monkeypatch, capsys):
@@ -114,12 +117,6 @@ def test_the_tour_draws_its_pictures_and_every_result_shows_itself(tmp_path, mon
     assert all("<table>" in left[name]._repr_html_() for name in results)
     again = left["bootstrap"].law.optimal(1e21, memory="24GB", kv_tokens="16k")
     assert (left["answer"].best.experts, again.best.experts) == (32, 16)
-
-
-@pytest.mark.parametrize("guide", ["hours.md", "scaling.md"])
-def test_what_pages_with_output_print(guide, capsys):
-    run_python(DOCS / guide)
-    assert capsys.readouterr().out == "".join(blocks(DOCS / guide, "text"))
 
 
 @every_page
@@ -148,23 +145,19 @@ def test_shell_commands_answer(command, tmp_path, monkeypatch):
 def test_command_lines_are_those_of_the_programs(page):
     """Every line of a shell block: ours parse as a whole, those of `accelerate launch` have options that exist."""
     for line in command_lines(page):
-        if application(line):
-            if "training.prepare" in line:  # hands what it does not know to train.py
-                assert words_with_dashes(line) <= train_options() | options_of(application(line)[0]) | {"-m"}, line
-            else:
-                parsed(line)
-        elif line.startswith("accelerate launch"):
-            before, script, after = re.fullmatch(r"accelerate launch(.*?)(train\.py|-m \S+)(.*)", line).groups()
-            assert script in ("train.py", "-m training.run"), line
-            assert words_with_dashes(before) <= launch_options(), line
-            assert words_with_dashes(after) <= train_options(), line
-        elif line.startswith("python -m vllm."):
-            pass  # another environment's: tests/hub/release/test_vllm.py
-        elif line.startswith("python -m "):
+        if line.startswith("python -m training.prepare"):  # hands what it does not know to train.py
+            assert words_with_dashes(line) <= train_options() | options_of(application(line)[0]) | {"-m"}, line
+        elif application(line):
+            parsed(line)
+        elif launch := re.fullmatch(r"accelerate launch(.*?)(?:train\.py|-m training\.run)(.*)", line):
+            assert words_with_dashes(launch[1]) <= launch_options(), line
+            assert words_with_dashes(launch[2]) <= train_options(), line
+        elif line.startswith("python -m ") and "vllm" not in line:
             source = Path(importlib.util.find_spec(line.split()[2]).origin).read_text(encoding="utf-8")
             assert all(f'"{option}"' in source for option in words_with_dashes(line) - {"-m"}), line
         else:
-            assert line.split()[0] in ("make", "sbatch", "pip", "lm_eval"), f"{page.name}: no test knows {line!r}"
+            others = ("make ", "sbatch ", "pip ", "lm_eval ", "python -m vllm.")  # the last: test_vllm.py
+            assert f"{line} ".startswith(others), f"{page.name}: no test knows {line!r}"
 
 
 @every_page

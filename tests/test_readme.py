@@ -4,14 +4,14 @@ import json
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from hub import RunRecord, open_store, push_index, push_run
 from scaling_law import JointLaw
+from scaling_law.commands.cli import app
 from tests.guides import DOCS, ROOT, blocks, run_python, text_of
 from tests.hub.samples import record_fields
 from tests.scaling_law.synthetic import sweep_rows
@@ -36,11 +36,6 @@ def demo_output(tiny, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def scaling_law(*words: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "scaling_law.commands.cli", *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
 def test_the_python_blocks_run_in_their_order(demo_output, capsys):
     namespace = run_python(PAGE)
     assert "80 GB" in capsys.readouterr().out
@@ -48,8 +43,8 @@ def test_the_python_blocks_run_in_their_order(demo_output, capsys):
     assert Path("my-law").exists()
     assert namespace["result"].status.converged
     (question,) = re.findall(r"^# scaling-law (.+)", README, flags=re.MULTILINE)
-    answer = scaling_law(*shlex.split(question), "--json")
-    assert answer.returncode == 0, answer.stderr
+    answer = CliRunner().invoke(app, [*shlex.split(question), "--json"])
+    assert answer.exit_code == 0, answer.stderr
     found, (low, high) = json.loads(answer.stdout), namespace["result"].law.conditions.overall.n_active
     assert found["limits"]["vocab_size"] == 2048  # the runs', not GPT-2's
     assert low <= found["best"]["n_active"] <= high
@@ -59,7 +54,7 @@ def test_the_planned_run_is_a_configuration_that_train_py_takes(tmp_path, monkey
     (block,) = [code for code in blocks(PAGE, "bash") if "train.py" in code]
     plan, train, push = (shlex.split(line) for line in block.splitlines())
     monkeypatch.chdir(tmp_path)
-    assert scaling_law(*plan[1:]).returncode == 0
+    assert CliRunner().invoke(app, plan[1:]).exit_code == 0
     assert train[:3] == ["accelerate", "launch", "train.py"]
     arguments = parse_command_line(train[3:])
     assert len(arguments.schedule.tokens) == 3

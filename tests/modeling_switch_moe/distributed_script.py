@@ -54,16 +54,14 @@ def main(folder):
     mine = ids[2 * rank : 2 * rank + 2]
     expected = gradients(build(**SPLIT), ids)
 
-    model = torch.nn.parallel.DistributedDataParallel(build(**SPLIT))
-    for output_logits in (True, False):
-        compare(f"DDP, output_logits={output_logits}", gradients(model, mine, output_logits=output_logits), expected)
-
-    mesh = init_device_mesh("cpu", (2,))
-    model = build(**SPLIT)
-    for part in (*model.model.layers, model.lm_head, model):
+    sharded, mesh = build(**SPLIT), init_device_mesh("cpu", (2,))
+    for part in (*sharded.model.layers, sharded.lm_head, sharded):
         fully_shard(part, mesh=mesh)
-    for output_logits in (True, False):
-        compare(f"FSDP2, output_logits={output_logits}", gradients(model, mine, output_logits=output_logits), expected)
+    models = {"DDP": torch.nn.parallel.DistributedDataParallel(build(**SPLIT)), "FSDP2": sharded}
+    for kind, model in models.items():
+        for output_logits in (True, False):
+            found = gradients(model, mine, output_logits=output_logits)
+            compare(f"{kind}, output_logits={output_logits}", found, expected)
 
     if rank == 0:
         build().save_pretrained(folder)
@@ -76,7 +74,9 @@ def main(folder):
     for case, sizes in cases.items():
         model = SwitchMoeForCausalLM.from_pretrained(folder, distributed_config=DistributedConfig(**sizes)).eval()
         torch.testing.assert_close(model(ids).logits, logits, rtol=0, atol=1e-5)
-        compare(case, gradients(model.train(), ids), expected)
+        for output_logits in (True, False):
+            found = gradients(model.train(), ids, output_logits=output_logits)
+            compare(f"{case}, output_logits={output_logits}", found, expected)
     if "EP" in cases:
         if rank == 0:
             build(**SPLIT).save_pretrained(folder)

@@ -126,6 +126,11 @@ def test_every_way_to_save_gives_the_same_model(tmp_path, ids):
             r"block_1.*lin1_weight is \(2, 48, 144\) and not \(4, 48, 144\)",
         ),
         (lambda s: [s.pop(n) for n in list(s) if ".rope." in n], "pass num_attention_heads"),
+        (lambda s: s.update({"embedding_layer.layers.0.weight": torch.ones(48)}), "embedding must have 2 dimensions"),
+        (
+            lambda s: s.update({BLOCK.format(0) + ATTENTION + "attention.rope.sin": torch.ones(16, 50)}),
+            "num_attention_heads=0 must be an integer of at least 1",
+        ),
     ],
 )
 def test_what_does_not_fit_is_named(tmp_path, change, message):

@@ -19,24 +19,16 @@ def test_cached_generation_equals_the_full_forward(make_model, tokens, attention
         assert torch.equal(full.argmax(-1), out.sequences[:, tokens.shape[1] :])
 
 
-def test_beam_search_and_sampling(make_model, tokens):
-    model = make_model().eval()
-    beams = {"num_beams": 3, "num_return_sequences": 2, **GREEDY}
-    cached, plain = (model.generate(tokens, use_cache=cache, **beams) for cache in (True, False))
-    assert cached.shape == (6, 18)
-    assert torch.equal(cached, plain)
-    drawn = []
-    for _ in range(2):
-        torch.manual_seed(3)
-        drawn.append(model.generate(tokens, max_new_tokens=5, do_sample=True))
-    assert torch.equal(*drawn)
-
-
-def test_assisted_decoding_and_prompt_lookup_give_the_greedy_tokens(make_model, tokens):
+def test_other_ways_to_decode(make_model, tokens):
     model, assistant = make_model().eval(), make_model(seed=1, num_experts=2).eval()
+    beams = {"num_beams": 3, "num_return_sequences": 2, **GREEDY}
+    assert torch.equal(*(model.generate(tokens, use_cache=cache, **beams) for cache in (True, False)))
     row = tokens[:1].repeat(1, 2)
+    expected, embeddings = model.generate(row, **GREEDY), model.get_input_embeddings()(row)
     for options in ({"assistant_model": assistant}, {"prompt_lookup_num_tokens": 3}):
-        assert torch.equal(model.generate(row, **options, **GREEDY), model.generate(row, **GREEDY))
+        assert torch.equal(model.generate(row, **options, **GREEDY), expected)
+    for cache in ({}, {"cache_implementation": "static"}):
+        assert torch.equal(model.generate(inputs_embeds=embeddings, **cache, **GREEDY), expected[:, row.shape[1] :])
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
@@ -52,14 +44,6 @@ def test_left_padding_changes_nothing(make_model, tokens, attention):
     positions = (mask.cumsum(1) - 1).clamp(min=0)
     logits = model(batch, attention_mask=mask, position_ids=positions).logits[:1, 5:]
     torch.testing.assert_close(logits, model(short).logits, rtol=0, atol=1e-5)
-
-
-def test_generation_from_embeddings(make_model, tokens):
-    model = make_model().eval()
-    expected = model.generate(tokens, **GREEDY)
-    embeddings = model.get_input_embeddings()(tokens)
-    for cache in ({}, {"cache_implementation": "static"}):
-        assert torch.equal(model.generate(inputs_embeds=embeddings, **cache, **GREEDY), expected[:, 12:])
 
 
 @pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])

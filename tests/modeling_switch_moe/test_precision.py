@@ -10,19 +10,18 @@ from modeling_switch_moe.precision import cast, keep_casts
 
 
 class Casts(TorchDispatchMode):
-    """Counts casts of fp32 to bf16, by shape."""
+    """Counts casts of fp32 to bf16 by shape, and keeps the precisions of the operands of grouped matmuls."""
 
     def __init__(self):
         super().__init__()
-        self.counts = Counter()
+        self.counts, self.precisions = Counter(), []
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
-        if function is torch.ops.aten._to_copy.default and (args[0].dtype, result.dtype) == (
-            torch.float32,
-            torch.bfloat16,
-        ):
-            self.counts[tuple(result.shape)] += 1
+        if function is torch.ops.aten._grouped_mm.default:
+            self.precisions += [args[0].dtype, args[1].dtype]
+        elif function is torch.ops.aten._to_copy.default and args[0].dtype == torch.float32:
+            self.counts[tuple(result.shape)] += result.dtype == torch.bfloat16
         return result
 
 

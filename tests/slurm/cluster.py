@@ -25,11 +25,7 @@ NODES += [f"{NODES[0]}-2"]
 
 _CONFIGURATION = """\
 ClusterName=test
-SlurmUser=root
-SlurmdUser=root
-AuthType=auth/munge
 AuthInfo=socket={folder}/munge/socket
-CredType=cred/munge
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={port}
 StateSaveLocation={folder}/state
@@ -39,11 +35,6 @@ SlurmdPidFile={folder}/%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/%n.log
 ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-JobAcctGatherType=jobacct_gather/none
-AccountingStorageType=accounting_storage/none
-SwitchType=switch/none
-MpiDefault=none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SchedulerParameters=batch_sched_delay=0,sched_interval=1,defer
@@ -51,7 +42,6 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 SlurmctldParameters=preempt_send_user_signal
 ReturnToService=2
-JobRequeue=1
 SlurmdTimeout=20
 MaxArraySize=4
 {nodes}

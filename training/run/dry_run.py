@@ -33,8 +33,6 @@ from training.run.sharding import Layout, check_layout
 from training.run.step import Session, StepResult, make_session
 from training.run.timing import RandomTokens, device_memory, timed_step
 
-_WEIGHT = 4  # bytes: weights, gradients and each of Adam's moments are fp32
-
 
 def dry_run(arguments: TrainingArguments, console: Console | None = None) -> int:
     """Print the plan, before the model is built, then make the steps and print what they measured; returns 0.
@@ -50,71 +48,74 @@ def dry_run(arguments: TrainingArguments, console: Console | None = None) -> int
     tokenizer = load_tokenizer(a.data.tokenizer, a.data.tokenizer_revision)
     data = RandomTokens(len(tokenizer), a.data.sequence_length, a.run.micro_batch_sequences)
     console = (console or Console()) if accelerator.is_main_process else Console(quiet=True)
-    for title, rows in _plan(a, tokenizer).items():
-        console.print(Table((), rows, title=title))
+    _show(console, _plan(a, tokenizer))
     predicted = check_memory(a, accelerator, architecture(a.model, len(tokenizer)))
     session = make_session(a, accelerator, tokenizer, data)
     session.model.train()
     with advice_on_memory(session):
         timed_step(session)  # warms up
         result, seconds = timed_step(session)
-    for title, rows in _measured(session, result, seconds, predicted).items():
-        console.print(Table((), rows, title=title))
+    _show(console, _measured(session, result, seconds, predicted))
     accelerator.wait_for_everyone()
     accelerator.end_training()
     return 0
 
 
-def _plan(a: TrainingArguments, tokenizer) -> dict[str, list[tuple[str, str]]]:
-    """Model, schedule and disk space of the run; rows by title."""
+def _show(console: Console, tables: dict[str, dict[str, str]]) -> None:
+    """Print tables, by title, without what is empty."""
+    for title, rows in tables.items():
+        console.print(Table((), [row for row in rows.items() if row[1]], title=title))
+
+
+def _plan(a: TrainingArguments, tokenizer) -> dict[str, dict[str, str]]:
+    """Model, schedule and disk space of the run."""
     arch, ramp = architecture(a.model, len(tokenizer)), a.batch_ramp()
     branches = a.branches()
     trunk, total = max(b.branch_point_tokens for b in branches), total_tokens(branches)
     config = model_config(a, len(tokenizer), tokenizer.eos_token_id)
     factor = f"capacity factor {a.model.capacity_factor:g}" if a.model.capacity_factor else "dropless"
-    routing = ("routing", f"{factor}, counted over groups of {a.model.capacity_group_tokens:,} tokens")
+    routing = f"{factor}, counted over groups of {a.model.capacity_group_tokens:,} tokens"
     flops = flops_per_token(config, arch, a.data.sequence_length)
     whose = "counted on the class" if flops.count == "class" else "6 N"
     counted = read_model(config)
-    left_out = ", ".join(f"{name} {count:,}" for name, count in counted.left_out.items())
-    model = [
-        ("class", f"{causal_class(config).__name__}, {counted.parameters:,} parameters"),
-        ("not counted by laws", left_out),  # parameters
-        ("architecture", shape_of(arch)),
-        ("experts", experts_of(arch)),
-        ("parameters", f"{arch.n_active:,} active, {arch.n_total:,} total"),
-        *([routing] if arch.experts > 1 else []),  # a dense model routes nothing
-        ("FLOPs per token", f"{format_flops(flops.recorded)}, {whose}"),
-        ("FLOPs of trunk", format_flops(flops.recorded * trunk)),
-        ("FLOPs of branches", format_flops(flops.recorded * (total - trunk))),
-        ("FLOPs in all", f"{format_flops(flops.recorded * total)} ({total:,} tokens)"),
-    ]
+    model = {
+        "class": f"{causal_class(config).__name__}, {counted.parameters:,} parameters",
+        "not counted by laws": ", ".join(f"{name} {count:,}" for name, count in counted.left_out.items()),
+        "architecture": shape_of(arch),
+        "experts": experts_of(arch),
+        "parameters": f"{arch.n_active:,} active, {arch.n_total:,} total",
+        "routing": routing if arch.experts > 1 else "",  # a dense model routes nothing
+        "FLOPs per token": f"{format_flops(flops.recorded)}, {whose}",
+        "FLOPs of trunk": format_flops(flops.recorded * trunk),
+        "FLOPs of branches": format_flops(flops.recorded * (total - trunk)),
+        "FLOPs in all": f"{format_flops(flops.recorded * total)} ({total:,} tokens)",
+    }
 
     peak, law = peak_learning_rate(a.optimizer, arch, *a.longest_run())
-    stages = [
+    stages = (
         f"{s.sequences} sequences ({s.sequences * ramp.sequence_length:,} tokens) from {s.from_tokens:,} tokens"
         for s in ramp.stages
-    ]
-    schedule = [
-        ("batch ramp", "\n".join(stages)),
-        ("peak learning rate", f"{peak:.4g} ({law})"),
-        ("warm-up", f"{a.schedule.warmup_tokens:,} tokens, {ramp.steps(a.schedule.warmup_tokens):,} steps"),
-    ]
+    )
+    schedule = {
+        "batch ramp": "\n".join(stages),
+        "peak learning rate": f"{peak:.4g} ({law})",
+        "warm-up": f"{a.schedule.warmup_tokens:,} tokens, {ramp.steps(a.schedule.warmup_tokens):,} steps",
+    }
     for b in branches:
         decay = f"decays from step {b.decay_step:,} ({b.branch_point_tokens:,} tokens) to step {b.end_step:,}"
-        schedule.append((f"run of {b.tokens:,} tokens", decay))
+        schedule[f"run of {b.tokens:,} tokens"] = decay
 
-    size = _WEIGHT * counted.parameters
+    size = 4 * counted.parameters  # weights and each of Adam's moments are fp32
     checkpoints, models = most_at_a_time(branches), len(branches) + len(set(a.run.release_tokens))
     needed = (3 * checkpoints + models) * size
     folder = Path(a.run.output_dir).absolute()
     free = shutil.disk_usage(next(path for path in [folder, *folder.parents] if path.exists())).free
     warning = " - NOT ENOUGH" if needed > free else ""
-    disk = [
-        ("checkpoints", f"at most {checkpoints} of {format_bytes(3 * size)}"),
-        ("models", f"{models} of {format_bytes(size)}"),
-        ("in all", f"{format_bytes(needed)}; free: {format_bytes(free)}{warning}"),
-    ]
+    disk = {
+        "checkpoints": f"at most {checkpoints} of {format_bytes(3 * size)}",
+        "models": f"{models} of {format_bytes(size)}",
+        "in all": f"{format_bytes(needed)}; free: {format_bytes(free)}{warning}",
+    }
     return {"Model": model, "Schedule": schedule, "Disk": disk}
 
 
@@ -154,34 +155,32 @@ def check_memory(a: TrainingArguments, accelerator, arch: Architecture) -> Train
 
 def _measured(
     session: Session, result: StepResult, seconds: float, predicted: TrainingMemory
-) -> dict[str, list[tuple[str, str]]]:
-    """Memory and speed of the first step; rows by title."""
+) -> dict[str, dict[str, str]]:
+    """Memory and speed of the first step."""
     a, accelerator, device = session.arguments, session.accelerator, session.accelerator.device
     kind = "tensors" if device.type == "cuda" else "process"
     of_memory = f" of {format_bytes(device_memory(device))}"
-    memory = [
-        ("weights", format_bytes(predicted.weights)),
-        ("gradients", format_bytes(predicted.gradients)),
-        ("Adam's moments", format_bytes(predicted.optimizer)),
-        ("activations", format_bytes(predicted.activations)),
-        ("logits, inner gradients", format_bytes(predicted.workspace)),
-        ("predicted peak", f"{format_bytes(predicted.total)}{of_memory}"),
-        (f"measured, peak of the {kind}", f"{format_bytes(devices.peak_memory(device))}{of_memory}"),
-    ]
+    memory = {
+        "weights": format_bytes(predicted.weights),
+        "gradients": format_bytes(predicted.gradients),
+        "Adam's moments": format_bytes(predicted.optimizer),
+        "activations": format_bytes(predicted.activations),
+        "logits, inner gradients": format_bytes(predicted.workspace),
+        "predicted peak": f"{format_bytes(predicted.total)}{of_memory}",
+        f"measured, peak of the {kind}": f"{format_bytes(devices.peak_memory(device))}{of_memory}",
+    }
     tokens, peak = session.schedule.ramp.tokens(1), session.peak_flops
     speed = tokens / seconds
     hours = total_tokens(a.branches()) / speed / 3600
-    step = [
-        ("loss", f"{result.loss:.3f} on random ids, gradient norm {result.gradient_norm:.3g}"),
-        ("time", f"{seconds:.3g} s for {tokens:,} tokens: {speed:,.0f} tokens/s"),
-        *([("MFU", f"{session.flops.multiplied * speed / peak:.1%}")] if peak else []),
-        (
-            "micro-batch",
-            f"{a.run.micro_batch_sequences} sequences of {a.data.sequence_length} tokens; {a.run.precision}",
-        ),
-        *([("weights", str(Layout.of(accelerator, a.run.expert_parallel)))] if accelerator.is_fsdp2 else []),
-        ("estimated for the whole run", f"{hours:.3g} hours (from this one step)"),
-    ]
+    sequences = f"{a.run.micro_batch_sequences} sequences of {a.data.sequence_length} tokens"
+    step = {
+        "loss": f"{result.loss:.3f} on random ids, gradient norm {result.gradient_norm:.3g}",
+        "time": f"{seconds:.3g} s for {tokens:,} tokens: {speed:,.0f} tokens/s",
+        "MFU": f"{session.flops.multiplied * speed / peak:.1%}" if peak else "",
+        "micro-batch": f"{sequences}; {a.run.precision}",
+        "weights": str(Layout.of(accelerator, a.run.expert_parallel)) if accelerator.is_fsdp2 else "",
+        "estimated for the whole run": f"{hours:.3g} hours (from this one step)",
+    }
     hardware = devices.describe(device, accelerator.num_processes)
     return {"Memory per device": memory, f"One step, measured on {hardware}": step}
 

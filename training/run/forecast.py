@@ -52,12 +52,7 @@ class RunForecast:
         self.model = architecture.variables()
         finished = _noted(arguments, self.curve(branches[-1]), folder)
         self.live = LiveForecast([curve for _, curve in finished], law)
-        self.best = {}  # final loss of the finished runs of at most a branch's FLOPs
-        for branch in branches:
-            budget = architecture.training_flops(branch.tokens) * (1 + 1e-6)
-            spent = ((curve.final or np.inf, training_flops(r.n_active, r.tokens)) for r, curve in finished)
-            ends = [end for end, flops in spent if flops <= budget]
-            self.best[branch] = min(ends, default=np.inf)
+        self.ends = [(training_flops(r.n_active, r.tokens), curve.final or np.inf) for r, curve in finished]
         self.said, self.hopeless = any("off_track" in line for line in self.lines), ""
         if folder.name == "trunk" and (warnings := self.live.warnings(self.curve(branches[-1]))):
             logger.warning("forecast of the final loss: %s", "; ".join(warnings))
@@ -74,9 +69,8 @@ class RunForecast:
         fields["law_loss"] = estimate.law
         if estimate.off_track(BAND) and not self.said and not line.get("loss_spike"):
             self.said = fields["off_track"] = True
-            aside = (
-                f"{abs(estimate.ahead):.1%} {'above' if estimate.ahead > 0 else 'below'} what runs like it had here"
-            )
+            apart, side = np.expm1(estimate.ahead), "above" if estimate.ahead > 0 else "below"
+            aside = f"{abs(apart):.1%} {side} what {'runs like it had' if self.live.finished else 'the law says'} here"
             logger.warning("step %d: off the track: its loss lies %s; %s", line["step"], aside, LOOK_AT)
         return fields
 
@@ -95,7 +89,8 @@ class RunForecast:
         if len({peer.trunk for peer in self.live.finished}) < LEAST_TRUNKS:
             return ""
         for branch in [b for b in self.branches if b.branch_point_tokens >= tokens] or self.branches[-1:]:
-            estimate, best = self.estimate(branch), self.best[branch]
+            flops, estimate = training_flops(self.model["n_active"], branch.tokens), self.estimate(branch)
+            best = min((end for spent, end in self.ends if spent <= flops * (1 + 1e-6)), default=np.inf)
             if estimate is None or estimate.interval(BAND)[0] <= best:
                 return ""
             low, high = estimate.interval(BAND)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
-import yaml
-
-from training.configuration.arguments import ConfigurationError, TrainingArguments
+from training.configuration.arguments import SECTIONS, ConfigurationError, TrainingArguments
+from training.configuration.reading import read_yaml
 from training.data.batches import SequenceOrder, TrainingData
 from training.data.builder import GrowingCache
 from training.data.cache import TokenCache, open_cache
 from training.data.text import GROUP, PART_BYTES, TextSource, check_dataset_exists
 from training.run.evaluation import HeldOut
 from training.run.log import check_trackers
+
+logger = logging.getLogger(__name__)
 
 _HELD_OUT_ORDER_SEED = 0
 
@@ -40,6 +43,7 @@ def check_inputs(arguments: TrainingArguments) -> None:
     """
     check_dataset_exists(arguments.data.dataset)
     check_trackers(arguments.run.trackers)
+    _warn_of_what_is_not_reached(arguments)
     now, path = settled(arguments).to_dict(), Path(arguments.run.output_dir) / "config.yaml"
     before = _started(arguments) or now
     now["model"] = dict.fromkeys(before["model"]) | now["model"]  # a field of a class may be in one of them only
@@ -52,6 +56,17 @@ def check_inputs(arguments: TrainingArguments) -> None:
     if problems:
         hint = "choose another run.output_dir, or use its configuration:\n  "
         raise ConfigurationError("the output folder holds another run; " + hint + "\n  ".join(problems))
+
+
+def _warn_of_what_is_not_reached(arguments: TrainingArguments) -> None:
+    """Models are saved on the trunk, which ends before the last decay."""
+    ramp, branches = arguments.batch_ramp(), arguments.branches()
+    ends = {"eval_tokens": branches[-1].end_step, "release_tokens": max(branch.decay_step for branch in branches)}
+    for name, end in ends.items():
+        missed = [tokens for tokens in getattr(arguments.run, name) if not 0 < ramp.steps(tokens) <= end]
+        if missed and os.environ.get("RANK", "0") == "0":
+            first, last = ramp.tokens(1), ramp.tokens(end)
+            logger.warning("run.%s: nothing happens at %s; it must be from %s to %s tokens", name, missed, first, last)
 
 
 def settled(arguments: TrainingArguments) -> TrainingArguments:
@@ -68,7 +83,12 @@ def settled(arguments: TrainingArguments) -> TrainingArguments:
 def _started(arguments: TrainingArguments) -> dict | None:
     """The configuration with which the run in the output folder was started; None without one."""
     path = Path(arguments.run.output_dir) / "config.yaml"
-    return yaml.safe_load(path.read_text()) if path.exists() else None
+    if not path.exists():
+        return None
+    before = read_yaml(path, "run.output_dir")
+    if missing := [name for name in SECTIONS if not isinstance(before.get(name), dict)]:
+        raise ConfigurationError(f"run.output_dir: {path} is not of a run: it has no section {', '.join(missing)}")
+    return before
 
 
 def text_sources(arguments: TrainingArguments) -> tuple[TextSource, TextSource]:

@@ -44,8 +44,8 @@ def balance(tokens_per_expert: list[list[float]]) -> float:
 class StepLog(ExitStack):
     """Call it after every step; it writes every `log_steps` steps, and after a non-finite one or a spike.
 
-    `forecast` makes the forecast of the final loss from the lines before this part of the run, on the main process.
-    Lines of `folder/log.jsonl` from beyond `start_step`, left by an interrupted run, are removed.
+    Lines of `folder/log.jsonl` from beyond `start_step`, left by an interrupted run, are removed; from those before
+    it `forecast` makes the forecast of the final loss, on the main process.
     """
 
     def __init__(
@@ -199,7 +199,10 @@ class Trackers:
         output_dir = Path(arguments.run.output_dir)
         group = f"{arguments.model.name}-seed{arguments.run.seed}"
         name = f"{group}-{folder.name.partition('-')[0]}"
-        run_id, is_new = _run_id(folder / "tracker.json", name)
+        path = folder / "tracker.json"
+        if is_new := not path.exists():  # an id that runs of this name in other folders do not share
+            write_json(path, {"id": f"{name}-{secrets.token_hex(4)}"})
+        run_id = json.loads(path.read_text(encoding="utf-8"))["id"]
         settings = {
             "wandb": {"id": run_id, "name": name, "group": group, "resume": "allow"},
             # trackio continues the latest run of a name, so the name has to be this run's alone.
@@ -225,15 +228,6 @@ class Trackers:
                 raise ConfigurationError(f"run.trackers: {tracker_name} could not be started: {reason}") from error
             if tracker_name == "wandb":
                 tracker.tracker.define_metric("*", step_metric="tokens")
-
-
-def _run_id(path: Path, name: str) -> tuple[str, bool]:
-    """The id of a tracker run, which a run of the same name in another folder does not share; whether it is new."""
-    if path.exists():
-        return json.loads(path.read_text(encoding="utf-8"))["id"], False
-    run_id = f"{name}-{secrets.token_hex(4)}"
-    write_json(path, {"id": run_id})
-    return run_id, True
 
 
 # -- the profiler

@@ -9,12 +9,7 @@ import torch
 from modeling_switch_moe import SwitchMoeConfig, SwitchMoeForCausalLM
 from scaling_law.formulas.learning_rate import READINGS, LearningRateLaw
 from scaling_law.size.architecture import Architecture
-from training.configuration.arguments import (
-    ConfigurationError,
-    ModelArguments,
-    OptimizerArguments,
-    TrainingArguments,
-)
+from training.configuration.arguments import ConfigurationError, ModelArguments, OptimizerArguments, TrainingArguments
 from training.configuration.class_counts import training_flops
 from training.configuration.model_classes import ModelClassArguments
 from training.run import causal_model

@@ -59,17 +59,17 @@ def run_record(
         loss, n_losses, routed = progress.window_loss, progress.window_steps, progress.window_routed
         drop_rate = progress.window_dropped / sum(map(sum, routed)) if routed else 0.0
         load = balance(routed) if routed else 1.0 if arch.experts == 1 else None  # some classes record no routers
-    # Branches share sweep, size, E and seed with their trunk; runs with one trunk are not independent.
-    trunk, end = f"{a.run.sweep}-{a.model.name}-seed{a.run.seed}", branch_name.partition("-")[0]
+
+    def ids(trunk: str) -> dict[str, str]:
+        """Branches share sweep, size, E and seed with their trunk; runs with one trunk are not independent."""
+        end = branch_name.partition("-")[0]
+        return {"run_id": shortened(f"{trunk}-{end}", MAX_ID_LENGTH), "parent_run_id": shortened(trunk, MAX_ID_LENGTH)}
+
     fields = configured_fields(a, arch, session.schedule.peak, session.learning_rate_law)
-    fields["schedule"] |= {
-        "horizon_tokens": branch.tokens,
-        "decay_tokens": branch.tokens - branch.branch_point_tokens,
-    }
+    fields["schedule"] |= {"horizon_tokens": branch.tokens, "decay_tokens": branch.tokens - branch.branch_point_tokens}
     record = RunRecord(
         **fields,
-        run_id=shortened(f"{trunk}-{end}", MAX_ID_LENGTH),
-        parent_run_id=shortened(trunk, MAX_ID_LENGTH),
+        **ids(f"{a.run.sweep}-{a.model.name}-seed{a.run.seed}"),
         branch_point_tokens=min(branch.branch_point_tokens, tokens) if status != "intermediate" else None,
         status=status,
         tokens=tokens,
@@ -103,13 +103,8 @@ def run_record(
         skipped_steps=len(progress.skipped_steps),
         loss_spikes=len(progress.spikes),
     )
-    if not (suffix := recipe_suffix(record)):
-        return record
-    # Runs that depart from the recipe are different runs.
-    trunk = f"{record.parent_run_id}{suffix}"
-    return record.replaced(
-        run_id=shortened(f"{trunk}-{end}", MAX_ID_LENGTH), parent_run_id=shortened(trunk, MAX_ID_LENGTH)
-    )
+    suffix = recipe_suffix(record)  # runs that depart from the recipe are different runs
+    return record.replaced(**ids(f"{record.parent_run_id}{suffix}")) if suffix else record
 
 
 def configured_fields(a: TrainingArguments, arch: Architecture, peak: float, law: str) -> dict[str, Any]:

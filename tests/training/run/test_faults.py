@@ -76,7 +76,7 @@ def wait_for(condition, process, seconds=120):
 def test_kills_at_telling_moments_change_nothing(tiny, tmp_path, start, model):
     """While a checkpoint is written, between two steps of the trunk, and in the decay."""
     undisturbed = tiny(model=model, schedule__tokens=[1280], run__output_dir=str(tmp_path / "undisturbed"))
-    finish(undisturbed)
+    start(undisturbed).join(300)  # with one thread, as those that are killed
     # A checkpoint after every step.
     arguments = tiny(model=model, schedule__tokens=[1280], run__checkpoint_seconds=1e-6)
     folder = Path(arguments.run.output_dir)

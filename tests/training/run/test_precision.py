@@ -1,17 +1,15 @@
 """Experts of other classes are multiplied in bf16 where the run says so, with fp32 gradients."""
 
-import re
-
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from modeling_switch_moe.precision import keep_casts
 from tests.gpu.test_device import GRADIENT, LOSS
-from tests.model_classes import CLASSES, DENSE, TOP_K
+from tests.model_classes import CLASSES, TOP_K
+from tests.modeling_switch_moe.test_precision import Casts
 from tests.training.run.test_causal_model import batch, config_of
-from training import ConfigurationError, Run
+from training import Run
 from training.run.model import build_model
 
 BOTH = {"num_experts": 8, "num_local_experts": 8, "num_experts_per_tok": 2}
@@ -27,22 +25,6 @@ KINDS = {
 }
 
 
-class Operands(TorchDispatchMode):
-    """Keeps the precisions of the operands of every grouped matmul, and how often a stacked weight was cast."""
-
-    def __init__(self):
-        super().__init__()
-        self.precisions, self.casts = [], 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        if function is torch.ops.aten._grouped_mm.default:
-            self.precisions += [args[0].dtype, args[1].dtype]
-        elif function is torch.ops.aten._to_copy.default and args[0].dim() == 3 and len(args[0]) == 8:
-            self.casts += result.dtype == torch.bfloat16 and args[0].dtype == torch.float32
-        return result
-
-
 def model_of(kind, implementation="grouped_mm", **changes):
     """As the loop builds one, of its own class: also of types whose parameters are not counted."""
     build_model(config_of(TOP_K), seed=0)
@@ -55,7 +37,7 @@ def model_of(kind, implementation="grouped_mm", **changes):
 
 def passed(model, passes=1):
     """Loss and gradients after some micro-batches in bf16, and what was multiplied."""
-    (inputs, _), found = batch(), Operands()
+    (inputs, _), found = batch(), Casts()
     with found, keep_casts("cpu"):
         for _ in range(passes):
             with torch.autocast("cpu", torch.bfloat16):
@@ -71,7 +53,7 @@ def test_both_operands_of_every_grouped_product_are_bf16(kind):
     """Forward and backward of gate and up, and of down, in two blocks; each weight is cast once for two passes."""
     loss, gradients, found = passed(model_of(kind), passes=2)
     assert found.precisions == [torch.bfloat16] * 2 * (2 * 2 * 3) * 2
-    assert found.casts == 2 * 2
+    assert sum(count for shape, count in found.counts.items() if len(shape) == 3 and shape[0] == 8) == 2 * 2
     loop, expected, _ = passed(model_of(kind, "eager"), passes=2)
     assert loss == pytest.approx(loop, rel=LOSS["bf16"])
     assert (gradients - expected).norm() < GRADIENT["bf16"] * expected.norm()
@@ -95,10 +77,10 @@ def test_widths_that_the_kernels_do_not_take_are_padded_or_looped_over(kind, siz
 
 def test_without_autocast_nothing_is_cast():
     model, (inputs, targets) = build_model(config_of(TOP_K), seed=0).train(), batch()
-    with Operands() as found:
+    with Casts() as found:
         model(inputs, targets).lm_loss.backward()
     assert {*found.precisions} == {torch.float32}
-    assert found.casts == 0
+    assert not found.counts.total()
 
 
 def test_counting_a_class_leaves_its_kernels_alone():
@@ -110,25 +92,3 @@ def test_counting_a_class_leaves_its_kernels_alone():
 def test_the_configuration_chooses_the_implementation(tiny, name):
     session = Run(tiny(run__experts_implementation=name, model=CLASSES["qwen3_moe"])).session
     assert session.model.config._experts_implementation == name
-
-
-@pytest.mark.parametrize(
-    ("changes", "problem"),
-    [
-        (
-            {"run.experts_implementation": "fastest"},
-            "run.experts_implementation: 'fastest'; it must be 'auto', 'capacity', 'grouped_mm', 'batched_mm' or",
-        ),
-        (
-            {"run.experts_implementation": "capacity", "model": TOP_K},
-            "run.experts_implementation: capacity; for qwen3_moe it must be auto or grouped_mm or batched_mm or eager",
-        ),
-        (
-            {"run.experts_implementation": "eager", "model": DENSE},
-            "run.experts_implementation: eager; for llama it must be auto",
-        ),
-    ],
-)
-def test_an_implementation_that_is_none_is_refused(tiny, changes, problem):
-    with pytest.raises(ConfigurationError, match=re.escape(problem)):
-        tiny(**changes)

@@ -18,10 +18,11 @@ from tests.hub.samples import make_record
 from tests.training.run.test_run import assert_same_weights, finish, lines_of, weights
 from training import Run
 from training.run import checkpoint
+from training.run.inputs import check_inputs
 from training.run.log import NAME, run_log, write_log
 
 
-def test_evaluations_and_intermediate_models_change_nothing_and_are_left(tiny, tmp_path):
+def test_evaluations_and_intermediate_models_change_nothing_and_are_left(tiny, tmp_path, caplog):
     plain = tiny(schedule__tokens=[2560], run__output_dir=str(tmp_path / "plain"))
     finish(plain)
     arguments = tiny(schedule__tokens=[2560], run__eval_tokens=[640, 2304], run__release_tokens=[640])
@@ -33,6 +34,10 @@ def test_evaluations_and_intermediate_models_change_nothing_and_are_left(tiny, t
 
     assert Run(arguments, [finisher]).execute() == 0
     assert_same_weights(weights(plain, 2560), weights(arguments, 2560))
+
+    check_inputs(tiny(schedule__tokens=[2560], run__eval_tokens=[640, 2560], run__release_tokens=[10, 640, 2304]))
+    assert "run.release_tokens: nothing happens at [10, 2304]; it must be from 64 to 2048 tokens" in caplog.text
+    assert "run.eval_tokens" not in caplog.text
 
     evaluations = [line for line in lines_of(arguments) if "eval_loss" in line]
     assert [(line["step"], line["tokens"]) for line in evaluations] == [(9, 640)]

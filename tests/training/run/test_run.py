@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import modeling_switch_moe  # noqa: F401 (registers the Auto classes)
 from hub import RunRecord
-from tests.model_classes import BIAS, CLASSES, NOISY, SHARED, TOP_K
+from tests.model_classes import BIAS, CLASSES, DENSE, NOISY, SHARED, TOP_K
 from training import ConfigurationError, Run
 from training.run.evaluation import evaluate
 from training.run.inputs import HeldOutText, check_inputs
@@ -211,6 +211,7 @@ def test_a_branch_that_diverges_is_recorded_as_such(tiny, monkeypatch, caplog, l
 
 
 BALANCE, MUON_RATE = "model.balance", "optimizer.muon_learning_rate"
+GROUP, WAY = "model.capacity_group_tokens", "run.experts_implementation"
 
 
 @pytest.mark.parametrize(
@@ -227,6 +228,12 @@ BALANCE, MUON_RATE = "model.balance", "optimizer.muon_learning_rate"
         ({"model": SHARED | {"bias_update_rate": 0.1}}, f"model.bias_update_rate: 0.1; it needs {BALANCE} bias"),
         ({"model": BIAS | {"bias_update_rate": 0}}, "model.bias_update_rate: 0; it must be greater than 0"),
         ({"model": BIAS | {"bias_update_rate": "fast"}}, "model.bias_update_rate: 'fast'; it must be a valid number"),
+        # Larger than a micro-batch, and no part of it.
+        ({GROUP: 128}, "(64 or a divisor of it), make run.micro_batch_sequences a multiple of 4, or train dropless"),
+        ({GROUP: 48}, "(64 or a divisor of it), make run.micro_batch_sequences a multiple of 3, or train dropless"),
+        ({WAY: "fastest"}, f"{WAY}: 'fastest'; it must be 'auto', 'capacity', 'grouped_mm', 'batched_mm' or"),
+        ({WAY: "capacity", "model": TOP_K}, f"{WAY}: capacity; for qwen3_moe it must be auto or grouped_mm or"),
+        ({WAY: "eager", "model": DENSE}, f"{WAY}: eager; for llama it must be auto"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(tiny, changes, problem):
@@ -238,6 +245,15 @@ def test_the_same_folder_with_another_configuration_is_refused(finished, tiny):
     with pytest.raises(ConfigurationError, match=r"model.experts: 8, but .*config.yaml has 4"):
         check_inputs(tiny(model__experts=8))
     check_inputs(tiny(run__log_steps=7, run__progress=True, run__push_to_hub="elsewhere", run__private=True))
+
+
+@pytest.mark.parametrize(("text", "problem"), [("a: [", "cannot be read"), ("model: 5", "no section run, model")])
+def test_a_folder_with_another_file_of_that_name_is_refused(tiny, text, problem):
+    folder = Path(tiny().run.output_dir)
+    folder.mkdir()
+    (folder / "config.yaml").write_text(text)
+    with pytest.raises(ConfigurationError, match=f"run.output_dir: .*config.yaml.*{problem}"):
+        check_inputs(tiny())
 
 
 def test_other_tokens_under_the_same_configuration_are_refused(finished):
