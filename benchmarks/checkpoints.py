@@ -20,7 +20,8 @@ import torch
 from accelerate import Accelerator
 from safetensors.torch import load_file, save_file
 
-from benchmarks.report import Report, in_turns, parse
+from benchmarks.report import Report, in_turns, parse, seconds
+from hub.base import atomic
 from modeling_switch_moe import SwitchMoeConfig
 from training.configuration.arguments import OptimizerArguments, RunArguments
 from training.run import checkpoint
@@ -49,14 +50,12 @@ def write_bytes(path: Path, size: int) -> None:
     with path.open("wb") as file:
         for start in range(0, size, len(block)):
             file.write(block[: size - start])
-        file.flush()
-        os.fsync(file.fileno())
+    atomic.sync(path)
 
 
 def torch_save(path: Path, session) -> None:
     torch.save({"model": session.model.state_dict(), "optimizer": session.optimizers[0].state_dict()}, path)
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
+    atomic.sync(path)
 
 
 def torch_load(path: Path, session) -> None:
@@ -75,25 +74,14 @@ def safetensors_of(session) -> dict[str, torch.Tensor]:
 
 def safetensors_save(path: Path, session) -> None:
     save_file(safetensors_of(session), path)
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
+    atomic.sync(path)
 
 
 def safetensors_load(path: Path, session) -> None:
-    state, own = load_file(path), safetensors_of(session)
+    state = load_file(path)
     with torch.no_grad():
-        for name, tensor in own.items():
+        for name, tensor in safetensors_of(session).items():
             tensor.copy_(state[name])
-
-
-def finished(work: Callable[[], object], device: torch.device) -> Callable[[], None]:
-    """The work, to the end of what it started on the device."""
-
-    def run() -> None:
-        work()
-        finish(device)
-
-    return run
 
 
 def measure(session, folder: Path, rounds: int) -> tuple[int, dict[str, float]]:
@@ -121,17 +109,22 @@ def measure(session, folder: Path, rounds: int) -> tuple[int, dict[str, float]]:
         "read": raw.read_bytes,
         "memcpy": memory.clone,
     }
-    return size, in_turns({name: finished(work, session.accelerator.device) for name, work in works.items()}, rounds)
+
+    def to_the_end(work: Callable[[], object]) -> float:
+        return seconds(lambda: (work(), finish(session.accelerator.device)))
+
+    return size, in_turns(works, rounds, to_the_end)
 
 
 def main() -> None:
     options = parse(
         __doc__,
-        ("--d-model", {"type": int, "default": 512}),
-        ("--experts", {"type": int, "default": 4}),
-        ("--folder", {"type": Path, "help": "on the disk to measure; default: the temporary folder"}),
-        ("--rounds", {"type": int, "default": 3}),
-        fast={"d_model": 64, "experts": 2, "rounds": 1},
+        {
+            "--d-model": (512, 64),
+            "--experts": (4, 2),
+            "--folder": (Path, None, "on the disk to measure; None: the temporary folder"),
+            "--rounds": (3, 1),
+        },
     )
     report = Report("checkpoints", options)
     folder = Path(tempfile.mkdtemp(dir=options.folder))
@@ -139,21 +132,21 @@ def main() -> None:
         size, spent = measure(make_session(options.d_model, options.experts), folder, options.rounds)
     finally:
         shutil.rmtree(folder)
-    state = f"{size / 1e6:,.0f} MB"
-    saved, disk, read = ("torch.save", spent["torch.save"]), ("the disk alone", spent["disk"]), spent["read"]
-    report.add(f"save {state}: training waits", spent["copy"], "s", peer=saved, bound=("memcpy", spent["memcpy"]))
-    both = spent["copy"] + spent["thread"]
-    note = "weights, moments, checksums; durable"
-    report.add(f"save {state}: until it is on the disk", both, "s", peer=saved, bound=disk, note=note)
-    hashed = ("sha256 in one thread", spent["sha256"])
-    report.add(f"verify {state}", spent["verify"], "s", peer=hashed, bound=("reading the bytes", read))
-    loaded = ("torch.load", spent["torch.load"])
-    report.add(f"load {state} to resume", spent["load"], "s", peer=loaded, bound=("reading the bytes", read))
+    spent["both"] = spent["copy"] + spent["thread"]
+    spent |= {
+        "the disk alone": spent["disk"],
+        "sha256 in one thread": spent["sha256"],
+        "reading the bytes": spent["read"],
+    }
+    state, note = f"{size / 1e6:,.0f} MB", "weights, moments, checksums; durable"
+    report.add_of(spent, f"save {state}: training waits", "torch.save", "memcpy", "copy")
+    report.add_of(spent, f"save {state}: until it is on the disk", "torch.save", "the disk alone", "both", note)
+    report.add_of(spent, f"verify {state}", "sha256 in one thread", "reading the bytes", "verify")
+    report.add_of(spent, f"load {state} to resume", "torch.load", "reading the bytes", "load")
     interval = RunArguments().checkpoint_seconds
-    share, without = (100 * part / (interval + part) for part in (spent["copy"], both))
-    peer = ("without a thread", without)
-    least = ("memcpy", 100 * spent["memcpy"] / (interval + spent["memcpy"]))
-    report.add(f"training time lost, saving every {interval:.0f} s", share, "%", peer=peer, bound=least)
+    lost = {name: 100 * spent[name] / (interval + spent[name]) for name in ("copy", "both", "memcpy")}
+    name, peer = f"training time lost, saving every {interval:.0f} s", ("without a thread", lost["both"])
+    report.add(name, lost["copy"], "%", peer=peer, bound=("memcpy", lost["memcpy"]))
     report.finish()
 
 

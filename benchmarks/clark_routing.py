@@ -11,7 +11,6 @@ Without the file the routed law is fitted to the final losses that the tests hol
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 
@@ -21,11 +20,8 @@ from benchmarks.report import Report, parse
 from scaling_law import Runs, fit, load_runs
 from tests.scaling_law.clark import clark_runs
 
-ROUTED = {
-    "S-Base": (58, 1.042e-5),
-    "RL-R": (59, 1.043e-5),
-    "Hash": (56, 8.89e-6),
-}  # runs, mean squared error of log10 L
+# Router → runs, mean squared error of log10 L
+ROUTED = {"S-Base": (58, 1.042e-5), "RL-R": (59, 1.043e-5), "Hash": (56, 8.89e-6)}
 JOINT = {"S-Base": (1392, 1.535893e-5), "Hash": (1343, 1.488641e-5)}  # points, mean Huber loss
 
 
@@ -43,14 +39,7 @@ def compare(report: Report, law: str, router: str, runs: Runs, expected: int, an
 
 
 def main() -> None:
-    options = parse(
-        __doc__,
-        (
-            "--curves",
-            {"type": Path, "default": os.environ.get("BENCH_CURVES") or None},
-        ),
-        fast={},
-    )
+    options = parse(__doc__, {"--curves": (Path, None)})
     report = Report("clark_routing", options)
     for router, (count, anchor) in ROUTED.items():
         kept = f"router_type in {{{router}, Dense}}"

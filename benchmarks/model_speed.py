@@ -14,63 +14,81 @@ as much as the dense one). Decoding has no code of ours to measure: transformers
 from __future__ import annotations
 
 import argparse
+import copy
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import torch
-from transformers import MixtralConfig, MixtralForCausalLM, OlmoeConfig, OlmoeForCausalLM
+from transformers import AutoModelForCausalLM
 
 from benchmarks.report import Report, in_turns, parse
-from modeling_switch_moe import SwitchMoeConfig, SwitchMoeForCausalLM
+from modeling_switch_moe import SwitchMoeConfig
+from scaling_law.size.model_configs import FAMILIES
+from training.configuration.model_classes import ModelClassArguments
+from training.run.model import build_model
+from training.run.timing import finish
 
-PEERS = {"Mixtral": (MixtralConfig, MixtralForCausalLM), "OLMoE": (OlmoeConfig, OlmoeForCausalLM)}
-MATMUL = "matmul bound"
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-Race = dict[tuple[str, int], Callable[[], object]]  # steps by name and E
-SHAPE = (  # options of a training step, of `benchmarks.classes` too
-    ("--width", {"type": int, "default": 256}),
-    ("--layers", {"type": int, "default": 4}),
-    ("--batch", {"type": int, "default": 8}),
-    ("--length", {"type": int, "default": 256}),
-    ("--vocab", {"type": int, "default": 4096}),
-    ("--rounds", {"type": int, "default": 5, "help": "steps measured"}),
-)
+PEERS = {"Mixtral": "mixtral", "OLMoE": "olmoe"}
+BOUND = "the matrix products alone"
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+PRECISION: dict[str, tuple] = {"--precision": (("fp32", "bf16"), ["fp32", "bf16"])}
+SHAPE: dict[str, tuple] = {  # of a training step
+    "--width": (256, 64),
+    "--layers": (4, 1),
+    "--batch": (8, 2),
+    "--length": (256, 32),
+    "--vocab": (4096, 512),
+    "--rounds": (5, 1, "steps measured"),
+}
 
 
-def ours(shape: argparse.Namespace, experts: int, **changes) -> torch.nn.Module:
-    config = SwitchMoeConfig(num_experts=experts, **sizes(shape), **changes)
-    return finished(SwitchMoeForCausalLM(config), shape)
-
-
-def peer(name: str, shape: argparse.Namespace, experts: int) -> torch.nn.Module:
-    config_class, model_class = PEERS[name]
-    config = config_class(
-        num_key_value_heads=shape.width // 64,
-        intermediate_size=3 * shape.width,
+def ours(shape: argparse.Namespace, experts: int, **changes: Any) -> SwitchMoeConfig:
+    """Our configuration of a shape."""
+    return SwitchMoeConfig(
         num_experts=experts,
-        num_experts_per_tok=1,
-        output_router_logits=True,  # else their router losses are not computed at all
-        pad_token_id=None,
-        **sizes(shape),
+        vocab_size=shape.vocab,
+        hidden_size=shape.width,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.width // 64,
+        max_position_embeddings=shape.length,
+        **changes,
     )
-    return finished(model_class(config), shape)
 
 
-def sizes(shape: argparse.Namespace) -> dict[str, int]:
-    return {
-        "vocab_size": shape.vocab,
-        "hidden_size": shape.width,
-        "num_hidden_layers": shape.layers,
-        "num_attention_heads": shape.width // 64,
-        "max_position_embeddings": shape.length,
-    }
+def fields_of(
+    kind: str, shape: argparse.Namespace, experts: int, granularity: int = 1, shared: int = 0
+) -> dict[str, Any]:
+    """A class of transformers with as many parameters as ours, by the names of its own fields.
+
+    Experts are 1 / `granularity` of ours in width, `granularity` of them active; `shared` of these are for all tokens.
+    """
+    family, heads, inner = FAMILIES[kind], shape.width // 64, 3 * shape.width // granularity
+    fields: dict[str, Any] = {"type": kind, "hidden_size": shape.width, "num_hidden_layers": shape.layers}
+    fields |= {"num_attention_heads": heads, "num_key_value_heads": heads, family.d_expert: inner}
+    fields |= {"head_dim": 64} if "head_dim" in family.defaults else {}
+    if family.experts:
+        fields |= {family.experts: experts - shared, "num_experts_per_tok": granularity - shared}
+        fields |= {"shared_expert_intermediate_size": inner} if shared else {}
+    return fields
 
 
-def finished(model: torch.nn.Module, shape: argparse.Namespace) -> torch.nn.Module:
-    model = model.to(DEVICE)
-    if shape.compile:
-        model.compile()
-    return model
+def config_of(fields: dict[str, Any], shape: argparse.Namespace) -> Any:
+    """The configuration of a class with these fields."""
+    return ModelClassArguments.model_validate(fields).config(shape.vocab, shape.length, 0)
+
+
+def by_itself(config: Any, experts: str = "auto") -> torch.nn.Module:
+    """The class as any user has it, with its own losses, which transformers computes only where they are asked for."""
+    if isinstance(config, SwitchMoeConfig):
+        model = build_model(config, 0)
+    else:
+        config = copy.deepcopy(config)
+        config.output_router_logits = True
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    if experts != "auto":
+        model.set_experts_implementation(experts)
+    return model.to(DEVICE)
 
 
 def own_loss(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:
@@ -93,17 +111,12 @@ def training_step(
     def run() -> None:
         model.zero_grad(set_to_none=True)
         tokens = next(ids).to(DEVICE)
-        with torch.autocast(DEVICE, dtype=torch.bfloat16, enabled=precision == "bf16"):
+        with torch.autocast(DEVICE.type, dtype=torch.bfloat16, enabled=precision == "bf16"):
             loss = loss_of(model, tokens)
         loss.backward()
-        finish()
+        finish(DEVICE)
 
     return run
-
-
-def finish() -> None:
-    if DEVICE == "cuda":
-        torch.cuda.synchronize()
 
 
 def matmul_bound(shape: argparse.Namespace, precision: str) -> Callable[[], None]:
@@ -123,61 +136,62 @@ def matmul_bound(shape: argparse.Namespace, precision: str) -> Callable[[], None
             torch.mm(inputs, weight)
             torch.mm(outputs, weight.t())
             torch.mm(inputs.t(), outputs)
-        finish()
+        finish(DEVICE)
 
     return run
 
 
-def training_race(shape: argparse.Namespace, precision: str) -> Race:
-    race = {(MATMUL, 1): matmul_bound(shape, precision)}
-    for experts in shape.experts:
-        race["ours", experts] = training_step(ours(shape, experts), shape, precision)
-        if experts == 1:
-            continue
-        race["ours, dropless", experts] = training_step(ours(shape, experts, capacity_factor=None), shape, precision)
-        loop = ours(shape, experts)
-        loop.set_experts_implementation("eager")
-        race["ours, eager", experts] = training_step(loop, shape, precision)
-        for name in shape.peers:
-            for implementation in ("eager", "grouped_mm"):  # batched_mm would gather the weights for every token
-                model = peer(name, shape, experts)
-                model.set_experts_implementation(implementation)
-                race[f"{name}, {implementation}", experts] = training_step(model, shape, precision)
-    return race
+def contenders(shape: argparse.Namespace, experts: int) -> dict[str, torch.nn.Module]:
+    """Models of one E; ours first."""
+    models = {"ours": by_itself(ours(shape, experts))}
+    if experts > 1:
+        models["ours, dropless"] = by_itself(ours(shape, experts, capacity_factor=None))
+        models["ours, eager"] = by_itself(ours(shape, experts), "eager")
+        for name, way in itertools.product(shape.peers, ("eager", "grouped_mm")):  # batched_mm: weights by token
+            models[f"{name}, {way}"] = by_itself(config_of(fields_of(PEERS[name], shape, experts), shape), way)
+    for model in models.values() if shape.compile else ():
+        model.compile()
+    return models
 
 
-def add_rows(report: Report, title: str, spent: dict[tuple[str, int], float], experts: list[int]) -> None:
-    bound = ("the matrix products alone", spent[MATMUL, 1])
-    for count in experts:
-        name, ours = f"{title}, E = {count}", spent["ours", count]
-        others = {name: value for (name, e), value in spent.items() if e == count and name.split(",")[0] in PEERS}
-        best = min(others, key=others.__getitem__, default=None)
-        peer = (f"fastest of transformers: {best}", others[best]) if best else None
-        report.add(name, ours, "s", peer=peer, bound=bound)
-        if count > 1:
-            report.add(name, ours, "s", peer=("our dense model (E = 1)", spent["ours", 1]), bound=bound)
-            loop = ("our plain loop over the experts (eager)", spent["ours, eager", count])
-            report.add(name, ours, "s", peer=loop, bound=bound)
-            report.add(f"{name}, dropless", spent["ours, dropless", count], "s", peer=peer, bound=bound)
+def add_rows(report: Report, title: str, spent: dict[str, float], experts: int, dense: float) -> None:
+    """Rows of one E beside the fastest of transformers, the dense model and the loop."""
+    name, bound = f"{title}, E = {experts}", (BOUND, spent[BOUND])
+    others = {key: value for key, value in spent.items() if key.split(",")[0] in PEERS}
+    best = min(others, key=others.__getitem__, default=None)
+    peer = (f"fastest of transformers: {best}", others[best]) if best else None
+    report.add(name, spent["ours"], "s", peer=peer, bound=bound)
+    if experts > 1:
+        report.add(name, spent["ours"], "s", peer=("our dense model (E = 1)", dense), bound=bound)
+        loop = ("our plain loop over the experts (eager)", spent["ours, eager"])
+        report.add(name, spent["ours"], "s", peer=loop, bound=bound)
+        report.add(f"{name}, dropless", spent["ours, dropless"], "s", peer=peer, bound=bound)
 
 
 def main() -> None:
     shape = parse(
         __doc__,
-        ("--precision", {"nargs": "+", "choices": ["fp32", "bf16"], "default": ["fp32", "bf16"]}),
-        ("--experts", {"nargs": "+", "type": int, "default": [1, 8, 32]}),
-        *SHAPE,
-        ("--peers", {"nargs": "*", "choices": list(PEERS), "default": list(PEERS), "help": "transformers models"}),
-        ("--compile", {"action": "store_true", "help": "torch.compile every model"}),
-        fast={"experts": [1, 4], "width": 64, "layers": 1, "length": 32, "batch": 2, "vocab": 512, "rounds": 1},
+        PRECISION
+        | {"--experts": ([1, 8, 32], [1, 4])}
+        | SHAPE
+        | {
+            "--peers": (tuple(PEERS), list(PEERS), "transformers models"),
+            "--compile": (False, False, "torch.compile every model"),
+        },
     )
     if 1 not in shape.experts:
         raise SystemExit("--experts must hold 1, the dense model that the ratios refer to")
     report = Report("model_speed", shape)
     for precision in shape.precision:
         torch.manual_seed(0)
-        spent = in_turns(training_race(shape, precision), shape.rounds)
-        add_rows(report, f"train {precision}", spent, shape.experts)
+        race = {(BOUND, 0): matmul_bound(shape, precision)}
+        for experts in shape.experts:
+            for name, model in contenders(shape, experts).items():
+                race[name, experts] = training_step(model, shape, precision)
+        spent = in_turns(race, shape.rounds)
+        for experts in shape.experts:
+            of_e = {name: value for (name, e), value in spent.items() if e in (0, experts)}
+            add_rows(report, f"train {precision}", of_e, experts, spent["ours", 1])
     report.finish()
 
 

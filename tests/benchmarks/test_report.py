@@ -10,9 +10,10 @@ from unittest import mock
 import pytest
 
 from benchmarks import render
+from benchmarks.gpu.cases import PARTS
 from benchmarks.report import ROOT, Report
 
-SHARED = ("__init__", "report", "step_times")
+SHARED = ("__init__", "report")
 PAGES = {"render": {"--results"}, "every_class": set()}  # no rows of their own
 SCRIPTS = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if path.stem not in SHARED)
 
@@ -54,7 +55,7 @@ def test_a_report_is_read_back_and_rendered(results):
     assert result["machine"]["cores"] >= 1
     assert result["versions"]["python"]
     assert result["settings"] == {"rounds": 3, "folder": "data"}  # of a path the last part only
-    text = render.page(render.load(results), results)
+    text = rendered(results)
     assert "| a \\| b | 2 ms | scipy | 6 ms | 3× | numpy | 1 ms | 2× | checked |" in text
     assert "| speed | 46,252,845 tokens/s | scipy | 23,126,423 tokens/s | 2× |" in text
     assert "| share | 0.5 % |  |  |  |  |  |  |  |" in text
@@ -66,17 +67,30 @@ def test_results_of_two_machines_are_told_apart(results):
     result = json.loads((results / "query_speed.json").read_text())
     result["machine"]["gpu"] = "1 x NVIDIA H200"
     (results / "query_speed-h200.json").write_text(json.dumps(result))
-    text = render.page(render.load(results), results)
+    text = rendered(results)
     assert text.count("| share | 0.5 % |") == 2
     assert text.count("GPU: 1 x NVIDIA H200") == 1
 
 
+def rendered(results):
+    page = results.parent / "page" / "benchmarks.md"
+    render.write(page, results)
+    return page.read_text(encoding="utf-8")
+
+
 def test_the_page_is_what_the_results_give(tmp_path):
-    assert render.PAGE.read_text(encoding="utf-8") == render.page(render.load(render.RESULTS), tmp_path / "tables"), (
-        "docs/benchmarks.md differs from benchmarks/results: run python -m benchmarks.render"
-    )
-    for path in (tmp_path / "tables").iterdir():
-        assert path.read_bytes() == (render.PAGE.parent / "tables" / path.name).read_bytes()
+    render.write(tmp_path / "benchmarks.md")
+    pages = [tmp_path / "benchmarks.md", *(tmp_path / "tables").iterdir()]
+    for path in pages:
+        assert path.read_bytes() == (render.PAGE.parent / path.relative_to(tmp_path)).read_bytes(), (
+            "docs/benchmarks.md differs from benchmarks/results: run python -m benchmarks.render"
+        )
+
+
+def test_parts_of_the_gpu_kit_without_results_are_empty(results):
+    text = rendered(results)
+    for part in PARTS:
+        assert f"<!-- gpu {part} -->\n<!-- end -->\n" in text
 
 
 def test_a_long_table_is_a_file_and_its_ranges(results, tmp_path):

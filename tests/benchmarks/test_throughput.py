@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.step_times import step_law_steps
+from benchmarks.throughput import step_law_steps
 from scaling_law.runs.rows import RunsError
 from tests.scaling_law.runs.test_readers import DENSE, MOE, step_law_moe, write
 
