@@ -20,7 +20,7 @@ import torch
 from accelerate import Accelerator
 from safetensors.torch import load_file, save_file
 
-from benchmarks.report import Report, in_turns, parse, seconds
+from benchmarks.report import Options, Report, benchmark, in_turns, seconds
 from hub.base import atomic
 from modeling_switch_moe import SwitchMoeConfig
 from training.configuration.arguments import OptimizerArguments, RunArguments
@@ -116,17 +116,15 @@ def measure(session, folder: Path, rounds: int) -> tuple[int, dict[str, float]]:
     return size, in_turns(works, rounds, to_the_end)
 
 
-def main() -> None:
-    options = parse(
-        __doc__,
-        {
-            "--d-model": (512, 64),
-            "--experts": (4, 2),
-            "--folder": (Path, None, "on the disk to measure; None: the temporary folder"),
-            "--rounds": (3, 1),
-        },
-    )
-    report = Report("checkpoints", options)
+@benchmark(
+    {
+        "--d-model": (512, 64),
+        "--experts": (4, 2),
+        "--folder": (Path, None, "on the disk to measure; None: the temporary folder"),
+        "--rounds": (3, 1),
+    }
+)
+def main(report: Report, options: Options) -> None:
     folder = Path(tempfile.mkdtemp(dir=options.folder))
     try:
         size, spent = measure(make_session(options.d_model, options.experts), folder, options.rounds)
@@ -147,7 +145,6 @@ def main() -> None:
     lost = {name: 100 * spent[name] / (interval + spent[name]) for name in ("copy", "both", "memcpy")}
     name, peer = f"training time lost, saving every {interval:.0f} s", ("without a thread", lost["both"])
     report.add(name, lost["copy"], "%", peer=peer, bound=("memcpy", lost["memcpy"]))
-    report.finish()
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.report import Report, parse
+from benchmarks.report import Options, Report, benchmark
 from scaling_law import Runs, fit, load_runs
 from tests.scaling_law.clark import clark_runs
 
@@ -38,9 +38,8 @@ def compare(report: Report, law: str, router: str, runs: Runs, expected: int, an
     report.add(f"{law} law, {router}", value, "", peer=("best of two optimisers", anchor), note=note)
 
 
-def main() -> None:
-    options = parse(__doc__, {"--curves": (Path, None)})
-    report = Report("clark_routing", options)
+@benchmark({"--curves": (Path, None)})
+def main(report: Report, options: Options) -> None:
     for router, (count, anchor) in ROUTED.items():
         kept = f"router_type in {{{router}, Dense}}"
         final = load_runs(options.curves, format="clark", where=kept) if options.curves else clark_runs(router)
@@ -52,7 +51,6 @@ def main() -> None:
             kept = f"router_type in {{{router}, Dense}}, step >= 20000"
             curves = load_runs(options.curves, format="clark_curves", where=kept)
             compare(report, "joint", router, curves, count, anchor)
-    report.finish()
 
 
 if __name__ == "__main__":

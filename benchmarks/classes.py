@@ -12,7 +12,6 @@ by itself, with its own loss and its plain loop over the experts.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 from typing import Any
 
@@ -21,16 +20,15 @@ import torch
 from benchmarks.model_speed import (
     BOUND,
     DEVICE,
-    PRECISION,
     SHAPE,
     by_itself,
     config_of,
     fields_of,
-    matmul_bound,
     ours,
-    training_step,
+    own_loss,
+    step_seconds,
 )
-from benchmarks.report import Report, in_turns, parse
+from benchmarks.report import Options, Report, benchmark
 from hub.base.errors import InputError
 from scaling_law.size.model_configs import read_model
 from training.run.model import build_model
@@ -47,7 +45,7 @@ def loss_of_the_loop(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tens
     return out.lm_loss + BALANCE * out.balance_loss
 
 
-def contenders(shape: argparse.Namespace, of_ours: dict[str, Any]) -> dict[str, tuple[Any, str]]:
+def contenders(shape: Options, of_ours: dict[str, Any]) -> dict[str, tuple[Any, str]]:
     """Name → (configuration, which of ours has as many parameters). ValueError for one that has others."""
     found = {kind: (fields_of(kind, shape, 1), OURS_DENSE) for kind in DENSE}
     for g, kind in itertools.product(shape.granularity, ROUTED):
@@ -63,27 +61,20 @@ def contenders(shape: argparse.Namespace, of_ours: dict[str, Any]) -> dict[str, 
     return configs
 
 
-def main() -> None:
-    shape = parse(__doc__, PRECISION | {"--granularity": ([1, 2, 4, 8], [1, 2])} | SHAPE)
-    report = Report("classes", shape)
+@benchmark(SHAPE | {"--granularity": ([1, 2, 4, 8], [1, 2])})
+def main(report: Report, shape: Options) -> None:
     for precision in shape.precision:
         torch.manual_seed(0)
         configs = {name: ours(shape, e, capacity_factor=None) for name, e in ((OURS_DENSE, 1), (OURS, EXPERTS))}
         others = contenders(shape, configs)
         configs |= {name: config for name, (config, _) in others.items()}
-        models = {name: build_model(config, 0).to(DEVICE) for name, config in configs.items()}
-        race = {BOUND: matmul_bound(shape, precision)}
-        race |= {name: training_step(model, shape, precision, loss_of_the_loop) for name, model in models.items()}
-        loops = {name: by_itself(config, "eager") for name, (config, _) in others.items() if BY_ITSELF in name}
-        race |= {f"{name}, {LOOP}": training_step(model, shape, precision) for name, model in loops.items()}
-        spent = in_turns(race, shape.rounds)
+        models = {name: (build_model(config, 0).to(DEVICE), loss_of_the_loop) for name, config in configs.items()}
+        loops = {(name, LOOP): by_itself(config, "eager") for name, config in configs.items() if BY_ITSELF in name}
+        spent = step_seconds(shape, precision, models | {name: (model, own_loss) for name, model in loops.items()})
         for name, (_, peer) in others.items():
-            title = f"train {precision}, {name}"
-            report.add_of(spent, title, peer, BOUND, ours=name)
-            if name in loops:
-                loop = (LOOP, spent[f"{name}, {LOOP}"])
-                report.add(title, spent[name], "s", peer=loop, bound=(BOUND, spent[BOUND]))
-    report.finish()
+            for key in (peer, LOOP) if (name, LOOP) in spent else (peer,):
+                beside = spent | {LOOP: spent.get((name, LOOP))}
+                report.add_of(beside, f"train {precision}, {name}", key, BOUND, ours=name)
 
 
 if __name__ == "__main__":

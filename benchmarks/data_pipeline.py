@@ -27,9 +27,9 @@ import datasets
 import numpy as np
 import torch
 
-from benchmarks.report import Report, parse, seconds
+from benchmarks.report import Options, Report, benchmark, seconds
 from hub.base import atomic
-from training.configuration.reading import from_dict
+from training.configuration.arguments import TrainingArguments
 from training.data import cache as tokens
 from training.data.batches import SequenceOrder
 from training.data.cache import TokenCache, open_cache
@@ -38,6 +38,7 @@ from training.data.text import TextSource
 from training.data.tokenizer import description, load_tokenizer, train_tokenizer
 from training.demo.corpus import build as build_corpus
 from training.run.main import Run
+from training.run.timing import arguments_of_steps
 
 LENGTH = 512
 BATCH = 32
@@ -152,10 +153,8 @@ def wait(report: Report, dataset: str, tokenizer: str, folder: Path) -> None:
         if name == "growing" and last <= first:
             raise SystemExit(f"wait: the cache did not grow while it was read: {first:,} tokens all the time")
         share = 100 * (waited_at_end - waited) / (ended - began)
-        note = (
-            f"{steps - 1} steps in {ended - began:.1f} s; tokens there at the first and the last: {first:,}, "
-            f"{last:,}; read: {steps * BATCH_OF_RUN * LENGTH_OF_RUN:,}"
-        )
+        note = f"{steps - 1} steps in {ended - began:.1f} s; tokens there at the first and the last: "
+        note += f"{first:,}, {last:,}; read: {steps * BATCH_OF_RUN * LENGTH_OF_RUN:,}"
         report.add(f"waiting for data, {name} cache", share, "%", bound=("nothing", 0.0), note=note)
 
 
@@ -173,20 +172,13 @@ def watched(run: Run, steps: int | None) -> list[tuple[float, float, int]]:
     return moments
 
 
-def run_arguments(dataset: str, tokenizer: str, folder: Path, name: str):
+def run_arguments(dataset: str, tokenizer: str, folder: Path, name: str) -> TrainingArguments:
     """A run that could read all of the text, in small windows."""
     run = {"output_dir": str(folder / name), "precision": "fp32", "micro_batch_sequences": BATCH_OF_RUN}
-    data = {"dataset": dataset, "tokenizer": tokenizer}
-    data |= {"sequence_length": LENGTH_OF_RUN, "cache_dir": str(folder / "tokens")}
-    return from_dict(
-        {
-            "run": run | {"eval_sequences": 16, "progress": False},
-            "model": {"d_model": 64, "experts": 2},
-            "data": data | {"shuffle_window": 64, "held_out_per_mille": 20},
-            "schedule": {"tokens": ["1B"], "warmup_tokens": 4096, "batch_ramp": [f"0:{BATCH_OF_RUN}"]},
-            "optimizer": {"learning_rate": 0.003},
-        }
-    )
+    run |= {"eval_sequences": 16, "progress": False}
+    data = {"dataset": dataset, "tokenizer": tokenizer, "cache_dir": str(folder / "tokens")}
+    data |= {"shuffle_window": 64, "held_out_per_mille": 20}
+    return arguments_of_steps(run, {"d_model": 64, "experts": 2}, LENGTH_OF_RUN).replaced(data=data)
 
 
 def corpus(folder: Path, options) -> tuple[str, str]:
@@ -200,17 +192,15 @@ def corpus(folder: Path, options) -> tuple[str, str]:
     return str(dataset), str(tokenizer_folder)
 
 
-def main() -> None:
-    options = parse(__doc__, SOURCE | {"--batches": (500, 4)})
+@benchmark(SOURCE | {"--batches": (500, 4)})
+def main(report: Report, options: Options) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         dataset, tokenizer_folder = corpus(folder, options)
         source, tokenizer = TextSource(dataset), load_tokenizer(tokenizer_folder)
-        report = Report("data_pipeline", options)
         cache = build_and_map(report, source, tokenizer, folder)
         read(report, cache, folder / "peer.bin")
         wait(report, dataset, tokenizer_folder, folder)
-        report.finish()
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 import numpy as np  # the thread limits above must come first
 from scipy.optimize import minimize
 
-from benchmarks.report import Report, in_turns, parse
+from benchmarks.report import Options, Report, benchmark, in_turns
 from scaling_law import JointLaw, Runs, fit
 from scaling_law.fitting.fitting import BATCH, HELD, FitResult, distinct_starts
 from scaling_law.fitting.problem import Problem, make_problem, start_points
@@ -113,15 +113,13 @@ def under_a_prior(report: Report, runs: Runs) -> None:
     report.add_of(spent, f"the default starts, with a prior, on {len(runs)} runs", "the same without one")
 
 
-def main() -> None:
-    options = parse(__doc__, {"--peer-starts": (12, 3)})
-    report = Report("fit_speed", options)
+@benchmark({"--peer-starts": (12, 3)})
+def main(report: Report, options: Options) -> None:
     runs = synthetic_runs()
     compare(report, "the default starts", runs, "scaled", options.peer_starts)
     under_a_prior(report, runs)
     if not options.fast:
         compare(report, "the paper's grid", runs, "paper", options.peer_starts)
-    report.finish()
 
 
 if __name__ == "__main__":

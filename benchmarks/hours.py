@@ -11,7 +11,6 @@ as its peer: a ratio of 1 is perfect. A run takes the wall time of its record, d
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 from collections import defaultdict
@@ -21,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks.report import Report, parse
+from benchmarks.report import Options, Report, benchmark
 from hub.base.errors import InputError
 from hub.record.run_record import RunRecord
 from scaling_law.fitting.throughput import LEAST_ARCHITECTURES, fit_throughput
@@ -68,7 +67,7 @@ def predicted(throughput: Throughput, model: Architecture, record: RunRecord) ->
     return float(cluster.seconds(ModelWork.of(model), float(record.tokens)))
 
 
-def timed(models: Sequence[Architecture], record: RunRecord, options: argparse.Namespace) -> Throughput:
+def timed(models: Sequence[Architecture], record: RunRecord, options: Options) -> Throughput:
     """The fit to steps of these models, made as those of the record."""
     sizes = (micro_batch(record), record.sequence_length, record.vocab_size)
     switches = bool(record.gradient_checkpointing), bool(record.compile)
@@ -77,28 +76,23 @@ def timed(models: Sequence[Architecture], record: RunRecord, options: argparse.N
     return fit_throughput(steps, devices.name(torch.device("cpu")), record.precision)
 
 
-def main() -> None:
-    options = parse(
-        __doc__,
-        {
-            "--runs": (Path, None),
-            "--models": (5, 3, "of the sweep that are timed; the others are predicted"),
-            "--threads": (torch.get_num_threads(), torch.get_num_threads(), "as the runs had"),
-            "--repeats": (20, 1, "steps of each batch, of which the fastest counts"),
-        },
-    )
+@benchmark(
+    {
+        "--runs": (Path, None),
+        "--models": (5, 3, "of the sweep that are timed; the others are predicted"),
+        "--threads": (torch.get_num_threads(), torch.get_num_threads(), "as the runs had"),
+        "--repeats": (20, 1, "steps of each batch, of which the fastest counts"),
+    }
+)
+def main(report: Report, options: Options) -> None:
     torch.set_num_threads(options.threads)
-    report = Report("hours", options)
     if options.runs is None:
         report.skip("needs a folder of finished runs of this machine (BENCH_RUNS=FOLDER)")
     else:
         compare(report, finished(options.runs), options)
-    report.finish()
 
 
-def compare(
-    report: Report, runs: dict[Architecture, list[tuple[RunRecord, float]]], options: argparse.Namespace
-) -> None:
+def compare(report: Report, runs: dict[Architecture, list[tuple[RunRecord, float]]], options: Options) -> None:
     count = min(max(options.models, LEAST_ARCHITECTURES), len(runs) - 1)
     order = list(runs)
     seen = [order[i] for i in np.linspace(0, len(order) - 1, count).round().astype(int)]

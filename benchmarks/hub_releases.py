@@ -25,7 +25,7 @@ os.environ.update(
 import pyarrow.parquet  # noqa: F401 (imported here, so that it is not timed)
 from huggingface_hub import HfApi, hf_hub_download, logging
 
-from benchmarks.report import Report, parse, seconds
+from benchmarks.report import Options, Report, benchmark, seconds
 from hub import HubStore, RunRecord, load_index, push_runs
 from hub.record.names import branch_name, repo_name
 from hub.release.cards import model_card
@@ -128,9 +128,8 @@ def hub(delay: float) -> Iterator[LoopbackHub]:
         yield server
 
 
-def main() -> None:
-    options = parse(__doc__, {"--runs": (280, 14), "--delay": (0.0, 0.0, "seconds added to every request")})
-    report = Report("hub_releases", options)
+@benchmark({"--runs": (280, 14), "--delay": (0.0, 0.0, "seconds added to every request")})
+def main(report: Report, options: Options) -> None:
     logging.set_verbosity_error()  # "no files have been modified", once for each run
     with tempfile.TemporaryDirectory() as scratch:
         runs = make_runs(Path(tempfile.mkdtemp(dir=scratch)), options.runs)
@@ -140,7 +139,6 @@ def main() -> None:
             there = the_obvious_way(server, runs, Path(scratch) / "other cache")
     add_rows(report, here, there)
     report.add("push: waiting for the pace", waited, "s")
-    report.finish()
 
 
 if __name__ == "__main__":

@@ -13,16 +13,16 @@ as much as the dense one). Decoding has no code of ours to measure: transformers
 
 from __future__ import annotations
 
-import argparse
 import copy
 import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.report import Report, in_turns, parse
+from benchmarks.report import Options, Report, benchmark, in_turns
 from modeling_switch_moe import SwitchMoeConfig
 from scaling_law.size.model_configs import FAMILIES
 from training.configuration.model_classes import ModelClassArguments
@@ -30,10 +30,12 @@ from training.run.model import build_model
 from training.run.timing import finish
 
 PEERS = {"Mixtral": "mixtral", "OLMoE": "olmoe"}
-BOUND = "the matrix products alone"
+BOUND, FASTEST = "the matrix products alone", "fastest of transformers: "
+OUR_DENSE, LOOP = "our dense model (E = 1)", "our plain loop over the experts (eager)"
+Loss = Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-PRECISION: dict[str, tuple] = {"--precision": (("fp32", "bf16"), ["fp32", "bf16"])}
 SHAPE: dict[str, tuple] = {  # of a training step
+    "--precision": (("fp32", "bf16"), ["fp32", "bf16"]),
     "--width": (256, 64),
     "--layers": (4, 1),
     "--batch": (8, 2),
@@ -43,7 +45,7 @@ SHAPE: dict[str, tuple] = {  # of a training step
 }
 
 
-def ours(shape: argparse.Namespace, experts: int, **changes: Any) -> SwitchMoeConfig:
+def ours(shape: Options, experts: int, **changes: Any) -> SwitchMoeConfig:
     """Our configuration of a shape."""
     return SwitchMoeConfig(
         num_experts=experts,
@@ -56,9 +58,7 @@ def ours(shape: argparse.Namespace, experts: int, **changes: Any) -> SwitchMoeCo
     )
 
 
-def fields_of(
-    kind: str, shape: argparse.Namespace, experts: int, granularity: int = 1, shared: int = 0
-) -> dict[str, Any]:
+def fields_of(kind: str, shape: Options, experts: int, granularity: int = 1, shared: int = 0) -> dict[str, Any]:
     """A class of transformers with as many parameters as ours, by the names of its own fields.
 
     Experts are 1 / `granularity` of ours in width, `granularity` of them active; `shared` of these are for all tokens.
@@ -73,7 +73,7 @@ def fields_of(
     return fields
 
 
-def config_of(fields: dict[str, Any], shape: argparse.Namespace) -> Any:
+def config_of(fields: dict[str, Any], shape: Options) -> Any:
     """The configuration of a class with these fields."""
     return ModelClassArguments.model_validate(fields).config(shape.vocab, shape.length, 0)
 
@@ -96,19 +96,15 @@ def own_loss(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:
     return model(tokens, labels=tokens, use_cache=False).loss
 
 
-def training_step(
-    model: torch.nn.Module,
-    shape: argparse.Namespace,
-    precision: str,
-    loss_of: Callable[[torch.nn.Module, torch.Tensor], torch.Tensor] = own_loss,
-) -> Callable[[], None]:
-    """Forward and backward over `batch x length` tokens; each step on other tokens."""
-    model.train()
-    generator = torch.Generator().manual_seed(0)
-    size = (shape.batch, shape.length)
-    ids = itertools.cycle([torch.randint(0, shape.vocab, size, generator=generator) for _ in range(4)])
+def step_seconds(shape: Options, precision: str, models: dict[Any, tuple[torch.nn.Module, Loss]]) -> dict[Any, float]:
+    """Of each model with its loss, forward and backward over `batch x length` tokens, and of the bound.
 
-    def run() -> None:
+    Each step is on other tokens.
+    """
+    generator, size = torch.Generator().manual_seed(0), (4, shape.batch, shape.length)
+    ids = itertools.cycle(torch.randint(shape.vocab, size, generator=generator))
+
+    def step(model: torch.nn.Module, loss_of: Loss) -> None:
         model.zero_grad(set_to_none=True)
         tokens = next(ids).to(DEVICE)
         with torch.autocast(DEVICE.type, dtype=torch.bfloat16, enabled=precision == "bf16"):
@@ -116,10 +112,13 @@ def training_step(
         loss.backward()
         finish(DEVICE)
 
-    return run
+    for model, _ in models.values():
+        model.train()
+    race = {BOUND: matmul_bound(shape, precision)}
+    return in_turns(race | {name: partial(step, *contender) for name, contender in models.items()}, shape.rounds)
 
 
-def matmul_bound(shape: argparse.Namespace, precision: str) -> Callable[[], None]:
+def matmul_bound(shape: Options, precision: str) -> Callable[[], None]:
     """The matrix products of a dense training step and nothing else: each weight matrix forward and twice backward."""
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     rows, d = shape.batch * shape.length, shape.width
@@ -141,58 +140,43 @@ def matmul_bound(shape: argparse.Namespace, precision: str) -> Callable[[], None
     return run
 
 
-def contenders(shape: argparse.Namespace, experts: int) -> dict[str, torch.nn.Module]:
-    """Models of one E; ours first."""
+def contenders(shape: Options, experts: int) -> dict[str, torch.nn.Module]:
+    """Models of one E, by what they are called in a row; ours first."""
     models = {"ours": by_itself(ours(shape, experts))}
     if experts > 1:
-        models["ours, dropless"] = by_itself(ours(shape, experts, capacity_factor=None))
-        models["ours, eager"] = by_itself(ours(shape, experts), "eager")
+        models["dropless"] = by_itself(ours(shape, experts, capacity_factor=None))
+        models[LOOP] = by_itself(ours(shape, experts), "eager")
         for name, way in itertools.product(shape.peers, ("eager", "grouped_mm")):  # batched_mm: weights by token
-            models[f"{name}, {way}"] = by_itself(config_of(fields_of(PEERS[name], shape, experts), shape), way)
+            model = by_itself(config_of(fields_of(PEERS[name], shape, experts), shape), way)
+            models[f"{FASTEST}{name}, {way}"] = model
     for model in models.values() if shape.compile else ():
         model.compile()
     return models
 
 
-def add_rows(report: Report, title: str, spent: dict[str, float], experts: int, dense: float) -> None:
-    """Rows of one E beside the fastest of transformers, the dense model and the loop."""
-    name, bound = f"{title}, E = {experts}", (BOUND, spent[BOUND])
-    others = {key: value for key, value in spent.items() if key.split(",")[0] in PEERS}
-    best = min(others, key=others.__getitem__, default=None)
-    peer = (f"fastest of transformers: {best}", others[best]) if best else None
-    report.add(name, spent["ours"], "s", peer=peer, bound=bound)
-    if experts > 1:
-        report.add(name, spent["ours"], "s", peer=("our dense model (E = 1)", dense), bound=bound)
-        loop = ("our plain loop over the experts (eager)", spent["ours, eager"])
-        report.add(name, spent["ours"], "s", peer=loop, bound=bound)
-        report.add(f"{name}, dropless", spent["ours, dropless"], "s", peer=peer, bound=bound)
-
-
-def main() -> None:
-    shape = parse(
-        __doc__,
-        PRECISION
-        | {"--experts": ([1, 8, 32], [1, 4])}
-        | SHAPE
-        | {
-            "--peers": (tuple(PEERS), list(PEERS), "transformers models"),
-            "--compile": (False, False, "torch.compile every model"),
-        },
-    )
+@benchmark(
+    SHAPE
+    | {
+        "--experts": ([1, 8, 32], [1, 4]),
+        "--peers": (tuple(PEERS), list(PEERS), "transformers models"),
+        "--compile": (False, False, "torch.compile every model"),
+    }
+)
+def main(report: Report, shape: Options) -> None:
     if 1 not in shape.experts:
         raise SystemExit("--experts must hold 1, the dense model that the ratios refer to")
-    report = Report("model_speed", shape)
     for precision in shape.precision:
         torch.manual_seed(0)
-        race = {(BOUND, 0): matmul_bound(shape, precision)}
-        for experts in shape.experts:
-            for name, model in contenders(shape, experts).items():
-                race[name, experts] = training_step(model, shape, precision)
-        spent = in_turns(race, shape.rounds)
-        for experts in shape.experts:
-            of_e = {name: value for (name, e), value in spent.items() if e in (0, experts)}
-            add_rows(report, f"train {precision}", of_e, experts, spent["ours", 1])
-    report.finish()
+        models = {(e, name): model for e in shape.experts for name, model in contenders(shape, e).items()}
+        times = step_seconds(shape, precision, {key: (model, own_loss) for key, model in models.items()})
+        for e in shape.experts:
+            title, spent = f"train {precision}, E = {e}", {name: times[e, name] for of, name in models if of == e}
+            spent |= {BOUND: times[BOUND], OUR_DENSE: times[1, "ours"]}
+            best = min((name for name in spent if name.startswith(FASTEST)), key=spent.__getitem__, default="")
+            for peer in (best, OUR_DENSE, LOOP) if e > 1 else ("",):
+                report.add_of(spent, title, peer, BOUND)
+            if e > 1:
+                report.add_of(spent, f"{title}, dropless", best, BOUND, "dropless")
 
 
 if __name__ == "__main__":

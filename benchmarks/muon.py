@@ -8,14 +8,13 @@ matrices and gradients, take turns in one process, and end with the same weights
 
 from __future__ import annotations
 
-import argparse
 from functools import partial
 from typing import Any
 
 import torch
 
 from benchmarks.model_speed import DEVICE
-from benchmarks.report import Report, in_turns, parse
+from benchmarks.report import Options, Report, benchmark, in_turns
 from training.configuration.arguments import OptimizerArguments
 from training.run.optimizers import StackedMuon, orthogonalised, set_rates
 from training.run.timing import finish
@@ -24,7 +23,7 @@ RATE = 1e-6
 PEER, BOUND = "torch.optim.Muon, matrix by matrix", "its iterations alone"
 
 
-def experts(options: argparse.Namespace, shape: str) -> tuple[list[torch.nn.Parameter], list[torch.nn.Parameter]]:
+def experts(options: Options, shape: str) -> tuple[list[torch.nn.Parameter], list[torch.nn.Parameter]]:
     """Stacked down projections, and pairs of gate and up, of all layers; with gradients."""
     d_model, width = map(int, shape.split("x"))
     torch.manual_seed(0)
@@ -48,7 +47,7 @@ def one_by_one(parameters: list[torch.nn.Parameter], parts: int) -> list[torch.n
     return matrices
 
 
-def iterations(options: argparse.Namespace, shape: str, settings: dict[str, Any]) -> None:
+def iterations(options: Options, shape: str, settings: dict[str, Any]) -> None:
     """Those of all matrices, a layer at a time."""
     least, most = sorted(map(int, shape.split("x")))
     directions = torch.ones(3 * options.experts, least, most, dtype=torch.bfloat16, device=DEVICE)
@@ -57,17 +56,15 @@ def iterations(options: argparse.Namespace, shape: str, settings: dict[str, Any]
     finish(DEVICE)
 
 
-def main() -> None:
-    options = parse(
-        __doc__,
-        {
-            "--experts": (64, 4),
-            "--layers": (16, 2),
-            "--shapes": (["64x32", "128x64", "256x64"], ["32x16"], "d_model × width of an expert"),
-            "--rounds": (5, 1, "steps measured"),
-        },
-    )
-    report = Report("muon", options)
+@benchmark(
+    {
+        "--experts": (64, 4),
+        "--layers": (16, 2),
+        "--shapes": (["64x32", "128x64", "256x64"], ["32x16"], "d_model × width of an expert"),
+        "--rounds": (5, 1, "steps measured"),
+    }
+)
+def main(report: Report, options: Options) -> None:
     a = OptimizerArguments(name="muon")
     settings = {"weight_decay": a.weight_decay, "momentum": a.muon_momentum, "adjust_lr_fn": a.muon_adjust_lr}
     for shape in options.shapes:
@@ -90,7 +87,6 @@ def main() -> None:
         name = f"a step of {options.layers} × {options.experts} experts of {shape}"
         note = f"{len(matrices):,} matrices; {'the same' if torch.equal(*ends) else 'OTHER'} weights after it"
         report.add_of(spent, name, PEER, BOUND, note=note)
-    report.finish()
 
 
 if __name__ == "__main__":

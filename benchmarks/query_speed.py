@@ -22,7 +22,7 @@ import sys
 import numpy as np
 from scipy.optimize import brentq, minimize_scalar
 
-from benchmarks.report import ROOT, Report, cpu_seconds_of_children, in_turns, parse, seconds
+from benchmarks.report import ROOT, Options, Report, benchmark, cpu_seconds_of_children, in_turns, seconds
 from scaling_law import JointLaw
 
 FLOPS, MEMORY, CONTEXT = 1e22, 80e9, 16_384
@@ -158,21 +158,18 @@ def cold_start(report: Report, rounds: int) -> None:
     report.add_of(spent, usage, peer, ours=usage)
 
 
-def main() -> None:
-    options = parse(
-        __doc__,
-        {
-            "--rounds": (200, 20, "of the table; a tenth of it for the others"),
-            "--points": (1_000_000, 100_000),
-            "--budgets": (1000, 100),
-        },
-    )
-    report = Report("query_speed", options)
+@benchmark(
+    {
+        "--rounds": (200, 20, "of the table; a tenth of it for the others"),
+        "--points": (1_000_000, 100_000),
+        "--budgets": (1000, 100),
+    }
+)
+def main(report: Report, options: Options) -> None:
     table(report, options.rounds)
     losses(report, options.points, max(3, options.rounds // 10))
     budgets(report, options.budgets, max(3, options.rounds // 10))
     cold_start(report, max(3, options.rounds // 20))
-    report.finish()
 
 
 if __name__ == "__main__":

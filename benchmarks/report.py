@@ -40,6 +40,7 @@ _NAMES_OF_GPUS = (
     "import torch; print(*(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())), sep='\\n')"
 )
 Name = TypeVar("Name")
+Options = argparse.Namespace
 Side = tuple[str, float] | None  # what a peer or a bound is, and its value in the unit of the row
 
 
@@ -108,7 +109,7 @@ def plain(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.6g}"
 
 
-def parse(description: str, options: Mapping[str, tuple] | None = None) -> argparse.Namespace:
+def parse(description: str, options: Mapping[str, tuple]) -> Options:
     """The command line of a benchmark: flag → (default, default with --fast[, help]), and `--json` and `--fast`.
 
     A list takes values of its elements' type, a tuple those it holds and no others. `Path` is a folder or file, by
@@ -118,7 +119,7 @@ def parse(description: str, options: Mapping[str, tuple] | None = None) -> argpa
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     is_fast = "--fast" in sys.argv
-    for flag, (default, fast, *words) in (options or {}).items():
+    for flag, (default, fast, *words) in options.items():
         if default is Path:
             variable = f"BENCH_{flag.removeprefix('--').replace('-', '_').upper()}"
             form: dict[str, Any] = {"type": Path, "default": os.environ.get(variable) or None}
@@ -135,15 +136,27 @@ def parse(description: str, options: Mapping[str, tuple] | None = None) -> argpa
     return parser.parse_args()
 
 
+def benchmark(options: Mapping[str, tuple]) -> Callable[[Callable[[Report, Options], None]], Callable]:
+    """Make a function that measures the `main` of its module, with a command line of these options (see `parse`)."""
+
+    def decorated(measure: Callable[[Report, Options], None]) -> Callable[[], None]:
+        module = sys.modules[measure.__module__]
+
+        def main() -> None:
+            parsed = parse(module.__doc__ or "", options)
+            report = Report(Path(module.__file__ or "").stem, parsed)
+            measure(report, parsed)
+            report.finish()
+
+        return main
+
+    return decorated
+
+
 class Report:
-    """Collects the rows of one benchmark. Make it before the measurements: it watches what else the machine does.
+    """The rows of one benchmark, made before the measurements: it watches what else the machine does."""
 
-    Args:
-        benchmark: the module's name.
-        options: what `parse` returned. They are written down, of paths the last part only.
-    """
-
-    def __init__(self, benchmark: str, options: argparse.Namespace) -> None:
+    def __init__(self, benchmark: str, options: Options) -> None:
         self.benchmark, self.options, self.rows, self.skipped = benchmark, options, list[Row](), list[str]()
         self._started, self._busy, self._own = time.time(), busy_seconds(), sum(os.times()[:4])
 
@@ -227,7 +240,7 @@ def busy_seconds() -> float:
     return sum(getattr(times, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq"))
 
 
-def settings(options: argparse.Namespace) -> dict[str, Any]:
+def settings(options: Options) -> dict[str, Any]:
     """The options as plain values; of a path only its last part."""
     values = {name: value for name, value in vars(options).items() if name not in ("json", "fast")}
     return {name: value.name if isinstance(value, Path) else value for name, value in values.items()}

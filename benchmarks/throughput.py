@@ -13,14 +13,13 @@ where one shape was on fewer GPUs, are left out.
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.model_speed import DEVICE
-from benchmarks.report import Report, parse
+from benchmarks.report import Options, Report, benchmark
 from scaling_law.fitting.throughput import FITTED, fit_throughput
 from scaling_law.machine.memory import training_memory
 from scaling_law.machine.throughput import Measurement, Throughput
@@ -57,7 +56,7 @@ def step_law_steps(source: Any) -> list[Measurement]:
     ]
 
 
-def measured(options: argparse.Namespace, shapes: list[str], experts: list[int]) -> list[Measurement]:
+def measured(options: Options, shapes: list[str], experts: list[int]) -> list[Measurement]:
     """Steps of every shape with every number of experts."""
     sizes = (options.micro_batch, options.length, options.vocab)
     grid = Grid(tuple(shapes), tuple(experts), *sizes, options.precision, gradient_checkpointing=False, compile=False)
@@ -94,23 +93,21 @@ def add_step_law(report: Report, folder: Path) -> None:
     report.add(name, 100 * errors[0], "%", peer=alone, note="steps and FLOPs")
 
 
-def main() -> None:
-    options = parse(
-        __doc__,
-        {
-            "--step-law": (Path, None),
-            "--shapes": (["64x2", "128x2", "128x6", "256x3"], ["64x1"], "of the fit"),
-            "--experts": ([1, 4, 16], [1, 2, 4], "of the fit"),
-            "--unseen": (["192x3", "128x4", "320x4"], ["64x2"], "shapes to predict"),
-            "--unseen-experts": ([1, 8], [2]),
-            "--micro-batch": (4, 2, "sequences"),
-            "--length": (128, 32),
-            "--vocab": (4096, 512),
-            "--precision": ("fp32", "fp32", "fp32 or bf16"),
-            "--repeats": (4, 1, "steps of each batch, of which the fastest counts"),
-        },
-    )
-    report = Report("throughput", options)
+@benchmark(
+    {
+        "--step-law": (Path, None),
+        "--shapes": (["64x2", "128x2", "128x6", "256x3"], ["64x1"], "of the fit"),
+        "--experts": ([1, 4, 16], [1, 2, 4], "of the fit"),
+        "--unseen": (["192x3", "128x4", "320x4"], ["64x2"], "shapes to predict"),
+        "--unseen-experts": ([1, 8], [2]),
+        "--micro-batch": (4, 2, "sequences"),
+        "--length": (128, 32),
+        "--vocab": (4096, 512),
+        "--precision": ("fp32", "fp32", "fp32 or bf16"),
+        "--repeats": (4, 1, "steps of each batch, of which the fastest counts"),
+    }
+)
+def main(report: Report, options: Options) -> None:
     seen = measured(options, options.shapes, options.experts)
     unseen = measured(options, options.unseen, options.unseen_experts)
     fit, flops = (fit_throughput(seen, "this machine", options.precision, terms=t) for t in (FITTED, ("flops",)))
@@ -123,7 +120,6 @@ def main() -> None:
         report.skip("needs Step Law's MoE table (BENCH_STEP_LAW=FOLDER), which is not shipped here")
     else:
         add_step_law(report, options.step_law)
-    report.finish()
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_PROGRESS_BARS="1", DATATROV
 import numpy as np
 
 from benchmarks.data_pipeline import SOURCE, corpus, map_and_pack
-from benchmarks.report import Report, parse
+from benchmarks.report import Options, Report, benchmark
 from training.data.cache import TokenCache, open_cache
 from training.data.filling import Share, adopt, lock_of, tokenise_groups
 from training.data.text import TextSource
@@ -66,8 +66,8 @@ def measured(work: Callable[[], np.ndarray]) -> tuple[float, np.ndarray]:
     return time.process_time() - began, np.bincount(ids)
 
 
-def main() -> None:
-    options = parse(__doc__, SOURCE)
+@benchmark(SOURCE)
+def main(report: Report, options: Options) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         dataset, tokenizer_folder = corpus(folder, options)
@@ -75,7 +75,6 @@ def main() -> None:
         texts = list(source.documents())
         encode, size = tokenizer.backend_tokenizer.encode_batch_fast, sum(len(text.encode()) for text in texts) / 1e6
         encode(texts[:1])  # its threads have started
-        report = Report("tokenising", options)
         peers = {
             "datasets.map and numpy": partial(by_map, source, tokenizer, folder / "map.bin"),
             "datatrove": partial(by_datatrove, source, tokenizer, folder / "datatrove"),
@@ -93,7 +92,6 @@ def main() -> None:
             if not np.array_equal(found, expected):
                 raise SystemExit(f"the ids differ from those of {name}")
             report.add(title, size / ours, "MB/s", (name, size / theirs), bound)
-        report.finish()
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from statistics import median
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -61,9 +61,6 @@ def installed(module: str) -> ModuleType:
         raise Skipped(f"{module.partition('.')[0]} is not installed") from None
 
 
-# -- suite
-
-
 def suite(options: Options, work: Path, keep: Keep) -> None:
     """The outcome of each test of `tests/gpu`, and the deviations from the CPU that it measured."""
     pytest, failures = installed("pytest"), []
@@ -83,9 +80,6 @@ def suite(options: Options, work: Path, keep: Keep) -> None:
     status = pytest.main(arguments, plugins=[Outcomes()])
     if status != pytest.ExitCode.OK:
         raise Failed("; ".join(failures) or f"pytest ended with {status.name}")
-
-
-# -- steps
 
 
 def shape_of(options: Options) -> Namespace:
@@ -162,27 +156,19 @@ def optimizer_seconds(session: Session, rounds: int = 3) -> float:
     return spent
 
 
-class Interval(NamedTuple):
-    """What ran from `start` to `end`, in microseconds."""
-
-    start: float
-    end: float
-    name: str
-
-
-def idle(intervals: Iterable[Interval], longest: int = GAPS) -> dict[str, Any]:
-    """Share of the time in which none of the intervals ran, and the longest such gaps with what ran around them."""
+def idle(intervals: Iterable[tuple[float, float, str]], longest: int = GAPS) -> dict[str, Any]:
+    """Share of the time in which none of the intervals (start, end, name; µs) ran, and the longest such gaps."""
     ordered = sorted(intervals)
     if not ordered:
         return {"idle_share": None, "gaps": []}
-    gaps, last = [], ordered[0]
-    for one in ordered[1:]:
-        if one.start > last.end:
-            gaps.append({"microseconds": round(one.start - last.end, 1), "after": last.name, "before": one.name})
-        last = max(last, one, key=lambda interval: interval.end)
-    whole, idle_time = last.end - ordered[0].start, sum(gap["microseconds"] for gap in gaps)
+    gaps, (first, last, after) = [], ordered[0]
+    for start, end, name in ordered[1:]:
+        if start > last:
+            gaps.append({"microseconds": round(start - last, 1), "after": after, "before": name})
+        last, after = max((last, after), (end, name))
+    share = sum(gap["microseconds"] for gap in gaps) / ((last - first) or 1.0)
     gaps.sort(key=lambda gap: -gap["microseconds"])
-    return {"idle_share": round(idle_time / whole, 4) if whole else 0.0, "gaps": gaps[:longest]}
+    return {"idle_share": round(share, 4), "gaps": gaps[:longest]}
 
 
 def host_gaps(work: Callable[[], object]) -> dict[str, Any]:
@@ -198,13 +184,10 @@ def host_gaps(work: Callable[[], object]) -> dict[str, Any]:
             finish(DEVICE)
     wanted = DeviceType.CUDA if on_gpu else DeviceType.CPU
     return idle(
-        Interval(event.time_range.start, event.time_range.end, event.name[:LONGEST_NAME])
+        (event.time_range.start, event.time_range.end, event.name[:LONGEST_NAME])
         for event in trace.events()
         if event.device_type == wanted and not event.is_user_annotation and (on_gpu or event.cpu_parent is None)
     )
-
-
-# -- heads
 
 
 def heads(options: Options, work: Path, keep: Keep) -> None:
@@ -243,9 +226,6 @@ def loss_of(way: str, hidden: torch.Tensor, weight: torch.Tensor, targets: torch
     return F.cross_entropy(F.linear(hidden, weight).float(), targets)
 
 
-# -- data
-
-
 def data(options: Options, work: Path, keep: Keep) -> None:
     """Tokens per second of shuffled micro-batches from a warm cache onto the device, one after the other."""
     run = {"output_dir": str(work / "data"), "micro_batch_sequences": options["micro_batch"]}
@@ -264,9 +244,6 @@ def data(options: Options, work: Path, keep: Keep) -> None:
     finally:
         batches.tokens.close()
     keep(tokens_per_second=tokens / spent, wait_share=(batches.wait_seconds - waited) / spent)
-
-
-# -- decoding
 
 
 @torch.inference_mode()
@@ -291,9 +268,6 @@ def decoding(options: Options, work: Path, keep: Keep) -> None:
     keep(weight_bytes=sum(parameter.nbytes for parameter in model.parameters()))
 
 
-# -- checkpoints
-
-
 def checkpoints(options: Options, work: Path, keep: Keep) -> None:
     """Seconds to save, verify and load, beside torch's and safetensors' functions; see `benchmarks.checkpoints`."""
     folder = Path(tempfile.mkdtemp(dir=work))
@@ -304,9 +278,6 @@ def checkpoints(options: Options, work: Path, keep: Keep) -> None:
     finally:
         shutil.rmtree(folder)
     keep(bytes=size, **spent)
-
-
-# -- sweep
 
 
 def text(options: Options, work: Path) -> dict[str, Any]:
@@ -331,26 +302,14 @@ def sweep(options: Options, work: Path, keep: Keep) -> None:
     """
     if options["needs_data"] and not (work / "data.json").exists():
         raise Skipped("it needs text that does not repeat: give --data (make gpu-registered DATA=folder)")
+    run = {"micro_batch_sequences": options["micro_batch"], "eval_sequences": options["eval_sequences"]}
+    model = {"d_model": options["width"], "experts": options["experts"], "capacity_factor": 0, "final_norm": True}
+    schedule = {"tokens": options["tokens"], "warmup_tokens": options["warmup"]}
     base = {
-        "run": {
-            "micro_batch_sequences": options["micro_batch"],
-            "eval_sequences": options["eval_sequences"],
-            "checkpoint_seconds": 60,
-            "progress": False,
-        },
-        "model": {
-            "d_model": options["width"],
-            "experts": options["experts"],
-            "capacity_factor": 0,
-            "final_norm": True,
-            "attention_precision": "compute",
-        },
+        "run": run | {"checkpoint_seconds": 60, "progress": False},
+        "model": model | {"attention_precision": "compute"},
         "data": text(options, work) | {"sequence_length": options["length"]},
-        "schedule": {
-            "tokens": options["tokens"],
-            "warmup_tokens": options["warmup"],
-            "batch_ramp": [f"0:{options['batch']}"],
-        },
+        "schedule": schedule | {"batch_ramp": [f"0:{options['batch']}"]},
         "optimizer": {"learning_rate": options["learning_rate"], "beta2": 0.95, "gradient_clip": 1.0},
     }
     (run,) = Sweep.from_dict({"sweep": "gpu-kit", "base": base}, work / "runs").runs

@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.gpu import kit, measure, page
 from benchmarks.gpu.cases import CASE_SECONDS, PARTS, SMOKE, Case, cases, first
-from benchmarks.gpu.measure import Interval, idle
+from benchmarks.gpu.measure import idle
 from benchmarks.report import ROOT, machine, versions
 from scaling_law.machine.memory import training_memory
 from training.run.model import architecture
@@ -212,8 +212,8 @@ def test_every_part_has_a_target_and_every_test_of_the_suite_is_run():
 
 
 def test_idle_time_lies_between_intervals():
-    ran = [Interval(0, 10, "a"), Interval(2, 4, "inside"), Interval(15, 20, "b"), Interval(20, 21, "c")]
-    ran.append(Interval(41, 50, "d"))
+    ran = [(0, 10, "a"), (2, 4, "inside"), (15, 20, "b"), (20, 21, "c")]
+    ran.append((41, 50, "d"))
     assert idle(ran, longest=1) == {
         "idle_share": 0.5,
         "gaps": [{"microseconds": 20, "after": "c", "before": "d"}],
