@@ -14,34 +14,27 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
-from accelerate import Accelerator
 from safetensors.torch import load_file, save_file
 
 from benchmarks.report import Options, Report, benchmark, in_turns, seconds
 from hub.base import atomic
-from modeling_switch_moe import SwitchMoeConfig
-from training.configuration.arguments import OptimizerArguments, RunArguments
+from scaling_law.size.architecture import VOCAB_SIZE
+from training.configuration.arguments import RunArguments
 from training.run import checkpoint
 from training.run.checkpoint import CheckpointWriter
-from training.run.model import build_model
-from training.run.optimizers import build_optimizers
 from training.run.progress import Progress
-from training.run.timing import finish
+from training.run.step import Session
+from training.run.timing import arguments_of_steps, finish, session_on_random_tokens, timed_step
 
 
-def make_session(d_model: int, experts: int) -> SimpleNamespace:
-    accelerator, blocks = Accelerator(), d_model // 64
-    sizes = {"hidden_size": d_model, "num_hidden_layers": blocks, "num_attention_heads": blocks}
-    model = build_model(SwitchMoeConfig(num_experts=experts, **sizes), seed=0)
-    model, optimizer = accelerator.prepare(model, *build_optimizers(model, OptimizerArguments(), accelerator.device))
-    for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    optimizer.zero_grad()
-    return SimpleNamespace(accelerator=accelerator, model=model, optimizers=[optimizer])
+def make_session(d_model: int, experts: int) -> Session:
+    """After a step, with which the moments are there."""
+    run, model = {"precision": "fp32", "micro_batch_sequences": 1}, {"d_model": d_model, "experts": experts}
+    session = session_on_random_tokens(arguments_of_steps(run, model, sequence_length=64), VOCAB_SIZE)
+    timed_step(session)
+    return session
 
 
 def write_bytes(path: Path, size: int) -> None:
@@ -53,18 +46,18 @@ def write_bytes(path: Path, size: int) -> None:
     atomic.sync(path)
 
 
-def torch_save(path: Path, session) -> None:
+def torch_save(path: Path, session: Session) -> None:
     torch.save({"model": session.model.state_dict(), "optimizer": session.optimizers[0].state_dict()}, path)
     atomic.sync(path)
 
 
-def torch_load(path: Path, session) -> None:
+def torch_load(path: Path, session: Session) -> None:
     state = torch.load(path, weights_only=True)
     session.model.load_state_dict(state["model"])
     session.optimizers[0].load_state_dict(state["optimizer"])
 
 
-def safetensors_of(session) -> dict[str, torch.Tensor]:
+def safetensors_of(session: Session) -> dict[str, torch.Tensor]:
     """Weights and moments under one name each."""
     found = {f"model.{name}": tensor for name, tensor in session.model.state_dict().items()}
     for number, moments in session.optimizers[0].state_dict()["state"].items():
@@ -72,19 +65,19 @@ def safetensors_of(session) -> dict[str, torch.Tensor]:
     return found
 
 
-def safetensors_save(path: Path, session) -> None:
+def safetensors_save(path: Path, session: Session) -> None:
     save_file(safetensors_of(session), path)
     atomic.sync(path)
 
 
-def safetensors_load(path: Path, session) -> None:
+def safetensors_load(path: Path, session: Session) -> None:
     state = load_file(path)
     with torch.no_grad():
         for name, tensor in safetensors_of(session).items():
             tensor.copy_(state[name])
 
 
-def measure(session, folder: Path, rounds: int) -> tuple[int, dict[str, float]]:
+def measure(session: Session, folder: Path, rounds: int) -> tuple[int, dict[str, float]]:
     """Bytes of the state and median seconds of each way."""
     size = 12 * sum(p.numel() for p in session.model.parameters())
     writer, path = CheckpointWriter(session), checkpoint.path_of(folder, 0)
@@ -96,7 +89,7 @@ def measure(session, folder: Path, rounds: int) -> tuple[int, dict[str, float]]:
         writer.save(folder, Progress(step=0))
 
     works = {
-        "disk": lambda: write_bytes(raw, size),
+        "the disk alone": lambda: write_bytes(raw, size),
         "torch.save": lambda: torch_save(peer, session),
         "copy": save,
         "thread": writer.wait,
@@ -105,8 +98,8 @@ def measure(session, folder: Path, rounds: int) -> tuple[int, dict[str, float]]:
         "torch.load": lambda: torch_load(peer, session),
         "safetensors.save": lambda: safetensors_save(file, session),
         "safetensors.load": lambda: safetensors_load(file, session),
-        "sha256": lambda: hashlib.sha256(raw.read_bytes()),
-        "read": raw.read_bytes,
+        "sha256 in one thread": lambda: hashlib.sha256(raw.read_bytes()),
+        "reading the bytes": raw.read_bytes,
         "memcpy": memory.clone,
     }
 
@@ -125,17 +118,9 @@ def measure(session, folder: Path, rounds: int) -> tuple[int, dict[str, float]]:
     }
 )
 def main(report: Report, options: Options) -> None:
-    folder = Path(tempfile.mkdtemp(dir=options.folder))
-    try:
-        size, spent = measure(make_session(options.d_model, options.experts), folder, options.rounds)
-    finally:
-        shutil.rmtree(folder)
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        size, spent = measure(make_session(options.d_model, options.experts), Path(folder), options.rounds)
     spent["both"] = spent["copy"] + spent["thread"]
-    spent |= {
-        "the disk alone": spent["disk"],
-        "sha256 in one thread": spent["sha256"],
-        "reading the bytes": spent["read"],
-    }
     state, note = f"{size / 1e6:,.0f} MB", "weights, moments, checksums; durable"
     report.add_of(spent, f"save {state}: training waits", "torch.save", "memcpy", "copy")
     report.add_of(spent, f"save {state}: until it is on the disk", "torch.save", "the disk alone", "both", note)

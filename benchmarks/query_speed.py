@@ -139,10 +139,8 @@ def cold_start(report: Report, rounds: int) -> None:
         command = [sys.executable, *arguments]
         return lambda: subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
 
-    peer, bound, typer = (
-        *("a process that imports scipy.optimize", "that imports numpy"),
-        "Python's, and typer and rich imported",
-    )
+    peer, bound, typer = "a process that imports scipy.optimize", "that imports numpy", "Python's, and typer and rich"
+    typer += " imported"
     python, shell, usage = "cold start: import and ask", "cold start in the shell", "scaling-law --help"
     works = {
         python: process("-c", ASK),

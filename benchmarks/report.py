@@ -121,15 +121,15 @@ def parse(description: str, options: Mapping[str, tuple]) -> Options:
     is_fast = "--fast" in sys.argv
     for flag, (default, fast, *words) in options.items():
         if default is Path:
-            variable = f"BENCH_{flag.removeprefix('--').replace('-', '_').upper()}"
+            variable = f"BENCH{flag.replace('-', '_').upper()[1:]}"
             form: dict[str, Any] = {"type": Path, "default": os.environ.get(variable) or None}
-        elif isinstance(default, bool):
+        elif default is False:
             form = {"action": "store_true"}
+        elif isinstance(default, tuple):
+            form = {"nargs": "*", "choices": default, "default": fast if is_fast else list(default)}
         else:
-            several = isinstance(default, list | tuple)
-            form = {"type": type(default[0] if several else default), "default": fast if is_fast else default}
-            form |= {"nargs": "*" if isinstance(default, tuple) else "+"} if several else {}
-            form |= {"choices": default} if isinstance(default, tuple) else {}
+            form = {"default": fast if is_fast else default}
+            form |= {"nargs": "+", "type": type(default[0])} if isinstance(default, list) else {"type": type(default)}
         parser.add_argument(flag, help="; ".join([*words, "default: %(default)s"]), **form)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows, the machine and the versions here")
     parser.add_argument("--fast", action="store_true", help="the smallest sizes, a smoke test")

@@ -24,25 +24,10 @@ class Case:
 
 def step(model: str, width: int, experts: int, implementation: str = "auto", **changes: Any) -> Case:
     """Training steps of one model; the name says what differs from bf16 with attention in bf16, uncompiled."""
-    options: Options = {
-        "model": model,
-        "width": width,
-        "blocks": BLOCKS[width],
-        "experts": experts,
-        "implementation": implementation,
-        "precision": "bf16",
-        "attention": "compute",
-        "capacity_factor": 1.0,
-        "gradient_checkpointing": False,
-        "compile": False,
-        "optimizer": "adamw",
-        "top_k": 1,
-        "micro_batch": 32,
-        "passes": 4,
-        "length": 512,
-        "vocab": 50257,
-        "rounds": 10,
-    }
+    options: Options = {"model": model, "width": width, "blocks": BLOCKS[width], "experts": experts, "top_k": 1}
+    options |= {"implementation": implementation, "precision": "bf16", "attention": "compute", "capacity_factor": 1.0}
+    options |= {"gradient_checkpointing": False, "compile": False, "optimizer": "adamw"}
+    options |= {"micro_batch": 32, "passes": 4, "length": 512, "vocab": 50257, "rounds": 10}
     differs = [f"{name.replace('_', ' ')} {value}" for name, value in changes.items()]
     return Case(", ".join([f"{model} d{width} E{experts}", implementation, *differs]), options | changes)
 
@@ -76,19 +61,14 @@ def steps() -> list[Case]:
 
 def suite() -> list[Case]:
     """Tests of `tests/gpu` with all of their parameters; by class, since one may spoil the device for its process."""
-    names = (
-        "test_steps_after_a_resume_equal_those_of_a_run_that_was_not_stopped",
-        "test_losses_gradients_and_drops_equal_the_cpus",
-        "test_a_step_waits_for_the_device_once",
-        "test_training_steps_equal_the_cpus",
-        "test_generated_tokens_equal_the_cpus",
-        "test_a_compiled_step_equals_the_eager_one",
-        "test_fsdp2_on_one_device_gives_the_same_gradients",
-    )
-    test = "test_other_classes_equal_the_cpus"
-    kinds = [kind for kind in FAMILIES if kind in model_types()]
-    classes = [Case(kind, {"tests": [f"{test}[{kind}-{how}]" for how in ("fp32", "bf16")]}) for kind in kinds]
-    return [*(Case(name, {"tests": [name]}) for name in names), *classes]
+    names = ("test_steps_after_a_resume_equal_those_of_a_run_that_was_not_stopped",)
+    names += ("test_losses_gradients_and_drops_equal_the_cpus", "test_a_step_waits_for_the_device_once")
+    names += ("test_training_steps_equal_the_cpus", "test_generated_tokens_equal_the_cpus")
+    names += ("test_a_compiled_step_equals_the_eager_one", "test_fsdp2_on_one_device_gives_the_same_gradients")
+    tests = {name: [name] for name in names}
+    for kind in (kind for kind in FAMILIES if kind in model_types()):
+        tests[kind] = [f"test_other_classes_equal_the_cpus[{kind}-{how}]" for how in ("fp32", "bf16")]
+    return [Case(name, {"tests": listed}) for name, listed in tests.items()]
 
 
 def heads() -> list[Case]:
@@ -108,23 +88,17 @@ def decoding() -> list[Case]:
     models = [("ours", 1, "auto"), ("ours", 8, "auto"), ("ours", 32, "auto"), ("mixtral", 8, "grouped_mm")]
     models += [("mixtral", 8, "batched_mm"), ("olmoe", 8, "batched_mm"), ("ours", 8, "grouped_mm")]
     models += [("ours", 8, "batched_mm")]
-    shared = {"width": 1024, "blocks": BLOCKS[1024], "prompt": 512, "new": 64, "vocab": 50257, "rounds": 3}
-    return [
-        Case(
-            f"{model} d1024 E{experts}, {way}, batch {batch}",
-            {"model": model, "experts": experts, "implementation": way, "batch": batch} | shared,
-        )
-        for batch in (1, 16, 128)
-        for model, experts, way in models
-    ]
+    found = []
+    for batch, (model, experts, way) in itertools.product((1, 16, 128), models):
+        options = {"model": model, "width": 1024, "blocks": BLOCKS[1024], "experts": experts, "implementation": way}
+        options |= {"batch": batch, "prompt": 512, "new": 64, "vocab": 50257, "rounds": 3}
+        found.append(Case(f"{model} d1024 E{experts}, {way}, batch {batch}", options))
+    return found
 
 
 def checkpoints() -> list[Case]:
     """Saving and loading the state of a run."""
-    shapes = [(512, 8), (1024, 1), (512, 32)]
-    return [
-        Case(f"d{width} E{experts}", {"width": width, "experts": experts, "rounds": 3}) for width, experts in shapes
-    ]
+    return [Case(f"d{d} E{e}", {"width": d, "experts": e, "rounds": 3}) for d, e in ((512, 8), (1024, 1), (512, 32))]
 
 
 def registered() -> list[Case]:

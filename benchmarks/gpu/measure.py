@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import shutil
 import tempfile
 import time
 from argparse import Namespace
@@ -270,13 +269,10 @@ def decoding(options: Options, work: Path, keep: Keep) -> None:
 
 def checkpoints(options: Options, work: Path, keep: Keep) -> None:
     """Seconds to save, verify and load, beside torch's and safetensors' functions; see `benchmarks.checkpoints`."""
-    folder = Path(tempfile.mkdtemp(dir=work))
-    try:
-        with DEVICE:
-            session = checkpoint_benchmark.make_session(options["width"], options["experts"])
-        size, spent = checkpoint_benchmark.measure(session, folder, options["rounds"])
-    finally:
-        shutil.rmtree(folder)
+    with DEVICE:
+        session = checkpoint_benchmark.make_session(options["width"], options["experts"])
+    with tempfile.TemporaryDirectory(dir=work) as folder:
+        size, spent = checkpoint_benchmark.measure(session, Path(folder), options["rounds"])
     keep(bytes=size, **spent)
 
 
