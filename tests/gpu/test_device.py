@@ -75,9 +75,7 @@ def deviation(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor])
 
 @pytest.mark.parametrize("output_logits", [True, False], ids=["logits", "chunks"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize(
-    "changes", [{"num_experts": 1}, {}, {"capacity_factor": None}], ids=["dense", "E4", "dropless"]
-)
+@pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
 def test_losses_gradients_and_drops_equal_the_cpus(changes, precision, output_logits, record_property):
     model = build(**changes)
     model.set_experts_implementation("eager")
