@@ -14,8 +14,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 os.environ.update(
@@ -120,23 +119,18 @@ def add_rows(report: Report, here: Costs, there: Costs) -> None:
         report.add(f"{work}: time", seconds, "s", peer=("the obvious way", others))
 
 
-@contextmanager
-def hub(delay: float) -> Iterator[LoopbackHub]:
-    with LoopbackHub() as server:
-        if delay:
-            server.faults.append(Fault(lambda _: True, "before", times=10**9, action=lambda: time.sleep(delay)))
-        yield server
-
-
 @benchmark({"--runs": (280, 14), "--delay": (0.0, 0.0, "seconds added to every request")})
 def main(report: Report, options: Options) -> None:
     logging.set_verbosity_error()  # "no files have been modified", once for each run
     with tempfile.TemporaryDirectory() as scratch:
         runs = make_runs(Path(tempfile.mkdtemp(dir=scratch)), options.runs)
-        with hub(options.delay) as server:
+        with LoopbackHub() as server, LoopbackHub() as other:
+            for hub in (server, other) if options.delay else ():
+                hub.faults.append(
+                    Fault(lambda _: True, "before", times=10**9, action=lambda: time.sleep(options.delay))
+                )
             here, waited = ours(server, runs, Path(scratch) / "cache")
-        with hub(options.delay) as server:
-            there = the_obvious_way(server, runs, Path(scratch) / "other cache")
+            there = the_obvious_way(other, runs, Path(scratch) / "other cache")
     add_rows(report, here, there)
     report.add("push: waiting for the pace", waited, "s")
 

@@ -36,9 +36,6 @@ ROOT = Path(__file__).resolve().parent.parent
 LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "safetensors", "huggingface_hub")
 LIBRARIES += ("numpy", "scipy", "pandas", "pyarrow")
 GPU_SECONDS = 120  # after which a GPU that does not answer counts as none
-_NAMES_OF_GPUS = (
-    "import torch; print(*(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())), sep='\\n')"
-)
 Name = TypeVar("Name")
 Options = argparse.Namespace
 Side = tuple[str, float] | None  # what a peer or a bound is, and its value in the unit of the row
@@ -207,7 +204,7 @@ class Report:
 
 
 def write_result(path: Path, result: dict[str, Any]) -> None:
-    """Write JSON that people read, too, atomically."""
+    """Write JSON that people read, too."""
     write_bytes(path, (json.dumps(result, indent=1, ensure_ascii=False) + "\n").encode())
 
 
@@ -274,10 +271,11 @@ def machine() -> dict[str, Any]:
 @cache
 def gpus() -> str:
     """The GPUs that torch can use, such as `1 x NVIDIA H200`, or "none"; CUDA is started in another process."""
-    command, names = [sys.executable, "-c", _NAMES_OF_GPUS], Counter[str]()
+    code = "from torch import cuda; print(*map(cuda.get_device_name, range(cuda.device_count())), sep='\\n')"
+    names = Counter[str]()
     with suppress(subprocess.TimeoutExpired):
-        answer = subprocess.run(command, capture_output=True, text=True, check=False, timeout=GPU_SECONDS)
-        names.update(answer.stdout.split("\n")[:-1])
+        answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=GPU_SECONDS)
+        names.update(answer.stdout.splitlines())
     return ", ".join(f"{count} x {name}" for name, count in names.items() if name) or "none"
 
 

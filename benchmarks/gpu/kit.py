@@ -135,16 +135,13 @@ class Kit:
                     outcome = {"status": "late"}
         except EOFError:  # it died
             process.join()
-            outcome = {"status": "failed", "reason": died(process.exitcode or 0)}
+            code = process.exitcode or 0
+            reason = f"its process was ended by signal {-code}" if code < 0 else f"its process exited with {code}"
+            outcome = {"status": "failed", "reason": reason}
         process.join(STOP_SECONDS)
         process.kill()
         process.join(STOP_SECONDS)  # not for ever: one that waits for a device that hangs cannot be ended
         return outcome | {"result": result, "seconds": round(time.monotonic() - started, 1)}
-
-
-def died(exit_code: int) -> str:
-    """Why a process ended that reported nothing."""
-    return f"its process was ended by signal {-exit_code}" if exit_code < 0 else f"its process exited with {exit_code}"
 
 
 def one_line(error: BaseException) -> str:

@@ -14,7 +14,7 @@ from hub.base.errors import InputError
 from hub.base.tables import Table
 from hub.base.units import format_bytes, format_count
 
-GOAL_CASE, GOAL_RATIO, GOAL_MFU = "ours d1024 E8, auto", 0.85, 0.40
+GOAL_CASE, GOALS = "ours d1024 E8, auto", (0.85, 0.40)  # of the dense model's speed, MFU
 Results = dict[str, dict[str, Any]]  # by case: its result
 _TIME, _SHARE, _ERROR = partial(shown, unit="s"), "{:.1%}".format, "{:.1e}".format
 WAYS = ("copy", "thread", "load", "verify", "torch.save", "torch.load", "safetensors.save", "safetensors.load")
@@ -115,13 +115,11 @@ def peers(part: str, name: str, found: Results) -> dict[str, str]:
 def goals(found: Results) -> str:
     """Whether the goals are met."""
     speeds = [found.get(name, {}).get("tokens_per_second") for name in (GOAL_CASE, GOAL_CASE.replace("E8", "E1"))]
-    ratio, mfu, lines = quotient(*speeds, "tokens/s"), found.get(GOAL_CASE, {}).get("mfu"), []
-    if ratio is not None:
-        lines.append(f"E = 8 at {ratio:.2f} of the dense model's speed ({verdict(ratio, GOAL_RATIO)} {GOAL_RATIO})")
-    if mfu is not None:
-        lines.append(f"MFU {mfu:.1%} at d_model 1024, E = 8 ({verdict(mfu, GOAL_MFU)} {GOAL_MFU:.0%})")
+    measured = [quotient(*speeds, "tokens/s"), found.get(GOAL_CASE, {}).get("mfu")]
+    names = ["E = 8 at {:.2f} of the dense model's speed ({} {:.2f})", "MFU {:.1%} at d_model 1024, E = 8 ({} {:.0%})"]
+    lines = [
+        name.format(value, "meets the goal of" if value >= goal else "misses the goal of", goal)
+        for name, value, goal in zip(names, measured, GOALS, strict=True)
+        if value is not None
+    ]
     return "Goals: " + "; ".join(lines or ["not measured"]) + "."
-
-
-def verdict(value: float, goal: float) -> str:
-    return "meets the goal of" if value >= goal else "misses the goal of"
