@@ -205,9 +205,9 @@ GPU_FLAGS += $(if $(RESULTS),--results $(RESULTS))
 gpu gpu-first $(GPU_PARTS:%=gpu-%): $(if $(filter $(BIN)/python,$(GPU_PYTHON)),setup)
 	$(GPU_PYTHON) -m benchmarks.gpu $(patsubst gpu-%,%,$(filter gpu-%,$@)) $(GPU_FLAGS)
 
-gpu-smoke: setup
+gpu-smoke: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),setup)
 	rm -rf build/gpu-smoke
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.gpu --smoke --limit 300
+	OMP_NUM_THREADS=1 $(GPU_PYTHON) -m benchmarks.gpu --smoke --limit 300
 
 clean:
 	rm -rf $(VENV) $(LIGHT) $(CLIENTS) $(VLLM) $(FRESH) dist demo-output demo-output-fast

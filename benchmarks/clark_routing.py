@@ -45,7 +45,9 @@ def main(report: Report, options: Options) -> None:
         final = load_runs(options.curves, format="clark", where=kept) if options.curves else clark_runs(router)
         compare(report, "routed", router, final, count, anchor)
     if options.curves is None:
-        report.skip("the joint law on the learning curves: needs curves.csv.gz (BENCH_CURVES=…), not shipped here")
+        report.skipped.append(
+            "the joint law on the learning curves: needs curves.csv.gz (BENCH_CURVES=…), not shipped here"
+        )
     else:
         for router, (count, anchor) in JOINT.items():
             kept = f"router_type in {{{router}, Dense}}, step >= 20000"

@@ -87,7 +87,7 @@ def timed(models: Sequence[Architecture], record: RunRecord, options: Options) -
 def main(report: Report, options: Options) -> None:
     torch.set_num_threads(options.threads)
     if options.runs is None:
-        report.skip("needs a folder of finished runs of this machine (BENCH_RUNS=FOLDER)")
+        report.skipped.append("needs a folder of finished runs of this machine (BENCH_RUNS=FOLDER)")
     else:
         compare(report, finished(options.runs), options)
 

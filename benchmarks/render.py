@@ -10,7 +10,6 @@ up to its first comma or colon) and peer.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import io
 import json
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.page import sections
-from benchmarks.report import ROOT, Row, as_text, plain, table
+from benchmarks.report import ROOT, Row, as_text, parser_of, plain, table
 from hub.base.atomic import write_bytes
 from hub.base.errors import InputError
 from hub.base.tables import Table
@@ -87,7 +86,7 @@ def ranges(rows: Sequence[Row]) -> Table:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--page", type=Path, default=PAGE)
     options = parser.parse_args()

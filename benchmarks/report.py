@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
@@ -106,15 +106,19 @@ def plain(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.6g}"
 
 
-def parse(description: str, options: Mapping[str, tuple]) -> Options:
+def parser_of(description: str | None) -> argparse.ArgumentParser:
+    """A parser whose help begins with a module's text."""
+    form = argparse.RawDescriptionHelpFormatter
+    return argparse.ArgumentParser(description=description, formatter_class=form, allow_abbrev=False)
+
+
+def parse(description: str | None, options: Mapping[str, tuple]) -> Options:
     """The command line of a benchmark: flag → (default, default with --fast[, help]), and `--json` and `--fast`.
 
     A list takes values of its elements' type, a tuple those it holds and no others. `Path` is a folder or file, by
     default the one that BENCH_ and the flag's name give in the environment.
     """
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = parser_of(description)
     is_fast = "--fast" in sys.argv
     for flag, (default, fast, *words) in options.items():
         if default is Path:
@@ -133,25 +137,21 @@ def parse(description: str, options: Mapping[str, tuple]) -> Options:
     return parser.parse_args()
 
 
-def benchmark(options: Mapping[str, tuple]) -> Callable[[Callable[[Report, Options], None]], Callable]:
+def benchmark(options: Mapping[str, tuple]) -> Callable[[Callable[[Report, Options], None]], Callable[[], None]]:
     """Make a function that measures the `main` of its module, with a command line of these options (see `parse`)."""
 
-    def decorated(measure: Callable[[Report, Options], None]) -> Callable[[], None]:
+    def run(measure: Callable[[Report, Options], None]) -> None:
         module = sys.modules[measure.__module__]
+        parsed = parse(module.__doc__, options)
+        report = Report(Path(module.__file__ or "").stem, parsed)
+        measure(report, parsed)
+        report.finish()
 
-        def main() -> None:
-            parsed = parse(module.__doc__ or "", options)
-            report = Report(Path(module.__file__ or "").stem, parsed)
-            measure(report, parsed)
-            report.finish()
-
-        return main
-
-    return decorated
+    return lambda measure: partial(run, measure)
 
 
 class Report:
-    """The rows of one benchmark, made before the measurements: it watches what else the machine does."""
+    """The rows of one benchmark, and why some were `skipped`; it watches what else the machine does meanwhile."""
 
     def __init__(self, benchmark: str, options: Options) -> None:
         self.benchmark, self.options, self.rows, self.skipped = benchmark, options, list[Row](), list[str]()
@@ -173,10 +173,6 @@ class Report:
     ) -> None:
         """One row of the seconds of `in_turns`, whose keys say what peer and bound are."""
         self.add(name, spent[ours], "s", *((key, spent[key]) if key else None for key in (peer, bound)), note=note)
-
-    def skip(self, reason: str) -> None:
-        """Say what was not measured, and why."""
-        self.skipped.append(reason)
 
     def finish(self) -> None:
         """Print the rows, and write them where `--json` says."""

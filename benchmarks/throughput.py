@@ -117,7 +117,7 @@ def main(report: Report, options: Options) -> None:
         alone = ("FLOPs alone", error(flops, steps))
         report.add(f"{name}: rms error of step times", error(fit, steps), "%", peer=alone)
     if options.step_law is None:
-        report.skip("needs Step Law's MoE table (BENCH_STEP_LAW=FOLDER), which is not shipped here")
+        report.skipped.append("needs Step Law's MoE table (BENCH_STEP_LAW=FOLDER), which is not shipped here")
     else:
         add_step_law(report, options.step_law)
 

@@ -87,7 +87,7 @@ def main(report: Report, options: Options) -> None:
             try:
                 theirs, found = measured(work)
             except ImportError:
-                report.skip(f"{name}: it is not installed")
+                report.skipped.append(f"{name}: it is not installed")
                 continue
             if not np.array_equal(found, expected):
                 raise SystemExit(f"the ids differ from those of {name}")

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import itertools
 import sys
 import time
 from collections.abc import Iterator
 from functools import partial
-from operator import itemgetter
 from pathlib import Path
 
 import benchmarks.gpu
@@ -16,17 +14,13 @@ from benchmarks import render
 from benchmarks.gpu import kit
 from benchmarks.gpu.cases import CASE_SECONDS, PARTS, Case, cases, first
 from benchmarks.gpu.measure import MEASURES
-from benchmarks.report import ROOT, gpus
+from benchmarks.report import ROOT, gpus, parser_of
 from hub.base import atomic
 from hub.base.errors import InputError
 
 
 def options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gpu",
-        description=benchmarks.gpu.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of(benchmarks.gpu.__doc__)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"first, {', '.join(PARTS)}; default: all")
     parser.add_argument("--limit", type=float, default=float("inf"), help="seconds for this call")
     parser.add_argument("--data", type=Path, help="text for the sweep; default: this machine's documentation")
@@ -40,13 +34,11 @@ def options() -> argparse.Namespace:
 def chosen(parts: list[str], smoke: bool) -> Iterator[tuple[str, list[Case]]]:
     """Cases by part, in the order in which they are run: of all parts, those of the first quarter of an hour first."""
     for part in parts or ("first", *PARTS):
-        listed = first(smoke) if part == "first" else [(part, case) for case in cases(part, smoke)]
-        for name, group in itertools.groupby(listed, key=itemgetter(0)):
-            yield name, [case for _, case in group]
+        yield from first(smoke) if part == "first" else [(part, cases(part, smoke))]
 
 
 def main() -> int:
-    given = options()
+    given, started = options(), time.monotonic()
     groups, build = list(chosen(given.parts, given.smoke)), ROOT / "build" / ("gpu-smoke" if given.smoke else "gpu")
     folder = given.results or (build / "results" if given.smoke else render.RESULTS / "gpu")
     work, page = build / "work" if given.smoke else build, build / "benchmarks.md" if given.smoke else render.PAGE
@@ -61,9 +53,8 @@ def main() -> int:
     work.mkdir(parents=True, exist_ok=True)
     if given.data is not None:
         atomic.write_json(work / "data.json", {"data": str(given.data.absolute())})
-    processes = kit.processes(preload="benchmarks.gpu.measure")
-    ends, write_page = time.monotonic() + given.limit, partial(render.write, page, gpu=folder)
-    call, failed = kit.Kit(folder, work, processes, ends, given.retry, write_page), 0
+    processes, write_page = kit.processes(preload="benchmarks.gpu.measure"), partial(render.write, page, gpu=folder)
+    call, failed = kit.Kit(folder, work, processes, started + given.limit, given.retry, write_page), 0
     for part, listed in groups:
         failed += call.run(part, listed, MEASURES[part], CASE_SECONDS[part])[0]
     left = {(part, c.name) for part, listed in groups for c in listed if not kit.Results.open(folder, part).has(c)}

@@ -167,10 +167,10 @@ def cases(part: str, smoke: bool = False) -> list[Case]:
     return [Case(n, {key: TINY.get(key, value) for key, value in found[n].options.items()}) for n in SMOKE[part]]
 
 
-def first(smoke: bool = False) -> list[tuple[str, Case]]:
-    """(part, case) of the first 15 minutes: speed, Muon, fine experts, resuming, data, heads, and parity by class."""
+def first(smoke: bool = False) -> list[tuple[str, list[Case]]]:
+    """Cases of the first 15 minutes: speed, Muon, fine experts, resuming, data, heads, and parity of each class."""
     every = {part: cases(part, smoke) for part in ("steps", "suite", "data", "heads")}
     every["steps"] = every["steps"][: len(first_steps())]
     classes = [case for case in every["suite"] if case.name in FAMILIES]
     every["suite"] = [case for case in every["suite"] if case.name not in FAMILIES][:2]
-    return [(part, case) for part, listed in [*every.items(), ("suite", classes)] for case in listed]
+    return [*every.items(), ("suite", classes)]

@@ -14,7 +14,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
@@ -127,20 +127,25 @@ class Kit:
         sender.close()
         try:
             while not outcome:
-                if receiver.poll(max(0.0, started + seconds - time.monotonic())):
+                # Also for its end: what it started may outlive it, and hold its side of the pipe.
+                ready = wait([receiver, process.sentinel], max(0.0, started + seconds - time.monotonic()))
+                if not ready:
+                    process.terminate()
+                    outcome = {"status": "late"}
+                elif receiver in ready:
                     outcome, more = receiver.recv()
                     result |= more
                 else:
-                    process.terminate()
-                    outcome = {"status": "late"}
+                    break
         except EOFError:  # it died
-            process.join()
-            code = process.exitcode or 0
-            reason = f"its process was ended by signal {-code}" if code < 0 else f"its process exited with {code}"
-            outcome = {"status": "failed", "reason": reason}
+            pass
         process.join(STOP_SECONDS)
         process.kill()
         process.join(STOP_SECONDS)  # not for ever: one that waits for a device that hangs cannot be ended
+        if not outcome:
+            code = process.exitcode or 0
+            reason = f"its process was ended by signal {-code}" if code < 0 else f"its process exited with {code}"
+            outcome = {"status": "failed", "reason": reason}
         return outcome | {"result": result, "seconds": round(time.monotonic() - started, 1)}
 
 
