@@ -138,7 +138,7 @@ def parse(description: str | None, options: Mapping[str, tuple]) -> Options:
 
 
 def benchmark(options: Mapping[str, tuple]) -> Callable[[Callable[[Report, Options], None]], Callable[[], None]]:
-    """Make a function that measures the `main` of its module, with a command line of these options (see `parse`)."""
+    """Turn a function that measures into the `main` of its module, with a command line of these options (`parse`)."""
 
     def run(measure: Callable[[Report, Options], None]) -> None:
         module = sys.modules[measure.__module__]

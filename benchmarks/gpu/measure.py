@@ -48,10 +48,6 @@ OF_A_RECORD = ("n_active", "n_total", "experts", "tokens", "eval_loss", "eval_lo
 OF_A_RECORD += ("tokens_per_second", "mfu", "peak_memory_bytes")
 
 
-class Failed(RuntimeError):
-    """What was measured is not right; the message says what."""
-
-
 def installed(module: str) -> ModuleType:
     """The module. Raises Skipped where it is not installed."""
     try:
@@ -78,7 +74,7 @@ def suite(options: Options, work: Path, keep: Keep) -> None:
     arguments = ["-q", "-p", "no:cacheprovider", "-o", "addopts=", "--rootdir", str(ROOT), *tests]
     status = pytest.main(arguments, plugins=[Outcomes()])
     if status != pytest.ExitCode.OK:
-        raise Failed("; ".join(failures) or f"pytest ended with {status.name}")
+        raise RuntimeError("; ".join(failures) or f"pytest ended with {status.name}")
 
 
 def shape_of(options: Options) -> Namespace:
@@ -312,7 +308,7 @@ def sweep(options: Options, work: Path, keep: Keep) -> None:
     status = train(["--config", str(write_configuration(run))])
     keep(records=[{name: getattr(record, name) for name in OF_A_RECORD} for record in run.records()])
     if not run.complete:
-        raise Failed(f"{run.name} ended with status {status}")
+        raise RuntimeError(f"{run.name} ended with status {status}")
 
 
 MEASURES = {

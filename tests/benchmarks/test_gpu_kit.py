@@ -30,6 +30,8 @@ def behave(options, work, keep):
         case "raise":
             raise MemoryError("no\nroom " * 100)
         case "exit":
+            if not os.fork():  # what it started outlives it, and holds the pipe
+                time.sleep(40)
             os._exit(5)
         case "die":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -77,6 +79,7 @@ def test_a_case_that_fails_is_recorded_with_what_it_measured_and_the_rest_goes_o
     assert found["raise"]["reason"].endswith("…")
     assert "\n" not in found["raise"]["reason"]
     assert found["exit"]["reason"] == "its process exited with 5"
+    assert found["exit"]["seconds"] < 30
     assert found["die"]["reason"] == "its process was ended by signal 9"
     assert [found[name]["result"] for name in ROWS] == [{"before": 1}] * 3 + [{"before": 1, "value": None}]
 
@@ -132,10 +135,8 @@ def test_results_of_another_gpu_are_in_another_file(tmp_path, monkeypatch):
         results = kit.Results.open(tmp_path, "steps")
         assert not results.has(EVERY_STEP[0])
         results.keep(EVERY_STEP[0], {"status": "measured", "result": {"tokens_per_second": 1.0, "idle_share": None}})
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "steps-1-x-nvidia-h100-80gb-hbm3.json",
-        "steps-1-x-nvidia-h200.json",
-    ]
+    names = ["steps-1-x-nvidia-h100-80gb-hbm3.json", "steps-1-x-nvidia-h200.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
     assert page.sections("steps", tmp_path).count("### Steps") == 2
 
 
@@ -178,7 +179,8 @@ def test_cases_have_names_of_their_own_and_options_that_a_file_keeps(part):
         of_first = [case for name, some in first(smoke) if name == part for case in some]
         assert all(case in listed for case in of_first)
         assert len({case.name for case in of_first}) == len(of_first)
-    assert {part, *SMOKE} == {part, *CASE_SECONDS}
+    assert part in SMOKE
+    assert part in CASE_SECONDS
     with pytest.raises(ValueError, match="part 'other'; it must be one of steps, suite"):
         cases("other")
 
@@ -200,8 +202,7 @@ def test_every_test_of_the_suite_is_run():
 
 
 def test_idle_time_lies_between_intervals():
-    ran = [(0, 10, "a"), (2, 4, "inside"), (15, 20, "b"), (20, 21, "c")]
-    ran.append((41, 50, "d"))
+    ran = [(0, 10, "a"), (2, 4, "inside"), (15, 20, "b"), (20, 21, "c"), (41, 50, "d")]
     assert idle(ran, longest=1) == {
         "idle_share": 0.5,
         "gaps": [{"microseconds": 20, "after": "c", "before": "d"}],
