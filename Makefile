@@ -30,8 +30,9 @@
 # make gpu           what only a GPU can show, into docs/benchmarks.md; make gpu-first: what answers most in 15 minutes;
 #                    gpu-steps, gpu-suite, gpu-heads, gpu-data, gpu-decoding, gpu-checkpoints, gpu-registered (45
 #                    minutes, with DATA=), gpu-sweep: one part. LIMIT=540 stops after so many seconds, and the same command
-#                    goes on; RETRY=1 runs again what failed; DATA=folder: text of the sweep; GPU_PYTHON: an interpreter
-#                    that has torch with CUDA (default: the one of make setup). make gpu-smoke: tiny, on a CPU, too
+#                    goes on; RETRY=1 runs again what failed; DATA=folder: text of the sweep; RESULTS=folder keeps the
+#                    results; GPU_PYTHON: an interpreter that has torch with CUDA (default: the one of make setup).
+#                    make gpu-smoke: tiny, on a CPU, too
 #
 # PYTHON=… chooses the interpreter (3.10 or newer). PIP_FLAGS=… goes to every install, for example
 # PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu". Installs with uv where there is one, else with pip.
@@ -199,13 +200,14 @@ bench: setup
 GPU_PYTHON ?= $(BIN)/python
 GPU_PARTS := steps suite heads data decoding checkpoints registered sweep
 GPU_FLAGS := $(if $(LIMIT),--limit $(LIMIT)) $(if $(RETRY),--retry) $(if $(DATA),--data $(DATA))
+GPU_FLAGS += $(if $(RESULTS),--results $(RESULTS))
 
 gpu gpu-first $(GPU_PARTS:%=gpu-%): $(if $(filter $(BIN)/python,$(GPU_PYTHON)),setup)
 	$(GPU_PYTHON) -m benchmarks.gpu $(patsubst gpu-%,%,$(filter gpu-%,$@)) $(GPU_FLAGS)
 
-gpu-smoke: setup
+gpu-smoke: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),setup)
 	rm -rf build/gpu-smoke
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.gpu --smoke --limit 300
+	OMP_NUM_THREADS=1 $(GPU_PYTHON) -m benchmarks.gpu --smoke --limit 300
 
 clean:
 	rm -rf $(VENV) $(LIGHT) $(CLIENTS) $(VLLM) $(FRESH) dist demo-output demo-output-fast

@@ -14,33 +14,27 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
-from accelerate import Accelerator
 from safetensors.torch import load_file, save_file
 
-from benchmarks.report import Report, in_turns, parse
-from modeling_switch_moe import SwitchMoeConfig
-from training.configuration.arguments import OptimizerArguments, RunArguments
+from benchmarks.report import Options, Report, benchmark, in_turns, seconds
+from hub.base import atomic
+from scaling_law.size.architecture import VOCAB_SIZE
+from training.configuration.arguments import RunArguments
 from training.run import checkpoint
 from training.run.checkpoint import CheckpointWriter
-from training.run.model import build_model
-from training.run.optimizers import build_optimizers
 from training.run.progress import Progress
-from training.run.timing import finish
+from training.run.step import Session
+from training.run.timing import arguments_of_steps, finish, session_on_random_tokens, timed_step
 
 
-def make_session(d_model: int, experts: int) -> SimpleNamespace:
-    accelerator, blocks = Accelerator(), d_model // 64
-    sizes = {"hidden_size": d_model, "num_hidden_layers": blocks, "num_attention_heads": blocks}
-    model = build_model(SwitchMoeConfig(num_experts=experts, **sizes), seed=0)
-    model, optimizer = accelerator.prepare(model, *build_optimizers(model, OptimizerArguments(), accelerator.device))
-    for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    optimizer.zero_grad()
-    return SimpleNamespace(accelerator=accelerator, model=model, optimizers=[optimizer])
+def make_session(d_model: int, experts: int) -> Session:
+    """After a step, with which the moments are there."""
+    run, model = {"precision": "fp32", "micro_batch_sequences": 1}, {"d_model": d_model, "experts": experts}
+    session = session_on_random_tokens(arguments_of_steps(run, model, sequence_length=64), VOCAB_SIZE)
+    timed_step(session)
+    return session
 
 
 def write_bytes(path: Path, size: int) -> None:
@@ -49,23 +43,21 @@ def write_bytes(path: Path, size: int) -> None:
     with path.open("wb") as file:
         for start in range(0, size, len(block)):
             file.write(block[: size - start])
-        file.flush()
-        os.fsync(file.fileno())
+    atomic.sync(path)
 
 
-def torch_save(path: Path, session) -> None:
+def torch_save(path: Path, session: Session) -> None:
     torch.save({"model": session.model.state_dict(), "optimizer": session.optimizers[0].state_dict()}, path)
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
+    atomic.sync(path)
 
 
-def torch_load(path: Path, session) -> None:
+def torch_load(path: Path, session: Session) -> None:
     state = torch.load(path, weights_only=True)
     session.model.load_state_dict(state["model"])
     session.optimizers[0].load_state_dict(state["optimizer"])
 
 
-def safetensors_of(session) -> dict[str, torch.Tensor]:
+def safetensors_of(session: Session) -> dict[str, torch.Tensor]:
     """Weights and moments under one name each."""
     found = {f"model.{name}": tensor for name, tensor in session.model.state_dict().items()}
     for number, moments in session.optimizers[0].state_dict()["state"].items():
@@ -73,30 +65,19 @@ def safetensors_of(session) -> dict[str, torch.Tensor]:
     return found
 
 
-def safetensors_save(path: Path, session) -> None:
+def safetensors_save(path: Path, session: Session) -> None:
     save_file(safetensors_of(session), path)
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
+    atomic.sync(path)
 
 
-def safetensors_load(path: Path, session) -> None:
-    state, own = load_file(path), safetensors_of(session)
+def safetensors_load(path: Path, session: Session) -> None:
+    state = load_file(path)
     with torch.no_grad():
-        for name, tensor in own.items():
+        for name, tensor in safetensors_of(session).items():
             tensor.copy_(state[name])
 
 
-def finished(work: Callable[[], object], device: torch.device) -> Callable[[], None]:
-    """The work, to the end of what it started on the device."""
-
-    def run() -> None:
-        work()
-        finish(device)
-
-    return run
-
-
-def measure(session, folder: Path, rounds: int) -> tuple[int, dict[str, float]]:
+def measure(session: Session, folder: Path, rounds: int) -> tuple[int, dict[str, float]]:
     """Bytes of the state and median seconds of each way."""
     size = 12 * sum(p.numel() for p in session.model.parameters())
     writer, path = CheckpointWriter(session), checkpoint.path_of(folder, 0)
@@ -108,7 +89,7 @@ def measure(session, folder: Path, rounds: int) -> tuple[int, dict[str, float]]:
         writer.save(folder, Progress(step=0))
 
     works = {
-        "disk": lambda: write_bytes(raw, size),
+        "the disk alone": lambda: write_bytes(raw, size),
         "torch.save": lambda: torch_save(peer, session),
         "copy": save,
         "thread": writer.wait,
@@ -117,44 +98,38 @@ def measure(session, folder: Path, rounds: int) -> tuple[int, dict[str, float]]:
         "torch.load": lambda: torch_load(peer, session),
         "safetensors.save": lambda: safetensors_save(file, session),
         "safetensors.load": lambda: safetensors_load(file, session),
-        "sha256": lambda: hashlib.sha256(raw.read_bytes()),
-        "read": raw.read_bytes,
+        "sha256 in one thread": lambda: hashlib.sha256(raw.read_bytes()),
+        "reading the bytes": raw.read_bytes,
         "memcpy": memory.clone,
     }
-    return size, in_turns({name: finished(work, session.accelerator.device) for name, work in works.items()}, rounds)
+
+    def to_the_end(work: Callable[[], object]) -> float:
+        return seconds(lambda: (work(), finish(session.accelerator.device)))
+
+    return size, in_turns(works, rounds, to_the_end)
 
 
-def main() -> None:
-    options = parse(
-        __doc__,
-        ("--d-model", {"type": int, "default": 512}),
-        ("--experts", {"type": int, "default": 4}),
-        ("--folder", {"type": Path, "help": "on the disk to measure; default: the temporary folder"}),
-        ("--rounds", {"type": int, "default": 3}),
-        fast={"d_model": 64, "experts": 2, "rounds": 1},
-    )
-    report = Report("checkpoints", options)
-    folder = Path(tempfile.mkdtemp(dir=options.folder))
-    try:
-        size, spent = measure(make_session(options.d_model, options.experts), folder, options.rounds)
-    finally:
-        shutil.rmtree(folder)
-    state = f"{size / 1e6:,.0f} MB"
-    saved, disk, read = ("torch.save", spent["torch.save"]), ("the disk alone", spent["disk"]), spent["read"]
-    report.add(f"save {state}: training waits", spent["copy"], "s", peer=saved, bound=("memcpy", spent["memcpy"]))
-    both = spent["copy"] + spent["thread"]
-    note = "weights, moments, checksums; durable"
-    report.add(f"save {state}: until it is on the disk", both, "s", peer=saved, bound=disk, note=note)
-    hashed = ("sha256 in one thread", spent["sha256"])
-    report.add(f"verify {state}", spent["verify"], "s", peer=hashed, bound=("reading the bytes", read))
-    loaded = ("torch.load", spent["torch.load"])
-    report.add(f"load {state} to resume", spent["load"], "s", peer=loaded, bound=("reading the bytes", read))
+@benchmark(
+    {
+        "--d-model": (512, 64),
+        "--experts": (4, 2),
+        "--folder": (Path, None, "on the disk to measure; None: the temporary folder"),
+        "--rounds": (3, 1),
+    }
+)
+def main(report: Report, options: Options) -> None:
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        size, spent = measure(make_session(options.d_model, options.experts), Path(folder), options.rounds)
+    spent["both"] = spent["copy"] + spent["thread"]
+    state, note = f"{size / 1e6:,.0f} MB", "weights, moments, checksums; durable"
+    report.add_of(spent, f"save {state}: training waits", "torch.save", "memcpy", "copy")
+    report.add_of(spent, f"save {state}: until it is on the disk", "torch.save", "the disk alone", "both", note)
+    report.add_of(spent, f"verify {state}", "sha256 in one thread", "reading the bytes", "verify")
+    report.add_of(spent, f"load {state} to resume", "torch.load", "reading the bytes", "load")
     interval = RunArguments().checkpoint_seconds
-    share, without = (100 * part / (interval + part) for part in (spent["copy"], both))
-    peer = ("without a thread", without)
-    least = ("memcpy", 100 * spent["memcpy"] / (interval + spent["memcpy"]))
-    report.add(f"training time lost, saving every {interval:.0f} s", share, "%", peer=peer, bound=least)
-    report.finish()
+    lost = {name: 100 * spent[name] / (interval + spent[name]) for name in ("copy", "both", "memcpy")}
+    name, peer = f"training time lost, saving every {interval:.0f} s", ("without a thread", lost["both"])
+    report.add(name, lost["copy"], "%", peer=peer, bound=("memcpy", lost["memcpy"]))
 
 
 if __name__ == "__main__":

@@ -11,21 +11,17 @@ Without the file the routed law is fitted to the final losses that the tests hol
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.report import Report, parse
+from benchmarks.report import Options, Report, benchmark
 from scaling_law import Runs, fit, load_runs
 from tests.scaling_law.clark import clark_runs
 
-ROUTED = {
-    "S-Base": (58, 1.042e-5),
-    "RL-R": (59, 1.043e-5),
-    "Hash": (56, 8.89e-6),
-}  # runs, mean squared error of log10 L
+# Router → runs, mean squared error of log10 L
+ROUTED = {"S-Base": (58, 1.042e-5), "RL-R": (59, 1.043e-5), "Hash": (56, 8.89e-6)}
 JOINT = {"S-Base": (1392, 1.535893e-5), "Hash": (1343, 1.488641e-5)}  # points, mean Huber loss
 
 
@@ -42,28 +38,21 @@ def compare(report: Report, law: str, router: str, runs: Runs, expected: int, an
     report.add(f"{law} law, {router}", value, "", peer=("best of two optimisers", anchor), note=note)
 
 
-def main() -> None:
-    options = parse(
-        __doc__,
-        (
-            "--curves",
-            {"type": Path, "default": os.environ.get("BENCH_CURVES") or None},
-        ),
-        fast={},
-    )
-    report = Report("clark_routing", options)
+@benchmark({"--curves": (Path, None)})
+def main(report: Report, options: Options) -> None:
     for router, (count, anchor) in ROUTED.items():
         kept = f"router_type in {{{router}, Dense}}"
         final = load_runs(options.curves, format="clark", where=kept) if options.curves else clark_runs(router)
         compare(report, "routed", router, final, count, anchor)
     if options.curves is None:
-        report.skip("the joint law on the learning curves: needs curves.csv.gz (BENCH_CURVES=…), not shipped here")
+        report.skipped.append(
+            "the joint law on the learning curves: needs curves.csv.gz (BENCH_CURVES=…), not shipped here"
+        )
     else:
         for router, (count, anchor) in JOINT.items():
             kept = f"router_type in {{{router}, Dense}}, step >= 20000"
             curves = load_runs(options.curves, format="clark_curves", where=kept)
             compare(report, "joint", router, curves, count, anchor)
-    report.finish()
 
 
 if __name__ == "__main__":

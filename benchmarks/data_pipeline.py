@@ -2,15 +2,12 @@
 
     python -m benchmarks.data_pipeline --dataset FOLDER --tokenizer FOLDER
 
-build: wall time from the files to ids on disk with a thread or process for each core: `data.cache.build` against
-    `datasets.map(batched=True, num_proc=...)` and packing with numpy. Start-up is in both. Bound: reading the text,
-    encoding it and writing the ids, in one process, shared perfectly.
-read: tokens/s of batches of 32 shuffled sequences, in turns: the cache, a plain loop over one memory map, and torch's
-    DataLoader over the same map with two workers. Bound: one slice of that map, in its order, widened to int64.
-wait: the part of a training run's time (real runs of `train.py`'s code, on this machine's CPU) spent waiting for
-    data, after its first step: while the cache is being built (the run could read all of the text, and is stopped as
-    soon as that is tokenised, so every step that counts was made beside the builder), and as many steps with the
-    cache that is there then; least: 0. The benchmark fails where the cache did not grow while it was read.
+build: wall time from the files to ids on disk with a thread or process for each core, start-up included. Peer:
+    `datasets.map(batched=True, num_proc=...)` and packing with numpy.
+read: tokens/s of batches of 32 shuffled sequences. Peers: a loop over one memory map, and torch's DataLoader over it.
+    Bound: one slice of that map, in its order, widened to int64.
+wait: the part of a training run's time spent waiting for data, after its first step: while the cache is being built
+    (the run is stopped as soon as all text is tokenised), and as many steps with the cache that is there then.
 
 Without `--dataset` (or BENCH_DATASET) the text is the docstrings of the installed packages
 (`training.demo.corpus`), without `--tokenizer` (or BENCH_TOKENIZER) a byte-level BPE is trained on it.
@@ -21,6 +18,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_PROGRESS_BARS="1", TOKENIZERS_PARALLELISM="false")
@@ -29,8 +27,9 @@ import datasets
 import numpy as np
 import torch
 
-from benchmarks.report import Report, parse, seconds
-from training.configuration.reading import from_dict
+from benchmarks.report import Options, Report, benchmark, seconds
+from hub.base import atomic
+from training.configuration.arguments import TrainingArguments
 from training.data import cache as tokens
 from training.data.batches import SequenceOrder
 from training.data.cache import TokenCache, open_cache
@@ -39,16 +38,17 @@ from training.data.text import TextSource
 from training.data.tokenizer import description, load_tokenizer, train_tokenizer
 from training.demo.corpus import build as build_corpus
 from training.run.main import Run
+from training.run.timing import arguments_of_steps
 
 LENGTH = 512
 BATCH = 32
 LENGTH_OF_RUN = 128  # of the sequences of the runs that may wait
 BATCH_OF_RUN = 2  # sequences: small, so that many steps are made while the cache grows
-SOURCE = (  # options of the text, of `benchmarks.tokenising` too
-    ("--dataset", {"type": Path, "default": os.environ.get("BENCH_DATASET") or None}),
-    ("--tokenizer", {"type": Path, "default": os.environ.get("BENCH_TOKENIZER") or None}),
-    ("--megabytes", {"type": float, "default": 8.0, "help": "of documentation, without --dataset"}),
-)
+SOURCE: dict[str, tuple] = {  # of the text
+    "--dataset": (Path, None),
+    "--tokenizer": (Path, None),
+    "--megabytes": (8.0, 4.0, "of documentation, without --dataset"),
+}
 
 
 def build_all(source: TextSource, tokenizer, folder: Path) -> TokenCache:
@@ -59,8 +59,9 @@ def build_all(source: TextSource, tokenizer, folder: Path) -> TokenCache:
     return cache
 
 
-def map_and_pack(source: TextSource, tokenizer, path: Path, processes: int | None) -> None:
-    """The usual way: a dataset of lists of ids, then one array."""
+def map_and_pack(source: TextSource, tokenizer, path: Path, processes: int | None) -> Path:
+    """The usual way: a dataset of lists of ids, then one array in a file."""
+    datasets.disable_progress_bars()
     name, options = source.loading_options()
     rows = datasets.load_dataset(name, split=source.split, cache_dir=str(path.parent / "peer"), **options)
 
@@ -72,6 +73,7 @@ def map_and_pack(source: TextSource, tokenizer, path: Path, processes: int | Non
     with path.open("wb") as file:
         for batch in encoded.with_format("arrow").iter(1000):
             file.write(batch["ids"].combine_chunks().flatten().to_numpy(zero_copy_only=False).astype("<u2").tobytes())
+    return path
 
 
 def read_encode_write(source: TextSource, tokenizer, path: Path) -> None:
@@ -80,8 +82,7 @@ def read_encode_write(source: TextSource, tokenizer, path: Path) -> None:
     with path.open("wb") as file:
         for texts, _ in source.batches(256):
             file.write(b"".join(encode(texts)))
-        file.flush()
-        os.fsync(file.fileno())
+    atomic.sync(path)
 
 
 def build_and_map(report: Report, source: TextSource, tokenizer, folder: Path) -> TokenCache:
@@ -129,16 +130,13 @@ def read(report: Report, cache: TokenCache, path: Path) -> None:
         return torch.from_numpy(plain.tokens[first : first + BATCH * (LENGTH + 1)].astype(np.int64))
 
     peers = {"a loop over a memory map": loop, "DataLoader, 2 workers": lambda step: next(loader)}
-    ways = {"ours": ours, "slice": slice_of, **peers}
+    ways = {"ours": ours, "one slice of the map": slice_of, **peers}
     batches = min(report.options.batches, n // BATCH - 2)
-    spent = dict.fromkeys(ways, 0.0)
-    for step in range(batches):
-        for name, way in ways.items():
-            spent[name] += seconds(lambda way=way, step=step: way(step))
-    speed = {name: batches * BATCH * LENGTH / spent[name] for name in ways}
+    spent = [[seconds(partial(way, step)) for way in ways.values()] for step in range(batches)]
+    speed = dict(zip(ways, batches * BATCH * LENGTH / np.sum(spent, axis=0), strict=True))
     for name in peers:
-        title, bound = f"read {batches} batches of {BATCH} × {LENGTH}", ("one slice of the map", speed["slice"])
-        report.add(title, speed["ours"], "tokens/s", peer=(name, speed[name]), bound=bound)
+        title, bound = f"read {batches} batches of {BATCH} × {LENGTH}", "one slice of the map"
+        report.add(title, float(speed["ours"]), "tokens/s", (name, float(speed[name])), (bound, float(speed[bound])))
 
 
 def wait(report: Report, dataset: str, tokenizer: str, folder: Path) -> None:
@@ -155,10 +153,8 @@ def wait(report: Report, dataset: str, tokenizer: str, folder: Path) -> None:
         if name == "growing" and last <= first:
             raise SystemExit(f"wait: the cache did not grow while it was read: {first:,} tokens all the time")
         share = 100 * (waited_at_end - waited) / (ended - began)
-        note = (
-            f"{steps - 1} steps in {ended - began:.1f} s; tokens there at the first and the last: {first:,}, "
-            f"{last:,}; read: {steps * BATCH_OF_RUN * LENGTH_OF_RUN:,}"
-        )
+        note = f"{steps - 1} steps in {ended - began:.1f} s; tokens there at the first and the last: "
+        note += f"{first:,}, {last:,}; read: {steps * BATCH_OF_RUN * LENGTH_OF_RUN:,}"
         report.add(f"waiting for data, {name} cache", share, "%", bound=("nothing", 0.0), note=note)
 
 
@@ -176,20 +172,13 @@ def watched(run: Run, steps: int | None) -> list[tuple[float, float, int]]:
     return moments
 
 
-def run_arguments(dataset: str, tokenizer: str, folder: Path, name: str):
+def run_arguments(dataset: str, tokenizer: str, folder: Path, name: str) -> TrainingArguments:
     """A run that could read all of the text, in small windows."""
     run = {"output_dir": str(folder / name), "precision": "fp32", "micro_batch_sequences": BATCH_OF_RUN}
-    data = {"dataset": dataset, "tokenizer": tokenizer}
-    data |= {"sequence_length": LENGTH_OF_RUN, "cache_dir": str(folder / "tokens")}
-    return from_dict(
-        {
-            "run": run | {"eval_sequences": 16, "progress": False},
-            "model": {"d_model": 64, "experts": 2},
-            "data": data | {"shuffle_window": 64, "held_out_per_mille": 20},
-            "schedule": {"tokens": ["1B"], "warmup_tokens": 4096, "batch_ramp": [f"0:{BATCH_OF_RUN}"]},
-            "optimizer": {"learning_rate": 0.003},
-        }
-    )
+    run |= {"eval_sequences": 16, "progress": False}
+    data = {"dataset": dataset, "tokenizer": tokenizer, "cache_dir": str(folder / "tokens")}
+    data |= {"shuffle_window": 64, "held_out_per_mille": 20}
+    return arguments_of_steps(run, {"d_model": 64, "experts": 2}, LENGTH_OF_RUN).replaced(data=data)
 
 
 def corpus(folder: Path, options) -> tuple[str, str]:
@@ -203,23 +192,15 @@ def corpus(folder: Path, options) -> tuple[str, str]:
     return str(dataset), str(tokenizer_folder)
 
 
-def main() -> None:
-    options = parse(
-        __doc__,
-        *SOURCE,
-        ("--batches", {"type": int, "default": 500}),
-        fast={"megabytes": 4.0, "batches": 4},
-    )
-    datasets.disable_progress_bars()
+@benchmark(SOURCE | {"--batches": (500, 4)})
+def main(report: Report, options: Options) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         dataset, tokenizer_folder = corpus(folder, options)
         source, tokenizer = TextSource(dataset), load_tokenizer(tokenizer_folder)
-        report = Report("data_pipeline", options)
         cache = build_and_map(report, source, tokenizer, folder)
         read(report, cache, folder / "peer.bin")
         wait(report, dataset, tokenizer_folder, folder)
-        report.finish()
 
 
 if __name__ == "__main__":

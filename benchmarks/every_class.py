@@ -8,7 +8,6 @@ logits before it, and two steps have finite losses.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import re
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.report import parser_of
 from scaling_law.size.model_configs import Model
 from training.configuration.class_counts import read_class
 from training.configuration.model_classes import fields_of, model_types
@@ -111,7 +111,7 @@ def verdict(kind: str) -> str:
 
 
 def main() -> None:
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    parser_of(__doc__).parse_args()
     with PAGE.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["type", "two steps"])

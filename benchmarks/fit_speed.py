@@ -1,17 +1,13 @@
 # ruff: noqa: E402
 """The paper's grid of 19,683 starts on 270 runs: this package beside scipy's L-BFGS-B.
 
-    python -m benchmarks.fit_speed                 # the whole grid here, 12 starts there: half a minute
-    python -m benchmarks.fit_speed --peer-starts 60
+    python -m benchmarks.fit_speed [--peer-starts 60]
 
 Both minimise the same objective (Huber 0.01 on ln L, summed; E_start and E_max free) with analytic gradients on the
 same runs: the sizes of the paper's listing, losses of the published law with noise of 0.006 nats. The peer gets a
-tolerance at which it reaches the optimum from its better starts (ftol 1e-15, with the objective scaled to order one;
-looser ones stop early), starts drawn evenly from the grid, and the same centred coordinates. Its time for a grid is
-the mean time of a start times their number. Both run in one process.
-
-The bound is the time of the matrix products alone: as many predictions, gradients and curvatures as the fit evaluates,
-without exponentials, logarithms, weights or steps. Those of the first stage are counted on ten of its batches.
+tolerance at which it reaches the optimum from its better starts, starts drawn evenly from the grid, and the same
+centred coordinates; its time for a grid is the mean time of a start times their number. Bound: the matrix products
+alone of as many predictions, gradients and curvatures as the fit evaluates, in its first stage by ten of its batches.
 """
 
 from __future__ import annotations
@@ -25,7 +21,7 @@ for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 import numpy as np  # the thread limits above must come first
 from scipy.optimize import minimize
 
-from benchmarks.report import Report, in_turns, parse
+from benchmarks.report import Options, Report, benchmark, in_turns
 from scaling_law import JointLaw, Runs, fit
 from scaling_law.fitting.fitting import BATCH, HELD, FitResult, distinct_starts
 from scaling_law.fitting.problem import Problem, make_problem, start_points
@@ -42,7 +38,7 @@ def synthetic_runs() -> Runs:
 
 def peer(problem: Problem, theta: np.ndarray) -> tuple[float, float]:
     """Seconds and objective of one start of L-BFGS-B."""
-    scale = 1e3  # the summed objective is of order 1e-3: its tolerances are meant for order one
+    scale = 1e3  # the summed objective is of order 1e-3: its tolerances, which must be tight, are meant for order one
 
     def value(point: np.ndarray) -> tuple[float, np.ndarray]:
         residual, jacobian = (part[0] for part in problem.objective.linearised(point[None]))
@@ -58,47 +54,38 @@ def peer(problem: Problem, theta: np.ndarray) -> tuple[float, float]:
     return time.perf_counter() - began, float(found.fun) / scale
 
 
-def product_seconds(problem: Problem, theta: np.ndarray, released: int, stage: int) -> float:
-    """Seconds of one evaluation's matrix products alone, for one start.
+def bound(problem: Problem, theta: np.ndarray, result: FitResult) -> float:
+    """Seconds that the fit's matrix products alone take.
 
     In the first stage the starts of a batch share a design [n, 4] for each of the two terms with E, in the second each
     start has a Jacobian [n, p] of its own.
     """
-    random = np.random.default_rng(0)
-    n, p = len(problem.objective.target), problem.objective.size
-    if stage == 1:
-        batch = min(BATCH, len(theta))
-        by_run, design, pairs = random.normal(size=(batch, n)), random.normal(size=(n, 4)), random.normal(size=(n, 16))
-        own = random.normal(size=(batch, 4))
-
-        def products() -> None:
-            for _ in range(2):
-                own @ design.T  # the prediction
-                by_run @ design  # the gradient
-            for second in (pairs, pairs, pairs, design, design):  # blocks of the curvature
-                by_run @ second
-    else:
-        batch = released
-        jacobian, residual = random.normal(size=(batch, n, p)), random.normal(size=(batch, n, 1))
-
-        def products() -> None:
-            np.matmul(jacobian.swapaxes(1, 2), residual)
-            np.matmul(jacobian.swapaxes(1, 2), jacobian)
-
-    return in_turns({"products": products}, 5)["products"] / batch
-
-
-def bound(problem: Problem, theta: np.ndarray, result: FitResult) -> float:
-    """Seconds that the fit's matrix products alone take."""
     theta = theta[distinct_starts(problem, theta)]
-    batches = [
-        theta[i : i + BATCH] for i in range(0, len(theta), BATCH) if np.ptp(theta[i : i + BATCH, -2:], 0).max() == 0
-    ]
-    chosen = batches[:: max(1, len(batches) // 10)]
-    steps = np.concatenate([problem.solve(batch, **HELD).iterations + 1 for batch in chosen])
-    first = float(steps.mean()) * len(theta) * product_seconds(problem, theta, 0, 1)
+    batches = [theta[i : i + BATCH] for i in range(0, len(theta), BATCH)]
+    batches = [batch for batch in batches if np.ptp(batch[:, -2:], 0).max() == 0]
+    steps = [problem.solve(batch, **HELD).iterations + 1 for batch in batches[:: max(1, len(batches) // 10)]]
+    draw, n, p = np.random.default_rng(0).normal, len(problem.objective.target), problem.objective.size
+    size, released = min(BATCH, len(theta)), result.status.n_released
+    own, by_run, design, pairs = draw(size=(size, 4)), draw(size=(size, n)), draw(size=(n, 4)), draw(size=(n, 16))
+    jacobian, residual = draw(size=(released, n, p)), draw(size=(released, n, 1))
+
+    def first() -> None:
+        for _ in range(2):
+            own @ design.T  # the prediction
+            by_run @ design  # the gradient
+        for second in (pairs, pairs, pairs, design, design):  # blocks of the curvature
+            by_run @ second
+
+    def second() -> None:
+        np.matmul(jacobian.swapaxes(1, 2), residual)
+        np.matmul(jacobian.swapaxes(1, 2), jacobian)
+
+    spent = in_turns({"first": first, "second": second}, 5)
     evaluations = int(np.sum(result.finalists.iterations + 1))
-    return first + evaluations * product_seconds(problem, theta, result.status.n_released, 2)
+    return (
+        spent["first"] / size * float(np.concatenate(steps).mean()) * len(theta)
+        + spent["second"] / released * evaluations
+    )
 
 
 def compare(report: Report, name: str, runs: Runs, starts: str, peer_starts: int) -> None:
@@ -106,44 +93,33 @@ def compare(report: Report, name: str, runs: Runs, starts: str, peer_starts: int
     began = time.perf_counter()
     ours = fit(runs, starts=starts, progress=True)
     seconds = time.perf_counter() - began
-
     problem = make_problem(runs, "joint", starts=starts)
     theta = start_points(problem, starts)
     chosen = np.linspace(0, len(theta) - 1, peer_starts + 2).astype(int)[1:-1]
-    results = np.array([peer(problem, theta[i]) for i in chosen])
-    reached = np.mean(results[:, 1] <= ours.objective * (1 + 1e-3))
-    grid = float(results[:, 0].mean()) * len(theta)
-
-    least = bound(problem, theta, ours)
-    size = f"{name}: {len(theta):,} starts on {len(runs)} runs"
-    theirs = f"L-BFGS-B from as many starts, by {peer_starts} of them"
-    report.add(size, seconds, "s", peer=(theirs, grid), bound=("its matrix products alone", least))
+    spent, objectives = np.transpose([peer(problem, theta[i]) for i in chosen])
+    theirs = (f"L-BFGS-B from as many starts, by {peer_starts} of them", float(spent.mean()) * len(theta))
+    least = ("its matrix products alone", bound(problem, theta, ours))
+    report.add(f"{name}: {len(theta):,} starts on {len(runs)} runs", seconds, "s", theirs, least)
+    reached = np.mean(objectives <= ours.objective * (1 + 1e-3))
     agreed = f"{ours.status.n_agree} of our best {ours.status.n_released} starts reach it, {reached:.0%} of the peer's"
-    best = (f"L-BFGS-B, the best of {peer_starts}", float(results[:, 1].min()))
-    report.add(f"{name}: objective reached", ours.objective, "", peer=best, note=agreed)
+    best = (f"L-BFGS-B, the best of {peer_starts}", float(objectives.min()))
+    report.add(f"{name}: objective reached", ours.objective, "", best, note=agreed)
 
 
 def under_a_prior(report: Report, runs: Runs) -> None:
     """The time of a fit with the published law as its prior, beside one without."""
     law = JointLaw.published()
-    seconds = in_turns({"plain": lambda: fit(runs), "prior": lambda: fit(runs, prior=law)}, 3)
-    name = f"the default starts, with a prior, on {len(runs)} runs"
-    report.add(name, seconds["prior"], "s", peer=("the same without one", seconds["plain"]))
+    spent = in_turns({"the same without one": lambda: fit(runs), "ours": lambda: fit(runs, prior=law)}, 3)
+    report.add_of(spent, f"the default starts, with a prior, on {len(runs)} runs", "the same without one")
 
 
-def main() -> None:
-    options = parse(
-        __doc__,
-        ("--peer-starts", {"type": int, "default": 12}),
-        fast={"peer_starts": 3},
-    )
-    report = Report("fit_speed", options)
+@benchmark({"--peer-starts": (12, 3)})
+def main(report: Report, options: Options) -> None:
     runs = synthetic_runs()
     compare(report, "the default starts", runs, "scaled", options.peer_starts)
     under_a_prior(report, runs)
     if not options.fast:
         compare(report, "the paper's grid", runs, "paper", options.peer_starts)
-    report.finish()
 
 
 if __name__ == "__main__":

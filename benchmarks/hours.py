@@ -5,17 +5,14 @@
 FOLDER holds finished runs that one process each trained on this machine, of one vocabulary, sequence length and
 precision. Of its models, in the order of their cost, some are timed on random tokens and fitted
 (`training.throughput`); each of the others is predicted. A row has what all runs of a model took, and the prediction
-as its peer, so that its ratio is predicted over taken: 1 is perfect. A run takes the wall time of its record, data,
-logs and checkpoints included, or, "quiet", its steps at the speed of the fastest tenth that it logged: other work on
-the machine makes some slower.
+as its peer: a ratio of 1 is perfect. A run takes the wall time of its record, data, logs and checkpoints included, or,
+"quiet", its steps at the speed of the fastest tenth that it logged: other work makes some slower.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
-import os
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks.report import Report, parse
+from benchmarks.report import Options, Report, benchmark
 from hub.base.errors import InputError
 from hub.record.run_record import RunRecord
 from scaling_law.fitting.throughput import LEAST_ARCHITECTURES, fit_throughput
@@ -39,12 +36,11 @@ def finished(folder: Path) -> dict[Architecture, list[tuple[RunRecord, float]]]:
     """By model the records, each with its quiet seconds. ValueError for runs that are not comparable."""
     found, kinds = defaultdict(list), set()
     for path in sorted(folder.rglob("run.json")):
-        record = RunRecord.load(path.parent)
-        if record.status != "final" or not (record.hardware or "").startswith("1 x "):
-            continue
-        a = Architecture(record.d_model, record.experts, record.n_blocks, record.n_heads, record.vocab_size)
-        found[a].append((record, quiet_seconds(path.parent, record)))
-        kinds.add((record.vocab_size, record.sequence_length, record.precision, micro_batch(record)))
+        r = RunRecord.load(path.parent)
+        if r.status == "final" and (r.hardware or "").startswith("1 x "):
+            model = Architecture(r.d_model, r.experts, r.n_blocks, r.n_heads, r.vocab_size)
+            found[model].append((r, quiet_seconds(path.parent, r)))
+            kinds.add((r.vocab_size, r.sequence_length, r.precision, micro_batch(r)))
     if len(kinds) != 1 or len(found) <= LEAST_ARCHITECTURES:
         raise InputError(
             f"{folder} has {len(found)} models of (vocabulary, length, precision, micro-batch) {sorted(kinds)}; "
@@ -71,60 +67,49 @@ def predicted(throughput: Throughput, model: Architecture, record: RunRecord) ->
     return float(cluster.seconds(model, float(record.tokens)))
 
 
-def timed(models: Sequence[Architecture], record: RunRecord, options: argparse.Namespace) -> Throughput:
+def timed(models: Sequence[Architecture], record: RunRecord, options: Options) -> Throughput:
     """The fit to steps of these models, made as those of the record."""
-    grid = Grid(
-        shapes=(),
-        experts=(),
-        micro_batch_sequences=micro_batch(record),
-        sequence_length=record.sequence_length,
-        vocab_size=record.vocab_size,
-        precision=record.precision,
-        gradient_checkpointing=bool(record.gradient_checkpointing),
-        compile=bool(record.compile),
-    )
+    sizes = (micro_batch(record), record.sequence_length, record.vocab_size)
+    switches = bool(record.gradient_checkpointing), bool(record.compile)
+    grid = Grid((), (), *sizes, record.precision, *switches)
     steps = [step for model in models for step in measure(grid, model, options.repeats)]
     return fit_throughput(steps, devices.name(torch.device("cpu")), record.precision)
 
 
-def main() -> None:
-    options = parse(
-        __doc__,
-        ("--runs", {"type": Path, "default": os.environ.get("BENCH_RUNS") or None}),
-        ("--models", {"type": int, "default": 5, "help": "of the sweep that are timed; the others are predicted"}),
-        ("--threads", {"type": int, "default": None, "help": "as the runs had [default: torch's]"}),
-        ("--repeats", {"type": int, "default": 20, "help": "steps of each batch, of which the fastest counts"}),
-        fast={"models": 3, "repeats": 1},
-    )
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    report = Report("hours", options)
+@benchmark(
+    {
+        "--runs": (Path, None),
+        "--models": (5, 3, "of the sweep that are timed; the others are predicted"),
+        "--threads": (torch.get_num_threads(), torch.get_num_threads(), "as the runs had"),
+        "--repeats": (20, 1, "steps of each batch, of which the fastest counts"),
+    }
+)
+def main(report: Report, options: Options) -> None:
+    torch.set_num_threads(options.threads)
     if options.runs is None:
-        report.skip("needs a folder of finished runs of this machine (BENCH_RUNS=FOLDER)")
+        report.skipped.append("needs a folder of finished runs of this machine (BENCH_RUNS=FOLDER)")
     else:
         compare(report, finished(options.runs), options)
-    report.finish()
 
 
-def compare(
-    report: Report, runs: dict[Architecture, list[tuple[RunRecord, float]]], options: argparse.Namespace
-) -> None:
+def compare(report: Report, runs: dict[Architecture, list[tuple[RunRecord, float]]], options: Options) -> None:
     count = min(max(options.models, LEAST_ARCHITECTURES), len(runs) - 1)
     order = list(runs)
     seen = [order[i] for i in np.linspace(0, len(order) - 1, count).round().astype(int)]
     throughput = timed(seen, runs[seen[0]][0][0], options)
-    totals, misses = np.zeros(3), []
+    taken = []
     for model in (model for model in order if model not in seen):
         wall = sum(record.wall_time_seconds or math.nan for record, _ in runs[model])
         quiet = sum(seconds for _, seconds in runs[model])
         said = sum(predicted(throughput, model, record) for record, _ in runs[model])
         name = f"d_model {model.d_model}, {model.blocks} blocks, E = {model.experts}: {len(runs[model])} runs"
-        report.add(name, quiet, "s", peer=("predicted", said), note=f"wall {wall:,.0f} s")
-        totals += (wall, quiet, said)
-        misses.append(math.log(said / quiet))
-    for name, taken in {"wall": totals[0], "quiet": totals[1]}.items():
-        report.add(f"all of these, {name}", float(taken), "s", peer=("predicted", float(totals[2])))
-    report.add("rms error by model, quiet", 100 * float(np.sqrt(np.mean(np.square(misses)))), "%")
+        report.add(name, quiet, "s", ("predicted", said), note=f"wall {wall:,.0f} s")
+        taken.append((wall, quiet, said))
+    wall, quiet, said = np.sum(taken, axis=0).tolist()
+    report.add("all of these, wall", wall, "s", ("predicted", said))
+    report.add("all of these, quiet", quiet, "s", ("predicted", said))
+    errors = [math.log(said / quiet) for _, quiet, said in taken]
+    report.add("rms error by model, quiet", 100 * float(np.sqrt(np.mean(np.square(errors)))), "%")
 
 
 if __name__ == "__main__":

@@ -13,64 +13,82 @@ as much as the dense one). Decoding has no code of ours to measure: transformers
 
 from __future__ import annotations
 
-import argparse
+import copy
 import itertools
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
-from transformers import MixtralConfig, MixtralForCausalLM, OlmoeConfig, OlmoeForCausalLM
+from transformers import AutoModelForCausalLM
 
-from benchmarks.report import Report, in_turns, parse
-from modeling_switch_moe import SwitchMoeConfig, SwitchMoeForCausalLM
+from benchmarks.report import Options, Report, benchmark, in_turns
+from modeling_switch_moe import SwitchMoeConfig
+from scaling_law.size.model_configs import FAMILIES
+from training.configuration.model_classes import ModelClassArguments
+from training.run.model import build_model
+from training.run.timing import finish
 
-PEERS = {"Mixtral": (MixtralConfig, MixtralForCausalLM), "OLMoE": (OlmoeConfig, OlmoeForCausalLM)}
-MATMUL = "matmul bound"
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-Race = dict[tuple[str, int], Callable[[], object]]  # steps by name and E
-SHAPE = (  # options of a training step, of `benchmarks.classes` too
-    ("--width", {"type": int, "default": 256}),
-    ("--layers", {"type": int, "default": 4}),
-    ("--batch", {"type": int, "default": 8}),
-    ("--length", {"type": int, "default": 256}),
-    ("--vocab", {"type": int, "default": 4096}),
-    ("--rounds", {"type": int, "default": 5, "help": "steps measured"}),
-)
+PEERS = {"Mixtral": "mixtral", "OLMoE": "olmoe"}
+BOUND, FASTEST = "the matrix products alone", "fastest of transformers: "
+OUR_DENSE, LOOP = "our dense model (E = 1)", "our plain loop over the experts (eager)"
+Loss = Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+SHAPE: dict[str, tuple] = {  # of a training step
+    "--precision": (("fp32", "bf16"), ["fp32", "bf16"]),
+    "--width": (256, 64),
+    "--layers": (4, 1),
+    "--batch": (8, 2),
+    "--length": (256, 32),
+    "--vocab": (4096, 512),
+    "--rounds": (5, 1, "steps measured"),
+}
 
 
-def ours(shape: argparse.Namespace, experts: int, **changes) -> torch.nn.Module:
-    config = SwitchMoeConfig(num_experts=experts, **sizes(shape), **changes)
-    return finished(SwitchMoeForCausalLM(config), shape)
-
-
-def peer(name: str, shape: argparse.Namespace, experts: int) -> torch.nn.Module:
-    config_class, model_class = PEERS[name]
-    config = config_class(
-        num_key_value_heads=shape.width // 64,
-        intermediate_size=3 * shape.width,
+def ours(shape: Options, experts: int, **changes: Any) -> SwitchMoeConfig:
+    """Our configuration of a shape."""
+    return SwitchMoeConfig(
         num_experts=experts,
-        num_experts_per_tok=1,
-        output_router_logits=True,  # else their router losses are not computed at all
-        pad_token_id=None,
-        **sizes(shape),
+        vocab_size=shape.vocab,
+        hidden_size=shape.width,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.width // 64,
+        max_position_embeddings=shape.length,
+        **changes,
     )
-    return finished(model_class(config), shape)
 
 
-def sizes(shape: argparse.Namespace) -> dict[str, int]:
-    return {
-        "vocab_size": shape.vocab,
-        "hidden_size": shape.width,
-        "num_hidden_layers": shape.layers,
-        "num_attention_heads": shape.width // 64,
-        "max_position_embeddings": shape.length,
-    }
+def fields_of(kind: str, shape: Options, experts: int, granularity: int = 1, shared: int = 0) -> dict[str, Any]:
+    """A class of transformers with as many parameters as ours, by the names of its own fields.
+
+    Experts are 1 / `granularity` of ours in width, `granularity` of them active; `shared` of these are for all tokens.
+    """
+    family, heads, inner = FAMILIES[kind], shape.width // 64, 3 * shape.width // granularity
+    fields: dict[str, Any] = {"type": kind, "hidden_size": shape.width, "num_hidden_layers": shape.layers}
+    fields |= {"num_attention_heads": heads, "num_key_value_heads": heads, family.d_expert: inner}
+    fields |= {"head_dim": 64} if "head_dim" in family.defaults else {}
+    if family.experts:
+        fields |= {family.experts: experts - shared, "num_experts_per_tok": granularity - shared}
+        fields |= {"shared_expert_intermediate_size": inner} if shared else {}
+    return fields
 
 
-def finished(model: torch.nn.Module, shape: argparse.Namespace) -> torch.nn.Module:
-    model = model.to(DEVICE)
-    if shape.compile:
-        model.compile()
-    return model
+def config_of(fields: dict[str, Any], shape: Options) -> Any:
+    """The configuration of a class with these fields."""
+    return ModelClassArguments.model_validate(fields).config(shape.vocab, shape.length, 0)
+
+
+def by_itself(config: Any, experts: str = "auto") -> torch.nn.Module:
+    """The class as any user has it, with its own losses, which transformers computes only where they are asked for."""
+    if isinstance(config, SwitchMoeConfig):
+        model = build_model(config, 0)
+    else:
+        config = copy.deepcopy(config)
+        config.output_router_logits = True
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    if experts != "auto":
+        model.set_experts_implementation(experts)
+    return model.to(DEVICE)
 
 
 def own_loss(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:
@@ -78,35 +96,29 @@ def own_loss(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:
     return model(tokens, labels=tokens, use_cache=False).loss
 
 
-def training_step(
-    model: torch.nn.Module,
-    shape: argparse.Namespace,
-    precision: str,
-    loss_of: Callable[[torch.nn.Module, torch.Tensor], torch.Tensor] = own_loss,
-) -> Callable[[], None]:
-    """Forward and backward over `batch x length` tokens; each step on other tokens."""
-    model.train()
-    generator = torch.Generator().manual_seed(0)
-    size = (shape.batch, shape.length)
-    ids = itertools.cycle([torch.randint(0, shape.vocab, size, generator=generator) for _ in range(4)])
+def step_seconds(shape: Options, precision: str, models: dict[Any, tuple[torch.nn.Module, Loss]]) -> dict[Any, float]:
+    """Of each model with its loss, forward and backward over `batch x length` tokens, and of the bound.
 
-    def run() -> None:
+    Each step is on other tokens.
+    """
+    generator, size = torch.Generator().manual_seed(0), (4, shape.batch, shape.length)
+    ids = itertools.cycle(torch.randint(shape.vocab, size, generator=generator))
+
+    def step(model: torch.nn.Module, loss_of: Loss) -> None:
         model.zero_grad(set_to_none=True)
         tokens = next(ids).to(DEVICE)
-        with torch.autocast(DEVICE, dtype=torch.bfloat16, enabled=precision == "bf16"):
+        with torch.autocast(DEVICE.type, dtype=torch.bfloat16, enabled=precision == "bf16"):
             loss = loss_of(model, tokens)
         loss.backward()
-        finish()
+        finish(DEVICE)
 
-    return run
-
-
-def finish() -> None:
-    if DEVICE == "cuda":
-        torch.cuda.synchronize()
+    for model, _ in models.values():
+        model.train()
+    race = {BOUND: matmul_bound(shape, precision)}
+    return in_turns(race | {name: partial(step, *contender) for name, contender in models.items()}, shape.rounds)
 
 
-def matmul_bound(shape: argparse.Namespace, precision: str) -> Callable[[], None]:
+def matmul_bound(shape: Options, precision: str) -> Callable[[], None]:
     """The matrix products of a dense training step and nothing else: each weight matrix forward and twice backward."""
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     rows, d = shape.batch * shape.length, shape.width
@@ -123,62 +135,48 @@ def matmul_bound(shape: argparse.Namespace, precision: str) -> Callable[[], None
             torch.mm(inputs, weight)
             torch.mm(outputs, weight.t())
             torch.mm(inputs.t(), outputs)
-        finish()
+        finish(DEVICE)
 
     return run
 
 
-def training_race(shape: argparse.Namespace, precision: str) -> Race:
-    race = {(MATMUL, 1): matmul_bound(shape, precision)}
-    for experts in shape.experts:
-        race["ours", experts] = training_step(ours(shape, experts), shape, precision)
-        if experts == 1:
-            continue
-        race["ours, dropless", experts] = training_step(ours(shape, experts, capacity_factor=None), shape, precision)
-        loop = ours(shape, experts)
-        loop.set_experts_implementation("eager")
-        race["ours, eager", experts] = training_step(loop, shape, precision)
-        for name in shape.peers:
-            for implementation in ("eager", "grouped_mm"):  # batched_mm would gather the weights for every token
-                model = peer(name, shape, experts)
-                model.set_experts_implementation(implementation)
-                race[f"{name}, {implementation}", experts] = training_step(model, shape, precision)
-    return race
+def contenders(shape: Options, experts: int) -> dict[str, torch.nn.Module]:
+    """Models of one E, by what they are called in a row; ours first."""
+    models = {"ours": by_itself(ours(shape, experts))}
+    if experts > 1:
+        models["dropless"] = by_itself(ours(shape, experts, capacity_factor=None))
+        models[LOOP] = by_itself(ours(shape, experts), "eager")
+        for name, way in itertools.product(shape.peers, ("eager", "grouped_mm")):  # batched_mm: weights by token
+            model = by_itself(config_of(fields_of(PEERS[name], shape, experts), shape), way)
+            models[f"{FASTEST}{name}, {way}"] = model
+    for model in models.values() if shape.compile else ():
+        model.compile()
+    return models
 
 
-def add_rows(report: Report, title: str, spent: dict[tuple[str, int], float], experts: list[int]) -> None:
-    bound = ("the matrix products alone", spent[MATMUL, 1])
-    for count in experts:
-        name, ours = f"{title}, E = {count}", spent["ours", count]
-        others = {name: value for (name, e), value in spent.items() if e == count and name.split(",")[0] in PEERS}
-        best = min(others, key=others.__getitem__, default=None)
-        peer = (f"fastest of transformers: {best}", others[best]) if best else None
-        report.add(name, ours, "s", peer=peer, bound=bound)
-        if count > 1:
-            report.add(name, ours, "s", peer=("our dense model (E = 1)", spent["ours", 1]), bound=bound)
-            loop = ("our plain loop over the experts (eager)", spent["ours, eager", count])
-            report.add(name, ours, "s", peer=loop, bound=bound)
-            report.add(f"{name}, dropless", spent["ours, dropless", count], "s", peer=peer, bound=bound)
-
-
-def main() -> None:
-    shape = parse(
-        __doc__,
-        ("--precision", {"nargs": "+", "choices": ["fp32", "bf16"], "default": ["fp32", "bf16"]}),
-        ("--experts", {"nargs": "+", "type": int, "default": [1, 8, 32]}),
-        *SHAPE,
-        ("--peers", {"nargs": "*", "choices": list(PEERS), "default": list(PEERS), "help": "transformers models"}),
-        ("--compile", {"action": "store_true", "help": "torch.compile every model"}),
-        fast={"experts": [1, 4], "width": 64, "layers": 1, "length": 32, "batch": 2, "vocab": 512, "rounds": 1},
-    )
+@benchmark(
+    SHAPE
+    | {
+        "--experts": ([1, 8, 32], [1, 4]),
+        "--peers": (tuple(PEERS), list(PEERS), "transformers models"),
+        "--compile": (False, False, "torch.compile every model"),
+    }
+)
+def main(report: Report, shape: Options) -> None:
     if 1 not in shape.experts:
         raise SystemExit("--experts must hold 1, the dense model that the ratios refer to")
-    report = Report("model_speed", shape)
     for precision in shape.precision:
         torch.manual_seed(0)
-        spent = in_turns(training_race(shape, precision), shape.rounds)
-        add_rows(report, f"train {precision}", spent, shape.experts)
-    report.finish()
+        models = {(e, name): model for e in shape.experts for name, model in contenders(shape, e).items()}
+        times = step_seconds(shape, precision, {key: (model, own_loss) for key, model in models.items()})
+        for e in shape.experts:
+            title, spent = f"train {precision}, E = {e}", {name: times[e, name] for of, name in models if of == e}
+            spent |= {BOUND: times[BOUND], OUR_DENSE: times[1, "ours"]}
+            best = min((name for name in spent if name.startswith(FASTEST)), key=spent.__getitem__, default="")
+            for peer in (best, OUR_DENSE, LOOP) if e > 1 else ("",):
+                report.add_of(spent, title, peer, BOUND)
+            if e > 1:
+                report.add_of(spent, f"{title}, dropless", best, BOUND, "dropless")
 
 
 if __name__ == "__main__":

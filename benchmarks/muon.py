@@ -8,20 +8,22 @@ matrices and gradients, take turns in one process, and end with the same weights
 
 from __future__ import annotations
 
-import argparse
+from functools import partial
 from typing import Any
 
 import torch
 
-from benchmarks.model_speed import DEVICE, finish
-from benchmarks.report import Report, in_turns, parse
+from benchmarks.model_speed import DEVICE
+from benchmarks.report import Options, Report, benchmark, in_turns
 from training.configuration.arguments import OptimizerArguments
-from training.run.optimizers import StackedMuon, orthogonalised
+from training.run.optimizers import StackedMuon, orthogonalised, set_rates
+from training.run.timing import finish
 
 RATE = 1e-6
+PEER, BOUND = "torch.optim.Muon, matrix by matrix", "its iterations alone"
 
 
-def experts(options: argparse.Namespace, shape: str) -> tuple[list[torch.nn.Parameter], list[torch.nn.Parameter]]:
+def experts(options: Options, shape: str) -> tuple[list[torch.nn.Parameter], list[torch.nn.Parameter]]:
     """Stacked down projections, and pairs of gate and up, of all layers; with gradients."""
     d_model, width = map(int, shape.split("x"))
     torch.manual_seed(0)
@@ -45,56 +47,46 @@ def one_by_one(parameters: list[torch.nn.Parameter], parts: int) -> list[torch.n
     return matrices
 
 
-def iterations(options: argparse.Namespace, shape: str, settings: dict[str, Any]) -> None:
+def iterations(options: Options, shape: str, settings: dict[str, Any]) -> None:
     """Those of all matrices, a layer at a time."""
     least, most = sorted(map(int, shape.split("x")))
     directions = torch.ones(3 * options.experts, least, most, dtype=torch.bfloat16, device=DEVICE)
     for _ in range(options.layers):
         orthogonalised(directions, settings["ns_coefficients"], settings["ns_steps"], settings["eps"])
-    finish()
+    finish(DEVICE)
 
 
-def main() -> None:
-    options = parse(
-        __doc__,
-        ("--experts", {"type": int, "default": 64}),
-        ("--layers", {"type": int, "default": 16}),
-        ("--shapes", {"nargs": "+", "default": ["64x32", "128x64", "256x64"], "help": "d_model × width of an expert"}),
-        ("--rounds", {"type": int, "default": 5, "help": "steps measured"}),
-        fast={"experts": 4, "layers": 2, "shapes": ["32x16"], "rounds": 1},
-    )
-    report = Report("muon", options)
+@benchmark(
+    {
+        "--experts": (64, 4),
+        "--layers": (16, 2),
+        "--shapes": (["64x32", "128x64", "256x64"], ["32x16"], "d_model × width of an expert"),
+        "--rounds": (5, 1, "steps measured"),
+    }
+)
+def main(report: Report, options: Options) -> None:
     a = OptimizerArguments(name="muon")
     settings = {"weight_decay": a.weight_decay, "momentum": a.muon_momentum, "adjust_lr_fn": a.muon_adjust_lr}
     for shape in options.shapes:
         downs, pairs = experts(options, shape)
         matrices = one_by_one(downs, 1) + one_by_one(pairs, 2)
         ours, theirs = StackedMuon(downs, pairs, **settings), torch.optim.Muon(matrices, lr=RATE, **settings)
-        for group in ours.param_groups:
-            group["lr"] = RATE
+        set_rates([ours], RATE, 1.0)
 
         def step(optimizer: torch.optim.Optimizer) -> None:
             optimizer.step()
-            finish()
+            finish(DEVICE)
 
         works = {
-            "ours": lambda ours=ours: step(ours),
-            "torch": lambda theirs=theirs: step(theirs),
-            "bound": lambda shape=shape, theirs=theirs: iterations(options, shape, theirs.defaults),
+            "ours": partial(step, ours),
+            PEER: partial(step, theirs),
+            BOUND: partial(iterations, options, shape, theirs.defaults),
         }
         spent = in_turns(works, options.rounds)
-        same = torch.equal(
-            torch.cat([p.flatten() for p in (*downs, *pairs)]), torch.cat([m.flatten() for m in matrices])
-        )
-        report.add(
-            f"a step of {options.layers} × {options.experts} experts of {shape}",
-            spent["ours"],
-            "s",
-            peer=("torch.optim.Muon, matrix by matrix", spent["torch"]),
-            bound=("its iterations alone", spent["bound"]),
-            note=f"{len(matrices):,} matrices; {'the same' if same else 'OTHER'} weights after it",
-        )
-    report.finish()
+        ends = [torch.cat([matrix.flatten() for matrix in of]) for of in ((*downs, *pairs), matrices)]
+        name = f"a step of {options.layers} × {options.experts} experts of {shape}"
+        note = f"{len(matrices):,} matrices; {'the same' if torch.equal(*ends) else 'OTHER'} weights after it"
+        report.add_of(spent, name, PEER, BOUND, note=note)
 
 
 if __name__ == "__main__":

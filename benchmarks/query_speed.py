@@ -3,13 +3,10 @@
     python -m benchmarks.query_speed
 
 table: the best model of each E within 80 GB with 16,384 tokens in the KV cache. Peer: for each E, `brentq` for the
-    width that fills the memory and `minimize_scalar` over the widths below. Bound: the law in numpy at the answers.
-losses: a million predictions. Peer: the law's formula in numpy, as one writes it down. Bound: its two powers alone.
-budgets: the compute optimum of many budgets for 32 E. Peer: `minimize_scalar` over ln N, the median over a
-    part of the pairs times their number. Bound: the law in numpy at the answers.
-cold start: CPU seconds of a new process that imports and asks. Peer: one that imports `scipy.optimize` and asks
-    nothing. Bound: one that imports numpy. The last rows are the same question in the shell, whose bound is Python's
-    with the libraries that read its words and print its table, and --help, which imports all commands.
+    width that fills the memory and `minimize_scalar` over the widths below.
+losses: a million predictions. Peer: the law's formula in numpy, as one writes it down.
+budgets: the compute optimum of many budgets for 32 E. Peer: `minimize_scalar` over ln N.
+cold start: CPU seconds of a new process that imports and asks, from Python and in the shell.
 
 The peers' objectives are plain Python on floats, which is what scipy's scalar methods are fastest with. The answers
 are compared; a difference ends the benchmark with an error.
@@ -25,12 +22,13 @@ import sys
 import numpy as np
 from scipy.optimize import brentq, minimize_scalar
 
-from benchmarks.report import ROOT, Report, cpu_seconds_of_children, in_turns, parse, seconds
+from benchmarks.report import ROOT, Options, Report, benchmark, cpu_seconds_of_children, in_turns, seconds
 from scaling_law import JointLaw
 
 FLOPS, MEMORY, CONTEXT = 1e22, 80e9, 16_384
 EXPERTS = (1, 2, 4, 8, 16, 32)
 VOCABULARY = 50_257
+BOUND = "the law in numpy at the answers"
 LAW = JointLaw.published()
 ASK = "from scaling_law import JointLaw; JointLaw.published().optimal(1e22, memory=80e9, kv_tokens=16384)"
 SHELL = "scaling_law.commands.cli optimal --flops 1e22 --memory 80GB --kv-tokens 16k"
@@ -96,11 +94,10 @@ def table(report: Report, rounds: int) -> None:
     widths, losses = zip(*map(with_scipy, EXPERTS), strict=True)
     agree("loss of the table", [row.loss for row in answer.rows], losses, 1e-9)
     agree("width of the table", [row.d_model for row in answer.rows], widths, 1e-4)  # the loss is flat there
-    works = {"ours": ours, "peer": lambda: list(map(with_scipy, EXPERTS)), "bound": lambda: plain_loss(n, d, e)}
-    spent = in_turns(works, rounds)
+    peer = "minimize_scalar for each E"
+    works = {"ours": ours, peer: lambda: list(map(with_scipy, EXPERTS)), BOUND: lambda: plain_loss(n, d, e)}
     note = "with memory split, learning rate and range check"
-    peer, bound = ("minimize_scalar for each E", spent["peer"]), ("the law in numpy at the answers", spent["bound"])
-    report.add("table of 6 E within 80 GB", spent["ours"], "s", peer=peer, bound=bound, note=note)
+    report.add_of(in_turns(works, rounds), "table of 6 E within 80 GB", peer, BOUND, note=note)
 
 
 def losses(report: Report, count: int, rounds: int) -> None:
@@ -111,12 +108,10 @@ def losses(report: Report, count: int, rounds: int) -> None:
     agree("losses", LAW.loss(n, d, e), plain_loss(n, d, e), 1e-12)
     works = {
         "ours": lambda: LAW.loss(n, d, e),
-        "peer": lambda: plain_loss(n, d, e),
-        "bound": lambda: (n**mu, d**nu),
+        "the formula in numpy": lambda: plain_loss(n, d, e),
+        "its powers of N and D alone": lambda: (n**mu, d**nu),
     }
-    spent = in_turns(works, rounds)
-    peer, bound = ("the formula in numpy", spent["peer"]), ("its powers of N and D alone", spent["bound"])
-    report.add(f"{count:,} losses", spent["ours"], "s", peer=peer, bound=bound, note="ours checks its input")
+    report.add_of(in_turns(works, rounds), f"{count:,} losses", *list(works)[1:], note="ours checks its input")
 
 
 def budgets(report: Report, count: int, rounds: int) -> None:
@@ -128,19 +123,15 @@ def budgets(report: Report, count: int, rounds: int) -> None:
     def minimise(i: int, j: int) -> None:
         theirs.append(compute_optimum_with_scipy(flops[i], e[j]))
 
-    peer = statistics.median([seconds(lambda i=i, j=j: minimise(i, j)) for i, j in chosen])
+    one = statistics.median([seconds(lambda i=i, j=j: minimise(i, j)) for i, j in chosen])
     agree("losses of the budgets", [found.loss[i, j] for i, j in chosen], theirs, 1e-9)
     works = {
         "ours": lambda: LAW.compute_optimal(flops, e),
-        "bound": lambda: plain_loss(found.n_active, found.tokens, e),
+        BOUND: lambda: plain_loss(found.n_active, found.tokens, e),
     }
-    spent = in_turns(works, rounds)
-    scaled = peer * found.loss.size
-    bound = ("the law in numpy at the answers", spent["bound"])
+    spent = in_turns(works, rounds) | {"minimize_scalar": one * found.loss.size}
     note = f"peer: the median of {len(chosen)} pairs × {found.loss.size:,}"
-    report.add(
-        f"{count:,} budgets × 32 E", spent["ours"], "s", peer=("minimize_scalar", scaled), bound=bound, note=note
-    )
+    report.add_of(spent, f"{count:,} budgets × 32 E", "minimize_scalar", BOUND, note=note)
 
 
 def cold_start(report: Report, rounds: int) -> None:
@@ -148,36 +139,35 @@ def cold_start(report: Report, rounds: int) -> None:
         command = [sys.executable, *arguments]
         return lambda: subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
 
+    peer, bound, typer = "a process that imports scipy.optimize", "that imports numpy", "Python's, and typer and rich"
+    typer += " imported"
+    python, shell, usage = "cold start: import and ask", "cold start in the shell", "scaling-law --help"
     works = {
-        "ours": process("-c", ASK),
-        "peer": process("-c", "import scipy.optimize"),
-        "bound": process("-c", "import numpy"),
-        "shell": process("-m", *SHELL.split()),
-        "shell's bound": process("-c", f"import pydantic.fields, rich.table, typer; {ASK}"),
-        "help": process("-m", "scaling_law.commands.cli", "--help"),
+        python: process("-c", ASK),
+        peer: process("-c", "import scipy.optimize"),
+        bound: process("-c", "import numpy"),
+        shell: process("-m", *SHELL.split()),
+        typer: process("-c", f"import pydantic.fields, rich.table, typer; {ASK}"),
+        usage: process("-m", "scaling_law.commands.cli", "--help"),
     }
     spent = in_turns(works, rounds, cpu_seconds_of_children)
-    peer, bound = ("a process that imports scipy.optimize", spent["peer"]), ("that imports numpy", spent["bound"])
-    report.add("cold start: import and ask", spent["ours"], "s", peer=peer, bound=bound)
-    bound = ("Python's, and typer and rich imported", spent["shell's bound"])
-    report.add("cold start in the shell", spent["shell"], "s", peer=peer, bound=bound, note="scaling-law optimal …")
-    report.add("scaling-law --help", spent["help"], "s", peer=peer)
+    report.add_of(spent, python, peer, bound, ours=python)
+    report.add_of(spent, shell, peer, typer, ours=shell, note="scaling-law optimal …")
+    report.add_of(spent, usage, peer, ours=usage)
 
 
-def main() -> None:
-    options = parse(
-        __doc__,
-        ("--rounds", {"type": int, "default": 200, "help": "of the table; a tenth of it for the others"}),
-        ("--points", {"type": int, "default": 1_000_000}),
-        ("--budgets", {"type": int, "default": 1000}),
-        fast={"rounds": 20, "points": 100_000, "budgets": 100},
-    )
-    report = Report("query_speed", options)
+@benchmark(
+    {
+        "--rounds": (200, 20, "of the table; a tenth of it for the others"),
+        "--points": (1_000_000, 100_000),
+        "--budgets": (1000, 100),
+    }
+)
+def main(report: Report, options: Options) -> None:
     table(report, options.rounds)
     losses(report, options.points, max(3, options.rounds // 10))
     budgets(report, options.budgets, max(3, options.rounds // 10))
     cold_start(report, max(3, options.rounds // 20))
-    report.finish()
 
 
 if __name__ == "__main__":

@@ -4,48 +4,63 @@
     python -m benchmarks.throughput --step-law FOLDER      # or BENCH_STEP_LAW=FOLDER
 
 The grid of `training.throughput` is measured and fitted, then other shapes with other numbers of experts are measured
-in the same process. A row's measured time has the predicted one as its peer, so that its ratio is predicted over
-measured: 1 is perfect. FLOPs alone, fitted to the same grid, are the peer of the error. The time of a step is the
-least of a few. Step Law's folder holds moe_lr_bs_loss.csv of data/ of github.com/step-law/steplaw at 32a8f4cc5024 (no
-licence stated, so not shipped): iteration times of four MoE shapes on H800s, their number not stated: each shape
-is predicted from the other three. Batches of 512 sequences, where one shape was on fewer GPUs, are left out.
+in the same process. A row's measured time has the predicted one as its peer: a ratio of 1 is perfect. FLOPs alone,
+fitted to the same grid, are the peer of the error. The time of a step is the least of a few. Step Law's folder holds
+moe_lr_bs_loss.csv of data/ of github.com/step-law/steplaw at 32a8f4cc5024 (no licence stated, so not shipped):
+iteration times of four MoE shapes on H800s: each shape is predicted from the other three. Batches of 512 sequences,
+where one shape was on fewer GPUs, are left out.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import torch
 
-from benchmarks.report import Report, parse
-from benchmarks.step_times import step_law_steps
+from benchmarks.model_speed import DEVICE
+from benchmarks.report import Options, Report, benchmark
 from scaling_law.fitting.throughput import FITTED, fit_throughput
 from scaling_law.machine.memory import training_memory
 from scaling_law.machine.throughput import Measurement, Throughput
+from scaling_law.runs.rows import RunsError
+from scaling_law.runs.table import load_runs
+from scaling_law.size.architecture import Architecture
 from training.throughput import Grid, measure
 
-LARGEST_STEP_LAW = 256  # sequences
+STEP_LAW_LENGTH, LARGEST_STEP_LAW = 2048, 256  # tokens, sequences
+STEP_LAW_COLUMNS = {  # field of an architecture → column
+    **{name: name for name in ("d_model", "n_blocks", "n_heads", "vocab_size", "experts_per_token", "d_expert")},
+    **{"d_ff": "d_ff", "experts": "routed_experts", "d_shared": "sed", "dense_blocks": "numld"},
+}
+SECONDS = "average_iter_time"
 
 
-def grid(options: argparse.Namespace, shapes: list[str], experts: list[int]) -> Grid:
-    return Grid(
-        shapes=tuple(shapes),
-        experts=tuple(experts),
-        micro_batch_sequences=options.micro_batch,
-        sequence_length=options.length,
-        vocab_size=options.vocab,
-        precision=options.precision,
-        gradient_checkpointing=False,
-        compile=False,
-    )
+def step_law_steps(source: Any) -> list[Measurement]:
+    """The least iteration time of each shape and batch in Step Law's table of MoE runs, smallest batches first.
+
+    Times of one shape and batch lie in clusters, up to 3.6 times apart, as the runs were on different numbers of GPUs:
+    the least are as if on equally many. A step is taken to be one pass. RunsError for another table.
+    """
+    runs = load_runs(source, format="step_law", on_invalid="skip")
+    if missing := [name for name in (SECONDS, "batch", *STEP_LAW_COLUMNS.values()) if name not in runs]:
+        raise RunsError(f"{runs.source}: no column {missing[0]}; Step Law's MoE table has the times of its iterations")
+    fastest: dict[tuple[Architecture, int], float] = {}
+    for row in np.flatnonzero(runs[SECONDS] > 0):
+        counts: dict[str, Any] = {name: int(runs[column][row]) for name, column in STEP_LAW_COLUMNS.items()}
+        key = Architecture(shared_experts=1, **counts), int(runs["batch"][row])
+        fastest[key] = min(fastest.get(key, np.inf), float(runs[SECONDS][row]))
+    return [
+        Measurement(model, STEP_LAW_LENGTH, batch * STEP_LAW_LENGTH, batch * STEP_LAW_LENGTH, seconds)
+        for (model, batch), seconds in sorted(fastest.items(), key=lambda item: item[0][1])
+    ]
 
 
-def measured(options: argparse.Namespace, shapes: list[str], experts: list[int]) -> list[Measurement]:
-    chosen = grid(options, shapes, experts)
-    return [step for model in chosen.architectures() for step in measure(chosen, model, options.repeats)]
+def measured(options: Options, shapes: list[str], experts: list[int]) -> list[Measurement]:
+    """Steps of every shape with every number of experts."""
+    sizes = (options.micro_batch, options.length, options.vocab)
+    grid = Grid(tuple(shapes), tuple(experts), *sizes, options.precision, gradient_checkpointing=False, compile=False)
+    return [step for model in grid.architectures() for step in measure(grid, model, options.repeats)]
 
 
 def predicted(throughput: Throughput, step: Measurement) -> float:
@@ -58,64 +73,53 @@ def error(throughput: Throughput, steps: list[Measurement]) -> float:
     return 100 * float(np.sqrt(np.mean([np.log(predicted(throughput, m) / m.step_seconds) ** 2 for m in steps])))
 
 
-def add_memory(report: Report, options: argparse.Namespace, step: Measurement, name: str) -> None:
-    if step.memory_bytes is None:
-        return
-    batch = {"passes": 1, "precision": options.precision, "on_cpu": not torch.cuda.is_available()}
-    model = training_memory(step.architecture, options.micro_batch, options.length, **batch)
-    report.add(f"{name}: memory", step.memory_bytes / 1e6, "MB", peer=("predicted", model.total / 1e6))
+def add_step(report: Report, throughput: Throughput, step: Measurement) -> None:
+    """Rows of the time of a step and, where it was measured, of its memory."""
+    a, options = step.architecture, report.options
+    name = f"d_model {a.d_model}, {a.blocks} blocks, E = {a.experts}, {step.tokens_per_step:,} tokens"
+    report.add(name, step.step_seconds, "s", peer=("predicted", predicted(throughput, step)))
+    if step.memory_bytes is not None:
+        batch = {"passes": 1, "precision": options.precision, "on_cpu": DEVICE.type == "cpu"}
+        model = training_memory(a, options.micro_batch, options.length, **batch)
+        report.add(f"{name}: memory", step.memory_bytes / 1e6, "MB", peer=("predicted", model.total / 1e6))
 
 
-def main() -> None:
-    options = parse(
-        __doc__,
-        ("--step-law", {"type": Path, "default": os.environ.get("BENCH_STEP_LAW") or None}),
-        ("--shapes", {"nargs": "+", "default": ["64x2", "128x2", "128x6", "256x3"], "help": "of the fit"}),
-        ("--experts", {"nargs": "+", "type": int, "default": [1, 4, 16], "help": "of the fit"}),
-        ("--unseen", {"nargs": "+", "default": ["192x3", "128x4", "320x4"], "help": "shapes to predict"}),
-        ("--unseen-experts", {"nargs": "+", "type": int, "default": [1, 8]}),
-        ("--micro-batch", {"type": int, "default": 4, "help": "sequences"}),
-        ("--length", {"type": int, "default": 128}),
-        ("--vocab", {"type": int, "default": 4096}),
-        ("--precision", {"choices": ["fp32", "bf16"], "default": "fp32"}),
-        ("--repeats", {"type": int, "default": 4, "help": "steps of each batch, of which the fastest counts"}),
-        fast={
-            "shapes": ["64x1"],
-            "experts": [1, 2, 4],
-            "unseen": ["64x2"],
-            "unseen_experts": [2],
-            "micro_batch": 2,
-            "length": 32,
-            "vocab": 512,
-            "repeats": 1,
-        },
-    )
-    report = Report("throughput", options)
+def add_step_law(report: Report, folder: Path) -> None:
+    """A row of the error of steps on H800s."""
+    steps = step_law_steps(folder / "moe_lr_bs_loss.csv")
+    fewer = [step for step in steps if step.tokens_per_step <= LARGEST_STEP_LAW * step.sequence_length]
+    errors = [fit_throughput(fewer, "H800", "bf16", terms=t).error or 0 for t in (("steps", "flops"), ("flops",))]
+    name, alone = "Step Law's H800s, a shape left out: rms error of step times", ("FLOPs alone", 100 * errors[1])
+    report.add(name, 100 * errors[0], "%", peer=alone, note="steps and FLOPs")
+
+
+@benchmark(
+    {
+        "--step-law": (Path, None),
+        "--shapes": (["64x2", "128x2", "128x6", "256x3"], ["64x1"], "of the fit"),
+        "--experts": ([1, 4, 16], [1, 2, 4], "of the fit"),
+        "--unseen": (["192x3", "128x4", "320x4"], ["64x2"], "shapes to predict"),
+        "--unseen-experts": ([1, 8], [2]),
+        "--micro-batch": (4, 2, "sequences"),
+        "--length": (128, 32),
+        "--vocab": (4096, 512),
+        "--precision": ("fp32", "fp32", "fp32 or bf16"),
+        "--repeats": (4, 1, "steps of each batch, of which the fastest counts"),
+    }
+)
+def main(report: Report, options: Options) -> None:
     seen = measured(options, options.shapes, options.experts)
     unseen = measured(options, options.unseen, options.unseen_experts)
-    fits = {
-        name: fit_throughput(seen, "this machine", options.precision, terms=terms)
-        for name, terms in {"all": FITTED, "FLOPs alone": ("flops",)}.items()
-    }
+    fit, flops = (fit_throughput(seen, "this machine", options.precision, terms=t) for t in (FITTED, ("flops",)))
     for step in unseen:
-        a = step.architecture
-        name = f"d_model {a.d_model}, {a.blocks} blocks, E = {a.experts}, {step.tokens_per_step:,} tokens"
-        report.add(name, step.step_seconds, "s", peer=("predicted", predicted(fits["all"], step)))
-        add_memory(report, options, step, name)
+        add_step(report, fit, step)
     for name, steps in {"shapes not in the fit": unseen, "the fit's own shapes": seen}.items():
-        alone = error(fits["FLOPs alone"], steps)
-        report.add(f"{name}: rms error of step times", error(fits["all"], steps), "%", peer=("FLOPs alone", alone))
+        alone = ("FLOPs alone", error(flops, steps))
+        report.add(f"{name}: rms error of step times", error(fit, steps), "%", peer=alone)
     if options.step_law is None:
-        report.skip("needs Step Law's MoE table (BENCH_STEP_LAW=FOLDER), which is not shipped here")
+        report.skipped.append("needs Step Law's MoE table (BENCH_STEP_LAW=FOLDER), which is not shipped here")
     else:
-        steps = step_law_steps(options.step_law / "moe_lr_bs_loss.csv")
-        fewer = [step for step in steps if step.tokens_per_step <= LARGEST_STEP_LAW * step.sequence_length]
-        terms = {"FLOPs and steps": ("steps", "flops"), "FLOPs alone": ("flops",)}
-        misses = {name: fit_throughput(fewer, "H800", "bf16", terms=t).error or 0 for name, t in terms.items()}
-        alone = ("FLOPs alone", 100 * misses["FLOPs alone"])
-        name = "Step Law's H800s, a shape left out: rms error of step times"
-        report.add(name, 100 * misses["FLOPs and steps"], "%", peer=alone, note="steps and FLOPs")
-    report.finish()
+        add_step_law(report, options.step_law)
 
 
 if __name__ == "__main__":

@@ -2,14 +2,10 @@
 
     python -m benchmarks.tokenising --dataset FOLDER --tokenizer FOLDER
 
-Text per second of processor time, of all threads together. In each case text goes from parquet files to ids on disk,
-in this process, and the ids are compared.
-
-ours: `tokenise_groups`, with checksums and documents drawn across files.
-datasets: `Dataset.map` without processes, and packing with numpy.
-datatrove: its ParquetReader and DocumentTokenizer in a LocalPipelineExecutor of one worker, if it is installed
-    (`pip install datatrove`). Its files hold ids in the order of the input files.
-bound: `tokenizers` alone, on text that is in memory.
+Text per second of processor time, of all threads together, from parquet files to ids on disk, which are compared. Ours
+is `tokenise_groups`, with checksums and documents drawn across files. Peers are `Dataset.map` without processes and
+packing with numpy, and, if it is installed, datatrove's DocumentTokenizer in a LocalPipelineExecutor of one worker,
+which keeps the order of the files. Bound: `tokenizers` alone, on text that is in memory.
 """
 
 from __future__ import annotations
@@ -18,15 +14,15 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_PROGRESS_BARS="1", DATATROVE_COLORIZE_LOGS="0")
 
-import datasets
 import numpy as np
 
 from benchmarks.data_pipeline import SOURCE, corpus, map_and_pack
-from benchmarks.report import Report, parse
+from benchmarks.report import Options, Report, benchmark
 from training.data.cache import TokenCache, open_cache
 from training.data.filling import Share, tokenise_groups
 from training.data.text import TextSource
@@ -40,8 +36,7 @@ def by_groups(source: TextSource, cache: TokenCache) -> np.ndarray:
 
 
 def by_map(source: TextSource, tokenizer, path: Path) -> np.ndarray:
-    map_and_pack(source, tokenizer, path, processes=None)
-    return np.fromfile(path, dtype="<u2")
+    return np.fromfile(map_and_pack(source, tokenizer, path, processes=None), dtype="<u2")
 
 
 def by_datatrove(source: TextSource, tokenizer, folder: Path) -> np.ndarray:
@@ -70,13 +65,8 @@ def measured(work: Callable[[], np.ndarray]) -> tuple[float, np.ndarray]:
     return time.process_time() - began, np.bincount(ids)
 
 
-def main() -> None:
-    options = parse(
-        __doc__,
-        *SOURCE,
-        fast={"megabytes": 1.0},
-    )
-    datasets.disable_progress_bars()
+@benchmark(SOURCE)
+def main(report: Report, options: Options) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         dataset, tokenizer_folder = corpus(folder, options)
@@ -84,28 +74,23 @@ def main() -> None:
         texts = list(source.documents())
         encode, size = tokenizer.backend_tokenizer.encode_batch_fast, sum(len(text.encode()) for text in texts) / 1e6
         encode(texts[:1])  # its threads have started
-        report = Report("tokenising", options)
         peers = {
-            "datasets.map and numpy": lambda: by_map(source, tokenizer, folder / "map.bin"),
-            "datatrove": lambda: by_datatrove(source, tokenizer, folder / "datatrove"),
+            "datasets.map and numpy": partial(by_map, source, tokenizer, folder / "map.bin"),
+            "datatrove": partial(by_datatrove, source, tokenizer, folder / "datatrove"),
         }
         cache = open_cache(source, tokenizer, folder / "ours")
         ours, expected = measured(lambda: by_groups(source, cache))
         least, _ = measured(lambda: np.array([len(encode(texts[i : i + 256])) for i in range(0, len(texts), 256)]))
+        title, bound = f"{size:.1f} MB of text, {len(cache):,} tokens, per core", ("tokenizers alone", size / least)
         for name, work in peers.items():
             try:
                 theirs, found = measured(work)
             except ImportError:
-                report.skip(f"{name}: it is not installed")
+                report.skipped.append(f"{name}: it is not installed")
                 continue
             if not np.array_equal(found, expected):
                 raise SystemExit(f"the ids differ from those of {name}")
-            title, bound = (
-                f"{size:.1f} MB of text, {len(cache):,} tokens, per core",
-                ("tokenizers alone", size / least),
-            )
-            report.add(title, size / ours, "MB/s", peer=(name, size / theirs), bound=bound)
-        report.finish()
+            report.add(title, size / ours, "MB/s", (name, size / theirs), bound)
 
 
 if __name__ == "__main__":

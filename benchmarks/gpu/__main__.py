@@ -3,75 +3,62 @@
 from __future__ import annotations
 
 import argparse
-import itertools
-import json
 import sys
 import time
 from collections.abc import Iterator
-from operator import itemgetter
+from functools import partial
 from pathlib import Path
 
 import benchmarks.gpu
-from benchmarks.gpu import kit, page
+from benchmarks import render
+from benchmarks.gpu import kit
 from benchmarks.gpu.cases import CASE_SECONDS, PARTS, Case, cases, first
 from benchmarks.gpu.measure import MEASURES
-from benchmarks.report import ROOT
+from benchmarks.report import ROOT, gpus, parser_of
 from hub.base import atomic
-
-RESULTS, WORK = ROOT / "benchmarks" / "results" / "gpu", ROOT / "build" / "gpu"
-SMOKE = ROOT / "build" / "gpu-smoke"
+from hub.base.errors import InputError
 
 
 def options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gpu",
-        description=benchmarks.gpu.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of(benchmarks.gpu.__doc__)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"first, {', '.join(PARTS)}; default: all")
     parser.add_argument("--limit", type=float, default=float("inf"), help="seconds for this call")
     parser.add_argument("--data", type=Path, help="text for the sweep; default: this machine's documentation")
     parser.add_argument("--results", type=Path, help="folder of the results")
     parser.add_argument("--retry", action="store_true", help="run again what failed")
-    parser.add_argument("--smoke", action="store_true", help="tiny shapes; a failure is exit status 1")
-    parser.add_argument("--list", action="store_true", help="only say what would be run")
+    parser.add_argument("--smoke", action="store_true", help="tiny shapes, also on a CPU; a failure is exit status 1")
+    parser.add_argument("--list", action="store_true", help="only list what would be run")
     return parser.parse_args()
 
 
 def chosen(parts: list[str], smoke: bool) -> Iterator[tuple[str, list[Case]]]:
     """Cases by part, in the order in which they are run: of all parts, those of the first quarter of an hour first."""
     for part in parts or ("first", *PARTS):
-        listed = first(smoke) if part == "first" else [(part, case) for case in cases(part, smoke)]
-        for name, group in itertools.groupby(listed, key=itemgetter(0)):
-            yield name, [case for _, case in group]
+        yield from first(smoke) if part == "first" else [(part, cases(part, smoke))]
 
 
 def main() -> int:
-    given = options()
-    groups = list(chosen(given.parts, given.smoke))
-    folder = given.results or (SMOKE / "results" if given.smoke else RESULTS)
-    work, to = (SMOKE / "work", SMOKE / "benchmarks.md") if given.smoke else (WORK, page.PAGE)
+    given, started = options(), time.monotonic()
+    groups, build = list(chosen(given.parts, given.smoke)), ROOT / "build" / ("gpu-smoke" if given.smoke else "gpu")
+    folder = given.results or (build / "results" if given.smoke else render.RESULTS / "gpu")
+    work, page = build / "work" if given.smoke else build, build / "benchmarks.md" if given.smoke else render.PAGE
+    if given.list:
+        for part, listed in groups:
+            found = kit.Results.open(folder, part).cases
+            for case in listed:
+                print(f"{part}: {case.name}: {found.get(case.name, {}).get('status', 'waiting')}")
+        return 0
+    if gpus() == "none" and not given.smoke:
+        raise InputError("torch finds no GPU here; --smoke runs tiny shapes on a CPU")
     work.mkdir(parents=True, exist_ok=True)
     if given.data is not None:
-        atomic.write_bytes(work / "data.json", json.dumps({"data": str(given.data.absolute())}).encode())
-    ends, failed = time.monotonic() + given.limit, 0
-    processes = kit.processes(preload="benchmarks.gpu.measure")
+        atomic.write_json(work / "data.json", {"data": str(given.data.absolute())})
+    processes, write_page = kit.processes(preload="benchmarks.gpu.measure"), partial(render.write, page, gpu=folder)
+    call, failed = kit.Kit(folder, work, processes, started + given.limit, given.retry, write_page), 0
     for part, listed in groups:
-        results = kit.Results.open(folder, part)
-        if given.list:
-            for case in listed:
-                print(f"{part}: {case.name}: {results.cases.get(case.name, {}).get('status', 'waiting')}")
-            continue
-        clock = kit.Clock(ends, min(given.limit, CASE_SECONDS[part]))
-
-        def write_page() -> None:
-            atomic.write_bytes(to, page.page(folder).encode())
-
-        failed += kit.run(listed, MEASURES[part], results, work, clock, processes, given.retry, write_page)[0]
-    left = {
-        (part, case.name) for part, listed in groups for case in listed if not kit.Results.open(folder, part).has(case)
-    }
-    if left and not given.list:
+        failed += call.run(part, listed, MEASURES[part], CASE_SECONDS[part])[0]
+    left = {(part, c.name) for part, listed in groups for c in listed if not kit.Results.open(folder, part).has(c)}
+    if left:
         print(f"{len(left)} cases are left: the same command goes on with them")
     return 1 if given.smoke and (failed or left) else 0
 

@@ -1,19 +1,20 @@
 """Runs cases one after the other, each in a process of its own, and keeps every result at once.
 
-A case that fails, whether it raises, runs out of memory or dies, is kept with its reason in one line, and the next one
-is started. One that has a result for its options is not run again. So a part can be stopped at any time, and goes on.
+A case that fails, whether it raises, runs out of memory, dies or does not end, is kept with its reason in one line and
+with what it had measured before, and the next one is started. One that has a result for its options is not run again.
+So a part can be stopped at any time, and goes on.
 """
 
 from __future__ import annotations
 
-import datetime
 import json
 import multiprocessing
 import os
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,11 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.cases import Case, Options
-from benchmarks.report import commit, gpus, machine, versions
-from hub.base import atomic
-from hub.base.errors import InputError
+from benchmarks.report import gpus, machine, stamp, versions, write_result
 
-Measure = Callable[[Options, Path], dict[str, Any]]
-STOP_SECONDS = 60  # for a training run to save its checkpoint
+Keep = Callable[..., None]  # takes named results, each as soon as it is measured
+Measure = Callable[[Options, Path, Keep], None]
+STOP_SECONDS = 45  # for a training run to save its checkpoint
 LONGEST_REASON = 300
 
 
@@ -36,22 +36,18 @@ class Skipped(RuntimeError):
 
 @dataclass
 class Results:
-    """The results of one part in one file, `<folder>/<part>.json`, of one machine."""
+    """The results of one part on one kind of GPU, in a file of their own: `<folder>/<part>-<GPU>.json`."""
 
+    part: str
     path: Path
     cases: dict[str, dict[str, Any]]
 
     @classmethod
     def open(cls, folder: Path, part: str) -> Results:
-        """Those there are. ValueError if they are of another machine."""
-        path = folder / f"{part}.json"
-        if not path.exists():
-            return cls(path, {})
-        found = json.loads(path.read_text(encoding="utf-8"))
-        there, here = ({name: of[name] for name in ("cpu", "gpu")} for of in (found["machine"], machine()))
-        if there != here:
-            raise InputError(f"{path} holds results of {there}, this machine is {here}; give another --results")
-        return cls(path, found["cases"])
+        """Those that this machine's GPU has."""
+        path = folder / f"{part}-{re.sub('[^a-z0-9]+', '-', gpus().lower())}.json"
+        cases = json.loads(path.read_text(encoding="utf-8"))["cases"] if path.exists() else {}
+        return cls(part, path, cases)
 
     def has(self, case: Case, retry: bool = False) -> bool:
         """Whether the case has a result for its options; with `retry`, only what was measured is one."""
@@ -60,23 +56,9 @@ class Results:
 
     def keep(self, case: Case, found: dict[str, Any]) -> None:
         """Write down one more."""
-        date = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
-        self.cases[case.name] = {"options": case.options, **found, "date": date, "commit": commit()}
-        part = {"part": self.path.stem, "machine": machine(), "versions": versions(), "cases": self.cases}
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        atomic.write_bytes(self.path, (json.dumps(part, indent=1, ensure_ascii=False) + "\n").encode())
-
-
-@dataclass(frozen=True)
-class Clock:
-    """When a call ends, by `time.monotonic`, and the seconds that one case may take."""
-
-    ends: float
-    case_seconds: float
-
-    @property
-    def left(self) -> float:
-        return self.ends - time.monotonic()
+        self.cases[case.name] = {"options": case.options, **found, "cpu": machine()["cpu"], **stamp()}
+        part = {"part": self.part, "machine": machine(), "versions": versions(), "cases": self.cases}
+        write_result(self.path, part)
 
 
 def processes(preload: str) -> BaseContext:
@@ -99,62 +81,72 @@ def _use_the_gpu() -> None:
     torch.zeros(1, device="cuda")
 
 
-def run(
-    cases: Sequence[Case],
-    measure: Measure,
-    results: Results,
-    work: Path,
-    clock: Clock,
-    processes: BaseContext,
-    retry: bool = False,
-    kept: Callable[[], object] = lambda: None,
-) -> tuple[int, int]:
-    """Run what has no result yet, until the clock ends; returns how many of the cases failed now and are left.
+@dataclass(frozen=True)
+class Kit:
+    """One call of the kit: its folders, how it starts processes, and when it ends, by `time.monotonic`.
 
-    `kept` is called after each result.
+    `retry` runs again what failed. `kept` is called after each result; an error of its own is printed.
     """
-    waiting, failed = [case for case in cases if not results.has(case, retry)], 0
-    while waiting and clock.left > 0:
-        case = waiting.pop(0)
-        print(f"{results.path.stem}: {case.name} ...", flush=True)
-        found = run_one(case, measure, work, clock, processes)
-        if found is None:
-            waiting.insert(0, case)
-            print("  stopped: no time left for it in this call", flush=True)
-            break
-        results.keep(case, found)
-        kept()
-        failed += found["status"] == "failed"
-        print(f"  {found['status']} in {found['seconds']:.0f} s {found.get('reason', '')}".rstrip(), flush=True)
-    return failed, len(waiting)
 
+    folder: Path
+    work: Path
+    processes: BaseContext
+    ends: float
+    retry: bool = False
+    kept: Callable[[], object] = lambda: None
 
-def run_one(case: Case, measure: Measure, work: Path, clock: Clock, processes: BaseContext) -> dict[str, Any] | None:
-    """The result of one case, or None if this call ended before the time that a case may take."""
-    receiver, sender = processes.Pipe(duplex=False)
-    process = processes.Process(target=_child, args=(measure, case.options, work, sender))
-    started, allowed = time.monotonic(), min(clock.left, clock.case_seconds)
-    process.start()
-    sender.close()
-    there = receiver.poll(allowed)  # also where the process died: then there is nothing to read
-    try:
-        found = receiver.recv() if there else {}
-    except EOFError:
-        process.join()
-        found = {"status": "failed", "reason": died(process.exitcode or 0)}
-    if not there:
-        process.terminate()
-        if allowed >= clock.case_seconds:
-            found = {"status": "failed", "reason": f"took longer than {clock.case_seconds:.0f} s"}
-    process.join(STOP_SECONDS)
-    process.kill()
-    process.join()
-    return found | {"seconds": round(time.monotonic() - started, 1)} if found else None
+    def run(self, part: str, cases: Sequence[Case], measure: Measure, case_seconds: float) -> tuple[int, int]:
+        """Run what has no result yet, until the call ends; returns how many of the cases failed now and are left."""
+        results = Results.open(self.folder, part)
+        waiting, failed = [case for case in cases if not results.has(case, self.retry)], 0
+        while waiting and (left := self.ends - time.monotonic()) > 0:
+            case, allowed = waiting[0], min(left, case_seconds)
+            print(f"{part}: {case.name} ...", flush=True)
+            found = self._run_one(case, measure, allowed)
+            if found["status"] == "late" and allowed < case_seconds:
+                print("  stopped: no time left for it in this call", flush=True)
+                break
+            if found["status"] == "late":
+                found |= {"status": "failed", "reason": f"took longer than {allowed:.0f} s"}
+            del waiting[0]
+            results.keep(case, found)
+            failed += found["status"] == "failed"
+            print(f"  {found['status']} in {found['seconds']:.0f} s {found.get('reason', '')}".rstrip(), flush=True)
+            try:
+                self.kept()
+            except Exception as error:  # a page that cannot be written costs no measurement
+                print(f"  the page was not written: {one_line(error)}", flush=True)
+        return failed, len(waiting)
 
-
-def died(exit_code: int) -> str:
-    """Why a process ended that reported nothing."""
-    return f"its process was ended by signal {-exit_code}" if exit_code < 0 else f"its process exited with {exit_code}"
+    def _run_one(self, case: Case, measure: Measure, seconds: float) -> dict[str, Any]:
+        """The outcome of one case in a process of its own, whose status is "late" if it did not end in time."""
+        receiver, sender = self.processes.Pipe(duplex=False)
+        process = self.processes.Process(target=_child, args=(measure, case.options, self.work, sender))
+        started, result, outcome = time.monotonic(), dict[str, Any](), dict[str, Any]()
+        process.start()
+        sender.close()
+        try:
+            while not outcome:
+                # Also for its end: what it started may outlive it, and hold its side of the pipe.
+                ready = wait([receiver, process.sentinel], max(0.0, started + seconds - time.monotonic()))
+                if not ready:
+                    process.terminate()
+                    outcome = {"status": "late"}
+                elif receiver in ready:
+                    outcome, more = receiver.recv()
+                    result |= more
+                else:
+                    break
+        except EOFError:  # it died
+            pass
+        process.join(STOP_SECONDS)
+        process.kill()
+        process.join(STOP_SECONDS)  # not for ever: one that waits for a device that hangs cannot be ended
+        if not outcome:
+            code = process.exitcode or 0
+            reason = f"its process was ended by signal {-code}" if code < 0 else f"its process exited with {code}"
+            outcome = {"status": "failed", "reason": reason}
+        return outcome | {"result": result, "seconds": round(time.monotonic() - started, 1)}
 
 
 def one_line(error: BaseException) -> str:
@@ -163,10 +155,12 @@ def one_line(error: BaseException) -> str:
     return text if len(text) <= LONGEST_REASON else text[:LONGEST_REASON] + "…"
 
 
-def _child(measure: Measure, options: Options, work: Path, outcome: Connection) -> None:
+def _child(measure: Measure, options: Options, work: Path, sender: Connection) -> None:
     try:
-        outcome.send({"status": "measured", "result": measure(options, work)})
+        measure(options, work, lambda **more: sender.send(({}, more)))
+        outcome = {"status": "measured"}
     except Skipped as error:
-        outcome.send({"status": "skipped", "reason": one_line(error).partition(": ")[2]})
+        outcome = {"status": "skipped", "reason": str(error)}
     except Exception as error:  # whatever a kernel or a library raises
-        outcome.send({"status": "failed", "reason": one_line(error)})
+        outcome = {"status": "failed", "reason": one_line(error)}
+    sender.send((outcome, {}))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.step_times import step_law_steps
+from benchmarks.throughput import step_law_steps
 from scaling_law.runs.rows import RunsError
 from tests.scaling_law.runs.test_readers import DENSE, MOE, step_law_moe, write
 
@@ -17,13 +17,8 @@ def timed(shape, batch, rate, seconds):
 
 def test_the_fastest_of_each_shape_and_batch_is_read(tmp_path):
     few, many = (1, 8, 3528, 3528), (1, 89, 352, 352)
-    rows = [
-        timed(few, 64, 0.0003, 0.71),
-        timed(few, 64, 0.0006, 0.55),
-        timed(few, 32, 0.0003, 0.45),
-        timed(many, 64, 0.0003, 0.43),
-        timed(many, 64, 0.0006, ""),
-    ]
+    rows = [timed(few, *row) for row in ((64, 0.0003, 0.71), (64, 0.0006, 0.55), (32, 0.0003, 0.45))]
+    rows += [timed(many, 64, *row) for row in ((0.0003, 0.43), (0.0006, ""))]
     steps = step_law_steps(write(tmp_path / "moe.csv", MOE, *rows))
     found = [(m.architecture.experts, m.tokens_per_step // 2048, m.step_seconds) for m in steps]
     assert found == [(8, 32, 0.45), (8, 64, 0.55), (89, 64, 0.43)]
