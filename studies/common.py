@@ -109,7 +109,8 @@ def read_csv(path: Path, kind: type[T]) -> list[T]:
 def gather(sources: Iterable[str | Path], target: Path, kept: Callable[[RunRecord], bool] = lambda _: True) -> Path:
     """Add the records of all sources (files, or folders of run.json) that are `kept` to a runs.jsonl, each once.
 
-    Records that are there keep their bytes. RecordError for two records of one run_id that differ.
+    Records that are there keep their bytes. RecordError for two records of one run_id that differ, and for losses on
+    different texts.
     """
     lines = target.read_text(encoding="utf-8").splitlines() if target.exists() else []
     there = {json.loads(line)["run_id"]: line for line in lines}
@@ -118,10 +119,18 @@ def gather(sources: Iterable[str | Path], target: Path, kept: Callable[[RunRecor
         for record in filter(kept, hub.load_records(source)):
             if (first := records.setdefault(record.run_id, record)) != record:
                 raise RecordError(f"{source}: {record.run_id}: another run of this run_id has loss {first.eval_loss}")
+    check_texts(records.values())
     ordered = sorted(records.values(), key=lambda r: (r.d_model, r.experts, r.sweep, r.tokens, r.seed or 0, r.run_id))
     texts = (there.get(record.run_id) or record.to_json() for record in ordered)
     atomic.write_bytes(target, "".join(f"{text}\n" for text in texts).encode())
     return target
+
+
+def check_texts(records: Iterable[RunRecord]) -> None:
+    """RecordError if losses are of different texts or tokenizers."""
+    texts = {(r.dataset.fingerprint, r.tokenizer.fingerprint, r.eval_tokens) for r in records}
+    if len(texts) > 1:
+        raise RecordError(f"losses on {len(texts)} different texts cannot be compared: {sorted(map(str, texts))}")
 
 
 def write_once(path: Path, format: str, fields: Mapping[str, Any]) -> Path:

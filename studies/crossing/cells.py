@@ -176,7 +176,7 @@ def _gap(cells: Cells, d: int, e: int) -> Gap:
     (mean, dense), (one, two) = map(cells.means, pair), map(cells.covariance, pair)
     error = np.sqrt(np.diag(one) + np.diag(two))[both]
     draws = np.full((1, both.sum()), np.nan)
-    if np.isfinite(error).all():
+    if both.any() and np.isfinite(error).all():
         draws = (cells.drawn(pair[0]) - cells.drawn(pair[1]))[:, both]
     gap = (mean - dense)[both]
     return Gap(d, cells.n_active[d], e, cells.tokens[both], seeds[both].astype(float), gap, error, draws)

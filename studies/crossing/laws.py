@@ -35,7 +35,7 @@ from scaling_law import (
 from scaling_law.fitting import finite
 from scaling_law.forecasting import ledger
 from scaling_law.planning import drawn_break_even
-from studies.common import LEVEL, FloatArray, Value, rms, write_once
+from studies.common import LEVEL, FloatArray, Value, check_texts, rms, write_once
 from studies.crossing.cells import BEYOND, Cells, Gap, gaps_of, ratio_of, with_precision
 from studies.crossing.records import (
     BLOCKS,
@@ -44,7 +44,6 @@ from studies.crossing.records import (
     VOCABULARY,
     WIDTHS,
     Sweep,
-    check_texts,
     nominal,
     read_sweep,
 )

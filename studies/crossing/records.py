@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +22,7 @@ import hub  # lazy
 from hub import RecordError, RunRecord
 from hub.base.units import format_count
 from scaling_law import Runs, load_runs
+from studies.common import check_texts
 
 WIDTHS, EXPERTS = (32, 48, 64, 96, 128), (1, 2, 4, 8, 16)  # of the sweep; others are predicted, never fitted
 TOKENS = (1e6, 2e6, 4e6, 8e6, 16e6, 32e6)
@@ -84,13 +85,6 @@ def read_sweep(records: str | Path | Sequence[RunRecord]) -> Sweep:
     left_out["of another learning rate"] = int((~tuned).sum())
     left_out["trained twice"] = len(sound) - len(distinct)
     return Sweep(runs.subset(tuned), rates, {reason: count for reason, count in left_out.items() if count})
-
-
-def check_texts(records: Iterable[RunRecord]) -> None:
-    """RecordError if losses are of different texts or tokenizers."""
-    texts = {(r.dataset.fingerprint, r.tokenizer.fingerprint, r.eval_tokens) for r in records}
-    if len(texts) > 1:
-        raise RecordError(f"losses on {len(texts)} different texts cannot be compared: {sorted(map(str, texts))}")
 
 
 def nominal(tokens: float) -> float:

@@ -19,8 +19,8 @@ from hub import RecordError, RunRecord
 from scaling_law import Architecture, Law, PublishedLaw, laws
 from scaling_law.formulas import EfficiencyLeverage
 from scaling_law.law.describe import unknown_parts
-from studies.common import LEVEL, FloatArray, pooled_covariance
-from studies.crossing.records import BLOCKS, HEAD, VOCABULARY, check_texts, nominal, read_sweep
+from studies.common import LEVEL, FloatArray, check_texts, pooled_covariance
+from studies.crossing.records import BLOCKS, HEAD, VOCABULARY, nominal, read_sweep
 
 D_MODEL, WIDTH = 32, 3 * 32  # of the feed-forward that is active
 TOKENS = (1e6, 2e6, 4e6)
