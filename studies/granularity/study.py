@@ -102,14 +102,6 @@ def predict(asked: Sequence[str]) -> list[Path]:
 # ------------------------------------------------------------------ blocks
 
 
-def contenders(r: Results) -> Iterator[Part]:
-    yield "model", "class", "N_act", "N_total", "experts", "of them active", "shared", "width of each", "compared with"
-    for c in ALL.values():
-        a = c.architecture
-        sizes = f"{a.n_active:,}", f"{a.n_total:,}", a.experts, a.experts_per_token, a.shared_experts, a.d_expert
-        yield c.name, c.model_type or "switch_moe", *sizes, c.against or UNKNOWN
-
-
 def predicted(r: Results) -> Iterator[Part]:
     yield "model", "compared with", *r.laws
     for c in CONTENDERS:
@@ -206,4 +198,4 @@ CLAIMS = {  # at the shortest and the longest D
     "of all laws the joint one alone has dense models ahead": joint_law_alone,
     "Krajewski et al. at E = 16 are right wherever they can say": lambda r: len({*r.within("krajewski_e16")}) == 1,
 }
-PAGE = Page(read, blocks=(contenders, predicted, measured, verdicts), figures=(granularity,), claims=CLAIMS)
+PAGE = Page(read, blocks=(predicted, measured, verdicts), figures=(granularity,), claims=CLAIMS)

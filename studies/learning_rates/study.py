@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from hub.base import strict_json
-from hub.base.units import format_count
 from scaling_law import LearningRateLaw, fit_learning_rate
 from scaling_law.formulas.learning_rate import PUBLIC_FILE
 from studies.common import FloatArray, Page, Part, rounded
@@ -138,14 +137,6 @@ def folds(r: Results) -> Iterator[Part]:
         yield f"{one.name} ({one.what})", row["models"], *errors, *regrets, f"{row['held']:.0%}"
 
 
-def sources(r: Results) -> Iterator[Part]:
-    yield "set", "lab", "models", "best rates", "N", "E", "D", "batch", "from", "licence"
-    ends = {m.name: ["…".join(map(format_count, dict.fromkeys(pair))) for pair in m.ranges] for m in r.members}
-    for one in SETS:
-        row = r.folds[one.name]
-        yield one.name, one.lab, row["models"], row["rates"], *ends.get(one.name, [""] * 4), one.place, one.licence
-
-
 def values(r: Results) -> dict[str, str]:
     """The numbers in the page's sentences."""
     p, adamw = r.population, [r.folds[one.name] for one in SETS if one.member and one.level < OTHER_OPTIMIZER]
@@ -192,4 +183,4 @@ def _fewer(r: Results, method: str, other: str) -> int:
     return sum(row["regret"][method] < row["regret"][other] for row in r.folds.values() if row["regret"])
 
 
-PAGE = Page(read_results, blocks=(exponents, folds, sources), values=values, claims=CLAIMS)
+PAGE = Page(read_results, blocks=(exponents, folds), values=values, claims=CLAIMS)
