@@ -101,10 +101,6 @@ def _fitted(runs: Runs, start: Law) -> Law | None:
     return fit(runs, "joint", huber_delta=HUBER, prior=JointLaw.published(), starts=[start]).law if len(runs) else None
 
 
-def _longest(sweep: Sweep) -> list[Logged]:
-    return [*{one.trunk: one for one in sorted(sweep.logged, key=lambda one: one.curve.horizon)}.values()]
-
-
 # ------------------------------------------------------------------ the page
 
 
@@ -162,7 +158,8 @@ def live_errors(r: Results) -> Any:
     of_law = {share: law_error(many) for share in SHARES if (many := r.at(TRUNK, share))}
     left.plot([*of_law], [*of_law.values()], "k--", label="law, without the trunk")
     left.set(xlabel="share of tokens seen", ylabel="RMSE (nats per byte)", ylim=(0, None))
-    (sweep, one) = next((s, o) for s in r.sweeps for o in _longest(s) if o.trunk == SHOWN)
+    (sweep,) = (sweep for sweep in r.sweeps if sweep.name == "crossing")
+    one = max((one for one in sweep.logged if one.trunk == SHOWN), key=lambda one: one.curve.horizon)
     law, peers = _without(sweep, one, JointLaw.published(), TRUNK)
     said = [e for share in np.linspace(0.1, 1.0, 91) if (e := LiveForecast(peers, law).of(one.curve.until(share)))]
     at, band = np.array([e.share for e in said]), np.array([e.interval() for e in said]).T
