@@ -12,7 +12,10 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import sys
 from pathlib import Path
+
+from hub.base.errors import InputError
 
 STUDIES = Path(__file__).parent
 PAGES = STUDIES.parent / "docs" / "studies"
@@ -39,4 +42,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (InputError, FileExistsError, FileNotFoundError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None

@@ -4,10 +4,11 @@
     python -m studies.forecasts experts
 
 FOLDER holds the public tables under their own names, anywhere below it; `sets.py` says where they are from, and every
-table that is missing is named. `prior` writes scaling_law/fitting/population.json, `stack`
-scaling_law/forecasting/defaults.json, `accuracy`, from one of the tables alone, scaling_law/formulas/accuracy.json and
-its section of the page. `experts` needs no table: from the points of studies/evidence it derives the terms of E in
-population.json and their section of the page; `prior` does so, too, but for the page.
+table that is missing is named: the page leaves its sets out, `prior` and `stack` refuse. `prior` writes
+scaling_law/fitting/population.json, `stack` scaling_law/forecasting/defaults.json, `accuracy`, from one of the tables
+alone, scaling_law/formulas/accuracy.json and its section of the page. `experts` needs no table: from the points of
+studies/evidence it derives the terms of E in population.json and their section of the page; `prior` does so, too, but
+for the page.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def main() -> None:
     else:
         tables, missing = read_sets(options.data)
         print(*missing, sep="\n", file=sys.stderr)
-        if not tables:
+        if not tables or (missing and options.what != "page"):  # what ships is of all sets
             raise SystemExit(2)
         if options.what == "prior":
             written = [population.write_population(tables)]
