@@ -1,51 +1,46 @@
 """docs/studies/granularity.md: what laws say of each comparison, and differences of paired runs."""
 
 import math
-import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+import hub
 from hub import RecordError
 from scaling_law import Architecture, published
 from scaling_law.size.model_sections import model_section
-from studies.granularity import study
+from studies.crossing.records import nominal
+from studies.granularity import models, study
 from studies.granularity.models import ALL, DENSE, EIGHTHS, EITHER, HALVES, Measures, predictions, read_measures
-from tests.studies.test_crossing import record
 
-NOMINAL = {999_424: 1e6, 1_998_848: 2e6, 3_999_744: 4e6}
+OWN, OF_THE_CROSSING = hub.load_records(study.RECORDS), hub.load_records(study.CROSSING)
 
 
-def of(name, tokens=999_424, seed=0, loss=1.5, rate=None, **changes):
-    """A record of a contender."""
-    c = ALL[name]
-    a, fine = c.architecture, {}
-    if c.model_type is not None:
-        asked = a.variables()
-        names = ("experts_per_token", "d_expert", "shared_experts", "granularity", "density", "activation_ratio")
-        fine = {n: asked[n] for n in (*names, "shared_ratio", "n_active_non_embedding", "n_total_non_embedding")}
-        fine |= {"model_type": c.model_type, "dense_blocks": 0, "experts_equivalent": a.experts_equivalent}
-    optimizer = record().to_dict()["optimizer"] | {"name": c.optimizer}
-    if c.optimizer == "muon":
-        optimizer |= {"muon_learning_rate": rate or 0.0065}
-    fields = {"n_active": a.n_active, "n_total": a.n_total, "optimizer": optimizer} | fine | changes
-    sweep = changes.get("sweep", "granularity")
-    fields["run_id"] = re.sub(r"[^A-Za-z0-9.]+", "-", f"{sweep}-{name}-{rate}-{tokens}-{seed}")
-    return record(32, a.experts, tokens, seed, rate or 0.0065, loss, **({"sweep": sweep} | fields))
+def of(name, seed=0, loss=1.5, sweep="granularity", **changes):
+    """A record of a contender at 1M, but for this."""
+    one = next(r for r in OWN if models._contender_of(r).name == name and nominal(r.tokens) == 1e6)
+    run_id = f"{sweep}-{one.run_id[-8:]}-{seed}"
+    return one.model_copy(update={"seed": seed, "eval_loss": loss, "sweep": sweep, "run_id": run_id} | changes)
 
 
 @pytest.fixture
 def measured(tmp_path):
-    """Measures of these records beside those of the crossing, which have losses of 1.5."""
+    """Measures of these records beside those of two seeds of the crossing, which have losses of 1.5."""
+    ours = [
+        one.model_copy(update={"eval_loss": 1.5})
+        for one in OF_THE_CROSSING
+        if one.d_model == 32
+        and one.sweep == "crossing"
+        and one.seed in (0, 1)
+        and nominal(one.tokens) in models.TOKENS
+    ]
 
     def read(*records):
-        own, crossing = tmp_path / "own.jsonl", tmp_path / "crossing.jsonl"
-        own.write_text("".join(f"{one.to_json()}\n" for one in records))
-        ours = [record(32, e, t, s, rate, sweep="crossing") for e, rate in ((1, 0.009), (8, 0.0065))
-                for t in NOMINAL for s in (0, 1)]  # fmt: skip
-        crossing.write_text("".join(f"{one.to_json()}\n" for one in ours))
-        return read_measures(own, crossing)
+        files = {tmp_path / "own.jsonl": records, tmp_path / "crossing.jsonl": ours}
+        for file, kept in files.items():
+            file.write_text("".join(f"{one.to_json()}\n" for one in kept))
+        return read_measures(*files)
 
     return read
 
@@ -117,7 +112,7 @@ def test_differences_are_of_pairs_of_one_seed(measured):
 
 
 def test_a_grid_is_apart_from_the_runs_that_count(measured):
-    main, other = of("8, top-1, Muon", loss=1.4), of("8, top-1, Muon", rate=0.013, loss=1.3, sweep="granularity-rates")
+    main, other = of("8, top-1, Muon", loss=1.4), of("8, top-1, Muon", loss=1.3, sweep="granularity-rates")
     losses = measured(main, other).losses["8, top-1, Muon"]
     np.testing.assert_array_equal(losses, [[1.4, np.nan, np.nan], 3 * [np.nan]])
 
