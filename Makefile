@@ -12,15 +12,10 @@
 # make resolve       check that all extras install together under constraints.txt (nothing is installed)
 # make dist          the wheel and the sdist in dist/, checked and tried in a fresh environment
 # make check-all     all of these, with demo FAST=1
-# make studies       every page of docs/studies again, from its records: crossing, evidence, granularity, hours, live, …
-# make models        docs/studies/models.md again, from scaling_law/explorer/models.json
-# make evidence      docs/studies/evidence.md again, from its points; DATA=folder: these first, from other labs' tables
-# make crossing      docs/studies/crossing.md again, from its records; RUNS="folder …": these first, from runs;
-#                    PREDICT="d_model:E …": first what is expected of models that were not trained yet, once
-# make hours         docs/studies/hours.md again, from its rows; RUNS=table.csv: these and the library's rates first
-# make learning_rates  docs/studies/learning_rates.md and the library's laws again; DATA=folder: from public tables
-# make granularity   docs/studies/granularity.md again, from its records and the crossing's; RUNS="folder …": these first
-# make live          docs/studies/live.md again, from its records, logs and the crossing's; RUNS="folder …": these first
+# make studies       every page of docs/studies again, from its records; make crossing, evidence, granularity, hours,
+#                    learning_rates, live or models: one of them. RUNS="folder …": first collects the records of runs;
+#                    DATA=folder: first derives points, rates and what the library takes from them from public tables;
+#                    PREDICT="d_model:E …": first writes down, once, what is expected of models not trained yet
 # make explorer-picture  docs/figures/explorer.png again, by the browser of make test-browser
 # make tour          the pictures of docs/tour.md again, by its own code
 # make docs          the documentation as a site in build/site, strict about its links and anchors

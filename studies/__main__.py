@@ -3,16 +3,19 @@
     python -m studies crossing | evidence | granularity | hours | learning_rates | live | models
                       [--runs RUNS…] [--predict [d_model:E …]]
 
---runs takes the records first: of runs (files, or folders of run.json), or for `evidence` and `learning_rates` the
-public tables, anywhere below a folder. --predict writes down, once, what is expected of models that were not trained
-yet.
+--runs takes the records first: of runs (files, or folders of run.json), or for `evidence`, `hours` and
+`learning_rates` public tables, or a folder somewhere above them. --predict writes down, once, what is expected of
+models that were not trained yet.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import sys
 from pathlib import Path
+
+from hub.base.errors import InputError
 
 STUDIES = Path(__file__).parent
 PAGES = STUDIES.parent / "docs" / "studies"
@@ -26,11 +29,21 @@ def main() -> None:
     parser.add_argument("--predict", nargs="*", metavar="d_model:E")
     options = parser.parse_args()
     study = importlib.import_module(f"studies.{options.name}.study")
-    written = study.take(options.runs) if options.runs else []
-    if options.predict is not None:
-        written += study.predict(options.predict)
-    print(*written, *study.write(PAGES / f"{options.name}.md"), sep="\n")
+    written = []
+    for option, does in (("runs", "take"), ("predict", "predict")):
+        if (given := getattr(options, option)) is not None:
+            if not hasattr(study, does):
+                parser.error(f"--{option}: the study {options.name!r} has none")
+            written += getattr(study, does)(given)
+    content = study.PAGE.read()
+    if hasattr(study, "ship"):  # what the library takes from the study
+        written.append(study.ship(content))
+    print(*written, *study.PAGE.write(PAGES / f"{options.name}.md", content), sep="\n")
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (InputError, FileExistsError, FileNotFoundError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None

@@ -1,4 +1,4 @@
-"""What studies share: numbers in pages, predictions that are made once, the scatter of seeds.
+"""What studies share: pages filled from records, runs gathered, predictions made once, the scatter of seeds.
 
 The prose of a page is written by hand, its verdicts too: a study holds each as a claim that its records may refute.
 Tables stand between `<!-- NAME -->` and `<!-- /NAME -->`, a number in a sentence between `<!-- =NAME -->` and
@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import astuple, fields
+from dataclasses import astuple, dataclass, field, fields
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+import hub  # lazy
+from hub import RecordError, RunRecord
 from hub.base import atomic, strict_json
 from hub.base.errors import InputError
 from hub.base.markdown import block_of, replace_block
@@ -27,46 +29,67 @@ from scaling_law.figures import drawing
 from scaling_law.fitting import rms as rms
 
 FloatArray = NDArray[np.float64]
+Value = tuple[float, float, float]  # with the ends of its 95 % interval
 T = TypeVar("T")
 LEVEL = (0.025, 0.975)  # of every interval
+BITS = 1.0 / np.log(2.0)  # bits of a nat
 TABLES = "tables"  # beside a page: tables of more than a dozen rows
 _VALUE = re.compile(r"<!-- =([a-z-]+) -->(.*?)<!-- = -->", re.DOTALL)
 
 
-def fill(
-    page: Path,
-    blocks: Mapping[str, Callable[[T], Iterable[Part]]],
-    content: T,
-    values: Callable[[T], Mapping[str, str]] = lambda _: {},
-) -> Path:
-    """Replace these blocks of a Markdown file by what each makes of the content, and the values in its sentences.
+@dataclass(frozen=True)
+class Page:
+    """What a study fills its page with: each function makes, of what `read` returns, the part that has its name.
 
-    ValueError, before anything is computed, if the file lacks a block; before it is written, if its values are others.
+    `blocks` are tables of the page and `tables` CSV files beside it, the header first; `values` are the numbers of its
+    sentences, and `claims` the verdicts of its prose, with what must hold for each.
     """
-    text = page.read_text(encoding="utf-8")
-    if lacking := [name for name in blocks if block_of(text, name) is None]:
-        raise InputError(f"{page}: no block `<!-- {lacking[0]} -->` and `<!-- /{lacking[0]} -->`")
-    said = values(content)
-    if other := {*said} ^ {match[1] for match in _VALUE.finditer(text)}:
-        raise InputError(f"{page}: the page or its study lacks the value `<!-- ={min(other)} -->`")
-    text = _VALUE.sub(lambda match: f"<!-- ={match[1]} -->{said[match[1]]}<!-- = -->", text)
-    for name, block in blocks.items():
-        text = replace_block(text, name, markdown_of(block(content)))
-    atomic.write_bytes(page, text.encode())
-    return page
+
+    read: Callable[..., Any]
+    blocks: Sequence[Callable[[Any], Iterable[Part]]] = ()
+    tables: Sequence[Callable[[Any], Iterable[Part]]] = ()
+    figures: Sequence[Callable[[Any], Any]] = ()
+    values: Callable[[Any], Mapping[str, str]] = lambda _: {}
+    claims: Mapping[str, Callable[[Any], object]] = field(default_factory=dict)
+
+    def write(self, page: Path, content: Any = None) -> list[Path]:
+        """Fill a page, write its tables and draw its figures in the folders beside it; returns what was written.
+
+        ValueError before anything is written if the page lacks a block or has other values, and at the end if the
+        content refutes claims of the prose, which then needs other words.
+        """
+        text = page.read_text(encoding="utf-8")
+        for name in map(_name, self.blocks):
+            if block_of(text, name) is None:
+                raise InputError(f"{page}: no block `<!-- {name} -->` and `<!-- /{name} -->`")
+        content = self.read() if content is None else content
+        said = self.values(content)
+        if other := {*said} ^ {match[1] for match in _VALUE.finditer(text)}:
+            raise InputError(f"{page}: the page or its study lacks the value `<!-- ={min(other)} -->`")
+        text = _VALUE.sub(lambda match: f"<!-- ={match[1]} -->{said[match[1]]}<!-- = -->", text)
+        for block in self.blocks:
+            text = replace_block(text, _name(block), markdown_of(block(content)))
+        atomic.write_bytes(page, text.encode())
+        (page.parent / TABLES).mkdir(exist_ok=True)
+        written = [page, *(write_csv(page.parent / TABLES / f"{_name(t)}.csv", t(content)) for t in self.tables)]
+        written += [drawing.save(f(content), page.parent / "figures" / f"{_name(f)}.png") for f in self.figures]
+        if refuted := self.refuted(content):
+            raise InputError(f"{page}: written, but its numbers refute what it says: {'; '.join(refuted)}")
+        return written
+
+    def refuted(self, content: Any) -> list[str]:
+        return [claim for claim, holds in self.claims.items() if not holds(content)]
 
 
-def write_tables(page: Path, tables: Mapping[str, Callable[[T], Iterable[Part]]], content: T) -> list[Path]:
-    """Write each table, the header first, as a CSV file in the folder of tables beside the page."""
-    (page.parent / TABLES).mkdir(exist_ok=True)
-    return [write_csv(page.parent / TABLES / f"{name}.csv", rows(content)) for name, rows in tables.items()]
+def _name(part: Callable[..., Any]) -> str:
+    return part.__name__.replace("_", "-")
 
 
-def write_csv(path: Path, rows: Iterable[Any], after: str = "") -> Path:
-    """Write rows, the first the header, and the text that comes after them."""
+def write_csv(path: Path, rows: Iterable[Any]) -> Path:
+    """Write rows, the first the header."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
-    atomic.write_bytes(path, (text.getvalue() + after).encode())
+    atomic.write_bytes(path, text.getvalue().encode())
     return path
 
 
@@ -83,24 +106,31 @@ def read_csv(path: Path, kind: type[T]) -> list[T]:
     return [kind(**{name: of(row[name]) for name, of in read.items()}) for row in csv.DictReader(lines)]
 
 
-def write_page(
-    page: Path,
-    content: T,
-    blocks: Mapping[str, Callable[[T], Iterable[Part]]],
-    tables: Mapping[str, Callable[[T], Iterable[Part]]],
-    figures: Mapping[str, Callable[[T], Any]],
-    values: Callable[[T], Mapping[str, str]] = lambda _: {},
-    claims: Mapping[str, Callable[[T], object]] = MappingProxyType({}),
-) -> list[Path]:
-    """Fill a page, write its tables and draw its figures in the folders beside it; returns what was written.
+def gather(sources: Iterable[str | Path], target: Path, kept: Callable[[RunRecord], bool] = lambda _: True) -> Path:
+    """Add the records of all sources (files, or folders of run.json) that are `kept` to a runs.jsonl, each once.
 
-    ValueError at the end if the content refutes claims of the prose, which then needs other words.
+    Records that are there keep their bytes. RecordError for two records of one run_id that differ, and for losses on
+    different texts.
     """
-    written = [fill(page, blocks, content, values), *write_tables(page, tables, content)]
-    written += [drawing.save(draw(content), page.parent / "figures" / f"{name}.png") for name, draw in figures.items()]
-    if refuted := [claim for claim, holds in claims.items() if not holds(content)]:
-        raise InputError(f"{page}: written, but its numbers refute what it says: {'; '.join(refuted)}")
-    return written
+    lines = target.read_text(encoding="utf-8").splitlines() if target.exists() else []
+    there = {json.loads(line)["run_id"]: line for line in lines}
+    records: dict[str, RunRecord] = {}
+    for source in ([target] if lines else []) + [*map(Path, sources)]:
+        for record in filter(kept, hub.load_records(source)):
+            if (first := records.setdefault(record.run_id, record)) != record:
+                raise RecordError(f"{source}: {record.run_id}: another run of this run_id has loss {first.eval_loss}")
+    check_texts(records.values())
+    ordered = sorted(records.values(), key=lambda r: (r.d_model, r.experts, r.sweep, r.tokens, r.seed or 0, r.run_id))
+    texts = (there.get(record.run_id) or record.to_json() for record in ordered)
+    atomic.write_bytes(target, "".join(f"{text}\n" for text in texts).encode())
+    return target
+
+
+def check_texts(records: Iterable[RunRecord]) -> None:
+    """RecordError if losses are of different texts or tokenizers."""
+    texts = {(r.dataset.fingerprint, r.tokenizer.fingerprint, r.eval_tokens) for r in records}
+    if len(texts) > 1:
+        raise RecordError(f"losses on {len(texts)} different texts cannot be compared: {sorted(map(str, texts))}")
 
 
 def write_once(path: Path, format: str, fields: Mapping[str, Any]) -> Path:

@@ -336,7 +336,7 @@ def _experts(name: str, value: Any) -> float:
     """Read a single E; ValueError for anything else."""
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise InputError(f"{name}={value!r} must be a number of experts or an Architecture")
-    return float(positive("experts", value, 1.0))
+    return float(positive(name, value, 1.0))
 
 
 def _named(model: Model) -> str:

@@ -10,25 +10,25 @@ means, weighted by their precision (isotonic regression), crosses zero once, bet
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
+from scipy.optimize import isotonic_regression
 
 from scaling_law import Runs
 from scaling_law.planning import overtaking
-from studies.common import LEVEL, FloatArray, pooled_covariance
+from studies.common import LEVEL, FloatArray, Value, pooled_covariance
 
 DRAWS = 4000
+BEYOND = 4.0  # laws are asked, and crossings counted, this many times beyond the D measured
 Model = tuple[int, int]  # d_model, E
 
 
 @dataclass(frozen=True)
 class Cells:
-    """Losses of each size and E by seed and D, [seeds, k], NaN where there is no run; nats per byte.
-
-    `covariance` [k, k] and `freedom` [k] of a single run are those of its kind, dense (False) or with experts (True).
-    """
+    """Losses of each size and E by seed and D, [seeds, k], NaN where there is no run; nats per byte."""
 
     tokens: FloatArray
     losses: dict[Model, FloatArray]
@@ -48,7 +48,10 @@ class Cells:
 
     @cached_property
     def scatter(self) -> dict[bool, tuple[FloatArray, FloatArray]]:
-        """(covariance, degrees of freedom) by kind; a kind without repeated seeds takes those of all runs."""
+        """(covariance [k, k], degrees of freedom [k]) of a run, dense (False) and with experts (True).
+
+        A kind without repeated seeds takes those of all runs.
+        """
         kinds = {kind: [v for (_, e), v in self.losses.items() if (e > 1) == kind] for kind in (False, True)}
         every = pooled_covariance([*self.losses.values()])
         pooled = {kind: pooled_covariance(v) if v else every for kind, v in kinds.items()}
@@ -71,10 +74,6 @@ class Cells:
         n = np.maximum(run.sum(axis=0), 1)
         return np.asarray(self.scatter[model[1] > 1][0] * (run.T.astype(float) @ run) / np.outer(n, n))
 
-    def errors(self, model: Model) -> FloatArray:
-        """Standard errors of the means, [k]."""
-        return np.asarray(np.sqrt(np.diag(self.covariance(model))))
-
     def drawn(self, model: Model) -> FloatArray:
         """Draws of the means, [draws, k]; of the dense models the same ones for every E that is compared with them."""
         means, rng = np.nan_to_num(self.means(model)), np.random.default_rng(model)
@@ -82,17 +81,15 @@ class Cells:
 
     def table(self) -> Runs:
         """One run for each cell, with `d_model`, `seeds`, `standard_error` and `precision`, its weight in a fit."""
-        rows = [
-            (self.n_active[d], t, e, mean, d, n, error)
-            for d, e in sorted(self.losses)
-            for t, mean, n, error in zip(
-                *(self.tokens, self.means((d, e)), np.isfinite(self.losses[d, e]).sum(axis=0), self.errors((d, e))),
-                strict=True,
-            )
-            if n
-        ]
-        n_active, tokens, experts, loss, d_model, seeds, error = np.array(rows, float).T
-        columns = {"d_model": d_model, "seeds": seeds, "standard_error": error, "precision": _precision(loss, error)}
+        rows = []
+        for d, e in sorted(self.losses):
+            seeds = np.isfinite(self.losses[d, e]).sum(axis=0)
+            errors = np.sqrt(np.diag(self.covariance((d, e))))
+            for t, mean, n, error in zip(self.tokens, self.means((d, e)), seeds, errors, strict=True):
+                if n:
+                    rows.append((self.n_active[d], t, e, mean, d, n, error))
+        n_active, tokens, experts, loss, d_model, count, error = np.array(rows, float).T
+        columns = {"d_model": d_model, "seeds": count, "standard_error": error, "precision": _precision(loss, error)}
         return Runs.from_columns(n_active, tokens, experts, loss, "run", columns=columns)
 
 
@@ -156,9 +153,11 @@ class Gap:
         """The shortest and the longest D measured."""
         return float(self.tokens[0]), float(self.tokens[-1])
 
-    def _falling(self, mean: FloatArray) -> FloatArray:
-        from scipy.optimize import isotonic_regression
+    def counted(self, crossing: FloatArray | float) -> FloatArray:
+        """Crossings beyond the D measured count as `BEYOND` times beyond the nearest."""
+        return np.clip(crossing, self.tokens[0] / BEYOND, self.tokens[-1] * BEYOND)
 
+    def _falling(self, mean: FloatArray) -> FloatArray:
         weights = self.seeds.min(axis=1) if np.isnan(self.error).any() else self.error**-2
         return np.asarray(isotonic_regression(mean, weights=weights, increasing=False).x)
 
@@ -177,7 +176,16 @@ def _gap(cells: Cells, d: int, e: int) -> Gap:
     (mean, dense), (one, two) = map(cells.means, pair), map(cells.covariance, pair)
     error = np.sqrt(np.diag(one) + np.diag(two))[both]
     draws = np.full((1, both.sum()), np.nan)
-    if np.isfinite(error).all():
+    if both.any() and np.isfinite(error).all():
         draws = (cells.drawn(pair[0]) - cells.drawn(pair[1]))[:, both]
     gap = (mean - dense)[both]
     return Gap(d, cells.n_active[d], e, cells.tokens[both], seeds[both].astype(float), gap, error, draws)
+
+
+def ratio_of(pairs: Iterable[tuple[Gap, Gap]]) -> tuple[Value, FloatArray]:
+    """The geometric mean over pairs of the crossing of one over that of the other, and its draws."""
+    pairs = [*pairs]
+    logs = np.mean([np.log(a.counted(a.drawn) / b.counted(b.drawn)) for a, b in pairs], axis=0)
+    value = np.mean([np.log(a.counted(a.crossing) / b.counted(b.crossing)) for a, b in pairs])
+    low, high = np.quantile(logs, LEVEL)
+    return (float(np.exp(value)), float(np.exp(low)), float(np.exp(high))), np.exp(logs)

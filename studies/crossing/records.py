@@ -8,10 +8,9 @@ of 1.5, of the best of a grid at 4M tokens (of sweeps named rates, by the means 
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,9 +20,9 @@ import numpy as np
 
 import hub  # lazy
 from hub import RecordError, RunRecord
-from hub.base import atomic
-from hub.base.units import UNKNOWN, format_count
+from hub.base.units import format_count
 from scaling_law import Runs, load_runs
+from studies.common import check_texts
 
 WIDTHS, EXPERTS = (32, 48, 64, 96, 128), (1, 2, 4, 8, 16)  # of the sweep; others are predicted, never fitted
 TOKENS = (1e6, 2e6, 4e6, 8e6, 16e6, 32e6)
@@ -38,7 +37,7 @@ class Rate:
     """The peak learning rate of one size and E, that of most runs.
 
     `tried` maps the grid's rates to mean losses at 4M, nats per byte; `checked` those at `longer`, the longest D
-    beyond at which several rates were trained (0: there is none).
+    beyond at which several rates were trained (0: there is none). `tuned` is the best of a grid of several.
     """
 
     d_model: int
@@ -50,47 +49,22 @@ class Rate:
 
     @property
     def tuned(self) -> float | None:
-        """The best of the grid; None without a grid of several."""
         return min(self.tried, key=lambda rate: self.tried[rate]) if len(self.tried) > 1 else None
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """The runs that count. Tokens are nominal, since training rounds them to whole batches.
-
-    `every` has those of other rates, too; `left_out` says why other runs do not count, and how many; `commits` are
-    those whose code trained them.
-    """
+    """The runs that count, and how many do not, by the reason; tokens are nominal, before rounding to batches."""
 
     counted: Runs
-    every: Runs
     rates: Sequence[Rate]
     left_out: Mapping[str, int]
-    commits: Sequence[str]
 
     @cached_property
     def runs(self) -> Runs:
         """Those that laws are fitted to: of at least 1M tokens, and not of the sizes and E that are predicted."""
         fitted = np.isin(self.counted["d_model"], WIDTHS) & np.isin(self.counted.experts, EXPERTS)
         return self.counted.subset(fitted & (self.counted.tokens >= TOKENS[0]))
-
-
-def gather(sources: Iterable[str | Path], target: Path) -> Path:
-    """Write the records of all sources (files, or folders of run.json) to one runs.jsonl, each once and whole.
-
-    Records that are there keep their bytes. RecordError for two records of one run_id that differ.
-    """
-    lines = target.read_text(encoding="utf-8").splitlines() if target.exists() else []
-    there = {json.loads(line)["run_id"]: line for line in lines}
-    records: dict[str, RunRecord] = {}
-    for source in sources:
-        for record in hub.load_records(source):
-            if (first := records.setdefault(record.run_id, record)) != record:
-                raise RecordError(f"{source}: {record.run_id}: another run of this run_id has loss {first.eval_loss}")
-    ordered = sorted(records.values(), key=lambda r: (r.d_model, r.experts, r.sweep, r.tokens, r.seed or 0, r.run_id))
-    texts = (there.get(record.run_id) or record.to_json() for record in ordered)
-    atomic.write_bytes(target, "".join(f"{text}\n" for text in texts).encode())
-    return target
 
 
 def read_sweep(records: str | Path | Sequence[RunRecord]) -> Sweep:
@@ -110,19 +84,12 @@ def read_sweep(records: str | Path | Sequence[RunRecord]) -> Sweep:
     left_out = Counter(filter(None, reasons))
     left_out["of another learning rate"] = int((~tuned).sum())
     left_out["trained twice"] = len(sound) - len(distinct)
-    counted = {reason: count for reason, count in left_out.items() if count}
-    return Sweep(runs.subset(tuned), runs, rates, counted, commits_of(sound))
+    return Sweep(runs.subset(tuned), rates, {reason: count for reason, count in left_out.items() if count})
 
 
-def commits_of(records: Iterable[RunRecord]) -> list[str]:
-    return sorted({(record.code_commit or UNKNOWN)[:7] for record in records})
-
-
-def check_texts(records: Iterable[RunRecord]) -> None:
-    """RecordError if losses are of different texts or tokenizers."""
-    texts = {(r.dataset.fingerprint, r.tokenizer.fingerprint, r.eval_tokens) for r in records}
-    if len(texts) > 1:
-        raise RecordError(f"losses on {len(texts)} different texts cannot be compared: {sorted(map(str, texts))}")
+def nominal(tokens: float) -> float:
+    """The number of tokens that was asked for: 999,424 is 1M."""
+    return float(f"{tokens:.2g}")
 
 
 def _reason(record: RunRecord) -> str:
@@ -138,15 +105,9 @@ def _reason(record: RunRecord) -> str:
     return f"shorter than {format_count(SHORTEST)} tokens" if nominal(record.tokens) < SHORTEST else ""
 
 
-def nominal(tokens: float) -> float:
-    """The number of tokens that was asked for: 999,424 is 1M."""
-    return float(f"{tokens:.2g}")
-
-
 def _once(records: Sequence[RunRecord]) -> list[dict[str, Any]]:
-    """One row for each size, E, D, seed and rate: the sweep trains some runs of the grids (`of_grid`) again.
-
-    The record of the trunk with most runs stays.
+    """One row for each size, E, D, seed and rate, that of the trunk with most runs: some of the grids' (`of_grid`)
+    are trained again.
     """
     branches = Counter(record.parent_run_id for record in records)
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
@@ -158,28 +119,22 @@ def _once(records: Sequence[RunRecord]) -> list[dict[str, Any]]:
     return [*rows.values()]
 
 
-# ------------------------------------------------------------------ the learning rate
-
-
 def _rates(runs: Runs) -> list[Rate]:
     """Rates of every size and E, ascending. RecordError for one more than a step from the best of its grid."""
-    keys = sorted({*zip(runs["d_model"].astype(int).tolist(), runs.experts.astype(int).tolist(), strict=True)})
-    rates = [_rate(runs.subset((runs["d_model"] == d) & (runs.experts == e)), d, e) for d, e in keys]
-    for rate in rates:
+    rates = []
+    for d, e in sorted({*zip(runs["d_model"].astype(int).tolist(), runs.experts.astype(int).tolist(), strict=True)}):
+        model = runs.subset((runs["d_model"] == d) & (runs.experts == e))
+        values, counts = np.unique(model["learning_rate"], return_counts=True)
+        grid = _tried(model.subset((model["of_grid"] == 1) & (model.tokens == TUNED_AT)))
+        later = [(float(t), _tried(model.subset(model.tokens == t))) for t in np.unique(model.tokens) if t > TUNED_AT]
+        longer, checked = next(((t, tried) for t, tried in reversed(later) if len(tried) > 1), (0.0, {}))
+        rates.append(rate := Rate(d, e, float(values[counts.argmax()]), grid, longer, checked))
         if rate.tuned and abs(math.log(rate.used / rate.tuned)) > math.log(WINDOW):
             raise RecordError(
-                f"d_model={rate.d_model}, experts={rate.experts}: most runs have a learning rate of {rate.used:g}, "
+                f"d_model={d}, experts={e}: most runs have a learning rate of {rate.used:g}, "
                 f"more than a factor of 1.5 from {rate.tuned:g}, the best of the grid"
             )
     return rates
-
-
-def _rate(model: Runs, d_model: int, experts: int) -> Rate:
-    rates, counts = np.unique(model["learning_rate"], return_counts=True)
-    grid = _tried(model.subset((model["of_grid"] == 1) & (model.tokens == TUNED_AT)))
-    later = [(float(t), _tried(model.subset(model.tokens == t))) for t in np.unique(model.tokens) if t > TUNED_AT]
-    longer, checked = next(((t, tried) for t, tried in reversed(later) if len(tried) > 1), (0.0, {}))
-    return Rate(d_model, experts, float(rates[counts.argmax()]), grid, longer, checked)
 
 
 def _tried(model: Runs) -> dict[float, float]:

@@ -5,34 +5,53 @@ Losses are in bits per byte, errors of laws in nats per byte, D in bytes, which 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import date
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-import hub  # lazy
-from hub import RunRecord
+from hub.base import strict_json
 from hub.base.units import UNKNOWN, format_count
+from scaling_law.figures import drawing
 from scaling_law.forecasting import ledger
-from studies.common import LEVEL, Part, interval, listed, rms, write_page
-from studies.crossing import figures, prediction
-from studies.crossing.cells import Cells, Gap
-from studies.crossing.figures import BITS
-from studies.crossing.forms import BENT, BOTH, JOINT, KEPT, POWERED, published
-from studies.crossing.laws import FITTED, FREE, MAIN, PRIOR, PUBLISHED, SCALES, SIGNS, Results, Value
-from studies.crossing.pieces import BYTES_PER_PIECE, PIECES, Pieces
-from studies.crossing.rates import grids_of, moved
-from studies.crossing.records import VOCABULARY, commits_of, gather, nominal, read_sweep
+from studies.common import BITS, Page, Part, Value, gather, interval, listed, rms
+from studies.crossing.cells import Cells, Gap, ratio_of
+from studies.crossing.laws import (
+    BENT,
+    FITTED,
+    FREE,
+    KEPT,
+    LEDGER,
+    MAIN,
+    PIECES,
+    PREDICTIONS,
+    PRIOR,
+    PUBLISHED,
+    RECORDS,
+    SIGNS,
+    Results,
+    holds,
+    published,
+)
+from studies.crossing.laws import predict as predict
+from studies.crossing.records import VOCABULARY, read_sweep
 
-FOLDER = Path(__file__).parent
-RECORDS, PREDICTIONS = FOLDER / "runs.jsonl", FOLDER / "predictions"
-LEDGER = PREDICTIONS / "ledger"
-REPRODUCED = FOLDER / "reproduced.jsonl"  # cells trained again by later code, whose text comes in another order
-BYTES_PER_TOKEN = 46_086_265 / 10_093_780  # all of the text, cut by GPT-2's tokenizer: the published law's unit of D
-FORECASTS = {"prior": PRIOR, "fitted": FITTED, "scales": SCALES}  # of models left out, in the prose
+TEXT = 46_086_265  # bytes; below, cut by GPT-2's tokenizer, the published law's unit of D, and by that of the pieces
+BYTES_PER_TOKEN, BYTES_PER_PIECE = TEXT / 10_093_780, TEXT / 16_600_853
 RMSE, HELD_OUT = 0.008, 0.02  # goals, nats per byte
+COLOURS = {PUBLISHED: "#D55E00", FITTED: "0.1"}
+DODGE = 1.07  # between the error bars of two E
+
+
+def take(runs: Sequence[Path]) -> list[Path]:
+    """Collect the records of these files and folders; models that read pieces have a file of their own."""
+    return [
+        gather(runs, RECORDS, lambda record: record.vocab_size == VOCABULARY),
+        gather(runs, PIECES, lambda record: record.vocab_size != VOCABULARY),
+    ]
+
 
 # ------------------------------------------------------------------ words
 
@@ -69,12 +88,11 @@ def span(gaps: Sequence[Gap]) -> str:
 
 def values(r: Results) -> dict[str, str]:
     main, late, sizes = r.of(MAIN), r.lateness(published(), MAIN), [format_count(gap.n_active) for gap in r.of(MAIN)]
-    (trend, predicted, p), (gaps, off, n), (scatter, scatter_p) = r.trend(), r.gap_errors, scatter_of_kinds(r)
+    (trend, predicted, p), (gaps, off, n) = r.trend(), r.gap_errors
     said = np.sort(r.asked(published(), [gap.n_active for gap in main], MAIN))
-    errors = {e: r.errors[r.cells.experts == e].mean() for e in r.experts}
-    met, longest = [goal[3] for goal in goals(r)], r.held_out["longest runs"].laws
-    by_d = {t: rms(r.errors[r.cells.tokens == t]) for t in np.unique(r.cells.tokens)}
-    ahead, measured, between = _predicted(r)[-1]
+    ahead, measured, between = predicted_models(r)[-1]
+    in_tokens, _ = ratio_of(r.pieces)
+    kappa, error = r.bent.law.coefficients["kappa"], r.bent.status.standard_errors["kappa"]
     return {
         "crossing": span(main),
         "sizes": f"{sizes[0]} to {sizes[-1]}",
@@ -84,52 +102,21 @@ def values(r: Results) -> dict[str, str]:
         "trend": times(trend),
         "trend-published": f"{predicted:.2f}",
         "trend-p": f"{p:.2g}",
+        "trend-kappa": f"{r.trend_of(r.bent.law):.2f}",
+        "kappa": f"{kappa:.3f} ± {error:.3f}",
         "gap-errors": f"{off:.2f} nats (RMSE, {n} cells)",
         "gaps": f"{gaps:.2f}",
         "smallest": f"{published().loss(r.cells.n_active.min(), r.cells.tokens.min(), 1):.1f}",
         "rmse": f"{rms(r.errors):.4f} nats on {len(r.errors)} cells",
         "seeds": f"{rms(r.cells['standard_error']):.4f}",
-        "mean-errors": listed(f"{errors[e]:+.3f} at E = {e}" for e in sorted(errors)),
-        "late-prior": times(r.lateness(r.moved.law, MAIN)),
-        **{f"left-out-{name}": f"{r.left_out[law]:.3f}" for name, law in FORECASTS.items()},
-        **{f"longest-{name}": f"{longest[law].rmse:.3f}" for name, law in FORECASTS.items() if law != SCALES},
+        "left-out-fitted": f"{r.left_out[FITTED]:.4f}",
+        "left-out-prior": f"{r.left_out[PRIOR]:.4f}",
+        "left-out-kappa": f"{r.left_out[BENT]:.4f}",
         "said-ahead": tokens_with_interval(ahead["interval"], between),
         "published-ahead": tokens_in_words(ahead["others"][PUBLISHED], between),
         "measured-ahead": measured_in_words(measured) if measured else UNKNOWN,
-        "met": f"{met.count('met')} met, {met.count('missed')} missed",
-        "left-out": listed(f"{count} {reason}" for reason, count in r.sweep.left_out.items()) or "none",
-        "single": f"{sum(gap.seeds[:, 0].max() == 1 for gap in r.gaps)} of {len(r.gaps)}",
-        "rmse-by-d": listed(f"{format_count(t)} {error:.4f}" for t, error in by_d.items()),
-        "scatter": f"{scatter:.1f}",
-        "scatter-p": f"{scatter_p:.1g}",
-        "in-tokens": times((pieces := Pieces(r.gaps)).in_tokens),
-        "in-bytes": times(pieces.in_bytes),
-        "commits": listed(r.sweep.commits),
-        "commits-of-pieces": listed(commits_of(pieces.records)),
-        "bytes-per-piece": f"{BYTES_PER_PIECE:.2f}",
-        "retuned": times(moved(r.gaps, grids_of(r.sweep))),
-        **_of_forms(r),
-    }
-
-
-def _of_forms(r: Results) -> dict[str, str]:
-    """What κ and q do, in the order: neither, κ, q, both."""
-    forms, order = r.forms, (JOINT, BENT, POWERED, BOTH)
-    kappa, error = forms.laws[BENT].coefficients["kappa"], forms.fits[BENT].status.standard_errors["kappa"]
-    q, of_ln_q = forms.laws[POWERED].coefficients["q"], forms.fits[POWERED].status.standard_errors["q"]
-    refit, as_it_is, stars = forms.in_the_paper
-    ratios = [stars[2][i] / stars[32][i] for i in (0, 1)]
-    return {
-        "kappa": f"{kappa:.3f} ± {error:.3f}",
-        "q": f"{q:.2f} (×÷ {np.exp(of_ln_q):.2f})",
-        "forms-cells": listed(f"{forms.on_cells(name):.4f}" for name in order),
-        "forms-left-out": listed(f"{forms.left_out[name]:.4f}" for name in order),
-        "forms-forecasts": listed(f"{np.median(forms.forecasts[name]):.3f}" for name in order),
-        "forms-least": listed(f"{forms.forecasts[name][-1]:.3f}" for name in order),
-        "forms-trend": listed(f"{r.trend_of(forms.laws[name]):.2f}" for name in order),
-        "paper-refit": f"{refit:.4f}",
-        "paper-as-is": f"{as_it_is:.2f}",
-        "paper-trend": f"{ratios[0]:.2f} to {ratios[1]:.2f}",
+        "in-tokens": times(in_tokens),
+        "in-bytes": times(in_tokens, BYTES_PER_PIECE),
     }
 
 
@@ -148,31 +135,41 @@ def agreeing(r: Results) -> list[int]:
     return [e for e, (_, low, high) in late.items() if low <= 1 <= high]
 
 
-CLAIMS: dict[str, Callable[[Results], bool]] = {
+def predicted_models(r: Results) -> list[tuple[dict[str, Any], Gap | None, tuple[float, float]]]:
+    """Each model predicted, beside its measured gap (None: not trained yet), and the D searched."""
+    measured = {(gap.d_model, gap.experts): gap for gap in r.all_gaps}
+    records = [strict_json.read(path, "crossing_prediction", 1) for path in sorted(PREDICTIONS.glob("*.json"))]
+    pairs = [(model, tuple(record["between"])) for record in records for model in record["models"]]
+    return [(m, measured.get((m["d_model"], m["experts"])), between) for m, between in pairs]
+
+
+def is_met_alone(r: Results) -> bool:
+    """Whether the last crossing measured lies as predicted, and the published law's above its interval."""
+    model, gap, _ = predicted_models(r)[-1]
+    return gap is not None and holds(model, gap) and gap.interval[1] < model["others"][PUBLISHED]
+
+
+def is_number_of_tokens(r: Results) -> bool:
+    _, low, high = ratio_of(r.pieces)[0]
+    return low < 1 < high and BYTES_PER_PIECE * low > 1
+
+
+CLAIMS = {
     "of all E only 2 does not contradict the law": lambda r: agreeing(r) == [2],
     "the trend in E is not the law's": lambda r: r.trend()[2] < 0.05,
     "sizes of gaps are not the law's": lambda r: r.gap_errors[1] > r.gap_errors[0],
     "only the first predictions have intervals that contain the published law's crossing": lambda r: (
-        [m["interval"][1] <= m["others"][PUBLISHED] <= m["interval"][2] for m, *_ in _predicted(r)]
+        [m["interval"][1] <= m["others"][PUBLISHED] <= m["interval"][2] for m, *_ in predicted_models(r)]
         == [True, True, False]
     ),
-    "the last prediction is met, and what was measured excludes the published law's crossing": lambda r: _met_alone(
-        *_predicted(r)[-1][:2]
-    ),
+    "the last prediction is met, and what was measured excludes the published law's crossing": is_met_alone,
     "all losses forecast lie inside their intervals": lambda r: {row[-1] for row in [*forecasts(r)][1:]} == {"yes"},
-    "the crossing is no amount of text, and may be a number of tokens": lambda r: (
-        (told := Pieces(r.gaps)).in_tokens[1] < 1 < told.in_tokens[2] and told.in_bytes[1] > 1
-    ),
-    "tuning rates where experts begin to pay moves crossings less than the law is late": lambda r: (
-        moved(r.gaps, grids_of(r.sweep))[2] < r.lateness(published(), MAIN)[1]
-    ),
+    "the crossing is no amount of text, and may be a number of tokens": is_number_of_tokens,
     "with a prior models left out are forecast as well": lambda r: r.left_out[PRIOR] < 1.1 * r.left_out[FITTED],
     "κ turns the trend in E, and models left out are forecast better": lambda r: (
-        r.trend_of(r.forms.laws[BENT]) > 1 > r.trend_of(r.forms.laws[JOINT])
-        and r.forms.left_out[BENT] < r.forms.left_out[JOINT]
+        r.trend_of(r.bent.law) > 1 > r.trend_of(r.fitted.law) and r.left_out[BENT] < r.left_out[FITTED]
     ),
     "the fit converged": lambda r: r.fitted.status.converged,
-    "later code reproduces the cells": lambda r: all(abs(off) < 2 for *_, off, _ in _again(r)),
     "experts scatter more": lambda r: scatter_of_kinds(r)[0] > 1 and scatter_of_kinds(r)[1] < 0.05,
 }
 
@@ -180,7 +177,7 @@ CLAIMS: dict[str, Callable[[Results], bool]] = {
 # ------------------------------------------------------------------ blocks
 
 
-def runs_that_count(r: Results) -> Iterator[Part]:
+def counted(r: Results) -> Iterator[Part]:
     runs = r.sweep.counted
     yield "d_model", "N_act", "part of embeddings", "E", "D", "most seeds", "runs"
     for d in np.unique(runs["d_model"]):
@@ -202,12 +199,14 @@ def crossings(r: Results) -> Iterator[Part]:
         yield e, span(gaps), bracketed, seeds, *map(times, factors), times(factors[0], BYTES_PER_TOKEN)
 
 
-def crossing_table(r: Results) -> Iterator[tuple[object, ...]]:
-    yield "experts", "d_model", "n_active", "seeds_moe", "seeds_dense", "bytes", "bytes_low", "bytes_high", *r.laws
-    for g in r.gaps:
-        seeds = (" ".join(f"{n:g}" for n in column) for column in g.seeds.T)
-        said = (float(r.asked(law, g.n_active, g.experts)) for law in r.laws.values())
-        yield g.experts, g.d_model, f"{g.n_active:g}", *seeds, *(f"{v:.3g}" for v in (g.crossing, *g.interval, *said))
+def vocabularies(r: Results) -> Iterator[Part]:
+    """Crossings of models that read bytes and pieces of a BPE vocabulary."""
+    yield "a token is", "d_model", "E", "N_act", "seeds", "crossing (tokens)", "crossing (bytes)"
+    for pieces, bytewise in r.pieces:
+        for name, gap, size in (("a byte", bytewise, 1.0), ("a piece", pieces, BYTES_PER_PIECE)):
+            ends = [[unit * value for value in (gap.crossing, *gap.interval, *gap.between)] for unit in (1.0, size)]
+            texts = (tokens_with_interval(end[:3], (end[3], end[4])) for end in ends)
+            yield name, gap.d_model, gap.experts, format_count(gap.n_active), f"{gap.seeds[:, 0].max():g}", *texts
 
 
 def goals(r: Results) -> Iterator[Part]:
@@ -216,7 +215,9 @@ def goals(r: Results) -> Iterator[Part]:
     def verdict(met: bool) -> str:
         return "met" if met else "missed"
 
-    rmse, seeds = rms(r.errors), _scatter_of_all(r)
+    kinds = Cells.of(r.sweep.runs).scatter.values()
+    squares, freedom = (np.concatenate(v) for v in zip(*((np.diag(c) * f, f) for c, f in kinds), strict=True))
+    rmse, seeds = rms(r.errors), float(np.sqrt(squares.sum() / freedom.sum()))
     yield "RMSE of the joint law on the cells", f"< {RMSE} nats", f"{rmse:.4f}", verdict(rmse < RMSE)
     against = f"{rmse:.4f} against 2 × {seeds:.4f}"
     yield "the same, against seeds", "< 2 × their scatter", against, verdict(rmse < 2 * seeds)
@@ -227,41 +228,16 @@ def goals(r: Results) -> Iterator[Part]:
     sure = [name for name in FREE if np.prod(np.sign(r.drawn.interval(name))) > 0]
     signs = f"{len(sure)} of {len(SIGNS)}: {listed(sure)}; kept as published: {listed(n for n in SIGNS if n in KEPT)}"
     yield f"signs of {listed(SIGNS)}", "all determined", signs, verdict(len(sure) == len(SIGNS))
-    for model, gap, between in _predicted(r):
-        name = f"crossing of d_model {model['d_model']}, E = {model['experts']}, predicted before training"
-        wanted = tokens_with_interval(model["interval"], between)
-        if gap is None:
-            yield name, wanted, UNKNOWN, "not trained yet"
-        else:
-            yield name, wanted, measured_in_words(gap), verdict(prediction.holds(model, gap))
-
-
-def _scatter_of_all(r: Results) -> float:
-    """Standard deviation of a single run, pooled over kinds and D."""
-    kinds = Cells.of(r.sweep.runs).scatter.values()
-    squares, freedom = (np.concatenate(v) for v in zip(*((np.diag(c) * f, f) for c, f in kinds), strict=True))
-    return float(np.sqrt(squares.sum() / freedom.sum()))
-
-
-def _predicted(r: Results) -> list[tuple[dict[str, Any], Gap | None, tuple[float, float]]]:
-    """Each model predicted, beside its measured gap (None: not trained yet), and the D searched."""
-    measured = {(gap.d_model, gap.experts): gap for gap in r.all_gaps}
-    records = [prediction.load(path) for path in sorted(PREDICTIONS.glob("*.json"))]
-    pairs = [(model, tuple(record["between"])) for record in records for model in record["models"]]
-    return [(m, measured.get((m["d_model"], m["experts"])), between) for m, between in pairs]
-
-
-def _met_alone(model: dict[str, Any], gap: Gap | None) -> bool:
-    """Whether the crossing measured lies as predicted, and the published law's above its interval."""
-    low, high = model["interval"][1:]
-    return gap is not None and low <= gap.crossing <= high and gap.interval[1] < model["others"][PUBLISHED]
 
 
 def predictions(r: Results) -> Iterator[Part]:
-    yield "d_model", "E", "N_act", f"{FITTED} (95 %)", PUBLISHED, "measured (95 %)", "seeds of E"
-    for model, gap, between in _predicted(r):
+    yield "d_model", "E", "N_act", f"{FITTED} (95 %)", PUBLISHED, "measured (95 %)", "seeds of E", ""
+    for model, gap, between in predicted_models(r):
         said = tokens_with_interval(model["interval"], between), tokens_in_words(model["others"][PUBLISHED], between)
-        came = (measured_in_words(gap), listed(f"{n:g}" for n in gap.seeds[:, 0])) if gap else (UNKNOWN, UNKNOWN)
+        came = UNKNOWN, UNKNOWN, "not trained yet"
+        if gap:
+            seeds = listed(f"{n:g}" for n in gap.seeds[:, 0])
+            came = measured_in_words(gap), seeds, "met" if holds(model, gap) else "missed"
         yield model["d_model"], model["experts"], format_count(model["n_active"]), *said, *came
 
 
@@ -271,52 +247,12 @@ def forecasts(r: Results) -> Iterator[Part]:
     cells = Cells.of(r.sweep.counted)
     order = ("n_active", "experts", "tokens")
     for row in sorted(ledger.read_ledger(LEDGER).rows, key=lambda row: [row[name] for name in order]):
-        (d_model,) = (m["d_model"] for m, *_ in _predicted(r) if m["n_active"] == row["n_active"])
+        (d_model,) = (m["d_model"] for m, *_ in predicted_models(r) if m["n_active"] == row["n_active"])
         mean = cells.mean_at((d_model, int(row["experts"])), row["tokens"])
         inside = UNKNOWN if np.isnan(mean) else "yes" if row["low"] <= mean <= row["high"] else "no"
         said = interval([BITS * row[name] for name in ("loss", "low", "high")])
         measured = UNKNOWN if np.isnan(mean) else f"{BITS * mean:.3f}"
         yield d_model, f"{row['experts']:g}", format_count(row["tokens"]), said, measured, inside
-
-
-def _again(r: Results) -> Iterator[tuple[RunRecord, float, float, float]]:
-    """Runs trained again: each with its cell's mean loss, how many scatters it lies off, and the scatter of a run."""
-    cells = Cells.of(r.sweep.counted)
-    for record in hub.load_records(REPRODUCED):
-        tokens, model = nominal(record.tokens), (record.d_model, record.experts)
-        k = int(np.searchsorted(cells.tokens, tokens))
-        deviation = float(np.sqrt(cells.scatter[record.experts > 1][0][k, k]))
-        mean = cells.mean_at(model, tokens)
-        yield record, mean, (float(record.eval_loss or np.nan) - mean) / deviation, deviation
-
-
-def reproduced(r: Results) -> Iterator[Part]:
-    yield "d_model", "E", "bytes", "cell's mean", "scatter of a run", "again", "off by (scatters)", "commit"
-    for record, mean, off, deviation in _again(r):
-        losses = (f"{BITS * loss:.3f}" for loss in (mean, deviation, record.eval_loss or np.nan))
-        cell = record.d_model, record.experts, format_count(nominal(record.tokens))
-        yield *cell, *losses, f"{off:+.1f}", (record.code_commit or UNKNOWN)[:7]
-
-
-def vocabularies(r: Results) -> Iterator[Part]:
-    """Crossings of models that read bytes and pieces of a BPE vocabulary."""
-    yield "a token is", "d_model", "E", "N_act", "seeds", "crossing (tokens)", "crossing (bytes)"
-    for pieces, bytewise in Pieces(r.gaps).pairs:
-        for name, gap, size in (("a byte", bytewise, 1.0), ("a piece", pieces, BYTES_PER_PIECE)):
-            ends = [[unit * value for value in (gap.crossing, *gap.interval, *gap.between)] for unit in (1.0, size)]
-            texts = (tokens_with_interval(end[:3], (end[3], end[4])) for end in ends)
-            yield name, gap.d_model, gap.experts, format_count(gap.n_active), f"{gap.seeds[:, 0].max():g}", *texts
-
-
-def short_grids(r: Results) -> Iterator[Part]:
-    """Rates tried at 1M and 2M over those used, with losses in bits per byte, and what the best would gain."""
-    yield "d_model", "E", "bytes", "rate / used: bits per byte", "best / used (95 %)", "gain (nats, 95 %)"
-    for grid in grids_of(r.sweep):
-        pairs = zip(grid.rates, grid.losses, strict=True)
-        tried = listed(f"{rate:.1f}: {BITS * loss:.3f}" for rate, loss in pairs)
-        drawn = (np.quantile(values, LEVEL) for values in grid.drawn())
-        best, gain = ((float(v), *ends) for v, ends in zip(grid.best(grid.losses), drawn, strict=True))
-        yield grid.d_model, grid.experts, format_count(grid.tokens), tried, times(best), interval(gain)
 
 
 def coefficients(r: Results) -> Iterator[Part]:
@@ -336,7 +272,18 @@ def scatter(r: Results) -> Iterator[Part]:
         yield format_count(t), texts[0], f"{n[k]:g}", texts[1], f"{m[k]:g}"
 
 
-def loss_table(r: Results) -> Iterator[tuple[object, ...]]:
+# ------------------------------------------------------------------ CSV files and figures
+
+
+def crossing(r: Results) -> Iterator[Part]:
+    yield "experts", "d_model", "n_active", "seeds_moe", "seeds_dense", "bytes", "bytes_low", "bytes_high", *r.laws
+    for g in r.gaps:
+        seeds = (" ".join(f"{n:g}" for n in column) for column in g.seeds.T)
+        said = (float(r.asked(law, g.n_active, g.experts)) for law in r.laws.values())
+        yield g.experts, g.d_model, f"{g.n_active:g}", *seeds, *(f"{v:.3g}" for v in (g.crossing, *g.interval, *said))
+
+
+def crossing_losses(r: Results) -> Iterator[Part]:
     yield "d_model", "experts", "bytes", "seeds", "bits_per_byte", "standard_error", "fitted_law"
     cells, law = r.cells, r.cells.loss + r.errors
     names = cells["d_model"], cells.experts, cells.tokens, cells["seeds"]
@@ -344,59 +291,75 @@ def loss_table(r: Results) -> Iterator[tuple[object, ...]]:
         yield *(f"{v:g}" for v in cell), *(f"{BITS * v:.4f}" for v in (loss, error, said))
 
 
-def rate_table(r: Results) -> Iterator[tuple[object, ...]]:
+def crossing_rates(r: Results) -> Iterator[Part]:
     """`rate:loss` at 4M and at the longest D at which several rates were trained, in bits per byte."""
     yield "d_model", "experts", "grid_at_4M", "best", "used", "checked_at", "checked"
+
+    def told(losses: Mapping[float, float]) -> str:
+        return " ".join(f"{rate:.4g}:{BITS * loss:.3f}" for rate, loss in losses.items())
+
     for rate in r.sweep.rates:
         best = "" if rate.tuned is None else f"{rate.tuned:.4g}"
-        yield (
-            *(rate.d_model, rate.experts, _rates(rate.tried), best, f"{rate.used:.4g}"),
-            *(f"{rate.longer:g}" if rate.checked else "", _rates(rate.checked)),
-        )
+        checked = f"{rate.longer:g}" if rate.checked else "", told(rate.checked)
+        yield rate.d_model, rate.experts, told(rate.tried), best, f"{rate.used:.4g}", *checked
 
 
-def _rates(losses: Mapping[float, float]) -> str:
-    return " ".join(f"{rate:.4g}:{BITS * loss:.3f}" for rate, loss in losses.items())
+def where_experts_pay(r: Results, experts: tuple[int, ...] = (MAIN, 2)) -> NDArray[Any]:
+    """N_act against D, a panel for each E: who wins at each cell measured, the crossings measured, and laws' lines."""
+    axes = drawing.panels_or_new(None, len(experts), 1.8 + 4.4 * len(experts), 4.8, sharey=True)
+    low, high = r.sweep.counted.tokens.min() / 2, r.sweep.counted.tokens.max() * 2
+    sizes = np.unique(r.sweep.runs.n_active)
+    along = np.geomspace(sizes.min() / 1.4, sizes.max() * 1.4, 60)
+    for ax, e in zip(axes, experts, strict=True):
+        for gap in r.of(e):
+            for ahead, colour in ((gap.mean < 0, drawing.colour_of(8)), (gap.mean >= 0, "0.6")):
+                n = np.full(int(ahead.sum()), gap.n_active)
+                ax.plot(n, gap.tokens[ahead], "s", color=colour, alpha=0.4, markersize=8, markeredgewidth=0)
+            ends = [end for end in gap.interval if not np.isnan(end)]
+            ax.plot([gap.n_active] * len(ends), np.clip(ends, low, high), color="k", linewidth=1.2)
+            marker = "o" if gap.bracketed else "v" if gap.crossing == 0 else "^"
+            ax.plot(gap.n_active, np.clip(gap.crossing, *gap.between), marker, color="k", markersize=6, zorder=3)
+        for name, law in r.laws.items():
+            predicted = r.asked(law, along, e)
+            tokens = np.where((predicted > 0) & np.isfinite(predicted), predicted, np.nan)
+            inside = law.check(along, tokens, float(e)).inside
+            drawing.draw_curve(ax, along, tokens, inside, e, color=COLOURS[name], label=name)
+        ax.plot([], [], "s", color=drawing.colour_of(8), alpha=0.4, markersize=8, label="experts ahead")
+        ax.plot([], [], "s", color="0.6", alpha=0.4, markersize=8, label="dense ahead")
+        ax.errorbar([], [], yerr=[], fmt="o", color="k", markersize=6, capsize=3, label="crossing measured, 95 %")
+        ax.plot([], [], "^", color="k", markersize=6, label="above the D measured")
+        ax.set(xlim=(along[0], along[-1]), ylim=(low, high))
+        drawing.log_axis(ax, drawing.ACTIVE)
+        drawing.log_axis(ax, "", "y")
+        ax.set_title(f"E = {e:g} against dense", fontsize=10)
+    axes[0].set_ylabel("training bytes D")
+    drawing.shared_legend(axes[0])
+    return axes
 
 
-BLOCKS = {
-    "counted": runs_that_count,
-    "crossings": crossings,
-    "coefficients": coefficients,
-    "goals": goals,
-    "predictions": predictions,
-    "forecasts": forecasts,
-    "reproduced": reproduced,
-    "vocabularies": vocabularies,
-    "short-grids": short_grids,
-    "scatter": scatter,
-}
-TABLES = {"crossing": crossing_table, "crossing-losses": loss_table, "crossing-rates": rate_table}
-FIGURES = {"crossing": figures.where_experts_pay, "crossing-gaps": figures.gaps_by_size}
+def crossing_gaps(r: Results, widths: tuple[int, ...] = (32, 64)) -> NDArray[Any]:
+    """Loss against dense models by D, a panel for each size, coloured by E, with standard errors side by side."""
+    axes = drawing.panels_or_new(None, len(widths), 1.0 + 4.4 * len(widths), 4.4, sharey=True)
+    for ax, width in zip(axes, widths, strict=True):
+        gaps = [gap for gap in r.gaps if gap.d_model == width]
+        ax.axhline(0.0, color="0.4", linewidth=0.9)
+        for k, gap in enumerate(gaps):
+            at = gap.tokens * DODGE ** (k - (len(gaps) - 1) / 2)
+            style = {"color": drawing.colour_of(gap.experts), "markersize": 4, "linewidth": 1.0, "capsize": 2}
+            label = drawing.label_of(gap.experts)
+            ax.errorbar(at, BITS * gap.mean, BITS * gap.error, fmt="o-", label=label, **style)
+        drawing.log_axis(ax, "training bytes D")
+        ax.set_title(f"d_model {width}, N_act = {format_count(gaps[0].n_active)}", fontsize=9)
+    axes[0].set_ylabel("loss − dense (bits per byte)")
+    drawing.shared_legend(axes[0])
+    return axes
 
 
-def read() -> Results:
-    return Results(read_sweep(RECORDS))
-
-
-def write(page: Path) -> list[Path]:
-    """Write the page with its tables and figures; returns what was written."""
-    return write_page(page, read(), BLOCKS, TABLES, FIGURES, values, CLAIMS)
-
-
-def take(runs: Sequence[Path]) -> list[Path]:
-    """Collect the records of these files and folders; cells that later code trained again have a file of their own."""
-    (dataset,) = {record.dataset for record in hub.load_records(RECORDS)}
-    folders = [folder for folder in runs if folder not in (RECORDS, REPRODUCED, PIECES)]
-    again = [f for f in folders if all(record.dataset != dataset for record in hub.load_records(f))]
-    pieces = [f for f in again if all(record.vocab_size != VOCABULARY for record in hub.load_records(f))]
-    new = {RECORDS: set(folders) - {*again}, REPRODUCED: set(again) - {*pieces}, PIECES: pieces}
-    return [gather([target, *sorted(sources)], target) for target, sources in new.items()]
-
-
-def predict(asked: Sequence[str]) -> list[Path]:
-    """Write down, once, where experts begin to pay for models (d_model:E) not trained yet, and their losses."""
-    results, models = read(), [tuple(map(int, model.split(":"))) for model in asked]
-    name = "-".join(asked).replace(":", "x")
-    written = prediction.write(results, models, RECORDS, PREDICTIONS / f"{date.today()}-{name}.json")
-    return [written, *(LEDGER / f"{name}.json" for name in prediction.register(results, models, LEDGER))]
+PAGE = Page(
+    read=lambda: Results(read_sweep(RECORDS)),
+    blocks=(counted, crossings, vocabularies, goals, predictions, forecasts, coefficients, scatter),
+    tables=(crossing, crossing_losses, crossing_rates),
+    figures=(where_experts_pay, crossing_gaps),
+    values=values,
+    claims=CLAIMS,
+)

@@ -1,32 +1,28 @@
 """Forecasts of runs that no fit has seen, by published laws moved by one constant and by refits.
 
 N counts neither embedding nor head for the joint law and refits, where that is known; laws of other papers get N as
-each of them counts it, but for those of `BARE`.
+each of them counts it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hub.base.errors import InputError
-from scaling_law import FitResult, HeldOut, JointLaw, Law, Runs, backtest, errors_of, fit, published
+from scaling_law import HeldOut, JointLaw, Law, Runs, backtest, errors_of, fit, published
 from studies.common import FloatArray
 from studies.crossing.laws import longest_of_each
 from studies.evidence.points import Source
 
 MEAN, JOINT = "mean of the fitted runs", "ludziejewski"
-FREED, PRIOR = "ludziejewski, a, b and c refitted", "ludziejewski as the prior of a fit"
-WITH = "ludziejewski, N with embeddings"
-REFIT, PER_E, NO_E = "refitted", "Chinchilla law per E, refitted", "Chinchilla law without E, refitted"
+PRIOR, WITH = "ludziejewski as the prior of a fit", "ludziejewski, N with embeddings"
+REFIT, NO_E = "refitted", "Chinchilla law without E, refitted"
 OTHERS = ("chinchilla", "besiroglu", "muennighoff", "kaplan", "abnar", "hunyuan", "krajewski", "clark_sbase")
-BARE = {f"{law}, N without embeddings": law for law in ("chinchilla", "besiroglu", "muennighoff")}
-NAMES = {WITH: JOINT, **BARE}  # on the shelf
-LAWS = (JOINT, WITH, FREED, PRIOR, REFIT, PER_E, NO_E, MEAN, *OTHERS, *BARE)
 DENSE = {"density": 1.0, "granularity": 1.0, "shared_ratio": 0.0, "routed_experts": 1.0, "experts_per_token": 1.0}
 SIZES = ("n_active_non_embedding", "n_total", "n_total_non_embedding")
 NO_TOKENS = {"n": 1.0, "nu": -1.0}  # where all runs have the same tokens: 1/D is nothing
@@ -46,45 +42,24 @@ class Question:
     def name(self) -> str:
         return f"{self.source}: {self.held_out}"
 
-    def ask(self, law: str) -> HeldOut | None:
-        """What `law`, one of `LAWS`, forecasts; None where these runs cannot determine it."""
-        train, test = (counted_by(law, runs) for runs in (self.train, self.test))
-        forecasters: Mapping[str, Any] = {
-            MEAN: lambda train, test: np.full(len(test), train.loss.mean()),
-            REFIT: self.refit,
-            FREED: lambda train, test: losses_of(scales_refitted(train).law, test),
+    @cached_property
+    def laws(self) -> Mapping[str, HeldOut]:
+        """What each law forecasts; without those that these runs cannot determine."""
+        held = NO_TOKENS if self.refit == "routed" else None
+        ours: Mapping[str, Any] = {
+            JOINT: published(JOINT),
             PRIOR: lambda train, test: losses_of(fit(train, prior=JointLaw.published()).law, test),
-            NO_E: lambda train, test: losses_of(self._chinchilla(as_dense(train)).law, test),
-            PER_E: self._per_experts,
+            REFIT: self.refit,
+            NO_E: lambda train, test: losses_of(fit(as_dense(train), "chinchilla", fixed=held).law, test),
+            MEAN: lambda train, test: np.full(len(test), train.loss.mean()),
         }
-        return backtest(train, test, {law: forecasters.get(law) or published(NAMES.get(law, law))}).laws.get(law)
-
-    def _per_experts(self, train: Runs, test: Runs) -> FloatArray:
-        """ValueError where an E has too few fitted runs for a law of its own."""
-        losses = np.empty(len(test))
-        for e in np.unique(test.experts):
-            held = test.experts == e
-            losses[held] = losses_of(self._chinchilla(train.subset(train.experts == e)).law, test.subset(held))
-        return losses
-
-    def _chinchilla(self, runs: Runs) -> FitResult[Any]:
-        if not len(runs):
-            raise InputError("an E of the held-out runs has no run that is fitted")
-        return fit(runs, "chinchilla", fixed=NO_TOKENS if self.refit == "routed" else None)
+        theirs = {WITH: published(JOINT), **{law: published(law) for law in OTHERS}}
+        bare = backtest(counted(self.train), counted(self.test), ours)
+        return {**bare.laws, **backtest(self.train, self.test, theirs).laws}
 
 
 def losses_of(law: Law, runs: Runs) -> FloatArray:
     return np.asarray(runs.loss + errors_of(law, runs))
-
-
-def scales_refitted(runs: Runs) -> FitResult[Any]:
-    """The published joint law with a, b and c refitted."""
-    law = JointLaw.published()
-    held = {name: value for name, value in law.coefficients.items() if name not in ("a", "b", "c")}
-    return fit(runs, "joint", fixed=held, starts=[law])
-
-
-# ------------------------------------------------------------------ tables of runs
 
 
 def joined(*tables: Runs) -> Runs:
@@ -113,17 +88,9 @@ def counted(runs: Runs) -> Runs:
     return runs if np.isnan(size).any() else replace(runs, n_active=size)
 
 
-def counted_by(law: str, runs: Runs) -> Runs:
-    """The runs with N as `law` gets it."""
-    return runs if law in (WITH, *OTHERS) else counted(runs)
-
-
 def as_dense(runs: Runs) -> Runs:
     """The runs as if each were dense."""
     return replace(runs, experts=np.ones(len(runs)))
-
-
-# ------------------------------------------------------------------ what is asked of each source
 
 
 def questions(sources: Mapping[str, Source]) -> list[Question]:

@@ -7,7 +7,6 @@ derived but transcribed from a page; they say where it was read.
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -16,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+import hub  # lazy
 from hub.base import atomic, strict_json
 from scaling_law import JointLaw, Runs, backtest, load_runs
 from scaling_law.runs import best_of, reader
@@ -96,14 +96,15 @@ def derive(data: Path, folder: Path) -> list[Path]:
     written, wanted = [], {file for _, _, tables in RECIPES.values() for file, _ in tables.values()}
     for name, (format, derived, tables) in RECIPES.items():
         if all(file in files for file, _ in tables.values()):
-            public = reader(format)
-            head = {
-                **{"name": name, "what": public.what, "derived": derived, "place": public.place},
-                "address": f"https://github.com/{public.repository}/tree/{public.commit}",
-                **{"licence": public.licence, "loss": public.loss},
-                "tables": {table: columns_of(make(files[file])) for table, (file, make) in tables.items()},
-            }
-            written.append(_written(folder / f"{name}.json", head))
+            public, made = reader(format), {table: make(files[file]) for table, (file, make) in tables.items()}
+            head = {"name": name, "what": public.what, "derived": derived, "place": public.place}
+            head["address"] = f"https://github.com/{public.repository}/tree/{public.commit}"
+            head |= {"licence": public.licence, "loss": public.loss}
+            fields = {**head, "tables": {table: _columns_of(runs) for table, runs in made.items()}}
+            text = strict_json.versioned(FORMAT, VERSION, fields).decode()  # with each column on a line
+            columns = re.sub(r"\[\s+([^][{}]*?)\s+\]", lambda match: f"[{' '.join(match[1].split())}]", text)
+            written.append(folder / f"{name}.json")
+            atomic.write_bytes(written[-1], columns.encode())
     if table := files.get("isoflops.csv"):
         written.append(strict_json.write(folder / f"{ISOFLOP}.json", ISOFLOP, 1, isoflop_errors(table)))
     if not written:
@@ -113,29 +114,17 @@ def derive(data: Path, folder: Path) -> list[Path]:
 
 def isoflop_errors(table: Path) -> dict[str, Any]:
     """RMSE on the largest quarter of each experiment's budgets, nats: of the joint law moved, and of a fresh fit."""
-    with table.open(newline="") as file:
-        names = sorted({row["experiment"] for row in csv.DictReader(file)})
     laws: dict[str, Any] = {"constant": JointLaw.published().replace(draws=None), "fresh": "chinchilla"}
-    columns: dict[str, list[Any]] = {name: [] for name in ("experiment", "train", "test", *laws)}
-    for name in names:
+    fields: dict[str, Any] = {"what": reader(OPEN_ATHENA).what, "place": reader(OPEN_ATHENA).place}
+    for name in sorted({row["experiment"] for row in hub.load_rows(table).rows}):
         runs = load_runs(table, format=OPEN_ATHENA, where=f"experiment = {name}")
         budgets = np.unique(runs["budget"])
         large = runs["budget"] >= budgets[-max(1, len(budgets) // 4)]
         test = backtest(runs.subset(~large), runs.subset(large), laws)
-        errors = {law: _rounded(test.laws[law].rmse) for law in laws}
-        row = {"experiment": name, "train": len(test.train), "test": len(test.test), **errors}
-        for column, value in row.items():
-            columns[column].append(value)
-    public = reader(OPEN_ATHENA)
-    return {"what": public.what, "place": public.place, **columns}
-
-
-def _written(path: Path, fields: Mapping[str, Any]) -> Path:
-    """Write JSON like `strict_json.write`, with each column on a line."""
-    text = strict_json.versioned(FORMAT, VERSION, fields).decode()
-    columns = re.sub(r"\[\s+([^][{}]*?)\s+\]", lambda match: f"[{' '.join(match[1].split())}]", text)
-    atomic.write_bytes(path, columns.encode())
-    return path
+        row = {"experiment": name, "train": len(test.train), "test": len(test.test)}
+        for column, value in (row | {law: _rounded(test.laws[law].rmse) for law in laws}).items():
+            fields.setdefault(column, []).append(value)
+    return fields
 
 
 def read_sources(folder: Path) -> dict[str, Source]:
@@ -149,7 +138,7 @@ def read_source(path: Path) -> Source:
     return Source(**{field.name: data[field.name] for field in fields(Source)} | {"tables": tables})
 
 
-def columns_of(runs: Runs) -> dict[str, list[float | None]]:
+def _columns_of(runs: Runs) -> dict[str, list[float | None]]:
     """Columns for a file; None where a run has no value."""
     names = (*_NEEDED, *(name for name in _KEPT if name in runs.columns))
     return {name: [_rounded(value) for value in runs[name].tolist()] for name in names}

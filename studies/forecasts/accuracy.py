@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.optimize import least_squares
@@ -14,8 +15,8 @@ from scipy.optimize import least_squares
 import hub
 from hub.base import strict_json
 from hub.base.tables import enumerated
-from scaling_law.formulas import accuracy
-from studies.common import FloatArray, Part, fill, rms
+from scaling_law.formulas import accuracy as curves
+from studies.common import FloatArray, Page, Part, rms
 from studies.forecasts.sets import GADRE_LOSS
 
 TABLE = "gadre_overtraining.csv"
@@ -56,58 +57,51 @@ class Models:
         for corpus in sorted({*self.corpus}):
             out = self.corpus == corpus
             on_corpora[out] = curve(fitted(self.loss[~out], y[~out]), self.loss[out]) - y[out]
-        small = [fitted(self.loss[~large], y[~large], ceiling) for ceiling in (1.0, None)]
-        on_large, free = (curve(at, self.loss[large]) - y[large] for at in small)
-        values = (*fitted(self.loss, y)[:3], rms(on_corpora), rms(on_large), float(np.std(y)))
-        return Judged(accuracy.Task(name, *(round(float(v), 4) for v in values)), on_corpora, on_large, rms(free))
+        on_large = curve(fitted(self.loss[~large], y[~large]), self.loss[large]) - y[large]
+        values = (*fitted(self.loss, y), rms(on_corpora), rms(on_large), float(np.std(y)))
+        task = curves.Task(name, *(round(float(v), 4) for v in values))
+        inside = np.abs(np.concatenate([on_corpora, on_large])) <= Z * max(task.corpora, task.largest)
+        return Judged(task, float(inside.mean()))
 
     @property
     def shift(self) -> float:
         """RMS of ln L on other English text over that on C4: the corpora's part of another unit."""
         return rms(np.log(self.others / self.loss).ravel())
 
-    def held_by_text(self, tasks: Sequence[accuracy.Task]) -> list[float]:
+    def held_by_text(self, tasks: Sequence[curves.Task]) -> list[float]:
         """Share of accuracies in the 90 % intervals for the loss on each other text, taken as if it were on C4."""
         shares = []
         for losses in self.others:
             inside = [
                 told["low"] <= self.accuracies[name][i] <= told["high"]
                 for i, loss in enumerate(losses)
-                for name, told in (accuracy.expected(tasks, float(loss), None, 0.9) or {}).items()
+                for name, told in (curves.expected(tasks, float(loss), None, 0.9) or {}).items()
             ]
             shares.append(float(np.mean(inside)))
         return shares
 
 
-@dataclass(frozen=True)
-class Judged:
-    """A task, its errors on corpora left out [models] and on the largest models, and these with a fitted ceiling."""
+class Judged(NamedTuple):
+    """A task, and the part of the accuracies left out that its 90 % intervals hold."""
 
-    task: accuracy.Task
-    on_corpora: FloatArray
-    on_large: FloatArray
-    free_ceiling: float
+    task: curves.Task
+    held: float
 
 
 def curve(at: Sequence[float], loss: FloatArray) -> FloatArray:
-    chance, middle, width, ceiling = at
-    return np.asarray(chance + (ceiling - chance) / (1.0 + np.exp((loss - middle) / width)))
+    """Accuracy by chance, middle and width, with a ceiling of 1."""
+    chance, middle, width = at
+    return np.asarray(chance + (1.0 - chance) / (1.0 + np.exp((loss - middle) / width)))
 
 
-def fitted(loss: FloatArray, y: FloatArray, ceiling: float | None = 1.0) -> tuple[float, float, float, float]:
-    """(chance, middle, width, ceiling) of least squares, the best of nine starts; None fits the ceiling, too."""
-    bounds = ([0.0, 1.0, 0.05, 0.0], [0.9, 5.0, 1.5, 1.0])
-    least, most = (ends if ceiling is None else ends[:3] for ends in bounds)
-    level, solutions = float(np.median(y[loss >= np.quantile(loss, 0.6)])), []
-    for middle in (2.0, 2.75, 3.5):
-        for width in (0.1, 0.3, 0.6):
-            start = np.clip([level, middle, width, 0.9][: len(least)], least, most)
-            residuals = (
-                (lambda at: curve(at, loss) - y) if ceiling is None else (lambda at: curve((*at, 1.0), loss) - y)
-            )
-            solutions.append(least_squares(residuals, start, bounds=(least, most)))
-    best = min(solutions, key=lambda solution: float(solution.cost)).x
-    return (*map(float, best), *(() if ceiling is None else (ceiling,)))
+def fitted(loss: FloatArray, y: FloatArray) -> tuple[float, float, float]:
+    """(chance, middle, width) of least squares, the best of nine starts."""
+    bounds = ([0.0, 1.0, 0.05], [0.9, 5.0, 1.5])
+    level = float(np.median(y[loss >= np.quantile(loss, 0.6)]))
+    starts = [np.clip([level, *start], *bounds) for start in product((2.0, 2.75, 3.5), (0.1, 0.3, 0.6))]
+    solutions = [least_squares(lambda at: curve(at, loss) - y, start, bounds=bounds) for start in starts]
+    chance, middle, width = min(solutions, key=lambda solution: float(solution.cost)).x
+    return float(chance), float(middle), float(width)
 
 
 def write(folder: Path, page: Path) -> list[Path]:
@@ -117,19 +111,26 @@ def write(folder: Path, page: Path) -> list[Path]:
     tasks = {t.task.name: [*vars(t.task).values()][1:] for t in models.tasks}
     fields: dict[str, Any] = {"what": WHAT, "source": SOURCE, "shift": round(models.shift, 3), "tasks": tasks}
     fields["losses"] = [float(models.loss.min()), float(models.loss.max())]
-    fits = strict_json.write(accuracy.FITS, accuracy.FORMAT, accuracy.VERSION, fields)
-    return [fits, fill(page, {"accuracy": shown}, models)]
+    fits = strict_json.write(curves.FITS, curves.FORMAT, curves.VERSION, fields)
+    return [fits, *PAGE.write(page, models)]
 
 
-def shown(models: Models) -> Iterator[Part]:
-    yield "task", "standard deviation", "corpora", "largest", "largest, ceiling fitted", "in 90 %", "chance", ""
-    tasks = sorted(models.tasks, key=lambda t: t.task.corpora / t.task.spread)
-    for t in tasks:
-        errors, task = np.concatenate([t.on_corpora, t.on_large]), t.task
-        held = np.mean(np.abs(errors) <= Z * max(task.corpora, task.largest))
-        numbers = (f"{x:.3f}" for x in (task.spread, task.corpora, task.largest, t.free_ceiling))
-        yield task.name, *numbers, f"{held:.0%}", f"{task.chance:.2f}", "" if task.follows else "refused"
-    held = models.held_by_text([t.task for t in tasks if t.task.follows])
+def accuracies(models: Models) -> Iterator[Part]:
+    yield "task", "standard deviation", "corpora", "largest", "in 90 %", "chance", "follows"
+    for task, held in sorted(models.tasks, key=lambda t: t.task.corpora / t.task.spread):
+        numbers = (f"{x:.3f}" for x in (task.spread, task.corpora, task.largest))
+        yield task.name, *numbers, f"{held:.0%}", f"{task.chance:.2f}", "yes" if task.follows else "refused"
+
+
+def accuracy(models: Models) -> Iterator[Part]:
+    """The tasks that follow the loss."""
+    head, *rows = accuracies(models)
+    yield head[:-1]
+    yield from (row[:-1] for row in rows if row[-1] == "yes")
+    held = models.held_by_text([t.task for t in models.tasks if t.task.follows])
     texts = enumerated([f"{share:.0%} on {text}" for share, text in zip(held, OTHER_TEXT, strict=True)])
     off = f"ln L on other English web text is off by {models.shift:.3f} (RMS)"
     yield f"RMSE of accuracies left out. {off}: for the losses there, 90 % intervals hold {texts}."
+
+
+PAGE = Page(Models.read, blocks=(accuracy,), tables=(accuracies,))

@@ -193,19 +193,6 @@ SETS: tuple[RunSet, ...] = (
     _part(_OLMO, "olmo_v2", "Dolma mix", "experiment = ri-olmo-v2, is_finished = True"),
     _public("gemstones", "maryland", "Dolma", "wandb_df_for_fitting_cool_end.jsonl", "gemstones"),
 )
-OUT: Mapping[str, str] = {
-    "Clark et al., final runs": "all of equal D: one term of the law cannot be told from its constant",
-    "Clark et al., curves": "mid-schedule points of a few trunks",
-    "Open-Athena, epochai_chinchilla": "the points of `epoch` again",
-    "Open-Athena, llama_3 exp_loss": "the points of `llama3` again, exponentiated",
-    "Porian et al., loss_is = train": "the runs of the other rows again, without the head in N",
-    "Marin, ladder": "4 dense and 4 MoE runs",
-    "Marin, E = 64, 128, 256": "12 runs of 4 budgets",
-    "Step Law, Marin and Clark et al., cut by E": "asks for a law with E; the methods compared here have none yet",
-    "Gemstones, hot": "the trunks of `gemstones`, not cooled down",
-    "OLMo ladder, other experiments": "fewer than 11 runs each",
-    "the paper's own runs": "not public: the published law is a member of the population, not a fold",
-}
 
 
 def read_sets(folder: Path) -> tuple[dict[str, Runs], list[str]]:
@@ -213,8 +200,3 @@ def read_sets(folder: Path) -> tuple[dict[str, Runs], list[str]]:
     runs = {one.name: one.load(folder) for one in SETS}
     missing = [f"{one.name}: no {one.file} below {folder}; {one.place}" for one in SETS if runs[one.name] is None]
     return {name: table for name, table in runs.items() if table is not None}, missing
-
-
-def labs() -> dict[str, str]:
-    """The lab of each set."""
-    return {one.name: one.lab for one in SETS}

@@ -2,21 +2,22 @@
 
 A split fits the runs at most at a cut (a third, a tenth, a thirtieth of the largest compute C = 6 N D, a third of the
 largest N or D) and forecasts those above. It is out unless `FITTED` runs of `SIZES` sizes lie below and `HELD_OUT`
-above.
+above. The tables that are out altogether stand at the end of the list, with the reason.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 
 from scaling_law import Runs
 from scaling_law.fitting.rolling import sizes_of
-from studies.common import read_csv, rows_of, write_csv
-from studies.forecasts.sets import OUT, SETS
+from studies.common import read_csv
+from studies.forecasts.sets import SETS
 
 FITTED, SIZES, HELD_OUT = 8, 3, 3
 CUTS = (("flops", 3), ("flops", 10), ("flops", 30), ("n_active", 3), ("tokens", 3))
@@ -58,31 +59,16 @@ def _below(runs: Runs, by: str, divisor: int) -> np.ndarray:
 
 def make_splits(tables: Mapping[str, Runs]) -> list[Split]:
     """The list for these sets, in the order of `SETS`."""
-    return [
-        _split(one.name, one.lab, one.corpus, tables[one.name], by, divisor)
-        for one in SETS
-        if one.name in tables
-        for by, divisor in CUTS
-    ]
-
-
-def _split(name: str, lab: str, corpus: str, runs: Runs, by: str, divisor: int) -> Split:
-    below = _below(runs, by, divisor)
-    fitted, above = runs.subset(below), int((~below).sum())
-    sizes = sizes_of(fitted)
-    wrong = [
-        f"{value} {what}"
-        for value, least, what in ((len(fitted), FITTED, "runs below"), (sizes, SIZES, "sizes below"))
-        if value < least
-    ]
-    wrong += [f"{above} runs above"] * (above < HELD_OUT)
-    wrong += ["N and E confounded: no law without E"] * (name == "step_moe" and by == "n_active")
-    return Split(name, lab, corpus, by, divisor, len(runs), len(fitted), sizes, above, "; ".join(wrong))
-
-
-def write_list(splits: Iterable[Split], path: Path = LIST) -> Path:
-    """The list as a table, and below it, in comments, the tables that are out and why."""
-    return write_csv(path, rows_of(splits, Split), "".join(f"# out: {name}: {why}\n" for name, why in OUT.items()))
+    splits = []
+    for one, (by, divisor) in product((one for one in SETS if one.name in tables), CUTS):
+        runs = tables[one.name]
+        below = _below(runs, by, divisor)
+        parts = len(runs), int(below.sum()), sizes_of(runs.subset(below)), int((~below).sum())
+        least = zip(parts[1:], (FITTED, SIZES, HELD_OUT), ("runs below", "sizes below", "runs above"), strict=True)
+        wrong = [f"{value} {what}" for value, enough, what in least if value < enough]
+        wrong += ["N and E confounded: no law without E"] * (one.name == "step_moe" and by == "n_active")
+        splits.append(Split(one.name, one.lab, one.corpus, by, divisor, *parts, "; ".join(wrong)))
+    return splits
 
 
 def read_list(path: Path = LIST) -> list[Split]:

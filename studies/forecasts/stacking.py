@@ -15,16 +15,8 @@ import numpy as np
 from hub.base import strict_json
 from scaling_law import Prior, Runs
 from scaling_law.fitting.prior import Member, estimate
-from scaling_law.forecasting.forecast import EXPERTS_ERROR, UNITS
-from scaling_law.forecasting.forecasters import (
-    BASE,
-    CHINCHILLA,
-    INTERACTION,
-    POWERS,
-    PRIOR,
-    PUBLISHED,
-    forecasters,
-)
+from scaling_law.forecasting.forecast import UNITS
+from scaling_law.forecasting.forecasters import BASE, CHINCHILLA, INTERACTION, POWERS, PUBLISHED, forecasters
 from scaling_law.forecasting.stack import (
     DEFAULTS,
     DIRECTIONS,
@@ -144,31 +136,14 @@ def _moments(cases: Sequence[Case], *left_out: str | None) -> dict[str, FloatArr
 # ------------------------------------------------------------------ the cells
 
 
-def stacked_cells(cases: Sequence[Case]) -> tuple[list[Cell], dict[str, Defaults]]:
-    """The cells of the stack, and what each lab has been given, learnt on the others."""
-    learnt, cells = {}, []
+def stacked_cells(cases: Sequence[Case]) -> Iterator[Cell]:
+    """The cells of the stack, each lab's with what is learnt on the others."""
     for lab in sorted({case.lab for case in cases}):
-        learnt[lab] = best_defaults(cases, lab)
-        for case in cases:
-            if case.lab == lab:
-                stacked = stack(case.evidence[lab], learnt[lab])
-                loss = np.exp(stacked.log_loss)
-                cells.append(Cell(case.split, STACK, loss - case.loss, stacked.spread * loss))
-    return cells, learnt
-
-
-def across_experts(dense: Runs, moe: Runs, prior: Prior, defaults: Defaults) -> Iterator[tuple[str, float, str]]:
-    """RMSE and the part inside 90 % intervals of MoE runs that are forecast from dense ones of the same lab."""
-    spread, log_loss = np.zeros((2, len(moe)))
-    for e in np.unique(moe.experts):
-        here = moe.experts == e
-        stacked = stack(gather(dense, moe.subset(here), forecasters(dense, float(e), prior)), defaults)
-        log_loss[here], spread[here] = stacked.log_loss, np.hypot(stacked.spread, EXPERTS_ERROR)
-    laws = forecasters(dense, 1.0, prior)
-    for name, law in (("one constant", PUBLISHED), ("prior, of dense runs, E ignored", PRIOR)):
-        yield name, rms(np.exp(laws[law].predict(dense, moe, False).log_loss) - moe.loss), ""
-    inside = np.abs(np.log(moe.loss) - log_loss) <= NORMAL * spread
-    yield STACK, rms(np.exp(log_loss) - moe.loss), f"{inside.mean():.0%}"
+        learnt = best_defaults(cases, lab)
+        for case in (case for case in cases if case.lab == lab):
+            stacked = stack(case.evidence[lab], learnt)
+            loss = np.exp(stacked.log_loss)
+            yield Cell(case.split, STACK, loss - case.loss, stacked.spread * loss)
 
 
 def best_defaults(cases: Sequence[Case], lab: str | None = None) -> Defaults:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 from itertools import compress
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +19,7 @@ from scipy.optimize import least_squares, nnls
 
 from scaling_law import Throughput
 from scaling_law.machine import GPUS, Efficiency
-from scaling_law.machine.communication import Sent, all_to_all_bytes, bubble, tensor_bytes
-from scaling_law.machine.efficiency import PARAMETERS, SMALL, TERMS, rates
+from scaling_law.machine.efficiency import SMALL, TERMS, rates
 from scaling_law.machine.layout import MEGATRON, Layouts
 from scaling_law.size import BatchRamp, RampStage
 from studies.common import FloatArray
@@ -28,18 +27,16 @@ from studies.hours.runs import BATCH_UNKNOWN, Timed, seconds
 
 CENTRE = np.array([*np.log([1.6, 1.0, 60.0, 60.0, 0.6, 0.45]), -0.3, 0.04, 0.06])  # in the order of PARAMETERS
 WIDTH = np.array([0.3, 0.7, 1.0, 1.0, 0.2, 0.2, 0.3, 0.05, 0.05])
-LAYOUT = ("recomputation", "bubble", "tensor all-reduce", "all-to-all")
 NOISE = 0.25  # of ln seconds, beyond which a row counts less
 
 
 class Table:
-    """What the fit reads of rows, as arrays [n]; of their layouts what `counted` names, of `LAYOUT`.
+    """What the fit reads of rows, as arrays [n].
 
-    All-reduces and all-to-alls are added at a share of their least time, one parameter more. With `batch` tokens,
-    where none are published, the layout of rows without one is that of `searched`.
+    With `batch` tokens, where none are published, rows are predicted with the layout that is `searched`.
     """
 
-    def __init__(self, rows: Sequence[Timed], counted: Sequence[str] = (), batch: float | None = None) -> None:
+    def __init__(self, rows: Sequence[Timed], batch: float | None = None) -> None:
         sheets = [GPUS[row.gpu] for row in rows]
         self.work = np.array([[float(row.work[term]) for term in TERMS] for row in rows]).T
         self.gpu = np.array([[sheet.peak_flops, sheet.bandwidth] for sheet in sheets]).T
@@ -48,19 +45,14 @@ class Table:
         nodes = [max(row.gpus / sheet.node, 1.0) for row, sheet in zip(rows, sheets, strict=True)]
         self.nodes, self.whole = np.log(nodes), np.array([row.kind == "run" for row in rows], float)
         self.seconds, self.weight = np.log(seconds(rows)), weights(rows)
-        self.counted, layouts = counted, np.array([_of_layout(row) for row in rows]).T
-        self.layout = dict(zip(LAYOUT, layouts, strict=True))
         self.slower, self.sent = np.array([searched(row, batch) if batch else (1.0, 0.0) for row in rows]).T
         self.small = np.log(np.maximum(SMALL / np.array([row.n_multiplied for row in rows]), 1.0))
 
     def predicted(self, parameters: FloatArray) -> FloatArray:
         """ln seconds of a token on one GPU."""
-        growth, overhead, *links = parameters[len(PARAMETERS) - 2 :]
-        terms = rates(parameters[: len(PARAMETERS)], *self.gpu, *self.flags)
+        *_, growth, overhead = parameters
+        terms = rates(parameters, *self.gpu, *self.flags)
         steps = sum(rate * work for rate, work in zip(terms, self.work, strict=True))
-        for name in self.counted:
-            slower = name in ("recomputation", "bubble")
-            steps = steps * self.layout[name] if slower else steps + np.exp(links[0]) * self.layout[name]
         steps = np.maximum(steps * self.slower * np.exp(growth * self.nodes), self.sent)
         return np.asarray(np.log(steps) + overhead * self.whole * self.nodes)
 
@@ -86,14 +78,6 @@ def searched(row: Timed, batch: float) -> tuple[float, float]:
     return float(slower), sending * row.gpus / (sequences * row.sequence_length)
 
 
-def _of_layout(row: Timed) -> tuple[float, ...]:
-    """Factors of the seconds of a token, and seconds to be added, in the order of `LAYOUT`."""
-    gpu, model = GPUS[row.gpu], cast(Any, row)
-    reduced = Sent(tensor_bytes(model, 1.0, row.tp), row.tp).seconds(gpu)
-    sent = Sent(all_to_all_bytes(model, 1.0, row.ep), row.ep, is_ring=False).seconds(gpu)
-    return 1 + row.recomputed / 3, 1 + bubble(row.pp, row.passes * row.interleaved), float(reduced), float(sent)
-
-
 def weights(rows: Sequence[Timed]) -> FloatArray:
     """Root weights of the rows, [n]."""
     in_cell = Counter(row.cell for row in rows)
@@ -101,30 +85,27 @@ def weights(rows: Sequence[Timed]) -> FloatArray:
     return np.array([in_cell[row.cell] ** -0.5 * cells[row.lab] ** -0.25 for row in rows])
 
 
-def fitted(rows: Sequence[Timed], counted: Sequence[str] = ()) -> tuple[FloatArray, FloatArray]:
-    """The parameters [9] and their covariance [9, 9]; one more where something of the layouts is `counted`."""
-    table = Table(rows, counted=counted)
-    centre, spread = (np.append(v, more) if counted else v for v, more in ((CENTRE, np.log(0.7)), (WIDTH, 0.7)))
+def fitted(rows: Sequence[Timed]) -> tuple[FloatArray, FloatArray]:
+    """The parameters [9] and their covariance [9, 9]."""
+    table = Table(rows)
 
     def residuals(parameters: Any) -> FloatArray:
         off = (table.predicted(parameters) - table.seconds) * table.weight / NOISE
-        return np.concatenate([off, (parameters - centre) / spread])
+        return np.concatenate([off, (parameters - CENTRE) / WIDTH])
 
-    solution = least_squares(residuals, centre, loss="soft_l1")
+    solution = least_squares(residuals, CENTRE, loss="soft_l1")
     return solution.x, np.linalg.inv(solution.jac.T @ solution.jac)
 
 
-def misses(
-    rows: Sequence[Timed], counted: Sequence[str] = (), batch: float | None = BATCH_UNKNOWN
-) -> tuple[FloatArray, FloatArray, FloatArray]:
+def misses(rows: Sequence[Timed]) -> tuple[FloatArray, FloatArray, FloatArray]:
     """ln(predicted / published) of each row by the fit to the other labs, [n], with `shares` [n, 5].
 
     The third are standard deviations of ln seconds by that fit's covariance, [n].
     """
     error, width, parts = np.empty(len(rows)), np.empty(len(rows)), np.empty((len(rows), 5))
     for out in of_labs(rows):
-        parameters, covariance = fitted([*compress(rows, ~out)], counted)
-        table = Table([*compress(rows, out)], counted, batch)
+        parameters, covariance = fitted([*compress(rows, ~out)])
+        table = Table([*compress(rows, out)], BATCH_UNKNOWN)
         drawn = np.random.default_rng(0).multivariate_normal(parameters, covariance, 200)
         error[out] = table.predicted(parameters) - table.seconds
         width[out] = np.std([table.predicted(p) for p in drawn], axis=0)
@@ -132,14 +113,14 @@ def misses(
     return error, parts, width
 
 
-def left_out(rows: Sequence[Timed], batch: float | None = BATCH_UNKNOWN) -> tuple[FloatArray, FloatArray]:
+def left_out(rows: Sequence[Timed]) -> tuple[FloatArray, FloatArray]:
     """ln(predicted / published) of each row by the fit to the other labs, [n], and the standard deviation foreseen.
 
-    It holds the covariance of that fit and the spread between those labs. `batch` as of `Table`.
+    It holds the covariance of that fit and the spread between those labs.
     """
-    error, parts, width = misses(rows, batch=batch)
+    error, parts, width = misses(rows)
     for out in of_labs(rows):
-        between = spreads([*compress(rows, ~out)], batch)
+        between = spreads([*compress(rows, ~out)])
         width[out] = np.hypot(width[out], np.sqrt(parts[out] ** 2 @ between**2))
     return error, width
 
@@ -155,17 +136,17 @@ def shares(table: Table, parameters: FloatArray) -> FloatArray:
 
     Then ln(`SMALL` / parameters) of smaller models, and 1 for a whole run.
     """
-    parts = np.array(rates(parameters[: len(PARAMETERS)], *table.gpu, *table.flags)) * table.work
+    parts = np.array(rates(parameters, *table.gpu, *table.flags)) * table.work
     _, routed_flops, activations, routing = parts / parts.sum(axis=0)
     return np.stack([np.ones(len(activations)), activations, routed_flops + routing, table.small, table.whole], axis=1)
 
 
-def spreads(rows: Sequence[Timed], batch: float | None = BATCH_UNKNOWN) -> FloatArray:
+def spreads(rows: Sequence[Timed]) -> FloatArray:
     """Standard deviations [5] of ln seconds between labs: of all terms together, and more of some, as in `shares`.
 
     Those whose squares, times the squared shares, are nearest to the squared misses.
     """
-    (error, parts, _), weight = misses(rows, batch=batch), weights(rows)
+    (error, parts, _), weight = misses(rows), weights(rows)
     return np.asarray(np.sqrt(nnls(parts**2 * weight[:, None], error**2 * weight)[0]))
 
 

@@ -18,7 +18,7 @@ from typing import Any, cast
 import numpy as np
 
 from scaling_law import Architecture
-from scaling_law.machine import GPUS, ModelWork
+from scaling_law.machine import ModelWork
 from scaling_law.machine.efficiency import SMALL
 from studies.common import read_csv, rows_of, write_csv
 
@@ -35,16 +35,12 @@ LABS = {  # who trained or timed it, by what its name or source contains; the fi
 }  # fmt: skip
 SHEETS = {"A100-40": "A100 40GB", "A100-80": "A100", "A100-64": "A100"}  # the table's names → those of `GPUS`
 MARIN = "marin experiments/grug/fast_track/README.md, 032ccc1: MFU, tokens and FLOPs of a run"
-# Width, blocks; then parameters, those multiplied, tokens, FLOPs, MFU: dense, and top-8 of 384 on half the width.
-LADDER = (
-    (512, 6, 36.8e6, 26.5e6, 0.36175872e9, 9.4e16, 0.166, 483e6, 29.2e6, 1.2504e9, 3.5e17, 0.082),
-    (768, 8, 82.3e6, 66.1e6, 1.0695e9, 6.3e17, 0.202, 1.42e9, 73.1e6, 3.6333e9, 2.3e18, 0.103),
-    (1024, 12, 185.3e6, 161.5e6, 2.8941e9, 3.9e18, 0.267, 3.75e9, 178.8e6, 9.7203e9, 1.4e19, 0.139),
-    (1280, 14, 313.6e6, 282.5e6, 5.2303e9, 1.2e19, 0.288, 6.81e9, 312.3e6, 17.4787e9, 4.3e19, 0.156),
-)
-WORDS = {"interleaved": "VP", "micro_batch": "MBS"}  # of a layout
 GPUS_UNKNOWN = 1024  # of a run that does not say
 BATCH_UNKNOWN = 4e6  # tokens, likewise
+SHAPE = {  # of the rest of a model: our name → the table's
+    **{"n_heads": "heads", "n_kv_heads": "kv_heads", "vocab_size": "vocab", "gated": "gated_ffn"},
+    **{"d_ff": "dense_intermediate", "d_expert": "expert_intermediate", "d_shared": "shared_expert_width"},
+}
 LAID_OUT = ("tp", "pp", "ep", "cp", "dp", "fsdp", "parallelism_words")  # columns that say how
 
 
@@ -69,16 +65,8 @@ class Timed:
     sequence_length: int
     tokens_per_second: float
     source: str
-    # The published layout: 1 where a degree is not, 0 tokens of a batch.
-    tp: int = 1
-    pp: int = 1
-    ep: int = 1
-    cp: int = 1
-    interleaved: int = 1  # parts of the model on each stage of a pipeline
-    micro_batch: int = 1  # sequences
-    batch_tokens: float = 0.0
-    recomputed: int = 0  # 1 where all activations are
-    has_layout: int = 0  # 1 where anything of it is published
+    batch_tokens: float = 0.0  # 0 where none are published
+    has_layout: int = 0  # 1 where anything of the layout is published
     # The rest of the model, as in `Architecture`; 0 where unknown or none.
     n_heads: int = 0
     n_kv_heads: int = 0
@@ -88,11 +76,6 @@ class Timed:
     d_expert: int = 0
     d_shared: int = 0
     gated: int = 1
-
-    @property
-    def blocks(self) -> int:
-        """As of an `Architecture`, for `machine.communication`."""
-        return self.n_blocks
 
     @property
     def architecture(self) -> Architecture:
@@ -115,12 +98,6 @@ class Timed:
         while unit > wanted and unit % 2 == 0:
             unit //= 2
         return unit * max(1, round(wanted / unit))
-
-    @property
-    def passes(self) -> float:
-        """Micro-batches of a step; many where the batch is not published."""
-        copies = max(1.0, self.gpus / (self.tp * self.pp * self.cp))
-        return max(1.0, (self.batch_tokens or 1e9) / self.sequence_length / self.micro_batch / copies)
 
     @property
     def work(self) -> dict[str, Any]:
@@ -155,95 +132,54 @@ def read(path: Path) -> list[Timed]:
 
 
 def derive(table: Path, path: Path) -> Path:
-    """Write `runs.csv` from the columns of a public table of runs."""
+    """Write `runs.csv` from the columns of a public table of runs.
+
+    The rows of Marin's ladder, which the table lacks, stay: transcribed, small models on one node of H100s.
+    """
     with table.open(newline="", encoding="utf-8") as file:
-        timed = [*(row for row in map(_timed, csv.DictReader(file)) if row is not None), *_ladder()]
-    return write_csv(path, rows_of(_newest(timed), Timed))
+        timed = [row for row in map(_timed, csv.DictReader(file)) if row is not None]
+    ladder = [row for row in read(path) if row.source == MARIN] if path.exists() else []
+    return write_csv(path, rows_of([*_newest(timed), *ladder], Timed))
 
 
 def _timed(row: dict[str, str]) -> Timed | None:
     """A row of the public table; None where it does not count."""
-    if LEFT_OUT.search(row["name"]) or not (row["hidden"] and row["heads"] and (speed := _speed(row))):
+
+    def whole(column: str, otherwise: int = 0) -> int:
+        return int(float(row.get(column) or otherwise))
+
+    heads, moe, length = whole("heads"), row["moe"] == "1", whole("seq_len", 4096)
+    multiplied, attention_width = 1e9 * float(row["params_active_matmul_calc_B"] or 0), heads * whole("head_dim")
+    speed = float(row["tokens_per_s_per_gpu"] or 0)  # or from the TFLOP/s that the row reports
+    if not speed and row["tflops_per_gpu_reported"] and multiplied:
+        flops = 6 * multiplied + 6 * length * whole("layers") * attention_width
+        speed = 1e12 * float(row["tflops_per_gpu_reported"]) / flops
+    if LEFT_OUT.search(row["name"]) or not (row["hidden"] and heads and speed):
         return None
-    text = f"{row['name']} {row['source']}"
-    moe = row["moe"] == "1"
-    between = float(row["moe_every_n_layers"] or 1)
+    text, routed_blocks = f"{row['name']} {row['source']}", whole("layers") - whole("dense_first_layers")
     return Timed(
         name=row["name"],
         lab=next((lab for part, lab in LABS.items() if part in text), "other"),
         kind=row["kind"],
         gpu=SHEETS.get(row["gpu"], row["gpu"]),
-        gpus=int(float(row["n_gpus"] or GPUS_UNKNOWN)),
-        precision="fp4" if "fp4" in row["precision"] else "fp8" if "fp8" in row["precision"] else "bf16",
+        gpus=whole("n_gpus", GPUS_UNKNOWN),
+        precision=next((name for name in ("fp4", "fp8") if name in row["precision"]), "bf16"),
         routing="" if not moe else "forced" if re.search("forced|fake", row["routing"]) else "trained",
-        d_model=int(row["hidden"]),
-        n_blocks=int(row["layers"]),
-        attention_width=int(row["heads"]) * int(row["head_dim"]),
-        routed_blocks=int((int(row["layers"]) - int(row["dense_first_layers"] or 0)) / between) if moe else 0,
-        experts_per_token=int(row["top_k"] or 1),
+        d_model=whole("hidden"),
+        n_blocks=whole("layers"),
+        attention_width=attention_width,
+        routed_blocks=int(routed_blocks / float(row["moe_every_n_layers"] or 1)) if moe else 0,
+        experts_per_token=whole("top_k", 1),
         n_total=1e9 * float(row["params_total_calc_B"]),
-        n_multiplied=1e9 * float(row["params_active_matmul_calc_B"]),
-        sequence_length=int(row["seq_len"] or 4096),
+        n_multiplied=multiplied,
+        sequence_length=length,
         tokens_per_second=float(f"{speed:.6g}"),
         source=row["source"],
-        **_layout(row),
-        **_shape(row),
+        batch_tokens=float(row.get("batch_tokens") or 0),
+        has_layout=int(any(row.get(name) for name in LAID_OUT)),
+        **{name: whole(column) for name, column in SHAPE.items()},
+        experts=whole("experts", 1),
     )
-
-
-def _shape(row: dict[str, str]) -> dict[str, int]:
-    """What memory and traffic depend on besides."""
-    columns = {"n_heads": "heads", "n_kv_heads": "kv_heads", "vocab_size": "vocab", "gated": "gated_ffn"}
-    columns |= {"d_ff": "dense_intermediate", "d_expert": "expert_intermediate", "d_shared": "shared_expert_width"}
-    sizes = {name: int(float(row.get(column) or 0)) for name, column in columns.items()}
-    return sizes | {"experts": int(float(row.get("experts") or 1))}
-
-
-def _layout(row: dict[str, str]) -> dict[str, Any]:
-    """What a row says of its layout, in its columns and words ("TP2 PP8 VP4 EP32 MBS1")."""
-    words = row.get("parallelism_words", "")
-    numbers = {name: re.search(rf"\b{short}(\d+)", words, re.I) for name, short in WORDS.items()}
-    degrees = {name: int(float(row.get(name) or 1)) for name in ("tp", "pp", "ep", "cp")}
-    recomputed = int(bool(re.search(r"checkpointing (True|yes)|recompute full|full recompute", words)))
-    said = {name: int(match[1]) for name, match in numbers.items() if match}
-    numbers_of = {"recomputed": recomputed, "has_layout": int(any(row.get(name) for name in LAID_OUT))}
-    return degrees | said | numbers_of | {"batch_tokens": float(row.get("batch_tokens") or 0)}
-
-
-def _ladder() -> Iterable[Timed]:
-    """Marin's ladder, which the table lacks: small models on one node of H100s."""
-    for d_model, n_blocks, *numbers in LADDER:
-        for routed, (total, multiplied, tokens, flops, mfu) in enumerate((numbers[:5], numbers[5:])):
-            yield Timed(
-                name=f"Marin's ladder, d{d_model}, {'MoE' if routed else 'dense'}",
-                lab="Marin",
-                kind="benchmark",
-                gpu="H100",
-                gpus=8,
-                precision="bf16",
-                routing="trained" if routed else "",
-                d_model=d_model,
-                n_blocks=n_blocks,
-                attention_width=d_model,
-                routed_blocks=n_blocks if routed else 0,
-                experts_per_token=4 if routed else 1,  # 8 on half the width
-                n_total=total,
-                n_multiplied=multiplied,
-                sequence_length=4096,
-                tokens_per_second=float(f"{mfu * GPUS['H100'].peak_flops * tokens / flops:.6g}"),
-                source=MARIN,
-            )
-
-
-def _speed(row: dict[str, str]) -> float:
-    """Tokens/s of one GPU as published, or from the TFLOP/s that a row reports; 0 where it has neither."""
-    if row["tokens_per_s_per_gpu"]:
-        return float(row["tokens_per_s_per_gpu"])
-    if not (row["tflops_per_gpu_reported"] and row["params_active_matmul_calc_B"]):
-        return 0.0
-    attention = int(row["seq_len"] or 4096) * int(row["layers"]) * int(row["heads"]) * int(row["head_dim"])
-    flops = 6e9 * float(row["params_active_matmul_calc_B"]) + 6 * attention
-    return 1e12 * float(row["tflops_per_gpu_reported"]) / flops
 
 
 def _newest(rows: Iterable[Timed]) -> list[Timed]:

@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 
 from hub.base import strict_json
-from hub.base.units import format_count
 from scaling_law import LearningRateLaw, fit_learning_rate
 from scaling_law.formulas.learning_rate import PUBLIC_FILE
-from studies.common import FloatArray, Part, rounded, write_page
+from studies.common import FloatArray, Page, Part, rounded
 from studies.learning_rates import population
 from studies.learning_rates.population import Member, Population, estimate, law_of, member_of
 from studies.learning_rates.sets import OTHER_OPTIMIZER, SETS, Rates, read_sets
@@ -138,14 +137,6 @@ def folds(r: Results) -> Iterator[Part]:
         yield f"{one.name} ({one.what})", row["models"], *errors, *regrets, f"{row['held']:.0%}"
 
 
-def sources(r: Results) -> Iterator[Part]:
-    yield "set", "lab", "models", "best rates", "N", "E", "D", "batch", "from", "licence"
-    ends = {m.name: ["…".join(map(format_count, dict.fromkeys(pair))) for pair in m.ranges] for m in r.members}
-    for one in SETS:
-        row = r.folds[one.name]
-        yield one.name, one.lab, row["models"], row["rates"], *ends.get(one.name, [""] * 4), one.place, one.licence
-
-
 def values(r: Results) -> dict[str, str]:
     """The numbers in the page's sentences."""
     p, adamw = r.population, [r.folds[one.name] for one in SETS if one.member and one.level < OTHER_OPTIMIZER]
@@ -163,18 +154,9 @@ def values(r: Results) -> dict[str, str]:
         "tuned-cost": of_adamw("regret", "one model", ".4f"),
         "public-cost": of_adamw("regret", "another lab", ".4f"),
         "paper-cost": of_adamw("regret", "paper", ".4f"),
-        **{
-            f"{name}-{method.replace(' ', '-').lower()}": f"{r.folds[of]['alone'][method]:.2f}"
-            for name, of in (("marin", "marin_moe"), ("step", "step_dense"))
-            for method in ("without D", "with D")
-        },
-        "adamh": f"{r.folds['marin_moe']['rms']['one model']:.2f}",
-        "adamh-cost": f"{r.folds['marin_moe']['regret']['one model']:.4f}",
-        "tiny": f"{r.folds['crossing']['rms']['one model']:.2f}",
     }
 
 
-BLOCKS = {"exponents": exponents, "folds": folds, "sources": sources}
 CLAIMS = {
     "rates fall with N and E and rise with the batch in every lab": lambda r: all(
         own[1] < 0 > own[2] and own[4] > 0 for own, _ in r.population.labs.values()
@@ -201,7 +183,4 @@ def _fewer(r: Results, method: str, other: str) -> int:
     return sum(row["regret"][method] < row["regret"][other] for row in r.folds.values() if row["regret"])
 
 
-def write(page: Path) -> list[Path]:
-    """Fill the page and write the library's laws; returns what was written."""
-    results = read_results()
-    return [ship(results), *write_page(page, results, BLOCKS, {}, {}, values, CLAIMS)]
+PAGE = Page(read_results, blocks=(exponents, folds), values=values, claims=CLAIMS)

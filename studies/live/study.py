@@ -6,25 +6,25 @@ Errors are of held-out losses, in nats per byte.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from hub.base.units import format_count
+from hub.base.units import UNKNOWN
 from scaling_law import JointLaw, Law, LiveEstimate, LiveForecast, Runs, TrainingCurve, fit
 from scaling_law.figures import drawing
-from studies.common import Part, rms, write_page
+from studies.common import Page, Part, rms
 from studies.live import trunks
 from studies.live.trunks import SHORTEST, Logged, Sweep
 from studies.live.trunks import take as take
 
 SHARES = (0.1, 0.25, 0.5, 0.75, 0.9)
 TRUNK, SIZE, FIRST, LAWLESS = "the trunk", "all of its size", "all logs: the law alone", "the trunk; without a law"
+WAYS = TRUNK, SIZE, FIRST, LAWLESS
+SHOWN_SHARES = (0.1, 0.5, 0.9)  # in the table of the page
 HUBER = 0.05  # as in the crossing
-RAISED, RAISED_FROM, LOOKS = (0.0, 0.05, 0.1, 0.2), 0.4, np.arange(0.1, 0.76, 0.05)
 SHOWN = "crossing-d48-b3-h3-E4-seed1"
 
 
@@ -55,14 +55,6 @@ class Results:
     def logged(self) -> list[Logged]:
         return [one for sweep in self.sweeps for one in sweep.logged]
 
-    @cached_property
-    def seen(self) -> list[float]:
-        """The part of the runs that are said to be off their track when their losses are raised by each of RAISED."""
-        return [
-            float(np.mean([_off_track(sweep, one, x) for sweep in self.sweeps for one in _longest(sweep)]))
-            for x in RAISED
-        ]
-
 
 def _judge(sweep: Sweep) -> Iterator[Judged]:
     base = _fitted(sweep.runs, JointLaw.published()) or JointLaw.published()
@@ -71,15 +63,15 @@ def _judge(sweep: Sweep) -> Iterator[Judged]:
         law, finished = _without(sweep, of_it[0], base, TRUNK)
         if law is None:  # no other trunk
             continue
-        other, elsewhere = _without(sweep, of_it[0], base, SIZE)
-        ways: Sequence[tuple[str, Law | None, list[TrainingCurve]]]
-        ways = ((TRUNK, law, finished), (SIZE, other, elsewhere), (FIRST, law, []), (LAWLESS, None, finished))
+        ways = {TRUNK: (law, finished), SIZE: _without(sweep, of_it[0], base, SIZE)}
+        ways |= {FIRST: (law, []), LAWLESS: (None, finished)}
         for one in (one for one in of_it if one.curve.horizon > SHORTEST):
-            for left_out, way, peers in ways:
+            for left_out, (way, peers) in ways.items():
                 if (not peers and left_out != FIRST) or (left_out == SIZE and way is None):
                     continue
                 forecast, final = LiveForecast(peers, way), one.curve.final or np.nan
-                bare = float((way or law).loss(**_asked(one.curve, way or law)))
+                asked = {name: one.curve.model[name] for name in law.variables if name != "tokens"}
+                bare = float((way or law).loss(**asked, tokens=one.curve.horizon))
                 for share in SHARES:
                     seen = _seen(one.curve, share)
                     if said := forecast.of(seen):
@@ -97,10 +89,11 @@ def _seen(curve: TrainingCurve, share: float) -> TrainingCurve:
 def _without(sweep: Sweep, one: Logged, base: Law, left_out: str) -> tuple[Law | None, list[TrainingCurve]]:
     """A law fitted to the other runs of the sweep, and their curves."""
     if left_out == SIZE:
-        rest = sweep.without(sweep.runs["d_model"] == one.d_model)
-        return _fitted(rest, base), [other.curve for other in sweep.logged if other.d_model != one.d_model]
-    rest = sweep.without([sweep.trunks[run] == one.trunk for run in sweep.runs.run_id])
-    return _fitted(rest, base), [other.curve for other in sweep.logged if other.trunk != one.trunk]
+        kept, others = sweep.runs["d_model"] != one.d_model, [o for o in sweep.logged if o.d_model != one.d_model]
+    else:
+        kept = np.array([sweep.trunks[run] != one.trunk for run in sweep.runs.run_id])
+        others = [other for other in sweep.logged if other.trunk != one.trunk]
+    return _fitted(sweep.runs.subset(kept), base), [other.curve for other in others]
 
 
 def _fitted(runs: Runs, start: Law) -> Law | None:
@@ -108,53 +101,25 @@ def _fitted(runs: Runs, start: Law) -> Law | None:
     return fit(runs, "joint", huber_delta=HUBER, prior=JointLaw.published(), starts=[start]).law if len(runs) else None
 
 
-def _asked(curve: TrainingCurve, law: Law) -> dict[str, Any]:
-    return {name: curve.model[name] for name in law.variables if name != "tokens"} | {"tokens": curve.horizon}
-
-
-def _longest(sweep: Sweep) -> list[Logged]:
-    ends: dict[str, Logged] = {}
-    for one in sorted(sweep.logged, key=lambda one: one.curve.horizon):
-        ends[one.trunk] = one
-    return [*ends.values()]
-
-
-def _off_track(sweep: Sweep, one: Logged, raised: float) -> bool:
-    peers = [other.curve for other in sweep.logged if other.trunk != one.trunk]
-    losses = one.curve.losses * np.where(one.curve.tokens > RAISED_FROM * one.curve.horizon, 1 + raised, 1.0)
-    run, forecast = replace(one.curve, losses=losses), LiveForecast(peers)
-    return any((said := forecast.of(run.until(share))) is not None and said.off_track() for share in LOOKS)
-
-
 # ------------------------------------------------------------------ the page
 
 
 def errors(r: Results) -> Iterator[Part]:
-    yield (
-        "left out",
-        "tokens seen",
-        "trunks",
-        "n",
-        "last loss",
-        "law",
-        "forecast",
-        "within 50 %",
-        "90 %",
-        "99 %",
-        "± of 90 %",
-    )
-    for left_out in (TRUNK, SIZE, FIRST, LAWLESS):
-        for share in SHARES:
+    about = "left out", "tokens seen", "trunks", "n"
+    yield *about, "last loss", "law", "forecast", "within 50 %", "90 %", "99 %", "± of 90 %"
+    for left_out in WAYS:
+        for share in SHOWN_SHARES:
             if many := r.at(left_out, share):
-                yield left_out, f"{share:.0%}", len({one.run.trunk for one in many}), len(many), *_row(many)
+                misses = last_error(many), law_error(many), forecast_error(many)
+                texts = [f"{misses[0]:.3f}", *(f"{miss:.4f}" for miss in misses[1:])]
+                texts[1] = UNKNOWN if left_out == LAWLESS else texts[1]
+                texts += [f"{held(many, level):.0%}" for level in (0.5, 0.9, 0.99)]
+                texts.append(f"{np.mean([np.ptp(one.said.interval()) / 2 for one in many]):.3f}")
+                yield left_out, f"{share:.0%}", len({one.run.trunk for one in many}), len(many), *texts
 
 
-def _row(many: Sequence[Judged]) -> Iterator[str]:
-    yield f"{rms(np.array([one.last - one.final for one in many])):.3f}"
-    yield "–" if many[0].left_out == LAWLESS else f"{law_error(many):.4f}"
-    yield f"{forecast_error(many):.4f}"
-    yield from (f"{held(many, level):.0%}" for level in (0.5, 0.9, 0.99))
-    yield f"{np.mean([np.ptp(one.said.interval()) / 2 for one in many]):.3f}"
+def last_error(many: Sequence[Judged]) -> float:
+    return rms(np.array([one.last - one.final for one in many]))
 
 
 def forecast_error(many: Sequence[Judged]) -> float:
@@ -170,23 +135,6 @@ def held(many: Sequence[Judged], level: float) -> float:
     return float(np.mean([low < one.final < high for one in many for low, high in [one.said.interval(level)]]))
 
 
-def sweeps(r: Results) -> Iterator[Part]:
-    yield "sweep", "d_model", "E", "D", "trunks", "branches", "log lines of a trunk"
-    for sweep in r.sweeps:
-        models = sorted({(one.d_model, one.curve.model["experts"]) for one in sweep.logged})
-        for d_model, experts in models:
-            many = [o for o in sweep.logged if (o.d_model, o.curve.model["experts"]) == (d_model, experts)]
-            ends = ", ".join(format_count(float(f"{d:.2g}")) for d in sorted({one.curve.horizon for one in many}))
-            lines = max(len(one.curve.tokens) for one in many)
-            yield sweep.name, d_model, f"{experts:g}", ends, len({one.trunk for one in many}), len(many), lines
-
-
-def alarms(r: Results) -> Iterator[Part]:
-    yield "raised by", "said to be off the track"
-    for raised, part in zip(RAISED, r.seen, strict=True):
-        yield f"{raised:.0%}", f"{part:.0%}"
-
-
 def values(r: Results) -> dict[str, str]:
     tenth, half, end = (r.at(TRUNK, share) for share in (0.1, 0.5, 0.9))
     every = [one for one in r.judged if one.left_out == TRUNK]
@@ -196,30 +144,27 @@ def values(r: Results) -> dict[str, str]:
         "law": f"{law_error(half):.3f}",
         "half": f"{forecast_error(half):.3f}",
         "end": f"{forecast_error(end):.3f}",
-        "last": f"{rms(np.array([one.last - one.final for one in end])):.3f}",
+        "last": f"{last_error(end):.3f}",
         "held": f"{held(every, 0.9):.0%}",
-        "alarms": f"{r.seen[0]:.0%}",
     }
 
 
-def errors_and_one_run(r: Results, axes: Any = None) -> Any:
+def live_errors(r: Results) -> Any:
     """RMSE against the share of tokens seen; and one trunk with its forecast and 90 % interval as it trains."""
-    left, right = axes = drawing.panels_or_new(axes, 2, 9.6, 4.4)
-    for left_out, colour in zip((TRUNK, SIZE, FIRST, LAWLESS), ("#0072B2", "#E69F00", "#D55E00", "0.5"), strict=True):
-        known = [share for share in SHARES if r.at(left_out, share)]
-        left.plot(
-            known, [forecast_error(r.at(left_out, s)) for s in known], "o-", color=colour, label=f"without {left_out}"
-        )
-    shares = [share for share in SHARES if r.at(TRUNK, share)]
-    left.plot(shares, [law_error(r.at(TRUNK, s)) for s in shares], "k--", label="law, without the trunk")
+    left, right = axes = drawing.panels_or_new(None, 2, 9.6, 4.4)
+    for left_out, colour in zip(WAYS, ("#0072B2", "#E69F00", "#D55E00", "0.5"), strict=True):
+        missed = {share: forecast_error(many) for share in SHARES if (many := r.at(left_out, share))}
+        left.plot([*missed], [*missed.values()], "o-", color=colour, label=f"without {left_out}")
+    of_law = {share: law_error(many) for share in SHARES if (many := r.at(TRUNK, share))}
+    left.plot([*of_law], [*of_law.values()], "k--", label="law, without the trunk")
     left.set(xlabel="share of tokens seen", ylabel="RMSE (nats per byte)", ylim=(0, None))
-    (sweep, one) = next((s, o) for s in r.sweeps for o in _longest(s) if o.trunk == SHOWN)
+    (sweep,) = (sweep for sweep in r.sweeps if sweep.name == "crossing")
+    one = max((one for one in sweep.logged if one.trunk == SHOWN), key=lambda one: one.curve.horizon)
     law, peers = _without(sweep, one, JointLaw.published(), TRUNK)
     said = [e for share in np.linspace(0.1, 1.0, 91) if (e := LiveForecast(peers, law).of(one.curve.until(share)))]
     at, band = np.array([e.share for e in said]), np.array([e.interval() for e in said]).T
-    right.plot(
-        one.curve.tokens / one.curve.horizon, one.curve.losses, color="0.7", linewidth=0.8, label="training loss"
-    )
+    style = {"color": "0.7", "linewidth": 0.8}
+    right.plot(one.curve.tokens / one.curve.horizon, one.curve.losses, label="training loss", **style)
     right.fill_between(at, *band, color="#0072B2", alpha=0.25, linewidth=0, label="90 %")
     right.plot(at, [e.loss for e in said], color="#0072B2", label="forecast of the final loss")
     right.axhline(one.curve.final or np.nan, color="k", linewidth=0.8, label="final loss, held out")
@@ -229,14 +174,11 @@ def errors_and_one_run(r: Results, axes: Any = None) -> Any:
     return axes
 
 
-def every_forecast(r: Results) -> Iterator[tuple[object, ...]]:
+def live(r: Results) -> Iterator[Part]:
     yield "left_out", "trunk", "tokens", "share", "final", "last", "law", "forecast", "low", "high"
     for one in r.judged:
         numbers = (one.final, one.last, one.law, one.said.loss, *one.said.interval())
         yield one.left_out, one.run.trunk, int(one.run.curve.horizon), one.share, *(f"{x:.4f}" for x in numbers)
-
-
-BLOCKS = {"errors": errors, "sweeps": sweeps, "alarms": alarms}
 
 
 def _error(r: Results, left_out: str, share: float) -> float:
@@ -246,8 +188,8 @@ def _error(r: Results, left_out: str, share: float) -> float:
 
 CLAIMS = {
     "the forecast is far nearer than the last loss": lambda r: all(
-        forecast_error(many) < 0.5 * rms(np.array([one.last - one.final for one in many]))
-        for left_out in (TRUNK, SIZE, FIRST, LAWLESS)
+        forecast_error(many) < 0.5 * last_error(many)
+        for left_out in WAYS
         for share in SHARES
         if (many := r.at(left_out, share))
     ),
@@ -262,8 +204,11 @@ CLAIMS = {
 }
 
 
-def write(page: Path) -> list[Path]:
-    """Fill the page, its table and its figure; returns what was written."""
-    results = Results(trunks.read())
-    tables, figures = {"live": every_forecast}, {"live": errors_and_one_run}
-    return write_page(page, results, BLOCKS, tables, figures, values, CLAIMS)
+PAGE = Page(
+    read=lambda: Results(trunks.read()),
+    blocks=(errors,),
+    tables=(live,),
+    figures=(live_errors,),
+    values=values,
+    claims=CLAIMS,
+)

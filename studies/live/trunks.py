@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 import hub
 from hub import RunRecord
 from hub.base import atomic
 from scaling_law import Runs, TrainingCurve, load_runs
 from scaling_law.forecasting.live import curve_of
-from studies.crossing.records import gather, read_sweep
+from studies.common import gather
+from studies.crossing.records import read_sweep
 
 FOLDER = Path(__file__).parent
 SHORTEST = 9e5  # tokens of the runs that laws are fitted to and that are judged, as in the crossing
@@ -40,9 +39,6 @@ class Sweep:
     runs: Runs
     logged: tuple[Logged, ...]
     trunks: Mapping[str, str]
-
-    def without(self, left_out: Iterable[bool]) -> Runs:
-        return self.runs.subset(~np.asarray(left_out))
 
 
 def read() -> list[Sweep]:

@@ -15,7 +15,7 @@ from hub.base.errors import InputError
 from hub.base.markdown import escaped
 from scaling_law import Description, describe
 from scaling_law.figures import drawing
-from studies.common import write_page
+from studies.common import Page
 
 ENTRIES = Path(__file__).parents[2] / "scaling_law" / "explorer" / "models.json"
 
@@ -45,12 +45,7 @@ def read_entries(path: str | Path) -> list[Entry]:
     return sorted(entries, key=lambda entry: entry.description.architecture.n_active)
 
 
-def write(page: Path) -> list[Path]:
-    """Write the page with its tables and its figure; returns what was written."""
-    return write_page(page, read_entries(ENTRIES), {"sources": sources}, TABLES, {"models": beside_the_law})
-
-
-def sizes(entries: list[Entry]) -> Iterator[tuple[object, ...]]:
+def models(entries: list[Entry]) -> Iterator[tuple[object, ...]]:
     """What each model is; parameters with embedding and head."""
     head = "n_active", "n_total", "exact", "experts", "per_token", "shared", "granularity", "e_of_the_law"
     yield "model", *head, "flops_per_token", "kv_bytes_per_token"
@@ -62,7 +57,7 @@ def sizes(entries: list[Entry]) -> Iterator[tuple[object, ...]]:
         yield entry.name, a.n_active, a.n_total, entry.description.model.parameters, *experts, *costs
 
 
-def predictions(entries: list[Entry]) -> Iterator[tuple[object, ...]]:
+def models_predictions(entries: list[Entry]) -> Iterator[tuple[object, ...]]:
     """What the law says of each model whose training tokens are known, and its own choice; empty where refused."""
     yield "model", "tokens", "flops", "loss", "law_experts", "law_n_active", "law_tokens", "law_loss"
     for entry in entries:
@@ -74,9 +69,9 @@ def predictions(entries: list[Entry]) -> Iterator[tuple[object, ...]]:
             yield entry.name, f"{p.tokens:g}", f"{p.training_flops:.4g}", losses[0], *law, losses[1]
 
 
-def beside_the_law(entries: list[Entry], ax: Any = None) -> Any:
+def models_beside_the_law(entries: list[Entry]) -> Any:
     """Active parameters against training tokens: each model, and by a line what the law would train at its cost."""
-    ax = drawing.axes_or_new(ax, 7.6, 5.4)
+    ax: Any = drawing.axes_or_new(None, 7.6, 5.4)
     for entry in entries:
         if (p := entry.description.prediction) is not None:
             a = entry.description.architecture
@@ -106,4 +101,9 @@ def sources(entries: list[Entry]) -> Iterator[str]:
     yield "\n".join(lines)
 
 
-TABLES = {"models": sizes, "models-predictions": predictions}
+PAGE = Page(
+    read=lambda: read_entries(ENTRIES),
+    blocks=(sources,),
+    tables=(models, models_predictions),
+    figures=(models_beside_the_law,),
+)

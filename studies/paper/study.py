@@ -5,7 +5,6 @@ The recovered coefficients agree in 29 of 36 compute-optimal and 9 of 12 optimal
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -20,14 +19,9 @@ COMPUTE_OPTIMAL = {
     1e21: "5.7B 29.3B, 5B 33B, 4.4B 38B, 3.8B 44.3B, 3.3B 51.2B, 2.85B 58.4B",
     1e22: "18.8B 88.6B, 17.4B 96B, 15.8B 105.4B, 14.4B 115.8B, 13.2B 126.5B, 12.2B 136.9B",
 }
-# Table "Optimal E": FLOPs → GB → E (32 stands for the printed "≥ 32"); 16k tokens of KV cache, bfloat16.
-OPTIMAL_EXPERTS: dict[float, dict[int, int]] = {
-    1e21: {24: 16, 80: 32, 640: 32},
-    1e22: {24: 4, 80: 16, 640: 32},
-    1e23: {24: 1, 80: 8, 640: 32},
-    1e24: {24: 1, 80: 1, 640: 16},
-}
-OPTIMAL_EXPERTS_KV_TOKENS = 16_384
+# Table "Optimal E": FLOPs → E at 24, 80 and 640 GB (32: the printed "≥ 32"); 16k tokens of KV cache, bfloat16.
+OPTIMAL_EXPERTS = {1e21: (16, 32, 32), 1e22: (4, 16, 32), 1e23: (1, 8, 32), 1e24: (1, 1, 16)}
+GIGABYTES, KV_TOKENS = (24, 80, 640), 16_384
 # Table "The fitted coefficients … reduced to the Chinchilla scaling law", rounded to four decimals by the paper's
 # macro: E → m, μ, n, ν, c.
 CHINCHILLA = {
@@ -38,8 +32,8 @@ CHINCHILLA = {
     16: "19.0159 -0.1617 167.5073 -0.2494 1.3637",
     32: "16.5424 -0.1557 234.6726 -0.2652 1.3637",
 }
-# Numbers in the text.
-FAMILY = {2: (1408, "36%"), 4: (1152, "61%")}  # E → width, FLOPs per token saved against the dense d = 1664 (1.1B)
+# Numbers in the text: E → width, FLOPs per token saved against the dense d = 1664 (1.1B)
+FAMILY = {2: (1408, "36%"), 4: (1152, "61%")}
 # A dense model of 1B on 10B tokens, matched in FLOPs (6 N D) and memory.
 CAPTION_EXPERTS, CAPTION_PARAMETERS, CAPTION_FLOPS = 16, 1e9, 6e19
 CAPTION = {"n_active": "155M", "tokens": "64B", "tokens_per_parameter": "414"}
@@ -47,57 +41,50 @@ CAPTION = {"n_active": "155M", "tokens": "64B", "tokens_per_parameter": "414"}
 
 @dataclass(frozen=True)
 class Cell:
-    """One number: what is printed (as text), our value, and whether ours rounds to the printed digits.
+    """One number: as printed, and our value.
 
-    `half_unit` is half a unit of the last printed digit (0 for whole choices, such as the best E).
+    `billions` are the decimals of billions whose trailing zeros are cut; a choice, such as the best E, is whole.
     """
 
     row: str
     column: str
     printed: str
-    printed_value: float
     value: float
-    half_unit: float
+    billions: int = 0
+    is_choice: bool = False
 
-    @classmethod
-    def of(cls, row: str, column: str, printed: str, value: float, billions: int = 0) -> Cell:
-        """Read a printed text; `billions`: the decimals that billions have at least (trailing zeros being cut)."""
-        number, suffix = _parts(printed)
-        decimals = max(len(number.partition(".")[2]), billions if suffix == "B" else 0)
-        scale = parse_count("1" + suffix)
-        return cls(row, column, printed, float(number) * scale, float(value), 0.5 * scale * 10.0**-decimals)
-
-    @property
-    def difference(self) -> float:
-        return self.value - self.printed_value
+    def _parts(self) -> tuple[str, float]:
+        """The number as printed, and what it counts."""
+        text = self.printed.removeprefix("≥ ")
+        number = text.rstrip("kMBT%")
+        return number, parse_count("1" + text[len(number) :].replace("%", ""))
 
     @property
-    def relative(self) -> float:
-        return self.difference / abs(self.printed_value) if self.printed_value else math.inf
+    def printed_value(self) -> float:
+        number, unit = self._parts()
+        return float(number) * unit
 
     @property
     def agrees(self) -> bool:
-        return abs(self.difference) <= self.half_unit * (1 + 1e-9)
+        """Whether ours rounds to the printed digits."""
+        number, unit = self._parts()
+        decimals = max(len(number.partition(".")[2]), self.billions if unit == 1e9 else 0)
+        half = 0.0 if self.is_choice else 0.5 * unit * 10.0**-decimals
+        return abs(self.value - self.printed_value) <= half * (1 + 1e-9)
 
     @property
-    def ours(self) -> str:
-        """Our value in the manner of the printed one, with a digit more."""
-        if self.printed.startswith("≥") or self.printed.isdigit():
-            return f"{self.value:g}" if self.value < 1e4 else format_count(self.value)
-        if self.printed.endswith("%"):
-            return f"{self.value:.1f}%"
-        number, suffix = _parts(self.printed)
-        return f"{self.value / parse_count('1' + suffix):.{len(number.partition('.')[2]) + 1}f}{suffix}"
+    def relative(self) -> float:
+        return (self.value - self.printed_value) / abs(self.printed_value)
 
     def shown(self) -> tuple[str, ...]:
-        difference = f"{self.relative:+.2%}" if self.half_unit else f"{self.difference:+g}"
-        return self.row, self.column, self.printed, self.ours, difference, "" if self.agrees else "differs"
-
-
-def _parts(printed: str) -> tuple[str, str]:
-    """(number, suffix) of a printed count."""
-    number = printed.rstrip("kMBT")
-    return number, printed[len(number) :]
+        """With our value in the manner of the printed one, and a digit more."""
+        number, unit = self._parts()
+        suffix = self.printed[-1] if not self.printed[-1].isdigit() else ""
+        ours = f"{self.value / unit:.{len(number.partition('.')[2]) + 1}f}{suffix}"
+        if number.isdigit() and not suffix:
+            ours = f"{self.value:g}" if self.value < 1e4 else format_count(self.value)
+        difference = f"{self.value - self.printed_value:+g}" if self.is_choice else f"{self.relative:+.2%}"
+        return self.row, self.column, self.printed, ours, difference, "" if self.agrees else "differs"
 
 
 @dataclass(frozen=True)
@@ -125,19 +112,19 @@ class PaperTable:
 
 def all_tables(law: JointLaw) -> dict[str, PaperTable]:
     """Every table of the paper, and the numbers of its text that follow from the law or the sizes."""
-    return {name: PaperTable(title, tuple(make(law)), note) for name, (title, make, note) in TABLES.items()}
+    return {make.__name__: PaperTable(title, tuple(make(law)), note) for make, title, note in TABLES}
 
 
 def coefficients(law: JointLaw) -> Iterator[Cell]:
     for name, printed in JointLaw.published(rounded=True).coefficients.items():
-        yield Cell.of("", name, str(printed), law.coefficients[name])
+        yield Cell("", name, str(printed), law.coefficients[name])
 
 
 def chinchilla(law: JointLaw) -> Iterator[Cell]:
     for experts, row in CHINCHILLA.items():
         values = law.to_chinchilla(experts).coefficients.values()
         for name, printed, value in zip(("m", "μ", "n", "ν", "c"), row.split(), values, strict=True):
-            yield Cell.of(f"E = {experts}", name, printed, value)
+            yield Cell(f"E = {experts}", name, printed, value)
 
 
 def compute_optimal(law: JointLaw) -> Iterator[Cell]:
@@ -145,64 +132,63 @@ def compute_optimal(law: JointLaw) -> Iterator[Cell]:
         best = law.compute_optimal(flops, [*CHINCHILLA], force=True)
         for i, (experts, pair) in enumerate(zip(CHINCHILLA, row.split(", "), strict=True)):
             where, (n_active, tokens) = f"{format_flops(flops)}, E = {experts}", pair.split()
-            yield Cell.of(where, "N_act", n_active, best.n_active[i], billions=1)
-            yield Cell.of(where, "D", tokens, best.tokens[i], billions=1)
+            yield Cell(where, "N_act", n_active, float(best.n_active[i]), billions=1)
+            yield Cell(where, "D", tokens, float(best.tokens[i]), billions=1)
 
 
 def optimal_experts(law: JointLaw) -> Iterator[Cell]:
     for flops, row in OPTIMAL_EXPERTS.items():
-        for gigabytes, experts in row.items():
-            memory, cache = gigabytes * 1e9, OPTIMAL_EXPERTS_KV_TOKENS
-            best = law.optimal(flops, memory=memory, kv_tokens=cache, force=True).best.experts
-            printed = f"≥ {experts}" if experts == 32 else str(experts)
-            yield Cell(format_flops(flops), f"{gigabytes} GB", printed, float(experts), best, 0.0)
+        for gigabytes, experts in zip(GIGABYTES, row, strict=True):
+            best = law.optimal(flops, memory=gigabytes * 1e9, kv_tokens=KV_TOKENS, force=True).best
+            printed = f"{'≥ ' if experts == 32 else ''}{experts}"
+            yield Cell(format_flops(flops), f"{gigabytes} GB", printed, best.experts, is_choice=True)
 
 
 def listing(law: JointLaw) -> Iterator[Cell]:
     for row in ROWS:
         where = f"d = {row.d_model}, {row.n_blocks} blocks, E = {row.experts}"
-        yield Cell.of(where, "N_total", row.n_total, row.architecture.n_total)
-        yield Cell.of(where, "N_act", row.n_active, row.architecture.n_active)
+        yield Cell(where, "N_total", row.n_total, row.architecture.n_total)
+        yield Cell(where, "N_act", row.n_active, row.architecture.n_active)
 
 
-def learning_rates(law: JointLaw) -> Iterator[Cell]:
+def learning_rate(law: JointLaw) -> Iterator[Cell]:
     code, text = (LearningRateLaw.published(reading) for reading in ("code", "paper"))
     for name in ("intercept", "slope_n", "slope_e"):
-        yield Cell.of("", name, str(getattr(text, name)), getattr(code, name))
+        yield Cell("", name, str(getattr(text, name)), getattr(code, name))
 
 
-def text_numbers(law: JointLaw) -> Iterator[Cell]:
+def text(law: JointLaw) -> Iterator[Cell]:
     for experts, (width, printed) in FAMILY.items():
         saved = 100 * (1 - Architecture(width, experts).n_active / Architecture(1664).n_active)
-        yield Cell("1.1B family", f"FLOPs per token saved, E = {experts}", printed, float(printed[:-1]), saved, 0.5)
+        yield Cell("1.1B family", f"FLOPs per token saved, E = {experts}", printed, saved)
     row = law.optimal(CAPTION_FLOPS, [CAPTION_EXPERTS], max_parameters=CAPTION_PARAMETERS, force=True).best
     for name, printed in CAPTION.items():
-        yield Cell.of("1B dense on 10B, matched at E = 16", name, printed, getattr(row, name))
+        yield Cell("1B dense on 10B, matched at E = 16", name, printed, getattr(row, name))
 
 
-TABLES: dict[str, tuple[str, Callable[[JointLaw], Iterator[Cell]], str]] = {
-    "coefficients": (
-        "Fitted coefficients of the joint law",
+TABLES: tuple[tuple[Callable[[JointLaw], Iterator[Cell]], str, str], ...] = (
+    (
         coefficients,
+        "Fitted coefficients of the joint law",
         "E_start does not follow from the paper's per-E table, which implies 2.0830.",
     ),
-    "chinchilla": ("Chinchilla coefficients for each E", chinchilla, ""),
-    "compute_optimal": (
-        "Compute-optimal configurations",
+    (chinchilla, "Chinchilla coefficients for each E", ""),
+    (
         compute_optimal,
+        "Compute-optimal configurations",
         "Billions are read to one decimal, as most cells have it (17B is 17.0B). Beyond coarse rounding three cells "
         "stay off with the recovered coefficients: N(1e20, 8), D(1e20, 4), D(1e22, 1).",
     ),
-    "optimal_experts": (
-        "Optimal number of experts",
+    (
         optimal_experts,
+        "Optimal number of experts",
         "The stated rule, 2·(N_total + 2·16384·n_blocks·d) ≤ GB·1e9 bytes, with E up to 32.",
     ),
-    "listing": ("Sizes of the listed runs", listing, ""),
-    "learning_rate": (
+    (listing, "Sizes of the listed runs", ""),
+    (
+        learning_rate,
         "Learning-rate rule",
-        learning_rates,
         "The text says N is active non-embedding; the code counted embedding, head and a 512·d table too.",
     ),
-    "text": ("Numbers of the text", text_numbers, ""),
-}
+    (text, "Numbers of the text", ""),
+)

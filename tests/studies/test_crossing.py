@@ -11,13 +11,11 @@ import pytest
 from hub import RecordError, RunRecord
 from scaling_law import Architecture, JointLaw, Runs
 from studies.__main__ import PAGES, main
-from studies.common import fill, write_page
-from studies.crossing import figures, laws, pieces, prediction, study
-from studies.crossing.cells import Cells, gaps_of
-from studies.crossing.forms import BENT, JOINT
-from studies.crossing.laws import FITTED, PRIOR, PUBLISHED, SCALES, Results
-from studies.crossing.rates import grids_of, moved
-from studies.crossing.records import WIDTHS, gather, read_sweep
+from studies.common import Page, gather
+from studies.crossing import laws, study
+from studies.crossing.cells import Cells, gaps_of, ratio_of
+from studies.crossing.laws import BENT, FITTED, PRIOR, PUBLISHED, Results
+from studies.crossing.records import WIDTHS, read_sweep
 from tests.hub.samples import record_fields
 
 # As small models fall with D, four times as steeply as the paper's; its terms of E, so that experts pay from 1M to 3M.
@@ -27,6 +25,7 @@ LAW = JointLaw(
 )
 TOKENS, SEEDS = (999_424, 1_998_848, 3_999_744, 7_999_488, 15_998_976, 32_000_000), (8, 8, 4, 2, 2, 2)
 SCATTER = (0.025, 0.02, 0.015, 0.008, 0.006, 0.006)
+OTHER_TEXT = {"id": "books", "revision": None, "fingerprint": "sha256:" + 64 * "0"}
 RATE = {32: 0.009, 48: 0.006, 64: 0.004, 80: 0.0033, 96: 0.0027, 128: 0.0018}
 
 
@@ -67,7 +66,7 @@ def grid(d, e, losses, seed=0):
     return [record(d, e, seed=seed, rate=rate, loss=loss, sweep="rates") for rate, loss in losses.items()]
 
 
-def gather_all(records, path):
+def written(records, path):
     """A runs.jsonl of these records."""
     path.write_text("".join(f"{one.to_json()}\n" for one in records), encoding="utf-8")
     return path
@@ -87,7 +86,7 @@ def results():
 @pytest.fixture(scope="module")
 def page():
     """The study of the records."""
-    return study.read()
+    return study.PAGE.read()
 
 
 # ------------------------------------------------------------------ which runs count
@@ -141,28 +140,43 @@ def test_a_run_trained_again_counts_once():
         assert rate.tried == {0.004: own.eval_loss, 0.006: 1.8}
 
 
-def test_sizes_and_experts_to_be_predicted_are_never_fitted():
-    found = read_sweep([record(), record(d=80), record(d=80, e=12), record(e=12)])
-    assert found.runs.run_id == (record().run_id,)
-    assert len(found.counted) == 4
+def test_what_is_to_be_predicted_and_half_a_million_tokens_are_never_fitted():
+    """Which bracket a crossing."""
+    others = [record(d=80), record(d=80, e=12), record(e=12)]
+    losses = {1: (2.0, 1.8), 8: (2.1, 1.7)}
+    short = [record(64, e, t, loss=losses[e][i]) for e in (1, 8) for i, t in enumerate((499_712, 999_424))]
+    found = read_sweep([*others, *short])
+    assert ({*found.runs["d_model"]}, {*found.runs.experts}, {*found.runs.tokens}) == ({64}, {1, 8}, {1e6})  # nominal
+    assert (len(found.counted), found.left_out) == (7, {})
+    (gap,) = (gap for gap in gaps_of(found.counted) if gap.experts == 8)
+    assert gaps_of(found.counted.subset(found.counted.experts > 1)) == []  # without dense twins
+    assert 5e5 < gap.crossing < 1e6
 
 
 def test_losses_of_different_texts_are_refused():
-    other = {"id": "books", "revision": None, "fingerprint": "sha256:" + 64 * "0"}
     with pytest.raises(RecordError, match="losses on 2 different texts"):
-        read_sweep([record(), record(seed=1, dataset=other)])
+        read_sweep([record(), record(seed=1, dataset=OTHER_TEXT)])
 
 
-def test_records_are_gathered_once_and_whole(tmp_path):
-    for i, found in enumerate((record(), record(seed=1))):
-        found.save(tmp_path / "a" / str(i))
+def test_records_are_gathered_once_and_whole(tmp_path, monkeypatch):
+    """Beside those that are there; models that read pieces have a file of their own."""
+    pieces = record(32, 8, run_id="pieces", vocab_size=1024)
+    for i, one in enumerate((record(seed=1), pieces)):
+        one.save(tmp_path / "a" / str(i))
     record().save(tmp_path / "b")
-    target = gather([tmp_path / "a", tmp_path / "b"], tmp_path / "runs.jsonl")
-    lines = target.read_text().splitlines()
-    assert [json.loads(line) for line in lines] == [record().to_dict(), record(seed=1).to_dict()]
+    for name in ("RECORDS", "PIECES"):
+        monkeypatch.setattr(study, name, tmp_path / f"{name}.jsonl")
+    written([record()], study.RECORDS)
+    study.take([tmp_path / "a", tmp_path / "b"])
+    kept = [[json.loads(line) for line in file.read_text().splitlines()] for file in (study.RECORDS, study.PIECES)]
+    assert kept == [[record().to_dict(), record(seed=1).to_dict()], [pieces.to_dict()]]
     record(loss=1.4).save(tmp_path / "b")
     with pytest.raises(RecordError, match="another run of this run_id"):
-        gather([tmp_path / "a", tmp_path / "b"], target)
+        gather([tmp_path / "b"], study.RECORDS)
+    record(seed=2, dataset=OTHER_TEXT).save(tmp_path / "b")
+    with pytest.raises(RecordError, match="losses on 2 different texts"):  # before anything is written
+        study.take([tmp_path / "b"])
+    assert len(study.RECORDS.read_text().splitlines()) == 2
 
 
 # ------------------------------------------------------------------ cells and crossings
@@ -183,26 +197,18 @@ def test_scatter_and_standard_errors_are_those_that_were_put_in(sweep):
     assert (len(table), table["precision"].mean()) == (120, pytest.approx(1.0))
 
 
-def test_without_scatter_the_crossing_is_that_of_the_law():
-    """But for the straight lines between two D."""
+def test_crossings_and_their_intervals_are_those_of_the_law(sweep):
+    """Without scatter but for the straight lines between two D; draws of the dense models are shared by all E."""
     for gap in gaps_of(read_sweep([*swept((32, 128), scatter=1e-9)]).runs):
         expected = float(LAW.break_even(gap.n_active, gap.experts).tokens)
         assert gap.bracketed
         assert (gap.crossing, *gap.interval) == pytest.approx([expected] * 3, rel=0.12)
-
-
-def test_intervals_cover_the_crossing_of_the_law(sweep):
-    gaps = gaps_of(sweep.runs)
-    true = [float(LAW.break_even(gap.n_active, gap.experts).tokens) for gap in gaps]
-    inside = [gap.interval[0] <= t <= gap.interval[1] for gap, t in zip(gaps, true, strict=True)]
-    assert len(inside) == 15
-    assert sum(inside) >= 13
-
-
-def test_draws_of_the_dense_models_are_shared_by_all_experts(sweep):
-    """So the crossings of two E move together, and their ratio is known better than either."""
-    two, eight = (next(g for g in gaps_of(sweep.runs) if (g.d_model, g.experts) == (64, e)) for e in (2, 8))
-    assert np.corrcoef(two.draws[:, 0], eight.draws[:, 0])[0, 1] == pytest.approx(0.4, abs=0.3)
+    gaps = {(gap.d_model, gap.experts): gap for gap in gaps_of(sweep.runs)}
+    true = [float(LAW.break_even(gap.n_active, gap.experts).tokens) for gap in gaps.values()]
+    inside = [gap.interval[0] <= t <= gap.interval[1] for gap, t in zip(gaps.values(), true, strict=True)]
+    assert (len(inside), sum(inside) >= 13) == (15, True)
+    shared = np.corrcoef(gaps[64, 2].draws[:, 0], gaps[64, 8].draws[:, 0])[0, 1]
+    assert shared == pytest.approx(0.4, abs=0.3)
 
 
 def pairs(dense, routed, seeds=1, scatter=0.0):
@@ -228,21 +234,16 @@ def test_one_seed_has_a_crossing_and_no_interval(routed, crossing):
     (gap,) = gaps_of(pairs((2.0, 1.7, 1.5), routed))
     assert np.isnan(gap.interval).all()
     assert gap.crossing == pytest.approx(crossing)
-    assert laws.counted(gap, gap.crossing) == pytest.approx(np.clip(crossing, 0.25e6, 16e6))
+    assert gap.counted(gap.crossing) == pytest.approx(np.clip(crossing, 0.25e6, 16e6))
 
 
-def test_seeds_that_were_not_repeated_take_the_scatter_of_the_nearest_tokens():
+def test_errors_are_those_of_the_seeds_that_each_kind_has_at_each_d():
+    """All dense seeds count, also where experts have fewer; where none is repeated, the nearest D tells."""
     runs = pairs((2.0, 1.7, 1.5), (2.1, 1.68, 1.4), seeds=8, scatter=0.02)
-    short = runs.subset((runs.tokens < 4e6) | (runs["seed"] == 0))
-    (gap,) = gaps_of(short)
+    (gap,) = gaps_of(runs.subset((runs.tokens < 4e6) | (runs["seed"] == 0)))
     assert gap.seeds.tolist() == [[8, 8], [8, 8], [1, 1]]
     assert gap.error[2] == pytest.approx(np.sqrt(8) * gap.error[1])
     assert gap.interval[0] < gap.crossing < gap.interval[1]
-
-
-def test_every_dense_seed_counts():
-    """Also where experts have one seed: the error is that of one MoE run and eight dense ones."""
-    runs = pairs((2.0, 1.7, 1.5), (2.1, 1.68, 1.4), seeds=8, scatter=0.02)
     few = runs.subset((runs.experts == 1) | (runs["seed"] < 2))
     (gap,) = gaps_of(few)
     assert gap.seeds.tolist() == [[2, 8]] * 3
@@ -250,202 +251,140 @@ def test_every_dense_seed_counts():
     np.testing.assert_allclose(gap.error**2, one / 2 + two / 8)
 
 
-def test_half_a_million_tokens_bracket_a_crossing_and_are_not_fitted():
-    sweep = [record(64, e, t, loss=loss) for e, losses in ((1, (2.0, 1.8)), (8, (2.1, 1.7)))
-             for t, loss in zip((499_712, 999_424), losses, strict=True)]  # fmt: skip
-    found = read_sweep(sweep)
-    assert ({*found.runs.tokens}, found.left_out) == ({1e6}, {})  # nominal
-    (gap,) = gaps_of(found.counted)
-    assert gaps_of(found.counted.subset(found.counted.experts > 1)) == []  # without dense twins
-    assert 5e5 < gap.crossing < 1e6
-
-
 # ------------------------------------------------------------------ laws, goals, predictions
 
 
 def test_a_law_fitted_to_runs_of_a_law_has_its_crossings(results):
-    """And the published law is too late, as it is by construction."""
+    """And the published law is too late, as it is by construction. A prior chooses as well as we did."""
     fitted, own = results.laws[FITTED], [g.n_active for g in results.of(8)]
     np.testing.assert_allclose(results.asked(fitted, own, 8), LAW.break_even(own, 8).tokens, rtol=0.3)
-    (late, low, _), (right, least, most) = (results.lateness(results.laws[name], 8) for name in (PUBLISHED, FITTED))
+    (late, low, _), (right, least, most), (moved, *_) = (
+        results.lateness(law, 8) for law in (results.laws[PUBLISHED], fitted, results.moved.law)
+    )
     assert late > low > 2
     assert least < 1 < most
-    assert 0.7 < right < 1.4
+    assert 0.7 < min(right, moved) < max(right, moved) < 1.4
     assert all(test.laws[FITTED].rmse < 0.02 for test in results.held_out.values())
-
-
-def test_a_prior_chooses_as_well_as_we_did(results):
-    """Nothing held, the crossings of runs whose exponents the published law lacks are found, and models left out."""
-    late, *_ = results.lateness(results.moved.law, 8)
-    assert 0.7 < late < 1.4
     assert results.left_out[PRIOR] < 1.2 * results.left_out[FITTED]
-    assert results.left_out[SCALES] > 2 * results.left_out[PRIOR]
 
 
 def test_pieces_that_cross_at_half_the_tokens_are_told_from_tokens_and_from_bytes(results, tmp_path, monkeypatch):
     fewer = {"branch_point_tokens": None}
     halved = [r.model_copy(update={"tokens": r.tokens // 2} | fewer) for r in swept((32, 64), (1, 8))]
-    monkeypatch.setattr(pieces, "PIECES", gather_all(halved, tmp_path / "pieces.jsonl"))
-    told = pieces.Pieces(results.gaps)
-    assert [(a.d_model, a.experts, b.d_model, b.experts) for a, b in told.pairs] == [(d, 8, d, 8) for d in (32, 64)]
-    ratio, low, high = told.in_tokens
+    monkeypatch.setattr(laws, "PIECES", written(halved, tmp_path / "pieces.jsonl"))
+    pairs = Results(results.sweep).pieces
+    assert [(a.d_model, a.experts, b.d_model, b.experts) for a, b in pairs] == [(d, 8, d, 8) for d in (32, 64)]
+    (ratio, low, high), _ = ratio_of(pairs)
     assert low < ratio < high < 1
     assert ratio == pytest.approx(0.5, rel=0.3)
-    assert told.in_bytes == pytest.approx([pieces.BYTES_PER_PIECE * value for value in (ratio, low, high)])
-
-
-@pytest.mark.parametrize(("dense", "routed"), [(1.5, 1.0), (1.5, 1.5), (1.0, 1.3)])
-def test_crossings_move_by_what_each_kind_gains_at_its_best_rate(dense, routed):
-    records, bent = [*swept((32,), (1, 8), scatter=0.02)], 0.1
-    for r in [r for r in records if r.tokens < TOKENS[2]]:
-        best = np.log(routed if r.experts > 1 else dense)
-        for step in (1 / 1.5, 1.5, 2.25):
-            loss = r.eval_loss + bent * ((np.log(step) - best) ** 2 - best**2)
-            rate = r.schedule.peak_learning_rate * step
-            records.append(record(32, r.experts, r.tokens, r.seed, rate, loss, f"rates-x{step:.2f}"))
-    sweep = read_sweep(records)
-    (gap,) = gaps_of(sweep.counted)
-    grids = grids_of(sweep)
-    assert [(g.experts, g.tokens, len(g.rates)) for g in grids] == [(e, t, 4) for e in (1, 8) for t in (1e6, 2e6)]
-    for grid in grids:
-        best = routed if grid.experts > 1 else dense
-        factor, gain = grid.best(grid.losses)
-        assert factor == pytest.approx(best, rel=0.01)
-        assert gain == pytest.approx(bent * np.log(best) ** 2, abs=1e-4)
-    shift = bent * (np.log(dense) ** 2 - np.log(routed) ** 2)
-    at = np.isin(gap.tokens, (1e6, 2e6))
-    later = replace(gap, mean=gap.mean + np.where(at, shift, 0.0)).crossing / gap.crossing
-    value, low, high = moved([gap], grids)
-    assert value == pytest.approx(later, rel=1e-3)
-    assert low <= value <= high
 
 
 def test_each_verdict_of_the_page_holds_and_can_come_out_the_other_way(page, results, monkeypatch):
-    assert [claim for claim, holds in study.CLAIMS.items() if not holds(page)] == []
+    assert study.PAGE.refuted(page) == []
     assert study.agreeing(results) == []
     noisy = Results(read_sweep([*swept((32, 64), (1, 2, 8), scatter=3.0)]))
-    noisy.__dict__["left_out"] = {FITTED: 0.02, PRIOR: 0.03}
-    noisy.__dict__["gap_errors"] = (0.4, 0.06, 105)
-    noisy.__dict__["forms"] = SimpleNamespace(laws=dict.fromkeys((BENT, JOINT), LAW), left_out={BENT: 1.0, JOINT: 0.9})
-    noisy.__dict__["fitted"] = SimpleNamespace(status=SimpleNamespace(converged=False))
+    status = SimpleNamespace(status=SimpleNamespace(converged=False), law=LAW)
+    noisy.__dict__.update(left_out={FITTED: 0.02, PRIOR: 0.03, BENT: 0.03}, gap_errors=(0.4, 0.06, 105))
+    noisy.__dict__.update(fitted=status, bent=status, pieces=[])
     beyond = {"interval": (2e6, 1e6, 3e6), "others": {PUBLISHED: 4e6}}
-    monkeypatch.setattr(study, "_predicted", lambda _: [(beyond, None, None)] * 3)
+    monkeypatch.setattr(study, "predicted_models", lambda _: [(beyond, None, None)] * 3)
     monkeypatch.setattr(study, "forecasts", lambda _: [("inside",), ("yes",), ("no",)])
-    noisy_pieces = SimpleNamespace(in_tokens=(0.4, 0.3, 0.5), in_bytes=(1.1, 0.9, 1.3))
-    monkeypatch.setattr(study, "Pieces", lambda _: noisy_pieces)
-    monkeypatch.setattr(study, "moved", lambda *_: (5.0, 2.0, 9.0))
-    monkeypatch.setattr(study, "_again", lambda _: [(record(), 1.5, -2.3, 0.01)])
-    assert [claim for claim, holds in study.CLAIMS.items() if holds(noisy)] == []
+    monkeypatch.setattr(study, "ratio_of", lambda _: ((0.4, 0.3, 0.5), None))
+    assert study.PAGE.refuted(noisy) == [*study.CLAIMS]
 
 
-def test_the_goals_are_judged_by_the_cells(results, monkeypatch):
-    monkeypatch.setattr(study, "_predicted", lambda _: [])
+def test_the_goals_are_judged_by_the_cells(results):
     assert [goal[3] for goal in study.goals(results)] == ["", *["met"] * 4, "missed"]  # signs that are kept
     worse = Results(read_sweep([*swept((32, 64, 128), (1, 2, 8), scatter=4.0)]), draws=5)
     assert [*study.goals(worse)][1][3] == "missed"
 
 
-def test_predictions_are_made_once_and_judged_by_later_runs(results, tmp_path):
-    records = gather([], tmp_path / "runs.jsonl")
-    path = prediction.write(results, [(80, 12)], records, tmp_path / "prediction.json")
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    """Records of a sweep, predictions and ledger in a folder of their own."""
+    for module in (laws, study):
+        monkeypatch.setattr(module, "RECORDS", tmp_path / "runs.jsonl")
+        monkeypatch.setattr(module, "PREDICTIONS", tmp_path / "predictions")
+        monkeypatch.setattr(module, "LEDGER", tmp_path / "predictions" / "ledger")
+    laws.PREDICTIONS.mkdir()
+    return written(swept((32, 64, 128), (1, 8), scatter=0.5), laws.RECORDS)
+
+
+def test_predictions_are_made_once_and_judged_by_later_runs(elsewhere, monkeypatch):
+    _, *forecasts = study.predict(["80:8"])
+    assert len(forecasts) == 2 * len(laws.FORECAST_AT)
+    assert all(forecast.exists() for forecast in forecasts)
     with pytest.raises(FileExistsError, match="made once"):
-        prediction.write(results, [(80, 12)], records, path)
-    (model,) = prediction.load(path)["models"]
+        study.predict(["80:8"])
+    before = Results(read_sweep(elsewhere))
+    ((model, gap, _),) = study.predicted_models(before)
+    assert gap is None
+    _, *rows = study.forecasts(before)
+    assert {row[-2:] for row in rows} == {("–", "–")}
     value, low, high = model["interval"]
     assert low < value < high
-    assert low < float(LAW.break_even(model["n_active"], 12).tokens) < high
     assert model["others"].keys() == {PUBLISHED}
-    later = Results(read_sweep([*swept(widths=(80,), experts=(1, 12)), *swept(widths=(32,))]))
-    gap = next(gap for gap in later.all_gaps if gap.experts == 12)
-    assert prediction.holds(model, gap)
-    assert not prediction.holds({"interval": (value, 2 * gap.crossing, 3 * gap.crossing)}, gap)
+    later = Results(read_sweep([*swept((80,), (1, 8), scatter=1e-4), *swept((32,))]))
+    ((_, gap, _),) = study.predicted_models(later)
+    assert laws.holds(model, gap)
+    assert not laws.holds({"interval": (value, 2 * gap.crossing, 3 * gap.crossing)}, gap)
     assert all(gap.d_model == 32 for gap in later.gaps)
-    for swept_or_measured in ((64, 8), (80, 12)):
+    shown = {(e, tokens): (measured, inside) for _, e, tokens, _, measured, inside in [*study.forecasts(later)][1:]}
+    assert shown["8", "4M"] == (f"{LAW.loss(290_720, 4e6, 8) / np.log(2):.3f}", "yes")
+    written(swept((80,), (1, 12)), elsewhere)
+    for swept_or_measured in ("64:8", "80:12"):
         with pytest.raises(ValueError, match="fitted or measured already"):
-            prediction.write(later, [swept_or_measured], records, tmp_path / "other.json")
+            study.predict([swept_or_measured])
 
 
-def test_with_enough_crossings_of_its_e_a_prediction_takes_the_scatter_of_these_alone(results, tmp_path):
+def test_with_enough_crossings_of_its_e_a_prediction_takes_the_scatter_of_these_alone(results):
     """Crossings of other E far from the law then widen nothing; with too few of its own they do."""
     wild = Results(results.sweep, results.draws)
     moved = [replace(gap, mean=gap.mean + (0.0 if gap.experts == 8 else 0.03)) for gap in results.gaps]
     wild.__dict__.update(gaps=moved, all_gaps=results.all_gaps, fitted=results.fitted, drawn=results.drawn)
-    ends = [prediction._prediction(r, 80, 8)["interval"] for r in (results, wild)]
-    assert len([gap for gap in results.of(8) if gap.bracketed]) >= prediction.LEAST
-    assert ends[0] == ends[1]
-    assert prediction._prediction(results, 80, 12)["interval"] != prediction._prediction(wild, 80, 12)["interval"]
-
-
-def test_losses_are_forecast_into_a_ledger_and_shown_beside_the_means_over_seeds(results, tmp_path, monkeypatch):
-    names = prediction.register(results, [(80, 8)], tmp_path / "ledger")
-    assert len(names) == 2 * len(prediction.FORECAST_AT)
-    prediction.write(results, [(80, 12)], gather([], tmp_path / "runs.jsonl"), tmp_path / "80.json")
-    monkeypatch.setattr(study, "PREDICTIONS", tmp_path)
-    monkeypatch.setattr(study, "LEDGER", tmp_path / "ledger")
-    _, *before = study.forecasts(results)
-    assert {row[-2:] for row in before} == {("–", "–")}
-    later = Results(read_sweep([*swept(widths=(80,), experts=(1, 8), scatter=1e-4)]))
-    _, *rows = study.forecasts(later)
-    shown = {(e, tokens): (measured, inside) for _, e, tokens, _, measured, inside in rows}
-    assert shown["8", "4M"] == (f"{LAW.loss(290_720, 4e6, 8) / np.log(2):.3f}", "yes")
-
-
-def test_cells_trained_again_are_kept_apart_and_judged_by_the_scatter_of_a_run(results, tmp_path, monkeypatch):
-    first, other = record(32, 8, TOKENS[0]), {"id": "books", "fingerprint": f"sha256:{'1' * 64}"}
-    deviation = float(np.sqrt(Cells.of(results.sweep.counted).scatter[True][0][0, 0]))
-    mean = Cells.of(results.sweep.counted).mean_at((32, 8), 1e6)
-    again = record(32, 8, TOKENS[0], loss=mean + 1.5 * deviation, dataset=other, run_id="again")
-    pieces = record(32, 8, TOKENS[0], dataset=other, run_id="pieces", vocab_size=1024)
-    kept = {"RECORDS": [first], "REPRODUCED": [], "PIECES": []}
-    files = {"runs": [first], "later": [again], "bpe": [pieces], **kept}
-    paths = {name: tmp_path / f"{name}.jsonl" for name in files}
-    for name, records in files.items():
-        paths[name].write_text("".join(f"{r.to_json()}\n" for r in records))
-    for name in kept:
-        monkeypatch.setattr(study, name, paths[name])
-    study.take([paths["runs"], paths["later"], paths["bpe"]])
-    assert [paths[name].read_text().count("\n") for name in kept] == [1, 1, 1]
-    ((_, _, off, _),) = study._again(results)
-    assert math.isclose(off, 1.5)
+    one, two = ([laws.prediction(r, 80, e)["interval"] for r in (results, wild)] for e in (8, 12))
+    assert len([gap for gap in results.of(8) if gap.bracketed]) >= laws.LEAST
+    assert one[0] == one[1]
+    assert two[0] != two[1]
 
 
 def test_one_command_takes_runs_and_writes_all_of_it(page, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(study, "read", lambda: page)
-    for name in ("RECORDS", "REPRODUCED", "PIECES"):
-        target = tmp_path / getattr(study, name).name
-        target.write_bytes(getattr(study, name).read_bytes())
-        monkeypatch.setattr(study, name, target)
+    for name in ("RECORDS", "PIECES"):
+        kept = tmp_path / getattr(study, name).name
+        kept.write_bytes(getattr(study, name).read_bytes())
+        monkeypatch.setattr(study, name, kept)
+    monkeypatch.setattr(study, "PAGE", replace(study.PAGE, read=lambda: page))
+    monkeypatch.setattr("studies.__main__.PAGES", tmp_path)
     target = tmp_path / "crossing.md"
     target.write_bytes((PAGES / target.name).read_bytes())
-    monkeypatch.setattr("studies.__main__.PAGES", tmp_path)
-    monkeypatch.setattr("sys.argv", ["studies", "crossing", "--runs", str(study.RECORDS)])
+    monkeypatch.setattr("sys.argv", ["studies", "crossing", "--runs", str(laws.RECORDS)])
     main()
-    written = capsys.readouterr().out.splitlines()
-    assert written[:4] == [str(study.RECORDS), str(study.REPRODUCED), str(study.PIECES), str(target)]
-    assert {"crossing.png", "crossing.csv", "crossing-rates.csv"} <= {line.rpartition("/")[2] for line in written}
-    monkeypatch.setattr("sys.argv", ["studies", "crossing", "--predict", "80:12"])
-    with pytest.raises(ValueError, match="d_model=80, experts=12: fitted or measured already"):
-        main()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:3] == [str(study.RECORDS), str(study.PIECES), str(target)]
+    assert study.RECORDS.read_bytes() == laws.RECORDS.read_bytes()
+    assert {line.rpartition("/")[2] for line in lines[3:]} == {
+        *("where-experts-pay.png", "crossing-gaps.png", "crossing.csv", "crossing-losses.csv", "crossing-rates.csv")
+    }
+    assert target.read_bytes() == (PAGES / target.name).read_bytes()
     target.write_text("nothing\n")
     with pytest.raises(ValueError, match="no block `<!-- counted -->`"):
-        study.write(target)
+        main()
 
 
 def test_a_page_has_the_values_of_its_study_and_says_what_they_say(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text("At <!-- =crossing -->1M<!-- = --> bytes.\n")
+    page, text = tmp_path / "page.md", "At <!-- =crossing -->1M<!-- = --> bytes.\n"
+    page.write_text(text)
     for values in ({}, {"crossing": "2M", "late": "6.6"}):
         with pytest.raises(ValueError, match=r"lacks the value `<!-- =(crossing|late) -->`"):
-            fill(page, {}, values, dict)
-    with pytest.raises(ValueError, match="its numbers refute what it says: experts pay"):
-        write_page(
-            page, {"crossing": "2M"}, {}, {}, {}, dict, {"experts pay": lambda _: False, "late": lambda _: True}
-        )
-    assert page.read_text() == "At <!-- =crossing -->2M<!-- = --> bytes.\n"
+            Page(lambda values=values: values, values=dict).write(page)
+    claims = {"experts pay": lambda _: False, "late": lambda _: True}
+    with pytest.raises(ValueError, match=r"its numbers refute what it says: experts pay$"):
+        Page(lambda: {"crossing": "2M"}, values=dict, claims=claims).write(page)
+    assert page.read_text() == text.replace("1M", "2M")
 
 
 def test_the_figures_show_every_size_and_dash_what_is_outside(results):
-    panels = figures.where_experts_pay(results, (2, 8))
+    panels = study.where_experts_pay(results, (2, 8))
     assert [ax.get_title() for ax in panels] == ["E = 2 against dense", "E = 8 against dense"]
     assert "_outside the fitted range" in {line.get_label() for line in panels[0].get_lines()}
-    assert len(figures.gaps_by_size(results)) == 2
+    assert len(study.crossing_gaps(results)) == 2

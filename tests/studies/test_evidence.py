@@ -9,10 +9,9 @@ import pytest
 from scaling_law import JointLaw, Runs
 from studies.crossing.laws import longest_of_each
 from studies.evidence import study
-from studies.evidence.forecasts import FREED, JOINT, MEAN, PER_E, REFIT, Question, counted, joined, scales_refitted
-from studies.evidence.measures import choices, gains, matched_losses
+from studies.evidence.forecasts import JOINT, MEAN, REFIT, Question, joined
 from studies.evidence.points import cell_means, derive, read_source, read_sources
-from studies.evidence.study import STEP, Evidence
+from studies.evidence.study import Evidence, choices_of, gains_of
 from tests.guides import ROOT
 from tests.scaling_law.runs.test_readers import DENSE, step_law_moe, write
 from tests.scaling_law.runs.test_readers import MOE as MOE_COLUMNS
@@ -28,12 +27,10 @@ def evidence():
 
 def test_the_sentences_of_the_page_hold(evidence):
     """What the hand-written prose says without numbers."""
-    assert [claim for claim, holds in study.CLAIMS.items() if not holds(evidence)] == []
-    rmse, gain = evidence.refits.rmse, evidence.refits.gain
-    assert evidence.ask(STEP, JOINT).rmse < evidence.ask(STEP, FREED).rmse
-    assert rmse["moe"] < rmse["joint"] < 0.5 * rmse["moved"]
-    assert gain[45.0][0][1] > 0 > gain[45.0][1][2]
-    step, marin, chinchilla = evidence.slopes
+    assert study.PAGE.refuted(evidence) == []
+    (gain, *_), (*_, published) = evidence.refitted[45.0]
+    assert gain > 0 > published
+    step, marin, chinchilla = evidence.slopes.values()
     assert step.tokens[1] < step.published[1] < step.tokens[2]
     assert marin.tokens[2] < marin.published[1]
     assert chinchilla.tokens[2] < chinchilla.published[1]
@@ -99,18 +96,8 @@ def test_each_verdict_can_come_out_the_other_way(claim, source, change):
 def test_dense_losses_are_judged_by_the_errors_that_are_kept(evidence):
     """Of eight experiments, from `isoflops.csv` of another lab."""
     other = Evidence(evidence.sources)
-    other.__dict__["dense_isoflop"] = {"constant": np.full(8, 0.05), "fresh": np.full(8, 0.04)}
+    other.__dict__["isoflop"] = {"constant": 0.05, "fresh": 0.04}
     assert not study.CLAIMS["losses of dense models do not"](other)
-
-
-def test_models_of_equal_memory_are_noticed(evidence):
-    """None of the sources has an MoE of as many total parameters as a dense model that saw E times the tokens."""
-    ladder = evidence.sources["marin_ladder"]
-    dense = replace(ladder["dense"], columns={**ladder["dense"].columns, "n_total": ladder["dense"].n_active})
-    moe = replace(dense, experts=np.full(4, 4.0), tokens=4 * dense.tokens, loss=dense.loss - 0.1)
-    np.testing.assert_allclose(matched_losses([dense, moe]), -0.1)
-    tables = {"marin_ladder": replace(ladder, tables={"dense": dense, "moe": moe})}
-    assert not study.CLAIMS["equal memory is not tested"](Evidence({**evidence.sources, **tables}))
 
 
 def law_runs(shift=0.0, experts=(1, 4, 16)):
@@ -122,36 +109,27 @@ def law_runs(shift=0.0, experts=(1, 4, 16)):
 
 def test_the_true_law_moved_by_a_constant_forecasts_without_error():
     runs = law_runs(shift=0.3)
-    question = Question("a lab", "MoE", runs.subset(runs.experts == 1), runs.subset(runs.experts > 1))
-    assert question.ask(JOINT).rmse < 1e-12
-    assert question.ask(FREED).rmse < 1e-4
-    assert question.ask(MEAN).rmse > 0.05
-    assert question.ask(REFIT) is question.ask(PER_E) is None  # dense runs alone
-
-
-def test_a_chinchilla_law_per_experts_is_asked_of_its_own():
-    runs = law_runs(experts=(1, 8))
-    longest = longest_of_each(runs)
-    assert sorted(runs.tokens[longest]) == [1e11] * 6
-    question = Question("a lab", "longest", runs.subset(~longest), runs.subset(longest))
-    assert question.ask(PER_E).rmse < 1e-4
-    assert scales_refitted(counted(runs)).law.c == pytest.approx(LAW.c, rel=1e-3)
+    laws = Question("a lab", "MoE", runs.subset(runs.experts == 1), runs.subset(runs.experts > 1)).laws
+    assert laws[JOINT].rmse < 1e-12
+    assert laws[MEAN].rmse > 0.05
+    assert REFIT not in laws  # dense runs alone
+    assert sorted(runs.tokens[longest_of_each(runs)]) == [1e11] * 9
 
 
 def test_gains_are_differences_of_runs_with_equal_size_and_tokens():
-    found = gains("a lab", law_runs(shift=0.3))
+    found = gains_of("a lab", law_runs(shift=0.3))
     assert len(found.measured) == 24
     np.testing.assert_allclose(found.predicted, found.measured, atol=1e-12)
     assert np.abs(found.predicted_with - found.measured).max() > 1e-3
     alone = law_runs().subset(law_runs().experts > 1)
-    np.testing.assert_array_equal(np.unique(gains("a lab", alone).experts), [16])
+    np.testing.assert_array_equal(np.unique(gains_of("a lab", alone).experts), [16])
 
 
 def test_the_regret_of_a_choice_is_the_measured_loss_over_the_best():
     n = np.array([1e8, 2e8, 4e8, 8e8])
     runs = Runs.from_columns(n, 1e20 / 6 / n, 1, [3.0, 2.9, 2.95, 3.1], "run")
     predicted = LAW.loss(runs.n_active, runs.tokens, 1)
-    (choice,) = choices("ludziejewski", runs, np.full(4, 1e20))
+    (choice,) = choices_of(runs, np.full(4, 1e20))
     at = int(np.argmin(predicted))
     assert (choice.best, choice.chosen, choice.regret) == (2e8, n[at], pytest.approx(runs.loss[at] - 2.9))
 
@@ -163,12 +141,12 @@ def test_dense_runs_have_one_expert_that_all_use():
     assert np.isnan(runs["granularity"][12:]).all()
 
 
-@pytest.mark.parametrize(("source", "vocabulary"), [("marin_ladder", 16_384), ("marin_experts", 128_256)])
-def test_transcribed_sizes_count_both_embeddings(evidence, source, vocabulary):
-    for runs in evidence.sources[source].tables.values():
-        embeddings = 2 * vocabulary * runs["d_model"]
-        np.testing.assert_allclose(runs.n_active - runs["n_active_non_embedding"], embeddings, rtol=1e-4)
-        assert (runs["n_total"] >= runs.n_active).all()
+def test_transcribed_sizes_count_both_embeddings(evidence):
+    for source, vocabulary in (("marin_ladder", 16_384), ("marin_experts", 128_256)):
+        for runs in evidence.sources[source].tables.values():
+            embeddings = 2 * vocabulary * runs["d_model"]
+            np.testing.assert_allclose(runs.n_active - runs["n_active_non_embedding"], embeddings, rtol=1e-4)
+            assert (runs["n_total"] >= runs.n_active).all()
 
 
 def test_cell_means_are_geometric():

@@ -12,8 +12,8 @@ from scaling_law import ChinchillaLaw, Runs
 from scaling_law.fitting.prior import POPULATION, estimate, read_population
 from scaling_law.forecasting.stack import read_defaults
 from studies.common import TABLES
-from studies.forecasts import accuracy, experts, methods, page, population, splits, stacking
-from studies.forecasts.sets import GADRE_LOSS, NEOX, OUT, SETS, labs, read_sets
+from studies.forecasts import accuracy, methods, page, population, splits, stacking
+from studies.forecasts.sets import GADRE_LOSS, NEOX, SETS, read_sets
 
 BY_NAME = {one.name: one for one in SETS}
 LAW = ChinchillaLaw(m=120.0, mu=-0.3, n=600.0, nu=-0.3, c=1.7)
@@ -32,45 +32,31 @@ def test_sets_have_names_of_their_own_and_say_where_they_are_from():
         assert one.unit != "bits" or one.bytes_per_token > 1
 
 
-def test_losses_in_bits_per_byte_become_nats_per_token():
-    row = {"variant": "adamh", "budget": 1e18, "d_model": 512, "tokens": 1.5e9, "batch": 32, "c4_en_bpb": 1.1}
-    runs = BY_NAME["marin_adamh"].runs_of([row])
-    assert runs.loss[0] == pytest.approx(1.1 * log(2) * 4.5)
-    assert runs.n_active[0] - 2 * 128_256 * 512 == pytest.approx(18.1e6, rel=0.01)  # printed by the authors
+MARIN = {"d_model": 512, "tok_ratio": 10, "batch": 32, "tokens": 2e9, "variant": "adamh", "budget": 1e18}
+OLMO = {"experiment": "v1-baseline", "model_size": "1.3b", "chinchilla_multiple": "4xC", "is_finished": "True"}
+OLMO |= {"throughput/total petaflops": 6e5, "eval/lm/c4_en-validation/CE loss": 2.8, "group_name": "a"}
+PORIAN = {"dataset": "rw", "hparams": "base", "warmup": "long", "decay": "kaplan", "loss_is": "val", "tokens": 7e9}
+GADRE = {"dataset": "c4_original", "params": 1e8, GADRE_LOSS: 3}
+GRID = [MARIN | {"adam_lr": rate, "c4_en_bpb": x} for rate, x in ((1e-3, 1.2), (2e-3, 1.1), (4e-3, 1.3))]
+GRID.append(MARIN | {"tok_ratio": 22, "batch": 64, "tokens": 4e9, "adam_lr": 2e-3, "c4_en_bpb": 1.05})
 
 
-def test_runs_outside_of_the_ratio_are_left_out():
-    rows = [
-        {
-            "dataset": "c4_original",
-            "params": 1e8,
-            "tokens": tokens,
-            "loss:eval_data/c4_val/shard-{0000000..0000010}": 3,
-        }
-        for tokens in (5e7, 2e9, 8e10)
-    ]
-    assert BY_NAME["gadre_c4"].runs_of(rows).tokens.tolist() == [2e9]
-
-
-def test_the_input_embedding_is_added_to_porians_counts():
-    row = {"dataset": "rw", "hparams": "base", "warmup": "long", "decay": "kaplan", "loss_is": "val"}
-    row |= {"n": 347078656.0, "tokens": 7e9, "flops": 1e19, "loss": 3.3}
-    assert BY_NAME["porian_rw_base_long_kaplan"].runs_of([row]).n_active[0] == 347078656 + 1024 * NEOX
-
-
-def test_grids_of_rates_keep_the_best_run_of_each_cell():
-    row = {"d_model": 512, "tok_ratio": 10, "batch": 32, "tokens": 2e9}
-    rows = [row | {"adam_lr": rate, "c4_en_bpb": loss} for rate, loss in ((1e-3, 1.2), (2e-3, 1.1), (4e-3, 1.3))]
-    rows.append(row | {"tok_ratio": 22, "batch": 64, "tokens": 4e9, "adam_lr": 2e-3, "c4_en_bpb": 1.05})
-    assert sorted(BY_NAME["marin_sweep"].runs_of(rows).loss / log(2) / 4.5) == pytest.approx([1.05, 1.1])
-
-
-def test_olmo_sizes_come_from_recorded_flops():
-    row = {"experiment": "v1-baseline", "model_size": "1.3b", "chinchilla_multiple": "4xC", "is_finished": "True"}
-    row |= {"throughput/total petaflops": 6.0e5, "eval/lm/c4_en-validation/CE loss": 2.8, "group_name": "a"}
-    runs = BY_NAME["olmo_v1"].runs_of([row])
-    assert runs.tokens[0] == pytest.approx(1.04e11)
-    assert runs.flops[0] == pytest.approx(6e20)
+@pytest.mark.parametrize(
+    ("name", "rows", "column", "expected"),
+    [
+        ("marin_adamh", [MARIN | {"c4_en_bpb": 1.1}], "loss", [1.1 * log(2) * 4.5]),
+        ("marin_adamh", [MARIN | {"c4_en_bpb": 1.1}], "n_active", [18.1e6 + 2 * 128_256 * 512]),  # as they print it
+        ("marin_sweep", GRID, "loss", [1.05 * log(2) * 4.5, 1.1 * log(2) * 4.5]),  # the best of each cell
+        ("gadre_c4", [GADRE | {"tokens": d} for d in (5e7, 2e9, 8e10)], "tokens", [2e9]),  # 1 < D/N < 700
+        (
+            *("porian_rw_base_long_kaplan", [PORIAN | {"n": 347078656.0, "flops": 1e19, "loss": 3.3}]),
+            *("n_active", [347078656 + 1024 * NEOX]),  # the input embedding is added
+        ),
+        ("olmo_v1", [OLMO], "n_active", [6e20 / 6 / 1.04e11]),  # from recorded FLOPs
+    ],
+)
+def test_sets_are_read_in_one_unit_and_one_count(name, rows, column, expected):
+    assert sorted(BY_NAME[name].runs_of(rows)[column]) == pytest.approx(expected, rel=1e-3)
 
 
 def test_a_missing_table_is_named(tmp_path):
@@ -81,20 +67,14 @@ def test_a_missing_table_is_named(tmp_path):
     assert "github.com/epoch-research" in missing[0]
 
 
-def test_a_split_fits_below_the_cut_and_forecasts_above(tmp_path):
-    listed = splits.make_splits({"epoch": isoflop()})
-    path = splits.write_list(listed, tmp_path / "splits.csv")
-    assert splits.read_list(path) == listed
-    third, tenth, thirtieth, size, tokens = listed
+def test_a_split_fits_below_the_cut_and_forecasts_above():
+    third, tenth, thirtieth, size, tokens = listed = splits.make_splits({"epoch": isoflop()})
     assert [one.cut for one in listed] == ["C/3", "C/10", "C/30", "N/3", "D/3"]
     assert (third.fitted, third.sizes, third.held_out, third.out) == (15, 5, 5, "")
     assert (tenth.fitted, thirtieth.fitted, size.fitted) == (15, 10, 12)
     fitted, held_out = thirtieth.parts(isoflop())
     assert fitted.flops.max() < held_out.flops.min()
     assert (tokens.out, tokens.lab) == ("2 runs above", "deepmind")
-
-
-def test_a_split_with_too_few_runs_says_so():
     few = splits.make_splits({"epoch": isoflop(budgets=(1e18, 1e20), sizes=(1e8, 2e8))})
     assert few[0].out == "2 runs below; 2 sizes below; 2 runs above"
 
@@ -107,8 +87,7 @@ def test_other_runs_than_those_of_the_list_are_refused():
 
 def test_the_list_kept_is_of_these_sets_and_holds_to_its_rule():
     listed = splits.read_list()
-    assert {one.set: one.lab for one in listed} == labs()
-    assert [line.split(":")[1].strip() for line in splits.LIST.read_text().splitlines() if line[0] == "#"] == [*OUT]
+    assert {one.set: one.lab for one in listed} == {one.name: one.lab for one in SETS}
     for one in listed:
         enough = one.fitted >= splits.FITTED and one.sizes >= splits.SIZES and one.held_out >= splits.HELD_OUT
         assert (one.out == "") == (enough and "confounded" not in one.out)
@@ -159,21 +138,23 @@ def test_what_the_stack_of_a_lab_is_given_is_learnt_on_other_labs(tables, monkey
     assert (one.growth, one.cuts) == (two.growth, two.cuts)
     np.testing.assert_allclose(one.moments["flops"], two.moments["flops"], rtol=1e-6)
     assert not np.allclose(one.moments["flops"], stacking.best_defaults(cases, "meta").moments["flops"])
-    cells, given = stacking.stacked_cells(cases)
-    assert {cell.split for cell in cells} == {*listed}
-    assert {*given} == {split.lab for split in listed}
+    assert {cell.split for cell in stacking.stacked_cells(cases)} == {*listed}
     shipped = read_defaults(stacking.write_defaults(cases, tmp_path / "defaults.json"))
     assert shipped.moments["flops"].shape == (4, 4)
 
 
-def test_the_page_has_every_cell_and_every_goal(tables, monkeypatch, tmp_path):
+def test_the_page_has_every_cell_and_goals_that_can_be_missed(tables, monkeypatch, tmp_path):
     monkeypatch.setattr(stacking, "CUTS", (4.0,))
     path = tmp_path / "page.md"
-    path.write_text(page.PAGE.read_text())
-    text, cells = (written.read_text() for written in page.write(tables, path))
+    path.write_text(page.FORECASTS.read_text())
+    text, cells = (written.read_text() for written in page.page(tables).write(path))
     assert len(cells.splitlines()) == 1 + sum(not split.out for split in methods.read_list())
-    for block in ("goals", "stack"):
-        assert "below fresh at C/30" in block_of(text, block)
+    assert "below fresh at C/30" in block_of(text, "goals")
+    made = page.result_of(tables)
+    met = {goal for goal, *_, verdict in page.goals(made) if verdict == "met"} - {"median width over RMSE"}
+    worse = [dataclasses.replace(one, errors=1e3 * one.errors) if one.method == "stack" else one for one in made.cells]
+    turned = {goal: verdict for goal, *_, verdict in page.goals(page.Result(worse))}
+    assert {turned[goal] for goal in met} == {"missed"}
 
 
 def test_the_population_is_written_with_its_sources(tables, tmp_path):
@@ -181,16 +162,17 @@ def test_the_population_is_written_with_its_sources(tables, tmp_path):
     assert [member.name for member in members] == [*tables, "ludziejewski"]
     assert all(member.source and member.licence for member in members)
     assert estimate(members, **settings).sources == (*tables, "ludziejewski")
-    assert usual in experts.USES
+    assert usual in population.USES
 
 
 @pytest.fixture(scope="module")
 def of_experts():
     """Members of the terms of E, the population that ships, and one question of each lab."""
-    sources = experts.read_sources(experts.POINTS)
-    asked = {experts.LABS.get(one.source): one for one in reversed(experts.questions(sources))}
-    members, population = experts.members_of(sources), read_population(POPULATION)[:2]
-    return members, population, experts.folds_of(members, population, [asked[lab] for lab in asked if lab])
+    sources = population.read_sources(population.POINTS)
+    asked = {population.LABS.get(one.source): one for one in reversed(population.questions(sources))}
+    members, (sets, settings) = population.members_of_experts(sources), read_population(POPULATION)[:2]
+    folds = population.folds_of(members, sets, settings, [asked[lab] for lab in asked if lab])
+    return members, (sets, settings), folds
 
 
 @pytest.mark.parametrize("changed", ["stepfun", "deepmind"])
@@ -201,11 +183,11 @@ def test_a_forecast_of_moe_models_is_under_the_terms_of_other_labs(of_experts, c
         for one in members
     ]
     others = [one for one in sets if one.lab != changed]
-    again = experts.folds_of(other, (sets, settings), [one.question for one in folds])
+    again = population.folds_of(other, sets, settings, [one.question for one in folds])
     for one, two in zip(folds, again, strict=True):
         if one.lab == changed:  # nothing of the lab is in its own forecast
             assert one.errors == two.errors
-            alone = experts.folds_of(members, (others, settings), [one.question])[0]
+            (alone,) = population.folds_of(members, others, settings, [one.question])
             assert one.errors[""] == pytest.approx(alone.errors[""])
         else:  # nor, once it is left out, in what others' forecasts choose for it
             assert one.errors[changed] == pytest.approx(two.errors[changed])
@@ -218,9 +200,9 @@ def test_whose_terms_a_lab_gets_is_chosen_on_the_others(of_experts):
     labs = [("Step Law", 0.1, 0.2), ("Marin, ladder", 0.3, 0.1), ("Clark et al., S-Base", 0.1, 0.11)]
     folds = []
     for source, published, pooled in labs:
-        errors = {lab: {"published": published, "pooled": pooled} for lab in ("", *experts.LABS.values())}
-        folds.append(experts.Fold(dataclasses.replace(question, source=source), errors, 1.0))
-    assert [experts.better(folds, lab) for lab in ("", "stepfun", "marin", "deepmind")] == [
+        errors = {lab: {"published": published, "pooled": pooled} for lab in ("", *population.LABS.values())}
+        folds.append(population.Fold(dataclasses.replace(question, source=source), errors, 1.0))
+    assert [population.better(folds, lab) for lab in ("", "stepfun", "marin", "deepmind")] == [
         "pooled",
         "pooled",
         "published",
@@ -233,13 +215,13 @@ def test_the_terms_of_experts_kept_are_those_of_the_points(of_experts):
     for one, made in zip(kept, of_experts[0], strict=True):
         assert (one.name, one.lab, one.terms, one.source) == (made.name, made.lab, made.terms, made.source)
         np.testing.assert_allclose(one.pull, made.pull, rtol=1e-3, atol=0.05 * np.abs(made.pull).max())
-    rows = block_of(page.PAGE.read_text(), "experts-prior").splitlines()
+    rows = block_of(page.FORECASTS.read_text(), "experts-prior").splitlines()
     published, pooled = (float(cell) for cell in rows[-1].split("|")[5:7])
     assert usual == ("published" if published < pooled else "pooled")
 
 
 def test_the_page_kept_names_all_splits_that_are_not_out():
-    cells = (page.PAGE.parent / TABLES / "forecasts.csv").read_text(encoding="utf-8")
+    cells = (page.FORECASTS.parent / TABLES / "forecasts.csv").read_text(encoding="utf-8")
     for split in splits.read_list():
         assert (f"\n{split.set},{split.lab},{split.cut}," in cells) == (not split.out)
 
@@ -255,23 +237,24 @@ def test_accuracy_follows_loss_where_it_does(tmp_path, monkeypatch):
     names = ["dataset", "params", GADRE_LOSS, *(f"loss:x/{text}/1" for text in accuracy.OTHER_TEXT)]
     table = [",".join([*names, "acc:hellaswag", "acc:boolq"]), *(",".join(map(str, line)) for line in lines)]
     (tmp_path / accuracy.TABLE).write_text("# of this test\n" + "\n".join(table) + "\n")
-    monkeypatch.setattr(accuracy.accuracy, "FITS", tmp_path / "accuracy.json")
-    monkeypatch.setattr(accuracy.accuracy, "_fits", accuracy.accuracy._fits.__wrapped__)
+    monkeypatch.setattr(accuracy.curves, "FITS", tmp_path / "accuracy.json")
+    monkeypatch.setattr(accuracy.curves, "_fits", accuracy.curves._fits.__wrapped__)
     (tmp_path / "page.md").write_text("<!-- accuracy -->\n<!-- /accuracy -->\n")
-    fits, filled = accuracy.write(tmp_path, tmp_path / "page.md")
-    written = strict_json.read(fits, accuracy.accuracy.FORMAT, 1)
+    fits, filled, every = accuracy.write(tmp_path, tmp_path / "page.md")
+    written = strict_json.read(fits, accuracy.curves.FORMAT, 1)
     chance, middle, width, *_ = written["tasks"]["hellaswag"]
     assert (chance, middle, width) == pytest.approx((0.25, 2.5, 0.3), abs=0.02)
     assert written["losses"] == [2.4, 6.0]
     assert written["shift"] == pytest.approx(0.1, abs=0.005)
-    hellaswag, boolq = block_of(filled.read_text(), "accuracy").splitlines()[2:4]
-    assert hellaswag.startswith("| hellaswag |")
-    assert "refused" not in hellaswag
-    assert boolq.endswith("refused |")
+    assert [row.split("|")[1].strip() for row in block_of(filled.read_text(), "accuracy").splitlines()[2:3]] == [
+        "hellaswag"
+    ]
+    assert "boolq" not in filled.read_text()
+    assert [row.rpartition(",")[2] for row in every.read_text().splitlines()] == ["follows", "yes", "refused"]
 
 
 def test_the_guide_names_the_tasks_that_follow_the_loss():
-    guide = " ".join((page.PAGE.parents[1] / "planning.md").read_text(encoding="utf-8").split())
-    tasks = [name for name, task in accuracy.accuracy._fits()["tasks"].items() if task.follows]
+    guide = " ".join((page.FORECASTS.parents[1] / "planning.md").read_text(encoding="utf-8").split())
+    tasks = [name for name, task in accuracy.curves._fits()["tasks"].items() if task.follows]
     assert f"{len(tasks)} of whose 46 tasks follow the loss: {', '.join(tasks[:2])}" in guide
     assert f"{', '.join(sorted(tasks)[2:-1])} and {sorted(tasks)[-1]}." in guide

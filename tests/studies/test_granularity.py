@@ -1,54 +1,46 @@
 """docs/studies/granularity.md: what laws say of each comparison, and differences of paired runs."""
 
 import math
-import re
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+import hub
 from hub import RecordError
 from scaling_law import Architecture, published
 from scaling_law.size.model_sections import model_section
-from studies.granularity import study
-from studies.granularity.contenders import ALL, DENSE, EIGHTHS, EITHER, HALVES
-from studies.granularity.figures import differences
-from studies.granularity.measures import read_measures
-from studies.granularity.prediction import load, predict, write
-from tests.studies.test_crossing import record
+from studies.crossing.records import nominal
+from studies.granularity import models, study
+from studies.granularity.models import ALL, DENSE, EIGHTHS, EITHER, HALVES, Measures, predictions, read_measures
 
-NOMINAL = {999_424: 1e6, 1_998_848: 2e6, 3_999_744: 4e6}
+OWN, OF_THE_CROSSING = hub.load_records(study.RECORDS), hub.load_records(study.CROSSING)
 
 
-def of(name, tokens=999_424, seed=0, loss=1.5, rate=None, **changes):
-    """A record of a contender."""
-    c = ALL[name]
-    a, fine = c.architecture, {}
-    if c.model_type is not None:
-        asked = a.variables()
-        names = ("experts_per_token", "d_expert", "shared_experts", "granularity", "density", "activation_ratio")
-        fine = {n: asked[n] for n in (*names, "shared_ratio", "n_active_non_embedding", "n_total_non_embedding")}
-        fine |= {"model_type": c.model_type, "dense_blocks": 0, "experts_equivalent": a.experts_equivalent}
-    optimizer = record().to_dict()["optimizer"] | {"name": c.optimizer}
-    if c.optimizer == "muon":
-        optimizer |= {"muon_learning_rate": rate or 0.0065}
-    fields = {"n_active": a.n_active, "n_total": a.n_total, "optimizer": optimizer} | fine | changes
-    sweep = changes.get("sweep", "granularity")
-    fields["run_id"] = re.sub(r"[^A-Za-z0-9.]+", "-", f"{sweep}-{name}-{rate}-{tokens}-{seed}")
-    return record(32, a.experts, tokens, seed, rate or 0.0065, loss, **({"sweep": sweep} | fields))
+def of(name, seed=0, loss=1.5, sweep="granularity", **changes):
+    """A record of a contender at 1M, but for this."""
+    one = next(r for r in OWN if models._contender_of(r).name == name and nominal(r.tokens) == 1e6)
+    run_id = f"{sweep}-{one.run_id[-8:]}-{seed}"
+    return one.model_copy(update={"seed": seed, "eval_loss": loss, "sweep": sweep, "run_id": run_id} | changes)
 
 
 @pytest.fixture
 def measured(tmp_path):
-    """Measures of these records beside those of the crossing, which have losses of 1.5."""
+    """Measures of these records beside those of two seeds of the crossing, which have losses of 1.5."""
+    ours = [
+        one.model_copy(update={"eval_loss": 1.5})
+        for one in OF_THE_CROSSING
+        if one.d_model == 32
+        and one.sweep == "crossing"
+        and one.seed in (0, 1)
+        and nominal(one.tokens) in models.TOKENS
+    ]
 
     def read(*records):
-        own, crossing = tmp_path / "own.jsonl", tmp_path / "crossing.jsonl"
-        own.write_text("".join(f"{one.to_json()}\n" for one in records))
-        ours = [record(32, e, t, s, rate, sweep="crossing") for e, rate in ((1, 0.009), (8, 0.0065))
-                for t in NOMINAL for s in (0, 1)]  # fmt: skip
-        crossing.write_text("".join(f"{one.to_json()}\n" for one in ours))
-        return read_measures(own, crossing)
+        files = {tmp_path / "own.jsonl": records, tmp_path / "crossing.jsonl": ours}
+        for file, kept in files.items():
+            file.write_text("".join(f"{one.to_json()}\n" for one in kept))
+        return read_measures(*files)
 
     return read
 
@@ -65,12 +57,16 @@ def test_contenders_have_the_same_parameters_and_the_classes_that_plans_name():
         assert c.against in {"", *ALL} - {c.name}
 
 
-def test_what_was_predicted_is_what_the_laws_say(tmp_path):
+def test_what_was_predicted_is_what_the_laws_say(tmp_path, monkeypatch):
     """But for the last digit, in which processors differ."""
-    again = load(write(tmp_path / "prediction.json"))
-    for one, other in zip(load(study.PREDICTION), again, strict=True):
-        fields = asdict(other).items()
-        assert asdict(one) == {n: pytest.approx(v, rel=1e-9) if isinstance(v, float) else v for n, v in fields}
+    kept = study.read().predictions
+    monkeypatch.setattr(study, "PREDICTION", tmp_path / "prediction.json")
+    study.predict([])
+    for one, other in zip(kept, study.read().predictions, strict=True):
+        fields = vars(other).items()
+        assert vars(one) == {n: pytest.approx(v, rel=1e-9) if isinstance(v, float) else v for n, v in fields}
+    with pytest.raises(FileExistsError, match="made once"):
+        study.predict([])
 
 
 @pytest.mark.parametrize(
@@ -86,7 +82,7 @@ def test_what_was_predicted_is_what_the_laws_say(tmp_path):
     ],
 )
 def test_a_law_that_cannot_say_says_why(law, contender, why):
-    (said,) = (s for s in predict() if (s.law, s.contender, s.tokens) == (law, contender, 4e6))
+    (said,) = (s for s in predictions() if (s.law, s.contender, s.tokens) == (law, contender, 4e6))
     assert (said.ratio, said.leverage, said.why) == (None, None, why)
 
 
@@ -94,9 +90,9 @@ def test_a_law_is_asked_about_the_architectures_themselves():
     """Krajewski et al.: (g / G^γ + a) / N^α + b / D^β + c, of the total without embeddings."""
     law, n, d = published("krajewski"), Architecture(32, 8, 3, 2, 257).n_total_non_embedding, 4e6
     fine, whole = ((law.g / g**law.gamma + law.a) / n**law.alpha + law.b / d**law.beta + law.c for g in (2.0, 1.0))
-    (said,) = (s for s in predict() if (s.law, s.contender, s.tokens) == ("krajewski", HALVES, d))
+    (said,) = (s for s in predictions() if (s.law, s.contender, s.tokens) == ("krajewski", HALVES, d))
     assert said.ratio == pytest.approx(fine / whole)
-    (joint,) = (s for s in predict() if (s.law, s.contender, s.tokens) == ("ludziejewski", "dense", d))
+    (joint,) = (s for s in predictions() if (s.law, s.contender, s.tokens) == ("ludziejewski", "dense", d))
     assert joint.low < joint.ratio < joint.high
 
 
@@ -116,10 +112,9 @@ def test_differences_are_of_pairs_of_one_seed(measured):
 
 
 def test_a_grid_is_apart_from_the_runs_that_count(measured):
-    main, other = of("8, top-1, Muon", loss=1.4), of("8, top-1, Muon", rate=0.013, loss=1.3, sweep="granularity-rates")
-    measures = measured(main, other)
-    np.testing.assert_array_equal(measures.losses["8, top-1, Muon"], [[1.4, np.nan, np.nan], 3 * [np.nan]])
-    assert measures.grids == {("8, top-1, Muon", 1e6, 0): {0.0065: 1.4, 0.013: 1.3}}
+    main, other = of("8, top-1, Muon", loss=1.4), of("8, top-1, Muon", loss=1.3, sweep="granularity-rates")
+    losses = measured(main, other).losses["8, top-1, Muon"]
+    np.testing.assert_array_equal(losses, [[1.4, np.nan, np.nan], 3 * [np.nan]])
 
 
 def test_runs_that_do_not_compare_are_refused(measured):
@@ -129,9 +124,13 @@ def test_runs_that_do_not_compare_are_refused(measured):
         measured(of(HALVES, eval_tokens=7))
 
 
-def test_the_figure_shows_what_laws_and_runs_say_of_two_comparisons():
-    results = study.read()
-    panels = differences(results.measures, results.predictions)
+@pytest.fixture(scope="module")
+def results():
+    return study.read()
+
+
+def test_the_figure_shows_what_laws_and_runs_say_of_two_comparisons(results):
+    panels = study.granularity(results)
     assert [ax.get_title().split(", against")[0] for ax in panels] == [DENSE, EIGHTHS]
     assert "_outside the fitted range" in {line.get_label() for line in panels[0].get_lines()}
     shown = {said.law for said in results.predictions if said.ratio}
@@ -139,26 +138,15 @@ def test_the_figure_shows_what_laws_and_runs_say_of_two_comparisons():
     assert [text.get_text() for text in panels[0].texts] == ["abnar: +51 %"]
 
 
-def test_the_sentences_of_the_page_hold():
-    """What the hand-written prose says without numbers, in standard errors at the shortest and the longest D."""
-    results = study.read()
-    sure = {name: (mean / error)[[0, -1]] for name, (mean, error, _) in results.measures.differences.items()}
-    assert max(sure[EIGHTHS]) < -2 <= sure[HALVES][1]
-    assert max(abs(sure["63 eighths, top-7, and 1 shared, dots1"])) < 2
-    assert abs(sure[DENSE][0]) < 2 < sure[DENSE][1]
-    for muon in ("dense, Muon", "8, top-1, Muon"):
-        first, *_, last = results.measures.differences[muon][0]
-        assert first < last < 0
-    said = {law: results.said(law, DENSE, 4e6).ratio for law in results.laws}
-    assert {law for law, ratio in said.items() if ratio and ratio < 1} == {"ludziejewski"}
-
-
-def test_verdicts_on_laws_are_comparisons():
-    """Krajewski et al. are right within two standard errors; of laws with another sign of the difference, none is."""
-    results = study.read()
-    verdicts = {row[0]: row for row in study.verdicts(results) if isinstance(row, tuple)}
-    assert verdicts["krajewski"][2:4] == ("4 of 4", "5 of 6")
-    assert verdicts["krajewski_e16"][3] == "6 of 6"  # as the page says
+def test_each_verdict_of_the_page_holds_and_can_come_out_the_other_way(results):
+    """With laws and losses that are turned: what gained loses, and what made no difference makes one."""
+    assert study.PAGE.refuted(results) == []
     turned = [replace(said, ratio=said.ratio and 2 - said.ratio) for said in results.predictions]
-    other = {row[0]: row for row in study.verdicts(study.Results(tuple(turned), results.measures))}
+    verdicts = {row[0]: row for row in study.verdicts(results) if isinstance(row, tuple)}
+    other = {row[0]: row for row in study.verdicts(study.Results(turned, results.measures))}
+    assert verdicts["krajewski"][2:4] == ("4 of 4", "5 of 6")
     assert other["krajewski"][2:4] == ("0 of 4", "0 of 6")
+    losses = {name: values - 1.0 * (name == study.ONE_SHARED) for name, values in results.measures.losses.items()}
+    for name in (EIGHTHS, HALVES, *study.MUON, DENSE):
+        losses[name] = losses[name] + np.array([1.0, 0.5, -2.0])
+    assert study.PAGE.refuted(study.Results(turned, Measures(losses))) == [*study.CLAIMS]

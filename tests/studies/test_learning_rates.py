@@ -112,5 +112,19 @@ def test_the_librarys_laws_are_those_of_the_members(tmp_path, monkeypatch):
     again = json.loads(study.ship(study.read_results()).read_text())["laws"]
     assert again.keys() == shipped.keys()
     for name, law in shipped.items():
-        assert again[name]["slope_d"] == pytest.approx(law["slope_d"], abs=1e-4)
+        assert again[name]["slope_d"] == pytest.approx(law["slope_d"], abs=5e-4)  # a flat optimum: processors differ
         assert again[name]["source"] == law["source"]
+
+
+def test_each_verdict_of_the_page_holds_and_can_come_out_the_other_way():
+    """With labs whose levels are one and whose rates rise with N, and with the methods' errors turned."""
+    results = study.read_results()
+    assert study.PAGE.refuted(results) == []
+    turned = json.loads(json.dumps(results.folds))
+    for row in turned.values():
+        row["regret"] = dict(zip(row["regret"], [2.0, 3.0, 1.0][: len(row["regret"])], strict=True))
+        row["rms"]["one model"] = 0.1
+        row["alone"] = dict.fromkeys(row["alone"], 1.0)
+    rising = {f"lab{i}": np.array([-6.4, 0.5, -0.3, -0.1, 0.45]) for i in range(4)} | {"ludziejewski": TRUE}
+    other = study.Results(members(rising), turned)
+    assert study.PAGE.refuted(other) == [*study.CLAIMS]

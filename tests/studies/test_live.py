@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from scaling_law import LiveEstimate
-from studies.common import rms
-from studies.live import trunks
-from studies.live.study import CLAIMS, FIRST, LAWLESS, SHARES, SIZE, TRUNK, Judged, Results, _judge, _seen, _without
+from studies.live import study, trunks
+from studies.live.study import FIRST, LAWLESS, SHARES, SIZE, TRUNK, Judged, Results
 from tests.guides import ROOT
 from tests.hub.samples import make_record
 
@@ -26,8 +25,8 @@ def test_nothing_of_what_is_left_out_is_used(crossing, monkeypatch):
     fitted = []
     monkeypatch.setattr("studies.live.study._fitted", lambda runs, start: fitted.append(runs))
     one = next(one for one in crossing.logged if one.d_model == 48)
-    _, of_trunk = _without(crossing, one, None, TRUNK)
-    _, of_size = _without(crossing, one, None, SIZE)
+    _, of_trunk = study._without(crossing, one, None, TRUNK)
+    _, of_size = study._without(crossing, one, None, SIZE)
     assert len(fitted[0]) == len(crossing.runs) - 3, "its branches of 1M, 2M and 4M bytes"
     assert not any(str(run).startswith(f"{one.trunk}-tokens") for run in fitted[0].run_id)
     assert one.d_model not in fitted[1]["d_model"]
@@ -40,42 +39,35 @@ def test_a_trunk_without_others_in_its_sweep_is_not_judged(crossing):
     runs = crossing.runs.subset(np.array([crossing.trunks[run] == alone[0].trunk for run in crossing.runs.run_id]))
     one_trunk = trunks.Sweep("live", runs, tuple(alone), crossing.trunks)
     assert len(runs) > 2
-    assert [*_judge(one_trunk)] == []
-    assert Results([one_trunk]).seen == [0.0] * 4, "nothing is said, and no alarm is false"
+    assert [*study._judge(one_trunk)] == []
 
 
 def test_the_first_look_is_at_the_first_line_after_a_tenth(crossing):
     run = next(one.curve for one in crossing.logged if one.curve.horizon > 3.9e6)
-    seen = _seen(run, SHARES[0])
+    seen = study._seen(run, SHARES[0])
     assert 0.1 <= seen.share < 0.13
     assert len(seen.tokens) == len(run.until(0.0999).tokens) + 1
-    assert _seen(run, 0.5).share <= 0.5
+    assert study._seen(run, 0.5).share <= 0.5
+
+
+def told():
+    """What the page's table of forecasts tells, with intervals of a normal distribution."""
+    results, judged = Results([]), []
+    for row in csv.DictReader((PAGE.parent / "tables" / "live.csv").open()):
+        numbers = (float(row[n]) for n in ("share", "final", "last", "law", "forecast", "low", "high"))
+        share, final, last, law, loss, low, high = numbers
+        said = LiveEstimate(share, loss, np.log(high / low) / 3.29, law, 0.0, 0.0, 1.0, 1e6, "law")
+        judged.append(Judged(row["left_out"], None, share, final, last, law, said))
+    results.__dict__["judged"] = judged
+    return results
 
 
 def test_the_page_shows_what_its_table_of_forecasts_gives():
-    text, rows = PAGE.read_text(), [*csv.DictReader((PAGE.parent / "tables" / "live.csv").open())]
-    shown = dict(re.findall(r"<!-- =([a-z]+) -->(.*?)<!-- = -->", text))
-    of_trunk = [row for row in rows if row["left_out"] == TRUNK]
-    at = {share: [row for row in of_trunk if float(row["share"]) == share] for share in SHARES}
-
-    def missed(share, name):
-        return rms(np.array([float(row[name]) - float(row["final"]) for row in at[share]]))
-
-    assert float(shown["half"]) == pytest.approx(missed(0.5, "forecast"), abs=6e-4)
-    assert float(shown["end"]) == pytest.approx(missed(0.9, "forecast"), abs=6e-4)
-    assert float(shown["law"]) == pytest.approx(missed(0.5, "law"), abs=6e-4)
-    inside = [float(row["low"]) < float(row["final"]) < float(row["high"]) for row in of_trunk]
-    assert shown["held"] == f"{np.mean(inside):.0%}"
-
-
-def judged():
-    """What the page's table of forecasts tells, with intervals of a normal distribution."""
-    for row in csv.DictReader((PAGE.parent / "tables" / "live.csv").open()):
-        final, last, law, loss, low, high = (
-            float(row[n]) for n in ("final", "last", "law", "forecast", "low", "high")
-        )
-        said = LiveEstimate(float(row["share"]), loss, np.log(high / low) / 3.29, law, 0.0, 0.0, 1.0, 1e6, "law")
-        yield Judged(row["left_out"], None, float(row["share"]), final, last, law, said)
+    shown, results = dict(re.findall(r"<!-- =([a-z]+) -->(.*?)<!-- = -->", PAGE.read_text())), told()
+    half, end = (results.at(TRUNK, share) for share in (0.5, 0.9))
+    errors = study.forecast_error(half), study.forecast_error(end), study.law_error(half), study.last_error(end)
+    assert [float(shown[name]) for name in ("half", "end", "law", "last")] == pytest.approx(errors, abs=6e-4)
+    assert shown["held"] == f"{study.held([one for one in results.judged if one.left_out == TRUNK], 0.9):.0%}"
 
 
 def turned(one, left_out, **changes):
@@ -95,14 +87,13 @@ def turned(one, left_out, **changes):
     ],
 )
 def test_each_claim_of_the_page_holds_and_can_be_refuted(claim, left_out, changes):
-    results = Results([])
-    results.__dict__["judged"] = every = [*judged()]
-    assert CLAIMS[claim](results)
+    results = told()
+    assert study.CLAIMS[claim](results)
     if left_out == FIRST:  # a run that does not move the law at all
-        results.__dict__["judged"] = [one._replace(said=one.said._replace(loss=one.law)) for one in every]
+        results.judged[:] = [one._replace(said=one.said._replace(loss=one.law)) for one in results.judged]
     else:
-        results.__dict__["judged"] = [turned(one, left_out, **changes) for one in every]
-    assert not CLAIMS[claim](results)
+        results.judged[:] = [turned(one, left_out, **changes) for one in results.judged]
+    assert not study.CLAIMS[claim](results)
 
 
 def test_trunks_are_kept_with_records_and_losses(tmp_path, monkeypatch):

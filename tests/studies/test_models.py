@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from studies.models.study import ENTRIES, beside_the_law, predictions, read_entries, sizes
+from studies.models.study import ENTRIES, models, models_beside_the_law, models_predictions, read_entries
 from tests.guides import DOCS, run_python
 
 PAGE = DOCS / "studies" / "models.md"
@@ -42,9 +42,9 @@ def test_a_model_without_its_sources_is_refused(changes, message, tmp_path):
 
 def test_tables_and_figure_have_every_model():
     entries = read_entries(ENTRIES)
-    rows = {row[0]: row for row in sizes(entries)}
+    rows = {row[0]: row for row in models(entries)}
     assert len(rows) == len(entries) + 1
     assert rows["Qwen3 0.6B"][1:3] == (595_984_384, 595_984_384)
-    told = {row[0]: row for row in predictions(entries)}
+    told = {row[0]: row for row in models_predictions(entries)}
     assert told["Qwen3 0.6B"][3:] == ("",) * 5  # refused
-    assert len(told) - 1 == sum(line.get_zorder() == 3 for line in beside_the_law(entries).get_lines())
+    assert len(told) - 1 == sum(line.get_zorder() == 3 for line in models_beside_the_law(entries).get_lines())
