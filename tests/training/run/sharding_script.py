@@ -70,14 +70,15 @@ def backward(model, rows, tokens: int, half: bool, scale: float = 1.0) -> None:
 
 def compare(case: str, build, half: bool, checkpointing: bool = False, tied: bool = False, layout=None) -> None:
     """Two micro-batches on each process, and all of them on one; with a layout, also what is saved of the weights."""
-    rank, world = dist.get_rank(), dist.get_world_size()
-    ids = torch.randint(VOCABULARY, (2 * world, LENGTH), generator=torch.Generator().manual_seed(5))
+    world, divided = dist.get_world_size(), layout.tensor if layout else 1
+    rank, readers = dist.get_rank() // divided, world // divided
+    ids = torch.randint(VOCABULARY, (2 * readers, LENGTH), generator=torch.Generator().manual_seed(5))
     one = build()
     backward(one, ids, ids.numel(), half)
     model = sharding.build(build, half, layout, tied=tied)
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    backward(model, ids[2 * rank : 2 * rank + 2], ids.numel(), half, world)
+    backward(model, ids[2 * rank : 2 * rank + 2], ids.numel(), half, readers)
     off, largest = 0.0, 0.0
     for (name, parameter), expected in zip(model.named_parameters(), one.parameters(), strict=True):
         assert torch.equal(parameter.full_tensor(), expected), name
@@ -87,7 +88,7 @@ def compare(case: str, build, half: bool, checkpointing: bool = False, tied: boo
         largest = max(largest, parameter.to_local().numel() * world / parameter.numel())
     if layout:
         assert_saves(model, build())
-        case = f"{case}, {layout.replicas} x {layout.shards}, experts over {layout.experts}"
+        case = f"{case}, {layout.replicas} x {layout.shards}, experts over {layout.experts}, widths {layout.tensor}"
     report(case=case, half=half, off=off, largest_share=largest)
 
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests.conftest import free_port
-from tests.training.run.test_processes import divides_experts
+from tests.training.run.test_processes import divides
 from training.run.sharding import sharded_dimension
 
 FSDP2 = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
@@ -45,7 +45,7 @@ def test_micro_batches_on_two_processes_give_the_gradients_of_one():
 
 
 @pytest.mark.slow
-@divides_experts
+@divides
 @pytest.mark.parametrize(("world", "layouts"), [(2, 1), (4, 4)])
 def test_replicas_and_divided_experts_give_the_gradients_of_one(world, layouts):
     """HSDP, experts divided among all or some of the shards, and both; the script compares what is saved by bits.
@@ -62,7 +62,7 @@ def test_replicas_and_divided_experts_give_the_gradients_of_one(world, layouts):
 
 
 @pytest.mark.slow
-@divides_experts
+@divides
 @pytest.mark.parametrize(("world", "reshard"), [(2, True), (4, True), (4, False)])
 def test_the_peak_of_a_sharded_step_is_predicted(world, reshard, monkeypatch):
     """All processes do the same; what gloo's threads let go of late makes the peak of some higher, never lower.
