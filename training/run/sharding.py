@@ -21,7 +21,6 @@ from importlib.metadata import version
 
 import torch
 import torch.distributed as dist
-from accelerate import init_empty_weights
 from packaging.version import Version
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
@@ -124,6 +123,8 @@ def _problem_of_experts(a: TrainingArguments) -> str | None:
 
 def _problem_of_widths(a: TrainingArguments) -> str | None:
     """Why heads and inner widths cannot be divided."""
+    from accelerate import init_empty_weights
+
     size, experts = a.run.tensor_parallel, a.run.expert_parallel
     if a.model.experts > 1 and experts % size:
         return f"it must divide run.expert_parallel, {experts}: experts are not cut, but divided among processes"
@@ -166,6 +167,8 @@ def build(
     than the first build the model without memory for its weights, unless embedding and head are one (`tied`), which
     emptied weights cannot be.
     """
+    from accelerate import init_empty_weights
+
     layout = layout or Layout(1, dist.get_world_size())
     group = partial(_group, layout.mesh())
     is_first = dist.get_rank() == 0
@@ -262,8 +265,8 @@ def _divide_widths(model: nn.Module, layout: Layout, half: bool, reshard: bool) 
         parts = {name: part for name, part in model.named_modules() if part in inside}
         of_block = {name: style for name, style in plan.items() if {name, name.rpartition(".")[0]} & parts.keys()}
         apply_tensor_parallelism(model, mesh["tensor"], of_block)
-        cut = [parts[name] for name in of_block if name in parts and _holds_shares(parts[name])]
-        _group(mesh[layout.fsdp_dimensions], cut, HALF if half else SINGLE, reshard)
+        if cut := [parts[name] for name in of_block if name in parts and _holds_shares(parts[name])]:
+            _group(mesh[layout.fsdp_dimensions], cut, HALF if half else SINGLE, reshard)
         modules |= {*cut}
     return modules
 
