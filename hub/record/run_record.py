@@ -134,7 +134,7 @@ class RunRecord(_Part):
     one was ended before its horizon. In training an expert takes
     `capacity_factor` times its balanced share of each `capacity_group_tokens` consecutive tokens (0: no limit,
     dropless); the balance loss is counted over the same groups. `micro_batch_sequences` are those of one device, and
-    `expert_parallel` devices divide the experts.
+    `expert_parallel` devices divide the experts, `tensor_parallel` ones heads and inner widths.
     `step_seconds` is the median of the last steps, at the last batch size; `peak_memory_bytes` is that of the tensors
     of one GPU, or of a whole process on a CPU.
 
@@ -198,6 +198,7 @@ class RunRecord(_Part):
     gradient_checkpointing: Annotated[bool, Field(strict=True)] | None = None
     compile: Annotated[bool, Field(strict=True)] | None = None
     expert_parallel: PositiveCount | None = None
+    tensor_parallel: PositiveCount | None = None
     capacity_factor: Real | None = None
     capacity_group_tokens: PositiveCount | None = None
     balance_loss_coefficient: Real | None = None

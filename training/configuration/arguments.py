@@ -119,6 +119,9 @@ class RunArguments(_Section):
     """How experts are multiplied: auto as the class does, capacity (ours only) in buffers, eager by a plain loop."""
     expert_parallel: PositiveInt = 1
     """Processes that divide the experts of a block among them, under FSDP2; affects speed and memory only."""
+    tensor_parallel: PositiveInt = 1
+    """Processes that share micro-batches and divide heads and inner widths, under FSDP2; affects speed and memory
+    only."""
     checkpoint_seconds: PositiveFloat = 600.0
     """Write a checkpoint to resume from at least this often (wall seconds)."""
     async_checkpoints: bool = True

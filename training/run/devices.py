@@ -73,8 +73,10 @@ def _check_mesh(processes: int, is_sharded: bool) -> None:
     sizes = {name: int(os.environ.get(f"PARALLELISM_CONFIG_{name.upper()}_SIZE", "1")) for name in names}
     replicas, shards, *others = sizes.values()
     problem = None
-    if max(others) > 1:
-        problem = "train.py has no tensor, context or sequence parallelism: tp, cp and sp must be 1"
+    if sizes["tp"] > 1:
+        problem = "tp must be 1, set run.tensor_parallel"
+    elif max(others) > 1:
+        problem = "train.py has no context or sequence parallelism: cp and sp must be 1"
     elif not is_sharded:
         problem = "it needs fsdp_config.fsdp_version 2"
     elif replicas * shards != processes or shards < 2:

@@ -44,7 +44,7 @@ def dry_run(arguments: TrainingArguments, console: Console | None = None) -> int
     a = settled(arguments)
     accelerator = devices.make_accelerator(a.run)
     check_layout(a, accelerator)
-    a.check_processes(accelerator.num_processes)
+    a.check_processes(Layout.of(accelerator, a.run).readers)
     tokenizer = load_tokenizer(a.data.tokenizer, a.data.tokenizer_revision)
     data = RandomTokens(len(tokenizer), a.data.sequence_length, a.run.micro_batch_sequences)
     console = (console or Console()) if accelerator.is_main_process else Console(quiet=True)
@@ -122,33 +122,32 @@ def _plan(a: TrainingArguments, tokenizer) -> dict[str, dict[str, str]]:
 def check_memory(a: TrainingArguments, accelerator, arch: Architecture) -> TrainingMemory:
     """Predict a step's memory on each device. Raises OutOfMemory if the device has less; the message says what fits.
 
-    The prediction was validated for our class only, so it refuses no other.
+    The prediction was validated for our class only, so it refuses no other; nor a run whose processes divide heads and
+    inner widths, the activations of which it counts whole.
     """
-    available, world, size = device_memory(accelerator.device), accelerator.num_processes, a.run.micro_batch_sequences
-    largest, layout = (
-        max(stage.sequences for stage in a.schedule.stages()),
-        Layout.of(accelerator, a.run.expert_parallel),
-    )
+    available, size = device_memory(accelerator.device), a.run.micro_batch_sequences
+    largest, layout = max(stage.sequences for stage in a.schedule.stages()), Layout.of(accelerator, a.run)
 
     def with_micro_batch(sequences: int) -> TrainingMemory:
         return training_memory(
             arch,
             sequences,
             a.data.sequence_length,
-            passes=max(1, largest // (sequences * world)),
+            passes=max(1, largest // (sequences * layout.readers)),
             precision=a.run.precision,
             gradient_checkpointing=a.run.gradient_checkpointing,
             capacity_factor=a.model.capacity_factor,
-            sharding="fsdp2" if accelerator.is_fsdp2 else "ddp" if world > 1 else "none",
+            sharding="fsdp2" if accelerator.is_fsdp2 else "ddp" if accelerator.num_processes > 1 else "none",
             devices=layout.shards,
             ep=layout.experts,
             on_cpu=accelerator.device.type == "cpu",
         )
 
     predicted = with_micro_batch(size)
-    if predicted.total <= available or isinstance(a.model, ModelClassArguments):
+    if predicted.total <= available or isinstance(a.model, ModelClassArguments) or layout.tensor > 1:
         return predicted
-    fitting = [micro for micro in smaller_micro_batches(a, world) if with_micro_batch(micro).total <= available]
+    smaller = smaller_micro_batches(a, layout.readers)
+    fitting = [micro for micro in smaller if with_micro_batch(micro).total <= available]
     needed = f"a step needs about {format_bytes(predicted.total)} on a device that has {format_bytes(available)}"
     raise OutOfMemory(f"run.micro_batch_sequences {size}: {needed}; {_advice(a, fitting, 'what would fit')}")
 
@@ -178,7 +177,7 @@ def _measured(
         "time": f"{seconds:.3g} s for {tokens:,} tokens: {speed:,.0f} tokens/s",
         "MFU": f"{session.flops.multiplied * speed / peak:.1%}" if peak else "",
         "micro-batch": f"{sequences}; {a.run.precision}",
-        "weights": str(Layout.of(accelerator, a.run.expert_parallel)) if accelerator.is_fsdp2 else "",
+        "weights": str(session.layout) if accelerator.is_fsdp2 else "",
         "estimated for the whole run": f"{hours:.3g} hours (from this one step)",
     }
     hardware = devices.describe(device, accelerator.num_processes)
@@ -200,7 +199,7 @@ def advice_on_memory(session: Session) -> Iterator[None]:
         if not isinstance(error, torch.OutOfMemoryError) and "DefaultCPUAllocator" not in str(error):
             raise
         a = session.arguments
-        choices = smaller_micro_batches(a, session.accelerator.num_processes)
+        choices = smaller_micro_batches(a, session.layout.readers)
         head = f"out of memory with run.micro_batch_sequences {a.run.micro_batch_sequences}"
         advice = _advice(a, choices, "smaller ones with which this run can resume")
         raise OutOfMemory(f"{head} ({str(error).splitlines()[0][:200]}); {advice}") from None

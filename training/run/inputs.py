@@ -26,7 +26,8 @@ _HELD_OUT_ORDER_SEED = 0
 _FREE = {
     "run": {
         *("output_dir", "checkpoint_seconds", "async_checkpoints", "log_steps", "progress", "trackers"),
-        *("micro_batch_sequences", "gradient_checkpointing", "compile", "experts_implementation", "expert_parallel"),
+        *("micro_batch_sequences", "gradient_checkpointing", "compile", "experts_implementation"),
+        *("expert_parallel", "tensor_parallel"),
         *("eval_tokens", "release_tokens", "profile_steps", "dry_run", "push_to_hub", "private", "license"),
     },
     "schedule": {"tokens"},

@@ -100,7 +100,7 @@ class Run:
         self.accelerator = accelerator = make_accelerator(a.run)
         check_layout(a, accelerator)
         a, self.pins = on_main(accelerator, lambda: pins.pinned(a, self.folder))
-        a.check_processes(accelerator.num_processes)
+        a.check_processes(Layout.of(accelerator, a.run).readers)
         self.arguments = a
 
         # What it reads. The first process of each node begins to tokenise; the others take over if it does not.
@@ -196,7 +196,7 @@ class Run:
         rate = f"peak learning rate {self.schedule.peak:.3g} ({self.session.learning_rate_law})"
         logger.info("%s: %s; %s tokens; %s", model, parameters, tokens, rate)
         if self.accelerator.is_fsdp2:
-            logger.info("weights: %s", Layout.of(self.accelerator, self.arguments.run.expert_parallel))
+            logger.info("weights: %s", self.session.layout)
         unique = self.data.unique_tokens  # None while it is not known whether more follows
         if unique is not None and (epochs := self.branches[-1].tokens / unique) > 1:
             logger.warning("the data repeats: %.2f epochs of %s tokens", epochs, f"{unique:,}")
@@ -320,10 +320,10 @@ class Run:
 
     def _evaluate(self) -> HeldOutLoss:
         """The held-out loss now, dropless; collective."""
-        accelerator, sequences = self.accelerator, self.arguments.run.micro_batch_sequences
-        place = (accelerator.device, accelerator.process_index, accelerator.num_processes)
-        with accelerator.autocast():
-            return evaluate(self.session.model, self.held_out.wait(), sequences, *place, reduce=self.session.total)
+        session, sequences = self.session, self.arguments.run.micro_batch_sequences
+        place = (self.accelerator.device, session.reader, session.layout.readers)
+        with self.accelerator.autocast():
+            return evaluate(session.model, self.held_out.wait(), sequences, *place, reduce=session.total)
 
     def _save_model(
         self, folder: Path, branch: Branch, progress: Progress, status: str, stopped: str | None = None

@@ -32,7 +32,10 @@ from training.run.step import Session
 
 # Fields that a record has from the architecture and from the configuration under the same name.
 _SIZE = ("d_model", "n_blocks", "n_heads", "experts", "vocab_size", "n_active", "n_total")
-_RUN = {"sweep", "seed", "precision", "micro_batch_sequences", "gradient_checkpointing", "compile", "expert_parallel"}
+_RUN = {
+    *("sweep", "seed", "precision", "micro_batch_sequences", "gradient_checkpointing", "compile"),
+    *("expert_parallel", "tensor_parallel"),
+}
 _MODEL = ("capacity_factor", "capacity_group_tokens", "initialization", "final_norm", "attention_precision")
 _LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "joint-moe-scaling-laws")
 

@@ -1,7 +1,8 @@
 """Weights, gradients and moments sharded over the processes (FSDP2), with the numbers of one process.
 
 The launcher may ask for several sharded replicas (HSDP). With `run.expert_parallel` a process holds whole experts, and
-tokens travel to them and back; their weights are sharded further over the processes that hold the same ones.
+tokens travel to them and back; their weights are sharded further over the processes that hold the same ones. With
+`run.tensor_parallel` some neighbours read the same micro-batches, each with its share of the heads and inner widths.
 
 In bf16 the matrices of a block travel as bf16, to which autocast would round them anyway. The rest stays fp32: norms,
 routers, embedding and head, and with them the residual stream and the losses. Gradients are summed in fp32 after every
@@ -11,14 +12,12 @@ micro-batch, so that whole ones exist for one block at a time.
 from __future__ import annotations
 
 import math
-import re
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
-from itertools import chain
 
 import torch
 import torch.distributed as dist
@@ -30,9 +29,10 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 from transformers.pytorch_utils import Conv1D
 
-from training.configuration.arguments import ConfigurationError, TrainingArguments
+from training.configuration.arguments import ConfigurationError, RunArguments, TrainingArguments
 from training.configuration.model_classes import ModelClassArguments
 from training.run import causal_model
+from training.run.model import build_model, model_config
 
 # A router's gates, which nothing changes in place.
 warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor", category=UserWarning)
@@ -42,44 +42,54 @@ _OTHER_METHODS = ("gemma3n_text",)  # types that call other methods of a part th
 SINGLE = MixedPrecisionPolicy(cast_forward_inputs=False)
 HALF = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
 
-# Expert parallelism is built on internals: of transformers, that bring tokens to experts, and of Accelerate, that clip
-# gradients on several meshes. `test_sharding.py` pins them.
+# Expert and tensor parallelism are built on internals: of transformers, that carry out the plans of classes, and of
+# Accelerate, that clip gradients on several meshes. `test_sharding.py` pins them.
 _DISPATCHED = "ep_dispatch_experts"
 _NEEDED = {"transformers": "5.23", "accelerate": "1.15"}
+_STYLES = {  # by which heads and inner widths are divided here
+    *("colwise", "rowwise", "colwise_gather_output", "rowwise_split_input"),
+    *("replicated_with_grad_allreduce", "mla_kv_a_proj"),
+}
+_WRONG_PLANS = ("apertus", "doge", "dots3_note_text", "gemma3n_text")  # that fail, or give other gradients
 
 
 @dataclass(frozen=True)
 class Layout:
     """How processes share a model: `replicas` of it, each sharded over `shards` processes on devices of this type.
 
-    Of the shards, each `experts` neighbours hold different experts; 1: all experts are sharded like the rest.
+    Of the shards, each `experts` neighbours hold different experts, and each `tensor` neighbours different heads and
+    inner widths for the same micro-batches; 1: all weights are sharded alike.
     """
 
     replicas: int
     shards: int
     experts: int = 1
+    tensor: int = 1
     device: str = "cpu"
 
     @classmethod
-    def of(cls, accelerator, expert_parallel: int = 1) -> Layout:
+    def of(cls, accelerator, run: RunArguments) -> Layout:
         """The layout that the launcher asks for, and the configuration."""
         mesh, world = accelerator.parallelism_config, accelerator.num_processes
         replicas = mesh.dp_replicate_size if mesh else 1
-        return cls(replicas, world // replicas, expert_parallel, accelerator.device.type)
+        return cls(replicas, world // replicas, run.expert_parallel, run.tensor_parallel, accelerator.device.type)
 
-    def mesh(self, experts: int = 1) -> DeviceMesh:
-        """All processes by replica, share of a weight and, if more than one hold `experts`, by expert. Collective.
+    @property
+    def readers(self) -> int:
+        """Processes, or groups of `tensor` neighbours, that read different micro-batches."""
+        return self.replicas * self.shards // self.tensor
 
-        The last dimension, `batch`, is of one process: transformers asks which of them have the same.
-        """
+    def mesh(self, part: str = "", size: int = 1) -> DeviceMesh:
+        """All processes by replica, share of a weight and, with a `part`, by which of `size` is theirs. Collective."""
         sizes = {"replicas": self.replicas} if self.replicas > 1 else {}
-        sizes |= {"shards": self.shards // experts} | ({"experts": experts, "batch": 1} if experts > 1 else {})
+        sizes |= {"shards": self.shards // size} | ({part: size} if part else {})
         return init_device_mesh(self.device, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
 
     def __str__(self) -> str:
         replicas = f"{self.replicas} replicas, each " if self.replicas > 1 else ""
         experts = f", experts divided among {self.experts}" if self.experts > 1 else ""
-        return f"{replicas}sharded over {self.shards} processes{experts}"
+        tensor = f", heads and inner widths among {self.tensor}" if self.tensor > 1 else ""
+        return f"{replicas}sharded over {self.shards} processes{experts}{tensor}"
 
     @property
     def fsdp_dimensions(self) -> tuple[str, ...]:
@@ -88,26 +98,56 @@ class Layout:
 
 
 def check_layout(a: TrainingArguments, accelerator) -> None:
-    """Raise ConfigurationError if the experts cannot be divided among these processes, or by these libraries."""
-    if (size := a.run.expert_parallel) == 1:
-        return
-    shards, problem = Layout.of(accelerator).shards, None
-    if not accelerator.is_fsdp2:
-        problem = "it needs FSDP2, as in training/configs/accelerate/one_node_fsdp2.yaml"
-    elif shards % size:
-        problem = f"it must divide the {shards} processes that share a model"
-    elif old := too_old_to_divide_experts():
-        problem = old
-    elif isinstance(a.model, ModelClassArguments):
+    """Raise ConfigurationError if experts or widths cannot be divided so, by these processes or at all."""
+    shards = Layout.of(accelerator, a.run).shards
+    for name, problem_of in (("expert_parallel", _problem_of_experts), ("tensor_parallel", _problem_of_widths)):
+        if (size := getattr(a.run, name)) == 1:
+            continue
+        if not accelerator.is_fsdp2:
+            problem: str | None = "it needs FSDP2, as in training/configs/accelerate/one_node_fsdp2.yaml"
+        elif shards % size:
+            problem = f"it must divide the {shards} processes that share a model"
+        else:
+            problem = too_old_to_divide() or problem_of(a)
+        if problem:
+            raise ConfigurationError(f"run.{name}: {size}; {problem}")
+
+
+def _problem_of_experts(a: TrainingArguments) -> str | None:
+    if isinstance(a.model, ModelClassArguments):
         plan = getattr(a.model.config(1), "base_model_ep_plan", None) or {}
         if _DISPATCHED not in plan.values():
-            problem = f"transformers has no plan by which to divide the experts of {a.model.type}"
-    if problem:
-        raise ConfigurationError(f"run.expert_parallel: {size}; {problem}")
+            return f"transformers has no plan by which to divide the experts of {a.model.type}"
+    return None
 
 
-def too_old_to_divide_experts() -> str | None:
-    """The library that is too old for expert parallelism, and what is needed; None if none is."""
+def _problem_of_widths(a: TrainingArguments) -> str | None:
+    """Why heads and inner widths cannot be divided."""
+    from accelerate import init_empty_weights
+
+    size, experts = a.run.tensor_parallel, a.run.expert_parallel
+    if a.model.experts > 1 and experts % size:
+        return f"it must divide run.expert_parallel, {experts}: experts are not cut, but divided among processes"
+    config = model_config(a, 1, 0)
+    fields, kind = config.to_dict(), config.model_type
+    with init_empty_weights():
+        model = build_model(config, 0)
+    plan = _plan_of_widths(model)
+    if not plan or kind in _WRONG_PLANS or not {*plan.values()} <= _STYLES:
+        return f"transformers has no plan by which train.py can divide the heads and inner widths of {kind}"
+    for name, value in fields.items():
+        if "drop" in name and "classifier" not in name and isinstance(value, float) and value:
+            return f"it needs model.{name} 0, which is {value}: the masks of one head would be those of another"
+    sizes = {name: value for name, value in fields.items() if name.endswith("heads") and isinstance(value, int)}
+    for name, parameter in model.named_parameters():
+        if (style := plan.get(name, "")).startswith(("colwise", "rowwise")):
+            sizes[f"a dimension of {name}"] = parameter.shape[0 if style.startswith("colwise") else -1]
+    uneven = (f"it must divide {name}, {number}" for name, number in sizes.items() if number % size)
+    return next(uneven, None)
+
+
+def too_old_to_divide() -> str | None:
+    """The library that is too old to divide experts or widths, and what is needed; None if none is."""
     old = [name for name, least in _NEEDED.items() if Version(version(name)) < Version(least)]
     return f"it needs {old[0]} {_NEEDED[old[0]]} or newer; {version(old[0])} is installed" if old else None
 
@@ -121,11 +161,11 @@ def build(
 ) -> nn.Module:
     """The model that `draw` makes, sharded over all processes, which get their shares from the first. Collective.
 
-    Two groups per block and one for experts that are divided, one for the embedding, one for the head, a root for the
-    rest. `layout`: by default one replica over all processes. `half`: gather the matrices of blocks in bf16.
-    `reshard_after_forward=False` keeps the weights of blocks gathered until their backward pass. Other processes than
-    the first build the model without memory for its weights, unless embedding and head are one (`tied`), which emptied
-    weights cannot be.
+    Two groups per block and one each for experts and widths that are divided, one for the embedding, one for the head,
+    a root for the rest. `layout`: by default one replica over all processes. `half`: gather the matrices of blocks in
+    bf16. `reshard_after_forward=False` keeps the weights of blocks gathered until their backward pass. Other processes
+    than the first build the model without memory for its weights, unless embedding and head are one (`tied`), which
+    emptied weights cannot be.
     """
     from accelerate import init_empty_weights
 
@@ -136,10 +176,12 @@ def build(
     with init_empty_weights(include_buffers=False) if is_empty else nullcontext():
         model = draw()
     drawn = model.state_dict() if is_first else {}
-    experts = _divide_experts(model, layout, half, reshard_after_forward) if layout.experts > 1 else set()
+    divided = _divide_experts(model, layout, half, reshard_after_forward) if layout.experts > 1 else set()
+    if layout.tensor > 1:
+        divided |= _divide_widths(model, layout, half, reshard_after_forward)
     routers = causal_model.routers(model)
     for block in _blocks(model):
-        parts = (part for part in block.modules() if part not in experts)
+        parts = (part for part in block.modules() if part not in divided)
         precise = [part for part in parts if part in routers or _stays_single(part)]
         # What is gathered apart must be called inside of the block, and by its `forward`.
         apart = half and block not in precise and model.config.model_type not in _OTHER_METHODS
@@ -177,7 +219,12 @@ def _group(
 
     def placement(parameter: nn.Parameter) -> Shard:
         held = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-        return Shard(sharded_dimension(tuple(held.shape), mesh["shards"].size()))
+        world = mesh["shards"].size()
+        # Rows that are divided already would be cut twice, and gathered in two steps.
+        is_divided = held is not parameter and parameter.placements == (Shard(0),)
+        if is_divided and held.ndim == 2 and held.shape[1] % world == 0:
+            return Shard(1)
+        return Shard(sharded_dimension(tuple(held.shape), world))
 
     fully_shard(modules, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard, shard_placement_fn=placement)
 
@@ -190,20 +237,51 @@ def _divide_experts(model: nn.Module, layout: Layout, half: bool, reshard: bool)
     """
     from transformers.distributed.expert_parallel import apply_expert_parallelism
 
-    mesh, modules = layout.mesh(layout.experts), set()
-    names = [name for name, _ in chain(model.named_modules(), model.named_parameters())]
-    styles = {name: model.ep_plan.get(re.sub(r"\.\d+\b", ".*", name)) for name in names}
-    for name in [name for name, style in styles.items() if style == _DISPATCHED]:
-        weights = {inner: style for inner, style in styles.items() if style and inner.startswith(f"{name}.")}
-        apply_expert_parallelism(model, mesh["experts"], mesh["batch"], weights | {name: _DISPATCHED})
+    mesh, readers, modules = layout.mesh("experts", layout.experts), layout.mesh("readers", layout.tensor), set()
+    plan = model._expand_parallel_plan(model.ep_plan)
+    for name in [name for name, style in plan.items() if style == _DISPATCHED]:
+        weights = {inner: style for inner, style in plan.items() if inner.startswith(f"{name}.")}
+        apply_expert_parallelism(model, mesh["experts"], readers["readers"], weights | {name: _DISPATCHED})
         modules.add(part := model.get_submodule(name))
         policy = HALF if half and not _stays_single(part) else SINGLE
         _group(mesh[layout.fsdp_dimensions], part, policy, reshard)
         # An expert's gradient has the tokens of `layout.experts` processes before it is summed over the others.
-        part.set_gradient_divide_factor(float(dist.get_world_size()))
+        part.set_gradient_divide_factor(float(layout.readers))
         # Only NCCL can divide a sum by another number than that of its processes.
         part.set_force_sum_reduction_for_comms(mesh["shards"].size() > 1)
     return modules
+
+
+def _divide_widths(model: nn.Module, layout: Layout, half: bool, reshard: bool) -> set[nn.Module]:
+    """Leave this process its heads and inner widths of each block, by the plan of its class, and shard those further.
+
+    Returns the modules that are divided; block after block, as `_divide_experts`.
+    """
+    from transformers.distributed.tensor_parallel import apply_tensor_parallelism
+
+    mesh, plan, modules = layout.mesh("tensor", layout.tensor), _plan_of_widths(model), set()
+    for block in _blocks(model):
+        inside = {*block.modules()}
+        parts = {name: part for name, part in model.named_modules() if part in inside}
+        of_block = {name: style for name, style in plan.items() if {name, name.rpartition(".")[0]} & parts.keys()}
+        apply_tensor_parallelism(model, mesh["tensor"], of_block)
+        if cut := [parts[name] for name in of_block if name in parts and _holds_shares(parts[name])]:
+            _group(mesh[layout.fsdp_dimensions], cut, HALF if half else SINGLE, reshard)
+        modules |= {*cut}
+    return modules
+
+
+def _holds_shares(part: nn.Module) -> bool:
+    return any(isinstance(parameter, DTensor) for parameter in part.parameters(recurse=False))
+
+
+def _plan_of_widths(model: nn.Module) -> dict[str, str]:
+    """The style by which each parameter and module of a block is divided, without embedding, head and experts."""
+    plan = model._expand_parallel_plan(model.tp_plan)
+    inside = {part for block in _blocks(model) for part in block.modules()}
+    left_out = {name for name, part in model.named_modules() if part not in inside}
+    left_out |= {name for name, style in plan.items() if style == "moe_tp_experts"}
+    return {name: style for name, style in plan.items() if not {name, name.rpartition(".")[0]} & left_out}
 
 
 def sharded_dimension(shape: tuple[int, ...], world: int) -> int:

@@ -10,7 +10,7 @@ import hashlib
 import math
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -41,6 +41,16 @@ class Session:
     optimizers: list[Any]  # prepared; see `training.run.optimizers`
     muon_share: float = 1.0  # Muon's rate in terms of the schedule's
 
+    @cached_property
+    def layout(self) -> sharding.Layout:
+        """How the processes share the model and the batch."""
+        return sharding.Layout.of(self.accelerator, self.arguments.run)
+
+    @property
+    def reader(self) -> int:
+        """Which of the layout's `readers` this process is, or is one of."""
+        return self.accelerator.process_index // self.layout.tensor
+
     @property
     def peak_flops(self) -> float | None:
         """Dense bf16 FLOP/s of all devices together; None where unknown."""
@@ -48,8 +58,8 @@ class Session:
         return peak * self.accelerator.num_processes if peak else None
 
     def total(self, value: torch.Tensor) -> torch.Tensor:
-        """The sum of a tensor over all processes; collective."""
-        return self.accelerator.reduce(value, "sum")
+        """The sum of a tensor over all micro-batches, of which each reader has its own; collective."""
+        return self.accelerator.reduce(value, "sum") / self.layout.tensor
 
 
 def make_session(a: TrainingArguments, accelerator, tokenizer, data: TrainingData) -> Session:
@@ -59,7 +69,7 @@ def make_session(a: TrainingArguments, accelerator, tokenizer, data: TrainingDat
     config = model_config(a, len(tokenizer), tokenizer.eos_token_id)
     draw = partial(build_model, config, a.run.seed, a.model.capacity_group_tokens)
     if accelerator.is_fsdp2:
-        layout = sharding.Layout.of(accelerator, a.run.expert_parallel)
+        layout = sharding.Layout.of(accelerator, a.run)
         reshard = accelerator.state.fsdp_plugin.reshard_after_forward
         tied = getattr(config, "tie_word_embeddings", False)  # Inkling's configuration does not have it
         model = sharding.build(draw, a.run.precision == "bf16", layout, reshard, tied)
@@ -113,7 +123,7 @@ class StepResult:
 def add_gradients(session: Session, step: int) -> StepResult:
     """Forward and backward passes over this process's micro-batches of one global batch."""
     a, accelerator, ramp = session.arguments, session.accelerator, session.schedule.ramp
-    world, rank = accelerator.num_processes, accelerator.process_index
+    world, rank = session.layout.readers, session.reader
     sequences = ramp.sequences(step)
     tokens = sequences * session.data.sequence_length
     n_micro = sequences // session.data.micro_batch_sequences
@@ -139,7 +149,7 @@ def add_gradients(session: Session, step: int) -> StepResult:
                     output_logits=False,
                 )
             auxiliary = a.model.balance_loss * out.balance_loss + a.model.z_loss * out.z_loss
-            # The gradient is averaged over processes, so a process's part of a mean is multiplied by their number.
+            # The gradient is averaged over readers, so a reader's part of a mean is multiplied by their number.
             accelerator.backward((out.lm_loss + auxiliary / n_micro) * world)
         result.add(out, n_micro)
     return result

@@ -38,8 +38,9 @@ class RandomTokens:
 
     def micro_batches(self, position, sequences, rank, world_size, device) -> Iterator[tuple[torch.Tensor, ...]]:
         shape = (self.micro_batch_sequences, self.sequence_length)
+        generator = torch.Generator(device).manual_seed(rank)  # a reader's processes draw the same
         for _ in range(rank, sequences // self.micro_batch_sequences, world_size):
-            ids = torch.randint(self.vocab_size, shape, device=device)
+            ids = torch.randint(self.vocab_size, shape, device=device, generator=generator)
             yield ids, ids.roll(-1, 1)
 
 

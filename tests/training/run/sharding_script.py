@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 import tempfile
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -28,7 +29,7 @@ from tests.model_classes import CLASSES, DENSE, NOISY, SHARED, TOP_K
 from tests.training.run.test_timing import session
 from training.configuration.model_classes import ModelClassArguments
 from training.run import causal_model, sharding
-from training.run.timing import timed_step
+from training.run.timing import arguments_of_steps, timed_step
 
 LENGTH, VOCABULARY = 12, 64
 MIXTRAL = {**NOISY, "attention_dropout": 0.0, "router_jitter_noise": 0.0}
@@ -56,7 +57,7 @@ def switch(experts: int):
 
 def other(section):
     torch.manual_seed(0)
-    config = ModelClassArguments.model_validate(section).config(VOCABULARY, LENGTH)
+    config = ModelClassArguments.model_validate(section).config(VOCABULARY, LENGTH, 0)
     return causal_model.build(config, group_tokens=LENGTH).train()
 
 
@@ -70,25 +71,42 @@ def backward(model, rows, tokens: int, half: bool, scale: float = 1.0) -> None:
 
 def compare(case: str, build, half: bool, checkpointing: bool = False, tied: bool = False, layout=None) -> None:
     """Two micro-batches on each process, and all of them on one; with a layout, also what is saved of the weights."""
-    rank, world = dist.get_rank(), dist.get_world_size()
-    ids = torch.randint(VOCABULARY, (2 * world, LENGTH), generator=torch.Generator().manual_seed(5))
+    world, divided = dist.get_world_size(), layout.tensor if layout else 1
+    rank, readers = dist.get_rank() // divided, world // divided
+    ids = torch.randint(VOCABULARY, (2 * readers, LENGTH), generator=torch.Generator().manual_seed(5))
     one = build()
     backward(one, ids, ids.numel(), half)
     model = sharding.build(build, half, layout, tied=tied)
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    backward(model, ids[2 * rank : 2 * rank + 2], ids.numel(), half, world)
+    backward(model, ids[2 * rank : 2 * rank + 2], ids.numel(), half, readers)
     off, largest = 0.0, 0.0
     for (name, parameter), expected in zip(model.named_parameters(), one.parameters(), strict=True):
         assert torch.equal(parameter.full_tensor(), expected), name
+        assert (parameter.grad is None) == (expected.grad is None), name
+        if expected.grad is None:  # an indexer's
+            continue
         assert parameter.grad.to_local().dtype == torch.float32
         difference = (parameter.grad.full_tensor() - expected.grad).abs().max() / expected.grad.abs().max()
         off = max(off, float(difference))
         largest = max(largest, parameter.to_local().numel() * world / parameter.numel())
     if layout:
         assert_saves(model, build())
-        case = f"{case}, {layout.replicas} x {layout.shards}, experts over {layout.experts}"
+        case = f"{case}, {layout.replicas} x {layout.shards}, experts over {layout.experts}, widths {layout.tensor}"
     report(case=case, half=half, off=off, largest_share=largest)
+
+
+def divide_widths(kind: str) -> None:
+    """Compare a type whose heads and widths `train.py` divides."""
+    two = SimpleNamespace(is_fsdp2=True, parallelism_config=None, num_processes=2, device=torch.device("cpu"))
+    section = every_class.section(kind)
+    try:
+        experts = 1 if ModelClassArguments.model_validate(section).experts == 1 else 2
+        run = {"micro_batch_sequences": 1, "expert_parallel": experts, "tensor_parallel": 2}
+        sharding.check_layout(arguments_of_steps(run, section, LENGTH), two)
+    except ValueError:  # this type has no plan, or does not train
+        return
+    compare(kind, lambda: other(section), False, tied=True, layout=sharding.Layout(1, 2, experts, 2))
 
 
 def assert_saves(model, whole) -> None:
@@ -206,12 +224,16 @@ def main(what: str) -> None:
             for half in (False, True):
                 compare(section["type"], lambda section=section: other(section), half, tied=section is tied)
     elif what == "layouts":
-        sizes = {2: [(1, 2, 2)], 4: [(2, 2, 1), (1, 4, 4), (1, 4, 2), (2, 2, 2)]}[dist.get_world_size()]
+        on_four = [(2, 2, 1), (1, 4, 4), (1, 4, 2), (2, 2, 2), (1, 4, 4, 2), (2, 2, 2, 2)]
+        sizes = {2: [(1, 2, 2), (1, 2, 2, 2)], 4: on_four}[dist.get_world_size()]
         for layout in (sharding.Layout(*size) for size in sizes):
             for half in (False, True):
                 compare("ours", lambda: switch(4), half, layout=layout)
                 for section in (TOP_K, SHARED, MIXTRAL):
                     compare(section["type"], lambda section=section: other(section), half, layout=layout)
+    elif what == "widths":
+        for kind in every_class.model_types():
+            divide_widths(kind)
     else:
         for case in CASES:
             measure(*case)

@@ -1,6 +1,7 @@
 """Muon for the hidden matrices and AdamW for the rest: every expert by itself, and the loop's promises."""
 
 import re
+from functools import partial
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from hub import RunRecord
 from tests.model_classes import CLASSES
 from tests.training import ranks
 from tests.training.run.test_causal_model import EVERY, config_of
-from tests.training.run.test_processes import alone, divided, divides_experts, measured, replicated, results, sharded
+from tests.training.run.test_processes import alone, divided, divides, measured, replicated, results, sharded
 from tests.training.run.test_run import assert_same_weights, finish, folders
 from training import Run
 from training.configuration.arguments import OptimizerArguments
@@ -159,11 +160,17 @@ def test_the_rates_and_the_record_say_muon_and_the_name_too(tiny):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spread", [replicated, sharded, pytest.param(divided, marks=divides_experts)])
+@pytest.mark.parametrize(
+    "spread",
+    [
+        *(replicated, sharded, pytest.param(divided, marks=divides)),
+        pytest.param(partial(divided, tensor=2), marks=divides, id="divided widths"),
+    ],
+)
 def test_several_processes_train_as_one(tiny, tmp_path, spread):
     """Muon's iteration runs in bf16 here, and lengthens the directions that few tokens give."""
     sizes = {"run__micro_batch_sequences": 1, "model__capacity_group_tokens": 32}
-    sizes |= {"schedule__tokens": [1280], "schedule__batch_ramp": ["0:4"]}
+    sizes |= {"schedule__tokens": [1280], "schedule__batch_ramp": ["0:4"], "model__n_heads": 2}
     rates = {"optimizer__name": "muon", "optimizer__learning_rate": 0.001}
     one, two = (tiny(**sizes, **rates, run__output_dir=str(tmp_path / name)) for name in ("one", "two"))
     finish(one)

@@ -13,19 +13,21 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 
+from benchmarks import every_class
 from hub import RunRecord
-from tests.model_classes import BIAS, CLASSES, NOISY, SHAPE, TOP_K
+from tests.model_classes import BIAS, CLASSES, DENSE, NOISY, SHAPE, TOP_K
 from tests.test_training_guide import COMMANDS
 from tests.training import ranks
 from tests.training.run.test_run import lines_of
 from training import ConfigurationError, Run
+from training.configuration.arguments import RunArguments
 from training.run import checkpoint, main, sharding
 from training.run.devices import make_accelerator
 from training.run.step import train_step
 
 ROOT = Path(__file__).parents[3]
-TOO_OLD = sharding.too_old_to_divide_experts()
-divides_experts = pytest.mark.skipif(TOO_OLD is not None, reason=f"expert parallelism: {TOO_OLD}")
+TOO_OLD = sharding.too_old_to_divide()
+divides = pytest.mark.skipif(TOO_OLD is not None, reason=f"expert and tensor parallelism: {TOO_OLD}")
 PER_STEP = ("loss", "gradient_norm", "balance_loss", "z_loss", "drop_rate")
 
 
@@ -58,9 +60,9 @@ def on_four(arguments, *flags: str, replicas: int = 1) -> None:
     assert ranks.run_ranks(arguments, *flags, world=4, environment=environment) == [0] * 4
 
 
-def divided(arguments, *flags: str) -> None:
-    """Sharded over four processes, each two of which divide the experts."""
-    on_four(arguments, "--run.expert_parallel", "2", *flags)
+def divided(arguments, *flags: str, tensor: int = 1) -> None:
+    """Sharded over four processes, each two of which divide the experts and, with `tensor` 2, heads and widths."""
+    on_four(arguments, "--run.expert_parallel", "2", "--run.tensor_parallel", str(tensor), *flags)
 
 
 def alone(arguments, *flags: str) -> None:
@@ -134,6 +136,7 @@ def gentle(tiny, tmp_path):
             pytest.param({"model": section}, id=section["type"], marks=pytest.mark.slow)
             for section in CLASSES.values()
         ),
+        pytest.param({"model.experts": 1, "model.n_heads": 2}, id="dense", marks=pytest.mark.slow),
         pytest.param({"model": BIAS}, id="balanced by a bias", marks=pytest.mark.slow),
         # Each micro-batch draws masks of its own.
         pytest.param({"model": NOISY, "run.micro_batch_sequences": 2}, id="dropout", marks=pytest.mark.slow),
@@ -142,17 +145,18 @@ def gentle(tiny, tmp_path):
 def test_two_processes_train_what_one_trains(gentle, changes):
     """Each with micro-batches of its own size: only the capacity group decides what is dropped."""
     common = {"schedule.tokens": [1280], "schedule.batch_ramp": ["0:4"]}
-    one, two, shards, experts = (
+    one, two, shards, parts = (
         gentle(name, **{**common, "run.micro_batch_sequences": micro, **changes})
-        for name, micro in (("one", 4), ("two", 2), ("shards", 1), ("experts", 1))
+        for name, micro in (("one", 4), ("two", 2), ("shards", 1), ("parts", 1))
     )
     assert Run(one).execute() == 0
     replicated(two)
     sharded(shards)
     others = [two, shards]
-    if one.model.experts > 1 and not TOO_OLD:
-        sharded(experts, "--run.expert_parallel", "2")
-        others.append(experts)
+    if not TOO_OLD:
+        divided = "expert" if one.model.experts > 1 else "tensor"
+        sharded(parts, f"--run.{divided}_parallel", "2")
+        others.append(parts)
     assert changes or min(numbers[-1] for numbers, _ in measured(one).values()) > 0
     for other in others:
         assert_close(one, other)
@@ -161,18 +165,19 @@ def test_two_processes_train_what_one_trains(gentle, changes):
 
 
 @pytest.mark.slow
-@divides_experts
-@pytest.mark.parametrize(("replicas", "experts"), [(2, 1), (1, 4), (2, 2)])
-def test_four_processes_train_what_one_trains(gentle, replicas, experts):
-    """In replicas of two shards, with experts divided among four, and both; recomputed where experts are divided."""
-    common = {"schedule.tokens": [1280], "schedule.batch_ramp": ["0:4"]}
+@divides
+@pytest.mark.parametrize(("replicas", "experts", "tensor"), [(2, 1, 1), (1, 4, 1), (2, 2, 1), (1, 4, 2), (2, 2, 2)])
+def test_four_processes_train_what_one_trains(gentle, replicas, experts, tensor):
+    """In replicas of two shards, with experts and widths divided, and all of it; recomputed where experts are."""
+    common = {"schedule.tokens": [1280], "schedule.batch_ramp": ["0:4"], "model.n_heads": 2}
     one, four = gentle("one", **common), gentle("four", **common)
     assert Run(one).execute() == 0
     recomputed = "--run.gradient_checkpointing", "yes" if experts > 1 else "no"
-    on_four(four, "--run.expert_parallel", str(experts), *recomputed, replicas=replicas)
+    divided = "--run.expert_parallel", str(experts), "--run.tensor_parallel", str(tensor)
+    on_four(four, *divided, *recomputed, replicas=replicas)
     assert_as_one(one, four)
     ((record, _),) = results(four).values()
-    assert record.expert_parallel == experts
+    assert (record.expert_parallel, record.tensor_parallel) == (experts, tensor)
     saved = checkpoint.newest_intact(Path(four.run.output_dir) / "trunk")
     metadata = dcp.FileSystemReader(saved / "state").read_metadata().state_dict_metadata
     assert len(metadata["model.lm_head.weight"].chunks) == 4 // replicas
@@ -180,14 +185,14 @@ def test_four_processes_train_what_one_trains(gentle, replicas, experts):
 
 
 @pytest.mark.slow
-@divides_experts
-@pytest.mark.parametrize("model", [None, TOP_K], ids=["ours", "qwen3_moe"])
-def test_a_run_with_divided_experts_is_killed_and_resumes_in_other_layouts(gentle, model):
-    """Killed on four processes, resumed there, then on two that divide no experts, then on one."""
+@divides
+@pytest.mark.parametrize(("model", "tensor"), [(None, 1), (TOP_K, 1), (TOP_K, 2)], ids=["ours", "qwen3_moe", "widths"])
+def test_a_run_with_divided_experts_is_killed_and_resumes_in_other_layouts(gentle, model, tensor):
+    """Killed on four processes, resumed there, then on two that divide nothing, then on one."""
     changes = {"schedule.tokens": [1280, 1920, 2560], "schedule.batch_ramp": ["0:4"], "run.checkpoint_seconds": 1e-3}
     whole, resumed = gentle("whole", model, **changes), gentle("resumed", model, **changes)
     alone(whole)
-    divided = "--run.expert_parallel", "4"
+    divided = "--run.expert_parallel", "4", "--run.tensor_parallel", str(tensor)
     environment = guides_environment("one_node_fsdp2", "--num_processes", "4") | {"ACCELERATE_USE_CPU": "true"}
     inputs = (train_and_die, ranks.save_configuration(resumed), divided)
     assert ranks.run_together(*inputs, world=4, environment=environment) == [-signal.SIGKILL] * 4
@@ -253,7 +258,8 @@ def mesh(**sizes: int) -> dict[str, str]:
             "dp_replicate 2, dp_shard 3, .*; dp_replicate × dp_shard must be the 4 proc",
         ),
         (mesh(dp_replicate=4), "and dp_shard at least 2"),
-        (mesh(dp_shard=2, tp=2), "tp 2, .*; train.py has no tensor, context or sequence parallelism"),
+        (mesh(dp_shard=2, tp=2), "tp 2, .*; tp must be 1, set run.tensor_parallel"),
+        (mesh(dp_shard=2, cp=2), "cp 2, .*; train.py has no context or sequence parallelism"),
         (mesh(dp_shard=4) | {"ACCELERATE_USE_FSDP": "false"}, "it needs fsdp_config.fsdp_version 2"),
         (mesh(dp_shard=4) | {"ACCELERATE_USE_CPU": "true"}, "accelerate launch: .* RANK expected, but not set"),
     ],
@@ -271,25 +277,48 @@ def test_a_layout_is_what_launcher_and_configuration_ask_for():
     fields = {"num_processes": 8, "device": torch.device("cpu")}
     flat = SimpleNamespace(parallelism_config=None, **fields)
     hybrid = SimpleNamespace(parallelism_config=SimpleNamespace(dp_replicate_size=2), **fields)
-    assert str(sharding.Layout.of(flat)) == "sharded over 8 processes"
-    described = "2 replicas, each sharded over 4 processes, experts divided among 2"
-    assert str(sharding.Layout.of(hybrid, 2)) == described
+    plain = sharding.Layout.of(flat, RunArguments())
+    assert (str(plain), plain.readers) == ("sharded over 8 processes", 8)
+    layout = sharding.Layout.of(hybrid, RunArguments(expert_parallel=4, tensor_parallel=2))
+    described = "2 replicas, each sharded over 4 processes, experts divided among 4, heads and inner widths among 2"
+    assert (str(layout), layout.readers) == (described, 4)
+
+
+def refused(arguments, processes: int, message: str, is_fsdp2: bool = True) -> None:
+    """Layouts of two replicas."""
+    replicas = SimpleNamespace(dp_replicate_size=2)
+    fields = {"parallelism_config": replicas, "num_processes": processes, "device": torch.device("cpu")}
+    with pytest.raises(ConfigurationError, match=f"^{message}"):
+        sharding.check_layout(arguments, SimpleNamespace(is_fsdp2=is_fsdp2, **fields))
 
 
 def test_experts_that_cannot_be_divided_are_refused_before_data_are_read(gentle, monkeypatch):
-    def refused(processes: int, message: str, is_fsdp2: bool = True, model=None) -> None:
-        divided = gentle("refused", model, **{"run.expert_parallel": 4})
-        replicas = SimpleNamespace(dp_replicate_size=2)
-        fields = {"parallelism_config": replicas, "num_processes": processes, "device": torch.device("cpu")}
-        with pytest.raises(ConfigurationError, match=f"^run.expert_parallel: 4; {message}"):
-            sharding.check_layout(divided, SimpleNamespace(is_fsdp2=is_fsdp2, **fields))
-
-    refused(8, "it needs FSDP2", is_fsdp2=False)
-    refused(12, "it must divide the 6 processes that share a model")
+    divided, needs = gentle("refused", **{"run.expert_parallel": 4}), "run.expert_parallel: 4; it"
+    refused(divided, 8, f"{needs} needs FSDP2", is_fsdp2=False)
+    refused(divided, 12, f"{needs} must divide the 6 processes that share a model")
     without_a_plan = {"type": "llama4_text", "num_local_experts": 4, "num_key_value_heads": 4, **SHAPE}
-    refused(8, "transformers has no plan by which to divide the experts of llama4_text", model=without_a_plan)
+    message = "run.expert_parallel: 4; transformers has no plan by which to divide the experts of llama4_text"
+    refused(gentle("refused", without_a_plan, **{"run.expert_parallel": 4}), 8, message)
     with pytest.raises(ConfigurationError, match="expert_parallel: 2; it needs FSDP2"):
         Run(gentle("alone", **{"run.expert_parallel": 2, "data.cache_dir": "unread"}))
     assert not Path("unread").exists()
     monkeypatch.setattr(sharding, "version", lambda name: "5.17.0")
-    refused(8, "it needs transformers 5.23 or newer; 5.17.0 is installed")
+    refused(divided, 8, f"{needs} needs transformers 5.23 or newer; 5.17.0 is installed")
+
+
+@divides
+def test_widths_that_cannot_be_divided_are_refused_before_data_are_read(gentle):
+    def names(problem: str, size: int, model=None, **changes) -> None:
+        asked = gentle("refused", model, **{"run.tensor_parallel": size, **changes})
+        refused(asked, 2 * size, f"run.tensor_parallel: {size}; {problem}")
+
+    names("it must divide run.expert_parallel, 1: experts are not cut", 2)
+    names("it must divide run.expert_parallel, 2: ", 4, **{"run.expert_parallel": 2})
+    names("it needs model.attention_dropout 0, which is 0.2", 2, NOISY, **{"run.expert_parallel": 2})
+    names("it must divide num_attention_heads, 4", 3, DENSE)
+    names("it must divide num_key_value_heads, 2", 4, DENSE)
+    odd = DENSE | {"intermediate_size": 97}
+    names("it must divide a dimension of model.layers.0.mlp.gate_proj.weight, 97", 2, odd)
+    for kind in ("gpt2", "granite_swa", "gemma3n_text"):  # without a plan, by a style, and of which it is wrong
+        problem = f"transformers has no plan by which train.py can divide the heads and inner widths of {kind}"
+        names(problem, 2, every_class.section(kind))

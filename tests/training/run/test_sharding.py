@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests.conftest import free_port
-from tests.training.run.test_processes import divides_experts
+from tests.training.run.test_processes import divides
 from training.run.sharding import sharded_dimension
 
 FSDP2 = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
@@ -45,24 +45,35 @@ def test_micro_batches_on_two_processes_give_the_gradients_of_one():
 
 
 @pytest.mark.slow
-@divides_experts
-@pytest.mark.parametrize(("world", "layouts"), [(2, 1), (4, 4)])
-def test_replicas_and_divided_experts_give_the_gradients_of_one(world, layouts):
-    """HSDP, experts divided among all or some of the shards, and both; the script compares what is saved by bits.
+@divides
+@pytest.mark.parametrize(("world", "layouts"), [(2, 2), (4, 6)])
+def test_replicas_and_divided_experts_and_widths_give_the_gradients_of_one(world, layouts):
+    """HSDP, experts and widths divided among all or some of the shards; the script compares what is saved by bits.
 
     In bf16 the gradient of a divided expert is rounded once for the tokens of all processes, not once for those of
-    each, and in the attention of Qwen3 on four processes, however sharded, a number is rounded to the other side.
+    each, and in the attention of Qwen3 on four processes, however sharded, a number is rounded to the other side. The
+    parts of sums over divided widths are rounded each.
     """
     compared = cases("layouts", world)
     assert len(compared) == 8 * layouts
     for case in compared:
         is_rounded = case["half"] and not re.fullmatch("ours.*experts over 1", case["case"])
-        assert case["off"] < (2**-6 if is_rounded else 1e-6), case
+        assert case["off"] < (2**-6 if is_rounded else 2e-6), case
         assert case["largest_share"] == int(re.search(r"(\d) x", case["case"])[1]), case
 
 
 @pytest.mark.slow
-@divides_experts
+@divides
+def test_every_type_whose_widths_are_divided_has_the_gradients_of_one_process():
+    """Wrong ones are off by a half; the most that rounding makes is 3e-5, by numbers that a class has in fp32."""
+    found = cases("widths")
+    assert len(found) > 60
+    for case in found:
+        assert case["off"] < 1e-4, case
+
+
+@pytest.mark.slow
+@divides
 @pytest.mark.parametrize(("world", "reshard"), [(2, True), (4, True), (4, False)])
 def test_the_peak_of_a_sharded_step_is_predicted(world, reshard, monkeypatch):
     """All processes do the same; what gloo's threads let go of late makes the peak of some higher, never lower.
