@@ -47,20 +47,20 @@ def ours(shape: argparse.Namespace, experts: int) -> Any:
 
 def of_a_class(kind: str, shape: argparse.Namespace, granularity: int = 1) -> Any:
     """The configuration of a class, by the names of its own fields; `SHARED` has one of its G experts shared."""
-    family, heads = FAMILIES[kind], shape.width // 64
+    family, heads = FAMILIES[kind]["architecture"], shape.width // 64
     fields: dict[str, Any] = {
         **{"type": kind, "hidden_size": shape.width, "num_hidden_layers": shape.layers},
         **{
             "num_attention_heads": heads,
             "num_key_value_heads": heads,
-            family.d_expert: 3 * shape.width // granularity,
+            family["d_expert"]: 3 * shape.width // granularity,
         },
     }
-    if "head_dim" in family.defaults:
+    if "head_dim" in FAMILIES[kind]["defaults"]:
         fields["head_dim"] = 64
-    if family.experts:
+    if "experts" in family:
         shared = kind == SHARED
-        fields |= {family.experts: EXPERTS * granularity - shared, "num_experts_per_tok": granularity - shared}
+        fields |= {family["experts"]: EXPERTS * granularity - shared, "num_experts_per_tok": granularity - shared}
         fields |= {"shared_expert_intermediate_size": 3 * shape.width // granularity} if shared else {}
     return ModelClassArguments.model_validate(fields).config(shape.vocab, shape.length, 0)
 
