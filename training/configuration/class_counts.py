@@ -192,9 +192,8 @@ def _left_out_as(name: str, parameter: Tensor, a: Architecture) -> str:
         return "norms" if "norm" in name else "biases" if name.endswith("bias") else "vectors"
     if _POSITIONS.search(name):  # as many as the longest sequence has
         return "positions"
-    return (
-        "router" if tuple(parameter.shape) in {(a.experts, a.d_model), (1, a.d_model)} else ""
-    )  # and gates of one row
+    routers = {(a.experts, a.d_model), (1, a.d_model)}  # and gates of one row
+    return "router" if tuple(parameter.shape) in routers else ""
 
 
 def _is_matrix(name: str, parameter: Tensor) -> bool:
@@ -227,9 +226,9 @@ def _plain(model: nn.Module, blocks: nn.ModuleList, experts: list[nn.Module], co
     sparse = [block for block in blocks if not {*experts}.isdisjoint(block.modules())]
     if dense := [block for block in blocks if block not in sparse]:
         unit, width = d * len(dense), _first(config, *_WIDTHS) or 4 * d
-        named = [(name, {*p.shape}, p.numel()) for name, p in _matrices(*dense) if "att" not in name]
-        matrices = sum(size for _, shape, size in named if shape in ({d, width}, {d, 2 * width})) / (unit * width)
-        if matrices not in (2, 3):  # no such feed-forward: one as large as the blocks
+        shapes = ({d, width}, {d, 2 * width})
+        sizes = [p.numel() for name, p in _matrices(*dense) if "att" not in name and {*p.shape} in shapes]
+        if (matrices := sum(sizes) / (unit * width)) not in (2, 3):  # no such feed-forward: one as large as the blocks
             matrices, width = 3, max(1, _size(*dense) // (3 * unit))
         options |= {"d_ff": width, "gated": matrices == 3, "dense_blocks": len(dense) if sparse else 0}
     if sparse:

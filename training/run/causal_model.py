@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.utils.output_capturing import OutputRecorder
 
@@ -58,6 +58,11 @@ def build(config: Any, group_tokens: int | None = None) -> nn.Module:
     return model
 
 
+def _body(model: nn.Module) -> nn.Module | None:
+    """The part that makes the hidden states for the head, itself a model."""
+    return next((part for part in model.children() if isinstance(part, PreTrainedModel)), None)
+
+
 class _Hidden(tuple):
     """The output of a body: one tensor by any way to ask for it, and nothing else."""
 
@@ -75,7 +80,7 @@ def change_of_logits(model: nn.Module) -> tuple[float, float | None] | None:
     class that does anything else with hidden states or logits is not taken for one that does not.
     """
     head, names = model.get_output_embeddings(), {part: name for name, part in model.named_children()}
-    if type(head) is not nn.Linear or head.bias is not None or not {head, model.base_model} <= {*names}:
+    if type(head) is not nn.Linear or head.bias is not None or not {head, _body(model)} <= {*names}:
         return None
     cap = getattr(model.config, "final_logit_softcapping", None)
     with torch.device("cpu"):
@@ -88,10 +93,10 @@ def change_of_logits(model: nn.Module) -> tuple[float, float | None] | None:
             raise TypeError("the body gets more than tokens")
         return _Hidden([hidden])
 
-    small, parts = copy.copy(model), {head: lambda states: states.double() @ weight.T, model.base_model: body}
-    for part, forward in parts.items():  # own attributes come before parts, and before methods
-        vars(small)[names[part]] = copy.copy(part)
-        vars(vars(small)[names[part]])["forward"] = forward
+    small, parts = copy.copy(model), {head: lambda states: states.double() @ weight.T, _body(model): body}
+    for part, forward in parts.items():
+        stand_in = vars(small)[names[part]] = copy.copy(part)  # an attribute, which comes before the part itself
+        stand_in.forward = forward
     try:
         logits = inspect.unwrap(type(model).forward)(small, input_ids=ids, use_cache=False).logits
         ratios = (logits if cap is None else cap * torch.atanh(logits / cap)).double() / z
@@ -159,7 +164,7 @@ class _InTheLoop:
         logits, head = None, self.get_output_embeddings()
         try:
             if isinstance(head, SwitchMoeHead) and not output_logits:
-                hidden = self.base_model(input_ids=input_ids, use_cache=use_cache)[0]
+                hidden = _body(self)(input_ids=input_ids, use_cache=use_cache)[0]
                 total, losses = head(hidden, targets=shift_labels)
             else:
                 logits = super().forward(input_ids=input_ids, use_cache=use_cache).logits
