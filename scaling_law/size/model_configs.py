@@ -36,9 +36,8 @@ def _families() -> dict[str, Family]:
     families: dict[str, Family] = {}
     for row in strict_json.loads(Path(__file__).with_name("families.json").read_bytes(), what="families.json"):
         like = families.get(row.get("like"), {})
-        family = {
-            part: {**like.get(part, {}), **row.get(part, {})} for part in ("architecture", "left_out", "defaults")
-        }
+        parts = ("architecture", "left_out", "defaults")
+        family = {part: {**like.get(part, {}), **row.get(part, {})} for part in parts}
         families |= dict.fromkeys(row["types"], family)
     return families
 
@@ -119,9 +118,11 @@ def _installed(kind: Any) -> Reader:
 
 
 class _Fields(dict[str, Any]):
-    """A configuration in which a field that is needed and missing is named."""
+    """A configuration in which a field that is needed and missing is computed from others, or named."""
 
     def __missing__(self, key: str) -> Any:
+        if key in _COMPUTED:
+            return _COMPUTED[key](self)
         raise InputError(f"{FILE_NAME} lacks {key}, which model_type {self['model_type']!r} needs")
 
 
@@ -130,8 +131,7 @@ def _of_table(family: Family, config: Config) -> tuple[Architecture, dict[str, i
     values = _Fields({**family["defaults"], **stated})
     if "num_local_experts" in values:  # as transformers 5 writes the num_experts of Qwen3
         values.setdefault("num_experts", values["num_local_experts"])
-    values |= {"head_dim": _head_dim(values), "dense_blocks": _dense_blocks(values), "indexers": _indexers(values)}
-    values["layer_norm"] = values.get("norm_type") == "layer_norm"
+    values |= {"head_dim": _head_dim(values), "layer_norm": values.get("norm_type") == "layer_norm"}
 
     def at(key: Any) -> Any:
         if isinstance(key, Mapping):  # of latent attention
@@ -177,3 +177,6 @@ def _indexers(config: Config) -> int:
     if config.get("index_topk_pattern") or config.get("index_topk_freq", 1) != 1:
         raise InputError("index_topk_pattern and index_topk_freq are read with indexer_types only")
     return int(config["num_hidden_layers"])
+
+
+_COMPUTED = {"dense_blocks": _dense_blocks, "indexers": _indexers}
