@@ -63,12 +63,12 @@ def fields_of(kind: str, shape: Options, experts: int, granularity: int = 1, sha
 
     Experts are 1 / `granularity` of ours in width, `granularity` of them active; `shared` of these are for all tokens.
     """
-    family, heads, inner = FAMILIES[kind], shape.width // 64, 3 * shape.width // granularity
+    family, heads, inner = FAMILIES[kind]["architecture"], shape.width // 64, 3 * shape.width // granularity
     fields: dict[str, Any] = {"type": kind, "hidden_size": shape.width, "num_hidden_layers": shape.layers}
-    fields |= {"num_attention_heads": heads, "num_key_value_heads": heads, family.d_expert: inner}
-    fields |= {"head_dim": 64} if "head_dim" in family.defaults else {}
-    if family.experts:
-        fields |= {family.experts: experts - shared, "num_experts_per_tok": granularity - shared}
+    fields |= {"num_attention_heads": heads, "num_key_value_heads": heads, family["d_expert"]: inner}
+    fields |= {"head_dim": 64} if "head_dim" in FAMILIES[kind]["defaults"] else {}
+    if "experts" in family:
+        fields |= {family["experts"]: experts - shared, "num_experts_per_tok": granularity - shared}
         fields |= {"shared_expert_intermediate_size": inner} if shared else {}
     return fields
 

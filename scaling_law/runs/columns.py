@@ -1,19 +1,16 @@
 """Columns made of others: "(nume * moeh + sed) / (topk * moeh + sed)", evaluated row by row and never run as code.
 
 A column is a source column's name, an arithmetic expression, a number, or a function of the row. In an expression, a
-column whose name is no identifier stands in backticks, as in pandas: "`Training FLOP` / (6 * `Model Size`)".
+column whose name is no identifier stands in backticks (`hub.base.arithmetic`).
 """
 
 from __future__ import annotations
 
-import ast
-import math
-import operator
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from hub.base.arithmetic import Arithmetic
 from hub.base.errors import InputError, unknown
 from hub.base.tables import literal
 from hub.base.units import UNKNOWN
@@ -32,50 +29,15 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
 }
 _INPUTS = ("n_active", "tokens", "experts")
 COUNTS = (*_INPUTS, "n_total", "n_active_non_embedding", "n_total_non_embedding")
-_OPERATORS: dict[type[ast.AST], Callable[..., float]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.Pow: math.pow,
-    ast.USub: operator.neg,
-    ast.UAdd: operator.pos,
-}
-_FUNCTIONS: dict[str, Callable[..., float]] = {
-    **{name: getattr(math, name) for name in ("log", "log2", "log10", "exp", "sqrt", "floor", "ceil")},
-    **{"abs": abs, "round": round, "min": min, "max": max},
-}
-_ALLOWED = f"columns, numbers, + - * / **, parentheses and {', '.join(_FUNCTIONS)}"
 
 
-@dataclass(frozen=True)
-class Expression:
-    """An arithmetic expression over columns: `columns` are those it needs, by the name that its value has."""
-
-    value: Callable[[Mapping[str, float]], float]
-    columns: Mapping[str, str]
-
-    @classmethod
-    def parse(cls, text: str) -> Expression:
-        """ValueError for anything but columns, numbers, operators and the few functions."""
-        quoted = re.findall(r"`([^`]+)`", text)
-        plain = text
-        for i, name in enumerate(quoted):
-            plain = plain.replace(f"`{name}`", f" _column{i} ")
-        try:
-            tree = ast.parse(plain.strip(), mode="eval").body
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            raise InputError(f"allowed are {_ALLOWED}") from None
-        called = {node.func for node in ast.walk(tree) if isinstance(node, ast.Call)}
-        names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and node not in called}
-        return cls(
-            _compiled(tree), {name: name for name in names} | {f"_column{i}": name for i, name in enumerate(quoted)}
-        )
+class Expression(Arithmetic):
+    """An arithmetic expression over columns."""
 
     def __call__(self, row: Row) -> float | None:
         """Its value for a row; None where an operand is missing. ValueError for one that is no number."""
         values = {}
-        for name, column in self.columns.items():
+        for name, column in self.names.items():
             if is_missing(row.get(column)):
                 return None
             if (value := number(row[column])) is None:
@@ -138,26 +100,6 @@ def _function(column: Column, present: set[str], what: str) -> Callable[[Row], A
         expression = Expression.parse(column)
     except ValueError as error:
         raise RunsError(f"{what}: neither a column nor an expression ({error}); {available}") from None
-    if missing := sorted(set(expression.columns.values()) - present):
+    if missing := sorted(set(expression.names.values()) - present):
         raise RunsError(f"{what}: {unknown('column ', missing[0], sorted(present))}")
     return expression
-
-
-def _compiled(node: ast.expr) -> Callable[[Mapping[str, float]], float]:
-    """The function of named values that an expression is. ValueError for a part of it that is not arithmetic."""
-    parts: list[ast.expr]
-    match node:
-        case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
-            return lambda values: float(value)  # so that powers stay cheap
-        case ast.Name(id=name):
-            return lambda values: values[name]
-        case ast.UnaryOp(op=op, operand=operand) if type(op) in _OPERATORS:
-            function, parts = _OPERATORS[type(op)], [operand]
-        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
-            function, parts = _OPERATORS[type(op)], [left, right]
-        case ast.Call(func=ast.Name(id=name), args=[*parts], keywords=[]) if name in _FUNCTIONS and parts:
-            function = _FUNCTIONS[name]
-        case _:
-            raise InputError(f"{ast.unparse(node)!r} is not arithmetic; allowed are {_ALLOWED}")
-    arguments = list(map(_compiled, parts))
-    return lambda values: float(function(*(argument(values) for argument in arguments)))

@@ -22,7 +22,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
-from hub.base.errors import InputError
+from hub.base.errors import InputError, unknown
 from hub.record.names import size_name
 from scaling_law.size.architecture import VOCAB_SIZE, Architecture
 from scaling_law.size.model_configs import FAMILIES, Model
@@ -42,11 +42,8 @@ class ModelClassArguments(BaseModel):
     """The architecture of a class of transformers: its model type, and fields of its configuration as extras.
 
     `balance` "bias" moves the selection bias of classes that have one, instead of their balance loss, by
-    `bias_update_rate` a step (`training.run.causal_model.move_biases`).
-
-    An absent field has the class's default, except the vocabulary (the tokenizer's), the positions (the
-    sequence length) and special tokens (the tokenizer's, without padding: the embedding of a padding id is not
-    trained, and some classes have a real token there by default).
+    `bias_update_rate` a step. An absent field has the class's default, except the vocabulary and special tokens (the
+    tokenizer's; none is padding, whose embedding is not trained) and the positions (the sequence length).
     """
 
     model_config = ConfigDict(frozen=True, extra="allow", protected_namespaces=())
@@ -72,8 +69,9 @@ class ModelClassArguments(BaseModel):
             meant = f"did you mean {near[0]}? " if near else ""
             allowed = f"{OURS}, a config.json or a causal type of transformers ({', '.join(FAMILIES)}, …)"
             raise InputError(f"model.type: {kind!r}; {meant}it must be {allowed}")
-        if unknown := [name for name in fields if name not in fields_of(kind)]:
-            raise InputError("\n".join(_unknown(kind, name) for name in unknown))
+        known = sorted(fields_of(kind))
+        if others := [name for name in fields if name not in known]:
+            raise InputError("\n".join(unknown(f"model: {kind}'s field ", name, known) for name in others))
         return {name: value for name, value in settings.items() if value is not None} | fields | {"type": kind}
 
     @model_validator(mode="after")
@@ -93,11 +91,6 @@ class ModelClassArguments(BaseModel):
             raise InputError(f"model: {' '.join(str(error).split())}") from None
         return self
 
-    @property
-    def fields(self) -> dict[str, Any]:
-        """The class's fields as configured."""
-        return dict(self.model_extra or {})
-
     def config(self, vocab_size: int, sequence_length: int | None = None, eos_token_id: int | None = None) -> Any:
         """The configuration of transformers. ValueError if the tokens or the sequences do not fit into it."""
         from transformers import AutoConfig
@@ -105,7 +98,7 @@ class ModelClassArguments(BaseModel):
         least = {"vocab_size": (vocab_size, "the tokenizer's")}
         if sequence_length is not None:
             least["max_position_embeddings"] = (sequence_length, "data.sequence_length,")
-        fields = {name: value for name, (value, _) in least.items()} | self.fields
+        fields = {name: value for name, (value, _) in least.items()} | (self.model_extra or {})
         tokens = dict.fromkeys(_TOKENS, eos_token_id) | {"pad_token_id": None}
         config = AutoConfig.for_model(self.type, **fields, **tokens)  # checks the types of fields
         for name, (value, whose) in least.items():
@@ -119,11 +112,8 @@ class ModelClassArguments(BaseModel):
         Without a `vocab_size`, with the configured vocabulary or GPT-2's. ValueError if the class refuses its
         configuration, or cannot run.
         """
-        config = self.config(vocab_size or self.fields.get("vocab_size", VOCAB_SIZE), eos_token_id=0)
-        try:
-            return Model(self.type, self.type, *read_class(config.to_dict()))
-        except ValueError as error:
-            raise InputError(f"{self.type}: {error}") from None
+        config = self.config(vocab_size or (self.model_extra or {}).get("vocab_size", VOCAB_SIZE), eos_token_id=0)
+        return Model(self.type, self.type, *read_class(config.to_dict()))
 
     # -- what the loop asks of the section `model`; see `ModelArguments`
 
@@ -141,17 +131,16 @@ class ModelClassArguments(BaseModel):
     @cached_property
     def experts_ways(self) -> tuple[str, ...]:
         """The ways to multiply experts that the class has a choice of; without experts, none but its own."""
-        has_choice = causal_class(self.config(1))._can_set_experts_implementation()
-        return ("auto", "grouped_mm", "batched_mm", "eager") if has_choice else ("auto",)
+        choice = ("grouped_mm", "batched_mm", "eager")
+        return ("auto", *(choice if causal_class(self.config(1))._can_set_experts_implementation() else ()))
 
     @cached_property
     def balance_loss(self) -> float:
         """The class's coefficient of its load-balancing loss; 0 where it has none, or is balanced by its bias."""
-        if self.balance == "bias":
-            return 0.0
         config = self.config(1, eos_token_id=0)
-        has_one = self.experts > 1 and balance_loss_of(causal_class(config)) is not None
-        return float(getattr(config, "router_aux_loss_coef", 0.0)) if has_one else 0.0
+        if self.balance == "bias" or self.experts == 1 or balance_loss_of(causal_class(config)) is None:
+            return 0.0
+        return float(getattr(config, "router_aux_loss_coef", 0.0))
 
     @property
     def bias_rate(self) -> float:
@@ -208,26 +197,23 @@ def fields_of(model_type: str) -> frozenset[str]:
 
     kind = CONFIG_MAPPING[model_type]
     fields = {field.name for field in fields_of_dataclass(kind)} | {*kind.attribute_map}
-    fields |= {*_READ.findall(_source(model_type))} | {*_TAKEN.findall(inspect.getsource(kind))}
+    fields |= {*_READ.findall(_source(model_type)), *_TAKEN.findall(inspect.getsource(kind))}
     fields |= _ROTARY if "rope_parameters" in fields else set()
-    fields -= _not_of_the_architecture()
-    return frozenset(name for name in fields if not name.startswith("_") and not name.endswith("_config"))
+    return frozenset(name for name in fields - _not_of_the_architecture() if not re.search("^_|_config$", name))
 
 
 def _of_file(path: Path) -> tuple[str, dict[str, Any]]:
     """Model type and fields of a config.json; what the class does not read is left out, with a warning."""
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"model.type: {str(path)!r} cannot be read: {getattr(error, 'strerror', error)}") from None
-    if not isinstance(config, dict) or not isinstance(kind := config.get("model_type"), str):
-        raise InputError(f"model.type: {str(path)!r} has no model_type; it must be a config.json of transformers")
-    if kind not in model_types():
-        return kind, {}
-    fields = {name: value for name, value in config.items() if name in fields_of(kind)}
-    if left := sorted({*config} - {*fields} - _not_of_the_architecture()):
+        kind = str(config["model_type"])
+    except (OSError, ValueError, TypeError, LookupError) as error:
+        reason = f"{str(path)!r} cannot be read: {getattr(error, 'strerror', repr(error))}"
+        raise InputError(f"model.type: {reason}; it must be a config.json with the model_type of a class") from None
+    known = fields_of(kind) if kind in model_types() else frozenset(config)
+    if left := sorted({*config} - known - _not_of_the_architecture()):
         logger.warning("%s: left out, since transformers' %s does not read it: %s", path.name, kind, ", ".join(left))
-    return kind, fields
+    return kind, {name: value for name, value in config.items() if name in known}
 
 
 @cache
@@ -242,34 +228,25 @@ def _not_of_the_architecture() -> frozenset[str]:
 
 
 def _plain(value: Any) -> Any:
-    """A value of YAML, or of flags, whose words are read as YAML is; 1e-6 is a number, as YAML 1.1 has it not."""
+    """A value of YAML, or of flags, whose words are read as YAML is; 1e-6 is a number, which YAML 1.1 has as text."""
     if isinstance(value, list):
         return _plain(value[0]) if len(value) == 1 and isinstance(value[0], str) else [_plain(item) for item in value]
     if isinstance(value, str):
-        with suppress(ValueError):
-            return float(value) if not value.lstrip("+-").isdigit() else int(value)
-        with suppress(yaml.YAMLError):
-            return yaml.safe_load(value)
+        with suppress(yaml.YAMLError, ValueError):
+            value = yaml.safe_load(value)
+            return float(value) if isinstance(value, str) else value
     return value
-
-
-def _unknown(kind: str, name: str) -> str:
-    names = sorted(fields_of(kind))
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-    hint = f"did you mean {near[0]}?" if near else f"its fields are {', '.join(names)}"
-    return f"model.{name}: no such field of {kind}; {hint}"
 
 
 def _check_groups(config: Any) -> None:
     """Refuse groups of experts (DeepSeek-V3) that do not divide them evenly, or hold fewer than a token takes."""
-    groups, top_groups = getattr(config, "n_group", None), getattr(config, "topk_group", None)
-    experts, k = getattr(config, "n_routed_experts", None), getattr(config, "num_experts_per_tok", None)
-    if not groups or not experts:
+    names = ("n_routed_experts", "num_experts_per_tok", "n_group", "topk_group")
+    experts, k, groups, top = (getattr(config, name, None) for name in names)
+    if not experts or not groups:
         return
-    if experts % groups or (groups > 1 and experts // groups < 2):
-        raise InputError(f"n_group={groups} must divide n_routed_experts={experts} into groups of at least 2")
-    if top_groups and not (top_groups <= groups and k <= top_groups * (experts // groups)):
+    size, rest = divmod(experts, groups)
+    if rest or (groups > 1 and size < 2) or (top and (top > groups or k > top * size)):
         raise InputError(
-            f"topk_group={top_groups} must be at most n_group={groups}, and its groups must hold the "
-            f"num_experts_per_tok={k} experts of a token"
+            f"n_group={groups} must divide n_routed_experts={experts} into groups of at least 2, and topk_group={top} "
+            f"of them must hold the num_experts_per_tok={k} experts of a token"
         )

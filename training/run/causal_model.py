@@ -8,21 +8,25 @@ is set, and over whatever tokens are in the call.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import logging
 import re
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+from transformers.utils.output_capturing import OutputRecorder
 
 from modeling_switch_moe import RoutingStatistics, SwitchMoeCausalLMOutputWithPast
 from modeling_switch_moe.experts import autocast_grouped_mm
 from modeling_switch_moe.losses import SwitchMoeHead
 from training.configuration.class_counts import experts_per_token, without_gradient
 from training.configuration.model_classes import SELECTION_BIAS, balance_loss_of, causal_class
-from training.run.heads import bodies, change_of_logits
 
 logger = logging.getLogger(__name__)
 
@@ -32,9 +36,6 @@ def build(config: Any, group_tokens: int | None = None) -> nn.Module:
 
     Parameters that no loss moves are frozen and logged.
     """
-    from transformers import AutoModelForCausalLM
-    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
-
     ALL_EXPERTS_FUNCTIONS["grouped_mm"] = autocast_grouped_mm  # else experts are multiplied in fp32 under bf16
     model_class = causal_class(config)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
@@ -43,16 +44,70 @@ def build(config: Any, group_tokens: int | None = None) -> nn.Module:
     if frozen and not next(model.parameters()).is_meta:
         names = ", ".join(sorted({re.sub(r"\.\d+\.", ".*.", name) for name in frozen}))
         logger.warning("no loss moves these parameters of %s, which stay as drawn: %s", config.model_type, names)
+    if (change := change_of_logits(model)) is None:
+        logger.info("%s: the head is more than a matrix: all logits of a micro-batch are held", model_class.__name__)
+    else:
+        head = model.get_output_embeddings()
+        head.__class__ = SwitchMoeHead  # which computes losses without holding all logits
+        head.scale, head.cap = change
     # The class in place, so that parameters keep their names, and DDP, FSDP and `save_pretrained` see the class.
     model.__class__ = type(model_class.__name__, (_InTheLoop, model_class), {"__module__": model_class.__module__})
-    model.prepare_for_the_loop(balance_loss_of(model_class), group_tokens)
+    model._balance_loss, model._group_tokens = balance_loss_of(model_class), group_tokens
+    for router, index in routers(model).items():
+        router.register_forward_hook(partial(model._keep, index))
     return model
+
+
+def _body(model: nn.Module) -> nn.Module | None:
+    """The part that makes the hidden states for the head, itself a model."""
+    return next((part for part in model.children() if isinstance(part, PreTrainedModel)), None)
+
+
+class _Hidden(tuple):
+    """The output of a body: one tensor by any way to ask for it, and nothing else."""
+
+    last_hidden_state = property(lambda self: self[0])
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
+@torch.no_grad()
+def change_of_logits(model: nn.Module) -> tuple[float, float | None] | None:
+    """(scale, cap) if logits are `cap · tanh(scale · z / cap)` of the head's `z` (no cap: `scale · z`), else None.
+
+    By numbers: the class's `forward` is called with a small body and head, also where the model has no memory. So a
+    class that does anything else with hidden states or logits is not taken for one that does not.
+    """
+    head, names = model.get_output_embeddings(), {part: name for name, part in model.named_children()}
+    if type(head) is not nn.Linear or head.bias is not None or not {head, _body(model)} <= {*names}:
+        return None
+    cap = getattr(model.config, "final_logit_softcapping", None)
+    with torch.device("cpu"):
+        ids, hidden = torch.zeros(1, 1, dtype=torch.int64), torch.tensor([[[0.5, -1.0, 2.0, -1.5]]]).double()
+        weight = torch.arange(4 * head.out_features).double().sin().view(-1, 4)
+        z = hidden @ weight.mul_((cap or 100.0) / hidden.abs().sum()).T  # far along the bend of a cap
+
+    def body(input_ids: torch.Tensor, **others: Any) -> _Hidden:
+        if any(value is not None and not isinstance(value, bool) for value in others.values()):
+            raise TypeError("the body gets more than tokens")
+        return _Hidden([hidden])
+
+    small, parts = copy.copy(model), {head: lambda states: states.double() @ weight.T, _body(model): body}
+    for part, forward in parts.items():
+        stand_in = vars(small)[names[part]] = copy.copy(part)  # an attribute, which comes before the part itself
+        stand_in.forward = forward
+    try:
+        logits = inspect.unwrap(type(model).forward)(small, input_ids=ids, use_cache=False).logits
+        ratios = (logits if cap is None else cap * torch.atanh(logits / cap)).double() / z
+    except Exception:  # whatever a class asks of its body that this one lacks
+        return None
+    scale = float(f"{float(ratios.median()):.7g}")  # some classes have these logits in fp32
+    return (scale, cap) if bool((ratios / scale - 1).abs().max() < 1e-4) else None
 
 
 def routers(model: nn.Module) -> dict[nn.Module, int]:
     """The routers of a model, and which of their outputs are the logits, as its class and those in it record them."""
-    from transformers.utils.output_capturing import OutputRecorder
-
     indices: dict[nn.Module, int] = {}
     for part in model.modules():
         recorders = (getattr(part, "_can_record_outputs", None) or {}).get("router_logits", [])
@@ -79,30 +134,17 @@ def move_biases(model: nn.Module, tokens_per_expert: torch.Tensor, rate: float) 
 class _InTheLoop:
     """Mixin before a class of transformers: a forward pass with the losses and statistics of the training loop."""
 
-    def prepare_for_the_loop(self, balance_loss, group_tokens: int | None) -> None:
-        self._balance_loss, self._group_tokens = balance_loss, group_tokens
-        self._routed: list[tuple[torch.Tensor, torch.Tensor]] | None = None  # of the current forward pass
-        head, change = self.get_output_embeddings(), change_of_logits(self, inspect.unwrap(super().forward.__func__))
-        if change is None:
-            logger.info(
-                "%s: the head is more than a matrix: all logits of a micro-batch are held", type(self).__name__
-            )
-        else:
-            head.__class__ = SwitchMoeHead  # which computes losses without holding all logits
-            head.scale, head.cap = change
-        for router, index in routers(self).items():
-            router.register_forward_hook(lambda _module, _inputs, outputs, index=index: self._keep(outputs, index))
+    _routed: list[tuple[torch.Tensor, torch.Tensor]] | None = None  # of the current forward pass
 
-    def _keep(self, outputs: Any, index: int) -> None:
+    def _keep(self, index: int, _router: nn.Module, _inputs: Any, outputs: Any) -> None:
         """Logits [T, E] and chosen experts [T, k] of one router; not of recomputation in the backward pass."""
         if self._routed is None:
             return
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         logits = outputs[index].flatten(0, -2)
-        tensors = [output for output in outputs if isinstance(output, torch.Tensor) and output.ndim > 1]
-        experts = [output for output in tensors if output.dtype == torch.int64]
-        top_k = experts_per_token(self.config)
-        self._routed.append((logits, experts[0].flatten(0, -2) if experts else logits.topk(top_k).indices))
+        chosen = [output for output in outputs if getattr(output, "dtype", None) == torch.int64 and output.ndim > 1]
+        experts = chosen[0].flatten(0, -2) if chosen else logits.topk(experts_per_token(self.config)).indices
+        self._routed.append((logits, experts))
 
     def forward(
         self,
@@ -122,7 +164,7 @@ class _InTheLoop:
         logits, head = None, self.get_output_embeddings()
         try:
             if isinstance(head, SwitchMoeHead) and not output_logits:
-                hidden = bodies(self)[0](input_ids=input_ids, use_cache=use_cache)[0]
+                hidden = _body(self)(input_ids=input_ids, use_cache=use_cache)[0]
                 total, losses = head(hidden, targets=shift_labels)
             else:
                 logits = super().forward(input_ids=input_ids, use_cache=use_cache).logits

@@ -57,7 +57,10 @@ def test_the_language_model_of_a_larger_one(tied):
         ({"num_experts_per_tok": 9}, "mixtral: experts_per_token=9 must be at most experts=8"),
         ({"hidden_size": "wide"}, "d_model='wide' must be an integer of at least 1"),
         ({"num_hidden_layers": None}, "config.json lacks num_hidden_layers, which model_type 'mixtral' needs"),
-        ({"model_type": "deepseek_v3"}, "config.json lacks n_shared_experts, which model_type 'deepseek_v3' needs"),
+        (
+            {"model_type": "deepseek_v3"},
+            "config.json lacks moe_intermediate_size, which model_type 'deepseek_v3' needs",
+        ),
         (
             {"model_type": "qwen3_moe", "moe_intermediate_size": 8, "decoder_sparse_step": 1, "mlp_only_layers": 3},
             "qwen3_moe: ",
@@ -79,7 +82,7 @@ def test_a_missing_field_is_named(field):
 @pytest.mark.parametrize("value", [None, "no_such_module:read_class"])
 def test_without_torch_a_type_of_no_table_names_the_extra(value, installed):
     installed[:] = [EntryPoint("transformers", value, model_configs.CLASSES)] if value else []
-    with pytest.raises(ValueError, match=r"model_type='mamba' is unknown.* llama, mistral.*pip install .*\[train\]"):
+    with pytest.raises(ValueError, match=r"model_type='mamba' is unknown.* mistral, llama.*pip install .*\[train\]"):
         read_model(MIXTRAL | {"model_type": "mamba"})
 
 
