@@ -23,6 +23,11 @@ def test_other_ways_to_decode(make_model, tokens):
     model, assistant = make_model().eval(), make_model(seed=1, num_experts=2).eval()
     beams = {"num_beams": 3, "num_return_sequences": 2, **GREEDY}
     assert torch.equal(*(model.generate(tokens, use_cache=cache, **beams) for cache in (True, False)))
+    drawn = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        drawn.append(model.generate(tokens, max_new_tokens=5, do_sample=True))
+    assert torch.equal(*drawn)
     row = tokens[:1].repeat(1, 2)
     expected, embeddings = model.generate(row, **GREEDY), model.get_input_embeddings()(row)
     for options in ({"assistant_model": assistant}, {"prompt_lookup_num_tokens": 3}):

@@ -1,6 +1,7 @@
-"""The tools around transformers: torch.compile, torch.export, Trainer, PEFT, quantisation."""
+"""The tools around transformers: torch.compile, torch.export, Trainer, pipelines, PEFT, quantisation."""
 
 import pytest
+import tokenizers
 import torch
 import transformers  # its names are imported where they are used: Trainer takes a second
 
@@ -84,6 +85,17 @@ def test_the_trainer_trains_and_accumulation_does_not_multiply_the_router_losses
         histories.append([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
     assert len(histories[0]) == 4
     assert histories[1] == pytest.approx(histories[0], abs=2e-4)
+
+
+def test_text_generation_pipeline(make_model):
+    words = {word: number for number, word in enumerate(["<end>", *map(str, range(60))])}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<end>"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<end>", eos_token="<end>")
+    generate = transformers.pipeline("text-generation", model=make_model().eval(), tokenizer=fast, device="cpu")
+    results = generate(["1 2 3", "4"], max_new_tokens=5, do_sample=False, batch_size=2)
+    assert results[1] == generate("4", max_new_tokens=5, do_sample=False)
+    assert results[0][0]["generated_text"].startswith("1 2 3")
 
 
 def test_lora_on_attention_and_experts(make_model, tokens):
