@@ -106,7 +106,7 @@ def main(
     workers: Annotated[int, typer.Option(min=1, help="Processes that tokenise; 1 uses a thread for each core.")] = 1,
     shard: Annotated[
         Share | None,
-        typer.Option(parser=parser(Share.parse, "I/N"), help="Do the I-th of N shares (0 <= I < N) only."),
+        typer.Option(parser=parser(Share.parse, "share"), metavar="I/N", help="Do the I-th of N shares only."),
     ] = None,
     version: Version = False,
 ) -> None:
