@@ -146,7 +146,7 @@ class LearningRateLaw:
 
         ValueError names a variable of this law that is missing, and one that is not positive and finite.
         """
-        size, e = positive("counted_parameters", counted_parameters), positive("experts", experts, 1.0)
+        size, e = positive("counted_parameters", counted_parameters), positive("experts", experts)
         exponent: Any = self.intercept + self.slope_n * np.log(size) + self.slope_e * np.log(e)
         for name, of, slope, values in (
             ("tokens", "the run", self.slope_d, tokens),

@@ -154,7 +154,7 @@ OTHERS = [
     (lambda: FULL.at(1e8, 8, 2e9), "batch_tokens=None must be given, the tokens of a batch"),
     (lambda: FULL.at(1e8, 8, 0, 1e5), "tokens=0 must be positive and finite"),
     (lambda: FULL.at(0, 8, 2e9, 1e5), "counted_parameters=0 must be positive and finite"),
-    (lambda: FULL.at(1e8, 0, 2e9, 1e5), "experts=0 must be at least 1 and finite"),
+    (lambda: FULL.at(1e8, 0, 2e9, 1e5), "experts=0 must be positive and finite"),
     (lambda: FULL.interval_at(1e8, 8, 2e9, 1e5, level=1.0), r"level=1\.0 must be above 0 and below 1"),
     (lambda: LearningRateLaw.named("public:step"), "'public:step' is unknown"),
     (lambda: LearningRateGrid.load([ROW | {"schedule": {}}]), "column 'schedule_peak_learning_rate' is unknown"),

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -34,7 +35,7 @@ def wandb(monkeypatch):
 def waits(monkeypatch):
     """Seconds between requests, which are not waited for."""
     seconds = []
-    monkeypatch.setattr(trackers.time, "sleep", seconds.append)
+    monkeypatch.setattr(trackers, "time", SimpleNamespace(sleep=seconds.append))  # not that of other threads
     return seconds
 
 
