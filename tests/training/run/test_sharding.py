@@ -19,7 +19,7 @@ def cases(what: str, world: int = 2) -> list[dict]:
     """What the script reports under torchrun."""
     launch = ["torch.distributed.run", "--nproc_per_node", str(world), "--master_port", str(free_port())]
     command = [sys.executable, "-W", "ignore", "-m", *launch, "-m", "tests.training.run.sharding_script", what]
-    done = subprocess.run(command, env=os.environ | FSDP2, capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(command, env=os.environ | FSDP2, capture_output=True, text=True, timeout=1200, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
@@ -65,7 +65,7 @@ def test_replicas_and_divided_experts_and_widths_give_the_gradients_of_one(world
 @pytest.mark.slow
 @divides
 def test_every_type_whose_widths_are_divided_has_the_gradients_of_one_process():
-    """Wrong ones are off by a half; the most that rounding makes is 3e-5, by numbers that a class has in fp32."""
+    """Wrong ones are off by a half; the most that rounding makes is 4e-5, by numbers that a class has in fp32."""
     found = cases("widths")
     assert len(found) > 60
     for case in found:
