@@ -175,6 +175,11 @@ class _Call:
 
     # -- commits
 
+    @endpoint("validate", "/api/validate-yaml")
+    def validate(self):  # which `upload_folder` asks about a card
+        _metadata(self.request.json()["content"])
+        return self.json({"errors": [], "warnings": []})
+
     @endpoint("preupload", _REPO + "/preupload/(?P<revision>[^/]+)")
     def preupload(self, repo, revision):
         tree, answer = repo.resolve(revision).tree, []
