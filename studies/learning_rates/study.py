@@ -22,6 +22,7 @@ from studies.learning_rates.sets import OTHER_OPTIMIZER, SETS, Rates, read_sets
 MEMBERS = Path(__file__).with_name("members.json")
 FORMAT = "learning_rates"
 DIGITS = 8  # significant, of every number kept
+SHIPPED = 6  # of the laws: the digits in which processors agree
 EXPONENTS = ("N", "E", "D", "batch")
 
 
@@ -57,7 +58,7 @@ def ship(r: Results) -> Path:
         return float(np.mean([np.mean(of_lab) for of_lab in means if of_lab]))
 
     laws = population.shipped(list(r.members), {"public": regret("another lab"), "lab": regret("one model")})
-    return strict_json.write(PUBLIC_FILE, "learning_rate_laws", 1, rounded({"laws": laws}, DIGITS))
+    return strict_json.write(PUBLIC_FILE, "learning_rate_laws", 1, rounded({"laws": laws}, SHIPPED))
 
 
 def fold(rates: Rates, others: Population, paper: LearningRateLaw) -> dict[str, Any]:
