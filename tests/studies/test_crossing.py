@@ -5,13 +5,14 @@ import math
 from dataclasses import replace
 from types import SimpleNamespace
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
 from hub import RecordError, RunRecord
 from scaling_law import Architecture, JointLaw, Runs
 from studies.__main__ import PAGES, main
-from studies.common import Page, gather
+from studies.common import Page, gather, redraw
 from studies.crossing import laws, study
 from studies.crossing.cells import Cells, gaps_of, ratio_of
 from studies.crossing.laws import BENT, FITTED, PRIOR, PUBLISHED, Results
@@ -388,3 +389,12 @@ def test_the_figures_show_every_size_and_dash_what_is_outside(results):
     assert [ax.get_title() for ax in panels] == ["E = 2 against dense", "E = 8 against dense"]
     assert "_outside the fitted range" in {line.get_label() for line in panels[0].get_lines()}
     assert len(study.crossing_gaps(results)) == 2
+
+
+def test_a_figure_is_drawn_again_only_if_a_pixel_changes_by_more_than_a_level(tmp_path):
+    figure, path = plt.figure(facecolor="#808080"), tmp_path / "figure.png"
+    drawn = redraw(figure, path).read_bytes()
+    for shade, is_kept in (("#818080", True), ("#848080", False)):
+        figure.set_facecolor(shade)
+        assert (redraw(figure, path).read_bytes() == drawn) == is_kept
+    plt.close(figure)
