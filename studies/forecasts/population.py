@@ -57,7 +57,8 @@ def write_population(tables: Mapping[str, Runs], path: Path = POPULATION) -> Pat
         "dependence": choice.dependence,
     }
     rows = [rounded(vars(member), DIGITS) for member in members]
-    strict_json.write(path, FORMAT, VERSION, {"settings": settings, "members": rows})
+    none: dict[str, Any] = {"usual": USES[0], "members": []}
+    strict_json.write(path, FORMAT, VERSION, {"settings": settings, "members": rows, "experts": none})
     return write_experts(members_of_experts(read_sources(POINTS)), folds(path), path)
 
 

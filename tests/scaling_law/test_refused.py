@@ -71,7 +71,7 @@ REFUSED = [
     (speedup(flops=1e29), "beyond the guard of 1000 times"),
     (speedup(flops=1e21, memory="1GB"), "memory='1GB' does not go with a speed-up"),
     (of(LAW.speedup, MODEL)(tokens=0), "tokens=0 must be positive"),
-    (of(LAW.speedup, 0.5)(flops=1e21), "a=0.5 must be at least 1 expert"),
+    (of(LAW.speedup, 0.5)(flops=1e21), "a=0.5 must be at least 1"),
     (of(published("chinchilla").speedup, 1, 8)(flops=1e21), "experts=8: this Chinchilla law holds for E = 1 only"),
     (of(LAW.break_even, 1e9, [1, 8])(), "experts=[1.0, 8.0] must be above 1"),
     (of(LAW.break_even, 1e9, 8)(between=(1e9, 1e8)), "between=(1000000000.0, 100000000.0) must be two increasing"),

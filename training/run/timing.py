@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import numpy as np
 import psutil
 import torch
 
 from training.configuration.arguments import TrainingArguments
 from training.configuration.reading import from_dict
+from training.data.batches import inputs_and_targets
 from training.run import devices
 from training.run.step import Session, StepResult, make_session, train_step
 
@@ -37,11 +39,10 @@ class RandomTokens:
         return self.vocab_size
 
     def micro_batches(self, position, sequences, rank, world_size, device) -> Iterator[tuple[torch.Tensor, ...]]:
-        shape = (self.micro_batch_sequences, self.sequence_length)
-        generator = torch.Generator(device).manual_seed(rank)  # a reader's processes draw the same
+        draw = np.random.default_rng(rank).integers  # the same for the processes of a reader
         for _ in range(rank, sequences // self.micro_batch_sequences, world_size):
-            ids = torch.randint(self.vocab_size, shape, device=device, generator=generator)
-            yield ids, ids.roll(-1, 1)
+            drawn = draw(self.vocab_size, size=(self.micro_batch_sequences, self.sequence_length + 1))
+            yield inputs_and_targets(drawn, device)
 
 
 def arguments_of_steps(

@@ -85,7 +85,7 @@ LINES = {  # what is typed → what the line on standard error names
     "fit runs.csv --bootstrap 1": "--bootstrap 1 must be 0, or at least 2 resamples",
     "fit runs.csv --level 0.9": "--level goes only with --profile",
     "fit runs.csv --split flops --kind chinchilla -o x": "--kind and --output do not go with --split",
-    "fit runs.csv --split flops --validation 99": "--validation 99, --test 0 must be ≥ 0 and leave some of the 36",
+    "fit runs.csv --split flops --validation 99": "--validation 99, --test 0 must leave some of the 36",
     "fit runs.csv --prior ling": "--prior ling: it answers leverage only, from activation_ratio, granularity, flops",
     "fit runs.csv --prior chinchila": "--prior 'chinchila' is unknown: did you mean 'chinchilla'? There are",
     "fit runs.csv --prior published --kind chinchilla": "--kind 'chinchilla': the prior is one of joint laws",

@@ -21,6 +21,7 @@ def session(a) -> Session:
     accelerator = SimpleNamespace(
         device=META,
         num_processes=1,
+        parallelism_config=None,
         process_index=0,
         is_fsdp2=False,
         autocast=nullcontext,
