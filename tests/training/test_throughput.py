@@ -38,10 +38,11 @@ def test_a_grid_is_measured_into_a_file(tmp_path):
 
 def test_a_model_that_is_timed_does_not_diverge():
     """Its loss stays that of random tokens: step times of a diverged model are those of subnormal numbers."""
-    grid = Grid(("64x1",), (1,), 4, 32, vocab_size=100, precision="fp32", gradient_checkpointing=False, compile=False)
-    (model,) = grid.architectures()
-    session = session_on_random_tokens(grid.arguments(model), 100)
-    assert [timed_step(session)[0].loss for _ in range(20)] == pytest.approx([math.log(100)] * 20, rel=0.01)
+    sizes = {"vocab_size": 100, "precision": "fp32", "gradient_checkpointing": False, "compile": False}
+    grid = Grid(("64x1",), (1, 8), 4, 32, **sizes)
+    for model in grid.architectures():
+        session = session_on_random_tokens(grid.arguments(model), 100)
+        assert [timed_step(session)[0].loss for _ in range(20)] == pytest.approx([math.log(100)] * 20, rel=0.01)
 
 
 def test_what_cannot_be_measured_is_refused(tmp_path):

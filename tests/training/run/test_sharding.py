@@ -58,7 +58,8 @@ def test_replicas_and_divided_experts_and_widths_give_the_gradients_of_one(world
     assert len(compared) == 8 * layouts
     for case in compared:
         is_rounded = case["half"] and not re.fullmatch("ours.*experts over 1", case["case"])
-        assert case["off"] < (2**-6 if is_rounded else 2e-6), case
+        exact = 1e-6 if case["case"].endswith("widths 1") else 2e-6  # parts of sums over divided widths are added
+        assert case["off"] < (2**-6 if is_rounded else exact), case
         assert case["largest_share"] == int(re.search(r"(\d) x", case["case"])[1]), case
 
 
