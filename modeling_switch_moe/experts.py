@@ -26,6 +26,55 @@ def has_capacity(module: nn.Module) -> bool:
     return module.training and module.config.capacity_factor is not None and not is_divided
 
 
+class StackedLinear(torch.autograd.Function):
+    """Multiply `rows [E, C, in]` by `weights [E, out, in]`, each expert's rows by its own matrix: `[E, C, out]`.
+
+    The gradient of the weights is formed in the layout of the weights. By autograd's own formula it is a transposed
+    view, which can only be added to other gradients at a fraction of the memory's bandwidth.
+    """
+
+    @staticmethod
+    def forward(rows, weights):
+        return torch.bmm(rows, weights.mT)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        rows, weights = ctx.saved_tensors
+        return torch.bmm(gradient, weights), torch.bmm(gradient.mT, rows)
+
+
+class MoveRows(torch.autograd.Function):
+    """Copy rows to other places: row `i` of the result is `rows[sources[i]]`.
+
+    Args:
+        rows: `[n, d]`.
+        sources: `[m]` int64.
+        destinations: `[n]` int64, where each of `rows` went to; only one place of each has a gradient.
+        is_used: `[n]` bool, false for rows that went nowhere, or to places without a gradient.
+
+    The backward pass copies, too, where that of `index_select` would fill with zeros and add atomically.
+    """
+
+    @staticmethod
+    def forward(rows, sources, destinations, is_used):
+        return rows.index_select(0, sources)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        *_, destinations, is_used = inputs
+        ctx.save_for_backward(destinations, is_used)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        destinations, is_used = ctx.saved_tensors
+        moved = gradient.index_select(0, destinations)
+        return torch.where(is_used.unsqueeze(1), moved, 0), None, None, None
+
+
 def capacity_experts_forward(
     module: nn.Module, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
@@ -48,13 +97,21 @@ def capacity_experts_forward(
         capacity = int(assignment.sum(1).max())
     gate_up, down = cast(module.gate_up_proj), cast(module.down_proj)
     dtype = down.dtype
-    # Tokens that are not computed share one extra row after the buffer, which is discarded.
-    slot = torch.where(computed, expert * capacity + position, num_experts * capacity)
-    buffer = hidden_states.new_zeros(num_experts * capacity + 1, hidden_states.shape[1], dtype=dtype)
-    buffer = buffer.index_copy(0, slot, hidden_states.to(dtype))[:-1].view(num_experts, capacity, -1)
-    outputs = module._apply_gate(buffer @ gate_up.transpose(1, 2)) @ down.transpose(1, 2)
-    outputs = F.pad(outputs.flatten(0, 1), (0, 0, 0, 1))
-    return outputs.index_select(0, slot) * gate.to(dtype).unsqueeze(1)
+    capacity = max(capacity, 1)  # a row at least, where every token is dropped
+    size = num_experts * capacity
+    slot = torch.where(computed, expert * capacity + position, size)
+    # Which token lies in each row of the buffer. Tokens that are not computed share one more, which is left out.
+    tokens = torch.arange(num_tokens, device=slot.device)
+    token = torch.full((size + 1,), num_tokens, device=slot.device).scatter(0, slot, tokens)[:size]
+    is_filled = token < num_tokens
+    # Rows without a token hold some token's values: nothing reads what becomes of them, and their gradients are zero.
+    token = token.clamp(max=num_tokens - 1)
+    slot = slot.clamp(max=size - 1)
+    buffer = MoveRows.apply(hidden_states.to(dtype), token, slot, computed).view(num_experts, capacity, -1)
+    inner = module._apply_gate(StackedLinear.apply(buffer, gate_up))
+    outputs = StackedLinear.apply(inner, down).flatten(0, 1)
+    weights = torch.where(computed, gate, 0.0).to(dtype)
+    return MoveRows.apply(outputs, slot, token, is_filled) * weights.unsqueeze(1)
 
 
 class CastWeights:

@@ -3,19 +3,39 @@
 The logits of 8192 tokens of the GPT-2 vocabulary and their gradient would take 3.3 GB in fp32.
 """
 
+import importlib.util
+from collections.abc import Callable
+from functools import cache
+
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from .precision import cast
 
 IGNORE = -100
-CHUNK_BYTES = 2**21  # of fp32 logits: what stays in the caches of a CPU
+CPU_CHUNK_BYTES = 2**21  # of fp32 logits: what stays in the caches of a CPU
+GPU_CHUNK_BYTES = 2**31  # of logits and their gradient: few chunks, since each adds to the gradient of the whole head
+LEAST_ROWS = 64
+# Odd sizes such as GPT-2's 50,257 run on kernels that are eight times slower (an H100, bf16).
+VOCABULARY_MULTIPLE = 128
 
 
-def rows_per_chunk(vocabulary: int, device: torch.device) -> int:
-    """Rows whose fp32 logits fill one chunk; an accelerator gets larger ones (256 MiB), to keep its matmul busy."""
-    size = CHUNK_BYTES if device.type == "cpu" else 128 * CHUNK_BYTES
-    return max(64, size // (4 * vocabulary))
+def is_gpu(device: torch.device) -> bool:
+    """Tell whether chunks are large, padded and compiled."""
+    return device.type == "cuda"
+
+
+def rows_per_chunk(rows: int, vocabulary: int, dtype: torch.dtype, on_gpu: bool) -> int:
+    """Choose how many of `rows` are computed at a time, from sizes alone, so that every machine sums in one order.
+
+    On a GPU it is a power of two: every number of rows compiles one of a few shapes.
+    """
+    if not on_gpu:
+        return max(LEAST_ROWS, CPU_CHUNK_BYTES // (4 * vocabulary))
+    most = max(LEAST_ROWS, GPU_CHUNK_BYTES // (2 * dtype.itemsize * vocabulary))
+    needed = max(LEAST_ROWS, rows)
+    return min(1 << (most.bit_length() - 1), 1 << (needed - 1).bit_length())
 
 
 def scaled_and_capped(
@@ -31,49 +51,93 @@ def scaled_and_capped(
     return shares.mul_(cap), slopes
 
 
+def cross_entropy_chunk(
+    logits: torch.Tensor, targets: torch.Tensor, vocabulary: int, scale: float, cap: float | None, with_grad: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Compute the nats of each target, fp32 `[n]`, and the gradient of their sum in the logits' precision.
+
+    `logits [n, width]` may have columns beyond the vocabulary, which belong to no token: they get no probability. fp32
+    logits are overwritten.
+    """
+    values, slopes = scaled_and_capped(logits.float(), scale, cap)
+    values[:, vocabulary:] = float("-inf")
+    valid = targets != IGNORE
+    column = targets.where(valid, 0).unsqueeze(1)
+    target_logits = values.gather(1, column).squeeze(1)
+    # Softmax by hand and in place: one exponential per logit serves the loss and the gradient.
+    highest = values.amax(1, keepdim=True)
+    exponentials = values.sub_(highest).exp_()
+    mass = exponentials.sum(1)
+    losses = torch.where(valid, mass.log() + highest.squeeze(1) - target_logits, 0.0)
+    if not with_grad:
+        return losses, None
+    gradient = exponentials.mul_((valid / mass).unsqueeze(1))
+    if torch.compiler.is_compiling():
+        # A comparison becomes a part of the softmax's kernel, where scattering would need fp32 logits in memory.
+        is_target = torch.arange(logits.shape[1], device=logits.device) == column
+        gradient = gradient - (is_target & valid.unsqueeze(1)).float()
+    else:
+        gradient.scatter_add_(1, column, -valid.unsqueeze(1).float())
+    if slopes is not None:
+        gradient.mul_(slopes)
+    return losses, gradient.to(logits.dtype)
+
+
+@cache
+def compiled_chunk() -> Callable:
+    """Compile `cross_entropy_chunk`: two passes over the logits in place of ten. Without Triton it stays as it is."""
+    if importlib.util.find_spec("triton") is None:
+        return cross_entropy_chunk
+    return torch.compile(cross_entropy_chunk, dynamic=False)
+
+
 class ChunkedCrossEntropy(torch.autograd.Function):
     """-log softmax(scale * hidden @ weight.T)[target]: the sum over targets, and each of them.
 
     Inputs: `hidden [N, d]`, `weight [V, d]`, `targets [N]` int64 (-100: none), the scale, and null or what caps logits
     before the softmax, by `cap * tanh(logits / cap)`. Outputs, fp32: a scalar, with gradients formed in the forward
     pass and scaled in the backward pass; and `[N]` without any.
+
+    On a GPU the rows of the weight are padded to a multiple of 128, and those of the last chunk to a whole one.
     """
 
     @staticmethod
     def forward(ctx, hidden, weight, targets, scale=1.0, cap=None):
         with_grad = any(ctx.needs_input_grad[:2])
+        n_rows, vocabulary = len(hidden), len(weight)
+        on_gpu = is_gpu(hidden.device)
         matrix = cast(weight)
         dtype = matrix.dtype
-        inputs = hidden.to(dtype)
-        grad_hidden = torch.empty_like(inputs) if with_grad else None
-        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if with_grad else None
-        losses = torch.empty(len(inputs), dtype=torch.float32, device=hidden.device)
-        step = rows_per_chunk(weight.shape[0], hidden.device)
-        for first in range(0, len(inputs), step):
+        rows = hidden.to(dtype)
+        step = rows_per_chunk(n_rows, vocabulary, dtype, on_gpu)
+        compute = cross_entropy_chunk
+        if on_gpu:
+            matrix = F.pad(matrix, (0, 0, 0, -vocabulary % VOCABULARY_MULTIPLE))
+            rows = F.pad(rows, (0, 0, 0, -n_rows % step))
+            targets = F.pad(targets, (0, -n_rows % step), value=IGNORE)
+            if not torch.compiler.is_compiling():
+                compute = compiled_chunk()
+        grad_hidden = torch.empty_like(rows) if with_grad else None
+        grad_weight = torch.zeros_like(matrix, dtype=torch.float32) if with_grad else None
+        losses = torch.empty(len(rows), dtype=torch.float32, device=hidden.device)
+        for first in range(0, len(rows), step):
             chunk = slice(first, first + step)
-            rows, goals = inputs[chunk], targets[chunk]
-            logits, slopes = scaled_and_capped((rows @ matrix.t()).float(), scale, cap)
-            valid = goals != IGNORE
-            column = goals.where(valid, 0).unsqueeze(1)
-            target_logits = logits.gather(1, column).squeeze(1)
-            # Softmax by hand and in place: one exponential per logit serves the loss and the gradient.
-            highest = logits.amax(1, keepdim=True)
-            exponentials = logits.sub_(highest).exp_()
-            mass = exponentials.sum(1)
-            losses[chunk] = torch.where(valid, mass.log() + highest.squeeze(1) - target_logits, 0.0)
+            logits = rows[chunk] @ matrix.t()
+            losses[chunk], grad_logits = compute(logits, targets[chunk], vocabulary, scale, cap, with_grad)
             if not with_grad:
                 continue
-            probabilities = exponentials.mul_((valid / mass).unsqueeze(1))
-            grad_logits = probabilities.scatter_add_(1, column, -valid.unsqueeze(1).float())
-            grad_logits = (grad_logits if slopes is None else grad_logits.mul_(slopes)).to(dtype)
             torch.mm(grad_logits, matrix, out=grad_hidden[chunk])
             if dtype == torch.float32:
-                grad_weight.addmm_(grad_logits.t(), rows)
+                grad_weight.addmm_(grad_logits.t(), rows[chunk])
+            elif on_gpu:
+                torch.addmm(grad_weight, grad_logits.t(), rows[chunk], out_dtype=torch.float32, out=grad_weight)
             else:
-                grad_weight += grad_logits.t() @ rows
+                grad_weight += grad_logits.t() @ rows[chunk]
+        losses = losses[:n_rows]
         ctx.mark_non_differentiable(losses)
         if with_grad:
-            ctx.save_for_backward(grad_hidden, grad_weight)
+            # The rows and columns that pad are left out: both are views, without a copy.
+            ctx.save_for_backward(grad_hidden[:n_rows], grad_weight[:vocabulary])
             ctx.dtypes = hidden.dtype, weight.dtype
         return losses.sum(), losses
 

@@ -155,7 +155,9 @@ def main(
     vocab_size: Annotated[int, typer.Option(min=2, help="Entries of the vocabulary.")] = VOCAB_SIZE,
     precision: Annotated[str, typer.Option(help="bf16 or fp32.")] = "bf16",
     gradient_checkpointing: Annotated[bool, typer.Option(help="Recompute activations.")] = False,
-    compile: Annotated[bool, typer.Option(help="torch.compile the model.")] = False,
+    compile: Annotated[
+        bool | None, typer.Option(help="Compile the blocks of the model. [default: on a GPU, as train.py does]")
+    ] = None,
     runs: Annotated[
         str | None, typer.Option(help="Measure nothing: read finished runs (folder, runs.jsonl, org/sweep-runs).")
     ] = None,
@@ -171,6 +173,7 @@ def main(
         finish(of_records(select(load_records(runs), where)), output)
         return
     on_gpu = torch.cuda.is_available()
+    is_compiled = on_gpu if compile is None else compile
     grid = Grid(
         shapes=tuple(shape or (("512", "768", "1024", "1536x8") if on_gpu else ("64x2", "128x2", "128x6", "256x4"))),
         experts=tuple(experts or (1, 4, 16)),
@@ -179,7 +182,7 @@ def main(
         vocab_size=vocab_size,
         precision=precision,
         gradient_checkpointing=gradient_checkpointing,
-        compile=compile,
+        compile=is_compiled,
     )
     models, measured = grid.architectures(), list[Measurement]()
     if len(models) < LEAST_ARCHITECTURES:
@@ -195,7 +198,7 @@ def main(
         device=devices.name(accelerator.device),
         precision=precision,
         devices=accelerator.num_processes,
-        settings={"gradient_checkpointing": gradient_checkpointing, "compile": compile, "vocab_size": vocab_size},
+        settings={"gradient_checkpointing": gradient_checkpointing, "compile": is_compiled, "vocab_size": vocab_size},
         memory_bytes=device_memory(accelerator.device),
         source=f"least of {repeats} steps of each batch on random tokens, torch {torch.__version__}",
     )

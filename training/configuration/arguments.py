@@ -68,6 +68,7 @@ PositiveCount = Annotated[Count, Field(gt=0)]
 Share = Annotated[float, _must("lie between 0 and 1", lambda share: 0 < share < 1)]
 _is_range = _must("be two steps, the second after the first", lambda s: not s or (len(s) == 2 and 0 <= s[0] < s[1]))
 _names_a_repository = _must("be letters, digits, '.', '_' and '-'", re.compile(NAME_PATTERN).match)
+Compile = bool | Literal["auto"]
 License = Annotated[str, _must("be a licence of the Hub, such as mit, cc-by-4.0 or other", LICENSES.__contains__)]
 
 
@@ -91,7 +92,7 @@ class _Section(BaseModel):
         kind = cls.model_fields[info.field_name or ""].annotation
         if get_origin(kind) is list:
             return words
-        if not words and kind is bool:  # --run.compile
+        if not words and kind in (bool, Compile):  # --run.compile
             return True
         if len(words) != 1:
             raise InputError("it must be one value")
@@ -111,8 +112,8 @@ class RunArguments(_Section):
     """Autocast precision; weights stay fp32."""
     micro_batch_sequences: PositiveInt = 32
     """Sequences in one forward pass of one device; affects speed and memory only."""
-    compile: bool = False
-    """torch.compile the model."""
+    compile: Compile = "auto"
+    """Compile each repeated block with torch.compile: auto on a GPU, where blocks allow it, true or false."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass."""
     experts_implementation: Literal["auto", "capacity", "grouped_mm", "batched_mm", "eager"] = "auto"
@@ -182,8 +183,9 @@ class ModelArguments(_Section):
     """Coefficient of the load-balancing loss."""
     z_loss: NonNegativeFloat = PAPER.z_loss
     """Coefficient of the router z-loss."""
-    attention_precision: Literal["float32", "compute"] = "float32"
-    """Precision of attention under autocast; compute: that of the autocast."""
+    attention_precision: Literal["float32", "compute"] = "compute"
+    """Precision of attention under autocast: compute is that of the autocast, as in the paper's runs; float32, as in
+    its text, has no flash kernel on a GPU."""
     final_norm: bool = False
     """Normalise before the head, which the paper's runs do not."""
     initialization: Literal["paper", "normal"] = "paper"

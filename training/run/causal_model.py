@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+from transformers.pytorch_utils import Conv1D
 from transformers.utils.output_capturing import OutputRecorder
 
 from modeling_switch_moe import RoutingStatistics, SwitchMoeCausalLMOutputWithPast
@@ -53,8 +54,9 @@ def build(config: Any, group_tokens: int | None = None) -> nn.Module:
     # The class in place, so that parameters keep their names, and DDP, FSDP and `save_pretrained` see the class.
     model.__class__ = type(model_class.__name__, (_InTheLoop, model_class), {"__module__": model_class.__module__})
     model._balance_loss, model._group_tokens = balance_loss_of(model_class), group_tokens
+    model._routers = [*routers(model)]
     for router, index in routers(model).items():
-        router.register_forward_hook(partial(model._keep, index))
+        router.register_forward_hook(partial(_keep, index, experts_per_token(config)))
     return model
 
 
@@ -106,6 +108,32 @@ def change_of_logits(model: nn.Module) -> tuple[float, float | None] | None:
     return (scale, cap) if bool((ratios / scale - 1).abs().max() < 1e-4) else None
 
 
+def blocks(model: nn.Module) -> list[nn.Module]:
+    """List the outermost modules that the class wants whole (Mamba names what is in them, too), without the
+    embedding's."""
+    outermost: list[nn.Module] = []
+    inside: set[nn.Module] = set()
+    for part in model.modules():  # those around others come first
+        is_whole = type(part).__name__ in model._no_split_modules and part not in inside
+        if is_whole and model.get_input_embeddings() not in (within := {*part.modules()}):
+            outermost.append(part)
+            inside |= within
+    return outermost
+
+
+def rounded_parameters(module: nn.Module) -> list[str]:
+    """Name the module's own parameters that autocast is known to round: of projections, and matrices of experts.
+
+    Norms, the decays of recurrences, convolutions, and the biases of experts stay in fp32.
+    """
+    own = dict(module.named_parameters(recurse=False))
+    if isinstance(module, nn.Linear | Conv1D):
+        return list(own)
+    if hasattr(module, "is_transposed"):
+        return [name for name, parameter in own.items() if parameter.ndim == 3]
+    return []
+
+
 def routers(model: nn.Module) -> dict[nn.Module, int]:
     """The routers of a model, and which of their outputs are the logits, as its class and those in it record them."""
     indices: dict[nn.Module, int] = {}
@@ -131,20 +159,23 @@ def move_biases(model: nn.Module, tokens_per_expert: torch.Tensor, rate: float) 
         bias += rate * torch.sign(tokens.mean() - tokens).to(bias)
 
 
+def _keep(index: int, n_chosen: int, router: nn.Module, _inputs: Any, outputs: Any) -> None:
+    """Leave logits [T, E] and chosen experts [T, k] of this call with the router, in `routed`.
+
+    Each router has a place of its own: a list that grew from block to block would compile each of them anew.
+    """
+    # Recomputation in the backward pass: what is left now would keep the block's activations in memory.
+    if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1:
+        return
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    logits = outputs[index].flatten(0, -2)
+    chosen = [output for output in outputs if getattr(output, "dtype", None) == torch.int64 and output.ndim > 1]
+    experts = chosen[0].flatten(0, -2) if chosen else logits.topk(n_chosen).indices
+    router.routed = (logits, experts)
+
+
 class _InTheLoop:
     """Mixin before a class of transformers: a forward pass with the losses and statistics of the training loop."""
-
-    _routed: list[tuple[torch.Tensor, torch.Tensor]] | None = None  # of the current forward pass
-
-    def _keep(self, index: int, _router: nn.Module, _inputs: Any, outputs: Any) -> None:
-        """Logits [T, E] and chosen experts [T, k] of one router; not of recomputation in the backward pass."""
-        if self._routed is None:
-            return
-        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-        logits = outputs[index].flatten(0, -2)
-        chosen = [output for output in outputs if getattr(output, "dtype", None) == torch.int64 and output.ndim > 1]
-        experts = chosen[0].flatten(0, -2) if chosen else logits.topk(experts_per_token(self.config)).indices
-        self._routed.append((logits, experts))
 
     def forward(
         self,
@@ -160,18 +191,15 @@ class _InTheLoop:
         The cross-entropy is computed in fp32, in chunks as for ours; from the class's own logits if `output_logits` is
         set or they are more than a matrix times hidden states, scaled and capped.
         """
-        self._routed = routed = []
         logits, head = None, self.get_output_embeddings()
-        try:
-            if isinstance(head, SwitchMoeHead) and not output_logits:
-                hidden = _body(self)(input_ids=input_ids, use_cache=use_cache)[0]
-                total, losses = head(hidden, targets=shift_labels)
-            else:
-                logits = super().forward(input_ids=input_ids, use_cache=use_cache).logits
-                losses = F.cross_entropy(logits.float().flatten(0, 1), shift_labels.flatten(), reduction="none")
-                total = losses.sum()
-        finally:
-            self._routed = None
+        if isinstance(head, SwitchMoeHead) and not output_logits:
+            hidden = _body(self)(input_ids=input_ids, use_cache=use_cache)[0]
+            total, losses = head(hidden, targets=shift_labels)
+        else:
+            logits = super().forward(input_ids=input_ids, use_cache=use_cache).logits
+            losses = F.cross_entropy(logits.float().flatten(0, 1), shift_labels.flatten(), reduction="none")
+            total = losses.sum()
+        routed = self._take_routed()
         out = SwitchMoeCausalLMOutputWithPast(
             logits=logits if output_logits else None,
             lm_loss=total / (num_items_in_batch or losses.numel()),
@@ -182,6 +210,13 @@ class _InTheLoop:
         if self.training and routed:
             out.balance_loss, out.routing = self._balance(routed), _statistics(routed)
         return out
+
+    def _take_routed(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Take what the routers left, in their order."""
+        routed = [router.routed for router in self._routers if getattr(router, "routed", None) is not None]
+        for router in self._routers:
+            router.routed = None
+        return routed
 
     def _balance(self, routed: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
         """The class's load-balancing loss, without its coefficient: its mean over groups of consecutive tokens.

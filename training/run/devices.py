@@ -116,6 +116,22 @@ def any_process(accelerator, *flags: bool) -> list[bool]:
     return [count > 0 for count in accelerator.reduce(counts, "sum").tolist()]
 
 
+def begin_reading(values: torch.Tensor) -> Callable[[], list[float]]:
+    """Start to copy values to the host; returns a function that waits for them, but for nothing launched since."""
+    if values.device.type != "cuda":
+        return values.tolist
+    on_host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    on_host.copy_(values, non_blocking=True)
+    is_there = torch.cuda.Event()
+    is_there.record()
+
+    def read() -> list[float]:
+        is_there.synchronize()
+        return on_host.tolist()
+
+    return read
+
+
 def on_main(accelerator, function: Callable[[], Any]) -> Any:
     """Call a function on the main process; return its picklable result, or raise its OSError or ValueError, on all."""
     from accelerate.utils import broadcast_object_list

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
-from training.configuration.arguments import SECTIONS, ConfigurationError, TrainingArguments
+from training.configuration.arguments import SECTIONS, ConfigurationError, ModelArguments, TrainingArguments
 from training.configuration.reading import read_yaml
 from training.data.batches import SequenceOrder, TrainingData
 from training.data.builder import GrowingCache
@@ -71,12 +71,17 @@ def _warn_of_what_is_not_reached(arguments: TrainingArguments) -> None:
 
 
 def settled(arguments: TrainingArguments) -> TrainingArguments:
-    """The arguments with this run's capacity group: as given, as at its first start, or as of this start.
+    """Return the arguments with this run's capacity group and attention precision: as given, or as at its first start.
 
-    Raises ConfigurationError if a micro-batch does not hold whole groups.
+    The attention's default was fp32 once: runs begun then go on with it. Raises ConfigurationError if a micro-batch
+    does not hold whole groups.
     """
     before = _started(arguments)
     arguments = arguments.with_capacity_group(before and before["model"]["capacity_group_tokens"])
+    is_given = "attention_precision" in arguments.model.model_fields_set
+    if before and isinstance(arguments.model, ModelArguments) and not is_given:
+        precision = before["model"].get("attention_precision", "float32")
+        arguments = arguments.replaced(model={"attention_precision": precision})
     arguments.check_capacity_group()
     return arguments
 

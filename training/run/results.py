@@ -33,7 +33,7 @@ from training.run.step import Session
 # Fields that a record has from the architecture and from the configuration under the same name.
 _SIZE = ("d_model", "n_blocks", "n_heads", "experts", "vocab_size", "n_active", "n_total")
 _RUN = {
-    *("sweep", "seed", "precision", "micro_batch_sequences", "gradient_checkpointing", "compile"),
+    *("sweep", "seed", "precision", "micro_batch_sequences", "gradient_checkpointing"),
     *("expert_parallel", "tensor_parallel"),
 }
 _MODEL = ("capacity_factor", "capacity_group_tokens", "initialization", "final_norm", "attention_precision")
@@ -72,6 +72,7 @@ def run_record(
     fields["schedule"] |= {"horizon_tokens": branch.tokens, "decay_tokens": branch.tokens - branch.branch_point_tokens}
     record = RunRecord(
         **fields,
+        compile=session.runner.is_compiled,
         **ids(f"{a.run.sweep}-{a.model.name}-seed{a.run.seed}"),
         branch_point_tokens=min(branch.branch_point_tokens, tokens) if status != "intermediate" else None,
         status=status,

@@ -27,7 +27,6 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
-from transformers.pytorch_utils import Conv1D
 
 from training.configuration.arguments import ConfigurationError, RunArguments, TrainingArguments
 from training.configuration.model_classes import ModelClassArguments
@@ -180,9 +179,9 @@ def build(
     if layout.tensor > 1:
         divided |= _divide_widths(model, layout, half, reshard_after_forward)
     routers = causal_model.routers(model)
-    for block in _blocks(model):
+    for block in causal_model.blocks(model):
         parts = (part for part in block.modules() if part not in divided)
-        precise = [part for part in parts if part in routers or _stays_single(part)]
+        precise = [part for part in parts if part in routers or stays_single(part)]
         # What is gathered apart must be called inside of the block, and by its `forward`.
         apart = half and block not in precise and model.config.model_type not in _OTHER_METHODS
         if apart and precise:
@@ -198,18 +197,6 @@ def build(
         model._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor)
     set_model_state_dict(model, drawn, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
     return model
-
-
-def _blocks(model: nn.Module) -> list[nn.Module]:
-    """The outermost modules that the class wants whole (Mamba names what is in them, too), without the embedding's."""
-    blocks: list[nn.Module] = []
-    inside: set[nn.Module] = set()
-    for part in model.modules():  # those around others come first
-        is_whole = type(part).__name__ in model._no_split_modules and part not in inside
-        if is_whole and model.get_input_embeddings() not in (within := {*part.modules()}):
-            blocks.append(part)
-            inside |= within
-    return blocks
 
 
 def _group(
@@ -243,7 +230,7 @@ def _divide_experts(model: nn.Module, layout: Layout, half: bool, reshard: bool)
         weights = {inner: style for inner, style in plan.items() if inner.startswith(f"{name}.")}
         apply_expert_parallelism(model, mesh["experts"], readers["readers"], weights | {name: _DISPATCHED})
         modules.add(part := model.get_submodule(name))
-        policy = HALF if half and not _stays_single(part) else SINGLE
+        policy = HALF if half and not stays_single(part) else SINGLE
         _group(mesh[layout.fsdp_dimensions], part, policy, reshard)
         # An expert's gradient has the tokens of `layout.experts` processes before it is summed over the others.
         part.set_gradient_divide_factor(float(layout.readers))
@@ -260,7 +247,7 @@ def _divide_widths(model: nn.Module, layout: Layout, half: bool, reshard: bool) 
     from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
     mesh, plan, modules = layout.mesh("tensor", layout.tensor), _plan_of_widths(model), set()
-    for block in _blocks(model):
+    for block in causal_model.blocks(model):
         inside = {*block.modules()}
         parts = {name: part for name, part in model.named_modules() if part in inside}
         of_block = {name: style for name, style in plan.items() if {name, name.rpartition(".")[0]} & parts.keys()}
@@ -278,7 +265,7 @@ def _holds_shares(part: nn.Module) -> bool:
 def _plan_of_widths(model: nn.Module) -> dict[str, str]:
     """The style by which each parameter and module of a block is divided, without embedding, head and experts."""
     plan = model._expand_parallel_plan(model.tp_plan)
-    inside = {part for block in _blocks(model) for part in block.modules()}
+    inside = {part for block in causal_model.blocks(model) for part in block.modules()}
     left_out = {name for name, part in model.named_modules() if part not in inside}
     left_out |= {name for name, style in plan.items() if style == "moe_tp_experts"}
     return {name: style for name, style in plan.items() if not {name, name.rpartition(".")[0]} & left_out}
@@ -294,11 +281,7 @@ def sharded_dimension(shape: tuple[int, ...], world: int) -> int:
     return next((dimension for dimension, size in enumerate(shape) if size % world == 0), 0)
 
 
-def _stays_single(module: nn.Module) -> bool:
-    """Whether its own parameters must stay fp32: all but matrices that autocast is known to round.
-
-    So stay norms, the decays of recurrences, convolutions, and experts with biases.
-    """
-    dimensions = {parameter.ndim for parameter in module.parameters(recurse=False)}
-    is_rounded = isinstance(module, nn.Linear | Conv1D) or (hasattr(module, "is_transposed") and dimensions == {3})
-    return bool(dimensions) and not is_rounded
+def stays_single(module: nn.Module) -> bool:
+    """Tell whether some of a module's own parameters must stay fp32: those that autocast is not known to round."""
+    own = {name for name, _ in module.named_parameters(recurse=False)}
+    return not own <= {*causal_model.rounded_parameters(module)}

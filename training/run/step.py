@@ -7,6 +7,7 @@ loss is a mean over capacity groups, which micro-batches hold whole, and the oth
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -15,14 +16,16 @@ from typing import Any
 
 import torch
 
-from modeling_switch_moe.precision import keep_casts
 from scaling_law.size.architecture import Architecture
 from training.configuration.arguments import TrainingArguments
+from training.configuration.model_classes import ModelClassArguments
 from training.configuration.schedule import Schedule
 from training.data.batches import TrainingData
-from training.run import causal_model, devices, sharding
+from training.run import causal_model, devices, passes, sharding
 from training.run.model import Flops, architecture, build_model, flops_per_token, model_config, peak_learning_rate
 from training.run.optimizers import build_optimizers, muon_rate, set_rates
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -39,6 +42,7 @@ class Session:
     learning_rate_law: str  # where the peak comes from
     model: torch.nn.Module  # prepared
     optimizers: list[Any]  # prepared; see `training.run.optimizers`
+    runner: passes.PassRunner
     muon_share: float = 1.0  # Muon's rate in terms of the schedule's
 
     @cached_property
@@ -50,6 +54,12 @@ class Session:
     def reader(self) -> int:
         """Which of the layout's `readers` this process is, or is one of."""
         return self.accelerator.process_index // self.layout.tensor
+
+    @cached_property
+    def updates_on_device(self) -> bool:
+        """Whether one fused AdamW holds all parameters, whole: sharded ones cannot be skipped on the device."""
+        is_fused = all(optimizer.defaults.get("fused", False) for optimizer in self.optimizers)
+        return is_fused and not self.accelerator.is_fsdp2
 
     @property
     def peak_flops(self) -> float | None:
@@ -67,7 +77,15 @@ def make_session(a: TrainingArguments, accelerator, tokenizer, data: TrainingDat
     arch = architecture(a.model, len(tokenizer))
     peak, law = peak_learning_rate(a.optimizer, arch, *a.longest_run())
     config = model_config(a, len(tokenizer), tokenizer.eos_token_id)
-    draw = partial(build_model, config, a.run.seed, a.model.capacity_group_tokens)
+    compile_blocks = wants_compiled_blocks(a, accelerator)
+
+    def draw() -> torch.nn.Module:
+        """Build the model; FSDP2 shards it afterwards, and its hooks then run around compiled blocks."""
+        model = build_model(config, a.run.seed, a.model.capacity_group_tokens)
+        if compile_blocks:
+            passes.compile_blocks(model, whole=not accelerator.is_fsdp2)
+        return model
+
     if accelerator.is_fsdp2:
         layout = sharding.Layout.of(accelerator, a.run)
         reshard = accelerator.state.fsdp_plugin.reshard_after_forward
@@ -82,12 +100,36 @@ def make_session(a: TrainingArguments, accelerator, tokenizer, data: TrainingDat
     optimizers = build_optimizers(model, a.optimizer, accelerator.device)
     for group in (group for optimizer in optimizers for group in optimizer.param_groups):  # state is of what moves
         group["params"] = [parameter for parameter in group["params"] if parameter.requires_grad]
+    is_cast = a.run.precision == "bf16" and not accelerator.is_fsdp2  # which gathers weights in bf16 by itself
+    matrices = passes.matrices_in_bf16(model) if is_cast else []
+    is_alone = accelerator.num_processes == 1 and accelerator.device.type == "cuda"
+    runner = passes.PassRunner(
+        model,
+        matrices,
+        is_compiled=compile_blocks,
+        captures=is_alone and not a.run.gradient_checkpointing,
+    )
     model, *optimizers = accelerator.prepare(model, *optimizers)
-    if a.run.compile:
-        model.compile()  # in place: names of parameters stay as they are
     share = muon_rate(a.optimizer, peak) / peak
     flops = flops_per_token(config, arch, a.data.sequence_length)
-    return Session(a, accelerator, tokenizer, data, arch, flops, a.schedule_at(peak), law, model, optimizers, share)
+    return Session(
+        a, accelerator, tokenizer, data, arch, flops, a.schedule_at(peak), law, model, optimizers, runner, share
+    )
+
+
+def wants_compiled_blocks(a: TrainingArguments, accelerator) -> bool:
+    """Decide `run.compile: auto`: on GPUs, unless a block's hooks would break its graph or hold its activations."""
+    if a.run.compile != "auto":
+        return a.run.compile
+    if accelerator.device.type != "cuda":
+        return False
+    if accelerator.is_fsdp2:
+        logger.info("blocks are not compiled: under FSDP2 weights are gathered inside of them")
+        return False
+    if a.run.gradient_checkpointing and isinstance(a.model, ModelClassArguments):
+        logger.info("blocks are not compiled: recomputed ones would keep what their routers measure")
+        return False
+    return True
 
 
 @dataclass
@@ -132,27 +174,38 @@ def add_gradients(session: Session, step: int) -> StepResult:
     batches = session.data.micro_batches(position, sequences, rank, world, accelerator.device)
 
     result = StepResult(*(torch.zeros((), device=accelerator.device) for _ in range(3)))
-    for j, (inputs, targets) in zip(micro_batches, batches, strict=True):
-        # DDP reduces gradients once a step, with the last micro-batch; FSDP2 with each, or it would keep whole ones.
-        # (Accelerate's own accumulation keeps a phase counter that goes wrong when the number of micro-batches changes
-        # along the batch ramp.)
-        reduces = j == micro_batches[-1] or accelerator.is_fsdp2
-        _seed_masks(accelerator.device, a.run.seed, position + j * session.data.micro_batch_sequences)
-        with nullcontext() if reduces else accelerator.no_sync(session.model):
-            with accelerator.autocast():
-                # Without logits the cross-entropy is computed in chunks, and [tokens, vocabulary] is never held.
-                out = session.model(
-                    input_ids=inputs,
-                    shift_labels=targets,
-                    num_items_in_batch=tokens,
-                    use_cache=False,
-                    output_logits=False,
-                )
-            auxiliary = a.model.balance_loss * out.balance_loss + a.model.z_loss * out.z_loss
-            # The gradient is averaged over readers, so a reader's part of a mean is multiplied by their number.
-            accelerator.backward((out.lm_loss + auxiliary / n_micro) * world)
-        result.add(out, n_micro)
+    run_pass = partial(_forward_and_backward, session, tokens, n_micro)
+    with session.runner.step(run_pass, (tokens, n_micro, session.data.micro_batch_sequences)) as run:
+        for j, (inputs, targets) in zip(micro_batches, batches, strict=True):
+            # DDP reduces gradients once a step, with the last micro-batch; FSDP2 with each, or it would keep whole
+            # ones. (Accelerate's own accumulation keeps a phase counter that goes wrong when the number of
+            # micro-batches changes along the batch ramp.)
+            reduces = j == micro_batches[-1] or accelerator.is_fsdp2
+            _seed_masks(accelerator.device, a.run.seed, position + j * session.data.micro_batch_sequences)
+            with nullcontext() if reduces else accelerator.no_sync(session.model):
+                out = run(inputs, targets)
+            result.add(out, n_micro)
     return result
+
+
+def _forward_and_backward(
+    session: Session, tokens: int, n_micro: int, inputs: torch.Tensor, targets: torch.Tensor
+) -> Any:
+    """Run one of the `n_micro` micro-batches of a global batch of so many tokens; returns the model's output."""
+    accelerator, coefficients = session.accelerator, session.arguments.model
+    with accelerator.autocast():
+        # Without logits the cross-entropy is computed in chunks, and [tokens, vocabulary] is never held.
+        out = session.model(
+            input_ids=inputs,
+            shift_labels=targets,
+            num_items_in_batch=tokens,
+            use_cache=False,
+            output_logits=False,
+        )
+    auxiliary = coefficients.balance_loss * out.balance_loss + coefficients.z_loss * out.z_loss
+    # The gradient is averaged over readers, so a reader's part of a mean is multiplied by their number.
+    accelerator.backward((out.lm_loss + auxiliary / n_micro) * session.layout.readers)
+    return out
 
 
 def _seed_masks(device: torch.device, seed: int, position: int) -> None:
@@ -169,20 +222,46 @@ def _seed_masks(device: torch.device, seed: int, position: int) -> None:
 
 def train_step(session: Session, step: int, rate: float) -> StepResult:
     """One update from one global batch; it is skipped if the loss or gradient is not finite."""
-    a, accelerator = session.arguments, session.accelerator
-    # FSDP2 frees whole weights after their use; to keep casts of them would undo that.
-    with nullcontext() if accelerator.is_fsdp2 else keep_casts(accelerator.device.type):
-        result = add_gradients(session, step)
-
+    a = session.arguments
+    result = add_gradients(session, step)
     set_rates(session.optimizers, rate, session.muon_share)
-    limit = a.optimizer.gradient_clip or math.inf
-    norm = accelerator.clip_grad_norm_(session.model.parameters(), limit)
-    norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # FSDP2 shards it
-    result.loss, result.gradient_norm = torch.stack([session.total(result.lm_loss), norm.to(result.lm_loss)]).tolist()
-    for optimizer in session.optimizers:
-        if result.is_finite:
+    loss, limit = session.total(result.lm_loss), a.optimizer.gradient_clip or math.inf
+    if session.updates_on_device:
+        values = _update_on_device(session, loss, limit)
+    else:
+        norm = session.accelerator.clip_grad_norm_(session.model.parameters(), limit)
+        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # FSDP2 shards it
+        values = torch.stack([loss, norm.to(loss)]).tolist()
+    result.loss, result.gradient_norm = values
+    if not session.updates_on_device and result.is_finite:
+        for optimizer in session.optimizers:
             optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+    if not session.runner.keeps_gradients:
+        for optimizer in session.optimizers:
+            optimizer.zero_grad(set_to_none=True)
     if a.model.bias_rate and result.is_finite:
         causal_model.move_biases(session.model, session.total(result.tokens_per_expert), a.model.bias_rate)
     return result
+
+
+def _unwrapped(optimizer: Any) -> torch.optim.Optimizer:
+    """Return the optimizer that Accelerate's wrapper holds."""
+    return getattr(optimizer, "optimizer", optimizer)
+
+
+def _update_on_device(session: Session, loss: torch.Tensor, limit: float) -> list[float]:
+    """Launch the update, which the device skips where loss or gradient is not finite; returns the loss and the norm.
+
+    The device updates while the host reads both and prepares the next step. Gradients are clipped as the optimizer
+    reads them.
+    """
+    gradients = [parameter.grad for parameter in session.model.parameters() if parameter.grad is not None]
+    norm = torch.nn.utils.get_total_norm(gradients)
+    read = devices.begin_reading(torch.stack([loss, norm]))
+    for optimizer in session.optimizers:
+        adamw = _unwrapped(optimizer)
+        adamw.found_inf = (~(loss + norm).isfinite()).float()
+        # The fused step divides gradients by it. 1e-6 as in torch's own clipping.
+        adamw.grad_scale = ((norm + 1e-6) / limit).clamp(min=1.0)
+        optimizer.step()
+    return read()

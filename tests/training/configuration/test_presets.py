@@ -26,7 +26,7 @@ def test_the_model_of_the_paper():
         "initialization": "paper",
         "initializer_scale": 0.1,
         "attention_dropout": 0.0,
-        "attention_precision": "float32",
+        "attention_precision": "compute",
         "router_aux_loss_coef": 0.01,
         "router_z_loss_coef": 0.001,
         "capacity_factor": 1.0,
@@ -35,8 +35,8 @@ def test_the_model_of_the_paper():
     assert {name: getattr(config, name) for name in expected} == expected
     assert config.rope_parameters["rope_theta"] == 10000
     assert config.intermediate_size in (None, 3 * 512)
-    bf16 = model_config(from_dict({"preset": "attention-bf16", **OUT}), 50257, 50256)
-    assert bf16.attention_precision == "compute"
+    single = model_config(from_dict({"preset": "attention-fp32", **OUT}), 50257, 50256)
+    assert single.attention_precision == "float32"
     assert from_dict({"preset": "learning-rate-text", **OUT}).optimizer.learning_rate_law == "paper"
 
 

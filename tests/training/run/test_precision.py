@@ -1,15 +1,19 @@
-"""Experts of other classes are multiplied in bf16 where the run says so, with fp32 gradients."""
+"""Matrices are multiplied in bf16 where the run says so, are cast once a step, and have fp32 gradients."""
+
+import re
+from collections import Counter
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from modeling_switch_moe.precision import keep_casts
+from modeling_switch_moe import SwitchMoeConfig
 from tests.gpu.test_device import GRADIENT, LOSS
 from tests.model_classes import CLASSES, TOP_K
-from tests.modeling_switch_moe.test_precision import Casts
 from tests.training.run.test_causal_model import batch, config_of
 from training import Run
+from training.run import causal_model, passes
 from training.run.model import build_model
 
 BOTH = {"num_experts": 8, "num_local_experts": 8, "num_experts_per_tok": 2}
@@ -25,6 +29,75 @@ KINDS = {
 }
 
 
+class Casts(TorchDispatchMode):
+    """Counts casts of fp32 to bf16 by shape, and keeps the precisions of the operands of grouped matmuls."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts, self.precisions = Counter(), []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if function is torch.ops.aten._grouped_mm.default:
+            self.precisions += [args[0].dtype, args[1].dtype]
+        elif function is torch.ops.aten._to_copy.default and args[0].dtype == torch.float32:
+            self.counts[tuple(result.shape)] += result.dtype == torch.bfloat16
+        return result
+
+
+def small_switch():
+    sizes = {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    return build_model(SwitchMoeConfig(**sizes, num_experts=4, max_position_embeddings=64), seed=0).train()
+
+
+def three_passes(model, cast_once, implementation=None, checkpointing=False):
+    """Gradients after three micro-batches in bf16, and how often each shape of weight was cast."""
+    if implementation:
+        model.set_experts_implementation(implementation)
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    inputs, targets = batch()
+    matrices = passes.matrices_in_bf16(model) if cast_once else []
+    with Casts() as casts, passes.cast_once(matrices):
+        for rows, goals in zip(inputs.split(1)[:3], targets.split(1)[:3], strict=True):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                output = model(input_ids=rows, shift_labels=goals, use_cache=False, output_logits=False)
+            (output.lm_loss + 0.01 * output.balance_loss).backward()
+    return {name: parameter.grad for name, parameter in model.named_parameters()}, casts.counts
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("implementation", ["capacity", "grouped_mm"])
+def test_weights_are_cast_once_for_all_micro_batches(implementation, checkpointing):
+    every, once = small_switch(), small_switch()
+    expected, before = three_passes(every, False, implementation, checkpointing)
+    gradients, after = three_passes(once, True, implementation, checkpointing)
+    for name, gradient in expected.items():
+        assert torch.equal(gradients[name], gradient), name
+    layers = once.config.num_hidden_layers
+    for shape, count in {(4, 192, 32): 1, (4, 32, 96): 1, (32, 32): 4}.items():  # gate and up, down, q k v o
+        assert before[shape] == 3 * layers * count * (2 if checkpointing else 1)
+        assert after[shape] == layers * count
+    assert {type(parameter) for parameter in once.parameters()} == {torch.nn.Parameter}
+
+
+@pytest.mark.parametrize("section", CLASSES.values(), ids=CLASSES)
+def test_casting_once_changes_no_gradient_of_a_class(section):
+    every, once = (build_model(config_of(section), seed=0).train() for _ in range(2))
+    expected, _ = three_passes(every, cast_once=False)
+    gradients, _ = three_passes(once, cast_once=True)
+    for name, gradient in expected.items():
+        assert (gradient is None and gradients[name] is None) or torch.equal(gradients[name], gradient), name
+
+
+def test_routers_and_the_head_are_not_cast():
+    model = small_switch()
+    with passes.cast_once(passes.matrices_in_bf16(model)):
+        dtypes = {name: parameter.dtype for name, parameter in model.named_parameters()}
+    single = {name for name, dtype in dtypes.items() if dtype == torch.float32}
+    assert single == {name for name in dtypes if re.search("norm|router|embed|head", name)}
+
+
 def model_of(kind, implementation="grouped_mm", **changes):
     """As the loop builds one, of its own class: also of types whose parameters are not counted."""
     build_model(config_of(TOP_K), seed=0)
@@ -38,7 +111,9 @@ def model_of(kind, implementation="grouped_mm", **changes):
 def passed(model, passes=1):
     """Loss and gradients after some micro-batches in bf16, and what was multiplied."""
     (inputs, _), found = batch(), Casts()
-    with found, keep_casts("cpu"):
+    experts = [part for part in model.modules() if hasattr(part, "is_transposed")]
+    matrices = [(part, name) for part in experts for name in causal_model.rounded_parameters(part)]
+    with found, passes.cast_once(matrices):
         for _ in range(passes):
             with torch.autocast("cpu", torch.bfloat16):
                 loss = model(input_ids=inputs, labels=inputs, use_cache=False).loss

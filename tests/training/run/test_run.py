@@ -16,6 +16,7 @@ import modeling_switch_moe  # noqa: F401 (registers the Auto classes)
 from hub import RunRecord
 from tests.model_classes import BIAS, CLASSES, DENSE, NOISY, SHARED, TOP_K
 from training import ConfigurationError, Run
+from training.run import step
 from training.run.evaluation import evaluate
 from training.run.inputs import HeldOutText, check_inputs
 
@@ -73,11 +74,16 @@ def stop_run(arguments, at: int, number: signal.Signals = signal.SIGTERM) -> Non
 
 
 def poison(run, monkeypatch, is_bad) -> None:
-    """Make the gradient norm of some updates (counted from 1) not a number."""
-    clip, calls = run.accelerator.clip_grad_norm_, itertools.count(1)
-    monkeypatch.setattr(
-        run.accelerator, "clip_grad_norm_", lambda *a, **k: clip(*a, **k) * (math.nan if is_bad(next(calls)) else 1.0)
-    )
+    """Make a gradient of some updates (counted from 1) not a number."""
+    add_gradients, calls = step.add_gradients, itertools.count(1)
+
+    def add_poisoned(session, number):
+        result = add_gradients(session, number)
+        if session is run.session and is_bad(next(calls)):
+            next(session.model.parameters()).grad.mul_(math.nan)
+        return result
+
+    monkeypatch.setattr(step, "add_gradients", add_poisoned)
 
 
 @pytest.fixture
