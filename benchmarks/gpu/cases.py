@@ -16,9 +16,10 @@ FIRST_SECONDS = 720.0  # for `first`, without a limit of its own
 FIRST_TESTS = {  # and how long they take
     "test_a_compiled_step_equals_the_eager_one_and_the_cpus": 60.0,
     "test_steps_after_a_resume_equal_those_of_a_run_that_was_not_stopped": 60.0,
-    "test_a_step_waits_for_the_device_once": 30.0,
+    "test_a_step_waits_for_the_device_once": 45.0,
 }
 OTHER_TESTS = ("test_losses_gradients_and_drops_equal_the_cpus", "test_training_steps_equal_the_cpus")
+OTHER_TESTS += ("test_waits_are_counted_without_the_warning_that_the_mode_is_a_prototype",)
 OTHER_TESTS += ("test_generated_tokens_equal_the_cpus", "test_fsdp2_on_one_device_gives_the_same_gradients")
 
 
@@ -50,13 +51,13 @@ def step(model: str, width: int, experts: int, implementation: str = "auto", **c
 
 
 def step_case_seconds(options: Options) -> float:
-    """Estimate a case of steps on an H100: what it took there, and as much again for what was not tried."""
+    """Estimate how long a case of steps takes on an H100, from what others took there."""
     if options["model"] == "matmul":
-        return 5.0
-    seconds = 15.0 if options["model"] == "ours" else 20.0
-    if not options["compile"]:
-        return seconds
-    return seconds + (60.0 if options.get("loop") == "Trainer" else 15.0)  # Trainer compiles all blocks as one
+        return 3.0
+    eager, compiling = (13.0, 14.0) if options["model"] == "ours" else (20.0, 17.0)
+    if options.get("loop") == "Trainer":
+        compiling = 40.0  # all blocks as one graph
+    return eager + compiling * options["compile"]
 
 
 def headline_steps() -> list[Case]:

@@ -37,6 +37,7 @@ COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {  # field of a result â†
     "weight_bytes": ("weights", format_bytes),
     "wait_share": ("waiting", _SHARE),
     "optimizer_share": ("optimizer", _SHARE),
+    "compile_seconds": ("compiling", _TIME),
     "seconds_to_fourth_step": ("fourth step after", _TIME),
     "host_share": ("without a kernel", _SHARE),
     "kernels": ("kernels", plain),
@@ -67,6 +68,7 @@ def section(part: dict[str, Any]) -> str:
     libraries = ", ".join(f"{name} {v[name]}" for name in ("torch", "transformers") if name in v)
     gpu = "no GPU" if m["gpu"] == "none" else m["gpu"]
     text = f"{gpu}; {cpus}, {m['cores']} cores, {m['memory']}; {libraries}; commit {commits}; {when}.\n"
+    text += f"\n{part['note']}\n" if "note" in part else ""
     found = {name: case["result"] for name, case in cases.items() if case["result"]}
     if rows := [row for name in found for row in rows_of(part["part"], name, found)]:
         used = [field for field in COLUMNS if any(text_of(field, row.get(field)) for _, row, _ in rows)]
