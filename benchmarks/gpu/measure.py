@@ -11,13 +11,15 @@ import math
 import tempfile
 import time
 from argparse import Namespace
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -44,7 +46,7 @@ from training.run import devices
 from training.run.inputs import training_data
 from training.run.main import main as train
 from training.run.model import architecture, flops_per_token, model_config
-from training.run.step import Session, add_gradients
+from training.run.step import Session
 from training.run.timing import (
     LEARNING_RATE,
     arguments_of_steps,
@@ -272,18 +274,29 @@ LOOPS = {"train.py": train_py, "plain": plain_loop, "Trainer": transformers_trai
 
 
 def optimizer_seconds(session: Session, rounds: int = 3) -> float:
-    """The optimizers' part of a step, after gradients of a step."""
-    add_gradients(session, 0)
+    """Measure the optimizers' part of a step, before and after which the device is waited for.
 
-    def work() -> None:
-        for optimizer in session.optimizers:
-            optimizer.step()
-        finish(DEVICE)
+    They are timed inside of whole steps: gradients of anything else would have to be compiled anew.
+    """
+    spent = [0.0] * rounds
 
-    spent = in_turns({"": work}, rounds)[""]
-    for optimizer in session.optimizers:
-        optimizer.zero_grad(set_to_none=True)
-    return spent
+    def timed(step: Callable[..., Any], number: int) -> Callable[..., Any]:
+        def run(*args: Any, **options: Any) -> Any:
+            finish(DEVICE)
+            started = time.perf_counter()
+            result = step(*args, **options)
+            finish(DEVICE)
+            spent[number] += time.perf_counter() - started
+            return result
+
+        return run
+
+    for number in range(rounds):
+        with ExitStack() as patches:
+            for optimizer in session.optimizers:
+                patches.enter_context(mock.patch.object(optimizer, "step", timed(optimizer.step, number)))
+            timed_step(session)
+    return median(spent)
 
 
 def idle(intervals: Iterable[Interval], longest: int = GAPS) -> dict[str, Any]:
