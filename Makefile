@@ -22,7 +22,7 @@
 # make bench         the benchmarks, one after the other (under ten minutes), and docs/benchmarks.md from their results;
 #                    FAST=1 the smallest sizes, into build/bench. BENCH_CURVES=, BENCH_STEP_LAW=, BENCH_DATASET=,
 #                    BENCH_TOKENIZER=, BENCH_RUNS=: data that is not shipped here; what needs it is skipped or made without
-# make gpu           what only a GPU can show, into docs/benchmarks.md; make gpu-first: what answers most in 15 minutes;
+# make gpu           what only a GPU can show, into docs/benchmarks.md; make gpu-first: what answers most, in 12 minutes;
 #                    gpu-steps, gpu-suite, gpu-heads, gpu-data, gpu-decoding, gpu-checkpoints, gpu-registered (45
 #                    minutes, with DATA=), gpu-sweep: one part. LIMIT=540 stops after so many seconds, and the same command
 #                    goes on; RETRY=1 runs again what failed; DATA=folder: text of the sweep; RESULTS=folder keeps the
@@ -202,7 +202,7 @@ gpu gpu-first $(GPU_PARTS:%=gpu-%): $(if $(filter $(BIN)/python,$(GPU_PYTHON)),s
 
 gpu-smoke: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),setup)
 	rm -rf build/gpu-smoke
-	OMP_NUM_THREADS=1 $(GPU_PYTHON) -m benchmarks.gpu --smoke --limit 300
+	OMP_NUM_THREADS=1 $(GPU_PYTHON) -m benchmarks.gpu --smoke --limit 600
 
 clean:
 	rm -rf $(VENV) $(LIGHT) $(CLIENTS) $(VLLM) $(FRESH) dist demo-output demo-output-fast

@@ -275,6 +275,7 @@ def gpus() -> str:
     return ", ".join(f"{count} x {name}" for name, count in names.items() if name) or "none"
 
 
+@cache
 def versions() -> dict[str, str]:
     """Of Python and of the libraries that the numbers depend on."""
     found = {"python": platform.python_version()}
@@ -284,6 +285,7 @@ def versions() -> dict[str, str]:
     return found
 
 
+@cache
 def stamp() -> dict[str, str]:
     """The date, and the commit, with a "+" if Python files differ from it; "unknown" without git or a repository."""
     date, git = datetime.datetime.now(datetime.timezone.utc).date().isoformat(), ["git", "-C", str(ROOT)]

@@ -6,5 +6,5 @@
     python -m benchmarks.render                   # docs/benchmarks.md again, from the results
 
 `cases` lists what is measured, `measure` does it with the code of `training` and the other benchmarks, `kit` runs each
-case in a process of its own and keeps its result, `page` shows them.
+case in a process of its own and keeps its result, `page` shows them, `baselines` sets them beside earlier commits.
 """

@@ -11,64 +11,119 @@ from scaling_law.size.model_configs import FAMILIES
 from training.configuration.model_classes import model_types
 
 Options = dict[str, Any]
-BLOCKS = {512: 8, 1024: 8, 2048: 2}  # E = 32 with its gradients and moments fits into 80 GB; the paper has 16 at 1024
+BLOCKS = {1024: 8, 512: 8, 2048: 2}  # E = 32 with its gradients and moments fits into 80 GB; the paper has 16 at 1024
+FIRST_SECONDS = 720.0  # for `first`, without a limit of its own
+FIRST_TESTS = {  # and how long they take
+    "test_a_compiled_step_equals_the_eager_one_and_the_cpus": 60.0,
+    "test_steps_after_a_resume_equal_those_of_a_run_that_was_not_stopped": 60.0,
+    "test_a_step_waits_for_the_device_once": 45.0,
+}
+OTHER_TESTS = ("test_losses_gradients_and_drops_equal_the_cpus", "test_training_steps_equal_the_cpus")
+OTHER_TESTS += ("test_waits_are_counted_without_the_warning_that_the_mode_is_a_prototype",)
+OTHER_TESTS += ("test_generated_tokens_equal_the_cpus", "test_fsdp2_on_one_device_gives_the_same_gradients")
 
 
 @dataclass(frozen=True)
 class Case:
-    """One measurement; its options decide it, and a result counts for these options only."""
+    """One measurement; its options decide it, and a result counts for these options only.
+
+    `seconds` estimates how long it takes: it is not started where less is left.
+    """
 
     name: str
     options: Options
+    seconds: float = 30.0
 
 
 def step(model: str, width: int, experts: int, implementation: str = "auto", **changes: Any) -> Case:
-    """Training steps of one model; the name says what differs from bf16 with attention in bf16, uncompiled."""
+    """Training steps of one model; the name says what differs from bf16 with attention in bf16, uncompiled.
+
+    They are those of `train.py`, unless `loop` says "plain" (a loop in plain torch) or "Trainer" (transformers' own).
+    """
     options: Options = {"model": model, "width": width, "blocks": BLOCKS[width], "experts": experts, "top_k": 1}
     options |= {"implementation": implementation, "precision": "bf16", "attention": "compute", "capacity_factor": 1.0}
     options |= {"gradient_checkpointing": False, "compile": False, "optimizer": "adamw"}
     options |= {"micro_batch": 32, "passes": 4, "length": 512, "vocab": 50257, "rounds": 10}
-    differs = [f"{name.replace('_', ' ')} {value}" for name, value in changes.items()]
-    return Case(", ".join([f"{model} d{width} E{experts}", implementation, *differs]), options | changes)
+    changed = {name: value for name, value in changes.items() if options.get(name) != value}
+    differs = [f"{name.replace('_', ' ')} {value}" for name, value in changed.items()]
+    name = ", ".join([f"{model} d{width} E{experts}", implementation, *differs])
+    return Case(name, options | changes, step_case_seconds(options | changes))
 
 
-def first_steps() -> list[Case]:
-    """Ours beside transformers' classes and the matrix products alone; Muon; finer experts."""
-    found = []
-    for width in (1024, 512):
-        found += [step("matmul", width, 1), *(step("ours", width, experts) for experts in (1, 8, 32))]
-        found += [step(model, width, 8, "grouped_mm") for model in ("mixtral", "qwen3_moe")]
-    found += [step("ours", width, 32, optimizer="muon") for width in (1024, 512)]
-    found += [step("qwen3_moe", 1024, 8 * k, "grouped_mm", top_k=k) for k in (2, 4, 8)]
-    return [*found, step("qwen3_moe", 512, 64, "grouped_mm", top_k=8, optimizer="muon")]
+def step_case_seconds(options: Options) -> float:
+    """Estimate how long a case of steps takes on an H100, from what others took there."""
+    if options["model"] == "matmul":
+        return 3.0
+    eager, compiling = (13.0, 14.0) if options["model"] == "ours" else (20.0, 17.0)
+    if options.get("loop") == "Trainer":
+        compiling = 40.0  # all blocks as one graph
+    return eager + compiling * options["compile"]
+
+
+def headline_steps() -> list[Case]:
+    """Compiled models for which goals are set, the most informative first."""
+    models = [step("ours", 1024, experts, compile=True) for experts in (1, 8, 32)]
+    models += [step("qwen3_moe", 1024, 8, "grouped_mm", compile=True)]
+    models += [step("ours", 512, experts, compile=True) for experts in (1, 8)]
+    return [
+        *models,
+        step("ours", 2048, 1, compile=True),
+        step("ours", 1024, 1, compile=True, micro_batch=64, passes=2),
+    ]
+
+
+def eager_steps() -> list[Case]:
+    """The same models, not compiled."""
+    models = [step("ours", 1024, experts) for experts in (1, 8, 32)]
+    models += [step("qwen3_moe", 1024, 8, "grouped_mm"), *(step("ours", 512, experts) for experts in (1, 8))]
+    return [*models, step("ours", 2048, 1)]
+
+
+def peer_steps() -> list[Case]:
+    """Classes of transformers as their users train them, compiled and not, and the matrix products alone."""
+    ways = [("plain", True), ("Trainer", False), ("plain", False), ("Trainer", True)]
+    models = itertools.product(ways, ("qwen3_moe", "mixtral"))
+    peers = [step(model, 1024, 8, "grouped_mm", compile=how, loop=loop) for (loop, how), model in models]
+    return [*(step("matmul", width, 1) for width in BLOCKS), *peers]
+
+
+def other_first_steps() -> list[Case]:
+    """What else the first minutes answer: attention in fp32, Mixtral in our loop, Muon, finer experts."""
+    listed = [step("ours", 1024, 8, compile=True, attention="float32")]
+    listed += [step("mixtral", 1024, 8, "grouped_mm", compile=True), step("mixtral", 1024, 8, "grouped_mm")]
+    listed += [step("ours", 1024, 32, compile=True, optimizer="muon"), step("ours", 512, 32, compile=True)]
+    listed += [step("qwen3_moe", 1024, 8 * k, "grouped_mm", compile=True, top_k=k) for k in (8, 4, 2)]
+    listed += [step("ours", 512, 32), *(step("ours", width, 32, optimizer="muon") for width in (1024, 512))]
+    listed += [step(model, 512, 8, "grouped_mm") for model in ("mixtral", "qwen3_moe")]
+    return [*listed, *(step("qwen3_moe", 1024, 8 * k, "grouped_mm", top_k=k) for k in (2, 4, 8))]
 
 
 def steps() -> list[Case]:
-    """The first, then what each choice costs, transformers' ways, another width, and compiled models at two widths."""
-    choices: list[Options] = [{"attention": "float32"}, {"capacity_factor": 0}, {"implementation": "eager"}]
-    choices += [{"gradient_checkpointing": True}, {"precision": "fp32"}]
-    found = [*first_steps(), *(step("ours", 1024, 8, **choice) for choice in choices)]
-    found += [step("ours", 1024, 1, attention="float32")]
+    """The first, then what each choice costs, transformers' ways, and other widths and numbers of experts."""
+    listed = [*headline_steps(), *eager_steps(), *peer_steps(), *other_first_steps()]
+    choices: list[Options] = [{"capacity_factor": 0}, {"implementation": "eager"}]
+    choices += [{"gradient_checkpointing": True}, {"precision": "fp32"}, {"attention": "float32"}]
+    for choice in choices:
+        listed += [step("ours", 1024, 8, compile=True, **choice), step("ours", 1024, 8, **choice)]
+    listed += [step("ours", 1024, 1, attention="float32")]
+    listed += [step("qwen3_moe", 512, 64, "grouped_mm", top_k=8, optimizer="muon")]
     # batched_mm gathers weights for every token, and the last two need kernels from the Hub: they say why they fail
     every = ("grouped_mm", "eager", "batched_mm", "deepgemm", "sonicmoe")
-    found += [step(model, 1024, 8, way) for way in every for model in ("mixtral", "olmoe")]
-    found += [step("matmul", 2048, 1), *(step("ours", 2048, experts) for experts in (1, 8, 32))]
-    found += [step("ours", width, e, compile=True) for width in (1024, 512) for e in (1, 8, 32)]
-    found += [step("mixtral", width, 8, "grouped_mm", compile=True) for width in (1024, 512)]
+    listed += [step(model, 1024, 8, way) for way in every for model in ("mixtral", "olmoe")]
+    for experts in (8, 32):
+        listed += [step("ours", 2048, experts, compile=True), step("ours", 2048, experts)]
+    listed += [step("mixtral", 512, 8, "grouped_mm", compile=True)]
     others = itertools.product(("mixtral", "olmoe"), (1024, 512, 2048), (8, 32), ("grouped_mm", "eager"))
-    return found + [step(model, width, experts, way) for model, width, experts, way in others]
+    return listed + [step(model, width, experts, way) for model, width, experts, way in others]
 
 
 def suite() -> list[Case]:
     """Tests of `tests/gpu` with all of their parameters; by class, since one may spoil the device for its process."""
-    names = ("test_steps_after_a_resume_equal_those_of_a_run_that_was_not_stopped",)
-    names += ("test_losses_gradients_and_drops_equal_the_cpus", "test_a_step_waits_for_the_device_once")
-    names += ("test_training_steps_equal_the_cpus", "test_generated_tokens_equal_the_cpus")
-    names += ("test_a_compiled_step_equals_the_eager_one", "test_fsdp2_on_one_device_gives_the_same_gradients")
-    tests = {name: [name] for name in names}
+    tests = {name: [name] for name in (*FIRST_TESTS, *OTHER_TESTS)}
     for kind in (kind for kind in FAMILIES if kind in model_types()):
         tests[kind] = [f"test_other_classes_equal_the_cpus[{kind}-{how}]" for how in ("fp32", "bf16")]
-    return [Case(name, {"tests": listed}) for name, listed in tests.items()]
+    seconds = {name: FIRST_TESTS.get(name, 30.0) for name in tests}
+    return [Case(name, {"tests": listed}, seconds[name]) for name, listed in tests.items()]
 
 
 def heads() -> list[Case]:
@@ -139,10 +194,14 @@ PARTS = {
 }
 # Seconds that a case may take. A training run goes on from its checkpoint in the next call, and is never too long.
 CASE_SECONDS = dict.fromkeys(PARTS, 240.0) | {"registered": 86_400.0, "sweep": 86_400.0}
+CASE_SECONDS["steps"] = 120.0  # what compiles for longer must not take the call from the others
 SMOKE = {
     "steps": (
-        *("matmul d512 E1, auto", "ours d512 E1, auto", "ours d512 E8, auto", "mixtral d512 E8, grouped_mm"),
-        *("ours d512 E32, auto, optimizer muon", "qwen3_moe d1024 E16, grouped_mm, top k 2"),
+        *("matmul d512 E1, auto", "ours d512 E1, auto, compile True", "ours d512 E8, auto, compile True"),
+        *("ours d512 E8, auto", "ours d512 E32, auto, optimizer muon", "qwen3_moe d1024 E16, grouped_mm, top k 2"),
+        *("qwen3_moe d1024 E8, grouped_mm, compile True", "mixtral d1024 E8, grouped_mm, loop plain"),
+        "qwen3_moe d1024 E8, grouped_mm, compile True, loop plain",
+        *("mixtral d1024 E8, grouped_mm, loop Trainer", "qwen3_moe d1024 E8, grouped_mm, compile True, loop Trainer"),
     ),
     "suite": ("test_steps_after_a_resume_equal_those_of_a_run_that_was_not_stopped", "mixtral"),
     "heads": ("all logits", "chunks", "torch"),
@@ -164,13 +223,22 @@ def cases(part: str, smoke: bool = False) -> list[Case]:
     found = {case.name: case for case in PARTS[part]()}  # one that is listed twice stays at its first place
     if not smoke:
         return list(found.values())
-    return [Case(n, {key: TINY.get(key, value) for key, value in found[n].options.items()}) for n in SMOKE[part]]
+    return [tiny(found[name]) for name in SMOKE[part]]
+
+
+def tiny(case: Case) -> Case:
+    """The case on a shape that a CPU computes in seconds; what is compiled is traced, and no code is made of it."""
+    options = {key: TINY.get(key, value) for key, value in case.options.items()}
+    if options.get("compile"):
+        options["backend"] = "aot_eager"
+    return Case(case.name, options)
 
 
 def first(smoke: bool = False) -> list[tuple[str, list[Case]]]:
-    """Cases of the first 15 minutes: speed, Muon, fine experts, resuming, data, heads, and parity of each class."""
-    every = {part: cases(part, smoke) for part in ("steps", "suite", "data", "heads")}
-    every["steps"] = every["steps"][: len(first_steps())]
-    classes = [case for case in every["suite"] if case.name in FAMILIES]
-    every["suite"] = [case for case in every["suite"] if case.name not in FAMILIES][:2]
-    return [*every.items(), ("suite", classes)]
+    """Cases of the first 12 minutes, each as soon as it says more than what follows, and then of the next few."""
+    every = {part: {case.name: case for case in cases(part, smoke)} for part in ("steps", "suite", "data", "heads")}
+    groups = [("steps", [case.name for case in headline_steps()]), ("suite", [*FIRST_TESTS])]
+    groups += [("steps", [case.name for case in (*eager_steps(), *peer_steps(), *other_first_steps())])]
+    groups += [("suite", [OTHER_TESTS[0]]), ("data", [*every["data"]]), ("heads", [*every["heads"]])]
+    groups += [("suite", [name for name in every["suite"] if name in FAMILIES])]
+    return [(part, [every[part][name] for name in names if name in every[part]]) for part, names in groups]

@@ -1,8 +1,9 @@
 """Runs cases one after the other, each in a process of its own, and keeps every result at once.
 
-A case that fails, whether it raises, runs out of memory, dies or does not end, is kept with its reason in one line and
-with what it had measured before, and the next one is started. One that has a result for its options is not run again.
-So a part can be stopped at any time, and goes on.
+Each number is written down as it comes, so that a call that is killed loses none. A case that fails, whether it
+raises, runs out of memory, dies or does not end, is kept with its reason in one line and with what it had measured
+before, and the next one is started. One that has a result for its options is not run again. So a part can be stopped
+at any time, and goes on.
 """
 
 from __future__ import annotations
@@ -26,8 +27,15 @@ from benchmarks.report import gpus, machine, stamp, versions, write_result
 
 Keep = Callable[..., None]  # takes named results, each as soon as it is measured
 Measure = Callable[[Options, Path, Keep], None]
+UNFINISHED = "unfinished"  # the status of a case that is measured now, or was when the call was killed
 STOP_SECONDS = 45  # for a training run to save its checkpoint
 LONGEST_REASON = 300
+SUMMARY = {  # what a result's line shows of it
+    "tokens_per_second": "{:,.0f} tokens/s",
+    "mfu": "MFU {:.1%}",
+    "seconds_to_fourth_step": "{:.1f} s until the fourth step",
+    "host_share": "{:.0%} of a step without a kernel",
+}
 
 
 class Skipped(RuntimeError):
@@ -51,8 +59,10 @@ class Results:
 
     def has(self, case: Case, retry: bool = False) -> bool:
         """Whether the case has a result for its options; with `retry`, only what was measured is one."""
-        found = self.cases.get(case.name)
-        return found is not None and found["options"] == case.options and not (retry and found["status"] != "measured")
+        result = self.cases.get(case.name)
+        if result is None or result["options"] != case.options or result["status"] == UNFINISHED:
+            return False
+        return result["status"] == "measured" or not retry
 
     def keep(self, case: Case, found: dict[str, Any]) -> None:
         """Write down one more."""
@@ -98,28 +108,33 @@ class Kit:
     def run(self, part: str, cases: Sequence[Case], measure: Measure, case_seconds: float) -> tuple[int, int]:
         """Run what has no result yet, until the call ends; returns how many of the cases failed now and are left."""
         results = Results.open(self.folder, part)
-        waiting, failed = [case for case in cases if not results.has(case, self.retry)], 0
-        while waiting and (left := self.ends - time.monotonic()) > 0:
-            case, allowed = waiting[0], min(left, case_seconds)
+        failed, left = 0, 0
+        for case in (case for case in cases if not results.has(case, self.retry)):
+            seconds = self.ends - time.monotonic()
+            if seconds < case.seconds:
+                left += 1
+                continue
+            allowed = min(seconds, case_seconds)
             print(f"{part}: {case.name} ...", flush=True)
-            found = self._run_one(case, measure, allowed)
-            if found["status"] == "late" and allowed < case_seconds:
+            outcome = self._run_one(case, measure, allowed, results)
+            if outcome["status"] == "late" and allowed < case_seconds:
                 print("  stopped: no time left for it in this call", flush=True)
-                break
-            if found["status"] == "late":
-                found |= {"status": "failed", "reason": f"took longer than {allowed:.0f} s"}
-            del waiting[0]
-            results.keep(case, found)
-            failed += found["status"] == "failed"
-            print(f"  {found['status']} in {found['seconds']:.0f} s {found.get('reason', '')}".rstrip(), flush=True)
+                results.keep(case, outcome | {"status": UNFINISHED})
+                left += 1
+                continue
+            if outcome["status"] == "late":
+                outcome |= {"status": "failed", "reason": f"took longer than {allowed:.0f} s"}
+            results.keep(case, outcome)
+            failed += outcome["status"] == "failed"
+            print(f"  {outcome['status']} in {outcome['seconds']:.0f} s{summary(outcome)}", flush=True)
             try:
                 self.kept()
             except Exception as error:  # a page that cannot be written costs no measurement
                 print(f"  the page was not written: {one_line(error)}", flush=True)
-        return failed, len(waiting)
+        return failed, left
 
-    def _run_one(self, case: Case, measure: Measure, seconds: float) -> dict[str, Any]:
-        """The outcome of one case in a process of its own, whose status is "late" if it did not end in time."""
+    def _run_one(self, case: Case, measure: Measure, seconds: float, results: Results) -> dict[str, Any]:
+        """Run one case in a process of its own, writing down what comes; its status is "late" if it did not end."""
         receiver, sender = self.processes.Pipe(duplex=False)
         process = self.processes.Process(target=_child, args=(measure, case.options, self.work, sender))
         started, result, outcome = time.monotonic(), dict[str, Any](), dict[str, Any]()
@@ -135,6 +150,9 @@ class Kit:
                 elif receiver in ready:
                     outcome, more = receiver.recv()
                     result |= more
+                    if not outcome:
+                        spent = round(time.monotonic() - started, 1)
+                        results.keep(case, {"status": UNFINISHED, "result": result, "seconds": spent})
                 else:
                     break
         except EOFError:  # it died
@@ -147,6 +165,14 @@ class Kit:
             reason = f"its process was ended by signal {-code}" if code < 0 else f"its process exited with {code}"
             outcome = {"status": "failed", "reason": reason}
         return outcome | {"result": result, "seconds": round(time.monotonic() - started, 1)}
+
+
+def summary(outcome: dict[str, Any]) -> str:
+    """Why a case has no result, and what a training step was measured at."""
+    result = outcome["result"]
+    values = [outcome.get("reason")]
+    values += [text.format(result[name]) for name, text in SUMMARY.items() if result.get(name) is not None]
+    return "".join(f"; {value}" for value in values if value)
 
 
 def one_line(error: BaseException) -> str:

@@ -7,20 +7,27 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import tempfile
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
+import transformers
 from filelock import FileLock
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
+from transformers import TrainerCallback
 
 from benchmarks import checkpoints as checkpoint_benchmark
 from benchmarks.gpu.cases import Options
@@ -29,6 +36,7 @@ from benchmarks.model_speed import DEVICE, by_itself, config_of, fields_of, matm
 from benchmarks.model_speed import ours as switch_config
 from benchmarks.report import ROOT, in_turns
 from modeling_switch_moe.losses import ChunkedCrossEntropy
+from scaling_law.machine.throughput import Measurement
 from training.configuration.arguments import TrainingArguments
 from training.configuration.reading import from_dict
 from training.data.text import TextSource
@@ -37,11 +45,20 @@ from training.demo import corpus
 from training.run import devices
 from training.run.inputs import training_data
 from training.run.main import main as train
-from training.run.step import Session, add_gradients
-from training.run.timing import arguments_of_steps, finish, peak_bytes, session_on_random_tokens, timed_step
+from training.run.model import architecture, flops_per_token, model_config
+from training.run.step import Session
+from training.run.timing import (
+    LEARNING_RATE,
+    arguments_of_steps,
+    finish,
+    peak_bytes,
+    session_on_random_tokens,
+    timed_step,
+)
 from training.sweep.file import Sweep
 from training.sweep.run import write_configuration
 
+Interval = tuple[float, float, str]
 WARM_UP = 3  # steps; a compiled model is compiled in the first two
 GAPS, LONGEST_NAME = 5, 80
 OF_A_RECORD = ("n_active", "n_total", "experts", "tokens", "eval_loss", "eval_loss_standard_error", "status")
@@ -113,76 +130,208 @@ def session_of(options: Options) -> Session:
 
 
 def steps(options: Options, work: Path, keep: Keep) -> None:
-    """Whole training steps: tokens/s, MFU, peak memory, the gaps of a step and the share of the optimizer."""
+    """Whole training steps: the shape, tokens/s, MFU, peak memory, and how long the device had nothing to do."""
     if options["model"] == "matmul":
         shape = shape_of(options)
         spent = in_turns({"": matmul_bound(shape, options["precision"])}, options["rounds"])[""]
         keep(seconds=spent, tokens_per_second=shape.batch * shape.length / spent)
         return
+    if "backend" in options:
+        torch.compile = partial(torch.compile, backend=options["backend"])
+    LOOPS[options.get("loop", "train.py")](options, work, StepClock(options, keep))
 
-    def warmed_up() -> Session:
-        made = session_of(options)
-        for _ in range(WARM_UP):
-            timed_step(made)
-        return made
 
-    session, memory = peak_bytes(DEVICE, warmed_up)
-    arch, peak = session.architecture, devices.peak_flops(DEVICE)
-    keep(peak_memory_bytes=memory, n_active=arch.n_active, n_total=arch.n_total)
-    spent = median(timed_step(session)[1] for _ in range(options["rounds"]))
-    speed = options["micro_batch"] * options["passes"] * options["length"] / spent
-    keep(seconds=spent, tokens_per_second=speed, mfu=session.flops.multiplied * speed / peak if peak else None)
-    keep(optimizer_share=optimizer_seconds(session) / spent)
-    keep(**host_gaps(lambda: timed_step(session)))
+class StepClock:
+    """Measures the steps of any training loop, which calls `tick` after each and stops where it returns False.
+
+    The first `WARM_UP` steps compile. `rounds` are timed, with all that happens between two ends of steps. Then two
+    are traced, of which the first starts the tracer.
+    """
+
+    def __init__(self, options: Options, keep: Keep) -> None:
+        self.options, self.keep, self.ends = options, keep, [time.perf_counter()]
+        self.steps = WARM_UP + options["rounds"] + 2
+        self.seconds = 0.0
+        self._trace = profile()
+
+    def tick(self, loss: float | None = None) -> bool:
+        """End a step, whose loss is given where the loop reads it; return whether another is wanted."""
+        finish(DEVICE)
+        self.ends.append(time.perf_counter())
+        step = len(self.ends) - 1
+        if loss is not None and not math.isfinite(loss):
+            raise RuntimeError(f"step {step} diverged: loss {loss}")
+        if step == 1:
+            self.keep(first_loss=loss)
+        if step == WARM_UP:
+            self.keep(seconds_to_fourth_step=self.ends[-1] - self.ends[0])
+        if step == self.steps - 2:
+            self._keep_speed()
+        if step > self.steps - 2:
+            traced = stop_trace(self._trace)
+        if step == self.steps:
+            self._keep_kernels(traced)
+        elif step >= self.steps - 2:
+            self._trace = start_trace()
+        return step < self.steps
+
+    def _keep_speed(self) -> None:
+        o, a = self.options, arguments_of(self.options)
+        arch, peak = architecture(a.model, o["vocab"]), devices.peak_flops(DEVICE)
+        flops = flops_per_token(model_config(a, o["vocab"], 0), arch, o["length"]).multiplied
+        self.seconds = median(end - start for start, end in pairwise(self.ends[WARM_UP:]))
+        micro_batch_tokens = o["micro_batch"] * o["length"]
+        speed = micro_batch_tokens * o["passes"] / self.seconds
+        memory = torch.cuda.max_memory_allocated(DEVICE) if DEVICE.type == "cuda" else None
+        measurement = Measurement(
+            arch, o["length"], micro_batch_tokens * o["passes"], micro_batch_tokens, self.seconds, memory
+        )
+        self.keep(measurement=measurement._asdict() | {"architecture": arch.to_dict()})
+        self.keep(micro_batches=o["passes"], n_active=arch.n_active, n_total=arch.n_total, peak_memory_bytes=memory)
+        self.keep(seconds=self.seconds, tokens_per_second=speed, mfu=flops * speed / peak if peak else None)
+
+    def _keep_kernels(self, intervals: list[Interval]) -> None:
+        gaps = idle(intervals)
+        kernel_seconds = gaps["busy_seconds"]
+        host_seconds = max(0.0, self.seconds - kernel_seconds)
+        self.keep(kernels=len(intervals), kernel_seconds=kernel_seconds, host_seconds=host_seconds)
+        self.keep(host_share=host_seconds / self.seconds, gaps=gaps["gaps"])
+
+
+def train_py(options: Options, work: Path, clock: StepClock) -> None:
+    """Steps of `train.py`, and the optimizers' share of them."""
+    session = session_of(options)
+    wanted = True
+    while wanted:
+        result, _ = timed_step(session)
+        wanted = clock.tick(result.loss)
+    clock.keep(optimizer_share=optimizer_seconds(session) / clock.seconds)
+
+
+def peer_of(options: Options) -> torch.nn.Module:
+    """A class of transformers as its users have it, with its own losses."""
+    with DEVICE:
+        config = model_config(arguments_of(options), options["vocab"], 0)
+        config.use_cache = False
+        return by_itself(config, options["implementation"]).train()
+
+
+def plain_loop(options: Options, work: Path, clock: StepClock) -> None:
+    """The loop that one writes in plain torch: autocast, fused AdamW, gradients clipped, each block compiled."""
+    model, size = peer_of(options), (options["micro_batch"], options["length"])
+    if options["compile"]:
+        for block in (part for part in model.modules() if type(part).__name__ in model._no_split_modules):
+            block.compile(dynamic=False)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=DEVICE.type == "cuda")
+    wanted = True
+    while wanted:
+        total = torch.zeros((), device=DEVICE)
+        for _ in range(options["passes"]):
+            tokens = torch.randint(options["vocab"], size).to(DEVICE)
+            with torch.autocast(DEVICE.type, dtype=torch.bfloat16, enabled=options["precision"] == "bf16"):
+                loss = model(tokens, labels=tokens).loss / options["passes"]
+            loss.backward()
+            total += loss.detach()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        wanted = clock.tick(total.item())
+
+
+def transformers_trainer(options: Options, work: Path, clock: StepClock) -> None:
+    """The steps of transformers' `Trainer`, whose `torch_compile` compiles the whole model."""
+
+    class Tick(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+            control.should_training_stop = not clock.tick()
+
+    size = (clock.steps * options["passes"] * options["micro_batch"], options["length"])
+    given = transformers.TrainingArguments(
+        output_dir=str(work / "trainer"),
+        per_device_train_batch_size=options["micro_batch"],
+        gradient_accumulation_steps=options["passes"],
+        max_steps=clock.steps,
+        learning_rate=LEARNING_RATE,
+        lr_scheduler_type="constant",
+        bf16=options["precision"] == "bf16",
+        use_cpu=DEVICE.type == "cpu",
+        optim="adamw_torch_fused" if DEVICE.type == "cuda" else "adamw_torch",
+        torch_compile=options["compile"],
+        torch_compile_backend=options.get("backend", "inductor") if options["compile"] else None,
+        save_strategy="no",
+        logging_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+    )
+    rows = [{"input_ids": row, "labels": row} for row in torch.randint(options["vocab"], size)]
+    trainer = transformers.Trainer(peer_of(options), given, train_dataset=rows, callbacks=[Tick()])
+    loss = trainer.train().training_loss
+    if not math.isfinite(loss):
+        raise RuntimeError(f"the steps diverged: mean loss {loss}")
+
+
+LOOPS = {"train.py": train_py, "plain": plain_loop, "Trainer": transformers_trainer}
 
 
 def optimizer_seconds(session: Session, rounds: int = 3) -> float:
-    """The optimizers' part of a step, after gradients of a step."""
-    add_gradients(session, 0)
+    """Measure the optimizers' part of a step, before and after which the device is waited for.
 
-    def work() -> None:
-        for optimizer in session.optimizers:
-            optimizer.step()
-        finish(DEVICE)
+    They are timed inside of whole steps: gradients of anything else would have to be compiled anew.
+    """
+    spent = [0.0] * rounds
 
-    spent = in_turns({"": work}, rounds)[""]
-    for optimizer in session.optimizers:
-        optimizer.zero_grad(set_to_none=True)
-    return spent
+    def timed(step: Callable[..., Any], number: int) -> Callable[..., Any]:
+        def run(*args: Any, **options: Any) -> Any:
+            finish(DEVICE)
+            started = time.perf_counter()
+            result = step(*args, **options)
+            finish(DEVICE)
+            spent[number] += time.perf_counter() - started
+            return result
+
+        return run
+
+    for number in range(rounds):
+        with ExitStack() as patches:
+            for optimizer in session.optimizers:
+                patches.enter_context(mock.patch.object(optimizer, "step", timed(optimizer.step, number)))
+            timed_step(session)
+    return median(spent)
 
 
-def idle(intervals: Iterable[tuple[float, float, str]], longest: int = GAPS) -> dict[str, Any]:
-    """Share of the time in which none of the intervals (start, end, name; µs) ran, and the longest such gaps."""
+def idle(intervals: Iterable[Interval], longest: int = GAPS) -> dict[str, Any]:
+    """Seconds in which one of the intervals (start, end, name; µs) ran, and the longest gaps in which none did."""
     ordered = sorted(intervals)
     if not ordered:
-        return {"idle_share": None, "gaps": []}
+        return {"busy_seconds": 0.0, "gaps": []}
     gaps, (first, last, after) = [], ordered[0]
     for start, end, name in ordered[1:]:
         if start > last:
             gaps.append({"microseconds": round(start - last, 1), "after": after, "before": name})
         last, after = max((last, after), (end, name))
-    share = sum(gap["microseconds"] for gap in gaps) / ((last - first) or 1.0)
+    busy = last - first - sum(gap["microseconds"] for gap in gaps)
     gaps.sort(key=lambda gap: -gap["microseconds"])
-    return {"idle_share": round(share, 4), "gaps": gaps[:longest]}
+    return {"busy_seconds": busy * 1e-6, "gaps": gaps[:longest]}
 
 
-def host_gaps(work: Callable[[], object]) -> dict[str, Any]:
-    """`idle` while `work` ran: between kernels and copies of a GPU, or on a CPU between operators.
+def start_trace() -> profile:
+    """Trace kernels and copies of a GPU, or on a CPU operators: tracing these, too, would slow a GPU's host."""
+    activity = ProfilerActivity.CUDA if DEVICE.type == "cuda" else ProfilerActivity.CPU
+    trace = profile(activities=[activity])
+    trace.start()
+    return trace
 
-    On a GPU only the device is traced, since tracing operators would slow the host, and not in a first pass, in which
-    the tracer starts.
-    """
+
+def stop_trace(trace: profile) -> list[Interval]:
+    """Start, end (µs) and name of each kernel and copy, or operator of a CPU, that was traced."""
+    trace.stop()
     on_gpu = DEVICE.type == "cuda"
-    for _ in range(2):
-        with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as trace:
-            work()
-            finish(DEVICE)
     wanted = DeviceType.CUDA if on_gpu else DeviceType.CPU
-    return idle(
+    return [
         (event.time_range.start, event.time_range.end, event.name[:LONGEST_NAME])
         for event in trace.events()
         if event.device_type == wanted and not event.is_user_annotation and (on_gpu or event.cpu_parent is None)
-    )
+    ]
 
 
 def heads(options: Options, work: Path, keep: Keep) -> None:

@@ -24,8 +24,9 @@ TERMS = ("flops", "routed_flops", "activations", "routing")  # of `throughput.TE
 PARAMETERS = (*TERMS, "fp8", "fp4", "forced", "growth", "overhead")  # all but the last two as logarithms
 SMALL = 0.5e9  # parameters that a token is multiplied with; labs differ the more, the fewer there are
 DRAWS, SEED = 200, 0
-# Times the variance between labs of all terms together: no GPU has timed train.py, which may lie as far off once more.
-UNTIMED = 2.0
+# Times the variance between labs of all terms together: the rates are of other code than train.py, which may lie as
+# far off once more.
+OTHER_CODE = 2.0
 
 
 def rates(
@@ -79,7 +80,7 @@ class Efficiency:
     @property
     def _drawn(self) -> tuple[FloatArray, FloatArray]:
         """Draws of the parameters [9, 200], and of what a lab differs by [5, 200]."""
-        random, wider = np.random.default_rng(SEED), np.array([UNTIMED**0.5, 1.0, 1.0, 1.0, 1.0])
+        random, wider = np.random.default_rng(SEED), np.array([OTHER_CODE**0.5, 1.0, 1.0, 1.0, 1.0])
         drawn = random.multivariate_normal(self.parameters, self.covariance, DRAWS).T
         return drawn, random.normal(0.0, (self.spread * wider)[:, None], (len(wider), DRAWS))
 

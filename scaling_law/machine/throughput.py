@@ -209,7 +209,9 @@ class Throughput:
     ) -> tuple[str, ...]:
         """How far these models, this number of devices and a step's tokens on each lie outside what was measured."""
         if self.is_assumed:
-            wider = "" if self.draws is None else "; no GPU has timed train.py yet, and intervals are wider for it"
+            wider = (
+                "" if self.draws is None else "; they are of other code than train.py, and intervals are wider for it"
+            )
             other = "" if self.precision == "bf16" else f"; train.py has no {self.precision}: other engines take them"
             return (f"step times on {self.device} are assumed, not measured: {self.source}{wider}{other}",)
         notes = []

@@ -10,11 +10,24 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.gpu import kit, measure, page
-from benchmarks.gpu.cases import CASE_SECONDS, PARTS, SMOKE, Case, cases, first
+from benchmarks.gpu import baselines, kit, measure, page
+from benchmarks.gpu.cases import (
+    CASE_SECONDS,
+    FIRST_SECONDS,
+    FIRST_TESTS,
+    PARTS,
+    SMOKE,
+    Case,
+    cases,
+    first,
+    headline_steps,
+    peer_steps,
+)
 from benchmarks.gpu.measure import idle
 from benchmarks.report import ROOT, machine, versions
 from scaling_law.machine.memory import training_memory
+from scaling_law.machine.throughput import Measurement, Throughput
+from scaling_law.size.architecture import Architecture
 from training.run.model import architecture
 from training.run.timing import LEARNING_RATE
 
@@ -124,9 +137,52 @@ def test_what_does_not_end_is_a_failure_and_what_the_clock_cuts_is_left(run, tmp
     assert found["fine"]["status"] == "measured"
 
     started = time.monotonic()
-    assert run(Case("other", {"do": "sleep"}), limit=2)[0] == (0, 1)
+    (failed, left), found = run(Case("other", {"do": "sleep"}, seconds=0.5), limit=2)
     assert time.monotonic() - started < 50
-    assert "other" not in stored(tmp_path)
+    assert (failed, left) == (0, 1)
+    assert (found["other"]["status"], found["other"]["result"]) == ("unfinished", {"before": 1})
+    assert of(found, "heads").endswith("Unfinished:\n\n- other: the call ended\n")
+    fine = Case("other", {"do": "sleep"} | {"do": "fine"})
+    assert run(fine)[1]["other"]["status"] == "measured"  # it is begun anew
+
+
+def test_a_case_is_not_started_without_time_for_it_and_a_shorter_one_is(run, tmp_path):
+    long, short = Case("long", {"do": "fine"}, seconds=50), Case("short", {"do": "skip"}, seconds=1)
+    assert run(long, short, limit=30)[0] == (0, 1)
+    assert calls(tmp_path) == ["skip"]
+    assert run(long, short)[0] == (0, 0)
+    assert calls(tmp_path) == ["skip", "fine"]
+
+
+def test_each_number_is_written_down_as_it_comes(run, tmp_path):
+    """Whoever kills the call loses none of them."""
+    status = []
+
+    def kept(results, case, found):
+        keep(results, case, found)
+        status.append((found["status"], found["result"].copy()))
+
+    keep = kit.Results.keep
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kit.Results, "keep", kept)
+        run(ROWS["fine"])
+    assert status == [
+        ("unfinished", {"before": 1}),
+        ("unfinished", {"before": 1, "value": None}),
+        ("measured", {"before": 1, "value": None}),
+    ]
+    unfinished = kit.Results("steps", tmp_path / "steps.json", {})
+    keep(unfinished, ROWS["fine"], {"status": "unfinished", "result": {}})
+    assert not unfinished.has(ROWS["fine"])
+
+
+def test_a_result_is_one_line(run, capsys):
+    outcome = {"tokens_per_second": 301_234.5, "mfu": 0.3093, "seconds_to_fourth_step": 8.13, "host_share": 0.0548}
+    line = "; 301,234 tokens/s; MFU 30.9%; 8.1 s until the fourth step; 5% of a step without a kernel"
+    assert kit.summary({"result": outcome}) == line
+    assert kit.summary({"result": {"mfu": None}, "reason": "no room"}) == "; no room"
+    run(ROWS["fine"])
+    assert re.search(r"^steps: fine \.\.\.\n  measured in \d+ s$", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_results_of_another_gpu_are_in_another_file(tmp_path, monkeypatch):
@@ -137,18 +193,38 @@ def test_results_of_another_gpu_are_in_another_file(tmp_path, monkeypatch):
         results.keep(EVERY_STEP[0], {"status": "measured", "result": {"tokens_per_second": 1.0, "idle_share": None}})
     names = ["steps-1-x-nvidia-h100-80gb-hbm3.json", "steps-1-x-nvidia-h200.json"]
     assert sorted(path.name for path in tmp_path.iterdir()) == names
-    assert page.sections("steps", tmp_path).count("### Steps") == 2
+    assert page.sections("steps", tmp_path).count("### Steps\n") == 2
 
 
 def test_the_first_cases_answer_each_question():
-    steps = [case.options for case in dict(first())["steps"]]
-    models = {(o["model"], o["width"], o["experts"]) for o in steps}
-    assert models >= {("ours", width, experts) for width in (512, 1024) for experts in (1, 8, 32)}
-    assert models >= {(model, width, 8) for width in (512, 1024) for model in ("mixtral", "qwen3_moe")}
+    groups = first()
+    assert [part for part, _ in groups] == ["steps", "suite", "steps", "suite", "data", "heads", "suite"]
+    headline = [case.options for case in groups[0][1]]
+    assert [(o["model"], o["width"], o["experts"], o["micro_batch"], o["passes"]) for o in headline] == [
+        *(("ours", 1024, experts, 32, 4) for experts in (1, 8, 32)),
+        ("qwen3_moe", 1024, 8, 32, 4),
+        *(("ours", 512, experts, 32, 4) for experts in (1, 8)),
+        *(("ours", 2048, 1, 32, 4), ("ours", 1024, 1, 64, 2)),
+    ]
+    assert all(o["compile"] and o["attention"] == "compute" and o["precision"] == "bf16" for o in headline)
+    assert [case.name for case in groups[1][1]] == [*FIRST_TESTS]
+    steps = [case.options for part, listed in groups if part == "steps" for case in listed]
+    for o in headline[:-1]:  # each eager, too
+        assert o | {"compile": False} in steps
+    peers = {(o["model"], o["compile"], o["loop"]) for o in steps if "loop" in o}
+    assert peers == {(m, c, w) for m in ("mixtral", "qwen3_moe") for c in (False, True) for w in ("plain", "Trainer")}
     assert {o["optimizer"] for o in steps} == {"adamw", "muon"}
     assert {o["top_k"] for o in steps} == {1, 2, 4, 8}
-    assert all(o["precision"] == "bf16" for o in steps)
-    assert {part for part, _ in first()} == {"steps", "suite", "data", "heads"}
+
+
+def test_what_the_first_minutes_are_for_fits_into_them():
+    (_, headline), (_, tests), (_, others) = first()[:3]
+    last = [case.name for case in others].index("qwen3_moe d1024 E8, grouped_mm, compile True, loop Trainer")
+    assert {case.name for case in peer_steps()} - {case.name for case in others[: last + 1]} == {
+        "mixtral d1024 E8, grouped_mm, compile True, loop Trainer"
+    }
+    assert sum(case.seconds for case in headline) <= FIRST_SECONDS / 3
+    assert sum(case.seconds for case in (*headline, *tests, *others[: last + 1])) <= FIRST_SECONDS
 
 
 def test_every_model_of_ours_fits_into_80_gb_and_does_not_diverge():
@@ -163,7 +239,7 @@ def test_every_model_of_ours_fits_into_80_gb_and_does_not_diverge():
 def test_finer_experts_have_the_active_weights_of_whole_ones():
     """At E = 8 k of which k are active; ours with as many experts is as large."""
     listed = {case.name: case.options for case in cases("steps")}
-    names = ["mixtral d1024 E8, grouped_mm", *(n for n in listed if "top k" in n and "d1024" in n)]
+    names = ["mixtral d1024 E8, grouped_mm", *(n for n in listed if re.search("d1024.*_mm, top k", n))]
     sizes = [architecture(measure.arguments_of(listed[name]).model, 50257) for name in names]
     assert len(sizes) == 4
     assert len({(size.n_active, size.n_total) for size in sizes}) == 1
@@ -204,11 +280,34 @@ def test_every_test_of_the_suite_is_run():
 def test_idle_time_lies_between_intervals():
     ran = [(0, 10, "a"), (2, 4, "inside"), (15, 20, "b"), (20, 21, "c"), (41, 50, "d")]
     assert idle(ran, longest=1) == {
-        "idle_share": 0.5,
+        "busy_seconds": pytest.approx(25e-6),
         "gaps": [{"microseconds": 20, "after": "c", "before": "d"}],
     }
     assert idle(ran)["gaps"][1] == {"microseconds": 5, "after": "a", "before": "b"}
-    assert idle([]) == {"idle_share": None, "gaps": []}
+    assert idle([]) == {"busy_seconds": 0.0, "gaps": []}
+
+
+def test_a_clock_times_steps_after_the_first_and_traces_the_last(monkeypatch):
+    """Four steps of a second each, after three of ten; the loop's own time between two steps counts."""
+    now, kept = [100.0], {}
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(measure, "stop_trace", lambda trace: [(0, 250_000, "a"), (500_000, 750_000, "b")])
+    monkeypatch.setattr(measure, "start_trace", lambda: None)
+    monkeypatch.setattr(measure.devices, "peak_flops", lambda device: 1e12)
+    options = next(case.options for case in cases("steps", smoke=True) if case.name == "ours d512 E8, auto")
+    clock = measure.StepClock(options | {"rounds": 4}, lambda **more: kept.update(more))
+    for seconds, wanted in zip([10] * 3 + [1] * 6, [True] * 8 + [False], strict=True):
+        now[0] += seconds
+        assert clock.tick(5.5) is wanted
+    tokens = 4 * 32 * 2
+    assert (kept["first_loss"], kept["seconds_to_fourth_step"], kept["seconds"]) == (5.5, 30, 1)
+    assert (kept["tokens_per_second"], kept["micro_batches"], kept["kernels"]) == (tokens, 2, 2)
+    assert (kept["kernel_seconds"], kept["host_seconds"], kept["host_share"]) == (0.5, 0.5, 0.5)
+    measured = kept["measurement"] | {"architecture": Architecture(**kept["measurement"]["architecture"])}
+    assert Measurement(**measured)[1:] == (32, tokens, tokens // 2, 1, None)
+    assert Measurement(**measured).architecture == Architecture(64, 8, 1, 1, 257)
+    with pytest.raises(RuntimeError, match="step 10 diverged: loss nan"):
+        clock.tick(float("nan"))
 
 
 def of(found: dict, part: str) -> str:
@@ -220,7 +319,7 @@ def of(found: dict, part: str) -> str:
 def of_steps(**speeds: float) -> str:
     """Steps with these speeds, and a case that failed on its way."""
     gaps = [{"microseconds": 31.5, "after": "a", "before": "a kernel"}]
-    result = {"peak_memory_bytes": 2e9, "idle_share": 0.02, "optimizer_share": 0.031, "gaps": gaps}
+    result = {"peak_memory_bytes": 2e9, "host_share": 0.02, "optimizer_share": 0.031, "gaps": gaps}
     found = {
         name: {"status": "measured", "result": result | {"tokens_per_second": speed, "mfu": speed / 1e6}}
         for name, speed in speeds.items()
@@ -230,16 +329,107 @@ def of_steps(**speeds: float) -> str:
 
 
 def test_the_page_shows_steps_beside_dense_and_bound_and_the_goals():
-    speeds = {"matmul d1024 E1, auto": 1e6, "ours d1024 E1, auto": 500_000, "ours d1024 E8, auto": 430_000}
+    dense, moe = "ours d1024 E1, auto, compile True", "ours d1024 E8, auto, compile True"
+    speeds = {"matmul d1024 E1, auto": 1e6, dense: 500_000, moe: 430_000}
+    speeds |= {"mixtral d1024 E8, grouped_mm, loop Trainer": 100_000}
     text = of_steps(**speeds)
-    row = "| ours d1024 E8, auto | 430,000 | 43.0% | 2 GB | 3.1% | 2.0% | 31.5 µs before a kernel | 0.86× | 0.43× |"
+    row = f"| {moe} | 430,000 | 43.0% | 2 GB | 3.1% | 2.0% | 31.5 µs before a kernel | 0.86× | 4.3× | 0.43× |"
     assert row in text
-    assert "E = 8 at 0.86 of the dense model's speed (meets the goal of 0.85)" in text
-    assert "MFU 43.0% at d_model 1024, E = 8 (meets the goal of 40%)" in text
+    assert f"{moe}: 0.86 of the dense model's speed (meets the goal of 0.84)" in text
+    assert f"{dense}: MFU 50.0% (meets the goal of 45%)" in text
     assert "| mixtral d1024 E8, deepgemm |  |  | 3 GB |" in text
     assert "- mixtral d1024 E8, deepgemm: ImportError: no kernel" in text
-    assert "misses the goal of 0.85" in of_steps(**speeds | {"ours d1024 E8, auto": 300_000})
+    assert "misses the goal of 0.84" in of_steps(**speeds | {moe: 300_000})
+    assert "misses the goal of 45%" in of_steps(**speeds | {dense: 300_000})
     assert "Goals: not measured." in of_steps(**{"ours d512 E8, auto": 1.0})
+    assert {*page.MFU_GOALS, *page.SPEED_GOALS} <= {case.name for case in headline_steps()}
+
+
+H100 = "1 x NVIDIA H100 80GB HBM3"
+
+
+def baseline(folder: Path, commit: str, date: str, gpu: str = H100, **speeds: float) -> None:
+    """Write the file of a baseline."""
+    listed = {
+        name: {
+            "options": {},
+            "result": {"tokens_per_second": speed, "mfu": speed / 1e6},
+            "date": date,
+            "commit": commit,
+        }
+        for name, speed in speeds.items()
+    }
+    part = {"part": "steps", "machine": {"gpu": gpu}, "cases": listed}
+    (folder / f"steps-{gpu[4:]}-{commit}.json").write_text(json.dumps(part))
+
+
+def test_what_fell_is_said_against_the_newest_baseline_of_the_same_gpu(tmp_path, monkeypatch):
+    monkeypatch.setattr(baselines, "gpus", lambda: H100)
+    cases_now = {
+        name: {"options": {"changed": True} if name == "d" else {}, "result": {"tokens_per_second": speed}}
+        for name, speed in {"a": 949.0, "b": 951.0, "c": 2000.0, "d": 1.0, "new": 1.0}.items()
+    } | {"failed": {"options": {}, "result": {}}}
+    results = kit.Results("steps", tmp_path / "none.json", cases_now)
+    assert baselines.compare(results, tmp_path) == []
+    baseline(tmp_path, "bbb", "2026-11-26", a=1000, b=1000, c=1000, d=1000, failed=1000)
+    baseline(tmp_path, "ccc", "2026-11-25", a=1, b=9999)
+    baseline(tmp_path, "ddd", "2026-11-27", gpu="1 x NVIDIA H200", a=9999)
+    assert baselines.compare(results, tmp_path) == [
+        "steps: 1 of 3 cases fell by more than 5% against bbb (2026-11-26)",
+        "  a: 5.1% fewer tokens/s",
+    ]
+
+
+def test_a_column_for_each_committed_baseline_of_a_gpu(tmp_path):
+    baseline(tmp_path, "bbb", "2026-11-26", **{"dense": 100_000, "dense, compile True": 300_000, "moe": 50_000})
+    baseline(tmp_path, "ccc", "2026-11-25", dense=90_000)
+    baseline(tmp_path, "ddd", "2026-11-27", gpu="1 x NVIDIA H200", dense=400_000)
+    text = baselines.table("steps", [], tmp_path)
+    assert "| steps | before (commit ccc, 2026-11-25) | before (commit bbb, 2026-11-26) |" in text
+    assert "| dense | 90 (9.0%) | 300 (30.0%) |" in text
+    assert "| moe |  | 50 (5.0%) |" in text
+    assert "1 x NVIDIA H200, thousands of tokens/s (MFU):" in text
+    assert baselines.table("heads", [], tmp_path) == ""
+
+
+def test_committed_baselines_are_on_the_page():
+    """The state before compiled blocks: as measured, whatever the cases are today."""
+    (before,) = [part for part in baselines.load("steps") if baselines.stamp_of(part)[0] == "bfc1c38b62"]
+    assert len(before["cases"]) == 17
+    assert baselines.fastest(before)["ours d1024 E1, auto"] == "144 (14.7%)"
+    text = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    assert "before (commit bfc1c38b62, 2026-11-26)" in text
+    names = {case.name: case.options for case in cases("steps")}
+    same = [name for name, case in before["cases"].items() if names.get(name) == case["options"]]
+    assert len(same) == 17  # so each is compared
+
+
+def test_interim_rates_are_measurements_and_hours_shows_them_beside_the_assumed():
+    """The table of docs/hours.md: thousands of tokens per second, assumed, at the baseline, and with the sketch."""
+    folder = ROOT / "benchmarks" / "results" / "gpu"
+    interim = json.loads((folder / "interim-1-x-nvidia-h100-80gb-hbm3.json").read_text(encoding="utf-8"))
+    assert "sketch" in interim["note"]
+    (before,) = [part for part in baselines.load("steps") if baselines.stamp_of(part)[0] == "bfc1c38b62"]
+    text = (ROOT / "docs" / "hours.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (dense|E = \d+), d_model (\d+) \| (\S+) .*\| (.*?) ?\| (\S+), .*\|$", text, re.MULTILINE)
+    assert len(rows) == 6
+    assumed = Throughput.assumed("h100")
+    for experts, width, rate, at_baseline, with_sketch in rows:
+        name = f"ours d{width} E{experts.removeprefix('E = ').replace('dense', '1')}, auto"
+        result = interim["cases"][f"{name}, compile True"]["result"]
+        m = Measurement(
+            **result["measurement"] | {"architecture": Architecture(**result["measurement"]["architecture"])}
+        )
+        seconds = assumed.step_seconds(
+            m.architecture, m.tokens_per_step, micro_batch_tokens=m.micro_batch_tokens, sequence_length=512
+        )
+        speed = m.tokens_per_step / m.step_seconds
+        assert result["tokens_per_second"] == pytest.approx(speed, abs=0.5)
+        assert result["kernel_seconds"] + result["host_seconds"] == pytest.approx(m.step_seconds)
+        assert (rate, with_sketch) == (f"{m.tokens_per_step / seconds / 1e3:.0f}", f"{speed / 1e3:.0f}")
+        if at_baseline:
+            measured = before["cases"][name]["result"]["tokens_per_second"]
+            assert at_baseline == f"{measured / 1e3:.0f}, {measured / m.tokens_per_step * seconds:.2f}×"
 
 
 def test_the_page_counts_tests_and_shows_their_largest_deviations():

@@ -100,7 +100,7 @@ def test_public_rates_have_what_public_runs_show():
     drawn = rates.step_seconds_draws(MODELS, 65_536)
     assert drawn.shape == (200, 3)
     of_labs = published_runs().spread[0]
-    assert np.log(drawn[:, 0]).std() > 1.3 * of_labs  # once more, as no GPU has timed train.py
+    assert np.log(drawn[:, 0]).std() > 1.3 * of_labs  # once more, as they are of other code than train.py
     np.testing.assert_allclose(np.median(drawn, axis=0), rates.step_seconds(MODELS, 65_536), rtol=0.1)
     large = rates.step_seconds_draws([Architecture(2048, e) for e in (1, 8, 32)], 65_536)
     assert 0.15 < np.log(large).std(axis=0).min() < np.log(large).std(axis=0).max() < 0.6
