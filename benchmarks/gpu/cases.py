@@ -16,7 +16,7 @@ FIRST_SECONDS = 720.0  # for `first`, without a limit of its own
 FIRST_TESTS = {  # and how long they take
     "test_a_compiled_step_equals_the_eager_one_and_the_cpus": 60.0,
     "test_steps_after_a_resume_equal_those_of_a_run_that_was_not_stopped": 60.0,
-    "test_a_step_waits_for_the_device_once": 45.0,
+    "test_a_step_waits_for_nothing_but_its_loss": 45.0,
 }
 OTHER_TESTS = ("test_losses_gradients_and_drops_equal_the_cpus", "test_training_steps_equal_the_cpus")
 OTHER_TESTS += ("test_waits_are_counted_without_the_warning_that_the_mode_is_a_prototype",)

@@ -14,7 +14,6 @@ from argparse import Namespace
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from types import ModuleType
@@ -46,7 +45,7 @@ from training.run import devices
 from training.run.inputs import training_data
 from training.run.main import main as train
 from training.run.model import architecture, flops_per_token, model_config
-from training.run.step import Session
+from training.run.step import Session, train_step
 from training.run.timing import (
     LEARNING_RATE,
     arguments_of_steps,
@@ -144,8 +143,8 @@ def steps(options: Options, work: Path, keep: Keep) -> None:
 class StepClock:
     """Measures the steps of any training loop, which calls `tick` after each and stops where it returns False.
 
-    The first `WARM_UP` steps compile. `rounds` are timed, with all that happens between two ends of steps. Then two
-    are traced, of which the first starts the tracer.
+    The first `WARM_UP` steps compile. `rounds` are timed together, as a run makes them: nothing but the loop itself
+    waits for the device in between. Then two are traced, of which the first starts the tracer.
     """
 
     def __init__(self, options: Options, keep: Keep) -> None:
@@ -156,9 +155,10 @@ class StepClock:
 
     def tick(self, loss: float | None = None) -> bool:
         """End a step, whose loss is given where the loop reads it; return whether another is wanted."""
-        finish(DEVICE)
+        step = len(self.ends)
+        if not WARM_UP < step < self.steps - 2:
+            finish(DEVICE)
         self.ends.append(time.perf_counter())
-        step = len(self.ends) - 1
         if loss is not None and not math.isfinite(loss):
             raise RuntimeError(f"step {step} diverged: loss {loss}")
         if step == 1:
@@ -179,7 +179,7 @@ class StepClock:
         o, a = self.options, arguments_of(self.options)
         arch, peak = architecture(a.model, o["vocab"]), devices.peak_flops(DEVICE)
         flops = flops_per_token(model_config(a, o["vocab"], 0), arch, o["length"]).multiplied
-        self.seconds = median(end - start for start, end in pairwise(self.ends[WARM_UP:]))
+        self.seconds = (self.ends[self.steps - 2] - self.ends[WARM_UP]) / o["rounds"]
         micro_batch_tokens = o["micro_batch"] * o["length"]
         speed = micro_batch_tokens * o["passes"] / self.seconds
         memory = torch.cuda.max_memory_allocated(DEVICE) if DEVICE.type == "cuda" else None
@@ -203,7 +203,7 @@ def train_py(options: Options, work: Path, clock: StepClock) -> None:
     session = session_of(options)
     wanted = True
     while wanted:
-        result, _ = timed_step(session)
+        result = train_step(session, 0, session.schedule.learning_rate(0))
         wanted = clock.tick(result.loss)
     clock.keep(optimizer_share=optimizer_seconds(session) / clock.seconds)
 

@@ -110,9 +110,9 @@ def try_blocks(model: nn.Module, run_pass: Pass, inputs: Tensor, targets: Tensor
 def _masks_as_before() -> Iterator[None]:
     """Have transformers build the attention masks of passes that are not captured.
 
-    It looks at positions for several sequences in a row, of which there are none, and to look waits for the device. And
-    before 5.20 it takes a capture for the tracing of a graph, and builds masks where it otherwise needs none: blocks
-    would be compiled once more, in the middle of the capture.
+    It looks for several sequences in a row of positions, of which there are none, and to look waits for the device.
+    And before 5.20 it takes a capture for the tracing of a graph, and builds masks where it otherwise needs none:
+    blocks would be compiled once more, in the middle of the capture.
     """
     originals = {name: getattr(masking_utils, name) for name in ("is_tracing", "find_packed_sequence_indices")}
     masking_utils.is_tracing = lambda *_: False

@@ -101,7 +101,8 @@ def test_a_block_that_does_not_compile_runs_without(compiler, caplog):
     forward = block.forward
 
     def reads_a_value(hidden_states, *inputs, **options):
-        return forward(hidden_states * (1 if hidden_states.sum() > 0 else 1), *inputs, **options)
+        sign = 1.0 if hidden_states.sum() > 0 else -1.0
+        return forward(hidden_states * sign * sign, *inputs, **options)
 
     block.forward = reads_a_value
     losses = [train_step(each, 0, 1e-3).loss for each in (session, eager)]
