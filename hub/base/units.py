@@ -76,11 +76,11 @@ def parse_experts(text: str, field: str = "experts") -> list[int]:
 
 
 def listed_experts(experts: Iterable[float], most: int = 8) -> list[str]:
-    """Expert counts for a sentence: three or more in a row as "129-199", and "…" for the middle of a long list."""
+    """Write expert counts for a sentence: three or more in a row as "129 to 199", "…" in the middle of a long list."""
     parts: list[str] = []
     for _, numbered in groupby(enumerate(experts), lambda pair: pair[1] - pair[0]):
         row = [f"{e:g}" for _, e in numbered]
-        parts += [f"{row[0]}-{row[-1]}"] if len(row) > 2 else row
+        parts += [f"{row[0]} to {row[-1]}"] if len(row) > 2 else row
     return parts if len(parts) <= most else [*parts[: most - 2], "…", parts[-1]]
 
 

@@ -114,7 +114,7 @@ def next_runs(
     warmup_tokens: Annotated[
         Any, quantity(COUNT, "Tokens of warm-up: 130M. [default: that of the fitted runs]", "--warmup", rare=True)
     ] = None,
-    experts: Annotated[Any, quantity(EXPERTS, "Experts of the runs to choose from: 1,2,4, or doublings: 1-8.")] = "1,2,4,8,16,32",
+    experts: Annotated[Any, quantity(EXPERTS, "Experts of the runs: 1,2,4, or doublings 1-8.")] = "1,2,4,8,16,32",
     widths: Annotated[
         Any, quantity(COUNTS, "d_model of the runs: 256,512,768. [default: 256 to 3072]", rare=True)
     ] = None,

@@ -32,7 +32,7 @@ def loss(
     as_json: bool,
     n_active: Annotated[Any, quantity(COUNTS, "Active parameters with embeddings: 1.1B or 1e8,1e9.")] = None,
     tokens: Annotated[Any, quantity(COUNTS, "Training tokens: 20B or 2e9,2e10.")] = None,
-    experts: Annotated[Any, quantity(EXPERTS, "8, or 1,2,4, or doublings: 1-8. [default: 1, or the law's own]")] = None,
+    experts: Annotated[Any, quantity(EXPERTS, "8, or 1,2,4, or doublings 1-8. [default: 1, or the law's own]")] = None,
     variable: Annotated[list[Any], quantity(named(parse_count, "name=number"), VARIABLE, metavar="NAME=NUMBER")] = [],  # noqa: B006
 ) -> None:
     """Predict the loss of models, in nats per token.

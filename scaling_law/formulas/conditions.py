@@ -100,7 +100,7 @@ def rate_guard_of(name: str) -> float:
 
 
 def rate_support_of(name: str) -> tuple[float, float]:
-    """Return how many times below and above the range of this quantity a learning rate is trusted: where it is told."""
+    """Return how many times below and above the range of this quantity a learning rate is trusted: if it is told."""
     return rate_guard_of(name), rate_guard_of(name)
 
 
@@ -252,8 +252,8 @@ class RangeCheck:
 
     @property
     def distrust(self) -> str:
-        """What lies further outside than backtests went, "C ×54.6 and E ×2", or that ranges are unknown; "" for none."""
-        reasons = {}
+        """What lies further outside than backtests went, "C ×54.6 and E ×2", or that ranges are unknown; else ""."""
+        reasons = dict[str, None]()
         for excess in self._excesses(self._supported_limits, SLACK):
             below, above = self.support(excess.name)
             is_above = excess.value > excess.high

@@ -26,6 +26,7 @@ from numpy.typing import ArrayLike
 
 from hub.base import strict_json
 from hub.base.errors import InputError, unknown
+from scaling_law.formulas.answers import span
 from scaling_law.formulas.conditions import Conditions, RangeCheck, rate_guard_of, rate_support_of
 from scaling_law.formulas.law import Values, check_level, positive
 from scaling_law.size.architecture import VOCAB_SIZE, Architecture, active_parameters, non_embedding_parameters
@@ -212,15 +213,15 @@ class LearningRateLaw:
 def in_words(check: RangeCheck) -> list[str]:
     """Return the warnings about a rate, or why there is none."""
     if check.beyond:
-        return [f"no learning rate: {check.distrust} lie too far outside the runs of its law; {INSTEAD}"]
+        return [f"no learning rate: too far outside the runs of its law ({check.distrust}); {INSTEAD}"]
     return [f"learning rate: {text}" for text in check.warnings]
 
 
 class PeakRate(NamedTuple):
     """The peak LR of a run by a law, where the best rate lies with 95 % probability, and what to know of it.
 
-    `learning_rate` is None where the run is too far from those of the law. `batch_tokens` is the batch that the rate is
-    for, None for a law without the batch.
+    `learning_rate` is None where the run is too far from those of the law. `batch_tokens` is the batch that the rate
+    is for, None for a law without the batch.
     """
 
     learning_rate: float | None
@@ -249,7 +250,7 @@ def source_of_rate(law: str, batches: Iterable[float | None]) -> str:
     tokens = sorted({batch for batch in batches if batch is not None})
     if not tokens:
         return f"{law}; a law without the batch"
-    return f"{law}; for batches of {' to '.join(f'{batch:,.0f}' for batch in dict.fromkeys((tokens[0], tokens[-1])))} tokens"
+    return f"{law}; for batches of {span(tokens, '{:,.0f}'.format)} tokens"
 
 
 def _frozen(value: Any) -> Any:

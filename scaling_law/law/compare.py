@@ -190,8 +190,9 @@ def _trained(paper: PublishedLaw, law: Law, flops: float, limits: Limits, force:
     if not rows:
         raise refused[0]
     row, granularity = min(rows, key=lambda pair: (not pair[0].trusted, pair[0].loss))
-    names = ("experts", "n_active", "n_total", "tokens", "loss", "loss_interval", "trusted", "beyond_guard", "distrust")
+    names = ("experts", "n_active", "n_total", "tokens", "loss", "loss_interval", "trusted", "distrust")
     return {name: getattr(row, name) for name in names} | {
+        "beyond_guard": row.beyond_guard,
         "granularity": granularity if fine else None,
         "corpus": paper.corpus,
         "tokenizer": paper.tokenizer,

@@ -112,7 +112,7 @@ class Reached(ArrayAnswer):
         sentences = list(self.notes)
         for place in self.bests:
             row = self.rows[place]
-            name = f"E = {row['experts']:g}" if self.loss.size == 1 else f"loss {row['loss']:g}, E = {row['experts']:g}"
+            name = f"loss {row['loss']:g}, " * (self.loss.size > 1) + f"E = {row['experts']:g}"
             check = cast(RangeCheck, self.check).row(np.unravel_index(place, self.n_active.shape))
             sentences += [f"{name}: {warning}" for warning in check.warnings]
         return tuple(sentences)

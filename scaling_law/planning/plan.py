@@ -19,7 +19,7 @@ from hub.base.tables import Table
 from hub.base.units import UNKNOWN, format_bytes, format_count, format_flops
 from scaling_law.formulas import Formula
 from scaling_law.formulas.answers import Answer
-from scaling_law.formulas.law import percentile_interval
+from scaling_law.formulas.law import percentile_interval, positive
 from scaling_law.formulas.learning_rate import LearningRateLaw, source_of_rate
 from scaling_law.machine.layout import DoesNotFit, Placement
 from scaling_law.planning.budget import Budget, Cluster, ClusterFields, QuestionFields, pick
@@ -218,8 +218,8 @@ def plan(
     `branches` is how many measurements the trunk gives: the full run, half of it, a quarter, … Without `gpus` and
     a `gpu` or `throughput`, which go with flops, too, GPU-hours are those of compute on H100s. A budget of hours
     or money is that of the full run alone. A model that does not fit those GPUs is replaced by the widest of its E
-    that does, or by another E, with a warning. `learning_rate` overrides the law's, and is needed for a run that is too
-    far from those of the law. Errors as `optimal`, and ValueError where no model can be trained.
+    that does, or by another E, with a warning. `learning_rate` overrides the law's, and is needed for a run that is
+    too far from those of the law. Errors as `optimal`, and ValueError where no model can be trained.
     """
     given_rate = None if learning_rate is None else float(positive("learning_rate", learning_rate))
     if not (isinstance(branches, int) and 1 <= branches <= 20):

@@ -201,7 +201,8 @@ def test_tokens_and_batches_outside_the_range_are_warned_of():
         "learning rate: batch 32.8K is outside the fitted 65.5K…1.05M (÷2)",
     ]
     assert not FULL.check(a, 2e11, 32_768).beyond
-    assert FULL.check(a, 2e9, 8_192).beyond
+    assert not FULL.check(a, 2e9, 8_192).beyond
+    assert FULL.check(a, 2e9, 6_000).beyond
     assert FULL.check(a, 2e14, 131_072).beyond
 
 
@@ -245,9 +246,11 @@ def test_the_shell_asks_for_what_the_law_has(tmp_path):
     answer = shell.invoke(app, [*asked, "--batch-tokens", "131072", "--json"])
     expected = FULL.learning_rate(Architecture(1024, 8, vocab_size=1024), 2e9, 131_072)
     assert json.loads(answer.output)["learning_rate"] == pytest.approx(expected)
-    refused = shell.invoke(app, asked)
+    at_the_ramps_end = json.loads(shell.invoke(app, [*asked, "--json"]).output)
+    assert at_the_ramps_end["batch_tokens"] == 262_144
+    refused = shell.invoke(app, asked[:-2])
     assert refused.exit_code == 2
-    assert "--batch-tokens is needed, the tokens of a batch: this law is" in refused.output
+    assert "--tokens is needed, the tokens of the run: this law is" in refused.output
 
 
 def test_tokens_and_batch_enter_the_fit_of_best_rates_where_they_are_given():
