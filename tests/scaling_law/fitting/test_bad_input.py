@@ -170,7 +170,10 @@ OTHERS = [
     (lambda: of_settings(grid(), within=0), "within=0 must be positive"),
     (lambda: of_settings(grid(), draws=-1), "draws=-1 must be an integer of at least 0"),
     (lambda: of_settings(grid(), reading="text"), "reading='text'"),
-    (lambda: of_settings(replace(g := grid(), columns={"learning_rate": g["learning_rate"]}), reading="paper"), "needed"),
+    (
+        lambda: of_settings(replace(g := grid(), columns={"learning_rate": g["learning_rate"]}), reading="paper"),
+        "needed",
+    ),
     (lambda: of_settings(grid(batches=BATCHES[:1])), "batch: no model has runs of several batch_tokens"),
     (lambda: of_settings(grid(MODELS[::2])), "9 models with too few distinct N, E, D"),
     (lambda: of_settings(grid(), within=1e-9), "no minimum of the loss"),

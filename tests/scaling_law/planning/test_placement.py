@@ -98,9 +98,7 @@ def test_an_optimum_goes_over_what_the_gpus_can_train():
     assert named == [16, 32]
     measured = replace(H100, is_assumed=False)  # steps that were measured hold for models of any size
     free = JointLaw.published().optimal(hours=480, gpus=8, throughput=measured, integral=True)
-    assert any(
-        warning.startswith("E = 8, 16, 32: training takes more memory than 8 ×") for warning in free.warnings
-    )
+    assert any(warning.startswith("E = 8, 16, 32: training takes more memory than 8 ×") for warning in free.warnings)
 
 
 def test_batches_are_rounded_up_to_what_gpus_can_share():
