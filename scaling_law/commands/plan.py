@@ -32,7 +32,7 @@ def plan(
     law: Law,
     force: bool,
     as_json: bool,
-    learning_rate: Annotated[float | None, option("Peak learning rate. [default: by --learning-rate-law]")] = None,
+    learning_rate: Annotated[float | None, rare("Peak learning rate. [default: by --learning-rate-law]")] = None,
     branches: Annotated[int, option("Measurements from one trunk: the full run, half, a quarter, …")] = 1,
     sweep: Annotated[str, rare("Name of the sweep the run belongs to.")] = "run",
     output: Annotated[Path | None, option("Write the YAML for train.py to this file.", "--output", "-o")] = None,

@@ -161,10 +161,9 @@ class LearningRateGrid:
             group = group[np.argsort(rates[group])]
             if twice := [i for i, j in pairwise(group) if rates[i] == rates[j]]:
                 name = f"{runs.source}: {runs.run_id[twice[0]]}"
-                several = "a grid of several batches goes with fit_learning_rate_grid (--with tokens,batch)"
-                raise RunsError(
-                    f"{name}: the learning rate {rates[twice[0]]:g} appears twice for its model; {several}"
-                )
+                what = f"the learning rate {rates[twice[0]]:g} appears twice for its model"
+                several = "fit_learning_rate_grid (--with tokens,batch) takes grids of several batches"
+                raise RunsError(f"{name}: {what}; {several}")
             at = group[0]
             e: Any = float(runs.experts[at])
             architecture = None

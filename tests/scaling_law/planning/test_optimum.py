@@ -238,11 +238,11 @@ def test_warnings_about_many_experts_are_short(published):
         "no optimum": rising.optimal(1e22, experts=range(1, 200), force=True),
         "reach": rising.reach(2.5, range(1, 200), force=True),
     }
-    assert "E = 129-199 not compared: too far outside the fitted range" in asked["guard"].warnings
+    assert "E = 129 to 199 not compared: too far outside the fitted range" in asked["guard"].warnings
     for name, answer in asked.items():
         assert max(map(len, answer.warnings)) < 200, name
         assert len(answer.warnings) < 10, name
-    assert any(w.startswith("E = 51-199 are left out: the loss does not fall") for w in asked["reach"].warnings)
+    assert any(w.startswith("E = 51 to 199 are left out: the loss does not fall") for w in asked["reach"].warnings)
     with pytest.raises(ValueError, match="at E = 100, likewise at the others; its `loss` is still defined") as error:
         rising.optimal(1e22, experts=range(100, 200))
     assert len(str(error.value)) < 700
