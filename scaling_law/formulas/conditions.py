@@ -24,7 +24,7 @@ from scaling_law.size.architecture import is_size, training_flops
 from scaling_law.size.arrays import FloatArray
 
 # How many times beyond the fitted range, either way, an answer is refused.
-GUARD = {"N_act": 1000.0, "D": 1000.0, "D/N": 100.0, "E": 4.0, "flops": 1e6}
+GUARD = {"N_act": 1000.0, "D": 1000.0, "D/N": 100.0, "E": 4.0, "flops": 1e6, "C": 1e6}
 SIZE_GUARD, DESIGN_GUARD = 1000.0, 4.0  # of other variables of a law
 # How many times below and above the fitted range an answer is trusted: as far as the cuts of
 # studies/forecasts/splits.csv go. Laws of the runs up to a thirtieth of the largest compute forecast those above it
@@ -92,6 +92,11 @@ def support_of(name: str) -> tuple[float, float]:
     """Return how many times below and above the fitted range of this quantity an answer is trusted."""
     is_amount = name in ("N_act", "D") or is_size(name)
     return SUPPORT.get(name, (1.0, FURTHEST if is_amount else 1.0))
+
+
+def measured_support_of(name: str) -> tuple[float, float]:
+    """Return how far outside the range of this quantity a run may lie that will be measured: as far as the guard."""
+    return guard_of(name), guard_of(name)
 
 
 def rate_guard_of(name: str) -> float:
