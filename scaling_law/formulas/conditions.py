@@ -219,8 +219,10 @@ class RangeCheck:
     @property
     def inside(self) -> NDArray[np.bool_]:
         """True where a model lies within the fitted ranges, those of its E where it has some."""
-        limits = {} if self.unknown else self._limits_of_each
-        return self.trusted & ~self._outside(limits, dict.fromkeys(limits, (1.0, 1.0)), SLACK)
+        if self.unknown:
+            return np.zeros(self.beyond.shape, bool)
+        limits = self._limits_of_each
+        return ~self._outside(limits, dict.fromkeys(limits, (1.0, 1.0)), SLACK)
 
     def _outside(
         self, limits: Mapping[str, tuple[Any, Any]], times: Mapping[str, tuple[float, float]], slack: float
