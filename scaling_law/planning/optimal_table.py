@@ -69,9 +69,9 @@ class OptimalRow:
     `learning_rate` is by the law whose source is `learning_rate_law`, for a batch of `learning_rate_batch` tokens
     (None: a law without the batch); None where the model is too far from the runs of that law. `distrust` names what
     is further outside than backtests support: "D ×62". `epochs`: tokens over the unique ones, where these are limited.
-    `decode_seconds`: GPU-seconds of one generated token, where a batch was given. `accuracy`: task → what to expect of it, where asked. `megatron_loss`: of
-    the same model in the same hours, by an engine that also has tensor, pipeline and context parallelism; None where
-    `train.py` is as fast.
+    `decode_seconds`: GPU-seconds of one generated token, where a batch was given. `accuracy`: task → what to expect of
+    it, where asked. `megatron_loss`: of the same model in the same hours, by an engine that also has tensor, pipeline
+    and context parallelism; None where `train.py` is as fast.
     """
 
     experts: float
