@@ -262,9 +262,9 @@ def best_experts(
     loss = np.stack([optimum.loss for optimum in optima])
     check = law.check(**at)
     with np.errstate(invalid="ignore"):
-        near = np.isfinite(loss) & ~check.beyond
-        trusted = near & check.trusted
-    compared = np.where(trusted.any(axis=-1, keepdims=True), trusted, near)
+        is_near = np.isfinite(loss) & ~check.beyond
+        is_trusted = is_near & check.trusted
+    compared = np.where(is_trusted.any(axis=-1, keepdims=True), is_trusted, is_near)
     loss = np.where(compared, loss, np.inf)
     best = np.argmin(loss, axis=-1)[..., None]
 
