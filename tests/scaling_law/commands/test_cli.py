@@ -74,6 +74,24 @@ def test_optimal_by_another_law_of_learning_rates(shell, tmp_path):
     assert rates[0] != rates[1] == rates[2]
 
 
+def test_a_plan_without_a_rate_writes_nothing(shell, tmp_path):
+    """1e12 FLOPs buy a model 300 times smaller than any that the law of rates saw; its rate would be 0.13."""
+    file = tmp_path / "run.yaml"
+    words = ("plan", "--flops", "1e12", "--vocab-size", 256, "--force", "-o", file)
+    refused = shell(*words, "--json")
+    assert (refused.exit_code, file.exists()) == (1, False)
+    assert "--learning-rate is needed: without one there is no YAML for train.py" in refused.stderr
+    data = json.loads(refused.stdout)
+    assert (data["learning_rate"], data["configuration"], data["written"]) == (None, None, [])
+    assert any(warning.startswith("no learning rate: too far outside") for warning in data["warnings"])
+    assert shell(*words, "--learning-rate", 0.005).exit_code == 0
+    assert "learning_rate: 0.005" in file.read_text()
+    shown = shell("optimal", "--flops", "1e12", "--vocab-size", 256, "--force")
+    assert "for batches of 65,536 tokens" in " ".join(shown.output.split())
+    rows = json.loads(shell("optimal", "--flops", "1e12", "--vocab-size", 256, "--force", "--json").stdout)["rows"]
+    assert {row["learning_rate"] for row in rows} == {None}
+
+
 def test_plan(shell, tmp_path, monkeypatch):
     file = tmp_path / "new" / "run.yaml"
     words = ("plan", "--flops", "1e20", "--experts", "8", "--branches", 2, "-o", file)
