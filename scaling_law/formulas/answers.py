@@ -42,7 +42,7 @@ class Answer(ResultTable):
 
     @property
     def trusted(self) -> bool:
-        """Whether all that was compared lies within the range guard of a law whose ranges are known."""
+        """Whether all that was compared lies as far inside as backtests support (`RangeCheck.trusted`)."""
         return self.check is None or bool(np.all(self.check.trusted))
 
     @property
