@@ -116,7 +116,7 @@ def test_the_tour_draws_its_pictures_and_every_result_shows_itself(tmp_path, mon
     assert results == ["answer", "runs", "result"]
     assert all("<table>" in left[name]._repr_html_() for name in results)
     again = left["bootstrap"].law.optimal(1e21, memory="24GB", kv_tokens="16k")
-    assert (left["answer"].best.experts, again.best.experts) == (32, 16)
+    assert (left["answer"].best.experts, again.best.experts) == (16, 16)
 
 
 @every_page

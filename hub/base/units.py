@@ -56,7 +56,10 @@ def parse_counts(text: str, field: str = "value") -> list[float]:
 
 
 def parse_experts(text: str, field: str = "experts") -> list[int]:
-    """Expert counts: "1,2,4,8", a range "1-32", or both mixed. Integers of at least 1, in the order given."""
+    """Read expert counts: "1,2,4,8", a range "1-32" of doublings (1, 2, 4, … up to and with 32), or both mixed.
+
+    Integers of at least 1, in the order given.
+    """
     counts: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
@@ -65,16 +68,19 @@ def parse_experts(text: str, field: str = "experts") -> list[int]:
         first, last = int(match[1]), int(match[2] or match[1])
         if not 1 <= first <= last <= 65_536:
             raise InputError(f"{field}={text!r}: {part.strip()!r} must be within 1 and 65536, smaller end first")
-        counts.extend(range(first, last + 1))
+        while first < last:
+            counts.append(first)
+            first *= 2
+        counts.append(last)
     return list(dict.fromkeys(counts))
 
 
 def listed_experts(experts: Iterable[float], most: int = 8) -> list[str]:
-    """Expert counts for a sentence: three or more in a row as "129-199", and "…" for the middle of a long list."""
+    """Write expert counts for a sentence: three or more in a row as "129 to 199", "…" in the middle of a long list."""
     parts: list[str] = []
     for _, numbered in groupby(enumerate(experts), lambda pair: pair[1] - pair[0]):
         row = [f"{e:g}" for _, e in numbered]
-        parts += [f"{row[0]}-{row[-1]}"] if len(row) > 2 else row
+        parts += [f"{row[0]} to {row[-1]}"] if len(row) > 2 else row
     return parts if len(parts) <= most else [*parts[: most - 2], "…", parts[-1]]
 
 

@@ -12,23 +12,25 @@ import typer
 from hub.base.commands import COUNT, EXPERTS
 from hub.base.errors import InputError
 from hub.base.tables import show
-from hub.base.units import format_count
+from hub.base.units import UNKNOWN, format_count
 from scaling_law.commands.options import RATES, Mode, command, exit_untrusted, names, option, quantity, rare
 from scaling_law.commands.run_options import OfRuns, load
 from scaling_law.fitting.learning_rate import LearningRateGrid
 from scaling_law.fitting.rate_surface import fit_learning_rate_grid
 from scaling_law.formulas.law import positive
-from scaling_law.formulas.learning_rate import LearningRateLaw, in_words
+from scaling_law.formulas.learning_rate import DEFAULT_LAW, LearningRateLaw, in_words, source_of_rate
 from scaling_law.size.architecture import Architecture, active_parameters, total_parameters
+from scaling_law.size.recipe import PAPER, BatchRamp
 
 WITH = "Fit the whole grid, not the best rates alone, with tokens, batch, tokens,batch, or none of both: none."
 EXPERTS_OF = "E of the architecture; to fit: the E to fit on, 1,8; the others are a check."
 JUDGED_BY = "The column to judge by. [default: eval_loss, or the only loss column]"
+BATCH = "Tokens of a batch, for laws that have it: 0.5M. [default: that with which the paper's ramp ends]"
 ASKED = ("d_model", "n_blocks", "n_heads", "vocab_size", "tokens", "batch_tokens", "law")
 READ = ("where", "columns", "format", "within")
 MODES = {
     "runs": Mode(only=("loss", "extras", "reading", *READ, "mix", "output", "overwrite"), never=ASKED),
-    "extras": Mode(only=READ),
+    "extras": Mode(only=("within",)),
 }
 
 
@@ -40,7 +42,7 @@ class OfRates(OfRuns):
     n_blocks: Annotated[int | None, rare("Number of blocks.")] = None
     n_heads: Annotated[int | None, rare("Number of heads.")] = None
     tokens: Annotated[Any, quantity(COUNT, "Tokens of the run, for laws that have them: 20B.", rare=True)] = None
-    batch_tokens: Annotated[Any, quantity(COUNT, "Tokens of a batch, for laws that have it: 0.5M.", rare=True)] = None
+    batch_tokens: Annotated[Any, quantity(COUNT, BATCH, rare=True)] = None
     reading: Annotated[Literal["code", "paper"], rare("Fit with N as in the paper's runs, or as in its text.")] = (
         "code"
     )
@@ -60,20 +62,23 @@ def learning_rate(
     ] = None,
     d_model: Annotated[float | None, option("Width; blocks and heads follow as d_model / 64 unless given.")] = None,
     experts: Annotated[Any, quantity(EXPERTS, EXPERTS_OF, default="1; to fit: all")] = None,
-    law: Annotated[str, option(RATES)] = "code",
+    law: Annotated[str, option(RATES)] = DEFAULT_LAW,
     output: Annotated[Path | None, option("File for the fitted law (JSON).", "--output", "-o")] = None,
     **question: Any,
 ) -> None:
     """The peak learning rate of an architecture; given runs, a learning-rate law fitted to them.
 
-        scaling-law learning-rate --d-model 1024 --experts 8
+        scaling-law learning-rate --d-model 1024 --experts 8 --tokens 20B
 
-    Always answers; the exit status is 1 where the architecture is too far outside the fitted range. A fitted
-    law is LR = exp(intercept + slope_n ln N + slope_e ln E), --with D and batch.
+    No rate, and exit status 1, where N, D or the batch lie more than ten times outside the runs of the law. A fitted
+    law is LR = exp(intercept + slope_n ln N + slope_e ln E), --with D and batch. A table has d_model and n_blocks, or
+    N is taken as its n_active.
 
     More examples:
 
         scaling-law learning-rate --d-model 512 --law paper --json
+
+        scaling-law learning-rate lr.csv --column learning_rate=lr --column n_active=params --column experts=1
 
         scaling-law learning-rate --d-model 192 --n-blocks 3 --law my-learning-rates.json --tokens 20B
 
@@ -94,8 +99,9 @@ def learning_rate(
     if len(experts := experts or [1]) > 1:
         raise InputError(f"--experts {','.join(map(str, experts))}: an architecture has one E; several go with RUNS")
     value = _answer(LearningRateLaw.named(law), d_model, experts[0], question)
-    text = "{learning_rate:.4g}  (reading {reading!r}: {source}; N_act {n})"
-    text = text.format(**value, n=format_count(value["n_active"]))
+    rate = UNKNOWN if value["learning_rate"] is None else f"{value['learning_rate']:.4g}"
+    named = source_of_rate(value["source"], [value["batch_tokens"]])
+    text = f"{rate}  (reading {value['reading']!r}: {named}; N_act {format_count(value['n_active'])})"
     text += "" if (ends := value["learning_rate_interval"]) is None else "\n95 % interval {:.3g}…{:.3g}".format(*ends)
     show(value, as_json, "\n".join([text, *(f"⚠ {warning}" for warning in value["warnings"])]))
     exit_untrusted(value["trusted"])
@@ -111,12 +117,18 @@ def _answer(law: LearningRateLaw, d_model: float, experts: int, question: dict[s
     counted = float(law.counted_parameters(width, n_blocks, vocabulary))
     sizes = {"n_active": active_parameters(width, n_blocks, vocabulary)}
     sizes |= {"n_total": total_parameters(width, experts, n_blocks, vocabulary)}
-    run = {name: question[name] for name in ("tokens", "batch_tokens")}
-    at = (counted, experts, *run.values())
-    value: dict[str, Any] = {"learning_rate": float(law.at(*at)), "reading": law.reading, "source": law.source}
-    value |= {"formula": law.formula} | run | {"regret": law.regret, "learning_rate_interval": law.interval_at(*at)}
+    tokens, batch = question["tokens"], question["batch_tokens"]
+    if not law.slope_batch:
+        batch = None
+    elif batch is None and tokens is not None:
+        batch = BatchRamp(PAPER.batch_ramp, PAPER.sequence_length).last_batch_tokens(float(positive("tokens", tokens)))
+    at = (counted, experts, tokens, batch)
+    check, rate, interval = law.check_at(*at), float(law.at(*at)), law.interval_at(*at)
+    is_told = not check.beyond
+    value: dict[str, Any] = {"learning_rate": rate if is_told else None, "reading": law.reading, "source": law.source}
+    value |= {"formula": law.formula, "tokens": tokens, "batch_tokens": batch}
+    value |= {"regret": law.regret, "learning_rate_interval": interval if is_told else None}
     value |= {"d_model": width, "experts": experts} | {name: round(float(size)) for name, size in sizes.items()}
-    check = law.check_at(*at)
     return value | {"trusted": bool(check.trusted), "warnings": in_words(check)}
 
 
@@ -125,13 +137,13 @@ def _fit(
 ) -> tuple[LearningRateLaw, dict[str, Any], Any]:
     """The law of a grid, its JSON and its table: of the best rates alone, or of all losses where `extras` is given."""
     extras, loss, reading, mix = (question[name] for name in ("extras", "loss", "reading", "mix"))
+    read = {name: question[name] for name in ("where", "columns", "format")}
     if extras is None:
         if len(runs) > 1:
             raise InputError("several tables go with --with tokens,batch only")
-        grid = LearningRateGrid.load(runs[0], loss or "eval_loss", mix)
+        grid = LearningRateGrid.load(load(runs[0], loss=loss, **read), mix=mix)
         law = grid.fit(experts, reading)
         return law, {"law": asdict(law), "models": grid.to_dicts(law)}, grid.table(law)
-    read = {name: question[name] for name in ("where", "columns", "format")}
     tables = [load(source, loss=loss, **read) for source in runs]
     tables = [table if experts is None else table.subset(np.isin(table.experts, experts)) for table in tables]
     terms: Any = () if extras == "none" else names(extras)

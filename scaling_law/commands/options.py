@@ -14,6 +14,7 @@ from hub.base.commands import BYTES, CONTEXT, COUNT, EXPERTS, NOT_TRUSTED, Json,
 from hub.base.errors import InputError
 from hub.base.tables import enumerated, show
 from scaling_law.formulas.law import positive
+from scaling_law.formulas.learning_rate import DEFAULT_LAW
 from scaling_law.law.shelf import choose_law
 from scaling_law.law_files import FILE_NAME
 from scaling_law.size.architecture import HEAD_DIM
@@ -60,13 +61,14 @@ def names(words: str) -> tuple[str, ...]:
 
 GPU = "GPU model: h100. Step times follow its data sheet and rates of public runs unless --throughput is given."
 TIMES = "throughput.json of `python -m training.throughput`: step times measured on such a GPU."
-EXPERTS_SHOWN = "To compare: 1,2,4,8 or 1-32. [default: the paper's, or the law's own]"
+EXPERTS_SHOWN = "To compare: 1,2,4,8, or doublings: 1-32 is 1,2,4,8,16,32. [default: doublings within the law's runs]"
 SERVED = "Tokens served over the model's life: 100B."
 VOCABULARY = "Vocabulary size. [default: of the law's runs; if unknown GPT-2's 50257]"
 LAWS = "published (Ludziejewski et al. 2025), printed (its rounded table), "
 LAWS += "a name that `scaling-law compare` lists, a folder, or a Hub repo."
 ACCURACY = "Tasks whose accuracy to expect at the loss: arc_easy,hellaswag."
-RATES = "code (as the paper's runs), paper (as its text says), public (of other labs' grids), or a fitted law's file."
+RATES = "public:ludziejewski (grids of labs, at the paper's level; public: any lab's), code (as the paper's runs), "
+RATES += "paper (as its text says), or a fitted law's file."
 
 
 class Shared:
@@ -101,9 +103,7 @@ class Shared:
     accuracy: Annotated[Any, quantity(names, ACCURACY)] = ""
     law: Annotated[str, option(LAWS)] = "published"
     overwrite: Annotated[bool, option("Overwrite the file given by -o.", "--overwrite")] = False
-    learning_rate_law: Annotated[
-        str | None, rare(f"{RATES} [default: public:ludziejewski in its range, else code]")
-    ] = None
+    learning_rate_law: Annotated[str, rare(RATES)] = DEFAULT_LAW
     as_json: Json = False
 
 

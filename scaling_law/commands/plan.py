@@ -25,12 +25,14 @@ from scaling_law.size.recipe import PAPER
 
 @command(
     "flops hours money gpus gpu throughput mfu precision price memory max_parameters kv_tokens inference_tokens "
-    "experts granularity shared_ratio branches vocab_size sweep output overwrite force law learning_rate_law"
+    "experts granularity shared_ratio branches vocab_size sweep output overwrite force law learning_rate "
+    "learning_rate_law"
 )
 def plan(
     law: Law,
     force: bool,
     as_json: bool,
+    learning_rate: Annotated[float | None, rare("Peak learning rate. [default: by --learning-rate-law]")] = None,
     branches: Annotated[int, option("Measurements from one trunk: the full run, half, a quarter, …")] = 1,
     sweep: Annotated[str, rare("Name of the sweep the run belongs to.")] = "run",
     output: Annotated[Path | None, option("Write the YAML for train.py to this file.", "--output", "-o")] = None,
@@ -42,7 +44,8 @@ def plan(
 
     The model is ours, or with --granularity of a class of transformers. FLOPs and hours are those of all branches.
     With --gpu or --throughput it proposes the micro-batch that fits. Refused (exit status 2): a model that does not
-    fit, and, unless --force is given, an answer that is too far outside the runs of the law.
+    fit, and, unless --force is given, an answer that is too far outside the runs of the law. Where the law of learning
+    rates is too far from its own runs, --learning-rate is needed, else nothing is written (exit status 1).
 
     More examples:
 
@@ -52,14 +55,18 @@ def plan(
 
         scaling-law plan --law krajewski --flops 1e20 --experts 8 --granularity 8 --force -o run.yaml
     """
-    planned = law.plan(branches=branches, force=force, **question)
-    if output is not None:
+    planned = law.plan(branches=branches, force=force, learning_rate=learning_rate, **question)
+    has_rate = planned.learning_rate is not None
+    if output is not None and has_rate:
         write_bytes(output, planned.to_yaml(sweep).encode())
-    show(planned.to_dict() | {"written": [str(output)] * bool(output)} if as_json else None, as_json, planned)
-    if not as_json:
+    written = [str(output)] * (output is not None and has_rate)
+    show(planned.to_dict() | {"written": written} if as_json else None, as_json, planned)
+    if not has_rate:
+        typer.secho("--learning-rate is needed: without one there is no YAML for train.py", err=True, fg="yellow")
+    elif not as_json:
         launch = f"wrote {output}\naccelerate launch train.py --config {output}"
         typer.echo(launch if output else "-o FILE writes the YAML for train.py")
-    exit_untrusted(planned.trusted, force)
+    exit_untrusted(planned.trusted, force and has_rate)
 
 
 @command("d_model experts gpus gpu mfu precision batch sequence_length")
@@ -107,7 +114,7 @@ def next_runs(
     warmup_tokens: Annotated[
         Any, quantity(COUNT, "Tokens of warm-up: 130M. [default: that of the fitted runs]", "--warmup", rare=True)
     ] = None,
-    experts: Annotated[Any, quantity(EXPERTS, "Experts of the runs to choose from: 1,2,4 or 1-8.")] = "1,2,4,8,16,32",
+    experts: Annotated[Any, quantity(EXPERTS, "Experts of the runs: 1,2,4, or doublings 1-8.")] = "1,2,4,8,16,32",
     widths: Annotated[
         Any, quantity(COUNTS, "d_model of the runs: 256,512,768. [default: 256 to 3072]", rare=True)
     ] = None,

@@ -20,7 +20,7 @@ from scaling_law.law import describe as describing
 from scaling_law.size.architecture import VOCAB_SIZE
 
 VARIABLE = "A further variable of the law: --variable density=0.25 (repeatable)."
-WHICH_EXPERTS = "E of the model, 8; with --n-active several: 2,8 or 2-8."
+WHICH_EXPERTS = "E of the model, 8; with --n-active several: 2,8, or doublings: 2-8."
 OF_TIME, OF_DESIGN = ("gpus", "gpu", "throughput", "mfu", "precision"), ("granularity", "shared_ratio", "vocab_size")
 COMPUTE_ONLY = ("baseline", *OF_TIME, *OF_DESIGN)
 LAWS = "Names, comma-separated; one alone shows all of it. [default: all; with a budget those with coefficients]"
@@ -32,7 +32,7 @@ def loss(
     as_json: bool,
     n_active: Annotated[Any, quantity(COUNTS, "Active parameters with embeddings: 1.1B or 1e8,1e9.")] = None,
     tokens: Annotated[Any, quantity(COUNTS, "Training tokens: 20B or 2e9,2e10.")] = None,
-    experts: Annotated[Any, quantity(EXPERTS, "8, or 1,2,4, or 1-8. [default: 1, or the law's own]")] = None,
+    experts: Annotated[Any, quantity(EXPERTS, "8, or 1,2,4, or doublings 1-8. [default: 1, or the law's own]")] = None,
     variable: Annotated[list[Any], quantity(named(parse_count, "name=number"), VARIABLE, metavar="NAME=NUMBER")] = [],  # noqa: B006
 ) -> None:
     """Predict the loss of models, in nats per token.

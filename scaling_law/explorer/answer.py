@@ -49,7 +49,7 @@ class Shown:
 def answer(question: Question, law: Law, page: Page = interactive.LIGHT) -> Shown:
     """ValueError names what is wrong with the question, or why the law has no answer."""
     table = best_models(question, law)
-    notes = list(table.warnings)
+    notes = [*table.warnings, table.rates]
     if question.unit == HOURS and question.view == "map":
         notes.insert(
             0, f"this map is for budgets of FLOPs: the star is at the {format_flops(table.flops)} of the best row"

@@ -180,7 +180,7 @@ def _inputs(laws: Mapping[str, Law], first: Question) -> tuple[Any, dict[str, An
     slider("memory", "log₁₀ of the bytes")
     text("kv_tokens", "Tokens in the KV cache", "16k, over all sequences")
     text("inference_tokens", "Tokens served", "100B over the model's life; with FLOPs only")
-    text("experts", "Numbers of experts", "1,2,4-8; empty: the law's own")
+    text("experts", "Numbers of experts", "1,2,4, or doublings: 1-32; empty: those of the law's runs")
     text("accuracy", "Accuracy of tasks", "arc_easy, hellaswag: what to expect at the loss")
     inputs["law"] = gr.Dropdown([*laws, YOURS], label="Law", value=first.law, elem_id="law")
     return preset, inputs, sliders

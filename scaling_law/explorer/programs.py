@@ -73,7 +73,8 @@ def tools(laws: Mapping[str, Law]) -> list[Tool]:
     def plan(question: Question, law: Law) -> dict[str, Any]:
         """A run to launch for a training budget: architecture, schedule, learning rate, cost, and its YAML."""
         run = planned(question, law)
-        return run.to_dict() | {"yaml": run.to_yaml(), "command": question.command()}
+        yaml = None if run.learning_rate is None else run.to_yaml()
+        return run.to_dict() | {"yaml": yaml, "command": question.command()}
 
     def loss(n_active: float, tokens: float, experts: float | None = None, law: str = PUBLISHED) -> dict[str, Any]:
         """The loss that a law predicts for a model, in nats per token, and how far it extrapolates.

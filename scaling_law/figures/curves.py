@@ -245,7 +245,8 @@ def best_experts(
 ) -> BestExperts:
     """Which E is best for each budget [columns] and memory limit in bytes [rows]; `costs` as of `law.optimal`.
 
-    Models beyond the law's range guard are not compared. ValueError where no E has an optimum.
+    Compared are trusted models, as in `OptimalTable`; where none is, those within the law's range guard. ValueError
+    where no E has an optimum.
     """
     budgets, bytes_ = (np.atleast_1d(positive(name, v)) for name, v in (("flops", flops), ("memory", memory)))
     e = np.atleast_1d(asked_experts(law, experts))
@@ -259,8 +260,11 @@ def best_experts(
         near.append({name: np.where(optimum.fits, values, np.nan) for name, values in at.items()})
     at = {name: np.stack([values[name] for values in near]) for name in near[0]}  # [rows, columns, E]
     loss = np.stack([optimum.loss for optimum in optima])
+    check = law.check(**at)
     with np.errstate(invalid="ignore"):
-        compared = np.isfinite(loss) & ~(check := law.check(**at)).beyond
+        is_near = np.isfinite(loss) & ~check.beyond
+        is_trusted = is_near & check.trusted
+    compared = np.where(is_trusted.any(axis=-1, keepdims=True), is_trusted, is_near)
     loss = np.where(compared, loss, np.inf)
     best = np.argmin(loss, axis=-1)[..., None]
 

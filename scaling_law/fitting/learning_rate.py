@@ -6,7 +6,7 @@ The paper fits on E = 1 and 8 (Ludziejewski et al. 2025, Appendix B).
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -19,10 +19,11 @@ from hub.base.errors import InputError
 from hub.base.tables import Table
 from hub.base.units import format_count
 from hub.record.names import size_name
+from scaling_law.fitting.rate_surface import RATE_COLUMNS, counted_sizes, rate_column
 from scaling_law.formulas.learning_rate import LearningRateLaw, Reading
 from scaling_law.runs.recipes import check_mix
 from scaling_law.runs.rows import RunsError
-from scaling_law.runs.table import load_runs
+from scaling_law.runs.table import Runs, load_runs
 from scaling_law.runs.tuning import best_rate, loss_between, models_of
 from scaling_law.size.architecture import Architecture
 
@@ -33,7 +34,6 @@ _SLOPES = {  # column of a fit: the law's coefficient and range, and what the co
     "batch_tokens": ("slope_batch", "batch_range", "batches"),
 }
 _SHAPE = ("d_model", "n_blocks", "n_heads", "vocab_size")  # of a model of a grid
-_RATE = "schedule_peak_learning_rate"
 
 
 def fit_learning_rate(
@@ -77,9 +77,16 @@ def fit_learning_rate(
 
 @dataclass(frozen=True)
 class ModelGrid:
-    """The runs of one architecture and token count: peak LRs, ascending, and losses, nats per token."""
+    """The runs of one model and token count: peak LRs, ascending, and losses, nats per token.
 
-    architecture: Architecture
+    `architecture` is None where the runs do not tell it. `counted` has N as the readings of a law count it, for those
+    that the runs tell.
+    """
+
+    architecture: Architecture | None
+    n_active: float
+    experts: float
+    counted: Mapping[str, float]
     tokens: int
     learning_rates: tuple[float, ...]
     losses: tuple[float, ...]
@@ -90,9 +97,29 @@ class ModelGrid:
 
     @property
     def name(self) -> str:
-        """Its shape, such as d128-E4."""
+        """Its shape, such as d128-E4, or else its size, such as 13.7M-E1."""
         a = self.architecture
+        if a is None:
+            return f"{format_count(self.n_active)}-E{self.experts:g}"
         return size_name(a.d_model, int(a.experts), a.blocks, a.heads)
+
+    @property
+    def size(self) -> tuple[float, str]:
+        """Its width, or else N, as a number and in words."""
+        if self.architecture is None:
+            return self.n_active, f"N_act {format_count(self.n_active)}"
+        return float(self.architecture.d_model), f"d_model {self.architecture.d_model}"
+
+    def rate_of(self, law: LearningRateLaw) -> float:
+        """Return the law's rate. RunsError where the runs do not tell N as the law counts it."""
+        return float(law.at(self.counted_by(law.reading), self.experts, self.tokens))
+
+    def counted_by(self, reading: Reading) -> float:
+        """Return N as this reading counts it. RunsError where the runs do not tell it."""
+        if reading not in self.counted:
+            needed = "n_active_non_embedding, or d_model and n_blocks, are needed"
+            raise RunsError(f"{self.name}: {needed}: reading {reading!r} counts N without embeddings")
+        return self.counted[reading]
 
     @property
     def at_edge(self) -> bool:
@@ -106,37 +133,52 @@ class ModelGrid:
 
 @dataclass(frozen=True)
 class LearningRateGrid:
-    """The grids of all models, ordered by E, active parameters and tokens."""
+    """The grids of all models, ordered by E, active parameters and tokens.
+
+    `vocab_size` is None if unknown or mixed. `size_is_given`: without d_model, N is n_active as the runs have it.
+    """
 
     models: tuple[ModelGrid, ...]
+    vocab_size: int | None = None
+    size_is_given: bool = False
 
     @classmethod
-    def load(cls, source: Any, loss: str = "eval_loss", mix: str | Collection[str] = ()) -> LearningRateGrid:
-        """Read final runs from any source that `load_runs` takes.
+    def load(cls, source: Any, mix: str | Collection[str] = ()) -> LearningRateGrid:
+        """Read final runs from a `Runs`, or any source that `load_runs` takes.
 
-        RunsError if there are none, one lacks a field, a model has a rate twice, or recipes differ in more than the
-        columns `mix` (`runs.recipes`).
+        Without d_model, n_blocks, n_heads and vocab_size, models are told apart by n_active. RunsError if there are
+        no runs, one lacks a rate, a model has a rate twice, or recipes differ in more than the columns `mix`
+        (`runs.recipes`).
         """
-        runs = load_runs(source, loss)
+        runs = source if isinstance(source, Runs) else load_runs(source)
         check_mix(runs.recipe, (), mix, runs.source)
-        shapes = np.stack([runs.positive(name) for name in _SHAPE], axis=1).astype(int).tolist()
-        rates, models = runs.positive(_RATE), []
-        for group in models_of(runs, [_RATE], by=_SHAPE):
+        has_shape = all(name in runs for name in _SHAPE)
+        shapes = np.stack([runs.positive(name) for name in _SHAPE], axis=1).astype(int).tolist() if has_shape else []
+        readings = _readings_of(runs)
+        counted = {reading: counted_sizes(runs, reading) for reading in readings}
+        rates, models = runs.positive(rate_column(runs)), []
+        for group in models_of(runs, RATE_COLUMNS, by=_SHAPE):
             group = group[np.argsort(rates[group])]
             if twice := [i for i, j in pairwise(group) if rates[i] == rates[j]]:
                 name = f"{runs.source}: {runs.run_id[twice[0]]}"
-                raise RunsError(f"{name}: the learning rate {rates[twice[0]]:g} appears twice for its model")
-            d, blocks, heads, vocabulary = shapes[group[0]]
-            e: Any = float(runs.experts[group[0]])
-            architecture = Architecture(d, int(e) if e.is_integer() else e, blocks, heads, vocabulary)
+                what = f"the learning rate {rates[twice[0]]:g} appears twice for its model"
+                several = "fit_learning_rate_grid (--with tokens,batch) takes grids of several batches"
+                raise RunsError(f"{name}: {what}; {several}")
+            at = group[0]
+            e: Any = float(runs.experts[at])
+            architecture = None
+            if has_shape:
+                d, blocks, heads, vocabulary = shapes[at]
+                architecture = Architecture(d, int(e) if e.is_integer() else e, blocks, heads, vocabulary)
+            size = {str(reading): float(values[at]) for reading, values in counted.items()}
             settings = tuple(rates[group].tolist()), tuple(runs.loss[group].tolist())
-            models.append(ModelGrid(architecture, int(runs.tokens[group[0]]), *settings))
-        models.sort(key=lambda model: (model.architecture.experts, model.architecture.n_active, model.tokens))
-        return cls(tuple(models))
+            models.append(ModelGrid(architecture, float(runs.n_active[at]), e, size, int(runs.tokens[at]), *settings))
+        models.sort(key=lambda model: (model.experts, model.n_active, model.tokens))
+        return cls(tuple(models), runs.vocab_size, "d_model" not in runs)
 
     def of(self, experts: Collection[float] | None) -> list[ModelGrid]:
         """The grids of these E; None for all."""
-        return [model for model in self.models if experts is None or model.architecture.experts in experts]
+        return [model for model in self.models if experts is None or model.experts in experts]
 
     def fit(self, experts: Collection[float] | None = None, reading: Reading = "code") -> LearningRateLaw:
         """The law through the best rates of the models of these E (None: all); see `fit_learning_rate`.
@@ -148,27 +190,27 @@ class LearningRateGrid:
             if len(model.learning_rates) < 3:
                 rates = ", ".join(f"{rate:g}" for rate in model.learning_rates)
                 raise RunsError(f"{model.name}: learning rates {rates}; a grid needs at least three")
-        counted = LearningRateLaw.published(reading).counted
-        expert_counts = [model.architecture.experts for model in models]
-        sizes, best = [counted(model.architecture) for model in models], [model.best for model in models]
+        expert_counts = [model.experts for model in models]
+        sizes, best = [model.counted_by(reading) for model in models], [model.best for model in models]
         law = fit_learning_rate(sizes, expert_counts, best, with_experts=len({*expert_counts}) > 1, reading=reading)
-        vocabularies = {model.architecture.vocab_size for model in models}
-        return replace(law, vocab_size=vocabularies.pop()) if len(vocabularies) == 1 else law
+        if self.size_is_given and reading == "code":
+            law = replace(law, source=f"{law.source}, N as given")
+        return law if self.vocab_size is None else replace(law, vocab_size=self.vocab_size)
 
     def errors(self, law: LearningRateLaw, experts: Collection[float] | None = None) -> np.ndarray:
         """ln of the law's rate over the best rate, for each grid of these E (None: all)."""
-        rates = [law.learning_rate(model.architecture, model.tokens) for model in self.of(experts)]
+        rates = [model.rate_of(law) for model in self.of(experts)]
         return np.log(rates) - np.log([model.best for model in self.of(experts)])
 
     def to_dicts(self, law: LearningRateLaw) -> list[dict[str, Any]]:
         rows = []
         for model in self.models:
             a = model.architecture
-            row: dict[str, Any] = {"d_model": a.d_model, "n_blocks": a.blocks}
-            row |= {"experts": a.experts, "n_active": a.n_active}
+            row: dict[str, Any] = {"d_model": a and a.d_model, "n_blocks": a and a.blocks}
+            row |= {"experts": a.experts if a else model.experts, "n_active": a.n_active if a else model.n_active}
             row |= {name: getattr(model, name) for name in ("tokens", "learning_rates", "losses")}
             row |= {"best_learning_rate": model.best, "at_edge": model.at_edge}
-            rows.append(row | {"law_learning_rate": law.learning_rate(a, model.tokens)})
+            rows.append(row | {"law_learning_rate": model.rate_of(law)})
         return rows
 
     def table(self, law: LearningRateLaw) -> Table:
@@ -180,4 +222,11 @@ class LearningRateGrid:
             sizes = format_count(row["n_active"]), format_count(model.tokens)
             cost_text = "outside the grid" if math.isnan(cost) else f"{cost:+.4f}"
             rows.append((model.name, *sizes, best, f"{row['law_learning_rate']:.3g}", cost_text))
-        return Table(("model", "N_act", "D", "best of the grid", "law", "loss it costs"), rows)
+        notes = ["no d_model: N is n_active as given"] * self.size_is_given
+        return Table(("model", "N_act", "D", "best of the grid", "law", "loss it costs"), rows, notes=notes)
+
+
+def _readings_of(runs: Runs) -> list[Reading]:
+    """Return the readings whose N these runs tell."""
+    has_shape = "d_model" in runs and "n_blocks" in runs
+    return ["code", "paper"] if has_shape or "n_active_non_embedding" in runs else ["code"]

@@ -31,11 +31,12 @@ from scaling_law.runs.recipes import check_mix
 from scaling_law.runs.rows import RunsError
 from scaling_law.runs.table import Runs
 from scaling_law.runs.tuning import SAME, loss_between, models_of
+from scaling_law.size.architecture import non_embedding_parameters
 from scaling_law.size.arrays import FloatArray
 
 Extra = Literal["tokens", "batch"]
 EXTRAS: tuple[Extra, ...] = ("tokens", "batch")
-_RATE_COLUMNS = ("learning_rate", "schedule_peak_learning_rate")  # as mapped, and of run records
+RATE_COLUMNS = ("learning_rate", "schedule_peak_learning_rate")  # as mapped, and of run records
 _STEPS = 30  # of the robust weights
 _SINGULAR = 1e-10  # of the largest eigenvalue of sums of squares of unit columns
 
@@ -63,7 +64,7 @@ class SettingsGrid:
             raise RunsError("no runs to fit a learning-rate law to")
         groups, start = list[NDArray[np.intp]](), 0
         for runs in tables:
-            groups += [group + start for group in models_of(runs, ("batch_tokens", *_RATE_COLUMNS))]
+            groups += [group + start for group in models_of(runs, ("batch_tokens", *RATE_COLUMNS))]
             start += len(runs)
         joined = {name: np.concatenate([runs[name] for runs in tables]) for name in ("experts", "tokens", "loss")}
         first = np.array([group[0] for group in groups])
@@ -71,12 +72,12 @@ class SettingsGrid:
         for label, group in enumerate(groups):
             model[group] = label
         has_batch = all("batch_tokens" in runs for runs in tables)
-        rates = [next((name for name in _RATE_COLUMNS if name in runs), _RATE_COLUMNS[0]) for runs in tables]
+        rates = [rate_column(runs) for runs in tables]
         batch = np.concatenate([runs.positive("batch_tokens") for runs in tables]) if has_batch else None
         if batch is not None and max(batch[group].max() / batch[group].min() for group in groups) <= 1 + SAME:
             batch = None
         return cls(
-            size=np.concatenate([_counted(runs, reading) for runs in tables])[first],
+            size=np.concatenate([counted_sizes(runs, reading) for runs in tables])[first],
             experts=joined["experts"][first],
             tokens=np.array([joined["tokens"][group].mean() for group in groups]),
             model=model,
@@ -229,6 +230,8 @@ def fit_learning_rate_grid(
     names = ", ".join(dict.fromkeys(table.source for table in tables))
     source = f"{near.sum()} of {len(grid.loss)} runs, within {within:g} nats of the best of their model and D"
     source += f" ({len(grid)} of these), {names if len(names) <= 120 else 'several tables'}"
+    if reading == "code" and not all("d_model" in table for table in tables):
+        source += ", N as given"
     metadata = {"reading": reading, "source": source} | _conditions(tables, grid, near, extras)
     surface = _Surface(grid, near, extras, huber_delta)
 
@@ -358,6 +361,11 @@ def _bootstrap(surface: _Surface, solution: FloatArray, draws: int, seed: int) -
     }
 
 
+def rate_column(runs: Runs) -> str:
+    """Return the name of the column of learning rates."""
+    return next((name for name in RATE_COLUMNS if name in runs), RATE_COLUMNS[0])
+
+
 def _check(extras: Collection[str], reading: str, within: float, huber_delta: float, draws: int) -> None:
     if bad := [extra for extra in extras if extra not in EXTRAS]:
         raise InputError(f"extras={bad[0]!r} must be among {', '.join(EXTRAS)}")
@@ -381,8 +389,16 @@ def _conditions(
     return ranges | ({"vocab_size": vocabularies.pop()} if len(vocabularies) == 1 and None not in vocabularies else {})
 
 
-def _counted(runs: Runs, reading: Reading) -> FloatArray:
-    """N [n] as a reading counts it."""
-    if reading == "paper":
+def counted_sizes(runs: Runs, reading: Reading) -> FloatArray:
+    """Return N [n] as a reading counts it; without d_model, "code" takes n_active as given, at most 1 % less.
+
+    RunsError where neither the runs nor their shapes say what "paper" counts.
+    """
+    if reading == "code":
+        return runs.n_active + PHANTOM_POSITIONS * runs["d_model"] if "d_model" in runs else runs.n_active
+    if "n_active_non_embedding" in runs:
         return runs["n_active_non_embedding"]
-    return runs.n_active + PHANTOM_POSITIONS * runs["d_model"]
+    if "d_model" in runs and "n_blocks" in runs:
+        return np.asarray(non_embedding_parameters(runs["d_model"], runs["n_blocks"]))
+    needed = "n_active_non_embedding, or d_model and n_blocks, are needed"
+    raise RunsError(f"{runs.source}: {needed}: reading 'paper' counts N without embeddings")

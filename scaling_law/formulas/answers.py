@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 
 from hub.base.errors import InputError
 from hub.base.tables import ResultTable, Table, as_text
-from scaling_law.formulas.conditions import Conditions, RangeCheck
+from scaling_law.formulas.conditions import Conditions, RangeCheck, rate_guard_of, rate_support_of
 from scaling_law.formulas.law import positive
 
 
@@ -42,7 +42,7 @@ class Answer(ResultTable):
 
     @property
     def trusted(self) -> bool:
-        """Whether all that was compared lies within the range guard of a law whose ranges are known."""
+        """Whether all that was compared lies as far inside as backtests support (`RangeCheck.trusted`)."""
         return self.check is None or bool(np.all(self.check.trusted))
 
     @property
@@ -212,6 +212,9 @@ class TrainingRates(OwnQuestion):
     @property
     def variables(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys([*self.learning_rate.exponents, *self.batch_tokens.exponents]))
+
+    def check(self, **variables: Any) -> RangeCheck:
+        return RangeCheck(self.conditions, self.variables, variables, rate_guard_of, rate_support_of)
 
     def rates(self, *, force: bool = False, **variables: ArrayLike) -> dict[str, Any]:
         """`learning_rate` and `batch_tokens` for the law's `variables`; broadcasts.

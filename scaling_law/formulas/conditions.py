@@ -1,15 +1,16 @@
 """The conditions a law was fitted under, which tell extrapolation from interpolation.
 
-A `RangeCheck` says what an answer is worth: how far the question extrapolates, and which ranges are unknown.
-Beyond the range guard, searches refuse to answer unless forced: far below its fitted sizes, the paper's own law
-prefers sparse models with thousands of tokens per parameter. A law without ranges is never refused, nor trusted.
+A `RangeCheck` says what an answer is worth: how far the question extrapolates, and which ranges are unknown. It is
+trusted inside the fitted ranges, and beyond them as far as backtests of other labs' laws go (`SUPPORT`). Beyond the
+range guard, searches refuse to answer unless forced: far below its fitted sizes, the paper's own law prefers sparse
+models with thousands of tokens per parameter. A law without ranges is never refused, nor trusted.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,13 +18,23 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hub.base.errors import InputError
+from hub.base.tables import enumerated
 from hub.base.units import format_count
 from scaling_law.size.architecture import is_size, training_flops
 from scaling_law.size.arrays import FloatArray
 
-# How many times beyond the fitted range, either way. N is that of a learning-rate law, which counts otherwise.
-GUARD = {"N_act": 1000.0, "D": 1000.0, "D/N": 100.0, "E": 4.0, "N": 1000.0, "flops": 1e6}
+# How many times beyond the fitted range, either way, an answer is refused.
+GUARD = {"N_act": 1000.0, "D": 1000.0, "D/N": 100.0, "E": 4.0, "flops": 1e6, "C": 1e6}
 SIZE_GUARD, DESIGN_GUARD = 1000.0, 4.0  # of other variables of a law
+# How many times below and above the fitted range an answer is trusted: as far as the cuts of
+# studies/forecasts/splits.csv go. Laws of the runs up to a thirtieth of the largest compute forecast those above it
+# (docs/studies/forecasts.md), and cuts at a third of N or D move D/N by three. Nothing below a range was forecast, and
+# no E or design outside. C is 6 N D.
+FURTHEST, RATIO = 30.0, 3.0
+SUPPORT = {"D/N": (RATIO, RATIO), "E": (1.0, 1.0), "flops": (1.0, FURTHEST), "C": (1.0, FURTHEST)}
+SUPPORTED = f"C, N_act and D up to {FURTHEST:g} times above the runs, D/N {RATIO:g} times outside"
+# A learning rate is told this many times outside the range of its law, either way: N as it counts, D and the batch.
+RATE_GUARD, RATE_GUARD_OF_EXPERTS, RATE_GUARD_OF_FLOPS = 10.0, 4.0, 100.0
 UNGUARDED = "this law carries no fitted ranges: nothing checks how far an answer extrapolates"
 UNKNOWN = "range of {} unknown: nothing checks how far an answer extrapolates there"
 # variable → its name in `fitted_limits`
@@ -64,10 +75,6 @@ class Excess:
     times: float
     experts: float
 
-    @property
-    def beyond(self) -> bool:
-        return self.times > guard_of(self.name) * (1 + ROUNDING)
-
     def __str__(self) -> str:
         sign = "×" if self.value > self.high else "÷"
         values = (self.value, self.low, self.high)
@@ -77,8 +84,29 @@ class Excess:
 
 
 def guard_of(name: str) -> float:
-    """How many times beyond the fitted range of this quantity an answer is refused."""
+    """Return how many times beyond the fitted range of this quantity an answer is refused."""
     return GUARD.get(name, SIZE_GUARD if is_size(name) else DESIGN_GUARD)
+
+
+def support_of(name: str) -> tuple[float, float]:
+    """Return how many times below and above the fitted range of this quantity an answer is trusted."""
+    is_amount = name in ("N_act", "D") or is_size(name)
+    return SUPPORT.get(name, (1.0, FURTHEST if is_amount else 1.0))
+
+
+def measured_support_of(name: str) -> tuple[float, float]:
+    """Return how far outside the range of this quantity a run may lie that will be measured: as far as the guard."""
+    return guard_of(name), guard_of(name)
+
+
+def rate_guard_of(name: str) -> float:
+    """Return how many times beyond the range of this quantity no learning rate is told."""
+    return {"E": RATE_GUARD_OF_EXPERTS, "flops": RATE_GUARD_OF_FLOPS}.get(name, RATE_GUARD)
+
+
+def rate_support_of(name: str) -> tuple[float, float]:
+    """Return how many times below and above the range of this quantity a learning rate is trusted: if it is told."""
+    return rate_guard_of(name), rate_guard_of(name)
 
 
 @dataclass(frozen=True)
@@ -152,12 +180,22 @@ class RangeCheck:
     """What an answer about models is worth. Whoever answers from a law makes one (`law.check`) and keeps it.
 
     `at` are the models' variables, which broadcast; `needs` those that decide the answer: it is not trusted where the
-    range of one of them is unknown.
+    range of one of them is unknown. `guard` and `support` say how far outside the range of a quantity it is refused,
+    and trusted.
     """
 
     conditions: Conditions | None
     needs: tuple[str, ...]
     at: Mapping[str, Any]
+    guard: Callable[[str], float] = guard_of
+    support: Callable[[str], tuple[float, float]] = support_of
+
+    def row(self, index: Any) -> RangeCheck:
+        """Return the check of the models at this index of the broadcast variables."""
+        named = {name: values for name, values in self.at.items() if values is not None}
+        arrays = np.broadcast_arrays(*named.values())
+        chosen = {name: array[index] for name, array in zip(named, arrays, strict=True)}
+        return replace(self, at=chosen)
 
     @property
     def unknown(self) -> list[str]:
@@ -167,25 +205,36 @@ class RangeCheck:
     @cached_property
     def beyond(self) -> NDArray[np.bool_]:
         """True where a model is known to lie beyond the guard."""
-        beyond = np.zeros(np.broadcast_shapes(*map(np.shape, self._quantities.values())), bool)
-        for name, (low, high) in self._limits.items():
-            guard, values = guard_of(name) * (1 + ROUNDING), self._quantities.get(name, np.asarray(low))
-            beyond |= (values < low / guard) | (values > high * guard)
-        return beyond
+        guards = {name: (self.guard(name), self.guard(name)) for name in self._limits}
+        return self._outside(self._limits, guards, ROUNDING)
 
-    @property
+    @cached_property
     def trusted(self) -> NDArray[np.bool_]:
-        """False where a model lies beyond the guard, and everywhere if a range is unknown."""
-        return ~self.beyond if not self.unknown else np.zeros(self.beyond.shape, bool)
+        """False where a model lies further outside than backtests went, and everywhere if a range is unknown."""
+        if self.unknown:
+            return np.zeros(self.beyond.shape, bool)
+        limits = self._supported_limits
+        return ~self._outside(limits, {name: self.support(name) for name in limits}, SLACK)
 
     @property
     def inside(self) -> NDArray[np.bool_]:
         """True where a model lies within the fitted ranges, those of its E where it has some."""
-        within = self.trusted
-        for name, (low, high) in {} if self.unknown else self._limits_of_each.items():
-            values = self._quantities.get(name, np.asarray(low))
-            within = within & (values >= low * (1 - SLACK)) & (values <= high * (1 + SLACK))
-        return within
+        if self.unknown:
+            return np.zeros(self.beyond.shape, bool)
+        limits = self._limits_of_each
+        return ~self._outside(limits, dict.fromkeys(limits, (1.0, 1.0)), SLACK)
+
+    def _outside(
+        self, limits: Mapping[str, tuple[Any, Any]], times: Mapping[str, tuple[float, float]], slack: float
+    ) -> NDArray[np.bool_]:
+        """True where a model lies more than so many `times` below or above one of the limits."""
+        outside = np.zeros(np.broadcast_shapes(*map(np.shape, self._quantities.values())), bool)
+        for name, (low, high) in limits.items():
+            if name in self._quantities:
+                values = self._quantities[name]
+                below, above = times[name]
+                outside |= (values < low / below * (1 - slack)) | (values > high * above * (1 + slack))
+        return outside
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:
@@ -200,20 +249,44 @@ class RangeCheck:
         for excess in self._excesses(self._limits_of_each, SLACK):
             of_e = excess.name in ("N_act", "D") and excess.experts in fitted
             sentences.append(f"{excess}{f' at E = {excess.experts:g}' * of_e}")
-        for name in dict.fromkeys(excess.name for excess in self._excesses(self._limits) if excess.beyond):
-            sentences.append(f"{name} is over {guard_of(name):g}× outside its range: do not act on this prediction")
-        return (*omitted, *sentences, *([UNKNOWN.format(", ".join(self.unknown))] if self.unknown else []))
+        for name in dict.fromkeys(excess.name for excess in self._beyond_guard()):
+            sentences.append(f"{name} is over {self.guard(name):g}× outside its range: do not act on this prediction")
+        if self.unknown:
+            sentences.append(UNKNOWN.format(", ".join(self.unknown)))
+        elif self.distrust and not np.any(self.beyond):
+            sentences.append(f"not trusted: {self.distrust}; backtests support {SUPPORTED}")
+        return (*omitted, *sentences)
+
+    @property
+    def distrust(self) -> str:
+        """What lies further outside than backtests went, "C ×54.6 and E ×2", or that ranges are unknown; else ""."""
+        reasons = dict[str, None]()
+        for excess in self._excesses(self._supported_limits, SLACK):
+            below, above = self.support(excess.name)
+            is_above = excess.value > excess.high
+            if excess.times > (above if is_above else below) * (1 + SLACK):
+                reasons[f"{excess.name} {'×' if is_above else '÷'}{excess.times:.3g}"] = None
+        return enumerated(tuple(reasons)) or "ranges unknown" * bool(self.unknown)
 
     def refuse(self, force: bool = False) -> None:
         """Raise ExtrapolationError if any of the models lies beyond the guard, unless `force`."""
-        what = []
-        for excess in () if force else self._excesses(self._limits):
-            if excess.beyond:
-                where = "" if excess.name == "E" or np.isnan(excess.experts) else f" at E = {excess.experts:g}"
-                what.append(f"{excess}{where}, beyond the guard of {guard_of(excess.name):g} times")
-        if what:
+        if self.far and not force:
             answer = "too far from the runs of this law to answer"
-            raise ExtrapolationError(f"{answer}: {'; '.join(what)}; force=True (--force) answers anyway")
+            raise ExtrapolationError(f"{answer}: {self.far}; force=True (--force) answers anyway")
+
+    @property
+    def far(self) -> str:
+        """What lies beyond the guard, in words; empty where nothing does."""
+        what = []
+        for excess in self._beyond_guard():
+            where = "" if excess.name == "E" or np.isnan(excess.experts) else f" at E = {excess.experts:g}"
+            what.append(f"{excess}{where}, beyond the guard of {self.guard(excess.name):g} times")
+        return "; ".join(what)
+
+    def _beyond_guard(self) -> Iterator[Excess]:
+        for excess in self._excesses(self._limits):
+            if excess.times > self.guard(excess.name) * (1 + ROUNDING):
+                yield excess
 
     @cached_property
     def _limits(self) -> dict[str, tuple[float, float]]:
@@ -231,12 +304,39 @@ class RangeCheck:
         return limits
 
     @cached_property
+    def _supported_limits(self) -> dict[str, tuple[Any, Any]]:
+        """Fitted limits from which `support` counts: those of all runs, but the most N_act and D are of the same E.
+
+        An E between those of the runs has the lesser of its neighbours'. C is 6 N D of any run.
+        """
+        limits: dict[str, tuple[Any, Any]] = dict(self._limits)
+        overall = self.conditions.overall if self.conditions else None
+        if self.conditions is None or overall is None:
+            return limits
+        limits["C"] = overall.training_flops
+        of_each = [r for r in self.conditions.ranges if r.experts is not None]
+        experts = self.at.get("experts")
+        if experts is None or not of_each:
+            return limits
+        of_each.sort(key=lambda r: r.experts or 0.0)
+        fitted = np.array([r.experts for r in of_each], float)
+        values = np.asarray(experts, float)
+        last = len(fitted) - 1
+        below = np.clip(np.searchsorted(fitted, values, "right") - 1, 0, last)
+        above = np.clip(np.searchsorted(fitted, values, "left"), 0, last)
+        for name, ends in (("N_act", [r.n_active[1] for r in of_each]), ("D", [r.tokens[1] for r in of_each])):
+            most = np.minimum(np.array(ends)[below], np.array(ends)[above])
+            limits[name] = limits[name][0], most
+        return limits
+
+    @cached_property
     def _quantities(self) -> dict[str, FloatArray]:
-        """The models' variables that are not None, by their names in `fitted_limits`, and D/N."""
+        """The models' variables that are not None, by their names in `fitted_limits`, D/N and C."""
         quantities = {LABELS.get(name, name): np.asarray(v, float) for name, v in self.at.items() if v is not None}
         if "N_act" in quantities and "D" in quantities:
             with np.errstate(divide="ignore", invalid="ignore"):
                 quantities["D/N"] = quantities["D"] / quantities["N_act"]
+                quantities["C"] = np.asarray(training_flops(quantities["N_act"], quantities["D"]))
         return quantities
 
     def _excesses(self, limits: Mapping[str, tuple[Any, Any]], slack: float = 0.0) -> Iterator[Excess]:

@@ -6,6 +6,7 @@ users hold are of `scaling_law.law`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, TypeAlias, TypeVar
@@ -16,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from hub.base.errors import InputError, unknown
 from hub.base.tables import Summarised, Table, literal
 from hub.base.units import parse_count, parse_experts
-from scaling_law.formulas.conditions import GUARD, Conditions, RangeCheck
+from scaling_law.formulas.conditions import ROUNDING, Conditions, RangeCheck
 from scaling_law.formulas.terms import Form
 from scaling_law.size.architecture import EXPERT_VARIABLES, PARTS, VOCAB_SIZE, is_size
 from scaling_law.size.arrays import FloatArray
@@ -130,15 +131,17 @@ class Formula(Summarised):
         return arrays
 
     def default_experts(self) -> Any:
-        """The E of a question that names none: the paper's within the range guard, or 1 for a law of dense models."""
+        """Return the E of a question that names none: doublings within the E of the runs, 1 for a law of dense models.
+
+        The paper's where the E of the runs are unknown; both ends of a range that holds no power of two.
+        """
         if not {*self.variables} & EXPERT_VARIABLES:
             return (1.0,)
         limits = self.conditions.fitted_limits() if self.conditions else {}
         least, most = limits.get("density", (1.0 / PAPER.experts[-1], 1.0))
         low, high = limits.get("E", (1.0 / most, 1.0 / least))
-        if low == high:
-            return (low,)
-        return tuple(float(e) for e in PAPER.experts if low / GUARD["E"] <= e <= high * GUARD["E"])
+        first, last = math.ceil(math.log2(low) - ROUNDING), math.floor(math.log2(high) + ROUNDING)
+        return tuple(2.0**k for k in range(first, last + 1)) or tuple(dict.fromkeys((low, high)))
 
     def warnings(
         self, n_active: Values = None, tokens: Values = None, experts: Values = None, **variables: Values

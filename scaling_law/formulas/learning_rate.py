@@ -14,7 +14,7 @@ none, and "public:LAB" at the level of a lab. `python -m studies learning_rates`
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import MISSING, asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -26,7 +26,8 @@ from numpy.typing import ArrayLike
 
 from hub.base import strict_json
 from hub.base.errors import InputError, unknown
-from scaling_law.formulas.conditions import Conditions, RangeCheck
+from scaling_law.formulas.answers import span
+from scaling_law.formulas.conditions import Conditions, RangeCheck, rate_guard_of, rate_support_of
 from scaling_law.formulas.law import Values, check_level, positive
 from scaling_law.size.architecture import VOCAB_SIZE, Architecture, active_parameters, non_embedding_parameters
 from scaling_law.size.recipe import PAPER, ROWS
@@ -36,7 +37,8 @@ READINGS = ("code", "paper")
 COEFFICIENTS = ("intercept", "slope_n", "slope_e", "slope_d", "slope_batch")
 FORMAT, VERSION = "learning_rate_law", 5
 PUBLIC, PUBLIC_FILE = "public", Path(__file__).with_name("public_learning_rates.json")
-AT_THE_PAPERS_LEVEL = f"{PUBLIC}:ludziejewski"  # whose recipe `train.py` runs
+DEFAULT_LAW = f"{PUBLIC}:ludziejewski"  # at the level of the paper, whose recipe `train.py` runs
+INSTEAD = "name another law (learning_rate_law, --learning-rate-law) or give the rate"
 Count: TypeAlias = float | None  # of tokens; None where it is not told
 PHANTOM_POSITIONS = 512  # rows of the positional table that the code counted
 
@@ -191,9 +193,9 @@ class LearningRateLaw:
         return in_words(self.check(architecture, tokens, batch_tokens))
 
     def check(self, architecture: Architecture, tokens: Count = None, batch_tokens: Count = None) -> RangeCheck:
-        """What the rate of a run is worth: trusted where N, E, and the D and B that it depends on are in range.
+        """Check how far N, E, and the D and B that the rate of a run depends on lie outside the runs of this law.
 
-        `beyond` where they lie too far outside to train at this rate (`conditions.GUARD`).
+        `beyond`, and not trusted, where it is too far to train at this rate (`conditions.RATE_GUARD`).
         """
         return self.check_at(self.counted(architecture), architecture.experts_equivalent, tokens, batch_tokens)
 
@@ -205,41 +207,50 @@ class LearningRateLaw:
         conditions = Conditions(self.source, variables={name: ends for name, ends in ranges.items() if ends})
         needs = ("N", "experts", *("tokens",) * (self.slope_d != 0), *("batch",) * (self.slope_batch != 0))
         at = {"N": counted_parameters, "experts": experts, "tokens": tokens, "batch": batch_tokens}
-        return RangeCheck(conditions, needs, at)
+        return RangeCheck(conditions, needs, at, rate_guard_of, rate_support_of)
 
 
 def in_words(check: RangeCheck) -> list[str]:
-    """The warnings about a rate."""
+    """Return the warnings about a rate, or why there is none."""
+    if check.beyond:
+        return [f"no learning rate: too far outside the runs of its law ({check.distrust}); {INSTEAD}"]
     return [f"learning rate: {text}" for text in check.warnings]
 
 
 class PeakRate(NamedTuple):
-    """The peak LR of a run by a law, where the best rate lies with 95 % probability, and what to know of it."""
+    """The peak LR of a run by a law, where the best rate lies with 95 % probability, and what to know of it.
 
-    learning_rate: float
+    `learning_rate` is None where the run is too far from those of the law. `batch_tokens` is the batch that the rate
+    is for, None for a law without the batch.
+    """
+
+    learning_rate: float | None
     interval: tuple[float, float] | None
     law: LearningRateLaw
+    batch_tokens: int | None
     warnings: tuple[str, ...]
 
 
 def peak_rate(
     law: LearningRateLaw | None, d_model: float, experts: float, tokens: float, batch_tokens: float, vocab_size: float
 ) -> PeakRate:
-    """The rate of a model of usual shape by this law.
+    """Return the rate of a model of usual shape by this law; None stands for `DEFAULT_LAW`."""
+    law = law or LearningRateLaw.published(DEFAULT_LAW)
+    at = float(law.counted_parameters(d_model, vocab_size=vocab_size)), experts, tokens, batch_tokens
+    check = law.check_at(*at)
+    batch = round(batch_tokens) if law.slope_batch else None
+    warnings = tuple(in_words(check))
+    if check.beyond:
+        return PeakRate(None, None, law, batch, warnings)
+    return PeakRate(float(law.at(*at)), law.interval_at(*at), law, batch, warnings)
 
-    None: by the public law at the level of the paper, inside of its range; outside by the paper's, with a warning.
-    """
 
-    def by(law: LearningRateLaw) -> PeakRate:
-        at = float(law.counted_parameters(d_model, vocab_size=vocab_size)), experts, tokens, batch_tokens
-        return PeakRate(float(law.at(*at)), law.interval_at(*at), law, tuple(in_words(law.check_at(*at))))
-
-    public = by(law or LearningRateLaw.published(AT_THE_PAPERS_LEVEL))
-    if law is not None or not public.warnings:
-        return public
-    paper = by(LearningRateLaw.published())
-    first, *more = paper.warnings or public.warnings[:1]
-    return paper._replace(warnings=(f"{first}: the paper's law answers, outside of the public grids", *more))
+def source_of_rate(law: str, batches: Iterable[float | None]) -> str:
+    """Name the law of a rate and the batch, or batches, that it is for."""
+    tokens = sorted({batch for batch in batches if batch is not None})
+    if not tokens:
+        return f"{law}; a law without the batch"
+    return f"{law}; for batches of {span(tokens, '{:,.0f}'.format)} tokens"
 
 
 def _frozen(value: Any) -> Any:

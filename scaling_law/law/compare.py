@@ -7,7 +7,7 @@ as 6 N_act D, however its law counts. Losses belong to each law's corpus and tok
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
 from typing import Any
@@ -36,7 +36,8 @@ class Opinion:
     """What one law says of the budget; None for what it cannot say, `silent` says why.
 
     `experts` is E, total over active feed-forward width. `loss` is in nats per token of `corpus`. `trusted` and
-    `beyond_guard` are those of a row of `law.optimal`; a refused answer is silent, and beyond the guard.
+    `beyond_guard` are those of a row of `law.optimal`; a refused answer is silent, and beyond the guard. `distrust`
+    names what lies too far outside the runs of the law: "D ×62".
     """
 
     law: str
@@ -55,6 +56,7 @@ class Opinion:
     warnings: tuple[str, ...] = ()
     trusted: bool = True
     beyond_guard: bool = False
+    distrust: str = ""
 
     @property
     def answers(self) -> bool:
@@ -65,7 +67,7 @@ class Opinion:
         """How far to trust the answer; empty within the runs of the law."""
         if self.trusted or not self.answers:
             return "outside its runs" if self.warnings else ""
-        return f"not trusted: {'far outside its runs' if self.beyond_guard else 'ranges unknown'}"
+        return f"not trusted: {self.distrust}"
 
     @property
     def tokens_per_parameter(self) -> float | None:
@@ -150,7 +152,8 @@ def compare(
     papers = [entry(name) for name in (named or [name for name, law in SHELF.items() if law.published])]
     reference = entry(REFERENCE).law()
     assert isinstance(reference, Law)
-    best = reference.optimal(budget, memory=memory, vocab_size=vocab_size, force=True).best
+    table = reference.optimal(budget, memory=memory, vocab_size=vocab_size, force=True)
+    best = replace(table, forced=force).best
     opinions = tuple(_opinion(paper, budget, limits, best, force) for paper in papers)
     if not any(o.answers for o in opinions) and (refused := [o for o in opinions if o.beyond_guard]):
         raise ExtrapolationError("; ".join(f"{o.law}: {o.silent}" for o in refused))
@@ -186,19 +189,21 @@ def _trained(paper: PublishedLaw, law: Law, flops: float, limits: Limits, force:
             refused.append(error)
     if not rows:
         raise refused[0]
-    row, granularity = min(rows, key=lambda pair: pair[0].loss)
-    names = ("experts", "n_active", "n_total", "tokens", "loss", "loss_interval", "trusted", "beyond_guard")
+    row, granularity = min(rows, key=lambda pair: (not pair[0].trusted, pair[0].loss))
+    names = ("experts", "n_active", "n_total", "tokens", "loss", "loss_interval", "trusted", "distrust")
     return {name: getattr(row, name) for name in names} | {
+        "beyond_guard": row.beyond_guard,
         "granularity": granularity if fine else None,
         "corpus": paper.corpus,
         "tokenizer": paper.tokenizer,
-        "warnings": tuple(warning for warning in row.warnings if not warning.startswith("learning rate")),
+        "warnings": row.warnings,
         "silent": "" if EXPERT_VARIABLES & {*law.variables} else "holds for dense models only",
     }
 
 
 def _worth(check: RangeCheck) -> dict[str, Any]:
-    return {"warnings": check.warnings, "trusted": bool(check.trusted), "beyond_guard": bool(check.beyond)}
+    worth: dict[str, Any] = {"trusted": bool(check.trusted), "beyond_guard": bool(check.beyond)}
+    return worth | {"warnings": check.warnings, "distrust": check.distrust}
 
 
 def _allocated(paper: PublishedLaw, law: Allocation, flops: float, limits: Limits, force: bool) -> dict[str, Any]:

@@ -29,7 +29,8 @@ class PredictedLoss:
     """What a law says of a model trained on `tokens` tokens; losses in nats per token.
 
     `optimum` is the law's own choice for the same training FLOPs (6 N_act D) with no more bytes of weights, and None
-    where there is none: `refusal` then says why. `trusted`: within the range guard of a law whose ranges are known.
+    where there is none: `refusal` then says why. `trusted`: no further outside the runs of the law than backtests
+    support; `beyond_guard`: too far to look at.
     """
 
     tokens: float
@@ -39,6 +40,7 @@ class PredictedLoss:
     trusted: bool
     refusal: str | None
     optimum: OptimalTable | None
+    beyond_guard: bool = False
 
 
 @dataclass(frozen=True)
@@ -186,7 +188,8 @@ def _predict(
     except ValueError as error:  # also where every answer is beyond the range guard
         refusal = str(error)
     interval = None if law.draws is None else percentile_interval(law.loss_draws(**at))
-    return PredictedLoss(tokens, flops, float(law.loss(**at)), interval, bool(check.trusted), refusal, optimum)
+    worth = bool(check.trusted), refusal, optimum, bool(check.beyond)
+    return PredictedLoss(tokens, flops, float(law.loss(**at)), interval, *worth)
 
 
 def shape_of(a: Architecture) -> str:

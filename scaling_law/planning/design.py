@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from hub.base.tables import Table, literal
 from hub.base.units import format_count, format_flops
 from scaling_law.formulas import Formula
 from scaling_law.formulas.answers import ArrayAnswer, plain_fields
-from scaling_law.formulas.conditions import Conditions, ExtrapolationError
+from scaling_law.formulas.conditions import Conditions, ExtrapolationError, measured_support_of
 from scaling_law.formulas.law import positive
 from scaling_law.planning.budget import Budget
 from scaling_law.planning.limits import LimitFields, Limits, Quantity, of_law
@@ -144,7 +144,7 @@ class Design(ArrayAnswer):
 
     @property
     def trusted(self) -> bool:
-        """Whether the answer and the chosen runs lie within the law's range guard."""
+        """Whether the answer and the chosen runs, which will be measured, lie within the law's range guard."""
         return not self.notes and super().trusted
 
     @property
@@ -232,6 +232,7 @@ def next_runs(
     picks, after = _choose(covariance, candidates.flops, budget, noise, max_runs)
     before, after = np.sqrt([covariance[-1, -1], after]).tolist()
     check, spent = law.check(**{name: values[picks] for name, values in columns.items()}), candidates.flops[picks]
+    check = replace(check, support=measured_support_of)
     return Design(candidates, tuple(picks), before, after, float(spent.sum()), warmup_tokens, check=check, notes=notes)
 
 

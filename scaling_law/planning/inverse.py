@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import numpy as np
@@ -75,11 +76,30 @@ class Reached(ArrayAnswer):
     hours: FloatArray | None = None
     money: FloatArray | None = None
 
+    @cached_property
+    def bests(self) -> tuple[int, ...]:
+        """The place of the best row of each loss that is reached: the cheapest of the rows that are compared.
+
+        Compared are trusted rows; where a loss has none, those within the range guard, or else all.
+        """
+        check = cast(RangeCheck, self.check)
+        costs = np.broadcast_to(getattr(self, self.least), self.n_active.shape).reshape(self.loss.size, -1)
+        costs = np.where(np.isfinite(self.n_active).reshape(costs.shape), costs, np.inf)
+        worth = (check.trusted, ~check.beyond, np.array(True))
+        masks = [np.broadcast_to(mask, self.n_active.shape).reshape(costs.shape) for mask in worth]
+        places = []
+        for i, row in enumerate(costs):
+            reached = (np.where(mask[i], row, np.inf) for mask in masks)
+            compared = next((values for values in reached if np.isfinite(values).any()), None)
+            if compared is not None:
+                places.append(i * len(row) + int(np.argmin(compared)))
+        return tuple(places)
+
     @property
     def best(self) -> dict[str, Any] | None:
-        """The cheapest row for the first loss, trusted ones before others; None if none reaches it."""
-        rows = [row for row in self.rows if row["loss"] == np.ravel(self.loss)[0] and np.isfinite(row["n_active"])]
-        return min(rows, key=lambda row: (not row["trusted"], float(row[self.least])), default=None)
+        """The best row for the first loss; None if none reaches it."""
+        rows = [row for row in map(self.rows.__getitem__, self.bests) if row["loss"] == np.ravel(self.loss)[0]]
+        return rows[0] if rows else None
 
     @property
     def trusted(self) -> bool:
@@ -87,14 +107,36 @@ class Reached(ArrayAnswer):
         return self.best is None or bool(self.best["trusted"])
 
     @property
+    def warnings(self) -> tuple[str, ...]:
+        """What was noticed, and how far the best row of each loss extrapolates."""
+        sentences = list(self.notes)
+        for place in self.bests:
+            row = self.rows[place]
+            name = f"loss {row['loss']:g}, " * (self.loss.size > 1) + f"E = {row['experts']:g}"
+            check = cast(RangeCheck, self.check).row(np.unravel_index(place, self.n_active.shape))
+            sentences += [f"{name}: {warning}" for warning in check.warnings]
+        return tuple(sentences)
+
+    @property
     def verdict(self) -> str:
         if (best := self.best) is None:
             return f"no model reaches loss {np.ravel(self.loss)[0]:.3f}"
-        value = best[self.least]
-        costs = {"flops": f"{format_flops(value)} FLOPs", "hours": f"{value:.3g} hours"}
-        cost = costs.get(self.least) or f"{format_bytes(value)} of memory"
         size = f"E = {best['experts']:g} of {format_count(best['n_total'])} parameters"
-        return f"loss {best['loss']:.3f} takes {cost} at least: {size}, {format_count(best['tokens'])} tokens"
+        cost, tokens = self._cost(best), format_count(best["tokens"])
+        text = f"loss {best['loss']:.3f} takes {cost} at least: {size}, {tokens} tokens"
+        if not best["trusted"]:
+            return f"{text}; not trusted"
+        rows = [row for row in self.rows if row["loss"] == best["loss"]]
+        cheapest = min(rows, key=lambda row: float(row[self.least]))
+        if cheapest[self.least] < best[self.least]:
+            text += f"; E = {cheapest['experts']:g} takes {self._cost(cheapest)}, but is not trusted"
+        return text
+
+    def _cost(self, row: Mapping[str, Any]) -> str:
+        """What a row costs, in words."""
+        value = row[self.least]
+        costs = {"flops": f"{format_flops(value)} FLOPs", "hours": f"{value:.3g} hours"}
+        return costs.get(self.least) or f"{format_bytes(value)} of memory"
 
     def _columns(self) -> dict[str, Any]:
         return super()._columns() | {"trusted": cast(RangeCheck, self.check).trusted}
@@ -157,8 +199,8 @@ def reach(
         law.check(**{name: values[lost] for name, values in at.items()}).refuse(force)
     without = np.unique(e[~_with_optimum(law, e)]).tolist()
     notes = left_out({e: why_no_optimum(law, e) for e in without})
-    if np.any(reachable & check.beyond):
-        notes.append("rows marked not trusted are too far outside the fitted range to act on")
+    if np.any(reachable & ~check.trusted) and not check.unknown:
+        notes.append("rows marked not trusted lie further outside the fitted range than backtests support")
     n_total = total_parameters(width, e, vocab_size=limits.vocab_size)
     spent, memory = (np.where(reachable, v, np.inf) for v in (spent, limits.memory_bytes(width, e)))
     sizes, timed = (n_active, n_total, tokens, tokens / n_active), dict[str, Any]()

@@ -17,12 +17,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from hub.base.errors import InputError
 from hub.base.tables import Table, enumerated, rows_of
-from hub.base.units import format_bytes, format_count, format_flops, listed_experts
+from hub.base.units import UNKNOWN, format_bytes, format_count, format_flops, listed_experts
 from scaling_law.formulas import Formula
 from scaling_law.formulas.accuracy import accuracy_cells, expected, remarks, tasks_named
 from scaling_law.formulas.answers import Answer, plain, plain_fields
 from scaling_law.formulas.law import percentile_interval, positive
-from scaling_law.formulas.learning_rate import LearningRateLaw, peak_rate
+from scaling_law.formulas.learning_rate import LearningRateLaw, peak_rate, source_of_rate
 from scaling_law.machine.gpus import named_gpu
 from scaling_law.machine.layout import DoesNotFit, Placement
 from scaling_law.machine.serving import seconds_of_token
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 SAME = 5e-4  # nats, below which losses of two engines print alike
-MOST_DOUBLINGS = 3  # of the largest E of the law's runs
 MOST_SHOWN = 6  # E of which a comparison says how often each wins, or which is ahead
 SHOWN: tuple[str, ...] = ("experts", "d_model", "n_active", "n_total", "tokens", "tokens_per_parameter")  # of a row
 SHOWN += ("training_flops", "epochs", "weight_bytes", "kv_cache_bytes", "loss", "loss_interval", "behind")
@@ -65,12 +64,14 @@ class OptimalRow:
     """The best model with `experts` experts. Parameters, tokens, bytes, FLOPs, nats per token; intervals hold 95 %.
 
     Unless the table is integral, `d_model` is fractional and `architecture` None. `limited_by`: "compute" or "time",
-    "memory" (to serve or train), or "smallest" for one below d_model 64. `trusted`: within the range guard (not
-    `beyond_guard`) of a law whose ranges are known; `warnings` say how far outside. `learning_rate_law` is the source
-    of the rate. `epochs`: tokens over the unique ones, where these are limited. `decode_seconds`: GPU-seconds of one
-    generated token, where a batch was given. `accuracy`: task → what to expect of it, where asked. `megatron_loss`: of
-    the same model in the same hours, by an engine that also has tensor, pipeline and context parallelism; None where
-    `train.py` is as fast.
+    "memory" (to serve or train), or "smallest" for one below d_model 64. `trusted`: no further outside the fitted
+    ranges than backtests support (`RangeCheck`); `beyond_guard`: too far outside to compare; `warnings` say how far.
+    `learning_rate` is by the law whose source is `learning_rate_law`, for a batch of `learning_rate_batch` tokens
+    (None: a law without the batch); None where the model is too far from the runs of that law. `distrust` names what
+    is further outside than backtests support: "D ×62". `epochs`: tokens over the unique ones, where these are limited.
+    `decode_seconds`: GPU-seconds of one generated token, where a batch was given. `accuracy`: task → what to expect of
+    it, where asked. `megatron_loss`: of the same model in the same hours, by an engine that also has tensor, pipeline
+    and context parallelism; None where `train.py` is as fast.
     """
 
     experts: float
@@ -85,7 +86,7 @@ class OptimalRow:
     inference_flops: float
     loss: float
     loss_interval: tuple[float, float] | None
-    learning_rate: float
+    learning_rate: float | None
     limited_by: str
     warnings: tuple[str, ...]
     trusted: bool
@@ -96,6 +97,9 @@ class OptimalRow:
     accuracy: Mapping[str, Mapping[str, float]] | None = None
     learning_rate_interval: tuple[float, float] | None = None
     learning_rate_law: str = ""
+    learning_rate_batch: int | None = None
+    learning_rate_warnings: tuple[str, ...] = ()
+    distrust: str = ""
     learning_rate_from: LearningRateLaw | None = field(default=None, repr=False, compare=False)
     megatron_loss: float | None = None
 
@@ -174,8 +178,14 @@ class OptimalTable(Answer):
 
     @cached_property
     def compared(self) -> tuple[OptimalRow, ...]:
-        """The rows among which the best is chosen: those within the range guard, or all of a forced answer."""
-        return self.rows if self.forced else tuple(row for row in self.rows if not row.beyond_guard)
+        """The rows among which the best is chosen: trusted ones, or where none is those within the range guard.
+
+        All rows of a forced answer, and where none is within the guard.
+        """
+        if self.forced:
+            return self.rows
+        trusted = tuple(row for row in self.rows if row.trusted)
+        return trusted or tuple(row for row in self.rows if not row.beyond_guard) or self.rows
 
     @cached_property
     def best(self) -> OptimalRow:
@@ -195,7 +205,21 @@ class OptimalTable(Answer):
         text += f"{format_count(best.tokens)} tokens: loss {best.loss:.3f}"
         text += " ({:.3f} to {:.3f})".format(*best.loss_interval) if best.loss_interval else ""
         text += f"; E = {enumerated(listed_experts(sorted(tied)))} are a tie" if len(tied) > 1 else ""
-        return text if best.trusted else f"{text}; not trusted"
+        text += "" if best.trusted else "; not trusted"
+        fitted = self.check.conditions.fitted_limits() if self.check and self.check.conditions else {}
+        low, high = fitted.get("E", (0.0, math.inf))
+        if not low <= best.experts <= high:
+            text += f": no run of the law has E beyond {low:g} to {high:g}"
+        return f"{text}; {self.ahead_untrusted}" if self.ahead_untrusted else text
+
+    @property
+    def ahead_untrusted(self) -> str:
+        """Which E that was not compared has the lowest loss, in words; empty where the best row has."""
+        others = [row for row in self.rows if row not in self.compared and not row.beyond_guard]
+        lowest = min(others, key=lambda row: row.loss, default=self.best)
+        if lowest.loss >= self.best.loss:
+            return ""
+        return f"E = {lowest.experts:g} is {self.best.loss - lowest.loss:.3f} lower, but not trusted"
 
     @cached_property
     def comparison(self) -> Comparison | None:
@@ -233,15 +257,33 @@ class OptimalTable(Answer):
 
     @property
     def warnings(self) -> tuple[str, ...]:
+        """The warnings about the best row, about the comparison itself, and about learning rates."""
+        return (*self.loss_warnings, *self.rate_warnings)
+
+    @property
+    def rate_warnings(self) -> tuple[str, ...]:
+        """What to know of the learning rate of the best row, and which rows have none."""
+        best = self.best
+        notes = [f"best row (E = {best.experts:g}): {warning}" for warning in best.learning_rate_warnings]
+        without = _listed(row.experts for row in self.rows if row.learning_rate is None)
+        if without and best.learning_rate is not None:
+            notes.append(f"E = {without} have no peak LR: too far outside the runs of its law")
+        return tuple(notes)
+
+    @property
+    def loss_warnings(self) -> tuple[str, ...]:
         """The warnings about the best row, and about the comparison itself."""
         notes = [*self.notes, *([self.reordered] if self.reordered else [])]
-        notes += [f"best row: {warning}" for warning in self.best.warnings]
+        notes += [f"best row (E = {self.best.experts:g}): {warning}" for warning in self.best.warnings]
         notes += [self.largest] if self.largest else []
         if self.comparison is not None and len(self.comparison.tied) > 1:
             notes.append(str(self.comparison))
         if beyond := _listed(row.experts for row in self.rows if row.beyond_guard):
             what = "compared anyway, do not act on it" if self.forced else "not compared"
             notes.append(f"E = {beyond} {what}: too far outside the fitted range")
+        others = [row.experts for row in self.rows if row not in self.compared and not row.beyond_guard]
+        if others:
+            notes.append(f"E = {_listed(others)} not compared: further outside the runs than backtests support")
         notes += left_out(self.experts_without_optimum)
         if self.experts_that_do_not_fit:
             notes.append(f"E = {_listed(self.experts_that_do_not_fit)} do not fit at any size")
@@ -287,8 +329,15 @@ class OptimalTable(Answer):
             first=FIRST,
             styles=["bold green" if row is self.best else ("" if row.trusted else "dim") for row in self.rows],
             title=f"{self.verdict}\n{self._subtitle()}",
+            notes=[self.rates],
             warnings=self.warnings,
         )
+
+    @property
+    def rates(self) -> str:
+        """The law of the peak learning rates and the batches that they are for, in words."""
+        source = source_of_rate(self.best.learning_rate_law, (row.learning_rate_batch for row in self.rows))
+        return f"peak LR: {source}"
 
     def _subtitle(self) -> str:
         c, served = self.limits, format_count(self.limits.inference_tokens)
@@ -309,6 +358,7 @@ class OptimalTable(Answer):
         same = {r.experts: r.loss for r in self.equal_flops} if self.equal_flops else {}
         values = vars(row) | {"at equal FLOPs": same.get(row.experts), "wins": shares.get(row.experts)}
         values["Megatron-like"] = row.megatron_loss
+        values["learning_rate"] = row.learning_rate or UNKNOWN
         values["behind"] = row.loss - self.best.loss if row in self.compared and row is not self.best else None
         values[""] = (
             "best" if row is self.best else "not trusted" if not row.trusted else "tie" * (row.experts in tied)
@@ -361,8 +411,7 @@ def optimal(
             hold `kv_tokens` together.
         experts: one E or several; None asks for those of `default_experts`.
         integral: only architectures that exist, d_model = 64 n_blocks = 64 n_heads.
-        learning_rate_law: one, or its name or file; None asks that of the public grids at the level of the paper
-            inside of its range, and the paper's own outside, with a warning.
+        learning_rate_law: one, or its name or file; None asks that of the public grids at the level of the paper.
         batch_ramp: its last batch goes into learning-rate laws that have a batch, its batches into step times;
             None: the paper's.
         force: compare answers beyond the range guard, too.
@@ -384,8 +433,6 @@ def optimal(
     if integral and np.any(e != np.round(e)):
         raise InputError(f"experts={e.tolist()!r}: integral=True needs whole numbers")
     optimum = optimal_widths(law, budget, e, limits, integral)
-    if experts is None and budget.cluster is not None:
-        e, optimum = _until_loss_rises(law, budget, e, limits, integral, optimum)
     inside = optimum.fits
     if not inside.any():
         raise InputError(_nothing_fits(budget, e[optimum.exists], limits))
@@ -395,6 +442,8 @@ def optimal(
     draws = drawn_losses(law, budget, at, optimum.d_model[inside], limits)
     intervals = [None if draws is None else percentile_interval(draws[:, i]) for i in range(len(at["tokens"]))]
     ramp = batch_ramp or BatchRamp(PAPER.batch_ramp, PAPER.sequence_length)
+    if budget.cluster is not None:
+        ramp = budget.cluster.ramp
     if isinstance(learning_rate_law, str):
         learning_rate_law = LearningRateLaw.named(learning_rate_law)
     sizes = _sizes(law, optimum, at, budget, limits, decode_batch)
@@ -433,30 +482,12 @@ def optimal(
     return _trainable(replace(table, flops=equal_flops.flops, equal_flops=equal_flops), budget.cluster)
 
 
-def _until_loss_rises(
-    law: Formula, budget: Budget, experts: FloatArray, limits: Limits, integral: bool, optimum: WidthOptimum
-) -> tuple[FloatArray, WidthOptimum]:
-    """Double the largest E, where it is the best, within the range guard, until it loses or does not fit."""
-    if experts.size == 1 or np.argmin(optimum.loss) < experts.size - 1:
-        return experts, optimum
-    larger = experts[-1] * 2.0 ** np.arange(1, MOST_DOUBLINGS + 1)
-    further = optimal_widths(law, budget, larger, limits, integral)
-    at = budget.models(law, np.where(further.fits, further.d_model, HEAD_DIM), larger, limits)
-    inside = ~law.check(**at | {"tokens": np.where(further.fits, at["tokens"], 1e9)}).beyond
-    falls = further.loss < np.append(optimum.loss[-1], further.loss[:-1])  # infinite where none fits
-    most = np.argmin(np.append(inside & np.append(True, falls[:-1]), False))  # the first that loses is shown
-    both = {name: np.append(values, vars(further)[name][:most]) for name, values in vars(optimum).items()}
-    return np.append(experts, larger[:most]), WidthOptimum(**both)
-
-
 def _largest_wins(table: OptimalTable, experts: FloatArray, law: Formula, by_default: bool) -> str | None:
     """A sentence where the best E is the largest of several: a larger one may be better."""
     best = table.best.experts
     if experts.size == 1 or best < experts.max():
         return None
     ends = "the default list" if by_default else "the list asked for"
-    if by_default and table.budget.cluster is not None and law.conditions:
-        ends = "the range guard"
     if law.conditions and law.conditions.fitted_limits().get("E", (0, 0))[1] == best:
         ends = "the fitted range"
     return f"E = {best:g} is the largest considered ({ends} ends there); {2 * best:g} was not tried"
@@ -538,9 +569,12 @@ def _worth(
         "learning_rate": peak.learning_rate,
         "learning_rate_interval": peak.interval,
         "learning_rate_law": peak.law.source,
+        "learning_rate_batch": peak.batch_tokens,
         "learning_rate_from": peak.law,
-        "warnings": tuple(dict.fromkeys([*check.warnings, *peak.warnings])),
+        "learning_rate_warnings": peak.warnings,
+        "warnings": check.warnings,
         "trusted": bool(check.trusted),
+        "distrust": check.distrust,
         "beyond_guard": bool(check.beyond),
     }
 

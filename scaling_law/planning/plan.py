@@ -16,11 +16,11 @@ from numpy.typing import ArrayLike
 
 from hub.base.errors import InputError
 from hub.base.tables import Table
-from hub.base.units import format_bytes, format_count, format_flops
+from hub.base.units import UNKNOWN, format_bytes, format_count, format_flops
 from scaling_law.formulas import Formula
 from scaling_law.formulas.answers import Answer
-from scaling_law.formulas.law import percentile_interval
-from scaling_law.formulas.learning_rate import LearningRateLaw
+from scaling_law.formulas.law import percentile_interval, positive
+from scaling_law.formulas.learning_rate import LearningRateLaw, source_of_rate
 from scaling_law.machine.layout import DoesNotFit, Placement
 from scaling_law.planning.budget import Budget, Cluster, ClusterFields, QuestionFields, pick
 from scaling_law.planning.limits import Quantity, of_law
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 USUAL, FEWEST, MOST = "h100", 8, 8192  # GPUs whose hours are told where none are named: as few as hold the model
+GIVEN = "given"  # the law of a learning rate that the user chose
 WARMUP_SHARE = 0.1  # of a short run that warm-up may take
 
 
@@ -51,6 +52,7 @@ class Plan(Answer):
     and `training_flops` are of that run alone; `total_*`, `gpu_hours` and `time` count the decay of every branch.
     `time` is that of the GPUs named, `placement` how the run is laid out on them, and `megatron` how a Megatron-like
     engine would, if faster. Without any, `gpu_hours` are those of as many H100s as hold it. Intervals hold 95 %.
+    `learning_rate` is None where the run is too far from those of its law: then there is no configuration.
     """
 
     architecture: Architecture
@@ -61,7 +63,7 @@ class Plan(Answer):
     batch_ramp: tuple[RampStage, ...]
     warmup_tokens: int
     decay_tokens: int
-    learning_rate: float
+    learning_rate: float | None
     learning_rate_law: str
     learning_rate_batch: int | None
     learning_rate_regret: float | None
@@ -92,6 +94,18 @@ class Plan(Answer):
         return self.notes
 
     @property
+    def trusted(self) -> bool:
+        """Whether the loss is trusted, and there is a learning rate."""
+        return super().trusted and self.learning_rate is not None
+
+    @property
+    def rate_source(self) -> str:
+        """The law of the learning rate and the batch that it is for, in words."""
+        if self.learning_rate_law == GIVEN:
+            return GIVEN
+        return source_of_rate(self.learning_rate_law, [self.learning_rate_batch])
+
+    @property
     def verdict(self) -> str:
         a, interval = self.architecture, self.loss_interval
         size = f"E = {a.experts_equivalent:g} of" if a.experts > 1 else "dense,"
@@ -100,17 +114,23 @@ class Plan(Answer):
             f"{size} {format_count(a.n_total)} parameters, {tokens} tokens in {hours} GPU-hours: loss {self.loss:.3f}"
         )
         text += "" if interval is None else " ({:.3f} to {:.3f})".format(*interval)
-        return text if self.trusted else f"{text}; not trusted"
+        if self.learning_rate is None:
+            text += "; no learning rate"
+        return text if super().trusted else f"{text}; not trusted"
 
     def facts(self) -> dict[str, Any]:
         sizes = {name: getattr(self.architecture, name) for name in ("n_active", "n_total")}
-        return super().facts() | sizes | {"configuration": self.configuration()}
+        configuration = None if self.learning_rate is None else self.configuration()
+        return super().facts() | sizes | {"configuration": configuration}
 
     def configuration(self, sweep: str = "run") -> dict[str, dict[str, Any]]:
         """The sections of `train.py`'s YAML; everything left out has the paper's value there by default.
 
-        The model is ours, or of a class of transformers that has the architecture (`size.model_sections`).
+        The model is ours, or of a class of transformers that has the architecture (`size.model_sections`). ValueError
+        without a learning rate.
         """
+        if self.learning_rate is None:
+            raise InputError("learning_rate=None must be given: the run is too far outside the runs of its law")
         a = self.architecture
         run: dict[str, Any] = {"output_dir": f"runs/{sweep}-d{a.d_model}-E{a.experts_equivalent:g}", "sweep": sweep}
         if self.placement is not None:
@@ -136,6 +156,7 @@ class Plan(Answer):
 
         head = f"# {self.architecture.n_active:,} active of {self.architecture.n_total:,} parameters, "
         head += f"{self.training_flops:.3g} training FLOPs, predicted loss {self.loss:.4f} nats per token\n"
+        head += f"# learning rate: {self.rate_source}\n"
         return head + yaml.safe_dump(self.configuration(sweep), sort_keys=False)
 
     def summary(self) -> Table:
@@ -157,10 +178,9 @@ class Plan(Answer):
             training = f"{format_flops(self.total_flops)} FLOPs with all branches, {training} of the longest run"
         hours = f"{self.gpus} × {self.gpu} (assumed; --gpu and --gpus name others)"
         hours = f"{_hours(self.gpu_hours)} GPU-hours{f' of {hours}' if self.time is None else f': {self.time}'}"
-        batch, regret, per_parameter = self.learning_rate_batch, self.learning_rate_regret, self.tokens / a.n_active
-        source = [self.learning_rate_law]
-        source.append("a law without the batch" if batch is None else f"for batches of {batch:,} tokens")
-        source += [] if regret is None else [f"expected to cost {regret:.4f} nats"]
+        regret, per_parameter = self.learning_rate_regret, self.tokens / a.n_active
+        source = self.rate_source if regret is None else f"{self.rate_source}; expected to cost {regret:.4f} nats"
+        rate = UNKNOWN if self.learning_rate is None else f"{self.learning_rate:.3g}"
         lines = {
             "architecture": f"d_model {a.d_model}, {a.blocks} blocks, {a.heads} heads, E = {a.experts_equivalent:g}",
             **({"class": f"{model}, {experts_of(a)}"} if (model := model_section(a).get("type")) else {}),
@@ -169,7 +189,7 @@ class Plan(Answer):
             "branches": ", ".join(format_count(tokens) for tokens in self.branches),
             "batch": f"{ramp} tokens on, of {self.sequence_length} tokens each",
             "warm-up, decay": f"{format_count(self.warmup_tokens)}, {format_count(self.decay_tokens)} tokens",
-            "peak learning rate": f"{self.learning_rate:.3g}{rates} ({'; '.join(source)})",
+            "peak learning rate": f"{rate}{rates} ({source})",
             "training": training,
             "time": hours,
             "memory": ", ".join(f"{name} {format_bytes(value)}" for name, value in memory.items() if value),
@@ -187,6 +207,7 @@ def plan(
     branches: int = 1,
     sequence_length: int = PAPER.sequence_length,
     batch_ramp: Sequence[RampStage] = PAPER.batch_ramp,
+    learning_rate: float | None = None,
     learning_rate_law: LearningRateLaw | str | None = None,
     force: bool = False,
     **question: Unpack[QuestionFields],
@@ -197,8 +218,10 @@ def plan(
     `branches` is how many measurements the trunk gives: the full run, half of it, a quarter, … Without `gpus` and
     a `gpu` or `throughput`, which go with flops, too, GPU-hours are those of compute on H100s. A budget of hours
     or money is that of the full run alone. A model that does not fit those GPUs is replaced by the widest of its E
-    that does, or by another E, with a warning. Errors as `optimal`, and ValueError where no model can be trained.
+    that does, or by another E, with a warning. `learning_rate` overrides the law's, and is needed for a run that is
+    too far from those of the law. Errors as `optimal`, and ValueError where no model can be trained.
     """
+    given_rate = None if learning_rate is None else float(positive("learning_rate", learning_rate))
     if not (isinstance(branches, int) and 1 <= branches <= 20):
         raise InputError(f"branches={branches!r} must be a whole number from 1 to 20")
     timed = any(question.get(name) is not None for name in ("gpu", "throughput", "mfu"))
@@ -229,8 +252,19 @@ def plan(
     assert rates is not None  # of every answer
     at = of_law(law, architecture.variables() | {"tokens": float(tokens)})
     worth = table.limits.worth(at)
-    warnings, told = (*passed_over, *table.warnings), cluster or _usual(architecture, ramp)
+    warnings, told = (*passed_over, *table.loss_warnings), cluster or _usual(architecture, ramp)
     seconds, time, placement, megatron = float(told.seconds(architecture, float(total))), None, None, None
+    rate: dict[str, Any] = {
+        "learning_rate": row.learning_rate,
+        "learning_rate_law": rates.source,
+        "learning_rate_batch": row.learning_rate_batch,
+        "learning_rate_regret": None if row.learning_rate is None else rates.regret,
+        "learning_rate_interval": row.learning_rate_interval,
+    }
+    if given_rate is None:
+        warnings = (*warnings, *row.learning_rate_warnings)
+    else:
+        rate = dict.fromkeys(rate) | {"learning_rate": given_rate, "learning_rate_law": GIVEN}
     if cluster is not None:
         time, placement = Budget(None, seconds / 3600.0, cluster), cluster.place(architecture)
         other = None if cluster.elsewhere is None else cluster.elsewhere.place(architecture)
@@ -252,11 +286,7 @@ def plan(
         batch_ramp=ramp.stages,
         warmup_tokens=warmup,
         decay_tokens=_decay_tokens(ramp, tokens),
-        learning_rate=row.learning_rate,
-        learning_rate_law=rates.source,
-        learning_rate_batch=ramp.last_batch_tokens(tokens) if rates.slope_batch else None,
-        learning_rate_regret=rates.regret,
-        learning_rate_interval=row.learning_rate_interval,
+        **rate,
         loss=float(law.loss(**worth)),
         loss_interval=percentile_interval(law.loss_draws(**worth)) if law.draws is not None else None,
         training_flops=architecture.training_flops(tokens),

@@ -46,7 +46,7 @@ class SpeedupRow:
     `compute`, `data` and `time` are b's FLOPs, tokens and hours over a's, each with 95 % of its values under the
     draws; infinite where b's loss ends at `floor` nats per token, however many tokens it gets, as in the part
     `unreached` of the draws. `n_active`, `tokens`, `flops`, `hours` are b's; without step times `hours` and `time` are
-    None. `trusted`: within the range guard of a law whose ranges are known.
+    None. `trusted`: no further outside the fitted ranges than backtests support.
     """
 
     size: str

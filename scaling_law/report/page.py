@@ -162,10 +162,10 @@ def learning_rates_block(results: Results) -> Block:
     laws = {"E = 1 and 8": results.rates.fit(LEARNING_RATE_EXPERTS), "all models": results.rates.fit()}
     yield "d_model", "E", "N_act", "best of the grid", "law of E = 1 and 8 (regret, nats)", "law of all models"
     for model in results.rates.models:
-        a = model.architecture
-        rates = [law.learning_rate(a) for law in laws.values()]
+        rates = [model.rate_of(law) for law in laws.values()]
         regrets = [f"{rate:.4f} ({model.loss_at(rate) - min(model.losses):+.3f})" for rate in rates]
-        yield a.d_model, a.experts, format_count(a.n_active), f"{model.best:.4f}", *regrets
+        width = model.architecture.d_model if model.architecture else None
+        yield width, model.experts, format_count(model.n_active), f"{model.best:.4f}", *regrets
     said = (RATES.format(name, law.intercept, law.slope_n, law.slope_e, law.rmse) for name, law in laws.items())
     yield "\n".join(said)
 
@@ -246,16 +246,16 @@ def learning_rate_grid(results: Results, axes: Any = None) -> NDArray[Any] | Non
     if (grid := results.rates) is None:
         return None
     law, style = grid.fit(), {"marker": "o", "markersize": 4, "linewidth": 0.9}
-    widths = sorted({model.architecture.d_model for model in grid.models})
-    axes = drawing.panels_or_new(axes, len(widths), 3.0 * len(widths), 3.8, sharey=True)
-    for ax, width in zip(axes, widths, strict=True):
-        for model in (m for m in grid.models if m.architecture.d_model == width):
-            colour = colour_of(model.architecture.experts)
+    sizes = sorted({model.size for model in grid.models})
+    axes = drawing.panels_or_new(axes, len(sizes), 3.0 * len(sizes), 3.8, sharey=True)
+    for ax, size in zip(axes, sizes, strict=True):
+        for model in (m for m in grid.models if m.size == size):
+            colour = colour_of(model.experts)
             ax.plot(model.learning_rates, model.losses, color=colour, **style)
-            ax.axvline(law.learning_rate(model.architecture), color=colour, linestyle="--", linewidth=0.9)
+            ax.axvline(model.rate_of(law), color=colour, linestyle="--", linewidth=0.9)
         drawing.log_axis(ax, "peak learning rate")
-        ax.set_title(f"d_model {width}")
-    experts = sorted({model.architecture.experts for model in grid.models})
+        ax.set_title(size[1])
+    experts = sorted({model.experts for model in grid.models})
     return _labelled(axes, HELD_OUT, experts, {"rate of the fitted law": {"linestyle": "--", "color": "0.4"}}, **style)
 
 

@@ -224,7 +224,7 @@ def lower_learning_rate(grid: LearningRateGrid) -> Finding:
     from scipy.stats import t
 
     law, models = grid.fit(), grid.models
-    design = np.array([[1.0, np.log(law.counted(m.architecture)), np.log(m.architecture.experts)] for m in models])
+    design = np.array([[1.0, np.log(m.counted_by(law.reading)), np.log(m.experts)] for m in models])
     freedom = len(models) - design.shape[1]
     if freedom < 1:
         raise InputError(f"{len(models)} models; the error of the learning-rate law needs at least four")

@@ -64,7 +64,7 @@ def models_predictions(entries: list[Entry]) -> Iterator[tuple[object, ...]]:
         if (p := entry.description.prediction) is not None:
             best = p.optimum.best if p.optimum else None
             choice = (best.experts, best.n_active, best.tokens) if best else ("",) * 3
-            losses = f"{p.loss:.3f}" if p.trusted else "", f"{best.loss:.3f}" if best else ""
+            losses = "" if p.beyond_guard else f"{p.loss:.3f}", f"{best.loss:.3f}" if best else ""
             law = (f"{value:.4g}" if best else "" for value in choice)
             yield entry.name, f"{p.tokens:g}", f"{p.training_flops:.4g}", losses[0], *law, losses[1]
 
@@ -76,7 +76,7 @@ def models_beside_the_law(entries: list[Entry]) -> Any:
         if (p := entry.description.prediction) is not None:
             a = entry.description.architecture
             colour = drawing.colour_of(a.experts_equivalent)
-            ax.plot(a.n_active, p.tokens, "o" if p.trusted else "X", color=colour, markersize=6, zorder=3)
+            ax.plot(a.n_active, p.tokens, "X" if p.beyond_guard else "o", color=colour, markersize=6, zorder=3)
             if p.optimum is not None:
                 best = p.optimum.best
                 ax.plot([a.n_active, best.n_active], [p.tokens, best.tokens], color="0.7", linewidth=0.8, zorder=1)

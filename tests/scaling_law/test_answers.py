@@ -83,6 +83,6 @@ def test_the_verdict_is_the_answer_in_a_sentence():
     table = ANSWERS["optimal"]()
     assert table.verdict.startswith(f"E = {table.best.experts:g} of ")
     assert "tokens: loss 2." in table.verdict
-    assert table.verdict.endswith("are a tie")
+    assert table.verdict.endswith("; E = 16 is 0.004 lower, but not trusted")
     assert "not trusted" in ANSWERS["optimal far outside"]().verdict
     assert ANSWERS["reach out of reach"]().verdict == "no model reaches loss 1.200"

@@ -11,6 +11,7 @@ from hub.base.markdown import block_of
 from scaling_law import ChinchillaLaw, Runs
 from scaling_law.fitting.prior import POPULATION, estimate, read_population
 from scaling_law.forecasting.stack import read_defaults
+from scaling_law.formulas.conditions import FURTHEST, RATIO, support_of
 from studies.common import TABLES
 from studies.forecasts import accuracy, methods, page, population, splits, stacking
 from studies.forecasts.sets import GADRE_LOSS, NEOX, SETS, read_sets
@@ -258,3 +259,19 @@ def test_the_guide_names_the_tasks_that_follow_the_loss():
     tasks = [name for name, task in accuracy.curves._fits()["tasks"].items() if task.follows]
     assert f"{len(tasks)} of whose 46 tasks follow the loss: {', '.join(tasks[:2])}" in guide
     assert f"{', '.join(sorted(tasks)[2:-1])} and {sorted(tasks)[-1]}." in guide
+
+
+def test_what_answers_trust_is_as_far_as_the_cuts_go():
+    """`scaling_law.formulas.conditions.SUPPORT` stands on the list of splits and on the page."""
+    asked = [split for split in splits.read_list() if not split.out]
+    widest = {by: max(split.divisor for split in asked if split.by == by) for by in ("flops", "n_active", "tokens")}
+    assert widest == {"flops": FURTHEST, "n_active": RATIO, "tokens": RATIO}
+    assert [support_of(name) for name in ("C", "N_act", "D", "n_total", "flops")] == [(1, FURTHEST)] * 5
+    assert [support_of(name) for name in ("D/N", "E", "granularity", "density")] == [(RATIO, RATIO), *[(1, 1)] * 3]
+    guide = (page.FORECASTS.parents[1] / "planning.md").read_text(encoding="utf-8")
+    block = block_of(page.FORECASTS.read_text(encoding="utf-8"), "methods")
+    cells = [[cell.strip() for cell in line.strip("| ").split("|")] for line in block.splitlines()]
+    rows = {row[0]: row for row in cells}
+    furthest = rows["method"].index(f"C/{FURTHEST:g}")
+    sets, labs = rows["sets (labs)"][furthest].rstrip(")").split(" (")
+    assert f"to {float(rows['stack'][furthest]):.3f} nats ({sets} sets of {labs} labs)" in guide

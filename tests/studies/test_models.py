@@ -20,8 +20,9 @@ def test_models_that_are_trained_beyond_the_guard_are_refused():
     descriptions = {entry.name: entry.description for entry in read_entries(ENTRIES)}
     small = descriptions["Qwen3 0.6B"].prediction
     assert small.tokens / descriptions["Qwen3 0.6B"].architecture.n_active > 10_000
-    assert (small.trusted, small.optimum) == (False, None)
-    assert descriptions["DeepSeek-V3"].trusted
+    assert (small.beyond_guard, small.optimum) == (True, None)
+    large = descriptions["DeepSeek-V3"]
+    assert (large.prediction.beyond_guard, large.trusted) == (False, False)  # 6,200 times the compute of the runs
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,10 @@ def test_format_bytes_and_flops():
 
 def test_experts():
     assert parse_experts("1,2,4") == [1, 2, 4]
-    assert parse_experts("1-4,8, 2") == [1, 2, 3, 4, 8]
+    assert parse_experts("1-32") == [1, 2, 4, 8, 16, 32]
+    assert parse_experts("1-4,8, 2") == [1, 2, 4, 8]
+    assert parse_experts("3-16, 1-512") == [3, 6, 12, 16, 1, 2, 4, 8, 32, 64, 128, 256, 512]
+    assert parse_experts("7-7") == [7]
     for text in ("0", "4-2", "a", "", "1,,2", "1.5", "-1"):
         with pytest.raises(ValueError, match="experts="):
             parse_experts(text)
@@ -81,6 +84,5 @@ def test_experts():
 
 def test_listed_experts():
     assert listed_experts([1, 2, 4, 8.0]) == ["1", "2", "4", "8"]
-    assert listed_experts([1, 3, 4, 5, 9, 10]) == ["1", "3-5", "9", "10"]
+    assert listed_experts([1, 3, 4, 5, 9, 10]) == ["1", "3 to 5", "9", "10"]
     assert listed_experts(2**k for k in range(12)) == ["1", "2", "4", "8", "16", "32", "…", "2048"]
-    assert parse_experts(",".join(listed_experts(range(129, 200)))) == list(range(129, 200))

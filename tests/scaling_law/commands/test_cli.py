@@ -54,7 +54,7 @@ ANSWERS = {  # what is typed → the same in Python
     "plan --flops 3e22 --gpu h100 --gpus 8 --experts 32": lambda: LAW.plan(3e22, 32, **GPUS),
     "speedup --flops 1e21 --gpu h100 --gpus 8": lambda: LAW.speedup(8, flops=1e21, **GPUS),
     "speedup --flops 1e22 --experts 32 --baseline 4": lambda: LAW.speedup(32, 4, flops=1e22),
-    "speedup --n-active 1e8,1e9 --experts 2-8": lambda: LAW.break_even([1e8, 1e9], range(2, 9)),
+    "speedup --n-active 1e8,1e9 --experts 2-8": lambda: LAW.break_even([1e8, 1e9], [2, 4, 8]),
     "scale-out 2304 --gpus 8,64": lambda: scale_out(Architecture(2304, 8), (8, 64)),
     "compare --flops 1e21 --laws marin,ling": lambda: compare(1e21, laws=["marin", "ling"]),
 }
@@ -72,6 +72,24 @@ def test_optimal_by_another_law_of_learning_rates(shell, tmp_path):
     file = LearningRateLaw.published("paper").save(tmp_path / "rates.json")
     rates = [json.loads(shell(*words, law).output)["best"]["learning_rate"] for law in ("code", "paper", file)]
     assert rates[0] != rates[1] == rates[2]
+
+
+def test_a_plan_without_a_rate_writes_nothing(shell, tmp_path):
+    """1e12 FLOPs buy a model 300 times smaller than any that the law of rates saw; its rate would be 0.13."""
+    file = tmp_path / "run.yaml"
+    words = ("plan", "--flops", "1e12", "--vocab-size", 256, "--force", "-o", file)
+    refused = shell(*words, "--json")
+    assert (refused.exit_code, file.exists()) == (1, False)
+    assert "--learning-rate is needed: without one there is no YAML for train.py" in refused.stderr
+    data = json.loads(refused.stdout)
+    assert (data["learning_rate"], data["configuration"], data["written"]) == (None, None, [])
+    assert any(warning.startswith("no learning rate: too far outside") for warning in data["warnings"])
+    assert shell(*words, "--learning-rate", 0.005).exit_code == 0
+    assert "learning_rate: 0.005" in file.read_text()
+    shown = shell("optimal", "--flops", "1e12", "--vocab-size", 256, "--force")
+    assert "for batches of 65,536 tokens" in " ".join(shown.output.split())
+    rows = json.loads(shell("optimal", "--flops", "1e12", "--vocab-size", 256, "--force", "--json").stdout)["rows"]
+    assert {row["learning_rate"] for row in rows} == {None}
 
 
 def test_plan(shell, tmp_path, monkeypatch):

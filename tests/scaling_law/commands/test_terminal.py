@@ -20,7 +20,7 @@ COLOUR = re.compile(r"\x1b\[([\d;]*)m")
         "plan --gpu h100 --gpus 8 --hours 72 --max-parameters 10B --branches 4",
         "reach --loss 2.15 --flops 1e22",
         "speedup --flops 1e21 --experts 8 --gpu h100 --gpus 8",
-        "learning-rate --d-model 1024 --experts 8",
+        "learning-rate --d-model 1024 --experts 8 --tokens 20B",
         "speedup --n-active 1e9 --experts 8",
         "compare",
         "compare --flops 1e22",

@@ -55,7 +55,7 @@ LINES = {  # what is typed → what the line on standard error names
     "learning-rate --d-model 100 --n-heads 5": "--d-model 100 is not a multiple of 64: --n-blocks is needed",
     "learning-rate --d-model 512 -o x.json": "--output goes only with RUNS",
     "learning-rate runs.csv --d-model 4": "--d-model does not go with RUNS",
-    "learning-rate runs.csv --where E=1": "--where goes only with --with",
+    "learning-rate runs.csv --within 0.1": "--within goes only with --with",
     "scale-out 0": "D_MODEL 0 must be positive and finite",
     "scale-out 2304 --gpus 0": "--gpus 0 must be a whole number of at least 1",
     "scale-out 2304 --gpu h10": "--gpu 'h10' is unknown: did you mean 'h100'? There are gb300, gb200, ",

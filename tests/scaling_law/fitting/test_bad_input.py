@@ -39,6 +39,7 @@ from tests.scaling_law.synthetic import synthetic_runs
 JOINT, RUNS = JointLaw.published(), synthetic_runs()
 NONE = RUNS.subset(RUNS.loss < 0)
 ROW = next(iter(rows()))
+NO_SHAPE = [{name: value for name, value in row.items() if name not in ("d_model", "n_blocks")} for row in rows()]
 
 
 @cache
@@ -157,8 +158,8 @@ OTHERS = [
     (lambda: FULL.at(1e8, 0, 2e9, 1e5), "experts=0 must be positive and finite"),
     (lambda: FULL.interval_at(1e8, 8, 2e9, 1e5, level=1.0), r"level=1\.0 must be above 0 and below 1"),
     (lambda: LearningRateLaw.named("public:step"), "'public:step' is unknown"),
-    (lambda: LearningRateGrid.load([ROW | {"schedule": {}}]), "column 'schedule_peak_learning_rate' is unknown"),
-    (lambda: LearningRateGrid.load([ROW | {"n_heads": None}]), "numeric column 'n_heads' is unknown"),
+    (lambda: LearningRateGrid.load([ROW | {"schedule": {}}]), "column 'learning_rate' is unknown"),
+    (lambda: LearningRateGrid.load(NO_SHAPE).fit(reading="paper"), "n_active_non_embedding, or d_model and n_blocks"),
     (lambda: LearningRateGrid.load([ROW | {"status": "diverged"}]), "no runs with status 'final'"),
     (
         lambda: LearningRateGrid.load([ROW, ROW | {"run_id": "b", "eval_loss": 5.0}]),
@@ -169,7 +170,10 @@ OTHERS = [
     (lambda: of_settings(grid(), within=0), "within=0 must be positive"),
     (lambda: of_settings(grid(), draws=-1), "draws=-1 must be an integer of at least 0"),
     (lambda: of_settings(grid(), reading="text"), "reading='text'"),
-    (lambda: of_settings(grid(), reading="code"), "numeric column 'd_model' is unknown"),
+    (
+        lambda: of_settings(replace(g := grid(), columns={"learning_rate": g["learning_rate"]}), reading="paper"),
+        "needed",
+    ),
     (lambda: of_settings(grid(batches=BATCHES[:1])), "batch: no model has runs of several batch_tokens"),
     (lambda: of_settings(grid(MODELS[::2])), "9 models with too few distinct N, E, D"),
     (lambda: of_settings(grid(), within=1e-9), "no minimum of the loss"),
@@ -190,6 +194,7 @@ def test_it_is_one_line_that_names_field_and_value(call, words):
 
 
 def test_what_runs_do_not_have_is_an_error_of_runs():
-    for call in (lambda: of_settings(grid(), reading="code"), lambda: fit(NONE), lambda: of_settings([])):
+    bare = replace(grid(), columns={})
+    for call in (lambda: of_settings(bare), lambda: fit(NONE), lambda: of_settings([])):
         with pytest.raises(RunsError):
             call()

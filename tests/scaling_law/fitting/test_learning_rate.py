@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from scaling_law import Architecture, LearningRateLaw, fit_learning_rate
+from scaling_law import Architecture, JointLaw, LearningRateLaw, fit_learning_rate
 from scaling_law.commands.cli import app
 from scaling_law.fitting.learning_rate import LearningRateGrid
+from scaling_law.formulas.learning_rate import DEFAULT_LAW, in_words
 from scaling_law.runs.table import RunsError
 
 LAW = LearningRateLaw(6.0, -0.8, -0.2)
@@ -98,6 +99,87 @@ def test_older_files_without_ranges_and_vocabulary_are_read(tmp_path):
         "learning rate: this law carries no fitted ranges: nothing checks how far an answer extrapolates"
     ]
     assert not unranged.check(Architecture(512)).beyond
+
+
+WIDTHS = {128: 9.77e-4, 256: 4.885e-4, 512: 2.44e-4, 1024: 1.22e-4, 2048: 6.1e-5}  # and their best rates
+
+
+def plain_table(folder, foreign=False):
+    """A sweep of rates as a CSV file: with shapes and our names, or of sizes alone under the names of another lab."""
+    ours = "run_id,d_model,n_blocks,n_heads,experts,vocab_size,tokens,learning_rate,eval_loss"
+    lines = ["width,lr,val_loss,params" if foreign else ours]
+    for width, best in WIDTHS.items():
+        n = Architecture(width, 1, 4, width // 64, 50304).n_active
+        for step in range(-3, 4):
+            rate, loss = best * 2.0**step, 3.5 + 0.01 * step**2
+            shape = f"{width}-{step},{width},4,{width // 64},1,50304,1e9,{rate}"
+            lines.append(f"{width},{rate},{loss},{n}" if foreign else f"{shape},{loss}")
+    path = folder / f"lr{'_foreign' * foreign}.csv"
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+def test_a_plain_table_of_rates_is_read_by_default(tmp_path):
+    shell = CliRunner()
+    shown = shell.invoke(app, ["learning-rate", plain_table(tmp_path), "--json"])
+    assert shown.exit_code == 0, shown.stderr
+    answer = json.loads(shown.output)
+    assert [model["best_learning_rate"] for model in answer["models"]] == pytest.approx([*WIDTHS.values()])
+    assert answer["law"]["vocab_size"] == 50304
+    by_paper = ["learning-rate", plain_table(tmp_path), "--reading", "paper", "--json"]
+    paper = json.loads(shell.invoke(app, by_paper).output)
+    assert paper["law"]["slope_n"] == pytest.approx(-0.5, abs=1e-3)  # LR ∝ 1 / d, N ∝ d² at four blocks
+    smaller = shell.invoke(app, ["learning-rate", plain_table(tmp_path), "--where", "d_model <= 512", "--json"])
+    assert len(json.loads(smaller.output)["models"]) == 3
+
+
+def test_without_a_shape_n_is_taken_as_given(tmp_path):
+    """And the law is that of the same runs with their shape, but for 512 d of N, which no table of sizes holds."""
+    shell, mapped = CliRunner(), ["--column", "learning_rate=lr", "--column", "n_active=params"]
+    asked = ["learning-rate", plain_table(tmp_path, foreign=True), *mapped]
+    asked += ["--column", "experts=1", "--column", "tokens=1e9", "--loss", "val_loss"]
+    for extras in ([], ["--with", "none"]):
+        answer = json.loads(shell.invoke(app, [*asked, *extras, "--json"]).output)
+        own = json.loads(shell.invoke(app, ["learning-rate", plain_table(tmp_path), *extras, "--json"]).output)
+        assert answer["law"]["source"].endswith(", N as given")
+        assert answer["law"]["slope_n"] == pytest.approx(own["law"]["slope_n"], abs=0.01)
+    shown = shell.invoke(app, asked)
+    assert "no d_model: N is n_active as given" in shown.output
+    refused = shell.invoke(app, [*asked, "--reading", "paper"])
+    assert (refused.exit_code, refused.output) == (2, refused.stderr)
+    assert "n_active_non_embedding, or d_model and n_blocks, are needed: reading 'paper'" in refused.stderr
+
+
+def test_a_rate_is_told_up_to_ten_times_outside_the_runs_of_its_law():
+    """Of N, D and the batch, either way; beyond, the command says why, prints a dash, and ends with status 1."""
+    law = LearningRateLaw.published(DEFAULT_LAW)
+    inside = {"N": 2e8, "experts": 8, "D": 2e10, "batch": 262_144}
+    ends = {"N": law.n_range, "D": law.tokens_range, "batch": law.batch_range}
+    for name, (low, high) in ends.items():
+        for value, told in ((low / 9.9, True), (low / 10.1, False), (high * 9.9, True), (high * 10.1, False)):
+            check = law.check_at(*(inside | {name: value}).values())
+            assert (bool(check.beyond), bool(check.trusted)) == (not told, told)
+            assert in_words(check)[0].startswith("learning rate: " if told else "no learning rate: ")
+    shell = CliRunner()
+    far = shell.invoke(app, ["learning-rate", "--d-model", "64", "--tokens", "1M"])
+    assert (far.exit_code, far.output[0]) == (1, "–")
+    assert "no learning rate: too far outside the runs of its law (N ÷" in far.output
+    as_json = json.loads(shell.invoke(app, ["learning-rate", "--d-model", "64", "--tokens", "1M", "--json"]).output)
+    assert (as_json["learning_rate"], as_json["learning_rate_interval"], as_json["trusted"]) == (None, None, False)
+
+
+@pytest.mark.parametrize(("d_model", "experts", "flops"), [(1024, 8, 1e20), (768, 1, 1e19)])
+def test_all_questions_ask_one_law_of_rates(d_model, experts, flops):
+    """The same rate for the same run, each with the law and the batch that it is of."""
+    joint, law = JointLaw.published(), LearningRateLaw.published(DEFAULT_LAW)
+    planned = joint.plan(flops, [experts], vocab_size=50257)
+    row = joint.optimal(flops, [experts], integral=True).best
+    asked = ["--d-model", str(planned.architecture.d_model), "--experts", str(experts), "--json"]
+    answer = json.loads(CliRunner().invoke(app, ["learning-rate", *asked, "--tokens", f"{row.tokens:.17g}"]).output)
+    assert answer["learning_rate"] == pytest.approx(row.learning_rate, rel=1e-9)
+    assert planned.learning_rate == row.learning_rate
+    assert (answer["source"], row.learning_rate_law, planned.learning_rate_law) == (law.source,) * 3
+    assert answer["batch_tokens"] == row.learning_rate_batch == planned.learning_rate_batch == 262_144
 
 
 def test_rates_outside_the_range_are_warned_of():
@@ -201,7 +283,8 @@ def test_tokens_and_batches_outside_the_range_are_warned_of():
         "learning rate: batch 32.8K is outside the fitted 65.5K…1.05M (÷2)",
     ]
     assert not FULL.check(a, 2e11, 32_768).beyond
-    assert FULL.check(a, 2e9, 8_192).beyond
+    assert not FULL.check(a, 2e9, 8_192).beyond
+    assert FULL.check(a, 2e9, 6_000).beyond
     assert FULL.check(a, 2e14, 131_072).beyond
 
 
@@ -245,9 +328,11 @@ def test_the_shell_asks_for_what_the_law_has(tmp_path):
     answer = shell.invoke(app, [*asked, "--batch-tokens", "131072", "--json"])
     expected = FULL.learning_rate(Architecture(1024, 8, vocab_size=1024), 2e9, 131_072)
     assert json.loads(answer.output)["learning_rate"] == pytest.approx(expected)
-    refused = shell.invoke(app, asked)
+    at_the_ramps_end = json.loads(shell.invoke(app, [*asked, "--json"]).output)
+    assert at_the_ramps_end["batch_tokens"] == 262_144
+    refused = shell.invoke(app, asked[:-2])
     assert refused.exit_code == 2
-    assert "--batch-tokens is needed, the tokens of a batch: this law is" in refused.output
+    assert "--tokens is needed, the tokens of the run: this law is" in refused.output
 
 
 def test_tokens_and_batch_enter_the_fit_of_best_rates_where_they_are_given():

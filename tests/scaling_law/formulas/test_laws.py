@@ -196,6 +196,8 @@ def test_warnings_name_the_worst_of_each_quantity(published):
         "N_act 10B is outside the fitted 78.7M…2.72B (×3.68) at E = 1",
         "D/N 1K is outside the fitted 0.361…72.7 (×13.8)",
         "E = 64 is outside the fitted 1…32 (×2)",
+        "not trusted: N_act ÷7.87, D/N ×13.8 and E ×2; "
+        "backtests support C, N_act and D up to 30 times above the runs, D/N 3 times outside",
     ]
     assert published.beyond_guard([1e9, 1e7, 1e9, 1e4], 1e12, [1, 1, 129, 1]).tolist() == [False, True, True, True]
     assert published.replace(conditions=None).warnings(1, 1, 1)[0].startswith("this law carries no fitted ranges")
@@ -263,7 +265,7 @@ def test_text_is_read_as_everywhere(published):
     exact = published.loss(1e9, 2e9, 8)
     assert published.loss("1B", "2B", 8) == published.loss("1e9", "2G", "8") == exact
     assert published.loss(["1B", 2e9], "2B", 8).tolist() == published.loss([1e9, 2e9], 2e9, 8).tolist()
-    assert published.loss("1B", "2B", "1,2-4").shape == (4,)
+    assert published.loss("1B", "2B", "1,2-8").shape == (4,)
     assert published.loss_draws("1B", "2B", 8)[0] == published.loss_draws(1e9, 2e9, 8)[0]
     assert published.warnings("1B", "2B", "64") == published.warnings(1e9, 2e9, 64)
     assert published.beyond_guard("1k", "2T", "8")

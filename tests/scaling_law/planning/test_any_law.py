@@ -173,14 +173,15 @@ def test_a_fit_knows_the_ranges_of_its_laws_own_variables():
     assert law.conditions.variables == {k: (v.min(), v.max()) for k, v in own.items()}
     assert Conditions.from_dict(law.conditions.to_dict()) == law.conditions
     warnings = law.warnings(n_total=1e9, tokens=1e10, density=1 / 16)
-    assert warnings == ["density 0.0625 is outside the fitted 0.125…1 (÷2)"]
+    assert warnings[0] == "density 0.0625 is outside the fitted 0.125…1 (÷2)"
+    assert warnings[1].startswith("not trusted: density ÷2; backtests support ")
     with pytest.raises(
         ExtrapolationError, match=r"density 0.0156 is outside the fitted .*beyond the guard of 4 times"
     ):
         law.optimal(1e21, 64)
     row = law.optimal(1e21, 8)[8]
     assert row.loss_interval[0] < row.loss < row.loss_interval[1]
-    assert law.default_experts() == (1, 2, 4, 8, 16, 32)
+    assert law.default_experts() == (1, 2, 4, 8)
 
 
 def test_a_variable_that_no_architecture_has_is_named():

@@ -56,8 +56,10 @@ def test_the_number_of_active_experts_is_chosen_where_a_law_depends_on_it(found)
 def test_what_a_law_cannot_say_is_said(found):
     assert found["clark_hash"].silent == "does not depend on tokens"
     assert found["besiroglu"].silent == "holds for dense models only"
-    assert found["step_law"].silent == "gives no size, tokens or loss"
-    assert "peak LR" in found["step_law"].says
+    assert found["ling_rates"].silent == "gives no size, tokens or loss"
+    assert "peak LR" in found["ling_rates"].says
+    assert "n_total_non_embedding" in found["step_law"].silent  # a rate is told up to ten times outside the runs
+    assert "beyond the guard of 10 times" in found["step_law"].silent
     refused = compare(1e29, laws=["krajewski_e16", "hunyuan"])["krajewski_e16"]
     assert refused.n_active is None
     assert "beyond the guard" in refused.silent
@@ -70,14 +72,15 @@ def test_what_an_answer_is_worth_stands_beside_it():
     assert not any(o.answers or o.trusted for o in far.rows if o.beyond_guard)
     assert far["chinchilla_approach1"].trust == "not trusted: ranges unknown"
     forced = compare(1e30, laws=["marin"], force=True)
-    assert (forced["marin"].trust, forced.trusted) == ("not trusted: far outside its runs", False)
+    assert (forced["marin"].trust, forced.trusted) == ("not trusted: flops ×3.33e+09", False)
     assert "do not act" in forced.warnings[1]
     with pytest.raises(ExtrapolationError, match="marin: too far from the runs"):
         compare(1e30, laws=["marin", "clark_rl"])
     tiny = compare(1e13, laws=["abnar"])
     assert (tiny["abnar"].trusted, tiny.trusted) == (False, False)
     assert any("range of n_total, D unknown" in warning for warning in tiny["abnar"].warnings)
-    assert compare(1e22, laws="marin")["marin"].trust == "outside its runs"
+    assert compare(1e21, laws="marin")["marin"].trust == "outside its runs"
+    assert compare(1e22, laws="marin")["marin"].trust == "not trusted: flops ×33.3"
 
 
 def test_memory_limits_every_model_and_no_loss_is_ranked(found):

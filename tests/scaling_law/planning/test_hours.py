@@ -98,30 +98,34 @@ def test_draws_of_law_and_throughput_are_joint(law, measured):
 
 def test_a_slow_moe_changes_the_order(law):
     table = law.optimal(hours=72, gpus=8, gpu="h100")
-    assert table.reordered.startswith("best E first: 128, 64, 32, 16, 1, 8 in 72 hours, but 128, 64, 32, 16, 8, 4 for")
+    assert table.reordered.startswith("best E first: 32, 16, 1, 8, 4, 2 in 72 hours, but 32, 16, 8, 4, 2, 1 for")
     assert table.reordered in table.warnings
     assert any("assumed, not measured: rates of" in warning for warning in table.warnings)
     assert any("of other code than train.py, and intervals are wider" in warning for warning in table.warnings)
     assert "72 hours on 8 × NVIDIA H100 SXM (bf16, assumed)" in str(table)
     data = json.loads(json.dumps(table.to_dict()))
     assert data["budget"]["throughput"]["is_assumed"]
-    assert data["equal_flops"]["best"]["experts"] == 128
+    assert data["equal_flops"]["best"]["experts"] == 32
 
 
-def test_hours_go_over_e_until_the_loss_rises_or_memory_ends(law):
-    """Doubling E while it is the best; E that are named, and budgets of FLOPs, stay as they are."""
-    largest = law.optimal(hours=72, gpus=8, gpu="h100")
-    assert [row.experts for row in largest] == [1, 2, 4, 8, 16, 32, 64, 128]
-    assert largest.largest == "E = 128 is the largest considered (the range guard ends there); 256 was not tried"
-    assert any(warning.startswith("best row: E = 128 is outside the fitted 1…32") for warning in largest.warnings)
-    worse = law.optimal(hours=480, gpus=8, gpu="h100")
-    assert [row.experts for row in worse][5:] == [32, 64]  # tried, and worse
-    assert (worse.best.experts, worse.largest) == (32, None)
-    assert worse[64].loss == law.optimal(hours=480, gpus=8, gpu="h100", experts=[64]).best.loss
-    full = law.optimal(hours=1, gpus=1, gpu="h100", max_parameters="9M", force=True)
-    assert (full.best.experts, full.largest, full.experts_that_do_not_fit) == (64, None, (128,))
-    assert len(law.optimal(hours=72, gpus=8, gpu="h100", experts=[1, 32])) == 2
-    assert len(law.optimal(1e21)) == 6
+def test_the_default_e_are_those_of_the_law_in_any_budget(law):
+    """Larger E only when asked: their rows are told, and not named best."""
+    hours = law.optimal(hours=72, gpus=8, gpu="h100")
+    money = law.optimal(money=1440, price=2.5, gpus=8, gpu="h100")
+    flops = law.optimal(hours.best.training_flops)
+    for table in (hours, money, flops):
+        assert [row.experts for row in table] == [1, 2, 4, 8, 16, 32]
+        assert (table.best.experts, table.trusted) == (32, True)
+        assert table.largest == "E = 32 is the largest considered (the fitted range ends there); 64 was not tried"
+    asked = law.optimal(hours=72, gpus=8, gpu="h100", experts="1-512")
+    assert [row.experts for row in asked] == [2**k for k in range(10)]
+    assert (asked.best.experts, asked.trusted) == (32, True)
+    assert asked.verdict.endswith("E = 128 is 0.024 lower, but not trusted")
+    beyond = law.optimal(hours=72, gpus=8, gpu="h100", experts=[64, 128])
+    assert (beyond.best.experts, beyond.trusted) == (128, False)
+    assert beyond.verdict.endswith("; not trusted: no run of the law has E beyond 1 to 32")
+    full = law.optimal(hours=1, gpus=1, gpu="h100", max_parameters="9M", experts="1-128", force=True)
+    assert (full.best.experts, full.experts_that_do_not_fit) == (64, (128,))
 
 
 def test_what_a_megatron_like_engine_reaches_stands_beside(law):

@@ -74,11 +74,42 @@ def test_an_answer_beyond_the_guard_is_refused_or_marked(published):
     with pytest.raises(ExtrapolationError, match=r"D/N 45.5K is outside the fitted 0.361…72.7 .*guard of 100 times"):
         published.reach(2.3, flops=1e22, experts=[8, 32])
     found = published.reach(2.3, flops=1e22, experts=[1, 32])
-    assert found.check.trusted.tolist() == [True, False]
-    assert any("D/N 45.5K" in warning for warning in found.warnings)
+    assert found.check.beyond.tolist() == [False, True]
+    assert found.check.trusted.tolist() == [False, False]
+    assert (found.best["experts"], found.trusted) == (1, False)
+    assert any(warning.startswith("E = 1: D/N 2.59K is outside") for warning in found.warnings)
     with pytest.raises(ExtrapolationError, match="D 6"):
         published.reach([2.3, 1.42], [1])  # one of two losses
     assert published.reach([2.3, 1.42], [1], force=True).check.trusted.tolist() == [[True], [False]]
+
+
+def test_the_cheapest_row_that_is_trusted_is_named_and_warned_of(published):
+    """At 2.0 nats E = 32 would be 74 times larger than the largest run of its E, and all take over 30 times the C."""
+    found = published.reach(2.0)
+    assert (found.best["experts"], found.trusted) == (32, False)
+    assert found.verdict.endswith("; not trusted")
+    assert {warning.partition(":")[0] for warning in found.warnings[1:]} == {"E = 32"}
+    assert any(warning.startswith("E = 32: not trusted: N_act ×74.1 and C ×54.6; ") for warning in found.warnings)
+    nearer = published.reach(2.08)
+    rows = {row["experts"]: row for row in nearer.rows}
+    trusted = [e for e, row in rows.items() if row["trusted"]]
+    assert nearer.best["experts"] == min(trusted, key=lambda e: rows[e]["flops"]) == 8
+    assert rows[32]["flops"] < nearer.best["flops"]
+    assert "; E = 32 takes 8.65e21 FLOPs, but is not trusted" in nearer.verdict
+    several = published.reach([2.2, 2.0])
+    assert several.trusted
+    assert any(warning.startswith("loss 2, E = 32: N_act 23.8B") for warning in several.warnings)
+
+
+def test_no_trusted_row_is_further_out_than_backtests(published):
+    """By brute force over losses, budgets and memory: N_act and D of each E, C of all runs, and D/N."""
+    ranges = {r.experts: r for r in published.conditions.ranges}
+    for loss in (2.6, 2.3, 2.15, 2.1, 2.05, 1.9):
+        for row in published.reach(loss, force=True).rows:
+            of_e, whole = ranges[row["experts"]], ranges[None]
+            times = [row["n_active"] / of_e.n_active[1], row["tokens"] / of_e.tokens[1]]
+            times += [row["flops"] / whole.training_flops[1], 10 * row["tokens_per_parameter"] / 727.1]
+            assert row["trusted"] == (max(times) <= 30.03)
     with pytest.raises(ExtrapolationError):
         matched_memory(published, 1e22, 1024)
 

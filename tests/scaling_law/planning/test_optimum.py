@@ -42,13 +42,16 @@ def test_caption_of_the_matched_models(published):
 def test_table_of_the_best_models(published):
     table = published.optimal(1e22, memory=80e9, kv_tokens=16_384)
     assert [row.experts for row in table] == EXPERTS
-    assert table.best is table[16]
+    assert table.best is table[8]
+    assert table.verdict.endswith("; E = 16 is 0.004 lower, but not trusted")
+    assert [row.trusted for row in table] == [True, True, True, True, False, False]
+    assert published.optimal(1e22, memory=80e9, kv_tokens=16_384, force=True).best.experts == 16
     assert [row.limited_by for row in table] == ["compute", "compute", *["memory"] * 4]
     for row in table.rows[2:]:
         assert row.memory_bytes == pytest.approx(80e9, rel=1e-9)
         assert row.weight_bytes == pytest.approx(2 * row.n_total)
     frame = table.to_dataframe()
-    assert frame.loc[frame.best, "experts"].tolist() == [16]
+    assert frame.loc[frame.best, "experts"].tolist() == [8]
     assert "N_act" in table._repr_html_()
 
 
@@ -94,7 +97,7 @@ def test_rows_beyond_the_guard_are_not_compared_unless_forced(published):
 
 def test_a_tie_is_called_one(published):
     """At 80 GB the best two E differ by less than the law's error: by draws, and without them by the RMSE."""
-    question = {"flops": 1e22, "memory": 80e9, "kv_tokens": 16_384}
+    question = {"flops": 1e22, "memory": 80e9, "kv_tokens": 16_384, "force": True}
     plain = published.replace(draws=None).optimal(**question)
     assert plain.comparison.tied == (16, 8, 32)
     text = "E = 8, 16 and 32 cannot be told apart (0.0038 nats between the best two; the law's error is 0.0062)"
@@ -189,13 +192,17 @@ def test_a_narrow_terminal_shows_the_answer_first(published):
     first = [cell.strip() for cell in next(line for line in lines if "N_act" in line).split("┃")]
     assert first[1] == "E"
     assert {"d_model", "N_act", "tokens", "loss"} <= set(first)
-    best = next(line for line in lines if line.split("│")[-2:-1] == [" best "])
+    best = next(line for line in lines if [cell.strip() for cell in line.split("│")[-2:-1]] == ["best"])
     assert all(text in best for text in (f"{table.best.d_model:.0f}", f"{table.best.loss:.4f}"))
 
 
 def test_a_rate_outside_the_range_of_its_law_is_warned_of(published):
     table = published.optimal(1e24, experts=[1], force=True)
-    assert any(text.startswith("best row: learning rate: N") for text in table.warnings)
+    assert table.best.learning_rate is None
+    assert any(text.startswith("best row (E = 1): no learning rate: too far outside") for text in table.warnings)
+    nearer = published.optimal(3e21, experts=[1])
+    assert nearer.best.learning_rate > 0
+    assert any(text.startswith("best row (E = 1): learning rate: N") for text in nearer.warnings)
     assert not any("learning rate" in text for text in published.optimal(1e20, experts=[1]).warnings)
 
 
@@ -203,7 +210,8 @@ def test_a_rate_outside_the_range_of_its_law_is_warned_of(published):
     ("largest_run", "limits", "ends"),
     [
         (32, {}, "E = 32 is the largest considered (the fitted range"),
-        (16, {}, "E = 32 is the largest considered (the default list"),
+        (16, {}, "E = 16 is the largest considered (the fitted range"),
+        (32, {"experts": "1,16"}, "E = 16 is the largest considered (the list asked for"),
         (32, {"experts": "1-8"}, "E = 8 is the largest considered (the list asked for"),
         (32, {"memory": "80GB", "experts": [1, 4, 32, 64]}, None),  # E = 32 wins and 64 was asked
         (32, {"experts": 8}, None),  # nothing was compared
@@ -212,7 +220,7 @@ def test_a_rate_outside_the_range_of_its_law_is_warned_of(published):
 def test_the_largest_of_the_experts_is_named_where_it_wins(published, largest_run, limits, ends):
     ranges = tuple(r for r in published.conditions.ranges if r.experts is None or r.experts <= largest_run)
     law = published.replace(conditions=replace(published.conditions, ranges=ranges))
-    named = [warning for warning in law.optimal(1e22, **limits).warnings if "largest considered" in warning]
+    named = [warning for warning in law.optimal(1e21, **limits).warnings if "largest considered" in warning]
     assert [warning.partition(" ends there); ")[0] for warning in named] == ([ends] if ends else [])
     assert all(warning.endswith("was not tried") for warning in named)
 
@@ -230,11 +238,11 @@ def test_warnings_about_many_experts_are_short(published):
         "no optimum": rising.optimal(1e22, experts=range(1, 200), force=True),
         "reach": rising.reach(2.5, range(1, 200), force=True),
     }
-    assert "E = 129-199 not compared: too far outside the fitted range" in asked["guard"].warnings
+    assert "E = 129 to 199 not compared: too far outside the fitted range" in asked["guard"].warnings
     for name, answer in asked.items():
         assert max(map(len, answer.warnings)) < 200, name
         assert len(answer.warnings) < 10, name
-    assert any(w.startswith("E = 51-199 are left out: the loss does not fall") for w in asked["reach"].warnings)
+    assert any(w.startswith("E = 51 to 199 are left out: the loss does not fall") for w in asked["reach"].warnings)
     with pytest.raises(ValueError, match="at E = 100, likewise at the others; its `loss` is still defined") as error:
         rising.optimal(1e22, experts=range(100, 200))
     assert len(str(error.value)) < 700

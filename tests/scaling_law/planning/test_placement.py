@@ -95,12 +95,10 @@ def test_an_optimum_goes_over_what_the_gpus_can_train():
         if row.experts in named:
             with pytest.raises(DoesNotFit):
                 cluster.place(Architecture(row.architecture.d_model + 64, int(row.experts)))
-    assert named == [16, 32, 64]
+    assert named == [16, 32]
     measured = replace(H100, is_assumed=False)  # steps that were measured hold for models of any size
     free = JointLaw.published().optimal(hours=480, gpus=8, throughput=measured, integral=True)
-    assert any(
-        warning.startswith("E = 8, 16, 32, 64, 128: training takes more memory than 8 ×") for warning in free.warnings
-    )
+    assert any(warning.startswith("E = 8, 16, 32: training takes more memory than 8 ×") for warning in free.warnings)
 
 
 def test_batches_are_rounded_up_to_what_gpus_can_share():
@@ -118,7 +116,7 @@ def test_a_plan_is_the_best_that_the_gpus_can_train(experts):
     """Against every width of every E: the best of those that fit."""
     law, cluster = JointLaw.published(), Cluster(4, H100)
     asked = {"hours": 960, "gpus": 4, "throughput": H100}
-    made = law.plan(**asked, experts=experts)
+    made = law.plan(**asked, experts=experts, force=True)  # of D 38 times that of the runs with E = 32
     losses = {}
     for e in experts or (1, 2, 4, 8, 16, 32):
         for d in range(1024, 4096, 64):
@@ -132,7 +130,7 @@ def test_a_plan_is_the_best_that_the_gpus_can_train(experts):
     best = min(losses, key=losses.get)
     assert (made.architecture.experts, made.architecture.d_model) == best
     assert made.placement == cluster.place(made.architecture)
-    assert any(warning.startswith("best row: N_act") for warning in made.warnings)
+    assert any(warning.startswith(f"best row (E = {best[0]}): N_act") for warning in made.warnings)
 
 
 def test_a_budget_of_flops_is_planned_for_what_fits():

@@ -89,9 +89,9 @@ def test_the_rate_is_that_of_the_tokens_and_the_batch_of_the_plan(published):
         assert plan.learning_rate_interval is None
 
 
-def test_by_default_the_public_law_answers_inside_of_its_grids_and_the_papers_outside(published):
+def test_by_default_the_public_law_answers_up_to_ten_times_outside_of_its_grids(published):
     """With the width of the interval between: 1.96 standard deviations of ln LR."""
-    public, paper = (LearningRateLaw.published(name) for name in ("public:ludziejewski", "code"))
+    public = LearningRateLaw.published("public:ludziejewski")
     inside, outside = published.plan(1e20, [4]), published.plan(1e23, [1], force=True)
     run = (inside.architecture, inside.tokens, 512 * 512)
     assert inside.learning_rate == pytest.approx(public.learning_rate(*run), rel=1e-4)
@@ -99,11 +99,26 @@ def test_by_default_the_public_law_answers_inside_of_its_grids_and_the_papers_ou
     low, high = inside.learning_rate_interval
     assert low < inside.learning_rate < high < 4 * low
     assert f"{low:.2g}…{high:.2g}" in str(inside.summary())
-    assert not any("public grids" in warning for warning in inside.warnings)
-    assert outside.learning_rate == pytest.approx(paper.learning_rate(outside.architecture), rel=1e-4)
-    assert (outside.learning_rate_law, outside.learning_rate_interval) == (paper.source, None)
-    assert any(w.endswith("the paper's law answers, outside of the public grids") for w in outside.warnings)
-    assert published.plan(1e23, [1], force=True, learning_rate_law=public).learning_rate_law == public.source
+    assert not any("learning rate" in warning for warning in inside.warnings)
+    assert inside.to_yaml().splitlines()[1] == f"# learning rate: {public.source}; for batches of 262,144 tokens"
+    assert (outside.learning_rate, outside.learning_rate_interval, outside.trusted) == (None, None, False)
+    assert any(w.startswith("no learning rate: too far outside the runs of its law (N ×2") for w in outside.warnings)
+    assert dict(outside.summary().rows)["peak learning rate"].startswith("– (public grids")
+    assert outside.to_dict()["configuration"] is None
+    with pytest.raises(ValueError, match="learning_rate=None must be given"):
+        outside.to_yaml()
+
+
+def test_a_rate_that_is_given_is_taken_and_named(published):
+    """Where the law of rates is too far from its runs, and elsewhere."""
+    for flops, experts in ((1e23, [1]), (1e20, [4])):
+        made = published.plan(flops, experts, force=True, learning_rate=3e-5)
+        assert (made.learning_rate, made.learning_rate_law, made.learning_rate_batch) == (3e-5, "given", None)
+        assert made.configuration()["optimizer"] == {"learning_rate": 3e-5}
+        assert "# learning rate: given" in made.to_yaml()
+        assert not any("learning rate" in warning for warning in made.warnings)
+    with pytest.raises(ValueError, match="learning_rate=-1 must be positive"):
+        published.plan(1e20, learning_rate=-1)
 
 
 @pytest.mark.parametrize(

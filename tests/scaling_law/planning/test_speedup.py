@@ -133,7 +133,8 @@ def test_both_models_may_lie_below_the_smallest_that_is_counted(law):
 
 def test_how_far_both_models_extrapolate_is_said(law):
     assert not any("outside the fitted" in warning for warning in law.speedup(2, 1, flops=1e20).warnings)
-    found = law.speedup(8, 1, flops=1e23)
+    assert not law.speedup(8, 1, flops=1e23).trusted
+    found = law.speedup(8, 1, flops=1e21)
     assert found.trusted
     for model in ("E = 8", "best size", "same N_act"):
         assert any(warning.startswith(f"{model}: N_act") for warning in found.warnings)
