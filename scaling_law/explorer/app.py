@@ -294,9 +294,9 @@ def _slid(name: str) -> str:
 
 
 def _preset() -> str:
-    """No preset, the fields of the one chosen, and a turn."""
+    """No preset, the fields of the one chosen, and a turn; nothing where the list is left without a choice."""
     values = {name: [getattr(question, field) for field in PRESET_FIELDS] for name, question in PRESETS.items()}
-    return f"(name) => [null, ...{json.dumps(values)}[name], {TURN}]"
+    return f"(name) => name ? [null, ...{json.dumps(values)}[name], {TURN}] : undefined"
 
 
 def _opened(laws: Mapping[str, Law], first: Question) -> str:
