@@ -74,6 +74,7 @@ def as_typed(message: str, command: Any) -> str:
     """The message of an error of ours with the names of Python as the options of a command.
 
     `mfu=0 must be positive` becomes `--mfu 0 must be positive`, and `flops=None must be given` `--flops is needed`.
+    What a value has in quotes stays: `gpu='peak=1T,memory=9GB'`.
     """
     flags = {parameter.name: flag(command, parameter.name) for parameter in command.params}
     flags = {name.removesuffix("s"): text for name, text in flags.items()} | flags  # `law=` is one of --laws
@@ -84,7 +85,7 @@ def as_typed(message: str, command: Any) -> str:
         return flags[match["name"]] + (" " if match["sign"] == "=" else "")
 
     ends = r"=None(?= is needed|,|:)|=True\b|=(?!None\b|=)"
-    message = re.sub(rf"(?<![\w.-])(?P<name>{names})(?P<sign>{ends})", typed, message)
+    message = re.sub(rf"(?<![\w.,'\"-])(?P<name>{names})(?P<sign>{ends})", typed, message)
     return re.sub(rf"^(?P<name>{names})(?P<sign>)(?=:)", typed, message)
 
 

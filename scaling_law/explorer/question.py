@@ -60,7 +60,7 @@ class Question:
             if len(text) > _LONGEST:
                 raise InputError(f"{name}={text[:20]!r}… is too long: at most {_LONGEST} characters")
             if name in CHOICES and text not in CHOICES[name]:
-                raise InputError(unknown(f"{name}=", text, CHOICES[name]))
+                raise InputError(unknown(f"{name}=", text, CHOICES[name], suggests=name != "gpu"))
         return cls(**texts)
 
     @classmethod
