@@ -19,6 +19,8 @@ from scaling_law.formulas.law import positive
 from scaling_law.law import Law
 from scaling_law.planning import design
 from scaling_law.planning import scale_out as scaling
+from scaling_law.planning.launch import RENDEZVOUS
+from scaling_law.planning.plan import Plan
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.recipe import PAPER
 
@@ -55,11 +57,18 @@ def plan(
     planned = law.plan(branches=branches, force=force, **question)
     if output is not None:
         write_bytes(output, planned.to_yaml(sweep).encode())
-    show(planned.to_dict() | {"written": [str(output)] * bool(output)} if as_json else None, as_json, planned)
+    written = {"written": [str(output)] * bool(output)} | ({"launch": planned.launch(str(output))} if output else {})
+    show(planned.to_dict() | written if as_json else None, as_json, planned)
     if not as_json:
-        launch = f"wrote {output}\naccelerate launch train.py --config {output}"
-        typer.echo(launch if output else "-o FILE writes the YAML for train.py")
+        typer.echo(_launched(planned, output) if output else "-o FILE writes the YAML for train.py")
     exit_untrusted(planned.trusted, force)
+
+
+def _launched(planned: Plan, output: Path) -> str:
+    """What was written, and how it is started."""
+    line = planned.launch(str(output))
+    on_each = "on every machine, with RANK 0, 1, … and ADDRESS that of the first:\n"
+    return f"wrote {output}\n{on_each if RENDEZVOUS in line else ''}{line}"
 
 
 @command("d_model experts gpus gpu mfu precision batch sequence_length")
