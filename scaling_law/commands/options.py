@@ -58,8 +58,8 @@ def names(words: str) -> tuple[str, ...]:
     return tuple(name for word in words.split(",") if (name := word.strip()))
 
 
-GPU = "GPU model, h100, or any by peak=148T,memory=96GB (and bandwidth=4TB, link=450GB, node=8). "
-GPU += "Step times follow its data sheet and rates of public runs unless --throughput is given."
+GPUS = "GPU model: h100; or any, as peak=148T,memory=96GB (and bandwidth=4TB, link=450GB, node=8)."
+GPU = f"{GPUS} Step times follow its data sheet and rates of public runs unless --throughput is given."
 TIMES = "throughput.json of `python -m training.throughput`: step times measured on such a GPU."
 EXPERTS_SHOWN = "To compare: 1,2,4,8 or 1-32. [default: the paper's, or the law's own]"
 SERVED = "Tokens served over the model's life: 100B."

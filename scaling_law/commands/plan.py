@@ -9,11 +9,11 @@ from typing import Annotated, Any
 import typer
 
 from hub.base.atomic import write_bytes
-from hub.base.commands import COUNT, COUNTS, EXPERTS
+from hub.base.commands import COUNT, COUNTS, EXPERTS, Revision
 from hub.base.errors import InputError, unknown
 from hub.base.tables import show
 from hub.base.units import parse_count, parse_counts
-from scaling_law.commands.options import command, exit_untrusted, nearest_width, option, quantity, rare
+from scaling_law.commands.options import GPUS, command, exit_untrusted, nearest_width, option, quantity, rare
 from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.law import positive
 from scaling_law.law import Law
@@ -21,8 +21,14 @@ from scaling_law.planning import design
 from scaling_law.planning import scale_out as scaling
 from scaling_law.planning.launch import RENDEZVOUS
 from scaling_law.planning.plan import Plan
+from scaling_law.planning.scale_out import READ_BATCH
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.recipe import PAPER
+
+
+SCALED = "org/model on the Hub, a folder, or a config.json; or a width, whose blocks and heads follow as d / 64."
+SEQUENCES = f"Sequences of a step. [default: {PAPER.batch_ramp[-1].sequences}; of a model that is read {READ_BATCH[0]}]"
+LENGTH = f"Tokens of a sequence. [default: {PAPER.sequence_length}; of a model that is read {READ_BATCH[1]}]"
 
 
 @command(
@@ -71,28 +77,49 @@ def _launched(planned: Plan, output: Path) -> str:
     return f"wrote {output}\n{on_each if RENDEZVOUS in line else ''}{line}"
 
 
-@command("d_model experts gpus gpu mfu precision batch sequence_length")
+@command("model experts gpus gpu mfu precision tokens price batch sequence_length revision")
 def scale_out(
-    d_model: Annotated[float, typer.Argument(help="Width; blocks and heads follow as d / 64.")],
-    experts: Annotated[int, option("Experts, of which one is active.")] = 8,
+    model: Annotated[str, typer.Argument(metavar="MODEL", help=SCALED)],
+    gpu: Annotated[str, option(GPUS)] = "h100",
+    experts: Annotated[int | None, option("With a width: experts, of which one is active. [default: 8]")] = None,
     gpus: Annotated[Any, quantity(COUNTS, "How many, to compare. [default: 8,64]")] = None,
-    gpu: Annotated[str, option("GPU model.")] = "h100",
-    batch: Annotated[int, rare("Sequences of a step.", min=1)] = PAPER.batch_ramp[-1].sequences,
-    sequence_length: Annotated[int, rare("Tokens of a sequence.", min=1)] = PAPER.sequence_length,
+    tokens: Annotated[Any, quantity(COUNT, "Tokens of a run, for its hours: 1T.")] = None,
+    batch: Annotated[int | None, rare(SEQUENCES, min=1)] = None,
+    sequence_length: Annotated[int | None, rare(LENGTH, min=1)] = None,
+    revision: Revision = None,
     **others: Any,
 ) -> Answer:
-    """Memory and communication of a model on more and more GPUs, and which of them limits its speed.
+    """A model on so many GPUs: memory, layout, what limits its speed, and the hours and cost of a run.
 
-        scaling-law scale-out 2304 --experts 8 --gpus 8,64
+        scaling-law scale-out Qwen/Qwen3-30B-A3B --gpus 64,256 --tokens 1T --price 2.5
+
+    Of a model only its config.json is read. The layout is the fastest that fits, of those that train.py can run; the
+    last column has that of engines with tensor, pipeline and context parallelism, where it is faster.
 
     More examples:
 
+        scaling-law scale-out my-model/config.json --gpus 8,16 --gpu "peak=148T,memory=96GB" --tokens 100B
+
+        scaling-law scale-out 2304 --experts 32 --gpus 8,64,512
+
         scaling-law scale-out 2304 --gpus 64 --batch 4096 --mfu 0.35 --json
     """
-    model = Architecture(nearest_width(d_model), experts)
+    width = _width_of(model)
+    if width is None and experts is not None:
+        raise InputError(f"experts={experts} goes with a width, as in 2304: {model} has its own")
+    source = model if width is None else Architecture(width, 8 if experts is None else experts)
     counts: list[Any] = [int(n) if n.is_integer() else n for n in gpus or (8.0, 64.0)]
-    sizes: dict[str, Any] = {"batch_sequences": batch, "sequence_length": sequence_length}
-    return scaling.scale_out(model, counts, gpu, **sizes, **others)
+    sizes: dict[str, Any] = {"batch_sequences": batch, "sequence_length": sequence_length, "revision": revision}
+    return scaling.scale_out(source, counts, gpu, tokens=tokens, **sizes, **others)
+
+
+def _width_of(model: str) -> int | None:
+    """The d_model that a number names; None for a model that is read."""
+    try:
+        width = float(model)
+    except ValueError:
+        return None
+    return nearest_width(float(positive("model", width)))
 
 
 def _pair(text: str) -> tuple[float, float]:

@@ -22,6 +22,7 @@ from hub.base.errors import InputError
 from scaling_law.machine.efficiency import SMALL, published_runs
 from scaling_law.machine.gpus import SHEET, named_gpu
 from scaling_law.size.architecture import Architecture
+from scaling_law.size.missing import refuse_none
 from scaling_law.size.recipe import PAPER
 from scaling_law.size.widths import Widths
 
@@ -67,6 +68,7 @@ class ModelWork:
     @classmethod
     def of(cls, model: Architecture | Widths | Sequence[Architecture]) -> ModelWork:
         """Work of one architecture (numbers), or of several (arrays)."""
+        refuse_none("model", model)
         if isinstance(model, Sequence):
             each = [vars(cls.of(one)) for one in model]
             return cls(**{name: np.array([one[name] for one in each]) for name in each[0]})
