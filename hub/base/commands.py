@@ -210,6 +210,23 @@ def parser(parse: Callable[[str], Any], name: str) -> Callable[[str], Any]:
 
 COUNT = parser(units.parse_count, "count")
 COUNTS = parser(units.parse_counts, "counts")
+TOKENS = parser(units.parse_tokens, "count")
+BATCH = parser(units.parse_batch, "count")
+PARAMETERS = parser(units.parse_parameters, "count")
+FLOPS = parser(units.parse_flops, "count")
+HOURS = parser(units.parse_hours, "time")
+
+
+def several(parse: Callable[[str], Any]) -> Callable[[str], list[Any]]:
+    """A parser of values between commas, each of which `parse` reads."""
+
+    def parsed(text: str) -> list[Any]:
+        return [parse(part) for part in text.split(",")]
+
+    parsed.__name__ = "counts"
+    return parsed
+
+
 BYTES = parser(units.parse_bytes, "bytes")
 CONTEXT = parser(units.parse_context, "tokens")
 EXPERTS = parser(units.parse_experts, "experts")

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import typer
 
-from hub.base.commands import COUNT, EXPERTS
+from hub.base.commands import BATCH, EXPERTS, TOKENS
 from hub.base.errors import InputError
 from hub.base.tables import show
 from hub.base.units import format_count
@@ -39,8 +39,8 @@ class OfRates(OfRuns):
     loss: Annotated[str | None, option(JUDGED_BY)] = None
     n_blocks: Annotated[int | None, rare("Number of blocks.")] = None
     n_heads: Annotated[int | None, rare("Number of heads.")] = None
-    tokens: Annotated[Any, quantity(COUNT, "Tokens of the run, for laws that have them: 20B.", rare=True)] = None
-    batch_tokens: Annotated[Any, quantity(COUNT, "Tokens of a batch, for laws that have it: 0.5M.", rare=True)] = None
+    tokens: Annotated[Any, quantity(TOKENS, "Tokens of the run, for laws that have them: 20B.", rare=True)] = None
+    batch_tokens: Annotated[Any, quantity(BATCH, "Tokens of a batch, for laws that have it: 0.5M.", rare=True)] = None
     reading: Annotated[Literal["code", "paper"], rare("Fit with N as in the paper's runs, or as in its text.")] = (
         "code"
     )

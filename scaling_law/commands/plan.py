@@ -9,10 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from hub.base.atomic import write_bytes
-from hub.base.commands import COUNT, COUNTS, EXPERTS, Revision
+from hub.base.commands import BATCH, COUNTS, EXPERTS, FLOPS, TOKENS, Revision
 from hub.base.errors import InputError, unknown
-from hub.base.tables import show
-from hub.base.units import parse_count, parse_counts
+from hub.base.tables import enumerated, show
+from hub.base.units import parse_count, parse_flops, parse_parameters, parse_tokens
 from scaling_law.commands.options import GPUS, command, exit_untrusted, nearest_width, option, quantity, rare
 from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.law import positive
@@ -25,9 +25,10 @@ from scaling_law.planning.scale_out import READ_BATCH
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.recipe import PAPER
 
-
 SCALED = "org/model on the Hub, a folder, or a config.json; or a width, whose blocks and heads follow as d / 64."
-SEQUENCES = f"Sequences of a step. [default: {PAPER.batch_ramp[-1].sequences}; of a model that is read {READ_BATCH[0]}]"
+SEQUENCES = (
+    f"Sequences of a step. [default: {PAPER.batch_ramp[-1].sequences}; of a model that is read {READ_BATCH[0]}]"
+)
 LENGTH = f"Tokens of a sequence. [default: {PAPER.sequence_length}; of a model that is read {READ_BATCH[1]}]"
 
 
@@ -83,7 +84,7 @@ def scale_out(
     gpu: Annotated[str, option(GPUS)] = "h100",
     experts: Annotated[int | None, option("With a width: experts, of which one is active. [default: 8]")] = None,
     gpus: Annotated[Any, quantity(COUNTS, "How many, to compare. [default: 8,64]")] = None,
-    tokens: Annotated[Any, quantity(COUNT, "Tokens of a run, for its hours: 1T.")] = None,
+    tokens: Annotated[Any, quantity(TOKENS, "Tokens of a run, for its hours: 1T.")] = None,
     batch: Annotated[int | None, rare(SEQUENCES, min=1)] = None,
     sequence_length: Annotated[int | None, rare(LENGTH, min=1)] = None,
     revision: Revision = None,
@@ -135,13 +136,13 @@ def _pair(text: str) -> tuple[float, float]:
 )
 def next_runs(
     law: Law,
-    flops: Annotated[float, quantity(COUNT, "Total budget of the new runs: 1e20.")],
+    flops: Annotated[float, quantity(FLOPS, "Total budget of the new runs: 1e20.")],
     ask: Annotated[str, option("What to make certain: optimum:FLOPS,E, loss:N,D,E, or advantage:FLOPS,E1,E2.")],
     vocab_size: int | None,
     force: bool,
     max_runs: Annotated[int, option("Maximum number of runs.")] = 24,
     warmup_tokens: Annotated[
-        Any, quantity(COUNT, "Tokens of warm-up: 130M. [default: that of the fitted runs]", "--warmup", rare=True)
+        Any, quantity(BATCH, "Tokens of warm-up: 130M. [default: that of the fitted runs]", "--warmup", rare=True)
     ] = None,
     experts: Annotated[Any, quantity(EXPERTS, "Experts of the runs to choose from: 1,2,4 or 1-8.")] = "1,2,4,8,16,32",
     widths: Annotated[
@@ -150,7 +151,7 @@ def next_runs(
     tokens_per_parameter: Annotated[
         Any, quantity(_pair, "D / N_act of the runs.", metavar="LOW:HIGH", rare=True)
     ] = "0.5:80",
-    max_run_flops: Annotated[Any, quantity(COUNT, "Budget of one run. [default: a quarter of all]", rare=True)] = None,
+    max_run_flops: Annotated[Any, quantity(FLOPS, "Budget of one run. [default: a quarter of all]", rare=True)] = None,
     noise: Annotated[float | None, rare("Standard deviation of ln L of one run. [default: from the fit]")] = None,
     **limits: Any,
 ) -> tuple[Answer, dict[str, Any]]:
@@ -169,8 +170,9 @@ def next_runs(
         raise InputError("--law has no draws: fit that law with --bootstrap")
     vocabulary = law.vocab_size if vocab_size is None else vocab_size
     widths = widths and [nearest_width(width) for width in widths]
-    largest = float(positive("flops", flops)) / 4 if max_run_flops is None else max_run_flops
-    candidates = design.candidate_grid(largest, experts, widths, tokens_per_parameter, vocabulary)
+    grid = {"experts": experts, "widths": widths, "tokens_per_parameter": tokens_per_parameter}
+    budget = float(positive("flops", flops))
+    candidates = design.budget_grid(budget, max_run_flops, **grid, vocab_size=vocabulary)
     answer = _answer(ask, limits, vocab_size)
     run: dict[str, Any] = {"noise": noise, "max_runs": max_runs, "warmup_tokens": warmup_tokens}
     return law.next_runs(answer, flops, candidates, **run, force=force), {"ask": ask}
@@ -183,16 +185,23 @@ ANSWERS: dict[str, tuple[Callable[..., design.Target], str]] = {  # what --ask n
 }
 
 
+READERS: dict[str, Callable[[str, str], float]] = {"FLOPS": parse_flops, "N": parse_parameters, "D": parse_tokens}
+
+
 def _answer(ask: str, limits: dict[str, Any], vocab_size: int | None) -> design.Target:
     kind, _, rest = ask.partition(":")
-    values = parse_counts(rest, "--ask") if rest else []
     options = {name: value for name, value in limits.items() if value}
     if options and kind in ("optimum", "loss"):
-        raise InputError(f"--ask {ask!r}: --memory, --max-parameters and --kv-tokens go with advantage only")
+        flags = enumerated([f"--{name.replace('_', '-')}" for name in options])
+        raise InputError(f"--ask {ask!r}: {flags} go{'es' * (len(options) == 1)} with advantage only")
     if kind not in ANSWERS:
         raise InputError(unknown("--ask ", kind, ANSWERS))
     target, takes = ANSWERS[kind]
-    if len(values) != len(takes.split(",")):
+    names, texts = takes.split(","), rest.split(",")
+    if len(texts) != len(names):
         forms = " or ".join(f"{name}:{form}" for name, (_, form) in ANSWERS.items())
         raise InputError(f"--ask {ask!r} must be {forms}")
+    values = [
+        READERS.get(name, parse_count)(text, f"--ask {ask!r}: {name}") for name, text in zip(names, texts, strict=True)
+    ]
     return target(*values, **options | ({"vocab_size": vocab_size} if kind == "advantage" else {}))

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
 from hub.base.errors import InputError
-from hub.base.units import format_bytes, format_flops, parse_bytes, parse_count
+from hub.base.units import format_bytes, format_flops, parse_bytes, parse_flops, parse_hours
 from scaling_law.explorer import uploads
 from scaling_law.explorer.answer import answer
 from scaling_law.explorer.programs import law_named, tools
@@ -51,6 +51,7 @@ SLIDERS: dict[str, tuple[float, float, Callable[[float], str]]] = {  # field →
     "hours": (0.0, 4.0, "{:.3g}".format),
     "memory": (9.0, 13.0, lambda size: format_bytes(size).replace(" ", "")),
 }
+READERS = {"flops": parse_flops, "hours": parse_hours, "memory": parse_bytes}  # of the texts beside them
 STEP = 0.05  # of a slider
 SKIP: dict[str, Any] = {"__type__": "update"}  # gradio.skip(), which leaves a component alone
 SHOWN = 9  # components of an answer: those of `_results`, and the link
@@ -171,7 +172,7 @@ def _inputs(laws: Mapping[str, Law], first: Question) -> tuple[Any, dict[str, An
     inputs["unit"] = gr.Radio(units, label="Budget in", value=first.unit, elem_id="unit")
     text("flops", "Training budget (FLOPs)", "1e22, including inference", elem_classes="in-flops")
     slider("flops", "log₁₀ of the FLOPs", elem_classes="in-flops")
-    text("hours", "Hours", "168 is a week; wall-clock time of training", elem_classes="in-hours")
+    text("hours", "Hours", "168, 7d or 1w; wall-clock time of training", elem_classes="in-hours")
     slider("hours", "log₁₀ of the hours", elem_classes="in-hours")
     text("gpus", "Number of GPUs", "8, which share the steps evenly", elem_classes="in-hours")
     in_hours: dict[str, Any] = {"elem_classes": "in-hours", "elem_id": "gpu"}
@@ -280,9 +281,8 @@ def _positions(question: Question) -> dict[str, float]:
     """log10 of what sliders stand for, within their ends, as far as the texts can be read."""
     positions = {}
     for name, (low, high, _) in SLIDERS.items():
-        read = parse_bytes if name == "memory" else parse_count
         with suppress(ValueError):
-            positions[name] = round(min(max(math.log10(read(getattr(question, name), name)), low), high), 2)
+            positions[name] = round(min(max(math.log10(READERS[name](getattr(question, name), name)), low), high), 2)
     return positions
 
 

@@ -78,7 +78,9 @@ GPUS: dict[str, Gpu] = {
     "A100": Gpu(
         "NVIDIA A100 SXM 80GB", 312e12, 2.039e12, 80e9, f"nvidia.com/en-us/data-center/a100, {_STAS}", NVLINK_3
     ),
-    "A800": Gpu("NVIDIA A800 SXM 80GB", 312e12, 2.039e12, 80e9, "an A100 with NVLink of 400 GB/s in both directions", 200e9),
+    "A800": Gpu(
+        "NVIDIA A800 SXM 80GB", 312e12, 2.039e12, 80e9, "an A100 with NVLink of 400 GB/s in both directions", 200e9
+    ),
     "V100 PCIe": Gpu(
         *("NVIDIA V100 PCIe 32GB", 112e12, 0.9e12, 32e9, "NVIDIA V100 datasheet", PCIE_3),
         basis=_FP16,
@@ -102,7 +104,13 @@ GPUS: dict[str, Gpu] = {
         basis=_ELSEWHERE,
     ),
     "Trainium2": Gpu(
-        *("AWS Trainium2", 667e12, 2.9e12, 96 * 1024**3, "awsdocs-neuron, Trainium2 architecture; NeuronLink of 1.28 TB/s"),
+        *(
+            "AWS Trainium2",
+            667e12,
+            2.9e12,
+            96 * 1024**3,
+            "awsdocs-neuron, Trainium2 architecture; NeuronLink of 1.28 TB/s",
+        ),
         *(640e9, 16),
         basis=_ELSEWHERE,
     ),

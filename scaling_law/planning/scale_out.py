@@ -10,7 +10,7 @@ from typing import Any
 
 from hub.base.errors import InputError
 from hub.base.tables import Table
-from hub.base.units import format_bytes, format_count
+from hub.base.units import format_bytes, format_count, parse_tokens
 from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.law import percentile_interval, positive
 from scaling_law.machine.communication import Sent, all_to_all_bytes, communication
@@ -33,8 +33,8 @@ class ScaleOutRow:
     `placement` is the fastest layout that `train.py` can run, and `megatron` that of engines which also have tensor,
     pipeline and context parallelism. A step takes the longer of `compute_seconds` and `communication_seconds`, at the
     full speed of the links. `mfu_limit`: the MFU at which communication alone fills the step. `expert_parallel_*`: of
-    experts divided among all GPUs. `hours` and `cost` are of a run of the tokens that were given, with the 95 % interval
-    of step times between labs. `least_bytes`: of each GPU, in the layout that takes fewest.
+    experts divided among all GPUs. `hours` and `cost` are of a run of the tokens that were given, with the 95 %
+    interval of step times. `least_bytes`: of each GPU, in the layout that takes fewest.
     """
 
     gpus: int
@@ -155,7 +155,7 @@ def scale_out(
         batch_sequences, sequence_length: default the paper's last batch, 512 of 512 tokens; of a model that is read,
             1,024 of 4,096.
 
-    ValueError for an unlisted GPU, and for GPUs that cannot share the batch equally; for what cannot be read, errors as
+    ValueError for an unlisted GPU, and for GPUs that cannot share the batch equally; of a model that cannot be read as
     of `size.model_configs.read_model`.
     """
     if not (counts := [gpus] if isinstance(gpus, int) else [*gpus]):
@@ -163,18 +163,24 @@ def scale_out(
     if price is not None and tokens is None:
         raise InputError(f"price={price!r} is per GPU-hour: tokens=None must be given, those of a run")
     refuse_none("model", model)
-    source = None if isinstance(model, Architecture) else read_model(model, revision)
+    if isinstance(model, Architecture):
+        source, architecture = None, model
+    else:
+        source = read_model(model, revision)
+        architecture = source.architecture
     usual = (PAPER.batch_ramp[-1].sequences, PAPER.sequence_length) if source is None else READ_BATCH
     batch = usual[0] if batch_sequences is None else batch_sequences
     length = usual[1] if sequence_length is None else sequence_length
     sheet, ramp = named_gpu(gpu), BatchRamp((RampStage(0, batch),), length)
     throughput = Throughput.assumed(gpu, mfu=mfu, precision=precision or "bf16")
-    architecture = model if source is None else source.architecture
-    trained = None if tokens is None else float(positive("tokens", tokens))
+    trained = None if tokens is None else float(positive("tokens", parse_tokens(tokens)))
     clusters = [Cluster(count, throughput, ramp, price=price) for count in counts]
     rows = tuple(_row(architecture, cluster, sheet, trained) for cluster in clusters)
     return ScaleOut(
-        *(architecture, sheet.name, batch * length, rows, length, None if source is None else source.name, trained),
+        *(architecture, sheet.name, batch * length, rows),
+        sequence_length=length,
+        model=None if source is None else source.name,
+        tokens=trained,
         price=clusters[0].price,
         notes=_notes(source, clusters[0], architecture),
         check=None,
@@ -186,7 +192,9 @@ def _notes(source: Model | None, cluster: Cluster, architecture: Architecture) -
     if source is None:
         return ()
     notes = ["only the language model is counted"] if source.text_only else []
-    notes.append("memory is counted as for the models of train.py, with which alone it was compared")
+    notes.append(
+        "memory is counted as for train.py's own class, the only one for which it was compared with an allocator"
+    )
     return (*notes, *cluster.throughput.warnings(architecture))
 
 

@@ -75,7 +75,9 @@ def test_a_device_is_described_by_its_peak_and_memory():
     assert short.link == 63e9
     assert short.precisions == ("bf16",)
     (warning,) = Throughput.assumed(short.name).warnings(model)
-    assert "assumed: 3.35 TB/s of memory (as many FLOPs per byte as an H100), 63 GB/s between GPUs of a node" in warning
+    assert (
+        "assumed: 3.35 TB/s of memory (as many FLOPs per byte as an H100), 63 GB/s between GPUs of a node" in warning
+    )
     (given,) = Throughput.assumed(h20).warnings(model)
     assert "by the peak and links that are given" in given
 

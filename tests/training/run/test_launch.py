@@ -76,7 +76,9 @@ def dry_run(tmp_path, tokenizer_folder):
     return run
 
 
-@pytest.mark.parametrize("ways", [pytest.param(ways, marks=[pytest.mark.slow] * ("EP" not in ways)) for ways in LAYOUTS])
+@pytest.mark.parametrize(
+    "ways", [pytest.param(ways, marks=[pytest.mark.slow] * ("EP" not in ways)) for ways in LAYOUTS]
+)
 def test_the_line_of_a_plan_starts_it(dry_run, tokenizer_folder, ways):
     made = planned(LAYOUTS[ways], vocab_size=len(load_tokenizer(str(tokenizer_folder))))
     assert made.placement.ways == ways
@@ -132,7 +134,15 @@ def test_replicas_of_shards_and_weights_that_stay_are_the_launchers():
 
 @pytest.mark.parametrize(
     ("gpu", "gpus", "machines"),
-    [("h100", 1, 1), ("h100", 8, 1), ("h100", 12, 2), ("h100", 64, 8), ("gh200", 8, 2), ("gb200", 72, 18), ("h100", 9, 3)],
+    [
+        ("h100", 1, 1),
+        ("h100", 8, 1),
+        ("h100", 12, 2),
+        ("h100", 64, 8),
+        ("gh200", 8, 2),
+        ("gb200", 72, 18),
+        ("h100", 9, 3),
+    ],
 )
 def test_machines_have_equally_many_gpus(gpu, gpus, machines):
     """A rack of 72 is of machines with four each."""
