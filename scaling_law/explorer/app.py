@@ -59,7 +59,12 @@ SESSION_SECONDS = 3600  # that an uploaded law stays with its visitor
 TURN = "String(performance.now() + Math.random())"
 # What an answer is for, against the fields: while they differ the answer is dimmed, and asked for once more.
 DIFFER = "document.body.classList.toggle('asking', JSON.parse(answered).slice(1).some((v, i) => v !== values[i]))"
-ASK = f"(answered, turn, ...values) => {{ {DIFFER}; return [answered, turn, ...values]; }}"
+# Gradio refuses a slider whose number was emptied, or typed beyond its ends. Instead a position is sent that no text has,
+# so that the answer puts the slider where its text says.
+ENDS = json.dumps([None] * len(FIELDS) + [[low, high] for low, high, _ in SLIDERS.values()])
+WITHIN = "(value, [low, high]) => typeof value === 'number' && low <= value && value <= high ? value : low + 0.001"
+SENT = f"values.map((value, i) => {ENDS}[i] ? ({WITHIN})(value, {ENDS}[i]) : value)"
+ASK = f"(answered, turn, ...values) => {{ {DIFFER}; return [answered, turn, ...{SENT}]; }}"
 ASK_AGAIN = f"(answered, ...values) => {DIFFER} ? {TURN} : undefined"  # undefined writes nothing
 LINK = "(query) => { history.replaceState(null, '', query ? '?' + query : location.pathname); }"
 SAVE = f"""(text) => {{
@@ -135,7 +140,7 @@ def page(own: Mapping[str, Law] | None = None) -> Blocks:
         app.load(None, None, [*values, link, dark], js=_opened(laws, first))
         preset.input(None, preset, [preset, *[inputs[name] for name in PRESET_FIELDS], turn], js=_preset())
         for name, slider in sliders.items():
-            slider.input(None, slider, [inputs[name], turn], js=_slid(name))
+            slider.input(None, [slider, inputs[name]], [inputs[name], turn], js=_slid(name))
 
         file, action, mapping, columns, button, refused, said = upload
         file.change(_received, [file, action], [refused, mapping, action, *columns], **quiet)
@@ -287,10 +292,11 @@ def _positions(question: Question) -> dict[str, float]:
 
 
 def _slid(name: str) -> str:
-    """The text of a slider's position, and a turn."""
+    """The text of a slider's position, or the one that stands there where it has none; and a turn."""
     low, high, text_of = SLIDERS[name]
     texts = [text_of(10.0 ** (low + STEP * i)) for i in range(round((high - low) / STEP) + 1)]
-    return f"(position) => [{json.dumps(texts)}[Math.round((position - {low}) / {STEP})], {TURN}]"
+    index = f"typeof position === 'number' ? Math.round((position - {low}) / {STEP}) : -1"
+    return f"(position, text) => [{json.dumps(texts)}[{index}] ?? text, {TURN}]"
 
 
 def _preset() -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from hub.base.tables import Table
 from hub.base.units import format_bytes, format_count, format_flops, parse_context, parse_tokens
 from scaling_law.formulas.answers import ArrayAnswer, plain
-from scaling_law.formulas.conditions import ExtrapolationError, RangeCheck
+from scaling_law.formulas.conditions import RangeCheck
 from scaling_law.formulas.law import percentile_interval, positive
 from scaling_law.law import JointLaw, Law
 from scaling_law.planning.limits import of_law
@@ -199,7 +199,7 @@ def _own_experts_refused(law: Law, a: Architecture, flops: float, limits: dict[s
         return None
     try:
         optimal(law, flops, [a.experts_equivalent], **limits)
-    except ExtrapolationError as error:
+    except ValueError as error:
         return f"E = {a.experts_equivalent:.3g} of the model cannot be compared: {error}"
     return None
 

@@ -295,6 +295,19 @@ def test_a_walk_through_every_control_without_a_choice_changes_nothing(visit, un
             check_untouched(page, texts)
 
 
+@pytest.mark.parametrize("typed", ["", "99"])
+def test_a_slider_without_a_number_goes_back_to_its_text(visit, typed):
+    page = visit()
+    number, text = page.locator("input[type=number]:visible").first, field_of(page, "flops")
+    before = number.input_value(), text.input_value()
+    number.fill(typed)
+    number.press("Tab")
+    page.wait_for_function("value => document.querySelector('input[type=number]').value === value", arg=before[0])
+    page.wait_for_timeout(1000)
+    assert (number.input_value(), text.input_value()) == before
+    assert page.locator(".error:visible, [role=alert]:visible").all_inner_texts() == []
+
+
 def test_a_link_of_something_else_says_so(visit):
     page = visit("?view=<script>alert(1)</script>")
     page.wait_for_selector("[role=alert]")
