@@ -59,8 +59,8 @@ SESSION_SECONDS = 3600  # that an uploaded law stays with its visitor
 TURN = "String(performance.now() + Math.random())"
 # What an answer is for, against the fields: while they differ the answer is dimmed, and asked for once more.
 DIFFER = "document.body.classList.toggle('asking', JSON.parse(answered).slice(1).some((v, i) => v !== values[i]))"
-# Gradio refuses a slider whose number was emptied, or typed beyond its ends. Instead a position is sent that no text has,
-# so that the answer puts the slider where its text says.
+# Gradio refuses a slider whose number was emptied, or typed beyond its ends. Instead a position is sent that no text
+# has, so that the answer puts the slider where its text says.
 ENDS = json.dumps([None] * len(FIELDS) + [[low, high] for low, high, _ in SLIDERS.values()])
 WITHIN = "(value, [low, high]) => typeof value === 'number' && low <= value && value <= high ? value : low + 0.001"
 SENT = f"values.map((value, i) => {ENDS}[i] ? ({WITHIN})(value, {ENDS}[i]) : value)"
