@@ -208,7 +208,6 @@ def parser(parse: Callable[[str], Any], name: str) -> Callable[[str], Any]:
     return parsed
 
 
-COUNT = parser(units.parse_count, "count")
 COUNTS = parser(units.parse_counts, "counts")
 TOKENS = parser(units.parse_tokens, "count")
 BATCH = parser(units.parse_batch, "count")

@@ -86,7 +86,7 @@ class ScaleOut(Answer):
         timed = [row for row in self.rows if row.hours is not None]
         if not timed:
             return text
-        spans = ", ".join(f"{_hours(row.hours)} hours on {row.gpus}" for row in timed)
+        spans = ", ".join(f"{_amount(row.hours)} hours on {row.gpus}" for row in timed)
         return f"{text}; {format_count(self.tokens)} tokens take {spans}"
 
     def summary(self) -> Table:
@@ -99,9 +99,11 @@ class ScaleOut(Answer):
         return Table.of(rows, title=f"{self.verdict}\n{title}", warnings=self.warnings)
 
 
-def _hours(hours: float | None) -> str:
-    """Hours with three digits."""
-    return "" if hours is None else f"{hours:,.0f}" if hours >= 100 else f"{hours:.3g}"
+def _amount(value: float | None) -> str:
+    """Hours or costs with three digits or all before the point; nothing for None."""
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _cells(row: ScaleOutRow, is_timed: bool, is_priced: bool) -> dict[str, str]:
@@ -111,10 +113,14 @@ def _cells(row: ScaleOutRow, is_timed: bool, is_priced: bool) -> dict[str, str]:
     placed = row.placement
     memory = None if placed is None else placed.memory
     other = None if row.megatron is None else row.megatron.faster_than(placed)
-    hours = _hours(row.hours)
+    run = dict[str, str]()
+    if is_timed:
+        run["hours"] = _amount(row.hours)
     if row.hours_interval is not None:
-        hours += " ({}…{})".format(*map(_hours, row.hours_interval))
-    elsewhere = f", {_hours(row.megatron_hours)} hours" * (row.megatron_hours is not None)
+        run["hours"] += " ({}…{})".format(*map(_amount, row.hours_interval))
+    if is_priced:
+        run["cost"] = _amount(row.cost)
+    elsewhere = f", {_amount(row.megatron_hours)} hours" * (row.megatron_hours is not None)
     return {
         "GPUs": str(row.gpus),
         "memory": f"{format_bytes(row.least_bytes)}: does not fit" if memory is None else format_bytes(memory.total),
@@ -123,8 +129,7 @@ def _cells(row: ScaleOutRow, is_timed: bool, is_priced: bool) -> dict[str, str]:
         "micro-batch": "" if placed is None else f"{row.passes} × {placed.micro_batch_sequences}",
         "communication": cell(row.communication_seconds, "{:.2g} s"),
         "compute": cell(row.compute_seconds, "{:.2g} s"),
-        **({"hours": hours} if is_timed else {}),
-        **({"cost": cell(row.cost, "{:,.0f}")} if is_priced else {}),
+        **run,
         "MFU": cell(row.mfu, "{:.1%}"),
         "at most": cell(row.mfu_limit and min(row.mfu_limit, 1.0), "{:.0%}"),
         "limited by": row.bottleneck or row.limited_by,
