@@ -85,7 +85,8 @@ def _amount(text: str | float, field: str, meant: str) -> float:
     """A count that is no small one: without a unit it must be at least `LEAST_AMOUNT`, or 0."""
     value = parse_count(text, field)
     if 0 < value < LEAST_AMOUNT and (not isinstance(text, str) or _BARE.fullmatch(text)):
-        raise InputError(f"{field}={text!r} has no unit: did you mean {meant.format(f'{value:g}')}?")
+        said = repr(text) if isinstance(text, str) else f"{text:g}"
+        raise InputError(f"{field}={said} has no unit: did you mean {meant.format(f'{value:g}')}?")
     return value
 
 

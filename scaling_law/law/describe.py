@@ -148,7 +148,7 @@ def describe(
     size = float(positive("bytes_per_parameter", bytes_per_parameter))
     warnings, predicted, check = ignored(model.architecture, law), None, None
     if tokens is not None:
-        d = float(positive("tokens", parse_tokens(tokens)))
+        d = parse_tokens(float(positive("tokens", tokens)))
         at = of_law(law, model.architecture.variables() | {"tokens": d})
         check = law.check(**at)
         predicted = _predict(law, model.architecture, at, check, size, force)

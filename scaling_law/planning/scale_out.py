@@ -178,7 +178,7 @@ def scale_out(
     length = usual[1] if sequence_length is None else sequence_length
     sheet, ramp = named_gpu(gpu), BatchRamp((RampStage(0, batch),), length)
     throughput = Throughput.assumed(gpu, mfu=mfu, precision=precision or "bf16")
-    trained = None if tokens is None else float(positive("tokens", parse_tokens(tokens)))
+    trained = None if tokens is None else parse_tokens(float(positive("tokens", tokens)))
     clusters = [Cluster(count, throughput, ramp, price=price) for count in counts]
     rows = tuple(_row(architecture, cluster, sheet, trained) for cluster in clusters)
     return ScaleOut(
