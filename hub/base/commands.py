@@ -74,6 +74,7 @@ def as_typed(message: str, command: Any) -> str:
     """The message of an error of ours with the names of Python as the options of a command.
 
     `mfu=0 must be positive` becomes `--mfu 0 must be positive`, and `flops=None must be given` `--flops is needed`.
+    What a value has in quotes stays: `gpu='peak=1T,memory=9GB'`.
     """
     flags = {parameter.name: flag(command, parameter.name) for parameter in command.params}
     flags = {name.removesuffix("s"): text for name, text in flags.items()} | flags  # `law=` is one of --laws
@@ -84,7 +85,7 @@ def as_typed(message: str, command: Any) -> str:
         return flags[match["name"]] + (" " if match["sign"] == "=" else "")
 
     ends = r"=None(?= is needed|,|:)|=True\b|=(?!None\b|=)"
-    message = re.sub(rf"(?<![\w.-])(?P<name>{names})(?P<sign>{ends})", typed, message)
+    message = re.sub(rf"(?<![\w.,'\"-])(?P<name>{names})(?P<sign>{ends})", typed, message)
     return re.sub(rf"^(?P<name>{names})(?P<sign>)(?=:)", typed, message)
 
 
@@ -207,8 +208,24 @@ def parser(parse: Callable[[str], Any], name: str) -> Callable[[str], Any]:
     return parsed
 
 
-COUNT = parser(units.parse_count, "count")
 COUNTS = parser(units.parse_counts, "counts")
+TOKENS = parser(units.parse_tokens, "count")
+BATCH = parser(units.parse_batch, "count")
+PARAMETERS = parser(units.parse_parameters, "count")
+FLOPS = parser(units.parse_flops, "count")
+HOURS = parser(units.parse_hours, "time")
+
+
+def several(parse: Callable[[str], Any]) -> Callable[[str], list[Any]]:
+    """A parser of values between commas, each of which `parse` reads."""
+
+    def parsed(text: str) -> list[Any]:
+        return [parse(part) for part in text.split(",")]
+
+    parsed.__name__ = "counts"
+    return parsed
+
+
 BYTES = parser(units.parse_bytes, "bytes")
 CONTEXT = parser(units.parse_context, "tokens")
 EXPERTS = parser(units.parse_experts, "experts")

@@ -90,8 +90,8 @@ def problem_lines(problem: Any, value_text: str | None = None) -> list[str]:
     return [f"{name}: {value[:80]}{'…' if len(value) > 80 else ''}; {message}"]
 
 
-def unknown(what: str, name: object, names: Iterable[object]) -> str:
-    """A sentence on a name that does not exist: the nearest one that does, and all of them.
+def unknown(what: str, name: object, names: Iterable[object], *, suggests: bool = True) -> str:
+    """A sentence on a name that does not exist: the nearest one that does, where it `suggests` it, and all of them.
 
     >>> unknown("kind=", "chinchila", ["joint", "chinchilla"])
     "kind='chinchila' is unknown: did you mean 'chinchilla'? There are joint, chinchilla"
@@ -99,7 +99,7 @@ def unknown(what: str, name: object, names: Iterable[object]) -> str:
     from difflib import get_close_matches
 
     listed = list(map(str, names))
-    near = get_close_matches(str(name).lower(), listed, n=1)
+    near = get_close_matches(str(name).lower(), listed, n=1) if suggests else []
     meant = f": did you mean {near[0]!r}? There are" if near else "; there are"
     return f"{what}{name!r} is unknown{meant} {', '.join(listed)}"
 

@@ -22,7 +22,10 @@ _BYTES = {"": 1.0, "B": 1.0}
 _BYTES |= {f"{prefix}{b}": 1000.0**power for power, prefix in enumerate("kMGTP", start=1) for b in ("B", "")}
 _BYTES |= {f"{prefix}i{b}": 1024.0**power for power, prefix in enumerate("KMGTP", start=1) for b in ("B", "")}
 _CONTEXTS = {"": 1.0, "k": 1024.0, "M": 1024.0**2}
-LEAST_BYTES = 1e6  # of a size without a unit
+_HOURS = {"": 1.0, "min": 1 / 60, "h": 1.0, "d": 24.0, "w": 168.0}
+_BARE = re.compile(r"\s*[\d._]+\s*")
+# Smaller ones without a unit are a forgotten unit.
+LEAST_BYTES, LEAST_AMOUNT, LEAST_CONTEXT = 1e6, 1e3, 64
 UNKNOWN = "–"  # what is shown for a value that is not known
 
 
@@ -46,8 +49,45 @@ def parse_bytes(text: str | float, field: str = "memory") -> float:
 
 
 def parse_context(text: str | float, field: str = "kv_tokens") -> float:
-    """A context length in tokens: "16k" is 16,384; a plain number is itself."""
-    return _parsed(text, field, _CONTEXTS)
+    """A context length in tokens: "16k" is 16,384; a plain number is itself. ValueError for text such as "16"."""
+    size = _parsed(text, field, _CONTEXTS)
+    if isinstance(text, str) and 0 < size < LEAST_CONTEXT and _BARE.fullmatch(text):
+        raise InputError(f"{field}={text!r} has no unit: did you mean {text.strip()}k?")
+    return size
+
+
+def parse_tokens(text: str | float, field: str = "tokens") -> float:
+    """Tokens, as `parse_count`. ValueError for a few without a unit, such as 36."""
+    return _amount(text, field, "{0}B or {0}T")
+
+
+def parse_batch(text: str | float, field: str = "batch_tokens") -> float:
+    """Tokens of a batch or a warm-up, as `parse_tokens`."""
+    return _amount(text, field, "{0}K or {0}M")
+
+
+def parse_parameters(text: str | float, field: str = "n_active") -> float:
+    """Parameters, as `parse_count`. ValueError for a few without a unit, such as 7."""
+    return _amount(text, field, "{0}M or {0}B")
+
+
+def parse_flops(text: str | float, field: str = "flops") -> float:
+    """FLOPs, as `parse_count`. ValueError for a few without a power of ten, such as 22."""
+    return _amount(text, field, "1e{0}")
+
+
+def parse_hours(text: str | float, field: str = "hours") -> float:
+    """Hours: 504, "504h", "21d", "3w" or "90min". Finite and not negative."""
+    return _parsed(text, field, _HOURS)
+
+
+def _amount(text: str | float, field: str, meant: str) -> float:
+    """A count that is no small one: without a unit it must be at least `LEAST_AMOUNT`, or 0."""
+    value = parse_count(text, field)
+    if 0 < value < LEAST_AMOUNT and (not isinstance(text, str) or _BARE.fullmatch(text)):
+        said = repr(text) if isinstance(text, str) else f"{text:g}"
+        raise InputError(f"{field}={said} has no unit: did you mean {meant.format(f'{value:g}')}?")
+    return value
 
 
 def parse_counts(text: str, field: str = "value") -> list[float]:

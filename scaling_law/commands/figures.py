@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hub.base.commands import COUNT
+from hub.base.commands import FLOPS
 from hub.base.errors import InputError, unknown
 from scaling_law.commands.options import command, exit_untrusted, option, quantity, show_written
 from scaling_law.figures.drawing import SUFFIXES, save
@@ -21,7 +21,7 @@ def figures(
     law: JointLaw,
     as_json: bool,
     output: Annotated[Path, typer.Argument(help="Folder to write to; with --flops also a file.")] = Path("figures"),
-    flops: Annotated[Any, quantity(COUNT, "Only the memory-optimal figure, for this budget.")] = None,
+    flops: Annotated[Any, quantity(FLOPS, "Only the memory-optimal figure, for this budget.")] = None,
     suffix: Annotated[str | None, option("png, svg or pdf. [default: that of a file, else png]")] = None,
 ) -> None:
     """Draw every figure of the paper that follows from a law; with --flops only the memory-optimal one.

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from hub.base.commands import COUNTS, EXPERTS
+from hub.base.commands import EXPERTS, PARAMETERS, TOKENS, several
 from hub.base.errors import InputError
 from hub.base.tables import print_table, show
 from scaling_law.commands.options import command, exit_untrusted, named, names, option, quantity
@@ -34,8 +34,8 @@ def forecast(
     mix: Any,
     accuracy: Any,
     runs: Annotated[str | None, typer.Argument(help="Runs to forecast from: a folder, .jsonl, .csv, …")] = None,
-    n_active: Annotated[Any, quantity(COUNTS, "Active parameters with embeddings: 2B.")] = None,
-    tokens: Annotated[Any, quantity(COUNTS, "Training tokens: 8T.")] = None,
+    n_active: Annotated[Any, quantity(several(PARAMETERS), "Active parameters with embeddings: 2B.")] = None,
+    tokens: Annotated[Any, quantity(several(TOKENS), "Training tokens: 8T.")] = None,
     experts: Annotated[Any, quantity(EXPERTS, "E of the model: 256. [default: that of the runs]")] = None,
     prior: Annotated[Literal["public", "none"], option("none: laws of these runs alone.")] = "public",
     kinds: Annotated[Any, quantity(names, "Laws that compete: chinchilla,prior. [default: all]")] = None,

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import typer
 
-from hub.base.commands import COUNT, EXPERTS
+from hub.base.commands import BATCH, EXPERTS, TOKENS
 from hub.base.errors import InputError
 from hub.base.tables import show
 from hub.base.units import UNKNOWN, format_count
@@ -25,7 +25,7 @@ from scaling_law.size.recipe import PAPER, BatchRamp
 WITH = "Fit the whole grid, not the best rates alone, with tokens, batch, tokens,batch, or none of both: none."
 EXPERTS_OF = "E of the architecture; to fit: the E to fit on, 1,8; the others are a check."
 JUDGED_BY = "The column to judge by. [default: eval_loss, or the only loss column]"
-BATCH = "Tokens of a batch, for laws that have it: 0.5M. [default: that with which the paper's ramp ends]"
+BATCH_HELP = "Tokens of a batch, for laws that have it: 0.5M. [default: that with which the paper's ramp ends]"
 ASKED = ("d_model", "n_blocks", "n_heads", "vocab_size", "tokens", "batch_tokens", "law")
 READ = ("where", "columns", "format", "within")
 MODES = {
@@ -41,8 +41,8 @@ class OfRates(OfRuns):
     loss: Annotated[str | None, option(JUDGED_BY)] = None
     n_blocks: Annotated[int | None, rare("Number of blocks.")] = None
     n_heads: Annotated[int | None, rare("Number of heads.")] = None
-    tokens: Annotated[Any, quantity(COUNT, "Tokens of the run, for laws that have them: 20B.", rare=True)] = None
-    batch_tokens: Annotated[Any, quantity(COUNT, BATCH, rare=True)] = None
+    tokens: Annotated[Any, quantity(TOKENS, "Tokens of the run, for laws that have them: 20B.", rare=True)] = None
+    batch_tokens: Annotated[Any, quantity(BATCH, BATCH_HELP, rare=True)] = None
     reading: Annotated[Literal["code", "paper"], rare("Fit with N as in the paper's runs, or as in its text.")] = (
         "code"
     )

@@ -10,7 +10,18 @@ from typing import Annotated, Any, NamedTuple, get_origin, get_type_hints
 
 import typer
 
-from hub.base.commands import BYTES, CONTEXT, COUNT, EXPERTS, NOT_TRUSTED, Json, flag
+from hub.base.commands import (
+    BYTES,
+    CONTEXT,
+    EXPERTS,
+    FLOPS,
+    HOURS,
+    NOT_TRUSTED,
+    PARAMETERS,
+    TOKENS,
+    Json,
+    flag,
+)
 from hub.base.errors import InputError
 from hub.base.tables import enumerated, show
 from scaling_law.formulas.law import positive
@@ -28,7 +39,7 @@ def option(help: str, *names: str, rare: bool = False, **settings: Any) -> Any:
 def quantity(
     parser: Any, help: str, *names: str, metavar: str | None = None, default: bool | str = True, rare: bool = False
 ) -> Any:
-    """An option whose text `parser` reads (COUNT, BYTES, …); a usage error names the option.
+    """An option whose text `parser` reads (FLOPS, BYTES, …); a usage error names the option.
 
     `default` says in words what the default value means.
     """
@@ -59,7 +70,8 @@ def names(words: str) -> tuple[str, ...]:
     return tuple(name for word in words.split(",") if (name := word.strip()))
 
 
-GPU = "GPU model: h100. Step times follow its data sheet and rates of public runs unless --throughput is given."
+GPUS = "GPU model: h100; or any, as peak=148T,memory=96GB (and bandwidth=4TB, link=450GB, node=8)."
+GPU = f"{GPUS} Step times follow its data sheet and rates of public runs unless --throughput is given."
 TIMES = "throughput.json of `python -m training.throughput`: step times measured on such a GPU."
 EXPERTS_SHOWN = "To compare: 1,2,4,8, or doublings: 1-32 is 1,2,4,8,16,32. [default: doublings within the law's runs]"
 SERVED = "Tokens served over the model's life: 100B."
@@ -74,8 +86,10 @@ RATES += "paper (as its text says), or a fitted law's file."
 class Shared:
     """Options of several commands, and all of a budget and of limits: named as in Python, with their defaults."""
 
-    flops: Annotated[Any, quantity(COUNT, "Compute budget of training (and inference): 1e22.")] = None
-    hours: Annotated[float | None, option("Budget of wall-clock training time, instead of --flops.")] = None
+    flops: Annotated[Any, quantity(FLOPS, "Compute budget of training (and inference): 1e22.")] = None
+    hours: Annotated[Any, quantity(HOURS, "Budget of wall-clock training time, instead of --flops: 72, 3w, 21d.")] = (
+        None
+    )
     money: Annotated[float | None, option("Budget of training, in the currency of --price.")] = None
     gpus: Annotated[int | None, option("GPUs that train together.")] = None
     gpu: Annotated[str | None, option(GPU)] = None
@@ -85,9 +99,9 @@ class Shared:
     price: Annotated[float | None, option("Price of a GPU-hour: 2.5.")] = None
     decode_batch: Annotated[float | None, rare("Sequences served at once: adds the cost of a million tokens.")] = None
     memory: Annotated[Any, quantity(BYTES, "Memory for weights and KV cache: 80GB (decimal) or 80GiB.")] = None
-    max_parameters: Annotated[Any, quantity(COUNT, "Limit on total parameters: 7B.")] = None
+    max_parameters: Annotated[Any, quantity(PARAMETERS, "Limit on total parameters: 7B.")] = None
     kv_tokens: Annotated[float, quantity(CONTEXT, "Tokens in the KV cache: 16k is 16,384.", default="no cache")] = 0.0
-    inference_tokens: Annotated[float, quantity(COUNT, SERVED, default="none, all FLOPs are of training")] = 0.0
+    inference_tokens: Annotated[float, quantity(TOKENS, SERVED, default="none, all FLOPs are of training")] = 0.0
     experts: Annotated[Any, quantity(EXPERTS, EXPERTS_SHOWN)] = None
     bytes_per_parameter: Annotated[float, rare("2 for bf16, 1 for fp8, 0.5 for 4 bits.")] = 2.0
     bytes_per_kv: Annotated[float, rare("Bytes of a KV cache element.")] = 2.0
@@ -95,7 +109,7 @@ class Shared:
     granularity: Annotated[float, rare("Experts of 1/G of the width, G times as many active.")] = 1.0
     shared_ratio: Annotated[float, rare("Fraction of the active width in shared experts.")] = 0.0
     unique_tokens: Annotated[
-        Any, quantity(COUNT, "Unique tokens; more are repetitions, worth less: 100B.", rare=True)
+        Any, quantity(TOKENS, "Unique tokens; more are repetitions, worth less: 100B.", rare=True)
     ] = None
     vocab_size: Annotated[int | None, rare(VOCABULARY)] = None
     integral: Annotated[bool, option("Only architectures with d_model a multiple of 64.", "--integral")] = False

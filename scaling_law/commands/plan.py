@@ -9,18 +9,27 @@ from typing import Annotated, Any
 import typer
 
 from hub.base.atomic import write_bytes
-from hub.base.commands import COUNT, COUNTS, EXPERTS
+from hub.base.commands import BATCH, COUNTS, EXPERTS, FLOPS, TOKENS, Revision
 from hub.base.errors import InputError, unknown
-from hub.base.tables import show
-from hub.base.units import parse_count, parse_counts
-from scaling_law.commands.options import command, exit_untrusted, nearest_width, option, quantity, rare
+from hub.base.tables import enumerated, show
+from hub.base.units import parse_count, parse_flops, parse_parameters, parse_tokens
+from scaling_law.commands.options import GPUS, command, exit_untrusted, nearest_width, option, quantity, rare
 from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.law import positive
 from scaling_law.law import Law
 from scaling_law.planning import design
 from scaling_law.planning import scale_out as scaling
+from scaling_law.planning.launch import RENDEZVOUS
+from scaling_law.planning.plan import Plan
+from scaling_law.planning.scale_out import READ_BATCH
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.recipe import PAPER
+
+SCALED = "org/model on the Hub, a folder, or a config.json; or a width, whose blocks and heads follow as d / 64."
+SEQUENCES = (
+    f"Sequences of a step. [default: {PAPER.batch_ramp[-1].sequences}; of a model that is read {READ_BATCH[0]}]"
+)
+LENGTH = f"Tokens of a sequence. [default: {PAPER.sequence_length}; of a model that is read {READ_BATCH[1]}]"
 
 
 @command(
@@ -59,38 +68,67 @@ def plan(
     has_rate = planned.learning_rate is not None
     if output is not None and has_rate:
         write_bytes(output, planned.to_yaml(sweep).encode())
-    written = [str(output)] * (output is not None and has_rate)
-    show(planned.to_dict() | {"written": written} if as_json else None, as_json, planned)
+    written: dict[str, Any] = {"written": []}
+    if output is not None and has_rate:
+        written = {"written": [str(output)], "launch": planned.launch(str(output))}
+    show(planned.to_dict() | written if as_json else None, as_json, planned)
     if not has_rate:
         typer.secho("--learning-rate is needed: without one there is no YAML for train.py", err=True, fg="yellow")
     elif not as_json:
-        launch = f"wrote {output}\naccelerate launch train.py --config {output}"
-        typer.echo(launch if output else "-o FILE writes the YAML for train.py")
+        typer.echo(_launched(planned, output) if output else "-o FILE writes the YAML for train.py")
     exit_untrusted(planned.trusted, force and has_rate)
 
 
-@command("d_model experts gpus gpu mfu precision batch sequence_length")
+def _launched(planned: Plan, output: Path) -> str:
+    """What was written, and how it is started."""
+    line = planned.launch(str(output))
+    on_each = "on every machine, with RANK 0, 1, … and ADDRESS that of the first:\n"
+    return f"wrote {output}\n{on_each if RENDEZVOUS in line else ''}{line}"
+
+
+@command("model experts gpus gpu mfu precision tokens price batch sequence_length revision")
 def scale_out(
-    d_model: Annotated[float, typer.Argument(help="Width; blocks and heads follow as d / 64.")],
-    experts: Annotated[int, option("Experts, of which one is active.")] = 8,
+    model: Annotated[str, typer.Argument(metavar="MODEL", help=SCALED)],
+    gpu: Annotated[str, option(GPUS)] = "h100",
+    experts: Annotated[int | None, option("With a width: experts, of which one is active. [default: 8]")] = None,
     gpus: Annotated[Any, quantity(COUNTS, "How many, to compare. [default: 8,64]")] = None,
-    gpu: Annotated[str, option("GPU model.")] = "h100",
-    batch: Annotated[int, rare("Sequences of a step.", min=1)] = PAPER.batch_ramp[-1].sequences,
-    sequence_length: Annotated[int, rare("Tokens of a sequence.", min=1)] = PAPER.sequence_length,
+    tokens: Annotated[Any, quantity(TOKENS, "Tokens of a run, for its hours: 1T.")] = None,
+    batch: Annotated[int | None, rare(SEQUENCES, min=1)] = None,
+    sequence_length: Annotated[int | None, rare(LENGTH, min=1)] = None,
+    revision: Revision = None,
     **others: Any,
 ) -> Answer:
-    """Memory and communication of a model on more and more GPUs, and which of them limits its speed.
+    """A model on so many GPUs: memory, layout, what limits its speed, and the hours and cost of a run.
 
-        scaling-law scale-out 2304 --experts 8 --gpus 8,64
+        scaling-law scale-out Qwen/Qwen3-30B-A3B --gpus 64,256 --tokens 1T --price 2.5
+
+    Of a model only its config.json is read. The layout is the fastest that fits, of those that train.py can run; the
+    last column has that of engines with tensor, pipeline and context parallelism, where it is faster.
 
     More examples:
 
+        scaling-law scale-out my-model/config.json --gpus 8,16 --gpu "peak=148T,memory=96GB" --tokens 100B
+
+        scaling-law scale-out 2304 --experts 32 --gpus 8,64,512
+
         scaling-law scale-out 2304 --gpus 64 --batch 4096 --mfu 0.35 --json
     """
-    model = Architecture(nearest_width(d_model), experts)
+    width = _width_of(model)
+    if width is None and experts is not None:
+        raise InputError(f"experts={experts} goes with a width, as in 2304: {model} has its own")
+    source = model if width is None else Architecture(width, 8 if experts is None else experts)
     counts: list[Any] = [int(n) if n.is_integer() else n for n in gpus or (8.0, 64.0)]
-    sizes: dict[str, Any] = {"batch_sequences": batch, "sequence_length": sequence_length}
-    return scaling.scale_out(model, counts, gpu, **sizes, **others)
+    sizes: dict[str, Any] = {"batch_sequences": batch, "sequence_length": sequence_length, "revision": revision}
+    return scaling.scale_out(source, counts, gpu, tokens=tokens, **sizes, **others)
+
+
+def _width_of(model: str) -> int | None:
+    """The d_model that a number names; None for a model that is read."""
+    try:
+        width = float(model)
+    except ValueError:
+        return None
+    return nearest_width(float(positive("model", width)))
 
 
 def _pair(text: str) -> tuple[float, float]:
@@ -106,13 +144,13 @@ def _pair(text: str) -> tuple[float, float]:
 )
 def next_runs(
     law: Law,
-    flops: Annotated[float, quantity(COUNT, "Total budget of the new runs: 1e20.")],
+    flops: Annotated[float, quantity(FLOPS, "Total budget of the new runs: 1e20.")],
     ask: Annotated[str, option("What to make certain: optimum:FLOPS,E, loss:N,D,E, or advantage:FLOPS,E1,E2.")],
     vocab_size: int | None,
     force: bool,
     max_runs: Annotated[int, option("Maximum number of runs.")] = 24,
     warmup_tokens: Annotated[
-        Any, quantity(COUNT, "Tokens of warm-up: 130M. [default: that of the fitted runs]", "--warmup", rare=True)
+        Any, quantity(BATCH, "Tokens of warm-up: 130M. [default: that of the fitted runs]", "--warmup", rare=True)
     ] = None,
     experts: Annotated[Any, quantity(EXPERTS, "Experts of the runs: 1,2,4, or doublings 1-8.")] = "1,2,4,8,16,32",
     widths: Annotated[
@@ -121,7 +159,7 @@ def next_runs(
     tokens_per_parameter: Annotated[
         Any, quantity(_pair, "D / N_act of the runs.", metavar="LOW:HIGH", rare=True)
     ] = "0.5:80",
-    max_run_flops: Annotated[Any, quantity(COUNT, "Budget of one run. [default: a quarter of all]", rare=True)] = None,
+    max_run_flops: Annotated[Any, quantity(FLOPS, "Budget of one run. [default: a quarter of all]", rare=True)] = None,
     noise: Annotated[float | None, rare("Standard deviation of ln L of one run. [default: from the fit]")] = None,
     **limits: Any,
 ) -> tuple[Answer, dict[str, Any]]:
@@ -140,8 +178,9 @@ def next_runs(
         raise InputError("--law has no draws: fit that law with --bootstrap")
     vocabulary = law.vocab_size if vocab_size is None else vocab_size
     widths = widths and [nearest_width(width) for width in widths]
-    largest = float(positive("flops", flops)) / 4 if max_run_flops is None else max_run_flops
-    candidates = design.candidate_grid(largest, experts, widths, tokens_per_parameter, vocabulary)
+    grid = {"experts": experts, "widths": widths, "tokens_per_parameter": tokens_per_parameter}
+    budget = float(positive("flops", flops))
+    candidates = design.budget_grid(budget, max_run_flops, **grid, vocab_size=vocabulary)
     answer = _answer(ask, limits, vocab_size)
     run: dict[str, Any] = {"noise": noise, "max_runs": max_runs, "warmup_tokens": warmup_tokens}
     return law.next_runs(answer, flops, candidates, **run, force=force), {"ask": ask}
@@ -154,16 +193,23 @@ ANSWERS: dict[str, tuple[Callable[..., design.Target], str]] = {  # what --ask n
 }
 
 
+READERS: dict[str, Callable[[str, str], float]] = {"FLOPS": parse_flops, "N": parse_parameters, "D": parse_tokens}
+
+
 def _answer(ask: str, limits: dict[str, Any], vocab_size: int | None) -> design.Target:
     kind, _, rest = ask.partition(":")
-    values = parse_counts(rest, "--ask") if rest else []
     options = {name: value for name, value in limits.items() if value}
     if options and kind in ("optimum", "loss"):
-        raise InputError(f"--ask {ask!r}: --memory, --max-parameters and --kv-tokens go with advantage only")
+        flags = enumerated([f"--{name.replace('_', '-')}" for name in options])
+        raise InputError(f"--ask {ask!r}: {flags} go{'es' * (len(options) == 1)} with advantage only")
     if kind not in ANSWERS:
         raise InputError(unknown("--ask ", kind, ANSWERS))
     target, takes = ANSWERS[kind]
-    if len(values) != len(takes.split(",")):
+    names, texts = takes.split(","), rest.split(",")
+    if len(texts) != len(names):
         forms = " or ".join(f"{name}:{form}" for name, (_, form) in ANSWERS.items())
         raise InputError(f"--ask {ask!r} must be {forms}")
+    values = [
+        READERS.get(name, parse_count)(text, f"--ask {ask!r}: {name}") for name, text in zip(names, texts, strict=True)
+    ]
     return target(*values, **options | ({"vocab_size": vocab_size} if kind == "advantage" else {}))

@@ -7,7 +7,16 @@ from typing import Annotated, Any
 
 import typer
 
-from hub.base.commands import CONTEXT, COUNT, COUNTS, EXPERTS, SOME_EXPERTS, Revision
+from hub.base.commands import (
+    CONTEXT,
+    EXPERTS,
+    FLOPS,
+    PARAMETERS,
+    SOME_EXPERTS,
+    TOKENS,
+    Revision,
+    several,
+)
 from hub.base.errors import InputError
 from hub.base.tables import Table, enumerated, show
 from hub.base.units import parse_count
@@ -30,8 +39,10 @@ LAWS = "Names, comma-separated; one alone shows all of it. [default: all; with a
 def loss(
     law: Law,
     as_json: bool,
-    n_active: Annotated[Any, quantity(COUNTS, "Active parameters with embeddings: 1.1B or 1e8,1e9.")] = None,
-    tokens: Annotated[Any, quantity(COUNTS, "Training tokens: 20B or 2e9,2e10.")] = None,
+    n_active: Annotated[
+        Any, quantity(several(PARAMETERS), "Active parameters with embeddings: 1.1B or 1e8,1e9.")
+    ] = None,
+    tokens: Annotated[Any, quantity(several(TOKENS), "Training tokens: 20B or 2e9,2e10.")] = None,
     experts: Annotated[Any, quantity(EXPERTS, "8, or 1,2,4, or doublings 1-8. [default: 1, or the law's own]")] = None,
     variable: Annotated[list[Any], quantity(named(parse_count, "name=number"), VARIABLE, metavar="NAME=NUMBER")] = [],  # noqa: B006
 ) -> None:
@@ -103,7 +114,7 @@ def optimal(law: Law, **question: Any) -> Answer:
 def reach(
     law: Law,
     loss: Annotated[float, option("The loss to reach, nats per token: 2.2.")],
-    flops: Annotated[Any, quantity(COUNT, "With a budget: the least memory that reaches the loss within it.")] = None,
+    flops: Annotated[Any, quantity(FLOPS, "With a budget: the least memory that reaches the loss within it.")] = None,
     **question: Any,
 ) -> tuple[Answer, dict[str, Any]]:
     """The cheapest budget that reaches a loss; or, given a budget, the least memory that does.
@@ -132,9 +143,12 @@ def reach(
 def speedup(
     law: Law,
     force: bool,
-    flops: Annotated[Any, quantity(COUNT, "Training FLOPs of the model: 1e22. Answers in FLOPs and tokens.")] = None,
+    flops: Annotated[Any, quantity(FLOPS, "Training FLOPs of the model: 1e22. Answers in FLOPs and tokens.")] = None,
     n_active: Annotated[
-        Any, quantity(COUNTS, "Active parameters of both: 1.1B or 1e8,1e9. Answers with the crossover token count.")
+        Any,
+        quantity(
+            several(PARAMETERS), "Active parameters of both: 1.1B or 1e8,1e9. Answers with the crossover tokens."
+        ),
     ] = None,
     experts: Annotated[Any, quantity(SOME_EXPERTS, WHICH_EXPERTS, default="8; with --n-active the law's own")] = None,
     baseline: Annotated[float, option("E of the baseline, which must reach its loss.", min=1)] = 1.0,
@@ -202,7 +216,7 @@ def compare(
 def describe(
     law: Law,
     model: Annotated[str, typer.Argument(metavar="MODEL", help="org/model on the Hub, a folder, or a config.json.")],
-    tokens: Annotated[Any, quantity(COUNT, "Training tokens: 15T. [default: no loss is predicted]")] = None,
+    tokens: Annotated[Any, quantity(TOKENS, "Training tokens: 15T. [default: no loss is predicted]")] = None,
     context: Annotated[Any, quantity(CONTEXT, "Sequence length for exact FLOPs, with attention: 4k.")] = None,
     revision: Revision = None,
     **question: Any,

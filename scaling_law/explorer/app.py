@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
 from hub.base.errors import InputError
-from hub.base.units import format_bytes, format_flops, parse_bytes, parse_count
+from hub.base.units import format_bytes, format_flops, parse_bytes, parse_flops, parse_hours
 from scaling_law.explorer import uploads
 from scaling_law.explorer.answer import answer
 from scaling_law.explorer.programs import law_named, tools
@@ -51,6 +51,7 @@ SLIDERS: dict[str, tuple[float, float, Callable[[float], str]]] = {  # field →
     "hours": (0.0, 4.0, "{:.3g}".format),
     "memory": (9.0, 13.0, lambda size: format_bytes(size).replace(" ", "")),
 }
+READERS = {"flops": parse_flops, "hours": parse_hours, "memory": parse_bytes}  # of the texts beside them
 STEP = 0.05  # of a slider
 SKIP: dict[str, Any] = {"__type__": "update"}  # gradio.skip(), which leaves a component alone
 SHOWN = 9  # components of an answer: those of `_results`, and the link
@@ -58,7 +59,12 @@ SESSION_SECONDS = 3600  # that an uploaded law stays with its visitor
 TURN = "String(performance.now() + Math.random())"
 # What an answer is for, against the fields: while they differ the answer is dimmed, and asked for once more.
 DIFFER = "document.body.classList.toggle('asking', JSON.parse(answered).slice(1).some((v, i) => v !== values[i]))"
-ASK = f"(answered, turn, ...values) => {{ {DIFFER}; return [answered, turn, ...values]; }}"
+# Gradio refuses a slider whose number was emptied, or typed beyond its ends. Instead a position is sent that no text
+# has, so that the answer puts the slider where its text says.
+ENDS = json.dumps([None] * len(FIELDS) + [[low, high] for low, high, _ in SLIDERS.values()])
+WITHIN = "(value, [low, high]) => typeof value === 'number' && low <= value && value <= high ? value : low + 0.001"
+SENT = f"values.map((value, i) => {ENDS}[i] ? ({WITHIN})(value, {ENDS}[i]) : value)"
+ASK = f"(answered, turn, ...values) => {{ {DIFFER}; return [answered, turn, ...{SENT}]; }}"
 ASK_AGAIN = f"(answered, ...values) => {DIFFER} ? {TURN} : undefined"  # undefined writes nothing
 LINK = "(query) => { history.replaceState(null, '', query ? '?' + query : location.pathname); }"
 SAVE = f"""(text) => {{
@@ -134,7 +140,7 @@ def page(own: Mapping[str, Law] | None = None) -> Blocks:
         app.load(None, None, [*values, link, dark], js=_opened(laws, first))
         preset.input(None, preset, [preset, *[inputs[name] for name in PRESET_FIELDS], turn], js=_preset())
         for name, slider in sliders.items():
-            slider.input(None, slider, [inputs[name], turn], js=_slid(name))
+            slider.input(None, [slider, inputs[name]], [inputs[name], turn], js=_slid(name))
 
         file, action, mapping, columns, button, refused, said = upload
         file.change(_received, [file, action], [refused, mapping, action, *columns], **quiet)
@@ -171,7 +177,7 @@ def _inputs(laws: Mapping[str, Law], first: Question) -> tuple[Any, dict[str, An
     inputs["unit"] = gr.Radio(units, label="Budget in", value=first.unit, elem_id="unit")
     text("flops", "Training budget (FLOPs)", "1e22, including inference", elem_classes="in-flops")
     slider("flops", "log₁₀ of the FLOPs", elem_classes="in-flops")
-    text("hours", "Hours", "168 is a week; wall-clock time of training", elem_classes="in-hours")
+    text("hours", "Hours", "168, 7d or 1w; wall-clock time of training", elem_classes="in-hours")
     slider("hours", "log₁₀ of the hours", elem_classes="in-hours")
     text("gpus", "Number of GPUs", "8, which share the steps evenly", elem_classes="in-hours")
     in_hours: dict[str, Any] = {"elem_classes": "in-hours", "elem_id": "gpu"}
@@ -280,23 +286,23 @@ def _positions(question: Question) -> dict[str, float]:
     """log10 of what sliders stand for, within their ends, as far as the texts can be read."""
     positions = {}
     for name, (low, high, _) in SLIDERS.items():
-        read = parse_bytes if name == "memory" else parse_count
         with suppress(ValueError):
-            positions[name] = round(min(max(math.log10(read(getattr(question, name), name)), low), high), 2)
+            positions[name] = round(min(max(math.log10(READERS[name](getattr(question, name), name)), low), high), 2)
     return positions
 
 
 def _slid(name: str) -> str:
-    """The text of a slider's position, and a turn."""
+    """The text of a slider's position, or the one that stands there where it has none; and a turn."""
     low, high, text_of = SLIDERS[name]
     texts = [text_of(10.0 ** (low + STEP * i)) for i in range(round((high - low) / STEP) + 1)]
-    return f"(position) => [{json.dumps(texts)}[Math.round((position - {low}) / {STEP})], {TURN}]"
+    index = f"typeof position === 'number' ? Math.round((position - {low}) / {STEP}) : -1"
+    return f"(position, text) => [{json.dumps(texts)}[{index}] ?? text, {TURN}]"
 
 
 def _preset() -> str:
-    """No preset, the fields of the one chosen, and a turn."""
+    """No preset, the fields of the one chosen, and a turn; nothing where the list is left without a choice."""
     values = {name: [getattr(question, field) for field in PRESET_FIELDS] for name, question in PRESETS.items()}
-    return f"(name) => [null, ...{json.dumps(values)}[name], {TURN}]"
+    return f"(name) => name ? [null, ...{json.dumps(values)}[name], {TURN}] : undefined"
 
 
 def _opened(laws: Mapping[str, Law], first: Question) -> str:

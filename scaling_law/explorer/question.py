@@ -9,7 +9,16 @@ from typing import Any
 from urllib.parse import urlencode
 
 from hub.base.errors import InputError, unknown
-from hub.base.units import format_flops, parse_bytes, parse_context, parse_count, parse_experts
+from hub.base.units import (
+    format_flops,
+    parse_bytes,
+    parse_context,
+    parse_count,
+    parse_experts,
+    parse_flops,
+    parse_hours,
+    parse_tokens,
+)
 from scaling_law.law import Law
 from scaling_law.machine.gpus import GPUS
 from scaling_law.planning.budget import Budget
@@ -60,7 +69,7 @@ class Question:
             if len(text) > _LONGEST:
                 raise InputError(f"{name}={text[:20]!r}… is too long: at most {_LONGEST} characters")
             if name in CHOICES and text not in CHOICES[name]:
-                raise InputError(unknown(f"{name}=", text, CHOICES[name]))
+                raise InputError(unknown(f"{name}=", text, CHOICES[name], suggests=name != "gpu"))
         return cls(**texts)
 
     @classmethod
@@ -87,17 +96,17 @@ class Question:
     def spent(self) -> dict[str, Any]:
         """The budget as keyword arguments."""
         if self.unit == FLOPS:
-            return {FLOPS: parse_count(self.flops or "0", FLOPS)}
+            return {FLOPS: parse_flops(self.flops or "0", FLOPS)}
         gpus = parse_count(self.gpus or "0", "gpus")
         whole = int(gpus) if gpus.is_integer() else gpus
-        return {HOURS: parse_count(self.hours or "0", HOURS), "gpus": whole, "gpu": self.gpu}
+        return {HOURS: parse_hours(self.hours or "0", HOURS), "gpus": whole, "gpu": self.gpu}
 
     def limits(self) -> dict[str, Any]:
         """The limits as keyword arguments. ValueError names the field, the text and what is allowed."""
         return {
             "memory": parse_bytes(self.memory, "memory") if self.memory else None,
             "kv_tokens": parse_context(self.kv_tokens or "0", "kv_tokens"),
-            "inference_tokens": parse_count(self.inference_tokens or "0", "inference_tokens"),
+            "inference_tokens": parse_tokens(self.inference_tokens or "0", "inference_tokens"),
         }
 
     def command(self, planned: bool = True) -> str:

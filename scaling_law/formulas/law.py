@@ -7,7 +7,7 @@ users hold are of `scaling_law.law`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from hub.base.errors import InputError, unknown
 from hub.base.tables import Summarised, Table, literal
-from hub.base.units import parse_count, parse_experts
+from hub.base.units import parse_count, parse_experts, parse_flops, parse_hours, parse_parameters, parse_tokens
 from scaling_law.formulas.conditions import ROUNDING, Conditions, RangeCheck
 from scaling_law.formulas.terms import Form
 from scaling_law.size.architecture import EXPERT_VARIABLES, PARTS, VOCAB_SIZE, is_size
@@ -212,14 +212,23 @@ def numbers(name: str, values: Any) -> FloatArray:
     ValueError names the field and the value.
     """
     if isinstance(values, str):
-        read = [float(e) for e in parse_experts(values)] if name == "experts" else [parse_count(values, name)]
+        read = [float(e) for e in parse_experts(values)] if name == "experts" else [_reader(name)(values, name)]
         return np.array(read if len(read) > 1 else read[0])
     if isinstance(values, (list, tuple)):
-        values = [parse_count(value, name) if isinstance(value, str) else value for value in values]
+        values = [_reader(name)(value, name) if isinstance(value, str) else value for value in values]
     try:
         return np.asarray(values, float)
     except (TypeError, ValueError):
         raise InputError(f"{name}={literal(values)} must be numbers, or text such as '1B'") from None
+
+
+def _reader(name: str) -> Callable[[str, str], float]:
+    """What reads a text of this variable, by its unit."""
+    if name in ("flops", "hours"):
+        return parse_flops if name == "flops" else parse_hours
+    if name == "tokens":
+        return parse_tokens
+    return parse_parameters if name.startswith(("n_active", "n_total")) else parse_count
 
 
 def check_shapes(arrays: Mapping[str, FloatArray]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hub.base.tables import Table
-from hub.base.units import format_bytes, format_count, format_flops, parse_context
+from hub.base.units import format_bytes, format_count, format_flops, parse_context, parse_tokens
 from scaling_law.formulas.answers import ArrayAnswer, plain
 from scaling_law.formulas.conditions import RangeCheck
 from scaling_law.formulas.law import percentile_interval, positive
@@ -18,7 +18,7 @@ from scaling_law.law import JointLaw, Law
 from scaling_law.planning.limits import of_law
 from scaling_law.planning.optimal_table import OptimalTable, optimal
 from scaling_law.planning.plan import experts_of
-from scaling_law.size.architecture import Architecture
+from scaling_law.size.architecture import EXPERT_VARIABLES, Architecture
 from scaling_law.size.model_configs import Model, read_model
 
 OTHER_CORPUS = "The loss is for the law's corpus, tokenizer and recipe, not the model's."
@@ -29,8 +29,8 @@ class PredictedLoss:
     """What a law says of a model trained on `tokens` tokens; losses in nats per token.
 
     `optimum` is the law's own choice for the same training FLOPs (6 N_act D) with no more bytes of weights, and None
-    where there is none: `refusal` then says why. `trusted`: no further outside the runs of the law than backtests
-    support; `beyond_guard`: too far to look at.
+    where there is none, or where models of this E are too far from the law's runs to compare: `refusal` then says why.
+    `trusted`: no further outside the runs of the law than backtests support; `beyond_guard`: too far to look at.
     """
 
     tokens: float
@@ -149,7 +149,7 @@ def describe(
     size = float(positive("bytes_per_parameter", bytes_per_parameter))
     warnings, predicted, check = ignored(model.architecture, law), None, None
     if tokens is not None:
-        d = float(positive("tokens", tokens))
+        d = parse_tokens(float(positive("tokens", tokens)))
         at = of_law(law, model.architecture.variables() | {"tokens": d})
         check = law.check(**at)
         predicted = _predict(law, model.architecture, at, check, size, force)
@@ -183,13 +183,27 @@ def _predict(
     tokens = float(at["tokens"])
     flops, refusal, optimum = a.training_flops(tokens), None, None
     limits: dict[str, Any] = {"memory": a.weight_bytes(bytes_per_parameter), "vocab_size": a.vocab_size}
+    limits |= {"force": force, "bytes_per_parameter": bytes_per_parameter}
     try:
-        optimum = optimal(law, flops, force=force, bytes_per_parameter=bytes_per_parameter, **limits)
+        optimum = optimal(law, flops, **limits)
     except ValueError as error:  # also where every answer is beyond the range guard
         refusal = str(error)
+    if optimum is not None and (refused := _own_experts_refused(law, a, flops, limits)):
+        optimum, refusal = None, refused
     interval = None if law.draws is None else percentile_interval(law.loss_draws(**at))
     worth = bool(check.trusted), refusal, optimum, bool(check.beyond)
     return PredictedLoss(tokens, flops, float(law.loss(**at)), interval, *worth)
+
+
+def _own_experts_refused(law: Law, a: Architecture, flops: float, limits: dict[str, Any]) -> str | None:
+    """Why the law cannot compare models of this E with others: a choice among those alone would say nothing of it."""
+    if not EXPERT_VARIABLES & {*law.variables}:
+        return None
+    try:
+        optimal(law, flops, [a.experts_equivalent], **limits)
+    except ValueError as error:
+        return f"E = {a.experts_equivalent:.3g} of the model cannot be compared: {error}"
+    return None
 
 
 def shape_of(a: Architecture) -> str:

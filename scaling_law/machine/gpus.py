@@ -1,31 +1,45 @@
-"""Data sheets of common GPUs: peak, memory, and the links between them.
+"""Data sheets of common accelerators: peak, memory, and the links between them; or any device, by what a user gives.
 
 Vendors' pages were read in transcriptions that name them: `_STAS` is stas00/ml-engineering @ 744d01e,
 compute/accelerator/README.md (peaks without sparsity), `_SPECS` winston-zhang-orz/gpu-specs (a copy of
 gmasse/gpu-specs) @ 4b0c72d, specs.md. Links within a node are those of stas00/ml-engineering @ 0030e63,
-network/README.md ("All-to-all bandwidth"), theoretical and in one direction.
+network/README.md ("All-to-all bandwidth"), theoretical and in one direction. Where neither has a device, its source is
+the vendor's own page.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from typing import NamedTuple
 
 from hub.base.errors import InputError, unknown
+from hub.base.units import format_bytes, parse_bytes, parse_count
 
 _STAS = "in stas00/ml-engineering, accelerator tables, 744d01e"
 _SPECS = "in winston-zhang-orz/gpu-specs, specs.md, 4b0c72d"
 
 
 NVLINK_5, NVLINK_4, NVLINK_3, XGMI, PCIE_5, PCIE_4 = 900e9, 450e9, 300e9, 448e9, 63e9, 31e9
+NVLINK_2, PCIE_3 = 150e9, 16e9
 _RACK = "NVIDIA GB%s NVL72: 360 PFLOP/s with sparsity and 576 TB/s for 72 GPUs"
 
 
+SHEET = "its data sheet"
+_FP16 = f"{SHEET} (its peak is of fp16: it has no bf16)"
+_ELSEWHERE = f"{SHEET} (train.py does not run on it)"
+
 # What matrix units compute in besides bf16: FP8 from Ada, Hopper and CDNA 3 on, FP4 from Blackwell and CDNA 4 on.
-NO_FP8, FP4 = {"A100", "A10"}, {"GB300", "GB200", "B300", "B200", "MI355X"}
+NO_FP8 = {"A100", "A800", "A10", "V100", "v5p"}
+FP4 = {"GB300", "GB200", "B300", "B200", "MI355X", "MI350X"}
 
 
 class Gpu(NamedTuple):
-    """One GPU: dense bf16 matrix FLOP/s, bytes/s and bytes of its memory, bytes/s to the other GPUs of its `node`."""
+    """One GPU: dense bf16 matrix FLOP/s, bytes/s and bytes of its memory, bytes/s to the other GPUs of its `node`.
+
+    `machine`: how many one operating system has, where a node spans several (None: the node). `basis`: what step times
+    rest on, in words.
+    """
 
     name: str
     peak_flops: float
@@ -34,21 +48,26 @@ class Gpu(NamedTuple):
     source: str
     link: float
     node: int = 8
+    machine: int | None = None
+    basis: str = SHEET
 
     @property
     def precisions(self) -> tuple[str, ...]:
+        if "=" in self.name:  # of a device that is described, only that of the peak is known
+            return ("bf16",)
         words = {*self.name.split()}
         return ("bf16", *([] if words & NO_FP8 else ["fp8"]), *(["fp4"] if words & FP4 else []))
 
 
 # By what a driver's name of the GPU contains; of two that fit, the one listed first.
 GPUS: dict[str, Gpu] = {
-    "GB300": Gpu("NVIDIA GB300", 2.5e15, 8.0e12, 279e9, _RACK % 300, NVLINK_5, 72),
-    "GB200": Gpu("NVIDIA GB200", 2.5e15, 8.0e12, 186e9, _RACK % 200, NVLINK_5, 72),
+    "GB300": Gpu("NVIDIA GB300", 2.5e15, 8.0e12, 279e9, _RACK % 300, NVLINK_5, 72, 4),
+    "GB200": Gpu("NVIDIA GB200", 2.5e15, 8.0e12, 186e9, _RACK % 200, NVLINK_5, 72, 4),
     "B300": Gpu("NVIDIA B300", 2.25e15, 8.0e12, 288e9, f"NVIDIA DGX B300 datasheet, {_STAS}", NVLINK_5),
     "B200": Gpu("NVIDIA B200", 2.25e15, 8.0e12, 180e9, f"NVIDIA DGX B200 datasheet, {_STAS}", NVLINK_5),
     "H200": Gpu("NVIDIA H200 SXM", 989e12, 4.8e12, 141e9, f"nvidia.com/en-us/data-center/h200, {_STAS}", NVLINK_4),
     "GH200": Gpu("NVIDIA GH200", 989e12, 4.0e12, 96e9, f"96 GB HBM3, {_STAS}", NVLINK_4, 4),
+    "H20": Gpu("NVIDIA H20", 148e12, 4.0e12, 96e9, "NVIDIA H20 datasheet, 96 GB HBM3", NVLINK_4),
     "H800": Gpu("NVIDIA H800 SXM", 989e12, 3.35e12, 80e9, "an H100 with NVLink of 400 GB/s in both directions", 200e9),
     "H100 PCIe": Gpu("NVIDIA H100 PCIe", 756e12, 2.0e12, 80e9, f"nvidia.com/en-us/data-center/h100, {_STAS}", PCIE_5),
     "H100": Gpu("NVIDIA H100 SXM", 989e12, 3.35e12, 80e9, f"nvidia.com/en-us/data-center/h100, {_STAS}", NVLINK_4),
@@ -59,6 +78,15 @@ GPUS: dict[str, Gpu] = {
     "A100": Gpu(
         "NVIDIA A100 SXM 80GB", 312e12, 2.039e12, 80e9, f"nvidia.com/en-us/data-center/a100, {_STAS}", NVLINK_3
     ),
+    "A800": Gpu(
+        "NVIDIA A800 SXM 80GB", 312e12, 2.039e12, 80e9, "an A100 with NVLink of 400 GB/s in both directions", 200e9
+    ),
+    "V100 PCIe": Gpu(
+        *("NVIDIA V100 PCIe 32GB", 112e12, 0.9e12, 32e9, "NVIDIA V100 datasheet", PCIE_3),
+        basis=_FP16,
+    ),
+    "V100 16GB": Gpu("NVIDIA V100 SXM 16GB", 125e12, 0.9e12, 16e9, "NVIDIA V100 datasheet", NVLINK_2, basis=_FP16),
+    "V100": Gpu("NVIDIA V100 SXM 32GB", 125e12, 0.9e12, 32e9, "NVIDIA V100 datasheet", NVLINK_2, basis=_FP16),
     "L40S": Gpu("NVIDIA L40S", 362e12, 0.864e12, 48e9, f"nvidia.com/en-us/data-center/l40s, {_STAS}", PCIE_4),
     "A10": Gpu("NVIDIA A10", 125e12, 0.6e12, 24e9, _SPECS.removeprefix("in "), PCIE_4),
     "L4": Gpu("NVIDIA L4", 121e12, 0.3e12, 24e9, _SPECS.removeprefix("in "), PCIE_4),
@@ -67,13 +95,46 @@ GPUS: dict[str, Gpu] = {
         *(f"{_SPECS[3:]}; peak: nanochat/common.py, 92d63d4", PCIE_4),
     ),
     "MI355X": Gpu("AMD Instinct MI355X", 2.5e15, 8.0e12, 288e9, f"amd.com; link of the MI325X, {_STAS}", XGMI),
+    "MI350X": Gpu("AMD Instinct MI350X", 2.3e15, 8.0e12, 288e9, "amd.com, Instinct MI350X; link of the MI325X", XGMI),
     "MI325X": Gpu("AMD Instinct MI325X", 1.3e15, 6.0e12, 256e9, f"amd.com, Instinct MI325X, {_STAS}", XGMI),
     "MI300X": Gpu("AMD Instinct MI300X", 1.3e15, 5.3e12, 192e9, f"amd.com, Instinct MI300X, {_STAS}", XGMI),
+    "TPU v5p": Gpu(
+        *("Google TPU v5p", 459e12, 2.765e12, 95e9, "docs.cloud.google.com/tpu/docs/v5p-training: 95 GB of HBM2e"),
+        *(600e9, 8960, 4),
+        basis=_ELSEWHERE,
+    ),
+    "Trainium2": Gpu(
+        *(
+            "AWS Trainium2",
+            667e12,
+            2.9e12,
+            96 * 1024**3,
+            "awsdocs-neuron, Trainium2 architecture; NeuronLink of 1.28 TB/s",
+        ),
+        *(640e9, 16),
+        basis=_ELSEWHERE,
+    ),
 }
+# Any other device as "peak=148T,memory=96GB": what may be given, and how it is read.
+GIVEN: dict[str, Callable[[str, str], float]] = {
+    "peak": parse_count,
+    "memory": parse_bytes,
+    "bandwidth": parse_bytes,
+    "link": parse_bytes,
+    "node": parse_count,
+}
+EXAMPLE = "peak=148T,memory=96GB"
+LEAST_PEAK = 1e11  # FLOP/s; less is a forgotten unit
 
 
 def find_gpu(device: str) -> Gpu | None:
-    """The GPU that a driver's name contains ("NVIDIA H100 80GB HBM3"), or that a user calls "h100"; else None."""
+    """The GPU that a driver's name contains ("NVIDIA H100 80GB HBM3"), that a user calls "h100", or describes as
+    "peak=148T,memory=96GB"; else None.
+
+    ValueError for a description that cannot be read.
+    """
+    if "=" in device:
+        return _described(device)
     words = f" {device.upper().replace('-', ' ').replace('_', ' ')} "
     for key, gpu in GPUS.items():
         if all(f" {word} " in words for word in key.upper().split()):
@@ -82,11 +143,54 @@ def find_gpu(device: str) -> Gpu | None:
 
 
 def named_gpu(name: str) -> Gpu:
-    """The GPU that a user names: "rtx-4090" or "rtx4090". ValueError for an unlisted one."""
-    gpu = find_gpu(name := str(name)) or {key.upper().replace(" ", ""): gpu for key, gpu in GPUS.items()}.get(
-        name.upper()
-    )
+    """The GPU that a user names: "rtx-4090" or "rtx4090", or describes. ValueError for an unlisted one.
+
+    The message suggests no other GPU: names that differ in one digit are of devices that differ in speed by ten times.
+    """
+    joined = {key.upper().replace(" ", ""): gpu for key, gpu in GPUS.items()}
+    gpu = find_gpu(name := str(name)) or joined.get(re.sub(r"[\s_-]", "", name.upper()))
     if gpu is None:
         names = [key.lower().replace(" ", "-") for key in GPUS]
-        raise InputError(f"{unknown('gpu=', name, names)}, or a throughput file measured on it")
+        other = f'any other by its peak and memory, "{EXAMPLE}", or a throughput file measured on it'
+        raise InputError(f"{unknown('gpu=', name, names, suggests=False)}; {other}")
     return gpu
+
+
+def _described(text: str) -> Gpu:
+    """The device of a text such as "peak=148T,memory=96GB,link=450GB,node=8", which is also its name."""
+    values: dict[str, str] = {}
+    for part in text.split(","):
+        key, _, value = part.partition("=")
+        values[key.strip().lower()] = value.strip()
+    if wrong := [key for key in values if key not in GIVEN]:
+        raise InputError(f"gpu={text!r}: {wrong[0]!r} is unknown; there are {', '.join(GIVEN)}, as in {EXAMPLE!r}")
+    if missing := [key for key in ("peak", "memory") if key not in values]:
+        raise InputError(f"gpu={text!r}: {missing[0]} is missing; write it as in {EXAMPLE!r}")
+    numbers = {key: _number(text, key, value) for key, value in values.items()}
+    for key, number in numbers.items():
+        if not number > 0:
+            raise InputError(f"gpu={text!r}: {key} must be positive")
+    peak, node = numbers["peak"], numbers.get("node", 8.0)
+    if peak < LEAST_PEAK:
+        raise InputError(f"gpu={text!r}: a peak of {peak:g} FLOP/s is too low: did you mean peak={peak:g}T?")
+    if not node.is_integer():
+        raise InputError(f"gpu={text!r}: node must be a whole number of GPUs")
+    h100 = GPUS["H100"]
+    assumed = {"bandwidth": peak * h100.bandwidth / h100.peak_flops, "link": PCIE_5}
+    said = {
+        "bandwidth": f"{format_bytes(assumed['bandwidth'])}/s of memory (as many FLOPs per byte as an H100)",
+        "link": f"{format_bytes(PCIE_5)}/s between GPUs of a node (PCIe 5)",
+    }
+    taken = ", ".join(said[key] for key in assumed if key not in numbers)
+    basis = f"the peak that is given; assumed: {taken}" if taken else "the peak and links that are given"
+    speeds = assumed | numbers
+    name = ",".join(f"{key}={values[key]}" for key in GIVEN if key in values)
+    return Gpu(name, peak, speeds["bandwidth"], numbers["memory"], "given", speeds["link"], int(node), basis=basis)
+
+
+def _number(text: str, key: str, value: str) -> float:
+    """One number of a described device, without the unit of a rate."""
+    try:
+        return GIVEN[key](re.sub(r"(?i)(flops?)?(/s)?$", "", value), key)
+    except ValueError as error:
+        raise InputError(f"gpu={text!r}: {key} {str(error).partition('=')[2]}") from None

@@ -20,6 +20,7 @@ import numpy as np
 
 from hub.base.errors import InputError
 from scaling_law.size.architecture import ADAM_BYTES, GRADIENT_BYTES, Architecture
+from scaling_law.size.missing import refuse_none
 from scaling_law.size.widths import Widths
 
 Sharding = Literal["none", "ddp", "fsdp2", "zero1"]
@@ -77,6 +78,7 @@ def training_memory(
     `capacity_factor` 0 is dropless. Numbers, or arrays that broadcast with the models. ValueError names what is not
     allowed.
     """
+    refuse_none("architecture", architecture)
     check_counts(
         micro_batch_sequences=micro_batch_sequences,
         sequence_length=sequence_length,

@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike
 from hub.base.errors import InputError
 from scaling_law.machine.gpus import Gpu, named_gpu
 from scaling_law.size.architecture import Architecture
+from scaling_law.size.missing import refuse_none
 from scaling_law.size.widths import Widths
 
 
@@ -39,6 +40,7 @@ def decode_seconds(
 
     ValueError for an unlisted GPU, and a batch that is not positive.
     """
+    refuse_none("model", model)
     if not batch > 0:
         raise InputError(f"batch={batch!r} must be positive")
     sheet, cache = named_gpu(gpu) if isinstance(gpu, str) else gpu, model.kv_cache_bytes(batch * context, bytes_per_kv)

@@ -20,8 +20,9 @@ from numpy.typing import ArrayLike, NDArray
 from hub.base import strict_json
 from hub.base.errors import InputError
 from scaling_law.machine.efficiency import SMALL, published_runs
-from scaling_law.machine.gpus import named_gpu
+from scaling_law.machine.gpus import SHEET, named_gpu
 from scaling_law.size.architecture import Architecture
+from scaling_law.size.missing import refuse_none
 from scaling_law.size.recipe import PAPER
 from scaling_law.size.widths import Widths
 
@@ -67,6 +68,7 @@ class ModelWork:
     @classmethod
     def of(cls, model: Architecture | Widths | Sequence[Architecture]) -> ModelWork:
         """Work of one architecture (numbers), or of several (arrays)."""
+        refuse_none("model", model)
         if isinstance(model, Sequence):
             each = [vars(cls.of(one)) for one in model]
             return cls(**{name: np.array([one[name] for one in each]) for name in each[0]})
@@ -285,7 +287,7 @@ class Throughput:
                 small_draws=fit.small_draws,
                 growth=fit.growth,
                 overhead=fit.overhead,
-                source=f"rates of {fit.runs} public runs and benchmarks of {fit.labs} labs, by its data sheet",
+                source=f"rates of {fit.runs} public runs and benchmarks of {fit.labs} labs, by {sheet.basis}",
             )
         given = tuple(mfu) if isinstance(mfu, (tuple, list)) else (mfu, mfu)
         if len(given) != 2 or not all(isinstance(one, (int, float)) and 0 < one <= 1 for one in given):
@@ -294,6 +296,7 @@ class Throughput:
             raise InputError(f"mfu={mfu!r} must be no higher with experts than without")
         rates = {"flops": 1 / (sheet.peak_flops * dense), "routed_flops": (1 / moe - 1 / dense) / sheet.peak_flops}
         said = f"MFU {dense:.1%} dense, {moe:.1%} with experts (given) of {sheet.peak_flops:.4g} FLOP/s"
+        said += "" if sheet.basis == SHEET else f", by {sheet.basis}"
         return cls(**about, seconds=rates, source=said)
 
     # -- files

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 Target = Callable[[Formula], float]
+LEAST_RUNS = 4  # that a budget affords, by default
 
 
 def log_optimal_parameters(flops: float, experts: float = 1) -> Target:
@@ -91,16 +92,28 @@ class Candidates:
         rows = [a.variables() for a in self.architectures]
         return of_law(law, {name: np.array([row[name] for row in rows]) for name in rows[0]} | {"tokens": self.tokens})
 
-    def past_warmup(self, warmup_tokens: float) -> Candidates:
-        """Those whose warm-up ends before their decay begins. ValueError if none does."""
+    def past_warmup(self, warmup_tokens: float, is_given: bool = True) -> Candidates:
+        """Those whose warm-up, `is_given` or that of the fitted runs, ends before their decay begins.
+
+        ValueError if none does.
+        """
         if not (np.isfinite(warmup_tokens) and warmup_tokens >= 0):
             raise InputError(f"warmup_tokens={literal(warmup_tokens)} must be finite and not negative")
         kept = np.flatnonzero((1.0 - PAPER.decay_fraction) * self.tokens >= warmup_tokens)
         if not len(kept):
             needed = format_count(warmup_tokens / (1.0 - PAPER.decay_fraction))
-            warmup = f"warmup_tokens={format_count(warmup_tokens)}"
+            size = format_count(warmup_tokens)
+            warmup = f"warmup_tokens={size}" if is_given else f"the fitted runs warm up over {size} tokens"
             raise InputError(f"{warmup}: no candidate run has the {needed} tokens that warm-up and decay take")
         return Candidates(tuple(self.architectures[i] for i in kept), self.tokens[kept])
+
+
+class Unaffordable(InputError):
+    """No candidate run is as cheap as asked for; `none` says so without the name of the limit."""
+
+    def __init__(self, message: str, none: str):
+        super().__init__(message)
+        self.none = none
 
 
 def candidate_grid(
@@ -110,21 +123,36 @@ def candidate_grid(
     tokens_per_parameter: tuple[float, float] = (0.5, 80.0),
     vocab_size: int = VOCAB_SIZE,
 ) -> Candidates:
-    """Architectures of the d / 64 rule with token counts in factors of 2, none above `max_run_flops` by itself."""
+    """Architectures of the d / 64 rule with token counts in factors of 2, none above `max_run_flops` by itself.
+
+    Unaffordable if each is.
+    """
     positive("max_run_flops", max_run_flops)
     low, high = tokens_per_parameter
     if not 0 < low < high:
         raise InputError(f"tokens_per_parameter={tokens_per_parameter!r} must be two increasing positive numbers")
-    runs: list[tuple[Architecture, float]] = []
+    runs, cheapest = list[tuple[Architecture, float]](), np.inf
     for width in widths or [HEAD_DIM * k for k in (4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48)]:
         for e in experts:
             a = Architecture(width, e, vocab_size=vocab_size)
             start = 2.0 ** np.ceil(np.log2(low * a.n_active))
             counts = start * 2.0 ** np.arange(0, np.ceil(np.log2(high / low)))
+            cheapest = min(cheapest, a.training_flops(float(start)))
             runs += [(a, float(t)) for t in counts if t <= high * a.n_active and a.training_flops(t) <= max_run_flops]
     if not runs:
-        raise InputError(f"max_run_flops={max_run_flops:g} affords none of the candidate runs")
+        none = f"affords none of the candidate runs, the cheapest of which takes {format_flops(cheapest)} FLOPs"
+        raise Unaffordable(f"max_run_flops={max_run_flops:g} {none}", none)
     return Candidates(tuple(a for a, _ in runs), np.array([t for _, t in runs]))
+
+
+def budget_grid(flops: float, max_run_flops: float | None = None, **grid: Any) -> Candidates:
+    """`candidate_grid` for a budget, of which one run may take a quarter unless `max_run_flops` says how much."""
+    if max_run_flops is not None:
+        return candidate_grid(max_run_flops, **grid)
+    try:
+        return candidate_grid(flops / LEAST_RUNS, **grid)
+    except Unaffordable as error:
+        raise InputError(f"flops={flops:g}: a quarter of it, the most for one run, {error.none}") from None
 
 
 @dataclass(frozen=True)
@@ -193,7 +221,7 @@ def next_runs(
     Args:
         law: a fitted law with at least 30 draws (`result.bootstrap(...).law`).
         answer: any function of a law, such as `log_optimal_parameters(1e22)`.
-        candidates: default `candidate_grid(flops / 4)` with the law's vocabulary.
+        candidates: default `budget_grid(flops)` with the law's vocabulary.
         noise: standard deviation of ln L of one run; default the law's RMSE over the mean predicted loss.
         warmup_tokens: default that of the fitted runs, where their records say it. No run is proposed whose decay
             (its last fifth) would begin before the warm-up ends; 0 allows all.
@@ -206,11 +234,11 @@ def next_runs(
         raise InputError(f"max_runs={max_runs!r} must be a whole number of at least 1")
     if law.draws is None or len(law.draws) < 30:
         raise InputError("the law needs at least 30 draws: fit it and call result.bootstrap(...)")
+    is_given = warmup_tokens is not None
     if warmup_tokens is None and law.conditions is not None:
         warmup_tokens = law.conditions.warmup_tokens
-    candidates = (candidates or candidate_grid(budget / 4, vocab_size=law.vocab_size)).past_warmup(
-        warmup_tokens or 0.0
-    )
+    candidates = candidates or budget_grid(budget, vocab_size=law.vocab_size)
+    candidates = candidates.past_warmup(warmup_tokens or 0.0, is_given)
     columns = candidates.variables(law)
     if noise is None:
         if law.conditions is None or not law.conditions.rmse:

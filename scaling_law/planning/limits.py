@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from hub.base.errors import InputError
 from hub.base.tables import literal
-from hub.base.units import parse_bytes, parse_context, parse_count
+from hub.base.units import parse_bytes, parse_context, parse_parameters, parse_tokens
 from scaling_law.formulas import Formula
 from scaling_law.formulas.repeated import effective_tokens, tokens_worth
 from scaling_law.size.architecture import (
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 Quantity = float | str  # a number, or text such as "1e22", "80GB", "16k"
 _PARSERS: dict[str, Callable[[str, str], float]] = {
-    "max_parameters": parse_count,
+    "max_parameters": parse_parameters,
     "memory": parse_bytes,
     "kv_tokens": parse_context,
-    "inference_tokens": parse_count,
-    "unique_tokens": parse_count,
+    "inference_tokens": parse_tokens,
+    "unique_tokens": parse_tokens,
 }
 
 

@@ -23,6 +23,7 @@ from scaling_law.formulas.law import percentile_interval, positive
 from scaling_law.formulas.learning_rate import LearningRateLaw, source_of_rate
 from scaling_law.machine.layout import DoesNotFit, Placement
 from scaling_law.planning.budget import Budget, Cluster, ClusterFields, QuestionFields, pick
+from scaling_law.planning.launch import launch_line
 from scaling_law.planning.limits import Quantity, of_law
 from scaling_law.planning.optimal_table import OptimalRow, OptimalTable, optimal
 from scaling_law.size.architecture import (
@@ -121,7 +122,7 @@ class Plan(Answer):
     def facts(self) -> dict[str, Any]:
         sizes = {name: getattr(self.architecture, name) for name in ("n_active", "n_total")}
         configuration = None if self.learning_rate is None else self.configuration()
-        return super().facts() | sizes | {"configuration": configuration}
+        return super().facts() | sizes | {"configuration": configuration, "launch": self.launch()}
 
     def configuration(self, sweep: str = "run") -> dict[str, dict[str, Any]]:
         """The sections of `train.py`'s YAML; everything left out has the paper's value there by default.
@@ -150,8 +151,12 @@ class Plan(Answer):
             "optimizer": {"learning_rate": self.learning_rate},
         }
 
+    def launch(self, config: str = "run.yaml") -> str:
+        """The line that starts the run of this file (`to_yaml`) in its layout (`planning.launch`)."""
+        return launch_line(config, self.placement, None if self.time is None else self.time.cluster)
+
     def to_yaml(self, sweep: str = "run") -> str:
-        """The file for `accelerate launch train.py --config FILE`, with a comment that says where it came from."""
+        """The file for `train.py --config FILE`, with a comment that says where it came from."""
         import yaml
 
         head = f"# {self.architecture.n_active:,} active of {self.architecture.n_total:,} parameters, "

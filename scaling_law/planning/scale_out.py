@@ -1,22 +1,29 @@
-"""One model on more and more GPUs: memory, communication in a step, and which of them limits the speed."""
+"""One model on more and more GPUs: memory, layout, what limits the speed of a step, and hours and cost of a run."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 from hub.base.errors import InputError
 from hub.base.tables import Table
-from hub.base.units import format_bytes, format_count
+from hub.base.units import format_bytes, format_count, parse_tokens
 from scaling_law.formulas.answers import Answer
+from scaling_law.formulas.law import percentile_interval, positive
 from scaling_law.machine.communication import Sent, all_to_all_bytes, communication
 from scaling_law.machine.gpus import Gpu, named_gpu
 from scaling_law.machine.layout import DoesNotFit, Placement
 from scaling_law.machine.throughput import Throughput
 from scaling_law.planning.budget import Cluster
 from scaling_law.size.architecture import Architecture
+from scaling_law.size.missing import refuse_none
+from scaling_law.size.model_configs import Model, read_model
 from scaling_law.size.recipe import PAPER, BatchRamp, RampStage
+
+READ_BATCH = (1024, 4096)  # sequences and tokens of each, of a model that is read: usual of released ones
 
 
 @dataclass(frozen=True)
@@ -26,7 +33,8 @@ class ScaleOutRow:
     `placement` is the fastest layout that `train.py` can run, and `megatron` that of engines which also have tensor,
     pipeline and context parallelism. A step takes the longer of `compute_seconds` and `communication_seconds`, at the
     full speed of the links. `mfu_limit`: the MFU at which communication alone fills the step. `expert_parallel_*`: of
-    experts divided among all GPUs.
+    experts divided among all GPUs. `hours` and `cost` are of a run of the tokens that were given, with the 95 %
+    interval of step times. `least_bytes`: of each GPU, in the layout that takes fewest.
     """
 
     gpus: int
@@ -47,88 +55,173 @@ class ScaleOutRow:
     megatron: Placement | None = None
     megatron_step_seconds: float | None = None
     megatron_mfu: float | None = None
+    tokens_per_second: float | None = None
+    hours: float | None = None
+    hours_interval: tuple[float, float] | None = None
+    cost: float | None = None
+    megatron_hours: float | None = None
+    least_bytes: float | None = None
 
 
 @dataclass(frozen=True)
 class ScaleOut(Answer):
-    """One row for each number of GPUs, in the order asked for."""
+    """One row for each number of GPUs, in the order asked for; `model` is the name of one that was read.
+
+    `tokens` are those of a run, `price` is per GPU-hour; None where they were not given.
+    """
 
     architecture: Architecture
     gpu: str
     batch_tokens: int
     rows: tuple[ScaleOutRow, ...]
+    sequence_length: int = PAPER.sequence_length
+    model: str | None = None
+    tokens: float | None = None
+    price: float | None = None
 
     @property
     def verdict(self) -> str:
-        limits = (f"{row.gpus} by {row.limited_by}" for row in self.rows)
-        return f"{format_count(self.architecture.n_total)} parameters on GPUs, limited on {', '.join(limits)}"
+        limits = ", ".join(f"{row.gpus} by {row.limited_by}" for row in self.rows)
+        text = f"{format_count(self.architecture.n_total)} parameters on GPUs, limited on {limits}"
+        timed = [row for row in self.rows if row.hours is not None]
+        if not timed:
+            return text
+        spans = ", ".join(f"{_amount(row.hours)} hours on {row.gpus}" for row in timed)
+        return f"{text}; {format_count(self.tokens)} tokens take {spans}"
 
     def summary(self) -> Table:
-        a = self.architecture
-        title = f"d_model {a.d_model}, {a.blocks} blocks, E = {a.experts}: {format_count(a.n_active)} active of "
-        title += f"{format_count(a.n_total)} parameters; batches of {self.batch_tokens:,} tokens on {self.gpu}"
-        return Table.of([_cells(row) for row in self.rows], title=f"{self.verdict}\n{title}")
+        a, name = self.architecture, f"{self.model}: " if self.model else ""
+        experts = f"E = {a.experts}" if a.experts_per_token == 1 else f"{a.experts_per_token} of {a.experts} experts"
+        title = f"{name}d_model {a.d_model}, {a.blocks} blocks, {experts}: {format_count(a.n_active)} active of "
+        title += f"{format_count(a.n_total)} parameters; batches of {self.batch_tokens:,} tokens, sequences of "
+        title += f"{self.sequence_length:,}, on {self.gpu}"
+        rows = [_cells(row, self.tokens is not None, self.price is not None) for row in self.rows]
+        return Table.of(rows, title=f"{self.verdict}\n{title}", warnings=self.warnings)
 
 
-def _cells(row: ScaleOutRow) -> dict[str, str]:
+def _amount(value: float | None) -> str:
+    """Hours or costs with three digits or all before the point; nothing for None."""
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _cells(row: ScaleOutRow, is_timed: bool, is_priced: bool) -> dict[str, str]:
     def cell(value: float | None, text: str) -> str:
         return "" if value is None else text.format(value)
 
     placed = row.placement
     memory = None if placed is None else placed.memory
     other = None if row.megatron is None else row.megatron.faster_than(placed)
+    run = dict[str, str]()
+    if is_timed:
+        run["hours"] = _amount(row.hours)
+    if row.hours_interval is not None:
+        run["hours"] += " ({}…{})".format(*map(_amount, row.hours_interval))
+    if is_priced:
+        run["cost"] = _amount(row.cost)
+    elsewhere = f", {_amount(row.megatron_hours)} hours" * (row.megatron_hours is not None)
     return {
         "GPUs": str(row.gpus),
-        "memory": "does not fit" if memory is None else format_bytes(memory.total),
+        "memory": f"{format_bytes(row.least_bytes)}: does not fit" if memory is None else format_bytes(memory.total),
         "model state": "" if memory is None else format_bytes(memory.weights + memory.gradients + memory.optimizer),
         "train.py": "" if placed is None else placed.ways,
         "micro-batch": "" if placed is None else f"{row.passes} × {placed.micro_batch_sequences}",
         "communication": cell(row.communication_seconds, "{:.2g} s"),
         "compute": cell(row.compute_seconds, "{:.2g} s"),
+        **run,
         "MFU": cell(row.mfu, "{:.1%}"),
         "at most": cell(row.mfu_limit and min(row.mfu_limit, 1.0), "{:.0%}"),
         "limited by": row.bottleneck or row.limited_by,
         "moved by": row.moved_by,
-        "Megatron-like": f"{other.ways}, MFU {row.megatron_mfu:.1%}" if other else "",
+        "Megatron-like": f"{other.ways}, MFU {row.megatron_mfu:.1%}{elsewhere}" if other else "",
     }
 
 
 def scale_out(
-    architecture: Architecture,
+    model: Architecture | str | Path | Any,
     gpus: int | Sequence[int] = (8, 64),
     gpu: str = "h100",
     *,
-    batch_sequences: int = PAPER.batch_ramp[-1].sequences,
-    sequence_length: int = PAPER.sequence_length,
+    tokens: float | str | None = None,
+    price: float | None = None,
+    batch_sequences: int | None = None,
+    sequence_length: int | None = None,
     mfu: float | tuple[float, float] | None = None,
     precision: str | None = None,
+    revision: str | None = None,
 ) -> ScaleOut:
-    """This model on each number of GPUs, laid out as its steps are fastest; `mfu`, `precision`: `Throughput.assumed`.
+    """A model on each number of GPUs, laid out as its steps are fastest; `mfu`, `precision`: `Throughput.assumed`.
 
-    ValueError for an unlisted GPU, and for GPUs that cannot share the batch equally.
+    Args:
+        model: an `Architecture`; or "org/model" on the Hub, a folder, a config.json, a mapping or a configuration of
+            transformers, of which nothing but config.json is read.
+        tokens: of a run, 1e12 or "1T", for hours; with a `price` per GPU-hour for its cost, too.
+        batch_sequences, sequence_length: default the paper's last batch, 512 of 512 tokens; of a model that is read,
+            1,024 of 4,096.
+
+    ValueError for an unlisted GPU, and for GPUs that cannot share the batch equally; of a model that cannot be read as
+    of `size.model_configs.read_model`.
     """
     if not (counts := [gpus] if isinstance(gpus, int) else [*gpus]):
         raise InputError(f"gpus={gpus!r} must be one number or several")
-    sheet, ramp = named_gpu(gpu), BatchRamp((RampStage(0, batch_sequences),), sequence_length)
+    if price is not None and tokens is None:
+        raise InputError(f"price={price!r} is per GPU-hour: tokens=None must be given, those of a run")
+    refuse_none("model", model)
+    if isinstance(model, Architecture):
+        source, architecture = None, model
+    else:
+        source = read_model(model, revision)
+        architecture = source.architecture
+    usual = (PAPER.batch_ramp[-1].sequences, PAPER.sequence_length) if source is None else READ_BATCH
+    batch = usual[0] if batch_sequences is None else batch_sequences
+    length = usual[1] if sequence_length is None else sequence_length
+    sheet, ramp = named_gpu(gpu), BatchRamp((RampStage(0, batch),), length)
     throughput = Throughput.assumed(gpu, mfu=mfu, precision=precision or "bf16")
-    rows = (_row(architecture, Cluster(count, throughput, ramp), sheet) for count in counts)
-    return ScaleOut(architecture, sheet.name, batch_sequences * sequence_length, tuple(rows), check=None)
+    trained = None if tokens is None else parse_tokens(float(positive("tokens", tokens)))
+    clusters = [Cluster(count, throughput, ramp, price=price) for count in counts]
+    rows = tuple(_row(architecture, cluster, sheet, trained) for cluster in clusters)
+    return ScaleOut(
+        *(architecture, sheet.name, batch * length, rows),
+        sequence_length=length,
+        model=None if source is None else source.name,
+        tokens=trained,
+        price=clusters[0].price,
+        notes=_notes(source, clusters[0], architecture),
+        check=None,
+    )
 
 
-def _row(a: Architecture, cluster: Cluster, sheet: Gpu) -> ScaleOutRow:
+def _notes(source: Model | None, cluster: Cluster, architecture: Architecture) -> tuple[str, ...]:
+    """What the numbers rest on, for a model that was read."""
+    if source is None:
+        return ()
+    notes = ["only the language model is counted"] if source.text_only else []
+    notes.append(
+        "memory is counted as for train.py's own class, the only one for which it was compared with an allocator"
+    )
+    return (*notes, *cluster.throughput.warnings(architecture))
+
+
+def _row(a: Architecture, cluster: Cluster, sheet: Gpu, trained: float | None) -> ScaleOutRow:
     gpus, tokens = cluster.gpus, cluster.ramp.last_batch_tokens(0)
     sent = Sent(all_to_all_bytes(a, tokens / gpus, gpus), gpus, is_ring=False)
     ideal = a.training_flops(tokens, context=cluster.ramp.sequence_length) / (gpus * sheet.peak_flops)
     row = ScaleOutRow(gpus, float(sent.received), float(sent.seconds(sheet)))
-    if other := _placed(a, cluster.elsewhere):
+    elsewhere = cluster.elsewhere
+    if elsewhere is not None and (other := _placed(a, elsewhere)):
         step = other.step_seconds
         row = replace(row, megatron=other, megatron_step_seconds=step, megatron_mfu=ideal / step)
+        if trained is not None:
+            row = replace(row, megatron_hours=float(elsewhere.seconds(a, trained)) / 3600)
     if (placed := _placed(a, cluster)) is None:
-        return row
+        return replace(row, least_bytes=float(cluster.steps(a).least))
     passes = cluster.batches[0] // (placed.dp * placed.fsdp * placed.micro_batch_sequences)
     traffic = communication(a, placed.sharding, placed, passes, tokens / gpus, reshard=placed.reshard)
     received = {name: float(each.received) for name, each in traffic.items()}
     step, (computing, exchange) = placed.step_seconds, (sum(side.values()) for side in placed.sides)
+    if trained is not None:
+        row = _timed(row, a, cluster, trained)
     return replace(
         row,
         placement=placed,
@@ -143,10 +236,20 @@ def _row(a: Architecture, cluster: Cluster, sheet: Gpu) -> ScaleOutRow:
         limited_by="communication" if exchange > computing else "compute",
         bottleneck=placed.bottleneck,
         moved_by=placed.moved_by,
+        tokens_per_second=tokens / step,
+        least_bytes=float(cluster.steps(a).least),
     )
 
 
-def _placed(a: Architecture, cluster: Cluster | None) -> Placement | None:
+def _timed(row: ScaleOutRow, a: Architecture, cluster: Cluster, trained: float) -> ScaleOutRow:
+    """The row with the hours of a run, their interval where step times have one, and their cost."""
+    seconds, interval = float(cluster.seconds(a, trained)), None
+    if cluster.throughput.draws is not None:
+        interval = percentile_interval(cluster.seconds(a, trained, drawn=True) / 3600)
+    return replace(row, hours=seconds / 3600, hours_interval=interval, cost=cluster.cost(seconds))
+
+
+def _placed(a: Architecture, cluster: Cluster) -> Placement | None:
     with suppress(DoesNotFit):
-        return None if cluster is None else cluster.place(a)
+        return cluster.place(a)
     return None

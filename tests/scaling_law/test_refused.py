@@ -101,7 +101,7 @@ REFUSED = [
         memory(micro_batch_sequences=1, sequence_length=512, sharding="zero3"),
         "sharding='zero3', precision='bf16'; allowed: none, ddp, fsdp2, zero1; bf16, fp32",
     ),
-    (assumed(gpu="h900"), "gpu='h900' is unknown: did you mean 'h800'? There are gb300"),
+    (assumed(gpu="h900"), "gpu='h900' is unknown; there are gb300"),
     (assumed(mfu=1.2), "mfu=1.2 must be above 0 and at most 1"),
     (assumed(mfu="0.4"), "mfu='0.4' must be above 0 and at most 1, or two such numbers"),
     (assumed(mfu=(0.2, 0.4)), "mfu=(0.2, 0.4) must be no higher with experts than without"),

@@ -10,10 +10,15 @@ from hub.base.units import (
     format_decimal,
     format_flops,
     listed_experts,
+    parse_batch,
     parse_bytes,
     parse_context,
     parse_count,
     parse_experts,
+    parse_flops,
+    parse_hours,
+    parse_parameters,
+    parse_tokens,
 )
 
 GB, GIB = 1e9, 1024**3
@@ -21,7 +26,21 @@ MEANINGS = {
     parse_count: {"1e22": 1e22, " 1.1B ": 1.1e9, "100B": 1e11, "7b": 7e9, "16k": 16_000, "50_257": 50_257, 3: 3},
     parse_bytes: {"80GB": 80 * GB, "80gb": 80 * GB, "80G": 80 * GB, "640 GB": 640 * GB, "12000000": 12e6, 80: 80}
     | {"80GiB": 80 * GIB, "80 gib": 80 * GIB, "80Gi": 80 * GIB},
-    parse_context: {"16k": 16_384, "16K": 16_384, "16000": 16_000, "1M": 1024**2},
+    parse_context: {"16k": 16_384, "16K": 16_384, "16000": 16_000, "1M": 1024**2, "64": 64, 16: 16},
+    parse_hours: {"504": 504, "504h": 504, "21d": 504, "3w": 504, "3 W": 504, "90min": 1.5, "0.5d": 12, 72: 72},
+    parse_tokens: {"36T": 36e12, "1000": 1000, "1e2": 100, "0.5K": 500, "0": 0, 1280: 1280},
+    parse_parameters: {"7B": 7e9, "1e8": 1e8, "0": 0},
+    parse_flops: {"1e22": 1e22, "22K": 22_000, "0": 0},
+    parse_batch: {"0.5M": 5e5, "65536": 65_536},
+}
+FORGOTTEN = {  # units of tokens, parameters, FLOPs and contexts
+    (parse_tokens, "36"): "tokens='36' has no unit: did you mean 36B or 36T?",
+    (parse_tokens, " 0.5 "): "did you mean 0.5B or 0.5T?",
+    (parse_tokens, 36): "tokens=36 has no unit: did you mean 36B or 36T?",
+    (parse_parameters, "7"): "n_active='7' has no unit: did you mean 7M or 7B?",
+    (parse_flops, "22"): "flops='22' has no unit: did you mean 1e22?",
+    (parse_batch, "4"): "batch_tokens='4' has no unit: did you mean 4K or 4M?",
+    (parse_context, "16"): "kv_tokens='16' has no unit: did you mean 16k?",
 }
 
 
@@ -30,10 +49,17 @@ def test_meanings(parse):
     assert {text: parse(text) for text in MEANINGS[parse]} == MEANINGS[parse]
 
 
-@pytest.mark.parametrize("parse", [parse_count, parse_bytes, parse_context])
+@pytest.mark.parametrize(("parse", "text"), FORGOTTEN)
+def test_a_forgotten_unit_is_asked_for(parse, text):
+    with pytest.raises(ValueError, match="has no unit") as refused:
+        parse(text)
+    assert FORGOTTEN[parse, text] in str(refused.value)
+
+
+@pytest.mark.parametrize("parse", [parse_count, parse_bytes, parse_context, parse_hours, parse_tokens, parse_flops])
 def test_nonsense_is_refused(parse):
     for text in ("", "GB", "80 bananas", "1e", "-5GB", "nan", "inf", "1e999", "80gbb", "0x10", "1,5GB", "__"):
-        with pytest.raises(ValueError, match=r"(value|memory|kv_tokens)="):
+        with pytest.raises(ValueError, match=r"^(value|memory|kv_tokens|hours|tokens|flops)="):
             parse(text)
 
 
@@ -45,7 +71,7 @@ def test_a_memory_whose_unit_was_forgotten_is_refused(text):
 
 @given(st.text(max_size=12))
 def test_any_text_parses_or_is_refused(text):
-    for parse in (parse_count, parse_bytes, parse_context):
+    for parse in MEANINGS:
         try:
             value = parse(text)
         except ValueError:

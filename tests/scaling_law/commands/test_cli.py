@@ -9,6 +9,7 @@ from pydantic_core import to_json
 
 from scaling_law import Architecture, JointLaw, LearningRateLaw, Throughput, compare, scale_out
 from scaling_law.commands.cli import PLACES
+from tests.scaling_law.configs import QWEN3_MOE
 
 COMMANDS = [name for commands in PLACES.values() for name in commands]
 
@@ -55,6 +56,7 @@ ANSWERS = {  # what is typed → the same in Python
     "speedup --flops 1e21 --gpu h100 --gpus 8": lambda: LAW.speedup(8, flops=1e21, **GPUS),
     "speedup --flops 1e22 --experts 32 --baseline 4": lambda: LAW.speedup(32, 4, flops=1e22),
     "speedup --n-active 1e8,1e9 --experts 2-8": lambda: LAW.break_even([1e8, 1e9], [2, 4, 8]),
+    "optimal --hours 3d --gpu h100 --gpus 8 --experts 8": lambda: LAW.optimal(hours="72h", experts=[8], **GPUS),
     "scale-out 2304 --gpus 8,64": lambda: scale_out(Architecture(2304, 8), (8, 64)),
     "compare --flops 1e21 --laws marin,ling": lambda: compare(1e21, laws=["marin", "ling"]),
 }
@@ -65,6 +67,18 @@ def test_the_shell_answers_what_python_does(shell, words):
     answer = json.loads(to_json(ANSWERS[words]().to_dict(), inf_nan_mode="null"))
     typed = json.loads(shell(*words.split(), "--json").stdout)
     assert {name: typed[name] for name in answer} == answer
+
+
+def test_scale_out_reads_a_model(shell, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_MOE))
+    words = ("scale-out", tmp_path, "--gpus", "64", "--tokens", "1T", "--price", 2, "--batch", 512)
+    typed = json.loads(shell(*words, "--json").stdout)
+    answer = scale_out(tmp_path, [64], tokens=1e12, price=2, batch_sequences=512)
+    assert typed == json.loads(to_json(answer.to_dict(), inf_nan_mode="null"))
+    assert typed["rows"][0]["cost"] == pytest.approx(2 * 64 * typed["rows"][0]["hours"])
+    shown = shell(*words).stdout
+    assert "1T tokens take" in shown
+    assert "hours" in shown
 
 
 def test_optimal_by_another_law_of_learning_rates(shell, tmp_path):
@@ -106,6 +120,12 @@ def test_plan(shell, tmp_path, monkeypatch):
         assert f"{file}: the file exists; --overwrite replaces it" in refused.stderr
         assert file.read_text() == "mine"
     assert f"wrote {file}\naccelerate launch train.py" in shell(*words, "--overwrite").stdout
+    on_gpus = (*words, "--gpu", "h100", "--gpus", 64, "--overwrite")
+    line = json.loads(shell(*on_gpus, "--json").output)["launch"]
+    assert line.startswith("accelerate launch --config_file training/configs/accelerate/multi_node_")
+    assert line.endswith(f" train.py --config {file}")
+    each = "on every machine, with RANK 0, 1, … and ADDRESS that of the first:"
+    assert f"wrote {file}\n{each}\n{line}\n" in shell(*on_gpus).stdout
     assert "model:" in (before := file.read_text())
 
     def full(*_):

@@ -17,7 +17,7 @@ import pytest
 from scaling_law import Budget, Law
 from scaling_law.explorer import app
 from scaling_law.explorer.answer import POINTS, answer, best_models
-from scaling_law.explorer.question import GPU_NAMES, PRESETS, PUBLISHED, Question
+from scaling_law.explorer.question import GPU_NAMES, PRESETS, PUBLISHED, UNITS, Question
 from scaling_law.explorer.uploads import RESAMPLES
 from scaling_law.figures.curves import memory_curves
 from tests.scaling_law.synthetic import synthetic_runs
@@ -247,6 +247,65 @@ def test_a_link_restores_the_state(visit, published):
     page.get_by_label("Best E over budget × memory").check()
     page.wait_for_url(re.compile("view=map"))
     page.wait_for_function("() => document.querySelector('.js-plotly-plot')?.data.some(t => t.name === 'models')")
+
+
+CONTROLS = ":is(input, textarea):visible"  # without the file, which no one sees
+# Among a few radio buttons Tab reaches the one that is chosen.
+MISSED = f"{CONTROLS}:not([type=radio]):not([data-reached])"
+NOTE_REACHED = "() => document.addEventListener('focusin', event => { event.target.dataset.reached = ''; })"
+
+
+def texts_of(page):
+    """Every control's text, and whether it is chosen."""
+    return page.locator(CONTROLS).evaluate_all("controls => controls.map(control => [control.value, control.checked])")
+
+
+def check_untouched(page, texts):
+    page.wait_for_timeout(300)
+    assert page.locator(".error:visible, [role=alert]:visible").all_inner_texts() == []
+    assert texts_of(page) == texts
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_a_walk_through_every_control_without_a_choice_changes_nothing(visit, unit):
+    """By Tab, then by click; lists that drop down are also left with a text that names none of their entries."""
+    page = visit(f"?unit={unit}")
+    page.get_by_text("Your own law or runs").click()
+    page.locator("input[type=file]").wait_for(state="attached")
+    page.wait_for_timeout(1000)
+    texts = texts_of(page)
+    page.evaluate(NOTE_REACHED)
+    page.locator("#preset input").focus()
+    steps = 0
+    while page.locator(MISSED).count() and steps < 100:
+        page.keyboard.press("Tab")
+        check_untouched(page, texts)
+        steps += 1
+    assert page.locator(MISSED).count() == 0
+
+    heading = page.locator("h1").first
+    for control in page.locator(CONTROLS).all():
+        kind, is_list = control.get_attribute("type"), control.get_attribute("role") == "combobox"
+        if kind in ("radio", "range"):  # where a click chooses
+            continue
+        for typed in ("", "zz") if is_list else ("",):
+            control.click()
+            page.keyboard.type(typed)
+            heading.click()
+            check_untouched(page, texts)
+
+
+@pytest.mark.parametrize("typed", ["", "99"])
+def test_a_slider_without_a_number_goes_back_to_its_text(visit, typed):
+    page = visit()
+    number, text = page.locator("input[type=number]:visible").first, field_of(page, "flops")
+    before = number.input_value(), text.input_value()
+    number.fill(typed)
+    number.press("Tab")
+    page.wait_for_function("value => document.querySelector('input[type=number]').value === value", arg=before[0])
+    page.wait_for_timeout(1000)
+    assert (number.input_value(), text.input_value()) == before
+    assert page.locator(".error:visible, [role=alert]:visible").all_inner_texts() == []
 
 
 def test_a_link_of_something_else_says_so(visit):

@@ -36,6 +36,7 @@ def test_a_link_of_something_else_is_refused():
         ({"view": "pie"}, "view='pie' is unknown.* memory, map"),
         ({"unit": "money"}, "unit='money' is unknown; there are flops, hours"),
         ({"gpu": "abacus"}, "gpu='abacus' is unknown; there are gb300, gb200"),
+        ({"gpu": "h10"}, "gpu='h10' is unknown; there are gb300, gb200"),
         ({"flops": "1" * 300}, "flops=.* is too long: at most 200 characters"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -4,7 +4,8 @@ import pytest
 
 from hub.base.tables import as_text
 from scaling_law import describe
-from tests.scaling_law.configs import MIXTRAL, SWITCH
+from scaling_law import published as shelf
+from tests.scaling_law.configs import MIXTRAL, QWEN3_MOE, SWITCH
 
 
 def test_a_model_of_the_paper_is_itself(published):
@@ -49,3 +50,22 @@ def test_far_outside_the_law_refuses_to_choose():
     assert "too far from the runs of this law" in found.prediction.refusal
     assert "not to be trusted" in as_text(found)
     assert describe(small, tokens=10_000 * 60e6, force=True).prediction.optimum is not None
+
+
+def test_no_choice_is_named_where_the_models_own_experts_were_not_compared(published):
+    """At 36T tokens all E near 16 are beyond the guard: the best of those left is no answer to such a model."""
+    found = describe(QWEN3_MOE, tokens="36T")
+    p, own = found.prediction, found.architecture.experts_equivalent
+    limits = {"memory": found.architecture.weight_bytes(), "vocab_size": 151936}
+    assert own not in {row.experts for row in published.optimal(p.training_flops, **limits).compared}
+    assert p.optimum is None
+    assert p.refusal.startswith("E = 16 of the model cannot be compared: too far from the runs of this law to answer")
+    assert "the law's choice    none: E = 16 of the model" in as_text(found)
+    compared = describe(QWEN3_MOE, tokens="1T").prediction
+    assert compared.optimum.best.loss < compared.loss
+    forced = describe(QWEN3_MOE, tokens="36T", force=True).prediction
+    assert own in {row.experts for row in forced.optimum.compared}
+
+
+def test_a_law_without_experts_chooses_for_any_model():
+    assert describe(QWEN3_MOE, tokens="1T", law=shelf("besiroglu"), force=True).prediction.optimum is not None

@@ -1,9 +1,12 @@
 """One model on more GPUs: bytes counted by hand, and what limits each."""
 
+import json
+
 import pytest
 
-from scaling_law import Architecture, Throughput, scale_out
-from scaling_law.machine import GPUS, training_memory
+from hub.base.units import format_bytes
+from scaling_law import Architecture, Throughput, describe, scale_out
+from scaling_law.machine import GPUS, decode_seconds, training_memory
 from scaling_law.machine.communication import (
     Degrees,
     Sent,
@@ -13,6 +16,7 @@ from scaling_law.machine.communication import (
 )
 from scaling_law.machine.layout import ENGINES, MEGATRON, MOVED_BY, TRAIN_PY, Layouts
 from scaling_law.size.recipe import BatchRamp, RampStage
+from tests.scaling_law.configs import QWEN3_MOE
 
 MODEL = Architecture(2304, 8)
 HEAD, DENSE, EXPERTS = 50257 * 2304, 4 * 36 * 2304**2, 9 * 8 * 36 * 2304**2  # parameters
@@ -169,3 +173,80 @@ def test_what_does_not_fit_or_is_not_known_says_so():
     (row,) = scale_out(Architecture(4096, 8), (8,), "h100").rows
     assert (row.placement, row.mfu, row.limited_by) == (None, None, "memory")
     assert scale_out(MODEL, (8,), "h100").to_dict()["rows"][0]["limited_by"] == "compute"
+
+
+def test_a_model_is_read_and_its_run_is_timed_and_paid(tmp_path):
+    """From its config.json, as of its architecture with the batch of released models."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(QWEN3_MOE))
+    asked = {"gpus": [8, 64], "tokens": "1T", "price": 2.5}
+    answer = scale_out(path, **asked)
+    a = describe(QWEN3_MOE).architecture
+    assert answer.architecture == a
+    assert answer.model == str(path)
+    sizes = {"batch_sequences": 1024, "sequence_length": 4096}
+    assert answer.rows == scale_out(a, **asked, **sizes).rows == scale_out(QWEN3_MOE, **asked).rows
+    assert answer.rows == scale_out(tmp_path, **asked).rows
+    for row in answer.rows:
+        placed = row.placement
+        whole = training_memory(
+            *(a, placed.micro_batch_sequences, 4096),
+            passes=row.passes,
+            gradient_checkpointing=placed.gradient_checkpointing,
+            sharding="fsdp2",
+            devices=row.gpus,
+            reshard=placed.reshard,
+            ep=placed.ep,
+        )
+        assert placed.memory.total == pytest.approx(whole.total)
+        assert row.tokens_per_second == pytest.approx(1024 * 4096 / row.step_seconds)
+        overhead = Throughput.assumed("h100").overhead_of(row.gpus)
+        assert row.hours == pytest.approx(overhead * 1e12 / row.tokens_per_second / 3600)
+        assert row.cost == pytest.approx(2.5 * row.gpus * row.hours)
+        assert row.hours_interval[0] < row.hours < row.hours_interval[1]
+    eight, many = answer.rows
+    assert many.hours < eight.hours < 10 * many.hours
+    assert eight.placement.memory.total < 78e9
+    text = " ".join(str(answer).split())
+    assert "8 of 128 experts: 3.34B active of 30.5B parameters; batches of 4,194,304 tokens, sequences of 4,0" in text
+    assert "step times on NVIDIA H100 SXM are assumed" in text
+    assert "1T tokens take" in answer.verdict
+
+
+def test_hours_of_a_given_mfu_are_the_flops_over_its_peak():
+    """By hand, where one GPU neither communicates nor recomputes."""
+    model = Architecture(512)
+    (row,) = scale_out(model, [1], mfu=0.4, tokens=1e9).rows
+    assert row.placement.ways == ""
+    assert row.hours == pytest.approx(model.training_flops(1e9, context=512) / (0.4 * 989e12) / 3600)
+    assert (row.hours_interval, row.cost) == (None, None)
+
+
+def test_what_does_not_fit_says_what_it_takes():
+    answer = scale_out(QWEN3_MOE, [1, 8], tokens="1T", price=2)
+    one, eight = answer.rows
+    assert (one.placement, one.hours, one.cost) == (None, None, None)
+    assert one.least_bytes > 16 * answer.architecture.n_total
+    assert eight.least_bytes < 78e9
+    assert f"{format_bytes(one.least_bytes)}: does not fit" in str(answer)
+
+
+def test_what_is_no_model_is_named(published):
+    with pytest.raises(
+        ValueError, match=r"model=None must be a model: rows .* have an architecture with integral=True"
+    ):
+        scale_out(published.optimal(1e21).best.architecture)
+    assert scale_out(published.optimal(1e21, integral=True).best.architecture).rows
+    for ask in (
+        lambda: training_memory(None, 1, 512),
+        lambda: decode_seconds(None, "h100", 32),
+        lambda: Throughput.assumed("h100").step_seconds(None, 1e6),
+    ):
+        with pytest.raises(ValueError, match="=None must be a model"):
+            ask()
+    with pytest.raises(ValueError, match=r"price=2 is per GPU-hour: tokens=None must be given"):
+        scale_out(MODEL, price=2)
+    with pytest.raises(ValueError, match=r"tokens=36 has no unit: did you mean 36B or 36T\?"):
+        scale_out(MODEL, tokens=36)
+    with pytest.raises(FileNotFoundError, match="nowhere: neither a folder or Hub repo"):
+        scale_out("nowhere")
