@@ -7,7 +7,7 @@ every text that comes from a server or from a lower layer.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 # Access tokens of the Hub: user tokens, OAuth tokens and tokens of organisations. A word such as `hf_hub_download` is
@@ -17,10 +17,60 @@ _PRIVATE_KEY = re.compile(r"---- ?BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY|\bPuTTY-User-
 _BEARER = re.compile(r"(?i)\bbearer\s+[^\s\"',;]+")
 
 
+class Message(str):
+    """A text that keeps the parts it is made of."""
+
+    parts: tuple[str, ...] = ()
+
+    def worded(self, word: Callable[[Given], str]) -> str:
+        """The text with every parameter in it as `word` has it."""
+        return "".join(part.worded(word) if isinstance(part, Message) else part for part in self.parts)
+
+
+class Given(Message):
+    """A parameter of ours in a message, as one types it in Python: `mfu=0`."""
+
+    name: str
+    value: Any
+    in_shell: str | None
+
+    def worded(self, word: Callable[[Given], str]) -> str:
+        return word(self)
+
+
+def message(*parts: str) -> Message:
+    """A text made of parts, some of them `given`."""
+    text = Message("".join(parts))
+    text.parts = parts
+    return text
+
+
+def given(name: str, value: Any = ..., in_shell: str | None = None) -> Given:
+    """A parameter and its value, as a part of a message.
+
+    A command words it as its option: `mfu=0` is `--mfu 0`, and without a value `loss=...` is `--loss`. Where the
+    option has another form, `in_shell` is what to type.
+    """
+    text = "..." if value is ... else repr(value.tolist() if hasattr(value, "tolist") else value)
+    part = Given(f"{name}={text}")
+    part.name, part.value, part.in_shell = name, value, in_shell
+    return part
+
+
 class InputError(ValueError):
-    """Bad input of a user: the message names the field, the value and what is allowed."""
+    """Bad input of a user: the message names the field, the value and what is allowed.
+
+    It is joined from its parts, and whoever shows it words those that are `given`.
+    """
 
     exit_status = 2
+
+    def __str__(self) -> str:
+        return "".join(map(str, self.args))
+
+    @property
+    def message(self) -> Message:
+        return message(*map(_text, self.args))
 
 
 class HubError(Exception):
@@ -75,6 +125,10 @@ class UnavailableError(HubError, ConnectionError):
     retry_after: float | None = None
     passing: bool = True
     connected: bool = True
+
+
+def _text(part: Any) -> str:
+    return part if isinstance(part, str) else str(part)
 
 
 def problem_lines(problem: Any, value_text: str | None = None) -> list[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from hub.base.errors import InputError, unknown
+from hub.base.errors import InputError, given, unknown
 from hub.base.tables import enumerated
 from scaling_law.runs.rows import Row, RunsError, flattened, is_missing
 
@@ -36,6 +36,7 @@ def recipe_of(rows: Sequence[Row]) -> Recipe:
     """The recipes of n rows: each column of `COLUMNS` that a row tells, [n]."""
     flat, columns = [flattened(row) for row in rows], {}
     for name, holders in _HELD_BY.items():
+        holders = (*holders, *(held.replace("_", ".", 1) for held in holders if "_" in held))
         told = {held: sum(not is_missing(row.get(held)) for row in flat) for held in holders}
         if most := [held for held in holders if told[held] == len(flat)] or [held for held in holders if told[held]]:
             columns[name] = tuple(_value(name, most[0], row) for row in flat)
@@ -54,10 +55,13 @@ def check_mix(recipe: Recipe, law_has: Collection[str], mix: str | Collection[st
     for name in sorted(agreed - {*COLUMNS}):
         raise InputError(unknown("mix=", name, COLUMNS))
     if mixed := {name: values for name, values in differences(recipe, law_has).items() if name not in agreed}:
-        (first, (value, *_)), names = next(iter(mixed.items())), ", ".join(mixed)
+        first, (value, *_) = next(iter(mixed.items()))
+        names = tuple(sorted({*mixed, *agreed}))
         raise RunsError(
-            f"{source}: the runs differ in {in_words(mixed)}; choose with where={f'{first} = {value}'!r}, or fit them "
-            f"as one with mix={tuple(sorted({*mixed, *agreed}))!r} (--mix {names.replace(' ', '')})"
+            f"{source}: the runs differ in {in_words(mixed)}; choose with ",
+            given("where", f"{first} = {value}"),
+            ", or fit them as one with ",
+            given("mix", names, in_shell=f"--mix {','.join(names)}"),
         )
 
 

@@ -1,0 +1,103 @@
+"""What runs logged, as one row each: their settings, and of every metric the value at the end of the run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Literal
+
+from hub.base.errors import InputError, given
+from scaling_law.runs.rows import Row, is_loss, is_missing, leaves, names_in, number
+
+Final = Literal["last", "minimum", "smoothed"]
+SAID = {"last": "last logged", "minimum": "least logged", "smoothed": "mean of the last 5 % logged"}
+TAIL = 0.05
+RUNS = ("run_id", "run", "run_name", "Name", "name")  # columns that name a run
+STEPS = ("step", "Step", "_step", "global_step", "iteration", "iter", "steps")  # columns that count a run's lines
+
+
+def check_final(final: str) -> None:
+    """Raise InputError for another rule than there is."""
+    if final not in SAID:
+        raise InputError(given("final", final), f" must be one of {', '.join(SAID)}")
+
+
+def final_values(
+    logged: Mapping[str, Sequence[float]], final: Final, losses: Collection[str] = ()
+) -> dict[str, float]:
+    """The final value of each metric: what `final` says of `losses` and of names that end in "loss", else the last."""
+    return {
+        name: final_value(values, final if is_loss(name) or name in losses else "last")
+        for name, values in logged.items()
+    }
+
+
+def final_value(logged: Sequence[float], final: Final) -> float:
+    """The last of the values, the least one that is a number, or the mean of the last 5 %, NaN if it has no bounds."""
+    if final == "last":
+        return logged[-1]
+    if final == "minimum":
+        return min((value for value in logged if not math.isnan(value)), default=math.nan)
+    tail = logged[-max(1, round(TAIL * len(logged))) :]
+    return math.fsum(tail) / len(tail) if all(map(math.isfinite, tail)) else math.nan
+
+
+def row_of(
+    config: Mapping[str, Any], metrics: Mapping[str, Any], identity: tuple[str, str], status: str
+) -> dict[str, Any]:
+    """A run's row, by its name and id. A metric hides a configured value of its name, which may only be a plan."""
+    numbers = {name: value for name, value in metrics.items() if number(value) is not None}
+    settings = {name: value for name, value in leaves(config) if name not in numbers and not _is_private(name)}
+    row = {name: number(value) for name, value in numbers.items()} | settings
+    return row | {"run_id": identity[0], "id": identity[1], "status": status}
+
+
+def _is_private(name: str) -> bool:
+    return any(part.startswith("_") for part in name.split("."))
+
+
+def lines_by_run(rows: Sequence[Row]) -> dict[Any, list[int]] | None:
+    """The rows of each run in a table of steps, in the order of the steps; None for a table of another kind.
+
+    Such a table has a column of `STEPS`, and runs with several rows of which each is another step.
+    """
+    present = names_in(rows)
+    step = next((name for name in STEPS if name in present), None)
+    named = next((name for name in RUNS if name in present), None)
+    if step is None or named is None:
+        return None
+    at = [number(row.get(step)) for row in rows]
+    groups: dict[Any, list[int]] = {}
+    for i, row in enumerate(rows):
+        if is_missing(row.get(named)) or at[i] is None:
+            return None
+        groups.setdefault(row[named], []).append(i)
+    for lines in groups.values():
+        lines.sort(key=lambda i: at[i] or 0.0)
+        if len({at[i] for i in lines}) < len(lines):
+            return None
+    return groups if len(groups) < len(rows) else None
+
+
+def varies(rows: Sequence[Row], groups: Mapping[Any, Sequence[int]], column: str) -> bool:
+    """Whether a column has several values within one run."""
+    return any(len({number(rows[i].get(column)) for i in lines} - {None}) > 1 for lines in groups.values())
+
+
+def end_of(
+    rows: Sequence[Row], name: Any, lines: Sequence[int], final: Final, losses: Collection[str]
+) -> dict[str, Any]:
+    """The rows of one run as a single one: of each column the last value, of losses the one that `final` says."""
+    values: dict[str, list[Any]] = {}
+    for i in lines:
+        for name, value in rows[i].items():
+            if value is not None:
+                values.setdefault(name, []).append(value)
+    row: dict[str, Any] = {}
+    for column, told in values.items():
+        logged = [x for x in map(number, told) if x is not None]
+        if logged and (is_loss(column) or column in losses):
+            row[column] = final_value(logged, final)
+        else:
+            row[column] = next((value for value in reversed(told) if not is_missing(value)), told[-1])
+    return row | {"run_id": str(name)}

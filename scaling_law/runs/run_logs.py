@@ -1,0 +1,157 @@
+"""Runs that left logs in folders: TensorBoard's event files, and trainer_state.json of transformers' Trainer.
+
+Each run's folder becomes a row, as a tracker's run does: its settings, and of every metric the value at its end.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import hub  # lazy: its rooms are imported when runs are read
+from hub.base import strict_json
+from scaling_law.runs.logged import Final, final_values, row_of
+from scaling_law.runs.rows import Row, RunsError, number
+from scaling_law.runs.statuses import status_of
+from scaling_law.size.model_configs import FILE_NAME, read_model
+
+if TYPE_CHECKING:
+    from hub import LoadedRows
+
+TABLES = ("runs.jsonl", "runs.parquet", "run.json")
+TRAINER_STATE = "trainer_state.json"
+EVENTS = "*tfevents*"
+NO_TENSORBOARD = "event files of TensorBoard, which its own reader reads: pip install tensorboard"
+_CHECKPOINT = re.compile(r"checkpoint-(\d+)")
+_STATUSES = {1: "success", 2: "failed", 3: "running"}  # of TensorBoard's hyperparameters; 0 is not known
+
+
+def log_rows(source: str | Path, final: Final, losses: Collection[str]) -> LoadedRows | None:
+    """The rows of a folder of logs, or of one log; None where the path has none, or has a table of runs beside them.
+
+    RunsError where TensorBoard's reader is needed and not installed.
+    """
+    path = Path(str(source).removeprefix("file:"))
+    if path.is_dir():
+        if any(next(path.rglob(name), None) for name in TABLES):
+            return None
+        states, events = sorted(path.rglob(TRAINER_STATE)), sorted(path.rglob(EVENTS))
+    else:
+        states = [path] if path.name == TRAINER_STATE and path.is_file() else []
+        events = [path] if path.match(EVENTS) and path.is_file() else []
+    if states:
+        rows = [*_of_trainer(path, states, final, losses)]
+    elif events:
+        rows = [*_of_tensorboard(path, events, final, losses)]
+    else:
+        return None
+    return hub.LoadedRows(rows, path.name or str(source))
+
+
+def _name(folder: Path, root: Path) -> str:
+    """The name of a run's folder below the one that was named."""
+    return str(folder.relative_to(root)) if folder != root else folder.resolve().name
+
+
+# ------------------------------------------------------------------ Trainer
+
+
+def _of_trainer(root: Path, states: list[Path], final: Final, losses: Collection[str]) -> Iterator[Row]:
+    """The newest state of each run: its own, else that of its last checkpoint."""
+    newest: dict[Path, tuple[float, Path]] = {}
+    for path in states:
+        match = _CHECKPOINT.fullmatch(path.parent.resolve().name)
+        run = path.parent.parent if match and path != root else path.parent
+        step = float(match[1]) if match else float("inf")
+        newest[run] = max(newest.get(run, (step, path)), (step, path))
+    for run, (_, path) in sorted(newest.items()):
+        content = path.read_bytes()
+        state = strict_json.loads(content, what=str(path), max_bytes=len(content), finite=False)
+        if not isinstance(state, dict) or not isinstance(state.get("log_history"), list):
+            raise RunsError(f"{path}: no state of transformers' Trainer: it has no log_history")
+        logged: dict[str, list[float]] = {}
+        for line in state["log_history"]:
+            for name, value in line.items():
+                x = number(value)
+                if x is not None:
+                    logged.setdefault(name, []).append(x)
+        ends = final_values(logged, final, losses)
+        ends |= {name: value for name, value in state.items() if number(value) is not None}
+        name = _name(run, root if root.is_dir() else run)
+        yield row_of(_model_beside(path), ends, (name, name), "final")
+
+
+def _model_beside(path: Path) -> Mapping[str, Any]:
+    """What a checkpoint's config.json says of the model: its fields, and its sizes as laws count them."""
+    config = path.with_name(FILE_NAME)
+    if not config.is_file():
+        return {}
+    fields: dict[str, Any] = {"config": strict_json.loads(config.read_bytes(), what=str(config))}
+    with suppress(ValueError, FileNotFoundError):  # a class that cannot be counted has its sizes in columns
+        fields |= read_model(config).architecture.variables()
+    return fields
+
+
+# ------------------------------------------------------------------ TensorBoard
+
+
+def _of_tensorboard(root: Path, events: list[Path], final: Final, losses: Collection[str]) -> Iterator[Row]:
+    try:
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    except ModuleNotFoundError:
+        raise RunsError(f"{root}: {NO_TENSORBOARD}") from None
+    logs: dict[Path, _Events] = {}
+    for place in dict.fromkeys(path if path == root else path.parent for path in events):
+        accumulator = EventAccumulator(str(place), size_guidance={"scalars": 0, "tensors": 0})
+        logs[place] = _Events(accumulator.Reload())
+    for place, log in logs.items():
+        parent = next((folder for folder in place.parents if folder in logs), None)
+        if parent is not None and log.settings:  # written by add_hparams, below the run that they belong to
+            logs[parent].settings |= log.settings
+            logs[parent].logged = log.logged | logs[parent].logged
+    for place, log in logs.items():
+        below = any(folder in logs for folder in place.parents)
+        if log.logged and not (below and log.settings):
+            name = _name(place, root)
+            yield row_of(log.settings, final_values(log.logged, final, losses), (name, name), log.status)
+
+
+class _Events:
+    """What one folder of event files holds: metrics in the order of their steps, hyperparameters, and how it ended."""
+
+    def __init__(self, accumulator: Any) -> None:
+        from tensorboard.plugins.hparams import metadata
+        from tensorboard.util import tensor_util
+
+        self.logged: dict[str, list[float]] = {}
+        self.settings: dict[str, Any] = {}
+        self.status = "final"
+        steps: list[float] = [0.0]
+        read_tensor: Callable[[Any], Any] = tensor_util.make_ndarray
+        tags = accumulator.Tags()
+        for tag in tags["scalars"]:
+            series = sorted(accumulator.Scalars(tag), key=lambda event: event.step)
+            self.logged[tag] = [event.value for event in series]
+            steps.append(series[-1].step)
+        for tag in tags["tensors"]:
+            values = [read_tensor(event.tensor_proto) for event in accumulator.Tensors(tag)]
+            if values and all(value.size == 1 and value.dtype.kind == "f" for value in values):
+                self.logged[tag] = [float(value.reshape(())) for value in values]
+                steps.append(accumulator.Tensors(tag)[-1].step)
+        self.logged.setdefault("step", [max(steps)])
+        for tag, summary in accumulator.summary_metadata.items():
+            content = summary.plugin_data.content
+            if tag == metadata.SESSION_START_INFO_TAG:
+                hparams = metadata.parse_session_start_info_plugin_data(content).hparams
+                self.settings = {name: _plain(value) for name, value in hparams.items()}
+            elif tag == metadata.SESSION_END_INFO_TAG:
+                status = metadata.parse_session_end_info_plugin_data(content).status
+                self.status = status_of(_STATUSES.get(status))
+
+
+def _plain(value: Any) -> Any:
+    """A value of TensorBoard's hyperparameters as a number, a text or a boolean."""
+    return getattr(value, value.WhichOneof("kind"))
