@@ -31,8 +31,8 @@ class Given(Message):
     """A parameter of ours in a message, as one types it in Python: `mfu=0`."""
 
     name: str
-    value: Any
-    in_shell: str | None
+    value: Any = None
+    in_shell: str | None = None
 
     def worded(self, word: Callable[[Given], str]) -> str:
         return word(self)
@@ -52,8 +52,14 @@ def given(name: str, value: Any = ..., in_shell: str | None = None) -> Given:
     option has another form, `in_shell` is what to type.
     """
     text = "..." if value is ... else repr(value.tolist() if hasattr(value, "tolist") else value)
-    part = Given(f"{name}={text}")
-    part.name, part.value, part.in_shell = name, value, in_shell
+    part = _of_field(name, f"{name}={text}")
+    part.value, part.in_shell = value, in_shell
+    return part
+
+
+def _of_field(name: str, text: str) -> Given:
+    part = Given(text)
+    part.name = name
     return part
 
 
@@ -70,7 +76,12 @@ class InputError(ValueError):
 
     @property
     def message(self) -> Message:
-        return message(*map(_text, self.args))
+        """The message with its parts. One that begins with `field=` is of that field, without being told."""
+        parts = [part if isinstance(part, str) else str(part) for part in self.args]
+        field = parts[0].partition("=")[0] if parts else ""
+        if field.isidentifier() and not isinstance(parts[0], Message):
+            parts[0] = _of_field(field, parts[0])
+        return message(*parts)
 
 
 class HubError(Exception):
@@ -125,10 +136,6 @@ class UnavailableError(HubError, ConnectionError):
     retry_after: float | None = None
     passing: bool = True
     connected: bool = True
-
-
-def _text(part: Any) -> str:
-    return part if isinstance(part, str) else str(part)
 
 
 def problem_lines(problem: Any, value_text: str | None = None) -> list[str]:
