@@ -74,6 +74,22 @@ def flag(command: Any, name: str) -> str:
     return long[0] if long else parameter.metavar or name.upper()
 
 
+def worded(error: BaseException, command: Any) -> str:
+    """The message of an error, in which parameters are the options of a command: `mfu=0` is `--mfu 0`."""
+    flags = {parameter.name: flag(command, parameter.name) for parameter in command.params}
+    flags = {name.removesuffix("s"): text for name, text in flags.items()} | flags  # `law=` is one of --laws
+
+    def word(part: Given) -> str:
+        option = part.in_shell or flags.get(part.name)
+        if option is None:
+            return part
+        if part.in_shell or part.value in (..., None, True):
+            return option
+        return f"{option} {part.partition('=')[2]}"
+
+    return error.message.worded(word) if isinstance(error, InputError) else str(error)
+
+
 class _Command(typer.core.TyperCommand):
     """A command that ends with the exit status of its error, whose message names options as they are typed."""
 

@@ -31,7 +31,7 @@ class Given(Message):
     """A parameter of ours in a message, as one types it in Python: `mfu=0`."""
 
     name: str
-    value: Any = None
+    value: Any
     in_shell: str | None = None
 
     def worded(self, word: Callable[[Given], str]) -> str:
@@ -48,18 +48,25 @@ def message(*parts: str) -> Message:
 def given(name: str, value: Any = ..., in_shell: str | None = None) -> Given:
     """A parameter and its value, as a part of a message.
 
-    A command words it as its option: `mfu=0` is `--mfu 0`, and without a value `loss=...` is `--loss`. Where the
-    option has another form, `in_shell` is what to type.
+    A command words it as its option: `mfu=0` is `--mfu 0`, and `loss=...`, `gpu=None` and `force=True` are `--loss`,
+    `--gpu` and `--force`. Where the option has another form, `in_shell` is what to type.
     """
     text = "..." if value is ... else repr(value.tolist() if hasattr(value, "tolist") else value)
-    part = _of_field(name, f"{name}={text}")
-    part.value, part.in_shell = value, in_shell
-    return part
+    return _of_field(name, f"{name}={text}", value, in_shell)
 
 
-def _of_field(name: str, text: str) -> Given:
+def _parted(text: str) -> list[str]:
+    """The text, with the field that it begins with as a part of its own."""
+    field, _, value = text.partition("=")
+    if field.isidentifier():
+        return [_of_field(field, text, value)]
+    field, _, rest = text.partition(":")
+    return [_of_field(field, field, None), f":{rest}"] if field.isidentifier() and rest else [text]
+
+
+def _of_field(name: str, text: str, value: Any, in_shell: str | None = None) -> Given:
     part = Given(text)
-    part.name = name
+    part.name, part.value, part.in_shell = name, value, in_shell
     return part
 
 
@@ -70,17 +77,17 @@ class InputError(ValueError):
     """
 
     exit_status = 2
+    begins_with_field = True  # and not with a file, say
 
     def __str__(self) -> str:
         return "".join(map(str, self.args))
 
     @property
     def message(self) -> Message:
-        """The message with its parts. One that begins with `field=` is of that field, without being told."""
+        """The message with its parts. One that begins with `field=` or `field:` is of that field, without more ado."""
         parts = [part if isinstance(part, str) else str(part) for part in self.args]
-        field = parts[0].partition("=")[0] if parts else ""
-        if field.isidentifier() and not isinstance(parts[0], Message):
-            parts[0] = _of_field(field, parts[0])
+        if parts and self.begins_with_field and not isinstance(parts[0], Message):
+            parts[:1] = _parted(parts[0])
         return message(*parts)
 
 
@@ -91,6 +98,7 @@ class HubError(Exception):
     """
 
     exit_status = 1
+    begins_with_field = False
     refuses: tuple[str, float] | None = None
 
 
@@ -151,8 +159,8 @@ def problem_lines(problem: Any, value_text: str | None = None) -> list[str]:
     return [f"{name}: {value[:80]}{'…' if len(value) > 80 else ''}; {message}"]
 
 
-def unknown(what: str, name: object, names: Iterable[object]) -> str:
-    """A sentence on a name that does not exist: the nearest one that does, and all of them.
+def unknown(what: str, name: object, names: Iterable[object]) -> Message:
+    """A sentence on a name that does not exist: the nearest one that does, and all of them; `what=` is a parameter.
 
     >>> unknown("kind=", "chinchila", ["joint", "chinchilla"])
     "kind='chinchila' is unknown: did you mean 'chinchilla'? There are joint, chinchilla"
@@ -162,7 +170,8 @@ def unknown(what: str, name: object, names: Iterable[object]) -> str:
     listed = list(map(str, names))
     near = get_close_matches(str(name).lower(), listed, n=1)
     meant = f": did you mean {near[0]!r}? There are" if near else "; there are"
-    return f"{what}{name!r} is unknown{meant} {', '.join(listed)}"
+    called = given(what[:-1], name) if what.endswith("=") else f"{what}{name!r}"
+    return message(called, f" is unknown{meant} {', '.join(listed)}")
 
 
 def secret_in(text: str) -> str | None:

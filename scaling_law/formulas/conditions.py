@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hub.base.errors import InputError
+from hub.base.errors import InputError, given
 from hub.base.units import format_count
 from scaling_law.size.architecture import is_size, training_flops
 from scaling_law.size.arrays import FloatArray
@@ -213,7 +213,7 @@ class RangeCheck:
                 what.append(f"{excess}{where}, beyond the guard of {guard_of(excess.name):g} times")
         if what:
             answer = "too far from the runs of this law to answer"
-            raise ExtrapolationError(f"{answer}: {'; '.join(what)}; force=True (--force) answers anyway")
+            raise ExtrapolationError(f"{answer}: {'; '.join(what)}; ", given("force", True), " answers anyway")
 
     @cached_property
     def _limits(self) -> dict[str, tuple[float, float]]:

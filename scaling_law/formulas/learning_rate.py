@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hub.base import strict_json
-from hub.base.errors import InputError, unknown
+from hub.base.errors import InputError, given, unknown
 from scaling_law.formulas.conditions import Conditions, RangeCheck
 from scaling_law.formulas.law import Values, check_level, positive
 from scaling_law.size.architecture import VOCAB_SIZE, Architecture, active_parameters, non_embedding_parameters
@@ -153,7 +153,8 @@ class LearningRateLaw:
             ("batch_tokens", "a batch", self.slope_batch, batch_tokens),
         ):
             if slope and values is None:
-                raise InputError(f"{name}=None must be given, the tokens of {of}: this law is {self.formula}")
+                said = f" must be given, the tokens of {of}: this law is {self.formula}"
+                raise InputError(given(name, None), said)
             if slope and values is not None:
                 exponent = exponent + slope * np.log(positive(name, values))
         return np.exp(exponent)

@@ -36,7 +36,6 @@ def recipe_of(rows: Sequence[Row]) -> Recipe:
     """The recipes of n rows: each column of `COLUMNS` that a row tells, [n]."""
     flat, columns = [flattened(row) for row in rows], {}
     for name, holders in _HELD_BY.items():
-        holders = (*holders, *(held.replace("_", ".", 1) for held in holders if "_" in held))
         told = {held: sum(not is_missing(row.get(held)) for row in flat) for held in holders}
         if most := [held for held in holders if told[held] == len(flat)] or [held for held in holders if told[held]]:
             columns[name] = tuple(_value(name, most[0], row) for row in flat)

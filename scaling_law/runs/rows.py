@@ -133,8 +133,10 @@ def numeric_columns(rows: Sequence[Row]) -> dict[str, FloatArray]:
 
 
 def flattened(row: Row) -> Row:
-    """The row with the fields of nested objects as columns, such as `optimizer_name`, unless it has them by dots."""
+    """The row with the fields of nested objects as columns, such as `optimizer_name`; deeper ones keep their dots."""
     nested = {name: value for name, value in row.items() if isinstance(value, dict)}
-    fields = ((name, key, inner) for name, value in nested.items() for key, inner in value.items())
-    parts = {f"{name}_{key}": inner for name, key, inner in fields if f"{name}.{key}" not in row}
-    return {name: value for name, value in row.items() if name not in nested} | parts if nested else row
+    if not nested:
+        return row
+    parts = {f"{name}_{key}": inner for name, value in nested.items() for key, inner in value.items()}
+    dotted = {f"{name}.{key}" for name, value in nested.items() for key in value}
+    return {name: value for name, value in row.items() if name not in nested and name not in dotted} | parts

@@ -247,7 +247,7 @@ def test_the_shell_asks_for_what_the_law_has(tmp_path):
     assert json.loads(answer.output)["learning_rate"] == pytest.approx(expected)
     refused = shell.invoke(app, asked)
     assert refused.exit_code == 2
-    assert "--batch-tokens is needed, the tokens of a batch: this law is" in refused.output
+    assert "--batch-tokens must be given, the tokens of a batch: this law is" in refused.output
 
 
 def test_tokens_and_batch_enter_the_fit_of_best_rates_where_they_are_given():

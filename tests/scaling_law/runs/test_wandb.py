@@ -1,4 +1,4 @@
-"""Runs of W&B: its own client (`wandb.Api`) against its API as a server of ours on loopback has it; and its exports."""
+"""Runs of W&B: its own client (`wandb.Api`) against its API as a server on loopback has it; and its exports."""
 
 import sys
 
