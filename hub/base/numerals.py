@@ -18,6 +18,7 @@ _NUMBER = re.compile(r"([+-]?)(\d[\d.,]*|[.,]\d+)([eE][+-]?\d+)?(\s?[A-Za-z])?")
 _SPACED = re.compile(r"([+-]?\d{1,3}([ _'’\u00a0\u202f])\d{3}(?:\2\d{3})*)([.,]\d*)?(\s?[A-Za-z])?")
 _OPEN = re.compile(r"[1-9]\d{0,2}[.,]\d{3}")  # three digits after one mark: a thousand, or decimals
 _THOUSANDS_BY = {",": re.compile(r"[1-9]\d{0,2}(,\d{3})+(\.\d*)?"), ".": re.compile(r"[1-9]\d{0,2}(\.\d{3})+(,\d*)?")}
+_STARTS = tuple("0123456789+-−.,")
 _MISSING = ("", "-", "–", "—", "na", "n/a", "#n/a", "null", "none")  # in a column of numbers
 
 
@@ -27,9 +28,9 @@ def read_cells(columns: Sequence[Sequence[str]]) -> list[list[Cell]]:
     InputError for a number with one point among decimal commas, which may be a thousand.
     """
     plain = [_plain(cells) for cells in columns]
-    if all(values is not None for values in plain):
-        return [values or [] for values in plain]
-    marks = {mark for cells in columns for mark in _decimal_marks(cells)}
+    marks: set[str] = set()
+    if any("," in cell for cells, values in zip(columns, plain, strict=True) if values is None for cell in cells):
+        marks = {mark for cells in columns for mark in _decimal_marks(cells)}
     of_table = marks.pop() if len(marks) == 1 else None
     # Plain numbers are read again only where their points may not be decimal.
     return [
@@ -59,6 +60,8 @@ def _plain(cells: Sequence[str]) -> list[Cell] | None:
 
 def _in_convention(cells: Sequence[str], of_table: str | None) -> list[Cell]:
     """The cells of a column, whose decimals come after the mark that it shows, else after that of the table."""
+    if not any(cell.startswith(_STARTS) for cell in cells):
+        return [_float(cell) if cell else None for cell in cells]
     mark, own = of_table, _decimal_marks(cells)
     if own:
         mark = own.pop() if len(own) == 1 else None

@@ -65,7 +65,8 @@ def csv_rows(content: bytes, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
         lines = lines[1:]
     delimiter = stated[1] if stated else delimiter_of(lines[:SAMPLE_LINES])
     try:
-        table = [row for row in csv.reader(lines, delimiter=delimiter, skipinitialspace=True) if row]
+        stripped = [line.strip(" ") for line in lines] if delimiter == " " else lines
+        table = [row for row in csv.reader(stripped, delimiter=delimiter, skipinitialspace=True) if row]
     except csv.Error as error:
         raise RecordError(f"{name}: not a readable CSV file ({redacted(str(error))[:200]})") from None
     header = [text.strip() for text in table[0]] if table else []
@@ -83,22 +84,30 @@ def csv_rows(content: bytes, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
         values = read_cells(columns)
     except InputError as error:
         raise RecordError(f"{name}: {error}") from None
-    for number, cells in enumerate(zip(*values, strict=True), start=1):
-        yield f"{name} row {number}", dict(zip(names, map(_object, cells), strict=True))
+    for number, cells in enumerate(zip(*map(_with_objects, values), strict=True), start=1):
+        yield f"{name} row {number}", dict(zip(names, cells, strict=True))
 
 
 def delimiter_of(lines: Sequence[str]) -> str:
-    """The delimiter of a table with these first lines; a comma where there is only one column."""
+    """The delimiter of a table with these first lines: blanks, too; a comma where there is one column only."""
+    header = lines[0] if lines else ""
+    widths = {len(line.split()) for line in lines if line.strip()}
+    if not any(delimiter in header for delimiter in DELIMITERS) and len(widths) == 1:
+        return " " if widths != {1} else ","
     try:
         return csv.Sniffer().sniff("".join(lines), DELIMITERS).delimiter
     except csv.Error:
         return ","
 
 
-def _object(cell: Any) -> Any:
-    """A cell that holds an object, in JSON or as Python writes it, as that object."""
-    if not isinstance(cell, str) or not (cell.startswith("{") and cell.endswith("}")):
-        return cell
+def _with_objects(cells: list[Any]) -> list[Any]:
+    """The cells of a column, those that hold an object in JSON or as Python writes it as that object."""
+    if not any(isinstance(cell, str) and cell.startswith("{") for cell in cells):
+        return cells
+    return [_object(cell) if isinstance(cell, str) else cell for cell in cells]
+
+
+def _object(cell: str) -> Any:
     for parse in (json.loads, ast.literal_eval):
         try:
             value = parse(cell)
@@ -133,32 +142,37 @@ def json_rows(content: bytes, name: str) -> Iterator[tuple[str, Any]]:
         yield f"{name} row {number}", row
 
 
-_SHAPES = "a list of rows, {name: row}, {column: [values]}, one of these under a key, or a row in each line"
+_SHAPES = "no table of runs; allowed are a list of rows, {name: row}, {column: [values]}, one of these under a key, "
+_SHAPES += "and a row in each line"
 
 
 def _rows_in(value: Any, name: str) -> list[Any]:
     """The rows of a JSON value, which says how it is laid out by its shape alone."""
-    if isinstance(value, list):
+    if isinstance(value, list) and not any(isinstance(row, list) for row in value):
         return value
+    if isinstance(value, list) and _is_grid(value):
+        return [dict(zip(value[0], row, strict=True)) for row in value[1:]]
     if not isinstance(value, dict):
-        raise RecordError(f"{name}: a {type(value).__name__}; allowed are {_SHAPES}")
-    if "schema_version" in value:
-        return [value]
+        raise RecordError(f"{name}: {_SHAPES}")
+    if not value or "schema_version" in value:
+        return [value] if value else []
     if isinstance(value.get("columns"), list) and isinstance(value.get("data"), list):
         return [dict(zip(value["columns"], row, strict=False)) for row in value["data"]]
     if _is_of_columns(value):
         return _rows_of_columns(value)
-    if value and all(isinstance(row, dict) for row in value.values()):
+    inner = next(iter(value.values()))
+    if _is_by_name(value) and not (len(value) == 1 and _holds_table(inner)):
         return _rows_by_name(value)
     tables = {key: part for key, part in value.items() if _is_table(part)}
+    tables = tables or {key: part for key, part in value.items() if _holds_table(part)}
     if len(tables) == 1:
-        return _rows_in(*tables.values(), name)
+        return _rows_in(next(iter(tables.values())), name)
     if any("step" in part[0] for part in tables.values() if isinstance(part, list)):
         return [{"run_id": key, **line} for key, part in tables.items() for line in _rows_in(part, name)]
     if tables:
         raise RecordError(f"{name}: several tables ({', '.join(tables)}): leave one of them in the file")
     if any(isinstance(part, list) for part in value.values()):
-        raise RecordError(f"{name}: an object with {', '.join(value)}; allowed are {_SHAPES}")
+        raise RecordError(f"{name}: an object with {', '.join(value)}: {_SHAPES}")
     return [value]
 
 
@@ -166,11 +180,25 @@ def _is_table(value: Any) -> bool:
     """Whether a value under a key is a table: rows, columns, or objects that have fields in common."""
     if isinstance(value, list):
         return bool(value) and all(isinstance(row, dict) for row in value)
-    if not isinstance(value, dict) or not value:
+    return isinstance(value, dict) and (_is_by_name(value) or _is_of_columns(value))
+
+
+def _holds_table(value: Any) -> bool:
+    """Whether a value is a table, or has one under a key, however deep."""
+    return _is_table(value) or (isinstance(value, dict) and any(map(_holds_table, value.values())))
+
+
+def _is_by_name(value: Mapping[str, Any]) -> bool:
+    """Whether an object holds objects that have fields in common."""
+    rows = list(value.values())
+    return bool(rows) and all(isinstance(row, dict) for row in rows) and bool(set.intersection(*map(set, rows)))
+
+
+def _is_grid(value: list[Any]) -> bool:
+    """Whether a list holds rows as lists, under one of names."""
+    if not all(isinstance(row, list) and len(row) == len(value[0]) for row in value):
         return False
-    if all(isinstance(row, dict) for row in value.values()):
-        return bool(set.intersection(*map(set, value.values())))
-    return _is_of_columns(value) or any(map(_is_table, value.values()))
+    return all(isinstance(cell, str) for cell in value[0])
 
 
 def _is_of_columns(value: Mapping[str, Any]) -> bool:

@@ -57,6 +57,7 @@ _ADVICE = {
     )
     for suffix in suffixes.split()
 }
+_MOST_NAMED = 8  # tables of a folder that an error names
 _FILE_SUFFIXES = {*_TABLES, *TEXT_SUFFIXES, ".gz", *_ADVICE}
 
 
@@ -211,7 +212,11 @@ def _files_in(folder: Path) -> list[Path]:
     try:
         return [run / RECORD_NAME for run in run_folders(folder)]
     except FilesError as error:
-        raise FilesError(f"no run records: neither {JSONL_NAME} nor {PARQUET_NAME}, and {error}") from None
+        tables = sorted(
+            path.name for path in folder.iterdir() if path.name.endswith((*_TABLES, *TEXT_SUFFIXES, ".gz"))
+        )
+        hint = f"; name one of its tables: {', '.join(tables[:_MOST_NAMED])}" if tables else ""
+        raise FilesError(f"no run records: neither {JSONL_NAME} nor {PARQUET_NAME}, and {error}{hint}") from None
 
 
 def read_file(source: str | Path, name: str, revision: str | None = None, *, kind: Kind = "model") -> bytes:

@@ -22,7 +22,7 @@ Column = str | float | Callable[[Row], Any]
 ALIASES: Mapping[str, tuple[str, ...]] = {
     "n_active": ("N_act", "N_active", "Active", "Active parameters"),
     "n_total": ("N_total", "Total"),
-    "tokens": ("D", "Tokens", "tokens D", "Training tokens"),
+    "tokens": ("D", "Tokens", "tokens D", "Training tokens", "num_input_tokens_seen"),  # the last of Trainer
     "experts": ("E", "Experts"),
     "eval_loss": ("Held-out loss",),
     "run_id": ("Run",),

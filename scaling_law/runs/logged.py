@@ -90,9 +90,9 @@ def end_of(
     """The rows of one run as a single one: of each column the last value, of losses the one that `final` says."""
     values: dict[str, list[Any]] = {}
     for i in lines:
-        for name, value in rows[i].items():
+        for column, value in rows[i].items():
             if value is not None:
-                values.setdefault(name, []).append(value)
+                values.setdefault(column, []).append(value)
     row: dict[str, Any] = {}
     for column, told in values.items():
         logged = [x for x in map(number, told) if x is not None]

@@ -52,8 +52,8 @@ def log_rows(source: str | Path, final: Final, losses: Collection[str]) -> Loade
 
 
 def _name(folder: Path, root: Path) -> str:
-    """The name of a run's folder below the one that was named."""
-    return str(folder.relative_to(root)) if folder != root else folder.resolve().name
+    """The name of a run's folder: below the one that was named, its path from there."""
+    return str(folder.relative_to(root)) if root in folder.parents else folder.resolve().name
 
 
 # ------------------------------------------------------------------ Trainer
@@ -64,7 +64,7 @@ def _of_trainer(root: Path, states: list[Path], final: Final, losses: Collection
     newest: dict[Path, tuple[float, Path]] = {}
     for path in states:
         match = _CHECKPOINT.fullmatch(path.parent.resolve().name)
-        run = path.parent.parent if match and path != root else path.parent
+        run = path.parent.resolve().parent if match else path.parent
         step = float(match[1]) if match else float("inf")
         newest[run] = max(newest.get(run, (step, path)), (step, path))
     for run, (_, path) in sorted(newest.items()):
@@ -80,7 +80,7 @@ def _of_trainer(root: Path, states: list[Path], final: Final, losses: Collection
                     logged.setdefault(name, []).append(x)
         ends = final_values(logged, final, losses)
         ends |= {name: value for name, value in state.items() if number(value) is not None}
-        name = _name(run, root if root.is_dir() else run)
+        name = _name(run, root)
         yield row_of(_model_beside(path), ends, (name, name), "final")
 
 
@@ -91,7 +91,10 @@ def _model_beside(path: Path) -> Mapping[str, Any]:
         return {}
     fields: dict[str, Any] = {"config": strict_json.loads(config.read_bytes(), what=str(config))}
     with suppress(ValueError, FileNotFoundError):  # a class that cannot be counted has its sizes in columns
-        fields |= read_model(config).architecture.variables()
+        architecture = read_model(config).architecture
+        fields |= architecture.variables()
+        # As records of other classes than ours have them.
+        fields |= {"experts": architecture.experts, "experts_equivalent": architecture.experts_equivalent}
     return fields
 
 
@@ -115,7 +118,7 @@ def _of_tensorboard(root: Path, events: list[Path], final: Final, losses: Collec
     for place, log in logs.items():
         below = any(folder in logs for folder in place.parents)
         if log.logged and not (below and log.settings):
-            name = _name(place, root)
+            name = _name(place if place.is_dir() else place.parent, root)
             yield row_of(log.settings, final_values(log.logged, final, losses), (name, name), log.status)
 
 

@@ -280,10 +280,10 @@ def load_runs(
     if revision is not None and is_tracker(source):
         said = " goes with a dataset on the Hub: a tracker keeps the newest alone"
         raise InputError(given("revision", revision), said)
-    losses = {name for name in (loss, columns.get("loss")) if isinstance(name, str)}
+    as_losses = {name for name in (loss, columns.get("loss")) if isinstance(name, str)}
     try:
         skip = problems if on_invalid == "skip" else None
-        table, kind = read_source(source, final or "last", losses, revision, skip)
+        table, kind = read_source(source, final or "last", as_losses, revision, skip)
     except RunsError as error:
         raise RunsError(*error.args, f"; {format} is {public.place}" if public else "") from None
     rows, origin, failed, logged = table.rows, table.name, dict[int, str](), kind != "table"
@@ -297,7 +297,7 @@ def load_runs(
     failed = more | failed
     steps = None if logged or public else _runs_of_steps(rows, final)
     if steps is not None:
-        rows, failed = _ends(rows, failed, steps, final or "last", losses)
+        rows, failed = _ends(rows, failed, steps, final or "last", as_losses)
     elif final is not None and not logged:
         raise InputError(given("final", final), f" goes with a tracker, with logs, or with {STEP_LOG}")
     selected = [i for i, row in enumerate(rows) if status in (None, row.get("status"), status_of(row.get("status")))]
@@ -313,6 +313,7 @@ def load_runs(
     tuned = ("seed", *RATES, "schedule", "schedule_peak_learning_rate")  # the last as in runs.parquet
     settings = [name for name in tuned if any(name in row for row in rows)]
     also = ["ids"] + ["sizes"] * (public is None and "n_active" not in columns) + ["units"] * logged
+    also += ["steps"] * (steps is None and not logged and lines_by_run(rows) is not None)
     wrong = _problems(rows, selected, loss, settings, also)
     wrong = [failed.get(i) or problem for i, problem in zip(selected, wrong, strict=True)]
     problems += filter(None, wrong)
@@ -499,7 +500,10 @@ def _loss_column(
 def _problems(
     rows: Sequence[Row], at: Sequence[int], loss: str, settings: Sequence[str], also: Collection[str] = ()
 ) -> list[str]:
-    """What is wrong with each of the rows `at`, "" if nothing; "ids", "sizes" and "units" are checked `also`."""
+    """What is wrong with each of the rows `at`, "" if nothing; "ids", "sizes" and "units" are checked `also`.
+
+    With "steps", rows of one run are those of different steps.
+    """
     problems, seen = [], dict[Any, str]()
     for i in at:
         row, name_of_row = rows[i], label(i, rows[i])
@@ -520,6 +524,8 @@ def _problems(
             for same in [key for key in keys if key in seen][:1]:
                 name = next((name for name in ("id", "run_id") if row.get(name) and name != same[0]), None)
                 hint = ("; ", given("where", f"{name} != {row[name]}"), " leaves this one out") if name else ()
+                if "steps" in also:
+                    hint = ("; ", given("final", "last"), " takes the last step of each run")
                 wrong = [message(f"duplicate of {seen[same]} (same {same[0]}", *hint, ")")]
             seen |= dict.fromkeys(keys, name_of_row)
         problems.append(message(f"{name_of_row}: ", *_joined("; ", wrong)) if wrong else "")
