@@ -44,21 +44,21 @@ _REPOSITORY = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)/([A-Za-z0-9][A-Za-z0-9._
 
 _TABLES = (".jsonl", ".ndjson", ".parquet", ".json")
 _COMPRESSED = tuple(f"{suffix}.gz" for suffix in (".jsonl", ".ndjson", ".json", *TEXT_SUFFIXES))
-# Endings of files that are not read → what to do about them
-_ADVICE = {
-    suffix: advice
-    for suffixes, advice in (
-        (".xlsx .xls .xlsm .ods .numbers", "a workbook: save its sheet as CSV"),
-        (".pkl .pickle .pt .pth", "a pickle, which could run code: write it with to_csv"),
-        (".feather .arrow .h5 .hdf5 .npz .npy", "not read: write it with to_parquet or to_csv"),
-        (".zip .tar .bz2 .xz .zst .7z", "an archive: unpack it, or compress the table itself as .csv.gz"),
-        (".db .sqlite .sqlite3", "a database: a project of trackio is named trackio:PROJECT"),
-        (".yaml .yml .toml .md .html .log .ipynb .wandb", "not a table of runs"),
+# Endings of files that are not read → what such a file is, and what to do with it
+_NOT_READ = {
+    suffix: (what, advice)
+    for suffixes, what, advice in (
+        (".xlsx .xls .xlsm .ods .numbers", "a workbook", "save its sheet as CSV"),
+        (".pkl .pickle .pt .pth", "a pickle", "it could run code; write the table with to_csv"),
+        (".feather .arrow .h5 .hdf5 .npz .npy", "a binary table", "write it with to_parquet or to_csv"),
+        (".zip .tar .bz2 .xz .zst .7z", "an archive", "unpack it, or compress the table itself as .csv.gz"),
+        (".db .sqlite .sqlite3", "a database", "a project of trackio is named trackio:PROJECT"),
+        (".yaml .yml .toml .md .html .log .ipynb .wandb", "such a file", "write the runs as a table"),
     )
     for suffix in suffixes.split()
 }
 _MOST_NAMED = 8  # tables of a folder that an error names
-_FILE_SUFFIXES = {*_TABLES, *TEXT_SUFFIXES, ".gz", *_ADVICE}
+_FILE_SUFFIXES = {*_TABLES, *TEXT_SUFFIXES, ".gz", *_NOT_READ}
 
 
 @dataclass(frozen=True)
@@ -144,24 +144,25 @@ def load_rows(
 
 def _near(path: Path) -> str:
     """What else a missing path may have meant, for the end of an error."""
-    advice = _ADVICE.get(path.suffix.lower())
     names = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
     meant = get_close_matches(path.name, names, n=1)
     if meant:
         return f"; did you mean {path.parent / meant[0]}?"
-    if advice is not None:
-        return f", and {path.suffix} would be {advice}"
-    return "" if path.suffix else ", and not a dataset on the Hub of the form org/sweep-runs"
+    if path.suffix.lower() in _NOT_READ:
+        return f", and {_NOT_READ[path.suffix.lower()][0]} would not be read"
+    return "" if path.suffix or path.parent.name else ", and not a dataset on the Hub of the form org/sweep-runs"
 
 
 def _read(file: Path, foreign: bool, problems: list[str] | None) -> list[Any]:
     endings = [*_TABLES, *(TEXT_SUFFIXES if foreign else ())]
     name = file.name.lower()
     if not name.endswith((*endings, *(_COMPRESSED if foreign else ()))):
-        what = _ADVICE.get(Path(name).suffix, "not a table of runs")
+        what, advice = _NOT_READ.get(Path(name).suffix, ("", ""))
+        if foreign and what:
+            raise FilesError(f"{file}: {what} is not read: {advice}")
         compressed = " (with or without .gz)" if foreign else ""
         allowed = f"a folder, or a file that ends in {', '.join(endings)}{compressed}"
-        raise FilesError(f"{file}: {what}; allowed are {allowed}")
+        raise FilesError(f"{file}: not a table of runs; allowed are {allowed}")
     try:
         with gzip.open(file) if file.suffix.lower() == ".gz" else file.open("rb") as opened:
             content = opened.read(MAX_FILE_BYTES + 1)

@@ -81,7 +81,8 @@ def _of_trainer(root: Path, states: list[Path], final: Final, losses: Collection
         ends = final_values(logged, final, losses)
         ends |= {name: value for name, value in state.items() if number(value) is not None}
         name = _name(run, root)
-        yield row_of(_model_beside(path), ends, (name, name), "final")
+        ended = ends.get("global_step", 0) >= ends.get("max_steps", 0)
+        yield row_of(_model_beside(path), ends, (name, name), "final" if ended else "running")
 
 
 def _model_beside(path: Path) -> Mapping[str, Any]:
