@@ -57,6 +57,11 @@ _NOT_READ = {
     )
     for suffix in suffixes.split()
 }
+_LEFT_BY = {  # what other tools leave in folders → how their runs are read
+    "**/*.wandb": "wandb sync uploads these runs of W&B, which are then read as wandb:ENTITY/PROJECT",
+    "**/meta.yaml": "mlflow.search_runs().to_csv('runs.csv') writes these runs of MLflow as a table",
+    "*.db": "projects of trackio are named trackio:PROJECT",
+}
 _MOST_NAMED = 8  # tables of a folder that an error names
 _FILE_SUFFIXES = {*_TABLES, *TEXT_SUFFIXES, ".gz", *_NOT_READ}
 
@@ -217,6 +222,8 @@ def _files_in(folder: Path) -> list[Path]:
             path.name for path in folder.iterdir() if path.name.endswith((*_TABLES, *TEXT_SUFFIXES, ".gz"))
         )
         hint = f"; name one of its tables: {', '.join(tables[:_MOST_NAMED])}" if tables else ""
+        for pattern, advice in _LEFT_BY.items():
+            hint = hint or (f"; {advice}" if any(folder.glob(pattern)) else "")
         raise FilesError(f"no run records: neither {JSONL_NAME} nor {PARQUET_NAME}, and {error}{hint}") from None
 
 

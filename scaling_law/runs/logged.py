@@ -8,12 +8,13 @@ from typing import Any, Literal
 
 from hub.base.errors import InputError, given
 from scaling_law.runs.rows import Row, is_loss, is_missing, leaves, names_in, number
+from scaling_law.runs.trunks import RATES
 
 Final = Literal["last", "minimum", "smoothed"]
 SAID = {"last": "last logged", "minimum": "least logged", "smoothed": "mean of the last 5 % logged"}
 TAIL = 0.05
 RUNS = ("run_id", "run", "run_name", "Name", "name")  # columns that name a run
-STEPS = ("step", "Step", "_step", "global_step", "iteration", "iter", "steps")  # columns that count a run's lines
+STEPS = ("step", "Step", "_step", "global_step", "iteration", "iter")  # columns that count a run's lines
 
 
 def check_final(final: str) -> None:
@@ -56,27 +57,29 @@ def _is_private(name: str) -> bool:
     return any(part.startswith("_") for part in name.split("."))
 
 
-def lines_by_run(rows: Sequence[Row]) -> dict[Any, list[int]] | None:
+def lines_by_run(rows: Sequence[Row], name: str = "") -> dict[Any, list[int]] | None:
     """The rows of each run in a table of steps, in the order of the steps; None for a table of another kind.
 
-    Such a table has a column of `STEPS`, and runs with several rows of which each is another step.
+    Such a table has a column of `STEPS`, and runs with rows of several steps. One that names no runs is of another
+    kind, unless all of it is a run with this `name`.
     """
     present = names_in(rows)
-    step = next((name for name in STEPS if name in present), None)
-    named = next((name for name in RUNS if name in present), None)
-    if step is None or named is None:
+    step = next((column for column in STEPS if column in present), None)
+    named = next((column for column in RUNS if column in present), None)
+    if step is None or (named is None and not name):
         return None
     at = [number(row.get(step)) for row in rows]
     groups: dict[Any, list[int]] = {}
     for i, row in enumerate(rows):
-        if is_missing(row.get(named)) or at[i] is None:
+        run = name if named is None else row.get(named)
+        if is_missing(run) or at[i] is None:
             return None
-        groups.setdefault(row[named], []).append(i)
+        groups.setdefault(run, []).append(i)
     for lines in groups.values():
         lines.sort(key=lambda i: at[i] or 0.0)
-        if len({at[i] for i in lines}) < len(lines):
-            return None
-    return groups if len(groups) < len(rows) else None
+    if not varies(rows, groups, step) or (named != "run_id" and any(varies(rows, groups, rate) for rate in RATES)):
+        return None  # a name of several runs that were set up differently is none of a run
+    return groups
 
 
 def varies(rows: Sequence[Row], groups: Mapping[Any, Sequence[int]], column: str) -> bool:

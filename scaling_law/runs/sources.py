@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from scaling_law.runs.logged import Final
-from scaling_law.runs.rows import read_rows
+from scaling_law.runs.rows import RunsError, read_rows
 from scaling_law.runs.run_logs import log_rows
 from scaling_law.runs.trackers import is_tracker, tracker_rows
 from scaling_law.runs.w_and_b import chart_rows
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from hub import LoadedRows
 
 Kind = Literal["table", "tracker", "logs", "chart"]
+CURVE = {"Wall time", "Step", "Value"}
 LACKS = {  # said where columns are missing
     "chart": " (a chart of W&B, step by run: its table of runs, or wandb:ENTITY/PROJECT, has their sizes, too)",
 }
@@ -40,5 +41,7 @@ def read_source(
         if logs is not None:
             return logs, "logs"
     table = read_rows(source, revision, problems)
+    if table.rows and set(table.rows[0]) == CURVE:
+        raise RunsError(f"{table.name}: a curve that TensorBoard exports: name the folder of its event files instead")
     chart = chart_rows(table.rows, final, losses)
     return (table, "table") if chart is None else (replace(table, rows=chart), "chart")

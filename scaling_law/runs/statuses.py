@@ -50,4 +50,4 @@ def left_out(rows: Sequence[Row], at: Iterable[int], column: str) -> str:
     for word, count in counts.most_common():
         names = ", ".join(of_word[word][:_MOST])
         parts.append(f"{word} ({count}: {names}{', …' if count > _MOST else ''})")
-    return f"{counts.total()} runs: {column} is {', '.join(parts)}"
+    return f"{counts.total()} run{'s' * (counts.total() > 1)}: {column} is {', '.join(parts)}"

@@ -295,8 +295,10 @@ def load_runs(
         trunks = public.trunks if trunks == "auto" else trunks
     rows, aliases, more = _with_our_columns(rows, columns, origin, public is not None)
     failed = more | failed
-    steps = None if logged or public else _runs_of_steps(rows, final)
+    steps = None if logged or public else _runs_of_steps(rows, final, origin)
+    earlier = []
     if steps is not None:
+        earlier = [f"{len(rows) - len(steps)} rows: steps before the last of {len(steps)} run{'s' * (len(steps) > 1)}"]
         rows, failed = _ends(rows, failed, steps, final or "last", as_losses)
     elif final is not None and not logged:
         raise InputError(given("final", final), f" goes with a tracker, with logs, or with {STEP_LOG}")
@@ -332,7 +334,7 @@ def load_runs(
         run_id=tuple(row_name(i, rows[i]) for i in good),
         source=origin,
         loss_name=loss,
-        skipped=(*problems, *left),
+        skipped=(*problems, *left, *earlier),
         dataset=table.dataset,
         commit=table.commit,
         trunk_source=trunk_source,
@@ -376,12 +378,13 @@ def _aliases(rows: Sequence[Row]) -> dict[str, str]:
     return aliases
 
 
-def _runs_of_steps(rows: Sequence[Row], final: Final | None) -> dict[Any, list[int]] | None:
+def _runs_of_steps(rows: Sequence[Row], final: Final | None, origin: str) -> dict[Any, list[int]] | None:
     """The rows of each run of a table of steps that is to have one row for each run; None for any other table.
 
-    Where the tokens grow with the steps, each row may be a measurement of its own: then `final` has to ask for it.
+    Where the tokens grow with the steps, each row may be a measurement of its own, and where no run is named, of its
+    own run: then `final` has to ask for one row.
     """
-    groups = lines_by_run(rows)
+    groups = lines_by_run(rows, origin if final else "")
     if groups is None or (final is None and varies(rows, groups, "tokens")):
         return None
     return groups

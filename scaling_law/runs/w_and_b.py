@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from hub.base.errors import redacted
-from scaling_law.runs.logged import Final, final_values, row_of
+from scaling_law.runs.logged import STEPS, Final, final_values, row_of
 from scaling_law.runs.rows import Row, RunsError, is_loss, number
 from scaling_law.runs.statuses import status_of
 
@@ -17,6 +17,7 @@ NO_CLIENT = "W&B is read by its own client: pip install wandb"
 NO_KEY = "W&B needs a key: type wandb login, or set WANDB_API_KEY"
 SECONDS = 60  # for an answer, with the waits of the client where a server is busy
 LONGEST = 400  # characters of what a server says
+TIMES = ("Relative Time", "Wall Time")  # that a chart may have instead of steps
 BOUNDS = ("__MIN", "__MAX")  # what a chart's export has beside each run: the bounds of its buckets
 
 
@@ -80,9 +81,10 @@ def chart_rows(rows: Sequence[Row], final: Final, losses: Collection[str]) -> li
     series = {name: name.rpartition(" - ") for name in columns[1:] if not name.endswith(BOUNDS)}
     bounded = any(f"{name}{bound}" in columns for name in series for bound in BOUNDS)
     metrics = {metric for _, _, metric in series.values()}
-    if not series or not all(run for run, _, _ in series.values()) or not (bounded or len(metrics) < len(series)):
+    axis = columns[0] if columns else ""
+    is_chart = bounded or len(metrics) < len(series) or axis in STEPS or axis.startswith(TIMES)
+    if not series or not is_chart or not all(run for run, _, _ in series.values()):
         return None
-    axis = columns[0]
     logged: dict[str, dict[str, list[float]]] = {}
     for name, (run, _, metric) in series.items():
         lines = [(number(row.get(axis)), number(row.get(name))) for row in rows]

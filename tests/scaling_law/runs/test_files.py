@@ -83,6 +83,31 @@ def test_a_table_of_steps_has_one_row_for_each_run(tmp_path, final, extra):
     assert runs["step"].tolist() == [200] * 4
     assert "eval_loss" in runs.read_as
     assert "logged" in runs.read_as
+    assert runs.skipped == ("8 rows: steps before the last of 4 runs",)
+
+
+def test_a_log_of_one_run_without_its_name_is_one_if_asked(tmp_path):
+    """As Lightning writes it: training and validation on lines of their own."""
+    (tmp_path / "metrics.csv").write_text("step,train_loss,val_loss\n10,3.5,\n10,,3.4\n20,3.3,\n20,,3.2\n")
+    columns = {"n_active": 1e8, "tokens": "step * 2**20", "experts": 1}
+    runs = load_runs(tmp_path / "metrics.csv", loss="val_loss", columns=columns, final="last")
+    assert (runs.loss.tolist(), runs.tokens.tolist(), runs["train_loss"].tolist()) == ([3.2], [20 * 2**20], [3.3])
+    with pytest.raises(RunsError, match=r"row 0 \(row-0\): val_loss=None"):
+        load_runs(tmp_path / "metrics.csv", loss="val_loss", columns=columns)
+
+
+def test_a_grid_that_names_its_models_is_no_log():
+    grid = [{**TABLE[0], "name": "small", "batch": 2**i, "step": 800 / 2**i, "eval_loss": 3 + i / 9} for i in range(4)]
+    runs = load_runs([{key: row[key] for key in row if key != "run_id"} for row in grid])
+    assert len(runs) == 4
+
+
+def test_a_curve_that_tensorboard_exports_is_named(tmp_path):
+    (tmp_path / "curve.csv").write_text("Wall time,Step,Value\n1.7e9,1,3.5\n")
+    with pytest.raises(
+        RunsError, match=r"^curve\.csv: a curve that TensorBoard exports: name the folder of its event"
+    ):
+        load_runs(tmp_path / "curve.csv")
 
 
 def test_checkpoints_of_a_run_are_not_taken_for_a_log_unless_asked():
