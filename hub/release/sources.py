@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hub.base import atomic, checksums
-from hub.base.errors import FilesError, IntegrityError, NotFoundError, RecordError, UnavailableError
+from hub.base.errors import FilesError, IntegrityError, NotFoundError, RecordError, UnavailableError, given
 from hub.base.markdown import read_card
 from hub.record.names import index_name, repo_name
 from hub.record.run_record import RunRecord
@@ -135,7 +135,7 @@ def load_rows(
             # Somebody who mistyped a path looks for it here, not on the Hub.
             raise type(error)(f"no file or folder {source} here; on the Hub: {error}") from error
     if revision is not None:
-        raise FilesError(f"{source}: revision={revision!r} only applies to a dataset on the Hub")
+        raise FilesError(f"{source}: ", given("revision", revision), " only applies to a dataset on the Hub")
     path = Path(str(source).removeprefix("file:"))
     if not path.exists():
         raise FilesError(f"{source}: no such file or folder{_near(path)}")
@@ -187,7 +187,7 @@ def _of_the_hub(
 ) -> LoadedRows:
     named = reference.revision
     if revision is not None and named not in (None, revision):
-        raise FilesError(f"{source}: revision={revision!r} contradicts the {named!r} after the @")
+        raise FilesError(f"{source}: ", given("revision", revision), f" contradicts the {named!r} after the @")
     wanted, sweep = revision or named, reference.name.removesuffix("-runs")
     dataset = f"{reference.organisation}/{index_name(sweep)}"
     name = f"{dataset}@{wanted}" if wanted else dataset

@@ -13,6 +13,7 @@ from tests.scaling_law.synthetic import tiny_runs
 COMMANDS = [name for panel in PLACES.values() for name in panel]
 NEXT = "next-runs --flops 1e19 --ask loss:1B,2B,3"
 H100 = "--throughput h100.json"
+SHOWN = "--throughput 'h100.json'"
 JOINT = "the joint law depends on n_active, experts and tokens"
 LINES = {  # what is typed → what the line on standard error names
     "loss": f"--n-active and --tokens are needed: {JOINT}",
@@ -34,8 +35,8 @@ LINES = {  # what is typed → what the line on standard error names
     "optimal --hours 72 --flops 1e21 --gpu h100 --gpus 8": "--flops 1e+21, --hours 72.0, --money: give exactly one",
     "optimal --hours 72 --gpu h100 --price 2": "--price 2.0 is per GPU-hour: --gpus must be given",
     "optimal --hours 72 --gpus 8 --mfu 0.4": "--mfu 0.4 is that of a GPU: --gpu must be given",
-    f"optimal --hours 72 --gpus 8 {H100} --mfu 0.4": f"--mfu 0.4: {H100} has measured step times; give one of the two",
-    f"optimal --hours 72 --gpus 8 {H100} --gpu a100": f"{H100} was measured on 'NVIDIA H100 80GB HBM3', not on --gpu",
+    f"optimal --hours 72 --gpus 8 {H100} --mfu 0.4": f"--mfu 0.4: {SHOWN} has measured step times; give one",
+    f"optimal --hours 72 --gpus 8 {H100} --gpu a100": f"{SHOWN} was measured on 'NVIDIA H100 80GB HBM3', not on",
     f"optimal --hours 1e-9 --gpus 8 {H100}": "--hours 1e-09 is less than one training step: the smallest model",
     "optimal --flops 1e28": "N_act 73.4T is outside the fitted 78.7M…2.72B (×2.7e+04) at E = 32, beyond the guard of",
     "optimal --flops 1e22 --memory 1MB": "nothing fits: the smallest model (d_model 64, E = 1) has 6.49M parameters",
