@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import codecs
 import csv
+import io
 import itertools
 import json
 import re
@@ -20,7 +21,7 @@ from hub.base.numerals import read_cells
 from hub.record.run_record import RunRecord
 
 DELIMITERS = ",;\t|"
-SAMPLE_LINES = 50  # of a table, by which its delimiter is told
+SAMPLE_LINES, SAMPLE_LENGTH = 50, 20_000  # of a table, by which its delimiter is told
 _BOMS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 _BINARY = {  # how files begin that are no text → what they are, and what to do about it
     b"PK\x03\x04": "a zip archive or a workbook of Excel: save the table as CSV",
@@ -58,7 +59,7 @@ def csv_rows(content: bytes, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
     Lines `# …` at the top are comments, and Excel's `sep=;` names the delimiter. RecordError for rows that are longer
     than the first line, and for names that occur twice.
     """
-    lines = text_of(content, name).splitlines(keepends=True)
+    lines = io.StringIO(text_of(content, name), newline="").readlines()
     lines = [*itertools.dropwhile(lambda line: line.startswith("# ") or not line.strip(), lines)]
     stated = re.fullmatch(r'"?sep=(.)"?\s*', lines[0]) if lines else None
     if stated:
@@ -94,10 +95,12 @@ def delimiter_of(lines: Sequence[str]) -> str:
     widths = {len(line.split()) for line in lines if line.strip()}
     if not any(delimiter in header for delimiter in DELIMITERS) and len(widths) == 1:
         return " " if widths != {1} else ","
+    sample = "".join(lines)[:SAMPLE_LENGTH].rpartition("\n")[0] or header
     try:
-        return csv.Sniffer().sniff("".join(lines), DELIMITERS).delimiter
+        delimiter = csv.Sniffer().sniff(sample, DELIMITERS).delimiter
     except csv.Error:
-        return ","
+        delimiter = ","
+    return delimiter if delimiter in header else max(DELIMITERS, key=header.count)
 
 
 def _with_objects(cells: list[Any]) -> list[Any]:
@@ -127,19 +130,30 @@ def json_rows(content: bytes, name: str) -> Iterator[tuple[str, Any]]:
     shapes.
     """
     text = text_of(content, name)
-    first = text.lstrip().partition("\n")[0]
     try:
-        is_lines = isinstance(json.loads(first), dict) and bool(text.lstrip()[len(first) :].strip())
-    except ValueError:
-        is_lines = False
-    if is_lines:
+        value = None if _is_of_lines(text) else strict_json.loads(text, what=name, max_bytes=len(text), finite=False)
+    except RecordError:
+        if name.endswith(".json"):
+            raise
+        value = None  # of lines, the first of which is broken
+    if value is None:
         for number, line in enumerate(text.split("\n"), start=1):
             if line.strip():
                 yield f"{name} line {number}", line.encode()
         return
-    value = strict_json.loads(text, what=name, max_bytes=len(text), finite=False)
     for number, row in enumerate(_rows_in(value, name), start=1):
         yield f"{name} row {number}", row
+
+
+def _is_of_lines(text: str) -> bool:
+    """Whether the first of several lines is an object, and so each is a row."""
+    first, _, rest = text.lstrip().partition("\n")
+    if not rest.strip():
+        return not first
+    try:
+        return isinstance(json.loads(first), dict)
+    except ValueError:
+        return False
 
 
 _SHAPES = "no table of runs; allowed are a list of rows, {name: row}, {column: [values]}, one of these under a key, "
@@ -156,8 +170,9 @@ def _rows_in(value: Any, name: str) -> list[Any]:
         raise RecordError(f"{name}: {_SHAPES}")
     if not value or "schema_version" in value:
         return [value] if value else []
-    if isinstance(value.get("columns"), list) and isinstance(value.get("data"), list):
-        return [dict(zip(value["columns"], row, strict=False)) for row in value["data"]]
+    names, cells = value.get("columns"), value.get("data")
+    if isinstance(names, list) and isinstance(cells, list) and _is_grid([names, *cells]):
+        return [dict(zip(names, row, strict=True)) for row in cells]
     if _is_of_columns(value):
         return _rows_of_columns(value)
     inner = next(iter(value.values()))
@@ -167,7 +182,7 @@ def _rows_in(value: Any, name: str) -> list[Any]:
     tables = tables or {key: part for key, part in value.items() if _holds_table(part)}
     if len(tables) == 1:
         return _rows_in(next(iter(tables.values())), name)
-    if any("step" in part[0] for part in tables.values() if isinstance(part, list)):
+    if tables and all(isinstance(part, list) and "step" in part[0] for part in tables.values()):
         return [{"run_id": key, **line} for key, part in tables.items() for line in _rows_in(part, name)]
     if tables:
         raise RecordError(f"{name}: several tables ({', '.join(tables)}): leave one of them in the file")

@@ -53,7 +53,7 @@ _NOT_READ = {
         (".feather .arrow .h5 .hdf5 .npz .npy", "a binary table", "write it with to_parquet or to_csv"),
         (".zip .tar .bz2 .xz .zst .7z", "an archive", "unpack it, or compress the table itself as .csv.gz"),
         (".db .sqlite .sqlite3", "a database", "a project of trackio is named trackio:PROJECT"),
-        (".yaml .yml .toml .md .html .log .ipynb .wandb", "such a file", "write the runs as a table"),
+        (".yaml .yml .toml .md .html .log .ipynb .wandb", "a file of this kind", "write the runs as a table"),
     )
     for suffix in suffixes.split()
 }

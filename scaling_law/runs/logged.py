@@ -77,8 +77,10 @@ def lines_by_run(rows: Sequence[Row], name: str = "") -> dict[Any, list[int]] | 
         groups.setdefault(run, []).append(i)
     for lines in groups.values():
         lines.sort(key=lambda i: at[i] or 0.0)
-    if not varies(rows, groups, step) or (named != "run_id" and any(varies(rows, groups, rate) for rate in RATES)):
-        return None  # a name of several runs that were set up differently is none of a run
+    if not varies(rows, groups, step):
+        return None
+    if named != "run_id" and any(varies(rows, groups, setting) for setting in ("seed", *RATES)):
+        return None  # a name that several runs share
     return groups
 
 

@@ -25,7 +25,8 @@ def runs_of(place: str, final: Final, losses: Collection[str]) -> list[Row]:
     """Rows of ENTITY/PROJECT. RunsError, in one line and without the key, for what cannot be read."""
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", place):
         raise RunsError(f"wandb:{place}: allowed is wandb:ENTITY/PROJECT")
-    if "@" in urlsplit(os.environ.get("WANDB_BASE_URL", "")).netloc:  # which messages and laws would repeat
+    address = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai")
+    if address.scheme not in ("http", "https") or "@" in address.netloc:  # a login, which messages would repeat
         raise RunsError(f"wandb:{place}: WANDB_BASE_URL must be http(s)://HOST[:PORT], without a login in it")
     try:
         import wandb

@@ -108,6 +108,19 @@ def test_cells_that_hold_objects(tmp_path):
     ]
 
 
+def test_a_broken_line_is_one_row_even_if_it_is_the_first(tmp_path):
+    lines = ['{"run_id": "cut', *(json.dumps(row) for row in ROWS)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+    problems = []
+    assert load_rows(tmp_path / "rows.jsonl", problems=problems).rows == ROWS
+    assert [problem[:17] for problem in problems] == ["rows.jsonl line 1"]
+
+
+def test_a_text_over_several_lines_stays_in_its_cell(tmp_path):
+    (tmp_path / "rows.csv").write_text('name,notes,loss\na,"one\ntwo\u2028three",3.0\n')
+    assert load_rows(tmp_path / "rows.csv").rows == [{"name": "a", "notes": "one\ntwo\u2028three", "loss": 3.0}]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

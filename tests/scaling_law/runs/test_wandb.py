@@ -149,7 +149,7 @@ def test_what_cannot_be_read_is_one_line(wandb, source, message):
     ("url", "message"),
     [
         ("http://127.0.0.1:9", "127.0.0.1:9"),
-        ("127.0.0.1:9", "127.0.0.1:9"),
+        ("127.0.0.1:9", "WANDB_BASE_URL must be http(s)://HOST[:PORT]"),
         (f"http://user:{KEY}@127.0.0.1:9", "WANDB_BASE_URL must be http(s)://HOST[:PORT], without a login in it"),
     ],
 )
