@@ -218,10 +218,10 @@ def _files_in(folder: Path) -> list[Path]:
     try:
         return [run / RECORD_NAME for run in run_folders(folder)]
     except FilesError as error:
-        tables = sorted(
+        others = sorted(
             path.name for path in folder.iterdir() if path.name.endswith((*_TABLES, *TEXT_SUFFIXES, ".gz"))
         )
-        hint = f"; name one of its tables: {', '.join(tables[:_MOST_NAMED])}" if tables else ""
+        hint = f"; name one of its tables: {', '.join(others[:_MOST_NAMED])}" if others else ""
         for pattern, advice in _LEFT_BY.items():
             hint = hint or (f"; {advice}" if any(folder.glob(pattern)) else "")
         raise FilesError(f"no run records: neither {JSONL_NAME} nor {PARQUET_NAME}, and {error}{hint}") from None

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 TABLES = ("runs.jsonl", "runs.parquet", "run.json")
 TRAINER_STATE = "trainer_state.json"
 EVENTS = "*tfevents*"
+PARTS = ("train", "validation", "val", "eval", "test")  # folders in which Keras keeps the parts of one run
 NO_TENSORBOARD = "event files of TensorBoard, which its own reader reads: pip install tensorboard"
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 _STATUSES = {1: "success", 2: "failed", 3: "running"}  # of TensorBoard's hyperparameters; 0 is not known
@@ -111,16 +112,27 @@ def _of_tensorboard(root: Path, events: list[Path], final: Final, losses: Collec
     for place in dict.fromkeys(path if path == root else path.parent for path in events):
         accumulator = EventAccumulator(str(place), size_guidance={"scalars": 0, "tensors": 0})
         logs[place] = _Events(accumulator.Reload())
+    runs: dict[Path, _Events] = {}
     for place, log in logs.items():
-        parent = next((folder for folder in place.parents if folder in logs), None)
-        if parent is not None and log.settings:  # written by add_hparams, below the run that they belong to
-            logs[parent].settings |= log.settings
-            logs[parent].logged = log.logged | logs[parent].logged
-    for place, log in logs.items():
-        below = any(folder in logs for folder in place.parents)
-        if log.logged and not (below and log.settings):
-            name = _name(place if place.is_dir() else place.parent, root)
+        run = _run_of(place, root, logs)
+        if run == place:
+            runs[run] = log.joined(runs.get(run))
+        else:  # what add_hparams writes is of the run itself, what add_scalars and Keras do of a part of it
+            part = log if log.settings else log.named(f"{place.relative_to(run)}/")
+            runs[run] = runs[run].joined(part) if run in runs else part
+    for run, log in runs.items():
+        if log.logged:
+            name = _name(run if run.is_dir() else run.parent, root)
             yield row_of(log.settings, final_values(log.logged, final, losses), (name, name), log.status)
+
+
+def _run_of(place: Path, root: Path, logs: Mapping[Path, _Events]) -> Path:
+    """The folder of the run that a folder of event files belongs to: one above that has some, or else its own."""
+    for folder in place.parents:
+        if folder in logs and (folder != root or logs[place].settings):
+            return folder
+    is_part = place != root and place.name in PARTS and place.parent not in logs
+    return place.parent if is_part else place
 
 
 class _Events:
@@ -154,6 +166,19 @@ class _Events:
             elif tag == metadata.SESSION_END_INFO_TAG:
                 status = metadata.parse_session_end_info_plugin_data(content).status
                 self.status = status_of(_STATUSES.get(status))
+
+    def joined(self, other: _Events | None) -> _Events:
+        """These logs with those of another folder of the run, where both have a metric with one's own."""
+        if other is not None:
+            self.logged = other.logged | self.logged
+            self.settings = other.settings | self.settings
+            self.status = self.status if other.status == "final" else other.status
+        return self
+
+    def named(self, prefix: str) -> _Events:
+        """These logs with a prefix before the names of metrics, but for the step."""
+        self.logged = {name if name == "step" else prefix + name: values for name, values in self.logged.items()}
+        return self
 
 
 def _plain(value: Any) -> Any:

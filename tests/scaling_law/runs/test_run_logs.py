@@ -87,6 +87,29 @@ def test_event_files_of_tensorboard(events, final, loss):
     assert runs.read_as.startswith("train/loss ")
 
 
+def test_folders_of_the_parts_of_a_run_are_no_runs(tmp_path):
+    """Keras writes train and validation apart, and torch's add_scalars each of its curves."""
+    pytest.importorskip("tensorboard")
+    from torch.utils.tensorboard import SummaryWriter
+
+    for run in ("a", "b"):
+        for part, loss in (("train", 3.0), ("validation", 3.5)):
+            with SummaryWriter(str(tmp_path / "keras" / run / part)) as writer:
+                writer.add_scalar("epoch_loss", loss, 10)
+    columns = {"n_active": 1e8, "tokens": "step * 2e8", "experts": 1}
+    runs = load_runs(
+        tmp_path / "keras", loss="validation/epoch_loss", columns=columns, trunks="run", on_invalid="skip"
+    )
+    assert (runs.run_id, runs.loss.tolist(), runs["train/epoch_loss"].tolist()) == (("a",), [3.5], [3.0])
+    assert len(runs.skipped) == 1  # b has the same sizes and loss
+    with SummaryWriter(str(tmp_path / "torch" / "a")) as writer:
+        writer.add_scalars("loss", {"train": 3.0, "eval": 3.5}, 10)
+        writer.add_scalar("lr", 0.1, 10)
+    with pytest.raises(RunsError, match=r"other losses \(loss_eval/loss, loss_train/loss\)"):
+        load_runs(tmp_path / "torch", columns=columns)
+    assert load_runs(tmp_path / "torch", loss="loss_eval/loss", columns=columns).run_id == ("a",)
+
+
 def test_without_tensorboard_one_line_says_what_to_type(events, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboard.backend.event_processing.event_accumulator", None)
     with pytest.raises(RunsError, match=r": event files of TensorBoard.*: pip install tensorboard$"):
