@@ -75,7 +75,7 @@ def flag(command: Any, name: str) -> str:
 
 
 def worded(error: BaseException, command: Any) -> str:
-    """The message of an error, in which parameters are the options of a command: `mfu=0` is `--mfu 0`."""
+    """Word an error with its parameters as the options of a command: `mfu=0` is `--mfu 0`."""
     flags = {parameter.name: flag(command, parameter.name) for parameter in command.params}
     flags = {name.removesuffix("s"): text for name, text in flags.items()} | flags  # `law=` is one of --laws
 

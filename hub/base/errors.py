@@ -23,7 +23,7 @@ class Message(str):
     parts: tuple[str, ...] = ()
 
     def worded(self, word: Callable[[Given], str]) -> str:
-        """The text with every parameter in it as `word` has it."""
+        """Word the text, with every parameter in it as `word` has it."""
         return "".join(part.worded(word) if isinstance(part, Message) else part for part in self.parts)
 
 
@@ -39,14 +39,14 @@ class Given(Message):
 
 
 def message(*parts: str) -> Message:
-    """A text made of parts, some of them `given`."""
+    """Join a text of parts, some of them `given`."""
     text = Message("".join(parts))
     text.parts = parts
     return text
 
 
 def given(name: str, value: Any = ..., in_shell: str | None = None) -> Given:
-    """A parameter and its value, as a part of a message.
+    """Make a parameter and its value a part of a message.
 
     A command words it as its option: `mfu=0` is `--mfu 0`, and `loss=...`, `gpu=None` and `force=True` are `--loss`,
     `--gpu` and `--force`. Where the option has another form, `in_shell` is what to type.
@@ -56,7 +56,7 @@ def given(name: str, value: Any = ..., in_shell: str | None = None) -> Given:
 
 
 def _parted(text: str) -> list[str]:
-    """The text, with the field that it begins with as a part of its own."""
+    """Split off the field that a text begins with."""
     field, _, value = text.partition("=")
     if field.isidentifier():
         return [_of_field(field, text, value)]
@@ -84,7 +84,7 @@ class InputError(ValueError):
 
     @property
     def message(self) -> Message:
-        """The message with its parts. One that begins with `field=` or `field:` is of that field, without more ado."""
+        """Split the message into its parts. One that begins with `field=` or `field:` is of that field."""
         parts = [part if isinstance(part, str) else str(part) for part in self.args]
         if parts and self.begins_with_field and not isinstance(parts[0], Message):
             parts[:1] = _parted(parts[0])
@@ -160,7 +160,7 @@ def problem_lines(problem: Any, value_text: str | None = None) -> list[str]:
 
 
 def unknown(what: str, name: object, names: Iterable[object]) -> Message:
-    """A sentence on a name that does not exist: the nearest one that does, and all of them; `what=` is a parameter.
+    """Say that a name does not exist, with the nearest one that does, and all of them; `what=` is a parameter.
 
     >>> unknown("kind=", "chinchila", ["joint", "chinchilla"])
     "kind='chinchila' is unknown: did you mean 'chinchilla'? There are joint, chinchilla"

@@ -23,7 +23,7 @@ _MISSING = ("", "-", "–", "—", "na", "n/a", "#n/a", "null", "none")  # in a 
 
 
 def read_cells(columns: Sequence[Sequence[str]]) -> list[list[Cell]]:
-    """The cells of each column as numbers, None where they are empty, and texts where they are no numbers.
+    """Read the cells of each column as numbers, None where they are empty, and texts where they are no numbers.
 
     InputError for a number with one point among decimal commas, which may be a thousand.
     """
@@ -40,7 +40,7 @@ def read_cells(columns: Sequence[Sequence[str]]) -> list[list[Cell]]:
 
 
 def why_no_number(value: Any) -> str:
-    """Why a value that was to be a number is none, as the end of a sentence that begins with it."""
+    """Say why a value that was to be a number is none, as the end of a sentence that begins with it."""
     text = _unspaced(value) if isinstance(value, str) else ""
     mark = _decimal_mark(text)
     if mark is None or "," not in text:
@@ -51,7 +51,7 @@ def why_no_number(value: Any) -> str:
 
 
 def _plain(cells: Sequence[str]) -> list[Cell] | None:
-    """Cells of which each is empty or a number as Python writes it; None if one is neither."""
+    """Read cells of which each is empty or a number as Python writes it; None if one is neither."""
     try:
         return [float(text) if text else None for text in cells]
     except ValueError:
@@ -59,7 +59,7 @@ def _plain(cells: Sequence[str]) -> list[Cell] | None:
 
 
 def _in_convention(cells: Sequence[str], of_table: str | None) -> list[Cell]:
-    """The cells of a column, whose decimals come after the mark that it shows, else after that of the table."""
+    """Read the cells of a column, whose decimals come after the mark that it shows, else after that of the table."""
     if not any(cell.startswith(_STARTS) for cell in cells):
         return [_float(cell) if cell else None for cell in cells]
     mark, own = of_table, _decimal_marks(cells)
@@ -91,25 +91,25 @@ def _float(text: str) -> str | float:
 
 
 def _unspaced(text: str) -> str:
-    """The text without blanks around it, and without those and apostrophes between groups of three digits."""
+    """Strip a text of blanks around it, and of those and apostrophes between groups of three digits."""
     text = text.strip().replace("−", "-")
     match = _SPACED.fullmatch(text)
     return text.replace(match[2], "") if match else text
 
 
 def _shows_thousands(text: str) -> bool:
-    """Whether points in a number can only stand between thousands."""
+    """Tell whether points in a number can only stand between thousands."""
     return text.count(".") > 1 or ("." in text and "," in text)
 
 
 def _decimal_marks(texts: Iterable[str]) -> set[str]:
-    """The marks that can only stand before decimals, of all numbers among the texts."""
+    """Find the marks that can only stand before decimals, of all numbers among the texts."""
     marks = {_decimal_mark(_unspaced(text)) for text in texts if "," in text or "." in text}
     return {mark for mark in marks if mark}
 
 
 def _decimal_mark(text: str) -> str | None:
-    """The mark that can only stand before the decimals of a number, even if it has none; "" if either can.
+    """Find the mark that can only stand before the decimals of a number, even if it has none; "" if either can.
 
     None for a text that is no number. A letter may follow, as in 1,5B.
     """

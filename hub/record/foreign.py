@@ -36,7 +36,7 @@ _BINARY = {  # how files begin that are no text → what they are, and what to d
 
 
 def text_of(content: bytes, name: str) -> str:
-    """The text of a file: UTF-8, or UTF-16 as Excel and PowerShell write it. RecordError says what else it is."""
+    """Decode a file: UTF-8, or UTF-16 as Excel and PowerShell write it. RecordError says what else it is."""
     for start, what in _BINARY.items():
         if content.startswith(start):
             raise RecordError(f"{name}: {what}")
@@ -54,7 +54,7 @@ def text_of(content: bytes, name: str) -> str:
 
 
 def csv_rows(content: bytes, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Rows of a table with any of the `DELIMITERS`: numbers, None where a cell is empty, texts, and objects.
+    """Read the rows of a table with any of the `DELIMITERS`: numbers, None where a cell is empty, texts, and objects.
 
     Lines `# …` at the top are comments, and Excel's `sep=;` names the delimiter. RecordError for rows that are longer
     than the first line, and for names that occur twice.
@@ -90,7 +90,7 @@ def csv_rows(content: bytes, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def delimiter_of(lines: Sequence[str]) -> str:
-    """The delimiter of a table with these first lines: blanks, too; a comma where there is one column only."""
+    """Find the delimiter of a table with these first lines: blanks, too; a comma where there is one column only."""
     header = lines[0] if lines else ""
     widths = {len(line.split()) for line in lines if line.strip()}
     if not any(delimiter in header for delimiter in DELIMITERS) and len(widths) == 1:
@@ -104,7 +104,7 @@ def delimiter_of(lines: Sequence[str]) -> str:
 
 
 def _with_objects(cells: list[Any]) -> list[Any]:
-    """The cells of a column, those that hold an object in JSON or as Python writes it as that object."""
+    """Turn cells of a column that hold an object, in JSON or as Python writes it, into that object."""
     if not any(isinstance(cell, str) and cell.startswith("{") for cell in cells):
         return cells
     return [_object(cell) if isinstance(cell, str) else cell for cell in cells]
@@ -124,7 +124,7 @@ def _object(cell: str) -> Any:
 
 
 def json_rows(content: bytes, name: str) -> Iterator[tuple[str, Any]]:
-    """Rows of JSON: lines; a list of rows, or one under a key; {name: row}; {column: values}, as pandas writes it.
+    """Read rows of JSON: lines; a list of rows, or one under a key; {name: row}; {column: values}, as of pandas.
 
     NaN and infinities are read, so that the row that has one can be named. RecordError for an object of none of these
     shapes.
@@ -146,7 +146,7 @@ def json_rows(content: bytes, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def _is_of_lines(text: str) -> bool:
-    """Whether the first of several lines is an object, and so each is a row."""
+    """Tell whether the first of several lines is an object, and so each is a row."""
     first, _, rest = text.lstrip().partition("\n")
     if not rest.strip():
         return not first
@@ -161,7 +161,7 @@ _SHAPES += "and a row in each line"
 
 
 def _rows_in(value: Any, name: str) -> list[Any]:
-    """The rows of a JSON value, which says how it is laid out by its shape alone."""
+    """Read the rows of a JSON value, which says how it is laid out by its shape alone."""
     if isinstance(value, list) and not any(isinstance(row, list) for row in value):
         return value
     if isinstance(value, list) and _is_grid(value):
@@ -192,32 +192,32 @@ def _rows_in(value: Any, name: str) -> list[Any]:
 
 
 def _is_table(value: Any) -> bool:
-    """Whether a value under a key is a table: rows, columns, or objects that have fields in common."""
+    """Tell whether a value under a key is a table: rows, columns, or objects that have fields in common."""
     if isinstance(value, list):
         return bool(value) and all(isinstance(row, dict) for row in value)
     return isinstance(value, dict) and (_is_by_name(value) or _is_of_columns(value))
 
 
 def _holds_table(value: Any) -> bool:
-    """Whether a value is a table, or has one under a key, however deep."""
+    """Tell whether a value is a table, or has one under a key, however deep."""
     return _is_table(value) or (isinstance(value, dict) and any(map(_holds_table, value.values())))
 
 
 def _is_by_name(value: Mapping[str, Any]) -> bool:
-    """Whether an object holds objects that have fields in common."""
+    """Tell whether an object holds objects that have fields in common."""
     rows = list(value.values())
     return bool(rows) and all(isinstance(row, dict) for row in rows) and bool(set.intersection(*map(set, rows)))
 
 
 def _is_grid(value: list[Any]) -> bool:
-    """Whether a list holds rows as lists, under one of names."""
+    """Tell whether a list holds rows as lists, under one of names."""
     if not all(isinstance(row, list) and len(row) == len(value[0]) for row in value):
         return False
     return all(isinstance(cell, str) for cell in value[0])
 
 
 def _is_of_columns(value: Mapping[str, Any]) -> bool:
-    """Whether an object holds lists of one length, beside values that hold for all rows."""
+    """Tell whether an object holds lists of one length, beside values that hold for all rows."""
     lists = [part for part in value.values() if isinstance(part, list)]
     if not lists or any(isinstance(part, dict) for part in value.values()):
         return False
@@ -232,7 +232,7 @@ def _rows_of_columns(value: Mapping[str, Any]) -> list[Any]:
 
 
 def _rows_by_name(value: Mapping[str, dict[str, Any]]) -> list[Any]:
-    """The rows of {name: row}; of {column: {name: value}} if the names of fields stand outside."""
+    """Read the rows of {name: row}; of {column: {name: value}} if the names of fields stand outside."""
     inner = dict.fromkeys(key for row in value.values() for key in row)
     is_numbered = all(key.isdigit() for key in inner) and bool(inner)
     if is_numbered or (_has_fields(value) and not _has_fields(inner)):
@@ -245,5 +245,5 @@ def _rows_by_name(value: Mapping[str, dict[str, Any]]) -> list[Any]:
 
 
 def _has_fields(names: Collection[str]) -> bool:
-    """Whether some of the names are fields of runs: those of records, and losses."""
+    """Tell whether some of the names are fields of runs: those of records, and losses."""
     return any(name in RunRecord.model_fields or name.lower().endswith("loss") for name in names)

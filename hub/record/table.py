@@ -106,7 +106,7 @@ def split_rows(
 
 
 def _reader(suffix: str, foreign: bool) -> Callable[[bytes, str], Iterator[tuple[str, Any]]]:
-    """What reads files of this ending: a row each, as a mapping or as the bytes of its JSON."""
+    """Choose what reads files of this ending: a row each, as a mapping or as the bytes of its JSON."""
     if suffix == ".parquet":
         return _parquet_rows
     if suffix in TEXT_SUFFIXES:

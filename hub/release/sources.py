@@ -148,7 +148,7 @@ def load_rows(
 
 
 def _near(path: Path) -> str:
-    """What else a missing path may have meant, for the end of an error."""
+    """Say what else a missing path may have meant, for the end of an error."""
     names = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
     meant = get_close_matches(path.name, names, n=1)
     if meant:

@@ -110,7 +110,7 @@ def _function(name: str, column: Column, present: set[str], what: str) -> Callab
 
 
 def _in_backticks(name: str, column: str, present: Collection[str], end: str = "") -> list[str]:
-    """What to type where an expression holds a column whose name is no word, as parts of a message."""
+    """Say what to type where an expression holds a column whose name is no word, as parts of a message."""
     held = [other for other in present if not other.isidentifier() and other in column]
     longest = max(held, key=len, default="")
     if not longest or f"`{longest}`" in column:

@@ -26,7 +26,7 @@ def check_final(final: str) -> None:
 def final_values(
     logged: Mapping[str, Sequence[float]], final: Final, losses: Collection[str] = ()
 ) -> dict[str, float]:
-    """The final value of each metric: what `final` says of `losses` and of names that end in "loss", else the last."""
+    """Find the final value of each metric: what `final` says of `losses` and names that end in "loss", else its last."""
     return {
         name: final_value(values, final if is_loss(name) or name in losses else "last")
         for name, values in logged.items()
@@ -34,7 +34,7 @@ def final_values(
 
 
 def final_value(logged: Sequence[float], final: Final) -> float:
-    """The last of the values, the least one that is a number, or the mean of the last 5 %, NaN if it has no bounds."""
+    """Take the last of the values, the least that is a number, or the mean of the last 5 %, NaN without bounds."""
     if final == "last":
         return logged[-1]
     if final == "minimum":
@@ -46,7 +46,7 @@ def final_value(logged: Sequence[float], final: Final) -> float:
 def row_of(
     config: Mapping[str, Any], metrics: Mapping[str, Any], identity: tuple[str, str], status: str
 ) -> dict[str, Any]:
-    """A run's row, by its name and id. A metric hides a configured value of its name, which may only be a plan."""
+    """Make a run's row. A metric hides a configured value of its name, which may only be a plan."""
     numbers = {name: value for name, value in metrics.items() if number(value) is not None}
     settings = {name: value for name, value in leaves(config) if name not in numbers and not _is_private(name)}
     row = {name: number(value) for name, value in numbers.items()} | settings
@@ -58,7 +58,7 @@ def _is_private(name: str) -> bool:
 
 
 def lines_by_run(rows: Sequence[Row], name: str = "") -> dict[Any, list[int]] | None:
-    """The rows of each run in a table of steps, in the order of the steps; None for a table of another kind.
+    """Find the rows of each run in a table of steps, in the order of the steps; None for a table of another kind.
 
     Such a table has a column of `STEPS`, and runs with rows of several steps. One that names no runs is of another
     kind, unless all of it is a run with this `name`.
@@ -85,14 +85,14 @@ def lines_by_run(rows: Sequence[Row], name: str = "") -> dict[Any, list[int]] | 
 
 
 def varies(rows: Sequence[Row], groups: Mapping[Any, Sequence[int]], column: str) -> bool:
-    """Whether a column has several values within one run."""
+    """Tell whether a column has several values within one run."""
     return any(len({number(rows[i].get(column)) for i in lines} - {None}) > 1 for lines in groups.values())
 
 
 def end_of(
     rows: Sequence[Row], name: Any, lines: Sequence[int], final: Final, losses: Collection[str]
 ) -> dict[str, Any]:
-    """The rows of one run as a single one: of each column the last value, of losses the one that `final` says."""
+    """Join the rows of one run into a single one: of each column the last value, of losses that of `final`."""
     values: dict[str, list[Any]] = {}
     for i in lines:
         for column, value in rows[i].items():

@@ -29,7 +29,7 @@ class RunsError(RecordError, FilesError):
 
 
 def read_rows(source: Any, revision: str | None = None, problems: list[str] | None = None) -> LoadedRows:
-    """The rows of any source that `load_runs` takes, as mappings; a list `problems` gets what was left out."""
+    """Read the rows of any source that `load_runs` takes, as mappings; a list `problems` gets what was left out."""
     if isinstance(source, (str, Path)):
         try:
             table = hub.load_rows(source, revision=revision, problems=problems)
@@ -59,7 +59,7 @@ def _mapping(i: int, row: Any) -> Row:
 
 
 def leaves(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The texts and numbers inside nested objects, each named by the fields that lead to it, joined by dots."""
+    """List the texts and numbers inside nested objects, each named by the fields that lead to it, joined by dots."""
     for name, value in fields.items():
         if isinstance(value, Mapping):
             yield from leaves(value, f"{prefix}{name}.")
@@ -68,7 +68,7 @@ def leaves(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 
 def names_in(rows: Sequence[Row]) -> list[str]:
-    """The columns of a table in their order; of nested objects those of the values inside."""
+    """List the columns of a table in their order; of nested objects those of the values inside."""
     names = list(dict.fromkeys(chain.from_iterable(rows)))
     outer = {name.partition(".")[0] for name in names if "." in name}
     objects = {name for name in outer.intersection(names) if any(isinstance(row.get(name), Mapping) for row in rows)}
@@ -133,7 +133,7 @@ def numeric_columns(rows: Sequence[Row]) -> dict[str, FloatArray]:
 
 
 def flattened(row: Row) -> Row:
-    """The row with the fields of nested objects as columns, such as `optimizer_name`; deeper ones keep their dots."""
+    """Make the fields of nested objects columns, such as `optimizer_name`; deeper ones keep their dots."""
     nested = {name: value for name, value in row.items() if isinstance(value, dict)}
     if not nested:
         return row

@@ -31,7 +31,7 @@ _STATUSES = {1: "success", 2: "failed", 3: "running"}  # of TensorBoard's hyperp
 
 
 def log_rows(source: str | Path, final: Final, losses: Collection[str]) -> LoadedRows | None:
-    """The rows of a folder of logs, or of one log; None where the path has none, or has a table of runs beside them.
+    """Read the rows of a folder of logs, or of one log; None where the path has none, or has tables of runs, too.
 
     RunsError where TensorBoard's reader is needed and not installed.
     """
@@ -53,7 +53,7 @@ def log_rows(source: str | Path, final: Final, losses: Collection[str]) -> Loade
 
 
 def _name(folder: Path, root: Path) -> str:
-    """The name of a run's folder: below the one that was named, its path from there."""
+    """Name a run's folder: below the one that was named, its path from there."""
     return str(folder.relative_to(root)) if root in folder.parents else folder.resolve().name
 
 
@@ -61,7 +61,7 @@ def _name(folder: Path, root: Path) -> str:
 
 
 def _of_trainer(root: Path, states: list[Path], final: Final, losses: Collection[str]) -> Iterator[Row]:
-    """The newest state of each run: its own, else that of its last checkpoint."""
+    """Read the newest state of each run: its own, else that of its last checkpoint."""
     newest: dict[Path, tuple[float, Path]] = {}
     for path in states:
         match = _CHECKPOINT.fullmatch(path.parent.resolve().name)
@@ -87,7 +87,7 @@ def _of_trainer(root: Path, states: list[Path], final: Final, losses: Collection
 
 
 def _model_beside(path: Path) -> Mapping[str, Any]:
-    """What a checkpoint's config.json says of the model: its fields, and its sizes as laws count them."""
+    """Read what a checkpoint's config.json says of the model: its fields, and its sizes as laws count them."""
     config = path.with_name(FILE_NAME)
     if not config.is_file():
         return {}
@@ -127,7 +127,7 @@ def _of_tensorboard(root: Path, events: list[Path], final: Final, losses: Collec
 
 
 def _run_of(place: Path, root: Path, logs: Mapping[Path, _Events]) -> Path:
-    """The folder of the run that a folder of event files belongs to: one above that has some, or else its own."""
+    """Find the folder of the run that a folder of event files belongs to: one above that has some, or else its own."""
     for folder in place.parents:
         if folder in logs and (folder != root or logs[place].settings):
             return folder
@@ -168,7 +168,7 @@ class _Events:
                 self.status = status_of(_STATUSES.get(status))
 
     def joined(self, other: _Events | None) -> _Events:
-        """These logs with those of another folder of the run, where both have a metric with one's own."""
+        """Add the logs of another folder of the run; a metric of both stays one's own."""
         if other is not None:
             self.logged = other.logged | self.logged
             self.settings = other.settings | self.settings
@@ -176,11 +176,11 @@ class _Events:
         return self
 
     def named(self, prefix: str) -> _Events:
-        """These logs with a prefix before the names of metrics, but for the step."""
+        """Put a prefix before the names of metrics, but for the step."""
         self.logged = {name if name == "step" else prefix + name: values for name, values in self.logged.items()}
         return self
 
 
 def _plain(value: Any) -> Any:
-    """A value of TensorBoard's hyperparameters as a number, a text or a boolean."""
+    """Return a value of TensorBoard's hyperparameters as a number, a text or a boolean."""
     return getattr(value, value.WhichOneof("kind"))

@@ -30,7 +30,7 @@ def read_source(
     revision: str | None = None,
     problems: list[str] | None = None,
 ) -> tuple[LoadedRows, Kind]:
-    """The rows of any source that `load_runs` takes, and which kind it is of: all but tables have the ends of runs.
+    """Read the rows of any source that `load_runs` takes, and of which kind it is: all but tables have ends of runs.
 
     A list `problems` gets what was left out; the rest as `read_rows`, `tracker_rows` and `log_rows`.
     """

@@ -20,7 +20,7 @@ _MOST = 3  # runs of a status that a message names
 
 
 def status_of(word: Any) -> str:
-    """A status as run records have it: final, running or failed; one of other words is itself, and none is final."""
+    """Return a status as run records have it: final, running or failed; other words stay, and none is final."""
     if is_missing(word) or word == "":
         return "final"
     text = str(word).strip()
@@ -28,7 +28,7 @@ def status_of(word: Any) -> str:
 
 
 def status_column(rows: Sequence[Row]) -> str | None:
-    """The column of a table that says how each run ended: `status`, or one of `COLUMNS` with no other words."""
+    """Find the column of a table that says how each run ended: `status`, or one of `COLUMNS` with no other words."""
     for column in COLUMNS:
         words = {str(row[column]) for row in rows if not is_missing(row.get(column))}
         if column == "status" and any(column in row for row in rows):
@@ -39,7 +39,7 @@ def status_column(rows: Sequence[Row]) -> str | None:
 
 
 def left_out(rows: Sequence[Row], at: Iterable[int], column: str) -> str:
-    """One line on the runs `at` that are left out for what their column says; "" for none."""
+    """Name in one line the runs `at` that are left out for what their column says; "" for none."""
     of_word: dict[str, list[str]] = {}
     for i in at:
         of_word.setdefault(str(rows[i][column]), []).append(row_name(i, rows[i]))

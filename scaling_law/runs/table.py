@@ -365,7 +365,7 @@ def _with_our_columns(
 
 
 def _aliases(rows: Sequence[Row]) -> dict[str, str]:
-    """Our names that a table lacks, and its columns of other names that hold the same."""
+    """Find our names that a table lacks, and its columns of other names that hold the same."""
     present = names_in(rows)
     aliases = aliases_of(present)
     named = next((name for name in RUNS if name in present), "run_id")
@@ -379,7 +379,7 @@ def _aliases(rows: Sequence[Row]) -> dict[str, str]:
 
 
 def _runs_of_steps(rows: Sequence[Row], final: Final | None, origin: str) -> dict[Any, list[int]] | None:
-    """The rows of each run of a table of steps that is to have one row for each run; None for any other table.
+    """Find the rows of each run of a table of steps that is to have one row for each run; None for any other table.
 
     Where the tokens grow with the steps, each row may be a measurement of its own, and where no run is named, of its
     own run: then `final` has to ask for one row.
@@ -397,14 +397,14 @@ def _ends(
     final: Final,
     losses: Collection[str],
 ) -> tuple[list[Row], dict[int, str]]:
-    """One row for each run of a table of steps, and what is wrong with the last rows of runs."""
+    """Make one row for each run of a table of steps, and find what is wrong with the last rows of runs."""
     ended: list[Row] = [end_of(rows, name, lines, final, losses) for name, lines in groups.items()]
     last = {at: failed[lines[-1]] for at, lines in enumerate(groups.values()) if lines[-1] in failed}
     return ended, last
 
 
 def _left_out(rows: Sequence[Row], status: str | None, logged: bool, column: str) -> list[str]:
-    """Lines on the runs that are left out because of how they ended: one for each, or one for all of a table.
+    """Name the runs that are left out because of how they ended, one by one, or in one line for a table.
 
     Intermediate and diverged rows of our own records go without saying.
     """
@@ -503,7 +503,7 @@ def _loss_column(
 def _problems(
     rows: Sequence[Row], at: Sequence[int], loss: str, settings: Sequence[str], also: Collection[str] = ()
 ) -> list[str]:
-    """What is wrong with each of the rows `at`, "" if nothing; "ids", "sizes" and "units" are checked `also`.
+    """Say what is wrong with each of the rows `at`, "" if nothing; "ids", "sizes" and "units" are checked `also`.
 
     With "steps", rows of one run are those of different steps.
     """
@@ -542,7 +542,7 @@ def _number_problem(name: str, value: Any) -> str:
 
 
 def _joined(between: str, parts: Sequence[str]) -> list[str]:
-    """The parts with a text between each and the next."""
+    """Put a text each part and the next."""
     return [text for part in parts for text in (between, part)][1:]
 
 

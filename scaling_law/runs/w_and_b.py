@@ -22,7 +22,7 @@ BOUNDS = ("__MIN", "__MAX")  # what a chart's export has beside each run: the bo
 
 
 def runs_of(place: str, final: Final, losses: Collection[str]) -> list[Row]:
-    """Rows of ENTITY/PROJECT. RunsError, in one line and without the key, for what cannot be read."""
+    """Read the rows of ENTITY/PROJECT. RunsError, in one line and without the key, for what cannot be read."""
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", place):
         raise RunsError(f"wandb:{place}: allowed is wandb:ENTITY/PROJECT")
     address = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai")
@@ -56,14 +56,14 @@ def _rows(api: Any, place: str, final: Final, losses: Collection[str]) -> Iterat
 
 
 def _history(run: Any, name: str) -> list[float]:
-    """Every value of a metric: with as many samples as there are steps, none is left out."""
+    """Read every value of a metric: with as many samples as there are steps, none is left out."""
     lines = run.history(keys=[name], samples=run.lastHistoryStep + 1, pandas=False)
     by_step = {line["_step"]: number(line[name]) for line in lines}
     return [value for _, value in sorted(by_step.items()) if value is not None]
 
 
 def _said(error: Exception, key: str | None) -> str:
-    """The error of the client in one line without the key, also where only a part of it would be cut off."""
+    """Say the error of the client in one line without the key, also where only a part of it would be cut off."""
     text = " ".join(str(error).split()) or type(error).__name__
     if key:
         text = text.replace(key, "<key>")
@@ -74,7 +74,7 @@ def _said(error: Exception, key: str | None) -> str:
 
 
 def chart_rows(rows: Sequence[Row], final: Final, losses: Collection[str]) -> list[Row] | None:
-    """One row for each run of a chart's export, whose columns are a step and "RUN - METRIC"; None for another table.
+    """Make one row for each run of a chart's export, with columns for steps and "RUN - METRIC"; None for another table.
 
     The bounds of the buckets, __MIN and __MAX, are ignored.
     """
