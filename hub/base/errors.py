@@ -57,11 +57,11 @@ def given(name: str, value: Any = ..., in_shell: str | None = None) -> Given:
 
 def _parted(text: str) -> list[str]:
     """Split off the field that a text begins with."""
-    field, _, value = text.partition("=")
-    if field.isidentifier():
+    field, equals, value = text.partition("=")
+    if equals and field.isidentifier():
         return [_of_field(field, text, value)]
-    field, _, rest = text.partition(":")
-    return [_of_field(field, field, None), f":{rest}"] if field.isidentifier() and rest else [text]
+    field, colon, rest = text.partition(":")
+    return [_of_field(field, field, None), f":{rest}"] if colon and field.isidentifier() else [text]
 
 
 def _of_field(name: str, text: str, value: Any, in_shell: str | None = None) -> Given:

@@ -74,7 +74,7 @@ def _said(error: Exception, key: str | None) -> str:
 
 
 def chart_rows(rows: Sequence[Row], final: Final, losses: Collection[str]) -> list[Row] | None:
-    """Make one row for each run of a chart's export, with columns for steps and "RUN - METRIC"; None for another table.
+    """Make one row for each run of a chart's export, with columns for steps and "RUN - METRIC"; None for others.
 
     The bounds of the buckets, __MIN and __MAX, are ignored.
     """
