@@ -26,7 +26,7 @@ def check_final(final: str) -> None:
 def final_values(
     logged: Mapping[str, Sequence[float]], final: Final, losses: Collection[str] = ()
 ) -> dict[str, float]:
-    """Find the final value of each metric: what `final` says of `losses` and names that end in "loss", or its last."""
+    """Find where each metric ends: as `final` says for `losses` and names that end in "loss", else at its last."""
     return {
         name: final_value(values, final if is_loss(name) or name in losses else "last")
         for name, values in logged.items()

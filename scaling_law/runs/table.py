@@ -525,10 +525,11 @@ def _problems(
             keys = [("N, D, E and loss", (*values.values(), *(map(repr, told) if "ids" in also else told)))]
             keys += [("run_id", row["run_id"])] if "ids" in also and row.get("run_id") else []
             for same in [key for key in keys if key in seen][:1]:
-                name = next((name for name in ("id", "run_id") if row.get(name) and name != same[0]), None)
+                own = [name for name in ("id", "run_id") if row.get(name) and name != same[0]]
+                name = next((name for name in own if (name, row[name]) not in seen), None)
                 hint = ("; ", given("where", f"{name} != {row[name]}"), " leaves this one out") if name else ()
                 if "steps" in also:
-                    hint = ("; ", given("final", "last"), " takes the last step of each run")
+                    hint = ("; ", given("final", "last", in_shell="--final last"), " takes the last of each run")
                 wrong = [message(f"duplicate of {seen[same]} (same {same[0]}", *hint, ")")]
             seen |= dict.fromkeys(keys, name_of_row)
         problems.append(message(f"{name_of_row}: ", *_joined("; ", wrong)) if wrong else "")
