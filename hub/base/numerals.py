@@ -46,7 +46,7 @@ def why_no_number(value: Any) -> str:
     if mark is None or "," not in text:
         return "is not a number"
     if mark == "":
-        return f"is {text.replace(',', '.')} or {text.replace(',', '')}: write it without the comma"
+        return f"is {text.replace(',', '.')} or {text.replace(',', '')}: write one of the two"
     return "has a decimal comma: write a decimal point" if mark == "," else "has commas: write it without them"
 
 

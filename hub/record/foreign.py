@@ -67,7 +67,8 @@ def csv_rows(content: bytes, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
     delimiter = stated[1] if stated else delimiter_of(lines[:SAMPLE_LINES])
     try:
         stripped = [line.strip(" ") for line in lines] if delimiter == " " else lines
-        table = [row for row in csv.reader(stripped, delimiter=delimiter, skipinitialspace=True) if row]
+        reader = csv.reader(stripped, delimiter=delimiter, skipinitialspace=True)
+        table = [row for row in reader if any(map(str.strip, row))]  # spreadsheets end in rows of empty cells
     except csv.Error as error:
         raise RecordError(f"{name}: not a readable CSV file ({redacted(str(error))[:200]})") from None
     header = [text.strip() for text in table[0]] if table else []

@@ -155,6 +155,8 @@ def _near(path: Path) -> str:
         return f"; did you mean {path.parent / meant[0]}?"
     if path.suffix.lower() in _NOT_READ:
         return f", and {_NOT_READ[path.suffix.lower()][0]} would not be read"
+    if _REPOSITORY.fullmatch(str(path)) and path.suffix.lower() not in _FILE_SUFFIXES:
+        return f"; a repository beside this folder is named hf://{path}"
     return "" if path.suffix or path.parent.name else ", and not a dataset on the Hub of the form org/sweep-runs"
 
 

@@ -49,7 +49,7 @@ def test_a_point_among_decimal_commas_is_refused(columns):
 @pytest.mark.parametrize(
     ("value", "why"),
     [
-        ("3,784", "is 3.784 or 3784: write it without the comma"),
+        ("3,784", "is 3.784 or 3784: write one of the two"),
         ("3,78", "has a decimal comma: write a decimal point"),
         ("1,234,567", "has commas: write it without them"),
         ("diverged", "is not a number"),

@@ -42,6 +42,7 @@ TEXTS = {
     "utf16.txt": table("\t").encode("utf-16-be"),
     "LOUD.CSV": table().encode(),
     "packed.tsv.gz": gzip.compress(table("\t").encode()),
+    "trailing.csv": (table() + ",,,,\r\n" * 3).encode(),
     "comments.csv": ("# of a lab\n\n" + table()).encode(),
     "index.csv": "".join(f"{i},{line}\n" for i, line in enumerate(table().splitlines()))
     .replace("0,", ",", 1)
