@@ -61,7 +61,7 @@ def _plain(cells: Sequence[str]) -> list[Cell] | None:
 def _in_convention(cells: Sequence[str], of_table: str | None) -> list[Cell]:
     """Read the cells of a column, whose decimals come after the mark that it shows, else after that of the table."""
     if not any(cell.startswith(_STARTS) for cell in cells):
-        return [_float(cell) if cell else None for cell in cells]
+        return [_float(cell) for cell in cells]
     mark, own = of_table, _decimal_marks(cells)
     if own:
         mark = own.pop() if len(own) == 1 else None
@@ -83,11 +83,11 @@ def _in_convention(cells: Sequence[str], of_table: str | None) -> list[Cell]:
     return values
 
 
-def _float(text: str) -> str | float:
+def _float(text: str) -> Cell:
     try:
         return float(text)
     except ValueError:
-        return text
+        return text.strip() or None
 
 
 def _unspaced(text: str) -> str:

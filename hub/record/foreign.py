@@ -81,9 +81,10 @@ def csv_rows(content: bytes, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
         if any(text.strip() for text in row[len(header) :]):
             hint = "; a decimal comma needs quotes, or another delimiter" if delimiter == "," else ""
             raise RecordError(f"{name}: row {number} has more columns than the first line{hint}")
-    columns = [[row[at].strip() if at < len(row) else "" for row in table[1:]] for at in named]
+    columns = [*itertools.zip_longest(*table[1:], fillvalue="")] if len(table) > 1 else [()] * len(header)
+    columns += [("",) * (len(table) - 1)] * (len(header) - len(columns))
     try:
-        values = read_cells(columns)
+        values = read_cells([columns[at] for at in named])
     except InputError as error:
         raise RecordError(f"{name}: {error}") from None
     for number, cells in enumerate(zip(*map(_with_objects, values), strict=True), start=1):
@@ -106,7 +107,7 @@ def delimiter_of(lines: Sequence[str]) -> str:
 
 def _with_objects(cells: list[Any]) -> list[Any]:
     """Turn cells of a column that hold an object, in JSON or as Python writes it, into that object."""
-    if not any(isinstance(cell, str) and cell.startswith("{") for cell in cells):
+    if str not in map(type, cells) or not any(isinstance(cell, str) and cell.startswith("{") for cell in cells):
         return cells
     return [_object(cell) if isinstance(cell, str) else cell for cell in cells]
 

@@ -50,7 +50,7 @@ def read_rows(source: Any, revision: str | None = None, problems: list[str] | No
 
 def _mapping(i: int, row: Any) -> Row:
     if isinstance(row, Mapping):
-        if "schema_version" not in row and any(isinstance(value, dict) for value in row.values()):
+        if dict in map(type, row.values()) and "schema_version" not in row:
             return {**row, **dict(leaves(row))}
         return row
     if hasattr(row, "model_dump"):
