@@ -21,7 +21,7 @@ import typer
 import typer.core
 
 from hub.base import units
-from hub.base.errors import redacted, unknown
+from hub.base.errors import Given, InputError, redacted, unknown
 
 NOT_TRUSTED = FAILED = 1
 BAD_INPUT, MACHINE_FAILED = 2, 3
@@ -50,14 +50,18 @@ def status_of(error: BaseException) -> int | None:
     return None
 
 
-def report(error: BaseException, translated: Callable[[str], str] = str) -> int:
-    """Print what went wrong on standard error, without tokens, and return the exit status. A bug is raised again."""
+def report(error: BaseException, said: str | None = None) -> int:
+    """Print what went wrong, or what is `said` of it, on standard error without tokens, and return the exit status.
+
+    A bug is raised again.
+    """
     status = status_of(error)
     if status is None:
         raise error
     of_a_file = isinstance(error, OSError) and error.filename and error.strerror
-    said = f"{error.filename}: {error.strerror}" if of_a_file else str(error)  # type: ignore[attr-defined]
-    message = translated(said) or type(error).__name__
+    if of_a_file:
+        said = f"{error.filename}: {error.strerror}"  # type: ignore[attr-defined]
+    message = (str(error) if said is None else said) or type(error).__name__
     text = "interrupted" if isinstance(error, KeyboardInterrupt) else f"error: {message}"
     typer.secho(redacted(text), err=True, fg="red")
     return status
@@ -70,23 +74,20 @@ def flag(command: Any, name: str) -> str:
     return long[0] if long else parameter.metavar or name.upper()
 
 
-def as_typed(message: str, command: Any) -> str:
-    """The message of an error of ours with the names of Python as the options of a command.
-
-    `mfu=0 must be positive` becomes `--mfu 0 must be positive`, and `flops=None must be given` `--flops is needed`.
-    What a value has in quotes stays: `gpu='peak=1T,memory=9GB'`.
-    """
+def worded(error: BaseException, command: Any) -> str:
+    """Word an error with its parameters as the options of a command: `mfu=0` is `--mfu 0`."""
     flags = {parameter.name: flag(command, parameter.name) for parameter in command.params}
     flags = {name.removesuffix("s"): text for name, text in flags.items()} | flags  # `law=` is one of --laws
-    names = "|".join(map(re.escape, flags))
-    message = message.replace("force=True (--force)", "--force").replace("=None must be given", "=None is needed")
 
-    def typed(match: re.Match[str]) -> str:
-        return flags[match["name"]] + (" " if match["sign"] == "=" else "")
+    def word(part: Given) -> str:
+        option = part.in_shell or flags.get(part.name)
+        if option is None:
+            return part
+        if part.in_shell or part.value in (..., None, True):
+            return option
+        return f"{option} {part.partition('=')[2]}"
 
-    ends = r"=None(?= is needed|,|:)|=True\b|=(?!None\b|=)"
-    message = re.sub(rf"(?<![\w.,'\"-])(?P<name>{names})(?P<sign>{ends})", typed, message)
-    return re.sub(rf"^(?P<name>{names})(?P<sign>)(?=:)", typed, message)
+    return error.message.worded(word) if isinstance(error, InputError) else str(error)
 
 
 class _Command(typer.core.TyperCommand):
@@ -99,7 +100,7 @@ class _Command(typer.core.TyperCommand):
             of_typer = type(error).__module__.startswith(("click", "typer"))
             if of_typer or isinstance(error, BrokenPipeError):
                 raise  # typer prints usage errors, and ends quietly where the reader of a pipe has gone
-            raise typer.Exit(report(error, lambda text: as_typed(text, self))) from None
+            raise typer.Exit(report(error, worded(error, self))) from None
 
 
 class _Commands(typer.core.TyperGroup):

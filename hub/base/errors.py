@@ -7,7 +7,7 @@ every text that comes from a server or from a lower layer.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 # Access tokens of the Hub: user tokens, OAuth tokens and tokens of organisations. A word such as `hf_hub_download` is
@@ -17,10 +17,78 @@ _PRIVATE_KEY = re.compile(r"---- ?BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY|\bPuTTY-User-
 _BEARER = re.compile(r"(?i)\bbearer\s+[^\s\"',;]+")
 
 
+class Message(str):
+    """A text that keeps the parts it is made of."""
+
+    parts: tuple[str, ...] = ()
+
+    def worded(self, word: Callable[[Given], str]) -> str:
+        """Word the text, with every parameter in it as `word` has it."""
+        return "".join(part.worded(word) if isinstance(part, Message) else part for part in self.parts)
+
+
+class Given(Message):
+    """A parameter of ours in a message, as one types it in Python: `mfu=0`."""
+
+    name: str
+    value: Any
+    in_shell: str | None = None
+
+    def worded(self, word: Callable[[Given], str]) -> str:
+        return word(self)
+
+
+def message(*parts: str) -> Message:
+    """Join a text of parts, some of them `given`."""
+    text = Message("".join(parts))
+    text.parts = parts
+    return text
+
+
+def given(name: str, value: Any = ..., in_shell: str | None = None) -> Given:
+    """Make a parameter and its value a part of a message.
+
+    A command words it as its option: `mfu=0` is `--mfu 0`, and `loss=...`, `gpu=None` and `force=True` are `--loss`,
+    `--gpu` and `--force`. Where the option has another form, `in_shell` is what to type.
+    """
+    text = "..." if value is ... else repr(value.tolist() if hasattr(value, "tolist") else value)
+    return _of_field(name, f"{name}={text}", value, in_shell)
+
+
+def _parted(text: str) -> list[str]:
+    """Split off the field that a text begins with."""
+    field, equals, value = text.partition("=")
+    if equals and field.isidentifier():
+        return [_of_field(field, text, value)]
+    field, colon, rest = text.partition(":")
+    return [_of_field(field, field, None), f":{rest}"] if colon and field.isidentifier() else [text]
+
+
+def _of_field(name: str, text: str, value: Any, in_shell: str | None = None) -> Given:
+    part = Given(text)
+    part.name, part.value, part.in_shell = name, value, in_shell
+    return part
+
+
 class InputError(ValueError):
-    """Bad input of a user: the message names the field, the value and what is allowed."""
+    """Bad input of a user: the message names the field, the value and what is allowed.
+
+    It is joined from its parts, and whoever shows it words those that are `given`.
+    """
 
     exit_status = 2
+    begins_with_field = True  # and not with a file, say
+
+    def __str__(self) -> str:
+        return "".join(map(str, self.args))
+
+    @property
+    def message(self) -> Message:
+        """Split the message into its parts. One that begins with `field=` or `field:` is of that field."""
+        parts = [part if isinstance(part, str) else str(part) for part in self.args]
+        if parts and self.begins_with_field and not isinstance(parts[0], Message):
+            parts[:1] = _parted(parts[0])
+        return message(*parts)
 
 
 class HubError(Exception):
@@ -30,6 +98,7 @@ class HubError(Exception):
     """
 
     exit_status = 1
+    begins_with_field = False
     refuses: tuple[str, float] | None = None
 
 
@@ -90,8 +159,10 @@ def problem_lines(problem: Any, value_text: str | None = None) -> list[str]:
     return [f"{name}: {value[:80]}{'…' if len(value) > 80 else ''}; {message}"]
 
 
-def unknown(what: str, name: object, names: Iterable[object], *, suggests: bool = True) -> str:
-    """A sentence on a name that does not exist: the nearest one that does, where it `suggests` it, and all of them.
+def unknown(what: str, name: object, names: Iterable[object], *, suggests: bool = True) -> Message:
+    """Say that a name does not exist, and list all that do; `what=` is a parameter.
+
+    `suggests`: name the nearest one, too.
 
     >>> unknown("kind=", "chinchila", ["joint", "chinchilla"])
     "kind='chinchila' is unknown: did you mean 'chinchilla'? There are joint, chinchilla"
@@ -101,7 +172,8 @@ def unknown(what: str, name: object, names: Iterable[object], *, suggests: bool 
     listed = list(map(str, names))
     near = get_close_matches(str(name).lower(), listed, n=1) if suggests else []
     meant = f": did you mean {near[0]!r}? There are" if near else "; there are"
-    return f"{what}{name!r} is unknown{meant} {', '.join(listed)}"
+    called = given(what[:-1], name) if what.endswith("=") else f"{what}{name!r}"
+    return message(called, f" is unknown{meant} {', '.join(listed)}")
 
 
 def secret_in(text: str) -> str | None:

@@ -23,8 +23,10 @@ MAX_DEPTH = 16  # nesting of objects and lists
 _MAX_INTEGER = 10**30  # far beyond any count of tokens or FLOPs
 
 
-def loads(text: str | bytes, *, what: str, max_bytes: int = MAX_RECORD_BYTES) -> Any:
+def loads(text: str | bytes, *, what: str, max_bytes: int = MAX_RECORD_BYTES, finite: bool = True) -> Any:
     """Parse `text` as strict JSON; `what` names the source in the error, e.g. "runs.jsonl line 3".
+
+    Without `finite`, NaN, infinities and numbers outside the double range are read as Python reads them.
 
     Raises:
         RecordError: not UTF-8, too large, malformed, a NaN or Infinity token, a number outside the double range, a
@@ -35,10 +37,10 @@ def loads(text: str | bytes, *, what: str, max_bytes: int = MAX_RECORD_BYTES) ->
     try:
         value = json.loads(
             text.decode("utf-8") if isinstance(text, bytes) else text,
-            parse_constant=_refuse_constant,
+            parse_constant=_refuse_constant if finite else float,
             object_pairs_hook=_unique_keys,
         )
-        _check_bounds(value, MAX_DEPTH)
+        _check_bounds(value, MAX_DEPTH, finite)
     except UnicodeDecodeError as error:
         raise RecordError(f"{what}: not UTF-8 text ({error.reason} at byte {error.start})") from None
     except json.JSONDecodeError as error:
@@ -110,13 +112,13 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
-def _check_bounds(value: Any, depth: int) -> None:
+def _check_bounds(value: Any, depth: int, finite: bool) -> None:
     if isinstance(value, (dict, list)):
         if depth == 0:
             raise RecursionError
         for item in value.values() if isinstance(value, dict) else value:
-            _check_bounds(item, depth - 1)
-    elif isinstance(value, float) and not math.isfinite(value):
+            _check_bounds(item, depth - 1, finite)
+    elif finite and isinstance(value, float) and not math.isfinite(value):
         raise InputError("a number is outside the range of a double")
     elif isinstance(value, int) and abs(value) >= _MAX_INTEGER:
         raise InputError(f"an integer of {len(str(abs(value)))} digits, allowed are at most 30")

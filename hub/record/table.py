@@ -7,11 +7,10 @@ batch ramp, everything the schema does not know) are JSON text. Both are read ba
 
 from __future__ import annotations
 
-import csv
 import io
 import itertools
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -22,6 +21,7 @@ from pydantic import BaseModel
 
 from hub.base import atomic, strict_json
 from hub.base.errors import FilesError, RecordError, redacted
+from hub.record.foreign import csv_rows, json_rows
 from hub.record.run_record import RunRecord, type_of
 
 logger = logging.getLogger(__name__)
@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 JSONL_NAME = "runs.jsonl"
 PARQUET_NAME = "runs.parquet"
 RECORD_NAME = "run.json"
+TEXT_SUFFIXES = (".csv", ".tsv", ".txt")
 MAX_FILE_BYTES = 512 * 1024 * 1024
 MAX_ROWS = 1_000_000
 NO_PYARROW = 'pyarrow is not installed: pip install "joint-moe-scaling-laws[parquet]"'
@@ -76,20 +77,19 @@ def split_rows(
 ) -> tuple[list[Any], list[UnreadableRow]]:
     """The records of a table's bytes, and its unreadable rows, each list in the table's order.
 
-    The ending of `name` says which format: `.jsonl`, `.parquet`, `.csv`, or `.json` for a list of rows. With
-    `foreign`, rows without a `schema_version` are somebody else's and stay mappings. Raises RecordError if the file
-    as a whole cannot be read, and FilesError for parquet without pyarrow.
+    The ending of `name` says which format: `.parquet`, or JSON lines; with `foreign` also text tables (`.csv`, `.tsv`,
+    `.txt`) and JSON of any shape (`hub.record.foreign`), and rows without a `schema_version` are somebody else's and
+    stay mappings. Raises RecordError if the whole file cannot be read, and FilesError for parquet without pyarrow.
     """
-    readers = {".parquet": _parquet_rows, ".csv": _csv_rows, ".json": _json_list}
     records: list[Any] = []
     unreadable: list[UnreadableRow] = []
-    for count, (what, row) in enumerate(readers.get(Path(name).suffix, _json_lines)(content, name)):
+    for count, (what, row) in enumerate(_reader(Path(name).suffix.lower(), foreign)(content, name)):
         if count >= MAX_ROWS:
             raise RecordError(f"{name}: more than {MAX_ROWS:,} rows")
         fields: Any = row
         try:
             if isinstance(row, bytes):
-                fields = strict_json.loads(row, what=what)
+                fields = strict_json.loads(row, what=what, finite=not foreign)
             if foreign and isinstance(fields, dict) and "schema_version" not in fields:
                 records.append(fields)
                 continue
@@ -103,6 +103,15 @@ def split_rows(
             line = row if isinstance(row, bytes) else b""
             unreadable.append(UnreadableRow(line, str(error), texts.get("run_id"), texts.get("branch"), newer))
     return records, unreadable
+
+
+def _reader(suffix: str, foreign: bool) -> Callable[[bytes, str], Iterator[tuple[str, Any]]]:
+    """Choose what reads files of this ending: a row each, as a mapping or as the bytes of its JSON."""
+    if suffix == ".parquet":
+        return _parquet_rows
+    if suffix in TEXT_SUFFIXES:
+        return csv_rows
+    return json_rows if foreign else _json_lines
 
 
 def write_records(records: Iterable[RunRecord], folder: str | Path) -> tuple[Path, Path]:
@@ -155,34 +164,6 @@ def _json_lines(content: bytes, name: str) -> Iterator[tuple[str, bytes]]:
     for number, line in enumerate(content.split(b"\n"), start=1):
         if line.strip():
             yield f"{name} line {number}", line
-
-
-def _json_list(content: bytes, name: str) -> Iterator[tuple[str, bytes]]:
-    for number, row in enumerate(strict_json.loads(content, what=name, max_bytes=MAX_FILE_BYTES), start=1):
-        yield f"{name} row {number}", strict_json.dumps(row).encode()
-
-
-def _csv_rows(content: bytes, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Numbers where a cell reads as one, None where it is empty, else text. Lines `# …` at the top are comments."""
-
-    def cell(text: str | None) -> str | float | None:
-        try:
-            return float(text) if text else None
-        except ValueError:
-            return text
-
-    try:
-        lines = io.StringIO(content.decode("utf-8-sig"), newline="")
-        rows = csv.DictReader(itertools.dropwhile(lambda line: line.startswith("# "), lines))
-        named = [column for column in rows.fieldnames or () if column]
-        if twice := [column for column in named if named.count(column) > 1]:
-            raise RecordError(f"{name}: the column {twice[0]!r} occurs twice")
-        for number, row in enumerate(rows, start=1):
-            if None in row:
-                raise RecordError(f"{name}: row {number} has more columns than the first line")
-            yield f"{name} row {number}", {column: cell(text) for column, text in row.items()}
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise RecordError(f"{name}: not a readable CSV file ({redacted(str(error))[:200]})") from None
 
 
 def _parquet_rows(content: bytes, name: str) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -1,7 +1,8 @@
 """Sources of runs, laws and files, each named by one text: a file, a folder, a store or a repository of the Hub.
 
-`organisation/name` is a repository of the Hub only if no such path exists here; `hf://organisation/name` and
-`hf://datasets/organisation/name` always are. `@revision` at the end picks a branch, tag or commit.
+`organisation/name` is a repository of the Hub only if neither such a path nor a folder `organisation` exists here, and
+if it does not end as files do; `hf://organisation/name` and `hf://datasets/organisation/name` always are. `@revision`
+at the end picks a branch, tag or commit.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from hub.base import atomic, checksums
-from hub.base.errors import FilesError, IntegrityError, NotFoundError, RecordError
+from hub.base.errors import FilesError, IntegrityError, NotFoundError, RecordError, UnavailableError, given
 from hub.base.markdown import read_card
 from hub.record.names import index_name, repo_name
 from hub.record.run_record import RunRecord
@@ -25,6 +27,7 @@ from hub.record.table import (
     MAX_FILE_BYTES,
     PARQUET_NAME,
     RECORD_NAME,
+    TEXT_SUFFIXES,
     LoadedRows,
     checked,
     split_rows,
@@ -37,6 +40,30 @@ from hub.store.hub import open_store
 logger = logging.getLogger(__name__)
 
 _REPOSITORY = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)/([A-Za-z0-9][A-Za-z0-9._-]*)(?:@([A-Za-z0-9._/-]+))?")
+
+
+_TABLES = (".jsonl", ".ndjson", ".parquet", ".json")
+_COMPRESSED = tuple(f"{suffix}.gz" for suffix in (".jsonl", ".ndjson", ".json", *TEXT_SUFFIXES))
+# Endings of files that are not read → what such a file is, and what to do with it
+_NOT_READ = {
+    suffix: (what, advice)
+    for suffixes, what, advice in (
+        (".xlsx .xls .xlsm .ods .numbers", "a workbook", "save its sheet as CSV"),
+        (".pkl .pickle .pt .pth", "a pickle", "it could run code; write the table with to_csv"),
+        (".feather .arrow .h5 .hdf5 .npz .npy", "a binary table", "write it with to_parquet or to_csv"),
+        (".zip .tar .bz2 .xz .zst .7z", "an archive", "unpack it, or compress the table itself as .csv.gz"),
+        (".db .sqlite .sqlite3", "a database", "a project of trackio is named trackio:PROJECT"),
+        (".yaml .yml .toml .md .html .log .ipynb .wandb", "a file of this kind", "write the runs as a table"),
+    )
+    for suffix in suffixes.split()
+}
+_LEFT_BY = {  # what other tools leave in folders → how their runs are read
+    "**/*.wandb": "wandb sync uploads these runs of W&B, which are then read as wandb:ENTITY/PROJECT",
+    "**/meta.yaml": "mlflow.search_runs().to_csv('runs.csv') writes these runs of MLflow as a table",
+    "*.db": "projects of trackio are named trackio:PROJECT",
+}
+_MOST_NAMED = 8  # tables of a folder that an error names
+_FILE_SUFFIXES = {*_TABLES, *TEXT_SUFFIXES, ".gz", *_NOT_READ}
 
 
 @dataclass(frozen=True)
@@ -65,8 +92,8 @@ def repository(source: str | Path) -> RepositoryReference | None:
         return None
     if match[3] and ".." in match[3]:
         raise FilesError(f"{text!r}: the revision {match[3]!r} is not a branch, tag or commit")
-    if not explicit and Path(text).suffix in (".json", ".jsonl", ".ndjson", ".parquet", ".csv", ".gz"):
-        return None  # a file that is missing, not a repository
+    if not explicit and (Path(text).suffix.lower() in _FILE_SUFFIXES or Path(match[1]).is_dir()):
+        return None  # a path with a missing end, not a repository
     return RepositoryReference(match[1], match[2], match[3])
 
 
@@ -95,17 +122,23 @@ def load_rows(
 ) -> LoadedRows:
     """Load run records with their source's name and commit, or the rows of any table of runs.
 
-    Arguments are those of `load_records`. With `foreign`, rows that are not run records stay mappings; `.csv`,
-    `.csv.gz` and a `.json` list of rows are read, too; and a folder with several sweeps is refused.
+    Arguments are those of `load_records`. With `foreign`, rows that are not run records stay mappings; `.csv`, `.tsv`,
+    `.txt` and `.json` tables are read, too, compressed or not; and a folder with several sweeps is refused.
     """
     reference = repository(source)
     if reference is not None:
-        return _of_the_hub(reference, str(source), revision, problems)
+        try:
+            return _of_the_hub(reference, str(source), revision, problems)
+        except (NotFoundError, UnavailableError) as error:
+            if str(source).startswith("hf://"):
+                raise
+            # Somebody who mistyped a path looks for it here, not on the Hub.
+            raise type(error)(f"no file or folder {source} here; on the Hub: {error}") from error
     if revision is not None:
-        raise FilesError(f"{source}: revision={revision!r} only applies to a dataset on the Hub")
+        raise FilesError(f"{source}: ", given("revision", revision), " only applies to a dataset on the Hub")
     path = Path(str(source).removeprefix("file:"))
     if not path.exists():
-        raise FilesError(f"{source}: no such file or folder, and not a dataset on the Hub of the form org/sweep-runs")
+        raise FilesError(f"{source}: no such file or folder{_near(path)}")
     files = _files_in(path) if path.is_dir() else [path]
     if foreign and len(files) > 1 and files[0].name != RECORD_NAME:
         names = ", ".join(str(file.parent.relative_to(path)) for file in files)
@@ -114,22 +147,41 @@ def load_rows(
     return LoadedRows(rows, path.name or str(source))
 
 
+def _near(path: Path) -> str:
+    """Say what else a missing path may have meant, for the end of an error."""
+    names = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+    meant = get_close_matches(path.name, names, n=1)
+    if meant:
+        return f"; did you mean {path.parent / meant[0]}?"
+    if path.suffix.lower() in _NOT_READ:
+        return f", and {_NOT_READ[path.suffix.lower()][0]} would not be read"
+    if _REPOSITORY.fullmatch(str(path)) and path.suffix.lower() not in _FILE_SUFFIXES:
+        return f"; a repository beside this folder is named hf://{path}"
+    return "" if path.suffix or path.parent.name else ", and not a dataset on the Hub of the form org/sweep-runs"
+
+
 def _read(file: Path, foreign: bool, problems: list[str] | None) -> list[Any]:
-    endings = [".jsonl", ".ndjson", ".parquet", ".json", *([".csv", ".csv.gz"] if foreign else [])]
-    if not file.name.endswith(tuple(endings)):
-        allowed = f"a folder, or a file that ends in {', '.join(endings)}"
+    endings = [*_TABLES, *(TEXT_SUFFIXES if foreign else ())]
+    name = file.name.lower()
+    if not name.endswith((*endings, *(_COMPRESSED if foreign else ()))):
+        what, advice = _NOT_READ.get(Path(name).suffix, ("", ""))
+        if foreign and what:
+            raise FilesError(f"{file}: {what} is not read: {advice}")
+        compressed = " (with or without .gz)" if foreign else ""
+        allowed = f"a folder, or a file that ends in {', '.join(endings)}{compressed}"
         raise FilesError(f"{file}: not a table of runs; allowed are {allowed}")
     try:
-        with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as opened:
+        with gzip.open(file) if file.suffix.lower() == ".gz" else file.open("rb") as opened:
             content = opened.read(MAX_FILE_BYTES + 1)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise RecordError(f"{file.name}: not a readable gzip file ({error})") from None
-    if file.suffix == ".json" and not (foreign and content.lstrip().startswith(b"[")):
+    if name == RECORD_NAME or (name.endswith(".json") and not foreign):
         return [RunRecord.from_json(content, what=str(file))]
     checksums.check(file, content)
     if len(content) > MAX_FILE_BYTES:
         raise RecordError(f"{file.name}: more than {MAX_FILE_BYTES:,} bytes")
-    return checked(*split_rows(content, file.name.removesuffix(".gz"), foreign=foreign), file.name, problems)
+    label = file.name[:-3] if name.endswith(".gz") else file.name
+    return checked(*split_rows(content, label, foreign=foreign), file.name, problems)
 
 
 def _of_the_hub(
@@ -137,7 +189,7 @@ def _of_the_hub(
 ) -> LoadedRows:
     named = reference.revision
     if revision is not None and named not in (None, revision):
-        raise FilesError(f"{source}: revision={revision!r} contradicts the {named!r} after the @")
+        raise FilesError(f"{source}: ", given("revision", revision), f" contradicts the {named!r} after the @")
     wanted, sweep = revision or named, reference.name.removesuffix("-runs")
     dataset = f"{reference.organisation}/{index_name(sweep)}"
     name = f"{dataset}@{wanted}" if wanted else dataset
@@ -168,7 +220,13 @@ def _files_in(folder: Path) -> list[Path]:
     try:
         return [run / RECORD_NAME for run in run_folders(folder)]
     except FilesError as error:
-        raise FilesError(f"no run records: neither {JSONL_NAME} nor {PARQUET_NAME}, and {error}") from None
+        others = sorted(
+            path.name for path in folder.iterdir() if path.name.endswith((*_TABLES, *TEXT_SUFFIXES, ".gz"))
+        )
+        hint = f"; name one of its tables: {', '.join(others[:_MOST_NAMED])}" if others else ""
+        for pattern, advice in _LEFT_BY.items():
+            hint = hint or (f"; {advice}" if any(folder.glob(pattern)) else "")
+        raise FilesError(f"no run records: neither {JSONL_NAME} nor {PARQUET_NAME}, and {error}{hint}") from None
 
 
 def read_file(source: str | Path, name: str, revision: str | None = None, *, kind: Kind = "model") -> bytes:

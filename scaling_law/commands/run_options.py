@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 import typer
 
 from scaling_law.commands.options import Shared, named, names, option, quantity, rare
+from scaling_law.runs.logged import Final
 from scaling_law.runs.readers import READERS
 from scaling_law.runs.table import Runs, load_runs
-from scaling_law.runs.trackers import Final
 
 
 def _ends(text: str) -> tuple[float | None, float | None]:
@@ -27,7 +27,10 @@ def _number_or_text(text: str) -> str | float:
 fixed = named(float, "name=number")
 bound = named(_ends, "name=low:high (an end may be left out)")
 column = named(_number_or_text, "name=column, name=expression or name=number")
-RUNS = "Folder, .jsonl, .parquet, .csv, release, org/sweep-runs on the Hub, trackio:PROJECT or wandb:ENTITY/PROJECT."
+RUNS = "Table (.csv, .jsonl, .json, .parquet, …), folder, release, TensorBoard folder, trainer_state.json, "
+RUNS += "org/sweep-runs on the Hub, trackio:PROJECT or wandb:ENTITY/PROJECT."
+FINAL = "Loss of a run that logged many (tracker, logs, table of steps): last, minimum, or smoothed (last 5 %). "
+FINAL += "[default: last]"
 MIX = "Fit runs together that differ in these columns of their recipe: optimizer,sequence_length."
 COLUMN = "A column from others: --column n_active=Na --column 'density=topk / nume' (repeatable)."
 BOUND = "Bound a coefficient: --bound c=1:1.8, or c=:1.8 (repeatable)."
@@ -42,9 +45,7 @@ class OfRuns(Shared):
     columns: Annotated[list[Any], quantity(column, COLUMN, "--column", metavar="NAME=EXPRESSION")] = []  # noqa: RUF012
     status: Annotated[str, rare("Keep runs of this status; 'all' keeps every run.")] = "final"
     format: Annotated[str | None, rare(f"A public table as its authors publish it: {', '.join(READERS)}.")] = None
-    final: Annotated[Final, rare("Loss of a tracker's run: last value logged, minimum, or smoothed (last 5 %).")] = (
-        "last"
-    )
+    final: Annotated[Final | None, rare(FINAL)] = None
     trunks: Annotated[str, rare("auto (parent_run_id, else one size and E), run (each its own), or a column.")] = (
         "auto"
     )

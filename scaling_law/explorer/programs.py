@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
-from hub.base.errors import InputError, unknown
+from hub.base.errors import InputError, given, unknown
 from scaling_law.explorer.answer import best_models, planned
 from scaling_law.explorer.question import FLOPS, HOURS, PUBLISHED, Question
 from scaling_law.law import Law
@@ -57,7 +57,7 @@ def tools(laws: Mapping[str, Law]) -> list[Tool]:
             accuracy: str = "",
         ) -> dict[str, Any]:
             if bool(flops) == bool(hours):
-                raise InputError(f"flops={flops!r}, hours={hours!r}: give exactly one of them")
+                raise InputError(given("flops", flops), ", ", given("hours", hours), ": give exactly one of them")
             unit, limits = HOURS if hours else FLOPS, (memory, kv_tokens, inference_tokens, experts, accuracy)
             return plain(answer(Question(unit, flops, hours, gpus, gpu, *limits, law), law_named(laws, law)))
 

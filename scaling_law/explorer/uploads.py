@@ -14,7 +14,7 @@ from scaling_law.runs.columns import Column
 from scaling_law.runs.table import load_runs, recognised
 
 MAX_BYTES = 5_000_000
-LAW_FILES, TABLES = (".json",), (".jsonl", ".csv", ".parquet")
+LAW_FILES, TABLES = (".json",), (".jsonl", ".csv", ".tsv", ".parquet")
 USE = "Use this law (scaling_law.json)"
 JOINT, CHINCHILLA = "Fit a joint law to these runs", "Fit a Chinchilla law to these runs"
 STACK = "Weigh all laws that these runs support by their forecasts"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hub.base.errors import InputError
+from hub.base.errors import InputError, given
 from hub.base.progress import progress_line
 from hub.base.tables import Table
 from scaling_law.figures.law_figures import predicted_against_observed
@@ -398,7 +398,9 @@ def _best_kind(runs: Runs, options: Mapping[str, Any]) -> FitResult[Law]:
     single |= {} if isinstance(options["starts"], str) else {"starts": options["starts"]}
     if single:
         raise InputError(
-            f"{next(iter(single))}: cannot go with kind='all', which takes columns by name and no coefficients"
+            f"{next(iter(single))}: cannot go with ",
+            given("kind", "all"),
+            ", which takes columns by name and no coefficients",
         )
     results, left_out = dict[str, FitResult[Law]](), dict[str, str]()
     for name, law in LAWS.items():
@@ -506,8 +508,10 @@ def _design_warnings(runs: Runs, problem: Problem, allow_unidentifiable: bool) -
     """What this design cannot determine; ValueError unless that is allowed."""
     problems = design_problems(problem)
     if problems and not allow_unidentifiable:
-        advice = "Fix coefficients (fixed={...}), fit another law, or pass allow_unidentifiable=True"
-        raise InputError(f"{runs.source}: {'; '.join(problems)}. {advice}")
+        fix = given("fixed", {problem.objective.names[0]: "…"}, in_shell=f"--fix {problem.objective.names[0]}=…")
+        unchecked = given("allow_unidentifiable", True)
+        said = f"{runs.source}: {'; '.join(problems)}. Fix coefficients ("
+        raise InputError(said, fix, "), fit another law, or pass ", unchecked)
     for name, low in zip(problem.objective.names, np.exp(problem.lower), strict=True):
         below = int(np.sum(runs.loss <= low)) if name in problem.objective.constants else 0
         if below:

@@ -212,7 +212,7 @@ def _checked_limits(law: str, fixed: Mapping[str, float], bounds: Limits) -> dic
         for name, value in values.items():
             label = f"{setting}: {name}"
             if name not in names:
-                raise InputError(unknown(f"{setting}: coefficient ", name, names))
+                raise InputError(f"{setting}: ", unknown("coefficient ", name, names))
             if setting == "fixed":
                 low = high = _number(label, value)
                 text = repr(low)

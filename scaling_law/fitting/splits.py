@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hub.base.errors import InputError
+from hub.base.errors import InputError, given
 from hub.base.tables import ResultTable, Summarised, Table
 from hub.base.units import format_count
 from scaling_law.fitting.fitting import FitResult, describe, errors_of, fit, rms
@@ -66,7 +66,8 @@ def split(runs: Runs, by: By = "loss", validation: int = 30, test: int = 0) -> S
     check_count("validation", validation, 0)
     check_count("test", test, 0)
     if validation + test >= len(runs):
-        raise InputError(f"validation={validation}, test={test} must leave some of the {len(runs)} runs")
+        parts = given("validation", validation), ", ", given("test", test)
+        raise InputError(*parts, f" must leave some of the {len(runs)} runs")
     values = getattr(runs, by)
     rank = np.argsort(np.argsort(values if by == "loss" else -values, kind="stable"))
     middle = (rank >= test) & (rank < test + validation)

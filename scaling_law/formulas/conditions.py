@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hub.base.errors import InputError
+from hub.base.errors import InputError, given
 from hub.base.tables import enumerated
 from hub.base.units import format_count
 from scaling_law.size.architecture import is_size, training_flops
@@ -272,7 +272,7 @@ class RangeCheck:
         """Raise ExtrapolationError if any of the models lies beyond the guard, unless `force`."""
         if self.far and not force:
             answer = "too far from the runs of this law to answer"
-            raise ExtrapolationError(f"{answer}: {self.far}; force=True (--force) answers anyway")
+            raise ExtrapolationError(f"{answer}: {self.far}; ", given("force", True), " answers anyway")
 
     @property
     def far(self) -> str:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hub.base.errors import InputError, unknown
+from hub.base.errors import InputError, given, unknown
 from hub.base.tables import Summarised, Table, literal
 from hub.base.units import parse_count, parse_experts, parse_flops, parse_hours, parse_parameters, parse_tokens
 from scaling_law.formulas.conditions import ROUNDING, Conditions, RangeCheck
@@ -116,7 +116,7 @@ class Formula(Summarised):
         arrays = {name: numbers(name, values) for name, values in inputs.items() if values is not None}
         names = ", ".join(cls.form.variables)
         if missing := [name for name in cls.form.variables if name not in arrays]:
-            raise InputError(f"{missing[0]}=None must be given: {cls.__name__} depends on {names}")
+            raise InputError(given(missing[0], None), f" must be given: {cls.__name__} depends on {names}")
         for name in variables.keys() - {*cls.form.variables}:
             raise InputError(unknown(f"variable of the {cls.name} law ", name, cls.form.variables))
         for name, values in arrays.items():

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hub.base import strict_json
-from hub.base.errors import InputError, unknown
+from hub.base.errors import InputError, given, unknown
 from scaling_law.formulas.answers import span
 from scaling_law.formulas.conditions import Conditions, RangeCheck, rate_guard_of, rate_support_of
 from scaling_law.formulas.law import Values, check_level, positive
@@ -155,7 +155,8 @@ class LearningRateLaw:
             ("batch_tokens", "a batch", self.slope_batch, batch_tokens),
         ):
             if slope and values is None:
-                raise InputError(f"{name}=None must be given, the tokens of {of}: this law is {self.formula}")
+                said = f" must be given, the tokens of {of}: this law is {self.formula}"
+                raise InputError(given(name, None), said)
             if slope and values is not None:
                 exponent = exponent + slope * np.log(positive(name, values))
         return np.exp(exponent)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import numpy as np
 
-from hub.base.errors import InputError, unknown
+from hub.base.errors import InputError, given, unknown
 from hub.base.units import format_flops
 from scaling_law.formulas import Formula
 from scaling_law.formulas.law import positive
@@ -97,23 +97,27 @@ class Cluster(Layouts):
         """GPUs with assumed or measured step times; the paper's batches become those of `shared_ramp`."""
         gpus, gpu, price = fields.get("gpus"), fields.get("gpu"), fields.get("price")
         mfu, precision = fields.get("mfu"), fields.get("precision")
-        if (given := fields.get("throughput")) is not None:
-            throughput = given if isinstance(given, Throughput) else Throughput.from_file(given)
-            named = throughput.device if throughput is given else given
+        measured = fields.get("throughput")
+        if measured is not None:
+            throughput = measured if isinstance(measured, Throughput) else Throughput.from_file(measured)
+            named = given("throughput", throughput.device if throughput is measured else str(measured))
             if mfu is not None:
-                raise InputError(f"mfu={mfu!r}: throughput={named} has measured step times; give one of the two")
+                raise InputError(given("mfu", mfu), ": ", named, " has measured step times; give one of the two")
             if precision not in (None, throughput.precision):
-                raise InputError(f"precision={precision!r}: throughput={named} was measured in {throughput.precision}")
+                raise InputError(
+                    given("precision", precision), ": ", named, f" was measured in {throughput.precision}"
+                )
             if gpu is not None and find_gpu(throughput.device) != named_gpu(gpu):
-                raise InputError(f"throughput={named} was measured on {throughput.device!r}, not on gpu={gpu}")
+                raise InputError(named, f" was measured on {throughput.device!r}, not on ", given("gpu", gpu))
         elif gpu is None:
-            of_what = "" if mfu is None else f"mfu={mfu!r} is that of a GPU: "
-            raise InputError(f'{of_what}gpu=None must be given, such as "h100", or throughput, measured step times')
+            of_what = () if mfu is None else (given("mfu", mfu), " is that of a GPU: ")
+            wanted = ' must be given, such as "h100", or throughput, measured step times'
+            raise InputError(*of_what, given("gpu", None), wanted)
         else:
             throughput = Throughput.assumed(gpu, mfu=mfu, precision=precision or "bf16")
         if gpus is None:
-            prefix = "" if price is None else f"price={price!r} is per GPU-hour: "
-            raise InputError(f"{prefix}gpus=None must be given, the number of GPUs that train")
+            of_what = () if price is None else (given("price", price), " is per GPU-hour: ")
+            raise InputError(*of_what, given("gpus", None), " must be given, the number of GPUs that train")
         ramp = batch_ramp if isinstance(batch_ramp, BatchRamp) else BatchRamp(batch_ramp, sequence_length)
         if ramp.stages == PAPER.batch_ramp and isinstance(gpus, int) and gpus > 0:
             ramp = BatchRamp(shared_ramp(gpus), ramp.sequence_length)
@@ -196,7 +200,8 @@ class Budget:
 
     def __post_init__(self) -> None:
         if (self.flops is None) == (self.hours is None) or (self.hours is None) != (self.cluster is None):
-            raise InputError(f"flops={self.flops!r}, hours={self.hours!r}: give flops, or hours with a cluster")
+            said = ": give flops, or hours with a cluster"
+            raise InputError(given("flops", self.flops), ", ", given("hours", self.hours), said)
 
     @classmethod
     def each(cls, flops: FloatArray) -> Budget:
@@ -211,11 +216,11 @@ class Budget:
         hours, money = fields.get("hours"), fields.get("money")
         budgets = {"flops": flops, "hours": hours, "money": money}
         if sum(value is not None for value in budgets.values()) != 1:
-            said = ", ".join(f"{name}={value!r}" for name, value in budgets.items())
-            raise InputError(f"{said}: give exactly one of them")
+            said = [part for name, value in budgets.items() for part in (", ", given(name, value))]
+            raise InputError(*said[1:], ": give exactly one of them")
         if flops is not None:
             if surplus := [name for name, value in fields.items() if value is not None]:
-                raise InputError(f"{surplus[0]} goes with hours or money, not with flops={flops!r}")
+                raise InputError(f"{surplus[0]} goes with hours or money, not with ", given("flops", flops))
             return cls(float(positive("flops", flops)))
         cluster = Cluster.of(batch_ramp or PAPER.batch_ramp, **pick(ClusterFields, fields))
         if money is None:

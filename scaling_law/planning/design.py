@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hub.base.errors import InputError
+from hub.base.errors import InputError, given
 from hub.base.tables import Table, literal
 from hub.base.units import format_count, format_flops
 from scaling_law.formulas import Formula
@@ -242,7 +242,8 @@ def next_runs(
     columns = candidates.variables(law)
     if noise is None:
         if law.conditions is None or not law.conditions.rmse:
-            raise InputError("noise=None must be given, the standard deviation of ln L: this law has no recorded RMSE")
+            said = " must be given, the standard deviation of ln L: this law has no recorded RMSE"
+            raise InputError(given("noise", None), said)
         noise = law.conditions.rmse / float(np.mean(law.loss(**columns)))
     noise = float(positive("noise", noise))
     notes: tuple[str, ...] = ()

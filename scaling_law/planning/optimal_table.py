@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hub.base.errors import InputError
+from hub.base.errors import InputError, given
 from hub.base.tables import Table, enumerated, rows_of
 from hub.base.units import UNKNOWN, format_bytes, format_count, format_flops, listed_experts
 from scaling_law.formulas import Formula
@@ -431,7 +431,7 @@ def optimal(
         raise InputError(f"experts={e.tolist()!r} must be one number or a list of them")
     e = np.array(list(dict.fromkeys(e.tolist())))  # one row for an E that is named twice
     if integral and np.any(e != np.round(e)):
-        raise InputError(f"experts={e.tolist()!r}: integral=True needs whole numbers")
+        raise InputError(given("experts", e), ": ", given("integral", True), " needs whole numbers")
     optimum = optimal_widths(law, budget, e, limits, integral)
     inside = optimum.fits
     if not inside.any():

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hub.base.errors import InputError
+from hub.base.errors import InputError, given
 from hub.base.tables import Table
 from hub.base.units import format_bytes, format_count, parse_tokens
 from scaling_law.formulas.answers import Answer
@@ -166,7 +166,7 @@ def scale_out(
     if not (counts := [gpus] if isinstance(gpus, int) else [*gpus]):
         raise InputError(f"gpus={gpus!r} must be one number or several")
     if price is not None and tokens is None:
-        raise InputError(f"price={price!r} is per GPU-hour: tokens=None must be given, those of a run")
+        raise InputError(f"price={price!r} is per GPU-hour: ", given("tokens", None), " must be given, those of a run")
     refuse_none("model", model)
     if isinstance(model, Architecture):
         source, architecture = None, model

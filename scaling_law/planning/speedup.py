@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hub.base.errors import InputError
+from hub.base.errors import InputError, given
 from hub.base.tables import Table
 from hub.base.units import format_count, format_flops
 from scaling_law.formulas import Formula
@@ -309,7 +309,8 @@ def _seconds(cluster: Cluster, model: Sized, tokens: FloatArray) -> FloatArray:
 def _spent(law: Formula, a: Model, flops: Any, tokens: Any, limits: Limits) -> tuple[dict[str, Any], float]:
     """The variables of model a and its training tokens (N_act, D, E, and those of the law), and its d_model."""
     if (flops is None) == (tokens is None):
-        raise InputError(f"flops={flops!r}, tokens={tokens!r}: give one of them, what model a spends")
+        said = ": give one of them, what model a spends"
+        raise InputError(given("flops", flops), ", ", given("tokens", tokens), said)
     if isinstance(a, Architecture):
         width, variables = float(a.d_model), dict[str, Any](a.variables())
         n_active = variables["n_active"]

@@ -19,7 +19,8 @@ from scaling_law.fitting.uncertainty import Bootstrap
 from scaling_law.law import JointLaw
 from scaling_law.planning.matched import drawn_gain
 from scaling_law.planning.optimum import drawn_optimum
-from scaling_law.runs.table import Runs, load_runs, read_rows
+from scaling_law.runs.rows import read_rows
+from scaling_law.runs.table import Runs, load_runs
 from scaling_law.runs.tuning import tune
 from scaling_law.size.architecture import affordable_tokens
 from scaling_law.size.arrays import FloatArray

@@ -11,17 +11,18 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from hub.base.arithmetic import Arithmetic
-from hub.base.errors import InputError, unknown
+from hub.base.errors import InputError, given, unknown
+from hub.base.numerals import why_no_number
 from hub.base.tables import literal
 from hub.base.units import UNKNOWN
-from scaling_law.runs.rows import Row, RunsError, is_missing, label, number
+from scaling_law.runs.rows import Row, RunsError, is_missing, label, names_in, number
 
 Column = str | float | Callable[[Row], Any]
 # Our name → what the paper, our own tables and cards call it. N is none of them: other labs count it in other ways.
 ALIASES: Mapping[str, tuple[str, ...]] = {
     "n_active": ("N_act", "N_active", "Active", "Active parameters"),
     "n_total": ("N_total", "Total"),
-    "tokens": ("D", "Tokens", "tokens D", "Training tokens"),
+    "tokens": ("D", "Tokens", "tokens D", "Training tokens", "num_input_tokens_seen"),  # the last of Trainer
     "experts": ("E", "Experts"),
     "eval_loss": ("Held-out loss",),
     "run_id": ("Run",),
@@ -41,7 +42,7 @@ class Expression(Arithmetic):
             if is_missing(row.get(column)):
                 return None
             if (value := number(row[column])) is None:
-                raise InputError(f"{column}={literal(row[column])} is not a number")
+                raise InputError(f"{column}={literal(row[column])} {why_no_number(row[column])}")
             values[name] = value
         return self.value(values)
 
@@ -72,10 +73,10 @@ def with_columns(rows: Sequence[Row], columns: Mapping[str, Column], origin: str
     and for a column that the table does not have.
     """
     extended, failed = [dict(row) for row in rows], dict[int, str]()
-    present = {name for row in rows for name in row}
+    present = {*names_in(rows)}
     for name, column in columns.items():
         definition = f"column {name}={getattr(column, '__name__', None) or literal(column)}"
-        evaluate = _function(column, present, f"{origin}: {definition}")
+        evaluate = _function(name, column, present, f"{origin}: {definition}")
         for i, row in enumerate(extended):
             try:
                 row[name] = evaluate(row)
@@ -86,7 +87,7 @@ def with_columns(rows: Sequence[Row], columns: Mapping[str, Column], origin: str
     return [*extended], failed
 
 
-def _function(column: Column, present: set[str], what: str) -> Callable[[Row], Any]:
+def _function(name: str, column: Column, present: set[str], what: str) -> Callable[[Row], Any]:
     if callable(column):
         return column
     if not isinstance(column, str):
@@ -99,7 +100,22 @@ def _function(column: Column, present: set[str], what: str) -> Callable[[Row], A
     try:
         expression = Expression.parse(column)
     except ValueError as error:
-        raise RunsError(f"{what}: neither a column nor an expression ({error}); {available}") from None
-    if missing := sorted(set(expression.names.values()) - present):
-        raise RunsError(f"{what}: {unknown('column ', missing[0], sorted(present))}")
+        problem = f"{what}: neither a column nor an expression ({error})"
+        raise RunsError(problem, *_in_backticks(name, column, present), f"; {available}") from None
+    missing = sorted(set(expression.names.values()) - present)
+    if missing:
+        problem = unknown("column ", missing[0], sorted(present))
+        raise RunsError(f"{what}: ", *_in_backticks(name, column, present, end="; "), problem)
     return expression
+
+
+def _in_backticks(name: str, column: str, present: Collection[str], end: str = "") -> list[str]:
+    """Say what to type where an expression holds a column whose name is no word, as parts of a message."""
+    held = [other for other in present if not other.isidentifier() and other in column]
+    longest = max(held, key=len, default="")
+    if not longest or f"`{longest}`" in column:
+        return []
+    expression = column.replace(longest, f"`{longest}`")
+    typed = given("columns", {name: expression}, in_shell=f"--column '{name}={expression}'")
+    before = "" if end else "; "
+    return [before, f"{longest} stands in backticks: ", typed, end]

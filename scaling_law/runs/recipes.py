@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from hub.base.errors import InputError, unknown
+from hub.base.errors import InputError, given, unknown
 from hub.base.tables import enumerated
 from scaling_law.runs.rows import Row, RunsError, flattened, is_missing
 
@@ -54,10 +54,13 @@ def check_mix(recipe: Recipe, law_has: Collection[str], mix: str | Collection[st
     for name in sorted(agreed - {*COLUMNS}):
         raise InputError(unknown("mix=", name, COLUMNS))
     if mixed := {name: values for name, values in differences(recipe, law_has).items() if name not in agreed}:
-        (first, (value, *_)), names = next(iter(mixed.items())), ", ".join(mixed)
+        first, (value, *_) = next(iter(mixed.items()))
+        names = tuple(sorted({*mixed, *agreed}))
         raise RunsError(
-            f"{source}: the runs differ in {in_words(mixed)}; choose with where={f'{first} = {value}'!r}, or fit them "
-            f"as one with mix={tuple(sorted({*mixed, *agreed}))!r} (--mix {names.replace(' ', '')})"
+            f"{source}: the runs differ in {in_words(mixed)}; choose with ",
+            given("where", f"{first} = {value}"),
+            ", or fit them as one with ",
+            given("mix", names, in_shell=f"--mix {','.join(names)}"),
         )
 
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 import hub  # lazy: its rooms are imported when runs are read
-from hub.base.errors import FilesError, RecordError
+from hub.base.errors import FilesError, RecordError, given
 from hub.base.units import parse_count
 from scaling_law.size.arrays import FloatArray
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from hub import LoadedRows
 
 Row = Mapping[str, Any]
+SKIP = given("on_invalid", "skip", in_shell="--skip-invalid")
 
 
 class RunsError(RecordError, FilesError):
@@ -27,15 +29,15 @@ class RunsError(RecordError, FilesError):
 
 
 def read_rows(source: Any, revision: str | None = None, problems: list[str] | None = None) -> LoadedRows:
-    """The rows of any source that `load_runs` takes, as mappings; a list `problems` gets what was left out."""
+    """Read the rows of any source that `load_runs` takes, as mappings; a list `problems` gets what was left out."""
     if isinstance(source, (str, Path)):
         try:
             table = hub.load_rows(source, revision=revision, problems=problems)
         except (RecordError, FilesError) as error:
-            hint = '\non_invalid="skip" leaves them out' if "\n" in str(error) else ""
-            raise RunsError(f"{error}{hint}") from None
+            hint = ("\n", SKIP, " leaves them out") if "\n" in str(error) else ()
+            raise RunsError(*error.args, *hint) from None
     elif revision is not None:
-        raise RunsError(f"revision={revision!r} is allowed with a dataset on the Hub only")
+        raise RunsError(given("revision", revision), " is allowed with a dataset on the Hub only")
     elif hasattr(source, "to_dict") and hasattr(source, "columns"):
         rows = [{str(k): None if is_missing(v) else v for k, v in row.items()} for row in source.to_dict("records")]
         table = hub.LoadedRows(rows, "DataFrame")
@@ -48,10 +50,29 @@ def read_rows(source: Any, revision: str | None = None, problems: list[str] | No
 
 def _mapping(i: int, row: Any) -> Row:
     if isinstance(row, Mapping):
+        if dict in map(type, row.values()) and "schema_version" not in row:
+            return {**row, **dict(leaves(row))}
         return row
     if hasattr(row, "model_dump"):
         return cast(Row, row.model_dump())
     raise RunsError(f"row {i}: a {type(row).__name__} is neither a mapping nor a run record")
+
+
+def leaves(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """List the texts and numbers inside nested objects, each named by the fields that lead to it, joined by dots."""
+    for name, value in fields.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, f"{prefix}{name}.")
+        elif isinstance(value, (str, int, float)):
+            yield f"{prefix}{name}", value
+
+
+def names_in(rows: Sequence[Row]) -> list[str]:
+    """List the columns of a table in their order; of nested objects those of the values inside."""
+    names = list(dict.fromkeys(chain.from_iterable(rows)))
+    outer = {name.partition(".")[0] for name in names if "." in name}
+    objects = {name for name in outer.intersection(names) if any(isinstance(row.get(name), Mapping) for row in rows)}
+    return [name for name in names if name not in objects]
 
 
 def row_name(i: int, row: Row) -> str:
@@ -112,7 +133,10 @@ def numeric_columns(rows: Sequence[Row]) -> dict[str, FloatArray]:
 
 
 def flattened(row: Row) -> Row:
-    """The row with the fields of nested objects as columns, such as `optimizer_name`."""
+    """Make the fields of nested objects columns, such as `optimizer_name`; deeper ones keep their dots."""
     nested = {name: value for name, value in row.items() if isinstance(value, dict)}
+    if not nested:
+        return row
     parts = {f"{name}_{key}": inner for name, value in nested.items() for key, inner in value.items()}
-    return {name: value for name, value in row.items() if name not in nested} | parts if nested else row
+    dotted = {f"{name}.{key}" for name, value in nested.items() for key in value}
+    return {name: value for name, value in row.items() if name not in nested and name not in dotted} | parts

@@ -12,29 +12,34 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 import hub  # lazy: its rooms are imported when runs are read
-from hub.base.errors import InputError, RecordError, unknown
+from hub.base.errors import InputError, Message, RecordError, given, message, unknown
+from hub.base.numerals import why_no_number
 from hub.base.tables import Summarised, Table, literal
 from hub.base.units import format_count
 from scaling_law.formulas.conditions import Conditions, FittedRange, fitted_ranges
 from scaling_law.formulas.law import numbers
 from scaling_law.runs.architectures import in_terms_of_laws, size_problem, with_size
 from scaling_law.runs.columns import Column, aliases_of, with_columns, with_counts
+from scaling_law.runs.logged import RUNS, SAID, Final, check_final, end_of, lines_by_run, varies
 from scaling_law.runs.readers import reader
 from scaling_law.runs.recipes import Recipe, recipe_of
 from scaling_law.runs.rows import (
+    SKIP,
     FloatArray,
     Row,
     RunsError,
     is_loss,
     is_missing,
     label,
+    names_in,
     number,
     numeric_columns,
-    read_rows,
     row_name,
     whole,
 )
-from scaling_law.runs.trackers import SAID, Final, is_tracker, tracker_rows, unit_problem, with_values
+from scaling_law.runs.sources import LACKS, read_source
+from scaling_law.runs.statuses import RECORDED, left_out, status_column, status_of
+from scaling_law.runs.trackers import is_tracker, unit_problem, with_values
 from scaling_law.runs.trunks import EQUAL_SIZE, OWN, RATES, trunks_of
 from scaling_law.size.architecture import training_flops
 
@@ -42,6 +47,7 @@ if TYPE_CHECKING:
     import pandas
 
 
+STEP_LOG = "a table of steps: several rows of each run, with its name (run_id) and the step"
 _INPUTS = ("n_active", "tokens", "experts")
 _COLUMNS = (*_INPUTS, "loss", "trunk")
 
@@ -235,15 +241,15 @@ def load_runs(
     where: str = "",
     columns: Mapping[str, Column] | None = None,
     format: str | None = None,
-    final: Final = "last",
+    final: Final | None = None,
 ) -> Runs:
     """Read a table of runs and check it.
 
     Args:
-        source: a DataFrame; mappings or run records; a .jsonl, .parquet, .csv or .csv.gz file, or a .json that is a
-            list of rows; a folder with runs.jsonl or runs.parquet; a release folder; "org/sweep-runs" or
+        source: a DataFrame; mappings or run records; a .parquet, .jsonl, .json, .csv, .tsv or .txt file
+            (docs/fitting.md#files); a folder with runs.jsonl or runs.parquet; a release folder; "org/sweep-runs" or
             "hf://org/sweep-runs" on the Hub; a tracker's project, "trackio:PROJECT" or "wandb:ENTITY/PROJECT"
-            (docs/fitting.md#runs-in-trackers).
+            (docs/fitting.md#runs-in-trackers); logs: a folder of TensorBoard, or trainer_state.json.
         loss: the column to fit, nats per token. None: eval_loss, else the only column whose name ends in "loss".
         status: keep rows of this `status` (a row without one is final); None keeps all.
         on_invalid: "raise" an error that lists every unusable row, or "skip" them, with the reasons in `.skipped`.
@@ -254,8 +260,8 @@ def load_runs(
             (`experts=1` for dense models) or a function of the row; in order, so that later ones may use earlier ones.
         format: a public table read as its authors publish it: "step_law", "marin_isoflop", "open_athena",
             "epoch_chinchilla", "gemstones", "clark" or "clark_curves" (from where: docs/fitting.md).
-        final: the loss of a tracker's run: the "last" value logged, the "minimum", or "smoothed", the mean of the last
-            5 %; `.read_as` says which.
+        final: the loss of a run that logged many, in a tracker, in logs or in a table of steps: the "last" value (the
+            default), the "minimum", or "smoothed", the mean of the last 5 %; `.read_as` says which.
 
     Runs of other classes than ours (`model_type`) have as `experts` the E of laws, total over active feed-forward
     width, and their routed experts in `routed_experts`. Columns that are named as in the paper or in our own tables
@@ -267,20 +273,20 @@ def load_runs(
     does not have.
     """
     if on_invalid not in ("raise", "skip"):
-        raise InputError(f"on_invalid={on_invalid!r} must be 'raise' or 'skip'")
+        raise InputError(given("on_invalid", on_invalid), " must be 'raise' or 'skip'")
+    check_final(final or "last")
     problems: list[str] = []
-    columns, public, tracked = columns or {}, reader(format) if format else None, is_tracker(source)
-    if final != "last" and not tracked:
-        raise InputError(f"final={final!r} goes with a tracker, trackio:… or wandb:…: a table has one value of each")
-    if revision is not None and tracked:
-        raise InputError(f"revision={revision!r} goes with a dataset on the Hub: a tracker keeps the newest alone")
+    columns, public = columns or {}, reader(format) if format else None
+    if revision is not None and is_tracker(source):
+        said = " goes with a dataset on the Hub: a tracker keeps the newest alone"
+        raise InputError(given("revision", revision), said)
+    as_losses = {name for name in (loss, columns.get("loss")) if isinstance(name, str)}
     try:
-        named = {name for name in (loss, columns.get("loss")) if isinstance(name, str)}
         skip = problems if on_invalid == "skip" else None
-        table = tracker_rows(source, final, named) if tracked else read_rows(source, revision, skip)
+        table, kind = read_source(source, final or "last", as_losses, revision, skip)
     except RunsError as error:
-        raise RunsError(f"{error}{f'; {format} is {public.place}' if public else ''}") from None
-    rows, origin, failed = table.rows, table.name, dict[int, str]()
+        raise RunsError(*error.args, f"; {format} is {public.place}" if public else "") from None
+    rows, origin, failed, logged = table.rows, table.name, dict[int, str](), kind != "table"
     loss = loss or ("loss" if "loss" in columns else None)
     if public and rows:
         rows, failed, authors_filter = public.read(rows, origin)
@@ -289,25 +295,33 @@ def load_runs(
         trunks = public.trunks if trunks == "auto" else trunks
     rows, aliases, more = _with_our_columns(rows, columns, origin, public is not None)
     failed = more | failed
-    selected = [i for i, row in enumerate(rows) if status is None or (row.get("status") or "final") == status]
+    steps = None if logged or public else _runs_of_steps(rows, final, origin)
+    earlier = []
+    if steps is not None:
+        earlier = [f"{len(rows) - len(steps)} rows: steps before the last of {len(steps)} run{'s' * (len(steps) > 1)}"]
+        rows, failed = _ends(rows, failed, steps, final or "last", as_losses)
+    elif final is not None and not logged:
+        raise InputError(given("final", final), f" goes with a tracker, with logs, or with {STEP_LOG}")
+    selected = [i for i, row in enumerate(rows) if status in (None, row.get("status"), status_of(row.get("status")))]
     if not selected:
-        raise RunsError(f"{origin}: {_none_left(rows, status, problems)}")
+        raise RunsError(f"{origin}: ", _none_left(rows, status, problems))
     if where:
         selected = _fulfilling(rows, selected, where, origin)
     if public and public.apart:
         _check_comparable([rows[i] for i in selected], public.apart, origin)
-    shown = with_values(table.rows) if tracked else ""
-    left = [f"{row['run_id']} is {row['status']}" for row in rows if tracked and status not in (None, row["status"])]
-    loss = _loss_column(origin, [rows[i] for i in selected], loss, aliases, shown)
+    shown = with_values(table.rows) if logged else ""
+    left = _left_out(rows, status, logged, str(aliases.get("status", "status")))
+    loss = _loss_column(origin, [rows[i] for i in selected], loss, aliases, shown, LACKS.get(kind, ""))
     tuned = ("seed", *RATES, "schedule", "schedule_peak_learning_rate")  # the last as in runs.parquet
     settings = [name for name in tuned if any(name in row for row in rows)]
-    also = ["ids"] + ["sizes"] * (public is None and "n_active" not in columns) + ["units"] * tracked
+    also = ["ids"] + ["sizes"] * (public is None and "n_active" not in columns) + ["units"] * logged
+    also += ["steps"] * (steps is None and not logged and lines_by_run(rows) is not None)
     wrong = _problems(rows, selected, loss, settings, also)
     wrong = [failed.get(i) or problem for i, problem in zip(selected, wrong, strict=True)]
     problems += filter(None, wrong)
     good = [i for i, problem in zip(selected, wrong, strict=True) if not problem]
     if not good or (problems and on_invalid == "raise"):
-        raise RunsError(_unusable(origin, problems))
+        raise RunsError(_unusable(origin, problems, skippable=bool(good)))
     clusters, trunk_source = trunks_of(rows, trunks, origin)
     kept = [rows[i] for i in good]
     told = [row for row in kept if not is_missing(row.get("vocab_size"))]
@@ -320,14 +334,14 @@ def load_runs(
         run_id=tuple(row_name(i, rows[i]) for i in good),
         source=origin,
         loss_name=loss,
-        skipped=(*problems, *left),
+        skipped=(*problems, *left, *earlier),
         dataset=table.dataset,
         commit=table.commit,
         trunk_source=trunk_source,
         warmup_tokens=max((tokens for row in kept if (tokens := _warmup(row)) is not None), default=None),
         vocab_size=(vocabularies.pop() or None) if len(vocabularies) == 1 else None,
         where=where or None,
-        read_as=_read_as(format, {**aliases, **columns}, f"{loss} {SAID[final]}" if tracked else ""),
+        read_as=_read_as(format, {**aliases, **columns}, f"{loss} {SAID[final or 'last']}" if logged or steps else ""),
         columns=others,
         recipe=recipe_of(kept),
     )
@@ -344,11 +358,62 @@ def _with_our_columns(
 ) -> tuple[list[Row], Mapping[str, str], dict[int, str]]:
     """Rows with the columns asked for and those of other names, these names, and what is wrong with single rows."""
     rows = in_terms_of_laws(rows)
-    present = {name for row in rows for name in row}
-    aliases = {} if public else {name: alias for name, alias in aliases_of(present).items() if name not in columns}
+    aliases = {} if public else {name: alias for name, alias in _aliases(rows).items() if name not in columns}
     mapping: dict[str, Column] = {**aliases, **columns}
     rows, failed = with_columns(rows, mapping, origin) if mapping else (rows, {})
     return [with_size(with_counts(row)) for row in rows], aliases, failed
+
+
+def _aliases(rows: Sequence[Row]) -> dict[str, str]:
+    """Find our names that a table lacks, and its columns of other names that hold the same."""
+    present = names_in(rows)
+    aliases = aliases_of(present)
+    named = next((name for name in RUNS if name in present), "run_id")
+    names = [row.get(named) for row in rows]
+    if named != "run_id" and all(isinstance(name, str) for name in names) and len({*names}) == len(names):
+        aliases.setdefault("run_id", named)
+    ended = status_column(rows)
+    if ended not in (None, "status"):
+        aliases["status"] = str(ended)
+    return aliases
+
+
+def _runs_of_steps(rows: Sequence[Row], final: Final | None, origin: str) -> dict[Any, list[int]] | None:
+    """Find the rows of each run of a table of steps that is to have one row for each run; None for any other table.
+
+    Where the tokens grow with the steps, each row may be a measurement of its own, and where no run is named, of its
+    own run: then `final` has to ask for one row.
+    """
+    groups = lines_by_run(rows, origin if final else "")
+    if groups is None or (final is None and varies(rows, groups, "tokens")):
+        return None
+    return groups
+
+
+def _ends(
+    rows: Sequence[Row],
+    failed: Mapping[int, str],
+    groups: Mapping[Any, Sequence[int]],
+    final: Final,
+    losses: Collection[str],
+) -> tuple[list[Row], dict[int, str]]:
+    """Make one row for each run of a table of steps, and find what is wrong with the last rows of runs."""
+    ended: list[Row] = [end_of(rows, name, lines, final, losses) for name, lines in groups.items()]
+    last = {at: failed[lines[-1]] for at, lines in enumerate(groups.values()) if lines[-1] in failed}
+    return ended, last
+
+
+def _left_out(rows: Sequence[Row], status: str | None, logged: bool, column: str) -> list[str]:
+    """Name the runs that are left out because of how they ended, one by one, or in one line for a table.
+
+    Intermediate and diverged rows of our own records go without saying.
+    """
+    words = {i: row.get("status") for i, row in enumerate(rows)}
+    left = [i for i, word in words.items() if status not in (None, word, status_of(word))]
+    if logged:
+        return [f"{rows[i]['run_id']} is {status_of(words[i])}" for i in left]
+    line = left_out(rows, [i for i in left if words[i] not in RECORDED], column)
+    return [line] if line else []
 
 
 def recognised(source: Any) -> tuple[list[str], dict[str, str]]:
@@ -356,9 +421,9 @@ def recognised(source: Any) -> tuple[list[str], dict[str, str]]:
 
     RunsError where the table cannot be read.
     """
-    rows = in_terms_of_laws(read_rows(source).rows)
-    present = list(dict.fromkeys(name for row in rows for name in row))
-    aliases = aliases_of(present)
+    rows = in_terms_of_laws(read_source(source)[0].rows)
+    present = names_in(rows)
+    aliases = _aliases(rows)
     columns = {name: name if name in present else aliases.get(name, "") for name in _INPUTS}
     loss, _ = _obvious_loss([*present, *aliases])
     return present, columns | {"loss": aliases.get(loss, loss)}
@@ -373,17 +438,19 @@ def _obvious_loss(present: Iterable[str]) -> tuple[str, list[str]]:
 def _check_comparable(rows: Sequence[Row], column: str, origin: str) -> None:
     if len(values := sorted({str(row.get(column)) for row in rows})) > 1:
         raise RunsError(
-            f"{origin}: losses of different {column}s cannot be compared; choose one with "
-            f"where={f'{column} = {values[0]}'!r}; there are: {', '.join(values)}"
+            f"{origin}: losses of different {column}s cannot be compared; choose one with ",
+            given("where", f"{column} = {values[0]}"),
+            f"; there are: {', '.join(values)}",
         )
 
 
-def _none_left(rows: Sequence[Row], status: str | None, problems: Sequence[str]) -> str:
+def _none_left(rows: Sequence[Row], status: str | None, problems: Sequence[str]) -> Message:
     if not rows:
-        return f"no runs{f'; {len(problems)} rows were left out, e.g. {problems[0]}' if problems else ''}"
+        return message(f"no runs{f'; {len(problems)} rows were left out, e.g. {problems[0]}' if problems else ''}")
     counts = sorted(Counter(str(row.get("status") or "final") for row in rows).items())
     present = ", ".join(f"{count} {name}" for name, count in counts)
-    return f"no runs with status {status!r}; there are {present} (--status all takes every run, in Python status=None)"
+    every = given("status", None, in_shell="--status all")
+    return message(f"no runs with status {status!r}; there are {present} (", every, " takes every run)")
 
 
 def _fulfilling(rows: Sequence[Row], selected: Sequence[int], where: str, origin: str) -> list[int]:
@@ -401,7 +468,7 @@ def _fulfilling(rows: Sequence[Row], selected: Sequence[int], where: str, origin
         raise RunsError(f"{origin}: {error}") from None
     kept = [i for i in selected if test(cells[i] | {n: number(cells[i][n]) for n in numbers & cells[i].keys()})]
     if not kept:
-        raise RunsError(f"{origin}: where={where!r} keeps none of {len(selected)} runs")
+        raise RunsError(f"{origin}: ", given("where", where), f" keeps none of {len(selected)} runs")
     return kept
 
 
@@ -411,34 +478,41 @@ def _told(value: Any) -> Any:
 
 
 def _loss_column(
-    origin: str, rows: list[Row], loss: str | None, aliases: Collection[str] = (), shown: str = ""
+    origin: str, rows: list[Row], loss: str | None, aliases: Collection[str] = (), shown: str = "", lacks: str = ""
 ) -> str:
     """The name of the loss column; RunsError if any needed column is missing, listing those that are no `aliases`."""
-    present = sorted({name for row in rows for name in row})
+    present = sorted(names_in(rows))
     if loss is None:
         loss, losses = _obvious_loss(present)
         if losses and not loss:
             others = ", ".join(losses)
-            raise RunsError(f"{origin}: no column eval_loss, but other losses ({others}): choose with loss=...")
+            raise RunsError(f"{origin}: no column eval_loss, but other losses ({others}): choose with ", given("loss"))
         loss = loss or "eval_loss"
     if missing := [name for name in (*_INPUTS, loss) if name not in present]:
         names = ", ".join(missing).replace("n_active", "n_active (or d_model and n_blocks)")
-        hint = "; name the loss column with loss=..." if loss in missing else ""
+        column = {missing[0]: "column or number"}
+        hints = ["; name the loss column with ", given("loss")] if loss in missing else []
+        if missing != [loss]:
+            typed = given("columns", column, in_shell=f"--column {missing[0]}='column or number'")
+            hints += ["; say which is which with ", typed]
         available = shown or ", ".join(name for name in present if name not in aliases) or "none"
-        raise RunsError(f"{origin}: missing column {names}; there are: {available}{hint}")
+        raise RunsError(f"{origin}{lacks}: missing column {names}; there are: {available}", *hints)
     return loss
 
 
 def _problems(
     rows: Sequence[Row], at: Sequence[int], loss: str, settings: Sequence[str], also: Collection[str] = ()
 ) -> list[str]:
-    """What is wrong with each of the rows `at`, "" if nothing; "ids", "sizes" and "units" are checked `also`."""
+    """Say what is wrong with each of the rows `at`, "" if nothing; "ids", "sizes" and "units" are checked `also`.
+
+    With "steps", rows of one run are those of different steps.
+    """
     problems, seen = [], dict[Any, str]()
     for i in at:
         row, name_of_row = rows[i], label(i, rows[i])
         values = {name: number(row.get(name)) for name in (*_INPUTS, loss)}
-        wrong = [
-            f"{name}={literal(row.get(name))} must be {'at least 1' if name == 'experts' else 'positive and finite'}"
+        wrong: list[str] = [
+            f"{name}={literal(row.get(name))} {_number_problem(name, row.get(name))}"
             for name, value in values.items()
             if value is None or not 0 < value < math.inf or (name == "experts" and value < 1)
         ]
@@ -451,12 +525,26 @@ def _problems(
             keys = [("N, D, E and loss", (*values.values(), *(map(repr, told) if "ids" in also else told)))]
             keys += [("run_id", row["run_id"])] if "ids" in also and row.get("run_id") else []
             for same in [key for key in keys if key in seen][:1]:
-                name = next((name for name in ("id", "run_id") if row.get(name) and name != same[0]), None)
-                hint = f"; where='{name} != {row[name]}' leaves this one out" if name else ""
-                wrong = [f"duplicate of {seen[same]} (same {same[0]}{hint})"]
+                own = [name for name in ("id", "run_id") if row.get(name) and name != same[0]]
+                name = next((name for name in own if (name, row[name]) not in seen), None)
+                hint = ("; ", given("where", f"{name} != {row[name]}"), " leaves this one out") if name else ()
+                if "steps" in also:
+                    hint = ("; ", given("final", "last", in_shell="--final last"), " takes the last of each run")
+                wrong = [message(f"duplicate of {seen[same]} (same {same[0]}", *hint, ")")]
             seen |= dict.fromkeys(keys, name_of_row)
-        problems.append(f"{name_of_row}: {'; '.join(wrong)}" if wrong else "")
+        problems.append(message(f"{name_of_row}: ", *_joined("; ", wrong)) if wrong else "")
     return problems
+
+
+def _number_problem(name: str, value: Any) -> str:
+    if isinstance(value, str) and number(value) is None:
+        return why_no_number(value)
+    return f"must be {'at least 1' if name == 'experts' else 'positive and finite'}"
+
+
+def _joined(between: str, parts: Sequence[str]) -> list[str]:
+    """Put a text each part and the next."""
+    return [text for part in parts for text in (between, part)][1:]
 
 
 def _warmup(row: Row) -> float | None:
@@ -465,7 +553,9 @@ def _warmup(row: Row) -> float | None:
     return tokens if tokens is not None and 0 <= tokens < math.inf else None
 
 
-def _unusable(origin: str, problems: Iterable[str], limit: int = 8) -> str:
+def _unusable(origin: str, problems: Iterable[str], limit: int = 8, *, skippable: bool = False) -> Message:
     lines = [problem for problem in problems if problem]
     rest = [f"… and {len(lines) - limit} more"] if len(lines) > limit else []
-    return f"{origin}: {len(lines)} unusable row(s)\n  " + "\n  ".join([*lines[:limit], *rest])
+    hint = (", which ", SKIP, " leaves out") if skippable else ()
+    head = f"{origin}: {len(lines)} unusable row(s)"
+    return message(head, *hint, "\n  ", *_joined("\n  ", [*lines[:limit], *rest]))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hub.base.errors import unknown
+from hub.base.errors import given, unknown
 from scaling_law.runs.rows import Row, RunsError, is_missing
 
 OWN, EQUAL_SIZE = "each run its own trunk", "runs of equal n_active, experts"  # how trunks were found
@@ -36,9 +36,9 @@ def trunks_of(rows: Sequence[Row], rule: str, origin: str) -> tuple[list[str], s
         named = [None if row.get("trunk") is None else f"trunk {row['trunk']}" for row in rows]
         return [trunk or chain for trunk, chain in zip(named, _chains(rows), strict=True)], "column trunk"
     if rule not in present:
-        raise RunsError(f"{origin}: {unknown('trunks=', rule, ['auto', 'run', *sorted(present)])}")
+        raise RunsError(f"{origin}: ", unknown("trunks=", rule, ["auto", "run", *sorted(present)]))
     if empty := [i for i, row in enumerate(rows) if is_missing(row.get(rule))]:
-        raise RunsError(f"{origin}: trunks={rule!r}: row {empty[0]} has no value in this column")
+        raise RunsError(f"{origin}: ", given("trunks", rule), f": row {empty[0]} has no value in this column")
     return [repr(row[rule]) for row in rows], f"column {rule}"
 
 

@@ -19,7 +19,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hub.base.errors import InputError
+from hub.base.errors import InputError, given
 
 VOCAB_SIZE = 50257  # GPT-2's tokenizer
 HEAD_DIM = 64  # the d / 64 rule for the number of blocks and of heads
@@ -430,7 +430,8 @@ class Architecture:
 def _by_rule(name: str) -> Callable[[Architecture], int]:
     def value(a: Architecture) -> int:
         if a.d_model % HEAD_DIM:
-            raise InputError(f"d_model={a.d_model} is not a multiple of {HEAD_DIM}: {name}=None must be given")
+            said = f" is not a multiple of {HEAD_DIM}: "
+            raise InputError(given("d_model", a.d_model), said, given(name, None), " must be given")
         return a.d_model // HEAD_DIM
 
     return value

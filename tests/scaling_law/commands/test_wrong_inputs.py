@@ -13,6 +13,7 @@ from tests.scaling_law.synthetic import tiny_runs
 COMMANDS = [name for panel in PLACES.values() for name in panel]
 NEXT = "next-runs --flops 1e19 --ask loss:1B,2B,3"
 H100 = "--throughput h100.json"
+SHOWN = "--throughput 'h100.json'"
 JOINT = "the joint law depends on n_active, experts and tokens"
 LINES = {  # what is typed → what the line on standard error names
     "loss": f"--n-active and --tokens are needed: {JOINT}",
@@ -24,8 +25,8 @@ LINES = {  # what is typed → what the line on standard error names
     ),
     "optimal": "--flops, --hours, --money: give exactly one of them",
     "optimal --flops 0": "--flops 0 must be positive and finite",
-    "optimal --hours 3": '--gpu is needed, such as "h100", or throughput, measured step times',
-    "optimal --hours 3 --gpu h100": "--gpus is needed, the number of GPUs that train",
+    "optimal --hours 3": '--gpu must be given, such as "h100", or throughput, measured step times',
+    "optimal --hours 3 --gpu h100": "--gpus must be given, the number of GPUs that train",
     "optimal --hours 72 --gpus 8 --gpu h10": "--gpu 'h10' is unknown; there are gb300, gb200, ",
     "optimal --hours 72 --gpus 8 --gpu peak=148T": "--gpu 'peak=148T': memory is missing; write it as in 'peak",
     "optimal --hours 72 --gpus 8 --gpu peak=9T,memory=96": "'peak=9T,memory=96': memory '96' is 96 bytes: did you",
@@ -34,10 +35,10 @@ LINES = {  # what is typed → what the line on standard error names
     "optimal --flops 1e22 --experts 8 --law chinchilla": "--experts 8: this Chinchilla law holds for E = 1 only",
     "optimal --flops 1e22 --learning-rate-law coed": "'coed' is unknown: did you mean 'code'? There are code, paper, ",
     "optimal --hours 72 --flops 1e21 --gpu h100 --gpus 8": "--flops 1e+21, --hours 72.0, --money: give exactly one",
-    "optimal --hours 72 --gpu h100 --price 2": "--price 2.0 is per GPU-hour: --gpus is needed",
-    "optimal --hours 72 --gpus 8 --mfu 0.4": "--mfu 0.4 is that of a GPU: --gpu is needed",
-    f"optimal --hours 72 --gpus 8 {H100} --mfu 0.4": f"--mfu 0.4: {H100} has measured step times; give one of the two",
-    f"optimal --hours 72 --gpus 8 {H100} --gpu a100": f"{H100} was measured on 'NVIDIA H100 80GB HBM3', not on --gpu",
+    "optimal --hours 72 --gpu h100 --price 2": "--price 2.0 is per GPU-hour: --gpus must be given",
+    "optimal --hours 72 --gpus 8 --mfu 0.4": "--mfu 0.4 is that of a GPU: --gpu must be given",
+    f"optimal --hours 72 --gpus 8 {H100} --mfu 0.4": f"--mfu 0.4: {SHOWN} has measured step times; give one",
+    f"optimal --hours 72 --gpus 8 {H100} --gpu a100": f"{SHOWN} was measured on 'NVIDIA H100 80GB HBM3', not on",
     f"optimal --hours 1e-9 --gpus 8 {H100}": "--hours 1e-09 is less than one training step: the smallest model",
     "optimal --flops 1e28": "N_act 73.4T is outside the fitted 78.7M…2.72B (×2.7e+04) at E = 32, beyond the guard of",
     "optimal --flops 1e22 --memory 1MB": "nothing fits: the smallest model (d_model 64, E = 1) has 6.49M parameters",
@@ -54,12 +55,12 @@ LINES = {  # what is typed → what the line on standard error names
     "learning-rate": "--d-model is needed; or RUNS, to fit a learning-rate law",
     "learning-rate --d-model 0": "--d-model 0 must be positive and finite",
     "learning-rate --d-model 512 --experts 1,8": "--experts 1,8: an architecture has one E; several go with RUNS",
-    "learning-rate --d-model 100 --n-heads 5": "--d-model 100 is not a multiple of 64: --n-blocks is needed",
+    "learning-rate --d-model 100 --n-heads 5": "--d-model 100 is not a multiple of 64: --n-blocks must be given",
     "learning-rate --d-model 512 -o x.json": "--output goes only with RUNS",
     "learning-rate runs.csv --d-model 4": "--d-model does not go with RUNS",
     "learning-rate runs.csv --within 0.1": "--within goes only with --with",
     "scale-out nowhere": "nowhere: neither a folder or Hub repo with a config.json",
-    "scale-out 2304 --price 2": "--price 2.0 is per GPU-hour: --tokens is needed, those of a run",
+    "scale-out 2304 --price 2": "--price 2.0 is per GPU-hour: --tokens must be given, those of a run",
     "scale-out config.json --experts 4": "--experts 4 goes with a width, as in 2304: config.json has its own",
     "scale-out 0": "MODEL 0 must be positive and finite",
     "scale-out 2304 --gpus 0": "--gpus 0 must be a whole number of at least 1",
@@ -76,7 +77,7 @@ LINES = {  # what is typed → what the line on standard error names
     "next-runs --flops 1.2e16 --ask loss:1B,2B,3": "the fitted runs warm up over 130M tokens: no candidate run",
     "next-runs --flops 1e20 --ask optimum:1e22": "--ask 'optimum:1e22' must be optimum:FLOPS,E or loss:N,D,E or",
     "next-runs --flops 1e20 --ask optimun:1e22,8": "--ask 'optimun' is unknown: did you mean 'optimum'? There are",
-    "fit nowhere.jsonl": "nowhere.jsonl: no such file or folder, and not a dataset on the Hub of the form",
+    "fit nowhere.jsonl": "nowhere.jsonl: no such file or folder",
     "fit runs.csv --kind chinchila": f"did you mean 'chinchilla'? There are {', '.join(sorted(LAWS))}",
     "fit runs.csv --kind all --fix c=1": "--fix: cannot go with --kind 'all', which takes columns by name",
     "fit runs.csv --where experst=3": "'experst=3': field 'experst' is unknown: did you mean 'experts'? There are",

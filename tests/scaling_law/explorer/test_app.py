@@ -206,8 +206,8 @@ def test_columns_that_are_not_found_are_chosen_from_those_of_the_table(laws, tmp
     law, *_ = app._take(laws, dense, uploads.CHINCHILLA, PUBLISHED, "1e6 * millions", "tokens", "1", "eval_loss")
     assert law.conditions.overall.n_active[0] > 1e13
     assert app._received(None, uploads.JOINT)[1].visible is False
-    (tmp_path / "bad.csv").write_bytes(b"\xff\xfe")
-    assert "bad.csv: not a readable CSV file" in app._received(str(tmp_path / "bad.csv"), uploads.USE)[0]
+    (tmp_path / "bad.csv").write_bytes(b"\xff\xff")
+    assert "bad.csv: neither UTF-8 nor UTF-16 text" in app._received(str(tmp_path / "bad.csv"), uploads.USE)[0]
     assert app._received(str(laws[PUBLISHED].save_pretrained(tmp_path)), uploads.JOINT)[2] == uploads.USE
 
 

@@ -332,7 +332,7 @@ def test_the_shell_asks_for_what_the_law_has(tmp_path):
     assert at_the_ramps_end["batch_tokens"] == 262_144
     refused = shell.invoke(app, asked[:-2])
     assert refused.exit_code == 2
-    assert "--tokens is needed, the tokens of the run: this law is" in refused.output
+    assert "--tokens must be given, the tokens of the run: this law is" in refused.output
 
 
 def test_tokens_and_batch_enter_the_fit_of_best_rates_where_they_are_given():

@@ -162,7 +162,7 @@ def test_the_papers_letters_and_counts_with_suffixes_are_understood(tmp_path):
     row = {"N_act": "80M", "D": "1B", "E": 1, "loss": 3.1}
     with pytest.raises(RunsError, match="missing column tokens; there are: E, N_act, loss"):
         load_runs([{name: value for name, value in row.items() if name != "D"}])
-    with pytest.raises(RunsError, match="n_active='80 apples' must be positive and finite"):
+    with pytest.raises(RunsError, match="n_active='80 apples' is not a number"):
         load_runs([row, row | {"N_act": "80 apples"}])
 
 

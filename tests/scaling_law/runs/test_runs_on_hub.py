@@ -138,7 +138,7 @@ def broken_index(store: Store) -> None:
 
 def test_bad_rows_are_skipped_by_name_where_asked(index: tuple[Store, str]) -> None:
     broken_index(index[0])
-    with pytest.raises(ValueError, match=r'org/demo-runs: .*2 of 13 rows.*(?s:.)*on_invalid="skip"'):
+    with pytest.raises(ValueError, match=r"org/demo-runs: .*2 of 13 rows.*(?s:.)*on_invalid=.skip."):
         load_runs("org/demo-runs")
     runs = load_runs("org/demo-runs", on_invalid="skip")
     assert len(runs) == TAGGED + LATER

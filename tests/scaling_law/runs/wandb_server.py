@@ -1,4 +1,4 @@
-"""W&B's public GraphQL API on loopback, for the queries of its client and for ours: types, pages, histories, faults.
+"""W&B's public GraphQL API on loopback, for the queries of its client: types, pages, histories, faults.
 
 It answers the fields that a query selects and refuses those that W&B's types do not have. What the types hold is in
 `wandb/apis/public/runs.py` of wandb 0.31, whose `wandb.Api` reads from this server in `test_wandb.py`.

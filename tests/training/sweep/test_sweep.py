@@ -339,7 +339,7 @@ def test_plan_and_status_are_printed_as_tables_and_json(tiny, tmp_path):
     assert (now["state"], now["tokens"], now["seconds_left"]) == ("waiting", 0, None)
     assert "waiting" in shown("status")
     assert all(text in shown("plan") for text in ("d64-E4-seed0", "unknown", "save"))
-    assert "--gpus is needed" in shown("plan", "--gpu", "h100", exit_code=2)
+    assert "--gpus must be given" in shown("plan", "--gpu", "h100", exit_code=2)
     for options, message in (({"gpu": "h100"}, "gpus=None"), ({"shards": 0}, "shards=0 must be at least 1")):
         with pytest.raises(ValueError, match=message):
             plan_sweep(Sweep.load(path), **options)

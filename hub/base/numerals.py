@@ -1,0 +1,128 @@
+"""Numbers as spreadsheets write them: decimal commas, and thousands between commas, points, spaces or apostrophes.
+
+"3,78" can only be 3.78, and "1,234,567" only 1234567, but "3,784" is 3.784 or 3784. What a cell leaves open, the other
+cells of its column settle, else those of the other columns. Where nothing does, the cell stays a text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from hub.base.errors import InputError
+
+Cell = str | float | None
+
+_NUMBER = re.compile(r"([+-]?)(\d[\d.,]*|[.,]\d+)([eE][+-]?\d+)?(\s?[A-Za-z])?")
+_SPACED = re.compile(r"([+-]?\d{1,3}([ _'’\u00a0\u202f])\d{3}(?:\2\d{3})*)([.,]\d*)?(\s?[A-Za-z])?")
+_OPEN = re.compile(r"[1-9]\d{0,2}[.,]\d{3}")  # three digits after one mark: a thousand, or decimals
+_THOUSANDS_BY = {",": re.compile(r"[1-9]\d{0,2}(,\d{3})+(\.\d*)?"), ".": re.compile(r"[1-9]\d{0,2}(\.\d{3})+(,\d*)?")}
+_STARTS = tuple("0123456789+-−.,")
+_MISSING = ("", "-", "–", "—", "na", "n/a", "#n/a", "null", "none")  # in a column of numbers
+
+
+def read_cells(columns: Sequence[Sequence[str]]) -> list[list[Cell]]:
+    """Read the cells of each column as numbers, None where they are empty, and texts where they are no numbers.
+
+    InputError for a number with one point among decimal commas, which may be a thousand.
+    """
+    plain = [_plain(cells) for cells in columns]
+    marks: set[str] = set()
+    if any("," in cell for cells, values in zip(columns, plain, strict=True) if values is None for cell in cells):
+        marks = {mark for cells in columns for mark in _decimal_marks(cells)}
+    of_table = marks.pop() if len(marks) == 1 else None
+    # Plain numbers are read again only where their points may not be decimal.
+    return [
+        _in_convention(cells, of_table) if values is None or of_table == "," else values
+        for cells, values in zip(columns, plain, strict=True)
+    ]
+
+
+def why_no_number(value: Any) -> str:
+    """Say why a value that was to be a number is none, as the end of a sentence that begins with it."""
+    text = _unspaced(value) if isinstance(value, str) else ""
+    mark = _decimal_mark(text)
+    if mark is None or "," not in text:
+        return "is not a number"
+    if mark == "":
+        return f"is {text.replace(',', '.')} or {text.replace(',', '')}: write one of the two"
+    return "has a decimal comma: write a decimal point" if mark == "," else "has commas: write it without them"
+
+
+def _plain(cells: Sequence[str]) -> list[Cell] | None:
+    """Read cells of which each is empty or a number as Python writes it; None if one is neither."""
+    try:
+        return [float(text) if text else None for text in cells]
+    except ValueError:
+        return None
+
+
+def _in_convention(cells: Sequence[str], of_table: str | None) -> list[Cell]:
+    """Read the cells of a column, whose decimals come after the mark that it shows, else after that of the table."""
+    if not any(cell.startswith(_STARTS) for cell in cells):
+        return [_float(cell) for cell in cells]
+    mark, own = of_table, _decimal_marks(cells)
+    if own:
+        mark = own.pop() if len(own) == 1 else None
+    points_are_thousands = mark == "," and any(_shows_thousands(text) for text in cells)
+    of_numbers = any(_decimal_mark(_unspaced(text)) is not None for text in cells)
+    values: list[Cell] = []
+    for cell in cells:
+        text = _unspaced(cell)
+        if not text or (of_numbers and text.lower() in _MISSING):
+            values.append(None)
+        elif _decimal_mark(text) is None or (mark is None and "," in text):
+            values.append(_float(cell))
+        elif mark == "," and _OPEN.fullmatch(text) and "." in text and not points_are_thousands:
+            whole = text.replace(".", "")
+            raise InputError(f"{text!r} among decimal commas is {text} or {whole}: write one of the two")
+        else:
+            decimal, other = (",", ".") if mark == "," else (".", ",")
+            values.append(_float(text.replace(other, "").replace(decimal, ".")))
+    return values
+
+
+def _float(text: str) -> Cell:
+    try:
+        return float(text)
+    except ValueError:
+        return text.strip() or None
+
+
+def _unspaced(text: str) -> str:
+    """Strip a text of blanks around it, and of those and apostrophes between groups of three digits."""
+    text = text.strip().replace("−", "-")
+    match = _SPACED.fullmatch(text)
+    return text.replace(match[2], "") if match else text
+
+
+def _shows_thousands(text: str) -> bool:
+    """Tell whether points in a number can only stand between thousands."""
+    return text.count(".") > 1 or ("." in text and "," in text)
+
+
+def _decimal_marks(texts: Iterable[str]) -> set[str]:
+    """Find the marks that can only stand before decimals, of all numbers among the texts."""
+    marks = {_decimal_mark(_unspaced(text)) for text in texts if "," in text or "." in text}
+    return {mark for mark in marks if mark}
+
+
+def _decimal_mark(text: str) -> str | None:
+    """Find the mark that can only stand before the decimals of a number, even if it has none; "" if either can.
+
+    None for a text that is no number. A letter may follow, as in 1,5B.
+    """
+    match = _NUMBER.fullmatch(text)
+    if match is None:
+        return None
+    digits, exponent = match[2], match[3]
+    marks = digits.count(",") + digits.count(".")
+    if marks == 0 or (marks == 1 and not exponent and _OPEN.fullmatch(digits)):
+        return ""
+    if marks == 1:
+        return "," if "," in digits else "."
+    for thousands, decimal in ((",", "."), (".", ",")):
+        if _THOUSANDS_BY[thousands].fullmatch(digits):
+            return decimal
+    return None

@@ -1,0 +1,186 @@
+"""Runs that left logs in folders: TensorBoard's event files, and trainer_state.json of transformers' Trainer.
+
+Each run's folder becomes a row, as a tracker's run does: its settings, and of every metric the value at its end.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import hub  # lazy: its rooms are imported when runs are read
+from hub.base import strict_json
+from scaling_law.runs.logged import Final, final_values, row_of
+from scaling_law.runs.rows import Row, RunsError, number
+from scaling_law.runs.statuses import status_of
+from scaling_law.size.model_configs import FILE_NAME, read_model
+
+if TYPE_CHECKING:
+    from hub import LoadedRows
+
+TABLES = ("runs.jsonl", "runs.parquet", "run.json")
+TRAINER_STATE = "trainer_state.json"
+EVENTS = "*tfevents*"
+PARTS = ("train", "validation", "val", "eval", "test")  # folders in which Keras keeps the parts of one run
+NO_TENSORBOARD = "event files of TensorBoard, which its own reader reads: pip install tensorboard"
+_CHECKPOINT = re.compile(r"checkpoint-(\d+)")
+_STATUSES = {1: "success", 2: "failed", 3: "running"}  # of TensorBoard's hyperparameters; 0 is not known
+
+
+def log_rows(source: str | Path, final: Final, losses: Collection[str]) -> LoadedRows | None:
+    """Read the rows of a folder of logs, or of one log; None where the path has none, or has tables of runs, too.
+
+    RunsError where TensorBoard's reader is needed and not installed.
+    """
+    path = Path(str(source).removeprefix("file:"))
+    if path.is_dir():
+        if any(next(path.rglob(name), None) for name in TABLES):
+            return None
+        states, events = sorted(path.rglob(TRAINER_STATE)), sorted(path.rglob(EVENTS))
+    else:
+        states = [path] if path.name == TRAINER_STATE and path.is_file() else []
+        events = [path] if path.match(EVENTS) and path.is_file() else []
+    if states:
+        rows = [*_of_trainer(path, states, final, losses)]
+    elif events:
+        rows = [*_of_tensorboard(path, events, final, losses)]
+    else:
+        return None
+    return hub.LoadedRows(rows, path.name or str(source))
+
+
+def _name(folder: Path, root: Path) -> str:
+    """Name a run's folder: below the one that was named, its path from there."""
+    return str(folder.relative_to(root)) if root in folder.parents else folder.resolve().name
+
+
+# ------------------------------------------------------------------ Trainer
+
+
+def _of_trainer(root: Path, states: list[Path], final: Final, losses: Collection[str]) -> Iterator[Row]:
+    """Read the newest state of each run: its own, else that of its last checkpoint."""
+    newest: dict[Path, tuple[float, Path]] = {}
+    for path in states:
+        match = _CHECKPOINT.fullmatch(path.parent.resolve().name)
+        run = path.parent.resolve().parent if match else path.parent
+        step = float(match[1]) if match else float("inf")
+        newest[run] = max(newest.get(run, (step, path)), (step, path))
+    for run, (_, path) in sorted(newest.items()):
+        content = path.read_bytes()
+        state = strict_json.loads(content, what=str(path), max_bytes=len(content), finite=False)
+        if not isinstance(state, dict) or not isinstance(state.get("log_history"), list):
+            raise RunsError(f"{path}: no state of transformers' Trainer: it has no log_history")
+        logged: dict[str, list[float]] = {}
+        for line in state["log_history"]:
+            for name, value in line.items():
+                x = number(value)
+                if x is not None:
+                    logged.setdefault(name, []).append(x)
+        ends = final_values(logged, final, losses)
+        ends |= {name: value for name, value in state.items() if number(value) is not None}
+        name = _name(run, root)
+        ended = ends.get("global_step", 0) >= ends.get("max_steps", 0)
+        yield row_of(_model_beside(path), ends, (name, name), "final" if ended else "running")
+
+
+def _model_beside(path: Path) -> Mapping[str, Any]:
+    """Read what a checkpoint's config.json says of the model: its fields, and its sizes as laws count them."""
+    config = path.with_name(FILE_NAME)
+    if not config.is_file():
+        return {}
+    fields: dict[str, Any] = {"config": strict_json.loads(config.read_bytes(), what=str(config))}
+    with suppress(ValueError, FileNotFoundError):  # a class that cannot be counted has its sizes in columns
+        architecture = read_model(config).architecture
+        fields |= architecture.variables()
+        # As records of other classes than ours have them.
+        fields |= {"experts": architecture.experts, "experts_equivalent": architecture.experts_equivalent}
+    return fields
+
+
+# ------------------------------------------------------------------ TensorBoard
+
+
+def _of_tensorboard(root: Path, events: list[Path], final: Final, losses: Collection[str]) -> Iterator[Row]:
+    try:
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    except ModuleNotFoundError:
+        raise RunsError(f"{root}: {NO_TENSORBOARD}") from None
+    logs: dict[Path, _Events] = {}
+    for place in dict.fromkeys(path if path == root else path.parent for path in events):
+        accumulator = EventAccumulator(str(place), size_guidance={"scalars": 0, "tensors": 0})
+        logs[place] = _Events(accumulator.Reload())
+    runs: dict[Path, _Events] = {}
+    for place, log in logs.items():
+        run = _run_of(place, root, logs)
+        if run == place:
+            runs[run] = log.joined(runs.get(run))
+        else:  # what add_hparams writes is of the run itself, what add_scalars and Keras do of a part of it
+            part = log if log.settings else log.named(f"{place.relative_to(run)}/")
+            runs[run] = runs[run].joined(part) if run in runs else part
+    for run, log in runs.items():
+        if log.logged:
+            name = _name(run if run.is_dir() else run.parent, root)
+            yield row_of(log.settings, final_values(log.logged, final, losses), (name, name), log.status)
+
+
+def _run_of(place: Path, root: Path, logs: Mapping[Path, _Events]) -> Path:
+    """Find the folder of the run that a folder of event files belongs to: one above that has some, or else its own."""
+    for folder in place.parents:
+        if folder in logs and (folder != root or logs[place].settings):
+            return folder
+    is_part = place != root and place.name in PARTS and place.parent not in logs
+    return place.parent if is_part else place
+
+
+class _Events:
+    """What one folder of event files holds: metrics in the order of their steps, hyperparameters, and how it ended."""
+
+    def __init__(self, accumulator: Any) -> None:
+        from tensorboard.plugins.hparams import metadata
+        from tensorboard.util import tensor_util
+
+        self.logged: dict[str, list[float]] = {}
+        self.settings: dict[str, Any] = {}
+        self.status = "final"
+        steps: list[float] = [0.0]
+        read_tensor: Callable[[Any], Any] = tensor_util.make_ndarray
+        tags = accumulator.Tags()
+        for tag in tags["scalars"]:
+            series = sorted(accumulator.Scalars(tag), key=lambda event: event.step)
+            self.logged[tag] = [event.value for event in series]
+            steps.append(series[-1].step)
+        for tag in tags["tensors"]:
+            values = [read_tensor(event.tensor_proto) for event in accumulator.Tensors(tag)]
+            if values and all(value.size == 1 and value.dtype.kind == "f" for value in values):
+                self.logged[tag] = [float(value.reshape(())) for value in values]
+                steps.append(accumulator.Tensors(tag)[-1].step)
+        self.logged.setdefault("step", [max(steps)])
+        for tag, summary in accumulator.summary_metadata.items():
+            content = summary.plugin_data.content
+            if tag == metadata.SESSION_START_INFO_TAG:
+                hparams = metadata.parse_session_start_info_plugin_data(content).hparams
+                self.settings = {name: _plain(value) for name, value in hparams.items()}
+            elif tag == metadata.SESSION_END_INFO_TAG:
+                status = metadata.parse_session_end_info_plugin_data(content).status
+                self.status = status_of(_STATUSES.get(status))
+
+    def joined(self, other: _Events | None) -> _Events:
+        """Add the logs of another folder of the run; a metric of both stays one's own."""
+        if other is not None:
+            self.logged = other.logged | self.logged
+            self.settings = other.settings | self.settings
+            self.status = self.status if other.status == "final" else other.status
+        return self
+
+    def named(self, prefix: str) -> _Events:
+        """Put a prefix before the names of metrics, but for the step."""
+        self.logged = {name if name == "step" else prefix + name: values for name, values in self.logged.items()}
+        return self
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of TensorBoard's hyperparameters as a number, a text or a boolean."""
+    return getattr(value, value.WhichOneof("kind"))

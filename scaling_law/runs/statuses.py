@@ -1,0 +1,53 @@
+"""How a run ended, as W&B, MLflow, ClearML, SLURM and others call it, in the words of run records."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from scaling_law.runs.rows import Row, is_missing, row_name
+
+RECORDED = ("final", "intermediate", "diverged")  # in run records
+COLUMNS = ("status", "Status", "State", "state")
+_WORDS = {
+    "final": "final finished completed complete done success succeeded published",
+    "failed": "failed crashed killed cancelled canceled aborted stopped error timeout preempted oom out_of_memory",
+    "running": "running pending queued scheduled in_progress created active starting preempting requeued",
+}
+_MEANING = {word: status for status, words in _WORDS.items() for word in words.split()}
+_MOST = 3  # runs of a status that a message names
+
+
+def status_of(word: Any) -> str:
+    """Return a status as run records have it: final, running or failed; other words stay, and none is final."""
+    if is_missing(word) or word == "":
+        return "final"
+    text = str(word).strip()
+    return _MEANING.get(text.lower().replace(" ", "_"), text)
+
+
+def status_column(rows: Sequence[Row]) -> str | None:
+    """Find the column of a table that says how each run ended: `status`, or one of `COLUMNS` with no other words."""
+    for column in COLUMNS:
+        words = {str(row[column]) for row in rows if not is_missing(row.get(column))}
+        if column == "status" and any(column in row for row in rows):
+            return column
+        if words and all(status_of(word) in _WORDS for word in words):
+            return column
+    return None
+
+
+def left_out(rows: Sequence[Row], at: Iterable[int], column: str) -> str:
+    """Name in one line the runs `at` that are left out for what their column says; "" for none."""
+    of_word: dict[str, list[str]] = {}
+    for i in at:
+        of_word.setdefault(str(rows[i][column]), []).append(row_name(i, rows[i]))
+    if not of_word:
+        return ""
+    counts = Counter({word: len(names) for word, names in of_word.items()})
+    parts = []
+    for word, count in counts.most_common():
+        names = ", ".join(of_word[word][:_MOST])
+        parts.append(f"{word} ({count}: {names}{', …' if count > _MOST else ''})")
+    return f"{counts.total()} run{'s' * (counts.total() > 1)}: {column} is {', '.join(parts)}"

@@ -1,0 +1,101 @@
+"""Runs of W&B, which its own client reads (`wandb.Api`), and the charts that its pages export."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from hub.base.errors import redacted
+from scaling_law.runs.logged import STEPS, Final, final_values, row_of
+from scaling_law.runs.rows import Row, RunsError, is_loss, number
+from scaling_law.runs.statuses import status_of
+
+NO_CLIENT = "W&B is read by its own client: pip install wandb"
+NO_KEY = "W&B needs a key: type wandb login, or set WANDB_API_KEY"
+SECONDS = 60  # for an answer, with the waits of the client where a server is busy
+LONGEST = 400  # characters of what a server says
+TIMES = ("Relative Time", "Wall Time")  # that a chart may have instead of steps
+BOUNDS = ("__MIN", "__MAX")  # what a chart's export has beside each run: the bounds of its buckets
+
+
+def runs_of(place: str, final: Final, losses: Collection[str]) -> list[Row]:
+    """Read the rows of ENTITY/PROJECT. RunsError, in one line and without the key, for what cannot be read."""
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", place):
+        raise RunsError(f"wandb:{place}: allowed is wandb:ENTITY/PROJECT")
+    address = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai")
+    if address.scheme not in ("http", "https") or "@" in address.netloc:  # a login, which messages would repeat
+        raise RunsError(f"wandb:{place}: WANDB_BASE_URL must be http(s)://HOST[:PORT], without a login in it")
+    try:
+        import wandb
+    except ModuleNotFoundError:
+        raise RunsError(f"wandb:{place}: {NO_CLIENT}") from None
+    key = os.environ.get("WANDB_API_KEY")
+    try:
+        api = wandb.Api(timeout=SECONDS)
+        key = api.api_key
+        return list(_rows(api, place, final, losses))
+    except wandb.errors.UsageError as error:
+        raise RunsError(f"wandb:{place}: {_said(error, key) if key else NO_KEY}") from None
+    except Exception as error:  # the client has its own, its service's and Python's for what a server says
+        raise RunsError(f"wandb:{place}: {_said(error, key)}") from None
+
+
+def _rows(api: Any, place: str, final: Final, losses: Collection[str]) -> Iterator[Row]:
+    for run in api.runs(place, order="+created_at", per_page=100, lazy=False):
+        summary = dict(run.summary)
+        metrics = {name: value for name, value in summary.items() if not name.startswith("_")}
+        metrics["step"] = summary.get("_step")
+        if final != "last":
+            names = [name for name in metrics if is_loss(name) or name in losses]
+            logged = {name: _history(run, name) for name in names}
+            metrics |= final_values({name: values for name, values in logged.items() if values}, final, losses)
+        yield row_of(run.config, metrics, (run.name, run.id), status_of(run.state))
+
+
+def _history(run: Any, name: str) -> list[float]:
+    """Read every value of a metric: with as many samples as there are steps, none is left out."""
+    lines = run.history(keys=[name], samples=run.lastHistoryStep + 1, pandas=False)
+    by_step = {line["_step"]: number(line[name]) for line in lines}
+    return [value for _, value in sorted(by_step.items()) if value is not None]
+
+
+def _said(error: Exception, key: str | None) -> str:
+    """Say the error of the client in one line without the key, also where only a part of it would be cut off."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    if key:
+        text = text.replace(key, "<key>")
+    return redacted(text)[:LONGEST]
+
+
+# ------------------------------------------------------------------ charts
+
+
+def chart_rows(rows: Sequence[Row], final: Final, losses: Collection[str]) -> list[Row] | None:
+    """Make one row for each run of a chart's export, with columns for steps and "RUN - METRIC"; None for others.
+
+    The bounds of the buckets, __MIN and __MAX, are ignored.
+    """
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    series = {name: name.rpartition(" - ") for name in columns[1:] if not name.endswith(BOUNDS)}
+    bounded = any(f"{name}{bound}" in columns for name in series for bound in BOUNDS)
+    metrics = {metric for _, _, metric in series.values()}
+    axis = columns[0] if columns else ""
+    is_chart = bounded or len(metrics) < len(series) or axis in STEPS or axis.startswith(TIMES)
+    if not series or not is_chart or not all(run for run, _, _ in series.values()):
+        return None
+    logged: dict[str, dict[str, list[float]]] = {}
+    for name, (run, _, metric) in series.items():
+        lines = [(number(row.get(axis)), number(row.get(name))) for row in rows]
+        values = [(at, value) for at, value in lines if at is not None and value is not None]
+        of_run = logged.setdefault(run, {})
+        of_run[metric] = [value for _, value in values]
+        of_run.setdefault("step" if axis == "Step" else axis, []).extend(at for at, _ in values)
+    ended: list[Row] = []
+    for run, of_run in logged.items():
+        measured = {name: values for name, values in of_run.items() if values}
+        if measured:
+            ended.append(final_values(measured, final, losses) | {"run_id": run})
+    return ended
