@@ -3,7 +3,8 @@
 A row of `families.json` says how configurations of some model types are read, with what it has from a row that it is
 `like`: `architecture` has fields of `Architecture`, each a field of config.json or a constant; `left_out` the
 parameters that laws do not count, as arithmetic on fields of both; `defaults` the class's values of fields that may be
-absent. `Model.parameters` is exact (tests build the classes). The class of any other type is asked by whoever is
+absent. `windows` names the field that limits the keys of a block, and in which blocks, where no `layer_types` say it:
+those in which arithmetic on fields and the number of the `block` is positive (absent: all). `Model.parameters` is exact (tests build the classes). The class of any other type is asked by whoever is
 installed and can: an entry point of the group `CLASSES`.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -21,7 +22,7 @@ import hub  # lazy: its rooms are imported when a file is read
 from hub.base import strict_json
 from hub.base.arithmetic import Arithmetic
 from hub.base.errors import InputError, unknown
-from scaling_law.size.architecture import Architecture
+from scaling_law.size.architecture import Architecture, Span, selected_keys
 
 Config = Mapping[str, Any]
 Family = Mapping[str, Mapping[str, Any]]
@@ -29,7 +30,9 @@ Family = Mapping[str, Mapping[str, Any]]
 Reader = Callable[[Config], tuple[Architecture, Mapping[str, int]]]
 FILE_NAME = "config.json"
 CLASSES = "scaling_law.classes"  # of entry points: functions like `Reader`
-_MAYBE_NULL = ("head_dim", "n_shared_experts", "num_key_value_heads", "q_lora_rank")  # null says something here
+# Fields whose null says something.
+_MAYBE_NULL = ("head_dim", "n_shared_experts", "num_key_value_heads", "q_lora_rank")
+_MAYBE_NULL += ("sliding_window", "attention_chunk_size")
 
 
 def _families() -> dict[str, Family]:
@@ -38,6 +41,7 @@ def _families() -> dict[str, Family]:
         like = families.get(row.get("like"), {})
         parts = ("architecture", "left_out", "defaults")
         family = {part: {**like.get(part, {}), **row.get(part, {})} for part in parts}
+        family["windows"] = row.get("windows", {})  # of this row alone
         families |= dict.fromkeys(row["types"], family)
     return families
 
@@ -128,6 +132,8 @@ class _Fields(dict[str, Any]):
 
 def _of_table(family: Family, config: Config) -> tuple[Architecture, dict[str, int]]:
     stated = {key: value for key, value in config.items() if value is not None or key in _MAYBE_NULL}
+    if not stated.get("no_rope_layers"):
+        stated.pop("no_rope_layers", None)  # as classes read an empty list
     values = _Fields({**family["defaults"], **stated})
     if "num_local_experts" in values:  # as transformers 5 writes the num_experts of Qwen3
         values.setdefault("num_experts", values["num_local_experts"])
@@ -141,11 +147,48 @@ def _of_table(family: Family, config: Config) -> tuple[Architecture, dict[str, i
     names = family["architecture"]
     options = {name: at(key) for name, key in names.items() if name != "d_ff" or values["dense_blocks"]}
     a = Architecture(**options | {"shared_experts": options.get("shared_experts") or 0})
+    if family["windows"]:
+        a = a.attending(_layers(a, values, **family["windows"]))
     numbers = _Fields({name: value or 0 for name, value in {**values, **vars(a)}.items()})
     numbers |= {"qk": a.head_dim * (a.heads + a.n_kv_heads), "qkv": a.head_dim * (a.heads + 2 * a.n_kv_heads)}
     numbers["routed_blocks"] = a.routed_blocks if a.experts > 1 else 0
     counts = {name: int(Arithmetic.parse(text).value(numbers)) for name, text in family["left_out"].items()}
     return a, {name: count for name, count in counts.items() if count}
+
+
+def _layers(a: Architecture, config: _Fields, limit: str, blocks: str | None = None) -> list[list[Span]]:
+    """Read what each block attends to: as many keys as the field `limit` says, or all."""
+    size = config[limit] if config.get("use_sliding_window", True) else None
+    if not size:
+        return [[a.attention]] * a.blocks
+    if limit == "index_topk":
+        return [_selecting(a, config, own_indexer) for own_indexer in _own_indexers(config)]
+    window = replace(a.attention, limit=size)
+    return [[window if is_limited else a.attention] for is_limited in _limited(a, config, blocks)]
+
+
+def _limited(a: Architecture, config: _Fields, blocks: str | None) -> list[bool]:
+    """Say of each block whether it sees a window or a chunk alone."""
+    if blocks is None:
+        return [True] * a.blocks
+    if kinds := config.get("layer_types"):
+        return [kind != "full_attention" for kind in kinds]
+    rule = Arithmetic.parse(blocks)
+    limited = []
+    for block in range(a.blocks):
+        values = {name: config[name] for name in rule.names.values() if name != "block"}
+        numbers = {name: value[block] if isinstance(value, list) else value for name, value in values.items()}
+        limited.append(rule.value(numbers | {"block": block}) > 0)
+    return limited
+
+
+def _selecting(a: Architecture, config: _Fields, own_indexer: bool) -> list[Span]:
+    """Read what a block with sparse attention (DeepSeek-V3.2) attends to."""
+    if not own_indexer:
+        return selected_keys(a.attention, config["index_topk"])
+    heads, width = config["index_n_heads"], config["index_head_dim"]
+    weights = (config["q_lora_rank"] or 0) * heads * width + a.d_model * (width + heads)
+    return selected_keys(a.attention, config["index_topk"], heads, width, weights)
 
 
 def _head_dim(config: Config) -> int | None:
@@ -170,13 +213,23 @@ def _dense_blocks(config: Config) -> int:
     return int(config.get("first_k_dense_replace") or 0)
 
 
-def _indexers(config: Config) -> int:
-    """Blocks with an indexer of their own for sparse attention (DeepSeek-V3.2)."""
+def _own_indexers(config: Config) -> list[bool]:
+    """Say of each block whether it has an indexer of its own for sparse attention (DeepSeek-V3.2)."""
     if (kinds := config.get("indexer_types")) is not None:
-        return sum(kind != "shared" for kind in kinds)
+        return [kind != "shared" for kind in kinds]
     if config.get("index_topk_pattern") or config.get("index_topk_freq", 1) != 1:
         raise InputError("index_topk_pattern and index_topk_freq are read with indexer_types only")
-    return int(config["num_hidden_layers"])
+    return [True] * int(config["num_hidden_layers"])
 
 
-_COMPUTED = {"dense_blocks": _dense_blocks, "indexers": _indexers}
+def _rotary_blocks(config: Config) -> list[int]:
+    """Say of each block whether it has rotary positions (Llama 4, SmolLM 3)."""
+    interval = config["no_rope_layer_interval"]
+    return [int((block + 1) % interval != 0) for block in range(config["num_hidden_layers"])]
+
+
+_COMPUTED: Mapping[str, Callable[[Any], Any]] = {
+    "dense_blocks": _dense_blocks,
+    "indexers": lambda config: sum(_own_indexers(config)),
+    "no_rope_layers": _rotary_blocks,
+}
