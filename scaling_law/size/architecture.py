@@ -199,6 +199,10 @@ class Span:
         available = float(context if self.stride == 1 else context // self.stride)
         return available if self.limit is None else min(available, float(self.limit))
 
+    def hidden(self, context: float) -> float:
+        """How many entries of so many positions a limit hides."""
+        return 0.0 if self.once or self.limit is None else context // self.stride - self.entries(context)
+
     def to_dict(self) -> dict[str, Any]:
         """The arguments that differ from their defaults."""
         return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
