@@ -192,6 +192,11 @@ class Span:
             if getattr(self, name) is not None:
                 _check_size(f"spans: {name}", getattr(self, name), least)
 
+    @property
+    def sees_all(self) -> bool:
+        """Whether there is an entry for every position."""
+        return self.limit is None and self.stride == 1 and not self.once
+
     def entries(self, context: float) -> float:
         """How many entries the last token of so many positions sees."""
         if self.once:

@@ -98,7 +98,7 @@ def _flops_by_part(model: nn.Module, tokens: int) -> dict[str, dict[str, float]]
 
 
 def _forward(
-    model: nn.Module, tokens: int, use_cache: bool = False, counting: Callable[[], Any] = nullcontext
+    model: nn.Module, tokens: int, counting: Callable[[], Any] = nullcontext, use_cache: bool = False, **options: Any
 ) -> tuple[Any, Any]:
     """Its output, and what counted the pass; a mask keeps most classes from looking into the values of their own."""
     errors = []
@@ -107,7 +107,7 @@ def _forward(
         for mask in (torch.zeros(1, 1, tokens, tokens), None):
             try:
                 with counting() as counter:
-                    return model(input_ids=ids, attention_mask=mask, use_cache=use_cache), counter
+                    return model(input_ids=ids, attention_mask=mask, use_cache=use_cache, **options), counter
             except Exception as error:
                 errors.append(error)
     raise errors[0] if "meta" in str(errors[1]) else errors[1]
@@ -214,8 +214,11 @@ def _chunk(config: Any) -> int:
 
 def _cached(model: nn.Module, config: Any) -> Any:
     """The output of a short forward pass with the cache of the class; None where it has no such path."""
-    with suppress(Exception), torch.no_grad():  # every class has errors of its own
-        return _forward(model, _chunk(config), use_cache=True)[0]
+    length = _chunk(config)
+    positions = torch.arange(length, device="meta")[None]
+    for options in ({}, {"position_ids": positions}):  # which hybrids without attention cannot find
+        with suppress(Exception), torch.no_grad():  # every class has errors of its own
+            return _forward(model, length, use_cache=True, **options)[0]
     return None
 
 
