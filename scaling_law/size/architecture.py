@@ -164,7 +164,7 @@ class LatentAttention:
     def __post_init__(self) -> None:
         for f in fields(self):
             if (value := getattr(self, f.name)) is not None or f.default is not None:
-                _check_size(f"latent_attention: {f.name}", value)
+                check_size(f"latent_attention: {f.name}", value)
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ class Span:
     def __post_init__(self) -> None:
         for name, least in (("blocks", 1), ("limit", 1), ("stride", 1), ("multiplied", 0), ("cached", 0)):
             if getattr(self, name) is not None:
-                _check_size(f"spans: {name}", getattr(self, name), least)
+                check_size(f"spans: {name}", getattr(self, name), least)
 
     @property
     def sees_all(self) -> bool:
@@ -274,20 +274,24 @@ class Architecture:
     def __post_init__(self) -> None:
         if isinstance(self.latent_attention, Mapping):  # as in JSON
             object.__setattr__(self, "latent_attention", LatentAttention(**self.latent_attention))
+        if not isinstance(self.spans, (list, tuple)):
+            raise InputError(f"spans={self.spans!r} must be a list of Span")
         spans = [Span(**span) if isinstance(span, Mapping) else span for span in self.spans]
+        if others := [span for span in spans if not isinstance(span, Span)]:
+            raise InputError(f"spans: {others[0]!r} must be a Span")
         object.__setattr__(self, "spans", tuple(spans))
         heads_split_width = self.head_dim is None and self.latent_attention is None
         for name in ("shared_experts", "dense_blocks", "mixer_parameters", "attention_blocks"):
             if getattr(self, name) is not None:
-                _check_size(name, getattr(self, name), least=0)
+                check_size(name, getattr(self, name), least=0)
         if self.d_ff is not None:
-            _check_size("d_ff", self.d_ff)
+            check_size("d_ff", self.d_ff)
             if self.d_expert is None and (self.experts, self.shared_experts, self.dense_blocks) == (1, 0, 0):
                 object.__setattr__(self, "d_expert", self.d_ff)
         for name in ("d_model", "experts", "vocab_size", "experts_per_token", *_DEFAULTS):
             value = getattr(self, name)
             value = _DEFAULTS[name](self) if value is None else value
-            _check_size(name, value)
+            check_size(name, value)
             object.__setattr__(self, name, int(value))
         if heads_split_width and self.d_model % self.heads:
             raise InputError(f"d_model={self.d_model} is not divisible by n_heads={self.n_heads}")
@@ -569,6 +573,7 @@ _DEFAULTS: Mapping[str, Callable[[Architecture], int]] = {
 }
 
 
-def _check_size(name: str, value: Any, least: int = 1) -> None:
+def check_size(name: str, value: Any, least: int = 1) -> None:
+    """Refuse what is no whole number of at least `least`."""
     if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < least:
         raise InputError(f"{name}={value!r} must be an integer of at least {least}")

@@ -22,7 +22,7 @@ import hub  # lazy: its rooms are imported when a file is read
 from hub.base import strict_json
 from hub.base.arithmetic import Arithmetic
 from hub.base.errors import InputError, unknown
-from scaling_law.size.architecture import Architecture, Span, selected_keys
+from scaling_law.size.architecture import Architecture, Span, check_size, selected_keys
 
 Config = Mapping[str, Any]
 Family = Mapping[str, Mapping[str, Any]]
@@ -84,6 +84,9 @@ def read_model(source: str | Path | Config | Any, revision: str | None = None) -
     if isinstance(source, (str, Path)):
         name, config = str(source), _read(source, revision)
     else:
+        if not isinstance(source, Mapping) and not hasattr(source, "to_dict"):
+            allowed = "org/model on the Hub, a folder, a config.json, a mapping, or a configuration of transformers"
+            raise InputError(f"model={source!r} must be {allowed}")
         config = source if isinstance(source, Mapping) else source.to_dict()
         name = str(config.get("_name_or_path") or config.get("model_type"))
     if not isinstance(config, Mapping):
@@ -172,11 +175,19 @@ def _limited(a: Architecture, config: _Fields, blocks: str | None) -> list[bool]
     if blocks is None:
         return [True] * a.blocks
     if kinds := config.get("layer_types"):
-        return [kind != "full_attention" for kind in kinds]
+        allowed = ("full_attention", "attention", "sliding_attention", "chunked_attention")
+        if not isinstance(kinds, list) or len(kinds) != a.blocks or not {*kinds} <= {*allowed}:
+            raise InputError(f"layer_types={kinds!r} must be a list of {a.blocks}, each one of {', '.join(allowed)}")
+        return [kind not in ("full_attention", "attention") for kind in kinds]
     rule = Arithmetic.parse(blocks)
+    values = {name: config[name] for name in rule.names.values() if name != "block"}
+    for name, value in values.items():
+        if isinstance(value, list) and len(value) != a.blocks:
+            raise InputError(f"{name} has {len(value)} entries; it must have one for each of {a.blocks} blocks")
+        for number in value if isinstance(value, list) else [value]:
+            check_size(name, number, least=1 if name.endswith("pattern") else 0)
     limited = []
     for block in range(a.blocks):
-        values = {name: config[name] for name in rule.names.values() if name != "block"}
         numbers = {name: value[block] if isinstance(value, list) else value for name, value in values.items()}
         limited.append(rule.value(numbers | {"block": block}) > 0)
     return limited
@@ -187,6 +198,8 @@ def _selecting(a: Architecture, config: _Fields, own_indexer: bool) -> list[Span
     if not own_indexer:
         return selected_keys(a.attention, config["index_topk"])
     heads, width = config["index_n_heads"], config["index_head_dim"]
+    check_size("index_n_heads", heads)
+    check_size("index_head_dim", width)
     weights = (config["q_lora_rank"] or 0) * heads * width + a.d_model * (width + heads)
     return selected_keys(a.attention, config["index_topk"], heads, width, weights)
 
@@ -195,11 +208,13 @@ def _head_dim(config: Config) -> int | None:
     """As classes divide: Glm4Moe's default, 4096 over 96 heads, has heads of 42."""
     d, heads = config["hidden_size"], config["num_attention_heads"]
     whole = isinstance(d, int) and isinstance(heads, int) and 0 < heads <= d
-    return config.get("head_dim") or (d // heads if whole else None)
+    stated = config.get("head_dim")
+    return stated if stated is not None else (d // heads if whole else None)
 
 
 def _dense_blocks(config: Config) -> int:
     """How many blocks have a dense feed-forward, by whichever field says it."""
+    check_size("num_hidden_layers", config["num_hidden_layers"])
     blocks = range(config["num_hidden_layers"])
     if (kinds := config.get("mlp_layer_types")) is not None:
         return sum(kind == "dense" for kind in kinds)
@@ -225,6 +240,7 @@ def _own_indexers(config: Config) -> list[bool]:
 def _rotary_blocks(config: Config) -> list[int]:
     """Say of each block whether it has rotary positions (Llama 4, SmolLM 3)."""
     interval = config["no_rope_layer_interval"]
+    check_size("no_rope_layer_interval", interval)
     return [int((block + 1) % interval != 0) for block in range(config["num_hidden_layers"])]
 
 

@@ -63,12 +63,20 @@ def on_meta(config: Any) -> nn.Module:
 
 @contextmanager
 def _one_line(config: Any, what: str, but: str | None = None) -> Iterator[None]:
-    """Raise a class's error, whatever its type, as a ValueError of one line; drop one that has the word `but`."""
+    """Raise a class's error, whatever its type, as a ValueError of one line; drop one that has the word `but`.
+
+    `config` is a configuration, or the model type of one that cannot be made.
+    """
     try:
         yield
     except Exception as error:
         if but is None or but not in str(error):
-            reason = _culprits(config, error) + (" ".join(str(error).split()) or type(error).__name__)
+            reason = " ".join(str(error).split()) or type(error).__name__
+            if isinstance(config, str):
+                raise InputError(f"transformers' {config} cannot be {what}: {reason[:200]}") from None
+            if culprits := _culprits(config, error):
+                must_not = " must be at least 1" if isinstance(error, ZeroDivisionError) else f": {type(error).__name__} {reason}"
+                reason = culprits + must_not
             raise InputError(f"transformers' {config.model_type} cannot be {what}: {reason[:200]}") from None
 
 
@@ -78,7 +86,7 @@ def _culprits(config: Any, error: Exception) -> str:
     fields = config.to_diff_dict()
     fields |= {name: at for part in fields.values() if isinstance(part, dict) for name, at in part.items()}
     equal = [name for name, at in fields.items() if repr(at) == value and not name.endswith("_token_id")]
-    return f"{', '.join(f'{name}={value}' for name in equal)}: {type(error).__name__} " if equal else ""
+    return ", ".join(f"{name}={value}" for name in equal)
 
 
 def forward_flops(model: nn.Module, tokens: int) -> float:
@@ -163,7 +171,9 @@ def _count(fields: str) -> tuple[Architecture, dict[str, int], tuple[float, floa
     values = json.loads(fields)
     if (kind := values.get("model_type")) not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise InputError(f"model_type={kind!r}: transformers has no causal language model of this type")
-    config = as_decoder(CONFIG_MAPPING[kind].from_dict(values))
+    with _one_line(kind, "read"):
+        config = CONFIG_MAPPING[kind].from_dict(values)
+    config = as_decoder(config)
     model = on_meta(config)
     blocks = max((part for part in model.modules() if isinstance(part, nn.ModuleList)), key=_size)
     experts, parts = _experts(blocks), _flops_of_positions(model, config)
@@ -254,7 +264,7 @@ def _experts(blocks: nn.ModuleList) -> list[nn.Module]:
 
 def _plain(model: nn.Module, blocks: nn.ModuleList, experts: list[nn.Module], config: Any) -> Architecture:
     """Experts and feed-forwards as the class has them, and attention as the configuration has it."""
-    d, heads = config.hidden_size, _first(config, "num_attention_heads") or 1
+    d, heads = config.hidden_size, _first(config, "num_attention_heads", "num_heads") or 1
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     options: dict[str, Any] = {"tied_embeddings": head is None or head.weight is embedding.weight}
     sparse = [block for block in blocks if not {*experts}.isdisjoint(block.modules())]
