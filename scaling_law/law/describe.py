@@ -183,7 +183,7 @@ def describe(
     model, law = read_model(source, revision), law or JointLaw.published()
     positions, cached = _positions("context", context), _positions("kv_tokens", kv_tokens)
     provenance = law.conditions.provenance if law.conditions else "fitted law"
-    sizes = {"bytes_per_parameter": float(positive("bytes_per_parameter", bytes_per_parameter))}
+    sizes: dict[str, Any] = {"bytes_per_parameter": float(positive("bytes_per_parameter", bytes_per_parameter))}
     sizes["bytes_per_kv"] = float(positive("bytes_per_kv", bytes_per_kv))
     warnings, predicted, check = ignored(model.architecture, law), None, None
     if tokens is not None:
@@ -195,8 +195,16 @@ def describe(
         warnings += check.warnings
         if predicted.optimum is not None:
             warnings += [f"the law's choice: {warning}" for warning in predicted.optimum.warnings]
-    said = {"kv_tokens": cached, "check": check, "notes": tuple(warnings)}
-    return Description(model, provenance, context=positions, prediction=predicted, **sizes, **said)
+    return Description(
+        model,
+        provenance,
+        **sizes,
+        context=positions,
+        kv_tokens=cached,
+        prediction=predicted,
+        check=check,
+        notes=tuple(warnings),
+    )
 
 
 def _positions(name: str, value: float | str | None) -> float | None:

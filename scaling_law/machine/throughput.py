@@ -33,7 +33,7 @@ SHAPES = {"vocab_size": ("a vocabulary", OUTSIDE), "d_model": ("a d_model", 1.0)
 TERMS: dict[str, str] = {
     "steps": "1",
     "blocks": "passes through a block: blocks × micro-batches",
-    "flops": "FLOPs, three exact forward passes (`Architecture.forward_flops`)",
+    "flops": "FLOPs, three forward passes (`Architecture.forward_flops`)",
     "routed_flops": "the FLOPs of models with experts, once more",
     "activations": "elements between operations: tokens × blocks × d_model",
     "routing": "elements sent to experts: tokens × routed blocks × experts per token × d_model",

@@ -31,7 +31,7 @@ Reader = Callable[[Config], tuple[Architecture, Mapping[str, int]]]
 FILE_NAME = "config.json"
 CLASSES = "scaling_law.classes"  # of entry points: functions like `Reader`
 # Fields whose null says something.
-_MAYBE_NULL = ("head_dim", "n_shared_experts", "num_key_value_heads", "q_lora_rank")
+_MAYBE_NULL: tuple[str, ...] = ("head_dim", "n_shared_experts", "num_key_value_heads", "q_lora_rank")
 _MAYBE_NULL += ("sliding_window", "attention_chunk_size")
 
 

@@ -71,13 +71,19 @@ def _one_line(config: Any, what: str, but: str | None = None) -> Iterator[None]:
         yield
     except Exception as error:
         if but is None or but not in str(error):
-            reason = " ".join(str(error).split()) or type(error).__name__
-            if isinstance(config, str):
-                raise InputError(f"transformers' {config} cannot be {what}: {reason[:200]}") from None
-            if culprits := _culprits(config, error):
-                must_not = " must be at least 1" if isinstance(error, ZeroDivisionError) else f": {type(error).__name__} {reason}"
-                reason = culprits + must_not
-            raise InputError(f"transformers' {config.model_type} cannot be {what}: {reason[:200]}") from None
+            kind = getattr(config, "model_type", config)
+            raise InputError(f"transformers' {kind} cannot be {what}: {_reason(config, error)[:200]}") from None
+
+
+def _reason(config: Any, error: Exception) -> str:
+    """A class's error in one line, with the fields that caused it."""
+    reason = " ".join(str(error).split()) or type(error).__name__
+    culprits = "" if isinstance(config, str) else _culprits(config, error)
+    if not culprits:
+        return reason
+    if isinstance(error, ZeroDivisionError):
+        return f"{culprits} must be at least 1"
+    return f"{culprits}: {type(error).__name__} {reason}"
 
 
 def _culprits(config: Any, error: Exception) -> str:
@@ -92,7 +98,8 @@ def _culprits(config: Any, error: Exception) -> str:
 def forward_flops(model: nn.Module, tokens: int) -> float:
     """FLOPs per token of a forward pass of one sequence of `tokens` through a model on the meta device.
 
-    All matrix products, with the whole square of attention. Any error of a class whose path depends on values.
+    All matrix products, with the whole square of attention, windows or not. Any error of a class whose path depends on
+    values.
     """
     return sum(_flops_by_part(model, tokens)["Global"].values())
 

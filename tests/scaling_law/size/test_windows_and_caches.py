@@ -26,16 +26,19 @@ OWN = {
         "compress_rates": {"compressed_sparse_attention": 2, "heavily_compressed_attention": 8},
     },
     "minimax_m3_vl_text": {"layer_types": ["full_attention", "minimax_m3_sparse"] * 2, "index_n_heads": 2},
-    **dict.fromkeys(("qwen2", "qwen3", "dots1"), {"max_window_layers": 2}),
+    **{key: {"max_window_layers": 2} for key in ("qwen2", "qwen3", "dots1")},
     "smollm3": {"no_rope_layer_interval": 2},
     "glm_moe_dsa": {"indexer_types": ["full", "shared"] * 2},
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"] * 2},
     "bamba": {"attn_layer_indices": [1, 3]},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
-    **dict.fromkeys(("mixtral", "phi3", "starcoder2", "phimoe"), {"sliding_window": WINDOW}),
+    **{key: {"sliding_window": WINDOW} for key in ("mixtral", "phi3", "starcoder2", "phimoe")},
 }
 STATES = ("mamba", "mamba2", "falcon_mamba", "falcon_h1", "bamba", "granitemoehybrid", "qwen3_next", "olmo_hybrid")
 STATES += ("jamba", "lfm2_moe", "nemotron_h", "zaya", "qwen3_5_text")
+# Caches that are filled in the fast tests: windows, chunks, a selection, compression, shared keys, latents, states.
+FAST = ("gpt_oss", "gemma3_text", "mistral", "llama4_text", "gpt_neo", "deepseek_v32", "deepseek_v4", "gemma4_text")
+FAST += ("mimo_v2_flash", "deepseek_v3", "minicpm3", "mamba", "mamba2", "bamba", "qwen3_next", "nemotron_h", "zaya")
 LATENT = ("deepseek_v2", "deepseek_v3", "minicpm3", "youtu", "glm4_moe_lite")
 
 
@@ -63,6 +66,9 @@ def limited_types():
     return kinds
 
 
+LIMITED = limited_types()
+
+
 def passed(config, **options):
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
@@ -75,10 +81,12 @@ def keys_of_attention(a, config):
     """Keys that the last token sees in all blocks: not those of indexers."""
     index = getattr(config, "index_n_heads", 0) * getattr(config, "index_head_dim", 0)
     spans = [span for span in a.all_spans if span.multiplied and not span.once]
-    return sum(s.blocks * s.entries(LENGTH) for s in spans if not (index and s.limit is None and s.multiplied == index))
+    return sum(
+        s.blocks * s.entries(LENGTH) for s in spans if not (index and s.limit is None and s.multiplied == index)
+    )
 
 
-@pytest.mark.parametrize("kind", limited_types())
+@pytest.mark.parametrize("kind", LIMITED)
 def test_a_block_counts_the_keys_of_the_fullest_row_of_its_mask(kind):
     """Weights that are not 0, in the fullest row of each block: masks, selections and compression are the class's."""
     config = tiny(kind)
@@ -106,7 +114,12 @@ def held(output):
     return sum(tensors.values())
 
 
-@pytest.mark.parametrize("kind", sorted({*limited_types(), *STATES, *LATENT} - {"recurrent_gemma"}))
+CACHES = sorted({*LIMITED, *STATES, *LATENT} - {"recurrent_gemma"})  # which keeps its states in its blocks
+
+
+@pytest.mark.parametrize(
+    "kind", [kind if kind in FAST else pytest.param(kind, marks=pytest.mark.slow) for kind in CACHES]
+)
 def test_the_cache_is_what_the_class_holds(kind):
     """But for one key of each full window: the class drops it, since the next token brings its own."""
     config = tiny(kind)
@@ -186,13 +199,13 @@ def test_the_cache_counts_for_the_choice_of_the_law():
     plain, cached = (describe(small, "8B", kv_tokens=tokens).prediction.optimum for tokens in (None, "16k"))
     total = cached.best.weight_bytes + cached.best.kv_cache_bytes
     a = describe(small).architecture
-    assert 0 < cached.best.kv_cache_bytes
+    assert cached.best.kv_cache_bytes > 0
     assert plain.best.weight_bytes <= a.weight_bytes() * (1 + 1e-9)
     assert total <= (a.weight_bytes() + a.kv_cache_bytes(16_384)) * (1 + 1e-9)
 
 
 def test_deepseek_v4_caches_what_its_configuration_compresses():
-    """Some blocks keep one vector of 512 for 128 tokens, some one of 512 and 128 for 4; all of them a window of 128."""
+    """A block keeps one vector of 512 for 128 tokens, or one of 512 and 128 for 4; and a window of 128."""
     a = read_model(THIN_V4).architecture  # 3 blocks of the one kind and 1 of the other
     heavy, sparse, window = 2 * 512 / 128, 2 * (512 + 128) / 4, 2 * 128 * 512
     assert a.kv_bytes_per_token() == 3 * heavy + sparse
