@@ -5,8 +5,8 @@ A row of `families.json` says how configurations of some model types are read, w
 parameters that laws do not count, as arithmetic on fields of both; `defaults` the class's values of fields that may be
 absent. `windows` names the field that limits the keys of a block, and in which blocks, where no `layer_types` say it:
 those in which arithmetic on fields and the number of the `block` is positive (absent: all). `Model.parameters` is
-exact (tests build the classes). The class of any other type is asked by whoever is installed and can: an entry point of the
-group `CLASSES`.
+exact (tests build the classes). The class of any other type is asked by whoever is installed and can: an entry point
+of the group `CLASSES`.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from scaling_law.machine import decode_seconds
 from scaling_law.machine.throughput import ModelWork
 from scaling_law.size.architecture import Span
 from scaling_law.size.model_configs import FAMILIES, read_model
-from training.configuration.class_counts import read_class
+from training.configuration.class_counts import read_class, training_flops
 from training.configuration.model_classes import ModelClassArguments, model_types
 
 LENGTH, WINDOW = 24, 8
@@ -100,6 +100,17 @@ def test_a_block_counts_the_keys_of_the_fullest_row_of_its_mask(kind):
     assert sum(rows) == keys_of_attention(a, config)
     if kind in FAMILIES:
         assert read_model(config).architecture == a
+
+
+@pytest.mark.parametrize("kind", ["gpt_oss", "gemma3_text"])
+def test_the_count_on_the_class_has_the_keys_of_the_formula(kind):
+    """Torch counts the angles of rotary positions besides."""
+    config = tiny(kind)
+    a, _ = read_class(config.to_dict())
+    for length in (WINDOW, 8 * WINDOW):
+        assert training_flops(config, length) == pytest.approx(a.training_flops(1, length), rel=4e-3)
+    whole = replace(a, attention_blocks=a.blocks, spans=())
+    assert a.training_flops(1, 8 * WINDOW) < 0.95 * whole.training_flops(1, 8 * WINDOW)
 
 
 def held(output):
