@@ -123,9 +123,10 @@ class RunRecord(_Part):
 
     Units: `n_active`, `n_total` in parameters (embedding and head counted, router and norms not, as in the paper);
     whatever ends in `tokens`, and `sequence_length`, in tokens; losses in nats per token, without auxiliary losses;
-    `training_flops` and `mfu`, a fraction, are of three forward passes' matrix products with attention's whole square,
-    as torch counts them on the class (`flops_count` "class"); of ours, `training_flops` are the paper's 6 N_act D, and
-    `mfu` is of such products by formula ("formula"; null, before these counts: of 6 FLOPs per multiplied weight).
+    `training_flops` and `mfu`, a fraction, are of three forward passes' matrix products, with attention without the
+    causal half, as torch counts them on the class (`flops_count` "class"); of ours, `training_flops` are the paper's
+    6 N_act D, and `mfu` is of such products by formula ("formula"; null, before these counts: of 6 FLOPs per
+    multiplied weight).
     `expert_load_max_over_mean` is 1 when experts are evenly loaded.
 
     `train_loss` is the mean over the last `train_loss_window_tokens` (0: not known); `eval_loss` is held-out and

@@ -212,12 +212,13 @@ def compare(
     return comparing.compare(laws=laws, vocab_size=vocab_size, **question)
 
 
-@command("model tokens context bytes_per_parameter revision force law")
+@command("model tokens context kv_tokens bytes_per_parameter bytes_per_kv revision force law")
 def describe(
     law: Law,
     model: Annotated[str, typer.Argument(metavar="MODEL", help="org/model on the Hub, a folder, or a config.json.")],
     tokens: Annotated[Any, quantity(TOKENS, "Training tokens: 15T. [default: no loss is predicted]")] = None,
-    context: Annotated[Any, quantity(CONTEXT, "Sequence length for exact FLOPs, with attention: 4k.")] = None,
+    context: Annotated[Any, quantity(CONTEXT, "Length of a sequence, for attention and the KV cache: 4k.")] = None,
+    kv_tokens: Annotated[Any, quantity(CONTEXT, "Tokens in the KV cache, in sequences of --context: 64k.")] = None,
     revision: Revision = None,
     **question: Any,
 ) -> Answer:
@@ -231,5 +232,8 @@ def describe(
     More examples:
 
         scaling-law describe models/my-model/config.json --tokens 2T --context 4k --json
+
+        scaling-law describe openai/gpt-oss-20b --context 128k --kv-tokens 1M
     """
-    return describing.describe(model, tokens, law=law, context=context, revision=revision, **question)
+    sizes = {"context": context, "kv_tokens": kv_tokens}
+    return describing.describe(model, tokens, law=law, revision=revision, **sizes, **question)

@@ -43,7 +43,8 @@ def decode_seconds(
     refuse_none("model", model)
     if not batch > 0:
         raise InputError(f"batch={batch!r} must be positive")
-    sheet, cache = named_gpu(gpu) if isinstance(gpu, str) else gpu, model.kv_cache_bytes(batch * context, bytes_per_kv)
+    sheet = named_gpu(gpu) if isinstance(gpu, str) else gpu
+    cache = model.kv_cache_bytes(batch * context, bytes_per_kv, context)
     return float(seconds_of_token(model, sheet, batch, cache, bytes_per_parameter))
 
 

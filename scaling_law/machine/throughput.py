@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from hub.base import strict_json
 from hub.base.errors import InputError
 from scaling_law.machine.efficiency import SMALL, published_runs
 from scaling_law.machine.gpus import SHEET, named_gpu
-from scaling_law.size.architecture import Architecture
+from scaling_law.size.architecture import Architecture, Span
 from scaling_law.size.missing import refuse_none
 from scaling_law.size.recipe import PAPER
 from scaling_law.size.widths import Widths
@@ -34,7 +34,7 @@ SHAPES = {"vocab_size": ("a vocabulary", OUTSIDE), "d_model": ("a d_model", 1.0)
 TERMS: dict[str, str] = {
     "steps": "1",
     "blocks": "passes through a block: blocks × micro-batches",
-    "flops": "FLOPs, three exact forward passes (`Architecture.forward_flops`)",
+    "flops": "FLOPs, three forward passes (`Architecture.forward_flops`)",
     "routed_flops": "the FLOPs of models with experts, once more",
     "activations": "elements between operations: tokens × blocks × d_model",
     "routing": "elements sent to experts: tokens × routed blocks × experts per token × d_model",
@@ -49,12 +49,14 @@ class ModelWork:
 
     Attributes:
         weights: that a token is multiplied with, router and head included, embedding not.
-        attention: elements of attention's scores and values by position of the context, of all blocks.
+        attention: elements of attention's scores and values by position of the context, of all blocks that attend to
+            every position.
         activations: elements that a block hands on, of all blocks.
         routed: elements that are sent to experts, of all blocks; 0 for a dense model.
         n_total: all parameters of the model.
         n_active: of them what one token uses, embedding included; only to say what lies outside the measured range.
         n_blocks: blocks of the model.
+        bounded: pairs of a span of other blocks (windows, selections, states) and its elements by entry.
     """
 
     weights: Any
@@ -64,24 +66,31 @@ class ModelWork:
     n_total: Any
     n_active: Any
     n_blocks: Any
+    bounded: tuple[tuple[Span, Any], ...] = ()
 
     @classmethod
     def of(cls, model: Architecture | Widths | Sequence[Architecture]) -> ModelWork:
         """Work of one architecture (numbers), or of several (arrays)."""
         refuse_none("model", model)
         if isinstance(model, Sequence):
-            each = [vars(cls.of(one)) for one in model]
-            return cls(**{name: np.array([one[name] for one in each]) for name in each[0]})
-        a, scores = model, model.forward_flops(1.0) - model.forward_flops()
+            each = [cls.of(one) for one in model]
+            names = [f.name for f in fields(cls) if f.name != "bounded"]
+            numbers = {name: np.array([getattr(work, name) for work in each]) for name in names}
+            of_model = np.eye(len(each))  # elements of one model alone
+            bounded = [(span, of_model[i] * size) for i, work in enumerate(each) for span, size in work.bounded]
+            return cls(**numbers, bounded=tuple(bounded))
+        a = model
+        products = [(Span(1), 2.0 * a.blocks * a.d_model)] if isinstance(a, Widths) else _products(a)
         sent = a.routed_blocks * a.experts_per_token * a.d_model
         return cls(
             weights=a.forward_flops() / 2,
-            attention=scores / 2,
+            attention=sum(size for span, size in products if span.sees_all),
             activations=1.0 * a.blocks * a.d_model,
             routed=1.0 * np.where(np.asarray(a.experts) > 1, sent, 0.0),
             n_total=1.0 * a.n_total,
             n_active=1.0 * a.n_active,
             n_blocks=1.0 * a.blocks,
+            bounded=tuple((span, size) for span, size in products if not span.sees_all),
         )
 
     def in_step(
@@ -90,7 +99,9 @@ class ModelWork:
         """The work of one device in one step, by the names of `TERMS`. Without micro-batches all is one pass."""
         tokens = np.asarray(tokens_per_step, float) / devices
         micro_batches = 1.0 if micro_batch_tokens is None else np.maximum(1.0, tokens / np.asarray(micro_batch_tokens))
-        flops = 6.0 * tokens * (self.weights + sequence_length * self.attention)
+        attended = sequence_length * self.attention
+        attended = attended + sum(span.entries(sequence_length) * size for span, size in self.bounded)
+        flops = 6.0 * tokens * (self.weights + attended)
         return {
             "steps": 1.0 + 0.0 * flops,
             "blocks": self.n_blocks * micro_batches,
@@ -101,6 +112,11 @@ class ModelWork:
             "weights": self.n_total * micro_batches,
             "update": self.n_total,
         }
+
+
+def _products(a: Architecture) -> list[tuple[Span, float]]:
+    """Pair each span with the elements of one of its entries, of all its blocks."""
+    return [(span, 1.0 * span.blocks * (span.multiplied or 0)) for span in a.all_spans]
 
 
 Model = Architecture | Widths | Sequence[Architecture] | ModelWork

@@ -12,8 +12,9 @@ decoder, with top-k routing, fine-grained and shared experts, dense blocks, grou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, asdict, dataclass, fields
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, asdict, dataclass, fields, replace
 from typing import Any, cast
 
 import numpy as np
@@ -163,7 +164,66 @@ class LatentAttention:
     def __post_init__(self) -> None:
         for f in fields(self):
             if (value := getattr(self, f.name)) is not None or f.default is not None:
-                _check_size(f"latent_attention: {f.name}", value)
+                check_size(f"latent_attention: {f.name}", value)
+
+
+@dataclass(frozen=True)
+class Span:
+    """What a token of some blocks is multiplied with besides weights, and what the cache of a sequence holds for it.
+
+    There are min(limit, context // stride) entries: the keys of a window or chunk, compressed keys (`stride`), keys
+    that an indexer selects (`limit`); or, if `once`, a single one whatever the context: a recurrent state, or weights
+    that N leaves out.
+
+    Attributes:
+        multiplied: elements that one entry is multiplied with (None: as in the attention of the architecture).
+        cached: elements that the cache holds for one entry (None: likewise).
+    """
+
+    blocks: int
+    limit: int | None = None
+    stride: int = 1
+    once: bool = False
+    multiplied: int | None = None
+    cached: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("blocks", 1), ("limit", 1), ("stride", 1), ("multiplied", 0), ("cached", 0)):
+            if getattr(self, name) is not None:
+                check_size(f"spans: {name}", getattr(self, name), least)
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether there is an entry for every position."""
+        return self.limit is None and self.stride == 1 and not self.once
+
+    def entries(self, context: float) -> float:
+        """How many entries the last token of so many positions sees."""
+        if self.once:
+            return float(context > 0)
+        available = float(context if self.stride == 1 else context // self.stride)
+        return available if self.limit is None else min(available, float(self.limit))
+
+    def hidden(self, context: float) -> float:
+        """How many entries of so many positions a limit hides."""
+        return 0.0 if self.once or self.limit is None else context // self.stride - self.entries(context)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The arguments that differ from their defaults."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+
+
+def selected_keys(
+    attention: Span, limit: int, index_heads: int = 0, index_width: int = 0, weights: int = 0
+) -> list[Span]:
+    """Spans of one block that attends to `limit` keys that an indexer selects (DeepSeek-V3.2, arXiv 2512.02556).
+
+    The indexer compares `index_heads` queries with one key of `index_width` per position; all keys stay in the cache.
+    Without heads of its own, the block takes the selection of one before it. `weights` are those of the indexer.
+    """
+    every = replace(attention, multiplied=index_heads * index_width, cached=(attention.cached or 0) + index_width)
+    spans = [replace(attention, limit=limit, cached=0), every]
+    return [*spans, Span(1, once=True, multiplied=weights, cached=0)] if weights else spans
 
 
 @dataclass(frozen=True)
@@ -184,9 +244,10 @@ class Architecture:
         head_dim: width of a head (default: d_model / n_heads; with latent attention that of a query).
         gated: three matrices per feed-forward (SwiGLU), else two.
         tied_embeddings: one matrix for embedding and head.
-        mixer_parameters, attention_blocks: counted on classes whose blocks are not plain attention and feed-forward:
-            all that is neither feed-forward nor embedding, and the blocks that attend to every position (None: by the
-            fields above, all).
+        mixer_parameters: all that is neither feed-forward nor embedding, counted on classes whose blocks are not plain
+            attention and feed-forward (None: by the fields above).
+        attention_blocks: blocks that attend to every position by the heads above (None: all).
+        spans: what the other blocks attend to, and states: windows, chunks, selected and compressed keys, recurrence.
     """
 
     d_model: int
@@ -208,22 +269,29 @@ class Architecture:
     tied_embeddings: bool = False
     mixer_parameters: int | None = None
     attention_blocks: int | None = None
+    spans: tuple[Span, ...] = ()
 
     def __post_init__(self) -> None:
         if isinstance(self.latent_attention, Mapping):  # as in JSON
             object.__setattr__(self, "latent_attention", LatentAttention(**self.latent_attention))
+        if not isinstance(self.spans, (list, tuple)):
+            raise InputError(f"spans={self.spans!r} must be a list of Span")
+        spans = [Span(**span) if isinstance(span, Mapping) else span for span in self.spans]
+        if others := [span for span in spans if not isinstance(span, Span)]:
+            raise InputError(f"spans: {others[0]!r} must be a Span")
+        object.__setattr__(self, "spans", tuple(spans))
         heads_split_width = self.head_dim is None and self.latent_attention is None
         for name in ("shared_experts", "dense_blocks", "mixer_parameters", "attention_blocks"):
             if getattr(self, name) is not None:
-                _check_size(name, getattr(self, name), least=0)
+                check_size(name, getattr(self, name), least=0)
         if self.d_ff is not None:
-            _check_size("d_ff", self.d_ff)
+            check_size("d_ff", self.d_ff)
             if self.d_expert is None and (self.experts, self.shared_experts, self.dense_blocks) == (1, 0, 0):
                 object.__setattr__(self, "d_expert", self.d_ff)
         for name in ("d_model", "experts", "vocab_size", "experts_per_token", *_DEFAULTS):
             value = getattr(self, name)
             value = _DEFAULTS[name](self) if value is None else value
-            _check_size(name, value)
+            check_size(name, value)
             object.__setattr__(self, name, int(value))
         if heads_split_width and self.d_model % self.heads:
             raise InputError(f"d_model={self.d_model} is not divisible by n_heads={self.n_heads}")
@@ -288,7 +356,8 @@ class Architecture:
         same = self.shape | {"vocab_size": self.vocab_size}
         plain = {f.name: f.default for f in fields(self) if f.name not in same}
         plain |= {name: default(self) for name, default in _DEFAULTS.items() if name in plain}
-        return same | {name: value for name, value in asdict(self).items() if name in plain and value != plain[name]}
+        values = asdict(self) | {"spans": tuple(span.to_dict() for span in self.spans)}
+        return same | {name: value for name, value in values.items() if name in plain and value != plain[name]}
 
     @property
     def is_of_the_paper(self) -> bool:
@@ -311,8 +380,37 @@ class Architecture:
         return self.experts * self.d_expert + self.shared_experts * self.d_shared
 
     @property
-    def _attending(self) -> int:
-        return self.blocks if self.attention_blocks is None else self.attention_blocks
+    def attention(self) -> Span:
+        """What one block attends to by the heads of the architecture: every position."""
+        mla = self.latent_attention
+        values = mla.value_dim if mla else self.head_dim
+        cached = mla.kv_rank + mla.rope_dim if mla else 2 * self.n_kv_heads * self.head_dim
+        return Span(1, multiplied=self.heads * (self.head_dim + values), cached=cached)
+
+    @property
+    def all_spans(self) -> tuple[Span, ...]:
+        """What each block attends to and keeps, with its elements."""
+        own = self.attention
+        blocks = self.blocks if self.attention_blocks is None else self.attention_blocks
+        spans = [replace(own, blocks=blocks)] if blocks else []
+        for span in self.spans:
+            multiplied = own.multiplied if span.multiplied is None else span.multiplied
+            cached = own.cached if span.cached is None else span.cached
+            spans.append(replace(span, multiplied=multiplied, cached=cached))
+        return tuple(spans)
+
+    def attending(self, layers: Iterable[Sequence[Span]]) -> Architecture:
+        """Replace what the blocks attend to by the spans of each of them; equal blocks are counted together."""
+        own = self.attention
+        each = [span for layer in layers for span in layer if span.multiplied or span.cached]
+        groups = Counter(span for span in each if span != own)
+        full = len(each) - sum(groups.values())
+        spans = []
+        for span, blocks in groups.items():
+            multiplied = None if span.multiplied == own.multiplied else span.multiplied
+            cached = None if span.cached == own.cached else span.cached
+            spans.append(replace(span, blocks=blocks, multiplied=multiplied, cached=cached))
+        return replace(self, attention_blocks=None if full == self.blocks else full, spans=tuple(spans))
 
     @property
     def embedding_parameters(self) -> int:
@@ -392,22 +490,27 @@ class Architecture:
     def forward_flops(self, context: float = 0.0) -> float:
         """FLOPs of one token's forward pass: 2 for each weight it is multiplied with, router included, lookups not.
 
-        `context` adds attention over that many positions in every block, without the causal half and without windows
-        (Chowdhery et al. 2022, arXiv 2204.02311, Appendix B; Hoffmann et al. 2022, Appendix F).
+        `context` adds attention at that sequence length, without the causal half: every token counts the keys that the
+        last one sees (Chowdhery et al. 2022, arXiv 2204.02311, Appendix B; Hoffmann et al. 2022, Appendix F), in
+        windows, chunks and selections no more than these hold, with the products of indexers. A recurrent state counts
+        4 FLOPs per element, of its update and its output; kernels that scan in chunks do more.
         """
         router = self.routed_blocks * self.d_model * self.experts if self.experts > 1 else 0
         weights = self.n_active_non_embedding + router + self.d_model * self.vocab_size
-        values = self.latent_attention.value_dim if self.latent_attention else self.head_dim
-        return 2.0 * (weights + context * self._attending * self.heads * (self.head_dim + values))
+        return 2.0 * (weights + self.attention_products(context))
+
+    def attention_products(self, context: float) -> float:
+        """Elements that a token is multiplied with besides weights, at this sequence length, in all blocks."""
+        return sum(span.blocks * (span.multiplied or 0) * span.entries(context) for span in self.all_spans)
 
     def training_flops(self, tokens: float, context: float | None = None) -> float:
-        """6 N_act D; with the sequence length as `context`, three exact forward passes (`forward_flops`)."""
+        """6 N_act D; with the sequence length as `context`, three forward passes as `forward_flops` counts them."""
         if context is None:
             return float(training_flops(self.n_active, tokens))
         return 3 * tokens * self.forward_flops(context)
 
     def inference_flops(self, tokens: float, context: float | None = None) -> float:
-        """2 N_act D; or exact, of tokens that attend to `context` positions each."""
+        """2 N_act D; with a `context`, of tokens after that many positions, as `forward_flops` counts them."""
         if context is None:
             return float(inference_flops(self.n_active, tokens))
         return tokens * self.forward_flops(context)
@@ -415,11 +518,28 @@ class Architecture:
     def weight_bytes(self, bytes_per_parameter: float = 2.0) -> float:
         return bytes_per_parameter * self.n_total
 
-    def kv_cache_bytes(self, tokens: float, bytes_per_element: float = 2.0) -> float:
-        """Bytes of `tokens` positions: keys and values of every key-value head, or the latent vectors of MLA."""
-        mla = self.latent_attention
-        elements = mla.kv_rank + mla.rope_dim if mla else 2 * self.n_kv_heads * self.head_dim
-        return bytes_per_element * tokens * self._attending * elements
+    def kv_cache_bytes(self, tokens: float, bytes_per_element: float = 2.0, context: float | None = None) -> float:
+        """Bytes of `tokens` positions over all sequences of `context` positions each (None: one sequence).
+
+        Keys and values of every key-value head, or the latent vectors of MLA, for every position that a block may
+        still see; the state of recurrent blocks once a sequence.
+        """
+        if not tokens:
+            return 0.0
+        length = min(context or tokens, tokens)
+        sequence = sum(span.blocks * (span.cached or 0) * span.entries(length) for span in self.all_spans)
+        return bytes_per_element * sequence * (tokens / length)
+
+    def kv_bytes_per_token(self, bytes_per_element: float = 2.0) -> float:
+        """Bytes by which each further token makes the cache of a long sequence grow."""
+        growing = (span for span in self.all_spans if span.limit is None and not span.once)
+        return bytes_per_element * sum(span.blocks * (span.cached or 0) / span.stride for span in growing)
+
+    def kv_bytes_per_sequence(self, bytes_per_element: float = 2.0) -> float:
+        """Bytes that do not grow with a long sequence: full windows and chunks, and states."""
+        bounded = (span for span in self.all_spans if span.limit is not None or span.once)
+        held = sum(span.blocks * (span.cached or 0) * (1 if span.once else span.limit or 0) for span in bounded)
+        return bytes_per_element * held
 
     @property
     def training_state_bytes(self) -> float:
@@ -454,6 +574,7 @@ _DEFAULTS: Mapping[str, Callable[[Architecture], int]] = {
 }
 
 
-def _check_size(name: str, value: Any, least: int = 1) -> None:
+def check_size(name: str, value: Any, least: int = 1) -> None:
+    """Refuse what is no whole number of at least `least`."""
     if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < least:
         raise InputError(f"{name}={value!r} must be an integer of at least {least}")

@@ -3,15 +3,17 @@
 A row of `families.json` says how configurations of some model types are read, with what it has from a row that it is
 `like`: `architecture` has fields of `Architecture`, each a field of config.json or a constant; `left_out` the
 parameters that laws do not count, as arithmetic on fields of both; `defaults` the class's values of fields that may be
-absent. `Model.parameters` is exact (tests build the classes). The class of any other type is asked by whoever is
-installed and can: an entry point of the group `CLASSES`.
+absent. `windows` names the field that limits the keys of a block, and in which blocks, where no `layer_types` say it:
+those in which arithmetic on fields and the number of the `block` is positive (absent: all). `Model.parameters` is
+exact (tests build the classes). The class of any other type is asked by whoever is installed and can: an entry point
+of the group `CLASSES`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -21,7 +23,7 @@ import hub  # lazy: its rooms are imported when a file is read
 from hub.base import strict_json
 from hub.base.arithmetic import Arithmetic
 from hub.base.errors import InputError, unknown
-from scaling_law.size.architecture import Architecture
+from scaling_law.size.architecture import Architecture, Span, check_size, selected_keys
 
 Config = Mapping[str, Any]
 Family = Mapping[str, Mapping[str, Any]]
@@ -29,7 +31,9 @@ Family = Mapping[str, Mapping[str, Any]]
 Reader = Callable[[Config], tuple[Architecture, Mapping[str, int]]]
 FILE_NAME = "config.json"
 CLASSES = "scaling_law.classes"  # of entry points: functions like `Reader`
-_MAYBE_NULL = ("head_dim", "n_shared_experts", "num_key_value_heads", "q_lora_rank")  # null says something here
+# Fields whose null says something.
+_MAYBE_NULL: tuple[str, ...] = ("head_dim", "n_shared_experts", "num_key_value_heads", "q_lora_rank")
+_MAYBE_NULL += ("sliding_window", "attention_chunk_size")
 
 
 def _families() -> dict[str, Family]:
@@ -38,6 +42,7 @@ def _families() -> dict[str, Family]:
         like = families.get(row.get("like"), {})
         parts = ("architecture", "left_out", "defaults")
         family = {part: {**like.get(part, {}), **row.get(part, {})} for part in parts}
+        family["windows"] = row.get("windows", {})  # of this row alone
         families |= dict.fromkeys(row["types"], family)
     return families
 
@@ -80,6 +85,9 @@ def read_model(source: str | Path | Config | Any, revision: str | None = None) -
     if isinstance(source, (str, Path)):
         name, config = str(source), _read(source, revision)
     else:
+        if not isinstance(source, Mapping) and not hasattr(source, "to_dict"):
+            allowed = "org/model on the Hub, a folder, a config.json, a mapping, or a configuration of transformers"
+            raise InputError(f"model={source!r} must be {allowed}")
         config = source if isinstance(source, Mapping) else source.to_dict()
         name = str(config.get("_name_or_path") or config.get("model_type"))
     if not isinstance(config, Mapping):
@@ -128,6 +136,8 @@ class _Fields(dict[str, Any]):
 
 def _of_table(family: Family, config: Config) -> tuple[Architecture, dict[str, int]]:
     stated = {key: value for key, value in config.items() if value is not None or key in _MAYBE_NULL}
+    if not stated.get("no_rope_layers"):
+        stated.pop("no_rope_layers", None)  # as classes read an empty list
     values = _Fields({**family["defaults"], **stated})
     if "num_local_experts" in values:  # as transformers 5 writes the num_experts of Qwen3
         values.setdefault("num_experts", values["num_local_experts"])
@@ -141,6 +151,8 @@ def _of_table(family: Family, config: Config) -> tuple[Architecture, dict[str, i
     names = family["architecture"]
     options = {name: at(key) for name, key in names.items() if name != "d_ff" or values["dense_blocks"]}
     a = Architecture(**options | {"shared_experts": options.get("shared_experts") or 0})
+    if family["windows"]:
+        a = a.attending(_layers(a, values, **family["windows"]))
     numbers = _Fields({name: value or 0 for name, value in {**values, **vars(a)}.items()})
     numbers |= {"qk": a.head_dim * (a.heads + a.n_kv_heads), "qkv": a.head_dim * (a.heads + 2 * a.n_kv_heads)}
     numbers["routed_blocks"] = a.routed_blocks if a.experts > 1 else 0
@@ -148,15 +160,62 @@ def _of_table(family: Family, config: Config) -> tuple[Architecture, dict[str, i
     return a, {name: count for name, count in counts.items() if count}
 
 
+def _layers(a: Architecture, config: _Fields, limit: str, blocks: str | None = None) -> list[list[Span]]:
+    """Read what each block attends to: as many keys as the field `limit` says, or all."""
+    size = config[limit] if config.get("use_sliding_window", True) else None
+    if not size:
+        return [[a.attention]] * a.blocks
+    if limit == "index_topk":
+        return [_selecting(a, config, own_indexer) for own_indexer in _own_indexers(config)]
+    window = replace(a.attention, limit=size)
+    return [[window if is_limited else a.attention] for is_limited in _limited(a, config, blocks)]
+
+
+def _limited(a: Architecture, config: _Fields, blocks: str | None) -> list[bool]:
+    """Say of each block whether it sees a window or a chunk alone."""
+    if blocks is None:
+        return [True] * a.blocks
+    if kinds := config.get("layer_types"):
+        allowed = ("full_attention", "attention", "sliding_attention", "chunked_attention")
+        if not isinstance(kinds, list) or len(kinds) != a.blocks or not {*kinds} <= {*allowed}:
+            raise InputError(f"layer_types={kinds!r} must be a list of {a.blocks}, each one of {', '.join(allowed)}")
+        return [kind not in ("full_attention", "attention") for kind in kinds]
+    rule = Arithmetic.parse(blocks)
+    values = {name: config[name] for name in rule.names.values() if name != "block"}
+    for name, value in values.items():
+        if isinstance(value, list) and len(value) != a.blocks:
+            raise InputError(f"{name} has {len(value)} entries; it must have one for each of {a.blocks} blocks")
+        for number in value if isinstance(value, list) else [value]:
+            check_size(name, number, least=1 if name.endswith("pattern") else 0)
+    limited = []
+    for block in range(a.blocks):
+        numbers = {name: value[block] if isinstance(value, list) else value for name, value in values.items()}
+        limited.append(rule.value(numbers | {"block": block}) > 0)
+    return limited
+
+
+def _selecting(a: Architecture, config: _Fields, own_indexer: bool) -> list[Span]:
+    """Read what a block with sparse attention (DeepSeek-V3.2) attends to."""
+    if not own_indexer:
+        return selected_keys(a.attention, config["index_topk"])
+    heads, width = config["index_n_heads"], config["index_head_dim"]
+    check_size("index_n_heads", heads)
+    check_size("index_head_dim", width)
+    weights = (config["q_lora_rank"] or 0) * heads * width + a.d_model * (width + heads)
+    return selected_keys(a.attention, config["index_topk"], heads, width, weights)
+
+
 def _head_dim(config: Config) -> int | None:
     """As classes divide: Glm4Moe's default, 4096 over 96 heads, has heads of 42."""
     d, heads = config["hidden_size"], config["num_attention_heads"]
     whole = isinstance(d, int) and isinstance(heads, int) and 0 < heads <= d
-    return config.get("head_dim") or (d // heads if whole else None)
+    stated = config.get("head_dim")
+    return stated if stated is not None else (d // heads if whole else None)
 
 
 def _dense_blocks(config: Config) -> int:
     """How many blocks have a dense feed-forward, by whichever field says it."""
+    check_size("num_hidden_layers", config["num_hidden_layers"])
     blocks = range(config["num_hidden_layers"])
     if (kinds := config.get("mlp_layer_types")) is not None:
         return sum(kind == "dense" for kind in kinds)
@@ -170,13 +229,24 @@ def _dense_blocks(config: Config) -> int:
     return int(config.get("first_k_dense_replace") or 0)
 
 
-def _indexers(config: Config) -> int:
-    """Blocks with an indexer of their own for sparse attention (DeepSeek-V3.2)."""
+def _own_indexers(config: Config) -> list[bool]:
+    """Say of each block whether it has an indexer of its own for sparse attention (DeepSeek-V3.2)."""
     if (kinds := config.get("indexer_types")) is not None:
-        return sum(kind != "shared" for kind in kinds)
+        return [kind != "shared" for kind in kinds]
     if config.get("index_topk_pattern") or config.get("index_topk_freq", 1) != 1:
         raise InputError("index_topk_pattern and index_topk_freq are read with indexer_types only")
-    return int(config["num_hidden_layers"])
+    return [True] * int(config["num_hidden_layers"])
 
 
-_COMPUTED = {"dense_blocks": _dense_blocks, "indexers": _indexers}
+def _rotary_blocks(config: Config) -> list[int]:
+    """Say of each block whether it has rotary positions (Llama 4, SmolLM 3)."""
+    interval = config["no_rope_layer_interval"]
+    check_size("no_rope_layer_interval", interval)
+    return [int((block + 1) % interval != 0) for block in range(config["num_hidden_layers"])]
+
+
+_COMPUTED: Mapping[str, Callable[[Any], Any]] = {
+    "dense_blocks": _dense_blocks,
+    "indexers": lambda config: sum(_own_indexers(config)),
+    "no_rope_layers": _rotary_blocks,
+}

@@ -48,12 +48,13 @@ def read_entries(path: str | Path) -> list[Entry]:
 def models(entries: list[Entry]) -> Iterator[tuple[object, ...]]:
     """What each model is; parameters with embedding and head."""
     head = "n_active", "n_total", "exact", "experts", "per_token", "shared", "granularity", "e_of_the_law"
-    yield "model", *head, "flops_per_token", "kv_bytes_per_token"
+    yield "model", *head, "flops_per_token", "kv_bytes_per_token", "kv_bytes_per_sequence"
     for entry in entries:
         a = entry.description.architecture
         ratios = f"{a.granularity:.3g}", f"{a.experts_equivalent:.3g}"
         experts = a.experts, a.experts_per_token, a.shared_experts, *ratios
-        costs = f"{a.training_flops(1):.4g}", f"{a.kv_cache_bytes(1):g}"
+        caches = f"{a.kv_bytes_per_token():.10g}", f"{a.kv_bytes_per_sequence():.10g}"
+        costs = f"{a.training_flops(1):.4g}", *caches
         yield entry.name, a.n_active, a.n_total, entry.description.model.parameters, *experts, *costs
 
 

@@ -10,8 +10,8 @@ import copy
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -23,6 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from hub.base.errors import InputError
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.model_configs import FAMILIES
+from training.configuration.class_layers import Parts, is_matrix, spans_of_blocks
 
 # What classes call the same: widths of feed-forwards, shared experts, and experts that a token takes.
 _WIDTHS = ("intermediate_size_mlp", "intermediate_size", "ffn_dim", "decoder_ffn_dim", "n_inner", "ffn_hidden_size")
@@ -62,13 +63,27 @@ def on_meta(config: Any) -> nn.Module:
 
 @contextmanager
 def _one_line(config: Any, what: str, but: str | None = None) -> Iterator[None]:
-    """Raise a class's error, whatever its type, as a ValueError of one line; drop one that has the word `but`."""
+    """Raise a class's error, whatever its type, as a ValueError of one line; drop one that has the word `but`.
+
+    `config` is a configuration, or the model type of one that cannot be made.
+    """
     try:
         yield
     except Exception as error:
         if but is None or but not in str(error):
-            reason = _culprits(config, error) + (" ".join(str(error).split()) or type(error).__name__)
-            raise InputError(f"transformers' {config.model_type} cannot be {what}: {reason[:200]}") from None
+            kind = getattr(config, "model_type", config)
+            raise InputError(f"transformers' {kind} cannot be {what}: {_reason(config, error)[:200]}") from None
+
+
+def _reason(config: Any, error: Exception) -> str:
+    """A class's error in one line, with the fields that caused it."""
+    reason = " ".join(str(error).split()) or type(error).__name__
+    culprits = "" if isinstance(config, str) else _culprits(config, error)
+    if not culprits:
+        return reason
+    if isinstance(error, ZeroDivisionError):
+        return f"{culprits} must be at least 1"
+    return f"{culprits}: {type(error).__name__} {reason}"
 
 
 def _culprits(config: Any, error: Exception) -> str:
@@ -77,27 +92,37 @@ def _culprits(config: Any, error: Exception) -> str:
     fields = config.to_diff_dict()
     fields |= {name: at for part in fields.values() if isinstance(part, dict) for name, at in part.items()}
     equal = [name for name, at in fields.items() if repr(at) == value and not name.endswith("_token_id")]
-    return f"{', '.join(f'{name}={value}' for name in equal)}: {type(error).__name__} " if equal else ""
+    return ", ".join(f"{name}={value}" for name in equal)
 
 
 def forward_flops(model: nn.Module, tokens: int) -> float:
     """FLOPs per token of a forward pass of one sequence of `tokens` through a model on the meta device.
 
-    All matrix products, with the whole square of attention. Any error of a class whose path depends on values.
+    All matrix products, with the whole square of attention, windows or not. Any error of a class whose path depends on
+    values.
     """
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        _forward(model, tokens)
-    return counter.get_total_flops() / tokens
+    return sum(_flops_by_part(model, tokens)["Global"].values())
 
 
-def _forward(model: nn.Module, tokens: int) -> Any:
-    """Its output; a mask keeps most classes from looking into the values of one of their own."""
+def _flops_by_part(model: nn.Module, tokens: int) -> dict[str, dict[str, float]]:
+    """FLOPs per token by module and operation; "Global" is the whole model."""
+    with torch.no_grad():
+        counter = _forward(model, tokens, counting=lambda: FlopCounterMode(display=False))[1]
+    parts = counter.get_flop_counts()
+    return {part: {str(op): flops / tokens for op, flops in counts.items()} for part, counts in parts.items()}
+
+
+def _forward(
+    model: nn.Module, tokens: int, counting: Callable[[], Any] = nullcontext, use_cache: bool = False, **options: Any
+) -> tuple[Any, Any]:
+    """Its output, and what counted the pass; a mask keeps most classes from looking into the values of their own."""
     errors = []
     with torch.device("meta"):
         ids = torch.zeros(1, tokens, dtype=torch.long)
         for mask in (torch.zeros(1, 1, tokens, tokens), None):
             try:
-                return model(input_ids=ids, attention_mask=mask, use_cache=False)
+                with counting() as counter:
+                    return model(input_ids=ids, attention_mask=mask, use_cache=use_cache, **options), counter
             except Exception as error:
                 errors.append(error)
     raise errors[0] if "meta" in str(errors[1]) else errors[1]
@@ -106,10 +131,14 @@ def _forward(model: nn.Module, tokens: int) -> Any:
 def training_flops(config: Any, length: int) -> float | None:
     """FLOPs per token of training in sequences of `length`: three forward passes, as torch counts them on the class.
 
+    Of attention's whole square, without the causal half, only the keys count that windows, chunks and indexers leave.
     None for a class whose path depends on values, which has none on the meta device.
     """
-    flops = _count(_text(config.to_dict()))[2]
-    return 3 * (flops[0] + flops[1] * length) if flops else None
+    a, _, flops = _count(_text(config.to_dict()))
+    if flops is None:
+        return None
+    unseen = sum(span.blocks * (span.multiplied or 0) * span.hidden(length) for span in a.all_spans)
+    return 3 * (flops[0] + flops[1] * length - 2 * unseen)
 
 
 def without_gradient(config: Any) -> list[str]:
@@ -119,7 +148,7 @@ def without_gradient(config: Any) -> list[str]:
     """
     model, length = on_meta(config).train(), min(getattr(config, "max_position_embeddings", None) or 256, 256)
     with suppress(Exception):  # of a class whose path depends on values
-        _forward(model, length).logits.sum().backward()
+        _forward(model, length)[0].logits.sum().backward()
         return [name for name, parameter in model.named_parameters() if parameter.grad is None]
     return []
 
@@ -149,10 +178,12 @@ def _count(fields: str) -> tuple[Architecture, dict[str, int], tuple[float, floa
     values = json.loads(fields)
     if (kind := values.get("model_type")) not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise InputError(f"model_type={kind!r}: transformers has no causal language model of this type")
-    config = as_decoder(CONFIG_MAPPING[kind].from_dict(values))
+    with _one_line(kind, "read"):
+        config = CONFIG_MAPPING[kind].from_dict(values)
+    config = as_decoder(config)
     model = on_meta(config)
     blocks = max((part for part in model.modules() if isinstance(part, nn.ModuleList)), key=_size)
-    experts, flops = _experts(blocks), _flops_of_positions(model, config)
+    experts, parts = _experts(blocks), _flops_of_positions(model, config)
     a, left_out = _plain(model, blocks, experts, config), Counter[str]()
     for name, parameter in model.named_parameters():
         left_out[_left_out_as(name, parameter, a)] += parameter.numel()
@@ -163,24 +194,48 @@ def _count(fields: str) -> tuple[Architecture, dict[str, int], tuple[float, floa
     if mixers < 0:
         raise InputError("its embedding is narrower than hidden_size, or its blocks share weights, which laws do not")
     if mixers != a.attention_parameters:
-        share = flops[1] / (a.forward_flops(1) - a.forward_flops()) if flops else 1
-        a = replace(a, mixer_parameters=mixers, attention_blocks=min(a.blocks, max(0, round(share * a.blocks))))
-    with _one_line(config, "run", but="meta"):  # where the path of a class depends on values
-        forward_flops(model, 2)
+        a = replace(a, mixer_parameters=mixers)
+    slopes = None if parts is None else parts[1]
+    a = a.attending(spans_of_blocks(model, blocks, config, a, slopes, _cached(model, config)))
+    flops = None if parts is None else (sum(parts[0]["Global"].values()), sum(parts[1]["Global"].values()))
+    if parts is None:
+        with _one_line(config, "run", but="meta"):  # where the path of a class depends on values
+            forward_flops(model, 2)
     return a, dict(left_out), flops
 
 
-def _flops_of_positions(model: nn.Module, config: Any) -> tuple[float, float] | None:
+def _flops_of_positions(model: nn.Module, config: Any) -> tuple[Parts, Parts] | None:
     """FLOPs of one token's forward pass, and what each position of its sequence adds; None where a class has no path.
 
     From two short sequences of whole chunks: attention here has its whole square, all else is the same for each token
     (but for the reference code of Mamba 2, which passes states on between all pairs of chunks).
     """
-    linear = "linear_attention" in (getattr(config, "layer_types", None) or ())  # in chunks of 64
-    length = _first(config, *_CHUNKS) or (64 if linear else 2)
+    length = _chunk(config)
     with suppress(Exception):  # every class has errors of its own
-        short, long = (forward_flops(model, tokens) for tokens in (length, 2 * length))
-        return 2 * short - long, (long - short) / length
+        short, long = (_flops_by_part(model, tokens) for tokens in (length, 2 * length))
+        constant: dict[str, dict[str, float]] = {}
+        slope: dict[str, dict[str, float]] = {}
+        for part, counts in long.items():
+            before = short.get(part, {})
+            constant[part] = {op: 2 * before.get(op, 0.0) - flops for op, flops in counts.items()}
+            slope[part] = {op: (flops - before.get(op, 0.0)) / length for op, flops in counts.items()}
+        return constant, slope
+    return None
+
+
+def _chunk(config: Any) -> int:
+    """Tokens of one chunk of recurrent blocks; 2 without such."""
+    linear = "linear_attention" in (getattr(config, "layer_types", None) or ())  # in chunks of 64
+    return _first(config, *_CHUNKS) or (64 if linear else 2)
+
+
+def _cached(model: nn.Module, config: Any) -> Any:
+    """The output of a short forward pass with the cache of the class; None where it has no such path."""
+    length = _chunk(config)
+    positions = torch.arange(length, device="meta")[None]
+    for options in ({}, {"position_ids": positions}):  # which hybrids without attention cannot find
+        with suppress(Exception), torch.no_grad():  # every class has errors of its own
+            return _forward(model, length, use_cache=True, **options)[0]
     return None
 
 
@@ -188,7 +243,7 @@ def _left_out_as(name: str, parameter: Tensor, a: Architecture) -> str:
     """What laws leave a parameter out as; "" if they count it."""
     if part := next((part for part in ("indexer", "sinks") if part in name), ""):
         return part
-    if not _is_matrix(name, parameter):
+    if not is_matrix(name, parameter):
         return "norms" if "norm" in name else "biases" if name.endswith("bias") else "vectors"
     if _POSITIONS.search(name):  # as many as the longest sequence has
         return "positions"
@@ -196,12 +251,8 @@ def _left_out_as(name: str, parameter: Tensor, a: Architecture) -> str:
     return "router" if tuple(parameter.shape) in routers else ""
 
 
-def _is_matrix(name: str, parameter: Tensor) -> bool:
-    return parameter.ndim > 1 and not name.endswith("bias")
-
-
 def _matrices(*modules: nn.Module) -> list[tuple[str, Tensor]]:
-    return [item for module in modules for item in module.named_parameters() if _is_matrix(*item)]
+    return [item for module in modules for item in module.named_parameters() if is_matrix(*item)]
 
 
 def _size(*modules: nn.Module, part: str = "") -> int:
@@ -220,7 +271,7 @@ def _experts(blocks: nn.ModuleList) -> list[nn.Module]:
 
 def _plain(model: nn.Module, blocks: nn.ModuleList, experts: list[nn.Module], config: Any) -> Architecture:
     """Experts and feed-forwards as the class has them, and attention as the configuration has it."""
-    d, heads = config.hidden_size, _first(config, "num_attention_heads") or 1
+    d, heads = config.hidden_size, _first(config, "num_attention_heads", "num_heads") or 1
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     options: dict[str, Any] = {"tied_embeddings": head is None or head.weight is embedding.weight}
     sparse = [block for block in blocks if not {*experts}.isdisjoint(block.modules())]

@@ -26,7 +26,8 @@ class Flops(NamedTuple):
     """FLOPs of training on one token: those of a record, and all matrix products, of which the MFU is a share.
 
     `count` says whose they are (`RunRecord.flops_count`): torch's on the "class", for both; or those of the "formula",
-    which for records is the paper's 6 N_act. Attention has its whole square in both counts of products.
+    which for records is the paper's 6 N_act. Attention has no causal half in both counts of products, and no more keys
+    than a window, chunk or selection holds.
     """
 
     recorded: float

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scaling_law import Architecture, published_design
 from scaling_law.size import ROWS, LatentAttention
 from scaling_law.size.architecture import (
+    Span,
     active_parameters,
     affordable_tokens,
     inference_flops,
@@ -173,6 +174,7 @@ COUNTS = {
     "latent_attention": (MLA, {}),
     "mixer_parameters": (1 << 20, {}),
     "attention_blocks": (3, {}),
+    "spans": ((Span(1, limit=8),), {}),
 }
 
 

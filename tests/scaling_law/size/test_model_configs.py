@@ -73,6 +73,41 @@ def test_what_cannot_be_read_is_named(changes, message):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("source", [None, 5, [1], 3.5])
+def test_what_is_no_model_is_said(source):
+    with pytest.raises(
+        ValueError, match=r"^model=.* must be org/model on the Hub, a folder, a config.json, a mapping"
+    ):
+        read_model(source)
+
+
+GEMMA = MIXTRAL | {"model_type": "gemma3_text"}
+LLAMA_4 = MIXTRAL | {"model_type": "llama4_text", "intermediate_size_mlp": 64}
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (MIXTRAL | {"num_attention_heads": 0}, "n_heads=0 must be an integer of at least 1"),
+        (MIXTRAL | {"num_key_value_heads": 0}, "n_kv_heads=0 must be an integer of at least 1"),
+        (MIXTRAL | {"head_dim": 0}, "head_dim=0 must be an integer of at least 1"),
+        ({"model_type": "gpt2", "n_head": 0}, "gpt2 cannot be built: n_head=0 must be at least 1"),
+        ({"model_type": "gpt2", "n_head": "x"}, "gpt2 cannot be read: Validation error for field 'n_head'"),
+        (MIXTRAL | {"sliding_window": -1}, "spans: limit=-1 must be an integer of at least 1"),
+        (GEMMA | {"sliding_window_pattern": 0}, "sliding_window_pattern=0 must be an integer of at least 1"),
+        (GEMMA | {"layer_types": ["banana"] * 32}, "layer_types=.* each one of full_attention, attention, sliding"),
+        (GEMMA | {"layer_types": ["full_attention"]}, "must be a list of 32"),
+        (LLAMA_4 | {"no_rope_layer_interval": 0}, "no_rope_layer_interval=0 must be an integer of at least 1"),
+        (LLAMA_4 | {"no_rope_layers": [1]}, "no_rope_layers has 1 entries; it must have one for each of 32 blocks"),
+        (LLAMA_4 | {"num_hidden_layers": "x"}, "num_hidden_layers='x' must be an integer of at least 1"),
+    ],
+)
+def test_impossible_heads_and_windows_are_named(config, message):
+    with pytest.raises(ValueError, match=message) as error:
+        read_model(config)
+    assert "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize("field", [name for name in MIXTRAL if name not in ("model_type", "tie_word_embeddings")])
 def test_a_missing_field_is_named(field):
     with pytest.raises(ValueError, match=f"config.json lacks {field}, which model_type 'mixtral' needs"):

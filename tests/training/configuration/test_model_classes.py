@@ -112,7 +112,7 @@ def test_a_config_json_is_its_fields(tmp_path, caplog):
         ),
         (
             {"type": "phi", "num_attention_heads": 0},
-            "model: transformers' phi cannot be built: num_attention_heads=0, num_key_value_heads=0: Zero",
+            "model: transformers' phi cannot be built: num_attention_heads=0, num_key_value_heads=0 must be",
         ),
         (
             {"type": "phi", "rope_parameters": {"rope_type": "none"}},
