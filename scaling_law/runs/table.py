@@ -17,10 +17,11 @@ from hub.base.tables import Summarised, Table, literal
 from hub.base.units import format_count
 from scaling_law.formulas.conditions import Conditions, FittedRange, fitted_ranges
 from scaling_law.formulas.law import numbers
+from scaling_law.law import LAWS
 from scaling_law.runs.architectures import in_terms_of_laws, size_problem, with_size
 from scaling_law.runs.columns import Column, aliases_of, with_columns, with_counts
 from scaling_law.runs.readers import reader
-from scaling_law.runs.recipes import Recipe, recipe_of
+from scaling_law.runs.recipes import HOLDERS, Recipe, recipe_of
 from scaling_law.runs.rows import (
     FloatArray,
     Row,
@@ -32,10 +33,13 @@ from scaling_law.runs.rows import (
     numeric_columns,
     read_rows,
     row_name,
+    text_columns,
     whole,
 )
-from scaling_law.runs.trackers import SAID, Final, is_tracker, tracker_rows, unit_problem, with_values
+from scaling_law.runs.settings import Blend, find_blend
+from scaling_law.runs.trackers import SAID, Final, is_tracker, tracker_rows, with_values
 from scaling_law.runs.trunks import EQUAL_SIZE, OWN, RATES, trunks_of
+from scaling_law.runs.units import BYTES, unit_problems, unit_warnings
 from scaling_law.size.architecture import training_flops
 
 if TYPE_CHECKING:
@@ -43,6 +47,7 @@ if TYPE_CHECKING:
 
 
 _INPUTS = ("n_active", "tokens", "experts")
+VARIABLES = frozenset(name for law in LAWS.values() for name in law.form.variables)
 _COLUMNS = (*_INPUTS, "loss", "trunk")
 
 
@@ -51,6 +56,7 @@ class Runs(Summarised):
     """Measured runs as columns [n]; the loss is in nats per token, `trunk` holds cluster ids from 0.
 
     `columns` are the other numeric columns of the source, NaN where a run has no value; `runs[name]` is any of them.
+    `texts` are columns of words that groups of runs share, None where a run has none.
     `skipped` says what was left out and why. `warmup_tokens` is the longest warm-up, `vocab_size` the shared
     vocabulary (None: unknown or mixed). `recipe` has what else the runs were trained with, [n] for each column of
     `runs.recipes` that is known. `read_as` is the format and the mapping of columns (None: the source had our
@@ -75,6 +81,7 @@ class Runs(Summarised):
     read_as: str | None = None
     columns: Mapping[str, FloatArray] = field(default_factory=dict, repr=False)
     recipe: Recipe = field(default_factory=dict, repr=False)
+    texts: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         for name in _COLUMNS:
@@ -167,7 +174,8 @@ class Runs(Summarised):
         """The runs of these rows, in their order; trunks keep their ids."""
         columns: dict[str, Any] = {name: getattr(self, name)[rows] for name in _COLUMNS}
         columns["columns"] = {name: values[rows] for name, values in self.columns.items()}
-        columns["recipe"] = {name: tuple(values[i] for i in rows) for name, values in self.recipe.items()}
+        for name in ("recipe", "texts"):
+            columns[name] = {key: tuple(values[i] for i in rows) for key, values in getattr(self, name).items()}
         return replace(self, **columns, run_id=tuple(self.run_id[i] for i in rows))
 
     def each_its_own_trunk(self) -> Runs:
@@ -180,6 +188,32 @@ class Runs(Summarised):
 
     def ranges(self) -> tuple[FittedRange, ...]:
         return fitted_ranges(self.n_active, self.tokens, self.experts)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is odd about the units of N, D and the loss, a sentence each."""
+        bytewise = self.vocab_size is not None and self.vocab_size < BYTES
+        return unit_warnings(*(getattr(self, name) for name in (*_INPUTS, "loss")), self.loss_name, bytewise)
+
+    def blend(self, known: Collection[str] = ()) -> Blend | None:
+        """Find the columns besides those `known` that tell runs of equal N, D and E with different losses apart."""
+        sizes = {name: getattr(self, name) for name in _INPUTS}
+        return find_blend(sizes, self.loss, self.columns, {**self.recipe, **self.texts}, HOLDERS, known)
+
+    def doubts(self, known: Collection[str] = ()) -> tuple[tuple[str, ...], bool]:
+        """Find what is odd about these runs, a sentence each, and whether no law that blends them is to be trusted.
+
+        They may differ in the columns `known`, the variables of the law and what the user agreed to mix.
+        """
+        blend = self.blend(known)
+        if blend is None:
+            return self.warnings, False
+        return (str(blend), *self.warnings), blend.harmful
+
+    def without_settings(self) -> Runs:
+        """The same runs with what laws ask about alone, for fits within an answer whose runs are checked."""
+        columns = {name: values for name, values in self.columns.items() if name in VARIABLES}
+        return replace(self, columns=columns, recipe={}, texts={})
 
     def conditions(self, provenance: str, **fit: Any) -> Conditions:
         """What a law of these runs was fitted on, beside what its `fit` adds."""
@@ -301,22 +335,30 @@ def load_runs(
     loss = _loss_column(origin, [rows[i] for i in selected], loss, aliases, shown)
     tuned = ("seed", *RATES, "schedule", "schedule_peak_learning_rate")  # the last as in runs.parquet
     settings = [name for name in tuned if any(name in row for row in rows)]
-    also = ["ids"] + ["sizes"] * (public is None and "n_active" not in columns) + ["units"] * tracked
+    also = ["ids"] + ["sizes"] * (public is None and "n_active" not in columns)
     wrong = _problems(rows, selected, loss, settings, also)
     wrong = [failed.get(i) or problem for i, problem in zip(selected, wrong, strict=True)]
     problems += filter(None, wrong)
     good = [i for i, problem in zip(selected, wrong, strict=True) if not problem]
-    if not good or (problems and on_invalid == "raise"):
-        raise RunsError(_unusable(origin, problems))
     clusters, trunk_source = trunks_of(rows, trunks, origin)
+    n, d, e, losses = (np.array([number(rows[i][name]) for i in good], float) for name in (*_INPUTS, loss))
+    trunk = np.unique([clusters[i] for i in good], return_inverse=True)[1]
+    curves = trunk if trunk_source.startswith("column") else np.full(len(good), np.nan)
+    off = unit_problems(n, d, e, losses, loss, curves)
+    problems += [f"{label(i, rows[i])}: {problem}" for i, problem in zip(good, off, strict=True) if problem]
+    if all(off) or (problems and on_invalid == "raise"):
+        raise RunsError(_unusable(origin, problems))
+    usable = np.array([not problem for problem in off])
+    n, d, e, losses, trunk = (values[usable] for values in (n, d, e, losses, trunk))
+    good = [i for i, problem in zip(good, off, strict=True) if not problem]
     kept = [rows[i] for i in good]
     told = [row for row in kept if not is_missing(row.get("vocab_size"))]
     vocabularies = {(whole(row, "vocab_size") or [0])[0] for row in told}  # 0: one that no model can have
-    others = {n: v for n, v in numeric_columns(kept).items() if n not in (*_COLUMNS, loss, *aliases.values())}
-    n, d, e, losses = (np.array([number(row[name]) for row in kept], float) for name in (*_INPUTS, loss))
+    ours = (*_COLUMNS, loss, *aliases.values())
+    others = {n: v for n, v in numeric_columns(kept).items() if n not in ours}
     return Runs(
         *(n, d, e, losses),
-        trunk=np.unique([clusters[i] for i in good], return_inverse=True)[1],
+        trunk=np.unique(trunk, return_inverse=True)[1],
         run_id=tuple(row_name(i, rows[i]) for i in good),
         source=origin,
         loss_name=loss,
@@ -330,6 +372,7 @@ def load_runs(
         read_as=_read_as(format, {**aliases, **columns}, f"{loss} {SAID[final]}" if tracked else ""),
         columns=others,
         recipe=recipe_of(kept),
+        texts=text_columns(kept, {*others, *ours, "run_id", "status"}),
     )
 
 
@@ -432,7 +475,7 @@ def _loss_column(
 def _problems(
     rows: Sequence[Row], at: Sequence[int], loss: str, settings: Sequence[str], also: Collection[str] = ()
 ) -> list[str]:
-    """What is wrong with each of the rows `at`, "" if nothing; "ids", "sizes" and "units" are checked `also`."""
+    """What is wrong with each of the rows `at`, "" if nothing; "ids" and "sizes" are checked `also`."""
     problems, seen = [], dict[Any, str]()
     for i in at:
         row, name_of_row = rows[i], label(i, rows[i])
@@ -444,8 +487,6 @@ def _problems(
         ]
         if not wrong and "sizes" in also and (contradiction := size_problem(row)):
             wrong = [contradiction]
-        if not wrong and "units" in also and (unit := unit_problem(row, loss)):
-            wrong = [unit]
         if not wrong:
             told = [row.get(name) for name in settings]  # runs that differ here are no duplicates
             keys = [("N, D, E and loss", (*values.values(), *(map(repr, told) if "ids" in also else told)))]

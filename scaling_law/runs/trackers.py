@@ -47,8 +47,6 @@ RUNS_OF_W_AND_B = """query Runs($entity: String!, $project: String!, $cursor: St
     pageInfo { endCursor hasNextPage } } } }"""
 HISTORY_OF_W_AND_B = """query History($entity: String!, $project: String!, $run: String!, $specs: [JSONString!]!) {
   project(name: $project, entityName: $entity) { run(name: $run) { sampledHistory(specs: $specs) } } }"""
-TOKENS_PER_PARAMETER = (1e-3, 1e6)  # of any run there was, with room
-MOST_NATS = 20.0  # a uniform guess over 500 million tokens
 _SPACE = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -62,16 +60,6 @@ def with_values(rows: Sequence[Row]) -> str:
     return ", ".join(
         f"{name} ({literal(values[name])})" for name in dict.fromkeys(name for row in rows for name in row)
     )
-
-
-def unit_problem(row: Row, loss: str) -> str:
-    """Why a run's numbers cannot be in parameters, tokens and nats per token; "" if they can."""
-    n, d, measured = (number(row[name]) or math.nan for name in ("n_active", "tokens", loss))
-    if not TOKENS_PER_PARAMETER[0] <= d / n <= TOKENS_PER_PARAMETER[1]:
-        return f"{d / n:.3g} tokens per parameter, in other units? Map them, e.g. tokens='tokens * 1e9'"
-    if measured > MOST_NATS:
-        return f"{loss}={measured:g} is no loss in nats per token; a perplexity is mapped by loss='log(`{loss}`)'"
-    return ""
 
 
 def tracker_rows(source: str, final: Final, losses: Collection[str] = ()) -> LoadedRows:
