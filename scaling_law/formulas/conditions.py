@@ -191,7 +191,7 @@ class RangeCheck:
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:
-        """A sentence on what is odd about its runs, what the law omits, and each quantity that is outside its range, or has none; () inside.
+        """A sentence on each doubt about its runs, what it omits, and each quantity outside its range or without one.
 
         N and D are held against the runs of the same E, where there are any.
         """

@@ -23,7 +23,8 @@ from scaling_law.size.arrays import FloatArray
 SAME = 0.01  # D closer than this in relative terms are the same: batch times steps is never exactly D
 SAME_SIZE = 1e-3  # and N
 SEEDS, PRIOR_RUNS = 0.004, 4.0  # spread of ln L between seeds that is taken for granted, as if seen in so many runs
-LEAST, HARMFUL = 0.005, 0.01  # spread of ln L that a column explains: below it is not named, above no answer is trusted
+LEAST = 0.005  # spread of ln L that a column explains, below which it is not named
+HARMFUL = 0.01  # and above which no answer is trusted
 UNEXPLAINED = 0.03  # spread of ln L within cells that is said even though no column explains it
 CHANCE = 1e-3  # probability that a column without effect is named
 LEVELS = 24  # values, at most, whose means are compared
@@ -83,7 +84,9 @@ class Setting:
         if self.numeric and len(self.values) > LEVELS:
             return f"--best-of {self.name} if it was tuned"
         choice = "choose with " + " or ".join(f'--where "{text}"' for text in self.filters)
-        return f"{choice}, or --best-of {self.name} if it was tuned" if self.numeric and len(self.values) > 2 else choice
+        if self.numeric and len(self.values) > 2:
+            return f"{choice}, or --best-of {self.name} if it was tuned"
+        return choice
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,8 @@ class Blend:
         told = enumerated([str(setting) for setting in self.settings])
         verb = "tells" if len(self.settings) == 1 else "tell"
         advice = [setting.advice for setting in self.settings if not setting.tuned]
-        if tuned := ",".join(setting.name for setting in self.settings if setting.tuned):
+        tuned = ",".join(setting.name for setting in self.settings if setting.tuned)
+        if tuned:
             advice.append(f"take the best run of each model, as a law describes tuned runs, with --best-of {tuned}")
         names = ",".join(setting.name for setting in self.settings)
         advice.append(f"or keep them together with --mix {names} (in Python where=, best_of and mix=)")
@@ -149,14 +153,17 @@ def find_blend(
     the columns `known`: variables of the law, and what the user agreed to.
     """
     keys = [places(sizes["n_active"], SAME_SIZE), places(sizes["tokens"]), codes_of(sizes["experts"])]
-    keys += [codes_of(numbers[name] if name in numbers else texts[name]) for name in known if name in {*numbers, *texts}]
+    all_columns: dict[str, Any] = {**texts, **numbers}
+    keys += [codes_of(all_columns[name]) for name in known if name in all_columns]
     cells = _Cells.of(np.unique(np.column_stack(keys), axis=0, return_inverse=True)[1].ravel(), np.log(loss), sizes)
     if cells is None:
         return None
     excluded = {*checked, *known}
-    columns: dict[str, Any] = {name: column for name, column in (*texts.items(), *numbers.items())}
-    columns = {name: c for name, c in columns.items() if name not in excluded and not _MEASURED.search(name)}
-    chosen, spread = cells.explained_by([one for name, c in columns.items() for one in cells.candidates(name, c)])
+    columns = {name: c for name, c in all_columns.items() if name not in excluded and not _MEASURED.search(name)}
+    candidates: list[_Candidate] = []
+    for name, column in columns.items():
+        candidates += cells.candidates(name, column)
+    chosen, spread = cells.explained_by(candidates)
     if not chosen and cells.spread < UNEXPLAINED:
         return None
     settings = tuple(cells.setting(candidate, columns[candidate.name]) for candidate in chosen)
@@ -216,8 +223,9 @@ class _Cells:
             return None
         spread = 1.4826 * np.median(np.abs(y)) * np.sqrt(len(y) / (len(y) - codes.max() - 1))
         limit = max(WILD[0] * spread, WILD[1])
-        logs = (np.log(sizes[name][rows]) for name in ("n_active", "tokens"))
-        return cls(rows, codes, _centred(np.clip(y, -limit, limit), codes), *logs, _ranks(log_loss), float(spread))
+        y = _centred(np.clip(y, -limit, limit), codes)
+        logs = [np.log(sizes[name][rows]) for name in ("n_active", "tokens")]
+        return cls(rows, codes, y, logs[0], logs[1], _ranks(log_loss), float(spread))
 
     def nats(self, loss: FloatArray) -> float:
         """The largest difference of losses in a cell."""
@@ -228,33 +236,43 @@ class _Cells:
 
     def candidates(self, name: str, column: Any) -> list[_Candidate]:
         """How a column may explain the losses: by the means of its values, by a curve, or not at all."""
-        numeric, codes = isinstance(column, np.ndarray), codes_of(column)
+        numeric = isinstance(column, np.ndarray)
         values = column[self.rows] if numeric else np.zeros(0)
-        codes, levels, rows = codes[self.rows], int(codes.max()) + 1, len(codes)
-        varies = _centred(codes.astype(float), self.cell) != 0
-        if not varies.any():
+        codes = codes_of(column)
+        few = codes.max() < min(LEVELS, len(codes) / 2)
+        levels, codes = np.unique(codes[self.rows], return_inverse=True)
+        if not self._varies(codes).any():
             return []
         candidates = []
-        if levels <= min(LEVELS, rows / 2):
-            features = _centred(np.eye(levels)[codes], self.cell)
+        if few:
+            features = _centred(np.eye(len(levels))[codes], self.cell)
             candidates.append(_Candidate(name, numeric, features[:, 1:], codes))
-        if numeric and levels > 2 and np.isfinite(values).all() and not self._is_outcome(column):
-            x = np.log(values) if values.min() > 0 else values
-            x = _centred(x, self.cell)
+        if numeric and len(levels) > 2 and np.isfinite(values).all() and not self._is_outcome(column):
+            x = _centred(np.log(values) if values.min() > 0 else values, self.cell)
             x /= max(float(np.sqrt(np.mean(x**2))), 1e-300)
             shifts = [x * (logs - logs.mean()) for logs in (self.log_n, self.log_d)]
             features = np.column_stack([x, x**2, *(shift for shift in shifts if np.ptp(shift) > 0)])
             candidates.append(_Candidate(name, numeric, _centred(features, self.cell), codes))
         return candidates
 
+    def _varies(self, codes: NDArray[np.intp]) -> NDArray[np.bool_]:
+        """The cells in which a column with these codes [m] has several values."""
+        low = np.full(self.cell.max() + 1, len(codes))
+        high = np.zeros_like(low)
+        np.minimum.at(low, self.cell, codes)
+        np.maximum.at(high, self.cell, codes)
+        return low < high
+
     def _is_outcome(self, column: FloatArray) -> bool:
         """Whether a column goes with the loss within cells as it does over all runs, so that it was measured."""
         ranks = _ranks(column)
         overall = np.corrcoef(ranks, self.ranks)[0, 1]
-        within = [_centred(values[self.rows], self.cell) for values in (ranks, self.ranks)]
-        if min(np.ptp(values) for values in within) == 0:
+        own = _centred(ranks[self.rows], self.cell)
+        losses = _centred(self.ranks[self.rows], self.cell)
+        if np.ptp(own) == 0 or np.ptp(losses) == 0:
             return False
-        return min(abs(overall), np.sign(overall) * np.corrcoef(*within)[0, 1]) > OUTCOME
+        within = np.corrcoef(own, losses)[0, 1]
+        return bool(min(abs(overall), np.sign(overall) * within) > OUTCOME)
 
     def explained_by(self, candidates: Sequence[_Candidate]) -> tuple[list[_Candidate], float]:
         """The columns that explain the losses, one after the other, the best first; and the spread that they explain.
@@ -293,15 +311,14 @@ class _Cells:
         if not added or spare < PRIOR_RUNS:
             return _Trial(np.inf, 1.0, 0.0)
         chance = float(fdtrc(added, spare, (before - after) / added / variance))
-        varies = np.bincount(self.cell, candidate.features.any(axis=1))[self.cell] > 0
-        return _Trial(float(variance), chance, float(np.sqrt(max(before - after, 0.0) / varies.sum())))
+        runs = int(self._varies(candidate.codes)[self.cell].sum())
+        return _Trial(float(variance), chance, float(np.sqrt(max(before - after, 0.0) / runs)))
 
     def setting(self, candidate: _Candidate, column: Any) -> Setting:
         """A candidate as it is named to the user."""
         told = [None if _is_nan(value) else value for value in column]
-        varies = np.zeros(self.cell.max() + 1, bool)
-        varies[self.cell[_centred(candidate.codes.astype(float), self.cell) != 0]] = True
-        together = Counter(told[row] for row in self.rows[varies[self.cell]].tolist() if told[row] is not None)
+        rows = self.rows[self._varies(candidate.codes)[self.cell]]
+        together = Counter(told[row] for row in rows.tolist() if told[row] is not None)
         others = {value for value in told if value is not None} - {*together}
         values = sorted(together, key=lambda value: -together[value])
         several = candidate.numeric and len(values) > 1

@@ -39,7 +39,7 @@ from scaling_law.runs.rows import (
 from scaling_law.runs.settings import Blend, find_blend
 from scaling_law.runs.trackers import SAID, Final, is_tracker, tracker_rows, with_values
 from scaling_law.runs.trunks import EQUAL_SIZE, OWN, RATES, trunks_of
-from scaling_law.runs.units import BYTES, unit_problems, unit_warnings
+from scaling_law.runs.units import unit_problems, unit_warnings
 from scaling_law.size.architecture import training_flops
 
 if TYPE_CHECKING:
@@ -125,7 +125,12 @@ class Runs(Summarised):
         others = {name: _other(name, values, len(n)) for name, values in (columns or {}).items()}
         table = {"run_id": names, **dict(zip((*_INPUTS, "loss"), (n, d, e, losses), strict=True)), **others}
         rows = [dict(zip(table, values, strict=True)) for values in zip(*table.values(), strict=True)]
-        if any(problems := _problems(rows, range(len(rows)), "loss", [*others])):
+        problems = _problems(rows, range(len(rows)), "loss", [*others])
+        if not any(problems):
+            sizes = dict(zip(_INPUTS, (n, d, e), strict=True))
+            units = unit_problems(sizes, losses, loss_name, clusters if trunk_source == "given" else None)
+            problems = [f"{name}: {unit}" if unit else "" for name, unit in zip(names, units, strict=True)]
+        if any(problems):
             raise RunsError(_unusable(source, problems))
         basic = (n, d, e, losses, clusters, names, source, loss_name)
         return cls(*basic, trunk_source=trunk_source, columns=others)
@@ -192,13 +197,19 @@ class Runs(Summarised):
     @property
     def warnings(self) -> tuple[str, ...]:
         """What is odd about the units of N, D and the loss, a sentence each."""
-        bytewise = self.vocab_size is not None and self.vocab_size < BYTES
-        return unit_warnings(*(getattr(self, name) for name in (*_INPUTS, "loss")), self.loss_name, bytewise)
+        return unit_warnings(self._sizes, self.loss, self.loss_name, self.vocab_size)
+
+    @property
+    def _sizes(self) -> dict[str, FloatArray]:
+        return {name: getattr(self, name) for name in _INPUTS}
 
     def blend(self, known: Collection[str] = ()) -> Blend | None:
-        """Find the columns besides those `known` that tell runs of equal N, D and E with different losses apart."""
-        sizes = {name: getattr(self, name) for name in _INPUTS}
-        return find_blend(sizes, self.loss, self.columns, {**self.recipe, **self.texts}, HOLDERS, known)
+        """Find the columns that tell runs of equal N, D and E with different losses apart.
+
+        Those `known` do not count, nor those of the recipe, in which runs may not differ at all (`check_mix`).
+        """
+        texts = {**self.recipe, **self.texts}
+        return find_blend(self._sizes, self.loss, self.columns, texts, HOLDERS, {*known, *self.recipe})
 
     def doubts(self, known: Collection[str] = ()) -> tuple[tuple[str, ...], bool]:
         """Find what is odd about these runs, a sentence each, and whether no law that blends them is to be trusted.
@@ -343,8 +354,8 @@ def load_runs(
     clusters, trunk_source = trunks_of(rows, trunks, origin)
     n, d, e, losses = (np.array([number(rows[i][name]) for i in good], float) for name in (*_INPUTS, loss))
     trunk = np.unique([clusters[i] for i in good], return_inverse=True)[1]
-    curves = trunk if trunk_source.startswith("column") else np.full(len(good), np.nan)
-    off = unit_problems(n, d, e, losses, loss, curves)
+    sizes = dict(zip(_INPUTS, (n, d, e), strict=True))
+    off = unit_problems(sizes, losses, loss, trunk if trunk_source.startswith("column") else None)
     problems += [f"{label(i, rows[i])}: {problem}" for i, problem in zip(good, off, strict=True) if problem]
     if all(off) or (problems and on_invalid == "raise"):
         raise RunsError(_unusable(origin, problems))

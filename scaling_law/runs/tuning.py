@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations_with_replacement
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -49,7 +49,7 @@ def best_of(
 ) -> Runs:
     """One tuned run for each model and number of tokens of a grid over the settings `over`.
 
-    Other settings that tell its runs apart, such as the corpus, are no part of the choice: each keeps a run of its own.
+    Other settings that tell its runs apart, such as the corpus, are no part of the choice: each value keeps a run.
 
     Args:
         over: columns that were tuned, positive or zero (where one is zero, distances are not those of logarithms).
@@ -72,7 +72,10 @@ def best_of(
         if values.max() <= values.min() * (1 + SAME):
             raise RunsError(f"{runs.source}: {name} is {values[0]:g} in every run; nothing to choose from")
     blend = runs.blend((*names, *by))
-    groups = models_of(runs, names, by, [setting.name for setting in blend.settings] if blend else ())
+    others = [*runs.recipe]
+    if blend is not None:
+        others += [setting.name for setting in blend.settings]
+    groups = models_of(runs, names, by, others)
     tuned = [tune(settings[group], runs.loss[group]) for group in groups]
     best = np.array([group[one.at] for group, one in zip(groups, tuned, strict=True)])
     kept = runs.take(best)
@@ -127,8 +130,10 @@ def models_of(
     See `best_of` for `over` and `by`.
     """
     by = [name for name in by if name in runs.columns and name not in over]
-    keys = [runs.n_active, runs.experts, _steps(runs.tokens), *(np.nan_to_num(runs[name], nan=-1) for name in by)]
-    keys += [codes_of(runs.columns[name] if name in runs.columns else runs.texts[name]) for name in settings]
+    keys: list[Any] = [runs.n_active, runs.experts, _steps(runs.tokens)]
+    keys += [np.nan_to_num(runs[name], nan=-1) for name in by]
+    columns: dict[str, Any] = {**runs.columns, **runs.texts, **runs.recipe}
+    keys += [codes_of(columns[name]) for name in settings if name not in over]
     _, first, label = np.unique(np.stack(keys, axis=1), axis=0, return_index=True, return_inverse=True)
     return [np.flatnonzero(label.ravel() == i) for i in np.argsort(first)]
 
