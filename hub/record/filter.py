@@ -1,7 +1,8 @@
 """The one language in which runs, and the paper's configurations, are chosen: `D <= 500K, E in {1, 8}, final`.
 
 Terms are joined by commas or `and`, and all must hold. A term is a field, a comparison (=, !=, <, <=, >, >= or
-`in {…}`) and a value; a status alone means that status. Fields have the records' names or the paper's letters.
+`in {…}`) and a value; a status alone means that status. Fields have the records' names or the paper's letters; a name
+that is no word stands in backticks.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
 _ALLOWED = "is not a condition; write a field and a comparison, such as D >= 1B, E in {1, 8} or E != 4"
 _SYMBOLS = {"==": "=", "≥": ">=", "≤": "<=", "≠": "!="}
 _TERM = re.compile(
-    r"""\s*(?P<name>\w+)\s*
+    r"""\s*(?:(?P<name>\w+)|`(?P<quoted>[^`]+)`)\s*
         (?: (?P<symbol>[=<>!≤≥≠]+)\s*(?P<value>[^\s,{}]+) | in\s*\{(?P<values>[^{}]*)\} )?
         \s*(?:,|\band\b|$)""",
     re.VERBOSE,
@@ -68,7 +69,7 @@ def select(records: Iterable[RunRecord], where: str = "") -> list[RunRecord]:
 
 
 def _test(match: re.Match[str], numbers: Collection[str], texts: Collection[str]) -> Test:
-    term, name = match[0].strip(" ,"), LETTERS.get(match["name"], match["name"])
+    term, name = match[0].strip(" ,"), match["quoted"] or LETTERS.get(match["name"], match["name"])
     symbol, words = _SYMBOLS.get(match["symbol"] or "", match["symbol"]), [match["value"]]
     if match["values"] is not None:
         symbol, words = "in", [word.strip() for word in match["values"].split(",")]

@@ -16,7 +16,7 @@ from hub.base.units import format_count
 from scaling_law.figures import drawing
 from scaling_law.fitting.prior import Prior, read_prior
 from scaling_law.fitting.rolling import sizes_of
-from scaling_law.forecasting.forecasters import EQUAL_RATIOS, forecasters, have
+from scaling_law.forecasting.forecasters import EQUAL_RATIOS, VARIABLES, forecasters, have
 from scaling_law.forecasting.stack import Defaults, distances, gather, read_defaults, stack
 from scaling_law.formulas.accuracy import accuracy_cells, expected, remarks, tasks_named
 from scaling_law.formulas.answers import Answer, span
@@ -179,7 +179,7 @@ def _stacked(
     """ln L and its spread on the ways to the points [n], what laws say there [3, n], and why others say nothing."""
     log_loss, spread = np.zeros((2, len(points)))
     laws, left_out = dict[str, FloatArray](), dict[str, str]()
-    plain, asked = runs.without_settings(), np.arange(len(points)) % len(STEPS) == len(STEPS) - 1
+    plain, asked = runs.without_settings(VARIABLES), np.arange(len(points)) % len(STEPS) == len(STEPS) - 1
     for e in np.unique(points.experts):
         here, matching = np.flatnonzero(points.experts == e), have(runs, float(e))
         candidates = forecasters(plain, float(e), prior, kinds, seed)

@@ -11,7 +11,7 @@ import numpy as np
 from scaling_law.fitting.fitting import errors_of, rms
 from scaling_law.fitting.prior import Prior
 from scaling_law.forecasting.forecast import learnt, table_of
-from scaling_law.forecasting.forecasters import LADDER, PUBLISHED, forecasters, gain_of_experts, have
+from scaling_law.forecasting.forecasters import LADDER, PUBLISHED, VARIABLES, forecasters, gain_of_experts, have
 from scaling_law.forecasting.stack import gather, stack
 from scaling_law.formulas.law import positive
 from scaling_law.law import JointLaw, StackLaw
@@ -45,7 +45,7 @@ def stack_laws(
     table = runs if isinstance(runs, Runs) else load_runs(runs)
     check_mix(table.recipe, (), mix, table.source, (*table.columns, *table.texts))
     doubts, _ = table.doubts(names_mixed(mix))
-    table = table.without_settings()
+    table = table.without_settings(VARIABLES)
     in_units, defaults, _ = learnt(prior, table)
     largest = int(np.argmax(table.flops))
     ahead = AHEAD if flops is None else float(positive("flops", flops)) / float(table.flops[largest])

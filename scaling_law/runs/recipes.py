@@ -50,7 +50,7 @@ def differences(recipe: Recipe, law_has: Collection[str] = ()) -> dict[str, list
 
 
 def names_mixed(mix: str | Collection[str]) -> set[str]:
-    """The columns in which runs may differ."""
+    """List the columns in which runs may differ."""
     return {mix} - {""} if isinstance(mix, str) else {*mix}
 
 

@@ -112,7 +112,7 @@ def numeric_columns(rows: Sequence[Row]) -> dict[str, FloatArray]:
 
 
 def text_columns(rows: Sequence[Row], numeric: Collection[str]) -> dict[str, tuple[str | None, ...]]:
-    """The columns [n] that are not `numeric` and tell groups of rows apart, None where a row has no value.
+    """Collect the columns [n] that are not `numeric` and tell groups of rows apart, None where a row has no value.
 
     Names of single rows tell no groups apart: at least half of the values of a column occur twice. Nested objects are
     flattened as for `numeric_columns`; lists and booleans are texts.

@@ -3,7 +3,8 @@
 Losses are compared within cells, the runs of equal N, D and E. A column tells the runs of cells apart if it explains
 their differences of ln L by far more than seeds do, with effects that all cells share: the mean of each of its values,
 or a parabola in its logarithm whose lowest point may move with N and D, as that of a learning rate. So neither a seed
-nor an id of runs explains anything, however well each fits the runs of one cell.
+nor an id of runs explains anything, however well each fits the runs of one cell. Where no runs are equal, words are
+tested beside a smooth surface in N, D and E.
 """
 
 from __future__ import annotations
@@ -31,8 +32,11 @@ LEVELS = 24  # values, at most, whose means are compared
 RUNS = 4096  # that are looked at, in whole cells
 MOST = 4  # columns that are named
 WILD = 6.0, 0.1  # ln L farther from its cell than this many usual spreads, or this, counts as so far: it diverged
-ALIKE = 1.1  # residual variances closer than this are of columns that say the same
-OUTCOME = 0.95  # rank correlation with the loss, over all runs and within cells, of what is measured, not set
+ALIKE = 1.5  # residual variances closer than this are of columns that say the same
+SMOOTH = 0.03  # spread of ln L about a surface in N, D and E that a column of words explains where no runs are equal
+# Of what is measured, not set: part of its values that are distinct, rank correlation with the loss over all runs, and
+# within cells
+OUTCOME = 0.9, 0.8, 0.3
 SHOWN, OTHERS = 3, 4  # values that a message lists, and further ones that a filter does
 # What is measured and never set, and names of runs
 _MEASURED = re.compile(
@@ -69,19 +73,19 @@ class Setting:
 
     @property
     def filters(self) -> tuple[str, ...]:
-        """The filters of `load_runs` that choose one value, with the runs that have no counterpart if they are few."""
+        """Write filters that choose one value, with the runs that have no counterpart if they are few."""
         field = self.name if re.fullmatch(r"\w+", self.name) else f"`{self.name}`"
-        others = self.others if len(self.others) <= OTHERS else ()
+        others = () if len(self.others) > OTHERS or re.search("[,{}]", "".join(self.others)) else self.others
         filters = []
-        for value in self.values[:SHOWN]:
+        for value in [value for value in self.values if not re.search("[,{}]", value)][:SHOWN]:
             several = others or " " in value
             filters.append(f"{field} in {{{', '.join((value, *others))}}}" if several else f"{field} = {value}")
         return tuple(filters)
 
     @property
     def advice(self) -> str:
-        """What to type to choose runs of one value."""
-        if self.numeric and len(self.values) > LEVELS:
+        """Say what to type to choose runs of one value."""
+        if (self.numeric and len(self.values) > LEVELS) or not self.filters:
             return f"--best-of {self.name} if it was tuned"
         choice = "choose with " + " or ".join(f'--where "{text}"' for text in self.filters)
         if self.numeric and len(self.values) > 2:
@@ -94,19 +98,23 @@ class Blend:
     """What tells runs of equal N, D and E apart, the best explanation first, and how far their losses differ, nats.
 
     `spread` of ln L is what the settings explain. `harmful`: no answer of a law that blends these runs is trusted.
+    Where no runs are `equal`, those of similar N and D are compared, and the difference is a typical one.
     """
 
     settings: tuple[Setting, ...]
     nats: float
     spread: float
+    equal: bool = True
 
     @property
     def harmful(self) -> bool:
         return self.spread > HARMFUL
 
     def __str__(self) -> str:
-        """A sentence with what to type."""
+        """Say it in a sentence, with what to type."""
         far = f"runs of equal N, D and E differ in loss by up to {self.nats:.2g} nats"
+        if not self.equal:
+            far = f"runs of similar N and D differ in loss by about {self.nats:.2g} nats"
         if not self.settings:
             return f"{far}, and no column of the table tells them apart"
         told = enumerated([str(setting) for setting in self.settings])
@@ -121,7 +129,7 @@ class Blend:
 
 
 def places(values: FloatArray, same: float = SAME) -> NDArray[np.intp]:
-    """The place of each value ≥ 0 among the distinct ones [n], ascending; values within `same` are one.
+    """Number the distinct values ≥ 0 of a column [n] in ascending order; values within `same` are one.
 
     Chains of close values, as the steps of a learning curve, are cut into pieces of `same`.
     """
@@ -147,7 +155,7 @@ def find_blend(
     checked: Collection[str] = (),
     known: Collection[str] = (),
 ) -> Blend | None:
-    """What tells runs of equal n_active, tokens and experts (`sizes`) apart; None where their losses differ little.
+    """Find what tells runs of equal n_active, tokens and experts (`sizes`) apart; None where losses differ little.
 
     `numbers` and `texts` are columns [n] of the table, of which `checked` are looked at elsewhere. Runs may differ in
     the columns `known`: variables of the law, and what the user agreed to.
@@ -155,19 +163,22 @@ def find_blend(
     keys = [places(sizes["n_active"], SAME_SIZE), places(sizes["tokens"]), codes_of(sizes["experts"])]
     all_columns: dict[str, Any] = {**texts, **numbers}
     keys += [codes_of(all_columns[name]) for name in known if name in all_columns]
-    cells = _Cells.of(np.unique(np.column_stack(keys), axis=0, return_inverse=True)[1].ravel(), np.log(loss), sizes)
-    if cells is None:
-        return None
+    cell = np.unique(np.column_stack(keys), axis=0, return_inverse=True)[1].ravel()
     excluded = {*checked, *known}
     columns = {name: c for name, c in all_columns.items() if name not in excluded and not _MEASURED.search(name)}
-    candidates: list[_Candidate] = []
-    for name, column in columns.items():
-        candidates += cells.candidates(name, column)
-    chosen, spread = cells.explained_by(candidates)
-    if not chosen and cells.spread < UNEXPLAINED:
+    cells = _Cells.of(cell, np.log(loss), sizes)
+    if cells is not None:
+        chosen, spread = cells.explained_by(columns)
+        if chosen or cells.spread > UNEXPLAINED:
+            settings = tuple(cells.setting(candidate, columns[candidate.name]) for candidate in chosen)
+            return Blend(settings, cells.nats(loss), spread)
+    words = {name: column for name, column in columns.items() if name in texts}
+    about = _Cells.about_a_surface(np.log(loss), sizes)
+    chosen, spread = about.explained_by(words, SMOOTH)
+    if not chosen:
         return None
-    settings = tuple(cells.setting(candidate, columns[candidate.name]) for candidate in chosen)
-    return Blend(settings, cells.nats(loss), spread)
+    settings = tuple(about.setting(candidate, columns[candidate.name]) for candidate in chosen)
+    return Blend(settings, 2 * spread * float(np.median(loss)), spread, equal=False)
 
 
 @dataclass(frozen=True)
@@ -181,8 +192,13 @@ class _Candidate:
 
     @property
     def rank(self) -> tuple[bool, bool, int]:
-        """Where it stands among columns that explain the same: texts, what is usually tuned, few values first."""
+        """Order columns that explain the same: texts, what is usually tuned, few values first."""
         return self.numeric, _TUNED.search(self.name) is None, int(self.codes.max())
+
+    def determines(self, other: _Candidate) -> bool:
+        """Tell whether each value of this column goes with one value of another, which has fewer."""
+        pairs = np.unique(np.column_stack([self.codes, other.codes]), axis=0)
+        return other.codes.max() < self.codes.max() and len(pairs) == self.codes.max() + 1
 
 
 class _Trial(NamedTuple):
@@ -197,7 +213,8 @@ class _Trial(NamedTuple):
 class _Cells:
     """The runs [m] of cells of several runs: their rows in the table, cells, ln L less its mean, and ln N and ln D.
 
-    `ranks` are those of the losses of all runs, `spread` is the usual one of ln L within cells, whatever a few do.
+    `ranks` are those of the losses of all runs, `spread` is the usual one of ln L within cells, whatever a few do, and
+    `base` [m, k] explains losses without any column.
     """
 
     rows: NDArray[np.intp]
@@ -207,10 +224,11 @@ class _Cells:
     log_d: FloatArray
     ranks: FloatArray
     spread: float
+    base: FloatArray
 
     @classmethod
     def of(cls, cell: NDArray[np.intp], log_loss: FloatArray, sizes: Mapping[str, FloatArray]) -> _Cells | None:
-        """The cells of several runs, or a sample of them; None where losses within cells hardly differ."""
+        """Make the cells of several runs, or a sample of them; None where losses within cells hardly differ."""
         counts = np.bincount(cell)
         order = np.random.default_rng(0).permutation(np.flatnonzero(counts > 1))
         kept = order[np.cumsum(counts[order]) <= max(RUNS, counts.max())]
@@ -225,23 +243,35 @@ class _Cells:
         limit = max(WILD[0] * spread, WILD[1])
         y = _centred(np.clip(y, -limit, limit), codes)
         logs = [np.log(sizes[name][rows]) for name in ("n_active", "tokens")]
-        return cls(rows, codes, y, logs[0], logs[1], _ranks(log_loss), float(spread))
+        return cls(rows, codes, y, logs[0], logs[1], _ranks(log_loss), float(spread), np.zeros((len(y), 0)))
+
+    @classmethod
+    def about_a_surface(cls, log_loss: FloatArray, sizes: Mapping[str, FloatArray]) -> _Cells:
+        """Make one cell of all runs, or of a sample, in which a quadratic in ln N, ln D and ln E is the base."""
+        rows = np.sort(np.random.default_rng(0).permutation(len(log_loss))[:RUNS])
+        cell = np.zeros(len(rows), np.intp)
+        n, d, e = (_centred(np.log(sizes[name][rows]), cell) for name in ("n_active", "tokens", "experts"))
+        surface = np.column_stack([n, d, e, n * n, n * d, d * d, e * e, n * e, d * e])
+        y = _centred(log_loss[rows], cell)
+        return cls(rows, cell, y, n, d, _ranks(log_loss), float(np.std(y)), _centred(surface, cell))
 
     def nats(self, loss: FloatArray) -> float:
-        """The largest difference of losses in a cell."""
+        """Measure the largest difference of losses in a cell."""
         low, high = np.full((2, self.cell.max() + 1), np.inf)
         np.minimum.at(low, self.cell, loss[self.rows])
         np.minimum.at(high, self.cell, -loss[self.rows])
         return float(np.max(-high - low))
 
     def candidates(self, name: str, column: Any) -> list[_Candidate]:
-        """How a column may explain the losses: by the means of its values, by a curve, or not at all."""
+        """List how a column may explain the losses: by the means of its values, by a curve, or not at all."""
         numeric = isinstance(column, np.ndarray)
         values = column[self.rows] if numeric else np.zeros(0)
         codes = codes_of(column)
+        if numeric and codes.max() == len(codes) - 1 and (column % 1 == 0).all():
+            return []  # whole numbers that no two runs share are names of runs
         few = codes.max() < min(LEVELS, len(codes) / 2)
         levels, codes = np.unique(codes[self.rows], return_inverse=True)
-        if not self._varies(codes).any():
+        if not _varies(codes, self.cell).any():
             return []
         candidates = []
         if few:
@@ -255,49 +285,65 @@ class _Cells:
             candidates.append(_Candidate(name, numeric, _centred(features, self.cell), codes))
         return candidates
 
-    def _varies(self, codes: NDArray[np.intp]) -> NDArray[np.bool_]:
-        """The cells in which a column with these codes [m] has several values."""
-        low = np.full(self.cell.max() + 1, len(codes))
-        high = np.zeros_like(low)
-        np.minimum.at(low, self.cell, codes)
-        np.maximum.at(high, self.cell, codes)
-        return low < high
-
     def _is_outcome(self, column: FloatArray) -> bool:
-        """Whether a column goes with the loss within cells as it does over all runs, so that it was measured."""
+        """Tell whether a column goes with the loss within cells as it does over all runs, so that it was measured."""
+        distinct, over_all, in_cells = OUTCOME
         ranks = _ranks(column)
+        if ranks.max() + 1 < distinct * len(ranks):
+            return False
         overall = np.corrcoef(ranks, self.ranks)[0, 1]
         own = _centred(ranks[self.rows], self.cell)
         losses = _centred(self.ranks[self.rows], self.cell)
         if np.ptp(own) == 0 or np.ptp(losses) == 0:
             return False
         within = np.corrcoef(own, losses)[0, 1]
-        return bool(min(abs(overall), np.sign(overall) * within) > OUTCOME)
+        return bool(abs(overall) > over_all and np.sign(overall) * within > in_cells)
 
-    def explained_by(self, candidates: Sequence[_Candidate]) -> tuple[list[_Candidate], float]:
-        """The columns that explain the losses, one after the other, the best first; and the spread that they explain.
+    def explained_by(self, columns: Mapping[str, Any], least: float = LEAST) -> tuple[list[_Candidate], float]:
+        """Choose columns that explain the losses, one after the other, the best first; and the spread they explain.
 
-        The spread is that of the column that explains most, over the runs in whose cells it varies.
+        The spread is that of the column that explains most, over the runs in whose cells it varies. A column that says
+        what several others say together, as a group of runs does, gives way to these.
         """
+        candidates: list[_Candidate] = []
+        for name, column in columns.items():
+            candidates += self.candidates(name, column)
+        chosen, variance, spread = self._chosen(candidates, least)
+        for group in [candidate for candidate in chosen if not candidate.numeric]:
+            finer = [candidate for candidate in candidates if candidate.name != group.name]
+            if any(group.determines(candidate) for candidate in finer):
+                others = self._chosen(finer, least)
+                if others[1] - variance < LEAST**2:
+                    return others[0], others[2]
+        return chosen, spread
+
+    def _chosen(self, candidates: Sequence[_Candidate], least: float) -> tuple[list[_Candidate], float, float]:
+        """Choose columns as `explained_by`, with the variance that they leave and the spread that they explain."""
         chosen: list[_Candidate] = []
+        variance = np.inf
         explained = 0.0
-        base, count = np.zeros((len(self.y), 0)), max(len(candidates), 1)
+        base = self.base
+        cell = self.cell
+        chance = CHANCE / max(len(candidates), 1)
         while len(chosen) < MOST:
             trials = [self._trial(base, candidate) for candidate in candidates]
-            good = [i for i, trial in enumerate(trials) if trial.chance < CHANCE / count and trial.spread > LEAST]
+            good = [i for i, trial in enumerate(trials) if trial.chance < chance and trial.spread > least]
             if not good:
                 break
-            least = min(trials[i].variance for i in good)
-            alike = [i for i in good if trials[i].variance <= ALIKE * least]
+            lowest = min(trials[i].variance for i in good)
+            alike = [i for i in good if trials[i].variance <= ALIKE * lowest]
             first = min(alike, key=lambda i: candidates[i].rank)
-            best, explained = candidates[first], max(explained, trials[first].spread)
+            best = candidates[first]
+            variance = trials[first].variance
+            explained = max(explained, trials[first].spread)
             chosen.append(best)
             base = np.column_stack([base, best.features])
-            candidates = [candidate for candidate in candidates if candidate.name != best.name]
-        return chosen, explained
+            cell = np.unique(np.column_stack([cell, best.codes]), axis=0, return_inverse=True)[1].ravel()
+            candidates = [c for c in candidates if c.name != best.name and _varies(c.codes, cell).any()]
+        return chosen, variance, explained
 
     def _trial(self, base: FloatArray, candidate: _Candidate) -> _Trial:
-        """What a further column explains.
+        """Test what a further column explains.
 
         Seeds are a part of the variance, which would be too small where a few runs agree by chance.
         """
@@ -311,13 +357,13 @@ class _Cells:
         if not added or spare < PRIOR_RUNS:
             return _Trial(np.inf, 1.0, 0.0)
         chance = float(fdtrc(added, spare, (before - after) / added / variance))
-        runs = int(self._varies(candidate.codes)[self.cell].sum())
+        runs = int(_varies(candidate.codes, self.cell)[self.cell].sum())
         return _Trial(float(variance), chance, float(np.sqrt(max(before - after, 0.0) / runs)))
 
     def setting(self, candidate: _Candidate, column: Any) -> Setting:
-        """A candidate as it is named to the user."""
+        """Describe a candidate to the user."""
         told = [None if _is_nan(value) else value for value in column]
-        rows = self.rows[self._varies(candidate.codes)[self.cell]]
+        rows = self.rows[_varies(candidate.codes, self.cell)[self.cell]]
         together = Counter(told[row] for row in rows.tolist() if told[row] is not None)
         others = {value for value in told if value is not None} - {*together}
         values = sorted(together, key=lambda value: -together[value])
@@ -332,10 +378,19 @@ class _Cells:
 
 
 def codes_of(column: Any) -> NDArray[np.intp]:
-    """The place of each value of a column [n] among the distinct ones; missing ones are a value."""
+    """Number the distinct values of a column [n]; a missing one is a value."""
     if isinstance(column, np.ndarray):
         return np.unique(column, return_inverse=True)[1].ravel()
     return np.unique(["" if value is None else f"={value}" for value in column], return_inverse=True)[1].ravel()
+
+
+def _varies(codes: NDArray[np.intp], cell: NDArray[np.intp]) -> NDArray[np.bool_]:
+    """Find the cells in which a column with these codes [m] has several values."""
+    low = np.full(cell.max() + 1, codes.max() + 1)
+    high = np.zeros_like(low)
+    np.minimum.at(low, cell, codes)
+    np.maximum.at(high, cell, codes)
+    return low < high
 
 
 def _is_nan(value: Any) -> bool:
@@ -343,7 +398,7 @@ def _is_nan(value: Any) -> bool:
 
 
 def _word(value: Any) -> str:
-    """A value as a filter takes it."""
+    """Write a value as a filter takes it."""
     if isinstance(value, str):
         return value
     return f"{value:g}" if float(f"{value:g}") == value else repr(float(value))
@@ -354,7 +409,7 @@ def _ranks(values: FloatArray) -> FloatArray:
 
 
 def _centred(values: FloatArray, cell: NDArray[np.intp]) -> FloatArray:
-    """Values [m] or [m, k] less their mean in their cell."""
+    """Subtract from values [m] or [m, k] their mean in their cell."""
     counts = np.bincount(cell)
     if values.ndim == 1:
         return values - (np.bincount(cell, values) / counts)[cell]
@@ -362,7 +417,7 @@ def _centred(values: FloatArray, cell: NDArray[np.intp]) -> FloatArray:
 
 
 def _unexplained(y: FloatArray, features: FloatArray) -> tuple[float, int]:
-    """The sum of squares of y [m] that no combination of the features [m, k] explains, and their rank."""
+    """Compute the sum of squares of y [m] that no combination of the features [m, k] explains, and their rank."""
     if not features.shape[1]:
         return float(y @ y), 0
     solution, _, rank, _ = np.linalg.lstsq(features, y, rcond=1e-9)

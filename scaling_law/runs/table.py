@@ -17,7 +17,6 @@ from hub.base.tables import Summarised, Table, literal
 from hub.base.units import format_count
 from scaling_law.formulas.conditions import Conditions, FittedRange, fitted_ranges
 from scaling_law.formulas.law import numbers
-from scaling_law.law import LAWS
 from scaling_law.runs.architectures import in_terms_of_laws, size_problem, with_size
 from scaling_law.runs.columns import Column, aliases_of, with_columns, with_counts
 from scaling_law.runs.readers import reader
@@ -47,7 +46,6 @@ if TYPE_CHECKING:
 
 
 _INPUTS = ("n_active", "tokens", "experts")
-VARIABLES = frozenset(name for law in LAWS.values() for name in law.form.variables)
 _COLUMNS = (*_INPUTS, "loss", "trunk")
 
 
@@ -196,7 +194,7 @@ class Runs(Summarised):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What is odd about the units of N, D and the loss, a sentence each."""
+        """Say what is odd about the units of N, D and the loss."""
         return unit_warnings(self._sizes, self.loss, self.loss_name, self.vocab_size)
 
     @property
@@ -221,9 +219,9 @@ class Runs(Summarised):
             return self.warnings, False
         return (str(blend), *self.warnings), blend.harmful
 
-    def without_settings(self) -> Runs:
-        """The same runs with what laws ask about alone, for fits within an answer whose runs are checked."""
-        columns = {name: values for name, values in self.columns.items() if name in VARIABLES}
+    def without_settings(self, keep: Collection[str]) -> Runs:
+        """Leave out all columns but those to `keep`, for fits within an answer whose runs are checked."""
+        columns = {name: values for name, values in self.columns.items() if name in keep}
         return replace(self, columns=columns, recipe={}, texts={})
 
     def conditions(self, provenance: str, **fit: Any) -> Conditions:

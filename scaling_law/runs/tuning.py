@@ -139,7 +139,7 @@ def models_of(
 
 
 def _setting(runs: Runs, name: str) -> FloatArray:
-    """A column that was tuned. RunsError names the first run whose value is negative or missing."""
+    """Read a column that was tuned. RunsError names the first run whose value is negative or missing."""
     values = runs.column(name)
     if (bad := np.flatnonzero(~(values >= 0) | ~np.isfinite(values))).size:
         at = f"{runs.source}: {runs.run_id[bad[0]]}"

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hub.base.units import format_count
-from scaling_law.law import JointLaw
+from scaling_law.formulas.published import published_loss
 from scaling_law.size.arrays import FloatArray
 
 FEWEST_PARAMETERS = 1000.0  # of a language model
@@ -75,7 +75,7 @@ def unit_warnings(sizes: Sizes, loss: FloatArray, loss_name: str, vocab_size: in
 
 def _off(sizes: Sizes, loss: FloatArray) -> float:
     """Compute ln of the loss over that of other labs' laws, the median of the runs."""
-    return float(np.median(np.log(loss / JointLaw.published().loss(**sizes))))
+    return float(np.median(np.log(loss / published_loss(**sizes))))
 
 
 def _too_short(sizes: Sizes, trunk: NDArray[np.int64] | None) -> NDArray[np.bool_]:
