@@ -163,7 +163,7 @@ def find_blend(
     keys = [places(sizes["n_active"], SAME_SIZE), places(sizes["tokens"]), codes_of(sizes["experts"])]
     all_columns: dict[str, Any] = {**texts, **numbers}
     keys += [codes_of(all_columns[name]) for name in known if name in all_columns]
-    cell = np.unique(np.column_stack(keys), axis=0, return_inverse=True)[1].ravel()
+    cell = cells_of(keys)
     excluded = {*checked, *known}
     columns = {name: c for name, c in all_columns.items() if name not in excluded and not _MEASURED.search(name)}
     cells = _Cells.of(cell, np.log(loss), sizes)
@@ -197,8 +197,8 @@ class _Candidate:
 
     def determines(self, other: _Candidate) -> bool:
         """Tell whether each value of this column goes with one value of another, which has fewer."""
-        pairs = np.unique(np.column_stack([self.codes, other.codes]), axis=0)
-        return other.codes.max() < self.codes.max() and len(pairs) == self.codes.max() + 1
+        pairs = cells_of([self.codes, other.codes]).max()
+        return other.codes.max() < self.codes.max() and bool(pairs == self.codes.max())
 
 
 class _Trial(NamedTuple):
@@ -338,7 +338,7 @@ class _Cells:
             explained = max(explained, trials[first].spread)
             chosen.append(best)
             base = np.column_stack([base, best.features])
-            cell = np.unique(np.column_stack([cell, best.codes]), axis=0, return_inverse=True)[1].ravel()
+            cell = cells_of([cell, best.codes])
             candidates = [c for c in candidates if c.name != best.name and _varies(c.codes, cell).any()]
         return chosen, variance, explained
 
@@ -381,7 +381,16 @@ def codes_of(column: Any) -> NDArray[np.intp]:
     """Number the distinct values of a column [n]; a missing one is a value."""
     if isinstance(column, np.ndarray):
         return np.unique(column, return_inverse=True)[1].ravel()
-    return np.unique(["" if value is None else f"={value}" for value in column], return_inverse=True)[1].ravel()
+    numbers: dict[Any, int] = {}
+    return np.array([numbers.setdefault(value, len(numbers)) for value in column], np.intp)
+
+
+def cells_of(codes: Sequence[NDArray[np.intp]]) -> NDArray[np.intp]:
+    """Number the distinct combinations of codes [n]."""
+    cell = np.zeros(len(codes[0]), np.intp)
+    for each in codes:
+        cell = np.unique(cell * (each.max() + 1) + each, return_inverse=True)[1].ravel()
+    return cell
 
 
 def _varies(codes: NDArray[np.intp], cell: NDArray[np.intp]) -> NDArray[np.bool_]:
