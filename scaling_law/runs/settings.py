@@ -43,7 +43,8 @@ _MEASURED = re.compile(
     r"(?i)(?<![a-z])(loss|ppl|perplexity|bpb|bpc|nll|ce|acc|accuracy|score|error|grad_?norm|mfu|t?flops?|throughput|time"
     r"|timestamp|created|date|seconds?|secs?|minutes?|hours?|runtime|duration|memory|spikes|skipped|drop_rate|seeds?"
     r"|(run|exp|experiment|trial|job|row|hyper|wandb)_?(id|name)s?|uuid|index|unnamed|budget|cost|max_over_mean"
-    r"|tokens_per_second|grid_runs|at_edge|regret|n_(total|active)\w*|param\w*|\w+_param\w*)(?![a-z])|^id$|^name$"
+    r"|tokens_per_second|grid_runs|at_edge|regret|n_(total|active)\w*|param\w*|\w+_param\w*)(?![a-z])"
+    r"|^(id|name|run|trial|job|rep|repeat|replicate)$"
 )
 _TUNED = re.compile(
     r"(?i)(?<![a-z])(lr|learning_?rates?|bs|batch(_?size)?|wd|weight_?decay|warm_?up|beta_?\d?|momentum|clip|dropout)"

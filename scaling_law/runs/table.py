@@ -244,7 +244,8 @@ class Runs(Summarised):
             ends = [f"{text(column.min())} – {text(column.max())}" for column, text in formats]
             rows.append((f"{e:g}", len(part), part.n_trunks, *ends))
         header = ("E", "runs", "trunks", "N_act", "tokens", self.loss_name)
-        return Table(header, rows, title=f"{len(self)} runs from {self.source}", notes=self.skipped)
+        title = f"{len(self)} runs from {self.source}"
+        return Table(header, rows, title=title, notes=self.skipped, warnings=self.warnings)
 
     def __repr__(self) -> str:
         values = ", ".join(f"{e:g}" for e in np.unique(self.experts))
