@@ -1,10 +1,10 @@
 """Settings in which runs of equal N, D and E differ, and with them their losses: one law would blend such runs.
 
 Losses are compared within cells, the runs of equal N, D and E. A column tells the runs of cells apart if it explains
-their differences of ln L by far more than seeds do, with effects that all cells share: the mean of each of its values,
-or a parabola in its logarithm whose lowest point may move with N and D, as that of a learning rate. So neither a seed
-nor an id of runs explains anything, however well each fits the runs of one cell. Where no runs are equal, words are
-tested beside a smooth surface in N, D and E.
+their differences of ln L by far more than seeds do, with effects that all cells share: a mean of each of its values,
+which may change with N, or a parabola in its logarithm whose lowest point may move with N and D, as that of a learning
+rate. So neither a seed nor an id of runs explains anything, however well each fits the runs of one cell. Where no runs
+are equal, words are tested beside a smooth surface in N, D and E.
 """
 
 from __future__ import annotations
@@ -276,8 +276,10 @@ class _Cells:
             return []
         candidates = []
         if few:
-            features = _centred(np.eye(len(levels))[codes], self.cell)
-            candidates.append(_Candidate(name, numeric, features[:, 1:], codes))
+            means = np.eye(len(levels))[codes][:, 1:]
+            slopes = means * (self.log_n - self.log_n.mean())[:, None]
+            for features in (means, np.column_stack([means, slopes])):
+                candidates.append(_Candidate(name, numeric, _centred(features, self.cell), codes))
         if numeric and len(levels) > 2 and np.isfinite(values).all() and not self._is_outcome(column):
             x = _centred(np.log(values) if values.min() > 0 else values, self.cell)
             x /= max(float(np.sqrt(np.mean(x**2))), 1e-300)

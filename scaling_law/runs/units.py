@@ -69,6 +69,8 @@ def unit_warnings(sizes: Sizes, loss: FloatArray, loss_name: str, vocab_size: in
         return ()
     guess = "are they bits per byte or character, or of another kind of data?"
     if off > 0:
+        guess = "are they in other units, or of another kind of data?"
+    if off > 0 and loss.min() > 1.0 and abs(_off(sizes, np.log(loss))) < ODD_LOSS:
         guess = f"are they perplexities? {_of_perplexity(loss_name)}"
     return (f"the losses ({loss_name}) are ×{np.exp(off):.2g} what other labs' laws say at these sizes: {guess}",)
 
@@ -119,7 +121,7 @@ def _mapping(sizes: Sizes, loss: FloatArray) -> str:
     if not mapped:
         return "Map n_active and tokens with --column, in Python columns"
     typed = " ".join(f'--column "{name} = {text}"' for name, text in mapped.items())
-    return f"Map them: {typed}, in Python columns {mapped}"
+    return f"Map them, e.g. {typed}, in Python columns {mapped}"
 
 
 def _of_perplexity(name: str) -> str:
