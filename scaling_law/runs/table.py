@@ -195,7 +195,7 @@ class Runs(Summarised):
     @property
     def warnings(self) -> tuple[str, ...]:
         """Say what is odd about the units of N, D and the loss."""
-        return unit_warnings(self._sizes, self.loss, self.loss_name, self.vocab_size)
+        return unit_warnings(self._sizes, self.loss, self.loss_name, self.vocab_size, "d_model" in self.columns)
 
     @property
     def _sizes(self) -> dict[str, FloatArray]:
@@ -355,6 +355,8 @@ def load_runs(
     trunk = np.unique([clusters[i] for i in good], return_inverse=True)[1]
     sizes = dict(zip(_INPUTS, (n, d, e), strict=True))
     off = unit_problems(sizes, losses, loss, trunk if trunk_source.startswith("column") else None)
+    # The units of a run record are those of its schema, however short the run.
+    off = ["" if "schema_version" in rows[i] else problem for i, problem in zip(good, off, strict=True)]
     problems += [f"{label(i, rows[i])}: {problem}" for i, problem in zip(good, off, strict=True) if problem]
     if all(off) or (problems and on_invalid == "raise"):
         raise RunsError(_unusable(origin, problems))

@@ -55,24 +55,28 @@ def unit_problems(sizes: Sizes, loss: FloatArray, loss_name: str, trunk: NDArray
     return problems
 
 
-def unit_warnings(sizes: Sizes, loss: FloatArray, loss_name: str, vocab_size: int | None) -> tuple[str, ...]:
-    """Say what is odd about the units of runs, though it can be."""
+def unit_warnings(
+    sizes: Sizes, loss: FloatArray, loss_name: str, vocab_size: int | None, counted: bool
+) -> tuple[str, ...]:
+    """Say what is odd about the units of runs, though it can be; `counted` if N was checked against their shapes."""
     if not len(loss) or (vocab_size is not None and vocab_size < BYTES):
         return ()
     if _BITS.search(loss_name):
         return (f"the losses are {loss_name}, not nats per token, and so is what a law of them predicts",)
     largest = float(sizes["n_active"].max())
     if largest < FEW_PARAMETERS:
-        return (f"no model has more than {format_count(largest)} parameters: is n_active in thousands or millions?",)
+        count = format_count(largest)
+        said = f"no model has more than {count} parameters: n_active may be in thousands or millions"
+        return () if counted else (said,)
     off = _off(sizes, loss)
     if abs(off) < ODD_LOSS:
         return ()
-    guess = "are they bits per byte or character, or of another kind of data?"
+    like = "as bits per byte or character are, or another kind of data"
     if off > 0:
-        guess = "are they in other units, or of another kind of data?"
+        like = "as losses in bits are, or another kind of data"
     if off > 0 and loss.min() > 1.0 and abs(_off(sizes, np.log(loss))) < ODD_LOSS:
-        guess = f"are they perplexities? {_of_perplexity(loss_name)}"
-    return (f"the losses ({loss_name}) are ×{np.exp(off):.2g} what other labs' laws say at these sizes: {guess}",)
+        like = f"as perplexities are; {_of_perplexity(loss_name)}"
+    return (f"the losses ({loss_name}) are ×{np.exp(off):.2g} what other labs' laws say at these sizes, {like}",)
 
 
 def _off(sizes: Sizes, loss: FloatArray) -> float:

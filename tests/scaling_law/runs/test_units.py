@@ -8,6 +8,7 @@ import pytest
 from scaling_law import JointLaw, Law, Runs, fit, forecast, load_runs, stack_laws
 from scaling_law.formulas.published import published_loss
 from scaling_law.runs.rows import RunsError
+from tests.hub.samples import make_record
 
 LAW = JointLaw.published()
 N, RATIOS = (5e7, 1e8, 2e8, 4e8), (10, 20, 40)
@@ -75,6 +76,10 @@ def test_checkpoints_of_a_run_may_have_few_tokens_and_so_may_a_design_that_gets_
     assert len(load_runs(isoflop, trunks="run")) == 48
 
 
+def test_a_run_record_has_the_units_of_its_schema_however_short_the_run():
+    assert len(load_runs([make_record(tokens=2048)])) == 1
+
+
 def test_more_than_twenty_nats_and_perplexities_are_refused():
     with pytest.raises(
         RunsError, match=r"eval_loss=\S+ is no loss in nats per token; a perplexity is mapped by"
@@ -91,10 +96,10 @@ def test_more_than_twenty_nats_and_perplexities_are_refused():
 @pytest.mark.parametrize(
     ("table", "said"),
     [
-        (rows(loss=lambda nats: nats / np.log(2) / 4.4), "are they bits per byte or character"),
+        (rows(loss=lambda nats: nats / np.log(2) / 4.4), "as bits per byte or character are"),
         (rows(loss=lambda nats: nats / np.log(2) / 4.4, name="c4 bpb"), "the losses are c4 bpb, not nats per token"),
-        (rows(loss=np.exp, sizes=(4e9, 8e9, 16e9)), "are they perplexities?"),
-        (rows(1e6, 1e6, sizes=(4e9, 8e9, 16e9)), "is n_active in thousands or millions?"),
+        (rows(loss=np.exp, sizes=(4e9, 8e9, 16e9)), "as perplexities are; a perplexity is mapped by"),
+        (rows(1e6, 1e6, sizes=(4e9, 8e9, 16e9)), "n_active may be in thousands or millions"),
     ],
 )
 def test_what_is_odd_is_a_warning_that_fits_forecasts_and_saved_laws_carry(table, said, tmp_path):
