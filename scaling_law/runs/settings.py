@@ -161,6 +161,8 @@ def find_blend(
     `numbers` and `texts` are columns [n] of the table, of which `checked` are looked at elsewhere. Runs may differ in
     the columns `known`: variables of the law, and what the user agreed to.
     """
+    if len(loss) < 2:
+        return None
     keys = [places(sizes["n_active"], SAME_SIZE), places(sizes["tokens"]), codes_of(sizes["experts"])]
     all_columns: dict[str, Any] = {**texts, **numbers}
     keys += [codes_of(all_columns[name]) for name in known if name in all_columns]

@@ -306,9 +306,9 @@ def load_runs(
     (N_act, D, E, Held-out loss) are read as ours, and counts that are texts ("80M") as numbers.
 
     A row needs `experts`, `tokens`, the loss, and `n_active` or `d_model` and `n_blocks` (`vocab_size` is 50,257
-    where not given). RunsError for missing columns, no rows, non-finite or non-positive numbers, duplicates and sizes
-    that contradict their shape (unless `columns` or `format` say what n_active is); `hub.HubError` for what the Hub
-    does not have.
+    where not given). RunsError for missing columns, no rows, non-finite or non-positive numbers, duplicates, sizes
+    that contradict their shape (unless `columns` or `format` say what n_active is), and numbers that cannot be in
+    parameters, tokens and nats per token (`runs.units`); `hub.HubError` for what the Hub does not have.
     """
     if on_invalid not in ("raise", "skip"):
         raise InputError(f"on_invalid={on_invalid!r} must be 'raise' or 'skip'")

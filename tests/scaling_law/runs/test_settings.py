@@ -193,6 +193,14 @@ def test_best_of_chooses_within_a_recipe():
         fit(tuned, "chinchilla")
 
 
+def test_few_runs_tell_nothing_apart():
+    rows = table(CORPORA)
+    for count in (1, 2):
+        assert load_runs(rows[: 2 * count : 2]).blend() is None
+    runs = load_runs(rows)
+    assert runs.subset(runs.loss < 0).blend() is None
+
+
 def test_places_join_close_values_but_no_chains():
     assert places(np.array([0.0, 5.0, 1.0, 1.001, 0.0])).tolist() == [0, 2, 1, 1, 0]
     curve = places(np.arange(1000.0, 2000.0))
