@@ -107,7 +107,7 @@ def _conditions(conditions: Conditions) -> list[str]:
         trunks = f" of {conditions.trunks} trunks ({conditions.trunk_source})" if conditions.trunks else ""
         runs = escaped(f"{conditions.n_runs} runs{trunks}")
         parts.append(f"{runs}, RMSE {conditions.rmse:.4f} nats. {escaped(conditions.status or '')}")
-    parts += [f"⚠ {escaped(sentence)}." for sentence in conditions.omitted]
+    parts += [f"⚠ {escaped(sentence)}." for sentence in (*conditions.doubts, *conditions.omitted)]
     if conditions.set_aside:
         names = ", ".join(escaped(name) for name in conditions.set_aside[:20])
         more = ", …" if len(conditions.set_aside) > 20 else ""

@@ -38,8 +38,8 @@ MODES = {
 
 
 @command(
-    "runs kind loss where columns bootstrap coefficients split prior output overwrite level validation test select "
-    "status format final trunks skip_invalid fixed bounds outliers one_sided huber_delta weights l2 starts "
+    "runs kind loss where best_of columns bootstrap coefficients split prior output overwrite level validation test "
+    "select status format final trunks skip_invalid fixed bounds outliers one_sided huber_delta weights l2 starts "
     "release mix allow_unidentifiable",
     OfRuns,
     MODES,
@@ -81,7 +81,7 @@ def fit(
     independent. --split holds out the extreme runs and predicts them, with the joint law and a Chinchilla law for
     each E. --kind all fits every kind below several cuts of compute, ranks them by the RMSE above, and takes the best.
     --prior makes do with few runs: with a law, the fit is of its kind and moves it to another corpus. The exit
-    status is 1 if the fit did not converge.
+    status is 1 if the fit did not converge, or blends runs of equal N, D and E that differ in another setting.
 
     More examples:
 
@@ -90,6 +90,8 @@ def fit(
         scaling-law fit runs.csv --kind all -o our-law
 
         scaling-law fit runs.csv --bound e_max=64:1024 --fix c=1.6 --outliers set_aside --trunks run
+
+        scaling-law fit grid.csv --kind chinchilla --best-of learning_rate
 
         scaling-law fit runs.csv --column n_active=params --column experts=1 --kind chinchilla
 
@@ -114,7 +116,7 @@ def fit(
         compared = splits.compare(parts, select, joint_options=limits, **robust, **further)
         value = compared.to_dict() | {"joint": compared.joint.to_dict()} if as_json else None
         show(value, as_json, Group(parts.summary(), compared.summary()))
-        converged = compared.joint.status.converged
+        trusted = compared.joint.status.trusted
     else:
         result = fitting.fit(table, kind, **limits, **robust, **further, progress=not as_json)
         profiled = result.fitted if coefficients == ("all",) else coefficients or ()
@@ -125,10 +127,10 @@ def fit(
         more |= {"level": level, "profiles": rows} if intervals else {}
         tables = [profiles.profile_table(intervals, level)] if intervals else []
         _show(result, bootstrap, output, more, tables, as_json)
-        converged = result.status.converged
+        trusted = result.trusted
     for reason in table.skipped:
         typer.secho(f"skipped {reason}", err=True, fg="yellow")
-    exit_untrusted(converged)
+    exit_untrusted(trusted)
 
 
 def _show(

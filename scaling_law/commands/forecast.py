@@ -26,7 +26,7 @@ SCORED = named(float, "NAME=LOSS")
 
 @command(
     "runs n_active tokens experts prior kinds level accuracy figure output overwrite register scored loss where "
-    "columns status format final trunks skip_invalid mix",
+    "best_of columns status format final trunks skip_invalid mix",
     OfRuns,
 )
 def forecast(
@@ -51,7 +51,8 @@ def forecast(
         scaling-law forecast runs.csv --n-active 2B --tokens 8T --experts 256
 
     Each law is fitted below several cuts of compute within the runs, judged above them, and weighed by that. The exit
-    status is 1 where a model is too far outside the runs for the forecast to be trusted.
+    status is 1 where a model is too far outside the runs for the forecast to be trusted, and where the runs differ in
+    a setting besides N, D and E.
 
     More examples:
 

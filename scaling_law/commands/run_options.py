@@ -11,6 +11,7 @@ from scaling_law.commands.options import Shared, named, names, option, quantity,
 from scaling_law.runs.logged import Final
 from scaling_law.runs.readers import READERS
 from scaling_law.runs.table import Runs, load_runs
+from scaling_law.runs.tuning import best_of
 
 
 def _ends(text: str) -> tuple[float | None, float | None]:
@@ -31,7 +32,8 @@ RUNS = "Table (.csv, .jsonl, .json, .parquet, …), folder, release, TensorBoard
 RUNS += "org/sweep-runs on the Hub, trackio:PROJECT or wandb:ENTITY/PROJECT."
 FINAL = "Loss of a run that logged many (tracker, logs, table of steps): last, minimum, or smoothed (last 5 %). "
 FINAL += "[default: last]"
-MIX = "Fit runs together that differ in these columns of their recipe: optimizer,sequence_length."
+MIX = "Fit runs together that differ in these columns: optimizer,sequence_length."
+BEST = "Keep the best run of each model and D over these tuned columns: learning_rate,batch."
 COLUMN = "A column from others: --column n_active=Na --column 'density=topk / nume' (repeatable)."
 BOUND = "Bound a coefficient: --bound c=1:1.8, or c=:1.8 (repeatable)."
 
@@ -42,6 +44,7 @@ class OfRuns(Shared):
     runs: Annotated[str, typer.Argument(help=RUNS)]
     loss: Annotated[str | None, option("The column to fit. [default: eval_loss, or the only loss column]")] = None
     where: Annotated[str, option('Keep runs that match a filter: "E in {1, 8}, D <= 2B".')] = ""
+    best_of: Annotated[Any, quantity(names, BEST)] = ""
     columns: Annotated[list[Any], quantity(column, COLUMN, "--column", metavar="NAME=EXPRESSION")] = []  # noqa: RUF012
     status: Annotated[str, rare("Keep runs of this status; 'all' keeps every run.")] = "final"
     format: Annotated[str | None, rare(f"A public table as its authors publish it: {', '.join(READERS)}.")] = None
@@ -67,5 +70,7 @@ class OfRuns(Shared):
 def load(runs: str, **options: Any) -> Runs:
     """The table that a command names, read as its options say."""
     status, skip = options.pop("status", "final"), options.pop("skip_invalid", False)
+    tuned = options.pop("best_of", ())
     options |= {"status": None if status == "all" else status, "columns": dict(options["columns"])}
-    return load_runs(runs, on_invalid="skip" if skip else "raise", **options)
+    table = load_runs(runs, on_invalid="skip" if skip else "raise", **options)
+    return best_of(table, tuned) if tuned else table

@@ -27,9 +27,10 @@ from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.conditions import joined_limits
 from scaling_law.formulas.law import check_count
 from scaling_law.law import LAWS, Law
-from scaling_law.runs.recipes import check_mix, differences, in_words
+from scaling_law.runs.recipes import check_mix, differences, in_words, names_mixed
 from scaling_law.runs.rows import RunsError
 from scaling_law.runs.table import Runs, load_runs
+from scaling_law.size.architecture import DESIGN_VARIABLES
 from scaling_law.size.arrays import FloatArray
 
 if TYPE_CHECKING:
@@ -52,7 +53,8 @@ class FitStatus:
     `standard_errors` are of the logarithm for the `logarithmic` coefficients (a, b, c), of the logarithm of the
     `distances` for parameters of transforms ("e_max − e_start"), absolute for the rest; with a `prior`, they count it.
     `suspicious` runs lie far from the law of the others, the farthest first; `deviations` is their loss minus that of
-    the fit without them, nats per token. `omitted`: as of Conditions.
+    the fit without them, nats per token. `omitted`, `doubts`: as of Conditions. `blended`: the runs differ so much in
+    settings that no answer of their law is to be trusted.
     """
 
     converged: bool
@@ -73,6 +75,13 @@ class FitStatus:
     warnings: tuple[str, ...] = ()
     omitted: tuple[str, ...] = ()
     prior: str = ""
+    doubts: tuple[str, ...] = ()
+    blended: bool = False
+
+    @property
+    def trusted(self) -> bool:
+        """Whether the optimum is reached, of runs that one law describes."""
+        return self.converged and not self.blended
 
     @property
     def verdict(self) -> str:
@@ -87,7 +96,7 @@ class FitStatus:
     def messages(self) -> tuple[str, ...]:
         """The status as sentences, most important first."""
         sentences = [] if self.converged else ["The best start did not converge: the optimum is not reached."]
-        sentences += [f"{warning[0].upper()}{warning[1:]}." for warning in (*self.omitted, *self.warnings)]
+        sentences += [f"{text[0].upper()}{text[1:]}." for text in (*self.doubts, *self.omitted, *self.warnings)]
         if self.n_agree < max(2, self.n_released // 10) and self.n_released > 1:
             sentences.append(f"Only {self.n_agree} of {self.n_released} starts reached the best objective.")
         if self.suspicious:
@@ -162,8 +171,8 @@ class FitResult(Answer, Generic[LawT_co]):
 
     @property
     def trusted(self) -> bool:
-        """Whether the optimum is reached."""
-        return self.status.converged
+        """Whether the optimum is reached, of runs that one law describes."""
+        return self.status.trusted
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -336,7 +345,7 @@ def fit(
         one_sided: runs that bound the law from above, such as runs that were not tuned: booleans [n], or a column of 1
             for them and 0 for the others. A prediction below such a loss costs nothing.
         loss, trunks: as in `load_runs`.
-        mix: columns of the recipe in which the runs may differ, such as ("optimizer",), besides the law's own.
+        mix: columns in which the runs may differ, such as ("optimizer",), besides the law's own.
         allow_unidentifiable: fit although the design cannot determine all coefficients.
         prior: for the posterior mode, with the noise of the runs estimated: "public" (a law like those of other labs;
             the terms of E of a joint law are like the published one's), a law of this kind, which another corpus and
@@ -357,13 +366,15 @@ def fit(
         check_count("release", release, 1)
     table = as_table(runs, loss, trunks)
     problem = make_problem(table, kind, huber_delta, weights, l2, fixed, bounds, starts, one_sided)
-    check_mix(table.recipe, problem.objective.form.variables, mix, table.source)
+    variables = problem.objective.form.variables
+    check_mix(table.recipe, variables, mix, table.source, (*table.columns, *table.texts))
+    doubts, blended = table.doubts({*variables, *DESIGN_VARIABLES, *names_mixed(mix)})
     warnings = _design_warnings(table, problem, allow_unidentifiable or prior is not None)
     theta = start_points(problem, starts)
     if prior is not None:
         prior = read_prior(prior)
         problem, theta = under(prior, problem, theta)
-    search = {"n_starts": len(theta), "prior": problem.settings.prior}
+    search = {"n_starts": len(theta), "prior": problem.settings.prior, "doubts": doubts, "blended": blended}
     if isinstance(starts, str):
         final = _two_stages(problem, theta, release or (256 if starts == "paper" else 64), progress)
     else:
@@ -566,6 +577,7 @@ def describe(
         warmup_tokens=used.warmup_tokens,
         variables={name: (float(values.min()), float(values.max())) for name, values in spans.items()} or None,
         omitted=status.omitted,
+        doubts=status.doubts,
     )
     fitted = law.replace(conditions=conditions)
     return FitResult(fitted, best, rmse, status, runs, problem, theta, final, check=None)

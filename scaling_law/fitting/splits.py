@@ -109,7 +109,8 @@ class Comparison(ResultTable):
         for row in self.to_rows():
             rows[row["law"]].append(f"{row['rmse']:.4f} ({row['largest']:.3f})")
         header = ["", *(f"{part} ({len(self.split.parts[part])} runs)" for part in self.rmse["joint"])]
-        return Table(header, list(rows.values()), title=f"RMSE (largest error) in nats; held out by {self.split.by}")
+        title = f"RMSE (largest error) in nats; held out by {self.split.by}"
+        return Table(header, list(rows.values()), title=title, warnings=self.joint.status.doubts)
 
 
 def compare(

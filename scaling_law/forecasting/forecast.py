@@ -16,13 +16,13 @@ from hub.base.units import format_count
 from scaling_law.figures import drawing
 from scaling_law.fitting.prior import Prior, read_prior
 from scaling_law.fitting.rolling import sizes_of
-from scaling_law.forecasting.forecasters import EQUAL_RATIOS, forecasters, have
+from scaling_law.forecasting.forecasters import EQUAL_RATIOS, VARIABLES, forecasters, have
 from scaling_law.forecasting.stack import Defaults, distances, gather, read_defaults, stack
 from scaling_law.formulas.accuracy import accuracy_cells, expected, remarks, tasks_named
 from scaling_law.formulas.answers import Answer, span
 from scaling_law.formulas.conditions import RangeCheck
 from scaling_law.formulas.law import check_level, check_shapes, numbers, positive
-from scaling_law.runs.recipes import check_mix
+from scaling_law.runs.recipes import check_mix, names_mixed
 from scaling_law.runs.table import Runs, load_runs
 from scaling_law.size.arrays import FloatArray
 
@@ -39,7 +39,7 @@ class Forecast(Answer):
 
     `laws` has a row for each law, with a value for each point: its forecasts, weights, and RMSE at the cuts within
     the runs (NaN without one). `left_out` says why others say nothing. `fans` [points, steps] are FLOPs, ln L and its
-    spread on the way from the largest run.
+    spread on the way from the largest run. `blended`: the runs differ too much in other settings for one forecast.
     """
 
     rows: tuple[dict[str, Any], ...]
@@ -48,6 +48,12 @@ class Forecast(Answer):
     level: float
     runs: Runs
     fans: tuple[FloatArray, FloatArray, FloatArray]
+    blended: bool = False
+
+    @property
+    def trusted(self) -> bool:
+        """Whether the models lie within the range guard of runs that one law describes."""
+        return not self.blended and super().trusted
 
     @property
     def verdict(self) -> str:
@@ -135,7 +141,8 @@ def forecast(
     check_level(level)
     tasks = tasks_named(accuracy)
     table = runs if isinstance(runs, Runs) else load_runs(runs)
-    check_mix(table.recipe, (), mix, table.source)
+    check_mix(table.recipe, (), mix, table.source, (*table.columns, *table.texts))
+    doubts, blended = table.doubts(names_mixed(mix))
     points = points_of(at, table)
     in_units, defaults, notes = learnt(prior, table)
     steps = _joined([_way(table, points.take(np.array([i]))) for i in range(len(points))])
@@ -160,8 +167,9 @@ def forecast(
         level,
         table,
         (flops, log_loss, spread),
+        blended,
         check=RangeCheck(table.conditions(table.source), MODEL, {name: getattr(points, name) for name in MODEL}),
-        notes=(*notes, *remarks(tasks, columns["loss"]), *_blind_spots(table, points, at_points)),
+        notes=(*doubts, *notes, *remarks(tasks, columns["loss"]), *_blind_spots(table, points, at_points)),
     )
 
 
@@ -171,7 +179,7 @@ def _stacked(
     """ln L and its spread on the ways to the points [n], what laws say there [3, n], and why others say nothing."""
     log_loss, spread = np.zeros((2, len(points)))
     laws, left_out = dict[str, FloatArray](), dict[str, str]()
-    plain, asked = replace(runs, recipe={}), np.arange(len(points)) % len(STEPS) == len(STEPS) - 1
+    plain, asked = runs.without_settings(VARIABLES), np.arange(len(points)) % len(STEPS) == len(STEPS) - 1
     for e in np.unique(points.experts):
         here, matching = np.flatnonzero(points.experts == e), have(runs, float(e))
         candidates = forecasters(plain, float(e), prior, kinds, seed)
@@ -277,7 +285,7 @@ def learnt(prior: Any, runs: Runs) -> tuple[Prior | None, Defaults, tuple[str, .
     if abs(off) < OTHER_UNIT:
         return candidate.in_units(*UNITS), defaults, ()
     what = f"the losses ({runs.loss_name}) are ×{np.exp(off):.2g} those of other labs' laws at these sizes"
-    note = f"{what}: are they nats per token? The prior's scale is left free"
+    note = f"{what}: the prior's scale is left free"
     return candidate.in_units(FREE_UNIT, UNITS[1]), replace(defaults, cuts=1.0), (note,)
 
 

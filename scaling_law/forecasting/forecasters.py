@@ -21,6 +21,7 @@ CHINCHILLA, PUBLISHED, PRIOR, BY_COMPUTE, LADDER = "chinchilla", "published", "p
 INTERACTION, I_PRIOR, I_BY_COMPUTE = "interaction", "interaction prior", "interaction prior by compute"
 POWERS = {PRIOR: 0.0, BY_COMPUTE: 1.0, I_PRIOR: 0.0, I_BY_COMPUTE: 1.0}  # of compute, in the weights of runs
 OF_EXPERTS = ("joint", "crossing", "sparsity", "saturation")  # kinds that have E, for runs of several
+VARIABLES = frozenset(name for law in LAWS.values() for name in law.form.variables)  # columns that a law reads
 BASE = (CHINCHILLA, PUBLISHED, PRIOR, BY_COMPUTE)  # the laws whose errors on public sets are shipped
 RESAMPLES = 100  # of the cluster bootstrap behind the standard errors of a fresh fit
 EQUAL_RATIOS = float(np.log(1.25))  # runs whose D/N differs less are rungs of one ladder

@@ -11,12 +11,12 @@ import numpy as np
 from scaling_law.fitting.fitting import errors_of, rms
 from scaling_law.fitting.prior import Prior
 from scaling_law.forecasting.forecast import learnt, table_of
-from scaling_law.forecasting.forecasters import LADDER, PUBLISHED, forecasters, gain_of_experts, have
+from scaling_law.forecasting.forecasters import LADDER, PUBLISHED, VARIABLES, forecasters, gain_of_experts, have
 from scaling_law.forecasting.stack import gather, stack
 from scaling_law.formulas.law import positive
 from scaling_law.law import JointLaw, StackLaw
 from scaling_law.planning.limits import Quantity
-from scaling_law.runs.recipes import check_mix
+from scaling_law.runs.recipes import check_mix, names_mixed
 from scaling_law.runs.table import Runs, load_runs
 
 AHEAD = 10.0  # times the largest run's FLOPs, unless said
@@ -43,8 +43,9 @@ def stack_laws(
     for the noise of a new run and for distance they do not. ValueError and RunsError as `forecast`.
     """
     table = runs if isinstance(runs, Runs) else load_runs(runs)
-    check_mix(table.recipe, (), mix, table.source)
-    table = replace(table, recipe={})
+    check_mix(table.recipe, (), mix, table.source, (*table.columns, *table.texts))
+    doubts, _ = table.doubts(names_mixed(mix))
+    table = table.without_settings(VARIABLES)
     in_units, defaults, _ = learnt(prior, table)
     largest = int(np.argmax(table.flops))
     ahead = AHEAD if flops is None else float(positive("flops", flops)) / float(table.flops[largest])
@@ -67,6 +68,6 @@ def stack_laws(
     told = ", ".join(f"{weight:.2f} {name}" for name, weight in weights.items() if weight >= 0.005)
     law = StackLaw.of(laws, DRAWS, seed, experts=at)
     conditions = table.conditions(
-        f"stacked on {table.source} ({table.loss_name}): {told}", rmse=rms(errors_of(law, table))
+        f"stacked on {table.source} ({table.loss_name}): {told}", rmse=rms(errors_of(law, table)), doubts=doubts
     )
     return law.replace(conditions=conditions)

@@ -45,7 +45,7 @@ DATASET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 SPANS = ("n_active", "tokens", "tokens_per_parameter", "training_flops")
 # left out of a file where they are empty: older versions read it
-OPTIONAL = ("dataset", "commit", "vocab_size", "where", "variables", "omitted")
+OPTIONAL = ("dataset", "commit", "vocab_size", "where", "variables", "omitted", "doubts")
 
 
 class ExtrapolationError(InputError):
@@ -116,7 +116,8 @@ class Conditions:
     `draws` says how the draws were made, if not by the bootstrap of the fit. `set_aside` are outliers left out,
     `warmup_tokens` is the longest warm-up, `vocab_size` is None if unknown or mixed, and `variables` has the ranges of
     a law's variables besides N_act, D and E. `omitted` has a sentence on each variable of the runs that the law lacks
-    but its errors depend on; every answer repeats it.
+    but its errors depend on, and `doubts` on what is odd about the runs themselves, their units or settings in which
+    they differ; every answer repeats both.
     """
 
     provenance: str
@@ -136,6 +137,7 @@ class Conditions:
     where: str | None = None
     variables: Mapping[str, tuple[float, float]] | None = None
     omitted: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()
 
     @property
     def overall(self) -> FittedRange | None:
@@ -238,13 +240,14 @@ class RangeCheck:
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:
-        """A sentence on what the law omits, and on each quantity that is outside its range, or has none; () inside.
+        """A sentence on each doubt about its runs, what it omits, and each quantity outside its range or without one.
 
         N and D are held against the runs of the same E, where there are any.
         """
-        omitted, fitted = (self.conditions.omitted, self.conditions.experts) if self.conditions else ((), ())
+        known = self.conditions or Conditions("unknown")
+        of_runs, fitted = (*known.doubts, *known.omitted), known.experts
         if not self._limits:
-            return (*omitted, UNGUARDED)
+            return (*of_runs, UNGUARDED)
         sentences = []
         for excess in self._excesses(self._limits_of_each, SLACK):
             of_e = excess.name in ("N_act", "D") and excess.experts in fitted
@@ -255,7 +258,7 @@ class RangeCheck:
             sentences.append(UNKNOWN.format(", ".join(self.unknown)))
         elif self.distrust and not np.any(self.beyond):
             sentences.append(f"not trusted: {self.distrust}; backtests support {SUPPORTED}")
-        return (*omitted, *sentences)
+        return (*of_runs, *sentences)
 
     @property
     def distrust(self) -> str:

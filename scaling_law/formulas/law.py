@@ -193,8 +193,10 @@ class Formula(Summarised):
             ends = zip(*percentile_interval(self.draws), strict=True)
             rows = [[*row, f"{low:.5g}", f"{high:.5g}"] for row, (low, high) in zip(rows, ends, strict=True)]
         conditions = self.conditions
-        notes, omitted = ([conditions.provenance], conditions.omitted) if conditions else ([], ())
-        return Table(header, rows, title=self.formula, notes=notes, warnings=omitted)
+        if conditions is None:
+            return Table(header, rows, title=self.formula)
+        of_runs = (*conditions.doubts, *conditions.omitted)
+        return Table(header, rows, title=self.formula, notes=[conditions.provenance], warnings=of_runs)
 
     def __repr__(self) -> str:
         body = ", ".join(f"{name}={value:.6g}" for name, value in self.coefficients.items())

@@ -9,8 +9,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
 
 from scaling_law.formulas.conditions import Conditions, fitted_ranges
+from scaling_law.formulas.terms import expert_transform
 from scaling_law.size.architecture import VOCAB_SIZE
 from scaling_law.size.recipe import PAPER, published_design
 
@@ -19,6 +24,16 @@ RECOVERED: dict[str, float] = DATA["recovered"]
 PRINTED: dict[str, float] = DATA["printed"]
 RMSE: float = DATA["rmse"]  # nats, of the paper's fit on the runs it was fitted to
 DRAWS_FILE = Path(__file__).with_name("published_draws.npy")  # [1000, 11], by `scaling_law.paper.published_draws`
+
+
+def published_loss(n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike) -> Any:
+    """Compute the loss of the recovered law, as `JointLaw.published().loss` does, for rooms that know no laws."""
+    c = RECOVERED
+    e_hat = expert_transform(experts, c["e_start"], c["e_max"])
+    log_e = np.log(e_hat)
+    of_size = c["a"] * e_hat ** c["delta"] * np.asarray(n_active, float) ** (c["alpha"] + c["gamma"] * log_e)
+    of_data = c["b"] * e_hat ** c["omega"] * np.asarray(tokens, float) ** (c["beta"] + c["zeta"] * log_e)
+    return of_size + of_data + c["c"]
 
 
 def conditions(rounded: bool = False) -> Conditions:

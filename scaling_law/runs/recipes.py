@@ -26,6 +26,7 @@ _HELD_BY = {
     "final_norm": ("final_norm",),
 }
 COLUMNS = tuple(_HELD_BY)
+HOLDERS = frozenset(name for holders in (_HELD_BY, *_HELD_BY.values()) for name in holders)
 _DIGITS = 8  # of a fingerprint that are shown
 _MOST = 4  # values of a column that an error shows
 
@@ -48,11 +49,21 @@ def differences(recipe: Recipe, law_has: Collection[str] = ()) -> dict[str, list
     return {name: told for name, told in values.items() if len(told) > 1}
 
 
-def check_mix(recipe: Recipe, law_has: Collection[str], mix: str | Collection[str], source: str) -> None:
-    """RunsError, in one line, if recipes differ in more than the columns `mix`; ValueError for one there is not."""
-    agreed = {mix} if isinstance(mix, str) else {*mix}
-    for name in sorted(agreed - {*COLUMNS}):
-        raise InputError(unknown("mix=", name, COLUMNS))
+def names_mixed(mix: str | Collection[str]) -> set[str]:
+    """List the columns in which runs may differ."""
+    return {mix} - {""} if isinstance(mix, str) else {*mix}
+
+
+def check_mix(
+    recipe: Recipe, law_has: Collection[str], mix: str | Collection[str], source: str, columns: Collection[str] = ()
+) -> None:
+    """RunsError, in one line, if recipes differ in more than the columns `mix`; ValueError for one there is not.
+
+    `columns` are others of the runs that `mix` may name.
+    """
+    agreed = names_mixed(mix)
+    for name in sorted(agreed - {*COLUMNS, *columns}):
+        raise InputError(unknown("mix=", name, (*COLUMNS, *columns)))
     if mixed := {name: values for name, values in differences(recipe, law_has).items() if name not in agreed}:
         first, (value, *_) = next(iter(mixed.items()))
         names = tuple(sorted({*mixed, *agreed}))

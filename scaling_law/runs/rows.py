@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
@@ -129,6 +129,23 @@ def numeric_columns(rows: Sequence[Row]) -> dict[str, FloatArray]:
             column = np.array([np.nan if value is None else value for value in values], float)
             if not np.isnan(column).all():
                 columns[name] = column
+    return columns
+
+
+def text_columns(rows: Sequence[Row], numeric: Collection[str]) -> dict[str, tuple[str | None, ...]]:
+    """Collect the columns [n] that are not `numeric` and tell groups of rows apart, None where a row has no value.
+
+    Names of single rows tell no groups apart: at least half of the values of a column occur twice. Nested objects are
+    flattened as for `numeric_columns`; lists and booleans are texts.
+    """
+    flat = [flattened(row) for row in rows]
+    columns = {}
+    for name in dict.fromkeys(name for row in flat for name in row):
+        if name in numeric:
+            continue
+        values = tuple(None if is_missing(row.get(name)) else str(row[name]) for row in flat)
+        if 1 < len({*values}) <= max(2, len(values) // 2):
+            columns[name] = values
     return columns
 
 

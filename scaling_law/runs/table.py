@@ -22,7 +22,7 @@ from scaling_law.runs.architectures import in_terms_of_laws, size_problem, with_
 from scaling_law.runs.columns import Column, aliases_of, with_columns, with_counts
 from scaling_law.runs.logged import RUNS, SAID, Final, check_final, end_of, lines_by_run, varies
 from scaling_law.runs.readers import reader
-from scaling_law.runs.recipes import Recipe, recipe_of
+from scaling_law.runs.recipes import HOLDERS, Recipe, recipe_of
 from scaling_law.runs.rows import (
     SKIP,
     FloatArray,
@@ -35,12 +35,15 @@ from scaling_law.runs.rows import (
     number,
     numeric_columns,
     row_name,
+    text_columns,
     whole,
 )
+from scaling_law.runs.settings import Blend, find_blend
 from scaling_law.runs.sources import LACKS, read_source
 from scaling_law.runs.statuses import RECORDED, left_out, status_column, status_of
-from scaling_law.runs.trackers import is_tracker, unit_problem, with_values
+from scaling_law.runs.trackers import is_tracker, with_values
 from scaling_law.runs.trunks import EQUAL_SIZE, OWN, RATES, trunks_of
+from scaling_law.runs.units import unit_problems, unit_warnings
 from scaling_law.size.architecture import training_flops
 
 if TYPE_CHECKING:
@@ -57,6 +60,7 @@ class Runs(Summarised):
     """Measured runs as columns [n]; the loss is in nats per token, `trunk` holds cluster ids from 0.
 
     `columns` are the other numeric columns of the source, NaN where a run has no value; `runs[name]` is any of them.
+    `texts` are columns of words that groups of runs share, None where a run has none.
     `skipped` says what was left out and why. `warmup_tokens` is the longest warm-up, `vocab_size` the shared
     vocabulary (None: unknown or mixed). `recipe` has what else the runs were trained with, [n] for each column of
     `runs.recipes` that is known. `read_as` is the format and the mapping of columns (None: the source had our
@@ -81,6 +85,7 @@ class Runs(Summarised):
     read_as: str | None = None
     columns: Mapping[str, FloatArray] = field(default_factory=dict, repr=False)
     recipe: Recipe = field(default_factory=dict, repr=False)
+    texts: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         for name in _COLUMNS:
@@ -124,7 +129,12 @@ class Runs(Summarised):
         others = {name: _other(name, values, len(n)) for name, values in (columns or {}).items()}
         table = {"run_id": names, **dict(zip((*_INPUTS, "loss"), (n, d, e, losses), strict=True)), **others}
         rows = [dict(zip(table, values, strict=True)) for values in zip(*table.values(), strict=True)]
-        if any(problems := _problems(rows, range(len(rows)), "loss", [*others])):
+        problems = _problems(rows, range(len(rows)), "loss", [*others])
+        if not any(problems):
+            sizes = dict(zip(_INPUTS, (n, d, e), strict=True))
+            units = unit_problems(sizes, losses, loss_name, clusters if trunk_source == "given" else None)
+            problems = [f"{name}: {unit}" if unit else "" for name, unit in zip(names, units, strict=True)]
+        if any(problems):
             raise RunsError(_unusable(source, problems))
         basic = (n, d, e, losses, clusters, names, source, loss_name)
         return cls(*basic, trunk_source=trunk_source, columns=others)
@@ -173,7 +183,8 @@ class Runs(Summarised):
         """The runs of these rows, in their order; trunks keep their ids."""
         columns: dict[str, Any] = {name: getattr(self, name)[rows] for name in _COLUMNS}
         columns["columns"] = {name: values[rows] for name, values in self.columns.items()}
-        columns["recipe"] = {name: tuple(values[i] for i in rows) for name, values in self.recipe.items()}
+        for name in ("recipe", "texts"):
+            columns[name] = {key: tuple(values[i] for i in rows) for key, values in getattr(self, name).items()}
         return replace(self, **columns, run_id=tuple(self.run_id[i] for i in rows))
 
     def each_its_own_trunk(self) -> Runs:
@@ -186,6 +197,38 @@ class Runs(Summarised):
 
     def ranges(self) -> tuple[FittedRange, ...]:
         return fitted_ranges(self.n_active, self.tokens, self.experts)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Say what is odd about the units of N, D and the loss."""
+        return unit_warnings(self._sizes, self.loss, self.loss_name, self.vocab_size, "d_model" in self.columns)
+
+    @property
+    def _sizes(self) -> dict[str, FloatArray]:
+        return {name: getattr(self, name) for name in _INPUTS}
+
+    def blend(self, known: Collection[str] = ()) -> Blend | None:
+        """Find the columns that tell runs of equal N, D and E with different losses apart.
+
+        Those `known` do not count, nor those of the recipe, in which runs may not differ at all (`check_mix`).
+        """
+        texts = {**self.recipe, **self.texts}
+        return find_blend(self._sizes, self.loss, self.columns, texts, HOLDERS, {*known, *self.recipe})
+
+    def doubts(self, known: Collection[str] = ()) -> tuple[tuple[str, ...], bool]:
+        """Find what is odd about these runs, a sentence each, and whether no law that blends them is to be trusted.
+
+        They may differ in the columns `known`, the variables of the law and what the user agreed to mix.
+        """
+        blend = self.blend(known)
+        if blend is None:
+            return self.warnings, False
+        return (str(blend), *self.warnings), blend.harmful
+
+    def without_settings(self, keep: Collection[str]) -> Runs:
+        """Leave out all columns but those to `keep`, for fits within an answer whose runs are checked."""
+        columns = {name: values for name, values in self.columns.items() if name in keep}
+        return replace(self, columns=columns, recipe={}, texts={})
 
     def conditions(self, provenance: str, **fit: Any) -> Conditions:
         """What a law of these runs was fitted on, beside what its `fit` adds."""
@@ -207,7 +250,8 @@ class Runs(Summarised):
             ends = [f"{text(column.min())} – {text(column.max())}" for column, text in formats]
             rows.append((f"{e:g}", len(part), part.n_trunks, *ends))
         header = ("E", "runs", "trunks", "N_act", "tokens", self.loss_name)
-        return Table(header, rows, title=f"{len(self)} runs from {self.source}", notes=self.skipped)
+        title = f"{len(self)} runs from {self.source}"
+        return Table(header, rows, title=title, notes=self.skipped, warnings=self.warnings)
 
     def __repr__(self) -> str:
         values = ", ".join(f"{e:g}" for e in np.unique(self.experts))
@@ -268,9 +312,9 @@ def load_runs(
     (N_act, D, E, Held-out loss) are read as ours, and counts that are texts ("80M") as numbers.
 
     A row needs `experts`, `tokens`, the loss, and `n_active` or `d_model` and `n_blocks` (`vocab_size` is 50,257
-    where not given). RunsError for missing columns, no rows, non-finite or non-positive numbers, duplicates and sizes
-    that contradict their shape (unless `columns` or `format` say what n_active is); `hub.HubError` for what the Hub
-    does not have.
+    where not given). RunsError for missing columns, no rows, non-finite or non-positive numbers, duplicates, sizes
+    that contradict their shape (unless `columns` or `format` say what n_active is), and numbers that cannot be in
+    parameters, tokens and nats per token (`runs.units`); `hub.HubError` for what the Hub does not have.
     """
     if on_invalid not in ("raise", "skip"):
         raise InputError(given("on_invalid", on_invalid), " must be 'raise' or 'skip'")
@@ -314,23 +358,33 @@ def load_runs(
     loss = _loss_column(origin, [rows[i] for i in selected], loss, aliases, shown, LACKS.get(kind, ""))
     tuned = ("seed", *RATES, "schedule", "schedule_peak_learning_rate")  # the last as in runs.parquet
     settings = [name for name in tuned if any(name in row for row in rows)]
-    also = ["ids"] + ["sizes"] * (public is None and "n_active" not in columns) + ["units"] * logged
+    also = ["ids"] + ["sizes"] * (public is None and "n_active" not in columns)
     also += ["steps"] * (steps is None and not logged and lines_by_run(rows) is not None)
     wrong = _problems(rows, selected, loss, settings, also)
     wrong = [failed.get(i) or problem for i, problem in zip(selected, wrong, strict=True)]
     problems += filter(None, wrong)
     good = [i for i, problem in zip(selected, wrong, strict=True) if not problem]
-    if not good or (problems and on_invalid == "raise"):
-        raise RunsError(_unusable(origin, problems, skippable=bool(good)))
     clusters, trunk_source = trunks_of(rows, trunks, origin)
+    n, d, e, losses = (np.array([number(rows[i][name]) for i in good], float) for name in (*_INPUTS, loss))
+    trunk = np.unique([clusters[i] for i in good], return_inverse=True)[1]
+    sizes = dict(zip(_INPUTS, (n, d, e), strict=True))
+    off = unit_problems(sizes, losses, loss, trunk if trunk_source.startswith("column") else None)
+    # The units of a run record are those of its schema, however short the run.
+    off = ["" if "schema_version" in rows[i] else problem for i, problem in zip(good, off, strict=True)]
+    problems += [f"{label(i, rows[i])}: {problem}" for i, problem in zip(good, off, strict=True) if problem]
+    if all(off) or (problems and on_invalid == "raise"):
+        raise RunsError(_unusable(origin, problems, skippable=not all(off)))
+    usable = np.array([not problem for problem in off])
+    n, d, e, losses, trunk = (values[usable] for values in (n, d, e, losses, trunk))
+    good = [i for i, problem in zip(good, off, strict=True) if not problem]
     kept = [rows[i] for i in good]
     told = [row for row in kept if not is_missing(row.get("vocab_size"))]
     vocabularies = {(whole(row, "vocab_size") or [0])[0] for row in told}  # 0: one that no model can have
-    others = {n: v for n, v in numeric_columns(kept).items() if n not in (*_COLUMNS, loss, *aliases.values())}
-    n, d, e, losses = (np.array([number(row[name]) for row in kept], float) for name in (*_INPUTS, loss))
+    ours = (*_COLUMNS, loss, *aliases.values())
+    others = {n: v for n, v in numeric_columns(kept).items() if n not in ours}
     return Runs(
         *(n, d, e, losses),
-        trunk=np.unique([clusters[i] for i in good], return_inverse=True)[1],
+        trunk=np.unique(trunk, return_inverse=True)[1],
         run_id=tuple(row_name(i, rows[i]) for i in good),
         source=origin,
         loss_name=loss,
@@ -344,6 +398,7 @@ def load_runs(
         read_as=_read_as(format, {**aliases, **columns}, f"{loss} {SAID[final or 'last']}" if logged or steps else ""),
         columns=others,
         recipe=recipe_of(kept),
+        texts=text_columns(kept, {*others, *ours, "run_id", "status"}),
     )
 
 
@@ -503,7 +558,7 @@ def _loss_column(
 def _problems(
     rows: Sequence[Row], at: Sequence[int], loss: str, settings: Sequence[str], also: Collection[str] = ()
 ) -> list[str]:
-    """Say what is wrong with each of the rows `at`, "" if nothing; "ids", "sizes" and "units" are checked `also`.
+    """Say what is wrong with each of the rows `at`, "" if nothing; "ids" and "sizes" are checked `also`.
 
     With "steps", rows of one run are those of different steps.
     """
@@ -518,8 +573,6 @@ def _problems(
         ]
         if not wrong and "sizes" in also and (contradiction := size_problem(row)):
             wrong = [contradiction]
-        if not wrong and "units" in also and (unit := unit_problem(row, loss)):
-            wrong = [unit]
         if not wrong:
             told = [row.get(name) for name in settings]  # runs that differ here are no duplicates
             keys = [("N, D, E and loss", (*values.values(), *(map(repr, told) if "ids" in also else told)))]

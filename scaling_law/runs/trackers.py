@@ -37,8 +37,6 @@ PAGE = 10_000  # rows that trackio's servers answer with at most
 BUSY = (429, 502, 503, 504)  # answers after which a server is asked again
 WAITS = (1.0, 4.0, 16.0)  # seconds before that, where it does not say how many; it may say up to the longest
 LONGEST_WAIT = 60.0
-TOKENS_PER_PARAMETER = (1e-3, 1e6)  # of any run there was, with room
-MOST_NATS = 20.0  # a uniform guess over 500 million tokens
 _SPACE = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -52,16 +50,6 @@ def with_values(rows: Sequence[Row]) -> str:
     return ", ".join(
         f"{name} ({literal(values[name])})" for name in dict.fromkeys(name for row in rows for name in row)
     )
-
-
-def unit_problem(row: Row, loss: str) -> str:
-    """Why a run's numbers cannot be in parameters, tokens and nats per token; "" if they can."""
-    n, d, measured = (number(row[name]) or math.nan for name in ("n_active", "tokens", loss))
-    if not TOKENS_PER_PARAMETER[0] <= d / n <= TOKENS_PER_PARAMETER[1]:
-        return f"{d / n:.3g} tokens per parameter, in other units? Map them, e.g. tokens='tokens * 1e9'"
-    if measured > MOST_NATS:
-        return f"{loss}={measured:g} is no loss in nats per token; a perplexity is mapped by loss='log(`{loss}`)'"
-    return ""
 
 
 def tracker_rows(source: str, final: Final, losses: Collection[str] = ()) -> LoadedRows:

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations_with_replacement
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hub.base.errors import InputError
 from scaling_law.runs.rows import RunsError
+from scaling_law.runs.settings import SAME, codes_of
 from scaling_law.runs.table import Runs
 from scaling_law.size.arrays import FloatArray
 
@@ -23,7 +24,6 @@ SHAPE: tuple[str, ...] = ("n_total", "d_model", "d_ff", "d_expert", "n_blocks", 
 SHAPE += ("vocab_size", "sequence_length")
 SPARSITY = ("routed_experts", "experts_per_token", "shared_experts", "shared_ratio", "density", "granularity")
 FLAT = 1e-12  # nats: no curvature
-SAME = 0.01  # settings and tokens closer than this in relative terms are the same: bs · steps is never exactly D
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,10 @@ def best_of(
 ) -> Runs:
     """One tuned run for each model and number of tokens of a grid over the settings `over`.
 
+    Other settings that tell its runs apart, such as the corpus, are no part of the choice: each value keeps a run.
+
     Args:
-        over: columns that were tuned, positive.
+        over: columns that were tuned, positive or zero (where one is zero, distances are not those of logarithms).
         method: "least" keeps the run of least loss; "quadratic" puts the minimum of a quadratic in the logarithms of
             the settings in its place, with its loss and settings, where the runs determine one.
         by: columns that tell models apart besides N, D (within 1 %) and E; those that the runs lack are ignored.
@@ -58,16 +60,22 @@ def best_of(
     Further columns of the result: `grid_runs`, how many runs a model has; `at_edge`, 1 where the best run lies at an
     edge of its grid; `regret`, what the spacing of the grid costs: the loss of the best run minus the quadratic's
     minimum in nats (negative where noise favoured the best run, NaN where the runs around it determine no minimum).
-    RunsError for a missing or non-positive setting and for one that never varies.
+    RunsError for a missing or negative setting and for one that never varies.
     """
     names = [over] if isinstance(over, str) else list(over)
     if method not in ("least", "quadratic"):
         raise InputError(f"method={method!r} must be 'least' or 'quadratic'")
-    settings = np.stack([runs.positive(name) for name in names], axis=1)
+    if not names:
+        raise InputError("over=() must name at least one column that was tuned")
+    settings = np.stack([_setting(runs, name) for name in names], axis=1)
     for name, values in zip(names, settings.T, strict=True):
         if values.max() <= values.min() * (1 + SAME):
             raise RunsError(f"{runs.source}: {name} is {values[0]:g} in every run; nothing to choose from")
-    groups = models_of(runs, names, by)
+    blend = runs.blend((*names, *by))
+    others = [*runs.recipe]
+    if blend is not None:
+        others += [setting.name for setting in blend.settings]
+    groups = models_of(runs, names, by, others)
     tuned = [tune(settings[group], runs.loss[group]) for group in groups]
     best = np.array([group[one.at] for group, one in zip(groups, tuned, strict=True)])
     kept = runs.take(best)
@@ -83,15 +91,18 @@ def best_of(
 
 def tune(settings: FloatArray, losses: FloatArray) -> Tuned:
     """The best of one model's runs with settings [n, k] and finite losses [n]."""
-    at, x = int(np.argmin(losses)), np.log(settings)
-    steps = np.stack([_steps(column) for column in x.T], axis=1)
+    at = int(np.argmin(losses))
+    linear = (settings == 0).any(axis=0)
+    x = np.where(linear, settings, np.log(np.where(linear, 1.0, settings)))
+    steps = np.stack([_steps(column) for column in settings.T], axis=1)
     at_edge = bool(np.any((steps[at] == 0) | (steps[at] == steps.max(axis=0))))
     near = np.all(np.abs(steps - steps[at]) <= 1, axis=1)
     minimum = _quadratic_minimum(x[near] - x[at], losses[near])
     if minimum is None:
         return Tuned(at, settings[at], float(losses[at]), float("nan"), at_edge)
     offset, loss = minimum
-    return Tuned(at, settings[at] * np.exp(offset), loss, float(losses[at]) - loss, at_edge)
+    lowest = np.where(linear, settings[at] + offset, settings[at] * np.exp(np.where(linear, 0.0, offset)))
+    return Tuned(at, lowest, loss, float(losses[at]) - loss, at_edge)
 
 
 def best_rate(rates: ArrayLike, losses: ArrayLike) -> float:
@@ -111,19 +122,35 @@ def loss_between(ln_rate: float, ln_rates: FloatArray, losses: FloatArray) -> fl
     return float(np.interp(ln_rate, ln_rates, losses, left=np.nan, right=np.nan))
 
 
-def models_of(runs: Runs, over: Sequence[str], by: Sequence[str] = (*SHAPE, *SPARSITY)) -> list[NDArray[np.intp]]:
-    """The rows of each model and number of tokens, in the order in which they appear; see `best_of`."""
+def models_of(
+    runs: Runs, over: Sequence[str], by: Sequence[str] = (*SHAPE, *SPARSITY), settings: Sequence[str] = ()
+) -> list[NDArray[np.intp]]:
+    """The rows of each model, number of tokens and other `settings`, in the order in which they appear.
+
+    See `best_of` for `over` and `by`.
+    """
     by = [name for name in by if name in runs.columns and name not in over]
-    tokens = _steps(np.log(runs.tokens))
-    keys = np.stack([runs.n_active, runs.experts, tokens, *(np.nan_to_num(runs[name], nan=-1) for name in by)], axis=1)
-    _, first, label = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+    keys: list[Any] = [runs.n_active, runs.experts, _steps(runs.tokens)]
+    keys += [np.nan_to_num(runs[name], nan=-1) for name in by]
+    columns: dict[str, Any] = {**runs.columns, **runs.texts, **runs.recipe}
+    keys += [codes_of(columns[name]) for name in settings if name not in over]
+    _, first, label = np.unique(np.stack(keys, axis=1), axis=0, return_index=True, return_inverse=True)
     return [np.flatnonzero(label.ravel() == i) for i in np.argsort(first)]
 
 
-def _steps(logarithms: FloatArray) -> FloatArray:
+def _setting(runs: Runs, name: str) -> FloatArray:
+    """Read a column that was tuned. RunsError names the first run whose value is negative or missing."""
+    values = runs.column(name)
+    if (bad := np.flatnonzero(~(values >= 0) | ~np.isfinite(values))).size:
+        at = f"{runs.source}: {runs.run_id[bad[0]]}"
+        raise RunsError(f"{at}: {name}={values[bad[0]]:g} must be finite and not negative")
+    return values
+
+
+def _steps(values: FloatArray) -> FloatArray:
     """The place of each value among the distinct ones [n], ascending; values within `SAME` are one."""
-    order = np.argsort(logarithms, kind="stable")
-    jumps = np.diff(logarithms[order]) > np.log1p(SAME)
+    order = np.argsort(values, kind="stable")
+    jumps = values[order][1:] > values[order][:-1] * (1 + SAME)
     places = np.empty(len(order))
     places[order] = np.concatenate([[0], np.cumsum(jumps)])
     return places

@@ -133,7 +133,8 @@ def test_losses_in_another_unit_are_noticed():
     runs = sweep()
     bits = dataclasses.replace(runs, loss=runs.loss / np.log(2) / 4.4)
     asked = forecast(bits, FAR)
-    assert any("are they nats per token?" in warning for warning in asked.warnings)
+    assert any("as bits per byte or character are" in warning for warning in asked.warnings)
+    assert any("the prior's scale is left free" in warning for warning in asked.warnings)
     row = asked.rows[0]
     assert row["low"] < LAW.loss(1e10, 3e11) / np.log(2) / 4.4 < row["high"]
 

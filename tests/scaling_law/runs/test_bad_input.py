@@ -55,8 +55,8 @@ BAD_INPUT = [
     (lambda: fit(TABLE, trunks=3), "trunks=3 must be"),
     (lambda: fit(test_recipes.rows(), mix=("rate",)), f"mix='rate' is unknown.* {', '.join(COLUMNS)}"),
     (lambda: best_of(test_tuning.grid(), "lr"), r"numeric column 'lr' is unknown.*learning_rate, batch"),
-    (lambda: best_of(test_tuning.grid(batch=-1.0), "batch"), r"row-0: batch=-1 must be positive and finite"),
-    (lambda: best_of(test_tuning.grid(batch=np.nan), "batch"), r"row-0: batch=nan must be positive and finite"),
+    (lambda: best_of(test_tuning.grid(batch=-1.0), "batch"), r"row-0: batch=-1 must be finite and not negative"),
+    (lambda: best_of(test_tuning.grid(batch=np.nan), "batch"), r"row-0: batch=nan must be finite and not negative"),
     (lambda: best_of(test_tuning.grid(batch=64.0), "batch"), r"batch is 64 in every run; nothing to choose from"),
     (lambda: best_of(test_tuning.grid(), method="best"), "method='best' must be 'least' or 'quadratic'"),
 ]
