@@ -18,6 +18,9 @@ from hub.base.units import format_bytes, format_count, format_flops
 from scaling_law.formulas import ChinchillaForm, Formula
 from scaling_law.formulas.answers import ArrayAnswer
 from scaling_law.formulas.conditions import RangeCheck
+from scaling_law.formulas.law import has_optimum
+from scaling_law.formulas.repeated import Repetition, tokens_worth
+from scaling_law.formulas.roots import find_root
 from scaling_law.planning.budget import (
     WIDTHS,
     Budget,
@@ -34,13 +37,13 @@ from scaling_law.planning.optimum import (
     asked,
     asked_experts,
     compute_optimal,
-    has_optimum,
     left_out,
     no_optimum,
     optimal_widths,
     refuse_other_variables,
     searched,
     spending,
+    undiscounted,
     why_no_optimum,
 )
 from scaling_law.size.architecture import HEAD_DIM, inference_flops, total_parameters, training_flops
@@ -50,6 +53,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 ENDLESS = 1e100  # parameters or tokens whose terms are nothing beside an asymptote
+FEWEST = 1e-3  # tokens, with which no model reaches a loss
 
 
 @dataclass(frozen=True)
@@ -157,6 +161,7 @@ def reach(
         law.check(**{name: values[lost] for name, values in at.items()}).refuse(force)
     without = np.unique(e[~_with_optimum(law, e)]).tolist()
     notes = left_out({e: why_no_optimum(law, e) for e in without})
+    notes += undiscounted(law, e[_with_optimum(law, e)], limits)
     if np.any(reachable & check.beyond):
         notes.append("rows marked not trusted are too far outside the fitted range to act on")
     n_total = total_parameters(width, e, vocab_size=limits.vocab_size)
@@ -179,6 +184,8 @@ def tokens_needed(
     law: Formula, coefficients: Any, loss: FloatArray, variables: Mapping[str, Any], limits: Limits
 ) -> FloatArray:
     """Training tokens with which models reach `loss`; infinite where none suffice. All broadcast."""
+    if limits.unique_tokens is not None:
+        return _repeated_tokens_needed(law, coefficients, loss, variables, limits)
     least_loss = floor(law, coefficients, variables)
     gap = loss - least_loss
 
@@ -196,7 +203,27 @@ def tokens_needed(
             if not np.any(np.abs(step) > 1e-12):
                 break
             y = excess(x)
-    return np.asarray(limits.tokens_worth(np.where(gap > 0, np.exp(x), np.inf)))
+    return np.where(gap > 0, np.exp(x), np.inf)
+
+
+def _repeated_tokens_needed(
+    law: Formula, coefficients: Any, loss: FloatArray, variables: Mapping[str, Any], limits: Limits
+) -> FloatArray:
+    """Answer `tokens_needed` where tokens repeat, by the logarithm of what they are worth: it has an end."""
+    unique, r_star = limits.unique_tokens or np.inf, (law.repetition or Repetition()).tokens
+
+    def tokens(x: FloatArray) -> FloatArray:
+        return np.asarray(tokens_worth(np.exp(x), unique, r_star))
+
+    def excess(x: FloatArray) -> FloatArray:
+        return np.log(limits.loss(law, coefficients, {**variables, "tokens": tokens(x)}) / loss)
+
+    every = (*variables.values(), *coefficients, loss)
+    low = np.full(np.broadcast_shapes(*map(np.shape, every)), np.log(FEWEST))
+    high = np.full(low.shape, np.log(unique * (1.0 + r_star)))
+    with np.errstate(all="ignore"):  # of models that never reach it
+        x = find_root(excess, low, high)
+        return np.where(np.isnan(x), np.inf, tokens(x))
 
 
 def reaching(

@@ -34,6 +34,7 @@ from scaling_law.planning.optimum import (
     drawn_losses,
     left_out,
     optimal_widths,
+    undiscounted,
     why_no_optimum,
 )
 from scaling_law.size.architecture import (
@@ -404,7 +405,7 @@ def optimal(
         worth["accuracy"] = expected(tasks, row["loss"], intervals[i], 0.95)
         built = limits.architecture(row["d_model"], row["experts"]) if integral else None
         rows.append(OptimalRow(**row, **worth, loss_interval=intervals[i], architecture=built))
-    notes = remarks(tasks, [row.loss for row in rows])
+    notes = (*remarks(tasks, [row.loss for row in rows]), *undiscounted(law, e[inside], limits))
     if (tiny := e[inside & (optimum.free < HEAD_DIM)]).size:
         smallest = format_count(float(active_parameters(HEAD_DIM, vocab_size=limits.vocab_size)))
         note = f"E = {_listed(tiny)}: the compute optimum is smaller than d_model {HEAD_DIM} with a vocabulary of "
@@ -504,7 +505,7 @@ def _sizes(
         further["decode_seconds"] = cost
     if cluster is not None and cluster.elsewhere is not None:
         other = replace(budget, cluster=cluster.elsewhere).models(law, d, e, limits)
-        losses = zip(np.asarray(law.loss(**limits.worth(other))), loss, strict=True)
+        losses = zip(limits.loss(law, tuple(law.coefficients.values()), other), loss, strict=True)
         further["megatron_loss"] = [float(theirs) if ours - theirs > SAME else None for theirs, ours in losses]
     return further | {
         "experts": e,

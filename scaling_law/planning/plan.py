@@ -228,7 +228,7 @@ def plan(
     rates = row.learning_rate_from
     assert rates is not None  # of every answer
     at = of_law(law, architecture.variables() | {"tokens": float(tokens)})
-    worth = table.limits.worth(at)
+    loss = partial(table.limits.loss, law, variables=at)
     warnings, told = (*passed_over, *table.warnings), cluster or _usual(architecture, ramp)
     seconds, time, placement, megatron = float(told.seconds(architecture, float(total))), None, None, None
     if cluster is not None:
@@ -257,8 +257,8 @@ def plan(
         learning_rate_batch=ramp.last_batch_tokens(tokens) if rates.slope_batch else None,
         learning_rate_regret=rates.regret,
         learning_rate_interval=row.learning_rate_interval,
-        loss=float(law.loss(**worth)),
-        loss_interval=percentile_interval(law.loss_draws(**worth)) if law.draws is not None else None,
+        loss=float(loss(tuple(law.coefficients.values()))),
+        loss_interval=percentile_interval(loss(law.columns_of_draws(0))) if law.draws is not None else None,
         training_flops=architecture.training_flops(tokens),
         total_tokens=total,
         total_flops=architecture.training_flops(total),
