@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 Models = Callable[[Any], tuple[Any, Any, Any]]  # d_model → N_act, D, and what is to be least, such as the loss
+TIE = 1e-13  # of the loss, per factor e of the width
 MOST_REASONS = 6  # E of which each has a sentence of its own
 
 
@@ -180,6 +181,8 @@ def spending(law: Formula, coefficients: Any, experts: FloatArray, budget: Budge
         at = budget.variables(d_model, experts, limits)
         with np.errstate(all="ignore"):  # of tokens below 0
             loss = limits.loss(law, coefficients, at)
+        if limits.unique_tokens:  # endless epochs are worth no more: of models of equal loss the smallest is best
+            loss = loss * (1.0 + TIE * np.log(d_model))
         return at["n_active"], at["tokens"], np.where(at["tokens"] > 0, loss, np.nan)
 
     return models
