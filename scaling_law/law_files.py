@@ -77,6 +77,8 @@ def law_card(law: Formula, repo: str, pictures: tuple[str, ...] = (), *, license
         "## Coefficients",
         Table(("Coefficient", "Value"), [(name, repr(value)) for name, value in law.coefficients.items()]).markdown(),
     ]
+    if law.repetition is not None:
+        parts.append(f"It counts {law.repetition} ([Muennighoff et al. 2023](https://arxiv.org/abs/2305.16264)).")
     if law.draws is not None:
         parts.append(f"`scaling_law.json` also holds {len(law.draws)} bootstrap draws of them, for intervals.")
         if law.conditions is not None and law.conditions.draws is not None:

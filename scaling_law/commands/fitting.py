@@ -40,7 +40,7 @@ MODES = {
 @command(
     "runs kind loss where columns bootstrap coefficients split prior output overwrite level validation test select "
     "status format final trunks skip_invalid fixed bounds outliers one_sided huber_delta weights l2 starts "
-    "release mix allow_unidentifiable",
+    "release mix unique_tokens epochs allow_unidentifiable",
     OfRuns,
     MODES,
 )
@@ -51,6 +51,8 @@ def fit(
     outliers: str,
     one_sided: str | None,
     mix: Any,
+    unique_tokens: str | None,
+    epochs: str | None,
     kind: Annotated[str | None, option(KIND)] = None,
     bootstrap: Annotated[int, option("Resamples for intervals; 0 for none.")] = 0,
     coefficients: Annotated[Any, quantity(names, PROFILED, "--profile")] = None,
@@ -98,12 +100,15 @@ def fit(
         scaling-law fit runs.jsonl --split flops --validation 20 --test 20
 
         scaling-law fit runs.csv --prior published --one-sided untuned -o our-law
+
+        scaling-law fit runs.csv --kind chinchilla --unique-tokens unique_tokens -o our-law
     """
     if bootstrap < 0 or bootstrap == 1:
         raise InputError(f"bootstrap={bootstrap} must be 0, or at least 2 resamples")
     table = load(**read)
     robust: dict[str, Any] = {"huber_delta": huber_delta, "one_sided": one_sided, "mix": mix}
     robust["weights"] = None if weights == "equal" else weights
+    robust |= {"unique_tokens": unique_tokens, "epochs": epochs}
     further: dict[str, Any] = {"outliers": outliers, "l2": l2, "starts": starts, "release": release}
     further["allow_unidentifiable"] = allow_unidentifiable
     law = choose_law(prior, flag="--prior") if prior not in (None, "public") else prior

@@ -30,6 +30,7 @@ column = named(_number_or_text, "name=column, name=expression or name=number")
 RUNS = "Folder, .jsonl, .parquet, .csv, release, org/sweep-runs on the Hub, trackio:PROJECT or wandb:ENTITY/PROJECT."
 MIX = "Fit runs together that differ in these columns of their recipe: optimizer,sequence_length."
 COLUMN = "A column from others: --column n_active=Na --column 'density=topk / nume' (repeatable)."
+REPEATED = "Column of unique tokens: more are repetitions, which count as what they are worth."
 BOUND = "Bound a coefficient: --bound c=1:1.8, or c=:1.8 (repeatable)."
 
 
@@ -61,6 +62,10 @@ class OfRuns(Shared):
         str | None, rare("Column that is 1 for untuned runs, which bound the law from above; else 0.")
     ] = None
     mix: Annotated[Any, quantity(names, MIX, rare=True)] = ""
+    unique_tokens: Annotated[str | None, rare(REPEATED)] = None
+    epochs: Annotated[str | None, rare("Column of epochs, tokens over unique tokens, instead of --unique-tokens.")] = (
+        None
+    )
 
 
 def load(runs: str, **options: Any) -> Runs:

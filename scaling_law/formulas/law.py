@@ -265,6 +265,7 @@ class Formula(Summarised):
             rows = [[*row, f"{low:.5g}", f"{high:.5g}"] for row, (low, high) in zip(rows, ends, strict=True)]
         conditions = self.conditions
         notes, omitted = ([conditions.provenance], conditions.omitted) if conditions else ([], ())
+        notes += [str(self.repetition)] if self.repetition else []
         return Table(header, rows, title=self.formula, notes=notes, warnings=omitted)
 
     def __repr__(self) -> str:
@@ -274,6 +275,8 @@ class Formula(Summarised):
             notes.append(f"{fit.provenance}, {fit.n_runs} runs" if fit.n_runs else fit.provenance)
         if self.draws is not None:
             notes.append(f"{len(self.draws)} draws")
+        if self.repetition is not None:
+            notes.append(str(self.repetition))
         return f"{type(self).__name__}({body})" + (f"  # {'; '.join(notes)}" if notes else "")
 
 

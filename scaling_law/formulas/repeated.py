@@ -42,6 +42,9 @@ class Repetition:
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < np.inf:
                 raise InputError(f"repetition: {field.name}={value!r} must be positive and finite")
 
+    def __str__(self) -> str:
+        return f"repeated data with R*_D = {self.tokens:.4g}, R*_N = {self.parameters:.4g}"
+
 
 def effective_tokens(tokens: ArrayLike, unique_tokens: ArrayLike, r_star: float = R_STAR_TOKENS) -> Any:
     """D' for D tokens of which `unique_tokens` are unique (D itself up to one epoch); broadcasts.
