@@ -25,7 +25,8 @@ from scaling_law.size.recipe import PAPER
 
 @command(
     "flops hours money gpus gpu throughput mfu precision price memory max_parameters kv_tokens inference_tokens "
-    "experts granularity shared_ratio branches vocab_size sweep output overwrite force law learning_rate_law"
+    "experts granularity shared_ratio unique_tokens branches vocab_size sweep output overwrite force law "
+    "learning_rate_law"
 )
 def plan(
     law: Law,

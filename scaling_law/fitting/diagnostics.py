@@ -164,8 +164,9 @@ def depends(residual: FloatArray, columns: FloatArray, x: FloatArray) -> bool:
     from scipy.special import fdtrc
 
     x = (x - x.mean()) / max(float(x.std()), 1e-300)
-    (before, rank), (after, larger) = _unexplained(residual, columns), _unexplained(
-        residual, np.column_stack([columns, x, x**2])
+    (before, rank), (after, larger) = (
+        _unexplained(residual, columns),
+        _unexplained(residual, np.column_stack([columns, x, x**2])),
     )
     added, spare = larger - rank, len(x) - larger
     if not added or spare < 1:

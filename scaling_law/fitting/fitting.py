@@ -219,19 +219,23 @@ class FitResult(Answer, Generic[LawT_co]):
         return bootstrap(self.law, self.problem, self.theta, self.runs, n_resamples, seed, progress)
 
     def facts(self) -> dict[str, Any]:
-        return {
-            "law": self.law.name,
-            "coefficients": self.law.coefficients,
-            "objective": self.objective,
-            "rmse": self.rmse,
-            "runs": int(self.used.sum()),
-            "source": self.runs.source,
-            "loss": self.runs.loss_name,
-            "vocab_size": self.runs.vocab_size,
-            "settings": self.problem.settings.to_dict(),
-            "rmse_by_experts": {f"{e:g}": value for e, value in self.rmse_by_experts().items()},
-            "status": self.status.to_dict(),
-        } | ({"kinds": self.kinds.to_dict()} if self.kinds else {}) | self._facts_of_repetition()
+        return (
+            {
+                "law": self.law.name,
+                "coefficients": self.law.coefficients,
+                "objective": self.objective,
+                "rmse": self.rmse,
+                "runs": int(self.used.sum()),
+                "source": self.runs.source,
+                "loss": self.runs.loss_name,
+                "vocab_size": self.runs.vocab_size,
+                "settings": self.problem.settings.to_dict(),
+                "rmse_by_experts": {f"{e:g}": value for e, value in self.rmse_by_experts().items()},
+                "status": self.status.to_dict(),
+            }
+            | ({"kinds": self.kinds.to_dict()} if self.kinds else {})
+            | self._facts_of_repetition()
+        )
 
     def _facts_of_repetition(self) -> dict[str, Any]:
         return {} if self.repetition is None else {"repetition": asdict(self.repetition)}

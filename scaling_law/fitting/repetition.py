@@ -199,8 +199,10 @@ def unexplained_repetition(problem: Problem, theta: FloatArray, runs: Runs) -> t
     if not depends(residual, jacobian[:, problem.free(theta)], np.log(np.maximum(epochs, 1.0))):
         return ()
     option = f"{name}={name!r} (--{name.replace('_', '-')} {name})"
-    return (f"tokens repeat, up to {epochs.max():.3g} epochs, and the errors of this law depend on it: {option} counts "
-            "repeated tokens as what they are worth",)
+    return (
+        f"tokens repeat, up to {epochs.max():.3g} epochs, and the errors of this law depend on it: {option} counts "
+        "repeated tokens as what they are worth",
+    )
 
 
 def with_unique_tokens(runs: Runs, unique_tokens: Any, epochs: Any) -> Runs:

@@ -141,7 +141,7 @@ class Formula(Summarised):
         unique_tokens: Any,
         models: Models | None = None,
     ) -> dict[str, Any]:
-        """Replace D by D' and N by N', what they are worth where tokens are repeated; all broadcast, NaN for no tokens.
+        """Replace D by D' and N by N', what they are worth where tokens repeat; broadcasts, NaN for no tokens.
 
         Every size of a model shrinks as its N does. N stays where the law has no compute optimum. `models`: those
         among which it is one, by the ln of a size; None: models of other sizes in the same proportions.
@@ -232,10 +232,14 @@ class Formula(Summarised):
     ) -> RangeCheck:
         """What an answer about these models is worth. E left out means dense models, or the law's own.
 
-        For a law without E, an answer about another E than its own is not trusted.
+        For a law without E, an answer about another E than its own is not trusted. With `unique_tokens`, epochs are
+        held against those of the runs.
         """
         inputs = {"n_active": n_active, "tokens": tokens, "experts": experts, **variables}
         at: dict[str, Any] = {name: None if v is None else numbers(name, v) for name, v in inputs.items()}
+        unique = at.pop("unique_tokens", None)
+        if unique is not None and at["tokens"] is not None:
+            at["epochs"] = np.maximum(at["tokens"] / unique, 1.0)
         needs = self.variables
         if experts is None:
             at["experts"] = 1.0 if "experts" in self.form.variables else None

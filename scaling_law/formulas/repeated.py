@@ -31,7 +31,7 @@ FLAT = 1e-12  # of the loss: what it changes less over a step is rounding
 
 @dataclass(frozen=True)
 class Repetition:
-    """R*_D of repeated `tokens` and R*_N of excess `parameters`; without arguments those of Muennighoff et al. 2023."""
+    """R*_D of repeated `tokens` and R*_N of excess `parameters`; by default those of Muennighoff et al. 2023."""
 
     tokens: float = R_STAR_TOKENS
     parameters: float = R_STAR_PARAMETERS

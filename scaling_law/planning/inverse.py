@@ -154,11 +154,13 @@ def reach(
     reachable = np.isfinite(width)
     at = Budget.each(np.where(reachable, spent, np.nan)).models(law, width, e, limits)
     n_active, tokens = at["n_active"], at["tokens"]
-    check = law.check(**at | {"experts": np.where(reachable, at["experts"], np.nan)})  # E for which there is a model
+    repeated: dict[str, Any] = {"unique_tokens": limits.unique_tokens}
+    named = np.where(reachable, at["experts"], np.nan)  # E for which there is a model
+    check = law.check(**at | repeated | {"experts": named})
     axes = tuple(range(width.ndim - e.ndim, width.ndim))
     lost = reachable & ~(reachable & ~check.beyond).any(axis=axes, keepdims=True)  # no E is left for this loss
     if lost.any():
-        law.check(**{name: values[lost] for name, values in at.items()}).refuse(force)
+        law.check(**{name: values[lost] for name, values in at.items()}, **repeated).refuse(force)
     without = np.unique(e[~_with_optimum(law, e)]).tolist()
     notes = left_out({e: why_no_optimum(law, e) for e in without})
     notes += undiscounted(law, e[_with_optimum(law, e)], limits)

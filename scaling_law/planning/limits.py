@@ -73,7 +73,8 @@ class Limits:
     sequences; `inference_tokens` are served over the model's life. `kv_heads_ratio` is key-value heads / heads: below
     1 for grouped queries, the parameter count left as it is. `granularity` G splits every expert into G and activates
     G times as many, a part `shared_ratio` of them shared. More than `unique_tokens` are repetitions: these, and the
-    parameters in excess of what the unique ones call for, are worth less (`formulas.repeated`). ValueError names the field, the value and what is allowed.
+    parameters in excess of what the unique ones call for, are worth less (`formulas.repeated`). ValueError names the
+    field, the value and what is allowed.
     """
 
     max_parameters: float | None = None
@@ -160,7 +161,9 @@ class Limits:
             variables = law.effective(coefficients, variables, self.unique_tokens, models)
         return np.asarray(law.evaluate(coefficients, variables))
 
-    def size_called_for(self, law: Formula, coefficients: Any, variables: Mapping[str, Any], tokens: Any) -> FloatArray:
+    def size_called_for(
+        self, law: Formula, coefficients: Any, variables: Mapping[str, Any], tokens: Any
+    ) -> FloatArray:
         """N_act of the models with these experts for which `tokens` are compute-optimal, NaN where there is none."""
         return law.size_called_for(coefficients, variables, np.asarray(tokens), self._models(variables["experts"]))
 

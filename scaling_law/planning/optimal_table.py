@@ -391,7 +391,7 @@ def optimal(
     if not inside.any():
         raise InputError(_nothing_fits(budget, e[optimum.exists], limits))
     at = budget.models(law, optimum.d_model[inside], e[inside], limits)
-    if (check := law.check(**at)).beyond.all():
+    if (check := law.check(**at, unique_tokens=limits.unique_tokens)).beyond.all():
         check.refuse(force)
     draws = drawn_losses(law, budget, at, optimum.d_model[inside], limits)
     intervals = [None if draws is None else percentile_interval(draws[:, i]) for i in range(len(at["tokens"]))]
@@ -533,7 +533,7 @@ def _worth(
     ramp: BatchRamp,
 ) -> dict[str, Any]:
     """The learning rate of a model, and how far law and rate extrapolate for it."""
-    check, tokens = law.check(**at), row["tokens"]
+    check, tokens = law.check(**at, unique_tokens=limits.unique_tokens), row["tokens"]
     peak = peak_rate(rates, row["d_model"], row["experts"], tokens, ramp.last_batch_tokens(tokens), limits.vocab_size)
     return {
         "learning_rate": peak.learning_rate,

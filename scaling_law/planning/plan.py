@@ -273,7 +273,7 @@ def plan(
         time=time,
         placement=placement,
         megatron=megatron,
-        check=law.check(**at),
+        check=law.check(**at, unique_tokens=table.limits.unique_tokens),
     )
 
 
