@@ -116,7 +116,8 @@ class Formula(Summarised):
     ) -> FloatArray:
         """Losses under each of the law's draws, of shape [n_draws, ...]. ValueError if the law has none."""
         inputs = self._inputs(n_active, tokens, experts, **variables)
-        shape = np.broadcast_shapes(np.shape(unique_tokens), *(values.shape for values in inputs.values()))
+        unique = np.array(1.0) if unique_tokens is None else numbers("unique_tokens", unique_tokens)
+        shape = np.broadcast_shapes(unique.shape, *(values.shape for values in inputs.values()))
         return np.asarray(self._loss_of(self.columns_of_draws(len(shape)), inputs, unique_tokens))
 
     def columns_of_draws(self, dimensions: int) -> FloatArray:
