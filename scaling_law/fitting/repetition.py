@@ -30,7 +30,7 @@ from scaling_law.size.arrays import FloatArray
 UNIQUE = "unique_tokens"  # the column of a table in which a fit finds them
 BOX = (0.1, 1000.0)  # of both R*; at the upper end nothing is discounted
 STARTS = (Repetition(), Repetition(100.0, 100.0))
-STEP = 1e-4  # in ln R*, θ and ln N, for derivatives
+STEP, SIZE_STEP = 1e-4, 1e-3  # in ln R* and θ, and in ln N, for derivatives
 FAR = 300.0  # the ln of an excess of parameters that makes no difference any more
 TOLD = 0.7  # the standard error of ln R* up to which the runs tell it
 ROUNDED = 0.01  # epochs beyond one that are none
@@ -170,16 +170,16 @@ class RepeatedObjective(Objective):
         def turn(moved: FloatArray, log_size: FloatArray) -> FloatArray:
             """Return the difference of ln L along 6·N·D, which is 0 at N_opt, for θ [..., S, p]."""
             columns, losses = np.moveaxis(self.coefficients(moved), -1, 0)[..., None], []
-            for step in (-STEP, STEP):
+            for step in (-SIZE_STEP, SIZE_STEP):
                 at = {name: self.raw[name] * np.exp(log_size + step) for name in self.sizes}
                 at = {**self.raw, **at, "tokens": self.unique * np.exp(-step)}
                 losses.append(np.log(law.evaluate(columns, at)))
             return np.asarray(losses[1] - losses[0])
 
-        by_size = turn(theta, x + STEP) - turn(theta, x - STEP)
         steps = STEP * np.eye(self.size)[:, None, :]
-        by_theta = turn(theta + steps, x) - turn(theta - steps, x)  # [p, S, n]
         with np.errstate(all="ignore"):  # where nothing turns
+            by_size = (turn(theta, x + SIZE_STEP) - turn(theta, x - SIZE_STEP)) * (STEP / SIZE_STEP)
+            by_theta = turn(theta + steps, x) - turn(theta - steps, x)  # [p, S, n]
             slopes = np.moveaxis(-by_theta / by_size, 0, -1)
         return np.where(np.isfinite(slopes), slopes, 0.0)
 
