@@ -14,8 +14,8 @@ from scaling_law.fitting.prior import Prior
 from scaling_law.fitting.repetition import with_unique_tokens
 from scaling_law.forecasting.forecast import learnt, table_of
 from scaling_law.forecasting.forecasters import LADDER, PUBLISHED, forecasters, gain_of_experts, have
-from scaling_law.forecasting.stack import gather, stack
 from scaling_law.forecasting.repetition import count_worth, fit_worth
+from scaling_law.forecasting.stack import gather, stack
 from scaling_law.formulas.law import positive
 from scaling_law.law import JointLaw, StackLaw
 from scaling_law.planning.limits import Quantity

@@ -30,7 +30,7 @@ def fit_worth(runs: Runs, prior: Prior | None) -> FitResult[Law]:
 
 def count_worth(law: Law, runs: Runs) -> Runs:
     """The runs with tokens and sizes as what they are worth; tokens without a number of unique ones are unique."""
-    unique = runs[UNIQUE] if UNIQUE in runs else runs.tokens
+    unique = runs.columns.get(UNIQUE, runs.tokens)
     sizes = {name: values for name, values in runs.columns.items() if is_parameters(name)}
     variables = {"n_active": runs.n_active, **sizes, "tokens": runs.tokens, "experts": np.ones(len(runs))}
     worth = law.effective(tuple(law.coefficients.values()), variables, unique)

@@ -67,7 +67,9 @@ def test_the_optimum_is_that_of_all_coefficients_at_once(result):
 @pytest.mark.parametrize("kind", ["chinchilla", "joint", "interaction", "crossing", "sparsity"])
 def test_gradients_are_those_of_finite_differences(kind):
     runs = repeated_runs(None, noise=0.3, experts=(1.0, 8.0))
-    runs = replace(runs, columns={**runs.columns, "n_total": runs.n_active * runs.experts, "density": 1 / runs.experts})
+    runs = replace(
+        runs, columns={**runs.columns, "n_total": runs.n_active * runs.experts, "density": 1 / runs.experts}
+    )
     problem = repeated(make_problem(runs, kind), runs["unique_tokens"], Repetition())
     starts = start_points(problem, "scaled")
     theta = starts[:: len(starts) // 3] + np.random.default_rng(0).normal(0, 0.02, (1, starts.shape[1]))
@@ -124,7 +126,9 @@ def test_the_law_keeps_and_uses_them(result, tmp_path):
 def test_a_table_that_repeats_is_told_so(runs):
     plain = fit(runs, "chinchilla")
     (sentence,) = plain.status.omitted
-    assert sentence.startswith("tokens repeat, up to 40 epochs, and the errors of this law depend on it: unique_tokens=")
+    assert sentence.startswith(
+        "tokens repeat, up to 40 epochs, and the errors of this law depend on it: unique_tokens="
+    )
     assert "(--unique-tokens unique_tokens)" in sentence
     assert sentence in plain.law.warnings(1e9, 1e10)
     only_epochs = replace(runs, columns={"epochs": runs["epochs"]})

@@ -35,7 +35,9 @@ def test_models_are_forecast_on_the_tokens_they_repeat(runs):
 
 def test_runs_that_repeat_are_told_so(runs):
     answer = forecast(runs, AT, kinds=KINDS)
-    assert any("tokens repeat, up to 40 epochs" in warning and "--unique-tokens" in warning for warning in answer.warnings)
+    assert any(
+        "tokens repeat, up to 40 epochs" in warning and "--unique-tokens" in warning for warning in answer.warnings
+    )
     with pytest.raises(ValueError, match="give one of them for a model"):
         forecast(runs, {**AT, "epochs": 2, "unique_tokens": 1e9}, kinds=KINDS, unique_tokens="unique_tokens")
 
@@ -56,7 +58,18 @@ def test_a_stack_keeps_what_repeated_tokens_are_worth(runs, tmp_path):
 def test_in_the_shell(runs, tmp_path):
     table = tmp_path / "runs.csv"
     runs.to_pandas().to_csv(table, index=False)
-    command = ["forecast", str(table), "--loss", "loss", "--n-active", "6B", "--tokens", "800B", "--kinds", "chinchilla"]
+    command = [
+        "forecast",
+        str(table),
+        "--loss",
+        "loss",
+        "--n-active",
+        "6B",
+        "--tokens",
+        "800B",
+        "--kinds",
+        "chinchilla",
+    ]
     repeats = ["--unique-tokens", "unique_tokens", "--at-unique-tokens", "20B"]
     done = CliRunner().invoke(app, [*command, *repeats, "--json"])
     row = json.loads(done.stdout)["rows"][0]

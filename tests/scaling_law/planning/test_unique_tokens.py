@@ -60,11 +60,11 @@ def test_the_optimum_is_that_of_brute_force(law, experts):
             for question in ({}, {"memory": 8e9}, {"inference_tokens": 1e9}):
                 limits = Limits.of(law, unique_tokens=unique, **question)
                 found = law.optimal(flops, [experts], unique_tokens=unique, force=True, **question).best
-                widths = np.geomspace(64, 3e5, 4001)
-                for reach in (0.0, 3e-3, 3e-6):
-                    if reach:
-                        widths = np.geomspace(max(width * (1 - reach), 64), width * (1 + reach), 4001)
+                low, high = 64.0, 3e5
+                for reach in (3e-3, 3e-6, 3e-9):
+                    widths = np.geomspace(low, high, 4001)
                     loss, width = every_model(law, flops, experts, limits, widths, called_for)
+                    low, high = max(width * (1 - reach), 64.0), width * (1 + reach)
                 assert found.loss == pytest.approx(loss, rel=3e-8)
                 assert found.loss <= loss * (1 + 3e-8)
 
