@@ -22,6 +22,7 @@ from scaling_law.commands.options import (
 )
 from scaling_law.commands.run_options import OfRuns, load
 from scaling_law.fitting import fitting, profiles, splits
+from scaling_law.fitting.repetition import UNIQUE, with_unique_tokens
 from scaling_law.law import Law
 from scaling_law.law.shelf import choose_law
 from scaling_law.report.page import write_report
@@ -108,7 +109,9 @@ def fit(
     table = load(**read)
     robust: dict[str, Any] = {"huber_delta": huber_delta, "one_sided": one_sided, "mix": mix}
     robust["weights"] = None if weights == "equal" else weights
-    robust |= {"unique_tokens": unique_tokens, "epochs": epochs}
+    if unique_tokens is not None or epochs is not None:  # a split reads them from its parts
+        table = with_unique_tokens(table, unique_tokens, epochs)
+        robust["unique_tokens"] = UNIQUE
     further: dict[str, Any] = {"outliers": outliers, "l2": l2, "starts": starts, "release": release}
     further["allow_unidentifiable"] = allow_unidentifiable
     law = choose_law(prior, flag="--prior") if prior not in (None, "public") else prior

@@ -377,19 +377,19 @@ def fit(
     ValueError for settings out of range and runs that cannot determine the law; RunsError for an unreadable table and
     for runs of several recipes.
     """
+    table, counted = as_table(runs, loss, trunks), not (unique_tokens is None and epochs is None)
+    if counted:
+        table = with_unique_tokens(table, unique_tokens, epochs)
     if kind == ALL:
         robust: dict[str, Any] = {"huber_delta": huber_delta, "weights": weights, "l2": l2, "one_sided": one_sided}
         search: dict[str, Any] = {"fixed": fixed, "bounds": bounds, "starts": starts, "release": release}
         options = robust | search | {"outliers": outliers, "mix": mix, "prior": prior}
-        options |= {"unique_tokens": unique_tokens, "epochs": epochs}
-        return _best_kind(as_table(runs, loss, trunks), options | {"allow_unidentifiable": allow_unidentifiable})
+        options |= {"unique_tokens": UNIQUE if counted else None}
+        return _best_kind(table, options | {"allow_unidentifiable": allow_unidentifiable})
     if outliers not in ("keep", "set_aside"):
         raise InputError(f"outliers={outliers!r} must be 'keep' or 'set_aside'")
     if release is not None:
         check_count("release", release, 1)
-    table, counted = as_table(runs, loss, trunks), not (unique_tokens is None and epochs is None)
-    if counted:
-        table = with_unique_tokens(table, unique_tokens, epochs)
     problem = make_problem(table, kind, huber_delta, weights, l2, fixed, bounds, starts, one_sided)
     if counted:
         problem = repeated(problem, table[UNIQUE], Repetition())
@@ -406,9 +406,9 @@ def fit(
         final = _released(problem, theta)
     repetition = None
     if counted:
-        others = final
+        others = final.theta[1:]
         problem, final, repetition = fit_repetition(problem, table[UNIQUE], final.theta[0])
-        final = Solutions.sorted(final, _released(problem, others.theta[1:]))
+        final = Solutions.sorted(final, _released(problem, others)) if len(others) else final
     far = find_outliers(problem, final.theta[0])
     if far.too_many:
         count = f"{int(far.suspicious.sum())} of {int(problem.used.sum())} runs"

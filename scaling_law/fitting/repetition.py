@@ -31,6 +31,7 @@ UNIQUE = "unique_tokens"  # the column of a table in which a fit finds them
 BOX = (0.1, 1000.0)  # of both R*; at the upper end nothing is discounted
 STARTS = (Repetition(), Repetition(100.0, 100.0))
 STEP, SIZE_STEP = 1e-4, 1e-3  # in ln R* and θ, and in ln N, for derivatives
+STEEPEST = 1e6  # slope of ln N_opt by a coefficient: beyond, the loss is flat along 6·N·D and N_opt means nothing
 FAR = 300.0  # the ln of an excess of parameters that makes no difference any more
 TOLD = 0.7  # the standard error of ln R* up to which the runs tell it
 ROUNDED = 0.01  # epochs beyond one that are none
@@ -181,7 +182,7 @@ class RepeatedObjective(Objective):
             by_size = (turn(theta, x + SIZE_STEP) - turn(theta, x - SIZE_STEP)) * (STEP / SIZE_STEP)
             by_theta = turn(theta + steps, x) - turn(theta - steps, x)  # [p, S, n]
             slopes = np.moveaxis(-by_theta / by_size, 0, -1)
-        return np.where(np.isfinite(slopes), slopes, 0.0)
+        return np.where(np.abs(slopes) < STEEPEST, slopes, 0.0)  # False for NaN
 
 
 def unexplained_repetition(problem: Problem, theta: FloatArray, runs: Runs) -> tuple[str, ...]:
@@ -233,7 +234,9 @@ def _number_of(name: str, text: str, runs: Runs) -> FloatArray:
 
 
 def repeated(problem: Problem, unique_tokens: FloatArray, repetition: Repetition) -> Problem:
-    """The problem with tokens and sizes counted as what they are worth at these R*."""
+    """The problem with tokens and sizes counted as what they are worth at these R*; ValueError for a law without D."""
+    if "tokens" not in problem.columns:
+        raise InputError(f"unique_tokens: the {problem.settings.law} law does not depend on tokens")
     plain = problem.objective
     objective = RepeatedObjective(problem.settings, problem.columns, plain.one_sided, unique_tokens, repetition)
     objective.weight, objective.penalty = plain.weight, plain.penalty
@@ -324,5 +327,6 @@ def _standard_errors(problem: Problem, theta: FloatArray, moved: list[Problem]) 
         return [float("inf") if size == 0 else float("nan") for size in scale[-len(moved) :]]
     scaled = columns * np.sqrt(influence)[:, None] / np.where(scale > 0, scale, 1.0)
     spare = max(int(problem.measured.sum()) - columns.shape[1], 1)
-    variance = float(influence @ residual**2 / spare) * np.diag(np.linalg.pinv(scaled.T @ scaled)) / scale**2
-    return np.sqrt(variance[-len(moved) :]).tolist()
+    noise, unscaled = float(influence @ residual**2 / spare), np.diag(np.linalg.pinv(scaled.T @ scaled))
+    last = slice(-len(moved), None)
+    return (np.sqrt(noise * unscaled[last]) / scale[last]).tolist()

@@ -143,6 +143,12 @@ def test_it_is_not_told_without_reason(result):
     assert result.status.omitted == ()
 
 
+def test_a_fit_from_one_start_is_the_same(runs, result):
+    again = fit(runs, **CHINCHILLA, starts=[result.law])
+    assert again.law.repetition.tokens == pytest.approx(result.law.repetition.tokens, rel=1e-3)
+    assert again.objective == pytest.approx(result.objective, rel=1e-4)
+
+
 def test_bootstrap_profile_and_outliers_count_alike(runs, result):
     drawn = result.bootstrap(20)
     assert drawn.converged.all()
@@ -187,3 +193,9 @@ def test_in_the_shell(runs, result, tmp_path):
     )
     loss = json.loads(asked.stdout)["rows"][0]["loss"]
     assert loss == pytest.approx(float(result.law.loss(1e9, 1e10, unique_tokens=1e9)), rel=1e-4)
+
+
+def test_a_law_without_tokens_cannot_count_them():
+    runs = repeated_runs(epochs=(1, 4), experts=(1.0, 8.0))
+    with pytest.raises(ValueError, match="unique_tokens: the routed law does not depend on tokens"):
+        fit(runs, "routed", unique_tokens="unique_tokens")
