@@ -186,9 +186,7 @@ class RepeatedObjective(Objective):
 
 
 def unexplained_repetition(problem: Problem, theta: FloatArray, runs: Runs) -> tuple[str, ...]:
-    """A sentence, with what to type, where tokens of the `runs` repeat, which the law at θ [p] does not count, and
-    its errors depend on that.
-    """
+    """Say, with what to type, that the `runs` repeat tokens and errors of the law at θ [p] depend on it."""
     name = next((name for name in (UNIQUE, "epochs") if name in runs), None)
     if name is None or isinstance(problem.objective, RepeatedObjective):
         return ()
@@ -207,7 +205,7 @@ def unexplained_repetition(problem: Problem, theta: FloatArray, runs: Runs) -> t
 
 
 def with_unique_tokens(runs: Runs, unique_tokens: Any, epochs: Any) -> Runs:
-    """The runs with a column of unique tokens, read from a column, one number or one for each run; of either name.
+    """Give the runs a column of unique tokens, read from a column, one number or one for each run; of either name.
 
     ValueError unless one of the two is given, and for values that are not positive.
     """
@@ -226,7 +224,7 @@ def with_unique_tokens(runs: Runs, unique_tokens: Any, epochs: Any) -> Runs:
 
 
 def _number_of(name: str, text: str, runs: Runs) -> FloatArray:
-    """The number that a text says, such as "5B"; RunsError lists the columns where it is none."""
+    """Read the number that a text says, such as "5B"; RunsError lists the columns where it is none."""
     try:
         return numbers(name, text)
     except ValueError:
@@ -234,7 +232,7 @@ def _number_of(name: str, text: str, runs: Runs) -> FloatArray:
 
 
 def repeated(problem: Problem, unique_tokens: FloatArray, repetition: Repetition) -> Problem:
-    """The problem with tokens and sizes counted as what they are worth at these R*; ValueError for a law without D."""
+    """Count tokens and sizes of a problem as what they are worth at these R*; ValueError for a law without D."""
     if "tokens" not in problem.columns:
         raise InputError(f"unique_tokens: the {problem.settings.law} law does not depend on tokens")
     plain = problem.objective
@@ -246,7 +244,7 @@ def repeated(problem: Problem, unique_tokens: FloatArray, repetition: Repetition
 def fit_repetition(
     problem: Problem, unique_tokens: FloatArray, theta: FloatArray
 ) -> tuple[Problem, Solutions, RepetitionFit]:
-    """R*_D and R*_N of these runs, from the fit θ [p] at published ones, and the fit at them.
+    """Find R*_D and R*_N of these runs, from the fit θ [p] at published ones, and fit the law at them.
 
     One that neither has a standard error below `TOLD` nor lowers the objective much is held.
     """
@@ -315,7 +313,7 @@ def _profiled(
 
 
 def _standard_errors(problem: Problem, theta: FloatArray, moved: list[Problem]) -> list[float]:
-    """Of each ln R* that was `moved` by a step, beside the coefficients that are free."""
+    """Estimate those of each ln R* that was `moved` by a step, beside the coefficients that are free."""
     if not moved:
         return []
     residual, jacobian = (part[0] for part in problem.objective.linearised(theta[None]))

@@ -19,17 +19,17 @@ from scaling_law.size.architecture import is_parameters
 
 
 def dense(runs: Runs) -> Runs:
-    """The runs as dense ones, by the published gain of experts, of any recipe."""
+    """Make dense runs of these, of any recipe, by the published gain of experts."""
     return replace(runs, experts=np.ones(len(runs)), loss=runs.loss / gain_of_experts(runs), recipe={})
 
 
 def fit_worth(runs: Runs, prior: Prior | None) -> FitResult[Law]:
-    """The law that says what repeated tokens and excess parameters of these runs are worth."""
+    """Fit the law that says what repeated tokens and excess parameters of these runs are worth."""
     return fit(dense(runs), "chinchilla", unique_tokens=UNIQUE, prior=prior)
 
 
 def count_worth(law: Law, runs: Runs) -> Runs:
-    """The runs with tokens and sizes as what they are worth; tokens without a number of unique ones are unique."""
+    """Count tokens and sizes as what they are worth; tokens without a number of unique ones are unique."""
     unique = runs.columns.get(UNIQUE, runs.tokens)
     sizes = {name: values for name, values in runs.columns.items() if is_parameters(name)}
     variables = {"n_active": runs.n_active, **sizes, "tokens": runs.tokens, "experts": np.ones(len(runs))}
@@ -39,7 +39,7 @@ def count_worth(law: Law, runs: Runs) -> Runs:
 
 
 def say_repetition(runs: Runs) -> tuple[str, ...]:
-    """A sentence, with what to type, where the runs repeat tokens and their losses depend on it."""
+    """Say, with what to type, that the runs repeat tokens and their losses depend on it."""
     if not {UNIQUE, "epochs"} & {*runs.columns}:
         return ()
     try:

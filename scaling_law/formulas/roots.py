@@ -15,7 +15,7 @@ PRECISION = 4.0 * float(np.finfo(float).eps)
 def find_root(
     function: Callable[[FloatArray], FloatArray], low: FloatArray, high: FloatArray, precision: float = PRECISION
 ) -> FloatArray:
-    """The x between `low` and `high`, [...], where `function` changes its sign; NaN where it does not.
+    """Find the x between `low` and `high`, [...], where `function` changes its sign; NaN where it does not.
 
     Chandrupatla's method (1997): inverse quadratic interpolation where three points allow it, else halving.
     """

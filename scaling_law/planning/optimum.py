@@ -312,7 +312,7 @@ def why_no_optimum(law: Formula, experts: float) -> str:
 
 
 def undiscounted(law: Formula, experts: ArrayLike, limits: Limits) -> list[str]:
-    """A sentence on the E for which `unique_tokens` discount tokens alone, as the law has no compute optimum there."""
+    """Name the E for which `unique_tokens` discount tokens alone, as the law has no compute optimum there."""
     if limits.unique_tokens is None:
         return []
     e = np.atleast_1d(np.asarray(experts, float))
@@ -324,7 +324,7 @@ def undiscounted(law: Formula, experts: ArrayLike, limits: Limits) -> list[str]:
 
 
 def _called_for(law: Formula, coefficients: Any, experts: FloatArray, limits: Limits) -> FloatArray:
-    """N_act that the unique tokens call for at each E, NaN where the law has no compute optimum."""
+    """Find the N_act that the unique tokens call for at each E, NaN where the law has no compute optimum."""
     at = limits.variables(float(HEAD_DIM), experts, 1.0)
     return limits.size_called_for(law, coefficients, at, limits.unique_tokens)
 
