@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 from typing import Any
 
 import hub  # lazy: its rooms are imported when a law is read from the Hub
@@ -17,7 +18,7 @@ from hub.base.tables import Table
 from hub.base.units import format_count
 from scaling_law.figures import drawing, law_figures
 from scaling_law.formulas import ChinchillaForm, Conditions, Formula
-from scaling_law.planning.optimum import has_optimum
+from scaling_law.formulas.law import has_optimum
 
 FILE_NAME = "scaling_law.json"
 FORMAT, VERSION = "scaling_law", 1
@@ -35,6 +36,8 @@ def law_to_dict(law: Formula) -> dict[str, Any]:
         data["coefficients"] = law.coefficients
     if (experts := getattr(law, "experts", None)) is not None:  # of a law that holds for one E
         data["experts"] = experts
+    if law.repetition is not None:
+        data["repetition"] = asdict(law.repetition)
     if law.conditions is not None:
         data["conditions"] = law.conditions.to_dict()
     if law.draws is not None:
@@ -74,6 +77,8 @@ def law_card(law: Formula, repo: str, pictures: tuple[str, ...] = (), *, license
         "## Coefficients",
         Table(("Coefficient", "Value"), [(name, repr(value)) for name, value in law.coefficients.items()]).markdown(),
     ]
+    if law.repetition is not None:
+        parts.append(f"It counts {law.repetition} ([Muennighoff et al. 2023](https://arxiv.org/abs/2305.16264)).")
     if law.draws is not None:
         parts.append(f"`scaling_law.json` also holds {len(law.draws)} bootstrap draws of them, for intervals.")
         if law.conditions is not None and law.conditions.draws is not None:

@@ -46,6 +46,7 @@ _FIELDS: dict[str, tuple[str, Callable[[Any], str]]] = {  # field → its label 
     **{f"{name}_interval": ("95 %", _ends(_TIMES)) for name in ("compute", "data", "time")},
     "loss_interval": ("95 %", _ends(_LOSS)),
     "epochs": ("epochs", _TIMES),
+    "unique_tokens": ("unique tokens", format_count),
     "weight_bytes": ("weights", format_bytes),
     "kv_cache_bytes": ("KV cache", format_bytes),
     "learning_rate": ("peak LR", "{:.2e}".format),

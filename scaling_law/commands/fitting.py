@@ -22,6 +22,7 @@ from scaling_law.commands.options import (
 )
 from scaling_law.commands.run_options import OfRuns, load
 from scaling_law.fitting import fitting, profiles, splits
+from scaling_law.fitting.repetition import UNIQUE, with_unique_tokens
 from scaling_law.law import Law
 from scaling_law.law.shelf import choose_law
 from scaling_law.report.page import write_report
@@ -40,7 +41,7 @@ MODES = {
 @command(
     "runs kind loss where best_of columns bootstrap coefficients split prior output overwrite level validation test "
     "select status format final trunks skip_invalid fixed bounds outliers one_sided huber_delta weights l2 starts "
-    "release mix allow_unidentifiable",
+    "release mix unique_tokens epochs allow_unidentifiable",
     OfRuns,
     MODES,
 )
@@ -51,6 +52,8 @@ def fit(
     outliers: str,
     one_sided: str | None,
     mix: Any,
+    unique_tokens: str | None,
+    epochs: str | None,
     kind: Annotated[str | None, option(KIND)] = None,
     bootstrap: Annotated[int, option("Resamples for intervals; 0 for none.")] = 0,
     coefficients: Annotated[Any, quantity(names, PROFILED, "--profile")] = None,
@@ -100,12 +103,17 @@ def fit(
         scaling-law fit runs.jsonl --split flops --validation 20 --test 20
 
         scaling-law fit runs.csv --prior published --one-sided untuned -o our-law
+
+        scaling-law fit runs.csv --kind chinchilla --unique-tokens unique_tokens -o our-law
     """
     if bootstrap < 0 or bootstrap == 1:
         raise InputError(f"bootstrap={bootstrap} must be 0, or at least 2 resamples")
     table = load(**read)
     robust: dict[str, Any] = {"huber_delta": huber_delta, "one_sided": one_sided, "mix": mix}
     robust["weights"] = None if weights == "equal" else weights
+    if unique_tokens is not None or epochs is not None:  # a split reads them from its parts
+        table = with_unique_tokens(table, unique_tokens, epochs)
+        robust["unique_tokens"] = UNIQUE
     further: dict[str, Any] = {"outliers": outliers, "l2": l2, "starts": starts, "release": release}
     further["allow_unidentifiable"] = allow_unidentifiable
     law = choose_law(prior, flag="--prior") if prior not in (None, "public") else prior

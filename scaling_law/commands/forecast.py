@@ -26,19 +26,24 @@ SCORED = named(float, "NAME=LOSS")
 
 @command(
     "runs n_active tokens experts prior kinds level accuracy figure output overwrite register scored loss where "
-    "best_of columns status format final trunks skip_invalid mix",
+    "best_of columns status format final trunks skip_invalid mix unique_tokens epochs at_unique_tokens",
     OfRuns,
 )
 def forecast(
     as_json: bool,
     mix: Any,
     accuracy: Any,
+    unique_tokens: str | None,
+    epochs: str | None,
     runs: Annotated[str | None, typer.Argument(help="Runs to forecast from: a folder, .jsonl, .csv, …")] = None,
     n_active: Annotated[Any, quantity(several(PARAMETERS), "Active parameters with embeddings: 2B.")] = None,
     tokens: Annotated[Any, quantity(several(TOKENS), "Training tokens: 8T.")] = None,
     experts: Annotated[Any, quantity(EXPERTS, "E of the model: 256. [default: that of the runs]")] = None,
     prior: Annotated[Literal["public", "none"], option("none: laws of these runs alone.")] = "public",
     kinds: Annotated[Any, quantity(names, "Laws that compete: chinchilla,prior. [default: all]")] = None,
+    at_unique_tokens: Annotated[
+        Any, quantity(several(TOKENS), "With --unique-tokens: those of the model: 5B. [default: all]", rare=True)
+    ] = None,
     level: Annotated[float, option("Level of the intervals.")] = 0.9,
     figure: Annotated[Path | None, option("Write a fan chart: .png, .svg or .pdf.")] = None,
     output: Annotated[Path | None, option(OUTPUT, "--output", "-o")] = None,
@@ -60,6 +65,8 @@ def forecast(
 
         scaling-law forecast runs.csv --n-active 2B --tokens 8T --register our-forecasts
 
+        scaling-law forecast runs.csv --unique-tokens unique_tokens --n-active 2B --tokens 80B --at-unique-tokens 5B
+
         scaling-law forecast --register our-forecasts --score 2026-01-31-1a2b3c4d=2.256
     """
     if runs is None:
@@ -73,9 +80,12 @@ def forecast(
     if scored:
         raise InputError("--score goes with --register and without RUNS: a forecast is scored when its run is done")
     table = load(runs=runs, **read)
-    at = {"n_active": n_active, "tokens": tokens, "experts": experts}
+    if at_unique_tokens is not None and unique_tokens is None and epochs is None:
+        raise InputError("--at-unique-tokens goes with --unique-tokens or --epochs, the columns of the runs")
+    at = {"n_active": n_active, "tokens": tokens, "experts": experts, "unique_tokens": at_unique_tokens}
     models = {name: values for name, values in at.items() if values is not None}
     competing: dict[str, Any] = {"prior": None if prior == "none" else "public", "kinds": kinds, "mix": mix}
+    competing |= {"unique_tokens": unique_tokens, "epochs": epochs}
     if output is not None:
         if models or accuracy:
             raise InputError("-o writes a law for any model: leave out --n-active, --tokens, --experts and --accuracy")

@@ -34,8 +34,8 @@ LENGTH = f"Tokens of a sequence. [default: {PAPER.sequence_length}; of a model t
 
 @command(
     "flops hours money gpus gpu throughput mfu precision price memory max_parameters kv_tokens inference_tokens "
-    "experts granularity shared_ratio branches vocab_size sweep output overwrite force law learning_rate "
-    "learning_rate_law"
+    "experts granularity shared_ratio unique_tokens branches vocab_size sweep output overwrite force law "
+    "learning_rate learning_rate_law"
 )
 def plan(
     law: Law,

@@ -35,10 +35,11 @@ COMPUTE_ONLY = ("baseline", *OF_TIME, *OF_DESIGN)
 LAWS = "Names, comma-separated; one alone shows all of it. [default: all; with a budget those with coefficients]"
 
 
-@command("n_active tokens experts variable law")
+@command("n_active tokens experts unique_tokens variable law")
 def loss(
     law: Law,
     as_json: bool,
+    unique_tokens: Any,
     n_active: Annotated[
         Any, quantity(several(PARAMETERS), "Active parameters with embeddings: 1.1B or 1e8,1e9.")
     ] = None,
@@ -61,6 +62,7 @@ def loss(
     """
     default = round(law.default_experts()) if isinstance(law, ChinchillaLaw) else law.check().at["experts"]
     further = dict(variable)
+    further |= {} if unique_tokens is None else {"unique_tokens": unique_tokens}
     values = {"n_active": n_active, "tokens": tokens, "experts": experts or [default], **further}
     if missing := [name for name in law.variables if values.get(name) in (None, [])]:
         flags = [f"--{name.replace('_', '-')}" if name in values else f"--variable {name}=…" for name in missing]
@@ -109,7 +111,7 @@ def optimal(law: Law, **question: Any) -> Answer:
 
 @command(
     "loss flops hours money gpus gpu throughput mfu precision price memory kv_tokens inference_tokens experts "
-    "vocab_size force law"
+    "unique_tokens vocab_size force law"
 )
 def reach(
     law: Law,

@@ -35,6 +35,7 @@ FINAL += "[default: last]"
 MIX = "Fit runs together that differ in these columns: optimizer,sequence_length."
 BEST = "Keep the best run of each model and D over these tuned columns: learning_rate,batch."
 COLUMN = "A column from others: --column n_active=Na --column 'density=topk / nume' (repeatable)."
+REPEATED = "Column of unique tokens: more are repetitions, which count as what they are worth."
 BOUND = "Bound a coefficient: --bound c=1:1.8, or c=:1.8 (repeatable)."
 
 
@@ -65,6 +66,10 @@ class OfRuns(Shared):
         str | None, rare("Column that is 1 for untuned runs, which bound the law from above; else 0.")
     ] = None
     mix: Annotated[Any, quantity(names, MIX, rare=True)] = ""
+    unique_tokens: Annotated[str | None, rare(REPEATED)] = None
+    epochs: Annotated[str | None, rare("Column of epochs, tokens over unique tokens, instead of --unique-tokens.")] = (
+        None
+    )
 
 
 def load(runs: str, **options: Any) -> Runs:

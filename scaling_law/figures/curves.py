@@ -110,20 +110,30 @@ def thinned(law: FormulaT, draws: int) -> FormulaT:
 
 
 def loss_curve(
-    law: Formula, x: ArrayLike, at: Mapping[str, Any], experts: float, mark: int | None = None, band: bool = True
+    law: Formula,
+    x: ArrayLike,
+    at: Mapping[str, Any],
+    experts: float,
+    mark: int | None = None,
+    band: bool = True,
+    limits: Limits | None = None,
 ) -> Curve:
     """The curve of the models `at` (N_act, D, and the law's other variables, by name) along `x`; they broadcast.
 
-    `band`: with the interval of the law's draws, if it has any.
+    `band`: with the interval of the law's draws, if it has any. `limits` may have unique tokens, which repeat.
     """
     columns = {"x": x, **at, "experts": experts}
     values = dict(zip(columns, np.broadcast_arrays(*(np.asarray(v, float) for v in columns.values())), strict=True))
     along, n, d = values.pop("x"), values["n_active"], values["tokens"]
     width = np.asarray(width_of_active(n, law.vocab_size))
     total = np.asarray(total_parameters(width, experts, vocab_size=law.vocab_size))
-    interval = interval_of(law.loss_draws(**values)) if band and law.draws is not None else None
-    inside = law.check(**values).inside
-    return Curve(experts, along, np.asarray(law.loss(**values)), inside, interval, width, n, total, d, mark)
+    loss, within = law.loss(**values), limits or Limits.of(law)
+    if within.unique_tokens:
+        loss = within.loss(law, tuple(law.coefficients.values()), values)
+    drawn = within.loss(law, law.columns_of_draws(loss.ndim), values) if band and law.draws is not None else None
+    interval = None if drawn is None else interval_of(drawn)
+    inside = law.check(**values, unique_tokens=within.unique_tokens).inside
+    return Curve(experts, along, np.asarray(loss), inside, interval, width, n, total, d, mark)
 
 
 def memory_curves(
@@ -146,7 +156,8 @@ def memory_curves(
     memory = np.geomspace(sizes.min() / 12, sizes.max() * 1.3, points)
     widths = np.minimum(free.d_model, limits.width_of_memory(memory[:, None], e))
     at = budget.models(law, widths, e, limits)  # [points, E]
-    loss = np.where(near_the_runs(law, **at) & free.exists, law.loss(**at), np.inf)
+    loss = limits.loss(law, tuple(law.coefficients.values()), at)
+    loss = np.where(near_the_runs(law, **at) & free.exists, loss, np.inf)
     kept = np.isfinite(loss).any(axis=1)
     memory, widths, loss = memory[kept], widths[kept], loss[kept]
     at = {name: values[kept] for name, values in at.items()}
@@ -174,7 +185,7 @@ def memory_curves(
         if visible.any():  # else no optimum, or all of it beyond the range guard
             visible[int(np.argmin(loss[:, i])) + 1 :] = False
             models = {name: values[visible, i] for name, values in at.items()}
-            curves.append(loss_curve(law, memory[visible], models, n_experts, int(visible.sum()) - 1, band=False))
+            curves.append(loss_curve(law, memory[visible], models, n_experts, int(visible.sum()) - 1, False, limits))
     regions = tuple(Region(float(e[i]), part) for part, i in parts)
     pairs = pairwise(i for _, i in parts) if law.draws is not None else ()
     index = np.arange(len(best)), best
@@ -232,7 +243,9 @@ def token_curves(law: Formula, table: OptimalTable, points: int = 120) -> tuple[
     for row in table:
         tokens = np.sort(np.append(span, row.tokens))
         at = Budget(table.flops).models(law, row.d_model, row.experts, table.limits) | {"tokens": tokens}
-        curves.append(loss_curve(law, tokens, at, row.experts, int(np.searchsorted(tokens, row.tokens))))
+        curves.append(
+            loss_curve(law, tokens, at, row.experts, int(np.searchsorted(tokens, row.tokens)), True, table.limits)
+        )
     return tuple(curves)
 
 

@@ -159,6 +159,21 @@ def omitted_variables(problem: Problem, theta: FloatArray, runs: Runs, errors: F
     return tuple(sentences)
 
 
+def depends(residual: FloatArray, columns: FloatArray, x: FloatArray) -> bool:
+    """Whether residuals [n] depend on a variable x [n] or its square beside the `columns` [n, k], by an F test."""
+    from scipy.special import fdtrc
+
+    x = (x - x.mean()) / max(float(x.std()), 1e-300)
+    (before, rank), (after, larger) = (
+        _unexplained(residual, columns),
+        _unexplained(residual, np.column_stack([columns, x, x**2])),
+    )
+    added, spare = larger - rank, len(x) - larger
+    if not added or spare < 1:
+        return False
+    return bool(fdtrc(added, spare, (before - after) / added / max(after / spare, 1e-300)) < CHANCE)
+
+
 def _distinct(*columns: FloatArray) -> int:
     """How many different rows these columns [n] have."""
     return len(np.unique(np.column_stack(columns), axis=0))

@@ -20,12 +20,22 @@ from scaling_law.figures.law_figures import predicted_against_observed
 from scaling_law.fitting.diagnostics import MOST, design_problems, examine, find_outliers, omitted_variables
 from scaling_law.fitting.prior import Prior, read_prior, under
 from scaling_law.fitting.problem import Problem, make_problem, start_points, variables_of
+from scaling_law.fitting.repetition import (
+    REPEATED,
+    UNIQUE,
+    RepetitionFit,
+    fit_repetition,
+    repeated,
+    unexplained_repetition,
+    with_unique_tokens,
+)
 from scaling_law.fitting.rolling import Losses, Ranking, rolling_origin
 from scaling_law.fitting.solver import Solutions
 from scaling_law.fitting.uncertainty import Bootstrap, bootstrap
 from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.conditions import joined_limits
 from scaling_law.formulas.law import check_count
+from scaling_law.formulas.repeated import Repetition
 from scaling_law.law import LAWS, Law
 from scaling_law.runs.recipes import check_mix, differences, in_words, names_mixed
 from scaling_law.runs.rows import RunsError
@@ -54,7 +64,7 @@ class FitStatus:
     `distances` for parameters of transforms ("e_max − e_start"), absolute for the rest; with a `prior`, they count it.
     `suspicious` runs lie far from the law of the others, the farthest first; `deviations` is their loss minus that of
     the fit without them, nats per token. `omitted`, `doubts`: as of Conditions. `blended`: the runs differ so much in
-    settings that no answer of their law is to be trusted.
+    settings that no answer of their law is to be trusted. `repetition`: what R* rest on, in sentences.
     """
 
     converged: bool
@@ -77,6 +87,7 @@ class FitStatus:
     prior: str = ""
     doubts: tuple[str, ...] = ()
     blended: bool = False
+    repetition: tuple[str, ...] = ()
 
     @property
     def trusted(self) -> bool:
@@ -117,7 +128,7 @@ class FitStatus:
                 "These coefficients are not identifiable from the runs. Trust predictions inside the fitted range; "
                 "bootstrap before extrapolating."
             )
-        return tuple(sentences)
+        return (*sentences, *self.repetition)
 
     def error_in_words(self, name: str) -> str:
         error = self.standard_errors[name]
@@ -146,7 +157,8 @@ class FitResult(Answer, Generic[LawT_co]):
     """A fitted law with what it was fitted on.
 
     `objective` sums Huber losses on ln L over the runs `used`, `rmse` (nats per token) covers those that are
-    `measured`, `finalists` are all starts of the second stage, and `kinds` ranks the kinds of `fit(kind="all")`.
+    `measured`, `finalists` are all starts of the second stage, `kinds` ranks the kinds of `fit(kind="all")`, and
+    `repetition` has R*_D and R*_N of a fit with `unique_tokens`.
     """
 
     law: LawT_co
@@ -158,6 +170,7 @@ class FitResult(Answer, Generic[LawT_co]):
     theta: FloatArray
     finalists: Solutions
     kinds: Ranking | None = None
+    repetition: RepetitionFit | None = None
 
     @property
     def verdict(self) -> str:
@@ -216,24 +229,34 @@ class FitResult(Answer, Generic[LawT_co]):
         return bootstrap(self.law, self.problem, self.theta, self.runs, n_resamples, seed, progress)
 
     def facts(self) -> dict[str, Any]:
-        return {
-            "law": self.law.name,
-            "coefficients": self.law.coefficients,
-            "objective": self.objective,
-            "rmse": self.rmse,
-            "runs": int(self.used.sum()),
-            "source": self.runs.source,
-            "loss": self.runs.loss_name,
-            "vocab_size": self.runs.vocab_size,
-            "settings": self.problem.settings.to_dict(),
-            "rmse_by_experts": {f"{e:g}": value for e, value in self.rmse_by_experts().items()},
-            "status": self.status.to_dict(),
-        } | ({"kinds": self.kinds.to_dict()} if self.kinds else {})
+        return (
+            {
+                "law": self.law.name,
+                "coefficients": self.law.coefficients,
+                "objective": self.objective,
+                "rmse": self.rmse,
+                "runs": int(self.used.sum()),
+                "source": self.runs.source,
+                "loss": self.runs.loss_name,
+                "vocab_size": self.runs.vocab_size,
+                "settings": self.problem.settings.to_dict(),
+                "rmse_by_experts": {f"{e:g}": value for e, value in self.rmse_by_experts().items()},
+                "status": self.status.to_dict(),
+            }
+            | ({"kinds": self.kinds.to_dict()} if self.kinds else {})
+            | self._facts_of_repetition()
+        )
+
+    def _facts_of_repetition(self) -> dict[str, Any]:
+        return {} if self.repetition is None else {"repetition": asdict(self.repetition)}
 
     def to_rows(self) -> list[dict[str, Any]]:
         """One row per coefficient; the standard error is NaN where it is fixed or at a bound."""
-        status, fitted = self.status, self.fitted
+        status, fitted, values = self.status, self.fitted, self.law.coefficients
         vague = {*status.undetermined, *status.bounds_hit}
+        if self.repetition is not None:
+            values = values | self.repetition.coefficients
+            fitted = [*fitted, *self.repetition.errors]
         return [
             {
                 "coefficient": name,
@@ -244,7 +267,7 @@ class FitResult(Answer, Generic[LawT_co]):
                 "at_bound": name in status.bounds_hit,
                 "determined": name in fitted and name not in vague,
             }
-            for name, value in self.law.coefficients.items()
+            for name, value in values.items()
         ]
 
     def summary(self) -> RenderableType:  # type: ignore[override]
@@ -296,7 +319,10 @@ def finite(value: float) -> float | None:
 
 def errors_of(law: Law, runs: Runs) -> FloatArray:
     """Predicted minus observed loss, nats per token, [n]. RunsError for a variable of the law that the runs lack."""
-    return np.asarray(law.loss(**{name: runs.column(name) for name in variables_of(runs, law)}) - runs.loss)
+    variables = variables_of(runs, law)
+    if law.repetition is not None and UNIQUE in runs:
+        variables = (*variables, UNIQUE)
+    return np.asarray(law.loss(**{name: runs.column(name) for name in variables}) - runs.loss)
 
 
 def rms(errors: FloatArray) -> float:
@@ -323,6 +349,8 @@ def fit(
     mix: str | Collection[str] = (),
     allow_unidentifiable: bool = False,
     prior: Prior | Law | Literal["public"] | None = None,
+    unique_tokens: str | ArrayLike | None = None,
+    epochs: str | ArrayLike | None = None,
 ) -> FitResult[Law]:
     """Fit a law of this `kind` to `runs` (a Runs, or anything `load_runs` reads).
 
@@ -351,24 +379,34 @@ def fit(
             the terms of E of a joint law are like the published one's), a law of this kind, which another corpus and
             recipe move as labs differ, or what `scaling_law.prior` returns. Few runs, of one size even, then
             determine a law.
+        unique_tokens: of which the tokens of each run are repetitions, or instead their `epochs`, tokens over unique
+            ones: a column, or numbers. Repeated tokens and excess parameters then count as what they are worth, with
+            R*_D and R*_N fitted where the runs tell them, else as published (`result.repetition`;
+            docs/fitting.md#repeated-data).
 
     ValueError for settings out of range and runs that cannot determine the law; RunsError for an unreadable table and
     for runs of several recipes.
     """
+    table, counted = as_table(runs, loss, trunks), not (unique_tokens is None and epochs is None)
+    if counted:
+        table = with_unique_tokens(table, unique_tokens, epochs)
     if kind == ALL:
         robust: dict[str, Any] = {"huber_delta": huber_delta, "weights": weights, "l2": l2, "one_sided": one_sided}
         search: dict[str, Any] = {"fixed": fixed, "bounds": bounds, "starts": starts, "release": release}
         options = robust | search | {"outliers": outliers, "mix": mix, "prior": prior}
-        return _best_kind(as_table(runs, loss, trunks), options | {"allow_unidentifiable": allow_unidentifiable})
+        options |= {"unique_tokens": UNIQUE if counted else None}
+        return _best_kind(table, options | {"allow_unidentifiable": allow_unidentifiable})
     if outliers not in ("keep", "set_aside"):
         raise InputError(f"outliers={outliers!r} must be 'keep' or 'set_aside'")
     if release is not None:
         check_count("release", release, 1)
-    table = as_table(runs, loss, trunks)
     problem = make_problem(table, kind, huber_delta, weights, l2, fixed, bounds, starts, one_sided)
     variables = problem.objective.form.variables
     check_mix(table.recipe, variables, mix, table.source, (*table.columns, *table.texts))
-    doubts, blended = table.doubts({*variables, *DESIGN_VARIABLES, *names_mixed(mix)})
+    # Repeated tokens are said apart, with the option that counts them.
+    doubts, blended = table.doubts({*variables, *DESIGN_VARIABLES, *REPEATED, *names_mixed(mix)})
+    if counted:
+        problem = repeated(problem, table[UNIQUE], Repetition())
     warnings = _design_warnings(table, problem, allow_unidentifiable or prior is not None)
     theta = start_points(problem, starts)
     if prior is not None:
@@ -379,6 +417,11 @@ def fit(
         final = _two_stages(problem, theta, release or (256 if starts == "paper" else 64), progress)
     else:
         final = _released(problem, theta)
+    repetition = None
+    if counted:
+        others = final.theta[1:]
+        problem, final, repetition = fit_repetition(problem, table[UNIQUE], final.theta[0])
+        final = Solutions.sorted(final, _released(problem, others)) if len(others) else final
     far = find_outliers(problem, final.theta[0])
     if far.too_many:
         count = f"{int(far.suspicious.sum())} of {int(problem.used.sum())} runs"
@@ -395,11 +438,31 @@ def fit(
     nats = table.loss[rows] * -np.expm1(-far.deviation[rows])
     search |= {"suspicious": names, "deviations": tuple(nats.tolist()), "warnings": tuple(warnings)}
     search["set_aside"] = names if outliers == "set_aside" else ()
-    result = describe(table, problem, final, search)
+    result = _counted(describe(table, problem, final, search), repetition)
     before, after = prior.conditions if prior is not None else None, result.law.conditions
     if before is None or after is None:
         return result
     return replace(result, law=result.law.replace(conditions=replace(after, **joined_limits(before, after))))
+
+
+def _counted(result: FitResult[Law], repetition: RepetitionFit | None) -> FitResult[Law]:
+    """The result with R*_D and R*_N in its status and conditions, where tokens are counted as what they are worth."""
+    if repetition is None:
+        return result
+    status, conditions = result.status, result.law.conditions
+    assert conditions is not None  # of every fit
+    status = replace(
+        status,
+        standard_errors={**status.standard_errors, **repetition.errors},
+        logarithmic=(*status.logarithmic, *repetition.errors),
+        bounds_hit=(*status.bounds_hit, *repetition.at_bound),
+        repetition=repetition.messages,
+    )
+    used = result.runs.subset(result.used)
+    epochs = np.maximum(used.tokens / used[UNIQUE], 1.0)
+    spans = {**(conditions.variables or {}), "epochs": (float(epochs.min()), float(epochs.max()))}
+    law = result.law.replace(conditions=replace(conditions, variables=spans, status=status.verdict))
+    return replace(result, law=law, status=status, repetition=repetition)
 
 
 def _best_kind(runs: Runs, options: Mapping[str, Any]) -> FitResult[Law]:
@@ -554,7 +617,7 @@ def describe(
         undetermined=undetermined,
         n_trunks=used.n_trunks,
         trunk_source=used.trunk_source,
-        omitted=omitted_variables(problem, theta, runs, errors),
+        omitted=(*omitted_variables(problem, theta, runs, errors), *unexplained_repetition(problem, theta, runs)),
         **search,
     )
     aside = f"; {len(status.set_aside)} of {len(runs)} runs set aside as outliers" if status.set_aside else ""

@@ -17,6 +17,7 @@ from hub.base.errors import InputError, unknown
 from hub.base.tables import ResultTable, Table
 from scaling_law.fitting.fitting import FitResult
 from scaling_law.fitting.problem import floors_of, make_problem
+from scaling_law.fitting.repetition import UNIQUE, repeated
 from scaling_law.fitting.uncertainty import intervals_table
 from scaling_law.formulas.law import check_level
 
@@ -73,6 +74,8 @@ def refit_with(
     one_sided = result.problem.objective.one_sided[used]
     try:
         problem = make_problem(runs, *options, fixed, settings.bounds, "scaled", one_sided)
+        if result.repetition is not None:
+            problem = repeated(problem, runs[UNIQUE], result.repetition.value)
         problem.objective.penalty = result.problem.objective.penalty
         theta = problem.objective.from_coefficients(start)
     except ValueError:

@@ -69,6 +69,7 @@ def minimise(
         calm = small & (now.damping < 1e-2)
         now.calm = np.where(calm, now.calm + 1, 0)
         stuck = ~accepted & (calm | (now.damping > 1e12))
+        stuck |= (now.damping > 1e12) & (gain <= ROUNDING * (now.cost + floor))  # accepted, but of no gain
         now.accept(accepted, trial_theta, trial, np.clip(gain, -promised, 2 * promised) / np.maximum(promised, 1e-300))
         done = (now.calm >= PATIENCE) | stuck | (now.cost < floor)
         result.converged[active] = done

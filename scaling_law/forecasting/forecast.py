@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import ArrayLike
 from rich.console import Group
 from scipy.stats import norm
 
@@ -15,8 +16,10 @@ from hub.base.tables import Table
 from hub.base.units import format_count
 from scaling_law.figures import drawing
 from scaling_law.fitting.prior import Prior, read_prior
+from scaling_law.fitting.repetition import REPEATED, UNIQUE, with_unique_tokens
 from scaling_law.fitting.rolling import sizes_of
 from scaling_law.forecasting.forecasters import EQUAL_RATIOS, VARIABLES, forecasters, have
+from scaling_law.forecasting.repetition import count_worth, fit_worth, say_repetition
 from scaling_law.forecasting.stack import Defaults, distances, gather, read_defaults, stack
 from scaling_law.formulas.accuracy import accuracy_cells, expected, remarks, tasks_named
 from scaling_law.formulas.answers import Answer, span
@@ -117,6 +120,8 @@ def forecast(
     seed: int = 0,
     mix: str | Collection[str] = (),
     accuracy: str | Sequence[str] = (),
+    unique_tokens: str | ArrayLike | None = None,
+    epochs: str | ArrayLike | None = None,
 ) -> Forecast:
     """Forecast the loss of runs not yet trained, from all laws that `runs` support.
 
@@ -133,6 +138,8 @@ def forecast(
         seed: of the bootstrap behind them.
         mix: as in `fit`.
         accuracy: tasks whose accuracy to expect at each loss, as of `Law.optimal`.
+        unique_tokens, epochs: of the runs, as in `fit`: repeated tokens count as what they are worth. Models in `at`
+            have `unique_tokens` or `epochs` of their own; without, all their tokens are unique.
 
     Each law is fitted below several cuts within the runs, judged above them, and weighed by that (see
     `forecasting.stack`). ValueError for models that cannot be and for runs that no law can forecast from; RunsError
@@ -142,14 +149,24 @@ def forecast(
     tasks = tasks_named(accuracy)
     table = runs if isinstance(runs, Runs) else load_runs(runs)
     check_mix(table.recipe, (), mix, table.source, (*table.columns, *table.texts))
-    doubts, blended = table.doubts(names_mixed(mix))
+    if counted := not (unique_tokens is None and epochs is None):
+        table = with_unique_tokens(table, unique_tokens, epochs)
+    doubts, blended = table.doubts({*REPEATED, *names_mixed(mix)})
     points = points_of(at, table)
     in_units, defaults, notes = learnt(prior, table)
     steps = _joined([_way(table, points.take(np.array([i]))) for i in range(len(points))])
-    log_loss, spread, laws, left_out = _stacked(table, steps, in_units, kinds, seed, defaults)
+    worth = table, steps
+    if counted:
+        of_worth = fit_worth(table, in_units)
+        worth = count_worth(of_worth.law, table), count_worth(of_worth.law, steps)
+        notes = (*notes, f"the laws count {of_worth.law.repetition}", *of_worth.status.repetition)
+    else:
+        notes = (*notes, *say_repetition(table))
+    log_loss, spread, laws, left_out = _stacked(*worth, in_units, kinds, seed, defaults)
     flops, log_loss, spread = (values.reshape(len(points), -1) for values in (steps.flops, log_loss, spread))
     low, high = interval(log_loss[:, -1], spread[:, -1], level)
     columns = {name: getattr(points, name) for name in (*MODEL, "flops")}
+    columns |= {UNIQUE: points[UNIQUE]} if counted and UNIQUE in points else {}
     columns |= {"loss": np.exp(log_loss[:, -1]), "low": low, "high": high}
     columns["times_beyond"] = np.exp(distances(table, points).max(axis=0))
     rows: list[dict[str, Any]] = [
@@ -235,12 +252,23 @@ def _points(at: Any, runs: Runs) -> Runs:
     if missing := [name for name in MODEL if name not in values]:
         raise InputError(f"{missing[0]} must be given: a model is n_active, tokens and experts")
     arrays = {name: numbers(name, value) for name, value in values.items()}
+    if UNIQUE in runs:
+        arrays = _with_unique(arrays)
     for name, column in arrays.items():
         if name not in (*MODEL, *runs.columns):
             raise InputError(unknown("at: ", name, (*MODEL, *runs.columns)))
         positive(name, column, 1.0 if name == "experts" else 0.0)
     check_shapes(arrays)
     return table_of(dict(zip(arrays, np.broadcast_arrays(*map(np.atleast_1d, arrays.values())), strict=True)))
+
+
+def _with_unique(model: Mapping[str, FloatArray]) -> dict[str, FloatArray]:
+    """The model with its unique tokens: as given, by its epochs, or all of them."""
+    if UNIQUE in model and "epochs" in model:
+        raise InputError("unique_tokens, epochs: give one of them for a model, the other follows")
+    epochs = positive("epochs", model.get("epochs", 1.0))
+    rest = {name: values for name, values in model.items() if name != "epochs"}
+    return {UNIQUE: model["tokens"] / epochs, **rest}
 
 
 def table_of(columns: Mapping[str, FloatArray]) -> Runs:
@@ -263,7 +291,7 @@ def _way(runs: Runs, point: Runs) -> Runs:
     same = runs.subset(matching) if matching.any() else runs
     top = int(np.argmax(same.flops))
     columns = {name: np.full(len(STEPS), point[name][0]) for name in (*MODEL, *point.columns)}
-    for name in ("n_active", "tokens"):
+    for name in ("n_active", "tokens", *([UNIQUE] if UNIQUE in same and UNIQUE in columns else [])):
         columns[name] = same[name][top] ** (1 - STEPS) * columns[name] ** STEPS
         columns[name][-1] = point[name][0]
     return table_of(columns)

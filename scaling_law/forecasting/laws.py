@@ -7,11 +7,14 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from scaling_law.fitting.fitting import errors_of, rms
 from scaling_law.fitting.prior import Prior
+from scaling_law.fitting.repetition import REPEATED, UNIQUE, with_unique_tokens
 from scaling_law.forecasting.forecast import learnt, table_of
 from scaling_law.forecasting.forecasters import LADDER, PUBLISHED, VARIABLES, forecasters, gain_of_experts, have
+from scaling_law.forecasting.repetition import count_worth, fit_worth
 from scaling_law.forecasting.stack import gather, stack
 from scaling_law.formulas.law import positive
 from scaling_law.law import JointLaw, StackLaw
@@ -31,12 +34,14 @@ def stack_laws(
     kinds: Collection[str] | None = None,
     seed: int = 0,
     mix: str | Collection[str] = (),
+    unique_tokens: str | ArrayLike | None = None,
+    epochs: str | ArrayLike | None = None,
 ) -> StackLaw:
     """The laws that `runs` support as one law, weighed as `forecast` weighs them for a model of this budget.
 
     Args:
         flops: of training, at which it will be asked (None: ten times the largest run's).
-        runs, prior, kinds, seed, mix: as in `forecast`.
+        runs, prior, kinds, seed, mix, unique_tokens, epochs: as in `forecast`.
 
     Laws of one E alone and ladders are left out; where the runs have several E, Chinchilla laws are of all runs, moved
     to dense by the published gain. Its draws hold the errors of the laws and their disagreement; what `forecast` adds
@@ -44,9 +49,15 @@ def stack_laws(
     """
     table = runs if isinstance(runs, Runs) else load_runs(runs)
     check_mix(table.recipe, (), mix, table.source, (*table.columns, *table.texts))
-    doubts, _ = table.doubts(names_mixed(mix))
-    table = table.without_settings(VARIABLES)
+    if counted := not (unique_tokens is None and epochs is None):
+        table = with_unique_tokens(table, unique_tokens, epochs)
+    doubts, _ = table.doubts({*REPEATED, *names_mixed(mix)})
+    table, repetition = table.without_settings(VARIABLES | {UNIQUE}), None
     in_units, defaults, _ = learnt(prior, table)
+    measured = table
+    if counted:
+        of_worth = fit_worth(table, in_units).law
+        table, repetition = count_worth(of_worth, table), of_worth.repetition
     largest = int(np.argmax(table.flops))
     ahead = AHEAD if flops is None else float(positive("flops", flops)) / float(table.flops[largest])
     usual = float(table.experts[largest])
@@ -66,8 +77,10 @@ def stack_laws(
         if weight > 0
     }
     told = ", ".join(f"{weight:.2f} {name}" for name, weight in weights.items() if weight >= 0.005)
-    law = StackLaw.of(laws, DRAWS, seed, experts=at)
-    conditions = table.conditions(
-        f"stacked on {table.source} ({table.loss_name}): {told}", rmse=rms(errors_of(law, table)), doubts=doubts
+    law = StackLaw.of(laws, DRAWS, seed, experts=at, repetition=repetition)
+    conditions = measured.conditions(
+        f"stacked on {table.source} ({table.loss_name}): {told}",
+        rmse=rms(errors_of(law, measured)),
+        doubts=doubts,
     )
     return law.replace(conditions=conditions)

@@ -3,7 +3,7 @@
 from scaling_law.formulas.answers import Allocation, EfficiencyLeverage, PowerLaw, TrainingRates
 from scaling_law.formulas.conditions import Conditions, ExtrapolationError
 from scaling_law.formulas.law import ChinchillaForm, Formula
-from scaling_law.formulas.repeated import effective_tokens
+from scaling_law.formulas.repeated import Repetition, effective_tokens
 from scaling_law.formulas.terms import Form, Parameter, Term, Transform, expert_transform
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "Formula",
     "Parameter",
     "PowerLaw",
+    "Repetition",
     "Term",
     "TrainingRates",
     "Transform",

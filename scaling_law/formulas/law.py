@@ -18,12 +18,14 @@ from hub.base.errors import InputError, given, unknown
 from hub.base.tables import Summarised, Table, literal
 from hub.base.units import parse_count, parse_experts, parse_flops, parse_hours, parse_parameters, parse_tokens
 from scaling_law.formulas.conditions import ROUNDING, Conditions, RangeCheck
+from scaling_law.formulas.repeated import Models, Repetition, saturate, size_called_for
 from scaling_law.formulas.terms import Form
-from scaling_law.size.architecture import EXPERT_VARIABLES, PARTS, VOCAB_SIZE, is_size
+from scaling_law.size.architecture import EXPERT_VARIABLES, PARTS, VOCAB_SIZE, is_parameters, is_size
 from scaling_law.size.arrays import FloatArray
 from scaling_law.size.recipe import PAPER
 
 FormulaT = TypeVar("FormulaT", bound="Formula")
+BESIDE = ("conditions", "draws", "repetition", "experts")  # fields of a law that are no coefficients
 Values: TypeAlias = ArrayLike | None  # of a variable
 
 
@@ -32,8 +34,8 @@ class Formula(Summarised):
     """What all laws share; a kind of law adds `name`, `formula` and `form`, from which its values follow.
 
     `conditions` describe the fit. `draws` are coefficients of refits, [n_draws, n_coefficients] in the order of
-    `coefficient_names()`. The variables of `form`, such as N, D and E, broadcast in every method; without E models
-    are dense.
+    `coefficient_names()`. `repetition` has what repeated tokens are worth, None the published values. The variables
+    of `form`, such as N, D and E, broadcast in every method; without E models are dense.
     """
 
     name: ClassVar[str] = ""
@@ -42,6 +44,7 @@ class Formula(Summarised):
 
     conditions: Conditions | None = field(default=None, kw_only=True, compare=False)
     draws: FloatArray | None = field(default=None, kw_only=True, compare=False)
+    repetition: Repetition | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         for name, value in self.coefficients.items():
@@ -68,7 +71,7 @@ class Formula(Summarised):
     @classmethod
     def coefficient_names(cls) -> tuple[str, ...]:
         """Names in the order of the formula and of `draws`."""
-        return tuple(f.name for f in fields(cls) if f.name not in ("conditions", "draws", "experts"))
+        return tuple(f.name for f in fields(cls) if f.name not in BESIDE)
 
     @property
     def coefficients(self) -> dict[str, float]:
@@ -84,25 +87,98 @@ class Formula(Summarised):
         """The vocabulary of this law's runs; GPT-2's 50,257 if unknown."""
         return (self.conditions and self.conditions.vocab_size) or VOCAB_SIZE
 
-    def loss(self, n_active: Values = None, tokens: Values = None, experts: Values = None, **variables: Values) -> Any:
+    def loss(
+        self,
+        n_active: Values = None,
+        tokens: Values = None,
+        experts: Values = None,
+        *,
+        unique_tokens: Values = None,
+        **variables: Values,
+    ) -> Any:
         """Predicted loss in nats per token; `variables` are the law's others, by name.
 
+        More than `unique_tokens` are repetitions: these and excess parameters count for less (`effective`).
         Text such as "1B" is read. ValueError for missing or unknown variables, shapes that do not broadcast, values
         ≤ 0 or not finite, and E < 1. Never refused, however far the question extrapolates: see `warnings` and
         `beyond_guard`.
         """
-        return self.evaluate(tuple(self.coefficients.values()), self._inputs(n_active, tokens, experts, **variables))
+        inputs = self._inputs(n_active, tokens, experts, **variables)
+        return self._loss_of(tuple(self.coefficients.values()), inputs, unique_tokens)
 
     def loss_draws(
-        self, n_active: Values = None, tokens: Values = None, experts: Values = None, **variables: Values
+        self,
+        n_active: Values = None,
+        tokens: Values = None,
+        experts: Values = None,
+        *,
+        unique_tokens: Values = None,
+        **variables: Values,
     ) -> FloatArray:
         """Losses under each of the law's draws, of shape [n_draws, ...]. ValueError if the law has none."""
+        inputs = self._inputs(n_active, tokens, experts, **variables)
+        unique = np.array(1.0) if unique_tokens is None else numbers("unique_tokens", unique_tokens)
+        shape = np.broadcast_shapes(unique.shape, *(values.shape for values in inputs.values()))
+        return np.asarray(self._loss_of(self.columns_of_draws(len(shape)), inputs, unique_tokens))
+
+    def columns_of_draws(self, dimensions: int) -> FloatArray:
+        """The draws' coefficients, [n_coefficients, n_draws, 1, …], to go with arrays of so many dimensions."""
         if self.draws is None:
             raise InputError("this law has no draws: fit it and call result.bootstrap(...)")
-        inputs = self._inputs(n_active, tokens, experts, **variables)
-        shape = np.broadcast_shapes(*(values.shape for values in inputs.values()))
-        columns = self.draws.T.reshape(len(self.coefficients), -1, *([1] * len(shape)))
-        return np.asarray(self.evaluate(columns, inputs))
+        return np.asarray(self.draws.T.reshape(len(self.coefficients), -1, *([1] * dimensions)))
+
+    def _loss_of(self, coefficients: Any, inputs: Mapping[str, FloatArray], unique_tokens: Values) -> Any:
+        if unique_tokens is None:
+            return self.evaluate(coefficients, inputs)
+        if "tokens" not in inputs:
+            raise InputError(f"unique_tokens={unique_tokens!r} goes with tokens, which were not given")
+        unique = positive("unique_tokens", unique_tokens)
+        check_shapes({**inputs, "unique_tokens": unique})
+        return self.evaluate(coefficients, self.effective(coefficients, inputs, unique))
+
+    def effective(
+        self,
+        coefficients: Any,
+        variables: Mapping[str, Any],
+        unique_tokens: Any,
+        models: Models | None = None,
+    ) -> dict[str, Any]:
+        """Replace D by D' and N by N', what they are worth where tokens repeat; broadcasts, NaN for no tokens.
+
+        Every size of a model shrinks as its N does. N stays where the law has no compute optimum. `models`: those
+        among which it is one, by the ln of a size; None: models of other sizes in the same proportions.
+        """
+        repetition = self.repetition or Repetition()
+        tokens = np.asarray(variables["tokens"], float)
+        tokens = np.where(tokens > 0, tokens, np.nan)
+        unique = np.minimum(tokens, unique_tokens)
+        called_for = self.size_called_for(coefficients, variables, unique, models)
+        sizes = [name for name in variables if is_parameters(name)]
+        share: Any = 1.0
+        if sizes:
+            size = np.asarray(variables[sizes[0]], float)
+            share = saturate(size, np.fmin(size, called_for), repetition.parameters) / size
+        worth = {name: variables[name] * share for name in sizes}
+        return {**variables, **worth, "tokens": saturate(tokens, unique, repetition.tokens)}
+
+    def size_called_for(
+        self, coefficients: Any, variables: Mapping[str, Any], tokens: FloatArray, models: Models | None = None
+    ) -> FloatArray:
+        """The first size among `variables` of the model for which `tokens` are compute-optimal, NaN for none."""
+        sizes = [name for name in variables if is_parameters(name)]
+        if not sizes or "tokens" not in self.form.variables:
+            return np.full(np.shape(tokens), np.nan)
+
+        def in_proportion(x: FloatArray) -> dict[str, Any]:
+            return {name: value * np.exp(x) if name in sizes else value for name, value in variables.items()}
+
+        shape = np.broadcast_shapes(*(np.shape(value) for value in (*variables.values(), *coefficients, tokens)))
+        return size_called_for(
+            lambda model: self.evaluate(coefficients, model),
+            models or in_proportion,
+            sizes[0],
+            np.broadcast_to(tokens, shape),
+        )
 
     @classmethod
     def evaluate(cls, coefficients: Any, inputs: Mapping[str, FloatArray]) -> Any:
@@ -160,10 +236,14 @@ class Formula(Summarised):
     ) -> RangeCheck:
         """What an answer about these models is worth. E left out means dense models, or the law's own.
 
-        For a law without E, an answer about another E than its own is not trusted.
+        For a law without E, an answer about another E than its own is not trusted. With `unique_tokens`, epochs are
+        held against those of the runs.
         """
         inputs = {"n_active": n_active, "tokens": tokens, "experts": experts, **variables}
         at: dict[str, Any] = {name: None if v is None else numbers(name, v) for name, v in inputs.items()}
+        unique = at.pop("unique_tokens", None)
+        if unique is not None and at["tokens"] is not None:
+            at["epochs"] = np.maximum(at["tokens"] / unique, 1.0)
         needs = self.variables
         if experts is None:
             at["experts"] = 1.0 if "experts" in self.form.variables else None
@@ -176,12 +256,11 @@ class Formula(Summarised):
 
         ValueError for a field that the law lacks, and for values that a law refuses.
         """
-        names = sorted((f.name for f in fields(self)), key=("conditions", "draws").__contains__)
+        names = sorted((f.name for f in fields(self)), key=BESIDE[:3].__contains__)
         for name in changes:
             if name not in names:
                 raise InputError(unknown(f"field of {type(self).__name__} ", name, names))
-        kept = ("conditions", "draws", "experts")
-        same = all(getattr(self, name) == value for name, value in changes.items() if name not in kept)
+        same = all(getattr(self, name) == value for name, value in changes.items() if name not in BESIDE)
         return replace(self, **{"draws": self.draws if same else None, **changes})
 
     def summary(self) -> Table:
@@ -193,10 +272,11 @@ class Formula(Summarised):
             ends = zip(*percentile_interval(self.draws), strict=True)
             rows = [[*row, f"{low:.5g}", f"{high:.5g}"] for row, (low, high) in zip(rows, ends, strict=True)]
         conditions = self.conditions
+        repeats = [str(self.repetition)] if self.repetition else []
         if conditions is None:
-            return Table(header, rows, title=self.formula)
+            return Table(header, rows, title=self.formula, notes=repeats)
         of_runs = (*conditions.doubts, *conditions.omitted)
-        return Table(header, rows, title=self.formula, notes=[conditions.provenance], warnings=of_runs)
+        return Table(header, rows, title=self.formula, notes=[conditions.provenance, *repeats], warnings=of_runs)
 
     def __repr__(self) -> str:
         body = ", ".join(f"{name}={value:.6g}" for name, value in self.coefficients.items())
@@ -205,6 +285,8 @@ class Formula(Summarised):
             notes.append(f"{fit.provenance}, {fit.n_runs} runs" if fit.n_runs else fit.provenance)
         if self.draws is not None:
             notes.append(f"{len(self.draws)} draws")
+        if self.repetition is not None:
+            notes.append(str(self.repetition))
         return f"{type(self).__name__}({body})" + (f"  # {'; '.join(notes)}" if notes else "")
 
 
@@ -272,8 +354,22 @@ def check_count(name: str, value: Any, least: int) -> None:
         raise InputError(f"{name}={value!r} must be an integer of at least {least}")
 
 
+def has_optimum(coefficients: tuple[Any, Any, Any, Any]) -> NDArray[np.bool_]:
+    """Whether the loss falls with both N and D, for each E of the coefficients (m, μ, n, ν)."""
+    m, mu, n, nu = (np.asarray(c) for c in coefficients)
+    return np.asarray((mu < 0) & (nu < 0) & (m > 0) & (n > 0))
+
+
 class ChinchillaForm(Formula):
     """A law that is m N^μ + n D^ν + c for each E, and so has optima."""
+
+    def size_called_for(
+        self, coefficients: Any, variables: Mapping[str, Any], tokens: FloatArray, models: Models | None = None
+    ) -> FloatArray:
+        m, mu, n, nu = self.chinchilla_of(coefficients, variables.get("experts", np.array(1.0)))
+        with np.errstate(all="ignore"):  # of coefficients without an optimum
+            log_size = (np.log(nu * n / (mu * m)) + nu * np.log(tokens)) / mu
+            return np.where(has_optimum((m, mu, n, nu)), np.exp(log_size), np.nan)
 
     def chinchilla_coefficients(self, experts: ArrayLike) -> tuple[Any, Any, Any, Any]:
         """(m, μ, n, ν) for each E of `experts`, as arrays of its shape. ValueError for an E outside the law."""

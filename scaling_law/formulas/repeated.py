@@ -1,22 +1,49 @@
 """Repeated data and excess parameters: what they are worth (Muennighoff et al. 2023, arXiv 2305.16264, Section 3).
 
-    D' = U + U R* (1 − exp(−R / R*))     R = max(D / U − 1, 0)
+    D' = U_D + U_D R*_D (1 − exp(−R_D / R*_D))     R_D = D / U_D − 1     U_D = min(D, unique tokens)
+    N' = U_N + U_N R*_N (1 − exp(−R_N / R*_N))     R_N = N / U_N − 1     U_N = min(N, N_opt(U_D))
 
-U of the D tokens are unique and R is how often they are repeated, so that D' ≤ (1 + R*) U. Any law takes D' for
-D; N' is the same for parameters, of which U_N are as many as U unique tokens call for.
+N_opt(U_D) is the size for which U_D tokens are compute-optimal by the same law. D' ≤ (1 + R*_D) U_D takes the place of
+D in any law, and N' that of N; `Formula.effective` does both.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from hub.base.errors import InputError
+from scaling_law.formulas.roots import find_root
+from scaling_law.size.arrays import FloatArray
 
 # Fitted on 182 runs of up to 9e9 parameters and 500 epochs: README of huggingface/datablations, "Parametric Fit"
 R_STAR_TOKENS, R_STAR_PARAMETERS = 15.387756, 5.309743
+
+Models = Callable[[FloatArray], Mapping[str, Any]]  # ln of a size → the variables of models of this size but tokens
+ENDS = 45.0  # of the ln of a size, between which N_opt is searched
+STEP = 3e-4  # in the ln of a size, over which a slope is taken: its error is below 1e-7 of the size
+FLAT = 1e-12  # of the loss: what it changes less over a step is rounding
+
+
+@dataclass(frozen=True)
+class Repetition:
+    """R*_D of repeated `tokens` and R*_N of excess `parameters`; by default those of Muennighoff et al. 2023."""
+
+    tokens: float = R_STAR_TOKENS
+    parameters: float = R_STAR_PARAMETERS
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < np.inf:
+                raise InputError(f"repetition: {field.name}={value!r} must be positive and finite")
+
+    def __str__(self) -> str:
+        return f"repeated data with R*_D = {self.tokens:.4g}, R*_N = {self.parameters:.4g}"
 
 
 def effective_tokens(tokens: ArrayLike, unique_tokens: ArrayLike, r_star: float = R_STAR_TOKENS) -> Any:
@@ -27,9 +54,14 @@ def effective_tokens(tokens: ArrayLike, unique_tokens: ArrayLike, r_star: float 
     for field, value in (("tokens", tokens), ("unique_tokens", unique_tokens), ("r_star", r_star)):
         if (wrong := (array := np.asarray(value))[~(array > 0)]).size:
             raise InputError(f"{field}={wrong.flat[0]:g} must be positive")
-    unique = np.asarray(unique_tokens)
-    repeats = np.maximum(np.asarray(tokens) / unique - 1.0, 0.0)
-    return np.minimum(tokens, unique) + unique * (r_star * -np.expm1(-repeats / r_star))
+    return saturate(tokens, unique_tokens, r_star)
+
+
+def saturate(value: ArrayLike, unit: ArrayLike, r_star: ArrayLike) -> Any:
+    """Count what exceeds the `unit` less, by exp(−excess / r_star units); broadcasts, nothing is checked."""
+    unique = np.asarray(unit)
+    repeats = np.maximum(np.asarray(value) / unique - 1.0, 0.0)
+    return np.minimum(value, unique) + unique * (r_star * -np.expm1(-repeats / r_star))
 
 
 def tokens_worth(effective: ArrayLike, unique_tokens: ArrayLike, r_star: float = R_STAR_TOKENS) -> Any:
@@ -38,3 +70,23 @@ def tokens_worth(effective: ArrayLike, unique_tokens: ArrayLike, r_star: float =
     with np.errstate(divide="ignore"):
         repeats = -r_star * np.log1p(-np.minimum(repeated / r_star, 1.0))
     return np.minimum(effective, unique_tokens) + np.asarray(unique_tokens) * repeats
+
+
+def size_called_for(
+    loss: Callable[[Mapping[str, Any]], Any], models: Models, size: str, tokens: FloatArray
+) -> FloatArray:
+    """N_opt: the `size` of the `models` for which these tokens are compute-optimal, NaN where there is none.
+
+    There the loss of models that spend the same 6·N·D stops falling with the size.
+    """
+
+    def slope(x: FloatArray) -> FloatArray:
+        n, below, above = models(x)[size], models(x - STEP), models(x + STEP)
+        least = loss({**below, "tokens": tokens * (n / below[size])})
+        most = loss({**above, "tokens": tokens * (n / above[size])})
+        return np.asarray((most - least) / least)
+
+    low, high = np.full(np.shape(tokens), -ENDS), np.full(np.shape(tokens), ENDS)
+    with np.errstate(all="ignore"):  # far from the runs of the law
+        turns = (slope(low) < -FLAT) & (slope(high) > FLAT)
+        return np.where(turns, models(find_root(slope, low, high))[size], np.nan)

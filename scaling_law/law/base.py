@@ -12,6 +12,7 @@ import hub  # lazy: its rooms are imported when a law is read from the Hub
 from hub.base import strict_json
 from hub.base.errors import InputError, unknown
 from scaling_law.formulas import Conditions, Formula
+from scaling_law.formulas.repeated import Repetition
 from scaling_law.law_files import FILE_NAME, FORMAT, VERSION, law_to_dict, push_law
 from scaling_law.planning.break_even import break_even
 from scaling_law.planning.design import next_runs
@@ -105,6 +106,8 @@ def law_from_dict(data: Any, source: str = "law") -> Law:
     try:
         if data.get("conditions") is not None:
             options["conditions"] = Conditions.from_dict(data["conditions"])
+        if data.get("repetition") is not None:
+            options["repetition"] = Repetition(**data["repetition"])
         if data.get("laws") is not None:
             options["laws"] = [law_from_dict(one, f"{source}: laws") for one in data["laws"]]
         return kind(**data["coefficients"], **options)

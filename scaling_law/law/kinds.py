@@ -127,7 +127,8 @@ class JointLaw(ChinchillaForm, Law):
     def to_chinchilla(self, experts: float) -> ChinchillaLaw:
         """This law for one E, in closed form, with the same conditions."""
         m, mu, n, nu = map(float, self.chinchilla_coefficients(experts))
-        law = ChinchillaLaw(m, mu, n, nu, self.c, experts=float(experts), conditions=self.conditions)
+        same: Any = {"conditions": self.conditions, "repetition": self.repetition}
+        law = ChinchillaLaw(m, mu, n, nu, self.c, experts=float(experts), **same)
         if self.draws is None:
             return law
         columns = [*self.chinchilla_of(self.draws.T, float(experts)), self.draws[:, 10]]

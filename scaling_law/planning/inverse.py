@@ -19,6 +19,9 @@ from hub.base.units import format_bytes, format_count, format_flops
 from scaling_law.formulas import ChinchillaForm, Formula
 from scaling_law.formulas.answers import ArrayAnswer
 from scaling_law.formulas.conditions import RangeCheck
+from scaling_law.formulas.law import has_optimum
+from scaling_law.formulas.repeated import Repetition, tokens_worth
+from scaling_law.formulas.roots import find_root
 from scaling_law.planning.budget import (
     WIDTHS,
     Budget,
@@ -35,13 +38,13 @@ from scaling_law.planning.optimum import (
     asked,
     asked_experts,
     compute_optimal,
-    has_optimum,
     left_out,
     no_optimum,
     optimal_widths,
     refuse_other_variables,
     searched,
     spending,
+    undiscounted,
     why_no_optimum,
 )
 from scaling_law.size.architecture import HEAD_DIM, inference_flops, total_parameters, training_flops
@@ -51,6 +54,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 ENDLESS = 1e100  # parameters or tokens whose terms are nothing beside an asymptote
+FEWEST = 1e-3  # tokens, with which no model reaches a loss
 
 
 @dataclass(frozen=True)
@@ -192,13 +196,16 @@ def reach(
     reachable = np.isfinite(width)
     at = Budget.each(np.where(reachable, spent, np.nan)).models(law, width, e, limits)
     n_active, tokens = at["n_active"], at["tokens"]
-    check = law.check(**at | {"experts": np.where(reachable, at["experts"], np.nan)})  # E for which there is a model
+    repeated: dict[str, Any] = {"unique_tokens": limits.unique_tokens}
+    named = np.where(reachable, at["experts"], np.nan)  # E for which there is a model
+    check = law.check(**at | repeated | {"experts": named})
     axes = tuple(range(width.ndim - e.ndim, width.ndim))
     lost = reachable & ~(reachable & ~check.beyond).any(axis=axes, keepdims=True)  # no E is left for this loss
     if lost.any():
-        law.check(**{name: values[lost] for name, values in at.items()}).refuse(force)
+        law.check(**{name: values[lost] for name, values in at.items()}, **repeated).refuse(force)
     without = np.unique(e[~_with_optimum(law, e)]).tolist()
     notes = left_out({e: why_no_optimum(law, e) for e in without})
+    notes += undiscounted(law, e[_with_optimum(law, e)], limits)
     if np.any(reachable & ~check.trusted) and not check.unknown:
         notes.append("rows marked not trusted lie further outside the fitted range than backtests support")
     n_total = total_parameters(width, e, vocab_size=limits.vocab_size)
@@ -221,6 +228,8 @@ def tokens_needed(
     law: Formula, coefficients: Any, loss: FloatArray, variables: Mapping[str, Any], limits: Limits
 ) -> FloatArray:
     """Training tokens with which models reach `loss`; infinite where none suffice. All broadcast."""
+    if limits.unique_tokens is not None:
+        return _repeated_tokens_needed(law, coefficients, loss, variables, limits)
     least_loss = floor(law, coefficients, variables)
     gap = loss - least_loss
 
@@ -238,7 +247,27 @@ def tokens_needed(
             if not np.any(np.abs(step) > 1e-12):
                 break
             y = excess(x)
-    return np.asarray(limits.tokens_worth(np.where(gap > 0, np.exp(x), np.inf)))
+    return np.where(gap > 0, np.exp(x), np.inf)
+
+
+def _repeated_tokens_needed(
+    law: Formula, coefficients: Any, loss: FloatArray, variables: Mapping[str, Any], limits: Limits
+) -> FloatArray:
+    """Answer `tokens_needed` where tokens repeat, by the logarithm of what they are worth: it has an end."""
+    unique, r_star = limits.unique_tokens or np.inf, (law.repetition or Repetition()).tokens
+
+    def tokens(x: FloatArray) -> FloatArray:
+        return np.asarray(tokens_worth(np.exp(x), unique, r_star))
+
+    def excess(x: FloatArray) -> FloatArray:
+        return np.log(limits.loss(law, coefficients, {**variables, "tokens": tokens(x)}) / loss)
+
+    every = (*variables.values(), *coefficients, loss)
+    low = np.full(np.broadcast_shapes(*map(np.shape, every)), np.log(FEWEST))
+    high = np.full(low.shape, np.log(unique * (1.0 + r_star)))
+    with np.errstate(all="ignore"):  # of models that never reach it
+        x = find_root(excess, low, high)
+        return np.where(np.isnan(x), np.inf, tokens(x))
 
 
 def reaching(

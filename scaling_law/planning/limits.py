@@ -13,7 +13,7 @@ from hub.base.errors import InputError
 from hub.base.tables import literal
 from hub.base.units import parse_bytes, parse_context, parse_parameters, parse_tokens
 from scaling_law.formulas import Formula
-from scaling_law.formulas.repeated import effective_tokens, tokens_worth
+from scaling_law.formulas.repeated import Models
 from scaling_law.size.architecture import (
     VOCAB_SIZE,
     Architecture,
@@ -72,8 +72,9 @@ class Limits:
     `max_parameters` limits N_total, `memory` (bytes) the weights and the key-value cache, `kv_tokens` over all
     sequences; `inference_tokens` are served over the model's life. `kv_heads_ratio` is key-value heads / heads: below
     1 for grouped queries, the parameter count left as it is. `granularity` G splits every expert into G and activates
-    G times as many, a part `shared_ratio` of them shared. More than `unique_tokens` are repetitions, worth less
-    (`formulas.repeated`). ValueError names the field, the value and what is allowed.
+    G times as many, a part `shared_ratio` of them shared. More than `unique_tokens` are repetitions: these, and the
+    parameters in excess of what the unique ones call for, are worth less (`formulas.repeated`). ValueError names the
+    field, the value and what is allowed.
     """
 
     max_parameters: float | None = None
@@ -153,17 +154,23 @@ class Limits:
         variables = variables_of_width(d_model, experts, self.granularity, self.shared_ratio, self.vocab_size)
         return variables | {"tokens": affordable_tokens(flops, variables["n_active"], self.inference_tokens)}
 
-    def worth(self, variables: Mapping[str, Any]) -> dict[str, Any]:
-        """Replace the tokens by what they are worth where they repeat `unique_tokens`."""
-        if self.unique_tokens is None:
-            return dict(variables)
-        tokens = np.asarray(variables["tokens"])
-        effective = effective_tokens(np.where(tokens > 0, tokens, 1.0), self.unique_tokens)
-        return {**variables, "tokens": np.where(tokens > 0, effective, np.nan)}
+    def loss(self, law: Formula, coefficients: Any, variables: Mapping[str, Any]) -> FloatArray:
+        """The loss of models that train on the unique tokens there are; coefficients and variables broadcast."""
+        if self.unique_tokens is not None:
+            models = self._models(variables["experts"])
+            variables = law.effective(coefficients, variables, self.unique_tokens, models)
+        return np.asarray(law.evaluate(coefficients, variables))
 
-    def tokens_worth(self, effective: FloatArray) -> Any:
-        """The tokens that are worth so many unique ones: the inverse of `worth`."""
-        return effective if self.unique_tokens is None else tokens_worth(effective, self.unique_tokens)
+    def size_called_for(
+        self, law: Formula, coefficients: Any, variables: Mapping[str, Any], tokens: Any
+    ) -> FloatArray:
+        """N_act of the models with these experts for which `tokens` are compute-optimal, NaN where there is none."""
+        return law.size_called_for(coefficients, variables, np.asarray(tokens), self._models(variables["experts"]))
+
+    def _models(self, experts: Any) -> Models:
+        """The models of one design, by ln d_model."""
+        design = self.granularity, self.shared_ratio, self.vocab_size
+        return lambda x: variables_of_width(np.exp(x), experts, *design)
 
 
 def of_law(law: Formula, variables: Mapping[str, Any]) -> dict[str, Any]:

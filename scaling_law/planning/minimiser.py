@@ -21,15 +21,17 @@ def least(
     low: float | FloatArray,
     high: float | FloatArray,
     points: int = POINTS,
+    closed: bool | NDArray[np.bool_] = False,
 ) -> FloatArray:
     """The x of the lowest minimum of `function` between `low` and `high`, [...]; NaN if it is an end.
 
-    `function` takes arrays [points, ...]; what is not finite is not chosen.
+    `function` takes arrays [points, ...]; what is not finite is not chosen. Where the interval is `closed`, the low
+    end is an answer.
     """
     x, y = minima(function, low, high, points)
     best = np.argmin(y, axis=0)[None]
     x, y = (np.take_along_axis(v, best, 0)[0] for v in (x, y))
-    return np.where(np.isfinite(y) & (x > low) & (x < high), x, np.nan)
+    return np.where(np.isfinite(y) & ((x > low) | closed) & (x < high), x, np.nan)
 
 
 def minima(

@@ -34,6 +34,7 @@ from scaling_law.planning.optimum import (
     drawn_losses,
     left_out,
     optimal_widths,
+    undiscounted,
     why_no_optimum,
 )
 from scaling_law.size.architecture import (
@@ -437,7 +438,7 @@ def optimal(
     if not inside.any():
         raise InputError(_nothing_fits(budget, e[optimum.exists], limits))
     at = budget.models(law, optimum.d_model[inside], e[inside], limits)
-    if (check := law.check(**at)).beyond.all():
+    if (check := law.check(**at, unique_tokens=limits.unique_tokens)).beyond.all():
         check.refuse(force)
     draws = drawn_losses(law, budget, at, optimum.d_model[inside], limits)
     intervals = [None if draws is None else percentile_interval(draws[:, i]) for i in range(len(at["tokens"]))]
@@ -453,7 +454,7 @@ def optimal(
         worth["accuracy"] = expected(tasks, row["loss"], intervals[i], 0.95)
         built = limits.architecture(row["d_model"], row["experts"]) if integral else None
         rows.append(OptimalRow(**row, **worth, loss_interval=intervals[i], architecture=built))
-    notes = remarks(tasks, [row.loss for row in rows])
+    notes = (*remarks(tasks, [row.loss for row in rows]), *undiscounted(law, e[inside], limits))
     if (tiny := e[inside & (optimum.free < HEAD_DIM)]).size:
         smallest = format_count(float(active_parameters(HEAD_DIM, vocab_size=limits.vocab_size)))
         note = f"E = {_listed(tiny)}: the compute optimum is smaller than d_model {HEAD_DIM} with a vocabulary of "
@@ -535,7 +536,7 @@ def _sizes(
         further["decode_seconds"] = cost
     if cluster is not None and cluster.elsewhere is not None:
         other = replace(budget, cluster=cluster.elsewhere).models(law, d, e, limits)
-        losses = zip(np.asarray(law.loss(**limits.worth(other))), loss, strict=True)
+        losses = zip(limits.loss(law, tuple(law.coefficients.values()), other), loss, strict=True)
         further["megatron_loss"] = [float(theirs) if ours - theirs > SAME else None for theirs, ours in losses]
     return further | {
         "experts": e,
@@ -563,7 +564,7 @@ def _worth(
     ramp: BatchRamp,
 ) -> dict[str, Any]:
     """The learning rate of a model, and how far law and rate extrapolate for it."""
-    check, tokens = law.check(**at), row["tokens"]
+    check, tokens = law.check(**at, unique_tokens=limits.unique_tokens), row["tokens"]
     peak = peak_rate(rates, row["d_model"], row["experts"], tokens, ramp.last_batch_tokens(tokens), limits.vocab_size)
     return {
         "learning_rate": peak.learning_rate,

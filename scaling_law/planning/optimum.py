@@ -20,7 +20,7 @@ from hub.base.errors import InputError
 from hub.base.units import format_count, format_flops, listed_experts
 from scaling_law.formulas import ChinchillaForm, Formula
 from scaling_law.formulas.answers import ArrayAnswer, span
-from scaling_law.formulas.law import numbers, positive
+from scaling_law.formulas.law import has_optimum, numbers, positive
 from scaling_law.planning.budget import Budget
 from scaling_law.planning.limits import LimitFields, Limits, of_law
 from scaling_law.planning.minimiser import least, minima
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 Models = Callable[[Any], tuple[Any, Any, Any]]  # d_model → N_act, D, and what is to be least, such as the loss
+TIE = 1e-13  # of the loss, per factor e of the width
 MOST_REASONS = 6  # E of which each has a sentence of its own
 
 
@@ -165,7 +166,9 @@ def optimal_widths(
         free = np.asarray(width_of_active(n_active, limits.vocab_size))
         optimum = _settled(models, free, free[None], limit, integral)
     else:
-        optimum = searched(models, budget.widths(limits), limit, integral)
+        # What few unique tokens call for may lie below the widths that are searched.
+        closed = np.isfinite(_called_for(law, columns, e, limits)) if limits.unique_tokens else False
+        optimum = searched(models, budget.widths(limits), limit, integral, closed)
     if coefficients is None and not optimum.exists.any():
         raise InputError(no_optimum(law, e, optimum.exists))
     return optimum
@@ -177,20 +180,31 @@ def spending(law: Formula, coefficients: Any, experts: FloatArray, budget: Budge
     def models(d_model: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
         at = budget.variables(d_model, experts, limits)
         with np.errstate(all="ignore"):  # of tokens below 0
-            loss = law.evaluate(coefficients, limits.worth(at))
+            loss = limits.loss(law, coefficients, at)
+        if limits.unique_tokens:  # endless epochs are worth no more: of models of equal loss the smallest is best
+            loss = loss * (1.0 + TIE * np.log(d_model))
         return at["n_active"], at["tokens"], np.where(at["tokens"] > 0, loss, np.nan)
 
     return models
 
 
-def searched(models: Models, widths: tuple[Any, Any], limit: FloatArray, integral: bool = False) -> WidthOptimum:
-    """The optimum of any models between two `widths`: the best of their minima, and of those within the `limit`."""
+def searched(
+    models: Models,
+    widths: tuple[Any, Any],
+    limit: FloatArray,
+    integral: bool = False,
+    closed: bool | NDArray[np.bool_] = False,
+) -> WidthOptimum:
+    """The optimum of any models between two `widths`: the best of their minima, and of those within the `limit`.
+
+    Where `closed`, it may be the least of the widths.
+    """
 
     def value(x: FloatArray) -> FloatArray:
         return models(np.exp(x))[2]
 
     low, high = (np.broadcast_to(np.log(end), limit.shape) for end in widths)
-    free = np.exp(least(value, low, high))
+    free = np.exp(least(value, low, high, closed=closed))
     within = free[None]
     if integral or not np.all((free >= HEAD_DIM) & (free <= limit)):
         largest = np.log(np.clip(limit, HEAD_DIM, np.maximum(widths[1], HEAD_DIM)))
@@ -273,25 +287,19 @@ def drawn_losses(
     The draws of the two are independent: whichever has fewer is repeated.
     """
     if budget.cluster is None or budget.cluster.throughput.draws is None:
-        return None if law.draws is None else law.loss_draws(**limits.worth(at))
+        return None if law.draws is None else limits.loss(law, law.columns_of_draws(1), at)
     tokens = budget.cluster.tokens(limits.widths(d_model, at["experts"]), budget.seconds, drawn=True)
     every = coefficients_of(law)
     coefficients = every[:, 1:] if law.draws is not None else every
     i = np.arange(max(len(tokens), coefficients.shape[1]))
     drawn = {**at, "tokens": tokens[i % len(tokens)]}
-    return np.asarray(law.evaluate(coefficients[:, i % coefficients.shape[1]], limits.worth(drawn)))
+    return limits.loss(law, coefficients[:, i % coefficients.shape[1]], drawn)
 
 
 def coefficients_of(law: Formula) -> FloatArray:
     """The law's own coefficients and those of its draws, [n_coefficients, 1 + n_draws, 1]."""
     every = np.array([[*law.coefficients.values()], *(() if law.draws is None else law.draws)])
     return np.asarray(every.T[..., None])
-
-
-def has_optimum(coefficients: tuple[Any, Any, Any, Any]) -> NDArray[np.bool_]:
-    """Whether the loss falls with both N and D, for each E of the coefficients (m, μ, n, ν)."""
-    m, mu, n, nu = (np.asarray(c) for c in coefficients)
-    return np.asarray((mu < 0) & (nu < 0) & (m > 0) & (n > 0))
 
 
 def why_no_optimum(law: Formula, experts: float) -> str:
@@ -301,6 +309,24 @@ def why_no_optimum(law: Formula, experts: float) -> str:
     _, mu, _, nu = (float(c) for c in law.chinchilla_coefficients(experts))
     rising = [f"{name} (exponent {power:+.3g})" for name, power in (("N_act", mu), ("D", nu)) if power >= 0]
     return f"the loss does not fall with {' or with '.join(rising) or 'N_act and D'}"
+
+
+def undiscounted(law: Formula, experts: ArrayLike, limits: Limits) -> list[str]:
+    """Name the E for which `unique_tokens` discount tokens alone, as the law has no compute optimum there."""
+    if limits.unique_tokens is None:
+        return []
+    e = np.atleast_1d(np.asarray(experts, float))
+    without = e[np.isnan(_called_for(law, tuple(law.coefficients.values()), e, limits))]
+    if not without.size:
+        return []
+    names = ", ".join(listed_experts(without.tolist()))
+    return [f"E = {names}: without a compute optimum, unique_tokens discount repeated tokens but no excess parameters"]
+
+
+def _called_for(law: Formula, coefficients: Any, experts: FloatArray, limits: Limits) -> FloatArray:
+    """Find the N_act that the unique tokens call for at each E, NaN where the law has no compute optimum."""
+    at = limits.variables(float(HEAD_DIM), experts, 1.0)
+    return limits.size_called_for(law, coefficients, at, limits.unique_tokens)
 
 
 def left_out(reasons: Mapping[float, str]) -> list[str]:

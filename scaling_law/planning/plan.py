@@ -256,7 +256,7 @@ def plan(
     rates = row.learning_rate_from
     assert rates is not None  # of every answer
     at = of_law(law, architecture.variables() | {"tokens": float(tokens)})
-    worth = table.limits.worth(at)
+    loss = partial(table.limits.loss, law, variables=at)
     warnings, told = (*passed_over, *table.loss_warnings), cluster or _usual(architecture, ramp)
     seconds, time, placement, megatron = float(told.seconds(architecture, float(total))), None, None, None
     rate: dict[str, Any] = {
@@ -292,8 +292,8 @@ def plan(
         warmup_tokens=warmup,
         decay_tokens=_decay_tokens(ramp, tokens),
         **rate,
-        loss=float(law.loss(**worth)),
-        loss_interval=percentile_interval(law.loss_draws(**worth)) if law.draws is not None else None,
+        loss=float(loss(tuple(law.coefficients.values()))),
+        loss_interval=percentile_interval(loss(law.columns_of_draws(0))) if law.draws is not None else None,
         training_flops=architecture.training_flops(tokens),
         total_tokens=total,
         total_flops=architecture.training_flops(total),
@@ -308,7 +308,7 @@ def plan(
         time=time,
         placement=placement,
         megatron=megatron,
-        check=law.check(**at),
+        check=law.check(**at, unique_tokens=table.limits.unique_tokens),
     )
 
 

@@ -112,7 +112,12 @@ PARTS = {"density", "sparsity", "activation_ratio", "shared_ratio"}  # of a whol
 
 def is_size(variable: str) -> bool:
     """Whether a variable of a law counts parameters or tokens, with which a loss falls."""
-    return variable == "tokens" or variable.startswith("n_")
+    return variable == "tokens" or is_parameters(variable)
+
+
+def is_parameters(variable: str) -> bool:
+    """Whether a variable of a law counts parameters."""
+    return variable.startswith("n_")
 
 
 def width_of_active(n_active: ArrayLike, vocab_size: float = VOCAB_SIZE) -> Any:

@@ -27,6 +27,8 @@ COSTS = {"memory": 24e9, "kv_tokens": 16_384, "inference_tokens": 1e10}
     [
         ("ludziejewski", 2.3, EXPERTS, COSTS),
         ("ludziejewski", 2.4, [1, 8], {"unique_tokens": 5e9}),
+        ("ludziejewski", 2.6, [1, 8], HOURS | {"unique_tokens": 5e9}),
+        ("abnar", 2.4, [1, 16], {"unique_tokens": 3e10}),
         ("ludziejewski", 2.6, [1, 8], HOURS | {"memory": "4GB"}),
         ("abnar", 2.4, [1, 16], {"inference_tokens": 1e10}),
         ("abnar", 2.4, [16], HOURS),

@@ -1,0 +1,80 @@
+"""Forecasts from runs that repeat tokens, which count as what they are worth."""
+
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from scaling_law import StackLaw, forecast, stack_laws
+from scaling_law.commands.cli import app
+from tests.scaling_law.fitting.test_repetition import TRUTH, repeated_runs
+
+AT = {"n_active": 6e9, "tokens": 8e11}
+KINDS = ("chinchilla", "prior")
+
+
+@pytest.fixture(scope="module")
+def runs():
+    return repeated_runs(noise=0.003)
+
+
+def test_models_are_forecast_on_the_tokens_they_repeat(runs):
+    asked = [{**AT, "unique_tokens": "20B"}, {**AT, "epochs": 8}, AT]
+    answer = forecast(runs, asked, kinds=KINDS, unique_tokens="unique_tokens")
+    assert [row["unique_tokens"] for row in answer.rows] == [2e10, 1e11, 8e11]
+    truth = TRUTH.loss(AT["n_active"], AT["tokens"], unique_tokens=[2e10, 1e11, 8e11])
+    for row, loss in zip(answer.rows, truth, strict=True):
+        assert row["loss"] == pytest.approx(loss, abs=0.03)
+        assert row["low"] < loss < row["high"]
+        assert (row["n_active"], row["tokens"]) == (6e9, 8e11)
+    assert any(warning.startswith("the laws count repeated data with R*_D = ") for warning in answer.warnings)
+    assert forecast(runs, AT, kinds=KINDS, epochs="epochs").rows[0]["loss"] == answer.rows[2]["loss"]
+    assert np.isfinite(np.array(answer.fans)).all()
+
+
+def test_runs_that_repeat_are_told_so(runs):
+    answer = forecast(runs, AT, kinds=KINDS)
+    assert any(
+        "tokens repeat, up to 40 epochs" in warning and "--unique-tokens" in warning for warning in answer.warnings
+    )
+    with pytest.raises(ValueError, match="give one of them for a model"):
+        forecast(runs, {**AT, "epochs": 2, "unique_tokens": 1e9}, kinds=KINDS, unique_tokens="unique_tokens")
+
+
+def test_a_stack_keeps_what_repeated_tokens_are_worth(runs, tmp_path):
+    law = stack_laws(runs, kinds=KINDS, unique_tokens="unique_tokens")
+    law.save_pretrained(tmp_path)
+    loaded = StackLaw.from_pretrained(tmp_path)
+    assert loaded.repetition == law.repetition
+    assert law.repetition.tokens == pytest.approx(8.0, rel=0.1)
+    assert law.conditions.rmse < 0.02
+    truth = TRUTH.loss(2e9, 8e10, unique_tokens=5e9)
+    assert loaded.loss(2e9, 8e10, unique_tokens=5e9) == pytest.approx(truth, abs=0.03)
+    row = loaded.optimal(1e21, [1], unique_tokens="5B", force=True).best
+    assert row.loss == pytest.approx(TRUTH.optimal(1e21, [1], unique_tokens="5B", force=True).best.loss, abs=0.03)
+
+
+def test_in_the_shell(runs, tmp_path):
+    table = tmp_path / "runs.csv"
+    runs.to_pandas().to_csv(table, index=False)
+    command = [
+        "forecast",
+        str(table),
+        "--loss",
+        "loss",
+        "--n-active",
+        "6B",
+        "--tokens",
+        "800B",
+        "--kinds",
+        "chinchilla",
+    ]
+    repeats = ["--unique-tokens", "unique_tokens", "--at-unique-tokens", "20B"]
+    done = CliRunner().invoke(app, [*command, *repeats, "--json"])
+    row = json.loads(done.stdout)["rows"][0]
+    assert row["unique_tokens"] == 2e10
+    assert row["loss"] == pytest.approx(TRUTH.loss(6e9, 8e11, unique_tokens=2e10), abs=0.03)
+    alone = CliRunner().invoke(app, [*command, "--at-unique-tokens", "20B"])
+    assert alone.exit_code == 2
+    assert "--at-unique-tokens goes with --unique-tokens or --epochs" in alone.output.replace("\n", " ")
