@@ -72,7 +72,8 @@ def _decomposed(jacobian: FloatArray) -> tuple[FloatArray, FloatArray, FloatArra
     """The norms of the columns, and the singular values and right singular vectors once scaled by these."""
     scale = np.linalg.norm(jacobian, axis=0)
     scale = np.where(scale > 0, scale, 1.0)
-    _, singular, rotation = np.linalg.svd(jacobian / scale, full_matrices=True)
+    # All left vectors would be a matrix of rows × rows; all right ones come without them where there are enough rows.
+    _, singular, rotation = np.linalg.svd(jacobian / scale, full_matrices=len(jacobian) < len(scale))
     return scale, np.concatenate([singular, np.zeros(len(scale) - len(singular))]), rotation
 
 
