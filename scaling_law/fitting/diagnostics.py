@@ -26,6 +26,7 @@ Mask = NDArray[np.bool_]
 RESOLUTION = {SLOPE: 0.05, BY_DESIGN: 0.5, INTERACTION: 0.03, SIZE: 1.0, CONSTANT: 0.7, OUTER: 0.3, TRANSFORM: 0.7}
 RANK_TOLERANCE = 1e-7  # singular values this much below the largest count as zero
 CORE = 0.7  # the part of the runs that the trimmed fit rests on
+SAMPLED = 4096  # runs, at most, that the trimmed fit is searched on
 HALVES = 16  # random halves of the runs that the trimmed fit also starts from
 MOST = 0.3  # if a larger part of the runs is suspicious, the law or the table is wrong
 TAIL = 1e-6  # two-sided probability, in Student's t, beyond which a run is suspicious
@@ -140,7 +141,7 @@ def omitted_variables(problem: Problem, theta: FloatArray, runs: Runs, errors: F
         if not np.isfinite(values).all() or _distinct(*tested) == _distinct(*tested, values):
             continue
         tested.append(values)
-        means = {value: float(errors[used][values == value].mean()) for value in np.unique(values).tolist()}
+        means = _means(values, errors[used])
         x = np.log(values) if min(means) > 0 else values
         x = (x - x.mean()) / x.std()
         more = np.column_stack([columns, x[:, None] ** np.arange(1, min(len(means), 3))])
@@ -158,6 +159,13 @@ def omitted_variables(problem: Problem, theta: FloatArray, runs: Runs, errors: F
         columns = more
         sentences.append(f"{label} varies in the runs but not in this law{said}")
     return tuple(sentences)
+
+
+def _means(values: FloatArray, errors: FloatArray) -> dict[float, float]:
+    """The mean error of each value [n]."""
+    distinct, place = np.unique(values, return_inverse=True)
+    means = np.bincount(place, errors) / np.bincount(place)
+    return dict(zip(distinct.tolist(), means.tolist(), strict=True))
 
 
 def _distinct(*columns: FloatArray) -> int:
@@ -196,7 +204,12 @@ def find_outliers(problem: Problem, theta: FloatArray) -> Outliers:
     if np.all((np.abs(residual) <= SMALLEST)[used] | (one_sided & (residual > 0))[used]):
         return Outliers(np.zeros_like(used), residual, theta, False)
     problem = problem.with_constant_below(float(np.quantile(loss[used], MOST)))  # a bad run must not limit it
-    kept, theta = _core(problem, theta, weight)
+    sample = problem.sample(SAMPLED)
+    kept, theta = _core(sample, theta)
+    if sample is not problem:
+        measured = problem.measured
+        nearest, _ = _nearest(problem, theta[None], measured, int(np.ceil(CORE * measured.sum())))
+        kept = nearest[0] | (used & ~measured)
     for _ in range(20):
         deviation, limit = _judge(problem, theta, kept)
         agree = used & ((np.abs(deviation) <= limit) | (one_sided & (deviation > 0)))
@@ -207,8 +220,9 @@ def find_outliers(problem: Problem, theta: FloatArray) -> Outliers:
     return Outliers(suspicious, deviation, theta, bool(suspicious.sum() > MOST * used.sum()))
 
 
-def _core(problem: Problem, theta: FloatArray, weight: FloatArray) -> tuple[Mask, FloatArray]:
+def _core(problem: Problem, theta: FloatArray) -> tuple[Mask, FloatArray]:
     """The runs [n] of the best trimmed fit, one-sided ones included, and that fit."""
+    weight = problem.objective.weight
     used, free = problem.measured, int(np.sum(problem.lower < problem.upper))
     bounds = problem.used & ~used
     count = int(used.sum())

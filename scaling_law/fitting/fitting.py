@@ -19,7 +19,7 @@ from hub.base.tables import Table
 from scaling_law.figures.law_figures import predicted_against_observed
 from scaling_law.fitting.diagnostics import MOST, design_problems, examine, find_outliers, omitted_variables
 from scaling_law.fitting.prior import Prior, read_prior, under
-from scaling_law.fitting.problem import Problem, make_problem, start_points, variables_of
+from scaling_law.fitting.problem import BATCH, Problem, make_problem, start_points, variables_of
 from scaling_law.fitting.rolling import Losses, Ranking, rolling_origin
 from scaling_law.fitting.solver import Solutions
 from scaling_law.fitting.uncertainty import Bootstrap, bootstrap
@@ -41,7 +41,8 @@ HELD: dict[str, Any] = {"hold_transform": True, "max_iterations": 60, "tolerance
 LEAVE_OUT = 'outliers="set_aside" leaves them out'
 ALL = "all"  # kinds of laws
 NO_CUT = "no cut of compute leaves six runs of three sizes below it"
-BATCH = 128  # starts solved together: arrays of 128 × runs stay in the processor's cache
+SEARCHED = 4096  # runs, at most, that starts are searched on; the best `FINALISTS` end on all runs
+FINALISTS = 8
 MANY = 1000  # starts, of which those that share a basin are solved once
 
 
@@ -365,7 +366,7 @@ def fit(
         problem, theta = under(prior, problem, theta)
     search = {"n_starts": len(theta), "prior": problem.settings.prior}
     if isinstance(starts, str):
-        final = _two_stages(problem, theta, release or (256 if starts == "paper" else 64), progress)
+        final = _searched(problem, theta, release or (256 if starts == "paper" else 64), progress)
     else:
         final = _released(problem, theta)
     far = find_outliers(problem, final.theta[0])
@@ -425,13 +426,21 @@ def _best_kind(runs: Runs, options: Mapping[str, Any]) -> FitResult[Law]:
 
 
 def _released(problem: Problem, theta: FloatArray) -> Solutions:
-    return Solutions.sorted(problem.solve(theta, max_iterations=1000, tolerance=1e-12))
+    parts = (problem.solve(batch, max_iterations=1000, tolerance=1e-12) for batch in _batches(problem, theta))
+    return Solutions.sorted(*parts)
 
 
 def _agree(final: Solutions, problem: Problem) -> int:
     """How many starts reached the lowest objective."""
     best = float(final.cost.min())
     return int(np.sum(np.abs(final.cost - best) <= best * AGREEMENT + 10.0 * problem.floor))
+
+
+def _searched(problem: Problem, theta: FloatArray, release: int, progress: bool) -> Solutions:
+    """The best of the starts θ [S, p] on all runs, of many runs after a search on a sample of them."""
+    sample = problem.sample(SEARCHED)
+    final = _two_stages(sample, theta, release, progress)
+    return final if sample is problem else _released(problem, final.theta[:FINALISTS])
 
 
 def _two_stages(problem: Problem, theta: FloatArray, release: int, progress: bool) -> Solutions:
@@ -454,14 +463,14 @@ def _first_stage(problem: Problem, theta: FloatArray, progress: bool) -> Solutio
         groups = [theta[index.ravel() == i] for i in range(len(shared))]
     parts: list[Solutions] = []
     with progress_line("fit", len(theta), "starts", progress) as advance:
-        for batch in (batch for group in groups for batch in _batches(group)):
+        for batch in (batch for group in groups for batch in _batches(problem, group)):
             parts.append(problem.solve(batch, **HELD))
             advance(len(batch), f"objective {min(float(part.cost.min()) for part in parts):.4g}")
     return Solutions.sorted(*parts)
 
 
-def _batches(theta: FloatArray) -> list[FloatArray]:
-    return [theta[i : i + BATCH] for i in range(0, len(theta), BATCH)]
+def _batches(problem: Problem, theta: FloatArray) -> list[FloatArray]:
+    return [theta[i : i + problem.batch] for i in range(0, len(theta), problem.batch)]
 
 
 def distinct_starts(problem: Problem, theta: FloatArray) -> NDArray[np.bool_]:
@@ -473,14 +482,14 @@ def distinct_starts(problem: Problem, theta: FloatArray) -> NDArray[np.bool_]:
     """
     if len(theta) <= MANY or np.ptp(theta[:, problem.objective.first_transform :], axis=0).any():
         return np.ones(len(theta), bool)
-    steps = [problem.solve(batch, **HELD | {"max_iterations": 1}) for batch in _batches(theta)]
+    steps = [problem.solve(batch, **HELD | {"max_iterations": 1}) for batch in _batches(problem, theta)]
     points, last = (np.concatenate([getattr(part, name) for part in steps]) for name in ("theta", "cost"))
     lowest = np.argsort(last, kind="stable")[:BATCH]
     best = Solutions.sorted(problem.solve(theta[lowest], **HELD))
     falls = last >= best.cost[0]
     for part in (0.25, 0.5, 0.75):
         way = points + part * (best.theta[0] - points)
-        cost = np.concatenate([problem.objective.evaluate(p, hold_transform=True).cost for p in _batches(way)])
+        cost = np.concatenate([problem.objective.evaluate(p, hold_transform=True).cost for p in _batches(problem, way)])
         falls &= cost <= last
         last = cost
     falls[lowest] = False  # the best itself, and others for it to agree with

@@ -14,6 +14,7 @@ A one-sided run is an upper bound: an untuned run's loss is at least that of the
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -115,6 +116,17 @@ class Objective:
     def distances(self) -> dict[str, str]:
         """What is fitted as its logarithm for each parameter of a transform, in words."""
         return {p.name: f"{p.name} − {self.follows.get(p.name, f'{p.floor:g}')}" for p in self.form.parameters}
+
+    def of_rows(self, rows: NDArray[np.intp]) -> Objective:
+        """Sum over these runs alone; θ keeps its meaning."""
+        part = copy.copy(self)
+        part.target = self.target[rows]
+        part.weight = self.weight[rows]
+        part.one_sided = self.one_sided[rows]
+        part.logs = {name: column[rows] for name, column in self.logs.items()}
+        part.grids = [(distinct, index[rows]) for distinct, index in self.grids]
+        part._last = None
+        return part
 
     def reference_logs(self) -> dict[str, FloatArray]:
         """All logarithms [n], of transforms at their first start."""

@@ -35,6 +35,8 @@ from scaling_law.law import LAWS, Law
 from scaling_law.runs.table import Runs, RunsError
 from scaling_law.size.arrays import FloatArray
 
+BATCH = 128  # starts solved together: arrays of 128 × runs stay in the processor's cache
+CELLS = 1_000_000  # starts × runs, at most, that are solved together
 C_BOX = 1e-6  # smallest c, as a part of the lowest loss
 # Keeps degenerate data and resamples from running to infinity, for coefficients of centred (True) and plain features:
 # of the logarithms of scales and outer exponents, else of the coefficients themselves.
@@ -90,6 +92,22 @@ class Problem:
         here = [name in free for name in self.objective.names]
         return replace(self, upper=np.where(here, np.log(loss), self.upper))
 
+    def sample(self, most: int) -> Problem:
+        """The problem of at most about `most` of the runs used, spread evenly over models, with all extremes.
+
+        Bounds stay those of all runs. The problem itself where it has no more runs than that.
+        """
+        used = np.flatnonzero(self.used)
+        if len(used) <= most:
+            return self
+        values = [column[used] for name, column in self.columns.items() if name != "weight"]
+        order = np.lexsort(values)
+        even = order[np.linspace(0, len(order) - 1, most).astype(int)]
+        extremes = [end for column in values for end in (np.argmin(column), np.argmax(column))]
+        rows = used[np.unique(np.append(even, extremes))]
+        columns = {name: column[rows] for name, column in self.columns.items()}
+        return replace(self, objective=self.objective.of_rows(rows), columns=columns)
+
     def without(self, aside: NDArray[np.bool_]) -> Problem:
         """The problem without the runs of the mask [n]: their weight is 0, and c may lie above their losses."""
         kept = self.used & ~aside
@@ -115,6 +133,11 @@ class Problem:
             return self.objective.evaluate(points, weights, hold_transform=hold_transform, rows=rows)
 
         return minimise(evaluate, theta, lower, upper, floor=self.floor, **options)
+
+    @property
+    def batch(self) -> int:
+        """How many starts to solve together: their arrays of starts × runs stay small."""
+        return int(np.clip(CELLS // max(len(self.objective.target), 1), 1, BATCH))
 
 
 def make_problem(

@@ -19,8 +19,6 @@ from scaling_law.law import Law
 from scaling_law.runs.table import Runs
 from scaling_law.size.arrays import FloatArray
 
-CHUNK = 128  # resamples per batch
-
 
 @dataclass(frozen=True, repr=False)
 class Bootstrap(ResultTable):
@@ -102,8 +100,6 @@ def bootstrap(
     """
     check_count("n_resamples", n_resamples, 2)
     fitted, objective = runs.subset(problem.used), copy.copy(problem.objective)
-    counts = np.zeros((n_resamples, len(runs)))
-    counts[:, problem.used] = cluster_counts(fitted, n_resamples, seed)
     n_fitted = float(sum(name not in problem.settings.fixed for name in law.coefficients))
     penalty, refits = objective.penalty, []
     if penalty is not None:
@@ -112,10 +108,12 @@ def bootstrap(
         n_fitted = float(np.trace(np.linalg.solve(curvature + rows.T @ rows, curvature)))
         penalty = penalty.drawn(theta @ objective.to_natural.T, n_resamples, seed)
     problem = replace(problem, objective=objective)
+    rng = np.random.default_rng(seed)
     with progress_line("bootstrap", n_resamples, "resamples", progress) as advance:
-        for first in range(0, n_resamples, CHUNK):
-            part = slice(first, first + CHUNK)
-            weight = counts[part] * objective.weight
+        for first in range(0, n_resamples, problem.batch):
+            part = slice(first, min(first + problem.batch, n_resamples))
+            weight = np.zeros((part.stop - first, len(runs)))
+            weight[:, problem.used] = cluster_counts(fitted, len(weight), rng) * objective.weight[problem.used]
             objective.penalty = None if penalty is None else penalty.take(part)
             start = np.tile(theta, (len(weight), 1))
             refits.append(problem.solve(start, weight, max_iterations=200, tolerance=1e-9))
@@ -128,8 +126,8 @@ def bootstrap(
     )
 
 
-def cluster_counts(runs: Runs, n_resamples: int, seed: int) -> FloatArray:
-    """How often each run occurs in each resample, [n_resamples, n]."""
+def cluster_counts(runs: Runs, n_resamples: int, seed: int | np.random.Generator) -> FloatArray:
+    """How often each run occurs in each resample, [n_resamples, n]; a generator goes on where it was."""
     clusters, index = np.unique(runs.trunk, return_inverse=True)
     if len(clusters) < 2:
         raise InputError(f"{len(clusters)} trunk: at least two independent trunks are needed to resample them")

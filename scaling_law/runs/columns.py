@@ -14,7 +14,7 @@ from hub.base.arithmetic import Arithmetic
 from hub.base.errors import InputError, unknown
 from hub.base.tables import literal
 from hub.base.units import UNKNOWN
-from scaling_law.runs.rows import Row, RunsError, is_missing, label, number
+from scaling_law.runs.rows import Row, RunsError, is_missing, label, names_of, number
 
 Column = str | float | Callable[[Row], Any]
 # Our name → what the paper, our own tables and cards call it. N is none of them: other labs count it in other ways.
@@ -61,8 +61,10 @@ def aliases_of(present: Collection[str]) -> dict[str, str]:
 def with_counts(row: Row) -> Row:
     """The row with sizes, tokens and experts that are texts, such as "80M", as numbers; "–" is missing."""
     texts = {name: row[name] for name in COUNTS if isinstance(row.get(name), str)}
+    if not texts:
+        return row
     values = {name: None if text.strip() == UNKNOWN else number(text) or text for name, text in texts.items()}
-    return {**row, **values} if values else row
+    return {**row, **values}
 
 
 def with_columns(rows: Sequence[Row], columns: Mapping[str, Column], origin: str) -> tuple[list[Row], dict[int, str]]:
@@ -72,7 +74,7 @@ def with_columns(rows: Sequence[Row], columns: Mapping[str, Column], origin: str
     and for a column that the table does not have.
     """
     extended, failed = [dict(row) for row in rows], dict[int, str]()
-    present = {name for row in rows for name in row}
+    present = {*names_of(rows)}
     for name, column in columns.items():
         definition = f"column {name}={getattr(column, '__name__', None) or literal(column)}"
         evaluate = _function(column, present, f"{origin}: {definition}")

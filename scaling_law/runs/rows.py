@@ -70,12 +70,23 @@ def label(i: int, row: Row) -> str:
     return f"row {i} ({row_name(i, row)})"
 
 
+def names_of(rows: Iterable[Row]) -> list[str]:
+    """List the columns that any row has, in the order in which they first appear.
+
+    Most rows of a table have the same columns, so that few sets of names are looked into.
+    """
+    headers = dict.fromkeys(map(tuple, rows))
+    return list(dict.fromkeys(name for header in headers for name in header))
+
+
 def is_missing(value: Any) -> bool:
     return value is None or (isinstance(value, float) and value != value)
 
 
 def number(value: Any) -> float | None:
     """The value as a float, a text such as "80M", too; None for anything else, booleans included."""
+    if type(value) is float:  # nearly all cells of a large table
+        return value
     if isinstance(value, bool) or value is None:
         return None
     try:
@@ -88,9 +99,13 @@ def number(value: Any) -> float | None:
 
 def whole(row: Row, *names: str) -> list[int] | None:
     """These fields as integers of at least 1; None unless all of them are."""
-    numbers = [number(row.get(name)) for name in names]
-    integers = [int(value) for value in numbers if value is not None and value >= 1 and value.is_integer()]
-    return integers if len(integers) == len(names) else None
+    integers = []
+    for name in names:
+        value = number(row.get(name))
+        if value is None or value < 1 or not value.is_integer():
+            return None
+        integers.append(int(value))
+    return integers
 
 
 def numeric_columns(rows: Sequence[Row]) -> dict[str, FloatArray]:
@@ -101,7 +116,7 @@ def numeric_columns(rows: Sequence[Row]) -> dict[str, FloatArray]:
     """
     flat = [flattened(row) for row in rows]
     columns = {}
-    for name in dict.fromkeys(name for row in flat for name in row):
+    for name in names_of(flat):
         values = [row.get(name) for row in flat]
         kinds = {type(value) for value in values if value is not None}
         if kinds and all(issubclass(kind, (int, float, np.number)) and kind is not bool for kind in kinds):
@@ -113,6 +128,8 @@ def numeric_columns(rows: Sequence[Row]) -> dict[str, FloatArray]:
 
 def flattened(row: Row) -> Row:
     """The row with the fields of nested objects as columns, such as `optimizer_name`."""
+    if dict not in map(type, row.values()):
+        return row
     nested = {name: value for name, value in row.items() if isinstance(value, dict)}
     parts = {f"{name}_{key}": inner for name, value in nested.items() for key, inner in value.items()}
-    return {name: value for name, value in row.items() if name not in nested} | parts if nested else row
+    return {name: value for name, value in row.items() if name not in nested} | parts

@@ -28,6 +28,7 @@ from scaling_law.runs.rows import (
     is_loss,
     is_missing,
     label,
+    names_of,
     number,
     numeric_columns,
     read_rows,
@@ -300,7 +301,8 @@ def load_runs(
     left = [f"{row['run_id']} is {row['status']}" for row in rows if tracked and status not in (None, row["status"])]
     loss = _loss_column(origin, [rows[i] for i in selected], loss, aliases, shown)
     tuned = ("seed", *RATES, "schedule", "schedule_peak_learning_rate")  # the last as in runs.parquet
-    settings = [name for name in tuned if any(name in row for row in rows)]
+    present = {*names_of(rows)}
+    settings = [name for name in tuned if name in present]
     also = ["ids"] + ["sizes"] * (public is None and "n_active" not in columns) + ["units"] * tracked
     wrong = _problems(rows, selected, loss, settings, also)
     wrong = [failed.get(i) or problem for i, problem in zip(selected, wrong, strict=True)]
@@ -344,7 +346,7 @@ def _with_our_columns(
 ) -> tuple[list[Row], Mapping[str, str], dict[int, str]]:
     """Rows with the columns asked for and those of other names, these names, and what is wrong with single rows."""
     rows = in_terms_of_laws(rows)
-    present = {name for row in rows for name in row}
+    present = {*names_of(rows)}
     aliases = {} if public else {name: alias for name, alias in aliases_of(present).items() if name not in columns}
     mapping: dict[str, Column] = {**aliases, **columns}
     rows, failed = with_columns(rows, mapping, origin) if mapping else (rows, {})
@@ -357,7 +359,7 @@ def recognised(source: Any) -> tuple[list[str], dict[str, str]]:
     RunsError where the table cannot be read.
     """
     rows = in_terms_of_laws(read_rows(source).rows)
-    present = list(dict.fromkeys(name for row in rows for name in row))
+    present = names_of(rows)
     aliases = aliases_of(present)
     columns = {name: name if name in present else aliases.get(name, "") for name in _INPUTS}
     loss, _ = _obvious_loss([*present, *aliases])
@@ -414,7 +416,7 @@ def _loss_column(
     origin: str, rows: list[Row], loss: str | None, aliases: Collection[str] = (), shown: str = ""
 ) -> str:
     """The name of the loss column; RunsError if any needed column is missing, listing those that are no `aliases`."""
-    present = sorted({name for row in rows for name in row})
+    present = sorted(names_of(rows))
     if loss is None:
         loss, losses = _obvious_loss(present)
         if losses and not loss:
@@ -433,9 +435,9 @@ def _problems(
     rows: Sequence[Row], at: Sequence[int], loss: str, settings: Sequence[str], also: Collection[str] = ()
 ) -> list[str]:
     """What is wrong with each of the rows `at`, "" if nothing; "ids", "sizes" and "units" are checked `also`."""
-    problems, seen = [], dict[Any, str]()
+    problems, seen = [], dict[Any, int]()
     for i in at:
-        row, name_of_row = rows[i], label(i, rows[i])
+        row = rows[i]
         values = {name: number(row.get(name)) for name in (*_INPUTS, loss)}
         wrong = [
             f"{name}={literal(row.get(name))} must be {'at least 1' if name == 'experts' else 'positive and finite'}"
@@ -453,9 +455,11 @@ def _problems(
             for same in [key for key in keys if key in seen][:1]:
                 name = next((name for name in ("id", "run_id") if row.get(name) and name != same[0]), None)
                 hint = f"; where='{name} != {row[name]}' leaves this one out" if name else ""
-                wrong = [f"duplicate of {seen[same]} (same {same[0]}{hint})"]
-            seen |= dict.fromkeys(keys, name_of_row)
-        problems.append(f"{name_of_row}: {'; '.join(wrong)}" if wrong else "")
+                first = seen[same]
+                wrong = [f"duplicate of {label(first, rows[first])} (same {same[0]}{hint})"]
+            for key in keys:
+                seen[key] = i
+        problems.append(f"{label(i, row)}: {'; '.join(wrong)}" if wrong else "")
     return problems
 
 

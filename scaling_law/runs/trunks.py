@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hub.base.errors import unknown
-from scaling_law.runs.rows import Row, RunsError, is_missing
+from scaling_law.runs.rows import Row, RunsError, is_missing, names_of
 
 OWN, EQUAL_SIZE = "each run its own trunk", "runs of equal n_active, experts"  # how trunks were found
 SIZES = ("n_active", "experts", "n_total", "d_model", "n_blocks", "n_heads", "vocab_size", "sequence_length")
@@ -24,7 +24,7 @@ def trunks_of(rows: Sequence[Row], rule: str, origin: str) -> tuple[list[str], s
     agree in all its columns of SIZES and SETTINGS. Such rows need not share a trunk, but joining them can only widen
     the intervals. "run" makes each row its own trunk; any other rule names a column.
     """
-    present = {name for row in rows for name in row}
+    present = {*names_of(rows)}
     if rule == "run":
         return [f"row {i}" for i in range(len(rows))], OWN
     if rule == "auto" and not {"trunk", "parent_run_id"} & present:
