@@ -30,6 +30,7 @@ from scaling_law.law import LAWS, Law
 from scaling_law.runs.recipes import check_mix, differences, in_words
 from scaling_law.runs.rows import RunsError
 from scaling_law.runs.table import Runs, load_runs
+from scaling_law.runs.thinning import rows_of_curves, with_few_checkpoints
 from scaling_law.size.arrays import FloatArray
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ HELD: dict[str, Any] = {"hold_transform": True, "max_iterations": 60, "tolerance
 LEAVE_OUT = 'outliers="set_aside" leaves them out'
 ALL = "all"  # kinds of laws
 NO_CUT = "no cut of compute leaves six runs of three sizes below it"
-SEARCHED = 4096  # runs, at most, that starts are searched on; the best `FINALISTS` end on all runs
+SEARCHED = 1024  # runs, at most, that starts are searched on; the best `FINALISTS` end on all runs
 FINALISTS = 8
 MANY = 1000  # starts, of which those that share a basin are solved once
 
@@ -356,10 +357,14 @@ def fit(
         raise InputError(f"outliers={outliers!r} must be 'keep' or 'set_aside'")
     if release is not None:
         check_count("release", release, 1)
-    table = as_table(runs, loss, trunks)
+    everything = as_table(runs, loss, trunks)
+    rows = rows_of_curves(everything)
+    table = with_few_checkpoints(everything, rows)
+    weights, one_sided = (_at(rows, values, len(everything)) for values in (weights, one_sided))
     problem = make_problem(table, kind, huber_delta, weights, l2, fixed, bounds, starts, one_sided)
     check_mix(table.recipe, problem.objective.form.variables, mix, table.source)
     warnings = _design_warnings(table, problem, allow_unidentifiable or prior is not None)
+    warnings += [table.thinned] if table.thinned else []
     theta = start_points(problem, starts)
     if prior is not None:
         prior = read_prior(prior)
@@ -390,6 +395,11 @@ def fit(
     if before is None or after is None:
         return result
     return replace(result, law=result.law.replace(conditions=replace(after, **joined_limits(before, after))))
+
+
+def _at(rows: NDArray[np.intp], values: Any, count: int) -> Any:
+    """Take the rows of a setting that has a value for each of `count` runs."""
+    return np.asarray(values)[rows] if np.shape(values) == (count,) else values
 
 
 def _best_kind(runs: Runs, options: Mapping[str, Any]) -> FitResult[Law]:
@@ -556,6 +566,7 @@ def describe(
     aside += f"; {bounds} of {len(runs)} runs as upper bounds" if bounds else ""
     selection = f", where {runs.where}" if runs.where else ""
     selection += f", read with {runs.read_as}" if runs.read_as else ""
+    selection += f"; {runs.thinned}" if runs.thinned else ""
     selection += f", under a prior from {problem.settings.prior}" if problem.settings.prior else ""
     spans = {n: used.column(n) for n in sorted({*law.form.variables} - {"n_active", "tokens", "experts"})}
     mixed = differences(used.recipe, law.form.variables)

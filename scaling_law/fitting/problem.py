@@ -33,6 +33,7 @@ from scaling_law.formulas.terms import (
 )
 from scaling_law.law import LAWS, Law
 from scaling_law.runs.table import Runs, RunsError
+from scaling_law.runs.thinning import spread_evenly
 from scaling_law.size.arrays import FloatArray
 
 BATCH = 128  # starts solved together: arrays of 128 × runs stay in the processor's cache
@@ -100,11 +101,7 @@ class Problem:
         used = np.flatnonzero(self.used)
         if len(used) <= most:
             return self
-        values = [column[used] for name, column in self.columns.items() if name != "weight"]
-        order = np.lexsort(values)
-        even = order[np.linspace(0, len(order) - 1, most).astype(int)]
-        extremes = [end for column in values for end in (np.argmin(column), np.argmax(column))]
-        rows = used[np.unique(np.append(even, extremes))]
+        rows = used[spread_evenly([column[used] for column in self.columns.values()], most)]
         columns = {name: column[rows] for name, column in self.columns.items()}
         return replace(self, objective=self.objective.of_rows(rows), columns=columns)
 

@@ -24,12 +24,14 @@ from scaling_law.formulas.conditions import RangeCheck
 from scaling_law.formulas.law import check_level, check_shapes, numbers, positive
 from scaling_law.runs.recipes import check_mix
 from scaling_law.runs.table import Runs, load_runs
+from scaling_law.runs.thinning import rows_of_curves, sample_of, with_few_checkpoints
 from scaling_law.size.arrays import FloatArray
 
 MODEL = ("n_active", "tokens", "experts")
 UNITS = (0.1, 0.15)  # standard deviations of ln loss and ln D between the prior's corpora and tokenizers and another
 OTHER_UNIT, FREE_UNIT = 0.35, 1.0  # ln loss from the prior's beyond which its unit is freed, and how far
 EXPERTS_ERROR = 0.015  # of ln L at an E that no run has: 0.03 to 0.04 nats (docs/studies/evidence.md)
+MOST = 2000  # runs that laws are fitted to, at many cuts and on a hundred resamples
 STEPS = np.linspace(0.0, 1.0, 9)  # of a fan, from the largest run to a point
 
 
@@ -134,7 +136,7 @@ def forecast(
     """
     check_level(level)
     tasks = tasks_named(accuracy)
-    table = runs if isinstance(runs, Runs) else load_runs(runs)
+    table = read_table(runs)
     check_mix(table.recipe, (), mix, table.source)
     points = points_of(at, table)
     in_units, defaults, notes = learnt(prior, table)
@@ -161,8 +163,14 @@ def forecast(
         table,
         (flops, log_loss, spread),
         check=RangeCheck(table.conditions(table.source), MODEL, {name: getattr(points, name) for name in MODEL}),
-        notes=(*notes, *remarks(tasks, columns["loss"]), *_blind_spots(table, points, at_points)),
+        notes=(*filter(None, [table.thinned]), *notes, *remarks(tasks, columns["loss"]), *_blind_spots(table, points, at_points)),
     )
+
+
+def read_table(runs: Any) -> Runs:
+    """Read the runs to forecast from; of large tables, a few checkpoints of each run and at most about `MOST` runs."""
+    table = runs if isinstance(runs, Runs) else load_runs(runs)
+    return sample_of(with_few_checkpoints(table, rows_of_curves(table)), MOST)
 
 
 def _stacked(

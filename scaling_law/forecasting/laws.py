@@ -10,14 +10,13 @@ import numpy as np
 
 from scaling_law.fitting.fitting import errors_of, rms
 from scaling_law.fitting.prior import Prior
-from scaling_law.forecasting.forecast import learnt, table_of
+from scaling_law.forecasting.forecast import learnt, read_table, table_of
 from scaling_law.forecasting.forecasters import LADDER, PUBLISHED, forecasters, gain_of_experts, have
 from scaling_law.forecasting.stack import gather, stack
 from scaling_law.formulas.law import positive
 from scaling_law.law import JointLaw, StackLaw
 from scaling_law.planning.limits import Quantity
 from scaling_law.runs.recipes import check_mix
-from scaling_law.runs.table import Runs, load_runs
 
 AHEAD = 10.0  # times the largest run's FLOPs, unless said
 DRAWS = 400
@@ -42,7 +41,7 @@ def stack_laws(
     to dense by the published gain. Its draws hold the errors of the laws and their disagreement; what `forecast` adds
     for the noise of a new run and for distance they do not. ValueError and RunsError as `forecast`.
     """
-    table = runs if isinstance(runs, Runs) else load_runs(runs)
+    table = read_table(runs)
     check_mix(table.recipe, (), mix, table.source)
     table = replace(table, recipe={})
     in_units, defaults, _ = learnt(prior, table)
@@ -65,8 +64,9 @@ def stack_laws(
         if weight > 0
     }
     told = ", ".join(f"{weight:.2f} {name}" for name, weight in weights.items() if weight >= 0.005)
+    thinned = f"; {table.thinned}" if table.thinned else ""
     law = StackLaw.of(laws, DRAWS, seed, experts=at)
     conditions = table.conditions(
-        f"stacked on {table.source} ({table.loss_name}): {told}", rmse=rms(errors_of(law, table))
+        f"stacked on {table.source} ({table.loss_name}){thinned}: {told}", rmse=rms(errors_of(law, table))
     )
     return law.replace(conditions=conditions)

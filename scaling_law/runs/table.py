@@ -55,7 +55,7 @@ class Runs(Summarised):
     `skipped` says what was left out and why. `warmup_tokens` is the longest warm-up, `vocab_size` the shared
     vocabulary (None: unknown or mixed). `recipe` has what else the runs were trained with, [n] for each column of
     `runs.recipes` that is known. `read_as` is the format and the mapping of columns (None: the source had our
-    columns).
+    columns). `thinned` says which rows of a larger table these are.
     """
 
     n_active: FloatArray
@@ -74,6 +74,7 @@ class Runs(Summarised):
     vocab_size: int | None = None
     where: str | None = None
     read_as: str | None = None
+    thinned: str = ""
     columns: Mapping[str, FloatArray] = field(default_factory=dict, repr=False)
     recipe: Recipe = field(default_factory=dict, repr=False)
 
@@ -435,7 +436,7 @@ def _problems(
     rows: Sequence[Row], at: Sequence[int], loss: str, settings: Sequence[str], also: Collection[str] = ()
 ) -> list[str]:
     """What is wrong with each of the rows `at`, "" if nothing; "ids", "sizes" and "units" are checked `also`."""
-    problems, seen = [], dict[Any, int]()
+    problems, seen, models = [], dict[Any, int](), dict[Any, tuple[Any, ...]]()
     for i in at:
         row = rows[i]
         values = {name: number(row.get(name)) for name in (*_INPUTS, loss)}
@@ -451,7 +452,8 @@ def _problems(
         if not wrong:
             told = [row.get(name) for name in settings]  # runs that differ here are no duplicates
             keys = [("N, D, E and loss", (*values.values(), *(map(repr, told) if "ids" in also else told)))]
-            keys += [("run_id", row["run_id"])] if "ids" in also and row.get("run_id") else []
+            if "ids" in also and row.get("run_id"):
+                keys.append(("run_id", _moment_of_run(row, values, models)))
             for same in [key for key in keys if key in seen][:1]:
                 name = next((name for name in ("id", "run_id") if row.get(name) and name != same[0]), None)
                 hint = f"; where='{name} != {row[name]}' leaves this one out" if name else ""
@@ -461,6 +463,17 @@ def _problems(
                 seen[key] = i
         problems.append(f"{label(i, row)}: {'; '.join(wrong)}" if wrong else "")
     return problems
+
+
+def _moment_of_run(row: Row, values: Mapping[str, Any], models: dict[Any, tuple[Any, ...]]) -> tuple[Any, ...]:
+    """What only one row may have: checkpoints share the run and its model, and differ in tokens.
+
+    `models` holds the first moment of each run, which is also that of a row of another model under the same name.
+    """
+    name = row["run_id"] if isinstance(row["run_id"], (str, float, int)) else repr(row["run_id"])
+    moment = (name, values["n_active"], values["experts"], values["tokens"])
+    first = models.setdefault(name, moment)
+    return moment if moment[:3] == first[:3] else first
 
 
 def _warmup(row: Row) -> float | None:
