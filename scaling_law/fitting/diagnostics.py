@@ -44,15 +44,19 @@ def examine(objective: Objective, theta: FloatArray, free: Mask) -> tuple[float,
     """
     if not free.any():
         return 1.0, {}, ()
-    names = [name for name, is_free in zip(objective.names, free, strict=True) if is_free]
+    tied = np.isin(objective.names, [*objective.tied])
+    # What is tied to a coefficient that is fixed at a bound does not move.
+    moving = free | (tied & np.any(objective.carry[:, free] != 0, axis=1))
+    names = [name for name, moves in zip(objective.names, moving, strict=True) if moves]
+    to_natural = (objective.to_natural @ objective.carry)[np.ix_(moving, free)]
     residual, jacobian = (part[0] for part in objective.linearised(theta[None]))
     influence = objective.influence(residual)
     scale, singular, rotation = _decomposed(jacobian[:, free] * np.sqrt(influence)[:, None])
     seen = singular > RANK_TOLERANCE * singular.max(initial=1e-300)
-    spare = int(np.sum(influence > 0)) - len(names)
+    spare = int(np.sum(influence > 0)) - int(free.sum())
     variance = float(influence @ residual**2 / spare) if spare > 0 else np.inf
     # rows: parameters in the law's own coordinates, columns: singular directions
-    back = objective.to_natural[np.ix_(free, free)] @ (rotation.T / scale[:, None])
+    back = to_natural @ (rotation.T / scale[:, None])
     with np.errstate(divide="ignore", invalid="ignore"):
         errors = np.sqrt(variance * np.sum((back[:, seen] / singular[seen]) ** 2, axis=1))
     unseen = np.linalg.norm(back[:, ~seen], axis=1) > 1e-6 * np.linalg.norm(back, axis=1)
@@ -63,8 +67,7 @@ def examine(objective: Objective, theta: FloatArray, free: Mask) -> tuple[float,
     vague = tuple(name for name, error in table.items() if not error <= RESOLUTION[roles[name]])
     if objective.penalty is not None:
         rows = np.vstack([jacobian * np.sqrt(influence)[:, None], objective.prior_rows(theta)])[:, free]
-        root = objective.to_natural[np.ix_(free, free)]
-        variances = np.diag(root @ np.linalg.inv(rows.T @ rows) @ root.T) * objective.penalty.variance[0]
+        variances = np.diag(to_natural @ np.linalg.inv(rows.T @ rows) @ to_natural.T) * objective.penalty.variance[0]
         table = dict(zip(names, np.sqrt(variances).tolist(), strict=True))
     return condition, table, vague
 
@@ -81,7 +84,8 @@ def _decomposed(jacobian: FloatArray) -> tuple[FloatArray, FloatArray, FloatArra
 def design_problems(problem: Problem) -> list[str]:
     """Why the design of the runs cannot determine all the coefficients that are not fixed; empty if it can."""
     form, problems = problem.objective.form, []
-    free = {name for name in problem.objective.names if name not in problem.settings.fixed}
+    settings = problem.settings
+    free = {name for name in problem.objective.names if name not in settings.fixed and name not in settings.tied}
     columns = {name: column[~problem.objective.one_sided] for name, column in problem.columns.items()}
     count = len(columns["loss"])
     if count < len(free):

@@ -54,7 +54,7 @@ class FitStatus:
     `standard_errors` are of the logarithm for the `logarithmic` coefficients (a, b, c), of the logarithm of the
     `distances` for parameters of transforms ("e_max − e_start"), absolute for the rest; with a `prior`, they count it.
     `suspicious` runs lie far from the law of the others, the farthest first; `deviations` is their loss minus that of
-    the fit without them, nats per token. `omitted`: as of Conditions.
+    the fit without them, nats per token. `omitted`: as of Conditions. `tied` coefficients equal the one they name.
     """
 
     converged: bool
@@ -75,6 +75,7 @@ class FitStatus:
     warnings: tuple[str, ...] = ()
     omitted: tuple[str, ...] = ()
     prior: str = ""
+    tied: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def verdict(self) -> str:
@@ -83,7 +84,8 @@ class FitStatus:
         vague = ", ".join(dict.fromkeys(self.undetermined + self.bounds_hit))
         open_to = "left to the prior" if self.prior else "not determined by the data"
         rest = f"{open_to}: {vague}" if vague else "all coefficients determined"
-        return f"{state}, {agreement}; {rest}"
+        ties = "".join(f"; {name} = {leader}" for name, leader in self.tied.items())
+        return f"{state}, {agreement}; {rest}{ties}"
 
     @property
     def messages(self) -> tuple[str, ...]:
@@ -183,7 +185,9 @@ class FitResult(Answer, Generic[LawT_co]):
 
     @property
     def fitted(self) -> list[str]:
-        return [name for name in self.law.coefficients if name not in self.problem.settings.fixed]
+        """The coefficients that the fit moved; those tied to them go along."""
+        settings = self.problem.settings
+        return [name for name in self.law.coefficients if name not in settings.fixed and name not in settings.tied]
 
     @property
     def residuals(self) -> FloatArray:
@@ -225,7 +229,7 @@ class FitResult(Answer, Generic[LawT_co]):
 
     def to_rows(self) -> list[dict[str, Any]]:
         """One row per coefficient; the standard error is NaN where it is fixed or at a bound."""
-        status, fitted = self.status, self.fitted
+        status, settings = self.status, self.problem.settings
         vague = {*status.undetermined, *status.bounds_hit}
         return [
             {
@@ -233,9 +237,10 @@ class FitResult(Answer, Generic[LawT_co]):
                 "value": value,
                 "standard_error": status.standard_errors.get(name, float("nan")),
                 "of_logarithm": name in status.logarithmic,
-                "fixed": name not in fitted,
+                "fixed": name in settings.fixed,
+                "tied_to": settings.tied.get(name),
                 "at_bound": name in status.bounds_hit,
-                "determined": name in fitted and name not in vague,
+                "determined": name not in settings.fixed and settings.tied.get(name, name) not in vague,
             }
             for name, value in self.law.coefficients.items()
         ]
@@ -260,6 +265,7 @@ class FitResult(Answer, Generic[LawT_co]):
             error = status.error_in_words(name) if status.standard_errors.get(name) else ""
             vague = "left to the prior" if status.prior else "not determined"
             note = "at a bound" if row["at_bound"] else vague if doubtful else ""
+            note = f"= {row['tied_to']}" if row["tied_to"] else note
             rows.append((name, f"{row['value']:.5g}", "fixed" if row["fixed"] else error, note))
             styles.append("yellow" if doubtful else "")
         coefficients = Table(("", "value", "standard error", ""), rows, title="Coefficients", styles=styles)
@@ -304,7 +310,7 @@ def fit(
     huber_delta: float = 0.01,
     weights: str | ArrayLike | None = None,
     l2: float = 0.0,
-    fixed: Mapping[str, float] | None = None,
+    fixed: Mapping[str, float | str] | None = None,
     bounds: Mapping[str, tuple[float, float]] | None = None,
     starts: Literal["scaled", "paper"] | Sequence[Law] = "scaled",
     release: int | None = None,
@@ -328,9 +334,10 @@ def fit(
             proportional to 1 / loss (lowest loss: 1).
         l2: weight decay on the summed objective, in the law's parameters (logarithms for a, b, c). The paper's 1e-5
             moves the answer far along its flat directions.
-        fixed, bounds: values such as {"e_max": 256.0}, and closed intervals such as {"c": (1.0, 1.8),
-            "e_max": (64, None)}; None keeps the default end: 0 < c ≤ the lowest loss, 1.01 ≤ E_start ≤ 101,
-            1 ≤ E_max − E_start ≤ 1e5, the rest very wide. E_start stays below the lower bound of E_max.
+        fixed: values such as {"e_max": 256.0}, and ties such as {"alpha": "beta"}: two exponents that stay equal.
+        bounds: closed intervals such as {"c": (1.0, 1.8), "e_max": (64, None)}; None keeps the default end:
+            0 < c ≤ the lowest loss, 1.01 ≤ E_start ≤ 101, 1 ≤ E_max − E_start ≤ 1e5, the rest very wide. E_start stays
+            below the lower bound of E_max.
         starts: "scaled" (a few hundred around the data), "paper" (its full grid), or laws to start from.
         release: how many starts enter the second stage (None: 256 of the paper's grid, 64 of the scaled one).
         outliers: "keep" fits runs far from the law of the others (`fitting.diagnostics`), "set_aside" leaves them out
@@ -559,6 +566,7 @@ def describe(
         n_trunks=used.n_trunks,
         trunk_source=used.trunk_source,
         omitted=omitted_variables(problem, theta, runs, errors),
+        tied=problem.settings.tied,
         **search,
     )
     aside = f"; {len(status.set_aside)} of {len(runs)} runs set aside as outliers" if status.set_aside else ""

@@ -26,6 +26,7 @@ from scaling_law.formulas.terms import (
     OUTER,
     SIZE,
     SLOPE,
+    TRANSFORM,
     Form,
     Term,
     derivative,
@@ -129,7 +130,10 @@ class Problem:
             weights = None if weight is None else weight[rows]
             return self.objective.evaluate(points, weights, hold_transform=hold_transform, rows=rows)
 
-        return minimise(evaluate, theta, lower, upper, floor=self.floor, **options)
+        solutions = minimise(evaluate, theta, lower, upper, floor=self.floor, **options)
+        if not self.settings.tied:
+            return solutions
+        return replace(solutions, theta=solutions.theta @ self.objective.carry.T)
 
     @property
     def batch(self) -> int:
@@ -143,7 +147,7 @@ def make_problem(
     huber_delta: float = 0.01,
     weights: Any = None,
     l2: float = 0.0,
-    fixed: Mapping[str, float] | None = None,
+    fixed: Mapping[str, float | str] | None = None,
     bounds: Limits | None = None,
     starts: Any = "scaled",
     one_sided: Any = None,
@@ -163,10 +167,11 @@ def make_problem(
     name = starts if isinstance(starts, str) else f"{len(starts)} given laws"
     weight, weights_name = _weights(runs, weights)
     bound = _one_sided(runs, one_sided)
-    limits = _checked_limits(law, fixed or {}, bounds or {})
+    numbers, ties = _split_ties(LAWS[law].form, fixed or {}, bounds or {})
+    limits = _checked_limits(law, numbers, bounds or {})
     held = {name: low for name, (low, high) in limits.items() if low == high}
     ranges = {name: ends for name, ends in limits.items() if name not in held}
-    settings = FitSettings(law, huber_delta, l2, weights_name, held, ranges, name, one_sided=int(bound.sum()))
+    settings = FitSettings(law, huber_delta, l2, weights_name, held, ranges, name, one_sided=int(bound.sum()), tied=ties)
     variables = variables_of(runs, LAWS[law])
     columns = {name: runs.positive(name) for name in (*variables, "loss")} | {"weight": weight}
     objective = Objective(settings, columns, bound)
@@ -180,12 +185,13 @@ def variables_of(runs: Runs, law: Law | type[Law]) -> tuple[str, ...]:
     return law.form.variables
 
 
-def _number(name: str, value: Any, missing: float | None = None) -> float:
+def _number(name: str, value: Any, missing: float | None = None, or_one_of: Sequence[str] = ()) -> float:
     """A finite number; `missing`, where given, stands for None and is itself allowed."""
     try:
         number = missing if value is None and missing is not None else float(value)
     except (TypeError, ValueError):
-        raise InputError(f"{name}={literal(value)} must be a number") from None
+        also = f", or one of {', '.join(or_one_of)}" if or_one_of and isinstance(value, str) else ""
+        raise InputError(f"{name}={literal(value)} must be a number{also}") from None
     if not np.isfinite(number) and number != missing:
         raise InputError(f"{name}={literal(value)} must be finite")
     return number
@@ -223,7 +229,39 @@ def _one_sided(runs: Runs, one_sided: Any) -> NDArray[np.bool_]:
     return mask.astype(bool)
 
 
-def _checked_limits(law: str, fixed: Mapping[str, float], bounds: Limits) -> dict[str, tuple[float, float]]:
+def _split_ties(
+    form: Form, fixed: Mapping[str, float | str], bounds: Limits
+) -> tuple[dict[str, float | str], dict[str, str]]:
+    """Part what is fixed to numbers from what is tied to another coefficient, which is the last of a chain.
+
+    What is tied to a number is fixed to it.
+    """
+    names, roles = form.coefficients, form.roles
+    targets = {name: value.strip() for name, value in fixed.items() if isinstance(value, str) and name in names}
+    targets = {name: value for name, value in targets.items() if value in names}
+    numbers = {name: value for name, value in fixed.items() if name not in targets}
+    ties: dict[str, str] = {}
+    for name, target in targets.items():
+        label = f"fixed: {name}={target!r}"
+        if name in bounds:
+            raise InputError(f"{label} ties it, so bounds cannot hold {name}, too: bound {target}")
+        if roles[name] != roles[target] or roles[name] == TRANSFORM:
+            alike = [other for other in names if roles[other] == roles[name] != TRANSFORM and other != name]
+            raise InputError(f"{label} must be {' or '.join(['a number', *alike])}")
+        chain = [name]
+        while target in targets and target not in chain:
+            chain.append(target)
+            target = targets[target]
+        if target in chain:
+            raise InputError(f"{label} goes in a circle: {' = '.join([*chain, target])}")
+        if target in numbers:
+            numbers[name] = numbers[target]
+        else:
+            ties[name] = target
+    return numbers, ties
+
+
+def _checked_limits(law: str, fixed: Mapping[str, float | str], bounds: Limits) -> dict[str, tuple[float, float]]:
     """(low, high) of each coefficient in `bounds` and, low = high, in `fixed`; an open end is infinite."""
     form = LAWS[law].form
     names, floors = form.coefficients, floors_of(form)
@@ -234,7 +272,7 @@ def _checked_limits(law: str, fixed: Mapping[str, float], bounds: Limits) -> dic
             if name not in names:
                 raise InputError(unknown(f"{setting}: coefficient ", name, names))
             if setting == "fixed":
-                low = high = _number(label, value)
+                low = high = _number(label, value, or_one_of=names)
                 text = repr(low)
             elif not isinstance(value, (tuple, list, np.ndarray)) or len(value) != 2:
                 raise InputError(f"{label}={literal(value)} must be a pair (low, high)")
@@ -286,6 +324,8 @@ def _box(objective: Objective, limits: Limits, losses: FloatArray) -> tuple[Floa
                 side[i] = np.log(end) if name in objective.positive else end
         if lower[i] > upper[i]:
             raise InputError(f"bounds: {name}={limits[name]} must not be open here: give both ends")
+    follow = [objective.names.index(name) for name in objective.tied]
+    lower[follow] = upper[follow] = 0.0  # what is tied does not move by itself
     boxes = _transform_box(objective, limits).values()
     lower[objective.first_transform :], upper[objective.first_transform :] = np.reshape([*boxes], (-1, 2)).T
     return lower, upper

@@ -100,12 +100,15 @@ def bootstrap(
     """
     check_count("n_resamples", n_resamples, 2)
     fitted, objective = runs.subset(problem.used), copy.copy(problem.objective)
-    n_fitted = float(sum(name not in problem.settings.fixed for name in law.coefficients))
+    held = {*problem.settings.fixed, *problem.settings.tied}
+    n_fitted = float(sum(name not in held for name in law.coefficients))
     penalty, refits = objective.penalty, []
     if penalty is not None:
         rows, objective.penalty = objective.prior_rows(theta), None
         curvature = objective.evaluate(theta[None]).curvature[0]
-        n_fitted = float(np.trace(np.linalg.solve(curvature + rows.T @ rows, curvature)))
+        moving = np.flatnonzero(~np.isin(objective.names, [*objective.tied]))
+        curvature, precision = (part[np.ix_(moving, moving)] for part in (curvature, rows.T @ rows))
+        n_fitted = float(np.trace(np.linalg.solve(curvature + precision, curvature)))
         penalty = penalty.drawn(theta @ objective.to_natural.T, n_resamples, seed)
     problem = replace(problem, objective=objective)
     rng = np.random.default_rng(seed)
