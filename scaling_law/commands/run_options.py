@@ -24,8 +24,6 @@ def _number_or_text(text: str) -> str | float:
     return text
 
 
-
-
 def number_or_name(text: str) -> float | str:
     """Read a number, or leave the name of another coefficient."""
     try:

@@ -506,7 +506,9 @@ def distinct_starts(problem: Problem, theta: FloatArray) -> NDArray[np.bool_]:
     falls = last >= best.cost[0]
     for part in (0.25, 0.5, 0.75):
         way = points + part * (best.theta[0] - points)
-        cost = np.concatenate([problem.objective.evaluate(p, hold_transform=True).cost for p in _batches(problem, way)])
+        cost = np.concatenate(
+            [problem.objective.evaluate(p, hold_transform=True).cost for p in _batches(problem, way)]
+        )
         falls &= cost <= last
         last = cost
     falls[lowest] = False  # the best itself, and others for it to agree with

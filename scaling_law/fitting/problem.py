@@ -171,7 +171,9 @@ def make_problem(
     limits = _checked_limits(law, numbers, bounds or {})
     held = {name: low for name, (low, high) in limits.items() if low == high}
     ranges = {name: ends for name, ends in limits.items() if name not in held}
-    settings = FitSettings(law, huber_delta, l2, weights_name, held, ranges, name, one_sided=int(bound.sum()), tied=ties)
+    settings = FitSettings(
+        law, huber_delta, l2, weights_name, held, ranges, name, one_sided=int(bound.sum()), tied=ties
+    )
     variables = variables_of(runs, LAWS[law])
     columns = {name: runs.positive(name) for name in (*variables, "loss")} | {"weight": weight}
     objective = Objective(settings, columns, bound)

@@ -68,7 +68,8 @@ def refit_with(
     for p in result.law.form.parameters:
         if p.above and p.name == coefficient and start[p.above] >= value:
             start[p.above] = p.floor + 0.5 * (value - p.floor)
-    fixed, weight = {**settings.fixed, **settings.tied, coefficient: value}, result.problem.objective.weight[used]
+    fixed: dict[str, float | str] = {**settings.fixed, **settings.tied, coefficient: value}
+    weight = result.problem.objective.weight[used]
     runs, options = result.runs.subset(used), (settings.law, settings.huber_delta, weight, settings.l2)
     one_sided = result.problem.objective.one_sided[used]
     try:

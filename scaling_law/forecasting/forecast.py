@@ -163,7 +163,12 @@ def forecast(
         table,
         (flops, log_loss, spread),
         check=RangeCheck(table.conditions(table.source), MODEL, {name: getattr(points, name) for name in MODEL}),
-        notes=(*filter(None, [table.thinned]), *notes, *remarks(tasks, columns["loss"]), *_blind_spots(table, points, at_points)),
+        notes=(
+            *filter(None, [table.thinned]),
+            *notes,
+            *remarks(tasks, columns["loss"]),
+            *_blind_spots(table, points, at_points),
+        ),
     )
 
 

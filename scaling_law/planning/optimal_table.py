@@ -407,8 +407,15 @@ def optimal(
     notes = remarks(tasks, [row.loss for row in rows])
     if (tiny := e[inside & (optimum.free < HEAD_DIM)]).size:
         smallest = format_count(float(active_parameters(HEAD_DIM, vocab_size=limits.vocab_size)))
-        note = f"E = {_listed(tiny)}: the compute optimum is smaller than d_model {HEAD_DIM} with a vocabulary of "
-        note += f"{limits.vocab_size:,} (N_act {smallest}), which is taken instead; vocab_size (--vocab-size) sets it"
+        least = f"d_model {HEAD_DIM} with a vocabulary of {limits.vocab_size:,} (N_act {smallest})"
+        assumed = budget.cluster is not None and budget.cluster.throughput.is_assumed
+        if assumed and tiny.size == inside.sum() and not force:
+            raise InputError(
+                f"hours={budget.hours:g} are too few: every compute optimum on {budget.cluster} is smaller than "
+                f"{least}, and step times of such models are unknown; give more hours, fewer gpus or a smaller vocab_size"
+            )
+        note = f"E = {_listed(tiny)}: the compute optimum is smaller than {least}, which is taken instead; "
+        note += "vocab_size (--vocab-size) sets it"
         notes = (note, *notes)
     table = OptimalTable(
         tuple(rows),

@@ -20,7 +20,7 @@ KEEP_ALL = 'trunks="run" fits every row, as an independent run'
 
 
 def rows_of_curves(runs: Runs) -> NDArray[np.intp]:
-    """Choose the rows to fit: of each trunk of one model at most `POINTS`, evenly spaced in ln D, the last included."""
+    """Choose the rows to fit: of each trunk of one model at most `POINTS`, evenly spaced in ln D."""
     _, trunk, counts = np.unique(runs.trunk, return_inverse=True, return_counts=True)
     keep = np.ones(len(runs), bool)
     order = np.lexsort([runs.tokens, trunk.ravel()])
@@ -49,7 +49,9 @@ def with_few_checkpoints(runs: Runs, rows: NDArray[np.intp]) -> Runs:
     long = int(np.sum(np.unique(runs.trunk, return_counts=True)[1] > POINTS))
     trunks = "1 run has" if long == 1 else f"{long} runs have"
     count = f"{len(kept):,} of {len(runs):,} rows are fitted"
-    return replace(kept, thinned=f"{trunks} more than {POINTS} checkpoints: {count}, evenly spaced in ln D; {KEEP_ALL}")
+    return replace(
+        kept, thinned=f"{trunks} more than {POINTS} checkpoints: {count}, evenly spaced in ln D; {KEEP_ALL}"
+    )
 
 
 def spread_evenly(columns: Sequence[FloatArray], most: int) -> NDArray[np.intp]:

@@ -20,10 +20,10 @@ SETTINGS = ("seed", *RATES, "optimizer", "precision", "dataset", "tokenizer", "s
 def trunks_of(rows: Sequence[Row], rule: str, origin: str) -> tuple[list[str], str]:
     """The trunk of each row, and how it was found. RunsError for a column that is missing or has gaps.
 
-    "auto" takes the column `trunk`, else the end of the chain of `parent_run_id`, else `run_id` where a run has several
-    rows, its checkpoints; a table with none of these joins rows that agree in all its columns of SIZES and SETTINGS.
-    Such rows need not share a trunk, but joining them can only widen the intervals. "run" makes each row its own
-    trunk; any other rule names a column.
+    "auto" takes the column `trunk`, else the end of the chain of `parent_run_id`, else `run_id` where a run has
+    several rows, its checkpoints; a table with none of these joins rows that agree in all its columns of SIZES and
+    SETTINGS. Such rows need not share a trunk, but joining them can only widen the intervals. "run" makes each row its
+    own trunk; any other rule names a column.
     """
     present = {*names_of(rows)}
     if rule == "run":
