@@ -15,7 +15,7 @@ from hub.base.tables import show
 from hub.base.units import parse_count, parse_counts
 from scaling_law.commands.options import command, exit_untrusted, nearest_width, option, quantity, rare
 from scaling_law.formulas.answers import Answer
-from scaling_law.formulas.law import positive
+from scaling_law.formulas.law import one_positive
 from scaling_law.law import Law
 from scaling_law.planning import design
 from scaling_law.planning import scale_out as scaling
@@ -133,7 +133,7 @@ def next_runs(
         raise InputError("--law has no draws: fit that law with --bootstrap")
     vocabulary = law.vocab_size if vocab_size is None else vocab_size
     widths = widths and [nearest_width(width) for width in widths]
-    largest = float(positive("flops", flops)) / 4 if max_run_flops is None else max_run_flops
+    largest = one_positive("flops", flops) / 4 if max_run_flops is None else max_run_flops
     candidates = design.candidate_grid(largest, experts, widths, tokens_per_parameter, vocabulary)
     answer = _answer(ask, limits, vocab_size)
     run: dict[str, Any] = {"noise": noise, "max_runs": max_runs, "warmup_tokens": warmup_tokens}

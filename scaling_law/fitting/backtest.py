@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from hub.base.errors import InputError
+from hub.base.inputs import reads
 from hub.base.tables import ResultTable, Table
 from scaling_law.fitting.fitting import errors_of, fit, rms
 from scaling_law.law import Law
@@ -77,6 +78,7 @@ class Backtest(ResultTable):
         return Table(("law", "RMSE (95 %)", "mean error"), rows, title=title, notes=notes)
 
 
+@reads
 def backtest(train: Runs, test: Runs, laws: Mapping[str, Law | str | Forecaster]) -> Backtest:
     """Forecast the held-out runs `test` from the runs `train` by each of `laws`, under their names.
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hub.base.errors import InputError
+from hub.base.inputs import reads, whole
 from hub.base.progress import progress_line
 from hub.base.tables import Table
 from scaling_law.figures.law_figures import predicted_against_observed
@@ -208,6 +209,7 @@ class FitResult(Answer, Generic[LawT_co]):
         errors, experts = self.residuals[self.measured], self.runs.experts[self.measured]
         return {float(e): errors[experts == e] for e in np.unique(experts)}
 
+    @reads(n_resamples=whole(2), seed=whole())
     def bootstrap(self, n_resamples: int = 1000, seed: int = 0, progress: bool = False) -> Bootstrap:
         """Refits to resampled trunks, from the optimum; under a prior, each with a mean drawn from it."""
         return bootstrap(self.law, self.problem, self.theta, self.runs, n_resamples, seed, progress)
@@ -293,6 +295,7 @@ def finite(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None
 
 
+@reads
 def errors_of(law: Law, runs: Runs) -> FloatArray:
     """Predicted minus observed loss, nats per token, [n]. RunsError for a variable of the law that the runs lack."""
     return np.asarray(law.loss(**{name: runs.column(name) for name in variables_of(runs, law)}) - runs.loss)
@@ -303,6 +306,7 @@ def rms(errors: FloatArray) -> float:
     return float(np.sqrt(np.mean(errors**2))) if len(errors) else float("nan")
 
 
+@reads
 def fit(
     runs: Any,
     kind: str = "joint",

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from hub.base.errors import InputError, unknown
+from hub.base.inputs import reads
 from hub.base.tables import ResultTable, Table
 from scaling_law.fitting.fitting import FitResult
 from scaling_law.fitting.problem import floors_of, make_problem
@@ -42,6 +43,7 @@ def profile_table(intervals: Sequence[ProfileInterval], level: float) -> Table:
     return intervals_table([vars(p) for p in intervals], ("low", "high"), f"Profile intervals, {level:.3g}")
 
 
+@reads
 def profile_interval(result: FitResult, coefficient: str, level: float = 0.95) -> ProfileInterval:
     """The interval of one coefficient, in the law's own units; ValueError for one that was not fitted."""
     from scipy.special import ndtri

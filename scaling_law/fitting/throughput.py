@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hub.base.errors import InputError
+from hub.base.inputs import reads, whole
 from hub.record.run_record import RunRecord
 from scaling_law.machine.throughput import Measurement, ModelWork, Throughput
 from scaling_law.size.architecture import Architecture
@@ -25,6 +26,7 @@ N_DRAWS = 200
 LEAST_ARCHITECTURES = 3
 
 
+@reads(seed=whole())
 def fit_throughput(
     measurements: Sequence[Measurement],
     device: str,

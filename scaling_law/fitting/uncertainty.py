@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hub.base.errors import InputError, unknown
+from hub.base.inputs import reads
 from hub.base.progress import progress_line
 from hub.base.tables import ResultTable, Table
 from scaling_law.fitting.problem import Problem
@@ -42,12 +43,14 @@ class Bootstrap(ResultTable):
         assert self.law.draws is not None  # set by `bootstrap`
         return self.law.draws
 
+    @reads
     def interval(self, coefficient: str, level: float = 0.95) -> tuple[float, float]:
         """Percentile interval of a coefficient; ValueError for an unknown one, or a `level` not between 0 and 1."""
         if coefficient not in (names := self.law.coefficient_names()):
             raise InputError(unknown("coefficient=", coefficient, names))
         return percentile_interval(self.draws[:, names.index(coefficient)], level)
 
+    @reads
     def prediction_interval(
         self,
         n_active: ArrayLike,

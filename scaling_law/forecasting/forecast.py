@@ -11,6 +11,7 @@ from rich.console import Group
 from scipy.stats import norm
 
 from hub.base.errors import InputError, unknown
+from hub.base.inputs import reads, whole
 from hub.base.tables import Table
 from hub.base.units import format_count
 from scaling_law.figures import drawing
@@ -103,6 +104,7 @@ class Forecast(Answer):
         return ax
 
 
+@reads(seed=whole())
 def forecast(
     runs: Any,
     at: Any,
@@ -244,6 +246,8 @@ def _points(at: Any, runs: Runs) -> Runs:
         if name not in (*MODEL, *runs.columns):
             raise InputError(unknown("at: ", name, (*MODEL, *runs.columns)))
         positive(name, column, 1.0 if name == "experts" else 0.0)
+        if not column.size:
+            raise InputError(f"{name}={values[name]!r} must be one number or a list of them")
     check_shapes(arrays)
     return table_of(dict(zip(arrays, np.broadcast_arrays(*map(np.atleast_1d, arrays.values())), strict=True)))
 

@@ -8,12 +8,13 @@ from typing import Any, Literal
 
 import numpy as np
 
+from hub.base.inputs import reads, whole
 from scaling_law.fitting.fitting import errors_of, rms
 from scaling_law.fitting.prior import Prior
 from scaling_law.forecasting.forecast import learnt, read_table, table_of
 from scaling_law.forecasting.forecasters import LADDER, PUBLISHED, forecasters, gain_of_experts, have
 from scaling_law.forecasting.stack import gather, stack
-from scaling_law.formulas.law import positive
+from scaling_law.formulas.law import one_positive
 from scaling_law.law import JointLaw, StackLaw
 from scaling_law.planning.limits import Quantity
 from scaling_law.runs.recipes import check_mix
@@ -22,6 +23,7 @@ AHEAD = 10.0  # times the largest run's FLOPs, unless said
 DRAWS = 400
 
 
+@reads(seed=whole())
 def stack_laws(
     runs: Any,
     flops: Quantity | None = None,
@@ -46,7 +48,7 @@ def stack_laws(
     table = replace(table, recipe={})
     in_units, defaults, _ = learnt(prior, table)
     largest = int(np.argmax(table.flops))
-    ahead = AHEAD if flops is None else float(positive("flops", flops)) / float(table.flops[largest])
+    ahead = AHEAD if flops is None else one_positive("flops", flops) / float(table.flops[largest])
     usual = float(table.experts[largest])
     at = usual if have(table, usual).all() else 1.0
     dense = replace(table, experts=np.full(len(table), at), loss=table.loss / gain_of_experts(table, at))

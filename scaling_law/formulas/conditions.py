@@ -246,7 +246,9 @@ class RangeCheck:
                 continue
             arrays = (self._quantities[name], *ends, self.at.get("experts"))
             value, low, high, e = (v.ravel() for v in np.broadcast_arrays(*(np.asarray(v, float) for v in arrays)))
-            for times in (low / value, value / high):
+            with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+                beyond = (low / value, value / high)
+            for times in beyond:
                 times = np.where(np.isfinite(value), times, 0.0)
                 if times.size and times[i := int(np.argmax(times))] > 1 + slack:
                     yield Excess(name, float(value[i]), float(low[i]), float(high[i]), float(times[i]), float(e[i]))

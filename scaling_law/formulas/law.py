@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hub.base.errors import InputError, unknown
+from hub.base.inputs import LARGEST
 from hub.base.tables import Summarised, Table, literal
 from hub.base.units import parse_count, parse_experts
 from scaling_law.formulas.conditions import GUARD, Conditions, RangeCheck
@@ -22,6 +23,7 @@ from scaling_law.size.architecture import EXPERT_VARIABLES, PARTS, VOCAB_SIZE, i
 from scaling_law.size.arrays import FloatArray
 from scaling_law.size.recipe import PAPER
 
+SMALLEST = 1.0 / LARGEST
 FormulaT = TypeVar("FormulaT", bound="Formula")
 Values: TypeAlias = ArrayLike | None  # of a variable
 
@@ -56,7 +58,7 @@ class Formula(Summarised):
 
     def _check_experts_and_draws(self) -> None:
         if (experts := getattr(self, "experts", None)) is not None:  # of a law that holds for one E
-            object.__setattr__(self, "experts", float(positive("experts", experts, 1.0)))
+            object.__setattr__(self, "experts", one_positive("experts", experts, 1.0))
         if self.draws is not None:
             draws, columns = np.array(self.draws, float), len(self.coefficient_names())
             if draws.ndim != 2 or draws.shape[1] != columns:
@@ -121,10 +123,10 @@ class Formula(Summarised):
         for name, values in arrays.items():
             least = 1.0 if name == "experts" else 0.0
             share = name in cls.form.reads and not is_size(name)  # its logarithm is not taken: it may be 0
-            most = 1.0 if name in PARTS else np.finfo(float).max
+            most = 1.0 if name in PARTS else LARGEST
             if (wrong := values[~((values >= least) & ((values > 0) | share) & (values <= most))]).size:
                 low = "at least 1" if least else "at least 0" if share else "positive"
-                high = "at most 1" if name in PARTS else "finite"
+                high = "at most 1" if name in PARTS else within(wrong.flat[0])
                 raise InputError(f"{name}={wrong.flat[0]:g} must be {low} and {high}")
         check_shapes(arrays)
         return arrays
@@ -215,7 +217,7 @@ def numbers(name: str, values: Any) -> FloatArray:
         values = [parse_count(value, name) if isinstance(value, str) else value for value in values]
     try:
         return np.asarray(values, float)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise InputError(f"{name}={literal(values)} must be numbers, or text such as '1B'") from None
 
 
@@ -234,11 +236,23 @@ def positive(name: str, value: ArrayLike, least: float = 0.0) -> FloatArray:
     ValueError for anything else.
     """
     array = numbers(name, value)
-    if (wrong := array[~((array > 0) & (array >= least) & (array < np.inf))]).size:
-        raise InputError(
-            f"{name}={wrong.flat[0]:g} must be {f'at least {least:g}' if least else 'positive'} and finite"
-        )
+    if (wrong := array[~((array >= max(least, SMALLEST)) & (array <= LARGEST))]).size:
+        low = f"at least {least:g}" if least else "positive"
+        raise InputError(f"{name}={wrong.flat[0]:g} must be {low} and {within(wrong.flat[0])}")
     return array
+
+
+def one_positive(name: str, value: Any, least: float = 0.0) -> float:
+    """Read one number as `positive` reads many."""
+    array = positive(name, value, least)
+    if array.ndim:
+        raise InputError(f"{name}={literal(value)} must be one number")
+    return float(array)
+
+
+def within(value: float) -> str:
+    """What a number must be that is no size of anything: finite, or within the numbers whose products are finite."""
+    return "finite" if value <= 0 or not np.isfinite(value) else f"from {SMALLEST:g} to {LARGEST:g}"
 
 
 def percentile_interval(draws: FloatArray, level: float = 0.95) -> tuple[Any, Any]:

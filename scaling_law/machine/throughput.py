@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from hub.base import strict_json
 from hub.base.errors import InputError
+from hub.base.inputs import reads
 from scaling_law.machine.efficiency import SMALL, published_runs
 from scaling_law.machine.gpus import named_gpu
 from scaling_law.size.architecture import Architecture
@@ -115,6 +116,7 @@ class Measurement(NamedTuple):
     memory_bytes: float | None = None
 
 
+@reads
 @dataclass(frozen=True)
 class Throughput:
     """Step times of one device model, at one precision.

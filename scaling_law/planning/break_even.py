@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hub.base.errors import InputError
+from hub.base.inputs import reads
 from hub.base.units import format_count
 from scaling_law.formulas import Formula
 from scaling_law.formulas.answers import ArrayAnswer, span
@@ -51,6 +52,7 @@ class BreakEven(ArrayAnswer):
         return f"{size}: overtakes the dense model at {tokens} tokens"
 
 
+@reads
 def break_even(
     law: Formula,
     n_active: ArrayLike,

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hub.base.errors import InputError
+from hub.base.inputs import reads
 from hub.base.units import format_flops
 from scaling_law.formulas import ChinchillaForm
 from scaling_law.formulas.answers import ArrayAnswer, span
@@ -48,6 +49,7 @@ class MatchedMemory(ArrayAnswer):
         return f"{what} in the memory of the dense model: {gain} nats better on E times its tokens"
 
 
+@reads
 def matched_memory(
     law: ChinchillaForm,
     flops: ArrayLike,

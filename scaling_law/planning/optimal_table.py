@@ -16,12 +16,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hub.base.errors import InputError
+from hub.base.inputs import reads
 from hub.base.tables import Table, enumerated, rows_of
 from hub.base.units import format_bytes, format_count, format_flops, listed_experts
 from scaling_law.formulas import Formula
 from scaling_law.formulas.accuracy import accuracy_cells, expected, remarks, tasks_named
 from scaling_law.formulas.answers import Answer, plain, plain_fields
-from scaling_law.formulas.law import percentile_interval, positive
+from scaling_law.formulas.law import one_positive, percentile_interval
 from scaling_law.formulas.learning_rate import LearningRateLaw, peak_rate
 from scaling_law.machine.gpus import named_gpu
 from scaling_law.machine.layout import DoesNotFit, Placement
@@ -337,6 +338,7 @@ def as_good(ahead: FloatArray, drawn_ahead: FloatArray | None, error: float | No
     return np.asarray(percentile_interval(drawn_ahead)[0] <= 0)
 
 
+@reads
 def optimal(
     law: Formula,
     flops: Quantity | None = None,
@@ -412,7 +414,7 @@ def optimal(
         if assumed and tiny.size == inside.sum() and not force:
             raise InputError(
                 f"hours={budget.hours:g} are too few: every compute optimum on {budget.cluster} is smaller than "
-                f"{least}, and step times of such models are unknown; give more hours, fewer gpus or a smaller vocab_size"
+                f"{least}, whose step times are unknown; give more hours, fewer gpus or a smaller vocab_size"
             )
         note = f"E = {_listed(tiny)}: the compute optimum is smaller than {least}, which is taken instead; "
         note += "vocab_size (--vocab-size) sets it"
@@ -503,7 +505,7 @@ def _sizes(
     d, loss, limited = (values[optimum.fits] for values in (optimum.d_model, optimum.loss, limited))
     n, tokens, e = at["n_active"], at["tokens"], at["experts"]
     if decode_batch is not None:
-        size = float(positive("decode_batch", decode_batch))
+        size = one_positive("decode_batch", decode_batch)
         if cluster is None:
             raise InputError(f"decode_batch={decode_batch!r} goes with hours or money, whose throughput names the GPU")
         gpu, models = named_gpu(cluster.throughput.device), limits.widths(d, e)

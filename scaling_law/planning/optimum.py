@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hub.base.errors import InputError
+from hub.base.inputs import reads
 from hub.base.units import format_count, format_flops, listed_experts
 from scaling_law.formulas import ChinchillaForm, Formula
 from scaling_law.formulas.answers import ArrayAnswer, span
@@ -74,6 +75,7 @@ class ComputeOptimum(ArrayAnswer):
         return columns | {"tokens_per_parameter": self.tokens / self.n_active, "loss": self.loss}
 
 
+@reads
 def compute_optimal(
     law: Formula, flops: ArrayLike, experts: ArrayLike | None = None, *, force: bool = False
 ) -> ComputeOptimum:

@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from hub.base.errors import InputError
+from hub.base.inputs import reads
 from hub.base.tables import Table
 from hub.base.units import format_bytes, format_count
 from scaling_law.formulas.answers import Answer
@@ -93,6 +94,7 @@ def _cells(row: ScaleOutRow) -> dict[str, str]:
     }
 
 
+@reads
 def scale_out(
     architecture: Architecture,
     gpus: int | Sequence[int] = (8, 64),

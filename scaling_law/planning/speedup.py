@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hub.base.errors import InputError
+from hub.base.inputs import reads
 from hub.base.tables import Table
 from hub.base.units import format_count, format_flops
 from scaling_law.formulas import Formula
 from scaling_law.formulas.answers import Answer
-from scaling_law.formulas.law import positive
+from scaling_law.formulas.law import one_positive, positive
 from scaling_law.planning.budget import Budget, Cluster, QuestionFields, read_costs
 from scaling_law.planning.inverse import ENDLESS, floor, reaching, tokens_needed
 from scaling_law.planning.limits import LimitFields, Limits, Quantity, of_law
@@ -156,6 +157,7 @@ class EffectiveSpeedup(Answer):
         return Table.of(rows, title=title, notes=[note], warnings=self.warnings)
 
 
+@reads
 def speedup(
     law: Formula,
     a: Model,
@@ -336,7 +338,7 @@ def _experts(name: str, value: Any) -> float:
     """Read a single E; ValueError for anything else."""
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise InputError(f"{name}={value!r} must be a number of experts or an Architecture")
-    return float(positive(name, value, 1.0))
+    return one_positive(name, value, 1.0)
 
 
 def _named(model: Model) -> str:

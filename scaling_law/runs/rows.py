@@ -39,10 +39,10 @@ def read_rows(source: Any, revision: str | None = None, problems: list[str] | No
     elif hasattr(source, "to_dict") and hasattr(source, "columns"):
         rows = [{str(k): None if is_missing(v) else v for k, v in row.items()} for row in source.to_dict("records")]
         table = hub.LoadedRows(rows, "DataFrame")
-    elif isinstance(source, Iterable):
+    elif isinstance(source, Iterable) and getattr(source, "ndim", None) != 0:
         table = hub.LoadedRows(list(source), "rows")
     else:
-        raise TypeError(f"runs cannot be read from a {type(source).__name__}")
+        raise RunsError(f"runs cannot be read from a {type(source).__name__}: give a file, a DataFrame or rows")
     return replace(table, rows=[_mapping(i, row) for i, row in enumerate(table.rows)])
 
 
@@ -91,6 +91,8 @@ def number(value: Any) -> float | None:
         return None
     try:
         return float(value)
+    except OverflowError:  # a whole number of hundreds of digits
+        return None
     except (TypeError, ValueError):
         with suppress(ValueError):
             return parse_count(value) if isinstance(value, str) else None
@@ -120,7 +122,7 @@ def numeric_columns(rows: Sequence[Row]) -> dict[str, FloatArray]:
         values = [row.get(name) for row in flat]
         kinds = {type(value) for value in values if value is not None}
         if kinds and all(issubclass(kind, (int, float, np.number)) and kind is not bool for kind in kinds):
-            column = np.array([np.nan if value is None else value for value in values], float)
+            column = np.array([np.nan if value is None else number(value) for value in values], float)
             if not np.isnan(column).all():
                 columns[name] = column
     return columns

@@ -13,10 +13,11 @@ from numpy.typing import ArrayLike, NDArray
 
 import hub  # lazy: its rooms are imported when runs are read
 from hub.base.errors import InputError, RecordError, unknown
+from hub.base.inputs import reads
 from hub.base.tables import Summarised, Table, literal
 from hub.base.units import format_count
 from scaling_law.formulas.conditions import Conditions, FittedRange, fitted_ranges
-from scaling_law.formulas.law import numbers
+from scaling_law.formulas.law import check_shapes, numbers
 from scaling_law.runs.architectures import in_terms_of_laws, size_problem, with_size
 from scaling_law.runs.columns import Column, aliases_of, with_columns, with_counts
 from scaling_law.runs.readers import reader
@@ -84,6 +85,7 @@ class Runs(Summarised):
         object.__setattr__(self, "columns", {name: _frozen(values) for name, values in self.columns.items()})
 
     @classmethod
+    @reads
     def from_columns(
         cls,
         n_active: ArrayLike,
@@ -102,7 +104,9 @@ class Runs(Summarised):
         `trunk`: one id per run; "auto" or None joins runs of equal n_active and experts, "run" joins none.
         """
         given = zip((*_INPUTS, "loss"), (n_active, tokens, experts, loss), strict=True)
-        n, d, e, losses = np.broadcast_arrays(*(np.atleast_1d(numbers(*pair)) for pair in given))
+        arrays = {name: np.atleast_1d(numbers(name, values)) for name, values in given}
+        check_shapes(arrays)
+        n, d, e, losses = np.broadcast_arrays(*arrays.values())
         if n.ndim != 1:
             raise RunsError(f"columns must be one-dimensional, not of shape {n.shape}")
         names = tuple(run_id) if run_id is not None else tuple(f"row-{i}" for i in range(len(n)))
@@ -133,6 +137,7 @@ class Runs(Summarised):
         """Names of all numeric columns."""
         return (*_INPUTS, "loss", *self.columns)
 
+    @reads
     def column(self, name: str) -> FloatArray:
         """A numeric column [n] by its name, `n_active`, `tokens`, `experts` and `loss` included.
 
@@ -227,6 +232,7 @@ def _other(name: str, values: ArrayLike, count: int) -> FloatArray:
         raise RunsError(f"columns: {name!r} must hold {count} numbers, or one for all runs") from None
 
 
+@reads
 def load_runs(
     source: Any,
     loss: str | None = None,
