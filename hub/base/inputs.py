@@ -12,6 +12,7 @@ allowed. What an annotation leaves open (Any, arrays, quantities such as "1B") i
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import wraps
 from numbers import Real
@@ -45,16 +46,18 @@ def reads(*own: Any, **parsers: Parser) -> Any:
             return function
         signature = inspect.signature(function)
         scope = getattr(function, "__globals__", {})
-        several = {p.name for p in signature.parameters.values() if p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
+        further = [p for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD]
 
         @wraps(function)
         def call(*arguments: Any, **keywords: Any) -> Any:
             bound = signature.bind(*arguments, **keywords)
             for name, value in bound.arguments.items():
                 parameter = signature.parameters[name]
-                if value is parameter.default or name in several:
+                if value is parameter.default or parameter.kind is parameter.VAR_POSITIONAL:
                     continue
-                if name in parsers:
+                if parameter in further:
+                    bound.arguments[name] = _read_fields(str(parameter.annotation), value, scope)
+                elif name in parsers:
                     bound.arguments[name] = parsers[name](name, value)
                 else:
                     bound.arguments[name] = read_as(str(parameter.annotation), name, value, scope)
@@ -80,6 +83,18 @@ def read_as(annotation: str, name: str, value: Any, scope: Mapping[str, Any]) ->
     raise InputError(f"{name}={shortened(value)} must be {' or '.join(dict.fromkeys(allowed))}")
 
 
+def _read_fields(annotation: str, values: Mapping[str, Any], scope: Mapping[str, Any]) -> dict[str, Any]:
+    """Read keywords by the types of the TypedDict that `annotation` unpacks; others stay as they are."""
+    fields = scope.get(annotation.removeprefix("Unpack[").removesuffix("]"))
+    kinds = getattr(fields, "__annotations__", {})
+    classes = vars(sys.modules[fields.__module__]) if kinds and fields is not None else {}
+    read = dict(values)
+    for name in values.keys() & kinds.keys():
+        kind = getattr(kinds[name], "__forward_arg__", kinds[name])
+        read[name] = read_as(str(kind), name, values[name], classes)
+    return read
+
+
 def whole(least: int = 0, most: int = 2**63 - 1) -> Parser:
     """Make a parser of whole numbers in a range."""
 
@@ -91,6 +106,16 @@ def whole(least: int = 0, most: int = 2**63 - 1) -> Parser:
         return int(number)
 
     return parse
+
+
+def as_it_is(name: str, value: Any) -> Any:
+    """Leave a value to the function, which says more of it."""
+    return value
+
+
+def instance_of(kind: type) -> Parser:
+    """Make a parser that takes instances of a class."""
+    return lambda name, value: read_as(kind.__name__, name, value, {kind.__name__: kind})
 
 
 def optional(parser: Parser) -> Parser:
@@ -135,7 +160,8 @@ def _flag(value: Any) -> Any:
 
 def _whole(value: Any) -> Any:
     number = _real(value)
-    return int(value) if number is not _LEFT_OPEN and float(number).is_integer() else _LEFT_OPEN
+    is_whole = number is not _LEFT_OPEN and abs(number) < 2**63 and float(number).is_integer()
+    return int(value) if is_whole else _LEFT_OPEN
 
 
 def _real(value: Any) -> Any:
@@ -162,7 +188,7 @@ def _instance(*classes: type) -> Callable[[Any], Any]:
 
 def _of_class(kind: Any) -> tuple[str, Callable[[Any], Any] | None]:
     """What a class of ours takes; nothing is checked for what is none, such as an alias."""
-    if not inspect.isclass(kind):
+    if kind is Any or not inspect.isclass(kind):
         return "", None
     article = "an" if kind.__name__[0] in "AEIOU" else "a"
     return f"{article} {kind.__name__}", _instance(kind)
@@ -176,7 +202,8 @@ _KINDS: dict[str, tuple[str, Callable[[Any], Any] | None]] = {
     "By": _TEXT,
     "Literal": _TEXT,
     "int": ("a whole number", _whole),
-    "float": (f"a number, at most {LARGEST:g}", _real),
+    "float": (f"a number, finite and up to {LARGEST:g}", _real),
+    "tuple": ("a pair", _list),
     "None": ("None", lambda value: None if value is None else _LEFT_OPEN),
     "Path": ("a path", _instance(PathLike)),
     "Mapping": ("a mapping", _instance(Mapping)),

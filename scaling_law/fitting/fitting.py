@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hub.base.errors import InputError
-from hub.base.inputs import reads, whole
+from hub.base.inputs import as_it_is, reads, whole
 from hub.base.progress import progress_line
 from hub.base.tables import Table
 from scaling_law.figures.law_figures import predicted_against_observed
@@ -306,7 +306,7 @@ def rms(errors: FloatArray) -> float:
     return float(np.sqrt(np.mean(errors**2))) if len(errors) else float("nan")
 
 
-@reads
+@reads(prior=as_it_is)
 def fit(
     runs: Any,
     kind: str = "joint",

@@ -26,7 +26,7 @@ import numpy as np
 
 from hub.base import strict_json
 from hub.base.errors import InputError
-from hub.base.inputs import reads
+from hub.base.inputs import as_it_is, reads
 from scaling_law.fitting.penalty import Coordinates, Penalty, natural_of, values_of
 from scaling_law.fitting.problem import Problem, make_problem
 from scaling_law.formulas.conditions import Conditions
@@ -443,7 +443,7 @@ def terms_of_experts(members: Iterable[Member], population: Prior) -> Prior:
     return estimate(sets, 1.0, population.dof, population.dependence, about=about, assumed=assumed)
 
 
-@reads
+@reads(name=as_it_is)
 def prior(
     name: str | Law = "public",
     without: str | Collection[str] = (),

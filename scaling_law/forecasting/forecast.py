@@ -11,7 +11,7 @@ from rich.console import Group
 from scipy.stats import norm
 
 from hub.base.errors import InputError, unknown
-from hub.base.inputs import reads, whole
+from hub.base.inputs import as_it_is, reads, whole
 from hub.base.tables import Table
 from hub.base.units import format_count
 from scaling_law.figures import drawing
@@ -104,7 +104,7 @@ class Forecast(Answer):
         return ax
 
 
-@reads(seed=whole())
+@reads(seed=whole(), prior=as_it_is)
 def forecast(
     runs: Any,
     at: Any,

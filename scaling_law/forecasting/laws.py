@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from hub.base.inputs import reads, whole
+from hub.base.inputs import as_it_is, reads, whole
 from scaling_law.fitting.fitting import errors_of, rms
 from scaling_law.fitting.prior import Prior
 from scaling_law.forecasting.forecast import learnt, read_table, table_of
@@ -23,7 +23,7 @@ AHEAD = 10.0  # times the largest run's FLOPs, unless said
 DRAWS = 400
 
 
-@reads(seed=whole())
+@reads(seed=whole(), prior=as_it_is)
 def stack_laws(
     runs: Any,
     flops: Quantity | None = None,

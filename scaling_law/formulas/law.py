@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hub.base.errors import InputError, unknown
-from hub.base.inputs import LARGEST
+from hub.base.inputs import LARGEST, numbers_of
 from hub.base.tables import Summarised, Table, literal
 from hub.base.units import parse_count, parse_experts
 from scaling_law.formulas.conditions import GUARD, Conditions, RangeCheck
@@ -60,7 +60,7 @@ class Formula(Summarised):
         if (experts := getattr(self, "experts", None)) is not None:  # of a law that holds for one E
             object.__setattr__(self, "experts", one_positive("experts", experts, 1.0))
         if self.draws is not None:
-            draws, columns = np.array(self.draws, float), len(self.coefficient_names())
+            draws, columns = numbers_of("draws", self.draws).copy(), len(self.coefficient_names())
             if draws.ndim != 2 or draws.shape[1] != columns:
                 raise InputError(f"draws have shape {draws.shape}; [n, {columns}] is needed")
             draws.setflags(write=False)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -375,8 +375,8 @@ def optimal(
     where no answer is within the range guard. Ludziejewski et al. 2025, Section "Compute and Memory Optimality".
     """
     tasks = tasks_named(accuracy)
-    if np.ndim(cast(Any, flops)):
-        budgets = np.asarray(flops).tolist()
+    budgets = [] if flops is None else numbers("flops", flops).tolist()
+    if flops is not None and isinstance(budgets, list):
         raise InputError(f"flops={budgets!r}: optimal takes one budget; ask once for each, or compute_optimal for all")
     budget, limits = read_question(law, flops, batch_ramp, **question)
     e = np.atleast_1d(asked_experts(law, experts))

@@ -51,7 +51,7 @@ def asked_experts(law: Formula, experts: Any) -> FloatArray:
     """The expert counts to answer for: numbers, text such as "1,2,4-8", or None for the law's own."""
     if not (e := numbers("experts", law.default_experts() if experts is None else experts)).size:
         raise InputError(f"experts={experts!r} must be one number or a list of them")
-    return e
+    return positive("experts", e, 1.0)
 
 
 @dataclass(frozen=True)

@@ -315,11 +315,11 @@ def _spent(law: Formula, a: Model, flops: Any, tokens: Any, limits: Limits) -> t
     if isinstance(a, Architecture):
         width, variables = float(a.d_model), dict[str, Any](a.variables())
         n_active = variables["n_active"]
-        variables["tokens"] = affordable_tokens(positive("flops", flops), n_active) if tokens is None else tokens
+        variables["tokens"] = affordable_tokens(one_positive("flops", flops), n_active) if tokens is None else tokens
     elif flops is None:
         raise InputError(f"tokens={tokens!r} goes with an Architecture as a: E = {a:g} alone has no size; give flops")
     else:
-        e, budget = _experts("a", a), positive("flops", flops)
+        e, budget = _experts("a", a), np.array(one_positive("flops", flops))
         width = float(optimal_widths(law, Budget.each(budget), e, limits).free)  # as free as b: below d_model 64, too
         variables = limits.variables(width, e, budget)
     return of_law(law, variables | {"tokens": positive("tokens", variables["tokens"])}), width

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hub.base.errors import InputError
+from hub.base.inputs import reads
 
 VOCAB_SIZE = 50257  # GPT-2's tokenizer
 HEAD_DIM = 64  # the d / 64 rule for the number of blocks and of heads
@@ -166,6 +167,7 @@ class LatentAttention:
                 _check_size(f"latent_attention: {f.name}", value)
 
 
+@reads
 @dataclass(frozen=True)
 class Architecture:
     """A decoder that can be built; by default one of the paper's, where `d_model` and `experts` say it all.
