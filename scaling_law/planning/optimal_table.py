@@ -22,7 +22,7 @@ from hub.base.units import format_bytes, format_count, format_flops, listed_expe
 from scaling_law.formulas import Formula
 from scaling_law.formulas.accuracy import accuracy_cells, expected, remarks, tasks_named
 from scaling_law.formulas.answers import Answer, plain, plain_fields
-from scaling_law.formulas.law import one_positive, percentile_interval
+from scaling_law.formulas.law import numbers, one_positive, percentile_interval
 from scaling_law.formulas.learning_rate import LearningRateLaw, peak_rate
 from scaling_law.machine.gpus import named_gpu
 from scaling_law.machine.layout import DoesNotFit, Placement
