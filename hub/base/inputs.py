@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import wraps
 from numbers import Real
 from os import PathLike
-from typing import Any, TypeVar, cast, overload
+from typing import Any, Literal, TypeVar, cast, get_origin, overload
 
 from hub.base.errors import InputError
 from hub.base.tables import literal
@@ -173,13 +173,21 @@ def _texts(value: Any) -> Any:
     is_list = isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping))
     is_scalar = getattr(value, "ndim", None) == 0
     items = list(value) if is_list and not is_scalar else [None]
-    return value if all(isinstance(item, str) for item in items) else _LEFT_OPEN
+    if not all(isinstance(item, str) for item in items):
+        return _LEFT_OPEN
+    return items if hasattr(value, "ndim") else value
 
 
 def _list(value: Any) -> Any:
     is_list = isinstance(value, Collection) and not isinstance(value, (str, bytes, Mapping))
-    is_array = getattr(value, "ndim", None) not in (None, 0)
-    return value if is_list or is_array else _LEFT_OPEN
+    return value if is_list and getattr(value, "ndim", 1) != 0 else _LEFT_OPEN
+
+
+def _array(value: Any) -> Any:
+    try:
+        return numbers_of("", value)
+    except InputError:
+        return _LEFT_OPEN
 
 
 def _instance(*classes: type) -> Callable[[Any], Any]:
@@ -188,6 +196,8 @@ def _instance(*classes: type) -> Callable[[Any], Any]:
 
 def _of_class(kind: Any) -> tuple[str, Callable[[Any], Any] | None]:
     """What a class of ours takes; nothing is checked for what is none, such as an alias."""
+    if get_origin(kind) is Literal:
+        return _TEXT
     if kind is Any or not inspect.isclass(kind):
         return "", None
     article = "an" if kind.__name__[0] in "AEIOU" else "a"
@@ -199,11 +209,12 @@ _LIST = ("a list of names", _texts)
 _KINDS: dict[str, tuple[str, Callable[[Any], Any] | None]] = {
     "bool": ("True or False", _flag),
     "str": _TEXT,
-    "By": _TEXT,
     "Literal": _TEXT,
     "int": ("a whole number", _whole),
     "float": (f"a number, finite and up to {LARGEST:g}", _real),
     "tuple": ("a pair", _list),
+    "FloatArray": ("numbers", _array),
+    "NDArray": ("numbers", _array),
     "None": ("None", lambda value: None if value is None else _LEFT_OPEN),
     "Path": ("a path", _instance(PathLike)),
     "Mapping": ("a mapping", _instance(Mapping)),

@@ -99,4 +99,8 @@ def backtest(train: Runs, test: Runs, laws: Mapping[str, Law | str | Forecaster]
 def _errors(law: Law | str | Forecaster, train: Runs, test: Runs) -> FloatArray:
     if isinstance(law, Law):
         return errors_of(law, test) - errors_of(law, train).mean()
-    return fit(train, law).errors_on(test) if isinstance(law, str) else np.asarray(law(train, test) - test.loss)
+    if isinstance(law, str):
+        return fit(train, law).errors_on(test)
+    if not callable(law):
+        raise InputError(f"laws: {law!r} must be a law, the name of a kind, or a function of (train, test)")
+    return np.asarray(law(train, test) - test.loss)

@@ -410,7 +410,9 @@ def fit(
 
 def _at(rows: NDArray[np.intp], values: Any, count: int) -> Any:
     """Take the rows of a setting that has a value for each of `count` runs."""
-    return np.asarray(values)[rows] if np.shape(values) == (count,) else values
+    is_list = isinstance(values, (Sequence, np.ndarray)) and not isinstance(values, str)
+    has_each = is_list and getattr(values, "ndim", 1) == 1 and len(values) == count
+    return np.asarray(values)[rows] if has_each else values
 
 
 def _best_kind(runs: Runs, options: Mapping[str, Any]) -> FitResult[Law]:

@@ -457,7 +457,7 @@ def prior(
     """
     if isinstance(name, Law) and experts is None:
         return prior_of(name, prior(without=without))
-    if name != "public" and not isinstance(name, Law):
+    if not isinstance(name, Law) and not (isinstance(name, str) and name == "public"):
         raise InputError(f"prior={name!r} {WANTED}")
     if experts not in (None, "pooled", "published") or isinstance(name, Law):
         raise InputError(f"experts={experts!r} must be 'pooled', 'published' or None, and None beside a law")

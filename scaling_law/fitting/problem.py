@@ -209,7 +209,7 @@ def _weights(runs: Runs, weights: Any) -> tuple[FloatArray, str]:
         raise InputError(unknown("weights=", weights, ["inverse_loss", *runs.columns]))
     try:
         array = np.asarray(runs.columns[weights] if named else weights, float)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         array = np.zeros(0)
     if array.shape != (len(runs),) or not np.all(np.isfinite(array) & (array >= 0)) or not array.any():
         label = f"={weights!r}" if named else ""

@@ -41,6 +41,8 @@ def fit_throughput(
     ValueError for fewer than three architectures, and for a time that is not positive.
     """
     for measured in measurements:
+        if not isinstance(measured, Measurement):
+            raise InputError(f"measurements: {measured!r} must be a Measurement")
         if not measured.step_seconds > 0:
             raise InputError(f"step_seconds={measured.step_seconds!r} of {measured.architecture} must be positive")
     models = list(dict.fromkeys(measured.architecture for measured in measurements))

@@ -149,6 +149,8 @@ class LiveForecast:
 
     def __post_init__(self) -> None:
         for curve in self.finished:
+            if not isinstance(curve, TrainingCurve):
+                raise InputError(f"finished: {curve!r} must be a TrainingCurve")
             if curve.final is None:
                 raise InputError(f"finished: run {curve.trunk!r} of {curve.horizon:g} tokens has no final loss yet")
             self._check_schedule(curve)

@@ -235,7 +235,7 @@ class RangeCheck:
         """The models' variables that are not None, by their names in `fitted_limits`, and D/N."""
         quantities = {LABELS.get(name, name): np.asarray(v, float) for name, v in self.at.items() if v is not None}
         if "N_act" in quantities and "D" in quantities:
-            with np.errstate(divide="ignore", invalid="ignore"):
+            with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
                 quantities["D/N"] = quantities["D"] / quantities["N_act"]
         return quantities
 

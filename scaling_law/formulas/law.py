@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hub.base.errors import InputError, unknown
-from hub.base.inputs import LARGEST, numbers_of
+from hub.base.inputs import LARGEST, numbers_of, shortened
 from hub.base.tables import Summarised, Table, literal
 from hub.base.units import parse_count, parse_experts
 from scaling_law.formulas.conditions import GUARD, Conditions, RangeCheck
@@ -46,8 +46,11 @@ class Formula(Summarised):
 
     def __post_init__(self) -> None:
         for name, value in self.coefficients.items():
-            if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not np.isfinite(value):
-                raise InputError(f"{name}={value!r} must be a finite number")
+            is_number = isinstance(value, (int, float, np.number)) and not isinstance(
+                value, (bool, np.complexfloating)
+            )
+            if not is_number or not abs(value) <= float(np.finfo(float).max):
+                raise InputError(f"{name}={shortened(value)} must be a finite number")
             least = "not be negative" if name in self.form.constants else "be positive"
             if name in self.form.positive and (value < 0 or (value == 0 and least == "be positive")):
                 raise InputError(f"{name}={value!r} must {least}")

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from hub.base import strict_json
 from hub.base.errors import InputError
-from hub.base.inputs import reads
+from hub.base.inputs import LARGEST, numbers_of, optional, reads
 from scaling_law.machine.efficiency import SMALL, published_runs
 from scaling_law.machine.gpus import named_gpu
 from scaling_law.size.architecture import Architecture
@@ -68,9 +68,13 @@ class ModelWork:
     @classmethod
     def of(cls, model: Architecture | Widths | Sequence[Architecture]) -> ModelWork:
         """Work of one architecture (numbers), or of several (arrays)."""
-        if isinstance(model, Sequence):
+        if isinstance(model, Sequence) and not isinstance(model, str):
             each = [vars(cls.of(one)) for one in model]
+            if not each:
+                raise InputError("model=[] must be an Architecture, or several")
             return cls(**{name: np.array([one[name] for one in each]) for name in each[0]})
+        if not hasattr(model, "forward_flops"):
+            raise InputError(f"model={model!r} must be an Architecture, or several")
         a, scores = model, model.forward_flops(1.0) - model.forward_flops()
         sent = a.routed_blocks * a.experts_per_token * a.d_model
         return cls(
@@ -174,6 +178,7 @@ class Throughput:
 
     # -- asking
 
+    @reads(tokens_per_step=numbers_of, micro_batch_tokens=optional(numbers_of))
     def step_seconds(
         self,
         model: Model,
@@ -252,13 +257,14 @@ class Throughput:
         count = self.devices if devices is None else devices
         batch = {"tokens_per_step": tokens_per_step, "micro_batch_tokens": micro, "sequence_length": length}
         for name, value in (batch | {"devices": count}).items():
-            if value is not None and not np.all(np.asarray(value) > 0):
-                raise InputError(f"{name}={value!r} must be positive")
+            if value is not None and not np.all((np.asarray(value) > 0) & (np.asarray(value) <= LARGEST)):
+                raise InputError(f"{name}={value!r} must be positive and finite")
         return _work_of(model).in_step(tokens_per_step, micro, length, count)
 
     # -- where it is from
 
     @classmethod
+    @reads
     def assumed(
         cls,
         gpu: str = "h100",

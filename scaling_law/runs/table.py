@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 import hub  # lazy: its rooms are imported when runs are read
 from hub.base.errors import InputError, RecordError, unknown
-from hub.base.inputs import reads
+from hub.base.inputs import reads, shortened
 from hub.base.tables import Summarised, Table, literal
 from hub.base.units import format_count
 from scaling_law.formulas.conditions import Conditions, FittedRange, fitted_ranges
@@ -118,7 +118,10 @@ class Runs(Summarised):
             trunk, trunk_source = np.arange(len(n)), OWN
         else:
             trunk_source = "given"
-        clusters = np.unique(np.asarray(trunk), return_inverse=True)[1].ravel()
+        try:
+            clusters = np.unique(np.asarray(trunk), return_inverse=True)[1].ravel()
+        except (TypeError, ValueError):
+            raise RunsError(f"trunk={shortened(trunk)} must be one id for each run") from None
         if len(names) != len(n) or len(clusters) != len(n):
             raise RunsError(f"run_id and trunk must have one entry for each of the {len(n)} runs")
         others = {name: _other(name, values, len(n)) for name, values in (columns or {}).items()}
