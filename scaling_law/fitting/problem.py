@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hub.base.errors import InputError, unknown
+from hub.base.inputs import numbers_of
 from hub.base.tables import literal
 from scaling_law.fitting.objective import Evaluation, FitSettings, Limits, Objective
 from scaling_law.fitting.solver import Solutions, minimise
@@ -223,7 +224,7 @@ def _one_sided(runs: Runs, one_sided: Any) -> NDArray[np.bool_]:
     if one_sided is None:
         return np.zeros(len(runs), bool)
     label = f"={one_sided!r}" if isinstance(one_sided, str) else ""
-    mask = runs.column(one_sided) if isinstance(one_sided, str) else np.asarray(one_sided)
+    mask = runs.column(one_sided) if isinstance(one_sided, str) else numbers_of("one_sided", one_sided)
     if mask.shape != (len(runs),) or not np.isin(mask, (0, 1)).all():
         raise InputError(f"one_sided{label} must be {len(runs)} values true or false, or the name of such a column")
     if mask.all():

@@ -257,7 +257,7 @@ class Throughput:
         count = self.devices if devices is None else devices
         batch = {"tokens_per_step": tokens_per_step, "micro_batch_tokens": micro, "sequence_length": length}
         for name, value in (batch | {"devices": count}).items():
-            if value is not None and not np.all((np.asarray(value) > 0) & (np.asarray(value) <= LARGEST)):
+            if value is not None and not np.all((np.asarray(value) >= 1 / LARGEST) & (np.asarray(value) <= LARGEST)):
                 raise InputError(f"{name}={value!r} must be positive and finite")
         return _work_of(model).in_step(tokens_per_step, micro, length, count)
 
