@@ -19,7 +19,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from hub.base import strict_json
 from hub.base.errors import InputError
-from hub.base.inputs import LARGEST, numbers_of, optional, reads
+from hub.base.inputs import LARGEST, as_it_is, numbers_of, optional, reads
+from hub.base.tables import literal
 from scaling_law.machine.efficiency import SMALL, published_runs
 from scaling_law.machine.gpus import named_gpu
 from scaling_law.size.architecture import Architecture
@@ -258,13 +259,13 @@ class Throughput:
         batch = {"tokens_per_step": tokens_per_step, "micro_batch_tokens": micro, "sequence_length": length}
         for name, value in (batch | {"devices": count}).items():
             if value is not None and not np.all((np.asarray(value) >= 1 / LARGEST) & (np.asarray(value) <= LARGEST)):
-                raise InputError(f"{name}={value!r} must be positive and finite")
+                raise InputError(f"{name}={literal(value)} must be positive and finite")
         return _work_of(model).in_step(tokens_per_step, micro, length, count)
 
     # -- where it is from
 
     @classmethod
-    @reads
+    @reads(gpu=as_it_is, mfu=as_it_is)
     def assumed(
         cls,
         gpu: str = "h100",

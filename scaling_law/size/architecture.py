@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hub.base.errors import InputError
-from hub.base.inputs import reads
+from hub.base.inputs import as_it_is, reads
 
 VOCAB_SIZE = 50257  # GPT-2's tokenizer
 HEAD_DIM = 64  # the d / 64 rule for the number of blocks and of heads
@@ -167,7 +167,7 @@ class LatentAttention:
                 _check_size(f"latent_attention: {f.name}", value)
 
 
-@reads
+@reads(latent_attention=as_it_is)
 @dataclass(frozen=True)
 class Architecture:
     """A decoder that can be built; by default one of the paper's, where `d_model` and `experts` say it all.

@@ -109,7 +109,7 @@ REFUSED = [
     (assumed(gpu="h100", precision="fp16"), "precision='fp16': NVIDIA H100 SXM computes in bf16, fp8"),
     (assumed(gpu="a100-40gb", precision="fp8", mfu=0.4), "precision='fp8': NVIDIA A100 SXM 40GB computes in bf16"),
     (assumed(gpu="h200", precision="fp4"), "precision='fp4': NVIDIA H200 SXM computes in bf16, fp8"),
-    (step(tokens_per_step=0), "tokens_per_step=0 must be positive"),
+    (step(tokens_per_step=0), "tokens_per_step=0.0 must be positive"),
     (of(MEASURED.step_seconds_draws, MODEL, 512)(), "has no draws"),
     (split(granularity=7), "granularity=7 must be a whole number that divides 3 d_model, 768"),
     (split(granularity=1.5), "granularity=1.5 must be a whole number"),
@@ -131,8 +131,8 @@ REFUSED = [
     (of(Architecture, 0)(), "d_model=0 must be an integer of at least 1"),
     (of(Architecture, 192)(n_heads=5), "d_model=192 is not divisible by n_heads=5"),
     (model(experts=0), "experts=0 must be an integer of at least 1"),
-    (model(experts=1.5), "experts=1.5 must be an integer"),
-    (model(n_blocks=True), "n_blocks=True must be an integer"),
+    (model(experts=1.5), "experts=1.5 must be a whole number"),
+    (model(n_blocks=True), "n_blocks=True must be a whole number"),
     (model(vocab_size=-1), "vocab_size=-1 must be an integer of at least 1"),
 ]
 
