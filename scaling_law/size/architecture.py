@@ -213,7 +213,15 @@ class Architecture:
 
     def __post_init__(self) -> None:
         if isinstance(self.latent_attention, Mapping):  # as in JSON
-            object.__setattr__(self, "latent_attention", LatentAttention(**self.latent_attention))
+            try:
+                object.__setattr__(self, "latent_attention", LatentAttention(**self.latent_attention))
+            except TypeError:
+                allowed = ", ".join(f.name for f in fields(LatentAttention))
+                raise InputError(
+                    f"latent_attention={self.latent_attention!r} must have the fields {allowed}"
+                ) from None
+        if not isinstance(self.latent_attention, LatentAttention | None):
+            raise InputError(f"latent_attention={self.latent_attention!r} must be a LatentAttention or None")
         heads_split_width = self.head_dim is None and self.latent_attention is None
         for name in ("shared_experts", "dense_blocks", "mixer_parameters", "attention_blocks"):
             if getattr(self, name) is not None:
