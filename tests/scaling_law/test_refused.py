@@ -49,6 +49,8 @@ REFUSED = [
     (hours(flops=np.array([1e20, 1e21])), "flops=[1e+20, 1e+21]: optimal takes one budget"),
     (hours(flops=1e21, gpus=8), "gpus goes with hours or money, not with flops=1e+21"),
     (hours(**HOURS | {"hours": -1}), "hours=-1 must be positive"),
+    (hours(**HOURS | {"hours": 1e-4}), "hours=0.0001 are too few: every compute optimum on 8"),
+    (optimal(accuracy=3), "accuracy=3 must be text or a list of names"),
     (hours(money=100, gpus=8, gpu="h100"), "money=100 needs a price, per GPU-hour"),
     (hours(**HOURS, price=0), "price=0 must be positive"),
     (hours(hours=72, gpus=1, gpu="l4", experts=[1e6], force=True), "needs 767 GB on each GPU"),
