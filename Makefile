@@ -63,7 +63,7 @@ endif
 # $(call logged,LOG,COMMAND): what an installer says goes to a file, to whose end an error points.
 logged = mkdir -p build; $(2) > build/$(1).log 2>&1 || { tail -n 4 build/$(1).log; echo "error: see build/$(1).log"; exit 1; } >&2
 
-BENCHMARKS := query_speed fit_speed clark_routing model_speed classes muon throughput hours checkpoints data_pipeline tokenising hub_releases
+BENCHMARKS := query_speed fit_speed large_tables clark_routing model_speed classes muon throughput hours checkpoints data_pipeline tokenising hub_releases
 BENCH_RESULTS := $(if $(FAST),build/bench,benchmarks/results)
 BENCH_PAGE := $(if $(FAST),build/bench/benchmarks.md,docs/benchmarks.md)
 

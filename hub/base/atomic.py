@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hub.base.errors import IntegrityError
+from hub.base.errors import IntegrityError, problem_lines
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -39,10 +39,20 @@ def write_json(path: Path, value: object) -> None:
     write_bytes(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
 
 
-def read_json(path: Path, default: Any) -> Any:
-    """The JSON in a file, or `default` where there is no file. Raises IntegrityError where it is none."""
+def read_json(path: Path, default: Any, kind: Any = Any) -> Any:
+    """Read the JSON in a file as a `kind`, such as list[Job], or return `default` where there is no file.
+
+    Raises IntegrityError where it is neither JSON nor of that kind.
+    """
+    import pydantic
+
+    if not path.exists():
+        return default
     try:
-        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else default
+        return pydantic.TypeAdapter(kind).validate_python(json.loads(path.read_text(encoding="utf-8")))
+    except pydantic.ValidationError as error:
+        problems = "; ".join(line for problem in error.errors() for line in problem_lines(problem))
+        raise IntegrityError(f"{path} is damaged: {problems.removeprefix(': ')}") from None
     except ValueError as error:  # neither JSON nor UTF-8
         raise IntegrityError(f"{path} is damaged: {error}") from None
 

@@ -73,9 +73,11 @@ def read(path: str | Path, format: str, newest: int) -> dict[str, Any]:
     """Read a file of `write`, by this version of the package or an older one; unknown fields are kept.
 
     Raises:
-        RecordError: it is not JSON, not of this format, or of a version above `newest`.
+        RecordError: it is a folder, not JSON, not of this format, or of a version above `newest`.
         OSError: the file cannot be read.
     """
+    if Path(path).is_dir():
+        raise RecordError(f"{path}: a folder, not a file")
     data = loads(Path(path).read_bytes(), what=str(path), max_bytes=MAX_FILE_BYTES)
     return checked(data, format, newest, str(path))
 

@@ -24,7 +24,7 @@ from hub.base.commands import (
 )
 from hub.base.errors import InputError
 from hub.base.tables import enumerated, show
-from scaling_law.formulas.law import positive
+from scaling_law.formulas.law import one_positive
 from scaling_law.formulas.learning_rate import DEFAULT_LAW
 from scaling_law.law.shelf import choose_law
 from scaling_law.law_files import FILE_NAME
@@ -186,7 +186,7 @@ def check_modes(context: typer.Context, modes: Mapping[str, Mode]) -> None:
 
 def nearest_width(d_model: float) -> int:
     """The multiple of 64 next to a d_model that `optimal` prints; where it is another, stderr says so."""
-    width = HEAD_DIM * max(1, round(float(positive("d_model", d_model)) / HEAD_DIM))
+    width = HEAD_DIM * max(1, round(one_positive("d_model", d_model) / HEAD_DIM))
     if width != d_model:
         typer.secho(f"d_model {d_model:g} is not a multiple of {HEAD_DIM}: using {width}", err=True, fg="yellow")
     return width

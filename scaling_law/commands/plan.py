@@ -15,7 +15,7 @@ from hub.base.tables import enumerated, show
 from hub.base.units import parse_count, parse_flops, parse_parameters, parse_tokens
 from scaling_law.commands.options import GPUS, command, exit_untrusted, nearest_width, option, quantity, rare
 from scaling_law.formulas.answers import Answer
-from scaling_law.formulas.law import positive
+from scaling_law.formulas.law import one_positive, positive
 from scaling_law.law import Law
 from scaling_law.planning import design
 from scaling_law.planning import scale_out as scaling
@@ -179,7 +179,7 @@ def next_runs(
     vocabulary = law.vocab_size if vocab_size is None else vocab_size
     widths = widths and [nearest_width(width) for width in widths]
     grid = {"experts": experts, "widths": widths, "tokens_per_parameter": tokens_per_parameter}
-    budget = float(positive("flops", flops))
+    budget = one_positive("flops", flops)
     candidates = design.budget_grid(budget, max_run_flops, **grid, vocab_size=vocabulary)
     answer = _answer(ask, limits, vocab_size)
     run: dict[str, Any] = {"noise": noise, "max_runs": max_runs, "warmup_tokens": warmup_tokens}

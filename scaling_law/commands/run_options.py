@@ -25,7 +25,15 @@ def _number_or_text(text: str) -> str | float:
     return text
 
 
-fixed = named(float, "name=number")
+def number_or_name(text: str) -> float | str:
+    """Read a number, or leave the name of another coefficient."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+fixed = named(number_or_name, "name=number or name=name")
 bound = named(_ends, "name=low:high (an end may be left out)")
 column = named(_number_or_text, "name=column, name=expression or name=number")
 RUNS = "Table (.csv, .jsonl, .json, .parquet, …), folder, release, TensorBoard folder, trainer_state.json, "
@@ -36,6 +44,7 @@ MIX = "Fit runs together that differ in these columns: optimizer,sequence_length
 BEST = "Keep the best run of each model and D over these tuned columns: learning_rate,batch."
 COLUMN = "A column from others: --column n_active=Na --column 'density=topk / nume' (repeatable)."
 REPEATED = "Column of unique tokens: more are repetitions, which count as what they are worth."
+FIXED = "Fix a coefficient, or tie it to another: --fix e_max=256, --fix alpha=beta (repeatable)."
 BOUND = "Bound a coefficient: --bound c=1:1.8, or c=:1.8 (repeatable)."
 
 
@@ -56,7 +65,7 @@ class OfRuns(Shared):
     skip_invalid: Annotated[bool, rare("Leave out unusable rows instead of stopping.", "--skip-invalid")] = False
     fixed: Annotated[
         list[Any],
-        quantity(fixed, "Fix a coefficient: --fix e_max=256 (repeatable).", "--fix", metavar="NAME=NUMBER", rare=True),
+        quantity(fixed, FIXED, "--fix", metavar="NAME=VALUE", rare=True),
     ] = []  # noqa: RUF012
     bounds: Annotated[list[Any], quantity(bound, BOUND, "--bound", metavar="NAME=LOW:HIGH", rare=True)] = []  # noqa: RUF012
     outliers: Annotated[

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from hub.base.inputs import reads
 from hub.base.units import format_count, format_flops
 from scaling_law.figures import drawing
 from scaling_law.figures.curves import Curve, Region, budget_curves, memory_curves
@@ -76,6 +77,7 @@ def shown_losses(curves: Sequence[Curve]) -> tuple[float, float]:
     return low - 0.25 * (high - low) - 0.005, high + 2.0 * (high - low) + 0.05
 
 
+@reads
 def memory_optimal(
     law: Formula,
     flops: float = 1e22,

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from hub.base.errors import InputError
+from hub.base.inputs import reads
 from hub.base.tables import ResultTable, Table
 from scaling_law.fitting.fitting import errors_of, fit, rms
 from scaling_law.law import Law
@@ -77,6 +78,7 @@ class Backtest(ResultTable):
         return Table(("law", "RMSE (95 %)", "mean error"), rows, title=title, notes=notes)
 
 
+@reads
 def backtest(train: Runs, test: Runs, laws: Mapping[str, Law | str | Forecaster]) -> Backtest:
     """Forecast the held-out runs `test` from the runs `train` by each of `laws`, under their names.
 
@@ -97,4 +99,8 @@ def backtest(train: Runs, test: Runs, laws: Mapping[str, Law | str | Forecaster]
 def _errors(law: Law | str | Forecaster, train: Runs, test: Runs) -> FloatArray:
     if isinstance(law, Law):
         return errors_of(law, test) - errors_of(law, train).mean()
-    return fit(train, law).errors_on(test) if isinstance(law, str) else np.asarray(law(train, test) - test.loss)
+    if isinstance(law, str):
+        return fit(train, law).errors_on(test)
+    if not callable(law):
+        raise InputError(f"laws: {law!r} must be a law, the name of a kind, or a function of (train, test)")
+    return np.asarray(law(train, test) - test.loss)

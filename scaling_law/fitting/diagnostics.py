@@ -26,6 +26,7 @@ Mask = NDArray[np.bool_]
 RESOLUTION = {SLOPE: 0.05, BY_DESIGN: 0.5, INTERACTION: 0.03, SIZE: 1.0, CONSTANT: 0.7, OUTER: 0.3, TRANSFORM: 0.7}
 RANK_TOLERANCE = 1e-7  # singular values this much below the largest count as zero
 CORE = 0.7  # the part of the runs that the trimmed fit rests on
+SAMPLED = 1024  # runs, at most, that the trimmed fit is searched on
 HALVES = 16  # random halves of the runs that the trimmed fit also starts from
 MOST = 0.3  # if a larger part of the runs is suspicious, the law or the table is wrong
 TAIL = 1e-6  # two-sided probability, in Student's t, beyond which a run is suspicious
@@ -43,15 +44,19 @@ def examine(objective: Objective, theta: FloatArray, free: Mask) -> tuple[float,
     """
     if not free.any():
         return 1.0, {}, ()
-    names = [name for name, is_free in zip(objective.names, free, strict=True) if is_free]
+    tied = np.isin(objective.names, [*objective.tied])
+    # What is tied to a coefficient that is fixed at a bound does not move.
+    moving = free | (tied & np.any(objective.carry[:, free] != 0, axis=1))
+    names = [name for name, moves in zip(objective.names, moving, strict=True) if moves]
+    to_natural = (objective.to_natural @ objective.carry)[np.ix_(moving, free)]
     residual, jacobian = (part[0] for part in objective.linearised(theta[None]))
     influence = objective.influence(residual)
     scale, singular, rotation = _decomposed(jacobian[:, free] * np.sqrt(influence)[:, None])
     seen = singular > RANK_TOLERANCE * singular.max(initial=1e-300)
-    spare = int(np.sum(influence > 0)) - len(names)
+    spare = int(np.sum(influence > 0)) - int(free.sum())
     variance = float(influence @ residual**2 / spare) if spare > 0 else np.inf
     # rows: parameters in the law's own coordinates, columns: singular directions
-    back = objective.to_natural[np.ix_(free, free)] @ (rotation.T / scale[:, None])
+    back = to_natural @ (rotation.T / scale[:, None])
     with np.errstate(divide="ignore", invalid="ignore"):
         errors = np.sqrt(variance * np.sum((back[:, seen] / singular[seen]) ** 2, axis=1))
     unseen = np.linalg.norm(back[:, ~seen], axis=1) > 1e-6 * np.linalg.norm(back, axis=1)
@@ -62,8 +67,7 @@ def examine(objective: Objective, theta: FloatArray, free: Mask) -> tuple[float,
     vague = tuple(name for name, error in table.items() if not error <= RESOLUTION[roles[name]])
     if objective.penalty is not None:
         rows = np.vstack([jacobian * np.sqrt(influence)[:, None], objective.prior_rows(theta)])[:, free]
-        root = objective.to_natural[np.ix_(free, free)]
-        variances = np.diag(root @ np.linalg.inv(rows.T @ rows) @ root.T) * objective.penalty.variance[0]
+        variances = np.diag(to_natural @ np.linalg.inv(rows.T @ rows) @ to_natural.T) * objective.penalty.variance[0]
         table = dict(zip(names, np.sqrt(variances).tolist(), strict=True))
     return condition, table, vague
 
@@ -72,14 +76,16 @@ def _decomposed(jacobian: FloatArray) -> tuple[FloatArray, FloatArray, FloatArra
     """The norms of the columns, and the singular values and right singular vectors once scaled by these."""
     scale = np.linalg.norm(jacobian, axis=0)
     scale = np.where(scale > 0, scale, 1.0)
-    _, singular, rotation = np.linalg.svd(jacobian / scale, full_matrices=True)
+    # All left vectors would be a matrix of rows × rows; all right ones come without them where there are enough rows.
+    _, singular, rotation = np.linalg.svd(jacobian / scale, full_matrices=len(jacobian) < len(scale))
     return scale, np.concatenate([singular, np.zeros(len(scale) - len(singular))]), rotation
 
 
 def design_problems(problem: Problem) -> list[str]:
     """Why the design of the runs cannot determine all the coefficients that are not fixed; empty if it can."""
     form, problems = problem.objective.form, []
-    free = {name for name in problem.objective.names if name not in problem.settings.fixed}
+    settings = problem.settings
+    free = {name for name in problem.objective.names if name not in settings.fixed and name not in settings.tied}
     columns = {name: column[~problem.objective.one_sided] for name, column in problem.columns.items()}
     count = len(columns["loss"])
     if count < len(free):
@@ -139,7 +145,7 @@ def omitted_variables(problem: Problem, theta: FloatArray, runs: Runs, errors: F
         if not np.isfinite(values).all() or _distinct(*tested) == _distinct(*tested, values):
             continue
         tested.append(values)
-        means = {value: float(errors[used][values == value].mean()) for value in np.unique(values).tolist()}
+        means = _means(values, errors[used])
         x = np.log(values) if min(means) > 0 else values
         x = (x - x.mean()) / x.std()
         more = np.column_stack([columns, x[:, None] ** np.arange(1, min(len(means), 3))])
@@ -172,6 +178,13 @@ def depends(residual: FloatArray, columns: FloatArray, x: FloatArray) -> bool:
     if not added or spare < 1:
         return False
     return bool(fdtrc(added, spare, (before - after) / added / max(after / spare, 1e-300)) < CHANCE)
+
+
+def _means(values: FloatArray, errors: FloatArray) -> dict[float, float]:
+    """The mean error of each value [n]."""
+    distinct, place = np.unique(values, return_inverse=True)
+    means = np.bincount(place, errors) / np.bincount(place)
+    return dict(zip(distinct.tolist(), means.tolist(), strict=True))
 
 
 def _distinct(*columns: FloatArray) -> int:
@@ -210,7 +223,12 @@ def find_outliers(problem: Problem, theta: FloatArray) -> Outliers:
     if np.all((np.abs(residual) <= SMALLEST)[used] | (one_sided & (residual > 0))[used]):
         return Outliers(np.zeros_like(used), residual, theta, False)
     problem = problem.with_constant_below(float(np.quantile(loss[used], MOST)))  # a bad run must not limit it
-    kept, theta = _core(problem, theta, weight)
+    sample = problem.sample(SAMPLED)
+    kept, theta = _core(sample, theta)
+    if sample is not problem:
+        measured = problem.measured
+        nearest, _ = _nearest(problem, theta[None], measured, int(np.ceil(CORE * measured.sum())))
+        kept = nearest[0] | (used & ~measured)
     for _ in range(20):
         deviation, limit = _judge(problem, theta, kept)
         agree = used & ((np.abs(deviation) <= limit) | (one_sided & (deviation > 0)))
@@ -221,8 +239,9 @@ def find_outliers(problem: Problem, theta: FloatArray) -> Outliers:
     return Outliers(suspicious, deviation, theta, bool(suspicious.sum() > MOST * used.sum()))
 
 
-def _core(problem: Problem, theta: FloatArray, weight: FloatArray) -> tuple[Mask, FloatArray]:
+def _core(problem: Problem, theta: FloatArray) -> tuple[Mask, FloatArray]:
     """The runs [n] of the best trimmed fit, one-sided ones included, and that fit."""
+    weight = problem.objective.weight
     used, free = problem.measured, int(np.sum(problem.lower < problem.upper))
     bounds = problem.used & ~used
     count = int(used.sum())

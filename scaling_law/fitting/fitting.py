@@ -14,12 +14,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hub.base.errors import InputError, given
+from hub.base.inputs import as_it_is, reads, whole
 from hub.base.progress import progress_line
 from hub.base.tables import Table
 from scaling_law.figures.law_figures import predicted_against_observed
 from scaling_law.fitting.diagnostics import MOST, design_problems, examine, find_outliers, omitted_variables
 from scaling_law.fitting.prior import Prior, read_prior, under
-from scaling_law.fitting.problem import Problem, make_problem, start_points, variables_of
+from scaling_law.fitting.problem import BATCH, Problem, make_problem, start_points, variables_of
 from scaling_law.fitting.repetition import (
     REPEATED,
     UNIQUE,
@@ -40,6 +41,7 @@ from scaling_law.law import LAWS, Law
 from scaling_law.runs.recipes import check_mix, differences, in_words, names_mixed
 from scaling_law.runs.rows import RunsError
 from scaling_law.runs.table import Runs, load_runs
+from scaling_law.runs.thinning import rows_of_curves, with_few_checkpoints
 from scaling_law.size.architecture import DESIGN_VARIABLES
 from scaling_law.size.arrays import FloatArray
 
@@ -52,7 +54,8 @@ HELD: dict[str, Any] = {"hold_transform": True, "max_iterations": 60, "tolerance
 LEAVE_OUT = 'outliers="set_aside" leaves them out'
 ALL = "all"  # kinds of laws
 NO_CUT = "no cut of compute leaves six runs of three sizes below it"
-BATCH = 128  # starts solved together: arrays of 128 × runs stay in the processor's cache
+SEARCHED = 1024  # runs, at most, that starts are searched on; the best `FINALISTS` end on all runs
+FINALISTS = 8
 MANY = 1000  # starts, of which those that share a basin are solved once
 
 
@@ -64,7 +67,8 @@ class FitStatus:
     `distances` for parameters of transforms ("e_max − e_start"), absolute for the rest; with a `prior`, they count it.
     `suspicious` runs lie far from the law of the others, the farthest first; `deviations` is their loss minus that of
     the fit without them, nats per token. `omitted`, `doubts`: as of Conditions. `blended`: the runs differ so much in
-    settings that no answer of their law is to be trusted. `repetition`: what R* rest on, in sentences.
+    settings that no answer of their law is to be trusted. `repetition`: what R* rest on, in sentences. `tied`
+    coefficients equal the one they name.
     """
 
     converged: bool
@@ -88,6 +92,7 @@ class FitStatus:
     doubts: tuple[str, ...] = ()
     blended: bool = False
     repetition: tuple[str, ...] = ()
+    tied: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def trusted(self) -> bool:
@@ -101,7 +106,8 @@ class FitStatus:
         vague = ", ".join(dict.fromkeys(self.undetermined + self.bounds_hit))
         open_to = "left to the prior" if self.prior else "not determined by the data"
         rest = f"{open_to}: {vague}" if vague else "all coefficients determined"
-        return f"{state}, {agreement}; {rest}"
+        ties = "".join(f"; {name} = {leader}" for name, leader in self.tied.items())
+        return f"{state}, {agreement}; {rest}{ties}"
 
     @property
     def messages(self) -> tuple[str, ...]:
@@ -203,7 +209,9 @@ class FitResult(Answer, Generic[LawT_co]):
 
     @property
     def fitted(self) -> list[str]:
-        return [name for name in self.law.coefficients if name not in self.problem.settings.fixed]
+        """The coefficients that the fit moved; those tied to them go along."""
+        settings = self.problem.settings
+        return [name for name in self.law.coefficients if name not in settings.fixed and name not in settings.tied]
 
     @property
     def residuals(self) -> FloatArray:
@@ -224,6 +232,7 @@ class FitResult(Answer, Generic[LawT_co]):
         errors, experts = self.residuals[self.measured], self.runs.experts[self.measured]
         return {float(e): errors[experts == e] for e in np.unique(experts)}
 
+    @reads(n_resamples=whole(2), seed=whole())
     def bootstrap(self, n_resamples: int = 1000, seed: int = 0, progress: bool = False) -> Bootstrap:
         """Refits to resampled trunks, from the optimum; under a prior, each with a mean drawn from it."""
         return bootstrap(self.law, self.problem, self.theta, self.runs, n_resamples, seed, progress)
@@ -252,20 +261,22 @@ class FitResult(Answer, Generic[LawT_co]):
 
     def to_rows(self) -> list[dict[str, Any]]:
         """One row per coefficient; the standard error is NaN where it is fixed or at a bound."""
-        status, fitted, values = self.status, self.fitted, self.law.coefficients
+        status, settings, values = self.status, self.problem.settings, self.law.coefficients
+        fixed = {*settings.fixed}
         vague = {*status.undetermined, *status.bounds_hit}
         if self.repetition is not None:
             values = values | self.repetition.coefficients
-            fitted = [*fitted, *self.repetition.errors]
+            fixed |= {*self.repetition.coefficients} - {*self.repetition.errors}
         return [
             {
                 "coefficient": name,
                 "value": value,
                 "standard_error": status.standard_errors.get(name, float("nan")),
                 "of_logarithm": name in status.logarithmic,
-                "fixed": name not in fitted,
+                "fixed": name in fixed,
+                "tied_to": settings.tied.get(name),
                 "at_bound": name in status.bounds_hit,
-                "determined": name in fitted and name not in vague,
+                "determined": name not in fixed and settings.tied.get(name, name) not in vague,
             }
             for name, value in values.items()
         ]
@@ -290,6 +301,7 @@ class FitResult(Answer, Generic[LawT_co]):
             error = status.error_in_words(name) if status.standard_errors.get(name) else ""
             vague = "left to the prior" if status.prior else "not determined"
             note = "at a bound" if row["at_bound"] else vague if doubtful else ""
+            note = f"= {row['tied_to']}" if row["tied_to"] else note
             rows.append((name, f"{row['value']:.5g}", "fixed" if row["fixed"] else error, note))
             styles.append("yellow" if doubtful else "")
         coefficients = Table(("", "value", "standard error", ""), rows, title="Coefficients", styles=styles)
@@ -317,6 +329,7 @@ def finite(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None
 
 
+@reads
 def errors_of(law: Law, runs: Runs) -> FloatArray:
     """Predicted minus observed loss, nats per token, [n]. RunsError for a variable of the law that the runs lack."""
     variables = variables_of(runs, law)
@@ -330,6 +343,7 @@ def rms(errors: FloatArray) -> float:
     return float(np.sqrt(np.mean(errors**2))) if len(errors) else float("nan")
 
 
+@reads(prior=as_it_is)
 def fit(
     runs: Any,
     kind: str = "joint",
@@ -337,7 +351,7 @@ def fit(
     huber_delta: float = 0.01,
     weights: str | ArrayLike | None = None,
     l2: float = 0.0,
-    fixed: Mapping[str, float] | None = None,
+    fixed: Mapping[str, float | str] | None = None,
     bounds: Mapping[str, tuple[float, float]] | None = None,
     starts: Literal["scaled", "paper"] | Sequence[Law] = "scaled",
     release: int | None = None,
@@ -363,9 +377,10 @@ def fit(
             proportional to 1 / loss (lowest loss: 1).
         l2: weight decay on the summed objective, in the law's parameters (logarithms for a, b, c). The paper's 1e-5
             moves the answer far along its flat directions.
-        fixed, bounds: values such as {"e_max": 256.0}, and closed intervals such as {"c": (1.0, 1.8),
-            "e_max": (64, None)}; None keeps the default end: 0 < c ≤ the lowest loss, 1.01 ≤ E_start ≤ 101,
-            1 ≤ E_max − E_start ≤ 1e5, the rest very wide. E_start stays below the lower bound of E_max.
+        fixed: values such as {"e_max": 256.0}, and ties such as {"alpha": "beta"}: two exponents that stay equal.
+        bounds: closed intervals such as {"c": (1.0, 1.8), "e_max": (64, None)}; None keeps the default end:
+            0 < c ≤ the lowest loss, 1.01 ≤ E_start ≤ 101, 1 ≤ E_max − E_start ≤ 1e5, the rest very wide. E_start stays
+            below the lower bound of E_max.
         starts: "scaled" (a few hundred around the data), "paper" (its full grid), or laws to start from.
         release: how many starts enter the second stage (None: 256 of the paper's grid, 64 of the scaled one).
         outliers: "keep" fits runs far from the law of the others (`fitting.diagnostics`), "set_aside" leaves them out
@@ -400,6 +415,10 @@ def fit(
         raise InputError(f"outliers={outliers!r} must be 'keep' or 'set_aside'")
     if release is not None:
         check_count("release", release, 1)
+    rows = rows_of_curves(table)
+    n_rows = len(table)
+    table = with_few_checkpoints(table, rows)
+    weights, one_sided = (_at(rows, values, n_rows) for values in (weights, one_sided))
     problem = make_problem(table, kind, huber_delta, weights, l2, fixed, bounds, starts, one_sided)
     variables = problem.objective.form.variables
     check_mix(table.recipe, variables, mix, table.source, (*table.columns, *table.texts))
@@ -408,13 +427,14 @@ def fit(
     if counted:
         problem = repeated(problem, table[UNIQUE], Repetition())
     warnings = _design_warnings(table, problem, allow_unidentifiable or prior is not None)
+    warnings += [table.thinned] if table.thinned else []
     theta = start_points(problem, starts)
     if prior is not None:
         prior = read_prior(prior)
         problem, theta = under(prior, problem, theta)
     search = {"n_starts": len(theta), "prior": problem.settings.prior, "doubts": doubts, "blended": blended}
     if isinstance(starts, str):
-        final = _two_stages(problem, theta, release or (256 if starts == "paper" else 64), progress)
+        final = _searched(problem, theta, release or (256 if starts == "paper" else 64), progress)
     else:
         final = _released(problem, theta)
     repetition = None
@@ -465,6 +485,13 @@ def _counted(result: FitResult[Law], repetition: RepetitionFit | None) -> FitRes
     return replace(result, law=law, status=status, repetition=repetition)
 
 
+def _at(rows: NDArray[np.intp], values: Any, count: int) -> Any:
+    """Take the rows of a setting that has a value for each of `count` runs."""
+    is_list = isinstance(values, (Sequence, np.ndarray)) and not isinstance(values, str)
+    has_each = is_list and getattr(values, "ndim", 1) == 1 and len(values) == count
+    return np.asarray(values)[rows] if has_each else values
+
+
 def _best_kind(runs: Runs, options: Mapping[str, Any]) -> FitResult[Law]:
     """The fit of the kind that rolling origin ranks first. ValueError where no cut leaves enough runs below it."""
     single = {name: options[name] for name in ("fixed", "bounds") if options[name]}
@@ -501,13 +528,21 @@ def _best_kind(runs: Runs, options: Mapping[str, Any]) -> FitResult[Law]:
 
 
 def _released(problem: Problem, theta: FloatArray) -> Solutions:
-    return Solutions.sorted(problem.solve(theta, max_iterations=1000, tolerance=1e-12))
+    parts = (problem.solve(batch, max_iterations=1000, tolerance=1e-12) for batch in _batches(problem, theta))
+    return Solutions.sorted(*parts)
 
 
 def _agree(final: Solutions, problem: Problem) -> int:
     """How many starts reached the lowest objective."""
     best = float(final.cost.min())
     return int(np.sum(np.abs(final.cost - best) <= best * AGREEMENT + 10.0 * problem.floor))
+
+
+def _searched(problem: Problem, theta: FloatArray, release: int, progress: bool) -> Solutions:
+    """The best of the starts θ [S, p] on all runs, of many runs after a search on a sample of them."""
+    sample = problem.sample(SEARCHED)
+    final = _two_stages(sample, theta, release, progress)
+    return final if sample is problem else _released(problem, final.theta[:FINALISTS])
 
 
 def _two_stages(problem: Problem, theta: FloatArray, release: int, progress: bool) -> Solutions:
@@ -530,14 +565,14 @@ def _first_stage(problem: Problem, theta: FloatArray, progress: bool) -> Solutio
         groups = [theta[index.ravel() == i] for i in range(len(shared))]
     parts: list[Solutions] = []
     with progress_line("fit", len(theta), "starts", progress) as advance:
-        for batch in (batch for group in groups for batch in _batches(group)):
+        for batch in (batch for group in groups for batch in _batches(problem, group)):
             parts.append(problem.solve(batch, **HELD))
             advance(len(batch), f"objective {min(float(part.cost.min()) for part in parts):.4g}")
     return Solutions.sorted(*parts)
 
 
-def _batches(theta: FloatArray) -> list[FloatArray]:
-    return [theta[i : i + BATCH] for i in range(0, len(theta), BATCH)]
+def _batches(problem: Problem, theta: FloatArray) -> list[FloatArray]:
+    return [theta[i : i + problem.batch] for i in range(0, len(theta), problem.batch)]
 
 
 def distinct_starts(problem: Problem, theta: FloatArray) -> NDArray[np.bool_]:
@@ -549,14 +584,16 @@ def distinct_starts(problem: Problem, theta: FloatArray) -> NDArray[np.bool_]:
     """
     if len(theta) <= MANY or np.ptp(theta[:, problem.objective.first_transform :], axis=0).any():
         return np.ones(len(theta), bool)
-    steps = [problem.solve(batch, **HELD | {"max_iterations": 1}) for batch in _batches(theta)]
+    steps = [problem.solve(batch, **HELD | {"max_iterations": 1}) for batch in _batches(problem, theta)]
     points, last = (np.concatenate([getattr(part, name) for part in steps]) for name in ("theta", "cost"))
     lowest = np.argsort(last, kind="stable")[:BATCH]
     best = Solutions.sorted(problem.solve(theta[lowest], **HELD))
     falls = last >= best.cost[0]
     for part in (0.25, 0.5, 0.75):
         way = points + part * (best.theta[0] - points)
-        cost = np.concatenate([problem.objective.evaluate(p, hold_transform=True).cost for p in _batches(way)])
+        cost = np.concatenate(
+            [problem.objective.evaluate(p, hold_transform=True).cost for p in _batches(problem, way)]
+        )
         falls &= cost <= last
         last = cost
     falls[lowest] = False  # the best itself, and others for it to agree with
@@ -618,6 +655,7 @@ def describe(
         n_trunks=used.n_trunks,
         trunk_source=used.trunk_source,
         omitted=(*omitted_variables(problem, theta, runs, errors), *unexplained_repetition(problem, theta, runs)),
+        tied=problem.settings.tied,
         **search,
     )
     aside = f"; {len(status.set_aside)} of {len(runs)} runs set aside as outliers" if status.set_aside else ""
@@ -625,6 +663,7 @@ def describe(
     aside += f"; {bounds} of {len(runs)} runs as upper bounds" if bounds else ""
     selection = f", where {runs.where}" if runs.where else ""
     selection += f", read with {runs.read_as}" if runs.read_as else ""
+    selection += f"; {runs.thinned}" if runs.thinned else ""
     selection += f", under a prior from {problem.settings.prior}" if problem.settings.prior else ""
     spans = {n: used.column(n) for n in sorted({*law.form.variables} - {"n_active", "tokens", "experts"})}
     mixed = differences(used.recipe, law.form.variables)

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hub.base.errors import InputError
+from hub.base.inputs import numbers_of, optional, reads
 from hub.base.tables import Table
 from hub.base.units import format_count
 from hub.record.names import size_name
@@ -36,6 +37,13 @@ _SLOPES = {  # column of a fit: the law's coefficient and range, and what the co
 _SHAPE = ("d_model", "n_blocks", "n_heads", "vocab_size")  # of a model of a grid
 
 
+@reads(
+    counted_parameters=numbers_of,
+    experts=numbers_of,
+    learning_rates=numbers_of,
+    tokens=optional(numbers_of),
+    batch_tokens=optional(numbers_of),
+)
 def fit_learning_rate(
     counted_parameters: ArrayLike,
     experts: ArrayLike,

@@ -17,6 +17,7 @@ import numpy as np
 from scipy.stats import t as student
 
 from hub.base.errors import InputError, unknown
+from hub.base.inputs import reads
 from hub.base.tables import ResultTable, Table
 from scaling_law.fitting.fitting import errors_of, fit
 from scaling_law.formulas.law import check_level
@@ -46,6 +47,7 @@ class MeasuredSpeedup(ResultTable):
         return Table.of(self.to_rows(), title="Times its FLOPs that the baseline needs for a run's loss", notes=notes)
 
 
+@reads
 def measured_speedup(
     baseline: Any,
     runs: Any,

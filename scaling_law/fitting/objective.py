@@ -14,8 +14,9 @@ A one-sided run is an upper bound: an untuned run's loss is at least that of the
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -68,11 +69,13 @@ class FitSettings:
     outliers: str = "keep"
     one_sided: int = 0
     prior: str = ""
+    tied: Mapping[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         settings: dict[str, Any] = {"loss": "huber", "delta": self.huber_delta, "on": "ln L", "aggregation": "sum"}
         settings |= {name: getattr(self, name) for name in ("weights", "l2", "fixed", "starts", "outliers")}
         settings["bounds"] = {k: [end if np.isfinite(end) else None for end in v] for k, v in self.bounds.items()}
+        settings |= {"tied": self.tied} if self.tied else {}
         settings |= {"one_sided": self.one_sided} if self.one_sided else {}
         settings |= {"prior": self.prior} if self.prior else {}
         return settings
@@ -84,6 +87,9 @@ class Objective:
     `columns` are the law's variables, "loss" and "weight", each [n]. `l2` acts in uncentred coordinates, as in the
     paper. Terms with a fixed or bounded coefficient are not centred, and parameters of transforms that are keep their
     distance from a fixed floor. `one_sided` [n] are the runs that bound the law from above.
+
+    Coefficients that are `tied` to others do not move by themselves: gradients, Jacobians and curvatures are along
+    `carry` [p, p], which takes any θ to one that keeps the ties, and are zero for theirs.
     """
 
     def __init__(self, settings: FitSettings, columns: Mapping[str, FloatArray], one_sided: Mask) -> None:
@@ -104,6 +110,8 @@ class Objective:
         self.outer = self.names.index(self.form.outer) if self.form.outer else None
         self.follows = {p.name: p.above for p in self.form.parameters if p.above and p.name not in limited}
         self.terms, self.to_natural = self._centred(limited)
+        self.tied = settings.tied
+        self.carry = self._carry()
         self.penalty: Penalty | None = None
         self._last: tuple[bytes, tuple[Logs, list[FloatArray], list[FloatArray]]] | None = None
 
@@ -115,6 +123,17 @@ class Objective:
     def distances(self) -> dict[str, str]:
         """What is fitted as its logarithm for each parameter of a transform, in words."""
         return {p.name: f"{p.name} − {self.follows.get(p.name, f'{p.floor:g}')}" for p in self.form.parameters}
+
+    def of_rows(self, rows: NDArray[np.intp]) -> Objective:
+        """Sum over these runs alone; θ keeps its meaning."""
+        part = copy.copy(self)
+        part.target = self.target[rows]
+        part.weight = self.weight[rows]
+        part.one_sided = self.one_sided[rows]
+        part.logs = {name: column[rows] for name, column in self.logs.items()}
+        part.grids = [(distinct, index[rows]) for distinct, index in self.grids]
+        part._last = None
+        return part
 
     def reference_logs(self) -> dict[str, FloatArray]:
         """All logarithms [n], of transforms at their first start."""
@@ -137,6 +156,16 @@ class Objective:
             terms.append(Columns(at, features, term.offset, matrix[np.ix_(rows, rows)]))
         return terms, matrix
 
+    def _carry(self) -> FloatArray:
+        """The matrix from θ to the θ whose tied coefficients equal those that they follow."""
+        follow = np.array([self.names.index(name) for name in self.tied], int)
+        lead = np.array([self.names.index(name) for name in self.tied.values()], int)
+        carry = np.eye(self.size)
+        apart = self.to_natural[follow] - self.to_natural[lead]
+        carry[follow] = 0.0
+        carry[follow] = -np.linalg.solve(apart[:, follow], apart @ carry)
+        return carry
+
     def from_coefficients(self, values: Mapping[str, Any]) -> FloatArray:
         """θ of coefficients given as scalars or arrays [S]; shape [p] or [S, p]."""
         return np.asarray(np.linalg.solve(self.to_natural, natural_of(self.form, values, self.follows).T).T)
@@ -145,6 +174,7 @@ class Objective:
         """Coefficients in the law's order, of θ's shape."""
         values = values_of(self.form, theta @ self.to_natural.T, self.follows)
         values |= {name: np.full(theta.shape[:-1], value) for name, value in self.fixed.items()}
+        values |= {name: values[leader] for name, leader in self.tied.items()}
         return np.stack([values[name] for name in LAWS[self.law].coefficient_names()], axis=-1)
 
     def make_law(self, theta: FloatArray) -> Law:
@@ -160,7 +190,8 @@ class Objective:
         """ln L̂ − ln L, [S, n], and its derivatives ∂ ln L̂ / ∂θ, [S, n, p]."""
         logs, slopes, designs = self._features(theta)
         residual, shares = self._prediction(theta, logs, designs)
-        return residual, self._jacobian(theta, logs, designs, slopes, residual, shares)
+        jacobian = self._jacobian(theta, logs, designs, slopes, residual, shares)
+        return residual, jacobian @ self.carry if self.tied else jacobian
 
     def idle(self, residual: FloatArray) -> Mask:
         """One-sided runs that the law lies below, which cost nothing; of the residuals' shape."""
@@ -177,7 +208,7 @@ class Objective:
             return np.zeros((0, self.size))
         natural = self.to_natural @ theta
         slopes = self.penalty.coordinates.jacobian(natural) @ self.to_natural
-        return np.asarray(np.sqrt(self.penalty.variance[0]) * self.penalty.root(natural).T @ slopes)
+        return np.asarray(np.sqrt(self.penalty.variance[0]) * self.penalty.root(natural).T @ slopes @ self.carry)
 
     def evaluate(
         self,
@@ -194,6 +225,7 @@ class Objective:
         Where all θ share the transforms' parameters, `hold_transform` fixes them, and a few matrix products serve all.
         """
         weight = self.weight if weight is None else weight
+        theta = theta @ self.carry.T if self.tied else theta
         logs, slopes, designs = self._features(theta[:1] if hold_transform else theta)
         residual, shares = self._prediction(theta, logs, designs)
         size = np.abs(residual)
@@ -220,6 +252,9 @@ class Objective:
             cost = cost + by_prior
             gradient = gradient + slope @ self.to_natural
             curvature = curvature + self.to_natural.T @ bend @ self.to_natural
+        if self.tied:
+            gradient = gradient @ self.carry
+            curvature = self.carry.T @ curvature @ self.carry
         return Evaluation(cost, gradient, curvature)
 
     def _features(self, theta: FloatArray) -> tuple[Logs, list[FloatArray], list[FloatArray]]:

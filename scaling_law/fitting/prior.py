@@ -26,6 +26,7 @@ import numpy as np
 
 from hub.base import strict_json
 from hub.base.errors import InputError
+from hub.base.inputs import as_it_is, reads
 from scaling_law.fitting.penalty import Coordinates, Penalty, natural_of, values_of
 from scaling_law.fitting.problem import Problem, make_problem
 from scaling_law.formulas.conditions import Conditions
@@ -442,6 +443,7 @@ def terms_of_experts(members: Iterable[Member], population: Prior) -> Prior:
     return estimate(sets, 1.0, population.dof, population.dependence, about=about, assumed=assumed)
 
 
+@reads(name=as_it_is)
 def prior(
     name: str | Law = "public",
     without: str | Collection[str] = (),
@@ -455,7 +457,7 @@ def prior(
     """
     if isinstance(name, Law) and experts is None:
         return prior_of(name, prior(without=without))
-    if name != "public" and not isinstance(name, Law):
+    if not isinstance(name, Law) and not (isinstance(name, str) and name == "public"):
         raise InputError(f"prior={name!r} {WANTED}")
     if experts not in (None, "pooled", "published") or isinstance(name, Law):
         raise InputError(f"experts={experts!r} must be 'pooled', 'published' or None, and None beside a law")

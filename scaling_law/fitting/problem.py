@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hub.base.errors import InputError, unknown
+from hub.base.inputs import numbers_of
 from hub.base.tables import literal
 from scaling_law.fitting.objective import Evaluation, FitSettings, Limits, Objective
 from scaling_law.fitting.solver import Solutions, minimise
@@ -26,6 +27,7 @@ from scaling_law.formulas.terms import (
     OUTER,
     SIZE,
     SLOPE,
+    TRANSFORM,
     Form,
     Term,
     derivative,
@@ -33,8 +35,11 @@ from scaling_law.formulas.terms import (
 )
 from scaling_law.law import LAWS, Law
 from scaling_law.runs.table import Runs, RunsError
+from scaling_law.runs.thinning import spread_evenly
 from scaling_law.size.arrays import FloatArray
 
+BATCH = 128  # starts solved together: arrays of 128 × runs stay in the processor's cache
+CELLS = 1_000_000  # starts × runs, at most, that are solved together
 C_BOX = 1e-6  # smallest c, as a part of the lowest loss
 # Keeps degenerate data and resamples from running to infinity, for coefficients of centred (True) and plain features:
 # of the logarithms of scales and outer exponents, else of the coefficients themselves.
@@ -90,6 +95,18 @@ class Problem:
         here = [name in free for name in self.objective.names]
         return replace(self, upper=np.where(here, np.log(loss), self.upper))
 
+    def sample(self, most: int) -> Problem:
+        """The problem of at most about `most` of the runs used, spread evenly over models, with all extremes.
+
+        Bounds stay those of all runs. The problem itself where it has no more runs than that.
+        """
+        used = np.flatnonzero(self.used)
+        if len(used) <= most:
+            return self
+        rows = used[spread_evenly([column[used] for column in self.columns.values()], most)]
+        columns = {name: column[rows] for name, column in self.columns.items()}
+        return replace(self, objective=self.objective.of_rows(rows), columns=columns)
+
     def without(self, aside: NDArray[np.bool_]) -> Problem:
         """The problem without the runs of the mask [n]: their weight is 0, and c may lie above their losses."""
         kept = self.used & ~aside
@@ -114,7 +131,15 @@ class Problem:
             weights = None if weight is None else weight[rows]
             return self.objective.evaluate(points, weights, hold_transform=hold_transform, rows=rows)
 
-        return minimise(evaluate, theta, lower, upper, floor=self.floor, **options)
+        solutions = minimise(evaluate, theta, lower, upper, floor=self.floor, **options)
+        if not self.settings.tied:
+            return solutions
+        return replace(solutions, theta=solutions.theta @ self.objective.carry.T)
+
+    @property
+    def batch(self) -> int:
+        """How many starts to solve together: their arrays of starts × runs stay small."""
+        return int(np.clip(CELLS // max(len(self.objective.target), 1), 1, BATCH))
 
 
 def make_problem(
@@ -123,7 +148,7 @@ def make_problem(
     huber_delta: float = 0.01,
     weights: Any = None,
     l2: float = 0.0,
-    fixed: Mapping[str, float] | None = None,
+    fixed: Mapping[str, float | str] | None = None,
     bounds: Limits | None = None,
     starts: Any = "scaled",
     one_sided: Any = None,
@@ -143,10 +168,13 @@ def make_problem(
     name = starts if isinstance(starts, str) else f"{len(starts)} given laws"
     weight, weights_name = _weights(runs, weights)
     bound = _one_sided(runs, one_sided)
-    limits = _checked_limits(law, fixed or {}, bounds or {})
+    numbers, ties = _split_ties(LAWS[law].form, fixed or {}, bounds or {})
+    limits = _checked_limits(law, numbers, bounds or {})
     held = {name: low for name, (low, high) in limits.items() if low == high}
     ranges = {name: ends for name, ends in limits.items() if name not in held}
-    settings = FitSettings(law, huber_delta, l2, weights_name, held, ranges, name, one_sided=int(bound.sum()))
+    settings = FitSettings(
+        law, huber_delta, l2, weights_name, held, ranges, name, one_sided=int(bound.sum()), tied=ties
+    )
     variables = variables_of(runs, LAWS[law])
     columns = {name: runs.positive(name) for name in (*variables, "loss")} | {"weight": weight}
     objective = Objective(settings, columns, bound)
@@ -160,12 +188,13 @@ def variables_of(runs: Runs, law: Law | type[Law]) -> tuple[str, ...]:
     return law.form.variables
 
 
-def _number(name: str, value: Any, missing: float | None = None) -> float:
+def _number(name: str, value: Any, missing: float | None = None, or_one_of: Sequence[str] = ()) -> float:
     """A finite number; `missing`, where given, stands for None and is itself allowed."""
     try:
         number = missing if value is None and missing is not None else float(value)
     except (TypeError, ValueError):
-        raise InputError(f"{name}={literal(value)} must be a number") from None
+        also = f", or one of {', '.join(or_one_of)}" if or_one_of and isinstance(value, str) else ""
+        raise InputError(f"{name}={literal(value)} must be a number{also}") from None
     if not np.isfinite(number) and number != missing:
         raise InputError(f"{name}={literal(value)} must be finite")
     return number
@@ -181,7 +210,7 @@ def _weights(runs: Runs, weights: Any) -> tuple[FloatArray, str]:
         raise InputError(unknown("weights=", weights, ["inverse_loss", *runs.columns]))
     try:
         array = np.asarray(runs.columns[weights] if named else weights, float)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         array = np.zeros(0)
     if array.shape != (len(runs),) or not np.all(np.isfinite(array) & (array >= 0)) or not array.any():
         label = f"={weights!r}" if named else ""
@@ -195,7 +224,7 @@ def _one_sided(runs: Runs, one_sided: Any) -> NDArray[np.bool_]:
     if one_sided is None:
         return np.zeros(len(runs), bool)
     label = f"={one_sided!r}" if isinstance(one_sided, str) else ""
-    mask = runs.column(one_sided) if isinstance(one_sided, str) else np.asarray(one_sided)
+    mask = runs.column(one_sided) if isinstance(one_sided, str) else numbers_of("one_sided", one_sided)
     if mask.shape != (len(runs),) or not np.isin(mask, (0, 1)).all():
         raise InputError(f"one_sided{label} must be {len(runs)} values true or false, or the name of such a column")
     if mask.all():
@@ -203,7 +232,39 @@ def _one_sided(runs: Runs, one_sided: Any) -> NDArray[np.bool_]:
     return mask.astype(bool)
 
 
-def _checked_limits(law: str, fixed: Mapping[str, float], bounds: Limits) -> dict[str, tuple[float, float]]:
+def _split_ties(
+    form: Form, fixed: Mapping[str, float | str], bounds: Limits
+) -> tuple[dict[str, float | str], dict[str, str]]:
+    """Part what is fixed to numbers from what is tied to another coefficient, which is the last of a chain.
+
+    What is tied to a number is fixed to it.
+    """
+    names, roles = form.coefficients, form.roles
+    targets = {name: value.strip() for name, value in fixed.items() if isinstance(value, str) and name in names}
+    targets = {name: value for name, value in targets.items() if value in names}
+    numbers = {name: value for name, value in fixed.items() if name not in targets}
+    ties: dict[str, str] = {}
+    for name, target in targets.items():
+        label = f"fixed: {name}={target!r}"
+        if name in bounds:
+            raise InputError(f"{label} ties it, so bounds cannot hold {name}, too: bound {target}")
+        if roles[name] != roles[target] or roles[name] == TRANSFORM:
+            alike = [other for other in names if roles[other] == roles[name] != TRANSFORM and other != name]
+            raise InputError(f"{label} must be {' or '.join(['a number', *alike])}")
+        chain = [name]
+        while target in targets and target not in chain:
+            chain.append(target)
+            target = targets[target]
+        if target in chain:
+            raise InputError(f"{label} goes in a circle: {' = '.join([*chain, target])}")
+        if target in numbers:
+            numbers[name] = numbers[target]
+        else:
+            ties[name] = target
+    return numbers, ties
+
+
+def _checked_limits(law: str, fixed: Mapping[str, float | str], bounds: Limits) -> dict[str, tuple[float, float]]:
     """(low, high) of each coefficient in `bounds` and, low = high, in `fixed`; an open end is infinite."""
     form = LAWS[law].form
     names, floors = form.coefficients, floors_of(form)
@@ -214,7 +275,7 @@ def _checked_limits(law: str, fixed: Mapping[str, float], bounds: Limits) -> dic
             if name not in names:
                 raise InputError(f"{setting}: ", unknown("coefficient ", name, names))
             if setting == "fixed":
-                low = high = _number(label, value)
+                low = high = _number(label, value, or_one_of=names)
                 text = repr(low)
             elif not isinstance(value, (tuple, list, np.ndarray)) or len(value) != 2:
                 raise InputError(f"{label}={literal(value)} must be a pair (low, high)")
@@ -266,6 +327,8 @@ def _box(objective: Objective, limits: Limits, losses: FloatArray) -> tuple[Floa
                 side[i] = np.log(end) if name in objective.positive else end
         if lower[i] > upper[i]:
             raise InputError(f"bounds: {name}={limits[name]} must not be open here: give both ends")
+    follow = [objective.names.index(name) for name in objective.tied]
+    lower[follow] = upper[follow] = 0.0  # what is tied does not move by itself
     boxes = _transform_box(objective, limits).values()
     lower[objective.first_transform :], upper[objective.first_transform :] = np.reshape([*boxes], (-1, 2)).T
     return lower, upper

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from hub.base.errors import InputError, unknown
+from hub.base.inputs import reads
 from hub.base.tables import ResultTable, Table
 from scaling_law.fitting.fitting import FitResult
 from scaling_law.fitting.problem import floors_of, make_problem
@@ -43,6 +44,7 @@ def profile_table(intervals: Sequence[ProfileInterval], level: float) -> Table:
     return intervals_table([vars(p) for p in intervals], ("low", "high"), f"Profile intervals, {level:.3g}")
 
 
+@reads
 def profile_interval(result: FitResult, coefficient: str, level: float = 0.95) -> ProfileInterval:
     """The interval of one coefficient, in the law's own units; ValueError for one that was not fitted."""
     from scipy.special import ndtri
@@ -69,7 +71,8 @@ def refit_with(
     for p in result.law.form.parameters:
         if p.above and p.name == coefficient and start[p.above] >= value:
             start[p.above] = p.floor + 0.5 * (value - p.floor)
-    fixed, weight = {**settings.fixed, coefficient: value}, result.problem.objective.weight[used]
+    fixed: dict[str, float | str] = {**settings.fixed, **settings.tied, coefficient: value}
+    weight = result.problem.objective.weight[used]
     runs, options = result.runs.subset(used), (settings.law, settings.huber_delta, weight, settings.l2)
     one_sided = result.problem.objective.one_sided[used]
     try:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hub.base.errors import InputError, given
+from hub.base.inputs import reads
 from hub.base.tables import ResultTable, Summarised, Table
 from hub.base.units import format_count
 from scaling_law.fitting.fitting import FitResult, describe, errors_of, fit, rms
@@ -56,6 +57,7 @@ class Split(Summarised):
         return Table(("part", "runs", "N_act", "D", "loss"), rows, title=f"Split by {self.by}")
 
 
+@reads
 def split(runs: Runs, by: By = "loss", validation: int = 30, test: int = 0) -> Split:
     """Hold out the `test` most extreme runs, then the next `validation`: lowest loss, or most N, FLOPs or D.
 

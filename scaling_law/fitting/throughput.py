@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hub.base.errors import InputError
+from hub.base.inputs import reads, whole
 from hub.record.run_record import RunRecord
 from scaling_law.machine.throughput import Measurement, ModelWork, Throughput
 from scaling_law.size.architecture import Architecture
@@ -25,6 +26,7 @@ N_DRAWS = 200
 LEAST_ARCHITECTURES = 3
 
 
+@reads(seed=whole())
 def fit_throughput(
     measurements: Sequence[Measurement],
     device: str,
@@ -39,6 +41,8 @@ def fit_throughput(
     ValueError for fewer than three architectures, and for a time that is not positive.
     """
     for measured in measurements:
+        if not isinstance(measured, Measurement):
+            raise InputError(f"measurements: {measured!r} must be a Measurement")
         if not measured.step_seconds > 0:
             raise InputError(f"step_seconds={measured.step_seconds!r} of {measured.architecture} must be positive")
     models = list(dict.fromkeys(measured.architecture for measured in measurements))

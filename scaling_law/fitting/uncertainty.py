@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hub.base.errors import InputError, unknown
+from hub.base.inputs import reads
 from hub.base.progress import progress_line
 from hub.base.tables import ResultTable, Table
 from scaling_law.fitting.problem import Problem
@@ -18,8 +19,6 @@ from scaling_law.formulas.law import check_count, percentile_interval
 from scaling_law.law import Law
 from scaling_law.runs.table import Runs
 from scaling_law.size.arrays import FloatArray
-
-CHUNK = 128  # resamples per batch
 
 
 @dataclass(frozen=True, repr=False)
@@ -44,12 +43,14 @@ class Bootstrap(ResultTable):
         assert self.law.draws is not None  # set by `bootstrap`
         return self.law.draws
 
+    @reads
     def interval(self, coefficient: str, level: float = 0.95) -> tuple[float, float]:
         """Percentile interval of a coefficient; ValueError for an unknown one, or a `level` not between 0 and 1."""
         if coefficient not in (names := self.law.coefficient_names()):
             raise InputError(unknown("coefficient=", coefficient, names))
         return percentile_interval(self.draws[:, names.index(coefficient)], level)
 
+    @reads
     def prediction_interval(
         self,
         n_active: ArrayLike,
@@ -102,20 +103,23 @@ def bootstrap(
     """
     check_count("n_resamples", n_resamples, 2)
     fitted, objective = runs.subset(problem.used), copy.copy(problem.objective)
-    counts = np.zeros((n_resamples, len(runs)))
-    counts[:, problem.used] = cluster_counts(fitted, n_resamples, seed)
-    n_fitted = float(sum(name not in problem.settings.fixed for name in law.coefficients))
+    held = {*problem.settings.fixed, *problem.settings.tied}
+    n_fitted = float(sum(name not in held for name in law.coefficients))
     penalty, refits = objective.penalty, []
     if penalty is not None:
         rows, objective.penalty = objective.prior_rows(theta), None
         curvature = objective.evaluate(theta[None]).curvature[0]
-        n_fitted = float(np.trace(np.linalg.solve(curvature + rows.T @ rows, curvature)))
+        moving = np.flatnonzero(~np.isin(objective.names, [*objective.tied]))
+        curvature, precision = (part[np.ix_(moving, moving)] for part in (curvature, rows.T @ rows))
+        n_fitted = float(np.trace(np.linalg.solve(curvature + precision, curvature)))
         penalty = penalty.drawn(theta @ objective.to_natural.T, n_resamples, seed)
     problem = replace(problem, objective=objective)
+    rng = np.random.default_rng(seed)
     with progress_line("bootstrap", n_resamples, "resamples", progress) as advance:
-        for first in range(0, n_resamples, CHUNK):
-            part = slice(first, first + CHUNK)
-            weight = counts[part] * objective.weight
+        for first in range(0, n_resamples, problem.batch):
+            part = slice(first, min(first + problem.batch, n_resamples))
+            weight = np.zeros((part.stop - first, len(runs)))
+            weight[:, problem.used] = cluster_counts(fitted, len(weight), rng) * objective.weight[problem.used]
             objective.penalty = None if penalty is None else penalty.take(part)
             start = np.tile(theta, (len(weight), 1))
             refits.append(problem.solve(start, weight, max_iterations=200, tolerance=1e-9))
@@ -128,8 +132,8 @@ def bootstrap(
     )
 
 
-def cluster_counts(runs: Runs, n_resamples: int, seed: int) -> FloatArray:
-    """How often each run occurs in each resample, [n_resamples, n]."""
+def cluster_counts(runs: Runs, n_resamples: int, seed: int | np.random.Generator) -> FloatArray:
+    """How often each run occurs in each resample, [n_resamples, n]; a generator goes on where it was."""
     clusters, index = np.unique(runs.trunk, return_inverse=True)
     if len(clusters) < 2:
         raise InputError(f"{len(clusters)} trunk: at least two independent trunks are needed to resample them")

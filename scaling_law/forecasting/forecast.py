@@ -12,6 +12,7 @@ from rich.console import Group
 from scipy.stats import norm
 
 from hub.base.errors import InputError, unknown
+from hub.base.inputs import as_it_is, reads, whole
 from hub.base.tables import Table
 from hub.base.units import format_count
 from scaling_law.figures import drawing
@@ -27,12 +28,14 @@ from scaling_law.formulas.conditions import RangeCheck
 from scaling_law.formulas.law import check_level, check_shapes, numbers, positive
 from scaling_law.runs.recipes import check_mix, names_mixed
 from scaling_law.runs.table import Runs, load_runs
+from scaling_law.runs.thinning import rows_of_curves, sample_of, with_few_checkpoints
 from scaling_law.size.arrays import FloatArray
 
 MODEL = ("n_active", "tokens", "experts")
 UNITS = (0.1, 0.15)  # standard deviations of ln loss and ln D between the prior's corpora and tokenizers and another
 OTHER_UNIT, FREE_UNIT = 0.35, 1.0  # ln loss from the prior's beyond which its unit is freed, and how far
 EXPERTS_ERROR = 0.015  # of ln L at an E that no run has: 0.03 to 0.04 nats (docs/studies/evidence.md)
+MOST = 2000  # runs that laws are fitted to, at many cuts and on a hundred resamples
 STEPS = np.linspace(0.0, 1.0, 9)  # of a fan, from the largest run to a point
 
 
@@ -110,6 +113,7 @@ class Forecast(Answer):
         return ax
 
 
+@reads(seed=whole(), prior=as_it_is)
 def forecast(
     runs: Any,
     at: Any,
@@ -147,7 +151,7 @@ def forecast(
     """
     check_level(level)
     tasks = tasks_named(accuracy)
-    table = runs if isinstance(runs, Runs) else load_runs(runs)
+    table = read_table(runs)
     check_mix(table.recipe, (), mix, table.source, (*table.columns, *table.texts))
     if counted := not (unique_tokens is None and epochs is None):
         table = with_unique_tokens(table, unique_tokens, epochs)
@@ -186,8 +190,20 @@ def forecast(
         (flops, log_loss, spread),
         blended,
         check=RangeCheck(table.conditions(table.source), MODEL, {name: getattr(points, name) for name in MODEL}),
-        notes=(*doubts, *notes, *remarks(tasks, columns["loss"]), *_blind_spots(table, points, at_points)),
+        notes=(
+            *filter(None, [table.thinned]),
+            *doubts,
+            *notes,
+            *remarks(tasks, columns["loss"]),
+            *_blind_spots(table, points, at_points),
+        ),
     )
+
+
+def read_table(runs: Any) -> Runs:
+    """Read the runs to forecast from; of large tables, a few checkpoints of each run and at most about `MOST` runs."""
+    table = runs if isinstance(runs, Runs) else load_runs(runs)
+    return sample_of(with_few_checkpoints(table, rows_of_curves(table)), MOST)
 
 
 def _stacked(
@@ -258,6 +274,8 @@ def _points(at: Any, runs: Runs) -> Runs:
         if name not in (*MODEL, *runs.columns):
             raise InputError(unknown("at: ", name, (*MODEL, *runs.columns)))
         positive(name, column, 1.0 if name == "experts" else 0.0)
+        if not column.size:
+            raise InputError(f"{name}={values[name]!r} must be one number or a list of them")
     check_shapes(arrays)
     return table_of(dict(zip(arrays, np.broadcast_arrays(*map(np.atleast_1d, arrays.values())), strict=True)))
 

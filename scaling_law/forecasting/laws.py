@@ -9,23 +9,24 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
+from hub.base.inputs import as_it_is, reads, whole
 from scaling_law.fitting.fitting import errors_of, rms
 from scaling_law.fitting.prior import Prior
 from scaling_law.fitting.repetition import REPEATED, UNIQUE, with_unique_tokens
-from scaling_law.forecasting.forecast import learnt, table_of
+from scaling_law.forecasting.forecast import learnt, read_table, table_of
 from scaling_law.forecasting.forecasters import LADDER, PUBLISHED, VARIABLES, forecasters, gain_of_experts, have
 from scaling_law.forecasting.repetition import count_worth, fit_worth
 from scaling_law.forecasting.stack import gather, stack
-from scaling_law.formulas.law import positive
+from scaling_law.formulas.law import one_positive
 from scaling_law.law import JointLaw, StackLaw
 from scaling_law.planning.limits import Quantity
 from scaling_law.runs.recipes import check_mix, names_mixed
-from scaling_law.runs.table import Runs, load_runs
 
 AHEAD = 10.0  # times the largest run's FLOPs, unless said
 DRAWS = 400
 
 
+@reads(seed=whole(), prior=as_it_is)
 def stack_laws(
     runs: Any,
     flops: Quantity | None = None,
@@ -47,7 +48,7 @@ def stack_laws(
     to dense by the published gain. Its draws hold the errors of the laws and their disagreement; what `forecast` adds
     for the noise of a new run and for distance they do not. ValueError and RunsError as `forecast`.
     """
-    table = runs if isinstance(runs, Runs) else load_runs(runs)
+    table = read_table(runs)
     check_mix(table.recipe, (), mix, table.source, (*table.columns, *table.texts))
     if counted := not (unique_tokens is None and epochs is None):
         table = with_unique_tokens(table, unique_tokens, epochs)
@@ -59,7 +60,7 @@ def stack_laws(
         of_worth = fit_worth(table, in_units).law
         table, repetition = count_worth(of_worth, table), of_worth.repetition
     largest = int(np.argmax(table.flops))
-    ahead = AHEAD if flops is None else float(positive("flops", flops)) / float(table.flops[largest])
+    ahead = AHEAD if flops is None else one_positive("flops", flops) / float(table.flops[largest])
     usual = float(table.experts[largest])
     at = usual if have(table, usual).all() else 1.0
     dense = replace(table, experts=np.full(len(table), at), loss=table.loss / gain_of_experts(table, at))
@@ -78,8 +79,9 @@ def stack_laws(
     }
     told = ", ".join(f"{weight:.2f} {name}" for name, weight in weights.items() if weight >= 0.005)
     law = StackLaw.of(laws, DRAWS, seed, experts=at, repetition=repetition)
+    thinned = f"; {table.thinned}" if table.thinned else ""
     conditions = measured.conditions(
-        f"stacked on {table.source} ({table.loss_name}): {told}",
+        f"stacked on {table.source} ({table.loss_name}){thinned}: {told}",
         rmse=rms(errors_of(law, measured)),
         doubts=doubts,
     )

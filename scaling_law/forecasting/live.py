@@ -25,6 +25,7 @@ from numpy.typing import ArrayLike
 from scipy.special import stdtrit
 
 from hub.base.errors import InputError
+from hub.base.inputs import reads
 from scaling_law.formulas.law import Formula
 from scaling_law.size.arrays import FloatArray
 
@@ -42,6 +43,7 @@ SAME_DECAY = 0.02  # shares of the tokens that are one schedule
 OTHER_UNIT = 0.35  # ln of the factor between a law's losses and those of finished runs beyond which it is said
 
 
+@reads
 @dataclass(frozen=True, eq=False)
 class TrainingCurve:
     """Training losses [k] after `tokens` [k], of a run that ends at `horizon` tokens.
@@ -133,6 +135,7 @@ class _Peer(NamedTuple):
     miss: float
 
 
+@reads
 @dataclass(frozen=True)
 class LiveForecast:
     """What `finished` runs and a law say of a run that trains: ask `of(curve)`.
@@ -146,6 +149,8 @@ class LiveForecast:
 
     def __post_init__(self) -> None:
         for curve in self.finished:
+            if not isinstance(curve, TrainingCurve):
+                raise InputError(f"finished: {curve!r} must be a TrainingCurve")
             if curve.final is None:
                 raise InputError(f"finished: run {curve.trunk!r} of {curve.horizon:g} tokens has no final loss yet")
             self._check_schedule(curve)
@@ -161,6 +166,7 @@ class LiveForecast:
         unit = f"losses of finished runs are ×{np.exp(off):.2g} the law's: are both nats per token of one tokenizer?"
         return [*beyond, f"{unit} Forecasts follow the finished runs"]
 
+    @reads
     def of(self, curve: TrainingCurve) -> LiveEstimate | None:
         """The estimate for a run; None before its first tenth, and without a law where no run like it has finished.
 

@@ -337,7 +337,7 @@ class RangeCheck:
         """The models' variables that are not None, by their names in `fitted_limits`, D/N and C."""
         quantities = {LABELS.get(name, name): np.asarray(v, float) for name, v in self.at.items() if v is not None}
         if "N_act" in quantities and "D" in quantities:
-            with np.errstate(divide="ignore", invalid="ignore"):
+            with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
                 quantities["D/N"] = quantities["D"] / quantities["N_act"]
                 quantities["C"] = np.asarray(training_flops(quantities["N_act"], quantities["D"]))
         return quantities
@@ -349,7 +349,9 @@ class RangeCheck:
                 continue
             arrays = (self._quantities[name], *ends, self.at.get("experts"))
             value, low, high, e = (v.ravel() for v in np.broadcast_arrays(*(np.asarray(v, float) for v in arrays)))
-            for times in (low / value, value / high):
+            with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+                beyond = (low / value, value / high)
+            for times in beyond:
                 times = np.where(np.isfinite(value), times, 0.0)
                 if times.size and times[i := int(np.argmax(times))] > 1 + slack:
                     yield Excess(name, float(value[i]), float(low[i]), float(high[i]), float(times[i]), float(e[i]))

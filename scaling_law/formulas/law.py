@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hub.base.errors import InputError, given, unknown
+from hub.base.inputs import LARGEST, numbers_of, shortened
 from hub.base.tables import Summarised, Table, literal
 from hub.base.units import parse_count, parse_experts, parse_flops, parse_hours, parse_parameters, parse_tokens
 from scaling_law.formulas.conditions import ROUNDING, Conditions, RangeCheck
@@ -24,6 +25,7 @@ from scaling_law.size.architecture import EXPERT_VARIABLES, PARTS, VOCAB_SIZE, i
 from scaling_law.size.arrays import FloatArray
 from scaling_law.size.recipe import PAPER
 
+SMALLEST = 1.0 / LARGEST
 FormulaT = TypeVar("FormulaT", bound="Formula")
 BESIDE = ("conditions", "draws", "repetition", "experts")  # fields of a law that are no coefficients
 Values: TypeAlias = ArrayLike | None  # of a variable
@@ -48,8 +50,11 @@ class Formula(Summarised):
 
     def __post_init__(self) -> None:
         for name, value in self.coefficients.items():
-            if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not np.isfinite(value):
-                raise InputError(f"{name}={value!r} must be a finite number")
+            is_number = isinstance(value, (int, float, np.number)) and not isinstance(
+                value, (bool, np.complexfloating)
+            )
+            if not is_number or not abs(value) <= float(np.finfo(float).max):
+                raise InputError(f"{name}={shortened(value)} must be a finite number")
             least = "not be negative" if name in self.form.constants else "be positive"
             if name in self.form.positive and (value < 0 or (value == 0 and least == "be positive")):
                 raise InputError(f"{name}={value!r} must {least}")
@@ -60,9 +65,9 @@ class Formula(Summarised):
 
     def _check_experts_and_draws(self) -> None:
         if (experts := getattr(self, "experts", None)) is not None:  # of a law that holds for one E
-            object.__setattr__(self, "experts", float(positive("experts", experts, 1.0)))
+            object.__setattr__(self, "experts", one_positive("experts", experts, 1.0))
         if self.draws is not None:
-            draws, columns = np.array(self.draws, float), len(self.coefficient_names())
+            draws, columns = numbers_of("draws", self.draws).copy(), len(self.coefficient_names())
             if draws.ndim != 2 or draws.shape[1] != columns:
                 raise InputError(f"draws have shape {draws.shape}; [n, {columns}] is needed")
             draws.setflags(write=False)
@@ -198,10 +203,10 @@ class Formula(Summarised):
         for name, values in arrays.items():
             least = 1.0 if name == "experts" else 0.0
             share = name in cls.form.reads and not is_size(name)  # its logarithm is not taken: it may be 0
-            most = 1.0 if name in PARTS else np.finfo(float).max
+            most = 1.0 if name in PARTS else LARGEST
             if (wrong := values[~((values >= least) & ((values > 0) | share) & (values <= most))]).size:
                 low = "at least 1" if least else "at least 0" if share else "positive"
-                high = "at most 1" if name in PARTS else "finite"
+                high = "at most 1" if name in PARTS else within(wrong.flat[0])
                 raise InputError(f"{name}={wrong.flat[0]:g} must be {low} and {high}")
         check_shapes(arrays)
         return arrays
@@ -302,7 +307,7 @@ def numbers(name: str, values: Any) -> FloatArray:
         values = [_reader(name)(value, name) if isinstance(value, str) else value for value in values]
     try:
         return np.asarray(values, float)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise InputError(f"{name}={literal(values)} must be numbers, or text such as '1B'") from None
 
 
@@ -330,11 +335,23 @@ def positive(name: str, value: ArrayLike, least: float = 0.0) -> FloatArray:
     ValueError for anything else.
     """
     array = numbers(name, value)
-    if (wrong := array[~((array > 0) & (array >= least) & (array < np.inf))]).size:
-        raise InputError(
-            f"{name}={wrong.flat[0]:g} must be {f'at least {least:g}' if least else 'positive'} and finite"
-        )
+    if (wrong := array[~((array >= max(least, SMALLEST)) & (array <= LARGEST))]).size:
+        low = f"at least {least:g}" if least else "positive"
+        raise InputError(f"{name}={wrong.flat[0]:g} must be {low} and {within(wrong.flat[0])}")
     return array
+
+
+def one_positive(name: str, value: Any, least: float = 0.0) -> float:
+    """Read one number as `positive` reads many."""
+    array = positive(name, value, least)
+    if array.ndim:
+        raise InputError(f"{name}={literal(value)} must be one number")
+    return float(array)
+
+
+def within(value: float) -> str:
+    """What a number must be that is no size of anything: finite, or within the numbers whose products are finite."""
+    return "finite" if value <= 0 or not np.isfinite(value) else f"from {SMALLEST:g} to {LARGEST:g}"
 
 
 def percentile_interval(draws: FloatArray, level: float = 0.95) -> tuple[Any, Any]:

@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from hub.base.inputs import reads
 from hub.base.tables import Table
 from hub.base.units import format_bytes, format_count, format_flops
 from scaling_law.formulas.answers import Allocation, Answer, EfficiencyLeverage, OwnQuestion, TrainingRates, span
 from scaling_law.formulas.conditions import ExtrapolationError, RangeCheck
-from scaling_law.formulas.law import positive
+from scaling_law.formulas.law import one_positive
 from scaling_law.law import Law
 from scaling_law.law.shelf import SHELF, PublishedLaw, entry
 from scaling_law.planning.limits import Limits
@@ -127,6 +128,7 @@ class LawComparison(Answer):
         )
 
 
+@reads
 def compare(
     flops: Any,
     *,
@@ -146,7 +148,7 @@ def compare(
     ValueError for unknown names, and for a budget or a limit that is not positive; ExtrapolationError where no law
     answers, and one because the answer is beyond its range guard.
     """
-    budget = float(positive("flops", flops))
+    budget = one_positive("flops", flops)
     limits = Limits.of(memory=memory, vocab_size=vocab_size)
     named = [laws] if isinstance(laws, str) else laws
     papers = [entry(name) for name in (named or [name for name, law in SHELF.items() if law.published])]

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from hub.base.errors import InputError, unknown
+from hub.base.inputs import reads
 from hub.base.tables import ResultTable, Summarised, Table
 from scaling_law.formulas.answers import Allocation, EfficiencyLeverage, OwnQuestion, PowerLaw, TrainingRates
 from scaling_law.formulas.conditions import LABELS, Conditions
@@ -181,6 +182,7 @@ def laws() -> Shelf:
     return Shelf(tuple(SHELF.values()))
 
 
+@reads
 def published(name: str) -> Any:
     """The published law of this name: a `Law`, or one that answers its own question (`scaling_law.formulas.answers`).
 

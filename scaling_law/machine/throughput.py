@@ -19,10 +19,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from hub.base import strict_json
 from hub.base.errors import InputError
+from hub.base.inputs import LARGEST, as_it_is, numbers_of, optional, reads
+from hub.base.tables import literal
 from scaling_law.machine.efficiency import SMALL, published_runs
 from scaling_law.machine.gpus import SHEET, named_gpu
 from scaling_law.size.architecture import Architecture, Span
-from scaling_law.size.missing import refuse_none
 from scaling_law.size.recipe import PAPER
 from scaling_law.size.widths import Widths
 
@@ -71,14 +72,17 @@ class ModelWork:
     @classmethod
     def of(cls, model: Architecture | Widths | Sequence[Architecture]) -> ModelWork:
         """Work of one architecture (numbers), or of several (arrays)."""
-        refuse_none("model", model)
-        if isinstance(model, Sequence):
+        if isinstance(model, Sequence) and not isinstance(model, str):
             each = [cls.of(one) for one in model]
+            if not each:
+                raise InputError("model=[] must be an Architecture, or several")
             names = [f.name for f in fields(cls) if f.name != "bounded"]
             numbers = {name: np.array([getattr(work, name) for work in each]) for name in names}
             of_model = np.eye(len(each))  # elements of one model alone
             bounded = [(span, of_model[i] * size) for i, work in enumerate(each) for span, size in work.bounded]
             return cls(**numbers, bounded=tuple(bounded))
+        if not hasattr(model, "forward_flops"):
+            raise InputError(f"model={model!r} must be an Architecture, or several")
         a = model
         products = [(Span(1), 2.0 * a.blocks * a.d_model)] if isinstance(a, Widths) else _products(a)
         sent = a.routed_blocks * a.experts_per_token * a.d_model
@@ -133,6 +137,7 @@ class Measurement(NamedTuple):
     memory_bytes: float | None = None
 
 
+@reads
 @dataclass(frozen=True)
 class Throughput:
     """Step times of one device model, at one precision.
@@ -190,6 +195,7 @@ class Throughput:
 
     # -- asking
 
+    @reads(tokens_per_step=numbers_of, micro_batch_tokens=optional(numbers_of))
     def step_seconds(
         self,
         model: Model,
@@ -270,13 +276,14 @@ class Throughput:
         count = self.devices if devices is None else devices
         batch = {"tokens_per_step": tokens_per_step, "micro_batch_tokens": micro, "sequence_length": length}
         for name, value in (batch | {"devices": count}).items():
-            if value is not None and not np.all(np.asarray(value) > 0):
-                raise InputError(f"{name}={value!r} must be positive")
+            if value is not None and not np.all((np.asarray(value) >= 1 / LARGEST) & (np.asarray(value) <= LARGEST)):
+                raise InputError(f"{name}={literal(value)} must be positive and finite")
         return _work_of(model).in_step(tokens_per_step, micro, length, count)
 
     # -- where it is from
 
     @classmethod
+    @reads(gpu=as_it_is, mfu=as_it_is)
     def assumed(
         cls,
         gpu: str = "h100",

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hub.base.errors import InputError
+from hub.base.inputs import numbers_of, reads
 from hub.base.units import format_count
 from scaling_law.formulas import Formula
 from scaling_law.formulas.answers import ArrayAnswer, span
@@ -51,6 +52,7 @@ class BreakEven(ArrayAnswer):
         return f"{size}: overtakes the dense model at {tokens} tokens"
 
 
+@reads
 def break_even(
     law: Formula,
     n_active: ArrayLike,
@@ -69,7 +71,8 @@ def break_even(
         raise InputError(
             f"break-even needs a law that depends on {', '.join(sorted(missing))}; the {law.name} law does not"
         )
-    if not 0 < between[0] < between[1] < np.inf:
+    ends = numbers_of("between", between)
+    if ends.shape != (2,) or not 0 < ends[0] < ends[1] < np.inf:
         raise InputError(f"between={between!r} must be two increasing positive numbers of tokens")
     size, e = asked("n_active", n_active), asked_experts(law, experts)
     e = e[e > 1] if experts is None else e

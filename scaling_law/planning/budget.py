@@ -18,7 +18,7 @@ import numpy as np
 from hub.base.errors import InputError, given, unknown
 from hub.base.units import format_flops
 from scaling_law.formulas import Formula
-from scaling_law.formulas.law import positive
+from scaling_law.formulas.law import one_positive
 from scaling_law.machine.gpus import find_gpu, named_gpu
 from scaling_law.machine.layout import MEGATRON, Layouts
 from scaling_law.machine.throughput import Model, ModelWork, Throughput
@@ -85,7 +85,7 @@ class Cluster(Layouts):
         if isinstance(self.gpus, bool) or not isinstance(self.gpus, int) or self.gpus < 1:
             raise InputError(f"gpus={self.gpus!r} must be a whole number of at least 1")
         if self.price is not None:
-            object.__setattr__(self, "price", float(positive("price", self.price)))
+            object.__setattr__(self, "price", one_positive("price", self.price))
 
     @classmethod
     def of(
@@ -221,13 +221,13 @@ class Budget:
         if flops is not None:
             if surplus := [name for name, value in fields.items() if value is not None]:
                 raise InputError(f"{surplus[0]} goes with hours or money, not with ", given("flops", flops))
-            return cls(float(positive("flops", flops)))
+            return cls(one_positive("flops", flops))
         cluster = Cluster.of(batch_ramp or PAPER.batch_ramp, **pick(ClusterFields, fields))
         if money is None:
-            return cls(None, float(positive("hours", cast(Quantity, hours))), cluster)
+            return cls(None, one_positive("hours", cast(Quantity, hours)), cluster)
         if cluster.price is None:
             raise InputError(f"money={money!r} needs a price, per GPU-hour")
-        return cls(None, float(positive("money", money)) / (cluster.price * cluster.gpus), cluster)
+        return cls(None, one_positive("money", money) / (cluster.price * cluster.gpus), cluster)
 
     @property
     def money(self) -> float | None:

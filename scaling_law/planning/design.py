@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hub.base.errors import InputError, given
+from hub.base.inputs import reads
 from hub.base.tables import Table, literal
 from hub.base.units import format_count, format_flops
 from scaling_law.formulas import Formula
 from scaling_law.formulas.answers import ArrayAnswer, plain_fields
 from scaling_law.formulas.conditions import Conditions, ExtrapolationError, measured_support_of
-from scaling_law.formulas.law import positive
+from scaling_law.formulas.law import one_positive, positive
 from scaling_law.planning.budget import Budget
 from scaling_law.planning.limits import LimitFields, Limits, Quantity, of_law
 from scaling_law.planning.optimum import compute_optimal, optimal_widths
@@ -205,6 +206,7 @@ class Design(ArrayAnswer):
         return Table.of(rows, title=self.verdict, notes=[note], warnings=self.warnings)
 
 
+@reads
 def next_runs(
     law: Formula,
     answer: Target,
@@ -229,7 +231,7 @@ def next_runs(
     ValueError for a budget that affords no candidate, too few draws, and an answer that most draws do not have;
     ExtrapolationError for one of this module's answers that lies beyond the law's range guard, unless `force`.
     """
-    budget = float(positive("flops", flops))
+    budget = one_positive("flops", flops)
     if not isinstance(max_runs, int) or max_runs < 1:
         raise InputError(f"max_runs={max_runs!r} must be a whole number of at least 1")
     if law.draws is None or len(law.draws) < 30:
@@ -245,7 +247,7 @@ def next_runs(
             said = " must be given, the standard deviation of ln L: this law has no recorded RMSE"
             raise InputError(given("noise", None), said)
         noise = law.conditions.rmse / float(np.mean(law.loss(**columns)))
-    noise = float(positive("noise", noise))
+    noise = one_positive("noise", noise)
     notes: tuple[str, ...] = ()
     try:
         answer(law)

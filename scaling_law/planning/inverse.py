@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hub.base.errors import InputError
+from hub.base.inputs import reads
 from hub.base.units import format_bytes, format_count, format_flops
 from scaling_law.formulas import ChinchillaForm, Formula
 from scaling_law.formulas.answers import ArrayAnswer
@@ -146,6 +147,7 @@ class Reached(ArrayAnswer):
         return super()._columns() | {"trusted": cast(RangeCheck, self.check).trusted}
 
 
+@reads
 def reach(
     law: Formula,
     loss: ArrayLike,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from hub.base.errors import InputError
+from hub.base.inputs import LARGEST
 from hub.base.tables import literal
 from hub.base.units import parse_bytes, parse_context, parse_parameters, parse_tokens
 from scaling_law.formulas import Formula
@@ -105,7 +106,7 @@ class Limits:
             number = _PARSERS[name](value, name) if isinstance(value, str) and name in _PARSERS else value
             if isinstance(number, bool) or not isinstance(number, (int, float, np.integer, np.floating)):
                 raise InputError(f"{name}={literal(value)} is not a number; it must be {allowed}")
-            number = float(number)
+            number = float(number) if abs(cast(float, number)) <= LARGEST else np.inf
             if not (0 < number < np.inf or number == spec.default == 0):
                 raise InputError(f"{name}={value if isinstance(value, str) else number!r} must be {allowed}")
             if name == "vocab_size" and not number.is_integer():

@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hub.base.errors import InputError
+from hub.base.inputs import instance_of, reads
 from hub.base.units import format_flops
-from scaling_law.formulas import ChinchillaForm
+from scaling_law.formulas import ChinchillaForm, Formula
 from scaling_law.formulas.answers import ArrayAnswer, span
 from scaling_law.planning.inverse import tokens_needed
 from scaling_law.planning.limits import Limits
@@ -48,6 +49,7 @@ class MatchedMemory(ArrayAnswer):
         return f"{what} in the memory of the dense model: {gain} nats better on E times its tokens"
 
 
+@reads(law=instance_of(Formula))
 def matched_memory(
     law: ChinchillaForm,
     flops: ArrayLike,

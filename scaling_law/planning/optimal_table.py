@@ -10,18 +10,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hub.base.errors import InputError, given
+from hub.base.inputs import reads
 from hub.base.tables import Table, enumerated, rows_of
 from hub.base.units import UNKNOWN, format_bytes, format_count, format_flops, listed_experts
 from scaling_law.formulas import Formula
 from scaling_law.formulas.accuracy import accuracy_cells, expected, remarks, tasks_named
 from scaling_law.formulas.answers import Answer, plain, plain_fields
-from scaling_law.formulas.law import percentile_interval, positive
+from scaling_law.formulas.law import numbers, one_positive, percentile_interval
 from scaling_law.formulas.learning_rate import LearningRateLaw, peak_rate, source_of_rate
 from scaling_law.machine.gpus import named_gpu
 from scaling_law.machine.layout import DoesNotFit, Placement
@@ -388,6 +389,7 @@ def as_good(ahead: FloatArray, drawn_ahead: FloatArray | None, error: float | No
     return np.asarray(percentile_interval(drawn_ahead)[0] <= 0)
 
 
+@reads
 def optimal(
     law: Formula,
     flops: Quantity | None = None,
@@ -423,8 +425,8 @@ def optimal(
     where no answer is within the range guard. Ludziejewski et al. 2025, Section "Compute and Memory Optimality".
     """
     tasks = tasks_named(accuracy)
-    if np.ndim(cast(Any, flops)):
-        budgets = np.asarray(flops).tolist()
+    budgets = [] if flops is None else numbers("flops", flops).tolist()
+    if flops is not None and isinstance(budgets, list):
         raise InputError(f"flops={budgets!r}: optimal takes one budget; ask once for each, or compute_optimal for all")
     budget, limits = read_question(law, flops, batch_ramp, **question)
     e = np.atleast_1d(asked_experts(law, experts))
@@ -457,8 +459,15 @@ def optimal(
     notes = (*remarks(tasks, [row.loss for row in rows]), *undiscounted(law, e[inside], limits))
     if (tiny := e[inside & (optimum.free < HEAD_DIM)]).size:
         smallest = format_count(float(active_parameters(HEAD_DIM, vocab_size=limits.vocab_size)))
-        note = f"E = {_listed(tiny)}: the compute optimum is smaller than d_model {HEAD_DIM} with a vocabulary of "
-        note += f"{limits.vocab_size:,} (N_act {smallest}), which is taken instead; vocab_size (--vocab-size) sets it"
+        least = f"d_model {HEAD_DIM} with a vocabulary of {limits.vocab_size:,} (N_act {smallest})"
+        assumed = budget.cluster is not None and budget.cluster.throughput.is_assumed
+        if assumed and tiny.size == inside.sum() and not force:
+            raise InputError(
+                f"hours={budget.hours:g} are too few: every compute optimum on {budget.cluster} is smaller than "
+                f"{least}, whose step times are unknown; give more hours, fewer gpus or a smaller vocab_size"
+            )
+        note = f"E = {_listed(tiny)}: the compute optimum is smaller than {least}, which is taken instead; "
+        note += "vocab_size (--vocab-size) sets it"
         notes = (note, *notes)
     table = OptimalTable(
         tuple(rows),
@@ -528,7 +537,7 @@ def _sizes(
     d, loss, limited = (values[optimum.fits] for values in (optimum.d_model, optimum.loss, limited))
     n, tokens, e = at["n_active"], at["tokens"], at["experts"]
     if decode_batch is not None:
-        size = float(positive("decode_batch", decode_batch))
+        size = one_positive("decode_batch", decode_batch)
         if cluster is None:
             raise InputError(f"decode_batch={decode_batch!r} goes with hours or money, whose throughput names the GPU")
         gpu, models = named_gpu(cluster.throughput.device), limits.widths(d, e)

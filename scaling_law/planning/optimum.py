@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hub.base.errors import InputError
+from hub.base.inputs import reads
 from hub.base.units import format_count, format_flops, listed_experts
 from scaling_law.formulas import ChinchillaForm, Formula
 from scaling_law.formulas.answers import ArrayAnswer, span
@@ -51,7 +52,7 @@ def asked_experts(law: Formula, experts: Any) -> FloatArray:
     """The expert counts to answer for: numbers, text such as "1,2,4-8", or None for the law's own."""
     if not (e := numbers("experts", law.default_experts() if experts is None else experts)).size:
         raise InputError(f"experts={experts!r} must be one number or a list of them")
-    return e
+    return positive("experts", e, 1.0)
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ class ComputeOptimum(ArrayAnswer):
         return columns | {"tokens_per_parameter": self.tokens / self.n_active, "loss": self.loss}
 
 
+@reads
 def compute_optimal(
     law: Formula, flops: ArrayLike, experts: ArrayLike | None = None, *, force: bool = False
 ) -> ComputeOptimum:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hub.base.errors import InputError
+from hub.base.inputs import reads
 from hub.base.tables import Table
 from hub.base.units import UNKNOWN, format_bytes, format_count, format_flops
 from scaling_law.formulas import Formula
@@ -204,6 +205,7 @@ class Plan(Answer):
         return Table((), list(lines.items()), title=self.verdict, warnings=self.warnings)
 
 
+@reads
 def plan(
     law: Formula,
     flops: Quantity | None = None,

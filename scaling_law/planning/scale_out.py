@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hub.base.errors import InputError, given
+from hub.base.inputs import reads
 from hub.base.tables import Table
 from hub.base.units import format_bytes, format_count, parse_tokens
 from scaling_law.formulas.answers import Answer
@@ -138,6 +139,7 @@ def _cells(row: ScaleOutRow, is_timed: bool, is_priced: bool) -> dict[str, str]:
     }
 
 
+@reads
 def scale_out(
     model: Architecture | str | Path | Any,
     gpus: int | Sequence[int] = (8, 64),

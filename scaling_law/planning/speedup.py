@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hub.base.errors import InputError, given
+from hub.base.inputs import reads
 from hub.base.tables import Table
 from hub.base.units import format_count, format_flops
 from scaling_law.formulas import Formula
 from scaling_law.formulas.answers import Answer
-from scaling_law.formulas.law import positive
+from scaling_law.formulas.law import one_positive, positive
 from scaling_law.planning.budget import Budget, Cluster, QuestionFields, read_costs
 from scaling_law.planning.inverse import ENDLESS, floor, reaching, tokens_needed
 from scaling_law.planning.limits import LimitFields, Limits, Quantity, of_law
@@ -156,6 +157,7 @@ class EffectiveSpeedup(Answer):
         return Table.of(rows, title=title, notes=[note], warnings=self.warnings)
 
 
+@reads
 def speedup(
     law: Formula,
     a: Model,
@@ -314,11 +316,11 @@ def _spent(law: Formula, a: Model, flops: Any, tokens: Any, limits: Limits) -> t
     if isinstance(a, Architecture):
         width, variables = float(a.d_model), dict[str, Any](a.variables())
         n_active = variables["n_active"]
-        variables["tokens"] = affordable_tokens(positive("flops", flops), n_active) if tokens is None else tokens
+        variables["tokens"] = affordable_tokens(one_positive("flops", flops), n_active) if tokens is None else tokens
     elif flops is None:
         raise InputError(f"tokens={tokens!r} goes with an Architecture as a: E = {a:g} alone has no size; give flops")
     else:
-        e, budget = _experts("a", a), positive("flops", flops)
+        e, budget = _experts("a", a), np.array(one_positive("flops", flops))
         width = float(optimal_widths(law, Budget.each(budget), e, limits).free)  # as free as b: below d_model 64, too
         variables = limits.variables(width, e, budget)
     return of_law(law, variables | {"tokens": positive("tokens", variables["tokens"])}), width
@@ -337,7 +339,7 @@ def _experts(name: str, value: Any) -> float:
     """Read a single E; ValueError for anything else."""
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise InputError(f"{name}={value!r} must be a number of experts or an Architecture")
-    return float(positive(name, value, 1.0))
+    return one_positive(name, value, 1.0)
 
 
 def _named(model: Model) -> str:

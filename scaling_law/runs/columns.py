@@ -62,8 +62,10 @@ def aliases_of(present: Collection[str]) -> dict[str, str]:
 def with_counts(row: Row) -> Row:
     """The row with sizes, tokens and experts that are texts, such as "80M", as numbers; "–" is missing."""
     texts = {name: row[name] for name in COUNTS if isinstance(row.get(name), str)}
+    if not texts:
+        return row
     values = {name: None if text.strip() == UNKNOWN else number(text) or text for name, text in texts.items()}
-    return {**row, **values} if values else row
+    return {**row, **values}
 
 
 def with_columns(rows: Sequence[Row], columns: Mapping[str, Column], origin: str) -> tuple[list[Row], dict[int, str]]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from hub.base.errors import InputError, unknown
 from scaling_law.runs.columns import Column, with_columns
-from scaling_law.runs.rows import Row, RunsError
+from scaling_law.runs.rows import Row, RunsError, names_of
 
 ROWS = Path(__file__).with_name("readers.json")
 
@@ -52,7 +52,7 @@ class Reader:
 
     def read(self, rows: Sequence[Row], origin: str) -> tuple[list[Row], dict[int, str], str]:
         """Rows with our columns, problems of single rows, and the authors' filter. RunsError for another table."""
-        present = {name for row in rows for name in row}
+        present = {*names_of(rows)}
         for form in self.forms:
             if present.issuperset(form["needs"]):
                 columns = {**_COMPUTED.get(self.name, {}), **self.columns, **form.get("columns", {})}

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from hub.base.errors import InputError, given, unknown
 from hub.base.tables import enumerated
-from scaling_law.runs.rows import Row, RunsError, flattened, is_missing
+from scaling_law.runs.rows import Row, RunsError, flattened, is_missing, names_of
 
 # Column of the recipe → the columns of a table that may hold it, nested fields by the names of runs.parquet. The first
 # that all rows have is read, else the first that any has.
@@ -36,9 +36,10 @@ Recipe = Mapping[str, tuple[str | None, ...]]  # the value of each run in each c
 def recipe_of(rows: Sequence[Row]) -> Recipe:
     """The recipes of n rows: each column of `COLUMNS` that a row tells, [n]."""
     flat, columns = [flattened(row) for row in rows], {}
+    present = {*names_of(flat)}
     for name, holders in _HELD_BY.items():
-        told = {held: sum(not is_missing(row.get(held)) for row in flat) for held in holders}
-        if most := [held for held in holders if told[held] == len(flat)] or [held for held in holders if told[held]]:
+        told = {held: sum(not is_missing(row.get(held)) for row in flat) for held in holders if held in present}
+        if most := [held for held in told if told[held] == len(flat)] or [held for held in told if told[held]]:
             columns[name] = tuple(_value(name, most[0], row) for row in flat)
     return {name: values for name, values in columns.items() if any(values)}
 

@@ -41,10 +41,10 @@ def read_rows(source: Any, revision: str | None = None, problems: list[str] | No
     elif hasattr(source, "to_dict") and hasattr(source, "columns"):
         rows = [{str(k): None if is_missing(v) else v for k, v in row.items()} for row in source.to_dict("records")]
         table = hub.LoadedRows(rows, "DataFrame")
-    elif isinstance(source, Iterable):
+    elif isinstance(source, Iterable) and getattr(source, "ndim", None) != 0:
         table = hub.LoadedRows(list(source), "rows")
     else:
-        raise TypeError(f"runs cannot be read from a {type(source).__name__}")
+        raise RunsError(f"runs cannot be read from a {type(source).__name__}: give a file, a DataFrame or rows")
     return replace(table, rows=[_mapping(i, row) for i, row in enumerate(table.rows)])
 
 
@@ -91,16 +91,29 @@ def label(i: int, row: Row) -> str:
     return f"row {i} ({row_name(i, row)})"
 
 
+def names_of(rows: Iterable[Row]) -> list[str]:
+    """List the columns that any row has, in the order in which they first appear.
+
+    Most rows of a table have the same columns, so that few sets of names are looked into.
+    """
+    headers = dict.fromkeys(map(tuple, rows))
+    return list(dict.fromkeys(name for header in headers for name in header))
+
+
 def is_missing(value: Any) -> bool:
     return value is None or (isinstance(value, float) and value != value)
 
 
 def number(value: Any) -> float | None:
     """The value as a float, a text such as "80M", too; None for anything else, booleans included."""
+    if type(value) is float:  # nearly all cells of a large table
+        return value
     if isinstance(value, bool) or value is None:
         return None
     try:
         return float(value)
+    except OverflowError:  # a whole number of hundreds of digits
+        return None
     except (TypeError, ValueError):
         with suppress(ValueError):
             return parse_count(value) if isinstance(value, str) else None
@@ -109,9 +122,13 @@ def number(value: Any) -> float | None:
 
 def whole(row: Row, *names: str) -> list[int] | None:
     """These fields as integers of at least 1; None unless all of them are."""
-    numbers = [number(row.get(name)) for name in names]
-    integers = [int(value) for value in numbers if value is not None and value >= 1 and value.is_integer()]
-    return integers if len(integers) == len(names) else None
+    integers = []
+    for name in names:
+        value = number(row.get(name))
+        if value is None or value < 1 or not value.is_integer():
+            return None
+        integers.append(int(value))
+    return integers
 
 
 def numeric_columns(rows: Sequence[Row]) -> dict[str, FloatArray]:
@@ -122,11 +139,11 @@ def numeric_columns(rows: Sequence[Row]) -> dict[str, FloatArray]:
     """
     flat = [flattened(row) for row in rows]
     columns = {}
-    for name in dict.fromkeys(name for row in flat for name in row):
+    for name in names_of(flat):
         values = [row.get(name) for row in flat]
         kinds = {type(value) for value in values if value is not None}
         if kinds and all(issubclass(kind, (int, float, np.number)) and kind is not bool for kind in kinds):
-            column = np.array([np.nan if value is None else value for value in values], float)
+            column = np.array([np.nan if value is None else number(value) for value in values], float)
             if not np.isnan(column).all():
                 columns[name] = column
     return columns
@@ -151,6 +168,8 @@ def text_columns(rows: Sequence[Row], numeric: Collection[str]) -> dict[str, tup
 
 def flattened(row: Row) -> Row:
     """Make the fields of nested objects columns, such as `optimizer_name`; deeper ones keep their dots."""
+    if dict not in map(type, row.values()):
+        return row
     nested = {name: value for name, value in row.items() if isinstance(value, dict)}
     if not nested:
         return row

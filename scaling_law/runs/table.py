@@ -13,11 +13,12 @@ from numpy.typing import ArrayLike, NDArray
 
 import hub  # lazy: its rooms are imported when runs are read
 from hub.base.errors import InputError, Message, RecordError, given, message, unknown
+from hub.base.inputs import reads, shortened
 from hub.base.numerals import why_no_number
 from hub.base.tables import Summarised, Table, literal
 from hub.base.units import format_count
 from scaling_law.formulas.conditions import Conditions, FittedRange, fitted_ranges
-from scaling_law.formulas.law import numbers
+from scaling_law.formulas.law import check_shapes, numbers
 from scaling_law.runs.architectures import in_terms_of_laws, size_problem, with_size
 from scaling_law.runs.columns import Column, aliases_of, with_columns, with_counts
 from scaling_law.runs.logged import RUNS, SAID, Final, check_final, end_of, lines_by_run, varies
@@ -32,6 +33,7 @@ from scaling_law.runs.rows import (
     is_missing,
     label,
     names_in,
+    names_of,
     number,
     numeric_columns,
     row_name,
@@ -64,7 +66,7 @@ class Runs(Summarised):
     `skipped` says what was left out and why. `warmup_tokens` is the longest warm-up, `vocab_size` the shared
     vocabulary (None: unknown or mixed). `recipe` has what else the runs were trained with, [n] for each column of
     `runs.recipes` that is known. `read_as` is the format and the mapping of columns (None: the source had our
-    columns).
+    columns). `thinned` says which rows of a larger table these are.
     """
 
     n_active: FloatArray
@@ -83,6 +85,7 @@ class Runs(Summarised):
     vocab_size: int | None = None
     where: str | None = None
     read_as: str | None = None
+    thinned: str = ""
     columns: Mapping[str, FloatArray] = field(default_factory=dict, repr=False)
     recipe: Recipe = field(default_factory=dict, repr=False)
     texts: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict, repr=False)
@@ -93,6 +96,7 @@ class Runs(Summarised):
         object.__setattr__(self, "columns", {name: _frozen(values) for name, values in self.columns.items()})
 
     @classmethod
+    @reads
     def from_columns(
         cls,
         n_active: ArrayLike,
@@ -111,7 +115,9 @@ class Runs(Summarised):
         `trunk`: one id per run; "auto" or None joins runs of equal n_active and experts, "run" joins none.
         """
         given = zip((*_INPUTS, "loss"), (n_active, tokens, experts, loss), strict=True)
-        n, d, e, losses = np.broadcast_arrays(*(np.atleast_1d(numbers(*pair)) for pair in given))
+        arrays = {name: np.atleast_1d(numbers(name, values)) for name, values in given}
+        check_shapes(arrays)
+        n, d, e, losses = np.broadcast_arrays(*arrays.values())
         if n.ndim != 1:
             raise RunsError(f"columns must be one-dimensional, not of shape {n.shape}")
         names = tuple(run_id) if run_id is not None else tuple(f"row-{i}" for i in range(len(n)))
@@ -123,7 +129,10 @@ class Runs(Summarised):
             trunk, trunk_source = np.arange(len(n)), OWN
         else:
             trunk_source = "given"
-        clusters = np.unique(np.asarray(trunk), return_inverse=True)[1].ravel()
+        try:
+            clusters = np.unique(np.asarray(trunk), return_inverse=True)[1].ravel()
+        except (TypeError, ValueError):
+            raise RunsError(f"trunk={shortened(trunk)} must be one id for each run") from None
         if len(names) != len(n) or len(clusters) != len(n):
             raise RunsError(f"run_id and trunk must have one entry for each of the {len(n)} runs")
         others = {name: _other(name, values, len(n)) for name, values in (columns or {}).items()}
@@ -147,6 +156,7 @@ class Runs(Summarised):
         """Names of all numeric columns."""
         return (*_INPUTS, "loss", *self.columns)
 
+    @reads
     def column(self, name: str) -> FloatArray:
         """A numeric column [n] by its name, `n_active`, `tokens`, `experts` and `loss` included.
 
@@ -275,6 +285,7 @@ def _other(name: str, values: ArrayLike, count: int) -> FloatArray:
         raise RunsError(f"columns: {name!r} must hold {count} numbers, or one for all runs") from None
 
 
+@reads
 def load_runs(
     source: Any,
     loss: str | None = None,
@@ -357,7 +368,8 @@ def load_runs(
     left = _left_out(rows, status, logged, str(aliases.get("status", "status")))
     loss = _loss_column(origin, [rows[i] for i in selected], loss, aliases, shown, LACKS.get(kind, ""))
     tuned = ("seed", *RATES, "schedule", "schedule_peak_learning_rate")  # the last as in runs.parquet
-    settings = [name for name in tuned if any(name in row for row in rows)]
+    present = {*names_of(rows)}
+    settings = [name for name in tuned if name in present]
     also = ["ids"] + ["sizes"] * (public is None and "n_active" not in columns)
     also += ["steps"] * (steps is None and not logged and lines_by_run(rows) is not None)
     wrong = _problems(rows, selected, loss, settings, also)
@@ -368,7 +380,7 @@ def load_runs(
     n, d, e, losses = (np.array([number(rows[i][name]) for i in good], float) for name in (*_INPUTS, loss))
     trunk = np.unique([clusters[i] for i in good], return_inverse=True)[1]
     sizes = dict(zip(_INPUTS, (n, d, e), strict=True))
-    off = unit_problems(sizes, losses, loss, trunk if trunk_source.startswith("column") else None)
+    off = unit_problems(sizes, losses, loss, trunk if trunk_source.startswith(("column", "checkpoints")) else None)
     # The units of a run record are those of its schema, however short the run.
     off = ["" if "schema_version" in rows[i] else problem for i, problem in zip(good, off, strict=True)]
     problems += [f"{label(i, rows[i])}: {problem}" for i, problem in zip(good, off, strict=True) if problem]
@@ -562,9 +574,9 @@ def _problems(
 
     With "steps", rows of one run are those of different steps.
     """
-    problems, seen = [], dict[Any, str]()
+    problems, seen, models = [], dict[Any, int](), dict[Any, tuple[Any, ...]]()
     for i in at:
-        row, name_of_row = rows[i], label(i, rows[i])
+        row = rows[i]
         values = {name: number(row.get(name)) for name in (*_INPUTS, loss)}
         wrong: list[str] = [
             f"{name}={literal(row.get(name))} {_number_problem(name, row.get(name))}"
@@ -576,16 +588,19 @@ def _problems(
         if not wrong:
             told = [row.get(name) for name in settings]  # runs that differ here are no duplicates
             keys = [("N, D, E and loss", (*values.values(), *(map(repr, told) if "ids" in also else told)))]
-            keys += [("run_id", row["run_id"])] if "ids" in also and row.get("run_id") else []
+            if "ids" in also and row.get("run_id"):
+                keys.append(("run_id", _moment_of_run(row, values, models)))
             for same in [key for key in keys if key in seen][:1]:
                 own = [name for name in ("id", "run_id") if row.get(name) and name != same[0]]
                 name = next((name for name in own if (name, row[name]) not in seen), None)
                 hint = ("; ", given("where", f"{name} != {row[name]}"), " leaves this one out") if name else ()
                 if "steps" in also:
                     hint = ("; ", given("final", "last", in_shell="--final last"), " takes the last of each run")
-                wrong = [message(f"duplicate of {seen[same]} (same {same[0]}", *hint, ")")]
-            seen |= dict.fromkeys(keys, name_of_row)
-        problems.append(message(f"{name_of_row}: ", *_joined("; ", wrong)) if wrong else "")
+                first = seen[same]
+                wrong = [message(f"duplicate of {label(first, rows[first])} (same {same[0]}", *hint, ")")]
+            for key in keys:
+                seen[key] = i
+        problems.append(message(f"{label(i, row)}: ", *_joined("; ", wrong)) if wrong else "")
     return problems
 
 
@@ -598,6 +613,17 @@ def _number_problem(name: str, value: Any) -> str:
 def _joined(between: str, parts: Sequence[str]) -> list[str]:
     """Put a text each part and the next."""
     return [text for part in parts for text in (between, part)][1:]
+
+
+def _moment_of_run(row: Row, values: Mapping[str, Any], models: dict[Any, tuple[Any, ...]]) -> tuple[Any, ...]:
+    """What only one row may have: checkpoints share the run and its model, and differ in tokens.
+
+    `models` holds the first moment of each run, which is also that of a row of another model under the same name.
+    """
+    name = row["run_id"] if isinstance(row["run_id"], (str, float, int)) else repr(row["run_id"])
+    moment = (name, values["n_active"], values["experts"], values["tokens"])
+    first = models.setdefault(name, moment)
+    return moment if moment[:3] == first[:3] else first
 
 
 def _warmup(row: Row) -> float | None:

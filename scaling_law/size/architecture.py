@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hub.base.errors import InputError, given
+from hub.base.inputs import as_it_is, reads
 
 VOCAB_SIZE = 50257  # GPT-2's tokenizer
 HEAD_DIM = 64  # the d / 64 rule for the number of blocks and of heads
@@ -231,6 +232,7 @@ def selected_keys(
     return [*spans, Span(1, once=True, multiplied=weights, cached=0)] if weights else spans
 
 
+@reads(latent_attention=as_it_is)
 @dataclass(frozen=True)
 class Architecture:
     """A decoder that can be built; by default one of the paper's, where `d_model` and `experts` say it all.
@@ -278,7 +280,15 @@ class Architecture:
 
     def __post_init__(self) -> None:
         if isinstance(self.latent_attention, Mapping):  # as in JSON
-            object.__setattr__(self, "latent_attention", LatentAttention(**self.latent_attention))
+            try:
+                object.__setattr__(self, "latent_attention", LatentAttention(**self.latent_attention))
+            except TypeError:
+                allowed = ", ".join(f.name for f in fields(LatentAttention))
+                raise InputError(
+                    f"latent_attention={self.latent_attention!r} must have the fields {allowed}"
+                ) from None
+        if not isinstance(self.latent_attention, LatentAttention | None):
+            raise InputError(f"latent_attention={self.latent_attention!r} must be a LatentAttention or None")
         if not isinstance(self.spans, (list, tuple)):
             raise InputError(f"spans={self.spans!r} must be a list of Span")
         spans = [Span(**span) if isinstance(span, Mapping) else span for span in self.spans]

@@ -19,6 +19,7 @@ from accelerate.utils.launch import prepare_multi_gpu_env
 from tests.conftest import free_port
 from training.run.main import main
 
+PATIENCE_SECONDS = 900  # of wall time, which a busy machine makes long
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload([__name__])
 
@@ -58,13 +59,20 @@ def run_together(function, *inputs, world: int = 2, environment: dict[str, str] 
     try:
         for process in ranks:
             process.start()
-        for process in ranks:
-            process.join(120)
-        return [process.exitcode for process in ranks]
+        return [wait_for(process) for process in ranks]
     finally:
         for process in ranks:
             process.kill()
             process.join()
+
+
+def wait_for(process) -> int:
+    """Wait until a process ends; its exit code. TimeoutError, and the process is killed, where time runs out first."""
+    process.join(PATIENCE_SECONDS)
+    if process.exitcode is None:
+        process.kill()
+        raise TimeoutError(f"time ran out: a process still runs after {PATIENCE_SECONDS} s, hung or on a busy machine")
+    return process.exitcode
 
 
 def _call(environment: dict[str, str], function, *inputs) -> None:

@@ -65,6 +65,7 @@ def _whole(value: int | float | str) -> int:
 
 Count = Annotated[int, BeforeValidator(_whole)]  # may be written as 2_000_000, 2e6, 2M or 0.5B
 PositiveCount = Annotated[Count, Field(gt=0)]
+Seed = Annotated[int, _must("lie between 0 and 4,294,967,295", lambda seed: 0 <= seed < 2**32)]
 Share = Annotated[float, _must("lie between 0 and 1", lambda share: 0 < share < 1)]
 _is_range = _must("be two steps, the second after the first", lambda s: not s or (len(s) == 2 and 0 <= s[0] < s[1]))
 _names_a_repository = _must("be letters, digits, '.', '_' and '-'", re.compile(NAME_PATTERN).match)
@@ -106,7 +107,7 @@ class RunArguments(_Section):
     """Folder of this run: trunk, branches, checkpoints, logs."""
     sweep: Annotated[str, Field(max_length=32), _names_a_repository] = "run"
     """Name of the sweep that the run belongs to."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the weights and of the data order."""
     precision: Literal["fp32", "bf16"] = "bf16"
     """Autocast precision; weights stay fp32."""
@@ -260,7 +261,7 @@ class DataArguments(_Section):
     tokenised."""
     order: Literal["shuffled", "stored"] = "shuffled"
     """shuffled: text is drawn across all files; stored: files are read one after the other."""
-    order_seed: int = 0
+    order_seed: Seed = 0
     """Seed of the order `shuffled`; held-out text has the same order for every seed."""
     cache_dir: str = "token-cache"
     """Folder of the token caches."""

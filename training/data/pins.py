@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any, cast
 
 from filelock import FileLock
 
@@ -23,6 +24,7 @@ from training.data.text import is_local_path
 
 logger = logging.getLogger(__name__)
 
+DATA = "data.json"
 FIELDS = {"dataset": "revision", "tokenizer": "tokenizer_revision"}  # kind -> its field of `data`
 
 
@@ -34,6 +36,23 @@ class Pin:
     id: str
     revision: str | None
     commit: str
+
+
+@dataclass(frozen=True)
+class RunData:
+    """What a run's folder keeps in `data.json`: the identity of its dataset and of its tokenizer, and its pins."""
+
+    dataset: dict[str, Any] | None = None
+    tokenizer: dict[str, Any] | None = None
+    pins: list[Pin] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, folder: Path) -> RunData:
+        """Read the data of the run in `folder`, empty before its first start. IntegrityError for a damaged file."""
+        return cast(RunData, atomic.read_json(folder / DATA, cls(), cls))
+
+    def save(self, folder: Path) -> None:
+        atomic.write_json(folder / DATA, asdict(self))
 
 
 def pinned(
@@ -49,8 +68,7 @@ def pinned(
     """
     pins = []
     for kind, name, revision in _on_the_hub(arguments):
-        of_run = (Pin(**pin) for pin in atomic.read_json(folder / "data.json", {"pins": []})["pins"])
-        pin = next((pin for pin in of_run if (pin.kind, pin.id) == (kind, name)), None)
+        pin = next((pin for pin in RunData.of(folder).pins if (pin.kind, pin.id) == (kind, name)), None)
         if pin is not None and revision not in (None, pin.revision, pin.commit):
             raise ConfigurationError(
                 f"data.{FIELDS[kind]}: {revision!r}, but the run in {folder} is pinned to {pin.commit}; leave it out "
@@ -70,7 +88,7 @@ def pinned_with_sweep(arguments: TrainingArguments, folder: Path) -> TrainingArg
     sweep.mkdir(parents=True, exist_ok=True)
     path = sweep / "pins.json"
     with FileLock(sweep / ".pins.lock"):
-        shared = [Pin(**pin) for pin in atomic.read_json(path, [])]
+        shared = atomic.read_json(path, [], list[Pin])
         arguments, pins = pinned(arguments, folder, shared)
         if new := [pin for pin in pins if pin not in shared]:
             atomic.write_json(path, [vars(pin) for pin in shared + new])
@@ -79,9 +97,9 @@ def pinned_with_sweep(arguments: TrainingArguments, folder: Path) -> TrainingArg
 
 def _on_the_hub(arguments: TrainingArguments) -> Iterator[tuple[str, str, str | None]]:
     """(kind, name, configured revision) of the dataset and the tokenizer, unless they are local."""
-    for kind, field in FIELDS.items():
+    for kind, name_of_field in FIELDS.items():
         if not is_local_path(name := getattr(arguments.data, kind)):
-            yield kind, name, getattr(arguments.data, field)
+            yield kind, name, getattr(arguments.data, name_of_field)
 
 
 # -- asking the Hub
@@ -93,7 +111,7 @@ def _resolved(kind: str, name: str, revision: str | None, cache_dir: Path) -> Pi
     None for a tokenizer of which nothing is known; loading it will say what is wrong.
     """
     path = cache_dir / "commits.json"  # "kind name" -> revision -> commit; "" is what None stands for
-    commits = atomic.read_json(path, {})
+    commits = atomic.read_json(path, {}, dict[str, dict[str, str]])
     of_name, commit = commits.get(f"{kind} {name}", {}), revision
     if not re.fullmatch("[0-9a-f]{40}", revision or ""):
         try:

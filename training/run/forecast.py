@@ -22,6 +22,7 @@ from scaling_law.law.shelf import choose_law
 from scaling_law.size.architecture import training_flops
 from training.configuration.arguments import ConfigurationError, TrainingArguments
 from training.configuration.schedule import Branch
+from training.data.pins import RunData
 
 logger = logging.getLogger(__name__)
 
@@ -118,7 +119,8 @@ def _noted(arguments: TrainingArguments, run: TrainingCurve, folder: Path) -> li
         folder.mkdir(parents=True, exist_ok=True)
         atomic.write_json(note, {"finished": finished_runs(arguments, run)})
     finished = []
-    for name in json.loads(note.read_text(encoding="utf-8"))["finished"]:
+    noted = atomic.read_json(note, {}, dict[str, list[str]])
+    for name in noted.get("finished", []):
         with suppress(OSError, ValueError):  # removed since, or damaged
             record = RunRecord.load(sweep / name)
             lines = [line for _, line in read_lines(sweep / name / "log.jsonl")]
@@ -129,9 +131,9 @@ def _noted(arguments: TrainingArguments, run: TrainingCurve, folder: Path) -> li
 def finished_runs(arguments: TrainingArguments, run: TrainingCurve) -> list[str]:
     """Model folders of finished runs of this sweep, text, tokenizer and schedule, the nearest to this run."""
     own = Path(arguments.run.output_dir)
-    if not (own / "data.json").exists():
+    data = RunData.of(own)
+    if data.dataset is None or data.tokenizer is None:
         return []
-    identity = json.loads((own / "data.json").read_text(encoding="utf-8"))
     apart: dict[str, float] = {}
     for path in sorted(own.parent.glob("*/tokens*/model")):
         with suppress(OSError, ValueError):
@@ -139,8 +141,8 @@ def finished_runs(arguments: TrainingArguments, run: TrainingCurve) -> list[str]
             decay = record.schedule.decay_tokens / record.schedule.horizon_tokens
             if (
                 (record.status, record.sweep) == ("final", arguments.run.sweep)
-                and record.dataset.fingerprint == identity["dataset"].get("fingerprint")
-                and record.tokenizer.fingerprint == identity["tokenizer"].get("fingerprint")
+                and record.dataset.fingerprint == data.dataset.get("fingerprint")
+                and record.tokenizer.fingerprint == data.tokenizer.get("fingerprint")
                 and abs(decay - run.decay) <= SAME_DECAY / 2
             ):
                 ratios = record.tokens / run.horizon, record.n_active / run.model["n_active"]

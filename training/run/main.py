@@ -171,16 +171,19 @@ class Run:
 
         Returns the status of each model that is there, final, intermediate or diverged, by the name of its folder.
         """
-        path, dataset = self.folder / "data.json", self.data.tokens.cache.dataset
-        identity = {"dataset": dataset, "tokenizer": results.tokenizer_identity(self.session)}
-        stored = atomic.read_json(path, identity)
-        if (before := {name: stored.get(name) for name in identity}) != identity:
+        identity = {
+            "dataset": self.data.tokens.cache.dataset,
+            "tokenizer": results.tokenizer_identity(self.session),
+        }
+        stored = pins.RunData.of(self.folder)
+        before = {"dataset": stored.dataset, "tokenizer": stored.tokenizer}
+        if stored != pins.RunData() and before != identity:
             raise ConfigurationError(
                 f"data.dataset: the run in {self.folder} was trained on other tokens ({before}, now {identity}); "
                 "choose another run.output_dir"
             )
         self.arguments.save(self.folder / "config.yaml")
-        atomic.write_json(path, {**identity, "pins": [vars(pin) for pin in self.pins]})
+        pins.RunData(**identity, pins=list(self.pins)).save(self.folder)
         for folder in [self.folder, *self.folder.iterdir(), *self.intermediate.glob("*")]:
             checkpoint.remove_leftovers(folder)
         models = [*self.folder.glob("*/model"), *self.intermediate.glob("*/model")]

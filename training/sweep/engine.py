@@ -40,7 +40,8 @@ class Job:
     @staticmethod
     def of(run: SweepRun) -> list[Job]:
         """All jobs of a run, oldest first; the last may be alive."""
-        return [Job(**job) for job in atomic.read_json(run.folder / "jobs.json", [])]
+        jobs: list[Job] = atomic.read_json(run.folder / "jobs.json", [], list[Job])
+        return jobs
 
     def add_to(self, run: SweepRun) -> None:
         """Note the job as the run's newest, unless it is noted already."""
@@ -118,9 +119,15 @@ def submitting(sweep: Sweep) -> Iterator[None]:
 def places_of(engine: Engine, runs: Sequence[SweepRun]) -> set[str]:
     """Places where an engine may have jobs of these runs: those of past submits and of listed jobs."""
     submits = {run.folder.parent / SUBMITS for run in runs}
-    sent = {place for path in submits for name, place in atomic.read_json(path, []) if name == engine.name}
+    sent = {place for path in submits for name, place in _read_submits(path) if name == engine.name}
     noted = [job.folder or "" for run in runs for job in Job.of(run) if job.engine == engine.name]
     return sent | {folder.rpartition("/")[0] for folder in noted}
+
+
+def _read_submits(path: Path) -> list[tuple[str, str]]:
+    """Read the engines and places to which a sweep was submitted."""
+    submits: list[tuple[str, str]] = atomic.read_json(path, [], list[tuple[str, str]])
+    return submits
 
 
 def unfinished(engine: Engine, sweep: Sweep, place: str = "") -> tuple[Sweep, Outcome]:
@@ -130,8 +137,9 @@ def unfinished(engine: Engine, sweep: Sweep, place: str = "") -> tuple[Sweep, Ou
     """
     busy = alive(engine, sweep.runs, place)
     path = sweep.folder / SUBMITS
-    if [engine.name, place] not in (submits := atomic.read_json(path, [])):
-        atomic.write_json(path, [*submits, [engine.name, place]])
+    submits = _read_submits(path)
+    if (engine.name, place) not in submits:
+        atomic.write_json(path, [*submits, (engine.name, place)])
     engine.collect(sweep.runs)
     outcome, left = Outcome(), []
     for run in sorted(sweep.runs, key=lambda run: run.cost, reverse=True):

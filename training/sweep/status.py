@@ -40,8 +40,8 @@ class Attempt:
 
     @classmethod
     def load(cls, folder: Path) -> Attempt | None:
-        attempt = atomic.read_json(folder / "state.json", None)
-        return attempt and cls(**attempt)
+        attempt: Attempt | None = atomic.read_json(folder / "state.json", None, cls)
+        return attempt
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ def test_folders_that_cannot_be_read_are_named(tmp_path):
     ):
         with pytest.raises(ValueError, match=words):
             load_runs(source, **options)
-    with pytest.raises(TypeError, match="int"):
+    with pytest.raises(ValueError, match="runs cannot be read from a int"):
         load_runs(3)
 
 

@@ -89,7 +89,7 @@ def test_a_filter_chooses_runs(where, kept):
         ({"n_active": 12345}, r"n_active=12345 contradicts .*\(18[0-9]+\)"),
         ({"n_total": 1}, r"n_total=1 contradicts"),
         ({"n_heads": 3}, r"n_heads=3"),
-        ({"run_id": "run0"}, r"duplicate of row 0 \(run0\) \(same run_id\)"),
+        ({"run_id": "run2"}, r"duplicate of row 1 \(run2\) \(same run_id\)"),
     ],
 )
 def test_bad_rows_are_named_or_skipped(change, message):

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hub import UnavailableError
+from hub import IntegrityError, UnavailableError
 from training import ConfigurationError, Sweep
 from training.data import pins
-from training.data.pins import Pin, pinned, pinned_with_sweep
+from training.data.pins import Pin, RunData, pinned, pinned_with_sweep
 from training.sweep.run import write_configuration
 
 NAME = "org/text"
@@ -110,3 +110,17 @@ def test_a_member_of_a_sweep_keeps_its_own_commit_and_may_ask_for_another(upstre
     assert pinned_with_sweep(on_the_hub(), tmp_path / "runs" / "second").data.revision == before
     other = on_the_hub(data__revision="c" * 40)
     assert pinned_with_sweep(other, tmp_path / "runs" / "third").data.revision == "c" * 40
+
+
+@pytest.mark.parametrize("content", ["", "[]", "3", "null", '{"pins": 3}', '{"pins": [3]}', '{"pins": [{"kind": 1}]}'])
+def test_a_damaged_file_of_a_run_is_named(tmp_path, content):
+    (tmp_path / "data.json").write_text(content)
+    with pytest.raises(IntegrityError, match=r"data\.json is damaged: "):
+        RunData.of(tmp_path)
+
+
+def test_what_a_run_keeps_is_read_back(tmp_path):
+    data = RunData({"id": "a"}, {"id": "b"}, [Pin("dataset", "org/text", None, "0" * 40)])
+    data.save(tmp_path)
+    assert RunData.of(tmp_path) == data
+    assert RunData.of(tmp_path / "new") == RunData()

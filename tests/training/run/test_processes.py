@@ -68,8 +68,7 @@ def divided(arguments, *flags: str, tensor: int = 1) -> None:
 def alone(arguments, *flags: str) -> None:
     """In a process of its own: Accelerate keeps one precision per process."""
     process = ranks.start(arguments, *flags)
-    process.join(120)
-    assert process.exitcode == 0
+    assert ranks.wait_for(process) == 0
 
 
 def measured(arguments) -> dict[tuple[str, int], tuple[list[float], list | None]]:
