@@ -129,7 +129,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
             torch.mm(grad_logits, matrix, out=grad_hidden[chunk])
             if dtype == torch.float32:
                 grad_weight.addmm_(grad_logits.t(), rows[chunk])
-            elif on_gpu:
+            elif rows.is_cuda:
                 torch.addmm(grad_weight, grad_logits.t(), rows[chunk], out_dtype=torch.float32, out=grad_weight)
             else:
                 grad_weight += grad_logits.t() @ rows[chunk]
