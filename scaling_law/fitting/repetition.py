@@ -20,7 +20,7 @@ from scaling_law.fitting.diagnostics import depends
 from scaling_law.fitting.objective import Evaluation, FitSettings, Logs, Mask, Objective
 from scaling_law.fitting.problem import Problem
 from scaling_law.fitting.solver import Solutions
-from scaling_law.formulas.law import numbers
+from scaling_law.formulas.law import numbers, positive
 from scaling_law.formulas.repeated import Repetition, saturate
 from scaling_law.law import Law
 from scaling_law.runs.table import Runs
@@ -217,7 +217,8 @@ def with_unique_tokens(runs: Runs, unique_tokens: Any, epochs: Any) -> Runs:
         column = runs.positive(value)
     else:
         column = numbers(name, value) if not isinstance(value, str) else _number_of(name, value, runs)
-        if column.shape not in ((), (len(runs),)) or not np.all((column > 0) & np.isfinite(column)):
+        column = positive(name, column)
+        if column.shape not in ((), (len(runs),)):
             raise InputError(f"{name} must be a column, or positive numbers, one for all {len(runs)} runs or for each")
         column = np.broadcast_to(column, (len(runs),))
     unique = column if name == UNIQUE else runs.tokens / column

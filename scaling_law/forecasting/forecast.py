@@ -119,7 +119,7 @@ def forecast(
     at: Any,
     *,
     prior: Prior | Literal["public"] | None = "public",
-    kinds: Collection[str] | None = None,
+    kinds: str | Collection[str] | None = None,
     level: float = 0.9,
     seed: int = 0,
     mix: str | Collection[str] = (),

@@ -32,7 +32,7 @@ def stack_laws(
     flops: Quantity | None = None,
     *,
     prior: Prior | Literal["public"] | None = "public",
-    kinds: Collection[str] | None = None,
+    kinds: str | Collection[str] | None = None,
     seed: int = 0,
     mix: str | Collection[str] = (),
     unique_tokens: str | ArrayLike | None = None,

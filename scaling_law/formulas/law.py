@@ -351,7 +351,9 @@ def one_positive(name: str, value: Any, least: float = 0.0) -> float:
 
 def within(value: float) -> str:
     """What a number must be that is no size of anything: finite, or within the numbers whose products are finite."""
-    return "finite" if value <= 0 or not np.isfinite(value) else f"from {SMALLEST:g} to {LARGEST:g}"
+    if value <= 0 or SMALLEST <= value <= LARGEST or not np.isfinite(value):
+        return "finite"
+    return f"from {SMALLEST:g} to {LARGEST:g}"
 
 
 def percentile_interval(draws: FloatArray, level: float = 0.95) -> tuple[Any, Any]:

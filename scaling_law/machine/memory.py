@@ -28,7 +28,8 @@ SHARDINGS: tuple[Sharding, ...] = get_args(Sharding)
 WEIGHT_BYTES = 4.0
 MOMENT_BYTES = ADAM_BYTES - WEIGHT_BYTES
 HALF, SINGLE = 2.0, 4.0
-LOGIT_CHUNK_BYTES = {"cpu": 2**21, "accelerator": 2**28}  # fp32 logits at a time (modeling_switch_moe.losses)
+# Of logits at a time (modeling_switch_moe.losses): on a CPU in fp32, on a GPU with their gradient, in bf16 there.
+CPU_CHUNK_BYTES, GPU_CHUNK_BYTES = 2**21, 2**31
 LEAST_CHUNK_ROWS = 64
 
 
@@ -207,14 +208,27 @@ def _kept_by_a_block(a: Architecture | Widths, half: bool, rows: Any) -> Any:
 
 
 def _at_the_head(a: Architecture | Widths, tokens: Any, half: bool, on_cpu: bool) -> Any:
-    """The chunked cross-entropy: hidden states, their gradient, that of the head, and two chunks of logits."""
+    """The chunked cross-entropy: hidden states, their gradient, that of the head, and chunks of logits."""
     d, vocabulary = a.d_model, a.vocab_size
-    chunk = LOGIT_CHUNK_BYTES["cpu" if on_cpu else "accelerator"]
-    rows = np.minimum(tokens, max(LEAST_CHUNK_ROWS, int(chunk // (4 * vocabulary))))
-    logits = rows * vocabulary * SINGLE
-    chunks = np.minimum(2, np.ceil(tokens / rows)) + (1 if half else 0)  # the one before is still there
+    rows = chunk_rows(tokens, vocabulary, half, on_cpu)
+    if on_cpu:
+        logits = rows * vocabulary * SINGLE
+        chunks = np.minimum(2, np.ceil(tokens / rows)) + (1 if half else 0)  # the one before is still there
+    else:
+        logits = rows * vocabulary * (HALF if half else SINGLE)
+        chunks = np.minimum(2, np.ceil(tokens / rows)) + 1  # logits, their gradient, and the gradient before
     copies = (tokens + vocabulary) * d * HALF if half else 0.0
     return tokens * d * (SINGLE + (HALF if half else SINGLE)) + vocabulary * d * SINGLE + chunks * logits + copies
+
+
+def chunk_rows(tokens: Any, vocabulary: float, half: bool, on_cpu: bool) -> Any:
+    """Count the rows of logits that are computed at a time; a power of two on a GPU, where the last is padded."""
+    if on_cpu:
+        return np.minimum(tokens, max(LEAST_CHUNK_ROWS, CPU_CHUNK_BYTES // (4 * vocabulary)))
+    size = int(HALF if half else SINGLE)
+    most = max(LEAST_CHUNK_ROWS, GPU_CHUNK_BYTES // (2 * size * vocabulary))
+    needed = np.maximum(tokens, LEAST_CHUNK_ROWS)
+    return np.minimum(2.0 ** np.floor(np.log2(most)), 2.0 ** np.ceil(np.log2(needed)))
 
 
 def _in_a_block(a: Architecture | Widths, tokens: Any, half: bool, rows: Any) -> Any:

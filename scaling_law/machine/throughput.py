@@ -24,6 +24,7 @@ from hub.base.tables import literal
 from scaling_law.machine.efficiency import SMALL, published_runs
 from scaling_law.machine.gpus import SHEET, named_gpu
 from scaling_law.size.architecture import Architecture, Span
+from scaling_law.size.missing import refuse_none
 from scaling_law.size.recipe import PAPER
 from scaling_law.size.widths import Widths
 
@@ -72,6 +73,7 @@ class ModelWork:
     @classmethod
     def of(cls, model: Architecture | Widths | Sequence[Architecture]) -> ModelWork:
         """Work of one architecture (numbers), or of several (arrays)."""
+        refuse_none("model", model)
         if isinstance(model, Sequence) and not isinstance(model, str):
             each = [cls.of(one) for one in model]
             if not each:

@@ -34,7 +34,7 @@ class ScaleOutRow:
     `placement` is the fastest layout that `train.py` can run, and `megatron` that of engines which also have tensor,
     pipeline and context parallelism. A step takes the longer of `compute_seconds` and `communication_seconds`, at the
     full speed of the links. `mfu_limit`: the MFU at which communication alone fills the step. `expert_parallel_*`: of
-    experts divided among all GPUs. `hours` and `cost` are of a run of the tokens that were given, with the 95 %
+    experts divided among all GPUs. `hours` and `money` are of a run of the tokens that were given, with the 95 %
     interval of step times. `least_bytes`: of each GPU, in the layout that takes fewest.
     """
 
@@ -59,7 +59,7 @@ class ScaleOutRow:
     tokens_per_second: float | None = None
     hours: float | None = None
     hours_interval: tuple[float, float] | None = None
-    cost: float | None = None
+    money: float | None = None
     megatron_hours: float | None = None
     least_bytes: float | None = None
 
@@ -120,7 +120,7 @@ def _cells(row: ScaleOutRow, is_timed: bool, is_priced: bool) -> dict[str, str]:
     if row.hours_interval is not None:
         run["hours"] += " ({}…{})".format(*map(_amount, row.hours_interval))
     if is_priced:
-        run["cost"] = _amount(row.cost)
+        run["cost"] = _amount(row.money)
     elsewhere = f", {_amount(row.megatron_hours)} hours" * (row.megatron_hours is not None)
     return {
         "GPUs": str(row.gpus),
@@ -248,7 +248,7 @@ def _timed(row: ScaleOutRow, a: Architecture, cluster: Cluster, trained: float) 
     seconds, interval = float(cluster.seconds(a, trained)), None
     if cluster.throughput.draws is not None:
         interval = percentile_interval(cluster.seconds(a, trained, drawn=True) / 3600)
-    return replace(row, hours=seconds / 3600, hours_interval=interval, cost=cluster.cost(seconds))
+    return replace(row, hours=seconds / 3600, hours_interval=interval, money=cluster.cost(seconds))
 
 
 def _placed(a: Architecture, cluster: Cluster) -> Placement | None:

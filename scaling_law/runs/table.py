@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 import hub  # lazy: its rooms are imported when runs are read
 from hub.base.errors import InputError, Message, RecordError, given, message, unknown
-from hub.base.inputs import reads, shortened
+from hub.base.inputs import LARGEST, reads, shortened
 from hub.base.numerals import why_no_number
 from hub.base.tables import Summarised, Table, literal
 from hub.base.units import format_count
@@ -575,13 +575,14 @@ def _problems(
     With "steps", rows of one run are those of different steps.
     """
     problems, seen, models = [], dict[Any, int](), dict[Any, tuple[Any, ...]]()
+    names_seen: set[tuple[str, str]] = set()
     for i in at:
         row = rows[i]
         values = {name: number(row.get(name)) for name in (*_INPUTS, loss)}
         wrong: list[str] = [
             f"{name}={literal(row.get(name))} {_number_problem(name, row.get(name))}"
             for name, value in values.items()
-            if value is None or not 0 < value < math.inf or (name == "experts" and value < 1)
+            if value is None or not SMALLEST <= value <= LARGEST or (name == "experts" and value < 1)
         ]
         if not wrong and "sizes" in also and (contradiction := size_problem(row)):
             wrong = [contradiction]
@@ -592,7 +593,7 @@ def _problems(
                 keys.append(("run_id", _moment_of_run(row, values, models)))
             for same in [key for key in keys if key in seen][:1]:
                 own = [name for name in ("id", "run_id") if row.get(name) and name != same[0]]
-                name = next((name for name in own if (name, row[name]) not in seen), None)
+                name = next((name for name in own if (name, repr(row[name])) not in names_seen), None)
                 hint = ("; ", given("where", f"{name} != {row[name]}"), " leaves this one out") if name else ()
                 if "steps" in also:
                     hint = ("; ", given("final", "last", in_shell="--final last"), " takes the last of each run")
@@ -600,6 +601,7 @@ def _problems(
                 wrong = [message(f"duplicate of {label(first, rows[first])} (same {same[0]}", *hint, ")")]
             for key in keys:
                 seen[key] = i
+            names_seen |= {(name, repr(row.get(name))) for name in ("id", "run_id")}
         problems.append(message(f"{label(i, row)}: ", *_joined("; ", wrong)) if wrong else "")
     return problems
 
@@ -607,6 +609,8 @@ def _problems(
 def _number_problem(name: str, value: Any) -> str:
     if isinstance(value, str) and number(value) is None:
         return why_no_number(value)
+    if 0 < (number(value) or 0.0) < SMALLEST or LARGEST < (number(value) or 0.0) < math.inf:
+        return f"must lie between {SMALLEST:g} and {LARGEST:g}"
     return f"must be {'at least 1' if name == 'experts' else 'positive and finite'}"
 
 

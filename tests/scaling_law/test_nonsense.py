@@ -99,7 +99,7 @@ CALLS = [
     (prior, {"name": "public"}),
     (profile_interval, {"result": FITTED, "coefficient": "mu"}),
     (published, {"name": "chinchilla"}),
-    (scale_out, {"architecture": MODEL}),
+    (scale_out, {"model": MODEL}),
     (split, {"runs": RUNS, "validation": 5}),
     (backtest, {"train": RUNS, "test": RUNS, "laws": {"c": DENSE}}),
     (errors_of, {"law": DENSE, "runs": RUNS}),

@@ -181,7 +181,7 @@ def test_uploads_are_data_of_a_size_and_a_kind_and_stay_where_they_are_refused(l
     (tmp_path / "big.csv").write_bytes(b" " * (uploads.MAX_BYTES + 1))
     for name, action, message in (
         ("law.json", uploads.USE, "law.json"),
-        ("runs.pkl", uploads.JOINT, "takes a file that ends in .jsonl, .csv, .parquet"),
+        ("runs.pkl", uploads.JOINT, "takes a file that ends in .jsonl, .csv, .tsv, .parquet"),
         ("runs.csv", uploads.JOINT, "choose the column of Active parameters, Training tokens, Experts E and Loss"),
         ("big.csv", uploads.JOINT, "has 5,000,001 bytes; at most 5,000,000 are read"),
     ):

@@ -119,7 +119,8 @@ def test_curves_of_a_budget_of_hours_pass_through_the_answers(law):
     assert width == pytest.approx(np.ptp(table.best.loss_interval), rel=0.2)  # the step times are drawn, too
     tiny = Budget.of(hours=0.01, gpus=1, gpu="l4")  # whose best width is below 64
     assert np.isfinite(curves.memory_curves(law, tiny, [1]).loss).all()
-    assert law.optimal(hours=0.01, gpus=1, gpu="l4", experts=[1]).best.limited_by == "smallest"
+    with pytest.raises(ValueError, match=r"hours=0\.01 are too few"):
+        law.optimal(hours=0.01, gpus=1, gpu="l4", experts=[1])
     for curve in curves.budget_curves(law, time, [1, 8]):
         free = law.optimal(**asked, experts=curve.experts).best
         assert abs(curve.mark - np.argmin(curve.loss)) <= 1

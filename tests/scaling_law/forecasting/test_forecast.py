@@ -188,7 +188,7 @@ BAD_INPUT = [
     ({"kinds": ("priors",)}, "kinds='priors' is unknown: did you mean 'prior'"),
     ({"kinds": "priors"}, "kinds='priors' is unknown: did you mean 'prior'"),
     ({"level": 1.5}, r"level=1\.5"),
-    ({"level": "0.9"}, "level='0.9' must be above 0"),
+    ({"level": "0.9"}, "level='0.9' must be a number"),
 ]
 
 

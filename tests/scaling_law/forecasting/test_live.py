@@ -134,7 +134,7 @@ def test_a_record_and_its_log_make_a_curve_without_spikes_and_skipped_steps():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"horizon": None}, "horizon=None must be the tokens at which the run ends"),
+        ({"horizon": None}, "horizon=None must be a number"),
         ({"decay": 0.0}, "decay=0.0 must be a share of the tokens"),
         ({"model": {"d_model": 64.0}}, "must have a positive n_active"),
         ({"final": -1.0}, "final=-1 must be positive and finite"),

@@ -185,7 +185,7 @@ def test_files_keep_everything(tmp_path):
         ({"seconds": {"flops": 0.0}, "draws": None}, "all are 0"),
         ({"draws": [[1.0]]}, r"draws have shape \(1, 1\); \[n, 5\] is needed"),
         ({"devices": 0}, "devices=0 must be a whole number of at least 1"),
-        ({"device": None}, "device=None must be a name"),
+        ({"device": None}, "device=None must be text"),
     ],
 )
 def test_a_file_that_cannot_be_right_is_refused(tmp_path, change, message):

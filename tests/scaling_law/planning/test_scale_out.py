@@ -202,7 +202,7 @@ def test_a_model_is_read_and_its_run_is_timed_and_paid(tmp_path):
         assert row.tokens_per_second == pytest.approx(1024 * 4096 / row.step_seconds)
         overhead = Throughput.assumed("h100").overhead_of(row.gpus)
         assert row.hours == pytest.approx(overhead * 1e12 / row.tokens_per_second / 3600)
-        assert row.cost == pytest.approx(2.5 * row.gpus * row.hours)
+        assert row.money == pytest.approx(2.5 * row.gpus * row.hours)
         assert row.hours_interval[0] < row.hours < row.hours_interval[1]
     eight, many = answer.rows
     assert many.hours < eight.hours < 10 * many.hours
@@ -219,13 +219,13 @@ def test_hours_of_a_given_mfu_are_the_flops_over_its_peak():
     (row,) = scale_out(model, [1], mfu=0.4, tokens=1e9).rows
     assert row.placement.ways == ""
     assert row.hours == pytest.approx(model.training_flops(1e9, context=512) / (0.4 * 989e12) / 3600)
-    assert (row.hours_interval, row.cost) == (None, None)
+    assert (row.hours_interval, row.money) == (None, None)
 
 
 def test_what_does_not_fit_says_what_it_takes():
     answer = scale_out(QWEN3_MOE, [1, 8], tokens="1T", price=2)
     one, eight = answer.rows
-    assert (one.placement, one.hours, one.cost) == (None, None, None)
+    assert (one.placement, one.hours, one.money) == (None, None, None)
     assert one.least_bytes > 16 * answer.architecture.n_total
     assert eight.least_bytes < 78e9
     assert f"{format_bytes(one.least_bytes)}: does not fit" in str(answer)

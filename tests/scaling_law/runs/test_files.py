@@ -113,8 +113,10 @@ def test_a_curve_that_tensorboard_exports_is_named(tmp_path):
 def test_checkpoints_of_a_run_are_not_taken_for_a_log_unless_asked():
     checkpoints = [{**line, "tokens": line["tokens"] * line["step"] / 200} for line in STEPS]
     assert load_runs(checkpoints, final="last").tokens.tolist() == [row["tokens"] for row in TABLE]
+    every = load_runs(checkpoints)  # each checkpoint is a measurement of its trunk
+    assert (len(every), every.n_trunks) == (len(checkpoints), len(TABLE))
     with pytest.raises(RunsError, match="final='last' takes the last of each run"):
-        load_runs(checkpoints)
+        load_runs([*checkpoints, checkpoints[0]])
 
 
 @pytest.mark.parametrize("name", ["run", "run_name", "Name", "name"])

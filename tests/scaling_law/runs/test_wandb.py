@@ -30,6 +30,7 @@ def wandb(monkeypatch, tmp_path):
             monkeypatch.setenv(name, str(tmp_path))
         monkeypatch.setattr(w_and_b, "SECONDS", 5)
         yield server
+        sys.modules["wandb"].teardown()  # which else keeps this server's address for all of the process
 
 
 @pytest.mark.parametrize(("final", "loss"), [(None, 3.0), ("minimum", 2.5), ("smoothed", sum(LOSSES[-2:]) / 2)])

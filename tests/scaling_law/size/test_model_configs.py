@@ -55,7 +55,7 @@ def test_the_language_model_of_a_larger_one(tied):
         ({"model_type": "t5"}, "model_type='t5': transformers has no causal language model of this type"),
         ({"is_encoder_decoder": True}, "is_encoder_decoder=True: laws here are of decoders only"),
         ({"num_experts_per_tok": 9}, "mixtral: experts_per_token=9 must be at most experts=8"),
-        ({"hidden_size": "wide"}, "d_model='wide' must be an integer of at least 1"),
+        ({"hidden_size": "wide"}, "d_model='wide' must be a whole number"),
         ({"num_hidden_layers": None}, "config.json lacks num_hidden_layers, which model_type 'mixtral' needs"),
         (
             {"model_type": "deepseek_v3"},

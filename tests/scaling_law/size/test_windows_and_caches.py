@@ -249,6 +249,6 @@ def test_step_times_count_what_blocks_see():
 def test_spans_are_read_from_json():
     a = replace(Architecture(512), attention_blocks=2, spans=(Span(6, 128), Span(6, 64, 4, multiplied=7, cached=3)))
     assert Architecture(**json.loads(json.dumps(a.to_dict()))) == a
-    for spans, message in (([3], "must be a Span"), ([{"blocks": 0}], "spans: blocks=0"), (3, "a list of Span")):
+    for spans, message in (([3], "must be a Span"), ([{"blocks": 0}], "spans: blocks=0"), (3, "spans=3 must be")):
         with pytest.raises(ValueError, match=message):
             Architecture(512, spans=spans)

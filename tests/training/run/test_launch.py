@@ -39,7 +39,7 @@ LAYOUTS = {
 
 
 def planned(gpu, gpus=2, vocab_size=300):
-    return JointLaw.published().plan(3e10, [8], gpu=gpu, gpus=gpus, vocab_size=vocab_size, **TINY)
+    return JointLaw.published().plan(3e10, [8], gpu=gpu, gpus=gpus, vocab_size=vocab_size, learning_rate=1e-3, **TINY)
 
 
 @pytest.fixture

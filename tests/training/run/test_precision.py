@@ -13,8 +13,9 @@ from tests.gpu.test_device import GRADIENT, LOSS
 from tests.model_classes import CLASSES, TOP_K
 from tests.training.run.test_causal_model import batch, config_of
 from training import Run
-from training.run import causal_model, passes
+from training.run import causal_model
 from training.run.model import build_model
+from training.run.passes import cast_once, matrices_in_bf16
 
 BOTH = {"num_experts": 8, "num_local_experts": 8, "num_experts_per_tok": 2}
 SHAPE = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
@@ -50,15 +51,15 @@ def small_switch():
     return build_model(SwitchMoeConfig(**sizes, num_experts=4, max_position_embeddings=64), seed=0).train()
 
 
-def three_passes(model, cast_once, implementation=None, checkpointing=False):
+def three_passes(model, casts_once, implementation=None, checkpointing=False):
     """Gradients after three micro-batches in bf16, and how often each shape of weight was cast."""
     if implementation:
         model.set_experts_implementation(implementation)
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     inputs, targets = batch()
-    matrices = passes.matrices_in_bf16(model) if cast_once else []
-    with Casts() as casts, passes.cast_once(matrices):
+    matrices = matrices_in_bf16(model) if casts_once else []
+    with Casts() as casts, cast_once(matrices):
         for rows, goals in zip(inputs.split(1)[:3], targets.split(1)[:3], strict=True):
             with torch.autocast("cpu", dtype=torch.bfloat16):
                 output = model(input_ids=rows, shift_labels=goals, use_cache=False, output_logits=False)
@@ -84,15 +85,15 @@ def test_weights_are_cast_once_for_all_micro_batches(implementation, checkpointi
 @pytest.mark.parametrize("section", CLASSES.values(), ids=CLASSES)
 def test_casting_once_changes_no_gradient_of_a_class(section):
     every, once = (build_model(config_of(section), seed=0).train() for _ in range(2))
-    expected, _ = three_passes(every, cast_once=False)
-    gradients, _ = three_passes(once, cast_once=True)
+    expected, _ = three_passes(every, casts_once=False)
+    gradients, _ = three_passes(once, casts_once=True)
     for name, gradient in expected.items():
         assert (gradient is None and gradients[name] is None) or torch.equal(gradients[name], gradient), name
 
 
 def test_routers_and_the_head_are_not_cast():
     model = small_switch()
-    with passes.cast_once(passes.matrices_in_bf16(model)):
+    with cast_once(matrices_in_bf16(model)):
         dtypes = {name: parameter.dtype for name, parameter in model.named_parameters()}
     single = {name for name, dtype in dtypes.items() if dtype == torch.float32}
     assert single == {name for name in dtypes if re.search("norm|router|embed|head", name)}
@@ -113,7 +114,7 @@ def passed(model, passes=1):
     (inputs, _), found = batch(), Casts()
     experts = [part for part in model.modules() if hasattr(part, "is_transposed")]
     matrices = [(part, name) for part in experts for name in causal_model.rounded_parameters(part)]
-    with found, passes.cast_once(matrices):
+    with found, cast_once(matrices):
         for _ in range(passes):
             with torch.autocast("cpu", torch.bfloat16):
                 loss = model(input_ids=inputs, labels=inputs, use_cache=False).loss

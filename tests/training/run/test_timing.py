@@ -1,5 +1,6 @@
 """What steps take, measured; and the memory model beside what torch's allocator counted."""
 
+import itertools
 import math
 
 import pytest
@@ -9,7 +10,7 @@ from accelerate.state import AcceleratorState
 from modeling_switch_moe import losses
 from scaling_law import Architecture
 from scaling_law.machine import training_memory
-from scaling_law.machine.memory import LEAST_CHUNK_ROWS, LOGIT_CHUNK_BYTES
+from scaling_law.machine.memory import chunk_rows
 from scaling_law.size.recipe import BatchRamp, RampStage
 from training.run.progress import Progress
 from training.run.results import step_seconds
@@ -48,9 +49,11 @@ def test_a_step_that_made_no_update_is_not_timed():
 
 
 def test_chunks_of_logits_are_those_of_the_model():
-    for kind, device in (("cpu", "cpu"), ("accelerator", "cuda")):
-        rows = losses.rows_per_chunk(1000, torch.device(device))
-        assert max(LEAST_CHUNK_ROWS, LOGIT_CHUNK_BYTES[kind] // 4000) == rows
+    for vocabulary, half, on_gpu in itertools.product((1000, 50_257), (False, True), (False, True)):
+        dtype = torch.bfloat16 if half else torch.float32
+        for tokens in (50, 3_000, 16_384, 1_000_000):
+            rows = losses.rows_per_chunk(tokens, vocabulary, dtype, on_gpu)
+            assert chunk_rows(tokens, vocabulary, half, not on_gpu) == (rows if on_gpu else min(rows, tokens))
 
 
 DENSE, MOE = Architecture(128, 1, 2, 2, 1000), Architecture(128, 4, 2, 2, 1000)
