@@ -18,7 +18,7 @@ from hub.base.numerals import why_no_number
 from hub.base.tables import Summarised, Table, literal
 from hub.base.units import format_count
 from scaling_law.formulas.conditions import Conditions, FittedRange, fitted_ranges
-from scaling_law.formulas.law import check_shapes, numbers
+from scaling_law.formulas.law import SMALLEST, check_shapes, numbers
 from scaling_law.runs.architectures import in_terms_of_laws, size_problem, with_size
 from scaling_law.runs.columns import Column, aliases_of, with_columns, with_counts
 from scaling_law.runs.logged import RUNS, SAID, Final, check_final, end_of, lines_by_run, varies

@@ -18,7 +18,7 @@ COLUMNS = {"n_active": "params"}
 
 @pytest.fixture
 def wandb(monkeypatch, tmp_path):
-    pytest.importorskip("wandb")
+    client = pytest.importorskip("wandb")
     with wandb_server.serving() as server:
         states = ("finished", "finished", "finished", "running", "crashed")
         server.runs = [wandb_server.run(i, state, HISTORY) for i, state in enumerate(states)]
@@ -30,7 +30,7 @@ def wandb(monkeypatch, tmp_path):
             monkeypatch.setenv(name, str(tmp_path))
         monkeypatch.setattr(w_and_b, "SECONDS", 5)
         yield server
-        sys.modules["wandb"].teardown()  # which else keeps this server's address for all of the process
+        client.teardown()  # which else keeps this server's address for all of the process
 
 
 @pytest.mark.parametrize(("final", "loss"), [(None, 3.0), ("minimum", 2.5), ("smoothed", sum(LOSSES[-2:]) / 2)])
