@@ -255,6 +255,7 @@ def test_errors_are_those_of_the_seeds_that_each_kind_has_at_each_d():
 # ------------------------------------------------------------------ laws, goals, predictions
 
 
+@pytest.mark.slow  # `make studies` writes the page, with its claims, for every change
 def test_a_law_fitted_to_runs_of_a_law_has_its_crossings(results):
     """And the published law is too late, as it is by construction. A prior chooses as well as we did."""
     fitted, own = results.laws[FITTED], [g.n_active for g in results.of(8)]
@@ -280,6 +281,7 @@ def test_pieces_that_cross_at_half_the_tokens_are_told_from_tokens_and_from_byte
     assert ratio == pytest.approx(0.5, rel=0.3)
 
 
+@pytest.mark.slow  # `make studies` writes the page, with its claims, for every change
 def test_each_verdict_of_the_page_holds_and_can_come_out_the_other_way(page, results, monkeypatch):
     assert study.PAGE.refuted(page) == []
     assert study.agreeing(results) == []

@@ -75,7 +75,7 @@ def test_scale_out_reads_a_model(shell, tmp_path):
     typed = json.loads(shell(*words, "--json").stdout)
     answer = scale_out(tmp_path, [64], tokens=1e12, price=2, batch_sequences=512)
     assert typed == json.loads(to_json(answer.to_dict(), inf_nan_mode="null"))
-    assert typed["rows"][0]["cost"] == pytest.approx(2 * 64 * typed["rows"][0]["hours"])
+    assert typed["rows"][0]["money"] == pytest.approx(2 * 64 * typed["rows"][0]["hours"])
     shown = shell(*words).stdout
     assert "1T tokens take" in shown
     assert "hours" in shown

@@ -169,7 +169,7 @@ def test_bootstrap_profile_and_outliers_count_alike(runs, result):
     [
         ({"unique_tokens": "unique_tokens", "epochs": "epochs"}, "give one of them, the other follows"),
         ({"unique_tokens": "tokens_unique"}, "numeric column 'tokens_unique'"),
-        ({"unique_tokens": -1.0}, "unique_tokens must be a column, or positive numbers"),
+        ({"unique_tokens": -1.0}, "unique_tokens=-1 must be positive and finite"),
         ({"epochs": [1.0, 2.0]}, "epochs must be a column, or positive numbers, one for all 48 runs or for each"),
     ],
 )
