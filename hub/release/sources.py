@@ -19,6 +19,7 @@ from typing import Any
 
 from hub.base import atomic, checksums
 from hub.base.errors import FilesError, IntegrityError, NotFoundError, RecordError, UnavailableError, given
+from hub.base.inputs import shortened
 from hub.base.markdown import read_card
 from hub.record.names import index_name, repo_name
 from hub.record.run_record import RunRecord
@@ -125,6 +126,8 @@ def load_rows(
     Arguments are those of `load_records`. With `foreign`, rows that are not run records stay mappings; `.csv`, `.tsv`,
     `.txt` and `.json` tables are read, too, compressed or not; and a folder with several sweeps is refused.
     """
+    if not isinstance(source, (str, Path)):
+        raise FilesError(f"source={shortened(source)} must be the name of a file, a folder or a dataset on the Hub")
     reference = repository(source)
     if reference is not None:
         try:

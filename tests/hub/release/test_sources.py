@@ -106,3 +106,11 @@ def test_a_file_of_a_folder(tmp_path):
     assert read_file(f"file:{tmp_path}", "scaling_law.json") == b"{}"
     with pytest.raises(NotFoundError, match="does not exist"):
         read_file(tmp_path, "README.md")
+
+
+@pytest.mark.parametrize(
+    "source", [[make_record()], [1], None, 3, {"runs": []}], ids=["records", "numbers", "None", "3", "mapping"]
+)
+def test_what_names_no_place_is_refused(source):
+    with pytest.raises(FilesError, match=r"^source=.* must be the name of a file, a folder or a dataset on the Hub$"):
+        load_records(source)
