@@ -15,7 +15,6 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 
-import torch
 from filelock import FileLock, Timeout
 
 from hub.base import atomic
@@ -326,8 +325,7 @@ class Run:
         """The held-out loss now, dropless; collective."""
         session, sequences = self.session, self.arguments.run.micro_batch_sequences
         place = (self.accelerator.device, session.reader, session.layout.readers)
-        # Compiled blocks would be compiled again for these shapes, and without a capacity hold buffers of E × T rows.
-        with self.accelerator.autocast(), torch.compiler.set_stance("force_eager"):
+        with self.accelerator.autocast(), session.runner.eagerly():
             return evaluate(session.model, self.held_out.wait(), sequences, *place, reduce=session.total)
 
     def _save_model(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -181,6 +181,13 @@ class PassRunner:
     def keeps_gradients(self) -> bool:
         """Whether the gradients' memory belongs to CUDA graphs: the next step overwrites them, and needs no zeros."""
         return self._captured is not None
+
+    def eagerly(self) -> AbstractContextManager:
+        """Leave the compiler out, of an evaluation: blocks would be compiled again for its shapes.
+
+        Without a capacity they would also hold buffers of E × T rows.
+        """
+        return torch.compiler.set_stance("force_eager") if self.is_compiled else nullcontext()
 
     @contextmanager
     def step(self, run_pass: Pass, key: Any) -> Iterator[Pass]:

@@ -72,7 +72,7 @@ def test_twelve_blocks_are_compiled_once(compiler, kind):
     graphs = counters["stats"]["unique_graphs"]
     assert graphs == GRAPHS.get(kind, 1)
     for sequences in (1, 2, 3):
-        with torch.compiler.set_stance("force_eager"):
+        with session.runner.eagerly():
             evaluate(session.model, held_out(sequences), sequences, torch.device("cpu"))
         train_step(session, sequences, 1e-3)
     assert session.runner.is_compiled
