@@ -1,0 +1,21 @@
+"""The answers on record are those that Python, the shell and the API give now, number by number."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.scaling_law.golden.questions import ANSWERS, QUESTIONS, ask_all, differences, write_models
+
+RECORDED = json.loads(ANSWERS.read_text())
+
+
+def test_each_question_is_on_record():
+    assert [*RECORDED] == [*QUESTIONS]
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_the_answer_is_the_one_on_record(question, tmp_path):
+    write_models(tmp_path)
+    assert differences(RECORDED[question], ask_all(question, tmp_path)) == []
