@@ -11,7 +11,7 @@ _PANELS = {  # of the help → where its commands stand, which is imported when 
     "Ask a law": "questions:loss questions:optimal questions:reach questions:speedup questions:compare "
     "questions:describe learning_rate:learning_rate",
     "Plan runs": "plan:plan plan:scale_out plan:next_runs",
-    "Fit runs": "fitting:fit forecast:forecast fitting:report",
+    "Fit runs": "fitting:fit forecast:forecast",
     "Publish and look": "release:release explore:explore",
     "Paper": "figures:figures",
 }

@@ -18,14 +18,12 @@ from scaling_law.commands.options import (
     option,
     quantity,
     rare,
-    show_written,
 )
 from scaling_law.commands.run_options import OfRuns, load
 from scaling_law.fitting import fitting, profiles, splits
 from scaling_law.fitting.repetition import UNIQUE, with_unique_tokens
 from scaling_law.law import Law
 from scaling_law.law.shelf import choose_law
-from scaling_law.report.page import write_report
 
 Extreme = Literal["loss", "n_active", "flops", "tokens"]
 HELD_OUT = "Fit without the runs of lowest loss, or of most n_active, flops or tokens, and predict them."
@@ -157,19 +155,3 @@ def _show(
     intervals = {name: draws.interval(name) for name in law.coefficients} if draws else None
     value = result.to_dict() | {"intervals": intervals} | more
     show(value, as_json, Group(result.summary(), *([draws.summary()] if draws else []), *tables))
-
-
-@command("folder into trunks outliers mix", OfRuns)
-def report(
-    as_json: bool,
-    folder: Annotated[Path, typer.Argument(help="With runs.jsonl; learning-rates.jsonl optional.")],
-    into: Annotated[Path, option("The Markdown file with the blocks to fill; figures go beside it.")],
-    **settings: Any,
-) -> None:
-    """Fill a report on runs: the fit, how it extrapolates, and the paper's findings asked of these runs.
-
-        scaling-law report my-sweep --into my-report.md
-
-    Each table replaces what stands between its two comments in the file, and each figure is written beside it.
-    """
-    show_written(write_report(folder, into, **settings), as_json)

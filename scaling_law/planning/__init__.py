@@ -3,12 +3,14 @@
 from scaling_law.planning.break_even import drawn_break_even, overtaking
 from scaling_law.planning.design import Candidates, advantage, candidate_grid, log_optimal_parameters, predicted_loss
 from scaling_law.planning.inverse import flop_savings
+from scaling_law.planning.optimum import drawn_optimum
 
 __all__ = [
     "Candidates",
     "advantage",
     "candidate_grid",
     "drawn_break_even",
+    "drawn_optimum",
     "flop_savings",
     "log_optimal_parameters",
     "overtaking",

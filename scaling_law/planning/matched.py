@@ -18,7 +18,7 @@ from scaling_law.formulas import ChinchillaForm, Formula
 from scaling_law.formulas.answers import ArrayAnswer, span
 from scaling_law.planning.inverse import tokens_needed
 from scaling_law.planning.limits import Limits
-from scaling_law.planning.optimum import asked, asked_experts, compute_optimal, drawn_optimum
+from scaling_law.planning.optimum import asked, asked_experts, compute_optimal
 from scaling_law.size.architecture import active_parameters, affordable_tokens, width_of_total
 from scaling_law.size.arrays import FloatArray
 
@@ -91,16 +91,3 @@ def n_of_memory(law: ChinchillaForm, dense_n: ArrayLike, experts: ArrayLike, voc
     """N_act of the (fractional) models with E experts and the N_total of dense models of `dense_n`; broadcasts."""
     vocabulary = Limits.of(law, vocab_size=vocab_size).vocab_size
     return active_parameters(width_of_total(dense_n, experts, vocabulary), vocab_size=vocabulary)
-
-
-def drawn_gain(law: ChinchillaForm, flops: float, experts: float, times_tokens: bool = False) -> FloatArray:
-    """Loss of the compute-optimal dense model minus that of the MoE with its N_total, for every draw, [n_draws].
-
-    The MoE has the dense model's FLOPs, or (`times_tokens`) E times its tokens; NaN for a draw without an optimum.
-    """
-    n_total, dense_tokens, loss = (values[:, 0] for values in drawn_optimum(law, flops, 1.0))
-    n_active = n_of_memory(law, n_total, experts)
-    tokens = experts * dense_tokens if times_tokens else affordable_tokens(flops, n_active)
-    models = {"n_active": n_active, "tokens": tokens, "experts": np.array(float(experts))}
-    assert law.draws is not None  # drawn_optimum has checked it
-    return np.asarray(loss - law.evaluate(law.draws.T, models))

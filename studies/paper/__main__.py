@@ -1,4 +1,4 @@
-"""Every table of the paper: printed value, ours, difference.
+"""Every table of the paper (printed value, ours, difference), and its findings asked of the draws of the law.
 
 python -m studies.paper [--law printed] [--differing]
 """
@@ -11,6 +11,7 @@ from rich.console import Group
 
 from hub.base.tables import print_table
 from scaling_law import JointLaw
+from studies.paper.findings import findings_table
 from studies.paper.study import all_tables
 
 
@@ -21,8 +22,11 @@ def main() -> None:
         "--law", default="published", choices=("published", "printed"), help="printed: as rounded there"
     )
     options = parser.parse_args()
-    tables = all_tables(JointLaw.published(options.law == "printed"))
-    print_table(Group(*(table.render(options.differing) for table in tables.values())))
+    law = JointLaw.published(options.law == "printed")
+    tables = [table.render(options.differing) for table in all_tables(law).values()]
+    if law.draws is not None:
+        tables.append(findings_table(law))
+    print_table(Group(*tables))
 
 
 if __name__ == "__main__":

@@ -243,7 +243,6 @@ NOT_IN_THE_SHELL = {
     "scale-out": "counts bytes and seconds; no law of the loss",
     "fit": "fits measured runs",
     "forecast": "asks laws of the runs, far from which it is not trusted: tests/scaling_law/forecasting",
-    "report": "asks the law of the runs about themselves",
     "release": "publishes",
     "explore": "serves; what its page and tools answer is asked below",
 }

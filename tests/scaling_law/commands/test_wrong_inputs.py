@@ -104,7 +104,6 @@ LINES = {  # what is typed → what the line on standard error names
     "forecast runs.csv --n-active 1B --tokens 1B --experts 8 --kinds priors": "'priors' is unknown: did you mean",
     "forecast runs.csv --n-active 1B --tokens 1B --experts 8 --level 2": "--level 2.0 must be above 0 and below 1",
     "forecast --register nowhere": "nowhere: no forecasts there",
-    "report nowhere --into x.md": "x.md: No such file or directory",
     "release nowhere store": "there is no folder nowhere",
     "explore --law chinchila": "--law 'chinchila' is unknown: did you mean 'chinchilla'? There are",
     "figures out --suffix pgn": "--suffix 'pgn' is unknown: did you mean 'png'? There are png, svg, pdf",

@@ -1,1 +1,0 @@
-"""The report on one folder of runs: results, findings, figures, page."""
