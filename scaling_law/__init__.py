@@ -3,7 +3,7 @@
     >>> from scaling_law import JointLaw
     >>> table = JointLaw.published().optimal(1e22, memory=80e9, kv_tokens=16_384)
     >>> table.best.experts
-    16.0
+    8.0
 
 Importing this package and asking a law need numpy only; fitting, figures and tables import what they use when used.
 The names stand in `__init__.pyi`.

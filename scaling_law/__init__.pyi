@@ -13,7 +13,6 @@ from .fitting.measured_speedup import MeasuredSpeedup as MeasuredSpeedup
 from .fitting.measured_speedup import measured_speedup as measured_speedup
 from .fitting.prior import Prior as Prior
 from .fitting.prior import prior as prior
-from .fitting.profiles import profile_interval as profile_interval
 from .fitting.rate_surface import LearningRateFit as LearningRateFit
 from .fitting.splits import split as split
 from .fitting.throughput import fit_throughput as fit_throughput

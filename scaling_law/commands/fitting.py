@@ -14,30 +14,26 @@ from scaling_law.commands.options import (
     Mode,
     command,
     exit_untrusted,
-    names,
     option,
-    quantity,
     rare,
 )
 from scaling_law.commands.run_options import OfRuns, load
-from scaling_law.fitting import fitting, profiles, splits
+from scaling_law.fitting import fitting, splits
 from scaling_law.fitting.repetition import UNIQUE, with_unique_tokens
 from scaling_law.law import Law
 from scaling_law.law.shelf import choose_law
 
 Extreme = Literal["loss", "n_active", "flops", "tokens"]
 HELD_OUT = "Fit without the runs of lowest loss, or of most n_active, flops or tokens, and predict them."
-PROFILED = "Profile intervals of these coefficients: gamma,e_max, or all."
 PRIOR = "What runs leave open is as in other labs' laws (public), or as in a law: published, a folder, …"
 KIND = "Kind of law: joint, chinchilla, routed, …; all: ranked by forecasts. [default: joint, or that of --prior]"
 MODES = {
-    "coefficients": Mode(only=("level",)),
-    "split": Mode(only=("validation", "test", "select"), never=("kind", "coefficients", "bootstrap", "output")),
+    "split": Mode(only=("validation", "test", "select"), never=("kind", "bootstrap", "output")),
 }
 
 
 @command(
-    "runs kind loss where best_of columns bootstrap coefficients split prior output overwrite level validation test "
+    "runs kind loss where best_of columns bootstrap split prior output overwrite validation test "
     "select status format final trunks skip_invalid fixed bounds outliers one_sided huber_delta weights l2 starts "
     "release mix unique_tokens epochs allow_unidentifiable",
     OfRuns,
@@ -54,11 +50,9 @@ def fit(
     epochs: str | None,
     kind: Annotated[str | None, option(KIND)] = None,
     bootstrap: Annotated[int, option("Resamples for intervals; 0 for none.")] = 0,
-    coefficients: Annotated[Any, quantity(names, PROFILED, "--profile")] = None,
     split: Annotated[Extreme | None, option(HELD_OUT)] = None,
     prior: Annotated[str | None, option(PRIOR)] = None,
     output: Annotated[Path | None, option("Folder for scaling_law.json.", "--output", "-o")] = None,
-    level: Annotated[float, rare("Level of profile intervals.")] = 0.95,
     validation: Annotated[int, rare("With --split: runs of the validation part.")] = 30,
     test: Annotated[int, rare("With --split: runs of the test part, the most extreme ones.")] = 0,
     select: Annotated[
@@ -78,8 +72,7 @@ def fit(
 
         scaling-law fit releases --bootstrap 1000 -o my-law
 
-    --profile adds intervals that need no quadratic shape and are open where the runs set no limit, but treat runs as
-    independent. --split holds out the extreme runs and predicts them, with the joint law and a Chinchilla law for
+    --split holds out the extreme runs and predicts them, with the joint law and a Chinchilla law for
     each E. --kind all fits every kind below several cuts of compute, ranks them by the RMSE above, and takes the best.
     --prior makes do with few runs: with a law, the fit is of its kind and moves it to another corpus. The exit
     status is 1 if the fit did not converge, or blends runs of equal N, D and E that differ in another setting.
@@ -95,8 +88,6 @@ def fit(
         scaling-law fit grid.csv --kind chinchilla --best-of learning_rate
 
         scaling-law fit runs.csv --column n_active=params --column experts=1 --kind chinchilla
-
-        scaling-law fit runs.jsonl --profile gamma,e_max --level 0.9
 
         scaling-law fit runs.jsonl --split flops --validation 20 --test 20
 
@@ -125,14 +116,7 @@ def fit(
         trusted = compared.joint.status.trusted
     else:
         result = fitting.fit(table, kind, **limits, **robust, **further, progress=not as_json)
-        profiled = result.fitted if coefficients == ("all",) else coefficients or ()
-        intervals = [profiles.profile_interval(result, name, level) for name in profiled]
-        more: dict[str, Any] = {"skipped": list(table.skipped)}
-        fields = ("coefficient", "value", "low", "high")
-        rows = [{field: getattr(interval, field) for field in fields} for interval in intervals]
-        more |= {"level": level, "profiles": rows} if intervals else {}
-        tables = [profiles.profile_table(intervals, level)] if intervals else []
-        _show(result, bootstrap, output, more, tables, as_json)
+        _show(result, bootstrap, output, {"skipped": list(table.skipped)}, as_json)
         trusted = result.trusted
     for reason in table.skipped:
         typer.secho(f"skipped {reason}", err=True, fg="yellow")
@@ -144,14 +128,13 @@ def _show(
     resamples: int,
     output: Path | None,
     more: dict[str, Any],
-    tables: list[Any],
     as_json: bool,
 ) -> None:
-    """Print a fit with the intervals of its bootstrap and further tables, and save its law."""
+    """Print a fit with the intervals of its bootstrap, and save its law."""
     draws = result.bootstrap(resamples, progress=not as_json) if resamples else None
     law = draws.law if draws else result.law
     if output is not None:
         law.save_pretrained(output)
     intervals = {name: draws.interval(name) for name in law.coefficients} if draws else None
     value = result.to_dict() | {"intervals": intervals} | more
-    show(value, as_json, Group(result.summary(), *([draws.summary()] if draws else []), *tables))
+    show(value, as_json, Group(result.summary(), *([draws.summary()] if draws else [])))

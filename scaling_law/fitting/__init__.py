@@ -1,4 +1,4 @@
-"""Fits and how sure they are: `fitting.fit`, its `FitResult`, bootstrap, profiles, splits, learning rates.
+"""Fits and how sure they are: `fitting.fit`, its `FitResult`, bootstrap, splits, learning rates.
 
 A fit goes `problem` (settings, box, starts) → `objective` → `solver` → `diagnostics` → `FitResult`.
 """

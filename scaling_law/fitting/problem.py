@@ -1,4 +1,4 @@
-"""A fit before it runs: objective, box and starts, which fit, bootstrap and profiles share as a `Problem`.
+"""A fit before it runs: objective, box and starts, which fit and bootstrap share as a `Problem`.
 
 Starts are the grid of Ludziejewski et al. 2025, Appendix "Fit Details" (3⁹ = 19,683 points, made for large language
 models), or one laid around the data ("scaled"), in whose coordinates a tiny sweep looks like a large one.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -81,7 +80,9 @@ class Bootstrap(ResultTable):
     def summary(self) -> Table:
         trunks = f"{self.n_clusters} trunks ({self.trunk_source})"
         title = f"Bootstrap of {trunks}, {len(self.draws)} draws ({self.converged.mean():.0%} converged)"
-        return intervals_table(self.to_rows(), ("2.5 %", "97.5 %"), title)
+        header = ("", "value", "2.5 %", "97.5 %")
+        cells = [[row["coefficient"], *map(_format_end, list(row.values())[1:])] for row in self.to_rows()]
+        return Table(header, cells, title=title)
 
     def __repr__(self) -> str:
         return f"Bootstrap({len(self.draws)} draws of {self.n_clusters} trunks, {self.converged.mean():.0%} converged)"
@@ -144,11 +145,6 @@ def cluster_counts(runs: Runs, n_resamples: int, seed: int | np.random.Generator
     return counts[:, index]
 
 
-def intervals_table(rows: Sequence[Mapping[str, Any]], ends: tuple[str, str], title: str) -> Table:
-    """A row for each coefficient: its value and the ends of its interval."""
-
-    def shown(value: float | None) -> str:
-        return "" if value is None else f"{value:.5g}" if np.isfinite(value) else "open"
-
-    cells = [[row["coefficient"], *(shown(row[name]) for name in ("value", "low", "high"))] for row in rows]
-    return Table(("", "value", *ends), cells, title=title)
+def _format_end(value: float) -> str:
+    """Format a coefficient or an end of its interval; an infinite end is open."""
+    return f"{value:.5g}" if np.isfinite(value) else "open"

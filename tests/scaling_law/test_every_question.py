@@ -152,7 +152,7 @@ NOT_QUESTIONS = {  # why → what
         Formula.size_called_for ChinchillaForm.size_called_for Formula.columns_of_draws""",
     "counts parameters, bytes or seconds, and asks no law of the loss": """LearningRateLaw.counted
         LearningRateLaw.counted_parameters scale_out""",
-    "reads, shows or fits measured runs": """load_runs fit prior forecast backtest split profile_interval errors_of
+    "reads, shows or fits measured runs": """load_runs fit prior forecast backtest split errors_of
         measured_speedup fit_throughput fit_learning_rate published_design""",
     "serves; what its page and tools answer is asked below": "explore",
 }

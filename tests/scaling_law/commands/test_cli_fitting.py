@@ -8,11 +8,10 @@ import pandas
 import pytest
 
 from hub.base.commands import NOT_TRUSTED
-from scaling_law import JointLaw, fit, load_runs, profile_interval, split
-from scaling_law.fitting.profiles import ProfileInterval
+from scaling_law import JointLaw, fit, load_runs, split
 from scaling_law.fitting.splits import compare
 from scaling_law.planning import predicted_loss
-from tests.scaling_law.synthetic import TINY_LAW, tiny_runs
+from tests.scaling_law.synthetic import tiny_runs
 
 
 @pytest.fixture(scope="module")
@@ -84,19 +83,6 @@ def test_a_fit_that_does_not_converge_is_not_trusted(shell, table, monkeypatch):
     assert json.loads(result.output)["status"]["converged"] is False
 
 
-def test_profile(shell, table):
-    words = ("fit", table, "--profile", "all", "--level", 0.9, "--outliers", "set_aside")
-    held = {name: value for name, value in TINY_LAW.items() if name not in ("a", "b", "c")}
-    words += tuple(word for name, value in held.items() for word in ("--fix", f"{name}={value}"))
-    found = json.loads(shell(*words, "--json").output)
-    expected = profile_interval(fit(table, outliers="set_aside", fixed=held), "c", 0.9)
-    assert [row["coefficient"] for row in found["profiles"]] == ["a", "b", "c"]
-    found["profiles"] = found["profiles"][2:]
-    assert found["profiles"][0]["low"] == pytest.approx(expected.low)
-    assert found["profiles"][0]["high"] == pytest.approx(expected.high)
-    assert "Profile intervals, 0.9" in shell(*words, "--profile", "c").output
-
-
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
     """Nine dense runs of another corpus, three of them untuned."""
@@ -152,11 +138,10 @@ def test_next_runs(shell, law):
 def test_results_show_in_notebooks_and_as_frames(table, law):
     result = fit(table, fixed={"gamma": 0.004})
     drawn = result.bootstrap(10)
-    interval = ProfileInterval("c", 1.0, float("inf"), 0.95)
     parts = split(load_runs(table), "flops", 6)
     compared = compare(parts, allow_unidentifiable=True)
     design = JointLaw.from_pretrained(law).next_runs(predicted_loss(1e6, 2e7, 4), 1e18, noise=0.01, max_runs=2)
-    for shown in (result, drawn, interval, parts, compared, design):
+    for shown in (result, drawn, parts, compared, design):
         assert "</table>" in shown._repr_html_()
         assert isinstance(shown.to_dataframe(), pandas.DataFrame)
     frame = drawn.to_dataframe().set_index("coefficient")

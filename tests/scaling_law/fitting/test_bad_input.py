@@ -17,7 +17,6 @@ from scaling_law import (
     fit_throughput,
     measured_speedup,
     prior,
-    profile_interval,
     published,
     split,
 )
@@ -129,8 +128,6 @@ OTHERS = [
     (lambda: fit(replace(RUNS, trunk=0 * RUNS.trunk), starts=[JOINT]).bootstrap(5), "two independent trunks"),
     (lambda: JointLaw.published(rounded=True).loss_draws(1e8, 1e9, 1), "no draws"),
     (lambda: JointLaw.published(rounded=True).optimum_draws(1e20), "no draws"),
-    (lambda: profile_interval(fitted(), "kappa"), "coefficient='kappa'"),
-    (lambda: profile_interval(fitted(), "c", 2), "level=2"),
     (lambda: measured_speedup(runs_of(), runs_of(), "paloma"), "numeric column 'paloma' is unknown"),
     (
         lambda: measured_speedup(runs_of(), runs_of(), None, {"lost": 1.6}),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hub.base.tables import as_text
-from scaling_law import JointLaw, Runs, fit, profile_interval
+from scaling_law import JointLaw, Runs, fit
 from scaling_law.law_files import law_card
 from tests.scaling_law.synthetic import TINY_LAW, synthetic_runs, tiny_runs
 
@@ -111,8 +111,6 @@ def test_one_loss_near_zero_does_not_bind_the_constant(paper_runs, paper_fit):
     result = fit(runs, outliers="set_aside", starts=[LAW])
     assert result.status.set_aside == ("row-7",)
     assert moved(result, paper_fit, paper_runs) < 0.002
-    found, clean = (profile_interval(r, "c") for r in (result, paper_fit))
-    assert (found.low, found.high) == pytest.approx((clean.low, clean.high), abs=0.02)
 
 
 @pytest.mark.parametrize("seed", range(3))

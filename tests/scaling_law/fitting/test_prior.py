@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hub.base.tables import as_text
-from scaling_law import ChinchillaLaw, JointLaw, Prior, Runs, errors_of, fit, prior, profile_interval, published
+from scaling_law import ChinchillaLaw, JointLaw, Prior, Runs, errors_of, fit, prior, published
 from scaling_law.fitting.backtest import rms
 from scaling_law.fitting.penalty import Coordinates, Penalty, natural_of
 from scaling_law.fitting.prior import (
@@ -101,12 +101,13 @@ def test_a_fit_agrees_with_the_batched_modes():
 def test_intervals_know_the_prior():
     runs = measured(12)
     result = fit(runs, "chinchilla", prior=USUAL)
-    assert result.bootstrap(50).converged.all()
+    draws = result.bootstrap(50)
+    assert draws.converged.all()
     assert result.problem.settings.to_dict()["prior"] == "given"
-    interval = profile_interval(result, "c")
-    assert interval.low < result.law.c < interval.high
-    fresh = profile_interval(fit(runs, "chinchilla"), "c")
-    assert interval.high - interval.low < fresh.high - fresh.low
+    low, high = draws.interval("c")
+    assert low < result.law.c < high
+    fresh_low, fresh_high = fit(runs, "chinchilla").bootstrap(50).interval("c")
+    assert high - low < fresh_high - fresh_low
 
 
 def test_standard_errors_cover_the_truth():

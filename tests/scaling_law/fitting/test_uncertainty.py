@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from scaling_law import JointLaw, fit, profile_interval
-from scaling_law.fitting.profiles import refit_with
+from scaling_law import JointLaw, fit
 from scaling_law.fitting.uncertainty import cluster_counts
 from tests.scaling_law.synthetic import synthetic_runs, tiny_runs
 
@@ -78,28 +77,3 @@ def test_optima_have_intervals(drawn, published):
     assert np.mean(np.argmin(found.loss, axis=1) == 2) > 0.9
     limited = drawn.law.optimum_draws(1e22, [1, 16], memory=80e9)
     assert np.ptp(limited.n_active[:, 1]) < 1e-3 * limited.n_active[0, 1]  # the memory decides, not the law
-
-
-def test_profile_intervals(paper_fit, published):
-    for name in ("alpha", "e_max", "c"):
-        found = profile_interval(paper_fit, name)
-        assert found.low < paper_fit.law.coefficients[name] < found.high
-        assert found.low < published.coefficients[name] < found.high
-        if name != "e_max":  # its low end is reached by following the profile only
-            ends = [refit_with(paper_fit, name, end, paper_fit.law.coefficients)[0] for end in (found.low, found.high)]
-            assert ends[0] == pytest.approx(ends[1], rel=1e-3)
-            assert ends[0] > paper_fit.objective
-    narrow = profile_interval(paper_fit, "c", level=0.5)
-    assert narrow.high - narrow.low < found.high - found.low
-    assert refit_with(paper_fit, "c", -1.0, paper_fit.law.coefficients)[0] == np.inf
-
-
-def test_unbounded_profiles_are_open():
-    """A tiny sweep sets no upper limit on E_max."""
-    assert profile_interval(fit(tiny_runs()), "e_max").high > 1e4
-
-
-def test_profiles_of_runs_without_noise_close_on_the_law(published):
-    result = fit(synthetic_runs(sigma=0.0), starts=[published])
-    found = profile_interval(result, "alpha")
-    assert (found.low, found.high) == pytest.approx((published.alpha, published.alpha), abs=1e-6)
