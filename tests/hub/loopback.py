@@ -1,8 +1,8 @@
 """A small conformant Hub on the loopback interface, which the real clients talk to over HTTP.
 
 It speaks what huggingface_hub, transformers and datasets ask of a Hub: repositories, branches, tags, atomic commits
-with parent check, large files through a second origin, downloads with ranges, listings, collections, jobs, and the
-buckets that they mount. Every request is noted, and faults can be put into any of them:
+with parent check, large files through a second origin, downloads with ranges, listings and collections.
+Every request is noted, and faults can be put into any of them:
 
     with LoopbackHub() as hub:
         hub.faults.append(Fault(lambda request: request.api == "commit", "lose"))
@@ -20,7 +20,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from tests.hub.loopback_api import route
-from tests.hub.loopback_jobs import JobServer
 from tests.hub.loopback_state import Refused, Response, State
 
 TOKEN = "hf_" + "LoopbackWriteToken0123456789abcdef"
@@ -65,7 +64,7 @@ class LoopbackHub:
     """The servers (the Hub's and the storage's), their state, the requests so far, and the faults to come."""
 
     def __init__(self, users=None):
-        self.state, self.jobs = State(), JobServer()
+        self.state = State()
         self.users = users or {TOKEN: {"name": "tester", "orgs": ["org"], "write": True}}
         self.requests: list[Request] = []
         self.faults: list[Fault] = []

@@ -1,40 +1,34 @@
-"""Many runs from one file: `python -m training.sweep plan|run|status|watch|cancel|records|config SWEEP.yaml`.
+"""Many runs from one file: `python -m training.sweep plan|run|status|cancel|records|config SWEEP.yaml`.
 
 `file.SweepFile` describes the file. Each run is one `accelerate launch train.py`, which resumes from what is there.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.console import Group
-from rich.live import Live
 
 from hub.base.atomic import write_bytes
 from hub.base.commands import App, Json
 from hub.base.errors import HubError
 from hub.base.tables import print_table, show
 from hub.record.table import to_jsonl
-from scaling_law.law.shelf import choose_law
 from training.configuration.arguments import ConfigurationError
-from training.sweep.engine import Engine, EngineError, Job, alive, places_of, submitting
+from training.sweep.engine import Engine, EngineError, Job, submitting
 from training.sweep.file import Sweep
-from training.sweep.hf_jobs import HfJobs
 from training.sweep.plan import plan_sweep
 from training.sweep.run import Local, stop_on_signals, write_configuration
 from training.sweep.slurm import Slurm
 from training.sweep.status import Queued, RunStatus, status_table
 from training.sweep.status import status as run_status
-from training.sweep.watch import against, finished
 
-ENGINES: dict[str, type[Engine]] = {engine.name: engine for engine in (Local, Slurm, HfJobs)}
+ENGINES: dict[str, type[Engine]] = {engine.name: engine for engine in (Local, Slurm)}
 
-app = App(help="Plan, execute and watch a sweep of training runs.")
+app = App(help="Plan, execute and follow a sweep of training runs.")
 
 _SweepFile = Annotated[Path, typer.Argument(help="The sweep file (YAML).")]
 _Only = Annotated[list[str] | None, typer.Option(help="Only the run of this name; may be repeated.")]
@@ -73,31 +67,11 @@ def status(sweep_file: _SweepFile, as_json: Json = False) -> None:
 
 
 @app.command()
-def watch(
-    sweep_file: _SweepFile,
-    law: Annotated[
-        str, typer.Option(help="published, a name that `scaling-law compare` lists, or a folder.")
-    ] = "published",
-    seconds: Annotated[float, typer.Option(min=0.1, help="Between two looks.")] = 30.0,
-) -> None:
-    """Show `status`, and the finished runs against a law, until all runs have ended."""
-    sweep, chosen = Sweep.load(sweep_file), choose_law(law)
-    with Live(auto_refresh=False) as live:
-        while True:
-            statuses = _status(sweep)
-            runs = finished([record for run in sweep.runs for record in run.records()])
-            live.update(Group(status_table(statuses), *([against(chosen, runs)] if runs else [])), refresh=True)
-            if all(one.state in ("finished", "diverged", "failed") for one in statuses):
-                return
-            time.sleep(seconds)
-
-
-@app.command()
 def run(
     sweep_file: _SweepFile,
     on: Annotated[
-        Literal["local", "slurm", "hf-jobs"],
-        typer.Option(help="What executes the runs. hf-jobs is experimental: not yet run against the service."),
+        Literal["local", "slurm"],
+        typer.Option(help="What executes the runs."),
     ] = "local",
     only: _Only = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be started or sent.")] = False,
@@ -128,15 +102,9 @@ def run(
     at_most: Annotated[int | None, _option("Runs at a time.", "slurm", min=1)] = None,
     sbatch: Annotated[list[str] | None, _option("Another #SBATCH option, such as --mem=64G.", "slurm")] = None,
     time: Annotated[
-        str | None, _option("Limit of one start of a run, as sbatch takes it. [default: 24:00:00]", "slurm or hf-jobs")
+        str | None, _option("Limit of one start of a run, as sbatch takes it. [default: 24:00:00]", "slurm")
     ] = None,
-    setup: Annotated[
-        list[str] | None, _option("A shell line to run first, such as module load.", "slurm or hf-jobs")
-    ] = None,
-    flavor: Annotated[str | None, _option("Hardware, such as a100-large (`hf jobs hardware`).", "hf-jobs")] = None,
-    bucket: Annotated[str | None, _option("Bucket that keeps the runs, as OWNER/NAME.", "hf-jobs")] = None,
-    package: Annotated[str | None, _option("This project, as `uv run --with` takes it.", "hf-jobs")] = None,
-    image: Annotated[str | None, _option("Docker image with uv. [default: uv's own]", "hf-jobs")] = None,
+    setup: Annotated[list[str] | None, _option("A shell line to run first, such as module load.", "slurm")] = None,
 ) -> None:
     """Execute the sweep, most expensive runs first; run it again to resume after an interruption.
 
@@ -155,7 +123,6 @@ def run(
         outcome = engine.submit(sweep, sweep_file)
     else:
         with submitting(sweep):
-            _refuse_busy(sweep, on)
             outcome = engine.submit(sweep, sweep_file)
     print_table(status_table([run_status(one) for one in sweep.runs] if on == Local.name else _status(sweep)))
     for name in outcome.elsewhere:
@@ -190,8 +157,6 @@ def records(
     if output.suffix != ".jsonl":
         raise ConfigurationError(f"--output: {str(output)!r}; it must end in .jsonl")
     sweep = Sweep.load(sweep_file)
-    for engine in ENGINES.values():
-        engine().collect(sweep.runs)
     finished = [record for run in sweep.runs for record in run.records()]
     if not finished:
         raise ConfigurationError("no run of this sweep has finished yet")
@@ -215,19 +180,11 @@ def _engine(name: str, options: dict[str, Any]) -> Engine:
     return ENGINES[name](**options)
 
 
-def _refuse_busy(sweep: Sweep, on: str) -> None:
-    """Raise ConfigurationError if another engine than this one has one of the runs in its queue."""
-    for name in ENGINES.keys() - {on}:
-        for run_name, jobs in alive(ENGINES[name](), sweep.runs).items():
-            raise ConfigurationError(f"--on: {on!r}, but run {run_name} is {name} job {jobs[0].id}; cancel it first")
-
-
 def _status(sweep: Sweep) -> list[RunStatus]:
     queue: dict[Job, Queued] = {}
     for engine in ENGINES.values():
         try:
-            queue |= engine().queue(sweep.runs, places_of(engine(), sweep.runs))
-            engine().collect(sweep.runs)
+            queue |= engine().queue(sweep.runs)
         except (EngineError, HubError) as error:
             typer.echo(f"warning: {error}", err=True)
     statuses = []

@@ -1,4 +1,4 @@
-"""Engines that execute a sweep (this machine, SLURM, a service), and the jobs of its runs."""
+"""Engines that execute a sweep (this machine, SLURM), and the jobs of its runs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from training.configuration.arguments import ConfigurationError
 from training.sweep.file import Sweep, SweepRun
 from training.sweep.status import Queued
 
-SUBMITS = "submits.json"  # in the sweep's folder: (engine, place) of each engine that its runs were sent to
-LOCK_SECONDS = 600  # a submit to a service takes seconds for each run
+SUBMITS = "submits.json"  # in the sweep's folder: a pair for each engine with a queue, its name first
+LOCK_SECONDS = 600
 
 
 class EngineError(Exception):
@@ -30,12 +30,11 @@ class EngineError(Exception):
 class Job:
     """A run's job on an engine with a queue; all jobs of a run are listed in its `jobs.json`.
 
-    `id` is the engine's; `folder` is where it keeps the run's files, if that is not the run's own folder.
+    `id` is the engine's.
     """
 
     engine: str
     id: str
-    folder: str | None = None
 
     @staticmethod
     def of(run: SweepRun) -> list[Job]:
@@ -84,8 +83,8 @@ class Engine:
         """Execute the runs, or put them into the engine's queue and return; `submitting` is held by the caller."""
         raise NotImplementedError
 
-    def queue(self, runs: Sequence[SweepRun], places: set[str]) -> Mapping[Job, Queued]:
-        """The engine's state of these runs' jobs, submitted at `places`; adds unlisted jobs to their runs."""
+    def queue(self, runs: Sequence[SweepRun]) -> Mapping[Job, Queued]:
+        """Return the engine's state of these runs' jobs, and add unlisted jobs to their runs."""
         return {}
 
     def stop(self, jobs: Sequence[Job]) -> None:
@@ -97,9 +96,6 @@ class Engine:
         if jobs := alive(self, runs):
             self.stop([job for waiting in jobs.values() for job in waiting])
         return list(jobs)
-
-    def collect(self, runs: Sequence[SweepRun]) -> None:
-        """Copy records and logs from the engine into the runs' folders, where it does not write there itself."""
 
 
 @contextmanager
@@ -116,31 +112,31 @@ def submitting(sweep: Sweep) -> Iterator[None]:
         raise EngineError(f"{sweep.folder}: another `run` has been submitting it for {LOCK_SECONDS} s") from None
 
 
-def places_of(engine: Engine, runs: Sequence[SweepRun]) -> set[str]:
-    """Places where an engine may have jobs of these runs: those of past submits and of listed jobs."""
-    submits = {run.folder.parent / SUBMITS for run in runs}
-    sent = {place for path in submits for name, place in _read_submits(path) if name == engine.name}
-    noted = [job.folder or "" for run in runs for job in Job.of(run) if job.engine == engine.name]
-    return sent | {folder.rpartition("/")[0] for folder in noted}
+def was_submitted(engine: Engine, runs: Sequence[SweepRun]) -> bool:
+    """Return whether the engine may have jobs of these runs, by past submits and by listed jobs."""
+    paths = {run.folder.parent / SUBMITS for run in runs}
+    engines = {name for path in paths for name, _ in _read_submits(path)}
+    engines |= {job.engine for run in runs for job in Job.of(run)}
+    return engine.name in engines
 
 
 def _read_submits(path: Path) -> list[tuple[str, str]]:
-    """Read the engines and places to which a sweep was submitted."""
+    """Read the engines to which a sweep was submitted, each with a text that no engine reads any more."""
     submits: list[tuple[str, str]] = atomic.read_json(path, [], list[tuple[str, str]])
     return submits
 
 
-def unfinished(engine: Engine, sweep: Sweep, place: str = "") -> tuple[Sweep, Outcome]:
-    """The runs to queue, most expensive first, and the results of the others.
-
-    `place` is where they are submitted. It is saved before anything is sent: `queue` finds a killed submit's jobs.
-    """
-    busy = alive(engine, sweep.runs, place)
+def note_submit(engine: Engine, sweep: Sweep) -> None:
+    """Note that the engine gets jobs; done before any is sent, so that `queue` finds those of a killed submit."""
     path = sweep.folder / SUBMITS
     submits = _read_submits(path)
-    if (engine.name, place) not in submits:
-        atomic.write_json(path, [*submits, (engine.name, place)])
-    engine.collect(sweep.runs)
+    if engine.name not in dict(submits):
+        atomic.write_json(path, [*submits, (engine.name, "")])
+
+
+def unfinished(engine: Engine, sweep: Sweep) -> tuple[Sweep, Outcome]:
+    """Return the runs to queue, most expensive first, and the results of the others."""
+    busy = alive(engine, sweep.runs)
     outcome, left = Outcome(), []
     for run in sorted(sweep.runs, key=lambda run: run.cost, reverse=True):
         if run.complete:
@@ -152,9 +148,9 @@ def unfinished(engine: Engine, sweep: Sweep, place: str = "") -> tuple[Sweep, Ou
     return Sweep(sweep.name, tuple(left)), outcome
 
 
-def alive(engine: Engine, runs: Sequence[SweepRun], *places: str) -> dict[str, list[Job]]:
-    """Waiting and running jobs by the name of their run, also at `places`."""
-    queue = engine.queue(runs, places_of(engine, runs).union(places))
+def alive(engine: Engine, runs: Sequence[SweepRun]) -> dict[str, list[Job]]:
+    """Return waiting and running jobs by the name of their run."""
+    queue = engine.queue(runs)
     jobs = {run.name: [job for job in Job.of(run) if job in queue and queue[job].alive] for run in runs}
     return {name: waiting for name, waiting in jobs.items() if waiting}
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from training.configuration.arguments import ConfigurationError
-from training.sweep.engine import Engine, EngineError, Job, Outcome, seconds_of, unfinished
+from training.sweep.engine import Engine, EngineError, Job, Outcome, note_submit, seconds_of, unfinished, was_submitted
 from training.sweep.file import Sweep, SweepRun
 from training.sweep.run import STOP_SECONDS
 from training.sweep.status import Queued, State
@@ -105,7 +105,10 @@ class Slurm(Engine):
     def submit(self, sweep: Sweep, sweep_file: Path) -> Outcome:
         """Arrays of the runs that are neither finished nor waiting or running already, each as large as is allowed."""
         left, outcome = unfinished(self, sweep)
-        size, array = _largest_array() if left.runs else 1, ""
+        if not left.runs:
+            return outcome
+        size, array = _largest_array(), ""
+        note_submit(self, sweep)
         for start in range(0, len(left.runs), size):
             part = Sweep(left.name, left.runs[start : start + size])
             # The limit on runs at a time holds within an array, so one waits for the other.
@@ -116,9 +119,9 @@ class Slurm(Engine):
                 job.add_to(run)
         return outcome
 
-    def queue(self, runs: Sequence[SweepRun], places: set[str]) -> Mapping[Job, Queued]:
-        """State of the jobs by squeue, which forgets a job some minutes after its end."""
-        if not places:
+    def queue(self, runs: Sequence[SweepRun]) -> Mapping[Job, Queued]:
+        """Return the state of the jobs by squeue, which forgets a job some minutes after its end."""
+        if not was_submitted(self, runs):
             return {}
         queue: dict[Job, Queued] = {}
         arrays: dict[str, str] = {}  # with jobs that may be of these runs and are not noted: one of its jobs

@@ -52,13 +52,11 @@ class Queued:
         text: for readers, in the engine's words.
         alive: whether it is still waiting or running.
         state: of the run, as far as the engine knows it.
-        dollars: what it has cost so far, where the engine has prices.
     """
 
     text: str
     alive: bool
     state: State | None = None
-    dollars: float | None = None
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,7 @@ class RunStatus:
         tokens, target_tokens: trained and to be trained, the trunk counted once.
         seconds_left: at the present speed.
         device_seconds: spent training so far, times the devices.
-        engine, queue, dollars: of its newest job on an engine that queues, and of all of them.
+        engine, queue: of its newest job on an engine that queues.
         forecast, forecast_low, forecast_high: of the final loss, the newest in its log, with its 90 % interval.
         verdict: "on track"; "off track", since where log.jsonl says; "hopeless" where branches were ended as such.
     """
@@ -84,7 +82,6 @@ class RunStatus:
     device_seconds: float
     engine: str = "local"
     queue: str | None = None
-    dollars: float | None = None
     forecast: float | None = None
     forecast_low: float | None = None
     forecast_high: float | None = None
@@ -135,7 +132,6 @@ def status(run: SweepRun, engine: str = "local", jobs: Sequence[Queued] = ()) ->
     tokens = run.target_tokens if now == "finished" else trained_tokens(run)
     speed = line.get("tokens_per_second")
     left = (run.target_tokens - tokens) / speed if speed and now in ("running", "waiting") else None
-    prices = [job.dollars for job in jobs if job.dollars is not None]
     return RunStatus(
         run.name,
         now,
@@ -147,7 +143,6 @@ def status(run: SweepRun, engine: str = "local", jobs: Sequence[Queued] = ()) ->
         device_seconds(run),
         engine,
         "; ".join(queue) or None,
-        sum(prices) if prices else None,
         *(line.get(name) for name in ("forecast_loss", "forecast_low", "forecast_high")),
         _verdict(run, line),
     )
@@ -203,7 +198,7 @@ def measured_flops_per_second(sweep: Sweep) -> float | None:
 
 
 def status_table(statuses: Sequence[RunStatus]) -> Table:
-    """One row per run, with queue position and cost where the engine reports them."""
+    """Lay out one row per run, with its place in the queue where the engine reports one."""
     rows = [
         {
             "run": one.name,
@@ -216,13 +211,10 @@ def status_table(statuses: Sequence[RunStatus]) -> Table:
             "tokens/s": None if one.tokens_per_second is None else f"{one.tokens_per_second:,.0f}",
             "time left": format_seconds(one.seconds_left),
             "device-hours": f"{one.device_seconds / 3600:,.2f}",
-            "spent": "" if one.dollars is None else f"${one.dollars:,.2f}",
         }
         for one in statuses
     ]
-    total = [one.dollars for one in statuses if one.dollars is not None]
-    notes = [f"spent: ${sum(total):,.2f}"] if total else []
-    return Table.of(rows, styles=[_STYLES[one.state] for one in statuses], notes=notes)
+    return Table.of(rows, styles=[_STYLES[one.state] for one in statuses])
 
 
 def format_seconds(seconds: float | None) -> str:

@@ -17,8 +17,6 @@ from training.sweep.engine import EngineError, Job, seconds_of
 from training.sweep.slurm import Slurm
 from training.sweep.status import status as status_of
 
-HF_JOBS = ("--on", "hf-jobs", "--flavor", "cpu-basic", "--bucket", "org/runs", "--package", "git+https://host/code")
-
 
 @pytest.fixture
 def sweep_file(tiny, tmp_path):
@@ -189,7 +187,7 @@ def test_states_are_those_of_the_queue(sweep_file, programs):
     told = {"PENDING|Priority": "waiting", "RUNNING|None": "running", "TIMEOUT|TimeLimit": "failed"}
     for line, state in {**told, "CANCELLED|None": "waiting", "COMPLETED|None": "waiting"}.items():
         programs("squeue", f"echo '{Job.of(first)[0].id}|12|{line}|sweep'")
-        found = Slurm().queue([first, second], {""})
+        found = Slurm().queue([first, second])
         assert status_of(first, jobs=list(found.values())).state == state
         assert len(found) == 1  # it has forgotten the other
 
@@ -201,7 +199,7 @@ def test_a_machine_without_slurm_and_a_refused_job_are_told(sweep_file, programs
     assert "slurm: sbatch failed: sbatch: error: invalid account" in shown(sweep_file, "--gpus", "0", exit_code=1)
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(EngineError, match="has no squeue"):
-        Slurm().queue(Sweep.load(sweep_file).runs, {""})
+        Slurm().queue(Sweep.load(sweep_file).runs)
 
 
 def test_two_submits_at_once_send_each_run_once(sweep_file, cluster):
@@ -230,7 +228,6 @@ def test_jobs_of_a_submit_that_was_killed_are_found(sweep_file, cluster, lost):
     for run in runs:
         (run.folder / "jobs.json").unlink()
     assert "was skipped: it is queued" in shown(sweep_file, "--gpus", "0")
-    assert "is slurm job 1_" in command(sweep_file, "run", *HF_JOBS, exit_code=2)
     assert len(tasks(cluster)) == 2
     assert command(sweep_file, "cancel").count("cancelled (slurm)") == 2
     assert {path.name for path in cluster.glob("*_*")} == {"1_0", "1_1"}

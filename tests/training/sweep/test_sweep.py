@@ -4,16 +4,13 @@ import io
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
 from functools import partial
 from math import inf
 from pathlib import Path
-from unittest.mock import Mock
 
-import numpy as np
 import pytest
 import yaml
 from filelock import FileLock
@@ -413,38 +410,6 @@ def test_a_failed_run_is_tried_again_and_does_not_stop_the_rest(good_and_bad, ti
     script = """case $2 in *E4*) echo "error: data.tokenizer: none"; exit 1; esac; cp -r "$0"/* "${2%/*}" """
     monkeypatch.setattr(sweep_run, "launch_command", lambda *_: ["sh", "-c", script, str(tmp_path / "run")])
     assert_one_finished_and_one_failed_twice(good_and_bad, run_sweep(good_and_bad, workers=2, retries=1))
-
-
-def test_a_sweep_is_watched_until_all_runs_have_ended(tiny, tmp_path, monkeypatch):
-    path, shown = tmp_path / "sweep.yaml", []
-    values = {"base": tiny().to_dict(), "output_dir": str(tmp_path / "runs"), "grid": {"run.seed": [0, 1]}}
-    path.write_text(yaml.safe_dump(values))
-    first, second = Sweep.load(path).runs
-
-    def later(seconds):
-        """One run finishes after the first look, the other fails after the second."""
-        shown.append(seconds)
-        if len(shown) == 1:
-            finish(tiny())
-            shutil.copytree(tmp_path / "run", first.folder)
-        else:
-            second.folder.mkdir(parents=True)
-            Attempt(1, stopped=False).save(second.folder)
-
-    monkeypatch.setattr("training.sweep.__main__.time", Mock(sleep=later))
-    printed = command(path, "watch", "--seconds", "7")
-    assert shown == [7, 7]
-    assert all(
-        word in printed for word in ("finished", "failed", "tokens001.28K", "tokens002.56K", "the law moved by")
-    )
-    records = first.records()
-    errors = JointLaw.published().loss(
-        *(np.array([getattr(r, n) for r in records]) for n in ("n_active", "tokens", "experts"))
-    )
-    off = np.array([record.eval_loss for record in records]) - errors
-    rows = [line for line in printed.splitlines() if records[0].run_id in line]
-    assert f"{off[0] - off.mean():+.4f}" in rows[-1]
-    assert "'publish' is unknown" in command(path, "watch", "--law", "publish", exit_code=2)
 
 
 @pytest.mark.slow
