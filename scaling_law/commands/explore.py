@@ -6,15 +6,17 @@ from pathlib import Path
 from typing import Annotated
 
 from hub.base.commands import Json, Private
+from hub.base.errors import InputError
 from hub.base.tables import show
 from scaling_law.commands.options import option, rare
-from scaling_law.explorer import app, space, uploads
+from scaling_law.explorer import app, space
 from scaling_law.explorer.question import FITTED
 from scaling_law.fitting.fitting import fit
 from scaling_law.law import Law
 from scaling_law.law.shelf import choose_law
 from scaling_law.runs.table import load_runs
 
+RESAMPLES = 200  # of the bootstrap, for which the page waits to open
 WHEEL = "The package in that Space. [default: built from the checkout]"
 
 
@@ -43,10 +45,19 @@ def explore(
     """
     laws: dict[str, Law] = {name: choose_law(name) for name in law}
     if runs is not None:
-        laws = {FITTED: uploads.with_intervals(fit(load_runs(runs)))[0], **laws}
+        laws = {FITTED: _fit_with_draws(runs), **laws}
     if push_to_hub is not None:
         pushed = space.push_space(push_to_hub, laws, wheel=wheel, private=private)
         address = f"https://huggingface.co/spaces/{push_to_hub}"
         result = {"space": pushed.repo, "commit": pushed.commit, "written": pushed.written, "address": address}
         return show(result, as_json, f"{address} at {pushed.commit}")
     app.explore(laws, host=host, port=port, browser=browser)
+
+
+def _fit_with_draws(runs: str) -> Law:
+    """Fit the joint law of a table of runs; it has draws unless the runs are of one trunk."""
+    result = fit(load_runs(runs))
+    try:
+        return result.bootstrap(RESAMPLES).law
+    except InputError:
+        return result.law

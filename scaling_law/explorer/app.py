@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, astuple, fields
@@ -23,12 +22,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
-from hub.base.errors import InputError
 from hub.base.units import format_bytes, format_flops, parse_bytes, parse_flops, parse_hours
-from scaling_law.explorer import uploads
 from scaling_law.explorer.answer import answer
 from scaling_law.explorer.programs import law_named, tools
-from scaling_law.explorer.question import CHOICES, FLOPS, HOURS, LAW_FILE, PRESETS, PUBLISHED, VIEWS, YOURS, Question
+from scaling_law.explorer.question import CHOICES, FLOPS, HOURS, LAW_FILE, PRESETS, PUBLISHED, VIEWS, Question
 from scaling_law.figures.interactive import DARK, FONT, LIGHT
 from scaling_law.law import JointLaw, Law
 from scaling_law.law.shelf import SHELF
@@ -55,7 +52,6 @@ READERS = {"flops": parse_flops, "hours": parse_hours, "memory": parse_bytes}  #
 STEP = 0.05  # of a slider
 SKIP: dict[str, Any] = {"__type__": "update"}  # gradio.skip(), which leaves a component alone
 SHOWN = 9  # components of an answer: those of `_results`, and the link
-SESSION_SECONDS = 3600  # that an uploaded law stays with its visitor
 TURN = "String(performance.now() + Math.random())"
 # What an answer is for, against the fields: while they differ the answer is dimmed, and asked for once more.
 DIFFER = "document.body.classList.toggle('asking', JSON.parse(answered).slice(1).some((v, i) => v !== values[i]))"
@@ -78,7 +74,7 @@ CSS = """
 .problem { border-left: 4px solid #D55E00; padding: 0.5em 0.8em; }
 .answer { font-size: 1.15em; }
 .wide { overflow-x: auto; contain: inline-size; }
-#problem:not(:has(p)), #refused:not(:has(p)), #said:has(.empty) { display: none; }
+#problem:not(:has(p)) { display: none; }
 .result { transition: opacity 0.2s; }
 .asking .result { opacity: 0.4; transition-delay: 0.5s; }
 .gradio-container:has(#problem .unanswered) .result { opacity: 0.4; }
@@ -111,18 +107,16 @@ def page(own: Mapping[str, Law] | None = None) -> Blocks:
     laws = offered_laws(own)
     first = Question.first(*next(iter(laws.items())))
     # in the page itself, so that it opens with its answer
-    start = [None if value == SKIP else value for value in _answered(laws, first, False, None)]
+    start = [None if value == SKIP else value for value in _answered(laws, first, False)]
     quiet: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
-    with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(SESSION_SECONDS, SESSION_SECONDS)) as app:
+    with gr.Blocks(title=TITLE, analytics_enabled=False) as app:
         gr.Markdown(INTRODUCTION)
         link, turn, law_text = (gr.Textbox("", visible="hidden") for _ in range(3))
         answered = gr.Textbox(_echo("", astuple(first)), visible="hidden")
         dark = gr.Checkbox(visible="hidden")
-        uploaded = gr.State(None, time_to_live=SESSION_SECONDS)
         with gr.Row():
             with gr.Column(scale=1, min_width=280):
                 preset, inputs, sliders = _inputs(laws, first)
-                upload = _upload()
             with gr.Column(scale=3, min_width=320):
                 inputs["view"], results, save = _results(start)
         questions, positions = [inputs[name] for name in FIELDS], [*sliders.values()]
@@ -132,7 +126,7 @@ def page(own: Mapping[str, Law] | None = None) -> Blocks:
         typed = [event for text in texts for event in (text.submit, text.blur)]
         picked = [inputs[name].input for name in ("unit", "gpu", "law", "view")]
         gr.on(
-            [*typed, *picked, turn.change], partial(_refreshed, laws), [*state, *positions, link, dark, uploaded],
+            [*typed, *picked, turn.change], partial(_refreshed, laws), [*state, *positions, link, dark],
             [*positions, *results, save, link, answered], js=ASK, trigger_mode="always_last", **quiet,
         )  # fmt: skip
         answered.change(None, [answered, *questions], turn, js=ASK_AGAIN)
@@ -142,14 +136,7 @@ def page(own: Mapping[str, Law] | None = None) -> Blocks:
         for name, slider in sliders.items():
             slider.input(None, [slider, inputs[name]], [inputs[name], turn], js=_slid(name))
 
-        file, action, mapping, columns, button, refused, said = upload
-        file.change(_received, [file, action], [refused, mapping, action, *columns], **quiet)
-        button.click(
-            partial(_take, laws), [file, action, inputs["law"], *columns],
-            [uploaded, said, file, inputs["law"], refused, turn],
-            concurrency_limit=1, api_visibility="private", show_progress_on=said,
-        )  # fmt: skip
-        saved = save.click(partial(_saved, laws), [inputs["law"], uploaded], law_text, **quiet)
+        saved = save.click(partial(_law_text, laws), [inputs["law"]], law_text, **quiet)
         saved.success(None, law_text, None, js=SAVE)
         for tool in tools(laws):
             gr.api(_told(tool), api_name=tool.__name__)
@@ -188,33 +175,8 @@ def _inputs(laws: Mapping[str, Law], first: Question) -> tuple[Any, dict[str, An
     text("inference_tokens", "Tokens served", "100B over the model's life; with FLOPs only")
     text("experts", "Numbers of experts", "1,2,4, or doublings: 1-32; empty: those of the law's runs")
     text("accuracy", "Accuracy of tasks", "arc_easy, hellaswag: what to expect at the loss")
-    inputs["law"] = gr.Dropdown([*laws, YOURS], label="Law", value=first.law, elem_id="law")
+    inputs["law"] = gr.Dropdown([*laws], label="Law", value=first.law, elem_id="law")
     return preset, inputs, sliders
-
-
-def _upload() -> tuple[Any, ...]:
-    """The file, what to do with it, its columns and their row, the button, why not, and what came of it."""
-    import gradio as gr
-
-    with gr.Accordion("Your own law or runs", open=False):
-        gr.Markdown(
-            f"A `{LAW_FILE}`, or a table of runs with columns for N_act, D, E and a loss. It is read as data, at "
-            f"most {uploads.MAX_BYTES // 10**6} MB, and deleted when it has been used; the law is forgotten with this "
-            "session."
-        )
-        file = gr.File(label="File", file_types=[*uploads.LAW_FILES, *uploads.TABLES], height=120)
-        action = gr.Radio(list(uploads.ACTIONS), label="What to do", value=uploads.USE)
-        with gr.Column(visible=False) as mapping:
-            gr.Markdown("The columns of your table; or type a number, or an expression such as `1e9 * billions`.")
-            columns = [
-                gr.Dropdown([], label=label, value=None, allow_custom_value=True, elem_id=f"column-{name}")
-                for name, label in uploads.COLUMNS.items()
-            ]
-        button = gr.Button("Go")
-        refused = gr.HTML(elem_id="refused")
-        look: dict[str, Any] = {"interactive": False, "show_line_numbers": False, "elem_classes": "wide"}
-        said = gr.Code(label="Result", elem_id="said", lines=3, **look)
-    return file, action, mapping, columns, button, refused, said
 
 
 def _results(start: list[Any]) -> tuple[Any, list[Any], Any]:
@@ -242,13 +204,13 @@ def _results(start: list[Any]) -> tuple[Any, list[Any], Any]:
 def _refreshed(laws: Mapping[str, Law], answered: str, turn: str, *state: Any) -> list[Any]:
     """Sliders, results, link, and the values they are for; nothing where the page shows these."""
     count = len(FIELDS)
-    texts, positions, (link, dark, uploaded) = state[:count], state[count : count + len(SLIDERS)], state[-3:]
+    texts, positions, (link, dark) = state[:count], state[count : count + len(SLIDERS)], state[-2:]
     if (echo := _echo(turn, texts)) == answered:
         return [SKIP] * (len(SLIDERS) + SHOWN + 1)
     question = Question(*texts)
     at = _positions(question)
     sliders = [SKIP if at.get(name, was) == was else at[name] for name, was in zip(SLIDERS, positions, strict=True)]
-    problem, *results = _answered(laws, question, dark, uploaded)
+    problem, *results = _answered(laws, question, dark)
     try:
         Question.of(dict(parse_qsl(link, keep_blank_values=True, max_num_fields=20)))
     except ValueError as error:  # what a link asked for and no field could take
@@ -260,22 +222,14 @@ def _echo(turn: str, texts: Sequence[str]) -> str:
     return json.dumps([turn, *texts])
 
 
-def _answered(laws: Mapping[str, Law], question: Question, dark: bool, uploaded: Law | None) -> list[Any]:
+def _answered(laws: Mapping[str, Law], question: Question, dark: bool) -> list[Any]:
     """The results, and the link; or what is wrong with the question, and earlier results stay."""
     try:
-        results = answer(question, _law(laws, question.law, uploaded), DARK if dark else LIGHT)
+        results = answer(question, law_named(laws, question.law), DARK if dark else LIGHT)
     except ValueError as error:
         return [_message(error), *[SKIP] * (SHOWN - 1)]
     save = SKIP | {"visible": question.law not in (PUBLISHED, *SHELF)}
     return ["", *(getattr(results, field.name) for field in fields(results)), save, question.query()]
-
-
-def _law(laws: Mapping[str, Law], name: str, uploaded: Law | None) -> Law:
-    if name != YOURS:
-        return law_named(laws, name)
-    if uploaded is None:
-        raise InputError(f"law={name!r}: upload a law or a table of runs first")
-    return uploaded
 
 
 def _message(error: Exception, kind: str = "problem unanswered") -> str:
@@ -307,7 +261,7 @@ def _preset() -> str:
 
 def _opened(laws: Mapping[str, Law], first: Question) -> str:
     """The fields, as far as the page's address has values for them, a turn, the link, and dark or not."""
-    offered, linked = CHOICES | {"law": (*laws, YOURS)}, asdict(Question(law=first.law))
+    offered, linked = CHOICES | {"law": (*laws,)}, asdict(Question(law=first.law))
     return f"""() => {{
         const query = location.search.slice(1), asked = new URLSearchParams(query), offered = {json.dumps(offered)};
         const dark = document.body.classList.contains('dark');
@@ -318,39 +272,9 @@ def _opened(laws: Mapping[str, Law], first: Question) -> str:
     }}"""
 
 
-def _received(file: str | None, action: str) -> list[Any]:
-    """No message, a new file's columns to choose from, and an action that it allows."""
-    import gradio as gr
-
-    if file is None or Path(file).suffix.lower() not in uploads.TABLES:
-        action = uploads.USE if file else action
-        return ["", gr.Column(visible=False), action, *[gr.Dropdown(choices=[], value=None) for _ in uploads.COLUMNS]]
-    try:
-        names, recognised = uploads.columns_of(Path(file))
-    except (ValueError, OSError) as error:
-        return [_message(error), gr.Column(visible=False), SKIP, *[SKIP] * len(uploads.COLUMNS)]
-    dropdowns = [gr.Dropdown(choices=names, value=recognised[name] or None) for name in uploads.COLUMNS]
-    return ["", gr.Column(visible=True), uploads.JOINT if action == uploads.USE else action, *dropdowns]
-
-
-def _take(laws: Mapping[str, Law], file: str | None, action: str, name: str, *columns: str | None) -> list[Any]:
-    """The law of an upload, what is said of it, no file, its name, no message and a turn.
-
-    The file is deleted; one that is refused stays, with the message.
-    """
-    try:
-        if file is None:
-            raise InputError("choose a file first")
-        mapping = dict(zip(uploads.COLUMNS, columns, strict=True))
-        law, said = uploads.read_upload(Path(file), action, laws.get(name), mapping)
-    except (ValueError, OSError) as error:
-        return [*[SKIP] * 4, _message(error), SKIP]
-    Path(file).unlink(missing_ok=True)
-    return [law, said, None, YOURS, "", str(time.time_ns())]
-
-
-def _saved(laws: Mapping[str, Law], name: str, uploaded: Law | None) -> str:
-    return law_to_json(_law(laws, name, uploaded)).decode()
+def _law_text(laws: Mapping[str, Law], name: str) -> str:
+    """Return the file of a law, for the browser to save."""
+    return law_to_json(law_named(laws, name)).decode()
 
 
 def _told(tool: Callable[..., Any]) -> Callable[..., Any]:
@@ -429,7 +353,6 @@ def settings() -> dict[str, Any]:
         "css": CSS,
         "head": "".join(f'<link rel="modulepreload" href="./assets/{file.name}">' for file in plotly),
         "mcp_server": True,
-        "max_file_size": uploads.MAX_BYTES,
         "footer_links": ["api"],
         "share": False,
         "ssr_mode": False,

@@ -24,7 +24,7 @@ from scaling_law.machine.gpus import GPUS
 from scaling_law.planning.budget import Budget
 
 PUBLISHED = "published"
-FITTED, YOURS = "fitted", "your upload"  # laws that no --law names; the page saves them as a file
+FITTED = "fitted"  # the law of --runs, which no --law names; the page saves it as a file
 LAW_FILE = "scaling_law.json"
 FLOPS, HOURS = "flops", "hours"
 UNITS = (FLOPS, HOURS)
@@ -114,7 +114,7 @@ class Question:
         budget = (FLOPS,) if self.unit == FLOPS else (HOURS, "gpus", "gpu")
         names = (*budget, "memory", "kv_tokens", "inference_tokens", "experts", "accuracy")
         flags = {f"--{name.replace('_', '-')}": "".join(getattr(self, name).split()) for name in names}
-        flags["--law"] = "" if self.law == PUBLISHED else LAW_FILE if self.law in (FITTED, YOURS) else self.law
+        flags["--law"] = "" if self.law == PUBLISHED else LAW_FILE if self.law == FITTED else self.law
         words = [word for flag, text in flags.items() if text not in ("", "0") for word in (flag, shlex.quote(text))]
         kind = (
             ["plan", *words, "-o", "run.yaml"] if planned and not self.accuracy else ["optimal", *words, "--integral"]

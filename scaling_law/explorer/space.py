@@ -59,8 +59,7 @@ tags:
 # {title}
 
 How many experts, how big, how many tokens, for a training budget and a memory limit: the answers and figures of the
-package `joint-moe-scaling-laws` (the wheel beside this file), with an API and an MCP server. What is uploaded here is
-read as data, and deleted.
+package `joint-moe-scaling-laws` (the wheel beside this file), with an API and an MCP server.
 """
 
 

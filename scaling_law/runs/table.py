@@ -483,19 +483,6 @@ def _left_out(rows: Sequence[Row], status: str | None, logged: bool, column: str
     return [line] if line else []
 
 
-def recognised(source: Any) -> tuple[list[str], dict[str, str]]:
-    """The columns of a table, and which of them `load_runs` reads as n_active, tokens, experts and the loss.
-
-    RunsError where the table cannot be read.
-    """
-    rows = in_terms_of_laws(read_source(source)[0].rows)
-    present = names_in(rows)
-    aliases = _aliases(rows)
-    columns = {name: name if name in present else aliases.get(name, "") for name in _INPUTS}
-    loss, _ = _obvious_loss([*present, *aliases])
-    return present, columns | {"loss": aliases.get(loss, loss)}
-
-
 def _obvious_loss(present: Iterable[str]) -> tuple[str, list[str]]:
     """The loss that nobody needs to name, "" where there is none, and all losses of a table with these columns."""
     losses = [name for name in present if is_loss(name)]

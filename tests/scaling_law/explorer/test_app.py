@@ -9,13 +9,15 @@ from dataclasses import astuple, replace
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 from yaml import safe_load
 
-from scaling_law import Conditions, Law, StackLaw
+from scaling_law import Conditions, Law, stack_laws
+from scaling_law.commands.cli import app as shell
 from scaling_law.explorer import answer as answers
-from scaling_law.explorer import app, uploads
+from scaling_law.explorer import app
 from scaling_law.explorer.answer import best_models
-from scaling_law.explorer.question import PUBLISHED, VIEWS, YOURS, Question
+from scaling_law.explorer.question import PUBLISHED, VIEWS, Question
 from scaling_law.formulas.conditions import fitted_ranges
 from tests.scaling_law.synthetic import synthetic_runs
 
@@ -53,14 +55,14 @@ def test_the_page_opens_with_the_first_law_at_the_size_of_its_runs(published):
 
 def test_an_answer_and_its_link(laws, published):
     question = replace(FIRST, memory="24GB", view="map")
-    problem, sentence, figure, table, _, command, yaml, _, query = app._answered(laws, question, False, None)
+    problem, sentence, figure, table, _, command, yaml, _, query = app._answered(laws, question, False)
     assert (problem, query) == ("", "memory=24GB&view=map")
     assert sentence == f"**{best_models(question, published).verdict}**"
     assert '<tr class="best"><td>best</td><td>4</td>' in table
     assert "--memory 24GB" in command
     assert "d_model: 2368" in yaml
     assert figure.layout.paper_bgcolor == "#ffffff"
-    assert app._answered(laws, question, True, None)[2].layout.paper_bgcolor != "#ffffff"
+    assert app._answered(laws, question, True)[2].layout.paper_bgcolor != "#ffffff"
 
 
 @pytest.mark.parametrize(
@@ -71,7 +73,6 @@ def test_an_answer_and_its_link(laws, published):
         ({"experts": "0"}, "experts='0': '0' must be within 1 and 65536"),
         ({"memory": "1MB"}, "nothing fits: the smallest model"),
         ({"law": "/etc/passwd"}, "law='/etc/passwd' is unknown; there are published"),
-        ({"law": YOURS}, "upload a law or a table of runs first"),
         ({"law": "chinchilla", "experts": "8"}, "this Chinchilla law holds for E = 1 only"),
         ({"unit": "hours", "hours": ""}, "hours=0 must be positive"),
         ({"unit": "hours", "gpus": "1.5"}, "gpus=1.5 must be a whole number"),
@@ -80,14 +81,14 @@ def test_an_answer_and_its_link(laws, published):
     ],
 )
 def test_wrong_input_is_one_message_and_changes_nothing_else(laws, changes, message):
-    shown, *others = app._answered(laws, replace(FIRST, **changes), False, None)
+    shown, *others = app._answered(laws, replace(FIRST, **changes), False)
     assert message.replace("'", "&#x27;").replace("<", "&lt;").replace(">", "&gt;") in shown
     assert shown.count('role="alert"') == 1
     assert others == [SKIP] * (app.SHOWN - 1)
 
 
-def asked(laws, question, answered="", turn="", positions=(22.0, 2.23, 10.9), link="", uploaded=None):
-    return app._refreshed(laws, answered, turn, *astuple(question), *positions, link, False, uploaded)
+def asked(laws, question, answered="", turn="", positions=(22.0, 2.23, 10.9), link=""):
+    return app._refreshed(laws, answered, turn, *astuple(question), *positions, link, False)
 
 
 def test_an_answer_comes_with_what_it_is_for_and_is_given_once(laws):
@@ -97,7 +98,7 @@ def test_an_answer_comes_with_what_it_is_for_and_is_given_once(laws):
     assert json.loads(answered) == ["3", *astuple(question)]
     nothing = [SKIP] * (len(app.SLIDERS) + app.SHOWN + 1)
     assert asked(laws, question, answered, "3") == nothing
-    assert asked(laws, question, answered, "4")[-1] != answered  # of another upload, perhaps
+    assert asked(laws, question, answered, "4")[-1] != answered  # another turn asks anew
     wrong = asked(laws, replace(FIRST, memory="a lot"), answered, "3")
     assert "memory=&#x27;a lot&#x27;" in wrong[3]
     assert wrong[4:-1] == nothing[4:-1]
@@ -123,7 +124,7 @@ def test_the_text_of_each_position_of_a_slider_moves_it_nowhere_else(name):
 
 def test_the_best_model_of_hours_is_the_one_that_is_planned(laws):
     question = replace(FIRST, unit="hours", hours="168", gpus="8", view="map")
-    problem, _, figure, _, _, command, yaml, _, query = app._answered(laws, question, False, None)
+    problem, _, figure, _, _, command, yaml, _, query = app._answered(laws, question, False)
     assert (problem, query) == ("", "unit=hours&view=map")
     assert command == ("scaling-law plan --hours 168 --gpus 8 --gpu h100 --memory 80GB --kv-tokens 16k -o run.yaml")
     table = best_models(question, laws[PUBLISHED])
@@ -137,101 +138,51 @@ def test_gpus_that_can_train_no_model_have_an_answer_and_the_reason_for_no_plan(
 
     monkeypatch.setattr(answers, "planned", refuse)
     question = replace(FIRST, unit="hours", hours="168", gpus="8")
-    problem, *_, command, yaml, _, _ = app._answered(laws, question, False, None)
+    problem, *_, command, yaml, _, _ = app._answered(laws, question, False)
     assert problem == ""
     assert command == ("scaling-law optimal --hours 168 --gpus 8 --gpu h100 --memory 80GB --kv-tokens 16k --integral")
     assert yaml.startswith("# no plan: no model can be trained")
     assert all(line.startswith("# ") for line in yaml.splitlines())
 
 
-NO_COLUMNS = (None,) * len(uploads.COLUMNS)
-
-
-def lab_file(path, names=("n_active", "tokens", "experts", "loss"), every=12):
-    """Runs of a law that lies 0.1 nats above the published one."""
-    runs = synthetic_runs()
-    columns = (runs.n_active, runs.tokens, runs.experts, runs.loss + 0.1, runs.trunk)
-    lines = [",".join(map(repr, map(float, row))) for row in zip(*columns, strict=True)][::every]
-    path.write_text("\n".join([",".join([*names, "trunk"]), *lines]))
-    return str(path)
-
-
-def test_a_law_is_uploaded_deleted_and_saved(laws, published, tmp_path):
-    file = published.replace(a=36.0).save_pretrained(tmp_path)
-    law, said, cleared, name, refused, turn = app._take(laws, str(file), uploads.USE, PUBLISHED, *NO_COLUMNS)
-    assert (law.a, cleared, name, refused) == (36.0, None, YOURS, "")
-    assert turn != ""
-    assert "a=36" in said
-    assert not file.exists()
-    found = app._answered(laws, replace(FIRST, law=YOURS), False, law)
-    assert found[1] == f"**{best_models(FIRST, law).verdict}**"
-    assert found[7]["visible"]
-    assert "--law scaling_law.json" in found[5]
-    (tmp_path / "scaling_law.json").write_text(app._saved(laws, YOURS, law))
+def test_a_law_of_ones_own_is_asked_and_saved(published, tmp_path):
+    law = published.replace(a=36.0)
+    laws = app.offered_laws({"ours": law})
+    answered = app._answered(laws, replace(FIRST, law="ours"), False)
+    assert answered[1] == f"**{best_models(FIRST, law).verdict}**"
+    assert answered[7]["visible"]
+    (tmp_path / "scaling_law.json").write_text(app._law_text(laws, "ours"))
     again = Law.from_pretrained(tmp_path / "scaling_law.json")
     assert again.coefficients == law.coefficients
     np.testing.assert_array_equal(again.draws, law.draws)
-    assert not app._answered(laws, FIRST, False, law)[7]["visible"]
+    assert not app._answered(laws, FIRST, False)[7]["visible"]
 
 
-def test_uploads_are_data_of_a_size_and_a_kind_and_stay_where_they_are_refused(laws, tmp_path):
-    (tmp_path / "law.json").write_text(json.dumps({"format": "scaling_law"}))
-    (tmp_path / "runs.pkl").write_bytes(b"\x80")
-    (tmp_path / "runs.csv").write_text("a,b\n1,2\n")
-    (tmp_path / "big.csv").write_bytes(b" " * (uploads.MAX_BYTES + 1))
-    for name, action, message in (
-        ("law.json", uploads.USE, "law.json"),
-        ("runs.pkl", uploads.JOINT, "takes a file that ends in .jsonl, .csv, .tsv, .parquet"),
-        ("runs.csv", uploads.JOINT, "choose the column of Active parameters, Training tokens, Experts E and Loss"),
-        ("big.csv", uploads.JOINT, "has 5,000,001 bytes; at most 5,000,000 are read"),
-    ):
-        *unchanged, shown, turn = app._take(laws, str(tmp_path / name), action, PUBLISHED, *NO_COLUMNS)
-        assert [*unchanged, turn] == [SKIP] * 5
-        assert message in shown
-        assert (tmp_path / name).exists()
-    assert "choose a file first" in app._take(laws, None, uploads.USE, PUBLISHED, *NO_COLUMNS)[4]
-
-
-def test_columns_that_are_not_found_are_chosen_from_those_of_the_table(laws, tmp_path):
-    file = lab_file(tmp_path / "lab.csv", ("size", "D", "E", "nll"))
-    refused, row, action, *columns = app._received(file, uploads.USE)
-    assert (refused, row.visible, action) == ("", True, uploads.JOINT)
-    assert [c.value for c in columns] == [None, "D", "E", None]
-    assert [name for name, _ in columns[0].choices] == ["size", "D", "E", "nll", "trunk"]
-    message = "lab.csv: choose the column of Active parameters and Loss; there are: size, D, E, nll, trunk"
-    assert message in app._take(laws, file, uploads.CHINCHILLA, PUBLISHED, *NO_COLUMNS)[4]
-    law, *_ = app._take(laws, file, uploads.PRIOR, PUBLISHED, "size", "D", "E", "nll")
-    assert law.loss(1e9, 2e10, 8) == pytest.approx(laws[PUBLISHED].loss(1e9, 2e10, 8) + 0.1, abs=0.02)
-    dense = lab_file(tmp_path / "dense.csv", ("millions", "tokens", "no", "eval_loss"))
-    law, *_ = app._take(laws, dense, uploads.CHINCHILLA, PUBLISHED, "2 * millions", "tokens", "1", "eval_loss")
-    assert law.conditions.overall.n_active[0] == pytest.approx(2 * synthetic_runs().n_active.min())
-    assert app._received(None, uploads.JOINT)[1].visible is False
-    (tmp_path / "bad.csv").write_bytes(b"\xff\xff")
-    assert "bad.csv: neither UTF-8 nor UTF-16 text" in app._received(str(tmp_path / "bad.csv"), uploads.USE)[0]
-    assert app._received(str(laws[PUBLISHED].save_pretrained(tmp_path)), uploads.JOINT)[2] == uploads.USE
-
-
-def test_uploaded_runs_are_asked_through_the_stack_of_their_laws(laws, tmp_path):
-    file = lab_file(tmp_path / "runs.csv", every=9)
-    law, said, *_ = app._take(laws, file, uploads.STACK, PUBLISHED, *NO_COLUMNS)
-    assert isinstance(law, StackLaw)
-    assert "prior by compute" in said
+def test_a_stack_of_laws_is_asked_in_every_view():
+    law = stack_laws(lab_runs())
+    laws = app.offered_laws({"ours": law})
     for view in VIEWS:
-        problem, verdict, figure, *_ = app._answered(laws, replace(FIRST, law=YOURS, view=view), False, law)
+        problem, verdict, figure, *_ = app._answered(laws, replace(FIRST, law="ours", view=view), False)
         assert problem == ""
         assert "parameters" in verdict
         assert figure.data
-    again = json.loads(app._saved(laws, YOURS, law))
+    again = json.loads(app._law_text(laws, "ours"))
     assert (again["law"], len(again["laws"])) == ("stack", len(law.laws))
 
 
-def test_runs_move_the_chosen_law_and_fits_have_intervals(laws, tmp_path):
-    law, said, *_ = app._take(laws, lab_file(tmp_path / "a.csv"), uploads.PRIOR, PUBLISHED, *NO_COLUMNS)
-    assert law.loss(1e9, 2e10, 8) == pytest.approx(laws[PUBLISHED].loss(1e9, 2e10, 8) + 0.1, abs=0.02)
-    assert "runs" in said
-    assert len(law.draws) == uploads.RESAMPLES
-    file = lab_file(tmp_path / "runs.csv", every=4)
-    law, *_ = app._take(laws, file, uploads.CHINCHILLA, PUBLISHED, *NO_COLUMNS)
+def lab_runs(every=9):
+    """Return runs of a law that lies 0.1 nats above the published one."""
+    runs = synthetic_runs()
+    return replace(runs, loss=runs.loss + 0.1).subset(np.arange(len(runs)) % every == 0)
+
+
+def test_the_law_of_runs_comes_first_with_intervals(monkeypatch, tmp_path):
+    served = {}
+    monkeypatch.setattr("scaling_law.explorer.app.explore", lambda laws, **options: served.update(laws))
+    lab_runs(every=4).to_pandas().to_csv(tmp_path / "runs.csv", index=False)
+    done = CliRunner().invoke(shell, ["explore", "--runs", str(tmp_path / "runs.csv"), "--no-browser"])
+    assert done.exit_code == 0, done.output
+    (law,) = served.values()
     low, high = best_models(FIRST, law).best.loss_interval
     assert low < high
 

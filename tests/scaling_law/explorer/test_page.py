@@ -14,13 +14,11 @@ from urllib.parse import parse_qsl, urlsplit
 import numpy as np
 import pytest
 
-from scaling_law import Budget, Law
+from scaling_law import Budget
 from scaling_law.explorer import app
 from scaling_law.explorer.answer import POINTS, answer, best_models
 from scaling_law.explorer.question import GPU_NAMES, PRESETS, PUBLISHED, UNITS, Question
-from scaling_law.explorer.uploads import RESAMPLES
 from scaling_law.figures.curves import memory_curves
-from tests.scaling_law.synthetic import synthetic_runs
 
 pytestmark = pytest.mark.browser
 NEEDED = ["n_active", "tokens", "experts", "loss"]
@@ -312,47 +310,6 @@ def test_a_link_of_something_else_says_so(visit):
     page = visit("?view=<script>alert(1)</script>")
     page.wait_for_selector("[role=alert]")
     assert "view='<script>alert(1)</script>' is unknown" in page.inner_text("[role=alert]")
-
-
-def test_a_refused_upload_keeps_its_message_and_its_file_until_it_is_taken_and_its_law_is_saved(
-    visit, uploads, tmp_path
-):
-    runs = synthetic_runs()
-    lines = [
-        f"{n / 1e6:.9f}M,{d!r},{e:g},{loss!r}" for n, d, e, loss in runs.to_pandas()[NEEDED].to_numpy()[::4].tolist()
-    ]
-    (tmp_path / "lab.csv").write_text("\n".join(["size,D,E,nll", *lines]))
-    page = visit()
-    page.get_by_text("Your own law or runs").click()
-    page.set_input_files("input[type=file]", tmp_path / "lab.csv")
-    page.wait_for_function("() => document.querySelector('#column-experts input')?.value === 'E'")
-    assert page.get_by_label("Fit a joint law to these runs").is_checked()
-    page.get_by_label("Fit a Chinchilla law to these runs").check()
-    page.get_by_role("button", name="Go", exact=True).click()
-    page.wait_for_selector("#refused [role=alert]")
-    message = "lab.csv: choose the column of Active parameters and Loss; there are: size, D, E, nll"
-    field_of(page, "memory").fill("24GB")
-    field_of(page, "memory").press("Enter")
-    page.wait_for_url(re.compile("memory=24GB"))
-    page.wait_for_timeout(2000)
-    assert page.inner_text("#refused [role=alert]") == message
-    assert "lab.csv" in page.locator(".file-preview").text_content().replace(" ", "")
-    choose(page, "column-n_active", "size")
-    choose(page, "column-loss", "nll")
-    page.get_by_role("button", name="Go", exact=True).click()
-    page.wait_for_url(re.compile(r"law=your\+upload"))
-    page.wait_for_function("() => !document.querySelector('#refused [role=alert]')")
-    kept = [path for path in uploads.rglob("*") if path.is_file()]
-    assert sum(path.stat().st_size for path in kept) == 0  # Gradio makes an empty file of its own
-    assert page.inner_text("#command .cm-content").endswith("--law scaling_law.json -o run.yaml")
-    with page.expect_download() as download:
-        page.get_by_role("button", name="Save this law").click()
-    saved = download.value
-    assert saved.suggested_filename == "scaling_law.json"
-    saved.save_as(tmp_path / "scaling_law.json")
-    law = Law.from_pretrained(tmp_path / "scaling_law.json")
-    assert len(law.draws) == RESAMPLES
-    wait_for_sentence(page, sentence(law, Question(memory="24GB")))
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (800, "dark"), (390, "light")])

@@ -11,7 +11,7 @@ from hub.record.filter import LETTERS
 from hub.release import cards
 from scaling_law import Architecture, Runs, load_runs
 from scaling_law.runs.columns import ALIASES, Expression
-from scaling_law.runs.table import RunsError, recognised
+from scaling_law.runs.table import RunsError
 from tests.hub.samples import make_record
 from tests.scaling_law.synthetic import tiny_runs
 
@@ -182,12 +182,3 @@ def test_aliases_do_not_contradict_the_filters_letters():
     for name, others in ALIASES.items():
         assert {LETTERS.get(own, name) for own in others} == {name}
         assert name in RunRecord.model_fields
-
-
-def test_what_a_table_is_read_as_is_known_beforehand():
-    assert recognised([{"D": 1e9, "params": 1e8, "val_loss": 3.0}]) == (
-        ["D", "params", "val_loss"],
-        {"n_active": "", "tokens": "D", "experts": "", "loss": "val_loss"},
-    )
-    assert recognised([{"a_loss": 1.0, "b_loss": 1.0}])[1]["loss"] == ""
-    assert recognised([{"Training loss": 1.0, "Held-out loss": 1.0}])[1]["loss"] == "Held-out loss"
