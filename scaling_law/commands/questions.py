@@ -189,7 +189,7 @@ def compare(
     vocab_size: Annotated[int, rare("Vocabulary of every model.")] = VOCAB_SIZE,
     **question: Any,
 ) -> Answer | None:
-    """The published laws; with a training budget, what each says of it and what it cannot say.
+    """List the published laws; with a training budget, find the optimum of each law of the loss.
 
         scaling-law compare --flops 1e22 --memory 80GB
 

@@ -16,23 +16,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import exp
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from hub.base.errors import InputError, unknown
 from hub.base.inputs import reads
 from hub.base.tables import ResultTable, Summarised, Table
-from scaling_law.formulas.answers import Allocation, EfficiencyLeverage, OwnQuestion, PowerLaw, TrainingRates
 from scaling_law.formulas.conditions import LABELS, Conditions
 from scaling_law.law import LAWS, JointLaw, Law
 from scaling_law.law.base import LawT
 
 LITERATURE = Path(__file__).with_name("literature.json")
-KINDS: dict[str, type[Law] | type[OwnQuestion]] = {
-    **LAWS,
-    "allocation": Allocation,
-    "training_rates": TrainingRates,
-    "efficiency_leverage": EfficiencyLeverage,
-}
 
 
 @dataclass(frozen=True)
@@ -42,7 +35,8 @@ class PublishedLaw(Summarised):
     `parameters`, `flops`, `corpus`, `tokenizer` and `loss` say how it counts: losses on different corpora and
     tokenizers are not comparable; None where the sources do not say. `ranges` are those of its runs, by variable.
     `by` is the class method of its kind that takes the coefficients (None: the class itself); a name `log_a` holds the
-    natural logarithm of a.
+    natural logarithm of a. A publication that gives no loss has no `kind`: `answers` says what it gives, and
+    `depends_on` from what.
     """
 
     name: str
@@ -52,8 +46,10 @@ class PublishedLaw(Summarised):
     equation: str
     source: str
     evidence: Literal["paper", "code", "secondary"]
-    kind: type[Law] | type[OwnQuestion]
     parameters: str
+    kind: type[Law] | None = None
+    answers: str = "loss"
+    depends_on: tuple[str, ...] = ()
     arxiv: str | None = None
     by: str | None = None
     coefficients: Mapping[str, Any] | None = None
@@ -71,11 +67,6 @@ class PublishedLaw(Summarised):
         return f"{self.authors} {self.year}, {place}"
 
     @property
-    def answers(self) -> str:
-        """What it can be asked."""
-        return self.kind.answers if issubclass(self.kind, OwnQuestion) else "loss"
-
-    @property
     def published(self) -> bool:
         """Whether its coefficients are public."""
         return self.coefficients is not None
@@ -83,32 +74,37 @@ class PublishedLaw(Summarised):
     @property
     def variables(self) -> tuple[str, ...]:
         """What the answer depends on, by the names of `law.loss` and `Architecture.variables`."""
-        if issubclass(self.kind, Law):
-            return self.kind.form.variables
-        return cast(OwnQuestion, self.law()).variables
+        return self.depends_on if self.kind is None else self.kind.form.variables
 
-    def law(self) -> Law | OwnQuestion:
-        """The law, with its ranges as conditions. ValueError where there are no public coefficients."""
+    @property
+    def conditions(self) -> Conditions:
+        """The ranges of its runs, and where they were read."""
+        ranges = {LABELS.get(name, name): ends for name, ends in self.ranges.items()}
+        return Conditions(self.citation, n_runs=self.n_runs, vocab_size=self.vocab_size, variables=ranges or None)
+
+    def law(self) -> Law:
+        """Return the law with its ranges as conditions.
+
+        ValueError where there are no public coefficients, and for a publication that gives no loss.
+        """
+        if self.kind is None:
+            raise InputError(f"{self.name}: {self.citation} gives {self.answers}, no loss: {self.equation}")
         if self.coefficients is None:
-            how = f"fit(runs, kind={getattr(self.kind, 'name', '')!r}) fits its form"
+            how = f"fit(runs, kind={self.kind.name!r}) fits its form"
             raise InputError(f"{self.name}: {self.citation} prints no coefficients; {how}")
         arguments = dict(_argument(*pair) for pair in self.coefficients.items())
-        law = getattr(self.kind, self.by)(**arguments) if self.by else self.kind(**arguments)
-        if law.conditions is not None:
-            return cast(Law, law)
-        ranges = {LABELS.get(name, name): ends for name, ends in self.ranges.items()}
-        fit = Conditions(self.citation, n_runs=self.n_runs, vocab_size=self.vocab_size, variables=ranges or None)
-        return replace(law, conditions=fit)
+        law: Law = getattr(self.kind, self.by)(**arguments) if self.by else self.kind(**arguments)
+        return law if law.conditions is not None else replace(law, conditions=self.conditions)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
         names = ("name", "authors", "year", "arxiv", "part", "answers", "equation", "source", "evidence", "parameters")
         values = {name: getattr(self, name) for name in (*names, "flops", "corpus", "tokenizer", "vocab_size", "loss")}
-        law = self.law() if self.published else None
+        has_loss = self.published and self.kind is not None
         return values | {
-            "kind": self.kind.name if issubclass(self.kind, Law) else None,
+            "kind": None if self.kind is None else self.kind.name,
             "variables": list(self.variables),
-            "coefficients": law.coefficients if isinstance(law, Law) else None,
+            "coefficients": self.law().coefficients if has_loss else None,
             "published": self.published,
             "ranges": {name: list(ends) for name, ends in self.ranges.items()},
             "runs": self.n_runs,
@@ -127,9 +123,7 @@ class PublishedLaw(Summarised):
 
 
 def _argument(name: str, value: Any) -> tuple[str, Any]:
-    """What a law is made of, from a name and value of `literature.json`."""
-    if isinstance(value, Mapping):
-        return name, PowerLaw.of(**value)
+    """Return an argument of a law from a name and value of `literature.json`."""
     return (name.removeprefix("log_"), exp(value)) if name.startswith("log_") else (name, value)
 
 
@@ -138,8 +132,12 @@ def _read() -> dict[str, PublishedLaw]:
     entries = {}
     for row in data["laws"]:
         row = data["papers"].get(row.pop("paper", None), {}) | row
-        row |= {"kind": KINDS[row["kind"]], "ranges": {n: tuple(ends) for n, ends in row.get("ranges", {}).items()}}
-        entries[row["name"]] = PublishedLaw(**{"equation": getattr(row["kind"], "formula", ""), **row})
+        row["ranges"] = {name: tuple(ends) for name, ends in row.get("ranges", {}).items()}
+        row["depends_on"] = tuple(row.get("depends_on", ()))
+        if "kind" in row:
+            row["kind"] = LAWS[row["kind"]]
+            row.setdefault("equation", row["kind"].formula)
+        entries[row["name"]] = PublishedLaw(**row)
     return entries
 
 
@@ -184,9 +182,9 @@ def laws() -> Shelf:
 
 @reads
 def published(name: str) -> Any:
-    """The published law of this name: a `Law`, or one that answers its own question (`scaling_law.formulas.answers`).
+    """Return the published law of this name.
 
-    ValueError for unknown names and for laws whose coefficients are not public.
+    ValueError for unknown names, for laws whose coefficients are not public, and for publications that give no loss.
     """
     return entry(name).law()
 
@@ -208,8 +206,6 @@ def choose_law(name: str, kind: type[LawT] = Law, flag: str = "--law") -> LawT: 
         law = Law.from_pretrained(name)
     else:
         raise InputError(f"{unknown(f'{flag} ', name, ['published', 'printed', *SHELF])}, a folder, or a Hub repo")
-    if isinstance(law, OwnQuestion):
-        raise InputError(f"{flag} {name}: it answers {law.answers} only, from {', '.join(law.variables)}")
     if not isinstance(law, kind):
         raise InputError(f"{flag} {name}: a {law.name} law cannot answer this; a joint law is needed")
     return law

@@ -37,7 +37,7 @@ ANSWERS = {
     "describe with tokens": lambda: describe(SWITCH, 1e10, law=LAW),
     "forecast": lambda: forecast(tiny_runs(), {"n_active": "10M", "tokens": "50M", "experts": 8}, kinds=("prior",)),
     "fit": lambda: fit(tiny_runs(), "chinchilla"),
-    "compare": lambda: compare(1e21, laws=["chinchilla", "marin"]),
+    "compare": lambda: compare(1e21, laws=["chinchilla", "besiroglu"]),
     "scale_out": lambda: scale_out(Architecture(512, 8), (8, 64)),
 }
 

@@ -26,12 +26,10 @@ from scaling_law import (
     Law,
     LearningRateLaw,
     RangeCheck,
-    published,
 )
 from scaling_law.commands.cli import PLACES, app
 from scaling_law.explorer.programs import tools
 from scaling_law.figures import drawing
-from scaling_law.formulas.answers import OwnQuestion
 from scaling_law.planning import advantage, candidate_grid, flop_savings, log_optimal_parameters, predicted_loss
 from tests.scaling_law.configs import SWITCH
 from tests.scaling_law.synthetic import tiny_runs
@@ -111,12 +109,6 @@ QUESTIONS: dict[str, Question] = {
     "JointLaw.optimum_draws": (JOINT, arrays(drawn_optimum, SPARSE)),
     "JointLaw.to_chinchilla": (JOINT, lambda law, c: law.to_chinchilla(c / NEAR).check(1e9, 2e10)),
     "Bootstrap.prediction_interval": (JOINT, arrays(bootstrapped, SPARSE)),
-    "answers.Allocation.optimum": (published("marin"), arrays("optimum", lambda c: {"flops": c})),
-    "answers.TrainingRates.rates": (
-        published("step_law"),
-        arrays("rates", lambda c: dict(zip(SMALL, (math.sqrt(c / 120), math.sqrt(c)), strict=True))),
-    ),
-    "answers.EfficiencyLeverage.leverage": (published("ling"), arrays("leverage", lambda c: FINE | {"flops": c})),
     "LearningRateLaw.at": (RATES, arrays(lambda law, architecture: law.at(law.counted(architecture), 8), rated)),
     "LearningRateLaw.interval_at": (
         SURE,
@@ -134,7 +126,7 @@ QUESTIONS: dict[str, Question] = {
     "Law.next_runs": (JOINT, narrowed),
     "memory_optimal": (JOINT, memory_optimal),
     "LiveForecast.of": (JOINT, while_it_trains),
-    "compare": (["marin", "chinchilla"], lambda names, c: scaling_law.compare(c, laws=names)),
+    "compare": (["chinchilla", "besiroglu"], lambda names, c: scaling_law.compare(c, laws=names)),
 }
 NOT_QUESTIONS = {  # why → what
     "is the check itself": """Formula.warnings Formula.beyond_guard Formula.check ChinchillaLaw.warnings
@@ -165,7 +157,6 @@ NOT_ASKED = {*NO_LAWS.split()}
 UNRANGED = {  # as the laws of some papers are
     JointLaw: lambda law: law.replace(conditions=None),
     LearningRateLaw: lambda law: replace(law, n_range=None, experts_range=None),
-    OwnQuestion: lambda law: replace(law, conditions=None),
     list: lambda names: ["abnar", "hunyuan"],
 }
 
@@ -189,8 +180,8 @@ def public_callables() -> set[str]:
 
 
 def test_every_question_stands_here():
-    assert not any(issubclass(getattr(scaling_law, name), (Law, OwnQuestion, LearningRateLaw)) for name in NOT_ASKED)
-    asked = [name for name in QUESTIONS if " " not in name and not name.startswith(("planning.", "answers."))]
+    assert not any(issubclass(getattr(scaling_law, name), (Law, LearningRateLaw)) for name in NOT_ASKED)
+    asked = [name for name in QUESTIONS if " " not in name and not name.startswith("planning.")]
     stand = [*asked, *" ".join(NOT_QUESTIONS.values()).split()]
     assert len(stand) == len({*stand})
     assert public_callables() == {*stand}
@@ -281,7 +272,7 @@ def folder(tmp_path_factory):
 def test_the_shell_says_by_its_status_what_an_answer_is_worth(command, folder, monkeypatch):
     """0: as far out as backtests support, or forced; 1: answered, and not to be trusted; 2: refused."""
     monkeypatch.chdir(folder)
-    own = {"learning-rate": (), "compare": ("--laws", "marin,chinchilla_approach2,ling_optimum")}
+    own = {"learning-rate": (), "compare": ("--laws", "chinchilla,besiroglu")}
     law = own.get(command, ("--law", "law"))
     near, far = (shell(command, *SHELL[command](c), *law) for c in (NEAR, FAR))
     assert near.exit_code == 0, near.output

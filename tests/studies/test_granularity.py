@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,10 +10,21 @@ import pytest
 import hub
 from hub import RecordError
 from scaling_law import Architecture, published
+from scaling_law.law.shelf import entry
 from scaling_law.size.model_sections import model_section
 from studies.crossing.records import nominal
 from studies.granularity import models, study
-from studies.granularity.models import ALL, DENSE, EIGHTHS, EITHER, HALVES, Measures, predictions, read_measures
+from studies.granularity.models import (
+    ALL,
+    DENSE,
+    EIGHTHS,
+    EITHER,
+    HALVES,
+    Measures,
+    efficiency_leverage,
+    predictions,
+    read_measures,
+)
 
 OWN, OF_THE_CROSSING = hub.load_records(study.RECORDS), hub.load_records(study.CROSSING)
 
@@ -150,3 +162,16 @@ def test_each_verdict_of_the_page_holds_and_can_come_out_the_other_way(results):
     for name in (EIGHTHS, HALVES, *study.MUON, DENSE):
         losses[name] = losses[name] + np.array([1.0, 0.5, -2.0])
     assert study.PAGE.refuted(study.Results(turned, Measures(losses))) == [*study.CLAIMS]
+
+
+def test_the_law_of_leverage_has_the_numbers_of_its_paper():
+    """Tian et al. 2025: over 7 at A = 3.1 %, G = 12 and 1e22 FLOPs, and the best G is about 12."""
+    leverage = partial(efficiency_leverage, entry("ling").coefficients)
+    assert leverage(0.031, 12, 1e22) > 7
+    ratios = np.array([0.8, 1.6, 3.1, 6.3, 12.5, 25, 50]) / 100
+    fine, coarse = leverage(ratios[:, None], [12, 2], 1e22).T
+    np.testing.assert_allclose(fine, [11.163, 9.280, 7.245, 5.181, 3.561, 2.360, 1.536], atol=6e-4)
+    np.testing.assert_allclose(coarse, [7.569, 6.482, 5.267, 3.975, 2.902, 2.055, 1.433], atol=6e-4)
+    granularities = np.linspace(2, 40, 3801)
+    assert 11 < granularities[np.argmax(leverage(0.031, granularities, 1e22))] < 12.5
+    assert leverage(1.0, 2, 1e20) == pytest.approx(1.0, abs=0.01)  # a dense model

@@ -58,7 +58,7 @@ ANSWERS = {  # what is typed → the same in Python
     "speedup --n-active 1e8,1e9 --experts 2-8": lambda: LAW.break_even([1e8, 1e9], [2, 4, 8]),
     "optimal --hours 3d --gpu h100 --gpus 8 --experts 8": lambda: LAW.optimal(hours="72h", experts=[8], **GPUS),
     "scale-out 2304 --gpus 8,64": lambda: scale_out(Architecture(2304, 8), (8, 64)),
-    "compare --flops 1e21 --laws marin,ling": lambda: compare(1e21, laws=["marin", "ling"]),
+    "compare --flops 1e21 --laws chinchilla,abnar": lambda: compare(1e21, laws=["chinchilla", "abnar"]),
 }
 
 

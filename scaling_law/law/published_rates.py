@@ -1,0 +1,45 @@
+"""Published laws of the peak learning rate and the batch: data of the literature, evaluated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from hub.base.errors import InputError
+from scaling_law.formulas.conditions import RangeCheck, rate_guard_of, rate_support_of
+from scaling_law.formulas.law import positive
+from scaling_law.law.shelf import SHELF, entry
+from scaling_law.size.arrays import FloatArray
+
+ANSWERS = "learning rate, batch"
+
+
+def published_rates(name: str, *, force: bool = False, **variables: ArrayLike) -> dict[str, FloatArray]:
+    """Return the peak `learning_rate` and `batch_tokens` that a published law gives; `variables` broadcast.
+
+    ValueError for a law that gives no rates, for missing and unknown variables, and for values that are not positive
+    and finite; ExtrapolationError beyond the range guard, unless `force`.
+    """
+    law = entry(name)
+    if law.answers != ANSWERS or law.coefficients is None:
+        names = ", ".join(other for other, row in SHELF.items() if row.answers == ANSWERS)
+        raise InputError(f"law={name!r} gives {law.answers}, no rates; there are {names}")
+    if {*variables} != {*law.variables}:
+        given = ", ".join(variables) or "nothing"
+        raise InputError(f"{name} depends on {', '.join(law.variables)}, not on {given}")
+    values = {variable: positive(variable, value) for variable, value in variables.items()}
+    RangeCheck(law.conditions, law.variables, values, rate_guard_of, rate_support_of).refuse(force)
+    return {rate: power_law(law.coefficients[rate], values) for rate in ("learning_rate", "batch_tokens")}
+
+
+def power_law(coefficients: Mapping[str, float], variables: Mapping[str, Any]) -> FloatArray:
+    """Evaluate floor + scale · Π (variable / unit)^exponent, whose exponents stand under the variables' names."""
+    unit = coefficients.get("unit", 1.0)
+    value: Any = coefficients["scale"]
+    for name, exponent in coefficients.items():
+        if name not in ("scale", "unit", "floor"):
+            value = value * (np.asarray(variables[name], float) / unit) ** exponent
+    return np.asarray(coefficients.get("floor", 0.0) + value)
