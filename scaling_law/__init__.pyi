@@ -8,12 +8,12 @@ from .fitting.backtest import backtest as backtest
 from .fitting.fitting import FitResult as FitResult
 from .fitting.fitting import errors_of as errors_of
 from .fitting.fitting import fit as fit
-from .fitting.learning_rate import fit_learning_rate as fit_learning_rate
 from .fitting.measured_speedup import MeasuredSpeedup as MeasuredSpeedup
 from .fitting.measured_speedup import measured_speedup as measured_speedup
 from .fitting.prior import Prior as Prior
 from .fitting.prior import prior as prior
 from .fitting.rate_surface import LearningRateFit as LearningRateFit
+from .fitting.rate_surface import fit_learning_rate as fit_learning_rate
 from .fitting.splits import split as split
 from .fitting.throughput import fit_throughput as fit_throughput
 from .fitting.uncertainty import Bootstrap as Bootstrap

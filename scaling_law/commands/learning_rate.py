@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
 import typer
+from rich.console import Group
 
 from hub.base.commands import BATCH, EXPERTS, TOKENS
 from hub.base.errors import InputError
@@ -15,22 +15,20 @@ from hub.base.tables import show
 from hub.base.units import UNKNOWN, format_count
 from scaling_law.commands.options import RATES, Mode, command, exit_untrusted, names, option, quantity, rare
 from scaling_law.commands.run_options import OfRuns, load
-from scaling_law.fitting.learning_rate import LearningRateGrid
-from scaling_law.fitting.rate_surface import fit_learning_rate_grid
+from scaling_law.fitting.rate_surface import LearningRateFit, fit_learning_rate
 from scaling_law.formulas.law import positive
 from scaling_law.formulas.learning_rate import DEFAULT_LAW, LearningRateLaw, in_words, source_of_rate
 from scaling_law.size.architecture import Architecture, active_parameters, total_parameters
 from scaling_law.size.recipe import PAPER, BatchRamp
 
-WITH = "Fit the whole grid, not the best rates alone, with tokens, batch, tokens,batch, or none of both: none."
-EXPERTS_OF = "E of the architecture; to fit: the E to fit on, 1,8; the others are a check."
+WITH = "To fit: what the law has besides N and E: tokens, batch, or tokens,batch. [default: neither]"
+EXPERTS_OF = "E of the architecture; to fit: the E to fit on, 1,8."
 JUDGED_BY = "The column to judge by. [default: eval_loss, or the only loss column]"
 BATCH_HELP = "Tokens of a batch, for laws that have it: 0.5M. [default: that with which the paper's ramp ends]"
 ASKED = ("d_model", "n_blocks", "n_heads", "vocab_size", "tokens", "batch_tokens", "law")
 READ = ("where", "columns", "format", "within")
 MODES = {
     "runs": Mode(only=("loss", "extras", "reading", *READ, "mix", "output", "overwrite"), never=ASKED),
-    "extras": Mode(only=("within",)),
 }
 
 
@@ -46,7 +44,7 @@ class OfRates(OfRuns):
     reading: Annotated[Literal["code", "paper"], rare("Fit with N as in the paper's runs, or as in its text.")] = (
         "code"
     )
-    within: Annotated[float, rare("With --with: leave out runs this far above the best of their model, nats.")] = 0.03
+    within: Annotated[float, rare("To fit: leave out runs this far above the best of their model, nats.")] = 0.03
 
 
 @command(
@@ -71,8 +69,9 @@ def learning_rate(
         scaling-law learning-rate --d-model 1024 --experts 8 --tokens 20B
 
     No rate, and exit status 1, where N, D or the batch lie more than ten times outside the runs of the law. A fitted
-    law is LR = exp(intercept + slope_n ln N + slope_e ln E), --with D and batch. A table has d_model and n_blocks, or
-    N is taken as its n_active.
+    law is LR = exp(intercept + slope_n ln N + slope_e ln E), --with D and batch. It is the centre of one paraboloid
+    through the losses of all runs near the best of their model. A table has d_model and n_blocks, or N is taken as
+    its n_active.
 
     More examples:
 
@@ -87,12 +86,12 @@ def learning_rate(
         scaling-law learning-rate dense_lr_bs_loss.csv moe_lr_bs_loss.csv --format step_law --with tokens,batch
     """
     if runs:
-        fitted, value, table = _fit(runs, experts, question)
+        fitted = _fit(runs, experts, question)
         if output is not None:
-            fitted.save(output)
-        show(value if as_json else None, as_json, table)
+            fitted.law.save(output)
+        show(fitted.to_dict() if as_json else None, as_json, Group(fitted.models_table(), fitted.table()))
         if not as_json:
-            typer.echo(fitted.formula if question["extras"] else repr(fitted))
+            typer.echo(fitted.law.formula)
         return
     if d_model is None:
         raise InputError("--d-model is needed; or RUNS, to fit a learning-rate law")
@@ -132,20 +131,14 @@ def _answer(law: LearningRateLaw, d_model: float, experts: int, question: dict[s
     return value | {"trusted": bool(check.trusted), "warnings": in_words(check)}
 
 
-def _fit(
-    runs: list[str], experts: list[int] | None, question: dict[str, Any]
-) -> tuple[LearningRateLaw, dict[str, Any], Any]:
-    """The law of a grid, its JSON and its table: of the best rates alone, or of all losses where `extras` is given."""
-    extras, loss, reading, mix = (question[name] for name in ("extras", "loss", "reading", "mix"))
-    read = {name: question[name] for name in ("where", "columns", "format")}
-    if extras is None:
-        if len(runs) > 1:
-            raise InputError("several tables go with --with tokens,batch only")
-        grid = LearningRateGrid.load(load(runs[0], loss=loss, **read), mix=mix)
-        law = grid.fit(experts, reading)
-        return law, {"law": asdict(law), "models": grid.to_dicts(law)}, grid.table(law)
-    tables = [load(source, loss=loss, **read) for source in runs]
-    tables = [table if experts is None else table.subset(np.isin(table.experts, experts)) for table in tables]
-    terms: Any = () if extras == "none" else names(extras)
-    fitted = fit_learning_rate_grid(tables, terms, reading=reading, within=question["within"], mix=mix)
-    return fitted.law, fitted.to_dict(), fitted.table()
+def _fit(runs: list[str], experts: list[int] | None, question: dict[str, Any]) -> LearningRateFit:
+    """Fit the law of the runs in these tables, of these E where they are given."""
+    names_of_extras: Any = names(question["extras"] or "none")
+    extras = () if names_of_extras == ("none",) else names_of_extras
+    options = {name: question[name] for name in ("loss", "where", "columns", "format")}
+    tables = [load(source, **options) for source in runs]
+    if experts is not None:
+        tables = [table.subset(np.isin(table.experts, experts)) for table in tables]
+    return fit_learning_rate(
+        tables, extras, reading=question["reading"], within=question["within"], mix=question["mix"]
+    )

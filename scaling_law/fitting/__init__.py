@@ -4,6 +4,6 @@ A fit goes `problem` (settings, box, starts) → `objective` → `solver` → `d
 """
 
 from scaling_law.fitting.fitting import finite, rms
-from scaling_law.fitting.rate_surface import SettingsGrid, fit_learning_rate_grid
+from scaling_law.fitting.rate_surface import SettingsGrid, fit_learning_rate
 
-__all__ = ["SettingsGrid", "finite", "fit_learning_rate_grid", "rms"]
+__all__ = ["SettingsGrid", "finite", "fit_learning_rate", "rms"]

@@ -7,8 +7,8 @@ The loss of one model at one number of tokens is a paraboloid in x = ln LR and b
 with one curvature H for all models and the law as its centre. Multiplied out, L is linear in H, in H u* and in one
 constant for each model, so that least squares finds them in one step, and the sums of each model give the fit without
 it and the fits of the bootstrap. At a given batch the best rate is x* − (H_xb / H_xx) (b − b*), linear in b too.
-Only runs within `within` nats of their model's best count, since far from it the loss is no parabola; Huber's weights
-bound those that remain. Without a batch that varies, u = x.
+Only runs within `within` nats of their model's best count, and its best three, since far from it the loss is no
+parabola; Huber's weights bound those that remain. Without a batch that varies, u = x.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hub.base.errors import InputError
+from hub.base.inputs import reads, shortened, whole
 from hub.base.tables import Table
-from scaling_law.formulas.law import check_count, percentile_interval
+from hub.base.units import format_count
+from scaling_law.formulas.law import percentile_interval
 from scaling_law.formulas.learning_rate import COEFFICIENTS, PHANTOM_POSITIONS, READINGS, LearningRateLaw, Reading
 from scaling_law.runs.recipes import check_mix
 from scaling_law.runs.rows import RunsError
@@ -95,6 +97,15 @@ class SettingsGrid:
         order = np.lexsort((self.loss, self.model))
         return order[np.searchsorted(self.model[order], np.arange(len(self)))]
 
+    def near_best(self, within: float) -> NDArray[np.bool_]:
+        """Mark the runs [n] whose loss is `within` nats of the best of their model, and the best three of each."""
+        near = self.loss <= self.loss[self.best][self.model] + within
+        order = np.lexsort((self.loss, self.model))
+        starts = np.searchsorted(self.model[order], np.arange(len(self)))
+        rank = np.empty(len(self.loss), np.intp)
+        rank[order] = np.arange(len(order)) - starts[self.model[order]]
+        return near | (rank < 3)
+
     def regret(self, law: LearningRateLaw, model: int) -> float:
         """The loss at the law's rate above that of the model's best run, at the batch of that run; nats.
 
@@ -162,7 +173,8 @@ class LearningRateFit(NamedTuple):
     tokens where the grid has several; `draws` has theirs under a bootstrap over models. `regrets` [models], nats, are
     what the law costs each model when it is fitted without that model (NaN: the rate lies outside of its runs, or no
     law is determined); `law.regret` is their root mean square. `curvature` is that of the loss in ln LR and ln B,
-    nats; `rmse` that of the paraboloids over the `runs` runs they were fitted to, nats.
+    nats; `rmse` that of the paraboloids over the `runs` runs they were fitted to, nats. `models` has the counted
+    parameters, experts and tokens of each model, with its best rate and the law's.
     """
 
     law: LearningRateLaw
@@ -172,6 +184,7 @@ class LearningRateFit(NamedTuple):
     draws: Mapping[str, FloatArray]
     rmse: float
     runs: int
+    models: Sequence[Mapping[str, float]] = ()
 
     def intervals(self, level: float = 0.95) -> dict[str, tuple[float, float]]:
         """95 % intervals of the `coefficients`, by the bootstrap over models."""
@@ -181,7 +194,7 @@ class LearningRateFit(NamedTuple):
         values: dict[str, Any] = {"law": asdict(self.law), "coefficients": dict(self.coefficients)}
         regrets = [None if np.isnan(value) else value for value in self.regrets.tolist()]
         values |= {"intervals": self.intervals(), "curvature": self.curvature.tolist(), "regrets": regrets}
-        return values | {"rmse": self.rmse, "runs": self.runs}
+        return values | {"rmse": self.rmse, "runs": self.runs, "models": [dict(model) for model in self.models]}
 
     def table(self) -> Table:
         """Coefficients with their 95 % intervals, and what the law costs."""
@@ -193,8 +206,27 @@ class LearningRateFit(NamedTuple):
             rows.append(("expected to cost", f"{self.law.regret:.4f} nats", worst))
         return Table(("coefficient", "value", "95 % interval"), rows, title=self.law.source)
 
+    def models_table(self) -> Table:
+        """Lay out each model's best rate beside the law's, and what the law costs when it has not seen the model."""
+        rows = []
+        for model, regret in zip(self.models, self.regrets, strict=True):
+            sizes = format_count(model["counted_parameters"]), f"{model['experts']:g}", format_count(model["tokens"])
+            best, law = f"{model['best_learning_rate']:.3g}", f"{model['law_learning_rate']:.3g}"
+            cost = "outside its runs" if np.isnan(regret) else f"{regret:+.4f}"
+            rows.append((*sizes, best, law, cost))
+        return Table(("N", "E", "D", "best of the grid", "law", "loss it costs"), rows)
 
-def fit_learning_rate_grid(
+
+def _read_tables(name: str, value: Any) -> list[Runs]:
+    """Read one table or a list of them. InputError for anything else."""
+    tables = [value] if isinstance(value, Runs) else value
+    if not isinstance(tables, (list, tuple)) or not all(isinstance(table, Runs) for table in tables):
+        raise InputError(f"{name}={shortened(value)} must be Runs, or a list of several")
+    return list(tables)
+
+
+@reads(runs=_read_tables, draws=whole(), seed=whole())
+def fit_learning_rate(
     runs: Runs | Sequence[Runs],
     extras: Collection[Extra] = EXTRAS,
     *,
@@ -212,21 +244,23 @@ def fit_learning_rate_grid(
         extras: what the law has besides N and (where several occur) E: "tokens", "batch". Without "batch" the rate is
             that of the best batch.
         reading: how N is counted: "code" needs the column d_model, "paper" needs n_active_non_embedding.
-        within: runs that are further above their model's best loss are left out, nats.
+        within: runs that are further above their model's best loss are left out, nats; but never its best three.
         huber_delta: residuals beyond it weigh less, nats.
         draws: resamples of models (at one D each) for the intervals; 0 for none.
         mix: columns of the recipe in which the runs of a table may differ, as in `fit`.
 
+    There are no intervals where fewer than nine in ten resamples determine a law, as with three models.
+
     RunsError where the runs determine no law: too few models, batches that never vary, no minimum, or several recipes.
     """
-    _check(extras, reading, within, huber_delta, draws)
-    tables = [runs] if isinstance(runs, Runs) else list(runs)
+    _check(extras, reading, within, huber_delta)
+    tables = _read_tables("runs", runs)
     for table in tables:
         check_mix(table.recipe, (), mix, table.source)
     grid = SettingsGrid.of(tables, reading)
     if "batch" in extras and grid.batch is None:
         raise RunsError("batch: no model has runs of several batch_tokens; fit the law without it")
-    near = grid.loss <= grid.loss[grid.best][grid.model] + within
+    near = grid.near_best(within)
     names = ", ".join(dict.fromkeys(table.source for table in tables))
     source = f"{near.sum()} of {len(grid.loss)} runs, within {within:g} nats of the best of their model and D"
     source += f" ({len(grid)} of these), {names if len(names) <= 120 else 'several tables'}"
@@ -255,7 +289,21 @@ def fit_learning_rate_grid(
         draws=drawn,
         rmse=surface.rmse,
         runs=int(near.sum()),
+        models=_models(grid, law(solution)),
     )
+
+
+def _models(grid: SettingsGrid, law: LearningRateLaw) -> list[dict[str, float]]:
+    """List the models with the rate of their best run and the law's, at the batch of that run."""
+    batch = None if grid.batch is None else grid.batch[grid.best]
+    columns = {
+        "counted_parameters": grid.size,
+        "experts": grid.experts,
+        "tokens": grid.tokens,
+        "best_learning_rate": np.exp(grid.ln_rate[grid.best]),
+        "law_learning_rate": law.at(grid.size, grid.experts, grid.tokens, batch),
+    }
+    return [{name: float(values[i]) for name, values in columns.items()} for i in range(len(grid))]
 
 
 class _Surface:
@@ -342,16 +390,14 @@ def _centred(values: FloatArray, weights: FloatArray, model: NDArray[np.intp]) -
 
 
 def _bootstrap(surface: _Surface, solution: FloatArray, draws: int, seed: int) -> dict[str, FloatArray]:
-    """Coefficients [draws] on resampled models; RunsError where too few resamples determine a law."""
+    """Return coefficients [draws] on resampled models; none where too few resamples determine a law."""
     if not draws:
         return {}
     rng, models = np.random.default_rng(seed), len(surface.sums)
     weights = rng.multinomial(models, np.full(models, 1 / models), size=draws)
     solved = [one for counts in weights if (one := surface.solve(counts.astype(float))) is not None]
     if len(solved) < 0.9 * draws:
-        raise RunsError(
-            f"only {len(solved)} of {draws} resamples of {models} models determine the law; draws=0 needs none"
-        )
+        return {}
     refits = [surface.coefficients(one) for one in solved]
     # the usual correction for few clusters: resamples of m models scatter too little about a fit of k coefficients
     stretch = math.sqrt(models / max(1, models - len(surface.names)))
@@ -366,7 +412,7 @@ def rate_column(runs: Runs) -> str:
     return next((name for name in RATE_COLUMNS if name in runs), RATE_COLUMNS[0])
 
 
-def _check(extras: Collection[str], reading: str, within: float, huber_delta: float, draws: int) -> None:
+def _check(extras: Collection[str], reading: str, within: float, huber_delta: float) -> None:
     if bad := [extra for extra in extras if extra not in EXTRAS]:
         raise InputError(f"extras={bad[0]!r} must be among {', '.join(EXTRAS)}")
     if reading not in READINGS:
@@ -374,7 +420,6 @@ def _check(extras: Collection[str], reading: str, within: float, huber_delta: fl
     for name, value in (("within", within), ("huber_delta", huber_delta)):
         if not 0 < value < float("inf"):
             raise InputError(f"{name}={value!r} must be positive and finite")
-    check_count("draws", draws, 0)
 
 
 def _conditions(

@@ -201,6 +201,8 @@ def choose_law(name: str, kind: type[LawT] = Law, flag: str = "--law") -> LawT: 
     if name in ("published", "recovered", "printed"):
         law: Any = JointLaw.published(rounded=name == "printed")
     elif name in SHELF:
+        if SHELF[name].kind is None:
+            raise InputError(f"{flag} {name}: it gives {SHELF[name].answers}, no loss")
         law = published(name)
     elif Path(name).exists() or "/" in name:
         law = Law.from_pretrained(name)

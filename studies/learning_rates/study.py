@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from hub.base import strict_json
-from scaling_law import LearningRateLaw, fit_learning_rate
+from scaling_law import LearningRateLaw
 from scaling_law.formulas.learning_rate import PUBLIC_FILE
 from studies.common import FloatArray, Page, Part, rounded
 from studies.learning_rates import population
@@ -84,14 +84,20 @@ def fold(rates: Rates, others: Population, paper: LearningRateLaw) -> dict[str, 
 
 def alone(rates: Rates) -> dict[str, float]:
     """Errors (rms) of laws of ln(LR/√B) in N and E, without and with D, fitted to these rates alone."""
-    n, e, d, batch = np.exp(rates.variables).T
-    laws = {
-        name: fit_learning_rate(
-            n, e, np.exp(rates.ln_rate) / batch**0.5, tokens=tokens, with_experts=np.ptp(e) > 0, reading="paper"
-        )
-        for name, tokens in (("without D", None), ("with D", d))
+    ln_n, ln_e, ln_d, ln_batch = rates.variables.T
+    columns = [ln_n, ln_e] if np.ptp(ln_e) > 0 else [ln_n]
+    target = rates.ln_rate - ln_batch / 2
+    return {
+        "without D": _least_squares(columns, target)[1],
+        "with D": _least_squares([*columns, ln_d], target)[1],
     }
-    return {name: law.rmse or 0.0 for name, law in laws.items()}
+
+
+def _least_squares(columns: Sequence[FloatArray], target: FloatArray) -> tuple[FloatArray, float]:
+    """Return the constant and slopes [1 + k] of a linear fit, and the root mean square of its errors."""
+    design = np.stack([np.ones_like(target), *columns], axis=1)
+    solution = np.linalg.lstsq(design, target, rcond=None)[0]
+    return np.asarray(solution, float), float(np.sqrt(np.mean((design @ solution - target) ** 2)))
 
 
 def _regrets(rates: Rates, law: LearningRateLaw, models: FloatArray) -> FloatArray:
@@ -105,8 +111,9 @@ def _regrets(rates: Rates, law: LearningRateLaw, models: FloatArray) -> FloatArr
 
 def _law_of_the_paper(rates: Rates) -> LearningRateLaw:
     """The paper's law of the code as a power law in N without embeddings, which it nearly is."""
-    n, e, _, _ = np.exp(rates.variables).T
-    return fit_learning_rate(n, e, np.exp(rates.ln_rate), reading="paper")
+    ln_n, ln_e, _, _ = rates.variables.T
+    (intercept, slope_n, slope_e), rmse = _least_squares([ln_n, ln_e], rates.ln_rate)
+    return LearningRateLaw(intercept, slope_n, slope_e, "paper", "least squares", rmse)
 
 
 def read_results() -> Results:

@@ -56,7 +56,9 @@ FITTED = fit(RUNS, "chinchilla")
 DRAWN = FITTED.bootstrap(3)
 MODEL, MEASURED = Architecture(512, 8), Throughput("a GPU", "bf16", {"flops": 1e-14}, devices=8)
 CURVE = {"tokens": [1e8, 2e8, 3e8], "losses": [4.0, 3.5, 3.0], "horizon": 1e9, "model": {"n_active": 1e8}}
-RATES = {"counted_parameters": N[:4], "experts": [1, 1, 8, 8], "learning_rates": [1e-3, 8e-4, 5e-4, 2e-4]}
+RATES = Runs.from_columns(
+    np.repeat([1e8, 2e8, 4e8], 3), 1e9, 1.0, [3.1, 3.0, 3.1] * 3, columns={"learning_rate": [1e-3, 2e-3, 4e-3] * 3}
+)
 HOURS = {"hours": 72, "gpus": 8, "gpu": "h100"}
 
 
@@ -83,7 +85,7 @@ CALLS = [
     (Architecture, {"d_model": 512, "experts": 8}),
     (compare, {"flops": 1e21, "laws": ["chinchilla"]}),
     (fit, {"runs": RUNS, "kind": "chinchilla", "starts": [FITTED.law]}),
-    (fit_learning_rate, RATES),
+    (fit_learning_rate, {"runs": RATES, "extras": (), "draws": 2}),
     (fit_throughput, {"measurements": [], "device": "x", "precision": "bf16"}),
     (forecast, {"runs": RUNS, "at": {"n_active": "2B", "tokens": "1T"}, "kinds": ["published"]}),
     (at, {"n_active": 1e9, "tokens": 1e12, "experts": 1}),

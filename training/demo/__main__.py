@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,6 +21,7 @@ from typing import Annotated, Any
 # Before any Hugging Face library is imported: the demo shows that none of it needs a network.
 os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", HF_HUB_DISABLE_PROGRESS_BARS="1")
 
+import numpy as np
 import torch
 import typer
 import yaml
@@ -33,7 +34,7 @@ from hub.base.commands import App, Version, Workers
 from hub.base.tables import print_table
 from hub.base.units import format_bytes, format_count, format_flops
 from hub.release.cards import loading_code
-from scaling_law import FitResult, JointLaw, LearningRateLaw, fit, fit_learning_rate, load_runs
+from scaling_law import FitResult, JointLaw, LearningRateLaw, fit, load_runs
 from scaling_law.commands.release import LawOnRuns, release_law
 from scaling_law.figures import drawing, law_figures
 from training.data.text import TextSource
@@ -268,11 +269,14 @@ class Demo:
 
 
 def rates_of(sweep: Sweep) -> LearningRateLaw:
-    """Least squares on the learning rate of each size and E of a sweep, which its file gives."""
-    runs = [(run.architecture, run.arguments.optimizer.learning_rate) for run in sweep.runs]
-    sizes = [(arch.n_active_non_embedding, arch.experts) for arch, _ in runs]
-    law = fit_learning_rate(*zip(*sizes, strict=True), [rate for _, rate in runs], reading="paper")
-    return replace(law, source=f"rates of {sweep.name}")
+    """Fit ln LR = intercept + slope_n ln N + slope_e ln E to the rates that the file of a sweep gives."""
+    n = np.array([float(run.architecture.n_active_non_embedding) for run in sweep.runs])
+    e = np.array([float(run.architecture.experts) for run in sweep.runs])
+    rates = [run.arguments.optimizer.learning_rate for run in sweep.runs]
+    design = np.stack([np.ones(len(n)), np.log(n), np.log(e)], axis=1)
+    intercept, slope_n, slope_e = np.linalg.lstsq(design, np.log(rates), rcond=None)[0].tolist()
+    ranges: dict[str, Any] = {"n_range": (n.min(), n.max()), "experts_range": (e.min(), e.max())}
+    return LearningRateLaw(intercept, slope_n, slope_e, "paper", f"rates of {sweep.name}", **ranges)
 
 
 def say(text: str) -> None:

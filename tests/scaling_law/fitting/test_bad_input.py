@@ -15,13 +15,13 @@ from scaling_law import (
     fit,
     fit_learning_rate,
     fit_throughput,
+    load_runs,
     measured_speedup,
     prior,
     published,
     split,
 )
-from scaling_law.fitting import SettingsGrid, fit_learning_rate_grid
-from scaling_law.fitting.learning_rate import LearningRateGrid
+from scaling_law.fitting import SettingsGrid
 from scaling_law.fitting.prior import estimate
 from scaling_law.fitting.splits import compare, select_by_rmse
 from scaling_law.fitting.throughput import of_records
@@ -47,7 +47,7 @@ def fitted():
 
 
 def of_settings(runs, **options):
-    return fit_learning_rate_grid(runs, **{"reading": "paper", "draws": 0} | options)
+    return fit_learning_rate(runs, **{"reading": "paper", "draws": 0} | options)
 
 
 def drawn(**law):
@@ -99,7 +99,7 @@ FITS = [
     ({"kind": "chinchilla", "prior": JOINT}, "kind='chinchilla': the prior is one of joint laws"),
     ({"prior": "private"}, "prior='private' must be 'public', a law that predicts a loss, a Prior or None"),
     ({"prior": 0.5}, "prior=0.5 must be 'public'"),
-    ({"prior": published("ling")}, "must be 'public', a law that predicts a loss"),
+    ({"prior": LearningRateLaw.published()}, "must be 'public', a law that predicts a loss"),
     ({"prior": published("hunyuan")}, "the five_factor law is not a sum of terms"),
     ({"prior": JOINT.replace(c=0.0)}, "prior: c=0 of .* must be positive"),
     ({"prior": drawn(draws=[[120.0, -0.3, 600.0, -0.3, 1.7]])}, "must have no draws, or at least two"),
@@ -144,8 +144,6 @@ OTHERS = [
     (lambda: of_records([record(TIMED[0]), record(TIMED[1], precision="fp32")]), r"there are: \('2 x a .*'fp32'"),
     (lambda: of_records([record(TIMED[0], hardware="2 CPU cores")]), "'2 CPU cores'; 'COUNT x DEVICE' is needed"),
     (lambda: of_records([record(TIMED[0], step_seconds=None)]), "there are: none that says step_seconds"),
-    (lambda: fit_learning_rate([1e8, 2e8, 3e8], [4, 4, 4], [1e-3, 8e-4, 7e-4]), "too few distinct"),
-    (lambda: fit_learning_rate([1e8, 2e8], [1, 2], [1e-3, -1]), "learning_rates"),
     (lambda: LearningRateLaw(1.0, 1.0, 1.0, slope_batch=np.nan), "slope_batch=nan must be a finite number"),
     (lambda: FULL.at(1e8, 8), "tokens=None must be given, the tokens of the run: this law is"),
     (lambda: FULL.at(1e8, 8, batch_tokens=1e5), "tokens=None"),
@@ -155,17 +153,12 @@ OTHERS = [
     (lambda: FULL.at(1e8, 0, 2e9, 1e5), "experts=0 must be positive and finite"),
     (lambda: FULL.interval_at(1e8, 8, 2e9, 1e5, level=1.0), r"level=1\.0 must be above 0 and below 1"),
     (lambda: LearningRateLaw.named("public:step"), "'public:step' is unknown"),
-    (lambda: LearningRateGrid.load([ROW | {"schedule": {}}]), "column 'learning_rate' is unknown"),
-    (lambda: LearningRateGrid.load(NO_SHAPE).fit(reading="paper"), "n_active_non_embedding, or d_model and n_blocks"),
-    (lambda: LearningRateGrid.load([ROW | {"status": "diverged"}]), "no runs with status 'final'"),
-    (
-        lambda: LearningRateGrid.load([ROW, ROW | {"run_id": "b", "eval_loss": 5.0}]),
-        r"rate \S+ appears twice",
-    ),
-    (lambda: LearningRateGrid.load([ROW]).fit(), "a grid needs at least three"),
+    (lambda: of_settings(load_runs([ROW | {"schedule": {}}]), extras=()), "column 'learning_rate' is unknown"),
+    (lambda: of_settings(load_runs(NO_SHAPE), extras=()), "n_active_non_embedding, or d_model and n_blocks"),
+    (lambda: of_settings(load_runs([ROW]), extras=()), "1 models with too few distinct N"),
     (lambda: of_settings(grid(), extras=["width"]), "extras='width' must be among tokens, batch"),
     (lambda: of_settings(grid(), within=0), "within=0 must be positive"),
-    (lambda: of_settings(grid(), draws=-1), "draws=-1 must be an integer of at least 0"),
+    (lambda: of_settings(grid(), draws=-1), "draws=-1 must be a whole number of at least 0"),
     (lambda: of_settings(grid(), reading="text"), "reading='text'"),
     (
         lambda: of_settings(replace(g := grid(), columns={"learning_rate": g["learning_rate"]}), reading="paper"),
@@ -173,7 +166,7 @@ OTHERS = [
     ),
     (lambda: of_settings(grid(batches=BATCHES[:1])), "batch: no model has runs of several batch_tokens"),
     (lambda: of_settings(grid(MODELS[::2])), "9 models with too few distinct N, E, D"),
-    (lambda: of_settings(grid(), within=1e-9), "no minimum of the loss"),
+    (lambda: of_settings(replace(g := grid(), loss=5 - g.loss), within=9.0), "no minimum of the loss"),
     (lambda: of_settings([]), "no runs to fit"),
     (lambda: SettingsGrid.of([replace(g := grid(MODELS[:2]), loss=-g.loss)], "paper").best_rates(1.0), "no minimum"),
 ]
