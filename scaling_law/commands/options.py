@@ -73,6 +73,7 @@ def names(words: str) -> tuple[str, ...]:
 GPUS = "GPU model: h100; or any, as peak=148T,memory=96GB (and bandwidth=4TB, link=450GB, node=8)."
 GPU = f"{GPUS} Step times follow its data sheet and rates of public runs unless --throughput is given."
 TIMES = "throughput.json of `python -m training.throughput`: step times measured on such a GPU."
+ENGINE = "Whose layouts to search: train.py, or megatron, with tensor and pipeline parallelism. [default: train.py]"
 EXPERTS_SHOWN = "To compare: 1,2,4,8, or doublings: 1-32 is 1,2,4,8,16,32. [default: doublings within the law's runs]"
 SERVED = "Tokens served over the model's life: 100B."
 VOCABULARY = "Vocabulary size. [default: of the law's runs; if unknown GPT-2's 50257]"
@@ -95,6 +96,7 @@ class Shared:
     gpu: Annotated[str | None, option(GPU)] = None
     throughput: Annotated[Path | None, rare(TIMES)] = None
     mfu: Annotated[float | None, rare("MFU to assume instead of the rates of public runs: 0.4.")] = None
+    engine: Annotated[str | None, rare(ENGINE)] = None
     precision: Annotated[str | None, rare("With --gpu: bf16, fp8 or fp4. [default: bf16]")] = None
     price: Annotated[float | None, option("Price of a GPU-hour: 2.5.")] = None
     decode_batch: Annotated[float | None, rare("Sequences served at once: adds the cost of a million tokens.")] = None

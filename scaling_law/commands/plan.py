@@ -17,6 +17,7 @@ from scaling_law.commands.options import GPUS, command, exit_untrusted, nearest_
 from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.law import one_positive, positive
 from scaling_law.law import Law
+from scaling_law.machine.layout import TRAIN_PY
 from scaling_law.planning import design
 from scaling_law.planning import scale_out as scaling
 from scaling_law.planning.launch import RENDEZVOUS
@@ -86,7 +87,7 @@ def _launched(planned: Plan, output: Path) -> str:
     return f"wrote {output}\n{on_each if RENDEZVOUS in line else ''}{line}"
 
 
-@command("model experts gpus gpu mfu precision tokens price batch sequence_length revision")
+@command("model experts gpus gpu mfu engine precision tokens price batch sequence_length revision")
 def scale_out(
     model: Annotated[str, typer.Argument(metavar="MODEL", help=SCALED)],
     gpu: Annotated[str, option(GPUS)] = "h100",
@@ -102,8 +103,8 @@ def scale_out(
 
         scaling-law scale-out Qwen/Qwen3-30B-A3B --gpus 64,256 --tokens 1T --price 2.5
 
-    Of a model only its config.json is read. The layout is the fastest that fits, of those that train.py can run; the
-    last column has that of engines with tensor, pipeline and context parallelism, where it is faster.
+    Of a model only its config.json is read. The layout is the fastest that fits, of those that train.py can run, or
+    by --engine megatron of those with tensor, pipeline and context parallelism.
 
     More examples:
 
@@ -119,7 +120,8 @@ def scale_out(
     source = model if width is None else Architecture(width, 8 if experts is None else experts)
     counts: list[Any] = [int(n) if n.is_integer() else n for n in gpus or (8.0, 64.0)]
     sizes: dict[str, Any] = {"batch_sequences": batch, "sequence_length": sequence_length, "revision": revision}
-    return scaling.scale_out(source, counts, gpu, tokens=tokens, **sizes, **others)
+    engine = others.pop("engine") or TRAIN_PY
+    return scaling.scale_out(source, counts, gpu, tokens=tokens, engine=engine, **sizes, **others)
 
 
 def _width_of(model: str) -> int | None:

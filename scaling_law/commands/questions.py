@@ -30,7 +30,8 @@ from scaling_law.size.architecture import VOCAB_SIZE
 
 VARIABLE = "A further variable of the law: --variable density=0.25 (repeatable)."
 WHICH_EXPERTS = "E of the model, 8; with --n-active several: 2,8, or doublings: 2-8."
-OF_TIME, OF_DESIGN = ("gpus", "gpu", "throughput", "mfu", "precision"), ("granularity", "shared_ratio", "vocab_size")
+OF_TIME = ("gpus", "gpu", "throughput", "mfu", "engine", "precision")
+OF_DESIGN = ("granularity", "shared_ratio", "vocab_size")
 COMPUTE_ONLY = ("baseline", *OF_TIME, *OF_DESIGN)
 LAWS = "Names, comma-separated; one alone shows all of it. [default: all; with a budget those with coefficients]"
 
@@ -86,8 +87,8 @@ def loss(
 
 
 @command(
-    "flops hours money gpus gpu throughput mfu precision price decode_batch memory max_parameters kv_tokens experts "
-    "inference_tokens bytes_per_parameter bytes_per_kv kv_heads_ratio granularity shared_ratio unique_tokens "
+    "flops hours money gpus gpu throughput mfu engine precision price decode_batch memory max_parameters kv_tokens "
+    "experts inference_tokens bytes_per_parameter bytes_per_kv kv_heads_ratio granularity shared_ratio unique_tokens "
     "vocab_size integral accuracy force law learning_rate_law"
 )
 def optimal(law: Law, **question: Any) -> Answer:
@@ -110,7 +111,7 @@ def optimal(law: Law, **question: Any) -> Answer:
 
 
 @command(
-    "loss flops hours money gpus gpu throughput mfu precision price memory kv_tokens inference_tokens experts "
+    "loss flops hours money gpus gpu throughput mfu engine precision price memory kv_tokens inference_tokens experts "
     "unique_tokens vocab_size force law"
 )
 def reach(
@@ -139,7 +140,8 @@ def reach(
 
 
 @command(
-    "flops n_active experts baseline gpus gpu throughput mfu precision granularity shared_ratio vocab_size force law",
+    "flops n_active experts baseline gpus gpu throughput mfu engine precision granularity shared_ratio vocab_size "
+    "force law",
     modes={"n_active": Mode(never=("flops", *COMPUTE_ONLY))},
 )
 def speedup(

@@ -94,9 +94,10 @@ def offered_laws(own: Mapping[str, Law] | None = None) -> dict[str, Law]:
     """`own` laws by name, then the published ones that have an optimum; "published" is the paper's."""
     laws: dict[str, Law] = {**(own or {}), PUBLISHED: JointLaw.published()}
     for name, entry in SHELF.items():
-        law = entry.law() if entry.published else None
-        if isinstance(law, Law) and "tokens" in law.variables and law != laws[PUBLISHED]:
-            laws.setdefault(name, law)
+        if entry.published and entry.answers == "loss" and "tokens" in entry.variables:
+            law = entry.law()
+            if law != laws[PUBLISHED]:
+                laws.setdefault(name, law)
     return laws
 
 

@@ -33,8 +33,8 @@ from scaling_law.size.widths import Widths
 
 RESERVED = 2e9  # bytes of a GPU for CUDA's context, NCCL and fragmentation
 RECOMPUTED = 4 / 3  # FLOPs of a step that computes the forward pass twice
-TRAIN_PY, MEGATRON = "train.py", "Megatron-like"
-# What each engine can run, of `Option.uses`; "Megatron-like" stands for engines with all of it.
+TRAIN_PY, MEGATRON = "train.py", "megatron"
+# What each engine can run, of `Option.uses`; "megatron" stands for engines with all of it.
 ENGINES: Mapping[str, frozenset[str]] = {
     TRAIN_PY: frozenset({"ddp", "fsdp", "hsdp", "ep"}),
     MEGATRON: frozenset({"ddp", "zero1", "fsdp", "hsdp", "ep", "tp", "pp", "cp"}),
@@ -125,10 +125,6 @@ class Placement(Option):
     @property
     def step_seconds(self) -> float:
         return max(sum(side.values()) for side in self.sides)
-
-    def faster_than(self, other: Placement | None) -> Placement | None:
-        """This, where its step is shorter than the other's or there is no other; else None."""
-        return self if other is None or self.step_seconds < other.step_seconds else None
 
     @property
     def limit(self) -> str:

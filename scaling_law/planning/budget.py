@@ -20,7 +20,7 @@ from hub.base.units import format_flops
 from scaling_law.formulas import Formula
 from scaling_law.formulas.law import one_positive
 from scaling_law.machine.gpus import find_gpu, named_gpu
-from scaling_law.machine.layout import MEGATRON, Layouts
+from scaling_law.machine.layout import ENGINES, TRAIN_PY, Layouts
 from scaling_law.machine.throughput import Model, ModelWork, Throughput
 from scaling_law.planning.limits import LimitFields, Limits, Quantity, of_law
 from scaling_law.size.architecture import (
@@ -44,11 +44,13 @@ class ClusterFields(TypedDict, total=False):
     """GPUs that train, as keywords of a question: `gpus` of the model `gpu`, each at `price` per hour.
 
     `throughput`: measured step times or their throughput.json; else they are estimated from the GPU's data sheet and
-    `mfu`, or the rates of public runs in this `precision`.
+    `mfu`, or the rates of public runs in this `precision`. Layouts are those of `engine`: "train.py", or "megatron",
+    which also has tensor, pipeline and context parallelism and a distributed optimizer.
     """
 
     gpus: int | None
     gpu: str | None
+    engine: str | None
     throughput: Throughput | str | Path | None
     mfu: float | tuple[float, float] | None
     precision: str | None
@@ -118,22 +120,27 @@ class Cluster(Layouts):
         if gpus is None:
             of_what = () if price is None else (given("price", price), " is per GPU-hour: ")
             raise InputError(*of_what, given("gpus", None), " must be given, the number of GPUs that train")
+        engine = fields.get("engine") or TRAIN_PY
+        if engine not in ENGINES:
+            raise InputError(unknown("engine=", engine, ENGINES))
+        if engine != TRAIN_PY and not throughput.is_assumed:
+            raise InputError(given("engine", engine), ": measured step times are of their own engine; give a gpu")
         ramp = batch_ramp if isinstance(batch_ramp, BatchRamp) else BatchRamp(batch_ramp, sequence_length)
         if ramp.stages == PAPER.batch_ramp and isinstance(gpus, int) and gpus > 0:
             ramp = BatchRamp(shared_ramp(gpus), ramp.sequence_length)
-        return cls(gpus, throughput, ramp, price=cast(Any, price))
+        return cls(gpus, throughput, ramp, engine, price=cast(Any, price))
 
     @property
     def hardware(self) -> str:
         return f"{self.gpus} × {self.throughput.device}"
 
     def __str__(self) -> str:
-        return f"{self.hardware} ({self.throughput.precision}{', assumed' if self.throughput.is_assumed else ''})"
-
-    @property
-    def elsewhere(self) -> Cluster | None:
-        """These GPUs under a Megatron-like engine; None where step times are measured, which are of their engine."""
-        return replace(self, engine=MEGATRON) if self.throughput.is_assumed else None
+        parts = [self.throughput.precision]
+        if self.throughput.is_assumed:
+            parts.append("assumed")
+        if self.engine != TRAIN_PY:
+            parts.append(self.engine)
+        return f"{self.hardware} ({', '.join(parts)})"
 
     def warnings(self, model: Model) -> tuple[str, ...]:
         """What step times and batches are worth for these models."""
@@ -184,6 +191,7 @@ class Cluster(Layouts):
         t = self.throughput
         times = {"precision": t.precision, "source": t.source, "is_assumed": t.is_assumed, "error": t.error}
         named = {"gpus": self.gpus, "gpu": t.device, "price": self.price, "batches": [*self.batches]}
+        named["engine"] = self.engine
         return named | {"throughput": times}
 
 

@@ -53,11 +53,10 @@ from scaling_law.size.recipe import PAPER, BatchRamp
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-SAME = 5e-4  # nats, below which losses of two engines print alike
 MOST_SHOWN = 6  # E of which a comparison says how often each wins, or which is ahead
 SHOWN: tuple[str, ...] = ("experts", "d_model", "n_active", "n_total", "tokens", "tokens_per_parameter")  # of a row
 SHOWN += ("training_flops", "epochs", "weight_bytes", "kv_cache_bytes", "loss", "loss_interval", "behind")
-SHOWN += ("at equal FLOPs", "Megatron-like", "wins", "GPU-s per M", "price per M", "learning_rate", "limited_by", "")
+SHOWN += ("at equal FLOPs", "wins", "GPU-s per M", "price per M", "learning_rate", "limited_by", "")
 FIRST = ("d_model", "N_act", "tokens", "loss", "")  # what a narrow terminal shows above the rest
 
 
@@ -72,8 +71,7 @@ class OptimalRow:
     (None: a law without the batch); None where the model is too far from the runs of that law. `distrust` names what
     is further outside than backtests support: "D ×62". `epochs`: tokens over the unique ones, where these are limited.
     `decode_seconds`: GPU-seconds of one generated token, where a batch was given. `accuracy`: task → what to expect of
-    it, where asked. `megatron_loss`: of the same model in the same hours, by an engine that also has tensor, pipeline
-    and context parallelism; None where `train.py` is as fast.
+    it, where asked.
     """
 
     experts: float
@@ -103,7 +101,6 @@ class OptimalRow:
     learning_rate_warnings: tuple[str, ...] = ()
     distrust: str = ""
     learning_rate_from: LearningRateLaw | None = field(default=None, repr=False, compare=False)
-    megatron_loss: float | None = None
 
     @property
     def memory_bytes(self) -> float:
@@ -359,7 +356,6 @@ class OptimalTable(Answer):
         shares, tied = (c.win_shares, c.tied) if (c := self.comparison) else ({}, ())
         same = {r.experts: r.loss for r in self.equal_flops} if self.equal_flops else {}
         values = vars(row) | {"at equal FLOPs": same.get(row.experts), "wins": shares.get(row.experts)}
-        values["Megatron-like"] = row.megatron_loss
         values["learning_rate"] = row.learning_rate or UNKNOWN
         values["behind"] = row.loss - self.best.loss if row in self.compared and row is not self.best else None
         values[""] = (
@@ -543,10 +539,6 @@ def _sizes(
         gpu, models = named_gpu(cluster.throughput.device), limits.widths(d, e)
         cost = seconds_of_token(models, gpu, size, limits.kv_bytes(d), limits.bytes_per_parameter)
         further["decode_seconds"] = cost
-    if cluster is not None and cluster.elsewhere is not None:
-        other = replace(budget, cluster=cluster.elsewhere).models(law, d, e, limits)
-        losses = zip(limits.loss(law, tuple(law.coefficients.values()), other), loss, strict=True)
-        further["megatron_loss"] = [float(theirs) if ours - theirs > SAME else None for theirs, ours in losses]
     return further | {
         "experts": e,
         "d_model": d,

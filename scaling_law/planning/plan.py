@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hub.base.errors import InputError
+from hub.base.errors import InputError, given
 from hub.base.inputs import reads
 from hub.base.tables import Table
 from hub.base.units import UNKNOWN, format_bytes, format_count, format_flops
@@ -22,7 +22,7 @@ from scaling_law.formulas import Formula
 from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.law import percentile_interval, positive
 from scaling_law.formulas.learning_rate import LearningRateLaw, source_of_rate
-from scaling_law.machine.layout import DoesNotFit, Placement
+from scaling_law.machine.layout import TRAIN_PY, DoesNotFit, Placement
 from scaling_law.planning.budget import Budget, Cluster, ClusterFields, QuestionFields, pick
 from scaling_law.planning.launch import launch_line
 from scaling_law.planning.limits import Quantity, of_law
@@ -52,8 +52,8 @@ class Plan(Answer):
 
     `branches` are the token counts of the trunk's decay branches, the longest (`tokens`) last. `loss` (nats per token)
     and `training_flops` are of that run alone; `total_*`, `gpu_hours` and `time` count the decay of every branch.
-    `time` is that of the GPUs named, `placement` how the run is laid out on them, and `megatron` how a Megatron-like
-    engine would, if faster. Without any, `gpu_hours` are those of as many H100s as hold it. Intervals hold 95 %.
+    `time` is that of the GPUs named, and `placement` how the run is laid out on them; without any, `gpu_hours` are
+    those of as many H100s as hold it. Intervals hold 95 %.
     `learning_rate` is None where the run is too far from those of its law: then there is no configuration.
     """
 
@@ -84,7 +84,6 @@ class Plan(Answer):
     gpu: str
     time: Budget | None = None
     placement: Placement | None = None
-    megatron: Placement | None = None
 
     @property
     def rows(self) -> tuple[dict[str, Any], ...]:
@@ -176,9 +175,6 @@ class Plan(Answer):
         if self.placement is not None and cluster is not None:
             placed["memory in training"] = str(self.placement)
             placed |= {"limited by": self.placement.advice} if cluster.throughput.is_assumed else {}
-            if self.megatron is not None:
-                times = self.placement.step_seconds / self.megatron.step_seconds
-                placed["Megatron-like"] = f"{self.megatron}: {times:.2f} times as fast"
         training = f"{format_flops(self.training_flops)} FLOPs"
         if len(self.branches) > 1:
             training = f"{format_flops(self.total_flops)} FLOPs with all branches, {training} of the longest run"
@@ -231,6 +227,8 @@ def plan(
     given_rate = None if learning_rate is None else float(positive("learning_rate", learning_rate))
     if not (isinstance(branches, int) and 1 <= branches <= 20):
         raise InputError(f"branches={branches!r} must be a whole number from 1 to 20")
+    if question.get("engine") not in (None, TRAIN_PY):
+        raise InputError(given("engine", question["engine"]), f": a plan is a run of {TRAIN_PY}")
     timed = any(question.get(name) is not None for name in ("gpu", "throughput", "mfu"))
     cluster = Cluster.of(batch_ramp, sequence_length, **pick(ClusterFields, question)) if timed else None
     ramp = BatchRamp(batch_ramp, sequence_length) if cluster is None else cluster.ramp
@@ -260,7 +258,7 @@ def plan(
     at = of_law(law, architecture.variables() | {"tokens": float(tokens)})
     loss = partial(table.limits.loss, law, variables=at)
     warnings, told = (*passed_over, *table.loss_warnings), cluster or _usual(architecture, ramp)
-    seconds, time, placement, megatron = float(told.seconds(architecture, float(total))), None, None, None
+    seconds, time, placement = float(told.seconds(architecture, float(total))), None, None
     rate: dict[str, Any] = {
         "learning_rate": row.learning_rate,
         "learning_rate_law": rates.source,
@@ -274,8 +272,6 @@ def plan(
         rate = dict.fromkeys(rate) | {"learning_rate": given_rate, "learning_rate_law": GIVEN}
     if cluster is not None:
         time, placement = Budget(None, seconds / 3600.0, cluster), cluster.place(architecture)
-        other = None if cluster.elsewhere is None else cluster.elsewhere.place(architecture)
-        megatron = None if other is None else other.faster_than(placement)
         warnings = tuple(dict.fromkeys([*warnings, *cluster.warnings(architecture)]))
     if (ratio := table.limits.kv_heads_ratio) != 1:
         note = f"the KV cache counts kv_heads_ratio={ratio:g} of the heads, all of which the configuration has"
@@ -309,7 +305,6 @@ def plan(
         notes=warnings,
         time=time,
         placement=placement,
-        megatron=megatron,
         check=law.check(**at, unique_tokens=table.limits.unique_tokens),
     )
 

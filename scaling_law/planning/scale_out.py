@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hub.base.errors import InputError, given
+from hub.base.errors import InputError, given, unknown
 from hub.base.inputs import reads
 from hub.base.tables import Table
 from hub.base.units import format_bytes, format_count, parse_tokens
@@ -16,7 +16,7 @@ from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.law import percentile_interval, positive
 from scaling_law.machine.communication import Sent, all_to_all_bytes, communication
 from scaling_law.machine.gpus import Gpu, named_gpu
-from scaling_law.machine.layout import DoesNotFit, Placement
+from scaling_law.machine.layout import ENGINES, TRAIN_PY, DoesNotFit, Placement
 from scaling_law.machine.throughput import Throughput
 from scaling_law.planning.budget import Cluster
 from scaling_law.size.architecture import Architecture
@@ -31,11 +31,10 @@ READ_BATCH = (1024, 4096)  # sequences and tokens of each, of a model that is re
 class ScaleOutRow:
     """A model on `gpus` GPUs. Bytes and seconds are of one GPU and one step; None where no layout fits.
 
-    `placement` is the fastest layout that `train.py` can run, and `megatron` that of engines which also have tensor,
-    pipeline and context parallelism. A step takes the longer of `compute_seconds` and `communication_seconds`, at the
-    full speed of the links. `mfu_limit`: the MFU at which communication alone fills the step. `expert_parallel_*`: of
-    experts divided among all GPUs. `hours` and `money` are of a run of the tokens that were given, with the 95 %
-    interval of step times. `least_bytes`: of each GPU, in the layout that takes fewest.
+    `placement` is the fastest layout that the engine can run. A step takes the longer of `compute_seconds` and
+    `communication_seconds`, at the full speed of the links. `mfu_limit`: the MFU at which communication fills the
+    step. `expert_parallel_*`: of experts divided among all GPUs. `hours` and `money` are of a run of the tokens that
+    were given, with the 95 % interval of step times. `least_bytes`: of each GPU, in the layout that takes fewest.
     """
 
     gpus: int
@@ -53,14 +52,10 @@ class ScaleOutRow:
     limited_by: str = "memory"
     bottleneck: str | None = None
     moved_by: str = "more GPUs, or a smaller model"
-    megatron: Placement | None = None
-    megatron_step_seconds: float | None = None
-    megatron_mfu: float | None = None
     tokens_per_second: float | None = None
     hours: float | None = None
     hours_interval: tuple[float, float] | None = None
     money: float | None = None
-    megatron_hours: float | None = None
     least_bytes: float | None = None
 
 
@@ -113,7 +108,6 @@ def _cells(row: ScaleOutRow, is_timed: bool, is_priced: bool) -> dict[str, str]:
 
     placed = row.placement
     memory = None if placed is None else placed.memory
-    other = None if row.megatron is None else row.megatron.faster_than(placed)
     run = dict[str, str]()
     if is_timed:
         run["hours"] = _amount(row.hours)
@@ -121,12 +115,11 @@ def _cells(row: ScaleOutRow, is_timed: bool, is_priced: bool) -> dict[str, str]:
         run["hours"] += " ({}…{})".format(*map(_amount, row.hours_interval))
     if is_priced:
         run["cost"] = _amount(row.money)
-    elsewhere = f", {_amount(row.megatron_hours)} hours" * (row.megatron_hours is not None)
     return {
         "GPUs": str(row.gpus),
         "memory": f"{format_bytes(row.least_bytes)}: does not fit" if memory is None else format_bytes(memory.total),
         "model state": "" if memory is None else format_bytes(memory.weights + memory.gradients + memory.optimizer),
-        "train.py": "" if placed is None else placed.ways,
+        "layout": "" if placed is None else placed.ways,
         "micro-batch": "" if placed is None else f"{row.passes} × {placed.micro_batch_sequences}",
         "communication": cell(row.communication_seconds, "{:.2g} s"),
         "compute": cell(row.compute_seconds, "{:.2g} s"),
@@ -135,7 +128,6 @@ def _cells(row: ScaleOutRow, is_timed: bool, is_priced: bool) -> dict[str, str]:
         "at most": cell(row.mfu_limit and min(row.mfu_limit, 1.0), "{:.0%}"),
         "limited by": row.bottleneck or row.limited_by,
         "moved by": row.moved_by,
-        "Megatron-like": f"{other.ways}, MFU {row.megatron_mfu:.1%}{elsewhere}" if other else "",
     }
 
 
@@ -152,8 +144,9 @@ def scale_out(
     mfu: float | tuple[float, float] | None = None,
     precision: str | None = None,
     revision: str | None = None,
+    engine: str = TRAIN_PY,
 ) -> ScaleOut:
-    """A model on each number of GPUs, laid out as its steps are fastest; `mfu`, `precision`: `Throughput.assumed`.
+    """Lay a model out on each number of GPUs as its steps are fastest; `mfu`, `precision`: `Throughput.assumed`.
 
     Args:
         model: an `Architecture`; or "org/model" on the Hub, a folder, a config.json, a mapping or a configuration of
@@ -161,6 +154,8 @@ def scale_out(
         tokens: of a run, 1e12 or "1T", for hours; with a `price` per GPU-hour for its cost, too.
         batch_sequences, sequence_length: default the paper's last batch, 512 of 512 tokens; of a model that is read,
             1,024 of 4,096.
+        engine: whose layouts are searched: "train.py", or "megatron", which also has tensor, pipeline and context
+            parallelism and a distributed optimizer.
 
     ValueError for an unlisted GPU, and for GPUs that cannot share the batch equally; of a model that cannot be read as
     of `size.model_configs.read_model`.
@@ -179,9 +174,11 @@ def scale_out(
     batch = usual[0] if batch_sequences is None else batch_sequences
     length = usual[1] if sequence_length is None else sequence_length
     sheet, ramp = named_gpu(gpu), BatchRamp((RampStage(0, batch),), length)
+    if engine not in ENGINES:
+        raise InputError(unknown("engine=", engine, ENGINES))
     throughput = Throughput.assumed(gpu, mfu=mfu, precision=precision or "bf16")
     trained = None if tokens is None else parse_tokens(float(positive("tokens", tokens)))
-    clusters = [Cluster(count, throughput, ramp, price=price) for count in counts]
+    clusters = [Cluster(count, throughput, ramp, engine, price=price) for count in counts]
     rows = tuple(_row(architecture, cluster, sheet, trained) for cluster in clusters)
     return ScaleOut(
         *(architecture, sheet.name, batch * length, rows),
@@ -210,12 +207,6 @@ def _row(a: Architecture, cluster: Cluster, sheet: Gpu, trained: float | None) -
     sent = Sent(all_to_all_bytes(a, tokens / gpus, gpus), gpus, is_ring=False)
     ideal = a.training_flops(tokens, context=cluster.ramp.sequence_length) / (gpus * sheet.peak_flops)
     row = ScaleOutRow(gpus, float(sent.received), float(sent.seconds(sheet)))
-    elsewhere = cluster.elsewhere
-    if elsewhere is not None and (other := _placed(a, elsewhere)):
-        step = other.step_seconds
-        row = replace(row, megatron=other, megatron_step_seconds=step, megatron_mfu=ideal / step)
-        if trained is not None:
-            row = replace(row, megatron_hours=float(elsewhere.seconds(a, trained)) / 3600)
     if (placed := _placed(a, cluster)) is None:
         return replace(row, least_bytes=float(cluster.steps(a).least))
     passes = cluster.batches[0] // (placed.dp * placed.fsdp * placed.micro_batch_sequences)
