@@ -16,7 +16,7 @@ how far labs lie apart, since another corpus, tokenizer and recipe change the le
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -446,36 +446,30 @@ def terms_of_experts(members: Iterable[Member], population: Prior) -> Prior:
 @reads(name=as_it_is)
 def prior(
     name: str | Law = "public",
-    without: str | Collection[str] = (),
     experts: Literal["pooled", "published"] | None = None,
 ) -> Prior:
-    """The population shipped under this name, without the members of some labs; or a law and the spread between labs.
+    """Return the population shipped under this name, or a law with the spread between labs.
 
-    `experts`: whose terms of E joint laws get, those "pooled" over labs or those of the "published" law, which is of
-    the lab "ideas"; None for what forecasts other labs' MoE models better (docs/studies/forecasts.md).
-    ValueError for another name, for labs that have no member, and for a law that cannot be fitted.
+    `experts`: whose terms of E joint laws get, those "pooled" over labs or those of the "published" law; None for what
+    forecasts other labs' MoE models better (docs/studies/forecasts.md). ValueError for another name, and for a law
+    that cannot be fitted.
     """
     if isinstance(name, Law) and experts is None:
-        return prior_of(name, prior(without=without))
+        return prior_of(name, prior())
     if not isinstance(name, Law) and not (isinstance(name, str) and name == "public"):
         raise InputError(f"prior={name!r} {WANTED}")
     if experts not in (None, "pooled", "published") or isinstance(name, Law):
         raise InputError(f"experts={experts!r} must be 'pooled', 'published' or None, and None beside a law")
-    return _population(frozenset({without} if isinstance(without, str) else without), experts)
+    return _population(experts)
 
 
 @cache
-def _population(left_out: frozenset[str], experts: str | None) -> Prior:
+def _population(experts: str | None) -> Prior:
     members, settings, of_experts, usual = read_population(POPULATION)
-    labs = sorted({member.lab for member in members})
-    if unknown := sorted(left_out - {*labs}):
-        raise InputError(f"without={unknown[0]!r} must be among {', '.join(labs)}")
-    base = estimate([member for member in members if member.lab not in left_out], **settings)
-    if PUBLISHER in left_out and experts == "published":
-        raise InputError(f"experts='published': the published law is of {PUBLISHER}, which without= leaves out")
-    if PUBLISHER not in left_out and (experts or usual) == "published":
+    base = estimate(members, **settings)
+    if (experts or usual) == "published":
         return base
-    return replace(base, experts=terms_of_experts([one for one in of_experts if one.lab not in left_out], base))
+    return replace(base, experts=terms_of_experts(of_experts, base))
 
 
 def read_prior(value: Any) -> Prior:

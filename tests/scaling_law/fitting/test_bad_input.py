@@ -110,8 +110,6 @@ OTHERS = [
     (lambda: Prior(USUAL.mean, -USUAL.covariance), "prior: mean and covariance must be of 5 coordinates"),
     (lambda: prior(JOINT, experts="pooled"), "experts='pooled' must be .* None beside a law"),
     (lambda: prior(experts="mean"), "experts='mean' must be 'pooled', 'published' or None"),
-    (lambda: prior(experts="published", without="ideas"), "the published law is of ideas, which without= leaves out"),
-    (lambda: prior(without="nobody"), "without='nobody' must be among"),
     (lambda: estimate(lab_laws(1, 3), 0.5, 4.0, 1.0), "two labs"),
     (lambda: split(RUNS, "size"), "by='size'"),
     (lambda: split(RUNS, validation=270), "validation=270"),
