@@ -8,7 +8,8 @@
 # make test-browser  the explorer and the site in a headless Chromium (on PATH, or CHROMIUM=); axe-core comes by npm
 # make test-slurm    sweeps on a SLURM of two nodes on this machine, from the packages slurm-wlm and munge; as root
 #                    FAST=1: the smallest form of either, as CI runs it
-# make lint          ruff, mypy, and the order of the packages and their rooms (import-linter)
+# make lint          ruff, mypy, the order of the packages and their rooms (import-linter), and ceilings of density
+#                    and wording (.ci/style.py)
 # make resolve       check that all extras install together under constraints.txt (nothing is installed)
 # make dist          the wheel and the sdist in dist/, checked and tried in a fresh environment
 # make check-all     all of these, with demo FAST=1
@@ -143,6 +144,7 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python .ci/style.py
 
 resolve: setup
 	@$(call install,$(VENV)) --quiet --dry-run torch==2.13.0 '.[dev]' -c constraints.txt
