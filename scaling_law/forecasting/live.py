@@ -16,7 +16,7 @@ docs/studies/live.md measures errors and coverage on trunks left out.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -29,18 +29,40 @@ from hub.base.inputs import reads
 from scaling_law.formulas.law import Formula
 from scaling_law.size.arrays import FloatArray
 
-FIRST_SHARE, LEAST_LINES = 0.1, 3  # of the tokens and of log lines, before anything is said
-SHARPNESS, OLDEST = 6.0, 0.3  # power of t / sD in the weight of a line, and the share of sD from which lines count
-WARMUPS = 2.0  # lines from before so many warm-ups do not count
-NEAR = 2.0  # standard deviation of the weight of a run, in ln D, ln N and ln E
-LAW_SCATTER, GAP_SCATTER = 0.02, 0.05  # standard deviations of r and z − r that count as one run
-UNCHECKED, FREEDOM = 0.03, 4.0  # of r, and its degrees of freedom, where no run has finished
-GAP, GAP_LEFT = 0.05, 0.015  # of z − r before a decay; the standard deviation that is left at its end
-SLOPES = (0.03, 0.1)  # standard deviations of the slopes of r and z − r
-NO_LAW, NO_LAW_SLOPE = -0.1, 0.15  # without a law: slopes of ln L in ln D and ln N, and their standard deviation
-LONGER = 1.25  # without a law: times the longest finished run, and the range of N and E, beyond which nothing is said
-SAME_DECAY = 0.02  # shares of the tokens that are one schedule
-OTHER_UNIT = 0.35  # ln of the factor between a law's losses and those of finished runs beyond which it is said
+# No forecast is made before this share of the tokens and this many log lines.
+FIRST_SHARE = 0.1
+MIN_LINES = 3
+# Weights of lines in the smoothed loss: (t / sD) to this power, from this share of sD on.
+SHARPNESS = 6.0
+OLDEST_SHARE = 0.3
+# Lines from the first warm-ups do not count.
+WARMUPS = 2.0
+# Standard deviation of a peer's weight in ln D, ln N and ln E.
+NEARNESS = 2.0
+# Prior standard deviations of r and of z − r, which count as one run.
+LAW_SCATTER = 0.02
+GAP_SCATTER = 0.05
+# Standard deviation of r and degrees of freedom where no run has finished.
+UNCHECKED = 0.03
+FREEDOM = 4.0
+# Prior mean of z − r before a decay, and the standard deviation that is left at its end.
+GAP = 0.05
+GAP_SCATTER_AT_END = 0.015
+# Prior standard deviations of the slopes of r and of z − r.
+SLOPES = (0.03, 0.1)
+# Without a law: slope of ln L in ln D and ln N, and its standard deviation.
+NO_LAW = -0.1
+NO_LAW_SLOPE = 0.15
+# Without a law, nothing is said beyond this factor times the longest finished run and the range of N and E.
+LONGER = 1.25
+# Decays that differ by less than this share of the tokens are one schedule.
+SAME_DECAY = 0.02
+# A law whose losses are off by more than this factor (in ln L) may be of another unit.
+OTHER_UNIT = 0.35
+# Runs that the prior means of r and of z − r count as.
+PRIOR_RUNS = (1e-6, 0.5)
+# Largest factor by which the variance of a mean adds to that of a run.
+MAX_WIDENING = 4.0
 
 
 @reads
@@ -63,14 +85,15 @@ class TrainingCurve:
     warmup_tokens: float = 0.0
 
     def __post_init__(self) -> None:
-        tokens, losses = np.atleast_1d(np.asarray(self.tokens, float)), np.atleast_1d(np.asarray(self.losses, float))
+        tokens = np.atleast_1d(np.asarray(self.tokens, float))
+        losses = np.atleast_1d(np.asarray(self.losses, float))
         if tokens.shape != losses.shape or tokens.ndim != 1:
             raise InputError(f"losses have shape {losses.shape}; tokens have {tokens.shape}, one loss each is needed")
         if not (np.all(np.diff(tokens) > 0) and np.all(tokens > 0)):
             raise InputError("tokens must be positive and increase: a curve is one run")
-        for name, values in (("losses", losses), ("final", np.array([1.0 if self.final is None else self.final]))):
-            if (wrong := values[~(np.isfinite(values) & (values > 0))]).size:
-                raise InputError(f"{name}={wrong[0]:g} must be positive and finite")
+        _check_losses("losses", losses)
+        if self.final is not None:
+            _check_losses("final", np.array([self.final]))
         if not 0 < (self.horizon or 0) < np.inf:
             raise InputError(f"horizon={self.horizon} must be the tokens at which the run ends: it has no schedule")
         if not 0 < self.decay <= 1:
@@ -82,22 +105,21 @@ class TrainingCurve:
 
     @property
     def share(self) -> float:
-        """Of its tokens that it has trained."""
+        """Share of its tokens that it has trained."""
         return float(self.tokens[-1] / self.horizon) if len(self.tokens) else 0.0
 
     def until(self, share: float) -> TrainingCurve:
-        """The run as it stood at a share of its tokens."""
-        seen = self.tokens <= share * self.horizon * (1 + 1e-9)
-        fields = {**vars(self), "tokens": self.tokens[seen], "losses": self.losses[seen], "final": None}
-        return TrainingCurve(**fields)
+        """Return the run as it stood at a share of its tokens."""
+        is_trained = self.tokens <= share * self.horizon * (1 + 1e-9)
+        return replace(self, tokens=self.tokens[is_trained], losses=self.losses[is_trained], final=None)
 
 
 class LiveEstimate(NamedTuple):
-    """The final loss that a run will have, said at a share of its tokens; spreads are of ln L.
+    """Forecast of a run's final loss at a share of its tokens; spreads are standard deviations of ln L.
 
-    `law` is what is said without this run's curve, by the `basis`: "law", which finished runs have corrected, or
-    "finished runs". `ahead` is how far the run's smoothed loss lies above what was expected of it by now, in ln L; t
-    distributions of `freedom` give all intervals.
+    `law` is the forecast without this run's curve, by the `basis`: "law", which finished runs have corrected, or
+    "finished runs". `ahead` is how far the run's smoothed loss lies above what was expected by now, in ln L. Intervals
+    are those of t distributions with `freedom` degrees of freedom.
     """
 
     share: float
@@ -111,37 +133,38 @@ class LiveEstimate(NamedTuple):
     basis: str
 
     def interval(self, level: float = 0.9) -> tuple[float, float]:
-        """The losses between which the final one lies with probability `level`."""
-        reach = self._reach(level) * self.spread
-        return float(self.loss * np.exp(-reach)), float(self.loss * np.exp(reach))
+        """Return the losses between which the final loss lies with probability `level`."""
+        half_width = self._quantile(level) * self.spread
+        return float(self.loss * np.exp(-half_width)), float(self.loss * np.exp(half_width))
 
     def off_track(self, level: float = 0.99) -> bool:
-        """Whether the run's smoothed loss left the band in which the forecast expects it now."""
-        return abs(self.ahead) > self._reach(level) * self.ahead_spread
+        """Return whether the run's smoothed loss left the band in which the forecast expects it now."""
+        return abs(self.ahead) > self._quantile(level) * self.ahead_spread
 
     def __str__(self) -> str:
         low, high = self.interval()
         return f"final loss {self.loss:.3f} ± {(high - low) / 2:.3f} (forecast; {self.basis} alone {self.law:.3f})"
 
-    def _reach(self, level: float) -> float:
+    def _quantile(self, level: float) -> float:
         return float(stdtrit(self.freedom, 0.5 + level / 2))
 
 
 class _Peer(NamedTuple):
-    """A finished run: tokens and ln(loss / law's loss) of its lines, and the law's miss at its end, in ln L."""
+    """A finished run with the `tokens` and the `excess` ln(loss / law's loss) of its lines, and r at its end."""
 
     curve: TrainingCurve
-    excess: tuple[FloatArray, FloatArray]
-    miss: float
+    tokens: FloatArray
+    excess: FloatArray
+    law_error: float
 
 
 @reads
 @dataclass(frozen=True)
 class LiveForecast:
-    """What `finished` runs and a law say of a run that trains: ask `of(curve)`.
+    """Forecasts of runs that train, by a law and `finished` runs: ask `of(curve)`.
 
-    Without a law, a power law stands for it that finished runs correct. These must be of the run's recipe, text and
-    unit. InputError for one that has no final loss, and for runs of several schedules.
+    Without a law, a power law takes its place, which finished runs correct. Finished runs must have the run's recipe,
+    text and unit. InputError for one that has no final loss, and for runs of several schedules.
     """
 
     finished: Sequence[TrainingCurve] = ()
@@ -156,149 +179,209 @@ class LiveForecast:
             self._check_schedule(curve)
 
     def warnings(self, curve: TrainingCurve) -> list[str]:
-        """How far this run lies outside of the law's runs, and whether losses can be of one unit, a sentence each."""
+        """Say how far this run lies outside of the law's runs, and whether the losses can have one unit."""
         if self.law is None:
             return []
-        beyond = self.law.warnings(**self._asked(curve, curve.horizon))
-        off = float(np.median([peer.miss for peer in self._peers])) if self.finished else 0.0
-        if abs(off) < OTHER_UNIT:
-            return beyond
-        unit = f"losses of finished runs are ×{np.exp(off):.2g} the law's: are both nats per token of one tokenizer?"
-        return [*beyond, f"{unit} Forecasts follow the finished runs"]
+        warnings = self.law.warnings(**self._law_inputs(curve, curve.horizon))
+        if not self.finished:
+            return warnings
+        typical_error = float(np.median([peer.law_error for peer in self._peers]))
+        if abs(typical_error) < OTHER_UNIT:
+            return warnings
+        factor = f"losses of finished runs are ×{np.exp(typical_error):.2g} the law's"
+        question = "are both nats per token of one tokenizer?"
+        return [*warnings, f"{factor}: {question} Forecasts follow the finished runs"]
 
     @reads
     def of(self, curve: TrainingCurve) -> LiveEstimate | None:
-        """The estimate for a run; None before its first tenth, and without a law where no run like it has finished.
+        """Forecast the final loss of a run.
 
-        InputError for a run of another schedule than the finished ones'.
+        None before its first tenth, and without a law where no run like it has finished. InputError for a run of
+        another schedule than the finished ones'.
         """
-        share = curve.share
         self._check_schedule(curve)
-        z = _smoothed(*self._excess(curve), share * curve.horizon)
-        levels = [(_smoothed(*peer.excess, share * peer.curve.horizon), peer) for peer in self._peers]
-        useful = [(level, peer) for level, peer in levels if level is not None]
-        if z is None or share < FIRST_SHARE or not (self.law or _within(curve, [peer.curve for _, peer in useful])):
+        share = curve.share
+        tokens, excess = self._excess(curve)
+        z = _smooth(tokens, excess, share * curve.horizon)
+        peers: list[_Peer] = []
+        peer_z: list[float] = []
+        for peer in self._peers:
+            smoothed = _smooth(peer.tokens, peer.excess, share * peer.curve.horizon)
+            if smoothed is not None:
+                peers.append(peer)
+                peer_z.append(smoothed)
+        if z is None or share < FIRST_SHARE:
             return None
-        mean, scatter, freedom = self._seen(curve, share, useful)
-        whole = scatter.sum()  # the variance of z
-        told = scatter[0].sum() / whole  # how far z tells of r
+        if self.law is None and not _is_covered(curve, [peer.curve for peer in peers]):
+            return None
+        mean, covariance, freedom = self._pool_peers(curve, share, peers, np.array(peer_z))
+        # The sum of r and z − r is z, whose variance is the sum of all entries.
+        z_variance = covariance.sum()
+        r_on_z = covariance[0].sum() / z_variance
+        r_variance = max(covariance[0, 0] - r_on_z * covariance[0].sum(), 1e-12)
         ahead = z - mean.sum()
-        variance = max(scatter[0, 0] - told * scatter[0].sum(), 1e-12)
         expected = self._log_law(curve, np.array(curve.horizon)) + mean[0]
         return LiveEstimate(
-            share,
-            float(np.exp(expected + told * ahead)),
-            float(np.sqrt(variance)),
-            float(np.exp(expected)),
-            float(np.sqrt(scatter[0, 0])),
-            float(ahead),
-            float(np.sqrt(whole)),
-            freedom,
-            "law" if self.law else "finished runs",
+            share=share,
+            loss=float(np.exp(expected + r_on_z * ahead)),
+            spread=float(np.sqrt(r_variance)),
+            law=float(np.exp(expected)),
+            law_spread=float(np.sqrt(covariance[0, 0])),
+            ahead=float(ahead),
+            ahead_spread=float(np.sqrt(z_variance)),
+            freedom=freedom,
+            basis="law" if self.law else "finished runs",
         )
 
     @cached_property
     def _peers(self) -> list[_Peer]:
-        ends = [self._log_law(curve, np.array(curve.horizon)) for curve in self.finished]
-        pairs = zip(self.finished, ends, strict=True)
-        return [_Peer(curve, self._excess(curve), float(np.log(curve.final or np.nan) - end)) for curve, end in pairs]
+        peers = []
+        for curve in self.finished:
+            tokens, excess = self._excess(curve)
+            predicted = self._log_law(curve, np.array(curve.horizon))
+            peers.append(_Peer(curve, tokens, excess, float(np.log(curve.final or np.nan) - predicted)))
+        return peers
 
     def _check_schedule(self, curve: TrainingCurve) -> None:
-        if self.finished and abs(curve.decay - self.finished[0].decay) > SAME_DECAY:
-            other = self.finished[0].decay
-            raise InputError(f"decay={curve.decay:g}: finished runs decay over {other:g} of their tokens")
+        if not self.finished:
+            return
+        decay = self.finished[0].decay
+        if abs(curve.decay - decay) > SAME_DECAY:
+            raise InputError(f"decay={curve.decay:g}: finished runs decay over {decay:g} of their tokens")
 
-    def _seen(
-        self, curve: TrainingCurve, share: float, peers: Sequence[tuple[float, _Peer]]
+    def _pool_peers(
+        self, curve: TrainingCurve, share: float, peers: Sequence[_Peer], peer_z: FloatArray
     ) -> tuple[FloatArray, FloatArray, float]:
-        """Mean [2] and covariance [2, 2] of (r, z − r) for this run from its peers, and the degrees of freedom."""
-        left = min(1.0, (1 - share) / curve.decay)  # of the decay
-        gap, prior = GAP * left, np.array([LAW_SCATTER, GAP_LEFT + (GAP_SCATTER - GAP_LEFT) * left]) ** 2
+        """Pool the errors of finished runs: how far the law missed them (r), and how far they moved since (z − r).
+
+        Return mean [2] and covariance [2, 2] of (r, z − r) for this run, and the degrees of freedom.
+        """
+        decay_left = min(1.0, (1 - share) / curve.decay)
+        prior_gap = GAP * decay_left
+        gap_scatter = GAP_SCATTER_AT_END + (GAP_SCATTER - GAP_SCATTER_AT_END) * decay_left
+        prior_variance = np.array([LAW_SCATTER, gap_scatter]) ** 2
         if not peers:
-            return np.array([0.0, gap]), np.diag([UNCHECKED**2, prior[1]]), FREEDOM
-        apart = np.array([_position(peer.curve) - _position(curve) for _, peer in peers])
-        x = np.column_stack([np.ones(len(peers)), apart])
-        y = np.array([(peer.miss, level - peer.miss) for level, peer in peers])
-        weights = _weights(apart, [peer.curve.trunk or str(i) for i, (_, peer) in enumerate(peers)])
-        runs, mean, grown = weights.sum(), np.zeros(2), np.zeros(2)
-        rest = np.zeros_like(y)
+            return np.array([0.0, prior_gap]), np.diag([UNCHECKED**2, prior_variance[1]]), FREEDOM
+        distance = np.array([_position(peer.curve) - _position(curve) for peer in peers])
+        law_errors = np.array([peer.law_error for peer in peers])
+        weights = _weigh(distance, [peer.curve.trunk or str(i) for i, peer in enumerate(peers)])
         slopes = (SLOPES[0] if self.law else NO_LAW_SLOPE, SLOPES[1])
-        for j, (start, held) in enumerate(((0.0, 1e-6), (gap, 0.5))):  # held: runs that the start counts as
-            ridge = np.array([held, *[prior[j] / slopes[j] ** 2] * 3])
-            inverse = np.linalg.inv((x * weights[:, None]).T @ x + np.diag(ridge))
-            line = inverse @ ((x * weights[:, None]).T @ y[:, j] + ridge * np.array([start, 0, 0, 0]))
-            mean[j], grown[j], rest[:, j] = line[0], min(inverse[0, 0], 4.0), y[:, j] - x @ line
-        scatter = ((weights[:, None] * rest).T @ rest + np.diag(prior)) / (runs + 1)
-        if self.law:  # it was fitted to such runs or is of another corpus: what cannot be told from 0 is 0
-            mean[0] *= max(0.0, 1.0 - scatter[0, 0] * grown[0] / (mean[0] ** 2 + 1e-12))
-        widening = np.sqrt(1 + grown)
-        return mean, scatter * np.outer(widening, widening), float(runs + 1)
+        mean = np.zeros(2)
+        leverage = np.zeros(2)
+        residuals = np.zeros((len(peers), 2))
+        prior_means = (0.0, prior_gap)
+        for j, values in enumerate((law_errors, peer_z - law_errors)):
+            slope_weight = prior_variance[j] / slopes[j] ** 2
+            ridge = np.array([PRIOR_RUNS[j], slope_weight, slope_weight, slope_weight])
+            mean[j], leverage[j], residuals[:, j] = _ridge_at_origin(distance, values, weights, ridge, prior_means[j])
+        runs = weights.sum()
+        covariance = ((weights[:, None] * residuals).T @ residuals + np.diag(prior_variance)) / (runs + 1)
+        if self.law:
+            # The law was fitted to such runs, or is of another corpus: an error that cannot be told from 0 is 0.
+            noise_share = covariance[0, 0] * leverage[0] / (mean[0] ** 2 + 1e-12)
+            mean[0] *= max(0.0, 1.0 - noise_share)
+        widening = np.sqrt(1 + leverage)
+        return mean, covariance * np.outer(widening, widening), float(runs + 1)
 
     def _excess(self, curve: TrainingCurve) -> tuple[FloatArray, FloatArray]:
-        """Tokens of the lines after the warm-up [k], and ln(loss / law's loss) there [k]."""
-        counted = curve.tokens >= WARMUPS * curve.warmup_tokens
-        tokens = curve.tokens[counted]
-        return tokens, np.log(curve.losses[counted]) - (self._log_law(curve, tokens) if len(tokens) else 0.0)
+        """Return the tokens of the lines after the warm-up [k], and ln(loss / law's loss) there [k]."""
+        is_warm = curve.tokens >= WARMUPS * curve.warmup_tokens
+        tokens = curve.tokens[is_warm]
+        log_losses = np.log(curve.losses[is_warm])
+        if not len(tokens):
+            return tokens, log_losses
+        return tokens, log_losses - self._log_law(curve, tokens)
 
     def _log_law(self, curve: TrainingCurve, tokens: FloatArray) -> Any:
         if self.law is None:
             return NO_LAW * (np.log(tokens) + np.log(curve.model["n_active"]))
-        return np.log(self.law.loss(**self._asked(curve, tokens)))
+        return np.log(self.law.loss(**self._law_inputs(curve, tokens)))
 
-    def _asked(self, curve: TrainingCurve, tokens: ArrayLike) -> dict[str, Any]:
-        names = self.law.variables if self.law else ()
-        return {name: curve.model[name] for name in names if name in curve.model} | {"tokens": tokens}
+    def _law_inputs(self, curve: TrainingCurve, tokens: ArrayLike) -> dict[str, Any]:
+        variables = self.law.variables if self.law else ()
+        inputs: dict[str, Any] = {name: curve.model[name] for name in variables if name in curve.model}
+        inputs["tokens"] = tokens
+        return inputs
 
 
 def curve_of(record: Any, lines: Iterable[Mapping[str, Any]]) -> TrainingCurve:
-    """The curve of a `RunRecord` and the lines of its log: trunk up to the branch point, then its branch.
+    """Make the curve of a `RunRecord` and the lines of its log: trunk up to the branch point, then its branch.
 
     Lines of spikes and of steps that were skipped do not count. `final` is the held-out loss, else that of training.
     """
-    values = {name: value for name, value in record.to_dict().items() if isinstance(value, (int, float))}
-    values["experts"] = values.get("experts_equivalent", values["experts"])
-    schedule, final = record.schedule, record.train_loss if record.eval_loss is None else record.eval_loss
+    model = {name: value for name, value in record.to_dict().items() if isinstance(value, (int, float))}
+    model["experts"] = model.get("experts_equivalent", model["experts"])
+    schedule = record.schedule
     tokens, losses = points_of(lines)
+    final = None
+    if record.status == "final":
+        final = record.train_loss if record.eval_loss is None else record.eval_loss
     return TrainingCurve(
         tokens,
         losses,
         schedule.horizon_tokens,
-        values,
+        model,
         decay=schedule.decay_tokens / schedule.horizon_tokens,
-        final=final if record.status == "final" else None,
+        final=final,
         trunk=record.parent_run_id or record.run_id,
         warmup_tokens=schedule.warmup_tokens,
     )
 
 
 def points_of(lines: Iterable[Mapping[str, Any]]) -> tuple[FloatArray, FloatArray]:
-    """(tokens, losses) of the lines of a step log that tell the loss of a usual step."""
-    sound = {line["tokens"]: line["loss"] for line in lines if line.get("loss") and not line.get("loss_spike")}
-    return np.array([*sound], float), np.array([*sound.values()], float)
+    """Read the tokens and losses of the lines of a step log, without spikes and skipped steps."""
+    losses = {line["tokens"]: line["loss"] for line in lines if line.get("loss") and not line.get("loss_spike")}
+    return np.array([*losses], float), np.array([*losses.values()], float)
 
 
-def _smoothed(tokens: FloatArray, values: FloatArray, now: float) -> float | None:
-    inside = (tokens <= now * (1 + 1e-9)) & (tokens > OLDEST * now)
-    weights = (tokens[inside] / now) ** SHARPNESS
-    return float(weights @ values[inside] / weights.sum()) if inside.sum() >= LEAST_LINES else None
+def _check_losses(name: str, values: FloatArray) -> None:
+    """Raise InputError for a loss that is not positive and finite."""
+    wrong = values[~(np.isfinite(values) & (values > 0))]
+    if wrong.size:
+        raise InputError(f"{name}={wrong[0]:g} must be positive and finite")
 
 
-def _within(curve: TrainingCurve, others: Sequence[TrainingCurve]) -> bool:
-    """Whether a run is hardly longer than the longest of others, and its N and E hardly outside of theirs."""
+def _smooth(tokens: FloatArray, values: FloatArray, now: float) -> float | None:
+    """Average the last values before `now` tokens, the latest with most weight; None for too few lines."""
+    is_recent = (tokens <= now * (1 + 1e-9)) & (tokens > OLDEST_SHARE * now)
+    if is_recent.sum() < MIN_LINES:
+        return None
+    weights = (tokens[is_recent] / now) ** SHARPNESS
+    return float(weights @ values[is_recent] / weights.sum())
+
+
+def _is_covered(curve: TrainingCurve, others: Sequence[TrainingCurve]) -> bool:
+    """Return whether a run is hardly longer than the longest of others, and its N and E hardly outside of theirs."""
     if not others:
         return False
-    apart, room = np.array([_position(other) for other in others]) - _position(curve), np.log(LONGER)
-    return bool(np.all(apart.max(axis=0) >= -room) and np.all(apart[:, 1:].min(axis=0) <= room))
+    distance = np.array([_position(other) for other in others]) - _position(curve)
+    room = np.log(LONGER)
+    is_short_and_small = np.all(distance.max(axis=0) >= -room)
+    is_large = np.all(distance[:, 1:].min(axis=0) <= room)
+    return bool(is_short_and_small and is_large)
 
 
 def _position(curve: TrainingCurve) -> FloatArray:
+    """Return ln of D, N and E."""
     return np.log([curve.horizon, curve.model["n_active"], curve.model.get("experts", 1.0)])
 
 
-def _weights(apart: ArrayLike, trunks: Sequence[str]) -> FloatArray:
-    """Of runs this far apart [n, 3]; those of one trunk weigh together what the nearest of them does."""
-    weights = np.exp(-0.5 * np.sum(np.square(apart), axis=1) / NEAR**2)
+def _weigh(distance: ArrayLike, trunks: Sequence[str]) -> FloatArray:
+    """Weigh runs by their distance [n, 3]; those of one trunk weigh together what the nearest of them does."""
+    weights = np.exp(-0.5 * np.sum(np.square(distance), axis=1) / NEARNESS**2)
     for trunk in {*trunks}:
-        of_it = np.array([name == trunk for name in trunks])
-        weights[of_it] *= weights[of_it].max() / weights[of_it].sum()
+        is_of_trunk = np.array([name == trunk for name in trunks])
+        weights[is_of_trunk] *= weights[is_of_trunk].max() / weights[is_of_trunk].sum()
     return np.asarray(weights)
+
+
+def _ridge_at_origin(
+    distance: FloatArray, values: FloatArray, weights: FloatArray, ridge: FloatArray, prior_mean: float
+) -> tuple[float, float, FloatArray]:
+    """Fit a plane by weighted ridge regression, and return its value at distance 0, its leverage and residuals [n]."""
+    design = np.column_stack([np.ones(len(values)), distance])
+    weighted = (design * weights[:, None]).T
+    inverse = np.linalg.inv(weighted @ design + np.diag(ridge))
+    prior = ridge * np.array([prior_mean, 0.0, 0.0, 0.0])
+    plane = inverse @ (weighted @ values + prior)
+    return float(plane[0]), min(float(inverse[0, 0]), MAX_WIDENING), values - design @ plane
