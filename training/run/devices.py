@@ -68,9 +68,26 @@ def make_accelerator(run: RunArguments):
         )
     if accelerator.device.type == "xla":
         raise ConfigurationError("torch_xla: train.py does not train through it; set USE_TORCH_XLA=false")
+    _check_equal_environments(accelerator)
     if accelerator.is_main_process:
         _announce(accelerator, is_sharded)
     return accelerator
+
+
+def _check_equal_environments(accelerator) -> None:
+    """Raise ConfigurationError on all processes if the environment of one sets what that of the first does not."""
+    from accelerate.utils import gather_object
+
+    if accelerator.num_processes == 1:
+        return
+    first, *others = gather_object([describe_environment()])
+    for number, environment in enumerate(others, start=1):
+        for name in sorted(first.keys() | environment.keys()):
+            values = [described.get(name, "unset") for described in (first, environment)]
+            if values[0] != values[1]:
+                raise ConfigurationError(
+                    f"{name}: {values[0]} in process 0, {values[1]} in process {number}; it must be the same in all"
+                )
 
 
 def _announce(accelerator, is_sharded: bool) -> None:

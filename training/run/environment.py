@@ -9,6 +9,7 @@ test walks the variables that the installed Accelerate and transformers read.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 from functools import partial
@@ -22,8 +23,10 @@ from hub.record.run_record import plain
 from training.configuration.arguments import ConfigurationError, RunArguments
 
 _OFF = ("", "0", "false", "no", "none", "off")
-_MAX_RECORDED = 64
-_MAX_CHARACTERS = 300
+# Of a record's `environment`.
+MAX_RECORDED = 64
+MAX_CHARACTERS = 300
+_NAME = re.compile("[A-Za-z0-9_]{1,100}")
 _MPI_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 _FSDP2 = "shard with FSDP2, as training/configs/accelerate/one_node_fsdp2.yaml does"
 
@@ -68,7 +71,7 @@ REFUSED = {
 HARMLESS = (
     # The device, which the record names, and its threads.
     *("ACCELERATE_TORCH_DEVICE", "ACCELERATE_USE_CPU", "ACCELERATE_CPU_AFFINITY", "*_VISIBLE_*", "ZE_AFFINITY_MASK"),
-    *("KMP_AFFINITY", "KMP_BLOCKTIME", "OMP_NUM_THREADS", "PYTORCH_ENABLE_MPS_FALLBACK", "CUDA_HOME", "CUDA_PATH"),
+    *("KMP_AFFINITY", "KMP_BLOCKTIME", "*_NUM_THREADS", "PYTORCH_ENABLE_MPS_FALLBACK", "CUDA_HOME", "CUDA_PATH"),
     # The number and the place of the processes.
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "NPROC"),
     *("PMI_*", "OMPI_*", "MV2_*", "MPI_*", "FORK_LAUNCHED", "ACCELERATE_DEBUG_RDV_FILE", "TORCHELASTIC_*"),
@@ -88,10 +91,12 @@ HARMLESS = (
     # Messages, trackers and folders.
     *("ACCELERATE_LOG_LEVEL", "ACCELERATE_ENABLE_RICH", "ACCELERATE_DEBUG_MODE", "TORCH_CPP_LOG_LEVEL", "TORCH_LOGS"),
     *("MLFLOW_*", "CLEARML_*", "HF_HOME", "HF_MODULES_CACHE", "XDG_CACHE_HOME", "TORCH_HOME", "*_CACHE_DIR"),
+    *("TOKENIZERS_PARALLELISM", "TRANSFORMERS_IS_CI", "TRANSFORMERS_DISABLE_TORCH_CHECK"),
     *("TORCH_SHOW_*", "TRANSFORMERS_VERBOSITY", "TRANSFORMERS_NO_ADVISORY_WARNINGS", "NETWORK_DEBUG_REPORT*"),
     # Memory, and how libraries were built.
     *("PYTORCH_*ALLOC_CONF", "PYTORCH_NVML_BASED_CUDA_CHECK", "PYTORCH_CNDEV_BASED_MLU_CHECK"),
-    *("TORCH_CUDA_ARCH_LIST", "TORCH_EXTENSIONS_DIR", "*_VERSION"),
+    *("TORCH_CUDA_ARCH_LIST", "TORCH_EXTENSIONS_DIR", "TORCH_VERSION", "PYTORCH_VERSION", "PYTORCH_BUILD_*"),
+    *("CUDNN_VERSION", "CUBLAS_VERSION"),
 )
 
 # Of libraries that multiply, compile or tokenise: precision, kernels and compilation change numbers.
@@ -212,12 +217,15 @@ def describe_environment(variables: Mapping[str, str] = os.environ) -> dict[str,
 
     A path, a secret or a long text is not shown.
     """
-    described = {name: _shown(value) for name, value in sorted(variables.items()) if answer_to(name) == "recorded"}
+    described = {}
     for path, fresh in _SWITCHES.items():
         value = _read_switch(path)
         if value not in fresh:
             described[f"torch.{path}"] = value
-    return dict(list(described.items())[-_MAX_RECORDED:])
+    for name, value in sorted(variables.items()):
+        if _NAME.fullmatch(name) and answer_to(name) == "recorded":
+            described[name] = _shown(value)
+    return dict(list(described.items())[:MAX_RECORDED])
 
 
 def _read_switch(path: str) -> str:
@@ -233,4 +241,4 @@ def _shown(value: str) -> str:
         plain(value)
     except InputError:
         return "not shown"
-    return value if value.isprintable() and 0 < len(value) <= _MAX_CHARACTERS else "not shown"
+    return value if value.isprintable() and 0 < len(value) <= MAX_CHARACTERS else "not shown"

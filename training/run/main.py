@@ -31,6 +31,7 @@ from training.run import checkpoint, inputs, releaser, results
 from training.run.checkpoint import CheckpointWriter
 from training.run.devices import StopSignal, any_process, make_accelerator, on_main
 from training.run.dry_run import advice_on_memory, dry_run
+from training.run.environment import describe_environment
 from training.run.evaluation import HeldOutLoss, evaluate
 from training.run.forecast import RunForecast, law_of, read_lines
 from training.run.log import StepLog, StepTrace, write_log
@@ -265,6 +266,7 @@ class Run:
         run, session = self.arguments.run, self.session
         pinned = self.branch_points if branch is None else set()
         session.model.train()
+        progress.add_environment(describe_environment())
         forecast = partial(self._forecast, branch, folder)
         with StepLog(session, folder, progress.step, end_step, forecast) as log:
             started, before, saved_at = time.monotonic(), progress.wall_seconds, time.monotonic()

@@ -24,7 +24,7 @@ from training.configuration.model_classes import ModelClassArguments, causal_cla
 from training.configuration.schedule import Branch
 from training.data.tokenizer import description, fingerprint
 from training.run import devices
-from training.run.environment import describe_environment
+from training.run.environment import MAX_CHARACTERS, MAX_RECORDED
 from training.run.evaluation import HeldOut, HeldOutLoss
 from training.run.inputs import data_order
 from training.run.log import balance
@@ -108,7 +108,7 @@ def run_record(
         hardware=devices.describe(accelerator.device, accelerator.num_processes),
         wall_time_seconds=progress.wall_seconds,
         versions=installed_versions(),
-        environment=describe_environment() or None,
+        environment=environment_of_starts(progress) or None,
         code_commit=code_commit(),
         weights_sha256=weights_sha256,
         # Beyond the schema, which keeps them.
@@ -165,6 +165,12 @@ def tokenizer_identity(session: Session) -> dict[str, str]:
     name = session.arguments.data.tokenizer
     public = Path(name).name if Path(name).exists() else name
     return {"id": public, "fingerprint": fingerprint(description(session.tokenizer))}
+
+
+def environment_of_starts(progress: Progress) -> dict[str, str]:
+    """Return what the environment of any start set, the values of several starts after one another."""
+    names = sorted(progress.environment)[:MAX_RECORDED]
+    return {name: ", ".join(progress.environment[name])[:MAX_CHARACTERS] for name in names}
 
 
 def installed_versions() -> dict[str, str]:
