@@ -183,7 +183,8 @@ class Run:
                 "choose another run.output_dir"
             )
         self.arguments.save(self.folder / "config.yaml")
-        pins.RunData(**identity, pins=list(self.pins)).save(self.folder)
+        peak = self.schedule.peak
+        pins.RunData(**identity, pins=list(self.pins), peak_learning_rate=peak).save(self.folder)
         for folder in [self.folder, *self.folder.iterdir(), *self.intermediate.glob("*")]:
             checkpoint.remove_leftovers(folder)
         models = [*self.folder.glob("*/model"), *self.intermediate.glob("*/model")]

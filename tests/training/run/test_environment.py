@@ -16,6 +16,7 @@ from hub import RunRecord
 from tests.hub.samples import make_record
 from training import ConfigurationError
 from training.configuration.arguments import RunArguments
+from training.data.pins import RunData
 from training.run import main
 from training.run.devices import make_accelerator
 from training.run.environment import answer_to, check_environment, count_launched, describe_environment
@@ -270,6 +271,7 @@ def test_the_record_has_the_environment(tiny, tmp_path, monkeypatch, caplog):
     assert record.environment == {"NVIDIA_TF32_OVERRIDE": "1"}
     assert "the run record has it: NVIDIA_TF32_OVERRIDE=1" in caplog.text
     assert record.versions == installed_versions()
+    assert RunData.of(tmp_path / "run").peak_learning_rate == record.schedule.peak_learning_rate == 0.01
     assert record.versions["python"] == sys.version.split()[0]
 
 
