@@ -217,13 +217,14 @@ def describe(device: torch.device, world_size: int) -> str:
 
 
 def name(device: torch.device) -> str:
-    """Name of a device: `NVIDIA H100 80GB HBM3`, `AMD EPYC (2 threads)`."""
+    """Name of a device: `NVIDIA H100 80GB HBM3`, `AMD EPYC (2 threads)`, `Apple M2 (mps)`."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     info = Path("/proc/cpuinfo")
     match = re.search(r"^model name\s*: (.*)", info.read_text() if info.exists() else "", re.MULTILINE)
     processor = match[1].strip() if match else platform.processor() or platform.machine()
-    return f"{processor} ({torch.get_num_threads()} threads)"
+    detail = f"{torch.get_num_threads()} threads" if device.type == "cpu" else device.type
+    return f"{processor} ({detail})"
 
 
 def peak_flops(device: torch.device) -> float | None:
