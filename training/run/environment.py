@@ -104,7 +104,7 @@ RECORDED = (
     *("ACCELERATE_*", "FSDP_*", "PARALLELISM_CONFIG_*", "TRANSFORMERS_*", "TOKENIZERS_*", "HF_DATASETS_*"),
     *("TORCH*", "PYTORCH_*", "TRITON_*", "XLA_*", "ATEN_*", "NVIDIA_TF32*", "CUBLAS*", "CUDNN_*", "CUTLASS_*"),
     *("MKL_*", "ONEDNN_*", "DNNL_*", "OPENBLAS_*", "HIPBLAS*", "ROCBLAS_*", "MIOPEN_*", "FLASH_ATTENTION_*"),
-    *("USE_HUB_KERNELS", "DISABLE_KERNEL_MAPPING", "NPU_FA2_*"),
+    *("USE_HUB_KERNELS", "DISABLE_KERNEL_MAPPING", "DISABLE_ADDMM_*", "NPU_FA2_*", "FLA_*"),
 )
 
 # Switches of torch -> their values in a fresh process.
@@ -181,7 +181,9 @@ def check_environment(run: RunArguments, variables: Mapping[str, str] = os.envir
     """Raise ConfigurationError for variables and switches that ask for another training than the configuration's."""
     problems = []
     for name, value in sorted(variables.items()):
-        problems += _problems_of_variable(name, value.strip().lower(), run)
+        problem = _problem_of_variable(name, value.strip().lower(), run)
+        if problem is not None:
+            problems.append(problem)
     for switch in _REQUIRED_SWITCHES:
         value = switch.read()
         if value != switch.only:
@@ -190,19 +192,19 @@ def check_environment(run: RunArguments, variables: Mapping[str, str] = os.envir
         raise ConfigurationError("\n".join(problems))
 
 
-def _problems_of_variable(name: str, value: str, run: RunArguments) -> list[str]:
+def _problem_of_variable(name: str, value: str, run: RunArguments) -> str | None:
     if name == "ACCELERATE_TORCH_DEVICE" and not _is_device(value):
-        return [f"{name}: {value}; it must be a device of torch, such as cpu or cuda:1"]
+        return f"{name}: {value}; it must be a device of torch, such as cpu or cuda:1"
     pattern = _matching(name, REFUSED)
     if pattern is None:
-        return []
+        return None
     instead, allowed = REFUSED[pattern]
     if name == "ACCELERATE_MIXED_PRECISION" and run.precision == "fp32":
         allowed = ("no",)
     if value in allowed:
-        return []
+        return None
     choices = "false or unset" if allowed is _OFF else " or ".join(allowed)
-    return [f"{name}: {value}; it must be {choices}: {instead}"]
+    return f"{name}: {value}; it must be {choices}: {instead}"
 
 
 def _is_device(name: str) -> bool:

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -11,8 +12,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from accelerate.utils.launch import prepare_multi_gpu_env
 
 from hub import RunRecord
+from tests.conftest import free_port
 from tests.hub.samples import make_record
 from training import ConfigurationError
 from training.configuration.arguments import RunArguments
@@ -23,6 +27,7 @@ from training.run.environment import answer_to, check_environment, count_launche
 from training.run.progress import Progress
 from training.run.results import environment_of_starts, installed_versions
 
+CONFIGURATIONS = Path(__file__).parents[3] / "training/configs/accelerate"
 READERS = {"get", "getenv", "parse_flag_from_env", "parse_choice_from_env", "get_int_from_env", "pop", "setdefault"}
 ENVIRONMENTS = {"environ", "current_env", "env"}
 # Parts that no training runs: their own tests, and what asks for and prints a configuration.
@@ -169,6 +174,39 @@ def test_the_launchers_defaults_are_accepted():
     off = {"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_DYNAMO_BACKEND": "NO", "ACCELERATE_USE_CPU": "False"}
     fsdp = {"FSDP_OFFLOAD_PARAMS": "false", "FSDP_ACTIVATION_CHECKPOINTING": "false"}
     check_environment(RunArguments(), off | fsdp | {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "1"})
+
+
+def launched(*words: str) -> dict[str, str]:
+    """What `accelerate launch` sets for its processes, of these flags."""
+    arguments, _, _ = _validate_launch_command(launch_command_parser().parse_args([*words, "train.py"]))
+    environment = prepare_multi_gpu_env(arguments)
+    return {name: value for name, value in environment.items() if os.environ.get(name) != value}
+
+
+@pytest.mark.parametrize(
+    ("flags", "name"),
+    [
+        ("--mixed_precision fp16", "ACCELERATE_MIXED_PRECISION"),
+        ("--dynamo_backend inductor", "ACCELERATE_DYNAMO_BACKEND"),
+        ("--use_megatron_lm", "ACCELERATE_USE_MEGATRON_LM"),
+        ("--use_fsdp --fsdp_version 2 --fsdp_offload_params true", "FSDP_OFFLOAD_PARAMS"),
+        ("--use_fsdp --fsdp_version 2 --fsdp_activation_checkpointing true", "FSDP_ACTIVATION_CHECKPOINTING"),
+        ("--use_fsdp --fsdp_version 2 --fsdp_ignored_modules norm", "FSDP_IGNORED_MODULES"),
+    ],
+)
+def test_flags_of_the_launcher_are_refused(flags, name):
+    with pytest.raises(ConfigurationError, match=f"^{name}: "):
+        check_environment(RunArguments(), launched("--num_processes", "2", "--num_machines", "1", *flags.split()))
+
+
+@pytest.mark.parametrize("file", sorted(CONFIGURATIONS.glob("*.yaml")), ids=lambda file: file.stem)
+def test_our_files_for_the_launcher_set_nothing_that_is_refused_or_recorded(file):
+    several = ["--machine_rank", "0", "--main_process_ip", "127.0.0.1", "--main_process_port", str(free_port())]
+    environment = launched("--config_file", str(file), *several)
+    assert "ACCELERATE_MIXED_PRECISION" in environment
+    for precision in ("fp32", "bf16"):
+        check_environment(RunArguments(precision=precision), environment)
+    assert describe_environment(environment) == {}
 
 
 def test_a_precision_of_the_launcher_does_not_contradict_the_configuration():
