@@ -191,7 +191,6 @@ def launched(*words: str) -> dict[str, str]:
         ("--use_megatron_lm", "ACCELERATE_USE_MEGATRON_LM"),
         ("--use_fsdp --fsdp_version 2 --fsdp_offload_params true", "FSDP_OFFLOAD_PARAMS"),
         ("--use_fsdp --fsdp_version 2 --fsdp_activation_checkpointing true", "FSDP_ACTIVATION_CHECKPOINTING"),
-        ("--use_fsdp --fsdp_version 2 --fsdp_ignored_modules norm", "FSDP_IGNORED_MODULES"),
     ],
 )
 def test_flags_of_the_launcher_are_refused(flags, name):
