@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from training import ConfigurationError
 from training.configuration.arguments import RunArguments
 from training.data.pins import RunData
 from training.run import main
-from training.run.devices import make_accelerator
+from training.run.devices import _check_equal_environments, make_accelerator
 from training.run.environment import answer_to, check_environment, count_launched, describe_environment
 from training.run.progress import Progress
 from training.run.results import environment_of_starts, installed_versions
@@ -310,6 +311,15 @@ def test_the_record_has_the_environment(tiny, tmp_path, monkeypatch, caplog):
     assert record.versions == installed_versions()
     assert RunData.of(tmp_path / "run").peak_learning_rate == record.schedule.peak_learning_rate == 0.01
     assert record.versions["python"] == sys.version.split()[0]
+
+
+def test_an_environment_of_one_process_alone_is_refused(monkeypatch):
+    together = SimpleNamespace(num_processes=3)
+    monkeypatch.setattr("accelerate.utils.gather_object", lambda own: [{}, {}, {}])
+    _check_equal_environments(together)
+    monkeypatch.setattr("accelerate.utils.gather_object", lambda own: [{}, {}, {"NVIDIA_TF32_OVERRIDE": "1"}])
+    with pytest.raises(ConfigurationError, match=r"^NVIDIA_TF32_OVERRIDE: unset in process 0, 1 in process 2; "):
+        _check_equal_environments(together)
 
 
 def test_the_environments_of_all_starts_are_recorded():
