@@ -136,6 +136,8 @@ class RunRecord(_Part):
     `capacity_factor` times its balanced share of each `capacity_group_tokens` consecutive tokens (0: no limit,
     dropless); the balance loss is counted over the same groups. `micro_batch_sequences` are those of one device, and
     `expert_parallel` devices divide the experts, `tensor_parallel` ones heads and inner widths.
+    `environment` is what the training process had set beside its configuration that may change numbers: variables of
+    numerical libraries and switches of torch, by name; null: nothing, or not known.
     `step_seconds` is the median of the last steps, at the last batch size; `peak_memory_bytes` is that of the tensors
     of one GPU, or of a whole process on a CPU.
 
@@ -224,6 +226,7 @@ class RunRecord(_Part):
     wall_time_seconds: Real | None
 
     versions: Annotated[dict[Line, Line], Field(max_length=64)]
+    environment: Annotated[dict[Line, Line], Field(max_length=64)] | None = None
     code_commit: Annotated[str, Field(pattern=r"^[0-9a-f]{7,64}(?:[-+]dirty)?$")] | None = None
     weights_sha256: Annotated[dict[WeightsFile, Sha256], Field(max_length=1000)] | None = None
     repo: Annotated[str, Field(max_length=160, pattern=REPO_PATTERN)] | None = None
@@ -307,7 +310,7 @@ class RunRecord(_Part):
 
 _NAMES = [*RunRecord.model_fields]
 OF_A_CLASS = frozenset(_NAMES[_NAMES.index("model_type") : _NAMES.index("tokens")])  # left out where null
-_LEFT_OUT = OF_A_CLASS | {"n_kv_heads", "balance_bias_rate", "stopped"}
+_LEFT_OUT = OF_A_CLASS | {"n_kv_heads", "balance_bias_rate", "stopped", "environment"}
 
 
 def type_of(annotation: Any) -> type:

@@ -122,7 +122,7 @@ class TokenCache:
     def rows_without_text(self) -> list[str]:
         """Names of the rows skipped so far because their text is null, in the order of reading."""
         path = self.folder / WITHOUT_TEXT
-        return list(dict.fromkeys(path.read_text().splitlines())) if path.exists() else []
+        return list(dict.fromkeys(path.read_text(encoding="utf-8").splitlines())) if path.exists() else []
 
     def shards_until(self, tokens: int | None) -> int:
         """Number of finished shards that hold the first `tokens` tokens; None: all."""

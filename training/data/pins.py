@@ -40,11 +40,16 @@ class Pin:
 
 @dataclass(frozen=True)
 class RunData:
-    """What a run's folder keeps in `data.json`: the identity of its dataset and of its tokenizer, and its pins."""
+    """What a run's folder keeps in `data.json` of its first start.
+
+    The identity of its dataset and of its tokenizer, its pins, and its peak learning rate, which earlier versions did
+    not keep.
+    """
 
     dataset: dict[str, Any] | None = None
     tokenizer: dict[str, Any] | None = None
     pins: list[Pin] = field(default_factory=list)
+    peak_learning_rate: float | None = None
 
     @classmethod
     def of(cls, folder: Path) -> RunData:

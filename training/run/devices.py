@@ -22,6 +22,7 @@ import torch
 
 from scaling_law.machine.gpus import find_gpu
 from training.configuration.arguments import ConfigurationError, RunArguments
+from training.run.environment import check_environment, count_launched, describe_environment, read_count
 
 logger = logging.getLogger(__name__)
 
@@ -34,13 +35,14 @@ _LAUNCHERS = {  # programs and modules
 def make_accelerator(run: RunArguments):
     """The Accelerator of this process.
 
-    Raises ConfigurationError if the launcher's FSDP settings or mesh are not supported, or the processes cannot find
-    each other.
+    Raises ConfigurationError if the environment asks for what `train.py` does not do, the launcher's FSDP settings or
+    mesh are not supported, or the processes cannot find each other.
     """
     from accelerate import Accelerator
     from accelerate.utils import DistributedDataParallelKwargs
 
-    launched = int(os.environ.get("WORLD_SIZE", "1"))
+    check_environment(run)
+    launched = count_launched()
     is_sharded = os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
     if os.environ.get("ACCELERATE_USE_PARALLELISM_CONFIG", "").lower() == "true":
         _check_mesh(launched, is_sharded)
@@ -64,13 +66,45 @@ def make_accelerator(run: RunArguments):
             f"accelerate launch: {launched} processes were started, and each of them would train alone on "
             f"{accelerator.device.type}; set ACCELERATE_USE_CPU=true to train on CPU"
         )
+    if accelerator.device.type == "xla":
+        raise ConfigurationError("torch_xla: train.py does not train through it; set USE_TORCH_XLA=false")
+    _check_equal_environments(accelerator)
+    if accelerator.is_main_process:
+        _announce(accelerator, is_sharded)
     return accelerator
+
+
+def _check_equal_environments(accelerator) -> None:
+    """Raise ConfigurationError on all processes if the environment of one sets what that of the first does not."""
+    from accelerate.utils import gather_object
+
+    if accelerator.num_processes == 1:
+        return
+    first, *others = gather_object([describe_environment()])
+    for number, environment in enumerate(others, start=1):
+        for name in sorted(first.keys() | environment.keys()):
+            values = [described.get(name, "unset") for described in (first, environment)]
+            if values[0] != values[1]:
+                raise ConfigurationError(
+                    f"{name}: {values[0]} in process 0, {values[1]} in process {number}; it must be the same in all"
+                )
+
+
+def _announce(accelerator, is_sharded: bool) -> None:
+    """Log what the environment sets, and where its sharding has no effect."""
+    described = describe_environment()
+    if described:
+        listed = ", ".join(f"{name}={value}" for name, value in described.items())
+        logger.warning("the environment may change numbers; the run record has it: %s", listed)
+    if is_sharded and not accelerator.is_fsdp2:
+        where = f"{accelerator.num_processes} x {accelerator.device.type}"
+        logger.warning("nothing is sharded on %s: FSDP2 needs several GPUs", where)
 
 
 def _check_mesh(processes: int, is_sharded: bool) -> None:
     """Raise ConfigurationError unless the launcher's mesh is of replicas and shards, and of so many processes."""
     names = ("dp_replicate", "dp_shard", "tp", "cp", "sp")
-    sizes = {name: int(os.environ.get(f"PARALLELISM_CONFIG_{name.upper()}_SIZE", "1")) for name in names}
+    sizes = {name: read_count(f"PARALLELISM_CONFIG_{name.upper()}_SIZE") or 1 for name in names}
     replicas, shards, *others = sizes.values()
     problem = None
     if sizes["tp"] > 1:
@@ -95,17 +129,12 @@ def _fsdp_plugin():
 
     if (version := os.environ.get("FSDP_VERSION", "1")) != "2":
         raise ConfigurationError(f"accelerate's fsdp_config.fsdp_version: {version}; it must be 2")
-    plugin = FullyShardedDataParallelPlugin(
+    return FullyShardedDataParallelPlugin(
         fsdp_version=2,
         auto_wrap_policy="no_wrap",  # the model comes sharded
         state_dict_type="SHARDED_STATE_DICT",
         cpu_ram_efficient_loading=False,
     )
-    if plugin.activation_checkpointing:
-        raise ConfigurationError(
-            "accelerate's fsdp_activation_checkpointing: true; it must be false, use run.gradient_checkpointing"
-        )
-    return plugin
 
 
 def any_process(accelerator, *flags: bool) -> list[bool]:
@@ -188,13 +217,14 @@ def describe(device: torch.device, world_size: int) -> str:
 
 
 def name(device: torch.device) -> str:
-    """Name of a device: `NVIDIA H100 80GB HBM3`, `AMD EPYC (2 threads)`."""
+    """Name of a device: `NVIDIA H100 80GB HBM3`, `AMD EPYC (2 threads)`, `Apple M2 (mps)`."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     info = Path("/proc/cpuinfo")
     match = re.search(r"^model name\s*: (.*)", info.read_text() if info.exists() else "", re.MULTILINE)
     processor = match[1].strip() if match else platform.processor() or platform.machine()
-    return f"{processor} ({torch.get_num_threads()} threads)"
+    detail = f"{torch.get_num_threads()} threads" if device.type == "cpu" else device.type
+    return f"{processor} ({detail})"
 
 
 def peak_flops(device: torch.device) -> float | None:

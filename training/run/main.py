@@ -31,6 +31,7 @@ from training.run import checkpoint, inputs, releaser, results
 from training.run.checkpoint import CheckpointWriter
 from training.run.devices import StopSignal, any_process, make_accelerator, on_main
 from training.run.dry_run import advice_on_memory, dry_run
+from training.run.environment import describe_environment
 from training.run.evaluation import HeldOutLoss, evaluate
 from training.run.forecast import RunForecast, law_of, read_lines
 from training.run.log import StepLog, StepTrace, write_log
@@ -182,7 +183,8 @@ class Run:
                 "choose another run.output_dir"
             )
         self.arguments.save(self.folder / "config.yaml")
-        pins.RunData(**identity, pins=list(self.pins)).save(self.folder)
+        peak = self.schedule.peak
+        pins.RunData(**identity, pins=list(self.pins), peak_learning_rate=peak).save(self.folder)
         for folder in [self.folder, *self.folder.iterdir(), *self.intermediate.glob("*")]:
             checkpoint.remove_leftovers(folder)
         models = [*self.folder.glob("*/model"), *self.intermediate.glob("*/model")]
@@ -265,6 +267,7 @@ class Run:
         run, session = self.arguments.run, self.session
         pinned = self.branch_points if branch is None else set()
         session.model.train()
+        progress.add_environment(describe_environment())
         forecast = partial(self._forecast, branch, folder)
         with StepLog(session, folder, progress.step, end_step, forecast) as log:
             started, before, saved_at = time.monotonic(), progress.wall_seconds, time.monotonic()

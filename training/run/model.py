@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import math
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +15,10 @@ from scaling_law.size.architecture import Architecture
 from training.configuration.arguments import ConfigurationError, ModelArguments, OptimizerArguments, TrainingArguments
 from training.configuration.class_counts import training_flops
 from training.configuration.model_classes import ModelClassArguments
+from training.data.pins import RunData
 from training.run import causal_model
+
+logger = logging.getLogger(__name__)
 
 
 def architecture(model: ModelArguments | ModelClassArguments, vocab_size: int) -> Architecture:
@@ -92,3 +98,18 @@ def peak_learning_rate(
         return rate, f"Ludziejewski et al. 2025, reading '{law.reading}'{scaled}"
     batch = f" at batches of {batch_tokens:,} tokens" if law.slope_batch else ""
     return rate, f"{law.formula}{batch}, {law.source}{scaled}"
+
+
+def keep_peak(arguments: TrainingArguments, peak: float, law: str) -> tuple[float, str]:
+    """Return the peak learning rate and its source, as at the run's first start.
+
+    A law's rate changes with its file and with the longest run, but a trunk is one run.
+    """
+    folder = arguments.run.output_dir
+    begun_with = RunData.of(Path(folder)).peak_learning_rate if folder else None
+    if begun_with is None:
+        return peak, law
+    if math.isclose(begun_with, peak, rel_tol=1e-9):
+        return begun_with, law
+    logger.warning("peak learning rate: %.4g, as at the first start; the law now gives %.4g", begun_with, peak)
+    return begun_with, f"as at the first start; now {peak:.4g} by {law}"[:300]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -33,6 +34,14 @@ class Progress:
     recent_losses: list[float] = field(default_factory=list)  # of finite steps; a spike lies far above them
     recent_seconds: list[float] = field(default_factory=list)  # wall seconds of the last steps
     spikes: list[int] = field(default_factory=list)
+    environment: dict[str, list[str]] = field(default_factory=dict)  # `describe_environment` of all starts
+
+    def add_environment(self, environment: Mapping[str, str]) -> None:
+        """Add what the environment of this start sets to that of the starts before."""
+        for name, value in environment.items():
+            values = self.environment.setdefault(name, [])
+            if value not in values:
+                values.append(value)
 
     def spent(self, wall_seconds: float) -> None:
         """Add a step's time, given the run's total so far."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import asdict
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,6 +24,7 @@ from training.configuration.model_classes import ModelClassArguments, causal_cla
 from training.configuration.schedule import Branch
 from training.data.tokenizer import description, fingerprint
 from training.run import devices
+from training.run.environment import MAX_CHARACTERS, MAX_RECORDED
 from training.run.evaluation import HeldOut, HeldOutLoss
 from training.run.inputs import data_order
 from training.run.log import balance
@@ -38,6 +40,11 @@ _RUN = {
 }
 _MODEL = ("capacity_factor", "capacity_group_tokens", "initialization", "final_norm", "attention_precision")
 _LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "joint-moe-scaling-laws")
+# Kernels that classes of transformers use where they are installed, and what compiles and shuffles.
+_OPTIONAL_LIBRARIES = (
+    *("numpy", "triton", "kernels", "flash-attn", "flash-linear-attention", "fla-core", "causal-conv1d", "mamba-ssm"),
+    *("torchao", "liger-kernel", "xformers"),
+)
 
 
 def run_record(
@@ -100,7 +107,8 @@ def run_record(
         peak_memory_bytes=devices.peak_memory(accelerator.device),
         hardware=devices.describe(accelerator.device, accelerator.num_processes),
         wall_time_seconds=progress.wall_seconds,
-        versions={"python": sys.version.split()[0], **{name: version(name) for name in _LIBRARIES}},
+        versions=installed_versions(),
+        environment=environment_of_starts(progress) or None,
         code_commit=code_commit(),
         weights_sha256=weights_sha256,
         # Beyond the schema, which keeps them.
@@ -157,6 +165,23 @@ def tokenizer_identity(session: Session) -> dict[str, str]:
     name = session.arguments.data.tokenizer
     public = Path(name).name if Path(name).exists() else name
     return {"id": public, "fingerprint": fingerprint(description(session.tokenizer))}
+
+
+def environment_of_starts(progress: Progress) -> dict[str, str]:
+    """Return what the environment of any start set, the values of several starts after one another."""
+    names = sorted(progress.environment)[:MAX_RECORDED]
+    return {name: ", ".join(progress.environment[name])[:MAX_CHARACTERS] for name in names}
+
+
+def installed_versions() -> dict[str, str]:
+    """Return the versions of Python and of the libraries that a model depends on, by name."""
+    versions = {"python": sys.version.split()[0]}
+    for name in _LIBRARIES:
+        versions[name] = version(name)
+    for name in _OPTIONAL_LIBRARIES:
+        with suppress(PackageNotFoundError):
+            versions[name] = version(name)
+    return versions
 
 
 def code_commit() -> str | None:

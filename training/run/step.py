@@ -22,7 +22,15 @@ from training.configuration.model_classes import ModelClassArguments
 from training.configuration.schedule import Schedule
 from training.data.batches import TrainingData
 from training.run import causal_model, devices, passes, sharding
-from training.run.model import Flops, architecture, build_model, flops_per_token, model_config, peak_learning_rate
+from training.run.model import (
+    Flops,
+    architecture,
+    build_model,
+    flops_per_token,
+    keep_peak,
+    model_config,
+    peak_learning_rate,
+)
 from training.run.optimizers import build_optimizers, muon_rate, set_rates
 
 logger = logging.getLogger(__name__)
@@ -78,6 +86,7 @@ def make_session(a: TrainingArguments, accelerator, tokenizer, data: TrainingDat
     peak, law = peak_learning_rate(a.optimizer, arch, *a.longest_run())
     config = model_config(a, len(tokenizer), tokenizer.eos_token_id)
     compile_blocks = wants_compiled_blocks(a, accelerator)
+    peak, law = keep_peak(a, peak, law)
 
     def draw() -> torch.nn.Module:
         """Build the model; FSDP2 shards it afterwards, and its hooks then run around compiled blocks."""

@@ -8,8 +8,9 @@ from scaling_law import LearningRateLaw
 from tests.training.run.test_causal_model import EVERY, config_of
 from training import Run
 from training.configuration.arguments import ModelArguments, OptimizerArguments
+from training.data.pins import RunData
 from training.run import causal_model, devices
-from training.run.model import architecture, build_model, model_config, peak_learning_rate
+from training.run.model import architecture, build_model, keep_peak, model_config, peak_learning_rate
 from training.run.optimizers import build_optimizers
 
 
@@ -45,6 +46,17 @@ def test_a_law_with_tokens_and_batch_is_asked_at_the_end_of_the_longest_run(tmp_
     rate, said = peak_learning_rate(arguments.optimizer, arch, tokens, batch)
     assert rate == law.learning_rate(arch, tokens, batch)
     assert said == f"exp(2 -0.5 ln N +0.25 ln E +0.1 ln D +0.4 ln B) at batches of {batch} tokens, a grid"
+
+
+def test_a_run_keeps_the_peak_rate_of_its_first_start(tiny, tmp_path, caplog):
+    """The law's file is edited, or longer runs are added: the trunk goes on as it began, and the record says so."""
+    arguments = tiny()
+    assert keep_peak(arguments, 0.01, "a law") == (0.01, "a law")
+    RunData(peak_learning_rate=0.01).save(tmp_path / "run")
+    assert keep_peak(arguments, 0.01 * (1 + 1e-12), "a law") == (0.01, "a law")  # of another processor
+    assert keep_peak(arguments, 0.02, "a law") == (0.01, "as at the first start; now 0.02 by a law")
+    assert "peak learning rate: 0.01, as at the first start; the law now gives 0.02" in caplog.text
+    assert len(keep_peak(arguments, 0.02, "a long law " * 50)[1]) == 300  # a record has no longer line
 
 
 @pytest.mark.parametrize("decay_all", [True, False])

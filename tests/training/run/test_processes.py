@@ -250,7 +250,7 @@ def mesh(**sizes: int) -> dict[str, str]:
         ({"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "1"}, "fsdp_version: 1; it must be 2"),
         (
             {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_ACTIVATION_CHECKPOINTING": "true"},
-            "it must be false, use run.gradient_checkpointing",
+            "^FSDP_ACTIVATION_CHECKPOINTING: true; it must be false or unset: set run.gradient_checkpointing",
         ),
         (
             mesh(dp_replicate=2, dp_shard=3),
