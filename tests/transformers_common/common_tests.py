@@ -17,7 +17,7 @@ from modeling_switch_moe import SwitchMoeConfig, SwitchMoeForCausalLM, SwitchMoe
 
 
 def import_mixin(module_name: str, name: str) -> tuple[type, bool]:
-    """Import a mixin, or put an empty class in its place, since others of the common tests import it; and say which."""
+    """Import a mixin and tell that it is there, or put an empty class in its place, which other mixins import."""
     package = module_name.rpartition(".")[0]
     if importlib.util.find_spec(package) is not None:
         return getattr(importlib.import_module(module_name), name), True
@@ -37,7 +37,10 @@ from tests.test_training_mixin import TrainingTesterMixin  # noqa: E402
 
 @pytest.mark.skipif(has_generation, reason="they are run")
 def test_generation():
-    pytest.skip("transformers' source package has no tests/generation: give a checkout of its tag, TRANSFORMERS=folder")
+    pytest.skip(
+        "transformers' source package has no tests/generation: give a checkout of its tag, TRANSFORMERS=folder"
+    )
+
 
 # By these names the tests know which of our classes has labels and a loss.
 MODEL_MAPPING_NAMES["switch_moe"] = SwitchMoeModel.__name__

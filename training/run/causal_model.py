@@ -61,7 +61,7 @@ def build(config: Any, group_tokens: int | None = None) -> nn.Module:
 
 @cache
 def _class_in_the_loop(model_class: type) -> type:
-    """Derive the class whose forward pass is the loop's. Its name is the one of transformers, which saved files hold."""
+    """Derive the class whose forward pass is the loop's; its name stays the one of transformers."""
     return type(model_class.__name__, (_InTheLoop, model_class), {"__module__": model_class.__module__})
 
 
