@@ -125,8 +125,7 @@ def test_what_other_trainings_compiled_is_no_limit(compiler, caplog):
             session = session_of(KINDS["ours, E = 1"] | {"n_blocks": 2, "d_model": width})
             train_step(session, 0, 1e-3)
             assert session.runner.is_compiled
-    assert not caplog.records
-    assert counters["stats"]["unique_graphs"] >= 4
+    assert passes.__name__ not in {record.name for record in caplog.records}
 
 
 def test_a_model_with_too_many_kinds_of_blocks_runs_without_a_compiler(compiler, caplog):
