@@ -5,6 +5,8 @@
 # make test-clients  the commands of docs/releasing.md for lm-eval and PEFT, from an environment that has only them, and
 #                    docs/training.md's callback in TRL
 # make test-vllm     docs/serving.md: vLLM on a CPU beside transformers; skipped where vLLM cannot be installed
+# make test-transformers  transformers' own common tests on our model, from the source package of the installed version;
+#                    skipped offline. TRANSFORMERS=folder: from a checkout of its tag, which has those of generation, too
 # make test-browser  the explorer and the site in a headless Chromium (on PATH, or CHROMIUM=); axe-core comes by npm
 # make test-slurm    sweeps on a SLURM of two nodes on this machine, from the packages slurm-wlm and munge; as root
 #                    FAST=1: the smallest form of either, as CI runs it
@@ -39,6 +41,7 @@ LIGHT ?= .venv-light
 CLIENTS ?= .venv-clients
 VLLM ?= .venv-vllm
 FRESH ?= .venv-dist
+TRANSFORMERS ?= build/transformers
 PIP_FLAGS ?=
 UV ?= $(shell command -v uv 2>/dev/null)
 BIN := $(VENV)/bin
@@ -53,10 +56,12 @@ export UV_INDEX_STRATEGY ?= unsafe-best-match
 NEWER := import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed; set PYTHON=")
 ifeq ($(UV),)
 venv = $(PYTHON) -c '$(NEWER)' && $(PYTHON) -m venv $(1)
+pip = $(PYTHON) -I -m pip
 install = $(1)/bin/python -I -m pip install --disable-pip-version-check $(PIP_FLAGS)
 uninstall = $(1)/bin/python -I -m pip uninstall --disable-pip-version-check --yes
 else
 venv = $(PYTHON) -c '$(NEWER)' && $(UV) venv --quiet --allow-existing --python $(PYTHON) $(1)
+pip = $(UV) tool run --quiet pip
 install = $(UV) pip install --python $(1)/bin/python $(PIP_FLAGS)
 uninstall = $(UV) pip uninstall --python $(1)/bin/python
 endif
@@ -68,7 +73,7 @@ BENCHMARKS := query_speed fit_speed large_tables clark_routing model_speed class
 BENCH_RESULTS := $(if $(FAST),build/bench,benchmarks/results)
 BENCH_PAGE := $(if $(FAST),build/bench/benchmarks.md,docs/benchmarks.md)
 
-.PHONY: setup demo test test-slow test-light test-clients test-vllm test-browser test-slurm lint resolve dist check-all
+.PHONY: setup demo test test-slow test-light test-clients test-vllm test-transformers test-browser test-slurm lint resolve dist check-all
 .PHONY: models studies evidence crossing granularity hours learning_rates live explorer-picture tour docs bench clean
 .PHONY: gpu gpu-smoke gpu-first gpu-steps gpu-suite gpu-heads gpu-data gpu-decoding gpu-checkpoints gpu-registered gpu-sweep
 
@@ -126,6 +131,25 @@ test-vllm: setup
 	-$(MAKE) $(VLLM)/.ready
 	VLLM=$(VLLM) $(BIN)/python -m pytest -m vllm tests/hub/release/test_vllm.py
 
+# The tests of the installed version, from its source package. They name modules `tests.…`, so they run in its folder, and
+# without the conftest, markers and options of ours.
+build/transformers/%/.ready: | setup
+	@rm -rf $(@D) && mkdir -p $(@D)
+	$(pip) download --quiet --no-deps --no-binary :all: --dest $(@D) $(PIP_FLAGS) transformers==$*
+	tar -xzf $(@D)/transformers-$*.tar.gz -C $(@D) --strip-components=1 transformers-$*/tests
+	@touch $@
+
+test-transformers: setup
+ifeq ($(TRANSFORMERS),build/transformers)
+	@version=$$($(BIN)/python -c 'from importlib.metadata import version; print(version("transformers"))'); \
+	folder=build/transformers/$$version; \
+	if $(MAKE) $$folder/.ready > build/transformers.log 2>&1; then $(MAKE) test-transformers TRANSFORMERS=$$folder; \
+	else echo "SKIPPED: the source package of transformers $$version cannot be downloaded: build/transformers.log"; fi
+else
+	cd $(TRANSFORMERS) && OMP_NUM_THREADS=1 $(abspath $(BIN))/python -m pytest --noconftest -W ignore \
+		-o addopts="-ra --timeout=1200" $(CURDIR)/tests/transformers_common/common_tests.py
+endif
+
 # The release of axe-core whose rules the page is held to; without npm its test is skipped.
 AXE := build/axe/package/axe.min.js
 
@@ -164,6 +188,7 @@ check-all:
 	$(MAKE) test-slow
 	$(MAKE) test-clients
 	$(MAKE) test-vllm
+	$(MAKE) test-transformers
 	$(MAKE) studies
 	git diff --exit-code -- docs/studies studies
 	$(MAKE) docs

@@ -9,12 +9,22 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from transformers.integrations.moe import ExpertsInterface, grouped_mm_experts_forward
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, ExpertsInterface
 
 from .precision import cast, compute_dtype
 from .routing import assignment_matrix, most_kept, position_in_expert
 
-SWITCH_EXPERTS = ExpertsInterface()
+
+class SwitchExpertsInterface(ExpertsInterface):
+    """Implementations of this file, and under all other names what transformers' registry holds when they are called.
+
+    So kernels that are registered there, or put in the place of its own, compute our experts, too.
+    """
+
+    _global_mapping = ALL_EXPERTS_FUNCTIONS
+
+
+SWITCH_EXPERTS = SwitchExpertsInterface()
 
 
 def has_capacity(module: nn.Module) -> bool:
@@ -127,7 +137,7 @@ class CastWeights:
 def autocast_grouped_mm(
     module: nn.Module, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
-    """transformers' grouped matmul for experts of any class (`[T, k]`), in autocast's precision.
+    """The grouped matmul of transformers' registry for experts of any class (`[T, k]`), in autocast's precision.
 
     By itself it multiplies in the precision of the weights, also under autocast. Biases keep theirs: their gradients
     are sums over tokens. The kernels want rows of a multiple of 16 bytes: an odd inner width is padded with zeros,
@@ -144,7 +154,7 @@ def autocast_grouped_mm(
         up = F.pad(up.unflatten(1, (2, inner)), (0, 0, 0, padding)).flatten(1, 2)
         down = F.pad(down, (0, padding))
     weights = CastWeights(module, {up_name: up, "down_proj": down})
-    return grouped_mm_experts_forward(weights, hidden_states, top_k_index, top_k_weights)
+    return ALL_EXPERTS_FUNCTIONS["grouped_mm"](weights, hidden_states, top_k_index, top_k_weights)
 
 
 def automatic_experts_forward(

@@ -12,14 +12,14 @@ import copy
 import inspect
 import logging
 import re
-from functools import partial
+from functools import cache, partial
+from types import MethodType
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
-from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 from transformers.utils.output_capturing import OutputRecorder
 
@@ -35,29 +35,66 @@ logger = logging.getLogger(__name__)
 def build(config: Any, group_tokens: int | None = None) -> nn.Module:
     """Build an fp32 model of the configuration's class; its balance loss is a mean over groups of `group_tokens`.
 
-    Parameters that no loss moves are frozen and logged.
+    What is changed is changed in this model alone, with a configuration of its own: other models of the class are as
+    transformers builds them. Parameters that no loss moves are frozen and logged.
     """
-    ALL_EXPERTS_FUNCTIONS["grouped_mm"] = autocast_grouped_mm  # else experts are multiplied in fp32 under bf16
     model_class = causal_class(config)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
-    for name in (frozen := without_gradient(config)):
+    model = _class_in_the_loop(model_class)._from_config(copy.deepcopy(config), dtype=torch.float32)
+    frozen = without_gradient(config)
+    for name in frozen:
         model.get_parameter(name).requires_grad_(False)
     if frozen and not next(model.parameters()).is_meta:
         names = ", ".join(sorted({re.sub(r"\.\d+\.", ".*.", name) for name in frozen}))
         logger.warning("no loss moves these parameters of %s, which stay as drawn: %s", config.model_type, names)
-    if (change := change_of_logits(model)) is None:
+    change = change_of_logits(model)
+    if change is None:
         logger.info("%s: the head is more than a matrix: all logits of a micro-batch are held", model_class.__name__)
     else:
-        head = model.get_output_embeddings()
-        head.__class__ = SwitchMoeHead  # which computes losses without holding all logits
-        head.scale, head.cap = change
-    # The class in place, so that parameters keep their names, and DDP, FSDP and `save_pretrained` see the class.
-    model.__class__ = type(model_class.__name__, (_InTheLoop, model_class), {"__module__": model_class.__module__})
+        _replace_head(model, *change)
+    round_grouped_products(model)
     model._balance_loss, model._group_tokens = balance_loss_of(model_class), group_tokens
     model._routers = [*routers(model)]
     for router, index in routers(model).items():
         router.register_forward_hook(partial(_keep, index, experts_per_token(config)))
     return model
+
+
+@cache
+def _class_in_the_loop(model_class: type) -> type:
+    """Derive the class whose forward pass is the loop's; its name stays the one of transformers."""
+    return type(model_class.__name__, (_InTheLoop, model_class), {"__module__": model_class.__module__})
+
+
+def _replace_head(model: nn.Module, scale: float, cap: float | None) -> None:
+    """Put a head around the same weight that computes losses without holding all logits."""
+    head = model.get_output_embeddings()
+    (name,) = [name for name, part in model.named_children() if part is head]
+    replacement = SwitchMoeHead(head.in_features, head.out_features, bias=False, device="meta")
+    replacement.weight = head.weight
+    replacement.scale, replacement.cap = scale, cap
+    setattr(model, name, replacement)
+
+
+def is_stacked_experts(module: nn.Module) -> bool:
+    """Tell whether a module holds the matrices of all experts, and transformers' registry computes them."""
+    return hasattr(module, "is_transposed")
+
+
+def round_grouped_products(model: nn.Module) -> None:
+    """Multiply the experts of this model in autocast's precision where they run by "grouped_mm".
+
+    By itself transformers multiplies them in the precision of the weights: fp32, also under autocast.
+    """
+    for module in model.modules():
+        if is_stacked_experts(module):
+            module.forward = MethodType(_compute_experts, module)
+
+
+def _compute_experts(module: nn.Module, *inputs: torch.Tensor, **named_inputs: torch.Tensor) -> torch.Tensor:
+    """Run the forward pass of the class, with grouped matmuls in autocast's precision."""
+    if module.config._experts_implementation == "grouped_mm":
+        return autocast_grouped_mm(module, *inputs, **named_inputs)
+    return type(module).forward(module, *inputs, **named_inputs)
 
 
 def _body(model: nn.Module) -> nn.Module | None:
@@ -100,7 +137,8 @@ def change_of_logits(model: nn.Module) -> tuple[float, float | None] | None:
         stand_in = vars(small)[names[part]] = copy.copy(part)  # an attribute, which comes before the part itself
         stand_in.forward = forward
     try:
-        logits = inspect.unwrap(type(model).forward)(small, input_ids=ids, use_cache=False).logits
+        forward = inspect.unwrap(causal_class(model.config).forward)
+        logits = forward(small, input_ids=ids, use_cache=False).logits
         ratios = (logits if cap is None else cap * torch.atanh(logits / cap)).double() / z
     except Exception:  # whatever a class asks of its body that this one lacks
         return None
@@ -129,7 +167,7 @@ def rounded_parameters(module: nn.Module) -> list[str]:
     own = dict(module.named_parameters(recurse=False))
     if isinstance(module, nn.Linear | Conv1D):
         return list(own)
-    if hasattr(module, "is_transposed"):
+    if is_stacked_experts(module):
         return [name for name, parameter in own.items() if parameter.ndim == 3]
     return []
 

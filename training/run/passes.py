@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 from transformers import masking_utils
 
 from training.run import causal_model
@@ -89,18 +90,28 @@ def try_blocks(model: nn.Module, run_pass: Pass, inputs: Tensor, targets: Tensor
 
     Returns whether they are compiled. The random state stays as it was.
     """
-    on_gpu = [inputs.device] if inputs.device.type == "cuda" else []
     try:
-        with torch.random.fork_rng(on_gpu):
-            for _ in range(2):  # the first sets gradients, the second adds to them
-                run_pass(inputs, targets)
-    except torch._dynamo.exc.TorchDynamoException as error:
+        try:
+            _run_two_passes(run_pass, inputs, targets)
+        except FailOnRecompileLimitHit:
+            # What was compiled for other models of this process counts towards the limit, too.
+            torch.compiler.reset()
+            _run_two_passes(run_pass, inputs, targets)
+    except (TorchDynamoException, FailOnRecompileLimitHit) as error:
         for block in causal_model.blocks(model):
             block._compiled_call_impl = None
         reason = str(error).strip().partition("\n")[0][:200]
         logger.warning("the blocks of %s run without a compiler: %s", type(model).__name__, reason)
         return False
     return True
+
+
+def _run_two_passes(run_pass: Pass, inputs: Tensor, targets: Tensor) -> None:
+    """Run the pass that sets gradients and one that adds to them; a block that is compiled too often is an error."""
+    on_gpu = [inputs.device] if inputs.device.type == "cuda" else []
+    with torch.random.fork_rng(on_gpu), torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+        for _ in range(2):
+            run_pass(inputs, targets)
 
 
 # -- CUDA graphs

@@ -118,6 +118,26 @@ def test_a_block_that_does_not_compile_runs_without(compiler, caplog):
     assert line.startswith("the blocks of LlamaForCausalLM run without a compiler: ")
 
 
+def test_what_other_trainings_compiled_is_no_limit(compiler, caplog):
+    """torch counts the graphs of all models of a process, and allows eight; here two."""
+    with torch._dynamo.config.patch(recompile_limit=2):
+        for width in (16, 32, 48, 64):
+            session = session_of(KINDS["ours, E = 1"] | {"n_blocks": 2, "d_model": width})
+            train_step(session, 0, 1e-3)
+            assert session.runner.is_compiled
+    assert passes.__name__ not in {record.name for record in caplog.records}
+
+
+def test_a_model_with_too_many_kinds_of_blocks_runs_without_a_compiler(compiler, caplog):
+    """The limit holds for one model, too: DeepSeek-V3 has two kinds of blocks."""
+    with torch._dynamo.config.patch(recompile_limit=1):
+        session = session_of(CLASSES["deepseek_v3"])
+        train_step(session, 0, 1e-3)
+    assert not session.runner.is_compiled
+    (line,) = [record.getMessage() for record in caplog.records if record.name == passes.__name__]
+    assert line.startswith("the blocks of DeepseekV3ForCausalLM run without a compiler: ")
+
+
 def test_blocks_are_the_outermost_parts_that_the_class_keeps_whole():
     model = build_model(config_of(CLASSES["deepseek_v3"]), seed=0)
     assert passes.causal_model.blocks(model) == list(model.model.layers)

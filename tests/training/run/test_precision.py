@@ -101,11 +101,11 @@ def test_routers_and_the_head_are_not_cast():
 
 def model_of(kind, implementation="grouped_mm", **changes):
     """As the loop builds one, of its own class: also of types whose parameters are not counted."""
-    build_model(config_of(TOP_K), seed=0)
     torch.manual_seed(0)
     config = AutoConfig.for_model(kind, **SHAPE | WIDTH | BOTH | OTHERS | KINDS[kind] | changes)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).train()
     model.set_experts_implementation(implementation)
+    causal_model.round_grouped_products(model)
     return model
 
 
