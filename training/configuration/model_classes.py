@@ -26,7 +26,7 @@ from hub.base.errors import InputError, unknown
 from hub.record.names import size_name
 from scaling_law.size.architecture import VOCAB_SIZE, Architecture
 from scaling_law.size.model_configs import FAMILIES, Model
-from training.configuration.class_counts import as_decoder, read_class
+from training.configuration.class_counts import as_decoder, more_than_a_decoder, read_class
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +35,7 @@ SELECTION_BIAS = "e_score_correction_bias"  # as DeepSeek-V3 and the classes mad
 BIAS_UPDATE_RATE = 0.001  # small beside the scores, which lie between 0 and 1
 _TOKENS = {"bos_token_id", "eos_token_id", "pad_token_id"}  # the tokenizer's
 _READ, _TAKEN = re.compile(r'getattr\((?:self\.)?config, "(\w+)"'), re.compile(r'kwargs\.pop\("(\w+)"')
+_PADDED_POSITIONS = re.compile(r"position_embeddings = nn\.Embedding\([^)]*padding_idx")
 _ROTARY = {"rope_theta", "rope_scaling", "partial_rotary_factor"}  # which transformers puts into `rope_parameters`
 
 
@@ -77,6 +78,11 @@ class ModelClassArguments(BaseModel):
     @model_validator(mode="after")
     def _is_a_model(self) -> ModelClassArguments:
         """Check what no single field shows: balancing, the class's own checks, and those of `Architecture`."""
+        if counts_from_padding(self.type):
+            raise InputError(
+                f"model.type: {self.type} counts positions by a padding token, which the text here does not have; "
+                "choose another type, such as gpt2"
+            )
         if self.balance == "bias" and not has_selection_bias(self.type):
             able = ", ".join(name for name in model_types() if name in FAMILIES and has_selection_bias(name))
             raise InputError(
@@ -88,7 +94,9 @@ class ModelClassArguments(BaseModel):
             _check_groups(self.config(1, eos_token_id=0))
             self.model()
         except Exception as error:  # every class has checks of its own
-            raise InputError(f"model: {' '.join(str(error).split())}") from None
+            parts = default_parts(self.type)
+            refusal = more_than_a_decoder(self.type, parts) if parts else " ".join(str(error).split())
+            raise InputError(f"model: {refusal}") from None
         return self
 
     def config(self, vocab_size: int, sequence_length: int | None = None, eos_token_id: int | None = None) -> Any:
@@ -100,6 +108,8 @@ class ModelClassArguments(BaseModel):
             least["max_position_embeddings"] = (sequence_length, "data.sequence_length,")
         fields = {name: value for name, (value, _) in least.items()} | (self.model_extra or {})
         tokens = dict.fromkeys(_TOKENS, eos_token_id) | {"pad_token_id": None}
+        if must_have_padding(self.type):
+            tokens["pad_token_id"] = eos_token_id or 0
         config = AutoConfig.for_model(self.type, **fields, **tokens)  # checks the types of fields
         for name, (value, whose) in least.items():
             if (fields[name] or value) < value:
@@ -170,6 +180,29 @@ def model_types() -> tuple[str, ...]:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     return tuple(sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES} - {OURS}))
+
+
+def default_parts(model_type: str) -> list[str]:
+    """The types of the models that a type is made of by default; none of a decoder of tokens."""
+    from transformers import CONFIG_MAPPING
+
+    defaults = getattr(CONFIG_MAPPING[model_type], "sub_configs_defaults", {})
+    return [part.model_type for part in defaults.values() if part.model_type]
+
+
+@cache
+def must_have_padding(model_type: str) -> bool:
+    """Whether a configuration takes no null as the padding token; the end token then stands for it."""
+    from transformers import CONFIG_MAPPING
+
+    fields = fields_of_dataclass(CONFIG_MAPPING[model_type])
+    return any(field.name == "pad_token_id" and field.type in (int, "int") for field in fields)
+
+
+@cache
+def counts_from_padding(model_type: str) -> bool:
+    """Whether a class numbers positions from the id of the padding token on, and skips that token, as RoBERTa does."""
+    return _PADDED_POSITIONS.search(_source(model_type)) is not None
 
 
 @cache
