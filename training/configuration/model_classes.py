@@ -34,6 +34,7 @@ OURS = "switch_moe"
 SELECTION_BIAS = "e_score_correction_bias"  # as DeepSeek-V3 and the classes made after it call the buffer
 BIAS_UPDATE_RATE = 0.001  # small beside the scores, which lie between 0 and 1
 _TOKENS = {"bos_token_id", "eos_token_id", "pad_token_id"}  # the tokenizer's
+_OTHER_TOKENS = {"cls_token_id", "sep_token_id"}  # of classes that were made from encoders
 _READ, _TAKEN = re.compile(r'getattr\((?:self\.)?config, "(\w+)"'), re.compile(r'kwargs\.pop\("(\w+)"')
 _PADDED_POSITIONS = re.compile(r"position_embeddings = nn\.Embedding\([^)]*padding_idx")
 _ROTARY = {"rope_theta", "rope_scaling", "partial_rotary_factor"}  # which transformers puts into `rope_parameters`
@@ -107,9 +108,9 @@ class ModelClassArguments(BaseModel):
         if sequence_length is not None:
             least["max_position_embeddings"] = (sequence_length, "data.sequence_length,")
         fields = {name: value for name, (value, _) in least.items()} | (self.model_extra or {})
-        tokens = dict.fromkeys(_TOKENS, eos_token_id) | {"pad_token_id": None}
-        if must_have_padding(self.type):
-            tokens["pad_token_id"] = eos_token_id or 0
+        tokens = dict.fromkeys(_TOKENS, eos_token_id)
+        tokens["pad_token_id"] = None
+        tokens |= dict.fromkeys(required_tokens(self.type), eos_token_id or 0)
         config = AutoConfig.for_model(self.type, **fields, **tokens)  # checks the types of fields
         for name, (value, whose) in least.items():
             if (fields[name] or value) < value:
@@ -191,12 +192,12 @@ def default_parts(model_type: str) -> list[str]:
 
 
 @cache
-def must_have_padding(model_type: str) -> bool:
-    """Whether a configuration takes no null as the padding token; the end token then stands for it."""
+def required_tokens(model_type: str) -> frozenset[str]:
+    """The special tokens that a configuration does not take as null; the end token then stands for each."""
     from transformers import CONFIG_MAPPING
 
     fields = fields_of_dataclass(CONFIG_MAPPING[model_type])
-    return any(field.name == "pad_token_id" and field.type in (int, "int") for field in fields)
+    return frozenset(field.name for field in fields if field.type is int) & (_TOKENS | _OTHER_TOKENS)
 
 
 @cache
@@ -257,7 +258,7 @@ def _not_of_the_architecture() -> frozenset[str]:
     common = {field.name for field in fields_of_dataclass(PreTrainedConfig)} - {"tie_word_embeddings"}
     used = {"output_router_logits", "use_cache"}
     of_the_file = {"auto_map", "model_type", "_name_or_path", "quantization_config", "torch_dtype"}
-    return frozenset(common | used | of_the_file | _TOKENS)
+    return frozenset(common | used | of_the_file | _TOKENS | _OTHER_TOKENS)
 
 
 def _plain(value: Any) -> Any:

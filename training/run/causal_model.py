@@ -44,10 +44,11 @@ def build(config: Any, group_tokens: int | None = None) -> nn.Module:
         model.get_parameter(name).requires_grad_(False)
     # No token of a text is padding, also where a class must have one: every embedding is trained.
     model.get_input_embeddings().padding_idx = None
-    if frozen and not next(model.parameters()).is_meta:
+    is_drawn = not next(model.parameters()).is_meta
+    if frozen and is_drawn:
         names = ", ".join(sorted({re.sub(r"\.\d+\.", ".*.", name) for name in frozen}))
         logger.warning("no loss moves these parameters of %s, which stay as drawn: %s", config.model_type, names)
-    if not generates(config):
+    if is_drawn and not generates(config):
         logger.warning(
             "%s: none of these %d blocks has attention, without which transformers' generate fails: set "
             "model.layer_types, or its like, so that one has, or train more blocks",
