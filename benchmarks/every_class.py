@@ -18,7 +18,7 @@ import torch
 from benchmarks.report import parser_of
 from scaling_law.size.model_configs import Model
 from training.configuration.class_counts import read_class
-from training.configuration.model_classes import default_parts, fields_of, model_types
+from training.configuration.model_classes import fields_of, list_default_parts, model_types
 from training.run.timing import arguments_of_steps, session_on_random_tokens, timed_step
 
 PAGE = Path(__file__).parents[1] / "docs" / "tables" / "every_class.csv"
@@ -69,7 +69,7 @@ def section(kind: str) -> dict[str, Any]:
     """The section `model` of a tiny model of this type."""
     from transformers import CONFIG_MAPPING
 
-    if default_parts(kind):  # which is refused, with whatever fields
+    if list_default_parts(kind):  # which is refused, with whatever fields
         return {"type": kind}
     default = CONFIG_MAPPING[kind]()
     fields: dict[str, Any] = {}

@@ -332,7 +332,7 @@ class SwitchMoePreTrainedModel(PreTrainedModel):
     def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
         """Load as transformers does; raises ValueError, not just a warning, if only checkpoint or config is dense."""
         if args and kwargs.get("trust_remote_code"):
-            released = class_of_folder(cls, args[0])
+            released = find_class_in_folder(cls, args[0])
             if released is not cls:
                 return released.from_pretrained(*args, output_loading_info=output_loading_info, **kwargs)
         model, loading = super().from_pretrained(*args, output_loading_info=True, **kwargs)
@@ -349,8 +349,8 @@ class SwitchMoePreTrainedModel(PreTrainedModel):
         super().save_pretrained(save_directory, **kwargs)
 
 
-def class_of_folder(model_class: type, folder: Any) -> type:
-    """The class of this name in the code of a release's folder, where `model_class` comes from a release, too.
+def find_class_in_folder(model_class: type, folder: Any) -> type:
+    """Find the class of this name in the code of a release's folder, if `model_class` comes from a release, too.
 
     transformers calls the class that it loaded first for a configuration file with the same text. Code that was
     edited by hand, so that the file does not have its hash, would not be run.

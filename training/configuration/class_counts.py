@@ -44,7 +44,7 @@ def as_decoder(config: Any) -> Any:
     kind = config.model_type
     parts = [part.model_type for part in vars(config).values() if getattr(part, "model_type", None)]
     if parts:
-        raise InputError(more_than_a_decoder(kind, parts))
+        raise InputError(explain_parts(kind, parts))
     if config.is_encoder_decoder:
         raise InputError(f"{kind}: is_encoder_decoder=True: laws here are of decoders only; {_OTHER_TYPE}")
     if kind in ("cpmant", "xlm", "xlnet"):
@@ -54,8 +54,8 @@ def as_decoder(config: Any) -> Any:
     return config
 
 
-def more_than_a_decoder(kind: str, parts: list[str]) -> str:
-    """Say why a type with parts of these types is refused, and which of them to choose instead."""
+def explain_parts(kind: str, parts: list[str]) -> str:
+    """Explain why a type that is made of these types is refused, and which of them to choose instead."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     causal = [part for part in parts if part in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES]
@@ -208,7 +208,7 @@ def _count(fields: str) -> tuple[Architecture, dict[str, int], tuple[float, floa
         left_out.update({"biases": -idle, "idle biases": idle})
     mixers = left_out.pop("") - a.n_total + a.attention_parameters
     if mixers < 0:
-        raise InputError(_why_fewer(model, blocks, a))
+        raise InputError(_explain_fewer_parameters(model, blocks, a))
     if mixers != a.attention_parameters:
         a = replace(a, mixer_parameters=mixers)
     slopes = None if parts is None else parts[1]
@@ -247,27 +247,29 @@ def _chunk(config: Any) -> int:
 
 def _cached(model: nn.Module, config: Any) -> Any:
     """The output of a short forward pass with the cache of the class; None where it has no such path."""
-    output = _cache_output(model, config)
+    output = _pass_with_cache(model, config)
     if output is None:  # hybrids without attention cannot find the positions
-        output = _cache_output(model, config, position_ids=torch.arange(_chunk(config), device="meta")[None])
+        output = _pass_with_cache(model, config, position_ids=torch.arange(_chunk(config), device="meta")[None])
     return output
 
 
-def _cache_output(model: nn.Module, config: Any, **options: Any) -> Any:
-    """The output of a pass with the cache of the class; None where it fails."""
+def _pass_with_cache(model: nn.Module, config: Any, **options: Any) -> Any:
+    """Make a pass with the cache of the class; returns its output, None where it fails."""
     with suppress(Exception), torch.no_grad():  # every class has errors of its own
         return _forward(model, _chunk(config), use_cache=True, **options)[0]
     return None
 
 
 def generates(config: Any) -> bool:
-    """Whether the class can count the tokens before, as `generate` must; a hybrid without attention cannot.
+    """Tell whether the class can count the tokens before, as `generate` must; a hybrid without attention cannot.
 
     True also for a class that cannot be passed on the meta device.
     """
     model = on_meta(config).eval()
     positions = torch.arange(_chunk(config), device="meta")[None]
-    return _cache_output(model, config) is not None or _cache_output(model, config, position_ids=positions) is None
+    return (
+        _pass_with_cache(model, config) is not None or _pass_with_cache(model, config, position_ids=positions) is None
+    )
 
 
 def _left_out_as(name: str, parameter: Tensor, a: Architecture) -> str:
@@ -300,8 +302,8 @@ def _check_layers(blocks: nn.ModuleList, config: Any) -> None:
         raise InputError(f"{kind} makes {layers} layers of {len(blocks)} blocks, laws one of each; {_OTHER_TYPE}")
 
 
-def _why_fewer(model: nn.Module, blocks: nn.ModuleList, a: Architecture) -> str:
-    """Say why a model has fewer parameters than laws count for its sizes, and what to do."""
+def _explain_fewer_parameters(model: nn.Module, blocks: nn.ModuleList, a: Architecture) -> str:
+    """Explain why a model has fewer parameters than laws count for its sizes, and what to do."""
     every = sum(p.numel() for _, p in blocks.named_parameters(remove_duplicate=False))
     own = sum(p.numel() for p in blocks.parameters())
     width = model.get_input_embeddings().weight.shape[1]
@@ -314,14 +316,14 @@ def _why_fewer(model: nn.Module, blocks: nn.ModuleList, a: Architecture) -> str:
     return f"{reason}; {_OTHER_TYPE}"
 
 
-def _number_of_experts(module: nn.Module) -> int:
-    """Routed experts of a module by the name that its class has for them; 1 for a module without any."""
+def _count_experts(module: nn.Module) -> int:
+    """Count a module's routed experts, by the name that its class has for them; 1 for a module without any."""
     return next((getattr(module, name) for name in _EXPERTS if hasattr(module, name)), 1)
 
 
 def _experts(blocks: nn.ModuleList) -> list[nn.Module]:
     """The modules of routed experts. ValueError for experts that are not stacked matrices."""
-    named = [p for name, p in blocks.named_modules() if "shared" not in name and _number_of_experts(p) > 1]
+    named = [p for name, p in blocks.named_modules() if "shared" not in name and _count_experts(p) > 1]
     stacked = [part for part in named if any(p.ndim == 3 for p in part.parameters(recurse=False))]
     if named and not stacked:
         holder = type(named[0]).__name__
@@ -344,12 +346,12 @@ def _plain(model: nn.Module, blocks: nn.ModuleList, experts: list[nn.Module], co
         options |= {"d_ff": width, "gated": matrices == 3, "dense_blocks": len(dense) if sparse else 0}
     if sparse:
         unit, size, k = d * len(sparse), _size(*experts), experts_per_token(config)
-        number = _number_of_experts(experts[0])
+        number = _count_experts(experts[0])
         gated = all(getattr(part, "has_gate", True) for part in experts) and size % (3 * unit * number) == 0
         unit *= 3 if gated else 2
         if k is None:
             raise InputError(f"no field says how many experts a token takes; {_OTHER_TYPE}")
-        if size % (unit * number) or any(_number_of_experts(part) != number for part in experts):
+        if size % (unit * number) or any(_count_experts(part) != number for part in experts):
             raise InputError(f"its experts differ in number or width from block to block; {_OTHER_TYPE}")
         options |= {"experts": number, "experts_per_token": k, "gated": gated, "d_expert": size // (unit * number)}
         shared = _first(config, *_SHARED) or 1

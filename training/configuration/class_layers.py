@@ -70,12 +70,12 @@ def _attended(own: Span, kind: str, fields: Any, block: nn.Module) -> list[Span]
     if kind not in _SELECTING or limit is None:
         return [replace(own, limit=limit)]
     if hasattr(fields, "indexer_budget"):
-        return _selected_by_pools(own, limit, fields, block)
+        return _read_pooled_selection(own, limit, fields, block)
     weights = _indexer_weights(block)
     return selected_keys(own, limit, *((fields.index_n_heads, fields.index_head_dim, weights) if weights else ()))
 
 
-def _selected_by_pools(own: Span, limit: int, fields: Any, block: nn.Module) -> list[Span]:
+def _read_pooled_selection(own: Span, limit: int, fields: Any, block: nn.Module) -> list[Span]:
     """Read keys that an indexer selects by the means of some consecutive ones (Qwen4); all keys stay in the cache."""
     width = fields.indexer_head_dim
     return [

@@ -26,7 +26,7 @@ from hub.base.errors import InputError, unknown
 from hub.record.names import size_name
 from scaling_law.size.architecture import VOCAB_SIZE, Architecture
 from scaling_law.size.model_configs import FAMILIES, Model
-from training.configuration.class_counts import as_decoder, more_than_a_decoder, read_class
+from training.configuration.class_counts import as_decoder, explain_parts, read_class
 
 logger = logging.getLogger(__name__)
 
@@ -95,8 +95,10 @@ class ModelClassArguments(BaseModel):
             _check_groups(self.config(1, eos_token_id=0))
             self.model()
         except Exception as error:  # every class has checks of its own
-            parts = default_parts(self.type)
-            refusal = more_than_a_decoder(self.type, parts) if parts else " ".join(str(error).split())
+            refusal = " ".join(str(error).split())
+            parts = list_default_parts(self.type)
+            if parts:
+                refusal = explain_parts(self.type, parts)
             raise InputError(f"model: {refusal}") from None
         return self
 
@@ -110,7 +112,7 @@ class ModelClassArguments(BaseModel):
         fields = {name: value for name, (value, _) in least.items()} | (self.model_extra or {})
         tokens = dict.fromkeys(_TOKENS, eos_token_id)
         tokens["pad_token_id"] = None
-        tokens |= dict.fromkeys(required_tokens(self.type), eos_token_id or 0)
+        tokens |= dict.fromkeys(list_required_tokens(self.type), eos_token_id or 0)
         config = AutoConfig.for_model(self.type, **fields, **tokens)  # checks the types of fields
         for name, (value, whose) in least.items():
             if (fields[name] or value) < value:
@@ -183,8 +185,8 @@ def model_types() -> tuple[str, ...]:
     return tuple(sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES} - {OURS}))
 
 
-def default_parts(model_type: str) -> list[str]:
-    """The types of the models that a type is made of by default; none of a decoder of tokens."""
+def list_default_parts(model_type: str) -> list[str]:
+    """List the types of the models that a type is made of by default; none of a decoder of tokens."""
     from transformers import CONFIG_MAPPING
 
     defaults = getattr(CONFIG_MAPPING[model_type], "sub_configs_defaults", {})
@@ -192,8 +194,8 @@ def default_parts(model_type: str) -> list[str]:
 
 
 @cache
-def required_tokens(model_type: str) -> frozenset[str]:
-    """The special tokens that a configuration does not take as null; the end token then stands for each."""
+def list_required_tokens(model_type: str) -> frozenset[str]:
+    """List the special tokens that cannot be null; the end token then stands for each."""
     from transformers import CONFIG_MAPPING
 
     fields = fields_of_dataclass(CONFIG_MAPPING[model_type])
@@ -202,7 +204,7 @@ def required_tokens(model_type: str) -> frozenset[str]:
 
 @cache
 def counts_from_padding(model_type: str) -> bool:
-    """Whether a class numbers positions from the id of the padding token on, and skips that token, as RoBERTa does."""
+    """Tell whether positions count from the padding token's id on and skip that token, as RoBERTa's do."""
     return _PADDED_POSITIONS.search(_source(model_type)) is not None
 
 
