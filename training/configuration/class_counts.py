@@ -298,8 +298,8 @@ def _check_layers(blocks: nn.ModuleList, config: Any) -> None:
     numbers = {getattr(part, "layer_idx", None) for part in blocks.modules()} - {None}
     layers = max(len(numbers), config.num_hidden_layers)
     if layers > len(blocks):
-        kind = config.model_type
-        raise InputError(f"{kind} makes {layers} layers of {len(blocks)} blocks, laws one of each; {_OTHER_TYPE}")
+        sizes = f"{config.model_type} makes {layers} layers of {len(blocks)} blocks"
+        raise InputError(f"{sizes}, where laws count one layer a block; {_OTHER_TYPE}")
 
 
 def _explain_fewer_parameters(model: nn.Module, blocks: nn.ModuleList, a: Architecture) -> str:

@@ -18,11 +18,11 @@ from training.run.causal_model import build
 REFUSED = {kind: line for kind, line in list(csv.reader(PAGE.open(encoding="utf-8")))[1:] if line != "trains"}
 # What a reason may say, and of which types.
 REASONS = {
-    r"is_encoder_decoder=True: laws here are of decoders only; choose another type, such as llama": 13,
-    r"\S+ is more than a decoder of tokens; its parts are [\w, ]+; choose (another type, such as llama|\w+)": 24,
+    r"is_encoder_decoder=True: laws here are of decoders only; choose another type, such as llama": 11,
+    r"\S+ is more than a decoder of tokens; its parts are [\w, ]+; choose (another type, such as llama|\w+)": 22,
     r"\S+ is not causal: transformers gives it the tokens that it predicts; choose another type, such as llama": 3,
     r"model.type: \S+ counts positions by a padding token, which the text here does not have; choose .*": 7,
-    r"\w+ makes \d+ layers of \d+ blocks, laws one of each; choose another type, such as llama": 2,
+    r"\w+ makes \d+ layers of \d+ blocks, where laws count one layer a block; choose another type, such as llama": 2,
     r"its blocks share weights \([\d,]+ of [\d,]+ are their own\), where laws count each block's; choose .*": 1,
     r"cannot be built: .* \(\w+\); give other fields, or choose another type, such as llama": 1,
 }
