@@ -3,12 +3,26 @@
 This file travels with released checkpoints, so it imports nothing but transformers and huggingface_hub.
 """
 
+# First of all: an older transformers lacks what follows.
+from .versions import TRANSFORMERS  # noqa: F401
+
+# isort: split
+
 import difflib
+import hashlib
 import math
+import re
+from pathlib import Path
 from typing import Any, Literal
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
+from transformers.dynamic_module_utils import get_relative_import_files
+
+# A hash of the code that was saved beside this file; `save_pretrained` writes it. transformers knows the code of a
+# release by its configuration class, and a local class by the text of its file: releases whose text is the same would
+# share their classes, whatever their code.
+CODE_SHA256 = ""
 
 SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "num_experts")
 COEFFICIENTS = ("router_aux_loss_coef", "router_z_loss_coef", "initializer_range")
@@ -119,6 +133,11 @@ class SwitchMoeConfig(PreTrainedConfig):
         self.base_model_tp_plan = {f"layers.*.{name}": way for name, way in plan.items()}
         super().__post_init__(**kwargs)
 
+    def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:
+        """Save as transformers does; a model's code that lies there, too, is named by its hash."""
+        super().save_pretrained(save_directory, **kwargs)
+        write_code_hash(Path(save_directory))
+
     def _refuse_misspelt(self, kwargs: dict[str, Any]) -> None:
         """transformers keeps unknown fields silently; one that looks like a field of ours is a typing error."""
         for name in kwargs:
@@ -174,6 +193,21 @@ class SwitchMoeConfig(PreTrainedConfig):
             count += blocks * d * self.num_experts if self.num_experts > 1 else 0
             count -= d * self.vocab_size if self.tie_word_embeddings else 0
         return count
+
+
+def write_code_hash(folder: Path) -> None:
+    """Write the hash of a saved model's code into the configuration file beside it; without code, do nothing."""
+    model = folder / "modeling_switch_moe.py"
+    configuration = folder / Path(__file__).name
+    if not model.is_file() or not configuration.is_file():
+        return
+    files = {model, *map(Path, get_relative_import_files(model))} - {configuration}
+    digest = hashlib.sha256()
+    for file in sorted(files):
+        digest.update(file.read_bytes())
+    text = configuration.read_text(encoding="utf-8")
+    line = f'CODE_SHA256 = "{digest.hexdigest()}"'
+    configuration.write_text(re.sub(r"^CODE_SHA256 = .*$", line, text, flags=re.MULTILINE), encoding="utf-8")
 
 
 SwitchMoeConfig.register_for_auto_class()

@@ -4,9 +4,15 @@ Every block is x + Attention(LN(x)), then x + Switch(LN(x)). Router, rotary posi
 fp32. Shapes: B rows, S positions, T = B * S tokens, E experts, V vocabulary, D head width, L blocks.
 """
 
+# First of all: an older transformers lacks what follows.
+from .versions import TRANSFORMERS  # noqa: F401
+
+# isort: split
+
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +20,7 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import initialization as init
 from transformers.cache_utils import Cache, DynamicCache
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.generation import GenerationMixin
 from transformers.integrations import use_experts_implementation
 from transformers.masking_utils import create_causal_mask
@@ -324,6 +331,10 @@ class SwitchMoePreTrainedModel(PreTrainedModel):
     @classmethod
     def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
         """Load as transformers does; raises ValueError, not just a warning, if only checkpoint or config is dense."""
+        if args and kwargs.get("trust_remote_code"):
+            released = find_class_in_folder(cls, args[0])
+            if released is not cls:
+                return released.from_pretrained(*args, output_loading_info=output_loading_info, **kwargs)
         model, loading = super().from_pretrained(*args, output_loading_info=True, **kwargs)
         experts = model.config.num_experts
         foreign, others = (r"mlp\.(experts|router)\.", ">1") if experts == 1 else (r"mlp\.(gate|up|down)_proj\.", "=1")
@@ -336,6 +347,18 @@ class SwitchMoePreTrainedModel(PreTrainedModel):
         """Save as transformers does; `auto_map` names config, base model and causal-LM, whichever class is saved."""
         self.config.auto_map = dict(AUTO_MAP)
         super().save_pretrained(save_directory, **kwargs)
+
+
+def find_class_in_folder(model_class: type, folder: Any) -> type:
+    """Find the class of this name in the code of a release's folder, if `model_class` comes from a release, too.
+
+    transformers calls the class that it loaded first for a configuration file with the same text. Code that was
+    edited by hand, so that the file does not have its hash, would not be run.
+    """
+    is_released = model_class.__module__.startswith("transformers_modules.")
+    if not is_released or not Path(folder, "modeling_switch_moe.py").is_file():
+        return model_class
+    return get_class_from_dynamic_module(f"modeling_switch_moe.{model_class.__name__}", folder)
 
 
 INITIAL_CUT = 0.2

@@ -25,6 +25,7 @@ from hub.record.table import viewer_file
 
 PAPER = "[Joint MoE Scaling Laws](https://arxiv.org/abs/2502.05172) (Ludziejewski et al. 2025)"
 TAGS = ("scaling-laws", "mixture-of-experts", "switch-transformer", "joint-moe-scaling-laws")
+TRANSFORMERS = "5.17"  # the oldest that runs the code of our class, as `modeling_switch_moe.versions` has it
 OURS = "switch-transformer"  # the tag in whose place another class has its model type
 # Blocks, and of these the ones that follow from records.
 RUN, RUNS, LOADING, PLACE, LAW, REVISIONS, MAIN = "run", "runs", "loading", "place", "law", "revisions", "main"
@@ -306,8 +307,15 @@ def _loading_example(record: RunRecord) -> str:
         code = loading_code(f"models/{repo}/{branch}", **more)
     example = f"{lead}\n\n```python\n{code}\n```"
     if record.model_type is not None:
-        return f"{example}\n\nThe class is transformers' own: no code comes with the weights."
+        version = record.versions.get("transformers")
+        writer = f", such as {escaped(version)}, which wrote it" if version else ""
+        return f"""{example}
+
+The class is transformers' own: no code comes with the weights. It needs a version of transformers that has
+`{record.model_type}`{writer}."""
     return f"""{example}
+
+It needs transformers {TRANSFORMERS} or newer: `pip install --upgrade 'transformers>={TRANSFORMERS}'`.
 
 `trust_remote_code=True` runs the model's code, the `.py` files of this revision, with your rights: read them first.
 None of it runs where the package `modeling_switch_moe` of `joint-moe-scaling-laws` is installed: import it, and leave

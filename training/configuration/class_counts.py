@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
@@ -32,20 +33,34 @@ _CHUNKS = ("chunk_size", "mamba_chunk_size", "block_size")  # into which recurre
 _PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
 _LATENT = FAMILIES["deepseek_v3"]["architecture"]["latent_attention"]
 _POSITIONS = re.compile(r"wpe\.|\w*position\w*\.")
+# The number of matrices that a module of experts stacks.
+_EXPERTS = ("num_experts", "num_routed_experts")
+_OTHER_TYPE = "choose another type, such as llama"
+_LONGEST_REASON = 200  # characters of a class's own error
 
 
 def as_decoder(config: Any) -> Any:
     """The configuration, set to attend to the past alone. ValueError for what is more than a decoder of tokens."""
     kind = config.model_type
-    if parts := [name for part in vars(config).values() if (name := getattr(part, "model_type", None))]:
-        raise InputError(f"{kind} is more than a decoder of tokens; its parts are {', '.join(parts)}")
+    parts = [part.model_type for part in vars(config).values() if getattr(part, "model_type", None)]
+    if parts:
+        raise InputError(explain_parts(kind, parts))
     if config.is_encoder_decoder:
-        raise InputError(f"{kind}: is_encoder_decoder=True: laws here are of decoders only")
+        raise InputError(f"{kind}: is_encoder_decoder=True: laws here are of decoders only; {_OTHER_TYPE}")
     if kind in ("cpmant", "xlm", "xlnet"):
-        raise InputError(f"{kind} is not causal: transformers gives it the tokens that it predicts")
+        raise InputError(f"{kind} is not causal: transformers gives it the tokens that it predicts; {_OTHER_TYPE}")
     if hasattr(config, "is_decoder"):
         config.is_decoder = True
     return config
+
+
+def explain_parts(kind: str, parts: list[str]) -> str:
+    """Explain why a type that is made of these types is refused, and which of them to choose instead."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    causal = [part for part in parts if part in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES]
+    advice = f"choose {causal[0]}" if causal else _OTHER_TYPE
+    return f"{kind} is more than a decoder of tokens; its parts are {', '.join(parts)}; {advice}"
 
 
 def on_meta(config: Any) -> nn.Module:
@@ -72,18 +87,18 @@ def _one_line(config: Any, what: str, but: str | None = None) -> Iterator[None]:
     except Exception as error:
         if but is None or but not in str(error):
             kind = getattr(config, "model_type", config)
-            raise InputError(f"transformers' {kind} cannot be {what}: {_reason(config, error)[:200]}") from None
+            raise InputError(f"transformers' {kind} cannot be {what}: {_reason(config, error)}") from None
 
 
 def _reason(config: Any, error: Exception) -> str:
-    """A class's error in one line, with the fields that caused it."""
-    reason = " ".join(str(error).split()) or type(error).__name__
+    """A class's error in one line, cut after a word, with the fields that caused it, and what to do."""
+    reason = textwrap.shorten(str(error), _LONGEST_REASON, placeholder=" …") or "it does not say why"
     culprits = "" if isinstance(config, str) else _culprits(config, error)
     if not culprits:
-        return reason
+        return f"{reason} ({type(error).__name__}); give other fields, or {_OTHER_TYPE}"
     if isinstance(error, ZeroDivisionError):
         return f"{culprits} must be at least 1"
-    return f"{culprits}: {type(error).__name__} {reason}"
+    return f"{culprits}: {type(error).__name__} {reason}; give another value"
 
 
 def _culprits(config: Any, error: Exception) -> str:
@@ -183,6 +198,7 @@ def _count(fields: str) -> tuple[Architecture, dict[str, int], tuple[float, floa
     config = as_decoder(config)
     model = on_meta(config)
     blocks = max((part for part in model.modules() if isinstance(part, nn.ModuleList)), key=_size)
+    _check_layers(blocks, config)
     experts, parts = _experts(blocks), _flops_of_positions(model, config)
     a, left_out = _plain(model, blocks, experts, config), Counter[str]()
     for name, parameter in model.named_parameters():
@@ -192,7 +208,7 @@ def _count(fields: str) -> tuple[Architecture, dict[str, int], tuple[float, floa
         left_out.update({"biases": -idle, "idle biases": idle})
     mixers = left_out.pop("") - a.n_total + a.attention_parameters
     if mixers < 0:
-        raise InputError("its embedding is narrower than hidden_size, or its blocks share weights, which laws do not")
+        raise InputError(_explain_fewer_parameters(model, blocks, a))
     if mixers != a.attention_parameters:
         a = replace(a, mixer_parameters=mixers)
     slopes = None if parts is None else parts[1]
@@ -231,12 +247,29 @@ def _chunk(config: Any) -> int:
 
 def _cached(model: nn.Module, config: Any) -> Any:
     """The output of a short forward pass with the cache of the class; None where it has no such path."""
-    length = _chunk(config)
-    positions = torch.arange(length, device="meta")[None]
-    for options in ({}, {"position_ids": positions}):  # which hybrids without attention cannot find
-        with suppress(Exception), torch.no_grad():  # every class has errors of its own
-            return _forward(model, length, use_cache=True, **options)[0]
+    output = _pass_with_cache(model, config)
+    if output is None:  # hybrids without attention cannot find the positions
+        output = _pass_with_cache(model, config, position_ids=torch.arange(_chunk(config), device="meta")[None])
+    return output
+
+
+def _pass_with_cache(model: nn.Module, config: Any, **options: Any) -> Any:
+    """Make a pass with the cache of the class; returns its output, None where it fails."""
+    with suppress(Exception), torch.no_grad():  # every class has errors of its own
+        return _forward(model, _chunk(config), use_cache=True, **options)[0]
     return None
+
+
+def generates(config: Any) -> bool:
+    """Tell whether the class can count the tokens before, as `generate` must; a hybrid without attention cannot.
+
+    True also for a class that cannot be passed on the meta device.
+    """
+    model = on_meta(config).eval()
+    positions = torch.arange(_chunk(config), device="meta")[None]
+    return (
+        _pass_with_cache(model, config) is not None or _pass_with_cache(model, config, position_ids=positions) is None
+    )
 
 
 def _left_out_as(name: str, parameter: Tensor, a: Architecture) -> str:
@@ -260,12 +293,41 @@ def _size(*modules: nn.Module, part: str = "") -> int:
     return sum(p.numel() for name, p in _matrices(*modules) if part in name)
 
 
+def _check_layers(blocks: nn.ModuleList, config: Any) -> None:
+    """Refuse blocks that are passed several times (HRM), or that hold several layers each (LongCat)."""
+    numbers = {getattr(part, "layer_idx", None) for part in blocks.modules()} - {None}
+    layers = max(len(numbers), config.num_hidden_layers)
+    if layers > len(blocks):
+        sizes = f"{config.model_type} makes {layers} layers of {len(blocks)} blocks"
+        raise InputError(f"{sizes}, where laws count one layer a block; {_OTHER_TYPE}")
+
+
+def _explain_fewer_parameters(model: nn.Module, blocks: nn.ModuleList, a: Architecture) -> str:
+    """Explain why a model has fewer parameters than laws count for its sizes, and what to do."""
+    every = sum(p.numel() for _, p in blocks.named_parameters(remove_duplicate=False))
+    own = sum(p.numel() for p in blocks.parameters())
+    width = model.get_input_embeddings().weight.shape[1]
+    if every > own:
+        reason = f"its blocks share weights ({own:,} of {every:,} are their own), where laws count each block's"
+    elif width != a.d_model:
+        reason = f"its embedding is {width} wide and its blocks {a.d_model}, where laws have one width"
+    else:
+        reason = "it has fewer parameters than laws count for its width, blocks and vocabulary"
+    return f"{reason}; {_OTHER_TYPE}"
+
+
+def _count_experts(module: nn.Module) -> int:
+    """Count a module's routed experts, by the name that its class has for them; 1 for a module without any."""
+    return next((getattr(module, name) for name in _EXPERTS if hasattr(module, name)), 1)
+
+
 def _experts(blocks: nn.ModuleList) -> list[nn.Module]:
     """The modules of routed experts. ValueError for experts that are not stacked matrices."""
-    named = [p for name, p in blocks.named_modules() if "shared" not in name and getattr(p, "num_experts", 1) > 1]
+    named = [p for name, p in blocks.named_modules() if "shared" not in name and _count_experts(p) > 1]
     stacked = [part for part in named if any(p.ndim == 3 for p in part.parameters(recurse=False))]
     if named and not stacked:
-        raise InputError(f"{type(named[0]).__name__}: its experts are not stacked matrices, [experts, …]")
+        holder = type(named[0]).__name__
+        raise InputError(f"{holder}: its experts are not stacked matrices, [experts, …]; {_OTHER_TYPE}")
     return stacked
 
 
@@ -283,11 +345,14 @@ def _plain(model: nn.Module, blocks: nn.ModuleList, experts: list[nn.Module], co
             matrices, width = 3, max(1, _size(*dense) // (3 * unit))
         options |= {"d_ff": width, "gated": matrices == 3, "dense_blocks": len(dense) if sparse else 0}
     if sparse:
-        unit, number, size, k = d * len(sparse), experts[0].num_experts, _size(*experts), experts_per_token(config)
+        unit, size, k = d * len(sparse), _size(*experts), experts_per_token(config)
+        number = _count_experts(experts[0])
         gated = all(getattr(part, "has_gate", True) for part in experts) and size % (3 * unit * number) == 0
         unit *= 3 if gated else 2
-        if k is None or size % (unit * number) or any(part.num_experts != number for part in experts):
-            raise InputError("its experts differ in number or width, or no field says how many a token takes")
+        if k is None:
+            raise InputError(f"no field says how many experts a token takes; {_OTHER_TYPE}")
+        if size % (unit * number) or any(_count_experts(part) != number for part in experts):
+            raise InputError(f"its experts differ in number or width from block to block; {_OTHER_TYPE}")
         options |= {"experts": number, "experts_per_token": k, "gated": gated, "d_expert": size // (unit * number)}
         shared = _first(config, *_SHARED) or 1
         if d_shared := _size(*sparse, part="shared") // (unit * shared):

@@ -69,8 +69,21 @@ def _attended(own: Span, kind: str, fields: Any, block: nn.Module) -> list[Span]
     limit = _limit(kind, fields)
     if kind not in _SELECTING or limit is None:
         return [replace(own, limit=limit)]
+    if hasattr(fields, "indexer_budget"):
+        return _read_pooled_selection(own, limit, fields, block)
     weights = _indexer_weights(block)
     return selected_keys(own, limit, *((fields.index_n_heads, fields.index_head_dim, weights) if weights else ()))
+
+
+def _read_pooled_selection(own: Span, limit: int, fields: Any, block: nn.Module) -> list[Span]:
+    """Read keys that an indexer selects by the means of some consecutive ones (Qwen4); all keys stay in the cache."""
+    width = fields.indexer_head_dim
+    return [
+        replace(own, limit=limit, cached=0),
+        replace(own, multiplied=0, cached=(own.cached or 0) + width),
+        Span(1, stride=fields.indexer_compress_ratio, multiplied=fields.indexer_n_heads * width, cached=0),
+        Span(1, once=True, multiplied=_indexer_weights(block), cached=0),
+    ]
 
 
 def _limit(kind: str, fields: Any) -> int | None:
@@ -81,7 +94,7 @@ def _limit(kind: str, fields: Any) -> int | None:
         case "chunked_attention":
             return fields.attention_chunk_size
         case "indexed_attention":
-            return int(fields.index_topk)
+            return int(fields.indexer_budget if hasattr(fields, "indexer_budget") else fields.index_topk)
         case "minimax_m3_sparse":
             return int(fields.index_topk_blocks * fields.index_block_size)
         case _ if "sliding" in kind:

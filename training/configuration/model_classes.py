@@ -26,7 +26,7 @@ from hub.base.errors import InputError, unknown
 from hub.record.names import size_name
 from scaling_law.size.architecture import VOCAB_SIZE, Architecture
 from scaling_law.size.model_configs import FAMILIES, Model
-from training.configuration.class_counts import as_decoder, read_class
+from training.configuration.class_counts import as_decoder, explain_parts, read_class
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,9 @@ OURS = "switch_moe"
 SELECTION_BIAS = "e_score_correction_bias"  # as DeepSeek-V3 and the classes made after it call the buffer
 BIAS_UPDATE_RATE = 0.001  # small beside the scores, which lie between 0 and 1
 _TOKENS = {"bos_token_id", "eos_token_id", "pad_token_id"}  # the tokenizer's
+_OTHER_TOKENS = {"cls_token_id", "sep_token_id"}  # of classes that were made from encoders
 _READ, _TAKEN = re.compile(r'getattr\((?:self\.)?config, "(\w+)"'), re.compile(r'kwargs\.pop\("(\w+)"')
+_PADDED_POSITIONS = re.compile(r"position_embeddings = nn\.Embedding\([^)]*padding_idx")
 _ROTARY = {"rope_theta", "rope_scaling", "partial_rotary_factor"}  # which transformers puts into `rope_parameters`
 
 
@@ -77,6 +79,11 @@ class ModelClassArguments(BaseModel):
     @model_validator(mode="after")
     def _is_a_model(self) -> ModelClassArguments:
         """Check what no single field shows: balancing, the class's own checks, and those of `Architecture`."""
+        if counts_from_padding(self.type):
+            raise InputError(
+                f"model.type: {self.type} counts positions by a padding token, which the text here does not have; "
+                "choose another type, such as gpt2"
+            )
         if self.balance == "bias" and not has_selection_bias(self.type):
             able = ", ".join(name for name in model_types() if name in FAMILIES and has_selection_bias(name))
             raise InputError(
@@ -88,7 +95,11 @@ class ModelClassArguments(BaseModel):
             _check_groups(self.config(1, eos_token_id=0))
             self.model()
         except Exception as error:  # every class has checks of its own
-            raise InputError(f"model: {' '.join(str(error).split())}") from None
+            refusal = " ".join(str(error).split())
+            parts = list_default_parts(self.type)
+            if parts:
+                refusal = explain_parts(self.type, parts)
+            raise InputError(f"model: {refusal}") from None
         return self
 
     def config(self, vocab_size: int, sequence_length: int | None = None, eos_token_id: int | None = None) -> Any:
@@ -99,7 +110,9 @@ class ModelClassArguments(BaseModel):
         if sequence_length is not None:
             least["max_position_embeddings"] = (sequence_length, "data.sequence_length,")
         fields = {name: value for name, (value, _) in least.items()} | (self.model_extra or {})
-        tokens = dict.fromkeys(_TOKENS, eos_token_id) | {"pad_token_id": None}
+        tokens = dict.fromkeys(_TOKENS, eos_token_id)
+        tokens["pad_token_id"] = None
+        tokens |= dict.fromkeys(list_required_tokens(self.type), eos_token_id or 0)
         config = AutoConfig.for_model(self.type, **fields, **tokens)  # checks the types of fields
         for name, (value, whose) in least.items():
             if (fields[name] or value) < value:
@@ -172,6 +185,29 @@ def model_types() -> tuple[str, ...]:
     return tuple(sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES} - {OURS}))
 
 
+def list_default_parts(model_type: str) -> list[str]:
+    """List the types of the models that a type is made of by default; none of a decoder of tokens."""
+    from transformers import CONFIG_MAPPING
+
+    defaults = getattr(CONFIG_MAPPING[model_type], "sub_configs_defaults", {})
+    return [part.model_type for part in defaults.values() if part.model_type]
+
+
+@cache
+def list_required_tokens(model_type: str) -> frozenset[str]:
+    """List the special tokens that cannot be null; the end token then stands for each."""
+    from transformers import CONFIG_MAPPING
+
+    fields = fields_of_dataclass(CONFIG_MAPPING[model_type])
+    return frozenset(field.name for field in fields if field.type is int) & (_TOKENS | _OTHER_TOKENS)
+
+
+@cache
+def counts_from_padding(model_type: str) -> bool:
+    """Tell whether positions count from the padding token's id on and skip that token, as RoBERTa's do."""
+    return _PADDED_POSITIONS.search(_source(model_type)) is not None
+
+
 @cache
 def has_selection_bias(model_type: str) -> bool:
     """Whether a class chooses experts by their scores plus a bias that no gradient moves."""
@@ -224,7 +260,7 @@ def _not_of_the_architecture() -> frozenset[str]:
     common = {field.name for field in fields_of_dataclass(PreTrainedConfig)} - {"tie_word_embeddings"}
     used = {"output_router_logits", "use_cache"}
     of_the_file = {"auto_map", "model_type", "_name_or_path", "quantization_config", "torch_dtype"}
-    return frozenset(common | used | of_the_file | _TOKENS)
+    return frozenset(common | used | of_the_file | _TOKENS | _OTHER_TOKENS)
 
 
 def _plain(value: Any) -> Any:

@@ -26,7 +26,7 @@ from transformers.utils.output_capturing import OutputRecorder
 from modeling_switch_moe import RoutingStatistics, SwitchMoeCausalLMOutputWithPast
 from modeling_switch_moe.experts import autocast_grouped_mm
 from modeling_switch_moe.losses import SwitchMoeHead
-from training.configuration.class_counts import experts_per_token, without_gradient
+from training.configuration.class_counts import experts_per_token, generates, without_gradient
 from training.configuration.model_classes import SELECTION_BIAS, balance_loss_of, causal_class
 
 logger = logging.getLogger(__name__)
@@ -43,9 +43,19 @@ def build(config: Any, group_tokens: int | None = None) -> nn.Module:
     frozen = without_gradient(config)
     for name in frozen:
         model.get_parameter(name).requires_grad_(False)
-    if frozen and not next(model.parameters()).is_meta:
+    # No token of a text is padding, also where a class must have one: every embedding is trained.
+    model.get_input_embeddings().padding_idx = None
+    is_drawn = not next(model.parameters()).is_meta
+    if frozen and is_drawn:
         names = ", ".join(sorted({re.sub(r"\.\d+\.", ".*.", name) for name in frozen}))
         logger.warning("no loss moves these parameters of %s, which stay as drawn: %s", config.model_type, names)
+    if is_drawn and not generates(config):
+        logger.warning(
+            "%s: none of these %d blocks has attention, without which transformers' generate fails: set "
+            "model.layer_types, or its like, so that one has, or train more blocks",
+            config.model_type,
+            config.num_hidden_layers,
+        )
     change = change_of_logits(model)
     if change is None:
         logger.info("%s: the head is more than a matrix: all logits of a micro-batch are held", model_class.__name__)

@@ -11,9 +11,24 @@ from hypothesis import strategies as st
 
 from hub import FilesError, model_card, sweep_card
 from hub.base.markdown import escaped, read_card
+from hub.record.run_record import OF_A_CLASS
+from hub.release.cards import repo_card
 from tests.hub.samples import DECIDING, make_record
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(1)> | ](javascript:x) `x` **b** ---\\"
+
+
+@pytest.mark.parametrize("show", [model_card, lambda record: repo_card([record])], ids=["run", "repository"])
+def test_cards_name_the_transformers_that_is_needed(show):
+    record = make_record(versions={"transformers": "5.23.0 <b>"})
+    command = "It needs transformers 5.17 or newer: `pip install --upgrade 'transformers>=5.17'`."
+    assert command in show(record)
+    fields = dict.fromkeys(OF_A_CLASS, 1) | {"model_type": "qwen3_moe", "experts": 4}
+    record = record.replaced(**fields)
+    of_a_class = show(record)
+    assert "It needs a version of transformers that has\n`qwen3_moe`, such as 5.23.0 " in of_a_class
+    assert "<b>" not in of_a_class
+    assert "that has\n`qwen3_moe`.\n" in show(record.replaced(versions={}))
 
 
 def test_a_model_card_is_valid_and_complete():
