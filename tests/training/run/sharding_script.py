@@ -20,9 +20,8 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import every_class
-from modeling_switch_moe import SwitchMoeConfig, SwitchMoeForCausalLM, modeling_switch_moe
-from modeling_switch_moe.experts import SWITCH_EXPERTS, automatic_experts_forward
-from modeling_switch_moe.routing import route
+from modeling_switch_moe import SwitchMoeConfig, SwitchMoeForCausalLM
+from modeling_switch_moe.experts import SWITCH_EXPERTS
 from scaling_law import Architecture
 from scaling_law.machine import training_memory
 from tests.model_classes import CLASSES, DENSE, NOISY, SHARED, TOP_K
@@ -177,19 +176,12 @@ def peak_of_tensors(work) -> int:
     return peak
 
 
-def route_in_turn(logits: torch.Tensor, *inputs):
-    """Every expert gets as many tokens: an untrained router would give those of one process up to twice as many."""
-    turns = torch.arange(len(logits)) % logits.shape[1]
-    return route(logits + 100 * torch.nn.functional.one_hot(turns, logits.shape[1]), *inputs)
-
-
 def measure(
     model: Architecture, micro: int, passes: int, precision: str, checkpointing: bool, parallel: int = 1
 ) -> None:
     """The most bytes of the tensors of each process, beside the prediction."""
     world, length = dist.get_world_size(), 128
-    SWITCH_EXPERTS["auto"] = SWITCH_EXPERTS["capacity"] if parallel == 1 else automatic_experts_forward  # as on a GPU
-    modeling_switch_moe.route = route if parallel == 1 else route_in_turn
+    SWITCH_EXPERTS["auto"] = SWITCH_EXPERTS["capacity"]  # as on a GPU
 
     def work():
         as_on_gpus()
