@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
+from transformers.distributed import expert_parallel
 
 from benchmarks import every_class
 from hub import RunRecord
@@ -303,6 +304,25 @@ def test_experts_that_cannot_be_divided_are_refused_before_data_are_read(gentle,
     assert not Path("unread").exists()
     monkeypatch.setattr(sharding, "version", lambda name: "5.17.0")
     refused(divided, 8, f"{needs} needs transformers 5.23 or newer; 5.17.0 is installed")
+
+
+@divides
+def test_a_transformers_that_divides_in_another_way_is_refused(gentle, monkeypatch):
+    """Either its functions have other arguments, or they do not do what is expected."""
+    parallel = gentle("refused", **{"run.expert_parallel": 4})
+    named = (
+        r"run.expert_parallel: 4; transformers [0-9.]+ divides models in another way: .*; install transformers 5.23"
+    )
+    with monkeypatch.context() as changed:
+        changed.setattr(expert_parallel, "apply_expert_parallelism", lambda model, mesh, plan: model)
+        refused(parallel, 8, named)
+    with monkeypatch.context() as changed:
+        changed.delattr(expert_parallel, "apply_expert_parallelism")
+        refused(parallel, 8, named)
+    whole = torch.nn.Parameter(torch.zeros(4, 2))
+    message = r"run.expert_parallel: 2; mlp.experts was not divided by transformers [0-9.]+; install transformers 5.23"
+    with pytest.raises(ConfigurationError, match=message):
+        sharding._check_divided("run.expert_parallel", "mlp.experts", [whole], 2)
 
 
 @divides
