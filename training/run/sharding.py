@@ -58,7 +58,7 @@ HALF = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float
 # Expert and tensor parallelism carry out the plans of classes by functions of transformers that may change with any
 # version: `problem_of_libraries` looks at their arguments, and `_check_divided` at what they did.
 _DISPATCHED = "ep_dispatch_experts"
-_LEAST_TRANSFORMERS = "5.23"
+_LEAST = {"transformers": "5.23", "accelerate": "1.15"}  # with which this is tested
 _STYLES = {  # by which heads and inner widths are divided here
     *("colwise", "rowwise", "colwise_gather_output", "rowwise_split_input"),
     *("replicated_with_grad_allreduce", "mla_kv_a_proj"),
@@ -161,20 +161,20 @@ def _problem_of_widths(a: TrainingArguments) -> str | None:
 
 def problem_of_libraries() -> str | None:
     """Say why the installed transformers cannot divide experts or widths; None if it can."""
-    installed = version("transformers")
-    if Version(installed) < Version(_LEAST_TRANSFORMERS):
-        return f"it needs transformers {_LEAST_TRANSFORMERS} or newer; {installed} is installed"
+    for library, least in _LEAST.items():
+        if Version(version(library)) < Version(least):
+            return f"it needs {library} {least} or newer; {version(library)} is installed"
     try:
         for name, count in (("expert", 5), ("tensor", 3)):
             module = import_module(f"transformers.distributed.{name}_parallel")
             inspect.signature(getattr(module, f"apply_{name}_parallelism")).bind(*range(count))
     except (ImportError, AttributeError, TypeError) as error:
-        return _install_another(f"transformers {installed} divides models in another way: {error}")
+        return _install_another(f"transformers {version('transformers')} divides models in another way: {error}")
     return None
 
 
 def _install_another(problem: str) -> str:
-    return f"{problem}; install transformers {_LEAST_TRANSFORMERS}"
+    return f"{problem}; install transformers {_LEAST['transformers']}"
 
 
 def build(

@@ -166,7 +166,9 @@ def test_two_processes_train_what_one_trains(gentle, changes):
 
 @pytest.mark.slow
 @divides
-@pytest.mark.parametrize(("replicas", "experts", "tensor"), [(2, 1, 1), (1, 4, 1), (2, 2, 1), (1, 4, 2), (2, 2, 2)])
+@pytest.mark.parametrize(
+    ("replicas", "experts", "tensor"), [(2, 1, 1), (1, 4, 1), (2, 2, 1), (1, 2, 2), (1, 4, 2), (2, 2, 2)]
+)
 def test_four_processes_train_what_one_trains(gentle, replicas, experts, tensor):
     """In replicas of two shards, with experts and widths divided, and all of it; recomputed where experts are."""
     common = {"schedule.tokens": [1280], "schedule.batch_ramp": ["0:4"], "model.n_heads": 2}
