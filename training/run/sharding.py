@@ -341,10 +341,10 @@ def clip_gradients(model: nn.Module, limit: float, replicas: int) -> torch.Tenso
     sum that is reduced along one dimension of a mesh after the other may differ between processes.
     """
     shares = [parameter.grad.to_local() for parameter in model.parameters() if parameter.grad is not None]
-    share_norm = torch.nn.utils.get_total_norm(shares).view(1)
-    share_norms = share_norm.new_empty(dist.get_world_size())
-    dist.all_gather_into_tensor(share_norms, share_norm)
-    norm = torch.linalg.vector_norm(share_norms) / math.sqrt(replicas)
+    share_norm = torch.nn.utils.get_total_norm(shares)
+    share_norms = [torch.empty_like(share_norm) for _ in range(dist.get_world_size())]
+    dist.all_gather(share_norms, share_norm)
+    norm = torch.linalg.vector_norm(torch.stack(share_norms)) / math.sqrt(replicas)
     # 1e-6 as in torch's own clipping.
     factor = (limit / (norm + 1e-6)).clamp(max=1.0)
     for share in shares:

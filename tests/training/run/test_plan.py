@@ -92,7 +92,8 @@ def test_what_cannot_fit_is_refused_before_the_model_is_built(tiny, output, monk
 )
 def test_the_rows_of_divided_experts_are_bounded(tiny, section, experts, tensor, described):
     """Micro-batches of 128 tokens, four experts."""
-    arguments = tiny(run__micro_batch_sequences=4, model=section)
+    model = {"d_model": 64, "experts": 4} | section
+    arguments = tiny(run__micro_batch_sequences=4, schedule__batch_ramp=["0:4"], model=model)
     session = SimpleNamespace(
         arguments=arguments,
         layout=Layout(1, 4, experts, tensor),
