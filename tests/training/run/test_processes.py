@@ -205,6 +205,28 @@ def test_a_run_with_divided_experts_is_killed_and_resumes_in_other_layouts(gentl
     assert_close(whole, resumed)
 
 
+@pytest.mark.slow
+@divides
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"optimizer.name": "muon"}, {"run.precision": "bf16", "model.capacity_factor": 2.0}],
+    ids=["adamw", "muon", "bf16"],
+)
+def test_divided_experts_killed_and_resumed_in_one_layout_have_the_same_bits(gentle, changes):
+    common = {"schedule.tokens": [1280], "schedule.batch_ramp": ["0:4"], "run.checkpoint_seconds": 1e-3}
+    whole, resumed = gentle("whole", **common, **changes), gentle("resumed", **common, **changes)
+    divided = "--run.expert_parallel", "2"
+    sharded(whole, *divided)
+    environment = guides_environment("one_node_fsdp2", "--num_processes", "2") | {"ACCELERATE_USE_CPU": "true"}
+    inputs = (train_and_die, ranks.save_configuration(resumed), divided)
+    assert ranks.run_together(*inputs, environment=environment) == [-signal.SIGKILL] * 2
+    sharded(resumed, *divided)
+    assert measured(resumed) == measured(whole)
+    ((_, weights),) = results(resumed).values()
+    for name, weight in results(whole)[1280][1].items():
+        assert torch.equal(weights[name], weight), name
+
+
 def train_and_die(config: Path, flags: tuple[str, ...]) -> None:
     """Train as a rank does, and kill this process at its sixth step, while a checkpoint may be being written."""
 
