@@ -4,6 +4,8 @@ Each takes `(module, hidden_states [T, H], top_k_index [T, 1], top_k_weights [T,
 the weight is. `module` holds `gate_up_proj [E, 2I, H]`, gate rows first, and `down_proj [E, H, I]`.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,13 +29,18 @@ class SwitchExpertsInterface(ExpertsInterface):
 SWITCH_EXPERTS = SwitchExpertsInterface()
 
 
-def has_capacity(module: nn.Module) -> bool:
-    """Whether the router has bounded the tokens of each expert by the capacity of this call's tokens.
+def bounds_tokens(module: nn.Module) -> bool:
+    """Tell whether the router bounds the tokens of each expert by the capacity of this call's tokens."""
+    return module.training and module.config.capacity_factor is not None
 
-    Not where experts are divided among ranks, which transformers before 5.19 cannot do, and does not say.
+
+def has_capacity(module: nn.Module) -> bool:
+    """Tell whether the tokens of this call are those that the router has bounded.
+
+    Where experts are divided among ranks, they are those of several calls. transformers before 5.19 cannot divide
+    experts, and does not say so.
     """
-    is_divided = getattr(module, "_is_expert_parallel", False)
-    return module.training and module.config.capacity_factor is not None and not is_divided
+    return bounds_tokens(module) and not getattr(module, "_is_expert_parallel", False)
 
 
 class StackedLinear(torch.autograd.Function):
@@ -94,33 +101,59 @@ def capacity_experts_forward(
     """
     num_tokens, num_experts = hidden_states.shape[0], module.num_experts
     expert, gate = top_k_index.reshape(-1), top_k_weights.reshape(-1)
+    if has_capacity(module):
+        capacity = rows_per_expert(module.config, num_tokens, num_experts)
+    elif torch.compiler.is_compiling():
+        capacity = max(num_tokens, 1)
+    else:
+        # A row at least, where every token is dropped.
+        capacity = max(int(assignment_matrix(expert, num_experts, gate != 0).sum(1).max()), 1)
+    states = hidden_states.to(compute_dtype(module.down_proj))
+    return through_buffer(states, expert, gate, (num_experts, capacity), partial(multiply_buffer, module))
+
+
+def rows_per_expert(config: Any, num_tokens: int, num_experts: int) -> int:
+    """Count the rows of a buffer that hold whatever one expert keeps of `num_tokens` tokens; at least one."""
+    return max(most_kept(num_tokens, num_experts, config.capacity_factor, config.capacity_group_tokens), 1)
+
+
+def multiply_buffer(module: nn.Module, buffer: torch.Tensor) -> torch.Tensor:
+    """Compute the experts of a module on a buffer `[E, C, H]`, in autocast's precision."""
+    inner = module._apply_gate(StackedLinear.apply(buffer, cast(module.gate_up_proj)))
+    return StackedLinear.apply(inner, cast(module.down_proj))
+
+
+def through_buffer(
+    hidden_states: torch.Tensor,
+    expert: torch.Tensor,
+    gate: torch.Tensor,
+    size: tuple[int, int],
+    multiply: Callable[[torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """Lay tokens `[T, H]` into a buffer `[E, C, H]`, multiply it, and return each token's row times its gate.
+
+    Args:
+        expert, gate: `[T]`; tokens without a gate, or of an expert past the last, stay outside.
+        size: E and C; no expert may have more tokens than C.
+        multiply: maps a buffer to one of the same shape.
+    """
+    num_tokens, (num_experts, capacity) = hidden_states.shape[0], size
     computed = (gate != 0) & (expert < num_experts)
     expert = expert.clamp(max=num_experts - 1)
     assignment = assignment_matrix(expert, num_experts, computed)
     position = position_in_expert(assignment, expert, num_tokens)
-    if has_capacity(module):
-        config = module.config
-        capacity = most_kept(num_tokens, num_experts, config.capacity_factor, config.capacity_group_tokens)
-    elif torch.compiler.is_compiling():
-        capacity = num_tokens
-    else:
-        capacity = int(assignment.sum(1).max())
-    gate_up, down = cast(module.gate_up_proj), cast(module.down_proj)
-    dtype = down.dtype
-    capacity = max(capacity, 1)  # a row at least, where every token is dropped
-    size = num_experts * capacity
-    slot = torch.where(computed, expert * capacity + position, size)
+    n_rows = num_experts * capacity
+    slot = torch.where(computed, expert * capacity + position, n_rows)
     # Which token lies in each row of the buffer. Tokens that are not computed share one more, which is left out.
     tokens = torch.arange(num_tokens, device=slot.device)
-    token = torch.full((size + 1,), num_tokens, device=slot.device).scatter(0, slot, tokens)[:size]
+    token = torch.full((n_rows + 1,), num_tokens, device=slot.device).scatter(0, slot, tokens)[:n_rows]
     is_filled = token < num_tokens
     # Rows without a token hold some token's values: nothing reads what becomes of them, and their gradients are zero.
     token = token.clamp(max=num_tokens - 1)
-    slot = slot.clamp(max=size - 1)
-    buffer = MoveRows.apply(hidden_states.to(dtype), token, slot, computed).view(num_experts, capacity, -1)
-    inner = module._apply_gate(StackedLinear.apply(buffer, gate_up))
-    outputs = StackedLinear.apply(inner, down).flatten(0, 1)
-    weights = torch.where(computed, gate, 0.0).to(dtype)
+    slot = slot.clamp(max=n_rows - 1)
+    buffer = MoveRows.apply(hidden_states, token, slot, computed).view(num_experts, capacity, -1)
+    outputs = multiply(buffer).flatten(0, 1)
+    weights = torch.where(computed, gate, 0.0).to(outputs.dtype)
     return MoveRows.apply(outputs, slot, token, is_filled) * weights.unsqueeze(1)
 
 

@@ -38,6 +38,7 @@ from transformers.utils.generic import maybe_autocast, merge_with_config_default
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_switch_moe import SwitchMoeConfig
+from .expert_parallel import NAME  # noqa: F401 (registers it, and the file travels with a model)
 from .experts import SWITCH_EXPERTS
 from .losses import IGNORE, SwitchMoeHead
 from .routing import LayerStatistics, dense_statistics, route

@@ -97,9 +97,10 @@ def training_memory(
     between = stage_of(a, tp, pp, 1)[2] + router  # with all experts
     held = (between + ends) / devices if sharded or sharding == "zero1" else parameters
 
-    # Rows that the experts compute, by token and active expert: a buffer has as many as the capacity.
-    has_buffers = capacity_factor and not (on_cpu and not half)
-    rows = np.where(np.asarray(ep) == 1, capacity_factor, 1.0) if has_buffers else 1.0
+    # Rows that the experts compute, by token and active expert: a buffer has as many as the capacity. Divided experts
+    # compute buffers on every device; without a capacity they are taken to get equally many tokens.
+    in_buffers = (np.asarray(ep) > 1) | (half or not on_cpu)
+    rows = np.where(in_buffers, capacity_factor or 1.0, 1.0)
     stream, block = tokens * a.d_model * SINGLE, tokens * _kept_by_a_block(a, half, rows)
     # Casts live as long as a step; what FSDP2 gathers is in that precision already, and so are Megatron's weights.
     casts = HALF * inner if half and not sharded and sharding != "zero1" else 0.0

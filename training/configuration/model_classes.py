@@ -167,9 +167,9 @@ class ModelClassArguments(BaseModel):
 
 def causal_class(config: Any) -> type:
     """The class of transformers that trains this configuration."""
-    from transformers import AutoModelForCausalLM
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    return AutoModelForCausalLM._model_mapping[type(config)]
+    return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
 
 
 def balance_loss_of(model_class: type) -> Callable[..., Any] | None:
@@ -216,9 +216,9 @@ def has_selection_bias(model_type: str) -> bool:
 
 def _source(model_type: str) -> str:
     """The file of a class."""
-    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+    from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
 
-    model_class = AutoModelForCausalLM._model_mapping[CONFIG_MAPPING[model_type]]
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING[CONFIG_MAPPING[model_type]]
     return inspect.getsource(sys.modules[model_class.__module__])
 
 

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from hub.base.tables import Table
 from hub.base.units import format_bytes, format_flops
+from modeling_switch_moe.expert_parallel import rows_to_send
 from scaling_law.law.describe import experts_of, shape_of
 from scaling_law.machine.memory import TrainingMemory, training_memory
 from scaling_law.size.architecture import Architecture
@@ -159,13 +160,16 @@ def _measured(
     a, accelerator, device = session.arguments, session.accelerator, session.accelerator.device
     kind = "tensors" if device.type == "cuda" else "process"
     of_memory = f" of {format_bytes(device_memory(device))}"
+    peak_title = "predicted peak"
+    if session.layout.experts > 1 and not a.model.capacity_factor:
+        peak_title += ", experts with equally many tokens"
     memory = {
         "weights": format_bytes(predicted.weights),
         "gradients": format_bytes(predicted.gradients),
         "Adam's moments": format_bytes(predicted.optimizer),
         "activations": format_bytes(predicted.activations),
         "logits, inner gradients": format_bytes(predicted.workspace),
-        "predicted peak": f"{format_bytes(predicted.total)}{of_memory}",
+        peak_title: f"{format_bytes(predicted.total)}{of_memory}",
         f"measured, peak of the {kind}": f"{format_bytes(devices.peak_memory(device))}{of_memory}",
     }
     tokens, peak = session.schedule.ramp.tokens(1), session.peak_flops
@@ -178,10 +182,24 @@ def _measured(
         "MFU": f"{session.flops.multiplied * speed / peak:.1%}" if peak else "",
         "micro-batch": f"{sequences}; {a.run.precision}",
         "weights": str(session.layout) if accelerator.is_fsdp2 else "",
+        "rows of a device's experts": _rows_of_experts(session) if session.layout.experts > 1 else "",
         "estimated for the whole run": f"{hours:.3g} hours (from this one step)",
     }
     hardware = devices.describe(device, accelerator.num_processes)
     return {"Memory per device": memory, f"One step, measured on {hardware}": step}
+
+
+def _rows_of_experts(session: Session) -> str:
+    """Say how many rows the experts of one device compute in a block, where they are divided."""
+    a, layout, arch = session.arguments, session.layout, session.architecture
+    tokens = a.run.micro_batch_sequences * a.data.sequence_length
+    if a.model.capacity_factor:
+        rows = rows_to_send(a.model, tokens, arch.experts, layout.tensor)
+        return f"{arch.experts * rows:,} in a block, whatever is routed"
+    balanced = tokens * arch.experts_per_token // layout.tensor
+    chosen = min(arch.experts_per_token, arch.experts // layout.experts)
+    most = tokens * chosen * layout.experts // layout.tensor
+    return f"{balanced:,} in a block if experts are balanced, at most {most:,}"
 
 
 class OutOfMemory(RuntimeError):

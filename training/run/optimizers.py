@@ -6,6 +6,7 @@ matrix's shape so that updates are as large as AdamW's (Liu et al. 2025, arXiv 2
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -13,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
-from torch.optim._muon import _adjust_lr
 
 from training.configuration.arguments import OptimizerArguments
 from training.run import causal_model
@@ -92,7 +92,7 @@ def _update(batch: list[tuple[Tensor, Tensor]], group: dict[str, Any]) -> None:
     rate, numbers = group["lr"], [len(directions) for _, directions in batch]
     stack = torch.cat([directions for _, directions in batch])
     updates = orthogonalised(stack, group["ns_coefficients"], group["ns_steps"], group["eps"])
-    adjusted = _adjust_lr(rate, group["adjust_lr_fn"], updates.shape[1:])
+    adjusted = rate * _scale_of_shape(group["adjust_lr_fn"], *updates.shape[1:])
     for (weights, _), update in zip(batch, updates.split(numbers), strict=True):
         whole = update.reshape(weights.shape)
         if isinstance(weights, DTensor):  # whose every process has the whole update: of it, its share
@@ -102,6 +102,13 @@ def _update(batch: list[tuple[Tensor, Tensor]], group: dict[str, Any]) -> None:
         share = _share(weights)
         share.mul_(1 - rate * group["weight_decay"])
         share.add_(_share(whole), alpha=-adjusted)
+
+
+def _scale_of_shape(adjustment: str, rows: int, columns: int) -> float:
+    """Return by what Muon's rate is multiplied for matrices of this shape, as in torch.optim.Muon."""
+    if adjustment == "match_rms_adamw":
+        return 0.2 * math.sqrt(max(rows, columns))
+    return math.sqrt(max(1, rows / columns))
 
 
 def orthogonalised(matrices: Tensor, coefficients: tuple[float, float, float], steps: int, epsilon: float) -> Tensor:

@@ -11,12 +11,16 @@ micro-batch, so that whole ones exist for one block at a time.
 
 from __future__ import annotations
 
+import inspect
+import logging
 import math
+import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from importlib.metadata import version
 
 import torch
@@ -28,6 +32,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
+from modeling_switch_moe import SwitchMoeForCausalLM, expert_parallel
 from training.configuration.arguments import ConfigurationError, RunArguments, TrainingArguments
 from training.configuration.model_classes import ModelClassArguments
 from training.run import causal_model
@@ -35,16 +40,25 @@ from training.run.model import build_model, model_config
 
 # A router's gates, which nothing changes in place.
 warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor", category=UserWarning)
+
+
+def _is_not_of_gathers(record: logging.LogRecord) -> bool:
+    """Tell DTensor's warnings of sums in several steps from those of gathers, which move bits and add nothing."""
+    return "sequential all_gather operations" not in record.getMessage()
+
+
+# A weight that is divided and then sharded along the same dimension cannot be gathered in one step.
+logging.getLogger("torch.distributed.tensor._redistribute").addFilter(_is_not_of_gathers)
 _UNEVEN = 1.1  # the largest share of a parameter over the mean one; above it another dimension is cut
 _OTHER_METHODS = ("gemma3n_text",)  # types that call other methods of a part than `forward`: no hook gathers it
 
 SINGLE = MixedPrecisionPolicy(cast_forward_inputs=False)
 HALF = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
 
-# Expert and tensor parallelism are built on internals: of transformers, that carry out the plans of classes, and of
-# Accelerate, that clip gradients on several meshes. `test_sharding.py` pins them.
+# Expert and tensor parallelism carry out the plans of classes by functions of transformers that may change with any
+# version: `problem_of_libraries` looks at their arguments, and `_check_divided` at what they did.
 _DISPATCHED = "ep_dispatch_experts"
-_NEEDED = {"transformers": "5.23", "accelerate": "1.15"}
+_LEAST = {"transformers": "5.23", "accelerate": "1.15"}  # with which this is tested
 _STYLES = {  # by which heads and inner widths are divided here
     *("colwise", "rowwise", "colwise_gather_output", "rowwise_split_input"),
     *("replicated_with_grad_allreduce", "mla_kv_a_proj"),
@@ -107,7 +121,7 @@ def check_layout(a: TrainingArguments, accelerator) -> None:
         elif shards % size:
             problem = f"it must divide the {shards} processes that share a model"
         else:
-            problem = too_old_to_divide() or problem_of(a)
+            problem = problem_of_libraries() or problem_of(a)
         if problem:
             raise ConfigurationError(f"run.{name}: {size}; {problem}")
 
@@ -145,10 +159,22 @@ def _problem_of_widths(a: TrainingArguments) -> str | None:
     return next(uneven, None)
 
 
-def too_old_to_divide() -> str | None:
-    """The library that is too old to divide experts or widths, and what is needed; None if none is."""
-    old = [name for name, least in _NEEDED.items() if Version(version(name)) < Version(least)]
-    return f"it needs {old[0]} {_NEEDED[old[0]]} or newer; {version(old[0])} is installed" if old else None
+def problem_of_libraries() -> str | None:
+    """Say why the installed transformers cannot divide experts or widths; None if it can."""
+    for library, least in _LEAST.items():
+        if Version(version(library)) < Version(least):
+            return f"it needs {library} {least} or newer; {version(library)} is installed"
+    try:
+        for name, count in (("expert", 5), ("tensor", 3)):
+            module = import_module(f"transformers.distributed.{name}_parallel")
+            inspect.signature(getattr(module, f"apply_{name}_parallelism")).bind(*range(count))
+    except (ImportError, AttributeError, TypeError) as error:
+        return _install_another(f"transformers {version('transformers')} divides models in another way: {error}")
+    return None
+
+
+def _install_another(problem: str) -> str:
+    return f"{problem}; install transformers {_LEAST['transformers']}"
 
 
 def build(
@@ -225,11 +251,14 @@ def _divide_experts(model: nn.Module, layout: Layout, half: bool, reshard: bool)
     from transformers.distributed.expert_parallel import apply_expert_parallelism
 
     mesh, readers, modules = layout.mesh("experts", layout.experts), layout.mesh("readers", layout.tensor), set()
-    plan = model._expand_parallel_plan(model.ep_plan)
+    plan = _styles_by_name(model, model.ep_plan)
+    implementation = expert_parallel.NAME if isinstance(model, SwitchMoeForCausalLM) else "auto"
     for name in [name for name, style in plan.items() if style == _DISPATCHED]:
         weights = {inner: style for inner, style in plan.items() if inner.startswith(f"{name}.")}
-        apply_expert_parallelism(model, mesh["experts"], readers["readers"], weights | {name: _DISPATCHED})
+        whole_plan = weights | {name: _DISPATCHED}
+        apply_expert_parallelism(model, mesh["experts"], readers["readers"], whole_plan, implementation)
         modules.add(part := model.get_submodule(name))
+        _check_divided("run.expert_parallel", name, part.parameters(recurse=False), layout.experts)
         policy = HALF if half and not stays_single(part) else SINGLE
         _group(mesh[layout.fsdp_dimensions], part, policy, reshard)
         # An expert's gradient has the tokens of `layout.experts` processes before it is summed over the others.
@@ -252,10 +281,43 @@ def _divide_widths(model: nn.Module, layout: Layout, half: bool, reshard: bool) 
         parts = {name: part for name, part in model.named_modules() if part in inside}
         of_block = {name: style for name, style in plan.items() if {name, name.rpartition(".")[0]} & parts.keys()}
         apply_tensor_parallelism(model, mesh["tensor"], of_block)
+        for name, style in of_block.items():
+            if name not in parts and style.startswith(("colwise", "rowwise")):
+                _check_divided("run.tensor_parallel", name, [model.get_parameter(name)], layout.tensor)
         if cut := [parts[name] for name in of_block if name in parts and _holds_shares(parts[name])]:
             _group(mesh[layout.fsdp_dimensions], cut, HALF if half else SINGLE, reshard)
         modules |= {*cut}
     return modules
+
+
+def _styles_by_name(model: nn.Module, plan: dict[str, str]) -> dict[str, str]:
+    """Name the modules and parameters for which a plan has a style, `*` being any layer's number.
+
+    A module follows its own parameters, which are cut before its calls are changed. A parameter without a style has
+    that of its module.
+    """
+    styles: dict[str, str] = {}
+    for module_name, module in model.named_modules():
+        for name, _ in module.named_parameters(module_name, recurse=False):
+            in_plan = _any_layer(name)
+            style = plan.get(in_plan) or plan.get(in_plan.rpartition(".")[0])
+            if style:
+                styles[name] = style
+        if _any_layer(module_name) in plan:
+            styles[module_name] = plan[_any_layer(module_name)]
+    return styles
+
+
+def _any_layer(name: str) -> str:
+    return re.sub(r"\.\d+(\.|$)", r".*\1", name)
+
+
+def _check_divided(field: str, name: str, weights: Iterable[nn.Parameter], size: int) -> None:
+    """Raise ConfigurationError unless this process was left its share of the weights."""
+    for weight in weights:
+        if not isinstance(weight, DTensor) or weight.to_local().numel() * size != weight.numel():
+            problem = f"{name} was not divided by transformers {version('transformers')}"
+            raise ConfigurationError(f"{field}: {size}; {_install_another(problem)}")
 
 
 def _holds_shares(part: nn.Module) -> bool:
@@ -264,11 +326,30 @@ def _holds_shares(part: nn.Module) -> bool:
 
 def _plan_of_widths(model: nn.Module) -> dict[str, str]:
     """The style by which each parameter and module of a block is divided, without embedding, head and experts."""
-    plan = model._expand_parallel_plan(model.tp_plan)
+    plan = _styles_by_name(model, model.tp_plan)
     inside = {part for block in causal_model.blocks(model) for part in block.modules()}
     left_out = {name for name, part in model.named_modules() if part not in inside}
     left_out |= {name for name, style in plan.items() if style == "moe_tp_experts"}
     return {name: style for name, style in plan.items() if not {name, name.rpartition(".")[0]} & left_out}
+
+
+@torch.no_grad()
+def clip_gradients(model: nn.Module, limit: float, replicas: int) -> torch.Tensor:
+    """Scale the gradients of a sharded model down to a norm of `limit`, and return the norm before. Collective.
+
+    Every process scales by the same bits: each gets the norms of all shares, unchanged, and adds them in one order. A
+    sum that is reduced along one dimension of a mesh after the other may differ between processes.
+    """
+    shares = [parameter.grad.to_local() for parameter in model.parameters() if parameter.grad is not None]
+    share_norm = torch.nn.utils.get_total_norm(shares)
+    share_norms = [torch.empty_like(share_norm) for _ in range(dist.get_world_size())]
+    dist.all_gather(share_norms, share_norm)
+    norm = torch.linalg.vector_norm(torch.stack(share_norms)) / math.sqrt(replicas)
+    # 1e-6 as in torch's own clipping.
+    factor = (limit / (norm + 1e-6)).clamp(max=1.0)
+    for share in shares:
+        share.mul_(factor)
+    return norm
 
 
 def sharded_dimension(shape: tuple[int, ...], world: int) -> int:

@@ -238,8 +238,10 @@ def train_step(session: Session, step: int, rate: float) -> StepResult:
     if session.updates_on_device:
         values = _update_on_device(session, loss, limit)
     else:
-        norm = session.accelerator.clip_grad_norm_(session.model.parameters(), limit)
-        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # FSDP2 shards it
+        if session.accelerator.is_fsdp2:
+            norm = sharding.clip_gradients(session.model, limit, session.layout.replicas)
+        else:
+            norm = session.accelerator.clip_grad_norm_(session.model.parameters(), limit)
         values = torch.stack([loss, norm.to(loss)]).tolist()
     result.loss, result.gradient_norm = values
     if not session.updates_on_device and result.is_finite:

@@ -4,10 +4,12 @@ Run by `test_sharding.py` under torchrun; the first process prints one JSON obje
 """
 
 import json
+import math
 import os
 import shutil
 import sys
 import tempfile
+from functools import partial
 from types import SimpleNamespace
 
 import torch
@@ -20,9 +22,8 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import every_class
-from modeling_switch_moe import SwitchMoeConfig, SwitchMoeForCausalLM, modeling_switch_moe
-from modeling_switch_moe.experts import SWITCH_EXPERTS, automatic_experts_forward
-from modeling_switch_moe.routing import route
+from modeling_switch_moe import SwitchMoeConfig, SwitchMoeForCausalLM
+from modeling_switch_moe.experts import SWITCH_EXPERTS
 from scaling_law import Architecture
 from scaling_law.machine import training_memory
 from tests.model_classes import CLASSES, DENSE, NOISY, SHARED, TOP_K
@@ -91,9 +92,56 @@ def compare(case: str, build, half: bool, checkpointing: bool = False, tied: boo
         off = max(off, float(difference))
         largest = max(largest, parameter.to_local().numel() * world / parameter.numel())
     if layout:
+        assert_norms(model, one, layout.replicas)
         assert_saves(model, build())
         case = f"{case}, {layout.replicas} x {layout.shards}, experts over {layout.experts}, widths {layout.tensor}"
     report(case=case, half=half, off=off, largest_share=largest)
+
+
+def assert_norms(model, one, replicas: int) -> None:
+    """All processes have the same bits of the gradients' norm, which is that of one process before and after."""
+    expected = float(
+        torch.nn.utils.get_total_norm([weight.grad for weight in one.parameters() if weight.grad is not None])
+    )
+    norms = [None] * dist.get_world_size()
+    dist.all_gather_object(norms, sharding.clip_gradients(model, expected / 2, replicas).item())
+    assert len({*norms}) == 1, norms
+    assert abs(norms[0] / expected - 1) < 2**-6, norms  # in bf16 a gradient is rounded
+    clipped = sharding.clip_gradients(model, math.inf, replicas).item()
+    assert abs(2 * clipped / norms[0] - 1) < 1e-3, clipped
+
+
+def with_ties():
+    """Draw a model in whose first block two experts have equal gates but for rounding, and two others do not."""
+    model = switch(4)
+    weight = next(iter(causal_model.routers(model))).weight
+    with torch.no_grad():
+        weight[1] = weight[0] * (1 + 2**-22)
+    return model
+
+
+def compare_choices(layout: sharding.Layout) -> None:
+    """Report for which tokens the divided model chooses other experts than one process with the same weights.
+
+    Of each such token, on the first process, in the first block: the gates of both experts, by one process and by all.
+    """
+    rank = dist.get_rank()
+    models = {"one": with_ties(), "all": sharding.build(with_ties, False, layout)}
+    ids = torch.randint(VOCABULARY, (512, LENGTH), generator=torch.Generator().manual_seed(rank // layout.tensor))
+    gates: dict[str, torch.Tensor] = {}
+
+    def keep_gates(name: str, _module, _inputs, outputs) -> None:
+        gates[name] = outputs[0].double().softmax(-1)
+
+    for name, model in models.items():
+        next(iter(causal_model.routers(model))).register_forward_hook(partial(keep_gates, name))
+        with torch.no_grad():
+            model(ids, shift_labels=ids, use_cache=False)
+    by_one, by_all = gates["one"].argmax(-1), gates["all"].argmax(-1)
+    differs = (by_one != by_all).nonzero().squeeze(1)
+    experts = torch.stack([by_one[differs], by_all[differs]], 1)
+    pairs = {name: gates[name][differs].gather(1, experts).tolist() for name in gates}
+    report(tokens=len(by_one), chosen=by_one.bincount(minlength=4).tolist(), **pairs)
 
 
 def divide_widths(kind: str) -> None:
@@ -177,19 +225,12 @@ def peak_of_tensors(work) -> int:
     return peak
 
 
-def route_in_turn(logits: torch.Tensor, *inputs):
-    """Every expert gets as many tokens: an untrained router would give those of one process up to twice as many."""
-    turns = torch.arange(len(logits)) % logits.shape[1]
-    return route(logits + 100 * torch.nn.functional.one_hot(turns, logits.shape[1]), *inputs)
-
-
 def measure(
     model: Architecture, micro: int, passes: int, precision: str, checkpointing: bool, parallel: int = 1
 ) -> None:
     """The most bytes of the tensors of each process, beside the prediction."""
     world, length = dist.get_world_size(), 128
-    SWITCH_EXPERTS["auto"] = SWITCH_EXPERTS["capacity"] if parallel == 1 else automatic_experts_forward  # as on a GPU
-    modeling_switch_moe.route = route if parallel == 1 else route_in_turn
+    SWITCH_EXPERTS["auto"] = SWITCH_EXPERTS["capacity"]  # as on a GPU
 
     def work():
         as_on_gpus()
@@ -231,6 +272,8 @@ def main(what: str) -> None:
                 compare("ours", lambda: switch(4), half, layout=layout)
                 for section in (TOP_K, SHARED, MIXTRAL):
                     compare(section["type"], lambda section=section: other(section), half, layout=layout)
+    elif what == "choices":
+        compare_choices(sharding.Layout(1, 4, 2, 2))
     elif what == "widths":
         for kind in every_class.model_types():
             divide_widths(kind)

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
+from transformers.distributed import expert_parallel
 
 from benchmarks import every_class
 from hub import RunRecord
@@ -26,8 +27,8 @@ from training.run.devices import make_accelerator
 from training.run.step import train_step
 
 ROOT = Path(__file__).parents[3]
-TOO_OLD = sharding.too_old_to_divide()
-divides = pytest.mark.skipif(TOO_OLD is not None, reason=f"expert and tensor parallelism: {TOO_OLD}")
+CANNOT_DIVIDE = sharding.problem_of_libraries()
+divides = pytest.mark.skipif(CANNOT_DIVIDE is not None, reason=f"expert and tensor parallelism: {CANNOT_DIVIDE}")
 PER_STEP = ("loss", "gradient_norm", "balance_loss", "z_loss", "drop_rate")
 
 
@@ -152,7 +153,7 @@ def test_two_processes_train_what_one_trains(gentle, changes):
     replicated(two)
     sharded(shards)
     others = [two, shards]
-    if not TOO_OLD:
+    if not CANNOT_DIVIDE:
         divided = "expert" if one.model.experts > 1 else "tensor"
         sharded(parts, f"--run.{divided}_parallel", "2")
         others.append(parts)
@@ -165,7 +166,9 @@ def test_two_processes_train_what_one_trains(gentle, changes):
 
 @pytest.mark.slow
 @divides
-@pytest.mark.parametrize(("replicas", "experts", "tensor"), [(2, 1, 1), (1, 4, 1), (2, 2, 1), (1, 4, 2), (2, 2, 2)])
+@pytest.mark.parametrize(
+    ("replicas", "experts", "tensor"), [(2, 1, 1), (1, 4, 1), (2, 2, 1), (1, 2, 2), (1, 4, 2), (2, 2, 2)]
+)
 def test_four_processes_train_what_one_trains(gentle, replicas, experts, tensor):
     """In replicas of two shards, with experts and widths divided, and all of it; recomputed where experts are."""
     common = {"schedule.tokens": [1280], "schedule.batch_ramp": ["0:4"], "model.n_heads": 2}
@@ -200,6 +203,28 @@ def test_a_run_with_divided_experts_is_killed_and_resumes_in_other_layouts(gentl
     sharded(resumed, "--schedule.tokens", "1280", "1920")
     alone(resumed)
     assert_close(whole, resumed)
+
+
+@pytest.mark.slow
+@divides
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"optimizer.name": "muon"}, {"run.precision": "bf16", "model.capacity_factor": 2.0}],
+    ids=["adamw", "muon", "bf16"],
+)
+def test_divided_experts_killed_and_resumed_in_one_layout_have_the_same_bits(gentle, changes):
+    common = {"schedule.tokens": [1280], "schedule.batch_ramp": ["0:4"], "run.checkpoint_seconds": 1e-3}
+    whole, resumed = gentle("whole", **common, **changes), gentle("resumed", **common, **changes)
+    divided = "--run.expert_parallel", "2"
+    sharded(whole, *divided)
+    environment = guides_environment("one_node_fsdp2", "--num_processes", "2") | {"ACCELERATE_USE_CPU": "true"}
+    inputs = (train_and_die, ranks.save_configuration(resumed), divided)
+    assert ranks.run_together(*inputs, environment=environment) == [-signal.SIGKILL] * 2
+    sharded(resumed, *divided)
+    assert measured(resumed) == measured(whole)
+    ((_, weights),) = results(resumed).values()
+    for name, weight in results(whole)[1280][1].items():
+        assert torch.equal(weights[name], weight), name
 
 
 def train_and_die(config: Path, flags: tuple[str, ...]) -> None:
@@ -303,6 +328,25 @@ def test_experts_that_cannot_be_divided_are_refused_before_data_are_read(gentle,
     assert not Path("unread").exists()
     monkeypatch.setattr(sharding, "version", lambda name: "5.17.0")
     refused(divided, 8, f"{needs} needs transformers 5.23 or newer; 5.17.0 is installed")
+
+
+@divides
+def test_a_transformers_that_divides_in_another_way_is_refused(gentle, monkeypatch):
+    """Either its functions have other arguments, or they do not do what is expected."""
+    parallel = gentle("refused", **{"run.expert_parallel": 4})
+    named = (
+        r"run.expert_parallel: 4; transformers [0-9.]+ divides models in another way: .*; install transformers 5.23"
+    )
+    with monkeypatch.context() as changed:
+        changed.setattr(expert_parallel, "apply_expert_parallelism", lambda model, mesh, plan: model)
+        refused(parallel, 8, named)
+    with monkeypatch.context() as changed:
+        changed.delattr(expert_parallel, "apply_expert_parallelism")
+        refused(parallel, 8, named)
+    whole = torch.nn.Parameter(torch.zeros(4, 2))
+    message = r"run.expert_parallel: 2; mlp.experts was not divided by transformers [0-9.]+; install transformers 5.23"
+    with pytest.raises(ConfigurationError, match=message):
+        sharding._check_divided("run.expert_parallel", "mlp.experts", [whole], 2)
 
 
 @divides

@@ -1,6 +1,7 @@
 """FSDP2 as it is used here: what is cut where, and (in processes of `sharding_script.py`) gradients and peaks."""
 
 import json
+import logging
 import os
 import re
 import subprocess
@@ -34,6 +35,14 @@ def test_no_process_is_empty_or_holds_more_than_its_share():
     assert sharded_dimension((3,), 2) == 0
 
 
+def test_only_warnings_of_gathers_are_silent(caplog):
+    """They add nothing, so that processes cannot get other results."""
+    logger = logging.getLogger("torch.distributed.tensor._redistribute")
+    for operation in ("all_gather", "all_reduce"):
+        logger.warning("%d sequential %s operations will be performed", 2, operation)
+    assert caplog.messages == ["2 sequential all_reduce operations will be performed"]
+
+
 @pytest.mark.slow
 def test_micro_batches_on_two_processes_give_the_gradients_of_one():
     """Also of experts that are no multiple of the processes, in bf16, of other classes, tied, and recomputed."""
@@ -61,6 +70,18 @@ def test_replicas_and_divided_experts_and_widths_give_the_gradients_of_one(world
         exact = 1e-6 if case["case"].endswith("widths 1") else 2e-6  # parts of sums over divided widths are added
         assert case["off"] < (2**-6 if is_rounded else exact), case
         assert case["largest_share"] == int(re.search(r"(\d) x", case["case"])[1]), case
+
+
+@pytest.mark.slow
+@divides
+def test_other_experts_are_chosen_only_where_two_gates_are_equal_but_for_rounding():
+    """With experts and widths divided, of a model in which two of four experts have nearly equal gates."""
+    (case,) = cases("choices", 4)
+    assert min(case["chosen"]) > 0
+    assert case["one"]
+    for by_one, by_all in zip(case["one"], case["all"], strict=True):
+        assert abs(by_one[0] - by_one[1]) < 2e-7
+        assert by_all == pytest.approx(by_one, rel=0, abs=2e-7)
 
 
 @pytest.mark.slow
