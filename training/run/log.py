@@ -13,9 +13,10 @@ import math
 import queue
 import secrets
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -264,14 +265,16 @@ class Trackers:
         """Wait a moment for the calls that are not yet made, and make no more."""
         if self._thread is None or not self._thread.is_alive():
             return
-        self._call(None)
-        self._thread.join(_CLOSE_SECONDS)
+        deadline = time.monotonic() + _CLOSE_SECONDS
+        with suppress(queue.Full):
+            self._calls.put(None, timeout=_CLOSE_SECONDS)
+        self._thread.join(max(0.0, deadline - time.monotonic()))
         if self._thread.is_alive():
             seconds = f"{_CLOSE_SECONDS:.0f} s"
             logger.warning("run.trackers: not ready after %s, and left alone; log.jsonl has all lines", seconds)
 
-    def _call(self, function: Callable[[], None] | None) -> None:
-        """Have the thread call a function; None ends it."""
+    def _call(self, function: Callable[[], None]) -> None:
+        """Have the thread call a function."""
         if self._thread is None:
             return
         try:
@@ -290,7 +293,7 @@ class Trackers:
     def _start_again(self, folder: Path, start_tokens: int) -> None:
         try:
             self._start(self._arguments, folder, start_tokens)
-        except ConfigurationError as error:
+        except (OSError, ValueError) as error:  # of its files, or as `begin` raises it
             logger.warning("%s; training goes on without it", error)
 
     def _log(self, line: dict) -> None:
@@ -301,7 +304,7 @@ class Trackers:
         for tracker in [*self._started]:  # wandb counts steps, and is told to draw over the tokens
             try:
                 tracker.log(values, step=line["step" if tracker.name == "wandb" else "tokens"])
-            except BaseException as error:  # each service has errors of its own, and some end the thread
+            except (Exception, SystemExit) as error:  # each service has errors of its own
                 self._started.remove(tracker)
                 reason = " ".join(str(error).split()) or type(error).__name__
                 text = "run.trackers: %s failed and gets no more lines of this run: %s; log.jsonl has all of them"
@@ -312,7 +315,7 @@ class Trackers:
             tracker = self._started.pop()
             try:
                 tracker.finish()
-            except BaseException as error:
+            except (Exception, SystemExit) as error:
                 reason = " ".join(str(error).split()) or type(error).__name__
                 logger.warning("run.trackers: %s could not finish: %s", tracker.name, reason)
 
@@ -345,7 +348,7 @@ class Trackers:
                 self._started.append(tracker)
                 if is_new or tracker_name != "tensorboard":  # which would show the configuration as one more run
                     tracker.store_init_configuration(arguments.flat())
-            except Exception as error:  # each service has errors of its own
+            except (Exception, SystemExit) as error:  # each service has errors of its own
                 self._finish()
                 reason = " ".join(str(error).split()) or type(error).__name__
                 raise ConfigurationError(f"run.trackers: {tracker_name} could not be started: {reason}") from error

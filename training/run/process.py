@@ -39,9 +39,9 @@ def borrow_process() -> Iterator[None]:
         raise ConfigurationError(
             "train.py: another thread of this process is training; wait for its end, or start another process"
         )
-    _free_memory()  # of a run that failed
     with ExitStack() as stack:
         stack.callback(_training.release)
+        _free_memory()  # of a run that failed
         stack.callback(_free_memory)
         stack.enter_context(warnings.catch_warnings())
         stack.enter_context(torch.inference_mode(False))
@@ -59,7 +59,6 @@ def _settings() -> list[tuple[Any, Setter]]:
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     settings: list[tuple[Any, Setter]] = [
         (dict(os.environ), _set_environment),
-        (os.getcwd(), os.chdir),
         (sys.excepthook, lambda hook: setattr(sys, "excepthook", hook)),
         (threading.excepthook, lambda hook: setattr(threading, "excepthook", hook)),
         (random.getstate(), random.setstate),
