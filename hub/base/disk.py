@@ -66,8 +66,9 @@ def find_full_disk(error: BaseException | None) -> int | None:
             if text in str(error).lower():
                 return number
         for cause, _ in getattr(error, "failures", {}).values():  # of torch's distributed checkpoint
-            if (number := find_full_disk(cause)) is not None:
-                return number
+            number_of_cause = find_full_disk(cause)
+            if number_of_cause is not None:
+                return number_of_cause
         error = error.__cause__ or error.__context__
     return None
 

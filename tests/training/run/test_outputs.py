@@ -25,6 +25,7 @@ from training.run.checkpoint import CheckpointError
 from training.run.log import LineFile, StepTrace
 from training.run.main import main
 from training.run.progress import Progress
+from training.sweep.run import stop_on_signals
 
 SHORT = {"schedule.tokens": [512], "schedule.warmup_tokens": 128, "schedule.batch_ramp": ["0:2"]}
 
@@ -255,3 +256,21 @@ def test_a_closed_terminal_is_a_signal_to_save_unless_it_is_ignored(tiny, is_ign
         assert checkpoint.find_damage(checkpoint.path_of(trunk, step)) is None
     finally:
         process.kill()
+
+
+@pytest.mark.parametrize("is_ignored", [False, True])
+def test_a_closed_terminal_ends_a_sweep_unless_it_is_ignored(is_ignored):
+    numbers = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+    before = [signal.getsignal(number) for number in numbers]
+    try:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN if is_ignored else signal.SIG_DFL)
+        stop_on_signals()
+        if is_ignored:
+            os.kill(os.getpid(), signal.SIGHUP)
+        else:
+            with pytest.raises(SystemExit) as ended:
+                os.kill(os.getpid(), signal.SIGHUP)
+            assert ended.value.code == 128 + signal.SIGHUP
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
