@@ -266,10 +266,10 @@ def test_a_closed_terminal_ends_a_sweep_unless_it_is_ignored(is_ignored):
         signal.signal(signal.SIGHUP, signal.SIG_IGN if is_ignored else signal.SIG_DFL)
         stop_on_signals()
         if is_ignored:
-            os.kill(os.getpid(), signal.SIGHUP)
+            signal.raise_signal(signal.SIGHUP)
         else:
             with pytest.raises(SystemExit) as ended:
-                os.kill(os.getpid(), signal.SIGHUP)
+                signal.raise_signal(signal.SIGHUP)
             assert ended.value.code == 128 + signal.SIGHUP
     finally:
         for number, handler in zip(numbers, before, strict=True):

@@ -14,11 +14,13 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from accelerate import Accelerator
+from accelerate import Accelerator, notebook_launcher
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from huggingface_hub.utils import are_progress_bars_disabled
 from safetensors.torch import load_file
 
+from tests.conftest import free_port
+from tests.training import ranks
 from tests.training.ranks import save_configuration
 from training.run import main as main_module
 from training.run import process
@@ -197,3 +199,28 @@ def test_the_bars_of_libraries_are_hidden_and_shown_again(monkeypatch):
         assert not are_progress_bars_disabled()
     finally:
         transformers.logging.disable_progress_bar()
+
+
+def train_in_a_fork(config: Path) -> None:
+    assert main(["--config", str(config)]) == 0
+
+
+def train_from_a_notebook(configs: list[Path]) -> None:
+    torch.set_num_threads(2)  # whose threads a fork does not have
+    train_in_a_fork(configs[0])
+    for processes, config in enumerate(configs[1:], start=1):
+        arguments = {"num_processes": processes, "use_port": str(free_port())}
+        notebook_launcher(train_in_a_fork, (config,), **arguments)
+
+
+@pytest.mark.slow
+def test_a_notebook_trains_and_launches_one_process_and_two(tiny, tmp_path):
+    changes = SHORT | {"run.micro_batch_sequences": 1}
+    runs = [tiny(**changes, run__output_dir=str(tmp_path / str(number))) for number in range(3)]
+    configs = [save_configuration(arguments) for arguments in runs]
+    process = ranks.SERVER.Process(target=ranks._call, args=({}, train_from_a_notebook, configs))
+    process.start()
+    assert ranks.wait_for(process) == 0
+    assert_same(tmp_path / "0", tmp_path / "1")
+    (record,) = [json.loads(path.read_text()) for path in tmp_path.glob("2/tokens*/model/run.json")]
+    assert record["hardware"].startswith("2 x ")
