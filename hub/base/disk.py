@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -28,16 +28,17 @@ def explain_full_disk(what: str, folder: Path, needed_bytes: int | None = None, 
     try:
         yield
     except Exception as error:
-        reason = describe_full_disk(error, folder, needed_bytes)
-        if reason is None:
+        if find_full_disk(error) is None:
             raise
+        reason = describe_full_disk(error, folder, needed_bytes)
         raise FullDiskError(f"{what} could not be written: {reason}{advice and f'; {advice}'}") from error
 
 
 def describe_full_disk(error: BaseException, folder: Path, needed_bytes: int | None = None) -> str | None:
     """Say that the disk of `folder` is full and how much is missing; None if that is not why an error came.
 
-    `needed_bytes` are to be written in all; those that are in `folder` already count. Ask before they are removed.
+    `needed_bytes` are to be written in all; those that are in `folder` already count. Ask before they are removed. An
+    error that does not say why it came is of a full disk if there is no room for them.
     """
     free, files = _free_in(folder)
     missing = None
@@ -82,12 +83,9 @@ def size_of(folder: Path) -> int:
     return total
 
 
-def advise_removal(full: Path, holdings: Iterable[tuple[str, Path]]) -> str:
-    """List what could be removed, (what it is, its folder), with its size, from the disk that holds `full`."""
-    on_disk = [(what, folder) for what, folder in holdings if _device_of(folder) == _device_of(full)]
-    sizes = [(what, folder, size_of(folder)) for what, folder in on_disk]
-    parts = [f"{what} ({folder} holds {format_bytes(size)})" for what, folder, size in sizes if size]
-    return f"remove what you do not need, such as {' or '.join(parts)}" if parts else "remove what you do not need"
+def share_disk(one: Path, other: Path) -> bool:
+    """Whether what is removed from one folder makes room in another."""
+    return _existing(one).stat().st_dev == _existing(other).stat().st_dev
 
 
 def _free_in(folder: Path) -> tuple[int, int | None]:
@@ -95,10 +93,6 @@ def _free_in(folder: Path) -> tuple[int, int | None]:
     place = _existing(folder)
     status = os.statvfs(place)
     return shutil.disk_usage(place).free, status.f_favail if status.f_files else None
-
-
-def _device_of(folder: Path) -> int:
-    return _existing(folder).stat().st_dev
 
 
 def _existing(folder: Path) -> Path:

@@ -23,7 +23,8 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 
 from hub.base import atomic
 from hub.base.atomic import sha256_of, sync
-from hub.base.disk import advise_removal, describe_full_disk
+from hub.base.disk import describe_full_disk, share_disk, size_of
+from hub.base.units import format_bytes
 from training.configuration.arguments import TrainingArguments
 from training.configuration.schedule import Branch
 from training.run.progress import Progress
@@ -128,9 +129,12 @@ def count_bytes(state: Any) -> int:
 
 def advise_on_space(arguments: TrainingArguments) -> str:
     """Say what a run's user may remove when its disk is full."""
-    run, data = arguments.run, arguments.data
-    holdings = (("trunk/step* of finished runs", Path(run.output_dir)), ("unused token caches", Path(data.cache_dir)))
-    return f"{advise_removal(Path(run.output_dir), holdings)}, and start again: nothing that was saved is lost"
+    run, caches = Path(arguments.run.output_dir).absolute(), Path(arguments.data.cache_dir)
+    things = [f"trunk/step* of finished runs in {run.parent}"]
+    if share_disk(run, caches):
+        things.append(f"unused token caches ({caches} holds {format_bytes(size_of(caches))})")
+    listed = " or ".join(things)
+    return f"remove what you do not need, such as {listed}, and start again: nothing that was saved is lost"
 
 
 def _state_of(session, with_optimizer: bool) -> dict:

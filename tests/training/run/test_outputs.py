@@ -14,6 +14,7 @@ from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
 from hub.base import disk
 from hub.base.disk import FullDiskError
+from hub.base.units import format_bytes
 from tests.training import ranks
 from tests.training.ranks import save_configuration
 from tests.training.run.test_faults import wait_for
@@ -155,8 +156,9 @@ def test_a_checkpoint_that_finds_no_room_says_how_much_is_missing(tiny, tmp_path
     needed = checkpoint.count_bytes(checkpoint._state_of(run.session, with_optimizer=False))
     assert needed == 4 * sum(parameter.numel() for parameter in run.session.model.parameters())
     message = (
-        rf"step0000000 could not be written: the disk is full: {disk.format_bytes(needed)} are needed and "
-        r".* are missing; remove what you do not need, such as .*unused token caches \(.* holds .*\), and start again"
+        rf"step0000000 could not be written: the disk is full: {format_bytes(needed)} are needed and "
+        r".* are missing; remove what you do not need, such as trunk/step\* of finished runs in .* or "
+        r"unused token caches \(.* holds .*\), and start again"
     )
     with pytest.raises(CheckpointError, match=message):
         run.writer.wait()
