@@ -65,7 +65,9 @@ def report(error: BaseException, said: str | None = None) -> int:
         is_full = find_full_disk(error) is not None
         # Of a copy, the second file is the one that was written.
         path = Path(os.fsdecode((is_full and error.filename2) or error.filename))
-        reason = describe_full_disk(error, path) if is_full else error.strerror
+        reason = error.strerror
+        if is_full:
+            reason = f"{describe_full_disk(error, path)}; remove what you do not need there"
         said = f"{path}: {reason}"
     message = (str(error) if said is None else said) or type(error).__name__
     text = "interrupted" if isinstance(error, KeyboardInterrupt) else f"error: {message}"

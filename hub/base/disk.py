@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -16,22 +16,29 @@ _FULL = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used
 _TEXTS = {os.strerror(number).lower(): number for number in _FULL}
 
 
-class FullDiskError(OSError):
-    """A disk or a quota is full: the message says what could not be written, how much is missing, what to remove."""
+class WriteError(OSError):
+    """Something could not be written: the message says what, and why."""
 
     exit_status = 3
 
 
+class FullDiskError(WriteError):
+    """A disk or a quota is full: the message says how much is missing, and what to remove."""
+
+
 @contextmanager
-def explain_full_disk(what: str, folder: Path, needed_bytes: int | None = None, advice: str = "") -> Iterator[None]:
-    """Raise FullDiskError, with `advice`, in place of any error of a full disk while `what` is written in `folder`."""
+def explain_full_disk(
+    what: str, folder: Path, needed_bytes: int | None = None, advise: Callable[[], str] = str
+) -> Iterator[None]:
+    """Raise FullDiskError, with advice, in place of any error of a full disk while `what` is written in `folder`."""
     try:
         yield
     except Exception as error:
-        if find_full_disk(error) is None:
+        if find_full_disk(error) is None or isinstance(error, WriteError):  # which says so itself
             raise
         reason = describe_full_disk(error, folder, needed_bytes)
-        raise FullDiskError(f"{what} could not be written: {reason}{advice and f'; {advice}'}") from error
+        parts = [f"{what} could not be written: {reason}", advise()]
+        raise FullDiskError("; ".join(filter(None, parts))) from error
 
 
 def describe_full_disk(error: BaseException, folder: Path, needed_bytes: int | None = None) -> str | None:

@@ -275,7 +275,7 @@ def main() -> int:
     folder = Path(task["folder"])
     try:
         source = TextSource(**task["source"])
-        with explain_full_disk("its tokens", folder, _needed_bytes(folder, task["until_tokens"]), _ADVICE):
+        with explain_full_disk("its tokens", folder, _needed_bytes(folder, task["until_tokens"]), lambda: _ADVICE):
             if task["share"] is not None:
                 tokenise_groups(source, folder, Share(*task["share"]), task["until_tokens"])
                 return 0

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 
 from hub.base import atomic
 from hub.base.atomic import sha256_of, sync
-from hub.base.disk import describe_full_disk, share_disk, size_of
+from hub.base.disk import WriteError, describe_full_disk, share_disk, size_of
 from hub.base.units import format_bytes
 from training.configuration.arguments import TrainingArguments
 from training.configuration.schedule import Branch
@@ -37,7 +37,7 @@ _KEPT = 2
 _THREADS = 4  # that compute checksums
 
 
-class CheckpointError(OSError):
+class CheckpointError(WriteError):
     """A checkpoint could not be written; those before it are untouched."""
 
 

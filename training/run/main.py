@@ -355,10 +355,10 @@ class Run:
         def write() -> None:
             folder.mkdir(parents=True, exist_ok=True)
             needed = checkpoint.count_bytes(state_dict)
-            advice = checkpoint.advise_on_space(self.arguments)
+            advise = partial(checkpoint.advise_on_space, self.arguments)
             with (
                 atomic.atomic_folder(folder / "model") as temporary,
-                explain_full_disk(f"the model {folder / 'model'}", temporary, needed, advice),
+                explain_full_disk(f"the model {folder / 'model'}", temporary, needed, advise),
             ):
                 config = self.accelerator.unwrap_model(self.session.model).config
                 weights = results.save_model(config, self.tokenizer, state_dict, temporary)

@@ -6,6 +6,7 @@ import os
 import pytest
 
 from hub.base import disk
+from hub.base.atomic import write_bytes
 from hub.base.commands import report
 from hub.base.disk import FullDiskError, describe_full_disk, explain_full_disk, find_full_disk
 
@@ -69,7 +70,7 @@ def test_the_error_says_what_to_remove_and_others_pass(tmp_path, free):
     expected = "the model could not be written: the disk is full: 5 kB are needed and 5 kB are missing; remove it"
     with (
         pytest.raises(FullDiskError, match=expected) as caught,
-        explain_full_disk("the model", tmp_path / "none", 5_000, "remove it"),
+        explain_full_disk("the model", tmp_path / "none", 5_000, lambda: "remove it"),
     ):
         raise Exception("No space left on device (os error 28)")
     assert caught.value.exit_status == 3
@@ -81,6 +82,19 @@ def test_a_command_names_the_file_that_was_written(tmp_path, free, capsys):
     free(1_000)
     copied = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(tmp_path / "from"), None, str(tmp_path / "to"))
     assert report(copied) == 3
-    assert capsys.readouterr().err == f"error: {tmp_path / 'to'}: the disk is full: 1 kB are free\n"
+    assert (
+        capsys.readouterr().err
+        == f"error: {tmp_path / 'to'}: the disk is full: 1 kB are free; remove what you do not need there\n"
+    )
     assert report(OSError(errno.EIO, "Input/output error", "file")) == 3
     assert capsys.readouterr().err == "error: file: Input/output error\n"
+
+
+def test_a_file_that_finds_no_room_is_named(tmp_path, monkeypatch):
+    def fail(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match=r"No space left on device: '.*config\.json'$"):
+        write_bytes(tmp_path / "config.json", b"{}")
+    assert not list(tmp_path.iterdir())

@@ -119,6 +119,7 @@ def test_a_stream_that_fails_now_and_then_gets_the_rest():
     shaky = Shaky()
     for text in ("one ", "lost", "two"):
         stream = GuardedStream(shaky)
+        stream.write("")
         stream.write(text)
         stream.end()
     stream.write(", kept by a library")
