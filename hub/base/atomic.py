@@ -28,8 +28,10 @@ def write_bytes(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno is not None:  # else a full disk would not say which file
+            raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
         raise
     sync(path.parent)
 

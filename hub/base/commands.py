@@ -1,13 +1,14 @@
 """Shared parts of all commands: the mapping from errors to exit statuses, `--version`, and common options.
 
 0 is done, 1 failed work or a result not to be trusted, 2 bad input, 3 a failed machine (disk, memory, a damaged
-file), 4 not all pushed, 130 and 143 interrupted. An error of ours is one line on standard error; a bug keeps its
+file), 4 not all pushed, 129, 130 and 143 interrupted. An error of ours is one line on standard error; a bug keeps its
 traceback.
 """
 
 from __future__ import annotations
 
 import ast
+import os
 import re
 import signal
 from collections.abc import Callable, Mapping
@@ -21,7 +22,9 @@ import typer
 import typer.core
 
 from hub.base import units
+from hub.base.disk import describe_full_disk, find_full_disk
 from hub.base.errors import Given, InputError, redacted, unknown
+from hub.base.output import guard_output
 
 NOT_TRUSTED = FAILED = 1
 BAD_INPUT, MACHINE_FAILED = 2, 3
@@ -58,9 +61,14 @@ def report(error: BaseException, said: str | None = None) -> int:
     status = status_of(error)
     if status is None:
         raise error
-    of_a_file = isinstance(error, OSError) and error.filename and error.strerror
-    if of_a_file:
-        said = f"{error.filename}: {error.strerror}"  # type: ignore[attr-defined]
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        is_full = find_full_disk(error) is not None
+        # Of a copy, the second file is the one that was written.
+        path = Path(os.fsdecode((is_full and error.filename2) or error.filename))
+        reason = error.strerror
+        if is_full:
+            reason = f"{describe_full_disk(error, path)}; remove what you do not need there"
+        said = f"{path}: {reason}"
     message = (str(error) if said is None else said) or type(error).__name__
     text = "interrupted" if isinstance(error, KeyboardInterrupt) else f"error: {message}"
     typer.secho(redacted(text), err=True, fg="red")
@@ -94,13 +102,14 @@ class _Command(typer.core.TyperCommand):
     """A command that ends with the exit status of its error, whose message names options as they are typed."""
 
     def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except (Exception, KeyboardInterrupt) as error:
-            of_typer = type(error).__module__.startswith(("click", "typer"))
-            if of_typer or isinstance(error, BrokenPipeError):
-                raise  # typer prints usage errors, and ends quietly where the reader of a pipe has gone
-            raise typer.Exit(report(error, worded(error, self))) from None
+        with guard_output("stderr"):
+            try:
+                return super().invoke(ctx)
+            except (Exception, KeyboardInterrupt) as error:
+                of_typer = type(error).__module__.startswith(("click", "typer"))
+                if of_typer or isinstance(error, BrokenPipeError):
+                    raise  # typer prints usage errors, and ends quietly where the reader of a pipe has gone
+                raise typer.Exit(report(error, worded(error, self))) from None
 
 
 class _Commands(typer.core.TyperGroup):

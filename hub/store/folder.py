@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hub.base import atomic, checksums
+from hub.base.disk import explain_full_disk
 from hub.base.errors import ConflictError, FilesError, IntegrityError, NotFoundError
 from hub.base.markdown import tags_of
 from hub.store.base import COMMIT, MAX_READ_BYTES, Change, CopyOf, Head, Kind, Store, StoredFile, checked_name
@@ -95,15 +96,17 @@ class LocalStore(Store):
         commits = {content.commit for content in changes.values() if isinstance(content, CopyOf)}
         sources = {commit: self.folder(head.kind, head.repo, commit) for commit in commits}
 
+        needed = sum(_size_of(content) for content in changes.values())
         # Of an index; a card is for people to edit.
         noted = {name: c for name, c in changes.items() if isinstance(c, bytes) and not name.endswith(".md")}
 
         def write(target: Path) -> None:
             if head.kind == "dataset":
                 checksums.note(target, noted)
-            for name, content in changes.items():
-                _change(target / name, content, sources)
-            atomic.sync(target)
+            with explain_full_disk(f"the release {folder}", target, needed):
+                for name, content in changes.items():
+                    _change(target / name, content, sources)
+                atomic.sync(target)
             self._check(head, changes, self._files_in(target), sha256)
 
         if head.commit:
@@ -180,6 +183,13 @@ def _change(path: Path, content: Change, sources: Mapping[str, Path]) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _size_of(content: Change) -> int:
+    """Bytes that a change writes, but for copies within the store, which may be links."""
+    if isinstance(content, Path):
+        return content.stat().st_size
+    return len(content) if isinstance(content, bytes) else 0
 
 
 def _content_id(folder: Path) -> str:

@@ -23,6 +23,7 @@ from pathlib import Path
 from filelock import Timeout
 
 from hub.base.commands import BAD_INPUT, report
+from hub.base.disk import explain_full_disk
 from training.configuration.arguments import ConfigurationError
 from training.data.cache import WITHOUT_TEXT, CorruptCacheError, TokenCache
 from training.data.filling import Share, build, lock_of, tokenise_groups
@@ -36,6 +37,7 @@ _POLL_SECONDS = 0.05
 _LOCK_SECONDS = 0.5  # between two attempts on the lock
 _REPORT_SECONDS = 10  # of waiting before it is reported, and again every time it has doubled
 _CHECK_SECONDS = 1.0  # that a start waits for checksums; the rest are compared beside it
+_ADVICE = "remove what you do not need, such as token caches beside it, and start again: finished shards are kept"
 _MAX_DEATHS = 3  # of builders that made no shard, before the error is raised
 
 
@@ -273,16 +275,22 @@ def main() -> int:
     folder = Path(task["folder"])
     try:
         source = TextSource(**task["source"])
-        if task["share"] is not None:
-            tokenise_groups(source, folder, Share(*task["share"]), task["until_tokens"])
-            return 0
-        with lock_of(folder, timeout=1):
-            build(source, folder, task["until_tokens"])
+        with explain_full_disk("its tokens", folder, _needed_bytes(folder, task["until_tokens"]), lambda: _ADVICE):
+            if task["share"] is not None:
+                tokenise_groups(source, folder, Share(*task["share"]), task["until_tokens"])
+                return 0
+            with lock_of(folder, timeout=1):
+                build(source, folder, task["until_tokens"])
     except Timeout:
         return _BUSY
     except Exception as error:
         return report(error)
     return 0
+
+
+def _needed_bytes(folder: Path, until_tokens: int | None) -> int | None:
+    """Bytes of a cache that holds so many tokens; None where it is not known how many there are."""
+    return until_tokens and until_tokens * TokenCache(folder).dtype.itemsize
 
 
 def _end_with_parent(parent: int) -> None:

@@ -23,6 +23,9 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 
 from hub.base import atomic
 from hub.base.atomic import sha256_of, sync
+from hub.base.disk import WriteError, describe_full_disk, share_disk, size_of
+from hub.base.units import format_bytes
+from training.configuration.arguments import TrainingArguments
 from training.configuration.schedule import Branch
 from training.run.progress import Progress
 
@@ -34,7 +37,7 @@ _KEPT = 2
 _THREADS = 4  # that compute checksums
 
 
-class CheckpointError(OSError):
+class CheckpointError(WriteError):
     """A checkpoint could not be written; those before it are untouched."""
 
 
@@ -116,6 +119,24 @@ def remove_leftovers(folder: Path) -> None:
 # -- state
 
 
+def count_bytes(state: Any) -> int:
+    """Bytes of all tensors in nested dicts and lists, on whatever processes they are."""
+    if isinstance(state, torch.Tensor):
+        return state.numel() * state.element_size()
+    parts = state.values() if isinstance(state, dict) else state if isinstance(state, list) else ()
+    return sum(map(count_bytes, parts))
+
+
+def advise_on_space(arguments: TrainingArguments) -> str:
+    """Say what a run's user may remove when its disk is full."""
+    run, caches = Path(arguments.run.output_dir).absolute(), Path(arguments.data.cache_dir)
+    things = [f"trunk/step* of finished runs in {run.parent}"]
+    if share_disk(run, caches):
+        things.append(f"unused token caches ({caches} holds {format_bytes(size_of(caches))})")
+    listed = " or ".join(things)
+    return f"remove what you do not need, such as {listed}, and start again: nothing that was saved is lost"
+
+
 def _state_of(session, with_optimizer: bool) -> dict:
     """Model and optimizer by the parameters' names, which are the same however the model is wrapped.
 
@@ -164,9 +185,10 @@ class CheckpointWriter:
         self.wait()
         accelerator, alone = self._session.accelerator, self._group is None
         state = _state_of(self._session, any(optimizer.state for optimizer in self._session.optimizers))
+        n_bytes = count_bytes(state)
         if not (accelerator.is_main_process or accelerator.is_fsdp2):
             state = {}  # all processes have the same; the main one copies and writes it
-        writer = _FolderWriter(path_of(folder, progress.step), progress, pinned, sync_files=not alone)
+        writer = _FolderWriter(path_of(folder, progress.step), progress, pinned, n_bytes, sync_files=not alone)
         future = dcp.async_save(state, storage_writer=writer, process_group=self._group, no_dist=alone)
         self._pending = writer, future
         if not self._asynchronous:
@@ -181,10 +203,15 @@ class CheckpointWriter:
         try:
             future.result()
         except (OSError, RuntimeError, dcp.api.CheckpointException) as error:
+            # torch does not always say that the disk is full. What was written is counted before it is removed.
+            reason = describe_full_disk(error, writer.temporary, writer.n_bytes)
             if self._session.accelerator.is_main_process:
                 shutil.rmtree(writer.temporary, ignore_errors=True)
-            free = shutil.disk_usage(writer.target.parent).free  # torch does not always say that the disk is full
-            reason = f"{_reason(error)} ({free:,} bytes are free there)"
+            if reason is not None:
+                reason += f"; {advise_on_space(self._session.arguments)}"
+            else:
+                free = shutil.disk_usage(writer.target.parent).free
+                reason = f"{_reason(error)} ({free:,} bytes are free there)"
             raise CheckpointError(f"the checkpoint {writer.target} could not be written: {reason}") from error
 
     def close(self) -> None:
@@ -202,8 +229,9 @@ class CheckpointWriter:
 class _FolderWriter(dcp.FileSystemWriter):
     """Writes the checkpoint `target` under a temporary name, and renames it when all is on disk."""
 
-    def __init__(self, target: Path, progress: Progress, pinned: Collection[int], sync_files: bool):
+    def __init__(self, target: Path, progress: Progress, pinned: Collection[int], n_bytes: int, sync_files: bool):
         self.target, self.temporary = target, target.with_name(f".{target.name}.tmp")
+        self.n_bytes = n_bytes
         self._progress, self._pinned = json.dumps(asdict(progress)), pinned
         # One thread: an error in another of torch's writing threads is lost, and the checkpoint with it.
         # `finish` syncs what this machine wrote; what others wrote only they can.

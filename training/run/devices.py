@@ -12,6 +12,7 @@ import re
 import resource
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -71,6 +72,9 @@ def make_accelerator(run: RunArguments):
     _check_equal_environments(accelerator)
     if accelerator.is_main_process:
         _announce(accelerator, is_sharded)
+    if accelerator.state.fork_launched:
+        # The fork of a notebook lacks the notebook's threads of OpenMP, and would wait for them for ever.
+        torch.set_num_threads(1)
     return accelerator
 
 
@@ -137,6 +141,17 @@ def _fsdp_plugin():
     )
 
 
+def has_process_group() -> bool:
+    """Whether somebody has started the group of the processes, such as Ray, who then also ends it."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def end_processes(accelerator, keep_group: bool) -> None:
+    """End the group of the processes, if a run started it."""
+    if not keep_group:
+        accelerator.end_training()
+
+
 def any_process(accelerator, *flags: bool) -> list[bool]:
     """Whether each flag is set on any process; collective."""
     if accelerator.num_processes == 1:  # without waiting for the device
@@ -178,7 +193,7 @@ def on_main(accelerator, function: Callable[[], Any]) -> Any:
 
 
 class StopSignal:
-    """Remembers the first SIGINT or SIGTERM in `number`, for the loop to stop between two steps.
+    """Remembers the first SIGINT, SIGTERM or SIGHUP in `number`, for the loop to stop between two steps.
 
     The launcher's end counts as a SIGTERM: `accelerate launch` of one process dies without passing the signal on.
     """
@@ -191,10 +206,24 @@ class StopSignal:
             words = psutil.Process(parent).cmdline()
         is_launcher = _LAUNCHERS & {Path(word).name for word in words[:3]}
         self._launcher = parent if is_launcher else None  # a shell may end before what it started
+        self._handlers: dict[int, Any] = {}  # that were there before
 
     def install(self) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._remember)
+        """Listen to signals, which only the main thread of a process may ask for."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+            numbers.append(signal.SIGHUP)
+        for number in numbers:
+            self._handlers[number] = signal.signal(number, self._remember)
+
+    def uninstall(self) -> None:
+        """Put the handlers back that were there before."""
+        for number, handler in self._handlers.items():
+            if handler is not None:  # one that was not set from Python cannot be
+                signal.signal(number, handler)
+        self._handlers.clear()
 
     def requested(self) -> bool:
         """Whether to stop."""

@@ -43,6 +43,7 @@ def dry_run(arguments: TrainingArguments, console: Console | None = None) -> int
         OutOfMemory: a step cannot fit, or did not; says what to try.
     """
     a = settled(arguments)
+    found_group = devices.has_process_group()
     accelerator = devices.make_accelerator(a.run)
     check_layout(a, accelerator)
     a.check_processes(Layout.of(accelerator, a.run).readers)
@@ -58,7 +59,7 @@ def dry_run(arguments: TrainingArguments, console: Console | None = None) -> int
         result, seconds = timed_step(session)
     _show(console, _measured(session, result, seconds, predicted))
     accelerator.wait_for_everyone()
-    accelerator.end_training()
+    devices.end_processes(accelerator, keep_group=found_group)
     return 0
 
 

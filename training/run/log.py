@@ -1,5 +1,6 @@
 """Outputs during training: a progress bar, a JSON line every few steps, Accelerate's trackers, a profiler trace.
 
+None of them can end a training that has begun, or delay it: neither a full disk nor a service that does not answer.
 Trunk and branches each have a tracker run of their own, in the sweep's project and a group of size and seed, over
 tokens: in a shared one a branch's steps would go backwards, and wandb drops such steps.
 """
@@ -9,15 +10,21 @@ from __future__ import annotations
 import json
 import logging
 import math
+import queue
 import secrets
+import threading
+import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from concurrent.futures import Future
+from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from statistics import median
 
 import torch
 
 from hub.base.atomic import write_bytes, write_json
+from hub.base.disk import describe_full_disk
 from hub.base.errors import secret_in
 from hub.base.progress import progress_line
 from hub.record.run_record import RunRecord
@@ -32,6 +39,8 @@ logger = logging.getLogger(__name__)
 
 NAME = "log.jsonl"
 MAX_BYTES = 4_000_000  # of a released log
+_MOST_CALLS = 10_000  # of trackers that wait
+_CLOSE_SECONDS = 30.0  # that the end of a run waits for trackers
 _EVENTS = ("skipped_batch", "loss_spike", "eval_loss", "off_track")  # their lines stay in a thinned log
 
 
@@ -54,13 +63,15 @@ class StepLog(ExitStack):
         folder: Path,
         start_step: int,
         end_step: int,
+        trackers: Trackers,
         forecast: Callable[[list[dict]], RunForecast] | None = None,
     ):
         super().__init__()
         a, arch, accelerator = session.arguments, session.architecture, session.accelerator
         self.session, self.ramp = session, session.schedule.ramp
         start_tokens = self.ramp.tokens(start_step)
-        self.trackers = Trackers(accelerator, a, folder, start_tokens)
+        self.trackers = trackers
+        trackers.begin(folder, start_tokens)
         # step, wall seconds and data wait at the last line
         self._since: tuple[int, float | None, float] = (start_step, None, session.data.wait_seconds)
         self.callback(self.trackers.finish)
@@ -68,9 +79,12 @@ class StepLog(ExitStack):
         if accelerator.is_main_process:
             path = folder / NAME
             lines = [(text, line) for text, line in read_lines(path) if line["step"] <= start_step]
-            write_bytes(path, b"".join(text for text, _ in lines))
+            content = b"".join(text for text, _ in lines)
+            if not path.exists() or path.read_bytes() != content:  # a full disk may not hold it twice
+                write_bytes(path, content)
             self.forecast = forecast([line for _, line in lines]) if forecast else None
-            self._file = self.enter_context(path.open("a", encoding="utf-8"))
+            self._file = LineFile(path)
+            self.callback(self._file.close)
         name = f"d{arch.d_model} E{arch.experts} {folder.name.partition('-')[0]}"
         shown = a.run.progress and accelerator.is_main_process
         bar = progress_line(name, self.ramp.tokens(end_step), "tok", shown, done=start_tokens)
@@ -117,8 +131,7 @@ class StepLog(ExitStack):
         not_finite = {name for name, value in line.items() if isinstance(value, float) and not math.isfinite(value)}
         line |= dict.fromkeys(not_finite)  # JSON has no NaN
         if self._file is not None:
-            self._file.write(json.dumps(line) + "\n")
-            self._file.flush()
+            self._file.write(json.dumps(line))
         self.trackers.log(line)
 
     def _line(self, progress: Progress, result: StepResult, rate: float) -> dict:
@@ -154,6 +167,35 @@ class StepLog(ExitStack):
         return line
 
 
+class LineFile:
+    """Appends lines to a file, each at once; what a full disk does not take is written with a later line."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._file = path.open("ab", buffering=0)
+        self._waiting = b""
+
+    def write(self, line: str) -> None:
+        was_waiting = bool(self._waiting)
+        self._waiting += line.encode() + b"\n"
+        try:
+            while self._waiting:
+                written = self._file.write(self._waiting)
+                self._waiting = self._waiting[written:]
+        except OSError as error:
+            if not was_waiting:
+                reason = describe_full_disk(error, self._path) or error
+                logger.warning("%s: %s; its lines wait for room, and training goes on", self._path, reason)
+
+    def close(self) -> None:
+        if self._waiting:
+            logger.warning("%s lacks its last lines: %d bytes could not be written", self._path, len(self._waiting))
+        try:
+            self._file.close()
+        except OSError as error:  # a network's file system may say so only now
+            logger.warning("%s: %s", self._path, error)
+
+
 # -- trackers
 
 
@@ -169,29 +211,113 @@ def check_trackers(names: list[str]) -> None:
 
 
 class Trackers:
-    """The tracker runs of a trunk or branch; other processes than the main one log nothing.
+    """The tracker runs of a trunk and its branches, one after the other; on other processes than the main one, none.
 
-    Raises ConfigurationError on all processes if one cannot be started, say because its service refuses the login.
+    A thread makes all their calls: one that fails or does not return costs the tracker's lines, and no time. Only the
+    first start is waited for.
     """
 
-    def __init__(self, accelerator, arguments: TrainingArguments, folder: Path, start_tokens: int):
-        self._started: list = []
-        if arguments.run.trackers:
-            on_main(accelerator, lambda: self._start(arguments, folder, start_tokens))
+    def __init__(self, accelerator, arguments: TrainingArguments):
+        self._accelerator, self._arguments = accelerator, arguments
+        self._started: list = []  # of the thread
+        self._calls: queue.Queue[Callable[[], None] | None] = queue.Queue(_MOST_CALLS)
+        self._thread: threading.Thread | None = None
+        self._has_dropped = False
+
+    def begin(self, folder: Path, start_tokens: int) -> None:
+        """Begin the tracker runs of a trunk or branch; collective.
+
+        Raises ConfigurationError on all processes if one of the first cannot be started, say because its service
+        refuses the login. Where training has begun, it is a warning.
+        """
+        if not self._arguments.run.trackers:
+            return
+        if self._thread is not None:
+            self._call(partial(self._start_again, folder, start_tokens))
+            return
+        self._thread = threading.Thread(target=self._work, name="trackers", daemon=True)
+        outcome: Future[None] = Future()
+
+        def start() -> None:
+            try:
+                self._start(self._arguments, folder, start_tokens)
+            except BaseException as error:
+                outcome.set_exception(error)
+            else:
+                outcome.set_result(None)
+
+        def wait() -> None:
+            self._thread.start()
+            self._call(start)
+            outcome.result()
+
+        on_main(self._accelerator, wait)
 
     def log(self, line: dict) -> None:
         """Log the numbers of a line of the step log; the load of the experts as its summary for every layer."""
+        self._call(partial(self._log, line))
+
+    def finish(self) -> None:
+        """End the tracker runs, so that the next branch begins its own."""
+        self._call(self._finish)
+
+    def close(self) -> None:
+        """Wait a moment for the calls that are not yet made, and make no more."""
+        if self._thread is None or not self._thread.is_alive():
+            return
+        deadline = time.monotonic() + _CLOSE_SECONDS
+        with suppress(queue.Full):
+            self._calls.put(None, timeout=_CLOSE_SECONDS)
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        if self._thread.is_alive():
+            seconds = f"{_CLOSE_SECONDS:.0f} s"
+            logger.warning("run.trackers: not ready after %s, and left alone; log.jsonl has all lines", seconds)
+
+    def _call(self, function: Callable[[], None]) -> None:
+        """Have the thread call a function."""
+        if self._thread is None:
+            return
+        try:
+            self._calls.put_nowait(function)
+        except queue.Full:
+            if not self._has_dropped:
+                logger.warning("run.trackers: too slow, so that they miss lines; log.jsonl has all of them")
+            self._has_dropped = True
+
+    def _work(self) -> None:
+        while (function := self._calls.get()) is not None:
+            function()
+
+    # -- in the thread
+
+    def _start_again(self, folder: Path, start_tokens: int) -> None:
+        try:
+            self._start(self._arguments, folder, start_tokens)
+        except (OSError, ValueError) as error:  # of its files, or as `begin` raises it
+            logger.warning("%s; training goes on without it", error)
+
+    def _log(self, line: dict) -> None:
         values = {name: value for name, value in line.items() if isinstance(value, (int, float)) and name != "step"}
         values["updates"] = line["step"]
         for layer, row in enumerate(line.get("tokens_per_expert", ())):
             values[f"expert_load_max_over_mean/layer{layer:02d}"] = balance([row])
-        for tracker in self._started:  # wandb counts steps, and is told to draw over the tokens
-            tracker.log(values, step=line["step" if tracker.name == "wandb" else "tokens"])
+        for tracker in [*self._started]:  # wandb counts steps, and is told to draw over the tokens
+            try:
+                tracker.log(values, step=line["step" if tracker.name == "wandb" else "tokens"])
+            except (Exception, SystemExit) as error:  # each service has errors of its own
+                self._started.remove(tracker)
+                reason = " ".join(str(error).split()) or type(error).__name__
+                text = "run.trackers: %s failed and gets no more lines of this run: %s; log.jsonl has all of them"
+                logger.warning(text, tracker.name, reason)
 
-    def finish(self) -> None:
-        """End the tracker runs, so that the next branch begins its own."""
+    def _finish(self) -> None:
         while self._started:
-            self._started.pop().finish()
+            tracker = self._started.pop()
+            try:
+                tracker.finish()
+            except (Exception, SystemExit) as error:
+                reason = " ".join(str(error).split()) or type(error).__name__
+                logger.warning("run.trackers: %s could not finish: %s", tracker.name, reason)
 
     def _start(self, arguments: TrainingArguments, folder: Path, start_tokens: int) -> None:
         from accelerate.tracking import LOGGER_TYPE_TO_CLASS, filter_trackers
@@ -222,8 +348,8 @@ class Trackers:
                 self._started.append(tracker)
                 if is_new or tracker_name != "tensorboard":  # which would show the configuration as one more run
                     tracker.store_init_configuration(arguments.flat())
-            except Exception as error:  # each service has errors of its own
-                self.finish()
+            except (Exception, SystemExit) as error:  # each service has errors of its own
+                self._finish()
                 reason = " ".join(str(error).split()) or type(error).__name__
                 raise ConfigurationError(f"run.trackers: {tracker_name} could not be started: {reason}") from error
             if tracker_name == "wandb":
@@ -251,9 +377,13 @@ class StepTrace:
         """Write the trace, if one was begun."""
         if self._profile is not None:
             profile, self._profile = self._profile, None
-            profile.stop()
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            profile.export_chrome_trace(str(self.path))
+            try:
+                profile.stop()
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                profile.export_chrome_trace(str(self.path))
+            except (OSError, RuntimeError) as error:
+                reason = describe_full_disk(error, self.path) or error
+                logger.warning("the trace %s could not be written: %s", self.path, reason)
 
 
 # -- the log that is released with a model

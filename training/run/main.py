@@ -19,6 +19,8 @@ from filelock import FileLock, Timeout
 
 from hub.base import atomic
 from hub.base.commands import report
+from hub.base.disk import explain_full_disk
+from hub.base.output import guard_output, log_to_stderr
 from hub.record.names import final_branch_name
 from hub.record.run_record import RunRecord
 from scaling_law import Law
@@ -29,12 +31,13 @@ from training.data import pins
 from training.data.tokenizer import load_tokenizer
 from training.run import checkpoint, inputs, releaser, results
 from training.run.checkpoint import CheckpointWriter
-from training.run.devices import StopSignal, any_process, make_accelerator, on_main
+from training.run.devices import StopSignal, any_process, end_processes, has_process_group, make_accelerator, on_main
 from training.run.dry_run import advice_on_memory, dry_run
 from training.run.environment import describe_environment
 from training.run.evaluation import HeldOutLoss, evaluate
 from training.run.forecast import RunForecast, law_of, read_lines
-from training.run.log import StepLog, StepTrace, write_log
+from training.run.log import StepLog, StepTrace, Trackers, write_log
+from training.run.process import borrow_process
 from training.run.progress import Progress, count
 from training.run.sharding import Layout, check_layout
 from training.run.step import make_session, train_step
@@ -49,20 +52,26 @@ def main(argv: list[str] | None = None) -> int:
     """The command. Returns the exit status of `hub.base.commands`, by which a scheduler can tell what to do.
 
     1 is a diverged run. After 3 a restart needs a change, though nothing saved is lost; 4: all is trained and saved;
-    130 or 143: stopped after saving, re-run to resume.
+    129, 130 or 143: stopped after saving, re-run to resume. May be called again, and from any thread.
     """
-    logging.basicConfig(format="%(levelname)s %(message)s")
-    logging.getLogger("training").setLevel(logging.INFO)
-    try:
-        arguments = parse_command_line(sys.argv[1:] if argv is None else argv)
-        inputs.check_inputs(arguments)
-        if arguments.run.dry_run:
-            return dry_run(arguments)
-        finishers = releaser.finishers(arguments)
-        trained = Run(arguments, finishers).execute()
-        return trained or max((finisher.exit_status for finisher in finishers), default=0)
-    except Exception as error:
-        return report(error)
+    with guard_output("stderr"), log_to_stderr("training"):
+        try:
+            arguments = parse_command_line(sys.argv[1:] if argv is None else argv)
+            inputs.check_inputs(arguments)
+            with borrow_process():
+                if arguments.run.dry_run:
+                    return dry_run(arguments)
+                with guard_output("stdout"):
+                    return _train_and_release(arguments)
+        except Exception as error:
+            return report(error)
+
+
+def _train_and_release(arguments: TrainingArguments) -> int:
+    """Train, and push what `run.push_to_hub` names; returns the exit status."""
+    finishers = releaser.finishers(arguments)
+    trained = Run(arguments, finishers).execute()
+    return trained or max((finisher.exit_status for finisher in finishers), default=0)
 
 
 def _status(why: str) -> tuple[str, str | None]:
@@ -98,6 +107,7 @@ class Run:
         self.stop = StopSignal()
 
         # The processes, and the commits of the data: one process asks for them, since upstream a commit may come.
+        self._found_group = has_process_group()
         self.accelerator = accelerator = make_accelerator(a.run)
         check_layout(a, accelerator)
         a, self.pins = on_main(accelerator, lambda: pins.pinned(a, self.folder))
@@ -123,6 +133,7 @@ class Run:
         self.writer = CheckpointWriter(self.session, a.run.async_checkpoints)
         trace = self.folder / "profile" / f"trace-{accelerator.process_index}.json.gz"
         self.trace = StepTrace(trace, a.run.profile_steps)
+        self.trackers = Trackers(accelerator, a)
 
     def execute(self) -> int:
         """Train the missing branches; returns the exit status of the command.
@@ -133,6 +144,7 @@ class Run:
             OutOfMemory: a step does not fit; says what to try.
         """
         with self._lock(), ExitStack() as stack:
+            stack.callback(self.stop.uninstall)
             stack.callback(self._close)
             ends = on_main(self.accelerator, self._begin)
             self.stop.install()
@@ -147,7 +159,7 @@ class Run:
                 status = 128 + (self.stop.number or signal.SIGTERM)
             self.accelerator.wait_for_everyone()  # else a process may tear the group down under another
             self.writer.close()
-            self.accelerator.end_training()
+            end_processes(self.accelerator, keep_group=self._found_group)
         return status
 
     def _lock(self) -> AbstractContextManager:
@@ -163,8 +175,10 @@ class Run:
     def _close(self) -> None:
         """Stop what runs beside the training."""
         finishers = self.finishers if self.accelerator.is_main_process else ()
-        for part in (self.trace, self.writer, self.data.tokens, self.held_out.tokens, *finishers):
-            getattr(part, "close", lambda: None)()
+        parts = (self.trace, self.writer, self.data.tokens, self.held_out.tokens, self.trackers, *finishers)
+        with ExitStack() as stack:  # which closes each of them, whatever happens to others
+            for part in reversed(parts):
+                stack.callback(getattr(part, "close", lambda: None))
 
     def _begin(self) -> dict[str, str]:
         """Check and note whose run the folder holds, and clean up after a kill; on the main process.
@@ -269,7 +283,7 @@ class Run:
         session.model.train()
         progress.add_environment(describe_environment())
         forecast = partial(self._forecast, branch, folder)
-        with StepLog(session, folder, progress.step, end_step, forecast) as log:
+        with StepLog(session, folder, progress.step, end_step, self.trackers, forecast) as log:
             started, before, saved_at = time.monotonic(), progress.wall_seconds, time.monotonic()
             while progress.step < end_step:
                 self.held_out.tokens.check()  # an error of the tokenising: better now than after the training
@@ -343,7 +357,12 @@ class Run:
 
         def write() -> None:
             folder.mkdir(parents=True, exist_ok=True)
-            with atomic.atomic_folder(folder / "model") as temporary:
+            needed = checkpoint.count_bytes(state_dict)
+            advise = partial(checkpoint.advise_on_space, self.arguments)
+            with (
+                atomic.atomic_folder(folder / "model") as temporary,
+                explain_full_disk(f"the model {folder / 'model'}", temporary, needed, advise),
+            ):
                 config = self.accelerator.unwrap_model(self.session.model).config
                 weights = results.save_model(config, self.tokenizer, state_dict, temporary)
                 record = results.run_record(self.session, branch, progress, folder.name, status, measured, weights)

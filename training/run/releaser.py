@@ -65,16 +65,12 @@ class Releaser:
     """
 
     def __init__(self, store: Store, license: str | None = None) -> None:
-        from huggingface_hub.utils import disable_progress_bars
-
         self.exit_status = 0
         self._store, self._license = store, license
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="hub-push")
         self._runs: list[tuple[Path, RunRecord]] = []
         self._pushes: list[Future[None]] = []
         self._refused = False  # whether it was said that the store lets nobody in
-        if os.environ.get("HF_HUB_DISABLE_PROGRESS_BARS") is None:
-            disable_progress_bars()  # those of uploads would break that of the training
 
     def __call__(self, model_folder: Path, record: RunRecord) -> None:
         """Queue the push of a model folder, which must stay as it is until `close`, and return at once."""

@@ -194,15 +194,18 @@ def run_sweep(
 
 
 def stop_on_signals() -> None:
-    """End by an exception at the first SIGINT or SIGTERM, so that `run_sweep` asks the runs to save and stop."""
+    """End by an exception at the first signal to stop, so that `run_sweep` asks the runs to save and stop."""
 
     def stop(number: int, _frame: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a scheduler may send it again
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a second Ctrl-C does not wait
         raise SystemExit(128 + number)
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+        signal.signal(signal.SIGHUP, stop)
 
 
 def write_configuration(run: SweepRun) -> Path:

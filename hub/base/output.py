@@ -1,0 +1,199 @@
+"""Standard output and error that can neither end nor delay the work: text that cannot be written is dropped.
+
+A closed terminal, a pipe whose reader has gone or does not read, and a log file on a full disk are the usual cases.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import select
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, TextIO
+
+_MOST_CHARACTERS = 1_000_000  # that wait to be written
+_LAST_SECONDS = 10.0  # that the end waits for them: a busy machine may need some
+
+
+class GuardedStream(io.TextIOBase):
+    """Writes to a stream in a thread; what the stream does not take is dropped. `None`: all of it."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream
+        self._descriptor = _descriptor_of(stream)
+        self._waiting: deque[str] = deque()
+        self._waiting_characters = 0  # those that are being written included
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._is_ended = False
+
+    def write(self, text: str) -> int:
+        if not isinstance(text, str):
+            raise TypeError(f"write() takes a str, not {type(text).__name__}")
+        if not text:  # as click asks whether a stream takes text
+            return 0
+        if self._is_ended:  # a library may have kept this stream
+            self._write_out(text)
+            return len(text)
+        with self._changed:
+            if self._waiting_characters + len(text) <= _MOST_CHARACTERS:
+                self._waiting.append(text)
+                self._waiting_characters += len(text)
+                self._changed.notify_all()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="output", daemon=True)
+                self._thread.start()
+        return len(text)
+
+    def flush(self) -> None:
+        """Do nothing: whoever flushes would wait for the stream."""
+
+    def end(self) -> None:
+        """Wait a moment for what is not yet written; from here on, text is written at once."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._waiting_characters, _LAST_SECONDS)
+            self._is_ended = True
+            self._changed.notify_all()
+        _discard_unwritten(self._stream, self._descriptor)
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._is_ended)
+                text = "".join(self._waiting)
+                self._waiting.clear()
+            if not text:
+                return
+            self._write_out(text)
+            with self._changed:
+                self._waiting_characters -= len(text)
+                self._changed.notify_all()
+
+    def _write_out(self, text: str) -> None:
+        if self._stream is None:
+            return
+        with suppress(OSError, ValueError):  # ValueError: it was closed
+            if self._descriptor is None:
+                self._stream.write(text)
+                self._stream.flush()
+                return
+            # Past the stream's buffer, whose lock a write that never ends would hold: Python could not end, either.
+            data = memoryview(text.encode(self._stream.encoding, "backslashreplace"))
+            while data:
+                try:
+                    data = data[os.write(self._descriptor, data) :]
+                except BlockingIOError:  # another program has made it so
+                    select.select([], [self._descriptor], [])
+
+    def writable(self) -> bool:
+        return True
+
+    def isatty(self) -> bool:
+        with suppress(AttributeError, ValueError):
+            return self._stream.isatty()  # type: ignore[union-attr]
+        return False
+
+    def fileno(self) -> int:
+        if self._stream is None:
+            raise io.UnsupportedOperation("fileno")
+        return self._stream.fileno()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return getattr(self._stream, "encoding", None) or "utf-8"
+
+    def __getattr__(self, name: str) -> Any:
+        """Get what else the stream has, such as its buffer, or what a notebook adds to it."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._stream, name)
+
+
+def _descriptor_of(stream: TextIO | None) -> int | None:
+    """The file descriptor of a stream that is a file, a pipe or a terminal; None of any other, say a notebook's."""
+    if isinstance(stream, io.TextIOWrapper):
+        with suppress(OSError, ValueError):
+            return stream.fileno()
+    return None
+
+
+def _discard_unwritten(stream: TextIO | None, descriptor: int | None) -> None:
+    """Empty the buffer of a stream that takes no text any more: else Python's own flush would fail at its end."""
+    if stream is None or descriptor is None:
+        return
+    try:
+        stream.flush()
+    except (OSError, ValueError):
+        with suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
+            kept = os.dup(descriptor)
+            os.dup2(nowhere.fileno(), descriptor)
+            try:
+                stream.flush()
+            finally:
+                os.dup2(kept, descriptor)
+                os.close(kept)
+
+
+@contextmanager
+def guard_output(*names: str) -> Iterator[None]:
+    """Make `sys.stdout`, `sys.stderr` or both guarded streams, and have the handlers of `logging` write to them."""
+    _fill_descriptors()
+    guarded = {}
+    for name in names:
+        stream = getattr(sys, name)
+        if not isinstance(stream, GuardedStream):
+            guarded[name] = stream, GuardedStream(stream)
+            setattr(sys, name, guarded[name][1])
+    for stream, guard in guarded.values():
+        _move_handlers(stream, guard)
+    try:
+        yield
+    finally:
+        for name, (stream, guard) in guarded.items():
+            if getattr(sys, name) is guard:
+                setattr(sys, name, stream)
+            _move_handlers(guard, stream)
+            guard.end()
+
+
+@contextmanager
+def log_to_stderr(package: str) -> Iterator[None]:
+    """Log warnings, and all that a package says, to standard error, unless the caller has handlers of its own."""
+    logger = logging.getLogger(package)
+    level = logger.level
+    logger.setLevel(logging.INFO)
+    handler = None if logging.root.handlers else logging.StreamHandler()
+    if handler is not None:
+        handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
+        logging.root.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        if handler is not None:
+            logging.root.removeHandler(handler)
+
+
+def _move_handlers(before: Any, after: Any) -> None:
+    loggers = [logging.root, *logging.root.manager.loggerDict.values()]
+    for handler in [handler for logger in loggers for handler in getattr(logger, "handlers", ())]:
+        # Not by `setStream`, which flushes the stream before.
+        if isinstance(handler, logging.StreamHandler) and handler.stream is before:
+            handler.stream = after
+
+
+def _fill_descriptors() -> None:
+    """Open the null device for each closed descriptor of input, output and errors.
+
+    Else a checkpoint would be opened in its place, and get what libraries write to it.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest one that is free
