@@ -93,6 +93,9 @@ class TextSource:
         listing = "\n".join(f"{name} {sha256}" for name, sha256 in _checksums(paths, checksums))
         return {"dataset": root.resolve().name, "revision": "sha256:" + _digest(listing)}
 
+    def check_formats(self) -> None:
+        """Raise InputError for a local folder of several formats, of which only one would be read."""
+
     def documents(self) -> Iterator[str]:
         """Yield the texts in order. Raises as `open`."""
         return (text for texts, _ in self.batches(_ROWS_AT_A_TIME) for text in texts)
