@@ -250,6 +250,9 @@ class DataArguments(_Section):
     """Fast tokenizer: Hub name or folder."""
     tokenizer_revision: str | None = None
     """Commit, branch or tag of the tokenizer; default as for the dataset."""
+    special_tokens: Literal["text", "tokens"] = "text"
+    """What the name of a special token, such as <|endoftext|>, is within a document: text, or that token, as in runs
+    begun before this option, which go on with it."""
     sequence_length: PositiveInt = PAPER.sequence_length
     """Tokens of a training sequence."""
     train_tokens: PositiveCount | None = None

@@ -19,7 +19,7 @@ from scaling_law.size.architecture import VOCAB_SIZE, Architecture
 from training.configuration import reading
 from training.configuration.arguments import SECTIONS, ConfigurationError, TrainingArguments
 from training.configuration.schedule import Branch, total_tokens
-from training.data.tokenizer import load_tokenizer
+from training.data.tokenizer import load_tokenizer, vocabulary_size
 from training.run.inputs import settled
 from training.run.model import architecture
 
@@ -265,6 +265,6 @@ def _vocab_size(tokenizer: str, revision: str | None) -> int | None:
     if (tokenizer, revision) == ("openai-community/gpt2", None):
         return VOCAB_SIZE
     try:
-        return len(load_tokenizer(tokenizer, revision))
+        return vocabulary_size(load_tokenizer(tokenizer, revision))
     except ConfigurationError:
         return None  # the run itself will say what is wrong

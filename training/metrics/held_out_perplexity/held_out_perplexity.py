@@ -103,9 +103,10 @@ def _token_ids(predictions, tokenizer, add_start_token):
         sequences = [tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"] for text in predictions]
     else:
         sequences = [list(ids) for ids in predictions]
+        largest = max(tokenizer.get_vocab().values())
         for i, ids in enumerate(sequences):
-            if wrong := [token for token in ids if not 0 <= token < len(tokenizer)]:
-                raise InputError(f"predictions[{i}]: {wrong[0]} is no token; ids go from 0 to {len(tokenizer) - 1}")
+            if wrong := [token for token in ids if not 0 <= token <= largest]:
+                raise InputError(f"predictions[{i}]: {wrong[0]} is no token; ids go from 0 to {largest}")
     if not add_start_token:
         return sequences
     start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
