@@ -152,7 +152,7 @@ def check_end_token(tokenizer, text_description: str, names: Iterable[str]) -> N
     for text in (*names, _RARE_LETTERS):
         try:
             ids = backend.encode(text, add_special_tokens=False).ids
-        except Exception:  # noqa: S112 (of a model without an unknown token; a document with such a text is refused)
+        except Exception:  # the model has no unknown token; a document with such a text is refused
             continue
         if tokenizer.eos_token_id in ids:
             raise ConfigurationError(

@@ -90,7 +90,7 @@ def settled(arguments: TrainingArguments) -> TrainingArguments:
 
 
 def with_data_as_begun(arguments: TrainingArguments) -> TrainingArguments:
-    """Return the arguments with special tokens in documents read as at the run's first start, unless they are given."""
+    """Return the arguments with `data.special_tokens` as given, or as at the run's first start."""
     before = _started(arguments)
     if not before or "special_tokens" in arguments.data.model_fields_set:
         return arguments
