@@ -39,10 +39,14 @@ _DAMAGE = (pa.ArrowException, UnicodeDecodeError, EOFError, zlib.error, gzip.Bad
 
 def format_of(file: str) -> str | None:
     """Return the format of a file or URL by its name: PARQUET, JSON, or None for another."""
-    name = file.partition("?")[0]
+    name = _without_query(file)
     if name.endswith(".parquet"):
         return PARQUET
     return JSON if name.endswith(_JSON_SUFFIXES) else None
+
+
+def _without_query(file: str) -> str:
+    return file.partition("?")[0] if "://" in file else file
 
 
 def open_file(file: str) -> BinaryIO:
@@ -93,7 +97,8 @@ def parquet_rows(file: ParquetFile, name: str, groups: range, columns: list[str]
     except Exception as error:
         if not is_damage(error):
             raise
-        raise InputError(f"data.dataset: row {number + 1:,} of {name} cannot be read: {_first_line(error)}") from error
+        place = f"at row {number + 1:,}" if isinstance(error, UnicodeDecodeError) else f"after row {number:,}"
+        raise InputError(f"data.dataset: {name} cannot be read {place}: {_first_line(error)}") from error
 
 
 def rows_before(file: ParquetFile, groups: range) -> int:
@@ -128,7 +133,7 @@ def json_rows(file: str) -> Iterator[dict[str, Any]]:
 
 def _numbered_lines(file: str, content: BinaryIO) -> Iterator[tuple[int, bytes]]:
     """Yield the lines of a file with their numbers, from 1, decompressed as its name says."""
-    name, number = file.partition("?")[0], 0
+    name, number = _without_query(file), 0
     if name.endswith(".gz"):
         content = gzip.GzipFile(fileobj=content)
     elif name.endswith(".zst"):
@@ -146,7 +151,7 @@ def _numbered_lines(file: str, content: BinaryIO) -> Iterator[tuple[int, bytes]]
 
 def _row_of(file: str, number: int, line: bytes) -> dict[str, Any]:
     try:
-        row = json.loads(line)
+        row = json.loads(line.strip())
     except (ValueError, RecursionError) as error:
         reason = getattr(error, "msg", error)
         raise InputError(f"data.dataset: {file}, line {number:,} is no JSON: {reason}") from error
