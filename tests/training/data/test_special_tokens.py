@@ -1,24 +1,28 @@
 """Text is text: no document gets the id of a special token, whatever the tokenizer; ids may have holes."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from tests.conftest import write_dataset
+from hub import RunRecord
+from tests.conftest import make_documents, write_dataset
 from tests.training.token_caches import prepare
-from training import ConfigurationError, TextSource
+from training import ConfigurationError, Run, TextSource
 from training.data.cache import AS_TEXT, TokenCache
 from training.data.filling import encoder
 from training.data.tokenizer import (
+    END_OF_TEXT,
     check_end_token,
     description,
     read_names_as_text,
     special_tokens,
     vocabulary_size,
 )
+from training.run.inputs import check_inputs, settled
 
 LETTERS = [*"abcdefghijklmnopqrstuvwxyz<>/[]|_ACDEKLMNPSU"]
 END, SEPARATOR = "</s>", "[SEP]"
@@ -200,3 +204,37 @@ def test_the_vocabulary_reaches_to_the_largest_id(tmp_path):
     assert cache.read(0, 3).tolist() == [7, 70_000, 3]
     values = json.loads(description(tokenizer))
     assert vocabulary_size(PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(values)))) == 90_001
+
+
+# -- runs that earlier versions began
+
+
+def finish(arguments) -> dict[int, RunRecord]:
+    """Run to the end; records by token count."""
+    check_inputs(arguments)
+    assert Run(arguments).execute() == 0
+    folders = Path(arguments.run.output_dir).glob("*/model")
+    return {record.tokens: record for record in map(RunRecord.load, folders)}
+
+
+def test_a_run_that_an_earlier_version_began_goes_on_with_its_own_tokens(tiny, tmp_path):
+    documents = [f"{text} {END_OF_TEXT} {text}" for text in make_documents(300, 0)]
+    write_dataset(tmp_path / "text", {"train": documents, "validation": documents[:40]})
+    data = {"data.dataset": str(tmp_path / "text"), "data.cache_dir": str(tmp_path / "cache")}
+    undisturbed = tiny(**data, data__special_tokens="tokens", run__output_dir=str(tmp_path / "undisturbed"))
+    expected = finish(undisturbed)
+    finish(tiny(**data, data__special_tokens="tokens", schedule__tokens=[1280]))
+    saved = tmp_path / "run" / "config.yaml"
+    saved.write_text(saved.read_text().replace("  special_tokens: tokens\n", ""))  # as it was written then
+    again = tiny(**data)
+    assert [settled(again).data.special_tokens, again.data.special_tokens] == ["tokens", "text"]
+    with pytest.raises(ConfigurationError, match=r"data.special_tokens: 'text', but .*config.yaml has 'tokens'"):
+        check_inputs(tiny(**data, data__special_tokens="text"))
+    caches = sorted(path.name for path in (tmp_path / "cache").glob("text-*"))
+    for tokens, record in finish(again).items():
+        assert (record.weights_sha256, record.dataset) == (expected[tokens].weights_sha256, expected[tokens].dataset)
+        assert record.eval_loss == expected[tokens].eval_loss
+    assert sorted(path.name for path in (tmp_path / "cache").glob("text-*")) == caches
+    assert "special_tokens: tokens" in saved.read_text()
+    now = finish(tiny(**data, run__output_dir=str(tmp_path / "now"), schedule__tokens=[1280]))[1280]
+    assert now.dataset.fingerprint != expected[1280].dataset.fingerprint
