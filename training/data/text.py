@@ -46,6 +46,7 @@ ORDER_RECIPE = {"drawn": "parts", "part_bytes": PART_BYTES, "group": GROUP}
 HELD_OUT_BUCKETS = 1000  # documents fall into this many buckets by the hash of their id
 _ROWS_AT_A_TIME = 64  # of `documents`
 _ROWS_FOR_COLUMNS = 64  # of a JSON file: if none of the first has the text column, the file lacks it
+_OTHER_SUFFIXES = {".txt", ".csv", ".tsv", ".arrow"}
 _NO_PLAIN_PATH = re.compile(r"[*?\[\]]|::|://")  # `datasets` takes such a path for a pattern or a URL
 
 
@@ -157,7 +158,8 @@ class TextSource:
             return True
         # Datasets without ids are split by their text; both are stable against reordering.
         key = str(row["id"]) if row.get("id") is not None else row[self.text_column]
-        bucket = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") % HELD_OUT_BUCKETS
+        digest = hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
+        bucket = int.from_bytes(digest[:8], "big") % HELD_OUT_BUCKETS
         return (bucket < self.held_out_buckets) == self.held_out
 
     def loading_options(self) -> tuple[str, dict]:
@@ -249,17 +251,22 @@ def _data_paths(root: Path) -> list[Path]:
 def _path_without_patterns(dataset: str) -> Iterator[tuple[str, Callable[[str], str]]]:
     """(name of a dataset for `datasets`, function: a file's path there -> its own path).
 
-    `datasets` takes folders with brackets, asterisks and such in their names for patterns. Under a plain name it gets
-    links to the files of such a folder.
+    `datasets` takes folders with brackets, asterisks and such in their names for patterns, and reads notes (.txt) as
+    data where these are more than the data files. Under a plain name it gets links to the files of such a folder.
     """
     root = Path(dataset).resolve()
-    if not root.is_dir() or not _NO_PLAIN_PATH.search(str(root)):
+    if not root.is_dir():
+        yield dataset, str
+        return
+    has_readme = (root / "README.md").exists()  # which may list files of any format
+    has_others = not has_readme and any(path.suffix in _OTHER_SUFFIXES for path in root.rglob("*"))
+    if not has_others and not _NO_PLAIN_PATH.search(str(root)):
         yield dataset, str
         return
     with TemporaryDirectory() as temporary:
         plain = Path(temporary).resolve()
         for path in root.rglob("*"):
-            if path.is_file():
+            if path.is_file() and (has_readme or format_of(path.name)):
                 link = plain / path.relative_to(root)
                 link.parent.mkdir(parents=True, exist_ok=True)
                 link.symlink_to(path)

@@ -103,6 +103,14 @@ def test_a_folder_of_any_name_is_read(tmp_path, name):
     assert sorted(documents(folder.parent, seed=1)) == sorted(TEXTS)
 
 
+def test_notes_beside_the_data_are_not_read(tmp_path):
+    notes = {f"{name}.txt": b"a note\n" for name in ("license", "notes", "more")}
+    assert (
+        documents(folder_of(tmp_path / "text", {"train.jsonl": b"".join(LINES), **notes, "a.csv": b"text\nno\n"}))
+        == TEXTS
+    )
+
+
 def test_a_name_with_brackets_is_no_pattern_for_other_folders(tmp_path):
     folder_of(tmp_path / "v1", {"train.jsonl": LINES[0]})
     assert documents(folder_of(tmp_path / "v[1]", {"train.jsonl": LINES[1]})) == TEXTS[1:2]
