@@ -35,7 +35,13 @@ from training.data.batches import SequenceOrder
 from training.data.cache import TokenCache, open_cache
 from training.data.filling import build, encoder, lock_of
 from training.data.text import TextSource
-from training.data.tokenizer import description, load_tokenizer, train_tokenizer
+from training.data.tokenizer import (
+    description,
+    load_tokenizer,
+    read_names_as_text,
+    special_tokens,
+    train_tokenizer,
+)
 from training.demo.corpus import build as build_corpus
 from training.run.main import Run
 from training.run.timing import arguments_of_steps
@@ -66,7 +72,8 @@ def map_and_pack(source: TextSource, tokenizer, path: Path, processes: int | Non
     rows = datasets.load_dataset(name, split=source.split, cache_dir=str(path.parent / "peer"), **options)
 
     def encode(batch: dict[str, list[str]]) -> dict[str, list[list[int]]]:
-        ids = tokenizer(batch[source.text_column], return_attention_mask=False)["input_ids"]
+        texts = batch[source.text_column]
+        ids = tokenizer(texts, return_attention_mask=False, split_special_tokens=True)["input_ids"]
         return {"ids": [[*one, tokenizer.eos_token_id] for one in ids]}
 
     encoded = rows.map(encode, batched=True, num_proc=processes, remove_columns=rows.column_names)
@@ -78,7 +85,8 @@ def map_and_pack(source: TextSource, tokenizer, path: Path, processes: int | Non
 
 def read_encode_write(source: TextSource, tokenizer, path: Path) -> None:
     """The work that cannot be left out, in one process that is already there."""
-    encode = encoder(description(tokenizer), tokenizer.eos_token_id, "<u2")
+    text_description = read_names_as_text(description(tokenizer), special_tokens(tokenizer))
+    encode = encoder(text_description, tokenizer.eos_token_id, "<u2")
     with path.open("wb") as file:
         for texts, _ in source.batches(256):
             file.write(b"".join(encode(texts)))

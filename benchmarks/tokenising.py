@@ -20,13 +20,14 @@ from pathlib import Path
 os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_PROGRESS_BARS="1", DATATROVE_COLORIZE_LOGS="0")
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from benchmarks.data_pipeline import SOURCE, corpus, map_and_pack
 from benchmarks.report import Options, Report, benchmark
 from training.data.cache import TokenCache, open_cache
 from training.data.filling import Share, tokenise_groups
 from training.data.text import TextSource
-from training.data.tokenizer import load_tokenizer
+from training.data.tokenizer import description, load_tokenizer, read_names_as_text, special_tokens
 
 
 def by_groups(source: TextSource, cache: TokenCache) -> np.ndarray:
@@ -46,12 +47,14 @@ def by_datatrove(source: TextSource, tokenizer, folder: Path) -> np.ndarray:
     from loguru import logger
 
     logger.remove()
-    tokenizer.backend_tokenizer.save(str(folder.with_suffix(".json")))
+    text_description = read_names_as_text(description(tokenizer), special_tokens(tokenizer))
+    folder.with_suffix(".json").write_text(text_description)
+    end = Tokenizer.from_str(text_description).id_to_token(tokenizer.eos_token_id)
     reader = ParquetReader(source.dataset, glob_pattern=f"{source.split}-*.parquet", text_key=source.text_column)
     writer = DocumentTokenizer(
         str(folder),
         tokenizer_name_or_path=str(folder.with_suffix(".json")),
-        eos_token=tokenizer.eos_token,
+        eos_token=end,
         shuffle_documents=False,
     )
     LocalPipelineExecutor([reader, writer], logging_dir=f"{folder}-logs", skip_completed=False).run()

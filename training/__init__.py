@@ -22,7 +22,17 @@ class MissingPackagesError(ModuleNotFoundError):
 
 
 def _check_packages() -> None:
-    needed = ("accelerate", "datasets", "psutil", "pyarrow", "safetensors", "tokenizers", "torch", "transformers")
+    needed = (
+        "accelerate",
+        "datasets",
+        "psutil",
+        "pyarrow",
+        "safetensors",
+        "tokenizers",
+        "torch",
+        "transformers",
+        "zstandard",
+    )
     missing = [name for name in needed if find_spec(name) is None]
     if not missing:
         return

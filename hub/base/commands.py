@@ -101,6 +101,10 @@ def worded(error: BaseException, command: Any) -> str:
 class _Command(typer.core.TyperCommand):
     """A command that ends with the exit status of its error, whose message names options as they are typed."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse words in which `~` is the home folder, also where a shell leaves it: `--output=~/law`, quotes."""
+        return super().parse_args(ctx, [_with_home(word) for word in args])
+
     def invoke(self, ctx: Any) -> Any:
         with guard_output("stderr"):
             try:
@@ -110,6 +114,13 @@ class _Command(typer.core.TyperCommand):
                 if of_typer or isinstance(error, BrokenPipeError):
                     raise  # typer prints usage errors, and ends quietly where the reader of a pipe has gone
                 raise typer.Exit(report(error, worded(error, self))) from None
+
+
+def _with_home(word: str) -> str:
+    option, is_option, value = word.partition("=~")
+    if is_option and option.startswith("--"):
+        return f"{option}={os.path.expanduser(f'~{value}')}"
+    return os.path.expanduser(word)
 
 
 class _Commands(typer.core.TyperGroup):

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from hub.base import atomic
 from hub.base.errors import InputError, RecordError
+from hub.base.paths import local_path
 
 SCHEMA_VERSION = 1  # of run records; here, where it is read without loading the schema
 MAX_RECORD_BYTES = 256 * 1024  # one record as JSON; real ones take about 3 KiB
@@ -60,8 +61,9 @@ def dumps(value: Any, *, indent: int | None = None) -> str:
 
 def write(path: str | Path, format: str, version: int, fields: Mapping[str, Any]) -> Path:
     """Write a JSON file that says its format and version, atomically; returns its path."""
-    atomic.write_bytes(Path(path), versioned(format, version, fields))
-    return Path(path)
+    file = local_path(path)
+    atomic.write_bytes(file, versioned(format, version, fields))
+    return file
 
 
 def versioned(format: str, version: int, fields: Mapping[str, Any]) -> bytes:
@@ -76,9 +78,10 @@ def read(path: str | Path, format: str, newest: int) -> dict[str, Any]:
         RecordError: it is a folder, not JSON, not of this format, or of a version above `newest`.
         OSError: the file cannot be read.
     """
-    if Path(path).is_dir():
+    file = local_path(path)
+    if file.is_dir():
         raise RecordError(f"{path}: a folder, not a file")
-    data = loads(Path(path).read_bytes(), what=str(path), max_bytes=MAX_FILE_BYTES)
+    data = loads(file.read_bytes(), what=str(path), max_bytes=MAX_FILE_BYTES)
     return checked(data, format, newest, str(path))
 
 

@@ -17,6 +17,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from hub.base import atomic, strict_json
 from hub.base.errors import FilesError, InputError, RecordError, problem_lines, redacted, secret_in
+from hub.base.paths import local_path
 from hub.base.strict_json import SCHEMA_VERSION
 
 MAX_TEXT = 4000  # characters of one text in an unknown field
@@ -277,7 +278,7 @@ class RunRecord(_Part):
     @classmethod
     def load(cls, path: str | Path) -> RunRecord:
         """Read a `run.json`, or the one in the folder `path`; FilesError if there is none."""
-        file = Path(path)
+        file = local_path(path)
         file = file / "run.json" if file.is_dir() else file
         try:
             with file.open("rb") as reader:
@@ -288,7 +289,7 @@ class RunRecord(_Part):
 
     def save(self, path: str | Path) -> Path:
         """Write `run.json` into the folder `path` (or to `path` itself if it ends in .json), atomically."""
-        file = Path(path)
+        file = local_path(path)
         file = file if file.suffix == ".json" else file / "run.json"
         atomic.write_bytes(file, self.to_json(indent=2).encode() + b"\n")
         return file

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import logging
+import os
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,6 +22,7 @@ from hub.base import atomic, checksums
 from hub.base.errors import FilesError, IntegrityError, NotFoundError, RecordError, UnavailableError, given
 from hub.base.inputs import shortened
 from hub.base.markdown import read_card
+from hub.base.paths import local_path
 from hub.record.names import index_name, repo_name
 from hub.record.run_record import RunRecord
 from hub.record.table import (
@@ -82,7 +84,7 @@ class RepositoryReference:
 
 def repository(source: str | Path) -> RepositoryReference | None:
     """The repository of the Hub that `source` names; None if it names a path here. FilesError for another `hf://`."""
-    text = str(source)
+    text = os.path.expanduser(source)
     explicit = text.startswith("hf://")
     if not explicit and (isinstance(source, Path) or Path(text).exists()):
         return None
@@ -139,7 +141,7 @@ def load_rows(
             raise type(error)(f"no file or folder {source} here; on the Hub: {error}") from error
     if revision is not None:
         raise FilesError(f"{source}: ", given("revision", revision), " only applies to a dataset on the Hub")
-    path = Path(str(source).removeprefix("file:"))
+    path = _local(source)
     if not path.exists():
         raise FilesError(f"{source}: no such file or folder{_near(path)}")
     files = _files_in(path) if path.is_dir() else [path]
@@ -148,6 +150,10 @@ def load_rows(
         raise FilesError(f"{path}: several sweeps ({names}); name one of these folders")
     rows = [row for file in files for row in _read(file, foreign, problems)]
     return LoadedRows(rows, path.name or str(source))
+
+
+def _local(source: str | Path) -> Path:
+    return local_path(str(source).removeprefix("file:"))
 
 
 def _near(path: Path) -> str:
@@ -240,7 +246,7 @@ def read_file(source: str | Path, name: str, revision: str | None = None, *, kin
     reference = repository(source)
     if reference is not None:
         return reference.store.read(kind, reference.name, name, revision or reference.revision)
-    file = Path(str(source).removeprefix("file:")) / name
+    file = _local(source) / name
     if not file.is_file():
         raise NotFoundError(f"{file} does not exist")
     return file.read_bytes()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import re
 import shutil
 import threading
@@ -342,7 +343,7 @@ def open_store(uri: str | Path, *, private: bool = False) -> Store:
     other = isinstance(uri, str) and re.match(r"[A-Za-z][A-Za-z0-9+.-]+:", uri) and not uri.startswith("file:")
     if other or not uri:  # such as of a shell's variable that is not set
         raise FilesError(f"store {uri!r}: allowed are a folder, file:FOLDER and hf://ORGANISATION")
-    path = text.removeprefix("file:")
+    path = os.path.expanduser(text.removeprefix("file:"))
     return LocalStore(Path("/" + path.lstrip("/") if path.startswith("//") else path))
 
 

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from hub.base.atomic import write_bytes
 from hub.base.errors import InputError
+from hub.base.paths import local_path
 from hub.base.units import format_count
 from scaling_law.figures.curves import Curve, loss_curve
 from scaling_law.formulas import Formula
@@ -100,7 +101,7 @@ def panels_or_new(axes: Any, count: int, width: float, height: float, **options:
 
 def save(drawn: Any, path: str | Path) -> Path:
     """Write what a figure function returned (axes or a figure) in the format of the suffix, one of `SUFFIXES`."""
-    target = Path(path)
+    target = local_path(path)
     if target.suffix.lower() not in SUFFIXES:
         raise InputError(f"path={str(path)!r}: the suffix must be one of {', '.join(SUFFIXES)}")
     suffix = target.suffix.lower().removeprefix(".")

@@ -26,6 +26,7 @@ from numpy.typing import ArrayLike
 
 from hub.base import strict_json
 from hub.base.errors import InputError, given, unknown
+from hub.base.paths import local_path
 from scaling_law.formulas.answers import span
 from scaling_law.formulas.conditions import Conditions, RangeCheck, rate_guard_of, rate_support_of
 from scaling_law.formulas.law import Values, check_level, positive
@@ -101,7 +102,7 @@ class LearningRateLaw:
     @classmethod
     def named(cls, name: str | Path) -> LearningRateLaw:
         """The published law of this name (see `published`), else that of a file."""
-        if Path(name).exists() and str(name) not in READINGS:
+        if local_path(name).exists() and str(name) not in READINGS:
             return cls.load(name)
         if str(name).partition(":")[0] not in (*READINGS, PUBLIC):
             raise InputError(f"{unknown('learning-rate law ', str(name), (*READINGS, PUBLIC))}, or the file of a law")

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import hub  # lazy: its rooms are imported when a law is read from the Hub
 from hub.base import strict_json
 from hub.base.errors import InputError, unknown
+from hub.base.paths import local_path
 from scaling_law.formulas import Conditions, Formula
 from scaling_law.formulas.repeated import Repetition
 from scaling_law.law_files import FILE_NAME, FORMAT, VERSION, law_to_dict, push_law
@@ -64,7 +65,7 @@ class Law(Formula):
 
         FileNotFoundError where there is none of these, ValueError where it holds no law, or one of another kind.
         """
-        path = Path(source)
+        path = local_path(source)
         try:
             content = path.read_bytes() if path.is_file() else hub.read_file(source, FILE_NAME, revision)
         except hub.NotFoundError as error:

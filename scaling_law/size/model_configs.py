@@ -23,6 +23,7 @@ import hub  # lazy: its rooms are imported when a file is read
 from hub.base import strict_json
 from hub.base.arithmetic import Arithmetic
 from hub.base.errors import InputError, unknown
+from hub.base.paths import local_path
 from scaling_law.size.architecture import Architecture, Span, check_size, selected_keys
 
 Config = Mapping[str, Any]
@@ -99,7 +100,7 @@ def read_model(source: str | Path | Config | Any, revision: str | None = None) -
 
 
 def _read(source: str | Path, revision: str | None) -> Any:
-    path = Path(source)
+    path = local_path(source)
     try:
         content = path.read_bytes() if path.is_file() else hub.read_file(source, FILE_NAME, revision)
     except hub.NotFoundError as error:

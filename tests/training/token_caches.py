@@ -7,9 +7,9 @@ from training.data.cache import TokenCache, open_cache
 from training.data.filling import build, lock_of
 
 
-def prepare(source: TextSource, tokenizer, cache_dir, max_tokens=None, until=None) -> TokenCache:
-    """The cache of a source, built here and now as far as `until`."""
-    cache = open_cache(source, tokenizer, cache_dir, max_tokens)
+def prepare(source: TextSource, tokenizer, cache_dir, max_tokens=None, until=None, **options) -> TokenCache:
+    """The cache of a source, built here and now as far as `until`; `options` are those of `open_cache`."""
+    cache = open_cache(source, tokenizer, cache_dir, max_tokens, **options)
     with lock_of(cache.folder, timeout=0):
         build(source, cache.folder, until)
     cache.refresh()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable
 from contextlib import suppress
@@ -68,6 +69,7 @@ PositiveCount = Annotated[Count, Field(gt=0)]
 Seed = Annotated[int, _must("lie between 0 and 4,294,967,295", lambda seed: 0 <= seed < 2**32)]
 Share = Annotated[float, _must("lie between 0 and 1", lambda share: 0 < share < 1)]
 _is_range = _must("be two steps, the second after the first", lambda s: not s or (len(s) == 2 and 0 <= s[0] < s[1]))
+LocalPath = Annotated[str, AfterValidator(os.path.expanduser)]  # of a file or folder, or a name on the Hub
 _names_a_repository = _must("be letters, digits, '.', '_' and '-'", re.compile(NAME_PATTERN).match)
 Compile = bool | Literal["auto"]
 License = Annotated[str, _must("be a licence of the Hub, such as mit, cc-by-4.0 or other", LICENSES.__contains__)]
@@ -103,7 +105,7 @@ class _Section(BaseModel):
 class RunArguments(_Section):
     """How a run is executed, and where its results go."""
 
-    output_dir: Annotated[str, _must("name a folder for this run", bool)] = ""
+    output_dir: Annotated[LocalPath, _must("name a folder for this run", bool)] = ""
     """Folder of this run: trunk, branches, checkpoints, logs."""
     sweep: Annotated[str, Field(max_length=32), _names_a_repository] = "run"
     """Name of the sweep that the run belongs to."""
@@ -138,7 +140,7 @@ class RunArguments(_Section):
     """Also evaluate after this many training tokens (trunk and branches), into the log."""
     release_tokens: list[PositiveCount] = []
     """Save an intermediate model with its record when the trunk has trained this many tokens."""
-    law: str | None = None
+    law: LocalPath | None = None
     """Law whose forecast of the final loss is shown and updated: published, a name that `scaling-law compare` lists, a
     folder, or a Hub repo."""
     stop_hopeless: bool = False
@@ -153,7 +155,7 @@ class RunArguments(_Section):
     """`FIRST LAST`: write a profiler trace of the steps from FIRST up to, but not including, LAST."""
     dry_run: bool = False
     """Print the plan and the cost of the run, make one step, and write nothing."""
-    push_to_hub: str | None = None
+    push_to_hub: LocalPath | None = None
     """Push branches as they finish: hf://ORGANISATION, or a folder."""
     private: bool = False
     """Create private repositories when pushing."""
@@ -232,7 +234,7 @@ def _ours_or_a_class(section: Any, ours: Callable[[Any], ModelArguments]) -> Mod
 class DataArguments(_Section):
     """What is trained on, how it is tokenised and in which order it is read."""
 
-    dataset: str = PAPER.dataset
+    dataset: LocalPath = PAPER.dataset
     """Dataset on the Hub, or a local folder or file."""
     dataset_config: str | None = None
     """Its configuration, such as sample-10BT."""
@@ -246,10 +248,13 @@ class DataArguments(_Section):
     """Documents of `split` held out, in thousandths, without a validation_split."""
     text_column: str = "text"
     """The column with the text."""
-    tokenizer: str = PAPER.tokenizer
+    tokenizer: LocalPath = PAPER.tokenizer
     """Fast tokenizer: Hub name or folder."""
     tokenizer_revision: str | None = None
     """Commit, branch or tag of the tokenizer; default as for the dataset."""
+    special_tokens: Literal["text", "tokens"] = "text"
+    """What the name of a special token, such as <|endoftext|>, is within a document: text, or that token, as in runs
+    begun before this option, which go on with it."""
     sequence_length: PositiveInt = PAPER.sequence_length
     """Tokens of a training sequence."""
     train_tokens: PositiveCount | None = None
@@ -263,7 +268,7 @@ class DataArguments(_Section):
     """shuffled: text is drawn across all files; stored: files are read one after the other."""
     order_seed: Seed = 0
     """Seed of the order `shuffled`; held-out text has the same order for every seed."""
-    cache_dir: str = "token-cache"
+    cache_dir: LocalPath = "token-cache"
     """Folder of the token caches."""
 
     @field_validator("held_out_per_mille")
@@ -317,7 +322,7 @@ class OptimizerArguments(_Section):
     """adamw; or muon for the hidden matrices, with adamw for embeddings, head, routers, norms and biases."""
     learning_rate: PositiveFloat | None = None
     """Peak learning rate; default: by the law."""
-    learning_rate_law: str = "code"
+    learning_rate_law: LocalPath = "code"
     """The learning-rate law: code or paper (readings of the paper's), public:LAB (of public grids), or a JSON file."""
     learning_rate_scale: PositiveFloat = 1.0
     """Multiplies the law's rate, for example for other batch sizes than the paper's."""

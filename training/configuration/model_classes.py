@@ -23,6 +23,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
 from hub.base.errors import InputError, unknown
+from hub.base.paths import local_path
 from hub.record.names import size_name
 from scaling_law.size.architecture import VOCAB_SIZE, Architecture
 from scaling_law.size.model_configs import FAMILIES, Model
@@ -64,7 +65,7 @@ class ModelClassArguments(BaseModel):
         fields = {name: _plain(value) for name, value in values.items()}
         settings = {name: fields.pop(name) for name in cls.model_fields if name in fields}
         if (kind := str(settings["type"])).endswith(".json"):
-            kind, of_file = _of_file(Path(kind))
+            kind, of_file = _of_file(local_path(kind))
             fields = of_file | fields
         if kind not in model_types():
             near = difflib.get_close_matches(kind, model_types(), n=1)

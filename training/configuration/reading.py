@@ -20,6 +20,7 @@ from pydantic import ValidationError
 
 from hub.base.commands import version
 from hub.base.errors import problem_lines
+from hub.base.paths import local_path
 from hub.record.names import size_name
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.recipe import ROWS
@@ -56,7 +57,7 @@ def parse_command_line(argv: list[str], output_dir: str = "") -> TrainingArgumen
 def read_yaml(path: str | Path, what: str) -> dict[str, Any]:
     """The mapping in a YAML or JSON file. Raises ConfigurationError, which names `what` the file is."""
     try:
-        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        values = yaml.safe_load(local_path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigurationError(
             f"{what}: {str(path)!r} cannot be read: {getattr(error, 'strerror', error)}"

@@ -21,11 +21,19 @@ import numpy as np
 from hub.base import atomic
 from hub.base.atomic import sha256_of, write_bytes
 from training.data.text import ORDER_RECIPE, Place, TextSource
-from training.data.tokenizer import description, fingerprint
+from training.data.tokenizer import (
+    check_end_token,
+    description,
+    fingerprint,
+    read_names_as_text,
+    special_tokens,
+    vocabulary_size,
+)
 
 FORMAT = 3
 SHARD_TOKENS = 1 << 24
 WITHOUT_TEXT = "rows-without-text.txt"
+AS_TEXT = "special_tokens_as_text"  # of a recipe; recipes of earlier versions lack it
 _OPEN_SHARDS = 256  # memory maps held at a time; a training window lies in a few
 
 
@@ -195,13 +203,23 @@ def read_group(folder: Path, start: int) -> dict:
         raise CorruptCacheError(path, "is damaged") from None
 
 
-def open_cache(source: TextSource, tokenizer, cache_dir: str | Path, max_tokens: int | None = None) -> TokenCache:
+def open_cache(
+    source: TextSource,
+    tokenizer,
+    cache_dir: str | Path,
+    max_tokens: int | None = None,
+    special_tokens_as_text: bool = True,
+) -> TokenCache:
     """The cache of a source, with its recipe on disk but possibly no tokens yet.
 
     It ends with the document that reaches `max_tokens`, and is another cache for another number; with None it ends
     where the data does, and is shared by all who want more or less of it. `cache_dir` holds all caches.
 
-    Raises as `TextSource.identify` and `TokenCache`, and CorruptCacheError for another recipe.
+    Without `special_tokens_as_text` it is the cache of earlier versions, in which a special token's name within a
+    document is that token.
+
+    Raises as `TextSource.identify`, `TextSource.check` and `TokenCache`, ConfigurationError for a tokenizer to which
+    text can be its end token, and CorruptCacheError for another recipe.
     """
     cache_dir = Path(cache_dir)
     dataset, tokenizer_json = source.identify(cache_dir / "checksums.json"), description(tokenizer)
@@ -211,12 +229,18 @@ def open_cache(source: TextSource, tokenizer, cache_dir: str | Path, max_tokens:
         "source": {**asdict(source), **dataset},
         "tokenizer": fingerprint(tokenizer_json),
         "eos_token_id": tokenizer.eos_token_id,
-        "dtype": "<u2" if len(tokenizer) <= 1 << 16 else "<u4",
+        "dtype": "<u2" if vocabulary_size(tokenizer) <= 1 << 16 else "<u4",
         "max_tokens": max_tokens,
         "order": ORDER_RECIPE,
     }
+    names = special_tokens(tokenizer)
+    if special_tokens_as_text:
+        recipe[AS_TEXT] = names
     folder = cache_dir / f"{Path(source.dataset).name}-{source.split}-{recipe_hash(recipe)[:16]}"
     if not (folder / "recipe.json").exists():
+        if special_tokens_as_text:
+            check_end_token(tokenizer, read_names_as_text(tokenizer_json, names), names)
+        source.check_formats()
         write_bytes(folder / "tokenizer.json", tokenizer_json.encode())
         group_file(folder, 0).touch()  # a network's file system would remember its absence
         atomic.write_json(folder / "recipe.json", recipe)  # last: a folder with a recipe is whole

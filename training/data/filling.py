@@ -23,9 +23,9 @@ from tokenizers import Tokenizer
 
 from hub.base import atomic
 from hub.base.errors import InputError
-from training.data.cache import WITHOUT_TEXT, CorruptCacheError, TokenCache, group_file, read_group
+from training.data.cache import AS_TEXT, WITHOUT_TEXT, CorruptCacheError, TokenCache, group_file, read_group
 from training.data.text import OpenText, Place, TextSource
-from training.data.tokenizer import fingerprint
+from training.data.tokenizer import fingerprint, read_names_as_text
 
 _BATCH_DOCUMENTS = 256  # encoded at a time, on all cores
 _CHARACTERS = 4_000_000  # encoded at once: `tokenizers` takes some 100 bytes a token, and a document may be a book
@@ -162,6 +162,7 @@ def _encoded(text: OpenText, start: Place, cache: TokenCache) -> Iterator[tuple[
         intact = False
     if not intact:
         raise CorruptCacheError(path, "is not the tokenizer of these tokens")
+    tokenizer = read_names_as_text(tokenizer, recipe.get(AS_TEXT, []))
     encode = encoder(tokenizer, recipe["eos_token_id"], recipe["dtype"])
     batches = text.batches(_BATCH_DOCUMENTS, start)
     with ThreadPoolExecutor(1) as thread:  # reads a batch while the one before it is encoded on all cores
@@ -182,7 +183,10 @@ def encoder(tokenizer_json: str, eos_token_id: int, dtype: str) -> Callable[[lis
         for end, text in enumerate(texts, start=1):
             characters += len(text)
             if characters > _CHARACTERS or end == len(texts):
-                encoded = tokenizer.encode_batch_fast(texts[begin:end], add_special_tokens=False)
+                try:
+                    encoded = tokenizer.encode_batch_fast(texts[begin:end], add_special_tokens=False)
+                except Exception as error:  # the library raises nothing narrower
+                    raise InputError(f"data.tokenizer: it cannot encode a document: {error}") from error
                 ids += [np.asarray([*one.ids, eos_token_id], dtype=dtype).tobytes() for one in encoded]
                 begin, characters = end, 0
         return ids

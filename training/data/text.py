@@ -6,37 +6,48 @@ tokens D with the crawl, so every prefix of a shuffled source is a sample of all
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import heapq
 import itertools
 import json
 import os
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from operator import itemgetter
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
-
-import pyarrow as pa
-from fsspec.core import url_to_fs
-from pyarrow.parquet import ParquetFile
 
 from hub.base.atomic import sha256_of, write_bytes
 from hub.base.errors import InputError
+from training.data.files import (
+    ALLOWED,
+    JSON,
+    PARQUET,
+    format_of,
+    is_damage,
+    json_rows,
+    open_parquet,
+    parquet_rows,
+    rows_before,
+    size_of,
+)
 
 PART_BYTES = 8 << 20  # of a file, compressed: some 2.5M tokens of FineWeb-Edu
 GROUP = 16  # parts that are read together
 # In a cache's recipe: another way to order the text makes another cache.
 ORDER_RECIPE = {"drawn": "parts", "part_bytes": PART_BYTES, "group": GROUP}
 HELD_OUT_BUCKETS = 1000  # documents fall into this many buckets by the hash of their id
-_UNREADABLE = (pa.ArrowException, UnicodeDecodeError)  # what a damaged or empty file raises; `datasets` logs which
-_DATA_SUFFIXES = {".parquet", ".json", ".jsonl"}
-_ROWS_AT_A_TIME = 64  # decoded of one part: their texts lie in memory for each part of a group
-_BUFFER_BYTES = 1 << 20  # of a column's pages: a row group of 100 MB need not lie in memory whole
+_ROWS_AT_A_TIME = 64  # of `documents`
+_ROWS_FOR_COLUMNS = 64  # of a JSON file: if none of the first has the text column, the file lacks it
+_OTHER_SUFFIXES = {".txt", ".csv", ".tsv", ".arrow"}
+_NO_PLAIN_PATH = re.compile(r"[*?\[\]]|::|://")  # `datasets` takes such a path for a pattern or a URL
 
 
 class Place(NamedTuple):
@@ -62,10 +73,10 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class TextSource:
-    """One split of a dataset on the Hub, or of local parquet or jsonl files.
+    """One split of a dataset on the Hub, or of local parquet or JSON files.
 
     Attributes:
-        dataset: its name, or a local folder or file.
+        dataset: its name, or a local folder or file; `~` is the home folder.
         held_out_buckets: documents whose id hashes to a bucket below this (of 1000) are held out of this split.
         held_out: whether this source is that held-out part or the rest.
         file_seed: seed of the order in which the files are read; None reads them as stored.
@@ -80,6 +91,9 @@ class TextSource:
     held_out: bool = False
     file_seed: int | None = None
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dataset", os.path.expanduser(self.dataset))
+
     def identify(self, checksums: Path | None = None) -> dict[str, str | None]:
         """`dataset` and `revision` as a record states them; for local files the folder's name and a hash of them all.
 
@@ -89,9 +103,30 @@ class TextSource:
             return {"dataset": self.dataset, "revision": self.revision}
         check_dataset_exists(self.dataset)
         root = Path(self.dataset)
-        paths = [root] if root.is_file() else sorted(p for p in root.rglob("*") if p.suffix in _DATA_SUFFIXES)
+        paths = [root] if root.is_file() else _data_paths(root)
         listing = "\n".join(f"{name} {sha256}" for name, sha256 in _checksums(paths, checksums))
         return {"dataset": root.resolve().name, "revision": "sha256:" + _digest(listing)}
+
+    def check_formats(self) -> None:
+        """Raise InputError for a local folder with files of both formats: those of one would not be read.
+
+        Where a README says which files are read, others may lie beside them.
+        """
+        from datasets.data_files import FILES_TO_IGNORE
+
+        root = Path(self.dataset)
+        if not root.is_dir() or (root / "README.md").exists():
+            return
+        examples: dict[str | None, Path] = {}
+        for path in _data_paths(root):
+            is_hidden = any(part.startswith((".", "__")) for part in path.relative_to(root).parts)
+            if path.name not in FILES_TO_IGNORE and not is_hidden:
+                examples.setdefault(format_of(path.name), path)
+        if len(examples) > 1:
+            raise InputError(
+                f"data.dataset: the folder {self.dataset!r} mixes formats, such as {examples[PARQUET]} and "
+                f"{examples[JSON]}; it must hold either parquet or JSON files"
+            )
 
     def documents(self) -> Iterator[str]:
         """Yield the texts in order. Raises as `open`."""
@@ -123,55 +158,119 @@ class TextSource:
             return True
         # Datasets without ids are split by their text; both are stable against reordering.
         key = str(row["id"]) if row.get("id") is not None else row[self.text_column]
-        bucket = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") % HELD_OUT_BUCKETS
+        digest = hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
+        bucket = int.from_bytes(digest[:8], "big") % HELD_OUT_BUCKETS
         return (bucket < self.held_out_buckets) == self.held_out
 
     def loading_options(self) -> tuple[str, dict]:
         """Name and options of the dataset for `datasets.load_dataset`."""
         path = Path(self.dataset)
         if path.is_file():
-            return "parquet" if path.suffix == ".parquet" else "json", {"data_files": {self.split: str(path)}}
+            builder = "parquet" if format_of(path.name) == PARQUET else "json"
+            return builder, {"data_files": {self.split: glob.escape(os.path.abspath(path))}}
         return self.dataset, {} if path.exists() else {"name": self.config, "revision": self.revision}
 
     def rows(self) -> GroupedRows:
         """The rows of the split. Raises as `open`."""
+        check_dataset_exists(self.dataset)
+        if Path(self.dataset).is_file():
+            return GroupedRows([os.path.abspath(self.dataset)], self.file_seed, ["id"], self.text_column)
+        try:
+            with _path_without_patterns(self.dataset) as (name, name_of):
+                return self._listed_rows(name, name_of)
+        except InputError:
+            raise
+        except ValueError as error:
+            raise InputError(f"data.dataset {self.dataset!r}, split {self.split!r}: {error}") from error
+
+    def _listed_rows(self, name: str, name_of: Callable[[str], str]) -> GroupedRows:
+        """The rows of the files that `datasets` lists under `name`; each has a name of its own by `name_of`."""
         import datasets
         import huggingface_hub
 
-        check_dataset_exists(self.dataset)
-        name, options = self.loading_options()
         # The listing that huggingface_hub 2.4 caches after resolving one glob lacks the folders that the glob did not
         # touch, and a second load in the same process then finds no data files.
         huggingface_hub.HfFileSystem.clear_instance_cache()
-        data_files: dict[str, list[str]] = {}
+        _, options = self.loading_options()
+        builder = datasets.load_dataset_builder(name, **options)
+        listed = builder.config.data_files or {}
+        files = [name_of(file) for file in listed.get(self.split, [])]
+        all_files = list(itertools.chain(*listed.values()))
+        if all_files and _is_plain(builder.config) and all(format_of(file) == JSON for file in all_files):
+            if not files:
+                raise ValueError(f"no such split; there are {list(map(str, listed))}")
+            return GroupedRows(files, self.file_seed, ["id"], self.text_column)
+        if any(file.endswith(".zst") for file in files):
+            # fsspec ends at the first frame of such a file, and at the end of a truncated one, without a word.
+            raise InputError(f"data.dataset: {files[0]} cannot be read; of .zst files .json and .jsonl are")
         try:
-            builder = datasets.load_dataset_builder(name, **options)
-            data_files = builder.config.data_files or {}
             splits = builder.as_streaming_dataset(split=None)
             if self.split not in splits:
-                raise InputError(f"no such split; there are {list(splits)}")
+                raise ValueError(f"no such split; there are {list(splits)}")
             rows = splits[self.split]
             names = rows.column_names or list(next(iter(rows), {}))
-        except _UNREADABLE as error:
-            raise self.unreadable(error, itertools.chain(*data_files.values())) from error
         except StopIteration:  # of `datasets`
             raise InputError(f"data.dataset: a file of {self.dataset!r} is empty; remove it") from None
-        except ValueError as error:
-            raise InputError(f"data.dataset {self.dataset!r}, split {self.split!r}: {error}") from error
+        except Exception as error:
+            if not is_damage(error):
+                raise
+            raise self._damaged(error, map(name_of, all_files)) from error
         if self.text_column not in names:
             raise InputError(f"data.text_column: no column {self.text_column!r} in {self.dataset!r}; it has {names}")
-        columns = [column for column in ("id", self.text_column) if column in names]
-        rows = rows.select_columns(columns)
-        files = data_files.get(self.split)
-        if files is not None and (rows.num_shards == len(files) or all(map(_is_parquet, files))):
-            return GroupedRows(files, self.file_seed, columns, partial(rows.shard, len(files)))
+        more_columns = ["id"] if "id" in names else []
+        if files and all(format_of(file) == PARQUET for file in files):
+            return GroupedRows(files, self.file_seed, more_columns, self.text_column)
+        rows = rows.select_columns([*more_columns, self.text_column])
+        if files and rows.num_shards == len(files):
+            return GroupedRows(files, self.file_seed, [], self.text_column, partial(rows.shard, len(files)))
         if self.file_seed is not None:
             raise InputError(f"data.order: 'shuffled'; it must be 'stored': {self.dataset!r} is not read file by file")
-        return GroupedRows([self.dataset], None, columns, lambda _: rows)  # one part, read front to back
+        # One part, read front to back.
+        return GroupedRows([self.dataset], None, [], self.text_column, lambda _: rows)
 
-    def unreadable(self, error: Exception, files: Iterable[str]) -> ValueError:
-        """What to raise for an error of reading one of these files: which line it is about, where that can be told."""
-        return InputError(f"data.dataset: {broken_line(files) or f'{self.dataset!r} cannot be read: {error}'}")
+    def _damaged(self, error: Exception, files: Iterable[str]) -> InputError:
+        """What to raise for an error of listing: which of these files is damaged, where that can be told."""
+        for file in files:
+            if format_of(file) == PARQUET:
+                with ExitStack() as opened:
+                    open_parquet(file, opened)  # raises for a damaged one
+        return InputError(f"data.dataset: {self.dataset!r} cannot be read: {error}")
+
+
+def _is_plain(config) -> bool:
+    """Whether JSON files hold the rows themselves, not in a field, in UTF-8."""
+    return getattr(config, "field", None) is None and getattr(config, "encoding", "utf-8") == "utf-8"
+
+
+def _data_paths(root: Path) -> list[Path]:
+    """The data files below a folder, sorted."""
+    return sorted(path for path in root.rglob("*") if format_of(path.name) and path.is_file())
+
+
+@contextmanager
+def _path_without_patterns(dataset: str) -> Iterator[tuple[str, Callable[[str], str]]]:
+    """(name of a dataset for `datasets`, function: a file's path there -> its own path).
+
+    `datasets` takes folders with brackets, asterisks and such in their names for patterns, and reads notes (.txt) as
+    data where these are more than the data files. Under a plain name it gets links to the files of such a folder.
+    """
+    root = Path(dataset).resolve()
+    if not root.is_dir():
+        yield dataset, str
+        return
+    has_readme = (root / "README.md").exists()  # which may list files of any format
+    has_others = not has_readme and any(path.suffix in _OTHER_SUFFIXES for path in root.rglob("*"))
+    if not has_others and not _NO_PLAIN_PATH.search(str(root)):
+        yield dataset, str
+        return
+    with TemporaryDirectory() as temporary:
+        plain = Path(temporary).resolve()
+        for path in root.rglob("*"):
+            if path.is_file() and (has_readme or format_of(path.name)):
+                link = plain / path.relative_to(root)
+                link.parent.mkdir(parents=True, exist_ok=True)
+                link.symlink_to(path)
+        yield str(plain), lambda file: str(root / Path(file).relative_to(plain))
 
 
 class OpenText:
@@ -210,19 +309,28 @@ class OpenText:
     def _documents(self, group: int) -> Iterator[str]:
         """The texts of a group. Raises as `TextSource.open`."""
         source = self._source
-        try:
-            for row, file, number in self._rows.read(group):
-                text = row[source.text_column]
-                if text is None:
-                    self.without_text.append(f"row {number:,} of {file}")
-                    continue
-                if not isinstance(text, str):
-                    column = f"data.text_column: {source.text_column!r}"
-                    raise InputError(f"{column} holds {text!r} in a row of {source.dataset!r}")
-                if source.selects(row):
-                    yield text
-        except _UNREADABLE as error:
-            raise source.unreadable(error, self._rows.files) from error
+        for row, file, number in self._rows.read(group):
+            text = row.get(source.text_column)
+            if text is None:
+                self.without_text.append(f"row {number:,} of {file}")
+                continue
+            _check_text(text, source.text_column, f"row {number:,} of {file}")
+            if source.selects(row):
+                yield text
+
+
+def _check_text(text: object, column: str, place: str) -> None:
+    """Raise InputError for a value that is no text, or no Unicode text."""
+    if not isinstance(text, str):
+        value = f"{column!r} holds {str(text)[:40]!r} of type {type(text).__name__} in {place}"
+        raise InputError(f"data.text_column: {value}; it must hold text")
+    if text.isascii():
+        return
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        character = f"the lone surrogate {text[error.start]!a} at character {error.start + 1:,} of its text"
+        raise InputError(f"data.dataset: {place} has {character}; it must be valid Unicode") from None
 
 
 class Part(NamedTuple):
@@ -255,19 +363,22 @@ class GroupedRows:
         group_end: the part after the group that was read last; None where that was the last one.
 
     Args:
-        columns: wanted of parquet files; those that a file lacks are left out.
-        rows_of_file: the rows of one file of another format.
+        more_columns: read of parquet files besides the text column, from those that have them.
+        text_column: what every parquet or JSON file must have. Raises InputError, in reading, for one without.
+        rows_of_file: the rows of one file that is not parquet; default: it is JSON.
     """
 
     def __init__(
         self,
         files: list[str],
         seed: int | None,
-        columns: list[str],
-        rows_of_file: Callable[[int], Iterable[dict]],
+        more_columns: list[str],
+        text_column: str,
+        rows_of_file: Callable[[int], Iterable[dict]] | None = None,
     ):
-        self.files, self._columns, self._rows_of_file = files, columns, rows_of_file
-        self._sizes, self._shuffled = [_size(file) for file in files], seed is not None
+        self.files, self._more_columns, self._text_column = files, more_columns, text_column
+        self._rows_of_file = rows_of_file or self._json_rows
+        self._sizes, self._shuffled = [size_of(file) for file in files], seed is not None
         self._parts = _ordered_parts(files, self._sizes, seed)
         self._row_groups: dict[int, int] = {}  # of the files opened so far
         self.group_end: int | None = None
@@ -288,7 +399,7 @@ class GroupedRows:
 
     def group_starts(self) -> list[int]:
         """Numbers of the first parts of the groups, as iterating finds them."""
-        files = [i for i, file in enumerate(self.files) if _is_parquet(file)]
+        files = [i for i, file in enumerate(self.files) if format_of(file) == PARQUET]
         with ThreadPoolExecutor(GROUP) as threads:
             sizes = dict(zip(files, threads.map(self._row_group_sizes, files), strict=True))
         self._row_groups.update((i, len(counts)) for i, counts in sizes.items())
@@ -301,13 +412,8 @@ class GroupedRows:
 
     def _row_group_sizes(self, number: int) -> list[int]:
         with ExitStack() as opened:
-            metadata = self._parquet(number, opened).metadata
+            metadata = open_parquet(self.files[number], opened).metadata
             return [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
-
-    def _parquet(self, number: int, opened: ExitStack) -> ParquetFile:
-        from datasets.utils.file_utils import xopen  # with retries, and the Hub's token
-
-        return ParquetFile(opened.enter_context(xopen(self.files[number], "rb")), buffer_size=_BUFFER_BYTES)
 
     def _open_group(self, at: int, opened: ExitStack) -> tuple[list[Lane], int]:
         """The next parts from `at` that hold rows (large row groups leave parts empty), and the part after."""
@@ -321,28 +427,39 @@ class GroupedRows:
 
     def _open(self, part: Part, opened: ExitStack) -> Lane | None:
         name = self.files[part.file]
-        if not _is_parquet(name):
+        if format_of(name) != PARQUET:
             return Lane(self._sizes[part.file], name, 0, self._rows_of_file(part.file))
         if not self._row_groups_of(part):
             return None
-        file = self._parquet(part.file, opened)
+        file = open_parquet(name, opened)
         self._row_groups[part.file] = file.num_row_groups
         groups = self._row_groups_of(part)
-        before, n_rows = (
-            sum(file.metadata.row_group(i).num_rows for i in some) for some in (range(groups.start), groups)
-        )
-        columns = [name for name in self._columns if name in file.schema_arrow.names]
-        batches = file.iter_batches(_ROWS_AT_A_TIME, list(groups), columns, use_threads=False)
-        return Lane(n_rows, name, before, (row for batch in batches for row in batch.to_pylist())) if n_rows else None
+        n_rows = sum(file.metadata.row_group(number).num_rows for number in groups)
+        if not n_rows:
+            return None
+        names = file.schema_arrow.names
+        if self._text_column not in names:
+            raise self._no_column(name, names)
+        columns = [column for column in self._more_columns if column in names]
+        rows = parquet_rows(file, name, groups, [*columns, self._text_column])
+        return Lane(n_rows, name, rows_before(file, groups), rows)
+
+    def _json_rows(self, number: int) -> Iterator[dict]:
+        """Yield the rows of a file of JSON; of those a single one may lack the text column, which is null there."""
+        rows = json_rows(self.files[number])
+        first = list(itertools.islice(rows, _ROWS_FOR_COLUMNS))
+        if first and not any(self._text_column in row for row in first):
+            raise self._no_column(self.files[number], sorted(set().union(*first)))
+        yield from first
+        yield from rows
+
+    def _no_column(self, file: str, names: list[str]) -> InputError:
+        return InputError(f"data.text_column: no column {self._text_column!r} in {file}; it has {names}")
 
     def _row_groups_of(self, part: Part) -> range:
         """The row groups of a part; before its file is opened, a guess that is not empty."""
         n = self._row_groups.get(part.file, part.count)
         return range(part.number * n // part.count, (part.number + 1) * n // part.count)
-
-
-def _is_parquet(file: str) -> bool:
-    return file.partition("?")[0].endswith(".parquet")
 
 
 def _ordered_parts(files: list[str], sizes: list[int], seed: int | None) -> list[Part]:
@@ -351,39 +468,11 @@ def _ordered_parts(files: list[str], sizes: list[int], seed: int | None) -> list
     names = [file[common:] for file in files] if len(files) > 1 else [os.path.basename(files[0])]
     parts = []
     for i, (file, size) in enumerate(zip(files, sizes, strict=True)):
-        count = max(1, round(size / PART_BYTES)) if _is_parquet(file) else 1
+        count = max(1, round(size / PART_BYTES)) if format_of(file) == PARQUET else 1
         parts += [Part(i, number, count) for number in range(count)]
     if seed is None:
         return parts
     return sorted(parts, key=lambda part: hashlib.sha256(f"{seed}:{names[part.file]}:{part.number}".encode()).digest())
-
-
-def broken_line(files: Iterable[str]) -> str | None:
-    """The first line in these files of JSON lines that is no JSON object, and what is wrong; None if there is none."""
-    from datasets.utils.file_utils import xopen
-
-    for file in files:
-        if not file.partition("?")[0].endswith((".json", ".jsonl")):
-            continue
-        with xopen(file, "rb") as lines:
-            for number, line in enumerate(lines, start=1):
-                if number == 1 and line.startswith(b"["):  # one array, which is read as such
-                    break
-                try:
-                    if line.strip() and not isinstance(json.loads(line.strip()), dict):
-                        return f"{file}, line {number:,} is no JSON object but {line[:40]!r}"
-                except ValueError as error:
-                    return f"{file}, line {number:,} is no JSON: {getattr(error, 'msg', error)}"
-    return None
-
-
-def _size(file: str) -> int:
-    """Bytes of a file, on the Hub from the cached listing; 1 where they are unknown."""
-    system, path = url_to_fs(file)
-    try:
-        return system.info(path).get("size") or 1
-    except (OSError, NotImplementedError):
-        return 1
 
 
 def _digest(text: str) -> str:
@@ -406,15 +495,16 @@ def _checksums(paths: list[Path], memory: Path | None) -> Iterator[tuple[str, st
 
 def is_local_path(name: str) -> bool:
     """Whether a dataset or tokenizer is named by a path: one that exists, or one that is written as a path."""
-    return Path(name).exists() or name.startswith((".", "~", os.sep)) or Path(name).suffix in _DATA_SUFFIXES
+    path = os.path.expanduser(name)
+    return os.path.exists(path) or name.startswith((".", "~", os.sep)) or format_of(name) is not None
 
 
 def check_dataset_exists(dataset: str) -> None:
     """Raises FileNotFoundError for a local dataset that is missing or empty; Hub names are not looked up."""
     if not is_local_path(dataset):
         return
-    path = Path(dataset)
+    path = Path(os.path.expanduser(dataset))
     if not path.exists():
-        raise FileNotFoundError(f"data.dataset: {dataset!r} does not exist; give a folder or file of parquet or jsonl")
-    if path.is_dir() and not any(p.suffix in _DATA_SUFFIXES for p in path.rglob("*")):
-        raise FileNotFoundError(f"data.dataset: the folder {dataset!r} holds no parquet or jsonl file")
+        raise FileNotFoundError(f"data.dataset: {dataset!r} does not exist; give a folder or file of {ALLOWED}")
+    if path.is_dir() and not _data_paths(path):
+        raise FileNotFoundError(f"data.dataset: the folder {dataset!r} holds no file of {ALLOWED}")

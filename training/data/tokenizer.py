@@ -1,4 +1,8 @@
-"""Tokenizers: GPT-2's from the Hub for the paper's setting, or a small byte-level BPE trained on a corpus."""
+"""Tokenizers: GPT-2's from the Hub for the paper's setting, or a small byte-level BPE trained on a corpus.
+
+Text is text: a document that contains the name of a special token, such as `<|endoftext|>`, gets the ids of those
+characters and never the special token's.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,14 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
+from tokenizers import Tokenizer
+
 from hub.base.errors import InputError
 from hub.store import cache
 from training.configuration.arguments import ConfigurationError
 
 END_OF_TEXT = "<|endoftext|>"
+_RARE_LETTERS = "\ua66e\U00012000"  # a Cyrillic and a cuneiform letter, which few vocabularies have
 
 
 def train_tokenizer(documents: Iterable[str], vocab_size: int, folder: str | Path, progress: bool = True):
@@ -19,7 +26,7 @@ def train_tokenizer(documents: Iterable[str], vocab_size: int, folder: str | Pat
 
     Raises ValueError if `vocab_size` is less than 257 or more than the text has tokens for.
     """
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizers import decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
     if vocab_size < 257:
@@ -77,3 +84,83 @@ def fingerprint(description: str) -> str:
     values = json.loads(description)
     del values["padding"], values["truncation"]
     return "sha256:" + hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def vocabulary_size(tokenizer) -> int:
+    """Return the size that an embedding needs: the largest id plus one, since ids may have holes."""
+    return max(tokenizer.get_vocab().values()) + 1
+
+
+# -- special tokens as text
+
+
+def special_tokens(tokenizer) -> list[str]:
+    """List the names of all special tokens, sorted."""
+    marked = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+    return sorted(marked.union(tokenizer.all_special_tokens))
+
+
+def read_names_as_text(description: str, names: Iterable[str]) -> str:
+    """Return the description of a tokenizer with the same ids, to which these names of tokens are text.
+
+    The tokens get names that no text contains, in the list of added tokens and in the model itself. To leave them
+    unmatched (`encode_special_tokens`) is not enough: Unigram and WordPiece models have them among their pieces, and
+    merges of a BPE may lead to them.
+    """
+    values = json.loads(description)
+    new_names = {name: _name_without_text(name) for name in names}
+    for token in values["added_tokens"]:
+        if token["content"] in new_names:
+            token.update(content=new_names[token["content"]], normalized=False)
+    model = values["model"]
+    vocabulary = model["vocab"]
+    if isinstance(vocabulary, dict):
+        model["vocab"] = {new_names.get(piece, piece): number for piece, number in vocabulary.items()}
+    else:
+        model["vocab"] = [[new_names.get(piece, piece), score] for piece, score in vocabulary]
+    if model.get("unk_token") in new_names:
+        model["unk_token"] = new_names[model["unk_token"]]
+    if "merges" in model:
+        prefix_length = len(model.get("continuing_subword_prefix") or "")
+        model["merges"] = [
+            [left, right]
+            for left, right in model["merges"]
+            if new_names.keys().isdisjoint((left, right, left + right[prefix_length:]))
+        ]
+    return json.dumps(values)
+
+
+def _name_without_text(name: str) -> str:
+    """Return 64 letters in the place of a name, by its hash: normalizers leave them, and no document holds them."""
+    digits = hashlib.sha256(f"special token {name}".encode("utf-8", "surrogatepass")).hexdigest()
+    return digits.translate(str.maketrans("0123456789", "ghijklmnop"))
+
+
+def check_end_token(tokenizer, text_description: str, names: Iterable[str]) -> None:
+    """Raise ConfigurationError if text can become the end token, or if the name of a special token has no ids as text.
+
+    `text_description` is that of `read_names_as_text` for these `names`.
+    """
+    end = tokenizer.eos_token
+    shared = [name for name, number in tokenizer.get_vocab().items() if number == tokenizer.eos_token_id]
+    if len(shared) > 1:
+        raise ConfigurationError(
+            f"data.tokenizer: {' and '.join(map(repr, sorted(shared)))} share the id {tokenizer.eos_token_id}; "
+            "the end token needs an id of its own"
+        )
+    backend = Tokenizer.from_str(text_description)
+    for text in (*names, _RARE_LETTERS):
+        try:
+            ids = backend.encode(text, add_special_tokens=False).ids
+        except Exception:  # the model has no unknown token; a document with such a text is refused
+            continue
+        if tokenizer.eos_token_id in ids:
+            raise ConfigurationError(
+                f"data.tokenizer: text that it does not know, such as {text!r}, becomes its end token {end!r}; "
+                "give a tokenizer whose unknown token is another one"
+            )
+        if text.strip() and not ids and text in names:
+            raise ConfigurationError(
+                f"data.tokenizer: its special token {text!r} is the only token for that text, which would be lost; "
+                "give a tokenizer whose special tokens are no text"
+            )

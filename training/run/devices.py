@@ -67,14 +67,14 @@ def make_accelerator(run: RunArguments):
             f"accelerate launch: {launched} processes were started, and each of them would train alone on "
             f"{accelerator.device.type}; set ACCELERATE_USE_CPU=true to train on CPU"
         )
+    if accelerator.state.fork_launched:
+        # The fork of a notebook lacks the notebook's threads of OpenMP, and would wait for them for ever.
+        torch.set_num_threads(1)
     if accelerator.device.type == "xla":
         raise ConfigurationError("torch_xla: train.py does not train through it; set USE_TORCH_XLA=false")
     _check_equal_environments(accelerator)
     if accelerator.is_main_process:
         _announce(accelerator, is_sharded)
-    if accelerator.state.fork_launched:
-        # The fork of a notebook lacks the notebook's threads of OpenMP, and would wait for them for ever.
-        torch.set_num_threads(1)
     return accelerator
 
 

@@ -25,7 +25,7 @@ from scaling_law.size.model_configs import read_model
 from training.configuration.arguments import TrainingArguments
 from training.configuration.model_classes import ModelClassArguments, causal_class
 from training.configuration.schedule import total_tokens
-from training.data.tokenizer import load_tokenizer
+from training.data.tokenizer import load_tokenizer, vocabulary_size
 from training.run import devices
 from training.run.checkpoint import most_at_a_time
 from training.run.inputs import settled
@@ -48,10 +48,10 @@ def dry_run(arguments: TrainingArguments, console: Console | None = None) -> int
     check_layout(a, accelerator)
     a.check_processes(Layout.of(accelerator, a.run).readers)
     tokenizer = load_tokenizer(a.data.tokenizer, a.data.tokenizer_revision)
-    data = RandomTokens(len(tokenizer), a.data.sequence_length, a.run.micro_batch_sequences)
+    data = RandomTokens(vocabulary_size(tokenizer), a.data.sequence_length, a.run.micro_batch_sequences)
     console = (console or Console()) if accelerator.is_main_process else Console(quiet=True)
     _show(console, _plan(a, tokenizer))
-    predicted = check_memory(a, accelerator, architecture(a.model, len(tokenizer)))
+    predicted = check_memory(a, accelerator, architecture(a.model, vocabulary_size(tokenizer)))
     session = make_session(a, accelerator, tokenizer, data)
     session.model.train()
     with advice_on_memory(session):
@@ -71,10 +71,10 @@ def _show(console: Console, tables: dict[str, dict[str, str]]) -> None:
 
 def _plan(a: TrainingArguments, tokenizer) -> dict[str, dict[str, str]]:
     """Model, schedule and disk space of the run."""
-    arch, ramp = architecture(a.model, len(tokenizer)), a.batch_ramp()
+    arch, ramp = architecture(a.model, vocabulary_size(tokenizer)), a.batch_ramp()
     branches = a.branches()
     trunk, total = max(b.branch_point_tokens for b in branches), total_tokens(branches)
-    config = model_config(a, len(tokenizer), tokenizer.eos_token_id)
+    config = model_config(a, vocabulary_size(tokenizer), tokenizer.eos_token_id)
     factor = f"capacity factor {a.model.capacity_factor:g}" if a.model.capacity_factor else "dropless"
     routing = f"{factor}, counted over groups of {a.model.capacity_group_tokens:,} tokens"
     flops = flops_per_token(config, arch, a.data.sequence_length)

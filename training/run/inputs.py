@@ -20,6 +20,7 @@ from training.run.log import check_trackers
 logger = logging.getLogger(__name__)
 
 _HELD_OUT_ORDER_SEED = 0
+_SPECIAL_TOKENS_BEFORE = "tokens"  # in runs whose configuration lacks `data.special_tokens`
 
 # What may differ when a run is resumed: it does not change the numbers, beyond the rounding of sums in another order
 # (and, with micro-batches and `compile`, the masks of dropout and jitter; see `step`).
@@ -47,6 +48,7 @@ def check_inputs(arguments: TrainingArguments) -> None:
     _warn_of_what_is_not_reached(arguments)
     now, path = settled(arguments).to_dict(), Path(arguments.run.output_dir) / "config.yaml"
     before = _started(arguments) or now
+    before["data"].setdefault("special_tokens", _SPECIAL_TOKENS_BEFORE)
     now["model"] = dict.fromkeys(before["model"]) | now["model"]  # a field of a class may be in one of them only
     problems = [
         f"{section}.{name}: {value!r}, but {path} has {before[section].get(name)!r}"
@@ -73,10 +75,11 @@ def _warn_of_what_is_not_reached(arguments: TrainingArguments) -> None:
 def settled(arguments: TrainingArguments) -> TrainingArguments:
     """Return the arguments with this run's capacity group and attention precision: as given, or as at its first start.
 
-    The attention's default was fp32 once: runs begun then go on with it. Raises ConfigurationError if a micro-batch
-    does not hold whole groups.
+    The attention's default was fp32 once, and names of special tokens in documents were these tokens: runs begun then
+    go on with it. Raises ConfigurationError if a micro-batch does not hold whole groups.
     """
     before = _started(arguments)
+    arguments = with_data_as_begun(arguments)
     arguments = arguments.with_capacity_group(before and before["model"]["capacity_group_tokens"])
     is_given = "attention_precision" in arguments.model.model_fields_set
     if before and isinstance(arguments.model, ModelArguments) and not is_given:
@@ -84,6 +87,14 @@ def settled(arguments: TrainingArguments) -> TrainingArguments:
         arguments = arguments.replaced(model={"attention_precision": precision})
     arguments.check_capacity_group()
     return arguments
+
+
+def with_data_as_begun(arguments: TrainingArguments) -> TrainingArguments:
+    """Return the arguments with `data.special_tokens` as given, or as at the run's first start."""
+    before = _started(arguments)
+    if not before or "special_tokens" in arguments.data.model_fields_set:
+        return arguments
+    return arguments.replaced(data={"special_tokens": before["data"].get("special_tokens", _SPECIAL_TOKENS_BEFORE)})
 
 
 def _started(arguments: TrainingArguments) -> dict | None:
@@ -147,7 +158,7 @@ Source = tuple[TokenCache, TextSource, int | None]  # a cache as it is now, its 
 def training_cache(arguments: TrainingArguments, tokenizer) -> Source:
     """The training tokens, as far as the longest branch reads them."""
     text, _ = text_sources(arguments)
-    return open_cache(text, tokenizer, arguments.data.cache_dir), text, tokens_needed(arguments)[0]
+    return _open_cache(arguments, text, tokenizer), text, tokens_needed(arguments)[0]
 
 
 def held_out_cache(arguments: TrainingArguments, tokenizer) -> Source:
@@ -156,7 +167,14 @@ def held_out_cache(arguments: TrainingArguments, tokenizer) -> Source:
     # A fixed shuffle chooses among more sequences than it takes: more documents make a smaller error. Not where text
     # is held out by a hash: each document found means reading a hundred others.
     enough = arguments.run.eval_sequences * d.sequence_length * (4 if d.validation_split else 1) + 1
-    return open_cache(text, tokenizer, d.cache_dir, enough), text, None
+    return _open_cache(arguments, text, tokenizer, enough), text, None
+
+
+def _open_cache(
+    arguments: TrainingArguments, text: TextSource, tokenizer, max_tokens: int | None = None
+) -> TokenCache:
+    as_text = arguments.data.special_tokens == "text"
+    return open_cache(text, tokenizer, arguments.data.cache_dir, max_tokens, as_text)
 
 
 def training_data(arguments: TrainingArguments, tokenizer, patience: float = 0.0) -> TrainingData:

@@ -67,7 +67,8 @@ def _settings() -> list[tuple[Any, Setter]]:
         (torch.get_default_dtype(), torch.set_default_dtype),
         (torch.get_num_threads(), torch.set_num_threads),
         (matmul.fp32_precision, lambda value: setattr(matmul, "fp32_precision", value)),
-        (torch.get_float32_matmul_precision(), torch.set_float32_matmul_precision),  # which sets the one above, too
+        # Sets the one above, too.
+        (_matmul_precision(), torch.set_float32_matmul_precision),
         (cudnn.deterministic, lambda value: setattr(cudnn, "deterministic", value)),
         (cudnn.benchmark, lambda value: setattr(cudnn, "benchmark", value)),
     ]
@@ -79,6 +80,14 @@ def _settings() -> list[tuple[Any, Setter]]:
     if torch.cuda.is_initialized():  # to ask would start CUDA
         settings.append((torch.cuda.get_rng_state_all(), torch.cuda.set_rng_state_all))
     return settings
+
+
+def _matmul_precision() -> str:
+    """Read the precision of fp32 products; "highest" where the caller has set that of one backend alone."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return "highest"
 
 
 def _set_defaults() -> None:

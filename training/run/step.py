@@ -21,6 +21,7 @@ from training.configuration.arguments import TrainingArguments
 from training.configuration.model_classes import ModelClassArguments
 from training.configuration.schedule import Schedule
 from training.data.batches import TrainingData
+from training.data.tokenizer import vocabulary_size
 from training.run import causal_model, devices, passes, sharding
 from training.run.model import (
     Flops,
@@ -82,9 +83,10 @@ class Session:
 
 def make_session(a: TrainingArguments, accelerator, tokenizer, data: TrainingData) -> Session:
     """Model and optimizer, prepared for this process, with all that a step needs besides."""
-    arch = architecture(a.model, len(tokenizer))
+    vocab_size = vocabulary_size(tokenizer)
+    arch = architecture(a.model, vocab_size)
     peak, law = peak_learning_rate(a.optimizer, arch, *a.longest_run())
-    config = model_config(a, len(tokenizer), tokenizer.eos_token_id)
+    config = model_config(a, vocab_size, tokenizer.eos_token_id)
     compile_blocks = wants_compiled_blocks(a, accelerator)
     peak, law = keep_peak(a, peak, law)
 

@@ -35,8 +35,9 @@ class RandomTokens:
     micro_batch_sequences: int
     eos_token_id: int = 0
 
-    def __len__(self) -> int:
-        return self.vocab_size
+    def get_vocab(self) -> dict[str, int]:
+        """Return the largest id alone."""
+        return {"": self.vocab_size - 1}
 
     def micro_batches(self, position, sequences, rank, world_size, device) -> Iterator[tuple[torch.Tensor, ...]]:
         draw = np.random.default_rng(rank).integers  # the same for the processes of a reader

@@ -13,13 +13,14 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from hub import RunRecord
 from hub.base.errors import InputError, RecordError, unknown
+from hub.base.paths import local_path
 from hub.record.filter import parse_filter
 from hub.record.names import final_branch_name
 from scaling_law.size.architecture import VOCAB_SIZE, Architecture
 from training.configuration import reading
 from training.configuration.arguments import SECTIONS, ConfigurationError, TrainingArguments
 from training.configuration.schedule import Branch, total_tokens
-from training.data.tokenizer import load_tokenizer
+from training.data.tokenizer import load_tokenizer, vocabulary_size
 from training.run.inputs import settled
 from training.run.model import architecture
 
@@ -97,7 +98,9 @@ class SweepFile(BaseModel):
         """The runs of `runs` or `from`, whose relative paths start in `folder`; one empty run for a grid."""
         if self.source == [reading.PAPER]:
             return _of_the_paper(self.where)
-        return [run for path in self.source for run in _planned(folder / path)] if self.source else self.runs
+        if not self.source:
+            return self.runs
+        return [run for path in self.source for run in _planned(folder / local_path(path))]
 
     def points(self) -> list[dict[str, Any]]:
         """Every combination of the grid's values, as sections."""
@@ -183,7 +186,7 @@ class Sweep:
         except InputError as error:
             raise ConfigurationError(f"sweep file: grid: {error}") from None
         pairs = itertools.product(file.listed(folder), points)
-        runs = [_run(file, Path(output_dir or file.output_dir), listed, point) for listed, point in pairs]
+        runs = [_run(file, local_path(output_dir or file.output_dir), listed, point) for listed, point in pairs]
         if not runs:
             raise ConfigurationError("sweep file: there are no runs; give each field of the grid at least one value")
         names = [run.name for run in runs]
@@ -265,6 +268,6 @@ def _vocab_size(tokenizer: str, revision: str | None) -> int | None:
     if (tokenizer, revision) == ("openai-community/gpt2", None):
         return VOCAB_SIZE
     try:
-        return len(load_tokenizer(tokenizer, revision))
+        return vocabulary_size(load_tokenizer(tokenizer, revision))
     except ConfigurationError:
         return None  # the run itself will say what is wrong

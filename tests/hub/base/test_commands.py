@@ -1,6 +1,7 @@
 """Errors become one line and an exit status; bugs stay visible."""
 
 import errno
+from pathlib import Path
 from typing import Annotated
 
 import pytest
@@ -92,3 +93,17 @@ def test_options_and_the_version(single):
     wrong = CliRunner().invoke(app, [*command, "--memory", "80 bananas"])
     assert (wrong.exit_code, "--memory" in wrong.stderr, "is not a quantity" in wrong.stderr) == (2, True, True)
     assert "joint-moe-scaling-laws" in CliRunner().invoke(app, ["--version"]).stdout
+
+
+def test_a_tilde_is_the_home_folder_in_options_and_arguments(monkeypatch):
+    """Also where a shell leaves it: after an equals sign, and in quotes."""
+    monkeypatch.setenv("HOME", "/home/somebody")
+    app = App(single=True)
+
+    @app.command()
+    def main(folder: Path, law: str = "", where: str = "", names: list[str] = []) -> None:  # noqa: B006
+        print(folder, law, where, *names)
+
+    words = ["~/runs", "--law=~/law", "--where", "name=~x", "--names", "~no_such_user/x", "--names=a~b"]
+    done = CliRunner().invoke(app, words)
+    assert done.output.split() == ["/home/somebody/runs", "/home/somebody/law", "name=~x", "~no_such_user/x", "a~b"]

@@ -128,3 +128,19 @@ def test_help_describes_every_field(capsys):
             assert f"--{section}.{name}" in shown
             assert field.description
     assert "[0:128 500000000:256 1000000000:512]" in shown
+
+
+def test_a_tilde_is_the_home_folder_in_every_path(tmp_path, monkeypatch):
+    """Paths of a YAML file, which no shell sees, and words that it leaves alone."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "run.yaml").write_text(
+        "run: {output_dir: ~/out, law: ~/law, push_to_hub: ~/hub}\n"
+        "data: {dataset: ~/text, tokenizer: ~/tokenizer, cache_dir: ~/cache}\n"
+        "optimizer: {learning_rate_law: code}\n"
+    )
+    for config in ("--config=~/run.yaml", f"--config={tmp_path}/run.yaml"):
+        arguments = parse_command_line([config, "--data.cache_dir=~/other"])
+        run, data = arguments.run, arguments.data
+        paths = [run.output_dir, run.law, run.push_to_hub, data.dataset, data.tokenizer, data.cache_dir]
+        names = ("out", "law", "hub", "text", "tokenizer", "other")
+        assert paths == [str(tmp_path / name) for name in names]

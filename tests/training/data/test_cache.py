@@ -82,7 +82,7 @@ def test_another_text_or_tokenizer_makes_another_cache(corpus, tokenizer, tmp_pa
         train_tokenizer(["text"], 100, tmp_path)
     tokenizer(["a", "b b"], padding=False, truncation=True, max_length=4)  # changes the backend's state
     assert prepare(TextSource(str(corpus)), tokenizer, tmp_path).folder == first.folder
-    monkeypatch.setattr(type(tokenizer), "__len__", lambda self: 70_000)
+    monkeypatch.setattr(tokens, "vocabulary_size", lambda tokenizer: 70_000)
     large = prepare(TextSource(str(corpus)), tokenizer, tmp_path)
     assert (first.recipe["dtype"], large.recipe["dtype"]) == ("<u2", "<u4")
     assert np.array_equal(large.read(0, len(large)), first.read(0, len(first)))

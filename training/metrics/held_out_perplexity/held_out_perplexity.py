@@ -100,18 +100,25 @@ class HeldOutPerplexity(evaluate.Measurement):
 
 def _token_ids(predictions, tokenizer, add_start_token):
     if isinstance(predictions[0], str):
-        sequences = [tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"] for text in predictions]
+        sequences = [_text_ids(text, tokenizer) for text in predictions]
     else:
         sequences = [list(ids) for ids in predictions]
+        largest = max(tokenizer.get_vocab().values())
         for i, ids in enumerate(sequences):
-            if wrong := [token for token in ids if not 0 <= token < len(tokenizer)]:
-                raise InputError(f"predictions[{i}]: {wrong[0]} is no token; ids go from 0 to {len(tokenizer) - 1}")
+            if wrong := [token for token in ids if not 0 <= token <= largest]:
+                raise InputError(f"predictions[{i}]: {wrong[0]} is no token; ids go from 0 to {largest}")
     if not add_start_token:
         return sequences
     start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
     if start is None:
         raise InputError("add_start_token: the tokenizer has neither a bos nor an eos token; pass False")
     return [[start, *ids] for ids in sequences]
+
+
+def _text_ids(text, tokenizer):
+    """Ids of a text, in which names of special tokens are text, as in training."""
+    encoded = tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False)
+    return encoded["input_ids"]
 
 
 def _check(name, value, most=None):

@@ -1,0 +1,218 @@
+"""Rows of parquet and JSON files, plain or compressed. What cannot be read names its file, and the row or line.
+
+JSON is lines of objects; a file may also be one array, or objects printed over several lines. Lines may be compressed
+by gzip or zstd, in any number of members or frames.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import itertools
+import json
+import os
+import re
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+import zstandard
+from fsspec.core import url_to_fs
+from pyarrow.parquet import ParquetFile
+
+from hub.base.errors import InputError
+
+PARQUET, JSON = "parquet", "JSON"
+_JSON_SUFFIXES = tuple(f".{name}{compression}" for name in ("json", "jsonl") for compression in ("", ".gz", ".zst"))
+ALLOWED = "parquet, or .json or .jsonl, also as .gz or .zst"
+_ROWS_AT_A_TIME = 64  # decoded of one part: their texts lie in memory for each part of a group
+_BUFFER_BYTES = 1 << 20  # of a column's pages: a row group of 100 MB need not lie in memory whole
+_COMPRESSED_BYTES = 1 << 17  # decompressed at a time, to up to some 100 times as much
+_LONGEST_WINDOW = 1 << 31  # of zstd, of `zstd --long=31`
+_SPACE = re.compile(r"\s*")
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+# What damaged files raise. Arrow also raises a plain OSError without an error number: see `is_damage`.
+_DAMAGE = (pa.ArrowException, UnicodeDecodeError, EOFError, zlib.error, gzip.BadGzipFile, zstandard.ZstdError)
+
+
+def format_of(file: str) -> str | None:
+    """Return the format of a file or URL by its name: PARQUET, JSON, or None for another."""
+    name = _without_query(file)
+    if name.endswith(".parquet"):
+        return PARQUET
+    return JSON if name.endswith(_JSON_SUFFIXES) else None
+
+
+def _without_query(file: str) -> str:
+    return file.partition("?")[0] if "://" in file else file
+
+
+def open_file(file: str) -> BinaryIO:
+    """Open a local file by its absolute path, or a URL with retries and the Hub's token."""
+    from datasets.utils.file_utils import xopen
+
+    return open(file, "rb") if os.path.isabs(file) else xopen(file, "rb")
+
+
+def size_of(file: str) -> int:
+    """Bytes of a file, on the Hub from the cached listing; 1 where they are unknown."""
+    if os.path.isabs(file):
+        return os.path.getsize(file) or 1
+    system, path = url_to_fs(file)
+    try:
+        return system.info(path).get("size") or 1
+    except (OSError, NotImplementedError):
+        return 1
+
+
+def is_damage(error: Exception) -> bool:
+    """Whether an error of reading comes from the content of a file, not from disk or network."""
+    return isinstance(error, _DAMAGE) or (type(error) is OSError and error.errno is None)
+
+
+# -- parquet
+
+
+def open_parquet(file: str, opened: ExitStack) -> ParquetFile:
+    """Open a parquet file until `opened` is closed. Raises InputError for a damaged one."""
+    content = opened.enter_context(open_file(file))
+    try:
+        return ParquetFile(content, buffer_size=_BUFFER_BYTES)
+    except Exception as error:
+        if not is_damage(error):
+            raise
+        raise InputError(f"data.dataset: {file} is damaged or no parquet file: {_first_line(error)}") from error
+
+
+def parquet_rows(file: ParquetFile, name: str, groups: range, columns: list[str]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of some row groups of a file. Raises InputError for what is damaged, with the row of `name`."""
+    number = rows_before(file, groups)
+    try:
+        for batch in file.iter_batches(_ROWS_AT_A_TIME, list(groups), columns, use_threads=False):
+            for row in _decoded(batch):
+                number += 1
+                yield row
+    except Exception as error:
+        if not is_damage(error):
+            raise
+        place = f"at row {number + 1:,}" if isinstance(error, UnicodeDecodeError) else f"after row {number:,}"
+        raise InputError(f"data.dataset: {name} cannot be read {place}: {_first_line(error)}") from error
+
+
+def rows_before(file: ParquetFile, groups: range) -> int:
+    """Rows of a file before the first of these row groups."""
+    return sum(file.metadata.row_group(number).num_rows for number in range(groups.start))
+
+
+def _decoded(batch: pa.RecordBatch) -> Iterable[dict[str, Any]]:
+    try:
+        return batch.to_pylist()
+    except UnicodeDecodeError:  # is raised again at its row
+        return (batch.slice(number, 1).to_pylist()[0] for number in range(batch.num_rows))
+
+
+# -- JSON
+
+
+def json_rows(file: str) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a JSON file. Raises InputError for a line that is no JSON object, or cannot be read."""
+    with open_file(file) as content:
+        lines = _numbered_lines(file, content)
+        _, first = next(lines, (1, b""))
+        first = first.removeprefix(_BYTE_ORDER_MARK)
+        if first.lstrip().startswith(b"[") or first.strip() == b"{":
+            whole = first + b"".join(line for _, line in lines)
+            yield from _values_of(file, whole)
+            return
+        for number, line in itertools.chain([(1, first)], lines):
+            if line.strip():
+                yield _row_of(file, number, line)
+
+
+def _numbered_lines(file: str, content: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines of a file with their numbers, from 1, decompressed as its name says."""
+    name, number = _without_query(file), 0
+    if name.endswith(".gz"):
+        content = gzip.GzipFile(fileobj=content)
+    elif name.endswith(".zst"):
+        content = io.BufferedReader(_Frames(content), _BUFFER_BYTES)
+    try:
+        for number, line in enumerate(content, start=1):
+            yield number, line
+    except Exception as error:
+        if not is_damage(error):
+            raise
+        raise InputError(
+            f"data.dataset: {file} is damaged or truncated after line {number:,}: {_first_line(error)}"
+        ) from error
+
+
+def _row_of(file: str, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        row = json.loads(line.strip())
+    except (ValueError, RecursionError) as error:
+        reason = getattr(error, "msg", error)
+        raise InputError(f"data.dataset: {file}, line {number:,} is no JSON: {reason}") from error
+    if not isinstance(row, dict):
+        raise InputError(f"data.dataset: {file}, line {number:,} is no JSON object but {line[:40]!r}")
+    return row
+
+
+def _values_of(file: str, content: bytes) -> Iterator[dict[str, Any]]:
+    """Yield the objects of arrays, or those printed over several lines; strings of an array are texts."""
+    decoder, end, values = json.JSONDecoder(), 0, []
+    try:
+        text = content.decode().rstrip()
+        while end < len(text):
+            value, end = decoder.raw_decode(text, _SPACE.match(text, end).end())
+            values += value if isinstance(value, list) else [value]
+    except json.JSONDecodeError as error:
+        raise InputError(f"data.dataset: {file}, line {error.lineno:,} is no JSON: {error.msg}") from error
+    except UnicodeDecodeError as error:
+        number = content.count(b"\n", 0, error.start) + 1
+        raise InputError(f"data.dataset: {file}, line {number:,} is no JSON: {error}") from error
+    for number, value in enumerate(values, start=1):
+        row = {"text": value} if isinstance(value, str) else value
+        if not isinstance(row, dict):
+            raise InputError(f"data.dataset: {file}, row {number:,} is no JSON object but {str(value)[:40]!r}")
+        yield row
+
+
+class _Frames(io.RawIOBase):
+    """The content of a .zst file, frame after frame.
+
+    The library's own reader takes the end of a truncated file for that of its content; here it raises EOFError.
+    """
+
+    def __init__(self, file: BinaryIO):
+        self._file = file
+        self._decompressor = zstandard.ZstdDecompressor(max_window_size=_LONGEST_WINDOW)
+        self._frame = self._decompressor.decompressobj()
+        self._is_within = False
+        self._compressed = self._content = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer) -> int:
+        while not self._content:
+            self._compressed = self._compressed or self._file.read(_COMPRESSED_BYTES)
+            if not self._compressed:
+                break
+            self._content = self._frame.decompress(self._compressed)
+            self._is_within = not self._frame.eof
+            self._compressed = self._frame.unused_data if self._frame.eof else b""
+            if self._frame.eof:
+                self._frame = self._decompressor.decompressobj()
+        if not self._content and self._is_within:
+            raise EOFError("it ends within a frame")
+        count = min(len(buffer), len(self._content))
+        buffer[:count] = self._content[:count]
+        self._content = self._content[count:]
+        return count
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
