@@ -5,6 +5,7 @@ This file travels with released checkpoints, so it imports nothing but transform
 
 import difflib
 import math
+from dataclasses import field
 from typing import Any, Literal
 
 from huggingface_hub.dataclasses import strict
@@ -12,6 +13,8 @@ from transformers import PreTrainedConfig
 
 SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "num_experts")
 COEFFICIENTS = ("router_aux_loss_coef", "router_z_loss_coef", "initializer_range")
+# Fields by which trainers tell that a model has experts whose auxiliary losses they may apply.
+ROUTER_FIELDS = ("output_router_logits", "router_aux_loss_coef", "router_z_loss_coef")
 # Fields, whether a value is allowed, and what is.
 RANGES = (
     ((*SIZES, "max_position_embeddings"), lambda v: v >= 1, "an integer of at least 1"),
@@ -25,10 +28,12 @@ RANGES = (
 
 @strict
 class SwitchMoeConfig(PreTrainedConfig):
-    r"""Configuration of [`SwitchMoeModel`] and [`SwitchMoeForCausalLM`].
+    r"""Configuration of [`SwitchMoeModel`] and the classes with a head.
 
     Every field is keyword-only and type-checked. A wrong type or a value outside its range raises a
     `huggingface_hub.errors.StrictDataclassError` with field, value and what is allowed; a misspelt name a ValueError.
+    A dense model has no `router_aux_loss_coef`, `router_z_loss_coef` and `output_router_logits`: they are read and
+    left out, since TRL and others take a model that has them for a mixture of experts.
 
     Args:
         vocab_size: rows of the embedding and of the head. 50257 is the GPT-2 vocabulary of the paper.
@@ -85,8 +90,9 @@ class SwitchMoeConfig(PreTrainedConfig):
     max_position_embeddings: int = 512
     capacity_factor: float | int | None = 1.0
     capacity_group_tokens: int | None = None
-    router_aux_loss_coef: float | int = 0.01
-    router_z_loss_coef: float | int = 0.001
+    # By a factory, the class itself has no such attribute, and a dense model none either.
+    router_aux_loss_coef: float | int = field(default_factory=lambda: 0.01)
+    router_z_loss_coef: float | int = field(default_factory=lambda: 0.001)
     norm_type: Literal["layer_norm", "rms_norm"] = "layer_norm"
     norm_eps: float = 1e-5
     final_norm: bool = False
@@ -97,7 +103,7 @@ class SwitchMoeConfig(PreTrainedConfig):
     attention_dropout: float | int = 0.0
     rope_parameters: dict | None = None
     tie_word_embeddings: bool = False
-    output_router_logits: bool = False
+    output_router_logits: bool = field(default_factory=lambda: False)
     use_cache: bool = True
     pad_token_id: int | None = None
     bos_token_id: int | None = None
@@ -132,7 +138,7 @@ class SwitchMoeConfig(PreTrainedConfig):
             f"{name}={getattr(self, name)!r} must be {allowed}"
             for names, is_allowed, allowed in RANGES
             for name in names
-            if not is_allowed(getattr(self, name))
+            if hasattr(self, name) and not is_allowed(getattr(self, name))
         ]
         heads, width = self.num_attention_heads, self.hidden_size
         if not problems and width % heads:
@@ -146,6 +152,15 @@ class SwitchMoeConfig(PreTrainedConfig):
                     problems.append(f"{name}={token} must lie in the vocabulary, 0 to {self.vocab_size - 1}")
         if problems:
             raise ValueError("SwitchMoeConfig: " + "; ".join(problems) + ".")
+        if self.num_experts == 1:
+            for name in ROUTER_FIELDS:
+                self.__dict__.pop(name, None)
+
+    def __getattr__(self, name: str) -> Any:
+        """Give experts that were added to a dense configuration the defaults of their router."""
+        if name in ROUTER_FIELDS and self.num_experts > 1:
+            return self.__dataclass_fields__[name].default_factory()
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @property
     def base_model_ep_plan(self) -> dict[str, str] | None:
