@@ -56,7 +56,8 @@ class SwitchMoeConfig(PreTrainedConfig):
         final_norm: whether a norm stands between the last block and the head.
         attention_precision: "float32" computes rotation, scores, softmax and weighted values in fp32 under autocast
             and under 16-bit weights, as the paper's text says; "compute" only the rotation, as the paper's runs in
-            fact did, and is the fast path on GPUs. Flash attention and vLLM always use "compute".
+            fact did, and is the fast path on GPUs. Only eager, SDPA and flex attention can do the first: flash
+            attention, other kernels, paged caches (`generate_batch`) and vLLM always use "compute".
         initialization: "paper" is a truncated normal of std `sqrt(initializer_scale / fan_in)` cut at +-0.2, with
             fan_in 1 for the embedding, `num_experts * intermediate_size` for the down projections and `hidden_size`
             for the rest; "normal" is a normal of std `initializer_range` for all weights.

@@ -152,9 +152,9 @@ def automatic_experts_forward(
 ) -> torch.Tensor:
     """Choose the implementation for this call.
 
-    "capacity" where a capacity bounds the buffer, except eagerly in fp32 on a CPU, and in an export to ONNX, which has
-    no grouped matmul. Else "grouped_mm", or "batched_mm" for a handful of tokens on an accelerator, where gathering the
-    weights of their experts beats a grouped launch.
+    "capacity" where a capacity bounds the buffer, except eagerly in fp32 on a CPU. Else "grouped_mm", or "batched_mm"
+    for a handful of tokens on an accelerator, where gathering the weights of their experts beats a grouped launch. An
+    export to ONNX, which has no grouped matmul, takes "capacity".
     """
     on_cpu, compiling = hidden_states.device.type == "cpu", torch.compiler.is_compiling()
     in_fp32 = compute_dtype(module.down_proj) == torch.float32
