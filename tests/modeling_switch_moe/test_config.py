@@ -82,7 +82,7 @@ def test_bad_values_and_names_are_refused(changes, message):
 
 
 def test_defaults_are_the_papers_runs():
-    config = SwitchMoeConfig()
+    config = SwitchMoeConfig(num_experts=8)
     assert config.intermediate_size == 3 * config.hidden_size
     assert config.rope_parameters == {"rope_theta": 10000.0, "rope_type": "default"}
     assert (config.capacity_factor, config.router_aux_loss_coef, config.router_z_loss_coef) == (1.0, 0.01, 0.001)
