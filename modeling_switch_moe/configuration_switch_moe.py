@@ -12,6 +12,7 @@ import difflib
 import hashlib
 import math
 import re
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,6 +27,8 @@ CODE_SHA256 = ""
 
 SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "num_experts")
 COEFFICIENTS = ("router_aux_loss_coef", "router_z_loss_coef", "initializer_range")
+# Fields by which trainers tell that a model has experts whose auxiliary losses they may apply.
+ROUTER_FIELDS = ("output_router_logits", "router_aux_loss_coef", "router_z_loss_coef")
 # Fields, whether a value is allowed, and what is.
 RANGES = (
     ((*SIZES, "max_position_embeddings"), lambda v: v >= 1, "an integer of at least 1"),
@@ -39,10 +42,12 @@ RANGES = (
 
 @strict
 class SwitchMoeConfig(PreTrainedConfig):
-    r"""Configuration of [`SwitchMoeModel`] and [`SwitchMoeForCausalLM`].
+    r"""Configuration of [`SwitchMoeModel`] and the classes with a head.
 
     Every field is keyword-only and type-checked. A wrong type or a value outside its range raises a
     `huggingface_hub.errors.StrictDataclassError` with field, value and what is allowed; a misspelt name a ValueError.
+    A dense model has no `router_aux_loss_coef`, `router_z_loss_coef` and `output_router_logits`: they are read and
+    left out, since TRL and others take a model that has them for a mixture of experts.
 
     Args:
         vocab_size: rows of the embedding and of the head. 50257 is the GPT-2 vocabulary of the paper.
@@ -65,7 +70,8 @@ class SwitchMoeConfig(PreTrainedConfig):
         final_norm: whether a norm stands between the last block and the head.
         attention_precision: "float32" computes rotation, scores, softmax and weighted values in fp32 under autocast
             and under 16-bit weights, as the paper's text says; "compute" only the rotation, as the paper's runs in
-            fact did, and is the fast path on GPUs. Flash attention and vLLM always use "compute".
+            fact did, and is the fast path on GPUs. Only eager, SDPA and flex attention can do the first: flash
+            attention, other kernels, paged caches (`generate_batch`) and vLLM always use "compute".
         initialization: "paper" is a truncated normal of std `sqrt(initializer_scale / fan_in)` cut at +-0.2, with
             fan_in 1 for the embedding, `num_experts * intermediate_size` for the down projections and `hidden_size`
             for the rest; "normal" is a normal of std `initializer_range` for all weights.
@@ -99,8 +105,9 @@ class SwitchMoeConfig(PreTrainedConfig):
     max_position_embeddings: int = 512
     capacity_factor: float | int | None = 1.0
     capacity_group_tokens: int | None = None
-    router_aux_loss_coef: float | int = 0.01
-    router_z_loss_coef: float | int = 0.001
+    # By a factory, the class itself has no such attribute, and a dense model none either.
+    router_aux_loss_coef: float | int = field(default_factory=lambda: 0.01)
+    router_z_loss_coef: float | int = field(default_factory=lambda: 0.001)
     norm_type: Literal["layer_norm", "rms_norm"] = "layer_norm"
     norm_eps: float = 1e-5
     final_norm: bool = False
@@ -111,7 +118,7 @@ class SwitchMoeConfig(PreTrainedConfig):
     attention_dropout: float | int = 0.0
     rope_parameters: dict | None = None
     tie_word_embeddings: bool = False
-    output_router_logits: bool = False
+    output_router_logits: bool = field(default_factory=lambda: False)
     use_cache: bool = True
     pad_token_id: int | None = None
     bos_token_id: int | None = None
@@ -151,7 +158,7 @@ class SwitchMoeConfig(PreTrainedConfig):
             f"{name}={getattr(self, name)!r} must be {allowed}"
             for names, is_allowed, allowed in RANGES
             for name in names
-            if not is_allowed(getattr(self, name))
+            if hasattr(self, name) and not is_allowed(getattr(self, name))
         ]
         heads, width = self.num_attention_heads, self.hidden_size
         if not problems and width % heads:
@@ -165,6 +172,15 @@ class SwitchMoeConfig(PreTrainedConfig):
                     problems.append(f"{name}={token} must lie in the vocabulary, 0 to {self.vocab_size - 1}")
         if problems:
             raise ValueError("SwitchMoeConfig: " + "; ".join(problems) + ".")
+        if self.num_experts == 1:
+            for name in ROUTER_FIELDS:
+                self.__dict__.pop(name, None)
+
+    def __getattr__(self, name: str) -> Any:
+        """Give experts that were added to a dense configuration the defaults of their router."""
+        if name in ROUTER_FIELDS and self.num_experts > 1:
+            return self.__dataclass_fields__[name].default_factory()
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @property
     def base_model_ep_plan(self) -> dict[str, str] | None:

@@ -196,11 +196,13 @@ def automatic_experts_forward(
     """Choose the implementation for this call.
 
     "capacity" where a capacity bounds the buffer, except eagerly in fp32 on a CPU. Else "grouped_mm", or "batched_mm"
-    for a handful of tokens on an accelerator, where gathering the weights of their experts beats a grouped launch.
+    for a handful of tokens on an accelerator, where gathering the weights of their experts beats a grouped launch. An
+    export to ONNX, which has no grouped matmul, takes "capacity".
     """
     on_cpu, compiling = hidden_states.device.type == "cpu", torch.compiler.is_compiling()
     in_fp32 = compute_dtype(module.down_proj) == torch.float32
-    if has_capacity(module) and (compiling or not (on_cpu and in_fp32)):
+    is_bounded = has_capacity(module) and (compiling or not (on_cpu and in_fp32))
+    if is_bounded or torch.onnx.is_in_onnx_export():
         name = "capacity"
     else:
         name = "grouped_mm" if on_cpu or compiling or hidden_states.shape[0] > 16 else "batched_mm"

@@ -24,7 +24,7 @@ from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.generation import GenerationMixin
 from transformers.integrations import use_experts_implementation
 from transformers.masking_utils import create_causal_mask
-from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_layers import GenericForSequenceClassification, GradientCheckpointingLayer
 from transformers.modeling_outputs import CausalLMOutputWithPast, MoeModelOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 from transformers.models.llama.modeling_llama import (
@@ -113,6 +113,25 @@ class SwitchMoeRotaryEmbedding(LlamaRotaryEmbedding):
         return super().forward(x.new_empty(0, dtype=torch.float32), position_ids)
 
 
+# Implementations of attention that compute in fp32 if their inputs are; None is the eager one.
+FP32_ATTENTION = (None, "eager", "sdpa", "flex_attention")
+
+
+def cache_dtype(cache: Cache, layer_idx: int, dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of the states that a layer of the cache holds; one that holds none yet takes `dtype`."""
+    layers = getattr(cache, "layers", [])
+    layer = layers[layer_idx] if layer_idx < len(layers) else None
+    return layer.dtype if getattr(layer, "is_initialized", False) else dtype
+
+
+def cast_mask(mask: Any, dtype: torch.dtype) -> Any:
+    """Return a mask that is added to scores in their dtype; other kinds stay as they are."""
+    if not isinstance(mask, torch.Tensor) or not mask.is_floating_point() or mask.dtype == dtype:
+        return mask
+    # The lowest number of a wider dtype would become an infinity, and a row of infinities nan.
+    return mask.float().clamp(min=torch.finfo(dtype).min).to(dtype)
+
+
 class SwitchMoeAttention(nn.Module):
     """Causal multi-head attention with rotary positions and no biases."""
 
@@ -141,18 +160,19 @@ class SwitchMoeAttention(nn.Module):
         projected = (project(hidden_states) for project in (self.q_proj, self.k_proj, self.v_proj))
         query, key, value = (states.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for states in projected)
         implementation = self.config._attn_implementation
-        # Flash kernels have no fp32, and vLLM's cache has the model's dtype.
-        limited = any(name in (implementation or "") for name in ("flash", "vllm"))
-        single = self.config.attention_precision == "float32" and not limited
-        dtype = torch.float32 if single else query.dtype
+        # Other kernels may lack fp32. Paged caches, which attention itself fills, have the model's dtype.
+        can_be_single = implementation in FP32_ATTENTION and kwargs.get("cache") is None
+        is_single = self.config.attention_precision == "float32" and can_be_single
+        dtype = torch.float32 if is_single else query.dtype
         with maybe_autocast(hidden_states.device.type, enabled=False):
             query, key = apply_rotary_pos_emb(query.float(), key.float(), *position_embeddings)
-            query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
             if past_key_values is not None:
+                stored_dtype = cache_dtype(past_key_values, self.layer_idx, dtype)
+                key, value = key.to(stored_dtype), value.to(stored_dtype)
                 key, value = past_key_values.update(key, value, self.layer_idx)
+            query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
             attend: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
-            if single and isinstance(attention_mask, torch.Tensor) and attention_mask.is_floating_point():
-                attention_mask = attention_mask.float()
+            attention_mask = cast_mask(attention_mask, dtype)
             dropout = self.attention_dropout if self.training else 0.0
             states = (query, key, value, attention_mask)
             output, probabilities = attend(self, *states, dropout=dropout, scaling=self.scaling, **kwargs)
@@ -345,7 +365,7 @@ class SwitchMoePreTrainedModel(PreTrainedModel):
         return (model, loading) if output_loading_info else model
 
     def save_pretrained(self, save_directory: Any, **kwargs: Any) -> None:
-        """Save as transformers does; `auto_map` names config, base model and causal-LM, whichever class is saved."""
+        """Save as transformers does; `auto_map` names all classes, whichever of them is saved."""
         self.config.auto_map = dict(AUTO_MAP)
         super().save_pretrained(save_directory, **kwargs)
 
@@ -367,6 +387,7 @@ AUTO_MAP = {
     "AutoConfig": "configuration_switch_moe.SwitchMoeConfig",
     "AutoModel": "modeling_switch_moe.SwitchMoeModel",
     "AutoModelForCausalLM": "modeling_switch_moe.SwitchMoeForCausalLM",
+    "AutoModelForSequenceClassification": "modeling_switch_moe.SwitchMoeForSequenceClassification",
 }
 
 
@@ -410,7 +431,7 @@ class SwitchMoeModel(SwitchMoePreTrainedModel):
             raise ValueError("Give exactly one of input_ids and inputs_embeds.")
         self._check_inputs(input_ids if inputs_embeds is None else inputs_embeds)
         if inputs_embeds is None:
-            inputs_embeds = self.embed_tokens(input_ids)
+            inputs_embeds = self._embed(input_ids)
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         length = inputs_embeds.shape[1]
@@ -468,12 +489,19 @@ class SwitchMoeModel(SwitchMoePreTrainedModel):
                 f"The sequence has {inputs.shape[1]} tokens, more than max_position_embeddings="
                 f"{self.config.max_position_embeddings}; the model was not trained on that."
             )
-        if inputs.dim() == 2 and inputs.device.type == "cpu":  # looking elsewhere would wait for the device
-            low, high, size = *(int(bound) for bound in inputs.aminmax()), self.embed_tokens.num_embeddings
-            if low < 0 or high >= size:
-                raise ValueError(
-                    f"input_ids holds {low if low < 0 else high}, but ids must lie in the vocabulary, 0 to {size - 1}."
-                )
+
+    def _embed(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Look the ids up; on a CPU, where a lookup fails at once, an id that is no token is named."""
+        if torch.compiler.is_compiling():
+            return self.embed_tokens(input_ids)
+        try:
+            return self.embed_tokens(input_ids)
+        except IndexError as error:
+            low, high = (int(bound) for bound in input_ids.aminmax())
+            last = self.config.vocab_size - 1
+            raise ValueError(
+                f"input_ids holds {low if low < 0 else high}, but ids must lie in the vocabulary, 0 to {last}."
+            ) from error
 
 
 class SwitchMoeForCausalLM(SwitchMoePreTrainedModel, GenerationMixin):
@@ -551,7 +579,7 @@ class SwitchMoeForCausalLM(SwitchMoePreTrainedModel, GenerationMixin):
             else:
                 lm_loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
             loss = lm_loss
-            if self.training and output_routing:
+            if self.training and output_routing and self.config.num_experts > 1:
                 auxiliary = self.config.router_aux_loss_coef * outputs.balance_loss
                 auxiliary = auxiliary + self.config.router_z_loss_coef * outputs.z_loss
                 # This micro-batch's share of the targets of the optimizer step: 1 where the loss is a mean by itself.
@@ -571,7 +599,23 @@ class SwitchMoeForCausalLM(SwitchMoePreTrainedModel, GenerationMixin):
         return losses.sum(), losses.detach().view(targets.shape)
 
 
+class SwitchMoeForSequenceClassification(GenericForSequenceClassification, SwitchMoePreTrainedModel):
+    """The decoder with a linear score of each row's last token: a classifier or a reward model.
+
+    Its loss is that of its labels alone; the router's losses are no part of it.
+    """
+
+    def __init__(self, config: SwitchMoeConfig):
+        # Not by the generic head, which asks AutoModel for the decoder: there a release's own code is not known.
+        super(GenericForSequenceClassification, self).__init__(config)
+        self.num_labels = config.num_labels
+        self.model = SwitchMoeModel(config)
+        self.score = nn.Linear(config.hidden_size, config.num_labels, bias=False)
+        self.post_init()
+
+
 SwitchMoeModel.register_for_auto_class("AutoModel")
 SwitchMoeForCausalLM.register_for_auto_class("AutoModelForCausalLM")
+SwitchMoeForSequenceClassification.register_for_auto_class("AutoModelForSequenceClassification")
 
-__all__ = ["SwitchMoeForCausalLM", "SwitchMoeModel", "SwitchMoePreTrainedModel"]
+__all__ = ["SwitchMoeForCausalLM", "SwitchMoeForSequenceClassification", "SwitchMoeModel", "SwitchMoePreTrainedModel"]

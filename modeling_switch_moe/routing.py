@@ -49,7 +49,8 @@ def grouped(values: torch.Tensor, size: int, dim: int = -1) -> torch.Tensor:
 
 def position_in_expert(assignment: torch.Tensor, expert: torch.Tensor, size: int) -> torch.Tensor:
     """`[T]` int64, how many earlier tokens of its group of `size` chose the same expert; see `assignment_matrix`."""
-    count = grouped(assignment, size).cumsum(2).flatten(1)[:, : len(expert)]
+    # Not by `len`, which an export takes for a constant.
+    count = grouped(assignment, size).cumsum(2).flatten(1)[:, : expert.shape[0]]
     return count.gather(0, expert.unsqueeze(0)).squeeze(0) - 1
 
 

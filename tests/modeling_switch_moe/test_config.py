@@ -1,6 +1,9 @@
 """Configuration: clear errors, parameter counts (the paper's listing, the instantiated model), initialisation."""
 
+import copy
+import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -79,7 +82,7 @@ def test_bad_values_and_names_are_refused(changes, message):
 
 
 def test_defaults_are_the_papers_runs():
-    config = SwitchMoeConfig()
+    config = SwitchMoeConfig(num_experts=8)
     assert config.intermediate_size == 3 * config.hidden_size
     assert config.rope_parameters == {"rope_theta": 10000.0, "rope_type": "default"}
     assert (config.capacity_factor, config.router_aux_loss_coef, config.router_z_loss_coef) == (1.0, 0.01, 0.001)
@@ -119,3 +122,38 @@ def test_normal_initialisation(make_config):
     for name, weight in model.named_parameters():
         if "norm" not in name:
             assert weight.std().item() == pytest.approx(0.05, rel=0.2), name
+
+
+ROUTER_FIELDS = {"output_router_logits", "router_aux_loss_coef", "router_z_loss_coef"}
+
+
+def test_a_dense_model_has_no_fields_of_a_router(make_config, tmp_path):
+    """By these fields TRL and others tell that a model has auxiliary losses."""
+    dense, switch = make_config(num_experts=1, router_aux_loss_coef=0.1), make_config(router_aux_loss_coef=0.1)
+    for config in (dense, copy.deepcopy(dense)):
+        assert not any(hasattr(config, name) for name in ROUTER_FIELDS)
+    assert all(hasattr(switch, name) for name in ROUTER_FIELDS)
+    for config in (dense, switch):
+        config.save_pretrained(tmp_path)
+        saved = json.loads((tmp_path / "config.json").read_text())
+        assert saved.keys() & ROUTER_FIELDS == (ROUTER_FIELDS if config is switch else set())
+        assert SwitchMoeConfig.from_pretrained(tmp_path).to_dict() == config.to_dict()
+    with pytest.raises(AttributeError, match="'SwitchMoeConfig' object has no attribute 'router_z_loss_coef'"):
+        _ = dense.router_z_loss_coef
+
+
+def test_experts_added_to_a_dense_configuration_have_a_router_with_defaults(make_config):
+    config = make_config(num_experts=1)
+    config.num_experts = 4
+    assert (config.router_aux_loss_coef, config.router_z_loss_coef, config.output_router_logits) == (
+        0.01,
+        0.001,
+        False,
+    )
+
+
+def test_a_dense_configuration_of_an_earlier_version_is_read():
+    """It has the router's fields."""
+    folder = Path(__file__).parent / "saved" / "dense"
+    assert json.loads((folder / "config.json").read_text()).keys() > ROUTER_FIELDS
+    assert not hasattr(SwitchMoeConfig.from_pretrained(folder), "output_router_logits")

@@ -2,7 +2,9 @@
 
 import pytest
 import torch
-from transformers import CompileConfig
+from transformers import CompileConfig, ContinuousBatchingConfig, GenerationConfig, StaticCache
+
+from modeling_switch_moe import SwitchMoeForCausalLM
 
 GREEDY = {"max_new_tokens": 6, "do_sample": False}
 
@@ -78,3 +80,48 @@ def test_decoding_equals_the_forward_with_gradients(make_model, tokens, implemen
     expected = model(batch).logits.detach()
     with torch.no_grad():
         torch.testing.assert_close(model(batch).logits, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("precision", ["float32", "compute"])
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_continuous_batching_in_bf16(make_config, tokens, precision, attention):
+    model = SwitchMoeForCausalLM(make_config(attention_precision=precision)).eval().bfloat16()
+    model.set_attn_implementation(attention)
+    found = model.generate_batch(
+        inputs=tokens.tolist(),
+        generation_config=GenerationConfig(eos_token_id=-1, pad_token_id=0, **GREEDY),
+        # By default it takes all free memory.
+        continuous_batching_config=ContinuousBatchingConfig(num_blocks=16, page_size=16, max_batch_tokens=64),
+    )
+    assert [request.error for request in found.values()] == [None] * 3
+    rows = torch.tensor([[*request.prompt_ids, *request.generated_tokens] for request in found.values()])
+    assert rows.shape == (3, tokens.shape[1] + 6)
+    with torch.no_grad():
+        logits = model(rows).logits[:, tokens.shape[1] - 1 : -1].float()
+    # Each token is the best one, or as good as that but for rounding.
+    chosen = logits.gather(-1, rows[:, tokens.shape[1] :, None]).squeeze(-1)
+    assert (logits.amax(-1) - chosen).max() < 0.1 * logits.std()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_cache_keeps_the_dtype_it_was_allocated_in(make_model, tokens, dtype):
+    """Exports and compiled prefills allocate a static cache before the first call, in the model's dtype."""
+    model = make_model().eval().to(dtype)
+    cache = StaticCache(model.config, max_cache_len=32)
+    cache.early_initialization(len(tokens), 2, model.config.head_dim, dtype, torch.device("cpu"))
+    found = model.generate(tokens, past_key_values=cache, **GREEDY)
+    assert cache.layers[0].keys.dtype == dtype
+    assert torch.equal(found, model.generate(tokens, **GREEDY))
+    with torch.no_grad():  # a cache that was filled in one precision is read in the other
+        first = model(tokens, use_cache=True)
+        model.config.attention_precision = "compute"
+        logits = model(tokens[:, :1], past_key_values=first.past_key_values).logits
+    assert logits.isfinite().all()
+
+
+def test_a_quantised_cache(make_model, tokens):
+    model = make_model().eval().bfloat16()
+    options = {"cache_implementation": "quantized", "cache_config": {"backend": "fp8"}}
+    found = model.generate(tokens, **options, **GREEDY)
+    agreement = (found == model.generate(tokens, **GREEDY)).float().mean()
+    assert agreement > 0.8

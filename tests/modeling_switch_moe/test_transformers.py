@@ -9,11 +9,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from modeling_switch_moe import SwitchMoeConfig, SwitchMoeForCausalLM, SwitchMoeModel
+from modeling_switch_moe import (
+    SwitchMoeConfig,
+    SwitchMoeForCausalLM,
+    SwitchMoeForSequenceClassification,
+    SwitchMoeModel,
+)
 from tests.modeling_switch_moe.conftest import IMPLEMENTATIONS, step
 
 
@@ -63,6 +68,8 @@ def test_saving_the_base_model_names_all_classes(make_model, tmp_path):
     auto_map = json.loads((tmp_path / "config.json").read_text())["auto_map"]
     assert auto_map["AutoModelForCausalLM"] == "modeling_switch_moe.SwitchMoeForCausalLM"
     assert auto_map["AutoModel"] == "modeling_switch_moe.SwitchMoeModel"
+    head = auto_map["AutoModelForSequenceClassification"]
+    assert head == "modeling_switch_moe.SwitchMoeForSequenceClassification"
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -147,6 +154,8 @@ def test_resize_token_embeddings(make_model, tokens):
     assert (model.config.vocab_size, model(tokens).logits.shape[-1]) == (70, 70)
     assert torch.equal(model(tokens).logits[..., :61], before)
     model(torch.full((1, 2), 69), labels=torch.full((1, 2), 69))
+    with pytest.raises(ValueError, match=r"input_ids holds 70.*0 to 69"):
+        model(torch.full((1, 2), 70))
 
 
 @pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16])
@@ -165,8 +174,9 @@ def test_fp32_islands_under_autocast_and_bf16_weights(make_model, tokens, weight
     assert torch.cosine_similarity(output.logits.float().flatten(), whole, dim=0) > 0.97
 
 
-def test_vllm_gets_the_dtype_of_its_cache(make_model, tokens, monkeypatch):
-    """Its Transformers backend stores keys and values in the model's dtype, and reads fp32 ones wrongly."""
+@pytest.mark.parametrize("name", ["vllm", "attention_of_a_user"])
+def test_other_attention_gets_the_dtype_of_the_model(make_model, tokens, monkeypatch, name):
+    """vLLM's backend stores keys and values in it, and reads fp32 ones wrongly; other kernels may lack fp32."""
     model = make_model().eval().bfloat16()
     expected = model(tokens, use_cache=False).logits
     dtypes = set()
@@ -176,8 +186,8 @@ def test_vllm_gets_the_dtype_of_its_cache(make_model, tokens, monkeypatch):
         output = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling)
         return output.transpose(1, 2), None
 
-    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._local_mapping, "vllm", attend)
-    model.config._attn_implementation = "vllm"  # as vLLM sets it
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._local_mapping, name, attend)
+    model.config._attn_implementation = name  # as vLLM sets it
     logits = model(tokens, use_cache=False).logits
     assert dtypes == {torch.bfloat16}
     assert torch.cosine_similarity(logits.float().flatten(), expected.float().flatten(), dim=0) > 0.97
@@ -192,6 +202,22 @@ def test_training_under_autocast(make_model, tokens, implementation):
     for name, gradient in gradients.items():
         assert gradient.dtype == torch.float32
         assert torch.cosine_similarity(gradient.flatten(), expected[name].flatten(), dim=0) > 0.8, name
+
+
+@pytest.mark.parametrize("precision", ["float32", "compute"])
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16])
+def test_a_mask_of_another_dtype(make_model, tokens, precision, attention, weights):
+    """Its lowest number must not become an infinity: a row that sees nothing would be nan."""
+    model = make_model(attention_precision=precision).eval().to(weights)
+    model.set_attn_implementation(attention)
+    lowest = torch.finfo(torch.float32).min
+    mask = torch.zeros(3, 1, 12, 12).masked_fill(torch.ones(12, 12).triu(1).bool(), lowest)
+    mask[2, :, 0] = lowest
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=weights == torch.float32):
+        found, expected = model(tokens, attention_mask=mask).logits, model(tokens).logits
+    assert found.isfinite().all()
+    torch.testing.assert_close(found[:2], expected[:2], rtol=0, atol=0.1)
 
 
 def test_bad_input_is_refused(make_model, tokens):
@@ -257,3 +283,30 @@ def test_a_checkpoint_of_an_earlier_version_loads_bit_equal(kind):
     torch.testing.assert_close(output.logits, torch.tensor(expected["logits"]), rtol=0, atol=1e-6)
     losses = [output.loss.item(), output.balance_loss.item(), output.z_loss.item()]
     assert losses == pytest.approx(expected["losses"], abs=1e-6)
+
+
+@pytest.mark.parametrize("experts", [1, 4])
+def test_a_checkpoint_becomes_a_classifier(make_model, tokens, tmp_path, experts):
+    base = make_model(num_experts=experts, pad_token_id=0).eval()
+    base.save_pretrained(tmp_path / "base")
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "base", num_labels=3).eval()
+    assert type(model) is SwitchMoeForSequenceClassification
+    rows = tokens.clamp(min=1)
+    rows[1, 8:] = 0
+    mask = (rows != 0).long()
+    output = model(rows, attention_mask=mask, labels=torch.tensor([0, 2, 1]))
+    states = base.model(rows, attention_mask=mask).last_hidden_state
+    expected = model.score(states[torch.arange(3), mask.sum(1) - 1])
+    torch.testing.assert_close(output.logits, expected)
+    torch.testing.assert_close(output.loss, F.cross_entropy(expected, torch.tensor([0, 2, 1])))
+    _, gradients = step(model.train(), rows, attention_mask=mask, labels=torch.tensor([0, 2, 1]))
+    assert all(gradient is not None and gradient.isfinite().all() for gradient in gradients.values())
+
+    model.eval().save_pretrained(tmp_path / "head")
+    again = AutoModelForSequenceClassification.from_pretrained(tmp_path / "head")
+    kind = get_class_from_dynamic_module(
+        "modeling_switch_moe.SwitchMoeForSequenceClassification", str(tmp_path / "head")
+    )
+    assert kind.__module__.startswith("transformers_modules.")
+    for loaded in (again, kind.from_pretrained(tmp_path / "head")):
+        assert torch.equal(loaded(rows, attention_mask=mask).logits, model(rows, attention_mask=mask).logits)

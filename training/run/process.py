@@ -56,7 +56,9 @@ def borrow_process() -> Iterator[None]:
 
 def _settings() -> list[tuple[Any, Setter]]:
     """Read all settings: each value with the function that sets it, to be called in reverse order."""
-    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    cudnn = torch.backends.cudnn
+    matmul = torch.backends.cuda.matmul
+    mkldnn = torch.backends.mkldnn.matmul
     settings: list[tuple[Any, Setter]] = [
         (dict(os.environ), _set_environment),
         (sys.excepthook, lambda hook: setattr(sys, "excepthook", hook)),
@@ -67,7 +69,8 @@ def _settings() -> list[tuple[Any, Setter]]:
         (torch.get_default_dtype(), torch.set_default_dtype),
         (torch.get_num_threads(), torch.set_num_threads),
         (matmul.fp32_precision, lambda value: setattr(matmul, "fp32_precision", value)),
-        # Sets the one above, too.
+        (mkldnn.fp32_precision, lambda value: setattr(mkldnn, "fp32_precision", value)),
+        # Sets those above, too.
         (_matmul_precision(), torch.set_float32_matmul_precision),
         (cudnn.deterministic, lambda value: setattr(cudnn, "deterministic", value)),
         (cudnn.benchmark, lambda value: setattr(cudnn, "benchmark", value)),

@@ -17,7 +17,7 @@ OUT = {"run": {"output_dir": "out"}}
 
 def test_the_model_of_the_paper():
     """Architecture and initialisation of the runs, whichever default of the model's configuration may change."""
-    config = model_config(from_dict({"preset": "paper", **OUT}), 50257, 50256)
+    config = model_config(from_dict({"preset": "paper", "model": {"experts": 8}, **OUT}), 50257, 50256)
     expected = {
         "norm_type": "layer_norm",
         "norm_eps": 1e-5,
