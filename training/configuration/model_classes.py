@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import json
 import logging
 import re
 import sys
@@ -19,10 +18,11 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
+from hub.base import strict_json, strict_yaml
 from hub.base.errors import InputError, unknown
+from hub.base.strict_json import MAX_FILE_BYTES
 from hub.record.names import size_name
 from scaling_law.size.architecture import VOCAB_SIZE, Architecture
 from scaling_law.size.model_configs import FAMILIES, Model
@@ -205,7 +205,7 @@ def fields_of(model_type: str) -> frozenset[str]:
 def _of_file(path: Path) -> tuple[str, dict[str, Any]]:
     """Model type and fields of a config.json; what the class does not read is left out, with a warning."""
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = strict_json.loads(path.read_bytes(), what=path.name, max_bytes=MAX_FILE_BYTES, finite=False)
         kind = str(config["model_type"])
     except (OSError, ValueError, TypeError, LookupError) as error:
         reason = f"{str(path)!r} cannot be read: {getattr(error, 'strerror', repr(error))}"
@@ -228,13 +228,15 @@ def _not_of_the_architecture() -> frozenset[str]:
 
 
 def _plain(value: Any) -> Any:
-    """A value of YAML, or of flags, whose words are read as YAML is; 1e-6 is a number, which YAML 1.1 has as text."""
+    """Return a value of YAML or of flags, with words as numbers where they are: the class knows which fields are."""
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, list):
-        return _plain(value[0]) if len(value) == 1 and isinstance(value[0], str) else [_plain(item) for item in value]
+        return [_plain(item) for item in value]
     if isinstance(value, str):
-        with suppress(yaml.YAMLError, ValueError):
-            value = yaml.safe_load(value)
-            return float(value) if isinstance(value, str) else value
+        # A flag may hold a list or a mapping; what is no YAML is text.
+        with suppress(InputError):
+            return strict_yaml.loads(value, numbers=True)
     return value
 
 

@@ -23,7 +23,6 @@ os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", HF_HUB_DISAB
 
 import torch
 import typer
-import yaml
 from rich.text import Text
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -36,6 +35,7 @@ from hub.release.cards import loading_code
 from scaling_law import FitResult, JointLaw, LearningRateLaw, fit, fit_learning_rate, load_runs
 from scaling_law.commands.release import LawOnRuns, release_law
 from scaling_law.figures import drawing, law_figures
+from training.configuration.reading import read_yaml
 from training.data.text import TextSource
 from training.data.tokenizer import load_tokenizer, train_tokenizer
 from training.demo import corpus
@@ -161,7 +161,7 @@ class Demo:
     def sweep(self) -> Sweep:
         """Train unfinished runs; raises DemoError if one failed."""
         file = resources.files("training") / "configs" / self.scale.sweep
-        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+        values = read_yaml(str(file), "demo")
         folders = {"dataset": self._corpus, "tokenizer": self._tokenizer, "cache_dir": self.folder / "tokens"}
         values["base"]["data"] |= {name: str(folder) for name, folder in folders.items()}
         sweep = Sweep.from_dict(values, self.folder / "runs")

@@ -91,7 +91,7 @@ def _started(arguments: TrainingArguments) -> dict | None:
     path = Path(arguments.run.output_dir) / "config.yaml"
     if not path.exists():
         return None
-    before = read_yaml(path, "run.output_dir")
+    before = read_yaml(path, "run.output_dir", numbers=True)
     if missing := [name for name in SECTIONS if not isinstance(before.get(name), dict)]:
         raise ConfigurationError(f"run.output_dir: {path} is not of a run: it has no section {', '.join(missing)}")
     return before
