@@ -77,7 +77,10 @@ License = Annotated[str, _must("be a licence of the Hub, such as mit, cc-by-4.0 
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+    # Validators are built when they are first used: --help needs the fields alone.
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, defer_build=True
+    )
 
     @model_validator(mode="before")
     @classmethod

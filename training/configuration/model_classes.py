@@ -26,7 +26,6 @@ from hub.base.strict_json import MAX_FILE_BYTES
 from hub.record.names import size_name
 from scaling_law.size.architecture import VOCAB_SIZE, Architecture
 from scaling_law.size.model_configs import FAMILIES, Model
-from training.configuration.class_counts import as_decoder, read_class
 
 logger = logging.getLogger(__name__)
 
@@ -95,6 +94,9 @@ class ModelClassArguments(BaseModel):
         """The configuration of transformers. ValueError if the tokens or the sequences do not fit into it."""
         from transformers import AutoConfig
 
+        # It imports torch, which a run of our class needs only when it starts, and --help never.
+        from training.configuration.class_counts import as_decoder
+
         least = {"vocab_size": (vocab_size, "the tokenizer's")}
         if sequence_length is not None:
             least["max_position_embeddings"] = (sequence_length, "data.sequence_length,")
@@ -112,6 +114,8 @@ class ModelClassArguments(BaseModel):
         Without a `vocab_size`, with the configured vocabulary or GPT-2's. ValueError if the class refuses its
         configuration, or cannot run.
         """
+        from training.configuration.class_counts import read_class  # as above
+
         config = self.config(vocab_size or (self.model_extra or {}).get("vocab_size", VOCAB_SIZE), eos_token_id=0)
         return Model(self.type, self.type, *read_class(config.to_dict()))
 

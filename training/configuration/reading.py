@@ -37,20 +37,26 @@ def parse_command_line(argv: list[str], output_dir: str = "") -> TrainingArgumen
 
     `--preset` takes the place of the file's presets; `output_dir` and errors are those of `from_dict`.
     """
+    answer_help(argv)
     parser = argparse.ArgumentParser(prog="train.py", add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--config")
     parser.add_argument("--preset", nargs="+")
-    parser.add_argument("-h", "--help", action="store_true")
-    parser.add_argument("--version", action="version", version=f"joint-moe-scaling-laws {version()}")
     try:
         options, rest = parser.parse_known_args(argv)
     except argparse.ArgumentError as error:
         raise ConfigurationError(f"{error.argument_name}: {error.message}") from None
-    if options.help:
-        print(_help())
-        raise SystemExit(0)
     values = read_yaml(options.config, "--config") if options.config else {}
     return from_dict(values | {"preset": options.preset} if options.preset else values, rest, output_dir)
+
+
+def answer_help(argv: Sequence[str]) -> None:
+    """Print the help or the version, if a flag asks for it, and exit."""
+    if {"-h", "--help"} & {*argv}:
+        print(_help())
+        raise SystemExit(0)
+    if "--version" in argv:
+        print(f"joint-moe-scaling-laws {version()}")
+        raise SystemExit(0)
 
 
 def read_yaml(path: str | Path, what: str, numbers: bool = False) -> dict[str, Any]:
@@ -197,7 +203,8 @@ def recipes() -> dict[str, Path]:
 
 def preset_sections(preset: str | list[str]) -> dict[str, Any]:
     """Fields that presets set, by section; later presets win. Raises ConfigurationError naming the nearest preset."""
-    return merged(*(_preset(strict_yaml.as_typed(name)) for name in (preset if isinstance(preset, list) else [preset])))
+    names = preset if isinstance(preset, list) else [preset]
+    return merged(*(_preset(strict_yaml.as_typed(name)) for name in names))
 
 
 def merged(*layers: dict[str, Any]) -> dict[str, Any]:

@@ -8,14 +8,13 @@ from hub.base.strict_yaml import YamlError, as_typed, loads, read, read_word
 
 pytestmark = pytest.mark.light
 
-AS_TYPED = [
-    *("yes", "no", "on", "off", "y", "n", "True", "FALSE", "None", "nil", "NaN", ".inf", "-.INF", ".nan", "nan", "inf"),
-    *("500:16", "1:30:00", "0:128", "1e3", "1E3", "1e-6", "1.0e-06", "0x10", "0o17", "0b1", "010", "1_000", "+1", "-0"),
-    *("1.", ".5", "0.10", "1e400", "9" * 6000, "2026-01-01", "2026-11-26 10:00:00", "=", "<<", "1,000", "1B", "a#b"),
-]
+AS_TYPED = (
+    "yes no on off y n True FALSE None nil NaN .inf -.INF .nan nan inf 500:16 1:30:00 0:128 1e3 1E3 1e-6 1.0e-06"
+)
+AS_TYPED += " 0x10 0o17 0b1 010 1_000 +1 -0 1. .5 0.10 1e400 2026-01-01 = << 1,000 1B a#b " + "9" * 6000
 
 
-@pytest.mark.parametrize("word", AS_TYPED, ids=lambda word: word[:20])
+@pytest.mark.parametrize("word", AS_TYPED.split(), ids=lambda word: word[:20])
 def test_words_are_the_text_that_was_typed(word):
     assert loads(f"a: {word}\nb: [{word}]" if "," not in word else f"a: {word}\nb: [x]")["a"] == word
     assert read_word(word) == word
@@ -99,7 +98,7 @@ def test_what_is_ambiguous_or_no_yaml_is_refused_in_one_line(text, message):
 
 def test_files_are_utf8_with_or_without_a_mark(tmp_path):
     path = tmp_path / "a.yaml"
-    path.write_bytes("\ufeffa: é\r\nb: \"\\ud83d\\ude00\"\r\n".encode())
+    path.write_bytes('\ufeffa: é\r\nb: "\\ud83d\\ude00"\r\n'.encode())
     assert read(path) == {"a": "é", "b": "😀"}
     path.write_bytes("a: é".encode("latin-1"))
     with pytest.raises(YamlError, match="it must be UTF-8 text, which it is not from byte 4 on"):

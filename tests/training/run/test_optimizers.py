@@ -12,6 +12,9 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hub import RunRecord
+from modeling_switch_moe import SwitchMoeConfig
+from scaling_law import Architecture
+from scaling_law.machine.memory import saved_bytes, training_memory
 from tests.model_classes import CLASSES
 from tests.training import ranks
 from tests.training.run.test_causal_model import EVERY, config_of
@@ -37,6 +40,28 @@ def test_muon_has_the_hidden_matrices_and_adamw_the_rest(kind):
     names = {parameter: name for name, parameter in model.named_parameters()}
     of_adamw = {names[p] for group in adamw.param_groups for p in group["params"]}
     assert of_adamw == {name for name in names.values() if REST.search(name)}
+
+
+@pytest.mark.parametrize("experts", [1, 4])
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_the_bytes_of_a_state_are_those_that_are_predicted(experts, name):
+    """But for norms, which laws leave out, and counters of steps."""
+    model = build_model(SwitchMoeConfig(vocab_size=300, hidden_size=64, num_attention_heads=1, num_experts=experts), 0)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    state_bytes = total_bytes = 0
+    for optimizer in build_optimizers(model, OptimizerArguments(name=name), CPU):
+        optimizer.step()
+        for parameter, state in optimizer.state.items():
+            counted = [tensor.nbytes for tensor in state.values() if tensor.shape == parameter.shape]
+            total_bytes += sum(counted)
+            state_bytes += sum(counted) if parameter.ndim > 1 else 0
+    arch = Architecture(64, experts, 8, 1, 300)
+    assert training_memory(arch, 1, 32, optimizer=name).optimizer == state_bytes
+    shared = training_memory(arch, 1, 32, optimizer=name, sharding="fsdp2", devices=2)
+    assert shared.optimizer == state_bytes / 2
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    assert saved_bytes(parameters, arch.n_total_non_embedding, name) == 4 * parameters + total_bytes
 
 
 @pytest.mark.parametrize(("kind", "pairs"), [("qwen3_moe", True), ("llama4_text", False)])

@@ -431,7 +431,7 @@ def test_a_sweep_is_watched_until_all_runs_have_ended(tiny, tmp_path, monkeypatc
             second.folder.mkdir(parents=True)
             Attempt(1, stopped=False).save(second.folder)
 
-    monkeypatch.setattr("training.sweep.__main__.time", Mock(sleep=later))
+    monkeypatch.setattr("training.sweep.commands.time", Mock(sleep=later))
     printed = command(path, "watch", "--seconds", "7")
     assert shown == [7, 7]
     assert all(
