@@ -34,7 +34,11 @@ SELECTION_BIAS = "e_score_correction_bias"  # as DeepSeek-V3 and the classes mad
 BIAS_UPDATE_RATE = 0.001  # small beside the scores, which lie between 0 and 1
 _TOKENS = {"bos_token_id", "eos_token_id", "pad_token_id"}  # the tokenizer's
 _READ, _TAKEN = re.compile(r'getattr\((?:self\.)?config, "(\w+)"'), re.compile(r'kwargs\.pop\("(\w+)"')
-_ROTARY = {"rope_theta", "rope_scaling", "partial_rotary_factor"}  # which transformers puts into `rope_parameters`
+_PARTIAL = "partial_rotary_factor"
+_ROTARY = {"rope_theta", "rope_scaling", _PARTIAL}  # which transformers puts into `rope_parameters`
+# What transformers reads for every class, beside the class's own file.
+_READ_BY_ALL = {"initializer_range", "init_std", "initializer_factor", "tie_word_embeddings", "rope_theta"}
+_READ_BY_ALL |= {"rope_scaling", "max_position_embeddings"}
 
 
 class ModelClassArguments(BaseModel):
@@ -69,6 +73,10 @@ class ModelClassArguments(BaseModel):
             allowed = f"{OURS}, a config.json or a causal type of transformers ({', '.join(FAMILIES)}, …)"
             raise InputError(f"model.type: {kind!r}; {meant}it must be {allowed}")
         known = sorted(fields_of(kind))
+        if ignored := [name for name in fields if name in unread_fields(kind)]:
+            raise InputError("\n".join(_ignored(kind, name) for name in ignored))
+        if _PARTIAL in unread_fields(kind) and _rotates_a_part(fields.get("rope_parameters")):
+            raise InputError(_ignored(kind, _PARTIAL, "rope_parameters."))
         if others := [name for name in fields if name not in known]:
             raise InputError("\n".join(unknown(f"model: {kind}'s field ", name, known) for name in others))
         return {name: value for name, value in settings.items() if value is not None} | fields | {"type": kind}
@@ -195,8 +203,43 @@ def fields_of(model_type: str) -> frozenset[str]:
     """The fields of a configuration that say what the architecture is, but for parts that are models of their own.
 
     Those that it declares, older names that it takes for rotary positions, and those that the class reads if they are
-    there: `head_dim` of Qwen3-MoE, for one, is not declared.
+    there: `head_dim` of Qwen3-MoE, for one, is not declared. Not those that it declares and never reads.
     """
+    return _declared_fields(model_type) - unread_fields(model_type)
+
+
+@cache
+def unread_fields(model_type: str) -> frozenset[str]:
+    """Find the fields that a class takes and ignores: their names are nowhere in its code, nor are their aliases."""
+    from transformers import CONFIG_MAPPING, cache_utils, masking_utils
+
+    kind = CONFIG_MAPPING[model_type]
+    # Layer types and windows are read where masks and caches are made.
+    code = "".join([_source(model_type), inspect.getsource(masking_utils), inspect.getsource(cache_utils)])
+    of_class = {*re.findall(r"\w+", re.sub(r"#.*", "", code))}
+    of_configuration = {
+        *re.findall(r"""(?:self\.|["'])(\w+)""", inspect.getsource(kind).replace(kind.__doc__ or "", ""))
+    }
+    read = of_class | of_configuration | _READ_BY_ALL
+    read |= {name for pair in kind.attribute_map.items() if not read.isdisjoint(pair) for name in pair}
+    return _declared_fields(model_type) - read
+
+
+def _ignored(model_type: str, field: str, section: str = "") -> str:
+    """Word the refusal of a field that a class ignores, with the nearest that it reads."""
+    near = difflib.get_close_matches(field, sorted(fields_of(model_type)), n=1)
+    meant = f", or did you mean {near[0]}?" if near else ""
+    return f"model.{section}{field}: transformers' {model_type} does not read it; leave it out{meant}"
+
+
+def _rotates_a_part(rotary: Any) -> bool:
+    """Return whether rotary parameters, of all layers or by their type, leave a part of each head unrotated."""
+    if not isinstance(rotary, dict):
+        return False
+    return rotary.get(_PARTIAL, 1) not in (None, 1) or any(map(_rotates_a_part, rotary.values()))
+
+
+def _declared_fields(model_type: str) -> frozenset[str]:
     from transformers import CONFIG_MAPPING
 
     kind = CONFIG_MAPPING[model_type]

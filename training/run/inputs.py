@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from training.configuration.arguments import SECTIONS, ConfigurationError, ModelArguments, TrainingArguments
+from training.configuration.model_classes import ModelClassArguments, unread_fields
 from training.configuration.reading import read_yaml
 from training.data.batches import SequenceOrder, TrainingData
 from training.data.builder import GrowingCache
@@ -48,6 +49,11 @@ def check_inputs(arguments: TrainingArguments) -> None:
     now, path = settled(arguments).to_dict(), Path(arguments.run.output_dir) / "config.yaml"
     before = _started(arguments) or now
     now["model"] = dict.fromkeys(before["model"]) | now["model"]  # a field of a class may be in one of them only
+    if isinstance(arguments.model, ModelClassArguments):
+        # Runs could be begun with fields that their class ignores.
+        now["model"] = {
+            name: at for name, at in now["model"].items() if name not in unread_fields(arguments.model.type)
+        }
     problems = [
         f"{section}.{name}: {value!r}, but {path} has {before[section].get(name)!r}"
         for section, fields in now.items()

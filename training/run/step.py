@@ -22,8 +22,16 @@ from training.configuration.model_classes import ModelClassArguments
 from training.configuration.schedule import Schedule
 from training.data.batches import TrainingData
 from training.run import causal_model, devices, passes, sharding
-from training.run.model import Flops, architecture, build_model, flops_per_token, model_config, peak_learning_rate
-from training.run.optimizers import build_optimizers, muon_rate, set_rates
+from training.run.model import (
+    Flops,
+    architecture,
+    build_model,
+    flops_per_token,
+    model_config,
+    peak_learning_rate,
+    rate_warnings,
+)
+from training.run.optimizers import StackedMuon, build_optimizers, muon_rate, set_rates
 
 logger = logging.getLogger(__name__)
 
@@ -57,9 +65,10 @@ class Session:
 
     @cached_property
     def updates_on_device(self) -> bool:
-        """Whether one fused AdamW holds all parameters, whole: sharded ones cannot be skipped on the device."""
-        is_fused = all(optimizer.defaults.get("fused", False) for optimizer in self.optimizers)
-        return is_fused and not self.accelerator.is_fsdp2
+        """Whether optimizers skip steps on the device: Muon and fused AdamW do, but not of sharded parameters."""
+        optimizers = [_unwrapped(optimizer) for optimizer in self.optimizers]
+        can_skip = all(isinstance(one, StackedMuon) or one.defaults.get("fused", False) for one in optimizers)
+        return can_skip and not self.accelerator.is_fsdp2
 
     @property
     def peak_flops(self) -> float | None:
@@ -76,6 +85,9 @@ def make_session(a: TrainingArguments, accelerator, tokenizer, data: TrainingDat
     """Model and optimizer, prepared for this process, with all that a step needs besides."""
     arch = architecture(a.model, len(tokenizer))
     peak, law = peak_learning_rate(a.optimizer, arch, *a.longest_run())
+    if accelerator.process_index == 0:
+        for warning in rate_warnings(a.optimizer, arch, *a.longest_run()):
+            logger.warning("%s", warning)
     config = model_config(a, len(tokenizer), tokenizer.eos_token_id)
     compile_blocks = wants_compiled_blocks(a, accelerator)
 
@@ -259,9 +271,9 @@ def _update_on_device(session: Session, loss: torch.Tensor, limit: float) -> lis
     norm = torch.nn.utils.get_total_norm(gradients)
     read = devices.begin_reading(torch.stack([loss, norm]))
     for optimizer in session.optimizers:
-        adamw = _unwrapped(optimizer)
-        adamw.found_inf = (~(loss + norm).isfinite()).float()
-        # The fused step divides gradients by it. 1e-6 as in torch's own clipping.
-        adamw.grad_scale = ((norm + 1e-6) / limit).clamp(min=1.0)
+        skipping = _unwrapped(optimizer)
+        skipping.found_inf = (~(loss + norm).isfinite()).float()
+        # The step divides gradients by it. 1e-6 as in torch's own clipping.
+        skipping.grad_scale = ((norm + 1e-6) / limit).clamp(min=1.0)
         optimizer.step()
     return read()

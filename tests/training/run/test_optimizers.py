@@ -1,5 +1,6 @@
 """Muon for the hidden matrices and AdamW for the rest: every expert by itself, and the loop's promises."""
 
+import math
 import re
 from functools import partial
 
@@ -25,6 +26,8 @@ from training.configuration.arguments import OptimizerArguments
 from training.run import optimizers
 from training.run.model import build_model
 from training.run.optimizers import StackedMuon, build_optimizers, hidden_matrices
+from training.run.step import add_gradients, train_step
+from training.run.timing import session_on_random_tokens
 
 CPU = torch.device("cpu")
 MUON = OptimizerArguments(name="muon")
@@ -170,6 +173,36 @@ def update_shares() -> None:
 
 def test_sharded_parameters_are_updated_as_whole_ones():
     assert ranks.run_together(update_shares) == [0, 0]
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.1])
+def test_a_step_is_skipped_on_the_device_as_where_the_host_decides(tiny, monkeypatch, clip):
+    """The third of four has a gradient that is not finite; dividing by the norm rounds otherwise than multiplying."""
+    arguments = tiny(optimizer__name="muon", optimizer__gradient_clip=clip, optimizer__learning_rate=0.01)
+    models, results = [], []
+    for on_device in (True, False):
+        session = session_on_random_tokens(arguments, 300)
+        assert session.updates_on_device
+        session.updates_on_device = on_device
+        weights = list(session.model.parameters())
+
+        def poisoned(session, number, weights=weights):
+            result = add_gradients(session, number)
+            weights[-2].grad[0] *= math.inf if number == 2 else 1
+            return result
+
+        monkeypatch.setattr("training.run.step.add_gradients", poisoned)
+        before = []
+        for number in range(4):
+            before.append([weight.detach().clone() for weight in weights])
+            results.append(train_step(session, number, 0.01).is_finite)
+        assert all(map(torch.equal, before[2], before[3]))
+        assert not any(map(torch.equal, before[1], before[2]))
+        models.append(weights)
+    assert results == [True, True, False, True] * 2
+    tolerance = {"rtol": 0, "atol": 1e-4 if clip else 0}
+    for one, other in zip(*models, strict=True):
+        torch.testing.assert_close(one, other, **tolerance)
 
 
 def test_the_rates_and_the_record_say_muon_and_the_name_too(tiny):
