@@ -123,11 +123,11 @@ class _Reader:
             _refuse(node, path, f"is beyond {MAX_VALUES:,} values, with those of aliases")
         if node.tag not in (f"{_TAGS}str", f"{_TAGS}seq", f"{_TAGS}map"):
             _refuse(node, path, f"has the tag {node.tag.replace(_TAGS, '!!')}; tags are not read")
-        if isinstance(node, yaml.MappingNode):
-            return self._mapping(node, path)
+        if isinstance(node, yaml.ScalarNode):
+            return self._scalar(node, path)
         if isinstance(node, yaml.SequenceNode):
             return [self.value(item, [*path, str(number)]) for number, item in enumerate(node.value, 1)]
-        return self._scalar(node, path)
+        return self._mapping(node, path)
 
     def _scalar(self, node: yaml.ScalarNode, path: list[str]) -> Any:
         text = _text(node, path)
@@ -143,7 +143,7 @@ class _Reader:
         except InputError as error:
             _refuse(node, path, str(error), ":")
 
-    def _mapping(self, node: yaml.MappingNode, path: list[str]) -> dict[str, Any]:
+    def _mapping(self, node: yaml.Node, path: list[str]) -> dict[str, Any]:
         fields: dict[str, Any] = {}
         merged: dict[str, Any] = {}
         lines: dict[str, int] = {}
