@@ -60,7 +60,7 @@ def test_classes_that_rotate_a_part_of_each_head_read_how_much():
 def test_a_list_of_one_stays_a_list_and_a_flag_is_a_word(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text(
-        "run: {output_dir: out}\nmodel: {type: qwen3_moe, num_hidden_layers: 1, layer_types: [full_attention]}"
+        "run: {output_dir: out}\nmodel: {type: qwen3, num_hidden_layers: 1, layer_types: [full_attention]}"
     )
     assert parse_command_line(["--config", str(path)]).model.config(300).layer_types == ["full_attention"]
 
