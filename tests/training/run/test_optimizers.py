@@ -200,7 +200,8 @@ def test_a_step_is_skipped_on_the_device_as_where_the_host_decides(tiny, monkeyp
         assert not any(map(torch.equal, before[1], before[2]))
         models.append(weights)
     assert results == [True, True, False, True] * 2
-    tolerance = {"rtol": 0, "atol": 1e-4 if clip else 0}
+    # Muon's directions are bf16: three updates of rate 0.01, of elements up to 0.2 · √64, rounded to eight bits.
+    tolerance = {"rtol": 0, "atol": 3 * 0.01 * 0.2 * 8 / 2**8 if clip else 0}
     for one, other in zip(*models, strict=True):
         torch.testing.assert_close(one, other, **tolerance)
 
