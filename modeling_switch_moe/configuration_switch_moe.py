@@ -165,6 +165,9 @@ class SwitchMoeConfig(PreTrainedConfig):
             problems.append(f"num_attention_heads={heads} must divide hidden_size={width}")
         elif not problems and self.head_dim % 2:
             problems.append(f"hidden_size/num_attention_heads={self.head_dim} must be even, for rotary positions")
+        part = (self.rope_parameters or {}).get("partial_rotary_factor")
+        if part not in (None, 1):
+            problems.append(f"rope_parameters: partial_rotary_factor={part} must be 1: heads are rotated whole")
         for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
             ids = getattr(self, name)
             for token in ids if isinstance(ids, list) else [ids]:

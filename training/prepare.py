@@ -26,7 +26,6 @@ from training.data.filling import Share, finished, group_starts
 from training.data.pins import pinned
 from training.data.text import TextSource
 from training.data.tokenizer import load_tokenizer
-from training.run.inputs import held_out_cache, training_cache, with_data_as_begun
 
 app = App(single=True)
 _FLAGS_OF_TRAIN = {"help_option_names": ["-h", "--help"], "allow_extra_args": True, "ignore_unknown_options": True}
@@ -77,6 +76,9 @@ class Part:
 
 def parts(arguments: TrainingArguments, everything: bool) -> list[Part]:
     """The training and the held-out cache of a run, as they are now."""
+    # It imports torch, for which --help does not wait.
+    from training.run.inputs import held_out_cache, training_cache, with_data_as_begun
+
     arguments, _ = pinned(with_data_as_begun(arguments), Path(arguments.run.output_dir))
     tokenizer = load_tokenizer(arguments.data.tokenizer, arguments.data.tokenizer_revision)
     training = Part("training", *training_cache(arguments, tokenizer))

@@ -212,10 +212,15 @@ class LearningRateLaw:
         return RangeCheck(conditions, needs, at, rate_guard_of, rate_support_of)
 
 
+def describe_distance(check: RangeCheck) -> str:
+    """Say how far a rate lies beyond the guard of its law."""
+    return f"too far outside the runs of its law ({check.distrust or '; '.join(check.warnings)})"
+
+
 def in_words(check: RangeCheck) -> list[str]:
     """Return the warnings about a rate, or why there is none."""
     if check.beyond:
-        return [f"no learning rate: too far outside the runs of its law ({check.distrust}); {INSTEAD}"]
+        return [f"no learning rate: {describe_distance(check)}; {INSTEAD}"]
     return [f"learning rate: {text}" for text in check.warnings]
 
 

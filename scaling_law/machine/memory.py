@@ -1,10 +1,10 @@
 """The memory that training takes on each device: state, activations, and the workspace at the peak.
 
-It counts what `training.run` holds: fp32 weights, gradients and AdamW's moments, autocast in bf16 or fp32, experts
-with capacity buffers (in fp32 on a CPU without), the cross-entropy in chunks of logits. Under DDP every device has all
-of the state, and its gradients always. FSDP2 shards both; whole are the weights of two blocks at a time, in the
-precision of autocast, and the gradients of one until their fp32 sum. The tests compare this with the peak of torch's
-allocator on a CPU. CUDA, NCCL and fragmentation take a GB or two more.
+It counts what `training.run` holds: fp32 weights, gradients and the optimizer's state, autocast in bf16 or fp32,
+experts with capacity buffers (in fp32 on a CPU without), the cross-entropy in chunks of logits. Under DDP every device
+has all of the state, and its gradients always. FSDP2 shards both; whole are the weights of two blocks at a time, in
+the precision of autocast, and the gradients of one until their fp32 sum. The tests compare this with the peak of
+torch's allocator on a CPU. CUDA, NCCL and fragmentation take a GB or two more.
 
 Other engines follow from these parts, and were not measured: "zero1", Megatron's distributed optimizer (6 + 12 / d
 bytes for a parameter on d devices); tensor parallelism, which divides matrices and all activations (Korthikanti et al.
@@ -27,6 +27,7 @@ Sharding = Literal["none", "ddp", "fsdp2", "zero1"]
 SHARDINGS: tuple[Sharding, ...] = get_args(Sharding)
 WEIGHT_BYTES = 4.0
 MOMENT_BYTES = ADAM_BYTES - WEIGHT_BYTES
+MOMENTUM_BYTES = 4.0  # of a parameter in a matrix that Muon takes
 HALF, SINGLE = 2.0, 4.0
 # Of logits at a time (modeling_switch_moe.losses): on a CPU in fp32, on a GPU with their gradient, in bf16 there.
 CPU_CHUNK_BYTES, GPU_CHUNK_BYTES = 2**21, 2**31
@@ -63,6 +64,7 @@ def training_memory(
     precision: Literal["bf16", "fp32"] = "bf16",
     gradient_checkpointing: Any = False,
     capacity_factor: float = 1.0,
+    optimizer: Literal["adamw", "muon"] = "adamw",
     sharding: Sharding = "none",
     devices: Any = 1,
     on_cpu: bool = False,
@@ -76,7 +78,8 @@ def training_memory(
 
     `devices` share the state under `sharding="fsdp2"`, moments and master weights under "zero1". Gathered weights stay
     until their backward pass without `reshard`. `tp`, `pp`, `ep` and `cp` are degrees of parallelism.
-    `capacity_factor` 0 is dropless. Numbers, or arrays that broadcast with the models. ValueError names what is not
+    `capacity_factor` 0 is dropless. Muon keeps a momentum of hidden matrices, and AdamW two moments of the rest: of
+    embedding, head and routers. Numbers, or arrays that broadcast with the models. ValueError names what is not
     allowed.
     """
     refuse_none("architecture", architecture)
@@ -94,8 +97,13 @@ def training_memory(
     router = a.routed_blocks * a.d_model * np.where(a.experts > 1, a.experts, 0) * blocks / a.blocks
     parameters = inner + ends + router
     sharded = sharding == "fsdp2" and np.any(np.asarray(devices) > 1)
-    between = stage_of(a, tp, pp, 1)[2] + router  # with all experts
-    held = (between + ends) / devices if sharded or sharding == "zero1" else parameters
+    matrices = stage_of(a, tp, pp, 1)[2]  # with all experts
+    between = matrices + router
+    is_shared = sharded or sharding == "zero1"
+    held = (between + ends) / devices if is_shared else parameters
+    state = MOMENT_BYTES * held
+    if optimizer == "muon":
+        state = state - (MOMENT_BYTES - MOMENTUM_BYTES) * (matrices / devices if is_shared else inner)
 
     # Rows that the experts compute, by token and active expert: a buffer has as many as the capacity. Divided experts
     # compute buffers on every device; without a capacity they are taken to get equally many tokens.
@@ -125,8 +133,14 @@ def training_memory(
         moments.append((GRADIENT_BYTES * parameters, casts, stacked))
     gradients, activations, transient = _peak(moments)
     whole_weights = HALF * parameters + WEIGHT_BYTES * held if sharding == "zero1" else WEIGHT_BYTES * held
-    parts = (whole_weights, gradients, MOMENT_BYTES * held, activations, transient)
+    parts = (whole_weights, gradients, state, activations, transient)
     return TrainingMemory(*(float(part) if np.ndim(part) == 0 else part for part in parts))
+
+
+def saved_bytes(parameters: float, matrices: float, optimizer: str) -> float:
+    """Count the bytes of fp32 weights and the optimizer's state: two moments, or the momentum of Muon's matrices."""
+    adamw_bytes = (WEIGHT_BYTES + MOMENT_BYTES) * parameters
+    return adamw_bytes - (MOMENT_BYTES - MOMENTUM_BYTES) * matrices if optimizer == "muon" else adamw_bytes
 
 
 def check_counts(**counts: Any) -> None:

@@ -30,3 +30,15 @@ def test_without_its_packages_it_says_what_to_install(tmp_path):
         done = run(*words)
         assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {MESSAGE}\n")
     assert run("-c", "import training").stderr.endswith(f"MissingPackagesError: {MESSAGE}\n")
+
+
+@pytest.mark.parametrize(
+    "command", ["train.py", "-m training.run", "-m training.sweep", "-m training.prepare", "-m training.demo"]
+)
+def test_help_does_not_wait_for_torch(command):
+    words = [sys.executable, "-X", "importtime", *command.split(), "--help"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "--" in done.stdout
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "pydantic" in imported or "typer" in imported
+    assert not imported & {"torch", "transformers", "accelerate", "datasets"}

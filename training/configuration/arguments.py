@@ -20,7 +20,6 @@ from pydantic import (
     Field,
     NonNegativeFloat,
     PositiveFloat,
-    PositiveInt,
     SerializeAsAny,
     ValidationInfo,
     WrapValidator,
@@ -30,6 +29,7 @@ from pydantic import (
 
 from hub.base.atomic import write_bytes
 from hub.base.errors import InputError
+from hub.base.strict_yaml import as_typed
 from hub.base.units import parse_count
 from hub.record.names import size_name
 from hub.record.run_record import NAME_PATTERN
@@ -58,13 +58,16 @@ def _must(be: str, holds: Callable[[Any], object]) -> AfterValidator:
 
 
 def _whole(value: int | float | str) -> int:
-    with suppress(ValueError):
+    with suppress(ValueError, TypeError):
         if (count := parse_count(value)).is_integer():
             return int(count)
     raise InputError("it must be a whole number of at least 0, such as 2000000, 2e6, 2M or 0.5B")
 
 
-Count = Annotated[int, BeforeValidator(_whole)]  # may be written as 2_000_000, 2e6, 2M or 0.5B
+LARGEST = 2**63 - 1  # in torch's and numpy's integers
+PositiveInt = Annotated[int, Field(gt=0, le=LARGEST)]
+# May be written as 2_000_000, 2e6, 2M or 0.5B.
+Count = Annotated[int, BeforeValidator(_whole), Field(le=LARGEST)]
 PositiveCount = Annotated[Count, Field(gt=0)]
 Seed = Annotated[int, _must("lie between 0 and 4,294,967,295", lambda seed: 0 <= seed < 2**32)]
 Share = Annotated[float, _must("lie between 0 and 1", lambda share: 0 < share < 1)]
@@ -76,7 +79,10 @@ License = Annotated[str, _must("be a licence of the Hub, such as mit, cc-by-4.0 
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+    # Validators are built when they are first used: --help needs the fields alone.
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, defer_build=True
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -88,10 +94,13 @@ class _Section(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _one_or_many(cls, value: Any, info: ValidationInfo) -> Any:
-        """Values are words, one or a list of them, of a flag or a YAML file."""
+        """Read the words, one or a list of them, of a flag or a YAML file."""
         if value is None or isinstance(value, (dict, BaseModel)):
             return value
-        words = [str(word) for word in (value if isinstance(value, (list, tuple)) else [value])]
+        items = value if isinstance(value, (list, tuple)) else [value]
+        if any(item is None or isinstance(item, (dict, list, tuple)) for item in items):
+            raise InputError("it must be one value, or a list of them")
+        words = [as_typed(item) for item in items]
         kind = cls.model_fields[info.field_name or ""].annotation
         if get_origin(kind) is list:
             return words
@@ -99,7 +108,18 @@ class _Section(BaseModel):
             return True
         if len(words) != 1:
             raise InputError("it must be one value")
-        return words[0]
+        return _read_switch(words[0], kind) if kind in (bool, Compile) else words[0]
+
+
+def _read_switch(word: str, kind: Any) -> bool | str:
+    """Return what a word says of a field that is on or off; pydantic would also take yes, on, 1 and their like."""
+    if word in ("true", "True", "TRUE"):
+        return True
+    if word in ("false", "False", "FALSE"):
+        return False
+    if kind is not bool and word == "auto":
+        return word
+    raise InputError("it must be true or false" if kind is bool else "it must be auto, true or false")
 
 
 class RunArguments(_Section):

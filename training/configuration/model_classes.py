@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import json
 import logging
 import re
 import sys
@@ -19,11 +18,12 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
+from hub.base import strict_json, strict_yaml
 from hub.base.errors import InputError, unknown
 from hub.base.paths import local_path
+from hub.base.strict_json import MAX_FILE_BYTES
 from hub.record.names import size_name
 from scaling_law.size.architecture import VOCAB_SIZE, Architecture
 from scaling_law.size.model_configs import FAMILIES, Model
@@ -38,7 +38,11 @@ _TOKENS = {"bos_token_id", "eos_token_id", "pad_token_id"}  # the tokenizer's
 _OTHER_TOKENS = {"cls_token_id", "sep_token_id"}  # of classes that were made from encoders
 _READ, _TAKEN = re.compile(r'getattr\((?:self\.)?config, "(\w+)"'), re.compile(r'kwargs\.pop\("(\w+)"')
 _PADDED_POSITIONS = re.compile(r"position_embeddings = nn\.Embedding\([^)]*padding_idx")
-_ROTARY = {"rope_theta", "rope_scaling", "partial_rotary_factor"}  # which transformers puts into `rope_parameters`
+_PARTIAL = "partial_rotary_factor"
+_ROTARY = {"rope_theta", "rope_scaling", _PARTIAL}  # which transformers puts into `rope_parameters`
+# What transformers reads for every class, beside the class's own file.
+_READ_BY_ALL = {"initializer_range", "init_std", "initializer_factor", "tie_word_embeddings", "rope_theta"}
+_READ_BY_ALL |= {"rope_scaling", "max_position_embeddings"}
 
 
 class ModelClassArguments(BaseModel):
@@ -73,6 +77,10 @@ class ModelClassArguments(BaseModel):
             allowed = f"{OURS}, a config.json or a causal type of transformers ({', '.join(FAMILIES)}, …)"
             raise InputError(f"model.type: {kind!r}; {meant}it must be {allowed}")
         known = sorted(fields_of(kind))
+        if ignored := [name for name in fields if name in unread_fields(kind)]:
+            raise InputError("\n".join(_ignored(kind, name) for name in ignored))
+        if _PARTIAL in unread_fields(kind) and _rotates_a_part(fields.get("rope_parameters")):
+            raise InputError(_ignored(kind, _PARTIAL, "rope_parameters."))
         if others := [name for name in fields if name not in known]:
             raise InputError("\n".join(unknown(f"model: {kind}'s field ", name, known) for name in others))
         return {name: value for name, value in settings.items() if value is not None} | fields | {"type": kind}
@@ -107,6 +115,8 @@ class ModelClassArguments(BaseModel):
         """The configuration of transformers. ValueError if the tokens or the sequences do not fit into it."""
         from transformers import AutoConfig
 
+        # It imports torch, which a run of our class needs only when it starts, and --help never.
+
         least = {"vocab_size": (vocab_size, "the tokenizer's")}
         if sequence_length is not None:
             least["max_position_embeddings"] = (sequence_length, "data.sequence_length,")
@@ -126,6 +136,7 @@ class ModelClassArguments(BaseModel):
         Without a `vocab_size`, with the configured vocabulary or GPT-2's. ValueError if the class refuses its
         configuration, or cannot run.
         """
+
         config = self.config(vocab_size or (self.model_extra or {}).get("vocab_size", VOCAB_SIZE), eos_token_id=0)
         return Model(self.type, self.type, *read_class(config.to_dict()))
 
@@ -228,8 +239,43 @@ def fields_of(model_type: str) -> frozenset[str]:
     """The fields of a configuration that say what the architecture is, but for parts that are models of their own.
 
     Those that it declares, older names that it takes for rotary positions, and those that the class reads if they are
-    there: `head_dim` of Qwen3-MoE, for one, is not declared.
+    there: `head_dim` of Qwen3-MoE, for one, is not declared. Not those that it declares and never reads.
     """
+    return _declared_fields(model_type) - unread_fields(model_type)
+
+
+@cache
+def unread_fields(model_type: str) -> frozenset[str]:
+    """Find the fields that a class takes and ignores: their names are nowhere in its code, nor are their aliases."""
+    from transformers import CONFIG_MAPPING, cache_utils, masking_utils
+
+    kind = CONFIG_MAPPING[model_type]
+    # Layer types and windows are read where masks and caches are made.
+    code = "".join([_source(model_type), inspect.getsource(masking_utils), inspect.getsource(cache_utils)])
+    of_class = {*re.findall(r"\w+", re.sub(r"#.*", "", code))}
+    of_configuration = {
+        *re.findall(r"""(?:self\.|["'])(\w+)""", inspect.getsource(kind).replace(kind.__doc__ or "", ""))
+    }
+    read = of_class | of_configuration | _READ_BY_ALL
+    read |= {name for pair in kind.attribute_map.items() if not read.isdisjoint(pair) for name in pair}
+    return _declared_fields(model_type) - read
+
+
+def _ignored(model_type: str, field: str, section: str = "") -> str:
+    """Word the refusal of a field that a class ignores, with the nearest that it reads."""
+    near = difflib.get_close_matches(field, sorted(fields_of(model_type)), n=1)
+    meant = f", or did you mean {near[0]}?" if near else ""
+    return f"model.{section}{field}: transformers' {model_type} does not read it; leave it out{meant}"
+
+
+def _rotates_a_part(rotary: Any) -> bool:
+    """Return whether rotary parameters, of all layers or by their type, leave a part of each head unrotated."""
+    if not isinstance(rotary, dict):
+        return False
+    return rotary.get(_PARTIAL, 1) not in (None, 1) or any(map(_rotates_a_part, rotary.values()))
+
+
+def _declared_fields(model_type: str) -> frozenset[str]:
     from transformers import CONFIG_MAPPING
 
     kind = CONFIG_MAPPING[model_type]
@@ -242,7 +288,7 @@ def fields_of(model_type: str) -> frozenset[str]:
 def _of_file(path: Path) -> tuple[str, dict[str, Any]]:
     """Model type and fields of a config.json; what the class does not read is left out, with a warning."""
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = strict_json.loads(path.read_bytes(), what=path.name, max_bytes=MAX_FILE_BYTES, finite=False)
         kind = str(config["model_type"])
     except (OSError, ValueError, TypeError, LookupError) as error:
         reason = f"{str(path)!r} cannot be read: {getattr(error, 'strerror', repr(error))}"
@@ -265,13 +311,15 @@ def _not_of_the_architecture() -> frozenset[str]:
 
 
 def _plain(value: Any) -> Any:
-    """A value of YAML, or of flags, whose words are read as YAML is; 1e-6 is a number, which YAML 1.1 has as text."""
+    """Return a value of YAML or of flags, with words as numbers where they are: the class knows which fields are."""
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, list):
-        return _plain(value[0]) if len(value) == 1 and isinstance(value[0], str) else [_plain(item) for item in value]
+        return [_plain(item) for item in value]
     if isinstance(value, str):
-        with suppress(yaml.YAMLError, ValueError):
-            value = yaml.safe_load(value)
-            return float(value) if isinstance(value, str) else value
+        # A flag may hold a list or a mapping; what is no YAML is text.
+        with suppress(InputError):
+            return strict_yaml.loads(value, numbers=True)
     return value
 
 

@@ -15,11 +15,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
+from hub.base import strict_yaml
 from hub.base.commands import version
-from hub.base.errors import problem_lines
+from hub.base.errors import InputError, problem_lines
 from hub.base.paths import local_path
 from hub.record.names import size_name
 from scaling_law.size.architecture import Architecture
@@ -38,33 +38,42 @@ def parse_command_line(argv: list[str], output_dir: str = "") -> TrainingArgumen
 
     `--preset` takes the place of the file's presets; `output_dir` and errors are those of `from_dict`.
     """
+    answer_help(argv)
     parser = argparse.ArgumentParser(prog="train.py", add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--config")
     parser.add_argument("--preset", nargs="+")
-    parser.add_argument("-h", "--help", action="store_true")
-    parser.add_argument("--version", action="version", version=f"joint-moe-scaling-laws {version()}")
     try:
         options, rest = parser.parse_known_args(argv)
     except argparse.ArgumentError as error:
         raise ConfigurationError(f"{error.argument_name}: {error.message}") from None
-    if options.help:
-        print(_help())
-        raise SystemExit(0)
     values = read_yaml(options.config, "--config") if options.config else {}
     return from_dict(values | {"preset": options.preset} if options.preset else values, rest, output_dir)
 
 
-def read_yaml(path: str | Path, what: str) -> dict[str, Any]:
-    """The mapping in a YAML or JSON file. Raises ConfigurationError, which names `what` the file is."""
+def answer_help(argv: Sequence[str]) -> None:
+    """Print the help or the version, if a flag asks for it, and exit."""
+    if {"-h", "--help"} & {*argv}:
+        print(_help())
+        raise SystemExit(0)
+    if "--version" in argv:
+        print(f"joint-moe-scaling-laws {version()}")
+        raise SystemExit(0)
+
+
+def read_yaml(path: str | Path, what: str, numbers: bool = False) -> dict[str, Any]:
+    """Read the mapping in a YAML or JSON file, without its top-level keys x-…, which may hold anchors.
+
+    `numbers` as in `hub.base.strict_yaml`. Raises ConfigurationError, which names `what` the file is.
+    """
     try:
-        values = yaml.safe_load(local_path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ConfigurationError(
-            f"{what}: {str(path)!r} cannot be read: {getattr(error, 'strerror', error)}"
-        ) from None
+        values = strict_yaml.read(local_path(path), numbers)
+    except OSError as error:
+        raise ConfigurationError(f"{what}: {str(path)!r} cannot be read: {error.strerror or error}") from None
+    except InputError as error:
+        raise ConfigurationError(f"{what}: {str(path)!r} cannot be read: {error}") from None
     if not isinstance(values, dict):
         raise ConfigurationError(f"{what}: {str(path)!r} holds {type(values).__name__}; it must be a mapping")
-    return values
+    return {name: value for name, value in values.items() if not name.startswith("x-")}
 
 
 def from_dict(values: dict[str, Any], flags: Sequence[str] = (), output_dir: str = "") -> TrainingArguments:
@@ -91,9 +100,9 @@ def from_dict(values: dict[str, Any], flags: Sequence[str] = (), output_dir: str
     return arguments
 
 
-def _sections_of(flags: Sequence[str], problems: list[str]) -> dict[str, dict[str, list[str]]]:
-    """`--section.field word …` as sections of lists of words."""
-    sections: dict[str, dict[str, list[str]]] = {}
+def _sections_of(flags: Sequence[str], problems: list[str]) -> dict[str, dict[str, Any]]:
+    """Collect `--section.field word …` as sections of words, and of lists where there are several or none."""
+    sections: dict[str, dict[str, Any]] = {}
     words: list[str] | None = None
     for flag in flags:
         if flag.startswith("--"):
@@ -104,7 +113,20 @@ def _sections_of(flags: Sequence[str], problems: list[str]) -> dict[str, dict[st
             words.append(flag)
         else:
             problems.append(f"{flag!r}: expected a flag such as --model.experts 8")
+    for section, fields in sections.items():
+        for name, words in fields.items():
+            if len(words) == 1:
+                fields[name] = _word_of(f"{section}.{name}", words[0], problems)
     return sections
+
+
+def _word_of(field: str, word: str, problems: list[str]) -> str | None:
+    """Return the single word of a flag, or None for null, as YAML has it."""
+    try:
+        return None if strict_yaml.read_word(word) is None else word
+    except InputError as error:
+        problems.append(f"{field}: {error}")
+        return None
 
 
 def explained(error: ValidationError, keys: Sequence[str]) -> list[str]:
@@ -182,13 +204,16 @@ def recipes() -> dict[str, Path]:
 
 def preset_sections(preset: str | list[str]) -> dict[str, Any]:
     """Fields that presets set, by section; later presets win. Raises ConfigurationError naming the nearest preset."""
-    return merged(*(_preset(str(name)) for name in (preset if isinstance(preset, list) else [preset])))
+    names = preset if isinstance(preset, list) else [preset]
+    return merged(*(_preset(strict_yaml.as_typed(name)) for name in names))
 
 
 def merged(*layers: dict[str, Any]) -> dict[str, Any]:
     """Merge sections of fields; later layers win. What is not a mapping is left for validation to refuse."""
     sections: dict[str, Any] = {}
     for name, fields in (item for layer in layers for item in layer.items() if item[0] != "preset"):
+        if fields is None:  # a section whose fields are all left out
+            continue
         before = sections.setdefault(name, {})
         if isinstance(before, dict):
             sections[name] = {**before, **fields} if isinstance(fields, dict) else fields
@@ -201,7 +226,7 @@ def _preset(name: str) -> dict[str, dict]:
     if name in listing():
         return listing()[name].sections()
     if name in recipes():
-        return yaml.safe_load(recipes()[name].read_text(encoding="utf-8"))
+        return read_yaml(recipes()[name], "preset")
     names = [PAPER, *recipes(), *listing()]
     # A size of the paper whose number of experts or shape is not given as there gets all of that width offered.
     near = [preset for preset in listing() if preset.startswith(name.partition("-")[0] + "-")]

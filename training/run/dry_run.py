@@ -19,7 +19,7 @@ from hub.base.tables import Table
 from hub.base.units import format_bytes, format_flops
 from modeling_switch_moe.expert_parallel import rows_to_send
 from scaling_law.law.describe import experts_of, shape_of
-from scaling_law.machine.memory import TrainingMemory, training_memory
+from scaling_law.machine.memory import TrainingMemory, saved_bytes, training_memory
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.model_configs import read_model
 from training.configuration.arguments import TrainingArguments
@@ -107,14 +107,15 @@ def _plan(a: TrainingArguments, tokenizer) -> dict[str, dict[str, str]]:
         decay = f"decays from step {b.decay_step:,} ({b.branch_point_tokens:,} tokens) to step {b.end_step:,}"
         schedule[f"run of {b.tokens:,} tokens"] = decay
 
-    size = 4 * counted.parameters  # weights and each of Adam's moments are fp32
+    size = 4 * counted.parameters  # weights are fp32
+    saved = saved_bytes(counted.parameters, arch.n_total_non_embedding, a.optimizer.name)
     checkpoints, models = most_at_a_time(branches), len(branches) + len(set(a.run.release_tokens))
-    needed = (3 * checkpoints + models) * size
+    needed = checkpoints * saved + models * size
     folder = Path(a.run.output_dir).absolute()
     free = shutil.disk_usage(next(path for path in [folder, *folder.parents] if path.exists())).free
     warning = " - NOT ENOUGH" if needed > free else ""
     disk = {
-        "checkpoints": f"at most {checkpoints} of {format_bytes(3 * size)}",
+        "checkpoints": f"at most {checkpoints} of {format_bytes(saved)}",
         "models": f"{models} of {format_bytes(size)}",
         "in all": f"{format_bytes(needed)}; free: {format_bytes(free)}{warning}",
     }
@@ -139,6 +140,7 @@ def check_memory(a: TrainingArguments, accelerator, arch: Architecture) -> Train
             precision=a.run.precision,
             gradient_checkpointing=a.run.gradient_checkpointing,
             capacity_factor=a.model.capacity_factor,
+            optimizer=a.optimizer.name,
             sharding="fsdp2" if accelerator.is_fsdp2 else "ddp" if accelerator.num_processes > 1 else "none",
             devices=layout.shards,
             ep=layout.experts,
@@ -159,6 +161,7 @@ def _measured(
 ) -> dict[str, dict[str, str]]:
     """Memory and speed of the first step."""
     a, accelerator, device = session.arguments, session.accelerator, session.accelerator.device
+    state = "Muon's momentum, Adam's moments" if a.optimizer.name == "muon" else "Adam's moments"
     kind = "tensors" if device.type == "cuda" else "process"
     of_memory = f" of {format_bytes(device_memory(device))}"
     peak_title = "predicted peak"
@@ -167,7 +170,7 @@ def _measured(
     memory = {
         "weights": format_bytes(predicted.weights),
         "gradients": format_bytes(predicted.gradients),
-        "Adam's moments": format_bytes(predicted.optimizer),
+        state: format_bytes(predicted.optimizer),
         "activations": format_bytes(predicted.activations),
         "logits, inner gradients": format_bytes(predicted.workspace),
         peak_title: f"{format_bytes(predicted.total)}{of_memory}",

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from training.configuration.arguments import SECTIONS, ConfigurationError, ModelArguments, TrainingArguments
+from training.configuration.model_classes import ModelClassArguments, unread_fields
 from training.configuration.reading import read_yaml
 from training.data.batches import SequenceOrder, TrainingData
 from training.data.builder import GrowingCache
@@ -50,6 +51,11 @@ def check_inputs(arguments: TrainingArguments) -> None:
     before = _started(arguments) or now
     before["data"].setdefault("special_tokens", _SPECIAL_TOKENS_BEFORE)
     now["model"] = dict.fromkeys(before["model"]) | now["model"]  # a field of a class may be in one of them only
+    if isinstance(arguments.model, ModelClassArguments):
+        # Runs could be begun with fields that their class ignores.
+        now["model"] = {
+            name: at for name, at in now["model"].items() if name not in unread_fields(arguments.model.type)
+        }
     problems = [
         f"{section}.{name}: {value!r}, but {path} has {before[section].get(name)!r}"
         for section, fields in now.items()
@@ -102,7 +108,7 @@ def _started(arguments: TrainingArguments) -> dict | None:
     path = Path(arguments.run.output_dir) / "config.yaml"
     if not path.exists():
         return None
-    before = read_yaml(path, "run.output_dir")
+    before = read_yaml(path, "run.output_dir", numbers=True)
     if missing := [name for name in SECTIONS if not isinstance(before.get(name), dict)]:
         raise ConfigurationError(f"run.output_dir: {path} is not of a run: it has no section {', '.join(missing)}")
     return before

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from modeling_switch_moe import SwitchMoeConfig, SwitchMoeForCausalLM
-from scaling_law.formulas.learning_rate import READINGS, LearningRateLaw
+from scaling_law.formulas.learning_rate import READINGS, LearningRateLaw, describe_distance
 from scaling_law.size.architecture import Architecture
 from training.configuration.arguments import ConfigurationError, ModelArguments, OptimizerArguments, TrainingArguments
 from training.configuration.class_counts import training_flops
@@ -113,3 +113,16 @@ def keep_peak(arguments: TrainingArguments, peak: float, law: str) -> tuple[floa
         return begun_with, law
     logger.warning("peak learning rate: %.4g, as at the first start; the law now gives %.4g", begun_with, peak)
     return begun_with, f"as at the first start; now {peak:.4g} by {law}"[:300]
+
+
+def rate_warnings(
+    arguments: OptimizerArguments, arch: Architecture, tokens: int | None = None, batch_tokens: int | None = None
+) -> list[str]:
+    """Say how far a rate by a law lies outside the runs of the law; nothing for a rate that is given."""
+    if arguments.learning_rate is not None:
+        return []
+    check = LearningRateLaw.named(arguments.learning_rate_law).check(arch, tokens, batch_tokens)
+    if check.beyond:
+        instead = "set it, or name another optimizer.learning_rate_law"
+        return [f"optimizer.learning_rate: {describe_distance(check)}; {instead}"]
+    return [f"optimizer.learning_rate: {text}" for text in check.warnings]

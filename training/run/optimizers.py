@@ -33,7 +33,13 @@ class StackedMuon(torch.optim.Muon):
 
     Of sharded parameters (FSDP2) each process updates its share: it orthogonalises the experts that it holds, and
     gathers matrices that are cut, in bf16, in which the iteration runs anyway.
+
+    As torch's fused AdamW it divides gradients by `grad_scale`, and a step changes nothing where `found_inf` is 1.
+    Both are on the device, so the host need not know them.
     """
+
+    grad_scale: Tensor | None = None
+    found_inf: Tensor | None = None
 
     def __init__(self, matrices: Iterable[Tensor], gate_ups: Iterable[Tensor], **settings: float | str):
         matrices = list(matrices)
@@ -47,28 +53,36 @@ class StackedMuon(torch.optim.Muon):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Update every parameter that has a gradient."""
         loss = None if closure is None else torch.enable_grad()(closure)()
+        skips = None if self.found_inf is None else self.found_inf > 0
         for group in self.param_groups:
             tensors: tuple[list[Tensor], list[Tensor], list[Tensor]] = ([], [], [])
             self._init_group(group, *tensors)
             batches: dict[torch.Size, list[tuple[Tensor, Tensor]]] = defaultdict(list)
-            for weights, directions in _directions(zip(*tensors, strict=True), group):
+            for weights, directions in _directions(zip(*tensors, strict=True), group, self.grad_scale, skips):
                 batch = batches[directions.shape[1:]]
                 batch.append((weights, directions))
                 if sum(stack.numel() for _, stack in batch) >= _most_together(directions.device):
-                    _update(batch, group)
+                    _update(batch, group, skips)
                     batch.clear()
             for batch in filter(None, batches.values()):
-                _update(batch, group)
+                _update(batch, group, skips)
         return loss
 
 
-def _directions(tensors: Iterable[tuple[Tensor, ...]], group: dict[str, Any]) -> Iterator[tuple[Tensor, Tensor]]:
+def _directions(
+    tensors: Iterable[tuple[Tensor, ...]], group: dict[str, Any], scale: Tensor | None, skips: Tensor | None
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Advance the momenta of (parameter, gradient, momentum); yields weights and their directions, bf16 [n, out, in].
 
     The weights are a few matrices of this process or, where matrices are cut, the sharded parameter.
     """
 
     def direction(gradient: Tensor, momentum: Tensor) -> Tensor:
+        if scale is not None:
+            gradient = gradient / scale
+        if skips is not None:
+            # Moved towards itself, the momentum stays as it is.
+            gradient = torch.where(skips, momentum, gradient)
         momentum.lerp_(gradient, 1 - group["momentum"])
         return (gradient.lerp(momentum, group["momentum"]) if group["nesterov"] else momentum).bfloat16()
 
@@ -87,8 +101,11 @@ def _directions(tensors: Iterable[tuple[Tensor, ...]], group: dict[str, Any]) ->
             yield weights, direction(*others)
 
 
-def _update(batch: list[tuple[Tensor, Tensor]], group: dict[str, Any]) -> None:
-    """Decay weights, and move them along their orthogonalised directions, which are all of one shape."""
+def _update(batch: list[tuple[Tensor, Tensor]], group: dict[str, Any], skips: Tensor | None) -> None:
+    """Decay weights, and move them along their orthogonalised directions, which are all of one shape.
+
+    Where `skips` is true, on the device, they stay.
+    """
     rate, numbers = group["lr"], [len(directions) for _, directions in batch]
     stack = torch.cat([directions for _, directions in batch])
     updates = orthogonalised(stack, group["ns_coefficients"], group["ns_steps"], group["eps"])
@@ -100,8 +117,11 @@ def _update(batch: list[tuple[Tensor, Tensor]], group: dict[str, Any]) -> None:
             replicated = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim)
             whole = replicated.redistribute(placements=weights.placements)
         share = _share(weights)
-        share.mul_(1 - rate * group["weight_decay"])
-        share.add_(_share(whole), alpha=-adjusted)
+        moved = share if skips is None else share.clone()
+        moved.mul_(1 - rate * group["weight_decay"])
+        moved.add_(_share(whole), alpha=-adjusted)
+        if skips is not None:
+            share.copy_(torch.where(skips, share, moved))
 
 
 def _scale_of_shape(adjustment: str, rows: int, columns: int) -> float:

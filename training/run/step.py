@@ -31,8 +31,9 @@ from training.run.model import (
     keep_peak,
     model_config,
     peak_learning_rate,
+    rate_warnings,
 )
-from training.run.optimizers import build_optimizers, muon_rate, set_rates
+from training.run.optimizers import StackedMuon, build_optimizers, muon_rate, set_rates
 
 logger = logging.getLogger(__name__)
 
@@ -66,9 +67,10 @@ class Session:
 
     @cached_property
     def updates_on_device(self) -> bool:
-        """Whether one fused AdamW holds all parameters, whole: sharded ones cannot be skipped on the device."""
-        is_fused = all(optimizer.defaults.get("fused", False) for optimizer in self.optimizers)
-        return is_fused and not self.accelerator.is_fsdp2
+        """Whether optimizers skip steps on the device: Muon and fused AdamW do, but not of sharded parameters."""
+        optimizers = [_unwrapped(optimizer) for optimizer in self.optimizers]
+        can_skip = all(isinstance(one, StackedMuon) or one.defaults.get("fused", False) for one in optimizers)
+        return can_skip and not self.accelerator.is_fsdp2
 
     @property
     def peak_flops(self) -> float | None:
@@ -86,6 +88,9 @@ def make_session(a: TrainingArguments, accelerator, tokenizer, data: TrainingDat
     vocab_size = vocabulary_size(tokenizer)
     arch = architecture(a.model, vocab_size)
     peak, law = peak_learning_rate(a.optimizer, arch, *a.longest_run())
+    if accelerator.process_index == 0:
+        for warning in rate_warnings(a.optimizer, arch, *a.longest_run()):
+            logger.warning("%s", warning)
     config = model_config(a, vocab_size, tokenizer.eos_token_id)
     compile_blocks = wants_compiled_blocks(a, accelerator)
     peak, law = keep_peak(a, peak, law)
@@ -272,9 +277,9 @@ def _update_on_device(session: Session, loss: torch.Tensor, limit: float) -> lis
     norm = torch.nn.utils.get_total_norm(gradients)
     read = devices.begin_reading(torch.stack([loss, norm]))
     for optimizer in session.optimizers:
-        adamw = _unwrapped(optimizer)
-        adamw.found_inf = (~(loss + norm).isfinite()).float()
-        # The fused step divides gradients by it. 1e-6 as in torch's own clipping.
-        adamw.grad_scale = ((norm + 1e-6) / limit).clamp(min=1.0)
+        skipping = _unwrapped(optimizer)
+        skipping.found_inf = (~(loss + norm).isfinite()).float()
+        # The step divides gradients by it. 1e-6 as in torch's own clipping.
+        skipping.grad_scale = ((norm + 1e-6) / limit).clamp(min=1.0)
         optimizer.step()
     return read()

@@ -14,6 +14,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from hub import RunRecord
 from hub.base.errors import InputError, RecordError, unknown
 from hub.base.paths import local_path
+from hub.base.strict_yaml import as_typed
+from hub.base.units import parse_count
 from hub.record.filter import parse_filter
 from hub.record.names import final_branch_name
 from scaling_law.size.architecture import VOCAB_SIZE, Architecture
@@ -39,10 +41,28 @@ def _nested(values: dict[str, Any]) -> dict[str, Any]:
     return sections
 
 
+def _as_text(value: Any) -> Any:
+    """Return words of YAML as they were typed, such as the sweep 2026; what is no word is left for validation."""
+    return as_typed(value) if isinstance(value, (bool, int, float)) else value
+
+
 def _listed(value: Any) -> Any:
     return value if isinstance(value, list) else [value]
 
 
+def _comparable(value: Any) -> Any:
+    """Return a value in a form in which 1B, 1e9 and 1000000000 are equal, and a list of one is its value."""
+    if isinstance(value, (list, tuple)):
+        items = [_comparable(item) for item in value]
+        return items[0] if len(items) == 1 else items
+    text = as_typed(value)
+    try:
+        return parse_count(text)
+    except ValueError:
+        return text
+
+
+Text = Annotated[str, BeforeValidator(_as_text)]
 Sections = Annotated[dict[str, Any], AfterValidator(_nested)]
 
 
@@ -77,13 +97,13 @@ class SweepFile(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid")
-    sweep: str = "sweep"
-    output_dir: Path = Path()
+    sweep: Text = "sweep"
+    output_dir: Annotated[Path, BeforeValidator(_as_text)] = Path()
     base: Sections = {}
     grid: dict[str, list[Any]] = {}
     runs: list[Sections] = [{}]
-    source: Annotated[list[str], BeforeValidator(_listed)] = Field([], alias="from")
-    where: str = ""
+    source: Annotated[list[Text], BeforeValidator(_listed)] = Field([], alias="from")
+    where: Text = ""
     overrides: list[Override] = []
 
     @model_validator(mode="after")
@@ -248,7 +268,7 @@ def _run(file: SweepFile, folder: Path, listed: dict[str, Any], point: dict[str,
     sections = reading.merged(reading.preset_sections(preset), *layers)
     for override in file.overrides:
         fields = {f"{section}.{name}": value for section in sections for name, value in sections[section].items()}
-        if all(fields.get(name) == value for name, value in override.where.items()):
+        if all(_comparable(fields.get(name)) == _comparable(value) for name, value in override.where.items()):
             sections = reading.merged(sections, override.set)
     rate = ""
     with suppress(KeyError, TypeError, ValueError):  # what is no rate is refused below

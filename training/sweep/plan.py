@@ -11,8 +11,9 @@ from hub.base.errors import InputError
 from hub.base.tables import Summarised, Table
 from hub.base.units import format_bytes, format_count, format_flops
 from scaling_law.machine.layout import DoesNotFit, Placement
+from scaling_law.machine.memory import saved_bytes
 from scaling_law.planning.budget import Cluster, ClusterFields
-from scaling_law.size.architecture import ADAM_BYTES
+from scaling_law.size.architecture import GRADIENT_BYTES
 from training.configuration.schedule import Branch
 from training.run.checkpoint import most_at_a_time
 from training.sweep.file import Sweep, SweepRun
@@ -36,7 +37,7 @@ class RunPlan:
         separate_tokens, separate_flops: of the same branches as runs of their own.
         capacity_group_tokens: that capacity and balance loss are counted over; None where nothing is routed.
         memory_bytes: per device: at the peak of a step, if the GPUs are known; else fp32 weights, gradients and
-            AdamW's moments, and what `LEFT_OUT` names comes on top.
+            the optimizer's state, and what `LEFT_OUT` names comes on top.
         disk_bytes: at most, for checkpoints and finished models.
         seconds: to train all of it; None where no speed is known, and infinite where it does not fit the GPUs.
         placement: the layout and micro-batch that these rest on; None without GPUs that are known.
@@ -69,6 +70,8 @@ class RunPlan:
         """The plan of a run that takes so many seconds, laid out so, or else sharded over `shards` devices."""
         arch, separate_tokens = run.architecture, sum(branch.tokens for branch in run.branches)
         checkpoints, models = most_at_a_time(run.branches), len(run.branches) + len(run.arguments.run.release_tokens)
+        saved = saved_bytes(arch.n_total, arch.n_total_non_embedding, run.arguments.optimizer.name)
+        state_bytes = (saved + GRADIENT_BYTES * arch.n_total) / shards
         return cls(
             name=run.name,
             **arch.shape,
@@ -82,8 +85,8 @@ class RunPlan:
             separate_tokens=separate_tokens,
             separate_flops=arch.training_flops(separate_tokens),
             capacity_group_tokens=run.arguments.model.capacity_group_tokens if arch.experts > 1 else None,
-            memory_bytes=placement.memory.total if placement else arch.training_state_bytes / shards,
-            disk_bytes=(checkpoints * ADAM_BYTES + models * MODEL_BYTES) * arch.n_total,
+            memory_bytes=placement.memory.total if placement else state_bytes,
+            disk_bytes=checkpoints * saved + models * MODEL_BYTES * arch.n_total,
             seconds=seconds,
             state=state(run),
             share_done=trained_tokens(run) / run.target_tokens,
@@ -165,7 +168,7 @@ class SweepPlan(Summarised):
         if any(run.placement for run in self.runs):
             return [*notes, "memory: at the peak of a step, in the fastest layout of those that fit"]
         where = f"sharded over {self.shards} devices" if self.shards > 1 else "whole on each device"
-        return [*notes, f"memory: fp32 weights, gradients and AdamW, {where}; without {LEFT_OUT}"]
+        return [*notes, f"memory: fp32 weights, gradients and the optimizer's state, {where}; without {LEFT_OUT}"]
 
 
 def plan_sweep(sweep: Sweep, *, shards: int = 1, **gpus: Unpack[ClusterFields]) -> SweepPlan:

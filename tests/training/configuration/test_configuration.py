@@ -19,7 +19,7 @@ def test_flags_win_over_yaml_and_yaml_over_presets(tmp_path):
     from_file = parse_command_line(["--config", str(config)])
     assert (from_file.model.d_model, from_file.model.experts, from_file.run.seed) == (512, 4, 3)
     assert from_file.optimizer.learning_rate == 1e-3  # YAML 1.1 reads 1e-3 as a text
-    flags = ["--model.experts=2", "--run.compile", "--run.async_checkpoints", "no", "--schedule.tokens", "1B", "4e9"]
+    flags = ["--model.experts=2", "--run.compile", "--run.async_checkpoints=false", "--schedule.tokens", "1B", "4e9"]
     presets = ["--preset", "paper/d1024-E8", "selective-decay"]
     short_names = ["--push-to-hub", "hf://org", "--dry-run"]
     arguments = parse_command_line(["--config", str(config), *presets, *flags, *short_names])
@@ -108,7 +108,7 @@ def test_all_problems_are_reported_at_once():
     ("text", "message"),
     [
         ("[1, 2]", "holds list; it must be a mapping"),
-        ("a: [", "cannot be read: while parsing"),
+        ("a: [", "cannot be read: line 1, column 5: while parsing"),
         ("model: 3", "model: '3'; it must be a section"),
     ],
 )
@@ -116,6 +116,72 @@ def test_yaml_that_is_no_configuration_is_refused(tmp_path, text, message):
     (tmp_path / "bad.yaml").write_text(text)
     with pytest.raises(ConfigurationError, match=message):
         parse_command_line(["--config", str(tmp_path / "bad.yaml")])
+
+
+WORDS = ("no", "on", "true", "True", "null", "~", "500:16", "0:128", "1e3", "0x10", "010", "1_000", "1.0", "0.10", "5")
+WORDS += ("-1", "2B", "2026-01-01", "nan", ".inf", "1e400", "1" + "0" * 20, "9" * 40, "9223372036854775807", "auto")
+FIELDS = ("run.output_dir", "run.seed", "run.progress", "run.compile", "run.eval_tokens", "run.law", "run.trackers")
+FIELDS += ("data.text_column", "data.order_seed", "schedule.batch_ramp", "optimizer.epsilon", "model.capacity_factor")
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_word_means_the_same_in_yaml_and_on_the_command_line(name, tmp_path):
+    """It is what was typed, or is refused; nothing is read as YAML 1.1 has it."""
+    section, _, field = name.partition(".")
+    path = tmp_path / "run.yaml"
+    out = [] if name == "run.output_dir" else ["--run.output_dir", "out"]
+    for word in WORDS:
+        values = []
+        path.write_text(f"{section}: {{{field}: {word}}}")
+        for flags in (["--config", str(path)], [f"--{name}", word]):
+            try:
+                values.append(getattr(getattr(parse_command_line([*flags, *out]), section), field))
+            except ConfigurationError:
+                values.append("refused")
+        assert values[0] == values[1], word
+        value = values[0]
+        default = SECTIONS[section].model_fields[field].default
+        if word == "null" and name != "run.output_dir":
+            assert value == default
+        elif value != "refused":
+            assert type(value) in (type(default), str, bool)
+            assert not isinstance(value, str) or value == word
+            assert not isinstance(value, bool) or word.lower() == str(value).lower()
+            assert not isinstance(value, float) or value == float(word)
+            assert not isinstance(value, int) or value <= 2**63
+
+
+def test_the_seeds_of_a_run_fit_into_torch():
+    for seed in ("-1", "4294967296", "1" + "0" * 20, "1.5", "nan"):
+        for name in ("run.seed", "data.order_seed"):
+            with pytest.raises(ConfigurationError, match=f"{name}: {seed}; it must"):
+                parse_command_line(["--run.output_dir", "out", f"--{name}", seed])
+
+
+def test_keys_with_x_hold_what_other_keys_repeat(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("x-data: &data {text_column: words, order_seed: 3}\nrun: {output_dir: out}\ndata: *data\n")
+    arguments = parse_command_line(["--config", str(path)])
+    assert (arguments.data.text_column, arguments.data.order_seed) == ("words", 3)
+    path.write_text("run: {output_dir: out, x-note: 1}\n")
+    with pytest.raises(ConfigurationError, match=r"run\.x-note: no such key"):
+        parse_command_line(["--config", str(path)])
+    path.write_text("run:\n  output_dir: out\n  seed: 1\n  seed: 2\n")
+    with pytest.raises(ConfigurationError, match=r"line 4: run\.seed occurs twice, first in line 3"):
+        parse_command_line(["--config", str(path)])
+
+
+def test_an_empty_section_leaves_those_of_presets(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("preset: paper/d1024-E8\nrun: {output_dir: out}\nmodel:\n# all commented out\n")
+    assert parse_command_line(["--config", str(path)]).model.d_model == 1024
+
+
+@pytest.mark.parametrize("value", [[["a"]], [None], [{"a": 1}], {"a": 1}])
+def test_a_field_holds_words(value):
+    for name in ("text_column", "train_tokens", "order_seed"):
+        with pytest.raises(ConfigurationError, match=rf"data\.{name}: .*; it must be"):
+            from_dict({"run": {"output_dir": "out"}, "data": {name: value}})
 
 
 def test_help_describes_every_field(capsys):

@@ -8,6 +8,7 @@ import pytest
 
 from tests.model_classes import CLASSES, DENSE, SHARED, TOP_K
 from training import ConfigurationError, from_dict, parse_command_line
+from training.configuration.model_classes import fields_of, unread_fields
 
 OUT = {"run": {"output_dir": "out"}}
 LEFT_OUT = {"capacity_group_tokens": None, "balance": "loss", "bias_update_rate": 0.001}
@@ -30,6 +31,38 @@ def test_flags_are_read_as_yaml_is():
     config = parse_command_line(flags).model.config(300)
     assert (config.num_experts, config.rms_norm_eps, config.mlp_only_layers) == (8, 1e-5, [0, 1])
     assert config.tie_word_embeddings is True
+
+
+IGNORED = [
+    ("llama", {"partial_rotary_factor": 0.5}, "model.partial_rotary_factor: transformers' llama does not read it"),
+    ("llama", {"pretraining_tp": 2}, "model.pretraining_tp: transformers' llama does not read it; leave it out"),
+    ("gpt_oss", {"hidden_act": "gelu"}, "model.hidden_act: transformers' gpt_oss does not read it"),
+    ("deepseek_v2", {"norm_topk_prob": True}, "model.norm_topk_prob: transformers' deepseek_v2 does not read it"),
+    ("llama", {"tie_word_embeddings": "yes"}, "'tie_word_embeddings' expected bool, got str (value: 'yes')"),
+    ("llama", {"num_key_value_heads": "0x2"}, "'num_key_value_heads' expected int, got str (value: '0x2')"),
+    ("llama", {"rms_norm_eps": "1e400"}, "'rms_norm_eps' expected float, got str (value: '1e400')"),
+]
+ROTARY = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+IGNORED += [("llama", {"rope_parameters": ROTARY}, "model.rope_parameters.partial_rotary_factor: transformers' llama")]
+
+
+@pytest.mark.parametrize(("kind", "fields", "message"), IGNORED)
+def test_what_a_class_ignores_or_would_take_for_something_else_is_refused(kind, fields, message):
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
+        from_dict({"model": {**DENSE, "type": kind, **fields}, **OUT})
+
+
+def test_classes_that_rotate_a_part_of_each_head_read_how_much():
+    assert "partial_rotary_factor" in fields_of("glm")
+    assert not {"head_dim", "sliding_window", "layer_types", "initializer_range"} & unread_fields("qwen3")
+
+
+def test_a_list_of_one_stays_a_list_and_a_flag_is_a_word(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "run: {output_dir: out}\nmodel: {type: qwen3, num_hidden_layers: 1, layer_types: [full_attention]}"
+    )
+    assert parse_command_line(["--config", str(path)]).model.config(300).layer_types == ["full_attention"]
 
 
 def test_null_is_a_value_of_a_class():

@@ -21,7 +21,8 @@ from scaling_law.commands.cli import app
 from tests.hub.samples import make_record
 from training import Sweep
 from training.demo import __main__ as main_module
-from training.demo.__main__ import FAST, FULL, VOCABULARY, Demo, DemoError, scaling_law
+from training.demo import loop
+from training.demo.loop import FAST, FULL, VOCABULARY, Demo, DemoError, scaling_law
 from training.demo.results import Gaps, crossings_table, losses_table
 from training.sweep.run import Outcome
 
@@ -121,7 +122,7 @@ def test_commands_name_this_python_whatever_path_leads_to():
 
 def test_runs_that_another_process_trains_are_waited_for(tmp_path, monkeypatch):
     outcome = Outcome(elsewhere=["d32-b2-h1-E8-seed0"])
-    monkeypatch.setattr(main_module, "run_sweep", lambda *_: outcome)
+    monkeypatch.setattr(loop, "run_sweep", lambda *_: outcome)
     with pytest.raises(DemoError, match="another process trains d32-b2-h1-E8-seed0"):
         Demo(tmp_path, FAST, workers=1).sweep()
 

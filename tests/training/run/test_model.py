@@ -4,13 +4,20 @@ import pytest
 import torch
 
 from hub import RunRecord
-from scaling_law import LearningRateLaw
+from scaling_law import Architecture, LearningRateLaw
 from tests.training.run.test_causal_model import EVERY, config_of
 from training import Run
 from training.configuration.arguments import ModelArguments, OptimizerArguments
 from training.data.pins import RunData
 from training.run import causal_model, devices
-from training.run.model import architecture, build_model, keep_peak, model_config, peak_learning_rate
+from training.run.model import (
+    architecture,
+    build_model,
+    keep_peak,
+    model_config,
+    peak_learning_rate,
+    rate_warnings,
+)
 from training.run.optimizers import build_optimizers
 
 
@@ -29,6 +36,18 @@ def test_the_peak_rate_is_the_papers_law_unless_given(tmp_path):
         rate, law = peak_learning_rate(OptimizerArguments(**arguments), arch)
         assert rate == pytest.approx(expected, rel=1e-12)
         assert said in law
+
+
+def test_a_rate_far_from_the_runs_of_its_law_is_warned_of_unless_given():
+    law = OptimizerArguments()
+    assert rate_warnings(law, Architecture(512, 8)) == []
+    assert rate_warnings(law, Architecture(1024, 64)) == [
+        "optimizer.learning_rate: E = 64 is outside the fitted 1…32 (×2)"
+    ]
+    (far,) = rate_warnings(law, Architecture(8192, 8))
+    assert "optimizer.learning_rate: too far outside the runs of its law (N ×" in far
+    assert "set it, or name another optimizer.learning_rate_law" in far
+    assert rate_warnings(OptimizerArguments(learning_rate=1e-3), Architecture(8192, 8)) == []
 
 
 def test_a_law_with_tokens_and_batch_is_asked_at_the_end_of_the_longest_run(tmp_path, tiny):

@@ -1,5 +1,6 @@
 """Muon for the hidden matrices and AdamW for the rest: every expert by itself, and the loop's promises."""
 
+import math
 import re
 from functools import partial
 
@@ -12,6 +13,9 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hub import RunRecord
+from modeling_switch_moe import SwitchMoeConfig
+from scaling_law import Architecture
+from scaling_law.machine.memory import saved_bytes, training_memory
 from tests.model_classes import CLASSES
 from tests.training import ranks
 from tests.training.run.test_causal_model import EVERY, config_of
@@ -22,6 +26,8 @@ from training.configuration.arguments import OptimizerArguments
 from training.run import optimizers
 from training.run.model import build_model
 from training.run.optimizers import StackedMuon, build_optimizers, hidden_matrices
+from training.run.step import add_gradients, train_step
+from training.run.timing import session_on_random_tokens
 
 CPU = torch.device("cpu")
 MUON = OptimizerArguments(name="muon")
@@ -37,6 +43,28 @@ def test_muon_has_the_hidden_matrices_and_adamw_the_rest(kind):
     names = {parameter: name for name, parameter in model.named_parameters()}
     of_adamw = {names[p] for group in adamw.param_groups for p in group["params"]}
     assert of_adamw == {name for name in names.values() if REST.search(name)}
+
+
+@pytest.mark.parametrize("experts", [1, 4])
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_the_bytes_of_a_state_are_those_that_are_predicted(experts, name):
+    """But for norms, which laws leave out, and counters of steps."""
+    model = build_model(SwitchMoeConfig(vocab_size=300, hidden_size=64, num_attention_heads=1, num_experts=experts), 0)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    state_bytes = total_bytes = 0
+    for optimizer in build_optimizers(model, OptimizerArguments(name=name), CPU):
+        optimizer.step()
+        for parameter, state in optimizer.state.items():
+            counted = [tensor.nbytes for tensor in state.values() if tensor.shape == parameter.shape]
+            total_bytes += sum(counted)
+            state_bytes += sum(counted) if parameter.ndim > 1 else 0
+    arch = Architecture(64, experts, 8, 1, 300)
+    assert training_memory(arch, 1, 32, optimizer=name).optimizer == state_bytes
+    shared = training_memory(arch, 1, 32, optimizer=name, sharding="fsdp2", devices=2)
+    assert shared.optimizer == state_bytes / 2
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    assert saved_bytes(parameters, arch.n_total_non_embedding, name) == 4 * parameters + total_bytes
 
 
 @pytest.mark.parametrize(("kind", "pairs"), [("qwen3_moe", True), ("llama4_text", False)])
@@ -145,6 +173,37 @@ def update_shares() -> None:
 
 def test_sharded_parameters_are_updated_as_whole_ones():
     assert ranks.run_together(update_shares) == [0, 0]
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.1])
+def test_a_step_is_skipped_on_the_device_as_where_the_host_decides(tiny, monkeypatch, clip):
+    """The third of four has a gradient that is not finite; dividing by the norm rounds otherwise than multiplying."""
+    arguments = tiny(optimizer__name="muon", optimizer__gradient_clip=clip, optimizer__learning_rate=0.01)
+    models, results = [], []
+    for on_device in (True, False):
+        session = session_on_random_tokens(arguments, 300)
+        assert session.updates_on_device
+        session.updates_on_device = on_device
+        weights = list(session.model.parameters())
+
+        def poisoned(session, number, weights=weights):
+            result = add_gradients(session, number)
+            weights[-2].grad[0] *= math.inf if number == 2 else 1
+            return result
+
+        monkeypatch.setattr("training.run.step.add_gradients", poisoned)
+        before = []
+        for number in range(4):
+            before.append([weight.detach().clone() for weight in weights])
+            results.append(train_step(session, number, 0.01).is_finite)
+        assert all(map(torch.equal, before[2], before[3]))
+        assert not any(map(torch.equal, before[1], before[2]))
+        models.append(weights)
+    assert results == [True, True, False, True] * 2
+    # Muon's directions are bf16: three updates of rate 0.01, of elements up to 0.2 · √64, rounded to eight bits.
+    tolerance = {"rtol": 0, "atol": 3 * 0.01 * 0.2 * 8 / 2**8 if clip else 0}
+    for one, other in zip(*models, strict=True):
+        torch.testing.assert_close(one, other, **tolerance)
 
 
 def test_the_rates_and_the_record_say_muon_and_the_name_too(tiny):

@@ -45,6 +45,7 @@ def session(a) -> Session:
         {"model.capacity_group_tokens": 64},
         {"model.capacity_factor": 0},
         {"run.gradient_checkpointing": True},
+        {"optimizer.name": "muon"},
     ],
     ids=str,
 )

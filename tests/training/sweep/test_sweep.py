@@ -50,6 +50,31 @@ def paper_sweep(tmp_path, **values):
     return Sweep.from_dict({"from": "paper", **values}, tmp_path)
 
 
+def test_words_of_a_sweep_file_are_what_was_typed(tmp_path):
+    path = tmp_path / "sweep.yaml"
+    path.write_text(
+        """\
+x-small: &small {model.d_model: 64, run.micro_batch_sequences: 8}
+sweep: 2026
+output_dir: no
+base: {data.text_column: on, schedule.warmup_tokens: 0, schedule.batch_ramp: [0:8], model.capacity_group_tokens: 4096}
+runs:
+- {<<: *small, schedule.tokens: [1M]}
+- {<<: *small, schedule.tokens: 2_000_000, run.seed: 007}
+overrides: [{where: {schedule.tokens: 1e6, model.d_model: 64.0}, set: {optimizer.learning_rate: 1e-3}}]
+"""
+    )
+    sweep = Sweep.load(path)
+    assert (sweep.name, sweep.folder) == ("2026", Path("no"))
+    assert [run.arguments.optimizer.learning_rate for run in sweep.runs] == [1e-3, None]
+    assert [run.arguments.schedule.tokens for run in sweep.runs] == [[10**6], [2 * 10**6]]
+    assert [run.arguments.run.seed for run in sweep.runs] == [0, 7]
+    assert sweep.runs[0].arguments.data.text_column == "on"
+    path.write_text("base: {}\ngrid: {model.d_model: [64], model.d_model: [128]}\n")
+    with pytest.raises(ConfigurationError, match=r"line 2: grid\.model\.d_model occurs twice, first in line 2"):
+        Sweep.load(path)
+
+
 @pytest.fixture
 def sweep_of(tiny, tmp_path):
     """A function: a sweep of the tiny run with changes, from the values of a sweep file."""

@@ -1,0 +1,185 @@
+"""The commands of `python -m training.sweep`, which imports them when they are called."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from hub.base.atomic import write_bytes
+from hub.base.commands import Json
+from hub.base.errors import HubError
+from hub.base.tables import print_table, show
+from hub.record.table import to_jsonl
+from training.configuration.arguments import ConfigurationError
+from training.sweep.engine import Engine, EngineError, Job, submitting
+from training.sweep.file import Sweep
+from training.sweep.plan import plan_sweep
+from training.sweep.run import Local, stop_on_signals, write_configuration
+from training.sweep.slurm import Slurm
+from training.sweep.status import Queued, RunStatus, status_table
+from training.sweep.status import status as run_status
+
+ENGINES: dict[str, type[Engine]] = {engine.name: engine for engine in (Local, Slurm)}
+
+_SweepFile = Annotated[Path, typer.Argument(help="The sweep file (YAML).")]
+_Only = Annotated[list[str] | None, typer.Option(help="Only the run of this name; may be repeated.")]
+
+
+def _option(text: str, engines: str, *, names: Sequence[str] = (), **settings: Any) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel=f"Options of --on {engines}", **settings)
+
+
+def plan(
+    sweep_file: _SweepFile,
+    gpus: Annotated[int | None, typer.Option(help="GPUs that train each run.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="GPU model, whose step times are assumed: h100.")] = None,
+    throughput: Annotated[
+        Path | None, typer.Option(help="Step times of such a GPU, measured by `python -m training.throughput`.")
+    ] = None,
+    price: Annotated[float | None, typer.Option(help="Price of a GPU-hour.")] = None,
+    shards: Annotated[int, typer.Option(min=1, help="Devices that a model is sharded over (FSDP).")] = 1,
+    as_json: Json = False,
+) -> None:
+    """Show the trunks and branches of a sweep and their cost, without training."""
+    sweep = Sweep.load(sweep_file)
+    planned = plan_sweep(sweep, shards=shards, gpus=gpus, gpu=gpu, throughput=throughput, price=price)
+    show(planned.to_dict(), as_json, planned)
+
+
+def status(sweep_file: _SweepFile, as_json: Json = False) -> None:
+    """Show each run's progress, forecast of its final loss (± of 90 %), place in the queue and cost.
+
+    States: waiting, running, finished, diverged or failed.
+    """
+    statuses = _status(Sweep.load(sweep_file))
+    show([asdict(one) for one in statuses], as_json, status_table(statuses))
+
+
+def run(
+    sweep_file: _SweepFile,
+    on: Annotated[
+        Literal["local", "slurm"],
+        typer.Option(help="What executes the runs."),
+    ] = "local",
+    only: _Only = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be started or sent.")] = False,
+    workers: Annotated[
+        int | None, _option("Runs at a time; on CPU they share the cores. [default: 1]", "local", min=1)
+    ] = None,
+    processes_per_run: Annotated[
+        int | None, _option("Processes (GPUs) of each run. [default: 1]", "local", min=1)
+    ] = None,
+    retries: Annotated[
+        int | None, _option("Start a failed run again this often. [default: 0]", "local", min=0)
+    ] = None,
+    stop_hopeless: Annotated[
+        bool | None,
+        _option(
+            "End branches that cannot beat the best at their FLOPs any more; records say so.",
+            "local",
+            names=["--stop-hopeless"],
+        ),
+    ] = None,
+    accelerate_config: Annotated[
+        Path | None, _option("Start runs with this file (accelerate launch --config_file).", "local or slurm")
+    ] = None,
+    gpus: Annotated[int | None, _option("GPUs of each node; 0 trains on CPU. [default: 1]", "slurm", min=0)] = None,
+    nodes: Annotated[int | None, _option("Nodes of each run. [default: 1]", "slurm", min=1)] = None,
+    partition: Annotated[str | None, _option("Partition.", "slurm")] = None,
+    account: Annotated[str | None, _option("Account.", "slurm")] = None,
+    at_most: Annotated[int | None, _option("Runs at a time.", "slurm", min=1)] = None,
+    sbatch: Annotated[list[str] | None, _option("Another #SBATCH option, such as --mem=64G.", "slurm")] = None,
+    time: Annotated[
+        str | None, _option("Limit of one start of a run, as sbatch takes it. [default: 24:00:00]", "slurm")
+    ] = None,
+    setup: Annotated[list[str] | None, _option("A shell line to run first, such as module load.", "slurm")] = None,
+) -> None:
+    """Execute the sweep, most expensive runs first; run it again to resume after an interruption.
+
+    `local` waits for the runs; the others queue unfinished runs and return, and `status` follows them.
+
+    Exit status: 0 all finished or queued, 1 a run failed or diverged, 2 bad input, 128 + n stopped by signal n.
+    """
+    options = {name: value for name, value in locals().items() if value not in (None, [])}
+    engine = _engine(on, {name: options[name] for name in options.keys() - {"sweep_file", "on", "only", "dry_run"}})
+    sweep = Sweep.load(sweep_file).only(only or [])
+    if dry_run:
+        print(engine.preview(sweep, sweep_file), end="")
+        return
+    if on == Local.name:
+        stop_on_signals()
+        outcome = engine.submit(sweep, sweep_file)
+    else:
+        with submitting(sweep):
+            outcome = engine.submit(sweep, sweep_file)
+    print_table(status_table([run_status(one) for one in sweep.runs] if on == Local.name else _status(sweep)))
+    for name in outcome.elsewhere:
+        typer.echo(f"run {name} was skipped: it is queued, or another sweep is executing it", err=True)
+    for name, job in outcome.queued.items():
+        typer.echo(f"run {name} is {job.engine} job {job.id}", err=True)
+    for name, (exit_status, log) in outcome.failed.items():
+        typer.echo(f"run {name} failed with exit status {exit_status}: see {log}", err=True)
+    raise typer.Exit(1 if outcome.failed else 0)
+
+
+def cancel(sweep_file: _SweepFile, only: _Only = None) -> None:
+    """Stop waiting and running runs on any engine; `run` resumes them from their checkpoints.
+
+    A `run` on this machine stops with all of its runs.
+    """
+    left = list(Sweep.load(sweep_file).only(only or []).runs)
+    for engine in sorted(ENGINES.values(), key=lambda engine: engine is Local):  # a node of SLURM runs it as local
+        cancelled = engine().cancel(left)
+        left = [run for run in left if run.name not in cancelled]
+        for name in cancelled:
+            print(f"{name}: cancelled ({engine.name})")
+
+
+def records(
+    sweep_file: _SweepFile,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The .jsonl file to write.")],
+) -> None:
+    """Write the records of the finished runs, one JSON line each, as `scaling-law fit` reads them."""
+    if output.suffix != ".jsonl":
+        raise ConfigurationError(f"--output: {str(output)!r}; it must end in .jsonl")
+    sweep = Sweep.load(sweep_file)
+    finished = [record for run in sweep.runs for record in run.records()]
+    if not finished:
+        raise ConfigurationError("no run of this sweep has finished yet")
+    write_bytes(output, to_jsonl(finished))
+    print(f"{len(finished)} records in {output}")
+
+
+def config(sweep_file: _SweepFile, name: Annotated[str, typer.Argument(help="Name of a run.")]) -> None:
+    """Write the configuration of a run into its folder and print its path, for `train.py --config`."""
+    (one,) = Sweep.load(sweep_file).only([name]).runs
+    print(write_configuration(one))
+
+
+def _engine(name: str, options: dict[str, Any]) -> Engine:
+    """The engine with its options. Raises ConfigurationError for those of another."""
+    names = [field.name for field in fields(ENGINES[name])]  # type: ignore[arg-type]
+    for option in options.keys() - set(names):
+        flags = ", ".join(f"--{field.replace('_', '-')}" for field in names)
+        raise ConfigurationError(f"--{option.replace('_', '-')}: --on {name} does not take it; it takes {flags}")
+    return ENGINES[name](**options)
+
+
+def _status(sweep: Sweep) -> list[RunStatus]:
+    queue: dict[Job, Queued] = {}
+    for engine in ENGINES.values():
+        try:
+            queue |= engine().queue(sweep.runs)
+        except (EngineError, HubError) as error:
+            typer.echo(f"warning: {error}", err=True)
+    statuses = []
+    for run in sweep.runs:
+        # What has ended first: an older job may still be alive.
+        jobs = sorted(Job.of(run), key=lambda job: job in queue and queue[job].alive)
+        engine = jobs[-1].engine if jobs else Local.name
+        statuses.append(run_status(run, engine, [queue[job] for job in jobs if job in queue]))
+    return statuses
