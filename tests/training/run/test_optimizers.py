@@ -181,9 +181,6 @@ def test_gradients_are_divided_as_a_step_reads_them():
     gradients = drawn((8, 16), (3, 8, 16), seed=1)
     dividing, plain = (StackedMuon(parameters, [], **SETTINGS) for parameters in (weights, others))
     dividing.grad_scale, dividing.found_inf = torch.tensor(4.0), torch.tensor(0.0)
-    for optimizer in (dividing, plain):
-        for group in optimizer.param_groups:
-            group["lr"] = 0.1
     step(dividing, weights, gradients)
     step(plain, others, [gradient / 4 for gradient in gradients])
     assert all(map(torch.equal, weights, others))
