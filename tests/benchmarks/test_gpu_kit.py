@@ -267,6 +267,8 @@ def test_models_are_drawn_on_the_device_with_heads_that_need_no_logits(model, mo
     options = next(case.options for case in cases("steps", smoke=True) if case.options["model"] == model)
     monkeypatch.setattr(measure, "DEVICE", torch.device("meta"))
     monkeypatch.setattr("accelerate.Accelerator.prepare", lambda self, *parts: parts)
+    # A training refuses the meta device.
+    monkeypatch.setattr("training.run.devices.check_environment", lambda run: None)
     session = measure.session_of(options)
     assert {parameter.device.type for parameter in session.model.parameters()} == {"meta"}
     assert type(session.model.get_output_embeddings()).__name__ == "SwitchMoeHead"

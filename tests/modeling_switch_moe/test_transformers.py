@@ -45,7 +45,7 @@ def test_a_saved_folder_carries_its_code(make_model, tokens, tmp_path):
     folder, again = tmp_path / "saved", tmp_path / "again"
     model.save_pretrained(folder)
     files = {"configuration_switch_moe", "modeling_switch_moe"}
-    files |= {"experts", "losses", "precision", "routing", "versions"}
+    files |= {"expert_parallel", "experts", "losses", "precision", "routing", "versions"}
     assert {path.stem for path in folder.glob("*.py")} == files
 
     def load(name, place):

@@ -27,7 +27,6 @@ from hub.base.strict_json import MAX_FILE_BYTES
 from hub.record.names import size_name
 from scaling_law.size.architecture import VOCAB_SIZE, Architecture
 from scaling_law.size.model_configs import FAMILIES, Model
-from training.configuration.class_counts import as_decoder, explain_parts, read_class
 
 logger = logging.getLogger(__name__)
 
@@ -107,6 +106,8 @@ class ModelClassArguments(BaseModel):
             refusal = " ".join(str(error).split())
             parts = list_default_parts(self.type)
             if parts:
+                from training.configuration.class_counts import explain_parts
+
                 refusal = explain_parts(self.type, parts)
             raise InputError(f"model: {refusal}") from None
         return self
@@ -116,6 +117,7 @@ class ModelClassArguments(BaseModel):
         from transformers import AutoConfig
 
         # It imports torch, which a run of our class needs only when it starts, and --help never.
+        from training.configuration.class_counts import as_decoder
 
         least = {"vocab_size": (vocab_size, "the tokenizer's")}
         if sequence_length is not None:
@@ -136,6 +138,7 @@ class ModelClassArguments(BaseModel):
         Without a `vocab_size`, with the configured vocabulary or GPT-2's. ValueError if the class refuses its
         configuration, or cannot run.
         """
+        from training.configuration.class_counts import read_class
 
         config = self.config(vocab_size or (self.model_extra or {}).get("vocab_size", VOCAB_SIZE), eos_token_id=0)
         return Model(self.type, self.type, *read_class(config.to_dict()))

@@ -131,7 +131,11 @@ def test_branches_that_cannot_beat_the_best_are_ended_when_asked(tiny, tmp_path,
 
 @pytest.mark.parametrize(
     ("law", "message"),
-    [("nobodys", "run.law 'nobodys'"), ("marin", "run.law marin: it answers"), ("no/where", "run.law: ")],
+    [
+        ("nobodys", "run.law 'nobodys'"),
+        ("marin", "run.law marin: it gives optimum"),
+        ("no/where", "run.law: "),
+    ],
 )
 def test_a_law_that_cannot_be_asked_ends_the_run_before_it_begins(tiny, law, message):
     with pytest.raises(ConfigurationError, match=message):
