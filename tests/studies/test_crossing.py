@@ -351,6 +351,7 @@ def test_with_enough_crossings_of_its_e_a_prediction_takes_the_scatter_of_these_
     assert two[0] != two[1]
 
 
+@pytest.mark.slow
 def test_one_command_takes_runs_and_writes_all_of_it(page, tmp_path, monkeypatch, capsys):
     for name in ("RECORDS", "PIECES"):
         kept = tmp_path / getattr(study, name).name

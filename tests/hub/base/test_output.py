@@ -69,7 +69,9 @@ def lost_terminal():
     os.close(terminal)
 
 
-@pytest.mark.parametrize("place", [gone_reader, idle_reader, full_disk, lost_terminal])
+@pytest.mark.parametrize(
+    "place", [gone_reader, pytest.param(idle_reader, marks=pytest.mark.slow), full_disk, lost_terminal]
+)
 def test_a_command_ends_as_if_all_were_written(tmp_path, place):
     """Its exit status is 0, and not the 120 of a Python that cannot empty its buffers at the end."""
     saved = tmp_path / "saved"

@@ -271,6 +271,7 @@ def command(tiny, tmp_path):
     return lambda *flags: CliRunner().invoke(app, ["--config", str(path), *flags])
 
 
+@pytest.mark.slow
 def test_the_command_does_its_shard_and_then_nothing_is_left(command, tiny, tokenizer, tmp_path):
     shard = command("--all", "--shard", "1/2")
     assert shard.exit_code == 0, shard.output

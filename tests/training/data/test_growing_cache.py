@@ -49,6 +49,7 @@ def checksums(cache: TokenCache) -> list[str]:
     return [shard["sha256"] for shard in cache.shards]
 
 
+@pytest.mark.slow
 def test_another_process_builds_as_far_as_is_needed_and_no_further(growing, expected):
     short = growing(until=1500)
     short.wait_for(1500)

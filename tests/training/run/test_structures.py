@@ -50,6 +50,7 @@ def build(gentle, structure):  # noqa: F811
     return lambda name: gentle(name, fields | changes, **schedule)
 
 
+@pytest.mark.slow
 @each_structure
 def test_killed_and_resumed_it_ends_in_the_same_bytes(build):
     whole, killed = build("whole"), build("killed")
@@ -60,6 +61,7 @@ def test_killed_and_resumed_it_ends_in_the_same_bytes(build):
     assert models(killed.run.output_dir) == models(whole.run.output_dir)
 
 
+@pytest.mark.slow
 @each_structure
 def test_two_shards_train_what_one_process_trains(build):
     one, two = build("one"), build("two")
