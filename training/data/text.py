@@ -108,24 +108,26 @@ class TextSource:
         return {"dataset": root.resolve().name, "revision": "sha256:" + _digest(listing)}
 
     def check_formats(self) -> None:
-        """Raise InputError for a local folder with files of both formats: those of one would not be read.
+        """Raise InputError for a local folder with data of both formats: those of one would not be read.
 
-        Where a README says which files are read, others may lie beside them.
+        A few plain .json files beside more of parquet are taken for notes, and where a README says which files are
+        read, any others may lie beside them.
         """
         from datasets.data_files import FILES_TO_IGNORE
 
         root = Path(self.dataset)
         if not root.is_dir() or (root / "README.md").exists():
             return
-        examples: dict[str | None, Path] = {}
+        paths: dict[str | None, list[Path]] = {PARQUET: [], JSON: []}
         for path in _data_paths(root):
             is_hidden = any(part.startswith((".", "__")) for part in path.relative_to(root).parts)
             if path.name not in FILES_TO_IGNORE and not is_hidden:
-                examples.setdefault(format_of(path.name), path)
-        if len(examples) > 1:
+                paths[format_of(path.name)].append(path)
+        are_notes = all(path.suffix == ".json" for path in paths[JSON]) and len(paths[JSON]) < len(paths[PARQUET])
+        if paths[PARQUET] and paths[JSON] and not are_notes:
             raise InputError(
-                f"data.dataset: the folder {self.dataset!r} mixes formats, such as {examples[PARQUET]} and "
-                f"{examples[JSON]}; it must hold either parquet or JSON files"
+                f"data.dataset: the folder {self.dataset!r} mixes formats, such as {paths[PARQUET][0]} and "
+                f"{paths[JSON][0]}; it must hold either parquet or JSON files"
             )
 
     def documents(self) -> Iterator[str]:

@@ -256,6 +256,18 @@ def test_a_folder_of_two_formats_is_refused_when_its_cache_is_begun(tmp_path, to
     assert prepare(source, tokenizer, tmp_path / "cache").folder != begun.folder
 
 
+def test_notes_beside_more_files_of_parquet_are_not_data(tmp_path, tokenizer):
+    """As the demo's corpus has one; `datasets` reads the format that more files have."""
+    folder = folder_of(tmp_path / "text", {"corpus.json": b'{"sources": ["a"]}'})
+    parquet(folder / "a.parquet", {"text": TEXTS})
+    source = TextSource(str(folder))
+    with pytest.raises(ValueError, match="mixes formats"):
+        prepare(source, tokenizer, tmp_path / "cache")
+    parquet(folder / "b.parquet", {"text": TEXTS})
+    cache = prepare(source, tokenizer, tmp_path / "cache")
+    assert sum(shard["documents"] for shard in cache.shards) == 2 * len(TEXTS)
+
+
 def test_folders_and_files_without_data_are_refused(tmp_path, tokenizer):
     empty = folder_of(tmp_path / "text", {"notes.txt": b"text", "a.jsonl": b"", "b.jsonl": b"\n\n"})
     with pytest.raises(ValueError, match=r"^data.dataset: split 'train' of .* has no document to train on"):
