@@ -163,8 +163,6 @@ class RunArguments(_Section):
     law: LocalPath | None = None
     """Law whose forecast of the final loss is shown and updated: published, a name that `scaling-law compare` lists, a
     folder, or a Hub repo."""
-    stop_hopeless: bool = False
-    """End branches whose forecast excludes, at 99 %, the best loss of the sweep at their FLOPs; the record says so."""
     max_skipped_steps: PositiveInt = 10
     """Stop as diverged after this many consecutive non-finite steps."""
     trackers: list[str] = []

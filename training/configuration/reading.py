@@ -32,6 +32,9 @@ ALIASES = {"--dry-run": "--run.dry_run=true", "--push-to-hub": "--run.push_to_hu
 _NUMBER = re.compile(r"nan|[-+]?(inf|[\d.]+(e[-+]?\d+)?)")
 _KEYS = [*SECTIONS, *(f"{section}.{name}" for section, model in SECTIONS.items() for name in model.model_fields)]
 
+# Fields of earlier versions, as configurations of runs hold them, with the value by which they did nothing.
+FORMER_FIELDS = {("run", "stop_hopeless"): False}
+
 
 def parse_command_line(argv: list[str], output_dir: str = "") -> TrainingArguments:
     """`--preset NAME …`, `--config FILE.yaml` and any `--section.field value`; `--help` lists them all.
@@ -89,6 +92,7 @@ def from_dict(values: dict[str, Any], flags: Sequence[str] = (), output_dir: str
     except ConfigurationError as error:
         problems.append(str(error))
     sections = merged({"run": {}}, preset, values, _sections_of(flags, problems))
+    _drop_former_fields(sections, problems)
     if isinstance(run := sections["run"], dict) and run.get("output_dir") is None:
         run["output_dir"] = output_dir  # so that it is checked; every other default is valid
     try:
@@ -98,6 +102,17 @@ def from_dict(values: dict[str, Any], flags: Sequence[str] = (), output_dir: str
     if problems:
         raise ConfigurationError("invalid configuration:\n  " + "\n  ".join(problems))
     return arguments
+
+
+def _drop_former_fields(sections: dict[str, Any], problems: list[str]) -> None:
+    """Leave out fields of earlier versions that have the value by which they did nothing."""
+    for (section, name), idle_value in FORMER_FIELDS.items():
+        fields = sections.get(section)
+        if not isinstance(fields, dict) or name not in fields:
+            continue
+        value = fields.pop(name)
+        if value != idle_value and str(value).lower() != str(idle_value).lower():
+            problems.append(f"{section}.{name}: {value!r}; this field is no longer there: leave it out")
 
 
 def _sections_of(flags: Sequence[str], problems: list[str]) -> dict[str, dict[str, Any]]:

@@ -19,7 +19,6 @@ from hub.base import atomic
 from scaling_law import Architecture, Law, LiveEstimate, LiveForecast, TrainingCurve
 from scaling_law.forecasting.live import SAME_DECAY, curve_of, points_of
 from scaling_law.law.shelf import choose_law
-from scaling_law.size.architecture import training_flops
 from training.configuration.arguments import ConfigurationError, TrainingArguments
 from training.configuration.schedule import Branch
 from training.data.pins import RunData
@@ -28,8 +27,7 @@ logger = logging.getLogger(__name__)
 
 NAME = "forecast.json"
 MOST_RUNS = 32  # finished, the nearest in N and D
-BAND = 0.99  # of the intervals that a run leaves, and beyond which it is hopeless
-LEAST_TRUNKS = 3  # that must have finished before a run is called hopeless
+BAND = 0.99  # level of the interval outside of which a run is off its track
 LOOK_AT = "look at the learning rate, gradient_norm and skipped steps in log.jsonl, and at the text it reads"
 
 
@@ -51,10 +49,9 @@ class RunForecast:
     ):
         self.arguments, self.branches, self.text, self.lines = arguments, branches, "", [*lines]
         self.model = architecture.variables()
-        finished = _noted(arguments, self.curve(branches[-1]), folder)
-        self.live = LiveForecast([curve for _, curve in finished], law)
-        self.ends = [(training_flops(r.n_active, r.tokens), curve.final or np.inf) for r, curve in finished]
-        self.said, self.hopeless = any("off_track" in line for line in self.lines), ""
+        finished = _record_peers(arguments, self.curve(branches[-1]), folder)
+        self.live = LiveForecast(finished, law)
+        self.said = any("off_track" in line for line in self.lines)
         if folder.name == "trunk" and (warnings := self.live.warnings(self.curve(branches[-1]))):
             logger.warning("forecast of the final loss: %s", "; ".join(warnings))
 
@@ -64,7 +61,6 @@ class RunForecast:
         if estimate is None:
             return {}
         self.text = str(estimate)
-        self.hopeless = self._hopeless(line["tokens"]) if self.arguments.run.stop_hopeless else ""
         low, high = estimate.interval()
         fields: dict[str, Any] = {"forecast_loss": estimate.loss, "forecast_low": low, "forecast_high": high}
         fields["law_loss"] = estimate.law
@@ -84,20 +80,6 @@ class RunForecast:
         settings = {"decay": schedule.decay_fraction, "warmup_tokens": schedule.warmup_tokens}
         return TrainingCurve(tokens, losses, branch.tokens, self.model, **settings)
 
-    def _hopeless(self, tokens: int) -> str:
-        """Why no branch still to come can beat the best finished run of at most its FLOPs; "" if one can."""
-        why = ""
-        if len({peer.trunk for peer in self.live.finished}) < LEAST_TRUNKS:
-            return ""
-        for branch in [b for b in self.branches if b.branch_point_tokens >= tokens] or self.branches[-1:]:
-            flops, estimate = training_flops(self.model["n_active"], branch.tokens), self.estimate(branch)
-            best = min((end for spent, end in self.ends if spent <= flops * (1 + 1e-6)), default=np.inf)
-            if estimate is None or estimate.interval(BAND)[0] <= best:
-                return ""
-            low, high = estimate.interval(BAND)
-            why = f"hopeless: final loss {low:.3f} to {high:.3f} ({BAND:.0%}), the best at its FLOPs is {best:.3f}"
-        return why
-
 
 def law_of(arguments: TrainingArguments, architecture: Architecture) -> Law | None:
     """The law of `run.law`. Raises ConfigurationError where there is none, or it cannot be asked about this model."""
@@ -112,8 +94,8 @@ def law_of(arguments: TrainingArguments, architecture: Architecture) -> Law | No
     return law
 
 
-def _noted(arguments: TrainingArguments, run: TrainingCurve, folder: Path) -> list[tuple[RunRecord, TrainingCurve]]:
-    """The finished runs that count for a part of a run, which notes their folders at its first start."""
+def _record_peers(arguments: TrainingArguments, run: TrainingCurve, folder: Path) -> list[TrainingCurve]:
+    """Read the finished runs that count for a part of a run, which notes their folders at its first start."""
     sweep, note = Path(arguments.run.output_dir).parent, folder / NAME
     if not note.exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -124,8 +106,8 @@ def _noted(arguments: TrainingArguments, run: TrainingCurve, folder: Path) -> li
         with suppress(OSError, ValueError):  # removed since, or damaged
             record = RunRecord.load(sweep / name)
             lines = [line for _, line in read_lines(sweep / name / "log.jsonl")]
-            finished.append((record, curve_of(record, lines)))
-    return [(record, curve) for record, curve in finished if len(curve.tokens)]
+            finished.append(curve_of(record, lines))
+    return [curve for curve in finished if len(curve.tokens)]
 
 
 def finished_runs(arguments: TrainingArguments, run: TrainingCurve) -> list[str]:

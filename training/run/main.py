@@ -74,11 +74,6 @@ def _train_and_release(arguments: TrainingArguments) -> int:
     return trained or max((finisher.exit_status for finisher in finishers), default=0)
 
 
-def _status(why: str) -> tuple[str, str | None]:
-    """The status of a branch that ended so, and what its record says of it."""
-    return ("final", None) if not why else (DIVERGED, None) if why == DIVERGED else ("intermediate", why)
-
-
 class Interrupted(RuntimeError):
     """A signal asked for a stop; a checkpoint of the last step was saved."""
 
@@ -228,37 +223,38 @@ class Run:
         pending = [branch for branch, name in names.items() if name not in ends]
         if diverged := [name for name in names.values() if ends.get(name) == "diverged"]:
             logger.error("diverged before, and not trained again: %s", ", ".join(diverged))
-        progress, why = self._train_trunk(pending)
-        lost = on_main(self.accelerator, lambda: self._missing_points(pending)) if why else []
+        progress, has_diverged = self._train_trunk(pending)
+        lost = on_main(self.accelerator, lambda: self._missing_points(pending)) if has_diverged else []
         for branch in pending:
             if branch.decay_step in lost:
-                self._save_model(self._folder(branch), branch, progress, *_status(why))
+                self._save_model(self._folder(branch), branch, progress, DIVERGED)
         # One that diverges does not stop the rest.
         finished = [branch.decay_step in lost or self._train_branch(branch) for branch in pending]
-        return all(finished) and why != DIVERGED and not diverged
+        return all(finished) and not has_diverged and not diverged
 
-    def _train_trunk(self, pending: list[Branch]) -> tuple[Progress, str]:
-        """Bring the trunk to every branch point that a pending branch needs; returns where it is, why it stopped."""
+    def _train_trunk(self, pending: list[Branch]) -> tuple[Progress, bool]:
+        """Bring the trunk to every branch point that a pending branch needs; returns where it is, if it diverged."""
         missing = on_main(self.accelerator, lambda: self._missing_points(pending))
         if not missing:
-            return Progress(), ""
+            return Progress(), False
         resumed = self._resumed(self.trunk, at_most=missing[0])
         progress = resumed or Progress()
         if resumed is None and 0 in self.branch_points:
             self.writer.save(self.trunk, progress, self.branch_points)
-        why = self._loop(progress, max(missing), None, self.trunk)
+        has_diverged = self._loop(progress, max(missing), None, self.trunk)
         self.writer.wait()
-        return progress, why
+        return progress, has_diverged
 
     def _train_branch(self, branch: Branch) -> bool:
         """Decay from the branch point to the end, evaluate, save; returns whether it did not diverge."""
         folder = self._folder(branch)
         progress = self._resumed(folder, otherwise=checkpoint.path_of(self.trunk, branch.decay_step))
-        why = self._loop(progress, branch.end_step, branch, folder)
+        has_diverged = self._loop(progress, branch.end_step, branch, folder)
         # Without a finite step in the whole window of the final loss there is no loss to report.
-        status, stopped = _status(why if why or progress.window_steps else DIVERGED)
-        self.writer.wait()  # before its folder is cleared of checkpoints
-        self._save_model(folder, branch, progress, status, stopped)
+        status = DIVERGED if has_diverged or not progress.window_steps else "final"
+        # Before its folder is cleared of checkpoints.
+        self.writer.wait()
+        self._save_model(folder, branch, progress, status)
         return status != DIVERGED
 
     def _resumed(self, folder: Path, at_most: int | None = None, otherwise: Path | None = None) -> Progress | None:
@@ -271,12 +267,11 @@ class Run:
         start = on_main(self.accelerator, newest)
         return checkpoint.load(start, self.session) if start else None
 
-    def _loop(self, progress: Progress, end_step: int, branch: Branch | None, folder: Path) -> str:
+    def _loop(self, progress: Progress, end_step: int, branch: Branch | None, folder: Path) -> bool:
         """The training loop, on the trunk (branch None) or in a branch's decay: step, log, evaluate, save.
 
         Moves `progress` along in place, and saves every branch point of the trunk, of which `end_step` is one. Returns
-        why it ended before `end_step`: "diverged" after `run.max_skipped_steps` non-finite steps in a row, or what its
-        forecast says with `run.stop_hopeless`; else "". Raises Interrupted after saving.
+        whether it diverged, after `run.max_skipped_steps` non-finite steps in a row. Raises Interrupted after saving.
         """
         run, session = self.arguments.run, self.session
         pinned = self.branch_points if branch is None else set()
@@ -304,22 +299,18 @@ class Run:
                 if progress.skipped_in_a_row >= run.max_skipped_steps:
                     skipped = progress.skipped_in_a_row, progress.step - 1
                     logger.error("%s diverged: %d steps in a row not finite, the last at %d", folder.name, *skipped)
-                    return DIVERGED
+                    return True
 
                 # All stop after the same step, whichever was asked to; of the clocks the main process's decides.
                 due = self.accelerator.is_main_process and time.monotonic() - saved_at >= run.checkpoint_seconds
-                why = log.forecast.hopeless if log.forecast else ""
-                stop, due, hopeless = any_process(self.accelerator, self.stop.requested(), due, bool(why))
+                stop, due = any_process(self.accelerator, self.stop.requested(), due)
                 is_end = progress.step == end_step
-                if hopeless and not is_end:
-                    logger.warning("%s ends after step %d: %s", folder.name, progress.step, why)
-                    return why or "hopeless"
                 if progress.step in pinned or (not is_end and (stop or due)):
                     self.writer.save(folder, progress, pinned)
                     saved_at = time.monotonic()
                 if stop and not is_end:
                     raise Interrupted(f"stopped after step {progress.step}; the checkpoint is saved")
-        return ""
+        return False
 
     def _forecast(self, branch: Branch | None, folder: Path, lines: list[dict]) -> RunForecast:
         """The forecast of the final loss from the lines of the trunk and, in a branch's decay, of the branch."""
@@ -345,9 +336,7 @@ class Run:
         with self.accelerator.autocast(), session.runner.eagerly():
             return evaluate(session.model, self.held_out.wait(), sequences, *place, reduce=session.total)
 
-    def _save_model(
-        self, folder: Path, branch: Branch, progress: Progress, status: str, stopped: str | None = None
-    ) -> None:
+    def _save_model(self, folder: Path, branch: Branch, progress: Progress, status: str) -> None:
         """Write <folder>/model with its record, whole or not at all; then the folder's checkpoints go. Collective.
 
         An intermediate model is a part of the longest branch; a diverged one is not evaluated.
@@ -366,7 +355,6 @@ class Run:
                 config = self.accelerator.unwrap_model(self.session.model).config
                 weights = results.save_model(config, self.tokenizer, state_dict, temporary)
                 record = results.run_record(self.session, branch, progress, folder.name, status, measured, weights)
-                record = record.replaced(stopped=stopped) if stopped else record
                 logs = (self.trunk / "log.jsonl", folder / "log.jsonl")
                 write_log(temporary, record, *logs)
                 releaser.write_card(temporary, record, *logs, license=self.arguments.run.license)

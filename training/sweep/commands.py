@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -29,8 +28,8 @@ _SweepFile = Annotated[Path, typer.Argument(help="The sweep file (YAML).")]
 _Only = Annotated[list[str] | None, typer.Option(help="Only the run of this name; may be repeated.")]
 
 
-def _option(text: str, engines: str, *, names: Sequence[str] = (), **settings: Any) -> Any:
-    return typer.Option(*names, help=text, rich_help_panel=f"Options of --on {engines}", **settings)
+def _option(text: str, engines: str, **settings: Any) -> Any:
+    return typer.Option(help=text, rich_help_panel=f"Options of --on {engines}", **settings)
 
 
 def plan(
@@ -75,14 +74,6 @@ def run(
     ] = None,
     retries: Annotated[
         int | None, _option("Start a failed run again this often. [default: 0]", "local", min=0)
-    ] = None,
-    stop_hopeless: Annotated[
-        bool | None,
-        _option(
-            "End branches that cannot beat the best at their FLOPs any more; records say so.",
-            "local",
-            names=["--stop-hopeless"],
-        ),
     ] = None,
     accelerate_config: Annotated[
         Path | None, _option("Start runs with this file (accelerate launch --config_file).", "local or slurm")

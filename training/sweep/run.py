@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 CONFIGURATION = "launch.yaml"
-HOPELESS = ("--run.stop_hopeless", "true")
 STOP_SECONDS = 120  # to write a checkpoint; then the run is killed, and resumes from the one before
 
 
@@ -89,9 +88,9 @@ class _Running:
     lock: FileLock
     launcher: psutil.Popen = field(init=False)
 
-    def start(self, command: list[str], settings: Sequence[str] = ()) -> None:
+    def start(self, command: list[str]) -> None:
         """Start `command` for the run; its output is appended to the run's `output.log`."""
-        command = [*command, "--config", str(write_configuration(self.run)), "--run.progress", "false", *settings]
+        command = [*command, "--config", str(write_configuration(self.run)), "--run.progress", "false"]
         atomic.write_json(self.run.folder / "process.json", {"host": platform.node(), "pid": os.getpid()})
         with open(self.run.folder / "output.log", "a", encoding="utf-8") as output:
             # A session of its own: so that a stop reaches the launcher's children, and Ctrl-C only us.
@@ -132,13 +131,12 @@ def run_sweep(
     processes_per_run: int = 1,
     accelerate_config: Path | None = None,
     retries: int = 0,
-    stop_hopeless: bool = False,
 ) -> Outcome:
     """Execute unfinished runs, `workers` at a time, most expensive first.
 
     A run that fails does not stop the others, and is started again up to `retries` times after them, unless it
-    diverged. With `stop_hopeless`, branches end that cannot beat the best at their FLOPs any more. On SystemExit or
-    KeyboardInterrupt the runs save a checkpoint and stop. `watch` gets the running ones twice a second.
+    diverged. On SystemExit or KeyboardInterrupt the runs save a checkpoint and stop. `watch` gets the running ones
+    twice a second.
 
     Raises ConfigurationError for too few devices, batches that processes cannot share, or data of unknown commit.
     """
@@ -154,7 +152,6 @@ def run_sweep(
         waiting.append((run, retries))
     free = environments(workers, processes_per_run, accelerate_config)
     command = launch_command("ACCELERATE_USE_CPU" in free[0], processes_per_run, accelerate_config)
-    settings = HOPELESS if stop_hopeless else ()
     busy: list[_Running] = []
     try:
         while waiting or busy:
@@ -172,7 +169,7 @@ def run_sweep(
                     outcome.add(run, 0)
                     continue
                 running = _Running(run, left, free.pop(), lock)
-                running.start(command, settings)
+                running.start(command)
                 busy.append(running)
             time.sleep(0.5)
             watch([running.run for running in busy])
@@ -256,7 +253,6 @@ class Local(Engine):
     processes_per_run: int = 1
     accelerate_config: Path | None = None
     retries: int = 0
-    stop_hopeless: bool = False
 
     def preview(self, sweep: Sweep, sweep_file: Path) -> str:
         """A command for each run, with the variables that give it its devices."""
@@ -265,8 +261,7 @@ class Local(Engine):
         lines = []
         for i, run in enumerate(sweep.runs):
             variables = [f"{name}={value}" for name, value in places[i % len(places)].items()]
-            settings = HOPELESS if self.stop_hopeless else ()
-            lines.append(shlex.join([*variables, *command, "--config", str(run.folder / CONFIGURATION), *settings]))
+            lines.append(shlex.join([*variables, *command, "--config", str(run.folder / CONFIGURATION)]))
         return "\n".join([*lines, ""])
 
     def submit(self, sweep: Sweep, sweep_file: Path) -> Outcome:

@@ -69,7 +69,7 @@ class RunStatus:
         device_seconds: spent training so far, times the devices.
         engine, queue: of its newest job on an engine that queues.
         forecast, forecast_low, forecast_high: of the final loss, the newest in its log, with its 90 % interval.
-        verdict: "on track"; "off track", since where log.jsonl says; "hopeless" where branches were ended as such.
+        verdict: "on track"; "off track", since where log.jsonl says.
     """
 
     name: str
@@ -149,8 +149,6 @@ def status(run: SweepRun, engine: str = "local", jobs: Sequence[Queued] = ()) ->
 
 
 def _verdict(run: SweepRun, line: dict[str, Any]) -> str | None:
-    if any(record.stopped for record in run.records()):
-        return "hopeless"
     if any(b'"off_track"' in path.read_bytes() for path in run.folder.glob("*/log.jsonl")):
         return "off track"
     return "on track" if "forecast_loss" in line else None

@@ -52,6 +52,15 @@ def test_configurations_that_runs_have_saved_are_read_and_written_as_they_were(n
             assert now == arguments.replaced(**since)
 
 
+def test_fields_of_earlier_versions_are_read_where_they_did_nothing(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text("run: {output_dir: out, stop_hopeless: false}\n")
+    assert parse_command_line(["--config", str(path)]) == parse_command_line(["--run.output_dir", "out"])
+    path.write_text("run: {output_dir: out, stop_hopeless: true}\n")
+    with pytest.raises(ConfigurationError, match=r"run.stop_hopeless: .*; this field is no longer there"):
+        parse_command_line(["--config", str(path)])
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

@@ -257,7 +257,7 @@ def test_a_folder_of_two_formats_is_refused_when_its_cache_is_begun(tmp_path, to
 
 
 def test_notes_beside_more_files_of_parquet_are_not_data(tmp_path, tokenizer):
-    """As the demo's corpus has one; `datasets` reads the format that more files have."""
+    """The demo's corpus has such a note; `datasets` reads the format that more files have."""
     folder = folder_of(tmp_path / "text", {"corpus.json": b'{"sources": ["a"]}'})
     parquet(folder / "a.parquet", {"text": TEXTS})
     source = TextSource(str(folder))

@@ -1,4 +1,4 @@
-"""The final loss in the printout and log of a run, when it is off its track, and branches ended as hopeless."""
+"""The final loss in the printout and log of a run, and when it is off its track."""
 
 import json
 import re
@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from hub import RunRecord
-from hub.record.names import branch_name
 from tests.training.run.test_run import finish, lines_of, stop_run
 from training import ConfigurationError, Run
 from training.run import forecast
@@ -107,26 +106,6 @@ def test_runs_of_another_text_or_schedule_tell_nothing(forecasts, tmp_path):
     identity["dataset"]["fingerprint"] = "sha256:other"
     data.write_text(json.dumps(identity))
     assert not forecasts().live.finished
-
-
-@pytest.mark.parametrize("rate", [1e-6, 0.01])
-def test_branches_that_cannot_beat_the_best_are_ended_when_asked(tiny, tmp_path, finished, rate, caplog):
-    """At a rate of 1e-6 a model learns next to nothing."""
-    changes = {"run__output_dir": str(tmp_path / "late"), "optimizer__learning_rate": rate}
-    run = sibling(tiny, tmp_path, 1, run__stop_hopeless=True, **changes)
-    records = finish(run)
-    stopped = [record for record in records.values() if record.stopped]
-    if rate == 0.01:
-        assert not stopped
-        return
-    assert stopped
-    assert all(
-        record.status == "intermediate" and record.tokens < record.schedule.horizon_tokens for record in stopped
-    )
-    assert all(record.stopped.startswith("hopeless: final loss") for record in stopped)
-    assert len({branch_name(record) for record in stopped}) == len(stopped)
-    assert any("ends after step" in record.message for record in caplog.records)
-    finish(run)  # is not trained again
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,6 @@ from scaling_law.planning.scale_out import scale_out
 from studies.crossing.records import EXPERTS, TOKENS, WIDTHS, read_sweep
 from tests.conftest import wait_for
 from tests.guides import ROOT
-from tests.hub.samples import make_record
 from tests.training.run.test_run import finish
 from tests.training.sweep.commands import command
 from training import ConfigurationError, Sweep, plan_sweep, run_sweep
@@ -299,9 +298,6 @@ def test_status_tells_the_final_loss_and_whether_the_run_is_on_its_track(run):
     write_log(run, "trunk", off_track=True)
     write_log(run, run.folder_of(run.branches[0]).name, 10, forecast_loss=2.25, forecast_low=2.0, forecast_high=2.5)
     assert "2.250 ± 0.250, off track" in status_table([status(run)]).markdown()
-    stopped = make_record(status="intermediate", stopped="hopeless: final loss 3.0 to 3.1 (99%)")
-    stopped.save(run.folder_of(run.branches[0]) / "model")
-    assert status(run).verdict == "hopeless"
 
 
 def test_devices_are_paid_for_as_long_as_they_trained(run):
@@ -465,8 +461,7 @@ def test_what_would_be_started_is_shown(sweep_of, tiny, tmp_path):
     (tmp_path / "sweep.yaml").write_text(yaml.safe_dump({"base": tiny().to_dict(), "output_dir": "runs"}))
     shown = partial(command, tmp_path / "sweep.yaml", "run", "--dry-run")
     assert "train.py --config runs/d64-E4-seed0/launch.yaml\n" in shown()
-    assert "launch.yaml --run.stop_hopeless true\n" in shown("--stop-hopeless")
-    assert "--on slurm does not take it" in shown("--on", "slurm", "--stop-hopeless", exit_code=2)
+    assert "--on slurm does not take it" in shown("--on", "slurm", "--retries", "1", exit_code=2)
     refused = shown("--partition", "gpu", exit_code=2)
     assert "--partition: --on local does not take it; it takes --workers" in refused
 
