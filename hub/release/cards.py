@@ -1,12 +1,11 @@
 """Cards of a released revision, of a repository, and of a sweep's index.
 
 Text from a record is escaped, text that the caller hands in is trusted. What follows from records stands in named
-blocks: a later push rewrites those (`refreshed`) and leaves what a person wrote.
+blocks: a later push rewrites those (`refresh_card`), and everything else is a person's.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import re
@@ -31,7 +30,6 @@ OURS = "switch-transformer"  # the tag in whose place another class has its mode
 RUN, RUNS, LOADING, PLACE, LAW, REVISIONS, MAIN = "run", "runs", "loading", "place", "law", "revisions", "main"
 _BLOCKS = (RUN, RUNS, LOADING, PLACE, REVISIONS, MAIN)
 _FROM_RECORDS = ("tags", "datasets", "model-index", "configs")  # metadata that follows from the records
-_MARK = re.compile(r"\s*<!-- as pushed: ([0-9a-f]{16}) -->")
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 _PICTURE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.(?:png|svg)")
 _MAX_TABLE_ROWS = 400
@@ -103,54 +101,36 @@ def model_card(
     return with_metadata(_metadata([record], license), parts)
 
 
-def refreshed(card: str, fresh: str) -> str:
-    """The card with its record-derived blocks and metadata as in `fresh`, and the licence of `fresh` if it names one.
+def refresh_card(card: str, fresh: str) -> str:
+    """Return the card with its record-derived blocks and metadata, and a licence, as in `fresh`.
 
-    Everything else stays, including what a person added; a card without our blocks stays as it is but for the licence.
+    Everything else stays; a card without our blocks stays as it is but for the licence.
     """
     for part in _BLOCKS:
-        if text := block_of(fresh, part):
+        text = block_of(fresh, part)
+        if text:
             card = replace_block(card, part, text)
     metadata = read_card(fresh).data.to_dict()
-    ours = any(block_of(card, part) is not None for part in (RUN, RUNS, REVISIONS))
-    owned = [*(_FROM_RECORDS if ours else ()), *(["license"] if "license" in metadata else [])]
+    has_our_blocks = any(block_of(card, part) is not None for part in (RUN, RUNS, REVISIONS))
+    owned = [*_FROM_RECORDS] if has_our_blocks else []
+    if "license" in metadata:
+        owned.append("license")
     return updated(card, metadata, owned)
 
 
-def as_pushed(card: str) -> str:
-    """The card with a mark that tells `merged` later whether it was edited. FilesError for invalid metadata."""
-    return f"{_MARK.sub('', card).rstrip()}\n\n<!-- as pushed: {_text_hash(card)} -->\n"
+def update_card(present: str, card: str, license: str | None = None, *, with_prediction: bool = False) -> str:
+    """Return the card to store when `card` is pushed to a branch that has the card `present`.
 
-
-def merged(present: str, card: str, license: str | None = None, *, with_prediction: bool = False) -> str:
-    """The card to store when `card`, with its mark, is pushed to a branch that has the card `present`.
-
-    A card that nobody has edited since it was pushed is replaced. In any other, only the blocks and the metadata that
-    follow from records change, and the licence if one is given. `present` stays where only the run's neighbours would
-    differ; a law's loss counts only `with_prediction`.
+    The licence stays unless one is given. `present` stays where only the run's neighbours would differ; a law's loss
+    counts only `with_prediction`.
     """
-    present_license = license_of(present)
-    mark = _MARK.search(present)
-    try:
-        edited = mark is None or mark[1] != _text_hash(present)
-    except FilesError:  # invalid metadata
-        edited = True
-    license = license or (present_license if edited else license_of(card) or present_license)
-    card = updated(card, {"license": license}, ["license"]) if license else card
-    text = refreshed(present, card) if edited else as_pushed(card)
+    license = license or license_of(present) or license_of(card)
+    if license:
+        card = updated(card, {"license": license}, ["license"])
+    text = refresh_card(present, card)
     same_prediction = not with_prediction or _prediction_of(present) == _prediction_of(text)
-    same = same_prediction and replace_block(present, PLACE, "") == replace_block(text, PLACE, "")
-    return present if same else text
-
-
-def _text_hash(card: str) -> str:
-    """A hash of a card without its record-derived blocks and metadata."""
-    bare = _MARK.sub("", card)
-    for part in _BLOCKS:
-        bare = replace_block(bare, part, "")
-    parsed = read_card(bare)
-    fields = {name: value for name, value in parsed.data.to_dict().items() if name not in _FROM_RECORDS}
-    return hashlib.sha256(f"{sorted(fields.items())}{parsed.text.strip()}".encode()).hexdigest()[:16]
+    same_rest = replace_block(present, PLACE, "") == replace_block(text, PLACE, "")
+    return present if same_prediction and same_rest else text
 
 
 def shown_on_main(records: Iterable[RunRecord]) -> RunRecord | None:

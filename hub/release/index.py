@@ -19,7 +19,7 @@ from hub.base.strict_json import MAX_RECORD_BYTES
 from hub.record.names import branch_name, index_name, repo_name
 from hub.record.run_record import RunRecord
 from hub.record.table import JSONL_NAME, PARQUET_NAME, UnreadableRow, checked, split_rows, to_jsonl, to_parquet
-from hub.release.cards import LAW, REVISIONS, refreshed, repo_card, shown_on_main, sweep_card
+from hub.release.cards import LAW, REVISIONS, refresh_card, repo_card, shown_on_main, sweep_card
 from hub.store.base import CopyOf, Present, Publication, Store
 from hub.store.files import Content, check_allowed, check_secrets, content_of, is_allowed
 
@@ -88,7 +88,7 @@ def index_files(
             raise ConflictError(f"{len(twins)} runs have the same weights: {names}; the index lists each once")
     text = sweep_card(rows, repo=store.repo_id(index_name(sweep)), license=license)
     if CARD_NAME in present:
-        text = refreshed(present[CARD_NAME].decode("utf-8", "replace"), text)
+        text = refresh_card(present[CARD_NAME].decode("utf-8", "replace"), text)
     check_secrets({CARD_NAME: text.encode()})
     lines = to_jsonl(rows) + b"".join(line + b"\n" for line in kept)
     table = to_parquet(rows)
@@ -206,7 +206,7 @@ def _main(
         old = present[CARD_NAME].decode("utf-8", "replace")
         if block_of(old, REVISIONS) is None:
             return files
-        card = refreshed(old, card)
+        card = refresh_card(old, card)
     read_card(card)
     return {**files, CARD_NAME: card.encode()}
 

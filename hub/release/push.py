@@ -19,7 +19,7 @@ from hub.base.errors import AccessError, ConflictError, FilesError, HubError, In
 from hub.base.markdown import license_of
 from hub.record.names import branch_name, index_name, repo_name
 from hub.record.run_record import RunRecord
-from hub.release.cards import as_pushed, checked_license, merged, model_card, refreshed
+from hub.release.cards import checked_license, model_card, refresh_card, update_card
 from hub.release.index import push_index, push_repo_cards
 from hub.store.base import Publication, Store, checked_name
 from hub.store.files import Release, check_secrets, content_of, release_of
@@ -84,8 +84,7 @@ def push_run(
     pictures = {name: "" for name in files if name.endswith((".png", ".svg"))}
     card = model_card(prepared, pictures=pictures, siblings=siblings, predicted_loss=predicted_loss, license=license)
     if "README.md" in files:
-        card = refreshed(content_of(files["README.md"]).decode("utf-8", "replace"), card)
-    card = as_pushed(card)
+        card = refresh_card(content_of(files["README.md"]).decode("utf-8", "replace"), card)
     wanted = prepared.to_json(indent=2).encode() + b"\n"
     files |= {"README.md": card.encode(), "run.json": wanted}
     check_secrets(files)
@@ -144,7 +143,7 @@ def _merged_record(record: RunRecord, wanted: bytes, present: bytes) -> bytes:
 def _merged_card(card: str, license: str | None, present: bytes, *, with_prediction: bool) -> bytes:
     """The stored card with its record-derived parts updated."""
     before = present.decode("utf-8", "replace")
-    text = merged(before, card, license, with_prediction=with_prediction)
+    text = update_card(before, card, license, with_prediction=with_prediction)
     check_secrets({"README.md": text.encode()})
     return present if text == before else text.encode()
 

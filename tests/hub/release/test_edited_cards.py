@@ -72,26 +72,21 @@ def test_a_licence_stays_that_a_push_named_or_that_was_changed_on_the_branch(
     assert read_card(card_of(store, RUN)).data["license"] == edited
 
 
-def test_a_card_that_nobody_edited_on_its_branch_follows_the_runs_folder(store, checkpoint, record):
+def test_the_card_in_the_runs_folder_is_that_of_its_first_push(store, checkpoint, record):
+    """From then on, what stands outside of our blocks belongs to the card on the branch."""
     folder = checkpoint()
     push_run(another_view(store), folder, record)
-    for note in ("A first note.", "A second note."):
-        (folder / "README.md").write_text(f"{card_of(store, RUN)}\n{note}\n")
-        push_run(another_view(store), folder, record)
-        assert note in card_of(store, RUN)
-    (folder / "README.md").unlink()
-    push_run(another_view(store), folder, record)
-    assert "note." not in card_of(store, RUN)
-    assert len(re.findall("<!-- as pushed: ", card_of(store, RUN))) == 1
-
-
-def test_what_was_written_into_a_card_whose_mark_was_removed_stays(store, checkpoint, record):
-    folder = checkpoint()
-    push_run(another_view(store), folder, record)
-    bare = re.sub(r"\n<!-- as pushed: .* -->\n", "", card_of(store, RUN))
-    put(store, RUN, f"{bare}\nA note of ours.\n")
+    (folder / "README.md").write_text(f"{card_of(store, RUN)}\nA later note.\n")
     push_run(another_view(store), folder, record.replaced(eval_loss=4.0))
-    assert "A note of ours." in card_of(store, RUN)
+    assert "A later note." not in card_of(store, RUN)
+    assert "dropless) | 4.0000 |" in card_of(store, RUN)
+
+
+def test_a_card_of_an_earlier_version_with_its_mark_is_refreshed(store, checkpoint, record):
+    folder = checkpoint()
+    push_run(another_view(store), folder, record)
+    put(store, RUN, f"{card_of(store, RUN)}\n<!-- as pushed: 0123456789abcdef -->\n")
+    push_run(another_view(store), folder, record.replaced(eval_loss=4.0))
     assert "dropless) | 4.0000 |" in card_of(store, RUN)
 
 
