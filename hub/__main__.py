@@ -141,29 +141,17 @@ def runs(
 
 
 @app.command()
-def repair(
-    store: commands.Store,
-    sweep: Sweep,
-    dry_run: DryRun = False,
-    drop_missing: Annotated[
-        bool, typer.Option("--drop-missing", help="Remove rows of repositories that are gone or not visible.")
-    ] = False,
-) -> None:
-    """Rebuild a sweep's index from the run.json of its branches, and print what changed.
+def repair(store: commands.Store, sweep: Sweep) -> None:
+    """Rebuild a sweep's index from the run.json of its branches.
 
-    python -m hub repair releases my-sweep --dry-run
+    python -m hub repair releases my-sweep
     """
     with log.status("reading the branches"):
-        repaired = repair_index(open_store(store), sweep, dry_run=dry_run, drop_missing=drop_missing)
-    for line in (*repaired.changes, *repaired.stays):
-        typer.echo(" ".join(line.split()))
-    rows = f"{repaired.rows} run{'s' if repaired.rows != 1 else ''}"
-    if not repaired.changes:
-        _say(f"the index of {sweep} agrees with its branches: {rows}")
-    elif repaired.publication is None:
-        _say(f"dry run, nothing was written; changes: {len(repaired.changes)}")
+        publication = repair_index(open_store(store), sweep)
+    if publication.written:
+        _say(f"index {publication.repo} at {publication.commit[:12]} was rebuilt from the branches of {sweep}")
     else:
-        _say(f"index {repaired.publication.repo} at {repaired.publication.commit[:12]}: {rows}")
+        _say(f"the index of {sweep} agrees with its branches")
 
 
 def _say(text: str) -> None:

@@ -10,7 +10,6 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 
 from hub.base.errors import ConflictError, FilesError, IntegrityError, NotFoundError, RecordError
@@ -263,22 +262,11 @@ def list_runs(store: Store, sweep: str, *, problems: list[str] | None = None) ->
     return merge([], records)
 
 
-@dataclass
-class Repair:
-    """The outcome of a repair, one line for each incorrect row."""
+def repair_index(store: Store, sweep: str) -> Publication:
+    """Rebuild the index of a sweep from the `run.json` at the head of each branch.
 
-    changes: tuple[str, ...] = ()  # added, replaced, removed
-    stays: tuple[str, ...] = ()  # wrong, and why they stay
-    rows: int = 0  # afterwards
-    publication: Publication | None = None  # None for a dry run
-
-
-def repair_index(store: Store, sweep: str, *, dry_run: bool = False, drop_missing: bool = False) -> Repair:
-    """Rebuild the index of a sweep from the `run.json` at the head of each branch; `dry_run` writes nothing.
-
-    Rows that cannot be checked stay and are listed: of another organisation, of a later schema, and, unless
-    `drop_missing`, of repositories that are gone or not visible with this token. Runs that were never released stay,
-    and so do rows that another writer adds meanwhile.
+    Rows that no branch vouches for stay: of runs that were never released, of another organisation, of repositories
+    that this token cannot see, of a later schema, and those that another writer adds meanwhile.
 
     Raises:
         NotFoundError: the store has neither an index nor a run of this sweep.
@@ -292,65 +280,33 @@ def repair_index(store: Store, sweep: str, *, dry_run: bool = False, drop_missin
     repos = {*store.repos("model", tag=f"sweep:{sweep}"), *store.repos("model", f"{sweep}-d")}
     repos |= {_repo(row) for row in rows if row.repo and row.repo == store.repo_id(row.repo)}
     heads = read_branches(store, sweep, sorted(repos))
-    fresh = {row_key(item): item for item in heads.values() if isinstance(item, RunRecord)}
-    if not fresh and not before:
+    released = {row_key(head): head for head in heads.values() if isinstance(head, RunRecord)}
+    if not released and not before:
         raise NotFoundError(f"{store.uri} has no index and no released run of the sweep {sweep!r}")
-    released = {row_key(row) for row in rows if row.repo and row.commit}
-    result = Repair()
+    visible_repos = {repo for repo, _ in heads}
+    rows_before = {row_key(row) for row in rows}
 
-    def fate(row: RunRecord | UnreadableRow) -> tuple[str, str]:
-        """The fate of a row ("replaced", "kept" or "removed") and the reason, empty if there is nothing to report."""
-        key = _key(row)
-        if isinstance(row, UnreadableRow):
-            return "replaced" if key in fresh else "kept" if row.newer else "removed", row.reason
-        if key in fresh:
-            old, new = row.to_dict(), fresh[key].to_dict()
-            return "replaced", ", ".join(name for name in new | old if old.get(name) != new.get(name))
-        if key not in released:  # never released, or another writer's of this minute
-            return "kept", ""
-        place = (_repo(row), row.branch or "")
-        if row.repo != store.repo_id(row.repo or ""):
-            return "kept", "it lies in another organisation"
-        if not any(repo == place[0] for repo, _ in heads):
-            return "removed" if drop_missing else "kept", "the repository is gone, or not visible with this token"
-        if isinstance(reason := heads.get(place), str):
-            return "kept", reason
-        return "removed", "the branch holds no such run" if place in heads else "the branch is gone"
+    def is_gone(row: RunRecord) -> bool:
+        """Return whether the row's branch could be looked at, and no longer holds its run."""
+        is_ours = row.repo is not None and row.commit is not None and row.repo == store.repo_id(row.repo)
+        if not is_ours or row_key(row) not in rows_before or _repo(row) not in visible_repos:
+            return False
+        # A head that could not be read is a text that says why.
+        return not isinstance(heads.get((_repo(row), row.branch or "")), str)
 
-    def rebuilt(content: bytes) -> tuple[list[RunRecord], list[bytes]]:
-        """The index's rows, and its unreadable lines that stay; what differs from `content` goes into `result`."""
-        rows, unreadable = split_rows(content)
-        fates = [(row, *fate(row)) for row in (*rows, *unreadable)]
-        lines = [f"{verb} {_described(fresh.get(_key(row), row))}: {why}" for row, verb, why in fates if why]
-        added = fresh.keys() - {_key(row) for row, _, _ in fates}
-        lines += [f"added {_described(record)}" for key, record in fresh.items() if key in added]
-        result.stays = tuple(line for line in lines if line.startswith("kept "))
-        result.changes = tuple(line for line in lines if not line.startswith("kept "))
-        kept = [row for row, verb, _ in fates if verb == "kept"]
-        merged = merge([row for row in kept if isinstance(row, RunRecord)], fresh.values())
-        result.rows = len(merged)
-        return merged, [row.line for row in kept if isinstance(row, UnreadableRow)]
+    def rebuild(present: Present) -> dict[str, bytes | None]:
+        rows, unreadable = split_rows(present.get(JSONL_NAME, b""))
+        kept = [row for row in rows if row_key(row) not in released and not is_gone(row)]
+        newer = [row.line for row in unreadable if row.newer and _key(row) not in released]
+        return index_files(store, sweep, merge(kept, released.values()), newer, present)
 
-    def change(present: Present) -> dict[str, bytes | None]:
-        return index_files(store, sweep, *rebuilt(present.get(JSONL_NAME, b"")), present)
-
-    if dry_run:
-        rebuilt(before)
-    else:
-        message = "Rebuild the index from the branches"
-        result.publication = store.update("dataset", index_name(sweep), (JSONL_NAME, CARD_NAME), change, message)
-    return result
+    message = "Rebuild the index from the branches"
+    return store.update("dataset", index_name(sweep), (JSONL_NAME, CARD_NAME), rebuild, message)
 
 
-def _key(row: RunRecord | UnreadableRow) -> tuple[str, str]:
-    return row_key(row) if isinstance(row, RunRecord) else (row.run_id or "", row.branch or "")
+def _key(row: UnreadableRow) -> tuple[str, str]:
+    return row.run_id or "", row.branch or ""
 
 
 def _repo(row: RunRecord) -> str:
     return (row.repo or "").rpartition("/")[2]
-
-
-def _described(row: RunRecord | UnreadableRow) -> str:
-    if isinstance(row, RunRecord) and row.repo:
-        return f"{row.run_id} ({_repo(row)}@{row.branch})"
-    return row.run_id or "a row"

@@ -67,37 +67,20 @@ def test_a_repair_rebuilds_the_index_from_the_branches(store, runs_of):
     future = newer(make_record(run_id="future", seed=53))
     rows = (wrong, gone, elsewhere, unreleased)
     rewrite(store, newer(first), b"{oops", future, *(row.to_json().encode() for row in rows))
-    before = lines_of(store)
-
-    planned = repair_index(store, "demo", dry_run=True)
-    assert planned.publication is None
-    assert lines_of(store) == before
-    done = repair_index(store, "demo")
-    assert (done.changes, done.stays) == (planned.changes, planned.stays)
-    told = "\n".join(done.changes)
-    assert "replaced run0 (demo-d64-E4@tokens001.5M-seed0): runs.jsonl line 1" in told
-    assert "replaced run1 (demo-d64-E4@tokens001.5M-seed1): eval_loss" in told
-    assert "added run2" in told
-    assert "removed gone (demo-d64-E4@gone): the branch is gone" in told
-    assert "removed a row: runs.jsonl line 2: not valid JSON" in told
-    assert len(done.changes) == 5
-    assert ["hidden" in line or "future" in line for line in done.stays] == [True, True]
+    assert repair_index(store, "demo").written
     assert lines_of(store)[-1] == future
     listed = load_index(store, "demo", problems=[])
     assert {row.run_id for row in listed} == {"run0", "run1", "run2", "hidden", "unreleased"}
     assert [row for row in listed if row.run_id.startswith("run")] == [first, second, third]
 
-    again = repair_index(store, "demo")
-    assert (again.changes, again.publication.written) == ((), False)
-    dropped = repair_index(store, "demo", drop_missing=True)
-    assert [line.split(":")[0] for line in dropped.changes] == ["removed hidden (demo-d64-E8@b)"]
+    assert not repair_index(store, "demo").written
 
 
 def test_a_lost_index_is_made_anew_and_nothing_is_made_of_nothing(store, checkpoint):
     with pytest.raises(NotFoundError, match="no index and no released run of the sweep 'demo'"):
         repair_index(store, "demo")
     pushed = push_run(store, checkpoint("a"), make_record())
-    assert repair_index(store, "demo").changes == (f"added {pushed.run_id} (demo-d64-E4@{pushed.branch})",)
+    repair_index(store, "demo")
     assert load_index(store, "demo") == [pushed]
 
 
@@ -105,13 +88,9 @@ def test_the_command(command, tmp_path, runs_of):
     store = open_store(tmp_path / "store")
     (run,) = released(store, runs_of(1))
     rewrite(store, b"{oops")
-    status, out, err = command("repair", tmp_path / "store", "demo", "--dry-run")
-    assert (status, lines_of(store)) == (0, [b"{oops"])
-    assert out.splitlines()[0].startswith("removed a row: runs.jsonl line 1: not valid JSON")
-    assert f"added {run.run_id} (demo-d64-E4@" in out
-    assert "dry run" in err
-    assert command("repair", tmp_path / "store", "demo")[0] == 0
+    status, _, err = command("repair", tmp_path / "store", "demo")
+    assert (status, "was rebuilt from the branches of demo" in err) == (0, True)
     assert load_records(tmp_path / "store") == [run]
-    assert "agrees with its branches: 1 run\n" in command("repair", tmp_path / "store", "demo")[2]
+    assert "agrees with its branches\n" in command("repair", tmp_path / "store", "demo")[2]
     status, _, err = command("repair", tmp_path / "store", "other")
     assert (status, err.count("\n")) == (2, 1)
