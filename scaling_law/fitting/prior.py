@@ -36,26 +36,36 @@ from scaling_law.runs.table import Runs
 from scaling_law.size.architecture import is_size
 from scaling_law.size.arrays import FloatArray
 
-CHINCHILLA = Coordinates.of(ChinchillaLaw.form)  # of the population
+CHINCHILLA = Coordinates.of(ChinchillaLaw.form)
 POPULATION = Path(__file__).with_name("population.json")
 FORMAT, VERSION = "population", 1
-PUBLISHER = "ideas"  # the lab of the published joint law
-VAGUE_MEAN = (-1.0, -1.0, -1.1, -1.1, 0.5)  # near Chinchilla's law; with VAGUE_SPREAD, weaker than any population
+# The lab of the published joint law.
+PUBLISHER = "ideas"
+# A prior near Chinchilla's law, weaker than any population.
+VAGUE_MEAN = (-1.0, -1.0, -1.1, -1.1, 0.5)
 VAGUE_SPREAD = (1.0, 1.0, 0.7, 0.7, 0.7)
-NOISE_DOF = 4.0  # runs that the population's noise is worth, when that of a set is estimated
-LEAST_SPREAD = 0.03  # of a coordinate between labs
-LEAST_EFFECT = 0.003  # of an exponent by design or an interaction between labs, where the law has none
-INTERACTION_SPREAD = 0.5  # of ln q between labs
-OTHER_CORPUS = (0.1, 0.15)  # standard deviations of ln loss and ln D between two corpora and their tokenizers
-ASSUMED_LABS = 2.0  # that the assumed spread of the terms of E counts as, beside a handful of real ones
-VAGUE_EXPERTS = (0.5, 0.5, 0.1, 0.1, 1.5, 3.0)  # δ and ω at the reference, γ, ζ, ln distances of E_start and E_max
-ROUNDS = 4  # of estimating the noise and fitting under it
+# Standard deviations of δ and ω at the reference, γ, ζ, and the ln distances of E_start and E_max.
+VAGUE_EXPERTS = (0.5, 0.5, 0.1, 0.1, 1.5, 3.0)
+# Runs that the population's noise is worth when the noise of a set is estimated.
+NOISE_DOF = 4.0
+# Least standard deviation of a coordinate between labs.
+LEAST_SPREAD = 0.03
+# Least spread between labs of an exponent by design, or of an interaction, where the law has none.
+LEAST_EFFECT = 0.003
+# Standard deviation of ln q between labs.
+INTERACTION_SPREAD = 0.5
+# Standard deviations of ln loss and ln D between two corpora and their tokenizers.
+OTHER_CORPUS = (0.1, 0.15)
+# Labs that the assumed spread of the terms of E counts as, beside a handful of real ones.
+ASSUMED_LABS = 2.0
+# Rounds of estimating the noise and fitting under it.
+ROUNDS = 4
 WANTED = "must be 'public', a law that predicts a loss, a Prior or None"
 
 
 @dataclass(frozen=True)
 class Member:
-    """What one set of runs says of its law: ln likelihood ≈ pull·x − x'·precision·x / 2, x as in `penalty`.
+    """A set of runs as evidence of its law: ln likelihood ≈ pull·x − x'·precision·x / 2, x as in `penalty`.
 
     `noise` is the standard deviation of ln L of one run, `units` those of ln loss and ln D for another unit or corpus.
     `terms` are the coordinates that x holds, if not all: those that the design of the runs can tell.
@@ -75,7 +85,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Prior:
-    """Where the law of a new lab may lie: Student's t of mean [k] and covariance [k, k] with `dof` degrees of freedom.
+    """A distribution of the law of a new lab: Student's t of mean [k], covariance [k, k] and `dof` degrees of freedom.
 
     The k `coordinates` are those of `penalty` for laws of this `kind`. `noise` is the usual standard deviation of ln L
     of one run. `dependence` is how many runs are worth one independent run of a law that is exactly of this form.
@@ -95,9 +105,11 @@ class Prior:
     experts: Prior | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        mean, covariance = (np.array(values, float) for values in (self.mean, self.covariance))
+        mean = np.array(self.mean, float)
+        covariance = np.array(self.covariance, float)
         size = len(self.coordinates.names)
-        if mean.shape != (size,) or covariance.shape != (size, size) or not np.linalg.eigvalsh(covariance).min() > 0:
+        has_shapes = mean.shape == (size,) and covariance.shape == (size, size)
+        if not has_shapes or not np.linalg.eigvalsh(covariance).min() > 0:
             raise InputError(f"prior: mean and covariance must be of {size} coordinates, the covariance positive")
         for name, value in (("dof", self.dof), ("noise", self.noise), ("dependence", self.dependence)):
             if not value > 0:
@@ -112,93 +124,123 @@ class Prior:
         return law_of(self.coordinates.natural(self.mean), self.kind)
 
     def in_units(self, loss: float = 0.0, tokens: float = 0.0) -> Prior:
-        """The prior for losses or tokens in units that differ by free factors of these standard deviations of ln."""
-        return replace(
-            self, covariance=self.covariance + units_covariance(self.kind, self.coordinates, self.mean, loss, tokens)
-        )
+        """Return the prior for losses or tokens in units that differ by free factors of these deviations of ln."""
+        added = units_covariance(self.kind, self.coordinates, self.mean, loss, tokens)
+        return replace(self, covariance=self.covariance + added)
 
 
 def law_of(natural: FloatArray, kind: str = "chinchilla") -> Law:
-    """The law of natural coordinates [k], such as (ln m, μ, ln n, ν, ln c)."""
+    """Make the law of natural coordinates [k], such as (ln m, μ, ln n, ν, ln c)."""
     values: dict[str, Any] = values_of(LAWS[kind].form, natural)
     return LAWS[kind](**values)
 
 
 def units_covariance(kind: str, coordinates: Coordinates, mean: FloatArray, loss: float, tokens: float) -> FloatArray:
-    """What free factors of the loss and of D add: one shift of all terms, and one of what multiplies ln D."""
-    form, natural = LAWS[kind].form, coordinates.natural(mean)
+    """Return the covariance of free factors of the loss, which shifts all terms, and of D."""
+    form = LAWS[kind].form
+    natural = coordinates.natural(mean)
     scales = np.array([form.roles[name] in (SIZE, CONSTANT) for name in coordinates.names], float)
-    by_loss = scales / (values_of(form, natural)[form.outer] if form.outer else 1.0)
-    by_tokens = coordinates.shift_by_tokens(natural)
-    return np.asarray(loss**2 * np.outer(by_loss, by_loss) + tokens**2 * np.outer(by_tokens, by_tokens))
+    outer_exponent = values_of(form, natural)[form.outer] if form.outer else 1.0
+    shift_by_loss = scales / outer_exponent
+    shift_by_tokens = coordinates.shift_by_tokens(natural)
+    of_loss = loss**2 * np.outer(shift_by_loss, shift_by_loss)
+    of_tokens = tokens**2 * np.outer(shift_by_tokens, shift_by_tokens)
+    return np.asarray(of_loss + of_tokens)
 
 
 # ------------------------------------------------------------------ one law as a prior
 
 
 def prior_of(law: Law, population: Prior) -> Prior:
-    """The law as the mean; its draws, the spread between labs and another corpus's units as the covariance.
+    """Make a prior with the law as its mean, and its draws, the spread between labs and units as its covariance.
 
     ValueError for a law that is no sum of terms, and for one whose coefficients have no such coordinates.
     """
     form = law.form
     if not form.terms:
         raise InputError(f"prior: the {law.name} law is not a sum of terms, so it cannot be fitted")
-    if zero := [name for name in form.positive if law.coefficients[name] == 0]:
-        raise InputError(f"prior: {zero[0]}=0 of {law!r} must be positive: its logarithm is not finite")
-    coordinates, natural = Coordinates.of(form, law.coefficients), natural_of(form, law.coefficients)
+    for name in form.positive:
+        if law.coefficients[name] == 0:
+            raise InputError(f"prior: {name}=0 of {law!r} must be positive: its logarithm is not finite")
+    coordinates = Coordinates.of(form, law.coefficients)
+    natural = natural_of(form, law.coefficients)
     covariance = spread_between_labs(law, coordinates, population.covariance)
     if law.draws is not None:
         covariance = covariance + covariance_of_draws(law, coordinates)
-    said = law.conditions.provenance if law.conditions else f"a {law.name} law"
-    source = f"{said}, {'its draws' if law.draws is not None else 'no draws'} and the spread between labs"
-    settings = (population.dof, population.noise, population.dependence, (source,))
-    mean = coordinates.of_natural(natural)
-    return Prior(mean, covariance, *settings, law.name, coordinates, law.conditions).in_units(*OTHER_CORPUS)
+    provenance = law.conditions.provenance if law.conditions else f"a {law.name} law"
+    draws = "no draws" if law.draws is None else "its draws"
+    moved = Prior(
+        mean=coordinates.of_natural(natural),
+        covariance=covariance,
+        dof=population.dof,
+        noise=population.noise,
+        dependence=population.dependence,
+        sources=(f"{provenance}, {draws} and the spread between labs",),
+        kind=law.name,
+        coordinates=coordinates,
+        conditions=law.conditions,
+    )
+    return moved.in_units(*OTHER_CORPUS)
 
 
 def covariance_of_draws(law: Law, coordinates: Coordinates) -> FloatArray:
-    """How sure a law with draws is of its own runs, [k, k]."""
-    drawn = dict(zip(law.coefficient_names(), np.asarray(law.draws).T, strict=True))
-    if len(np.asarray(law.draws)) < 2:
+    """Return the covariance [k, k] of a law's draws: how sure it is of its own runs."""
+    draws = np.asarray(law.draws)
+    if len(draws) < 2:
         raise InputError(f"prior: {law!r} must have no draws, or at least two")
-    return np.asarray(np.cov(coordinates.of_natural(natural_of(law.form, drawn)).T))
+    coefficients = dict(zip(law.coefficient_names(), draws.T, strict=True))
+    return np.asarray(np.cov(coordinates.of_natural(natural_of(law.form, coefficients)).T))
 
 
 def spread_between_labs(law: Law, coordinates: Coordinates, population: FloatArray) -> FloatArray:
-    """How far a law of another lab lies from this one, as a covariance [k, k], from the population's [5, 5].
+    """Return how far a law of another lab lies from this one, a covariance [k, k], from the population's [5, 5].
 
     Terms in a size, terms in D, their exponents and the constant are matched with Chinchilla's. Of the rest nothing is
     known but for exponents: logarithms spread as these do, and so do effects of a design and interactions, relative to
     what they are.
     """
     form = law.form
-    alike = {i: place for i, name in enumerate(coordinates.names) if (place := _matching(form, name)) is not None}
+    matched: list[int] = []
+    places: list[int] = []
+    for i, name in enumerate(coordinates.names):
+        place = _index_in_chinchilla(form, name)
+        if place is not None:
+            matched.append(i)
+            places.append(place)
     relative = float(np.sqrt(population[2:4, 2:4].diagonal().mean()))
     effect = np.abs(coordinates.matrix @ natural_of(form, law.coefficients))
-    additive = np.array([form.roles[name] in (BY_DESIGN, INTERACTION) for name in coordinates.names])
-    covariance = np.diag(np.where(additive, np.maximum(relative * effect, LEAST_EFFECT), relative) ** 2)
-    matched, places = [*alike], [*alike.values()]
+    is_additive = np.array([form.roles[name] in (BY_DESIGN, INTERACTION) for name in coordinates.names])
+    deviations = np.where(is_additive, np.maximum(relative * effect, LEAST_EFFECT), relative)
+    covariance = np.diag(deviations**2)
     block = population[np.ix_(places, places)]
-    unique = len({*places}) == len(places)  # of several terms in one size, each is free
-    covariance[np.ix_(matched, matched)] = block if unique else np.diag(block.diagonal())
+    # Of several terms in one size, each is free.
+    if len({*places}) < len(places):
+        block = np.diag(block.diagonal())
+    covariance[np.ix_(matched, matched)] = block
     return covariance
 
 
-def _matching(form: Any, name: str) -> int | None:
-    """The coordinate of Chinchilla's law that is like this one."""
+def _index_in_chinchilla(form: Any, name: str) -> int | None:
+    """Return the index of the coordinate of Chinchilla's law (ln m, ln n, μ, ν, ln c) that is like this one."""
     role = form.roles[name]
     if role == CONSTANT:
         return 4
     if role not in (SIZE, SLOPE):
         return None
     term = next(term for term in form.terms if name in term.coefficients)
-    factors = [f for f in term.factors if is_size(f)] if role == SIZE else [term.features[name][0][1][0]]
-    return None if not factors else (0 if role == SIZE else 2) + ("tokens" in factors)
+    if role == SIZE:
+        factors = [factor for factor in term.factors if is_size(factor)]
+        first = 0
+    else:
+        factors = [term.features[name][0][1][0]]
+        first = 2
+    if not factors:
+        return None
+    return first + ("tokens" in factors)
 
 
 def for_kind(prior: Prior, kind: str) -> Prior:
-    """The prior for laws of this kind. One of Chinchilla laws gets its `experts`' terms of E, or an open q.
+    """Return the prior for laws of this kind. One of Chinchilla laws gets its `experts`' terms of E, or an open q.
 
     ValueError where it is of another kind.
     """
@@ -209,16 +251,20 @@ def for_kind(prior: Prior, kind: str) -> Prior:
     if (prior.kind, kind) != ("chinchilla", "joint"):
         kinds = "chinchilla (or joint) laws" if prior.kind == "chinchilla" else f"{prior.kind} laws"
         raise InputError(f"kind={kind!r}: the prior is one of {kinds}")
-    joint, size = prior.experts or prior_of(JointLaw.published(), prior), len(prior.mean)
+    joint = prior.experts or prior_of(JointLaw.published(), prior)
+    size = len(prior.mean)
     covariance = joint.covariance.copy()
-    covariance[:size], covariance[:, :size] = 0.0, 0.0
+    covariance[:size] = 0.0
+    covariance[:, :size] = 0.0
     covariance[:size, :size] = prior.covariance
-    of_experts = (", ".join(prior.experts.sources) or "no lab") if prior.experts else "the published law"
+    source = "the published law"
+    if prior.experts:
+        source = ", ".join(prior.experts.sources) or "no lab"
     return replace(
         prior,
         mean=np.concatenate([prior.mean, joint.mean[size:]]),
         covariance=covariance,
-        sources=(*prior.sources, f"terms of E of {of_experts}"),
+        sources=(*prior.sources, f"terms of E of {source}"),
         kind=joint.kind,
         coordinates=joint.coordinates,
         experts=None,
@@ -226,13 +272,13 @@ def for_kind(prior: Prior, kind: str) -> Prior:
 
 
 def _with_interaction(prior: Prior) -> Prior:
-    """The prior for interaction laws whose A, α, B, β and c are as in the prior, and ln q about 0."""
+    """Return the prior for interaction laws whose A, α, B, β and c are as in the prior, and ln q about 0."""
     law = prior.law
     m, mu, n, nu, c = law.coefficients.values()
     coordinates = Coordinates.of(LAWS["interaction"].form, {"a": m, "x": -mu, "b": n, "y": -nu, "c": c, "q": 1.0})
-    # a = A^(1/q) and x = α / q: where ln q rises, the logarithms of terms shrink by their part
-    with_q = np.array([*-prior.mean[:2], -1.0, -1.0, 0.0, 1.0])
-    covariance = np.pad(prior.covariance, (0, 1)) + INTERACTION_SPREAD**2 * np.outer(with_q, with_q)
+    # As a = A^(1/q) and x = α / q, the logarithms of terms shrink by their part where ln q rises.
+    slope_in_q = np.array([*-prior.mean[:2], -1.0, -1.0, 0.0, 1.0])
+    covariance = np.pad(prior.covariance, (0, 1)) + INTERACTION_SPREAD**2 * np.outer(slope_in_q, slope_in_q)
     mean = np.append(prior.mean, 0.0)
     return replace(prior, mean=mean, covariance=covariance, kind="interaction", coordinates=coordinates)
 
@@ -253,88 +299,98 @@ class Modes:
     kind: str = "chinchilla"
 
     def losses(self, runs: Runs) -> tuple[FloatArray, FloatArray]:
-        """ln L of each run under each law, [S, n], and its standard error without a run's noise. No loss is read."""
+        """Return ln L of each run under each law, [S, n], and its standard error without a run's noise.
+
+        The losses of the runs are not read.
+        """
         objective = make_problem(replace(runs, loss=np.ones(len(runs))), self.kind).objective
-        back = np.linalg.inv(objective.to_natural)
-        residual, jacobian = objective.linearised(self.natural @ back.T)
-        slopes = jacobian @ back
+        from_natural = np.linalg.inv(objective.to_natural)
+        log_losses, jacobian = objective.linearised(self.natural @ from_natural.T)
+        slopes = jacobian @ from_natural
         variance = np.einsum("snp,spq,snq->sn", slopes, self.covariance, slopes)
-        return residual, np.sqrt(np.maximum(variance, 0.0))
+        return log_losses, np.sqrt(np.maximum(variance, 0.0))
 
 
 def modes(runs: Runs, priors: Sequence[Prior], weights: Any = None) -> Modes:
     """Fit a law under each prior, all of one kind; `weights` [n] or [S, n] are inverse variances of ln L, relative."""
     problem = make_problem(runs, priors[0].kind)
-    weight = np.broadcast_to(np.ones(len(runs)) if weights is None else weights, (len(priors), len(runs)))
-    usual = np.array([p.noise for p in priors])
-    theta, noise = _settled(problem, priors, weight, usual)
-    at, penalty = problem.objective.evaluate(theta, weight), problem.objective.penalty
-    assert penalty is not None  # set by `_settled`
-    matrix = problem.objective.to_natural
-    inverse = np.linalg.inv(at.curvature + 1e-12 * np.eye(len(matrix))) * penalty.variance[:, None, None]
-    return Modes(theta @ matrix.T, matrix @ inverse @ matrix.T, noise, priors[0].kind)
+    run_weights = np.ones(len(runs)) if weights is None else weights
+    weight = np.broadcast_to(run_weights, (len(priors), len(runs)))
+    usual_noise = np.array([prior.noise for prior in priors])
+    theta, noise = _fit_modes(problem, priors, weight, usual_noise)
+    evaluation = problem.objective.evaluate(theta, weight)
+    penalty = problem.objective.penalty
+    # `_fit_modes` has set it.
+    assert penalty is not None
+    to_natural = problem.objective.to_natural
+    curvature = evaluation.curvature + 1e-12 * np.eye(len(to_natural))
+    covariance = np.linalg.inv(curvature) * penalty.variance[:, None, None]
+    return Modes(theta @ to_natural.T, to_natural @ covariance @ to_natural.T, noise, priors[0].kind)
 
 
 def under(prior: Prior, problem: Problem, starts: FloatArray) -> tuple[Problem, FloatArray]:
-    """The problem with the prior, weighed by the noise at the mode, and its starts with the mode before them.
+    """Return the problem with the prior, weighed by the noise at the mode, and its starts with the mode before them.
 
     The noise is that of a run of average weight. ValueError for a prior of another kind of law.
     """
     prior = for_kind(prior, problem.settings.law)
     problem = replace(problem, objective=copy.copy(problem.objective))
     weight = problem.objective.weight
-    usual = np.array([prior.noise * float(np.sqrt(weight[weight > 0].mean()))])
-    theta, _ = _settled(problem, [prior], weight[None], usual)
-    several = len(prior.sources) > 2
-    told = f"{len(prior.sources)} public sets and laws" if several else " and ".join(prior.sources) or "given"
-    return replace(problem, settings=replace(problem.settings, prior=told)), np.vstack([theta, starts])
+    usual_noise = np.array([prior.noise * float(np.sqrt(weight[weight > 0].mean()))])
+    theta, _ = _fit_modes(problem, [prior], weight[None], usual_noise)
+    description = " and ".join(prior.sources) or "given"
+    if len(prior.sources) > 2:
+        description = f"{len(prior.sources)} public sets and laws"
+    return replace(problem, settings=replace(problem.settings, prior=description)), np.vstack([theta, starts])
 
 
-def _settled(
-    problem: Problem, priors: Sequence[Prior], weight: FloatArray, usual: FloatArray
+def _fit_modes(
+    problem: Problem, priors: Sequence[Prior], weight: FloatArray, usual_noise: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """θ [S, k] of the modes near the priors' means, and the noise [S] there; the objective gets the penalty."""
-    natural = np.array([p.coordinates.natural(p.mean) for p in priors])
-    theta = np.clip(np.linalg.solve(problem.objective.to_natural, natural.T).T, problem.lower, problem.upper)
-    noise = usual
+    """Fit θ [S, k] from the priors' means, and estimate the noise [S] there; the objective gets the penalty."""
+    natural = np.array([prior.coordinates.natural(prior.mean) for prior in priors])
+    means = np.linalg.solve(problem.objective.to_natural, natural.T).T
+    theta = np.clip(means, problem.lower, problem.upper)
+    noise = usual_noise
     for _ in range(ROUNDS):
         problem.objective.penalty = penalty_of(priors, noise)
         theta = problem.solve(theta, weight, max_iterations=200, tolerance=1e-9).theta
-        noise = noise_under(problem, theta, weight, usual)
+        noise = estimate_noise(problem, theta, weight, usual_noise)
     return theta, noise
 
 
 def penalty_of(priors: Sequence[Prior], noise: FloatArray) -> Penalty:
-    """The priors beside runs of this noise [S]."""
-    means = np.array([p.mean for p in priors])
-    precisions = np.linalg.inv(np.array([p.covariance for p in priors]))
-    dependence = np.array([p.dependence for p in priors])
-    dof = np.array([float(p.dof) for p in priors])
+    """Make the penalty of the priors beside runs of this noise [S]."""
+    means = np.array([prior.mean for prior in priors])
+    precisions = np.linalg.inv(np.array([prior.covariance for prior in priors]))
+    dependence = np.array([prior.dependence for prior in priors])
+    dof = np.array([float(prior.dof) for prior in priors])
     return Penalty(means, precisions, dof, dependence * noise**2, priors[0].coordinates)
 
 
-def noise_under(problem: Problem, theta: FloatArray, weight: FloatArray, usual: FloatArray) -> FloatArray:
-    """Standard deviation of ln L of one run [S], from residuals and the usual noise, which counts as `NOISE_DOF` runs.
+def estimate_noise(problem: Problem, theta: FloatArray, weight: FloatArray, usual_noise: FloatArray) -> FloatArray:
+    """Estimate the standard deviation of ln L of one run [S]; the usual noise counts as `NOISE_DOF` runs.
 
     Residuals are trimmed as the Huber loss does.
     """
-    residual = problem.objective.residuals(theta)
-    size = np.where(problem.objective.idle(residual), 0.0, np.abs(residual))
+    residuals = problem.objective.residuals(theta)
+    size = np.where(problem.objective.idle(residuals), 0.0, np.abs(residuals))
     squares = weight * size * np.minimum(size, problem.objective.huber_delta)
-    count = (weight > 0).sum(axis=1)
-    return np.asarray(np.sqrt((NOISE_DOF * usual**2 + squares.sum(axis=1)) / (NOISE_DOF + count)))
+    n_runs = (weight > 0).sum(axis=1)
+    total = NOISE_DOF * usual_noise**2 + squares.sum(axis=1)
+    return np.asarray(np.sqrt(total / (NOISE_DOF + n_runs)))
 
 
 # ------------------------------------------------------------------ the population
 
 
 def vague() -> Prior:
-    """A prior of Chinchilla laws, weaker than any population."""
+    """Return a prior of Chinchilla laws that is weaker than any population."""
     return Prior(np.array(VAGUE_MEAN), np.diag(np.square(VAGUE_SPREAD)))
 
 
 def vague_of_experts() -> Prior:
-    """The same of joint laws: terms of E about those of the published law, so weak that their sign is open."""
+    """Return a weak prior of joint laws about the published one; even the signs of its terms of E are open."""
     law = JointLaw.published()
     coordinates = Coordinates.of(law.form, law.coefficients)
     terms_of_e = coordinates.of_natural(natural_of(law.form, law.coefficients))[len(VAGUE_MEAN) :]
@@ -343,9 +399,9 @@ def vague_of_experts() -> Prior:
 
 
 def member_of(
-    runs: Runs, name: str, lab: str, terms: tuple[str, ...] = (), about: Prior | None = None, **told: Any
+    runs: Runs, name: str, lab: str, terms: tuple[str, ...] = (), about: Prior | None = None, **source: Any
 ) -> Member:
-    """A set of runs as a member, from its law under a vague prior and the curvature there.
+    """Make a member of a set of runs, from its law under a vague prior and the curvature there.
 
     The law is of the kind of `about` (None: Chinchilla's). With `terms`, only these coordinates stay; the others take
     any value that the vague prior allows.
@@ -353,23 +409,43 @@ def member_of(
     start = about or vague()
     mode = modes(runs, [start])
     x = start.coordinates.of_natural(mode.natural)[0]
-    back = np.linalg.inv(start.coordinates.jacobian(mode.natural)[0])
-    prior = np.linalg.inv(start.covariance)
-    precision = back.T @ np.linalg.inv(mode.covariance[0]) @ back - prior
-    values, vectors = np.linalg.eigh(0.5 * (precision + precision.T))
-    precision = (vectors * np.maximum(values, 0.0)) @ vectors.T
-    pull = precision @ x + prior @ (x - start.mean)
+    from_natural = np.linalg.inv(start.coordinates.jacobian(mode.natural)[0])
+    prior_precision = np.asarray(np.linalg.inv(start.covariance), float)
+    precision = from_natural.T @ np.linalg.inv(mode.covariance[0]) @ from_natural - prior_precision
+    precision = _nearest_semidefinite(precision)
+    pull = precision @ x + prior_precision @ (x - start.mean)
     if terms:
-        keep = np.array([start.coordinates.names.index(term) for term in terms])
-        drop = np.setdiff1d(np.arange(len(x)), keep)
-        rest = np.ix_(drop, drop)
-        carried = precision[np.ix_(keep, drop)] @ np.linalg.inv(precision[rest] + prior[rest])
-        pull = pull[keep] - carried @ (pull[drop] + prior[rest] @ start.mean[drop])
-        precision = precision[np.ix_(keep, keep)] - carried @ precision[np.ix_(drop, keep)]
-    rows = tuple(tuple(row) for row in precision.tolist())
+        kept = np.array([start.coordinates.names.index(term) for term in terms])
+        pull, precision = _marginalise(pull, precision, kept, prior_precision, start.mean)
     return Member(
-        name, lab, runs=len(runs), noise=float(mode.noise[0]), pull=tuple(pull), precision=rows, terms=terms, **told
+        name,
+        lab,
+        runs=len(runs),
+        noise=float(mode.noise[0]),
+        pull=tuple(pull),
+        precision=tuple(tuple(row) for row in precision.tolist()),
+        terms=terms,
+        **source,
     )
+
+
+def _nearest_semidefinite(matrix: FloatArray) -> FloatArray:
+    """Return the symmetric part of a matrix without its negative eigenvalues."""
+    values, vectors = np.linalg.eigh(0.5 * (matrix + matrix.T))
+    return np.asarray((vectors * np.maximum(values, 0.0)) @ vectors.T)
+
+
+def _marginalise(
+    pull: FloatArray, precision: FloatArray, kept: Any, prior_precision: FloatArray, prior_mean: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Return pull and precision of the coordinates `kept`; the others take any value that the prior allows."""
+    dropped = np.setdiff1d(np.arange(len(pull)), kept)
+    rest = np.ix_(dropped, dropped)
+    coupling = precision[np.ix_(kept, dropped)] @ np.linalg.inv(precision[rest] + prior_precision[rest])
+    prior_pull = prior_precision[rest] @ prior_mean[dropped]
+    kept_pull = pull[kept] - coupling @ (pull[dropped] + prior_pull)
+    kept_precision = precision[np.ix_(kept, kept)] - coupling @ precision[np.ix_(dropped, kept)]
+    return kept_pull, kept_precision
 
 
 def estimate(
@@ -381,49 +457,79 @@ def estimate(
     about: Prior | None = None,
     assumed: FloatArray | None = None,
 ) -> Prior:
-    """The population of these members, laws of the kind of the vague prior `about` (None: Chinchilla's).
+    """Estimate the population of these members, laws of the kind of the vague prior `about` (None: Chinchilla's).
 
     `shrinkage` is the part of the covariances that is dropped, from 0 to 1. `assumed`, a covariance [k, k], counts as
     that of `ASSUMED_LABS` more labs. ValueError for fewer than two labs, or for none where a covariance is assumed.
     """
     sets = list(members)
     labs = [member.lab for member in sets]
-    if len({*labs}) < (2 if assumed is None else 1):
+    n_labs = len({*labs})
+    if n_labs < (2 if assumed is None else 1):
         raise InputError(f"prior: a population needs members of two labs, not of {sorted({*labs})}")
-    share = np.array([1.0 / labs.count(lab) for lab in labs])
+    # The sets of a lab share its weight.
+    weights = np.array([1.0 / labs.count(lab) for lab in labs])
     start = about or vague()
-    mean, covariance, size, count = start.mean, start.covariance, len(start.mean), len({*labs})
-    more, further = (0.0, 0.0 * covariance) if assumed is None else (ASSUMED_LABS, ASSUMED_LABS * assumed)
-    pull, precision = (values / dependence for values in _in_full(sets, start.coordinates.names))
+    size = len(start.mean)
+    assumed_labs = 0.0 if assumed is None else ASSUMED_LABS
+    assumed_sum = np.zeros((size, size)) if assumed is None else ASSUMED_LABS * assumed
+    least_variance = LEAST_SPREAD**2 if assumed is None else 0.0
+    pull, precision = _in_all_coordinates(sets, start.coordinates.names)
+    pull = pull / dependence
+    precision = precision / dependence
+    mean, covariance = start.mean, start.covariance
     for _ in range(rounds):
-        shift = np.array([units_covariance(start.kind, start.coordinates, mean, *member.units) for member in sets])
-        seen = np.linalg.inv(np.eye(size) + precision @ shift)
-        inverse = np.linalg.inv(covariance)
-        spread = np.linalg.inv(inverse + seen @ precision)
-        centre = np.matmul(spread, (inverse @ mean)[:, None] + seen @ pull[..., None])[..., 0]
-        away = centre - mean
-        second = away[:, :, None] * away[:, None, :] + spread
-        square = np.einsum("ij,sij->s", inverse, second)
-        weight = share * ((dof + size) / (dof + square) if np.isfinite(dof) else 1.0)
-        mean = weight @ centre / weight.sum()
-        away = centre - mean
-        second = away[:, :, None] * away[:, None, :] + spread
-        covariance = (np.einsum("s,sij->ij", weight, second) + further) / (share.sum() + more)
-        diagonal = np.diag(np.maximum(np.diag(covariance), LEAST_SPREAD**2 if assumed is None else 0.0))
+        centres, spreads = _expected_members(sets, start, mean, covariance, pull, precision)
+        # Student's t lets a lab be unlike all others: a distant member weighs less.
+        second_moments = _second_moments(centres - mean, spreads)
+        distances = np.einsum("ij,sij->s", np.linalg.inv(covariance), second_moments)
+        tail_weights = (dof + size) / (dof + distances) if np.isfinite(dof) else np.ones(len(sets))
+        member_weights = weights * tail_weights
+        mean = member_weights @ centres / member_weights.sum()
+        second_moments = _second_moments(centres - mean, spreads)
+        total = np.einsum("s,sij->ij", member_weights, second_moments) + assumed_sum
+        covariance = total / (weights.sum() + assumed_labs)
+        diagonal = np.diag(np.maximum(np.diag(covariance), least_variance))
         covariance = (1.0 - shrinkage) * covariance + shrinkage * diagonal
-    noise = np.exp(np.average([np.log(member.noise) for member in sets], weights=share))
+    noise = float(np.exp(np.average([np.log(member.noise) for member in sets], weights=weights)))
     names = tuple(member.name for member in sets)
-    if assumed is not None:  # members say little of some terms: the mean is as uncertain as they are
-        seen = precision @ np.linalg.inv(np.eye(size) + covariance @ precision)
-        error = np.linalg.inv(np.einsum("s,sij->ij", share, seen) + np.linalg.inv(start.covariance))
-        return replace(start, mean=mean, covariance=covariance + error, dof=dof, noise=float(noise), sources=names)
-    grown = covariance * (count / (count - 1.0)) * (1.0 + 1.0 / count)  # the mean, too, is estimated
-    return Prior(mean, grown, dof, float(noise), dependence, names)
+    if assumed is None:
+        # The mean, too, is estimated.
+        covariance = covariance * (n_labs / (n_labs - 1.0)) * (1.0 + 1.0 / n_labs)
+        return Prior(mean, covariance, dof, noise, dependence, names)
+    # Members say little of some terms: the mean is as uncertain as they are.
+    information = precision @ np.linalg.inv(np.eye(size) + covariance @ precision)
+    mean_precision = np.einsum("s,sij->ij", weights, information) + np.linalg.inv(start.covariance)
+    covariance = covariance + np.linalg.inv(mean_precision)
+    return replace(start, mean=mean, covariance=covariance, dof=dof, noise=noise, sources=names)
 
 
-def _in_full(sets: Sequence[Member], names: tuple[str, ...]) -> tuple[FloatArray, FloatArray]:
-    """Pull [S, k] and precision [S, k, k] in all coordinates: 0 for those that a member says nothing of."""
-    pull, precision = np.zeros((len(sets), len(names))), np.zeros((len(sets), len(names), len(names)))
+def _expected_members(
+    sets: Sequence[Member],
+    start: Prior,
+    mean: FloatArray,
+    covariance: FloatArray,
+    pull: FloatArray,
+    precision: FloatArray,
+) -> tuple[FloatArray, FloatArray]:
+    """Return the mean [S, k] and the covariance [S, k, k] of each member's law, given the population."""
+    unit_shifts = np.array([units_covariance(start.kind, start.coordinates, mean, *member.units) for member in sets])
+    discount = np.linalg.inv(np.eye(len(mean)) + precision @ unit_shifts)
+    population_precision = np.linalg.inv(covariance)
+    spreads = np.asarray(np.linalg.inv(population_precision + discount @ precision), float)
+    pulls = (population_precision @ mean)[:, None] + discount @ pull[..., None]
+    return np.matmul(spreads, pulls)[..., 0], spreads
+
+
+def _second_moments(deviations: FloatArray, spreads: FloatArray) -> FloatArray:
+    """Return the expected outer products [S, k, k] of members' deviations from the mean."""
+    return np.asarray(deviations[:, :, None] * deviations[:, None, :] + spreads)
+
+
+def _in_all_coordinates(sets: Sequence[Member], names: tuple[str, ...]) -> tuple[FloatArray, FloatArray]:
+    """Return pull [S, k] and precision [S, k, k] in all coordinates: 0 for those that a member says nothing of."""
+    pull = np.zeros((len(sets), len(names)))
+    precision = np.zeros((len(sets), len(names), len(names)))
     for i, member in enumerate(sets):
         places = [names.index(term) for term in member.terms or names]
         pull[i, places] = member.pull
@@ -432,11 +538,13 @@ def _in_full(sets: Sequence[Member], names: tuple[str, ...]) -> tuple[FloatArray
 
 
 def terms_of_experts(members: Iterable[Member], population: Prior) -> Prior:
-    """The population of the terms of E, as one of joint laws that says nothing of dense models.
+    """Estimate the population of the terms of E, as a prior of joint laws that says nothing of dense models.
 
     Labs are too few for correlations, so there are none. What no member tells is vague, about the published law's.
     """
-    law, about, sets = JointLaw.published(), vague_of_experts(), list(members)
+    law = JointLaw.published()
+    about = vague_of_experts()
+    sets = list(members)
     if not sets:
         return about
     assumed = np.diag(np.diag(spread_between_labs(law, about.coordinates, population.covariance)))
@@ -473,19 +581,23 @@ def _population(experts: str | None) -> Prior:
 
 
 def read_prior(value: Any) -> Prior:
-    """What `fit` takes as a prior; ValueError for anything else."""
+    """Read what `fit` takes as a prior; ValueError for anything else."""
     return value if isinstance(value, Prior) else prior(value)
 
 
 def read_population(path: Path) -> tuple[list[Member], dict[str, Any], list[Member], str]:
-    """Members and settings of a file; members of the terms of E, and whether these are "pooled" or "published"."""
+    """Read a file: members and settings; members of the terms of E, and which are usual, "pooled" or "published"."""
     data = strict_json.read(path, FORMAT, VERSION)
     settings = {key: np.inf if value is None else float(value) for key, value in data["settings"].items()}
-    members, of_experts = ([_member(row) for row in part["members"]] for part in (data, data["experts"]))
-    return members, settings, of_experts, str(data["experts"]["usual"])
+    members = [_read_member(row) for row in data["members"]]
+    members_of_experts = [_read_member(row) for row in data["experts"]["members"]]
+    return members, settings, members_of_experts, str(data["experts"]["usual"])
 
 
-def _member(row: dict[str, Any]) -> Member:
-    matrix = tuple(tuple(line) for line in row["precision"])
-    tuples: dict[str, Any] = {name: tuple(row[name]) for name in ("pull", "units", "terms") if name in row}
-    return Member(**{**row, **tuples, "precision": matrix})
+def _read_member(row: dict[str, Any]) -> Member:
+    fields = dict(row)
+    for name in ("pull", "units", "terms"):
+        if name in fields:
+            fields[name] = tuple(fields[name])
+    fields["precision"] = tuple(tuple(line) for line in fields["precision"])
+    return Member(**fields)
