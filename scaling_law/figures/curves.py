@@ -18,7 +18,7 @@ from scaling_law.formulas.law import FormulaT, positive
 from scaling_law.planning.budget import Budget
 from scaling_law.planning.limits import Limits, ModelFields
 from scaling_law.planning.optimal_table import OptimalTable, as_good
-from scaling_law.planning.optimum import asked_experts, drawn_losses, optimal_widths
+from scaling_law.planning.optimum import drawn_losses, optimal_widths, parse_experts
 from scaling_law.size.architecture import inference_flops, total_parameters, training_flops, width_of_active
 from scaling_law.size.arrays import FloatArray
 
@@ -149,7 +149,7 @@ def memory_curves(
     bytes. Limits go from the smallest inside the dense model's range guard to past the last optimum. An E without an
     optimum has no curve; ValueError if all are without.
     """
-    e, counted = np.atleast_1d(asked_experts(law, experts)), {"bytes_per_parameter": 1.0, "bytes_per_kv": 1.0, **costs}
+    e, counted = np.atleast_1d(parse_experts(law, experts)), {"bytes_per_parameter": 1.0, "bytes_per_kv": 1.0, **costs}
     limits = Limits.of(law, **counted)  # type: ignore[arg-type]
     free = optimal_widths(law, budget, e, limits)
     sizes = limits.memory_bytes(free.d_model, e)[free.exists]
@@ -213,7 +213,7 @@ def budget_curves(
 
     Curves of equal FLOPs have the tokens in common, those of equal hours the widths about their optimum.
     """
-    e, limits = np.atleast_1d(asked_experts(law, experts)), Limits.of(law, inference_tokens=inference_tokens)
+    e, limits = np.atleast_1d(parse_experts(law, experts)), Limits.of(law, inference_tokens=inference_tokens)
     optima = optimal_widths(law, budget, e, limits)
     e, free = e[optima.exists], optima.free[optima.exists]
     best = budget.models(law, free, e, limits)["tokens"]
@@ -262,7 +262,7 @@ def best_experts(
     where no E has an optimum.
     """
     budgets, bytes_ = (np.atleast_1d(positive(name, v)) for name, v in (("flops", flops), ("memory", memory)))
-    e = np.atleast_1d(asked_experts(law, experts))
+    e = np.atleast_1d(parse_experts(law, experts))
     grid = Budget.each(budgets[:, None])
     optima, near = [], []
     for limit in bytes_.tolist():

@@ -18,7 +18,7 @@ from hub.base.inputs import numbers_of, reads
 from hub.base.units import format_count
 from scaling_law.formulas import Formula
 from scaling_law.formulas.answers import ArrayAnswer, span
-from scaling_law.planning.optimum import asked, asked_experts
+from scaling_law.planning.optimum import parse_experts, parse_positive
 from scaling_law.size.arrays import FloatArray
 
 TOKENS_RANGE = (1e3, 1e15)  # that are searched
@@ -74,7 +74,7 @@ def break_even(
     ends = numbers_of("between", between)
     if ends.shape != (2,) or not 0 < ends[0] < ends[1] < np.inf:
         raise InputError(f"between={between!r} must be two increasing positive numbers of tokens")
-    size, e = asked("n_active", n_active), asked_experts(law, experts)
+    size, e = parse_positive("n_active", n_active), parse_experts(law, experts)
     e = e[e > 1] if experts is None else e
     if not (e.size and np.all(e > 1)):
         raise InputError(f"experts={e.tolist()!r} must be above 1: they are compared with the dense model")

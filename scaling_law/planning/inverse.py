@@ -36,16 +36,16 @@ from scaling_law.planning.limits import Limits, Quantity
 from scaling_law.planning.minimiser import first_below
 from scaling_law.planning.optimum import (
     Models,
-    asked,
-    asked_experts,
     compute_optimal,
-    left_out,
-    no_optimum,
+    explain_left_out,
+    explain_no_optimum,
+    explain_undiscounted,
+    find_optimum,
+    models_at_budget,
     optimal_widths,
+    parse_experts,
+    parse_positive,
     refuse_other_variables,
-    searched,
-    spending,
-    undiscounted,
     why_no_optimum,
 )
 from scaling_law.size.architecture import HEAD_DIM, inference_flops, total_parameters, training_flops
@@ -164,7 +164,7 @@ def reach(
     answer is the fewest hours on `gpus` GPUs, and their price. ExtrapolationError where all answers for a loss
     are beyond the guard, unless `force`.
     """
-    target, e = asked("loss", loss), asked_experts(law, experts)
+    target, e = parse_positive("loss", loss), parse_experts(law, experts)
     target = target.reshape(target.shape + (1,) * e.ndim)
     losses, each = np.broadcast_arrays(target, e)
     coefficients = tuple(law.coefficients.values())
@@ -173,11 +173,11 @@ def reach(
         least: Literal["flops", "hours", "memory_bytes"] = "hours" if cluster else "flops"
         refuse_other_variables(law, limits, e)
         if not (exists := _with_optimum(law, e)).any():
-            raise InputError(no_optimum(law, e, exists))
+            raise InputError(explain_no_optimum(law, e, exists))
         if cluster is not None:
             refuse_served(limits)
         models = reaching(law, coefficients, losses, each, limits, cluster)
-        optimum = searched(models, WIDTHS, limit := limits.width_limit(each))
+        optimum = find_optimum(models, WIDTHS, limit := limits.width_limit(each))
         n_active, tokens, cost = models(np.full(losses.shape, HEAD_DIM))  # is cheapest where d_model 1 would be
         smallest = ~optimum.fits & exists & (limit >= HEAD_DIM) & np.isfinite(cost)
         n_active, tokens = np.where(smallest, (n_active, tokens), (optimum.n_active, optimum.tokens))
@@ -188,7 +188,7 @@ def reach(
         cluster, least = budget.cluster, "memory_bytes"
         if limits.memory is not None:
             raise InputError("memory is what this question solves for: leave it out")
-        best, models = optimal_widths(law, budget, e, limits), spending(law, coefficients, e, budget, limits)
+        best, models = optimal_widths(law, budget, e, limits), models_at_budget(law, coefficients, e, budget, limits)
         low, high = np.full(losses.shape, float(HEAD_DIM)), np.maximum(best.d_model, HEAD_DIM) + 0.0 * losses
         width = np.exp(first_below(lambda x: models(np.exp(x))[2] - losses, np.log(low), np.log(high)))
         width = np.where(np.isnan(width) & (best.loss <= losses), best.d_model, width)
@@ -206,8 +206,8 @@ def reach(
     if lost.any():
         law.check(**{name: values[lost] for name, values in at.items()}, **repeated).refuse(force)
     without = np.unique(e[~_with_optimum(law, e)]).tolist()
-    notes = left_out({e: why_no_optimum(law, e) for e in without})
-    notes += undiscounted(law, e[_with_optimum(law, e)], limits)
+    notes = explain_left_out({e: why_no_optimum(law, e) for e in without})
+    notes += explain_undiscounted(law, e[_with_optimum(law, e)], limits)
     if np.any(reachable & ~check.trusted) and not check.unknown:
         notes.append("rows marked not trusted lie further outside the fitted range than backtests support")
     n_total = total_parameters(width, e, vocab_size=limits.vocab_size)
@@ -299,7 +299,7 @@ def flop_savings(
 
     ExtrapolationError where one of the models lies beyond the range guard, unless `force`.
     """
-    budget, e = asked("flops", flops), asked_experts(law, experts)
+    budget, e = parse_positive("flops", flops), parse_experts(law, experts)
     dense = compute_optimal(law, budget, 1.0, force=force).loss
     cheapest = reach(law, dense, e, force=True)
     cast(RangeCheck, cheapest.check).refuse(force)

@@ -18,7 +18,7 @@ from scaling_law.formulas import ChinchillaForm, Formula
 from scaling_law.formulas.answers import ArrayAnswer, span
 from scaling_law.planning.inverse import tokens_needed
 from scaling_law.planning.limits import Limits
-from scaling_law.planning.optimum import asked, asked_experts, compute_optimal
+from scaling_law.planning.optimum import compute_optimal, parse_experts, parse_positive
 from scaling_law.size.architecture import active_parameters, affordable_tokens, width_of_total
 from scaling_law.size.arrays import FloatArray
 
@@ -64,7 +64,7 @@ def matched_memory(
     """
     if not isinstance(law, ChinchillaForm):
         raise InputError(f"models of the same memory need a law m N^μ + n D^ν + c; the {law.name} law is another")
-    budget, e = asked("flops", flops), asked_experts(law, experts)
+    budget, e = parse_positive("flops", flops), parse_experts(law, experts)
     dense = compute_optimal(law, budget, 1.0, force=force)
     expand = budget.shape + (1,) * e.ndim
     spent, n, d, loss = (np.reshape(v, expand) for v in (budget, dense.n_active, dense.tokens, dense.loss))

@@ -31,11 +31,11 @@ from scaling_law.planning.budget import Budget, Cluster, QuestionFields, read_qu
 from scaling_law.planning.limits import Limits, Quantity
 from scaling_law.planning.optimum import (
     WidthOptimum,
-    asked_experts,
     drawn_losses,
-    left_out,
+    explain_left_out,
+    explain_undiscounted,
     optimal_widths,
-    undiscounted,
+    parse_experts,
     why_no_optimum,
 )
 from scaling_law.size.architecture import (
@@ -283,7 +283,7 @@ class OptimalTable(Answer):
         others = [row.experts for row in self.rows if row not in self.compared and not row.beyond_guard]
         if others:
             notes.append(f"E = {_listed(others)} not compared: further outside the runs than backtests support")
-        notes += left_out(self.experts_without_optimum)
+        notes += explain_left_out(self.experts_without_optimum)
         if self.experts_that_do_not_fit:
             notes.append(f"E = {_listed(self.experts_that_do_not_fit)} do not fit at any size")
         return tuple(notes)
@@ -425,7 +425,7 @@ def optimal(
     if flops is not None and isinstance(budgets, list):
         raise InputError(f"flops={budgets!r}: optimal takes one budget; ask once for each, or compute_optimal for all")
     budget, limits = read_question(law, flops, batch_ramp, **question)
-    e = np.atleast_1d(asked_experts(law, experts))
+    e = np.atleast_1d(parse_experts(law, experts))
     if e.ndim != 1:
         raise InputError(f"experts={e.tolist()!r} must be one number or a list of them")
     e = np.array(list(dict.fromkeys(e.tolist())))  # one row for an E that is named twice
@@ -452,7 +452,7 @@ def optimal(
         worth["accuracy"] = expected(tasks, row["loss"], intervals[i], 0.95)
         built = limits.architecture(row["d_model"], row["experts"]) if integral else None
         rows.append(OptimalRow(**row, **worth, loss_interval=intervals[i], architecture=built))
-    notes = (*remarks(tasks, [row.loss for row in rows]), *undiscounted(law, e[inside], limits))
+    notes = (*remarks(tasks, [row.loss for row in rows]), *explain_undiscounted(law, e[inside], limits))
     if (tiny := e[inside & (optimum.free < HEAD_DIM)]).size:
         smallest = format_count(float(active_parameters(HEAD_DIM, vocab_size=limits.vocab_size)))
         least = f"d_model {HEAD_DIM} with a vocabulary of {limits.vocab_size:,} (N_act {smallest})"

@@ -36,23 +36,30 @@ from scaling_law.size.arrays import FloatArray
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-Models = Callable[[Any], tuple[Any, Any, Any]]  # d_model → N_act, D, and what is to be least, such as the loss
-TIE = 1e-13  # of the loss, per factor e of the width
-MOST_REASONS = 6  # E of which each has a sentence of its own
+# From d_model to N_act, D, and what is to be least, such as the loss.
+Models = Callable[[Any], tuple[Any, Any, Any]]
+# Share of the loss, per factor e of the width, by which the smaller of two equal models is better.
+TIE = 1e-13
+# Up to this many E, each gets a sentence of its own.
+MAX_REASONS = 6
+# A limit may miss the width of a model that exists by rounding.
+ROUNDING = 1e-12
 
 
-def asked(name: str, values: ArrayLike) -> FloatArray:
-    """What a question asks of several things at once: positive numbers, at least one."""
-    if not (array := positive(name, values)).size:
+def parse_positive(name: str, values: ArrayLike) -> FloatArray:
+    """Read positive numbers, at least one."""
+    array = positive(name, values)
+    if not array.size:
         raise InputError(f"{name}={values!r} must be one number or a list of them")
     return array
 
 
-def asked_experts(law: Formula, experts: Any) -> FloatArray:
-    """The expert counts to answer for: numbers, text such as "1,2,4-8", or None for the law's own."""
-    if not (e := numbers("experts", law.default_experts() if experts is None else experts)).size:
+def parse_experts(law: Formula, experts: Any) -> FloatArray:
+    """Read the expert counts to answer for: numbers, text such as "1,2,4-8", or None for the law's own."""
+    counts = numbers("experts", law.default_experts() if experts is None else experts)
+    if not counts.size:
         raise InputError(f"experts={experts!r} must be one number or a list of them")
-    return positive("experts", e, 1.0)
+    return positive("experts", counts, 1.0)
 
 
 @dataclass(frozen=True)
@@ -67,50 +74,63 @@ class ComputeOptimum(ArrayAnswer):
 
     @property
     def verdict(self) -> str:
-        size, tokens = (span(values, format_count) for values in (self.n_active, self.tokens))
-        what = f"{size} active parameters on {tokens} tokens, loss {span(self.loss, '{:.3f}'.format)}"
-        return f"{span(self.flops, format_flops)} FLOPs: {what}"
+        size = span(self.n_active, format_count)
+        tokens = span(self.tokens, format_count)
+        loss = span(self.loss, "{:.3f}".format)
+        return f"{span(self.flops, format_flops)} FLOPs: {size} active parameters on {tokens} tokens, loss {loss}"
 
     def _columns(self) -> dict[str, Any]:
-        columns = {"flops": self.flops, "experts": self.experts, "n_active": self.n_active, "tokens": self.tokens}
-        return columns | {"tokens_per_parameter": self.tokens / self.n_active, "loss": self.loss}
+        return {
+            "flops": self.flops,
+            "experts": self.experts,
+            "n_active": self.n_active,
+            "tokens": self.tokens,
+            "tokens_per_parameter": self.tokens / self.n_active,
+            "loss": self.loss,
+        }
 
 
 @reads
 def compute_optimal(
     law: Formula, flops: ArrayLike, experts: ArrayLike | None = None, *, force: bool = False
 ) -> ComputeOptimum:
-    """Compute-optimal N_act, D and loss for each E and budget: arrays of shape flops.shape + experts.shape.
+    """Find the compute-optimal N_act, D and loss for each E and budget: arrays of flops.shape + experts.shape.
 
     ValueError where the law has no optimum; ExtrapolationError for an answer beyond the range guard, unless
     `force`.
     """
-    spent, e = asked("flops", flops), asked_experts(law, experts)
-    spent = spent.reshape(spent.shape + (1,) * e.ndim)
-    at = _without_limits(law, spent, e)
-    (check := law.check(**at)).refuse(force)
-    n_active, tokens = (at[name][()] for name in ("n_active", "tokens"))  # numbers where one budget and E were asked
-    return ComputeOptimum(spent, e, n_active, tokens, law.loss(**at), check=check)
+    budget = parse_positive("flops", flops)
+    e = parse_experts(law, experts)
+    budget = budget.reshape(budget.shape + (1,) * e.ndim)
+    variables = _optimum_without_limits(law, budget, e)
+    check = law.check(**variables)
+    check.refuse(force)
+    # Numbers, where one budget and one E were asked for.
+    n_active = variables["n_active"][()]
+    tokens = variables["tokens"][()]
+    return ComputeOptimum(budget, e, n_active, tokens, law.loss(**variables), check=check)
 
 
-def _without_limits(law: Formula, flops: FloatArray, experts: FloatArray) -> dict[str, Any]:
-    """N_act, D, E and the law's other variables at the optimum: where it is a formula, no width is searched."""
+def _optimum_without_limits(law: Formula, flops: FloatArray, experts: FloatArray) -> dict[str, Any]:
+    """Return N_act, D, E and the law's other variables at the optimum, in closed form where there is one."""
     if isinstance(law, ChinchillaForm):
-        exists = has_optimum(terms := law.chinchilla_coefficients(experts))
+        coefficients = law.chinchilla_coefficients(experts)
+        exists = has_optimum(coefficients)
         if exists.all():
-            n_active, tokens = chinchilla_optimum(*terms, affordable_tokens(flops, 1.0))
+            n_active, tokens = chinchilla_optimum(*coefficients, affordable_tokens(flops, 1.0))
             return {"n_active": n_active, "tokens": tokens, "experts": experts}
     else:
-        budget, limits = Budget.each(flops), Limits.of(law)
+        budget = Budget.each(flops)
+        limits = Limits.of(law)
         optimum = optimal_widths(law, budget, experts, limits)
         exists = optimum.exists
         if exists.all():
             return budget.models(law, optimum.free, experts, limits)
-    raise InputError(no_optimum(law, experts, exists))
+    raise InputError(explain_no_optimum(law, experts, exists))
 
 
 def chinchilla_optimum(m: Any, mu: Any, n: Any, nu: Any, budget: Any) -> tuple[Any, Any]:
-    """(N, D) minimising m N^μ + n D^ν with N D = budget; broadcasts. Needs m, n > 0 and μ, ν < 0.
+    """Return (N, D) that minimise m N^μ + n D^ν with N D = budget; broadcasts. Needs m, n > 0 and μ, ν < 0.
 
     The paper (Section "Compute Optimality") prints G = (μm / νn)^(−1/(μ+ν)) for positive exponents.
     """
@@ -145,7 +165,7 @@ def optimal_widths(
     integral: bool = False,
     coefficients: Any = None,
 ) -> WidthOptimum:
-    """The constrained optimum, budget and `experts` broadcast; no range check. ValueError where no E has one.
+    """Find the constrained optimum; budget and `experts` broadcast. ValueError where no E has one; no range check.
 
     In closed form where the law is m N^μ + n D^ν + c for each E, FLOPs are spent, and no token is repeated or served,
     else by a search along the widths that the budget can train. Under `coefficients` instead of the law's own, which
@@ -156,48 +176,56 @@ def optimal_widths(
     if budget.cluster is not None:
         budget.refuse_too_short(float(e.min()), limits)
     columns = tuple(law.coefficients.values()) if coefficients is None else coefficients
-    e = np.broadcast_to(e, np.broadcast_shapes(e.shape, np.shape(np.asarray(budget.flops)), np.shape(columns[0])))
+    shape = np.broadcast_shapes(e.shape, np.shape(np.asarray(budget.flops)), np.shape(columns[0]))
+    e = np.broadcast_to(e, shape)
 
-    models = spending(law, columns, e, budget, limits)
-    limit, served_or_repeated = limits.width_limit(e), limits.inference_tokens or limits.unique_tokens
-    if isinstance(law, ChinchillaForm) and budget.cluster is None and not served_or_repeated:
+    models = models_at_budget(law, columns, e, budget, limits)
+    limit = limits.width_limit(e)
+    spends_flops_on_new_tokens = not (budget.cluster or limits.inference_tokens or limits.unique_tokens)
+    if isinstance(law, ChinchillaForm) and spends_flops_on_new_tokens:
         terms = law.chinchilla_coefficients(e) if coefficients is None else law.chinchilla_of(coefficients, e)
-        m, mu, n, nu = (np.where(has_optimum(terms), c, np.nan) for c in terms)
-        with np.errstate(all="ignore"):  # in draws that are far off
+        m, mu, n, nu = (np.where(has_optimum(terms), term, np.nan) for term in terms)
+        # Draws may be far off.
+        with np.errstate(all="ignore"):
             n_active, _ = chinchilla_optimum(m, mu, n, nu, affordable_tokens(cast(float, budget.flops), 1.0))
         free = np.asarray(width_of_active(n_active, limits.vocab_size))
-        optimum = _settled(models, free, free[None], limit, integral)
+        optimum = _choose_minimum(models, free, free[None], limit, integral)
     else:
         # What few unique tokens call for may lie below the widths that are searched.
-        closed = np.isfinite(_called_for(law, columns, e, limits)) if limits.unique_tokens else False
-        optimum = searched(models, budget.widths(limits), limit, integral, closed)
+        closed: bool | NDArray[np.bool_] = False
+        if limits.unique_tokens:
+            closed = np.isfinite(_called_for(law, columns, e, limits))
+        optimum = find_optimum(models, budget.widths(limits), limit, integral, closed)
     if coefficients is None and not optimum.exists.any():
-        raise InputError(no_optimum(law, e, optimum.exists))
+        raise InputError(explain_no_optimum(law, e, optimum.exists))
     return optimum
 
 
-def spending(law: Formula, coefficients: Any, experts: FloatArray, budget: Budget, limits: Limits) -> Models:
-    """N_act, D and the loss of models that spend the budget, by width; NaN where it leaves no training token."""
+def models_at_budget(law: Formula, coefficients: Any, experts: FloatArray, budget: Budget, limits: Limits) -> Models:
+    """Make a function of the width: N_act, D and loss of models that spend the budget, NaN without a token."""
 
     def models(d_model: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-        at = budget.variables(d_model, experts, limits)
-        with np.errstate(all="ignore"):  # of tokens below 0
-            loss = limits.loss(law, coefficients, at)
-        if limits.unique_tokens:  # endless epochs are worth no more: of models of equal loss the smallest is best
+        variables = budget.variables(d_model, experts, limits)
+        n_active, tokens = variables["n_active"], variables["tokens"]
+        # Serving may leave less than no token.
+        with np.errstate(all="ignore"):
+            loss = limits.loss(law, coefficients, variables)
+        if limits.unique_tokens:
+            # Endless epochs are worth no more: of models of equal loss the smallest is best.
             loss = loss * (1.0 + TIE * np.log(d_model))
-        return at["n_active"], at["tokens"], np.where(at["tokens"] > 0, loss, np.nan)
+        return n_active, tokens, np.where(tokens > 0, loss, np.nan)
 
     return models
 
 
-def searched(
+def find_optimum(
     models: Models,
     widths: tuple[Any, Any],
     limit: FloatArray,
     integral: bool = False,
     closed: bool | NDArray[np.bool_] = False,
 ) -> WidthOptimum:
-    """The optimum of any models between two `widths`: the best of their minima, and of those within the `limit`.
+    """Find the optimum of any models between two `widths`: the best of their minima, and of those within the `limit`.
 
     Where `closed`, it may be the least of the widths.
     """
@@ -205,37 +233,56 @@ def searched(
     def value(x: FloatArray) -> FloatArray:
         return models(np.exp(x))[2]
 
-    low, high = (np.broadcast_to(np.log(end), limit.shape) for end in widths)
+    low = np.broadcast_to(np.log(widths[0]), limit.shape)
+    high = np.broadcast_to(np.log(widths[1]), limit.shape)
     free = np.exp(least(value, low, high, closed=closed))
-    within = free[None]
+    candidates = free[None]
     if integral or not np.all((free >= HEAD_DIM) & (free <= limit)):
         largest = np.log(np.clip(limit, HEAD_DIM, np.maximum(widths[1], HEAD_DIM)))
-        within = np.exp(minima(value, np.log(HEAD_DIM), largest)[0])
-    return _settled(models, free, within, limit, integral)
+        candidates = np.exp(minima(value, np.log(HEAD_DIM), largest)[0])
+    return _choose_minimum(models, free, candidates, limit, integral)
 
 
-def _settled(models: Models, free: FloatArray, within: FloatArray, limit: FloatArray, integral: bool) -> WidthOptimum:
-    """The best of the minima `within` the limit, [k, ...], or (`integral`) of the models that exist beside each."""
+def _choose_minimum(
+    models: Models, free: FloatArray, candidates: FloatArray, limit: FloatArray, integral: bool
+) -> WidthOptimum:
+    """Choose the best of the candidates [k, ...] below the limit; with `integral`, of the whole sizes next to each."""
     exists = np.isfinite(free)
-    fits = exists & (limit >= HEAD_DIM * (1 - 1e-12))
-    widths = np.maximum(np.minimum(np.where(exists, within, HEAD_DIM), limit), HEAD_DIM)
+    fits = exists & (limit >= HEAD_DIM * (1 - ROUNDING))
+    widths = np.maximum(np.minimum(np.where(exists, candidates, HEAD_DIM), limit), HEAD_DIM)
     if integral:
-        most = np.maximum(np.floor(limit * (1 + 1e-12) / HEAD_DIM), 1)
+        most_blocks = np.maximum(np.floor(limit * (1 + ROUNDING) / HEAD_DIM), 1)
         blocks = np.maximum(np.floor(widths / HEAD_DIM), 1)
-        widths = HEAD_DIM * np.minimum(np.concatenate([blocks, blocks + 1]), most)
+        widths = HEAD_DIM * np.minimum(np.concatenate([blocks, blocks + 1]), most_blocks)
     n_active, tokens, loss = models(widths)
     loss = np.where(fits & ~np.isnan(loss), loss, np.inf)
-    every, best = (widths, n_active, tokens, loss), np.argmin(loss, axis=0)[None]
-    width, n_active, tokens, loss = (np.take_along_axis(np.broadcast_to(v, loss.shape), best, 0)[0] for v in every)
-    return WidthOptimum(width, n_active, tokens, loss, free > limit, np.isfinite(loss), exists, free)
+    best = np.argmin(loss, axis=0)[None]
+
+    def take_best(values: FloatArray) -> FloatArray:
+        return np.asarray(np.take_along_axis(np.broadcast_to(values, loss.shape), best, 0)[0])
+
+    least_loss = take_best(loss)
+    return WidthOptimum(
+        d_model=take_best(widths),
+        n_active=take_best(n_active),
+        tokens=take_best(tokens),
+        loss=least_loss,
+        truncated=free > limit,
+        fits=np.isfinite(least_loss),
+        exists=exists,
+        free=free,
+    )
 
 
 def refuse_other_variables(law: Formula, limits: Limits, experts: FloatArray) -> None:
     """Raise ValueError for a variable that an architecture does not have, and for experts outside the law."""
     if isinstance(law, ChinchillaForm):
         law.chinchilla_coefficients(experts)
-    elif not {*law.variables} & EXPERT_VARIABLES and (others := experts[experts != 1]).size:
-        raise InputError(f"experts={float(others.flat[0]):g}: the {law.name} law holds for dense models only, E = 1")
+    elif not {*law.variables} & EXPERT_VARIABLES:
+        sparse = experts[experts != 1]
+        if sparse.size:
+            first = float(sparse.flat[0])
+            raise InputError(f"experts={first:g}: the {law.name} law holds for dense models only, E = 1")
     of_law(law, limits.variables(float(HEAD_DIM), 1.0, 1e20))
 
 
@@ -247,35 +294,49 @@ def optimum_draws(
     force: bool = False,
     **limits: Unpack[LimitFields],
 ) -> WidthOptimum:
-    """`optimal` under every draw: arrays [n_draws, E], NaN where a draw has none.
+    """Find the optimum under every draw: arrays [n_draws, E], NaN where a draw has none.
 
     ValueError without draws; ExtrapolationError where the law's own optimum for one of these E lies beyond the
     range guard, unless `force`.
     """
-    draws, e, within = _draws(law), np.atleast_1d(asked_experts(law, experts)), Limits.of(law, **limits)
-    budget, names = Budget.each(positive("flops", flops)), ("d_model", "n_active", "tokens", "loss")
+    draws = _draws(law)
+    e = np.atleast_1d(parse_experts(law, experts))
+    model_limits = Limits.of(law, **limits)
+    budget = Budget.each(positive("flops", flops))
 
-    def optimum(coefficients: Any) -> WidthOptimum:
-        every = optimal_widths(law, budget, e, within, coefficients=coefficients)
-        return replace(every, **{name: np.where(every.fits, getattr(every, name), np.nan) for name in names})
+    def find(coefficients: Any) -> WidthOptimum:
+        optimum = optimal_widths(law, budget, e, model_limits, coefficients=coefficients)
+        return replace(
+            optimum,
+            d_model=np.where(optimum.fits, optimum.d_model, np.nan),
+            n_active=np.where(optimum.fits, optimum.n_active, np.nan),
+            tokens=np.where(optimum.fits, optimum.tokens, np.nan),
+            loss=np.where(optimum.fits, optimum.loss, np.nan),
+        )
 
-    fitted = optimum(tuple(law.coefficients.values()))
-    law.check(fitted.n_active, fitted.tokens, e).refuse(force)
-    return optimum(draws)
+    optimum_of_law = find(tuple(law.coefficients.values()))
+    law.check(optimum_of_law.n_active, optimum_of_law.tokens, e).refuse(force)
+    return find(draws)
 
 
 def drawn_optimum(
     law: ChinchillaForm, flops: ArrayLike, experts: ArrayLike
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """The compute-optimal N_act, D and loss of every draw, [n_draws, E], NaN for none; or one E at several budgets."""
-    draws, e, limits = _draws(law), np.atleast_1d(np.asarray(experts, float)), Limits.of(law)
+    """Return the compute-optimal N_act, D and loss of every draw, [n_draws, E]; or one E at several budgets.
+
+    NaN for a draw without an optimum.
+    """
+    draws = _draws(law)
+    e = np.atleast_1d(np.asarray(experts, float))
+    limits = Limits.of(law)
     budget = Budget.each(positive("flops", flops))
-    at = budget.models(law, optimal_widths(law, budget, e, limits, coefficients=draws).free, e, limits)
-    return at["n_active"], at["tokens"], np.asarray(law.evaluate(draws, at))
+    optimum = optimal_widths(law, budget, e, limits, coefficients=draws)
+    variables = budget.models(law, optimum.free, e, limits)
+    return variables["n_active"], variables["tokens"], np.asarray(law.evaluate(draws, variables))
 
 
 def _draws(law: ChinchillaForm) -> FloatArray:
-    """The coefficients of the draws, [coefficients, n_draws, 1]."""
+    """Return the coefficients of the draws, [coefficients, n_draws, 1]."""
     if law.draws is None:
         raise InputError("this law has no draws: fit it and call result.bootstrap(...)")
     return law.draws.T[..., None]
@@ -284,36 +345,40 @@ def _draws(law: ChinchillaForm) -> FloatArray:
 def drawn_losses(
     law: Formula, budget: Budget, at: Mapping[str, Any], d_model: FloatArray, limits: Limits
 ) -> FloatArray | None:
-    """Losses of these models, [n_draws, n], where law and throughput are drawn together; None without any draws.
+    """Return losses of these models, [n_draws, n], under draws of law and throughput; None without any draws.
 
     The draws of the two are independent: whichever has fewer is repeated.
     """
     if budget.cluster is None or budget.cluster.throughput.draws is None:
         return None if law.draws is None else limits.loss(law, law.columns_of_draws(1), at)
     tokens = budget.cluster.tokens(limits.widths(d_model, at["experts"]), budget.seconds, drawn=True)
-    every = coefficients_of(law)
-    coefficients = every[:, 1:] if law.draws is not None else every
-    i = np.arange(max(len(tokens), coefficients.shape[1]))
-    drawn = {**at, "tokens": tokens[i % len(tokens)]}
-    return limits.loss(law, coefficients[:, i % coefficients.shape[1]], drawn)
+    coefficients = coefficients_of(law)
+    if law.draws is not None:
+        coefficients = coefficients[:, 1:]
+    draw = np.arange(max(len(tokens), coefficients.shape[1]))
+    variables = {**at, "tokens": tokens[draw % len(tokens)]}
+    return limits.loss(law, coefficients[:, draw % coefficients.shape[1]], variables)
 
 
 def coefficients_of(law: Formula) -> FloatArray:
-    """The law's own coefficients and those of its draws, [n_coefficients, 1 + n_draws, 1]."""
-    every = np.array([[*law.coefficients.values()], *(() if law.draws is None else law.draws)])
-    return np.asarray(every.T[..., None])
+    """Return the law's coefficients and those of its draws, [n_coefficients, 1 + n_draws, 1]."""
+    rows = np.array([[*law.coefficients.values()]])
+    if law.draws is not None:
+        rows = np.concatenate([rows, law.draws])
+    return np.asarray(rows.T[..., None])
 
 
 def why_no_optimum(law: Formula, experts: float) -> str:
-    """Why an E has no optimum: "the loss does not fall with D (exponent +0.012)"."""
+    """Say why an E has no optimum: "the loss does not fall with D (exponent +0.012)"."""
     if not isinstance(law, ChinchillaForm):
         return "its loss has no minimum along the budget"
-    _, mu, _, nu = (float(c) for c in law.chinchilla_coefficients(experts))
-    rising = [f"{name} (exponent {power:+.3g})" for name, power in (("N_act", mu), ("D", nu)) if power >= 0]
+    _, mu, _, nu = (float(coefficient) for coefficient in law.chinchilla_coefficients(experts))
+    exponents = {"N_act": mu, "D": nu}
+    rising = [f"{name} (exponent {exponent:+.3g})" for name, exponent in exponents.items() if exponent >= 0]
     return f"the loss does not fall with {' or with '.join(rising) or 'N_act and D'}"
 
 
-def undiscounted(law: Formula, experts: ArrayLike, limits: Limits) -> list[str]:
+def explain_undiscounted(law: Formula, experts: ArrayLike, limits: Limits) -> list[str]:
     """Name the E for which `unique_tokens` discount tokens alone, as the law has no compute optimum there."""
     if limits.unique_tokens is None:
         return []
@@ -331,25 +396,25 @@ def _called_for(law: Formula, coefficients: Any, experts: FloatArray, limits: Li
     return limits.size_called_for(law, coefficients, at, limits.unique_tokens)
 
 
-def left_out(reasons: Mapping[float, str]) -> list[str]:
-    """A sentence for each E without an optimum, or one for all of them."""
-    grouped = _grouped(reasons)
-    are = "is" if len(grouped) == len(reasons) else "are"
-    return [f"E = {names} {are} left out: {reason}" for names, reason in grouped]
+def explain_left_out(reasons: Mapping[float, str]) -> list[str]:
+    """Write a sentence for each E without an optimum, or one for all of them."""
+    groups = _group_reasons(reasons)
+    verb = "is" if len(groups) == len(reasons) else "are"
+    return [f"E = {names} {verb} left out: {reason}" for names, reason in groups]
 
 
-def _grouped(reasons: Mapping[float, str]) -> list[tuple[str, str]]:
-    """Each E and why it has no optimum; all E that are many or alike together, with the reason of the first."""
-    if len(reasons) > MOST_REASONS or len({*reasons.values()}) == 1 < len(reasons):
+def _group_reasons(reasons: Mapping[float, str]) -> list[tuple[str, str]]:
+    """Pair each E with its reason; many E, or E of one reason, go together with the reason of the first."""
+    if len(reasons) > MAX_REASONS or len({*reasons.values()}) == 1 < len(reasons):
         first = next(iter(reasons))
         return [(", ".join(listed_experts(reasons)), f"{reasons[first]} at E = {first:g}, likewise at the others")]
     return [(f"{e:g}", reason) for e, reason in reasons.items()]
 
 
-def no_optimum(law: Formula, experts: ArrayLike, exists: NDArray[np.bool_]) -> str:
+def explain_no_optimum(law: Formula, experts: ArrayLike, exists: NDArray[np.bool_]) -> str:
     """Say why a law has no optimum for those of the E where none `exists`."""
     without = np.unique(np.broadcast_to(np.asarray(experts, float), exists.shape)[~exists]).tolist()
-    reasons = _grouped({e: why_no_optimum(law, e) for e in without})
-    said = "; ".join(f"E = {names}: {reason}" for names, reason in reasons)
+    groups = _group_reasons({e: why_no_optimum(law, e) for e in without})
+    reasons = "; ".join(f"E = {names}: {reason}" for names, reason in groups)
     which = "some" if exists.any() else "any"
-    return f"this law has no compute optimum for {which} of these experts: {said}; its `loss` is still defined"
+    return f"this law has no compute optimum for {which} of these experts: {reasons}; its `loss` is still defined"
