@@ -62,7 +62,8 @@ def _compiled(node: ast.expr) -> Callable[[Mapping[str, float]], float]:
     parts: list[ast.expr]
     match node:
         case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
-            return lambda values: float(value)  # so that powers stay cheap
+            # A plain float keeps powers cheap.
+            return lambda values: float(value)
         case ast.Name(id=name):
             return lambda values: values[name]
         case ast.UnaryOp(op=op, operand=operand) if type(op) in _OPERATORS:

@@ -30,7 +30,8 @@ def write_bytes(path: Path, content: bytes) -> None:
         os.replace(temporary, path)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno is not None:  # else a full disk would not say which file
+        # A full disk would not say which file it was.
+        if isinstance(error, OSError) and error.errno is not None:
             raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
         raise
     sync(path.parent)

@@ -14,7 +14,8 @@ from hub.base import atomic
 from hub.base.errors import IntegrityError
 
 FILE_NAME = ".sha256"
-_KEPT = 8  # of each file
+# Sums that are kept of each file.
+_KEPT = 8
 
 
 def note(folder: Path, files: Mapping[str, bytes]) -> None:

@@ -34,7 +34,8 @@ def explain_full_disk(
     try:
         yield
     except Exception as error:
-        if find_full_disk(error) is None or isinstance(error, WriteError):  # which says so itself
+        # A WriteError says so itself.
+        if find_full_disk(error) is None or isinstance(error, WriteError):
             raise
         reason = describe_full_disk(error, folder, needed_bytes)
         parts = [f"{what} could not be written: {reason}", advise()]
@@ -73,7 +74,8 @@ def find_full_disk(error: BaseException | None) -> int | None:
         for text, number in _TEXTS.items():
             if text in str(error).lower():
                 return number
-        for cause, _ in getattr(error, "failures", {}).values():  # of torch's distributed checkpoint
+        # A distributed checkpoint of torch holds the errors of its processes.
+        for cause, _ in getattr(error, "failures", {}).values():
             number_of_cause = find_full_disk(cause)
             if number_of_cause is not None:
                 return number_of_cause

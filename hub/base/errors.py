@@ -154,7 +154,8 @@ def problem_lines(problem: Any, value_text: str | None = None) -> list[str]:
     message = re.sub(r"^Value error, |(, unable| after validation).*", "", problem["msg"])
     message = re.sub(r"^(\w+ should|must) ", "it must ", message)  # "Input should be greater than 0"
     if problem["type"] == "value_error" and not message.startswith("it must"):
-        return message.splitlines()  # of a validator that names its fields itself
+        # A validator of ours names its fields itself.
+        return message.splitlines()
     value = repr(problem["input"]) if value_text is None else value_text
     return [f"{name}: {value[:80]}{'…' if len(value) > 80 else ''}; {message}"]
 

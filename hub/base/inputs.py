@@ -23,9 +23,11 @@ from hub.base.errors import InputError
 from hub.base.tables import literal
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
-Parser = Callable[[str, Any], Any]  # of the field's name and the value
+# Takes the field's name and the value.
+Parser = Callable[[str, Any], Any]
 
-LARGEST = 1e60  # of numbers: products of several are still finite
+# Largest number; products of several are still finite.
+LARGEST = 1e60
 _LEFT_OPEN = object()
 
 

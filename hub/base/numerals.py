@@ -19,7 +19,8 @@ _SPACED = re.compile(r"([+-]?\d{1,3}([ _'’\u00a0\u202f])\d{3}(?:\2\d{3})*)([.,
 _OPEN = re.compile(r"[1-9]\d{0,2}[.,]\d{3}")  # three digits after one mark: a thousand, or decimals
 _THOUSANDS_BY = {",": re.compile(r"[1-9]\d{0,2}(,\d{3})+(\.\d*)?"), ".": re.compile(r"[1-9]\d{0,2}(\.\d{3})+(,\d*)?")}
 _STARTS = tuple("0123456789+-−.,")
-_MISSING = ("", "-", "–", "—", "na", "n/a", "#n/a", "null", "none")  # in a column of numbers
+# Texts that stand for a missing number in a column.
+_MISSING = ("", "-", "–", "—", "na", "n/a", "#n/a", "null", "none")
 
 
 def read_cells(columns: Sequence[Sequence[str]]) -> list[list[Cell]]:

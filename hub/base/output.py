@@ -16,8 +16,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
-_MOST_CHARACTERS = 1_000_000  # that wait to be written
-_LAST_SECONDS = 10.0  # that the end waits for them: a busy machine may need some
+# Characters that may wait to be written.
+_MOST_CHARACTERS = 1_000_000
+# Seconds that the end waits for the rest; a busy machine may need some.
+_LAST_SECONDS = 10.0
 
 
 class GuardedStream(io.TextIOBase):
@@ -35,7 +37,8 @@ class GuardedStream(io.TextIOBase):
     def write(self, text: str) -> int:
         if not isinstance(text, str):
             raise TypeError(f"write() takes a str, not {type(text).__name__}")
-        if not text:  # as click asks whether a stream takes text
+        # click writes nothing to ask whether a stream takes text.
+        if not text:
             return 0
         if self._is_ended:  # a library may have kept this stream
             self._write_out(text)

@@ -17,11 +17,14 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, Task
 
-Advance = Callable[[float, str], None]  # by how much; what is said beside the bar
+# Takes the progress made and the text beside the bar.
+Advance = Callable[[float, str], None]
 
 _LINE_SECONDS = 60.0
-_RATE_SECONDS = 600.0  # that the rate in a line is of
-_LONGEST_SECONDS = 1e9  # what is left of a task whose rate is nearly nothing
+# Seconds over which the rate in a line is taken.
+_RATE_SECONDS = 600.0
+# Longest time left that is shown.
+_LONGEST_SECONDS = 1e9
 
 
 def progress_bars(console: Console | None = None) -> Progress:

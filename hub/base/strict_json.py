@@ -17,7 +17,8 @@ from hub.base import atomic
 from hub.base.errors import InputError, RecordError
 from hub.base.paths import local_path
 
-SCHEMA_VERSION = 1  # of run records; here, where it is read without loading the schema
+# The version of run records stands here, where it is read without loading the schema.
+SCHEMA_VERSION = 1
 MAX_RECORD_BYTES = 256 * 1024  # one record as JSON; real ones take about 3 KiB
 MAX_FILE_BYTES = 64 * 1024 * 1024  # a file of ours, such as a law with its draws
 MAX_DEPTH = 16  # nesting of objects and lists
@@ -49,7 +50,8 @@ def loads(text: str | bytes, *, what: str, max_bytes: int = MAX_RECORD_BYTES, fi
         raise RecordError(f"{what}: not valid JSON ({error.msg} at {where})") from None
     except RecursionError:
         raise RecordError(f"{what}: nested deeper than {MAX_DEPTH} levels") from None
-    except ValueError as error:  # of the functions below
+    # The functions below raise it.
+    except ValueError as error:
         raise RecordError(f"{what}: {error}") from None
     return value
 

@@ -20,7 +20,8 @@ from hub.base.errors import InputError
 MAX_DEPTH = 32  # nesting of lists and mappings
 MAX_VALUES = 300_000  # aliases counted as often as they are used
 _SWITCHES = {"true": True, "false": False}
-_OTHER_NULLS = ("~", "Null", "NULL")  # of YAML, some of which are also names of folders
+# Other nulls of YAML, some of which are also names of folders.
+_OTHER_NULLS = ("~", "Null", "NULL")
 _NUMBER = re.compile(r"[-+]?(\d[\d_]*(\.[\d_]*)?|\.\d[\d_]*)([eE][-+]?\d+)?", re.ASCII)
 _TAGS = "tag:yaml.org,2002:"
 

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     import pandas
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
-Part = tuple[object, ...] | str  # of a Markdown page: a row of its table, or a paragraph below
+# A part of a Markdown page: a row of its table, or a paragraph below.
+Part = tuple[object, ...] | str
 PIPE_WIDTH = 160  # columns where there is no terminal: tables in a file or a pipe are not cut to one
 _SHOWN = 60  # rows that a terminal or a notebook shows of a `ResultTable`
 _PADDING = 3  # columns of the terminal that a border and two spaces take
@@ -123,11 +124,13 @@ class Table:
         from rich.text import Text
 
         columns = self._columns()
-        if self.title:  # as wide as the terminal: a narrow table would fold its own
+        # The title is as wide as the terminal; a narrow table would fold its own.
+        if self.title:
             yield Text(self.title, style="bold")
         frame = {"box": box.HEAVY_HEAD} if self.header else {"box": None, "show_header": False, "padding": (0, 2)}
         for part in self._parts(columns, options.max_width):
-            fits = _width(part) <= options.max_width  # else numbers and keys are folded, too
+            # A table that does not fit folds numbers and keys, too.
+            fits = _width(part) <= options.max_width
             grid = Grid(header_style="bold", **frame)
             for column in part:
                 justify: Any = "right" if column.of_numbers else "left"

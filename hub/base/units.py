@@ -26,7 +26,8 @@ _HOURS = {"": 1.0, "min": 1 / 60, "h": 1.0, "d": 24.0, "w": 168.0}
 _BARE = re.compile(r"\s*[\d._]+\s*")
 # Smaller ones without a unit are a forgotten unit.
 LEAST_BYTES, LEAST_AMOUNT, LEAST_CONTEXT = 1e6, 1e3, 64
-UNKNOWN = "–"  # what is shown for a value that is not known
+# Text of a value that is not known.
+UNKNOWN = "–"
 
 
 def parse_count(text: str | float, field: str = "value") -> float:

@@ -17,7 +17,8 @@ from hub.base.units import parse_count
 from hub.record.run_record import RunRecord, Status, type_of
 
 LETTERS = {"E": "experts", "D": "tokens", "N": "n_active", "N_act": "n_active", "N_total": "n_total", "d": "d_model"}
-TOLERANCE = 1e-3  # of a number with a suffix: as far as a name of a branch may be from the count it names
+# A number with a suffix may be as far from a count as the name of a branch.
+TOLERANCE = 1e-3
 _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     "=": operator.eq,
     "!=": operator.ne,

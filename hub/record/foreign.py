@@ -21,7 +21,8 @@ from hub.base.numerals import read_cells
 from hub.record.run_record import RunRecord
 
 DELIMITERS = ",;\t|"
-SAMPLE_LINES, SAMPLE_LENGTH = 50, 20_000  # of a table, by which its delimiter is told
+# The part of a table by which its delimiter is told.
+SAMPLE_LINES, SAMPLE_LENGTH = 50, 20_000
 _BOMS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 _BINARY = {  # how files begin that are no text → what they are, and what to do about it
     b"PK\x03\x04": "a zip archive or a workbook of Excel: save the table as CSV",
@@ -137,7 +138,8 @@ def json_rows(content: bytes, name: str) -> Iterator[tuple[str, Any]]:
     except RecordError:
         if name.endswith(".json"):
             raise
-        value = None  # of lines, the first of which is broken
+        # The first line is broken.
+        value = None
     if value is None:
         for number, line in enumerate(text.split("\n"), start=1):
             if line.strip():

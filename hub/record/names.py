@@ -24,7 +24,8 @@ _SIZE_FIELDS = (
     *("d_model", "experts", "n_blocks", "n_heads", "n_kv_heads"),
     *("model_type", "experts_per_token", "d_expert", "shared_experts"),
 )
-GIVEN_RATE = "given"  # what a record has as its learning-rate law when there was none
+# The learning-rate law of a record whose rate was given.
+GIVEN_RATE = "given"
 
 
 def repo_name(record: RunRecord) -> str:

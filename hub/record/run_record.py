@@ -320,7 +320,8 @@ def type_of(annotation: Any) -> type:
         return type(get_args(annotation)[0])
     if get_origin(annotation) in (Annotated, Union, UnionType):
         return next(type_of(one) for one in get_args(annotation) if one is not type(None))
-    return get_origin(annotation) or annotation  # of dict[…] and tuple[…]; of a class
+    # The origin is that of dict[…] and tuple[…]; a class has none.
+    return get_origin(annotation) or annotation
 
 
 def _not_finite(value: Any) -> bool:
@@ -356,7 +357,8 @@ def plain(value: Any, name: str = "", depth: int = _MAX_DEPTH) -> Any:
     and a text with a secret, an absolute path or an e-mail address.
     """
     if type(value) is not str and getattr(value, "shape", None) == () and hasattr(value, "item"):
-        value = value.item()  # of numpy, whose float64 is a float, too
+        # numpy's float64 is a float, too.
+        value = value.item()
     if hasattr(value, "model_dump"):
         value = value.model_dump()
     if value is None or isinstance(value, bool):

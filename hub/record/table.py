@@ -53,7 +53,8 @@ class LoadedRows:
     """The rows of a table of runs, and where they are from."""
 
     rows: list[Any]  # run records, and mappings for rows of somebody else's table
-    name: str  # of the source, for messages and provenance
+    # Name of the source, for messages and provenance.
+    name: str
     dataset: str | None = None  # an index on the Hub, which has the same rows at `commit`
     commit: str | None = None
 

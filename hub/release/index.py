@@ -27,7 +27,8 @@ logger = logging.getLogger(__name__)
 CARD_NAME = "README.md"
 MAX_LISTED = 2000  # branches of a sweep that are read one by one
 _LISTING_WORKERS = 4
-_MAX_REWRITES = 8  # of the repositories' cards, when other writers change the index meanwhile
+# Attempts to rewrite the repositories' cards while other writers change the index.
+_MAX_REWRITES = 8
 
 
 def push_index(store: Store, sweep: str, records: Iterable[RunRecord], *, license: str | None = None) -> Publication:

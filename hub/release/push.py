@@ -241,8 +241,10 @@ class Released:
     """The result of `release_runs`."""
 
     records: list[RunRecord] = field(default_factory=list)
-    indexes: dict[str, Publication] = field(default_factory=dict)  # of each sweep, as it is at the end
-    messages: list[str] = field(default_factory=list)  # what else was done, and that runs name no licence
+    # The index of each sweep, as it is at the end.
+    indexes: dict[str, Publication] = field(default_factory=dict)
+    # Messages on further steps, and on runs that name no licence.
+    messages: list[str] = field(default_factory=list)
     failed: PushErrors | None = None  # if set, nothing was made of a law or a tag
 
 

@@ -60,7 +60,8 @@ _NOT_READ = {
     )
     for suffix in suffixes.split()
 }
-_LEFT_BY = {  # what other tools leave in folders → how their runs are read
+# Files that other tools leave in folders, and how their runs are read.
+_LEFT_BY = {
     "**/*.wandb": "wandb sync uploads these runs of W&B, which are then read as wandb:ENTITY/PROJECT",
     "**/meta.yaml": "mlflow.search_runs().to_csv('runs.csv') writes these runs of MLflow as a table",
     "*.db": "projects of trackio are named trackio:PROJECT",

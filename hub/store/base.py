@@ -32,7 +32,8 @@ class StoredFile:
 
     size: int  # bytes
     sha256: str | None  # hex; None for a small file on the Hub
-    blob_id: str | None = None  # which has git's id of the content instead (hex)
+    # git's id of the content (hex), where there is no sha256.
+    blob_id: str | None = None
 
     def holds(self, content: Content, sha256: str | None = None) -> bool:
         """Whether this is `content`, whose sha256 need not be computed again where it is known."""
@@ -175,7 +176,8 @@ class Store(ABC):
             if present_weights == dict(weights):
                 stale = (name for name in head.files if name not in files and is_allowed(name))
                 return dict(differing(head)) | dict.fromkeys(stale)
-            if not head.files or self._is_first_commit(head):  # which holds nothing of any run
+            # The first commit holds nothing of any run.
+            if not head.files or self._is_first_commit(head):
                 return {**files, **dict.fromkeys(name for name in head.files if name not in files)}
             listing = (
                 ", ".join(f"{name} {(sha or 'unknown')[:12]}" for name, sha in sorted(present_weights.items()))

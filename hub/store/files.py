@@ -29,7 +29,8 @@ _NAMES = frozenset(
 _PATTERNS = (WEIGHTS, re.compile(r"[a-z_][a-z0-9_]*\.py"), re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.(?:png|svg)"))
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _MAX_TEXT_BYTES = 64 * 1024 * 1024
-_MAX_HEADER_BYTES = 100_000_000  # of a safetensors file, by its format
+# Longest header of a safetensors file, by its format.
+_MAX_HEADER_BYTES = 100_000_000
 _MAX_FILES = 1000
 _DEPTH = 6  # levels of folders that are searched for runs
 

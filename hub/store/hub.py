@@ -31,8 +31,10 @@ from hub.store.transport import DEFAULT_TIMEOUT_SECONDS, Result, Transport
 logger = logging.getLogger(__name__)
 
 WINDOW_SECONDS = 300.0  # over which the Hub counts the calls of its API
-CALLS_PER_WINDOW = 950  # of the 1,000 of a free account; the rest is for whatever else the account does
-_HUB_FILES = frozenset({".gitattributes"})  # what the Hub itself puts into a new repository
+# A free account has 1,000; the rest is for whatever else it does.
+CALLS_PER_WINDOW = 950
+# The Hub itself puts these into a new repository.
+_HUB_FILES = frozenset({".gitattributes"})
 _FETCH_WORKERS = 8
 _ATTEMPTS_WITH_CACHE = 2  # a network that is down does not hold up whoever has the file already
 
@@ -99,7 +101,8 @@ class HubStore(Store):
         self.transport = Transport(endpoint, token, timeout=timeout, attempts=attempts)
         self._api = self.transport.api
         self._repositories: dict[tuple[Kind, str], _Repository] = {}
-        self._trees: dict[tuple[Kind, str, str], Mapping[str, StoredFile]] = {}  # at commits, which do not change
+        # Trees at commits, which do not change.
+        self._trees: dict[tuple[Kind, str, str], Mapping[str, StoredFile]] = {}
         self._checked: set[tuple[Kind, str]] = set()
         self._lock = threading.Lock()
         self._pace = pace or Pace(sleep=_pause)

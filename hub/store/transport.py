@@ -70,7 +70,8 @@ class Transport:
         self.attempts = attempts
         self.longest_wait = longest_wait
         self._timeout = timeout
-        self._resume_at = 0.0  # on the monotonic clock
+        # A time of the monotonic clock.
+        self._resume_at = 0.0
         self._pause_lock = threading.Lock()
         self._asking = threading.Lock()  # held by the thread that asks whether the Hub is back
         self._gave_up: tuple[float, UnavailableError] | None = None  # when one last did, and over what
