@@ -14,8 +14,10 @@ from torch import nn
 from .precision import cast
 
 IGNORE = -100
-CPU_CHUNK_BYTES = 2**21  # of fp32 logits: what stays in the caches of a CPU
-GPU_CHUNK_BYTES = 2**31  # of logits and their gradient: few chunks, since each adds to the gradient of the whole head
+# Bytes of fp32 logits that stay in the caches of a CPU.
+CPU_CHUNK_BYTES = 2**21
+# Bytes of logits and their gradient; few chunks, since each adds to the gradient of the head.
+GPU_CHUNK_BYTES = 2**31
 LEAST_ROWS = 64
 # Odd sizes such as GPT-2's 50,257 run on kernels that are eight times slower (an H100, bf16).
 VOCABULARY_MULTIPLE = 128

@@ -336,7 +336,8 @@ class SwitchMoePreTrainedModel(PreTrainedModel):
         """Initialise one matrix by the configured preset; does nothing to weights that were loaded."""
         normal = self.config.initialization == "normal"
         std = self.config.initializer_range if normal else (self.config.initializer_scale / fan_in) ** 0.5
-        if normal or 6 * std < INITIAL_CUT:  # where the cut would never act: probability below 2e-9
+        # The cut would never act where its probability is below 2e-9.
+        if normal or 6 * std < INITIAL_CUT:
             init.normal_(weight, std=std)
         else:
             init.trunc_normal_(weight, std=std, a=-INITIAL_CUT, b=INITIAL_CUT)
@@ -471,7 +472,8 @@ class SwitchMoeModel(SwitchMoePreTrainedModel):
         output = SwitchMoeModelOutputWithPast(
             last_hidden_state=self.norm(hidden_states), past_key_values=past_key_values if use_cache else None
         )
-        if with_statistics:  # on the device of the last block
+        # The statistics lie on the device of the last block.
+        if with_statistics:
             columns = zip(*statistics, strict=True)
             stacked = (torch.stack([tensor.to(hidden_states.device) for tensor in column]) for column in columns)
             balance, z, *counts = stacked

@@ -40,7 +40,8 @@ from training.run.timing import (
 )
 
 app = App(single=True)
-CONSOLE = Console(stderr=True, quiet=os.environ.get("RANK", "0") != "0")  # of several processes the first speaks
+# The first of several processes speaks.
+CONSOLE = Console(stderr=True, quiet=os.environ.get("RANK", "0") != "0")
 _SIZE = ("d_model", "blocks", "experts", "n_active", "n_total")
 BATCHES = ((1, 1), (1, 2), (0.5, 1))  # (share of the micro-batch, passes): what tells passes, steps and tokens apart
 

@@ -39,7 +39,8 @@ from scaling_law.size.recipe import PAPER, BatchRamp, RampStage
 from training.configuration.model_classes import OURS, ModelClassArguments
 from training.configuration.schedule import Branch, Schedule
 
-CAPACITY_GROUP_TOKENS = 16_384  # by default: 32 sequences of 512, as in the authors' runs of larger models
+# Default: 32 sequences of 512, as in the authors' runs of larger models.
+CAPACITY_GROUP_TOKENS = 16_384
 
 
 class ConfigurationError(InputError):
@@ -64,7 +65,8 @@ def _whole(value: int | float | str) -> int:
     raise InputError("it must be a whole number of at least 0, such as 2000000, 2e6, 2M or 0.5B")
 
 
-LARGEST = 2**63 - 1  # in torch's and numpy's integers
+# The largest integer of torch and numpy.
+LARGEST = 2**63 - 1
 PositiveInt = Annotated[int, Field(gt=0, le=LARGEST)]
 # May be written as 2_000_000, 2e6, 2M or 0.5B.
 Count = Annotated[int, BeforeValidator(_whole), Field(le=LARGEST)]
@@ -72,7 +74,8 @@ PositiveCount = Annotated[Count, Field(gt=0)]
 Seed = Annotated[int, _must("lie between 0 and 4,294,967,295", lambda seed: 0 <= seed < 2**32)]
 Share = Annotated[float, _must("lie between 0 and 1", lambda share: 0 < share < 1)]
 _is_range = _must("be two steps, the second after the first", lambda s: not s or (len(s) == 2 and 0 <= s[0] < s[1]))
-LocalPath = Annotated[str, AfterValidator(os.path.expanduser)]  # of a file or folder, or a name on the Hub
+# A file or folder, or a name on the Hub.
+LocalPath = Annotated[str, AfterValidator(os.path.expanduser)]
 _names_a_repository = _must("be letters, digits, '.', '_' and '-'", re.compile(NAME_PATTERN).match)
 Compile = bool | Literal["auto"]
 License = Annotated[str, _must("be a licence of the Hub, such as mit, cc-by-4.0 or other", LICENSES.__contains__)]

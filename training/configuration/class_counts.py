@@ -162,7 +162,8 @@ def without_gradient(config: Any) -> list[str]:
     In sequences of at most 256 tokens; [] where a class cannot be passed on the meta device.
     """
     model, length = on_meta(config).train(), min(getattr(config, "max_position_embeddings", None) or 256, 256)
-    with suppress(Exception):  # of a class whose path depends on values
+    # The path of a class may depend on values, which the meta device lacks.
+    with suppress(Exception):
         _forward(model, length)[0].logits.sum().backward()
         return [name for name, parameter in model.named_parameters() if parameter.grad is None]
     return []
@@ -215,7 +216,8 @@ def _count(fields: str) -> tuple[Architecture, dict[str, int], tuple[float, floa
     a = a.attending(spans_of_blocks(model, blocks, config, a, slopes, _cached(model, config)))
     flops = None if parts is None else (sum(parts[0]["Global"].values()), sum(parts[1]["Global"].values()))
     if parts is None:
-        with _one_line(config, "run", but="meta"):  # where the path of a class depends on values
+        # The path of a class may depend on values, which the meta device lacks.
+        with _one_line(config, "run", but="meta"):
             forward_flops(model, 2)
     return a, dict(left_out), flops
 
@@ -241,7 +243,8 @@ def _flops_of_positions(model: nn.Module, config: Any) -> tuple[Parts, Parts] | 
 
 def _chunk(config: Any) -> int:
     """Tokens of one chunk of recurrent blocks; 2 without such."""
-    linear = "linear_attention" in (getattr(config, "layer_types", None) or ())  # in chunks of 64
+    # Linear attention works in chunks of 64.
+    linear = "linear_attention" in (getattr(config, "layer_types", None) or ())
     return _first(config, *_CHUNKS) or (64 if linear else 2)
 
 
@@ -278,7 +281,8 @@ def _left_out_as(name: str, parameter: Tensor, a: Architecture) -> str:
         return part
     if not is_matrix(name, parameter):
         return "norms" if "norm" in name else "biases" if name.endswith("bias") else "vectors"
-    if _POSITIONS.search(name):  # as many as the longest sequence has
+    # There are as many positions as the longest sequence has.
+    if _POSITIONS.search(name):
         return "positions"
     routers = {(a.experts, a.d_model), (1, a.d_model)}  # and gates of one row
     return "router" if tuple(parameter.shape) in routers else ""

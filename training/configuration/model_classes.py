@@ -31,14 +31,17 @@ from scaling_law.size.model_configs import FAMILIES, Model
 logger = logging.getLogger(__name__)
 
 OURS = "switch_moe"
-SELECTION_BIAS = "e_score_correction_bias"  # as DeepSeek-V3 and the classes made after it call the buffer
+# The buffer's name in DeepSeek-V3 and in the classes made after it.
+SELECTION_BIAS = "e_score_correction_bias"
 BIAS_UPDATE_RATE = 0.001  # small beside the scores, which lie between 0 and 1
 _TOKENS = {"bos_token_id", "eos_token_id", "pad_token_id"}  # the tokenizer's
-_OTHER_TOKENS = {"cls_token_id", "sep_token_id"}  # of classes that were made from encoders
+# Tokens of classes that were made from encoders.
+_OTHER_TOKENS = {"cls_token_id", "sep_token_id"}
 _READ, _TAKEN = re.compile(r'getattr\((?:self\.)?config, "(\w+)"'), re.compile(r'kwargs\.pop\("(\w+)"')
 _PADDED_POSITIONS = re.compile(r"position_embeddings = nn\.Embedding\([^)]*padding_idx")
 _PARTIAL = "partial_rotary_factor"
-_ROTARY = {"rope_theta", "rope_scaling", _PARTIAL}  # which transformers puts into `rope_parameters`
+# transformers puts these into `rope_parameters`.
+_ROTARY = {"rope_theta", "rope_scaling", _PARTIAL}
 # What transformers reads for every class, beside the class's own file.
 _READ_BY_ALL = {"initializer_range", "init_std", "initializer_factor", "tie_word_embeddings", "rope_theta"}
 _READ_BY_ALL |= {"rope_scaling", "max_position_embeddings"}

@@ -94,7 +94,8 @@ def from_dict(values: dict[str, Any], flags: Sequence[str] = (), output_dir: str
     sections = merged({"run": {}}, preset, values, _sections_of(flags, problems))
     _drop_former_fields(sections, problems)
     if isinstance(run := sections["run"], dict) and run.get("output_dir") is None:
-        run["output_dir"] = output_dir  # so that it is checked; every other default is valid
+        # Every other default is valid; this one is checked.
+        run["output_dir"] = output_dir
     try:
         arguments = TrainingArguments.model_validate(sections)
     except ValidationError as error:

@@ -17,7 +17,8 @@ from scaling_law.size.recipe import BatchRamp
 class Branch:
     """One run of a trunk: where it leaves the trunk, where it ends, and its name and true token count."""
 
-    target_tokens: int  # as asked for
+    # The tokens that were asked for.
+    target_tokens: int
     decay_step: int  # the first step of the decay; the trunk is shared before it
     end_step: int
     branch_point_tokens: int  # seen before decay_step

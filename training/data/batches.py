@@ -35,7 +35,8 @@ class SequenceOrder:
         self.seed = seed
         self.window = window
         doublings = range(((window - 1) // first).bit_length() if first else 0)
-        self._borders = [0, *(first << doubling for doubling in doublings), window]  # in the first window
+        # Borders in the first window.
+        self._borders = [0, *(first << doubling for doubling in doublings), window]
 
     def needed(self, start: int, count: int) -> int:
         """Sequences that must be tokenised before positions start .. start + count - 1 are settled: whole windows."""
@@ -170,6 +171,7 @@ def inputs_and_targets(sequences: np.ndarray, device: torch.device) -> tuple[tor
     """Sequences of length L + 1 as inputs and the targets one token on, (n, L) each, on the device."""
     tokens = torch.from_numpy(sequences)
     if device.type == "cuda":
-        tokens = tokens.pin_memory()  # so that sending them does not wait for what the GPU is still computing
+        # Sending pinned memory does not wait for what the GPU is still computing.
+        tokens = tokens.pin_memory()
     tokens = tokens.to(device, non_blocking=True)
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()

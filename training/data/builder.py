@@ -31,14 +31,19 @@ from training.data.text import TextSource
 
 logger = logging.getLogger(__name__)
 
-_ROOT = str(Path(__file__).resolve().parents[2])  # for a process started in another folder
+# A process started in another folder finds the package here.
+_ROOT = str(Path(__file__).resolve().parents[2])
 _BUSY = 75  # exit status (EX_TEMPFAIL): another process builds this cache
 _POLL_SECONDS = 0.05
-_LOCK_SECONDS = 0.5  # between two attempts on the lock
-_REPORT_SECONDS = 10  # of waiting before it is reported, and again every time it has doubled
-_CHECK_SECONDS = 1.0  # that a start waits for checksums; the rest are compared beside it
+# Seconds between two attempts on the lock.
+_LOCK_SECONDS = 0.5
+# Seconds of waiting before it is reported, and again every time they have doubled.
+_REPORT_SECONDS = 10
+# Seconds that a start waits for checksums; the rest are compared beside it.
+_CHECK_SECONDS = 1.0
 _ADVICE = "remove what you do not need, such as token caches beside it, and start again: finished shards are kept"
-_MAX_DEATHS = 3  # of builders that made no shard, before the error is raised
+# Builders that may die without a shard before the error is raised.
+_MAX_DEATHS = 3
 
 
 class TokenBuildError(RuntimeError):
@@ -271,7 +276,8 @@ def main() -> int:
     """Build from a task, a line of JSON on standard input, which stays open as long as the tokens are wanted."""
     task = json.loads(sys.stdin.buffer.readline())
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
-    os.nice(5)  # on a machine that trains on its CPU the training goes first
+    # On a machine that trains on its CPU the training goes first.
+    os.nice(5)
     folder = Path(task["folder"])
     try:
         source = TextSource(**task["source"])

@@ -33,7 +33,8 @@ from training.data.tokenizer import (
 FORMAT = 3
 SHARD_TOKENS = 1 << 24
 WITHOUT_TEXT = "rows-without-text.txt"
-AS_TEXT = "special_tokens_as_text"  # of a recipe; recipes of earlier versions lack it
+# A key of recipes; those of earlier versions lack it.
+AS_TEXT = "special_tokens_as_text"
 _OPEN_SHARDS = 256  # memory maps held at a time; a training window lies in a few
 
 
@@ -72,7 +73,8 @@ class TokenCache:
             self.max_tokens = self.recipe["max_tokens"] or math.inf
         except (ValueError, KeyError, TypeError):  # ValueError: neither JSON nor UTF-8
             raise CorruptCacheError(path, "is damaged") from None
-        self._ends: list[int] = []  # of the shards, in tokens
+        # Ends of the shards, in tokens.
+        self._ends: list[int] = []
         self._taken = 0  # shards of the group
         self._checked: set[int] = set()  # numbers of the shards whose sha256 was compared
         self._map = lru_cache(_OPEN_SHARDS)(self._open)

@@ -28,9 +28,11 @@ PARQUET, JSON = "parquet", "JSON"
 _JSON_SUFFIXES = tuple(f".{name}{compression}" for name in ("json", "jsonl") for compression in ("", ".gz", ".zst"))
 ALLOWED = "parquet, or .json or .jsonl, also as .gz or .zst"
 _ROWS_AT_A_TIME = 64  # decoded of one part: their texts lie in memory for each part of a group
-_BUFFER_BYTES = 1 << 20  # of a column's pages: a row group of 100 MB need not lie in memory whole
+# Bytes of a column's pages; a row group of 100 MB need not lie in memory whole.
+_BUFFER_BYTES = 1 << 20
 _COMPRESSED_BYTES = 1 << 17  # decompressed at a time, to up to some 100 times as much
-_LONGEST_WINDOW = 1 << 31  # of zstd, of `zstd --long=31`
+# The longest window of zstd, that of `zstd --long=31`.
+_LONGEST_WINDOW = 1 << 31
 _SPACE = re.compile(r"\s*")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 # What damaged files raise. Arrow also raises a plain OSError without an error number: see `is_damage`.

@@ -50,7 +50,8 @@ def build(source: TextSource, folder: Path, until_tokens: int | None = None) -> 
     for number in range(len(cache.shards)):
         cache.check_size(number)
     while cache.group is not None and not cache.has(until_tokens):
-        with suppress(Timeout), _group_lock(folder, cache.group, timeout=1):  # else another process is at it
+        # Another process may be at the group.
+        with suppress(Timeout), _group_lock(folder, cache.group, timeout=1):
             for _ in _tokenised(cache, text, cache.group):
                 cache.refresh()
                 if cache.has(until_tokens):
@@ -99,7 +100,8 @@ def tokenise_groups(source: TextSource, folder: Path, share: Share, until_tokens
         tokens = sum(shard["tokens"] for group in finished(folder) for shard in group["shards"])
         if cache.has(until_tokens) or (until_tokens is not None and tokens >= until_tokens):
             return
-        with suppress(Timeout), _group_lock(folder, start, timeout=0):  # else another has it
+        # Another process may have the group.
+        with suppress(Timeout), _group_lock(folder, start, timeout=0):
             deque(_tokenised(cache, text, start), maxlen=0)
 
 
@@ -224,5 +226,6 @@ def _write_shard(
 def _note_rows_without_text(folder: Path, text: OpenText) -> None:
     """Write the names of skipped rows beside the tokens; a row that is read twice, after a kill, is noted twice."""
     with open(folder / WITHOUT_TEXT, "a", encoding="utf-8") if text.without_text else nullcontext() as file:
-        while text.without_text:  # which another thread may be adding to
+        # Another thread may be adding to it.
+        while text.without_text:
             file.write(f"{text.without_text.popleft()}\n")

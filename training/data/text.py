@@ -39,13 +39,16 @@ from training.data.files import (
     size_of,
 )
 
-PART_BYTES = 8 << 20  # of a file, compressed: some 2.5M tokens of FineWeb-Edu
+# Compressed bytes of a part of a file, some 2.5M tokens of FineWeb-Edu.
+PART_BYTES = 8 << 20
 GROUP = 16  # parts that are read together
 # In a cache's recipe: another way to order the text makes another cache.
 ORDER_RECIPE = {"drawn": "parts", "part_bytes": PART_BYTES, "group": GROUP}
 HELD_OUT_BUCKETS = 1000  # documents fall into this many buckets by the hash of their id
-_ROWS_AT_A_TIME = 64  # of `documents`
-_ROWS_FOR_COLUMNS = 64  # of a JSON file: if none of the first has the text column, the file lacks it
+# Rows that `documents` reads at a time.
+_ROWS_AT_A_TIME = 64
+# If none of the first rows of a JSON file has the text column, the file lacks it.
+_ROWS_FOR_COLUMNS = 64
 _OTHER_SUFFIXES = {".txt", ".csv", ".tsv", ".arrow"}
 _NO_PLAIN_PATH = re.compile(r"[*?\[\]]|::|://")  # `datasets` takes such a path for a pattern or a URL
 
@@ -211,7 +214,8 @@ class TextSource:
                 raise ValueError(f"no such split; there are {list(splits)}")
             rows = splits[self.split]
             names = rows.column_names or list(next(iter(rows), {}))
-        except StopIteration:  # of `datasets`
+        # `datasets` raises it.
+        except StopIteration:
             raise InputError(f"data.dataset: a file of {self.dataset!r} is empty; remove it") from None
         except Exception as error:
             if not is_damage(error):
@@ -260,7 +264,8 @@ def _path_without_patterns(dataset: str) -> Iterator[tuple[str, Callable[[str], 
     if not root.is_dir():
         yield dataset, str
         return
-    has_readme = (root / "README.md").exists()  # which may list files of any format
+    # A README may list files of any format.
+    has_readme = (root / "README.md").exists()
     has_others = not has_readme and any(path.suffix in _OTHER_SUFFIXES for path in root.rglob("*"))
     if not has_others and not _NO_PLAIN_PATH.search(str(root)):
         yield dataset, str
@@ -382,7 +387,8 @@ class GroupedRows:
         self._rows_of_file = rows_of_file or self._json_rows
         self._sizes, self._shuffled = [size_of(file) for file in files], seed is not None
         self._parts = _ordered_parts(files, self._sizes, seed)
-        self._row_groups: dict[int, int] = {}  # of the files opened so far
+        # Row groups of the files opened so far.
+        self._row_groups: dict[int, int] = {}
         self.group_end: int | None = None
 
     def read(self, group: int) -> Iterator[tuple[dict, str, int]]:
@@ -420,7 +426,8 @@ class GroupedRows:
     def _open_group(self, at: int, opened: ExitStack) -> tuple[list[Lane], int]:
         """The next parts from `at` that hold rows (large row groups leave parts empty), and the part after."""
         lanes: list[Lane] = []
-        with ThreadPoolExecutor(GROUP) as threads:  # on the Hub, opening is waiting
+        # Opening a file on the Hub is waiting.
+        with ThreadPoolExecutor(GROUP) as threads:
             while at < len(self._parts) and len(lanes) < GROUP:
                 some = self._parts[at : at + GROUP - len(lanes)]
                 at += len(some)

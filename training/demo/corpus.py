@@ -26,7 +26,8 @@ from hub.base.units import format_bytes
 
 MANIFEST = "corpus.json"  # a folder without it is not a complete corpus
 HELD_OUT = 0.025  # share of the text in the validation split
-MIN_CHARACTERS = 250  # of a document
+# Least characters of a document.
+MIN_CHARACTERS = 250
 MAX_FILE_BYTES = 4_000_000
 STOP_WORDS = {
     *("a", "an", "and", "are", "as", "at", "be", "by", "can", "for", "from", "has", "if", "in", "is", "it", "not"),

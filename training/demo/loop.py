@@ -181,7 +181,8 @@ class Demo:
             raise result.failed
         released, index = result.records, result.indexes[sweep.name]
         weights = (self.folder / "hub").rglob("*.safetensors")
-        size = sum(path.stat().st_size for path in weights if path.parent.name != "main")  # which has copies
+        # main has copies.
+        size = sum(path.stat().st_size for path in weights if path.parent.name != "main")
         say(
             f"{len(released)} revisions in {len({record.repo for record in released})} model repositories "
             f"({format_bytes(size)} of weights) and the index {index.repo}, under {self.folder / 'hub'}"

@@ -34,7 +34,8 @@ logger = logging.getLogger(__name__)
 # A single process saves and loads alone on purpose.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
 _KEPT = 2
-_THREADS = 4  # that compute checksums
+# Threads that compute checksums.
+_THREADS = 4
 
 
 class CheckpointError(WriteError):
@@ -173,7 +174,8 @@ class CheckpointWriter:
 
     def __init__(self, session, asynchronous: bool = True):
         self._session, self._asynchronous = session, asynchronous
-        self._pending: tuple[_FolderWriter, Any] | None = None  # with the future of its end
+        # The writer at work, with the future of its end.
+        self._pending: tuple[_FolderWriter, Any] | None = None
         # A group of its own: what the thread sends must not get between what the training sends.
         self._group = dist.new_group(backend="gloo") if dist.is_initialized() else None
 

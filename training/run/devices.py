@@ -154,7 +154,8 @@ def end_processes(accelerator, keep_group: bool) -> None:
 
 def any_process(accelerator, *flags: bool) -> list[bool]:
     """Whether each flag is set on any process; collective."""
-    if accelerator.num_processes == 1:  # without waiting for the device
+    # One process need not wait for the device.
+    if accelerator.num_processes == 1:
         return list(flags)
     counts = torch.tensor([float(flag) for flag in flags], device=accelerator.device)
     return [count > 0 for count in accelerator.reduce(counts, "sum").tolist()]
@@ -206,14 +207,16 @@ class StopSignal:
             words = psutil.Process(parent).cmdline()
         is_launcher = _LAUNCHERS & {Path(word).name for word in words[:3]}
         self._launcher = parent if is_launcher else None  # a shell may end before what it started
-        self._handlers: dict[int, Any] = {}  # that were there before
+        # The handlers that were there before.
+        self._handlers: dict[int, Any] = {}
 
     def install(self) -> None:
         """Listen to signals, which only the main thread of a process may ask for."""
         if threading.current_thread() is not threading.main_thread():
             return
         numbers = [signal.SIGINT, signal.SIGTERM]
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+        # nohup ignores it.
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             numbers.append(signal.SIGHUP)
         for number in numbers:
             self._handlers[number] = signal.signal(number, self._remember)

@@ -234,7 +234,8 @@ def _read_switch(path: str) -> str:
     try:
         value = attrgetter(path)(torch)
         return str(value() if callable(value) else value)
-    except (AttributeError, RuntimeError):  # of another version of torch, or one that was set in two ways
+    # Another version of torch lacks the switch, or it was set in two ways.
+    except (AttributeError, RuntimeError):
         return "unknown"
 
 

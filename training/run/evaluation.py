@@ -12,7 +12,8 @@ from training.configuration.arguments import ConfigurationError
 from training.data.batches import SequenceOrder, inputs_and_targets
 from training.data.cache import TokenCache
 
-_HELD_OUT_SEED = 420  # which held-out sequences are used; independent of the run's seed, so runs are comparable
+# The held-out sequences are independent of the run's seed, so that runs compare.
+_HELD_OUT_SEED = 420
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,8 @@ class HeldOut:
 
     sequences: np.ndarray  # int64 (n, sequence_length + 1)
     documents: np.ndarray  # int64 (n, sequence_length): the document, numbered from 0, that each target is a token of
-    origin: str = ""  # which text this is, as a run record states it
+    # The text, as a run record states it.
+    origin: str = ""
 
     @classmethod
     def from_cache(cls, cache: TokenCache, sequence_length: int, n_sequences: int, origin: str = "") -> HeldOut:

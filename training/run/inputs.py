@@ -21,7 +21,8 @@ from training.run.log import check_trackers
 logger = logging.getLogger(__name__)
 
 _HELD_OUT_ORDER_SEED = 0
-_SPECIAL_TOKENS_BEFORE = "tokens"  # in runs whose configuration lacks `data.special_tokens`
+# Runs whose configuration lacks `data.special_tokens` began with this.
+_SPECIAL_TOKENS_BEFORE = "tokens"
 
 # What may differ when a run is resumed: it does not change the numbers, beyond the rounding of sums in another order
 # (and, with micro-batches and `compile`, the masks of dropout and jitter; see `step`).
@@ -33,7 +34,8 @@ _FREE = {
         *("eval_tokens", "release_tokens", "profile_steps", "dry_run", "push_to_hub", "private", "license"),
     },
     "schedule": {"tokens"},
-    "data": {"cache_dir", "revision", "tokenizer_revision"},  # of the last two see `pins`
+    # On the last two see `pins`.
+    "data": {"cache_dir", "revision", "tokenizer_revision"},
 }
 
 

@@ -38,9 +38,12 @@ from training.run.step import Session, StepResult
 logger = logging.getLogger(__name__)
 
 NAME = "log.jsonl"
-MAX_BYTES = 4_000_000  # of a released log
-_MOST_CALLS = 10_000  # of trackers that wait
-_CLOSE_SECONDS = 30.0  # that the end of a run waits for trackers
+# Largest released log.
+MAX_BYTES = 4_000_000
+# Calls of trackers that may wait.
+_MOST_CALLS = 10_000
+# Seconds that the end of a run waits for trackers.
+_CLOSE_SECONDS = 30.0
 _EVENTS = ("skipped_batch", "loss_spike", "eval_loss", "off_track")  # their lines stay in a thinned log
 
 
@@ -89,7 +92,8 @@ class StepLog(ExitStack):
         shown = a.run.progress and accelerator.is_main_process
         bar = progress_line(name, self.ramp.tokens(end_step), "tok", shown, done=start_tokens)
         self._advance = self.enter_context(bar)
-        self._detail = ""  # of the last line
+        # The text of the last line.
+        self._detail = ""
 
     def __call__(self, progress: Progress, result: StepResult, rate: float) -> None:
         step = progress.step  # already counts this update
@@ -219,7 +223,8 @@ class Trackers:
 
     def __init__(self, accelerator, arguments: TrainingArguments):
         self._accelerator, self._arguments = accelerator, arguments
-        self._started: list = []  # of the thread
+        # Trackers that the thread has started.
+        self._started: list = []
         self._calls: queue.Queue[Callable[[], None] | None] = queue.Queue(_MOST_CALLS)
         self._thread: threading.Thread | None = None
         self._has_dropped = False
@@ -293,7 +298,8 @@ class Trackers:
     def _start_again(self, folder: Path, start_tokens: int) -> None:
         try:
             self._start(self._arguments, folder, start_tokens)
-        except (OSError, ValueError) as error:  # of its files, or as `begin` raises it
+        # Its files raise them, as does `begin`.
+        except (OSError, ValueError) as error:
             logger.warning("%s; training goes on without it", error)
 
     def _log(self, line: dict) -> None:
@@ -346,7 +352,8 @@ class Trackers:
                 tracker = kind(project, *place, **settings.get(tracker_name, {}))
                 tracker.start()
                 self._started.append(tracker)
-                if is_new or tracker_name != "tensorboard":  # which would show the configuration as one more run
+                # tensorboard would show the configuration as one more run.
+                if is_new or tracker_name != "tensorboard":
                     tracker.store_init_configuration(arguments.flat())
             except (Exception, SystemExit) as error:  # each service has errors of its own
                 self._finish()

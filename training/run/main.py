@@ -118,7 +118,8 @@ class Run:
 
         # What it trains, how long, and what it saves.
         self.session = make_session(a, accelerator, self.tokenizer, self.data)
-        self.law: Law | None = None  # of the main process
+        # The main process alone has the law.
+        self.law: Law | None = None
         on_main(accelerator, lambda: setattr(self, "law", law_of(a, self.session.architecture)))
         self.schedule = self.session.schedule
         self.branches = a.branches()
@@ -152,7 +153,8 @@ class Run:
                 self.writer.wait()
                 logger.warning("%s", error)
                 status = 128 + (self.stop.number or signal.SIGTERM)
-            self.accelerator.wait_for_everyone()  # else a process may tear the group down under another
+            # A process may not tear the group down under another.
+            self.accelerator.wait_for_everyone()
             self.writer.close()
             end_processes(self.accelerator, keep_group=self._found_group)
         return status
@@ -171,7 +173,8 @@ class Run:
         """Stop what runs beside the training."""
         finishers = self.finishers if self.accelerator.is_main_process else ()
         parts = (self.trace, self.writer, self.data.tokens, self.held_out.tokens, self.trackers, *finishers)
-        with ExitStack() as stack:  # which closes each of them, whatever happens to others
+        # The stack closes each of them, whatever happens to others.
+        with ExitStack() as stack:
             for part in reversed(parts):
                 stack.callback(getattr(part, "close", lambda: None))
 

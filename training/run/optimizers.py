@@ -19,7 +19,8 @@ from training.configuration.arguments import OptimizerArguments
 from training.run import causal_model
 
 _PAIR, _DOWN = "gate_up_proj", "down_proj"
-_PARTS = "matrices_of_rows"  # of a group: how many matrices lie above one another in each of its own
+# How many matrices lie above one another in each parameter of a group.
+_PARTS = "matrices_of_rows"
 _CACHED = 2**20  # bf16 numbers
 
 
@@ -112,7 +113,8 @@ def _update(batch: list[tuple[Tensor, Tensor]], group: dict[str, Any], skips: Te
     adjusted = rate * _scale_of_shape(group["adjust_lr_fn"], *updates.shape[1:])
     for (weights, _), update in zip(batch, updates.split(numbers), strict=True):
         whole = update.reshape(weights.shape)
-        if isinstance(weights, DTensor):  # whose every process has the whole update: of it, its share
+        # Every process has the whole update, and takes its share.
+        if isinstance(weights, DTensor):
             mesh = weights.device_mesh
             replicated = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim)
             whole = replicated.redistribute(placements=weights.placements)

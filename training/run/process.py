@@ -41,7 +41,8 @@ def borrow_process() -> Iterator[None]:
         )
     with ExitStack() as stack:
         stack.callback(_training.release)
-        _free_memory()  # of a run that failed
+        # A run that failed may have left some.
+        _free_memory()
         stack.callback(_free_memory)
         stack.enter_context(warnings.catch_warnings())
         stack.enter_context(torch.inference_mode(False))
@@ -80,7 +81,8 @@ def _settings() -> list[tuple[Any, Setter]]:
         settings.append((True, partial(torch.use_deterministic_algorithms, warn_only=warn_only)))
     if torch.get_default_device().type != "cpu":
         settings.append((torch.get_default_device(), torch.set_default_device))
-    if torch.cuda.is_initialized():  # to ask would start CUDA
+    # To ask would start CUDA.
+    if torch.cuda.is_initialized():
         settings.append((torch.cuda.get_rng_state_all(), torch.cuda.set_rng_state_all))
     return settings
 
@@ -144,7 +146,8 @@ def _without_bars_of_libraries() -> Iterator[None]:
     if loaded is not None and not loaded.are_progress_bars_disabled():
         libraries.append((loaded.disable_progress_bars, loaded.enable_progress_bars))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that the environment decides
+        # The environment may decide, of which a warning tells.
+        warnings.simplefilter("ignore")
         for hide, _ in libraries:
             hide()
     try:

@@ -12,10 +12,13 @@ from training.configuration.schedule import Branch
 from training.run.step import Session, StepResult
 
 _SPIKE_WINDOW = 128  # steps to compare with
-_SPIKE_LEAST = 16  # of them before anything is called a spike
+# Least losses before anything is called a spike.
+_SPIKE_LEAST = 16
 _SPIKE_DEVIATIONS = 6.0
-_MAD_TO_DEVIATION = 1.4826  # for normally distributed values
-_LEAST_DEVIATION = 0.002  # of the median: where all losses are nearly equal, a small rise is no spike
+# Factor for normally distributed values.
+_MAD_TO_DEVIATION = 1.4826
+# Where all losses are nearly equal, a small rise is no spike: least share of the median.
+_LEAST_DEVIATION = 0.002
 _TIMED = 64  # last steps whose times are kept
 
 
@@ -29,9 +32,11 @@ class Progress:
     window_loss: float = 0.0
     window_routed: list[list[float]] | None = None
     window_dropped: float = 0.0
-    skipped_steps: list[int] = field(default_factory=list)  # whose loss or gradient was not finite
+    # Steps whose loss or gradient was not finite.
+    skipped_steps: list[int] = field(default_factory=list)
     skipped_in_a_row: int = 0
-    recent_losses: list[float] = field(default_factory=list)  # of finite steps; a spike lies far above them
+    # Losses of finite steps; a spike lies far above them.
+    recent_losses: list[float] = field(default_factory=list)
     recent_seconds: list[float] = field(default_factory=list)  # wall seconds of the last steps
     spikes: list[int] = field(default_factory=list)
     environment: dict[str, list[str]] = field(default_factory=dict)  # `describe_environment` of all starts

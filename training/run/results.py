@@ -202,6 +202,7 @@ def save_model(config, tokenizer, state_dict: dict, folder: Path) -> dict[str, s
         shell = causal_class(config)(config)
     shell.save_pretrained(folder, state_dict=state_dict)
     tokenizer.save_pretrained(folder)
-    if (config_file := folder / "tokenizer_config.json").exists():  # which says how this machine loaded it
+    # The file says how this machine loaded the tokenizer.
+    if (config_file := folder / "tokenizer_config.json").exists():
         write_bytes(config_file, portable_tokenizer_config(config_file.read_bytes()))
     return weights_sha256(folder)

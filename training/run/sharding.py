@@ -58,12 +58,15 @@ HALF = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float
 # Expert and tensor parallelism carry out the plans of classes by functions of transformers that may change with any
 # version: `problem_of_libraries` looks at their arguments, and `_check_divided` at what they did.
 _DISPATCHED = "ep_dispatch_experts"
-_LEAST = {"transformers": "5.23", "accelerate": "1.15"}  # with which this is tested
-_STYLES = {  # by which heads and inner widths are divided here
+# The oldest versions with which this is tested.
+_LEAST = {"transformers": "5.23", "accelerate": "1.15"}
+# Styles by which heads and inner widths are divided here.
+_STYLES = {
     *("colwise", "rowwise", "colwise_gather_output", "rowwise_split_input"),
     *("replicated_with_grad_allreduce", "mla_kv_a_proj"),
 }
-_WRONG_PLANS = ("apertus", "doge", "dots3_note_text", "gemma3n_text")  # that fail, or give other gradients
+# Classes whose plans fail, or give other gradients.
+_WRONG_PLANS = ("apertus", "doge", "dots3_note_text", "gemma3n_text")
 
 
 @dataclass(frozen=True)
@@ -214,7 +217,8 @@ def build(
             group(precise, SINGLE, reshard_after_forward)
         group(block, HALF if apart else SINGLE, reshard_after_forward)
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    if embedding.weight is not head.weight:  # else one group must hold both: the root
+    # Tied weights must lie in one group, the root.
+    if embedding.weight is not head.weight:
         group(embedding, SINGLE, reshard_after_forward)
         group(head, SINGLE, False)  # the backward pass begins with it
     group(model, SINGLE, False)

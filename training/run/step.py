@@ -49,7 +49,8 @@ class Session:
     architecture: Architecture
     flops: Flops
     schedule: Schedule
-    learning_rate_law: str  # where the peak comes from
+    # The source of the peak.
+    learning_rate_law: str
     model: torch.nn.Module  # prepared
     optimizers: list[Any]  # prepared; see `training.run.optimizers`
     runner: passes.PassRunner
@@ -116,7 +117,8 @@ def make_session(a: TrainingArguments, accelerator, tokenizer, data: TrainingDat
     optimizers = build_optimizers(model, a.optimizer, accelerator.device)
     for group in (group for optimizer in optimizers for group in optimizer.param_groups):  # state is of what moves
         group["params"] = [parameter for parameter in group["params"] if parameter.requires_grad]
-    is_cast = a.run.precision == "bf16" and not accelerator.is_fsdp2  # which gathers weights in bf16 by itself
+    # FSDP2 gathers weights in bf16 by itself.
+    is_cast = a.run.precision == "bf16" and not accelerator.is_fsdp2
     matrices = passes.matrices_in_bf16(model) if is_cast else []
     is_alone = accelerator.num_processes == 1 and accelerator.device.type == "cuda"
     runner = passes.PassRunner(
@@ -159,7 +161,8 @@ class StepResult:
     dropped_tokens: torch.Tensor | None = None  # (layers,)
     router_entropy: torch.Tensor | None = None  # (layers,), mean over micro-batches, nats
     loss: float = math.nan  # cross-entropy, mean over the tokens of the global batch
-    gradient_norm: float = math.nan  # of all processes' parameters, before clipping
+    # Norm over all processes' parameters, before clipping.
+    gradient_norm: float = math.nan
     is_spike: bool = False
 
     @property

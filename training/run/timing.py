@@ -98,7 +98,8 @@ def peak_bytes(device: torch.device, work: Callable[[], T]) -> tuple[T, int]:
     On a GPU the allocator counts them. On a CPU torch's profiler does, which sees a tensor's end only if it saw its
     beginning: `work` must make the model, too.
     """
-    release(device)  # what lies about from before must not end meanwhile
+    # What lies about from before must not end meanwhile.
+    release(device)
     if device.type == "cuda":
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)

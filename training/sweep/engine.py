@@ -16,7 +16,8 @@ from training.configuration.arguments import ConfigurationError
 from training.sweep.file import Sweep, SweepRun
 from training.sweep.status import Queued
 
-SUBMITS = "submits.json"  # in the sweep's folder: a pair for each engine with a queue, its name first
+# A file in the sweep's folder: a pair for each engine with a queue, its name first.
+SUBMITS = "submits.json"
 LOCK_SECONDS = 600
 
 

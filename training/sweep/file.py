@@ -271,7 +271,8 @@ def _run(file: SweepFile, folder: Path, listed: dict[str, Any], point: dict[str,
         if all(_comparable(fields.get(name)) == _comparable(value) for name, value in override.where.items()):
             sections = reading.merged(sections, override.set)
     rate = ""
-    with suppress(KeyError, TypeError, ValueError):  # what is no rate is refused below
+    # A text that is no rate is refused below.
+    with suppress(KeyError, TypeError, ValueError):
         rate = f"-lr{float(point['optimizer']['learning_rate']):g}"
     try:
         run = {"sweep": file.sweep + rate, "output_dir": str(folder)}

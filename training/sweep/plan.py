@@ -22,7 +22,8 @@ from training.sweep.status import State, format_seconds, measured_flops_per_seco
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-MODEL_BYTES = 4.0  # per parameter of a finished model: fp32
+# Bytes per parameter of a finished model in fp32.
+MODEL_BYTES = 4.0
 LEFT_OUT = "activations, logits, 16-bit copies under autocast, buffers of communication, and the allocator's reserve"
 _SUMS = ("tokens", "training_flops", "separate_tokens", "separate_flops", "disk_bytes")
 
@@ -204,7 +205,8 @@ def plan_sweep(sweep: Sweep, *, shards: int = 1, **gpus: Unpack[ClusterFields]) 
 
 def _placed(run: SweepRun, cluster: Cluster) -> tuple[Placement | None, float]:
     """The layout, and seconds of the trunk to its last branch point and of every decay; infinite where none fits."""
-    cluster = replace(cluster, ramp=run.arguments.batch_ramp())  # as it is: `train.py` rounds no batch up
+    # `train.py` rounds no batch up.
+    cluster = replace(cluster, ramp=run.arguments.batch_ramp())
     try:
         placement = cluster.place(run.architecture)
     except DoesNotFit:

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 CONFIGURATION = "launch.yaml"
-STOP_SECONDS = 120  # to write a checkpoint; then the run is killed, and resumes from the one before
+# Seconds to write a checkpoint; then the run is killed, and resumes from the one before.
+STOP_SECONDS = 120
 
 
 def launch_command(on_cpu: bool, processes: int = 1, accelerate_config: Path | None = None) -> list[str]:
@@ -102,7 +103,8 @@ class _Running:
         # Only the training processes are asked. The launcher of several processes would otherwise pass the signal on
         # a second time, and kill them 30 seconds later.
         with suppress(psutil.NoSuchProcess):
-            for process in self.launcher.children() or [self.launcher]:  # without children it is starting, or ending
+            # A launcher without children is starting, or ending.
+            for process in self.launcher.children() or [self.launcher]:
                 with suppress(psutil.NoSuchProcess):
                     process.terminate()
 
@@ -201,7 +203,8 @@ def stop_on_signals() -> None:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+    # nohup ignores it.
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         signal.signal(signal.SIGHUP, stop)
 
 

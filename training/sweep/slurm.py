@@ -23,8 +23,10 @@ from training.sweep.run import STOP_SECONDS
 from training.sweep.status import Queued, State
 
 MULTI_NODE_CONFIG = Path(__file__).parents[1] / "configs" / "accelerate" / "multi_node_fsdp2.yaml"
-WARNING_SECONDS = STOP_SECONDS + 60  # between the signal and the end: to write a checkpoint, and to requeue
-_EARLY_SECONDS = 60  # that the signal may come before that
+# Seconds between the signal and the end, to write a checkpoint and to requeue.
+WARNING_SECONDS = STOP_SECONDS + 60
+# Seconds that the signal may come before that.
+_EARLY_SECONDS = 60
 _SQUEUE = ["squeue", "--me", "--array", "--noheader", "--states=all", "--format=%i|%A|%T|%r|%j"]
 _WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "PREEMPTED"}
 _FAILED = ("BOOT_FAIL", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT")
@@ -124,7 +126,8 @@ class Slurm(Engine):
         if not was_submitted(self, runs):
             return {}
         queue: dict[Job, Queued] = {}
-        arrays: dict[str, str] = {}  # with jobs that may be of these runs and are not noted: one of its jobs
+        # Arrays with jobs that may be of these runs and are not noted, each with one of its jobs.
+        arrays: dict[str, str] = {}
         mark, by_name = _mark(runs[0].folder.parent), {run.name: run for run in runs}
         noted = {job for run in runs for job in Job.of(run)}
         for line in _command(_SQUEUE).splitlines():

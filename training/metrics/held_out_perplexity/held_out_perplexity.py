@@ -145,7 +145,8 @@ def _windows(sequences, length, stride):
 def _sum_of_losses(model, windows, batch_size):
     """Nats over the windows. Padding goes to the right, where a causal model cannot see it."""
     nats = 0.0
-    windows = sorted(windows, key=lambda window: len(window[0]))  # of like length together: little padding
+    # Windows of like length need little padding.
+    windows = sorted(windows, key=lambda window: len(window[0]))
     for first in range(0, len(windows), batch_size):
         batch = windows[first : first + batch_size]
         inputs = [torch.tensor(ids[:-1]) for ids, _ in batch]
