@@ -30,11 +30,13 @@ LARGEST_PAPER_RUN = 5.3e20
 def law_to_dict(law: Formula) -> dict[str, Any]:
     """Plain JSON values from which `scaling_law.law.base.law_from_dict` makes an equal law (floats keep every bit)."""
     data: dict[str, Any] = {"format": FORMAT, "version": VERSION, "law": law.name, "formula": law.formula}
-    if laws := getattr(law, "laws", ()):  # of a stack
+    # A stack has laws of its own.
+    if laws := getattr(law, "laws", ()):
         data |= {"laws": [law_to_dict(one) for one in laws], "coefficients": {"weights": [*law.weights]}}  # type: ignore[attr-defined]
     else:
         data["coefficients"] = law.coefficients
-    if (experts := getattr(law, "experts", None)) is not None:  # of a law that holds for one E
+    # The law holds for one E.
+    if (experts := getattr(law, "experts", None)) is not None:
         data["experts"] = experts
     if law.repetition is not None:
         data["repetition"] = asdict(law.repetition)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from hub.base.commands import App
 
-_PANELS = {  # of the help → where its commands stand, which is imported when they are called
+# Panels of the help, with the places of their commands, which are imported when they are called.
+_PANELS = {
     "Ask a law": "questions:loss questions:optimal questions:reach questions:speedup questions:compare "
     "questions:describe learning_rate:learning_rate",
     "Plan runs": "plan:plan plan:scale_out plan:next_runs",

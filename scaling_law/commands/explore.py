@@ -16,7 +16,8 @@ from scaling_law.law import Law
 from scaling_law.law.shelf import choose_law
 from scaling_law.runs.table import load_runs
 
-RESAMPLES = 200  # of the bootstrap, for which the page waits to open
+# Resamples of the bootstrap, for which the page waits to open.
+RESAMPLES = 200
 WHEEL = "The package in that Space. [default: built from the checkout]"
 
 

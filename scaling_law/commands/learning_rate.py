@@ -111,7 +111,8 @@ def _answer(law: LearningRateLaw, d_model: float, experts: int, question: dict[s
     vocabulary = law.vocab_size if question["vocab_size"] is None else question["vocab_size"]
     width: Any = int(d_model) if d_model.is_integer() else d_model  # `optimal` prints any
     if (n_blocks := question["n_blocks"]) is not None or question["n_heads"] is not None:
-        Architecture(width, experts, n_blocks, question["n_heads"], vocabulary)  # which refuses one that cannot be
+        # An architecture that cannot be is refused.
+        Architecture(width, experts, n_blocks, question["n_heads"], vocabulary)
     positive("d_model", width)
     counted = float(law.counted_parameters(width, n_blocks, vocabulary))
     sizes = {"n_active": active_parameters(width, n_blocks, vocabulary)}

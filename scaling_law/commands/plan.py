@@ -188,7 +188,8 @@ def next_runs(
     return law.next_runs(answer, flops, candidates, **run, force=force), {"ask": ask}
 
 
-ANSWERS: dict[str, tuple[Callable[..., design.Target], str]] = {  # what --ask names → what it takes
+# What --ask names, and what each takes.
+ANSWERS: dict[str, tuple[Callable[..., design.Target], str]] = {
     "optimum": (design.log_optimal_parameters, "FLOPS,E"),
     "loss": (design.predicted_loss, "N,D,E"),
     "advantage": (design.advantage, "FLOPS,E1,E2"),

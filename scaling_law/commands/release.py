@@ -96,7 +96,8 @@ def release_law(store: Store, sweep: str, found: LawOnRuns, license: str | None 
 def law_section(found: LawOnRuns, repo: str) -> str:
     law, count = found.law, len(found.runs)
     how = f"Fitted to {count} of these runs" if found.fitted else f"Fitted elsewhere; compared with {count} runs"
-    place = repo if "/" in repo else f"models/{repo}/main"  # in a local store: the folder below its root
+    # In a local store, the folder below its root.
+    place = repo if "/" in repo else f"models/{repo}/main"
     rows = [(name, f"{value:.6g}") for name, value in law.coefficients.items()]
     status = law.conditions.status if law.conditions and law.conditions.status else ""
     return "\n\n".join(

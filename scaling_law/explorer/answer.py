@@ -28,8 +28,10 @@ from scaling_law.size.model_configs import read_model
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-DRAWS = 200  # of a figure's intervals; the table takes all
-POINTS = 120  # of a curve: a browser draws them anew for each change
+# Draws for a figure's intervals; the table takes all.
+DRAWS = 200
+# Points of a curve, which a browser draws anew for each change.
+POINTS = 120
 MAP_FLOPS, MAP_MEMORY, MAP_POINTS = (1e18, 1e26), (1e9, 1e13), (33, 29)
 MODELS = Path(__file__).with_name("models.json")
 

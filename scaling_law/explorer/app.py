@@ -41,15 +41,18 @@ A joint scaling law of dense and Mixture-of-Experts models
 ([Ludziejewski et al. 2025](https://arxiv.org/abs/2502.05172)) answers for a training budget and a memory limit.
 Dashed lines lie outside the runs that a law was fitted to, bands are 95 % intervals, bars those of where the next E
 takes over. The address of this page is a link to what it shows."""
-FIELDS = [field.name for field in fields(Question)]  # in the order of their components
+# The fields, in the order of their components.
+FIELDS = [field.name for field in fields(Question)]
 PRESET_FIELDS = [name for name in FIELDS if name not in ("law", "view")]
 SLIDERS: dict[str, tuple[float, float, Callable[[float], str]]] = {  # field → its log10 from and to, and its text
     "flops": (17.0, 26.0, format_flops),
     "hours": (0.0, 4.0, "{:.3g}".format),
     "memory": (9.0, 13.0, lambda size: format_bytes(size).replace(" ", "")),
 }
-READERS = {"flops": parse_flops, "hours": parse_hours, "memory": parse_bytes}  # of the texts beside them
-STEP = 0.05  # of a slider
+# Readers of the texts beside the sliders.
+READERS = {"flops": parse_flops, "hours": parse_hours, "memory": parse_bytes}
+# Step of a slider.
+STEP = 0.05
 SKIP: dict[str, Any] = {"__type__": "update"}  # gradio.skip(), which leaves a component alone
 SHOWN = 9  # components of an answer: those of `_results`, and the link
 TURN = "String(performance.now() + Math.random())"
@@ -214,7 +217,8 @@ def _refreshed(laws: Mapping[str, Law], answered: str, turn: str, *state: Any) -
     problem, *results = _answered(laws, question, dark)
     try:
         Question.of(dict(parse_qsl(link, keep_blank_values=True, max_num_fields=20)))
-    except ValueError as error:  # what a link asked for and no field could take
+    # The link asked for what no field could take.
+    except ValueError as error:
         problem = _message(error, "problem") + problem
     return [*sliders, problem, *results, echo]
 

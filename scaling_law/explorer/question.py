@@ -122,7 +122,8 @@ class Question:
         return " ".join(["scaling-law", *kind])
 
 
-_SMALL = {"memory": "24GB", "kv_tokens": "8k"}  # of a card that serves the model; H100s can train what fits it
+# A card that serves the model; H100s can train what fits it.
+_SMALL = {"memory": "24GB", "kv_tokens": "8k"}
 PRESETS: dict[str, Question] = {
     "1e22 FLOPs, served from 80 GB": Question(),
     "1e22 FLOPs, served from one RTX 4090": Question(**_SMALL),

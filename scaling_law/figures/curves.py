@@ -182,7 +182,8 @@ def memory_curves(
     curves = []
     for i, n_experts in enumerate(e.tolist()):
         visible = np.isfinite(loss[:, i])
-        if visible.any():  # else no optimum, or all of it beyond the range guard
+        # Without a visible point there is no optimum, or all of it is beyond the range guard.
+        if visible.any():
             visible[int(np.argmin(loss[:, i])) + 1 :] = False
             models = {name: values[visible, i] for name, values in at.items()}
             curves.append(loss_curve(law, memory[visible], models, n_experts, int(visible.sum()) - 1, False, limits))
@@ -284,10 +285,12 @@ def best_experts(
     def of_best(values: Any) -> Any:
         return np.take_along_axis(values, best, -1)[..., 0]
 
-    with np.errstate(invalid="ignore"):  # where no E has a model
+    # Some budgets have no E with a model.
+    with np.errstate(invalid="ignore"):
         ahead, drawn_ahead = loss - np.take_along_axis(loss, best, -1), None
     answered = np.isfinite(of_best(loss))
-    if law.draws is not None:  # what is not compared is asked with the values of a model that is
+    # What is not compared is asked with the values of a model that is.
+    if law.draws is not None:
         filled = {name: np.where(compared, v, v[compared][0] if compared.any() else 1.0) for name, v in at.items()}
         drawn = law.loss_draws(**filled)  # [draws, rows, columns, E]
         drawn_ahead = drawn - np.take_along_axis(drawn, best[None], -1)
@@ -297,6 +300,7 @@ def best_experts(
         bytes_,
         np.where(answered, of_best(np.broadcast_to(e, loss.shape)), np.nan),
         np.where(answered, of_best(loss), np.nan),
-        answered & (tied.sum(axis=-1) > 1),  # as in `OptimalTable.comparison`
+        # The same rule as in `OptimalTable.comparison`.
+        answered & (tied.sum(axis=-1) > 1),
         answered & of_best(check.inside),
     )

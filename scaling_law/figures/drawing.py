@@ -171,7 +171,8 @@ def legend(ax: Axes, **options: Any) -> None:
 def shared_legend(ax: Axes, loc: str = "outside lower center") -> None:
     """One legend for all panels of the figure, below or above them, in as many rows as its width needs."""
     entries, figure = _entries(ax), ax.figure
-    inches = sum(0.65 + 0.085 * len(text) for text in entries)  # at this size of the letters
+    # Widths at this size of the letters.
+    inches = sum(0.65 + 0.085 * len(text) for text in entries)
     rows = int(np.ceil(inches * figure.dpi / figure.bbox.width))
     columns = -(-len(entries) // rows)
     figure.legend(list(entries.values()), list(entries), loc=loc, ncols=columns, frameon=False, fontsize=9)

@@ -24,7 +24,8 @@ FONT = "system-ui, sans-serif"
 _SILENT = {"hoverinfo": "skip"}
 WITHIN = "fitted"
 LEGEND = {"entrywidth": 62, "entrywidthmode": "pixels", "itemwidth": 30}
-TICKS = 6  # on an axis, so that they have room on a phone
+# Ticks on an axis, so that they have room on a phone.
+TICKS = 6
 
 
 @dataclass(frozen=True)

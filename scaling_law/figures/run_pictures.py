@@ -17,7 +17,8 @@ CAPTIONS = {
     CURVE: "Training loss against tokens: the trunk up to the branch point, and the decay",
     LOAD: "Tokens routed to each expert in each layer at the end of training, relative to an even load",
 }
-_POINTS = 300  # of a curve; a longer log is averaged over equal shares of its steps
+# Points of a curve; a longer log is averaged over equal shares of its steps.
+_POINTS = 300
 _COLOURS = {"trunk": "#4c78a8", "decay": "#e45756"}
 
 
@@ -84,7 +85,8 @@ def expert_load(routed: np.ndarray, ax: Any = None) -> Any:
     ax.grid(False)
     image = ax.imshow(relative, cmap="viridis", vmin=0.0, vmax=max(2.0, float(relative.max())), aspect="auto")
     ax.set(xlabel="expert", ylabel="layer")
-    for axis in (ax.xaxis, ax.yaxis):  # at least one whole number
+    # Show at least one whole number.
+    for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     ax.figure.colorbar(image, ax=ax, label="load / even load")
     return ax

@@ -50,7 +50,8 @@ if TYPE_CHECKING:
 
 LawT_co = TypeVar("LawT_co", bound=Law, covariant=True)
 AGREEMENT = 1e-6  # starts within this relative distance of the best objective agree with it
-HELD: dict[str, Any] = {"hold_transform": True, "max_iterations": 60, "tolerance": 1e-4}  # of the first stage
+# Options of the first stage.
+HELD: dict[str, Any] = {"hold_transform": True, "max_iterations": 60, "tolerance": 1e-4}
 LEAVE_OUT = 'outliers="set_aside" leaves them out'
 ALL = "all"  # kinds of laws
 NO_CUT = "no cut of compute leaves six runs of three sizes below it"
@@ -470,7 +471,8 @@ def _counted(result: FitResult[Law], repetition: RepetitionFit | None) -> FitRes
     if repetition is None:
         return result
     status, conditions = result.status, result.law.conditions
-    assert conditions is not None  # of every fit
+    # Every fit has conditions.
+    assert conditions is not None
     status = replace(
         status,
         standard_errors={**status.standard_errors, **repetition.errors},
@@ -511,7 +513,8 @@ def _best_kind(runs: Runs, options: Mapping[str, Any]) -> FitResult[Law]:
         except ValueError as error:
             left_out[name] = str(error)
 
-    def refitted(result: FitResult[Law]) -> Losses:  # from the first fit, which is near
+    # The first fit is near.
+    def refitted(result: FitResult[Law]) -> Losses:
         def losses(fitted: Runs, held_out: Runs) -> FloatArray:
             again = fit(fitted, result.law.name, **{**options, "starts": [result.law]})
             return again.errors_on(held_out) + held_out.loss

@@ -25,7 +25,8 @@ from scaling_law.planning.minimiser import first_below
 from scaling_law.runs.table import Runs, load_runs
 from scaling_law.size.arrays import FloatArray
 
-FURTHEST = 20.0  # in ln of the factor
+# The furthest ln of the factor.
+FURTHEST = 20.0
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,8 @@ from scaling_law.size.arrays import FloatArray
 
 Mask = NDArray[np.bool_]
 Limits = Mapping[str, tuple[float, float]]
-Logs = Mapping[str, FloatArray]  # of variables [n], of transforms [S, n]
+# Logarithms of variables [n], and of transforms [S, n].
+Logs = Mapping[str, FloatArray]
 
 
 class Evaluation(NamedTuple):
@@ -46,7 +47,8 @@ class Columns(NamedTuple):
     """
 
     at: Any  # a slice where the parameters stand together, else indices
-    features: tuple[Features, ...]  # of the scale first, whose feature is 1
+    # The feature of the scale is 1 and stands first.
+    features: tuple[Features, ...]
     offset: Features
     back: FloatArray
 

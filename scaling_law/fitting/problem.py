@@ -328,7 +328,8 @@ def _box(objective: Objective, limits: Limits, losses: FloatArray) -> tuple[Floa
         if lower[i] > upper[i]:
             raise InputError(f"bounds: {name}={limits[name]} must not be open here: give both ends")
     follow = [objective.names.index(name) for name in objective.tied]
-    lower[follow] = upper[follow] = 0.0  # what is tied does not move by itself
+    # A tied coefficient does not move by itself.
+    lower[follow] = upper[follow] = 0.0
     boxes = _transform_box(objective, limits).values()
     lower[objective.first_transform :], upper[objective.first_transform :] = np.reshape([*boxes], (-1, 2)).T
     return lower, upper

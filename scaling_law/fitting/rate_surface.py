@@ -38,9 +38,12 @@ from scaling_law.size.arrays import FloatArray
 
 Extra = Literal["tokens", "batch"]
 EXTRAS: tuple[Extra, ...] = ("tokens", "batch")
-RATE_COLUMNS = ("learning_rate", "schedule_peak_learning_rate")  # as mapped, and of run records
-_STEPS = 30  # of the robust weights
-_SINGULAR = 1e-10  # of the largest eigenvalue of sums of squares of unit columns
+# The column of a mapped table, and that of run records.
+RATE_COLUMNS = ("learning_rate", "schedule_peak_learning_rate")
+# Iterations of the robust weights.
+_STEPS = 30
+# Least share of the largest eigenvalue of sums of squares of unit columns.
+_SINGULAR = 1e-10
 
 
 @dataclass(frozen=True)

@@ -29,9 +29,11 @@ from scaling_law.size.arrays import FloatArray
 
 REPEATED = ("unique_tokens", "epochs")  # columns that say how often tokens repeat
 UNIQUE = "unique_tokens"  # the column of a table in which a fit finds them
-BOX = (0.1, 1000.0)  # of both R*; at the upper end nothing is discounted
+# Bounds of both R*; at the upper end nothing is discounted.
+BOX = (0.1, 1000.0)
 STARTS = (Repetition(), Repetition(100.0, 100.0))
-STEP, SIZE_STEP = 1e-4, 1e-3  # in ln R* and θ, and in ln N, for derivatives
+# Steps of derivatives, in ln R* and θ, and in ln N.
+STEP, SIZE_STEP = 1e-4, 1e-3
 STEEPEST = 1e6  # slope of ln N_opt by a coefficient: beyond, the loss is flat along 6·N·D and N_opt means nothing
 FAR = 300.0  # the ln of an excess of parameters that makes no difference any more
 TOLD = 0.7  # the standard error of ln R* up to which the runs tell it
@@ -151,7 +153,8 @@ class RepeatedObjective(Objective):
             return np.full((len(theta), len(self.target)), np.nan)
         law, columns = super().make_law(theta[0]), np.moveaxis(self.coefficients(theta), -1, 0)[..., None]
         size = law.size_called_for(columns, self.raw, self.unique)
-        with np.errstate(all="ignore"):  # of coefficients at the ends of their box
+        # Coefficients may lie at the ends of their box.
+        with np.errstate(all="ignore"):
             ratio = np.log(size) - np.log(self.raw[self.sizes[0]])
         return np.where(np.isfinite(ratio), ratio, np.nan)
 
@@ -179,7 +182,8 @@ class RepeatedObjective(Objective):
             return np.asarray(losses[1] - losses[0])
 
         steps = STEP * np.eye(self.size)[:, None, :]
-        with np.errstate(all="ignore"):  # where nothing turns
+        # Some rows have no turning point.
+        with np.errstate(all="ignore"):
             by_size = (turn(theta, x + SIZE_STEP) - turn(theta, x - SIZE_STEP)) * (STEP / SIZE_STEP)
             by_theta = turn(theta + steps, x) - turn(theta - steps, x)  # [p, S, n]
             slopes = np.moveaxis(-by_theta / by_size, 0, -1)

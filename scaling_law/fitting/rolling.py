@@ -16,9 +16,11 @@ from hub.base.tables import ResultTable, Table
 from scaling_law.runs.table import Runs
 from scaling_law.size.arrays import FloatArray
 
-Losses = Callable[[Runs, Runs], FloatArray]  # of held-out runs, from the fitted ones
+# Predicts losses of held-out runs from the fitted ones.
+Losses = Callable[[Runs, Runs], FloatArray]
 CUTS = 10.0 ** (np.arange(1, 9) / 4)  # times below the largest compute
-RUNS, SIZES = 6, 3  # at least, below a cut
+# Least runs and sizes below a cut.
+RUNS, SIZES = 6, 3
 SAME_SIZE = 0.05  # sizes closer than this in ln N are one
 TINY = 1e-9
 

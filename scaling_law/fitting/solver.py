@@ -60,7 +60,8 @@ def minimise(
     for iteration in range(1, max_iterations + 1):
         step = now.step(lower, upper)
         bend = np.einsum("si,sij,sj->s", step, now.curvature, step)
-        promised = np.maximum(-np.einsum("si,si->s", now.gradient, step) - 0.5 * bend, 0.0)  # by the quadratic model
+        # The decrease that the quadratic model predicts.
+        promised = np.maximum(-np.einsum("si,si->s", now.gradient, step) - 0.5 * bend, 0.0)
         trial_theta = now.theta + step
         trial = evaluate(trial_theta, active)
         gain = now.cost - trial.cost
@@ -102,7 +103,8 @@ class _State:
         low, high = lower - self.theta, upper - self.theta
         step = np.zeros_like(self.theta)
         rows = np.arange(len(step))
-        for _ in range(4):  # what would leave goes to its bound, the rest is solved again: a cut step need not descend
+        # A cut step need not descend: what would leave goes to its bound, and the rest is solved again.
+        for _ in range(4):
             part = self.take(rows) if len(rows) < len(step) else self
             free = part._solve(held[rows], step[rows])
             outside = ~held[rows] & ((free < low[rows]) | (free > high[rows]))

@@ -34,9 +34,11 @@ from scaling_law.size.arrays import FloatArray
 MODEL = ("n_active", "tokens", "experts")
 UNITS = (0.1, 0.15)  # standard deviations of ln loss and ln D between the prior's corpora and tokenizers and another
 OTHER_UNIT, FREE_UNIT = 0.35, 1.0  # ln loss from the prior's beyond which its unit is freed, and how far
-EXPERTS_ERROR = 0.015  # of ln L at an E that no run has: 0.03 to 0.04 nats (docs/studies/evidence.md)
+# Error of ln L at an E that no run has: 0.03 to 0.04 nats (docs/studies/evidence.md).
+EXPERTS_ERROR = 0.015
 MOST = 2000  # runs that laws are fitted to, at many cuts and on a hundred resamples
-STEPS = np.linspace(0.0, 1.0, 9)  # of a fan, from the largest run to a point
+# Steps of a fan, from the largest run to a point.
+STEPS = np.linspace(0.0, 1.0, 9)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

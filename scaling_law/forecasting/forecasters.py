@@ -19,11 +19,13 @@ from scaling_law.size.arrays import FloatArray
 
 CHINCHILLA, PUBLISHED, PRIOR, BY_COMPUTE, LADDER = "chinchilla", "published", "prior", "prior by compute", "ladder"
 INTERACTION, I_PRIOR, I_BY_COMPUTE = "interaction", "interaction prior", "interaction prior by compute"
-POWERS = {PRIOR: 0.0, BY_COMPUTE: 1.0, I_PRIOR: 0.0, I_BY_COMPUTE: 1.0}  # of compute, in the weights of runs
+# Powers of compute in the weights of runs.
+POWERS = {PRIOR: 0.0, BY_COMPUTE: 1.0, I_PRIOR: 0.0, I_BY_COMPUTE: 1.0}
 OF_EXPERTS = ("joint", "crossing", "sparsity", "saturation")  # kinds that have E, for runs of several
 VARIABLES = frozenset(name for law in LAWS.values() for name in law.form.variables)  # columns that a law reads
 BASE = (CHINCHILLA, PUBLISHED, PRIOR, BY_COMPUTE)  # the laws whose errors on public sets are shipped
-RESAMPLES = 100  # of the cluster bootstrap behind the standard errors of a fresh fit
+# Resamples of the cluster bootstrap behind the standard errors of a fresh fit.
+RESAMPLES = 100
 EQUAL_RATIOS = float(np.log(1.25))  # runs whose D/N differs less are rungs of one ladder
 SAME_EXPERTS = 0.1  # E closer than this in ln E are one: shared experts and dense blocks blur what is counted
 OFF_THE_LADDER = "a ladder needs a model of about the tokens per parameter of the runs"
@@ -42,7 +44,8 @@ class Prediction:
     noise: FloatArray
 
 
-Predict = Callable[[Runs, Runs, bool], Prediction]  # from runs, at points, with standard errors or without
+# Predicts points from runs, with standard errors or without.
+Predict = Callable[[Runs, Runs, bool], Prediction]
 
 
 @dataclass(frozen=True)
@@ -133,7 +136,8 @@ def fresh(kind: str, seed: int = 0) -> Forecaster:
 
     def predict(runs: Runs, points: Runs, errors: bool) -> Prediction:
         result = fit(runs, kind, starts=earlier[:1] or "scaled")
-        if kind != CHINCHILLA and not earlier:  # that one is quick from all starts
+        # A Chinchilla fit is quick from all starts.
+        if kind != CHINCHILLA and not earlier:
             earlier.append(result.law)
         log_residuals = result.problem.objective.residuals(result.theta[None])[0]
         noise = np.sqrt((log_residuals**2).sum() / max(len(runs) - len(result.fitted), 1))

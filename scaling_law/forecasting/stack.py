@@ -29,7 +29,8 @@ from scaling_law.size.arrays import FloatArray
 
 DEFAULTS = Path(__file__).with_name("defaults.json")
 FORMAT, VERSION = "forecast_defaults", 1
-DIRECTIONS = ("flops", "n_active", "tokens")  # in which a point may lie furthest beyond the runs
+# Directions in which a point may lie furthest beyond the runs.
+DIRECTIONS = ("flops", "n_active", "tokens")
 REACH = 1.0  # width of the kernel on ln distances
 NEAR = 0.3  # ln distance at which errors begin to grow
 FAR = 10.0  # times the RMSE of the best law, from which on a law is not weighed
@@ -111,7 +112,8 @@ def stack(evidence: Evidence, defaults: Defaults) -> Stacked:
     """Weigh the laws for each point by itself. ValueError where none says anything of one."""
     names, count = list(evidence.predictions), evidence.beyond.shape[1]
     said = np.array([(p.log_loss, p.error, p.noise) for p in evidence.predictions.values()])
-    said = said.reshape(len(names), 3, count)  # where there is no law, too
+    # This also holds where there is no law.
+    said = said.reshape(len(names), 3, count)
     laws = np.stack([np.exp(said[:, 0]), np.zeros((len(names), count)), np.full((len(names), count), np.nan)], axis=1)
     log_loss, spread = np.zeros((2, count))
     for i, beyond in enumerate(evidence.beyond.T):

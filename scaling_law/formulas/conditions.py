@@ -25,7 +25,8 @@ from scaling_law.size.arrays import FloatArray
 
 # How many times beyond the fitted range, either way, an answer is refused.
 GUARD = {"N_act": 1000.0, "D": 1000.0, "D/N": 100.0, "E": 4.0, "flops": 1e6, "C": 1e6}
-SIZE_GUARD, DESIGN_GUARD = 1000.0, 4.0  # of other variables of a law
+# Guards of other variables of a law.
+SIZE_GUARD, DESIGN_GUARD = 1000.0, 4.0
 # How many times below and above the fitted range an answer is trusted: as far as the cuts of
 # studies/forecasts/splits.csv go. Laws of the runs up to a thirtieth of the largest compute forecast those above it
 # (docs/studies/forecasts.md), and cuts at a third of N or D move D/N by three. Nothing below a range was forecast, and
@@ -39,7 +40,8 @@ UNGUARDED = "this law carries no fitted ranges: nothing checks how far an answer
 UNKNOWN = "range of {} unknown: nothing checks how far an answer extrapolates there"
 # variable → its name in `fitted_limits`
 LABELS = {"n_active": "N_act", "tokens": "D", "tokens_per_parameter": "D/N", "experts": "E"}
-SLACK = 1e-3  # of the ends of a range: a question that is rounded to a digit less is inside
+# Slack of the ends of a range: a question that is rounded to a digit less is inside.
+SLACK = 1e-3
 ROUNDING = 1e-9  # a question at the guard itself is inside
 DATASET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -379,7 +381,8 @@ def joined_limits(first: Conditions, second: Conditions) -> dict[str, Any]:
     if not (first.fitted_limits() and second.fitted_limits()):
         source = second if second.fitted_limits() else first
         return {"ranges": source.ranges, "variables": source.variables}
-    if not (first.ranges and second.ranges):  # of a law from the literature: limits, but no runs
+    # A law from the literature may have limits, but no runs.
+    if not (first.ranges and second.ranges):
         return {"ranges": (), "variables": _joined(first.fitted_limits(), second.fitted_limits())}
     ranges = {r.experts: r for r in first.ranges}
     for fitted in second.ranges:

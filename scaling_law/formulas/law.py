@@ -28,7 +28,8 @@ from scaling_law.size.recipe import PAPER
 SMALLEST = 1.0 / LARGEST
 FormulaT = TypeVar("FormulaT", bound="Formula")
 BESIDE = ("conditions", "draws", "repetition", "experts")  # fields of a law that are no coefficients
-Values: TypeAlias = ArrayLike | None  # of a variable
+# Values of a variable.
+Values: TypeAlias = ArrayLike | None
 
 
 @dataclass(frozen=True, repr=False)
@@ -64,7 +65,8 @@ class Formula(Summarised):
         self._check_experts_and_draws()
 
     def _check_experts_and_draws(self) -> None:
-        if (experts := getattr(self, "experts", None)) is not None:  # of a law that holds for one E
+        # The law holds for one E.
+        if (experts := getattr(self, "experts", None)) is not None:
             object.__setattr__(self, "experts", one_positive("experts", experts, 1.0))
         if self.draws is not None:
             draws, columns = numbers_of("draws", self.draws).copy(), len(self.coefficient_names())
@@ -386,7 +388,8 @@ class ChinchillaForm(Formula):
         self, coefficients: Any, variables: Mapping[str, Any], tokens: FloatArray, models: Models | None = None
     ) -> FloatArray:
         m, mu, n, nu = self.chinchilla_of(coefficients, variables.get("experts", np.array(1.0)))
-        with np.errstate(all="ignore"):  # of coefficients without an optimum
+        # Coefficients may have no optimum.
+        with np.errstate(all="ignore"):
             log_size = (np.log(nu * n / (mu * m)) + nu * np.log(tokens)) / mu
             return np.where(has_optimum((m, mu, n, nu)), np.exp(log_size), np.nan)
 

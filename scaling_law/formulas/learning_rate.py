@@ -38,9 +38,11 @@ READINGS = ("code", "paper")
 COEFFICIENTS = ("intercept", "slope_n", "slope_e", "slope_d", "slope_batch")
 FORMAT, VERSION = "learning_rate_law", 5
 PUBLIC, PUBLIC_FILE = "public", Path(__file__).with_name("public_learning_rates.json")
-DEFAULT_LAW = f"{PUBLIC}:ludziejewski"  # at the level of the paper, whose recipe `train.py` runs
+# The level of the paper, whose recipe `train.py` runs.
+DEFAULT_LAW = f"{PUBLIC}:ludziejewski"
 INSTEAD = "name another law (learning_rate_law, --learning-rate-law) or give the rate"
-Count: TypeAlias = float | None  # of tokens; None where it is not told
+# A number of tokens, or None where it is not told.
+Count: TypeAlias = float | None
 PHANTOM_POSITIONS = 512  # rows of the positional table that the code counted
 
 
@@ -279,7 +281,8 @@ def _is_range(ends: Any) -> bool:
     return ends is None or (pair and 0 < ends[0] <= ends[1])
 
 
-_FIELDS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (  # which, whether a value fits, and what it must be
+# Names of fields, a check of their values, and what these must be.
+_FIELDS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("reading", READINGS.__contains__, "'code' or 'paper'"),
     (" ".join(COEFFICIENTS), _is_finite, "a finite number"),
     ("vocab_size", lambda size: type(size) is int and size >= 1, "an integer of at least 1"),

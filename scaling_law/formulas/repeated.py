@@ -24,9 +24,12 @@ from scaling_law.size.arrays import FloatArray
 R_STAR_TOKENS, R_STAR_PARAMETERS = 15.387756, 5.309743
 
 Models = Callable[[FloatArray], Mapping[str, Any]]  # ln of a size → the variables of models of this size but tokens
-ENDS = 45.0  # of the ln of a size, between which N_opt is searched
-STEP = 3e-4  # in the ln of a size, over which a slope is taken: its error is below 1e-7 of the size
-FLAT = 1e-12  # of the loss: what it changes less over a step is rounding
+# The ln of a size between which N_opt is searched.
+ENDS = 45.0
+# The step in the ln of a size over which a slope is taken: its error is below 1e-7 of the size.
+STEP = 3e-4
+# A share of the loss; a smaller change over a step is rounding.
+FLAT = 1e-12
 
 
 @dataclass(frozen=True)

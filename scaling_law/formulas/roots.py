@@ -33,7 +33,8 @@ def find_root(
         a, at_a = x, at_x
         best = np.where(np.abs(at_a) < np.abs(at_b), a, b)
         least = np.minimum(np.abs(at_a), np.abs(at_b))
-        with np.errstate(all="ignore"):  # of rows that are done
+        # Rows that are done may overflow.
+        with np.errstate(all="ignore"):
             tolerance = precision * np.maximum(np.abs(best), 1.0) / np.abs(b - a)
             if np.all((tolerance > 0.5) | (least == 0) | ~crosses):
                 break

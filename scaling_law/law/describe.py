@@ -244,7 +244,8 @@ def _predict(
     limits |= {"memory": memory, "vocab_size": a.vocab_size, "force": force}
     try:
         optimum = optimal(law, flops, **limits)
-    except ValueError as error:  # also where every answer is beyond the range guard
+    # Every answer may be beyond the range guard.
+    except ValueError as error:
         refusal = str(error)
     if optimum is not None and (refused := _own_experts_refused(law, a, flops, limits)):
         optimum, refusal = None, refused

@@ -98,7 +98,8 @@ def _of_batches(
     dp, fsdp, tp, pp, ep, cp = (getattr(degrees, name) for name in DEGREES)
     _, ends, inner = stage_of(model, tp, pp, ep)
     _, _, all_inner = stage_of(model, tp, pp, 1)
-    experts = np.where(np.asarray(ep) > 1, (all_inner - inner) / np.maximum(ep - 1, 1), 0.0)  # of one GPU, divided
+    # The part of one GPU where experts are divided.
+    experts = np.where(np.asarray(ep) > 1, (all_inner - inner) / np.maximum(ep - 1, 1), 0.0)
     shards = fsdp * cp if sharding == "fsdp2" else dp * fsdp * cp
     parts = ((inner - experts, shards, ends), (experts, shards / np.asarray(ep), 0.0))
 

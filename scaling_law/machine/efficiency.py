@@ -20,7 +20,8 @@ from scaling_law.machine.gpus import Gpu
 from scaling_law.size.arrays import FloatArray
 
 FORMAT, VERSION, FILE = "efficiency", 1, Path(__file__).with_name("efficiency.json")
-TERMS = ("flops", "routed_flops", "activations", "routing")  # of `throughput.TERMS`
+# Some of `throughput.TERMS`.
+TERMS = ("flops", "routed_flops", "activations", "routing")
 PARAMETERS = (*TERMS, "fp8", "fp4", "forced", "growth", "overhead")  # all but the last two as logarithms
 SMALL = 0.5e9  # parameters that a token is multiplied with; labs differ the more, the fewer there are
 DRAWS, SEED = 200, 0

@@ -53,7 +53,8 @@ class Gpu(NamedTuple):
 
     @property
     def precisions(self) -> tuple[str, ...]:
-        if "=" in self.name:  # of a device that is described, only that of the peak is known
+        # Of a device that is described, only the precision of the peak is known.
+        if "=" in self.name:
             return ("bf16",)
         words = {*self.name.split()}
         return ("bf16", *([] if words & NO_FP8 else ["fp8"]), *(["fp4"] if words & FP4 else []))

@@ -41,7 +41,8 @@ ENGINES: Mapping[str, frozenset[str]] = {
 }
 WITHIN = ("tp", "pp", "ep", "cp")  # degrees by which GPUs share one model's work
 LEAST_CONTEXT = 2048  # tokens of a sequence that a GPU keeps under context parallelism: fewer hide no ring of keys
-MOST_STAGES = 16  # of a pipeline
+# Most stages of a pipeline.
+MOST_STAGES = 16
 # Operations that a step makes once, and not for every micro-batch, by sharding.
 ONCE = {"none": (), "fsdp2": (), "ddp": ("all-reduce",), "zero1": ("reduce-scatter", "all-gather")}
 COMPUTING = ("compute", "recomputation", "bubble")

@@ -27,7 +27,8 @@ Sharding = Literal["none", "ddp", "fsdp2", "zero1"]
 SHARDINGS: tuple[Sharding, ...] = get_args(Sharding)
 WEIGHT_BYTES = 4.0
 MOMENT_BYTES = ADAM_BYTES - WEIGHT_BYTES
-MOMENTUM_BYTES = 4.0  # of a parameter in a matrix that Muon takes
+# Bytes of a parameter in a matrix that Muon takes.
+MOMENTUM_BYTES = 4.0
 HALF, SINGLE = 2.0, 4.0
 # Of logits at a time (modeling_switch_moe.losses): on a CPU in fp32, on a GPU with their gradient, in bf16 there.
 CPU_CHUNK_BYTES, GPU_CHUNK_BYTES = 2**21, 2**31
@@ -97,7 +98,8 @@ def training_memory(
     router = a.routed_blocks * a.d_model * np.where(a.experts > 1, a.experts, 0) * blocks / a.blocks
     parameters = inner + ends + router
     sharded = sharding == "fsdp2" and np.any(np.asarray(devices) > 1)
-    matrices = stage_of(a, tp, pp, 1)[2]  # with all experts
+    # Matrices with all experts.
+    matrices = stage_of(a, tp, pp, 1)[2]
     between = matrices + router
     is_shared = sharded or sharding == "zero1"
     held = (between + ends) / devices if is_shared else parameters

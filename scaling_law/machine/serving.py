@@ -53,7 +53,8 @@ def seconds_of_token(
 ) -> Any:
     """GPU-seconds of one generated token, with `cache_bytes` of all sequences; broadcasts with the models."""
     unread = (1.0 - share_read(a.experts_per_token / a.experts, batch)) * a.experts * a.d_expert
-    lookup = 0 if a.tied_embeddings else a.d_model * a.vocab_size  # of a few rows of the embedding
+    # A lookup reads a few rows of the embedding.
+    lookup = 0 if a.tied_embeddings else a.d_model * a.vocab_size
     read = a.n_total - lookup - (3 if a.gated else 2) * a.d_model * a.routed_blocks * unread
     weights = np.maximum(batch * a.forward_flops() / gpu.peak_flops, bytes_per_parameter * read / gpu.bandwidth)
     return (cache_bytes / gpu.bandwidth + weights) / batch

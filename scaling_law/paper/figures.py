@@ -107,7 +107,8 @@ def best_by_budget(law: JointLaw) -> NDArray[Any]:
     for row, size in zip(axes, sizes, strict=True):
         for ax, (title, extra) in zip(row, SCENARIOS, strict=True):
             dense, width = Limits.of(law, **extra), width_of_total(size, 1, law.vocab_size)
-            within = replace(dense, memory=float(dense.memory_bytes(width, 1)))  # of a dense model of this size
+            # The memory of a dense model of this size.
+            within = replace(dense, memory=float(dense.memory_bytes(width, 1)))
             _draw_differences(ax, law, flops, optimal_widths(law, Budget.each(flops[:, None]), EXPERTS, within))
             ax.set_title(f"{format_count(size)} {title}", fontsize=10)
     for ax in axes[-1]:

@@ -21,8 +21,10 @@ from scaling_law.formulas.answers import ArrayAnswer, span
 from scaling_law.planning.optimum import parse_experts, parse_positive
 from scaling_law.size.arrays import FloatArray
 
-TOKENS_RANGE = (1e3, 1e15)  # that are searched
-POINTS = 400  # of D: a straight line between two is off by less than 0.1 %
+# Tokens that are searched.
+TOKENS_RANGE = (1e3, 1e15)
+# Points in D; a straight line between two is off by less than 0.1 %.
+POINTS = 400
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,8 @@ def overtaking(log_tokens: FloatArray, gaps: FloatArray) -> FloatArray:
     last = np.where(behind.any(axis=-1), gaps.shape[-1] - 1 - np.argmax(behind[..., ::-1], axis=-1), -1)
     at = np.clip(last, 0, gaps.shape[-1] - 2)
     above, below = (np.take_along_axis(gaps, i[..., None], axis=-1)[..., 0] for i in (at, at + 1))
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # where no two gaps bracket zero
+    # Some rows have no two gaps that bracket zero.
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         share = above / (above - below)
         crossing = np.exp(log_tokens[at] + share * (log_tokens[at + 1] - log_tokens[at]))
     return np.where(last < 0, 0.0, np.where(last == gaps.shape[-1] - 1, np.inf, crossing))

@@ -163,7 +163,8 @@ class Cluster(Layouts):
         """Seconds that models take for the tokens, infinite where they do not fit; `drawn` as of `tokens`."""
         tokens, seconds = np.asarray(tokens, float), np.array(0.0)
         for per_token, start, end in self._stages(model, drawn):
-            if drawn and per_token.ndim == 1:  # of one model
+            # The draws are of one model.
+            if drawn and per_token.ndim == 1:
                 per_token = per_token.reshape(-1, *([1] * tokens.ndim))
             part = np.clip(tokens - start, 0.0, end - start)
             with np.errstate(invalid="ignore"):  # no tokens of a model that does not fit

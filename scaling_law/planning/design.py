@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 Target = Callable[[Formula], float]
-LEAST_RUNS = 4  # that a budget affords, by default
+# Runs that a budget affords at least, by default.
+LEAST_RUNS = 4
 
 
 def log_optimal_parameters(flops: float, experts: float = 1) -> Target:
@@ -255,7 +256,8 @@ def next_runs(
         if not force:
             raise
         notes = (f"the answer is {error}",)
-    except ValueError:  # as of a law without an optimum, whose draws may have one
+    # A law without an optimum may have draws that have one.
+    except ValueError:
         pass
     values, losses = _ensemble(law, answer, columns)
     everything = np.column_stack([losses, values])

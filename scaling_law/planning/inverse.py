@@ -267,7 +267,8 @@ def _repeated_tokens_needed(
     every = (*variables.values(), *coefficients, loss)
     low = np.full(np.broadcast_shapes(*map(np.shape, every)), np.log(FEWEST))
     high = np.full(low.shape, np.log(unique * (1.0 + r_star)))
-    with np.errstate(all="ignore"):  # of models that never reach it
+    # Some models never reach the loss.
+    with np.errstate(all="ignore"):
         x = find_root(excess, low, high)
         return np.where(np.isnan(x), np.inf, tokens(x))
 

@@ -8,7 +8,8 @@ from scaling_law.machine.gpus import find_gpu
 from scaling_law.machine.layout import Placement
 from scaling_law.planning.budget import Cluster
 
-FILES = "training/configs/accelerate"  # of a checkout, as train.py is
+# A folder of a checkout, as train.py is a file of it.
+FILES = "training/configs/accelerate"
 RENDEZVOUS = "--machine_rank $RANK --main_process_ip $ADDRESS --main_process_port 29500"
 
 

@@ -9,10 +9,14 @@ from numpy.typing import NDArray
 
 from scaling_law.size.arrays import FloatArray
 
-POINTS = 257  # of the grid between the ends
-MINIMA = 3  # of a row that are followed
-HALVINGS = 50  # of a grid's step
-CLOSE = 1e-4  # of a grid's step, to which each of them is bracketed: by zooms of 10, or moves of a bracket's edge
+# Points of the grid between the ends.
+POINTS = 257
+# Minima of a row that are followed.
+MINIMA = 3
+# Halvings of a grid's step.
+HALVINGS = 50
+# Share of a grid's step to which a minimum is bracketed, by zooms of 10 or moves of a bracket's edge.
+CLOSE = 1e-4
 ZOOMS = 40
 
 

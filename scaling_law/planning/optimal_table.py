@@ -54,10 +54,12 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 MOST_SHOWN = 6  # E of which a comparison says how often each wins, or which is ahead
-SHOWN: tuple[str, ...] = ("experts", "d_model", "n_active", "n_total", "tokens", "tokens_per_parameter")  # of a row
+# Columns of a row.
+SHOWN: tuple[str, ...] = ("experts", "d_model", "n_active", "n_total", "tokens", "tokens_per_parameter")
 SHOWN += ("training_flops", "epochs", "weight_bytes", "kv_cache_bytes", "loss", "loss_interval", "behind")
 SHOWN += ("at equal FLOPs", "wins", "GPU-s per M", "price per M", "learning_rate", "limited_by", "")
-FIRST = ("d_model", "N_act", "tokens", "loss", "")  # what a narrow terminal shows above the rest
+# Columns that a narrow terminal shows above the rest.
+FIRST = ("d_model", "N_act", "tokens", "loss", "")
 
 
 @dataclass(frozen=True)
@@ -363,7 +365,8 @@ class OptimalTable(Answer):
         )
         if self.budget.cluster is None:
             del values["training_flops"]
-        elif row.decode_seconds is not None:  # of a million generated tokens
+        # The cost of a million generated tokens.
+        elif row.decode_seconds is not None:
             seconds, price = 1e6 * row.decode_seconds, self.budget.cluster.price
             values |= {"GPU-s per M": seconds} if price is None else {"price per M": price * seconds / 3600}
         if not self.limits.kv_tokens:
@@ -505,7 +508,8 @@ def _trainable(table: OptimalTable, cluster: Cluster) -> OptimalTable:
     width = np.array([HEAD_DIM * max(1, int(row.d_model / HEAD_DIM)) for row in table], float)
     try:
         fits, wider = (cluster.fits(table.limits.widths(d, experts)) for d in (width, width + HEAD_DIM))
-    except ValueError:  # of GPUs that cannot share a batch equally: `plan` says so
+    # `plan` says which GPUs cannot share a batch equally.
+    except ValueError:
         fits = wider = np.full(len(table), True)
     notes = [*table.notes, *cluster.warnings(table.limits.widths(best.d_model, best.experts))]
     for which, what in (

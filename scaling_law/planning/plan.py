@@ -43,7 +43,8 @@ if TYPE_CHECKING:
 
 USUAL, FEWEST, MOST = "h100", 8, 8192  # GPUs whose hours are told where none are named: as few as hold the model
 GIVEN = "given"  # the law of a learning rate that the user chose
-WARMUP_SHARE = 0.1  # of a short run that warm-up may take
+# Share of a short run that warm-up may take.
+WARMUP_SHARE = 0.1
 
 
 @dataclass(frozen=True)
@@ -254,7 +255,8 @@ def plan(
     measured = (*(t for t in dict.fromkeys(shorter) if t * (1 - PAPER.decay_fraction) > warmup), tokens)
     total = tokens + sum(_decay_tokens(ramp, t) for t in measured[:-1])
     rates = row.learning_rate_from
-    assert rates is not None  # of every answer
+    # Every answer has rates.
+    assert rates is not None
     at = of_law(law, architecture.variables() | {"tokens": float(tokens)})
     loss = partial(table.limits.loss, law, variables=at)
     warnings, told = (*passed_over, *table.loss_warnings), cluster or _usual(architecture, ramp)
@@ -318,7 +320,8 @@ def _usual(architecture: Architecture, ramp: BatchRamp) -> Cluster:
             return Cluster.of(ramp, gpus=gpus, gpu=USUAL)
         except DoesNotFit:
             gpus *= 2
-        except InputError:  # so many cannot share the batches
+        # So many GPUs cannot share the batches.
+        except InputError:
             break
     most = Cluster.of(ramp, gpus=gpus // 2, gpu=USUAL)
     return replace(most, throughput=replace(most.throughput, memory_bytes=None))

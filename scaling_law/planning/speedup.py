@@ -321,7 +321,8 @@ def _spent(law: Formula, a: Model, flops: Any, tokens: Any, limits: Limits) -> t
         raise InputError(f"tokens={tokens!r} goes with an Architecture as a: E = {a:g} alone has no size; give flops")
     else:
         e, budget = _experts("a", a), np.array(one_positive("flops", flops))
-        width = float(optimal_widths(law, Budget.each(budget), e, limits).free)  # as free as b: below d_model 64, too
+        # The model is as free as b, also below d_model 64.
+        width = float(optimal_widths(law, Budget.each(budget), e, limits).free)
         variables = limits.variables(width, e, budget)
     return of_law(law, variables | {"tokens": positive("tokens", variables["tokens"])}), width
 
@@ -331,7 +332,8 @@ def _interval(draws: FloatArray) -> tuple[float, float] | None:
     values = draws[~np.isnan(draws)]
     if not values.size:
         return None
-    low, high = np.quantile(values, (0.025, 0.975), method="inverted_cdf")  # which cannot fall between x and infinity
+    # The method cannot fall between a number and infinity.
+    low, high = np.quantile(values, (0.025, 0.975), method="inverted_cdf")
     return float(low), float(high)
 
 

@@ -33,7 +33,8 @@ class Reader:
 
     name: str
     what: str
-    repository: str  # on GitHub
+    # Name of the repository on GitHub.
+    repository: str
     commit: str
     file: str
     licence: str

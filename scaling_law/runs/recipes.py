@@ -15,7 +15,8 @@ from scaling_law.runs.rows import Row, RunsError, flattened, is_missing, names_o
 # that all rows have is read, else the first that any has.
 _HELD_BY = {
     "optimizer": ("optimizer_name", "optimizer"),
-    "weight_decay": ("optimizer_weight_decay",),  # in a table without records it may be tuned
+    # In a table without records it may be tuned.
+    "weight_decay": ("optimizer_weight_decay",),
     "weight_decay_on": ("optimizer_weight_decay_on", "weight_decay_on"),
     "vocab_size": ("vocab_size",),
     "sequence_length": ("sequence_length",),
@@ -27,7 +28,8 @@ _HELD_BY = {
 }
 COLUMNS = tuple(_HELD_BY)
 HOLDERS = frozenset(name for holders in (_HELD_BY, *_HELD_BY.values()) for name in holders)
-_DIGITS = 8  # of a fingerprint that are shown
+# Digits of a fingerprint that are shown.
+_DIGITS = 8
 _MOST = 4  # values of a column that an error shows
 
 Recipe = Mapping[str, tuple[str | None, ...]]  # the value of each run in each column; None is not known

@@ -27,7 +27,8 @@ EVENTS = "*tfevents*"
 PARTS = ("train", "validation", "val", "eval", "test")  # folders in which Keras keeps the parts of one run
 NO_TENSORBOARD = "event files of TensorBoard, which its own reader reads: pip install tensorboard"
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
-_STATUSES = {1: "success", 2: "failed", 3: "running"}  # of TensorBoard's hyperparameters; 0 is not known
+# Statuses of TensorBoard's hyperparameters; 0 is not known.
+_STATUSES = {1: "success", 2: "failed", 3: "running"}
 
 
 def log_rows(source: str | Path, final: Final, losses: Collection[str]) -> LoadedRows | None:
@@ -117,7 +118,8 @@ def _of_tensorboard(root: Path, events: list[Path], final: Final, losses: Collec
         run = _run_of(place, root, logs)
         if run == place:
             runs[run] = log.joined(runs.get(run))
-        else:  # what add_hparams writes is of the run itself, what add_scalars and Keras do of a part of it
+        # add_hparams writes of the run itself, add_scalars and Keras of a part of it.
+        else:
             part = log if log.settings else log.named(f"{place.relative_to(run)}/")
             runs[run] = runs[run].joined(part) if run in runs else part
     for run, log in runs.items():

@@ -29,7 +29,8 @@ HARMFUL = 0.01  # and above which no answer is trusted
 UNEXPLAINED = 0.03  # spread of ln L within cells that is said even though no column explains it
 CHANCE = 1e-3  # probability that a column without effect is named
 LEVELS = 24  # values, at most, whose means are compared
-RUNS = 4096  # that are looked at, in whole cells
+# Runs that are looked at, in whole cells.
+RUNS = 4096
 MOST = 4  # columns that are named
 WILD = 6.0, 0.1  # ln L farther from its cell than this many usual spreads, or this, counts as so far: it diverged
 ALIKE = 1.5  # residual variances closer than this are of columns that say the same

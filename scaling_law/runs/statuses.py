@@ -8,7 +8,8 @@ from typing import Any
 
 from scaling_law.runs.rows import Row, is_missing, row_name
 
-RECORDED = ("final", "intermediate", "diverged")  # in run records
+# Statuses of run records.
+RECORDED = ("final", "intermediate", "diverged")
 COLUMNS = ("status", "Status", "State", "state")
 _WORDS = {
     "final": "final finished completed complete done success succeeded published",

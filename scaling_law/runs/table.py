@@ -510,7 +510,8 @@ def _none_left(rows: Sequence[Row], status: str | None, problems: Sequence[str])
 def _fulfilling(rows: Sequence[Row], selected: Sequence[int], where: str, origin: str) -> list[int]:
     """The chosen rows that fulfil the filter; RunsError if none does."""
     cells = [{name: _told(value) for name, value in row.items() if not is_missing(value)} for row in rows]
-    for name, values in recipe_of(rows).items():  # of records, whose own fields are objects
+    # Fields of records are objects.
+    for name, values in recipe_of(rows).items():
         for row, value in zip(cells, values, strict=True):
             if isinstance(row.get(name), Mapping):
                 row[name] = value

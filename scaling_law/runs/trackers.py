@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from hub import LoadedRows
 
 OVERDUE = 3.0  # times its longest silence, after which a run of trackio, which keeps no ends, is over
-STRUCTURE = ("run_id", "run_name", "id", "timestamp", "step", "log_id", "space_id", "created_at")  # of its tables
+# Columns of its tables.
+STRUCTURE = ("run_id", "run_name", "id", "timestamp", "step", "log_id", "space_id", "created_at")
 PAGE = 10_000  # rows that trackio's servers answer with at most
 BUSY = (429, 502, 503, 504)  # answers after which a server is asked again
 WAITS = (1.0, 4.0, 16.0)  # seconds before that, where it does not say how many; it may say up to the longest
@@ -70,12 +71,14 @@ def _post(url: str, body: Any, what: str, key: str | None) -> dict[str, Any]:
     from urllib.error import HTTPError
     from urllib.request import Request
 
-    if "@" in urlsplit(url).netloc:  # which names, messages and laws would repeat
+    # Names, messages and laws would repeat a password.
+    if "@" in urlsplit(url).netloc:
         raise RunsError("a tracker's address must be http(s)://HOST[:PORT], without a login in it")
     try:
         request = Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
         if key:
-            request.add_unredirected_header("Authorization", f"Bearer {key}")  # for this server alone
+            # The key is for this server alone.
+            request.add_unredirected_header("Authorization", f"Bearer {key}")
         answer = _answer(request)
         if not (problem := answer.get("error") or answer.get("errors")):
             return dict(answer["data"])

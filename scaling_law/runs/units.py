@@ -18,18 +18,24 @@ from hub.base.units import format_count
 from scaling_law.formulas.published import published_loss
 from scaling_law.size.arrays import FloatArray
 
-FEWEST_PARAMETERS = 1000.0  # of a language model
+# Least parameters of a language model.
+FEWEST_PARAMETERS = 1000.0
 FEW_PARAMETERS = 1e6  # fewer than any model has whose vocabulary is not of bytes
-FEWEST_TOKENS = 0.1  # for each parameter, at the end of a run
+# Least tokens for each parameter at the end of a run.
+FEWEST_TOKENS = 0.1
 MOST_TOKENS = 1e6
-USUAL_TOKENS = 0.3  # for each parameter, in the middle of a design that reaches below the fewest
-STEP = 10.0  # in tokens per parameter, at most, by which such a design gets there
+# Tokens for each parameter in the middle of a design that reaches below the fewest.
+USUAL_TOKENS = 0.3
+# Largest step in tokens per parameter by which such a design gets there.
+STEP = 10.0
 CURVE = 10  # points of one size, at least, that are taken for a learning curve
-LONGEST_CURVE = 1e5  # from its first D to its last, at most
+# Largest factor from a curve's first D to its last.
+LONGEST_CURVE = 1e5
 MOST_NATS = 20.0  # a uniform guess over 500 million tokens
 ODD_LOSS = 0.35  # ln of the loss over that of other labs' laws, the median of the runs
 BYTES = 1000  # tokens of a vocabulary below this are about bytes, whose losses are lower
-UNITS = {1.0: "1", 1e3: "1e3", 1e6: "1e6", 1e9: "1e9", 1e12: "1e12"}  # as they are typed
+# Units, as they are typed.
+UNITS = {1.0: "1", 1e3: "1e3", 1e6: "1e6", 1e9: "1e9", 1e12: "1e12"}
 _PERPLEXITY = re.compile(r"(?i)(?<![a-z])(ppl|perplexity)(?![a-z])")
 _BITS = re.compile(r"(?i)(?<![a-z])(bpb|bpc|bpt|bits)(?![a-z])")
 

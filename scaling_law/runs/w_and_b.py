@@ -15,10 +15,13 @@ from scaling_law.runs.statuses import status_of
 
 NO_CLIENT = "W&B is read by its own client: pip install wandb"
 NO_KEY = "W&B needs a key: type wandb login, or set WANDB_API_KEY"
-SECONDS = 60  # for an answer, with the waits of the client where a server is busy
+# Seconds for an answer, with the waits of the client where a server is busy.
+SECONDS = 60
 LONGEST = 400  # characters of what a server says
-TIMES = ("Relative Time", "Wall Time")  # that a chart may have instead of steps
-BOUNDS = ("__MIN", "__MAX")  # what a chart's export has beside each run: the bounds of its buckets
+# Columns that a chart may have instead of steps.
+TIMES = ("Relative Time", "Wall Time")
+# A chart's export has the bounds of its buckets beside each run.
+BOUNDS = ("__MIN", "__MAX")
 
 
 def runs_of(place: str, final: Final, losses: Collection[str]) -> list[Row]:

@@ -27,7 +27,8 @@ VOCAB_SIZE = 50257  # GPT-2's tokenizer
 HEAD_DIM = 64  # the d / 64 rule for the number of blocks and of heads
 ATTENTION = 4  # d² units of parameters per block: query, key, value, output
 EXPERT = 9  # d² units per expert: three matrices of d × 3 d
-ADAM_BYTES = 12.0  # per parameter in training: fp32 master weights and two moments
+# Bytes per parameter in training: fp32 master weights and two moments.
+ADAM_BYTES = 12.0
 GRADIENT_BYTES = 4.0
 
 
@@ -108,7 +109,8 @@ EXPERT_VARIABLES = {"experts", "density", "activation_ratio", "n_total", "n_tota
 # What may vary between runs of one size: the first that tells is named, the later ones often follow from it
 DESIGN_VARIABLES: tuple[str, ...] = ("experts", "granularity", "shared_ratio", "vocab_size", "density")
 DESIGN_VARIABLES += ("activation_ratio", "active_experts", "experts_per_token")
-PARTS = {"density", "sparsity", "activation_ratio", "shared_ratio"}  # of a whole
+# Parts of a whole.
+PARTS = {"density", "sparsity", "activation_ratio", "shared_ratio"}
 
 
 def is_size(variable: str) -> bool:
@@ -279,7 +281,8 @@ class Architecture:
     spans: tuple[Span, ...] = ()
 
     def __post_init__(self) -> None:
-        if isinstance(self.latent_attention, Mapping):  # as in JSON
+        # JSON has a mapping.
+        if isinstance(self.latent_attention, Mapping):
             try:
                 object.__setattr__(self, "latent_attention", LatentAttention(**self.latent_attention))
             except TypeError:

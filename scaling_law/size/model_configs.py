@@ -31,7 +31,8 @@ Family = Mapping[str, Mapping[str, Any]]
 # From the fields of a configuration to the architecture, and the parameters that laws leave out, by name.
 Reader = Callable[[Config], tuple[Architecture, Mapping[str, int]]]
 FILE_NAME = "config.json"
-CLASSES = "scaling_law.classes"  # of entry points: functions like `Reader`
+# Entry points for functions like `Reader`.
+CLASSES = "scaling_law.classes"
 # Fields whose null says something.
 _MAYBE_NULL: tuple[str, ...] = ("head_dim", "n_shared_experts", "num_key_value_heads", "q_lora_rank")
 _MAYBE_NULL += ("sliding_window", "attention_chunk_size")
@@ -43,7 +44,8 @@ def _families() -> dict[str, Family]:
         like = families.get(row.get("like"), {})
         parts = ("architecture", "left_out", "defaults")
         family = {part: {**like.get(part, {}), **row.get(part, {})} for part in parts}
-        family["windows"] = row.get("windows", {})  # of this row alone
+        # Windows are of this row alone.
+        family["windows"] = row.get("windows", {})
         families |= dict.fromkeys(row["types"], family)
     return families
 
@@ -62,7 +64,8 @@ class Model:
     model_type: str
     architecture: Architecture
     left_out: Mapping[str, int]
-    text_only: bool = False  # of a model that reads more than text
+    # The model reads more than text, of which only text is counted.
+    text_only: bool = False
 
     @property
     def parameters(self) -> int:
@@ -138,14 +141,17 @@ class _Fields(dict[str, Any]):
 def _of_table(family: Family, config: Config) -> tuple[Architecture, dict[str, int]]:
     stated = {key: value for key, value in config.items() if value is not None or key in _MAYBE_NULL}
     if not stated.get("no_rope_layers"):
-        stated.pop("no_rope_layers", None)  # as classes read an empty list
+        # Classes read an empty list.
+        stated.pop("no_rope_layers", None)
     values = _Fields({**family["defaults"], **stated})
-    if "num_local_experts" in values:  # as transformers 5 writes the num_experts of Qwen3
+    # transformers 5 writes the num_experts of Qwen3 so.
+    if "num_local_experts" in values:
         values.setdefault("num_experts", values["num_local_experts"])
     values |= {"head_dim": _head_dim(values), "layer_norm": values.get("norm_type") == "layer_norm"}
 
     def at(key: Any) -> Any:
-        if isinstance(key, Mapping):  # of latent attention
+        # The key is that of latent attention.
+        if isinstance(key, Mapping):
             return {name: at(inner) for name, inner in key.items()}
         return values[key] if isinstance(key, str) else key
 

@@ -47,7 +47,8 @@ class BatchRamp:
             raise InputError(f"batch_ramp: sequences {[s.sequences for s in stages]}; each must be at least 1")
         self.stages = tuple(stages)
         self.sequence_length = sequence_length
-        self._starts: list[tuple[int, int]] = [(0, 0)]  # of every stage: first step, sequences seen before it
+        # First step of every stage, and the sequences seen before it.
+        self._starts: list[tuple[int, int]] = [(0, 0)]
         exact_steps = 0.0
         for stage, following in pairwise(stages):
             exact_steps += (following.from_tokens - stage.from_tokens) / (stage.sequences * sequence_length)
