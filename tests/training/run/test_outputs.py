@@ -237,13 +237,18 @@ def train_under_nohup(config: Path) -> None:
     sys.exit(main(["--config", str(config)]))
 
 
+def train_at_a_terminal(config: Path) -> None:
+    # These tests may themselves run under nohup, whose choice every child inherits.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    sys.exit(main(["--config", str(config)]))
+
+
 @pytest.mark.parametrize("is_ignored", [False, True])
 def test_a_closed_terminal_is_a_signal_to_save_unless_it_is_ignored(tiny, is_ignored):
     arguments = tiny(**{**SHORT, "schedule.tokens": ["1M"]})
     trunk = Path(arguments.run.output_dir) / "trunk"
-    target = (train_under_nohup,) if is_ignored else (ranks._train,)
-    inputs = (*target, save_configuration(arguments), *([] if is_ignored else [()]))
-    process = ranks.SERVER.Process(target=ranks._call, args=({}, *inputs))
+    train = train_under_nohup if is_ignored else train_at_a_terminal
+    process = ranks.SERVER.Process(target=ranks._call, args=({}, train, save_configuration(arguments)))
     process.start()
     try:
         wait_for(lambda: len(lines_of(arguments)) > 2 if (trunk / "log.jsonl").exists() else False, process)
