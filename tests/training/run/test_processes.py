@@ -174,7 +174,7 @@ def test_four_processes_train_what_one_trains(gentle, replicas, experts, tensor)
     common = {"schedule.tokens": [1280], "schedule.batch_ramp": ["0:4"], "model.n_heads": 2}
     one, four = gentle("one", **common), gentle("four", **common)
     assert Run(one).execute() == 0
-    recomputed = "--run.gradient_checkpointing", "yes" if experts > 1 else "no"
+    recomputed = "--run.gradient_checkpointing", "true" if experts > 1 else "false"
     divided = "--run.expert_parallel", str(experts), "--run.tensor_parallel", str(tensor)
     on_four(four, *divided, *recomputed, replicas=replicas)
     assert_as_one(one, four)
