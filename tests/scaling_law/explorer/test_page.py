@@ -247,7 +247,7 @@ def test_a_link_restores_the_state(visit, published):
     page.wait_for_function("() => document.querySelector('.js-plotly-plot')?.data.some(t => t.name === 'models')")
 
 
-CONTROLS = ":is(input, textarea):visible"  # without the file, which no one sees
+CONTROLS = ":is(input, textarea):visible"
 # Among a few radio buttons Tab reaches the one that is chosen.
 MISSED = f"{CONTROLS}:not([type=radio]):not([data-reached])"
 NOTE_REACHED = "() => document.addEventListener('focusin', event => { event.target.dataset.reached = ''; })"
@@ -268,8 +268,6 @@ def check_untouched(page, texts):
 def test_a_walk_through_every_control_without_a_choice_changes_nothing(visit, unit):
     """By Tab, then by click; lists that drop down are also left with a text that names none of their entries."""
     page = visit(f"?unit={unit}")
-    page.get_by_text("Your own law or runs").click()
-    page.locator("input[type=file]").wait_for(state="attached")
     page.wait_for_timeout(1000)
     texts = texts_of(page)
     page.evaluate(NOTE_REACHED)
