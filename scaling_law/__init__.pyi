@@ -2,19 +2,19 @@
 # Second floors: scaling_law.law (kinds of laws), .formulas (forms), .planning, .fitting, .runs, .size, .figures.
 from .explorer.app import explore as explore
 from .figures.law_figures import memory_optimal as memory_optimal
-from .fitting.backtest import Backtest as Backtest
-from .fitting.backtest import HeldOut as HeldOut
 from .fitting.backtest import backtest as backtest
 from .fitting.fitting import FitResult as FitResult
 from .fitting.fitting import errors_of as errors_of
 from .fitting.fitting import fit as fit
+from .fitting.holdout import Backtest as Backtest
+from .fitting.holdout import HeldOut as HeldOut
+from .fitting.holdout import split as split
 from .fitting.measured_speedup import MeasuredSpeedup as MeasuredSpeedup
 from .fitting.measured_speedup import measured_speedup as measured_speedup
 from .fitting.prior import Prior as Prior
 from .fitting.prior import prior as prior
 from .fitting.rate_surface import LearningRateFit as LearningRateFit
 from .fitting.rate_surface import fit_learning_rate as fit_learning_rate
-from .fitting.splits import split as split
 from .fitting.throughput import fit_throughput as fit_throughput
 from .fitting.uncertainty import Bootstrap as Bootstrap
 from .forecasting.forecast import Forecast as Forecast

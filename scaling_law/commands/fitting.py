@@ -18,13 +18,12 @@ from scaling_law.commands.options import (
     rare,
 )
 from scaling_law.commands.run_options import OfRuns, load
-from scaling_law.fitting import fitting, splits
+from scaling_law.fitting import backtest, fitting, holdout
 from scaling_law.fitting.repetition import UNIQUE, with_unique_tokens
 from scaling_law.law import Law
 from scaling_law.law.shelf import choose_law
 
-Extreme = Literal["loss", "n_active", "flops", "tokens"]
-HELD_OUT = "Fit without the runs of lowest loss, or of most n_active, flops or tokens, and predict them."
+HELD_OUT = "Fit without the runs of lowest loss, or of most n_active, flops, tokens or a column, and predict them."
 PRIOR = "What runs leave open is as in other labs' laws (public), or as in a law: published, a folder, …"
 KIND = "Kind of law: joint, chinchilla, routed, …; all: ranked by forecasts. [default: joint, or that of --prior]"
 MODES = {
@@ -50,7 +49,7 @@ def fit(
     epochs: str | None,
     kind: Annotated[str | None, option(KIND)] = None,
     bootstrap: Annotated[int, option("Resamples for intervals; 0 for none.")] = 0,
-    split: Annotated[Extreme | None, option(HELD_OUT)] = None,
+    split: Annotated[str | None, option(HELD_OUT)] = None,
     prior: Annotated[str | None, option(PRIOR)] = None,
     output: Annotated[Path | None, option("Folder for scaling_law.json.", "--output", "-o")] = None,
     validation: Annotated[int, rare("With --split: runs of the validation part.")] = 30,
@@ -109,8 +108,8 @@ def fit(
     kind = kind or (law.name if isinstance(law, Law) else "joint")
     limits: dict[str, Any] = {"fixed": dict(fixed), "bounds": dict(bounds), "prior": law}
     if split is not None:
-        parts = splits.split(table, split, validation, test)
-        compared = splits.compare(parts, select, joint_options=limits, **robust, **further)
+        parts = holdout.split(table, split, validation, test)
+        compared = backtest.compare_with_separate_laws(parts, select, joint_options=limits, **robust, **further)
         value = compared.to_dict() | {"joint": compared.joint.to_dict()} if as_json else None
         show(value, as_json, Group(parts.summary(), compared.summary()))
         trusted = compared.joint.status.trusted

@@ -1,106 +1,151 @@
-"""Forecasts of runs that no fit has seen, by several laws side by side.
-
-Losses of different corpora and tokenizers differ by more than a law's form says. So a law that is given whole moves by
-one constant, its mean error on the training runs; nothing else of it is refitted.
-"""
+"""Laws side by side on runs that no fit has seen."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from hub.base.errors import InputError
 from hub.base.inputs import reads
 from hub.base.tables import ResultTable, Table
-from scaling_law.fitting.fitting import errors_of, fit, rms
+from scaling_law.fitting.fitting import FitResult, describe, errors_of, fit
+from scaling_law.fitting.holdout import Backtest, Forecaster, HeldOut, Split, evaluate_forecasters, rms
 from scaling_law.law import Law
 from scaling_law.runs.table import Runs
 from scaling_law.size.arrays import FloatArray
-
-Forecaster = Callable[[Runs, Runs], FloatArray]
-RESAMPLES, SEED, LEVEL = 2000, 0, (0.025, 0.975)
-
-
-@dataclass(frozen=True)
-class HeldOut:
-    """Predicted minus observed loss of the held-out runs [n], nats per token."""
-
-    errors: FloatArray
-
-    @property
-    def rmse(self) -> float:
-        return rms(self.errors)
-
-    @property
-    def bias(self) -> float:
-        """The mean error."""
-        return float(self.errors.mean())
-
-    @cached_property
-    def interval(self) -> tuple[float, float]:
-        """The 95 % interval of the RMSE over resampled held-out runs."""
-        drawn = np.random.default_rng(SEED).integers(len(self.errors), size=(RESAMPLES, len(self.errors)))
-        low, high = np.quantile(np.sqrt((self.errors[drawn] ** 2).mean(axis=1)), LEVEL)
-        return float(low), float(high)
-
-
-@dataclass(frozen=True, repr=False)
-class Backtest(ResultTable):
-    """What each law forecasts of the runs `test` from the runs `train`; `left_out` says why a law has no forecast."""
-
-    train: Runs
-    test: Runs
-    laws: Mapping[str, HeldOut]
-    left_out: Mapping[str, str]
-
-    def to_rows(self) -> list[dict[str, Any]]:
-        """One row for each law that has a forecast."""
-        return [
-            {"law": name, "rmse": h.rmse, "rmse_low": h.interval[0], "rmse_high": h.interval[1], "bias": h.bias}
-            for name, h in self.laws.items()
-        ]
-
-    def to_dict(self) -> dict[str, Any]:
-        runs = {"train": len(self.train), "test": len(self.test)}
-        return {"runs": runs, "laws": self.to_rows(), "left_out": dict(self.left_out)}
-
-    def summary(self) -> Table:
-        rows = [
-            (r["law"], f"{r['rmse']:.4f} ({r['rmse_low']:.4f} to {r['rmse_high']:.4f})", f"{r['bias']:+.4f}")
-            for r in self.to_rows()
-        ]
-        title = f"{len(self.test)} runs forecast from {len(self.train)}, nats"
-        notes = [f"{name}: {why}" for name, why in self.left_out.items()]
-        return Table(("law", "RMSE (95 %)", "mean error"), rows, title=title, notes=notes)
 
 
 @reads
 def backtest(train: Runs, test: Runs, laws: Mapping[str, Law | str | Forecaster]) -> Backtest:
     """Forecast the held-out runs `test` from the runs `train` by each of `laws`, under their names.
 
-    A law moves by one constant; a text is a kind of law, fitted to `train`; a function of (train, test) returns the
-    losses itself. A law that these runs cannot determine (ValueError) is left out. ValueError for no run on a side.
+    A law moves by one constant, its mean error on `train`, since losses of different corpora and tokenizers differ by
+    more than a law's form says. A text is a kind of law, fitted to `train`. A function of (train, test) returns the
+    losses itself. A law that these runs cannot determine (ValueError) is left out.
+
+    Raises:
+        InputError: one of the tables is empty.
     """
     if not (len(train) and len(test)):
         raise InputError(f"train has {len(train)} runs and test {len(test)}: both need at least one")
-    forecasts, left_out = {}, {}
-    for name, law in laws.items():
-        try:
-            forecasts[name] = HeldOut(_errors(law, train, test))
-        except ValueError as error:
-            left_out[name] = str(error)
-    return Backtest(train, test, forecasts, left_out)
+    return evaluate_forecasters(train, test, {name: _make_forecaster(law) for name, law in laws.items()})
 
 
-def _errors(law: Law | str | Forecaster, train: Runs, test: Runs) -> FloatArray:
+def _make_forecaster(law: Law | str | Forecaster) -> Forecaster:
     if isinstance(law, Law):
-        return errors_of(law, test) - errors_of(law, train).mean()
+        return lambda train, test: test.loss + errors_of(law, test) - errors_of(law, train).mean()
     if isinstance(law, str):
-        return fit(train, law).errors_on(test)
+        return lambda train, test: test.loss + fit(train, law).errors_on(test)
     if not callable(law):
         raise InputError(f"laws: {law!r} must be a law, the name of a kind, or a function of (train, test)")
-    return np.asarray(law(train, test) - test.loss)
+    return law
+
+
+@dataclass(frozen=True)
+class Comparison(ResultTable):
+    """A joint fit on the training runs beside one Chinchilla fit for each E; those that fail are in `left_out`.
+
+    `errors` maps "joint" and "separate" to their errors on each part that has runs.
+    """
+
+    joint: FitResult
+    separate: Mapping[float, FitResult]
+    split: Split
+    errors: Mapping[str, Mapping[str, HeldOut]]
+    left_out: tuple[float, ...]
+
+    @property
+    def rmse(self) -> dict[str, dict[str, float]]:
+        """RMSE of each law on each part, nats per token."""
+        return self._by_law_and_part("rmse")
+
+    @property
+    def largest(self) -> dict[str, dict[str, float]]:
+        """The largest absolute error of each law on each part, nats per token."""
+        return self._by_law_and_part("largest")
+
+    def _by_law_and_part(self, measure: str) -> dict[str, dict[str, float]]:
+        values: dict[str, dict[str, float]] = {law: {} for law in self.errors}
+        for row in self.to_rows():
+            values[row["law"]][row["part"]] = row[measure]
+        return values
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "by": self.split.by,
+            "runs": {name: len(runs) for name, runs in self.split.parts.items()},
+            "rmse": self.rmse,
+            "largest": self.largest,
+            "left_out": list(self.left_out),
+        }
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        return [
+            {"law": law, "part": part, "rmse": held_out.rmse, "largest": held_out.largest}
+            for law, parts in self.errors.items()
+            for part, held_out in parts.items()
+        ]
+
+    def summary(self) -> Table:
+        rows = {"joint": ["joint law"], "separate": ["Chinchilla for each E"]}
+        for row in self.to_rows():
+            rows[row["law"]].append(f"{row['rmse']:.4f} ({row['largest']:.3f})")
+        header = ["", *(f"{part} ({len(self.split.parts[part])} runs)" for part in self.errors["joint"])]
+        title = f"RMSE (largest error) in nats; held out by {self.split.by}"
+        return Table(header, list(rows.values()), title=title, warnings=self.joint.status.doubts)
+
+
+def compare_with_separate_laws(
+    split: Split,
+    select: Literal["objective", "rmse"] = "objective",
+    starts: Any = "scaled",
+    joint_options: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Comparison:
+    """Fit the joint law and one Chinchilla law for each E on `split.train`, and measure all three parts.
+
+    `select="rmse"` chooses among local optima as the paper does (`select_by_rmse`). `options` go to `fit`,
+    `joint_options` to the joint fit only.
+    """
+    joint = fit(split.train, "joint", starts=starts, **{**options, **(joint_options or {})})
+    if select == "rmse":
+        joint = select_by_rmse(joint, split.validation)
+    elif select != "objective":
+        raise InputError(f"select={select!r} must be 'objective' or 'rmse'")
+
+    separate = dict[float, FitResult]()
+    left_out = []
+    for e in np.unique(np.concatenate([runs.experts for runs in split.parts.values()])):
+        runs_of_e = split.train.subset(split.train.experts == e)
+        try:
+            separate[float(e)] = fit(runs_of_e, "chinchilla", starts=starts, **options)
+        except ValueError:
+            left_out.append(float(e))
+
+    parts = {name: runs for name, runs in split.parts.items() if len(runs)}
+    errors = {
+        "joint": {name: HeldOut(joint.errors_on(runs)) for name, runs in parts.items()},
+        "separate": {name: HeldOut(_errors_by_experts(separate, runs)) for name, runs in parts.items()},
+    }
+    return Comparison(joint, separate, split, errors, tuple(left_out))
+
+
+def _errors_by_experts(laws: Mapping[float, FitResult], runs: Runs) -> FloatArray:
+    """Return the errors on the runs whose E has a law."""
+    errors = [law.errors_on(runs.subset(runs.experts == e)) for e, law in laws.items()]
+    return np.concatenate(errors) if errors else np.zeros(0)
+
+
+def select_by_rmse(result: FitResult, validation: Runs) -> FitResult:
+    """Choose the finished start of lowest RMSE on training plus validation runs, as the paper does."""
+    if not len(validation):
+        raise InputError("validation: no runs to select by")
+    used = result.runs.subset(result.used)
+    laws = [result.problem.objective.make_law(theta) for theta in result.finalists.theta]
+    scores = [rms(errors_of(law, used)) + rms(errors_of(law, validation)) for law in laws]
+    unchanged = ("n_starts", "prior", "warnings", "suspicious", "deviations", "set_aside")
+    search = {name: getattr(result.status, name) for name in unchanged}
+    return describe(result.runs, result.problem, result.finalists, search, chosen=int(np.argmin(scores)))

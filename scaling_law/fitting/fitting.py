@@ -19,6 +19,7 @@ from hub.base.progress import progress_line
 from hub.base.tables import Table
 from scaling_law.figures.law_figures import predicted_against_observed
 from scaling_law.fitting.diagnostics import MOST, design_problems, examine, find_outliers, omitted_variables
+from scaling_law.fitting.holdout import Forecaster, Ranking, backtest_at_cuts, rank_kinds, rms
 from scaling_law.fitting.prior import Prior, read_prior, under
 from scaling_law.fitting.problem import BATCH, Problem, make_problem, start_points, variables_of
 from scaling_law.fitting.repetition import (
@@ -30,7 +31,6 @@ from scaling_law.fitting.repetition import (
     unexplained_repetition,
     with_unique_tokens,
 )
-from scaling_law.fitting.rolling import Losses, Ranking, rolling_origin
 from scaling_law.fitting.solver import Solutions
 from scaling_law.fitting.uncertainty import Bootstrap, bootstrap
 from scaling_law.formulas.answers import Answer
@@ -339,11 +339,6 @@ def errors_of(law: Law, runs: Runs) -> FloatArray:
     return np.asarray(law.loss(**{name: runs.column(name) for name in variables}) - runs.loss)
 
 
-def rms(errors: FloatArray) -> float:
-    """Root mean square; NaN of nothing."""
-    return float(np.sqrt(np.mean(errors**2))) if len(errors) else float("nan")
-
-
 @reads(prior=as_it_is)
 def fit(
     runs: Any,
@@ -513,18 +508,18 @@ def _best_kind(runs: Runs, options: Mapping[str, Any]) -> FitResult[Law]:
         except ValueError as error:
             left_out[name] = str(error)
 
-    # The first fit is near.
-    def refitted(result: FitResult[Law]) -> Losses:
-        def losses(fitted: Runs, held_out: Runs) -> FloatArray:
-            again = fit(fitted, result.law.name, **{**options, "starts": [result.law]})
-            return again.errors_on(held_out) + held_out.loss
+    # The fit to all runs is near those to some of them.
+    def make_forecaster(result: FitResult[Law]) -> Forecaster:
+        def forecast(train: Runs, test: Runs) -> FloatArray:
+            refit = fit(train, result.law.name, **{**options, "starts": [result.law]})
+            return refit.errors_on(test) + test.loss
 
-        return losses
+        return forecast
 
     if not results:
         raise InputError(f"{runs.source}: no kind fits: {'; '.join(f'{k}: {why}' for k, why in left_out.items())}")
-    folds = rolling_origin(runs, {name: refitted(result) for name, result in results.items()})
-    ranking = Ranking.of(folds, [*results], left_out)
+    backtests = backtest_at_cuts(runs, {name: make_forecaster(result) for name, result in results.items()})
+    ranking = rank_kinds(backtests, [*results], left_out)
     if not ranking.cuts:
         raise InputError(f"{runs.source}: {NO_CUT}, so kind='all' cannot rank: {', '.join(results)} fit; name one")
     return replace(results[ranking.kinds[0]], kinds=ranking)

@@ -16,9 +16,9 @@ from hub.base.inputs import as_it_is, reads, whole
 from hub.base.tables import Table
 from hub.base.units import format_count
 from scaling_law.figures import drawing
+from scaling_law.fitting.holdout import count_sizes
 from scaling_law.fitting.prior import Prior, read_prior
 from scaling_law.fitting.repetition import REPEATED, UNIQUE, with_unique_tokens
-from scaling_law.fitting.rolling import sizes_of
 from scaling_law.forecasting.forecasters import EQUAL_RATIOS, VARIABLES, forecasters, have
 from scaling_law.forecasting.repetition import count_worth, fit_worth, say_repetition
 from scaling_law.forecasting.stack import Defaults, distances, gather, read_defaults, stack
@@ -342,7 +342,7 @@ def _blind_spots(runs: Runs, points: Runs, laws: Mapping[str, Sequence[Sequence[
     ratios = np.log(runs.tokens / runs.n_active)
     if len(runs) == 1:
         yield "one run tells the level of the loss but no slope: slopes are those of other labs"
-    elif sizes_of(runs) == 1:
+    elif count_sizes(runs) == 1:
         yield "all runs have one size: how the loss falls with N is that of other labs"
     elif np.ptp(np.log(runs.tokens)) < EQUAL_RATIOS:
         yield "all runs have one D: how the loss falls with D is that of other labs"
@@ -352,7 +352,7 @@ def _blind_spots(runs: Runs, points: Runs, laws: Mapping[str, Sequence[Sequence[
     if missing := [e for e in np.unique(points.experts).tolist() if not have(runs, e).any()]:
         names = ", ".join(f"{e:g}" for e in missing)
         yield f"no run has E = {names}: what these experts gain is that of the published joint law"
-    if len(several) > 1 and all(sizes_of(runs.subset(have(runs, e))) == 1 for e in several):
+    if len(several) > 1 and all(count_sizes(runs.subset(have(runs, e))) == 1 for e in several):
         yield "each E has one size: the runs cannot tell E from N"
     if np.isnan([backtests for _, _, backtests in laws.values()]).all():
         yield "too few runs or sizes below any cut in compute to test laws on: other labs' sets alone weigh them"

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hub.base.inputs import as_it_is, reads, whole
-from scaling_law.fitting.fitting import errors_of, rms
+from scaling_law.fitting.fitting import errors_of
+from scaling_law.fitting.holdout import rms
 from scaling_law.fitting.prior import Prior
 from scaling_law.fitting.repetition import REPEATED, UNIQUE, with_unique_tokens
 from scaling_law.forecasting.forecast import learnt, read_table, table_of

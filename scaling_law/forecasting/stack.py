@@ -22,7 +22,7 @@ from scipy.optimize import nnls
 
 from hub.base import strict_json
 from hub.base.errors import InputError
-from scaling_law.fitting.rolling import TINY, Fold, Tests, rolling_origin, tests_of
+from scaling_law.fitting.holdout import TINY, Backtest, PooledErrors, backtest_at_cuts, pool_errors
 from scaling_law.forecasting.forecasters import BASE, Forecaster, Prediction
 from scaling_law.runs.table import Runs
 from scaling_law.size.arrays import FloatArray
@@ -46,16 +46,16 @@ class Evidence:
     beyond: FloatArray
     predictions: Mapping[str, Prediction]
     like: Mapping[str, str]
-    folds: tuple[Fold, ...]
+    backtests: tuple[Backtest, ...]
     left_out: Mapping[str, str] = field(default_factory=dict)
 
     def with_laws(self, other: Evidence) -> Evidence:
         """The laws of both, of the same runs and points."""
-        pairs = zip(self.folds, other.folds, strict=True)
-        folds = tuple(replace(one, errors={**one.errors, **two.errors}) for one, two in pairs)
+        pairs = zip(self.backtests, other.backtests, strict=True)
+        backtests = tuple(replace(one, laws={**one.laws, **two.laws}) for one, two in pairs)
         names = ("predictions", "like", "left_out")
         joined: dict[str, Any] = {name: {**getattr(self, name), **getattr(other, name)} for name in names}
-        return replace(self, folds=folds, **joined)
+        return replace(self, backtests=backtests, **joined)
 
 
 @dataclass(frozen=True)
@@ -93,9 +93,9 @@ def gather(runs: Runs, points: Runs, laws: Mapping[str, Forecaster], tested: Any
             predictions[name] = law.predict(runs, points, True)
         except ValueError as error:
             left_out[name] = str(error)
-    folds = rolling_origin(runs, {name: laws[name].losses for name in predictions}, tested)
+    backtests = backtest_at_cuts(runs, {name: laws[name].losses for name in predictions}, tested)
     like = {name: laws[name].like for name in predictions}
-    return Evidence(distances(runs, points), predictions, like, folds, left_out)
+    return Evidence(distances(runs, points), predictions, like, backtests, left_out)
 
 
 def moments_of(errors: FloatArray, weight: Any = 1.0) -> FloatArray:
@@ -121,7 +121,7 @@ def stack(evidence: Evidence, defaults: Defaults) -> Stacked:
         if not rows.size:
             why = "; ".join(f"{name}: {reason}" for name, reason in evidence.left_out.items())
             raise InputError(f"no law can forecast point {i + 1} from these runs: {why or 'no law was asked'}")
-        kept, tests = tests_of(evidence.folds, [names[row] for row in rows])
+        kept, tests = pool_errors(evidence.backtests, [names[row] for row in rows])
         rows = rows[kept]
         if tests.cuts:
             squares = np.mean(tests.errors**2, axis=1)
@@ -139,15 +139,17 @@ def stack(evidence: Evidence, defaults: Defaults) -> Stacked:
     return Stacked(log_loss, spread, dict(zip(names, laws, strict=True)))
 
 
-def _weigh(tests: Tests, usual: FloatArray, defaults: Defaults, ahead: float) -> tuple[FloatArray, float, FloatArray]:
+def _weigh(
+    tests: PooledErrors, usual: FloatArray, defaults: Defaults, ahead: float
+) -> tuple[FloatArray, float, FloatArray]:
     """Weights [J] at this distance, the squared growth of errors, and the RMSE of each law at the cuts [J]."""
     matrix = defaults.cuts * _relative(usual)
     growth = defaults.growth**2
     if not tests.cuts:
         return simplex(matrix), growth, np.full(len(usual), np.nan)
-    near = np.exp(-0.5 * ((tests.ahead - min(ahead, tests.ahead.max())) / REACH) ** 2) + TINY
+    near = np.exp(-0.5 * ((tests.log_distance - min(ahead, tests.log_distance.max())) / REACH) ** 2) + TINY
     weights = simplex(matrix + tests.cuts * moments_of(tests.errors, near))
-    relative = (weights @ tests.errors / tests.loss) ** 2 / (tests.ahead**2 + NEAR**2)
+    relative = (weights @ tests.errors / tests.loss) ** 2 / (tests.log_distance**2 + NEAR**2)
     growth = np.average([growth, np.average(relative, weights=near)], weights=[defaults.cuts, tests.cuts])
     return weights, float(growth), np.sqrt(np.average(tests.errors**2, axis=1, weights=near))
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from scaling_law import Runs
-from scaling_law.fitting.rolling import sizes_of
+from scaling_law.fitting.holdout import count_sizes
 from studies.common import read_csv
 from studies.forecasts.sets import SETS
 
@@ -63,7 +63,7 @@ def make_splits(tables: Mapping[str, Runs]) -> list[Split]:
     for one, (by, divisor) in product((one for one in SETS if one.name in tables), CUTS):
         runs = tables[one.name]
         below = _below(runs, by, divisor)
-        parts = len(runs), int(below.sum()), sizes_of(runs.subset(below)), int((~below).sum())
+        parts = len(runs), int(below.sum()), count_sizes(runs.subset(below)), int((~below).sum())
         least = zip(parts[1:], (FITTED, SIZES, HELD_OUT), ("runs below", "sizes below", "runs above"), strict=True)
         wrong = [f"{value} {what}" for value, enough, what in least if value < enough]
         wrong += ["N and E confounded: no law without E"] * (one.name == "step_moe" and by == "n_active")

@@ -9,7 +9,7 @@ import pytest
 
 from hub.base.commands import NOT_TRUSTED
 from scaling_law import JointLaw, fit, load_runs, split
-from scaling_law.fitting.splits import compare
+from scaling_law.fitting.backtest import compare_with_separate_laws
 from scaling_law.planning import predicted_loss
 from tests.scaling_law.synthetic import tiny_runs
 
@@ -114,7 +114,7 @@ def test_fit_with_a_prior(shell, lab, tmp_path):
 def test_split(shell, table):
     words = ("fit", table, "--split", "flops", "--validation", 6, "--outliers", "set_aside")
     found = json.loads(shell(*words, "--json").output)
-    expected = compare(split(load_runs(table), "flops", 6), outliers="set_aside")
+    expected = compare_with_separate_laws(split(load_runs(table), "flops", 6), outliers="set_aside")
     assert found["rmse"] == {law: pytest.approx(dict(parts)) for law, parts in expected.rmse.items()}
     assert found["runs"] == {"train": 30, "validation": 6, "test": 0}
     text = shell(*words, "--fix", "e_max=200", "--fix", "e_start=2").output
@@ -139,7 +139,7 @@ def test_results_show_in_notebooks_and_as_frames(table, law):
     result = fit(table, fixed={"gamma": 0.004})
     drawn = result.bootstrap(10)
     parts = split(load_runs(table), "flops", 6)
-    compared = compare(parts, allow_unidentifiable=True)
+    compared = compare_with_separate_laws(parts, allow_unidentifiable=True)
     design = JointLaw.from_pretrained(law).next_runs(predicted_loss(1e6, 2e7, 4), 1e18, noise=0.01, max_runs=2)
     for shown in (result, drawn, parts, compared, design):
         assert "</table>" in shown._repr_html_()
@@ -164,7 +164,7 @@ def test_columns_and_formats_are_read_as_in_python(shell, tmp_path):
     result = shell("fit", path, "--split", "loss", *words, "--validation", "4", "--json")
     assert result.exit_code == 0
     columns = dict(column.split("=") for column in mapped)
-    expected = compare(split(load_runs(path, columns=columns), "loss", 4))
+    expected = compare_with_separate_laws(split(load_runs(path, columns=columns), "loss", 4))
     assert json.loads(result.stdout)["joint"]["objective"] == pytest.approx(expected.joint.objective)
     assert "lab.csv: not the Gemstones (columns run_name" in shell("fit", path, "--format", "gemstones").stderr
 

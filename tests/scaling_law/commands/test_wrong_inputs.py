@@ -92,6 +92,7 @@ LINES = {  # what is typed → what the line on standard error names
     "fit runs.csv --one-sided experts": "--one-sided 'experts' must be 36 values true or false, or the name of such a",
     "fit runs.csv --bootstrap 1": "--bootstrap 1 must be 0, or at least 2 resamples",
     "fit runs.csv --split flops --kind chinchilla -o x": "--kind and --output do not go with --split",
+    "fit runs.csv --split size": "--split size must be a numeric column of the runs: 'loss', 'n_active', ",
     "fit runs.csv --split flops --validation 99": "--validation 99, --test 0 must leave some of the 36",
     "fit runs.csv --prior ling": "--prior ling: it gives leverage, no loss",
     "fit runs.csv --prior chinchila": "--prior 'chinchila' is unknown: did you mean 'chinchilla'? There are",
@@ -122,7 +123,6 @@ UNREADABLE = {  # a usage error, in typer's frame
     "loss --n-active 1B --experts 0": "'--experts': '0': '0' must be within 1 and 65536, smaller end first",
     "fit runs.csv --column n_active": "'--column': 'n_active' is not of the form name=column, name=expression or",
     "fit runs.csv --bound c=2": "'--bound': 'c=2' is not of the form name=low:high (an end may be left out)",
-    "fit runs.csv --split size": "'--split': Value error, 'size' is not one of 'loss', 'n_active', 'flops', 'tokens'.",
     "fit runs.csv --fix gamma": "Invalid value for '--fix': 'gamma' is not of the form name=number",
 }
 

@@ -22,15 +22,15 @@ from scaling_law import (
     split,
 )
 from scaling_law.fitting import SettingsGrid
+from scaling_law.fitting.backtest import compare_with_separate_laws, select_by_rmse
 from scaling_law.fitting.prior import estimate
-from scaling_law.fitting.splits import compare, select_by_rmse
 from scaling_law.fitting.throughput import of_records
 from scaling_law.runs.rows import RunsError
+from tests.scaling_law.fitting.test_holdout import sweep
 from tests.scaling_law.fitting.test_learning_rate import FULL, rows
 from tests.scaling_law.fitting.test_measured_speedup import runs_of
 from tests.scaling_law.fitting.test_prior import USUAL, lab_laws
 from tests.scaling_law.fitting.test_rate_surface import BATCHES, MODELS, grid
-from tests.scaling_law.fitting.test_rolling import sweep
 from tests.scaling_law.fitting.test_throughput import MODELS as TIMED
 from tests.scaling_law.fitting.test_throughput import record, steps
 from tests.scaling_law.synthetic import synthetic_runs
@@ -114,7 +114,7 @@ OTHERS = [
     (lambda: split(RUNS, "size"), "by='size'"),
     (lambda: split(RUNS, validation=270), "validation=270"),
     (lambda: split(RUNS, validation=2.5), "validation=2.5 must be a whole number"),
-    (lambda: compare(split(RUNS), select="luck", starts=[JOINT]), "select='luck'"),
+    (lambda: compare_with_separate_laws(split(RUNS), select="luck", starts=[JOINT]), "select='luck'"),
     (lambda: select_by_rmse(fitted(), NONE), "no runs to select by"),
     (lambda: backtest(RUNS, NONE, {"law": JOINT}), "train has 270 runs and test 0: both need at least one"),
     (lambda: fitted().bootstrap(1), "n_resamples=1 must be a whole number of at least 2"),

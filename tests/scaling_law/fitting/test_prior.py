@@ -8,7 +8,7 @@ import pytest
 
 from hub.base.tables import as_text
 from scaling_law import ChinchillaLaw, JointLaw, Prior, Runs, errors_of, fit, prior, published
-from scaling_law.fitting.backtest import rms
+from scaling_law.fitting.holdout import rms
 from scaling_law.fitting.penalty import Coordinates, Penalty, natural_of
 from scaling_law.fitting.prior import (
     CHINCHILLA,

@@ -5,12 +5,12 @@ import dataclasses
 import numpy as np
 import pytest
 
+from scaling_law import Backtest, HeldOut, Runs
 from scaling_law.forecasting.forecasters import BASE, Prediction
 from scaling_law.forecasting.stack import (
     DIRECTIONS,
     Defaults,
     Evidence,
-    Fold,
     moments_of,
     read_defaults,
     simplex,
@@ -27,12 +27,15 @@ def evidence(errors=None, names=BASE, ahead=(0.0, 1.0, 3.0), left_out=None) -> E
         name: Prediction(np.log(2.0) + 0.01 * i + steps, nothing + 0.01, nothing + 0.005)
         for i, name in enumerate(names)
     }
-    folds = ()
+    backtests = ()
     if errors is not None:
-        at = np.linspace(0.5, 2.5, np.shape(errors)[1])
-        folds = (Fold(at, np.full(len(at), 2.5), dict(zip(names, np.asarray(errors, float), strict=True))),)
+        n_active = 1e8 * np.exp(np.linspace(0.5, 2.5, np.shape(errors)[1]))
+        train = Runs.from_columns(1e8, 1e9, 1, 3.0)
+        test = Runs.from_columns(n_active, 1e9, 1, 2.5)
+        laws = {name: HeldOut(np.asarray(row, float)) for name, row in zip(names, errors, strict=True)}
+        backtests = (Backtest(train, test, laws, {}),)
     beyond = np.stack([ahead, np.full(len(ahead), -1.0), np.full(len(ahead), -1.0)])
-    return Evidence(beyond, predictions, {name: name for name in names}, folds, left_out or {})
+    return Evidence(beyond, predictions, {name: name for name in names}, backtests, left_out or {})
 
 
 def test_weights_minimise_the_squared_error_on_the_simplex():

@@ -1,0 +1,317 @@
+"""Runs that no fit sees, and the errors of laws on them.
+
+Laws are asked about larger models than the runs have, so the extreme runs are held out: `split` holds out one such
+part, `backtest_at_cuts` the runs above each of several cuts of compute (rolling origin). What several laws forecast of
+held-out runs is a `Backtest`. `fit(runs, kind="all")` ranks kinds of laws by it, and `forecast` weighs laws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hub.base.errors import InputError, given
+from hub.base.inputs import reads
+from hub.base.tables import ResultTable, Summarised, Table
+from hub.base.units import format_count
+from scaling_law.formulas.law import check_count
+from scaling_law.runs.table import Runs
+from scaling_law.size.arrays import FloatArray
+
+if TYPE_CHECKING:
+    import pandas
+
+# Predicts the losses of the second table of runs from the first.
+Forecaster = Callable[[Runs, Runs], FloatArray]
+
+EXTREMES = ("loss", "n_active", "flops", "tokens")
+RESAMPLES, SEED, LEVEL = 2000, 0, (0.025, 0.975)
+
+CUTS = 10.0 ** (np.arange(1, 9) / 4)  # times below the largest compute
+# A cut needs this many runs and sizes below it.
+MIN_RUNS, MIN_SIZES = 6, 3
+SAME_SIZE = 0.05  # sizes closer than this in ln N count as one
+TINY = 1e-9
+
+
+@dataclass(frozen=True)
+class Split(Summarised):
+    """Three disjoint tables of runs."""
+
+    train: Runs
+    validation: Runs
+    test: Runs
+    by: str
+
+    @property
+    def parts(self) -> dict[str, Runs]:
+        return {"train": self.train, "validation": self.validation, "test": self.test}
+
+    def to_dataframe(self) -> pandas.DataFrame:
+        """Return one line per run, with its `part`."""
+        import pandas
+
+        return pandas.concat([runs.to_pandas().assign(part=name) for name, runs in self.parts.items()])
+
+    def summary(self) -> Table:
+        rows = [
+            (
+                name,
+                len(runs),
+                _format_range(runs.n_active, format_count),
+                _format_range(runs.tokens, format_count),
+                _format_range(runs.loss, "{:.4f}".format),
+            )
+            for name, runs in self.parts.items()
+        ]
+        return Table(("part", "runs", "N_act", "D", "loss"), rows, title=f"Split by {self.by}")
+
+
+def _format_range(values: NDArray[Any], form: Callable[[float], str]) -> str:
+    if not len(values):
+        return ""
+    return f"{form(values.min())}…{form(values.max())}"
+
+
+@reads
+def split(runs: Runs, by: str = "loss", validation: int = 30, test: int = 0) -> Split:
+    """Hold out the `test` most extreme runs, then the next `validation`, and train on the rest.
+
+    The paper (Section "Optimization of Formula Coefficients") selects by the 30 runs that it holds out, a validation
+    set; the test part is never selected on.
+
+    Args:
+        by: "loss" holds out the lowest losses. "n_active", "flops", "tokens" or a numeric column of the runs, such as
+            the time of each, holds out the largest values.
+
+    Raises:
+        InputError: no run is left to train on, or runs have no value of this column.
+    """
+    check_count("validation", validation, 0)
+    check_count("test", test, 0)
+    values = _read_order(runs, by)
+    if validation + test >= len(runs):
+        parts = given("validation", validation), ", ", given("test", test)
+        raise InputError(*parts, f" must leave some of the {len(runs)} runs")
+    rank = np.argsort(np.argsort(values if by == "loss" else -values, kind="stable"))
+    is_test = rank < test
+    is_train = rank >= test + validation
+    return Split(runs.subset(is_train), runs.subset(~is_train & ~is_test), runs.subset(is_test), by)
+
+
+def _read_order(runs: Runs, by: str) -> FloatArray:
+    """Return the values that order the runs, [n]."""
+    if by in EXTREMES:
+        return np.asarray(getattr(runs, by))
+    asked = given("by", by, in_shell=f"--split {by}")
+    if by not in runs.columns:
+        columns = ", ".join(map(repr, (*EXTREMES, *runs.columns)))
+        raise InputError(asked, f" must be a numeric column of the runs: {columns}")
+    missing = np.flatnonzero(np.isnan(runs.columns[by]))
+    if missing.size:
+        raise InputError(asked, f": {missing.size} runs have no value, first {runs.run_id[missing[0]]!r}")
+    return runs.columns[by]
+
+
+def rms(errors: FloatArray) -> float:
+    """Compute the root mean square; NaN of nothing."""
+    return float(np.sqrt(np.mean(errors**2))) if len(errors) else float("nan")
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Predicted minus observed loss of the held-out runs [n], nats per token."""
+
+    errors: FloatArray
+
+    @property
+    def rmse(self) -> float:
+        return rms(self.errors)
+
+    @property
+    def bias(self) -> float:
+        """The mean error."""
+        return float(self.errors.mean())
+
+    @property
+    def largest(self) -> float:
+        """The largest absolute error; NaN of nothing."""
+        return float(np.abs(self.errors).max()) if len(self.errors) else float("nan")
+
+    @cached_property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % interval of the RMSE over resampled held-out runs."""
+        drawn = np.random.default_rng(SEED).integers(len(self.errors), size=(RESAMPLES, len(self.errors)))
+        low, high = np.quantile(np.sqrt((self.errors[drawn] ** 2).mean(axis=1)), LEVEL)
+        return float(low), float(high)
+
+
+@dataclass(frozen=True, repr=False)
+class Backtest(ResultTable):
+    """What each law forecasts of the runs `test` from the runs `train`; `left_out` says why a law has no forecast."""
+
+    train: Runs
+    test: Runs
+    laws: Mapping[str, HeldOut]
+    left_out: Mapping[str, str]
+
+    @property
+    def log_distance(self) -> FloatArray:
+        """ln of each held-out run's compute over the largest of the training runs, [n]."""
+        return np.log(self.test.flops / self.train.flops.max())
+
+    def errors_of(self, names: Sequence[str]) -> FloatArray:
+        """Return the errors of these laws [J, n], NaN where a law has no forecast."""
+        nothing = np.full(len(self.test), np.nan)
+        return np.array([self.laws[name].errors if name in self.laws else nothing for name in names])
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Return one row for each law that has a forecast."""
+        return [
+            {
+                "law": name,
+                "rmse": held_out.rmse,
+                "rmse_low": held_out.interval[0],
+                "rmse_high": held_out.interval[1],
+                "bias": held_out.bias,
+            }
+            for name, held_out in self.laws.items()
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        runs = {"train": len(self.train), "test": len(self.test)}
+        return {"runs": runs, "laws": self.to_rows(), "left_out": dict(self.left_out)}
+
+    def summary(self) -> Table:
+        rows = [
+            (r["law"], f"{r['rmse']:.4f} ({r['rmse_low']:.4f} to {r['rmse_high']:.4f})", f"{r['bias']:+.4f}")
+            for r in self.to_rows()
+        ]
+        title = f"{len(self.test)} runs forecast from {len(self.train)}, nats"
+        notes = [f"{name}: {reason}" for name, reason in self.left_out.items()]
+        return Table(("law", "RMSE (95 %)", "mean error"), rows, title=title, notes=notes)
+
+
+def evaluate_forecasters(train: Runs, test: Runs, forecasters: Mapping[str, Forecaster]) -> Backtest:
+    """Compare each forecast with the held-out losses; leave out a law that `train` cannot determine (ValueError)."""
+    laws = dict[str, HeldOut]()
+    left_out = dict[str, str]()
+    for name, forecast in forecasters.items():
+        try:
+            laws[name] = HeldOut(np.asarray(forecast(train, test) - test.loss))
+        except ValueError as error:
+            left_out[name] = str(error)
+    return Backtest(train, test, laws, left_out)
+
+
+def backtest_at_cuts(runs: Runs, forecasters: Mapping[str, Forecaster], may_test: Any = True) -> tuple[Backtest, ...]:
+    """Fit each law below each cut of compute, and forecast the runs above it of which `may_test` [runs] is true."""
+    pairs = [(runs.subset(is_below), runs.subset(~is_below & may_test)) for is_below in _find_cuts(runs)]
+    return tuple(evaluate_forecasters(train, test, forecasters) for train, test in pairs if len(test))
+
+
+def _find_cuts(runs: Runs) -> list[NDArray[np.bool_]]:
+    """Return a mask of the runs below each cut that leaves enough of them."""
+    masks = dict[int, NDArray[np.bool_]]()
+    for divisor in CUTS:
+        is_below = runs.flops <= runs.flops.max() / divisor * (1 + TINY)
+        count = int(is_below.sum())
+        if count >= MIN_RUNS and count_sizes(runs.subset(is_below)) >= MIN_SIZES:
+            # Two cuts with the same runs below them are one.
+            masks.setdefault(count, is_below)
+    return list(masks.values())
+
+
+def count_sizes(runs: Runs) -> int:
+    """Count the sizes, those within `SAME_SIZE` of each other once."""
+    if not len(runs):
+        return 0
+    log_sizes = np.sort(np.log(runs.n_active))
+    return 1 + int(np.sum(np.diff(log_sizes) > SAME_SIZE))
+
+
+class PooledErrors(NamedTuple):
+    """Errors of laws [J, n] over all cuts, with the loss and the distance of the held-out runs [n]."""
+
+    errors: FloatArray
+    loss: FloatArray
+    log_distance: FloatArray
+    cuts: int
+
+
+def pool_errors(backtests: Sequence[Backtest], names: Sequence[str]) -> tuple[NDArray[np.intp], PooledErrors]:
+    """Join the errors of several cuts on the runs that all of the laws forecast.
+
+    Returns the places in `names` of the laws that at least half of the cuts determine (all laws where no law is), and
+    their errors.
+    """
+    errors = [backtest.errors_of(names) for backtest in backtests]
+    kept = np.arange(len(names))
+    if backtests:
+        share = np.mean([np.isfinite(at_cut).any(axis=1) for at_cut in errors], axis=0)
+        is_frequent = share >= 0.5
+        kept = np.flatnonzero(is_frequent if is_frequent.any() else ~is_frequent)
+
+    columns = [np.zeros((len(kept) + 2, 0))]
+    for at_cut, backtest in zip(errors, backtests, strict=True):
+        rows = np.vstack([at_cut[kept], backtest.test.loss, backtest.log_distance])
+        columns.append(rows[:, np.isfinite(rows).all(axis=0)])
+    *pooled, loss, log_distance = np.hstack(columns)
+    cuts = sum(column.shape[1] > 0 for column in columns)
+    return kept, PooledErrors(np.array(pooled), loss, log_distance, cuts)
+
+
+@dataclass(frozen=True, repr=False)
+class Ranking(ResultTable):
+    """Kinds of laws, the one that forecasts best within the runs first.
+
+    `rmse` [J] of the held-out runs in nats, at the `cuts` that determine all of these kinds; `failed` [J] says at how
+    many others a kind was not determined. `left_out` says why a kind is not ranked.
+    """
+
+    kinds: tuple[str, ...]
+    rmse: tuple[float, ...]
+    failed: tuple[int, ...]
+    cuts: int
+    held_out: int
+    left_out: Mapping[str, str]
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        ranked = zip(self.kinds, self.rmse, self.failed, strict=True)
+        return [{"kind": kind, "rmse": rmse, "cuts_failed": failed} for kind, rmse, failed in ranked]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"rows": self.to_rows(), "cuts": self.cuts, "held_out": self.held_out, "left_out": dict(self.left_out)}
+
+    def summary(self) -> Table:
+        rows = [(r["kind"], f"{r['rmse']:.4f}", r["cuts_failed"] or "") for r in self.to_rows()]
+        notes = [f"left out: {name}: {reason}" for name, reason in self.left_out.items()]
+        title = f"Fitted below {self.cuts} cuts of compute: RMSE above them ({self.held_out} losses, nats)"
+        return Table(("kind", "RMSE", "cuts where not determined"), rows, title=title, notes=notes)
+
+
+def rank_kinds(backtests: Sequence[Backtest], kinds: Sequence[str], left_out: Mapping[str, str]) -> Ranking:
+    """Rank these kinds by their errors at the cuts; `left_out` says why others could not be tested."""
+    kept, pooled = pool_errors(backtests, kinds)
+    rmse = np.array([rms(errors) for errors in pooled.errors])
+    order = np.argsort(rmse, kind="stable")
+    ranked = [kinds[kept[place]] for place in order]
+
+    reasons = dict(left_out)
+    for kind in kinds:
+        if kind not in ranked:
+            first = next(backtest.left_out[kind] for backtest in backtests if kind in backtest.left_out)
+            reasons[kind] = f"most cuts do not determine it: {first}"
+    return Ranking(
+        kinds=tuple(ranked),
+        rmse=tuple(map(float, rmse[order])),
+        failed=tuple(sum(kind in backtest.left_out for backtest in backtests) for kind in ranked),
+        cuts=pooled.cuts,
+        held_out=len(pooled.loss),
+        left_out=reasons,
+    )
