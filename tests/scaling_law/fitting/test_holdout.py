@@ -154,11 +154,11 @@ def test_each_cut_is_a_fit_to_the_runs_below(ranked):
 def test_a_kind_that_most_cuts_do_not_determine_is_not_ranked():
     train = Runs.from_columns(1e8, 1e9, 1, 3.0)
     test = Runs.from_columns([2e8, 3e8], 1e9, 1, 2.0)
-    errors = [{"a": 0.1, "b": 0.01}, {"a": 0.1}, {"a": 0.1, "b": 0.02}]
-    reasons = [{"c": "few"}, {"b": "one size", "c": "few"}, {"c": "few"}]
+    a, small, large = (HeldOut(np.full(2, error)) for error in (0.1, 0.01, 0.02))
     backtests = [
-        Backtest(train, test, {kind: HeldOut(np.full(2, error)) for kind, error in by_kind.items()}, left_out)
-        for by_kind, left_out in zip(errors, reasons, strict=True)
+        Backtest(train, test, {"a": a, "b": small}, {"c": "few"}),
+        Backtest(train, test, {"a": a}, {"b": "one size", "c": "few"}),
+        Backtest(train, test, {"a": a, "b": large}, {"c": "few"}),
     ]
     ranking = rank_kinds(backtests, ["a", "b", "c"], {"d": "no column"})
     assert (ranking.kinds, ranking.failed, ranking.cuts, ranking.held_out) == (("b", "a"), (1, 0), 2, 4)
