@@ -23,9 +23,8 @@ from safetensors.torch import load_file
 from tests.conftest import free_port
 from tests.training import ranks
 from tests.training.ranks import save_configuration
-from training.run import devices
+from training.run import devices, process
 from training.run import main as main_module
-from training.run import process
 from training.run.main import main
 
 SHORT = {"schedule.tokens": [512], "schedule.warmup_tokens": 128, "schedule.batch_ramp": ["0:2"]}
