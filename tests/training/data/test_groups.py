@@ -7,6 +7,8 @@ import threading
 from contextlib import closing, suppress
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from filelock import FileLock
 from hypothesis import given
@@ -203,8 +205,11 @@ def large(tmp_path):
     rng = np.random.default_rng(0)
     for number in range(16 * 3 - CRAWLS):
         words = rng.integers(0, 10**6, (20, 1000))
-        lines = [json.dumps({"text": " ".join(map(str, row)), "id": f"{number}-{i}"}) for i, row in enumerate(words)]
-        (folder / f"more-{number:02d}.jsonl").write_text("\n".join(lines) + "\n")
+        columns = {
+            "text": [" ".join(map(str, row)) for row in words],
+            "id": [f"{number}-{i}" for i in range(len(words))],
+        }
+        pq.write_table(pa.table(columns), folder / f"more-{number:02d}.parquet")
     return TextSource(str(folder), file_seed=1)
 
 
