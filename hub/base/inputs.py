@@ -73,7 +73,7 @@ def reads(*own: Any, **parsers: Parser) -> Any:
 def read_as(annotation: str, name: str, value: Any, scope: Mapping[str, Any]) -> Any:
     """Read a value as what an annotation says; names of classes are those of `scope`."""
     allowed = []
-    for alternative in _alternatives(annotation):
+    for alternative in _split(annotation, "|"):
         kind = alternative.partition("[")[0]
         words, accept = _KINDS.get(alternative) or _KINDS.get(kind) or _of_class(scope.get(alternative))
         if accept is None:
@@ -93,8 +93,16 @@ def _read_fields(annotation: str, values: Mapping[str, Any], scope: Mapping[str,
     read = dict(values)
     for name in values.keys() & kinds.keys():
         kind = getattr(kinds[name], "__forward_arg__", kinds[name])
-        read[name] = read_as(str(kind), name, values[name], classes)
+        read[name] = read_as(_without_metadata(str(kind)), name, values[name], classes)
     return read
+
+
+def _without_metadata(annotation: str) -> str:
+    """Return the type of `Annotated[type, metadata]`."""
+    if not annotation.startswith("Annotated["):
+        return annotation
+    first, *_ = _split(annotation[len("Annotated[") : -1], ",")
+    return first
 
 
 def whole(least: int = 0, most: int = 2**63 - 1) -> Parser:
@@ -142,12 +150,17 @@ def shortened(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:79]}…"
 
 
-def _alternatives(annotation: str) -> list[str]:
-    """Split an annotation at the bars that no bracket holds."""
-    parts, depth, start = [], 0, 0
+def _split(annotation: str, separator: str) -> list[str]:
+    """Split an annotation at the separators outside of brackets."""
+    parts = []
+    depth = 0
+    start = 0
     for i, character in enumerate(annotation):
-        depth += (character in "[(") - (character in ")]")
-        if character == "|" and not depth:
+        if character in "[(":
+            depth += 1
+        elif character in ")]":
+            depth -= 1
+        elif character == separator and not depth:
             parts.append(annotation[start:i].strip())
             start = i + 1
     return [*parts, annotation[start:].strip()]

@@ -10,24 +10,15 @@ from typing import Annotated, Any, NamedTuple, get_origin, get_type_hints
 
 import typer
 
-from hub.base.commands import (
-    BYTES,
-    CONTEXT,
-    EXPERTS,
-    FLOPS,
-    HOURS,
-    NOT_TRUSTED,
-    PARAMETERS,
-    TOKENS,
-    Json,
-    flag,
-)
+from hub.base.commands import NOT_TRUSTED, Json, flag, parser
 from hub.base.errors import InputError
 from hub.base.tables import enumerated, show
 from scaling_law.formulas.law import one_positive
 from scaling_law.formulas.learning_rate import DEFAULT_LAW
 from scaling_law.law.shelf import choose_law
 from scaling_law.law_files import FILE_NAME
+from scaling_law.planning.limits import Limits
+from scaling_law.planning.question import FIELD_TYPES, FIELDS, parse_field, parse_names
 from scaling_law.size.architecture import HEAD_DIM
 
 
@@ -48,6 +39,7 @@ def quantity(
 
 
 rare = partial(option, rare=True)
+names = parser(parse_names, "names")
 
 
 def named(read: Callable[[str], Any], form: str) -> Callable[[str], tuple[str, Any]]:
@@ -65,62 +57,45 @@ def named(read: Callable[[str], Any], form: str) -> Callable[[str], tuple[str, A
     return parse
 
 
-def names(words: str) -> tuple[str, ...]:
-    """A parser: names between commas."""
-    return tuple(name for word in words.split(",") if (name := word.strip()))
-
-
-GPUS = "GPU model: h100; or any, as peak=148T,memory=96GB (and bandwidth=4TB, link=450GB, node=8)."
-GPU = f"{GPUS} Step times follow its data sheet and rates of public runs unless --throughput is given."
-TIMES = "throughput.json of `python -m training.throughput`: step times measured on such a GPU."
-ENGINE = "Whose layouts to search: train.py, or megatron, with tensor and pipeline parallelism. [default: train.py]"
-EXPERTS_SHOWN = "To compare: 1,2,4,8, or doublings: 1-32 is 1,2,4,8,16,32. [default: doublings within the law's runs]"
-SERVED = "Tokens served over the model's life: 100B."
-VOCABULARY = "Vocabulary size. [default: of the law's runs; if unknown GPT-2's 50257]"
 LAWS = "published (Ludziejewski et al. 2025), printed (its rounded table), "
 LAWS += "a name that `scaling-law compare` lists, a folder, or a Hub repo."
-ACCURACY = "Tasks whose accuracy to expect at the loss: arc_easy,hellaswag."
 RATES = "public:ludziejewski (grids of labs, at the paper's level; public: any lab's), code (as the paper's runs), "
 RATES += "paper (as its text says), or a fitted law's file."
 
 
 class Shared:
-    """Options of several commands, and all of a budget and of limits: named as in Python, with their defaults."""
+    """Options of several commands that are no fields of a question."""
 
-    flops: Annotated[Any, quantity(FLOPS, "Compute budget of training (and inference): 1e22.")] = None
-    hours: Annotated[Any, quantity(HOURS, "Budget of wall-clock training time, instead of --flops: 72, 3w, 21d.")] = (
-        None
-    )
-    money: Annotated[float | None, option("Budget of training, in the currency of --price.")] = None
-    gpus: Annotated[int | None, option("GPUs that train together.")] = None
-    gpu: Annotated[str | None, option(GPU)] = None
-    throughput: Annotated[Path | None, rare(TIMES)] = None
-    mfu: Annotated[float | None, rare("MFU to assume instead of the rates of public runs: 0.4.")] = None
-    engine: Annotated[str | None, rare(ENGINE)] = None
-    precision: Annotated[str | None, rare("With --gpu: bf16, fp8 or fp4. [default: bf16]")] = None
-    price: Annotated[float | None, option("Price of a GPU-hour: 2.5.")] = None
-    decode_batch: Annotated[float | None, rare("Sequences served at once: adds the cost of a million tokens.")] = None
-    memory: Annotated[Any, quantity(BYTES, "Memory for weights and KV cache: 80GB (decimal) or 80GiB.")] = None
-    max_parameters: Annotated[Any, quantity(PARAMETERS, "Limit on total parameters: 7B.")] = None
-    kv_tokens: Annotated[float, quantity(CONTEXT, "Tokens in the KV cache: 16k is 16,384.", default="no cache")] = 0.0
-    inference_tokens: Annotated[float, quantity(TOKENS, SERVED, default="none, all FLOPs are of training")] = 0.0
-    experts: Annotated[Any, quantity(EXPERTS, EXPERTS_SHOWN)] = None
-    bytes_per_parameter: Annotated[float, rare("2 for bf16, 1 for fp8, 0.5 for 4 bits.")] = 2.0
-    bytes_per_kv: Annotated[float, rare("Bytes of a KV cache element.")] = 2.0
-    kv_heads_ratio: Annotated[float, rare("KV heads / heads (grouped queries).")] = 1.0
-    granularity: Annotated[float, rare("Experts of 1/G of the width, G times as many active.")] = 1.0
-    shared_ratio: Annotated[float, rare("Fraction of the active width in shared experts.")] = 0.0
-    unique_tokens: Annotated[
-        Any, quantity(TOKENS, "Unique tokens; more are repetitions, worth less: 100B.", rare=True)
-    ] = None
-    vocab_size: Annotated[int | None, rare(VOCABULARY)] = None
-    integral: Annotated[bool, option("Only architectures with d_model a multiple of 64.", "--integral")] = False
-    force: Annotated[bool, rare("Answer even far outside the fitted range.", "--force")] = False
-    accuracy: Annotated[Any, quantity(names, ACCURACY)] = ""
     law: Annotated[str, option(LAWS)] = "published"
     overwrite: Annotated[bool, option("Overwrite the file given by -o.", "--overwrite")] = False
     learning_rate_law: Annotated[str, rare(RATES)] = DEFAULT_LAW
     as_json: Json = False
+
+
+# Fields of a question whose values have several types: the one that is typed in a shell.
+_TYPED = {"throughput": Path | None, "mfu": float | None, "money": float | None, "price": float | None}
+
+
+def field_option(name: str) -> inspect.Parameter:
+    """Make the option of a field of a question, with the default that it has in Python."""
+    field = FIELDS[name]
+    # Without a vocabulary a question takes that of its law; `Limits`, which may have no law, takes GPT-2's.
+    default = None if name == "vocab_size" else getattr(Limits, name, field.default)
+    if field.parse is None:
+        flags = [f"--{name}"] if FIELD_TYPES[name] is bool else []
+        kind = _TYPED.get(name, FIELD_TYPES[name])
+        settings = option(field.help, *flags, rare=field.is_rare)
+    else:
+        kind = Any
+        settings = quantity(
+            parser(partial(parse_field, name), field.form.lower()),
+            field.help,
+            default=field.default_meaning or True,
+            rare=field.is_rare,
+        )
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, settings]
+    )
 
 
 class Mode(NamedTuple):
@@ -133,10 +108,10 @@ class Mode(NamedTuple):
 def command(shown: str, options: type = Shared, modes: Mapping[str, Mode] | None = None) -> Callable[..., Any]:
     """Make a command of a function, with the options `shown` in this order, and --json.
 
-    An option that is no `Annotated` parameter of the function is one of `options`. The function takes all of them, for
-    a shared --law the law itself; `as_json` only if it names it. With --overwrite, -o
-    names no file that exists unless that is given. The answer that the function returns, alone or with further keys of
-    its JSON, is printed; one that is not to be trusted sets the exit status, unless it was forced.
+    An option that is no `Annotated` parameter of the function is one of `options`, or a field of a question. The
+    function takes all of them, for a shared --law the law itself; `as_json` only if it names it. Without --overwrite,
+    -o must not name a file that exists. The answer that the function returns, alone or with further keys of its JSON,
+    is printed; one that is not to be trusted sets the exit status, unless it was forced.
     """
     hints, keyword = get_type_hints(options, include_extras=True), inspect.Parameter.KEYWORD_ONLY
     ordered = (*shown.split(), "as_json")
@@ -145,8 +120,11 @@ def command(shown: str, options: type = Shared, modes: Mapping[str, Mode] | None
         declared = inspect.signature(function, eval_str=True).parameters
         described = {name: p for name, p in declared.items() if get_origin(p.annotation) is Annotated}
         for name in {*ordered} - {*described}:
-            default = getattr(options, name, inspect.Parameter.empty)
-            described[name] = inspect.Parameter(name, keyword, default=default, annotation=hints[name])
+            if name in hints:
+                default = getattr(options, name, inspect.Parameter.empty)
+                described[name] = inspect.Parameter(name, keyword, default=default, annotation=hints[name])
+            else:
+                described[name] = field_option(name)
 
         def run(ctx: typer.Context, **values: Any) -> None:
             check_modes(ctx, modes or {})

@@ -13,7 +13,7 @@ from hub.base.commands import BATCH, COUNTS, EXPERTS, FLOPS, TOKENS, Revision
 from hub.base.errors import InputError, unknown
 from hub.base.tables import enumerated, show
 from hub.base.units import parse_count, parse_flops, parse_parameters, parse_tokens
-from scaling_law.commands.options import GPUS, command, exit_untrusted, nearest_width, option, quantity, rare
+from scaling_law.commands.options import command, exit_untrusted, nearest_width, option, quantity, rare
 from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.law import one_positive, positive
 from scaling_law.law import Law
@@ -22,6 +22,7 @@ from scaling_law.planning import design
 from scaling_law.planning import scale_out as scaling
 from scaling_law.planning.launch import RENDEZVOUS
 from scaling_law.planning.plan import Plan
+from scaling_law.planning.question import GPU_FORMS
 from scaling_law.planning.scale_out import READ_BATCH
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.recipe import PAPER
@@ -90,7 +91,7 @@ def _launched(planned: Plan, output: Path) -> str:
 @command("model experts gpus gpu mfu engine precision tokens price batch sequence_length revision")
 def scale_out(
     model: Annotated[str, typer.Argument(metavar="MODEL", help=SCALED)],
-    gpu: Annotated[str, option(GPUS)] = "h100",
+    gpu: Annotated[str, option(GPU_FORMS)] = "h100",
     experts: Annotated[int | None, option("With a width: experts, of which one is active. [default: 8]")] = None,
     gpus: Annotated[Any, quantity(COUNTS, "How many, to compare. [default: 8,64]")] = None,
     tokens: Annotated[Any, quantity(TOKENS, "Tokens of a run, for its hours: 1T.")] = None,

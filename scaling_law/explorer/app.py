@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
-from hub.base.units import format_bytes, format_flops, parse_bytes, parse_flops, parse_hours
+from hub.base.units import format_bytes, format_flops
 from scaling_law.explorer.answer import answer
 from scaling_law.explorer.programs import law_named, tools
 from scaling_law.explorer.question import CHOICES, FLOPS, HOURS, LAW_FILE, PRESETS, PUBLISHED, VIEWS, Question
@@ -30,6 +30,7 @@ from scaling_law.figures.interactive import DARK, FONT, LIGHT
 from scaling_law.law import JointLaw, Law
 from scaling_law.law.shelf import SHELF
 from scaling_law.law_files import law_to_json
+from scaling_law.planning.question import parse_field
 
 if TYPE_CHECKING:
     from gradio import Blocks
@@ -49,8 +50,6 @@ SLIDERS: dict[str, tuple[float, float, Callable[[float], str]]] = {  # field →
     "hours": (0.0, 4.0, "{:.3g}".format),
     "memory": (9.0, 13.0, lambda size: format_bytes(size).replace(" ", "")),
 }
-# Readers of the texts beside the sliders.
-READERS = {"flops": parse_flops, "hours": parse_hours, "memory": parse_bytes}
 # Step of a slider.
 STEP = 0.05
 SKIP: dict[str, Any] = {"__type__": "update"}  # gradio.skip(), which leaves a component alone
@@ -246,7 +245,7 @@ def _positions(question: Question) -> dict[str, float]:
     positions = {}
     for name, (low, high, _) in SLIDERS.items():
         with suppress(ValueError):
-            positions[name] = round(min(max(math.log10(READERS[name](getattr(question, name), name)), low), high), 2)
+            positions[name] = round(min(max(math.log10(parse_field(name, getattr(question, name))), low), high), 2)
     return positions
 
 

@@ -5,7 +5,8 @@ Their docstrings are what a caller reads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from pydantic_core import to_jsonable_python
@@ -14,22 +15,17 @@ from hub.base.errors import InputError, given, unknown
 from scaling_law.explorer.answer import best_models, planned
 from scaling_law.explorer.question import FLOPS, HOURS, PUBLISHED, Question
 from scaling_law.law import Law
+from scaling_law.planning.question import FIELDS
 
-ARGUMENTS = """
-
-Args:
-    flops: training budget in FLOPs, with those of inference: "1e22"; empty for a budget of hours
-    memory: memory for weights and KV cache: "80GB"; empty for no limit
-    kv_tokens: tokens in the KV cache: "16k"
-    inference_tokens: tokens served over the model's life: "100B"
-    experts: numbers of experts to compare: "1,2,4,8"; empty for the law's own
-    law: name of the scaling law: "published"
-    hours: training budget in wall-clock hours, instead of flops: "168"
-    gpus: how many GPUs train for these hours: "8"
-    gpu: GPU model, whose speed is assumed: "h100"
-    accuracy: tasks whose accuracy to expect at the loss, of `optimal`: "arc_easy,hellaswag"
-"""
 Tool = Callable[..., dict[str, Any]]
+
+
+def describe_arguments(names: Iterable[str]) -> str:
+    """Write the arguments of a tool for its docstring: texts, of which an empty one sets nothing."""
+    # The help of a field names other fields as options of the shell.
+    meanings = {name: FIELDS[name].help.replace("--", "") for name in names if name in FIELDS}
+    meanings["law"] = 'Name of the scaling law: "published".'
+    return "\n\nArgs:\n" + "\n".join(f"    {name}: {meaning}" for name, meaning in meanings.items())
 
 
 def law_named(laws: Mapping[str, Law], name: str) -> Law:
@@ -61,7 +57,8 @@ def tools(laws: Mapping[str, Law]) -> list[Tool]:
             unit, limits = HOURS if hours else FLOPS, (memory, kv_tokens, inference_tokens, experts, accuracy)
             return plain(answer(Question(unit, flops, hours, gpus, gpu, *limits, law), law_named(laws, law)))
 
-        tool.__name__, tool.__doc__ = answer.__name__, f"{answer.__doc__}{ARGUMENTS}"
+        tool.__name__ = answer.__name__
+        tool.__doc__ = f"{answer.__doc__}{describe_arguments(inspect.signature(tool).parameters)}\n"
         return tool
 
     @asked

@@ -9,19 +9,11 @@ from typing import Any
 from urllib.parse import urlencode
 
 from hub.base.errors import InputError, unknown
-from hub.base.units import (
-    format_flops,
-    parse_bytes,
-    parse_context,
-    parse_count,
-    parse_experts,
-    parse_flops,
-    parse_hours,
-    parse_tokens,
-)
+from hub.base.units import format_flops, parse_count
 from scaling_law.law import Law
 from scaling_law.machine.gpus import GPUS
 from scaling_law.planning.budget import Budget
+from scaling_law.planning.question import parse_field
 
 PUBLISHED = "published"
 FITTED = "fitted"  # the law of --runs, which no --law names; the page saves it as a file
@@ -90,23 +82,26 @@ class Question:
 
     def keywords(self) -> dict[str, Any]:
         """All as keyword arguments of `law.optimal` and `law.plan`."""
-        experts = parse_experts(self.experts, "experts") if self.experts.strip() else None
-        return self.spent() | self.limits() | {"experts": experts}
+        experts = parse_field("experts", self.experts) if self.experts.strip() else None
+        return {**self.spent(), **self.limits(), "experts": experts}
 
     def spent(self) -> dict[str, Any]:
         """The budget as keyword arguments."""
         if self.unit == FLOPS:
-            return {FLOPS: parse_flops(self.flops or "0", FLOPS)}
+            return {FLOPS: parse_field(FLOPS, self.flops or "0")}
         gpus = parse_count(self.gpus or "0", "gpus")
-        whole = int(gpus) if gpus.is_integer() else gpus
-        return {HOURS: parse_hours(self.hours or "0", HOURS), "gpus": whole, "gpu": self.gpu}
+        return {
+            HOURS: parse_field(HOURS, self.hours or "0"),
+            "gpus": int(gpus) if gpus.is_integer() else gpus,
+            "gpu": self.gpu,
+        }
 
     def limits(self) -> dict[str, Any]:
         """The limits as keyword arguments. ValueError names the field, the text and what is allowed."""
         return {
-            "memory": parse_bytes(self.memory, "memory") if self.memory else None,
-            "kv_tokens": parse_context(self.kv_tokens or "0", "kv_tokens"),
-            "inference_tokens": parse_tokens(self.inference_tokens or "0", "inference_tokens"),
+            "memory": parse_field("memory", self.memory) if self.memory else None,
+            "kv_tokens": parse_field("kv_tokens", self.kv_tokens or "0"),
+            "inference_tokens": parse_field("inference_tokens", self.inference_tokens or "0"),
         }
 
     def command(self, planned: bool = True) -> str:

@@ -16,9 +16,10 @@ from numpy.typing import ArrayLike, NDArray
 from scaling_law.formulas import Formula
 from scaling_law.formulas.law import FormulaT, positive
 from scaling_law.planning.budget import Budget
-from scaling_law.planning.limits import Limits, ModelFields
+from scaling_law.planning.limits import Limits
 from scaling_law.planning.optimal_table import OptimalTable, as_good
 from scaling_law.planning.optimum import drawn_losses, optimal_widths, parse_experts
+from scaling_law.planning.question import ModelFields
 from scaling_law.size.architecture import inference_flops, total_parameters, training_flops, width_of_active
 from scaling_law.size.arrays import FloatArray
 

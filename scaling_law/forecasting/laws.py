@@ -20,7 +20,7 @@ from scaling_law.forecasting.repetition import count_worth, fit_worth
 from scaling_law.forecasting.stack import gather, stack
 from scaling_law.formulas.law import one_positive
 from scaling_law.law import JointLaw, StackLaw
-from scaling_law.planning.limits import Quantity
+from scaling_law.planning.question import Quantity
 from scaling_law.runs.recipes import check_mix, names_mixed
 
 AHEAD = 10.0  # times the largest run's FLOPs, unless said

@@ -22,9 +22,10 @@ from scaling_law.formulas.learning_rate import LearningRateLaw
 from scaling_law.law import JointLaw
 from scaling_law.planning.budget import Budget
 from scaling_law.planning.inverse import flop_savings
-from scaling_law.planning.limits import Limits, ModelFields
+from scaling_law.planning.limits import Limits
 from scaling_law.planning.matched import matched_memory
 from scaling_law.planning.optimum import WidthOptimum, drawn_optimum, optimal_widths
+from scaling_law.planning.question import ModelFields
 from scaling_law.size.architecture import Architecture, active_parameters, affordable_tokens, width_of_total
 from scaling_law.size.recipe import PAPER
 

@@ -10,8 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -22,7 +21,8 @@ from scaling_law.formulas.law import one_positive
 from scaling_law.machine.gpus import find_gpu, named_gpu
 from scaling_law.machine.layout import ENGINES, TRAIN_PY, Layouts
 from scaling_law.machine.throughput import Model, ModelWork, Throughput
-from scaling_law.planning.limits import LimitFields, Limits, Quantity, of_law
+from scaling_law.planning.limits import Limits, of_law
+from scaling_law.planning.question import BudgetFields, ClusterFields, LimitFields, Quantity, QuestionFields, pick
 from scaling_law.size.architecture import (
     HEAD_DIM,
     Architecture,
@@ -38,34 +38,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 WIDTHS = (1.0, 2e6)  # d_model that are searched where no budget of FLOPs limits them
-
-
-class ClusterFields(TypedDict, total=False):
-    """GPUs that train, as keywords of a question: `gpus` of the model `gpu`, each at `price` per hour.
-
-    `throughput`: measured step times or their throughput.json; else they are estimated from the GPU's data sheet and
-    `mfu`, or the rates of public runs in this `precision`. Layouts are those of `engine`: "train.py", or "megatron",
-    which also has tensor, pipeline and context parallelism and a distributed optimizer.
-    """
-
-    gpus: int | None
-    gpu: str | None
-    engine: str | None
-    throughput: Throughput | str | Path | None
-    mfu: float | tuple[float, float] | None
-    precision: str | None
-    price: Quantity | None
-
-
-class BudgetFields(ClusterFields, total=False):
-    """A budget besides its FLOPs, as keywords of a question: `hours` or `money` of training on a cluster."""
-
-    hours: Quantity | None
-    money: Quantity | None
-
-
-class QuestionFields(BudgetFields, LimitFields, total=False):
-    """What a question for the best model takes as keywords: the fields of its budget and of `Limits`."""
 
 
 def shared_ramp(gpus: int) -> tuple[RampStage, ...]:
@@ -297,11 +269,6 @@ def refuse_served(limits: Limits) -> None:
     """Raise ValueError for served tokens, in a question of hours."""
     if served := limits.inference_tokens:
         raise InputError(f"inference_tokens={served:g} cost FLOPs: give a budget of flops, not of hours")
-
-
-def pick(kind: Any, fields: Mapping[str, Any]) -> Any:
-    """Those of the fields of a question that are of this TypedDict."""
-    return {name: fields[name] for name in kind.__annotations__ if name in fields}
 
 
 def read_costs(law: Formula, **fields: Unpack[QuestionFields]) -> tuple[Cluster | None, Limits]:

@@ -26,8 +26,9 @@ from scaling_law.formulas.answers import ArrayAnswer, plain_fields
 from scaling_law.formulas.conditions import Conditions, ExtrapolationError, measured_support_of
 from scaling_law.formulas.law import one_positive, positive
 from scaling_law.planning.budget import Budget
-from scaling_law.planning.limits import LimitFields, Limits, Quantity, of_law
+from scaling_law.planning.limits import Limits, of_law
 from scaling_law.planning.optimum import compute_optimal, optimal_widths
+from scaling_law.planning.question import LimitFields, Quantity
 from scaling_law.size.architecture import HEAD_DIM, VOCAB_SIZE, Architecture, training_flops
 from scaling_law.size.arrays import FloatArray
 from scaling_law.size.recipe import PAPER

@@ -27,12 +27,11 @@ from scaling_law.planning.budget import (
     WIDTHS,
     Budget,
     Cluster,
-    QuestionFields,
     read_costs,
     read_question,
     refuse_served,
 )
-from scaling_law.planning.limits import Limits, Quantity
+from scaling_law.planning.limits import Limits
 from scaling_law.planning.minimiser import first_below
 from scaling_law.planning.optimum import (
     Models,
@@ -48,6 +47,7 @@ from scaling_law.planning.optimum import (
     refuse_other_variables,
     why_no_optimum,
 )
+from scaling_law.planning.question import Quantity, QuestionFields
 from scaling_law.size.architecture import HEAD_DIM, inference_flops, total_parameters, training_flops
 from scaling_law.size.arrays import FloatArray
 

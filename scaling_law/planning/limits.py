@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, TypedDict, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -12,9 +12,9 @@ from numpy.typing import ArrayLike
 from hub.base.errors import InputError
 from hub.base.inputs import LARGEST
 from hub.base.tables import literal
-from hub.base.units import parse_bytes, parse_context, parse_parameters, parse_tokens
 from scaling_law.formulas import Formula
 from scaling_law.formulas.repeated import Models
+from scaling_law.planning.question import LimitFields, parse_field
 from scaling_law.size.architecture import (
     VOCAB_SIZE,
     Architecture,
@@ -31,39 +31,6 @@ from scaling_law.size.widths import Widths
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-Quantity = float | str  # a number, or text such as "1e22", "80GB", "16k"
-_PARSERS: dict[str, Callable[[str, str], float]] = {
-    "max_parameters": parse_parameters,
-    "memory": parse_bytes,
-    "kv_tokens": parse_context,
-    "inference_tokens": parse_tokens,
-    "unique_tokens": parse_tokens,
-}
-
-
-class ModelFields(TypedDict, total=False):
-    """Design and use of models, as keywords of a question: the fields of `Limits` that limit no size.
-
-    None means the default; for the vocabulary, the law's.
-    """
-
-    kv_tokens: Quantity | None
-    bytes_per_parameter: float | None
-    bytes_per_kv: float | None
-    inference_tokens: Quantity | None
-    kv_heads_ratio: float | None
-    granularity: float | None
-    shared_ratio: float | None
-    unique_tokens: Quantity | None
-    vocab_size: int | None
-
-
-class LimitFields(ModelFields, total=False):
-    """The fields of `Limits` as keywords of a question."""
-
-    max_parameters: Quantity | None
-    memory: Quantity | None
 
 
 @dataclass(frozen=True)
@@ -103,7 +70,7 @@ class Limits:
                 continue
             none = ", or None for no limit" if spec.default is None else ""
             allowed = "finite and not negative" if spec.default == 0 else f"positive and finite{none}"
-            number = _PARSERS[name](value, name) if isinstance(value, str) and name in _PARSERS else value
+            number = parse_field(name, value) if isinstance(value, str) else value
             if isinstance(number, bool) or not isinstance(number, (int, float, np.integer, np.floating)):
                 raise InputError(f"{name}={literal(value)} is not a number; it must be {allowed}")
             number = float(number) if abs(cast(float, number)) <= LARGEST else np.inf

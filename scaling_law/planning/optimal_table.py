@@ -27,8 +27,8 @@ from scaling_law.formulas.learning_rate import LearningRateLaw, peak_rate, sourc
 from scaling_law.machine.gpus import named_gpu
 from scaling_law.machine.layout import DoesNotFit, Placement
 from scaling_law.machine.serving import seconds_of_token
-from scaling_law.planning.budget import Budget, Cluster, QuestionFields, read_question
-from scaling_law.planning.limits import Limits, Quantity
+from scaling_law.planning.budget import Budget, Cluster, read_question
+from scaling_law.planning.limits import Limits
 from scaling_law.planning.optimum import (
     WidthOptimum,
     drawn_losses,
@@ -38,6 +38,7 @@ from scaling_law.planning.optimum import (
     parse_experts,
     why_no_optimum,
 )
+from scaling_law.planning.question import Quantity, QuestionFields
 from scaling_law.size.architecture import (
     HEAD_DIM,
     Architecture,

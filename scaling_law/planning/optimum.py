@@ -23,8 +23,9 @@ from scaling_law.formulas import ChinchillaForm, Formula
 from scaling_law.formulas.answers import ArrayAnswer, span
 from scaling_law.formulas.law import has_optimum, numbers, positive
 from scaling_law.planning.budget import Budget
-from scaling_law.planning.limits import LimitFields, Limits, of_law
+from scaling_law.planning.limits import Limits, of_law
 from scaling_law.planning.minimiser import least, minima
+from scaling_law.planning.question import LimitFields
 from scaling_law.size.architecture import (
     EXPERT_VARIABLES,
     HEAD_DIM,

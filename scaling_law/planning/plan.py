@@ -23,10 +23,11 @@ from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.law import percentile_interval, positive
 from scaling_law.formulas.learning_rate import LearningRateLaw, source_of_rate
 from scaling_law.machine.layout import TRAIN_PY, DoesNotFit, Placement
-from scaling_law.planning.budget import Budget, Cluster, ClusterFields, QuestionFields, pick
+from scaling_law.planning.budget import Budget, Cluster
 from scaling_law.planning.launch import launch_line
-from scaling_law.planning.limits import Quantity, of_law
+from scaling_law.planning.limits import of_law
 from scaling_law.planning.optimal_table import OptimalRow, OptimalTable, optimal
+from scaling_law.planning.question import ClusterFields, Quantity, QuestionFields, pick
 from scaling_law.size.architecture import (
     ADAM_BYTES,
     GRADIENT_BYTES,

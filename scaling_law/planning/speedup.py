@@ -23,11 +23,12 @@ from hub.base.units import format_count, format_flops
 from scaling_law.formulas import Formula
 from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.law import one_positive, positive
-from scaling_law.planning.budget import Budget, Cluster, QuestionFields, read_costs
+from scaling_law.planning.budget import Budget, Cluster, read_costs
 from scaling_law.planning.inverse import ENDLESS, floor, reaching, tokens_needed
-from scaling_law.planning.limits import LimitFields, Limits, Quantity, of_law
+from scaling_law.planning.limits import Limits, of_law
 from scaling_law.planning.minimiser import least
 from scaling_law.planning.optimum import coefficients_of, optimal_widths
+from scaling_law.planning.question import LimitFields, Quantity, QuestionFields
 from scaling_law.size.architecture import Architecture, affordable_tokens, is_size, training_flops, width_of_active
 from scaling_law.size.arrays import FloatArray
 from scaling_law.size.widths import Widths

@@ -39,7 +39,7 @@ from scaling_law import (
     split,
     stack_laws,
 )
-from scaling_law.planning.budget import QuestionFields
+from scaling_law.planning.question import QuestionFields
 
 NONSENSE = [None, True, "", "x", "nan", 0, -1, -1.5, float("nan"), float("inf"), 1e300, 1e-300, 10**400]
 NONSENSE += [[], ["x"], [None], [[1, 2], [3]], {}, {"a": 1}, object(), b"x", 1j, np.array([]), np.array(3), set()]

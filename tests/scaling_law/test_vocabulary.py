@@ -13,7 +13,7 @@ from scaling_law import JointLaw, Law, Limits
 from scaling_law.commands.cli import app
 from scaling_law.explorer.programs import tools
 from scaling_law.explorer.question import Question
-from scaling_law.planning.budget import QuestionFields
+from scaling_law.planning.question import QuestionFields
 from tests.scaling_law.test_answers import ANSWERS
 
 LAW = JointLaw.published().replace(draws=None)

@@ -12,7 +12,8 @@ from hub.base.tables import Summarised, Table
 from hub.base.units import format_bytes, format_count, format_flops
 from scaling_law.machine.layout import DoesNotFit, Placement
 from scaling_law.machine.memory import saved_bytes
-from scaling_law.planning.budget import Cluster, ClusterFields
+from scaling_law.planning.budget import Cluster
+from scaling_law.planning.question import ClusterFields
 from scaling_law.size.architecture import GRADIENT_BYTES
 from training.configuration.schedule import Branch
 from training.run.checkpoint import most_at_a_time

@@ -62,7 +62,7 @@ def test_an_assistant_finds_the_tools_and_asks_one(address, published):
     listed, answered = asyncio.run(ask())
     assert [tool.name.rpartition("_")[2] for tool in listed] == ["optimal", "plan", "loss"]
     assert "how many experts" in listed[0].description
-    assert listed[0].inputSchema["properties"]["memory"]["description"].startswith("memory for weights")
+    assert listed[0].inputSchema["properties"]["memory"]["description"].startswith("Memory for weights")
     assert answered["best"]["loss"] == published.optimal(1e22, memory=80e9, integral=True).best.loss
 
 
