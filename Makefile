@@ -49,6 +49,10 @@ BIN := $(VENV)/bin
 PARALLEL := -n logical --maxprocesses 8 --dist worksteal
 # As pip does: the newest version that constraints.txt allows, from whichever index has it.
 export UV_INDEX_STRATEGY ?= unsafe-best-match
+# As pip does, too: packages are compiled once, and not by each of the many processes that tests start; our own modules
+# by the first of them.
+export UV_COMPILE_BYTECODE ?= 1
+unexport PYTHONDONTWRITEBYTECODE
 
 # $(call venv,FOLDER) makes an empty environment; $(call install,FOLDER) and $(call uninstall,FOLDER) start the commands
 # that install into it and remove from it.
