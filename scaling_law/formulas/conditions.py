@@ -373,7 +373,8 @@ def fitted_ranges(n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike) ->
         return FittedRange(value, int(mask.sum()), *spans)
 
     whole = [of(None, np.ones(len(n), bool))] if len(n) else []
-    return (*whole, *(of(float(value), e == value) for value in np.unique(e)))
+    # Not by `np.unique`, whose first call imports numpy.ma.
+    return (*whole, *(of(value, e == value) for value in sorted(set(e.tolist()))))
 
 
 def joined_limits(first: Conditions, second: Conditions) -> dict[str, Any]:

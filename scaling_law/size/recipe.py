@@ -203,7 +203,8 @@ def published_design() -> Design:
     trunks: dict[Architecture, int] = {}
     rows = []
     for row in ROWS:
-        trunk = trunks.setdefault(row.architecture, len(trunks))
-        rows += [(row.architecture.n_active, tokens * 1e9, row.experts, trunk) for tokens in row.tokens]
+        architecture = row.architecture
+        trunk = trunks.setdefault(architecture, len(trunks))
+        rows += [(architecture.n_active, tokens * 1e9, row.experts, trunk) for tokens in row.tokens]
     n_active, tokens, experts, trunk_ids = zip(*rows, strict=True)
     return Design(np.array(n_active, float), np.array(tokens), np.array(experts, float), np.array(trunk_ids))
