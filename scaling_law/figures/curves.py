@@ -17,7 +17,7 @@ from scaling_law.formulas import Formula
 from scaling_law.formulas.law import FormulaT, positive
 from scaling_law.planning.budget import Budget
 from scaling_law.planning.limits import Limits
-from scaling_law.planning.optimal_table import OptimalTable, as_good
+from scaling_law.planning.optimal_table import OptimalTable, find_ties
 from scaling_law.planning.optimum import drawn_losses, optimal_widths, parse_experts
 from scaling_law.planning.question import ModelFields
 from scaling_law.size.architecture import inference_flops, total_parameters, training_flops, width_of_active
@@ -295,7 +295,7 @@ def best_experts(
         filled = {name: np.where(compared, v, v[compared][0] if compared.any() else 1.0) for name, v in at.items()}
         drawn = law.loss_draws(**filled)  # [draws, rows, columns, E]
         drawn_ahead = drawn - np.take_along_axis(drawn, best[None], -1)
-    tied = as_good(ahead, drawn_ahead, law.conditions.rmse if law.conditions else None) & compared
+    tied = find_ties(ahead, drawn_ahead, law.conditions.rmse if law.conditions else None) & compared
     return BestExperts(
         budgets,
         bytes_,

@@ -18,7 +18,7 @@ from scaling_law.law_files import FILE_NAME, FORMAT, VERSION, law_to_dict, push_
 from scaling_law.planning.break_even import break_even
 from scaling_law.planning.design import next_runs
 from scaling_law.planning.inverse import reach
-from scaling_law.planning.optimal_table import optimal
+from scaling_law.planning.optimal import optimal
 from scaling_law.planning.optimum import compute_optimal
 from scaling_law.planning.plan import plan
 from scaling_law.planning.speedup import speedup

@@ -18,7 +18,8 @@ from scaling_law.formulas.conditions import RangeCheck
 from scaling_law.formulas.law import percentile_interval, positive
 from scaling_law.law import JointLaw, Law
 from scaling_law.planning.limits import of_law
-from scaling_law.planning.optimal_table import OptimalTable, optimal
+from scaling_law.planning.optimal import optimal
+from scaling_law.planning.optimal_table import OptimalTable
 from scaling_law.planning.plan import experts_of
 from scaling_law.size.architecture import EXPERT_VARIABLES, Architecture
 from scaling_law.size.model_configs import Model, read_model

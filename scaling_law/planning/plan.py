@@ -26,7 +26,8 @@ from scaling_law.machine.layout import TRAIN_PY, DoesNotFit, Placement
 from scaling_law.planning.budget import Budget, Cluster
 from scaling_law.planning.launch import launch_line
 from scaling_law.planning.limits import of_law
-from scaling_law.planning.optimal_table import OptimalRow, OptimalTable, optimal
+from scaling_law.planning.optimal import optimal
+from scaling_law.planning.optimal_table import OptimalRow, OptimalTable
 from scaling_law.planning.question import ClusterFields, Quantity, QuestionFields, pick
 from scaling_law.size.architecture import (
     ADAM_BYTES,

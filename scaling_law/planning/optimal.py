@@ -1,0 +1,355 @@
+"""Which model for this budget: read the question, find the best width for each E, and say what each is worth."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from hub.base.errors import InputError, given
+from hub.base.inputs import reads
+from hub.base.tables import rows_of
+from hub.base.units import format_bytes, format_count, format_flops, listed_experts
+from scaling_law.formulas import Formula
+from scaling_law.formulas.accuracy import Task, expected, remarks, tasks_named
+from scaling_law.formulas.law import numbers, one_positive, percentile_interval
+from scaling_law.formulas.learning_rate import LearningRateLaw, peak_rate
+from scaling_law.machine.gpus import named_gpu
+from scaling_law.machine.serving import seconds_of_token
+from scaling_law.planning.budget import Budget, Cluster, read_question
+from scaling_law.planning.limits import Limits
+from scaling_law.planning.optimal_table import OptimalRow, OptimalTable
+from scaling_law.planning.optimum import (
+    WidthOptimum,
+    drawn_losses,
+    explain_undiscounted,
+    optimal_widths,
+    parse_experts,
+    why_no_optimum,
+)
+from scaling_law.planning.question import Quantity, QuestionFields
+from scaling_law.size.architecture import (
+    HEAD_DIM,
+    active_parameters,
+    affordable_tokens,
+    inference_flops,
+    total_parameters,
+    training_flops,
+)
+from scaling_law.size.arrays import FloatArray
+from scaling_law.size.recipe import PAPER, BatchRamp
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+@reads
+def optimal(
+    law: Formula,
+    flops: Quantity | None = None,
+    experts: ArrayLike | None = None,
+    *,
+    decode_batch: float | None = None,
+    integral: bool = False,
+    learning_rate_law: LearningRateLaw | str | None = None,
+    batch_ramp: BatchRamp | None = None,
+    force: bool = False,
+    accuracy: str | Sequence[str] = (),
+    **question: Unpack[QuestionFields],
+) -> OptimalTable:
+    """Find the best model for each E under compute and memory limits, and the best of all.
+
+    Args:
+        flops: of training (6 N_act D) and inference (2 N_act D_inf); a number or text such as "1e22".
+        hours, money: of training, instead of flops, on `gpus` GPUs; money by a `price` per GPU-hour.
+        gpu, mfu, throughput: how fast they train: a GPU such as "h100", by rates of public runs or an MFU that is
+            given; or a `Throughput` or throughput.json.
+        decode_batch: with these, also the cost of serving so many sequences at once (`machine.serving`), which
+            hold `kv_tokens` together.
+        experts: one E or several; None asks for those of `default_experts`.
+        integral: only architectures that exist, d_model = 64 n_blocks = 64 n_heads.
+        learning_rate_law: one, or its name or file; None asks that of the public grids at the level of the paper.
+        batch_ramp: its last batch goes into learning-rate laws that have a batch, its batches into step times;
+            None: the paper's.
+        force: compare answers beyond the range guard, too.
+        accuracy: tasks whose accuracy to expect at each loss: "arc_easy,hellaswag" (docs/planning.md#accuracy).
+        question: the fields of `Limits`: memory="80GB" and so on.
+
+    ValueError where nothing fits, the law has no optimum, or not exactly one budget is given; ExtrapolationError
+    where no answer is within the range guard. Ludziejewski et al. 2025, Section "Compute and Memory Optimality".
+    """
+    tasks = tasks_named(accuracy)
+    _refuse_several_budgets(flops)
+    budget, limits = read_question(law, flops, batch_ramp, **question)
+    candidates = _read_candidates(law, experts, integral)
+    models = _find_models(law, budget, limits, candidates, integral)
+    check = law.check(**models.variables, unique_tokens=limits.unique_tokens)
+    if check.beyond.all():
+        check.refuse(force)
+
+    cluster = budget.cluster
+    ramp = cluster.ramp if cluster else batch_ramp or BatchRamp(PAPER.batch_ramp, PAPER.sequence_length)
+    rates = LearningRateLaw.named(learning_rate_law) if isinstance(learning_rate_law, str) else learning_rate_law
+    draws = drawn_losses(law, budget, models.variables, models.d_model, limits)
+    rows = _make_rows(law, budget, limits, models, draws, rates, ramp, tasks, decode_batch)
+    table = OptimalTable(
+        rows=rows,
+        flops=float("nan") if budget.flops is None else budget.flops,
+        budget=budget,
+        limits=limits,
+        integral=integral,
+        experts_that_do_not_fit=tuple(candidates[models.optimum.exists & ~models.optimum.fits].tolist()),
+        law=law.conditions.provenance if law.conditions else "fitted law",
+        experts_without_optimum={e: why_no_optimum(law, e) for e in candidates[~models.optimum.exists].tolist()},
+        forced=force,
+        law_error=law.conditions.rmse if law.conditions else None,
+        draw_losses=draws,
+        check=check,
+        notes=(
+            *_explain_smallest(budget, limits, models, force),
+            *remarks(tasks, [row.loss for row in rows]),
+            *explain_undiscounted(law, models.experts, limits),
+        ),
+    )
+    table = replace(table, largest=_explain_largest(table, candidates, law, experts is None))
+    if cluster is None:
+        return table
+    equal_flops = optimal(
+        law,
+        table.best.training_flops,
+        candidates,
+        force=True,
+        integral=integral,
+        learning_rate_law=rates,
+        batch_ramp=ramp,
+        **asdict(limits),
+    )
+    return _with_training_memory(replace(table, flops=equal_flops.flops, equal_flops=equal_flops), cluster)
+
+
+def _refuse_several_budgets(flops: Quantity | None) -> None:
+    if flops is None:
+        return
+    budgets = numbers("flops", flops).tolist()
+    if isinstance(budgets, list):
+        raise InputError(f"flops={budgets!r}: optimal takes one budget; ask once for each, or compute_optimal for all")
+
+
+def _read_candidates(law: Formula, experts: ArrayLike | None, integral: bool) -> FloatArray:
+    """Read the E to compare: each once, in the order asked for."""
+    counts = np.atleast_1d(parse_experts(law, experts))
+    if counts.ndim != 1:
+        raise InputError(f"experts={counts.tolist()!r} must be one number or a list of them")
+    candidates = np.array(list(dict.fromkeys(counts.tolist())))
+    if integral and np.any(candidates != np.round(candidates)):
+        raise InputError(given("experts", candidates), ": ", given("integral", True), " needs whole numbers")
+    return candidates
+
+
+@dataclass(frozen=True)
+class _Models:
+    """The best models that fit, of some of the E asked for; `variables` are what a law may depend on."""
+
+    optimum: WidthOptimum
+    experts: FloatArray
+    variables: Mapping[str, FloatArray]
+    integral: bool
+
+    @property
+    def d_model(self) -> FloatArray:
+        return self.optimum.d_model[self.optimum.fits]
+
+    @property
+    def is_smallest(self) -> Any:
+        """Where the optimum without limits is below the smallest width, which is taken instead."""
+        return (self.optimum.free < HEAD_DIM)[self.optimum.fits]
+
+
+def _find_models(law: Formula, budget: Budget, limits: Limits, candidates: FloatArray, integral: bool) -> _Models:
+    """Find the best model of each E. InputError says what would be needed where none fits."""
+    optimum = optimal_widths(law, budget, candidates, limits, integral)
+    if not optimum.fits.any():
+        raise InputError(_explain_nothing_fits(budget, candidates[optimum.exists], limits))
+    experts = candidates[optimum.fits]
+    variables = budget.models(law, optimum.d_model[optimum.fits], experts, limits)
+    return _Models(optimum, experts, variables, integral)
+
+
+def _make_rows(
+    law: Formula,
+    budget: Budget,
+    limits: Limits,
+    models: _Models,
+    draws: FloatArray | None,
+    rates: LearningRateLaw | None,
+    ramp: BatchRamp,
+    tasks: Sequence[Task],
+    decode_batch: float | None,
+) -> tuple[OptimalRow, ...]:
+    """Make the row of each model: its sizes, its loss with an interval, its learning rate and its accuracy."""
+    columns = _sizes(budget, limits, models)
+    if decode_batch is not None:
+        columns["decode_seconds"] = _decode_seconds(budget, limits, models, decode_batch)
+    rows = []
+    for i, sizes in enumerate(rows_of(columns)):
+        variables = {name: values[i] for name, values in models.variables.items()}
+        interval = None if draws is None else percentile_interval(draws[:, i])
+        rows.append(
+            OptimalRow(
+                **sizes,
+                **_worth(law, variables, limits),
+                **_learning_rate(rates, sizes, ramp, limits),
+                loss_interval=interval,
+                accuracy=expected(tasks, sizes["loss"], interval, 0.95),
+                architecture=limits.architecture(sizes["d_model"], sizes["experts"]) if models.integral else None,
+            )
+        )
+    return tuple(rows)
+
+
+def _sizes(budget: Budget, limits: Limits, models: _Models) -> dict[str, Any]:
+    """Return the columns that follow from the widths."""
+    d_model = models.d_model
+    experts = models.variables["experts"]
+    n_active = models.variables["n_active"]
+    tokens = models.variables["tokens"]
+    spent = "time" if budget.cluster else "compute"
+    unlimited = np.where(models.is_smallest, "smallest", spent)
+    return {
+        "experts": experts,
+        "d_model": d_model,
+        "n_active": n_active,
+        "n_total": total_parameters(d_model, experts, vocab_size=limits.vocab_size),
+        "tokens": tokens,
+        "tokens_per_parameter": tokens / n_active,
+        "weight_bytes": limits.weight_bytes(d_model, experts),
+        "kv_cache_bytes": limits.kv_bytes(d_model),
+        "training_flops": training_flops(n_active, tokens),
+        "inference_flops": inference_flops(n_active, limits.inference_tokens),
+        "loss": models.optimum.loss[models.optimum.fits],
+        "limited_by": np.where(models.optimum.truncated[models.optimum.fits], "memory", unlimited),
+        "epochs": tokens / limits.unique_tokens if limits.unique_tokens else None,
+    }
+
+
+def _decode_seconds(budget: Budget, limits: Limits, models: _Models, decode_batch: float) -> FloatArray:
+    """Return the GPU-seconds of one generated token, where `decode_batch` sequences are served at once."""
+    size = one_positive("decode_batch", decode_batch)
+    if budget.cluster is None:
+        raise InputError(f"decode_batch={decode_batch!r} goes with hours or money, whose throughput names the GPU")
+    gpu = named_gpu(budget.cluster.throughput.device)
+    widths = limits.widths(models.d_model, models.variables["experts"])
+    cache = limits.kv_bytes(models.d_model)
+    return seconds_of_token(widths, gpu, size, cache, limits.bytes_per_parameter)
+
+
+def _worth(law: Formula, variables: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
+    """Say how far the law extrapolates for a model."""
+    check = law.check(**variables, unique_tokens=limits.unique_tokens)
+    return {
+        "warnings": check.warnings,
+        "trusted": bool(check.trusted),
+        "distrust": check.distrust,
+        "beyond_guard": bool(check.beyond),
+    }
+
+
+def _learning_rate(
+    law: LearningRateLaw | None, sizes: Mapping[str, Any], ramp: BatchRamp, limits: Limits
+) -> dict[str, Any]:
+    """Return the peak rate of a model, for the last batch of its run, with the law that it is by."""
+    tokens = sizes["tokens"]
+    batch = ramp.last_batch_tokens(tokens)
+    peak = peak_rate(law, sizes["d_model"], sizes["experts"], tokens, batch, limits.vocab_size)
+    return {
+        "learning_rate": peak.learning_rate,
+        "learning_rate_interval": peak.interval,
+        "learning_rate_law": peak.law.source,
+        "learning_rate_batch": peak.batch_tokens,
+        "learning_rate_from": peak.law,
+        "learning_rate_warnings": peak.warnings,
+    }
+
+
+def _explain_smallest(budget: Budget, limits: Limits, models: _Models, force: bool) -> tuple[str, ...]:
+    """Say for which E the optimum is smaller than the smallest model, which is taken instead.
+
+    InputError for hours in which every optimum is, whose step times nobody knows, unless `force`.
+    """
+    experts = models.experts[models.is_smallest]
+    if not experts.size:
+        return ()
+    n_active = format_count(float(active_parameters(HEAD_DIM, vocab_size=limits.vocab_size)))
+    smallest = f"d_model {HEAD_DIM} with a vocabulary of {limits.vocab_size:,} (N_act {n_active})"
+    is_assumed = budget.cluster is not None and budget.cluster.throughput.is_assumed
+    if is_assumed and experts.size == models.experts.size and not force:
+        raise InputError(
+            f"hours={budget.hours:g} are too few: every compute optimum on {budget.cluster} is smaller than "
+            f"{smallest}, whose step times are unknown; give more hours, fewer gpus or a smaller vocab_size"
+        )
+    return (
+        f"E = {_listed(experts)}: the compute optimum is smaller than {smallest}, which is taken instead; "
+        "vocab_size (--vocab-size) sets it",
+    )
+
+
+def _explain_largest(table: OptimalTable, candidates: FloatArray, law: Formula, by_default: bool) -> str | None:
+    """Say that the best E is the largest of several, so that a larger one may be better; None where it is not."""
+    best = table.best.experts
+    if candidates.size == 1 or best < candidates.max():
+        return None
+    limit = "the default list" if by_default else "the list asked for"
+    if law.conditions and law.conditions.fitted_limits().get("E", (0, 0))[1] == best:
+        limit = "the fitted range"
+    return f"E = {best:g} is the largest considered ({limit} ends there); {2 * best:g} was not tried"
+
+
+def _with_training_memory(table: OptimalTable, cluster: Cluster) -> OptimalTable:
+    """Say what GPUs can train of each row, in the next smaller size that exists, and of the size above."""
+    best = table.best
+    experts = np.array([math.ceil(row.experts) for row in table], float)
+    d_model = np.array([HEAD_DIM * max(1, int(row.d_model / HEAD_DIM)) for row in table], float)
+    try:
+        fits = cluster.fits(table.limits.widths(d_model, experts))
+        next_size_fits = cluster.fits(table.limits.widths(d_model + HEAD_DIM, experts))
+    except ValueError:
+        # `plan` says which GPUs cannot share a batch equally.
+        fits = next_size_fits = np.full(len(table), True)
+    is_largest = fits & ~next_size_fits
+    notes = [*table.notes, *cluster.warnings(table.limits.widths(best.d_model, best.experts))]
+    if not fits.all():
+        need = f"training takes more memory than {cluster.hardware} have: see max_parameters"
+        notes.append(f"E = {_listed(experts[~fits])}: {need}")
+    if is_largest.any():
+        limit = f"the largest model that the memory of {cluster.hardware} can train"
+        notes.append(f"E = {_listed(experts[is_largest])}: {limit}")
+    rows = []
+    for row, is_limited in zip(table, is_largest, strict=True):
+        rows.append(replace(row, limited_by="memory") if is_limited else row)
+    return replace(table, rows=tuple(rows), notes=tuple(notes))
+
+
+def _explain_nothing_fits(budget: Budget, experts: FloatArray, limits: Limits) -> str:
+    """Say why nothing fits, and what would be needed."""
+    lowest = float(experts.min())
+    served = limits.inference_tokens
+    n_active = active_parameters(HEAD_DIM, vocab_size=limits.vocab_size)
+    if budget.flops is not None and affordable_tokens(budget.flops, n_active, served) <= 0:
+        needed = format_flops(float(inference_flops(n_active, served)))
+        return (
+            f"nothing fits: inference_tokens={served:g} alone cost at least {needed} FLOPs of flops={budget.flops:g}"
+        )
+    memory = float(limits.weight_bytes(HEAD_DIM, lowest) + limits.kv_bytes(HEAD_DIM))
+    parameters = format_count(float(total_parameters(HEAD_DIM, lowest, vocab_size=limits.vocab_size)))
+    return (
+        f"nothing fits: the smallest model (d_model {HEAD_DIM}, E = {lowest:g}) has {parameters} parameters and needs "
+        f"at least {format_bytes(memory)} ({memory:.0f} bytes) with its KV cache"
+    )
+
+
+def _listed(experts: FloatArray) -> str:
+    return ", ".join(listed_experts(experts))
