@@ -20,7 +20,7 @@ from scaling_law.law import JointLaw, Law
 from scaling_law.planning.limits import of_law
 from scaling_law.planning.optimal import optimal
 from scaling_law.planning.optimal_table import OptimalTable
-from scaling_law.planning.plan import experts_of
+from scaling_law.planning.plan import describe_experts
 from scaling_law.size.architecture import EXPERT_VARIABLES, Architecture
 from scaling_law.size.model_configs import Model, read_model
 
@@ -124,7 +124,7 @@ class Description(ArrayAnswer):
         lines = {
             "architecture": shape_of(a),
             **({"attention": attention_of(a)} if a.spans or a.attention_blocks is not None else {}),
-            "experts": experts_of(a),
+            "experts": describe_experts(a),
             "active": f"{format_count(a.n_active)}, {format_count(a.n_active_non_embedding)} {apart}",
             "total": f"{format_count(a.n_total)}, {format_count(a.n_total_non_embedding)} {apart}",
             "exact": f"{m.parameters:,} parameters, with {left_out}",

@@ -63,61 +63,70 @@ def break_even(
     between: tuple[float, float] = TOKENS_RANGE,
     force: bool = False,
 ) -> BreakEven:
-    """Token count at which an MoE overtakes the dense model of equal N_act (experts None: the law's own above 1).
+    """Find the token count at which an MoE overtakes the dense model of equal N_act, for each E.
+
+    With experts None for the law's own above 1.
 
     D is searched in `between`: ask the law of a small sweep no further than its runs reach.
     ValueError for a law that does not depend on N_act, D and E, and for E of 1 or less; ExtrapolationError where
     an answer lies beyond the law's range guard, unless `force`.
     """
-    if missing := {"n_active", "tokens", "experts"} - {*law.variables}:
+    missing = {"n_active", "tokens", "experts"} - {*law.variables}
+    if missing:
         raise InputError(
             f"break-even needs a law that depends on {', '.join(sorted(missing))}; the {law.name} law does not"
         )
-    ends = numbers_of("between", between)
-    if ends.shape != (2,) or not 0 < ends[0] < ends[1] < np.inf:
+    limits = numbers_of("between", between)
+    if limits.shape != (2,) or not 0 < limits[0] < limits[1] < np.inf:
         raise InputError(f"between={between!r} must be two increasing positive numbers of tokens")
-    size, e = parse_positive("n_active", n_active), parse_experts(law, experts)
-    e = e[e > 1] if experts is None else e
+    size = parse_positive("n_active", n_active)
+    e = parse_experts(law, experts)
+    if experts is None:
+        e = e[e > 1]
     if not (e.size and np.all(e > 1)):
         raise InputError(f"experts={e.tolist()!r} must be above 1: they are compared with the dense model")
     n, e = np.broadcast_arrays(size.reshape(size.shape + (1,) * e.ndim), e)
-    tokens = _overtaken(law.loss, n, e, between)
+    tokens = _find_crossings(law.loss, n, e, between)
     low = high = np.full(n.shape, np.nan)
-    if law.draws is not None:  # some may be infinite
+    if law.draws is not None:
+        # Some may be infinite, between which and a number no quantile can fall.
         low, high = np.quantile(drawn_break_even(law, n, e, between), [0.025, 0.975], axis=0, method="nearest")
-    finite = np.isfinite(tokens) & (tokens > 0)
-    (check := law.check(n, np.where(finite, tokens, np.nan), e)).refuse(force)
+    is_crossing = np.isfinite(tokens) & (tokens > 0)
+    check = law.check(n, np.where(is_crossing, tokens, np.nan), e)
+    check.refuse(force)
     return BreakEven(n, e, tokens, low, high, check=check)
 
 
 def drawn_break_even(
     law: Formula, n_active: ArrayLike, experts: ArrayLike, between: tuple[float, float]
 ) -> FloatArray:
-    """The tokens of `break_even` for each of the law's draws, [n_draws, ...]; N_act and E broadcast."""
+    """Find the tokens of `break_even` for each of the law's draws, [n_draws, ...]; N_act and E broadcast."""
     n, e = np.broadcast_arrays(np.asarray(n_active, float), np.asarray(experts, float))
-    return _overtaken(law.loss_draws, n, e, between)
+    return _find_crossings(law.loss_draws, n, e, between)
 
 
-def _overtaken(
+def _find_crossings(
     loss: Callable[..., FloatArray], n: FloatArray, e: FloatArray, between: tuple[float, float]
 ) -> FloatArray:
-    """The tokens from which models of `n` and `e` have the lower `loss`, searched `between`."""
+    """Find the tokens from which models of `n` and `e` have the lower `loss`, searched `between`."""
     tokens = np.geomspace(*between, POINTS)
     gaps = loss(n[..., None], tokens, e[..., None]) - loss(n[..., None], tokens, 1.0)
-    return overtaking(np.log(tokens), gaps)
+    return find_crossing(np.log(tokens), gaps)
 
 
-def overtaking(log_tokens: FloatArray, gaps: FloatArray) -> FloatArray:
-    """The D beyond which `gaps` [..., k], MoE minus dense losses at ascending ln D [k], stay below 0.
+def find_crossing(log_tokens: FloatArray, gaps: FloatArray) -> FloatArray:
+    """Find the D beyond which `gaps` [..., k], MoE minus dense losses at ascending ln D [k], stay below 0.
 
     Linear in ln D between two points; 0 where all gaps are below 0, infinite where the last is not.
     """
-    behind = gaps >= 0
-    last = np.where(behind.any(axis=-1), gaps.shape[-1] - 1 - np.argmax(behind[..., ::-1], axis=-1), -1)
-    at = np.clip(last, 0, gaps.shape[-1] - 2)
-    above, below = (np.take_along_axis(gaps, i[..., None], axis=-1)[..., 0] for i in (at, at + 1))
+    is_behind = gaps >= 0
+    end = gaps.shape[-1] - 1
+    last_behind = np.where(is_behind.any(axis=-1), end - np.argmax(is_behind[..., ::-1], axis=-1), -1)
+    place = np.clip(last_behind, 0, end - 1)
+    before = np.take_along_axis(gaps, place[..., None], axis=-1)[..., 0]
+    after = np.take_along_axis(gaps, place[..., None] + 1, axis=-1)[..., 0]
     # Some rows have no two gaps that bracket zero.
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        share = above / (above - below)
-        crossing = np.exp(log_tokens[at] + share * (log_tokens[at + 1] - log_tokens[at]))
-    return np.where(last < 0, 0.0, np.where(last == gaps.shape[-1] - 1, np.inf, crossing))
+        share = before / (before - after)
+        crossing = np.exp(log_tokens[place] + share * (log_tokens[place + 1] - log_tokens[place]))
+    return np.where(last_behind < 0, 0.0, np.where(last_behind == end, np.inf, crossing))

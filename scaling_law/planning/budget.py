@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -37,13 +38,21 @@ from scaling_law.size.widths import Widths
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-WIDTHS = (1.0, 2e6)  # d_model that are searched where no budget of FLOPs limits them
+# d_model that are searched where no budget of FLOPs limits them.
+WIDTHS = (1.0, 2e6)
 
 
 def shared_ramp(gpus: int) -> tuple[RampStage, ...]:
-    """The paper's batches rounded up to what GPUs share, so that one micro-batch of many sequences divides all."""
-    first = -(-PAPER.batch_ramp[0].sequences // gpus) * gpus
-    return tuple(replace(stage, sequences=-(-stage.sequences // first) * first) for stage in PAPER.batch_ramp)
+    """Round the paper's batches up to what GPUs share, so that one micro-batch of many sequences divides all."""
+    first_batch = _round_up(PAPER.batch_ramp[0].sequences, gpus)
+    stages = []
+    for stage in PAPER.batch_ramp:
+        stages.append(replace(stage, sequences=_round_up(stage.sequences, first_batch)))
+    return tuple(stages)
+
+
+def _round_up(count: int, divisor: int) -> int:
+    return -(-count // divisor) * divisor
 
 
 @dataclass(frozen=True)
@@ -68,30 +77,13 @@ class Cluster(Layouts):
         sequence_length: int = PAPER.sequence_length,
         **fields: Unpack[ClusterFields],
     ) -> Cluster:
-        """GPUs with assumed or measured step times; the paper's batches become those of `shared_ramp`."""
-        gpus, gpu, price = fields.get("gpus"), fields.get("gpu"), fields.get("price")
-        mfu, precision = fields.get("mfu"), fields.get("precision")
-        measured = fields.get("throughput")
-        if measured is not None:
-            throughput = measured if isinstance(measured, Throughput) else Throughput.from_file(measured)
-            named = given("throughput", throughput.device if throughput is measured else str(measured))
-            if mfu is not None:
-                raise InputError(given("mfu", mfu), ": ", named, " has measured step times; give one of the two")
-            if precision not in (None, throughput.precision):
-                raise InputError(
-                    given("precision", precision), ": ", named, f" was measured in {throughput.precision}"
-                )
-            if gpu is not None and find_gpu(throughput.device) != named_gpu(gpu):
-                raise InputError(named, f" was measured on {throughput.device!r}, not on ", given("gpu", gpu))
-        elif gpu is None:
-            of_what = () if mfu is None else (given("mfu", mfu), " is that of a GPU: ")
-            wanted = ' must be given, such as "h100", or throughput, measured step times'
-            raise InputError(*of_what, given("gpu", None), wanted)
-        else:
-            throughput = Throughput.assumed(gpu, mfu=mfu, precision=precision or "bf16")
+        """Read GPUs with assumed or measured step times; the paper's batches become those of `shared_ramp`."""
+        throughput = _read_throughput(fields)
+        gpus = fields.get("gpus")
+        price = fields.get("price")
         if gpus is None:
-            of_what = () if price is None else (given("price", price), " is per GPU-hour: ")
-            raise InputError(*of_what, given("gpus", None), " must be given, the number of GPUs that train")
+            reason = () if price is None else (given("price", price), " is per GPU-hour: ")
+            raise InputError(*reason, given("gpus", None), " must be given, the number of GPUs that train")
         engine = fields.get("engine") or TRAIN_PY
         if engine not in ENGINES:
             raise InputError(unknown("engine=", engine, ENGINES))
@@ -107,65 +99,111 @@ class Cluster(Layouts):
         return f"{self.gpus} × {self.throughput.device}"
 
     def __str__(self) -> str:
-        parts = [self.throughput.precision]
+        attributes = [self.throughput.precision]
         if self.throughput.is_assumed:
-            parts.append("assumed")
+            attributes.append("assumed")
         if self.engine != TRAIN_PY:
-            parts.append(self.engine)
-        return f"{self.hardware} ({', '.join(parts)})"
+            attributes.append(self.engine)
+        return f"{self.hardware} ({', '.join(attributes)})"
 
     def warnings(self, model: Model) -> tuple[str, ...]:
-        """What step times and batches are worth for these models."""
-        batches, stages = self.batches, self.ramp.stages
-        notes = self.throughput.warnings(model, self.gpus, max(batches) * self.ramp.sequence_length / self.gpus)
-        if stages != PAPER.batch_ramp and stages == shared_ramp(self.gpus):
-            said = ", ".join(map(str, batches))
-            notes += (f"batches of {said} sequences, which {self.gpus} GPUs can share, instead of the paper's",)
-        return notes
+        """Say what step times and batches are worth for these models."""
+        largest_batch = max(self.batches) * self.ramp.sequence_length
+        warnings = self.throughput.warnings(model, self.gpus, largest_batch / self.gpus)
+        if self.ramp.stages != PAPER.batch_ramp and self.ramp.stages == shared_ramp(self.gpus):
+            batches = ", ".join(map(str, self.batches))
+            warnings += (f"batches of {batches} sequences, which {self.gpus} GPUs can share, instead of the paper's",)
+        return warnings
 
     def tokens(self, model: Architecture | Widths, seconds: float, drawn: bool = False) -> FloatArray:
-        """Tokens that models see in the time, 0 where they do not fit; `drawn`: under each draw, [n_draws, ...]."""
-        tokens, left = np.array(0.0), np.array(float(seconds))
+        """Return the tokens that models see in the time, 0 where they do not fit.
+
+        Under each draw of the step times, [n_draws, ...], where `drawn`.
+        """
+        tokens = np.array(0.0)
+        remaining = np.array(float(seconds))
         for per_token, start, end in self._stages(model, drawn):
-            seen = np.minimum(np.maximum(left, 0.0) / per_token, end - start)
-            tokens, left = tokens + seen, left - seen * np.where(np.isfinite(per_token), per_token, 0.0)
+            stage_tokens = np.minimum(np.maximum(remaining, 0.0) / per_token, end - start)
+            tokens = tokens + stage_tokens
+            remaining = remaining - stage_tokens * np.where(np.isfinite(per_token), per_token, 0.0)
         return tokens
 
     def seconds(self, model: Architecture | Widths, tokens: Any, drawn: bool = False) -> FloatArray:
-        """Seconds that models take for the tokens, infinite where they do not fit; `drawn` as of `tokens`."""
-        tokens, seconds = np.asarray(tokens, float), np.array(0.0)
+        """Return the seconds that models take, infinite where they do not fit; `drawn` as of `tokens`."""
+        tokens = np.asarray(tokens, float)
+        seconds = np.array(0.0)
         for per_token, start, end in self._stages(model, drawn):
             # The draws are of one model.
             if drawn and per_token.ndim == 1:
                 per_token = per_token.reshape(-1, *([1] * tokens.ndim))
-            part = np.clip(tokens - start, 0.0, end - start)
-            with np.errstate(invalid="ignore"):  # no tokens of a model that does not fit
-                seconds = seconds + np.where(part > 0, per_token * part, np.where(np.isnan(part), np.nan, 0.0))
+            stage_tokens = np.clip(tokens - start, 0.0, end - start)
+            unused = np.where(np.isnan(stage_tokens), np.nan, 0.0)
+            # No tokens of a model that does not fit take no time.
+            with np.errstate(invalid="ignore"):
+                seconds = seconds + np.where(stage_tokens > 0, per_token * stage_tokens, unused)
         return seconds
 
     def cost(self, seconds: Any) -> Any:
-        """GPU-hours times their price; None without a price."""
+        """Return GPU-hours times their price; None without a price."""
         return None if self.price is None else self.price * self.gpus * seconds / 3600.0
 
     def _stages(self, model: Architecture | Widths, drawn: bool) -> Iterator[tuple[FloatArray, float, float]]:
         """Yield (seconds per token, first token, last token) of each stage of the ramp."""
-        work, ends = ModelWork.of(model), [*(float(stage.from_tokens) for stage in self.ramp.stages), np.inf]
+        work = ModelWork.of(model)
+        boundaries = [*(float(stage.from_tokens) for stage in self.ramp.stages), np.inf]
         # Measured steps have their micro-batch and their communication in them.
         steps = self.steps(model) if self.throughput.is_assumed else None
-        whole = self.throughput.overhead_of(self.gpus) / self.ramp.sequence_length
-        for k, (sequences, (start, end)) in enumerate(zip(self.batches, pairwise(ends), strict=True)):
+        overhead = self.throughput.overhead_of(self.gpus)
+        for k, (sequences, (start, end)) in enumerate(zip(self.batches, pairwise(boundaries), strict=True)):
             seconds = np.asarray(self.compute(work, sequences, drawn))
             if steps is not None:
                 seconds = np.maximum(steps.slowdown[k] * seconds, steps.communication[k])
                 seconds = np.where(steps.fits, seconds, np.inf)
-            yield whole * seconds / sequences, start, end
+            yield overhead / self.ramp.sequence_length * seconds / sequences, start, end
 
     def to_dict(self) -> dict[str, Any]:
-        t = self.throughput
-        times = {"precision": t.precision, "source": t.source, "is_assumed": t.is_assumed, "error": t.error}
-        named = {"gpus": self.gpus, "gpu": t.device, "price": self.price, "batches": [*self.batches]}
-        named["engine"] = self.engine
-        return named | {"throughput": times}
+        throughput = self.throughput
+        return {
+            "gpus": self.gpus,
+            "gpu": throughput.device,
+            "price": self.price,
+            "batches": [*self.batches],
+            "engine": self.engine,
+            "throughput": {
+                "precision": throughput.precision,
+                "source": throughput.source,
+                "is_assumed": throughput.is_assumed,
+                "error": throughput.error,
+            },
+        }
+
+
+def _read_throughput(fields: ClusterFields) -> Throughput:
+    """Read the step times of the GPUs that a question names: measured ones, or those assumed for their model."""
+    gpu = fields.get("gpu")
+    mfu = fields.get("mfu")
+    measured = fields.get("throughput")
+    if measured is not None:
+        return _read_measured(measured, fields)
+    if gpu is None:
+        reason = () if mfu is None else (given("mfu", mfu), " is that of a GPU: ")
+        needed = ' must be given, such as "h100", or throughput, measured step times'
+        raise InputError(*reason, given("gpu", None), needed)
+    return Throughput.assumed(gpu, mfu=mfu, precision=fields.get("precision") or "bf16")
+
+
+def _read_measured(measured: Throughput | str | Path, fields: ClusterFields) -> Throughput:
+    """Read measured step times. InputError for another field that contradicts them."""
+    throughput = measured if isinstance(measured, Throughput) else Throughput.from_file(measured)
+    source = given("throughput", throughput.device if throughput is measured else str(measured))
+    gpu, mfu, precision = (fields.get(name) for name in ("gpu", "mfu", "precision"))
+    if mfu is not None:
+        raise InputError(given("mfu", mfu), ": ", source, " has measured step times; give one of the two")
+    if precision not in (None, throughput.precision):
+        raise InputError(given("precision", precision), ": ", source, f" was measured in {throughput.precision}")
+    if gpu is not None and find_gpu(throughput.device) != named_gpu(cast(str, gpu)):
+        raise InputError(source, f" was measured on {throughput.device!r}, not on ", given("gpu", gpu))
+    return throughput
 
 
 @dataclass(frozen=True)
@@ -181,12 +219,12 @@ class Budget:
 
     def __post_init__(self) -> None:
         if (self.flops is None) == (self.hours is None) or (self.hours is None) != (self.cluster is None):
-            said = ": give flops, or hours with a cluster"
-            raise InputError(given("flops", self.flops), ", ", given("hours", self.hours), said)
+            advice = ": give flops, or hours with a cluster"
+            raise InputError(given("flops", self.flops), ", ", given("hours", self.hours), advice)
 
     @classmethod
     def each(cls, flops: FloatArray) -> Budget:
-        """Budgets of an array of FLOPs, which searches go over at once."""
+        """Make budgets of an array of FLOPs, which searches go over at once."""
         return cls(cast(float, flops))
 
     @classmethod
@@ -194,14 +232,15 @@ class Budget:
         cls, flops: Quantity | None = None, batch_ramp: BatchRamp | None = None, **fields: Unpack[BudgetFields]
     ) -> Budget:
         """Read FLOPs, hours or money. ValueError unless exactly one of the three is given, with what it needs."""
-        hours, money = fields.get("hours"), fields.get("money")
-        budgets = {"flops": flops, "hours": hours, "money": money}
-        if sum(value is not None for value in budgets.values()) != 1:
-            said = [part for name, value in budgets.items() for part in (", ", given(name, value))]
-            raise InputError(*said[1:], ": give exactly one of them")
+        hours = fields.get("hours")
+        money = fields.get("money")
+        if sum(value is not None for value in (flops, hours, money)) != 1:
+            budgets = [given("flops", flops), ", ", given("hours", hours), ", ", given("money", money)]
+            raise InputError(*budgets, ": give exactly one of them")
         if flops is not None:
-            if surplus := [name for name, value in fields.items() if value is not None]:
-                raise InputError(f"{surplus[0]} goes with hours or money, not with ", given("flops", flops))
+            for name, value in fields.items():
+                if value is not None:
+                    raise InputError(f"{name} goes with hours or money, not with ", given("flops", flops))
             return cls(one_positive("flops", flops))
         cluster = Cluster.of(batch_ramp or PAPER.batch_ramp, **pick(ClusterFields, fields))
         if money is None:
@@ -212,7 +251,7 @@ class Budget:
 
     @property
     def money(self) -> float | None:
-        """What the hours cost; None without a price."""
+        """The cost of the hours; None without a price."""
         return None if self.cluster is None else self.cluster.cost(self.seconds)
 
     @property
@@ -221,30 +260,33 @@ class Budget:
         return float("inf") if self.hours is None else 3600.0 * self.hours
 
     def variables(self, d_model: Any, experts: Any, limits: Limits) -> dict[str, Any]:
-        """What a law may depend on, for models of these widths that spend the budget; broadcasts."""
+        """Return what a law may depend on, for models of these widths that spend the budget; broadcasts."""
         if self.cluster is None:
             return limits.variables(d_model, experts, self.flops)
         tokens = self.cluster.tokens(limits.widths(d_model, experts), self.seconds)
-        return limits.variables(d_model, experts, 1.0) | {"tokens": tokens}
+        return {**limits.variables(d_model, experts, 1.0), "tokens": tokens}
 
     def models(self, law: Formula, d_model: Any, experts: Any, limits: Limits) -> dict[str, Any]:
-        """N_act, D, E and the law's other variables, for models of these widths that spend the budget; broadcasts."""
+        """Return N_act, D, E and the law's other variables, for models that spend the budget; broadcasts."""
         return of_law(law, self.variables(d_model, experts, limits))
 
     def widths(self, limits: Limits) -> tuple[Any, Any]:
-        """The d_model between which its models are searched: up to where FLOPs leave one training token."""
+        """Return the d_model between which its models are searched: up to where FLOPs leave one training token."""
         if self.cluster is not None:
             return WIDTHS
-        least = max(float(training_flops(1.0, 1.0)), float(inference_flops(1.0, limits.inference_tokens)))
-        return WIDTHS[0], width_of_active(np.divide(cast(float, self.flops), least), limits.vocab_size)
+        training = float(training_flops(1.0, 1.0))
+        inference = float(inference_flops(1.0, limits.inference_tokens))
+        largest = np.divide(cast(float, self.flops), max(training, inference))
+        return WIDTHS[0], width_of_active(largest, limits.vocab_size)
 
     def refuse_too_short(self, experts: float, limits: Limits) -> None:
         """Raise ValueError where the hours end before the first step of the smallest model, or are to serve, too."""
         refuse_served(limits)
         assert self.cluster is not None
-        first = self.cluster.ramp.last_batch_tokens(0)
-        step = float(self.cluster.seconds(limits.widths(HEAD_DIM, experts), float(first)))
-        if step == np.inf:  # say what is missing
+        first_batch = self.cluster.ramp.last_batch_tokens(0)
+        step = float(self.cluster.seconds(limits.widths(HEAD_DIM, experts), float(first_batch)))
+        if step == np.inf:
+            # This raises an error that says what is missing.
             self.cluster.place(limits.architecture(HEAD_DIM, math.ceil(experts)))
         if step > self.seconds:
             smallest = f"the smallest model (d_model {HEAD_DIM}, E = {experts:g}) takes {step:.3g} s on {self.cluster}"
@@ -253,7 +295,8 @@ class Budget:
     def __str__(self) -> str:
         if self.flops is not None:
             return f"{format_flops(self.flops)} FLOPs"
-        text, cost = f"{self.hours:.3g} hours on {self.cluster}", self.money
+        text = f"{self.hours:.3g} hours on {self.cluster}"
+        cost = self.money
         if cost is None or self.cluster is None:
             return text
         amount = f"{cost:,.0f}" if cost >= 100 else f"{cost:.3g}"
@@ -267,30 +310,36 @@ class Budget:
 
 def refuse_served(limits: Limits) -> None:
     """Raise ValueError for served tokens, in a question of hours."""
-    if served := limits.inference_tokens:
-        raise InputError(f"inference_tokens={served:g} cost FLOPs: give a budget of flops, not of hours")
+    if limits.inference_tokens:
+        raise InputError(
+            f"inference_tokens={limits.inference_tokens:g} cost FLOPs: give a budget of flops, not of hours"
+        )
 
 
 def read_costs(law: Formula, **fields: Unpack[QuestionFields]) -> tuple[Cluster | None, Limits]:
-    """The GPUs of a question whose answer is its budget, None for one of FLOPs, and its limits."""
-    limits, of_cluster = _read_limits(law, fields), pick(ClusterFields, fields)
+    """Read the GPUs of a question whose answer is its budget, None for one of FLOPs, and its limits."""
+    limits = _read_limits(law, fields)
     for name in ("hours", "money"):
-        if (value := fields.get(name)) is not None:
+        value = fields.get(name)
+        if value is not None:
             raise InputError(f"{name}={value!r} is a budget, which this question solves for: leave it out")
-    named = any(value is not None for value in of_cluster.values())
-    return Cluster.of(**of_cluster) if named else None, limits
+    cluster_fields = pick(ClusterFields, fields)
+    if all(value is None for value in cluster_fields.values()):
+        return None, limits
+    return Cluster.of(**cluster_fields), limits
 
 
 def read_question(
     law: Formula, flops: Quantity | None, batch_ramp: BatchRamp | None = None, **fields: Unpack[QuestionFields]
 ) -> tuple[Budget, Limits]:
-    """The budget and the limits of a question to a law. TypeError, as of any function, for another keyword."""
+    """Read the budget and the limits of a question. TypeError, as of any function, for another keyword."""
     limits = _read_limits(law, fields)
     return Budget.of(flops, batch_ramp, **pick(BudgetFields, fields)), limits
 
 
 def _read_limits(law: Formula, fields: Mapping[str, Any]) -> Limits:
+    names = sorted(QuestionFields.__annotations__)
     for name in fields:
-        if name not in (names := sorted(QuestionFields.__annotations__)):
+        if name not in names:
             raise TypeError(unknown("keyword of a question ", name, names))
     return Limits.of(law, **pick(LimitFields, fields))

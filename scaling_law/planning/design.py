@@ -39,17 +39,26 @@ if TYPE_CHECKING:
 Target = Callable[[Formula], float]
 # Runs that a budget affords at least, by default.
 LEAST_RUNS = 4
+# d_model of candidate runs, by default.
+WIDTHS = tuple(HEAD_DIM * blocks for blocks in (4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48))
+# Draws that a law must have, and that must have an answer without being outliers.
+LEAST_DRAWS = 30
+LEAST_ANSWERS = 20
+# Deviations from the median beyond which an answer is an outlier.
+OUTLIER = 5
+# Share of the variance below which a further run is not worth training.
+LEAST_GAIN = 1e-3
 
 
 def log_optimal_parameters(flops: float, experts: float = 1) -> Target:
-    """The answer ln N_opt at a budget."""
-    return lambda law: float(np.log(compute_optimal(law, flops, experts).n_active))  # refused beyond the guard
+    """Ask for ln N_opt at a budget; refused beyond the range guard."""
+    return lambda law: float(np.log(compute_optimal(law, flops, experts).n_active))
 
 
 def predicted_loss(
     n_active: float | None = None, tokens: float | None = None, experts: float | None = None, **variables: float
 ) -> Target:
-    """The answer "loss of this model", nats per token; `variables` are the law's others."""
+    """Ask for the loss of a model in nats per token; `variables` are the law's others."""
 
     def ask(law: Formula) -> float:
         law.check(n_active, tokens, experts, **variables).refuse()
@@ -58,14 +67,17 @@ def predicted_loss(
     return ask
 
 
-def advantage(flops: float, one: float, other: float, **limits: Unpack[LimitFields]) -> Target:
-    """How much lower the best loss with `one` number of experts is than with `other`, under `Limits`."""
-    Limits.of(**limits)  # bad input ends here
+def advantage(flops: float, experts: float, baseline: float, **limits: Unpack[LimitFields]) -> Target:
+    """Ask how much lower the best loss is with `experts` than with `baseline` experts, under `Limits`."""
+    # Refuse bad input before the first law is asked.
+    Limits.of(**limits)
+    compared = np.array([experts, baseline], float)
 
     def ask(law: Formula) -> float:
-        within, e, budget = Limits.of(law, **limits), np.array([one, other], float), Budget.of(flops)
-        optimum = optimal_widths(law, budget, e, within)
-        law.check(**budget.models(law, optimum.d_model, e, within)).refuse()
+        budget = Budget.of(flops)
+        of_law_limits = Limits.of(law, **limits)
+        optimum = optimal_widths(law, budget, compared, of_law_limits)
+        law.check(**budget.models(law, optimum.d_model, compared, of_law_limits)).refuse()
         return float(optimum.loss[1] - optimum.loss[0])
 
     return ask
@@ -91,24 +103,27 @@ class Candidates:
         return np.asarray(training_flops(self.n_active, self.tokens))
 
     def variables(self, law: Formula) -> dict[str, FloatArray]:
-        """N_act, D, E and the law's other variables, [n]. ValueError for one that an architecture does not have."""
+        """Return N_act, D, E and the law's other variables, [n]. ValueError for one that an architecture lacks."""
         rows = [a.variables() for a in self.architectures]
-        return of_law(law, {name: np.array([row[name] for row in rows]) for name in rows[0]} | {"tokens": self.tokens})
+        columns = {name: np.array([row[name] for row in rows]) for name in rows[0]}
+        columns["tokens"] = self.tokens
+        return of_law(law, columns)
 
     def past_warmup(self, warmup_tokens: float, is_given: bool = True) -> Candidates:
-        """Those whose warm-up, `is_given` or that of the fitted runs, ends before their decay begins.
+        """Return the runs whose warm-up, `is_given` or that of the fitted runs, ends before their decay begins.
 
         ValueError if none does.
         """
         if not (np.isfinite(warmup_tokens) and warmup_tokens >= 0):
             raise InputError(f"warmup_tokens={literal(warmup_tokens)} must be finite and not negative")
-        kept = np.flatnonzero((1.0 - PAPER.decay_fraction) * self.tokens >= warmup_tokens)
-        if not len(kept):
-            needed = format_count(warmup_tokens / (1.0 - PAPER.decay_fraction))
+        decay_start = 1.0 - PAPER.decay_fraction
+        places = np.flatnonzero(decay_start * self.tokens >= warmup_tokens)
+        if not len(places):
+            tokens = format_count(warmup_tokens / decay_start)
             size = format_count(warmup_tokens)
             warmup = f"warmup_tokens={size}" if is_given else f"the fitted runs warm up over {size} tokens"
-            raise InputError(f"{warmup}: no candidate run has the {needed} tokens that warm-up and decay take")
-        return Candidates(tuple(self.architectures[i] for i in kept), self.tokens[kept])
+            raise InputError(f"{warmup}: no candidate run has the {tokens} tokens that warm-up and decay take")
+        return Candidates(tuple(self.architectures[i] for i in places), self.tokens[places])
 
 
 class Unaffordable(InputError):
@@ -134,22 +149,27 @@ def candidate_grid(
     low, high = tokens_per_parameter
     if not 0 < low < high:
         raise InputError(f"tokens_per_parameter={tokens_per_parameter!r} must be two increasing positive numbers")
-    runs, cheapest = list[tuple[Architecture, float]](), np.inf
-    for width in widths or [HEAD_DIM * k for k in (4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48)]:
+    architectures: list[Architecture] = []
+    counts: list[float] = []
+    cheapest = np.inf
+    doublings = 2.0 ** np.arange(0, np.ceil(np.log2(high / low)))
+    for width in widths or WIDTHS:
         for e in experts:
             a = Architecture(width, e, vocab_size=vocab_size)
-            start = 2.0 ** np.ceil(np.log2(low * a.n_active))
-            counts = start * 2.0 ** np.arange(0, np.ceil(np.log2(high / low)))
-            cheapest = min(cheapest, a.training_flops(float(start)))
-            runs += [(a, float(t)) for t in counts if t <= high * a.n_active and a.training_flops(t) <= max_run_flops]
-    if not runs:
+            fewest = 2.0 ** np.ceil(np.log2(low * a.n_active))
+            cheapest = min(cheapest, a.training_flops(float(fewest)))
+            for tokens in (fewest * doublings).tolist():
+                if tokens <= high * a.n_active and a.training_flops(tokens) <= max_run_flops:
+                    architectures.append(a)
+                    counts.append(tokens)
+    if not architectures:
         none = f"affords none of the candidate runs, the cheapest of which takes {format_flops(cheapest)} FLOPs"
         raise Unaffordable(f"max_run_flops={max_run_flops:g} {none}", none)
-    return Candidates(tuple(a for a, _ in runs), np.array([t for _, t in runs]))
+    return Candidates(tuple(architectures), np.array(counts))
 
 
 def budget_grid(flops: float, max_run_flops: float | None = None, **grid: Any) -> Candidates:
-    """`candidate_grid` for a budget, of which one run may take a quarter unless `max_run_flops` says how much."""
+    """Make the `candidate_grid` of a budget, of which one run may take a quarter unless `max_run_flops` says more."""
     if max_run_flops is not None:
         return candidate_grid(max_run_flops, **grid)
     try:
@@ -175,26 +195,35 @@ class Design(ArrayAnswer):
 
     @property
     def trusted(self) -> bool:
-        """Whether the answer and the chosen runs, which will be measured, lie within the law's range guard."""
+        """True if the answer and the chosen runs, which will be measured, lie within the law's range guard."""
         return not self.notes and super().trusted
 
     @property
     def verdict(self) -> str:
-        runs = f"{len(self.chosen)} run{'s' * (len(self.chosen) != 1)}, {format_flops(self.flops)} FLOPs"
+        plural = "" if len(self.chosen) == 1 else "s"
+        runs = f"{len(self.chosen)} run{plural}, {format_flops(self.flops)} FLOPs"
         change = f"{self.deviation_before:.4g} → {self.deviation_after:.4g}"
         return f"{runs}: standard deviation of the answer {change}"
 
     def runs(self) -> list[tuple[Architecture, float]]:
-        """(architecture, tokens) of each chosen run."""
+        """Return (architecture, tokens) of each chosen run."""
         return [(self.candidates.architectures[i], float(self.candidates.tokens[i])) for i in self.chosen]
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """One dict of plain values for each run: the architecture, its sizes, tokens and training FLOPs."""
-        names = ("vocab_size", "n_active", "n_total")
-        return [
-            a.shape | {n: getattr(a, n) for n in names} | {"tokens": t, "training_flops": a.training_flops(t)}
-            for a, t in self.runs()
-        ]
+        """Return one dict of plain values for each run: the architecture, its sizes, tokens and training FLOPs."""
+        rows = []
+        for architecture, tokens in self.runs():
+            rows.append(
+                {
+                    **architecture.shape,
+                    "vocab_size": architecture.vocab_size,
+                    "n_active": architecture.n_active,
+                    "n_total": architecture.n_total,
+                    "tokens": tokens,
+                    "training_flops": architecture.training_flops(tokens),
+                }
+            )
+        return rows
 
     def facts(self) -> dict[str, Any]:
         return plain_fields(self, "candidates", "chosen", "check", "notes")
@@ -220,7 +249,7 @@ def next_runs(
     warmup_tokens: float | None = None,
     force: bool = False,
 ) -> Design:
-    """The runs to train with a budget of `flops` so that `answer` becomes most certain.
+    """Choose the runs to train with a budget of `flops` so that `answer` becomes most certain.
 
     Args:
         law: a fitted law with at least 30 draws (`result.bootstrap(...).law`).
@@ -236,85 +265,113 @@ def next_runs(
     budget = one_positive("flops", flops)
     if not isinstance(max_runs, int) or max_runs < 1:
         raise InputError(f"max_runs={max_runs!r} must be a whole number of at least 1")
-    if law.draws is None or len(law.draws) < 30:
-        raise InputError("the law needs at least 30 draws: fit it and call result.bootstrap(...)")
+    if law.draws is None or len(law.draws) < LEAST_DRAWS:
+        raise InputError(f"the law needs at least {LEAST_DRAWS} draws: fit it and call result.bootstrap(...)")
     is_given = warmup_tokens is not None
     if warmup_tokens is None and law.conditions is not None:
         warmup_tokens = law.conditions.warmup_tokens
     candidates = candidates or budget_grid(budget, vocab_size=law.vocab_size)
     candidates = candidates.past_warmup(warmup_tokens or 0.0, is_given)
     columns = candidates.variables(law)
-    if noise is None:
-        if law.conditions is None or not law.conditions.rmse:
-            said = " must be given, the standard deviation of ln L: this law has no recorded RMSE"
-            raise InputError(given("noise", None), said)
-        noise = law.conditions.rmse / float(np.mean(law.loss(**columns)))
-    noise = one_positive("noise", noise)
-    notes: tuple[str, ...] = ()
+    noise = _noise_of(law, columns) if noise is None else one_positive("noise", noise)
+    notes = _check_answer(law, answer, force)
+    answers, losses = _ensemble(law, answer, columns)
+    draws = np.column_stack([losses, answers])
+    covariance = draws.T @ draws / len(draws)
+    runs, variance = _choose(covariance, candidates.flops, budget, noise, max_runs)
+    deviation_before, deviation_after = np.sqrt([covariance[-1, -1], variance]).tolist()
+    check = law.check(**{name: values[runs] for name, values in columns.items()})
+    return Design(
+        candidates=candidates,
+        chosen=tuple(runs),
+        deviation_before=deviation_before,
+        deviation_after=deviation_after,
+        flops=float(candidates.flops[runs].sum()),
+        warmup_tokens=warmup_tokens,
+        check=replace(check, support=measured_support_of),
+        notes=notes,
+    )
+
+
+def _noise_of(law: Formula, columns: Mapping[str, FloatArray]) -> float:
+    """Return the law's RMSE over the mean predicted loss: the standard deviation of ln L of one run."""
+    if law.conditions is None or not law.conditions.rmse:
+        reason = " must be given, the standard deviation of ln L: this law has no recorded RMSE"
+        raise InputError(given("noise", None), reason)
+    return one_positive("noise", law.conditions.rmse / float(np.mean(law.loss(**columns))))
+
+
+def _check_answer(law: Formula, answer: Target, force: bool) -> tuple[str, ...]:
+    """Say how far outside the law's range the answer lies. ExtrapolationError beyond the guard, unless `force`."""
     try:
         answer(law)
     except ExtrapolationError as error:
         if not force:
             raise
-        notes = (f"the answer is {error}",)
+        return (f"the answer is {error}",)
     # A law without an optimum may have draws that have one.
     except ValueError:
         pass
-    values, losses = _ensemble(law, answer, columns)
-    everything = np.column_stack([losses, values])
-    covariance = everything.T @ everything / len(everything)
-    picks, after = _choose(covariance, candidates.flops, budget, noise, max_runs)
-    before, after = np.sqrt([covariance[-1, -1], after]).tolist()
-    check, spent = law.check(**{name: values[picks] for name, values in columns.items()}), candidates.flops[picks]
-    check = replace(check, support=measured_support_of)
-    return Design(candidates, tuple(picks), before, after, float(spent.sum()), warmup_tokens, check=check, notes=notes)
+    return ()
 
 
 def _ensemble(law: Formula, answer: Target, columns: Mapping[str, FloatArray]) -> tuple[FloatArray, FloatArray]:
-    """Centred answers [draws] and log losses [draws, candidates], over the draws that have an answer."""
+    """Return centred answers [draws] and log losses [draws, candidates], over the draws that have an answer."""
     assert law.draws is not None
-    unguarded = Conditions("a draw", vocab_size=law.vocab_size)  # no ranges: a wild draw is dropped below
-    values = np.full(len(law.draws), np.nan)
+    # Without ranges nothing is refused: a wild draw is dropped below.
+    unguarded = Conditions("a draw", vocab_size=law.vocab_size)
+    answers = np.full(len(law.draws), np.nan)
     for i, draw in enumerate(law.draws):
-        with suppress(ValueError):  # a draw without an optimum
-            coefficients = dict(zip(law.coefficient_names(), draw.tolist(), strict=True))
-            values[i] = answer(law.replace(**coefficients, conditions=unguarded))
-    finite = np.isfinite(values)
-    off = np.abs(values - np.median(values[finite])) if finite.any() else values
-    spread = 1.4826 * np.median(off[finite]) if finite.any() else 0.0
-    near = finite & (off <= 5 * spread)  # the long tails would dominate a covariance
-    if near.sum() < 20 or not spread > 0:
-        raise InputError(f"too few draws: {finite.sum()} have an answer, {near.sum()} without outliers")
-    values, losses = values[near], np.log(law.loss_draws(**columns))[near]
-    return values - values.mean(), losses - losses.mean(axis=0)
+        coefficients = dict(zip(law.coefficient_names(), draw.tolist(), strict=True))
+        # A draw may have no optimum.
+        with suppress(ValueError):
+            answers[i] = answer(law.replace(**coefficients, conditions=unguarded))
+    is_finite = np.isfinite(answers)
+    deviations = np.abs(answers - np.median(answers[is_finite])) if is_finite.any() else answers
+    spread = 1.4826 * np.median(deviations[is_finite]) if is_finite.any() else 0.0
+    # Long tails would dominate a covariance.
+    is_usable = is_finite & (deviations <= OUTLIER * spread)
+    if is_usable.sum() < LEAST_ANSWERS or not spread > 0:
+        raise InputError(f"too few draws: {is_finite.sum()} have an answer, {is_usable.sum()} without outliers")
+    answers = answers[is_usable]
+    losses = np.log(law.loss_draws(**columns))[is_usable]
+    return answers - answers.mean(), losses - losses.mean(axis=0)
 
 
 def _choose(
     covariance: FloatArray, cost: FloatArray, budget: float, noise: float, max_runs: int
 ) -> tuple[list[int], float]:
-    """The greedy choice, and the variance after it; `covariance` [n + 1, n + 1]: of ln L, and of the answer last."""
+    """Choose runs greedily; `covariance` [n + 1, n + 1] is that of ln L, and of the answer last.
 
-    def measured(prior: FloatArray, run: int) -> FloatArray:
-        """The covariance once `run` has been trained too: one Kalman step."""
+    Returns the runs, most useful first, and the variance of the answer after them.
+    """
+
+    def condition(prior: FloatArray, run: int) -> FloatArray:
+        """Return the covariance once `run` has been trained too: one Kalman step."""
         return prior - np.outer(prior[:, run], prior[run]) / (prior[run, run] + noise**2)
 
-    def grown(start: Sequence[int], by_cost: bool = False) -> tuple[list[int], float]:
+    def extend(start: Sequence[int], by_cost: bool = False) -> tuple[list[int], float]:
         """Add the best run (per FLOP, or outright) while one fits and helps."""
-        runs, posterior = list(start), reduce(measured, start, covariance)
+        runs = list(start)
+        posterior = reduce(condition, start, covariance)
         while len(runs) < max_runs:
-            gains = posterior[:-1, -1] ** 2 / (np.maximum(np.diag(posterior)[:-1], 0.0) + noise**2)
-            score = np.where(cost <= budget - cost[runs].sum(), gains, 0.0) / (cost if by_cost else 1.0)
-            score[runs] = 0.0
-            best = int(np.argmax(score))
-            if score[best] <= 0 or gains[best] < 1e-3 * posterior[-1, -1]:
+            variances = np.maximum(np.diag(posterior)[:-1], 0.0)
+            gains = posterior[:-1, -1] ** 2 / (variances + noise**2)
+            scores = np.where(cost <= budget - cost[runs].sum(), gains, 0.0) / (cost if by_cost else 1.0)
+            scores[runs] = 0.0
+            best = int(np.argmax(scores))
+            if scores[best] <= 0 or gains[best] < LEAST_GAIN * posterior[-1, -1]:
                 break
             runs.append(best)
-            posterior = measured(posterior, best)
+            posterior = condition(posterior, best)
         return runs, float(posterior[-1, -1])
 
-    selection, variance = grown(grown([], by_cost=True)[0])
-    for run in list(selection):  # drop each in turn and refill the budget, where that helps
-        trial, value = grown([other for other in selection if other != run])
-        if value < variance * (1 - 1e-6):
-            selection, variance = trial, value
+    cheap_runs, _ = extend([], by_cost=True)
+    selection, variance = extend(cheap_runs)
+    # Drop each in turn and refill the budget, where that helps.
+    for dropped in list(selection):
+        trial, trial_variance = extend([run for run in selection if run != dropped])
+        if trial_variance < variance * (1 - 1e-6):
+            selection = trial
+            variance = trial_variance
     return selection, variance

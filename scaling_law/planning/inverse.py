@@ -54,8 +54,12 @@ from scaling_law.size.arrays import FloatArray
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-ENDLESS = 1e100  # parameters or tokens whose terms are nothing beside an asymptote
-FEWEST = 1e-3  # tokens, with which no model reaches a loss
+# Parameters or tokens whose terms are nothing beside an asymptote.
+ENDLESS = 1e100
+# Tokens with which no model reaches a loss.
+FEWEST = 1e-3
+# Steps of the secant method, which a law with one power of D takes two of.
+SECANTS = 60
 
 
 @dataclass(frozen=True)
@@ -88,23 +92,29 @@ class Reached(ArrayAnswer):
         Compared are trusted rows; where a loss has none, those within the range guard, or else all.
         """
         check = cast(RangeCheck, self.check)
-        costs = np.broadcast_to(getattr(self, self.least), self.n_active.shape).reshape(self.loss.size, -1)
+        shape = (self.loss.size, -1)
+        costs = np.broadcast_to(getattr(self, self.least), self.n_active.shape).reshape(shape)
         costs = np.where(np.isfinite(self.n_active).reshape(costs.shape), costs, np.inf)
-        worth = (check.trusted, ~check.beyond, np.array(True))
-        masks = [np.broadcast_to(mask, self.n_active.shape).reshape(costs.shape) for mask in worth]
+        masks = []
+        for mask in (check.trusted, ~check.beyond, np.array(True)):
+            masks.append(np.broadcast_to(mask, self.n_active.shape).reshape(shape))
         places = []
         for i, row in enumerate(costs):
-            reached = (np.where(mask[i], row, np.inf) for mask in masks)
-            compared = next((values for values in reached if np.isfinite(values).any()), None)
-            if compared is not None:
-                places.append(i * len(row) + int(np.argmin(compared)))
+            for mask in masks:
+                compared = np.where(mask[i], row, np.inf)
+                if np.isfinite(compared).any():
+                    places.append(i * len(row) + int(np.argmin(compared)))
+                    break
         return tuple(places)
 
     @property
     def best(self) -> dict[str, Any] | None:
         """The best row for the first loss; None if none reaches it."""
-        rows = [row for row in map(self.rows.__getitem__, self.bests) if row["loss"] == np.ravel(self.loss)[0]]
-        return rows[0] if rows else None
+        first_loss = np.ravel(self.loss)[0]
+        for place in self.bests:
+            if self.rows[place]["loss"] == first_loss:
+                return self.rows[place]
+        return None
 
     @property
     def trusted(self) -> bool:
@@ -114,21 +124,24 @@ class Reached(ArrayAnswer):
     @property
     def warnings(self) -> tuple[str, ...]:
         """What was noticed, and how far the best row of each loss extrapolates."""
-        sentences = list(self.notes)
+        warnings = list(self.notes)
         for place in self.bests:
             row = self.rows[place]
-            name = f"loss {row['loss']:g}, " * (self.loss.size > 1) + f"E = {row['experts']:g}"
+            name = f"E = {row['experts']:g}"
+            if self.loss.size > 1:
+                name = f"loss {row['loss']:g}, {name}"
             check = cast(RangeCheck, self.check).row(np.unravel_index(place, self.n_active.shape))
-            sentences += [f"{name}: {warning}" for warning in check.warnings]
-        return tuple(sentences)
+            warnings += [f"{name}: {warning}" for warning in check.warnings]
+        return tuple(warnings)
 
     @property
     def verdict(self) -> str:
-        if (best := self.best) is None:
+        best = self.best
+        if best is None:
             return f"no model reaches loss {np.ravel(self.loss)[0]:.3f}"
         size = f"E = {best['experts']:g} of {format_count(best['n_total'])} parameters"
-        cost, tokens = self._cost(best), format_count(best["tokens"])
-        text = f"loss {best['loss']:.3f} takes {cost} at least: {size}, {tokens} tokens"
+        tokens = format_count(best["tokens"])
+        text = f"loss {best['loss']:.3f} takes {self._cost(best)} at least: {size}, {tokens} tokens"
         if not best["trusted"]:
             return f"{text}; not trusted"
         rows = [row for row in self.rows if row["loss"] == best["loss"]]
@@ -138,13 +151,16 @@ class Reached(ArrayAnswer):
         return text
 
     def _cost(self, row: Mapping[str, Any]) -> str:
-        """What a row costs, in words."""
-        value = row[self.least]
-        costs = {"flops": f"{format_flops(value)} FLOPs", "hours": f"{value:.3g} hours"}
-        return costs.get(self.least) or f"{format_bytes(value)} of memory"
+        """Say what a row costs."""
+        cost = row[self.least]
+        if self.least == "flops":
+            return f"{format_flops(cost)} FLOPs"
+        if self.least == "hours":
+            return f"{cost:.3g} hours"
+        return f"{format_bytes(cost)} of memory"
 
     def _columns(self) -> dict[str, Any]:
-        return super()._columns() | {"trusted": cast(RangeCheck, self.check).trusted}
+        return {**super()._columns(), "trusted": cast(RangeCheck, self.check).trusted}
 
 
 @reads
@@ -157,71 +173,152 @@ def reach(
     force: bool = False,
     **question: Unpack[QuestionFields],
 ) -> Reached:
-    """The cheapest budget whose best model with E experts reaches `loss`, for each E (None: the law's own); or,
-    given a budget, the least memory (weights and KV cache) with which it does.
+    """Find the cheapest budget whose best model reaches `loss`, or the least memory that does within a budget.
 
-    The budget is of `flops`, hours or money, as in `optimal`; with a `gpu` or `throughput` and no budget, the
-    answer is the fewest hours on `gpus` GPUs, and their price. ExtrapolationError where all answers for a loss
-    are beyond the guard, unless `force`.
+    One answer for each E (None: the law's own). The budget is of `flops`, hours or money, as in `optimal`; with a
+    `gpu` or `throughput` and no budget, the answer is the fewest hours on `gpus` GPUs, and their price.
+    ExtrapolationError where all answers for a loss are beyond the guard, unless `force`.
     """
-    target, e = parse_positive("loss", loss), parse_experts(law, experts)
+    target = parse_positive("loss", loss)
+    e = parse_experts(law, experts)
     target = target.reshape(target.shape + (1,) * e.ndim)
-    losses, each = np.broadcast_arrays(target, e)
-    coefficients = tuple(law.coefficients.values())
-    if flops is None and question.get("hours") is None and question.get("money") is None:
-        cluster, limits = read_costs(law, **question)
-        least: Literal["flops", "hours", "memory_bytes"] = "hours" if cluster else "flops"
-        refuse_other_variables(law, limits, e)
-        if not (exists := _with_optimum(law, e)).any():
-            raise InputError(explain_no_optimum(law, e, exists))
-        if cluster is not None:
-            refuse_served(limits)
-        models = reaching(law, coefficients, losses, each, limits, cluster)
-        optimum = find_optimum(models, WIDTHS, limit := limits.width_limit(each))
-        n_active, tokens, cost = models(np.full(losses.shape, HEAD_DIM))  # is cheapest where d_model 1 would be
-        smallest = ~optimum.fits & exists & (limit >= HEAD_DIM) & np.isfinite(cost)
-        n_active, tokens = np.where(smallest, (n_active, tokens), (optimum.n_active, optimum.tokens))
-        spent = flops_of(n_active, tokens, limits)
-        width = np.where(optimum.fits, optimum.d_model, np.where(smallest, HEAD_DIM, np.nan))
+    has_budget = any(value is not None for value in (flops, question.get("hours"), question.get("money")))
+    if has_budget:
+        models = _find_smallest(law, target, e, flops, question)
     else:
-        budget, limits = read_question(law, flops, **question)
-        cluster, least = budget.cluster, "memory_bytes"
-        if limits.memory is not None:
-            raise InputError("memory is what this question solves for: leave it out")
-        best, models = optimal_widths(law, budget, e, limits), models_at_budget(law, coefficients, e, budget, limits)
-        low, high = np.full(losses.shape, float(HEAD_DIM)), np.maximum(best.d_model, HEAD_DIM) + 0.0 * losses
-        width = np.exp(first_below(lambda x: models(np.exp(x))[2] - losses, np.log(low), np.log(high)))
-        width = np.where(np.isnan(width) & (best.loss <= losses), best.d_model, width)
-        width = np.where(best.fits, width, np.nan)
-        trained = budget.variables(width, e, limits)
-        spent = np.asarray(budget.flops or training_flops(trained["n_active"], trained["tokens"]))
-    reachable = np.isfinite(width)
-    at = Budget.each(np.where(reachable, spent, np.nan)).models(law, width, e, limits)
-    n_active, tokens = at["n_active"], at["tokens"]
-    repeated: dict[str, Any] = {"unique_tokens": limits.unique_tokens}
-    named = np.where(reachable, at["experts"], np.nan)  # E for which there is a model
-    check = law.check(**at | repeated | {"experts": named})
-    axes = tuple(range(width.ndim - e.ndim, width.ndim))
-    lost = reachable & ~(reachable & ~check.beyond).any(axis=axes, keepdims=True)  # no E is left for this loss
-    if lost.any():
-        law.check(**{name: values[lost] for name, values in at.items()}, **repeated).refuse(force)
-    without = np.unique(e[~_with_optimum(law, e)]).tolist()
-    notes = explain_left_out({e: why_no_optimum(law, e) for e in without})
-    notes += explain_undiscounted(law, e[_with_optimum(law, e)], limits)
-    if np.any(reachable & ~check.trusted) and not check.unknown:
-        notes.append("rows marked not trusted lie further outside the fitted range than backtests support")
-    n_total = total_parameters(width, e, vocab_size=limits.vocab_size)
-    spent, memory = (np.where(reachable, v, np.inf) for v in (spent, limits.memory_bytes(width, e)))
-    sizes, timed = (n_active, n_total, tokens, tokens / n_active), dict[str, Any]()
+        models = _find_cheapest(law, target, e, question)
+    limits = models.limits
+    is_reached = np.isfinite(models.d_model)
+    variables = Budget.each(np.where(is_reached, models.flops, np.nan)).models(law, models.d_model, e, limits)
+    check = _check_range(law, variables, is_reached, e.ndim, limits, force)
+
+    n_active = variables["n_active"]
+    tokens = variables["tokens"]
+    n_total = total_parameters(models.d_model, e, vocab_size=limits.vocab_size)
+    notes = _explain(law, e, limits, check, is_reached)
+    hours = money = None
+    if models.cluster is not None:
+        widths = limits.widths(models.d_model[is_reached], variables["experts"][is_reached])
+        notes += models.cluster.warnings(widths)
+        trained = models.cluster.seconds(limits.widths(models.d_model, e), tokens)
+        seconds = np.where(is_reached, trained, np.inf)
+        hours = seconds / 3600.0
+        money = models.cluster.cost(seconds)
+    return Reached(
+        loss=target,
+        experts=e,
+        flops=np.where(is_reached, models.flops, np.inf),
+        memory_bytes=np.where(is_reached, limits.memory_bytes(models.d_model, e), np.inf),
+        n_active=n_active,
+        n_total=n_total,
+        tokens=tokens,
+        tokens_per_parameter=tokens / n_active,
+        least=models.least,
+        hours=hours,
+        money=money,
+        check=check,
+        notes=tuple(notes),
+    )
+
+
+@dataclass(frozen=True)
+class _ReachingModels:
+    """The models that reach each loss at least cost, losses × E: their widths, NaN where none does, and FLOPs."""
+
+    d_model: FloatArray
+    flops: FloatArray
+    least: Literal["flops", "hours", "memory_bytes"]
+    limits: Limits
+    cluster: Cluster | None
+
+
+def _find_cheapest(law: Formula, loss: FloatArray, experts: FloatArray, question: QuestionFields) -> _ReachingModels:
+    """Find the models of fewest FLOPs, or of fewest hours on the GPUs that are named."""
+    cluster, limits = read_costs(law, **question)
+    refuse_other_variables(law, limits, experts)
+    exists = _has_optimum(law, experts)
+    if not exists.any():
+        raise InputError(explain_no_optimum(law, experts, exists))
     if cluster is not None:
-        notes += cluster.warnings(limits.widths(width[reachable], at["experts"][reachable]))
-        seconds = np.where(reachable, cluster.seconds(limits.widths(width, e), tokens), np.inf)
-        timed = {"hours": seconds / 3600.0, "money": cluster.cost(seconds)}
-    return Reached(target, e, spent, memory, *sizes, least, check=check, notes=tuple(notes), **timed)
+        refuse_served(limits)
+    losses, each = np.broadcast_arrays(loss, experts)
+    models = reaching(law, tuple(law.coefficients.values()), losses, each, limits, cluster)
+    limit = limits.width_limit(each)
+    optimum = find_optimum(models, WIDTHS, limit)
+    # The smallest model is the cheapest one where the optimum would be smaller still.
+    n_active, tokens, cost = models(np.full(losses.shape, HEAD_DIM))
+    is_smallest = ~optimum.fits & exists & (limit >= HEAD_DIM) & np.isfinite(cost)
+    return _ReachingModels(
+        d_model=np.where(optimum.fits, optimum.d_model, np.where(is_smallest, HEAD_DIM, np.nan)),
+        flops=flops_of(
+            np.where(is_smallest, n_active, optimum.n_active),
+            np.where(is_smallest, tokens, optimum.tokens),
+            limits,
+        ),
+        least="hours" if cluster else "flops",
+        limits=limits,
+        cluster=cluster,
+    )
+
+
+def _find_smallest(
+    law: Formula, loss: FloatArray, experts: FloatArray, flops: Quantity | None, question: QuestionFields
+) -> _ReachingModels:
+    """Find the smallest models that reach the loss when they are trained with the whole budget."""
+    budget, limits = read_question(law, flops, **question)
+    if limits.memory is not None:
+        raise InputError("memory is what this question solves for: leave it out")
+    losses, _ = np.broadcast_arrays(loss, experts)
+    best = optimal_widths(law, budget, experts, limits)
+    models = models_at_budget(law, tuple(law.coefficients.values()), experts, budget, limits)
+
+    def excess(log_width: FloatArray) -> FloatArray:
+        return np.asarray(models(np.exp(log_width))[2] - losses)
+
+    smallest = np.full(losses.shape, float(HEAD_DIM))
+    largest = np.maximum(best.d_model, HEAD_DIM) + 0.0 * losses
+    width = np.exp(first_below(excess, np.log(smallest), np.log(largest)))
+    # The best model itself may be the only one that reaches it.
+    width = np.where(np.isnan(width) & (best.loss <= losses), best.d_model, width)
+    width = np.where(best.fits, width, np.nan)
+    trained = budget.variables(width, experts, limits)
+    return _ReachingModels(
+        d_model=width,
+        flops=np.asarray(budget.flops or training_flops(trained["n_active"], trained["tokens"])),
+        least="memory_bytes",
+        limits=limits,
+        cluster=budget.cluster,
+    )
+
+
+def _check_range(
+    law: Formula, variables: Mapping[str, Any], is_reached: Any, axes_of_experts: int, limits: Limits, force: bool
+) -> RangeCheck:
+    """Check the models that there are. ExtrapolationError where all for one loss are beyond the guard."""
+    repeated: dict[str, Any] = {"unique_tokens": limits.unique_tokens}
+    experts = np.where(is_reached, variables["experts"], np.nan)
+    check = law.check(**{**variables, **repeated, "experts": experts})
+    axes = tuple(range(is_reached.ndim - axes_of_experts, is_reached.ndim))
+    has_answer = (is_reached & ~check.beyond).any(axis=axes, keepdims=True)
+    is_lost = is_reached & ~has_answer
+    if is_lost.any():
+        lost = {name: values[is_lost] for name, values in variables.items()}
+        law.check(**lost, **repeated).refuse(force)
+    return check
+
+
+def _explain(law: Formula, experts: FloatArray, limits: Limits, check: RangeCheck, is_reached: Any) -> list[str]:
+    """Say which E have no answer, and what the answers rest on."""
+    exists = _has_optimum(law, experts)
+    notes = explain_left_out({e: why_no_optimum(law, e) for e in np.unique(experts[~exists]).tolist()})
+    notes += explain_undiscounted(law, experts[exists], limits)
+    if np.any(is_reached & ~check.trusted) and not check.unknown:
+        notes.append("rows marked not trusted lie further outside the fitted range than backtests support")
+    return notes
 
 
 def floor(law: Formula, coefficients: Any, variables: Mapping[str, Any]) -> FloatArray:
-    """The loss of models with endless tokens under each row of coefficients, [1 + n_draws, ...]."""
+    """Compute the loss of models with endless tokens under each row of coefficients, [1 + n_draws, ...]."""
     with np.errstate(all="ignore"):
         return np.asarray(law.evaluate(coefficients, {**variables, "tokens": np.array(ENDLESS)}), float)
 
@@ -229,84 +326,98 @@ def floor(law: Formula, coefficients: Any, variables: Mapping[str, Any]) -> Floa
 def tokens_needed(
     law: Formula, coefficients: Any, loss: FloatArray, variables: Mapping[str, Any], limits: Limits
 ) -> FloatArray:
-    """Training tokens with which models reach `loss`; infinite where none suffice. All broadcast."""
+    """Find the training tokens with which models reach `loss`; infinite where none suffice. All broadcast."""
     if limits.unique_tokens is not None:
         return _repeated_tokens_needed(law, coefficients, loss, variables, limits)
     least_loss = floor(law, coefficients, variables)
     gap = loss - least_loss
 
-    def excess(x: Any) -> FloatArray:
-        reached = law.evaluate(coefficients, {**variables, "tokens": np.exp(x)})
+    def excess(log_tokens: Any) -> FloatArray:
+        reached = law.evaluate(coefficients, {**variables, "tokens": np.exp(log_tokens)})
         return np.asarray(np.log((reached - least_loss) / gap))
 
-    with np.errstate(all="ignore"):  # secants: ln(L − floor) is a straight line in ln D for a law with one power of D
-        last, x = np.log(1e9), np.full(gap.shape, np.log(1e12))
-        y_last, y = excess(last), excess(x)
-        for _ in range(60):
-            step = y * (x - last) / (y - y_last)
+    # By secants: ln(L − floor) is a straight line in ln D for a law with one power of D.
+    with np.errstate(all="ignore"):
+        previous: Any = np.log(1e9)
+        current = np.full(gap.shape, np.log(1e12))
+        previous_excess = excess(previous)
+        current_excess = excess(current)
+        for _ in range(SECANTS):
+            step = current_excess * (current - previous) / (current_excess - previous_excess)
             step = np.where(np.isfinite(step), step, 0.0)
-            last, y_last, x = x, y, x - step
+            previous = current
+            previous_excess = current_excess
+            current = current - step
             if not np.any(np.abs(step) > 1e-12):
                 break
-            y = excess(x)
-    return np.where(gap > 0, np.exp(x), np.inf)
+            current_excess = excess(current)
+    return np.where(gap > 0, np.exp(current), np.inf)
 
 
 def _repeated_tokens_needed(
     law: Formula, coefficients: Any, loss: FloatArray, variables: Mapping[str, Any], limits: Limits
 ) -> FloatArray:
     """Answer `tokens_needed` where tokens repeat, by the logarithm of what they are worth: it has an end."""
-    unique, r_star = limits.unique_tokens or np.inf, (law.repetition or Repetition()).tokens
+    unique = limits.unique_tokens or np.inf
+    r_star = (law.repetition or Repetition()).tokens
 
-    def tokens(x: FloatArray) -> FloatArray:
-        return np.asarray(tokens_worth(np.exp(x), unique, r_star))
+    def tokens(log_worth: FloatArray) -> FloatArray:
+        return np.asarray(tokens_worth(np.exp(log_worth), unique, r_star))
 
-    def excess(x: FloatArray) -> FloatArray:
-        return np.log(limits.loss(law, coefficients, {**variables, "tokens": tokens(x)}) / loss)
+    def excess(log_worth: FloatArray) -> FloatArray:
+        return np.log(limits.loss(law, coefficients, {**variables, "tokens": tokens(log_worth)}) / loss)
 
-    every = (*variables.values(), *coefficients, loss)
-    low = np.full(np.broadcast_shapes(*map(np.shape, every)), np.log(FEWEST))
-    high = np.full(low.shape, np.log(unique * (1.0 + r_star)))
+    shape = np.broadcast_shapes(*map(np.shape, (*variables.values(), *coefficients, loss)))
+    low = np.full(shape, np.log(FEWEST))
+    high = np.full(shape, np.log(unique * (1.0 + r_star)))
     # Some models never reach the loss.
     with np.errstate(all="ignore"):
-        x = find_root(excess, low, high)
-        return np.where(np.isnan(x), np.inf, tokens(x))
+        log_worth = find_root(excess, low, high)
+        return np.where(np.isnan(log_worth), np.inf, tokens(log_worth))
 
 
 def reaching(
     law: Formula, coefficients: Any, loss: FloatArray, experts: Any, limits: Limits, cluster: Cluster | None = None
 ) -> Models:
-    """N_act, D and the logarithm of the cost of models that reach `loss`, by width: FLOPs, or seconds on a cluster."""
+    """Make a function of the width: N_act, D and ln cost of the models that reach `loss`, in FLOPs or in seconds."""
 
     def models(d_model: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-        at = limits.variables(d_model, experts, 1.0)
-        tokens = tokens_needed(law, coefficients, loss, at, limits)
+        variables = limits.variables(d_model, experts, 1.0)
+        n_active = variables["n_active"]
+        tokens = tokens_needed(law, coefficients, loss, variables, limits)
         if cluster is not None:
-            return at["n_active"], tokens, np.log(cluster.seconds(limits.widths(d_model, experts), tokens))
-        return at["n_active"], tokens, np.log(flops_of(at["n_active"], tokens, limits))
+            cost = cluster.seconds(limits.widths(d_model, experts), tokens)
+        else:
+            cost = flops_of(n_active, tokens, limits)
+        return n_active, tokens, np.log(cost)
 
     return models
 
 
 def flops_of(n_active: FloatArray, tokens: FloatArray, limits: Limits) -> FloatArray:
-    """6 N_act D + 2 N_act D_inf."""
+    """Return 6 N_act D + 2 N_act D_inf."""
     return np.asarray(training_flops(n_active, tokens) + inference_flops(n_active, limits.inference_tokens))
 
 
 def flop_savings(
     law: Formula, flops: ArrayLike, experts: ArrayLike | None = None, *, force: bool = False
 ) -> FloatArray:
-    """Part of the dense compute-optimal budget that an MoE of equal loss saves: flops.shape + experts.shape.
+    """Return the part of the dense compute-optimal budget that an MoE of equal loss saves.
+
+    An array of flops.shape + experts.shape.
 
     ExtrapolationError where one of the models lies beyond the range guard, unless `force`.
     """
-    budget, e = parse_positive("flops", flops), parse_experts(law, experts)
+    budget = parse_positive("flops", flops)
+    e = parse_experts(law, experts)
     dense = compute_optimal(law, budget, 1.0, force=force).loss
     cheapest = reach(law, dense, e, force=True)
     cast(RangeCheck, cheapest.check).refuse(force)
     return np.asarray(1.0 - cheapest.flops / budget.reshape(budget.shape + (1,) * e.ndim))
 
 
-def _with_optimum(law: Formula, experts: FloatArray) -> NDArray[np.bool_]:
-    """Which E have an optimum, as far as their coefficients tell."""
-    return has_optimum(law.chinchilla_coefficients(experts)) if isinstance(law, ChinchillaForm) else experts > 0
+def _has_optimum(law: Formula, experts: FloatArray) -> NDArray[np.bool_]:
+    """Say which E have an optimum, as far as their coefficients tell."""
+    if isinstance(law, ChinchillaForm):
+        return has_optimum(law.chinchilla_coefficients(experts))
+    return experts > 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import Field, dataclass, fields
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -60,25 +60,21 @@ class Limits:
     @classmethod
     def of(cls, law: Formula | None = None, **limits: Unpack[LimitFields]) -> Limits:
         """Read numbers, or text such as "80GB", "7B", "16k"; without a vocabulary, that of the law."""
-        fields_of: Any = {name: value for name, value in limits.items() if value is not None}
-        return cls(**{"vocab_size": law.vocab_size if law else VOCAB_SIZE} | fields_of)
+        values: Any = {"vocab_size": law.vocab_size if law else VOCAB_SIZE}
+        values |= {name: value for name, value in limits.items() if value is not None}
+        return cls(**values)
 
     def __post_init__(self) -> None:
         for spec in fields(self):
-            name, value = spec.name, getattr(self, spec.name)
+            value = getattr(self, spec.name)
             if value is None and spec.default is None:
                 continue
-            none = ", or None for no limit" if spec.default is None else ""
-            allowed = "finite and not negative" if spec.default == 0 else f"positive and finite{none}"
-            number = parse_field(name, value) if isinstance(value, str) else value
-            if isinstance(number, bool) or not isinstance(number, (int, float, np.integer, np.floating)):
-                raise InputError(f"{name}={literal(value)} is not a number; it must be {allowed}")
-            number = float(number) if abs(cast(float, number)) <= LARGEST else np.inf
-            if not (0 < number < np.inf or number == spec.default == 0):
-                raise InputError(f"{name}={value if isinstance(value, str) else number!r} must be {allowed}")
-            if name == "vocab_size" and not number.is_integer():
-                raise InputError(f"vocab_size={value!r} must be a whole number")
-            object.__setattr__(self, name, int(number) if name == "vocab_size" else number)
+            number = _read_number(spec, value)
+            if spec.name == "vocab_size":
+                if not number.is_integer():
+                    raise InputError(f"vocab_size={value!r} must be a whole number")
+                number = int(number)
+            object.__setattr__(self, spec.name, number)
         if self.kv_heads_ratio > 1:
             raise InputError(f"kv_heads_ratio={self.kv_heads_ratio!r} must be above 0 and at most 1")
         if self.shared_ratio >= 1:
@@ -88,22 +84,22 @@ class Limits:
         return self.bytes_per_parameter * total_parameters(d_model, experts, vocab_size=self.vocab_size)
 
     def architecture(self, d_model: float, experts: float) -> Architecture:
-        """The architecture of a whole width and E. ValueError where its experts cannot be split so."""
+        """Return the architecture of a whole width and E. ValueError where its experts cannot be split so."""
         return Architecture.split(round(d_model), int(experts), self.granularity, self.shared_ratio, self.vocab_size)
 
     def widths(self, d_model: ArrayLike, experts: ArrayLike) -> Widths:
-        """Models under the d / 64 rule; broadcasts."""
+        """Return models under the d / 64 rule; broadcasts."""
         return Widths.of(d_model, experts, self.granularity, self.shared_ratio, self.vocab_size)
 
     def kv_bytes(self, d_model: ArrayLike) -> Any:
         return self.bytes_per_kv * self.kv_heads_ratio * kv_cache_elements(d_model, self.kv_tokens)
 
     def memory_bytes(self, d_model: ArrayLike, experts: ArrayLike) -> Any:
-        """Of weights and KV cache; broadcasts."""
+        """Return the bytes of weights and KV cache; broadcasts."""
         return self.weight_bytes(d_model, experts) + self.kv_bytes(d_model)
 
     def width_limit(self, experts: ArrayLike) -> Any:
-        """The largest (fractional) d_model that both limits allow, for each E; infinite without limits."""
+        """Return the largest (fractional) d_model that both limits allow, for each E; infinite without limits."""
         limit = np.full(np.shape(experts), np.inf)
         if self.max_parameters is not None:
             limit = np.minimum(limit, width_of_total(self.max_parameters, experts, self.vocab_size))
@@ -112,18 +108,22 @@ class Limits:
         return limit
 
     def width_of_memory(self, memory_bytes: ArrayLike, experts: ArrayLike) -> Any:
-        """The (fractional) d_model whose weights and KV cache take `memory_bytes`; broadcasts."""
+        """Return the (fractional) d_model whose weights and KV cache take `memory_bytes`; broadcasts."""
         linear, cubic = size_in_width(experts, self.vocab_size)
-        b, cache = self.bytes_per_parameter, self.kv_bytes(1.0)  # the cache grows with the width squared
-        return solve_width(b * linear, cache, b * cubic, memory_bytes)
+        # The cache grows with the width squared.
+        quadratic = self.kv_bytes(1.0)
+        return solve_width(
+            self.bytes_per_parameter * linear, quadratic, self.bytes_per_parameter * cubic, memory_bytes
+        )
 
     def variables(self, d_model: Any, experts: Any, flops: Any) -> dict[str, Any]:
-        """What a law may depend on, for models of these widths that spend the budget; broadcasts."""
+        """Return what a law may depend on, for models of these widths that spend the budget; broadcasts."""
         variables = variables_of_width(d_model, experts, self.granularity, self.shared_ratio, self.vocab_size)
-        return variables | {"tokens": affordable_tokens(flops, variables["n_active"], self.inference_tokens)}
+        tokens = affordable_tokens(flops, variables["n_active"], self.inference_tokens)
+        return {**variables, "tokens": tokens}
 
     def loss(self, law: Formula, coefficients: Any, variables: Mapping[str, Any]) -> FloatArray:
-        """The loss of models that train on the unique tokens there are; coefficients and variables broadcast."""
+        """Compute the loss of models on the unique tokens there are; coefficients and variables broadcast."""
         if self.unique_tokens is not None:
             models = self._models(variables["experts"])
             variables = law.effective(coefficients, variables, self.unique_tokens, models)
@@ -132,19 +132,40 @@ class Limits:
     def size_called_for(
         self, law: Formula, coefficients: Any, variables: Mapping[str, Any], tokens: Any
     ) -> FloatArray:
-        """N_act of the models with these experts for which `tokens` are compute-optimal, NaN where there is none."""
+        """Return N_act of the models with these E for which `tokens` are compute-optimal, NaN where there is none."""
         return law.size_called_for(coefficients, variables, np.asarray(tokens), self._models(variables["experts"]))
 
     def _models(self, experts: Any) -> Models:
-        """The models of one design, by ln d_model."""
-        design = self.granularity, self.shared_ratio, self.vocab_size
-        return lambda x: variables_of_width(np.exp(x), experts, *design)
+        """Return the models of one design, by ln d_model."""
+
+        def models(log_width: Any) -> dict[str, Any]:
+            width = np.exp(log_width)
+            return variables_of_width(width, experts, self.granularity, self.shared_ratio, self.vocab_size)
+
+        return models
+
+
+def _read_number(spec: Field[Any], value: Any) -> float:
+    """Read a limit: a number, or its text. InputError names the field, the value and what is allowed."""
+    allowed = "finite and not negative" if spec.default == 0 else "positive and finite"
+    if spec.default is None:
+        allowed += ", or None for no limit"
+    number = parse_field(spec.name, value) if isinstance(value, str) else value
+    if isinstance(number, bool) or not isinstance(number, (int, float, np.integer, np.floating)):
+        raise InputError(f"{spec.name}={literal(value)} is not a number; it must be {allowed}")
+    number = float(number) if abs(cast(float, number)) <= LARGEST else np.inf
+    is_zero_by_default = number == spec.default == 0
+    if not (0 < number < np.inf or is_zero_by_default):
+        raise InputError(f"{spec.name}={value if isinstance(value, str) else number!r} must be {allowed}")
+    return number
 
 
 def of_law(law: Formula, variables: Mapping[str, Any]) -> dict[str, Any]:
     """Pick N_act, D, E and the law's other variables, broadcast to one shape. ValueError for one that is missing."""
     names = dict.fromkeys(("n_active", "tokens", "experts", *law.variables))
-    if missing := [name for name in names if name not in variables]:
-        architecture = f"{missing[0]}, which an Architecture does not have; it has {', '.join(variables)}"
-        raise InputError(f"the {law.name} law depends on {architecture}")
-    return dict(zip(names, np.broadcast_arrays(*(variables[name] for name in names)), strict=True))
+    for name in names:
+        if name not in variables:
+            reason = f"which an Architecture does not have; it has {', '.join(variables)}"
+            raise InputError(f"the {law.name} law depends on {name}, {reason}")
+    arrays = np.broadcast_arrays(*(variables[name] for name in names))
+    return dict(zip(names, arrays, strict=True))

@@ -44,9 +44,10 @@ class MatchedMemory(ArrayAnswer):
 
     @property
     def verdict(self) -> str:
-        what = f"{span(self.flops, format_flops)} FLOPs, E = {span(self.experts, '{:g}'.format)}"
+        budget = f"{span(self.flops, format_flops)} FLOPs"
+        experts = f"E = {span(self.experts, '{:g}'.format)}"
         gain = span(self.gain, "{:+.3f}".format)
-        return f"{what} in the memory of the dense model: {gain} nats better on E times its tokens"
+        return f"{budget}, {experts} in the memory of the dense model: {gain} nats better on E times its tokens"
 
 
 @reads(law=instance_of(Formula))
@@ -64,30 +65,37 @@ def matched_memory(
     """
     if not isinstance(law, ChinchillaForm):
         raise InputError(f"models of the same memory need a law m N^μ + n D^ν + c; the {law.name} law is another")
-    budget, e = parse_positive("flops", flops), parse_experts(law, experts)
+    budget = parse_positive("flops", flops)
+    e = parse_experts(law, experts)
     dense = compute_optimal(law, budget, 1.0, force=force)
-    expand = budget.shape + (1,) * e.ndim
-    spent, n, d, loss = (np.reshape(v, expand) for v in (budget, dense.n_active, dense.tokens, dense.loss))
-    n_active = n_of_memory(law, n, e, vocab_size)
-    (check := law.check(n_active, e * d, e)).refuse(force)
-    needed = tokens_needed(law, tuple(law.coefficients.values()), loss, {"n_active": n_active, "experts": e}, Limits())
-    best = np.minimum(n_active, compute_optimal(law, budget, e, force=True).n_active)
+    # A column for each E beside the axes of the budgets.
+    shape = budget.shape + (1,) * e.ndim
+    flops_of_each = budget.reshape(shape)
+    dense_n = np.reshape(dense.n_active, shape)
+    dense_tokens = np.reshape(dense.tokens, shape)
+    dense_loss = np.reshape(dense.loss, shape)
+    n_active = n_of_memory(law, dense_n, e, vocab_size)
+    check = law.check(n_active, e * dense_tokens, e)
+    check.refuse(force)
+    variables = {"n_active": n_active, "experts": e}
+    tokens = tokens_needed(law, tuple(law.coefficients.values()), dense_loss, variables, Limits())
+    best_n = np.minimum(n_active, compute_optimal(law, budget, e, force=True).n_active)
     return MatchedMemory(
-        flops=spent,
+        flops=flops_of_each,
         experts=e,
         n_active=n_active,
-        token_ratio=needed / d,
-        gain=loss - law.loss(n_active, e * d, e),
-        loss=law.loss(best, affordable_tokens(spent, best), e),
-        dense_n=n,
-        dense_tokens=d,
-        dense_loss=loss,
+        token_ratio=tokens / dense_tokens,
+        gain=dense_loss - law.loss(n_active, e * dense_tokens, e),
+        loss=law.loss(best_n, affordable_tokens(flops_of_each, best_n), e),
+        dense_n=dense_n,
+        dense_tokens=dense_tokens,
+        dense_loss=dense_loss,
         check=check,
         notes=tuple(f"dense model: {warning}" for warning in dense.warnings),
     )
 
 
 def n_of_memory(law: ChinchillaForm, dense_n: ArrayLike, experts: ArrayLike, vocab_size: int | None = None) -> Any:
-    """N_act of the (fractional) models with E experts and the N_total of dense models of `dense_n`; broadcasts."""
+    """Return N_act of the (fractional) models with E experts and the N_total of dense models; broadcasts."""
     vocabulary = Limits.of(law, vocab_size=vocab_size).vocab_size
     return active_parameters(width_of_total(dense_n, experts, vocabulary), vocab_size=vocabulary)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,8 @@ from scaling_law.size.missing import refuse_none
 from scaling_law.size.model_configs import Model, read_model
 from scaling_law.size.recipe import PAPER, BatchRamp, RampStage
 
-READ_BATCH = (1024, 4096)  # sequences and tokens of each, of a model that is read: usual of released ones
+# Sequences and tokens of each, of a model that is read: usual of released ones.
+READ_BATCH = (1024, 4096)
 
 
 @dataclass(frozen=True)
@@ -86,49 +86,52 @@ class ScaleOut(Answer):
         return f"{text}; {format_count(self.tokens)} tokens take {spans}"
 
     def summary(self) -> Table:
-        a, name = self.architecture, f"{self.model}: " if self.model else ""
+        a = self.architecture
+        name = f"{self.model}: " if self.model else ""
         experts = f"E = {a.experts}" if a.experts_per_token == 1 else f"{a.experts_per_token} of {a.experts} experts"
-        title = f"{name}d_model {a.d_model}, {a.blocks} blocks, {experts}: {format_count(a.n_active)} active of "
-        title += f"{format_count(a.n_total)} parameters; batches of {self.batch_tokens:,} tokens, sequences of "
-        title += f"{self.sequence_length:,}, on {self.gpu}"
+        size = f"{format_count(a.n_active)} active of {format_count(a.n_total)} parameters"
+        batch = f"batches of {self.batch_tokens:,} tokens, sequences of {self.sequence_length:,}, on {self.gpu}"
+        model = f"{name}d_model {a.d_model}, {a.blocks} blocks, {experts}: {size}; {batch}"
         rows = [_cells(row, self.tokens is not None, self.price is not None) for row in self.rows]
-        return Table.of(rows, title=f"{self.verdict}\n{title}", warnings=self.warnings)
+        return Table.of(rows, title=f"{self.verdict}\n{model}", warnings=self.warnings)
 
 
 def _amount(value: float | None) -> str:
-    """Hours or costs with three digits or all before the point; nothing for None."""
+    """Format hours or costs with three digits or all before the point; nothing for None."""
     if value is None:
         return ""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _cells(row: ScaleOutRow, is_timed: bool, is_priced: bool) -> dict[str, str]:
+    """Return a row as it is printed."""
+
     def cell(value: float | None, text: str) -> str:
         return "" if value is None else text.format(value)
 
-    placed = row.placement
-    memory = None if placed is None else placed.memory
-    run = dict[str, str]()
+    cells = {"GPUs": str(row.gpus)}
+    if row.placement is None:
+        cells["memory"] = f"{format_bytes(row.least_bytes)}: does not fit"
+        cells |= dict.fromkeys(("model state", "layout", "micro-batch"), "")
+    else:
+        memory = row.placement.memory
+        cells["memory"] = format_bytes(memory.total)
+        cells["model state"] = format_bytes(memory.weights + memory.gradients + memory.optimizer)
+        cells["layout"] = row.placement.ways
+        cells["micro-batch"] = f"{row.passes} × {row.placement.micro_batch_sequences}"
+    cells["communication"] = cell(row.communication_seconds, "{:.2g} s")
+    cells["compute"] = cell(row.compute_seconds, "{:.2g} s")
     if is_timed:
-        run["hours"] = _amount(row.hours)
+        cells["hours"] = _amount(row.hours)
     if row.hours_interval is not None:
-        run["hours"] += " ({}…{})".format(*map(_amount, row.hours_interval))
+        cells["hours"] += " ({}…{})".format(*map(_amount, row.hours_interval))
     if is_priced:
-        run["cost"] = _amount(row.money)
-    return {
-        "GPUs": str(row.gpus),
-        "memory": f"{format_bytes(row.least_bytes)}: does not fit" if memory is None else format_bytes(memory.total),
-        "model state": "" if memory is None else format_bytes(memory.weights + memory.gradients + memory.optimizer),
-        "layout": "" if placed is None else placed.ways,
-        "micro-batch": "" if placed is None else f"{row.passes} × {placed.micro_batch_sequences}",
-        "communication": cell(row.communication_seconds, "{:.2g} s"),
-        "compute": cell(row.compute_seconds, "{:.2g} s"),
-        **run,
-        "MFU": cell(row.mfu, "{:.1%}"),
-        "at most": cell(row.mfu_limit and min(row.mfu_limit, 1.0), "{:.0%}"),
-        "limited by": row.bottleneck or row.limited_by,
-        "moved by": row.moved_by,
-    }
+        cells["cost"] = _amount(row.money)
+    cells["MFU"] = cell(row.mfu, "{:.1%}")
+    cells["at most"] = cell(row.mfu_limit and min(row.mfu_limit, 1.0), "{:.0%}")
+    cells["limited by"] = row.bottleneck or row.limited_by
+    cells["moved by"] = row.moved_by
+    return cells
 
 
 @reads
@@ -160,39 +163,46 @@ def scale_out(
     ValueError for an unlisted GPU, and for GPUs that cannot share the batch equally; of a model that cannot be read as
     of `size.model_configs.read_model`.
     """
-    if not (counts := [gpus] if isinstance(gpus, int) else [*gpus]):
+    counts = [gpus] if isinstance(gpus, int) else [*gpus]
+    if not counts:
         raise InputError(f"gpus={gpus!r} must be one number or several")
     if price is not None and tokens is None:
         raise InputError(f"price={price!r} is per GPU-hour: ", given("tokens", None), " must be given, those of a run")
     refuse_none("model", model)
+    source: Model | None = None
+    default_batch = PAPER.batch_ramp[-1].sequences
+    default_length = PAPER.sequence_length
     if isinstance(model, Architecture):
-        source, architecture = None, model
+        architecture = model
     else:
         source = read_model(model, revision)
         architecture = source.architecture
-    usual = (PAPER.batch_ramp[-1].sequences, PAPER.sequence_length) if source is None else READ_BATCH
-    batch = usual[0] if batch_sequences is None else batch_sequences
-    length = usual[1] if sequence_length is None else sequence_length
-    sheet, ramp = named_gpu(gpu), BatchRamp((RampStage(0, batch),), length)
+        default_batch, default_length = READ_BATCH
+    batch = default_batch if batch_sequences is None else batch_sequences
+    length = default_length if sequence_length is None else sequence_length
+    sheet = named_gpu(gpu)
+    ramp = BatchRamp((RampStage(0, batch),), length)
     if engine not in ENGINES:
         raise InputError(unknown("engine=", engine, ENGINES))
     throughput = Throughput.assumed(gpu, mfu=mfu, precision=precision or "bf16")
-    trained = None if tokens is None else parse_tokens(float(positive("tokens", tokens)))
+    run_tokens = None if tokens is None else parse_tokens(float(positive("tokens", tokens)))
     clusters = [Cluster(count, throughput, ramp, engine, price=price) for count in counts]
-    rows = tuple(_row(architecture, cluster, sheet, trained) for cluster in clusters)
     return ScaleOut(
-        *(architecture, sheet.name, batch * length, rows),
+        architecture=architecture,
+        gpu=sheet.name,
+        batch_tokens=batch * length,
+        rows=tuple(_make_row(architecture, cluster, sheet, run_tokens) for cluster in clusters),
         sequence_length=length,
         model=None if source is None else source.name,
-        tokens=trained,
+        tokens=run_tokens,
         price=clusters[0].price,
-        notes=_notes(source, clusters[0], architecture),
+        notes=_explain(source, clusters[0], architecture),
         check=None,
     )
 
 
-def _notes(source: Model | None, cluster: Cluster, architecture: Architecture) -> tuple[str, ...]:
-    """What the numbers rest on, for a model that was read."""
+def _explain(source: Model | None, cluster: Cluster, architecture: Architecture) -> tuple[str, ...]:
+    """Say what the numbers rest on, for a model that was read."""
     if source is None:
         return ()
     notes = ["only the language model is counted"] if source.text_only else []
@@ -202,47 +212,52 @@ def _notes(source: Model | None, cluster: Cluster, architecture: Architecture) -
     return (*notes, *cluster.throughput.warnings(architecture))
 
 
-def _row(a: Architecture, cluster: Cluster, sheet: Gpu, trained: float | None) -> ScaleOutRow:
-    gpus, tokens = cluster.gpus, cluster.ramp.last_batch_tokens(0)
-    sent = Sent(all_to_all_bytes(a, tokens / gpus, gpus), gpus, is_ring=False)
+def _make_row(a: Architecture, cluster: Cluster, sheet: Gpu, run_tokens: float | None) -> ScaleOutRow:
+    """Lay the model out on these GPUs: the fastest layout, what it exchanges, and the hours of a run."""
+    gpus = cluster.gpus
+    tokens = cluster.ramp.last_batch_tokens(0)
+    exchange = Sent(all_to_all_bytes(a, tokens / gpus, gpus), gpus, is_ring=False)
+    row = ScaleOutRow(
+        gpus=gpus,
+        expert_parallel_bytes=float(exchange.received),
+        expert_parallel_seconds=float(exchange.seconds(sheet)),
+        least_bytes=float(cluster.steps(a).least),
+    )
+    try:
+        placement = cluster.place(a)
+    except DoesNotFit:
+        return row
+    # The memory of an assumed GPU is known.
+    assert placement is not None
     ideal = a.training_flops(tokens, context=cluster.ramp.sequence_length) / (gpus * sheet.peak_flops)
-    row = ScaleOutRow(gpus, float(sent.received), float(sent.seconds(sheet)))
-    if (placed := _placed(a, cluster)) is None:
-        return replace(row, least_bytes=float(cluster.steps(a).least))
-    passes = cluster.batches[0] // (placed.dp * placed.fsdp * placed.micro_batch_sequences)
-    traffic = communication(a, placed.sharding, placed, passes, tokens / gpus, reshard=placed.reshard)
-    received = {name: float(each.received) for name, each in traffic.items()}
-    step, (computing, exchange) = placed.step_seconds, (sum(side.values()) for side in placed.sides)
-    if trained is not None:
-        row = _timed(row, a, cluster, trained)
+    passes = cluster.batches[0] // (placement.dp * placement.fsdp * placement.micro_batch_sequences)
+    traffic = communication(a, placement.sharding, placement, passes, tokens / gpus, reshard=placement.reshard)
+    received = {name: float(collective.received) for name, collective in traffic.items()}
+    compute_seconds, communication_seconds = (sum(side.values()) for side in placement.sides)
+    if run_tokens is not None:
+        row = _with_hours(row, a, cluster, run_tokens)
     return replace(
         row,
-        placement=placed,
+        placement=placement,
         passes=passes,
         all_gather_bytes=received.get("all-gather", 0.0),
         reduce_bytes=received.get("reduce-scatter", 0.0) + received.get("all-reduce", 0.0),
-        compute_seconds=computing,
-        communication_seconds=exchange,
-        step_seconds=step,
-        mfu=ideal / step,
-        mfu_limit=ideal / exchange if exchange else None,
-        limited_by="communication" if exchange > computing else "compute",
-        bottleneck=placed.bottleneck,
-        moved_by=placed.moved_by,
-        tokens_per_second=tokens / step,
-        least_bytes=float(cluster.steps(a).least),
+        compute_seconds=compute_seconds,
+        communication_seconds=communication_seconds,
+        step_seconds=placement.step_seconds,
+        mfu=ideal / placement.step_seconds,
+        mfu_limit=ideal / communication_seconds if communication_seconds else None,
+        limited_by="communication" if communication_seconds > compute_seconds else "compute",
+        bottleneck=placement.bottleneck,
+        moved_by=placement.moved_by,
+        tokens_per_second=tokens / placement.step_seconds,
     )
 
 
-def _timed(row: ScaleOutRow, a: Architecture, cluster: Cluster, trained: float) -> ScaleOutRow:
-    """The row with the hours of a run, their interval where step times have one, and their cost."""
-    seconds, interval = float(cluster.seconds(a, trained)), None
+def _with_hours(row: ScaleOutRow, a: Architecture, cluster: Cluster, tokens: float) -> ScaleOutRow:
+    """Return the row with the hours of a run, their interval where step times have one, and their cost."""
+    seconds = float(cluster.seconds(a, tokens))
+    interval = None
     if cluster.throughput.draws is not None:
-        interval = percentile_interval(cluster.seconds(a, trained, drawn=True) / 3600)
+        interval = percentile_interval(cluster.seconds(a, tokens, drawn=True) / 3600)
     return replace(row, hours=seconds / 3600, hours_interval=interval, money=cluster.cost(seconds))
-
-
-def _placed(a: Architecture, cluster: Cluster) -> Placement | None:
-    with suppress(DoesNotFit):
-        return cluster.place(a)
-    return None

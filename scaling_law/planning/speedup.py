@@ -38,7 +38,13 @@ if TYPE_CHECKING:
 
 Model = float | Architecture
 Sized = Architecture | Widths
-AROUND, POINTS = 50.0, 33  # the widths that are searched, times and by this around a start, and how many
+# Widths are searched from the start divided by this to the start times this, at so many points.
+AROUND = 50.0
+POINTS = 33
+# Columns of a printed row: the field of a factor and its label.
+FACTORS = {"compute": "× FLOPs", "data": "× tokens", "time": "× hours"}
+# Limits that go with a speed-up, whose models nothing limits or serves.
+ALLOWED_LIMITS = ("granularity", "shared_ratio", "vocab_size")
 
 
 @dataclass(frozen=True)
@@ -100,9 +106,9 @@ class EffectiveSpeedup(Answer):
 
     @property
     def verdict(self) -> str:
-        flops, tokens = _times(self.best.compute), _times(self.best.data)
-        times = f"{flops} times the FLOPs and {tokens} times the tokens of {self.a}"
-        return f"{self.b} needs {times} for its loss of {self.loss:.3f}"
+        flops = f"{_format_factor(self.best.compute)} times the FLOPs"
+        tokens = f"{_format_factor(self.best.data)} times the tokens"
+        return f"{self.b} needs {flops} and {tokens} of {self.a} for its loss of {self.loss:.3f}"
 
     @property
     def factor(self) -> float:
@@ -110,7 +116,7 @@ class EffectiveSpeedup(Answer):
         return self.best.compute
 
     def at_asymptote(self, asymptote: float) -> float:
-        """The factor were L∞ `asymptote`, with α and b's loss at a's FLOPs as they are (Marin's rule).
+        """Return the factor if L∞ were `asymptote`, with α and b's loss at a's FLOPs as they are (Marin's rule).
 
         Infinite where a's loss is not above it. ValueError where b is one architecture.
         """
@@ -118,44 +124,57 @@ class EffectiveSpeedup(Answer):
             raise InputError(f"b={self.b} is one size: only the best models of an E follow L∞ + A C^−α")
         if self.loss <= asymptote:
             return float("inf")
-        return float(((self.baseline_loss - asymptote) / (self.loss - asymptote)) ** (1.0 / self.exponent))
+        ratio = (self.baseline_loss - asymptote) / (self.loss - asymptote)
+        return float(ratio ** (1.0 / self.exponent))
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        notes = list(self.notes)
+        warnings = list(self.notes)
         for row in self.rows:
             if np.isinf(row.compute):
-                notes.append(
+                warnings.append(
                     f"{row.size}: {self.b} ends at {row.floor:.4f} nats, a's loss is {self.loss:.4f}: no number of "
                     "tokens reaches it"
                 )
             elif row.unreached:
-                notes.append(f"{row.size}: out of reach in {row.unreached:.0%} of the draws")
-            notes += [f"{row.size}: {warning}" for warning in row.warnings]
-        return tuple(notes)
+                warnings.append(f"{row.size}: out of reach in {row.unreached:.0%} of the draws")
+            warnings += [f"{row.size}: {warning}" for warning in row.warnings]
+        return tuple(warnings)
 
     def facts(self) -> dict[str, Any]:
-        return super().facts() | {"factor": self.factor}
+        return {**super().facts(), "factor": self.factor}
 
     def summary(self) -> Table:
-        sizes, times = ("n_active", "tokens", "flops"), {"compute": "× FLOPs", "data": "× tokens", "time": "× hours"}
-        rows = []
-        for row in self.rows:
-            cells: dict[str, Any] = {"b": row.size} | {name: getattr(row, name) for name in sizes}
-            for name, label in times.items():
-                cells |= {label: getattr(row, name), f"{name}_interval": getattr(row, f"{name}_interval")}
-            cells |= {"floor": f"{row.floor:.4f}", "trusted": row.trusted}
-            rows.append({name: "" if value is None else value for name, value in cells.items()})
         model = f"{format_count(self.n_active)} active on {format_count(self.tokens)} tokens"
-        title = f"{self.b} for the loss of {self.a} ({model}, {format_flops(self.flops)} FLOPs): {self.loss:.4f}"
+        question = f"{self.b} for the loss of {self.a} ({model}, {format_flops(self.flops)} FLOPs): {self.loss:.4f}"
+        return Table.of(
+            [_cells(row) for row in self.rows],
+            title=f"{self.verdict}\n{question}  ({self.law})",
+            notes=[self._describe_asymptote()],
+            warnings=self.warnings,
+        )
+
+    def _describe_asymptote(self) -> str:
+        """Name b's asymptote, and the factors that its other values would give."""
         interval = " ({:.3f}…{:.3f})".format(*self.asymptote_interval) if self.asymptote_interval else ""
-        note = f"Asymptote of {self.b}: {self.asymptote:.3f}{interval} nats"
-        if self.exponent is not None and np.isfinite(self.factor):
-            ends = self.asymptote_interval or (self.asymptote - 0.05, self.asymptote + 0.05)
-            pinned = " and ".join(f"{_times(self.at_asymptote(value))} at {value:.3f}" for value in ends)
-            note += f", α = {self.exponent:.4f}. Pinned there with the same α and loss at a's FLOPs: × FLOPs {pinned}"
-        title = f"{self.verdict}\n{title}  ({self.law})"
-        return Table.of(rows, title=title, notes=[note], warnings=self.warnings)
+        text = f"Asymptote of {self.b}: {self.asymptote:.3f}{interval} nats"
+        if self.exponent is None or not np.isfinite(self.factor):
+            return text
+        ends = self.asymptote_interval or (self.asymptote - 0.05, self.asymptote + 0.05)
+        factors = " and ".join(f"{_format_factor(self.at_asymptote(end))} at {end:.3f}" for end in ends)
+        pinned = f"Pinned there with the same α and loss at a's FLOPs: × FLOPs {factors}"
+        return f"{text}, α = {self.exponent:.4f}. {pinned}"
+
+
+def _cells(row: SpeedupRow) -> dict[str, Any]:
+    """Return a row as it is printed."""
+    cells: dict[str, Any] = {"b": row.size, "n_active": row.n_active, "tokens": row.tokens, "flops": row.flops}
+    for name, label in FACTORS.items():
+        cells[label] = getattr(row, name)
+        cells[f"{name}_interval"] = getattr(row, f"{name}_interval")
+    cells["floor"] = f"{row.floor:.4f}"
+    cells["trusted"] = row.trusted
+    return {name: "" if value is None else value for name, value in cells.items()}
 
 
 @reads
@@ -169,7 +188,7 @@ def speedup(
     force: bool = False,
     **question: Unpack[QuestionFields],
 ) -> EffectiveSpeedup:
-    """How many times a's compute and tokens model b needs for a's loss, with 95 % of the law's draws.
+    """Say how many times a's compute and tokens model b needs for a's loss, with 95 % of the law's draws.
 
     Args:
         a, b: an E, which stands for its compute-optimal model, or an `Architecture`.
@@ -183,153 +202,174 @@ def speedup(
     """
     if "tokens" not in law.variables:
         raise InputError(f"the {law.name} law does not depend on tokens and cannot say how many are needed")
-    for name in {*LimitFields.__annotations__} - {"granularity", "shared_ratio", "vocab_size"}:
-        if (value := question.get(name)) is not None:
+    for name in LimitFields.__annotations__:
+        value = question.get(name)
+        if value is not None and name not in ALLOWED_LIMITS:
             raise InputError(f"{name}={value!r} does not go with a speed-up, of models that nothing limits or serves")
     cluster, limits = read_costs(law, **question)
-    variables, width = _spent(law, a, flops, tokens, limits)
-    (check := law.check(**variables)).refuse(force)
+    variables, width = _read_spending(law, a, flops, tokens, limits)
+    check = law.check(**variables)
+    check.refuse(force)
+
     model = a if isinstance(a, Architecture) else limits.widths(width, variables["experts"])
-    timed = () if cluster is None else cluster.warnings(model)
+    notes = [] if cluster is None else [*cluster.warnings(model)]
     if cluster is not None and np.all(np.isinf(cluster.seconds(model, 1.0))):
-        timed = (*timed, f"{_named(a)}: training takes more memory than {cluster.hardware} have")
+        notes.append(f"{_describe(a)}: training takes more memory than {cluster.hardware} have")
         cluster = None
+    notes += [f"{_describe(a)}: {warning}" for warning in check.warnings]
     target = _Target.of(law, variables, model, cluster)
     if isinstance(b, Architecture):
-        line = target.asymptote(b.variables())
+        curve = target.asymptote(b.variables())
         rows: tuple[SpeedupRow, ...] = (target.row("as given", b.variables(), b),)
     else:
-        e, same = _experts("b", b), width_of_active(variables["n_active"], limits.vocab_size)
-        line = target.frontier(e, limits)
-        best = target.cheapest(same, e, limits)
+        experts = _read_experts("b", b)
+        same_width = width_of_active(variables["n_active"], limits.vocab_size)
+        best_width = target.cheapest(same_width, experts, limits)
+        curve = target.frontier(experts, limits)
         rows = (
-            target.row("best size", *target.models(best, e, limits), least_loss=line["asymptote"]),
-            target.row("same N_act", *target.models(same, e, limits)),
+            target.row("best size", *target.models(best_width, experts, limits), least_loss=curve["asymptote"]),
+            target.row("same N_act", *target.models(same_width, experts, limits)),
         )
     return EffectiveSpeedup(
         rows=rows,
-        a=_named(a),
-        b=_named(b),
+        a=_describe(a),
+        b=_describe(b),
         n_active=float(variables["n_active"]),
         tokens=float(variables["tokens"]),
         flops=target.flops,
         loss=float(target.loss[0, 0]),
         law=law.conditions.provenance if law.conditions else "fitted law",
         check=check,
-        notes=(*timed, *(f"{_named(a)}: {warning}" for warning in check.warnings)),
-        **line,
+        notes=tuple(notes),
+        **curve,
     )
 
 
 @dataclass(frozen=True)
 class _Target:
-    """a's loss under the law itself and under each of its draws, [1 + n_draws], for others to reach."""
+    """The loss of model a, for others to reach: under the law itself, and under each of its draws.
+
+    `coefficients` [n_coefficients, 1 + n_draws, 1] are the law's own, then those of the draws, in whose order are
+    `loss` [1 + n_draws, 1] and `seconds` [1 + n_draws].
+    """
 
     law: Formula
-    coefficients: FloatArray  # [n_coefficients, 1 + n_draws, 1], the law's own first
-    loss: FloatArray  # [1 + n_draws, 1]
+    coefficients: FloatArray
+    loss: FloatArray
     tokens: float
     flops: float
-    seconds: FloatArray | None  # [1 + n_draws]
+    seconds: FloatArray | None
     cluster: Cluster | None
 
     @classmethod
     def of(cls, law: Formula, variables: Mapping[str, Any], model: Sized, cluster: Cluster | None) -> _Target:
-        columns, tokens = coefficients_of(law), float(variables["tokens"])
-        loss = np.asarray(law.evaluate(columns, variables), float)
+        coefficients = coefficients_of(law)
+        tokens = float(variables["tokens"])
+        flops = float(training_flops(variables["n_active"], tokens))
+        loss = np.asarray(law.evaluate(coefficients, variables), float)
         seconds = None if cluster is None else _seconds(cluster, model, np.full(len(loss), tokens))
-        return cls(law, columns, loss, tokens, float(training_flops(variables["n_active"], tokens)), seconds, cluster)
+        return cls(law, coefficients, loss, tokens, flops, seconds, cluster)
 
     def asymptote(self, variables: Mapping[str, Any]) -> dict[str, Any]:
-        """L∞ of endlessly large models with the same E, and 95 % of its values under the draws."""
+        """Return L∞ of endlessly large models with the same E, and 95 % of its values under the draws."""
         endless = {name: value * ENDLESS if is_size(name) else value for name, value in variables.items()}
         floors = floor(self.law, self.coefficients, endless)[:, 0]
         return {"asymptote": float(floors[0]), "asymptote_interval": _interval(floors[1:])}
 
     def frontier(self, experts: float, limits: Limits) -> dict[str, Any]:
-        """L∞, α and the loss at a's FLOPs, along the best models with E experts."""
-        line = self.asymptote(limits.variables(64.0, experts, 1.0))
+        """Return L∞, α and the loss at a's FLOPs, along the best models with E experts."""
+        curve = self.asymptote(limits.variables(64.0, experts, 1.0))
         budgets = Budget.each(self.flops * np.array([1.0, 2.0]))
         widths = optimal_widths(self.law, budgets, experts, limits).free
-        loss, further = self.law.loss(**budgets.models(self.law, widths, experts, limits))
-        above = (loss - line["asymptote"]) / (further - line["asymptote"])
-        return line | {"exponent": float(np.log2(above)), "baseline_loss": float(loss)}
+        loss, loss_of_twice = self.law.loss(**budgets.models(self.law, widths, experts, limits))
+        ratio = (loss - curve["asymptote"]) / (loss_of_twice - curve["asymptote"])
+        return {**curve, "exponent": float(np.log2(ratio)), "baseline_loss": float(loss)}
 
     def cheapest(self, start: float, experts: float, limits: Limits) -> FloatArray:
-        """The d_model of least FLOPs that reaches a's loss under each draw, [1 + n_draws, 1]; NaN where none does."""
-        trained = replace(limits, inference_tokens=0.0, unique_tokens=None)
-        models = reaching(self.law, self.coefficients, self.loss, experts, trained)
-        low, high = (np.full(self.loss.shape, np.log(end)) for end in (start / AROUND, start * AROUND))
-        return np.exp(least(lambda x: models(np.exp(x))[2], low, high, POINTS))
+        """Find the d_model of least FLOPs that reaches a's loss under each draw, [1 + n_draws, 1]; NaN for none."""
+        of_training = replace(limits, inference_tokens=0.0, unique_tokens=None)
+        models = reaching(self.law, self.coefficients, self.loss, experts, of_training)
+        low = np.full(self.loss.shape, np.log(start / AROUND))
+        high = np.full(self.loss.shape, np.log(start * AROUND))
+        return np.exp(least(lambda log_width: models(np.exp(log_width))[2], low, high, POINTS))
 
     def models(self, d_model: Any, experts: float, limits: Limits) -> tuple[dict[str, Any], Widths]:
-        """Models of one width, or of one for each draw, and their variables."""
-        every = np.broadcast_to(d_model, self.loss.shape)
-        return limits.variables(every, experts, 1.0), limits.widths(every[:, 0], experts)
+        """Return the variables of models of one width, or of one for each draw, and the models themselves."""
+        widths = np.broadcast_to(d_model, self.loss.shape)
+        return limits.variables(widths, experts, 1.0), limits.widths(widths[:, 0], experts)
 
     def row(
         self, size: str, variables: Mapping[str, Any], model: Sized, least_loss: float | None = None
     ) -> SpeedupRow:
-        """What these models need, under the law itself and as intervals; `least_loss` where the size is free."""
-        least_loss = float(floor(self.law, self.coefficients, variables)[0, 0]) if least_loss is None else least_loss
+        """Say what these models need, under the law itself and as intervals; `least_loss` where the size is free."""
+        if least_loss is None:
+            least_loss = float(floor(self.law, self.coefficients, variables)[0, 0])
         needed = tokens_needed(self.law, self.coefficients, self.loss, variables, Limits())
         tokens = np.broadcast_to(needed, self.loss.shape)[:, 0]
         flops = training_flops(np.broadcast_to(variables["n_active"], self.loss.shape)[:, 0], tokens)
-        times: dict[str, Any] = {"compute": flops / self.flops, "data": tokens / self.tokens}
-        at = of_law(self.law, {**variables, "tokens": tokens})
-        values = {name: float(value.flat[0]) for name, value in at.items()}
-        check = self.law.check(**values)
-        warnings, spent = check.warnings, dict[str, Any]()
+        every = of_law(self.law, {**variables, "tokens": tokens})
+        own = {name: float(values.flat[0]) for name, values in every.items()}
+        check = self.law.check(**own)
+
+        warnings = check.warnings
+        costs: dict[str, Any] = {}
+        factors = {"compute": flops / self.flops, "data": tokens / self.tokens}
         if self.cluster is not None and self.seconds is not None:
             seconds = _seconds(self.cluster, model, tokens)
-            times["time"], spent["hours"] = seconds / self.seconds, float(seconds[0] / 3600.0)
+            factors["time"] = seconds / self.seconds
+            costs["hours"] = float(seconds[0] / 3600.0)
             if np.isinf(seconds[0]) and np.isfinite(tokens[0]):
                 warnings = (*warnings, f"training takes more memory than {self.cluster.hardware} have")
-        for name, factors in times.items():
-            spent |= {name: float(factors[0]), f"{name}_interval": _interval(factors[1:])}
+        for name, values in factors.items():
+            costs[name] = float(values[0])
+            costs[f"{name}_interval"] = _interval(values[1:])
         return SpeedupRow(
             size=size,
-            n_active=values["n_active"],
-            tokens=values["tokens"],
+            n_active=own["n_active"],
+            tokens=own["tokens"],
             flops=float(flops[0]),
             floor=least_loss,
             unreached=float(np.mean(np.isinf(tokens[1:]))) if len(tokens) > 1 else 0.0,
             trusted=bool(check.trusted),
             warnings=warnings,
-            **spent,
+            **costs,
         )
 
 
 def _seconds(cluster: Cluster, model: Sized, tokens: FloatArray) -> FloatArray:
-    """Training seconds of each of the tokens, [1 + n_draws]: by the step times themselves, then by their draws."""
+    """Return the training seconds of each of the tokens, [1 + n_draws]: by the step times, then by their draws."""
     seconds = cluster.seconds(model, tokens)
     if cluster.throughput.draws is None:
         return seconds
-    drawn, i = cluster.seconds(model, tokens, drawn=True), np.arange(len(tokens))
+    drawn = cluster.seconds(model, tokens, drawn=True)
+    i = np.arange(len(tokens))
     return np.where(i == 0, seconds, drawn[(i - 1) % len(drawn), i])
 
 
-def _spent(law: Formula, a: Model, flops: Any, tokens: Any, limits: Limits) -> tuple[dict[str, Any], float]:
-    """The variables of model a and its training tokens (N_act, D, E, and those of the law), and its d_model."""
+def _read_spending(law: Formula, a: Model, flops: Any, tokens: Any, limits: Limits) -> tuple[dict[str, Any], float]:
+    """Read the variables of model a and its training tokens (N_act, D, E, and those of the law), and its d_model."""
     if (flops is None) == (tokens is None):
-        said = ": give one of them, what model a spends"
-        raise InputError(given("flops", flops), ", ", given("tokens", tokens), said)
+        advice = ": give one of them, what model a spends"
+        raise InputError(given("flops", flops), ", ", given("tokens", tokens), advice)
     if isinstance(a, Architecture):
-        width, variables = float(a.d_model), dict[str, Any](a.variables())
-        n_active = variables["n_active"]
-        variables["tokens"] = affordable_tokens(one_positive("flops", flops), n_active) if tokens is None else tokens
+        width = float(a.d_model)
+        variables: dict[str, Any] = dict(a.variables())
+        if tokens is None:
+            tokens = affordable_tokens(one_positive("flops", flops), variables["n_active"])
+        variables["tokens"] = tokens
     elif flops is None:
         raise InputError(f"tokens={tokens!r} goes with an Architecture as a: E = {a:g} alone has no size; give flops")
     else:
-        e, budget = _experts("a", a), np.array(one_positive("flops", flops))
+        experts = _read_experts("a", a)
+        budget = np.array(one_positive("flops", flops))
         # The model is as free as b, also below d_model 64.
-        width = float(optimal_widths(law, Budget.each(budget), e, limits).free)
-        variables = limits.variables(width, e, budget)
-    return of_law(law, variables | {"tokens": positive("tokens", variables["tokens"])}), width
+        width = float(optimal_widths(law, Budget.each(budget), experts, limits).free)
+        variables = limits.variables(width, experts, budget)
+    return of_law(law, {**variables, "tokens": positive("tokens", variables["tokens"])}), width
 
 
 def _interval(draws: FloatArray) -> tuple[float, float] | None:
-    """95 % interval of the draws, infinite ones included, those without an optimum (NaN) not; None without draws."""
+    """Return the 95 % interval of the draws, with infinite ones, without those that have no optimum; None for none."""
     values = draws[~np.isnan(draws)]
     if not values.size:
         return None
@@ -338,18 +378,18 @@ def _interval(draws: FloatArray) -> tuple[float, float] | None:
     return float(low), float(high)
 
 
-def _experts(name: str, value: Any) -> float:
+def _read_experts(name: str, value: Any) -> float:
     """Read a single E; ValueError for anything else."""
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise InputError(f"{name}={value!r} must be a number of experts or an Architecture")
     return one_positive(name, value, 1.0)
 
 
-def _named(model: Model) -> str:
+def _describe(model: Model) -> str:
     if not isinstance(model, Architecture):
         return f"E = {model:g}"
     return f"d_model {model.d_model}, E = {model.experts_equivalent:.4g}"
 
 
-def _times(factor: float) -> str:
+def _format_factor(factor: float) -> str:
     return "∞" if np.isinf(factor) else f"{factor:.3g}"

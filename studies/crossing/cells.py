@@ -18,7 +18,7 @@ import numpy as np
 from scipy.optimize import isotonic_regression
 
 from scaling_law import Runs
-from scaling_law.planning import overtaking
+from scaling_law.planning import find_crossing
 from studies.common import LEVEL, FloatArray, Value, pooled_covariance
 
 DRAWS = 4000
@@ -128,12 +128,12 @@ class Gap:
     @cached_property
     def crossing(self) -> float:
         """The D from which on experts are ahead: 0 if at every D measured, infinite if not at the last."""
-        return float(overtaking(np.log(self.tokens), self._falling(self.mean)))
+        return float(find_crossing(np.log(self.tokens), self._falling(self.mean)))
 
     @cached_property
     def drawn(self) -> FloatArray:
         """The crossing of each draw."""
-        return overtaking(np.log(self.tokens), np.array([self._falling(mean) for mean in self.draws]))
+        return find_crossing(np.log(self.tokens), np.array([self._falling(mean) for mean in self.draws]))
 
     @cached_property
     def interval(self) -> tuple[float, float]:

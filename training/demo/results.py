@@ -14,7 +14,7 @@ from hub.base.units import format_count, format_decimal
 from scaling_law import JointLaw
 from scaling_law.figures import drawing
 from scaling_law.figures.curves import interval_of
-from scaling_law.planning.break_even import TOKENS_RANGE, overtaking
+from scaling_law.planning.break_even import TOKENS_RANGE, find_crossing
 
 
 def losses_by_size(records: Sequence[RunRecord]) -> dict[tuple[int, int], dict[int, RunRecord]]:
@@ -63,12 +63,12 @@ class Gaps:
     @property
     def crossing(self) -> str:
         """Crossover token count D*, interpolated in the logarithm of tokens."""
-        tokens = overtaking(np.log([*self.gaps]), np.array([*self.gaps.values()]))
+        tokens = find_crossing(np.log([*self.gaps]), np.array([*self.gaps.values()]))
         return format_crossing(float(tokens), (min(self.gaps), max(self.gaps)))
 
 
 def format_crossing(tokens: float, between: tuple[float, float]) -> str:
-    """A crossing for a reader; `overtaking` gives 0 and infinity for one that is not `between` these tokens."""
+    """A crossing for a reader; `find_crossing` gives 0 and infinity for one that is not `between` these tokens."""
     if 0 < tokens < np.inf:
         return format_count(tokens)
     return f"after {format_count(between[1])}" if tokens else f"before {format_count(between[0])}"

@@ -5,7 +5,7 @@ import pytest
 from scipy.optimize import brentq
 
 from scaling_law import JointLaw
-from scaling_law.planning import overtaking
+from scaling_law.planning import find_crossing
 
 LAW = JointLaw.published()
 
@@ -46,5 +46,5 @@ def test_the_dense_model_is_not_compared_with_itself():
     ],
 )
 def test_the_last_change_of_sign_counts(gaps, tokens):
-    found = overtaking(np.array([0.0, 1.0, 2.0]), np.array([gaps, gaps], float))
+    found = find_crossing(np.array([0.0, 1.0, 2.0]), np.array([gaps, gaps], float))
     np.testing.assert_allclose(found, [tokens] * 2)
