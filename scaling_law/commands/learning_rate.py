@@ -25,10 +25,11 @@ WITH = "To fit: what the law has besides N and E: tokens, batch, or tokens,batch
 EXPERTS_OF = "E of the architecture; to fit: the E to fit on, 1,8."
 JUDGED_BY = "The column to judge by. [default: eval_loss, or the only loss column]"
 BATCH_HELP = "Tokens of a batch, for laws that have it: 0.5M. [default: that with which the paper's ramp ends]"
-ASKED = ("d_model", "n_blocks", "n_heads", "vocab_size", "tokens", "batch_tokens", "law")
-READ = ("where", "columns", "format", "within")
 MODES = {
-    "runs": Mode(only=("loss", "extras", "reading", *READ, "mix", "output", "overwrite"), never=ASKED),
+    "runs": Mode(
+        only=("loss", "extras", "reading", "where", "columns", "format", "within", "mix", "output", "overwrite"),
+        never=("d_model", "n_blocks", "n_heads", "vocab_size", "tokens", "batch_tokens", "law"),
+    ),
 }
 
 
@@ -64,7 +65,7 @@ def learning_rate(
     output: Annotated[Path | None, option("File for the fitted law (JSON).", "--output", "-o")] = None,
     **question: Any,
 ) -> None:
-    """The peak learning rate of an architecture; given runs, a learning-rate law fitted to them.
+    """Give the peak learning rate of an architecture; given runs, fit a learning-rate law to them.
 
         scaling-law learning-rate --d-model 1024 --experts 8 --tokens 20B
 
@@ -86,56 +87,82 @@ def learning_rate(
         scaling-law learning-rate dense_lr_bs_loss.csv moe_lr_bs_loss.csv --format step_law --with tokens,batch
     """
     if runs:
-        fitted = _fit(runs, experts, question)
+        result = _fit(runs, experts, question)
         if output is not None:
-            fitted.law.save(output)
-        show(fitted.to_dict() if as_json else None, as_json, Group(fitted.models_table(), fitted.table()))
+            result.law.save(output)
+        show(result.to_dict() if as_json else None, as_json, Group(result.models_table(), result.table()))
         if not as_json:
-            typer.echo(fitted.law.formula)
+            typer.echo(result.law.formula)
         return
     if d_model is None:
         raise InputError("--d-model is needed; or RUNS, to fit a learning-rate law")
-    if len(experts := experts or [1]) > 1:
+    experts = experts or [1]
+    if len(experts) > 1:
         raise InputError(f"--experts {','.join(map(str, experts))}: an architecture has one E; several go with RUNS")
-    value = _answer(LearningRateLaw.named(law), d_model, experts[0], question)
-    rate = UNKNOWN if value["learning_rate"] is None else f"{value['learning_rate']:.4g}"
-    named = source_of_rate(value["source"], [value["batch_tokens"]])
-    text = f"{rate}  (reading {value['reading']!r}: {named}; N_act {format_count(value['n_active'])})"
-    text += "" if (ends := value["learning_rate_interval"]) is None else "\n95 % interval {:.3g}…{:.3g}".format(*ends)
-    show(value, as_json, "\n".join([text, *(f"⚠ {warning}" for warning in value["warnings"])]))
-    exit_untrusted(value["trusted"])
+    answer = _ask(LearningRateLaw.named(law), d_model, experts[0], question)
+    show(answer, as_json, _describe(answer))
+    exit_untrusted(answer["trusted"])
 
 
-def _answer(law: LearningRateLaw, d_model: float, experts: int, question: dict[str, Any]) -> dict[str, Any]:
-    """What the law says of one architecture, with its sizes and the range check."""
+def _ask(law: LearningRateLaw, d_model: float, experts: int, question: dict[str, Any]) -> dict[str, Any]:
+    """Ask the law for the rate of one architecture, with its sizes and the range check."""
     vocabulary = law.vocab_size if question["vocab_size"] is None else question["vocab_size"]
-    width: Any = int(d_model) if d_model.is_integer() else d_model  # `optimal` prints any
-    if (n_blocks := question["n_blocks"]) is not None or question["n_heads"] is not None:
+    n_blocks = question["n_blocks"]
+    # `optimal` prints widths that are no whole numbers, too.
+    width: Any = int(d_model) if d_model.is_integer() else d_model
+    if n_blocks is not None or question["n_heads"] is not None:
         # An architecture that cannot be is refused.
         Architecture(width, experts, n_blocks, question["n_heads"], vocabulary)
     positive("d_model", width)
+    tokens = question["tokens"]
+    batch = None
+    if law.slope_batch:
+        batch = _last_batch(tokens) if question["batch_tokens"] is None else question["batch_tokens"]
     counted = float(law.counted_parameters(width, n_blocks, vocabulary))
-    sizes = {"n_active": active_parameters(width, n_blocks, vocabulary)}
-    sizes |= {"n_total": total_parameters(width, experts, n_blocks, vocabulary)}
-    tokens, batch = question["tokens"], question["batch_tokens"]
-    if not law.slope_batch:
-        batch = None
-    elif batch is None and tokens is not None:
-        batch = BatchRamp(PAPER.batch_ramp, PAPER.sequence_length).last_batch_tokens(float(positive("tokens", tokens)))
-    at = (counted, experts, tokens, batch)
-    check, rate, interval = law.check_at(*at), float(law.at(*at)), law.interval_at(*at)
-    is_told = not check.beyond
-    value: dict[str, Any] = {"learning_rate": rate if is_told else None, "reading": law.reading, "source": law.source}
-    value |= {"formula": law.formula, "tokens": tokens, "batch_tokens": batch}
-    value |= {"regret": law.regret, "learning_rate_interval": interval if is_told else None}
-    value |= {"d_model": width, "experts": experts} | {name: round(float(size)) for name, size in sizes.items()}
-    return value | {"trusted": bool(check.trusted), "warnings": in_words(check)}
+    check = law.check_at(counted, experts, tokens, batch)
+    rate = float(law.at(counted, experts, tokens, batch))
+    interval = law.interval_at(counted, experts, tokens, batch)
+    return {
+        "learning_rate": None if check.beyond else rate,
+        "reading": law.reading,
+        "source": law.source,
+        "formula": law.formula,
+        "tokens": tokens,
+        "batch_tokens": batch,
+        "regret": law.regret,
+        "learning_rate_interval": None if check.beyond else interval,
+        "d_model": width,
+        "experts": experts,
+        "n_active": round(float(active_parameters(width, n_blocks, vocabulary))),
+        "n_total": round(float(total_parameters(width, experts, n_blocks, vocabulary))),
+        "trusted": bool(check.trusted),
+        "warnings": in_words(check),
+    }
+
+
+def _last_batch(tokens: float | None) -> int | None:
+    """Return the batch with which the paper's ramp ends in a run of these tokens; None for a run without tokens."""
+    if tokens is None:
+        return None
+    return BatchRamp(PAPER.batch_ramp, PAPER.sequence_length).last_batch_tokens(float(positive("tokens", tokens)))
+
+
+def _describe(answer: dict[str, Any]) -> str:
+    """Write the rate, its law and its warnings, a line each."""
+    rate = UNKNOWN if answer["learning_rate"] is None else f"{answer['learning_rate']:.4g}"
+    source = source_of_rate(answer["source"], [answer["batch_tokens"]])
+    lines = [f"{rate}  (reading {answer['reading']!r}: {source}; N_act {format_count(answer['n_active'])})"]
+    if answer["learning_rate_interval"] is not None:
+        lines.append("95 % interval {:.3g}…{:.3g}".format(*answer["learning_rate_interval"]))
+    lines += [f"⚠ {warning}" for warning in answer["warnings"]]
+    return "\n".join(lines)
 
 
 def _fit(runs: list[str], experts: list[int] | None, question: dict[str, Any]) -> LearningRateFit:
     """Fit the law of the runs in these tables, of these E where they are given."""
-    names_of_extras: Any = names(question["extras"] or "none")
-    extras = () if names_of_extras == ("none",) else names_of_extras
+    extras: Any = names(question["extras"] or "none")
+    if extras == ("none",):
+        extras = ()
     options = {name: question[name] for name in ("loss", "where", "columns", "format")}
     tables = [load(source, **options) for source in runs]
     if experts is not None:

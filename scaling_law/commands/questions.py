@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import product
 from typing import Annotated, Any
 
@@ -61,29 +62,54 @@ def loss(
 
         scaling-law loss --tokens 2e10 --variable n_total=5e9 --variable density=0.1 --law my-law
     """
-    default = round(law.default_experts()) if isinstance(law, ChinchillaLaw) else law.check().at["experts"]
-    further = dict(variable)
-    further |= {} if unique_tokens is None else {"unique_tokens": unique_tokens}
-    values = {"n_active": n_active, "tokens": tokens, "experts": experts or [default], **further}
-    if missing := [name for name in law.variables if values.get(name) in (None, [])]:
+    default_experts = round(law.default_experts()) if isinstance(law, ChinchillaLaw) else law.check().at["experts"]
+    counts = experts or [default_experts]
+    constants = dict(variable)
+    if unique_tokens is not None:
+        constants["unique_tokens"] = unique_tokens
+    _refuse_missing(law, {"n_active": n_active, "tokens": tokens, "experts": counts, **constants})
+    rows = []
+    for n, d, e in product(n_active or [None], tokens or [None], counts):
+        rows.append(_predict(law, {"n_active": n, "tokens": d, "experts": e, **constants}))
+    show({"law": repr(law), "rows": rows}, as_json, _losses_table(law, rows))
+    exit_untrusted(all(row["trusted"] for row in rows))
+
+
+def _refuse_missing(law: Law, values: Mapping[str, Any]) -> None:
+    """Raise InputError for variables of the law that were not given, with the options that give them."""
+    missing = [name for name in law.variables if values.get(name) in (None, [])]
+    if missing:
         flags = [f"--{name.replace('_', '-')}" if name in values else f"--variable {name}=…" for name in missing]
         verb = "is" if len(missing) == 1 else "are"
         depends = f"the {law.name} law depends on {enumerated(law.variables)}"
         raise InputError(f"{enumerated(flags)} {verb} needed: {depends}")
-    rows, lines = [], []
-    for n, d, e in product(n_active or [None], tokens or [None], experts or [default]):
-        at: dict[str, Any] = {"n_active": n, "tokens": d, "experts": e} | further
-        row = at | {"loss": float(law.loss(**at))}
-        lines.append({name: value for name, value in row.items() if value is not None} | {"loss_interval": ""})
-        if law.draws is not None:
-            row["loss_interval"] = lines[-1]["loss_interval"] = percentile_interval(law.loss_draws(**at))
-        rows.append(row | {"trusted": bool(law.check(**at).trusted), "warnings": law.warnings(**at)})
-        lines[-1]["trusted"] = rows[-1]["trusted"]
-    warnings = list(dict.fromkeys(warning for row in rows for warning in row["warnings"]))
-    keys = ("N_act", "tokens", "E")
-    table = Table.of(lines, title=repr(law), keys=keys, first=("loss", ""), warnings=warnings)
-    show({"law": repr(law), "rows": rows}, as_json, table)
-    exit_untrusted(all(row["trusted"] for row in rows))
+
+
+def _predict(law: Law, variables: dict[str, Any]) -> dict[str, Any]:
+    """Predict the loss of one model, with its interval where the law has draws."""
+    row = {**variables, "loss": float(law.loss(**variables))}
+    if law.draws is not None:
+        row["loss_interval"] = percentile_interval(law.loss_draws(**variables))
+    row["trusted"] = bool(law.check(**variables).trusted)
+    row["warnings"] = law.warnings(**variables)
+    return row
+
+
+def _losses_table(law: Law, rows: list[dict[str, Any]]) -> Table:
+    """Make the table of predicted losses."""
+    lines = []
+    for row in rows:
+        line = {
+            name: value for name, value in row.items() if name not in ("warnings", "trusted") and value is not None
+        }
+        lines.append({**line, "loss_interval": row.get("loss_interval", ""), "trusted": row["trusted"]})
+    return Table.of(
+        lines,
+        title=repr(law),
+        keys=("N_act", "tokens", "E"),
+        first=("loss", ""),
+        warnings=list(dict.fromkeys(warning for row in rows for warning in row["warnings"])),
+    )
 
 
 @command(
@@ -92,7 +118,7 @@ def loss(
     "vocab_size integral accuracy force law learning_rate_law"
 )
 def optimal(law: Law, **question: Any) -> Answer:
-    """The best model for a budget of FLOPs, hours or money, for every number of experts, and the best of all.
+    """Find the best model for a budget of FLOPs, hours or money, for every number of experts, and the best of all.
 
         scaling-law optimal --flops 1e22 --memory 80GB --kv-tokens 16k
 
@@ -120,7 +146,7 @@ def reach(
     flops: Annotated[Any, quantity(FLOPS, "With a budget: the least memory that reaches the loss within it.")] = None,
     **question: Any,
 ) -> tuple[Answer, dict[str, Any]]:
-    """The cheapest budget that reaches a loss; or, given a budget, the least memory that does.
+    """Find the cheapest budget that reaches a loss; or, given a budget, the least memory that does.
 
         scaling-law reach --loss 2.2 --memory 24GB --kv-tokens 16k
 
@@ -158,7 +184,7 @@ def speedup(
     baseline: Annotated[float, option("E of the baseline, which must reach its loss.", min=1)] = 1.0,
     **question: Any,
 ) -> Answer | tuple[Answer, dict[str, Any]]:
-    """What experts are worth: the factor in compute that they save, or the tokens after which they pay off.
+    """Say what experts are worth: the factor in compute that they save, or the tokens after which they pay off.
 
         scaling-law speedup --flops 1e21 --experts 8
 
@@ -178,9 +204,10 @@ def speedup(
         return law.break_even(n_active, experts, force=force), {"law": repr(law)}
     if flops is None:
         raise InputError("--flops or --n-active is needed")
-    if len(experts := experts or [8.0]) > 1:
-        asked = ",".join(f"{e:g}" for e in experts)
-        raise InputError(f"--experts {asked}: one E goes with --flops, several with --n-active")
+    experts = experts or [8.0]
+    if len(experts) > 1:
+        counts = ",".join(f"{e:g}" for e in experts)
+        raise InputError(f"--experts {counts}: one E goes with --flops, several with --n-active")
     return law.speedup(experts[0], baseline, flops=flops, force=force, **question)
 
 
@@ -210,8 +237,8 @@ def compare(
         scaling-law compare --flops 1e21 --laws chinchilla,besiroglu,ludziejewski --json
     """
     if question["flops"] is None:
-        listed = shelf.Shelf(tuple(map(shelf.entry, laws))) if laws else shelf.laws()
-        show(listed.to_dict(), as_json, listed.entries[0] if len(listed.entries) == 1 else listed)
+        published = shelf.Shelf(tuple(map(shelf.entry, laws))) if laws else shelf.laws()
+        show(published.to_dict(), as_json, published.entries[0] if len(published.entries) == 1 else published)
         return None
     return comparing.compare(laws=laws, vocab_size=vocab_size, **question)
 
@@ -226,7 +253,7 @@ def describe(
     revision: Revision = None,
     **question: Any,
 ) -> Answer:
-    """What a model is in the terms of a law, from its config.json alone: sizes, E, FLOPs, memory.
+    """Describe a model (parameters, effective E, FLOPs, memory) from its config.json alone.
 
         scaling-law describe mistralai/Mixtral-8x7B-v0.1
 
@@ -239,5 +266,6 @@ def describe(
 
         scaling-law describe openai/gpt-oss-20b --context 128k --kv-tokens 1M
     """
-    sizes = {"context": context, "kv_tokens": kv_tokens}
-    return describing.describe(model, tokens, law=law, revision=revision, **sizes, **question)
+    return describing.describe(
+        model, tokens, law=law, revision=revision, context=context, kv_tokens=kv_tokens, **question
+    )

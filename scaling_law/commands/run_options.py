@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 import typer
@@ -14,28 +13,22 @@ from scaling_law.runs.table import Runs, load_runs
 from scaling_law.runs.tuning import best_of
 
 
-def _ends(text: str) -> tuple[float | None, float | None]:
-    low, high = (float(end) if end.strip() else None for end in text.split(":"))
+def _parse_bounds(text: str) -> tuple[float | None, float | None]:
+    low, high = (float(bound) if bound.strip() else None for bound in text.split(":"))
     return low, high
 
 
-def _number_or_text(text: str) -> str | float:
-    with suppress(ValueError):
-        return float(text)
-    return text
-
-
-def number_or_name(text: str) -> float | str:
-    """Read a number, or leave the name of another coefficient."""
+def _parse_number_or_text(text: str) -> float | str:
+    """Read a number, or leave a text as it is: the name of a column or of another coefficient."""
     try:
         return float(text)
     except ValueError:
         return text
 
 
-fixed = named(number_or_name, "name=number or name=name")
-bound = named(_ends, "name=low:high (an end may be left out)")
-column = named(_number_or_text, "name=column, name=expression or name=number")
+fixed = named(_parse_number_or_text, "name=number or name=name")
+bound = named(_parse_bounds, "name=low:high (an end may be left out)")
+column = named(_parse_number_or_text, "name=column, name=expression or name=number")
 RUNS = "Table (.csv, .jsonl, .json, .parquet, …), folder, release, TensorBoard folder, trainer_state.json, "
 RUNS += "org/sweep-runs on the Hub, trackio:PROJECT or wandb:ENTITY/PROJECT."
 FINAL = "Loss of a run that logged many (tracker, logs, table of steps): last, minimum, or smoothed (last 5 %). "
@@ -82,9 +75,11 @@ class OfRuns(Shared):
 
 
 def load(runs: str, **options: Any) -> Runs:
-    """The table that a command names, read as its options say."""
-    status, skip = options.pop("status", "final"), options.pop("skip_invalid", False)
-    tuned = options.pop("best_of", ())
-    options |= {"status": None if status == "all" else status, "columns": dict(options["columns"])}
-    table = load_runs(runs, on_invalid="skip" if skip else "raise", **options)
-    return best_of(table, tuned) if tuned else table
+    """Read the table that a command names as its options say."""
+    status = options.pop("status", "final")
+    skip_invalid = options.pop("skip_invalid", False)
+    tuned_columns = options.pop("best_of", ())
+    options["status"] = None if status == "all" else status
+    options["columns"] = dict(options["columns"])
+    table = load_runs(runs, on_invalid="skip" if skip_invalid else "raise", **options)
+    return best_of(table, tuned_columns) if tuned_columns else table
