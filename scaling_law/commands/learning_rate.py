@@ -17,7 +17,7 @@ from scaling_law.commands.options import RATES, Mode, command, exit_untrusted, n
 from scaling_law.commands.run_options import OfRuns, load
 from scaling_law.fitting.rate_surface import LearningRateFit, fit_learning_rate
 from scaling_law.formulas.law import positive
-from scaling_law.formulas.learning_rate import DEFAULT_LAW, LearningRateLaw, in_words, source_of_rate
+from scaling_law.formulas.learning_rate import DEFAULT_LAW, LearningRateLaw, describe_check, source_of_rate
 from scaling_law.size.architecture import Architecture, active_parameters, total_parameters
 from scaling_law.size.recipe import PAPER, BatchRamp
 
@@ -129,7 +129,7 @@ def _answer(law: LearningRateLaw, d_model: float, experts: int, question: dict[s
     value |= {"formula": law.formula, "tokens": tokens, "batch_tokens": batch}
     value |= {"regret": law.regret, "learning_rate_interval": interval if is_told else None}
     value |= {"d_model": width, "experts": experts} | {name: round(float(size)) for name, size in sizes.items()}
-    return value | {"trusted": bool(check.trusted), "warnings": in_words(check)}
+    return value | {"trusted": bool(check.trusted), "warnings": describe_check(check)}
 
 
 def _fit(runs: list[str], experts: list[int] | None, question: dict[str, Any]) -> LearningRateFit:

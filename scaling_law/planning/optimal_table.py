@@ -20,7 +20,7 @@ from hub.base.inputs import reads
 from hub.base.tables import Table, enumerated, rows_of
 from hub.base.units import UNKNOWN, format_bytes, format_count, format_flops, listed_experts
 from scaling_law.formulas import Formula
-from scaling_law.formulas.accuracy import accuracy_cells, expected, remarks, tasks_named
+from scaling_law.formulas.accuracy import accuracy_cells, describe_accuracies, parse_tasks, predict_accuracies
 from scaling_law.formulas.answers import Answer, plain, plain_fields
 from scaling_law.formulas.law import numbers, one_positive, percentile_interval
 from scaling_law.formulas.learning_rate import LearningRateLaw, peak_rate, source_of_rate
@@ -423,7 +423,7 @@ def optimal(
     ValueError where nothing fits, the law has no optimum, or not exactly one budget is given; ExtrapolationError
     where no answer is within the range guard. Ludziejewski et al. 2025, Section "Compute and Memory Optimality".
     """
-    tasks = tasks_named(accuracy)
+    tasks = parse_tasks(accuracy)
     budgets = [] if flops is None else numbers("flops", flops).tolist()
     if flops is not None and isinstance(budgets, list):
         raise InputError(f"flops={budgets!r}: optimal takes one budget; ask once for each, or compute_optimal for all")
@@ -452,10 +452,10 @@ def optimal(
     rows = []
     for i, row in enumerate(rows_of(sizes)):
         worth = _worth(law, {name: values[i] for name, values in at.items()}, row, limits, learning_rate_law, ramp)
-        worth["accuracy"] = expected(tasks, row["loss"], intervals[i], 0.95)
+        worth["accuracy"] = predict_accuracies(tasks, row["loss"], intervals[i], 0.95)
         built = limits.architecture(row["d_model"], row["experts"]) if integral else None
         rows.append(OptimalRow(**row, **worth, loss_interval=intervals[i], architecture=built))
-    notes = (*remarks(tasks, [row.loss for row in rows]), *explain_undiscounted(law, e[inside], limits))
+    notes = (*describe_accuracies(tasks, [row.loss for row in rows]), *explain_undiscounted(law, e[inside], limits))
     if (tiny := e[inside & (optimum.free < HEAD_DIM)]).size:
         smallest = format_count(float(active_parameters(HEAD_DIM, vocab_size=limits.vocab_size)))
         least = f"d_model {HEAD_DIM} with a vocabulary of {limits.vocab_size:,} (N_act {smallest})"
