@@ -1,6 +1,6 @@
 """The numbers behind the figures of a law: drawn by matplotlib in `law_figures`, by Plotly in `interactive`.
 
-Laws of any form are asked through `planning.optimum`; models follow the d / 64 rule.
+The optima are those of `planning.optimum`, for laws of any form; models follow the d / 64 rule.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class MemoryCurves:
 class BestExperts:
     """The E of lowest loss over budgets `flops` [columns] and memory limits `memory` [rows], bytes; NaN for none.
 
-    `tied`: another E cannot be told from it, as in `OptimalTable.comparison`. `inside`: the best model lies within the
-    law's fitted range. Both [rows, columns], as are `experts` and `loss` (nats per token).
+    `tied`: the loss of another E is equal within its error, as in `OptimalTable.comparison`. `inside`: the best model
+    lies within the law's fitted range. Both are [rows, columns], as are `experts` and `loss` (nats per token).
     """
 
     flops: FloatArray
@@ -191,14 +191,14 @@ class _MemoryModels:
             limits=self.limits,
         )
 
-    def boundary(self, left: int, right: int) -> tuple[float, float]:
-        """Return 95 % of the limits from which the E in column `right` beats that in column `left`.
+    def boundary(self, first: int, second: int) -> tuple[float, float]:
+        """Return the 95 % interval of the limit from which the E in column `second` beats the E in column `first`.
 
-        Each draw judges the same models, so that errors which both E share cancel. A limit outside of those shown is
-        at the nearest of them.
+        Each draw judges the same models, so that errors which both E share cancel. A limit outside of the figure is
+        moved to its edge.
         """
-        finite = np.isfinite(self.loss[:, [left, right]]).all(axis=1)
-        wins = cast(Any, self.draws((finite, right))) < self.draws((finite, left))
+        finite = np.isfinite(self.loss[:, [first, second]]).all(axis=1)
+        wins = cast(Any, self.draws((finite, second))) < self.draws((finite, first))
         first_win = np.where(wins.any(axis=1), wins.argmax(axis=1), finite.sum() - 1)
         low, high = np.quantile(self.memory[finite][first_win], LEVEL)
         return float(low), float(high)
@@ -230,8 +230,8 @@ def memory_curves(
     segments = split_where_changes(best)
     boundaries = []
     if law.draws is not None:
-        for (_, left), (_, right) in pairwise(segments):
-            boundaries.append(models.boundary(left, right))
+        for (_, first), (_, second) in pairwise(segments):
+            boundaries.append(models.boundary(first, second))
     return MemoryCurves(
         memory=models.memory,
         curves=tuple(curves),
@@ -285,7 +285,7 @@ def budget_curves(
 ) -> tuple[Curve, ...]:
     """Compute the loss against tokens along a budget for each E that has an optimum, which is marked.
 
-    Curves of equal FLOPs have the tokens in common, those of equal hours the widths about their optimum. ValueError if
+    Curves of equal FLOPs share their tokens; curves of equal hours span the widths about their optimum. ValueError if
     no E has an optimum.
     """
     e = np.atleast_1d(parse_experts(law, experts))
@@ -407,19 +407,19 @@ def _tied_with_best(
     best: NDArray[np.int64],
     is_compared: NDArray[np.bool_],
 ) -> NDArray[np.bool_]:
-    """Return which E cannot be told from the best of their budget and limit, as in `OptimalTable.comparison`."""
+    """Return which E tie with the best of their budget and limit, as in `OptimalTable.comparison`."""
     # Some budgets have no E with a model.
     with np.errstate(invalid="ignore"):
         distance = loss - np.take_along_axis(loss, best, -1)
     drawn_distance = None
     if law.draws is not None:
-        # The law is asked only for models that are compared: their values replace the others.
+        # Models that are not compared take the values of one that is, as the law may refuse theirs.
         inputs = {}
         for name, values in variables.items():
             replacement = values[is_compared][0] if is_compared.any() else 1.0
             inputs[name] = np.where(is_compared, values, replacement)
-        # These are [draws, rows, columns, E].
-        drawn = law.loss_draws(**inputs)
-        drawn_distance = drawn - np.take_along_axis(drawn, best[None], -1)
+        # These losses are [draws, rows, columns, E].
+        losses = law.loss_draws(**inputs)
+        drawn_distance = losses - np.take_along_axis(losses, best[None], -1)
     rmse = law.conditions.rmse if law.conditions else None
     return np.asarray(as_good(distance, drawn_distance, rmse) & is_compared)

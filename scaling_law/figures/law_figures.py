@@ -74,7 +74,7 @@ def isoflop(
 ) -> NDArray[Any]:
     """Draw the loss against tokens along budgets, with compute-optimal points (Fig. 2a); one panel for each budget.
 
-    An E for which the law has no optimum is left out; ValueError if it has one for none.
+    An E without an optimum is left out; ValueError if no E has one.
     """
     budgets = np.atleast_1d(np.asarray(flops, float))
     by_budget = [budget_curves(law, Budget.of(budget), experts, points=200) for budget in budgets.tolist()]
@@ -98,7 +98,8 @@ def shown_losses(curves: Sequence[Curve]) -> tuple[float, float]:
     losses = [curve.loss[curve.mark] for curve in curves if curve.mark is not None]
     low = float(min(losses))
     high = float(max(losses))
-    return low - 0.25 * (high - low) - 0.005, high + 2.0 * (high - low) + 0.05
+    height = high - low
+    return low - 0.25 * height - 0.005, high + 2.0 * height + 0.05
 
 
 @reads
@@ -157,5 +158,5 @@ def _draw_intervals(ax: Axes, by_memory: MemoryCurves) -> None:
 def shade(ax: Axes, x: FloatArray, regions: Sequence[Region], alpha: float = 0.12) -> None:
     """Shade where each E is best along `x`."""
     for region in regions:
-        left, *_, right = x[region.points]
-        ax.axvspan(left, right, color=colour_of(region.experts), alpha=alpha, linewidth=0)
+        low, *_, high = x[region.points]
+        ax.axvspan(low, high, color=colour_of(region.experts), alpha=alpha, linewidth=0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,9 @@ _COLOURS = {"trunk": "#4c78a8", "decay": "#e45756"}
 
 def run_pictures(record: RunRecord, trunk_log: Path, branch_log: Path) -> dict[str, bytes]:
     """Draw PNGs by file name, without those for which the logs have nothing (one expert, no lines)."""
-    split = record.tokens if record.branch_point_tokens is None else record.branch_point_tokens
-    trunk = [line for line in _lines(trunk_log) if line["tokens"] <= split]
-    branch = [line for line in _lines(branch_log) if line["tokens"] <= record.tokens]
+    branch_point = record.tokens if record.branch_point_tokens is None else record.branch_point_tokens
+    trunk = _lines(trunk_log, branch_point)
+    branch = _lines(branch_log, record.tokens)
     pictures = {}
     curves = {"trunk": _curve(trunk), "decay": _curve(branch)}
     if any(len(tokens) for tokens, _ in curves.values()):
@@ -36,20 +36,26 @@ def run_pictures(record: RunRecord, trunk_log: Path, branch_log: Path) -> dict[s
     last_lines = branch or trunk[-max(1, len(trunk) // 10) :]
     loads = [line["tokens_per_expert"] for line in last_lines if line["tokens_per_expert"]]
     if record.experts > 1 and loads:
-        pictures[LOAD] = drawing.png(expert_load(np.sum(loads, axis=0, dtype=float)))
+        total_load = np.sum(loads, axis=0, dtype=float)
+        pictures[LOAD] = drawing.png(expert_load(total_load))
     return pictures
 
 
-def _lines(log: Path) -> Iterator[dict]:
+def _lines(log: Path, last_tokens: float) -> list[dict]:
+    """Read the lines of a log up to so many tokens."""
     if not log.exists():
-        return
+        return []
+    lines = []
     for text in log.read_text(encoding="utf-8").splitlines():
         # A line is cut short when a process was killed.
         try:
             line = json.loads(text)
         except ValueError:
             continue
-        yield {name: line.get(name) for name in ("tokens", "loss", "tokens_per_expert")}
+        values = {name: line.get(name) for name in ("tokens", "loss", "tokens_per_expert")}
+        if values["tokens"] <= last_tokens:
+            lines.append(values)
+    return lines
 
 
 def _curve(lines: list[dict]) -> tuple[np.ndarray, np.ndarray]:
@@ -68,12 +74,20 @@ def training_curve(curves: Mapping[str, tuple[np.ndarray, np.ndarray]], record: 
     for name, (tokens, loss) in curves.items():
         # A line needs two points: a curve of one or two gets markers.
         marker = "." if len(tokens) < 3 else ""
-        ax.plot(tokens, loss, color=_COLOURS[name], label=name, linewidth=1.2, marker=marker)
+        ax.plot(
+            tokens,
+            loss,
+            color=_COLOURS[name],
+            label=name,
+            linewidth=1.2,
+            marker=marker,
+        )
     losses = np.concatenate([loss for _, loss in curves.values()])
     low = losses.min()
     high = np.quantile(losses, 0.98)
     if record.eval_loss is not None:
-        ax.plot(record.tokens, record.eval_loss, "k*", markersize=9, label=f"held out: {record.eval_loss:.4f}")
+        label = f"held out: {record.eval_loss:.4f}"
+        ax.plot(record.tokens, record.eval_loss, "k*", markersize=9, label=label)
         low = min(low, record.eval_loss)
         high = max(high, record.eval_loss)
     ax.set(ylabel=drawing.LOSS)

@@ -29,8 +29,10 @@ REACH = 1.33
 
 @dataclass(frozen=True)
 class Task:
-    """A task's curve; RMSE on each corpus and on the largest models when left out, and the models' standard deviation.
+    """The curve of a task, with its errors.
 
+    `corpora` and `largest` are the RMSE of the accuracy on a corpus left out and on the largest models left out,
+    `spread` is the standard deviation of the models' accuracies.
     `chance` is fitted, too: small models often score below 1 / choices. The ceiling is 1.
     """
 

@@ -1,9 +1,9 @@
 """The conditions a law was fitted under, which tell extrapolation from interpolation.
 
-A `RangeCheck` says what an answer is worth: how far the question extrapolates, and which ranges are unknown. It is
-trusted inside the fitted ranges, and beyond them as far as backtests of other labs' laws go (`SUPPORT`). Beyond the
-range guard, searches refuse to answer unless forced: far below its fitted sizes, the paper's own law prefers sparse
-models with thousands of tokens per parameter. A law without ranges is never refused, nor trusted.
+A `RangeCheck` tells how far an answer extrapolates, and which ranges are unknown. An answer is trusted inside the
+fitted ranges and, beyond them, as far as backtests of other labs' laws went (`SUPPORT`). Beyond the range guard,
+searches refuse to answer unless forced: far below its fitted sizes, the paper's law prefers sparse models with
+thousands of tokens per parameter. A law without ranges is never refused, nor trusted.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from hub.base.units import format_count
 from scaling_law.size.architecture import is_size, training_flops
 from scaling_law.size.arrays import FloatArray
 
-# How many times beyond the fitted range, either way, an answer is refused.
+# Factors beyond the fitted range, either way, at which an answer is refused.
 GUARD = {"N_act": 1000.0, "D": 1000.0, "D/N": 100.0, "E": 4.0, "flops": 1e6, "C": 1e6}
 # Guards of other variables of a law.
 SIZE_GUARD = 1000.0
 DESIGN_GUARD = 4.0
-# How many times below and above the fitted range an answer is trusted: as far as the cuts of
+# Factors below and above the fitted range up to which an answer is trusted: as far as the cuts of
 # studies/forecasts/splits.csv go. Laws of the runs up to a thirtieth of the largest compute forecast those above it
 # (docs/studies/forecasts.md), and cuts at a third of N or D move D/N by three. Nothing below a range was forecast, and
 # no E or design outside. C is 6 N D.
@@ -36,7 +36,7 @@ FURTHEST = 30.0
 RATIO = 3.0
 SUPPORT = {"D/N": (RATIO, RATIO), "E": (1.0, 1.0), "flops": (1.0, FURTHEST), "C": (1.0, FURTHEST)}
 SUPPORTED = f"C, N_act and D up to {FURTHEST:g} times above the runs, D/N {RATIO:g} times outside"
-# How many times outside the range of its law, either way, a learning rate is given: N as it counts, D and the batch.
+# Factors outside the range of its law up to which a learning rate is given: of N as it counts, of D and of the batch.
 RATE_GUARD = 10.0
 RATE_GUARD_OF_EXPERTS = 4.0
 RATE_GUARD_OF_FLOPS = 100.0
@@ -73,7 +73,7 @@ class FittedRange:
 
 @dataclass(frozen=True)
 class Excess:
-    """The value of a quantity furthest outside its limits at one end, `times` beyond, at E = `experts`."""
+    """The value of a quantity furthest outside one of its limits, `times` beyond, at E = `experts`."""
 
     name: str
     value: float
@@ -102,8 +102,10 @@ def guard_of(name: str) -> float:
 
 def support_of(name: str) -> tuple[float, float]:
     """Return how many times below and above the fitted range of this quantity an answer is trusted."""
+    if name in SUPPORT:
+        return SUPPORT[name]
     is_amount = name in ("N_act", "D") or is_size(name)
-    return SUPPORT.get(name, (1.0, FURTHEST if is_amount else 1.0))
+    return 1.0, FURTHEST if is_amount else 1.0
 
 
 def measured_support_of(name: str) -> tuple[float, float]:
@@ -126,11 +128,11 @@ def rate_support_of(name: str) -> tuple[float, float]:
 class Conditions:
     """The circumstances of a fit: `load_runs(dataset, revision=commit, where=where)` reads the same runs.
 
-    `draws` says how the draws were made, if not by the bootstrap of the fit. `set_aside` are outliers left out,
+    `draws` describes the draws if they are not the bootstrap of the fit. `set_aside` are the outliers left out,
     `warmup_tokens` is the longest warm-up, `vocab_size` is None if unknown or mixed, and `variables` has the ranges of
-    a law's variables besides N_act, D and E. `omitted` has a sentence on each variable of the runs that the law lacks
-    but its errors depend on, and `doubts` on what is odd about the runs themselves, their units or settings in which
-    they differ; every answer repeats both.
+    variables other than N_act, D and E. `omitted` has a sentence on each variable that the errors depend on but the
+    law lacks, and `doubts` on each oddity of the runs, such as their units or settings in which they differ; every
+    answer repeats both.
     """
 
     provenance: str
@@ -203,11 +205,11 @@ class Conditions:
 
 @dataclass(frozen=True, eq=False)
 class RangeCheck:
-    """The worth of an answer about models. Whoever answers from a law makes one (`law.check`) and keeps it.
+    """The distance of an answer's models from the runs of its law; each answer makes one (`law.check`) and keeps it.
 
-    `at` are the models' variables, which broadcast; `needs` those that decide the answer: it is not trusted where the
-    range of one of them is unknown. `guard` and `support` give how far outside the range of a quantity it is refused,
-    and trusted.
+    `at` are the models' variables, which broadcast; `needs` names those that decide the answer: it is not trusted if
+    the range of one of them is unknown. `guard` and `support` return the factors outside the range of a quantity up to
+    which it is answered, and trusted.
     """
 
     conditions: Conditions | None
@@ -282,8 +284,10 @@ class RangeCheck:
         if not self._limits:
             return (*sentences, UNGUARDED)
         for excess in self._excesses(self._limits_of_each, SLACK):
-            has_own_range = excess.name in ("N_act", "D") and excess.experts in conditions.experts
-            sentences.append(f"{excess} at E = {excess.experts:g}" if has_own_range else str(excess))
+            sentence = str(excess)
+            if excess.name in ("N_act", "D") and excess.experts in conditions.experts:
+                sentence += f" at E = {excess.experts:g}"
+            sentences.append(sentence)
         for name in dict.fromkeys(excess.name for excess in self._beyond_guard()):
             sentences.append(f"{name} is over {self.guard(name):g}× outside its range: do not act on this prediction")
         if self.unknown:
@@ -316,8 +320,10 @@ class RangeCheck:
         """The quantities beyond the guard, in words; empty where there are none."""
         reasons = []
         for excess in self._beyond_guard():
-            of_experts = "" if excess.name == "E" or np.isnan(excess.experts) else f" at E = {excess.experts:g}"
-            reasons.append(f"{excess}{of_experts}, beyond the guard of {self.guard(excess.name):g} times")
+            reason = str(excess)
+            if excess.name != "E" and not np.isnan(excess.experts):
+                reason += f" at E = {excess.experts:g}"
+            reasons.append(f"{reason}, beyond the guard of {self.guard(excess.name):g} times")
         return "; ".join(reasons)
 
     def _beyond_guard(self) -> Iterator[Excess]:
@@ -336,16 +342,20 @@ class RangeCheck:
         experts = np.asarray(self.at.get("experts"), float)
         for fitted_range in self.conditions.ranges if self.conditions else ():
             is_same = experts == fitted_range.experts
-            for name, (lowest, highest) in (("N_act", fitted_range.n_active), ("D", fitted_range.tokens)):
-                low, high = limits.get(name, (lowest, highest))
-                limits[name] = np.where(is_same, lowest, low), np.where(is_same, highest, high)
+            own_limits = {"N_act": fitted_range.n_active, "D": fitted_range.tokens}
+            for name, (own_low, own_high) in own_limits.items():
+                low, high = limits.get(name, (own_low, own_high))
+                limits[name] = (
+                    np.where(is_same, own_low, low),
+                    np.where(is_same, own_high, high),
+                )
         return limits
 
     @cached_property
     def _supported_limits(self) -> dict[str, tuple[Any, Any]]:
-        """Fitted limits from which `support` counts: those of all runs, but the most N_act and D are of the same E.
+        """Fitted limits from which `support` counts: of all runs, except that the most N_act and D are of the same E.
 
-        An E between those of the runs has the lesser of its neighbours'. C is 6 N D of any run.
+        An E between the fitted ones has the lesser of its neighbours' limits. C is 6 N D of any run.
         """
         limits: dict[str, tuple[Any, Any]] = dict(self._limits)
         overall = self.conditions.overall if self.conditions else None
@@ -359,9 +369,11 @@ class RangeCheck:
         ranges.sort(key=lambda fitted_range: fitted_range.experts or 0.0)
         fitted_experts = np.array([fitted_range.experts for fitted_range in ranges], float)
         values = np.asarray(experts, float)
+        below = np.searchsorted(fitted_experts, values, "right") - 1
+        above = np.searchsorted(fitted_experts, values, "left")
         last = len(ranges) - 1
-        below = np.clip(np.searchsorted(fitted_experts, values, "right") - 1, 0, last)
-        above = np.clip(np.searchsorted(fitted_experts, values, "left"), 0, last)
+        below = np.clip(below, 0, last)
+        above = np.clip(above, 0, last)
         largest = {
             "N_act": np.array([fitted_range.n_active[1] for fitted_range in ranges]),
             "D": np.array([fitted_range.tokens[1] for fitted_range in ranges]),
@@ -410,7 +422,11 @@ class RangeCheck:
 
 
 def _tuples(data: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
+    values = dict(data)
+    for name, value in data.items():
+        if isinstance(value, list):
+            values[name] = tuple(value)
+    return values
 
 
 def fitted_ranges(n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike) -> tuple[FittedRange, ...]:

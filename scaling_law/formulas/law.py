@@ -1,4 +1,4 @@
-"""What a law is made of: coefficients under a form, the conditions of their fit, and the loss that follows.
+"""A law: coefficients under a form, the conditions of their fit, and the loss that follows.
 
 N is the active parameters with embedding and head, D the training tokens; losses are nats per token. The laws that
 users hold are of `scaling_law.law`.
@@ -39,8 +39,8 @@ class Formula(Summarised):
     """The base of all laws; a kind of law adds `name`, `formula` and `form`, from which its values follow.
 
     `conditions` describe the fit. `draws` are coefficients of refits, [n_draws, n_coefficients] in the order of
-    `coefficient_names()`. `repetition` has what repeated tokens are worth, None the published values. The variables
-    of `form`, such as N, D and E, broadcast in every method; without E models are dense.
+    `coefficient_names()`. `repetition` is the worth of repeated tokens (None: the published values). The variables of
+    `form`, such as N, D and E, broadcast in every method; without E models are dense.
     """
 
     name: ClassVar[str] = ""
@@ -217,7 +217,13 @@ class Formula(Summarised):
         return cls.form.evaluate(values, inputs)
 
     @classmethod
-    def _inputs(cls, n_active: Any, tokens: Any, experts: Any, **variables: Any) -> dict[str, FloatArray]:
+    def _inputs(
+        cls,
+        n_active: Any,
+        tokens: Any,
+        experts: Any,
+        **variables: Any,
+    ) -> dict[str, FloatArray]:
         """Check all variables that are not None, and return them as arrays; E = 1 where it is None."""
         inputs = {
             "n_active": n_active,
@@ -248,11 +254,15 @@ class Formula(Summarised):
         invalid = values[~is_valid]
         if not invalid.size:
             return
-        low = "at least 0" if may_be_zero else "positive"
-        if lowest:
+        first = invalid.flat[0]
+        if name == "experts":
             low = "at least 1"
-        high = "at most 1" if name in PARTS else within(invalid.flat[0])
-        raise InputError(f"{name}={invalid.flat[0]:g} must be {low} and {high}")
+        elif may_be_zero:
+            low = "at least 0"
+        else:
+            low = "positive"
+        high = "at most 1" if name in PARTS else within(first)
+        raise InputError(f"{name}={first:g} must be {low} and {high}")
 
     def default_experts(self) -> Any:
         """Return the E of a question that names none: doublings within the E of the runs, 1 for a law of dense models.
@@ -270,19 +280,31 @@ class Formula(Summarised):
         return doublings or tuple(dict.fromkeys((low, high)))
 
     def warnings(
-        self, n_active: Values = None, tokens: Values = None, experts: Values = None, **variables: Values
+        self,
+        n_active: Values = None,
+        tokens: Values = None,
+        experts: Values = None,
+        **variables: Values,
     ) -> list[str]:
         """Say how far these models lie outside the runs, or what ranges are unknown, a sentence each; [] inside."""
         return [*self.check(n_active, tokens, experts, **variables).warnings]
 
     def beyond_guard(
-        self, n_active: Values = None, tokens: Values = None, experts: Values = None, **variables: Values
+        self,
+        n_active: Values = None,
+        tokens: Values = None,
+        experts: Values = None,
+        **variables: Values,
     ) -> NDArray[np.bool_]:
         """Return where a model lies too far from the runs to act on the answer (`conditions.GUARD`)."""
         return self.check(n_active, tokens, experts, **variables).beyond
 
     def check(
-        self, n_active: Values = None, tokens: Values = None, experts: Values = None, **variables: Values
+        self,
+        n_active: Values = None,
+        tokens: Values = None,
+        experts: Values = None,
+        **variables: Values,
     ) -> RangeCheck:
         """Check how far these models lie from the runs. E left out means dense models, or the law's own E.
 
@@ -343,7 +365,8 @@ class Formula(Summarised):
         notes = []
         if self.conditions is not None:
             n_runs = self.conditions.n_runs
-            notes.append(f"{self.conditions.provenance}, {n_runs} runs" if n_runs else self.conditions.provenance)
+            provenance = self.conditions.provenance
+            notes.append(f"{provenance}, {n_runs} runs" if n_runs else provenance)
         if self.draws is not None:
             notes.append(f"{len(self.draws)} draws")
         if self.repetition is not None:
@@ -399,8 +422,9 @@ def positive(name: str, value: ArrayLike, least: float = 0.0) -> FloatArray:
     is_valid = (array >= max(least, SMALLEST)) & (array <= LARGEST)
     invalid = array[~is_valid]
     if invalid.size:
+        first = invalid.flat[0]
         low = f"at least {least:g}" if least else "positive"
-        raise InputError(f"{name}={invalid.flat[0]:g} must be {low} and {within(invalid.flat[0])}")
+        raise InputError(f"{name}={first:g} must be {low} and {within(first)}")
     return array
 
 
@@ -422,7 +446,8 @@ def within(value: float) -> str:
 def percentile_interval(draws: FloatArray, level: float = 0.95) -> tuple[Any, Any]:
     """Return the (low, high) between which `level` of the draws lie, over the first axis."""
     check_level(level)
-    low, high = np.quantile(draws, [0.5 - level / 2, 0.5 + level / 2], axis=0)
+    bounds = [0.5 - level / 2, 0.5 + level / 2]
+    low, high = np.quantile(draws, bounds, axis=0)
     if np.ndim(low) == 0:
         return float(low), float(high)
     return low, high
@@ -443,7 +468,9 @@ def check_count(name: str, value: Any, least: int) -> None:
 def has_optimum(coefficients: tuple[Any, Any, Any, Any]) -> NDArray[np.bool_]:
     """Return whether the loss falls with both N and D, for each E of the coefficients (m, μ, n, ν)."""
     m, mu, n, nu = map(np.asarray, coefficients)
-    return np.asarray((mu < 0) & (nu < 0) & (m > 0) & (n > 0))
+    falls_with_size = (mu < 0) & (m > 0)
+    falls_with_tokens = (nu < 0) & (n > 0)
+    return np.asarray(falls_with_size & falls_with_tokens)
 
 
 class ChinchillaForm(Formula):

@@ -52,13 +52,14 @@ PHANTOM_POSITIONS = 512
 
 @dataclass(frozen=True)
 class LearningRateLaw:
-    """Peak LR = exp(intercept + slope_n ln N + slope_e ln E) D^slope_d B^slope_batch, N counted as `reading` says.
+    """Peak LR = exp(intercept + slope_n ln N + slope_e ln E) D^slope_d B^slope_batch, with N counted by `reading`.
 
-    D are the tokens of the run, B those of a batch; a slope of 0 leaves them out. `rmse` is that of ln LR. `n_range`
-    (N so counted), `experts_range`, `tokens_range` (D), `batch_range` (B) and `vocab_size` are those of the runs
-    behind it; if unknown, the ranges are None and the vocabulary GPT-2's. `regret` is the loss in nats that a rate of
-    this law is expected to cost beside the best of a grid (None: unknown). `covariance` [5, 5] is that of intercept
-    and slopes in the order of the formula, between labs too where the law is of several (None: unknown).
+    D are the tokens of the run, B the tokens of a batch; a slope of 0 leaves them out. `rmse` is the error of ln LR.
+    `n_range` (N so counted), `experts_range`, `tokens_range` (D), `batch_range` (B) and `vocab_size` describe the runs
+    behind it; unknown ranges are None, and an unknown vocabulary is GPT-2's. `regret` is the loss in nats that a rate
+    of this law is expected to cost compared with the best of a grid (None: unknown). `covariance` [5, 5] is the
+    covariance of intercept and slopes in the order of the formula, with the scatter between labs if the law covers
+    several (None: unknown).
     """
 
     intercept: float
@@ -314,7 +315,7 @@ def peak_rate(
 
 
 def source_of_rate(law: str, batches: Iterable[float | None]) -> str:
-    """Name the law of a rate and the batch, or batches, that it is for."""
+    """Name the law of a rate, and the batch or batches for which it holds."""
     tokens = sorted({batch for batch in batches if batch is not None})
     if not tokens:
         return f"{law}; a law without the batch"

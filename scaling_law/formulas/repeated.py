@@ -3,8 +3,8 @@
     D' = U_D + U_D R*_D (1 − exp(−R_D / R*_D))     R_D = D / U_D − 1     U_D = min(D, unique tokens)
     N' = U_N + U_N R*_N (1 − exp(−R_N / R*_N))     R_N = N / U_N − 1     U_N = min(N, N_opt(U_D))
 
-N_opt(U_D) is the size for which U_D tokens are compute-optimal by the same law. D' ≤ (1 + R*_D) U_D takes the place of
-D in any law, and N' that of N; `Formula.effective` does both.
+N_opt(U_D) is the size for which U_D tokens are compute-optimal by the same law. `Formula.effective` replaces D
+by D' ≤ (1 + R*_D) U_D and N by N' in any law.
 """
 
 from __future__ import annotations

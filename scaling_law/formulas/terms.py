@@ -100,8 +100,8 @@ def factors_of(feature: str) -> Factors:
 class Parameter:
     """A coefficient of a transform, above `floor` and above the parameter `above`, if any.
 
-    It is fitted as the logarithm of its distance, which `box` bounds; where it is itself bounded or fixed, the
-    distance is that from `floor`.
+    It is fitted as the logarithm of its distance from these, which `box` bounds; if the parameter itself is bounded or
+    fixed, of its distance from `floor`.
     """
 
     name: str
@@ -141,9 +141,9 @@ class Transform:
 class Form:
     """The terms of a law, the transforms they name, and the coefficient that is the outer exponent (positive), if any.
 
-    The outer exponent is that of the sum of all terms but the constant.
-    A law that is not a sum of terms has none, defines `evaluate`, and names the variables it `reads`; it cannot be
-    fitted. ValueError for an invalid form: a scale twice, two constants, a transform that no term uses.
+    The outer exponent applies to the sum of all terms except the constant. A law that is not a sum of terms has no
+    terms, defines `evaluate`, and names the variables it `reads`; it cannot be fitted. ValueError for an invalid form:
+    a scale twice, two constants, a transform that no term uses.
     """
 
     terms: tuple[Term, ...]

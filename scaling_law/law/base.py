@@ -1,4 +1,4 @@
-"""A law that can be asked: the formula with its questions as methods, its files, and the registry of kinds.
+"""Laws as users hold them: a formula with its questions as methods, its files, and the registry of kinds.
 
 `fit`, law files and the shelf make the kinds that are registered here; docs/adding_a_law.md adds another.
 """
@@ -64,7 +64,7 @@ class Law(Formula):
     def from_pretrained(cls: type[LawT], source: str | Path, revision: str | None = None) -> LawT:
         """Read a law from a folder, a scaling_law.json, or a Hub repo "owner/name" (only if no such path exists).
 
-        FileNotFoundError where there is none of these, ValueError where it holds no law, or one of another kind.
+        FileNotFoundError if none of these exists, ValueError if it holds no law, or a law of another kind.
         """
         path = local_path(source)
         try:

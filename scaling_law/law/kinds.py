@@ -61,7 +61,11 @@ class ChinchillaLaw(ChinchillaForm, Law):
         return run_experts[0] if len(run_experts) == 1 else 1.0
 
     def warnings(
-        self, n_active: Values = None, tokens: Values = None, experts: Values = None, **variables: Values
+        self,
+        n_active: Values = None,
+        tokens: Values = None,
+        experts: Values = None,
+        **variables: Values,
     ) -> list[str]:
         """Say how far these models lie outside the runs, and for which E the law does not hold."""
         sentences = super().warnings(n_active, tokens, experts, **variables)
@@ -74,7 +78,11 @@ class ChinchillaLaw(ChinchillaForm, Law):
         return sentences
 
     def check(
-        self, n_active: Values = None, tokens: Values = None, experts: Values = None, **variables: Values
+        self,
+        n_active: Values = None,
+        tokens: Values = None,
+        experts: Values = None,
+        **variables: Values,
     ) -> RangeCheck:
         """Check how far these models lie from the runs. E left out means the law's own."""
         if experts is None:
@@ -168,7 +176,7 @@ class JointLaw(ChinchillaForm, Law):
 @register
 @dataclass(frozen=True, repr=False)
 class CrossingLaw(Law):
-    """The joint law with κ, by which the D where experts begin to pay depends on E, and q, that of `InteractionLaw`.
+    """The joint law with κ, which makes the D from which experts pay depend on E, and the q of `InteractionLaw`.
 
     With κ = 0 and q = 1 it is the joint law, in which all E cross the dense model at nearly the same D.
     """
@@ -213,7 +221,7 @@ class LadderLaw(Law):
 class InteractionLaw(Law):
     """L = ((A / N^α)^(1/q) + (B / D^β)^(1/q))^q + c, which `of` converts; q = 1 is Chinchilla's law.
 
-    The smaller q, the more the greater of the two shortages decides alone.
+    The smaller q is, the more the larger of the two shortages dominates.
     """
 
     name: ClassVar[str] = "interaction"
@@ -279,7 +287,7 @@ class KaplanLaw(Law):
 @register
 @dataclass(frozen=True, repr=False)
 class ClarkLaw(RoutedLaw):
-    """RoutedLaw as Clark et al. 2022 (Eq. 1) count: N without embedding and head. D is that of the runs."""
+    """RoutedLaw as Clark et al. 2022 (Eq. 1) count: N without embedding and head, for the D of their runs."""
 
     name: ClassVar[str] = "clark"
     form: ClassVar[Form] = Form(

@@ -37,8 +37,9 @@ class StackLaw(Law):
 
     def __post_init__(self) -> None:
         weights = np.asarray(self.weights, float)
+        is_one_each = weights.shape == (len(self.laws),)
         are_shares = np.all(weights >= 0) and np.isclose(weights.sum(), 1.0)
-        if weights.shape != (len(self.laws),) or not are_shares:
+        if not (is_one_each and are_shares):
             raise InputError(f"weights={self.weights!r} must be one for each of {len(self.laws)} laws, of sum 1")
         for law in self.laws:
             missing = {*law.variables} - {*self.form.reads}
@@ -87,14 +88,18 @@ class StackLaw(Law):
 
     def summary(self) -> Table:
         """Show the weight of each law, and the law."""
-        rows = [(f"{weight:.2f}", repr(law)) for law, weight in zip(self.laws, self.weights, strict=True)]
+        rows = []
+        for law, weight in zip(self.laws, self.weights, strict=True):
+            rows.append((f"{weight:.2f}", repr(law)))
         notes = [self.conditions.provenance] if self.conditions else []
         return Table(("weight", "law"), rows, title=self.formula, notes=notes)
 
     def __repr__(self) -> str:
-        laws = [f"{weight:.2f} {law.name}" for law, weight in zip(self.laws, self.weights, strict=True)]
-        draws = "" if self.draws is None else f"  # {len(self.draws)} draws"
-        return f"StackLaw({', '.join(laws)}){draws}"
+        names = []
+        for law, weight in zip(self.laws, self.weights, strict=True):
+            names.append(f"{weight:.2f} {law.name}")
+        text = f"StackLaw({', '.join(names)})"
+        return text if self.draws is None else f"{text}  # {len(self.draws)} draws"
 
     @classmethod
     def of(

@@ -107,17 +107,25 @@ def family(law: JointLaw, ax: Axes | None = None) -> Axes:
         n = Architecture(width, e).n_active
         label = f"{drawing.label_of(e)}, d_model {width}, N_act {format_count(n)}"
         drawing.draw_loss(ax, law, flops, n, affordable_tokens(flops, n), e, label=label)
-        # The optimal N grows as a power of the budget.
-        sizes = law.compute_optimal([1e20, 1e22], e, force=True).n_active
-        power = np.log(sizes[1] / sizes[0]) / np.log(100.0)
-        optimum = 1e20 * (n / sizes[0]) ** (1.0 / power)
+        optimum = _budget_of_optimum(law, n, e)
         if flops[0] <= optimum <= flops[-1]:
             loss = law.loss(n, affordable_tokens(optimum, n), e)
             ax.plot(optimum, loss, "o", color=colour_of(e), markersize=5)
-    ax.set(xscale="log", xlabel=drawing.FLOPS, ylabel=f"predicted {LOSS}")
+    ax.set(
+        xscale="log",
+        xlabel=drawing.FLOPS,
+        ylabel=f"predicted {LOSS}",
+    )
     ax.set_title("1.1B total parameters; ● compute-optimal for this size", fontsize=10)
     drawing.legend(ax)
     return ax
+
+
+def _budget_of_optimum(law: JointLaw, n_active: float, experts: float) -> float:
+    """Return the FLOPs for which this size is compute-optimal: the optimal N is a power of the budget."""
+    sizes = law.compute_optimal([1e20, 1e22], experts, force=True).n_active
+    power = np.log(sizes[1] / sizes[0]) / np.log(100.0)
+    return float(1e20 * (n_active / sizes[0]) ** (1.0 / power))
 
 
 def best_by_budget(law: JointLaw) -> NDArray[Any]:
@@ -157,20 +165,27 @@ def _draw_differences(ax: Axes, law: JointLaw, flops: Any, optimum: WidthOptimum
     has_dense = ~np.isnan(losses[:, 0])
     x = flops[has_dense]
     losses = losses[has_dense]
-    n = optimum.n_active[has_dense]
-    tokens = optimum.tokens[has_dense]
     best = np.nanargmin(losses, axis=1)
-    regions = [Region(EXPERTS[i], points) for points, i in split_where_changes(best)]
-    shade(ax, x, regions, alpha=0.14)
-    dense_inside = law.check(n[:, 0], tokens[:, 0], 1).inside
-    dense_draws = None if law.draws is None else law.loss_draws(n[:, 0], tokens[:, 0], 1)
+    shade(
+        ax,
+        x,
+        [Region(EXPERTS[i], points) for points, i in split_where_changes(best)],
+        alpha=0.14,
+    )
+    sizes = optimum.n_active[has_dense]
+    tokens = optimum.tokens[has_dense]
+    dense = (sizes[:, 0], tokens[:, 0], 1)
+    dense_inside = law.check(*dense).inside
+    dense_draws = None if law.draws is None else law.loss_draws(*dense)
     for i, e in enumerate(EXPERTS):
-        finite = ~np.isnan(losses[:, i])
-        inside = dense_inside & law.check(n[:, i], tokens[:, i], e).inside
-        drawing.draw_curve(ax, x, losses[:, i] - losses[:, 0], inside, e)
+        inside = dense_inside & law.check(sizes[:, i], tokens[:, i], e).inside
+        differences = losses[:, i] - losses[:, 0]
+        drawing.draw_curve(ax, x, differences, inside, e)
+        finite = ~np.isnan(differences)
         if dense_draws is not None and e > 1 and finite.any():
-            draws = law.loss_draws(n[finite, i], tokens[finite, i], e) - dense_draws[:, finite]
-            drawing.draw_band(ax, x[finite], interval_of(draws), e)
+            draws = law.loss_draws(sizes[finite, i], tokens[finite, i], e)
+            interval = interval_of(draws - dense_draws[:, finite])
+            drawing.draw_band(ax, x[finite], interval, e)
     ax.set(xscale="log", ylim=(-0.12, 0.06))
 
 
@@ -194,7 +209,8 @@ def matched(law: JointLaw, experts: Sequence[int] = (2, 4, 8), axes: Any = None)
         drawing.draw_curve(loss_axes, flops, loss, inside, e, label=f"E = {e}, same FLOPs and memory")
         interval = None
         if dense_draws is not None:
-            interval = interval_of(law.loss_draws(n, tokens, e) - dense_draws)
+            draws = law.loss_draws(n, tokens, e)
+            interval = interval_of(draws - dense_draws)
         drawing.draw_curve(difference_axes, flops, loss - dense.loss, inside, e, interval)
     loss_axes.set_ylabel(LOSS)
     difference_axes.set_ylabel("loss against dense (nats)")

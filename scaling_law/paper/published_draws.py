@@ -1,7 +1,7 @@
 """The draws of the published law: refits of simulated runs, for intervals that the paper does not give.
 
 A parametric bootstrap by this package, not the authors': the 270 listed runs get the published law's losses plus
-independent Gaussian noise, and are refitted from its coefficients. docs/studies/paper.md says what they leave out.
+independent Gaussian noise, and are refitted from its coefficients. docs/studies/paper.md lists what they leave out.
 `python -m scaling_law.paper.published_draws FILE.npy` makes the file again that the package ships (20 seconds).
 """
 
