@@ -17,7 +17,7 @@ from scaling_law.commands.options import RATES, Mode, command, exit_untrusted, n
 from scaling_law.commands.run_options import OfRuns, load
 from scaling_law.fitting.rate_surface import LearningRateFit, fit_learning_rate
 from scaling_law.formulas.law import positive
-from scaling_law.formulas.learning_rate import DEFAULT_LAW, LearningRateLaw, in_words, source_of_rate
+from scaling_law.formulas.learning_rate import DEFAULT_LAW, LearningRateLaw, describe_check, source_of_rate
 from scaling_law.size.architecture import Architecture, active_parameters, total_parameters
 from scaling_law.size.recipe import PAPER, BatchRamp
 
@@ -136,7 +136,7 @@ def _ask(law: LearningRateLaw, d_model: float, experts: int, question: dict[str,
         "n_active": round(float(active_parameters(width, n_blocks, vocabulary))),
         "n_total": round(float(total_parameters(width, experts, n_blocks, vocabulary))),
         "trusted": bool(check.trusted),
-        "warnings": in_words(check),
+        "warnings": describe_check(check),
     }
 
 

@@ -17,7 +17,7 @@ from hub.base.markdown import escaped
 from hub.base.units import format_bytes, format_count, format_flops, parse_count
 from scaling_law.explorer.question import HOURS, Question
 from scaling_law.figures import curves, interactive
-from scaling_law.figures.interactive import Page, Placed
+from scaling_law.figures.interactive import ModelPoint, Page
 from scaling_law.figures.law_figures import shown_losses
 from scaling_law.law import Law
 from scaling_law.planning.optimal_table import OptimalTable
@@ -100,7 +100,7 @@ def _plan(question: Question, law: Law) -> tuple[Plan | None, str]:
 
 def drawn(question: Question, law: Law, table: OptimalTable, page: Page) -> Figure:
     """The figure of the question's view."""
-    thin, limits, budget = curves.thinned(law, DRAWS), question.limits(), question.budget
+    thin, limits, budget = curves.thin_draws(law, DRAWS), question.limits(), question.budget
     memory = limits.pop("memory")
     experts = [row.experts for row in table] if question.experts.strip() else None
     if question.view == "memory":
@@ -133,7 +133,7 @@ def released_models() -> Sequence[tuple[str, Architecture, float]]:
     return [(m["name"], read_model(m["config"]).architecture, parse_count(m["tokens"])) for m in models]
 
 
-def placed(kv_tokens: float) -> list[Placed]:
+def placed(kv_tokens: float) -> list[ModelPoint]:
     """Where released models lie on the map: bf16 weights and a KV cache of so many tokens."""
     points = []
     for name, a, tokens in released_models():
@@ -141,5 +141,5 @@ def placed(kv_tokens: float) -> list[Placed]:
         memory = a.weight_bytes(2.0) + a.kv_cache_bytes(kv_tokens)
         size = f"{format_count(a.n_active)} active of {format_count(a.n_total)}, {format_count(tokens)} tokens"
         text = f"{name}: E = {experts:.3g}<br>{size}<br>{format_flops(flops)} FLOPs, {format_bytes(memory)}"
-        points.append(Placed(name, flops, memory, experts, text))
+        points.append(ModelPoint(name, flops, memory, experts, text))
     return points

@@ -1,6 +1,6 @@
-"""What the figures of a law show, as numbers: drawn by matplotlib in `law_figures`, by Plotly in `interactive`.
+"""The numbers behind the figures of a law: drawn by matplotlib in `law_figures`, by Plotly in `interactive`.
 
-Laws of any form are asked through `planning.optimum`; models follow the d / 64 rule.
+The optima are those of `planning.optimum`, for laws of any form; models follow the d / 64 rule.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 Interval = tuple[FloatArray, FloatArray]
-LEVEL = (0.025, 0.975)  # the ends of 95 %
+# The quantiles that bound 95 %.
+LEVEL = (0.025, 0.975)
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,18 +53,18 @@ class Curve:
 
 @dataclass(frozen=True)
 class Region:
-    """The points of a figure between which `experts` is best; `part` ends at the first point of the next region."""
+    """The points of a figure where `experts` is best; `points` ends with the first point of the next region."""
 
     experts: float
-    part: slice
+    points: slice
 
 
 @dataclass(frozen=True, eq=False)
 class MemoryCurves:
-    """The best loss of each E under each memory limit, and where which E wins.
+    """The best loss of each E under each memory limit, and the regions where each E is best.
 
     `memory` [points] are limits: bytes, or parameters where the limits count a byte for each; `loss` and `interval`
-    are of the best model under each. `boundaries` are 95 % intervals of where one region ends and the next begins,
+    are of the best model under each. `boundaries` are 95 % intervals of the limits between one region and the next,
     empty for a law without draws.
     """
 
@@ -79,8 +80,8 @@ class MemoryCurves:
 class BestExperts:
     """The E of lowest loss over budgets `flops` [columns] and memory limits `memory` [rows], bytes; NaN for none.
 
-    `tied`: another E cannot be told from it, as in `OptimalTable.comparison`. `inside`: the best model lies within the
-    law's fitted range. Both [rows, columns], as are `experts` and `loss` (nats per token).
+    `tied`: the loss of another E is equal within its error, as in `OptimalTable.comparison`. `inside`: the best model
+    lies within the law's fitted range. Both are [rows, columns], as are `experts` and `loss` (nats per token).
     """
 
     flops: FloatArray
@@ -92,49 +93,116 @@ class BestExperts:
 
 
 def interval_of(draws: FloatArray) -> Interval | None:
-    """95 % of `draws` [draws, points]; draws with a NaN are left out, None for less than two others."""
+    """Return 95 % intervals of `draws` [draws, points], from draws without NaN; None for fewer than two of them."""
     finite = draws[np.isfinite(draws).all(axis=1)]
-    return tuple(np.quantile(finite, LEVEL, axis=0)) if len(finite) > 1 else None
+    if len(finite) < 2:
+        return None
+    low, high = np.quantile(finite, LEVEL, axis=0)
+    return low, high
 
 
-def near_the_runs(law: Formula, **at: Any) -> NDArray[np.bool_]:
-    """Which models a figure shows: those inside the range guard, or all where none is (a law of small runs)."""
-    inside = ~law.beyond_guard(**at)
+def near_the_runs(law: Formula, **variables: Any) -> NDArray[np.bool_]:
+    """Return which models a figure shows: those inside the range guard, or all where none is (a law of small runs)."""
+    inside = ~law.beyond_guard(**variables)
     return inside if inside.any() else ~inside
 
 
-def thinned(law: FormulaT, draws: int) -> FormulaT:
-    """The law with every k-th of its draws, `draws` at most: intervals of figures that are drawn often."""
-    if law.draws is None or len(law.draws) <= draws:
+def thin_draws(law: FormulaT, n_draws: int) -> FormulaT:
+    """Keep every k-th draw of the law, at most `n_draws`, for the intervals of figures that are drawn often."""
+    if law.draws is None or len(law.draws) <= n_draws:
         return law
-    return law.replace(draws=law.draws[:: -(-len(law.draws) // draws)])
+    step = -(-len(law.draws) // n_draws)
+    return law.replace(draws=law.draws[::step])
 
 
 def loss_curve(
     law: Formula,
     x: ArrayLike,
-    at: Mapping[str, Any],
+    variables: Mapping[str, Any],
     experts: float,
     mark: int | None = None,
     band: bool = True,
     limits: Limits | None = None,
 ) -> Curve:
-    """The curve of the models `at` (N_act, D, and the law's other variables, by name) along `x`; they broadcast.
+    """Compute the curve of models along `x`; `variables` are N_act, D, and the law's others, by name; they broadcast.
 
     `band`: with the interval of the law's draws, if it has any. `limits` may have unique tokens, which repeat.
     """
-    columns = {"x": x, **at, "experts": experts}
-    values = dict(zip(columns, np.broadcast_arrays(*(np.asarray(v, float) for v in columns.values())), strict=True))
-    along, n, d = values.pop("x"), values["n_active"], values["tokens"]
-    width = np.asarray(width_of_active(n, law.vocab_size))
-    total = np.asarray(total_parameters(width, experts, vocab_size=law.vocab_size))
-    loss, within = law.loss(**values), limits or Limits.of(law)
-    if within.unique_tokens:
-        loss = within.loss(law, tuple(law.coefficients.values()), values)
-    drawn = within.loss(law, law.columns_of_draws(loss.ndim), values) if band and law.draws is not None else None
-    interval = None if drawn is None else interval_of(drawn)
-    inside = law.check(**values, unique_tokens=within.unique_tokens).inside
-    return Curve(experts, along, np.asarray(loss), inside, interval, width, n, total, d, mark)
+    inputs = {"x": x, **variables, "experts": experts}
+    arrays = np.broadcast_arrays(*(np.asarray(values, float) for values in inputs.values()))
+    columns = dict(zip(inputs, arrays, strict=True))
+    along = columns.pop("x")
+    limits = limits or Limits.of(law)
+    loss = law.loss(**columns)
+    if limits.unique_tokens:
+        loss = limits.loss(law, tuple(law.coefficients.values()), columns)
+    interval = None
+    if band and law.draws is not None:
+        interval = interval_of(limits.loss(law, law.columns_of_draws(loss.ndim), columns))
+    d_model = np.asarray(width_of_active(columns["n_active"], law.vocab_size))
+    return Curve(
+        experts=experts,
+        x=along,
+        loss=np.asarray(loss),
+        inside=law.check(**columns, unique_tokens=limits.unique_tokens).inside,
+        interval=interval,
+        d_model=d_model,
+        n_active=columns["n_active"],
+        n_total=np.asarray(total_parameters(d_model, experts, vocab_size=law.vocab_size)),
+        tokens=columns["tokens"],
+        mark=mark,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _MemoryModels:
+    """The models of each E under each memory limit, and their losses, [points, E]; `memory` is [points].
+
+    The loss is infinite for an E without an optimum, and beyond the range guard of the law.
+    """
+
+    law: Formula
+    budget: Budget
+    limits: Limits
+    memory: FloatArray
+    d_model: FloatArray
+    variables: dict[str, Any]
+    loss: FloatArray
+
+    def draws(self, index: Any) -> FloatArray | None:
+        """Compute the losses of the models at an index of [points, E] under each draw, [n_draws, n]."""
+        models = {name: values[index] for name, values in self.variables.items()}
+        return drawn_losses(self.law, self.budget, models, self.d_model[index], self.limits)
+
+    def curve(self, column: int, experts: float) -> Curve | None:
+        """Return the curve of one E up to its optimum; None without an optimum inside the range guard."""
+        visible = np.isfinite(self.loss[:, column])
+        if not visible.any():
+            return None
+        optimum = int(np.argmin(self.loss[:, column]))
+        visible[optimum + 1 :] = False
+        models = {name: values[visible, column] for name, values in self.variables.items()}
+        return loss_curve(
+            self.law,
+            self.memory[visible],
+            models,
+            experts,
+            mark=int(visible.sum()) - 1,
+            band=False,
+            limits=self.limits,
+        )
+
+    def boundary(self, first: int, second: int) -> tuple[float, float]:
+        """Return the 95 % interval of the limit from which the E in column `second` beats the E in column `first`.
+
+        Each draw judges the same models, so that errors which both E share cancel. A limit outside of the figure is
+        moved to its edge.
+        """
+        finite = np.isfinite(self.loss[:, [first, second]]).all(axis=1)
+        wins = cast(Any, self.draws((finite, second))) < self.draws((finite, first))
+        first_win = np.where(wins.any(axis=1), wins.argmax(axis=1), finite.sum() - 1)
+        low, high = np.quantile(self.memory[finite][first_win], LEVEL)
+        return float(low), float(high)
 
 
 def memory_curves(
@@ -144,63 +212,68 @@ def memory_curves(
     points: int = 300,
     **costs: Unpack[ModelFields],
 ) -> MemoryCurves:
-    """Loss against a memory limit, a curve for each E up to the optimum of the budget: larger models would be worse.
+    """Compute the loss against a memory limit, a curve for each E up to the optimum of the budget.
 
     The limit counts parameters and elements of the KV cache unless `costs`, as of `law.optimal`, give these more
     bytes. Limits go from the smallest inside the dense model's range guard to past the last optimum. An E without an
     optimum has no curve; ValueError if all are without.
     """
-    e, counted = np.atleast_1d(parse_experts(law, experts)), {"bytes_per_parameter": 1.0, "bytes_per_kv": 1.0, **costs}
-    limits = Limits.of(law, **counted)  # type: ignore[arg-type]
-    free = optimal_widths(law, budget, e, limits)
-    sizes = limits.memory_bytes(free.d_model, e)[free.exists]
-    memory = np.geomspace(sizes.min() / 12, sizes.max() * 1.3, points)
-    widths = np.minimum(free.d_model, limits.width_of_memory(memory[:, None], e))
-    at = budget.models(law, widths, e, limits)  # [points, E]
-    loss = limits.loss(law, tuple(law.coefficients.values()), at)
-    loss = np.where(near_the_runs(law, **at) & free.exists, loss, np.inf)
-    kept = np.isfinite(loss).any(axis=1)
-    memory, widths, loss = memory[kept], widths[kept], loss[kept]
-    at = {name: values[kept] for name, values in at.items()}
-
-    def drawn(chosen: Any) -> FloatArray | None:
-        """The losses of the models at this index of [points, E] under each draw, [n_draws, n]."""
-        models = {name: values[chosen] for name, values in at.items()}
-        return drawn_losses(law, budget, models, widths[chosen], limits)
-
-    def boundary(left: int, right: int) -> tuple[float, float]:
-        """95 % of the limits from which the E numbered `right` beats `left`, at an end of those shown if outside.
-
-        Each draw judges the same models, so that errors which both E share cancel.
-        """
-        finite = np.isfinite(loss[:, [left, right]]).all(axis=1)
-        wins = cast(Any, drawn((finite, right))) < drawn((finite, left))
-        first = np.where(wins.any(axis=1), wins.argmax(axis=1), finite.sum() - 1)
-        low, high = np.quantile(memory[finite][first], LEVEL)
-        return float(low), float(high)
-
-    parts = parts_of(best := np.argmin(loss, axis=1))
+    e = np.atleast_1d(parse_experts(law, experts))
+    models = _models_by_memory(law, budget, e, points, costs)
     curves = []
-    for i, n_experts in enumerate(e.tolist()):
-        visible = np.isfinite(loss[:, i])
-        # Without a visible point there is no optimum, or all of it is beyond the range guard.
-        if visible.any():
-            visible[int(np.argmin(loss[:, i])) + 1 :] = False
-            models = {name: values[visible, i] for name, values in at.items()}
-            curves.append(loss_curve(law, memory[visible], models, n_experts, int(visible.sum()) - 1, False, limits))
-    regions = tuple(Region(float(e[i]), part) for part, i in parts)
-    pairs = pairwise(i for _, i in parts) if law.draws is not None else ()
-    index = np.arange(len(best)), best
-    interval = None if (draws := drawn(index)) is None else interval_of(draws)
+    for column, n_experts in enumerate(e.tolist()):
+        curve = models.curve(column, n_experts)
+        if curve is not None:
+            curves.append(curve)
+    best = np.argmin(models.loss, axis=1)
+    index = (np.arange(len(best)), best)
+    draws = models.draws(index)
+    segments = split_where_changes(best)
+    boundaries = []
+    if law.draws is not None:
+        for (_, first), (_, second) in pairwise(segments):
+            boundaries.append(models.boundary(first, second))
     return MemoryCurves(
-        memory, tuple(curves), regions, loss[index], interval, tuple(boundary(*pair) for pair in pairs)
+        memory=models.memory,
+        curves=tuple(curves),
+        regions=tuple(Region(float(e[column]), segment) for segment, column in segments),
+        loss=models.loss[index],
+        interval=None if draws is None else interval_of(draws),
+        boundaries=tuple(boundaries),
     )
 
 
-def parts_of(best: NDArray[np.int64]) -> list[tuple[slice, int]]:
-    """(part, number) for each run of equal numbers in `best` [points]; a part ends at the first point of the next."""
-    edges = [0, *(np.flatnonzero(np.diff(best)) + 1), len(best)]
-    return [(slice(int(first), int(last) + 1), int(best[first])) for first, last in pairwise(edges)]
+def _models_by_memory(
+    law: Formula, budget: Budget, experts: FloatArray, points: int, costs: ModelFields
+) -> _MemoryModels:
+    """Find the best model of each E under each of so many memory limits."""
+    fields: dict[str, Any] = {"bytes_per_parameter": 1.0, "bytes_per_kv": 1.0, **costs}
+    limits = Limits.of(law, **fields)
+    optimum = optimal_widths(law, budget, experts, limits)
+    sizes = limits.memory_bytes(optimum.d_model, experts)[optimum.exists]
+    memory = np.geomspace(sizes.min() / 12, sizes.max() * 1.3, points)
+    largest_width = limits.width_of_memory(memory[:, None], experts)
+    d_model = np.minimum(optimum.d_model, largest_width)
+    variables = budget.models(law, d_model, experts, limits)
+    loss = limits.loss(law, tuple(law.coefficients.values()), variables)
+    is_shown = near_the_runs(law, **variables) & optimum.exists
+    loss = np.where(is_shown, loss, np.inf)
+    has_model = np.isfinite(loss).any(axis=1)
+    return _MemoryModels(
+        law=law,
+        budget=budget,
+        limits=limits,
+        memory=memory[has_model],
+        d_model=d_model[has_model],
+        variables={name: values[has_model] for name, values in variables.items()},
+        loss=loss[has_model],
+    )
+
+
+def split_where_changes(numbers: NDArray[np.int64]) -> list[tuple[slice, int]]:
+    """Split `numbers` [points] into runs of equal numbers: the slice of each, with the first point of the next."""
+    edges = [0, *(np.flatnonzero(np.diff(numbers)) + 1), len(numbers)]
+    return [(slice(int(first), int(last) + 1), int(numbers[first])) for first, last in pairwise(edges)]
 
 
 def budget_curves(
@@ -211,43 +284,60 @@ def budget_curves(
     inference_tokens: float = 0.0,
     points: int = 120,
 ) -> tuple[Curve, ...]:
-    """Loss against tokens along a budget for each E that has an optimum, which is marked. ValueError if none has.
+    """Compute the loss against tokens along a budget for each E that has an optimum, which is marked.
 
-    Curves of equal FLOPs have the tokens in common, those of equal hours the widths about their optimum.
+    Curves of equal FLOPs share their tokens; curves of equal hours span the widths about their optimum. ValueError if
+    no E has an optimum.
     """
-    e, limits = np.atleast_1d(parse_experts(law, experts)), Limits.of(law, inference_tokens=inference_tokens)
+    e = np.atleast_1d(parse_experts(law, experts))
+    limits = Limits.of(law, inference_tokens=inference_tokens)
     optima = optimal_widths(law, budget, e, limits)
-    e, free = e[optima.exists], optima.free[optima.exists]
-    best = budget.models(law, free, e, limits)["tokens"]
-    span = np.geomspace(best.min() / 12, best.max() * 12, points)
+    e = e[optima.exists]
+    widths = optima.free[optima.exists]
+    best_tokens = budget.models(law, widths, e, limits)["tokens"]
+    token_range = _around(best_tokens, 12, points)
     curves = []
-    for n_experts, width, mark in zip(e.tolist(), free, best, strict=True):
+    for n_experts, width, optimum in zip(e.tolist(), widths, best_tokens, strict=True):
         if budget.flops is None:
-            widths = width * np.geomspace(3.0, 1.0 / 3.0, 2 * (points // 2) + 1)
-            at = budget.models(law, widths, n_experts, limits)
-            trained = at["tokens"] > 0  # others do not fit the memory of the GPUs
-            at, marked = {name: v[trained] for name, v in at.items()}, int(trained[: points // 2].sum())
+            variables, mark = _models_of_equal_hours(law, budget, n_experts, width, limits, points)
         else:
-            tokens = np.sort(np.append(span, mark))
-            n_active = budget.flops / (training_flops(1.0, tokens) + inference_flops(1.0, inference_tokens))
-            widths = width_of_active(n_active, law.vocab_size)
-            at = budget.models(law, widths, n_experts, limits) | {"tokens": tokens}
-            marked = int(np.searchsorted(tokens, mark))
-        curves.append(loss_curve(law, at["tokens"], at, n_experts, marked))
+            tokens = np.sort(np.append(token_range, optimum))
+            flops_per_parameter = training_flops(1.0, tokens) + inference_flops(1.0, inference_tokens)
+            d_model = width_of_active(budget.flops / flops_per_parameter, law.vocab_size)
+            variables = budget.models(law, d_model, n_experts, limits)
+            variables["tokens"] = tokens
+            mark = int(np.searchsorted(tokens, optimum))
+        curves.append(loss_curve(law, variables["tokens"], variables, n_experts, mark))
     return tuple(curves)
 
 
+def _models_of_equal_hours(
+    law: Formula, budget: Budget, experts: float, width: float, limits: Limits, points: int
+) -> tuple[dict[str, Any], int]:
+    """Return the models of widths about the optimal `width`, and the number of the optimum among them."""
+    widths = width * np.geomspace(3.0, 1.0 / 3.0, 2 * (points // 2) + 1)
+    variables = budget.models(law, widths, experts, limits)
+    # The other models do not fit the memory of the GPUs.
+    is_trained = variables["tokens"] > 0
+    mark = int(is_trained[: points // 2].sum())
+    return {name: values[is_trained] for name, values in variables.items()}, mark
+
+
+def _around(tokens: Any, factor: float, points: int) -> FloatArray:
+    """Return so many numbers from a `factor` below the fewest tokens to a `factor` above the most."""
+    return np.geomspace(np.min(tokens) / factor, np.max(tokens) * factor, points)
+
+
 def token_curves(law: Formula, table: OptimalTable, points: int = 120) -> tuple[Curve, ...]:
-    """Loss against training tokens for the model of each row of `table`, whose own tokens are marked."""
-    row_tokens = [row.tokens for row in table]
-    span = np.geomspace(min(row_tokens) / 20, max(row_tokens) * 20, points)
+    """Compute the loss against training tokens for the model of each row of `table`, whose own tokens are marked."""
+    token_range = _around([row.tokens for row in table], 20, points)
     curves = []
     for row in table:
-        tokens = np.sort(np.append(span, row.tokens))
-        at = Budget(table.flops).models(law, row.d_model, row.experts, table.limits) | {"tokens": tokens}
-        curves.append(
-            loss_curve(law, tokens, at, row.experts, int(np.searchsorted(tokens, row.tokens)), True, table.limits)
-        )
+        tokens = np.sort(np.append(token_range, row.tokens))
+        variables = Budget(table.flops).models(law, row.d_model, row.experts, table.limits)
+        variables["tokens"] = tokens
+        mark = int(np.searchsorted(tokens, row.tokens))
+        curves.append(loss_curve(law, tokens, variables, row.experts, mark, limits=table.limits))
     return tuple(curves)
 
 
@@ -258,50 +348,79 @@ def best_experts(
     experts: Sequence[float] | None = None,
     **costs: Unpack[ModelFields],
 ) -> BestExperts:
-    """Which E is best for each budget [columns] and memory limit in bytes [rows]; `costs` as of `law.optimal`.
+    """Find the best E for each budget [columns] and memory limit in bytes [rows]; `costs` as of `law.optimal`.
 
     Compared are trusted models, as in `OptimalTable`; where none is, those within the law's range guard. ValueError
     where no E has an optimum.
     """
-    budgets, bytes_ = (np.atleast_1d(positive(name, v)) for name, v in (("flops", flops), ("memory", memory)))
+    budgets = np.atleast_1d(positive("flops", flops))
+    memory_limits = np.atleast_1d(positive("memory", memory))
     e = np.atleast_1d(parse_experts(law, experts))
-    grid = Budget.each(budgets[:, None])
-    optima, near = [], []
-    for limit in bytes_.tolist():
-        within = Limits.of(law, memory=limit, **costs)
-        optimum = optimal_widths(law, grid, e, within)
-        optima.append(optimum)
-        at = grid.models(law, optimum.d_model, e, within)
-        near.append({name: np.where(optimum.fits, values, np.nan) for name, values in at.items()})
-    at = {name: np.stack([values[name] for values in near]) for name in near[0]}  # [rows, columns, E]
-    loss = np.stack([optimum.loss for optimum in optima])
-    check = law.check(**at)
+    # These arrays are [rows, columns, E].
+    variables, loss = _optima_on_grid(law, budgets, memory_limits, e, costs)
+    check = law.check(**variables)
     with np.errstate(invalid="ignore"):
         is_near = np.isfinite(loss) & ~check.beyond
         is_trusted = is_near & check.trusted
-    compared = np.where(is_trusted.any(axis=-1, keepdims=True), is_trusted, is_near)
-    loss = np.where(compared, loss, np.inf)
+    is_compared = np.where(is_trusted.any(axis=-1, keepdims=True), is_trusted, is_near)
+    loss = np.where(is_compared, loss, np.inf)
     best = np.argmin(loss, axis=-1)[..., None]
 
     def of_best(values: Any) -> Any:
         return np.take_along_axis(values, best, -1)[..., 0]
 
+    best_loss = of_best(loss)
+    has_answer = np.isfinite(best_loss)
+    is_tied = _tied_with_best(law, variables, loss, best, is_compared)
+    return BestExperts(
+        flops=budgets,
+        memory=memory_limits,
+        experts=np.where(has_answer, of_best(np.broadcast_to(e, loss.shape)), np.nan),
+        loss=np.where(has_answer, best_loss, np.nan),
+        tied=has_answer & (is_tied.sum(axis=-1) > 1),
+        inside=has_answer & of_best(check.inside),
+    )
+
+
+def _optima_on_grid(
+    law: Formula, flops: FloatArray, memory: FloatArray, experts: FloatArray, costs: ModelFields
+) -> tuple[dict[str, FloatArray], FloatArray]:
+    """Return the variables and losses of the best models, [memory, flops, E]; NaN and infinite where none fits."""
+    budgets = Budget.each(flops[:, None])
+    losses = []
+    rows: list[dict[str, FloatArray]] = []
+    for memory_limit in memory.tolist():
+        limits = Limits.of(law, memory=memory_limit, **costs)
+        optimum = optimal_widths(law, budgets, experts, limits)
+        models = budgets.models(law, optimum.d_model, experts, limits)
+        rows.append({name: np.where(optimum.fits, values, np.nan) for name, values in models.items()})
+        losses.append(optimum.loss)
+    variables = {}
+    for name in rows[0]:
+        variables[name] = np.stack([row[name] for row in rows])
+    return variables, np.stack(losses)
+
+
+def _tied_with_best(
+    law: Formula,
+    variables: Mapping[str, FloatArray],
+    loss: FloatArray,
+    best: NDArray[np.int64],
+    is_compared: NDArray[np.bool_],
+) -> NDArray[np.bool_]:
+    """Return which E tie with the best of their budget and limit, as in `OptimalTable.comparison`."""
     # Some budgets have no E with a model.
     with np.errstate(invalid="ignore"):
-        ahead, drawn_ahead = loss - np.take_along_axis(loss, best, -1), None
-    answered = np.isfinite(of_best(loss))
-    # What is not compared is asked with the values of a model that is.
+        distance = loss - np.take_along_axis(loss, best, -1)
+    drawn_distance = None
     if law.draws is not None:
-        filled = {name: np.where(compared, v, v[compared][0] if compared.any() else 1.0) for name, v in at.items()}
-        drawn = law.loss_draws(**filled)  # [draws, rows, columns, E]
-        drawn_ahead = drawn - np.take_along_axis(drawn, best[None], -1)
-    tied = find_ties(ahead, drawn_ahead, law.conditions.rmse if law.conditions else None) & compared
-    return BestExperts(
-        budgets,
-        bytes_,
-        np.where(answered, of_best(np.broadcast_to(e, loss.shape)), np.nan),
-        np.where(answered, of_best(loss), np.nan),
-        # The same rule as in `OptimalTable.comparison`.
-        answered & (tied.sum(axis=-1) > 1),
-        answered & of_best(check.inside),
-    )
+        # Models that are not compared take the values of one that is, as the law may refuse theirs.
+        inputs = {}
+        for name, values in variables.items():
+            replacement = values[is_compared][0] if is_compared.any() else 1.0
+            inputs[name] = np.where(is_compared, values, replacement)
+        # These losses are [draws, rows, columns, E].
+        losses = law.loss_draws(**inputs)
+        drawn_distance = losses - np.take_along_axis(losses, best[None], -1)
+    rmse = law.conditions.rmse if law.conditions else None
+    return np.asarray(find_ties(distance, drawn_distance, rmse) & is_compared)

@@ -19,13 +19,16 @@ from scaling_law.figures.drawing import colour_of, label_of, log_ticks
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-HEIGHT = 480  # pixels
+# Pixels.
+HEIGHT = 480
 FONT = "system-ui, sans-serif"
-_SILENT = {"hoverinfo": "skip"}
+# The name of the line around models within the fitted range.
 WITHIN = "fitted"
 LEGEND = {"entrywidth": 62, "entrywidthmode": "pixels", "itemwidth": 30}
 # Ticks on an axis, so that they have room on a phone.
 TICKS = 6
+_SILENT = {"hoverinfo": "skip"}
+_HOVER_TEXT = "%{text}<extra></extra>"
 
 
 @dataclass(frozen=True)
@@ -38,16 +41,18 @@ class Page:
     dark: bool
 
     def colour(self, experts: float, alpha: float = 1.0) -> str:
+        """Return the colour of E on this page, as CSS."""
         red, green, blue = (round(255 * channel) for channel in colour_of(experts, self.dark))
         return f"rgba({red},{green},{blue},{alpha:g})"
 
 
-LIGHT, DARK = Page("#ffffff", "#1f2328", "#e2e5e9", False), Page("#18181b", "#e8e8e8", "#3f3f46", True)
+LIGHT = Page(paper="#ffffff", ink="#1f2328", grid="#e2e5e9", dark=False)
+DARK = Page(paper="#18181b", ink="#e8e8e8", grid="#3f3f46", dark=True)
 
 
 @dataclass(frozen=True)
-class Placed:
-    """A model on the map: training FLOPs, bytes of memory, its E, and what the pointer shows."""
+class ModelPoint:
+    """A model on the map: training FLOPs, bytes of memory, its E, and the text under the pointer."""
 
     name: str
     flops: float
@@ -56,156 +61,296 @@ class Placed:
     text: str
 
 
-def loss_by_memory(found: MemoryCurves, page: Page = LIGHT, limit: float | None = None) -> Figure:
-    """Loss against the memory limit in bytes, shaded where each E wins; `limit` is marked."""
-    traces = [trace for curve in found.curves for trace in _lines(curve, page)]
+def loss_by_memory(by_memory: MemoryCurves, page: Page = LIGHT, limit: float | None = None) -> Figure:
+    """Draw the loss against the memory limit in bytes, shaded where each E wins; `limit` is marked."""
+    traces = []
+    for curve in by_memory.curves:
+        traces += _lines(curve, page)
     shapes = []
-    for region in found.regions:
-        x = found.memory[region.part]
-        fill = {"fillcolor": page.colour(region.experts, 0.14), "line": {"width": 0}, "layer": "below"}
-        shapes.append(_shape("rect", x[0], x[-1], **fill))
-        if found.interval is not None:
-            low, high = (end[region.part] for end in found.interval)
-            traces.append(_interval(x, low, high, page.colour(region.experts, 0.3)))
-    shapes += [_bar(*ends, 0.03 * (i + 1), page) for i, ends in enumerate(found.boundaries)]
+    for region in by_memory.regions:
+        x = by_memory.memory[region.points]
+        shapes.append(
+            _shape(
+                "rect",
+                x[0],
+                x[-1],
+                fillcolor=page.colour(region.experts, 0.14),
+                line={"width": 0},
+                layer="below",
+            )
+        )
+        if by_memory.interval is not None:
+            lower, upper = (bound[region.points] for bound in by_memory.interval)
+            traces.append(_interval(x, lower, upper, page.colour(region.experts, 0.3)))
+    for number, (low, high) in enumerate(by_memory.boundaries, 1):
+        shapes.append(_bar(low, high, 0.03 * number, page))
     if limit is not None:
-        shapes.append(_shape("line", limit, limit, line={"color": page.ink, "width": 1.5, "dash": "dot"}))
-    lowest = found.loss.min() - 0.03
-    lowest = lowest if found.interval is None else min(lowest, found.interval[0].min())
-    y = float(lowest), float(found.loss[0]) + 0.02
-    x_axis = _log_axis("memory limit", found.memory, format_bytes, page)
-    return _figure(traces, page, x_axis, _axis(drawing.LOSS, page, y), shapes)
+        line = {"color": page.ink, "width": 1.5, "dash": "dot"}
+        shapes.append(_shape("line", limit, limit, line=line))
+    lowest = by_memory.loss.min() - 0.03
+    if by_memory.interval is not None:
+        lowest = min(lowest, by_memory.interval[0].min())
+    losses = (float(lowest), float(by_memory.loss[0]) + 0.02)
+    x_axis = _log_axis("memory limit", by_memory.memory, format_bytes, page)
+    return _figure(traces, page, x_axis, _axis(drawing.LOSS, page, losses), shapes)
 
 
 def loss_by_tokens(curves: Sequence[Curve], page: Page = LIGHT, losses: tuple[float, float] | None = None) -> Figure:
-    """Loss against training tokens with intervals, the marks of the curves as points; `losses` are those shown."""
-    traces = [trace for curve in curves for trace in _lines(curve, page)]
-    x_axis = _log_axis(drawing.TOKENS, np.concatenate([curve.x for curve in curves]), format_count, page)
+    """Draw the loss against training tokens with intervals and marks; `losses` bound the axis."""
+    traces = []
+    for curve in curves:
+        traces += _lines(curve, page)
+    tokens = np.concatenate([curve.x for curve in curves])
+    x_axis = _log_axis(drawing.TOKENS, tokens, format_count, page)
     return _figure(traces, page, x_axis, _axis(drawing.LOSS, page, losses))
 
 
 def best_by_budget(
-    found: BestExperts,
+    grid: BestExperts,
     page: Page = LIGHT,
-    asked: tuple[float, float | None] | None = None,
-    models: Sequence[Placed] = (),
+    question: tuple[float, float | None] | None = None,
+    models: Sequence[ModelPoint] = (),
 ) -> Figure:
-    """The best E over budgets and memory limits, hatched where it ties; the question and released models as points."""
-    winners = np.unique(found.experts[np.isfinite(found.experts)]).tolist()
-    traces = [trace for e in winners for trace in _cells(found, e, page)]
-    x, y = np.meshgrid(found.flops, found.memory)
-    hatch = {"symbol": "line-ne-open", "size": 9, "color": page.ink, "opacity": 0.45, "line": {"width": 1}}
-    if found.tied.any():
-        traces.append(_markers("tie", x[found.tied], y[found.tied], hatch))
-    if found.inside.any() and not found.inside.all():
-        line = {"color": page.ink, "width": 2, "dash": "dot"}
-        level = {"start": 0.5, "end": 0.5, "size": 1, "coloring": "none"}
-        field = {"x": found.flops, "y": found.memory, "z": found.inside.astype(float), "contours": level, "line": line}
-        traces.append({"type": "contour", "showscale": False, "showlegend": True, "name": WITHIN, **field, **_SILENT})
-    traces += [_points(models, page)] if models else []
-    if asked is not None and asked[1] is not None:
-        star = {"symbol": "star", "size": 17, "color": "#ffffff", "line": {"color": "#000000", "width": 1.5}}
-        traces.append(_markers("question", [asked[0]], [asked[1]], star))
-    x_axis = _log_axis(drawing.FLOPS, found.flops, format_flops, page)
-    return _figure(traces, page, x_axis, _log_axis("memory limit", found.memory, format_bytes, page))
+    """Draw the best E over budgets and memory limits, hatched where it ties, with released models as points.
+
+    A star marks the budget and the memory limit of the `question`.
+    """
+    traces = []
+    for experts in np.unique(grid.experts[np.isfinite(grid.experts)]).tolist():
+        traces += _cells(grid, experts, page)
+    if grid.tied.any():
+        traces.append(_hatch(grid, page))
+    if grid.inside.any() and not grid.inside.all():
+        traces.append(_outline(grid, page))
+    if models:
+        traces.append(_points(models, page))
+    if question is not None and question[1] is not None:
+        flops, memory = question
+        star = {
+            "symbol": "star",
+            "size": 17,
+            "color": "#ffffff",
+            "line": {"color": "#000000", "width": 1.5},
+        }
+        traces.append(_markers("question", [flops], [memory], star))
+    x_axis = _log_axis(drawing.FLOPS, grid.flops, format_flops, page)
+    y_axis = _log_axis("memory limit", grid.memory, format_bytes, page)
+    return _figure(traces, page, x_axis, y_axis)
 
 
-def _cells(best: BestExperts, e: float, page: Page) -> list[dict[str, Any]]:
-    """The part of the map where E is best, as one colour, and its entry in the legend: a heatmap's has no colour."""
-    won = np.where(best.experts == e, 1.0, np.nan)
-    colour, text = page.colour(e, 0.8), np.full(won.shape, "", object)
-    for i, j in zip(*np.nonzero(best.experts == e), strict=True):
-        tie = ", a tie" if best.tied[i, j] else ""
-        where = f"{format_flops(best.flops[j])} FLOPs within {format_bytes(best.memory[i])}"
-        text[i, j] = f"{label_of(e)}{tie}: {best.loss[i, j]:.4f} nats<br>{where}"
-    at = {"x": best.flops, "y": best.memory, "z": won, "text": text, "hovertemplate": "%{text}<extra></extra>"}
-    group = {"name": label_of(e), "legendgroup": label_of(e)}
-    key = _markers(label_of(e), [None], [None], {"symbol": "square", "size": 13, "color": colour})
-    scale = {"colorscale": [[0, colour], [1, colour]], "showscale": False}
-    return [{"type": "heatmap", **group, **at, **scale}, {**key, **group, "showlegend": True}]
+def _cells(grid: BestExperts, experts: float, page: Page) -> list[dict[str, Any]]:
+    """Draw the region of the map where E is best, and its entry in the legend: a heatmap's has no colour."""
+    is_best = grid.experts == experts
+    name = label_of(experts)
+    colour = page.colour(experts, 0.8)
+    texts = np.full(is_best.shape, "", object)
+    for row, column in zip(*np.nonzero(is_best), strict=True):
+        tie = ", a tie" if grid.tied[row, column] else ""
+        limits = f"{format_flops(grid.flops[column])} FLOPs within {format_bytes(grid.memory[row])}"
+        texts[row, column] = f"{name}{tie}: {grid.loss[row, column]:.4f} nats<br>{limits}"
+    cells = {
+        "type": "heatmap",
+        "name": name,
+        "legendgroup": name,
+        "x": grid.flops,
+        "y": grid.memory,
+        "z": np.where(is_best, 1.0, np.nan),
+        "text": texts,
+        "hovertemplate": _HOVER_TEXT,
+        "colorscale": [[0, colour], [1, colour]],
+        "showscale": False,
+    }
+    key = _markers(name, [None], [None], {"symbol": "square", "size": 13, "color": colour})
+    key["legendgroup"] = name
+    key["showlegend"] = True
+    return [cells, key]
+
+
+def _hatch(grid: BestExperts, page: Page) -> dict[str, Any]:
+    """Hatch the budgets and limits at which the best E ties with another."""
+    flops, memory = np.meshgrid(grid.flops, grid.memory)
+    hatch = {
+        "symbol": "line-ne-open",
+        "size": 9,
+        "color": page.ink,
+        "opacity": 0.45,
+        "line": {"width": 1},
+    }
+    return _markers("tie", flops[grid.tied], memory[grid.tied], hatch)
+
+
+def _outline(grid: BestExperts, page: Page) -> dict[str, Any]:
+    """Draw a line around the models within the fitted range."""
+    return {
+        "type": "contour",
+        "showscale": False,
+        "showlegend": True,
+        "name": WITHIN,
+        "x": grid.flops,
+        "y": grid.memory,
+        "z": grid.inside.astype(float),
+        "contours": {"start": 0.5, "end": 0.5, "size": 1, "coloring": "none"},
+        "line": {"color": page.ink, "width": 2, "dash": "dot"},
+        **_SILENT,
+    }
 
 
 def _markers(name: str, x: Any, y: Any, marker: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "scatter", "name": name, "x": x, "y": y, "mode": "markers", "marker": marker, **_SILENT}
+    return {
+        "type": "scatter",
+        "name": name,
+        "x": x,
+        "y": y,
+        "mode": "markers",
+        "marker": marker,
+        **_SILENT,
+    }
 
 
-def _points(models: Sequence[Placed], page: Page) -> dict[str, Any]:
+def _points(models: Sequence[ModelPoint], page: Page) -> dict[str, Any]:
     marker = {
         "size": 9,
         "color": [page.colour(model.experts) for model in models],
         "line": {"color": page.paper, "width": 1.5},
     }
-    at = [model.flops for model in models], [model.memory for model in models]
-    text = {"text": [model.text for model in models], "hoverinfo": None, "hovertemplate": "%{text}<extra></extra>"}
-    return _markers("models", *at, marker) | text
+    flops = [model.flops for model in models]
+    memory = [model.memory for model in models]
+    return {
+        **_markers("models", flops, memory, marker),
+        "text": [model.text for model in models],
+        "hoverinfo": None,
+        "hovertemplate": _HOVER_TEXT,
+    }
 
 
 def _lines(curve: Curve, page: Page) -> list[dict[str, Any]]:
-    """A curve: solid within the fitted range, dashed outside, with its interval and its mark."""
-    colour, name = page.colour(curve.experts), label_of(curve.experts)
+    """Draw a curve: solid within the fitted range, dashed outside, with its interval and its mark."""
+    colour = page.colour(curve.experts)
+    name = label_of(curve.experts)
     group = {"legendgroup": name, "name": name}
-    options = {"mode": "lines", "text": _hover(curve), "hovertemplate": "%{text}<extra></extra>"}
+    dashed = {
+        "type": "scatter",
+        "x": curve.x,
+        "y": curve.loss,
+        "line": {"color": colour, "dash": "dash", "width": 1.6},
+        **group,
+        "mode": "lines",
+        "text": _hover(curve),
+        "hovertemplate": _HOVER_TEXT,
+    }
     traces = []
     if curve.interval is not None:
-        traces.append(_interval(curve.x, *curve.interval, page.colour(curve.experts, 0.18)) | group)
-    line = {"type": "scatter", "x": curve.x, "y": curve.loss, "line": {"color": colour, "dash": "dash", "width": 1.6}}
+        interval = _interval(curve.x, *curve.interval, page.colour(curve.experts, 0.18))
+        traces.append({**interval, **group})
     if not curve.inside.all():
-        traces.append({**line, **group, **options, "showlegend": not curve.inside.any()})
+        traces.append({**dashed, "showlegend": not curve.inside.any()})
     if curve.inside.any():
-        solid = {"y": np.where(curve.inside, curve.loss, np.nan), "line": {"color": colour, "width": 2.4}}
-        traces.append({**line, **group, **options, **solid})
+        losses = np.where(curve.inside, curve.loss, np.nan)
+        traces.append({**dashed, "y": losses, "line": {"color": colour, "width": 2.4}})
     if curve.mark is not None:
-        at, marker = [curve.mark], {"color": colour, "size": 9, "line": {"color": page.paper, "width": 1.5}}
-        traces.append({**_markers(name, curve.x[at], curve.loss[at], marker), **group, "showlegend": False})
+        point = [curve.mark]
+        marker = {"color": colour, "size": 9, "line": {"color": page.paper, "width": 1.5}}
+        mark = _markers(name, curve.x[point], curve.loss[point], marker)
+        traces.append({**mark, **group, "showlegend": False})
     return traces
 
 
 def _hover(curve: Curve) -> list[str]:
-    """The architecture of each point."""
+    """Describe the architecture of each point."""
     columns = (curve.loss, curve.d_model, curve.n_active, curve.n_total, curve.tokens)
-    return [
-        f"{label_of(curve.experts)}: {loss:.4f} nats<br>d_model {width:.0f}, {format_count(active)} active of "
-        f"{format_count(total)}<br>{format_count(tokens)} tokens"
-        for loss, width, active, total, tokens in zip(*(column.tolist() for column in columns), strict=True)
-    ]
+    texts = []
+    for loss, width, active, total, tokens in zip(*(column.tolist() for column in columns), strict=True):
+        sizes = f"d_model {width:.0f}, {format_count(active)} active of {format_count(total)}"
+        texts.append(f"{label_of(curve.experts)}: {loss:.4f} nats<br>{sizes}<br>{format_count(tokens)} tokens")
+    return texts
 
 
 def _interval(x: FloatArray, low: FloatArray, high: FloatArray, colour: str) -> dict[str, Any]:
-    outline = {"x": np.concatenate([x, x[::-1]]), "y": np.concatenate([low, high[::-1]])}
-    fill = {"fill": "toself", "fillcolor": colour, "line": {"width": 0}, "mode": "lines"}
-    return {"type": "scatter", **outline, **fill, "showlegend": False, **_SILENT}
+    return {
+        "type": "scatter",
+        "x": np.concatenate([x, x[::-1]]),
+        "y": np.concatenate([low, high[::-1]]),
+        "fill": "toself",
+        "fillcolor": colour,
+        "line": {"width": 0},
+        "mode": "lines",
+        "showlegend": False,
+        **_SILENT,
+    }
 
 
-def _shape(kind: str, left: float, right: float, **look: Any) -> dict[str, Any]:
-    """From the bottom of the figure to its top."""
-    return {"type": kind, "xref": "x", "yref": "paper", "x0": left, "x1": right, "y0": 0, "y1": 1, **look}
+def _shape(kind: str, low: float, high: float, **look: Any) -> dict[str, Any]:
+    """Draw a shape from the bottom of the figure to its top."""
+    return {
+        "type": kind,
+        "xref": "x",
+        "yref": "paper",
+        "x0": low,
+        "x1": high,
+        "y0": 0,
+        "y1": 1,
+        **look,
+    }
 
 
-def _bar(left: float, right: float, height: float, page: Page) -> dict[str, Any]:
-    """An interval along x at this share of the height, with its ends."""
-    path = " ".join(f"M {x},{height - 0.01} L {x},{height + 0.01}" for x in (left, right))
-    path += f" M {left},{height} L {right},{height}"
-    return {"type": "path", "xref": "x", "yref": "paper", "path": path, "line": {"color": page.ink, "width": 1.5}}
+def _bar(low: float, high: float, height: float, page: Page) -> dict[str, Any]:
+    """Draw an interval along x, with a stroke at each end, at this share of the height of the figure."""
+    strokes = [f"M {x},{height - 0.01} L {x},{height + 0.01}" for x in (low, high)]
+    return {
+        "type": "path",
+        "xref": "x",
+        "yref": "paper",
+        "path": " ".join([*strokes, f"M {low},{height} L {high},{height}"]),
+        "line": {"color": page.ink, "width": 1.5},
+    }
 
 
-def _axis(title: str, page: Page, ends: tuple[float, float] | None = None) -> dict[str, Any]:
-    style = {"gridcolor": page.grid, "linecolor": page.ink, "zeroline": False, "ticks": "outside", "automargin": True}
-    return {"title": {"text": title}, **style, **({} if ends is None else {"range": ends})}
+def _axis(title: str, page: Page, bounds: tuple[float, float] | None = None) -> dict[str, Any]:
+    axis: dict[str, Any] = {
+        "title": {"text": title},
+        "gridcolor": page.grid,
+        "linecolor": page.ink,
+        "zeroline": False,
+        "ticks": "outside",
+        "automargin": True,
+    }
+    if bounds is not None:
+        axis["range"] = bounds
+    return axis
 
 
 def _log_axis(title: str, values: FloatArray, form: Callable[[float], str], page: Page) -> dict[str, Any]:
-    low, high = float(np.min(values)), float(np.max(values))
+    low = float(np.min(values))
+    high = float(np.max(values))
     ticks = log_ticks(low, high, TICKS)
-    ticks = ticks[:: -(-len(ticks) // (TICKS + 2))]
-    scale = {"tickvals": ticks, "ticktext": [form(tick) for tick in ticks], "range": np.log10([low, high]).tolist()}
-    return _axis(title, page) | {"type": "log", **scale}
+    step = -(-len(ticks) // (TICKS + 2))
+    ticks = ticks[::step]
+    return {
+        **_axis(title, page),
+        "type": "log",
+        "tickvals": ticks,
+        "ticktext": [form(tick) for tick in ticks],
+        "range": np.log10([low, high]).tolist(),
+    }
 
 
 def _figure(
-    traces: Sequence[dict[str, Any]], page: Page, x: dict[str, Any], y: dict[str, Any], shapes: Sequence[Any] = ()
+    traces: Sequence[dict[str, Any]],
+    page: Page,
+    x: dict[str, Any],
+    y: dict[str, Any],
+    shapes: Sequence[Any] = (),
 ) -> Figure:
     from plotly.graph_objects import Figure
 
+    legend = {
+        "orientation": "h",
+        "yanchor": "bottom",
+        "y": 1.01,
+        "x": 0,
+        "font": {"size": 12},
+        **LEGEND,
+    }
     layout = {
         "xaxis": x,
         "yaxis": y,
@@ -215,7 +360,7 @@ def _figure(
         "paper_bgcolor": page.paper,
         "plot_bgcolor": page.paper,
         "margin": {"l": 8, "r": 16, "t": 8, "b": 8},
-        "legend": {"orientation": "h", "yanchor": "bottom", "y": 1.01, "x": 0, "font": {"size": 12}, **LEGEND},
+        "legend": legend,
         "hoverlabel": {"font": {"family": FONT}},
         "template": "none",
     }

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from hub.base.inputs import reads
 from hub.base.units import format_count, format_flops
 from scaling_law.figures import drawing
-from scaling_law.figures.curves import Curve, Region, budget_curves, memory_curves
+from scaling_law.figures.curves import Curve, MemoryCurves, Region, budget_curves, memory_curves
 from scaling_law.figures.drawing import LOSS, colour_of
 from scaling_law.formulas import Formula
 from scaling_law.planning.budget import Budget
@@ -26,36 +26,55 @@ if TYPE_CHECKING:
 
 
 def predicted_against_observed(result: Any, axes: Any = None) -> NDArray[Any]:
-    """Predicted against observed loss of every run, coloured by E, and the residuals below: two axes that share x.
+    """Draw predicted against observed loss of every run, coloured by E, with the residuals below.
 
-    `result` is a FitResult, or anything else with `runs`, `residuals` and `rmse`.
+    Return the two axes, which share x. `result` is a FitResult, or anything else with `runs`, `residuals` and `rmse`.
     """
     if axes is None:
-        axes = drawing.new_figure(5.6, 6.4, rows=2, sharex=True, height_ratios=[3, 1])[1]
+        _, axes = drawing.new_figure(5.6, 6.4, rows=2, sharex=True, height_ratios=[3, 1])
     top, bottom = axes
-    observed, residuals = result.runs.loss, result.residuals
-    for e in np.unique(result.runs.experts):
-        mask = result.runs.experts == e
-        style = {"s": 18, "color": colour_of(e), "edgecolors": "white", "linewidths": 0.3}
-        top.scatter(observed[mask], (observed + residuals)[mask], label=drawing.label_of(e), **style)
+    observed = result.runs.loss
+    residuals = result.residuals
+    predicted = observed + residuals
+    for experts in np.unique(result.runs.experts):
+        mask = result.runs.experts == experts
+        style = {
+            "s": 18,
+            "color": colour_of(experts),
+            "edgecolors": "white",
+            "linewidths": 0.3,
+        }
+        top.scatter(observed[mask], predicted[mask], label=drawing.label_of(experts), **style)
         bottom.scatter(observed[mask], residuals[mask], **style)
-    both = np.concatenate([observed, observed + residuals])
-    ends = np.array([both.min(), both.max()]) + np.array([-0.03, 0.03]) * max(np.ptp(both), 1e-3)
-    top.plot(ends, ends, color="0.4", linewidth=0.9, zorder=0)
+    losses = np.concatenate([observed, predicted])
+    margin = 0.03 * max(np.ptp(losses), 1e-3)
+    bounds = np.array([losses.min() - margin, losses.max() + margin])
+    top.plot(bounds, bounds, color="0.4", linewidth=0.9, zorder=0)
     bottom.axhline(0.0, color="0.4", linewidth=0.9, zorder=0)
     limit = 1.15 * max(float(np.abs(residuals).max()), 1e-6)
-    bottom.set(xlabel=f"observed {LOSS}", ylabel="error (nats)", ylim=(-limit, limit), xlim=ends)
-    top.set(ylabel=f"predicted {LOSS}", title=f"{len(observed)} runs, RMSE {result.rmse:.4f} nats")
+    bottom.set(
+        xlabel=f"observed {LOSS}",
+        ylabel="error (nats)",
+        xlim=bounds,
+        ylim=(-limit, limit),
+    )
+    top.set(
+        ylabel=f"predicted {LOSS}",
+        title=f"{len(observed)} runs, RMSE {result.rmse:.4f} nats",
+    )
     drawing.legend(top)
     return axes if isinstance(axes, drawing.Panels) else np.array([top, bottom])
 
 
 def isoflop(
-    law: Formula, flops: ArrayLike = (1e19, 1e20, 1e21, 1e22), experts: Sequence[float] = (1, 4, 16), axes: Any = None
+    law: Formula,
+    flops: ArrayLike = (1e19, 1e20, 1e21, 1e22),
+    experts: Sequence[float] = (1, 4, 16),
+    axes: Any = None,
 ) -> NDArray[Any]:
-    """Loss against tokens along budgets, compute-optimal points marked (Fig. 2a); one panel for each budget.
+    """Draw the loss against tokens along budgets, with compute-optimal points (Fig. 2a); one panel for each budget.
 
-    An E for which the law has no optimum is left out; ValueError if it has one for none.
+    An E without an optimum is left out; ValueError if no E has one.
     """
     budgets = np.atleast_1d(np.asarray(flops, float))
     by_budget = [budget_curves(law, Budget.of(budget), experts, points=200) for budget in budgets.tolist()]
@@ -63,7 +82,11 @@ def isoflop(
     for ax, budget, curves in zip(axes, budgets, by_budget, strict=True):
         for curve in curves:
             drawing.draw(ax, curve)
-        ax.set(title=f"{format_flops(budget)} FLOPs", xlim=curves[0].x[[0, -1]], ylim=shown_losses(curves))
+        ax.set(
+            title=f"{format_flops(budget)} FLOPs",
+            xlim=curves[0].x[[0, -1]],
+            ylim=shown_losses(curves),
+        )
         drawing.log_axis(ax, drawing.TOKENS)
     axes[0].set_ylabel(LOSS)
     drawing.shared_legend(axes[0])
@@ -71,10 +94,12 @@ def isoflop(
 
 
 def shown_losses(curves: Sequence[Curve]) -> tuple[float, float]:
-    """The losses that a figure of marked curves shows: around their marks, more above than below."""
-    marked = [curve.loss[curve.mark] for curve in curves if curve.mark is not None]
-    low, high = float(min(marked)), float(max(marked))
-    return low - 0.25 * (high - low) - 0.005, high + 2.0 * (high - low) + 0.05
+    """Return the bounds of the losses that a figure of curves shows: around their marks, more above than below."""
+    losses = [curve.loss[curve.mark] for curve in curves if curve.mark is not None]
+    low = float(min(losses))
+    high = float(max(losses))
+    height = high - low
+    return low - 0.25 * height - 0.005, high + 2.0 * height + 0.05
 
 
 @reads
@@ -86,33 +111,52 @@ def memory_optimal(
     inference_tokens: float = 0.0,
     ax: Axes | None = None,
 ) -> Axes:
-    """Loss under a memory limit, a curve for each E up to its compute optimum, shaded where each E is best."""
+    """Draw the loss under a memory limit, a curve for each E up to its optimum, shaded where each E is best."""
     ax = drawing.axes_or_new(ax, 7.0, 4.6)
-    served: dict[str, Any] = {"kv_tokens": kv_tokens, "inference_tokens": inference_tokens}
-    by_memory = memory_curves(law, budget := Budget.of(flops), experts, **served)
+    budget = Budget.of(flops)
+    serving: dict[str, Any] = {"kv_tokens": kv_tokens, "inference_tokens": inference_tokens}
+    by_memory = memory_curves(law, budget, experts, **serving)
     shade(ax, by_memory.memory, by_memory.regions)
     for curve in by_memory.curves:
         drawing.draw(ax, curve)
-    if by_memory.interval is not None:
-        for region in by_memory.regions:
-            band = [end[region.part] for end in by_memory.interval]
-            drawing.draw_band(ax, by_memory.memory[region.part], band, region.experts, alpha=0.25)
-    for k, ends in enumerate(by_memory.boundaries):  # a bar for each
-        height = 0.03 + 0.03 * (k % 2)
-        (bar,) = ax.plot(ends, [height, height], "|-", color=drawing.DARK, transform=ax.get_xaxis_transform())
-        bar.set(markersize=5, linewidth=1.2, label="_" + drawing.BOUNDARY)
-    best = by_memory.loss
-    ax.set(xlim=by_memory.memory[[0, -1]], ylim=(best.min() - 0.03, best[0] + 0.02), ylabel=LOSS)
+    _draw_intervals(ax, by_memory)
+    ax.set(
+        xlim=by_memory.memory[[0, -1]],
+        ylim=(by_memory.loss.min() - 0.03, by_memory.loss[0] + 0.02),
+        ylabel=LOSS,
+    )
     drawing.log_axis(ax, "memory limit (parameters)")
-    cache = f", KV cache of {kv_tokens:,.0f} tokens" if kv_tokens else ""
-    inference = f", inference on {format_count(inference_tokens)} tokens" if inference_tokens else ""
-    ax.set_title(f"{budget}{inference}{cache}", fontsize=10 if not (cache and inference) else 8.5)
+    title = str(budget)
+    if inference_tokens:
+        title += f", inference on {format_count(inference_tokens)} tokens"
+    if kv_tokens:
+        title += f", KV cache of {kv_tokens:,.0f} tokens"
+    ax.set_title(title, fontsize=8.5 if kv_tokens and inference_tokens else 10)
     drawing.legend(ax, fontsize=9)
     return ax
+
+
+def _draw_intervals(ax: Axes, by_memory: MemoryCurves) -> None:
+    """Draw the interval of the best loss as a band, and a bar for each boundary between regions."""
+    if by_memory.interval is not None:
+        for region in by_memory.regions:
+            band = [bound[region.points] for bound in by_memory.interval]
+            drawing.draw_band(ax, by_memory.memory[region.points], band, region.experts, alpha=0.25)
+    for number, bounds in enumerate(by_memory.boundaries):
+        # Bars alternate between two heights, so that neighbours do not touch.
+        height = 0.03 + 0.03 * (number % 2)
+        (bar,) = ax.plot(
+            bounds,
+            [height, height],
+            "|-",
+            color=drawing.DARK,
+            transform=ax.get_xaxis_transform(),
+        )
+        bar.set(markersize=5, linewidth=1.2, label="_" + drawing.BOUNDARY)
 
 
 def shade(ax: Axes, x: FloatArray, regions: Sequence[Region], alpha: float = 0.12) -> None:
     """Shade where each E is best along `x`."""
     for region in regions:
-        left, *_, right = x[region.part]
-        ax.axvspan(left, right, color=colour_of(region.experts), alpha=alpha, linewidth=0)
+        low, *_, high = x[region.points]
+        ax.axvspan(low, high, color=colour_of(region.experts), alpha=alpha, linewidth=0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,8 @@ import numpy as np
 from hub.record.run_record import RunRecord
 from scaling_law.figures import drawing
 
-CURVE, LOAD = "training_curve.png", "expert_load.png"
+CURVE = "training_curve.png"
+LOAD = "expert_load.png"
 CAPTIONS = {
     CURVE: "Training loss against tokens: the trunk up to the branch point, and the decay",
     LOAD: "Tokens routed to each expert in each layer at the end of training, relative to an even load",
@@ -23,67 +24,99 @@ _COLOURS = {"trunk": "#4c78a8", "decay": "#e45756"}
 
 
 def run_pictures(record: RunRecord, trunk_log: Path, branch_log: Path) -> dict[str, bytes]:
-    """PNGs by file name; those that the logs have nothing for (one expert, no lines) are left out."""
-    split = record.tokens if record.branch_point_tokens is None else record.branch_point_tokens
-    trunk = [line for line in _lines(trunk_log) if line["tokens"] <= split]
-    branch = [line for line in _lines(branch_log) if line["tokens"] <= record.tokens]
+    """Draw PNGs by file name, without those for which the logs have nothing (one expert, no lines)."""
+    branch_point = record.tokens if record.branch_point_tokens is None else record.branch_point_tokens
+    trunk = _lines(trunk_log, branch_point)
+    branch = _lines(branch_log, record.tokens)
     pictures = {}
     curves = {"trunk": _curve(trunk), "decay": _curve(branch)}
     if any(len(tokens) for tokens, _ in curves.values()):
         pictures[CURVE] = drawing.png(training_curve(curves, record))
-    last = branch or trunk[-max(1, len(trunk) // 10) :]  # an intermediate model lies on the trunk
-    routed = [line["tokens_per_expert"] for line in last if line["tokens_per_expert"]]
-    if record.experts > 1 and routed:
-        pictures[LOAD] = drawing.png(expert_load(np.sum(routed, axis=0, dtype=float)))
+    # An intermediate model lies on the trunk.
+    last_lines = branch or trunk[-max(1, len(trunk) // 10) :]
+    loads = [line["tokens_per_expert"] for line in last_lines if line["tokens_per_expert"]]
+    if record.experts > 1 and loads:
+        total_load = np.sum(loads, axis=0, dtype=float)
+        pictures[LOAD] = drawing.png(expert_load(total_load))
     return pictures
 
 
-def _lines(log: Path) -> Iterator[dict]:
-    for text in log.read_text(encoding="utf-8").splitlines() if log.exists() else ():
+def _lines(log: Path, last_tokens: float) -> list[dict]:
+    """Read the lines of a log up to so many tokens."""
+    if not log.exists():
+        return []
+    lines = []
+    for text in log.read_text(encoding="utf-8").splitlines():
+        # A line is cut short when a process was killed.
         try:
             line = json.loads(text)
         except ValueError:
-            continue  # cut short when a process was killed
-        yield {name: line.get(name) for name in ("tokens", "loss", "tokens_per_expert")}
+            continue
+        values = {name: line.get(name) for name in ("tokens", "loss", "tokens_per_expert")}
+        if values["tokens"] <= last_tokens:
+            lines.append(values)
+    return lines
 
 
 def _curve(lines: list[dict]) -> tuple[np.ndarray, np.ndarray]:
-    """(tokens, loss), each [points], without the steps whose loss was not finite."""
-    finite = [(line["tokens"], line["loss"]) for line in lines if line["loss"] is not None]
-    pieces = np.array_split(np.array(finite, float), max(1, min(_POINTS, len(finite))))
-    tokens, loss = np.array([piece.mean(axis=0) for piece in pieces if len(piece)]).reshape(-1, 2).T
+    """Return (tokens, loss), each [points], without the steps whose loss was not finite."""
+    points = [(line["tokens"], line["loss"]) for line in lines if line["loss"] is not None]
+    n_pieces = max(1, min(_POINTS, len(points)))
+    pieces = np.array_split(np.array(points, float), n_pieces)
+    means = [piece.mean(axis=0) for piece in pieces if len(piece)]
+    tokens, loss = np.array(means).reshape(-1, 2).T
     return tokens, loss
 
 
 def training_curve(curves: Mapping[str, tuple[np.ndarray, np.ndarray]], record: RunRecord, ax: Any = None) -> Any:
-    """Training loss against tokens on `ax`, which is returned; `curves`: (tokens, loss) of "trunk" and "decay"."""
+    """Draw the training loss against tokens, and return the axes; `curves`: (tokens, loss) of "trunk" and "decay"."""
     ax = drawing.axes_or_new(ax, 6.4, 3.8, dpi=100)
     for name, (tokens, loss) in curves.items():
-        # a line needs two points: a curve of one or two gets markers
-        ax.plot(tokens, loss, color=_COLOURS[name], label=name, linewidth=1.2, marker="." if len(tokens) < 3 else "")
-    every = np.concatenate([loss for _, loss in curves.values()])
-    low, high = every.min(), np.quantile(every, 0.98)
+        # A line needs two points: a curve of one or two gets markers.
+        marker = "." if len(tokens) < 3 else ""
+        ax.plot(
+            tokens,
+            loss,
+            color=_COLOURS[name],
+            label=name,
+            linewidth=1.2,
+            marker=marker,
+        )
+    losses = np.concatenate([loss for _, loss in curves.values()])
+    low = losses.min()
+    high = np.quantile(losses, 0.98)
     if record.eval_loss is not None:
-        ax.plot(record.tokens, record.eval_loss, "k*", markersize=9, label=f"held out: {record.eval_loss:.4f}")
-        low, high = min(low, record.eval_loss), max(high, record.eval_loss)
+        label = f"held out: {record.eval_loss:.4f}"
+        ax.plot(record.tokens, record.eval_loss, "k*", markersize=9, label=label)
+        low = min(low, record.eval_loss)
+        high = max(high, record.eval_loss)
     ax.set(ylabel=drawing.LOSS)
     drawing.log_axis(ax, drawing.TOKENS)
-    ax.set_ylim(low - 0.04 * max(high - low, 1e-3), high + 0.1 * max(high - low, 1e-3))
+    height = max(high - low, 1e-3)
+    ax.set_ylim(low - 0.04 * height, high + 0.1 * height)
     drawing.legend(ax)
     return ax
 
 
 def expert_load(routed: np.ndarray, ax: Any = None) -> Any:
-    """Load of each expert in each layer on `ax`, which is returned; `routed` [layers, experts]: before dropping."""
+    """Draw the load of each expert in each layer, and return the axes; `routed` [layers, experts]: before dropping."""
     from matplotlib.ticker import MaxNLocator
 
     layers, experts = routed.shape
-    relative = routed / np.maximum(routed.mean(axis=1, keepdims=True), 1.0)
+    even_load = np.maximum(routed.mean(axis=1, keepdims=True), 1.0)
+    load = routed / even_load
     if ax is None:
-        width, height = 2.6 + 0.22 * max(experts, 8), 1.4 + 0.18 * max(layers, 4)
-        ax = drawing.new_figure(min(width, 11.0), min(height, 9.0), dpi=100)[1]
+        width = min(2.6 + 0.22 * max(experts, 8), 11.0)
+        height = min(1.4 + 0.18 * max(layers, 4), 9.0)
+        _, ax = drawing.new_figure(width, height, dpi=100)
     ax.grid(False)
-    image = ax.imshow(relative, cmap="viridis", vmin=0.0, vmax=max(2.0, float(relative.max())), aspect="auto")
+    image = ax.imshow(
+        load,
+        cmap="viridis",
+        vmin=0.0,
+        vmax=max(2.0, float(load.max())),
+        aspect="auto",
+    )
     ax.set(xlabel="expert", ylabel="layer")
     # Show at least one whole number.
     for axis in (ax.xaxis, ax.yaxis):

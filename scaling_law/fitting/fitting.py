@@ -34,7 +34,7 @@ from scaling_law.fitting.repetition import (
 from scaling_law.fitting.solver import Solutions
 from scaling_law.fitting.uncertainty import Bootstrap, bootstrap
 from scaling_law.formulas.answers import Answer
-from scaling_law.formulas.conditions import joined_limits
+from scaling_law.formulas.conditions import join_limits
 from scaling_law.formulas.law import check_count
 from scaling_law.formulas.repeated import Repetition
 from scaling_law.law import LAWS, Law
@@ -458,7 +458,7 @@ def fit(
     before, after = prior.conditions if prior is not None else None, result.law.conditions
     if before is None or after is None:
         return result
-    return replace(result, law=result.law.replace(conditions=replace(after, **joined_limits(before, after))))
+    return replace(result, law=result.law.replace(conditions=replace(after, **join_limits(before, after))))
 
 
 def _counted(result: FitResult[Law], repetition: RepetitionFit | None) -> FitResult[Law]:

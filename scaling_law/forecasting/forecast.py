@@ -22,7 +22,7 @@ from scaling_law.fitting.repetition import REPEATED, UNIQUE, with_unique_tokens
 from scaling_law.forecasting.forecasters import EQUAL_RATIOS, VARIABLES, forecasters, have
 from scaling_law.forecasting.repetition import count_worth, fit_worth, say_repetition
 from scaling_law.forecasting.stack import Defaults, distances, gather, read_defaults, stack
-from scaling_law.formulas.accuracy import accuracy_cells, expected, remarks, tasks_named
+from scaling_law.formulas.accuracy import accuracy_cells, describe_accuracies, parse_tasks, predict_accuracies
 from scaling_law.formulas.answers import Answer, span
 from scaling_law.formulas.conditions import RangeCheck
 from scaling_law.formulas.law import check_level, check_shapes, numbers, positive
@@ -152,7 +152,7 @@ def forecast(
     for an unreadable table and for runs of several recipes.
     """
     check_level(level)
-    tasks = tasks_named(accuracy)
+    tasks = parse_tasks(accuracy)
     table = read_table(runs)
     check_mix(table.recipe, (), mix, table.source, (*table.columns, *table.texts))
     if counted := not (unique_tokens is None and epochs is None):
@@ -181,7 +181,7 @@ def forecast(
     if tasks and notes:
         raise InputError(f"accuracy: {notes[0]}")
     for row in rows if tasks else ():
-        row["accuracy"] = expected(tasks, row["loss"], (row["low"], row["high"]), level)
+        row["accuracy"] = predict_accuracies(tasks, row["loss"], (row["low"], row["high"]), level)
     at_points = {name: of_law[:, len(STEPS) - 1 :: len(STEPS)].tolist() for name, of_law in laws.items()}
     return Forecast(
         tuple(rows),
@@ -196,7 +196,7 @@ def forecast(
             *filter(None, [table.thinned]),
             *doubts,
             *notes,
-            *remarks(tasks, columns["loss"]),
+            *describe_accuracies(tasks, columns["loss"]),
             *_blind_spots(table, points, at_points),
         ),
     )

@@ -1,4 +1,4 @@
-"""What laws are made of: forms, coefficients, and the conditions under which they may be believed. No I/O."""
+"""The parts of laws: forms, coefficients, and the conditions under which they can be trusted. No I/O."""
 
 from scaling_law.formulas.conditions import Conditions, ExtrapolationError
 from scaling_law.formulas.law import ChinchillaForm, Formula

@@ -19,15 +19,20 @@ from hub.base import strict_json
 from hub.base.errors import InputError, unknown
 
 FITS = Path(__file__).with_name("accuracy.json")
-FORMAT, VERSION = "accuracy_of_loss", 1
-FOLLOWS = 0.5  # error on a corpus left out, over the spread of the accuracies, up to which a task follows the loss
-REACH = 1.33  # how far beyond the losses measured a loss may lie
+FORMAT = "accuracy_of_loss"
+VERSION = 1
+# A task follows the loss up to this error on a corpus left out, over the spread of the accuracies.
+FOLLOWS = 0.5
+# The factor by which a loss may lie beyond the losses measured.
+REACH = 1.33
 
 
 @dataclass(frozen=True)
 class Task:
-    """A task's curve; RMSE on each corpus and on the largest models when left out, and the models' standard deviation.
+    """The curve of a task, with its errors.
 
+    `corpora` and `largest` are the RMSE of the accuracy on a corpus left out and on the largest models left out,
+    `spread` is the standard deviation of the models' accuracies.
     `chance` is fitted, too: small models often score below 1 / choices. The ceiling is 1.
     """
 
@@ -41,67 +46,86 @@ class Task:
 
     @property
     def follows(self) -> bool:
+        """True if the loss on one corpus predicts the accuracy of models trained on another."""
         return self.corpora <= FOLLOWS * self.spread
 
-    def at(self, loss: float) -> float:
-        return self.chance + (1.0 - self.chance) / (1.0 + math.exp((loss - self.middle) / self.width))
+    def accuracy(self, loss: float) -> float:
+        """Compute the accuracy to expect at a loss."""
+        power = math.exp((loss - self.middle) / self.width)
+        return self.chance + (1.0 - self.chance) / (1.0 + power)
 
 
 @cache
 def _fits() -> Mapping[str, Any]:
-    fits = strict_json.read(FITS, FORMAT, VERSION)
-    return fits | {"tasks": {name: Task(name, *values) for name, values in fits["tasks"].items()}}
+    fits = dict(strict_json.read(FITS, FORMAT, VERSION))
+    fits["tasks"] = {name: Task(name, *values) for name, values in fits["tasks"].items()}
+    return fits
 
 
-def tasks_named(accuracy: str | Sequence[str]) -> list[Task]:
-    """The tasks of "arc_easy,hellaswag" or a list. InputError for unknown ones and those that do not follow loss."""
+def parse_tasks(accuracy: str | Sequence[str]) -> list[Task]:
+    """Read "arc_easy,hellaswag" or a list. InputError for unknown tasks and those that do not follow the loss."""
     names = accuracy.split(",") if isinstance(accuracy, str) else accuracy
-    tasks, wanted = _fits()["tasks"], [name.strip() for name in names if name.strip()]
-    follow = [name for name, task in tasks.items() if task.follows]
-    for name in wanted:
+    tasks = _fits()["tasks"]
+    available = [name for name, task in tasks.items() if task.follows]
+    selected = []
+    for name in names:
+        name = name.strip()
+        if not name:
+            continue
         if name not in tasks:
-            raise InputError(unknown("accuracy=", name, follow))
-        if not (task := tasks[name]).follows:
+            raise InputError(unknown("accuracy=", name, available))
+        task = tasks[name]
+        if not task.follows:
             error = f"error {task.corpora:.3f} on a corpus left out, standard deviation {task.spread:.3f}"
-            raise InputError(f"accuracy={name!r} does not follow the loss ({error}); there are {', '.join(follow)}")
-    return [tasks[name] for name in wanted]
+            raise InputError(f"accuracy={name!r} does not follow the loss ({error}); there are {', '.join(available)}")
+        selected.append(task)
+    return selected
 
 
-def expected(
+def predict_accuracies(
     tasks: Sequence[Task], loss: float, interval: tuple[float, float] | None, level: float
 ) -> dict[str, dict[str, float]] | None:
-    """None for no tasks; task → accuracy, `low` and `high` at `level`, for a loss with its interval of this level.
+    """Predict the accuracy of each task, `low` and `high` at `level`, for a loss with its interval of this level.
 
-    InputError for a loss that is far from all those measured, as losses in other units are.
+    None without tasks. InputError for a loss that is far from all those measured, as losses in other units are.
     """
     if not tasks:
         return None
-    fits, z = _fits(), NormalDist().inv_cdf(0.5 + level / 2)
-    low, high = fits["losses"]
-    if not low / REACH <= loss <= high * REACH:
+    fits = _fits()
+    lowest, highest = fits["losses"]
+    if not lowest / REACH <= loss <= highest * REACH:
         raise InputError(
-            f"accuracy: loss {loss:.3g} is far from those measured, {low:.3g} to {high:.3g} nats per token"
+            f"accuracy: loss {loss:.3g} is far from those measured, {lowest:.3g} to {highest:.3g} nats per token"
         )
-    spread = math.log(interval[1] / interval[0]) / 2 if interval else 0.0
-    off = math.exp(math.hypot(spread, z * fits["shift"]))
+    z = NormalDist().inv_cdf(0.5 + level / 2)
+    half_width = math.log(interval[1] / interval[0]) / 2 if interval else 0.0
+    factor = math.exp(math.hypot(half_width, z * fits["shift"]))
     answers = {}
     for task in tasks:
-        at, error = task.at(loss), z * max(task.corpora, task.largest)
-        ends = (at - math.hypot(at - task.at(loss * off), error), at + math.hypot(task.at(loss / off) - at, error))
-        answers[task.name] = {"accuracy": at, "low": max(ends[0], 0.0), "high": min(ends[1], 1.0)}
+        accuracy = task.accuracy(loss)
+        error = z * max(task.corpora, task.largest)
+        low = accuracy - math.hypot(accuracy - task.accuracy(loss * factor), error)
+        high = accuracy + math.hypot(task.accuracy(loss / factor) - accuracy, error)
+        answers[task.name] = {"accuracy": accuracy, "low": max(low, 0.0), "high": min(high, 1.0)}
     return answers
 
 
-def remarks(tasks: Sequence[Task], losses: Sequence[float]) -> tuple[str, ...]:
-    """What accuracies are worth, a sentence each."""
+def describe_accuracies(tasks: Sequence[Task], losses: Sequence[float]) -> tuple[str, ...]:
+    """Say how far to trust accuracies, a sentence each."""
     if not tasks:
         return ()
     fits = _fits()
-    what = f"accuracies are those of {fits['what']}; a loss on other text or tokens is off by {fits['shift']:.0%}, "
-    beyond = f"no model with a loss below {fits['losses'][0]:.2f} was measured: accuracies are extrapolated"
-    return (f"{what}alike for all rows", *([beyond] if min(losses) < fits["losses"][0] else []))
+    source = f"accuracies are those of {fits['what']}"
+    sentences = [f"{source}; a loss on other text or tokens is off by {fits['shift']:.0%}, alike for all rows"]
+    lowest = fits["losses"][0]
+    if min(losses) < lowest:
+        sentences.append(f"no model with a loss below {lowest:.2f} was measured: accuracies are extrapolated")
+    return tuple(sentences)
 
 
 def accuracy_cells(accuracy: Mapping[str, Mapping[str, float]] | None) -> dict[str, str]:
-    """How a table shows what `expected` answers."""
-    return {name: "{accuracy:.2f} ({low:.2f}–{high:.2f})".format(**value) for name, value in (accuracy or {}).items()}
+    """Format the answer of `predict_accuracies` for a table."""
+    cells = {}
+    for name, value in (accuracy or {}).items():
+        cells[name] = f"{value['accuracy']:.2f} ({value['low']:.2f}–{value['high']:.2f})"
+    return cells

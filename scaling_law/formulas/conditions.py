@@ -1,9 +1,9 @@
 """The conditions a law was fitted under, which tell extrapolation from interpolation.
 
-A `RangeCheck` says what an answer is worth: how far the question extrapolates, and which ranges are unknown. It is
-trusted inside the fitted ranges, and beyond them as far as backtests of other labs' laws go (`SUPPORT`). Beyond the
-range guard, searches refuse to answer unless forced: far below its fitted sizes, the paper's own law prefers sparse
-models with thousands of tokens per parameter. A law without ranges is never refused, nor trusted.
+A `RangeCheck` tells how far an answer extrapolates, and which ranges are unknown. An answer is trusted inside the
+fitted ranges and, beyond them, as far as backtests of other labs' laws went (`SUPPORT`). Beyond the range guard,
+searches refuse to answer unless forced: far below its fitted sizes, the paper's law prefers sparse models with
+thousands of tokens per parameter. A law without ranges is never refused, nor trusted.
 """
 
 from __future__ import annotations
@@ -23,30 +23,35 @@ from hub.base.units import format_count
 from scaling_law.size.architecture import is_size, training_flops
 from scaling_law.size.arrays import FloatArray
 
-# How many times beyond the fitted range, either way, an answer is refused.
+# Factors beyond the fitted range, either way, at which an answer is refused.
 GUARD = {"N_act": 1000.0, "D": 1000.0, "D/N": 100.0, "E": 4.0, "flops": 1e6, "C": 1e6}
 # Guards of other variables of a law.
-SIZE_GUARD, DESIGN_GUARD = 1000.0, 4.0
-# How many times below and above the fitted range an answer is trusted: as far as the cuts of
+SIZE_GUARD = 1000.0
+DESIGN_GUARD = 4.0
+# Factors below and above the fitted range up to which an answer is trusted: as far as the cuts of
 # studies/forecasts/splits.csv go. Laws of the runs up to a thirtieth of the largest compute forecast those above it
 # (docs/studies/forecasts.md), and cuts at a third of N or D move D/N by three. Nothing below a range was forecast, and
 # no E or design outside. C is 6 N D.
-FURTHEST, RATIO = 30.0, 3.0
+FURTHEST = 30.0
+RATIO = 3.0
 SUPPORT = {"D/N": (RATIO, RATIO), "E": (1.0, 1.0), "flops": (1.0, FURTHEST), "C": (1.0, FURTHEST)}
 SUPPORTED = f"C, N_act and D up to {FURTHEST:g} times above the runs, D/N {RATIO:g} times outside"
-# A learning rate is told this many times outside the range of its law, either way: N as it counts, D and the batch.
-RATE_GUARD, RATE_GUARD_OF_EXPERTS, RATE_GUARD_OF_FLOPS = 10.0, 4.0, 100.0
+# Factors outside the range of its law up to which a learning rate is given: of N as it counts, of D and of the batch.
+RATE_GUARD = 10.0
+RATE_GUARD_OF_EXPERTS = 4.0
+RATE_GUARD_OF_FLOPS = 100.0
 UNGUARDED = "this law carries no fitted ranges: nothing checks how far an answer extrapolates"
 UNKNOWN = "range of {} unknown: nothing checks how far an answer extrapolates there"
-# variable → its name in `fitted_limits`
+# Names of variables in `fitted_limits`.
 LABELS = {"n_active": "N_act", "tokens": "D", "tokens_per_parameter": "D/N", "experts": "E"}
-# Slack of the ends of a range: a question that is rounded to a digit less is inside.
+# Slack at the bounds of a range: a question that is rounded to a digit less is inside.
 SLACK = 1e-3
-ROUNDING = 1e-9  # a question at the guard itself is inside
+# A question at the guard itself is inside.
+ROUNDING = 1e-9
 DATASET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 SPANS = ("n_active", "tokens", "tokens_per_parameter", "training_flops")
-# left out of a file where they are empty: older versions read it
+# These are left out of a file where they are empty: older versions read it.
 OPTIONAL = ("dataset", "commit", "vocab_size", "where", "variables", "omitted", "doubts")
 
 
@@ -56,7 +61,7 @@ class ExtrapolationError(InputError):
 
 @dataclass(frozen=True)
 class FittedRange:
-    """What the runs with `experts` experts (None: all runs) covered."""
+    """The ranges that the runs with `experts` experts (None: all runs) cover."""
 
     experts: float | None
     runs: int
@@ -68,7 +73,7 @@ class FittedRange:
 
 @dataclass(frozen=True)
 class Excess:
-    """The value of a quantity furthest outside its limits at one end, `times` beyond, at E = `experts`."""
+    """The value of a quantity furthest outside one of its limits, `times` beyond, at E = `experts`."""
 
     name: str
     value: float
@@ -78,11 +83,16 @@ class Excess:
     experts: float
 
     def __str__(self) -> str:
-        sign = "×" if self.value > self.high else "÷"
-        values = (self.value, self.low, self.high)
-        value, low, high = (f"{v:g}" if self.name == "E" else format_count(v) for v in values)
-        name = "E =" if self.name == "E" else self.name
-        return f"{name} {value} is outside the fitted {low}…{high} ({sign}{self.times:.3g})"
+        is_experts = self.name == "E"
+        form = "{:g}".format if is_experts else format_count
+        name = "E =" if is_experts else self.name
+        limits = f"{form(self.low)}…{form(self.high)}"
+        return f"{name} {form(self.value)} is outside the fitted {limits} ({self.sign}{self.times:.3g})"
+
+    @property
+    def sign(self) -> str:
+        """The direction in which the value leaves its limits."""
+        return "×" if self.value > self.high else "÷"
 
 
 def guard_of(name: str) -> float:
@@ -92,8 +102,10 @@ def guard_of(name: str) -> float:
 
 def support_of(name: str) -> tuple[float, float]:
     """Return how many times below and above the fitted range of this quantity an answer is trusted."""
+    if name in SUPPORT:
+        return SUPPORT[name]
     is_amount = name in ("N_act", "D") or is_size(name)
-    return SUPPORT.get(name, (1.0, FURTHEST if is_amount else 1.0))
+    return 1.0, FURTHEST if is_amount else 1.0
 
 
 def measured_support_of(name: str) -> tuple[float, float]:
@@ -102,24 +114,25 @@ def measured_support_of(name: str) -> tuple[float, float]:
 
 
 def rate_guard_of(name: str) -> float:
-    """Return how many times beyond the range of this quantity no learning rate is told."""
-    return {"E": RATE_GUARD_OF_EXPERTS, "flops": RATE_GUARD_OF_FLOPS}.get(name, RATE_GUARD)
+    """Return how many times beyond the range of this quantity no learning rate is given."""
+    guards = {"E": RATE_GUARD_OF_EXPERTS, "flops": RATE_GUARD_OF_FLOPS}
+    return guards.get(name, RATE_GUARD)
 
 
 def rate_support_of(name: str) -> tuple[float, float]:
-    """Return how many times below and above the range of this quantity a learning rate is trusted: if it is told."""
+    """Return how many times below and above the range of this quantity a learning rate is trusted: as far as given."""
     return rate_guard_of(name), rate_guard_of(name)
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """How a law was fitted: `load_runs(dataset, revision=commit, where=where)` reads the same runs.
+    """The circumstances of a fit: `load_runs(dataset, revision=commit, where=where)` reads the same runs.
 
-    `draws` says how the draws were made, if not by the bootstrap of the fit. `set_aside` are outliers left out,
+    `draws` describes the draws if they are not the bootstrap of the fit. `set_aside` are the outliers left out,
     `warmup_tokens` is the longest warm-up, `vocab_size` is None if unknown or mixed, and `variables` has the ranges of
-    a law's variables besides N_act, D and E. `omitted` has a sentence on each variable of the runs that the law lacks
-    but its errors depend on, and `doubts` on what is odd about the runs themselves, their units or settings in which
-    they differ; every answer repeats both.
+    variables other than N_act, D and E. `omitted` has a sentence on each variable that the errors depend on but the
+    law lacks, and `doubts` on each oddity of the runs, such as their units or settings in which they differ; every
+    answer repeats both.
     """
 
     provenance: str
@@ -143,49 +156,60 @@ class Conditions:
 
     @property
     def overall(self) -> FittedRange | None:
-        return next((r for r in self.ranges if r.experts is None), None)
+        """The range of all runs; None if unknown."""
+        return next((fitted_range for fitted_range in self.ranges if fitted_range.experts is None), None)
 
     @property
     def experts(self) -> tuple[float, ...]:
         """E of the runs, ascending; empty if unknown."""
-        return tuple(sorted(r.experts for r in self.ranges if r.experts is not None))
+        values = [fitted_range.experts for fitted_range in self.ranges if fitted_range.experts is not None]
+        return tuple(sorted(values))
 
     def fitted_limits(self) -> dict[str, tuple[float, float]]:
-        """(lowest, highest) N_act, D, D/N, E and other variables of all runs; without those that are unknown."""
+        """Return the known (lowest, highest) N_act, D, D/N, E and other variables of all runs."""
         limits = dict(self.variables or {})
-        if (r := self.overall) is not None:
-            limits |= {"N_act": r.n_active, "D": r.tokens, "D/N": r.tokens_per_parameter}
-        return limits | ({"E": (self.experts[0], self.experts[-1])} if self.experts else {})
+        overall = self.overall
+        if overall is not None:
+            limits["N_act"] = overall.n_active
+            limits["D"] = overall.tokens
+            limits["D/N"] = overall.tokens_per_parameter
+        if self.experts:
+            limits["E"] = (self.experts[0], self.experts[-1])
+        return limits
 
     def to_dict(self) -> dict[str, Any]:
-        data = asdict(self) | {"objective": dict(self.objective), "ranges": [asdict(r) for r in self.ranges]}
+        """Return plain JSON values that `from_dict` reads."""
+        data = asdict(self)
+        data["objective"] = dict(self.objective)
+        data["ranges"] = [asdict(fitted_range) for fitted_range in self.ranges]
         return {name: value for name, value in data.items() if value or name not in OPTIONAL}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Conditions:
-        """Read back what `to_dict` wrote; ValueError for unknown keys and wrong forms."""
-        for name, allowed in (("dataset", DATASET), ("commit", COMMIT)):
+        """Read what `to_dict` wrote; ValueError for unknown keys and wrong forms."""
+        for name, pattern in (("dataset", DATASET), ("commit", COMMIT)):
             value = data.get(name)
-            if value is not None and not (isinstance(value, str) and allowed.fullmatch(value)):
-                raise InputError(f"conditions: {name}={value!r} must have the form {allowed.pattern}")
+            if value is not None and not (isinstance(value, str) and pattern.fullmatch(value)):
+                raise InputError(f"conditions: {name}={value!r} must have the form {pattern.pattern}")
         vocabulary = data.get("vocab_size")
         if vocabulary is not None and (type(vocabulary) is not int or vocabulary < 1):
             raise InputError(f"conditions: vocab_size={vocabulary!r} must be an integer of at least 1")
         try:
-            ranges = tuple(FittedRange(**_tuples(r)) for r in data.get("ranges", ()))
-            variables = _tuples(data["variables"]) if data.get("variables") else None
-            return cls(**{**_tuples(data), "ranges": ranges, "variables": variables})
+            values = _tuples(data)
+            values["ranges"] = tuple(FittedRange(**_tuples(fitted_range)) for fitted_range in data.get("ranges", ()))
+            values["variables"] = _tuples(data["variables"]) if data.get("variables") else None
+            return cls(**values)
         except TypeError as error:
             raise InputError(f"conditions: {error}") from None
 
 
 @dataclass(frozen=True, eq=False)
 class RangeCheck:
-    """What an answer about models is worth. Whoever answers from a law makes one (`law.check`) and keeps it.
+    """The distance of an answer's models from the runs of its law; each answer makes one (`law.check`) and keeps it.
 
-    `at` are the models' variables, which broadcast; `needs` those that decide the answer: it is not trusted where the
-    range of one of them is unknown. `guard` and `support` say how far outside the range of a quantity it is refused,
-    and trusted.
+    `at` are the models' variables, which broadcast; `needs` names those that decide the answer: it is not trusted if
+    the range of one of them is unknown. `guard` and `support` return the factors outside the range of a quantity up to
+    which it is answered, and trusted.
     """
 
     conditions: Conditions | None
@@ -196,15 +220,16 @@ class RangeCheck:
 
     def row(self, index: Any) -> RangeCheck:
         """Return the check of the models at this index of the broadcast variables."""
-        named = {name: values for name, values in self.at.items() if values is not None}
-        arrays = np.broadcast_arrays(*named.values())
-        chosen = {name: array[index] for name, array in zip(named, arrays, strict=True)}
-        return replace(self, at=chosen)
+        variables = {name: values for name, values in self.at.items() if values is not None}
+        arrays = np.broadcast_arrays(*variables.values())
+        selected = {name: array[index] for name, array in zip(variables, arrays, strict=True)}
+        return replace(self, at=selected)
 
     @property
     def unknown(self) -> list[str]:
         """The variables that decide the answer and have no known range."""
-        return [label for name in self.needs if (label := LABELS.get(name, name)) not in self._limits]
+        labels = [LABELS.get(name, name) for name in self.needs]
+        return [label for label in labels if label not in self._limits]
 
     @cached_property
     def beyond(self) -> NDArray[np.bool_]:
@@ -218,7 +243,8 @@ class RangeCheck:
         if self.unknown:
             return np.zeros(self.beyond.shape, bool)
         limits = self._supported_limits
-        return ~self._outside(limits, {name: self.support(name) for name in limits}, SLACK)
+        supports = {name: self.support(name) for name in limits}
+        return ~self._outside(limits, supports, SLACK)
 
     @property
     def inside(self) -> NDArray[np.bool_]:
@@ -226,52 +252,62 @@ class RangeCheck:
         if self.unknown:
             return np.zeros(self.beyond.shape, bool)
         limits = self._limits_of_each
-        return ~self._outside(limits, dict.fromkeys(limits, (1.0, 1.0)), SLACK)
+        factors = dict.fromkeys(limits, (1.0, 1.0))
+        return ~self._outside(limits, factors, SLACK)
 
     def _outside(
-        self, limits: Mapping[str, tuple[Any, Any]], times: Mapping[str, tuple[float, float]], slack: float
+        self,
+        limits: Mapping[str, tuple[Any, Any]],
+        times: Mapping[str, tuple[float, float]],
+        slack: float,
     ) -> NDArray[np.bool_]:
-        """True where a model lies more than so many `times` below or above one of the limits."""
-        outside = np.zeros(np.broadcast_shapes(*map(np.shape, self._quantities.values())), bool)
+        """Return where a model lies more than so many `times` below or above one of the limits."""
+        shape = np.broadcast_shapes(*map(np.shape, self._quantities.values()))
+        outside = np.zeros(shape, bool)
         for name, (low, high) in limits.items():
             if name in self._quantities:
                 values = self._quantities[name]
                 below, above = times[name]
-                outside |= (values < low / below * (1 - slack)) | (values > high * above * (1 + slack))
-        return outside
+                too_low = values < low / below * (1 - slack)
+                too_high = values > high * above * (1 + slack)
+                outside = outside | too_low | too_high
+        return np.asarray(outside)
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:
         """A sentence on each doubt about its runs, what it omits, and each quantity outside its range or without one.
 
-        N and D are held against the runs of the same E, where there are any.
+        N and D are compared with the runs of the same E, where there are any.
         """
-        known = self.conditions or Conditions("unknown")
-        of_runs, fitted = (*known.doubts, *known.omitted), known.experts
+        conditions = self.conditions or Conditions("unknown")
+        sentences = [*conditions.doubts, *conditions.omitted]
         if not self._limits:
-            return (*of_runs, UNGUARDED)
-        sentences = []
+            return (*sentences, UNGUARDED)
         for excess in self._excesses(self._limits_of_each, SLACK):
-            of_e = excess.name in ("N_act", "D") and excess.experts in fitted
-            sentences.append(f"{excess}{f' at E = {excess.experts:g}' * of_e}")
+            sentence = str(excess)
+            if excess.name in ("N_act", "D") and excess.experts in conditions.experts:
+                sentence += f" at E = {excess.experts:g}"
+            sentences.append(sentence)
         for name in dict.fromkeys(excess.name for excess in self._beyond_guard()):
             sentences.append(f"{name} is over {self.guard(name):g}× outside its range: do not act on this prediction")
         if self.unknown:
             sentences.append(UNKNOWN.format(", ".join(self.unknown)))
         elif self.distrust and not np.any(self.beyond):
             sentences.append(f"not trusted: {self.distrust}; backtests support {SUPPORTED}")
-        return (*of_runs, *sentences)
+        return tuple(sentences)
 
     @property
     def distrust(self) -> str:
-        """What lies further outside than backtests went, "C ×54.6 and E ×2", or that ranges are unknown; else ""."""
+        """The quantities further outside than backtests went, "C ×54.6 and E ×2", or that ranges are unknown."""
         reasons = dict[str, None]()
         for excess in self._excesses(self._supported_limits, SLACK):
             below, above = self.support(excess.name)
-            is_above = excess.value > excess.high
-            if excess.times > (above if is_above else below) * (1 + SLACK):
-                reasons[f"{excess.name} {'×' if is_above else '÷'}{excess.times:.3g}"] = None
-        return enumerated(tuple(reasons)) or "ranges unknown" * bool(self.unknown)
+            supported = above if excess.value > excess.high else below
+            if excess.times > supported * (1 + SLACK):
+                reasons[f"{excess.name} {excess.sign}{excess.times:.3g}"] = None
+        if not reasons and self.unknown:
+            return "ranges unknown"
+        return enumerated(tuple(reasons))
 
     def refuse(self, force: bool = False) -> None:
         """Raise ExtrapolationError if any of the models lies beyond the guard, unless `force`."""
@@ -281,12 +317,14 @@ class RangeCheck:
 
     @property
     def far(self) -> str:
-        """What lies beyond the guard, in words; empty where nothing does."""
-        what = []
+        """The quantities beyond the guard, in words; empty where there are none."""
+        reasons = []
         for excess in self._beyond_guard():
-            where = "" if excess.name == "E" or np.isnan(excess.experts) else f" at E = {excess.experts:g}"
-            what.append(f"{excess}{where}, beyond the guard of {self.guard(excess.name):g} times")
-        return "; ".join(what)
+            reason = str(excess)
+            if excess.name != "E" and not np.isnan(excess.experts):
+                reason += f" at E = {excess.experts:g}"
+            reasons.append(f"{reason}, beyond the guard of {self.guard(excess.name):g} times")
+        return "; ".join(reasons)
 
     def _beyond_guard(self) -> Iterator[Excess]:
         for excess in self._excesses(self._limits):
@@ -301,43 +339,57 @@ class RangeCheck:
     def _limits_of_each(self) -> dict[str, tuple[Any, Any]]:
         """Fitted limits for each model: N_act and D have those of the runs of the same E, where there are any."""
         limits: dict[str, tuple[Any, Any]] = dict(self._limits)
-        for r in self.conditions.ranges if self.conditions else ():
-            of_e = np.asarray(self.at.get("experts"), float) == r.experts
-            for name, ends in (("N_act", r.n_active), ("D", r.tokens)):
-                low, high = limits.get(name, ends)
-                limits[name] = np.where(of_e, ends[0], low), np.where(of_e, ends[1], high)
+        experts = np.asarray(self.at.get("experts"), float)
+        for fitted_range in self.conditions.ranges if self.conditions else ():
+            is_same = experts == fitted_range.experts
+            own_limits = {"N_act": fitted_range.n_active, "D": fitted_range.tokens}
+            for name, (own_low, own_high) in own_limits.items():
+                low, high = limits.get(name, (own_low, own_high))
+                limits[name] = (
+                    np.where(is_same, own_low, low),
+                    np.where(is_same, own_high, high),
+                )
         return limits
 
     @cached_property
     def _supported_limits(self) -> dict[str, tuple[Any, Any]]:
-        """Fitted limits from which `support` counts: those of all runs, but the most N_act and D are of the same E.
+        """Fitted limits from which `support` counts: of all runs, except that the most N_act and D are of the same E.
 
-        An E between those of the runs has the lesser of its neighbours'. C is 6 N D of any run.
+        An E between the fitted ones has the lesser of its neighbours' limits. C is 6 N D of any run.
         """
         limits: dict[str, tuple[Any, Any]] = dict(self._limits)
         overall = self.conditions.overall if self.conditions else None
         if self.conditions is None or overall is None:
             return limits
         limits["C"] = overall.training_flops
-        of_each = [r for r in self.conditions.ranges if r.experts is not None]
+        ranges = [fitted_range for fitted_range in self.conditions.ranges if fitted_range.experts is not None]
         experts = self.at.get("experts")
-        if experts is None or not of_each:
+        if experts is None or not ranges:
             return limits
-        of_each.sort(key=lambda r: r.experts or 0.0)
-        fitted = np.array([r.experts for r in of_each], float)
+        ranges.sort(key=lambda fitted_range: fitted_range.experts or 0.0)
+        fitted_experts = np.array([fitted_range.experts for fitted_range in ranges], float)
         values = np.asarray(experts, float)
-        last = len(fitted) - 1
-        below = np.clip(np.searchsorted(fitted, values, "right") - 1, 0, last)
-        above = np.clip(np.searchsorted(fitted, values, "left"), 0, last)
-        for name, ends in (("N_act", [r.n_active[1] for r in of_each]), ("D", [r.tokens[1] for r in of_each])):
-            most = np.minimum(np.array(ends)[below], np.array(ends)[above])
-            limits[name] = limits[name][0], most
+        below = np.searchsorted(fitted_experts, values, "right") - 1
+        above = np.searchsorted(fitted_experts, values, "left")
+        last = len(ranges) - 1
+        below = np.clip(below, 0, last)
+        above = np.clip(above, 0, last)
+        largest = {
+            "N_act": np.array([fitted_range.n_active[1] for fitted_range in ranges]),
+            "D": np.array([fitted_range.tokens[1] for fitted_range in ranges]),
+        }
+        for name, highest in largest.items():
+            low, _ = limits[name]
+            limits[name] = low, np.minimum(highest[below], highest[above])
         return limits
 
     @cached_property
     def _quantities(self) -> dict[str, FloatArray]:
         """The models' variables that are not None, by their names in `fitted_limits`, D/N and C."""
-        quantities = {LABELS.get(name, name): np.asarray(v, float) for name, v in self.at.items() if v is not None}
+        quantities = {}
+        for name, values in self.at.items():
+            if values is not None:
+                quantities[LABELS.get(name, name)] = np.asarray(values, float)
         if "N_act" in quantities and "D" in quantities:
             with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
                 quantities["D/N"] = quantities["D"] / quantities["N_act"]
@@ -345,60 +397,99 @@ class RangeCheck:
         return quantities
 
     def _excesses(self, limits: Mapping[str, tuple[Any, Any]], slack: float = 0.0) -> Iterator[Excess]:
-        """Yield for each quantity and end the value that leaves its `limits` by the largest factor."""
-        for name, ends in limits.items():
+        """Yield for each quantity and side of its `limits` the value that leaves them by the largest factor."""
+        for name, (low, high) in limits.items():
             if name not in self._quantities:
                 continue
-            arrays = (self._quantities[name], *ends, self.at.get("experts"))
-            value, low, high, e = (v.ravel() for v in np.broadcast_arrays(*(np.asarray(v, float) for v in arrays)))
+            inputs = (self._quantities[name], low, high, self.at.get("experts"))
+            arrays = np.broadcast_arrays(*(np.asarray(values, float) for values in inputs))
+            value, low, high, experts = (array.ravel() for array in arrays)
             with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-                beyond = (low / value, value / high)
-            for times in beyond:
-                times = np.where(np.isfinite(value), times, 0.0)
-                if times.size and times[i := int(np.argmax(times))] > 1 + slack:
-                    yield Excess(name, float(value[i]), float(low[i]), float(high[i]), float(times[i]), float(e[i]))
+                below = low / value
+                above = value / high
+            for factors in (below, above):
+                factors = np.where(np.isfinite(value), factors, 0.0)
+                i = int(np.argmax(factors)) if factors.size else 0
+                if factors.size and factors[i] > 1 + slack:
+                    yield Excess(
+                        name=name,
+                        value=float(value[i]),
+                        low=float(low[i]),
+                        high=float(high[i]),
+                        times=float(factors[i]),
+                        experts=float(experts[i]),
+                    )
 
 
 def _tuples(data: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
+    values = dict(data)
+    for name, value in data.items():
+        if isinstance(value, list):
+            values[name] = tuple(value)
+    return values
 
 
 def fitted_ranges(n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike) -> tuple[FittedRange, ...]:
-    """The range of all runs first, then one for each E."""
-    n, d, e = (np.asarray(v, float) for v in (n_active, tokens, experts))
+    """Return the range of all runs first, then one for each E."""
+    n = np.asarray(n_active, float)
+    d = np.asarray(tokens, float)
+    e = np.asarray(experts, float)
 
-    def of(value: float | None, mask: NDArray[np.bool_]) -> FittedRange:
-        columns = (n[mask], d[mask], d[mask] / n[mask], training_flops(n[mask], d[mask]))
-        spans = ((float(column.min()), float(column.max())) for column in columns)
-        return FittedRange(value, int(mask.sum()), *spans)
+    def range_of(value: float | None, mask: NDArray[np.bool_]) -> FittedRange:
+        return FittedRange(
+            experts=value,
+            runs=int(mask.sum()),
+            n_active=_lowest_and_highest(n[mask]),
+            tokens=_lowest_and_highest(d[mask]),
+            tokens_per_parameter=_lowest_and_highest(d[mask] / n[mask]),
+            training_flops=_lowest_and_highest(training_flops(n[mask], d[mask])),
+        )
 
-    whole = [of(None, np.ones(len(n), bool))] if len(n) else []
+    if not len(n):
+        return ()
+    overall = range_of(None, np.ones(len(n), bool))
     # Not by `np.unique`, whose first call imports numpy.ma.
-    return (*whole, *(of(value, e == value) for value in sorted(set(e.tolist()))))
+    return (overall, *(range_of(value, e == value) for value in sorted(set(e.tolist()))))
 
 
-def joined_limits(first: Conditions, second: Conditions) -> dict[str, Any]:
-    """The `ranges` and `variables` of conditions that cover what either set of runs did, where both are known."""
-    if not (first.fitted_limits() and second.fitted_limits()):
-        source = second if second.fitted_limits() else first
+def _lowest_and_highest(column: FloatArray) -> tuple[float, float]:
+    return float(column.min()), float(column.max())
+
+
+def join_limits(first: Conditions, second: Conditions) -> dict[str, Any]:
+    """Join the `ranges` and `variables` of two conditions, to cover both sets of runs where both are known."""
+    first_limits = first.fitted_limits()
+    second_limits = second.fitted_limits()
+    if not (first_limits and second_limits):
+        source = second if second_limits else first
         return {"ranges": source.ranges, "variables": source.variables}
     # A law from the literature may have limits, but no runs.
     if not (first.ranges and second.ranges):
-        return {"ranges": (), "variables": _joined(first.fitted_limits(), second.fitted_limits())}
-    ranges = {r.experts: r for r in first.ranges}
-    for fitted in second.ranges:
-        if other := ranges.get(fitted.experts):
-            hull = _joined(*({name: getattr(r, name) for name in SPANS} for r in (fitted, other)))
-            fitted = FittedRange(fitted.experts, fitted.runs + other.runs, **hull)
-        ranges[fitted.experts] = fitted
-    variables = _joined(first.variables or {}, second.variables or {}) or None
-    return {"ranges": tuple(sorted(ranges.values(), key=lambda r: r.experts or 0.0)), "variables": variables}
+        return {"ranges": (), "variables": _hull(first_limits, second_limits)}
+    ranges = {fitted_range.experts: fitted_range for fitted_range in first.ranges}
+    for fitted_range in second.ranges:
+        match = ranges.get(fitted_range.experts)
+        ranges[fitted_range.experts] = _join_ranges(fitted_range, match) if match else fitted_range
+    in_order = sorted(ranges.values(), key=lambda fitted_range: fitted_range.experts or 0.0)
+    variables = _hull(first.variables or {}, second.variables or {})
+    return {"ranges": tuple(in_order), "variables": variables or None}
 
 
-def _joined(
+def _join_ranges(first: FittedRange, second: FittedRange) -> FittedRange:
+    """Return the range of the runs of both, which have the same E."""
+    first_spans = {name: getattr(first, name) for name in SPANS}
+    second_spans = {name: getattr(second, name) for name in SPANS}
+    return FittedRange(first.experts, first.runs + second.runs, **_hull(first_spans, second_spans))
+
+
+def _hull(
     first: Mapping[str, tuple[float, float]], second: Mapping[str, tuple[float, float]]
 ) -> dict[str, tuple[float, float]]:
-    """The hull of each span; one that only one of the two has as it is."""
-    both = {name: (first[name], second[name]) for name in first if name in second}
-    hull = {name: (min(a[0], b[0]), max(a[1], b[1])) for name, (a, b) in both.items()}
-    return {**first, **second, **hull}
+    """Return the hull of each span; a span that only one of the two has stays as it is."""
+    hulls = {**first, **second}
+    for name in first:
+        if name in second:
+            low = min(first[name][0], second[name][0])
+            high = max(first[name][1], second[name][1])
+            hulls[name] = (low, high)
+    return hulls

@@ -1,4 +1,4 @@
-"""What a law is made of: coefficients under a form, the conditions of their fit, and the loss that follows.
+"""A law: coefficients under a form, the conditions of their fit, and the loss that follows.
 
 N is the active parameters with embedding and head, D the training tokens; losses are nats per token. The laws that
 users hold are of `scaling_law.law`.
@@ -27,18 +27,20 @@ from scaling_law.size.recipe import PAPER
 
 SMALLEST = 1.0 / LARGEST
 FormulaT = TypeVar("FormulaT", bound="Formula")
-BESIDE = ("conditions", "draws", "repetition", "experts")  # fields of a law that are no coefficients
+# Fields of a law that are not coefficients: those of every law, and the E of a law that holds for one.
+COMMON_FIELDS = ("conditions", "draws", "repetition")
+OTHER_FIELDS = (*COMMON_FIELDS, "experts")
 # Values of a variable.
 Values: TypeAlias = ArrayLike | None
 
 
 @dataclass(frozen=True, repr=False)
 class Formula(Summarised):
-    """What all laws share; a kind of law adds `name`, `formula` and `form`, from which its values follow.
+    """The base of all laws; a kind of law adds `name`, `formula` and `form`, from which its values follow.
 
     `conditions` describe the fit. `draws` are coefficients of refits, [n_draws, n_coefficients] in the order of
-    `coefficient_names()`. `repetition` has what repeated tokens are worth, None the published values. The variables
-    of `form`, such as N, D and E, broadcast in every method; without E models are dense.
+    `coefficient_names()`. `repetition` is the worth of repeated tokens (None: the published values). The variables of
+    `form`, such as N, D and E, broadcast in every method; without E models are dense.
     """
 
     name: ClassVar[str] = ""
@@ -51,25 +53,34 @@ class Formula(Summarised):
 
     def __post_init__(self) -> None:
         for name, value in self.coefficients.items():
-            is_number = isinstance(value, (int, float, np.number)) and not isinstance(
-                value, (bool, np.complexfloating)
-            )
-            if not is_number or not abs(value) <= float(np.finfo(float).max):
-                raise InputError(f"{name}={shortened(value)} must be a finite number")
-            least = "not be negative" if name in self.form.constants else "be positive"
-            if name in self.form.positive and (value < 0 or (value == 0 and least == "be positive")):
-                raise InputError(f"{name}={value!r} must {least}")
+            self._check_coefficient(name, value)
             object.__setattr__(self, name, float(value))
         for transform in self.form.transforms:
             transform.refuse_disorder(self.coefficients)
         self._check_experts_and_draws()
 
+    def _check_coefficient(self, name: str, value: Any) -> None:
+        is_number = isinstance(value, (int, float, np.number))
+        if isinstance(value, (bool, np.complexfloating)):
+            is_number = False
+        if not is_number or not abs(value) <= float(np.finfo(float).max):
+            raise InputError(f"{name}={shortened(value)} must be a finite number")
+        if name not in self.form.positive:
+            return
+        if name in self.form.constants:
+            if value < 0:
+                raise InputError(f"{name}={value!r} must not be negative")
+        elif value <= 0:
+            raise InputError(f"{name}={value!r} must be positive")
+
     def _check_experts_and_draws(self) -> None:
-        # The law holds for one E.
-        if (experts := getattr(self, "experts", None)) is not None:
+        # A law that holds for one E has it as a field.
+        experts = getattr(self, "experts", None)
+        if experts is not None:
             object.__setattr__(self, "experts", one_positive("experts", experts, 1.0))
         if self.draws is not None:
-            draws, columns = numbers_of("draws", self.draws).copy(), len(self.coefficient_names())
+            draws = numbers_of("draws", self.draws).copy()
+            columns = len(self.coefficient_names())
             if draws.ndim != 2 or draws.shape[1] != columns:
                 raise InputError(f"draws have shape {draws.shape}; [n, {columns}] is needed")
             draws.setflags(write=False)
@@ -77,16 +88,17 @@ class Formula(Summarised):
 
     @classmethod
     def coefficient_names(cls) -> tuple[str, ...]:
-        """Names in the order of the formula and of `draws`."""
-        return tuple(f.name for f in fields(cls) if f.name not in BESIDE)
+        """Return the names of the coefficients in the order of the formula and of `draws`."""
+        return tuple(f.name for f in fields(cls) if f.name not in OTHER_FIELDS)
 
     @property
     def coefficients(self) -> dict[str, float]:
+        """The coefficients by name, in the order of `coefficient_names()`."""
         return {name: getattr(self, name) for name in self.coefficient_names()}
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """What the loss depends on: names of columns of runs."""
+        """The variables that the loss depends on, by the names of columns of runs."""
         return self.form.variables
 
     @property
@@ -103,7 +115,7 @@ class Formula(Summarised):
         unique_tokens: Values = None,
         **variables: Values,
     ) -> Any:
-        """Predicted loss in nats per token; `variables` are the law's others, by name.
+        """Predict the loss in nats per token; `variables` are the law's other variables, by name.
 
         More than `unique_tokens` are repetitions: these and excess parameters count for less (`effective`).
         Text such as "1B" is read. ValueError for missing or unknown variables, shapes that do not broadcast, values
@@ -122,17 +134,20 @@ class Formula(Summarised):
         unique_tokens: Values = None,
         **variables: Values,
     ) -> FloatArray:
-        """Losses under each of the law's draws, of shape [n_draws, ...]. ValueError if the law has none."""
+        """Predict losses under each of the law's draws, [n_draws, ...]. ValueError if the law has none."""
         inputs = self._inputs(n_active, tokens, experts, **variables)
-        unique = np.array(1.0) if unique_tokens is None else numbers("unique_tokens", unique_tokens)
-        shape = np.broadcast_shapes(unique.shape, *(values.shape for values in inputs.values()))
-        return np.asarray(self._loss_of(self.columns_of_draws(len(shape)), inputs, unique_tokens))
+        shapes = [values.shape for values in inputs.values()]
+        if unique_tokens is not None:
+            shapes.append(numbers("unique_tokens", unique_tokens).shape)
+        dimensions = len(np.broadcast_shapes(*shapes))
+        return np.asarray(self._loss_of(self.columns_of_draws(dimensions), inputs, unique_tokens))
 
     def columns_of_draws(self, dimensions: int) -> FloatArray:
-        """The draws' coefficients, [n_coefficients, n_draws, 1, …], to go with arrays of so many dimensions."""
+        """Return the draws' coefficients, [n_coefficients, n_draws, 1, …], for arrays of so many dimensions."""
         if self.draws is None:
             raise InputError("this law has no draws: fit it and call result.bootstrap(...)")
-        return np.asarray(self.draws.T.reshape(len(self.coefficients), -1, *([1] * dimensions)))
+        ones = [1] * dimensions
+        return np.asarray(self.draws.T.reshape(len(self.coefficients), -1, *ones))
 
     def _loss_of(self, coefficients: Any, inputs: Mapping[str, FloatArray], unique_tokens: Values) -> Any:
         if unique_tokens is None:
@@ -150,10 +165,10 @@ class Formula(Summarised):
         unique_tokens: Any,
         models: Models | None = None,
     ) -> dict[str, Any]:
-        """Replace D by D' and N by N', what they are worth where tokens repeat; broadcasts, NaN for no tokens.
+        """Replace D and N by D' and N', their worth where tokens repeat; broadcasts, NaN for no tokens.
 
-        Every size of a model shrinks as its N does. N stays where the law has no compute optimum. `models`: those
-        among which it is one, by the ln of a size; None: models of other sizes in the same proportions.
+        Every size of a model shrinks as its N does. N stays where the law has no compute optimum. `models` returns the
+        models among which the optimum is searched, by the ln of a size; None: models of the same proportions.
         """
         repetition = self.repetition or Repetition()
         tokens = np.asarray(variables["tokens"], float)
@@ -165,136 +180,198 @@ class Formula(Summarised):
         if sizes:
             size = np.asarray(variables[sizes[0]], float)
             share = saturate(size, np.fmin(size, called_for), repetition.parameters) / size
-        worth = {name: variables[name] * share for name in sizes}
-        return {**variables, **worth, "tokens": saturate(tokens, unique, repetition.tokens)}
+        effective = dict(variables)
+        for name in sizes:
+            effective[name] = variables[name] * share
+        effective["tokens"] = saturate(tokens, unique, repetition.tokens)
+        return effective
 
     def size_called_for(
-        self, coefficients: Any, variables: Mapping[str, Any], tokens: FloatArray, models: Models | None = None
+        self,
+        coefficients: Any,
+        variables: Mapping[str, Any],
+        tokens: FloatArray,
+        models: Models | None = None,
     ) -> FloatArray:
-        """The first size among `variables` of the model for which `tokens` are compute-optimal, NaN for none."""
+        """Find the model for which `tokens` are compute-optimal: its first size among `variables`, NaN for none."""
         sizes = [name for name in variables if is_parameters(name)]
         if not sizes or "tokens" not in self.form.variables:
             return np.full(np.shape(tokens), np.nan)
 
         def in_proportion(x: FloatArray) -> dict[str, Any]:
-            return {name: value * np.exp(x) if name in sizes else value for name, value in variables.items()}
+            scaled_sizes = {name: variables[name] * np.exp(x) for name in sizes}
+            return {**variables, **scaled_sizes}
 
-        shape = np.broadcast_shapes(*(np.shape(value) for value in (*variables.values(), *coefficients, tokens)))
+        shapes = map(np.shape, (*variables.values(), *coefficients, tokens))
         return size_called_for(
             lambda model: self.evaluate(coefficients, model),
             models or in_proportion,
             sizes[0],
-            np.broadcast_to(tokens, shape),
+            np.broadcast_to(tokens, np.broadcast_shapes(*shapes)),
         )
 
     @classmethod
     def evaluate(cls, coefficients: Any, inputs: Mapping[str, FloatArray]) -> Any:
-        """The loss for coefficients in the order of `coefficient_names()`; all broadcast, nothing is checked."""
-        return cls.form.evaluate(dict(zip(cls.coefficient_names(), coefficients, strict=True)), inputs)
+        """Compute the loss without checks; coefficients in the order of `coefficient_names()` and inputs broadcast."""
+        values = dict(zip(cls.coefficient_names(), coefficients, strict=True))
+        return cls.form.evaluate(values, inputs)
 
     @classmethod
-    def _inputs(cls, n_active: Any, tokens: Any, experts: Any, **variables: Any) -> dict[str, FloatArray]:
-        """Checked arrays of all variables that are not None; E = 1 where it is."""
-        inputs = {"n_active": n_active, "tokens": tokens, "experts": 1.0 if experts is None else experts, **variables}
+    def _inputs(
+        cls,
+        n_active: Any,
+        tokens: Any,
+        experts: Any,
+        **variables: Any,
+    ) -> dict[str, FloatArray]:
+        """Check all variables that are not None, and return them as arrays; E = 1 where it is None."""
+        inputs = {
+            "n_active": n_active,
+            "tokens": tokens,
+            "experts": 1.0 if experts is None else experts,
+            **variables,
+        }
         arrays = {name: numbers(name, values) for name, values in inputs.items() if values is not None}
-        names = ", ".join(cls.form.variables)
-        if missing := [name for name in cls.form.variables if name not in arrays]:
-            raise InputError(given(missing[0], None), f" must be given: {cls.__name__} depends on {names}")
+        for name in cls.form.variables:
+            if name not in arrays:
+                names = ", ".join(cls.form.variables)
+                raise InputError(given(name, None), f" must be given: {cls.__name__} depends on {names}")
         for name in variables.keys() - {*cls.form.variables}:
             raise InputError(unknown(f"variable of the {cls.name} law ", name, cls.form.variables))
-        for name, values in arrays.items():
-            least = 1.0 if name == "experts" else 0.0
-            share = name in cls.form.reads and not is_size(name)  # its logarithm is not taken: it may be 0
-            most = 1.0 if name in PARTS else LARGEST
-            if (wrong := values[~((values >= least) & ((values > 0) | share) & (values <= most))]).size:
-                low = "at least 1" if least else "at least 0" if share else "positive"
-                high = "at most 1" if name in PARTS else within(wrong.flat[0])
-                raise InputError(f"{name}={wrong.flat[0]:g} must be {low} and {high}")
+        for name, array in arrays.items():
+            cls._check_values(name, array)
         check_shapes(arrays)
         return arrays
+
+    @classmethod
+    def _check_values(cls, name: str, values: FloatArray) -> None:
+        # The law does not take the logarithm of such a variable, which may be 0.
+        may_be_zero = name in cls.form.reads and not is_size(name)
+        lowest = 1.0 if name == "experts" else 0.0
+        highest = 1.0 if name in PARTS else LARGEST
+        in_range = (values >= lowest) & (values <= highest)
+        is_valid = in_range & ((values > 0) | may_be_zero)
+        invalid = values[~is_valid]
+        if not invalid.size:
+            return
+        first = invalid.flat[0]
+        if name == "experts":
+            low = "at least 1"
+        elif may_be_zero:
+            low = "at least 0"
+        else:
+            low = "positive"
+        high = "at most 1" if name in PARTS else within(first)
+        raise InputError(f"{name}={first:g} must be {low} and {high}")
 
     def default_experts(self) -> Any:
         """Return the E of a question that names none: doublings within the E of the runs, 1 for a law of dense models.
 
-        The paper's where the E of the runs are unknown; both ends of a range that holds no power of two.
+        If the E of the runs are unknown, they are the paper's. A range without a power of two gives both its bounds.
         """
         if not {*self.variables} & EXPERT_VARIABLES:
             return (1.0,)
         limits = self.conditions.fitted_limits() if self.conditions else {}
         least, most = limits.get("density", (1.0 / PAPER.experts[-1], 1.0))
         low, high = limits.get("E", (1.0 / most, 1.0 / least))
-        first, last = math.ceil(math.log2(low) - ROUNDING), math.floor(math.log2(high) + ROUNDING)
-        return tuple(2.0**k for k in range(first, last + 1)) or tuple(dict.fromkeys((low, high)))
+        first = math.ceil(math.log2(low) - ROUNDING)
+        last = math.floor(math.log2(high) + ROUNDING)
+        doublings = tuple(2.0**k for k in range(first, last + 1))
+        return doublings or tuple(dict.fromkeys((low, high)))
 
     def warnings(
-        self, n_active: Values = None, tokens: Values = None, experts: Values = None, **variables: Values
+        self,
+        n_active: Values = None,
+        tokens: Values = None,
+        experts: Values = None,
+        **variables: Values,
     ) -> list[str]:
-        """How far these models lie outside the runs, or what ranges are unknown, a sentence each; [] inside."""
+        """Say how far these models lie outside the runs, or what ranges are unknown, a sentence each; [] inside."""
         return [*self.check(n_active, tokens, experts, **variables).warnings]
 
     def beyond_guard(
-        self, n_active: Values = None, tokens: Values = None, experts: Values = None, **variables: Values
+        self,
+        n_active: Values = None,
+        tokens: Values = None,
+        experts: Values = None,
+        **variables: Values,
     ) -> NDArray[np.bool_]:
-        """True where a model lies too far from the runs to act on the answer (`conditions.GUARD`)."""
+        """Return where a model lies too far from the runs to act on the answer (`conditions.GUARD`)."""
         return self.check(n_active, tokens, experts, **variables).beyond
 
     def check(
-        self, n_active: Values = None, tokens: Values = None, experts: Values = None, **variables: Values
+        self,
+        n_active: Values = None,
+        tokens: Values = None,
+        experts: Values = None,
+        **variables: Values,
     ) -> RangeCheck:
-        """What an answer about these models is worth. E left out means dense models, or the law's own.
+        """Check how far these models lie from the runs. E left out means dense models, or the law's own E.
 
         For a law without E, an answer about another E than its own is not trusted. With `unique_tokens`, epochs are
-        held against those of the runs.
+        compared with those of the runs.
         """
-        inputs = {"n_active": n_active, "tokens": tokens, "experts": experts, **variables}
-        at: dict[str, Any] = {name: None if v is None else numbers(name, v) for name, v in inputs.items()}
-        unique = at.pop("unique_tokens", None)
-        if unique is not None and at["tokens"] is not None:
-            at["epochs"] = np.maximum(at["tokens"] / unique, 1.0)
+        inputs: dict[str, Any] = {}
+        for name, values in {"n_active": n_active, "tokens": tokens, "experts": experts, **variables}.items():
+            inputs[name] = None if values is None else numbers(name, values)
+        unique = inputs.pop("unique_tokens", None)
+        if unique is not None and inputs["tokens"] is not None:
+            inputs["epochs"] = np.maximum(inputs["tokens"] / unique, 1.0)
         needs = self.variables
         if experts is None:
-            at["experts"] = 1.0 if "experts" in self.form.variables else None
-        elif not {*needs} & EXPERT_VARIABLES and np.any(at["experts"] != np.ravel(self.default_experts())[0]):
-            needs = (*needs, "experts")
-        return RangeCheck(self.conditions, needs, at)
+            inputs["experts"] = 1.0 if "experts" in self.form.variables else None
+        elif not {*needs} & EXPERT_VARIABLES:
+            own_experts = np.ravel(self.default_experts())[0]
+            if np.any(inputs["experts"] != own_experts):
+                needs = (*needs, "experts")
+        return RangeCheck(self.conditions, needs, inputs)
 
     def replace(self: FormulaT, **changes: Any) -> FormulaT:
-        """A copy with some fields changed; new coefficients drop the draws unless `draws` are given.
+        """Copy the law with some fields changed; new coefficients drop the draws unless `draws` are given.
 
         ValueError for a field that the law lacks, and for values that a law refuses.
         """
-        names = sorted((f.name for f in fields(self)), key=BESIDE[:3].__contains__)
+        # An error names the coefficients first.
+        names = sorted((f.name for f in fields(self)), key=COMMON_FIELDS.__contains__)
         for name in changes:
             if name not in names:
                 raise InputError(unknown(f"field of {type(self).__name__} ", name, names))
-        same = all(getattr(self, name) == value for name, value in changes.items() if name not in BESIDE)
-        return replace(self, **{"draws": self.draws if same else None, **changes})
+        new_coefficients = {name: value for name, value in changes.items() if name not in OTHER_FIELDS}
+        if any(getattr(self, name) != value for name, value in new_coefficients.items()):
+            changes.setdefault("draws", None)
+        return replace(self, **changes)
 
     def summary(self) -> Table:
-        """The coefficients, with 95 % intervals where the law has draws; rich and notebooks show it."""
-        rows = [[name, f"{value:.5g}"] for name, value in self.coefficients.items()]
+        """Show the coefficients, with 95 % intervals where the law has draws, as rich and notebooks do."""
         header = ["coefficient", "value"]
+        rows = [[name, f"{value:.5g}"] for name, value in self.coefficients.items()]
         if self.draws is not None:
             header += ["2.5 %", "97.5 %"]
-            ends = zip(*percentile_interval(self.draws), strict=True)
-            rows = [[*row, f"{low:.5g}", f"{high:.5g}"] for row, (low, high) in zip(rows, ends, strict=True)]
-        conditions = self.conditions
-        repeats = [str(self.repetition)] if self.repetition else []
-        if conditions is None:
-            return Table(header, rows, title=self.formula, notes=repeats)
-        of_runs = (*conditions.doubts, *conditions.omitted)
-        return Table(header, rows, title=self.formula, notes=[conditions.provenance, *repeats], warnings=of_runs)
+            lows, highs = percentile_interval(self.draws)
+            for row, low, high in zip(rows, lows, highs, strict=True):
+                row += [f"{low:.5g}", f"{high:.5g}"]
+        notes: list[str] = []
+        warnings: tuple[str, ...] = ()
+        if self.conditions is not None:
+            notes.append(self.conditions.provenance)
+            warnings = (*self.conditions.doubts, *self.conditions.omitted)
+        if self.repetition is not None:
+            notes.append(str(self.repetition))
+        return Table(header, rows, title=self.formula, notes=notes, warnings=warnings)
 
     def __repr__(self) -> str:
-        body = ", ".join(f"{name}={value:.6g}" for name, value in self.coefficients.items())
-        notes, fit = [], self.conditions
-        if fit is not None:
-            notes.append(f"{fit.provenance}, {fit.n_runs} runs" if fit.n_runs else fit.provenance)
+        coefficients = ", ".join(f"{name}={value:.6g}" for name, value in self.coefficients.items())
+        text = f"{type(self).__name__}({coefficients})"
+        notes = []
+        if self.conditions is not None:
+            n_runs = self.conditions.n_runs
+            provenance = self.conditions.provenance
+            notes.append(f"{provenance}, {n_runs} runs" if n_runs else provenance)
         if self.draws is not None:
             notes.append(f"{len(self.draws)} draws")
         if self.repetition is not None:
             notes.append(str(self.repetition))
-        return f"{type(self).__name__}({body})" + (f"  # {'; '.join(notes)}" if notes else "")
+        return f"{text}  # {'; '.join(notes)}" if notes else text
 
 
 def numbers(name: str, values: Any) -> FloatArray:
@@ -302,28 +379,33 @@ def numbers(name: str, values: Any) -> FloatArray:
 
     ValueError names the field and the value.
     """
+    parse = _choose_parser(name)
+    if isinstance(values, str) and name == "experts":
+        experts = [float(value) for value in parse_experts(values)]
+        return np.array(experts if len(experts) > 1 else experts[0])
     if isinstance(values, str):
-        read = [float(e) for e in parse_experts(values)] if name == "experts" else [_reader(name)(values, name)]
-        return np.array(read if len(read) > 1 else read[0])
+        return np.array(parse(values, name))
     if isinstance(values, (list, tuple)):
-        values = [_reader(name)(value, name) if isinstance(value, str) else value for value in values]
+        values = [parse(value, name) if isinstance(value, str) else value for value in values]
     try:
         return np.asarray(values, float)
     except (TypeError, ValueError, OverflowError):
         raise InputError(f"{name}={literal(values)} must be numbers, or text such as '1B'") from None
 
 
-def _reader(name: str) -> Callable[[str, str], float]:
-    """What reads a text of this variable, by its unit."""
-    if name in ("flops", "hours"):
-        return parse_flops if name == "flops" else parse_hours
+def _choose_parser(name: str) -> Callable[[str, str], float]:
+    """Return the parser for texts of this variable, by its unit."""
+    if name == "flops":
+        return parse_flops
+    if name == "hours":
+        return parse_hours
     if name == "tokens":
         return parse_tokens
     return parse_parameters if name.startswith(("n_active", "n_total")) else parse_count
 
 
 def check_shapes(arrays: Mapping[str, FloatArray]) -> None:
-    """InputError, naming the arrays, unless they broadcast."""
+    """Raise InputError, naming the arrays, unless they broadcast."""
     try:
         np.broadcast_shapes(*(values.shape for values in arrays.values()))
     except ValueError:
@@ -332,14 +414,17 @@ def check_shapes(arrays: Mapping[str, FloatArray]) -> None:
 
 
 def positive(name: str, value: ArrayLike, least: float = 0.0) -> FloatArray:
-    """An array of positive finite numbers, `least` and more; text such as "1e22" or "100B" is read.
+    """Read positive finite numbers, at least `least`, as an array; text such as "1e22" or "100B" is read.
 
     ValueError for anything else.
     """
     array = numbers(name, value)
-    if (wrong := array[~((array >= max(least, SMALLEST)) & (array <= LARGEST))]).size:
+    is_valid = (array >= max(least, SMALLEST)) & (array <= LARGEST)
+    invalid = array[~is_valid]
+    if invalid.size:
+        first = invalid.flat[0]
         low = f"at least {least:g}" if least else "positive"
-        raise InputError(f"{name}={wrong.flat[0]:g} must be {low} and {within(wrong.flat[0])}")
+        raise InputError(f"{name}={first:g} must be {low} and {within(first)}")
     return array
 
 
@@ -352,41 +437,53 @@ def one_positive(name: str, value: Any, least: float = 0.0) -> float:
 
 
 def within(value: float) -> str:
-    """What a number must be that is no size of anything: finite, or within the numbers whose products are finite."""
+    """Say which numbers are allowed instead of an invalid one: finite, or those whose products are finite."""
     if value <= 0 or SMALLEST <= value <= LARGEST or not np.isfinite(value):
         return "finite"
     return f"from {SMALLEST:g} to {LARGEST:g}"
 
 
 def percentile_interval(draws: FloatArray, level: float = 0.95) -> tuple[Any, Any]:
-    """The (low, high) between which `level` of the draws lie, over the first axis."""
+    """Return the (low, high) between which `level` of the draws lie, over the first axis."""
     check_level(level)
-    low, high = np.quantile(draws, [0.5 - level / 2, 0.5 + level / 2], axis=0)
-    return (float(low), float(high)) if np.ndim(low) == 0 else (low, high)
+    bounds = [0.5 - level / 2, 0.5 + level / 2]
+    low, high = np.quantile(draws, bounds, axis=0)
+    if np.ndim(low) == 0:
+        return float(low), float(high)
+    return low, high
 
 
 def check_level(level: Any) -> None:
+    """Raise InputError unless the level is a share above 0 and below 1."""
     if not (isinstance(level, (int, float)) and 0 < level < 1):
         raise InputError(f"level={level!r} must be above 0 and below 1")
 
 
 def check_count(name: str, value: Any, least: int) -> None:
+    """Raise InputError unless the value is an integer of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
         raise InputError(f"{name}={value!r} must be an integer of at least {least}")
 
 
 def has_optimum(coefficients: tuple[Any, Any, Any, Any]) -> NDArray[np.bool_]:
-    """Whether the loss falls with both N and D, for each E of the coefficients (m, μ, n, ν)."""
-    m, mu, n, nu = (np.asarray(c) for c in coefficients)
-    return np.asarray((mu < 0) & (nu < 0) & (m > 0) & (n > 0))
+    """Return whether the loss falls with both N and D, for each E of the coefficients (m, μ, n, ν)."""
+    m, mu, n, nu = map(np.asarray, coefficients)
+    falls_with_size = (mu < 0) & (m > 0)
+    falls_with_tokens = (nu < 0) & (n > 0)
+    return np.asarray(falls_with_size & falls_with_tokens)
 
 
 class ChinchillaForm(Formula):
     """A law that is m N^μ + n D^ν + c for each E, and so has optima."""
 
     def size_called_for(
-        self, coefficients: Any, variables: Mapping[str, Any], tokens: FloatArray, models: Models | None = None
+        self,
+        coefficients: Any,
+        variables: Mapping[str, Any],
+        tokens: FloatArray,
+        models: Models | None = None,
     ) -> FloatArray:
+        """Compute in closed form what `Formula.size_called_for` searches."""
         m, mu, n, nu = self.chinchilla_of(coefficients, variables.get("experts", np.array(1.0)))
         # Coefficients may have no optimum.
         with np.errstate(all="ignore"):
@@ -394,10 +491,11 @@ class ChinchillaForm(Formula):
             return np.where(has_optimum((m, mu, n, nu)), np.exp(log_size), np.nan)
 
     def chinchilla_coefficients(self, experts: ArrayLike) -> tuple[Any, Any, Any, Any]:
-        """(m, μ, n, ν) for each E of `experts`, as arrays of its shape. ValueError for an E outside the law."""
-        return self.chinchilla_of(tuple(self.coefficients.values()), positive("experts", experts, 1.0))
+        """Return (m, μ, n, ν) for each E of `experts`, as arrays of its shape. ValueError for an E outside the law."""
+        coefficients = tuple(self.coefficients.values())
+        return self.chinchilla_of(coefficients, positive("experts", experts, 1.0))
 
     @classmethod
     def chinchilla_of(cls, coefficients: Any, experts: ArrayLike) -> tuple[Any, Any, Any, Any]:
-        """(m, μ, n, ν) of coefficients in the order of `coefficient_names()`, such as draws, at E; they broadcast."""
+        """Return (m, μ, n, ν) at E of coefficients in the order of `coefficient_names()`, or draws; they broadcast."""
         raise NotImplementedError

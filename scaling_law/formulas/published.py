@@ -22,8 +22,10 @@ from scaling_law.size.recipe import PAPER, published_design
 DATA = json.loads(Path(__file__).with_name("published.json").read_text(encoding="utf-8"))
 RECOVERED: dict[str, float] = DATA["recovered"]
 PRINTED: dict[str, float] = DATA["printed"]
-RMSE: float = DATA["rmse"]  # nats, of the paper's fit on the runs it was fitted to
-DRAWS_FILE = Path(__file__).with_name("published_draws.npy")  # [1000, 11], by `scaling_law.paper.published_draws`
+# The error of the paper's fit on its own runs, nats.
+RMSE: float = DATA["rmse"]
+# Draws [1000, 11], made by `scaling_law.paper.published_draws`.
+DRAWS_FILE = Path(__file__).with_name("published_draws.npy")
 
 
 def published_loss(n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike) -> Any:
@@ -37,7 +39,7 @@ def published_loss(n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike) -
 
 
 def conditions(rounded: bool = False) -> Conditions:
-    """Conditions of the recovered law with draws, or of the printed one (`rounded`) without.
+    """Return the conditions of the recovered law with draws, or of the printed one (`rounded`) without.
 
     The refits scatter about the recovered law, whose losses differ from the printed one's by up to 0.0026 nats.
     """

@@ -1,10 +1,10 @@
-"""Repeated data and excess parameters: what they are worth (Muennighoff et al. 2023, arXiv 2305.16264, Section 3).
+"""Repeated data and excess parameters, and how much they count (Muennighoff et al. 2023, arXiv 2305.16264, Section 3).
 
     D' = U_D + U_D R*_D (1 − exp(−R_D / R*_D))     R_D = D / U_D − 1     U_D = min(D, unique tokens)
     N' = U_N + U_N R*_N (1 − exp(−R_N / R*_N))     R_N = N / U_N − 1     U_N = min(N, N_opt(U_D))
 
-N_opt(U_D) is the size for which U_D tokens are compute-optimal by the same law. D' ≤ (1 + R*_D) U_D takes the place of
-D in any law, and N' that of N; `Formula.effective` does both.
+N_opt(U_D) is the size for which U_D tokens are compute-optimal by the same law. `Formula.effective` replaces D
+by D' ≤ (1 + R*_D) U_D and N by N' in any law.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ from scaling_law.formulas.roots import find_root
 from scaling_law.size.arrays import FloatArray
 
 # Fitted on 182 runs of up to 9e9 parameters and 500 epochs: README of huggingface/datablations, "Parametric Fit"
-R_STAR_TOKENS, R_STAR_PARAMETERS = 15.387756, 5.309743
+R_STAR_TOKENS = 15.387756
+R_STAR_PARAMETERS = 5.309743
 
-Models = Callable[[FloatArray], Mapping[str, Any]]  # ln of a size → the variables of models of this size but tokens
-# The ln of a size between which N_opt is searched.
-ENDS = 45.0
+# A function of the ln of a size, which returns the variables of models of this size except tokens.
+Models = Callable[[FloatArray], Mapping[str, Any]]
+# N_opt is searched between −LOG_SIZES and LOG_SIZES, as the ln of a size.
+LOG_SIZES = 45.0
 # The step in the ln of a size over which a slope is taken: its error is below 1e-7 of the size.
 STEP = 3e-4
 # A share of the loss; a smaller change over a step is rounding.
@@ -42,7 +44,8 @@ class Repetition:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < np.inf:
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not is_number or not 0 < value < np.inf:
                 raise InputError(f"repetition: {field.name}={value!r} must be positive and finite")
 
     def __str__(self) -> str:
@@ -50,13 +53,15 @@ class Repetition:
 
 
 def effective_tokens(tokens: ArrayLike, unique_tokens: ArrayLike, r_star: float = R_STAR_TOKENS) -> Any:
-    """D' for D tokens of which `unique_tokens` are unique (D itself up to one epoch); broadcasts.
+    """Compute D' for D tokens of which `unique_tokens` are unique (D itself up to one epoch); broadcasts.
 
     With R_STAR_PARAMETERS as `r_star`, N' for N parameters and U_N. ValueError for values that are not positive.
     """
-    for field, value in (("tokens", tokens), ("unique_tokens", unique_tokens), ("r_star", r_star)):
-        if (wrong := (array := np.asarray(value))[~(array > 0)]).size:
-            raise InputError(f"{field}={wrong.flat[0]:g} must be positive")
+    for name, value in (("tokens", tokens), ("unique_tokens", unique_tokens), ("r_star", r_star)):
+        array = np.asarray(value)
+        invalid = array[~(array > 0)]
+        if invalid.size:
+            raise InputError(f"{name}={invalid.flat[0]:g} must be positive")
     return saturate(tokens, unique_tokens, r_star)
 
 
@@ -68,28 +73,34 @@ def saturate(value: ArrayLike, unit: ArrayLike, r_star: ArrayLike) -> Any:
 
 
 def tokens_worth(effective: ArrayLike, unique_tokens: ArrayLike, r_star: float = R_STAR_TOKENS) -> Any:
-    """D whose D' is `effective`, the inverse of `effective_tokens`; infinite where no number of epochs is worth it."""
-    repeated = np.maximum(np.asarray(effective) / np.asarray(unique_tokens) - 1.0, 0.0)
+    """Invert `effective_tokens`: return the D whose D' is `effective`, infinite where no number of epochs suffices."""
+    unique = np.asarray(unique_tokens)
+    excess = np.maximum(np.asarray(effective) / unique - 1.0, 0.0)
     with np.errstate(divide="ignore"):
-        repeats = -r_star * np.log1p(-np.minimum(repeated / r_star, 1.0))
-    return np.minimum(effective, unique_tokens) + np.asarray(unique_tokens) * repeats
+        repeats = -r_star * np.log1p(-np.minimum(excess / r_star, 1.0))
+    return np.minimum(effective, unique_tokens) + unique * repeats
 
 
 def size_called_for(
     loss: Callable[[Mapping[str, Any]], Any], models: Models, size: str, tokens: FloatArray
 ) -> FloatArray:
-    """N_opt: the `size` of the `models` for which these tokens are compute-optimal, NaN where there is none.
+    """Find N_opt, the `size` of the `models` for which these tokens are compute-optimal, NaN where there is none.
 
-    There the loss of models that spend the same 6·N·D stops falling with the size.
+    At N_opt the loss of models that spend the same 6·N·D stops falling with the size.
     """
 
     def slope(x: FloatArray) -> FloatArray:
-        n, below, above = models(x)[size], models(x - STEP), models(x + STEP)
-        least = loss({**below, "tokens": tokens * (n / below[size])})
-        most = loss({**above, "tokens": tokens * (n / above[size])})
-        return np.asarray((most - least) / least)
+        n = models(x)[size]
+        smaller = models(x - STEP)
+        larger = models(x + STEP)
+        loss_below = loss({**smaller, "tokens": tokens * (n / smaller[size])})
+        loss_above = loss({**larger, "tokens": tokens * (n / larger[size])})
+        return np.asarray((loss_above - loss_below) / loss_below)
 
-    low, high = np.full(np.shape(tokens), -ENDS), np.full(np.shape(tokens), ENDS)
-    with np.errstate(all="ignore"):  # far from the runs of the law
-        turns = (slope(low) < -FLAT) & (slope(high) > FLAT)
-        return np.where(turns, models(find_root(slope, low, high))[size], np.nan)
+    low = np.full(np.shape(tokens), -LOG_SIZES)
+    high = np.full(np.shape(tokens), LOG_SIZES)
+    # Far from the runs of the law its values may overflow.
+    with np.errstate(all="ignore"):
+        has_minimum = (slope(low) < -FLAT) & (slope(high) > FLAT)
+        size_at_minimum = models(find_root(slope, low, high))[size]
+        return np.where(has_minimum, size_at_minimum, np.nan)

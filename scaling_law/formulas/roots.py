@@ -19,28 +19,35 @@ def find_root(
 
     Chandrupatla's method (1997): inverse quadratic interpolation where three points allow it, else halving.
     """
-    a, b = np.asarray(high, float), np.asarray(low, float)
-    at_a, at_b = function(a), function(b)
-    a, b, at_a, at_b = np.broadcast_arrays(a, b, at_a, at_b)
-    crosses = np.sign(at_a) * np.sign(at_b) <= 0  # False for NaN
+    a = np.asarray(high, float)
+    b = np.asarray(low, float)
+    f_a = function(a)
+    f_b = function(b)
+    a, b, f_a, f_b = np.broadcast_arrays(a, b, f_a, f_b)
+    # NaN does not cross.
+    crosses = np.sign(f_a) * np.sign(f_b) <= 0
     share: FloatArray | float = 0.5
     for _ in range(STEPS):
         x = a + share * (b - a)
-        at_x = function(x)
-        same = np.sign(at_x) == np.sign(at_a)
-        c, at_c = np.where(same, a, b), np.where(same, at_a, at_b)
-        b, at_b = np.where(same, b, a), np.where(same, at_b, at_a)
-        a, at_a = x, at_x
-        best = np.where(np.abs(at_a) < np.abs(at_b), a, b)
-        least = np.minimum(np.abs(at_a), np.abs(at_b))
+        f_x = function(x)
+        is_on_side_of_a = np.sign(f_x) == np.sign(f_a)
+        c = np.where(is_on_side_of_a, a, b)
+        f_c = np.where(is_on_side_of_a, f_a, f_b)
+        b = np.where(is_on_side_of_a, b, a)
+        f_b = np.where(is_on_side_of_a, f_b, f_a)
+        a = x
+        f_a = f_x
+        best = np.where(np.abs(f_a) < np.abs(f_b), a, b)
+        least = np.minimum(np.abs(f_a), np.abs(f_b))
         # Rows that are done may overflow.
         with np.errstate(all="ignore"):
             tolerance = precision * np.maximum(np.abs(best), 1.0) / np.abs(b - a)
             if np.all((tolerance > 0.5) | (least == 0) | ~crosses):
                 break
-            part, ratio = (a - b) / (c - b), (at_a - at_b) / (at_c - at_b)
-            quadratic = (ratio**2 < part) & ((1.0 - ratio) ** 2 < 1.0 - part)
-            inverse = at_a / (at_b - at_a) * at_c / (at_b - at_c)
-            inverse = inverse + (c - a) / (b - a) * at_a / (at_c - at_a) * at_b / (at_c - at_b)
-        share = np.clip(np.where(quadratic, inverse, 0.5), tolerance, 1.0 - tolerance)
+            xi = (a - b) / (c - b)
+            phi = (f_a - f_b) / (f_c - f_b)
+            is_quadratic = (phi**2 < xi) & ((1.0 - phi) ** 2 < 1.0 - xi)
+            inverse = f_a / (f_b - f_a) * f_c / (f_b - f_c)
+            inverse = inverse + (c - a) / (b - a) * f_a / (f_c - f_a) * f_b / (f_c - f_b)
+        share = np.clip(np.where(is_quadratic, inverse, 0.5), tolerance, 1.0 - tolerance)
     return np.where(crosses, best, np.nan)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from math import prod
 from typing import Any
 
@@ -23,11 +24,19 @@ from numpy.typing import ArrayLike
 from hub.base.errors import InputError
 from scaling_law.size.architecture import is_size
 
-Factors = tuple[str, ...]  # the variables and transforms whose logarithms a feature multiplies
-Features = Sequence[tuple[Any, Factors]]  # a sum of them, each with its factor
-# What a coefficient is to its law; SLOPE is that of a size or of tokens, BY_DESIGN of anything else
-CONSTANT, SIZE, SLOPE, BY_DESIGN, INTERACTION = "constant", "size", "slope", "by_design", "interaction"
-TRANSFORM, OUTER = "transform", "outer"
+# The variables and transforms whose logarithms a feature multiplies.
+Factors = tuple[str, ...]
+# A sum of features, each with its factor.
+Features = Sequence[tuple[Any, Factors]]
+
+# Roles of a coefficient in its law. SLOPE belongs to a size or to tokens, BY_DESIGN to any other variable.
+CONSTANT = "constant"
+SIZE = "size"
+SLOPE = "slope"
+BY_DESIGN = "by_design"
+INTERACTION = "interaction"
+TRANSFORM = "transform"
+OUTER = "outer"
 
 
 @dataclass(frozen=True)
@@ -44,36 +53,46 @@ class Term:
 
     @cached_property
     def features(self) -> dict[str, tuple[tuple[float, Factors], ...]]:
-        """The features of each coefficient but the scale, with their signs."""
+        """The features of each coefficient except the scale, with their signs."""
         features: dict[str, tuple[tuple[float, Factors], ...]] = {}
         for feature, coefficient in self.slopes.items():
             if isinstance(coefficient, str):
-                name, sign = coefficient.removeprefix("-"), -1.0 if coefficient.startswith("-") else 1.0
+                name = coefficient.removeprefix("-")
+                sign = -1.0 if coefficient.startswith("-") else 1.0
                 features[name] = (*features.get(name, ()), (sign, factors_of(feature)))
         return features
 
     @cached_property
     def offset(self) -> tuple[tuple[float, Factors], ...]:
         """The features whose coefficient is a number."""
-        pairs = ((value, factors_of(feature)) for feature, value in self.slopes.items())
-        return tuple((float(value), factors) for value, factors in pairs if not isinstance(value, str))
+        features = []
+        for feature, value in self.slopes.items():
+            if not isinstance(value, str):
+                features.append((float(value), factors_of(feature)))
+        return tuple(features)
 
     @property
     def coefficients(self) -> tuple[str, ...]:
+        """The names of its coefficients, the scale first."""
         return (self.scale, *self.features)
 
     @cached_property
     def factors(self) -> Factors:
         """The variables and transforms that occur."""
-        return tuple(dict.fromkeys(name for feature in self.slopes for name in factors_of(feature)))
+        names = chain.from_iterable(map(factors_of, self.slopes))
+        return tuple(dict.fromkeys(names))
 
     def exponent(self, values: Mapping[str, Any], logs: Mapping[str, Any]) -> Any:
-        """Σ coefficient · feature."""
-        products = [(sign * values[c], f) for c, pairs in self.features.items() for sign, f in pairs]
+        """Compute Σ coefficient · feature."""
+        products = []
+        for name, features in self.features.items():
+            for sign, factors in features:
+                products.append((sign * values[name], factors))
         return total((*products, *self.offset), logs)
 
 
 def factors_of(feature: str) -> Factors:
+    """Split a feature such as "n_active*e_hat" into its factors, sorted."""
     return tuple(sorted(name.strip() for name in feature.split("*")))
 
 
@@ -81,8 +100,8 @@ def factors_of(feature: str) -> Factors:
 class Parameter:
     """A coefficient of a transform, above `floor` and above the parameter `above`, if any.
 
-    It is fitted as the logarithm of its distance, which `box` bounds; where it is itself bounded or fixed, the
-    distance is that from `floor`.
+    It is fitted as the logarithm of its distance from these, which `box` bounds; if the parameter itself is bounded or
+    fixed, of its distance from `floor`.
     """
 
     name: str
@@ -108,21 +127,23 @@ class Transform:
 
     def refuse_disorder(self, values: Mapping[str, float]) -> None:
         """Raise ValueError for parameters below their lower bounds."""
-        for p in self.parameters:
-            below = [p.floor, *([values[p.above]] if p.above else [])]
-            if values[p.name] <= max(below):
-                stated = ", ".join(f"{q.name}={values[q.name]!r}" for q in self.parameters)
-                order = " < ".join([format(p.floor, "g"), *([p.above] if p.above else []), p.name])
-                raise InputError(f"{stated}: needs {order}")
+        for parameter in self.parameters:
+            bounds = {f"{parameter.floor:g}": parameter.floor}
+            if parameter.above:
+                bounds[parameter.above] = values[parameter.above]
+            if values[parameter.name] <= max(bounds.values()):
+                assignments = ", ".join(f"{p.name}={values[p.name]!r}" for p in self.parameters)
+                order = " < ".join([*bounds, parameter.name])
+                raise InputError(f"{assignments}: needs {order}")
 
 
 @dataclass(frozen=True)
 class Form:
     """The terms of a law, the transforms they name, and the coefficient that is the outer exponent (positive), if any.
 
-    The outer exponent is that of the sum of all terms but the constant.
-    A law that is not a sum of terms has none, defines `evaluate`, and names the variables it `reads`; it cannot be
-    fitted. ValueError for an invalid form: a scale twice, two constants, a transform that no term uses.
+    The outer exponent applies to the sum of all terms except the constant. A law that is not a sum of terms has no
+    terms, defines `evaluate`, and names the variables it `reads`; it cannot be fitted. ValueError for an invalid form:
+    a scale twice, two constants, a transform that no term uses.
     """
 
     terms: tuple[Term, ...]
@@ -132,40 +153,48 @@ class Form:
 
     def __post_init__(self) -> None:
         scales = [term.scale for term in self.terms]
-        others = [name for term in self.terms for name in term.features]
-        names = [*(p.name for p in self.parameters), *self._outer]
-        if len({*scales, *names}) < len(scales) + len(names) or {*scales, *names} & {*others}:
+        slopes = set(chain.from_iterable(term.features for term in self.terms))
+        unique_names = [*scales, *(p.name for p in self.parameters), *self._outer]
+        if len({*unique_names}) < len(unique_names) or slopes.intersection(unique_names):
             raise InputError(f"terms: scale names {scales} must be unique among the coefficients")
-        if sum(not term.slopes for term in self.terms) > 1:
-            raise InputError(f"terms: one constant at most, not {[t.scale for t in self.terms if not t.slopes]}")
-        used = {name for term in self.terms for name in term.factors}
-        if idle := [t.name for t in self.transforms if t.name not in used]:
-            raise InputError(f"transforms: no term uses {', '.join(idle)}")
+        if len(self.constants) > 1:
+            raise InputError(f"terms: one constant at most, not {[*self.constants]}")
+        unused = [transform.name for transform in self.transforms if transform.name not in self._factors]
+        if unused:
+            raise InputError(f"transforms: no term uses {', '.join(unused)}")
 
     @property
     def _outer(self) -> tuple[str, ...]:
         return (self.outer,) if self.outer else ()
 
     @cached_property
+    def _factors(self) -> Factors:
+        """The variables and transforms that occur in any term."""
+        names = chain.from_iterable(term.factors for term in self.terms)
+        return tuple(dict.fromkeys(names))
+
+    @cached_property
     def parameters(self) -> tuple[Parameter, ...]:
         """The parameters of all transforms."""
-        return tuple(p for transform in self.transforms for p in transform.parameters)
+        return tuple(chain.from_iterable(transform.parameters for transform in self.transforms))
 
     @cached_property
     def coefficients(self) -> tuple[str, ...]:
         """The names of all coefficients: those of the terms, the outer exponent, those of the transforms."""
-        names = dict.fromkeys(name for term in self.terms for name in term.coefficients)
+        names = dict.fromkeys(chain.from_iterable(term.coefficients for term in self.terms))
         return (*names, *self._outer, *(p.name for p in self.parameters))
 
     @cached_property
     def roles(self) -> dict[str, str]:
-        """Coefficient → what it is; one that features share is what it is in the first."""
-        roles = dict.fromkeys((p.name for p in self.parameters), TRANSFORM) | dict.fromkeys(self._outer, OUTER)
+        """The role of each coefficient; a coefficient that features share has its role in the first of them."""
+        roles = dict.fromkeys((p.name for p in self.parameters), TRANSFORM)
+        if self.outer:
+            roles[self.outer] = OUTER
         for term in self.terms:
             roles[term.scale] = SIZE if term.slopes else CONSTANT
-            for name, ((_, factors), *_) in term.features.items():
-                kind = INTERACTION if len(factors) > 1 else SLOPE if is_size(factors[0]) else BY_DESIGN
-                roles.setdefault(name, kind)
+            for name, features in term.features.items():
+                _, factors = features[0]
+                roles.setdefault(name, _role_of_slope(factors))
         return roles
 
     @cached_property
@@ -182,72 +211,97 @@ class Form:
     def variables(self) -> tuple[str, ...]:
         """The columns of the runs that the law reads, through terms and transforms."""
         inputs = {transform.name: transform.variables for transform in self.transforms}
-        names = (name for term in self.terms for factor in term.factors for name in inputs.get(factor, (factor,)))
+        names = chain.from_iterable(inputs.get(factor, (factor,)) for factor in self._factors)
         return tuple(dict.fromkeys((*names, *self.reads)))
 
     def logs(self, values: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """ln of every variable and transform that a term names, at `inputs` and the coefficients `values`."""
+        """Compute ln of every variable and transform that a term names, at `inputs` and the coefficients `values`."""
         transforms = {transform.name: transform for transform in self.transforms}
         logs: dict[str, Any] = {}
-        for name in dict.fromkeys(name for term in self.terms for name in term.factors):
-            if (transform := transforms.get(name)) is None:
+        for name in self._factors:
+            transform = transforms.get(name)
+            if transform is None:
                 logs[name] = np.log(inputs[name])
             else:
-                parameters = (values[p.name] for p in transform.parameters)
-                logs[name] = transform.log(*(inputs[v] for v in transform.variables), *parameters)
+                variables = (inputs[variable] for variable in transform.variables)
+                parameters = (values[parameter.name] for parameter in transform.parameters)
+                logs[name] = transform.log(*variables, *parameters)
         return logs
 
     def evaluate(self, values: Mapping[str, Any], inputs: Mapping[str, Any]) -> Any:
-        """The loss; coefficients and inputs broadcast, and nothing is checked."""
+        """Compute the loss; coefficients and inputs broadcast, and nothing is checked."""
         logs = self.logs(values, inputs)
-        powers = [values[term.scale] * np.exp(term.exponent(values, logs)) for term in self.terms if term.slopes]
-        loss: Any = sum(powers, start=0.0)
-        loss = loss ** values[self.outer] if self.outer else loss
-        return sum((values[name] for name in self.constants), start=loss)
+        loss: Any = 0.0
+        for term in self.terms:
+            if term.slopes:
+                loss = loss + values[term.scale] * np.exp(term.exponent(values, logs))
+        if self.outer:
+            loss = loss ** values[self.outer]
+        for name in self.constants:
+            loss = loss + values[name]
+        return loss
+
+
+def _role_of_slope(factors: Factors) -> str:
+    """Return the role of a coefficient that multiplies a product of these factors."""
+    if len(factors) > 1:
+        return INTERACTION
+    return SLOPE if is_size(factors[0]) else BY_DESIGN
 
 
 def total(features: Features, logs: Mapping[str, Any]) -> Any:
-    """Σ factor · Π logarithms."""
-    return sum((factor * prod(logs[name] for name in names) for factor, names in features), start=0.0)
+    """Compute Σ factor · Π logarithms."""
+    products = (factor * prod(map(logs.__getitem__, names)) for factor, names in features)
+    return sum(products, start=0.0)
 
 
 def derivative(features: Features, name: str) -> list[tuple[Any, Factors]]:
-    """The features of the derivative by one logarithm."""
-    at = [(factor * names.count(name), names, names.index(name)) for factor, names in features if name in names]
-    return [(factor, names[:i] + names[i + 1 :]) for factor, names, i in at]
+    """Differentiate a sum of features by one logarithm, and return the features of the derivative."""
+    derivatives = []
+    for factor, names in features:
+        if name in names:
+            i = names.index(name)
+            derivatives.append((factor * names.count(name), names[:i] + names[i + 1 :]))
+    return derivatives
 
 
 def expert_transform(experts: ArrayLike, e_start: ArrayLike, e_max: ArrayLike) -> Any:
-    """Ê, broadcasting over its arguments. Needs E ≥ 1 and 1 < e_start < e_max (not checked here)."""
-    inner, top = _inner(experts, e_start, e_max), np.asarray(e_max, float)
+    """Compute Ê; the arguments broadcast. Needs E ≥ 1 and 1 < e_start < e_max (not checked here)."""
+    inner = _inner(experts, e_start, e_max)
+    top = np.asarray(e_max, float)
     return inner * top / (inner + top)
 
 
 def _log_expert_transform_gradient(experts: ArrayLike, e_start: ArrayLike, e_max: ArrayLike) -> tuple[Any, Any, Any]:
-    """ln Ê and its derivatives by E_start and E_max (each broadcast)."""
-    start, top = np.asarray(e_start, float), np.asarray(e_max, float)
-    inner, offset = _inner(experts, start, top), start * top / (top - start)
-    by_inner = 1.0 / inner - 1.0 / (inner + top)  # d ln Ê / d inner
-    # offset = s t / (t − s): its derivatives are (offset/s)² and −(offset/t)²
+    """Compute ln Ê and its derivatives by E_start and E_max (each broadcasts)."""
+    start = np.asarray(e_start, float)
+    top = np.asarray(e_max, float)
+    inner = _inner(experts, start, top)
+    offset = start * top / (top - start)
+    # This is d ln Ê / d inner, and the derivatives of the offset s t / (t − s) are (offset/s)² and −(offset/t)².
+    by_inner = 1.0 / inner - 1.0 / (inner + top)
     by_start = by_inner * (offset / start) ** 2
     by_max = -by_inner * (offset / top) ** 2 + 1.0 / top - 1.0 / (inner + top)
-    return np.log(inner) + np.log(top) - np.log(inner + top), by_start, by_max
+    log_transform = np.log(inner) + np.log(top) - np.log(inner + top)
+    return log_transform, by_start, by_max
 
 
 def _inner(experts: ArrayLike, e_start: ArrayLike, e_max: ArrayLike) -> Any:
-    """E − 1 + (1/E_start − 1/E_max)⁻¹."""
-    start, top = np.asarray(e_start, float), np.asarray(e_max, float)
+    """Compute E − 1 + (1/E_start − 1/E_max)⁻¹."""
+    start = np.asarray(e_start, float)
+    top = np.asarray(e_max, float)
     return np.asarray(experts, float) - 1.0 + start * top / (top - start)
 
 
 E_HAT = Transform(
-    "e_hat",
-    ("experts",),
-    (
+    name="e_hat",
+    variables=("experts",),
+    parameters=(
         Parameter("e_start", floor=1.0, box=(0.01, 100.0)),
         Parameter("e_max", floor=1.0, box=(1.0, 1e5), above="e_start"),
     ),
-    lambda *at: np.log(expert_transform(*at)),
-    _log_expert_transform_gradient,
-    starts=((2.0, 256.0), (1.1, 12.0), (1.1, 1e4), (5.0, 40.0), (5.0, 1e4)),  # the first is the paper's
+    log=lambda *inputs: np.log(expert_transform(*inputs)),
+    gradient=_log_expert_transform_gradient,
+    # The first start is the paper's.
+    starts=((2.0, 256.0), (1.1, 12.0), (1.1, 1e4), (5.0, 40.0), (5.0, 1e4)),
 )

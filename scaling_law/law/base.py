@@ -1,4 +1,4 @@
-"""A law that can be asked: the formula with its questions as methods, its files, and the registry of kinds.
+"""Laws as users hold them: a formula with its questions as methods, its files, and the registry of kinds.
 
 `fit`, law files and the shelf make the kinds that are registered here; docs/adding_a_law.md adds another.
 """
@@ -8,7 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, TypeVar
 
-import hub  # lazy: its rooms are imported when a law is read from the Hub
+# Its rooms are imported when a law is read from the Hub.
+import hub
 from hub.base import strict_json
 from hub.base.errors import InputError, unknown
 from hub.base.paths import local_path
@@ -46,7 +47,7 @@ class Law(Formula):
     # ------------------------------------------------------------------ files
 
     def save_pretrained(self, folder: str | Path) -> Path:
-        """Write `scaling_law.json` (coefficients at full precision, conditions, draws) into `folder`; its path."""
+        """Write `scaling_law.json` (full-precision coefficients, conditions, draws) into `folder`; return its path."""
         return strict_json.write(Path(folder) / FILE_NAME, FORMAT, VERSION, law_to_dict(self))
 
     def push_to_hub(
@@ -63,14 +64,14 @@ class Law(Formula):
     def from_pretrained(cls: type[LawT], source: str | Path, revision: str | None = None) -> LawT:
         """Read a law from a folder, a scaling_law.json, or a Hub repo "owner/name" (only if no such path exists).
 
-        FileNotFoundError where there is none of these, ValueError where it holds no law, or one of another kind.
+        FileNotFoundError if none of these exists, ValueError if it holds no law, or a law of another kind.
         """
         path = local_path(source)
         try:
             content = path.read_bytes() if path.is_file() else hub.read_file(source, FILE_NAME, revision)
         except hub.NotFoundError as error:
-            what = f"neither a folder or Hub repo with a {FILE_NAME}, nor a law's file ({error})"
-            raise FileNotFoundError(f"{source}: {what}") from None
+            problem = f"neither a folder or Hub repo with a {FILE_NAME}, nor a law's file ({error})"
+            raise FileNotFoundError(f"{source}: {problem}") from None
         data = strict_json.loads(content, what=str(source), max_bytes=strict_json.MAX_FILE_BYTES)
         law = law_from_dict(data, str(source))
         if not isinstance(law, cls):
@@ -82,17 +83,17 @@ LAWS: dict[str, type[Law]] = {}
 
 
 def register(kind: type[LawT]) -> type[LawT]:
-    """Class decorator: `fit` and law files then know the class by its `name`.
+    """Register a class, as a decorator: `fit` and law files then know it by its `name`.
 
     ValueError if the name is missing or taken, or if the fields are not the coefficients of the form.
     """
     registered = LAWS.get(kind.name, kind)
     if not kind.name or (registered.__module__, registered.__qualname__) != (kind.__module__, kind.__qualname__):
         raise InputError(f"{kind.__name__}.name={kind.name!r} must be set and unique; taken: {sorted(LAWS)}")
-    wanted = kind.form.coefficients
-    if kind.form.terms and sorted(wanted) != sorted(kind.coefficient_names()):
-        fields_of = ", ".join(kind.coefficient_names())
-        raise InputError(f"{kind.__name__}: its fields ({fields_of}) must be those of its form ({', '.join(wanted)})")
+    if kind.form.terms and sorted(kind.form.coefficients) != sorted(kind.coefficient_names()):
+        fields = ", ".join(kind.coefficient_names())
+        coefficients = ", ".join(kind.form.coefficients)
+        raise InputError(f"{kind.__name__}: its fields ({fields}) must be those of its form ({coefficients})")
     LAWS[kind.name] = kind
     return kind
 
@@ -110,7 +111,7 @@ def law_from_dict(data: Any, source: str = "law") -> Law:
         if data.get("repetition") is not None:
             options["repetition"] = Repetition(**data["repetition"])
         if data.get("laws") is not None:
-            options["laws"] = [law_from_dict(one, f"{source}: laws") for one in data["laws"]]
+            options["laws"] = [law_from_dict(law, f"{source}: laws") for law in data["laws"]]
         return kind(**data["coefficients"], **options)
     except (KeyError, TypeError):
         raise InputError(f"{source}: coefficients must be exactly {list(kind.coefficient_names())}") from None

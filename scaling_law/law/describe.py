@@ -1,6 +1,6 @@
-"""A released model in the terms of a law: what it is, what the law predicts for it, and what it would have chosen.
+"""A released model in the terms of a law: its sizes, the loss that the law predicts, and the law's own choice.
 
-The law's E is `Architecture.experts_equivalent`; what this leaves out of the architecture is named in a warning.
+The law's E is `Architecture.experts_equivalent`; a warning names what this leaves out of the architecture.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ OTHER_CORPUS = "The loss is for the law's corpus, tokenizer and recipe, not the 
 
 @dataclass(frozen=True)
 class PredictedLoss:
-    """What a law says of a model trained on `tokens` tokens; losses in nats per token.
+    """The loss that a law predicts for a model trained on `tokens` tokens, in nats per token.
 
-    `optimum` is the law's own choice for the same training FLOPs (6 N_act D) with no more bytes of weights and of the
-    KV cache that was asked for, and None where there is none, or where models of this E are too far from the law's
-    runs to compare: `refusal` then says why. `trusted`: no further outside the runs of the law than backtests support;
-    `beyond_guard`: too far to look at.
+    `optimum` is the law's own choice for the same training FLOPs (6 N_act D), with no more bytes of weights and KV
+    cache. It is None where there is none, or where models of this E are too far from the law's runs to compare:
+    `refusal` then says why. `trusted`: no further outside the runs of the law than backtests support; `beyond_guard`:
+    too far to look at.
     """
 
     tokens: float
@@ -65,96 +65,130 @@ class Description(ArrayAnswer):
     bytes_per_kv: float = 2.0
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """The model, in one row."""
-        a, p = self.architecture, self.prediction
-        sizes = {"experts": a.experts_equivalent, "n_active": a.n_active, "n_total": a.n_total}
-        answer = {"tokens": p and p.tokens, "loss": p and p.loss, "trusted": self.trusted}
-        return [{"model": self.model.name, **sizes, **answer}]
+        """Return the model in one row."""
+        prediction = self.prediction
+        return [
+            {
+                "model": self.model.name,
+                "experts": self.architecture.experts_equivalent,
+                "n_active": self.architecture.n_active,
+                "n_total": self.architecture.n_total,
+                "tokens": prediction and prediction.tokens,
+                "loss": prediction and prediction.loss,
+                "trusted": self.trusted,
+            }
+        ]
 
     @property
     def warnings(self) -> tuple[str, ...]:
+        """The warnings of the prediction and of the law's own choice."""
         return self.notes
 
     @property
     def verdict(self) -> str:
-        a, p = self.architecture, self.prediction
-        text = f"{self.model.name}: E = {a.experts_equivalent:.3g}, {format_count(a.n_active)} active of "
-        text += f"{format_count(a.n_total)} parameters"
-        return text if p is None else f"{text}: loss {p.loss:.3f} on {format_count(p.tokens)} tokens"
+        """The sizes and the predicted loss, in a sentence."""
+        a = self.architecture
+        sizes = f"{format_count(a.n_active)} active of {format_count(a.n_total)} parameters"
+        text = f"{self.model.name}: E = {a.experts_equivalent:.3g}, {sizes}"
+        if self.prediction is None:
+            return text
+        return f"{text}: loss {self.prediction.loss:.3f} on {format_count(self.prediction.tokens)} tokens"
 
     @property
     def architecture(self) -> Architecture:
+        """The architecture of the model."""
         return self.model.architecture
 
     def facts(self) -> dict[str, Any]:
-        """Plain JSON values: model, architecture, variables of laws, FLOPs, bytes, prediction, warnings.
+        """Return plain JSON values: model, architecture, variables of laws, FLOPs, bytes, prediction, warnings.
 
         With a context, `training_exact` and `inference_exact` have all matrix products of a token at that sequence
         length: attention without the causal half, with windows, chunks and selections (`Architecture.forward_flops`).
         `kv_cache` holds `kv_tokens` in sequences of `context`; a long sequence takes `kv_cache_per_sequence` and, for
         each token, `kv_cache_per_token`.
         """
-        a, m = self.architecture, self.model
-        flops = {"training": a.training_flops(1), "inference": a.inference_flops(1)}
-        if self.context is not None:
-            flops |= {"training_exact": a.training_flops(1, self.context), "context": self.context}
-            flops |= {"inference_exact": a.inference_flops(1, self.context)}
-        memory = {"weights": a.weight_bytes(self.bytes_per_parameter)}
-        memory["kv_cache_per_token"] = a.kv_bytes_per_token(self.bytes_per_kv)
-        memory["kv_cache_per_sequence"] = a.kv_bytes_per_sequence(self.bytes_per_kv)
-        if (cached := self.kv_tokens or self.context) is not None:
-            memory["kv_cache"] = a.kv_cache_bytes(cached, self.bytes_per_kv, self.context)
         return {
-            "model": m.name,
-            "model_type": m.model_type,
-            "architecture": a.to_dict(),
-            "variables": a.variables(),
-            "parameters": m.parameters,
-            "left_out": dict(m.left_out),
-            "flops_per_token": flops,
-            "bytes": memory | {"training_state": a.training_state_bytes},
+            "model": self.model.name,
+            "model_type": self.model.model_type,
+            "architecture": self.architecture.to_dict(),
+            "variables": self.architecture.variables(),
+            "parameters": self.model.parameters,
+            "left_out": dict(self.model.left_out),
+            "flops_per_token": self._flops_per_token(),
+            "bytes": self._bytes(),
             "law": self.law,
             "prediction": plain(self.prediction),
         }
 
-    def summary(self) -> Table:
-        a, m, facts = self.architecture, self.model, self.facts()
-        left_out = ", ".join(f"{name} {format_count(count)}" for name, count in m.left_out.items())
-        apart = "without embedding and head"
-        lines = {
-            "architecture": shape_of(a),
-            **({"attention": attention_of(a)} if a.spans or a.attention_blocks is not None else {}),
-            "experts": describe_experts(a),
-            "active": f"{format_count(a.n_active)}, {format_count(a.n_active_non_embedding)} {apart}",
-            "total": f"{format_count(a.n_total)}, {format_count(a.n_total_non_embedding)} {apart}",
-            "exact": f"{m.parameters:,} parameters, with {left_out}",
-            "FLOPs per token": _flops(**facts["flops_per_token"]),
-            "memory": f"weights {format_bytes(facts['bytes']['weights'])}, training state "
-            f"{format_bytes(a.training_state_bytes)}",
-            "KV cache": self._cache(facts["bytes"]),
-            "E of the law": f"{a.experts_equivalent:.4g}, total over active feed-forward width",
+    def _flops_per_token(self) -> dict[str, float]:
+        a = self.architecture
+        flops = {
+            "training": a.training_flops(1),
+            "inference": a.inference_flops(1),
         }
-        notes = ["Only the language model is counted."] if m.text_only else []
-        if any(span.once and span.cached for span in a.spans) and self.context is not None:
+        if self.context is not None:
+            flops["training_exact"] = a.training_flops(1, self.context)
+            flops["context"] = self.context
+            flops["inference_exact"] = a.inference_flops(1, self.context)
+        return flops
+
+    def _bytes(self) -> dict[str, float]:
+        a = self.architecture
+        memory_bytes = {
+            "weights": a.weight_bytes(self.bytes_per_parameter),
+            "kv_cache_per_token": a.kv_bytes_per_token(self.bytes_per_kv),
+            "kv_cache_per_sequence": a.kv_bytes_per_sequence(self.bytes_per_kv),
+        }
+        kv_tokens = self.kv_tokens or self.context
+        if kv_tokens is not None:
+            memory_bytes["kv_cache"] = a.kv_cache_bytes(kv_tokens, self.bytes_per_kv, self.context)
+        memory_bytes["training_state"] = a.training_state_bytes
+        return memory_bytes
+
+    def summary(self) -> Table:
+        """Show the model, and the prediction if there is one."""
+        model = self.model
+        a = self.architecture
+        active = f"{format_count(a.n_active)}, {format_count(a.n_active_non_embedding)}"
+        total = f"{format_count(a.n_total)}, {format_count(a.n_total_non_embedding)}"
+        left_out = ", ".join(f"{name} {format_count(count)}" for name, count in model.left_out.items())
+        memory_bytes = self._bytes()
+        weights = format_bytes(memory_bytes["weights"])
+        training_state = format_bytes(a.training_state_bytes)
+        lines = {"architecture": shape_of(a)}
+        if a.spans or a.attention_blocks is not None:
+            lines["attention"] = attention_of(a)
+        lines["experts"] = describe_experts(a)
+        lines["active"] = f"{active} without embedding and head"
+        lines["total"] = f"{total} without embedding and head"
+        lines["exact"] = f"{model.parameters:,} parameters, with {left_out}"
+        lines["FLOPs per token"] = _flops(**self._flops_per_token())
+        lines["memory"] = f"weights {weights}, training state {training_state}"
+        lines["KV cache"] = self._cache(memory_bytes)
+        lines["E of the law"] = f"{a.experts_equivalent:.4g}, total over active feed-forward width"
+        notes = ["Only the language model is counted."] if model.text_only else []
+        keeps_state = any(span.once and span.cached for span in a.spans)
+        if keeps_state and self.context is not None:
             notes.append(SCAN)
         if self.prediction is not None:
-            lines |= _predicted(a, self.prediction)
+            lines.update(_predicted(a, self.prediction))
             notes.append(OTHER_CORPUS)
-        title = f"{self.verdict}\n{m.model_type}  ({self.law})"
+        title = f"{self.verdict}\n{model.model_type}  ({self.law})"
         return Table((), list(lines.items()), title=title, notes=notes, warnings=self.warnings)
 
     def _cache(self, sizes: Mapping[str, float]) -> str:
-        """Say what the cache takes, in words."""
-        kind = "bf16" if self.bytes_per_kv == 2 else f"{self.bytes_per_kv:g} bytes an element"
+        """Say how many bytes the cache takes."""
+        element = "bf16" if self.bytes_per_kv == 2 else f"{self.bytes_per_kv:g} bytes an element"
         text = f"{format_bytes(sizes['kv_cache_per_token'])} a token"
         if sizes["kv_cache_per_sequence"]:
             text += f" and {format_bytes(sizes['kv_cache_per_sequence'])} a sequence, once it is long"
         if "kv_cache" in sizes:
             tokens = self.kv_tokens or self.context or 0.0
             sequences = tokens / min(self.context or tokens, tokens)
-            several = f" in {sequences:,.4g} sequences" if sequences > 1 else ""
-            text += f"; {format_bytes(sizes['kv_cache'])} for {tokens:,.0f} tokens{several}"
-        return f"{text} ({kind})"
+            text += f"; {format_bytes(sizes['kv_cache'])} for {tokens:,.0f} tokens"
+            if sequences > 1:
+                text += f" in {sequences:,.4g} sequences"
+        return f"{text} ({element})"
 
 
 def describe(
@@ -169,7 +203,7 @@ def describe(
     revision: str | None = None,
     force: bool = False,
 ) -> Description:
-    """What a model is in the terms of `law` (None: the paper's), and given its tokens, what the law says of it.
+    """Describe a model in the terms of `law` (None: the paper's) and, given its tokens, predict its loss.
 
     Args:
         source: "org/model" on the Hub, a folder, a config.json, a mapping, or a configuration of transformers; nothing
@@ -183,28 +217,37 @@ def describe(
     The prediction is never refused, however far outside of the law's runs: see `trusted` and `warnings`.
     FileNotFoundError and ValueError as `size.model_configs.read_model`.
     """
-    model, law = read_model(source, revision), law or JointLaw.published()
-    positions, cached = _positions("context", context), _positions("kv_tokens", kv_tokens)
-    provenance = law.conditions.provenance if law.conditions else "fitted law"
-    sizes: dict[str, Any] = {"bytes_per_parameter": float(positive("bytes_per_parameter", bytes_per_parameter))}
-    sizes["bytes_per_kv"] = float(positive("bytes_per_kv", bytes_per_kv))
-    warnings, predicted, check = ignored(model.architecture, law), None, None
+    model = read_model(source, revision)
+    law = law or JointLaw.published()
+    positions = _positions("context", context)
+    cached_positions = _positions("kv_tokens", kv_tokens)
+    weight_size = float(positive("bytes_per_parameter", bytes_per_parameter))
+    kv_size = float(positive("bytes_per_kv", bytes_per_kv))
+    warnings = explain_ignored(model.architecture, law)
+    prediction = None
+    check = None
     if tokens is not None:
         d = parse_tokens(float(positive("tokens", tokens)))
-        at = of_law(law, model.architecture.variables() | {"tokens": d})
-        check = law.check(**at)
-        cache = {"kv_tokens": cached or 0.0, "context": positions}
-        predicted = _predict(law, model.architecture, at, check, sizes | cache, force)
+        variables = of_law(law, {**model.architecture.variables(), "tokens": d})
+        check = law.check(**variables)
+        sizes = {
+            "bytes_per_parameter": weight_size,
+            "bytes_per_kv": kv_size,
+            "kv_tokens": cached_positions or 0.0,
+            "context": positions,
+        }
+        prediction = _predict(law, model.architecture, variables, check, sizes, force)
         warnings += check.warnings
-        if predicted.optimum is not None:
-            warnings += [f"the law's choice: {warning}" for warning in predicted.optimum.warnings]
+        if prediction.optimum is not None:
+            warnings += [f"the law's choice: {warning}" for warning in prediction.optimum.warnings]
     return Description(
         model,
-        provenance,
-        **sizes,
+        law=law.conditions.provenance if law.conditions else "fitted law",
+        bytes_per_parameter=weight_size,
+        bytes_per_kv=kv_size,
         context=positions,
-        kv_tokens=cached,
-        prediction=predicted,
+        kv_tokens=cached_positions,
+        prediction=prediction,
         check=check,
         notes=tuple(warnings),
     )
@@ -216,47 +259,76 @@ def _positions(name: str, value: float | str | None) -> float | None:
     return None if number is None else float(positive(name, number))
 
 
-def ignored(a: Architecture, law: Law) -> list[str]:
-    """A sentence on what the law ignores of this architecture; [] for nothing."""
+def explain_ignored(a: Architecture, law: Law) -> list[str]:
+    """Write a sentence on the features of this architecture that the law ignores; [] for none."""
     names = ", ".join(unknown_parts(a, law))
-    return [f"E = {a.experts_equivalent:.3g} stands for {a.experts} experts; the law ignores {names}"] if names else []
+    if not names:
+        return []
+    return [f"E = {a.experts_equivalent:.3g} stands for {a.experts} experts; the law ignores {names}"]
 
 
 def unknown_parts(a: Architecture, law: Law) -> list[str]:
-    """What of this architecture the law has no variable for, in words."""
+    """Name the features of this architecture for which the law has no variable."""
     names = {*law.variables}
-    fine = not names & {"granularity", "experts_per_token", "active_experts"}
-    finer = f"granularity {a.granularity:.3g}" if fine and a.granularity > 1 else ""
-    shared = f"{a.shared_experts} shared expert{'s' * (a.shared_experts > 1)}" if "shared_ratio" not in names else ""
-    top = f"top-{a.experts_per_token} routing" if fine and a.experts_per_token > 1 else ""
-    parts = [top, finer, shared if a.shared_experts else ""]
-    parts.append(f"{a.dense_blocks} dense of {a.blocks} blocks" if a.dense_blocks else "")
-    return [part for part in parts if part]
+    features = []
+    if not names & {"granularity", "experts_per_token", "active_experts"}:
+        if a.experts_per_token > 1:
+            features.append(f"top-{a.experts_per_token} routing")
+        if a.granularity > 1:
+            features.append(f"granularity {a.granularity:.3g}")
+    if a.shared_experts and "shared_ratio" not in names:
+        plural = "s" if a.shared_experts > 1 else ""
+        features.append(f"{a.shared_experts} shared expert{plural}")
+    if a.dense_blocks:
+        features.append(f"{a.dense_blocks} dense of {a.blocks} blocks")
+    return features
 
 
 def _predict(
-    law: Law, a: Architecture, at: dict[str, float], check: RangeCheck, sizes: dict[str, Any], force: bool
+    law: Law,
+    a: Architecture,
+    variables: dict[str, float],
+    check: RangeCheck,
+    sizes: dict[str, Any],
+    force: bool,
 ) -> PredictedLoss:
-    tokens = float(at["tokens"])
-    flops, refusal, optimum = a.training_flops(tokens), None, None
-    limits = {name: value for name, value in sizes.items() if name != "context"}
-    memory = a.weight_bytes(sizes["bytes_per_parameter"])
-    memory += a.kv_cache_bytes(sizes["kv_tokens"], sizes["bytes_per_kv"], sizes["context"])
-    limits |= {"memory": memory, "vocab_size": a.vocab_size, "force": force}
+    tokens = float(variables["tokens"])
+    flops = a.training_flops(tokens)
+    weight_bytes = a.weight_bytes(sizes["bytes_per_parameter"])
+    cache_bytes = a.kv_cache_bytes(sizes["kv_tokens"], sizes["bytes_per_kv"], sizes["context"])
+    limits: dict[str, Any] = {
+        "bytes_per_parameter": sizes["bytes_per_parameter"],
+        "bytes_per_kv": sizes["bytes_per_kv"],
+        "kv_tokens": sizes["kv_tokens"],
+        "memory": weight_bytes + cache_bytes,
+        "vocab_size": a.vocab_size,
+        "force": force,
+    }
+    optimum = None
+    refusal: str | None
     try:
         optimum = optimal(law, flops, **limits)
+        refusal = _refuse_own_experts(law, a, flops, limits)
     # Every answer may be beyond the range guard.
     except ValueError as error:
         refusal = str(error)
-    if optimum is not None and (refused := _own_experts_refused(law, a, flops, limits)):
-        optimum, refusal = None, refused
-    interval = None if law.draws is None else percentile_interval(law.loss_draws(**at))
-    worth = bool(check.trusted), refusal, optimum, bool(check.beyond)
-    return PredictedLoss(tokens, flops, float(law.loss(**at)), interval, *worth)
+    return PredictedLoss(
+        tokens=tokens,
+        training_flops=flops,
+        loss=float(law.loss(**variables)),
+        loss_interval=None if law.draws is None else percentile_interval(law.loss_draws(**variables)),
+        trusted=bool(check.trusted),
+        refusal=refusal,
+        optimum=None if refusal else optimum,
+        beyond_guard=bool(check.beyond),
+    )
 
 
-def _own_experts_refused(law: Law, a: Architecture, flops: float, limits: dict[str, Any]) -> str | None:
-    """Why the law cannot compare models of this E with others: a choice among those alone would say nothing of it."""
+def _refuse_own_experts(law: Law, a: Architecture, flops: float, limits: dict[str, Any]) -> str | None:
+    """Say why the law cannot compare models of this E with others, if it cannot.
+
+    A choice among the others would say nothing of this model.
+    """
     if not EXPERT_VARIABLES & {*law.variables}:
         return None
     try:
@@ -267,52 +339,64 @@ def _own_experts_refused(law: Law, a: Architecture, flops: float, limits: dict[s
 
 
 def shape_of(a: Architecture) -> str:
-    """Width, blocks, heads and vocabulary, in words."""
-    mla = a.latent_attention
+    """Describe width, blocks, heads and vocabulary."""
+    latent_attention = a.latent_attention
     heads = f"{a.heads} heads of {a.head_dim}"
-    if mla is not None:
-        heads += f", latent attention of rank {mla.kv_rank}"
+    if latent_attention is not None:
+        heads += f", latent attention of rank {latent_attention.kv_rank}"
     elif a.n_kv_heads < a.heads:
         heads += f", {a.n_kv_heads} key-value heads"
-    tied = ", tied embeddings" if a.tied_embeddings else ""
-    return f"d_model {a.d_model}, {a.blocks} blocks, {heads}, vocabulary {a.vocab_size:,}{tied}"
+    text = f"d_model {a.d_model}, {a.blocks} blocks, {heads}, vocabulary {a.vocab_size:,}"
+    return f"{text}, tied embeddings" if a.tied_embeddings else text
 
 
 def attention_of(a: Architecture) -> str:
-    """What the blocks attend to, in words."""
-    parts = Counter[str]()
-    selects = False
+    """Describe which positions the blocks attend to."""
+    blocks_by_action = Counter[str]()
+    follows_selection = False
     for span in a.all_spans:
         keys = "keys" if span.stride == 1 else f"keys of {span.stride} positions each"
-        seen = f"all {keys}" if span.limit is None else f"at most {span.limit:,} {keys}"
+        visible = f"all {keys}" if span.limit is None else f"at most {span.limit:,} {keys}"
         if span.once:
-            parts["keep a state"] += span.blocks if span.cached else 0
+            blocks_by_action["keep a state"] += span.blocks if span.cached else 0
         elif span.multiplied:
-            parts[f"choose among {seen}" if selects and span.cached else f"see {seen}"] += span.blocks
-        selects = span.limit is not None and not span.cached
-    words = [f"{blocks} of {a.blocks} blocks {what}" for what, blocks in parts.items() if blocks]
-    return ", ".join(words) or "no block has keys, and no state is known"
+            verb = "choose among" if follows_selection and span.cached else "see"
+            blocks_by_action[f"{verb} {visible}"] += span.blocks
+        follows_selection = span.limit is not None and not span.cached
+    phrases = [f"{blocks} of {a.blocks} blocks {action}" for action, blocks in blocks_by_action.items() if blocks]
+    return ", ".join(phrases) or "no block has keys, and no state is known"
 
 
 def _flops(training: float, inference: float, context: float | None = None, **exact: float) -> str:
     text = f"{format_flops(training)} of training (6 N), {format_flops(inference)} of inference"
     if context is None:
         return text
-    counted = " and ".join(map(format_flops, exact.values()))
-    return f"{text}; with attention without the causal half, at {context:,.0f} positions: {counted}"
+    exact_flops = " and ".join(map(format_flops, exact.values()))
+    return f"{text}; with attention without the causal half, at {context:,.0f} positions: {exact_flops}"
 
 
-def _predicted(a: Architecture, p: PredictedLoss) -> dict[str, str]:
-    interval = " ({:.4f}…{:.4f})".format(*p.loss_interval) if p.loss_interval else ""
-    mark = "" if p.trusted else ", not to be trusted"
-    choice = f"none: {p.refusal}"
-    if p.optimum is not None:
-        best = p.optimum.best
-        choice = f"E = {best.experts:g}, {format_count(best.n_active)} active of {format_count(best.n_total)}, "
-        choice += f"{format_count(best.tokens)} tokens: {best.loss:.4f} nats ({best.loss - p.loss:+.4f})"
+def _predicted(a: Architecture, prediction: PredictedLoss) -> dict[str, str]:
+    """Write the lines of a prediction."""
+    tokens = f"{format_count(prediction.tokens)} tokens"
+    ratio = f"{format_count(prediction.tokens / a.n_active)} per active parameter"
+    loss = f"{prediction.loss:.4f}"
+    if prediction.loss_interval:
+        low, high = prediction.loss_interval
+        loss += f" ({low:.4f}…{high:.4f})"
+    loss += " nats per token"
+    if not prediction.trusted:
+        loss += ", not to be trusted"
     return {
-        "training": f"{format_count(p.tokens)} tokens, {format_count(p.tokens / a.n_active)} per active parameter, "
-        f"{format_flops(p.training_flops)} FLOPs",
-        "predicted loss": f"{p.loss:.4f}{interval} nats per token{mark}",
-        "the law's choice": choice,
+        "training": f"{tokens}, {ratio}, {format_flops(prediction.training_flops)} FLOPs",
+        "predicted loss": loss,
+        "the law's choice": _choice(prediction),
     }
+
+
+def _choice(prediction: PredictedLoss) -> str:
+    if prediction.optimum is None:
+        return f"none: {prediction.refusal}"
+    best = prediction.optimum.best
+    sizes = f"{format_count(best.n_active)} active of {format_count(best.n_total)}"
+    loss = f"{best.loss:.4f} nats ({best.loss - prediction.loss:+.4f})"
+    return f"E = {best.experts:g}, {sizes}, {format_count(best.tokens)} tokens: {loss}"

@@ -1,7 +1,7 @@
 """The kinds of laws, over the variables that each of them counts; the shelf has coefficients.
 
 A variable's name says how it is counted: `n_total_non_embedding` is all parameters but embedding and head. ρ, the
-`density`, is the part of the routed experts that a token uses.
+`density`, is the share of the routed experts that a token uses.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from scaling_law.formulas.terms import E_HAT, Form, Term, expert_transform
 from scaling_law.law import Law, register
 from scaling_law.planning.optimum import optimum_draws
 
-# Terms in N and in D with experts, of several laws
+# Terms in N and in D with experts, which several laws share.
 _SIZE = Term("a", {"n_active": "alpha", "e_hat": "delta", "n_active*e_hat": "gamma"})
 _DATA = Term("b", {"tokens": "beta", "e_hat": "omega", "tokens*e_hat": "zeta"})
 
@@ -54,31 +54,53 @@ class ChinchillaLaw(ChinchillaForm, Law):
         return cls(a, -alpha, b, -beta, e)
 
     def default_experts(self) -> float:
-        fitted = self.conditions.experts if self.conditions else ()
-        return self.experts if self.experts is not None else (fitted[0] if len(fitted) == 1 else 1.0)
+        """Return the E for which the law holds."""
+        if self.experts is not None:
+            return self.experts
+        run_experts = self.conditions.experts if self.conditions else ()
+        return run_experts[0] if len(run_experts) == 1 else 1.0
 
     def warnings(
-        self, n_active: Values = None, tokens: Values = None, experts: Values = None, **variables: Values
+        self,
+        n_active: Values = None,
+        tokens: Values = None,
+        experts: Values = None,
+        **variables: Values,
     ) -> list[str]:
-        fitted, sentences = self.default_experts(), super().warnings(n_active, tokens, experts, **variables)
-        requested = numbers("experts", fitted if experts is None else experts)
-        if others := ", ".join(listed_experts(e for e in np.unique(requested).tolist() if e != fitted)):
-            sentences.append(f"this Chinchilla law holds for E = {fitted:g}: its loss for E = {others} is the same")
+        """Say how far these models lie outside the runs, and for which E the law does not hold."""
+        sentences = super().warnings(n_active, tokens, experts, **variables)
+        own_experts = self.default_experts()
+        requested = numbers("experts", own_experts if experts is None else experts)
+        different = [e for e in np.unique(requested).tolist() if e != own_experts]
+        if different:
+            holds = f"this Chinchilla law holds for E = {own_experts:g}"
+            sentences.append(f"{holds}: its loss for E = {', '.join(listed_experts(different))} is the same")
         return sentences
 
     def check(
-        self, n_active: Values = None, tokens: Values = None, experts: Values = None, **variables: Values
+        self,
+        n_active: Values = None,
+        tokens: Values = None,
+        experts: Values = None,
+        **variables: Values,
     ) -> RangeCheck:
-        return super().check(n_active, tokens, self.default_experts() if experts is None else experts, **variables)
+        """Check how far these models lie from the runs. E left out means the law's own."""
+        if experts is None:
+            experts = self.default_experts()
+        return super().check(n_active, tokens, experts, **variables)
 
     def chinchilla_coefficients(self, experts: ArrayLike) -> tuple[Any, Any, Any, Any]:
-        e, fitted = positive("experts", experts, 1.0), self.default_experts()
-        if (others := e[e != fitted]).size:
-            raise InputError(f"experts={others.flat[0]:g}: this Chinchilla law holds for E = {fitted:g} only")
+        """Return (m, μ, n, ν) for each of `experts`. ValueError for another E than the law's own."""
+        e = positive("experts", experts, 1.0)
+        own_experts = self.default_experts()
+        different = e[e != own_experts]
+        if different.size:
+            raise InputError(f"experts={different.flat[0]:g}: this Chinchilla law holds for E = {own_experts:g} only")
         return super().chinchilla_coefficients(e)
 
     @classmethod
     def chinchilla_of(cls, coefficients: Any, experts: ArrayLike) -> tuple[Any, Any, Any, Any]:
+        """Return (m, μ, n, ν) of these coefficients in the shape of `experts`."""
         m, mu, n, nu = (np.broadcast_arrays(value, experts)[0] for value in coefficients[:4])
         return m, mu, n, nu
 
@@ -107,28 +129,44 @@ class JointLaw(ChinchillaForm, Law):
     @classmethod
     @lru_cache(maxsize=2)
     def published(cls, rounded: bool = False) -> JointLaw:
-        """The paper's law: coefficients recovered at full precision, or (`rounded`) as its table prints them.
+        """Return the paper's law: coefficients recovered at full precision, or (`rounded`) as its table prints them.
 
         Only the recovered law has draws: this package's, not the authors' (see `scaling_law.paper.published_draws`).
         """
         coefficients: Any = published.PRINTED if rounded else published.RECOVERED
         law = cls(**coefficients, conditions=published.conditions(rounded))
-        return law if rounded else law.replace(draws=np.load(published.DRAWS_FILE, allow_pickle=False))
+        if rounded:
+            return law
+        draws = np.load(published.DRAWS_FILE, allow_pickle=False)
+        return law.replace(draws=draws)
 
     optimum_draws = optimum_draws
 
     @classmethod
     def chinchilla_of(cls, coefficients: Any, experts: ArrayLike) -> tuple[Any, Any, Any, Any]:
+        """Return (m, μ, n, ν) of these coefficients, or draws, at E; they broadcast."""
         a, alpha, delta, gamma, b, beta, omega, zeta, e_start, e_max = coefficients[:10]
         e_hat = expert_transform(experts, e_start, e_max)
         log_e = np.log(e_hat)
-        return a * e_hat**delta, alpha + gamma * log_e, b * e_hat**omega, beta + zeta * log_e
+        m = a * e_hat**delta
+        mu = alpha + gamma * log_e
+        n = b * e_hat**omega
+        nu = beta + zeta * log_e
+        return m, mu, n, nu
 
     def to_chinchilla(self, experts: float) -> ChinchillaLaw:
-        """This law for one E, in closed form, with the same conditions."""
+        """Convert the law for one E to a Chinchilla law, with the same conditions."""
         m, mu, n, nu = map(float, self.chinchilla_coefficients(experts))
-        same: Any = {"conditions": self.conditions, "repetition": self.repetition}
-        law = ChinchillaLaw(m, mu, n, nu, self.c, experts=float(experts), **same)
+        law = ChinchillaLaw(
+            m,
+            mu,
+            n,
+            nu,
+            self.c,
+            experts=float(experts),
+            conditions=self.conditions,
+            repetition=self.repetition,
+        )
         if self.draws is None:
             return law
         columns = [*self.chinchilla_of(self.draws.T, float(experts)), self.draws[:, 10]]
@@ -138,7 +176,7 @@ class JointLaw(ChinchillaForm, Law):
 @register
 @dataclass(frozen=True, repr=False)
 class CrossingLaw(Law):
-    """The joint law with κ, by which the D where experts begin to pay depends on E, and q, that of `InteractionLaw`.
+    """The joint law with κ, which makes the D from which experts pay depend on E, and the q of `InteractionLaw`.
 
     With κ = 0 and q = 1 it is the joint law, in which all E cross the dense model at nearly the same D.
     """
@@ -167,7 +205,7 @@ class CrossingLaw(Law):
 @register
 @dataclass(frozen=True, repr=False)
 class LadderLaw(Law):
-    """A power of the compute 6 N D above a constant, for models of one ratio D / N, as their authors forecast them."""
+    """A power of the compute 6 N D above a constant, for models of one ratio D / N."""
 
     name: ClassVar[str] = "ladder"
     formula: ClassVar[str] = "L = a·(N·D)^−α + c"
@@ -183,7 +221,7 @@ class LadderLaw(Law):
 class InteractionLaw(Law):
     """L = ((A / N^α)^(1/q) + (B / D^β)^(1/q))^q + c, which `of` converts; q = 1 is Chinchilla's law.
 
-    The smaller q, the more the greater of the two shortages decides alone.
+    The smaller q is, the more the larger of the two shortages dominates.
     """
 
     name: ClassVar[str] = "interaction"
@@ -249,7 +287,7 @@ class KaplanLaw(Law):
 @register
 @dataclass(frozen=True, repr=False)
 class ClarkLaw(RoutedLaw):
-    """RoutedLaw as Clark et al. 2022 (Eq. 1) count: N without embedding and head. D is that of the runs."""
+    """RoutedLaw as Clark et al. 2022 (Eq. 1) count: N without embedding and head, for the D of their runs."""
 
     name: ClassVar[str] = "clark"
     form: ClassVar[Form] = Form(
@@ -349,7 +387,7 @@ class SaturationLaw(Law):
 @register
 @dataclass(frozen=True, repr=False)
 class FiveFactorLaw(Law):
-    """Five factors: G is the number of active experts, shared included, S the shared part of them. Zhao et al. 2025.
+    """Five factors: G is the number of active experts, shared included, S the shared fraction. Zhao et al. 2025.
 
     It is not a sum of positive terms: it can be asked but not fitted.
     """
@@ -373,8 +411,11 @@ class FiveFactorLaw(Law):
 
     @classmethod
     def evaluate(cls, coefficients: Any, inputs: Mapping[str, FloatArray]) -> Any:
+        """Compute the loss for coefficients in the order of the fields; nothing is checked."""
         e, f, m, n, k, h, a, alpha, b, beta, c, epsilon = coefficients
         total, active, tokens, g, s = (inputs[name] for name in cls.form.reads)
-        by_total, by_active = total**-alpha, active**-alpha
-        of_design = (e * g + f / g + m * s**2 + n * s) * (by_total + k * by_active + h * active / total)
-        return of_design + a * by_total + b * tokens**-beta + c * by_active + epsilon
+        total_power = total**-alpha
+        active_power = active**-alpha
+        design = e * g + f / g + m * s**2 + n * s
+        design_loss = design * (total_power + k * active_power + h * active / total)
+        return design_loss + a * total_power + b * tokens**-beta + c * active_power + epsilon

@@ -25,14 +25,18 @@ def published_rates(name: str, *, force: bool = False, **variables: ArrayLike) -
     """
     law = entry(name)
     if law.answers != ANSWERS or law.coefficients is None:
-        names = ", ".join(other for other, row in SHELF.items() if row.answers == ANSWERS)
+        names = ", ".join(entry_name for entry_name, row in SHELF.items() if row.answers == ANSWERS)
         raise InputError(f"law={name!r} gives {law.answers}, no rates; there are {names}")
     if {*variables} != {*law.variables}:
-        given = ", ".join(variables) or "nothing"
-        raise InputError(f"{name} depends on {', '.join(law.variables)}, not on {given}")
+        inputs = ", ".join(variables) or "nothing"
+        raise InputError(f"{name} depends on {', '.join(law.variables)}, not on {inputs}")
     values = {variable: positive(variable, value) for variable, value in variables.items()}
-    RangeCheck(law.conditions, law.variables, values, rate_guard_of, rate_support_of).refuse(force)
-    return {rate: power_law(law.coefficients[rate], values) for rate in ("learning_rate", "batch_tokens")}
+    check = RangeCheck(law.conditions, law.variables, values, rate_guard_of, rate_support_of)
+    check.refuse(force)
+    return {
+        "learning_rate": power_law(law.coefficients["learning_rate"], values),
+        "batch_tokens": power_law(law.coefficients["batch_tokens"], values),
+    }
 
 
 def power_law(coefficients: Mapping[str, float], variables: Mapping[str, Any]) -> FloatArray:

@@ -33,10 +33,10 @@ class PublishedLaw(Summarised):
     """A law as its paper has it; `coefficients` is None where they are not public.
 
     `parameters`, `flops`, `corpus`, `tokenizer` and `loss` say how it counts: losses on different corpora and
-    tokenizers are not comparable; None where the sources do not say. `ranges` are those of its runs, by variable.
+    tokenizers are not comparable; None where the sources do not say. `ranges` are the ranges of its runs, by variable.
     `by` is the class method of its kind that takes the coefficients (None: the class itself); a name `log_a` holds the
-    natural logarithm of a. A publication that gives no loss has no `kind`: `answers` says what it gives, and
-    `depends_on` from what.
+    natural logarithm of a. A publication that gives no loss has no `kind`: it gives `answers` as a function of
+    `depends_on`.
     """
 
     name: str
@@ -63,24 +63,30 @@ class PublishedLaw(Summarised):
 
     @property
     def citation(self) -> str:
+        """Authors, year and the part of the paper."""
         place = f"arXiv {self.arxiv}, {self.part}" if self.arxiv else self.part
         return f"{self.authors} {self.year}, {place}"
 
     @property
     def published(self) -> bool:
-        """Whether its coefficients are public."""
+        """True if its coefficients are public."""
         return self.coefficients is not None
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """What the answer depends on, by the names of `law.loss` and `Architecture.variables`."""
+        """The variables of the answer, by their names in `law.loss` and `Architecture.variables`."""
         return self.depends_on if self.kind is None else self.kind.form.variables
 
     @property
     def conditions(self) -> Conditions:
         """The ranges of its runs, and where they were read."""
-        ranges = {LABELS.get(name, name): ends for name, ends in self.ranges.items()}
-        return Conditions(self.citation, n_runs=self.n_runs, vocab_size=self.vocab_size, variables=ranges or None)
+        ranges = {LABELS.get(name, name): bounds for name, bounds in self.ranges.items()}
+        return Conditions(
+            self.citation,
+            n_runs=self.n_runs,
+            vocab_size=self.vocab_size,
+            variables=ranges or None,
+        )
 
     def law(self) -> Law:
         """Return the law with its ranges as conditions.
@@ -90,49 +96,73 @@ class PublishedLaw(Summarised):
         if self.kind is None:
             raise InputError(f"{self.name}: {self.citation} gives {self.answers}, no loss: {self.equation}")
         if self.coefficients is None:
-            how = f"fit(runs, kind={self.kind.name!r}) fits its form"
-            raise InputError(f"{self.name}: {self.citation} prints no coefficients; {how}")
-        arguments = dict(_argument(*pair) for pair in self.coefficients.items())
-        law: Law = getattr(self.kind, self.by)(**arguments) if self.by else self.kind(**arguments)
+            advice = f"fit(runs, kind={self.kind.name!r}) fits its form"
+            raise InputError(f"{self.name}: {self.citation} prints no coefficients; {advice}")
+        arguments = dict(_argument(name, value) for name, value in self.coefficients.items())
+        make_law = getattr(self.kind, self.by) if self.by else self.kind
+        law: Law = make_law(**arguments)
         return law if law.conditions is not None else replace(law, conditions=self.conditions)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        names = ("name", "authors", "year", "arxiv", "part", "answers", "equation", "source", "evidence", "parameters")
-        values = {name: getattr(self, name) for name in (*names, "flops", "corpus", "tokenizer", "vocab_size", "loss")}
-        has_loss = self.published and self.kind is not None
-        return values | {
+        """Return plain JSON values."""
+        law = self.law() if self.published and self.kind is not None else None
+        return {
+            "name": self.name,
+            "authors": self.authors,
+            "year": self.year,
+            "arxiv": self.arxiv,
+            "part": self.part,
+            "answers": self.answers,
+            "equation": self.equation,
+            "source": self.source,
+            "evidence": self.evidence,
+            "parameters": self.parameters,
+            "flops": self.flops,
+            "corpus": self.corpus,
+            "tokenizer": self.tokenizer,
+            "vocab_size": self.vocab_size,
+            "loss": self.loss,
             "kind": None if self.kind is None else self.kind.name,
             "variables": list(self.variables),
-            "coefficients": self.law().coefficients if has_loss else None,
+            "coefficients": None if law is None else law.coefficients,
             "published": self.published,
-            "ranges": {name: list(ends) for name, ends in self.ranges.items()},
+            "ranges": {name: list(bounds) for name, bounds in self.ranges.items()},
             "runs": self.n_runs,
         }
 
     def summary(self) -> Table:
-        row = self.to_dict()
-        cells = {name: row[name] for name in ("equation", "source", "evidence", "answers")}
-        cells |= {name: row[name] for name in ("parameters", "flops", "corpus", "tokenizer", "loss")}
-        cells["coefficients"] = "\n".join(f"{k} = {v:.10g}" for k, v in (row["coefficients"] or {}).items())
-        cells["coefficients"] = cells["coefficients"] or ("published" if row["published"] else "none: a form to fit")
-        cells["ranges"] = "\n".join(f"{k}: {low:g} to {high:g}" for k, (low, high) in self.ranges.items()) or None
+        """Show the law, how it counts, and its coefficients."""
+        values = self.to_dict()
+        fields = ("equation", "source", "evidence", "answers", "parameters", "flops", "corpus", "tokenizer", "loss")
+        cells = {name: values[name] for name in fields}
+        coefficients = [f"{name} = {value:.10g}" for name, value in (values["coefficients"] or {}).items()]
+        if not coefficients:
+            coefficients = ["published" if self.published else "none: a form to fit"]
+        ranges = [f"{name}: {low:g} to {high:g}" for name, (low, high) in self.ranges.items()]
+        cells["coefficients"] = "\n".join(coefficients)
+        cells["ranges"] = "\n".join(ranges) or None
         return Table(
-            (), list(cells.items()), title=f"{self.name}: {self.citation}", notes=["–: not stated in the sources read"]
+            (),
+            list(cells.items()),
+            title=f"{self.name}: {self.citation}",
+            notes=["–: not stated in the sources read"],
         )
 
 
 def _argument(name: str, value: Any) -> tuple[str, Any]:
     """Return an argument of a law from a name and value of `literature.json`."""
-    return (name.removeprefix("log_"), exp(value)) if name.startswith("log_") else (name, value)
+    if name.startswith("log_"):
+        return name.removeprefix("log_"), exp(value)
+    return name, value
 
 
 def _read() -> dict[str, PublishedLaw]:
     data = json.loads(LITERATURE.read_text(encoding="utf-8"))
     entries = {}
-    for row in data["laws"]:
-        row = data["papers"].get(row.pop("paper", None), {}) | row
-        row["ranges"] = {name: tuple(ends) for name, ends in row.get("ranges", {}).items()}
+    for law in data["laws"]:
+        paper = data["papers"].get(law.pop("paper", None), {})
+        row = {**paper, **law}
+        row["ranges"] = {name: tuple(bounds) for name, bounds in row.get("ranges", {}).items()}
         row["depends_on"] = tuple(row.get("depends_on", ()))
         if "kind" in row:
             row["kind"] = LAWS[row["kind"]]
@@ -151,24 +181,27 @@ class Shelf(ResultTable):
     entries: tuple[PublishedLaw, ...]
 
     def to_rows(self) -> list[dict[str, Any]]:
+        """Return each law as plain JSON values."""
         return [entry.to_dict() for entry in self.entries]
 
     def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values: the laws."""
         return {"laws": self.to_rows()}
 
     def summary(self) -> Table:
+        """Show a row for each law."""
         header = ("law", "of", "answers", "variables", "corpus", "evidence")
-        rows = [
-            (
-                e.name,
-                f"{e.authors} {e.year}",
-                e.answers,
-                ", ".join(e.variables),
-                e.corpus,
-                e.evidence if e.published else "form only",
+        rows = []
+        for entry in self.entries:
+            row = (
+                entry.name,
+                f"{entry.authors} {entry.year}",
+                entry.answers,
+                ", ".join(entry.variables),
+                entry.corpus,
+                entry.evidence if entry.published else "form only",
             )
-            for e in self.entries
-        ]
+            rows.append(row)
         notes = [
             "scaling-law compare --laws NAME shows the equation, source and coefficients of a law, and how it counts"
         ]
@@ -176,7 +209,7 @@ class Shelf(ResultTable):
 
 
 def laws() -> Shelf:
-    """All published laws that the toolkit knows."""
+    """Return all published laws that the toolkit knows."""
     return Shelf(tuple(SHELF.values()))
 
 
@@ -190,14 +223,14 @@ def published(name: str) -> Any:
 
 
 def entry(name: str) -> PublishedLaw:
-    """The entry of a law. ValueError lists the names on the shelf."""
+    """Return the entry of a law. ValueError lists the names on the shelf."""
     if name not in SHELF:
         raise InputError(unknown("law=", name, SHELF))
     return SHELF[name]
 
 
 def choose_law(name: str, kind: type[LawT] = Law, flag: str = "--law") -> LawT:  # type: ignore[assignment]
-    """The law of a name, folder or Hub repo that `flag` gives. ValueError if there is none, or of another kind."""
+    """Load the law of a name, folder or Hub repo that `flag` gives. ValueError if there is none of this kind."""
     if name in ("published", "recovered", "printed"):
         law: Any = JointLaw.published(rounded=name == "printed")
     elif name in SHELF:

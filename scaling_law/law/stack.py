@@ -19,11 +19,12 @@ from scaling_law.size.arrays import FloatArray
 @register
 @dataclass(frozen=True, repr=False)
 class StackLaw(Law):
-    """Laws as one, whose ln L is the mean of theirs under `weights` of sum 1.
+    """A weighted mean of laws in ln L, with `weights` of sum 1.
 
-    Laws without E hold for E = `experts`; the published joint law says by what factor the loss at another E differs.
-    In a draw one law has all the weight, and drawn coefficients: intervals hold the errors of the laws and how far
-    they disagree. ValueError for weights that are none, and for laws of other variables than N_act, D and E.
+    Laws without E hold for E = `experts`; the published joint law gives the factor by which the loss at another E
+    differs. In a draw one law has all the weight, and coefficients of one of its draws: intervals cover the errors of
+    the laws and their disagreement. ValueError for weights that are invalid, and for laws of other variables than
+    N_act, D and E.
     """
 
     name: ClassVar[str] = "stack"
@@ -36,59 +37,98 @@ class StackLaw(Law):
 
     def __post_init__(self) -> None:
         weights = np.asarray(self.weights, float)
-        if weights.shape != (len(self.laws),) or not (np.all(weights >= 0) and np.isclose(weights.sum(), 1.0)):
+        is_one_each = weights.shape == (len(self.laws),)
+        are_shares = np.all(weights >= 0) and np.isclose(weights.sum(), 1.0)
+        if not (is_one_each and are_shares):
             raise InputError(f"weights={self.weights!r} must be one for each of {len(self.laws)} laws, of sum 1")
         for law in self.laws:
-            if others := {*law.variables} - {*self.form.reads}:
-                raise InputError(f"laws: the {law.name} law depends on {min(others)}, which a stack does not have")
+            missing = {*law.variables} - {*self.form.reads}
+            if missing:
+                raise InputError(f"laws: the {law.name} law depends on {min(missing)}, which a stack does not have")
         object.__setattr__(self, "laws", tuple(self.laws))
         object.__setattr__(self, "weights", tuple(weights.tolist()))
         self._check_experts_and_draws()
 
-    def coefficient_names(self) -> tuple[str, ...]:  # type: ignore[override]  # they are those of its laws
-        """The weights, then the coefficients of each law, numbered."""
-        weights = [f"w_{j + 1}" for j in range(len(self.laws))]
-        return (*weights, *(f"{name}_{j + 1}" for j, law in enumerate(self.laws) for name in law.coefficients))
+    # The names depend on the laws of a stack, not only on its class.
+    def coefficient_names(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Return the names of the weights, then of the coefficients of each law, numbered."""
+        names = [f"w_{number}" for number in range(1, len(self.laws) + 1)]
+        for number, law in enumerate(self.laws, 1):
+            names += [f"{name}_{number}" for name in law.coefficients]
+        return tuple(names)
 
     @property
     def coefficients(self) -> dict[str, float]:
-        values = [*self.weights, *(value for law in self.laws for value in law.coefficients.values())]
+        """The weights and the coefficients of all laws, by name."""
+        values = [*self.weights]
+        for law in self.laws:
+            values += law.coefficients.values()
         return dict(zip(self.coefficient_names(), values, strict=True))
 
     def evaluate(self, coefficients: Any, inputs: Mapping[str, FloatArray]) -> Any:  # type: ignore[override]
-        weights, rest = coefficients[: len(self.laws)], coefficients[len(self.laws) :]
+        """Compute the loss for weights and coefficients in the order of `coefficient_names()`; they broadcast."""
+        gain = self._gain(inputs)
+        log_loss: Any = 0.0
+        first = len(self.laws)
+        for law, weight in zip(self.laws, coefficients[:first], strict=True):
+            last = first + len(law.coefficients)
+            loss = law.evaluate(coefficients[first:last], inputs)
+            first = last
+            if "experts" not in law.variables:
+                loss = loss * gain
+            log_loss = log_loss + weight * np.log(loss)
+        return np.exp(log_loss)
+
+    def _gain(self, inputs: Mapping[str, FloatArray]) -> Any:
+        """Return the factor by which the published law's loss differs from its loss at the E of the stack."""
         published = JointLaw.published()
-        own = tuple(published.coefficients.values())
-        gain = published.evaluate(own, inputs) / published.evaluate(own, {**inputs, "experts": np.array(self.experts)})
-        total: Any = 0.0
-        for law, weight in zip(self.laws, weights, strict=True):
-            count = len(law.coefficients)
-            loss = law.evaluate(rest[:count], inputs) * (1.0 if "experts" in law.variables else gain)
-            total, rest = total + weight * np.log(loss), rest[count:]
-        return np.exp(total)
+        coefficients = tuple(published.coefficients.values())
+        own_inputs = {**inputs, "experts": np.array(self.experts)}
+        return published.evaluate(coefficients, inputs) / published.evaluate(coefficients, own_inputs)
 
     def summary(self) -> Table:
-        """The weight of each law, and the law."""
-        rows = [(f"{weight:.2f}", repr(law)) for law, weight in zip(self.laws, self.weights, strict=True)]
+        """Show the weight of each law, and the law."""
+        rows = []
+        for law, weight in zip(self.laws, self.weights, strict=True):
+            rows.append((f"{weight:.2f}", repr(law)))
         notes = [self.conditions.provenance] if self.conditions else []
         return Table(("weight", "law"), rows, title=self.formula, notes=notes)
 
     def __repr__(self) -> str:
-        parts = ", ".join(f"{weight:.2f} {law.name}" for law, weight in zip(self.laws, self.weights, strict=True))
-        draws = "" if self.draws is None else f"  # {len(self.draws)} draws"
-        return f"StackLaw({parts}){draws}"
+        names = []
+        for law, weight in zip(self.laws, self.weights, strict=True):
+            names.append(f"{weight:.2f} {law.name}")
+        text = f"StackLaw({', '.join(names)})"
+        return text if self.draws is None else f"{text}  # {len(self.draws)} draws"
 
     @classmethod
-    def of(cls, laws: Mapping[str, tuple[Law, float]], n_draws: int, seed: int = 0, **options: Any) -> StackLaw:
-        """Stack laws with these weights; each draw is one of a law's own, of as many laws as it weighs."""
-        used = [(law, weight) for law, weight in laws.values() if weight > 0]
-        stack = cls([law.replace(draws=None) for law, _ in used], [w for _, w in used], **options)
-        rng, draws, first = np.random.default_rng(seed), [], len(used)
-        for j, (law, weight) in enumerate(used):
-            own = np.array([[*law.coefficients.values()]]) if law.draws is None else law.draws
-            drawn = np.tile([*stack.coefficients.values()], (max(1, round(weight * n_draws)), 1))
-            drawn[:, : len(used)] = np.arange(len(used)) == j
-            drawn[:, first : first + own.shape[1]] = own[rng.integers(len(own), size=len(drawn))]
-            first += own.shape[1]
-            draws.append(drawn)
+    def of(
+        cls,
+        laws: Mapping[str, tuple[Law, float]],
+        n_draws: int,
+        seed: int = 0,
+        **options: Any,
+    ) -> StackLaw:
+        """Stack laws with these weights; the draws are those of the laws, each law with its share of `n_draws`."""
+        weighted_laws = [(law, weight) for law, weight in laws.values() if weight > 0]
+        stack = cls(
+            [law.replace(draws=None) for law, _ in weighted_laws],
+            [weight for _, weight in weighted_laws],
+            **options,
+        )
+        rng = np.random.default_rng(seed)
+        n_laws = len(weighted_laws)
+        first = n_laws
+        draws = []
+        for j, (law, weight) in enumerate(weighted_laws):
+            law_draws = law.draws
+            if law_draws is None:
+                law_draws = np.array([[*law.coefficients.values()]])
+            last = first + law_draws.shape[1]
+            n_rows = max(1, round(weight * n_draws))
+            rows = np.tile([*stack.coefficients.values()], (n_rows, 1))
+            rows[:, :n_laws] = np.arange(n_laws) == j
+            rows[:, first:last] = law_draws[rng.integers(len(law_draws), size=n_rows)]
+            first = last
+            draws.append(rows)
         return stack.replace(draws=np.concatenate(draws))

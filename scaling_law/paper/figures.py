@@ -1,6 +1,6 @@
 """The paper's figures from any joint law (Ludziejewski et al. 2025), beside the plain ones of `figures.law_figures`.
 
-Bands are 95 % intervals over the law's draws; those of a difference compare the same two models in each draw.
+Bands are 95 % intervals over the law's draws; a band of a difference compares the same two models in each draw.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hub.base.units import format_count
 from scaling_law.figures import drawing
-from scaling_law.figures.curves import Region, interval_of, near_the_runs, parts_of
+from scaling_law.figures.curves import Region, interval_of, near_the_runs, split_where_changes
 from scaling_law.figures.drawing import LOSS, colour_of
 from scaling_law.figures.law_figures import isoflop, memory_optimal, shade
 from scaling_law.formulas.learning_rate import LearningRateLaw
@@ -41,76 +41,114 @@ SCENARIOS: tuple[tuple[str, ModelFields], ...] = (
 
 
 def draw_all(law: JointLaw, folder: str | Path, suffix: str = "png") -> list[Path]:
-    """Every figure of the paper that follows from a law, into `folder`; returns the files."""
-    return [drawing.save(draw(law), Path(folder) / f"{name}.{suffix}") for name, draw in FIGURES.items()]
+    """Draw every figure of the paper that follows from a law into `folder`, and return the files."""
+    files = []
+    for name, draw in FIGURES.items():
+        path = Path(folder) / f"{name}.{suffix}"
+        files.append(drawing.save(draw(law), path))
+    return files
 
 
 def savings(law: JointLaw, experts: Sequence[int] = EXPERTS[1:], ax: Axes | None = None) -> Axes:
-    """FLOPs saved by compute-optimal MoE models against dense ones of the same loss (Fig. 2b)."""
+    """Draw the FLOPs that compute-optimal MoE models save against dense ones of the same loss (Fig. 2b)."""
     ax = drawing.axes_or_new(ax)
     flops = np.geomspace(1e18, 1e24, 60)
-    saved = 100 * flop_savings(law, flops, list(experts), force=True)
+    percent = 100 * flop_savings(law, flops, list(experts), force=True)
     dense = law.compute_optimal(flops, 1.0, force=True)
     dense_inside = law.check(dense.n_active, dense.tokens, 1).inside
     for i, e in enumerate(experts):
-        moe = law.compute_optimal(flops * (1 - saved[:, i] / 100), e, force=True)
+        moe = law.compute_optimal(flops * (1 - percent[:, i] / 100), e, force=True)
         inside = dense_inside & law.check(moe.n_active, moe.tokens, e).inside
-        interval = None if law.draws is None else interval_of(100 * _saved_by_draws(law, flops, e))
-        drawing.draw_curve(ax, flops, saved[:, i], inside, e, interval)
-    ax.set(xscale="log", xlabel="training FLOPs of the dense model", ylabel="FLOPs saved (%)", ylim=(0, 100))
+        interval = None
+        if law.draws is not None:
+            interval = interval_of(100 * _savings_of_draws(law, flops, e))
+        drawing.draw_curve(ax, flops, percent[:, i], inside, e, interval)
+    ax.set(
+        xscale="log",
+        xlabel="training FLOPs of the dense model",
+        ylabel="FLOPs saved (%)",
+        ylim=(0, 100),
+    )
     drawing.legend(ax, ncols=3, loc="upper left", fontsize=9)
     return ax
 
 
-def _saved_by_draws(law: JointLaw, flops: NDArray[np.float64], experts: float) -> NDArray[np.float64]:
-    """`flop_savings` for every draw, [draws, budgets]: L − c of the optima is a power μν / (μ + ν) of the budget."""
+def _savings_of_draws(law: JointLaw, flops: NDArray[np.float64], experts: float) -> NDArray[np.float64]:
+    """Compute `flop_savings` for every draw, [draws, budgets].
+
+    L − c of the optima is a power μν / (μ + ν) of the budget.
+    """
     assert law.draws is not None
+    constants = law.draws[:, -1:]
     _, mu, _, nu = law.chinchilla_of(law.draws.T[..., None], experts)
-    dense, moe = (drawn_optimum(law, flops, e)[2] - law.draws[:, -1:] for e in (1, experts))
-    return np.asarray(1.0 - (dense / moe) ** ((mu + nu) / (mu * nu)))
+    _, _, dense_loss = drawn_optimum(law, flops, 1)
+    _, _, moe_loss = drawn_optimum(law, flops, experts)
+    ratio = (dense_loss - constants) / (moe_loss - constants)
+    return np.asarray(1.0 - ratio ** ((mu + nu) / (mu * nu)))
 
 
 def memory_scenarios(law: JointLaw, flops: float = 5e22, kv_tokens: float = 8192, axes: Any = None) -> NDArray[Any]:
-    """Loss under a memory limit at 5e22 FLOPs: parameters, with KV cache, with inference as well (Fig. 3)."""
+    """Draw the loss under a memory limit at 5e22 FLOPs: parameters, with KV cache, with inference as well (Fig. 3)."""
     axes = drawing.panels_or_new(axes, 3, 13.5, 4.8, sharey=True)
-    for ax, (cache, served) in zip(axes, ((0.0, 0.0), (kv_tokens, 0.0), (kv_tokens, 1e11)), strict=True):
-        legend = memory_optimal(law, flops, EXPERTS, cache, served, ax).get_legend()
-        legend.remove()  # type: ignore[union-attr]  # one below serves all panels
+    scenarios = ((0.0, 0.0), (kv_tokens, 0.0), (kv_tokens, 1e11))
+    for ax, (cache_tokens, inference_tokens) in zip(axes, scenarios, strict=True):
+        memory_optimal(law, flops, EXPERTS, cache_tokens, inference_tokens, ax)
+        # One legend below serves all panels.
+        ax.get_legend().remove()
         ax.set_ylabel("" if ax is not axes[0] else LOSS)
     drawing.shared_legend(axes[0])
     return axes
 
 
 def family(law: JointLaw, ax: Axes | None = None) -> Axes:
-    """Predicted loss of the 1.1B family (same total parameters, E = 1, 2, 4) against training FLOPs (Fig. 1b)."""
+    """Draw the loss of the 1.1B family (same total parameters, E = 1, 2, 4) against training FLOPs (Fig. 1b)."""
     ax = drawing.axes_or_new(ax)
     flops = np.geomspace(5e18, 1e21, 200)
     for e, width in ((1, 1664), (2, 1408), (4, 1152)):
         n = Architecture(width, e).n_active
         label = f"{drawing.label_of(e)}, d_model {width}, N_act {format_count(n)}"
         drawing.draw_loss(ax, law, flops, n, affordable_tokens(flops, n), e, label=label)
-        at = law.compute_optimal([1e20, 1e22], e, force=True).n_active
-        power = np.log(at[1] / at[0]) / np.log(100.0)  # N_opt grows as a power of the budget
-        optimum = 1e20 * (n / at[0]) ** (1.0 / power)
+        optimum = _budget_of_optimum(law, n, e)
         if flops[0] <= optimum <= flops[-1]:
-            ax.plot(optimum, law.loss(n, affordable_tokens(optimum, n), e), "o", color=colour_of(e), markersize=5)
-    ax.set(xscale="log", xlabel=drawing.FLOPS, ylabel=f"predicted {LOSS}")
+            loss = law.loss(n, affordable_tokens(optimum, n), e)
+            ax.plot(optimum, loss, "o", color=colour_of(e), markersize=5)
+    ax.set(
+        xscale="log",
+        xlabel=drawing.FLOPS,
+        ylabel=f"predicted {LOSS}",
+    )
     ax.set_title("1.1B total parameters; ● compute-optimal for this size", fontsize=10)
     drawing.legend(ax)
     return ax
 
 
+def _budget_of_optimum(law: JointLaw, n_active: float, experts: float) -> float:
+    """Return the FLOPs for which this size is compute-optimal: the optimal N is a power of the budget."""
+    sizes = law.compute_optimal([1e20, 1e22], experts, force=True).n_active
+    power = np.log(sizes[1] / sizes[0]) / np.log(100.0)
+    return float(1e20 * (n_active / sizes[0]) ** (1.0 / power))
+
+
 def best_by_budget(law: JointLaw) -> NDArray[Any]:
-    """Loss against the dense model, axes [sizes, scenarios], shaded where each E is best (Fig. 4)."""
+    """Draw the loss against the dense model, axes [sizes, scenarios], shaded where each E is best (Fig. 4)."""
     sizes = (2e9, 5e9, 10e9)
-    axes = drawing.new_figure(12.5, 9.4, columns=len(SCENARIOS), rows=len(sizes), sharex=True, sharey=True)[1]
+    _, axes = drawing.new_figure(
+        12.5,
+        9.4,
+        columns=len(SCENARIOS),
+        rows=len(sizes),
+        sharex=True,
+        sharey=True,
+    )
     flops = np.geomspace(1e20, 1e25, 100)
+    budgets = Budget.each(flops[:, None])
     for row, size in zip(axes, sizes, strict=True):
-        for ax, (title, extra) in zip(row, SCENARIOS, strict=True):
-            dense, width = Limits.of(law, **extra), width_of_total(size, 1, law.vocab_size)
-            # The memory of a dense model of this size.
-            within = replace(dense, memory=float(dense.memory_bytes(width, 1)))
-            _draw_differences(ax, law, flops, optimal_widths(law, Budget.each(flops[:, None]), EXPERTS, within))
+        dense_width = width_of_total(size, 1, law.vocab_size)
+        for ax, (title, fields) in zip(row, SCENARIOS, strict=True):
+            limits = Limits.of(law, **fields)
+            dense_memory = float(limits.memory_bytes(dense_width, 1))
+            optimum = optimal_widths(law, budgets, EXPERTS, replace(limits, memory=dense_memory))
+            _draw_differences(ax, law, flops, optimum)
             ax.set_title(f"{format_count(size)} {title}", fontsize=10)
     for ax in axes[-1]:
         ax.set_xlabel("budget (FLOPs)")
@@ -121,51 +159,70 @@ def best_by_budget(law: JointLaw) -> NDArray[Any]:
 
 
 def _draw_differences(ax: Axes, law: JointLaw, flops: Any, optimum: WidthOptimum) -> None:
-    """Losses less that of the dense model, without what lies beyond the law's range guard."""
-    at = {"n_active": optimum.n_active, "tokens": optimum.tokens, "experts": np.array(EXPERTS, float)}
-    near = near_the_runs(law, **at)
+    """Draw losses less that of the dense model, without models beyond the law's range guard."""
+    experts = np.array(EXPERTS, float)
+    near = near_the_runs(law, n_active=optimum.n_active, tokens=optimum.tokens, experts=experts)
     losses = np.where(np.isfinite(optimum.loss) & near, optimum.loss, np.nan)
-    kept = ~np.isnan(losses[:, 0])
-    x, losses, n, tokens = (v[kept] for v in (flops, losses, optimum.n_active, optimum.tokens))
-    regions = [Region(EXPERTS[i], part) for part, i in parts_of(np.nanargmin(losses, axis=1))]
-    shade(ax, x, regions, alpha=0.14)
-    dense_inside = law.check(n[:, 0], tokens[:, 0], 1).inside
-    of_dense = None if law.draws is None else law.loss_draws(n[:, 0], tokens[:, 0], 1)
+    has_dense = ~np.isnan(losses[:, 0])
+    x = flops[has_dense]
+    losses = losses[has_dense]
+    best = np.nanargmin(losses, axis=1)
+    shade(
+        ax,
+        x,
+        [Region(EXPERTS[i], points) for points, i in split_where_changes(best)],
+        alpha=0.14,
+    )
+    sizes = optimum.n_active[has_dense]
+    tokens = optimum.tokens[has_dense]
+    dense = (sizes[:, 0], tokens[:, 0], 1)
+    dense_inside = law.check(*dense).inside
+    dense_draws = None if law.draws is None else law.loss_draws(*dense)
     for i, e in enumerate(EXPERTS):
-        finite = ~np.isnan(losses[:, i])
-        inside = dense_inside & law.check(n[:, i], tokens[:, i], e).inside
-        drawing.draw_curve(ax, x, losses[:, i] - losses[:, 0], inside, e)
-        if of_dense is not None and e > 1 and finite.any():
-            draws = law.loss_draws(n[finite, i], tokens[finite, i], e) - of_dense[:, finite]
-            drawing.draw_band(ax, x[finite], interval_of(draws), e)
+        inside = dense_inside & law.check(sizes[:, i], tokens[:, i], e).inside
+        differences = losses[:, i] - losses[:, 0]
+        drawing.draw_curve(ax, x, differences, inside, e)
+        finite = ~np.isnan(differences)
+        if dense_draws is not None and e > 1 and finite.any():
+            draws = law.loss_draws(sizes[finite, i], tokens[finite, i], e)
+            interval = interval_of(draws - dense_draws[:, finite])
+            drawing.draw_band(ax, x[finite], interval, e)
     ax.set(xscale="log", ylim=(-0.12, 0.06))
 
 
 def matched(law: JointLaw, experts: Sequence[int] = (2, 4, 8), axes: Any = None) -> NDArray[Any]:
-    """Loss of MoE models matched in FLOPs and total parameters with compute-optimal dense ones (Appendix)."""
-    left, right = axes = drawing.panels_or_new(axes, 2, 10.5, 4.2)
+    """Draw the loss of MoE models matched in FLOPs and total parameters with compute-optimal dense ones (Appendix)."""
+    axes = drawing.panels_or_new(axes, 2, 10.5, 4.2)
+    loss_axes, difference_axes = axes
     flops = np.geomspace(1e19, 1e25, 80)
     dense = law.compute_optimal(flops, 1.0, force=True)
     matches = matched_memory(law, flops, list(experts), force=True)
     dense_inside = law.check(dense.n_active, dense.tokens, 1).inside
-    of_dense = None if law.draws is None else law.loss_draws(dense.n_active, dense.tokens, 1)
-    drawing.draw_curve(left, flops, dense.loss, dense_inside, 1, label="dense, compute-optimal")
-    right.axhline(0.0, color=colour_of(1), linewidth=1)
+    dense_draws = None if law.draws is None else law.loss_draws(dense.n_active, dense.tokens, 1)
+    drawing.draw_curve(loss_axes, flops, dense.loss, dense_inside, 1, label="dense, compute-optimal")
+    difference_axes.axhline(0.0, color=colour_of(1), linewidth=1)
     for i, e in enumerate(experts):
-        n = np.minimum(matches.n_active[:, i], law.compute_optimal(flops, e, force=True).n_active)
+        optimal_n = law.compute_optimal(flops, e, force=True).n_active
+        n = np.minimum(matches.n_active[:, i], optimal_n)
         tokens = affordable_tokens(flops, n)
+        loss = matches.loss[:, i]
         inside = dense_inside & law.check(n, tokens, e).inside
-        drawing.draw_curve(left, flops, matches.loss[:, i], inside, e, label=f"E = {e}, same FLOPs and memory")
-        interval = None if of_dense is None else interval_of(law.loss_draws(n, tokens, e) - of_dense)
-        drawing.draw_curve(right, flops, matches.loss[:, i] - dense.loss, inside, e, interval)
-    for ax, label in ((left, LOSS), (right, "loss against dense (nats)")):
-        ax.set(xscale="log", xlabel=drawing.FLOPS, ylabel=label)
+        drawing.draw_curve(loss_axes, flops, loss, inside, e, label=f"E = {e}, same FLOPs and memory")
+        interval = None
+        if dense_draws is not None:
+            draws = law.loss_draws(n, tokens, e)
+            interval = interval_of(draws - dense_draws)
+        drawing.draw_curve(difference_axes, flops, loss - dense.loss, inside, e, interval)
+    loss_axes.set_ylabel(LOSS)
+    difference_axes.set_ylabel("loss against dense (nats)")
+    for ax in axes:
+        ax.set(xscale="log", xlabel=drawing.FLOPS)
         drawing.legend(ax, fontsize=9)
     return axes
 
 
 def learning_rates(law: LearningRateLaw | None = None, ax: Axes | None = None) -> Axes:
-    """Peak learning rate against active parameters for several E (Appendix "Learning Rate Scaling Fit")."""
+    """Draw the peak learning rate against active parameters for several E (Appendix "Learning Rate Scaling Fit")."""
     law = law or LearningRateLaw.published()
     ax = drawing.axes_or_new(ax)
     widths = np.geomspace(256, 4096, 60)

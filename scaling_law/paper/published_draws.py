@@ -1,7 +1,7 @@
 """The draws of the published law: refits of simulated runs, for intervals that the paper does not give.
 
 A parametric bootstrap by this package, not the authors': the 270 listed runs get the published law's losses plus
-independent Gaussian noise, and are refitted from its coefficients. docs/studies/paper.md says what they leave out.
+independent Gaussian noise, and are refitted from its coefficients. docs/studies/paper.md lists what they leave out.
 `python -m scaling_law.paper.published_draws FILE.npy` makes the file again that the package ships (20 seconds).
 """
 
@@ -24,25 +24,29 @@ from scaling_law.law import JointLaw
 from scaling_law.runs.table import Runs
 from scaling_law.size.recipe import published_design
 
-N_DRAWS, SEED = 1000, 0
+N_DRAWS = 1000
+SEED = 0
 
 app = App(single=True)
 
 
 def noise_level() -> float:
-    """Standard deviation of the simulated losses, nats: the paper's RMSE, enlarged for the coefficients fitted."""
-    n, fitted = len(published_design().tokens), len(JointLaw.published().coefficients)
-    return RMSE * float(np.sqrt(n / (n - fitted)))
+    """Return the standard deviation of the simulated losses, nats: the paper's RMSE, enlarged for its fit."""
+    n_runs = len(published_design().tokens)
+    n_coefficients = len(JointLaw.published().coefficients)
+    return RMSE * float(np.sqrt(n_runs / (n_runs - n_coefficients)))
 
 
 def make_draws(n_draws: int = N_DRAWS, seed: int = SEED) -> NDArray[np.float64]:
-    """Coefficients of `n_draws` refits, [n_draws, 11], in the order of `JointLaw`; fewer draws are the first of more.
+    """Refit `n_draws` simulations: coefficients [n_draws, 11] in the order of `JointLaw`.
 
-    ValueError for fewer than one draw, RuntimeError for a refit that did not converge.
+    Fewer draws are the first of more. ValueError for fewer than one draw, RuntimeError for a refit that did not
+    converge.
     """
     if n_draws < 1:
         raise InputError(f"n_draws={n_draws!r} must be at least 1")
-    law, design = JointLaw.published(), published_design()
+    law = JointLaw.published()
+    design = published_design()
     columns = (design.n_active, design.tokens, design.experts)
     noise = np.random.default_rng(seed).normal(0.0, noise_level(), (n_draws, len(design.tokens)))
     draws = np.empty((n_draws, len(law.coefficients)))

@@ -15,7 +15,7 @@ from hub.base.inputs import reads
 from hub.base.tables import rows_of
 from hub.base.units import format_bytes, format_count, format_flops, listed_experts
 from scaling_law.formulas import Formula
-from scaling_law.formulas.accuracy import Task, expected, remarks, tasks_named
+from scaling_law.formulas.accuracy import Task, describe_accuracies, parse_tasks, predict_accuracies
 from scaling_law.formulas.law import numbers, one_positive, percentile_interval
 from scaling_law.formulas.learning_rate import LearningRateLaw, peak_rate
 from scaling_law.machine.gpus import named_gpu
@@ -82,7 +82,7 @@ def optimal(
     ValueError where nothing fits, the law has no optimum, or not exactly one budget is given; ExtrapolationError
     where no answer is within the range guard. Ludziejewski et al. 2025, Section "Compute and Memory Optimality".
     """
-    tasks = tasks_named(accuracy)
+    tasks = parse_tasks(accuracy)
     _refuse_several_budgets(flops)
     budget, limits = read_question(law, flops, batch_ramp, **question)
     candidates = _read_candidates(law, experts, integral)
@@ -111,7 +111,7 @@ def optimal(
         check=check,
         notes=(
             *_explain_smallest(budget, limits, models, force),
-            *remarks(tasks, [row.loss for row in rows]),
+            *describe_accuracies(tasks, [row.loss for row in rows]),
             *explain_undiscounted(law, models.experts, limits),
         ),
     )
@@ -204,7 +204,7 @@ def _make_rows(
                 **_worth(law, variables, limits),
                 **_learning_rate(rates, sizes, ramp, limits),
                 loss_interval=interval,
-                accuracy=expected(tasks, sizes["loss"], interval, 0.95),
+                accuracy=predict_accuracies(tasks, sizes["loss"], interval, 0.95),
                 architecture=limits.architecture(sizes["d_model"], sizes["experts"]) if models.integral else None,
             )
         )

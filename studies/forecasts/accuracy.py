@@ -75,7 +75,7 @@ class Models:
             inside = [
                 told["low"] <= self.accuracies[name][i] <= told["high"]
                 for i, loss in enumerate(losses)
-                for name, told in (curves.expected(tasks, float(loss), None, 0.9) or {}).items()
+                for name, told in (curves.predict_accuracies(tasks, float(loss), None, 0.9) or {}).items()
             ]
             shares.append(float(np.mean(inside)))
         return shares

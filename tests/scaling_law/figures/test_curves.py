@@ -12,7 +12,7 @@ LIMITS = {"kv_tokens": 16_384, "bytes_per_parameter": 2.0, "bytes_per_kv": 2.0}
 
 @pytest.fixture(scope="module")
 def law(published):
-    return curves.thinned(published, 100)
+    return curves.thin_draws(published, 100)
 
 
 def test_curves_within_memory_pass_through_the_answers(law):
@@ -24,7 +24,7 @@ def test_curves_within_memory_pass_through_the_answers(law):
         at = min(np.searchsorted(curve.x, limit), curve.mark)
         same = (curve.loss[at], curve.n_active[at], curve.n_total[at], curve.d_model[at], curve.tokens[at])
         assert same == pytest.approx((row.loss, row.n_active, row.n_total, row.d_model, row.tokens), rel=2e-2)
-    assert table.best.experts in [r.experts for r in found.regions if r.part.start <= 150 < r.part.stop]
+    assert table.best.experts in [r.experts for r in found.regions if r.points.start <= 150 < r.points.stop]
     low, high = found.interval
     assert (low < found.loss).all()
     assert (found.loss < high).all()
@@ -94,8 +94,8 @@ def test_plotly_draws_the_same_numbers_and_colours(law):
         assert len([s for s in figure.layout.shapes if s.type == "rect"]) == len(found.regions)
         assert figure.layout.shapes[-1].x0 == 80e9
     grid = curves.best_experts(law, [1e20, 1e22], [80e9, 640e9])
-    model = interactive.Placed("M", 1e21, 1e11, 8.0, "M: 8 experts")
-    figure = interactive.best_by_budget(grid, asked=(1e22, 80e9), models=[model])
+    model = interactive.ModelPoint("M", 1e21, 1e11, 8.0, "M: 8 experts")
+    figure = interactive.best_by_budget(grid, question=(1e22, 80e9), models=[model])
     cells = [trace for trace in figure.data if trace.type == "heatmap"]
     for trace in cells:
         assert (np.isfinite(trace.z) == np.isin(grid.experts, float(trace.name.split()[-1]))).all()

@@ -125,7 +125,7 @@ def test_boundaries_of_the_optimal_regions(published, flops, cache, served, bill
     found = curves.memory_curves(few, Budget(flops), PAPER.experts, **served, points=3000)
     # dense at first: the curves stop before the bare law flips back to sparse models, far below its range
     assert [region.experts for region in found.regions] == list(PAPER.experts)
-    edges = found.memory[[region.part.start for region in found.regions[1:]]]
+    edges = found.memory[[region.points.start for region in found.regions[1:]]]
     np.testing.assert_allclose(edges / 1e9, billions, rtol=7e-3)
     for edge, (low, high) in zip(edges, found.boundaries, strict=True):
         assert low < edge < high < 4 * edge

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from scaling_law import Architecture, JointLaw, LearningRateLaw, fit_learning_rate, load_runs
 from scaling_law.commands.cli import app
-from scaling_law.formulas.learning_rate import DEFAULT_LAW, in_words
+from scaling_law.formulas.learning_rate import DEFAULT_LAW, describe_check
 
 LAW = LearningRateLaw(6.0, -0.8, -0.2)
 FULL = LearningRateLaw(
@@ -148,7 +148,7 @@ def test_a_rate_is_told_up_to_ten_times_outside_the_runs_of_its_law():
         for value, told in ((low / 9.9, True), (low / 10.1, False), (high * 9.9, True), (high * 10.1, False)):
             check = law.check_at(*(inside | {name: value}).values())
             assert (bool(check.beyond), bool(check.trusted)) == (not told, told)
-            assert in_words(check)[0].startswith("learning rate: " if told else "no learning rate: ")
+            assert describe_check(check)[0].startswith("learning rate: " if told else "no learning rate: ")
     shell = CliRunner()
     far = shell.invoke(app, ["learning-rate", "--d-model", "64", "--tokens", "1M"])
     assert (far.exit_code, far.output[0]) == (1, "–")

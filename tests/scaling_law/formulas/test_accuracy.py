@@ -12,7 +12,7 @@ from scaling_law import ChinchillaLaw, JointLaw, Runs, forecast
 from scaling_law.commands.cli import app
 from scaling_law.explorer.programs import tools
 from scaling_law.explorer.question import Question
-from scaling_law.formulas.accuracy import Task, expected, tasks_named
+from scaling_law.formulas.accuracy import Task, parse_tasks, predict_accuracies
 
 JOINT = JointLaw.published()
 JOINT = JOINT.replace(draws=JOINT.draws[:60])
@@ -20,14 +20,14 @@ EXAMPLE = Task("example", 0.25, 2.5, 0.3, 0.02, 0.03, 0.1)
 
 
 def test_the_curve_and_its_interval():
-    assert EXAMPLE.at(2.5) == pytest.approx(0.625)
-    assert EXAMPLE.at(9.0) == pytest.approx(0.25, abs=1e-8)
-    told = expected([EXAMPLE], 2.5, None, 0.9)["example"]
+    assert EXAMPLE.accuracy(2.5) == pytest.approx(0.625)
+    assert EXAMPLE.accuracy(9.0) == pytest.approx(0.25, abs=1e-8)
+    told = predict_accuracies([EXAMPLE], 2.5, None, 0.9)["example"]
     z, off = 1.6449, math.exp(1.6449 * 0.12)
     assert told["accuracy"] == pytest.approx(0.625)
-    assert told["low"] == pytest.approx(0.625 - math.hypot(0.625 - EXAMPLE.at(2.5 * off), z * 0.03), abs=1e-4)
-    assert told["high"] == pytest.approx(0.625 + math.hypot(EXAMPLE.at(2.5 / off) - 0.625, z * 0.03), abs=1e-4)
-    unsure = expected([EXAMPLE], 2.5, (2.0, 3.125), 0.9)["example"]
+    assert told["low"] == pytest.approx(0.625 - math.hypot(0.625 - EXAMPLE.accuracy(2.5 * off), z * 0.03), abs=1e-4)
+    assert told["high"] == pytest.approx(0.625 + math.hypot(EXAMPLE.accuracy(2.5 / off) - 0.625, z * 0.03), abs=1e-4)
+    unsure = predict_accuracies([EXAMPLE], 2.5, (2.0, 3.125), 0.9)["example"]
     assert unsure["low"] < told["low"] < told["high"] < unsure["high"] <= 1
 
 
@@ -47,7 +47,7 @@ def test_tasks_that_cannot_be_told(accuracy, message):
 
 
 def test_every_task_that_is_offered_beats_half_the_spread_on_corpora_left_out():
-    names = [task.name for task in tasks_named("arc_challenge,arc_easy,hellaswag,lambada_openai,openbook_qa,piqa")]
+    names = [task.name for task in parse_tasks("arc_challenge,arc_easy,hellaswag,lambada_openai,openbook_qa,piqa")]
     assert len(names) == 6
     assert not replace(EXAMPLE, corpora=0.051).follows
 
@@ -55,7 +55,7 @@ def test_every_task_that_is_offered_beats_half_the_spread_on_corpora_left_out():
 def test_optimal_says_what_to_expect_and_what_that_is_worth():
     table = JOINT.optimal(1e21, [1, 8], accuracy=["arc_easy", "hellaswag"])
     for row in table:
-        assert row.accuracy == expected(tasks_named("arc_easy,hellaswag"), row.loss, row.loss_interval, 0.95)
+        assert row.accuracy == predict_accuracies(parse_tasks("arc_easy,hellaswag"), row.loss, row.loss_interval, 0.95)
     assert [*table.to_dict()["rows"][0]["accuracy"]["arc_easy"]] == ["accuracy", "low", "high"]
     assert "a loss on other text or tokens is off by 12%, alike for all rows" in table.warnings[0]
     assert "no model with a loss below 2.38 was measured" in table.warnings[1]
@@ -81,7 +81,7 @@ def test_forecast_says_it_at_its_level():
     runs = Runs.from_columns(n, d, 1.0, JOINT.loss(n, d, 1.0), "run")
     answer = forecast(runs, {"n_active": 1e9, "tokens": 2e10}, accuracy="lambada_openai", level=0.5)
     (row,) = answer.rows
-    wanted = expected(tasks_named("lambada_openai"), row["loss"], (row["low"], row["high"]), 0.5)
+    wanted = predict_accuracies(parse_tasks("lambada_openai"), row["loss"], (row["low"], row["high"]), 0.5)
     assert row["accuracy"] == wanted
     assert "{accuracy:.2f} ({low:.2f}–{high:.2f})".format(**wanted["lambada_openai"]) in str(answer)
 
