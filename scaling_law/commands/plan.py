@@ -49,7 +49,7 @@ def plan(
     output: Annotated[Path | None, option("Write the YAML for train.py to this file.", "--output", "-o")] = None,
     **question: Any,
 ) -> None:
-    """A run to launch: architecture, schedule, learning rate, cost, and the YAML for train.py.
+    """Plan a run to launch: architecture, schedule, learning rate, cost, and the YAML for train.py.
 
         scaling-law plan --flops 1e20 --memory 24GB --kv-tokens 16k -o run.yaml
 
@@ -82,7 +82,7 @@ def plan(
 
 
 def _launched(planned: Plan, output: Path) -> str:
-    """What was written, and how it is started."""
+    """Say what was written, and how it is started."""
     line = planned.launch(str(output))
     on_each = "on every machine, with RANK 0, 1, … and ADDRESS that of the first:\n"
     return f"wrote {output}\n{on_each if RENDEZVOUS in line else ''}{line}"
@@ -100,7 +100,7 @@ def scale_out(
     revision: Revision = None,
     **others: Any,
 ) -> Answer:
-    """A model on so many GPUs: memory, layout, what limits its speed, and the hours and cost of a run.
+    """Lay a model out on so many GPUs: memory, layout, what limits its speed, and hours and cost of a run.
 
         scaling-law scale-out Qwen/Qwen3-30B-A3B --gpus 64,256 --tokens 1T --price 2.5
 
@@ -126,7 +126,7 @@ def scale_out(
 
 
 def _width_of(model: str) -> int | None:
-    """The d_model that a number names; None for a model that is read."""
+    """Read the d_model that a number names; None for a model that is read."""
     try:
         width = float(model)
     except ValueError:
@@ -166,7 +166,7 @@ def next_runs(
     noise: Annotated[float | None, rare("Standard deviation of ln L of one run. [default: from the fit]")] = None,
     **limits: Any,
 ) -> tuple[Answer, dict[str, Any]]:
-    """The runs that, for a FLOP budget, make the answer to one question most certain.
+    """Choose the runs that, for a FLOP budget, make the answer to one question most certain.
 
         scaling-law next-runs --law my-law --flops 1e20 --ask optimum:1e22,8 --max-runs 6
 

@@ -1,6 +1,6 @@
 """The page: Gradio components around `explorer.answer`; nothing is computed here.
 
-One listener (`_refreshed`) writes the answer, the link, and the sliders that follow a text. The browser itself writes
+One listener (`_refresh`) writes the answer, the link, and the sliders that follow a text. The browser itself writes
 the fields that follow a slider, a preset or a link, at once. Gradio drops or reorders changes that happen while it
 answers, so each answer comes with the values that it is for (`answered`), and the browser asks again until they are
 those of the fields. `turn` is a text that changes whenever a program has changed a field.
@@ -24,7 +24,7 @@ from urllib.parse import parse_qsl
 
 from hub.base.units import format_bytes, format_flops
 from scaling_law.explorer.answer import answer
-from scaling_law.explorer.programs import law_named, tools
+from scaling_law.explorer.programs import pick_law, tools
 from scaling_law.explorer.question import CHOICES, FLOPS, HOURS, LAW_FILE, PRESETS, PUBLISHED, VIEWS, Question
 from scaling_law.figures.interactive import DARK, FONT, LIGHT
 from scaling_law.law import JointLaw, Law
@@ -45,15 +45,18 @@ takes over. The address of this page is a link to what it shows."""
 # The fields, in the order of their components.
 FIELDS = [field.name for field in fields(Question)]
 PRESET_FIELDS = [name for name in FIELDS if name not in ("law", "view")]
-SLIDERS: dict[str, tuple[float, float, Callable[[float], str]]] = {  # field → its log10 from and to, and its text
+# Field → its log10 from and to, and its text.
+SLIDERS: dict[str, tuple[float, float, Callable[[float], str]]] = {
     "flops": (17.0, 26.0, format_flops),
     "hours": (0.0, 4.0, "{:.3g}".format),
     "memory": (9.0, 13.0, lambda size: format_bytes(size).replace(" ", "")),
 }
 # Step of a slider.
 STEP = 0.05
-SKIP: dict[str, Any] = {"__type__": "update"}  # gradio.skip(), which leaves a component alone
-SHOWN = 9  # components of an answer: those of `_results`, and the link
+# As gradio.skip(), which leaves a component alone.
+SKIP: dict[str, Any] = {"__type__": "update"}
+# Components of an answer: those of `_results`, and the link.
+SHOWN = 9
 TURN = "String(performance.now() + Math.random())"
 # What an answer is for, against the fields: while they differ the answer is dimmed, and asked for once more.
 DIFFER = "document.body.classList.toggle('asking', JSON.parse(answered).slice(1).some((v, i) => v !== values[i]))"
@@ -63,7 +66,8 @@ ENDS = json.dumps([None] * len(FIELDS) + [[low, high] for low, high, _ in SLIDER
 WITHIN = "(value, [low, high]) => typeof value === 'number' && low <= value && value <= high ? value : low + 0.001"
 SENT = f"values.map((value, i) => {ENDS}[i] ? ({WITHIN})(value, {ENDS}[i]) : value)"
 ASK = f"(answered, turn, ...values) => {{ {DIFFER}; return [answered, turn, ...{SENT}]; }}"
-ASK_AGAIN = f"(answered, ...values) => {DIFFER} ? {TURN} : undefined"  # undefined writes nothing
+# Undefined writes nothing.
+ASK_AGAIN = f"(answered, ...values) => {DIFFER} ? {TURN} : undefined"
 LINK = "(query) => { history.replaceState(null, '', query ? '?' + query : location.pathname); }"
 SAVE = f"""(text) => {{
     const link = document.createElement('a');
@@ -92,8 +96,8 @@ CSS = """
 """
 
 
-def offered_laws(own: Mapping[str, Law] | None = None) -> dict[str, Law]:
-    """`own` laws by name, then the published ones that have an optimum; "published" is the paper's."""
+def offer_laws(own: Mapping[str, Law] | None = None) -> dict[str, Law]:
+    """Offer `own` laws by name, then the published ones that have an optimum; "published" is the paper's."""
     laws: dict[str, Law] = {**(own or {}), PUBLISHED: JointLaw.published()}
     for name, entry in SHELF.items():
         if entry.published and entry.answers == "loss" and "tokens" in entry.variables:
@@ -104,13 +108,13 @@ def offered_laws(own: Mapping[str, Law] | None = None) -> dict[str, Law]:
 
 
 def page(own: Mapping[str, Law] | None = None) -> Blocks:
-    """The app, not yet served; it opens with the first of `own` laws, or the paper's."""
+    """Make the app, not yet served; it opens with the first of `own` laws, or the paper's."""
     import gradio as gr
 
-    laws = offered_laws(own)
+    laws = offer_laws(own)
     first = Question.first(*next(iter(laws.items())))
-    # in the page itself, so that it opens with its answer
-    start = [None if value == SKIP else value for value in _answered(laws, first, False)]
+    # The page itself has its first answer, so that it opens with it.
+    start = [None if value == SKIP else value for value in _answer_components(laws, first, False)]
     quiet: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
     with gr.Blocks(title=TITLE, analytics_enabled=False) as app:
         gr.Markdown(INTRODUCTION)
@@ -122,37 +126,38 @@ def page(own: Mapping[str, Law] | None = None) -> Blocks:
                 preset, inputs, sliders = _inputs(laws, first)
             with gr.Column(scale=3, min_width=320):
                 inputs["view"], results, save = _results(start)
-        questions, positions = [inputs[name] for name in FIELDS], [*sliders.values()]
-
-        state, values = [answered, turn, *questions], [*questions, turn]
+        questions = [inputs[name] for name in FIELDS]
+        positions = [*sliders.values()]
+        state = [answered, turn, *questions]
+        values = [*questions, turn]
         texts = [text for text in questions if isinstance(text, gr.Textbox)]
         typed = [event for text in texts for event in (text.submit, text.blur)]
         picked = [inputs[name].input for name in ("unit", "gpu", "law", "view")]
         gr.on(
-            [*typed, *picked, turn.change], partial(_refreshed, laws), [*state, *positions, link, dark],
+            [*typed, *picked, turn.change], partial(_refresh, laws), [*state, *positions, link, dark],
             [*positions, *results, save, link, answered], js=ASK, trigger_mode="always_last", **quiet,
         )  # fmt: skip
         answered.change(None, [answered, *questions], turn, js=ASK_AGAIN)
         link.change(None, link, None, js=LINK)
-        app.load(None, None, [*values, link, dark], js=_opened(laws, first))
-        preset.input(None, preset, [preset, *[inputs[name] for name in PRESET_FIELDS], turn], js=_preset())
+        app.load(None, None, [*values, link, dark], js=_opening_script(laws, first))
+        preset.input(None, preset, [preset, *[inputs[name] for name in PRESET_FIELDS], turn], js=_preset_script())
         for name, slider in sliders.items():
-            slider.input(None, [slider, inputs[name]], [inputs[name], turn], js=_slid(name))
+            slider.input(None, [slider, inputs[name]], [inputs[name], turn], js=_slider_script(name))
 
         saved = save.click(partial(_law_text, laws), [inputs["law"]], law_text, **quiet)
         saved.success(None, law_text, None, js=SAVE)
         for tool in tools(laws):
-            gr.api(_told(tool), api_name=tool.__name__)
+            gr.api(_with_messages(tool), api_name=tool.__name__)
     return app
 
 
 def _inputs(laws: Mapping[str, Law], first: Question) -> tuple[Any, dict[str, Any], dict[str, Any]]:
-    """The presets, the components of a question but for its view, and its sliders."""
+    """Make the presets, the components of a question but for its view, and its sliders."""
     import gradio as gr
 
     inputs: dict[str, Any] = {}
     sliders: dict[str, Any] = {}
-    at = _positions(first)
+    at = _slider_positions(first)
 
     def text(name: str, label: str, info: str, **options: Any) -> None:
         inputs[name] = gr.Textbox(getattr(first, name), label=label, info=info, max_lines=1, elem_id=name, **options)
@@ -161,7 +166,7 @@ def _inputs(laws: Mapping[str, Law], first: Question) -> tuple[Any, dict[str, An
         low, high, _ = SLIDERS[name]
         sliders[name] = gr.Slider(low, high, at.get(name), step=STEP, label=label, **options)
 
-    # what a link opens need not be a preset
+    # What a link opens need not be a preset.
     preset = gr.Dropdown(list(PRESETS), label="Start from a preset", value=None, elem_id="preset")
     units = [("FLOPs", FLOPS), ("hours on GPUs", HOURS)]
     inputs["unit"] = gr.Radio(units, label="Budget in", value=first.unit, elem_id="unit")
@@ -183,7 +188,7 @@ def _inputs(laws: Mapping[str, Law], first: Question) -> tuple[Any, dict[str, An
 
 
 def _results(start: list[Any]) -> tuple[Any, list[Any], Any]:
-    """The choice of the figure; what answers: problem, sentence, figure, table, notes, command, YAML; and a button."""
+    """Make the choice of the figure, a button, and what answers: problem, sentence, figure, table, notes, code."""
     import gradio as gr
 
     fixed: dict[str, Any] = {"interactive": False, "show_line_numbers": False, "elem_classes": ["wide", "result"]}
@@ -204,16 +209,22 @@ def _results(start: list[Any]) -> tuple[Any, list[Any], Any]:
 # ------------------------------------------------------------------ events: values of components in, values out
 
 
-def _refreshed(laws: Mapping[str, Law], answered: str, turn: str, *state: Any) -> list[Any]:
-    """Sliders, results, link, and the values they are for; nothing where the page shows these."""
+def _refresh(laws: Mapping[str, Law], answered: str, turn: str, *state: Any) -> list[Any]:
+    """Return sliders, results, link, and the values they are for; nothing where the page shows these."""
     count = len(FIELDS)
-    texts, positions, (link, dark) = state[:count], state[count : count + len(SLIDERS)], state[-2:]
-    if (echo := _echo(turn, texts)) == answered:
+    texts = state[:count]
+    old_positions = state[count : count + len(SLIDERS)]
+    link, dark = state[-2:]
+    echo = _echo(turn, texts)
+    if echo == answered:
         return [SKIP] * (len(SLIDERS) + SHOWN + 1)
     question = Question(*texts)
-    at = _positions(question)
-    sliders = [SKIP if at.get(name, was) == was else at[name] for name, was in zip(SLIDERS, positions, strict=True)]
-    problem, *results = _answered(laws, question, dark)
+    positions = _slider_positions(question)
+    sliders = []
+    for name, old_position in zip(SLIDERS, old_positions, strict=True):
+        position = positions.get(name, old_position)
+        sliders.append(SKIP if position == old_position else position)
+    problem, *results = _answer_components(laws, question, dark)
     try:
         Question.of(dict(parse_qsl(link, keep_blank_values=True, max_num_fields=20)))
     # The link asked for what no field could take.
@@ -226,13 +237,13 @@ def _echo(turn: str, texts: Sequence[str]) -> str:
     return json.dumps([turn, *texts])
 
 
-def _answered(laws: Mapping[str, Law], question: Question, dark: bool) -> list[Any]:
-    """The results, and the link; or what is wrong with the question, and earlier results stay."""
+def _answer_components(laws: Mapping[str, Law], question: Question, dark: bool) -> list[Any]:
+    """Return the results, and the link; or what is wrong with the question, and earlier results stay."""
     try:
-        results = answer(question, law_named(laws, question.law), DARK if dark else LIGHT)
+        results = answer(question, pick_law(laws, question.law), DARK if dark else LIGHT)
     except ValueError as error:
         return [_message(error), *[SKIP] * (SHOWN - 1)]
-    save = SKIP | {"visible": question.law not in (PUBLISHED, *SHELF)}
+    save = {**SKIP, "visible": question.law not in (PUBLISHED, *SHELF)}
     return ["", *(getattr(results, field.name) for field in fields(results)), save, question.query()]
 
 
@@ -240,32 +251,34 @@ def _message(error: Exception, kind: str = "problem unanswered") -> str:
     return f'<p class="{kind}" role="alert">{escape(str(error))}</p>'
 
 
-def _positions(question: Question) -> dict[str, float]:
-    """log10 of what sliders stand for, within their ends, as far as the texts can be read."""
+def _slider_positions(question: Question) -> dict[str, float]:
+    """Return log10 of what sliders stand for, within their ends, as far as the texts can be read."""
     positions = {}
     for name, (low, high, _) in SLIDERS.items():
         with suppress(ValueError):
-            positions[name] = round(min(max(math.log10(parse_field(name, getattr(question, name))), low), high), 2)
+            position = math.log10(parse_field(name, getattr(question, name)))
+            positions[name] = round(min(max(position, low), high), 2)
     return positions
 
 
-def _slid(name: str) -> str:
-    """The text of a slider's position, or the one that stands there where it has none; and a turn."""
+def _slider_script(name: str) -> str:
+    """Write JavaScript: the text of a slider's position, or the old text where it has none; and a turn."""
     low, high, text_of = SLIDERS[name]
     texts = [text_of(10.0 ** (low + STEP * i)) for i in range(round((high - low) / STEP) + 1)]
     index = f"typeof position === 'number' ? Math.round((position - {low}) / {STEP}) : -1"
     return f"(position, text) => [{json.dumps(texts)}[{index}] ?? text, {TURN}]"
 
 
-def _preset() -> str:
-    """No preset, the fields of the one chosen, and a turn; nothing where the list is left without a choice."""
+def _preset_script() -> str:
+    """Write JavaScript: no preset, the fields of the one chosen, and a turn; nothing without a choice."""
     values = {name: [getattr(question, field) for field in PRESET_FIELDS] for name, question in PRESETS.items()}
     return f"(name) => name ? [null, ...{json.dumps(values)}[name], {TURN}] : undefined"
 
 
-def _opened(laws: Mapping[str, Law], first: Question) -> str:
-    """The fields, as far as the page's address has values for them, a turn, the link, and dark or not."""
-    offered, linked = CHOICES | {"law": (*laws,)}, asdict(Question(law=first.law))
+def _opening_script(laws: Mapping[str, Law], first: Question) -> str:
+    """Write JavaScript: the fields that the page's address has values for, a turn, the link, and dark or not."""
+    offered = {**CHOICES, "law": (*laws,)}
+    linked = asdict(Question(law=first.law))
     return f"""() => {{
         const query = location.search.slice(1), asked = new URLSearchParams(query), offered = {json.dumps(offered)};
         const dark = document.body.classList.contains('dark');
@@ -278,10 +291,10 @@ def _opened(laws: Mapping[str, Law], first: Question) -> str:
 
 def _law_text(laws: Mapping[str, Law], name: str) -> str:
     """Return the file of a law, for the browser to save."""
-    return law_to_json(law_named(laws, name)).decode()
+    return law_to_json(pick_law(laws, name)).decode()
 
 
-def _told(tool: Callable[..., Any]) -> Callable[..., Any]:
+def _with_messages(tool: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap `tool` so that callers see what is wrong with their question, and nothing of other errors."""
     import gradio as gr
 
@@ -305,10 +318,11 @@ class MissingPackagesError(ModuleNotFoundError):
 
 
 def check_packages() -> None:
-    """MissingPackagesError unless the page can be made."""
-    if missing := [name for name in ("gradio", "plotly") if find_spec(name) is None]:
-        message = 'the explorer needs gradio and plotly: pip install "joint-moe-scaling-laws[explorer]"'
-        raise MissingPackagesError(message, name=missing[0])
+    """Raise MissingPackagesError unless the page can be made."""
+    for name in ("gradio", "plotly"):
+        if find_spec(name) is None:
+            message = 'the explorer needs gradio and plotly: pip install "joint-moe-scaling-laws[explorer]"'
+            raise MissingPackagesError(message, name=name)
 
 
 def explore(
@@ -340,7 +354,7 @@ def explore(
 
 
 def settings() -> dict[str, Any]:
-    """What every way of serving the page has in common."""
+    """Return the settings of every way of serving the page."""
     import gradio as gr
 
     fonts = {"font": FONT.split(", "), "font_mono": ["ui-monospace", "monospace"]}

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic_core import to_jsonable_python
 
 from hub.base.errors import InputError, given, unknown
-from scaling_law.explorer.answer import best_models, planned
+from scaling_law.explorer.answer import best_models, plan_run
 from scaling_law.explorer.question import FLOPS, HOURS, PUBLISHED, Question
 from scaling_law.law import Law
 from scaling_law.planning.question import FIELDS
@@ -28,16 +28,17 @@ def describe_arguments(names: Iterable[str]) -> str:
     return "\n\nArgs:\n" + "\n".join(f"    {name}: {meaning}" for name, meaning in meanings.items())
 
 
-def law_named(laws: Mapping[str, Law], name: str) -> Law:
+def pick_law(laws: Mapping[str, Law], name: str) -> Law:
+    """Pick a law by its name. InputError lists the laws there are."""
     if name not in laws:
         raise InputError(unknown("law=", name[:100], laws))
     return laws[name]
 
 
 def tools(laws: Mapping[str, Law]) -> list[Tool]:
-    """The functions `optimal`, `plan` and `loss` on these laws."""
+    """Make the functions `optimal`, `plan` and `loss` on these laws."""
 
-    def asked(answer: Callable[[Question, Law], dict[str, Any]]) -> Tool:
+    def takes_fields(answer: Callable[[Question, Law], dict[str, Any]]) -> Tool:
         """Make a tool of the answer to a question: it takes the fields. ValueError unless it gets one budget."""
 
         def tool(
@@ -54,24 +55,36 @@ def tools(laws: Mapping[str, Law]) -> list[Tool]:
         ) -> dict[str, Any]:
             if bool(flops) == bool(hours):
                 raise InputError(given("flops", flops), ", ", given("hours", hours), ": give exactly one of them")
-            unit, limits = HOURS if hours else FLOPS, (memory, kv_tokens, inference_tokens, experts, accuracy)
-            return plain(answer(Question(unit, flops, hours, gpus, gpu, *limits, law), law_named(laws, law)))
+            question = Question(
+                unit=HOURS if hours else FLOPS,
+                flops=flops,
+                hours=hours,
+                gpus=gpus,
+                gpu=gpu,
+                memory=memory,
+                kv_tokens=kv_tokens,
+                inference_tokens=inference_tokens,
+                experts=experts,
+                accuracy=accuracy,
+                law=law,
+            )
+            return plain(answer(question, pick_law(laws, law)))
 
         tool.__name__ = answer.__name__
         tool.__doc__ = f"{answer.__doc__}{describe_arguments(inspect.signature(tool).parameters)}\n"
         return tool
 
-    @asked
+    @takes_fields
     def optimal(question: Question, law: Law) -> dict[str, Any]:
         """The best model for a training budget: how many experts, parameters and tokens, with the predicted loss."""
         return best_models(question, law).to_dict()
 
-    @asked
+    @takes_fields
     def plan(question: Question, law: Law) -> dict[str, Any]:
         """A run to launch for a training budget: architecture, schedule, learning rate, cost, and its YAML."""
-        run = planned(question, law)
+        run = plan_run(question, law)
         yaml = None if run.learning_rate is None else run.to_yaml()
-        return run.to_dict() | {"yaml": yaml, "command": question.command()}
+        return {**run.to_dict(), "yaml": yaml, "command": question.command()}
 
     def loss(n_active: float, tokens: float, experts: float | None = None, law: str = PUBLISHED) -> dict[str, Any]:
         """The loss that a law predicts for a model, in nats per token, and how far it extrapolates.
@@ -82,19 +95,21 @@ def tools(laws: Mapping[str, Law]) -> list[Tool]:
             experts: number of experts, 1 for a dense model; empty for the law's own
             law: name of the scaling law: "published"
         """
-        formula = law_named(laws, law)
-        at = {"n_active": n_active, "tokens": tokens} | ({} if experts is None else {"experts": experts})
+        formula = pick_law(laws, law)
+        variables = {"n_active": n_active, "tokens": tokens}
+        if experts is not None:
+            variables["experts"] = experts
         answer = {
-            "loss": float(formula.loss(**at)),
-            "trusted": bool(formula.check(**at).trusted),
-            "warnings": formula.warnings(**at),
+            "loss": float(formula.loss(**variables)),
+            "trusted": bool(formula.check(**variables).trusted),
+            "warnings": formula.warnings(**variables),
         }
-        return plain(at | answer)
+        return plain({**variables, **answer})
 
     return [optimal, plan, loss]
 
 
 def plain(value: dict[str, Any]) -> dict[str, Any]:
-    """Plain JSON values; what is not finite is None."""
+    """Turn values into plain JSON ones; what is not finite is None."""
     jsonable: dict[str, Any] = to_jsonable_python(value, inf_nan_mode="null", fallback=lambda array: array.tolist())
     return jsonable

@@ -16,7 +16,8 @@ from scaling_law.planning.budget import Budget
 from scaling_law.planning.question import parse_field
 
 PUBLISHED = "published"
-FITTED = "fitted"  # the law of --runs, which no --law names; the page saves it as a file
+# The law of --runs, which no --law names; the page saves it as a file.
+FITTED = "fitted"
 LAW_FILE = "scaling_law.json"
 FLOPS, HOURS = "flops", "hours"
 UNITS = (FLOPS, HOURS)
@@ -27,8 +28,10 @@ VIEWS = {
     "isoflop": "Loss along the budget",
     "tokens": "Loss against tokens",
 }
-CHOICES = {"unit": UNITS, "gpu": GPU_NAMES, "view": tuple(VIEWS)}  # all other fields are texts
-_LONGEST = 200  # characters of a field
+# All other fields are texts.
+CHOICES = {"unit": UNITS, "gpu": GPU_NAMES, "view": tuple(VIEWS)}
+# Characters of a field.
+_LONGEST = 200
 
 
 @dataclass(frozen=True)
@@ -66,27 +69,32 @@ class Question:
 
     @classmethod
     def first(cls, name: str, law: Law) -> Question:
-        """What the page opens with under this law: for one of a visitor's runs, ten times the largest of them."""
+        """Return what the page opens with: for a law of the visitor's runs, ten times the largest of them."""
         ranges = law.conditions.overall if law.conditions else None
         if name == PUBLISHED or ranges is None:
             return cls(law=name)
         return cls(flops=format_flops(10 * ranges.training_flops[1]), memory="", kv_tokens="", law=name)
 
     def query(self) -> str:
-        """What follows the ? of a link: the fields that differ from the first question."""
-        return urlencode({f.name: v for f in fields(self) if (v := getattr(self, f.name)) != f.default})
+        """Return what follows the ? of a link: the fields that differ from the first question."""
+        changed = {}
+        for field in fields(self):
+            text = getattr(self, field.name)
+            if text != field.default:
+                changed[field.name] = text
+        return urlencode(changed)
 
     @property
     def budget(self) -> Budget:
-        return Budget.of(**self.spent())
+        return Budget.of(**self.budget_keywords())
 
     def keywords(self) -> dict[str, Any]:
-        """All as keyword arguments of `law.optimal` and `law.plan`."""
+        """Return all as keyword arguments of `law.optimal` and `law.plan`."""
         experts = parse_field("experts", self.experts) if self.experts.strip() else None
-        return {**self.spent(), **self.limits(), "experts": experts}
+        return {**self.budget_keywords(), **self.limits(), "experts": experts}
 
-    def spent(self) -> dict[str, Any]:
-        """The budget as keyword arguments."""
+    def budget_keywords(self) -> dict[str, Any]:
+        """Return the budget as keyword arguments."""
         if self.unit == FLOPS:
             return {FLOPS: parse_field(FLOPS, self.flops or "0")}
         gpus = parse_count(self.gpus or "0", "gpus")
@@ -97,24 +105,26 @@ class Question:
         }
 
     def limits(self) -> dict[str, Any]:
-        """The limits as keyword arguments. ValueError names the field, the text and what is allowed."""
+        """Return the limits as keyword arguments. ValueError names the field, the text and what is allowed."""
         return {
             "memory": parse_field("memory", self.memory) if self.memory else None,
             "kv_tokens": parse_field("kv_tokens", self.kv_tokens or "0"),
             "inference_tokens": parse_field("inference_tokens", self.inference_tokens or "0"),
         }
 
-    def command(self, planned: bool = True) -> str:
-        """The same question in the shell: a plan, or where there is none, or accuracies are asked, its optimum."""
+    def command(self, has_plan: bool = True) -> str:
+        """Write the question for the shell: a plan, or where there is none, or accuracies are asked, its optimum."""
         budget = (FLOPS,) if self.unit == FLOPS else (HOURS, "gpus", "gpu")
-        names = (*budget, "memory", "kv_tokens", "inference_tokens", "experts", "accuracy")
-        flags = {f"--{name.replace('_', '-')}": "".join(getattr(self, name).split()) for name in names}
-        flags["--law"] = "" if self.law == PUBLISHED else LAW_FILE if self.law == FITTED else self.law
-        words = [word for flag, text in flags.items() if text not in ("", "0") for word in (flag, shlex.quote(text))]
-        kind = (
-            ["plan", *words, "-o", "run.yaml"] if planned and not self.accuracy else ["optimal", *words, "--integral"]
-        )
-        return " ".join(["scaling-law", *kind])
+        options = []
+        for name in (*budget, "memory", "kv_tokens", "inference_tokens", "experts", "accuracy"):
+            text = "".join(getattr(self, name).split())
+            if text not in ("", "0"):
+                options.append(f"--{name.replace('_', '-')} {shlex.quote(text)}")
+        if self.law != PUBLISHED:
+            options.append(f"--law {shlex.quote(LAW_FILE if self.law == FITTED else self.law)}")
+        if has_plan and not self.accuracy:
+            return " ".join(["scaling-law plan", *options, "-o run.yaml"])
+        return " ".join(["scaling-law optimal", *options, "--integral"])
 
 
 # A card that serves the model; H100s can train what fits it.

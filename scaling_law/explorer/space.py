@@ -88,39 +88,44 @@ def push_space(
 
 
 def space_files(wheel: Path, laws: Mapping[str, Law]) -> dict[str, bytes]:
-    """The files of the Space by name; what readers start from, the app, last."""
+    """Make the files of the Space by name; what readers start from, the app, last."""
     files = {f"{Path(name).stem}{LAW_SUFFIX}": law_to_json(law) for name, law in laws.items()}
     files[wheel.name] = wheel.read_bytes()
     files["requirements.txt"] = "".join(f"{line}\n" for line in requirements(wheel)).encode()
     files["README.md"] = CARD.format(title=TITLE, gradio=version("gradio")).encode()
-    return files | {"app.py": APP.encode()}
+    files["app.py"] = APP.encode()
+    return files
 
 
 def requirements(wheel: Path) -> list[str]:
-    """What the wheel needs with the extra of the explorer."""
+    """List what the wheel needs with the extra of the explorer."""
     from packaging.requirements import Requirement
 
-    (metadata,) = (part for part in zipfile.Path(wheel).iterdir() if part.name.endswith(".dist-info"))
-    required = map(Requirement, PathDistribution(metadata).requires or [])
-    wanted = [one for one in required if one.marker is None or one.marker.evaluate({"extra": EXTRA})]
-    return [str(one).partition(";")[0].strip() for one in wanted]
+    (metadata,) = (folder for folder in zipfile.Path(wheel).iterdir() if folder.name.endswith(".dist-info"))
+    lines = []
+    for requirement in map(Requirement, PathDistribution(metadata).requires or []):
+        if requirement.marker is None or requirement.marker.evaluate({"extra": EXTRA}):
+            lines.append(str(requirement).partition(";")[0].strip())
+    return lines
 
 
 def build_wheel(folder: Path) -> Path:
-    """The wheel of the checkout that this module lies in, built in `folder`."""
-    if missing := [name for name in (*BUILT_FROM, *PACKAGES) if not (ROOT / name).exists()]:
-        raise FilesError(f"{ROOT} is not a checkout (no {missing[0]}) to build a wheel from: pass --wheel FILE")
-    source, built = folder / "source", folder / "built"
+    """Build the wheel of the checkout that this module lies in, in `folder`."""
+    for name in (*BUILT_FROM, *PACKAGES):
+        if not (ROOT / name).exists():
+            raise FilesError(f"{ROOT} is not a checkout (no {name}) to build a wheel from: pass --wheel FILE")
+    source = folder / "source"
+    built = folder / "built"
     for name in PACKAGES:
         copytree(ROOT / name, source / name, ignore=lambda *_: {"__pycache__"})
     for name in BUILT_FROM:
         (source / name).write_bytes((ROOT / name).read_bytes())
     built.mkdir()
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", BUILD, str(built)], cwd=source, capture_output=True, text=True, check=False
     )
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or ["no output"])[-1]
+    if process.returncode:
+        reason = (process.stderr.strip().splitlines() or ["no output"])[-1]
         raise FilesError(
             f"the wheel could not be built ({reason}): pip install 'setuptools>=77', or pass --wheel FILE"
         )

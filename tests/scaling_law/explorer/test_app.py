@@ -32,14 +32,14 @@ def _gradio():
 
 @pytest.fixture(scope="module")
 def laws():
-    return app.offered_laws()
+    return app.offer_laws()
 
 
 def test_published_laws_with_an_optimum_are_offered(laws, published):
     assert next(iter(laws)) == PUBLISHED
     assert {"chinchilla", "abnar", "krajewski"} < {*laws}
     assert not {"clark_rl", "step_law"} & {*laws}
-    assert next(iter(app.offered_laws({"ours": published.replace(a=36.0)}))) == "ours"
+    assert next(iter(app.offer_laws({"ours": published.replace(a=36.0)}))) == "ours"
 
 
 def test_the_page_opens_with_the_first_law_at_the_size_of_its_runs(published):
@@ -55,14 +55,14 @@ def test_the_page_opens_with_the_first_law_at_the_size_of_its_runs(published):
 
 def test_an_answer_and_its_link(laws, published):
     question = replace(FIRST, memory="24GB", view="map")
-    problem, sentence, figure, table, _, command, yaml, _, query = app._answered(laws, question, False)
+    problem, sentence, figure, table, _, command, yaml, _, query = app._answer_components(laws, question, False)
     assert (problem, query) == ("", "memory=24GB&view=map")
     assert sentence == f"**{best_models(question, published).verdict}**"
     assert '<tr class="best"><td>best</td><td>4</td>' in table
     assert "--memory 24GB" in command
     assert "d_model: 2368" in yaml
     assert figure.layout.paper_bgcolor == "#ffffff"
-    assert app._answered(laws, question, True)[2].layout.paper_bgcolor != "#ffffff"
+    assert app._answer_components(laws, question, True)[2].layout.paper_bgcolor != "#ffffff"
 
 
 @pytest.mark.parametrize(
@@ -81,14 +81,14 @@ def test_an_answer_and_its_link(laws, published):
     ],
 )
 def test_wrong_input_is_one_message_and_changes_nothing_else(laws, changes, message):
-    shown, *others = app._answered(laws, replace(FIRST, **changes), False)
+    shown, *others = app._answer_components(laws, replace(FIRST, **changes), False)
     assert message.replace("'", "&#x27;").replace("<", "&lt;").replace(">", "&gt;") in shown
     assert shown.count('role="alert"') == 1
     assert others == [SKIP] * (app.SHOWN - 1)
 
 
 def asked(laws, question, answered="", turn="", positions=(22.0, 2.23, 10.9), link=""):
-    return app._refreshed(laws, answered, turn, *astuple(question), *positions, link, False)
+    return app._refresh(laws, answered, turn, *astuple(question), *positions, link, False)
 
 
 def test_an_answer_comes_with_what_it_is_for_and_is_given_once(laws):
@@ -115,16 +115,18 @@ def test_what_a_link_cannot_ask_is_said_beside_the_answer(laws):
 
 @pytest.mark.parametrize("name", app.SLIDERS)
 def test_the_text_of_each_position_of_a_slider_moves_it_nowhere_else(name):
-    texts = json.loads(re.search(r"\[\[?(\[.*?\])", app._slid(name))[1])
+    texts = json.loads(re.search(r"\[\[?(\[.*?\])", app._slider_script(name))[1])
     low, high, _ = app.SLIDERS[name]
     assert len(texts) == round((high - low) / app.STEP) + 1
     for i, text in enumerate(texts):
-        assert app._positions(replace(FIRST, **{name: text}))[name] == pytest.approx(low + app.STEP * i, abs=1e-9)
+        assert app._slider_positions(replace(FIRST, **{name: text}))[name] == pytest.approx(
+            low + app.STEP * i, abs=1e-9
+        )
 
 
 def test_the_best_model_of_hours_is_the_one_that_is_planned(laws):
     question = replace(FIRST, unit="hours", hours="168", gpus="8", view="map")
-    problem, _, figure, _, _, command, yaml, _, query = app._answered(laws, question, False)
+    problem, _, figure, _, _, command, yaml, _, query = app._answer_components(laws, question, False)
     assert (problem, query) == ("", "unit=hours&view=map")
     assert command == ("scaling-law plan --hours 168 --gpus 8 --gpu h100 --memory 80GB --kv-tokens 16k -o run.yaml")
     table = best_models(question, laws[PUBLISHED])
@@ -136,9 +138,9 @@ def test_gpus_that_can_train_no_model_have_an_answer_and_the_reason_for_no_plan(
     def refuse(*args, **options):
         raise ValueError("no model can be trained on these GPUs, however few of its parameters are active")
 
-    monkeypatch.setattr(answers, "planned", refuse)
+    monkeypatch.setattr(answers, "plan_run", refuse)
     question = replace(FIRST, unit="hours", hours="168", gpus="8")
-    problem, *_, command, yaml, _, _ = app._answered(laws, question, False)
+    problem, *_, command, yaml, _, _ = app._answer_components(laws, question, False)
     assert problem == ""
     assert command == ("scaling-law optimal --hours 168 --gpus 8 --gpu h100 --memory 80GB --kv-tokens 16k --integral")
     assert yaml.startswith("# no plan: no model can be trained")
@@ -147,22 +149,22 @@ def test_gpus_that_can_train_no_model_have_an_answer_and_the_reason_for_no_plan(
 
 def test_a_law_of_ones_own_is_asked_and_saved(published, tmp_path):
     law = published.replace(a=36.0)
-    laws = app.offered_laws({"ours": law})
-    answered = app._answered(laws, replace(FIRST, law="ours"), False)
+    laws = app.offer_laws({"ours": law})
+    answered = app._answer_components(laws, replace(FIRST, law="ours"), False)
     assert answered[1] == f"**{best_models(FIRST, law).verdict}**"
     assert answered[7]["visible"]
     (tmp_path / "scaling_law.json").write_text(app._law_text(laws, "ours"))
     again = Law.from_pretrained(tmp_path / "scaling_law.json")
     assert again.coefficients == law.coefficients
     np.testing.assert_array_equal(again.draws, law.draws)
-    assert not app._answered(laws, FIRST, False)[7]["visible"]
+    assert not app._answer_components(laws, FIRST, False)[7]["visible"]
 
 
 def test_a_stack_of_laws_is_asked_in_every_view():
     law = stack_laws(lab_runs())
-    laws = app.offered_laws({"ours": law})
+    laws = app.offer_laws({"ours": law})
     for view in VIEWS:
-        problem, verdict, figure, *_ = app._answered(laws, replace(FIRST, law="ours", view=view), False)
+        problem, verdict, figure, *_ = app._answer_components(laws, replace(FIRST, law="ours", view=view), False)
         assert problem == ""
         assert "parameters" in verdict
         assert figure.data

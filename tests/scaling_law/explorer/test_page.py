@@ -82,7 +82,7 @@ SHOWN = """() => {
 def expected(shown, laws):
     """All that the fields of a page have to be shown with; beside what they cannot ask stays the link's answer."""
     asked, problem = Question(**shown["fields"]), ""
-    at = app._positions(asked)
+    at = app._slider_positions(asked)
     sliders = [at.get(name, was) for name, was in zip(app.SLIDERS, shown["sliders"], strict=True)]
     try:
         found = answer(asked, laws[asked.law])
@@ -192,7 +192,7 @@ def change(page, chance):
 def test_whatever_is_typed_and_clicked_the_page_agrees_with_its_fields(visit, monkeypatch, capsys):
     """A few changes at random, at random speed, under load; BURSTS times."""
     seed, bursts = int(os.environ.get("SEED", "1")), int(os.environ.get("BURSTS", "50"))
-    chance, laws, page = random.Random(seed), app.offered_laws(), visit()
+    chance, laws, page = random.Random(seed), app.offer_laws(), visit()
     changes, begun = 0, time.monotonic()
     with load(monkeypatch, random.Random(seed)):
         for _ in range(bursts):

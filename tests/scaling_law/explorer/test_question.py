@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from scaling_law import published as shelf
 from scaling_law.commands.cli import app
-from scaling_law.explorer.answer import best_models, planned
+from scaling_law.explorer.answer import best_models, plan_run
 from scaling_law.explorer.question import (
     CHOICES,
     FITTED,
@@ -49,11 +49,11 @@ def test_presets_have_answers_and_their_commands_parse(name, published):
 
     question = PRESETS[name]
     assert not best_models(question, published).best.beyond_guard
-    assert planned(question, published).loss > 0
+    assert plan_run(question, published).loss > 0
     words = shlex.split(question.command())
     command = typer.main.get_command(app).get_command(None, words[1])
     given = command.make_context(words[1], words[2:]).params
-    asked = question.spent() | question.limits()
+    asked = question.budget_keywords() | question.limits()
     gpu = {"gpu": given["gpu"]} if question.unit == "hours" else {}
     assert asked == {name: given[name] or 0 for name in asked} | gpu
 
@@ -61,7 +61,7 @@ def test_presets_have_answers_and_their_commands_parse(name, published):
 def test_commands_name_the_law():
     asked = Question(experts="1, 2,4-8", law="chinchilla", memory="")
     assert asked.command().endswith("--kv-tokens 16k --experts 1,2,4-8 --law chinchilla -o run.yaml")
-    assert asked.command(planned=False).startswith("scaling-law optimal --flops 1e22")
+    assert asked.command(has_plan=False).startswith("scaling-law optimal --flops 1e22")
     assert "--law scaling_law.json" in replace(asked, law=FITTED).command()  # which the page saves
     assert Question(law="; rm -rf /").command().count("'") == 2
 
@@ -92,10 +92,10 @@ def test_an_answer_is_the_packages_own(view, name, question, keywords):
 
 
 def test_released_models_lie_where_their_sizes_are():
-    from scaling_law.explorer.answer import placed
+    from scaling_law.explorer.answer import locate_models
 
-    by_name = {model.name: model for model in placed(0.0)}
-    with_cache = {model.name: model for model in placed(16_384)}
+    by_name = {model.name: model for model in locate_models(0.0)}
+    with_cache = {model.name: model for model in locate_models(16_384)}
     assert len(by_name) > 15
     assert all(with_cache[name].memory > model.memory for name, model in by_name.items())
     qwen = by_name["Qwen3 8B"]
