@@ -214,8 +214,8 @@ def _moments_of_shards(
 def _kept_by_a_block(a: Architecture | Widths, half: bool, rows: Any) -> Any:
     """Bytes by token that a block's backward pass needs. Autocast copies the input of every projection."""
     d, width, compute = a.d_model, a.active_width, HALF if half else SINGLE
-    attended = 2 * a.heads * a.head_dim + 2 * a.n_kv_heads * a.head_dim  # queries, outputs, keys and values, fp32
-    kept = 2 * d * SINGLE + attended * SINGLE + (4 * HALF if half else SINGLE) * d  # two residuals; the inputs
+    attended = 2 * a.heads * a.head_dim + 2 * a.n_kv_heads * a.head_dim  # queries, outputs, keys and values
+    kept = 2 * d * SINGLE + attended * compute + (4 * HALF if half else SINGLE) * d  # two residuals; the inputs
     kept += 4 * SINGLE + a.heads * SINGLE  # moments of the norms, normalisers of the softmax
     dense = kept + 4 * width * compute + (2 * HALF if half else SINGLE) * d
     # Gate, up, its activation, product; the buffer.
