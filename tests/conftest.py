@@ -20,6 +20,8 @@ os.environ.update(
     MPLBACKEND="agg",
 )
 os.environ.setdefault("OMP_NUM_THREADS", "2")
+# Tests end processes and never the machine, so nothing waits for the disk.
+os.fsync = os.fstat
 
 import pytest
 from hypothesis import settings
@@ -28,10 +30,17 @@ settings.register_profile("untimed", deadline=None)  # no test depends on how bu
 settings.load_profile("untimed")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection():
+    """Collect no garbage while the tests are imported: what they import stays."""
+    gc.disable()
+
+
 def pytest_collection_finish():
     """Leave what was imported out of later garbage collections, each of which would take half a second for it."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 WORDS = ("model", "expert", "token", "router", "loss", "data", "law", "scale", "train", "dense", "budget", "memory")
