@@ -20,14 +20,15 @@ os.environ.update(
     MPLBACKEND="agg",
 )
 os.environ.setdefault("OMP_NUM_THREADS", "2")
-# Tests end processes and never the machine, so nothing waits for the disk.
-os.fsync = os.fstat
 
 import pytest
 from hypothesis import settings
 
 settings.register_profile("untimed", deadline=None)  # no test depends on how busy the machine is
 settings.load_profile("untimed")
+
+# Tests end processes and never the machine, so nothing waits for the disk.
+os.fsync = os.fstat
 
 
 @pytest.hookimpl(tryfirst=True)
