@@ -159,7 +159,8 @@ def test_the_page_has_every_cell_and_goals_that_can_be_missed(tables, monkeypatc
     assert {turned[goal] for goal in met} == {"missed"}
 
 
-def test_the_population_is_written_with_its_sources(tables, tmp_path):
+def test_the_population_is_written_with_its_sources(tables, of_experts, tmp_path, monkeypatch):
+    monkeypatch.setattr(population, "folds", lambda path: of_experts[2])
     members, settings, _, usual = read_population(population.write_population(tables, tmp_path / "population.json"))
     assert [member.name for member in members] == [*tables, "ludziejewski"]
     assert all(member.source and member.licence for member in members)
