@@ -19,6 +19,7 @@ from accelerate.utils.launch import prepare_multi_gpu_env
 
 from scaling_law.figures.run_pictures import CAPTIONS
 from tests.conftest import free_port
+from tests.hub.samples import HIDDEN
 from training.run import releaser
 from training.run.main import main
 
@@ -91,6 +92,29 @@ def _call(environment: dict[str, str], function, *inputs) -> None:
     torch.set_num_threads(1)
     releaser.run_pictures = without_drawing
     function(*inputs)
+
+
+def print_without_ours(code: str, output: Path) -> list[str]:
+    """Run code in a process in which this project cannot be imported, and transformers need not be.
+
+    Returns the lines that it prints, which are in `output`, too. The classes that this project has registered with
+    transformers stay so: what loads our class from its own code needs an interpreter of its own.
+    """
+    process = SERVER.Process(target=_call, args=({}, _run, HIDDEN + code, output))
+    process.start()
+    status, text = wait_for(process), output.read_text()
+    assert status == 0, text
+    return text.splitlines()
+
+
+def _run(code: str, output: Path) -> None:
+    with output.open("w") as file:
+        for descriptor in (1, 2):
+            os.dup2(file.fileno(), descriptor)
+    for name in [*sys.modules]:
+        if name.split(".")[0] in ("hub", "modeling_switch_moe", "scaling_law", "training"):
+            del sys.modules[name]
+    exec(code, {"__name__": "__main__"})
 
 
 def _train(config: Path, flags: tuple[str, ...]) -> None:
