@@ -17,7 +17,7 @@ PAGE = DOCS / "adding_a_law.md"
 
 @pytest.fixture(scope="module")
 def followed(tmp_path_factory):
-    """What the guide's blocks leave behind; the law is unknown again afterwards."""
+    """The names that the guide's blocks leave behind; the law is unknown again afterwards."""
     known = dict(LAWS)
     module = ModuleType("my_laws")
     with pytest.MonkeyPatch.context() as patch:

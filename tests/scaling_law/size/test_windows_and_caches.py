@@ -65,7 +65,7 @@ LIMITED = [kind for kind in WITH_LIMITS if kind in model_types()]
 
 @pytest.mark.slow
 def test_every_type_with_a_limit_is_listed():
-    """By any word of its configuration."""
+    """Whatever word of its configuration says so."""
     words = ("sliding", "chunked", "local", "indexed", "sparse", "compressed")
     kinds = []
     for kind in model_types():

@@ -112,7 +112,7 @@ def train_into(output: Path, config: Path, flags: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("ways", ["FSDP2, EP 2"])
 def test_the_environment_of_the_line_starts_a_plan(tmp_path, tokenizer_folder, ways):
-    """In processes that need not import anything: with its own launcher it is slow."""
+    """Here its processes need not import anything; with its own launcher it is slow."""
     made = planned(LAYOUTS[ways], vocab_size=len(load_tokenizer(str(tokenizer_folder))))
     assert made.placement.ways == ways
     (tmp_path / "run.yaml").write_text(made.to_yaml())
