@@ -31,17 +31,20 @@ settings.load_profile("untimed")
 os.fsync = os.fstat
 
 
-@pytest.hookimpl(tryfirst=True)
+@pytest.hookimpl(wrapper=True)
 def pytest_collection():
     """Collect no garbage while the tests are imported: what they import stays."""
     gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_finish():
     """Leave what was imported out of later garbage collections, each of which would take half a second for it."""
     gc.collect()
     gc.freeze()
-    gc.enable()
 
 
 WORDS = ("model", "expert", "token", "router", "loss", "data", "law", "scale", "train", "dense", "budget", "memory")
