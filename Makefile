@@ -118,9 +118,10 @@ $(VLLM)/.ready: docs/serving.md
 demo: setup
 	@$(BIN)/python -m training.demo $(if $(FAST),--fast)
 
-# An environment that forbids caches of bytecode would have every process of the tests compile what it imports.
+# An environment that forbids caches of bytecode would have every process of the tests compile what it imports. What
+# test_light.py asks here, too, `make test-light` asks where it matters.
 test: setup
-	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest $(PARALLEL) --durations=15
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest $(PARALLEL) --durations=15 --ignore tests/test_light.py
 
 test-slow: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) -m 'slow and not slurm'

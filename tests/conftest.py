@@ -27,6 +27,19 @@ from hypothesis import settings
 settings.register_profile("untimed", deadline=None)  # no test depends on how busy the machine is
 settings.load_profile("untimed")
 
+# Tests end processes and never the machine, so nothing waits for the disk.
+os.fsync = os.fstat
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Collect no garbage while the tests are imported: what they import stays."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
 
 def pytest_collection_finish():
     """Leave what was imported out of later garbage collections, each of which would take half a second for it."""

@@ -15,14 +15,15 @@ from tests.guides import DOCS, blocks, run_python, text_of
 PAGE = DOCS / "adding_a_law.md"
 
 
-@pytest.fixture
-def followed(tmp_path, monkeypatch):
-    """What the guide's blocks leave behind; the law is unknown again afterwards."""
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(scope="module")
+def followed(tmp_path_factory):
+    """The names that the guide's blocks leave behind; the law is unknown again afterwards."""
     known = dict(LAWS)
     module = ModuleType("my_laws")
-    monkeypatch.setitem(sys.modules, "my_laws", module)
-    yield run_python(PAGE, namespace=vars(module))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("guide"))
+        patch.setitem(sys.modules, "my_laws", module)
+        yield run_python(PAGE, namespace=vars(module))
     LAWS.clear()
     LAWS.update(known)
 

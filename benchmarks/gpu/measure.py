@@ -26,7 +26,6 @@ import transformers
 from filelock import FileLock
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
-from transformers import TrainerCallback
 
 from benchmarks import checkpoints as checkpoint_benchmark
 from benchmarks.gpu.cases import Options
@@ -59,7 +58,8 @@ from training.sweep.run import write_configuration
 
 Interval = tuple[float, float, str]
 WARM_UP = 3  # steps; a compiled model is compiled in the first two
-GAPS, LONGEST_NAME = 5, 80
+GAPS = 5
+LONGEST_NAME = 80
 OF_A_RECORD = ("n_active", "n_total", "experts", "tokens", "eval_loss", "eval_loss_standard_error", "status")
 OF_A_RECORD += ("tokens_per_second", "mfu", "peak_memory_bytes")
 
@@ -74,7 +74,8 @@ def installed(module: str) -> ModuleType:
 
 def suite(options: Options, work: Path, keep: Keep) -> None:
     """The outcome of each test of `tests/gpu`, and the deviations from the CPU that it measured."""
-    pytest, failures = installed("pytest"), []
+    pytest = installed("pytest")
+    failures = []
 
     class Outcomes:
         def pytest_runtest_logreport(self, report: Any) -> None:
@@ -241,12 +242,13 @@ def plain_loop(options: Options, work: Path, clock: StepClock) -> None:
 def transformers_trainer(options: Options, work: Path, clock: StepClock) -> None:
     """The steps of transformers' `Trainer`, whose `torch_compile` compiles the whole model."""
 
-    class Tick(TrainerCallback):
+    # The class of callbacks imports peft and what that finds, so it is named here.
+    class Tick(transformers.TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
             control.should_training_stop = not clock.tick()
 
     size = (clock.steps * options["passes"] * options["micro_batch"], options["length"])
-    given = transformers.TrainingArguments(
+    arguments = transformers.TrainingArguments(
         output_dir=str(work / "trainer"),
         per_device_train_batch_size=options["micro_batch"],
         gradient_accumulation_steps=options["passes"],
@@ -264,7 +266,7 @@ def transformers_trainer(options: Options, work: Path, clock: StepClock) -> None
         disable_tqdm=True,
     )
     rows = [{"input_ids": row, "labels": row} for row in torch.randint(options["vocab"], size)]
-    trainer = transformers.Trainer(peer_of(options), given, train_dataset=rows, callbacks=[Tick()])
+    trainer = transformers.Trainer(peer_of(options), arguments, train_dataset=rows, callbacks=[Tick()])
     loss = trainer.train().training_loss
     if not math.isfinite(loss):
         raise RuntimeError(f"the steps diverged: mean loss {loss}")

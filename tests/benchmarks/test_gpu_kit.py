@@ -1,9 +1,7 @@
 """The GPU kit: cases that fail, die or do not end, going on, and its page; `make gpu-smoke` tries what it measures."""
 
 import json
-import os
 import re
-import signal
 import time
 from pathlib import Path
 
@@ -28,36 +26,17 @@ from benchmarks.report import ROOT, machine, versions
 from scaling_law.machine.memory import training_memory
 from scaling_law.machine.throughput import Measurement, Throughput
 from scaling_law.size.architecture import Architecture
+from tests.benchmarks.behaviour import behave
+from tests.training import ranks
 from training.run.model import architecture
 from training.run.timing import LEARNING_RATE
 
 EVERY_STEP = [case for smoke in (False, True) for case in cases("steps", smoke) if case.options["model"] != "matmul"]
 
 
-def behave(options, work, keep):
-    """A measurement that does what its options say."""
-    with open(work / "calls", "a") as file:
-        file.write(options["do"] + "\n")
-    keep(before=1)
-    match options["do"]:
-        case "raise":
-            raise MemoryError("no\nroom " * 100)
-        case "exit":
-            if not os.fork():  # what it started outlives it, and holds the pipe
-                time.sleep(40)
-            os._exit(5)
-        case "die":
-            os.kill(os.getpid(), signal.SIGKILL)
-        case "skip":
-            raise kit.Skipped("liger_kernel is not installed")
-        case "sleep":
-            time.sleep(60)
-    keep(value=options.get("value"))
-
-
 @pytest.fixture(scope="module")
 def processes():
-    started = kit.processes(preload=__name__)
+    started = kit.processes(preload=ranks.__name__)  # one server for all tests of a process
     first = started.Process(target=time.monotonic)  # the server is slow to start, and cases are timed
     first.start()
     first.join()

@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from modeling_switch_moe import SwitchMoeConfig, SwitchMoeForCausalLM
+from tests.model_classes import CLASSES
 from tests.training.run.test_causal_model import EVERY, batch, config_of
 from training.run.checkpoint import CheckpointWriter, load, newest_intact
 from training.run.model import build_model
@@ -95,8 +96,21 @@ def test_losses_gradients_and_drops_equal_the_cpus(changes, precision, output_lo
         assert torch.equal(routing.dropped_tokens.cpu(), before.dropped_tokens)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("kind", EVERY)
+def in_each_precision(names, often):
+    """Parameters: every name in fp32 and bf16, of which the fast suite leaves out bf16 but for those tried `often`."""
+    return [
+        pytest.param(
+            name,
+            precision,
+            id=f"{name}-{precision}",
+            marks=[] if precision == "fp32" or name in often else pytest.mark.slow,
+        )
+        for name in names
+        for precision in ("fp32", "bf16")
+    ]
+
+
+@pytest.mark.parametrize(("kind", "precision"), in_each_precision(EVERY, often=CLASSES))
 def test_other_classes_equal_the_cpus(kind, precision, record_property):
     """Loss and gradient of each class as the loop trains it, beside its own loop over experts in fp32 on the CPU."""
     results = []

@@ -1,15 +1,25 @@
-"""What the tests of text and its token cache share."""
+"""What the tests of training share: cards without drawings, text and its token cache."""
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.training.ranks import without_drawing
 from training import load_tokenizer
 from training.data import cache as tokens
 from training.data import filling
 from training.data.builder import GrowingCache
+from training.run import releaser
 
 CRAWLS, ROWS = 12, 120
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nothing_is_drawn():
+    """Cards are without drawings; `drawings` has them drawn."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(releaser, "run_pictures", without_drawing)
+        yield
 
 
 @pytest.fixture(scope="module")

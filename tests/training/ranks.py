@@ -4,24 +4,36 @@ Several of them are the ranks of one run, with the environment that `accelerate 
 starts for a configuration file.
 """
 
+import gc
 import multiprocessing
 import os
 import sys
 from pathlib import Path
 
-import matplotlib.pyplot  # noqa: F401 (for the card of a run: imported once, and not in every process)
+import datasets  # noqa: F401 (for the corpus of a run: imported once, and not in every process)
 import torch
 from accelerate import PartialState
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils import DistributedType
 from accelerate.utils.launch import prepare_multi_gpu_env
 
+from scaling_law.figures.run_pictures import CAPTIONS
 from tests.conftest import free_port
+from tests.hub.samples import HIDDEN
+from training.run import releaser
 from training.run.main import main
 
 PATIENCE_SECONDS = 900  # of wall time, which a busy machine makes long
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload([__name__])
+# What was imported is left out of the collections of every process, each of which would take half a second for it.
+gc.collect()
+gc.freeze()
+
+
+def without_drawing(*_) -> dict[str, bytes]:
+    """Return pictures for the card of a run that are a few bytes each: to draw them takes as long as a tiny run."""
+    return dict.fromkeys(CAPTIONS, b"\x89PNG\r\n\x1a\n")
 
 
 def save_configuration(arguments) -> Path:
@@ -78,7 +90,31 @@ def wait_for(process) -> int:
 def _call(environment: dict[str, str], function, *inputs) -> None:
     os.environ.update(environment)
     torch.set_num_threads(1)
+    releaser.run_pictures = without_drawing
     function(*inputs)
+
+
+def print_without_ours(code: str, output: Path) -> list[str]:
+    """Run code in a process in which this project cannot be imported, and transformers need not be.
+
+    Returns the lines that it prints, which are in `output`, too. The classes that this project has registered with
+    transformers stay so: what loads our class from its own code needs an interpreter of its own.
+    """
+    process = SERVER.Process(target=_call, args=({}, _run, HIDDEN + code, output))
+    process.start()
+    status, text = wait_for(process), output.read_text()
+    assert status == 0, text
+    return text.splitlines()
+
+
+def _run(code: str, output: Path) -> None:
+    with output.open("w") as file:
+        for descriptor in (1, 2):
+            os.dup2(file.fileno(), descriptor)
+    for name in [*sys.modules]:
+        if name.split(".")[0] in ("hub", "modeling_switch_moe", "scaling_law", "training"):
+            del sys.modules[name]
+    exec(code, {"__name__": "__main__"})
 
 
 def _train(config: Path, flags: tuple[str, ...]) -> None:

@@ -4,9 +4,9 @@ import json
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
+import transformers
 
-from training import FinalLossCallback
+import training
 
 
 @pytest.fixture
@@ -16,34 +16,44 @@ def trainer(tmp_path):
 
     def build(name, seed=0, callbacks=(), steps=60, **changes):
         torch.manual_seed(seed)
-        model = GPT2LMHeadModel(GPT2Config(vocab_size=32, n_positions=32, n_embd=16, n_layer=1, n_head=2))
+        model = transformers.GPT2LMHeadModel(
+            transformers.GPT2Config(vocab_size=32, n_positions=32, n_embd=16, n_layer=1, n_head=2)
+        )
         settings = {"learning_rate": 3e-3, "logging_steps": 2, "per_device_train_batch_size": 4, "disable_tqdm": True}
         places = {"output_dir": str(tmp_path / name), "report_to": [], "use_cpu": True, "save_strategy": "no"}
-        arguments = TrainingArguments(max_steps=steps, seed=seed, eval_strategy="no", **settings | places | changes)
+        arguments = transformers.TrainingArguments(
+            max_steps=steps, seed=seed, eval_strategy="no", **settings | places | changes
+        )
         data = [{"input_ids": row, "labels": row} for row in rows]
-        return Trainer(model, arguments, train_dataset=data, eval_dataset=data[:8], callbacks=[*callbacks])
+        return transformers.Trainer(
+            model, arguments, train_dataset=data, eval_dataset=data[:8], callbacks=[*callbacks]
+        )
 
     return build
 
 
-class Seen(TrainerCallback):
-    """Stands for a tracker, which the Trainer asks before the callbacks of users."""
+def track_logs():
+    """Return a callback that stands for a tracker, which the Trainer asks before the callbacks of users."""
 
-    def __init__(self):
-        self.logs = []
+    # The Trainer imports all packages that it finds: here, and not while tests are collected.
+    class Seen(transformers.TrainerCallback):
+        def __init__(self):
+            self.logs = []
 
-    def on_log(self, args, state, control, logs=None, **kwargs):
-        self.logs.append(dict(logs))
+        def on_log(self, args, state, control, logs=None, **kwargs):
+            self.logs.append(dict(logs))
+
+    return Seen()
 
 
 def test_three_lines_tell_the_final_loss_of_a_real_run(trainer, tmp_path):
     for seed in range(4):
-        trainer(f"run{seed}", seed, [FinalLossCallback(curves=tmp_path / "curves")]).train()
+        trainer(f"run{seed}", seed, [training.FinalLossCallback(curves=tmp_path / "curves")]).train()
     kept = [json.loads(path.read_text()) for path in sorted((tmp_path / "curves").glob("*.json"))]
     assert [curve["trunk"] for curve in kept] == ["run0", "run1", "run2", "run3"]
-    seen = Seen()
+    seen = track_logs()
     run = trainer("new", 9, [seen])
-    run.callback_handler.callbacks.insert(0, FinalLossCallback(curves=tmp_path / "curves"))
+    run.callback_handler.callbacks.insert(0, training.FinalLossCallback(curves=tmp_path / "curves"))
     run.train()
     told = [entry for entry in run.state.log_history if "forecast_loss" in entry]
     assert told[0]["step"] >= 6
@@ -55,19 +65,19 @@ def test_three_lines_tell_the_final_loss_of_a_real_run(trainer, tmp_path):
 
 
 def test_a_run_that_is_stopped_keeps_no_curve_and_one_that_resumes_says_the_same(trainer, tmp_path):
-    class Stop(TrainerCallback):
+    class Stop(transformers.TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):
             control.should_training_stop = state.global_step == 40
 
-    trainer("other", 1, [FinalLossCallback(curves=tmp_path / "curves")]).train()
+    trainer("other", 1, [training.FinalLossCallback(curves=tmp_path / "curves")]).train()
     saved = {"save_strategy": "steps", "save_steps": 20}
-    whole = trainer("whole", 2, [FinalLossCallback(curves=tmp_path / "curves")], **saved)
+    whole = trainer("whole", 2, [training.FinalLossCallback(curves=tmp_path / "curves")], **saved)
     whole.train()
     (tmp_path / "curves" / "whole.json").unlink()
-    part = trainer("part", 2, [FinalLossCallback(curves=tmp_path / "curves"), Stop()], **saved)
+    part = trainer("part", 2, [training.FinalLossCallback(curves=tmp_path / "curves"), Stop()], **saved)
     part.train()
     assert not (tmp_path / "curves" / "part.json").exists()
-    resumed = trainer("part", 2, [FinalLossCallback(curves=tmp_path / "curves")], **saved)
+    resumed = trainer("part", 2, [training.FinalLossCallback(curves=tmp_path / "curves")], **saved)
     resumed.train(resume_from_checkpoint=True)
     say = [[e["forecast_loss"] for e in run.state.log_history if "forecast_loss" in e] for run in (whole, resumed)]
     assert say[0] == pytest.approx(say[1], rel=1e-9)
@@ -75,24 +85,24 @@ def test_a_run_that_is_stopped_keeps_no_curve_and_one_that_resumes_says_the_same
 
 
 def test_a_loss_that_is_not_finite_and_a_run_without_logs_end_no_training(trainer, tmp_path):
-    class Infinite(TrainerCallback):
+    class Infinite(transformers.TrainerCallback):
         def on_log(self, args, state, control, **kwargs):
             state.log_history[-1]["loss"] = float("inf")
 
     for name, callbacks, every in (("infinite", [Infinite()], 2), ("silent", [], 100)):
-        callbacks += [FinalLossCallback(curves=tmp_path / "curves")]
+        callbacks += [training.FinalLossCallback(curves=tmp_path / "curves")]
         trainer(name, callbacks=callbacks, steps=6, logging_steps=every).train()
         assert not (tmp_path / "curves").exists()
 
 
 def test_a_law_needs_tokens_and_curves_need_one_unit(trainer, tmp_path):
     with pytest.raises(ValueError, match="tokens_per_step must be given with a law"):
-        trainer("a", callbacks=[FinalLossCallback(law="published")], steps=2).train()
-    told = trainer("b", callbacks=[FinalLossCallback(law="published", tokens_per_step=128)])
+        trainer("a", callbacks=[training.FinalLossCallback(law="published")], steps=2).train()
+    told = trainer("b", callbacks=[training.FinalLossCallback(law="published", tokens_per_step=128)])
     told.train()
     assert any("forecast_loss" in entry for entry in told.state.log_history)
-    trainer("c", callbacks=[FinalLossCallback(curves=tmp_path / "curves")], steps=4).train()
+    trainer("c", callbacks=[training.FinalLossCallback(curves=tmp_path / "curves")], steps=4).train()
     with pytest.raises(ValueError, match=r"c\.json counts steps, and this run tokens"):
-        trainer("d", callbacks=[FinalLossCallback(tmp_path / "curves", tokens_per_step=128)], steps=2).train()
+        trainer("d", callbacks=[training.FinalLossCallback(tmp_path / "curves", tokens_per_step=128)], steps=2).train()
     with pytest.raises(ValueError, match=r"decay=0\.2: finished runs decay over 1 "):
-        trainer("e", callbacks=[FinalLossCallback(tmp_path / "curves", decay=0.2)], steps=20).train()
+        trainer("e", callbacks=[training.FinalLossCallback(tmp_path / "curves", decay=0.2)], steps=20).train()

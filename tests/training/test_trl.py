@@ -14,8 +14,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
+import training
 from modeling_switch_moe import SwitchMoeConfig, SwitchMoeForCausalLM
-from training import FinalLossCallback
 
 pytestmark = pytest.mark.clients
 WORDS = ["<eos>", *(f"w{i}" for i in range(31))]
@@ -49,7 +49,7 @@ def trainer(trl, tokenizer, tmp_path):
         settings = {"learning_rate": 3e-3, "logging_steps": 2, "per_device_train_batch_size": 4, "disable_tqdm": True}
         places = {"output_dir": str(tmp_path / name), "report_to": [], "use_cpu": True, "save_strategy": "no"}
         config = trl.SFTConfig(max_steps=60, seed=seed, bf16=False, max_length=32, **settings | places | changes)
-        data, callback = Dataset.from_dict({"text": texts}), FinalLossCallback(tmp_path / "curves", law)
+        data, callback = Dataset.from_dict({"text": texts}), training.FinalLossCallback(tmp_path / "curves", law)
         built = trl.SFTTrainer(
             model=model, args=config, train_dataset=data, processing_class=tokenizer, callbacks=[callback]
         )

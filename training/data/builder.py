@@ -174,7 +174,8 @@ class Builder(subprocess.Popen[bytes]):
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `close`)
         # The child imports this package from any folder, and no other `training` in the working directory.
         path = os.pathsep.join(filter(None, [_ROOT, os.environ.get("PYTHONPATH")]))
-        environment = {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+        # `datasets` would import torch, which takes seconds and tokenises nothing.
+        environment = {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1", "USE_TORCH": "0"}
         if threads is not None:
             environment["RAYON_NUM_THREADS"] = str(threads)
         super().__init__(

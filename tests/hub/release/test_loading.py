@@ -87,7 +87,9 @@ def printed(result):
     return shown[shown.index("from transformers") :]
 
 
-@pytest.mark.parametrize("ours", [False, True], ids=["without our packages", "with them"])
+@pytest.mark.parametrize(
+    "ours", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["without our packages", "with them"]
+)
 def test_what_is_printed_loads_when_pasted(loopback, model_folder, tmp_path, monkeypatch, command, ours):
     from transformers import AutoTokenizer
 
@@ -123,6 +125,13 @@ def test_what_is_printed_loads_when_pasted(loopback, model_folder, tmp_path, mon
     seen = python(f"SNIPPETS = {pasted}\n{EACH}", loopback.endpoint, empty, ours)
     assert [module for module, _ in seen] == modules
     assert [logits for _, logits in seen] == pytest.approx([expected] * len(snippets), rel=1e-5)
+
+
+def test_with_the_package_no_code_of_a_release_runs(model_folder):
+    code, names = loading_code(str(model_folder)), {}
+    assert ", trust_remote_code=True" in code
+    exec("import modeling_switch_moe\n" + code.replace(", trust_remote_code=True", ""), names)
+    assert type(names["model"]).__module__.split(".")[0] == "modeling_switch_moe"
 
 
 def test_push_to_the_hub_prints_the_commit(the_hub, command, model_folder):

@@ -161,7 +161,7 @@ def test_a_law_of_ones_own_is_asked_and_saved(published, tmp_path):
 
 
 def test_a_stack_of_laws_is_asked_in_every_view():
-    law = stack_laws(lab_runs())
+    law = stack_laws(lab_runs(), kinds=["published", "chinchilla"])
     laws = app.offer_laws({"ours": law})
     for view in VIEWS:
         problem, verdict, figure, *_ = app._answer_components(laws, replace(FIRST, law="ours", view=view), False)

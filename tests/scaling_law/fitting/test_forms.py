@@ -85,10 +85,11 @@ def test_gradients_against_finite_differences(law, columns, limited, l2, away): 
 @pytest.mark.parametrize("law", EVERY, indirect=True)
 def test_a_fit_finds_the_law_that_made_the_runs(law, columns):  # noqa: F811
     at = inputs_of(law, columns)
-    result = fit(runs_of(law, columns), kind=law.name)
+    fitted = {name: values[::2] for name, values in columns.items()}
+    result = fit(runs_of(law, fitted), kind=law.name)
     assert result.status.converged
     np.testing.assert_allclose(result.law.loss(**at), law.loss(**at), rtol=1e-5)
-    noisy = fit(runs_of(law, columns, 0.003), kind=law.name)
+    noisy = fit(runs_of(law, fitted, 0.003), kind=law.name)
     assert noisy.status.converged
     assert noisy.rmse < 0.004 * noisy.runs.loss.mean()
 

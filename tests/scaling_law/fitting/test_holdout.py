@@ -125,7 +125,7 @@ def test_the_kind_that_made_the_runs_forecasts_best(ranked):
 
 
 def test_runs_of_several_experts_want_a_law_that_has_them():
-    several = synthetic_runs(sigma=0.002).take(np.arange(0, 270, 3))
+    several = synthetic_runs(sigma=0.002).take(np.arange(0, 270, 5))
     assert fit(several, kind="all").law.name in ("joint", "crossing")
 
 

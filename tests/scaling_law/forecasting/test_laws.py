@@ -16,7 +16,7 @@ def dense() -> StackLaw:
 @pytest.fixture(scope="module")
 def several() -> StackLaw:
     runs = synthetic_runs(sigma=0.004)
-    return stack_laws(runs.take(np.arange(0, len(runs), 3)), "1e22")
+    return stack_laws(runs.take(np.arange(0, len(runs), 5)), "1e22")
 
 
 def test_it_says_what_the_forecast_says(dense):

@@ -156,6 +156,7 @@ def test_what_cannot_be_read_is_one_line(wandb, source, message):
 )
 def test_another_address_is_one_line(wandb, monkeypatch, url, message):
     monkeypatch.setenv("WANDB_BASE_URL", url)
+    monkeypatch.setattr(w_and_b, "SECONDS", 1)
     with pytest.raises(RunsError) as error:
         load_runs("wandb:lab/sweep")
     (line,) = str(error.value).splitlines()

@@ -30,22 +30,30 @@ from training.run.inputs import text_sources
 ALL = Share()
 
 
+def make_small(patch) -> None:
+    """Make parts small, so that there are many groups, and shards."""
+    patch.setattr(text_module, "PART_BYTES", 700)
+    patch.setattr(text_module, "GROUP", 5)
+    patch.setattr(cache_module, "SHARD_TOKENS", 700)
+
+
 @pytest.fixture
-def groups(monkeypatch, small_shards):
-    """Small parts, so that there are many groups."""
-    monkeypatch.setattr(text_module, "PART_BYTES", 700)
-    monkeypatch.setattr(text_module, "GROUP", 5)
+def groups(monkeypatch):
+    """Many groups and shards."""
+    make_small(monkeypatch)
 
 
-@pytest.fixture(params=[3, None], ids=["shuffled", "stored"])
+@pytest.fixture(scope="module", params=[3, None], ids=["shuffled", "stored"])
 def source(crawls, request):
     return TextSource(str(crawls), file_seed=request.param, held_out_buckets=300)
 
 
-@pytest.fixture
-def single(source, tokenizer, tmp_path, groups):
-    """The cache of a single process, built in one go."""
-    return prepare(source, tokenizer, tmp_path / "single")
+@pytest.fixture(scope="module")
+def single(source, tokenizer, tmp_path_factory):
+    """The cache of a single process, built in one go; it is only read."""
+    with pytest.MonkeyPatch.context() as patch:
+        make_small(patch)
+        return prepare(source, tokenizer, tmp_path_factory.mktemp("single"))
 
 
 @pytest.fixture

@@ -217,7 +217,7 @@ def finish(arguments) -> dict[int, RunRecord]:
     return {record.tokens: record for record in map(RunRecord.load, folders)}
 
 
-def test_a_run_that_an_earlier_version_began_goes_on_with_its_own_tokens(tiny, tmp_path):
+def test_a_run_that_an_earlier_version_began_goes_on_with_its_own_tokens(tiny, tmp_path, builds_here):
     documents = [f"{text} {END_OF_TEXT} {text}" for text in make_documents(300, 0)]
     write_dataset(tmp_path / "text", {"train": documents, "validation": documents[:40]})
     data = {"data.dataset": str(tmp_path / "text"), "data.cache_dir": str(tmp_path / "cache")}

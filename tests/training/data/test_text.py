@@ -58,7 +58,7 @@ def test_the_order_depends_on_the_seed_and_not_on_the_folder(crawls, tmp_path, p
 @pytest.mark.parametrize("seed", [None, 3])
 def test_reading_resumes_at_any_place_and_notices_other_documents(crawls, part_bytes, seed):
     source = TextSource(str(crawls), held_out_buckets=300, file_seed=seed)
-    batches = list(source.batches(90))
+    batches = list(source.batches(170))
     whole = [text for texts, _ in batches for text in texts]
     assert whole == list(source.documents())
     for texts, place in batches:

@@ -1,17 +1,9 @@
-"""Cards without drawings: two of them take as long as a tiny run."""
+"""A fixture for tests of what a run draws."""
 
 import pytest
 
-from scaling_law.figures.run_pictures import CAPTIONS, run_pictures
+from scaling_law.figures.run_pictures import run_pictures
 from training.run import releaser
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _nothing_is_drawn():
-    """Each picture of a run is a few bytes; `drawings` has it drawn."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(releaser, "run_pictures", lambda *_: dict.fromkeys(CAPTIONS, b"\x89PNG\r\n\x1a\n"))
-        yield
 
 
 @pytest.fixture

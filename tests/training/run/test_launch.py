@@ -42,6 +42,16 @@ def planned(gpu, gpus=2, vocab_size=300):
     return JointLaw.published().plan(3e10, [8], gpu=gpu, gpus=gpus, vocab_size=vocab_size, learning_rate=1e-3, **TINY)
 
 
+def launcher_of(made):
+    """The printed line, and what `accelerate launch` makes of it: the environment of the processes."""
+    line = made.launch("my run.yaml")
+    before, _, after = line.removeprefix("accelerate launch ").partition(" train.py ")
+    assert after == "--config 'my run.yaml'"
+    words = before.replace("$RANK", "1").replace("$ADDRESS", "10.0.0.1").split()
+    words[words.index("--config_file") + 1] = str(ROOT / words[words.index("--config_file") + 1])
+    return line, ranks.launched_environment(*words)
+
+
 @pytest.fixture
 def dry_run(tmp_path, tokenizer_folder):
     """A function: start the line of a plan, on each of its machines, with --dry-run; what the first prints."""
@@ -76,13 +86,8 @@ def dry_run(tmp_path, tokenizer_folder):
     return run
 
 
-@pytest.mark.parametrize(
-    "ways", [pytest.param(ways, marks=[pytest.mark.slow] * ("EP" not in ways)) for ways in LAYOUTS]
-)
-def test_the_line_of_a_plan_starts_it(dry_run, tokenizer_folder, ways):
-    made = planned(LAYOUTS[ways], vocab_size=len(load_tokenizer(str(tokenizer_folder))))
-    assert made.placement.ways == ways
-    shown = dry_run(made)
+def assert_started(made, ways, shown):
+    """A dry run of the plan is of its model, and in its layout."""
     assert f"{made.architecture.n_active:,} active, {made.architecture.n_total:,} total" in shown
     assert "One step, measured on 2 x" in shown
     divided = ", experts divided among 2" * ("EP 2" in ways)
@@ -90,19 +95,38 @@ def test_the_line_of_a_plan_starts_it(dry_run, tokenizer_folder, ways):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("ways", LAYOUTS)
+def test_the_line_of_a_plan_starts_it(dry_run, tokenizer_folder, ways):
+    made = planned(LAYOUTS[ways], vocab_size=len(load_tokenizer(str(tokenizer_folder))))
+    assert made.placement.ways == ways
+    assert_started(made, ways, dry_run(made))
+
+
+def train_into(output: Path, config: Path, flags: tuple[str, ...]) -> None:
+    """Train as a rank does; what it prints is in a file of this rank."""
+    with output.with_suffix(f".{os.environ['RANK']}").open("w") as file:
+        for descriptor in (1, 2):
+            os.dup2(file.fileno(), descriptor)
+    ranks._train(config, flags)
+
+
+@pytest.mark.parametrize("ways", ["FSDP2, EP 2"])
+def test_the_environment_of_the_line_starts_a_plan(tmp_path, tokenizer_folder, ways):
+    """Here its processes need not import anything; with its own launcher it is slow."""
+    made = planned(LAYOUTS[ways], vocab_size=len(load_tokenizer(str(tokenizer_folder))))
+    assert made.placement.ways == ways
+    (tmp_path / "run.yaml").write_text(made.to_yaml())
+    flags = "--dry-run", "--data.tokenizer", str(tokenizer_folder), "--run.precision", "fp32"
+    environment = launcher_of(made)[1] | {"ACCELERATE_USE_CPU": "true", "COLUMNS": "200"}
+    inputs = train_into, tmp_path / "output.txt", tmp_path / "run.yaml", flags
+    assert ranks.run_together(*inputs, environment=environment) == [0, 0]
+    assert_started(made, ways, re.sub(" +", " ", (tmp_path / "output.0").read_text()))
+
+
+@pytest.mark.slow
 def test_the_line_for_several_machines_starts_on_each(dry_run, tokenizer_folder):
     made = planned(LAYOUTS["FSDP2, EP 2"] + ",node=1", vocab_size=len(load_tokenizer(str(tokenizer_folder))))
     assert "One step, measured on 2 x" in dry_run(made, machines=2)
-
-
-def launcher_of(made):
-    """The printed line, and what `accelerate launch` makes of it: the environment of the processes."""
-    line = made.launch("my run.yaml")
-    before, _, after = line.removeprefix("accelerate launch ").partition(" train.py ")
-    assert after == "--config 'my run.yaml'"
-    words = before.replace("$RANK", "1").replace("$ADDRESS", "10.0.0.1").split()
-    words[words.index("--config_file") + 1] = str(ROOT / words[words.index("--config_file") + 1])
-    return line, ranks.launched_environment(*words)
 
 
 def test_every_layout_has_its_file_its_processes_and_its_machines():

@@ -176,15 +176,29 @@ STOPPED = [
 ]
 
 
+@pytest.fixture(scope="module")
+def run_alone(tmp_path_factory):
+    """A function: a finished run of these settings and tokens, which is trained once for all places to stop at."""
+    trained = {}
+
+    def run(tiny, settings, tokens):
+        key = repr(settings), tokens
+        if key not in trained:
+            folder = tmp_path_factory.mktemp("alone")
+            trained[key] = tiny(**settings, schedule__tokens=[tokens], run__output_dir=str(folder / "run"))
+            finish(trained[key])
+        return trained[key]
+
+    return run
+
+
 @pytest.mark.parametrize(("settings", "stop_at", "number"), STOPPED)
-def test_branches_of_a_run_that_was_stopped_and_resumed_equal_runs_alone(tiny, tmp_path, settings, stop_at, number):
+def test_branches_of_a_run_that_was_stopped_and_resumed_equal_runs_alone(tiny, run_alone, settings, stop_at, number):
     arguments = tiny(**settings)
     stop_run(arguments, at=stop_at, number=number)
     assert sorted(finish(arguments)) == [1280, 2560]
     for tokens in (1280, 2560):
-        alone = tiny(**settings, schedule__tokens=[tokens], run__output_dir=str(tmp_path / f"alone{tokens}"))
-        finish(alone)
-        assert_same(alone, arguments, tokens)
+        assert_same(run_alone(tiny, settings, tokens), arguments, tokens)
 
 
 def test_steps_that_are_not_finite_are_not_taken_and_end_the_run(tiny, monkeypatch):
