@@ -16,7 +16,7 @@ from hub.base import atomic, commands
 from hub.base.atomic import weights_sha256
 from hub.base.errors import FilesError, NotFoundError
 from hub.base.units import format_count
-from hub.record.names import formatted_tokens
+from hub.record.names import format_tokens
 from hub.record.run_record import RunRecord
 from hub.release.cards import model_card
 from hub.store import cache
@@ -154,7 +154,7 @@ def run_record(
         "decay_tokens": round(tokens * PAPER.decay_fraction) if run.tokens else 0,
     }
     fields |= {
-        "run_id": f"published-d{run.d_model}-E{run.experts}-h{run.n_heads}-tokens{formatted_tokens(tokens)}",
+        "run_id": f"published-d{run.d_model}-E{run.experts}-h{run.n_heads}-tokens{format_tokens(tokens)}",
         "status": "final" if run.tokens else "intermediate",
         "tokens": tokens,
         "steps": run.steps,

@@ -17,7 +17,15 @@ from hub.base.markdown import block_of, license_of, read_card, replace_block
 from hub.base.strict_json import MAX_RECORD_BYTES
 from hub.record.names import branch_name, index_name, repo_name
 from hub.record.run_record import RunRecord
-from hub.record.table import JSONL_NAME, PARQUET_NAME, UnreadableRow, checked, split_rows, to_jsonl, to_parquet
+from hub.record.table import (
+    JSONL_NAME,
+    PARQUET_NAME,
+    UnreadableRow,
+    require_readable,
+    split_rows,
+    to_jsonl,
+    to_parquet,
+)
 from hub.release.cards import LAW, REVISIONS, refresh_card, repo_card, shown_on_main, sweep_card
 from hub.store.base import CopyOf, Present, Publication, Store
 from hub.store.files import Content, check_allowed, check_secrets, content_of, is_allowed
@@ -126,7 +134,7 @@ def load_index(
     Raises NotFoundError without an index, and RecordError for rows that break the schema, unless a list of `problems`
     takes their reasons.
     """
-    return checked(*split_rows(_lines(store, sweep, revision)), JSONL_NAME, problems)
+    return require_readable(*split_rows(_lines(store, sweep, revision)), JSONL_NAME, problems)
 
 
 def _lines(store: Store, sweep: str, revision: str | None = None) -> bytes:

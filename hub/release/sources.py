@@ -32,7 +32,7 @@ from hub.record.table import (
     RECORD_NAME,
     TEXT_SUFFIXES,
     LoadedRows,
-    checked,
+    require_readable,
     split_rows,
 )
 from hub.release.index import list_runs
@@ -191,7 +191,7 @@ def _read(file: Path, foreign: bool, problems: list[str] | None) -> list[Any]:
     if len(content) > MAX_FILE_BYTES:
         raise RecordError(f"{file.name}: more than {MAX_FILE_BYTES:,} bytes")
     label = file.name[:-3] if name.endswith(".gz") else file.name
-    return checked(*split_rows(content, label, foreign=foreign), file.name, problems)
+    return require_readable(*split_rows(content, label, foreign=foreign), file.name, problems)
 
 
 def _of_the_hub(
@@ -212,7 +212,7 @@ def _of_the_hub(
         return LoadedRows(listed, name, dataset)
     if not name.endswith(commit):
         name += f" ({commit[:12]})" if wanted else f"@{commit[:12]}"
-    return LoadedRows(checked(*split_rows(content), dataset, problems), name, dataset, commit)
+    return LoadedRows(require_readable(*split_rows(content), dataset, problems), name, dataset, commit)
 
 
 def _table_in(folder: Path, *more: str) -> list[Path]:
