@@ -90,7 +90,7 @@ def branch_name(record: RunRecord) -> str:
     ended_early = record.tokens < record.schedule.horizon_tokens
     if ended_early and (record.status == "diverged" or record.stopped):
         name += f"-horizon{format_tokens(record.schedule.horizon_tokens)}"
-    return shortened(name + recipe_suffix(record) + _decay_suffix(record), MAX_BRANCH_LENGTH)
+    return shorten(name + recipe_suffix(record) + _decay_suffix(record), MAX_BRANCH_LENGTH)
 
 
 def recipe_suffix(record: RunRecord) -> str:
@@ -189,7 +189,7 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:g}".replace("+", "")
 
 
-def shortened(name: str, length: int) -> str:
+def shorten(name: str, length: int) -> str:
     """Cut a name to so many characters: a longer one keeps its beginning, and a hash tells it from others."""
     if len(name) <= length:
         return name

@@ -15,7 +15,16 @@ from types import MappingProxyType
 from typing import Any
 
 from hub.base.errors import FilesError
-from hub.base.markdown import block, block_of, escaped, license_of, read_card, replace_block, updated, with_metadata
+from hub.base.markdown import (
+    block,
+    block_of,
+    compose_card,
+    escaped,
+    license_of,
+    read_card,
+    replace_block,
+    update_metadata,
+)
 from hub.base.tables import Table
 from hub.base.units import UNKNOWN, format_count, format_decimal
 from hub.record.names import branch_name, index_name, repo_name
@@ -98,7 +107,7 @@ def model_card(
         "## Limits",
         _LIMITS,
     ]
-    return with_metadata(_metadata([record], license), parts)
+    return compose_card(_metadata([record], license), parts)
 
 
 def refresh_card(card: str, fresh: str) -> str:
@@ -115,7 +124,7 @@ def refresh_card(card: str, fresh: str) -> str:
     owned = [*_FROM_RECORDS] if has_our_blocks else []
     if "license" in metadata:
         owned.append("license")
-    return updated(card, metadata, owned)
+    return update_metadata(card, metadata, owned)
 
 
 def update_card(present: str, card: str, license: str | None = None, *, with_prediction: bool = False) -> str:
@@ -126,7 +135,7 @@ def update_card(present: str, card: str, license: str | None = None, *, with_pre
     """
     license = license or license_of(present) or license_of(card)
     if license:
-        card = updated(card, {"license": license}, ["license"])
+        card = update_metadata(card, {"license": license}, ["license"])
     text = refresh_card(present, card)
     same_prediction = not with_prediction or _prediction_of(present) == _prediction_of(text)
     same_rest = replace_block(present, PLACE, "") == replace_block(text, PLACE, "")
@@ -171,7 +180,7 @@ def repo_card(records: Iterable[RunRecord], *, on_main: bool = True, license: st
         block(LOADING, _loading_example(like)),
         f"All runs of the sweep, with their records: the dataset `{index_name(like.sweep)}`.",
     ]
-    return with_metadata(_metadata(runs, license), parts)
+    return compose_card(_metadata(runs, license), parts)
 
 
 def sweep_card(records: Iterable[RunRecord], *, repo: str | None = None, license: str | None = None) -> str:
@@ -202,7 +211,7 @@ def sweep_card(records: Iterable[RunRecord], *, repo: str | None = None, license
         "pretty_name": f"Runs of {sweep}",
         "configs": [{"config_name": "default", "data_files": [{"split": "train", "path": viewer_file()}]}],
     }
-    return with_metadata(metadata, parts)
+    return compose_card(metadata, parts)
 
 
 def _metadata(records: Sequence[RunRecord], license: str | None) -> dict[str, Any]:
