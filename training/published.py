@@ -21,7 +21,7 @@ from hub.record.run_record import RunRecord
 from hub.release.cards import model_card
 from hub.store import cache
 from hub.store.base import StoredFile
-from hub.store.hub import stored
+from hub.store.hub import stored_file
 from hub.store.transport import Transport
 from modeling_switch_moe.convert import ConversionError, convert
 from scaling_law.size.architecture import Architecture
@@ -123,7 +123,7 @@ def _files(transport: Transport, repository: str, revision: str | None) -> tuple
     about = {"revision": revision, "files_metadata": True}
     info = transport.call(lambda: transport.api.repo_info(repository, **about), patient=False)
     files = {
-        PublishedRun(*map(int, match.groups())): stored(item)
+        PublishedRun(*map(int, match.groups())): stored_file(item)
         for item in info.siblings or []
         if (match := _PATH.fullmatch(item.rfilename))
     }

@@ -26,7 +26,7 @@ from hub.record.table import (
     to_jsonl,
     to_parquet,
 )
-from hub.release.cards import LAW, REVISIONS, refresh_card, repo_card, shown_on_main, sweep_card
+from hub.release.cards import LAW, REVISIONS, choose_main_run, refresh_card, repo_card, sweep_card
 from hub.store.base import CopyOf, Present, Publication, Store
 from hub.store.files import Content, check_allowed, check_secrets, content_of, is_allowed
 
@@ -196,7 +196,7 @@ def _main(
 ) -> dict[str, bytes | CopyOf | None]:
     """The changes to `main`: the files of the run that it shows, then the card."""
     files: dict[str, bytes | CopyOf | None] = {}
-    main_run, stored = shown_on_main(rows), present.stored
+    main_run, stored = choose_main_run(rows), present.stored
     weights = {file: entry.sha256 for file, entry in stored.items() if file.endswith(".safetensors")}
     if weights and all(weights != row.weights_sha256 for row in rows):
         logger.warning("%s: main has weights of no run in the index; they stay, and no run is copied there", name)

@@ -19,9 +19,9 @@ from hub.base.errors import AccessError, ConflictError, FilesError, HubError, In
 from hub.base.markdown import license_of
 from hub.record.names import branch_name, index_name, repo_name
 from hub.record.run_record import RunRecord
-from hub.release.cards import checked_license, model_card, refresh_card, update_card
+from hub.release.cards import check_license, model_card, refresh_card, update_card
 from hub.release.index import push_index, push_repo_cards
-from hub.store.base import Publication, Store, checked_name
+from hub.store.base import Publication, Store, check_name
 from hub.store.files import Release, check_secrets, content_of, release_of
 from hub.store.hub import HubStore
 
@@ -310,11 +310,11 @@ def _without_license(folders: Iterable[Path]) -> str:
 def check_options(store: Store, *, license: str | None, tag: str, collection: bool) -> None:
     """Raise FilesError for an unknown licence, an invalid tag, and a tag or a collection in a folder store."""
     if license is not None:
-        checked_license(license)
+        check_license(license)
     if (tag or collection) and not isinstance(store, HubStore):
         raise FilesError(f"--tag and --collection: allowed with a store on the Hub, not with {store.uri}")
     if tag:
-        checked_name(tag, "tag", _MAX_TAG_LENGTH)
+        check_name(tag, "tag", _MAX_TAG_LENGTH)
 
 
 def tag_index(store: HubStore, sweep: str, tag: str, *, commit: str | None = None) -> str:
@@ -322,7 +322,7 @@ def tag_index(store: HubStore, sweep: str, tag: str, *, commit: str | None = Non
 
     Raises ConflictError if the tag exists on another commit: tags are not moved.
     """
-    checked_name(tag, "tag", _MAX_TAG_LENGTH)
+    check_name(tag, "tag", _MAX_TAG_LENGTH)
     repo_id = store.repo_id(index_name(sweep))
     api, call = store.transport.api, store.transport.call
     commit = commit or str(call(lambda: api.repo_info(repo_id, repo_type="dataset")).sha)
