@@ -137,7 +137,7 @@ class LocalStore(Store):
         self._check(head, changes, self._describe_files(target), sha256)
 
     def _pause(self, attempt: int, error: Exception) -> None:
-        """No wait is needed: a branch that another process made first exists by now."""
+        """Do not wait: a branch that another process made first exists by now."""
 
     @contextmanager
     def _exclusive(self, kind: Kind, repo: str, branch: str) -> Iterator[None]:

@@ -43,7 +43,7 @@ def test_every_call_of_the_api_is_paced(loopback, runs_of):
     taken: list[int] = []
 
     class Counting(Pace):
-        def take(self, calls):
+        def wait(self, calls):
             taken.append(calls)
 
     store = hub_store(loopback, pace=Counting())
