@@ -416,6 +416,14 @@ AUTO_MAP = {
 }
 
 
+def stack_statistics(statistics: list[list[torch.Tensor]], device: torch.device) -> list[torch.Tensor]:
+    """Stack the [`LayerStatistics`] of all blocks, each field to `[L]` or `[L, E]`, on one device."""
+    fields = []
+    for tensors in zip(*statistics, strict=True):
+        fields.append(torch.stack([tensor.to(device) for tensor in tensors]))
+    return fields
+
+
 class SwitchMoeModel(SwitchMoePreTrainedModel):
     """The decoder without a head."""
 
@@ -497,13 +505,9 @@ class SwitchMoeModel(SwitchMoePreTrainedModel):
             last_hidden_state=self.norm(hidden_states), past_key_values=past_key_values if use_cache else None
         )
         if with_statistics:
-            columns = []
-            for column in zip(*statistics, strict=True):
-                # The statistics lie on the device of the last block.
-                columns.append(torch.stack([tensor.to(hidden_states.device) for tensor in column]))
-            balance_loss, z_loss, *counts = columns
-            output.balance_loss = balance_loss.sum()
-            output.z_loss = z_loss.sum()
+            balance_losses, z_losses, *counts = stack_statistics(statistics, hidden_states.device)
+            output.balance_loss = balance_losses.sum()
+            output.z_loss = z_losses.sum()
             output.routing = RoutingStatistics(*(count.detach() for count in counts))
         return output
 
@@ -611,14 +615,18 @@ class SwitchMoeForCausalLM(SwitchMoePreTrainedModel, GenerationMixin):
                 lm_loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
             loss = lm_loss
             if self.training and output_routing and self.config.num_experts > 1:
-                auxiliary = self.config.router_aux_loss_coef * outputs.balance_loss
-                auxiliary = auxiliary + self.config.router_z_loss_coef * outputs.z_loss
                 # This micro-batch's share of the targets of the optimizer step: 1 where the loss is a mean by itself.
-                loss = lm_loss + (auxiliary * (count / num_items).to(auxiliary.device)).to(lm_loss.device)
+                share = count / num_items
+                loss = lm_loss + self._compute_auxiliary_loss(outputs, share).to(lm_loss.device)
         shared = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
         return SwitchMoeCausalLMOutputWithPast(
             loss=loss, logits=logits, lm_loss=lm_loss, token_losses=token_losses, **shared
         )
+
+    def _compute_auxiliary_loss(self, outputs: SwitchMoeModelOutputWithPast, share: torch.Tensor) -> torch.Tensor:
+        loss = self.config.router_aux_loss_coef * outputs.balance_loss
+        loss = loss + self.config.router_z_loss_coef * outputs.z_loss
+        return loss * share.to(loss.device)
 
     def _loss_without_logits(self, hidden_states: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Compute the cross-entropy in nats, summed over the targets, and each, `[B, S]` without a gradient."""

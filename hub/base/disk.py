@@ -1,4 +1,4 @@
-"""What to say of a full disk or a used-up quota: how much is missing, and what may be removed."""
+"""Messages about a full disk or a used-up quota: how much is missing, and what may be removed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TEXTS = {os.strerror(number).lower(): number for number in _FULL}
 
 
 class WriteError(OSError):
-    """Something could not be written: the message says what, and why."""
+    """A failed write: the message says what could not be written, and why."""
 
     exit_status = 3
 
@@ -34,7 +34,7 @@ def explain_full_disk(
     try:
         yield
     except Exception as error:
-        # A WriteError says so itself.
+        # A WriteError already has a message for the user.
         if find_full_disk(error) is None or isinstance(error, WriteError):
             raise
         reason = describe_full_disk(error, folder, needed_bytes)

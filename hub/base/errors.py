@@ -100,7 +100,7 @@ class InputError(ValueError):
 
 
 class HubError(Exception):
-    """Base class of what `hub` raises on purpose; `exit_status` is that of a command it ends.
+    """Base class of the errors that `hub` raises on purpose; `exit_status` is that of a command it ends.
 
     `refuses`: the token or repository that later requests of the next seconds need not try, if there is one.
     """

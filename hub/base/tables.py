@@ -283,7 +283,7 @@ def rows_of(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 class Summarised:
-    """A result whose `summary()` is what rich prints of it, and what a notebook shows."""
+    """A result that rich and notebooks show by its `summary()`."""
 
     def summary(self) -> RenderableType:
         raise NotImplementedError
@@ -350,7 +350,7 @@ def show(value: Any, as_json: bool, renderable: Any) -> None:
 
 
 def print_table(renderable: Any) -> None:
-    """Print what rich renders on stdout; a file or a pipe has no width that a table must be cut to.
+    """Print a text or a renderable of rich on stdout; a file or a pipe has no width that a table must be cut to.
 
     A text is printed as it is: no colours for its numbers, and no markup in what a name or a path says.
     """

@@ -81,7 +81,7 @@ def _parse_term(match: re.Match[str], numbers: Collection[str], texts: Collectio
         symbol = "in"
         words = [word.strip(' "') for word in match["values"].split(",")]
     elif symbol is None and name in get_args(Status) and "status" in texts:
-        # A status alone.
+        # A status alone stands for `status = …`.
         words = [name]
         symbol = "="
         name = "status"

@@ -141,15 +141,15 @@ class RunRecord(_Part):
     `capacity_factor` times its balanced share of each `capacity_group_tokens` consecutive tokens (0: no limit,
     dropless); the balance loss is counted over the same groups. `micro_batch_sequences` are those of one device, and
     `expert_parallel` devices divide the experts, `tensor_parallel` ones heads and inner widths.
-    `environment` is what the training process had set beside its configuration that may change numbers: variables of
-    numerical libraries and switches of torch, by name; null: nothing, or not known.
+    `environment` has settings of the training process outside its configuration that may change numbers: variables of
+    numerical libraries and switches of torch, by name; null: none, or not known.
     `step_seconds` is the median of the last steps, at the last batch size; `peak_memory_bytes` is that of the tensors
     of one GPU, or of a whole process on a CPU.
 
     A model of another class than ours has its `model_type` in transformers, `experts` routed experts, of which
-    `experts_per_token` are active, and what laws ask about its architecture (`scaling_law.Architecture.variables`);
-    `experts_equivalent` is the E of laws of top-1 models; `balance_bias_rate` is what a step adds to or takes from the
-    selection bias of an expert, where experts are balanced so. Records of our class lack these fields (`OF_A_CLASS`).
+    `experts_per_token` are active, and the variables of its architecture (`scaling_law.Architecture.variables`);
+    `experts_equivalent` is the E of laws of top-1 models; `balance_bias_rate` is the change of an expert's selection
+    bias in a step, where such biases balance experts. Records of our class lack these fields (`OF_A_CLASS`).
 
     Raises RecordError with each offending field, its value and what is allowed.
     """
@@ -419,7 +419,7 @@ def _check_key(key: Any, name: str) -> None:
         raise InputError(f"{redacted(f'{name}.{key[:40]}')} (the field's name): {problem}".lstrip("."))
 
 
-# Cached, since most texts of a table are those of its other rows.
+# Cached, since most texts of a table occur in many of its rows.
 @lru_cache(maxsize=4096)
 def _find_private_text(text: str) -> str | None:
     """Say why a record may not hold a text: its length, a secret, a path or an address; None if it may."""

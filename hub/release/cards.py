@@ -1,7 +1,7 @@
 """Cards of a released revision, of a repository, and of a sweep's index.
 
-Text from a record is escaped, text that the caller hands in is trusted. What follows from records stands in named
-blocks: a later push rewrites those (`refresh_card`), and everything else is a person's.
+Text from a record is escaped, text that the caller hands in is trusted. Text that follows from records stands in
+named blocks: a later push rewrites these (`refresh_card`), and leaves everything else to people.
 """
 
 from __future__ import annotations

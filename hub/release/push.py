@@ -289,7 +289,7 @@ def release_runs(
 
     `describe` is called with each sweep once all its runs are in the index: it publishes a law and returns the law's
     repository and the new state of the index. `tag` names that state, `collection` collects the repositories. Raises
-    PushErrors also if the runs were pushed, and what follows from them was not.
+    PushErrors also if the runs were pushed, and a later step failed.
     """
     check_options(store, license=license, tag=tag, collection=collection)
     result = Released()

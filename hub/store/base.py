@@ -1,7 +1,7 @@
 """The interface of a store of releases, with a folder or the Hub behind it (`open_store`).
 
 In a model repository each branch is a run; a dataset repository has `main` only. Every write reads the head of a
-branch, commits what differs on top of it, and reads that back; after a conflict or a lost answer it starts again.
+branch, commits the differences on top of it, and reads that back; after a conflict or a lost answer it starts again.
 """
 
 from __future__ import annotations
