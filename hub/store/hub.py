@@ -14,7 +14,7 @@ import shutil
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -277,7 +277,7 @@ class HubStore(Store):
             )
         self._checked.update(names)
 
-    def _with_verb(self, repositories: list[tuple[Kind, str]]) -> str:
+    def _with_verb(self, repositories: Sequence[tuple[Kind, str]]) -> str:
         """Name the first of some repositories, with "is" or "are" behind them."""
         names = ", ".join(self.repo_id(name) for _, name in repositories[:5])
         return f"{names} {'is' if len(repositories) == 1 else 'are'}"

@@ -210,7 +210,7 @@ def _translate(chain: Sequence[BaseException]) -> HubError | None:
         ours = getattr(link, "unavailable", link)
         if isinstance(ours, HubError):
             return ours
-        names |= _class_names(link)
+        names.update(_class_names(link))
         answer = getattr(link, "response", None)
         if response is None and hasattr(answer, "status_code"):
             response = answer
