@@ -66,22 +66,30 @@ def push(
         return
     with progress_line("push", len(runs), "runs", console=log) as advance:
 
-        def done(record: RunRecord) -> None:
+        def show_progress(record: RunRecord) -> None:
             loss = record.train_loss if record.eval_loss is None else record.eval_loss
             advance(1, record.status if loss is None else f"loss {loss:.3f}")
 
         released = release_runs(
-            target, runs, workers=workers, license=license, index=index, tag=tag, collection=collection, done=done
+            target,
+            runs,
+            workers=workers,
+            license=license,
+            index=index,
+            tag=tag,
+            collection=collection,
+            done=show_progress,
         )
-    for place in released.indexes.values():
-        _say(f"index {place.repo} at {place.commit[:12]}")
+    for publication in released.indexes.values():
+        _say(f"index {publication.repo} at {publication.commit[:12]}")
     for line in released.messages:
         _say(line)
     for record in released.records:
         typer.echo(f"{record.repo}@{record.branch} {record.commit}")
-    if released.records:  # last, so that it can be copied to the end
+    if released.records:
+        # The code comes last, so that it can be copied to the end.
         _say("\nTo load one of them in Python (this runs the code of the release):\n")
-        _say(_loading(target, released.records[-1]))
+        _say(_loading_code(target, released.records[-1]))
     if released.failed:
         raise released.failed
 
@@ -158,29 +166,37 @@ def _say(text: str) -> None:
     typer.echo(text, err=True)
 
 
-def _loading(store: Store, record: RunRecord) -> str:
-    """Python that loads a released run, unbroken, so that it can be pasted."""
-    place, revision = record.repo or "", record.commit or record.branch
+def _loading_code(store: Store, record: RunRecord) -> str:
+    """Write Python that loads a released run, in unbroken lines, so that it can be pasted."""
+    place = record.repo or ""
+    revision = record.commit or record.branch
     if isinstance(store, LocalStore):
-        place, revision = str(store.folder("model", place, record.branch or "").resolve()), None
+        place = str(store.folder("model", place, record.branch or "").resolve())
+        revision = None
     return loading_code(place, revision, tokenizer=tokenizer_name(record), has_code=record.model_type is None)
 
 
 def _plan(store: Store, runs: list[tuple[Path, RunRecord]]) -> Table:
-    """The table of files that a push would send."""
+    """Make a table of the files that a push would send."""
     rows = []
     for folder, record in runs:
         release = release_of(folder)
         prepared = prepare(store, release, record)
-        size = format_bytes(sum(map(size_of, release.files.values())))
-        skipped = ", ".join(release.skipped) or None
-        rows.append((record.run_id, prepared.repo, prepared.branch, len(release.files), size, skipped))
+        row = (
+            record.run_id,
+            prepared.repo,
+            prepared.branch,
+            len(release.files),
+            format_bytes(sum(map(size_of, release.files.values()))),
+            ", ".join(release.skipped) or None,
+        )
+        rows.append(row)
     header = ("run", "repository", "branch", "files", "size", "not pushed")
     return Table(header, rows, title=f"would be pushed to {store.uri}")
 
 
 def main() -> None:
-    """`python -m hub`."""
+    """Run `python -m hub`."""
     app(prog_name="python -m hub")
 
 

@@ -29,7 +29,7 @@ SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"
 COEFFICIENTS = ("router_aux_loss_coef", "router_z_loss_coef", "initializer_range")
 # Fields by which trainers tell that a model has experts whose auxiliary losses they may apply.
 ROUTER_FIELDS = ("output_router_logits", "router_aux_loss_coef", "router_z_loss_coef")
-# Fields, whether a value is allowed, and what is.
+# Fields, a test of their values, and the range that it allows.
 RANGES = (
     ((*SIZES, "max_position_embeddings"), lambda v: v >= 1, "an integer of at least 1"),
     (("capacity_group_tokens",), lambda v: v is None or v >= 1, "an integer of at least 1, or None"),
@@ -88,7 +88,8 @@ class SwitchMoeConfig(PreTrainedConfig):
         *("past_key_values", "lm_loss", "token_losses", "balance_loss", "z_loss", "router_logits", "routing")
     ]
     attribute_map = {"num_local_experts": "num_experts"}  # noqa: RUF012
-    num_experts_per_tok = 1  # top-1 is what makes it a Switch; a class attribute, not a field
+    # A class attribute, not a field: a Switch routes each token to one expert.
+    num_experts_per_tok = 1
 
     base_model_pp_plan = {  # noqa: RUF012
         "embed_tokens": (["input_ids"], ["inputs_embeds"]),
@@ -130,14 +131,21 @@ class SwitchMoeConfig(PreTrainedConfig):
             raise ValueError("num_experts_per_tok must be 1: a Switch router sends each token to one expert.")
         if self.intermediate_size is None:
             self.intermediate_size = 3 * self.hidden_size
-        # How tensor parallelism splits a block: heads, and inner widths of the feed-forward.
-        plan = {f"self_attn.{name}_proj": "colwise" for name in "qkv"} | {"self_attn.o_proj": "rowwise"}
+        # Tensor parallelism splits a block by heads, and by inner widths of the feed-forward.
+        self.base_model_tp_plan = {
+            "layers.*.self_attn.q_proj": "colwise",
+            "layers.*.self_attn.k_proj": "colwise",
+            "layers.*.self_attn.v_proj": "colwise",
+            "layers.*.self_attn.o_proj": "rowwise",
+        }
         if self.num_experts > 1:
-            plan |= {"mlp.experts.gate_up_proj": "packed_colwise", "mlp.experts.down_proj": "rowwise"}
-            plan |= {"mlp.experts": "moe_tp_experts"}
+            self.base_model_tp_plan["layers.*.mlp.experts.gate_up_proj"] = "packed_colwise"
+            self.base_model_tp_plan["layers.*.mlp.experts.down_proj"] = "rowwise"
+            self.base_model_tp_plan["layers.*.mlp.experts"] = "moe_tp_experts"
         else:
-            plan |= {"mlp.gate_proj": "colwise", "mlp.up_proj": "colwise", "mlp.down_proj": "rowwise"}
-        self.base_model_tp_plan = {f"layers.*.{name}": way for name, way in plan.items()}
+            self.base_model_tp_plan["layers.*.mlp.gate_proj"] = "colwise"
+            self.base_model_tp_plan["layers.*.mlp.up_proj"] = "colwise"
+            self.base_model_tp_plan["layers.*.mlp.down_proj"] = "rowwise"
         super().__post_init__(**kwargs)
 
     def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:
@@ -146,7 +154,7 @@ class SwitchMoeConfig(PreTrainedConfig):
         write_code_hash(Path(save_directory))
 
     def _refuse_misspelt(self, kwargs: dict[str, Any]) -> None:
-        """transformers keeps unknown fields silently; one that looks like a field of ours is a typing error."""
+        """Raise ValueError for an unknown field that looks like one of ours; transformers keeps those silently."""
         for name in kwargs:
             guess = difflib.get_close_matches(name, SwitchMoeConfig.__annotations__, n=1, cutoff=0.86)
             if guess and name not in self.attribute_map:
@@ -154,30 +162,41 @@ class SwitchMoeConfig(PreTrainedConfig):
 
     def validate_architecture(self) -> None:
         """Check ranges and divisibility; `@strict` runs it after construction, before the other validators."""
-        problems = [
-            f"{name}={getattr(self, name)!r} must be {allowed}"
-            for names, is_allowed, allowed in RANGES
-            for name in names
-            if hasattr(self, name) and not is_allowed(getattr(self, name))
-        ]
-        heads, width = self.num_attention_heads, self.hidden_size
-        if not problems and width % heads:
-            problems.append(f"num_attention_heads={heads} must divide hidden_size={width}")
-        elif not problems and self.head_dim % 2:
-            problems.append(f"hidden_size/num_attention_heads={self.head_dim} must be even, for rotary positions")
-        part = (self.rope_parameters or {}).get("partial_rotary_factor")
-        if part not in (None, 1):
-            problems.append(f"rope_parameters: partial_rotary_factor={part} must be 1: heads are rotated whole")
+        problems = []
+        for names, is_allowed, allowed_range in RANGES:
+            for name in names:
+                # A dense model lacks the router's fields.
+                if hasattr(self, name) and not is_allowed(getattr(self, name)):
+                    problems.append(f"{name}={getattr(self, name)!r} must be {allowed_range}")
+        if not problems:
+            problems += self._find_head_problems()
+        rotary_factor = (self.rope_parameters or {}).get("partial_rotary_factor")
+        if rotary_factor not in (None, 1):
+            problems.append(
+                f"rope_parameters: partial_rotary_factor={rotary_factor} must be 1: heads are rotated whole"
+            )
+        problems += self._find_token_problems()
+        if problems:
+            raise ValueError(f"SwitchMoeConfig: {'; '.join(problems)}.")
+        if self.num_experts == 1:
+            for name in ROUTER_FIELDS:
+                self.__dict__.pop(name, None)
+
+    def _find_head_problems(self) -> list[str]:
+        if self.hidden_size % self.num_attention_heads:
+            return [f"num_attention_heads={self.num_attention_heads} must divide hidden_size={self.hidden_size}"]
+        if self.head_dim % 2:
+            return [f"hidden_size/num_attention_heads={self.head_dim} must be even, for rotary positions"]
+        return []
+
+    def _find_token_problems(self) -> list[str]:
+        problems = []
         for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
             ids = getattr(self, name)
             for token in ids if isinstance(ids, list) else [ids]:
                 if token is not None and not 0 <= token < self.vocab_size:
                     problems.append(f"{name}={token} must lie in the vocabulary, 0 to {self.vocab_size - 1}")
-        if problems:
-            raise ValueError("SwitchMoeConfig: " + "; ".join(problems) + ".")
-        if self.num_experts == 1:
-            for name in ROUTER_FIELDS:
-                self.__dict__.pop(name, None)
+        return problems
 
     def __getattr__(self, name: str) -> Any:
         """Give experts that were added to a dense configuration the defaults of their router."""
@@ -187,30 +206,38 @@ class SwitchMoeConfig(PreTrainedConfig):
 
     @property
     def base_model_ep_plan(self) -> dict[str, str] | None:
-        """How expert parallelism (transformers 5.19 or newer) splits the base model; None for a dense model."""
+        """The plan of expert parallelism (transformers 5.19 or newer) for the base model; None for a dense model."""
         if self.num_experts == 1:
             return None
-        weights = {f"layers.*.mlp.experts.{name}_proj": "grouped_gemm" for name in ("gate_up", "down")}
-        return weights | {"layers.*.mlp.experts": "ep_dispatch_experts"}
+        return {
+            "layers.*.mlp.experts.gate_up_proj": "grouped_gemm",
+            "layers.*.mlp.experts.down_proj": "grouped_gemm",
+            "layers.*.mlp.experts": "ep_dispatch_experts",
+        }
 
     @property
     def head_dim(self) -> int:
-        """Width of one attention head."""
+        """The width of one attention head."""
         return self.hidden_size // self.num_attention_heads
 
     def num_parameters(self, active: bool = False, exact: bool = False) -> int:
-        """Number of parameters by the paper's count (section on notation), or with `exact` as in `model.parameters()`.
+        """Count parameters as the paper does (section on notation), or with `exact` as in `model.parameters()`.
 
         The paper neglects router and norms: N_total = 2 d V + (4 + 9 E) n_blocks d^2 and, with `active` (one expert
         per block) and an inner width of 3 d, N_act = 2 d V + 13 n_blocks d^2.
         """
-        d, blocks, experts = self.hidden_size, self.num_hidden_layers, 1 if active else self.num_experts
+        d = self.hidden_size
+        blocks = self.num_hidden_layers
+        experts = 1 if active else self.num_experts
         count = 2 * d * self.vocab_size + blocks * (4 * d * d + 3 * d * self.intermediate_size * experts)
-        if exact:
-            norm = d if self.norm_type == "rms_norm" else 2 * d
-            count += (2 * blocks + self.final_norm) * norm
-            count += blocks * d * self.num_experts if self.num_experts > 1 else 0
-            count -= d * self.vocab_size if self.tie_word_embeddings else 0
+        if not exact:
+            return count
+        norm = d if self.norm_type == "rms_norm" else 2 * d
+        count += (2 * blocks + self.final_norm) * norm
+        if self.num_experts > 1:
+            count += blocks * d * self.num_experts
+        if self.tie_word_embeddings:
+            count -= d * self.vocab_size
         return count
 
 

@@ -20,7 +20,8 @@ from .precision import compute_dtype
 try:
     from torch.distributed.tensor import DTensor, Replicate, Shard
     from transformers.distributed.expert_parallel import AutoEP, EPImplementationInterface
-except ImportError:  # an older transformers, or a torch without distributed
+except ImportError:
+    # An older transformers, or a torch without distributed.
     AutoEP = EPImplementationInterface = None
 
 NAME = "capacity"
@@ -70,20 +71,23 @@ if AutoEP is not None:
         ) -> torch.Tensor:
             if not bounds_tokens(self.experts):
                 return super().__call__(hidden_states, top_k_index, top_k_weights)
-            num_experts, sharers = self.num_local_experts * self.ep_mesh.size(), self.tp_mesh.size()
+            num_experts = self.num_local_experts * self.ep_mesh.size()
+            sharers = self.tp_mesh.size()
             capacity = sharers * rows_to_send(self.experts.config, len(hidden_states), num_experts, sharers)
-            size = num_experts, capacity
             states = hidden_states.to(compute_dtype(self.experts.down_proj))
-            return through_buffer(states, top_k_index.squeeze(1), top_k_weights.squeeze(1), size, self._exchange)
+            expert = top_k_index.squeeze(1)
+            gate = top_k_weights.squeeze(1)
+            return through_buffer(states, expert, gate, (num_experts, capacity), self._exchange)
 
         def _exchange(self, buffer: torch.Tensor) -> torch.Tensor:
             """Have a buffer `[E, C, H]` multiplied by the processes that hold its experts."""
             if self.tp_mesh.size() > 1:
-                whole = DTensor.from_local(buffer, self.tp_mesh, [Replicate()], run_check=False)
-                buffer = whole.redistribute(self.tp_mesh, [Shard(1)]).to_local()
-            group, senders = self.ep_mesh.get_group(), self.ep_mesh.size()
+                replicated = DTensor.from_local(buffer, self.tp_mesh, [Replicate()], run_check=False)
+                buffer = replicated.redistribute(self.tp_mesh, [Shard(1)]).to_local()
+            group = self.ep_mesh.get_group()
             received = ExchangeParts.apply(buffer.contiguous(), group)
-            by_expert = received.unflatten(0, (senders, -1)).transpose(0, 1)  # [E_local, senders, C, H]
+            # [E_local, senders, C, H]
+            by_expert = received.unflatten(0, (self.ep_mesh.size(), -1)).transpose(0, 1)
             outputs = self._multiply(by_expert.flatten(1, 2))
             by_sender = outputs.view(by_expert.shape).transpose(0, 1).flatten(0, 1)
             returned = ExchangeParts.apply(by_sender.contiguous(), group)

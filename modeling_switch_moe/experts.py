@@ -88,19 +88,22 @@ class MoveRows(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient):
         destinations, is_used = ctx.saved_tensors
-        moved = gradient.index_select(0, destinations)
-        return torch.where(is_used.unsqueeze(1), moved, 0), None, None, None
+        gradient = gradient.index_select(0, destinations)
+        return torch.where(is_used.unsqueeze(1), gradient, 0), None, None, None
 
 
 def capacity_experts_forward(
     module: nn.Module, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
-    """A buffer of C rows per expert and batched matmuls; no shape depends on the data, so training steps compile.
+    """Compute with a buffer of C rows per expert and batched matmuls.
 
-    C is the router's capacity in training. Elsewhere it is the largest count or, in a compiled graph, all tokens.
+    No shape depends on the data, so training steps compile. C is the router's capacity in training. Elsewhere it is
+    the largest count or, in a compiled graph, all tokens.
     """
-    num_tokens, num_experts = hidden_states.shape[0], module.num_experts
-    expert, gate = top_k_index.reshape(-1), top_k_weights.reshape(-1)
+    num_tokens = hidden_states.shape[0]
+    num_experts = module.num_experts
+    expert = top_k_index.reshape(-1)
+    gate = top_k_weights.reshape(-1)
     if has_capacity(module):
         capacity = rows_per_expert(module.config, num_tokens, num_experts)
     elif torch.compiler.is_compiling():
@@ -137,13 +140,14 @@ def through_buffer(
         size: E and C; no expert may have more tokens than C.
         multiply: maps a buffer to one of the same shape.
     """
-    num_tokens, (num_experts, capacity) = hidden_states.shape[0], size
-    computed = (gate != 0) & (expert < num_experts)
+    num_tokens = hidden_states.shape[0]
+    num_experts, capacity = size
+    is_computed = (gate != 0) & (expert < num_experts)
     expert = expert.clamp(max=num_experts - 1)
-    assignment = assignment_matrix(expert, num_experts, computed)
+    assignment = assignment_matrix(expert, num_experts, is_computed)
     position = position_in_expert(assignment, expert, num_tokens)
     n_rows = num_experts * capacity
-    slot = torch.where(computed, expert * capacity + position, n_rows)
+    slot = torch.where(is_computed, expert * capacity + position, n_rows)
     # Which token lies in each row of the buffer. Tokens that are not computed share one more, which is left out.
     tokens = torch.arange(num_tokens, device=slot.device)
     token = torch.full((n_rows + 1,), num_tokens, device=slot.device).scatter(0, slot, tokens)[:n_rows]
@@ -151,9 +155,9 @@ def through_buffer(
     # Rows without a token hold some token's values: nothing reads what becomes of them, and their gradients are zero.
     token = token.clamp(max=num_tokens - 1)
     slot = slot.clamp(max=n_rows - 1)
-    buffer = MoveRows.apply(hidden_states, token, slot, computed).view(num_experts, capacity, -1)
+    buffer = MoveRows.apply(hidden_states, token, slot, is_computed).view(num_experts, capacity, -1)
     outputs = multiply(buffer).flatten(0, 1)
-    weights = torch.where(computed, gate, 0.0).to(outputs.dtype)
+    weights = torch.where(is_computed, gate, 0.0).to(outputs.dtype)
     return MoveRows.apply(outputs, slot, token, is_filled) * weights.unsqueeze(1)
 
 
@@ -161,7 +165,8 @@ class CastWeights:
     """A module of experts as transformers' function reads it, with other matrices; torch.compile can trace it."""
 
     def __init__(self, module: nn.Module, matrices: dict[str, torch.Tensor]) -> None:
-        self._module, self._matrices = module, matrices
+        self._module = module
+        self._matrices = matrices
 
     def __getattr__(self, name: str) -> Any:
         return self._matrices[name] if name in self._matrices else getattr(self._module, name)
@@ -170,18 +175,20 @@ class CastWeights:
 def autocast_grouped_mm(
     module: nn.Module, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
-    """The grouped matmul of transformers' registry for experts of any class (`[T, k]`), in autocast's precision.
+    """Compute experts of any class (`[T, k]`) by transformers' grouped matmul, in autocast's precision.
 
     By itself it multiplies in the precision of the weights, also under autocast. Biases keep theirs: their gradients
     are sums over tokens. The kernels want rows of a multiple of 16 bytes: an odd inner width is padded with zeros,
     which change nothing; where the weights are stored otherwise than ours, the class's own loop is run instead.
     """
     up_name = "gate_up_proj" if module.has_gate else "up_proj"
-    up, down = cast(getattr(module, up_name)), cast(module.down_proj)
+    up = cast(getattr(module, up_name))
+    down = cast(module.down_proj)
     hidden, inner = down.shape[-2:][::-1] if module.is_transposed else down.shape[-2:]
-    rows = 16 // down.element_size()
-    padding = -inner % rows
-    if hidden % rows or (padding and (module.is_transposed or module.has_bias or not module.has_gate)):
+    multiple = 16 // down.element_size()
+    padding = -inner % multiple
+    is_stored_as_ours = module.has_gate and not module.is_transposed and not module.has_bias
+    if hidden % multiple or (padding and not is_stored_as_ours):
         return type(module).forward.__wrapped__(module, hidden_states, top_k_index, top_k_weights)
     if padding:
         up = F.pad(up.unflatten(1, (2, inner)), (0, 0, 0, padding)).flatten(1, 2)
@@ -199,13 +206,14 @@ def automatic_experts_forward(
     for a handful of tokens on an accelerator, where gathering the weights of their experts beats a grouped launch. An
     export to ONNX, which has no grouped matmul, takes "capacity".
     """
-    on_cpu, compiling = hidden_states.device.type == "cpu", torch.compiler.is_compiling()
-    in_fp32 = compute_dtype(module.down_proj) == torch.float32
-    is_bounded = has_capacity(module) and (compiling or not (on_cpu and in_fp32))
+    is_on_cpu = hidden_states.device.type == "cpu"
+    is_compiling = torch.compiler.is_compiling()
+    is_fp32 = compute_dtype(module.down_proj) == torch.float32
+    is_bounded = has_capacity(module) and (is_compiling or not (is_on_cpu and is_fp32))
     if is_bounded or torch.onnx.is_in_onnx_export():
         name = "capacity"
     else:
-        name = "grouped_mm" if on_cpu or compiling or hidden_states.shape[0] > 16 else "batched_mm"
+        name = "grouped_mm" if is_on_cpu or is_compiling or hidden_states.shape[0] > 16 else "batched_mm"
         hidden_states = hidden_states.to(compute_dtype(module.down_proj))
     return SWITCH_EXPERTS[name](module, hidden_states, top_k_index, top_k_weights)
 

@@ -35,15 +35,15 @@ def rows_per_chunk(rows: int, vocabulary: int, dtype: torch.dtype, on_gpu: bool)
     """
     if not on_gpu:
         return max(LEAST_ROWS, CPU_CHUNK_BYTES // (4 * vocabulary))
-    most = max(LEAST_ROWS, GPU_CHUNK_BYTES // (2 * dtype.itemsize * vocabulary))
-    needed = max(LEAST_ROWS, rows)
-    return min(1 << (most.bit_length() - 1), 1 << (needed - 1).bit_length())
+    largest_chunk = max(LEAST_ROWS, GPU_CHUNK_BYTES // (2 * dtype.itemsize * vocabulary))
+    rows = max(LEAST_ROWS, rows)
+    return min(1 << (largest_chunk.bit_length() - 1), 1 << (rows - 1).bit_length())
 
 
-def scaled_and_capped(
+def scale_and_cap(
     logits: torch.Tensor, scale: float, cap: float | None
 ) -> tuple[torch.Tensor, torch.Tensor | float | None]:
-    """`scale * logits`, or `cap * tanh(scale * logits / cap)`, in place; and its slopes, None for those of 1."""
+    """Make `scale * logits`, or `cap * tanh(scale * logits / cap)`, in place; and its slopes, None for those of 1."""
     if scale != 1.0:
         logits.mul_(scale)
     if cap is None:
@@ -61,7 +61,7 @@ def cross_entropy_chunk(
     `logits [n, width]` may have columns beyond the vocabulary, which belong to no token: they get no probability. fp32
     logits are overwritten.
     """
-    values, slopes = scaled_and_capped(logits.float(), scale, cap)
+    values, slopes = scale_and_cap(logits.float(), scale, cap)
     values[:, vocabulary:] = float("-inf")
     valid = targets != IGNORE
     column = targets.where(valid, 0).unsqueeze(1)
@@ -106,7 +106,8 @@ class ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden, weight, targets, scale=1.0, cap=None):
         with_grad = any(ctx.needs_input_grad[:2])
-        n_rows, vocabulary = len(hidden), len(weight)
+        n_rows = len(hidden)
+        vocabulary = len(weight)
         on_gpu = is_gpu(hidden.device)
         matrix = cast(weight)
         dtype = matrix.dtype
@@ -162,11 +163,12 @@ class SwitchMoeHead(nn.Linear):
     def forward(
         self, hidden_states: torch.Tensor, targets: torch.Tensor | None = None
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """`hidden_states [..., d]` to logits `[..., V]`, or with `targets [...]` to their nats: the sum, and each."""
+        """Compute logits `[..., V]` of `hidden_states [..., d]`, or of `targets [...]` the nats: the sum, and each."""
         if targets is None:
             return super().forward(hidden_states)
-        rows, goals = hidden_states.flatten(0, -2), targets.to(hidden_states.device).reshape(-1)
+        rows = hidden_states.flatten(0, -2)
+        flat_targets = targets.to(hidden_states.device).reshape(-1)
         # Inside the function gradients are off always, and a parameter asks for one even under `no_grad`.
         weight = self.weight if torch.is_grad_enabled() else self.weight.detach()
-        total, losses = ChunkedCrossEntropy.apply(rows, weight, goals, self.scale, self.cap)
+        total, losses = ChunkedCrossEntropy.apply(rows, weight, flat_targets, self.scale, self.cap)
         return total, losses.view(targets.shape)

@@ -86,7 +86,7 @@ class SwitchMoeCausalLMOutputWithPast(CausalLMOutputWithPast):
 
 
 def make_norm(config: SwitchMoeConfig) -> nn.Module:
-    """The norm the configuration names; both compute in fp32 inside and return the input's dtype."""
+    """Make the norm that the configuration names; both compute in fp32 inside and return the input's dtype."""
     norm = nn.RMSNorm if config.norm_type == "rms_norm" else nn.LayerNorm
     return norm(config.hidden_size, eps=config.norm_eps)
 
@@ -96,7 +96,7 @@ class SwitchMoeRotaryEmbedding(LlamaRotaryEmbedding):
 
     @staticmethod
     def compute_default_rope_parameters(config: SwitchMoeConfig, *_: Any, **__: Any) -> tuple[torch.Tensor, float]:
-        """Frequencies `(1 / base)^(2i / D)` for i < D/2, the form of the paper's runs, and the unused scaling 1."""
+        """Compute frequencies `(1 / base)^(2i / D)` for i < D/2, as in the paper's runs, and the unused scaling 1."""
         exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
         return torch.pow(1.0 / config.rope_parameters["rope_theta"], exponents), 1.0
 
@@ -104,8 +104,8 @@ class SwitchMoeRotaryEmbedding(LlamaRotaryEmbedding):
         """Follow moves between devices but stay fp32: `model.to(torch.bfloat16)` would round the frequencies."""
 
         def move(buffer: torch.Tensor) -> torch.Tensor:
-            moved = fn(buffer)
-            return moved if moved.dtype == buffer.dtype else buffer.to(moved.device)
+            result = fn(buffer)
+            return result if result.dtype == buffer.dtype else buffer.to(result.device)
 
         return super()._apply(move, recurse)
 
@@ -157,8 +157,9 @@ class SwitchMoeAttention(nn.Module):
         past_key_values: Cache | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        projected = (project(hidden_states) for project in (self.q_proj, self.k_proj, self.v_proj))
-        query, key, value = (states.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for states in projected)
+        query = self._split_heads(self.q_proj(hidden_states))
+        key = self._split_heads(self.k_proj(hidden_states))
+        value = self._split_heads(self.v_proj(hidden_states))
         implementation = self.config._attn_implementation
         # Other kernels may lack fp32. Paged caches, which attention itself fills, have the model's dtype.
         can_be_single = implementation in FP32_ATTENTION and kwargs.get("cache") is None
@@ -168,16 +169,24 @@ class SwitchMoeAttention(nn.Module):
             query, key = apply_rotary_pos_emb(query.float(), key.float(), *position_embeddings)
             if past_key_values is not None:
                 stored_dtype = cache_dtype(past_key_values, self.layer_idx, dtype)
-                key, value = key.to(stored_dtype), value.to(stored_dtype)
-                key, value = past_key_values.update(key, value, self.layer_idx)
-            query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+                key, value = past_key_values.update(key.to(stored_dtype), value.to(stored_dtype), self.layer_idx)
             attend: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
-            attention_mask = cast_mask(attention_mask, dtype)
-            dropout = self.attention_dropout if self.training else 0.0
-            states = (query, key, value, attention_mask)
-            output, probabilities = attend(self, *states, dropout=dropout, scaling=self.scaling, **kwargs)
+            output, probabilities = attend(
+                self,
+                query.to(dtype),
+                key.to(dtype),
+                value.to(dtype),
+                cast_mask(attention_mask, dtype),
+                dropout=self.attention_dropout if self.training else 0.0,
+                scaling=self.scaling,
+                **kwargs,
+            )
         output = output.reshape(*hidden_states.shape[:-1], -1).to(hidden_states.dtype)
         return self.o_proj(output), probabilities
+
+    def _split_heads(self, states: torch.Tensor) -> torch.Tensor:
+        """Reshape `[B, S, hidden_size]` to `[B, n_heads, S, D]`."""
+        return states.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
 
 class SwitchMoeRouter(nn.Module):
@@ -216,10 +225,11 @@ class SwitchMoeExperts(nn.Module):
     def forward(
         self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
     ) -> torch.Tensor:
-        """The plain loop ("eager"): `hidden_states [T, hidden_size]`, expert and weight of each token `[T, 1]`."""
-        expert, gate = top_k_index.squeeze(1), top_k_weights.squeeze(1)
+        """Loop over experts ("eager"): `hidden_states [T, hidden_size]`, expert and weight of each token `[T, 1]`."""
+        expert = top_k_index.squeeze(1)
+        gate = top_k_weights.squeeze(1)
         result = torch.zeros_like(hidden_states)
-        # unbind and not weight[i]: indexing would allocate a gradient of all experts for each one.
+        # unbind and not weight[i]: indexing would allocate a gradient of all experts for each expert.
         weights = zip(self.gate_up_proj.unbind(0), self.down_proj.unbind(0), strict=True)
         for number, (gate_up, down) in enumerate(weights):
             (tokens,) = ((expert == number) & (gate != 0)).nonzero(as_tuple=True)
@@ -240,7 +250,7 @@ class SwitchMoeSparseBlock(nn.Module):
     def forward(
         self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None = None, with_statistics: bool = True
     ) -> tuple[torch.Tensor, LayerStatistics | None]:
-        """`hidden_states [B, S, hidden_size]`, `token_mask [T]`: output of that shape and the block's statistics."""
+        """Map `hidden_states [B, S, hidden_size]`, `token_mask [T]` to an output of the same shape, and statistics."""
         tokens = hidden_states.reshape(-1, hidden_states.shape[-1])
         _, gate, expert, statistics = self.router(tokens, token_mask, with_statistics)
         return self.experts(tokens, expert, gate).view(hidden_states.shape), statistics
@@ -258,13 +268,14 @@ class SwitchMoeDenseBlock(nn.Module):
     def forward(
         self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None = None, with_statistics: bool = True
     ) -> tuple[torch.Tensor, LayerStatistics | None]:
-        """Forward pass with the results of `SwitchMoeSparseBlock.forward`; both losses are 0."""
+        """Return the results of `SwitchMoeSparseBlock.forward`; both losses are 0."""
         output = self.down_proj(F.silu(self.gate_proj(hidden_states)) * self.up_proj(hidden_states))
         if not with_statistics:
             return output, None
-        # a tensor and not a number, which a compiled step would specialise on
-        mask = output.new_ones(output.shape[:2], dtype=torch.bool) if token_mask is None else token_mask
-        return output, dense_statistics(mask.sum())
+        # The count is a tensor and not a number, which a compiled step would specialise on.
+        if token_mask is None:
+            token_mask = output.new_ones(output.shape[:2], dtype=torch.bool)
+        return output, dense_statistics(token_mask.sum())
 
 
 class SwitchMoeDecoderLayer(GradientCheckpointingLayer):
@@ -319,35 +330,40 @@ class SwitchMoePreTrainedModel(PreTrainedModel):
 
     def __init__(self, config: SwitchMoeConfig, *inputs: Any, **kwargs: Any):
         super().__init__(config, *inputs, **kwargs)
+        # A dense model has no router.
         if config.num_experts == 1:
-            self._keep_in_fp32_modules_strict = None  # a dense model has no router
+            self._keep_in_fp32_modules_strict = None
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        if isinstance(module, (nn.Linear, nn.Embedding, SwitchMoeRouter)):
-            self._init_weight(module.weight, 1 if isinstance(module, nn.Embedding) else module.weight.shape[1])
+        if isinstance(module, nn.Embedding):
+            self._init_weight(module.weight, 1)
+        elif isinstance(module, (nn.Linear, SwitchMoeRouter)):
+            self._init_weight(module.weight, module.weight.shape[1])
         elif isinstance(module, SwitchMoeExperts):
             self._init_weight(module.gate_up_proj, module.hidden_dim)
             # The runs count the inner widths of all experts: the output shrinks with sqrt(E).
             self._init_weight(module.down_proj, self.config.num_experts * module.intermediate_dim)
 
     def _init_weight(self, weight: torch.Tensor, fan_in: int) -> None:
-        """Initialise one matrix by the configured preset; does nothing to weights that were loaded."""
-        normal = self.config.initialization == "normal"
-        std = self.config.initializer_range if normal else (self.config.initializer_scale / fan_in) ** 0.5
+        """Initialise one matrix by the configured preset; do nothing to weights that were loaded."""
+        if self.config.initialization == "normal":
+            init.normal_(weight, std=self.config.initializer_range)
+            return
+        std = (self.config.initializer_scale / fan_in) ** 0.5
         # The cut would never act where its probability is below 2e-9.
-        if normal or 6 * std < INITIAL_CUT:
+        if 6 * std < INITIAL_CUT:
             init.normal_(weight, std=std)
         else:
             init.trunc_normal_(weight, std=std, a=-INITIAL_CUT, b=INITIAL_CUT)
 
     def get_correct_experts_implementation(self, requested_experts: str | None) -> str:
-        """The method of transformers, with our implementations added and "auto" as the default."""
+        """Check the name as transformers does, with our implementations added and "auto" as the default."""
         name = "auto" if requested_experts is None else requested_experts
-        allowed = ["eager", *SWITCH_EXPERTS.valid_keys()]
-        if name not in allowed:
-            raise ValueError(f"experts_implementation={name!r} is not supported; allowed are {', '.join(allowed)}.")
+        names = ["eager", *SWITCH_EXPERTS.valid_keys()]
+        if name not in names:
+            raise ValueError(f"experts_implementation={name!r} is not supported; allowed are {', '.join(names)}.")
         return name
 
     @classmethod
@@ -359,10 +375,18 @@ class SwitchMoePreTrainedModel(PreTrainedModel):
                 return released.from_pretrained(*args, output_loading_info=output_loading_info, **kwargs)
         model, loading = super().from_pretrained(*args, output_loading_info=True, **kwargs)
         experts = model.config.num_experts
-        foreign, others = (r"mlp\.(experts|router)\.", ">1") if experts == 1 else (r"mlp\.(gate|up|down)_proj\.", "=1")
-        if names := [name for name in loading["unexpected_keys"] if re.search(foreign, name)]:
-            held = f"it holds {min(names)!r}, which only a model with num_experts{others} has"
-            raise ValueError(f"num_experts={experts} does not fit this checkpoint: {held}.")
+        if experts == 1:
+            pattern = r"mlp\.(experts|router)\."
+            condition = "num_experts>1"
+        else:
+            pattern = r"mlp\.(gate|up|down)_proj\."
+            condition = "num_experts=1"
+        names = [name for name in loading["unexpected_keys"] if re.search(pattern, name)]
+        if names:
+            raise ValueError(
+                f"num_experts={experts} does not fit this checkpoint: it holds {min(names)!r}, which only a model "
+                f"with {condition} has."
+            )
         return (model, loading) if output_loading_info else model
 
     def save_pretrained(self, save_directory: Any, **kwargs: Any) -> None:
@@ -390,6 +414,14 @@ AUTO_MAP = {
     "AutoModelForCausalLM": "modeling_switch_moe.SwitchMoeForCausalLM",
     "AutoModelForSequenceClassification": "modeling_switch_moe.SwitchMoeForSequenceClassification",
 }
+
+
+def stack_statistics(statistics: list[list[torch.Tensor]], device: torch.device) -> list[torch.Tensor]:
+    """Stack the [`LayerStatistics`] of all blocks, each field to `[L]` or `[L, E]`, on one device."""
+    fields = []
+    for tensors in zip(*statistics, strict=True):
+        fields.append(torch.stack([tensor.to(device) for tensor in tensors]))
+    return fields
 
 
 class SwitchMoeModel(SwitchMoePreTrainedModel):
@@ -445,7 +477,7 @@ class SwitchMoeModel(SwitchMoePreTrainedModel):
             inputs_embeds=inputs_embeds,
             attention_mask=attention_mask,
             past_key_values=past_key_values,
-            # Only those of the caller can pack several sequences in a row; to look waits for the device.
+            # Only positions of the caller can pack several sequences in a row; to look waits for the device.
             position_ids=position_ids,
         )
         with_statistics = self.training if output_routing is None else output_routing
@@ -457,7 +489,7 @@ class SwitchMoeModel(SwitchMoePreTrainedModel):
         position_embeddings = self.rotary_emb(hidden_states, positions)
         statistics = []
         for layer in self.layers[: self.config.num_hidden_layers]:
-            hidden_states, *measured = layer(
+            hidden_states, *layer_statistics = layer(
                 hidden_states,
                 attention_mask=causal_mask,
                 position_embeddings=position_embeddings,
@@ -468,16 +500,14 @@ class SwitchMoeModel(SwitchMoePreTrainedModel):
                 use_cache=use_cache,
                 **kwargs,
             )
-            statistics.append(measured)
+            statistics.append(layer_statistics)
         output = SwitchMoeModelOutputWithPast(
             last_hidden_state=self.norm(hidden_states), past_key_values=past_key_values if use_cache else None
         )
-        # The statistics lie on the device of the last block.
         if with_statistics:
-            columns = zip(*statistics, strict=True)
-            stacked = (torch.stack([tensor.to(hidden_states.device) for tensor in column]) for column in columns)
-            balance, z, *counts = stacked
-            output.balance_loss, output.z_loss = balance.sum(), z.sum()
+            balance_losses, z_losses, *counts = stack_statistics(statistics, hidden_states.device)
+            output.balance_loss = balance_losses.sum()
+            output.z_loss = z_losses.sum()
             output.routing = RoutingStatistics(*(count.detach() for count in counts))
         return output
 
@@ -537,7 +567,7 @@ class SwitchMoeForCausalLM(SwitchMoePreTrainedModel, GenerationMixin):
         logits_to_keep: int | torch.Tensor = 0,
         **kwargs: Unpack[TransformersKwargs],
     ) -> SwitchMoeCausalLMOutputWithPast:
-        """Logits and, with `labels` or `shift_labels`, losses; other arguments as in [`SwitchMoeModel`].
+        """Compute logits and, with `labels` or `shift_labels`, losses; other arguments as in [`SwitchMoeModel`].
 
         Args:
             labels: `[B, S]` targets before shifting (position s is predicted at s - 1); -100 is ignored.
@@ -550,7 +580,9 @@ class SwitchMoeForCausalLM(SwitchMoePreTrainedModel, GenerationMixin):
         """
         targets = kwargs.get("shift_labels")
         if targets is not None:
-            targets = kwargs["shift_labels"] = targets.contiguous()  # a slice of a batch is a usual argument
+            # A slice of a batch is a usual argument.
+            targets = targets.contiguous()
+            kwargs["shift_labels"] = targets
         elif labels is not None:
             targets = F.pad(labels, (0, 1), value=IGNORE)[..., 1:]
         if output_routing is None:
@@ -577,25 +609,30 @@ class SwitchMoeForCausalLM(SwitchMoePreTrainedModel, GenerationMixin):
             num_items = num_items.to(count.device)
             if logits is None:
                 total, losses = self._loss_without_logits(outputs.last_hidden_state, targets)
-                lm_loss, token_losses = total / num_items.to(total.device), losses if output_token_losses else None
+                lm_loss = total / num_items.to(total.device)
+                token_losses = losses if output_token_losses else None
             else:
                 lm_loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
             loss = lm_loss
             if self.training and output_routing and self.config.num_experts > 1:
-                auxiliary = self.config.router_aux_loss_coef * outputs.balance_loss
-                auxiliary = auxiliary + self.config.router_z_loss_coef * outputs.z_loss
                 # This micro-batch's share of the targets of the optimizer step: 1 where the loss is a mean by itself.
-                loss = lm_loss + (auxiliary * (count / num_items).to(auxiliary.device)).to(lm_loss.device)
+                share = count / num_items
+                loss = lm_loss + self._compute_auxiliary_loss(outputs, share).to(lm_loss.device)
         shared = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
         return SwitchMoeCausalLMOutputWithPast(
             loss=loss, logits=logits, lm_loss=lm_loss, token_losses=token_losses, **shared
         )
 
+    def _compute_auxiliary_loss(self, outputs: SwitchMoeModelOutputWithPast, share: torch.Tensor) -> torch.Tensor:
+        loss = self.config.router_aux_loss_coef * outputs.balance_loss
+        loss = loss + self.config.router_z_loss_coef * outputs.z_loss
+        return loss * share.to(loss.device)
+
     def _loss_without_logits(self, hidden_states: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Cross-entropy in nats, summed over the targets, and each, `[B, S]` without a gradient."""
+        """Compute the cross-entropy in nats, summed over the targets, and each, `[B, S]` without a gradient."""
         if isinstance(self.lm_head, SwitchMoeHead) and (self.tp_size or 1) == 1:
             return self.lm_head(hidden_states, targets=targets)
-        # a head that was replaced (LoRA, quantised), or is divided by tensor parallelism, only knows its logits
+        # A head that was replaced (LoRA, quantised), or is divided by tensor parallelism, only knows its logits.
         logits = self.lm_head(hidden_states).float().flatten(0, -2)
         losses = F.cross_entropy(logits, targets.reshape(-1).to(logits.device), reduction="none")
         return losses.sum(), losses.detach().view(targets.shape)

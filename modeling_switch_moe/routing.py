@@ -18,7 +18,7 @@ class Routing(NamedTuple):
 
 
 class LayerStatistics(NamedTuple):
-    """What one block reports of its routing; only the losses carry gradients.
+    """The report of one block on its routing; only the losses carry gradients.
 
     Attributes:
         balance_loss, z_loss: scalar float32, not scaled by their coefficients; balance is 1 when balanced.
@@ -34,38 +34,39 @@ class LayerStatistics(NamedTuple):
 
 
 def assignment_matrix(expert: torch.Tensor, num_experts: int, routed: torch.Tensor | None = None) -> torch.Tensor:
-    """`[E, T]` bool, true where token t goes to expert e; tokens outside `routed` (`[T]` bool) go nowhere."""
+    """Return `[E, T]` bool, true where token t goes to expert e; tokens outside `routed` (`[T]` bool) go nowhere."""
     assignment = expert == torch.arange(num_experts, device=expert.device).unsqueeze(1)
     return assignment if routed is None else assignment & routed
 
 
-def grouped(values: torch.Tensor, size: int, dim: int = -1) -> torch.Tensor:
+def split_groups(values: torch.Tensor, size: int, dim: int = -1) -> torch.Tensor:
     """Cut dimension `dim` of length T into `[n, size]`; zeros fill the last group."""
     dim %= values.dim()
-    if missing := -values.shape[dim] % size:
+    missing = -values.shape[dim] % size
+    if missing:
         values = F.pad(values, [0, 0] * (values.dim() - dim - 1) + [0, missing])
     return values.unflatten(dim, (-1, size))
 
 
 def position_in_expert(assignment: torch.Tensor, expert: torch.Tensor, size: int) -> torch.Tensor:
-    """`[T]` int64, how many earlier tokens of its group of `size` chose the same expert; see `assignment_matrix`."""
+    """Count for each token, `[T]` int64, the earlier ones of its group of `size` that chose the same expert."""
     # Not by `len`, which an export takes for a constant.
-    count = grouped(assignment, size).cumsum(2).flatten(1)[:, : expert.shape[0]]
+    count = split_groups(assignment, size).cumsum(2).flatten(1)[:, : expert.shape[0]]
     return count.gather(0, expert.unsqueeze(0)).squeeze(0) - 1
 
 
 def expert_capacity(tokens: torch.Tensor | int, num_experts: int, capacity_factor: float) -> torch.Tensor | int:
-    """Tokens an expert may take: floor(capacity_factor * tokens / num_experts), never more than there are."""
+    """Compute the tokens an expert may take: floor(capacity_factor * tokens / num_experts), at most all tokens."""
     if isinstance(tokens, torch.Tensor):
         return torch.minimum((capacity_factor * tokens.double() / num_experts).floor().long(), tokens)
     return min(int(capacity_factor * tokens / num_experts), tokens)
 
 
 def most_kept(tokens: int, num_experts: int, capacity_factor: float, group_tokens: int | None) -> int:
-    """The most tokens that one expert keeps of a call of `tokens` tokens: its capacity, summed over the groups."""
+    """Compute the most tokens that one expert keeps of a call of `tokens`: its capacity, summed over the groups."""
     size = min(group_tokens or tokens, tokens)
-    whole = tokens // size * expert_capacity(size, num_experts, capacity_factor)
-    return whole + expert_capacity(tokens % size, num_experts, capacity_factor)
+    full_groups = tokens // size * expert_capacity(size, num_experts, capacity_factor)
+    return full_groups + expert_capacity(tokens % size, num_experts, capacity_factor)
 
 
 def route(
@@ -95,63 +96,70 @@ def route(
     if capacity_factor is None and not with_statistics:
         return Routing(expert, gate if token_mask is None else torch.where(token_mask, gate, 0.0)), None
     assignment = assignment_matrix(expert, num_experts, token_mask)
-    kept = token_mask
+    is_kept = token_mask
     if capacity_factor is not None:
         capacity = expert_capacity(size, num_experts, capacity_factor)
-        if token_mask is not None or num_tokens % size:  # groups differ in their real tokens
-            real = grouped(assignment, size).sum((0, 2))
+        # Groups may differ in their real tokens.
+        if token_mask is not None or num_tokens % size:
+            real = split_groups(assignment, size).sum((0, 2))
             capacity = expert_capacity(real, num_experts, capacity_factor)
             capacity = capacity.repeat_interleave(size, output_size=len(capacity) * size)[:num_tokens]
-        kept = position_in_expert(assignment, expert, size) < capacity
-        kept = kept if token_mask is None else kept & token_mask
-    if kept is not None:
-        gate = torch.where(kept, gate, 0.0)
-    statistics = measure(logits, log_normaliser, assignment, kept, token_mask, size) if with_statistics else None
-    return Routing(expert, gate), statistics
+        is_kept = position_in_expert(assignment, expert, size) < capacity
+        if token_mask is not None:
+            is_kept = is_kept & token_mask
+    if is_kept is not None:
+        gate = torch.where(is_kept, gate, 0.0)
+    if not with_statistics:
+        return Routing(expert, gate), None
+    return Routing(expert, gate), measure(logits, log_normaliser, assignment, is_kept, token_mask, size)
 
 
 def measure(
     logits: torch.Tensor,
     log_normaliser: torch.Tensor,
     assignment: torch.Tensor,
-    kept: torch.Tensor | None,
+    is_kept: torch.Tensor | None,
     token_mask: torch.Tensor | None,
     size: int,
 ) -> LayerStatistics:
-    """Losses and statistics of one router call with groups of `size` tokens.
+    """Compute losses and statistics of one router call with groups of `size` tokens.
 
         balance = mean over groups, by tokens, of E * sum_e mean_t(p[t, e]) * n_e / G  (Fedus et al. 2021)
         z       = mean_t(logsumexp(logits[t])^2)  (Zoph et al. 2022)
 
-    Here n_e tokens of the group choose e: `assignment [E, T]`, before dropping. `kept` and `token_mask` (`[T]` bool)
-    are the tokens that an expert computes and the real ones; `None` means all.
+    Here n_e tokens of the group choose e: `assignment [E, T]`, before dropping. `is_kept` and `token_mask` (`[T]`
+    bool) are true for the tokens that an expert computes and for the real ones; `None` means all.
     """
     num_tokens, num_experts = logits.shape
     probabilities = (logits - log_normaliser.unsqueeze(1)).exp()
     entropies = log_normaliser.detach() - (probabilities.detach() * logits.detach()).sum(-1)
     squares = log_normaliser.square()
-    counts = grouped(assignment, size).sum(2)  # [E, n]
-    in_group = counts.sum(0)  # every real token chooses one expert
-    real: torch.Tensor | int = num_tokens
+    # [E, n]
+    counts = split_groups(assignment, size).sum(2)
+    # Every real token chooses one expert.
+    group_tokens = counts.sum(0)
+    real_tokens: torch.Tensor | int = num_tokens
     if token_mask is not None:
         probabilities = torch.where(token_mask.unsqueeze(1), probabilities, 0.0)
-        entropies, squares = torch.where(token_mask, entropies, 0.0), torch.where(token_mask, squares, 0.0)
+        entropies = torch.where(token_mask, entropies, 0.0)
+        squares = torch.where(token_mask, squares, 0.0)
         # A batch or a group of padding alone measures 0 and not 0/0.
-        in_group, real = in_group.clamp(min=1), token_mask.sum().clamp(min=1)
+        group_tokens = group_tokens.clamp(min=1)
+        real_tokens = token_mask.sum().clamp(min=1)
     # E * (P / G) * (n_e / G) of each group, weighed by its share G / T of the tokens
-    by_group = grouped(probabilities, size, 0).sum(1) * counts.t() / in_group.unsqueeze(1)
+    by_group = split_groups(probabilities, size, 0).sum(1) * counts.t() / group_tokens.unsqueeze(1)
     tokens_per_expert = assignment.sum(1)
-    dropped = tokens_per_expert.new_zeros(()) if kept is None else tokens_per_expert.sum() - kept.sum()
+    dropped = tokens_per_expert.new_zeros(()) if is_kept is None else tokens_per_expert.sum() - is_kept.sum()
     return LayerStatistics(
-        balance_loss=num_experts * by_group.sum() / real,
-        z_loss=squares.sum() / real,
+        balance_loss=num_experts * by_group.sum() / real_tokens,
+        z_loss=squares.sum() / real_tokens,
         tokens_per_expert=tokens_per_expert,
         dropped_tokens=dropped,
-        router_entropy=entropies.sum() / real,
+        router_entropy=entropies.sum() / real_tokens,
     )
 
 
 def dense_statistics(tokens: torch.Tensor) -> LayerStatistics:
-    """Statistics of a block without a router (E = 1) that saw `tokens` real tokens, a scalar int64; both losses 0."""
+    """Return the statistics of a block without a router (E = 1) with `tokens` real tokens, a scalar int64."""
     zero = torch.zeros((), dtype=torch.float32, device=tokens.device)
     return LayerStatistics(zero, zero, tokens.reshape(1), torch.zeros_like(tokens), zero)

@@ -16,12 +16,12 @@ from hub.base import atomic, commands
 from hub.base.atomic import weights_sha256
 from hub.base.errors import FilesError, NotFoundError
 from hub.base.units import format_count
-from hub.record.names import formatted_tokens
+from hub.record.names import format_tokens
 from hub.record.run_record import RunRecord
 from hub.release.cards import model_card
 from hub.store import cache
 from hub.store.base import StoredFile
-from hub.store.hub import stored
+from hub.store.hub import stored_file
 from hub.store.transport import Transport
 from modeling_switch_moe.convert import ConversionError, convert
 from scaling_law.size.architecture import Architecture
@@ -123,7 +123,7 @@ def _files(transport: Transport, repository: str, revision: str | None) -> tuple
     about = {"revision": revision, "files_metadata": True}
     info = transport.call(lambda: transport.api.repo_info(repository, **about), patient=False)
     files = {
-        PublishedRun(*map(int, match.groups())): stored(item)
+        PublishedRun(*map(int, match.groups())): stored_file(item)
         for item in info.siblings or []
         if (match := _PATH.fullmatch(item.rfilename))
     }
@@ -154,7 +154,7 @@ def run_record(
         "decay_tokens": round(tokens * PAPER.decay_fraction) if run.tokens else 0,
     }
     fields |= {
-        "run_id": f"published-d{run.d_model}-E{run.experts}-h{run.n_heads}-tokens{formatted_tokens(tokens)}",
+        "run_id": f"published-d{run.d_model}-E{run.experts}-h{run.n_heads}-tokens{format_tokens(tokens)}",
         "status": "final" if run.tokens else "intermediate",
         "tokens": tokens,
         "steps": run.steps,

@@ -26,40 +26,50 @@ _OPERATORS: dict[type[ast.AST], Callable[..., float]] = {
     ast.UAdd: operator.pos,
 }
 _FUNCTIONS: dict[str, Callable[..., float]] = {
-    **{name: getattr(math, name) for name in ("log", "log2", "log10", "exp", "sqrt", "floor", "ceil")},
-    **{"abs": abs, "round": round, "min": min, "max": max},
+    "log": math.log,
+    "log2": math.log2,
+    "log10": math.log10,
+    "exp": math.exp,
+    "sqrt": math.sqrt,
+    "floor": math.floor,
+    "ceil": math.ceil,
+    "abs": abs,
+    "round": round,
+    "min": min,
+    "max": max,
 }
 _ALLOWED = f"columns, numbers, + - * / **, parentheses and {', '.join(_FUNCTIONS)}"
 
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """An expression of numbers: `names` are those it needs, by the name that `value` has for each."""
+    """An expression of numbers: `names` are those that it needs, by the name that `value` has for each."""
 
     value: Callable[[Mapping[str, float]], float]
     names: Mapping[str, str]
 
     @classmethod
     def parse(cls: type[_Arithmetic], text: str) -> _Arithmetic:
-        """ValueError for anything but names, numbers, operators and the few functions."""
-        quoted = re.findall(r"`([^`]+)`", text)
-        plain = text
-        for i, name in enumerate(quoted):
-            plain = plain.replace(f"`{name}`", f" _column{i} ")
+        """Read an expression. ValueError for anything but names, numbers, operators and the few functions."""
+        quoted_names = re.findall(r"`([^`]+)`", text)
+        source = text
+        for i, name in enumerate(quoted_names):
+            source = source.replace(f"`{name}`", f" _column{i} ")
         try:
-            tree = ast.parse(plain.strip(), mode="eval").body
+            tree = ast.parse(source.strip(), mode="eval").body
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             raise InputError(f"allowed are {_ALLOWED}") from None
-        called = {node.func for node in ast.walk(tree) if isinstance(node, ast.Call)}
-        names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and node not in called}
-        return cls(
-            _compiled(tree), {name: name for name in names} | {f"_column{i}": name for i, name in enumerate(quoted)}
-        )
+        functions = {node.func for node in ast.walk(tree) if isinstance(node, ast.Call)}
+        identifiers = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and node not in functions}
+        names = {name: name for name in identifiers}
+        for i, name in enumerate(quoted_names):
+            names[f"_column{i}"] = name
+        return cls(_compile(tree), names)
 
 
-def _compiled(node: ast.expr) -> Callable[[Mapping[str, float]], float]:
-    """The function of named values that an expression is. ValueError for a part of it that is not arithmetic."""
-    parts: list[ast.expr]
+def _compile(node: ast.expr) -> Callable[[Mapping[str, float]], float]:
+    """Turn an expression into a function of named values. ValueError for a term of it that is not arithmetic."""
+    operands: list[ast.expr]
     match node:
         case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
             # A plain float keeps powers cheap.
@@ -67,12 +77,14 @@ def _compiled(node: ast.expr) -> Callable[[Mapping[str, float]], float]:
         case ast.Name(id=name):
             return lambda values: values[name]
         case ast.UnaryOp(op=op, operand=operand) if type(op) in _OPERATORS:
-            function, parts = _OPERATORS[type(op)], [operand]
+            function = _OPERATORS[type(op)]
+            operands = [operand]
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
-            function, parts = _OPERATORS[type(op)], [left, right]
-        case ast.Call(func=ast.Name(id=name), args=[*parts], keywords=[]) if name in _FUNCTIONS and parts:
+            function = _OPERATORS[type(op)]
+            operands = [left, right]
+        case ast.Call(func=ast.Name(id=name), args=[*operands], keywords=[]) if name in _FUNCTIONS and operands:
             function = _FUNCTIONS[name]
         case _:
             raise InputError(f"{ast.unparse(node)!r} is not arithmetic; allowed are {_ALLOWED}")
-    arguments = list(map(_compiled, parts))
+    arguments = list(map(_compile, operands))
     return lambda values: float(function(*(argument(values) for argument in arguments)))

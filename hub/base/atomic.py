@@ -21,7 +21,8 @@ from hub.base.errors import IntegrityError, problem_lines
 def write_bytes(path: Path, content: bytes) -> None:
     """Replace the file `path` by `content`, atomically and durably; folders above it are made."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")  # not mkstemp: its mode 0600 hides the file
+    # mkstemp would give the file the mode 0600, which hides it from others.
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         with temporary.open("xb") as file:
             file.write(content)
@@ -54,9 +55,13 @@ def read_json(path: Path, default: Any, kind: Any = Any) -> Any:
     try:
         return pydantic.TypeAdapter(kind).validate_python(json.loads(path.read_text(encoding="utf-8")))
     except pydantic.ValidationError as error:
-        problems = "; ".join(line for problem in error.errors() for line in problem_lines(problem))
-        raise IntegrityError(f"{path} is damaged: {problems.removeprefix(': ')}") from None
-    except ValueError as error:  # neither JSON nor UTF-8
+        lines: list[str] = []
+        for problem in error.errors():
+            lines += problem_lines(problem)
+        problems = "; ".join(lines).removeprefix(": ")
+        raise IntegrityError(f"{path} is damaged: {problems}") from None
+    except ValueError as error:
+        # The file is neither JSON nor UTF-8.
         raise IntegrityError(f"{path} is damaged: {error}") from None
 
 
@@ -67,7 +72,7 @@ def copy_file(source: Path, destination: Path) -> None:
 
 
 def sha256_of(path: Path) -> str:
-    """The sha256 (hex) of a file, read in pieces."""
+    """Compute the sha256 (hex) of a file, read in pieces."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(1 << 20):
@@ -76,7 +81,7 @@ def sha256_of(path: Path) -> str:
 
 
 def weights_sha256(folder: Path) -> dict[str, str]:
-    """The sha256 of every safetensors file in a folder, by file name."""
+    """Compute the sha256 of every safetensors file in a folder, by file name."""
     return {path.name: sha256_of(path) for path in sorted(folder.glob("*.safetensors"))}
 
 
@@ -91,7 +96,7 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def atomic_folder(target: Path) -> Iterator[Path]:
-    """A temporary folder that becomes `target` (replacing it) when the block ends without an exception."""
+    """Provide a temporary folder that becomes `target` (replacing it) when the block ends without an exception."""
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
@@ -111,6 +116,6 @@ def atomic_folder(target: Path) -> Iterator[Path]:
 
 
 def sync_tree(folder: Path) -> None:
-    """Flush every file and folder below to the disk."""
+    """Flush a folder, and every file and folder below it, to the disk."""
     for path in [*folder.rglob("*"), folder]:
         sync(path)

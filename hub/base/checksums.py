@@ -14,36 +14,42 @@ from hub.base import atomic
 from hub.base.errors import IntegrityError
 
 FILE_NAME = ".sha256"
-# Sums that are kept of each file.
-_KEPT = 8
+_SUMS_PER_FILE = 8
 
 
 def note(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Note what is about to be written into `folder`; what lies there without a checksum is taken as it is."""
-    sums = _noted(folder)
+    """Note the files about to be written into `folder`; a file there without a checksum is taken as it is."""
+    sums = _read_sums(folder)
     for name, content in files.items():
         if name not in sums and (folder / name).is_file():
             sums[name] = [atomic.sha256_of(folder / name)]
         digest = hashlib.sha256(content).hexdigest()
-        sums[name] = [*(old for old in sums.get(name, []) if old != digest), digest][-_KEPT:]
-    lines = (f"{digest}  {name}\n" for name, digests in sorted(sums.items()) for digest in digests)
-    atomic.write_bytes(folder / FILE_NAME, "".join(lines).encode())
+        older = [old for old in sums.get(name, []) if old != digest]
+        sums[name] = [*older, digest][-_SUMS_PER_FILE:]
+    text = ""
+    for name, digests in sorted(sums.items()):
+        for digest in digests:
+            text += f"{digest}  {name}\n"
+    atomic.write_bytes(folder / FILE_NAME, text.encode())
 
 
 def check(file: Path, content: bytes) -> None:
     """Raise IntegrityError if `content`, read from `file`, is not what was noted; a file without a checksum passes."""
-    noted = _noted(file.parent).get(file.name)
-    if noted and hashlib.sha256(content).hexdigest() not in noted:
+    digests = _read_sums(file.parent).get(file.name)
+    if digests and hashlib.sha256(content).hexdigest() not in digests:
         raise IntegrityError(
             f"{file} has changed since it was pushed: it is damaged or was edited. To accept it as it is, delete "
             f"{file.parent / FILE_NAME}; to rebuild an index from its branches, run `python -m hub repair STORE SWEEP`"
         )
 
 
-def _noted(folder: Path) -> dict[str, list[str]]:
-    """Name -> sha256 (hex) of the newest contents, oldest first."""
-    path, sums = folder / FILE_NAME, dict[str, list[str]]()
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
+def _read_sums(folder: Path) -> dict[str, list[str]]:
+    """Read, by file name, the sha256 (hex) of the newest contents, oldest first."""
+    path = folder / FILE_NAME
+    sums: dict[str, list[str]] = {}
+    if not path.is_file():
+        return sums
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         digest, _, name = line.partition("  ")
         sums.setdefault(name, []).append(digest)
     return sums

@@ -1,4 +1,4 @@
-"""What to say of a full disk or a used-up quota: how much is missing, and what may be removed."""
+"""Messages about a full disk or a used-up quota: how much is missing, and what may be removed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TEXTS = {os.strerror(number).lower(): number for number in _FULL}
 
 
 class WriteError(OSError):
-    """Something could not be written: the message says what, and why."""
+    """A failed write: the message says what could not be written, and why."""
 
     exit_status = 3
 
@@ -34,12 +34,12 @@ def explain_full_disk(
     try:
         yield
     except Exception as error:
-        # A WriteError says so itself.
+        # A WriteError already has a message for the user.
         if find_full_disk(error) is None or isinstance(error, WriteError):
             raise
         reason = describe_full_disk(error, folder, needed_bytes)
-        parts = [f"{what} could not be written: {reason}", advise()]
-        raise FullDiskError("; ".join(filter(None, parts))) from error
+        clauses = [f"{what} could not be written: {reason}", advise()]
+        raise FullDiskError("; ".join(filter(None, clauses))) from error
 
 
 def describe_full_disk(error: BaseException, folder: Path, needed_bytes: int | None = None) -> str | None:
@@ -48,7 +48,7 @@ def describe_full_disk(error: BaseException, folder: Path, needed_bytes: int | N
     `needed_bytes` are to be written in all; those that are in `folder` already count. Ask before they are removed. An
     error that does not say why it came is of a full disk if there is no room for them.
     """
-    free, files = _free_in(folder)
+    free, files = _measure_free_space(folder)
     missing = None
     if needed_bytes is not None:
         missing = needed_bytes - size_of(folder) - free
@@ -62,8 +62,7 @@ def describe_full_disk(error: BaseException, folder: Path, needed_bytes: int | N
         return f"{reason}: it holds as many files as it can"
     if missing is None or missing <= 0:
         return f"{reason}: {format_bytes(free)} are free"
-    needed = f"{format_bytes(needed_bytes or 0)} are needed and {format_bytes(missing)} are missing"
-    return f"{reason}: {needed}"
+    return f"{reason}: {format_bytes(needed_bytes or 0)} are needed and {format_bytes(missing)} are missing"
 
 
 def find_full_disk(error: BaseException | None) -> int | None:
@@ -84,28 +83,30 @@ def find_full_disk(error: BaseException | None) -> int | None:
 
 
 def size_of(folder: Path) -> int:
-    """Bytes of all files below a folder, or of a file; 0 where there is none."""
+    """Count the bytes of all files below a folder, or of a file; 0 where there is none."""
     total = 0
     for path in [folder, *folder.rglob("*")]:
-        with suppress(OSError):  # removed meanwhile
-            total += path.stat().st_size if path.is_file() else 0
+        # Somebody may have removed the file meanwhile.
+        with suppress(OSError):
+            if path.is_file():
+                total += path.stat().st_size
     return total
 
 
-def share_disk(one: Path, other: Path) -> bool:
-    """Whether what is removed from one folder makes room in another."""
-    return _existing(one).stat().st_dev == _existing(other).stat().st_dev
+def share_disk(folder: Path, other_folder: Path) -> bool:
+    """Return whether files removed from one folder make room in another."""
+    return _existing_folder(folder).stat().st_dev == _existing_folder(other_folder).stat().st_dev
 
 
-def _free_in(folder: Path) -> tuple[int, int | None]:
-    """Free bytes, and free entries for files if the file system counts them, where `folder` is or would be."""
-    place = _existing(folder)
+def _measure_free_space(folder: Path) -> tuple[int, int | None]:
+    """Return the free bytes, and the free entries for files if they are counted, where `folder` is or would be."""
+    place = _existing_folder(folder)
     status = os.statvfs(place)
     return shutil.disk_usage(place).free, status.f_favail if status.f_files else None
 
 
-def _existing(folder: Path) -> Path:
-    """The nearest folder above that exists, or the folder itself."""
+def _existing_folder(folder: Path) -> Path:
+    """Return the nearest folder above that exists, or the folder itself."""
     folder = folder.absolute()
     while not folder.exists():
         folder = folder.parent

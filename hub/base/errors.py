@@ -18,13 +18,13 @@ _BEARER = re.compile(r"(?i)\bbearer\s+[^\s\"',;]+")
 
 
 class Message(str):
-    """A text that keeps the parts it is made of."""
+    """A text that keeps the pieces it is made of."""
 
-    parts: tuple[str, ...] = ()
+    pieces: tuple[str, ...] = ()
 
     def worded(self, word: Callable[[Given], str]) -> str:
         """Word the text, with every parameter in it as `word` has it."""
-        return "".join(part.worded(word) if isinstance(part, Message) else part for part in self.parts)
+        return "".join(piece.worded(word) if isinstance(piece, Message) else piece for piece in self.pieces)
 
 
 class Given(Message):
@@ -38,61 +38,69 @@ class Given(Message):
         return word(self)
 
 
-def message(*parts: str) -> Message:
-    """Join a text of parts, some of them `given`."""
-    text = Message("".join(parts))
-    text.parts = parts
+def message(*pieces: str) -> Message:
+    """Join a text of pieces, some of them `given`."""
+    text = Message("".join(pieces))
+    text.pieces = pieces
     return text
 
 
 def given(name: str, value: Any = ..., in_shell: str | None = None) -> Given:
-    """Make a parameter and its value a part of a message.
+    """Make a parameter and its value a piece of a message.
 
     A command words it as its option: `mfu=0` is `--mfu 0`, and `loss=...`, `gpu=None` and `force=True` are `--loss`,
     `--gpu` and `--force`. Where the option has another form, `in_shell` is what to type.
     """
-    text = "..." if value is ... else repr(value.tolist() if hasattr(value, "tolist") else value)
-    return _of_field(name, f"{name}={text}", value, in_shell)
+    if value is ...:
+        return _make_given(name, f"{name}=...", value, in_shell)
+    # numpy's numbers are written as Python's.
+    python_value = value.tolist() if hasattr(value, "tolist") else value
+    return _make_given(name, f"{name}={python_value!r}", value, in_shell)
 
 
-def _parted(text: str) -> list[str]:
+def _split_field(text: str) -> list[str]:
     """Split off the field that a text begins with."""
     field, equals, value = text.partition("=")
     if equals and field.isidentifier():
-        return [_of_field(field, text, value)]
-    field, colon, rest = text.partition(":")
-    return [_of_field(field, field, None), f":{rest}"] if colon and field.isidentifier() else [text]
+        return [_make_given(field, text, value)]
+    field, colon, sentence = text.partition(":")
+    if colon and field.isidentifier():
+        return [_make_given(field, field, None), f":{sentence}"]
+    return [text]
 
 
-def _of_field(name: str, text: str, value: Any, in_shell: str | None = None) -> Given:
-    part = Given(text)
-    part.name, part.value, part.in_shell = name, value, in_shell
-    return part
+def _make_given(name: str, text: str, value: Any, in_shell: str | None = None) -> Given:
+    piece = Given(text)
+    piece.name = name
+    piece.value = value
+    piece.in_shell = in_shell
+    return piece
 
 
 class InputError(ValueError):
     """Bad input of a user: the message names the field, the value and what is allowed.
 
-    It is joined from its parts, and whoever shows it words those that are `given`.
+    It is joined from its pieces, and whoever shows it words those that are `given`.
     """
 
     exit_status = 2
-    begins_with_field = True  # and not with a file, say
+    # A message may begin with something else, say a file.
+    begins_with_field = True
 
     def __str__(self) -> str:
         return "".join(map(str, self.args))
 
     @property
     def message(self) -> Message:
-        """Split the message into its parts. One that begins with `field=` or `field:` is of that field."""
-        parts = [part if isinstance(part, str) else str(part) for part in self.args]
-        if parts and self.begins_with_field and not isinstance(parts[0], Message):
-            parts[:1] = _parted(parts[0])
-        return message(*parts)
+        """The message in its pieces; one that begins with `field=` or `field:` is about that field."""
+        pieces = [piece if isinstance(piece, str) else str(piece) for piece in self.args]
+        if pieces and self.begins_with_field and not isinstance(pieces[0], Message):
+            pieces[:1] = _split_field(pieces[0])
+        return message(*pieces)
 
 
 class HubError(Exception):
-    """Base class of what `hub` raises on purpose; `exit_status` is that of a command it ends.
+    """Base class of the errors that `hub` raises on purpose; `exit_status` is that of a command it ends.
 
     `refuses`: the token or repository that later requests of the next seconds need not try, if there is one.
     """
@@ -147,21 +155,24 @@ class UnavailableError(HubError, ConnectionError):
 
 
 def problem_lines(problem: Any, value_text: str | None = None) -> list[str]:
-    """One of pydantic's problems as lines: field, value (shortened, or `value_text`) and what is allowed."""
-    name = ".".join(str(part) for part in problem["loc"] if part != "[key]")
+    """Word one of pydantic's problems as lines: field, value (shortened, or `value_text`), what is allowed."""
+    name = ".".join(str(key) for key in problem["loc"] if key != "[key]")
     if problem["type"] == "missing":
         return [f"{name}: missing"]
-    message = re.sub(r"^Value error, |(, unable| after validation).*", "", problem["msg"])
-    message = re.sub(r"^(\w+ should|must) ", "it must ", message)  # "Input should be greater than 0"
-    if problem["type"] == "value_error" and not message.startswith("it must"):
+    reason = re.sub(r"^Value error, |(, unable| after validation).*", "", problem["msg"])
+    # pydantic says "Input should be greater than 0".
+    reason = re.sub(r"^(\w+ should|must) ", "it must ", reason)
+    if problem["type"] == "value_error" and not reason.startswith("it must"):
         # A validator of ours names its fields itself.
-        return message.splitlines()
+        return reason.splitlines()
     value = repr(problem["input"]) if value_text is None else value_text
-    return [f"{name}: {value[:80]}{'…' if len(value) > 80 else ''}; {message}"]
+    if len(value) > 80:
+        value = f"{value[:80]}…"
+    return [f"{name}: {value}; {reason}"]
 
 
-def unknown(what: str, name: object, names: Iterable[object], *, suggests: bool = True) -> Message:
-    """Say that a name does not exist, and list all that do; `what=` is a parameter.
+def unknown(label: str, name: object, names: Iterable[object], *, suggests: bool = True) -> Message:
+    """Say that a name does not exist, and list all that do; a `label` that ends in `=` is a parameter.
 
     `suggests`: name the nearest one, too.
 
@@ -170,20 +181,20 @@ def unknown(what: str, name: object, names: Iterable[object], *, suggests: bool 
     """
     from difflib import get_close_matches
 
-    listed = list(map(str, names))
-    near = get_close_matches(str(name).lower(), listed, n=1) if suggests else []
-    meant = f": did you mean {near[0]!r}? There are" if near else "; there are"
-    called = given(what[:-1], name) if what.endswith("=") else f"{what}{name!r}"
-    return message(called, f" is unknown{meant} {', '.join(listed)}")
+    candidates = list(map(str, names))
+    matches = get_close_matches(str(name).lower(), candidates, n=1) if suggests else []
+    subject = given(label[:-1], name) if label.endswith("=") else f"{label}{name!r}"
+    verdict = f" is unknown: did you mean {matches[0]!r}? There are" if matches else " is unknown; there are"
+    return message(subject, f"{verdict} {', '.join(candidates)}")
 
 
 def secret_in(text: str) -> str | None:
-    """What `text` seems to hold: "an access token" of the Hub or "a private key"; None for neither."""
+    """Name what `text` seems to hold: "an access token" of the Hub or "a private key"; None for neither."""
     if _TOKEN.search(text):
         return "an access token"
     return "a private key" if _PRIVATE_KEY.search(text) else None
 
 
 def redacted(text: str) -> str:
-    """`text` with everything that looks like an access token replaced by `<token>`."""
+    """Replace everything in `text` that looks like an access token by `<token>`."""
     return _BEARER.sub("Bearer <token>", _TOKEN.sub("<token>", text))

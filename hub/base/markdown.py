@@ -20,17 +20,18 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f\u2028\u2029\u200b-\u200f\u202a-\u202e\u20
 
 
 def escaped(text: object, max_length: int = 200) -> str:
-    """Any value as one line of literal text: no HTML, no Markdown, no automatic links, no hidden directions."""
+    """Write any value as one line of literal text: no HTML, no Markdown, no links, no hidden directions."""
     line = _CONTROL.sub(" ", str(text)).strip()
     if len(line) > max_length:
         line = line[: max_length - 1] + "…"
-    # < > & " and the backslash become entities, because a backslash does not stop an HTML parser; what Markdown gives
-    # a meaning (emphasis, code, links, tables, formulas, automatic links) gets a backslash.
-    return _SPECIAL.sub(r"\\\1", html.escape(line, quote=True).replace("&#x27;", "'").replace("\\", "&bsol;"))
+    # < > & " and the backslash become entities, because a backslash does not stop an HTML parser.
+    line = html.escape(line, quote=True).replace("&#x27;", "'").replace("\\", "&bsol;")
+    # Markdown's own signs (emphasis, code, links, tables, formulas, automatic links) get a backslash.
+    return _SPECIAL.sub(r"\\\1", line)
 
 
 def block(name: str, text: str) -> str:
-    """`text` between two comments that a renderer does not show, so that `replace_block` finds it again.
+    """Put `text` between two comments that a renderer does not show, so that `replace_block` finds it again.
 
     Nothing that went through `escaped` can hold such a comment.
     """
@@ -38,13 +39,13 @@ def block(name: str, text: str) -> str:
 
 
 def block_of(card: str, name: str) -> str | None:
-    """The text of a named block; None if the card has none."""
+    """Return the text of a named block; None if the card has none."""
     match = _block_pattern(name).search(card)
     return match[1].strip() if match else None
 
 
 def replace_block(card: str, name: str, text: str) -> str:
-    """The card with another text in a named block; a card without that block stays as it is."""
+    """Put another text into a named block of a card; a card without that block stays as it is."""
     return _block_pattern(name).sub(lambda _: block(name, text), card, count=1)
 
 
@@ -53,7 +54,7 @@ def _block_pattern(name: str) -> re.Pattern[str]:
 
 
 def read_card(text: str) -> RepoCard:
-    """The card with this text, if the Hub would accept its metadata.
+    """Read the card with this text, if the Hub would accept its metadata.
 
     Raises:
         FilesError: the block between the two `---` lines is missing, not YAML, or not a mapping of names to values.
@@ -72,32 +73,35 @@ def read_card(text: str) -> RepoCard:
 
 
 def tags_of(card: str) -> list[str]:
-    """The tags in a card's metadata; none if the metadata cannot be read."""
-    return [tag for tag in _value(card, "tags", list) or () if isinstance(tag, str)]
+    """List the tags in a card's metadata; none if the metadata cannot be read."""
+    tags = _metadata_value(card, "tags", list) or []
+    return [tag for tag in tags if isinstance(tag, str)]
 
 
 def license_of(card: str) -> str | None:
-    """The licence in a card's metadata, if there is one."""
-    return _value(card, "license", str)
+    """Return the licence in a card's metadata, if there is one."""
+    return _metadata_value(card, "license", str)
 
 
-def _value(card: str, name: str, kind: type) -> Any:
+def _metadata_value(card: str, name: str, value_type: type) -> Any:
     try:
         value = read_card(card).data.get(name)
     except FilesError:
         return None
-    return value if isinstance(value, kind) else None
+    return value if isinstance(value, value_type) else None
 
 
-def with_metadata(metadata: Mapping[str, Any], parts: Iterable[str]) -> str:
-    """A card from its metadata and the parts of its text."""
+def compose_card(metadata: Mapping[str, Any], paragraphs: Iterable[str]) -> str:
+    """Write a card from its metadata and the paragraphs of its text."""
     from huggingface_hub import CardData
 
-    return f"---\n{CardData(**metadata).to_yaml()}\n---\n\n" + "\n\n".join(part.strip() for part in parts) + "\n"
+    header = f"---\n{CardData(**metadata).to_yaml()}\n---"
+    body = [paragraph.strip() for paragraph in paragraphs]
+    return "\n\n".join([header, *body]) + "\n"
 
 
-def updated(card: str, fresh: Mapping[str, Any], owned: Iterable[str]) -> str:
-    """The card with the `owned` fields of its metadata as in `fresh`; a field that `fresh` lacks is removed.
+def update_metadata(card: str, fresh: Mapping[str, Any], names: Iterable[str]) -> str:
+    """Set the fields `names` of a card's metadata as in `fresh`; a field that `fresh` lacks is removed.
 
     Tags that somebody added stay behind ours, and so does every other field. A card whose metadata already says all
     this, or cannot be read, keeps its exact text.
@@ -105,13 +109,15 @@ def updated(card: str, fresh: Mapping[str, Any], owned: Iterable[str]) -> str:
     try:
         parsed = read_card(card)
     except FilesError:
-        return card  # refused where it is checked
+        # It is refused where it is checked.
+        return card
     before = parsed.data.to_dict()
-    for name in owned:
+    for name in names:
         parsed.data.pop(name)
         if name in fresh:
             parsed.data[name] = fresh[name]
-    if "tags" in owned:
-        ours = fresh.get("tags", [])
-        parsed.data["tags"] = [*ours, *(tag for tag in tags_of(card) if tag not in ours)] or None
+    if "tags" in names:
+        our_tags = fresh.get("tags", [])
+        added_tags = [tag for tag in tags_of(card) if tag not in our_tags]
+        parsed.data["tags"] = [*our_tags, *added_tags] or None
     return card if parsed.data.to_dict() == before else str(parsed)

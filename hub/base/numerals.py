@@ -16,8 +16,10 @@ Cell = str | float | None
 
 _NUMBER = re.compile(r"([+-]?)(\d[\d.,]*|[.,]\d+)([eE][+-]?\d+)?(\s?[A-Za-z])?")
 _SPACED = re.compile(r"([+-]?\d{1,3}([ _'’\u00a0\u202f])\d{3}(?:\2\d{3})*)([.,]\d*)?(\s?[A-Za-z])?")
-_OPEN = re.compile(r"[1-9]\d{0,2}[.,]\d{3}")  # three digits after one mark: a thousand, or decimals
-_THOUSANDS_BY = {",": re.compile(r"[1-9]\d{0,2}(,\d{3})+(\.\d*)?"), ".": re.compile(r"[1-9]\d{0,2}(\.\d{3})+(,\d*)?")}
+# Three digits after one mark are decimals, or the mark stands after thousands.
+_OPEN = re.compile(r"[1-9]\d{0,2}[.,]\d{3}")
+_THOUSANDS_BY_COMMA = re.compile(r"[1-9]\d{0,2}(,\d{3})+(\.\d*)?")
+_THOUSANDS_BY_POINT = re.compile(r"[1-9]\d{0,2}(\.\d{3})+(,\d*)?")
 _STARTS = tuple("0123456789+-−.,")
 # Texts that stand for a missing number in a column.
 _MISSING = ("", "-", "–", "—", "na", "n/a", "#n/a", "null", "none")
@@ -28,21 +30,23 @@ def read_cells(columns: Sequence[Sequence[str]]) -> list[list[Cell]]:
 
     InputError for a number with one point among decimal commas, which may be a thousand.
     """
-    plain = [_plain(cells) for cells in columns]
+    python_numbers = [_read_python_numbers(cells) for cells in columns]
     marks: set[str] = set()
-    if any("," in cell for cells, values in zip(columns, plain, strict=True) if values is None for cell in cells):
-        marks = {mark for cells in columns for mark in _decimal_marks(cells)}
-    of_table = marks.pop() if len(marks) == 1 else None
-    # Plain numbers are read again only where their points may not be decimal.
+    for cells, values in zip(columns, python_numbers, strict=True):
+        if values is None and any("," in cell for cell in cells):
+            marks = set().union(*map(_decimal_marks, columns))
+            break
+    table_mark = marks.pop() if len(marks) == 1 else None
+    # Numbers as Python writes them are read again only where their points may not be decimal.
     return [
-        _in_convention(cells, of_table) if values is None or of_table == "," else values
-        for cells, values in zip(columns, plain, strict=True)
+        _read_column(cells, table_mark) if values is None or table_mark == "," else values
+        for cells, values in zip(columns, python_numbers, strict=True)
     ]
 
 
 def why_no_number(value: Any) -> str:
     """Say why a value that was to be a number is none, as the end of a sentence that begins with it."""
-    text = _unspaced(value) if isinstance(value, str) else ""
+    text = _strip_spaces(value) if isinstance(value, str) else ""
     mark = _decimal_mark(text)
     if mark is None or "," not in text:
         return "is not a number"
@@ -51,7 +55,7 @@ def why_no_number(value: Any) -> str:
     return "has a decimal comma: write a decimal point" if mark == "," else "has commas: write it without them"
 
 
-def _plain(cells: Sequence[str]) -> list[Cell] | None:
+def _read_python_numbers(cells: Sequence[str]) -> list[Cell] | None:
     """Read cells of which each is empty or a number as Python writes it; None if one is neither."""
     try:
         return [float(text) if text else None for text in cells]
@@ -59,39 +63,41 @@ def _plain(cells: Sequence[str]) -> list[Cell] | None:
         return None
 
 
-def _in_convention(cells: Sequence[str], of_table: str | None) -> list[Cell]:
+def _read_column(cells: Sequence[str], table_mark: str | None) -> list[Cell]:
     """Read the cells of a column, whose decimals come after the mark that it shows, else after that of the table."""
     if not any(cell.startswith(_STARTS) for cell in cells):
-        return [_float(cell) for cell in cells]
-    mark, own = of_table, _decimal_marks(cells)
-    if own:
-        mark = own.pop() if len(own) == 1 else None
-    points_are_thousands = mark == "," and any(_shows_thousands(text) for text in cells)
-    of_numbers = any(_decimal_mark(_unspaced(text)) is not None for text in cells)
+        return [_read_number_or_text(cell) for cell in cells]
+    mark = table_mark
+    column_marks = _decimal_marks(cells)
+    if column_marks:
+        mark = column_marks.pop() if len(column_marks) == 1 else None
+    points_are_thousands = mark == "," and any(map(_shows_thousands, cells))
+    has_numbers = any(_decimal_mark(_strip_spaces(text)) is not None for text in cells)
     values: list[Cell] = []
     for cell in cells:
-        text = _unspaced(cell)
-        if not text or (of_numbers and text.lower() in _MISSING):
+        text = _strip_spaces(cell)
+        if not text or (has_numbers and text.lower() in _MISSING):
             values.append(None)
         elif _decimal_mark(text) is None or (mark is None and "," in text):
-            values.append(_float(cell))
-        elif mark == "," and _OPEN.fullmatch(text) and "." in text and not points_are_thousands:
-            whole = text.replace(".", "")
-            raise InputError(f"{text!r} among decimal commas is {text} or {whole}: write one of the two")
+            values.append(_read_number_or_text(cell))
+        elif mark != ",":
+            values.append(_read_number_or_text(text.replace(",", "")))
+        elif _OPEN.fullmatch(text) and "." in text and not points_are_thousands:
+            integer = text.replace(".", "")
+            raise InputError(f"{text!r} among decimal commas is {text} or {integer}: write one of the two")
         else:
-            decimal, other = (",", ".") if mark == "," else (".", ",")
-            values.append(_float(text.replace(other, "").replace(decimal, ".")))
+            values.append(_read_number_or_text(text.replace(".", "").replace(",", ".")))
     return values
 
 
-def _float(text: str) -> Cell:
+def _read_number_or_text(text: str) -> Cell:
     try:
         return float(text)
     except ValueError:
         return text.strip() or None
 
 
-def _unspaced(text: str) -> str:
+def _strip_spaces(text: str) -> str:
     """Strip a text of blanks around it, and of those and apostrophes between groups of three digits."""
     text = text.strip().replace("−", "-")
     match = _SPACED.fullmatch(text)
@@ -105,7 +111,7 @@ def _shows_thousands(text: str) -> bool:
 
 def _decimal_marks(texts: Iterable[str]) -> set[str]:
     """Find the marks that can only stand before decimals, of all numbers among the texts."""
-    marks = {_decimal_mark(_unspaced(text)) for text in texts if "," in text or "." in text}
+    marks = {_decimal_mark(_strip_spaces(text)) for text in texts if "," in text or "." in text}
     return {mark for mark in marks if mark}
 
 
@@ -117,13 +123,13 @@ def _decimal_mark(text: str) -> str | None:
     match = _NUMBER.fullmatch(text)
     if match is None:
         return None
-    digits, exponent = match[2], match[3]
-    marks = digits.count(",") + digits.count(".")
-    if marks == 0 or (marks == 1 and not exponent and _OPEN.fullmatch(digits)):
+    digits = match[2]
+    exponent = match[3]
+    mark_count = digits.count(",") + digits.count(".")
+    if mark_count == 0 or (mark_count == 1 and not exponent and _OPEN.fullmatch(digits)):
         return ""
-    if marks == 1:
+    if mark_count == 1:
         return "," if "," in digits else "."
-    for thousands, decimal in ((",", "."), (".", ",")):
-        if _THOUSANDS_BY[thousands].fullmatch(digits):
-            return decimal
-    return None
+    if _THOUSANDS_BY_COMMA.fullmatch(digits):
+        return "."
+    return "," if _THOUSANDS_BY_POINT.fullmatch(digits) else None

@@ -29,7 +29,8 @@ class GuardedStream(io.TextIOBase):
         self._stream = stream
         self._descriptor = _descriptor_of(stream)
         self._waiting: deque[str] = deque()
-        self._waiting_characters = 0  # those that are being written included
+        # Those that are being written included.
+        self._waiting_characters = 0
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._is_ended = False
@@ -40,7 +41,8 @@ class GuardedStream(io.TextIOBase):
         # click writes nothing to ask whether a stream takes text.
         if not text:
             return 0
-        if self._is_ended:  # a library may have kept this stream
+        if self._is_ended:
+            # A library may have kept this stream.
             self._write_out(text)
             return len(text)
         with self._changed:
@@ -80,7 +82,8 @@ class GuardedStream(io.TextIOBase):
     def _write_out(self, text: str) -> None:
         if self._stream is None:
             return
-        with suppress(OSError, ValueError):  # ValueError: it was closed
+        # A stream that was closed raises ValueError.
+        with suppress(OSError, ValueError):
             if self._descriptor is None:
                 self._stream.write(text)
                 self._stream.flush()
@@ -90,7 +93,8 @@ class GuardedStream(io.TextIOBase):
             while data:
                 try:
                     data = data[os.write(self._descriptor, data) :]
-                except BlockingIOError:  # another program has made it so
+                except BlockingIOError:
+                    # Another program has made the descriptor non-blocking.
                     select.select([], [self._descriptor], [])
 
     def writable(self) -> bool:
@@ -118,7 +122,7 @@ class GuardedStream(io.TextIOBase):
 
 
 def _descriptor_of(stream: TextIO | None) -> int | None:
-    """The file descriptor of a stream that is a file, a pipe or a terminal; None of any other, say a notebook's."""
+    """Return the file descriptor of a file, a pipe or a terminal; None for any other stream, say a notebook's."""
     if isinstance(stream, io.TextIOWrapper):
         with suppress(OSError, ValueError):
             return stream.fileno()
@@ -133,31 +137,32 @@ def _discard_unwritten(stream: TextIO | None, descriptor: int | None) -> None:
         stream.flush()
     except (OSError, ValueError):
         with suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
-            kept = os.dup(descriptor)
+            duplicate = os.dup(descriptor)
             os.dup2(nowhere.fileno(), descriptor)
             try:
                 stream.flush()
             finally:
-                os.dup2(kept, descriptor)
-                os.close(kept)
+                os.dup2(duplicate, descriptor)
+                os.close(duplicate)
 
 
 @contextmanager
 def guard_output(*names: str) -> Iterator[None]:
     """Make `sys.stdout`, `sys.stderr` or both guarded streams, and have the handlers of `logging` write to them."""
     _fill_descriptors()
-    guarded = {}
+    guards: dict[str, tuple[Any, GuardedStream]] = {}
     for name in names:
         stream = getattr(sys, name)
         if not isinstance(stream, GuardedStream):
-            guarded[name] = stream, GuardedStream(stream)
-            setattr(sys, name, guarded[name][1])
-    for stream, guard in guarded.values():
+            guard = GuardedStream(stream)
+            guards[name] = (stream, guard)
+            setattr(sys, name, guard)
+    for stream, guard in guards.values():
         _move_handlers(stream, guard)
     try:
         yield
     finally:
-        for name, (stream, guard) in guarded.items():
+        for name, (stream, guard) in guards.items():
             if getattr(sys, name) is guard:
                 setattr(sys, name, stream)
             _move_handlers(guard, stream)
@@ -183,11 +188,11 @@ def log_to_stderr(package: str) -> Iterator[None]:
 
 
 def _move_handlers(before: Any, after: Any) -> None:
-    loggers = [logging.root, *logging.root.manager.loggerDict.values()]
-    for handler in [handler for logger in loggers for handler in getattr(logger, "handlers", ())]:
-        # Not by `setStream`, which flushes the stream before.
-        if isinstance(handler, logging.StreamHandler) and handler.stream is before:
-            handler.stream = after
+    for logger in [logging.root, *logging.root.manager.loggerDict.values()]:
+        for handler in getattr(logger, "handlers", ()):
+            # Not by `setStream`, which flushes the stream before.
+            if isinstance(handler, logging.StreamHandler) and handler.stream is before:
+                handler.stream = after
 
 
 def _fill_descriptors() -> None:
@@ -199,4 +204,5 @@ def _fill_descriptors() -> None:
         try:
             os.fstat(descriptor)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest one that is free
+            # The system opens the lowest descriptor that is free, which is this one.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)

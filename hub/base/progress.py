@@ -28,10 +28,10 @@ _LONGEST_SECONDS = 1e9
 
 
 def progress_bars(console: Console | None = None) -> Progress:
-    """Bars of tasks with the fields `detail`, the text beside a bar, and `unit`, which is counted; "": no rate.
+    """Make bars of tasks with the fields `detail`, the text beside a bar, and `unit`, which is counted; "": no rate.
 
-    A line stays whole on a terminal of 80 columns. `console`: default that of stderr. Where that is none, all visible
-    tasks together are a line of text once a minute.
+    A line stays whole on a terminal of 80 columns. `console` is by default that of stderr. Where it is no terminal,
+    all visible tasks together are a line of text once a minute.
     """
     from rich import progress
     from rich.console import Console
@@ -57,55 +57,53 @@ def progress_bars(console: Console | None = None) -> Progress:
             tasks = [task for task in self.tasks if task.visible and not task.finished]
             if tasks and time.monotonic() - self._written >= _LINE_SECONDS:
                 self._written = time.monotonic()
-                self.console.print(Text("; ".join(map(_in_words, tasks))), soft_wrap=True)
+                self.console.print(Text("; ".join(map(_describe, tasks))), soft_wrap=True)
 
-    whole = Column(no_wrap=True)
+    unbroken = Column(no_wrap=True)
     columns = (
-        progress.TextColumn("{task.description}", table_column=whole.copy()),
+        progress.TextColumn("{task.description}", table_column=unbroken.copy()),
         progress.BarColumn(bar_width=None, table_column=Column(ratio=1, min_width=4)),
-        progress.TaskProgressColumn(table_column=whole.copy()),
-        progress.TextColumn("{task.fields[detail]}", table_column=whole.copy()),
-        Rate(table_column=whole.copy()),
-        progress.TimeRemainingColumn(compact=True, table_column=whole.copy()),
+        progress.TaskProgressColumn(table_column=unbroken.copy()),
+        progress.TextColumn("{task.fields[detail]}", table_column=unbroken.copy()),
+        Rate(table_column=unbroken.copy()),
+        progress.TimeRemainingColumn(compact=True, table_column=unbroken.copy()),
     )
-    where = console or Console(stderr=True)
-    is_drawn = where.is_terminal or where.is_jupyter
-    if is_drawn:
-        return progress.Progress(*columns, console=where, transient=True, expand=True)
-    return Lines(console=where, speed_estimate_period=_RATE_SECONDS)
+    console = console or Console(stderr=True)
+    if console.is_terminal or console.is_jupyter:
+        return progress.Progress(*columns, console=console, transient=True, expand=True)
+    return Lines(console=console, speed_estimate_period=_RATE_SECONDS)
 
 
-def _in_words(task: Task) -> str:
-    """A task in words; its first update counts for no rate: it may be what an earlier start has done."""
+def _describe(task: Task) -> str:
+    """Describe a task in words; its first update counts for no rate, since an earlier start may have done that."""
     from rich.text import Text
 
-    name, unit = Text.from_markup(task.description).plain, task.fields["unit"]
+    name = Text.from_markup(task.description).plain
+    unit = task.fields["unit"]
     share = f"{task.completed / task.total:.0%}" if task.total else format_count(task.completed)
-    counted = f" of {format_count(task.total)}" if task.total and unit else ""
+    total = f" of {format_count(task.total)}" if task.total and unit else ""
+    clauses = [f"{name}: {share}{total} {unit}".rstrip(), task.fields["detail"]]
+    if unit:
+        clauses.append(format_rate(task.speed, unit))
     seconds = min(task.time_remaining or 0, _LONGEST_SECONDS)
-    left = f"{timedelta(seconds=seconds)} left" if seconds else ""
-    parts = (
-        f"{name}: {share}{counted} {unit}".rstrip(),
-        task.fields["detail"],
-        unit and format_rate(task.speed, unit),
-        left,
-    )
-    return ", ".join(filter(None, parts))
+    if seconds:
+        clauses.append(f"{timedelta(seconds=seconds)} left")
+    return ", ".join(filter(None, clauses))
 
 
 @contextmanager
 def progress_line(
-    what: str, total: float | None, unit: str, visible: bool = True, console: Console | None = None, done: int = 0
+    name: str, total: float | None, unit: str, visible: bool = True, console: Console | None = None, done: int = 0
 ) -> Iterator[Advance]:
-    """A progress line for a `total` of `unit` (None: unknown), `done` of which are finished; yields what advances it.
+    """Show a progress line for a `total` of `unit` (None: unknown), `done` of which are finished.
 
-    Draws nothing, and does not import rich, unless `visible`.
+    Yields the function that advances it. Draws nothing, and does not import rich, unless `visible`.
     """
     if not visible:
         yield lambda steps, detail: None
         return
     with progress_bars(console) as display:
-        task = display.add_task(what, total=total, completed=done, detail="", unit=unit)
+        task = display.add_task(name, total=total, completed=done, detail="", unit=unit)
 
         def advance(steps: float, detail: str) -> None:
             display.update(task, advance=steps, detail=detail)
@@ -114,7 +112,7 @@ def progress_line(
 
 
 def format_rate(per_second: float | None, unit: str) -> str:
-    """12.3K tokens/s, or 4.5 runs/min where less than one is done in a second; nothing while it is unknown."""
+    """Write 12.3K tokens/s, or 4.5 runs/min where less than one is done in a second; nothing while it is unknown."""
     if not per_second:
         return ""
     return f"{format_count(per_second)} {unit}/s" if per_second >= 1 else f"{format_count(60 * per_second)} {unit}/min"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,10 +19,14 @@ from hub.base.paths import local_path
 
 # The version of run records stands here, where it is read without loading the schema.
 SCHEMA_VERSION = 1
-MAX_RECORD_BYTES = 256 * 1024  # one record as JSON; real ones take about 3 KiB
-MAX_FILE_BYTES = 64 * 1024 * 1024  # a file of ours, such as a law with its draws
-MAX_DEPTH = 16  # nesting of objects and lists
-_MAX_INTEGER = 10**30  # far beyond any count of tokens or FLOPs
+# One record as JSON takes about 3 KiB.
+MAX_RECORD_BYTES = 256 * 1024
+# A file of ours, such as a law with its draws.
+MAX_FILE_BYTES = 64 * 1024 * 1024
+# Levels of objects and lists inside each other.
+MAX_DEPTH = 16
+# Far beyond any count of tokens or FLOPs.
+_MAX_INTEGER = 10**30
 
 
 def loads(text: str | bytes, *, what: str, max_bytes: int = MAX_RECORD_BYTES, finite: bool = True) -> Any:
@@ -36,18 +40,17 @@ def loads(text: str | bytes, *, what: str, max_bytes: int = MAX_RECORD_BYTES, fi
     """
     if len(text) > max_bytes:
         raise RecordError(f"{what}: {len(text):,} bytes, allowed are at most {max_bytes:,}")
+    parse_constant: Callable[[str], Any] = _refuse_constant if finite else float
     try:
-        value = json.loads(
-            text.decode("utf-8") if isinstance(text, bytes) else text,
-            parse_constant=_refuse_constant if finite else float,
-            object_pairs_hook=_unique_keys,
-        )
+        if isinstance(text, bytes):
+            text = text.decode("utf-8")
+        value = json.loads(text, parse_constant=parse_constant, object_pairs_hook=_unique_keys)
         _check_bounds(value, MAX_DEPTH, finite)
     except UnicodeDecodeError as error:
         raise RecordError(f"{what}: not UTF-8 text ({error.reason} at byte {error.start})") from None
     except json.JSONDecodeError as error:
-        where = f"line {error.lineno} column {error.colno}"
-        raise RecordError(f"{what}: not valid JSON ({error.msg} at {where})") from None
+        position = f"line {error.lineno} column {error.colno}"
+        raise RecordError(f"{what}: not valid JSON ({error.msg} at {position})") from None
     except RecursionError:
         raise RecordError(f"{what}: nested deeper than {MAX_DEPTH} levels") from None
     # The functions below raise it.
@@ -62,14 +65,14 @@ def dumps(value: Any, *, indent: int | None = None) -> str:
 
 
 def write(path: str | Path, format: str, version: int, fields: Mapping[str, Any]) -> Path:
-    """Write a JSON file that says its format and version, atomically; returns its path."""
+    """Write a JSON file that says its format and version, atomically; return its path."""
     file = local_path(path)
     atomic.write_bytes(file, versioned(format, version, fields))
     return file
 
 
 def versioned(format: str, version: int, fields: Mapping[str, Any]) -> bytes:
-    """The content that `write` writes. Numbers keep every bit; NaN and infinities are refused."""
+    """Return the content that `write` writes. Numbers keep every bit; NaN and infinities are refused."""
     return (dumps({"format": format, "version": version, **fields}, indent=1) + "\n").encode()
 
 
@@ -84,26 +87,26 @@ def read(path: str | Path, format: str, newest: int) -> dict[str, Any]:
     if file.is_dir():
         raise RecordError(f"{path}: a folder, not a file")
     data = loads(file.read_bytes(), what=str(path), max_bytes=MAX_FILE_BYTES)
-    return checked(data, format, newest, str(path))
+    return check_format(data, format, newest, str(path))
 
 
-def checked(data: Any, format: str, newest: int, what: str) -> dict[str, Any]:
-    """`data` as a mapping, once it says this format and a version that can be read; raises as `read`."""
-    stated = data.get("format") if isinstance(data, dict) else None
-    if stated != format:
-        raise RecordError(f"{what}: format is {stated!r}, allowed is {format!r}")
-    check_version(data, newest, what, "version")
+def check_format(data: Any, format: str, newest: int, label: str) -> dict[str, Any]:
+    """Return `data` as a mapping if it says this format and a version that can be read; raise as `read` otherwise."""
+    data_format = data.get("format") if isinstance(data, dict) else None
+    if data_format != format:
+        raise RecordError(f"{label}: format is {data_format!r}, allowed is {format!r}")
+    check_version(data, newest, label, "version")
     return dict(data)
 
 
-def check_version(fields: Mapping[str, Any], newest: int, what: str, name: str = "schema_version") -> None:
+def check_version(fields: Mapping[str, Any], newest: int, label: str, name: str = "schema_version") -> None:
     """Raise RecordError for an invalid version, or one that is newer than this package reads."""
     version = fields.get(name)
     if isinstance(version, bool) or not isinstance(version, (int, float)) or version < 1:
-        raise RecordError(f"{what}: {name} is {version!r}, allowed are 1 to {newest}")
+        raise RecordError(f"{label}: {name} is {version!r}, allowed are 1 to {newest}")
     if version > newest:
-        allowed = f"this version of the package reads up to {newest}: update the package"
-        raise RecordError(f"{what}: {name} is {version}, {allowed}")
+        advice = f"this version of the package reads up to {newest}: update the package"
+        raise RecordError(f"{label}: {name} is {version}, {advice}")
 
 
 def _refuse_constant(token: str) -> NoReturn:
@@ -123,7 +126,8 @@ def _check_bounds(value: Any, depth: int, finite: bool) -> None:
     if isinstance(value, (dict, list)):
         if depth == 0:
             raise RecursionError
-        for item in value.values() if isinstance(value, dict) else value:
+        items = value.values() if isinstance(value, dict) else value
+        for item in items:
             _check_bounds(item, depth - 1, finite)
     elif finite and isinstance(value, float) and not math.isfinite(value):
         raise InputError("a number is outside the range of a double")

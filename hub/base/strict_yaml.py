@@ -17,8 +17,10 @@ import yaml
 
 from hub.base.errors import InputError
 
-MAX_DEPTH = 32  # nesting of lists and mappings
-MAX_VALUES = 300_000  # aliases counted as often as they are used
+# Levels of lists and mappings inside each other.
+MAX_DEPTH = 32
+# Aliases are counted as often as they are used.
+MAX_VALUES = 300_000
 _SWITCHES = {"true": True, "false": False}
 # Other nulls of YAML, some of which are also names of folders.
 _OTHER_NULLS = ("~", "Null", "NULL")
@@ -62,7 +64,7 @@ def loads(text: str, numbers: bool = False) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        problem = " ".join(part for part in (error.context, error.problem) if part)
+        problem = " ".join(filter(None, (error.context, error.problem)))
         hint = "; indent with spaces" if r"'\t'" in problem else ""
         raise YamlError(f"{place}{problem}{hint}") from None
     except yaml.YAMLError as error:
@@ -84,8 +86,9 @@ def read_word(word: str) -> Any:
     if word in _OTHER_NULLS:
         raise InputError(f"{word} is ambiguous; write null for the default, or quote it if it is meant as text")
     number = read_number(word)
-    is_as_printed = number is not None and as_typed(number) == word
-    return number if is_as_printed else word
+    if number is None or as_typed(number) != word:
+        return word
+    return number
 
 
 def read_number(word: str) -> int | float | None:
@@ -93,11 +96,11 @@ def read_number(word: str) -> int | float | None:
     match = _NUMBER.fullmatch(word)
     if match is None:
         return None
-    is_whole = match[2] is None and match[3] is None and "." not in word
-    # Of too many digits for Python, or with an underscore in the wrong place.
+    is_integer = match[2] is None and match[3] is None and "." not in word
+    # A word may have too many digits for Python, or an underscore in the wrong place.
     with suppress(ValueError):
-        number = int(word) if is_whole else float(word)
-        return number if is_whole or math.isfinite(number) else None
+        number = int(word) if is_integer else float(word)
+        return number if is_integer or math.isfinite(number) else None
     return None
 
 
@@ -109,7 +112,7 @@ def as_typed(value: Any) -> str:
 
 
 class _Reader:
-    """One document, of which values are counted."""
+    """One document, whose values are counted."""
 
     def __init__(self, numbers: bool):
         self.numbers = numbers
@@ -132,7 +135,8 @@ class _Reader:
 
     def _scalar(self, node: yaml.ScalarNode, path: list[str]) -> Any:
         text = _text(node, path)
-        if node.style is not None:  # quoted
+        is_quoted = node.style is not None
+        if is_quoted:
             return text
         if not text:
             return None
@@ -156,16 +160,17 @@ class _Reader:
                 _refuse(key_node, [*path, name], f"occurs twice, first in line {lines[name]}")
             lines[name] = key_node.start_mark.line + 1
             if name == "<<" and key_node.style is None:
-                merged = self._merged(value_node, path)
+                merged = self._merge_sources(value_node, path)
             else:
                 fields[name] = self.value(value_node, [*path, name])
         merged.update(fields)
         return merged
 
-    def _merged(self, node: yaml.Node, path: list[str]) -> dict[str, Any]:
+    def _merge_sources(self, node: yaml.Node, path: list[str]) -> dict[str, Any]:
         """Return the fields of the mappings that `<<` names, of which no two may set the same."""
         merged: dict[str, Any] = {}
-        for source in node.value if isinstance(node, yaml.SequenceNode) else [node]:
+        sources = node.value if isinstance(node, yaml.SequenceNode) else [node]
+        for source in sources:
             if not isinstance(source, yaml.MappingNode):
                 _refuse(node, [*path, "<<"], "must be a mapping or a list of them")
             for name, value in self.value(source, path).items():

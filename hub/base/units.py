@@ -19,81 +19,85 @@ _QUANTITY = re.compile(rf"^\s*{_NUMBER}\s*([A-Za-z]*)\s*$")
 
 _COUNTS = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
 _BYTES = {"": 1.0, "B": 1.0}
-_BYTES |= {f"{prefix}{b}": 1000.0**power for power, prefix in enumerate("kMGTP", start=1) for b in ("B", "")}
-_BYTES |= {f"{prefix}i{b}": 1024.0**power for power, prefix in enumerate("KMGTP", start=1) for b in ("B", "")}
+for _power, _prefix in enumerate("kMGTP", start=1):
+    _BYTES[f"{_prefix}B"] = _BYTES[_prefix] = 1000.0**_power
+for _power, _prefix in enumerate("KMGTP", start=1):
+    _BYTES[f"{_prefix}iB"] = _BYTES[f"{_prefix}i"] = 1024.0**_power
 _CONTEXTS = {"": 1.0, "k": 1024.0, "M": 1024.0**2}
 _HOURS = {"": 1.0, "min": 1 / 60, "h": 1.0, "d": 24.0, "w": 168.0}
 _BARE = re.compile(r"\s*[\d._]+\s*")
-# Smaller ones without a unit are a forgotten unit.
-LEAST_BYTES, LEAST_AMOUNT, LEAST_CONTEXT = 1e6, 1e3, 64
+# A smaller number without a unit has lost its unit.
+LEAST_BYTES = 1e6
+LEAST_AMOUNT = 1e3
+LEAST_CONTEXT = 64
 # Text of a value that is not known.
 UNKNOWN = "–"
 
 
 def parse_count(text: str | float, field: str = "value") -> float:
-    """A count: "1e22", "100B", "1.1B", "16k" (= 16,000), or a number. Finite and not negative.
+    """Read a count: "1e22", "100B", "1.1B", "16k" (= 16,000), or a number. Finite and not negative.
 
     Raises ValueError naming `field`, the value and the allowed suffixes.
     """
-    return _parsed(text, field, _COUNTS)
+    return _parse(text, field, _COUNTS)
 
 
 def parse_bytes(text: str | float, field: str = "memory") -> float:
-    """A memory size in bytes: "80GB", "80 gb" or "80G" (80e9), "80GiB" or "80Gi" (80·1024³), or a number of bytes.
+    """Read a memory size in bytes: "80GB", "80 gb" or "80G" (80e9), "80GiB" or "80Gi" (80·1024³), or a number.
 
     Raises ValueError as `parse_count`, and for text such as "80": a few bytes are a forgotten unit.
     """
-    size = _parsed(text, field, _BYTES)
+    size = _parse(text, field, _BYTES)
     if isinstance(text, str) and 0 < size < LEAST_BYTES and text.strip()[-1].isdigit():
         raise InputError(f"{field}={text!r} is {size:g} bytes: did you mean {text.strip()}GB?")
     return size
 
 
 def parse_context(text: str | float, field: str = "kv_tokens") -> float:
-    """A context length in tokens: "16k" is 16,384; a plain number is itself. ValueError for text such as "16"."""
-    size = _parsed(text, field, _CONTEXTS)
+    """Read a context length in tokens: "16k" is 16,384, a plain number itself. ValueError for text such as "16"."""
+    size = _parse(text, field, _CONTEXTS)
     if isinstance(text, str) and 0 < size < LEAST_CONTEXT and _BARE.fullmatch(text):
         raise InputError(f"{field}={text!r} has no unit: did you mean {text.strip()}k?")
     return size
 
 
 def parse_tokens(text: str | float, field: str = "tokens") -> float:
-    """Tokens, as `parse_count`. ValueError for a few without a unit, such as 36."""
-    return _amount(text, field, "{0}B or {0}T")
+    """Read tokens, as `parse_count`. ValueError for a few without a unit, such as 36."""
+    return _parse_amount(text, field, "{0}B or {0}T")
 
 
 def parse_batch(text: str | float, field: str = "batch_tokens") -> float:
-    """Tokens of a batch or a warm-up, as `parse_tokens`."""
-    return _amount(text, field, "{0}K or {0}M")
+    """Read the tokens of a batch or a warm-up, as `parse_tokens`."""
+    return _parse_amount(text, field, "{0}K or {0}M")
 
 
 def parse_parameters(text: str | float, field: str = "n_active") -> float:
-    """Parameters, as `parse_count`. ValueError for a few without a unit, such as 7."""
-    return _amount(text, field, "{0}M or {0}B")
+    """Read parameters, as `parse_count`. ValueError for a few without a unit, such as 7."""
+    return _parse_amount(text, field, "{0}M or {0}B")
 
 
 def parse_flops(text: str | float, field: str = "flops") -> float:
-    """FLOPs, as `parse_count`. ValueError for a few without a power of ten, such as 22."""
-    return _amount(text, field, "1e{0}")
+    """Read FLOPs, as `parse_count`. ValueError for a few without a power of ten, such as 22."""
+    return _parse_amount(text, field, "1e{0}")
 
 
 def parse_hours(text: str | float, field: str = "hours") -> float:
-    """Hours: 504, "504h", "21d", "3w" or "90min". Finite and not negative."""
-    return _parsed(text, field, _HOURS)
+    """Read hours: 504, "504h", "21d", "3w" or "90min". Finite and not negative."""
+    return _parse(text, field, _HOURS)
 
 
-def _amount(text: str | float, field: str, meant: str) -> float:
-    """A count that is no small one: without a unit it must be at least `LEAST_AMOUNT`, or 0."""
+def _parse_amount(text: str | float, field: str, suggestion: str) -> float:
+    """Read a large count: without a unit it must be at least `LEAST_AMOUNT`, or 0."""
     value = parse_count(text, field)
     if 0 < value < LEAST_AMOUNT and (not isinstance(text, str) or _BARE.fullmatch(text)):
-        said = repr(text) if isinstance(text, str) else f"{text:g}"
-        raise InputError(f"{field}={said} has no unit: did you mean {meant.format(f'{value:g}')}?")
+        typed = repr(text) if isinstance(text, str) else f"{text:g}"
+        raise InputError(f"{field}={typed} has no unit: did you mean {suggestion.format(f'{value:g}')}?")
     return value
 
 
 def parse_counts(text: str, field: str = "value") -> list[float]:
-    """Comma-separated counts, such as "1e20,1e21"."""
-    return [parse_count(part, field) for part in text.split(",")]
+    """Read comma-separated counts, such as "1e20,1e21"."""
+    return [parse_count(word, field) for word in text.split(",")]
 
 
 def parse_experts(text: str, field: str = "experts") -> list[int]:
@@ -102,36 +106,45 @@ def parse_experts(text: str, field: str = "experts") -> list[int]:
     Integers of at least 1, in the order given.
     """
     counts: list[int] = []
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
+    for word in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", word)
         if match is None:
-            raise InputError(f"{field}={text!r}: {part.strip()!r} is not an integer ≥ 1 or a range such as 1-32")
-        first, last = int(match[1]), int(match[2] or match[1])
-        if not 1 <= first <= last <= 65_536:
-            raise InputError(f"{field}={text!r}: {part.strip()!r} must be within 1 and 65536, smaller end first")
-        while first < last:
-            counts.append(first)
-            first *= 2
+            raise InputError(f"{field}={text!r}: {word.strip()!r} is not an integer ≥ 1 or a range such as 1-32")
+        count = int(match[1])
+        last = int(match[2] or match[1])
+        if not 1 <= count <= last <= 65_536:
+            raise InputError(f"{field}={text!r}: {word.strip()!r} must be within 1 and 65536, smaller end first")
+        while count < last:
+            counts.append(count)
+            count *= 2
         counts.append(last)
     return list(dict.fromkeys(counts))
 
 
 def listed_experts(experts: Iterable[float], most: int = 8) -> list[str]:
     """Write expert counts for a sentence: three or more in a row as "129 to 199", "…" in the middle of a long list."""
-    parts: list[str] = []
-    for _, numbered in groupby(enumerate(experts), lambda pair: pair[1] - pair[0]):
-        row = [f"{e:g}" for _, e in numbered]
-        parts += [f"{row[0]} to {row[-1]}"] if len(row) > 2 else row
-    return parts if len(parts) <= most else [*parts[: most - 2], "…", parts[-1]]
+    words: list[str] = []
+    # Consecutive counts have one difference to their positions.
+    for _, pairs in groupby(enumerate(experts), lambda pair: pair[1] - pair[0]):
+        row = [f"{count:g}" for _, count in pairs]
+        if len(row) > 2:
+            row = [f"{row[0]} to {row[-1]}"]
+        words += row
+    if len(words) > most:
+        words[most - 2 : -1] = ["…"]
+    return words
 
 
-def _parsed(text: str | float, field: str, suffixes: dict[str, float]) -> float:
+def _parse(text: str | float, field: str, suffixes: dict[str, float]) -> float:
+    """Read a number with one of the suffixes, in any case."""
     if isinstance(text, str):
         match = _QUANTITY.match(text)
         factors = {suffix.lower(): factor for suffix, factor in suffixes.items()}
         if match is None or match[2].lower() not in factors:
-            allowed = ", ".join(s for s in suffixes if s and f"{s}B" not in suffixes)
-            raise InputError(f"{field}={text!r} is not a quantity: write a number, optionally followed by {allowed}")
+            suffix_list = ", ".join(suffix for suffix in suffixes if suffix and f"{suffix}B" not in suffixes)
+            raise InputError(
+                f"{field}={text!r} is not a quantity: write a number, optionally followed by {suffix_list}"
+            )
         value = float(match[1]) * factors[match[2].lower()]
     else:
         value = float(text)
@@ -141,33 +154,36 @@ def _parsed(text: str | float, field: str, suffixes: dict[str, float]) -> float:
 
 
 def format_count(value: float | None) -> str:
-    """A count: 999, 16K, 1.72B, 40.5T, and 1e16 beyond the trillions; None is "–"."""
-    return _formatted(value, ("", "K", "M", "B", "T"))
+    """Write a count: 999, 16K, 1.72B, 40.5T, and 1e16 beyond the trillions; None is "–"."""
+    return _format(value, ("", "K", "M", "B", "T"))
 
 
 def format_bytes(value: float | None) -> str:
-    """Bytes in decimal units: 80 GB, 1.27 TB; None is "–"."""
-    return _formatted(value, (" B", " kB", " MB", " GB", " TB"))
+    """Write bytes in decimal units: 80 GB, 1.27 TB; None is "–"."""
+    return _format(value, (" B", " kB", " MB", " GB", " TB"))
 
 
 def format_flops(value: float | None) -> str:
-    """FLOPs and FLOP/s, always with their power of ten: 1e22, 4.7e11; None is "–"."""
+    """Write FLOPs and FLOP/s, always with their power of ten: 1e22, 4.7e11; None is "–"."""
     if value is None or not math.isfinite(value) or value == 0:
-        return _formatted(value, ("",))
+        return _format(value, ("",))
     mantissa, exponent = f"{value:.2e}".split("e")
     return f"{float(mantissa):g}e{int(exponent)}"
 
 
 def format_decimal(value: float | None, digits: int = 4) -> str:
-    """A loss or a fraction with a fixed number of digits; None is "–"."""
+    """Write a loss or a fraction with a fixed number of digits; None is "–"."""
     return UNKNOWN if value is None else f"{value:.{digits}f}"
 
 
-def _formatted(value: float | None, suffixes: tuple[str, ...]) -> str:
-    """Three significant digits with the suffix of their power of a thousand."""
-    if value is None or not math.isfinite(value):
-        return UNKNOWN if value is None else str(value)
-    rounded = float(f"{value:.3g}")  # before the suffix is chosen: 999,936 is 1M
+def _format(value: float | None, suffixes: tuple[str, ...]) -> str:
+    """Write three significant digits with the suffix of their power of a thousand."""
+    if value is None:
+        return UNKNOWN
+    if not math.isfinite(value):
+        return str(value)
+    # Rounded before the suffix is chosen, so that 999,936 is 1M.
+    rounded = float(f"{value:.3g}")
     power = 0
     while abs(rounded) >= 1000 ** (power + 1):
         power += 1

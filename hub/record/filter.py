@@ -27,6 +27,7 @@ _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
+# What an error says of a term that is no condition.
 _ALLOWED = "is not a condition; write a field and a comparison, such as D >= 1B, E in {1, 8} or E != 4"
 _SYMBOLS = {"==": "=", "≥": ">=", "≤": "<=", "≠": "!="}
 _TERM = re.compile(
@@ -40,12 +41,12 @@ Fields = Mapping[str, Any]
 Test = Callable[[Fields], bool]
 
 _TYPES = {name: type_of(field.annotation) for name, field in RunRecord.model_fields.items()}
-NUMBERS = tuple(name for name, kind in _TYPES.items() if kind in (int, float))
-TEXTS = tuple(name for name, kind in _TYPES.items() if kind is str)
+NUMBERS = tuple(name for name, value_type in _TYPES.items() if value_type in (int, float))
+TEXTS = tuple(name for name, value_type in _TYPES.items() if value_type is str)
 
 
 def parse_filter(where: str, numbers: Collection[str] = NUMBERS, texts: Collection[str] = TEXTS) -> Test:
-    """A filter as a test of a mapping from field to value; one without terms keeps everything.
+    """Make a filter a test of a mapping from field to value; one without terms keeps everything.
 
     A number with a suffix stands for every value within 0.1 % of it, the precision at which runs are named: a run of
     999,424 tokens, which is called 1M, fulfils `D = 1M`, `D >= 1M` and `D <= 1M`, and not `D > 1M`. A number without
@@ -53,48 +54,71 @@ def parse_filter(where: str, numbers: Collection[str] = NUMBERS, texts: Collecti
 
     `numbers` and `texts` are the fields that may be asked for. Raises RecordError for a term that cannot be read.
     """
-    tests, position = [], 0
-    while rest := where[position:].strip():
+    tests = []
+    position = 0
+    while where[position:].strip():
         match = _TERM.match(where, position)
         if match is None:
-            raise RecordError(f"filter term {rest!r} {_ALLOWED}")
-        tests.append(_test(match, numbers, texts))
+            raise RecordError(f"filter term {where[position:].strip()!r} {_ALLOWED}")
+        tests.append(_parse_term(match, numbers, texts))
         position = match.end()
     return lambda fields: all(test(fields) for test in tests)
 
 
 def select(records: Iterable[RunRecord], where: str = "") -> list[RunRecord]:
-    """The records that a filter keeps, e.g. "E=8, D >= 1B, final"; see `parse_filter`."""
+    """Return the records that a filter keeps, e.g. "E=8, D >= 1B, final"; see `parse_filter`."""
     test = parse_filter(where)
     return [record for record in records if test(vars(record))]
 
 
-def _test(match: re.Match[str], numbers: Collection[str], texts: Collection[str]) -> Test:
-    term, named = match[0].strip(" ,"), match["quoted"] or match["name"]
-    name = LETTERS.get(named, named)
+def _parse_term(match: re.Match[str], numbers: Collection[str], texts: Collection[str]) -> Test:
+    term = match[0].strip(" ,")
+    name = match["quoted"] or match["name"]
+    name = LETTERS.get(name, name)
     symbol = _SYMBOLS.get(match["symbol"] or "", match["symbol"])
     words = [match["value"] if match["text"] is None else match["text"]]
     if match["values"] is not None:
-        symbol, words = "in", [word.strip(' "') for word in match["values"].split(",")]
+        symbol = "in"
+        words = [word.strip(' "') for word in match["values"].split(",")]
     elif symbol is None and name in get_args(Status) and "status" in texts:
-        name, symbol, words = "status", "=", [name]
+        # A status alone stands for `status = …`.
+        words = [name]
+        symbol = "="
+        name = "status"
     if name not in (*numbers, *texts):
         letters = [letter for letter, field in LETTERS.items() if field in numbers]
-        fields = [*letters, *numbers, *texts]
-        raise RecordError(f"filter term {term!r}: {unknown('field ', name, fields)}")
-    if symbol not in ("in", *(_COMPARISONS if name in numbers else ("=", "!="))):
+        raise RecordError(f"filter term {term!r}: {unknown('field ', name, [*letters, *numbers, *texts])}")
+    comparisons = _COMPARISONS if name in numbers else ("=", "!=")
+    if symbol not in ("in", *comparisons):
         raise RecordError(f"filter term {term!r} {_ALLOWED}")
     if name in texts:
-        return lambda fields: fields.get(name) is not None and (fields[name] in words) != (symbol == "!=")
+        return _text_test(name, symbol, words)
     try:
-        bounds = [(parse_count(word, name), TOLERANCE * word[-1:].isalpha()) for word in words]
+        return _number_test(name, symbol, words)
     except ValueError as error:
         raise RecordError(f"filter term {term!r}: {error}") from None
-    return lambda fields: (
-        fields.get(name) is not None
-        and any(_compared(fields[name], "=" if symbol == "in" else symbol, *bound) for bound in bounds)
-    )
 
 
-def _compared(value: float, symbol: str, bound: float, tolerance: float) -> bool:
-    return _COMPARISONS[symbol](bound if abs(value - bound) <= tolerance * bound else value, bound)
+def _text_test(name: str, symbol: str, words: list[str]) -> Test:
+    is_wanted = symbol != "!="
+    return lambda fields: fields.get(name) is not None and (fields[name] in words) == is_wanted
+
+
+def _number_test(name: str, symbol: str, words: list[str]) -> Test:
+    """Make a test of whether the number of a field compares with one of the words. ValueError for no number."""
+    bounds = []
+    for word in words:
+        tolerance = TOLERANCE if word[-1:].isalpha() else 0.0
+        bounds.append((parse_count(word, name), tolerance))
+    comparison = _COMPARISONS["=" if symbol == "in" else symbol]
+
+    def test(fields: Fields) -> bool:
+        value = fields.get(name)
+        return value is not None and any(_compare(value, comparison, *bound) for bound in bounds)
+
+    return test
+
+
+def _compare(value: float, comparison: Callable[[Any, Any], bool], bound: float, tolerance: float) -> bool:
+    is_close = abs(value - bound) <= tolerance * bound
+    return comparison(bound if is_close else value, bound)

@@ -21,10 +21,12 @@ from hub.base.numerals import read_cells
 from hub.record.run_record import RunRecord
 
 DELIMITERS = ",;\t|"
-# The part of a table by which its delimiter is told.
-SAMPLE_LINES, SAMPLE_LENGTH = 50, 20_000
+# The delimiter of a table is found from so many of its first lines and characters.
+SAMPLE_LINES = 50
+SAMPLE_LENGTH = 20_000
 _BOMS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
-_BINARY = {  # how files begin that are no text → what they are, and what to do about it
+# The first bytes of files that are not text → what the file is, and what to do about it.
+_BINARY = {
     b"PK\x03\x04": "a zip archive or a workbook of Excel: save the table as CSV",
     b"\xd0\xcf\x11\xe0": "a workbook of Excel: save the table as CSV",
     b"\x1f\x8b": "compressed by gzip: let its name end in .gz",
@@ -36,19 +38,26 @@ _BINARY = {  # how files begin that are no text → what they are, and what to d
 }
 
 
-def text_of(content: bytes, name: str) -> str:
+def decode_text(content: bytes, name: str) -> str:
     """Decode a file: UTF-8, or UTF-16 as Excel and PowerShell write it. RecordError says what else it is."""
-    for start, what in _BINARY.items():
-        if content.startswith(start):
-            raise RecordError(f"{name}: {what}")
-    encoding = next((encoding for bom, encoding in _BOMS.items() if content.startswith(bom)), "utf-8")
-    if encoding == "utf-8" and b"\0" in content[:2]:
-        encoding = "utf-16-le" if content[1:2] == b"\0" else "utf-16-be"
+    for signature, advice in _BINARY.items():
+        if content.startswith(signature):
+            raise RecordError(f"{name}: {advice}")
     try:
-        return content.decode(encoding)
+        return content.decode(_encoding_of(content))
     except UnicodeDecodeError as error:
         reason = f"{error.reason} at byte {error.start}"
         raise RecordError(f"{name}: neither UTF-8 nor UTF-16 text ({reason}); save it as UTF-8") from None
+
+
+def _encoding_of(content: bytes) -> str:
+    for mark, encoding in _BOMS.items():
+        if content.startswith(mark):
+            return encoding
+    # UTF-16 without a mark: one of the two bytes of an ASCII character is zero.
+    if b"\0" in content[:2]:
+        return "utf-16-le" if content[1:2] == b"\0" else "utf-16-be"
+    return "utf-8"
 
 
 # ------------------------------------------------------------------ CSV
@@ -60,36 +69,58 @@ def csv_rows(content: bytes, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
     Lines `# …` at the top are comments, and Excel's `sep=;` names the delimiter. RecordError for rows that are longer
     than the first line, and for names that occur twice.
     """
-    lines = io.StringIO(text_of(content, name), newline="").readlines()
-    lines = [*itertools.dropwhile(lambda line: line.startswith("# ") or not line.strip(), lines)]
-    stated = re.fullmatch(r'"?sep=(.)"?\s*', lines[0]) if lines else None
-    if stated:
-        lines = lines[1:]
-    delimiter = stated[1] if stated else delimiter_of(lines[:SAMPLE_LINES])
+    table, delimiter = _read_csv(content, name)
+    header = [text.strip() for text in table[0]] if table else []
+    positions = [position for position, text in enumerate(header) if text]
+    names = [header[position] for position in positions]
+    _check_shape(table, header, delimiter, name)
+    row_count = max(len(table) - 1, 0)
+    columns = list(itertools.zip_longest(*table[1:], fillvalue=""))
+    # Rows may all be shorter than the header.
+    columns += [("",) * row_count] * (len(header) - len(columns))
     try:
-        stripped = [line.strip(" ") for line in lines] if delimiter == " " else lines
-        reader = csv.reader(stripped, delimiter=delimiter, skipinitialspace=True)
-        table = [row for row in reader if any(map(str.strip, row))]  # spreadsheets end in rows of empty cells
+        values = read_cells([columns[position] for position in positions])
+    except InputError as error:
+        raise RecordError(f"{name}: {error}") from None
+    rows = zip(*map(_parse_objects, values), strict=True)
+    for number, cells in enumerate(rows, start=1):
+        yield f"{name} row {number}", dict(zip(names, cells, strict=True))
+
+
+def _read_csv(content: bytes, name: str) -> tuple[list[list[str]], str]:
+    """Read the rows of texts, the header first, and the delimiter; rows without text are left out."""
+    lines = io.StringIO(decode_text(content, name), newline="").readlines()
+    lines = list(itertools.dropwhile(_is_preamble, lines))
+    excel_line = re.fullmatch(r'"?sep=(.)"?\s*', lines[0]) if lines else None
+    if excel_line:
+        delimiter = excel_line[1]
+        lines = lines[1:]
+    else:
+        delimiter = delimiter_of(lines[:SAMPLE_LINES])
+    if delimiter == " ":
+        lines = [line.strip(" ") for line in lines]
+    try:
+        reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=True)
+        # Spreadsheets end in rows of empty cells.
+        table = [row for row in reader if any(map(str.strip, row))]
     except csv.Error as error:
         raise RecordError(f"{name}: not a readable CSV file ({redacted(str(error))[:200]})") from None
-    header = [text.strip() for text in table[0]] if table else []
-    named = [at for at, text in enumerate(header) if text]
-    names = [header[at] for at in named]
-    twice = [text for text in names if names.count(text) > 1]
-    if twice:
-        raise RecordError(f"{name}: the column {twice[0]!r} occurs twice")
+    return table, delimiter
+
+
+def _is_preamble(line: str) -> bool:
+    return line.startswith("# ") or not line.strip()
+
+
+def _check_shape(table: list[list[str]], header: list[str], delimiter: str, name: str) -> None:
+    """Raise RecordError for a column name that occurs twice, or a row that is longer than the header."""
+    for text in header:
+        if text and header.count(text) > 1:
+            raise RecordError(f"{name}: the column {text!r} occurs twice")
     for number, row in enumerate(table[1:], start=1):
         if any(text.strip() for text in row[len(header) :]):
             hint = "; a decimal comma needs quotes, or another delimiter" if delimiter == "," else ""
             raise RecordError(f"{name}: row {number} has more columns than the first line{hint}")
-    columns = [*itertools.zip_longest(*table[1:], fillvalue="")] if len(table) > 1 else [()] * len(header)
-    columns += [("",) * (len(table) - 1)] * (len(header) - len(columns))
-    try:
-        values = read_cells([columns[at] for at in named])
-    except InputError as error:
-        raise RecordError(f"{name}: {error}") from None
-    for number, cells in enumerate(zip(*map(_with_objects, values), strict=True), start=1):
-        yield f"{name} row {number}", dict(zip(names, cells, strict=True))
 
 
 def delimiter_of(lines: Sequence[str]) -> str:
@@ -98,6 +129,7 @@ def delimiter_of(lines: Sequence[str]) -> str:
     widths = {len(line.split()) for line in lines if line.strip()}
     if not any(delimiter in header for delimiter in DELIMITERS) and len(widths) == 1:
         return " " if widths != {1} else ","
+    # The sample ends with a whole line.
     sample = "".join(lines)[:SAMPLE_LENGTH].rpartition("\n")[0] or header
     try:
         delimiter = csv.Sniffer().sniff(sample, DELIMITERS).delimiter
@@ -106,14 +138,17 @@ def delimiter_of(lines: Sequence[str]) -> str:
     return delimiter if delimiter in header else max(DELIMITERS, key=header.count)
 
 
-def _with_objects(cells: list[Any]) -> list[Any]:
+def _parse_objects(cells: list[Any]) -> list[Any]:
     """Turn cells of a column that hold an object, in JSON or as Python writes it, into that object."""
-    if str not in map(type, cells) or not any(isinstance(cell, str) and cell.startswith("{") for cell in cells):
+    # Most columns are numbers, which this tells fast.
+    if str not in map(type, cells):
         return cells
-    return [_object(cell) if isinstance(cell, str) else cell for cell in cells]
+    if not any(isinstance(cell, str) and cell.startswith("{") for cell in cells):
+        return cells
+    return [_parse_object(cell) if isinstance(cell, str) else cell for cell in cells]
 
 
-def _object(cell: str) -> Any:
+def _parse_object(cell: str) -> Any:
     for parse in (json.loads, ast.literal_eval):
         try:
             value = parse(cell)
@@ -132,49 +167,53 @@ def json_rows(content: bytes, name: str) -> Iterator[tuple[str, Any]]:
     NaN and infinities are read, so that the row that has one can be named. RecordError for an object of none of these
     shapes.
     """
-    text = text_of(content, name)
-    try:
-        value = None if _is_of_lines(text) else strict_json.loads(text, what=name, max_bytes=len(text), finite=False)
-    except RecordError:
-        if name.endswith(".json"):
-            raise
-        # The first line is broken.
-        value = None
-    if value is None:
-        for number, line in enumerate(text.split("\n"), start=1):
-            if line.strip():
-                yield f"{name} line {number}", line.encode()
+    text = decode_text(content, name)
+    value = None
+    if not _is_of_lines(text):
+        try:
+            value = strict_json.loads(text, what=name, max_bytes=len(text), finite=False)
+        except RecordError:
+            if name.endswith(".json"):
+                raise
+            # These are lines, of which the first is broken.
+    if value is not None:
+        for number, row in enumerate(_rows_in(value, name), start=1):
+            yield f"{name} row {number}", row
         return
-    for number, row in enumerate(_rows_in(value, name), start=1):
-        yield f"{name} row {number}", row
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            yield f"{name} line {number}", line.encode()
 
 
 def _is_of_lines(text: str) -> bool:
     """Tell whether the first of several lines is an object, and so each is a row."""
-    first, _, rest = text.lstrip().partition("\n")
-    if not rest.strip():
-        return not first
+    first_line, _, remainder = text.lstrip().partition("\n")
+    if not remainder.strip():
+        return not first_line
     try:
-        return isinstance(json.loads(first), dict)
+        return isinstance(json.loads(first_line), dict)
     except ValueError:
         return False
 
 
-_SHAPES = "no table of runs; allowed are a list of rows, {name: row}, {column: [values]}, one of these under a key, "
-_SHAPES += "and a row in each line"
+_SHAPES = (
+    "no table of runs; allowed are a list of rows, {name: row}, {column: [values]}, one of these under a key, "
+    "and a row in each line"
+)
 
 
 def _rows_in(value: Any, name: str) -> list[Any]:
     """Read the rows of a JSON value, which says how it is laid out by its shape alone."""
-    if isinstance(value, list) and not any(isinstance(row, list) for row in value):
-        return value
-    if isinstance(value, list) and _is_grid(value):
-        return [dict(zip(value[0], row, strict=True)) for row in value[1:]]
+    if isinstance(value, list):
+        return _rows_of_list(value, name)
     if not isinstance(value, dict):
         raise RecordError(f"{name}: {_SHAPES}")
-    if not value or "schema_version" in value:
-        return [value] if value else []
-    names, cells = value.get("columns"), value.get("data")
+    if not value:
+        return []
+    if "schema_version" in value:
+        return [value]
+    names = value.get("columns")
+    cells = value.get("data")
     if isinstance(names, list) and isinstance(cells, list) and _is_grid([names, *cells]):
         return [dict(zip(names, row, strict=True)) for row in cells]
     if _is_of_columns(value):
@@ -182,15 +221,33 @@ def _rows_in(value: Any, name: str) -> list[Any]:
     inner = next(iter(value.values()))
     if _is_by_name(value) and not (len(value) == 1 and _holds_table(inner)):
         return _rows_by_name(value)
-    tables = {key: part for key, part in value.items() if _is_table(part)}
-    tables = tables or {key: part for key, part in value.items() if _holds_table(part)}
+    return _rows_under_keys(value, name)
+
+
+def _rows_of_list(value: list[Any], name: str) -> list[Any]:
+    """Read a list of rows, or of lists whose first holds the names."""
+    if not any(isinstance(row, list) for row in value):
+        return value
+    if not _is_grid(value):
+        raise RecordError(f"{name}: {_SHAPES}")
+    return [dict(zip(value[0], row, strict=True)) for row in value[1:]]
+
+
+def _rows_under_keys(value: Mapping[str, Any], name: str) -> list[Any]:
+    """Read the one table under a key, or logs of runs by name; else the object is a row itself."""
+    tables = {key: item for key, item in value.items() if _is_table(item)}
+    if not tables:
+        tables = {key: item for key, item in value.items() if _holds_table(item)}
     if len(tables) == 1:
         return _rows_in(next(iter(tables.values())), name)
-    if tables and all(isinstance(part, list) and "step" in part[0] for part in tables.values()):
-        return [{"run_id": key, **line} for key, part in tables.items() for line in _rows_in(part, name)]
+    if tables and all(isinstance(table, list) and "step" in table[0] for table in tables.values()):
+        rows = []
+        for run_id, log in tables.items():
+            rows += [{"run_id": run_id, **row} for row in _rows_in(log, name)]
+        return rows
     if tables:
         raise RecordError(f"{name}: several tables ({', '.join(tables)}): leave one of them in the file")
-    if any(isinstance(part, list) for part in value.values()):
+    if any(isinstance(item, list) for item in value.values()):
         raise RecordError(f"{name}: an object with {', '.join(value)}: {_SHAPES}")
     return [value]
 
@@ -210,7 +267,9 @@ def _holds_table(value: Any) -> bool:
 def _is_by_name(value: Mapping[str, Any]) -> bool:
     """Tell whether an object holds objects that have fields in common."""
     rows = list(value.values())
-    return bool(rows) and all(isinstance(row, dict) for row in rows) and bool(set.intersection(*map(set, rows)))
+    if not rows or not all(isinstance(row, dict) for row in rows):
+        return False
+    return bool(set.intersection(*map(set, rows)))
 
 
 def _is_grid(value: list[Any]) -> bool:
@@ -222,30 +281,34 @@ def _is_grid(value: list[Any]) -> bool:
 
 def _is_of_columns(value: Mapping[str, Any]) -> bool:
     """Tell whether an object holds lists of one length, beside values that hold for all rows."""
-    lists = [part for part in value.values() if isinstance(part, list)]
-    if not lists or any(isinstance(part, dict) for part in value.values()):
+    lists = [item for item in value.values() if isinstance(item, list)]
+    if not lists or any(isinstance(item, dict) for item in value.values()):
         return False
-    of_values = not any(isinstance(item, (dict, list)) for part in lists for item in part)
-    return of_values and len(set(map(len, lists))) == 1
+    if any(isinstance(cell, (dict, list)) for cell in itertools.chain.from_iterable(lists)):
+        return False
+    return len(set(map(len, lists))) == 1
 
 
 def _rows_of_columns(value: Mapping[str, Any]) -> list[Any]:
-    length = next(len(part) for part in value.values() if isinstance(part, list))
-    columns = [part if isinstance(part, list) else [part] * length for part in value.values()]
+    length = next(len(item) for item in value.values() if isinstance(item, list))
+    columns = [item if isinstance(item, list) else [item] * length for item in value.values()]
     return [dict(zip(value, cells, strict=True)) for cells in zip(*columns, strict=True)]
 
 
 def _rows_by_name(value: Mapping[str, dict[str, Any]]) -> list[Any]:
     """Read the rows of {name: row}; of {column: {name: value}} if the names of fields stand outside."""
-    inner = dict.fromkeys(key for row in value.values() for key in row)
-    is_numbered = all(key.isdigit() for key in inner) and bool(inner)
-    if is_numbered or (_has_fields(value) and not _has_fields(inner)):
-        rows = {key: {column: cells.get(key) for column, cells in value.items()} for key in inner}
-    else:
-        rows = dict(value)
-    if all(key.isdigit() for key in rows):
-        return [*rows.values()]
-    return [row if "run_id" in row else {"run_id": key, **row} for key, row in rows.items()]
+    inner_names = dict.fromkeys(itertools.chain.from_iterable(value.values()))
+    is_numbered = bool(inner_names) and all(name.isdigit() for name in inner_names)
+    rows = dict(value)
+    if is_numbered or (_has_fields(value) and not _has_fields(inner_names)):
+        rows = {name: _row_at(value, name) for name in inner_names}
+    if all(name.isdigit() for name in rows):
+        return list(rows.values())
+    return [row if "run_id" in row else {"run_id": name, **row} for name, row in rows.items()]
+
+
+def _row_at(columns: Mapping[str, dict[str, Any]], name: str) -> dict[str, Any]:
+    return {column: cells.get(name) for column, cells in columns.items()}
 
 
 def _has_fields(names: Collection[str]) -> bool:

@@ -20,9 +20,12 @@ from hub.base.errors import FilesError, InputError, RecordError, problem_lines, 
 from hub.base.paths import local_path
 from hub.base.strict_json import SCHEMA_VERSION
 
-MAX_TEXT = 4000  # characters of one text in an unknown field
-_MAX_ITEMS = 4096  # entries of one list or object
+# Bounds of an unknown field: characters of a text, entries of a list or object, and levels of nesting.
+MAX_TEXT = 4000
+_MAX_ITEMS = 4096
 _MAX_DEPTH = 12
+# Problems of a record that its error names.
+_MAX_PROBLEMS = 20
 
 # An absolute path at the start of a text or after a separator: /a/b, ~/a, C:\a, \\host\a, file:/a. "tokens/s",
 # "and/or" and "https://host/x" are none of these.
@@ -33,7 +36,6 @@ _PATH = re.compile(
 )
 # Starts at a word's beginning and is bounded, so that a long text costs no more than its length.
 _EMAIL = re.compile(r"(?<![\w.+-])[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63})*\.[A-Za-z]{2}")
-_MAX_SHOWN = 20  # problems of a record that its error names
 Status = Literal["final", "intermediate", "diverged"]
 
 # A name goes into repository and branch names, so it takes their alphabet; 64 leaves room for "-d4096-E32".
@@ -63,6 +65,8 @@ Integer = Annotated[int, BeforeValidator(_number), Field(ge=-(1 << 63), lt=1 << 
 
 
 class _Part(BaseModel):
+    """A part of a record, or the record: frozen, and unknown fields are kept."""
+
     model_config = ConfigDict(frozen=True, extra="allow", str_strip_whitespace=False, protected_namespaces=())
 
 
@@ -137,15 +141,15 @@ class RunRecord(_Part):
     `capacity_factor` times its balanced share of each `capacity_group_tokens` consecutive tokens (0: no limit,
     dropless); the balance loss is counted over the same groups. `micro_batch_sequences` are those of one device, and
     `expert_parallel` devices divide the experts, `tensor_parallel` ones heads and inner widths.
-    `environment` is what the training process had set beside its configuration that may change numbers: variables of
-    numerical libraries and switches of torch, by name; null: nothing, or not known.
+    `environment` has settings of the training process outside its configuration that may change numbers: variables of
+    numerical libraries and switches of torch, by name; null: none, or not known.
     `step_seconds` is the median of the last steps, at the last batch size; `peak_memory_bytes` is that of the tensors
     of one GPU, or of a whole process on a CPU.
 
     A model of another class than ours has its `model_type` in transformers, `experts` routed experts, of which
-    `experts_per_token` are active, and what laws ask about its architecture (`scaling_law.Architecture.variables`);
-    `experts_equivalent` is the E of laws of top-1 models; `balance_bias_rate` is what a step adds to or takes from the
-    selection bias of an expert, where experts are balanced so. Records of our class lack these fields (`OF_A_CLASS`).
+    `experts_per_token` are active, and the variables of its architecture (`scaling_law.Architecture.variables`);
+    `experts_equivalent` is the E of laws of top-1 models; `balance_bias_rate` is the change of an expert's selection
+    bias in a step, where such biases balance experts. Records of our class lack these fields (`OF_A_CLASS`).
 
     Raises RecordError with each offending field, its value and what is allowed.
     """
@@ -235,26 +239,33 @@ class RunRecord(_Part):
     commit: CommitId | None = None
 
     def __init__(self, /, **fields: Any) -> None:
-        identity = fields.get("run_id")
-        what = f"the record of run {identity[:64]!r}" if isinstance(identity, str) else "the record"
-        strict_json.check_version({"schema_version": SCHEMA_VERSION} | fields, SCHEMA_VERSION, redacted(what))
+        run_id = fields.get("run_id")
+        label = f"the record of run {run_id[:64]!r}" if isinstance(run_id, str) else "the record"
+        version = fields.get("schema_version", SCHEMA_VERSION)
+        strict_json.check_version({"schema_version": version}, SCHEMA_VERSION, redacted(label))
         try:
             super().__init__(**fields)
         except ValidationError as error:
-            lines = [line for problem in error.errors(include_url=False) for line in problem_lines(problem)]
-            raise RecordError(redacted(f"{what} is not valid: {'; '.join(lines[:_MAX_SHOWN])}")) from None
+            lines: list[str] = []
+            for problem in error.errors(include_url=False):
+                lines += problem_lines(problem)
+            problems = "; ".join(lines[:_MAX_PROBLEMS])
+            raise RecordError(redacted(f"{label} is not valid: {problems}")) from None
 
     @model_validator(mode="before")
     @classmethod
     def _only_plain_values(cls, data: Any) -> Any:
         if isinstance(data, dict) and data.get("status") == "diverged":
-            losses = ("train_loss", "eval_loss", "eval_loss_standard_error")
-            data = {**data, **{name: None for name in losses if _not_finite(data.get(name))}}
-        return plain(data)
+            data = dict(data)
+            for name in ("train_loss", "eval_loss", "eval_loss_standard_error"):
+                if _is_not_finite(data.get(name)):
+                    data[name] = None
+        return to_plain(data)
 
     @model_validator(mode="after")
     def _consistent(self) -> RunRecord:
-        if problems := _contradictions(self):
+        problems = _find_contradictions(self)
+        if problems:
             raise InputError("\n".join(problems))
         if len(self.to_json().encode()) > strict_json.MAX_RECORD_BYTES:
             raise InputError(f"the record is larger than {strict_json.MAX_RECORD_BYTES:,} bytes as JSON")
@@ -279,7 +290,8 @@ class RunRecord(_Part):
     def load(cls, path: str | Path) -> RunRecord:
         """Read a `run.json`, or the one in the folder `path`; FilesError if there is none."""
         file = local_path(path)
-        file = file / "run.json" if file.is_dir() else file
+        if file.is_dir():
+            file = file / "run.json"
         try:
             with file.open("rb") as reader:
                 content = reader.read(strict_json.MAX_RECORD_BYTES + 1)
@@ -290,68 +302,82 @@ class RunRecord(_Part):
     def save(self, path: str | Path) -> Path:
         """Write `run.json` into the folder `path` (or to `path` itself if it ends in .json), atomically."""
         file = local_path(path)
-        file = file if file.suffix == ".json" else file / "run.json"
+        if file.suffix != ".json":
+            file = file / "run.json"
         atomic.write_bytes(file, self.to_json(indent=2).encode() + b"\n")
         return file
 
     def to_dict(self) -> dict[str, Any]:
-        """The record as plain JSON values, unknown fields included, in the schema's order."""
+        """Return the record as plain JSON values, unknown fields included, in the schema's order."""
         fields = self.model_dump(mode="json")
-        settings = fields["optimizer"].items()
-        fields["optimizer"] = {n: value for n, value in settings if value is not None or not n.startswith("muon_")}
-        return {name: value for name, value in fields.items() if value is not None or name not in _LEFT_OUT}
+        fields["optimizer"] = _without_nulls(fields["optimizer"], _MUON_FIELDS)
+        return _without_nulls(fields, _OMITTED_WHERE_NULL)
 
     def to_json(self, *, indent: int | None = None) -> str:
+        """Return the record as strict JSON text."""
         return strict_json.dumps(self.to_dict(), indent=indent)
 
     def replaced(self, **changes: Any) -> RunRecord:
-        """A validated copy with some fields changed."""
+        """Return a validated copy with some fields changed."""
         return type(self)(**{**self.to_dict(), **changes})
 
 
-_NAMES = [*RunRecord.model_fields]
-OF_A_CLASS = frozenset(_NAMES[_NAMES.index("model_type") : _NAMES.index("tokens")])  # left out where null
-_LEFT_OUT = OF_A_CLASS | {"n_kv_heads", "balance_bias_rate", "stopped", "environment"}
+_NAMES = list(RunRecord.model_fields)
+OF_A_CLASS = frozenset(_NAMES[_NAMES.index("model_type") : _NAMES.index("tokens")])
+# Records without these fields, and of another optimizer, are as they were before the fields existed.
+_OMITTED_WHERE_NULL = OF_A_CLASS | {"n_kv_heads", "balance_bias_rate", "stopped", "environment"}
+_MUON_FIELDS = frozenset(name for name in OptimizerSettings.model_fields if name.startswith("muon_"))
+
+
+def _without_nulls(fields: dict[str, Any], names: frozenset[str]) -> dict[str, Any]:
+    """Leave out those of the named fields that are null."""
+    return {name: value for name, value in fields.items() if value is not None or name not in names}
 
 
 def type_of(annotation: Any) -> type:
-    """The type of a field's values that are not null: int of `Annotated[int, …] | None`, str of a Literal."""
+    """Return the type of a field's values that are not null: int of `Annotated[int, …] | None`, str of a Literal."""
     if get_origin(annotation) is Literal:
         return type(get_args(annotation)[0])
     if get_origin(annotation) in (Annotated, Union, UnionType):
-        return next(type_of(one) for one in get_args(annotation) if one is not type(None))
+        return next(type_of(member) for member in get_args(annotation) if member is not type(None))
     # The origin is that of dict[…] and tuple[…]; a class has none.
     return get_origin(annotation) or annotation
 
 
-def _not_finite(value: Any) -> bool:
-    value = value.item() if hasattr(value, "item") else value
+def _is_not_finite(value: Any) -> bool:
+    if hasattr(value, "item"):
+        value = value.item()
     return isinstance(value, float) and not -1e300 < value < 1e300
 
 
-def _contradictions(record: RunRecord) -> list[str]:
-    """What no single field shows: fields that cannot be true together."""
-    heads, width, total, active = record.n_heads, record.d_model, record.n_total, record.n_active
-    point, tokens, dense = record.branch_point_tokens, record.tokens, record.experts == 1
+def _find_contradictions(record: RunRecord) -> list[str]:
+    """List the fields that cannot be true together, which no single field shows."""
+    problems = []
     class_fields = {name for name in OF_A_CLASS if getattr(record, name) is not None}
-    of_a_class = f"{', '.join(sorted(OF_A_CLASS - class_fields))} missing, required with one of the others"
-    unknown_loss = record.train_loss is None and record.status != "diverged" and record.train_loss_window_tokens
+    if not class_fields and record.d_model % record.n_heads:
+        problems.append(f"n_heads is {record.n_heads}, allowed are divisors of d_model {record.d_model}")
+    if class_fields and class_fields != OF_A_CLASS:
+        missing = ", ".join(sorted(OF_A_CLASS - class_fields))
+        problems.append(f"{missing} missing, required with one of the others")
+    if record.n_total < record.n_active:
+        problems.append(f"n_total is {record.n_total}, allowed is at least n_active {record.n_active}")
+    if record.experts == 1 and record.n_total != record.n_active:
+        problems.append(f"n_total is {record.n_total}, allowed with experts 1 is n_active {record.n_active}")
+    if record.train_loss is None and record.status != "diverged" and record.train_loss_window_tokens:
+        problems.append('train_loss is null, allowed only with status "diverged" or train_loss_window_tokens 0')
+    branch_point = record.branch_point_tokens
+    if branch_point is not None and record.parent_run_id is None:
+        problems.append("branch_point_tokens is set without a parent_run_id")
+    if branch_point is not None and branch_point > record.tokens:
+        problems.append(f"branch_point_tokens is {branch_point}, allowed is at most {record.tokens}")
     stages = [stage.from_tokens for stage in record.schedule.batch_ramp]
-    checks = (
-        (class_fields and class_fields != OF_A_CLASS, of_a_class),
-        (not class_fields and width % heads, f"n_heads is {heads}, allowed are divisors of d_model {width}"),
-        (total < active, f"n_total is {total}, allowed is at least n_active {active}"),
-        (dense and total != active, f"n_total is {total}, allowed with experts 1 is n_active {active}"),
-        (unknown_loss, 'train_loss is null, allowed only with status "diverged" or train_loss_window_tokens 0'),
-        (point is not None and record.parent_run_id is None, "branch_point_tokens is set without a parent_run_id"),
-        ((point or 0) > tokens, f"branch_point_tokens is {point}, allowed is at most {tokens}"),
-        (stages != sorted(set(stages)), "schedule.batch_ramp is not in increasing order of from_tokens"),
-    )
-    return [problem for wrong, problem in checks if wrong]
+    if stages != sorted(set(stages)):
+        problems.append("schedule.batch_ramp is not in increasing order of from_tokens")
+    return problems
 
 
-def plain(value: Any, name: str = "", depth: int = _MAX_DEPTH) -> Any:
-    """The value as plain JSON values: numpy scalars become Python's, tuples lists, models objects.
+def to_plain(value: Any, name: str = "", depth: int = _MAX_DEPTH) -> Any:
+    """Turn a value into plain JSON values: numpy scalars into Python's, tuples into lists, models into objects.
 
     Raises ValueError, which names the field and repeats no secret, for what JSON lacks, a number that is not finite,
     and a text with a secret, an absolute path or an e-mail address.
@@ -364,7 +390,8 @@ def plain(value: Any, name: str = "", depth: int = _MAX_DEPTH) -> Any:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
-        if problem := _problem_of(value):
+        problem = _find_private_text(value)
+        if problem:
             raise InputError(f"{redacted(name)}: {problem}")
         return str(value)
     if isinstance(value, (int, float)):
@@ -377,20 +404,29 @@ def plain(value: Any, name: str = "", depth: int = _MAX_DEPTH) -> Any:
     if depth == 0 or len(value) > _MAX_ITEMS:
         raise InputError(f"{name}: nested deeper than {_MAX_DEPTH} levels, or more than {_MAX_ITEMS} entries")
     if not isinstance(value, dict):
-        return [plain(item, f"{name}[{position}]", depth - 1) for position, item in enumerate(value)]
+        return [to_plain(item, f"{name}[{position}]", depth - 1) for position, item in enumerate(value)]
     for key in value:
-        if not isinstance(key, str):
-            raise InputError(f"{name}: field names must be strings")
-        if problem := _problem_of(key):
-            raise InputError(f"{redacted(f'{name}.{key[:40]}')} (the field's name): {problem}".lstrip("."))
-    return {key: plain(item, f"{name}.{key[:80]}".lstrip("."), depth - 1) for key, item in value.items()}
+        _check_key(key, name)
+    return {key: to_plain(item, f"{name}.{key[:80]}".lstrip("."), depth - 1) for key, item in value.items()}
 
 
-@lru_cache(maxsize=4096)  # most texts of a table are those of its other rows
-def _problem_of(text: str) -> str | None:
+def _check_key(key: Any, name: str) -> None:
+    """Raise InputError for a key of the object `name` that may not be a field's name."""
+    if not isinstance(key, str):
+        raise InputError(f"{name}: field names must be strings")
+    problem = _find_private_text(key)
+    if problem:
+        raise InputError(f"{redacted(f'{name}.{key[:40]}')} (the field's name): {problem}".lstrip("."))
+
+
+# Cached, since most texts of a table occur in many of its rows.
+@lru_cache(maxsize=4096)
+def _find_private_text(text: str) -> str | None:
+    """Say why a record may not hold a text: its length, a secret, a path or an address; None if it may."""
     if len(text) > MAX_TEXT:
         return f"a text of {len(text):,} characters, allowed are {MAX_TEXT:,}"
-    if secret := secret_in(text):
+    secret = secret_in(text)
+    if secret:
         return f"holds what looks like {secret}; a record must not have one"
     if _PATH.search(text):
         return f"{text[:80]!r} holds an absolute path; a record names files relative to nothing"

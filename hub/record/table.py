@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
@@ -33,50 +33,57 @@ TEXT_SUFFIXES = (".csv", ".tsv", ".txt")
 MAX_FILE_BYTES = 512 * 1024 * 1024
 MAX_ROWS = 1_000_000
 NO_PYARROW = 'pyarrow is not installed: pip install "joint-moe-scaling-laws[parquet]"'
-_UNKNOWN_FIELDS = "unknown_fields"  # the column for what the schema does not know
-_MAX_SHOWN = 20
+# The column for fields that the schema does not know.
+_UNKNOWN_FIELDS = "unknown_fields"
+# Reasons that an error repeats.
+_MAX_REASONS = 20
 
 
 @dataclass(frozen=True)
 class UnreadableRow:
-    """A row that this version cannot read: its line as it is (of JSON lines), why, and which run it names, if any."""
+    """A row that this version cannot read: its line (of JSON lines), the reason, and the run that it names, if any."""
 
     line: bytes
     reason: str
     run_id: str | None
     branch: str | None
-    newer: bool  # it says that a later version of the schema wrote it
+    # Whether its version says that a later schema wrote it.
+    newer: bool
 
 
 @dataclass(frozen=True)
 class LoadedRows:
-    """The rows of a table of runs, and where they are from."""
+    """The rows of a table of runs, and their source."""
 
-    rows: list[Any]  # run records, and mappings for rows of somebody else's table
+    # Run records, and mappings for rows of somebody else's table.
+    rows: list[Any]
     # Name of the source, for messages and provenance.
     name: str
-    dataset: str | None = None  # an index on the Hub, which has the same rows at `commit`
+    # An index on the Hub, which has the same rows at `commit`.
+    dataset: str | None = None
     commit: str | None = None
 
 
-def checked(
+def require_readable(
     records: list[Any], unreadable: list[UnreadableRow], name: str, problems: list[str] | None = None
 ) -> list[Any]:
-    """The records, once the unreadable rows are raised as one error or added to `problems`."""
+    """Return the records; raise RecordError with the reasons of the unreadable rows, or add those to `problems`."""
     reasons = [row.reason for row in unreadable]
     if problems is not None:
         problems.extend(reasons)
     elif reasons:
-        more = f"\n… and {len(reasons) - _MAX_SHOWN} more" if len(reasons) > _MAX_SHOWN else ""
-        head = f"{name}: {len(reasons)} of {len(reasons) + len(records)} rows are not valid run records"
-        raise RecordError("\n".join([head, *reasons[:_MAX_SHOWN]]) + more)
+        row_count = len(reasons) + len(records)
+        lines = [f"{name}: {len(reasons)} of {row_count} rows are not valid run records", *reasons[:_MAX_REASONS]]
+        if len(reasons) > _MAX_REASONS:
+            lines.append(f"… and {len(reasons) - _MAX_REASONS} more")
+        raise RecordError("\n".join(lines))
     return records
 
 
 def split_rows(
     content: bytes, name: str = JSONL_NAME, *, foreign: bool = False
 ) -> tuple[list[Any], list[UnreadableRow]]:
-    """The records of a table's bytes, and its unreadable rows, each list in the table's order.
+    """Read the records of a table's bytes, and its unreadable rows, each list in the table's order.
 
     The ending of `name` says which format: `.parquet`, or JSON lines; with `foreign` also text tables (`.csv`, `.tsv`,
     `.txt`) and JSON of any shape (`hub.record.foreign`), and rows without a `schema_version` are somebody else's and
@@ -84,30 +91,45 @@ def split_rows(
     """
     records: list[Any] = []
     unreadable: list[UnreadableRow] = []
-    for count, (what, row) in enumerate(_reader(Path(name).suffix.lower(), foreign)(content, name)):
+    read_rows = _choose_reader(Path(name).suffix.lower(), foreign)
+    for count, (label, row) in enumerate(read_rows(content, name)):
         if count >= MAX_ROWS:
             raise RecordError(f"{name}: more than {MAX_ROWS:,} rows")
         fields: Any = row
         try:
             if isinstance(row, bytes):
-                fields = strict_json.loads(row, what=what, finite=not foreign)
+                fields = strict_json.loads(row, what=label, finite=not foreign)
             if foreign and isinstance(fields, dict) and "schema_version" not in fields:
                 records.append(fields)
                 continue
-            nested = _unflattened(row, what) if isinstance(row, dict) else fields
-            records.append(RunRecord.from_dict(nested, what=what))
+            nested = _unflatten(row, label) if isinstance(row, dict) else fields
+            records.append(RunRecord.from_dict(nested, what=label))
         except RecordError as error:
-            named = fields if isinstance(fields, dict) else {}
-            texts = {key: value for key, value in named.items() if isinstance(value, str)}
-            version = named.get("schema_version")
-            newer = isinstance(version, int) and version > strict_json.SCHEMA_VERSION
             line = row if isinstance(row, bytes) else b""
-            unreadable.append(UnreadableRow(line, str(error), texts.get("run_id"), texts.get("branch"), newer))
+            unreadable.append(_unreadable_row(line, fields, str(error)))
     return records, unreadable
 
 
-def _reader(suffix: str, foreign: bool) -> Callable[[bytes, str], Iterator[tuple[str, Any]]]:
-    """Choose what reads files of this ending: a row each, as a mapping or as the bytes of its JSON."""
+def _unreadable_row(line: bytes, fields: Any, reason: str) -> UnreadableRow:
+    """Describe a row by those of its fields that can be trusted."""
+    if not isinstance(fields, dict):
+        return UnreadableRow(line, reason, None, None, newer=False)
+    version = fields.get("schema_version")
+    return UnreadableRow(
+        line,
+        reason,
+        _text_or_none(fields.get("run_id")),
+        _text_or_none(fields.get("branch")),
+        newer=isinstance(version, int) and version > strict_json.SCHEMA_VERSION,
+    )
+
+
+def _text_or_none(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _choose_reader(suffix: str, foreign: bool) -> Callable[[bytes, str], Iterator[tuple[str, Any]]]:
+    """Choose the reader of files with this ending: it yields rows, each as a mapping or as the bytes of its JSON."""
     if suffix == ".parquet":
         return _parquet_rows
     if suffix in TEXT_SUFFIXES:
@@ -116,35 +138,36 @@ def _reader(suffix: str, foreign: bool) -> Callable[[bytes, str], Iterator[tuple
 
 
 def write_records(records: Iterable[RunRecord], folder: str | Path) -> tuple[Path, Path]:
-    """Write `runs.parquet` and `runs.jsonl` into `folder`, atomically, the JSON lines last; returns both paths.
+    """Write `runs.parquet` and `runs.jsonl` into `folder`, atomically, the JSON lines last; return both paths.
 
     Without pyarrow the parquet file is removed.
     """
-    listed = list(records)
-    jsonl, parquet = Path(folder) / JSONL_NAME, Path(folder) / PARQUET_NAME
-    table = to_parquet(listed)
+    rows = list(records)
+    jsonl = Path(folder) / JSONL_NAME
+    parquet = Path(folder) / PARQUET_NAME
+    table = to_parquet(rows)
     if table is None:
         parquet.unlink(missing_ok=True)
     else:
         atomic.write_bytes(parquet, table)
-    atomic.write_bytes(jsonl, to_jsonl(listed))
+    atomic.write_bytes(jsonl, to_jsonl(rows))
     return jsonl, parquet
 
 
 def viewer_file() -> str:
-    """The file of an index written here that viewers should read: parquet where pyarrow is installed."""
+    """Name the file of an index written here that viewers should read: parquet where pyarrow is installed."""
     return PARQUET_NAME if find_spec("pyarrow") else JSONL_NAME
 
 
 def to_jsonl(records: Iterable[RunRecord]) -> bytes:
-    """The records as JSON lines, UTF-8."""
+    """Write the records as JSON lines, UTF-8."""
     return "".join(record.to_json() + "\n" for record in records).encode()
 
 
 def to_parquet(records: Iterable[RunRecord]) -> bytes | None:
-    """The records as a parquet file with the schema's columns, also for columns that are null throughout.
+    """Write the records as a parquet file with the schema's columns, also for columns that are null throughout.
 
-    None without pyarrow, with a warning: an index then has no parquet file, rather than an old one.
+    Returns None without pyarrow, with a warning: an index then has no parquet file, rather than an old one.
     """
     if viewer_file() != PARQUET_NAME:
         logger.warning("%s is not written: %s", PARQUET_NAME, NO_PYARROW)
@@ -152,10 +175,12 @@ def to_parquet(records: Iterable[RunRecord]) -> bytes | None:
     import pyarrow
     import pyarrow.parquet
 
-    types = {bool: pyarrow.bool_(), int: pyarrow.int64(), float: pyarrow.float64()}  # lists and objects are JSON text
-    columns = {column: types.get(kind, pyarrow.string()) for column, (_, kind) in _columns().items()}
-    schema = pyarrow.schema([*columns.items(), (_UNKNOWN_FIELDS, pyarrow.string())])
-    table = pyarrow.Table.from_pylist([_flattened(record.to_dict()) for record in records], schema=schema)
+    # Lists and objects are JSON text.
+    types = {bool: pyarrow.bool_(), int: pyarrow.int64(), float: pyarrow.float64()}
+    columns = [(name, types.get(column.value_type, pyarrow.string())) for name, column in _columns().items()]
+    schema = pyarrow.schema([*columns, (_UNKNOWN_FIELDS, pyarrow.string())])
+    rows = [_flatten(record.to_dict()) for record in records]
+    table = pyarrow.Table.from_pylist(rows, schema=schema)
     buffer = io.BytesIO()
     pyarrow.parquet.write_table(table, buffer, compression="zstd")
     return buffer.getvalue()
@@ -175,10 +200,11 @@ def _parquet_rows(content: bytes, name: str) -> Iterator[tuple[str, dict[str, An
         raise FilesError(f"{name}: {NO_PYARROW}") from None
     try:
         file = pyarrow.parquet.ParquetFile(io.BytesIO(content))
-        meta = file.metadata
-        expanded = sum(meta.row_group(i).total_byte_size for i in range(meta.num_row_groups))
-        if expanded > MAX_FILE_BYTES or meta.num_rows > MAX_ROWS:
-            raise RecordError(f"{name}: {expanded:,} bytes in {meta.num_rows:,} rows when expanded, too large")
+        metadata = file.metadata
+        row_count = metadata.num_rows
+        expanded_bytes = sum(metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups))
+        if expanded_bytes > MAX_FILE_BYTES or row_count > MAX_ROWS:
+            raise RecordError(f"{name}: {expanded_bytes:,} bytes in {row_count:,} rows when expanded, too large")
         batches = (batch.to_pylist() for batch in file.iter_batches(batch_size=1024))
         for number, row in enumerate(itertools.chain.from_iterable(batches), start=1):
             yield f"{name} row {number}", row
@@ -186,41 +212,55 @@ def _parquet_rows(content: bytes, name: str) -> Iterator[tuple[str, dict[str, An
         raise RecordError(f"{name}: not a readable parquet file ({redacted(str(error))[:200]})") from None
 
 
+class _Column(NamedTuple):
+    """The place of a column's values: a field `key` of the record, or of its object `parent`; and their type."""
+
+    parent: str | None
+    key: str
+    value_type: type
+
+
 @cache
-def _columns() -> dict[str, tuple[tuple[str, ...], type]]:
-    """Name of a column -> its path in the record and the type of its values, in the schema's order."""
-    columns: dict[str, tuple[tuple[str, ...], type]] = {}
+def _columns() -> dict[str, _Column]:
+    """Return the columns by name, in the schema's order."""
+    columns: dict[str, _Column] = {}
     for name, field in RunRecord.model_fields.items():
-        kind = type_of(field.annotation)
-        if issubclass(kind, BaseModel):
-            inner = {key: type_of(part.annotation) for key, part in kind.model_fields.items()}
-            columns |= {f"{name}_{key}": ((name, key), of) for key, of in inner.items()}
-        else:
-            columns[name] = ((name,), kind)
+        value_type = type_of(field.annotation)
+        if not issubclass(value_type, BaseModel):
+            columns[name] = _Column(None, name, value_type)
+            continue
+        for key, inner_field in value_type.model_fields.items():
+            columns[f"{name}_{key}"] = _Column(name, key, type_of(inner_field.annotation))
     return columns
 
 
-def _flattened(fields: dict[str, Any]) -> dict[str, Any]:
+def _flatten(fields: dict[str, Any]) -> dict[str, Any]:
+    """Lay the fields of a record into a row; they are emptied meanwhile."""
     row: dict[str, Any] = {}
-    for column, ((name, *inner), _) in _columns().items():
-        value = fields[name].pop(inner[0], None) if inner else fields.pop(name, None)
-        row[column] = strict_json.dumps(value) if isinstance(value, (dict, list)) else value
+    for name, column in _columns().items():
+        source = fields[column.parent] if column.parent else fields
+        value = source.pop(column.key, None)
+        row[name] = strict_json.dumps(value) if isinstance(value, (dict, list)) else value
     unknown = {name: value for name, value in fields.items() if value or name not in RunRecord.model_fields}
     row[_UNKNOWN_FIELDS] = strict_json.dumps(unknown) if unknown else None
     return row
 
 
-def _unflattened(row: dict[str, Any], what: str) -> dict[str, Any]:
+def _unflatten(row: dict[str, Any], label: str) -> dict[str, Any]:
+    """Restore the fields of a record from a row; columns of somebody else's stay beside them."""
     row = dict(row)
-    unknown = _parsed(row.pop(_UNKNOWN_FIELDS, None), what, _UNKNOWN_FIELDS) or {}
+    unknown = _parse_json(row.pop(_UNKNOWN_FIELDS, None), label, _UNKNOWN_FIELDS) or {}
     if not isinstance(unknown, dict):
-        raise RecordError(f"{what}: {_UNKNOWN_FIELDS}: allowed is an object as JSON text")
+        raise RecordError(f"{label}: {_UNKNOWN_FIELDS}: allowed is an object as JSON text")
     fields: dict[str, Any] = {}
-    for column, ((name, *inner), kind) in _columns().items():
-        if column in row:
-            value = row.pop(column)
-            part = fields.setdefault(name, {}) if inner else fields
-            part[inner[0] if inner else name] = _parsed(value, what, column) if kind in (dict, tuple) else value
+    for name, column in _columns().items():
+        if name not in row:
+            continue
+        value = row.pop(name)
+        if column.value_type in (dict, tuple):
+            value = _parse_json(value, label, name)
+        target = fields.setdefault(column.parent, {}) if column.parent else fields
+        target[column.key] = value
     for name, value in unknown.items():
         if isinstance(fields.get(name), dict) and isinstance(value, dict):
             fields[name] = {**value, **fields[name]}
@@ -229,5 +269,5 @@ def _unflattened(row: dict[str, Any], what: str) -> dict[str, Any]:
     return {**row, **fields}
 
 
-def _parsed(value: Any, what: str, column: str) -> Any:
-    return strict_json.loads(value, what=f"{what}, {column}") if isinstance(value, str) else value
+def _parse_json(value: Any, label: str, column: str) -> Any:
+    return strict_json.loads(value, what=f"{label}, {column}") if isinstance(value, str) else value

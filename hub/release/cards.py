@@ -1,7 +1,7 @@
 """Cards of a released revision, of a repository, and of a sweep's index.
 
-Text from a record is escaped, text that the caller hands in is trusted. What follows from records stands in named
-blocks: a later push rewrites those (`refresh_card`), and everything else is a person's.
+Text from a record is escaped, text that the caller hands in is trusted. Text that follows from records stands in
+named blocks: a later push rewrites these (`refresh_card`), and leaves everything else to people.
 """
 
 from __future__ import annotations
@@ -9,13 +9,21 @@ from __future__ import annotations
 import json
 import math
 import re
-import string
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 from hub.base.errors import FilesError
-from hub.base.markdown import block, block_of, escaped, license_of, read_card, replace_block, updated, with_metadata
+from hub.base.markdown import (
+    block,
+    block_of,
+    compose_card,
+    escaped,
+    license_of,
+    read_card,
+    replace_block,
+    update_metadata,
+)
 from hub.base.tables import Table
 from hub.base.units import UNKNOWN, format_count, format_decimal
 from hub.record.names import branch_name, index_name, repo_name
@@ -24,18 +32,29 @@ from hub.record.table import viewer_file
 
 PAPER = "[Joint MoE Scaling Laws](https://arxiv.org/abs/2502.05172) (Ludziejewski et al. 2025)"
 TAGS = ("scaling-laws", "mixture-of-experts", "switch-transformer", "joint-moe-scaling-laws")
-TRANSFORMERS = "5.17"  # the oldest that runs the code of our class, as `modeling_switch_moe.versions` has it
-OURS = "switch-transformer"  # the tag in whose place another class has its model type
-# Blocks, and of these the ones that follow from records.
-RUN, RUNS, LOADING, PLACE, LAW, REVISIONS, MAIN = "run", "runs", "loading", "place", "law", "revisions", "main"
-_BLOCKS = (RUN, RUNS, LOADING, PLACE, REVISIONS, MAIN)
-_FROM_RECORDS = ("tags", "datasets", "model-index", "configs")  # metadata that follows from the records
+# The oldest that runs the code of our class, as `modeling_switch_moe.versions` has it.
+TRANSFORMERS = "5.17"
+# The tag in whose place another class has its model type.
+OURS = "switch-transformer"
+# The names of blocks.
+RUN = "run"
+RUNS = "runs"
+LOADING = "loading"
+PLACE = "place"
+LAW = "law"
+REVISIONS = "revisions"
+MAIN = "main"
+# Blocks and metadata that follow from records.
+_BLOCKS_OF_RECORDS = (RUN, RUNS, LOADING, PLACE, REVISIONS, MAIN)
+_METADATA_OF_RECORDS = ("tags", "datasets", "model-index", "configs")
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 _PICTURE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.(?:png|svg)")
 _MAX_TABLE_ROWS = 400
-_NEIGHBOURS = 6  # runs shown on either side
+# Runs before and after a run in the table of its sweep.
+_NEIGHBOURS = 6
 _PREDICTION = "Loss in nats/token that a scaling law predicts for this run:"
-_MAX_RESULTS = 100  # revisions whose results stand in the metadata of a repository's card
+# Revisions whose results stand in the metadata of a repository's card.
+_MAX_RESULTS = 100
 
 # huggingface.co/docs/hub/repositories-licenses. Whoever releases weights says under which, or the card names none.
 _IDENTIFIERS = """
@@ -65,40 +84,44 @@ def model_card(
     predicted_loss: float | None = None,
     license: str | None = None,
 ) -> str:
-    """The README.md of one released revision, with its results as a `model-index`.
+    """Write the README.md of one released revision, with its results as a `model-index`.
 
     `sections` (heading -> Markdown) come before the limits, `pictures` (file name -> caption, "" for the name) after
     the table. `siblings` are other runs of the sweep, `predicted_loss` (nats/token) is a law's, and `license` an
     identifier of the Hub's list; without one the card names none.
     """
-    kind, purpose = "dense", "as the one-expert case of a Mixture-of-Experts scaling law"
+    paragraphs = [*_introduce(record), "## How to load", block(LOADING, _loading_example(record))]
+    paragraphs += ["## The run", block(RUN, _run_table(record))]
+    paragraphs += [_picture(name, caption) for name, caption in pictures.items()]
+    paragraphs.append(block(PLACE, _place_in_sweep(record, siblings, predicted_loss)))
+    paragraphs += [f"## {heading}\n\n{text}" for heading, text in (sections or {}).items()]
+    paragraphs += ["## Limits", _LIMITS]
+    return compose_card(_metadata([record], license), paragraphs)
+
+
+def _introduce(record: RunRecord) -> list[str]:
+    """Write the title of a run's card, and the paragraphs that say what its model is."""
+    kind = "dense"
+    title = "1 expert"
+    purpose = "as the one-expert case of a Mixture-of-Experts scaling law"
     if record.experts > 1:
-        kind = f"{'Switch ' if record.model_type is None else ''}Mixture-of-Experts"
+        kind = "Switch Mixture-of-Experts" if record.model_type is None else "Mixture-of-Experts"
+        title = f"{record.experts} experts"
         purpose = "to measure how loss depends on size, data and the number of experts"
     if record.model_type is not None:
         kind += f" ({record.model_type} of transformers)"
-    status = {
-        "diverged": "**This run diverged; its weights are kept for study only.**",
-        "intermediate": "This is an intermediate checkpoint of a run that went on."
-        if record.stopped is None
-        else f"This run was stopped before its horizon; {escaped(record.stopped)}.",
-    }
-    parts = [
-        f"# {record.experts} expert{'s' * (record.experts > 1)}, {format_count(record.n_active)} active parameters",
+    paragraphs = [
+        f"# {title}, {format_count(record.n_active)} active parameters",
         f"A {kind} language model of the sweep {escaped(record.sweep)}, trained on {format_count(record.tokens)} "
         f"tokens {purpose}, as in {PAPER}.",
-        *([status[record.status]] if record.status in status else []),
-        "## How to load",
-        block(LOADING, _loading_example(record)),
-        "## The run",
-        block(RUN, _run_table(record)),
-        *(_picture(name, caption) for name, caption in pictures.items()),
-        block(PLACE, _place_in_sweep(record, siblings, predicted_loss)),
-        *(f"## {heading}\n\n{text}" for heading, text in (sections or {}).items()),
-        "## Limits",
-        _LIMITS,
     ]
-    return with_metadata(_metadata([record], license), parts)
+    if record.status == "diverged":
+        paragraphs.append("**This run diverged; its weights are kept for study only.**")
+    elif record.status == "intermediate" and record.stopped is None:
+        paragraphs.append("This is an intermediate checkpoint of a run that went on.")
+    elif record.status == "intermediate":
+        paragraphs.append(f"This run was stopped before its horizon; {escaped(record.stopped)}.")
+    return paragraphs
 
 
 def refresh_card(card: str, fresh: str) -> str:
@@ -106,16 +129,17 @@ def refresh_card(card: str, fresh: str) -> str:
 
     Everything else stays; a card without our blocks stays as it is but for the licence.
     """
-    for part in _BLOCKS:
-        text = block_of(fresh, part)
+    for name in _BLOCKS_OF_RECORDS:
+        text = block_of(fresh, name)
         if text:
-            card = replace_block(card, part, text)
+            card = replace_block(card, name, text)
     metadata = read_card(fresh).data.to_dict()
-    has_our_blocks = any(block_of(card, part) is not None for part in (RUN, RUNS, REVISIONS))
-    owned = [*_FROM_RECORDS] if has_our_blocks else []
+    names: list[str] = []
+    if any(block_of(card, name) is not None for name in (RUN, RUNS, REVISIONS)):
+        names += _METADATA_OF_RECORDS
     if "license" in metadata:
-        owned.append("license")
-    return updated(card, metadata, owned)
+        names.append("license")
+    return update_metadata(card, metadata, names)
 
 
 def update_card(present: str, card: str, license: str | None = None, *, with_prediction: bool = False) -> str:
@@ -126,15 +150,15 @@ def update_card(present: str, card: str, license: str | None = None, *, with_pre
     """
     license = license or license_of(present) or license_of(card)
     if license:
-        card = updated(card, {"license": license}, ["license"])
+        card = update_metadata(card, {"license": license}, ["license"])
     text = refresh_card(present, card)
-    same_prediction = not with_prediction or _prediction_of(present) == _prediction_of(text)
-    same_rest = replace_block(present, PLACE, "") == replace_block(text, PLACE, "")
-    return present if same_prediction and same_rest else text
+    if with_prediction and _prediction_of(present) != _prediction_of(text):
+        return text
+    return present if replace_block(present, PLACE, "") == replace_block(text, PLACE, "") else text
 
 
-def shown_on_main(records: Iterable[RunRecord]) -> RunRecord | None:
-    """The run whose files lie on `main`: the longest final one, then that of the lowest held-out loss, if any."""
+def choose_main_run(records: Iterable[RunRecord]) -> RunRecord | None:
+    """Choose the run whose files lie on `main`: the longest final one, then that of the lowest held-out loss."""
 
     def order(record: RunRecord) -> tuple[int, float, str]:
         loss = math.inf if record.eval_loss is None else record.eval_loss
@@ -144,46 +168,49 @@ def shown_on_main(records: Iterable[RunRecord]) -> RunRecord | None:
 
 
 def repo_card(records: Iterable[RunRecord], *, on_main: bool = True, license: str | None = None) -> str:
-    """The README.md on `main` of a model repository: its revisions, which of them `main` is, and how to load one.
+    """Write the README.md on `main` of a model repository: its revisions, which of them `main` is, how to load one.
 
-    `records` (at least one) have `repo` and `branch` set; `on_main`: the files of `shown_on_main` lie on `main`, too.
+    `records` (at least one) have `repo` and `branch` set; `on_main`: the files of `choose_main_run` lie on `main`.
     """
     runs = sorted(records, key=lambda record: (record.status != "final", record.tokens, record.branch or ""))
-    main_run = shown_on_main(runs)
-    like = main_run or runs[-1]
-    switch = "Switch " if like.model_type is None else f"{like.model_type} "
-    kind = f"{switch}Mixture-of-Experts models with {like.experts} experts" if like.experts > 1 else "Dense models"
-    what_main_is = "**The branch `main` has no weights.** Choose a revision:"
+    main_run = choose_main_run(runs)
+    example = main_run or runs[-1]
+    kind = "Dense models"
+    if example.experts > 1:
+        class_name = "Switch" if example.model_type is None else example.model_type
+        kind = f"{class_name} Mixture-of-Experts models with {example.experts} experts"
+    main_text = "**The branch `main` has no weights.** Choose a revision:"
     if on_main and main_run:
-        what_main_is = (
+        main_text = (
             f"`main` holds the same files as the revision `{main_run.branch or branch_name(main_run)}`, the longest "
             "of the finished runs. The other runs are revisions of their own:"
         )
     header = ("Revision", "Tokens", "Held-out loss", "Training loss", "Status")
-    rows = [(record.branch or branch_name(record), *_results_of(record)) for record in runs[:_MAX_TABLE_ROWS]]
-    parts = [
-        f"# {escaped(repo_name(like))}",
-        f"{kind}, {format_count(like.n_active)} active of {format_count(like.n_total)} parameters, of the sweep "
-        f"{escaped(like.sweep)}: one revision for each run, measured for a scaling law as in {PAPER}.",
-        block(MAIN, what_main_is),
+    rows = [(record.branch or branch_name(record), *_result_cells(record)) for record in runs[:_MAX_TABLE_ROWS]]
+    paragraphs = [
+        f"# {escaped(repo_name(example))}",
+        f"{kind}, {format_count(example.n_active)} active of {format_count(example.n_total)} parameters, of the sweep "
+        f"{escaped(example.sweep)}: one revision for each run, measured for a scaling law as in {PAPER}.",
+        block(MAIN, main_text),
         block(REVISIONS, Table(header, rows).markdown()),
         "## How to load",
-        block(LOADING, _loading_example(like)),
-        f"All runs of the sweep, with their records: the dataset `{index_name(like.sweep)}`.",
+        block(LOADING, _loading_example(example)),
+        f"All runs of the sweep, with their records: the dataset `{index_name(example.sweep)}`.",
     ]
-    return with_metadata(_metadata(runs, license), parts)
+    return compose_card(_metadata(runs, license), paragraphs)
 
 
 def sweep_card(records: Iterable[RunRecord], *, repo: str | None = None, license: str | None = None) -> str:
-    """The README.md of a sweep's index, with a place for the law; `repo` is the dataset's id, for the example."""
+    """Write the README.md of a sweep's index, with a place for the law; `repo` is the dataset's id."""
     runs = list(records)
-    names = sorted({record.sweep for record in runs})
-    sweep = ", ".join(names) or "empty sweep"
-    finals = sum(record.status == "final" for record in runs)
-    more = len(runs) - _MAX_TABLE_ROWS
-    listed = [f"In all: {len(runs)} rows, {finals} of them final runs.", runs_table(runs[:_MAX_TABLE_ROWS]).markdown()]
-    listed += [f"… and {more} more rows in `{viewer_file()}`."] if more > 0 else []
-    parts = [
+    sweep_names = sorted({record.sweep for record in runs})
+    sweep = ", ".join(sweep_names) or "empty sweep"
+    final_count = sum(record.status == "final" for record in runs)
+    table = runs_table(runs[:_MAX_TABLE_ROWS]).markdown()
+    run_paragraphs = [f"In all: {len(runs)} rows, {final_count} of them final runs.", table]
+    if len(runs) > _MAX_TABLE_ROWS:
+        run_paragraphs.append(f"… and {len(runs) - _MAX_TABLE_ROWS} more rows in `{viewer_file()}`.")
+    paragraphs = [
         f"# {escaped(f'Runs of {sweep}')}",
         f"The run records of the sweep {escaped(sweep)}: dense and Switch Mixture-of-Experts language models. A joint "
         f"scaling law of active parameters, tokens and experts is fitted to these measurements, as in {PAPER}.",
@@ -191,102 +218,121 @@ def sweep_card(records: Iterable[RunRecord], *, repo: str | None = None, license
         block(LOADING, _index_example(repo)),
         block(LAW, ""),
         "## The runs",
-        block(RUNS, "\n\n".join(listed)),
+        block(RUNS, "\n\n".join(run_paragraphs)),
         "Losses are in nats per token. `eval_loss` is held-out and without dropped tokens; `train_loss` is a mean "
         "over the last tokens of training (`train_loss_window_tokens`).",
     ]
     metadata = {
-        "license": license and checked_license(license),
+        "license": license and check_license(license),
         "language": "en",
         "tags": _tags(runs),
         "pretty_name": f"Runs of {sweep}",
         "configs": [{"config_name": "default", "data_files": [{"split": "train", "path": viewer_file()}]}],
     }
-    return with_metadata(metadata, parts)
+    return compose_card(metadata, paragraphs)
 
 
 def _metadata(records: Sequence[RunRecord], license: str | None) -> dict[str, Any]:
-    """Licence, tags, datasets and results of the runs, each revision a model of its own in the `model-index`."""
+    """Collect licence, tags, datasets and results of the runs, each revision a model in the `model-index`."""
     datasets = {record.dataset.id for record in records if _HUB_ID.fullmatch(record.dataset.id)}
+    models: list[dict[str, Any]] = []
+    for record in records[:_MAX_RESULTS]:
+        models += _model_index(record)
     return {
-        "license": license and checked_license(license),
+        "license": license and check_license(license),
         "language": "en",
         "library_name": "transformers",
         "pipeline_tag": "text-generation",
         "tags": _tags(records),
         "datasets": sorted(datasets) or None,
-        "model-index": [model for record in records[:_MAX_RESULTS] for model in _results(record)] or None,
+        "model-index": models or None,
     }
 
 
 def _tags(records: Sequence[RunRecord]) -> list[str]:
-    """The project's tags, the model classes and the sweeps."""
+    """List the project's tags, the model classes and the sweeps."""
     classes = {record.model_type or OURS for record in records} or {OURS}
-    kept = [tag for tag in TAGS if tag != OURS or tag in classes]
-    return [*kept, *sorted(classes - {OURS}), *sorted({f"sweep:{record.sweep}" for record in records})]
+    project_tags = [tag for tag in TAGS if tag != OURS or tag in classes]
+    sweep_tags = {f"sweep:{record.sweep}" for record in records}
+    return [*project_tags, *sorted(classes - {OURS}), *sorted(sweep_tags)]
 
 
-def _results(record: RunRecord) -> list[dict[str, Any]]:
-    """The entry of a `model-index`: held-out loss and perplexity; none if the run has no held-out loss."""
+def _model_index(record: RunRecord) -> list[dict[str, Any]]:
+    """Make the entry of a `model-index`: held-out loss and perplexity; none if the run has no held-out loss."""
     from huggingface_hub import EvalResult
     from huggingface_hub.repocard_data import eval_results_to_model_index
 
     if record.eval_loss is None:
         return []
-    about = {
-        "task_type": "text-generation",
-        "task_name": "Language modelling",
-        "dataset_type": record.dataset.id if _HUB_ID.fullmatch(record.dataset.id) else "local",
-        "dataset_name": f"{record.dataset.id} (held-out)",
-        "dataset_revision": record.dataset.revision,
-    }
-    metrics = (
+    perplexity = math.exp(min(record.eval_loss, 700.0))
+    results = []
+    for metric_type, metric_name, value in (
         ("loss", "Held-out loss (nats/token)", record.eval_loss),
-        ("perplexity", "Held-out perplexity", math.exp(min(record.eval_loss, 700.0))),
-    )
-    results = [EvalResult(**about, metric_type=m, metric_name=n, metric_value=round(v, 6)) for m, n, v in metrics]
+        ("perplexity", "Held-out perplexity", perplexity),
+    ):
+        result = EvalResult(
+            task_type="text-generation",
+            task_name="Language modelling",
+            dataset_type=record.dataset.id if _HUB_ID.fullmatch(record.dataset.id) else "local",
+            dataset_name=f"{record.dataset.id} (held-out)",
+            dataset_revision=record.dataset.revision,
+            metric_type=metric_type,
+            metric_name=metric_name,
+            metric_value=round(value, 6),
+        )
+        results.append(result)
     return list(eval_results_to_model_index(f"{repo_name(record)}-{record.branch or branch_name(record)}", results))
 
 
 def loading_code(
     place: str, revision: str | None = None, *, tokenizer: str | None = None, has_code: bool = True
 ) -> str:
-    """Python that loads a release and its tokenizer in a fresh interpreter, without this project.
+    """Write Python that loads a release and its tokenizer in a fresh interpreter, without this project.
 
     `place` is a repository, with a branch or commit as `revision`, or a folder, without. `tokenizer` names one on the
     Hub that the release lacks. Where the release `has_code`, as models of our class do, both calls trust it, since
     transformers asks at a prompt otherwise.
     """
-    names, source = ("folder", "folder") if revision is None else ("repo, revision", "repo, revision=revision")
-    values = ", ".join(json.dumps(value) for value in (place, revision) if value is not None)
-    trust = ", trust_remote_code=True" if has_code else ""
-    words = f"{source}{trust}" if tokenizer is None else json.dumps(tokenizer)
+    if revision is None:
+        assignment = f"folder = {json.dumps(place)}"
+        arguments = "folder"
+    else:
+        assignment = f"repo, revision = {json.dumps(place)}, {json.dumps(revision)}"
+        arguments = "repo, revision=revision"
+    if has_code:
+        arguments += ", trust_remote_code=True"
+    tokenizer_arguments = arguments if tokenizer is None else json.dumps(tokenizer)
     return f"""from transformers import AutoModelForCausalLM, AutoTokenizer
 
-{names} = {values}
-model = AutoModelForCausalLM.from_pretrained({source}{trust}, use_safetensors=True)
-tokenizer = AutoTokenizer.from_pretrained({words})"""
+{assignment}
+model = AutoModelForCausalLM.from_pretrained({arguments}, use_safetensors=True)
+tokenizer = AutoTokenizer.from_pretrained({tokenizer_arguments})"""
 
 
 def tokenizer_name(record: RunRecord) -> str | None:
-    """The tokenizer's name on the Hub where a release has it by name only, without its files."""
-    named = record.tokenizer.fingerprint is None and _HUB_ID.fullmatch(record.tokenizer.id)
-    return record.tokenizer.id if named else None
+    """Return the tokenizer's name on the Hub where a release has it by name only, without its files."""
+    tokenizer = record.tokenizer
+    return tokenizer.id if tokenizer.fingerprint is None and _HUB_ID.fullmatch(tokenizer.id) else None
 
 
 def _loading_example(record: RunRecord) -> str:
     # Repository and branch match patterns without quotes, so they are safe inside the string literals.
-    repo, branch = record.repo or repo_name(record), record.branch or branch_name(record)
-    more: dict[str, Any] = {"tokenizer": tokenizer_name(record), "has_code": record.model_type is None}
-    if "/" in repo:
-        lead = "Every run is a branch of its repository, so give the `revision`"
-        lead += f", here the commit of `{branch}`:" if record.commit else ":"
-        code = loading_code(repo, record.commit or branch, **more)
-    else:  # a local store
-        lead = "From the store's folder (or give the whole path):"
-        code = loading_code(f"models/{repo}/{branch}", **more)
-    example = f"{lead}\n\n```python\n{code}\n```"
-    if record.model_type is not None:
+    repo = record.repo or repo_name(record)
+    branch = record.branch or branch_name(record)
+    is_ours = record.model_type is None
+    is_on_hub = "/" in repo
+    if is_on_hub:
+        introduction = "Every run is a branch of its repository, so give the `revision`"
+        introduction += f", here the commit of `{branch}`:" if record.commit else ":"
+        place = repo
+        revision = record.commit or branch
+    else:
+        introduction = "From the store's folder (or give the whole path):"
+        place = f"models/{repo}/{branch}"
+        revision = None
+    code = loading_code(place, revision, tokenizer=tokenizer_name(record), has_code=is_ours)
+    example = f"{introduction}\n\n```python\n{code}\n```"
+    if not is_ours:
         version = record.versions.get("transformers")
         writer = f", such as {escaped(version)}, which wrote it" if version else ""
         return f"""{example}
@@ -303,7 +349,8 @@ the argument out."""
 
 
 def _index_example(repo: str | None) -> str:
-    if repo is None or not _HUB_ID.fullmatch(repo):  # a local store: a folder in place of the dataset
+    is_on_hub = repo is not None and _HUB_ID.fullmatch(repo)
+    if not is_on_hub:
         return "`runs.jsonl` has one record per line; `scaling_law.load_runs(folder)` reads them."
     return f"""```python
 from datasets import load_dataset
@@ -319,11 +366,13 @@ result = fit(load_runs("{repo}"), kind="joint")
 def _picture(name: str, caption: str) -> str:
     if not _PICTURE.fullmatch(name):
         raise FilesError(f"picture {name!r}: allowed are file names that end in .png or .svg")
-    return f"![{escaped(caption or name.rpartition('.')[0].replace('_', ' '))}]({name})"
+    if not caption:
+        caption = name.rpartition(".")[0].replace("_", " ")
+    return f"![{escaped(caption)}]({name})"
 
 
-def checked_license(identifier: str) -> str:
-    """`identifier`, if the Hub knows such a licence; FilesError if not."""
+def check_license(identifier: str) -> str:
+    """Return `identifier` if the Hub knows such a licence; raise FilesError if not."""
     if identifier not in LICENSES:
         raise FilesError(
             f"license {identifier[:60]!r}: allowed are the Hub's identifiers, such as apache-2.0, mit, cc-by-4.0, "
@@ -336,15 +385,15 @@ def checked_license(identifier: str) -> str:
 
 
 def runs_table(records: Iterable[RunRecord], title: str | None = None, *, marked: RunRecord | None = None) -> Table:
-    """One row per record; an arrow before the name of the `marked` one."""
+    """Make a table with one row per record, and an arrow before the name of the `marked` one."""
     header = ("Run", "Active", "Total", "E", "Tokens", "Held-out loss", "Training loss", "Status", "Revision")
     rows = [
         (
-            ("→ " if record is marked else "") + record.run_id,
+            f"→ {record.run_id}" if record is marked else record.run_id,
             format_count(record.n_active),
             format_count(record.n_total),
             record.experts,
-            *_results_of(record),
+            *_result_cells(record),
             f"{record.repo or repo_name(record)}@{record.branch or branch_name(record)}",
         )
         for record in records
@@ -352,26 +401,36 @@ def runs_table(records: Iterable[RunRecord], title: str | None = None, *, marked
     return Table(header, rows, title=title)
 
 
-def _results_of(record: RunRecord) -> tuple[object, ...]:
-    losses = format_decimal(record.eval_loss), format_decimal(record.train_loss)
-    return format_count(record.tokens), *losses, record.status
+def _result_cells(record: RunRecord) -> tuple[str, str, str, str]:
+    tokens = format_count(record.tokens)
+    return tokens, format_decimal(record.eval_loss), format_decimal(record.train_loss), record.status
 
 
 def _place_in_sweep(record: RunRecord, siblings: Iterable[RunRecord], predicted_loss: float | None) -> str:
-    """The loss that a law predicts, and the final runs nearest in size, experts and tokens; empty without either."""
-    key = (record.run_id, record.tokens)
-    others = [other for other in siblings if other.status == "final" and (other.run_id, other.tokens) != key]
-    parts = []
+    """Write a law's predicted loss, and the final runs nearest in size, experts and tokens; empty without either."""
+    paragraphs = []
     if predicted_loss is not None:
-        measured = record.eval_loss if record.eval_loss is not None else record.train_loss
-        off = f" (measured − predicted = {measured - predicted_loss:+.4f})" if measured is not None else ""
-        parts.append(f"{_PREDICTION} {predicted_loss:.4f}{off}.")
-    if others:
-        ordered = sorted([*others, record], key=lambda r: (r.n_active, r.experts, r.tokens, r.run_id))
-        at = next(position for position, other in enumerate(ordered) if other is record)
-        near = ordered[max(0, at - _NEIGHBOURS) : at + _NEIGHBOURS + 1]
-        parts.append(runs_table(near, marked=record).markdown())
-    return "\n\n".join(["## Its place in the sweep", *parts]) if parts else ""
+        loss = record.train_loss if record.eval_loss is None else record.eval_loss
+        error = "" if loss is None else f" (measured − predicted = {loss - predicted_loss:+.4f})"
+        paragraphs.append(f"{_PREDICTION} {predicted_loss:.4f}{error}.")
+    neighbours = _neighbours(record, siblings)
+    if neighbours:
+        paragraphs.append(runs_table(neighbours, marked=record).markdown())
+    return "\n\n".join(["## Its place in the sweep", *paragraphs]) if paragraphs else ""
+
+
+def _neighbours(record: RunRecord, siblings: Iterable[RunRecord]) -> list[RunRecord]:
+    """Find the final runs before and after a run, with it in their middle; none if it has no siblings."""
+    runs = [record]
+    for sibling in siblings:
+        is_same = (sibling.run_id, sibling.tokens) == (record.run_id, record.tokens)
+        if sibling.status == "final" and not is_same:
+            runs.append(sibling)
+    if len(runs) == 1:
+        return []
+    runs.sort(key=lambda run: (run.n_active, run.experts, run.tokens, run.run_id))
+    position = next(index for index, run in enumerate(runs) if run is record)
+    return runs[max(0, position - _NEIGHBOURS) : position + _NEIGHBOURS + 1]
 
 
 def _prediction_of(card: str) -> str:
@@ -379,76 +438,120 @@ def _prediction_of(card: str) -> str:
     return next((line for line in lines if line.startswith(_PREDICTION)), "")
 
 
-class _Cells(string.Formatter):
-    """Formats the value of a row of a run's table: null is "–", and a null `{name!n}` leaves the row out."""
-
-    def convert_field(self, value: Any, conversion: Any) -> Any:
-        return _LEFT_OUT if conversion == "n" and value is None else value
-
-    def format_field(self, value: Any, spec: str) -> str:
-        if value is None or value == _LEFT_OUT:
-            return value or UNKNOWN
-        if spec == "hours":
-            return f"{value / 3600:.3g} h"
-        return format_count(value) if spec == "count" else format(value, spec)
-
-
-_LEFT_OUT = "\0"
-_RUN_ROWS = """\
-Run: {run_id} ({status})
-Branched from: {parent_run_id!n} after {branch_point_tokens:count} tokens
-Experts E (one active per token): {ours!n}{experts}
-Class in transformers: {model_type!n}
-Experts: {routed_class!n}{experts_per_token} of {experts} per token{shared}
-E of laws of top-1 models, granularity: {routed_class!n}{experts_equivalent:g}, {granularity:g}
-Active parameters: {n_active:count} ({n_active:,})
-Total parameters: {n_total:count} ({n_total:,})
-Width, blocks, heads: {d_model}, {n_blocks}, {n_heads}
-Vocabulary, sequence length: {vocab_size:,}, {sequence_length:,}
-Training tokens D: {tokens:count} ({tokens:,}), {steps:,} steps
-Tokens per active parameter: {tokens_per_parameter:.4g}
-Held-out loss (nats/token, dropless): {eval_loss:.4f}
-Training loss (nats/token): {train_loss:.4f}{window}
-Tokens dropped by the router: {routed!n}{drop_rate:.4f}
-Largest expert load over the mean: {routed!n}{expert_load_max_over_mean:.3f}
-Peak learning rate: {schedule.peak_learning_rate:.4g} ({schedule.learning_rate_law})
-Schedule (tokens): warm-up {schedule.warmup_tokens:count}, decay {schedule.decay_tokens:count}, \
-horizon {schedule.horizon_tokens:count}
-Global batch (sequences): {ramp}
-Micro-batch (sequences): {micro_batch_sequences!n}
-Expert capacity: {routed!n}{capacity!n}
-Capacity group (tokens): {routed!n}{capacity_group_tokens!n:,}
-Auxiliary losses (coefficients): {routed!n}balance {balance_loss_coefficient!n:g}, z {z_loss_coefficient!n:g}
-Optimizer: {optimizer.name}, beta {optimizer.beta1:g}/{optimizer.beta2:g}, epsilon {optimizer.epsilon:g}, \
-weight decay {optimizer.weight_decay:g}{decayed}, clip {optimizer.gradient_clip_norm:g}
-Initialization: {initialization!n}
-Norm before the head: {norm!n}
-Precision, seed: {precision}{attention}, {seed}
-Data: {dataset.id} (revision {dataset.revision}, fingerprint {dataset.fingerprint})
-Tokenizer: {tokenizer.id} (fingerprint {tokenizer.fingerprint})
-Training compute: {training_flops:.4g} FLOPs, {tokens_per_second:count} tokens/s, MFU {mfu:.3f}
-Hardware, wall time: {hardware}, {wall_time_seconds:hours}"""
+# A label and its value; None leaves the row out.
+_Row = tuple[str, str | None]
 
 
 def _run_table(record: RunRecord) -> str:
-    """The settings and results of a run; a dense one does not route."""
-    ours, routed, capacity = record.model_type is None, record.experts > 1, record.capacity_factor
-    attention, decay_on = record.attention_precision, record.optimizer.weight_decay_on
-    ramp = [f"{stage.sequences} from {format_count(stage.from_tokens)}" for stage in record.schedule.batch_ramp]
-    fields = {
-        **vars(record),
-        "ours": "" if ours else None,
-        "routed": "" if routed else None,
-        "routed_class": "" if routed and not ours else None,
-        "shared": f", {record.shared_experts} shared" if record.shared_experts else "",
-        "tokens_per_parameter": record.tokens / record.n_active,
-        "window": "" if record.train_loss is None else f" over {format_count(record.train_loss_window_tokens)} tokens",
-        "ramp": " → ".join(ramp) or None,
-        "capacity": f"factor {capacity:g}" if capacity else None if capacity is None else "dropless",
-        "decayed": {None: "", "all": " on all parameters", "matrices": " on matrices"}[decay_on],
-        "norm": {None: None, True: "yes", False: "no"}[record.final_norm],
-        "attention": "" if attention is None else f", attention {attention}",
-    }
-    named = (row.split(": ", 1) for row in _RUN_ROWS.splitlines())
-    rows = [(name, _Cells().vformat(text, (), fields)) for name, text in named]
-    return Table(("", "Value"), [row for row in rows if _LEFT_OUT not in row[1]]).markdown()
+    """Write the settings and results of a run; a null value is "–", and a row that says nothing is left out."""
+    rows = [
+        *_model_rows(record),
+        *_result_rows(record),
+        *_schedule_rows(record),
+        *_optimizer_rows(record),
+        *_source_rows(record),
+    ]
+    return Table(("", "Value"), [row for row in rows if row[1] is not None]).markdown()
+
+
+def _model_rows(record: RunRecord) -> list[_Row]:
+    rows: list[_Row] = [("Run", f"{record.run_id} ({record.status})")]
+    if record.parent_run_id is not None:
+        branch_point = format_count(record.branch_point_tokens)
+        rows.append(("Branched from", f"{record.parent_run_id} after {branch_point} tokens"))
+    if record.model_type is None:
+        rows.append(("Experts E (one active per token)", str(record.experts)))
+    else:
+        rows.append(("Class in transformers", record.model_type))
+    if record.model_type is not None and record.experts > 1:
+        shared = f", {record.shared_experts} shared" if record.shared_experts else ""
+        rows.append(("Experts", f"{_text(record.experts_per_token)} of {record.experts} per token{shared}"))
+        equivalent = f"{_text(record.experts_equivalent, 'g')}, {_text(record.granularity, 'g')}"
+        rows.append(("E of laws of top-1 models, granularity", equivalent))
+    return [
+        *rows,
+        ("Active parameters", f"{format_count(record.n_active)} ({record.n_active:,})"),
+        ("Total parameters", f"{format_count(record.n_total)} ({record.n_total:,})"),
+        ("Width, blocks, heads", f"{record.d_model}, {record.n_blocks}, {record.n_heads}"),
+        ("Vocabulary, sequence length", f"{record.vocab_size:,}, {record.sequence_length:,}"),
+    ]
+
+
+def _result_rows(record: RunRecord) -> list[_Row]:
+    tokens = f"{format_count(record.tokens)} ({record.tokens:,})"
+    train_loss = _text(record.train_loss, ".4f")
+    if record.train_loss is not None:
+        train_loss += f" over {format_count(record.train_loss_window_tokens)} tokens"
+    rows: list[_Row] = [
+        ("Training tokens D", f"{tokens}, {record.steps:,} steps"),
+        ("Tokens per active parameter", f"{record.tokens / record.n_active:.4g}"),
+        ("Held-out loss (nats/token, dropless)", _text(record.eval_loss, ".4f")),
+        ("Training loss (nats/token)", train_loss),
+    ]
+    # A dense model does not route.
+    if record.experts > 1:
+        rows.append(("Tokens dropped by the router", _text(record.drop_rate, ".4f")))
+        rows.append(("Largest expert load over the mean", _text(record.expert_load_max_over_mean, ".3f")))
+    return rows
+
+
+def _schedule_rows(record: RunRecord) -> list[_Row]:
+    schedule = record.schedule
+    warmup = format_count(schedule.warmup_tokens)
+    decay = format_count(schedule.decay_tokens)
+    horizon = format_count(schedule.horizon_tokens)
+    ramp = [f"{stage.sequences} from {format_count(stage.from_tokens)}" for stage in schedule.batch_ramp]
+    rows: list[_Row] = [
+        ("Peak learning rate", f"{schedule.peak_learning_rate:.4g} ({schedule.learning_rate_law})"),
+        ("Schedule (tokens)", f"warm-up {warmup}, decay {decay}, horizon {horizon}"),
+        ("Global batch (sequences)", " → ".join(ramp) or UNKNOWN),
+        ("Micro-batch (sequences)", _text_or_none(record.micro_batch_sequences)),
+    ]
+    if record.experts > 1:
+        capacity = "dropless" if record.capacity_factor == 0 else _text_or_none(record.capacity_factor, "g", "factor ")
+        rows.append(("Expert capacity", capacity))
+        rows.append(("Capacity group (tokens)", _text_or_none(record.capacity_group_tokens, ",")))
+        balance = record.balance_loss_coefficient
+        z_loss = record.z_loss_coefficient
+        if balance is not None and z_loss is not None:
+            rows.append(("Auxiliary losses (coefficients)", f"balance {balance:g}, z {z_loss:g}"))
+    return rows
+
+
+def _optimizer_rows(record: RunRecord) -> list[_Row]:
+    optimizer = record.optimizer
+    decayed = {None: "", "all": " on all parameters", "matrices": " on matrices"}[optimizer.weight_decay_on]
+    settings = (
+        f"{optimizer.name}, beta {optimizer.beta1:g}/{optimizer.beta2:g}, epsilon {optimizer.epsilon:g}, "
+        f"weight decay {optimizer.weight_decay:g}{decayed}, clip {_text(optimizer.gradient_clip_norm, 'g')}"
+    )
+    attention = "" if record.attention_precision is None else f", attention {record.attention_precision}"
+    return [
+        ("Optimizer", settings),
+        ("Initialization", record.initialization),
+        ("Norm before the head", {None: None, True: "yes", False: "no"}[record.final_norm]),
+        ("Precision, seed", f"{record.precision}{attention}, {_text(record.seed)}"),
+    ]
+
+
+def _source_rows(record: RunRecord) -> list[_Row]:
+    dataset = record.dataset
+    revision = f"revision {_text(dataset.revision)}, fingerprint {_text(dataset.fingerprint)}"
+    speed = f"{format_count(record.tokens_per_second)} tokens/s, MFU {_text(record.mfu, '.3f')}"
+    wall_time = UNKNOWN
+    if record.wall_time_seconds is not None:
+        wall_time = f"{record.wall_time_seconds / 3600:.3g} h"
+    return [
+        ("Data", f"{dataset.id} ({revision})"),
+        ("Tokenizer", f"{record.tokenizer.id} (fingerprint {_text(record.tokenizer.fingerprint)})"),
+        ("Training compute", f"{record.training_flops:.4g} FLOPs, {speed}"),
+        ("Hardware, wall time", f"{_text(record.hardware)}, {wall_time}"),
+    ]
+
+
+def _text(value: object, spec: str = "") -> str:
+    return UNKNOWN if value is None else format(value, spec)
+
+
+def _text_or_none(value: object, spec: str = "", prefix: str = "") -> str | None:
+    return None if value is None else f"{prefix}{value:{spec}}"

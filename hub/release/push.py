@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,9 +19,9 @@ from hub.base.errors import AccessError, ConflictError, FilesError, HubError, In
 from hub.base.markdown import license_of
 from hub.record.names import branch_name, index_name, repo_name
 from hub.record.run_record import RunRecord
-from hub.release.cards import checked_license, model_card, refresh_card, update_card
+from hub.release.cards import check_license, model_card, refresh_card, update_card
 from hub.release.index import push_index, push_repo_cards
-from hub.store.base import Publication, Store, checked_name
+from hub.store.base import Publication, Store, check_name
 from hub.store.files import Release, check_secrets, content_of, release_of
 from hub.store.hub import HubStore
 
@@ -29,7 +29,8 @@ MAX_WORKERS = 32
 _MAX_TAG_LENGTH = 64
 _AWAKE_SECONDS = 0.2
 
-Run = tuple[str | Path, RunRecord]  # folder and record
+# Folder and record.
+Run = tuple[str | Path, RunRecord]
 
 
 class PushErrors(HubError):
@@ -41,15 +42,19 @@ class PushErrors(HubError):
     exit_status = 4
 
     def __init__(self, failures: Sequence[tuple[str, BaseException]], pushed: list[RunRecord]) -> None:
-        self.failures, self.pushed = list(failures), pushed
-        runs_of: dict[str, list[str]] = {}  # a reason that holds for many is given once
+        self.failures = list(failures)
+        self.pushed = pushed
+        # A reason that holds for many runs is given once.
+        runs_by_reason: dict[str, list[str]] = {}
         for run_id, error in failures:
-            runs_of.setdefault(redacted(str(error)), []).append(run_id)
-        lines = []
-        for reason, runs in runs_of.items():
-            more = f" and {len(runs) - 3} more" if len(runs) > 3 else ""
-            lines.append(f"{', '.join(runs[:3])}{more}: {reason}")
-        super().__init__(f"{len(failures)} of the pushes failed: " + "; ".join(lines))
+            runs_by_reason.setdefault(redacted(str(error)), []).append(run_id)
+        clauses = []
+        for reason, run_ids in runs_by_reason.items():
+            names = ", ".join(run_ids[:3])
+            if len(run_ids) > 3:
+                names += f" and {len(run_ids) - 3} more"
+            clauses.append(f"{names}: {reason}")
+        super().__init__(f"{len(failures)} of the pushes failed: {'; '.join(clauses)}")
 
 
 def push_run(
@@ -85,8 +90,9 @@ def push_run(
     card = model_card(prepared, pictures=pictures, siblings=siblings, predicted_loss=predicted_loss, license=license)
     if "README.md" in files:
         card = refresh_card(content_of(files["README.md"]).decode("utf-8", "replace"), card)
-    wanted = prepared.to_json(indent=2).encode() + b"\n"
-    files |= {"README.md": card.encode(), "run.json": wanted}
+    record_json = prepared.to_json(indent=2).encode() + b"\n"
+    files["README.md"] = card.encode()
+    files["run.json"] = record_json
     check_secrets(files)
     assert prepared.branch is not None
     published = store.publish(
@@ -96,15 +102,15 @@ def push_run(
         release.weights_sha256,
         f"{prepared.status} run {prepared.run_id}: {prepared.tokens:,} tokens, {prepared.experts} experts",
         {
-            "run.json": partial(_merged_record, prepared, wanted),
-            "README.md": partial(_merged_card, card, license, with_prediction=predicted_loss is not None),
+            "run.json": partial(_merge_record, prepared, record_json),
+            "README.md": partial(_merge_card, card, license, with_prediction=predicted_loss is not None),
         },
     )
     return prepared.replaced(commit=published.commit)
 
 
 def prepare(store: Store, release: Release, record: RunRecord, *, branch: str | None = None) -> RunRecord:
-    """The record as it will stand in `run.json`: with the weights' sha256, repository and branch, without a commit."""
+    """Return the record as it will be in `run.json`: with sha256, repository and branch, without a commit."""
     if record.weights_sha256 is not None and dict(record.weights_sha256) != dict(release.weights_sha256):
         raise RecordError(
             f"weights_sha256 of run {record.run_id} do not match the files in {release.folder.name}: "
@@ -118,8 +124,8 @@ def prepare(store: Store, release: Release, record: RunRecord, *, branch: str | 
     )
 
 
-def _merged_record(record: RunRecord, wanted: bytes, present: bytes) -> bytes:
-    """The stored record if it is equal, else the new one; ConflictError if it is another run's or newer."""
+def _merge_record(record: RunRecord, record_json: bytes, present: bytes) -> bytes:
+    """Return the stored record if it is equal, else the new one; ConflictError if it is another run's or newer."""
     place = f"branch {record.branch!r} of {record.repo}"
     try:
         fields = strict_json.loads(present, what="run.json")
@@ -131,17 +137,17 @@ def _merged_record(record: RunRecord, wanted: bytes, present: bytes) -> bytes:
             )
         present_record = RunRecord.from_dict(fields)
     except RecordError:
-        return wanted
+        return record_json
     if present_record.run_id != record.run_id:
         raise ConflictError(
             f"{place} belongs to run {present_record.run_id}, not {record.run_id}; push under another branch or "
             "sweep name, or remove it first"
         )
-    return present if present_record == record else wanted
+    return present if present_record == record else record_json
 
 
-def _merged_card(card: str, license: str | None, present: bytes, *, with_prediction: bool) -> bytes:
-    """The stored card with its record-derived parts updated."""
+def _merge_card(card: str, license: str | None, present: bytes, *, with_prediction: bool) -> bytes:
+    """Update the blocks of the stored card that follow from records."""
     before = present.decode("utf-8", "replace")
     text = update_card(before, card, license, with_prediction=with_prediction)
     check_secrets({"README.md": text.encode()})
@@ -169,69 +175,88 @@ def push_runs(
     """
     if not 1 <= workers <= MAX_WORKERS:
         raise InputError(f"workers is {workers}, allowed are 1 to {MAX_WORKERS}")
-    placed = [record.replaced(repo=store.repo_id(repo_name(record)), branch=branch_name(record)) for _, record in runs]
-    check_places(store, placed)
-    lock = threading.Lock()
-    # Nothing is sent before all is submitted: the pool would not wait for a thread that an interruption catches while
-    # it is being started.
-    submitted, stopped = threading.Event(), threading.Event()
+    records = [
+        record.replaced(repo=store.repo_id(repo_name(record)), branch=branch_name(record)) for _, record in runs
+    ]
+    check_places(store, records)
+    done_lock = threading.Lock()
 
     def push(position: int) -> RunRecord:
-        submitted.wait()
-        if stopped.is_set():
-            raise CancelledError
         folder, record = runs[position]
-        siblings = [other for other in placed if other.sweep == record.sweep]
+        siblings = [sibling for sibling in records if sibling.sweep == record.sweep]
         loss = (predicted_losses or {}).get(record.run_id)
-        try:
-            released = push_run(store, folder, record, siblings=siblings, predicted_loss=loss, license=license)
-        except AccessError:  # true of all the runs: start none of the others
-            stopped.set()
-            raise
-        with lock:
+        released = push_run(store, folder, record, siblings=siblings, predicted_loss=loss, license=license)
+        with done_lock:
             done(released)
         return released
 
+    futures = _run_in_threads(push, len(runs), workers)
+    pushed: list[RunRecord] = []
+    errors: list[tuple[str, BaseException]] = []
+    for (_, record), future in zip(runs, futures, strict=True):
+        error = future.exception()
+        if error is None:
+            pushed.append(future.result())
+        else:
+            errors.append((record.run_id, error))
+    # Runs that were not started share the error of the one that was refused.
+    refusal = next((error for _, error in errors if isinstance(error, AccessError)), None)
+    if refusal is not None:
+        errors = [(run_id, refusal if isinstance(error, CancelledError) else error) for run_id, error in errors]
+        if not pushed:
+            raise refusal
+    if errors:
+        raise PushErrors(errors, pushed)
+    return pushed
+
+
+def _run_in_threads(push: Callable[[int], RunRecord], count: int, workers: int) -> list[Future[RunRecord]]:
+    """Push the runs in threads; AccessError, which holds for all runs, and an interruption end what is not started."""
+    # Nothing is sent before all is submitted: the pool would not wait for a thread that an interruption catches while
+    # it is being started.
+    is_submitted = threading.Event()
+    is_stopped = threading.Event()
+
+    def push_unless_stopped(position: int) -> RunRecord:
+        is_submitted.wait()
+        if is_stopped.is_set():
+            raise CancelledError
+        try:
+            return push(position)
+        except AccessError:
+            is_stopped.set()
+            raise
+
     with ThreadPoolExecutor(workers, thread_name_prefix="hub-push") as pool:
         try:
-            futures = [pool.submit(push, position) for position in range(len(runs))]
-            submitted.set()
+            futures = [pool.submit(push_unless_stopped, position) for position in range(count)]
+            is_submitted.set()
             # Now and then awake: a signal that arrives as a thread begins to wait does not wake it.
             while wait(futures, timeout=_AWAKE_SECONDS).not_done:
                 pass
-        except BaseException:  # interrupted: end what is being sent, start nothing more
-            stopped.set()
-            submitted.set()
+        except BaseException:
+            # An interruption: end what is being sent, start nothing more.
+            is_stopped.set()
+            is_submitted.set()
             pool.shutdown(wait=True, cancel_futures=True)
             raise
-    errors = [future.exception() for future in futures]
-    refused = next((error for error in errors if isinstance(error, AccessError)), None)
-    pushed = [future.result() for future, error in zip(futures, errors, strict=True) if error is None]
-    if refused is not None and not pushed:
-        raise refused
-    failures = [
-        (record.run_id, refused if isinstance(error, CancelledError) and refused else error)
-        for (_, record), error in zip(runs, errors, strict=True)
-        if error is not None
-    ]
-    if failures:
-        raise PushErrors(failures, pushed)
-    return pushed
+    return futures
 
 
 def check_places(store: Store, records: Iterable[RunRecord]) -> None:
     """Raise FilesError, before anything is sent, if two runs would be one branch or private and public would mix."""
-    taken: dict[tuple[str, str], str] = {}
+    run_ids: dict[tuple[str, str], str] = {}
     models: dict[str, set[str]] = {}
     for record in records:
-        place = (repo_name(record), branch_name(record))
-        if place in taken:
+        repo = repo_name(record)
+        branch = branch_name(record)
+        if (repo, branch) in run_ids:
             raise FilesError(
-                f"runs {taken[place]} and {record.run_id} would both be branch {place[1]!r} of {place[0]}: a branch "
-                "is named by tokens, seed and what differs from the recipe; push them as two sweeps"
+                f"runs {run_ids[repo, branch]} and {record.run_id} would both be branch {branch!r} of {repo}: a "
+                "branch is named by tokens, seed and what differs from the recipe; push them as two sweeps"
             )
-        taken[place] = record.run_id
-        models.setdefault(record.sweep, set()).add(place[0])
+        run_ids[repo, branch] = record.run_id
+        models.setdefault(record.sweep, set()).add(repo)
     for sweep, names in models.items():
         store.check_visibility(sorted(names), index_name(sweep))
 
@@ -245,7 +270,8 @@ class Released:
     indexes: dict[str, Publication] = field(default_factory=dict)
     # Messages on further steps, and on runs that name no licence.
     messages: list[str] = field(default_factory=list)
-    failed: PushErrors | None = None  # if set, nothing was made of a law or a tag
+    # If set, nothing was made of a law or a tag.
+    failed: PushErrors | None = None
 
 
 def release_runs(
@@ -263,31 +289,35 @@ def release_runs(
 
     `describe` is called with each sweep once all its runs are in the index: it publishes a law and returns the law's
     repository and the new state of the index. `tag` names that state, `collection` collects the repositories. Raises
-    PushErrors also if the runs were pushed, and what follows from them was not.
+    PushErrors also if the runs were pushed, and a later step failed.
     """
     check_options(store, license=license, tag=tag, collection=collection)
     result = Released()
     try:
         result.records = push_runs(store, runs, license=license, **options)
     except PushErrors as errors:
-        result.records, result.failed = errors.pushed, errors
-    for sweep in sorted({record.sweep for record in result.records}) if index else ():
-        records, others = [record for record in result.records if record.sweep == sweep], []
+        result.records = errors.pushed
+        result.failed = errors
+    sweeps = sorted({record.sweep for record in result.records}) if index else []
+    for sweep in sweeps:
+        records = [record for record in result.records if record.sweep == sweep]
+        laws: list[str] = []
         try:
             result.indexes[sweep] = push_listing(store, sweep, records, license=license)
-            if result.failed is None and describe is not None:
+            if result.failed is not None:
+                continue
+            if describe is not None:
                 law, result.indexes[sweep] = describe(sweep)
-                others.append(law)
-            if result.failed is None and isinstance(store, HubStore):
-                if tag:
-                    commit = tag_index(store, sweep, tag, commit=result.indexes[sweep].commit)
-                    result.messages.append(f"tag {tag} {commit}")
-                if collection:
-                    result.messages.append(f"collection {collect(store, sweep, records, others=others)}")
+                laws.append(law)
+            if tag and isinstance(store, HubStore):
+                commit = tag_index(store, sweep, tag, commit=result.indexes[sweep].commit)
+                result.messages.append(f"tag {tag} {commit}")
+            if collection and isinstance(store, HubStore):
+                result.messages.append(f"collection {collect(store, sweep, records, others=laws)}")
         except HubError as error:
             raise PushErrors([(f"the index of {sweep}", error)], result.records) from None
-    if license is None and (text := _without_license([Path(folder) for folder, _ in runs])):
-        result.messages.append(text)
+    if license is None:
+        result.messages += _warn_of_no_license([Path(folder) for folder, _ in runs])
     return result
 
 
@@ -298,33 +328,37 @@ def push_listing(store: Store, sweep: str, records: Sequence[RunRecord], *, lice
     return index
 
 
-def _without_license(folders: Iterable[Path]) -> str:
-    """A message that says how many of these runs' cards name no licence; empty if all do."""
-    cards = [folder / "README.md" for folder in folders]
-    texts = [card.read_text(encoding="utf-8", errors="replace") if card.is_file() else "" for card in cards]
-    missing = sum(license_of(text) is None for text in texts)
-    text = f"no licence: {missing} of {len(cards)} runs name none; pass --license, e.g. --license apache-2.0"
-    return text if missing else ""
+def _warn_of_no_license(folders: Sequence[Path]) -> list[str]:
+    """Say how many of these runs' cards name no licence; nothing if all do."""
+    missing = 0
+    for folder in folders:
+        card = folder / "README.md"
+        text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
+        missing += license_of(text) is None
+    if not missing:
+        return []
+    return [f"no licence: {missing} of {len(folders)} runs name none; pass --license, e.g. --license apache-2.0"]
 
 
 def check_options(store: Store, *, license: str | None, tag: str, collection: bool) -> None:
     """Raise FilesError for an unknown licence, an invalid tag, and a tag or a collection in a folder store."""
     if license is not None:
-        checked_license(license)
+        check_license(license)
     if (tag or collection) and not isinstance(store, HubStore):
         raise FilesError(f"--tag and --collection: allowed with a store on the Hub, not with {store.uri}")
     if tag:
-        checked_name(tag, "tag", _MAX_TAG_LENGTH)
+        check_name(tag, "tag", _MAX_TAG_LENGTH)
 
 
 def tag_index(store: HubStore, sweep: str, tag: str, *, commit: str | None = None) -> str:
-    """Name a commit of a sweep's index (default: the newest), for a paper or a fit to cite; returns the commit.
+    """Name a commit of a sweep's index (default: the newest), for a paper or a fit to cite; return the commit.
 
     Raises ConflictError if the tag exists on another commit: tags are not moved.
     """
-    checked_name(tag, "tag", _MAX_TAG_LENGTH)
+    check_name(tag, "tag", _MAX_TAG_LENGTH)
     repo_id = store.repo_id(index_name(sweep))
-    api, call = store.transport.api, store.transport.call
+    api = store.transport.api
+    call = store.transport.call
     commit = commit or str(call(lambda: api.repo_info(repo_id, repo_type="dataset")).sha)
     try:
         call(lambda: api.create_tag(repo_id, tag=tag, revision=commit, repo_type="dataset"))
@@ -341,16 +375,17 @@ def collect(store: HubStore, sweep: str, records: Iterable[RunRecord], *, others
 
     Returns its address. Raises FilesError if the store is private and a collection of this title public.
     """
-    api, call = store.transport.api, store.transport.call
+    api = store.transport.api
+    call = store.transport.call
     store.transport.require_token()
-    title, namespace = f"Runs of {sweep}", store.organisation
-    collection = call(lambda: api.create_collection(title, namespace=namespace, private=store.private, exists_ok=True))
+    options = {"namespace": store.organisation, "private": store.private, "exists_ok": True}
+    collection = call(lambda: api.create_collection(f"Runs of {sweep}", **options))
     if store.private and not collection.private:
         raise FilesError(f"private: the collection {collection.title!r} is public; nothing was added to it")
-    models = {store.repo_id(name) for name in (*(record.repo or repo_name(record) for record in records), *others)}
-    wanted = {store.repo_id(index_name(sweep)): "dataset"} | dict.fromkeys(sorted(models), "model")
+    names = [record.repo or repo_name(record) for record in records]
+    models = {store.repo_id(name) for name in (*names, *others)}
     present = {item.item_id for item in collection.items}
-    for item, kind in wanted.items():
+    for item, kind in ((store.repo_id(index_name(sweep)), "dataset"), *((model, "model") for model in sorted(models))):
         if item not in present:
             call(partial(api.add_collection_item, collection.slug, item_id=item, item_type=kind, exists_ok=True))
     return str(collection.url)

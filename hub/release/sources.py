@@ -32,7 +32,7 @@ from hub.record.table import (
     RECORD_NAME,
     TEXT_SUFFIXES,
     LoadedRows,
-    checked,
+    require_readable,
     split_rows,
 )
 from hub.release.index import list_runs
@@ -44,30 +44,29 @@ logger = logging.getLogger(__name__)
 
 _REPOSITORY = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)/([A-Za-z0-9][A-Za-z0-9._-]*)(?:@([A-Za-z0-9._/-]+))?")
 
-
 _TABLES = (".jsonl", ".ndjson", ".parquet", ".json")
 _COMPRESSED = tuple(f"{suffix}.gz" for suffix in (".jsonl", ".ndjson", ".json", *TEXT_SUFFIXES))
-# Endings of files that are not read → what such a file is, and what to do with it
-_NOT_READ = {
-    suffix: (what, advice)
-    for suffixes, what, advice in (
-        (".xlsx .xls .xlsm .ods .numbers", "a workbook", "save its sheet as CSV"),
-        (".pkl .pickle .pt .pth", "a pickle", "it could run code; write the table with to_csv"),
-        (".feather .arrow .h5 .hdf5 .npz .npy", "a binary table", "write it with to_parquet or to_csv"),
-        (".zip .tar .bz2 .xz .zst .7z", "an archive", "unpack it, or compress the table itself as .csv.gz"),
-        (".db .sqlite .sqlite3", "a database", "a project of trackio is named trackio:PROJECT"),
-        (".yaml .yml .toml .md .html .log .ipynb .wandb", "a file of this kind", "write the runs as a table"),
-    )
-    for suffix in suffixes.split()
-}
-# Files that other tools leave in folders, and how their runs are read.
-_LEFT_BY = {
+# Endings of files that are not read, the name of such a file, and what to do with it.
+_UNSUPPORTED_TYPES = (
+    (".xlsx .xls .xlsm .ods .numbers", "a workbook", "save its sheet as CSV"),
+    (".pkl .pickle .pt .pth", "a pickle", "it could run code; write the table with to_csv"),
+    (".feather .arrow .h5 .hdf5 .npz .npy", "a binary table", "write it with to_parquet or to_csv"),
+    (".zip .tar .bz2 .xz .zst .7z", "an archive", "unpack it, or compress the table itself as .csv.gz"),
+    (".db .sqlite .sqlite3", "a database", "a project of trackio is named trackio:PROJECT"),
+    (".yaml .yml .toml .md .html .log .ipynb .wandb", "a file of this kind", "write the runs as a table"),
+)
+_UNSUPPORTED: dict[str, tuple[str, str]] = {}
+for _suffixes, _label, _advice in _UNSUPPORTED_TYPES:
+    _UNSUPPORTED.update(dict.fromkeys(_suffixes.split(), (_label, _advice)))
+# Files that trackers leave in folders, and how their runs are read.
+_TRACKER_FILES = {
     "**/*.wandb": "wandb sync uploads these runs of W&B, which are then read as wandb:ENTITY/PROJECT",
     "**/meta.yaml": "mlflow.search_runs().to_csv('runs.csv') writes these runs of MLflow as a table",
     "*.db": "projects of trackio are named trackio:PROJECT",
 }
-_MOST_NAMED = 8  # tables of a folder that an error names
-_FILE_SUFFIXES = {*_TABLES, *TEXT_SUFFIXES, ".gz", *_NOT_READ}
+# Tables of a folder that an error names.
+_MAX_TABLE_NAMES = 8
+_FILE_SUFFIXES = {*_TABLES, *TEXT_SUFFIXES, ".gz", *_UNSUPPORTED}
 
 
 @dataclass(frozen=True)
@@ -84,20 +83,23 @@ class RepositoryReference:
 
 
 def repository(source: str | Path) -> RepositoryReference | None:
-    """The repository of the Hub that `source` names; None if it names a path here. FilesError for another `hf://`."""
+    """Parse the repository of the Hub that `source` names; None for a path here. FilesError for another `hf://`."""
     text = os.path.expanduser(source)
-    explicit = text.startswith("hf://")
-    if not explicit and (isinstance(source, Path) or Path(text).exists()):
+    is_explicit = text.startswith("hf://")
+    if not is_explicit and (isinstance(source, Path) or Path(text).exists()):
         return None
-    match = _REPOSITORY.fullmatch(text.removeprefix("hf://").removeprefix("datasets/" if explicit else ""))
-    if match is None and explicit:
+    name = text.removeprefix("hf://datasets/").removeprefix("hf://")
+    match = _REPOSITORY.fullmatch(name)
+    if match is None and is_explicit:
         raise FilesError(f"{text!r}: allowed is hf://ORGANISATION/NAME, optionally with @REVISION")
     if match is None:
         return None
     if match[3] and ".." in match[3]:
         raise FilesError(f"{text!r}: the revision {match[3]!r} is not a branch, tag or commit")
-    if not explicit and (Path(text).suffix.lower() in _FILE_SUFFIXES or Path(match[1]).is_dir()):
-        return None  # a path with a missing end, not a repository
+    # A path whose end is missing here is not a repository.
+    is_missing_path = Path(text).suffix.lower() in _FILE_SUFFIXES or Path(match[1]).is_dir()
+    if is_missing_path and not is_explicit:
+        return None
     return RepositoryReference(match[1], match[2], match[3])
 
 
@@ -134,7 +136,7 @@ def load_rows(
     reference = repository(source)
     if reference is not None:
         try:
-            return _of_the_hub(reference, str(source), revision, problems)
+            return _load_from_hub(reference, str(source), revision, problems)
         except (NotFoundError, UnavailableError) as error:
             if str(source).startswith("hf://"):
                 raise
@@ -142,47 +144,43 @@ def load_rows(
             raise type(error)(f"no file or folder {source} here; on the Hub: {error}") from error
     if revision is not None:
         raise FilesError(f"{source}: ", given("revision", revision), " only applies to a dataset on the Hub")
-    path = _local(source)
+    path = _local_path(source)
     if not path.exists():
-        raise FilesError(f"{source}: no such file or folder{_near(path)}")
-    files = _files_in(path) if path.is_dir() else [path]
+        raise FilesError(f"{source}: no such file or folder{_suggest(path)}")
+    files = _find_tables(path) if path.is_dir() else [path]
     if foreign and len(files) > 1 and files[0].name != RECORD_NAME:
         names = ", ".join(str(file.parent.relative_to(path)) for file in files)
         raise FilesError(f"{path}: several sweeps ({names}); name one of these folders")
-    rows = [row for file in files for row in _read(file, foreign, problems)]
+    rows: list[Any] = []
+    for file in files:
+        rows += _read_rows(file, foreign, problems)
     return LoadedRows(rows, path.name or str(source))
 
 
-def _local(source: str | Path) -> Path:
+def _local_path(source: str | Path) -> Path:
     return local_path(str(source).removeprefix("file:"))
 
 
-def _near(path: Path) -> str:
+def _suggest(path: Path) -> str:
     """Say what else a missing path may have meant, for the end of an error."""
     names = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-    meant = get_close_matches(path.name, names, n=1)
-    if meant:
-        return f"; did you mean {path.parent / meant[0]}?"
-    if path.suffix.lower() in _NOT_READ:
-        return f", and {_NOT_READ[path.suffix.lower()][0]} would not be read"
-    if _REPOSITORY.fullmatch(str(path)) and path.suffix.lower() not in _FILE_SUFFIXES:
+    matches = get_close_matches(path.name, names, n=1)
+    suffix = path.suffix.lower()
+    if matches:
+        return f"; did you mean {path.parent / matches[0]}?"
+    if suffix in _UNSUPPORTED:
+        return f", and {_UNSUPPORTED[suffix][0]} would not be read"
+    if _REPOSITORY.fullmatch(str(path)) and suffix not in _FILE_SUFFIXES:
         return f"; a repository beside this folder is named hf://{path}"
     return "" if path.suffix or path.parent.name else ", and not a dataset on the Hub of the form org/sweep-runs"
 
 
-def _read(file: Path, foreign: bool, problems: list[str] | None) -> list[Any]:
-    endings = [*_TABLES, *(TEXT_SUFFIXES if foreign else ())]
+def _read_rows(file: Path, foreign: bool, problems: list[str] | None) -> list[Any]:
     name = file.name.lower()
-    if not name.endswith((*endings, *(_COMPRESSED if foreign else ()))):
-        what, advice = _NOT_READ.get(Path(name).suffix, ("", ""))
-        if foreign and what:
-            raise FilesError(f"{file}: {what} is not read: {advice}")
-        compressed = " (with or without .gz)" if foreign else ""
-        allowed = f"a folder, or a file that ends in {', '.join(endings)}{compressed}"
-        raise FilesError(f"{file}: not a table of runs; allowed are {allowed}")
+    _check_suffix(file, foreign)
     try:
-        with gzip.open(file) if file.suffix.lower() == ".gz" else file.open("rb") as opened:
-            content = opened.read(MAX_FILE_BYTES + 1)
+        with gzip.open(file) if name.endswith(".gz") else file.open("rb") as stream:
+            content = stream.read(MAX_FILE_BYTES + 1)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise RecordError(f"{file.name}: not a readable gzip file ({error})") from None
     if name == RECORD_NAME or (name.endswith(".json") and not foreign):
@@ -191,63 +189,90 @@ def _read(file: Path, foreign: bool, problems: list[str] | None) -> list[Any]:
     if len(content) > MAX_FILE_BYTES:
         raise RecordError(f"{file.name}: more than {MAX_FILE_BYTES:,} bytes")
     label = file.name[:-3] if name.endswith(".gz") else file.name
-    return checked(*split_rows(content, label, foreign=foreign), file.name, problems)
+    return require_readable(*split_rows(content, label, foreign=foreign), file.name, problems)
 
 
-def _of_the_hub(
+def _check_suffix(file: Path, foreign: bool) -> None:
+    """Raise FilesError for a file whose name does not end as those of tables do."""
+    suffixes = [*_TABLES, *TEXT_SUFFIXES] if foreign else list(_TABLES)
+    compressed = _COMPRESSED if foreign else ()
+    if file.name.lower().endswith((*suffixes, *compressed)):
+        return
+    unsupported = _UNSUPPORTED.get(file.suffix.lower())
+    if foreign and unsupported is not None:
+        label, advice = unsupported
+        raise FilesError(f"{file}: {label} is not read: {advice}")
+    hint = " (with or without .gz)" if foreign else ""
+    raise FilesError(
+        f"{file}: not a table of runs; allowed are a folder, or a file that ends in {', '.join(suffixes)}{hint}"
+    )
+
+
+def _load_from_hub(
     reference: RepositoryReference, source: str, revision: str | None, problems: list[str] | None
 ) -> LoadedRows:
-    named = reference.revision
-    if revision is not None and named not in (None, revision):
-        raise FilesError(f"{source}: ", given("revision", revision), f" contradicts the {named!r} after the @")
-    wanted, sweep = revision or named, reference.name.removesuffix("-runs")
+    if revision is not None and reference.revision not in (None, revision):
+        contradiction = f" contradicts the {reference.revision!r} after the @"
+        raise FilesError(f"{source}: ", given("revision", revision), contradiction)
+    revision = revision or reference.revision
+    sweep = reference.name.removesuffix("-runs")
     dataset = f"{reference.organisation}/{index_name(sweep)}"
-    name = f"{dataset}@{wanted}" if wanted else dataset
+    name = f"{dataset}@{revision}" if revision else dataset
     try:
-        content, commit = reference.store.pinned("dataset", index_name(sweep), JSONL_NAME, wanted)
+        content, commit = reference.store.pinned("dataset", index_name(sweep), JSONL_NAME, revision)
     except NotFoundError as error:
-        listed = list_runs(reference.store, sweep, problems=problems) if not wanted else []
-        if not listed:
+        runs = [] if revision else list_runs(reference.store, sweep, problems=problems)
+        if not runs:
             raise NotFoundError(f"{name}: {error}") from None
-        return LoadedRows(listed, name, dataset)
+        return LoadedRows(runs, name, dataset)
     if not name.endswith(commit):
-        name += f" ({commit[:12]})" if wanted else f"@{commit[:12]}"
-    return LoadedRows(checked(*split_rows(content), dataset, problems), name, dataset, commit)
+        name += f" ({commit[:12]})" if revision else f"@{commit[:12]}"
+    return LoadedRows(require_readable(*split_rows(content), dataset, problems), name, dataset, commit)
 
 
-def _table_in(folder: Path, *more: str) -> list[Path]:
-    """The table in a folder itself: JSON lines, else parquet, else the first file of the other names."""
-    paths = [folder / name for name in (JSONL_NAME, PARQUET_NAME, *more)]
+def _table_in(folder: Path, *further_names: str) -> list[Path]:
+    """Find the table in a folder itself: JSON lines, else parquet, else the first file of the further names."""
+    paths = [folder / name for name in (JSONL_NAME, PARQUET_NAME, *further_names)]
     return [path for path in paths if path.is_file()][:1]
 
 
-def _files_in(folder: Path) -> list[Path]:
-    """The tables of a folder of this machine, or where it has none, the records below it."""
-    if nearest := _table_in(folder, RECORD_NAME) or _table_in(folder / "main"):
-        return nearest
-    if tables := [table for index in sorted(folder.glob("datasets/*-runs/main")) for table in _table_in(index)]:
+def _find_tables(folder: Path) -> list[Path]:
+    """Find the tables of a folder of this machine, or where it has none, the records below it."""
+    tables = _table_in(folder, RECORD_NAME) or _table_in(folder / "main")
+    if tables:
+        return tables
+    for index in sorted(folder.glob("datasets/*-runs/main")):
+        tables += _table_in(index)
+    if tables:
         return tables
     try:
         return [run / RECORD_NAME for run in run_folders(folder)]
     except FilesError as error:
-        others = sorted(
-            path.name for path in folder.iterdir() if path.name.endswith((*_TABLES, *TEXT_SUFFIXES, ".gz"))
-        )
-        hint = f"; name one of its tables: {', '.join(others[:_MOST_NAMED])}" if others else ""
-        for pattern, advice in _LEFT_BY.items():
-            hint = hint or (f"; {advice}" if any(folder.glob(pattern)) else "")
-        raise FilesError(f"no run records: neither {JSONL_NAME} nor {PARQUET_NAME}, and {error}{hint}") from None
+        problem = f"no run records: neither {JSONL_NAME} nor {PARQUET_NAME}, and {error}{_hint_at_files(folder)}"
+        raise FilesError(problem) from None
+
+
+def _hint_at_files(folder: Path) -> str:
+    """Say which files of a folder without records may hold runs, for the end of an error."""
+    suffixes = (*_TABLES, *TEXT_SUFFIXES, ".gz")
+    names = sorted(path.name for path in folder.iterdir() if path.name.endswith(suffixes))
+    if names:
+        return f"; name one of its tables: {', '.join(names[:_MAX_TABLE_NAMES])}"
+    for pattern, advice in _TRACKER_FILES.items():
+        if any(folder.glob(pattern)):
+            return f"; {advice}"
+    return ""
 
 
 def read_file(source: str | Path, name: str, revision: str | None = None, *, kind: Kind = "model") -> bytes:
-    """One file, e.g. `scaling_law.json`, of a folder or of a repository of the Hub (from its cache when offline).
+    """Read a file, e.g. `scaling_law.json`, of a folder or of a repository of the Hub (from its cache when offline).
 
     Raises NotFoundError for no such folder, repository, revision or file.
     """
     reference = repository(source)
     if reference is not None:
         return reference.store.read(kind, reference.name, name, revision or reference.revision)
-    file = _local(source) / name
+    file = _local_path(source) / name
     if not file.is_file():
         raise NotFoundError(f"{file} does not exist")
     return file.read_bytes()
@@ -284,10 +309,10 @@ def pull_run(store: Store, record: RunRecord, destination: Path | None = None) -
         raise NotFoundError(f"run {record.run_id} has no released weights")
     repo = _repository(record)
     folder = store.fetch(repo, revision, destination)
-    fetched = atomic.weights_sha256(folder)
-    if fetched != dict(record.weights_sha256):
+    sha256 = atomic.weights_sha256(folder)
+    if sha256 != dict(record.weights_sha256):
         raise IntegrityError(
-            f"the weights of run {record.run_id} at {repo}@{revision} have sha256 {fetched}, "
+            f"the weights of run {record.run_id} at {repo}@{revision} have sha256 {sha256}, "
             f"the index says {dict(record.weights_sha256)}"
         )
     return folder
@@ -298,8 +323,10 @@ def pull_runs(
 ) -> Iterator[tuple[RunRecord, Path]]:
     """Fetch several checkpoints, one after the other, each into `destination/<repository>/<branch>`."""
     for record in records:
-        branch = record.branch or record.commit or "main"
-        yield record, pull_run(store, record, destination and destination / _repository(record) / branch)
+        folder = None
+        if destination is not None:
+            folder = destination / _repository(record) / (record.branch or record.commit or "main")
+        yield record, pull_run(store, record, folder)
 
 
 def _repository(record: RunRecord) -> str:

@@ -1,7 +1,7 @@
 """The interface of a store of releases, with a folder or the Hub behind it (`open_store`).
 
 In a model repository each branch is a run; a dataset repository has `main` only. Every write reads the head of a
-branch, commits what differs on top of it, and reads that back; after a conflict or a lost answer it starts again.
+branch, commits the differences on top of it, and reads that back; after a conflict or a lost answer it starts again.
 """
 
 from __future__ import annotations
@@ -30,13 +30,15 @@ _NAME = re.compile(r"[A-Za-z0-9]+(?:(?:[.-]|_+)[A-Za-z0-9]+)*")
 class StoredFile:
     """One file of a revision, with the hash by which its store knows it."""
 
-    size: int  # bytes
-    sha256: str | None  # hex; None for a small file on the Hub
+    # In bytes.
+    size: int
+    # In hex; None for a small file on the Hub.
+    sha256: str | None
     # git's id of the content (hex), where there is no sha256.
     blob_id: str | None = None
 
     def holds(self, content: Content, sha256: str | None = None) -> bool:
-        """Whether this is `content`, whose sha256 need not be computed again where it is known."""
+        """Return whether this is `content`, whose sha256 need not be computed again where it is known."""
         if size_of(content) != self.size:
             return False
         if self.sha256 is not None:
@@ -69,11 +71,11 @@ class Present(dict[str, bytes]):
     stored: Mapping[str, StoredFile]
 
 
-# What becomes of a file in a commit: new content, a copy from another commit, or (None) its removal.
+# The change of a file in a commit: new content, a copy from another commit, or (None) its removal.
 Change = Content | CopyOf | None
-# What `Store.update` is given: from the present files to those that change.
+# Makes changes of the present files, for `Store.update`.
 Update = Callable[[Present], Mapping[str, "bytes | CopyOf | None"]]
-# File name -> what it becomes, made of what is there; the same bytes if that is as good. May raise ConflictError.
+# Makes, by file name, new content of the present one; the same bytes if that is as good. May raise ConflictError.
 Merge = Mapping[str, Callable[[bytes], bytes]]
 
 
@@ -91,29 +93,30 @@ class Store(ABC):
     """The operations of both stores. Repository names omit the organisation, e.g. `demo-d256-E8`."""
 
     uri: str
-    attempts = 6  # how often a commit is tried while the store cannot be reached
+    # So often a commit is tried while the store cannot be reached.
+    attempts = 6
 
     @abstractmethod
     def repo_id(self, repo: str) -> str:
-        """The id under which the repository is known: `org/name` on the Hub, `name` in a folder."""
+        """Return the id under which the repository is known: `org/name` on the Hub, `name` in a folder."""
 
     @abstractmethod
     def repos(self, kind: Kind, prefix: str = "", *, tag: str | None = None) -> list[str]:
-        """The names of the repositories that start with `prefix` and whose card on `main` has the tag, sorted."""
+        """List the repositories whose names start with `prefix` and whose card on `main` has the tag, sorted."""
 
     @abstractmethod
     def branches(self, kind: Kind, repo: str) -> dict[str, str]:
-        """Branch -> commit; empty if there is no such repository."""
+        """Return the commit of each branch; nothing if there is no such repository."""
 
     @abstractmethod
     def files(self, kind: Kind, repo: str, revision: str = "main") -> Mapping[str, StoredFile]:
-        """The files of a revision. Raises NotFoundError."""
+        """Describe the files of a revision. Raises NotFoundError."""
 
     @abstractmethod
     def pinned(
         self, kind: Kind, repo: str, path: str, revision: str | None = None, *, max_bytes: int = MAX_READ_BYTES
     ) -> tuple[bytes, str]:
-        """One file's bytes, and the commit they were read at; `revision` is a branch, tag or commit, default `main`.
+        """Read a file, and the commit it was read at; `revision` is a branch, tag or commit, default `main`.
 
         Raises NotFoundError; IntegrityError for a file larger than `max_bytes`; UnavailableError if the store cannot
         be reached and the file is in no cache.
@@ -122,18 +125,18 @@ class Store(ABC):
     def read(
         self, kind: Kind, repo: str, path: str, revision: str | None = None, *, max_bytes: int = MAX_READ_BYTES
     ) -> bytes:
-        """One file's bytes; see `pinned`."""
+        """Read the bytes of a file; see `pinned`."""
         return self.pinned(kind, repo, path, revision, max_bytes=max_bytes)[0]
 
     def check_written(self, kind: Kind, repo: str, path: str, content: bytes) -> None:  # noqa: B027 (only a folder can)
         """Raise IntegrityError if `content` of a file of `main` is not what was written there.
 
-        What comes from the Hub was compared with its listing when it was read.
+        A file of the Hub was compared with its listing when it was read.
         """
 
     @abstractmethod
     def fetch(self, repo: str, revision: str, destination: Path | None = None) -> Path:
-        """A folder with the files of a model's revision that a release may have, each compared with its hash.
+        """Provide a folder with the files of a model's revision that a release may have, compared with their hashes.
 
         `destination` must be new or empty; without one the folder is the store's own and must not be written to.
         Raises NotFoundError, IntegrityError, and UnavailableError if neither the store nor a cache has the files.
@@ -150,92 +153,98 @@ class Store(ABC):
     ) -> Publication:
         """Make `branch` of a model repository hold `files`; `weights` has the sha256 (hex) of each weights file.
 
-        A new branch appears in one atomic step, a new repository before it. On an existing branch what differs is
-        written, as `merge` makes it, and what should not be there removed, but for names that no release has.
+        A new branch appears in one atomic step, a new repository before it. On an existing branch files that differ
+        are written, as `merge` makes them, and files that should not be there removed, but for names that no release
+        has.
 
         Raises:
             ConflictError: the branch has other weights.
             IntegrityError: what was read back is not what was sent.
         """
-        checked_name(branch, "branch", 120)
+        check_name(branch, "branch", 120)
         check_allowed(files)
 
-        def differing(head: Head) -> Iterator[tuple[str, Content]]:
-            for name in sorted(files, key=lambda name: (name == "run.json", name)):  # the record last
-                content, listed = files[name], head.files.get(name)
-                if listed is not None and listed.holds(content, weights.get(name)):
-                    continue
-                if listed is not None and name in merge:
-                    present = self._read_at(head, name)
-                    if (content := merge[name](present)) == present:
-                        continue
-                yield name, content
-
-        def lacking(head: Head) -> Mapping[str, Change]:
+        def find_changes(head: Head) -> Mapping[str, Change]:
             present_weights = {name: file.sha256 for name, file in head.files.items() if name.endswith(".safetensors")}
+            stale = [name for name in head.files if name not in files]
+            changes: dict[str, Change] = {}
             if present_weights == dict(weights):
-                stale = (name for name in head.files if name not in files and is_allowed(name))
-                return dict(differing(head)) | dict.fromkeys(stale)
-            # The first commit holds nothing of any run.
-            if not head.files or self._is_first_commit(head):
-                return {**files, **dict.fromkeys(name for name in head.files if name not in files)}
-            listing = (
-                ", ".join(f"{name} {(sha or 'unknown')[:12]}" for name, sha in sorted(present_weights.items()))
-                or "none"
-            )
-            raise ConflictError(
-                f"{self.repo_id(repo)} has a branch {branch!r} with other weights ({listing}); push under another "
-                "branch or sweep name, or remove it first"
-            )
+                changes.update(self._find_differences(head, files, weights, merge))
+                # Names that no release has are somebody's own.
+                stale = [name for name in stale if is_allowed(name)]
+            elif not head.files or self._is_first_commit(head):
+                # The first commit holds nothing of any run.
+                changes.update(files)
+            else:
+                raise _weights_conflict(self.repo_id(repo), branch, present_weights)
+            changes.update(dict.fromkeys(stale))
+            return changes
 
-        return self._write("model", repo, branch, lacking, message, weights)
+        return self._write("model", repo, branch, find_changes, message, weights)
+
+    def _find_differences(
+        self, head: Head, files: Mapping[str, Content], weights: Mapping[str, str], merge: Merge
+    ) -> Iterator[tuple[str, Content]]:
+        """Yield the files that differ from those of a head, as `merge` makes them, the run's record last."""
+        for name in sorted(files, key=lambda name: (name == "run.json", name)):
+            content = files[name]
+            stored = head.files.get(name)
+            if stored is not None and stored.holds(content, weights.get(name)):
+                continue
+            if stored is not None and name in merge:
+                present = self._read_at(head, name)
+                content = merge[name](present)
+                if content == present:
+                    continue
+            yield name, content
 
     def update(self, kind: Kind, repo: str, reads: tuple[str, ...], change: Update, message: str) -> Publication:
-        """Read files of `main`, and write what `change` makes of them, without losing anyone else's change.
+        """Read files of `main`, and write the changes that `change` makes of them, without losing anyone else's.
 
         `change` gets those files of `reads` that exist and returns the files to write, the one that readers trust
         last. It is called again when another writer was faster; ConflictError after too many times.
         """
 
-        def changed(head: Head) -> Mapping[str, Change]:
+        def find_changes(head: Head) -> Mapping[str, Change]:
             present = Present({path: self._read_at(head, path) for path in reads if path in head.files})
             present.stored = head.files
-            changes = change(present)
-            for name in changes:
+            changes: dict[str, Change] = {}
+            for name, content in change(present).items():
                 if Path(name).name != name:
                     raise FilesError(f"file name {name!r}: allowed is a name without a folder")
-            return {
-                name: content
-                for name, content in changes.items()
-                if not (isinstance(content, bytes) and name in head.files and head.files[name].holds(content))
-            }
+                stored = head.files.get(name)
+                if not isinstance(content, bytes) or stored is None or not stored.holds(content):
+                    changes[name] = content
+            return changes
 
-        return self._write(kind, repo, "main", changed, message)
+        return self._write(kind, repo, "main", find_changes, message)
 
     def _write(
         self,
         kind: Kind,
         repo: str,
         branch: str,
-        wanted: Callable[[Head], Mapping[str, Change]],
+        find_changes: Callable[[Head], Mapping[str, Change]],
         message: str,
         sha256: Mapping[str, str] | None = None,
     ) -> Publication:
-        """Commit what `wanted` makes of the head of a branch; `sha256` has the file hashes that are known."""
-        repo_id, hashes, sent, failures = self.repo_id(repo), sha256 or {}, False, 0
+        """Commit the changes to the head of a branch; `sha256` has the file hashes that are known."""
+        repo_id = self.repo_id(repo)
+        hashes = sha256 or {}
+        lost_answers = 0
         for attempt in range(_MAX_CONFLICTS):
             with self._exclusive(kind, repo, branch):
                 head = self._head(kind, repo, branch, again=attempt > 0)
-                changes = wanted(head)
+                changes = find_changes(head)
                 if not changes:
-                    return Publication(repo_id, branch, head.commit, written=sent)
+                    return Publication(repo_id, branch, head.commit, written=lost_answers > 0)
                 try:
                     commit = self._commit(head, changes, message, hashes)
                 except (ConflictError, UnavailableError) as error:
-                    # Another writer was faster, or the answer was lost: what is there now decides.
+                    # Another writer was faster, or the answer was lost: the head as it is now decides.
                     if isinstance(error, UnavailableError):
-                        sent, failures = True, failures + 1
-                    if failures == self.attempts:
+                        lost_answers += 1
+                    if lost_answers == self.attempts:
                         raise
                     self._pause(attempt, error)
                     continue
@@ -244,20 +253,20 @@ class Store(ABC):
         raise ConflictError(f"{repo_id}: other writers were faster {_MAX_CONFLICTS} times")
 
     def _exclusive(self, kind: Kind, repo: str, branch: str) -> AbstractContextManager[object]:
-        """Held while a head is read, changed and committed, where a store can keep other writers out."""
+        """Keep other writers out while a head is read, changed and committed, where a store can."""
         return nullcontext()
 
     @abstractmethod
     def _head(self, kind: Kind, repo: str, branch: str, *, again: bool) -> Head:
-        """The head of a branch to be written; `again`: an earlier answer may be out of date."""
+        """Read the head of a branch to be written; `again`: an earlier answer may be out of date."""
 
     @abstractmethod
     def _read_at(self, head: Head, path: str) -> bytes:
-        """The bytes of a head's file."""
+        """Read the bytes of a head's file."""
 
     @abstractmethod
     def _commit(self, head: Head, changes: Mapping[str, Change], message: str, sha256: Mapping[str, str]) -> str:
-        """Put changes on top of a head; returns the new commit.
+        """Put changes on top of a head; return the new commit.
 
         Raises ConflictError if the branch has moved, UnavailableError if it is not known whether the commit landed.
         """
@@ -267,7 +276,7 @@ class Store(ABC):
         """Wait after a failed attempt (from 0)."""
 
     def _is_first_commit(self, head: Head) -> bool:
-        """Whether a head is at the commit that all branches of a model repository start from."""
+        """Return whether a head is at the commit that all branches of a model repository start from."""
         return False
 
     def _check_commit(  # noqa: B027 (a folder checks before it shows anything)
@@ -279,23 +288,24 @@ class Store(ABC):
         self, head: Head, changes: Mapping[str, Change], stored: Mapping[str, StoredFile], sha256: Mapping[str, str]
     ) -> None:
         """Raise IntegrityError unless the files `stored` by a commit on `head` have its changes."""
-        copied = {content.commit for content in changes.values() if isinstance(content, CopyOf)}
-        sources = {commit: self.files(head.kind, head.repo, commit) for commit in copied}
+        copy_commits = {content.commit for content in changes.values() if isinstance(content, CopyOf)}
+        sources = {commit: self.files(head.kind, head.repo, commit) for commit in copy_commits}
 
-        def fault(name: str, content: Change) -> str:
+        def find_fault(name: str, content: Change) -> str:
             file = stored.get(name)
             if content is None:
                 return f"{name} is still there" if file else ""
             if file is None:
                 return f"{name} is missing"
             if isinstance(content, CopyOf):
-                same = file == sources[content.commit].get(name)
+                is_equal = file == sources[content.commit].get(name)
             else:
-                same = file.holds(content, sha256.get(name))
-            return "" if same else f"{name} has other content"
+                is_equal = file.holds(content, sha256.get(name))
+            return "" if is_equal else f"{name} has other content"
 
-        if wrong := [text for name, content in sorted(changes.items()) if (text := fault(name, content))]:
-            raise IntegrityError(f"{self.repo_id(head.repo)} at {head.branch}: {', '.join(wrong[:10])}")
+        faults = list(filter(None, (find_fault(name, changes[name]) for name in sorted(changes))))
+        if faults:
+            raise IntegrityError(f"{self.repo_id(head.repo)} at {head.branch}: {', '.join(faults[:10])}")
 
     def check_visibility(self, models: Iterable[str], index: str) -> None:  # noqa: B027 (a folder hides nothing)
         """Raise FilesError where private and public would mix: a private run in a public repository or index, or the
@@ -303,9 +313,21 @@ class Store(ABC):
         """
 
 
-def checked_name(name: str, what: str, max_length: int = 96) -> str:
-    """`name`, if it can be a repository or branch: letters, digits and single `.`, `-`, `_` inside, or FilesError."""
+def _weights_conflict(repo_id: str, branch: str, present_weights: Mapping[str, str | None]) -> ConflictError:
+    hashes = [f"{name} {(sha256 or 'unknown')[:12]}" for name, sha256 in sorted(present_weights.items())]
+    return ConflictError(
+        f"{repo_id} has a branch {branch!r} with other weights ({', '.join(hashes) or 'none'}); push under another "
+        "branch or sweep name, or remove it first"
+    )
+
+
+def check_name(name: str, label: str, max_length: int = 96) -> str:
+    """Return `name` if it can be a repository or branch: letters, digits and single `.`, `-`, `_` inside.
+
+    Raises FilesError otherwise.
+    """
     if len(name) > max_length or not _NAME.fullmatch(name):
-        allowed = f"letters and digits joined by '.', '-' or '_', at most {max_length}"
-        raise FilesError(f"{what} {name[:120]!r}: allowed are {allowed}")
+        raise FilesError(
+            f"{label} {name[:120]!r}: allowed are letters and digits joined by '.', '-' or '_', at most {max_length}"
+        )
     return name

@@ -20,32 +20,34 @@ from hub.store.transport import Transport
 _HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
-def download(transport: Transport, repo_id: str, path: str, listed: StoredFile, **where: Any) -> Path:
-    """A file of the Hub in its cache, or in a `local_dir`, with the content that the Hub lists.
+def download(transport: Transport, repo_id: str, path: str, expected: StoredFile, **options: Any) -> Path:
+    """Fetch a file of the Hub into its cache, or a `local_dir`, with the content that the Hub lists.
 
-    `where` has what `hf_hub_download` takes. Raises IntegrityError if the Hub sends something else.
+    `options` are those of `hf_hub_download`. Raises IntegrityError if the Hub sends something else.
     """
     fetch = transport.api.hf_hub_download
-    for again in (False, True):
-        file = Path(transport.call(partial(fetch, repo_id, path, force_download=again, **where), patient=False))
-        if listed.holds(file):
+    for force_download in (False, True):
+        request = partial(fetch, repo_id, path, force_download=force_download, **options)
+        file = Path(transport.call(request, patient=False))
+        if expected.holds(file):
             return file
     raise IntegrityError(f"{path} of {repo_id} was received with other content than the Hub lists")
 
 
-def cached(repo_id: str, path: str, **where: Any) -> Path | None:
-    """The cache's file for a revision, if it has one; `where` has what `try_to_load_from_cache` takes."""
+def find(repo_id: str, path: str, **options: Any) -> Path | None:
+    """Find a file of a revision in the cache; `options` are those of `try_to_load_from_cache`."""
     from huggingface_hub import try_to_load_from_cache
 
     try:
-        entry = try_to_load_from_cache(repo_id, path, **where)
-    except UnicodeDecodeError:  # the file that says at which commit a branch was is damaged
+        entry = try_to_load_from_cache(repo_id, path, **options)
+    except UnicodeDecodeError:
+        # The file that says at which commit a branch was is damaged.
         return None
     return Path(entry) if isinstance(entry, str) else None
 
 
 def check(file: Path, content: Content, repo_id: str) -> None:
-    """Raise IntegrityError if `content`, read from a file of a snapshot, is not what the file's blob is named after.
+    """Raise IntegrityError if `content`, read from a file of a snapshot, lacks the hash that names the file's blob.
 
     In a cache without symbolic links (Windows) blobs have no names, and nothing is checked.
     """
@@ -53,27 +55,41 @@ def check(file: Path, content: Content, repo_id: str) -> None:
         return
     # One link only: a blob may be a link into the store that repositories share, where names are other hashes.
     blob = Path(os.path.normpath(file.parent.resolve() / file.readlink()))
-    large = len(blob.name) == 64
-    named = StoredFile(size_of(content), blob.name if large else None, None if large else blob.name)
-    if _HASH.fullmatch(blob.name) and not named.holds(content):
-        where = f"{file.name} of {repo_id} is damaged in the Hub's cache"
-        raise IntegrityError(f"{where}: fetch it again with a network, or delete {blob}")
+    if not _HASH.fullmatch(blob.name):
+        return
+    if len(blob.name) == 64:
+        expected = StoredFile(size_of(content), sha256=blob.name)
+    else:
+        expected = StoredFile(size_of(content), sha256=None, blob_id=blob.name)
+    if not expected.holds(content):
+        problem = f"{file.name} of {repo_id} is damaged in the Hub's cache"
+        raise IntegrityError(f"{problem}: fetch it again with a network, or delete {blob}")
 
 
 def restore(repo_id: str, path: str, revision: str | None) -> None:
-    """Fetch what is damaged beside a model's cached file again, weights aside, for libraries that do not check.
+    """Fetch damaged files beside a model's cached file again, weights aside, for libraries that do not check.
 
     Raises IntegrityError if the Hub cannot be reached.
     """
-    cached_file = cached(repo_id, path, revision=revision)
-    for file in cached_file.parent.iterdir() if cached_file else ():
-        if file.is_file() and is_allowed(file.name) and not WEIGHTS.fullmatch(file.name):
+    cached_file = find(repo_id, path, revision=revision)
+    if cached_file is None:
+        return
+    for file in cached_file.parent.iterdir():
+        if not file.is_file() or not is_allowed(file.name) or WEIGHTS.fullmatch(file.name):
+            continue
+        try:
+            check(file, file, repo_id)
+        except IntegrityError as error:
             try:
-                check(file, file, repo_id)
-            except IntegrityError as error:
-                transport, where = Transport(), {"revision": file.parent.name, "force_download": True}
-                try:
-                    transport.call(partial(transport.api.hf_hub_download, repo_id, file.name, **where), patient=False)
-                except UnavailableError:
-                    raise error from None
-                check(file, file, repo_id)
+                _fetch_again(repo_id, file)
+            except UnavailableError:
+                raise error from None
+            check(file, file, repo_id)
+
+
+def _fetch_again(repo_id: str, file: Path) -> None:
+    transport = Transport()
+    fetch = transport.api.hf_hub_download
+    # A snapshot's folder is named after its commit.
+    request = partial(fetch, repo_id, file.name, revision=file.parent.name, force_download=True)
+    transport.call(request, patient=False)

@@ -19,12 +19,13 @@ from hub.base import atomic, strict_json
 from hub.base.errors import FilesError, IntegrityError, RecordError, secret_in
 
 WEIGHTS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.safetensors")
+# As one text, the list is easier to read.
 _NAMES = frozenset(
     """
     config.json generation_config.json log.jsonl model.safetensors.index.json README.md run.json scaling_law.json
     tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json vocab.json vocab.txt merges.txt
     tokenizer.model spiece.model chat_template.jinja
-    """.split()  # noqa: SIM905 (read more easily so)
+    """.split()  # noqa: SIM905
 )
 _PATTERNS = (WEIGHTS, re.compile(r"[a-z_][a-z0-9_]*\.py"), re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.(?:png|svg)"))
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -32,9 +33,11 @@ _MAX_TEXT_BYTES = 64 * 1024 * 1024
 # Longest header of a safetensors file, by its format.
 _MAX_HEADER_BYTES = 100_000_000
 _MAX_FILES = 1000
-_DEPTH = 6  # levels of folders that are searched for runs
+# Levels of folders that are searched for runs.
+_DEPTH = 6
 
-Content = Path | bytes  # a file on this machine, or its bytes
+# A file on this machine, or its bytes.
+Content = Path | bytes
 
 
 @dataclass(frozen=True)
@@ -43,12 +46,14 @@ class Release:
 
     folder: Path
     files: Mapping[str, Content]
-    weights_sha256: Mapping[str, str]  # hex
-    skipped: tuple[str, ...]  # names in the folder that are not on the list
+    # In hex.
+    weights_sha256: Mapping[str, str]
+    # Names in the folder that are not on the list.
+    skipped: tuple[str, ...]
 
 
 def is_allowed(name: str) -> bool:
-    """Whether a release may hold a file of this name; names with a folder in them never qualify."""
+    """Return whether a release may hold a file of this name; names with a folder in them never qualify."""
     return name in _NAMES or any(pattern.fullmatch(name) for pattern in _PATTERNS)
 
 
@@ -71,8 +76,8 @@ def release_of(folder: str | Path) -> Release:
     entries = sorted(folder.iterdir())
     paths = {entry.name: entry for entry in entries if entry.is_file() and is_allowed(entry.name)}
     for path in paths.values():
-        if not path.resolve().is_relative_to(folder.resolve()):
-            target = path.resolve()
+        target = path.resolve()
+        if not target.is_relative_to(folder.resolve()):
             raise FilesError(f"{path.name} is a link to {target}, which is outside {folder}; copy the file into it")
     skipped = tuple(entry.name for entry in entries if entry.name not in paths)
     weights = [name for name in paths if WEIGHTS.fullmatch(name)]
@@ -88,8 +93,9 @@ def release_of(folder: str | Path) -> Release:
     for name in weights:
         check_safetensors(paths[name])
     files: dict[str, Content] = dict(paths)
-    if (tokenizer := "tokenizer_config.json") in paths:
-        files[tokenizer] = portable_tokenizer_config(paths[tokenizer].read_bytes())
+    tokenizer = paths.get("tokenizer_config.json")
+    if tokenizer is not None:
+        files[tokenizer.name] = portable_tokenizer_config(tokenizer.read_bytes())
     check_secrets(files)
     return Release(folder, files, {name: atomic.sha256_of(paths[name]) for name in weights}, skipped)
 
@@ -97,7 +103,9 @@ def release_of(folder: str | Path) -> Release:
 def copy_release(folder: Path, destination: Path) -> Path:
     """Copy the files of a release into `destination`; those that are there must be the same, else IntegrityError."""
     destination.mkdir(parents=True, exist_ok=True)
-    for file in (path for path in folder.iterdir() if path.is_file() and is_allowed(path.name)):
+    for file in folder.iterdir():
+        if not file.is_file() or not is_allowed(file.name):
+            continue
         copy = destination / file.name
         if not copy.exists():
             atomic.copy_file(file, copy)
@@ -107,7 +115,7 @@ def copy_release(folder: Path, destination: Path) -> Path:
 
 
 def portable_tokenizer_config(content: bytes) -> bytes:
-    """A `tokenizer_config.json` without `local_files_only`, which transformers saves and obeys when it loads."""
+    """Remove `local_files_only` from a `tokenizer_config.json`: transformers saves it, and obeys it when it loads."""
     try:
         config = json.loads(content)
     except ValueError:
@@ -119,51 +127,61 @@ def portable_tokenizer_config(content: bytes) -> bytes:
 
 
 def run_folders(source: str | Path) -> list[Path]:
-    """The folders with a run.json at or below `source`, sorted, each once, without a store's copies on `main`.
+    """Find the folders with a run.json at or below `source`, sorted, each once, without a store's copies on `main`.
 
     Raises FilesError if there is none.
     """
     source = Path(source)
     if not source.is_dir():
         raise FilesError(f"there is no folder {source}")
-    found: list[Path] = []
-    level, seen = [source], {*source.resolve().parents}  # a link that leads back up is not followed
-    for _ in range(_DEPTH + 1):  # level by level: of two paths to a run the shorter one counts
-        below: list[Path] = []
+    folders: list[Path] = []
+    # A link that leads back up is not followed.
+    visited = set(source.resolve().parents)
+    level = [source]
+    # Level by level, so that the shorter of two paths to a run counts.
+    for _ in range(_DEPTH + 1):
+        next_level: list[Path] = []
         for folder in level:
-            if (place := folder.resolve()) not in seen:
-                seen.add(place)
-                entries = sorted(folder.glob("[!.]*"))  # none of a folder that may not be read
-                if folder / "run.json" in entries:
-                    found.append(folder)
-                else:
-                    below += [entry for entry in entries if entry.is_dir()]
-        level = below
-    if not found:
+            target = folder.resolve()
+            if target in visited:
+                continue
+            visited.add(target)
+            # A folder that may not be read has no entries.
+            entries = sorted(folder.glob("[!.]*"))
+            if folder / "run.json" in entries:
+                folders.append(folder)
+            else:
+                next_level += [entry for entry in entries if entry.is_dir()]
+        level = next_level
+    if not folders:
         raise FilesError(f"{source} has no run.json, nor has a folder in it (searched {_DEPTH} levels down)")
-    beside = Counter(folder.parent for folder in found)
-    return sorted(folder for folder in found if folder.name != "main" or beside[folder.parent] == 1)
+    runs_per_parent = Counter(folder.parent for folder in folders)
+    return sorted(folder for folder in folders if folder.name != "main" or runs_per_parent[folder.parent] == 1)
 
 
 def check_secrets(files: Mapping[str, Content]) -> None:
     """Raise FilesError for an access token or a private key in a text, a picture's text, or the header of weights."""
     for name, content in files.items():
-        if secret := secret_in(_searched(name, content).decode("utf-8", "replace")):
+        text = _read_text(name, content).decode("utf-8", "replace")
+        secret = secret_in(text)
+        if secret:
             raise FilesError(f"{name} holds what looks like {secret}; take it out before pushing")
 
 
-def _searched(name: str, content: Content) -> bytes:
-    """The part of a file that can hold text: the header of weights, everything of any other file."""
+def _read_text(name: str, content: Content) -> bytes:
+    """Read the bytes of a file that can hold text: the header of weights, everything of any other file."""
     if name.endswith(".safetensors"):
-        return _header(content)[1]
-    if (size := size_of(content)) > _MAX_TEXT_BYTES:
+        return _read_header(content)[1]
+    size = size_of(content)
+    if size > _MAX_TEXT_BYTES:
         raise FilesError(f"{name}: {size:,} bytes, allowed for a file without weights are {_MAX_TEXT_BYTES:,}")
     return content_of(content)
 
 
 def check_safetensors(path: Path) -> None:
     """Read the header of a weights file; FilesError if it is not safetensors."""
-    (length, content), size = _header(path), path.stat().st_size
+    length, content = _read_header(path)
+    size = path.stat().st_size
     if not 2 <= length <= min(size - 8, _MAX_HEADER_BYTES):
         raise FilesError(f"{path.name} is not a safetensors file: its header claims {length} of {size} bytes")
     try:
@@ -175,30 +193,30 @@ def check_safetensors(path: Path) -> None:
         raise FilesError(f"{path.name} is not a safetensors file: {error}") from None
 
 
-def _header(weights: Content) -> tuple[int, bytes]:
-    """The length that a safetensors file claims for its header, and the header."""
+def _read_header(weights: Content) -> tuple[int, bytes]:
+    """Read the length that a safetensors file claims for its header, and the header."""
     with io.BytesIO(weights) if isinstance(weights, bytes) else weights.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         return length, file.read(min(length, _MAX_HEADER_BYTES))
 
 
 def content_of(content: Content) -> bytes:
-    """The bytes of a file that is to be released."""
+    """Return the bytes of a file that is to be released."""
     return content if isinstance(content, bytes) else content.read_bytes()
 
 
 def size_of(content: Content) -> int:
-    """The size in bytes of a file that is to be released."""
+    """Return the size in bytes of a file that is to be released."""
     return len(content) if isinstance(content, bytes) else content.stat().st_size
 
 
 def sha256_of(content: Content) -> str:
-    """The sha256 (hex) of a file that is to be released."""
+    """Compute the sha256 (hex) of a file that is to be released."""
     return hashlib.sha256(content).hexdigest() if isinstance(content, bytes) else atomic.sha256_of(content)
 
 
 def git_id_of(content: Content) -> str:
-    """Git's id (hex) of a file's content, by which the Hub knows a small file."""
+    """Compute git's id (hex) of a file's content, by which the Hub knows a small file."""
     data = content_of(content)
     return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
 
@@ -214,5 +232,6 @@ def _check_shards(files: Mapping[str, Path], weights: list[str]) -> None:
     mapping = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(mapping, dict):
         raise FilesError(f"{index.name} has no weight_map")
-    if set(mapping.values()) != set(weights):
-        raise FilesError(f"{index.name} names {sorted(set(mapping.values()))}, the folder has {sorted(weights)}")
+    shards = set(mapping.values())
+    if shards != set(weights):
+        raise FilesError(f"{index.name} names {sorted(shards)}, the folder has {sorted(weights)}")

@@ -19,10 +19,11 @@ from hub.base import atomic, checksums
 from hub.base.disk import explain_full_disk
 from hub.base.errors import ConflictError, FilesError, IntegrityError, NotFoundError
 from hub.base.markdown import tags_of
-from hub.store.base import COMMIT, MAX_READ_BYTES, Change, CopyOf, Head, Kind, Store, StoredFile, checked_name
+from hub.store.base import COMMIT, MAX_READ_BYTES, Change, CopyOf, Head, Kind, Store, StoredFile, check_name
 from hub.store.files import copy_release
 
-_INCOMING = ".incoming-"  # a branch that is being written, with a lock beside it
+# A branch that is being written has this prefix, and a lock beside it.
+_INCOMING = ".incoming-"
 _LOCK = ".lock"
 _LOCK_TIMEOUT_SECONDS = 120.0
 _LARGE_BYTES = 16 * 1024 * 1024
@@ -42,14 +43,19 @@ class LocalStore(Store):
         return repo.rpartition("/")[2]
 
     def repos(self, kind: Kind, prefix: str = "", *, tag: str | None = None) -> list[str]:
-        repositories = [entry for entry in _branches(self.root / f"{kind}s") if entry.name.startswith(prefix)]
-        return [entry.name for entry in repositories if tag is None or tag in _tags(entry / "main" / "README.md")]
+        names = []
+        for repository in _folders_in(self.root / f"{kind}s"):
+            if not repository.name.startswith(prefix):
+                continue
+            if tag is None or tag in _read_tags(repository / "main" / "README.md"):
+                names.append(repository.name)
+        return names
 
     def branches(self, kind: Kind, repo: str) -> dict[str, str]:
-        return {entry.name: _content_id(entry) for entry in _branches(self._repository(kind, repo))}
+        return {branch.name: _content_id(branch) for branch in _folders_in(self._repository(kind, repo))}
 
     def files(self, kind: Kind, repo: str, revision: str = "main") -> dict[str, StoredFile]:
-        return self._files_in(self.folder(kind, repo, revision))
+        return self._describe_files(self.folder(kind, repo, revision))
 
     def pinned(
         self, kind: Kind, repo: str, path: str, revision: str | None = None, *, max_bytes: int = MAX_READ_BYTES
@@ -66,16 +72,20 @@ class LocalStore(Store):
         checksums.check(self._repository(kind, repo) / "main" / path, content)
 
     def folder(self, kind: Kind, repo: str, revision: str = "main") -> Path:
-        """The folder of a branch, or of the branch whose content has this commit id. Raises NotFoundError."""
+        """Find the folder of a branch, or of the branch whose content has this commit id. Raises NotFoundError."""
         repository = self._repository(kind, repo)
         if COMMIT.fullmatch(revision) and not (repository / revision).is_dir():
-            revision = next((b for b, commit in self.branches(kind, repo).items() if commit == revision), revision)
-        folder = repository / checked_name(revision, "revision", 120)
-        if not folder.is_dir():
-            changed = "; its files have changed since" if COMMIT.fullmatch(revision) and repository.is_dir() else ""
-            where = f"the store {self.uri} has no {kind} {self.repo_id(repo)!r} at revision {revision!r}"
-            raise NotFoundError(where + changed)
-        return folder
+            for branch, commit in self.branches(kind, repo).items():
+                if commit == revision:
+                    revision = branch
+                    break
+        folder = repository / check_name(revision, "revision", 120)
+        if folder.is_dir():
+            return folder
+        problem = f"the store {self.uri} has no {kind} {self.repo_id(repo)!r} at revision {revision!r}"
+        if COMMIT.fullmatch(revision) and repository.is_dir():
+            problem += "; its files have changed since"
+        raise NotFoundError(problem)
 
     def fetch(self, repo: str, revision: str, destination: Path | None = None) -> Path:
         folder = self.folder("model", repo, revision)
@@ -85,7 +95,7 @@ class LocalStore(Store):
         folder = self._repository(kind, repo) / branch
         if not folder.is_dir() or not any(folder.iterdir()):
             return Head(kind, repo, branch, "", {})
-        return Head(kind, repo, branch, _content_id(folder), self._files_in(folder))
+        return Head(kind, repo, branch, _content_id(folder), self._describe_files(folder))
 
     def _read_at(self, head: Head, path: str) -> bytes:
         return (self._repository(head.kind, head.repo) / head.branch / path).read_bytes()
@@ -93,45 +103,47 @@ class LocalStore(Store):
     def _commit(self, head: Head, changes: Mapping[str, Change], message: str, sha256: Mapping[str, str]) -> str:
         folder = self._repository(head.kind, head.repo) / head.branch
         folder.parent.mkdir(parents=True, exist_ok=True)
-        commits = {content.commit for content in changes.values() if isinstance(content, CopyOf)}
-        sources = {commit: self.folder(head.kind, head.repo, commit) for commit in commits}
-
-        needed = sum(_size_of(content) for content in changes.values())
-        # Of an index; a card is for people to edit.
-        noted = {name: c for name, c in changes.items() if isinstance(c, bytes) and not name.endswith(".md")}
-
-        def write(target: Path) -> None:
-            if head.kind == "dataset":
-                checksums.note(target, noted)
-            with explain_full_disk(f"the release {folder}", target, needed):
-                for name, content in changes.items():
-                    _change(target / name, content, sources)
-                atomic.sync(target)
-            self._check(head, changes, self._files_in(target), sha256)
-
         if head.commit:
-            write(folder)
+            self._write_changes(head, changes, folder, sha256)
             return _content_id(folder)
-        with _incoming(folder.parent) as incoming:
-            write(incoming)
+        with _incoming_folder(folder.parent) as incoming:
+            self._write_changes(head, changes, incoming, sha256)
             try:
                 os.rename(incoming, folder)
             except OSError as error:
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                     raise
-                taken = f"{folder.parent.name} at {head.branch} was published by another process"
-                raise ConflictError(taken) from None
+                problem = f"{folder.parent.name} at {head.branch} was published by another process"
+                raise ConflictError(problem) from None
         atomic.sync(folder.parent)
         return _content_id(folder)
 
+    def _write_changes(
+        self, head: Head, changes: Mapping[str, Change], target: Path, sha256: Mapping[str, str]
+    ) -> None:
+        """Write the changes into the folder `target` of a branch, or of one that is to be, and check them there."""
+        repository = self._repository(head.kind, head.repo)
+        commits = {content.commit for content in changes.values() if isinstance(content, CopyOf)}
+        sources = {commit: self.folder(head.kind, head.repo, commit) for commit in commits}
+        if head.kind == "dataset":
+            # A card has no checksum, since people may edit it.
+            tables = {name: text for name, text in changes.items() if isinstance(text, bytes)}
+            checksums.note(target, {name: text for name, text in tables.items() if not name.endswith(".md")})
+        needed_bytes = sum(_size_of(content) for content in changes.values())
+        with explain_full_disk(f"the release {repository / head.branch}", target, needed_bytes):
+            for name, content in changes.items():
+                _change_file(target / name, content, sources)
+            atomic.sync(target)
+        self._check(head, changes, self._describe_files(target), sha256)
+
     def _pause(self, attempt: int, error: Exception) -> None:
-        """No wait is needed: a branch that another process made first exists by now."""
+        """Do not wait: a branch that another process made first exists by now."""
 
     @contextmanager
     def _exclusive(self, kind: Kind, repo: str, branch: str) -> Iterator[None]:
-        """`main` and existing branches are changed under a lock; a new branch is renamed into its place.
+        """Lock `main` and existing branches while they are changed; a new branch is renamed into its place.
 
-        Whoever writes also removes what killed processes left in the repository.
+        Whoever writes also removes the branches that killed processes left unfinished.
         """
         from filelock import FileLock, Timeout
 
@@ -148,13 +160,13 @@ class LocalStore(Store):
             raise ConflictError(f"{folder} was locked by another process for {_LOCK_TIMEOUT_SECONDS} s") from None
 
     def _repository(self, kind: Kind, repo: str) -> Path:
-        return self.root / f"{kind}s" / checked_name(self.repo_id(repo), "repository")
+        return self.root / f"{kind}s" / check_name(self.repo_id(repo), "repository")
 
-    def _files_in(self, folder: Path) -> dict[str, StoredFile]:
-        return {entry.name: self._file(entry) for entry in _content(folder)}
+    def _describe_files(self, folder: Path) -> dict[str, StoredFile]:
+        return {entry.name: self._describe_file(entry) for entry in _files_in(folder)}
 
-    def _file(self, entry: Path) -> StoredFile:
-        """Size and sha256. A large file is read once, also under the other name of a hard link."""
+    def _describe_file(self, entry: Path) -> StoredFile:
+        """Return size and sha256. A large file is read once, also under the other name of a hard link."""
         status = entry.stat()
         if status.st_size < _LARGE_BYTES:
             return StoredFile(status.st_size, atomic.sha256_of(entry))
@@ -164,7 +176,7 @@ class LocalStore(Store):
         return StoredFile(status.st_size, self._digests[key])
 
 
-def _change(path: Path, content: Change, sources: Mapping[str, Path]) -> None:
+def _change_file(path: Path, content: Change, sources: Mapping[str, Path]) -> None:
     """Write, copy or remove one file in one step. Copied weights become a hard link where the disk has them."""
     if content is None:
         path.unlink(missing_ok=True)
@@ -176,7 +188,8 @@ def _change(path: Path, content: Change, sources: Mapping[str, Path]) -> None:
     source = sources[content.commit] / path.name if isinstance(content, CopyOf) else content
     try:
         if isinstance(content, CopyOf) and source.suffix == ".safetensors":
-            with suppress(OSError):  # a disk without hard links
+            # Some disks have no hard links.
+            with suppress(OSError):
                 os.link(source, temporary)
         if not temporary.exists():
             atomic.copy_file(source, temporary)
@@ -186,27 +199,27 @@ def _change(path: Path, content: Change, sources: Mapping[str, Path]) -> None:
 
 
 def _size_of(content: Change) -> int:
-    """Bytes that a change writes, but for copies within the store, which may be links."""
+    """Count the bytes that a change writes, but for copies within the store, which may be links."""
     if isinstance(content, Path):
         return content.stat().st_size
     return len(content) if isinstance(content, bytes) else 0
 
 
 def _content_id(folder: Path) -> str:
-    """40 hex digits that stand for the folder's content, as a commit id does on the Hub.
+    """Compute 40 hex digits that stand for the folder's content, as a commit id does on the Hub.
 
     Weights enter with name and size only: their sha256 is in run.json, and hashing gigabytes to list branches is slow.
     """
     digest = hashlib.sha256()
-    for entry in _content(folder):
+    for entry in _files_in(folder):
         content = entry.stat().st_size if entry.suffix == ".safetensors" else atomic.sha256_of(entry)
         digest.update(f"{entry.name}\0{content}\n".encode())
     return digest.hexdigest()[:40]
 
 
 @contextmanager
-def _incoming(repository: Path) -> Iterator[Path]:
-    """A folder for a new branch, removed unless it was renamed. Its lock ends with this process, however that ends."""
+def _incoming_folder(repository: Path) -> Iterator[Path]:
+    """Provide a folder for a new branch, removed unless it was renamed. Its lock ends with this process."""
     from filelock import FileLock
 
     folder = repository / f"{_INCOMING}{uuid.uuid4().hex}"
@@ -231,15 +244,16 @@ def _remove_abandoned(repository: Path) -> None:
             lock.unlink()
 
 
-def _tags(card: Path) -> list[str]:
+def _read_tags(card: Path) -> list[str]:
     return tags_of(card.read_text(encoding="utf-8")) if card.is_file() else []
 
 
-def _branches(folder: Path) -> list[Path]:
-    """The folders in a folder, sorted; none if it does not exist."""
-    entries = folder.iterdir() if folder.is_dir() else ()
-    return sorted(entry for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+def _folders_in(folder: Path) -> list[Path]:
+    """List the folders in a folder, sorted; none if it does not exist."""
+    if not folder.is_dir():
+        return []
+    return sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
 
 
-def _content(folder: Path) -> list[Path]:
+def _files_in(folder: Path) -> list[Path]:
     return sorted(entry for entry in folder.iterdir() if entry.is_file() and not entry.name.startswith("."))

@@ -14,7 +14,7 @@ import shutil
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,20 +23,22 @@ from typing import Any
 from hub.base.atomic import write_bytes
 from hub.base.errors import ConflictError, FilesError, IntegrityError, NotFoundError, UnavailableError
 from hub.store import cache, transport
-from hub.store.base import MAX_READ_BYTES, Change, CopyOf, Head, Kind, Store, StoredFile, checked_name
+from hub.store.base import MAX_READ_BYTES, Change, CopyOf, Head, Kind, Store, StoredFile, check_name
 from hub.store.files import copy_release, is_allowed
 from hub.store.folder import LocalStore
 from hub.store.transport import DEFAULT_TIMEOUT_SECONDS, Result, Transport
 
 logger = logging.getLogger(__name__)
 
-WINDOW_SECONDS = 300.0  # over which the Hub counts the calls of its API
+# The Hub counts the calls of its API over so long.
+WINDOW_SECONDS = 300.0
 # A free account has 1,000; the rest is for whatever else it does.
 CALLS_PER_WINDOW = 950
 # The Hub itself puts these into a new repository.
 _HUB_FILES = frozenset({".gitattributes"})
 _FETCH_WORKERS = 8
-_ATTEMPTS_WITH_CACHE = 2  # a network that is down does not hold up whoever has the file already
+# A network that is down does not hold up whoever has the file already.
+_ATTEMPTS_WITH_CACHE = 2
 
 
 @dataclass
@@ -61,19 +63,22 @@ class Pace:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
-        self.calls, self.seconds = calls, seconds
-        self._clock, self._sleep = clock, sleep
-        self._begun = deque([-math.inf] * calls, calls)  # when the last ones begin, also those that still wait
+        self.calls = calls
+        self.seconds = seconds
+        self._clock = clock
+        self._sleep = sleep
+        # Times at which the last calls begin, also those that still wait.
+        self._start_times = deque([-math.inf] * calls, calls)
         self._lock = threading.Lock()
 
-    def take(self, calls: int) -> None:
-        """Wait until so many calls may begin."""
+    def wait(self, calls: int) -> None:
+        """Wait until so many calls may begin, all of them together."""
         with self._lock:
             now = self._clock()
-            at = max(now, self._begun[-1], self._begun[calls - 1] + self.seconds)
-            self._begun.extend([at] * calls)  # they begin together
-        if at > now:
-            self._sleep(at - now)
+            start_time = max(now, self._start_times[-1], self._start_times[calls - 1] + self.seconds)
+            self._start_times.extend([start_time] * calls)
+        if start_time > now:
+            self._sleep(start_time - now)
 
 
 class HubStore(Store):
@@ -94,7 +99,7 @@ class HubStore(Store):
         attempts: int = 6,
         pace: Pace | None = None,
     ) -> None:
-        self.organisation = checked_name(organisation, "organisation")
+        self.organisation = check_name(organisation, "organisation")
         self.uri = f"hf://{organisation}"
         self.private = private
         self.attempts = attempts
@@ -108,23 +113,30 @@ class HubStore(Store):
         self._pace = pace or Pace(sleep=_pause)
 
     def _call(self, function: Callable[[], Result], attempts: int | None = None, *, patient: bool = True) -> Result:
-        """A paced call of the API; unless `patient`, it gives up within seconds without a network."""
-        self._pace.take(1)
+        """Call the API at the store's pace; unless `patient`, give up within seconds without a network."""
+        self._pace.wait(1)
         return self.transport.call(function, attempts, patient=patient)
 
     # -- reading
 
     def repo_id(self, repo: str) -> str:
-        return f"{self.organisation}/{checked_name(repo.rpartition('/')[2], 'repository')}"
+        return f"{self.organisation}/{check_name(repo.rpartition('/')[2], 'repository')}"
 
     def repos(self, kind: Kind, prefix: str = "", *, tag: str | None = None) -> list[str]:
         return sorted(name for name in self._search(kind, prefix, tag) if name.startswith(prefix))
 
     def _search(self, kind: Kind, text: str, tag: str | None = None) -> dict[str, bool]:
-        """Name -> whether it is private, of the repositories whose names contain a text."""
-        listers = {"model": self._api.list_models, "dataset": self._api.list_datasets, "space": self._api.list_spaces}
-        wanted = {"author": self.organisation, "search": text or None, "filter": tag}
-        repositories = self._call(lambda: list(listers[kind](**wanted)), patient=False)
+        """Find the repositories whose names contain a text, and whether each is private."""
+        functions = {
+            "model": self._api.list_models,
+            "dataset": self._api.list_datasets,
+            "space": self._api.list_spaces,
+        }
+        list_repositories = functions[kind]
+        repositories = self._call(
+            lambda: list(list_repositories(author=self.organisation, search=text or None, filter=tag)),
+            patient=False,
+        )
         return {item.id.rpartition("/")[2]: bool(item.private) for item in repositories}
 
     def branches(self, kind: Kind, repo: str) -> dict[str, str]:
@@ -135,49 +147,56 @@ class HubStore(Store):
         return {ref.name: ref.target_commit for ref in refs.branches}
 
     def files(self, kind: Kind, repo: str, revision: str = "main") -> Mapping[str, StoredFile]:
-        """The files of a revision; those of a commit are requested once."""
+        """Describe the files of a revision; those of a commit are requested once."""
         tree = self._trees.get((kind, repo, revision))
-        return self._info(kind, repo, revision, patient=True).files if tree is None else tree
+        return self._read_head(kind, repo, revision, patient=True).files if tree is None else tree
 
     def pinned(
         self, kind: Kind, repo: str, path: str, revision: str | None = None, *, max_bytes: int = MAX_READ_BYTES
     ) -> tuple[bytes, str]:
-        repo_id, wanted = self.repo_id(repo), revision or "main"
-        file = cache.cached(repo_id, path, repo_type=kind, revision=wanted)
+        repo_id = self.repo_id(repo)
+        name = revision or "main"
+        file = cache.find(repo_id, path, repo_type=kind, revision=name)
         try:
-            head = self._info(kind, repo, revision, _ATTEMPTS_WITH_CACHE if file else None)
+            head = self._read_head(kind, repo, revision, _ATTEMPTS_WITH_CACHE if file else None)
             content = self._read_at(head, path, max_bytes)
         except UnavailableError as error:
             if file is None:
                 raise UnavailableError(f"{error}; {path} of {repo_id} is not in the cache either") from None
             logger.warning("%s; using the cached %s of %s", error, path, repo_id)
-            if (size := file.stat().st_size) > max_bytes:
+            size = file.stat().st_size
+            if size > max_bytes:
                 raise IntegrityError(f"{path} of {repo_id} has {size:,} bytes, allowed are {max_bytes:,}") from None
             content = file.read_bytes()
             cache.check(file, content, repo_id)
-            return content, file.parents[path.count("/")].name  # <cache>/<repository>/snapshots/<commit>/<path>
-        self._remember(kind, repo_id, wanted, head.commit)
+            # The file lies at <cache>/<repository>/snapshots/<commit>/<path>.
+            commit = file.parents[path.count("/")].name
+            return content, commit
+        self._remember(kind, repo_id, name, head.commit)
         return content, head.commit
 
-    def _info(
+    def _read_head(
         self, kind: Kind, repo: str, revision: str | None, attempts: int | None = None, *, patient: bool = False
     ) -> Head:
-        """Commit and files (with sizes and hashes) of a revision, in one call."""
-        about: dict[str, Any] = {"repo_type": kind, "revision": revision, "files_metadata": True}
-        info = self._call(lambda: self._api.repo_info(self.repo_id(repo), **about), attempts, patient=patient)
-        listed = (item for item in info.siblings or [] if item.rfilename not in _HUB_FILES)
-        files = self._trees[(kind, repo, str(info.sha))] = {item.rfilename: stored(item) for item in listed}
-        return Head(kind, repo, revision or "main", str(info.sha), files, bool(info.private))
+        """Read commit and files (with sizes and hashes) of a revision, in one call."""
+        options: dict[str, Any] = {"repo_type": kind, "revision": revision, "files_metadata": True}
+        info = self._call(lambda: self._api.repo_info(self.repo_id(repo), **options), attempts, patient=patient)
+        commit = str(info.sha)
+        items = info.siblings or []
+        files = {item.rfilename: stored_file(item) for item in items if item.rfilename not in _HUB_FILES}
+        self._trees[(kind, repo, commit)] = files
+        return Head(kind, repo, revision or "main", commit, files, bool(info.private))
 
     def _read_at(self, head: Head, path: str, max_bytes: int = MAX_READ_BYTES) -> bytes:
-        """The bytes of a file; two requests when it is not in the cache, none when it is."""
+        """Read the bytes of a file: two requests when it is not in the cache, none when it is."""
         repo_id = self.repo_id(head.repo)
-        if (listed := head.files.get(path)) is None:
+        file = head.files.get(path)
+        if file is None:
             raise NotFoundError(f"{repo_id} has no file {path!r} at {head.commit}")
-        if listed.size > max_bytes:
-            raise IntegrityError(f"{path} of {repo_id} has {listed.size:,} bytes, allowed are {max_bytes:,}")
-        where = {"repo_type": head.kind, "revision": head.commit}
-        return cache.download(self.transport, repo_id, path, listed, **where).read_bytes()
+        if file.size > max_bytes:
+            raise IntegrityError(f"{path} of {repo_id} has {file.size:,} bytes, allowed are {max_bytes:,}")
+        options: dict[str, Any] = {"repo_type": head.kind, "revision": head.commit}
+        return cache.download(self.transport, repo_id, path, file, **options).read_bytes()
 
     def _remember(self, kind: Kind, repo_id: str, revision: str, commit: str) -> None:
         """Note in the Hub's cache which commit a branch was at, so that the same name works offline."""
@@ -194,55 +213,74 @@ class HubStore(Store):
     def fetch(self, repo: str, revision: str, destination: Path | None = None) -> Path:
         repo_id = self.repo_id(repo)
         try:
-            head = self._info("model", repo, revision)
+            head = self._read_head("model", repo, revision)
         except UnavailableError as error:
-            # What an interrupted download lacks shows in the weights' sha256.
-            cached = cache.cached(repo_id, "config.json", revision=revision)
-            if cached is None:
-                raise UnavailableError(f"{error}; {repo_id} is not in the cache either") from None
-            folder = cached.parent
-            logger.warning("%s; using the cached files of %s", error, repo_id)
-            for file in (entry for entry in folder.iterdir() if is_allowed(entry.name)):
-                if not file.exists():  # its blob was deleted
-                    raise UnavailableError(f"{error}; {file.name} of {repo_id} is not in the cache") from None
-                cache.check(file, file, repo_id)
+            folder = self._find_cached_release(repo_id, revision, error)
             return folder if destination is None else copy_release(folder, destination)
-        listed = {name: file for name, file in head.files.items() if is_allowed(name)}
-        if not listed:
+        files = {name: file for name, file in head.files.items() if is_allowed(name)}
+        if not files:
             raise NotFoundError(f"{repo_id} has no files of a release at {revision}")
 
         def download(name: str) -> Path:
-            where = {"revision": head.commit, "local_dir": destination}
-            return cache.download(self.transport, repo_id, name, listed[name], **where)
+            options: dict[str, Any] = {"revision": head.commit, "local_dir": destination}
+            return cache.download(self.transport, repo_id, name, files[name], **options)
 
-        first, *others = listed  # one before the others: a Hub that fails is asked as often as for one file
-        folder = download(first).parent
+        # One file goes first: a Hub that fails is asked as often as for one file.
+        first_name, *names = files
+        folder = download(first_name).parent
         with ThreadPoolExecutor(_FETCH_WORKERS, thread_name_prefix="hub-fetch") as pool:
-            list(pool.map(download, others))
+            list(pool.map(download, names))
         if destination is not None:
             shutil.rmtree(destination / ".cache", ignore_errors=True)
         return folder
 
+    def _find_cached_release(self, repo_id: str, revision: str, error: UnavailableError) -> Path:
+        """Find the folder of a model's revision in the cache, and check its files; raise `error` without one.
+
+        Files that an interrupted download lacks show in the weights' sha256.
+        """
+        config = cache.find(repo_id, "config.json", revision=revision)
+        if config is None:
+            raise UnavailableError(f"{error}; {repo_id} is not in the cache either") from None
+        logger.warning("%s; using the cached files of %s", error, repo_id)
+        for file in config.parent.iterdir():
+            if not is_allowed(file.name):
+                continue
+            # A link may have lost its blob.
+            if not file.exists():
+                raise UnavailableError(f"{error}; {file.name} of {repo_id} is not in the cache") from None
+            cache.check(file, file, repo_id)
+        return config.parent
+
     def check_visibility(self, models: Iterable[str], index: str) -> None:
-        names: set[tuple[Kind, str]] = {("dataset", index), *(("model", name) for name in models)}
+        names: set[tuple[Kind, str]] = {("model", name) for name in models}
+        names.add(("dataset", index))
         if names <= self._checked:
             return
         self.transport.require_token()
-        visible = {kind: self._search(kind, index.removesuffix("-runs")) for kind in ("model", "dataset")}
-        existing = {(kind, name): visible[kind][name] for kind, name in sorted(names) if name in visible[kind]}
-        if self.private and (public := [self.repo_id(name) for (_, name), private in existing.items() if not private]):
+        sweep = index.removesuffix("-runs")
+        visible = {"model": self._search("model", sweep), "dataset": self._search("dataset", sweep)}
+        existing = [(kind, name) for kind, name in sorted(names) if name in visible[kind]]
+        private = [(kind, name) for kind, name in existing if visible[kind][name]]
+        public = [(kind, name) for kind, name in existing if not visible[kind][name]]
+        if self.private and public:
             raise FilesError(
-                f"private: {_listed(public)} public; push without --private, choose another sweep name, or make the "
-                "existing repositories private first"
+                f"private: {self._with_verb(public)} public; push without --private, choose another sweep name, or "
+                "make the existing repositories private first"
             )
-        hidden = [self.repo_id(name) for (kind, name), private in existing.items() if kind == "model" and private]
-        if not self.private and hidden and not existing.get(("dataset", index)):
-            verb = "is" if ("dataset", index) in existing else "would be"
+        private_models = [(kind, name) for kind, name in private if kind == "model"]
+        if not self.private and private_models and ("dataset", index) not in private:
+            verb = "is" if ("dataset", index) in public else "would be"
             raise FilesError(
-                f"private: {_listed(hidden)} private, and the index {self.repo_id(index)} {verb} public; push with "
-                "--private"
+                f"private: {self._with_verb(private_models)} private, and the index {self.repo_id(index)} {verb} "
+                "public; push with --private"
             )
-        self._checked |= names
+        self._checked.update(names)
+
+    def _with_verb(self, repositories: Sequence[tuple[Kind, str]]) -> str:
+        """Name the first of some repositories, with "is" or "are" behind them."""
+        names = ", ".join(self.repo_id(name) for _, name in repositories[:5])
+        return f"{names} {'is' if len(repositories) == 1 else 'are'}"
 
     # -- writing
 
@@ -250,7 +288,7 @@ class HubStore(Store):
         self.transport.require_token()
         repository = self._open(kind, repo)
         if branch == "main":
-            head = self._info(kind, repo, "main")
+            head = self._read_head(kind, repo, "main")
             if self.private and not head.private:
                 raise FilesError(f"private: {self.repo_id(repo)} is public; nothing was written to it")
             return head
@@ -261,39 +299,44 @@ class HubStore(Store):
 
     def _open(self, kind: Kind, repo: str) -> _Repository:
         """Make the repository if it does not exist."""
-        repo_id, repositories = self.repo_id(repo), self._repositories
         with self._lock:
-            if (kind, repo) not in repositories:
-                try:
-                    options: dict[str, Any] = {"repo_type": kind, "private": self.private or None}
-                    options |= {"space_sdk": "gradio"} if kind == "space" else {}
-                    self._call(lambda: self._api.create_repo(repo_id, **options))
-                    repositories[(kind, repo)] = _Repository(
-                        {}, self._commit_of_new(repo) if kind == "model" else None
-                    )
-                except ConflictError:
-                    repositories[(kind, repo)] = _Repository(self.branches(kind, repo) if kind == "model" else {})
-            return repositories[(kind, repo)]
+            if (kind, repo) not in self._repositories:
+                self._repositories[(kind, repo)] = self._create_or_read(kind, repo)
+            return self._repositories[(kind, repo)]
 
-    def _commit_of_new(self, repo: str) -> str | None:
-        """The first commit of a model repository that was just made, from the headers of its one file."""
+    def _create_or_read(self, kind: Kind, repo: str) -> _Repository:
+        repo_id = self.repo_id(repo)
+        options: dict[str, Any] = {"repo_type": kind, "private": self.private or None}
+        if kind == "space":
+            options["space_sdk"] = "gradio"
+        is_model = kind == "model"
+        try:
+            self._call(lambda: self._api.create_repo(repo_id, **options))
+            return _Repository({}, self._read_only_commit(repo) if is_model else None)
+        except ConflictError:
+            return _Repository(self.branches(kind, repo) if is_model else {})
+
+    def _read_only_commit(self, repo: str) -> str | None:
+        """Read the one commit of a model repository that was just made, from the headers of its one file."""
         from huggingface_hub import hf_hub_url
 
         url = hf_hub_url(self.repo_id(repo), ".gitattributes", revision="main", endpoint=self._api.endpoint)
         try:
-            first = self.transport.call(lambda: self._api.get_hf_file_metadata(url=url)).commit_hash
+            commit = self.transport.call(lambda: self._api.get_hf_file_metadata(url=url)).commit_hash
         except NotFoundError:
             return None
-        self._trees[("model", repo, first)] = {}
-        return first
+        self._trees[("model", repo, commit)] = {}
+        return commit
 
     def _first_commit(self, repo: str) -> str:
-        """The repository's first commit, which holds nothing of any run; every branch starts from it."""
+        """Read the repository's first commit, which holds nothing of any run; every branch starts from it."""
         repository = self._open("model", repo)
-        with self._lock:  # one thread asks for all
+        # One thread asks for all.
+        with self._lock:
             if repository.first is None:
                 repo_id = self.repo_id(repo)
-                repository.first = str(self._call(lambda: self._api.list_repo_commits(repo_id))[-1].commit_id)
+                commits = self._call(lambda: self._api.list_repo_commits(repo_id))
+                repository.first = str(commits[-1].commit_id)
                 self.files("model", repo, repository.first)
             return repository.first
 
@@ -301,19 +344,22 @@ class HubStore(Store):
         return head.commit == self._first_commit(head.repo)
 
     def _start_branch(self, repo: str, branch: str, repository: _Repository) -> str:
-        """Make the branch; returns its head, which is another's commit if someone was faster."""
-        repo_id, first = self.repo_id(repo), self._first_commit(repo)
+        """Make the branch; return its head, which is another's commit if someone was faster."""
+        repo_id = self.repo_id(repo)
+        first = self._first_commit(repo)
         try:
             self._call(lambda: self._api.create_branch(repo_id, branch=branch, revision=first))
-        except ConflictError:  # someone else made it, or our own request did and its response was lost
+        except ConflictError:
+            # Someone else made it, or our own request did and its response was lost.
             repository.branches.update(self.branches("model", repo))
         return repository.branches.setdefault(branch, first)
 
     def _commit(self, head: Head, changes: Mapping[str, Change], message: str, sha256: Mapping[str, str]) -> str:
         # Made anew for each attempt, because operations keep the state of the commit they were used in.
         operations = [_operation(name, content) for name, content in changes.items()]
-        copied = any(isinstance(content, CopyOf) for content in changes.values())
-        self._pace.take(4 if copied else 2)  # a copy has its source and its destination looked up
+        has_copies = any(isinstance(content, CopyOf) for content in changes.values())
+        # A copy has its source and its destination looked up.
+        self._pace.wait(4 if has_copies else 2)
         info = self.transport.call_once(
             lambda: self._api.create_commit(
                 self.repo_id(head.repo),
@@ -322,7 +368,8 @@ class HubStore(Store):
                 repo_type=head.kind,
                 revision=head.branch,
                 parent_commit=head.commit,
-                num_threads=1,  # a Hub that fails sees one request in each attempt, not one for each file
+                # A Hub that fails sees one request in each attempt, not one for each file.
+                num_threads=1,
             )
         )
         self._repositories[(head.kind, head.repo)].branches[head.branch] = str(info.oid)
@@ -336,22 +383,25 @@ class HubStore(Store):
 
 
 def open_store(uri: str | Path, *, private: bool = False) -> Store:
-    """The store at `uri`: a folder (`path` or `file:path`), or an organisation or user of the Hub (`hf://name`).
+    """Open the store at `uri`: a folder (`path` or `file:path`), or an organisation or user of the Hub (`hf://name`).
 
     Only `hf://` leads to network calls; there, new repositories are `private` if asked. Other URIs raise FilesError.
     """
     text = str(uri)
     if text.startswith("hf://"):
         return HubStore(text.removeprefix("hf://").strip("/"), private=private)
-    other = isinstance(uri, str) and re.match(r"[A-Za-z][A-Za-z0-9+.-]+:", uri) and not uri.startswith("file:")
-    if other or not uri:  # such as of a shell's variable that is not set
+    has_scheme = isinstance(uri, str) and re.match(r"[A-Za-z][A-Za-z0-9+.-]+:", uri)
+    # An empty text comes, for example, of a shell's variable that is not set.
+    if not uri or (has_scheme and not text.startswith("file:")):
         raise FilesError(f"store {uri!r}: allowed are a folder, file:FOLDER and hf://ORGANISATION")
     path = os.path.expanduser(text.removeprefix("file:"))
-    return LocalStore(Path("/" + path.lstrip("/") if path.startswith("//") else path))
+    if path.startswith("//"):
+        path = "/" + path.lstrip("/")
+    return LocalStore(Path(path))
 
 
-def stored(item: Any) -> StoredFile:
-    """A file of the Hub's own listings."""
+def stored_file(item: Any) -> StoredFile:
+    """Describe a file of the Hub's own listings."""
     if item.lfs:
         return StoredFile(item.size or 0, item.lfs.sha256)
     return StoredFile(item.size or 0, None, item.blob_id)
@@ -365,10 +415,6 @@ def _operation(name: str, content: Change) -> Any:
     if isinstance(content, CopyOf):
         return CommitOperationCopy(name, name, src_revision=content.commit)
     return CommitOperationAdd(name, content)
-
-
-def _listed(names: list[str]) -> str:
-    return f"{', '.join(names[:5])} {'is' if len(names) == 1 else 'are'}"
 
 
 def _pause(seconds: float) -> None:

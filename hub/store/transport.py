@@ -32,10 +32,14 @@ _TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
 _OFFLINE = "OfflineModeIsEnabled"
 _NETWORK_ERRORS = frozenset({"TransportError", _OFFLINE, "TimeoutError", "ConnectionError"})
 _CONNECT_TIMEOUT_SECONDS = 10.0
-_ATTEMPTS_TO_CONNECT = 3  # unless patient: a machine without a network is told so within seconds
-_LONGEST_BACKOFF = 30.0  # seconds between two attempts, unless the Hub asks for more
-_REFUSED_SECONDS = 60.0  # a token that was refused is not sent again for so long
-_COMMIT_LIMIT_SECONDS = 3600.0  # the Hub counts commits by the hour
+# An impatient call gives up within seconds on a machine without a network.
+_ATTEMPTS_TO_CONNECT = 3
+# Seconds between two attempts, unless the Hub asks for more.
+_LONGEST_BACKOFF = 30.0
+# A token that was refused is not sent again for so long.
+_REFUSED_SECONDS = 60.0
+# The Hub counts commits by the hour.
+_COMMIT_LIMIT_SECONDS = 3600.0
 _SENDING = re.compile(r"/api/((?:models|datasets|spaces)/[^/]+/[^/]+)/(?:commit|preupload)/")
 _client_lock = threading.Lock()
 _ADVICE = re.compile(
@@ -66,17 +70,21 @@ class Transport:
         from huggingface_hub import HfApi
 
         self.api: Any = HfApi(endpoint=endpoint, token=token)
-        self.api._validate_yaml = lambda *_, **__: None  # a request before each commit; cards are checked here
+        # It would send a request before each commit; cards are checked here.
+        self.api._validate_yaml = lambda *_, **__: None
         self.attempts = attempts
         self.longest_wait = longest_wait
         self._timeout = timeout
         # A time of the monotonic clock.
         self._resume_at = 0.0
         self._pause_lock = threading.Lock()
-        self._asking = threading.Lock()  # held by the thread that asks whether the Hub is back
-        self._gave_up: tuple[float, UnavailableError] | None = None  # when one last did, and over what
-        self._refused: dict[Any, tuple[float, HubError]] = {}  # token or repository -> until when, and what was said
-        _prepare(timeout)
+        # Held by the thread that asks whether the Hub is back.
+        self._asking_lock = threading.Lock()
+        # Time and error of the last call that was given up.
+        self._last_failure: tuple[float, UnavailableError] | None = None
+        # Tokens and repositories that the Hub refuses, with the end of it and the error.
+        self._refusals: dict[Any, tuple[float, HubError]] = {}
+        _prepare_client(timeout)
 
     def require_token(self) -> None:
         """Raise AccessError if there is no token to write with; sends nothing."""
@@ -86,69 +94,77 @@ class Transport:
             raise AccessError("no access token: run `hf auth login` or set HF_TOKEN to one that may write")
 
     def call(self, function: Callable[[], Result], attempts: int | None = None, *, patient: bool = True) -> Result:
-        """The result of `function`, which may be repeated without harm; UnavailableError after the last of `attempts`.
+        """Return the result of `function`, which may be repeated without harm.
 
-        Unless `patient`, it gives up within seconds when there is no network: a cache may have the answer.
+        Raises UnavailableError after the last of `attempts`. Unless `patient`, it gives up within seconds when there
+        is no network: a cache may have the answer.
         """
-        allowed, attempt, asking = attempts or self.attempts, 0, False
+        attempt = 0
+        is_asking = False
         try:
             while True:
                 try:
                     return self.call_once(function)
                 except UnavailableError as error:
-                    attempt, failed = attempt + 1, time.monotonic()
-                    if attempt >= (allowed if patient or error.connected else min(allowed, _ATTEMPTS_TO_CONNECT)):
+                    failure_time = time.monotonic()
+                    attempt += 1
+                    max_attempts = attempts or self.attempts
+                    if not patient and not error.connected:
+                        max_attempts = min(max_attempts, _ATTEMPTS_TO_CONNECT)
+                    if attempt >= max_attempts:
                         raise
                     seconds = self.wait(attempt - 1, error)
                     # Of several threads that fail together, one asks again and the others wait for it.
-                    asking = asking or self._asking.acquire(timeout=max(seconds, _LONGEST_BACKOFF))
-                    if self._gave_up and self._gave_up[0] > failed:
-                        raise self._gave_up[1] from None
-                    if (remaining := failed + seconds - time.monotonic()) > 0:
-                        _sleep(remaining)
+                    is_asking = is_asking or self._asking_lock.acquire(timeout=max(seconds, _LONGEST_BACKOFF))
+                    if self._last_failure and self._last_failure[0] > failure_time:
+                        raise self._last_failure[1] from None
+                    _sleep_until(failure_time + seconds)
         except UnavailableError as error:
-            if asking:
-                self._gave_up = time.monotonic(), error
+            if is_asking:
+                self._last_failure = (time.monotonic(), error)
             raise
         finally:
-            if asking:
-                self._asking.release()
+            if is_asking:
+                self._asking_lock.release()
 
     def call_once(self, function: Callable[[], Result]) -> Result:
-        """The result of `function`, with the library's exceptions turned into ours, whose texts hold no token.
+        """Return the result of `function`, with the library's exceptions turned into ours, which hold no token.
 
         For commits: the caller must check what happened before sending again.
         """
-        _prepare(self._timeout)
-        if (remaining := self._resume_at - time.monotonic()) > 0:
+        _prepare_client(self._timeout)
+        remaining = self._resume_at - time.monotonic()
+        if remaining > 0:
             _sleep(remaining + random.uniform(0.0, 0.25))
-        # What the caller is dealing with already is the context of whatever is raised here, and not its cause.
-        handled, attempt = sys.exc_info()[1], _Attempt(self._check)
+        # An exception that the caller handles already is the context of what is raised here, and not its cause.
+        handled = sys.exc_info()[1]
+        attempt = _Attempt(self._check_not_refused)
         token = _attempt.set(attempt)
         try:
             return function()
         except Exception as error:
-            translated = _translated(list(_chain(error, until=handled)))
+            translated = _translate(list(_iterate_causes(error, until=handled)))
             if translated is None or translated is error:
                 raise
             if translated.refuses is not None:
                 key, seconds = translated.refuses
-                self._refused[key] = time.monotonic() + seconds, translated
+                self._refusals[key] = (time.monotonic() + seconds, translated)
             raise translated from None
         finally:
             _attempt.reset(token)
             for address in attempt.addresses:
                 _uploads.pop(address, None)
 
-    def _check(self, request: Any) -> None:
+    def _check_not_refused(self, request: Any) -> None:
         """Raise before a request is sent that would be refused: by its token, or by the limit of commits."""
         sending = _SENDING.search(str(request.url.path))
         for key in (request.headers.get("authorization"), sending and sending[1]):
-            if key in self._refused and time.monotonic() < self._refused[key][0]:
-                raise self._refused[key][1]
+            refusal = self._refusals.get(key)
+            if refusal is not None and time.monotonic() < refusal[0]:
+                raise refusal[1]
 
     def wait(self, attempt: int, error: BaseException | None) -> float:
-        """Seconds to wait: what the server asks for, else growing with jitter, so that parallel writers spread out.
+        """Choose the seconds to wait: as the server asks, else growing with jitter, so that writers spread out.
 
         Raises UnavailableError if that is longer than `longest_wait`, or a new attempt does not help.
         """
@@ -170,45 +186,61 @@ def _sleep(seconds: float) -> None:
     time.sleep(seconds)
 
 
-def _chain(error: BaseException | None, until: BaseException | None = None) -> Iterator[BaseException]:
-    """An exception and its causes, without `until` and the causes of that."""
-    seen = {id(until)}
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
+def _sleep_until(end_time: float) -> None:
+    remaining = end_time - time.monotonic()
+    if remaining > 0:
+        _sleep(remaining)
+
+
+def _iterate_causes(error: BaseException | None, until: BaseException | None = None) -> Iterator[BaseException]:
+    """Yield an exception and its causes, without `until` and the causes of that."""
+    visited = {id(until)}
+    while error is not None and id(error) not in visited:
+        visited.add(id(error))
         yield error
         error = error.__cause__ or error.__context__
 
 
-def _translated(chain: Sequence[BaseException]) -> HubError | None:
-    """Our error for the library's, which comes with its causes; None if it is not about the Hub."""
-    for link in (getattr(link, "unavailable", link) for link in chain):
-        if isinstance(link, HubError):  # raised inside the library by `send`, or by what `call` had asked it to do
-            return link
-    answers = (getattr(link, "response", None) for link in chain)
-    response = next((answer for answer in answers if hasattr(answer, "status_code")), None)
-    names = {name for link in chain for name in _kinds(link)}
+def _translate(chain: Sequence[BaseException]) -> HubError | None:
+    """Make our error of the library's, which comes with its causes; None if it is not about the Hub."""
+    names: set[str] = set()
+    response: Any = None
+    for link in chain:
+        # Errors of ours are raised inside the library by `send`, or by what `call` had asked it to do.
+        ours = getattr(link, "unavailable", link)
+        if isinstance(ours, HubError):
+            return ours
+        names.update(_class_names(link))
+        answer = getattr(link, "response", None)
+        if response is None and hasattr(answer, "status_code"):
+            response = answer
     text = _one_line(chain[0])
     if _NO_XET.search(text):
         return FilesError(f"the server has no Xet storage; set HF_HUB_DISABLE_XET=1 and start again: {text}")
     if "UnsupportedProtocol" in names or "InvalidURL" in names:
         return FilesError(f"HF_ENDPOINT is not the address of a Hub, allowed is https://HOST: {text}")
-    if response is None:
-        if names & _NETWORK_ERRORS or "LocalEntryNotFoundError" in names:
-            error = _unreachable(chain[0], names)
-            # It did not come from `send`: the library has repeated it while it resumed a download.
-            error.passing = not names & {"ConnectError", "TimeoutException", "RemoteProtocolError", _OFFLINE}
-            return error
-        if "NotASafetensorsRepoError" in names or "RepositoryNotFoundError" in names or "EntryNotFoundError" in names:
-            return NotFoundError(text)
-        return FilesError(text) if "HFValidationError" in names else None
+    if response is not None:
+        return _translate_response(response, names, text)
+    if names & _NETWORK_ERRORS or "LocalEntryNotFoundError" in names:
+        error = _unreachable(chain[0], names)
+        # It did not come from `send`: the library has repeated it while it resumed a download.
+        error.passing = not names & {"ConnectError", "TimeoutException", "RemoteProtocolError", _OFFLINE}
+        return error
+    if names & {"NotASafetensorsRepoError", "RepositoryNotFoundError", "EntryNotFoundError"}:
+        return NotFoundError(text)
+    return FilesError(text) if "HFValidationError" in names else None
+
+
+def _translate_response(response: Any, names: set[str], text: str) -> HubError:
+    """Make our error of a response; `names` are those of the library's errors."""
     status = int(response.status_code)
     if status == 404 or names & {"RepositoryNotFoundError", "RevisionNotFoundError", "EntryNotFoundError"}:
         return NotFoundError(f"not found, or not visible with this token: {text}")
     if status == 401:
-        sent = response.request.headers.get("authorization")
-        reason = "the Hub does not accept the token" if sent else "the Hub requires a token"
+        token = response.request.headers.get("authorization")
+        reason = "the Hub does not accept the token" if token else "the Hub requires a token"
         refusal = AccessError(f"{reason}; run `hf auth login` or set HF_TOKEN: {text}")
-        refusal.refuses = (sent, _REFUSED_SECONDS) if sent else None
+        refusal.refuses = (token, _REFUSED_SECONDS) if token else None
         return refusal
     if status in (402, 403, 413):
         return AccessError(f"not allowed with this token, or a quota is used up: {text}")
@@ -218,8 +250,9 @@ def _translated(chain: Sequence[BaseException]) -> HubError | None:
 
 
 def _one_line(error: object) -> str:
-    """An error's text as one line, without a token and the library's general advice."""
-    return _ADVICE.sub("", redacted(" ".join(str(error).split())))[:600].strip()
+    """Write an error's text as one line, without a token and the library's general advice."""
+    text = redacted(" ".join(str(error).split()))
+    return _ADVICE.sub("", text)[:600].strip()
 
 
 def _unreachable(error: BaseException, names: set[str]) -> UnavailableError:
@@ -229,9 +262,10 @@ def _unreachable(error: BaseException, names: set[str]) -> UnavailableError:
 
 
 def _unavailable(response: Any) -> UnavailableError:
-    """The error for a response that says that the server cannot for now."""
-    request, said = response.request, response.headers.get("X-Error-Message", response.reason_phrase)
-    text = _one_line(f"{said} ({request.method} {request.url.path})")
+    """Make the error of a response that says that the server cannot for now."""
+    request = response.request
+    reason = response.headers.get("X-Error-Message", response.reason_phrase)
+    text = _one_line(f"{reason} ({request.method} {request.url.path})")
     response.close()
     error = UnavailableError(f"the Hub answered {response.status_code}: {text}")
     error.retry_after = _retry_after(response)
@@ -242,12 +276,13 @@ def _unavailable(response: Any) -> UnavailableError:
             f"{repository} takes no more commits for now (the Hub allows 128 per hour); re-run the same command in an "
             f"hour to resume: {text}"
         )
-        error.passing, error.refuses = False, (sending[1], _COMMIT_LIMIT_SECONDS)
+        error.passing = False
+        error.refuses = (sending[1], _COMMIT_LIMIT_SECONDS)
     return error
 
 
 def _retry_after(response: Any) -> float | None:
-    """Seconds that the server asks to wait: Retry-After, else the reset time of an exhausted rate limit."""
+    """Read the seconds that the server asks to wait: Retry-After, else the reset of an exhausted rate limit."""
     from huggingface_hub.utils import parse_ratelimit_headers
 
     value = response.headers.get("Retry-After", "").strip()
@@ -262,7 +297,7 @@ def _retry_after(response: Any) -> float | None:
 
 @dataclass
 class _Attempt:
-    """The check of each request, the failure after which none is sent, and the upload addresses of this attempt."""
+    """A check of each request, the failure after which none is sent, and the upload addresses of this attempt."""
 
     check: Callable[[Any], object]
     failure: Any = None
@@ -270,49 +305,55 @@ class _Attempt:
 
 
 _attempt: ContextVar[_Attempt | None] = ContextVar("hub_attempt", default=None)
-_uploads: dict[str, _Attempt] = {}  # address -> attempt: the library uploads several files in threads of its own
+# The attempts by address: the library uploads several files in threads of its own.
+_uploads: dict[str, _Attempt] = {}
 
 
-def _prepare(seconds: float) -> None:
+def _prepare_client(seconds: float) -> None:
     """Give the process's client a timeout, unless whoever set the client up chose one, and the single attempts."""
     from huggingface_hub import get_session, set_client_factory
 
-    with _client_lock:  # a new factory closes the client that is there
+    # A new factory closes the client that is there.
+    with _client_lock:
         session = get_session()
-        if session.timeout.read is None:
-            kind, hooks = type(session), session.event_hooks
-            connect = min(_CONNECT_TIMEOUT_SECONDS, seconds)
-            timeout = (connect, seconds, seconds, seconds)
-            set_client_factory(
-                lambda: _with_single_attempts(kind(event_hooks=hooks, follow_redirects=True, timeout=timeout))
-            )
-        else:
+        if session.timeout.read is not None:
             _with_single_attempts(session)
+            return
+        client_class = type(session)
+        hooks = session.event_hooks
+        timeout = (min(_CONNECT_TIMEOUT_SECONDS, seconds), seconds, seconds, seconds)
+
+        def make_client() -> Any:
+            return _with_single_attempts(client_class(event_hooks=hooks, follow_redirects=True, timeout=timeout))
+
+        set_client_factory(make_client)
 
 
-def _kinds(error: BaseException) -> set[str]:
-    return {kind.__name__ for kind in type(error).__mro__}
+def _class_names(error: BaseException) -> set[str]:
+    return {error_class.__name__ for error_class in type(error).__mro__}
 
 
 def _with_single_attempts(session: Any) -> Any:
-    if "send" in vars(session):  # ours
+    """Replace the `send` of a session by one that fails at once inside our calls."""
+    is_ours = "send" in vars(session)
+    if is_ours:
         return session
     from huggingface_hub.errors import OfflineModeIsEnabled
 
-    plain = session.send
+    plain_send = session.send
 
     def send(request: Any, **options: Any) -> Any:
         attempt = _attempt.get() or _uploads.get(str(request.url))
         if attempt is None:
-            return plain(request, **options)
+            return plain_send(request, **options)
         if attempt.failure is not None:
             raise attempt.failure
         attempt.check(request)
         try:
-            response = plain(request, **options)
+            response = plain_send(request, **options)
             unavailable = _unavailable(response) if response.status_code in _TRANSIENT else None
         except Exception as error:
-            names = _kinds(error)
+            names = _class_names(error)
             if not names & _NETWORK_ERRORS or _OFFLINE in names:
                 raise
             unavailable = _unreachable(error, names)
@@ -322,7 +363,8 @@ def _with_single_attempts(session: Any) -> Any:
             attempt.failure.unavailable = unavailable
             raise attempt.failure
         if request.url.path.endswith("/info/lfs/objects/batch"):
-            attempt.addresses |= {str(type(request.url)(address)) for address in _addresses(response.json())}
+            url_class = type(request.url)
+            attempt.addresses.update(str(url_class(address)) for address in _upload_addresses(response.json()))
             _uploads.update(dict.fromkeys(attempt.addresses, attempt))
         return response
 
@@ -330,9 +372,12 @@ def _with_single_attempts(session: Any) -> Any:
     return session
 
 
-def _addresses(batch: Any) -> Iterator[str]:
-    """The upload addresses of large files, whole or in parts, in the response to a Git LFS batch request."""
-    for item in batch.get("objects", ()) if isinstance(batch, dict) else ():
+def _upload_addresses(batch: Any) -> Iterator[str]:
+    """Yield the upload addresses of large files, whole or in chunks, in the response to a Git LFS batch request."""
+    items = batch.get("objects", ()) if isinstance(batch, dict) else ()
+    for item in items:
         for action in (item.get("actions") or {}).values():
             yield action["href"]
-            yield from (part for part in (action.get("header") or {}).values() if str(part).startswith("http"))
+            for value in (action.get("header") or {}).values():
+                if str(value).startswith("http"):
+                    yield value

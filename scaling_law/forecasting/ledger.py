@@ -125,7 +125,7 @@ def _read(ledger: str | Path) -> dict[str, dict[str, Any]]:
         files = {Path(name).stem: store.read("dataset", repo, name) for name in names if name.endswith(".json")}
     records = {}
     for name, content in files.items():
-        data = strict_json.checked(strict_json.loads(content, what=name), FORMAT, VERSION, name)
+        data = strict_json.check_format(strict_json.loads(content, what=name), FORMAT, VERSION, name)
         records[name] = {key: value for key, value in data.items() if key not in ("format", "version")}
     return records
 

@@ -100,7 +100,7 @@ def register(kind: type[LawT]) -> type[LawT]:
 
 def law_from_dict(data: Any, source: str = "law") -> Law:
     """Read what `law_to_dict` made; ValueError naming `source` and the field for anything else."""
-    data = strict_json.checked(data, FORMAT, VERSION, source)
+    data = strict_json.check_format(data, FORMAT, VERSION, source)
     kind = LAWS.get(str(data.get("law")))
     if kind is None:
         raise InputError(f"{source}: {unknown('law=', data.get('law'), sorted(LAWS))}")

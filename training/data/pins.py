@@ -154,5 +154,5 @@ def _ask(kind: str, name: str, revision: str | None) -> str | None:
 
 def _downloaded(tokenizer: str, revision: str | None) -> str | None:
     """The commit of a tokenizer that the Hub's client has downloaded."""
-    file = cache.cached(tokenizer, "tokenizer_config.json", revision=revision)
+    file = cache.find(tokenizer, "tokenizer_config.json", revision=revision)
     return file and file.parent.name

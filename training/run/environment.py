@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 
 from hub.base.errors import InputError
-from hub.record.run_record import plain
+from hub.record.run_record import to_plain
 from training.configuration.arguments import ConfigurationError, RunArguments
 
 _OFF = ("", "0", "false", "no", "none", "off")
@@ -241,7 +241,7 @@ def _read_switch(path: str) -> str:
 
 def _shown(value: str) -> str:
     try:
-        plain(value)
+        to_plain(value)
     except InputError:
         return "not shown"
     return value if value.isprintable() and 0 < len(value) <= MAX_CHARACTERS else "not shown"

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from hub.base.atomic import weights_sha256, write_bytes
-from hub.record.names import MAX_ID_LENGTH, recipe_suffix, shortened
+from hub.record.names import MAX_ID_LENGTH, recipe_suffix, shorten
 from hub.record.run_record import OF_A_CLASS, RunRecord
 from hub.store.files import portable_tokenizer_config
 from scaling_law.size.architecture import Architecture
@@ -73,7 +73,7 @@ def run_record(
     def ids(trunk: str) -> dict[str, str]:
         """Branches share sweep, size, E and seed with their trunk; runs with one trunk are not independent."""
         end = branch_name.partition("-")[0]
-        return {"run_id": shortened(f"{trunk}-{end}", MAX_ID_LENGTH), "parent_run_id": shortened(trunk, MAX_ID_LENGTH)}
+        return {"run_id": shorten(f"{trunk}-{end}", MAX_ID_LENGTH), "parent_run_id": shorten(trunk, MAX_ID_LENGTH)}
 
     fields = configured_fields(a, arch, session.schedule.peak, session.learning_rate_law)
     fields["schedule"] |= {"horizon_tokens": branch.tokens, "decay_tokens": branch.tokens - branch.branch_point_tokens}

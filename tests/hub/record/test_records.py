@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from hub import FilesError, RecordError, RunRecord, load_records, repo_name
-from hub.record.run_record import OF_A_CLASS, plain
+from hub.record.run_record import OF_A_CLASS, to_plain
 from tests.hub.samples import make_record, record_fields
 
 
@@ -152,7 +152,7 @@ def test_checking_a_text_takes_no_longer_for_a_nasty_one(text):
     started = time.thread_time()
     for i in range(20):
         with contextlib.suppress(ValueError):
-            plain(f"{text}{i}")  # each another one: what was checked is remembered
+            to_plain(f"{text}{i}")  # each another one: what was checked is remembered
     assert (time.thread_time() - started) / 20 < 0.05
 
 

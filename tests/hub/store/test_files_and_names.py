@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hub import FilesError, RecordError, branch_name, load_records, repo_name, run_folders
-from hub.record.names import formatted_tokens
+from hub.record.names import format_tokens
 from hub.store.files import is_allowed, release_of
 from tests.hub.conftest import sharded
 from tests.hub.samples import make_record
@@ -152,12 +152,12 @@ def test_a_loop_of_folders_lists_a_run_once(tmp_path):
     ],
 )
 def test_tokens_in_names(tokens, expected):
-    assert formatted_tokens(tokens) == expected
+    assert format_tokens(tokens) == expected
 
 
 @given(st.integers(1, 10**13), st.integers(1, 10**13))
 def test_two_runs_share_a_name_only_if_their_tokens_nearly_agree(one, other):
-    if formatted_tokens(one) == formatted_tokens(other):
+    if format_tokens(one) == format_tokens(other):
         assert abs(one - other) <= 2.1e-3 * max(one, other)
 
 

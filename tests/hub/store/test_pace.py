@@ -15,7 +15,7 @@ def test_a_window_takes_so_many_calls_and_no_more():
 
     pace = Pace(10, 60.0, clock=lambda: now[0], sleep=sleep)
     for number in range(45):
-        pace.take(1 + number % 3)
+        pace.wait(1 + number % 3)
         times += [now[0]] * (1 + number % 3)
         now[0] += 0.5
     assert max(sum(start <= other < start + 60.0 for other in times) for start in times) == 10
@@ -23,7 +23,7 @@ def test_a_window_takes_so_many_calls_and_no_more():
     now[0] += 60.0
     slept.clear()
     for _ in range(50):
-        pace.take(1)
+        pace.wait(1)
         now[0] += 6.01
     assert slept == []
     assert Pace().calls == CALLS_PER_WINDOW < 1000  # of a free account, in 300 s
@@ -34,7 +34,7 @@ def test_threads_share_a_pace():
     waits: list[float] = []
     pace = Pace(10, 60.0, clock=lambda: 1000.0, sleep=waits.append)
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda _: pace.take(1), range(35)))
+        list(pool.map(lambda _: pace.wait(1), range(35)))
     assert sorted(waits) == [60.0] * 10 + [120.0] * 10 + [180.0] * 5
 
 
@@ -43,7 +43,7 @@ def test_every_call_of_the_api_is_paced(loopback, runs_of):
     taken: list[int] = []
 
     class Counting(Pace):
-        def take(self, calls):
+        def wait(self, calls):
             taken.append(calls)
 
     store = hub_store(loopback, pace=Counting())
