@@ -28,8 +28,8 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "run_id": ("Run",),
     "status": ("Status",),
 }
-_INPUTS = ("n_active", "tokens", "experts")
-COUNTS = (*_INPUTS, "n_total", "n_active_non_embedding", "n_total_non_embedding")
+INPUTS = ("n_active", "tokens", "experts")
+COUNTS = (*INPUTS, "n_total", "n_active_non_embedding", "n_total_non_embedding")
 
 
 class Expression(Arithmetic):
@@ -53,7 +53,7 @@ def aliases_of(present: Collection[str]) -> dict[str, str]:
     The one column that ends in a size's name after a dot or slash has it: model.experts, train/tokens.
     """
     aliases = {name: next((alias for alias in others if alias in present), None) for name, others in ALIASES.items()}
-    for name in (*_INPUTS, "n_total", "d_model", "n_blocks", "n_heads", "vocab_size"):
+    for name in (*INPUTS, "n_total", "d_model", "n_blocks", "n_heads", "vocab_size"):
         inner = [column for column in present if re.split(r"[./]", column)[-1] == name]
         aliases[name] = aliases.get(name) or (inner[0] if len(inner) == 1 else None)
     return {name: alias for name, alias in aliases.items() if alias is not None and name not in present}

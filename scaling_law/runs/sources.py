@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 Kind = Literal["table", "tracker", "logs", "chart"]
 CURVE = {"Wall time", "Step", "Value"}
-LACKS = {  # said where columns are missing
+# Words about a source where columns are missing.
+LACKS = {
     "chart": " (a chart of W&B, step by run: its table of runs, or wandb:ENTITY/PROJECT, has their sizes, too)",
 }
 
