@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -429,7 +429,7 @@ def _row_problems(table: _Table, places: Sequence[int], loss: str, check_sizes: 
 def _unit_problems(
     rows: Sequence[Row], places: Sequence[int], loss: str, clusters: Sequence[str], trunk_source: str
 ) -> list[str]:
-    """Say which of the rows at these places cannot be in parameters, tokens and nats, a text for each; "" if it can."""
+    """Say why rows cannot be in parameters, tokens and nats, a text for each of these places; "" if they can."""
     sound = [rows[i] for i in places]
     trunk = None
     if trunk_source.startswith(("column", "checkpoints")):
