@@ -17,7 +17,7 @@ from hub.base.inputs import reads
 from scaling_law.runs.architectures import in_terms_of_laws, with_size
 from scaling_law.runs.checks import row_problems, unusable_rows
 from scaling_law.runs.columns import INPUTS, Column, aliases_of, with_columns, with_counts
-from scaling_law.runs.logged import RUNS, SAID, Final, check_final, end_of, lines_by_run, varies
+from scaling_law.runs.logged import RULES, RUNS, Final, check_final, end_of, lines_by_run, varies
 from scaling_law.runs.readers import Reader, reader
 from scaling_law.runs.recipes import recipe_of
 from scaling_law.runs.rows import (
@@ -124,7 +124,7 @@ def load_runs(
 
     usable = [i for i, problem in zip(sound, misfits, strict=True) if not problem]
     rows = [table.rows[i] for i in usable]
-    final_loss = f"{loss} {SAID[final or 'last']}" if table.has_final_losses else ""
+    final_loss = f"{loss} {RULES[final or 'last']}" if table.has_final_losses else ""
     named_columns = (*OWN_COLUMNS, loss, *table.aliases.values())
     other_columns = {name: values for name, values in numeric_columns(rows).items() if name not in named_columns}
     return Runs(

@@ -11,7 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import hub  # lazy: its rooms are imported when runs are read
+# Lazy: the rooms of hub are imported when runs are read.
+import hub
 from hub.base import strict_json
 from scaling_law.runs.logged import Final, final_values, row_of
 from scaling_law.runs.rows import Row, RunsError, number
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 TABLES = ("runs.jsonl", "runs.parquet", "run.json")
 TRAINER_STATE = "trainer_state.json"
 EVENTS = "*tfevents*"
-PARTS = ("train", "validation", "val", "eval", "test")  # folders in which Keras keeps the parts of one run
+# Folders in which Keras keeps the parts of one run.
+PARTS = ("train", "validation", "val", "eval", "test")
 NO_TENSORBOARD = "event files of TensorBoard, which its own reader reads: pip install tensorboard"
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 # Statuses of TensorBoard's hyperparameters; 0 is not known.
@@ -40,7 +42,8 @@ def log_rows(source: str | Path, final: Final, losses: Collection[str]) -> Loade
     if path.is_dir():
         if any(next(path.rglob(name), None) for name in TABLES):
             return None
-        states, events = sorted(path.rglob(TRAINER_STATE)), sorted(path.rglob(EVENTS))
+        states = sorted(path.rglob(TRAINER_STATE))
+        events = sorted(path.rglob(EVENTS))
     else:
         states = [path] if path.name == TRAINER_STATE and path.is_file() else []
         events = [path] if path.match(EVENTS) and path.is_file() else []
@@ -54,7 +57,7 @@ def log_rows(source: str | Path, final: Final, losses: Collection[str]) -> Loade
 
 
 def _name(folder: Path, root: Path) -> str:
-    """Name a run's folder: below the one that was named, its path from there."""
+    """Name a run by its path from the folder that the user gave."""
     return str(folder.relative_to(root)) if root in folder.parents else folder.resolve().name
 
 
@@ -65,9 +68,11 @@ def _of_trainer(root: Path, states: list[Path], final: Final, losses: Collection
     """Read the newest state of each run: its own, else that of its last checkpoint."""
     newest: dict[Path, tuple[float, Path]] = {}
     for path in states:
-        match = _CHECKPOINT.fullmatch(path.parent.resolve().name)
-        run = path.parent.resolve().parent if match else path.parent
-        step = float(match[1]) if match else float("inf")
+        run = path.parent
+        step = float("inf")
+        if match := _CHECKPOINT.fullmatch(run.resolve().name):
+            run = run.resolve().parent
+            step = float(match[1])
         newest[run] = max(newest.get(run, (step, path)), (step, path))
     for run, (_, path) in sorted(newest.items()):
         content = path.read_bytes()
@@ -80,24 +85,26 @@ def _of_trainer(root: Path, states: list[Path], final: Final, losses: Collection
                 x = number(value)
                 if x is not None:
                     logged.setdefault(name, []).append(x)
-        ends = final_values(logged, final, losses)
-        ends |= {name: value for name, value in state.items() if number(value) is not None}
+        metrics = final_values(logged, final, losses)
+        metrics.update({name: value for name, value in state.items() if number(value) is not None})
         name = _name(run, root)
-        ended = ends.get("global_step", 0) >= ends.get("max_steps", 0)
-        yield row_of(_model_beside(path), ends, (name, name), "final" if ended else "running")
+        has_ended = metrics.get("global_step", 0) >= metrics.get("max_steps", 0)
+        yield row_of(_read_sizes(path), metrics, (name, name), "final" if has_ended else "running")
 
 
-def _model_beside(path: Path) -> Mapping[str, Any]:
-    """Read what a checkpoint's config.json says of the model: its fields, and its sizes as laws count them."""
+def _read_sizes(path: Path) -> Mapping[str, Any]:
+    """Read the config.json of a checkpoint: its fields, and the sizes of its model as laws count them."""
     config = path.with_name(FILE_NAME)
     if not config.is_file():
         return {}
     fields: dict[str, Any] = {"config": strict_json.loads(config.read_bytes(), what=str(config))}
-    with suppress(ValueError, FileNotFoundError):  # a class that cannot be counted has its sizes in columns
+    # A class that cannot be counted has its sizes in columns.
+    with suppress(ValueError, FileNotFoundError):
         architecture = read_model(config).architecture
-        fields |= architecture.variables()
+        fields.update(architecture.variables())
         # As records of other classes than ours have them.
-        fields |= {"experts": architecture.experts, "experts_equivalent": architecture.experts_equivalent}
+        fields["experts"] = architecture.experts
+        fields["experts_equivalent"] = architecture.experts_equivalent
     return fields
 
 
@@ -105,6 +112,7 @@ def _model_beside(path: Path) -> Mapping[str, Any]:
 
 
 def _of_tensorboard(root: Path, events: list[Path], final: Final, losses: Collection[str]) -> Iterator[Row]:
+    """Read the event files of each run, also those that it wrote to folders below its own."""
     try:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     except ModuleNotFoundError:
@@ -116,12 +124,17 @@ def _of_tensorboard(root: Path, events: list[Path], final: Final, losses: Collec
     runs: dict[Path, _Events] = {}
     for place, log in logs.items():
         run = _run_of(place, root, logs)
-        if run == place:
-            runs[run] = log.joined(runs.get(run))
         # add_hparams writes of the run itself, add_scalars and Keras of a part of it.
+        if run != place and not log.settings:
+            log.prefix_metrics(f"{place.relative_to(run)}/")
+        if run not in runs:
+            runs[run] = log
+        elif run != place:
+            runs[run].add(log)
+        # The values in the run's own folder hide those below it.
         else:
-            part = log if log.settings else log.named(f"{place.relative_to(run)}/")
-            runs[run] = runs[run].joined(part) if run in runs else part
+            log.add(runs[run])
+            runs[run] = log
     for run, log in runs.items():
         if log.logged:
             name = _name(run if run.is_dir() else run.parent, root)
@@ -138,7 +151,7 @@ def _run_of(place: Path, root: Path, logs: Mapping[Path, _Events]) -> Path:
 
 
 class _Events:
-    """What one folder of event files holds: metrics in the order of their steps, hyperparameters, and how it ended."""
+    """Contents of a folder of event files: metrics in the order of their steps, hyperparameters, and the status."""
 
     def __init__(self, accumulator: Any) -> None:
         from tensorboard.plugins.hparams import metadata
@@ -169,18 +182,19 @@ class _Events:
                 status = metadata.parse_session_end_info_plugin_data(content).status
                 self.status = status_of(_STATUSES.get(status))
 
-    def joined(self, other: _Events | None) -> _Events:
-        """Add the logs of another folder of the run; a metric of both stays one's own."""
-        if other is not None:
-            self.logged = other.logged | self.logged
-            self.settings = other.settings | self.settings
-            self.status = self.status if other.status == "final" else other.status
-        return self
+    def add(self, events: _Events) -> None:
+        """Add the logs of another folder of the run; a metric of both keeps the values it has."""
+        self.logged = {**events.logged, **self.logged}
+        self.settings = {**events.settings, **self.settings}
+        if events.status != "final":
+            self.status = events.status
 
-    def named(self, prefix: str) -> _Events:
+    def prefix_metrics(self, prefix: str) -> None:
         """Put a prefix before the names of metrics, but for the step."""
-        self.logged = {name if name == "step" else prefix + name: values for name, values in self.logged.items()}
-        return self
+        logged = {}
+        for name, values in self.logged.items():
+            logged[name if name == "step" else prefix + name] = values
+        self.logged = logged
 
 
 def _plain(value: Any) -> Any:

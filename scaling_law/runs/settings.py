@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hub.base.tables import enumerated
 from scaling_law.runs.rows import is_missing
-from scaling_law.size.arrays import FloatArray
+from scaling_law.size.arrays import BoolArray, FloatArray, IntArray
 
 # Two D within this factor are equal, because a batch times its steps is never exactly D, and two N within the next.
 SAME = 0.01
@@ -156,7 +155,7 @@ class Blend:
         return f"{difference}: {settings} {verb} them apart, and one law blends them; {'; '.join(advice)}"
 
 
-def places(values: FloatArray, tolerance: float = SAME) -> NDArray[np.intp]:
+def places(values: FloatArray, tolerance: float = SAME) -> IntArray:
     """Number the distinct values ≥ 0 of a column [n] in ascending order; values within the tolerance are equal.
 
     Chains of close values, as the steps of a learning curve, are cut into pieces of the tolerance.
@@ -226,7 +225,7 @@ class _Candidate:
     name: str
     numeric: bool
     features: FloatArray
-    codes: NDArray[np.intp]
+    codes: IntArray
 
     @property
     def rank(self) -> tuple[bool, bool, int]:
@@ -264,8 +263,8 @@ class _Cells:
     `base` [m, k] explains losses without any column.
     """
 
-    rows: NDArray[np.intp]
-    cell: NDArray[np.intp]
+    rows: IntArray
+    cell: IntArray
     y: FloatArray
     log_n: FloatArray
     log_d: FloatArray
@@ -274,7 +273,7 @@ class _Cells:
     base: FloatArray
 
     @classmethod
-    def of(cls, cell: NDArray[np.intp], log_loss: FloatArray, sizes: Mapping[str, FloatArray]) -> _Cells | None:
+    def of(cls, cell: IntArray, log_loss: FloatArray, sizes: Mapping[str, FloatArray]) -> _Cells | None:
         """Make the cells of several runs, or a sample of them; None where losses within cells hardly differ."""
         counts = np.bincount(cell)
         order = np.random.default_rng(0).permutation(np.flatnonzero(counts > 1))
@@ -371,7 +370,7 @@ class _Cells:
             features.append(self._curve(column[self.rows]))
         return [_Candidate(name, numeric, _centred(feature, self.cell), codes) for feature in features]
 
-    def _means(self, codes: NDArray[np.intp], count: int) -> list[FloatArray]:
+    def _means(self, codes: IntArray, count: int) -> list[FloatArray]:
         """Build features by which each value has a mean [m, count − 1], and with a slope in ln N for each mean."""
         means = np.eye(count)[codes][:, 1:]
         slopes = means * (self.log_n - self.log_n.mean())[:, None]
@@ -462,7 +461,7 @@ class _Cells:
         )
 
 
-def codes_of(column: Any) -> NDArray[np.intp]:
+def codes_of(column: Any) -> IntArray:
     """Number the distinct values of a column [n]; a missing one is a value."""
     if isinstance(column, np.ndarray):
         return np.unique(column, return_inverse=True)[1].ravel()
@@ -470,7 +469,7 @@ def codes_of(column: Any) -> NDArray[np.intp]:
     return np.array([numbers.setdefault(value, len(numbers)) for value in column], np.intp)
 
 
-def cells_of(codes: Sequence[NDArray[np.intp]]) -> NDArray[np.intp]:
+def cells_of(codes: Sequence[IntArray]) -> IntArray:
     """Number the distinct combinations of codes [n]."""
     cell = np.zeros(len(codes[0]), np.intp)
     for column in codes:
@@ -478,7 +477,7 @@ def cells_of(codes: Sequence[NDArray[np.intp]]) -> NDArray[np.intp]:
     return cell
 
 
-def _varies(codes: NDArray[np.intp], cell: NDArray[np.intp]) -> NDArray[np.bool_]:
+def _varies(codes: IntArray, cell: IntArray) -> BoolArray:
     """Find the cells in which a column with these codes [m] has several values."""
     low = np.full(cell.max() + 1, codes.max() + 1)
     high = np.zeros_like(low)
@@ -499,7 +498,7 @@ def _ranks(values: FloatArray) -> FloatArray:
     return codes_of(values).astype(float)
 
 
-def _centred(values: FloatArray, cell: NDArray[np.intp]) -> FloatArray:
+def _centred(values: FloatArray, cell: IntArray) -> FloatArray:
     """Subtract from values [m] or [m, k] their mean in their cell."""
     counts = np.bincount(cell)
     if values.ndim == 1:

@@ -1,4 +1,4 @@
-"""How a run ended, as W&B, MLflow, ClearML, SLURM and others call it, in the words of run records."""
+"""Statuses of runs, as W&B, MLflow, ClearML, SLURM and others call them, in the words of run records."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ _WORDS = {
     "failed": "failed crashed killed cancelled canceled aborted stopped error timeout preempted oom out_of_memory",
     "running": "running pending queued scheduled in_progress created active starting preempting requeued",
 }
-_MEANING = {word: status for status, words in _WORDS.items() for word in words.split()}
 # Runs of a status that a message names.
 _MOST = 3
 
@@ -26,7 +25,11 @@ def status_of(word: Any) -> str:
     if is_missing(word) or word == "":
         return "final"
     text = str(word).strip()
-    return _MEANING.get(text.lower().replace(" ", "_"), text)
+    normalized = text.lower().replace(" ", "_")
+    for status, words in _WORDS.items():
+        if normalized in words.split():
+            return status
+    return text
 
 
 def status_column(rows: Sequence[Row]) -> str | None:
