@@ -36,7 +36,12 @@ OTHER_CODE = 2.0
 
 
 def rates(
-    parameters: Any, peak_flops: Any, bandwidth: Any, fp8: Any = 0.0, fp4: Any = 0.0, forced: Any = 0.0
+    parameters: Any,
+    peak_flops: Any,
+    bandwidth: Any,
+    fp8: Any = 0.0,
+    fp4: Any = 0.0,
+    forced: Any = 0.0,
 ) -> tuple[Any, ...]:
     """Compute the seconds per unit of each of `TERMS` on one GPU.
 

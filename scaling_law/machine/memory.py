@@ -142,15 +142,15 @@ def training_memory(
     if sharding == "zero1":
         weights = HALF * share.parameters + weights
     return TrainingMemory(
-        _plain(weights),
-        _plain(gradients),
-        _plain(state),
-        _plain(activations),
-        _plain(workspace),
+        _as_number(weights),
+        _as_number(gradients),
+        _as_number(state),
+        _as_number(activations),
+        _as_number(workspace),
     )
 
 
-def _plain(values: Any) -> Any:
+def _as_number(values: Any) -> Any:
     return float(values) if np.ndim(values) == 0 else values
 
 

@@ -258,7 +258,10 @@ class Throughput:
         return np.asarray(seconds * np.exp(np.multiply.outer(self.small_draws, log_size)))
 
     def warnings(
-        self, model: Model, devices: int | None = None, tokens_per_step: float | None = None
+        self,
+        model: Model,
+        devices: int | None = None,
+        tokens_per_step: float | None = None,
     ) -> tuple[str, ...]:
         """Say how far models, the number of devices and a step's tokens on each lie outside of what was measured."""
         if self.is_assumed:

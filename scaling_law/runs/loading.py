@@ -126,7 +126,10 @@ def load_runs(
     rows = [table.rows[i] for i in usable]
     final_loss = f"{loss} {RULES[final or 'last']}" if table.has_final_losses else ""
     named_columns = (*OWN_COLUMNS, loss, *table.aliases.values())
-    other_columns = {name: values for name, values in numeric_columns(rows).items() if name not in named_columns}
+    other_columns = {}
+    for name, values in numeric_columns(rows).items():
+        if name not in named_columns:
+            other_columns[name] = values
     return Runs(
         **_sizes(rows),
         loss=_numbers(rows, loss),
@@ -214,16 +217,27 @@ def _read_table(
     skipped_steps: tuple[str, ...] = ()
     if groups is not None:
         plural = "s" if len(groups) > 1 else ""
-        skipped_steps = (f"{len(rows) - len(groups)} rows: steps before the last of {len(groups)} run{plural}",)
-        failed = {i: failed[lines[-1]] for i, lines in enumerate(groups.values()) if lines[-1] in failed}
-        rows = [end_of(rows, name, lines, final or "last", losses) for name, lines in groups.items()]
+        earlier_rows = len(rows) - len(groups)
+        skipped_steps = (f"{earlier_rows} rows: steps before the last of {len(groups)} run{plural}",)
+        last_rows = []
+        failed_runs = {}
+        for name, lines in groups.items():
+            last_line = lines[-1]
+            if last_line in failed:
+                failed_runs[len(last_rows)] = failed[last_line]
+            last_rows.append(end_of(rows, name, lines, final or "last", losses))
+        rows = last_rows
+        failed = failed_runs
     elif final is not None and is_table:
         raise InputError(given("final", final), f" goes with a tracker, with logs, or with {STEP_LOG}")
     return _Table(loaded, kind, origin, rows, failed, aliases, authors_filter, skipped_steps)
 
 
 def _with_our_columns(
-    rows: Sequence[Row], columns: Mapping[str, Column], origin: str, is_public: bool
+    rows: Sequence[Row],
+    columns: Mapping[str, Column],
+    origin: str,
+    is_public: bool,
 ) -> tuple[list[Row], Mapping[str, str], dict[int, str]]:
     """Add the columns asked for and those of other names.
 
@@ -232,7 +246,9 @@ def _with_our_columns(
     rows = in_terms_of_laws(rows)
     aliases: dict[str, str] = {}
     if not is_public:
-        aliases = {name: alias for name, alias in guess_columns(rows).items() if name not in columns}
+        aliases = guess_columns(rows)
+        for name in columns:
+            aliases.pop(name, None)
     failed: dict[int, str] = {}
     mapping: dict[str, Column] = {**aliases, **columns}
     if mapping:
@@ -271,7 +287,11 @@ def _group_steps(rows: Sequence[Row], final: Final | None, origin: str) -> dict[
 
 
 def _select(
-    table: _Table, status: str | None, where: str, public: Reader | None, problems: Sequence[str]
+    table: _Table,
+    status: str | None,
+    where: str,
+    public: Reader | None,
+    problems: Sequence[str],
 ) -> list[int]:
     """Choose the rows that ended so and that fulfil the filter; RunsError if none does.
 
@@ -310,10 +330,14 @@ def _describe_ended(table: _Table, status: str | None) -> list[str]:
     """
     places = [i for i, row in enumerate(table.rows) if not _has_ended(row, status)]
     if table.is_logged:
-        left_out = [table.rows[i] for i in places]
-        return [f"{row['run_id']} is {status_of(row.get('status'))}" for row in left_out]
+        lines = []
+        for i in places:
+            row = table.rows[i]
+            lines.append(f"{row['run_id']} is {status_of(row.get('status'))}")
+        return lines
     places = [i for i in places if table.rows[i].get("status") not in RECORDED]
-    line = describe_left_out(table.rows, places, str(table.aliases.get("status", "status")))
+    column = str(table.aliases.get("status", "status"))
+    line = describe_left_out(table.rows, places, column)
     return [line] if line else []
 
 
@@ -340,7 +364,8 @@ def _filter_rows(table: _Table, places: Sequence[int], where: str) -> list[int]:
     matches = []
     for i in places:
         row = cells[i]
-        row.update({name: number(row[name]) for name in numeric & row.keys()})
+        for name in numeric & row.keys():
+            row[name] = number(row[name])
         if test(row):
             matches.append(i)
     if not matches:
@@ -423,11 +448,18 @@ def _row_problems(table: _Table, places: Sequence[int], loss: str, check_sizes: 
         check_sizes=check_sizes,
         is_step_log=not table.has_final_losses and lines_by_run(table.rows) is not None,
     )
-    return [table.failed.get(i) or problem for i, problem in zip(places, problems, strict=True)]
+    for place, i in enumerate(places):
+        if i in table.failed:
+            problems[place] = table.failed[i]
+    return problems
 
 
 def _unit_problems(
-    rows: Sequence[Row], places: Sequence[int], loss: str, clusters: Sequence[str], trunk_source: str
+    rows: Sequence[Row],
+    places: Sequence[int],
+    loss: str,
+    clusters: Sequence[str],
+    trunk_source: str,
 ) -> list[str]:
     """Say why rows cannot be in parameters, tokens and nats, a text for each of these places; "" if they can."""
     sound = [rows[i] for i in places]
@@ -435,8 +467,11 @@ def _unit_problems(
     if trunk_source.startswith(("column", "checkpoints")):
         trunk = np.unique([clusters[i] for i in places], return_inverse=True)[1]
     problems = unit_problems(_sizes(sound), _numbers(sound, loss), loss, trunk)
-    # The units of a run record are those of its schema, however short the run.
-    return ["" if "schema_version" in row else problem for row, problem in zip(sound, problems, strict=True)]
+    for place, row in enumerate(sound):
+        # The units of a run record are those of its schema, however short the run.
+        if "schema_version" in row:
+            problems[place] = ""
+    return problems
 
 
 # ------------------------------------------------------------------ what is known about the runs

@@ -27,7 +27,9 @@ def check_final(final: str) -> None:
 
 
 def final_values(
-    logged: Mapping[str, Sequence[float]], final: Final, losses: Collection[str] = ()
+    logged: Mapping[str, Sequence[float]],
+    final: Final,
+    losses: Collection[str] = (),
 ) -> dict[str, float]:
     """Find where each metric ends: as `final` says for `losses` and names that end in "loss", else at its last."""
     values = {}

@@ -79,7 +79,11 @@ def names_mixed(mix: str | Collection[str]) -> set[str]:
 
 
 def check_mix(
-    recipe: Recipe, law_has: Collection[str], mix: str | Collection[str], source: str, columns: Collection[str] = ()
+    recipe: Recipe,
+    law_has: Collection[str],
+    mix: str | Collection[str],
+    source: str,
+    columns: Collection[str] = (),
 ) -> None:
     """Raise RunsError, in one line, if recipes differ in more than the columns `mix`; ValueError for an unknown one.
 

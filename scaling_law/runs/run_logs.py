@@ -58,7 +58,9 @@ def log_rows(source: str | Path, final: Final, losses: Collection[str]) -> Loade
 
 def _name(folder: Path, root: Path) -> str:
     """Name a run by its path from the folder that the user gave."""
-    return str(folder.relative_to(root)) if root in folder.parents else folder.resolve().name
+    if root in folder.parents:
+        return str(folder.relative_to(root))
+    return folder.resolve().name
 
 
 # ------------------------------------------------------------------ Trainer
@@ -86,7 +88,9 @@ def _of_trainer(root: Path, states: list[Path], final: Final, losses: Collection
                 if x is not None:
                     logged.setdefault(name, []).append(x)
         metrics = final_values(logged, final, losses)
-        metrics.update({name: value for name, value in state.items() if number(value) is not None})
+        for field, value in state.items():
+            if number(value) is not None:
+                metrics[field] = value
         name = _name(run, root)
         has_ended = metrics.get("global_step", 0) >= metrics.get("max_steps", 0)
         yield row_of(_read_sizes(path), metrics, (name, name), "final" if has_ended else "running")
@@ -97,7 +101,8 @@ def _read_sizes(path: Path) -> Mapping[str, Any]:
     config = path.with_name(FILE_NAME)
     if not config.is_file():
         return {}
-    fields: dict[str, Any] = {"config": strict_json.loads(config.read_bytes(), what=str(config))}
+    content = strict_json.loads(config.read_bytes(), what=str(config))
+    fields: dict[str, Any] = {"config": content}
     # A class that cannot be counted has its sizes in columns.
     with suppress(ValueError, FileNotFoundError):
         architecture = read_model(config).architecture
@@ -138,7 +143,8 @@ def _of_tensorboard(root: Path, events: list[Path], final: Final, losses: Collec
     for run, log in runs.items():
         if log.logged:
             name = _name(run if run.is_dir() else run.parent, root)
-            yield row_of(log.settings, final_values(log.logged, final, losses), (name, name), log.status)
+            metrics = final_values(log.logged, final, losses)
+            yield row_of(log.settings, metrics, (name, name), log.status)
 
 
 def _run_of(place: Path, root: Path, logs: Mapping[Path, _Events]) -> Path:
@@ -168,16 +174,18 @@ class _Events:
             self.logged[tag] = [event.value for event in series]
             steps.append(series[-1].step)
         for tag in tags["tensors"]:
-            values = [read_tensor(event.tensor_proto) for event in accumulator.Tensors(tag)]
-            if values and all(value.size == 1 and value.dtype.kind == "f" for value in values):
+            tensors = accumulator.Tensors(tag)
+            values = [read_tensor(event.tensor_proto) for event in tensors]
+            are_numbers = all(value.size == 1 and value.dtype.kind == "f" for value in values)
+            if values and are_numbers:
                 self.logged[tag] = [float(value.reshape(())) for value in values]
-                steps.append(accumulator.Tensors(tag)[-1].step)
+                steps.append(tensors[-1].step)
         self.logged.setdefault("step", [max(steps)])
         for tag, summary in accumulator.summary_metadata.items():
             content = summary.plugin_data.content
             if tag == metadata.SESSION_START_INFO_TAG:
                 hparams = metadata.parse_session_start_info_plugin_data(content).hparams
-                self.settings = {name: _plain(value) for name, value in hparams.items()}
+                self.settings = {name: _read_hparam(value) for name, value in hparams.items()}
             elif tag == metadata.SESSION_END_INFO_TAG:
                 status = metadata.parse_session_end_info_plugin_data(content).status
                 self.status = status_of(_STATUSES.get(status))
@@ -197,6 +205,6 @@ class _Events:
         self.logged = logged
 
 
-def _plain(value: Any) -> Any:
+def _read_hparam(value: Any) -> Any:
     """Return a value of TensorBoard's hyperparameters as a number, a text or a boolean."""
     return getattr(value, value.WhichOneof("kind"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -89,32 +89,39 @@ class Runs(Summarised):
 
         `trunk`: one id per run; "auto" or None joins runs of equal n_active and experts, "run" joins none.
         """
-        values = {"n_active": n_active, "tokens": tokens, "experts": experts, "loss": loss}
-        arrays = {name: np.atleast_1d(numbers(name, value)) for name, value in values.items()}
+        arrays = {
+            "n_active": np.atleast_1d(numbers("n_active", n_active)),
+            "tokens": np.atleast_1d(numbers("tokens", tokens)),
+            "experts": np.atleast_1d(numbers("experts", experts)),
+            "loss": np.atleast_1d(numbers("loss", loss)),
+        }
         check_shapes(arrays)
-        measured = dict(zip(arrays, np.broadcast_arrays(*arrays.values()), strict=True))
-        losses = measured["loss"]
+        inputs = dict(zip(arrays, np.broadcast_arrays(*arrays.values()), strict=True))
+        losses = inputs["loss"]
         if losses.ndim != 1:
             raise RunsError(f"columns must be one-dimensional, not of shape {losses.shape}")
         count = len(losses)
-        names = tuple(f"row-{i}" for i in range(count)) if run_id is None else tuple(run_id)
-        clusters, trunk_source = _read_trunks(trunk, measured["n_active"], measured["experts"])
+        if run_id is None:
+            run_id = [f"row-{i}" for i in range(count)]
+        names = tuple(run_id)
+        clusters, trunk_source = _read_trunks(trunk, inputs["n_active"], inputs["experts"])
         if len(names) != count or len(clusters) != count:
             raise RunsError(f"run_id and trunk must have one entry for each of the {count} runs")
         other_columns = {name: _read_column(name, column, count) for name, column in (columns or {}).items()}
 
-        table = {"run_id": names, **measured, **other_columns}
+        table = {"run_id": names, **inputs, **other_columns}
         rows = [dict(zip(table, cells, strict=True)) for cells in zip(*table.values(), strict=True)]
         problems = row_problems(rows, range(count), "loss", [*other_columns])
         if not any(problems):
-            sizes = {name: measured[name] for name in INPUTS}
+            sizes = {name: inputs[name] for name in INPUTS}
             trunks = clusters if trunk_source == "given" else None
-            units = unit_problems(sizes, losses, loss_name, trunks)
-            problems = [f"{name}: {unit}" if unit else "" for name, unit in zip(names, units, strict=True)]
+            for name, problem in zip(names, unit_problems(sizes, losses, loss_name, trunks), strict=True):
+                if problem:
+                    problems.append(f"{name}: {problem}")
         if any(problems):
             raise RunsError(unusable_rows(source, problems))
         return cls(
-            **measured,
+            **inputs,
             trunk=clusters,
             run_id=names,
             source=source,
@@ -244,7 +251,9 @@ class Runs(Summarised):
     def to_pandas(self) -> pandas.DataFrame:
         import pandas
 
-        columns: dict[str, Any] = {name: list(getattr(self, name)) for name in ("run_id", *OWN_COLUMNS)}
+        columns: dict[str, Any] = {"run_id": list(self.run_id)}
+        for name in OWN_COLUMNS:
+            columns[name] = list(getattr(self, name))
         columns.update(self.columns)
         return pandas.DataFrame(columns)
 
@@ -253,10 +262,16 @@ class Runs(Summarised):
         rows = []
         for e in np.unique(self.experts):
             runs = self.subset(self.experts == e)
-            n_active = f"{format_count(runs.n_active.min())} – {format_count(runs.n_active.max())}"
-            tokens = f"{format_count(runs.tokens.min())} – {format_count(runs.tokens.max())}"
-            losses = f"{runs.loss.min():.4f} – {runs.loss.max():.4f}"
-            rows.append((f"{e:g}", len(runs), runs.n_trunks, n_active, tokens, losses))
+            rows.append(
+                (
+                    f"{e:g}",
+                    len(runs),
+                    runs.n_trunks,
+                    _span(runs.n_active, format_count),
+                    _span(runs.tokens, format_count),
+                    _span(runs.loss, "{:.4f}".format),
+                )
+            )
         header = ("E", "runs", "trunks", "N_act", "tokens", self.loss_name)
         title = f"{len(self)} runs from {self.source}"
         return Table(header, rows, title=title, notes=self.skipped, warnings=self.warnings)
@@ -267,6 +282,11 @@ class Runs(Summarised):
         return f"Runs({count}, E in {{{values}}}, {self.loss_name}, from {self.source})"
 
 
+def _span(values: FloatArray, format_value: Callable[[float], str]) -> str:
+    """Write the least and the largest value of a column."""
+    return f"{format_value(values.min())} – {format_value(values.max())}"
+
+
 def _freeze(values: ArrayLike, kind: Any = float) -> NDArray[Any]:
     """Copy values to an array that nobody can write to."""
     column = np.array(values, kind)
@@ -275,12 +295,15 @@ def _freeze(values: ArrayLike, kind: Any = float) -> NDArray[Any]:
 
 
 def _read_trunks(
-    trunk: ArrayLike | Literal["auto", "run"] | None, n_active: FloatArray, experts: FloatArray
+    trunk: ArrayLike | Literal["auto", "run"] | None,
+    n_active: FloatArray,
+    experts: FloatArray,
 ) -> tuple[NDArray[np.intp], str]:
     """Number the trunk of each run from 0, and say how it was found."""
     source = "given"
     if trunk is None or (isinstance(trunk, str) and trunk == "auto"):
-        trunk = np.unique(np.column_stack([n_active, experts]), axis=0, return_inverse=True)[1]
+        sizes = np.column_stack([n_active, experts])
+        trunk = np.unique(sizes, axis=0, return_inverse=True)[1]
         source = EQUAL_SIZE
     elif isinstance(trunk, str):
         if trunk != "run":

@@ -87,9 +87,14 @@ def best_of(
     if blend is not None:
         other_columns += [setting.name for setting in blend.settings]
     groups = models_of(runs, names, by, other_columns)
-    points = [tune(settings[group], runs.loss[group]) for group in groups]
-    best = np.array([group[point.best] for group, point in zip(groups, points, strict=True)])
-    tuned = runs.take(best)
+    points = []
+    best = []
+    for group in groups:
+        point = tune(settings[group], runs.loss[group])
+        points.append(point)
+        best.append(group[point.best])
+    tuned = runs.take(np.array(best))
+
     columns = dict(tuned.columns)
     if method == "quadratic":
         minima = np.stack([point.settings for point in points])
@@ -107,18 +112,22 @@ def tune(settings: FloatArray, losses: FloatArray) -> Tuned:
     best = int(np.argmin(losses))
     has_zeros = (settings == 0).any(axis=0)
     # A setting with zeros has no logarithm.
-    x = np.where(has_zeros, settings, np.log(np.where(has_zeros, 1.0, settings)))
+    logs = np.log(np.where(has_zeros, 1.0, settings))
+    x = np.where(has_zeros, settings, logs)
     steps = np.stack([_steps(column) for column in settings.T], axis=1)
-    is_edge = (steps[best] == 0) | (steps[best] == steps.max(axis=0))
-    at_edge = bool(np.any(is_edge))
-    is_near = np.all(np.abs(steps - steps[best]) <= 1, axis=1)
+    best_steps = steps[best]
+    at_edge = bool(np.any((best_steps == 0) | (best_steps == steps.max(axis=0))))
+    distances = np.abs(steps - best_steps)
+    is_near = np.all(distances <= 1, axis=1)
+
     minimum = _quadratic_minimum(x[is_near] - x[best], losses[is_near])
+    best_settings = settings[best]
     best_loss = float(losses[best])
     if minimum is None:
-        return Tuned(best, settings[best], best_loss, math.nan, at_edge)
+        return Tuned(best, best_settings, best_loss, math.nan, at_edge)
     offset, loss = minimum
     factor = np.exp(np.where(has_zeros, 0.0, offset))
-    lowest = np.where(has_zeros, settings[best] + offset, settings[best] * factor)
+    lowest = np.where(has_zeros, best_settings + offset, best_settings * factor)
     return Tuned(best, lowest, loss, best_loss - loss, at_edge)
 
 
@@ -132,7 +141,8 @@ def best_rate(rates: ArrayLike, losses: ArrayLike) -> float:
     finite = np.isfinite(losses)
     if not finite.any() or np.any(rates <= 0):
         raise InputError("learning rates must be positive and at least one loss finite")
-    return float(tune(rates[finite, None], losses[finite]).settings[0])
+    tuned = tune(rates[finite, None], losses[finite])
+    return float(tuned.settings[0])
 
 
 def loss_between(ln_rate: float, ln_rates: FloatArray, losses: FloatArray) -> float:
@@ -186,8 +196,10 @@ def _quadratic_minimum(x: FloatArray, y: FloatArray) -> tuple[FloatArray, float]
     """Find the minimum of the quadratic through y [n] at x [n, k], and its value; None unless it is inside."""
     n, k = x.shape
     pairs = list(combinations_with_replacement(range(k), 2))
-    products = [x[:, i] * x[:, j] for i, j in pairs]
-    design = np.stack([np.ones(n), *x.T, *products], axis=1)
+    columns = [np.ones(n), *x.T]
+    for i, j in pairs:
+        columns.append(x[:, i] * x[:, j])
+    design = np.stack(columns, axis=1)
     terms = design.shape[1]
     if n < terms or np.linalg.matrix_rank(design) < terms:
         return None

@@ -70,7 +70,11 @@ def unit_problems(sizes: Sizes, loss: FloatArray, loss_name: str, trunk: IntArra
 
 
 def unit_warnings(
-    sizes: Sizes, loss: FloatArray, loss_name: str, vocab_size: int | None, has_shapes: bool
+    sizes: Sizes,
+    loss: FloatArray,
+    loss_name: str,
+    vocab_size: int | None,
+    has_shapes: bool,
 ) -> tuple[str, ...]:
     """Say what is odd about the units of runs, though it can be; `has_shapes` if N was checked against them."""
     if not len(loss) or (vocab_size is not None and vocab_size < BYTES):

@@ -54,7 +54,10 @@ def _rows(api: Any, place: str, final: Final, losses: Collection[str]) -> Iterat
     """Read the runs of a project, with the whole history of losses only where `final` needs it."""
     for run in api.runs(place, order="+created_at", per_page=100, lazy=False):
         summary = dict(run.summary)
-        metrics = {name: value for name, value in summary.items() if not name.startswith("_")}
+        metrics: dict[str, Any] = {}
+        for name, value in summary.items():
+            if not name.startswith("_"):
+                metrics[name] = value
         metrics["step"] = summary.get("_step")
         if final != "last":
             logged = {}
@@ -69,8 +72,8 @@ def _rows(api: Any, place: str, final: Final, losses: Collection[str]) -> Iterat
 def _history(run: Any, name: str) -> list[float]:
     """Read every value of a metric: with as many samples as there are steps, none is left out."""
     lines = run.history(keys=[name], samples=run.lastHistoryStep + 1, pandas=False)
-    by_step = {line["_step"]: number(line[name]) for line in lines}
-    return [value for _, value in sorted(by_step.items()) if value is not None]
+    values = {line["_step"]: number(line[name]) for line in lines}
+    return [value for _, value in sorted(values.items()) if value is not None]
 
 
 def _in_one_line(error: Exception, key: str | None) -> str:
@@ -91,14 +94,20 @@ def chart_rows(rows: Sequence[Row], final: Final, losses: Collection[str]) -> li
     """
     columns = names_of(rows)
     axis = columns[0] if columns else ""
-    series = {name: name.rpartition(" - ") for name in columns[1:] if not name.endswith(BOUNDS)}
+    series = {}
+    for name in columns[1:]:
+        if not name.endswith(BOUNDS):
+            series[name] = name.rpartition(" - ")
     if not series or not all(run for run, _, _ in series.values()):
         return None
     bounds = [f"{name}{bound}" for name in series for bound in BOUNDS]
     metrics = {metric for _, _, metric in series.values()}
     is_bounded = not set(bounds).isdisjoint(columns)
-    if not is_bounded and len(metrics) == len(series) and axis not in STEPS and not axis.startswith(TIMES):
+    shares_metrics = len(metrics) < len(series)
+    has_axis = axis in STEPS or axis.startswith(TIMES)
+    if not (is_bounded or shares_metrics or has_axis):
         return None
+
     axis_name = "step" if axis == "Step" else axis
     logged: dict[str, dict[str, list[float]]] = {}
     for name, (run, _, metric) in series.items():

@@ -1,4 +1,4 @@
-"""The type of arrays of numbers, which every room above uses."""
+"""Types of arrays, which every room above uses."""
 
 import numpy as np
 from numpy.typing import NDArray
