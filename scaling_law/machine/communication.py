@@ -110,7 +110,7 @@ def _batch_traffic(
 ) -> dict[str, Sent]:
     """Compute the traffic of weights and gradients between GPUs that share batches.
 
-    Experts are shared by one in `ep` of them.
+    One in `ep` of these GPUs has the same experts.
     """
     if sharding == "none":
         return {}

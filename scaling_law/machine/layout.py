@@ -75,7 +75,7 @@ class DoesNotFit(InputError):
 class Option(Degrees):
     """A way to train: sequences of a micro-batch, how the state is sharded, and how many GPUs share what.
 
-    Of "zero1" and "ddp", `dp` GPUs share batches alone. Fields are arrays in `Option.stacked`.
+    With "zero1" and "ddp", `dp` GPUs share only batches. `Option.stack` makes the fields arrays.
     """
 
     micro_batch_sequences: Any

@@ -1,4 +1,4 @@
-"""The cost of serving a model: GPU-seconds of each generated token, from a data sheet alone.
+"""The cost of serving a model: GPU-seconds of each generated token, from a data sheet.
 
 A step decodes one token for each of B sequences. It reads the whole cache, and the weights once for all of them:
 

@@ -33,7 +33,7 @@ FORMAT = "throughput"
 VERSION = 1
 # Fields that are arrays.
 ARRAYS = ("draws", "small_draws")
-# A vocabulary or a batch is named that lies this factor beyond those that were timed; likewise other shapes.
+# A warning names a vocabulary or a batch that lies this factor beyond those that were timed; likewise other shapes.
 OUTSIDE = 2.0
 SHAPES = {"vocab_size": ("a vocabulary", OUTSIDE), "d_model": ("a d_model", 1.0), "experts": ("E", 1.0)}
 

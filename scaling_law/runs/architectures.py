@@ -15,7 +15,7 @@ COUNT_TOLERANCE = 0.02
 
 
 def is_of_a_class(row: Row) -> bool:
-    """Return whether a row is of another class than ours, whose sizes are not those of its width alone."""
+    """Return whether a row is of another model class than ours, whose sizes do not follow from its width."""
     return not is_missing(row.get("experts_equivalent"))
 
 

@@ -32,7 +32,7 @@ def row_problems(
     check_sizes: bool = False,
     is_step_log: bool = False,
 ) -> list[str]:
-    """Say what is wrong with the rows at these places, a text for each; "" if nothing is.
+    """Describe the problem of each row at these places, "" for a sound row.
 
     Rows of equal N, D, E and loss are duplicates unless they differ in one of the `settings`.
 
@@ -56,7 +56,7 @@ def row_problems(
 
 
 def _bad_numbers(row: Row, values: Mapping[str, float | None]) -> str:
-    """Say which of the values that a law needs are not usable; "" if all are."""
+    """Describe the values that a law needs and cannot use; "" if all are usable."""
     problems = []
     for name, value in values.items():
         if value is None or not SMALLEST <= value <= LARGEST or (name == "experts" and value < 1):
@@ -79,9 +79,9 @@ def _number_problem(name: str, cell: Any) -> str:
 
 @dataclass
 class _Duplicates:
-    """The rows that were checked, by what no two rows may share.
+    """The rows that were checked, by keys that no two rows may share.
 
-    A key is what its rows share, in words and as values, such as ("run_id", ("r1", 8e7, 4.0, 1e9)).
+    A key has the name of the shared fields and their values, such as ("run_id", ("r1", 8e7, 4.0, 1e9)).
     """
 
     rows: Sequence[Row]
@@ -94,7 +94,7 @@ class _Duplicates:
     names: set[tuple[str, str]] = field(default_factory=set)
 
     def check(self, i: int, values: Mapping[str, float | None]) -> str:
-        """Say which earlier row this one repeats, "" if none, and remember it."""
+        """Name the earlier row that this one repeats, "" if none, and remember this one."""
         row = self.rows[i]
         keys = self._keys(row, values)
         problem = ""
@@ -120,9 +120,9 @@ class _Duplicates:
         return keys
 
     def _checkpoint(self, row: Row, values: Mapping[str, float | None]) -> tuple[Any, ...]:
-        """Return what only one row of a run may have: its checkpoints share the model, and differ in tokens.
+        """Return a key that only one row of a run may have, because checkpoints share the model and differ in tokens.
 
-        Rows of another model under the same name have the key of the first one, and so are duplicates.
+        Rows of another model under the same name get the key of the first one, and so are duplicates.
         """
         name = row["run_id"]
         if not isinstance(name, (str, float, int)):
@@ -144,11 +144,11 @@ class _Duplicates:
 def unusable_rows(origin: str, problems: Iterable[str], *, skippable: bool = False) -> Message:
     """Write the error of a table with unusable rows, which lists the first of them."""
     lines = [problem for problem in problems if problem]
-    parts = [f"{origin}: {len(lines)} unusable row(s)"]
+    texts = [f"{origin}: {len(lines)} unusable row(s)"]
     if skippable:
-        parts += [", which ", SKIP, " leaves out"]
+        texts += [", which ", SKIP, " leaves out"]
     for line in lines[:LISTED]:
-        parts += ["\n  ", line]
+        texts += ["\n  ", line]
     if len(lines) > LISTED:
-        parts.append(f"\n  … and {len(lines) - LISTED} more")
-    return message(*parts)
+        texts.append(f"\n  … and {len(lines) - LISTED} more")
+    return message(*texts)

@@ -53,20 +53,21 @@ class Expression(Arithmetic):
 
 
 def aliases_of(present: Collection[str]) -> dict[str, str]:
-    """Find our names that a table with these columns lacks, and the column that has each by another name.
+    """Find our names that a table with these columns lacks, and the column with another name for each.
 
-    The one column that ends in a size's name after a dot or slash has it: model.experts, train/tokens.
+    A size may also be the last word of a single column's name, after a dot or slash: model.experts, train/tokens.
     """
     aliases = {}
     for name in dict.fromkeys((*ALIASES, *_NESTED)):
         if name in present:
             continue
-        spellings = [spelling for spelling in ALIASES.get(name, ()) if spelling in present]
-        nested = [column for column in present if re.split(r"[./]", column)[-1] == name]
-        if spellings:
-            aliases[name] = spellings[0]
-        elif name in _NESTED and len(nested) == 1:
-            aliases[name] = nested[0]
+        columns = [spelling for spelling in ALIASES.get(name, ()) if spelling in present]
+        if columns:
+            aliases[name] = columns[0]
+        elif name in _NESTED:
+            columns = [column for column in present if re.split(r"[./]", column)[-1] == name]
+            if len(columns) == 1:
+                aliases[name] = columns[0]
     return aliases
 
 
@@ -81,7 +82,7 @@ def with_counts(row: Row) -> Row:
 
 
 def with_columns(rows: Sequence[Row], columns: Mapping[str, Column], origin: str) -> tuple[list[Row], dict[int, str]]:
-    """Add these columns to the rows, and say what is wrong with the rows where one cannot be computed.
+    """Add these columns to the rows; return the rows, and the problem of each row where a column cannot be computed.
 
     Columns are made in order, so that later ones may use earlier ones. RunsError for an expression that cannot be read
     and for a column that the table does not have.
@@ -90,14 +91,16 @@ def with_columns(rows: Sequence[Row], columns: Mapping[str, Column], origin: str
     failed: dict[int, str] = {}
     present = {*names_in(rows)}
     for name, column in columns.items():
-        definition = f"column {name}={getattr(column, '__name__', None) or literal(column)}"
+        formula = getattr(column, "__name__", None) or literal(column)
+        definition = f"column {name}={formula}"
         evaluate = _function(name, column, present, f"{origin}: {definition}")
         for i, row in enumerate(extended):
             try:
                 row[name] = evaluate(row)
             except (ValueError, ArithmeticError, TypeError, LookupError) as error:
                 row[name] = None
-                failed.setdefault(i, f"{label(i, row)}: {definition}: {error or type(error).__name__}")
+                problem = f"{label(i, row)}: {definition}: {error or type(error).__name__}"
+                failed.setdefault(i, problem)
         present.add(name)
     return [*extended], failed
 
@@ -126,9 +129,11 @@ def _function(name: str, column: Column, present: set[str], place: str) -> Calla
 
 
 def _in_backticks(name: str, column: str, present: Collection[str], end: str = "") -> list[str]:
-    """Say what to type where an expression holds a column whose name is no word, as parts of a message."""
-    names = [name for name in present if not name.isidentifier() and name in column]
-    longest = max(names, key=len, default="")
+    """Suggest backticks where an expression has a column whose name is not a word; returns parts of a message."""
+    longest = ""
+    for other_column in present:
+        if other_column in column and not other_column.isidentifier() and len(other_column) > len(longest):
+            longest = other_column
     if not longest or f"`{longest}`" in column:
         return []
     expression = column.replace(longest, f"`{longest}`")

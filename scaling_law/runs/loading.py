@@ -158,8 +158,8 @@ def load_runs(
 class _Table:
     """The rows of a source with our columns.
 
-    `failed` says what is wrong with single rows, by their place; `aliases` are our names of columns that the source
-    calls otherwise; `authors_filter` leaves out what the authors of a public table left out; `skipped_steps` says that
+    `failed` has the problems of single rows, by their place; `aliases` our names for columns that the source calls
+    otherwise; `authors_filter` drops the rows that the authors of a public table dropped; `skipped_steps` notes that
     only the last steps of runs are here.
     """
 
@@ -239,9 +239,9 @@ def _with_our_columns(
     origin: str,
     is_public: bool,
 ) -> tuple[list[Row], Mapping[str, str], dict[int, str]]:
-    """Add the columns asked for and those of other names.
+    """Add the requested columns, and our names for columns that the source calls otherwise.
 
-    Returns the rows, our names with the columns that hold them, and what is wrong with single rows.
+    Returns the rows, the source's column for each of these names, and the problems of single rows.
     """
     rows = in_terms_of_laws(rows)
     aliases: dict[str, str] = {}
@@ -274,8 +274,8 @@ def guess_columns(rows: Sequence[Row]) -> dict[str, str]:
 def _group_steps(rows: Sequence[Row], final: Final | None, origin: str) -> dict[Any, list[int]] | None:
     """Find the rows of each run of a table of steps that is to have one row for each run; None for any other table.
 
-    Where the tokens grow with the steps, each row may be a measurement of its own, and where no run is named, of its
-    own run: then `final` has to ask for one row.
+    If the tokens grow with the steps, each row may be a separate measurement, and if no run is named, a separate run:
+    then one row is taken only if `final` is given.
     """
     groups = lines_by_run(rows, origin if final else "")
     if groups is None or (final is None and varies(rows, groups, "tokens")):
@@ -293,9 +293,9 @@ def _select(
     public: Reader | None,
     problems: Sequence[str],
 ) -> list[int]:
-    """Choose the rows that ended so and that fulfil the filter; RunsError if none does.
+    """Choose the rows with this status that pass the filter; RunsError if there are none.
 
-    `problems` are those of rows that could not be read.
+    `problems` are the rows that could not be read.
     """
     places = [i for i, row in enumerate(table.rows) if _has_ended(row, status)]
     if not places:
@@ -308,7 +308,7 @@ def _select(
 
 
 def _has_ended(row: Row, status: str | None) -> bool:
-    """Return whether a run ended so, in the words of its table or of run records; None is any end."""
+    """Return whether a run has this status, in the words of its table or of run records; None is any status."""
     word = row.get("status")
     return status in (None, word, status_of(word))
 
@@ -324,9 +324,9 @@ def _explain_no_rows(rows: Sequence[Row], status: str | None, problems: Sequence
 
 
 def _describe_ended(table: _Table, status: str | None) -> list[str]:
-    """Name the runs that are left out because of how they ended, one by one, or in one line for a table.
+    """Name the runs that are left out for their status: one by one, or in one line for a table.
 
-    Intermediate and diverged rows of our own records go without saying.
+    Intermediate and diverged rows of our run records are not mentioned.
     """
     places = [i for i, row in enumerate(table.rows) if not _has_ended(row, status)]
     if table.is_logged:
@@ -342,7 +342,7 @@ def _describe_ended(table: _Table, status: str | None) -> list[str]:
 
 
 def _filter_rows(table: _Table, places: Sequence[int], where: str) -> list[int]:
-    """Choose those of the rows that fulfil the filter; RunsError if none does."""
+    """Choose the rows that pass the filter; RunsError if none does."""
     cells = [_filter_cells(row) for row in table.rows]
     # Fields of records are objects, which a filter sees as one word.
     for name, values in recipe_of(table.rows).items():
@@ -437,7 +437,7 @@ def _missing_columns(table: _Table, present: Sequence[str], missing: Sequence[st
 
 
 def _row_problems(table: _Table, places: Sequence[int], loss: str, check_sizes: bool) -> list[str]:
-    """Say what is wrong with the rows at these places, a text for each; "" if nothing is."""
+    """Describe the problem of each row at these places, "" for a sound row."""
     present = {*names_of(table.rows)}
     problems = row_problems(
         table.rows,
@@ -461,7 +461,7 @@ def _unit_problems(
     clusters: Sequence[str],
     trunk_source: str,
 ) -> list[str]:
-    """Say why rows cannot be in parameters, tokens and nats, a text for each of these places; "" if they can."""
+    """Describe why each row at these places cannot be in parameters, tokens and nats, "" for a sound row."""
     sound = [rows[i] for i in places]
     trunk = None
     if trunk_source.startswith(("column", "checkpoints")):
@@ -486,7 +486,7 @@ def _numbers(rows: Sequence[Row], name: str) -> FloatArray:
 
 
 def _longest_warmup(rows: Sequence[Row]) -> float | None:
-    """Return the tokens of the longest warm-up; None if no run tells its own."""
+    """Return the tokens of the longest warm-up; None if no run records one."""
     warmups = []
     for row in rows:
         schedule = row.get("schedule")
@@ -498,7 +498,7 @@ def _longest_warmup(rows: Sequence[Row]) -> float | None:
 
 
 def _shared_vocabulary(rows: Sequence[Row]) -> int | None:
-    """Return the vocabulary of all runs that tell theirs; None if none does, or if they differ."""
+    """Return the vocabulary that all runs share which record one; None if they differ or none does."""
     vocabularies = set()
     for row in rows:
         if not is_missing(row.get("vocab_size")):
@@ -511,7 +511,7 @@ def _shared_vocabulary(rows: Sequence[Row]) -> int | None:
 
 
 def _describe_reading(format: str | None, columns: Mapping[str, Column], final_loss: str) -> str | None:
-    """Say by which format, final loss and columns a table was read; None if it had our columns."""
+    """Describe the format, final loss and columns by which a table was read; None if it had our columns."""
     notes = [f"format {format}"] if format else []
     if final_loss:
         notes.append(final_loss)

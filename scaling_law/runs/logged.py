@@ -1,4 +1,4 @@
-"""What runs logged, as one row each: their settings, and of every metric the value at the end of the run."""
+"""Logs of runs as one row each: the settings, and the final value of every metric."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ def final_values(
     final: Final,
     losses: Collection[str] = (),
 ) -> dict[str, float]:
-    """Find where each metric ends: as `final` says for `losses` and names that end in "loss", else at its last."""
+    """Find the final value of each metric: by the rule `final` for losses, else the last one.
+
+    Losses are metrics whose name ends in "loss", and `losses`.
+    """
     values = {}
     for name, series in logged.items():
         is_loss_name = is_loss(name) or name in losses
@@ -76,10 +79,10 @@ def _is_private(name: str) -> bool:
 
 
 def lines_by_run(rows: Sequence[Row], name: str = "") -> dict[Any, list[int]] | None:
-    """Find the rows of each run in a table of steps, in the order of the steps; None for a table of another kind.
+    """Find the rows of each run in a table of steps, in the order of the steps; None for any other table.
 
-    Such a table has a column of `STEPS`, and runs with rows of several steps. One that names no runs is of another
-    kind, unless all of it is a run with this `name`.
+    A table of steps has a column of `STEPS`, and runs with rows of several steps. If it does not name runs, it must be
+    a single run with this `name`.
     """
     present = names_in(rows)
     step_column = next((column for column in STEPS if column in present), None)
@@ -119,7 +122,7 @@ def end_of(
     final: Final,
     losses: Collection[str],
 ) -> dict[str, Any]:
-    """Join the rows of one run into a single one: of each column the last value, of losses that of `final`."""
+    """Join the rows of one run into a single one, with the final loss by the rule `final`, else the last values."""
     values: dict[str, list[Any]] = {}
     for i in lines:
         for column, value in rows[i].items():

@@ -24,11 +24,11 @@ ROWS = Path(__file__).with_name("readers.json")
 
 @dataclass(frozen=True)
 class Reader:
-    """A public table of runs, with the columns made of those of the file, in order.
+    """A public table of runs, with our columns as expressions of the file's, in order.
 
-    A table may have several `forms`, and the first whose columns it `needs` a file has is read: with further
-    `columns`, and only the rows that its authors keep (`where`). `trunks` is the rule of `trunks_of`; runs of
-    different values of the column `apart` have losses that cannot be compared, so that a filter has to choose one.
+    A table may have several `forms`; the first is used whose `needs` are columns of the file. It adds `columns`, and
+    keeps only the rows that the authors keep (`where`). `trunks` is the rule of `trunks_of`. Losses cannot be compared
+    between values of the column `apart`, so that a filter has to choose one.
     """
 
     name: str
@@ -111,7 +111,7 @@ _SELECTED: Mapping[str, Callable[[Sequence[Row]], list[Row]]] = {"marin_isoflop"
 
 
 def _load_readers() -> dict[str, Reader]:
-    """Load the readers of `readers.json`; a row may be `like` another one but for its own fields."""
+    """Load the readers of `readers.json`; a row that is `like` another one overrides its fields."""
     rows = {row["name"]: row for row in json.loads(ROWS.read_text(encoding="utf-8"))}
     readers = {}
     for name, row in rows.items():

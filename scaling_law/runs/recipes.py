@@ -38,7 +38,7 @@ Recipe = Mapping[str, tuple[str | None, ...]]
 
 
 def recipe_of(rows: Sequence[Row]) -> Recipe:
-    """Read the recipes of n rows: each column of `COLUMNS` of which a row has a value, [n]."""
+    """Read the recipes of n rows: each column of `COLUMNS` in which a row has a value, [n]."""
     flat = [flatten(row) for row in rows]
     columns = {}
     for name, holders in _HOLDERS.items():
@@ -51,7 +51,7 @@ def recipe_of(rows: Sequence[Row]) -> Recipe:
 
 
 def _fullest(rows: Sequence[Row], holders: Sequence[str]) -> str | None:
-    """Find the first column of which all rows have a value, else the first of which any has."""
+    """Find the first column in which all rows have a value, else the first in which any row has one."""
     counts = {}
     for holder in holders:
         counts[holder] = sum(not is_missing(row.get(holder)) for row in rows)
@@ -63,7 +63,7 @@ def _fullest(rows: Sequence[Row], holders: Sequence[str]) -> str | None:
 def differences(recipe: Recipe, law_has: Collection[str] = ()) -> dict[str, list[str]]:
     """List the columns in which recipes differ, with their values.
 
-    The variables that a `law_has` do not count, nor do unknown values.
+    The variables that the law has do not count, nor do unknown values.
     """
     mixed = {}
     for name, values in recipe.items():

@@ -51,7 +51,7 @@ def read_rows(source: Any, revision: str | None = None, problems: list[str] | No
 
 
 def _mapping(i: int, row: Any) -> Row:
-    """Return a row as a mapping, in which the values inside nested objects have columns of their own, too."""
+    """Return a row as a mapping; values inside nested objects get columns, too."""
     if isinstance(row, Mapping):
         if dict in map(type, row.values()) and "schema_version" not in row:
             return {**row, **dict(leaves(row))}
@@ -71,7 +71,7 @@ def leaves(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 
 def names_in(rows: Sequence[Row]) -> list[str]:
-    """List the columns of a table in their order; of nested objects those of the values inside."""
+    """List the columns of a table in their order, with the values inside nested objects instead of the objects."""
     names = list(dict.fromkeys(chain.from_iterable(rows)))
     outer = {name.partition(".")[0] for name in names if "." in name}
     objects = set()

@@ -67,7 +67,7 @@ def _name(folder: Path, root: Path) -> str:
 
 
 def _of_trainer(root: Path, states: list[Path], final: Final, losses: Collection[str]) -> Iterator[Row]:
-    """Read the newest state of each run: its own, else that of its last checkpoint."""
+    """Read the newest state of each run: in its folder, else in its last checkpoint."""
     newest: dict[Path, tuple[float, Path]] = {}
     for path in states:
         run = path.parent
@@ -117,7 +117,7 @@ def _read_sizes(path: Path) -> Mapping[str, Any]:
 
 
 def _of_tensorboard(root: Path, events: list[Path], final: Final, losses: Collection[str]) -> Iterator[Row]:
-    """Read the event files of each run, also those that it wrote to folders below its own."""
+    """Read the event files of each run, including those in subfolders of its folder."""
     try:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     except ModuleNotFoundError:
@@ -136,7 +136,7 @@ def _of_tensorboard(root: Path, events: list[Path], final: Final, losses: Collec
             runs[run] = log
         elif run != place:
             runs[run].add(log)
-        # The values in the run's own folder hide those below it.
+        # Values in the run's folder hide those of its subfolders.
         else:
             log.add(runs[run])
             runs[run] = log
@@ -148,7 +148,7 @@ def _of_tensorboard(root: Path, events: list[Path], final: Final, losses: Collec
 
 
 def _run_of(place: Path, root: Path, logs: Mapping[Path, _Events]) -> Path:
-    """Find the folder of the run that a folder of event files belongs to: one above that has some, or else its own."""
+    """Find the run's folder for a folder of event files: a parent with event files, or else the folder itself."""
     for folder in place.parents:
         if folder in logs and (folder != root or logs[place].settings):
             return folder
@@ -198,7 +198,7 @@ class _Events:
             self.status = events.status
 
     def prefix_metrics(self, prefix: str) -> None:
-        """Put a prefix before the names of metrics, but for the step."""
+        """Put a prefix before the names of metrics, except the step."""
         logged = {}
         for name, values in self.logged.items():
             logged[name if name == "step" else prefix + name] = values

@@ -76,8 +76,8 @@ _TUNED = re.compile(
 class Setting:
     """A column that tells runs of equal N, D and E apart.
 
-    `values` are those that occur together in a cell, the most frequent first, and `unpaired` those of further runs.
-    `tuned`: the run of least loss is the right one. `numeric`: it may be.
+    `values` occur together in a cell, the most frequent first; `unpaired` values are of runs without a counterpart.
+    `tuned`: the column is usually tuned, so that the run of least loss is the right one. `numeric`: it may be.
     """
 
     name: str
@@ -164,12 +164,14 @@ def places(values: FloatArray, tolerance: float = SAME) -> IntArray:
     ordered = values[order]
     is_far = ordered[1:] > ordered[:-1] * (1 + tolerance)
     chain = np.concatenate([[0], np.cumsum(is_far)])
+
     first = ordered[np.searchsorted(chain, chain)]
     last = ordered[np.searchsorted(chain, chain, side="right") - 1]
-    long = last > first * (1 + 2 * tolerance)
+    is_long = last > first * (1 + 2 * tolerance)
+    distance = np.log(ordered[is_long] / first[is_long])
     pieces = np.zeros(len(order))
-    distance = np.log(ordered[long] / first[long])
-    pieces[long] = np.floor(distance / np.log1p(tolerance))
+    pieces[is_long] = np.floor(distance / np.log1p(tolerance))
+
     steps = (np.diff(chain) != 0) | (np.diff(pieces) != 0)
     ranks = np.empty(len(order), np.intp)
     ranks[order] = np.concatenate([[0], np.cumsum(steps)])
@@ -188,8 +190,8 @@ def find_blend(
 
     Args:
         numbers, texts: further columns [n] of the table.
-        checked: columns in which the caller refuses runs that differ.
-        agreed: columns in which runs may differ: variables of the law, and what the user agreed to.
+        checked: columns in which the caller refuses differences.
+        agreed: columns in which runs may differ: variables of the law, and columns that the user agreed to mix.
     """
     if len(loss) < 2:
         return None
@@ -204,18 +206,24 @@ def find_blend(
             keys.append(codes_of(all_columns[name]))
     columns = {}
     for name, column in all_columns.items():
-        if name not in checked and name not in agreed and not _MEASURED.search(name):
-            columns[name] = column
-    cells = _Cells.of(cells_of(keys), np.log(loss), sizes)
+        if name in checked or name in agreed or _MEASURED.search(name):
+            continue
+        columns[name] = column
+
+    log_loss = np.log(loss)
+    cells = _Cells.of(cells_of(keys), log_loss, sizes)
     if cells is not None:
         settings, spread = cells.explain(columns)
         if settings or cells.spread > UNEXPLAINED:
             return Blend(settings, cells.largest_difference(loss), spread)
+
+    # No runs are equal: only words are looked at, beside a smooth surface.
     words = {name: column for name, column in columns.items() if name in texts}
-    settings, spread = _Cells.around_surface(np.log(loss), sizes).explain(words, SMOOTH)
+    settings, spread = _Cells.around_surface(log_loss, sizes).explain(words, SMOOTH)
     if not settings:
         return None
-    return Blend(settings, 2 * spread * float(np.median(loss)), spread, equal=False)
+    typical_difference = 2 * spread * float(np.median(loss))
+    return Blend(settings, typical_difference, spread, equal=False)
 
 
 @dataclass(frozen=True)
@@ -229,8 +237,9 @@ class _Candidate:
 
     @property
     def rank(self) -> tuple[bool, bool, int]:
-        """Order of columns that explain the same: texts, columns that are usually tuned, and few values first."""
-        return self.numeric, _TUNED.search(self.name) is None, int(self.codes.max())
+        """Rank of columns that explain the same: texts, columns that are usually tuned, and few values first."""
+        is_untuned = _TUNED.search(self.name) is None
+        return self.numeric, is_untuned, int(self.codes.max())
 
     def determines(self, column: _Candidate) -> bool:
         """Return whether each value of this column goes with one value of another column, which has fewer."""
@@ -259,8 +268,8 @@ class _Choice(NamedTuple):
 class _Cells:
     """The runs [m] of cells of several runs: their rows in the table, cells, ln L less its mean, and ln N and ln D.
 
-    `ranks` are those of the losses of all runs, `spread` is the usual one of ln L within cells, whatever a few do, and
-    `base` [m, k] explains losses without any column.
+    `ranks` rank the losses of all runs. `spread` is a robust standard deviation of ln L within cells. `base` [m, k]
+    are features that explain losses without any column.
     """
 
     rows: IntArray
@@ -276,18 +285,22 @@ class _Cells:
     def of(cls, cell: IntArray, log_loss: FloatArray, sizes: Mapping[str, FloatArray]) -> _Cells | None:
         """Make the cells of several runs, or a sample of them; None where losses within cells hardly differ."""
         counts = np.bincount(cell)
-        order = np.random.default_rng(0).permutation(np.flatnonzero(counts > 1))
-        sample = order[np.cumsum(counts[order]) <= max(RUNS, counts.max())]
+        shared_cells = np.flatnonzero(counts > 1)
+        order = np.random.default_rng(0).permutation(shared_cells)
+        runs_until = np.cumsum(counts[order])
+        sample = order[runs_until <= max(RUNS, counts.max())]
         rows = np.flatnonzero(np.isin(cell, sample))
         if not len(rows):
             return None
+
         codes = codes_of(cell[rows])
         y = _centred(log_loss[rows], codes)
         if np.sqrt(np.mean(y**2)) < SEEDS:
             return None
         # The median absolute deviation, as a standard deviation; each cell's mean took a degree of freedom.
         freedom = len(y) - codes.max() - 1
-        spread = 1.4826 * np.median(np.abs(y)) * np.sqrt(len(y) / freedom)
+        deviation = np.median(np.abs(y))
+        spread = 1.4826 * deviation * np.sqrt(len(y) / freedom)
         limit = max(WILD_SPREADS * spread, WILD_LOSS)
         return cls(
             rows=rows,
@@ -303,12 +316,14 @@ class _Cells:
     @classmethod
     def around_surface(cls, log_loss: FloatArray, sizes: Mapping[str, FloatArray]) -> _Cells:
         """Make one cell of all runs, or of a sample, in which a quadratic in ln N, ln D and ln E is the base."""
-        rows = np.sort(np.random.default_rng(0).permutation(len(log_loss))[:RUNS])
+        order = np.random.default_rng(0).permutation(len(log_loss))
+        rows = np.sort(order[:RUNS])
         cell = np.zeros(len(rows), np.intp)
         n = _centred(np.log(sizes["n_active"][rows]), cell)
         d = _centred(np.log(sizes["tokens"][rows]), cell)
         e = _centred(np.log(sizes["experts"][rows]), cell)
-        surface = np.column_stack([n, d, e, n * n, n * d, d * d, e * e, n * e, d * e])
+        squares = [n * n, n * d, d * d, e * e, n * e, d * e]
+        surface = np.column_stack([n, d, e, *squares])
         y = _centred(log_loss[rows], cell)
         return cls(
             rows=rows,
@@ -332,15 +347,16 @@ class _Cells:
     def explain(self, columns: Mapping[str, Any], least: float = LEAST) -> tuple[tuple[Setting, ...], float]:
         """Choose columns that explain the losses, one after the other, the best first; and the spread they explain.
 
-        The spread is that of the column that explains most, over the runs in whose cells it varies. A column that says
-        what several others say together, as a group of runs does, gives way to these.
+        The spread is that of the column that explains most, over the runs in whose cells it varies. A column such as a
+        group of runs, which combines several others, gives way to these.
         """
         candidates: list[_Candidate] = []
         for name, column in columns.items():
             candidates += self._candidates(name, column)
-        choice = self._without_groups(self._choose(candidates, least), candidates, least)
-        settings = tuple(self._setting(candidate, columns[candidate.name]) for candidate in choice.columns)
-        return settings, choice.spread
+        choice = self._choose(candidates, least)
+        choice = self._without_groups(choice, candidates, least)
+        settings = [self._setting(candidate, columns[candidate.name]) for candidate in choice.columns]
+        return tuple(settings), choice.spread
 
     def _without_groups(self, choice: _Choice, candidates: Sequence[_Candidate], least: float) -> _Choice:
         """Choose again without a column of words that determines others, if these explain about as much."""
@@ -359,27 +375,34 @@ class _Cells:
         numeric = isinstance(column, np.ndarray)
         codes = codes_of(column)
         # Whole numbers that no two runs share are names of runs.
-        if numeric and codes.max() == len(codes) - 1 and (column % 1 == 0).all():
+        is_unique = codes.max() == len(codes) - 1
+        if numeric and is_unique and (column % 1 == 0).all():
             return []
         has_few_values = codes.max() < min(LEVELS, len(codes) / 2)
         levels, codes = np.unique(codes[self.rows], return_inverse=True)
         if not _varies(codes, self.cell).any():
             return []
         features = self._means(codes, len(levels)) if has_few_values else []
-        if numeric and len(levels) > 2 and np.isfinite(column[self.rows]).all() and not self._is_outcome(column):
-            features.append(self._curve(column[self.rows]))
+        if numeric and len(levels) > 2:
+            values = column[self.rows]
+            if np.isfinite(values).all() and not self._is_outcome(column):
+                features.append(self._curve(values))
         return [_Candidate(name, numeric, _centred(feature, self.cell), codes) for feature in features]
 
     def _means(self, codes: IntArray, count: int) -> list[FloatArray]:
         """Build features by which each value has a mean [m, count − 1], and with a slope in ln N for each mean."""
         means = np.eye(count)[codes][:, 1:]
-        slopes = means * (self.log_n - self.log_n.mean())[:, None]
+        centred_n = self.log_n - self.log_n.mean()
+        slopes = means * centred_n[:, None]
         return [means, np.column_stack([means, slopes])]
 
     def _curve(self, values: FloatArray) -> FloatArray:
         """Build features [m, k] of a parabola whose lowest point may move with N and D."""
-        x = _centred(np.log(values) if values.min() > 0 else values, self.cell)
-        x /= max(float(np.sqrt(np.mean(x**2))), 1e-300)
+        if values.min() > 0:
+            values = np.log(values)
+        x = _centred(values, self.cell)
+        scale = float(np.sqrt(np.mean(x**2)))
+        x /= max(scale, 1e-300)
         features = [x, x**2]
         for logs in (self.log_n, self.log_d):
             shift = x * (logs - logs.mean())
@@ -398,7 +421,8 @@ class _Cells:
         if np.ptp(ranks_in_cells) == 0 or np.ptp(losses_in_cells) == 0:
             return False
         within = np.corrcoef(ranks_in_cells, losses_in_cells)[0, 1]
-        return bool(abs(overall) > CORRELATION and np.sign(overall) * within > CORRELATION_IN_CELLS)
+        agrees = np.sign(overall) * within > CORRELATION_IN_CELLS
+        return bool(abs(overall) > CORRELATION and agrees)
 
     def _choose(self, candidates: Sequence[_Candidate], least: float) -> _Choice:
         """Choose columns as `explain`, whether or not one is a group of others."""
@@ -410,7 +434,10 @@ class _Cells:
         chance = CHANCE / max(len(candidates), 1)
         while len(columns) < MOST:
             trials = [self._trial(base, candidate) for candidate in candidates]
-            significant = [i for i, trial in enumerate(trials) if trial.chance < chance and trial.spread > least]
+            significant = []
+            for i, trial in enumerate(trials):
+                if trial.chance < chance and trial.spread > least:
+                    significant.append(i)
             if not significant:
                 break
             lowest = min(trials[i].variance for i in significant)
@@ -422,7 +449,11 @@ class _Cells:
             columns.append(best)
             base = np.column_stack([base, best.features])
             cell = cells_of([cell, best.codes])
-            candidates = [c for c in candidates if c.name != best.name and _varies(c.codes, cell).any()]
+            candidates = [
+                candidate
+                for candidate in candidates
+                if candidate.name != best.name and _varies(candidate.codes, cell).any()
+            ]
         return _Choice(columns, variance, spread)
 
     def _trial(self, base: FloatArray, candidate: _Candidate) -> _Trial:
@@ -434,21 +465,23 @@ class _Cells:
 
         before, rank = _unexplained(self.y, base)
         after, larger = _unexplained(self.y, np.column_stack([base, candidate.features]))
-        spare = len(self.y) - (self.cell.max() + 1) - larger + PRIOR_RUNS
+        cells = self.cell.max() + 1
+        spare = len(self.y) - cells - larger + PRIOR_RUNS
         variance = (after + PRIOR_RUNS * SEEDS**2) / spare
         added = larger - rank
         if not added or spare < PRIOR_RUNS:
             return _Trial(np.inf, 1.0, 0.0)
         chance = float(fdtrc(added, spare, (before - after) / added / variance))
-        runs = int(_varies(candidate.codes, self.cell)[self.cell].sum())
-        spread = np.sqrt(max(before - after, 0.0) / runs)
+        is_varied = _varies(candidate.codes, self.cell)[self.cell]
+        spread = np.sqrt(max(before - after, 0.0) / int(is_varied.sum()))
         return _Trial(float(variance), chance, float(spread))
 
     def _setting(self, candidate: _Candidate, column: Any) -> Setting:
         """Describe a candidate to the user."""
         values = [None if is_missing(value) else value for value in column]
-        rows = self.rows[_varies(candidate.codes, self.cell)[self.cell]]
-        counts = Counter(values[row] for row in rows.tolist() if values[row] is not None)
+        is_varied = _varies(candidate.codes, self.cell)[self.cell]
+        rows = self.rows[is_varied].tolist()
+        counts = Counter(values[row] for row in rows if values[row] is not None)
         unpaired = {value for value in values if value is not None} - {*counts}
         is_scale = candidate.numeric and len(counts) > 1
         paired = sorted(counts) if is_scale else sorted(counts, key=lambda value: -counts[value])
@@ -466,7 +499,8 @@ def codes_of(column: Any) -> IntArray:
     if isinstance(column, np.ndarray):
         return np.unique(column, return_inverse=True)[1].ravel()
     numbers: dict[Any, int] = {}
-    return np.array([numbers.setdefault(value, len(numbers)) for value in column], np.intp)
+    codes = [numbers.setdefault(value, len(numbers)) for value in column]
+    return np.array(codes, np.intp)
 
 
 def cells_of(codes: Sequence[IntArray]) -> IntArray:

@@ -31,9 +31,9 @@ def read_source(
     revision: str | None = None,
     problems: list[str] | None = None,
 ) -> tuple[LoadedRows, Kind]:
-    """Read the rows of any source that `load_runs` takes, and of which kind it is: all but tables have ends of runs.
+    """Read the rows of any source that `load_runs` takes, and return its kind; all but tables have one row for a run.
 
-    A list `problems` gets what was left out; the rest as `read_rows`, `tracker_rows` and `log_rows`.
+    A list `problems` gets the rows that were left out. Errors are those of `read_rows`, `tracker_rows` and `log_rows`.
     """
     if is_tracker(source):
         return tracker_rows(source, final, losses), "tracker"

@@ -44,7 +44,7 @@ def status_column(rows: Sequence[Row]) -> str | None:
 
 
 def describe_left_out(rows: Sequence[Row], places: Iterable[int], column: str) -> str:
-    """Name in one line the runs at these places, which are left out for what their column says; "" for none."""
+    """Name in one line the runs at these places, which are left out for their status; "" for none."""
     names_by_word: dict[str, list[str]] = {}
     for i in places:
         names_by_word.setdefault(str(rows[i][column]), []).append(row_name(i, rows[i]))

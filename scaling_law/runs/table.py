@@ -36,11 +36,10 @@ class Runs(Summarised):
     """Measured runs as columns [n]; the loss is in nats per token, `trunk` holds cluster ids from 0.
 
     `columns` are the other numeric columns of the source, NaN where a run has no value; `runs[name]` is any of them.
-    `texts` are columns of words that groups of runs share, None where a run has none.
-    `skipped` says what was left out and why. `warmup_tokens` is the longest warm-up, `vocab_size` the shared
-    vocabulary (None: unknown or mixed). `recipe` has what else the runs were trained with, [n] for each column of
-    `runs.recipes` that is known. `read_as` is the format and the mapping of columns (None: the source had our
-    columns). `thinned` says which rows of a larger table these are.
+    `texts` are columns of words that groups of runs share, None where a run has none. `skipped` lists the rows that
+    were left out and why. `warmup_tokens` is the longest warm-up, `vocab_size` the shared vocabulary (None: unknown or
+    mixed). `recipe` has the known columns of `runs.recipes`, [n] each. `read_as` is the format and the mapping of
+    columns (None: the source had our columns). `thinned` describes the sample, if the table is one of a larger table.
     """
 
     n_active: FloatArray
@@ -215,7 +214,7 @@ class Runs(Summarised):
     def blend(self, known: Collection[str] = ()) -> Blend | None:
         """Find the columns that tell runs of equal N, D and E with different losses apart.
 
-        Those `known` do not count, nor those of the recipe, in which runs may not differ at all (`check_mix`).
+        Columns that are `known` do not count, nor do columns of the recipe, which `check_mix` checks.
         """
         texts = {**self.recipe, **self.texts}
         return find_blend(self._sizes, self.loss, self.columns, texts, HOLDERS, {*known, *self.recipe})
@@ -236,7 +235,7 @@ class Runs(Summarised):
         return replace(self, columns=columns, recipe={}, texts={})
 
     def conditions(self, provenance: str, **fit: Any) -> Conditions:
-        """Describe what a law of these runs was fitted on, beside what its `fit` adds."""
+        """Describe the runs that a law was fitted on; `fit` has further fields."""
         return Conditions(
             provenance,
             n_runs=len(self),

@@ -25,10 +25,11 @@ def rows_of_curves(runs: Runs) -> IntArray:
     order = np.lexsort([runs.tokens, trunk.ravel()])
     is_fitted = np.ones(len(runs), bool)
     stops = np.cumsum(counts)
+    starts = stops - counts
     for i in np.flatnonzero(counts > POINTS):
-        rows = order[stops[i] - counts[i] : stops[i]]
-        is_one_model = np.ptp(runs.n_active[rows]) == 0 and np.ptp(runs.experts[rows]) == 0
-        if is_one_model:
+        rows = order[starts[i] : stops[i]]
+        has_one_size = np.ptp(runs.n_active[rows]) == 0
+        if has_one_size and np.ptp(runs.experts[rows]) == 0:
             is_fitted[rows] = False
             checkpoints = _evenly_spaced(np.log(runs.tokens[rows]))
             is_fitted[rows[checkpoints]] = True
@@ -41,7 +42,9 @@ def _evenly_spaced(ascending: FloatArray) -> IntArray:
     above = np.searchsorted(ascending, targets)
     above = np.clip(above, 1, len(ascending) - 1)
     below = above - 1
-    is_nearer_below = targets - ascending[below] < ascending[above] - targets
+    distance_below = targets - ascending[below]
+    distance_above = ascending[above] - targets
+    is_nearer_below = distance_below < distance_above
     return np.unique(np.where(is_nearer_below, below, above))
 
 
@@ -52,8 +55,10 @@ def with_few_checkpoints(runs: Runs, rows: IntArray) -> Runs:
     checkpoints = np.unique(runs.trunk, return_counts=True)[1]
     long_runs = int(np.sum(checkpoints > POINTS))
     long_trunks = "1 run has" if long_runs == 1 else f"{long_runs} runs have"
-    count = f"{len(rows):,} of {len(runs):,} rows are fitted"
-    note = f"{long_trunks} more than {POINTS} checkpoints: {count}, evenly spaced in ln D; {KEEP_ALL}"
+    note = (
+        f"{long_trunks} more than {POINTS} checkpoints: {len(rows):,} of {len(runs):,} rows are fitted, "
+        f"evenly spaced in ln D; {KEEP_ALL}"
+    )
     return replace(runs.take(rows), thinned=note)
 
 
@@ -79,7 +84,8 @@ def sample_of(runs: Runs, most: int) -> Runs:
     for column in sizes:
         order = np.lexsort([column, runs.experts])
         # The least and the largest of each E.
-        first = np.flatnonzero(np.diff(runs.experts[order], prepend=0.0))
+        experts = runs.experts[order]
+        first = np.flatnonzero(np.diff(experts, prepend=0.0))
         last = np.append(first[1:] - 1, len(order) - 1)
         if 2 * len(sizes) * len(first) <= most:
             extremes = order[np.append(first, last)]

@@ -38,7 +38,7 @@ OVERDUE = 3.0
 STRUCTURE = ("run_id", "run_name", "id", "timestamp", "step", "log_id", "space_id", "created_at")
 # Rows that trackio's servers answer with at most.
 PAGE = 10_000
-# Answers after which a server is asked again, and the seconds before that where it does not say how many.
+# Answers after which a server is asked again, and the seconds before that if it sends no Retry-After.
 BUSY = (429, 502, 503, 504)
 WAITS = (1.0, 4.0, 16.0)
 # Seconds that a server may ask for.
@@ -85,7 +85,7 @@ def _post(url: str, body: Any, place: str, key: str | None) -> dict[str, Any]:
     try:
         request = Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
         if key:
-            # The key is for this server alone.
+            # A redirect must not carry the key to another server.
             request.add_unredirected_header("Authorization", f"Bearer {key}")
         answer = _answer(request)
         errors = answer.get("error") or answer.get("errors")
@@ -191,7 +191,7 @@ def _table(ask: Callable[[str], list[Row]], name: str) -> list[Row]:
 
 
 def _store(project: str) -> Callable[[str], list[Row]]:
-    """Open the local store for queries, so that not even SQLite's own files are written where nobody writes."""
+    """Open the local store for queries; unless a run writes to it, SQLite adds no files beside it."""
     from huggingface_hub.constants import HF_HOME
 
     folder = Path(os.environ.get("TRACKIO_DIR") or Path(HF_HOME) / "trackio")

@@ -24,18 +24,20 @@ SETTINGS = ("seed", *RATES, "optimizer", "precision", "dataset", "tokenizer", "s
 def trunks_of(rows: Sequence[Row], rule: str, origin: str) -> tuple[list[str], str]:
     """Name the trunk of each row, and say how it was found. RunsError for a column that is missing or has gaps.
 
-    "auto" takes the column `trunk`, else the end of the chain of `parent_run_id`, else `run_id` where a run has
-    several rows, its checkpoints; a table with none of these joins rows that agree in all its columns of SIZES and
-    SETTINGS. Such rows need not share a trunk, but joining them can only widen the intervals. "run" makes each row its
-    own trunk; any other rule names a column.
+    "auto" takes the column `trunk`, else the first run in the chain of `parent_run_id`, else `run_id` if a run has
+    several rows, its checkpoints. A table with none of these joins rows that agree in all its columns of SIZES and
+    SETTINGS: such rows need not share a trunk, but joining them can only widen the intervals. "run" makes each row a
+    separate trunk; any other rule is the name of a column.
     """
     present = {*names_of(rows)}
     if rule == "run":
         return [f"row {i}" for i in range(len(rows))], OWN
     if rule == "auto" and present.isdisjoint({"trunk", "parent_run_id"}):
         if _has_checkpoints(rows):
-            names = [repr(row.get("run_id") or f"row {i}") for i, row in enumerate(rows)]
-            return names, "checkpoints of one run_id"
+            trunks = []
+            for i, row in enumerate(rows):
+                trunks.append(repr(row.get("run_id") or f"row {i}"))
+            return trunks, "checkpoints of one run_id"
         keys = [name for name in (*SIZES, *SETTINGS) if name in present]
         trunks = [repr(list(map(row.get, keys))) for row in rows]
         return trunks, f"runs of equal {', '.join(keys)}"
@@ -48,7 +50,8 @@ def trunks_of(rows: Sequence[Row], rule: str, origin: str) -> tuple[list[str], s
                 trunks[i] = f"trunk {row['trunk']}"
         return trunks, "column trunk"
     if rule not in present:
-        raise RunsError(f"{origin}: ", unknown("trunks=", rule, ["auto", "run", *sorted(present)]))
+        allowed_rules = ["auto", "run", *sorted(present)]
+        raise RunsError(f"{origin}: ", unknown("trunks=", rule, allowed_rules))
     for i, row in enumerate(rows):
         if is_missing(row.get(rule)):
             raise RunsError(f"{origin}: ", given("trunks", rule), f": row {i} has no value in this column")
@@ -62,7 +65,7 @@ def _has_checkpoints(rows: Sequence[Row]) -> bool:
 
 
 def _chains(rows: Sequence[Row]) -> list[str]:
-    """Find the end of each row's chain of parents."""
+    """Find the first run in each row's chain of parents."""
     parents = {}
     for row in rows:
         if row.get("run_id"):

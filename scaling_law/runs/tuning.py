@@ -39,10 +39,10 @@ FLAT = 1e-12
 
 @dataclass(frozen=True)
 class Tuned:
-    """The best of one model's runs: run `best` has the least loss, `settings` [k] and `loss` are those of the minimum.
+    """The best of one model's runs: run `best` has the least loss; `settings` [k] and `loss` are at the minimum.
 
-    Where the runs around it determine no minimum, they are the run's own, and `regret` is NaN; else this is the run's
-    loss minus that of the minimum, nats. `at_edge`: a setting of the run is the least or greatest there is.
+    If the runs around it determine no minimum, they are those of the run, and `regret` is NaN; else the regret is the
+    run's loss minus that of the minimum, nats. `at_edge`: a setting of the run is the least or greatest of the grid.
     """
 
     best: int

@@ -1,6 +1,6 @@
-"""Units of a table of runs: parameters, tokens, and nats per token. What cannot be is refused, what is odd is said.
+"""Units of a table of runs: parameters, tokens, and nats per token. Impossible units are refused, odd ones warned of.
 
-Other labs' laws are the yardstick of losses: at equal N, D and E, nats per token of natural language differ by less
+Losses are compared with other labs' laws: at equal N, D and E, nats per token of natural language differ by less
 than 30 % between corpora and tokenizers, and bits per byte and perplexities from them by a factor of two to ten.
 """
 
@@ -47,9 +47,9 @@ Sizes = Mapping[str, FloatArray]
 
 
 def unit_problems(sizes: Sizes, loss: FloatArray, loss_name: str, trunk: IntArray | None) -> list[str]:
-    """Say why the numbers of each run [n] cannot be in parameters, tokens and nats per token; "" if they can.
+    """Describe why the numbers of each run [n] cannot be in parameters, tokens and nats per token; "" if they can.
 
-    `trunk` [n] is that of each run, None where it is not known: checkpoints may have few tokens.
+    `trunk` [n] tells checkpoints, which may have few tokens; None if trunks are not known.
     """
     problems = [""] * len(loss)
     ratio = sizes["tokens"] / sizes["n_active"]
@@ -76,7 +76,7 @@ def unit_warnings(
     vocab_size: int | None,
     has_shapes: bool,
 ) -> tuple[str, ...]:
-    """Say what is odd about the units of runs, though it can be; `has_shapes` if N was checked against them."""
+    """Describe units of runs that are possible but odd; `has_shapes` if N was checked against the models' shapes."""
     if not len(loss) or (vocab_size is not None and vocab_size < BYTES):
         return ()
     if _BITS.search(loss_name):
@@ -101,11 +101,12 @@ def unit_warnings(
 
 def _deviation(sizes: Sizes, loss: FloatArray) -> float:
     """Compute ln of the loss over that of other labs' laws, the median of the runs."""
-    return float(np.median(np.log(loss / published_loss(**sizes))))
+    deviations = np.log(loss / published_loss(**sizes))
+    return float(np.median(deviations))
 
 
 def _is_too_short(sizes: Sizes, trunk: IntArray | None) -> BoolArray:
-    """Find the runs [n] of too few tokens, but for checkpoints and designs that reach so far down step by step."""
+    """Find the runs [n] of too few tokens, except checkpoints and designs that reach so far down step by step."""
     tokens = sizes["tokens"]
     ratio = tokens / sizes["n_active"]
     few = ratio < FEWEST_TOKENS
@@ -115,16 +116,17 @@ def _is_too_short(sizes: Sizes, trunk: IntArray | None) -> BoolArray:
         ordered = np.sort(ratio)
         is_below_gap = ordered[1:] > STEP * ordered[:-1]
         below_gaps = ordered[:-1][is_below_gap]
-        few &= ratio <= below_gaps[below_gaps < FEWEST_TOKENS].max(initial=0.0)
+        too_low = below_gaps[below_gaps < FEWEST_TOKENS]
+        few &= ratio <= too_low.max(initial=0.0)
     # A learning curve starts with few tokens: its last point counts.
     if trunk is None:
         rows = np.column_stack([sizes["n_active"], sizes["experts"]])
         run = np.unique(rows, axis=0, return_inverse=True)[1].ravel()
     else:
         run = np.unique(trunk, return_inverse=True)[1].ravel()
-    last_tokens = np.zeros(len(tokens))
-    np.maximum.at(last_tokens, run, tokens)
-    last_tokens = last_tokens[run]
+    run_tokens = np.zeros(len(tokens))
+    np.maximum.at(run_tokens, run, tokens)
+    last_tokens = run_tokens[run]
     is_on_curve = last_tokens >= FEWEST_TOKENS * sizes["n_active"]
     if trunk is None:
         points = np.bincount(run)[run]
@@ -133,7 +135,7 @@ def _is_too_short(sizes: Sizes, trunk: IntArray | None) -> BoolArray:
 
 
 def _suggest_units(sizes: Sizes, loss: FloatArray) -> str:
-    """Say what to type for N and D in the units with which other labs' laws come nearest to the losses."""
+    """Suggest the units of N and D with which other labs' laws come nearest to the losses."""
     best: tuple[float, float, float] = (np.inf, 1.0, 1.0)
     for n_unit, d_unit in product(UNITS, UNITS):
         n_active = sizes["n_active"] * n_unit
@@ -155,6 +157,6 @@ def _suggest_units(sizes: Sizes, loss: FloatArray) -> str:
 
 
 def _suggest_logarithm(name: str) -> str:
-    """Say what to type for perplexities."""
+    """Suggest the logarithm for perplexities."""
     column = name if name.isidentifier() else f"`{name}`"
     return f'a perplexity is mapped by --column "loss = log({column})", in Python columns {{"loss": "log({column})"}}'

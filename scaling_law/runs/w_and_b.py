@@ -45,7 +45,7 @@ def runs_of(place: str, final: Final, losses: Collection[str]) -> list[Row]:
     except wandb.errors.UsageError as error:
         problem = _in_one_line(error, key) if key else NO_KEY
         raise RunsError(f"wandb:{place}: {problem}") from None
-    # The client raises its own errors, those of its service and Python's.
+    # The client raises errors of many classes: its own, its service's and Python's.
     except Exception as error:
         raise RunsError(f"wandb:{place}: {_in_one_line(error, key)}") from None
 
@@ -77,7 +77,7 @@ def _history(run: Any, name: str) -> list[float]:
 
 
 def _in_one_line(error: Exception, key: str | None) -> str:
-    """Write the error of the client in one line without the key, of which cutting would leave a part."""
+    """Write the error of the client in one line without the key, which is removed before the line is cut."""
     text = " ".join(str(error).split()) or type(error).__name__
     if key:
         text = text.replace(key, "<key>")

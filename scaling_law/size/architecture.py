@@ -281,7 +281,7 @@ def selected_keys(
 @reads(latent_attention=as_it_is)
 @dataclass(frozen=True)
 class Architecture:
-    """A decoder that can be built; by default one of the paper's, where `d_model` and `experts` say it all.
+    """A decoder that can be built; by default one of the paper's, for which `d_model` and `experts` are enough.
 
     These have n_blocks = n_heads = d_model / 64, and one SwiGLU expert of width 3 d_model active per token; a dense
     model has one expert. ValueError names the field, its value and what is allowed.
@@ -289,9 +289,9 @@ class Architecture:
     Attributes:
         experts: routed experts of a block; `experts_per_token` of them are active.
         d_expert, d_shared, d_ff: inner widths of a routed expert, of a shared one (default: d_expert), and of the
-            feed-forward of a dense block (default: as wide as all that is active in a routed block). A model without
-            experts and `dense_blocks` has dense blocks alone: either name says its width.
-        shared_experts: experts that every token passes, beside the routed ones.
+            feed-forward of a dense block (default: as wide as all that is active in a routed block). In a model
+            without experts and `dense_blocks`, d_expert and d_ff are the same.
+        shared_experts: experts that every token passes, in addition to the routed ones.
         dense_blocks: how many of the n_blocks have a dense feed-forward instead of experts, wherever they stand.
         n_kv_heads: key-value heads; fewer than n_heads for grouped queries.
         head_dim: width of a head (default: d_model / n_heads; with latent attention that of a query).
@@ -300,7 +300,7 @@ class Architecture:
         mixer_parameters: all that is neither feed-forward nor embedding, counted on classes whose blocks are not plain
             attention and feed-forward (None: by the fields above).
         attention_blocks: blocks that attend to every position by the heads above (None: all).
-        spans: what the other blocks attend to, and states: windows, chunks, selected and compressed keys, recurrence.
+        spans: spans of the other blocks: windows, chunks, selected and compressed keys, and recurrent states.
     """
 
     d_model: int
@@ -446,7 +446,7 @@ class Architecture:
 
     @property
     def is_of_the_paper(self) -> bool:
-        """True if shape and vocabulary say it all: unsplit top-1 experts, and plain attention."""
+        """True if shape and vocabulary define it: unsplit top-1 experts, and plain attention."""
         return set(self.to_dict()) == {*self.shape, "vocab_size"}
 
     @property
@@ -545,7 +545,7 @@ class Architecture:
 
     @property
     def n_total(self) -> int:
-        """All parameters, but for router, norms and biases."""
+        """All parameters except router, norms and biases."""
         return self.n_total_non_embedding + self.embedding_parameters
 
     @property

@@ -1,4 +1,4 @@
-"""Architectures of released models, read from their `config.json` alone: no weights, no code, no transformers.
+"""Architectures of released models, read from their `config.json`: no weights, no code, no transformers.
 
 A row of `families.json` says how configurations of some model types are read, beside what it takes from a row that it
 is `like`: `architecture` has fields of `Architecture`, each a field of config.json or a constant; `left_out` the
@@ -52,7 +52,7 @@ def _load_families() -> dict[str, Family]:
     content = Path(__file__).with_name("families.json").read_bytes()
     for row in strict_json.loads(content, what="families.json"):
         base = families.get(row.get("like"), {})
-        # Windows are of this row alone.
+        # Windows are not inherited.
         family = {"windows": row.get("windows", {})}
         for section in ("architecture", "left_out", "defaults"):
             family[section] = {**base.get(section, {}), **row.get(section, {})}
@@ -74,7 +74,7 @@ class Model:
     model_type: str
     architecture: Architecture
     left_out: Mapping[str, int]
-    # The model reads more than text, of which only text is counted.
+    # The model reads more than text, but only its text model is counted.
     text_only: bool = False
 
     @property
@@ -218,7 +218,7 @@ def _layers(a: Architecture, config: _Fields, limit: str, blocks: str | None = N
 
 
 def _limited_blocks(a: Architecture, config: _Fields, blocks: str | None) -> list[bool]:
-    """Find which blocks see a window or a chunk alone."""
+    """Find which blocks see only a window or a chunk."""
     if blocks is None:
         return [True] * a.blocks
     layer_types = config.get("layer_types")
@@ -289,7 +289,7 @@ def _dense_blocks(config: Config) -> int:
 
 
 def _own_indexers(config: Config) -> list[bool]:
-    """Find which blocks have an indexer of their own for sparse attention (DeepSeek-V3.2)."""
+    """Find which blocks have an indexer for sparse attention (DeepSeek-V3.2)."""
     indexer_types = config.get("indexer_types")
     if indexer_types is not None:
         return [indexer_type != "shared" for indexer_type in indexer_types]
