@@ -23,10 +23,11 @@ def in_terms_of_laws(rows: Sequence[Row]) -> list[Row]:
     """Give rows `experts` as laws mean it; where one is of another class, all get what laws ask about it."""
     if not any(map(is_of_a_class, rows)):
         return list(rows)
-    return [_of_a_class(row) if is_of_a_class(row) else _of_ours(row) for row in rows]
+    return [_convert_class(row) if is_of_a_class(row) else _convert_ours(row) for row in rows]
 
 
-def _of_a_class(row: Row) -> Row:
+def _convert_class(row: Row) -> Row:
+    """Convert a row of another class: `experts` becomes the E of laws."""
     converted = dict(row)
     converted["experts"] = row["experts_equivalent"]
     converted["routed_experts"] = row["experts"]
@@ -39,7 +40,8 @@ def _of_a_class(row: Row) -> Row:
     return converted
 
 
-def _of_ours(row: Row) -> Row:
+def _convert_ours(row: Row) -> Row:
+    """Add the variables of laws that a row of our class lacks."""
     try:
         architecture = _architecture(row)
     # `size_problem` reports a shape that there is not.

@@ -40,7 +40,8 @@ def log_rows(source: str | Path, final: Final, losses: Collection[str]) -> Loade
     """
     path = Path(str(source).removeprefix("file:"))
     if path.is_dir():
-        if any(next(path.rglob(name), None) for name in TABLES):
+        has_table = any(next(path.rglob(name), None) for name in TABLES)
+        if has_table:
             return None
         states = sorted(path.rglob(TRAINER_STATE))
         events = sorted(path.rglob(EVENTS))
@@ -48,9 +49,9 @@ def log_rows(source: str | Path, final: Final, losses: Collection[str]) -> Loade
         states = [path] if path.name == TRAINER_STATE and path.is_file() else []
         events = [path] if path.match(EVENTS) and path.is_file() else []
     if states:
-        rows = [*_of_trainer(path, states, final, losses)]
+        rows = [*_read_trainer_runs(path, states, final, losses)]
     elif events:
-        rows = [*_of_tensorboard(path, events, final, losses)]
+        rows = [*_read_tensorboard_runs(path, events, final, losses)]
     else:
         return None
     return hub.LoadedRows(rows, path.name or str(source))
@@ -66,7 +67,7 @@ def _name(folder: Path, root: Path) -> str:
 # ------------------------------------------------------------------ Trainer
 
 
-def _of_trainer(root: Path, states: list[Path], final: Final, losses: Collection[str]) -> Iterator[Row]:
+def _read_trainer_runs(root: Path, states: list[Path], final: Final, losses: Collection[str]) -> Iterator[Row]:
     """Read the newest state of each run: in its folder, else in its last checkpoint."""
     newest: dict[Path, tuple[float, Path]] = {}
     for path in states:
@@ -77,23 +78,35 @@ def _of_trainer(root: Path, states: list[Path], final: Final, losses: Collection
             step = float(match[1])
         newest[run] = max(newest.get(run, (step, path)), (step, path))
     for run, (_, path) in sorted(newest.items()):
-        content = path.read_bytes()
-        state = strict_json.loads(content, what=str(path), max_bytes=len(content), finite=False)
-        if not isinstance(state, dict) or not isinstance(state.get("log_history"), list):
-            raise RunsError(f"{path}: no state of transformers' Trainer: it has no log_history")
-        logged: dict[str, list[float]] = {}
-        for line in state["log_history"]:
-            for name, value in line.items():
-                x = number(value)
-                if x is not None:
-                    logged.setdefault(name, []).append(x)
-        metrics = final_values(logged, final, losses)
+        state = _read_state(path)
+        metrics = final_values(_logged_values(state), final, losses)
         for field, value in state.items():
             if number(value) is not None:
                 metrics[field] = value
         name = _name(run, root)
         has_ended = metrics.get("global_step", 0) >= metrics.get("max_steps", 0)
-        yield row_of(_read_sizes(path), metrics, (name, name), "final" if has_ended else "running")
+        status = "final" if has_ended else "running"
+        yield row_of(_read_sizes(path), metrics, (name, name), status)
+
+
+def _read_state(path: Path) -> dict[str, Any]:
+    """Read a trainer_state.json. RunsError for another file."""
+    content = path.read_bytes()
+    state = strict_json.loads(content, what=str(path), max_bytes=len(content), finite=False)
+    if not isinstance(state, dict) or not isinstance(state.get("log_history"), list):
+        raise RunsError(f"{path}: no state of transformers' Trainer: it has no log_history")
+    return state
+
+
+def _logged_values(state: Mapping[str, Any]) -> dict[str, list[float]]:
+    """Collect the numbers that were logged under each name."""
+    logged: dict[str, list[float]] = {}
+    for line in state["log_history"]:
+        for name, value in line.items():
+            x = number(value)
+            if x is not None:
+                logged.setdefault(name, []).append(x)
+    return logged
 
 
 def _read_sizes(path: Path) -> Mapping[str, Any]:
@@ -116,14 +129,15 @@ def _read_sizes(path: Path) -> Mapping[str, Any]:
 # ------------------------------------------------------------------ TensorBoard
 
 
-def _of_tensorboard(root: Path, events: list[Path], final: Final, losses: Collection[str]) -> Iterator[Row]:
+def _read_tensorboard_runs(root: Path, events: list[Path], final: Final, losses: Collection[str]) -> Iterator[Row]:
     """Read the event files of each run, including those in subfolders of its folder."""
     try:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     except ModuleNotFoundError:
         raise RunsError(f"{root}: {NO_TENSORBOARD}") from None
     logs: dict[Path, _Events] = {}
-    for place in dict.fromkeys(path if path == root else path.parent for path in events):
+    places = dict.fromkeys(path if path == root else path.parent for path in events)
+    for place in places:
         accumulator = EventAccumulator(str(place), size_guidance={"scalars": 0, "tensors": 0})
         logs[place] = _Events(accumulator.Reload())
     runs: dict[Path, _Events] = {}

@@ -513,11 +513,11 @@ def cells_of(codes: Sequence[IntArray]) -> IntArray:
 
 def _varies(codes: IntArray, cell: IntArray) -> BoolArray:
     """Find the cells in which a column with these codes [m] has several values."""
-    low = np.full(cell.max() + 1, codes.max() + 1)
-    high = np.zeros_like(low)
-    np.minimum.at(low, cell, codes)
-    np.maximum.at(high, cell, codes)
-    return low < high
+    lowest = np.full(cell.max() + 1, codes.max() + 1)
+    highest = np.zeros_like(lowest)
+    np.minimum.at(lowest, cell, codes)
+    np.maximum.at(highest, cell, codes)
+    return lowest < highest
 
 
 def _word(value: Any) -> str:
@@ -534,9 +534,9 @@ def _ranks(values: FloatArray) -> FloatArray:
 
 def _centred(values: FloatArray, cell: IntArray) -> FloatArray:
     """Subtract from values [m] or [m, k] their mean in their cell."""
-    counts = np.bincount(cell)
     if values.ndim == 1:
-        return values - (np.bincount(cell, values) / counts)[cell]
+        means = np.bincount(cell, values) / np.bincount(cell)
+        return values - means[cell]
     return np.column_stack([_centred(column, cell) for column in values.T])
 
 

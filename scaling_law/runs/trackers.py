@@ -68,7 +68,7 @@ def tracker_rows(source: str, final: Final, losses: Collection[str] = ()) -> Loa
     """
     check_final(final)
     tracker, _, place = source.partition(":")
-    read_runs = _of_trackio if tracker == "trackio" else w_and_b.runs_of
+    read_runs = _read_trackio_runs if tracker == "trackio" else w_and_b.runs_of
     return hub.LoadedRows([*read_runs(place, final, losses)], source)
 
 
@@ -135,7 +135,7 @@ def _answer(request: Any) -> Any:
 # ------------------------------------------------------------------ trackio
 
 
-def _of_trackio(place: str, final: Final, losses: Collection[str]) -> Iterator[Row]:
+def _read_trackio_runs(place: str, final: Final, losses: Collection[str]) -> Iterator[Row]:
     """Read PROJECT in the local store, ORG/SPACE/PROJECT, http://…/PROJECT or datasets/ORG/NAME/PROJECT."""
     where, _, project = place.rpartition("/")
     if where.startswith("datasets/"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -98,14 +98,7 @@ def chart_rows(rows: Sequence[Row], final: Final, losses: Collection[str]) -> li
     for name in columns[1:]:
         if not name.endswith(BOUNDS):
             series[name] = name.rpartition(" - ")
-    if not series or not all(run for run, _, _ in series.values()):
-        return None
-    bounds = [f"{name}{bound}" for name in series for bound in BOUNDS]
-    metrics = {metric for _, _, metric in series.values()}
-    is_bounded = not set(bounds).isdisjoint(columns)
-    shares_metrics = len(metrics) < len(series)
-    has_axis = axis in STEPS or axis.startswith(TIMES)
-    if not (is_bounded or shares_metrics or has_axis):
+    if not _is_chart(columns, axis, series):
         return None
 
     axis_name = "step" if axis == "Step" else axis
@@ -128,3 +121,20 @@ def chart_rows(rows: Sequence[Row], final: Final, losses: Collection[str]) -> li
         if measured_metrics:
             runs.append({**final_values(measured_metrics, final, losses), "run_id": run})
     return runs
+
+
+def _is_chart(columns: Sequence[str], axis: str, series: Mapping[str, tuple[str, str, str]]) -> bool:
+    """Return whether a table with these columns is a chart: every column has a run, and one of three signs is there.
+
+    The signs are bounds of buckets, a metric of several runs, and an axis of steps or times.
+    """
+    runs = [run for run, _, _ in series.values()]
+    if not runs or not all(runs):
+        return False
+    bounds: list[str] = []
+    for name in series:
+        bounds += [f"{name}{bound}" for bound in BOUNDS]
+    is_bounded = not set(bounds).isdisjoint(columns)
+    metrics = {metric for _, _, metric in series.values()}
+    has_axis = axis in STEPS or axis.startswith(TIMES)
+    return is_bounded or len(metrics) < len(runs) or has_axis
