@@ -115,12 +115,14 @@ def _function(name: str, column: Column, present: set[str], place: str) -> Calla
         return lambda row: column
     if column in present:
         return lambda row: row.get(column)
+
     available = f"there are: {', '.join(sorted(present))}"
     try:
         expression = Expression.parse(column)
     except ValueError as error:
         problem = f"{place}: neither a column nor an expression ({error})"
         raise RunsError(problem, *_in_backticks(name, column, present), f"; {available}") from None
+
     missing = sorted(set(expression.names.values()) - present)
     if missing:
         problem = unknown("column ", missing[0], sorted(present))

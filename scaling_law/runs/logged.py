@@ -65,6 +65,7 @@ def row_of(
     for name, value in metrics.items():
         if number(value) is not None:
             numbers[name] = number(value)
+
     row = dict(numbers)
     for name, value in leaves(config):
         if name not in numbers and not _is_private(name):
@@ -89,6 +90,7 @@ def lines_by_run(rows: Sequence[Row], name: str = "") -> dict[Any, list[int]] | 
     name_column = next((column for column in RUNS if column in present), None)
     if step_column is None or (name_column is None and not name):
         return None
+
     steps = [number(row.get(step_column)) for row in rows]
     groups: dict[Any, list[int]] = {}
     for i, row in enumerate(rows):
@@ -98,6 +100,7 @@ def lines_by_run(rows: Sequence[Row], name: str = "") -> dict[Any, list[int]] | 
         groups.setdefault(run, []).append(i)
     for lines in groups.values():
         lines.sort(key=lambda i: steps[i] or 0.0)
+
     if not varies(rows, groups, step_column):
         return None
     # Several runs may share a name that is no id.
@@ -128,6 +131,7 @@ def end_of(
         for column, value in rows[i].items():
             if value is not None:
                 values.setdefault(column, []).append(value)
+
     row: dict[str, Any] = {}
     for column, cells in values.items():
         logged = [x for x in map(number, cells) if x is not None]

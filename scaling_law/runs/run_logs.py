@@ -140,6 +140,7 @@ def _read_tensorboard_runs(root: Path, events: list[Path], final: Final, losses:
     for place in places:
         accumulator = EventAccumulator(str(place), size_guidance={"scalars": 0, "tensors": 0})
         logs[place] = _Events(accumulator.Reload())
+
     runs: dict[Path, _Events] = {}
     for place, log in logs.items():
         run = _run_of(place, root, logs)
@@ -154,6 +155,7 @@ def _read_tensorboard_runs(root: Path, events: list[Path], final: Final, losses:
         else:
             log.add(runs[run])
             runs[run] = log
+
     for run, log in runs.items():
         if log.logged:
             name = _name(run if run.is_dir() else run.parent, root)
@@ -182,6 +184,7 @@ class _Events:
         self.status = "final"
         steps: list[float] = [0.0]
         read_tensor: Callable[[Any], Any] = tensor_util.make_ndarray
+
         tags = accumulator.Tags()
         for tag in tags["scalars"]:
             series = sorted(accumulator.Scalars(tag), key=lambda event: event.step)
@@ -195,6 +198,7 @@ class _Events:
                 self.logged[tag] = [float(value.reshape(())) for value in values]
                 steps.append(tensors[-1].step)
         self.logged.setdefault("step", [max(steps)])
+
         for tag, summary in accumulator.summary_metadata.items():
             content = summary.plugin_data.content
             if tag == metadata.SESSION_START_INFO_TAG:

@@ -144,8 +144,10 @@ class Blend:
             difference = f"runs of similar N and D differ in loss by about {self.nats:.2g} nats"
         if not self.settings:
             return f"{difference}, and no column of the table tells them apart"
+
         settings = enumerated([str(setting) for setting in self.settings])
         verb = "tells" if len(self.settings) == 1 else "tell"
+
         advice = [setting.advice for setting in self.settings if not setting.tuned]
         tuned = ",".join(setting.name for setting in self.settings if setting.tuned)
         if tuned:
@@ -382,6 +384,7 @@ class _Cells:
         levels, codes = np.unique(codes[self.rows], return_inverse=True)
         if not _varies(codes, self.cell).any():
             return []
+
         features = self._means(codes, len(levels)) if has_few_values else []
         if numeric and len(levels) > 2:
             values = column[self.rows]
@@ -415,6 +418,7 @@ class _Cells:
         ranks = _ranks(column)
         if ranks.max() + 1 < DISTINCT * len(ranks):
             return False
+
         overall = np.corrcoef(ranks, self.ranks)[0, 1]
         ranks_in_cells = _centred(ranks[self.rows], self.cell)
         losses_in_cells = _centred(self.ranks[self.rows], self.cell)
@@ -440,6 +444,7 @@ class _Cells:
                     significant.append(i)
             if not significant:
                 break
+
             lowest = min(trials[i].variance for i in significant)
             alike = [i for i in significant if trials[i].variance <= ALIKE * lowest]
             first = min(alike, key=lambda i: candidates[i].rank)
@@ -447,6 +452,7 @@ class _Cells:
             variance = trials[first].variance
             spread = max(spread, trials[first].spread)
             columns.append(best)
+
             base = np.column_stack([base, best.features])
             cell = cells_of([cell, best.codes])
             candidates = [
@@ -465,12 +471,14 @@ class _Cells:
 
         before, rank = _unexplained(self.y, base)
         after, larger = _unexplained(self.y, np.column_stack([base, candidate.features]))
+
         cells = self.cell.max() + 1
         spare = len(self.y) - cells - larger + PRIOR_RUNS
         variance = (after + PRIOR_RUNS * SEEDS**2) / spare
         added = larger - rank
         if not added or spare < PRIOR_RUNS:
             return _Trial(np.inf, 1.0, 0.0)
+
         chance = float(fdtrc(added, spare, (before - after) / added / variance))
         is_varied = _varies(candidate.codes, self.cell)[self.cell]
         spread = np.sqrt(max(before - after, 0.0) / int(is_varied.sum()))

@@ -95,7 +95,7 @@ class Runs(Summarised):
             "loss": np.atleast_1d(numbers("loss", loss)),
         }
         check_shapes(arrays)
-        inputs = dict(zip(arrays, np.broadcast_arrays(*arrays.values()), strict=True))
+        inputs: dict[str, Any] = dict(zip(arrays, np.broadcast_arrays(*arrays.values()), strict=True))
         losses = inputs["loss"]
         if losses.ndim != 1:
             raise RunsError(f"columns must be one-dimensional, not of shape {losses.shape}")

@@ -23,6 +23,7 @@ def rows_of_curves(runs: Runs) -> IntArray:
     """Choose the rows to fit: of each trunk of one model at most `POINTS`, evenly spaced in ln D."""
     _, trunk, counts = np.unique(runs.trunk, return_inverse=True, return_counts=True)
     order = np.lexsort([runs.tokens, trunk.ravel()])
+
     is_fitted = np.ones(len(runs), bool)
     stops = np.cumsum(counts)
     starts = stops - counts
@@ -69,6 +70,7 @@ def spread_evenly(columns: Sequence[FloatArray], most: int) -> IntArray:
         return np.arange(count)
     order = np.lexsort(columns)
     places = np.linspace(0, count - 1, most).astype(int)
+
     extremes = []
     for column in columns:
         extremes += [np.argmin(column), np.argmax(column)]
@@ -90,6 +92,7 @@ def sample_of(runs: Runs, most: int) -> Runs:
         if 2 * len(sizes) * len(first) <= most:
             extremes = order[np.append(first, last)]
             rows = np.union1d(rows, extremes)
+
     note = f"forecast from {len(rows):,} of {len(runs):,} rows, spread evenly over E, N and D"
     if runs.thinned:
         note = f"{runs.thinned}; {note}"

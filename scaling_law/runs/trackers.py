@@ -146,6 +146,7 @@ def _read_trackio_runs(place: str, final: Final, losses: Collection[str]) -> Ite
         lines = _table(ask, "metrics")
         configs = _table(ask, "configs")
     settings = {_identity(row)[1]: _decode(row, "config") for row in configs}
+
     times: dict[tuple[str, str], list[datetime]] = {}
     logged: dict[tuple[str, str], dict[str, list[float]]] = {}
     for line in lines:
@@ -156,6 +157,7 @@ def _read_trackio_runs(place: str, final: Final, losses: Collection[str]) -> Ite
             value = number(cell)
             if value is not None:
                 logged.setdefault(run, {}).setdefault(name, []).append(value)
+
     for run, metrics in logged.items():
         status = "running" if _is_under_way(times[run]) else "final"
         yield row_of(settings.get(run[1], {}), final_values(metrics, final, losses), run, status)

@@ -81,7 +81,9 @@ def best_of(
     settings = np.stack([_setting(runs, name) for name in names], axis=1)
     for name, values in zip(names, settings.T, strict=True):
         if values.max() <= values.min() * (1 + SAME):
-            raise RunsError(f"{runs.source}: {name} is {values[0]:g} in every run; nothing to choose from")
+            only = f"{name} is {values[0]:g} in every run"
+            raise RunsError(f"{runs.source}: {only}; nothing to choose from")
+
     blend = runs.blend((*names, *by))
     other_columns = [*runs.recipe]
     if blend is not None:
@@ -165,7 +167,10 @@ def models_of(
         if name in runs.columns and name not in over:
             keys.append(np.nan_to_num(runs[name], nan=-1))
     columns: dict[str, Any] = {**runs.columns, **runs.texts, **runs.recipe}
-    keys += [codes_of(columns[name]) for name in settings if name not in over]
+    for name in settings:
+        if name not in over:
+            keys.append(codes_of(columns[name]))
+
     rows = np.stack(keys, axis=1)
     _, first, model = np.unique(rows, axis=0, return_index=True, return_inverse=True)
     return [np.flatnonzero(model.ravel() == i) for i in np.argsort(first)]
@@ -203,6 +208,7 @@ def _quadratic_minimum(x: FloatArray, y: FloatArray) -> tuple[FloatArray, float]
     terms = design.shape[1]
     if n < terms or np.linalg.matrix_rank(design) < terms:
         return None
+
     solution = np.linalg.lstsq(design, y, rcond=None)[0]
     constant, gradient, second = np.split(solution, [1, 1 + k])
     hessian = np.zeros((k, k))
@@ -211,6 +217,7 @@ def _quadratic_minimum(x: FloatArray, y: FloatArray) -> tuple[FloatArray, float]
         hessian[j, i] += value
     if np.linalg.eigvalsh(hessian)[0] <= FLAT:
         return None
+
     lowest = -np.linalg.solve(hessian, gradient)
     is_outside = (lowest < x.min(axis=0)) | (lowest > x.max(axis=0))
     if np.any(is_outside):

@@ -63,6 +63,7 @@ def unit_problems(sizes: Sizes, loss: FloatArray, loss_name: str, trunk: IntArra
             if is_tiny[i]:
                 size = f"n_active={sizes['n_active'][i]:g}"
             problems[i] = f"{size}, in other units? {hint}"
+
     has_wrong_loss = (loss > MOST_NATS) | (_PERPLEXITY.search(loss_name) is not None)
     for i in np.flatnonzero(~has_wrong_sizes & has_wrong_loss).tolist():
         problems[i] = f"{loss_name}={loss[i]:g} is no loss in nats per token; {_suggest_logarithm(loss_name)}"
@@ -87,6 +88,7 @@ def unit_warnings(
             return ()
         count = format_count(largest)
         return (f"no model has more than {count} parameters: n_active may be in thousands or millions",)
+
     deviation = _deviation(sizes, loss)
     if abs(deviation) < ODD_LOSS:
         return ()
@@ -118,6 +120,7 @@ def _is_too_short(sizes: Sizes, trunk: IntArray | None) -> BoolArray:
         below_gaps = ordered[:-1][is_below_gap]
         too_low = below_gaps[below_gaps < FEWEST_TOKENS]
         few &= ratio <= too_low.max(initial=0.0)
+
     # A learning curve starts with few tokens: its last point counts.
     if trunk is None:
         rows = np.column_stack([sizes["n_active"], sizes["experts"]])
@@ -146,6 +149,7 @@ def _suggest_units(sizes: Sizes, loss: FloatArray) -> str:
         scaled = {**sizes, "n_active": n_active, "tokens": tokens}
         deviation = abs(_deviation(scaled, loss))
         best = min(best, (deviation, n_unit, d_unit))
+
     columns = {}
     for name, unit in zip(("n_active", "tokens"), best[1:], strict=True):
         if unit > 1:

@@ -161,7 +161,7 @@ class _Fields(dict[str, Any]):
         raise InputError(f"{FILE_NAME} lacks {key}, which model_type {self['model_type']!r} needs")
 
 
-def _read_family(family: Family, config: Config) -> tuple[Architecture, dict[str, int]]:
+def _read_family(family: Family, config: Config) -> tuple[Architecture, Mapping[str, int]]:
     """Read an architecture, and the parameters that laws leave out, as the row of `families.json` says."""
     values = _read_fields(family, config)
     options = {}
