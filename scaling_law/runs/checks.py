@@ -46,6 +46,7 @@ def row_problems(
     for i in places:
         row = rows[i]
         values = {name: number(row.get(name)) for name in (*INPUTS, loss)}
+
         problem = _bad_numbers(row, values)
         if not problem and check_sizes:
             problem = size_problem(row) or ""
@@ -97,12 +98,14 @@ class _Duplicates:
         """Name the earlier row that this one repeats, "" if none, and remember this one."""
         row = self.rows[i]
         keys = self._keys(row, values)
+
         problem = ""
         shared = next((key for key in keys if key in self.place_of), None)
         if shared is not None:
             first = self.place_of[shared]
             hint = self._hint(row, shared[0])
             problem = message(f"duplicate of {label(first, self.rows[first])} (same {shared[0]}", *hint, ")")
+
         for key in keys:
             self.place_of[key] = i
         for name in _NAMES:

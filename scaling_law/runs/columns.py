@@ -90,6 +90,7 @@ def with_columns(rows: Sequence[Row], columns: Mapping[str, Column], origin: str
     extended = [dict(row) for row in rows]
     failed: dict[int, str] = {}
     present = {*names_in(rows)}
+
     for name, column in columns.items():
         formula = getattr(column, "__name__", None) or literal(column)
         definition = f"column {name}={formula}"
@@ -138,6 +139,7 @@ def _in_backticks(name: str, column: str, present: Collection[str], end: str = "
             longest = other_column
     if not longest or f"`{longest}`" in column:
         return []
+
     expression = column.replace(longest, f"`{longest}`")
     option = given("columns", {name: expression}, in_shell=f"--column '{name}={expression}'")
     start = "" if end else "; "

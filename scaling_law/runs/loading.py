@@ -95,6 +95,7 @@ def load_runs(
     if on_invalid not in ("raise", "skip"):
         raise InputError(given("on_invalid", on_invalid), " must be 'raise' or 'skip'")
     check_final(final or "last")
+
     mapping = columns or {}
     public = reader(format) if format else None
     if revision is not None and is_tracker(source):
@@ -111,9 +112,11 @@ def load_runs(
 
     places = _select(table, status, where, public, problems)
     loss = _find_loss(table, [table.rows[i] for i in places], loss)
+
     wrong = _row_problems(table, places, loss, check_sizes=public is None and "n_active" not in mapping)
     problems += filter(None, wrong)
     sound = [i for i, problem in zip(places, wrong, strict=True) if not problem]
+
     clusters, trunk_source = trunks_of(table.rows, trunks, table.origin)
     misfits = _unit_problems(table.rows, sound, loss, clusters, trunk_source)
     for i, problem in zip(sound, misfits, strict=True):
@@ -219,6 +222,7 @@ def _read_table(
         plural = "s" if len(groups) > 1 else ""
         earlier_rows = len(rows) - len(groups)
         skipped_steps = (f"{earlier_rows} rows: steps before the last of {len(groups)} run{plural}",)
+
         last_rows = []
         failed_runs = {}
         for name, lines in groups.items():
@@ -349,6 +353,7 @@ def _filter_rows(table: _Table, places: Sequence[int], where: str) -> list[int]:
         for row, value in zip(cells, values, strict=True):
             if isinstance(row.get(name), Mapping):
                 row[name] = value
+
     texts: set[str] = set()
     numeric: set[str] = set()
     for row in cells:
@@ -361,6 +366,7 @@ def _filter_rows(table: _Table, places: Sequence[int], where: str) -> list[int]:
         test = hub.parse_filter(where, sorted(numeric), sorted(texts - numeric))
     except RecordError as error:
         raise RunsError(f"{table.origin}: {error}") from None
+
     matches = []
     for i in places:
         row = cells[i]
@@ -425,6 +431,7 @@ def _missing_columns(table: _Table, present: Sequence[str], missing: Sequence[st
     available = with_values(table.loaded.rows) if table.is_logged else ""
     if not available:
         available = ", ".join(name for name in present if name not in table.aliases) or "none"
+
     hints: list[str] = []
     if loss in missing:
         hints += ["; name the loss column with ", given("loss")]
@@ -432,6 +439,7 @@ def _missing_columns(table: _Table, present: Sequence[str], missing: Sequence[st
         example = {missing[0]: "column or number"}
         option = given("columns", example, in_shell=f"--column {missing[0]}='column or number'")
         hints += ["; say which is which with ", option]
+
     origin = table.origin + LACKS.get(table.kind, "")
     return RunsError(f"{origin}: missing column {names}; there are: {available}", *hints)
 
@@ -477,7 +485,7 @@ def _unit_problems(
 # ------------------------------------------------------------------ what is known about the runs
 
 
-def _sizes(rows: Sequence[Row]) -> dict[str, FloatArray]:
+def _sizes(rows: Sequence[Row]) -> dict[str, Any]:
     return {name: _numbers(rows, name) for name in INPUTS}
 
 

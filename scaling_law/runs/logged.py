@@ -48,6 +48,7 @@ def final_value(logged: Sequence[float], final: Final) -> float:
         return logged[-1]
     if final == "minimum":
         return min((value for value in logged if not math.isnan(value)), default=math.nan)
+
     tail = logged[-max(1, round(TAIL * len(logged))) :]
     if not all(map(math.isfinite, tail)):
         return math.nan

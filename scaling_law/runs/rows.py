@@ -156,6 +156,7 @@ def numeric_columns(rows: Sequence[Row]) -> dict[str, FloatArray]:
         are_numbers = all(issubclass(kind, (int, float, np.number)) for kind in kinds)
         if not kinds or bool in kinds or not are_numbers:
             continue
+
         column = np.array([np.nan if value is None else number(value) for value in values], float)
         if not np.isnan(column).all():
             columns[name] = column
@@ -191,6 +192,7 @@ def flatten(row: Row) -> Row:
             for key, inner in value.items():
                 fields[f"{name}_{key}"] = inner
                 replaced.add(f"{name}.{key}")
+
     flat = {name: value for name, value in row.items() if name not in replaced}
     flat.update(fields)
     return flat

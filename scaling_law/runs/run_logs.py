@@ -48,6 +48,7 @@ def log_rows(source: str | Path, final: Final, losses: Collection[str]) -> Loade
     else:
         states = [path] if path.name == TRAINER_STATE and path.is_file() else []
         events = [path] if path.match(EVENTS) and path.is_file() else []
+
     if states:
         rows = [*_read_trainer_runs(path, states, final, losses)]
     elif events:
@@ -77,12 +78,14 @@ def _read_trainer_runs(root: Path, states: list[Path], final: Final, losses: Col
             run = run.resolve().parent
             step = float(match[1])
         newest[run] = max(newest.get(run, (step, path)), (step, path))
+
     for run, (_, path) in sorted(newest.items()):
         state = _read_state(path)
         metrics = final_values(_logged_values(state), final, losses)
         for field, value in state.items():
             if number(value) is not None:
                 metrics[field] = value
+
         name = _name(run, root)
         has_ended = metrics.get("global_step", 0) >= metrics.get("max_steps", 0)
         status = "final" if has_ended else "running"
@@ -135,6 +138,7 @@ def _read_tensorboard_runs(root: Path, events: list[Path], final: Final, losses:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     except ModuleNotFoundError:
         raise RunsError(f"{root}: {NO_TENSORBOARD}") from None
+
     logs: dict[Path, _Events] = {}
     places = dict.fromkeys(path if path == root else path.parent for path in events)
     for place in places:

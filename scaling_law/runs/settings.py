@@ -96,9 +96,11 @@ class Setting:
     def filters(self) -> tuple[str, ...]:
         """Filters that choose one value each, with the runs that have no counterpart if they are few."""
         field = self.name if re.fullmatch(r"\w+", self.name) else f"`{self.name}`"
+
         unpaired = self.unpaired
         if len(unpaired) > UNPAIRED or _SYNTAX.search("".join(unpaired)):
             unpaired = ()
+
         filters = []
         for value in self.values:
             if _SYNTAX.search(value):
@@ -114,6 +116,7 @@ class Setting:
         """Words that say what to type to choose runs of one value."""
         if (self.numeric and len(self.values) > LEVELS) or not self.filters:
             return f"--best-of {self.name} if it was tuned"
+
         choice = "choose with " + " or ".join(f'--where "{text}"' for text in self.filters)
         if self.numeric and len(self.values) > 2:
             return f"{choice}, or --best-of {self.name} if it was tuned"
@@ -206,6 +209,7 @@ def find_blend(
     for name in agreed:
         if name in all_columns:
             keys.append(codes_of(all_columns[name]))
+
     columns = {}
     for name, column in all_columns.items():
         if name in checked or name in agreed or _MEASURED.search(name):
@@ -299,6 +303,7 @@ class _Cells:
         y = _centred(log_loss[rows], codes)
         if np.sqrt(np.mean(y**2)) < SEEDS:
             return None
+
         # The median absolute deviation, as a standard deviation; each cell's mean took a degree of freedom.
         freedom = len(y) - codes.max() - 1
         deviation = np.median(np.abs(y))
@@ -324,6 +329,7 @@ class _Cells:
         n = _centred(np.log(sizes["n_active"][rows]), cell)
         d = _centred(np.log(sizes["tokens"][rows]), cell)
         e = _centred(np.log(sizes["experts"][rows]), cell)
+
         squares = [n * n, n * d, d * d, e * e, n * e, d * e]
         surface = np.column_stack([n, d, e, *squares])
         y = _centred(log_loss[rows], cell)
@@ -355,6 +361,7 @@ class _Cells:
         candidates: list[_Candidate] = []
         for name, column in columns.items():
             candidates += self._candidates(name, column)
+
         choice = self._choose(candidates, least)
         choice = self._without_groups(choice, candidates, least)
         settings = [self._setting(candidate, columns[candidate.name]) for candidate in choice.columns]
@@ -489,6 +496,7 @@ class _Cells:
         values = [None if is_missing(value) else value for value in column]
         is_varied = _varies(candidate.codes, self.cell)[self.cell]
         rows = self.rows[is_varied].tolist()
+
         counts = Counter(values[row] for row in rows if values[row] is not None)
         unpaired = {value for value in values if value is not None} - {*counts}
         is_scale = candidate.numeric and len(counts) > 1

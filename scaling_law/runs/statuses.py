@@ -50,11 +50,13 @@ def describe_left_out(rows: Sequence[Row], places: Iterable[int], column: str) -
         names_by_word.setdefault(str(rows[i][column]), []).append(row_name(i, rows[i]))
     if not names_by_word:
         return ""
+
     counts = Counter({word: len(names) for word, names in names_by_word.items()})
     phrases = []
     for word, count in counts.most_common():
         names = ", ".join(names_by_word[word][:_MOST])
         ellipsis = ", …" if count > _MOST else ""
         phrases.append(f"{word} ({count}: {names}{ellipsis})")
-    plural = "s" if counts.total() > 1 else ""
-    return f"{counts.total()} run{plural}: {column} is {', '.join(phrases)}"
+    total = counts.total()
+    plural = "s" if total > 1 else ""
+    return f"{total} run{plural}: {column} is {', '.join(phrases)}"

@@ -43,6 +43,7 @@ def _evenly_spaced(ascending: FloatArray) -> IntArray:
     above = np.searchsorted(ascending, targets)
     above = np.clip(above, 1, len(ascending) - 1)
     below = above - 1
+
     distance_below = targets - ascending[below]
     distance_above = ascending[above] - targets
     is_nearer_below = distance_below < distance_above
@@ -53,6 +54,7 @@ def with_few_checkpoints(runs: Runs, rows: IntArray) -> Runs:
     """Take the `rows` that `rows_of_curves` chose, and say how many of them there are."""
     if len(rows) == len(runs):
         return runs
+
     checkpoints = np.unique(runs.trunk, return_counts=True)[1]
     long_runs = int(np.sum(checkpoints > POINTS))
     long_trunks = "1 run has" if long_runs == 1 else f"{long_runs} runs have"
@@ -68,6 +70,7 @@ def spread_evenly(columns: Sequence[FloatArray], most: int) -> IntArray:
     count = len(columns[0])
     if count <= most:
         return np.arange(count)
+
     order = np.lexsort(columns)
     places = np.linspace(0, count - 1, most).astype(int)
 
@@ -81,6 +84,7 @@ def sample_of(runs: Runs, most: int) -> Runs:
     """Take about `most` runs, spread evenly over E, N and D, with the largest and least of each E; say so."""
     if len(runs) <= most:
         return runs
+
     sizes = [runs.flops, runs.tokens, runs.n_active]
     rows = spread_evenly([runs.loss, *sizes, runs.experts], most)
     for column in sizes:
@@ -89,6 +93,7 @@ def sample_of(runs: Runs, most: int) -> Runs:
         experts = runs.experts[order]
         first = np.flatnonzero(np.diff(experts, prepend=0.0))
         last = np.append(first[1:] - 1, len(order) - 1)
+        # They are taken only if there is room for those of each E.
         if 2 * len(sizes) * len(first) <= most:
             extremes = order[np.append(first, last)]
             rows = np.union1d(rows, extremes)

@@ -100,6 +100,7 @@ def _post(url: str, body: Any, place: str, key: str | None) -> dict[str, Any]:
         problem = f"does not answer ({getattr(error, 'reason', error)})"
     except (AttributeError, KeyError, TypeError):
         problem = "answers something else: is it this tracker's?"
+
     if key:
         problem = problem.replace(key, "<key>")
     # Cut last, because a part of a key would stay in the message.
@@ -202,6 +203,7 @@ def _store(project: str) -> Callable[[str], list[Row]]:
     if not path.is_file():
         projects = sorted(file.stem for file in folder.glob("*.db"))
         raise RunsError(f"{unknown('trackio:', project, projects)} in {folder}")
+
     mode = "mode=ro" if Path(f"{path}-wal").exists() else "immutable=1"
     address = f"{path.resolve().as_uri()}?{mode}"
 

@@ -6,7 +6,7 @@ weights and data up to the branch point, so a bootstrap must resample them toget
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from hub.base.errors import given, unknown
 from scaling_law.runs.rows import Row, RunsError, is_missing, names_of
@@ -29,26 +29,13 @@ def trunks_of(rows: Sequence[Row], rule: str, origin: str) -> tuple[list[str], s
     SETTINGS: such rows need not share a trunk, but joining them can only widen the intervals. "run" makes each row a
     separate trunk; any other rule is the name of a column.
     """
-    present = {*names_of(rows)}
     if rule == "run":
         return [f"row {i}" for i in range(len(rows))], OWN
-    if rule == "auto" and present.isdisjoint({"trunk", "parent_run_id"}):
-        if _has_checkpoints(rows):
-            trunks = []
-            for i, row in enumerate(rows):
-                trunks.append(repr(row.get("run_id") or f"row {i}"))
-            return trunks, "checkpoints of one run_id"
-        keys = [name for name in (*SIZES, *SETTINGS) if name in present]
-        trunks = [repr(list(map(row.get, keys))) for row in rows]
-        return trunks, f"runs of equal {', '.join(keys)}"
-    if rule == "parent_run_id" or (rule == "auto" and "trunk" not in present):
+    if rule == "parent_run_id":
         return _chains(rows), "column parent_run_id"
+    present = {*names_of(rows)}
     if rule == "auto":
-        trunks = _chains(rows)
-        for i, row in enumerate(rows):
-            if row.get("trunk") is not None:
-                trunks[i] = f"trunk {row['trunk']}"
-        return trunks, "column trunk"
+        return _guess_trunks(rows, present)
     if rule not in present:
         allowed_rules = ["auto", "run", *sorted(present)]
         raise RunsError(f"{origin}: ", unknown("trunks=", rule, allowed_rules))
@@ -56,6 +43,30 @@ def trunks_of(rows: Sequence[Row], rule: str, origin: str) -> tuple[list[str], s
         if is_missing(row.get(rule)):
             raise RunsError(f"{origin}: ", given("trunks", rule), f": row {i} has no value in this column")
     return [repr(row[rule]) for row in rows], f"column {rule}"
+
+
+def _guess_trunks(rows: Sequence[Row], present: Collection[str]) -> tuple[list[str], str]:
+    """Name the trunks by the rule "auto", from the columns that are `present`."""
+    trunks: list[str] = []
+    if "trunk" in present:
+        trunks = _chains(rows)
+        for i, row in enumerate(rows):
+            if row.get("trunk") is not None:
+                trunks[i] = f"trunk {row['trunk']}"
+        return trunks, "column trunk"
+
+    if "parent_run_id" in present:
+        return _chains(rows), "column parent_run_id"
+
+    if _has_checkpoints(rows):
+        for i, row in enumerate(rows):
+            trunks.append(repr(row.get("run_id") or f"row {i}"))
+        return trunks, "checkpoints of one run_id"
+
+    keys = [name for name in (*SIZES, *SETTINGS) if name in present]
+    for row in rows:
+        trunks.append(repr(list(map(row.get, keys))))
+    return trunks, f"runs of equal {', '.join(keys)}"
 
 
 def _has_checkpoints(rows: Sequence[Row]) -> bool:

@@ -78,6 +78,7 @@ def best_of(
         raise InputError(f"method={method!r} must be 'least' or 'quadratic'")
     if not names:
         raise InputError("over=() must name at least one column that was tuned")
+
     settings = np.stack([_setting(runs, name) for name in names], axis=1)
     for name, values in zip(names, settings.T, strict=True):
         if values.max() <= values.min() * (1 + SAME):
@@ -89,6 +90,7 @@ def best_of(
     if blend is not None:
         other_columns += [setting.name for setting in blend.settings]
     groups = models_of(runs, names, by, other_columns)
+
     points = []
     best = []
     for group in groups:
@@ -102,6 +104,7 @@ def best_of(
         minima = np.stack([point.settings for point in points])
         columns.update(zip(names, minima.T, strict=True))
         tuned = replace(tuned, loss=np.array([point.loss for point in points]))
+
     columns["grid_runs"] = np.array([len(group) for group in groups], float)
     columns["at_edge"] = np.array([point.at_edge for point in points], float)
     columns["regret"] = np.array([point.regret for point in points])
@@ -116,6 +119,7 @@ def tune(settings: FloatArray, losses: FloatArray) -> Tuned:
     # A setting with zeros has no logarithm.
     logs = np.log(np.where(has_zeros, 1.0, settings))
     x = np.where(has_zeros, settings, logs)
+
     steps = np.stack([_steps(column) for column in settings.T], axis=1)
     best_steps = steps[best]
     at_edge = bool(np.any((best_steps == 0) | (best_steps == steps.max(axis=0))))
@@ -205,12 +209,14 @@ def _quadratic_minimum(x: FloatArray, y: FloatArray) -> tuple[FloatArray, float]
     for i, j in pairs:
         columns.append(x[:, i] * x[:, j])
     design = np.stack(columns, axis=1)
+
     terms = design.shape[1]
     if n < terms or np.linalg.matrix_rank(design) < terms:
         return None
 
     solution = np.linalg.lstsq(design, y, rcond=None)[0]
     constant, gradient, second = np.split(solution, [1, 1 + k])
+
     hessian = np.zeros((k, k))
     for (i, j), value in zip(pairs, second, strict=True):
         hessian[i, j] += value

@@ -114,6 +114,7 @@ def _is_too_short(sizes: Sizes, trunk: IntArray | None) -> BoolArray:
     few = ratio < FEWEST_TOKENS
     if not few.any():
         return few
+
     if np.median(ratio) >= USUAL_TOKENS:
         ordered = np.sort(ratio)
         is_below_gap = ordered[1:] > STEP * ordered[:-1]

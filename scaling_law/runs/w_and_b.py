@@ -33,10 +33,12 @@ def runs_of(place: str, final: Final, losses: Collection[str]) -> list[Row]:
     # Messages would repeat a login.
     if address.scheme not in ("http", "https") or "@" in address.netloc:
         raise RunsError(f"wandb:{place}: WANDB_BASE_URL must be http(s)://HOST[:PORT], without a login in it")
+
     try:
         import wandb
     except ModuleNotFoundError:
         raise RunsError(f"wandb:{place}: {NO_CLIENT}") from None
+
     key = os.environ.get("WANDB_API_KEY")
     try:
         api = wandb.Api(timeout=SECONDS)
@@ -112,9 +114,11 @@ def chart_rows(rows: Sequence[Row], final: Final, losses: Collection[str]) -> li
             if value is not None and place is not None:
                 values.append(value)
                 places.append(place)
+
         run_metrics = logged.setdefault(run, {})
         run_metrics[metric] = values
         run_metrics.setdefault(axis_name, []).extend(places)
+
     runs: list[Row] = []
     for run, run_metrics in logged.items():
         measured_metrics = {name: values for name, values in run_metrics.items() if values}
@@ -131,6 +135,7 @@ def _is_chart(columns: Sequence[str], axis: str, series: Mapping[str, tuple[str,
     runs = [run for run, _, _ in series.values()]
     if not runs or not all(runs):
         return False
+
     bounds: list[str] = []
     for name in series:
         bounds += [f"{name}{bound}" for bound in BOUNDS]
