@@ -270,7 +270,7 @@ class Layouts:
         return {name: operation.seconds(sheet) for name, operation in traffic.items()}
 
     def compute(self, model: Model, batch: int, with_draws: bool = False) -> Any:
-        """Compute the seconds of work in a step of `batch` sequences, or those under each draw of the throughput."""
+        """Compute the seconds of work in a step of `batch` sequences; `with_draws`: one value for each draw."""
         step = self.throughput.step_seconds_draws if with_draws else self.throughput.step_seconds
         length = self.ramp.sequence_length
         return step(model, batch * length, sequence_length=length, devices=self.gpus)
@@ -380,7 +380,7 @@ def _slowdown(model: Architecture | Widths, option: Option) -> Any:
 
 
 def _is_divisible(model: Architecture | Widths, option: Option) -> Any:
-    """Find which models have experts, heads and blocks that divide so; widths between those that exist always do."""
+    """Find the models whose experts, heads and blocks divide so; fractional widths always do."""
     heads = np.asarray(model.heads)
     divides_heads = (heads % option.tp == 0) | (heads != np.round(heads))
     divides_experts = (np.asarray(model.experts) % option.ep == 0) | (np.asarray(option.ep) == 1)

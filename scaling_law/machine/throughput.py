@@ -100,7 +100,7 @@ class ModelWork:
 
     @classmethod
     def _stack(cls, works: Sequence[ModelWork]) -> ModelWork:
-        """Stack the work of several models to arrays; a bounded span has elements of its own model alone."""
+        """Stack the work of several models to arrays; the elements of a bounded span are 0 in other models."""
         if not works:
             raise InputError("model=[] must be an Architecture, or several")
         numbers: dict[str, Any] = {}
@@ -231,10 +231,9 @@ class Throughput:
     ) -> Any:
         """Compute the seconds of a step of `tokens_per_step` tokens, shared by `devices` (default: as measured).
 
-        Broadcasts.
-
-        `micro_batch_tokens` are those of one device and pass. Other numbers of devices than were measured are taken to
-        share the tokens evenly at no cost: gradients travel as in the measurements. ValueError unless all is positive.
+        It broadcasts. `micro_batch_tokens` are tokens of one device and pass. A number of devices that was not
+        measured is taken to share the tokens evenly at no cost: gradients travel as in the measurements. ValueError
+        unless all numbers are positive.
         """
         work = self._work(model, tokens_per_step, micro_batch_tokens, sequence_length, devices)
         on_one_node = sum(value * work[name] for name, value in self.seconds.items())
