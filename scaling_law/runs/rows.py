@@ -72,7 +72,7 @@ def leaves(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 def names_in(rows: Sequence[Row]) -> list[str]:
     """List the columns of a table in their order, with the values inside nested objects instead of the objects."""
-    names = list(dict.fromkeys(chain.from_iterable(rows)))
+    names = names_of(rows)
     outer = {name.partition(".")[0] for name in names if "." in name}
     objects = set()
     for name in outer.intersection(names):
@@ -100,7 +100,7 @@ def label(i: int, row: Row) -> str:
 def names_of(rows: Iterable[Row]) -> list[str]:
     """List the columns that any row has, in the order in which they first appear.
 
-    Most rows of a table have the same columns, so that few sets of names are looked into.
+    Most rows of a table have the same columns, so that only few sets of names are merged.
     """
     headers = dict.fromkeys(map(tuple, rows))
     return list(dict.fromkeys(chain.from_iterable(headers)))

@@ -33,7 +33,7 @@ Reader = Callable[[Config], tuple[Architecture, Mapping[str, int]]]
 FILE_NAME = "config.json"
 # Entry points for functions like `Reader`.
 CLASSES = "scaling_law.classes"
-# Fields whose null says something.
+# Fields in which null has a meaning.
 _MAYBE_NULL = (
     "head_dim",
     "n_shared_experts",
@@ -128,6 +128,7 @@ def _read(source: str | Path, revision: str | None) -> Any:
 
 
 def _model(name: str, config: Config) -> Model:
+    """Read a configuration, or its `text_config`, by the family of its model type or an installed reader."""
     if config.get("is_encoder_decoder"):
         raise InputError("is_encoder_decoder=True: laws here are of decoders only")
     text = config.get("text_config")
