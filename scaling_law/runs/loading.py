@@ -223,7 +223,7 @@ def _read_table(
         earlier_rows = len(rows) - len(groups)
         skipped_steps = (f"{earlier_rows} rows: steps before the last of {len(groups)} run{plural}",)
 
-        last_rows = []
+        last_rows: list[Row] = []
         failed_runs = {}
         for name, lines in groups.items():
             last_line = lines[-1]
