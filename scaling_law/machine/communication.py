@@ -116,7 +116,7 @@ def _batch_traffic(
         return {}
     tp = degrees.tp
     ep = np.asarray(degrees.ep)
-    _, ends, inner = stage_of(model, tp, degrees.pp, ep)
+    _, outer, inner = stage_of(model, tp, degrees.pp, ep)
     _, _, all_inner = stage_of(model, tp, degrees.pp, 1)
     # Parameters of the experts on one GPU, if they are divided.
     experts = np.where(ep > 1, (all_inner - inner) / np.maximum(ep - 1, 1), 0.0)
@@ -126,20 +126,21 @@ def _batch_traffic(
 
     def ring(bytes_of: Any, times: Any) -> Any:
         """Count the bytes of the dense part and of experts, a ring each, as if over the larger group."""
-        dense = times * (1 - 1 / np.maximum(shards, 1)) * bytes_of(inner - experts, ends)
+        dense = times * (1 - 1 / np.maximum(shards, 1)) * bytes_of(inner - experts, outer)
         return dense + times * (1 - 1 / np.maximum(shards / ep, 1)) * bytes_of(experts, 0.0)
 
-    def gradient_bytes(weights: Any, end: Any) -> Any:
-        return GRADIENT_BYTES * (weights + end)
+    def gradient_bytes(weights: Any, outer_weights: Any) -> Any:
+        return GRADIENT_BYTES * (weights + outer_weights)
 
-    def half_bytes(weights: Any, end: Any) -> Any:
-        return HALF * (weights + end)
+    def half_bytes(weights: Any, outer_weights: Any) -> Any:
+        return HALF * (weights + outer_weights)
 
-    def gathered_bytes(weights: Any, end: Any) -> Any:
+    def gathered_bytes(weights: Any, outer_weights: Any) -> Any:
         # The head is gathered once, because the backward pass begins with it.
-        head = ends if model.tied_embeddings else ends / 2
+        head = outer if model.tied_embeddings else outer / 2
         times = np.where(reshard, 2.0, 1.0)
-        return HALF * times * weights + WEIGHT_BYTES * np.where(end, times * (ends - head) + head, 0.0)
+        gathered = np.where(outer_weights, times * (outer - head) + head, 0.0)
+        return HALF * times * weights + WEIGHT_BYTES * gathered
 
     if sharding == "ddp":
         return {"all-reduce": Sent(ring(gradient_bytes, 2), shards, tp)}
@@ -148,7 +149,7 @@ def _batch_traffic(
             "reduce-scatter": Sent(ring(gradient_bytes, 1), shards, tp),
             "all-gather": Sent(ring(half_bytes, 1), shards, tp),
         }
-    between_groups = 2 * (1 - 1 / np.asarray(degrees.dp)) * gradient_bytes(all_inner, ends) / shards
+    between_groups = 2 * (1 - 1 / np.asarray(degrees.dp)) * gradient_bytes(all_inner, outer) / shards
     return {
         "all-gather": Sent(ring(gathered_bytes, passes), shards, tp),
         "reduce-scatter": Sent(ring(gradient_bytes, passes), shards, tp),

@@ -190,12 +190,12 @@ def stage_of(a: Architecture | Widths, tp: Any, pp: Any, ep: Any) -> tuple[Any, 
 class _Share(NamedTuple):
     """Blocks and parameters of one device: those that its stage computes with, and those whose state it owns.
 
-    `ends` are of embedding and head, `inner` of the matrices between, `all_inner` of these with the experts of all
+    `outer` are of embedding and head, `inner` of the matrices between, `all_inner` of these with the experts of all
     devices. FSDP2 gathers weights (`is_gathered`); it and "zero1" share the state.
     """
 
     blocks: Any
-    ends: Any
+    outer: Any
     inner: Any
     all_inner: Any
     router: Any
@@ -206,7 +206,7 @@ class _Share(NamedTuple):
 
     @property
     def parameters(self) -> Any:
-        return self.inner + self.ends + self.router
+        return self.inner + self.outer + self.router
 
 
 def _share_of_device(
@@ -218,17 +218,17 @@ def _share_of_device(
     devices: Any,
 ) -> _Share:
     """Count the parameters of one device."""
-    blocks, ends, inner = stage_of(a, tp, pp, ep)
+    blocks, outer, inner = stage_of(a, tp, pp, ep)
     all_inner = stage_of(a, tp, pp, 1)[2]
     router = a.routed_blocks * a.d_model * np.where(a.experts > 1, a.experts, 0) * blocks / a.blocks
     is_gathered = sharding == "fsdp2" and bool(np.any(np.asarray(devices) > 1))
     is_state_shared = is_gathered or sharding == "zero1"
-    owned = inner + ends + router
+    owned = inner + outer + router
     owned_matrices = inner
     if is_state_shared:
-        owned = (all_inner + router + ends) / devices
+        owned = (all_inner + router + outer) / devices
         owned_matrices = all_inner / devices
-    return _Share(blocks, ends, inner, all_inner, router, owned, owned_matrices, is_gathered, is_state_shared)
+    return _Share(blocks, outer, inner, all_inner, router, owned, owned_matrices, is_gathered, is_state_shared)
 
 
 # ------------------------------------------------------------------ moments of a step where the peak may be
@@ -298,13 +298,13 @@ def _moments_of_shards(
 ) -> list[_Moment]:
     """List the moments of FSDP2, block by block; a weight has `compute` bytes where it is gathered."""
     block_weights = (share.all_inner + share.router) / share.blocks
-    gathered = (share.parameters - share.ends) / share.blocks
+    gathered = (share.parameters - share.outer) / share.blocks
     # Gradients are there in the precision of the weights, then as an fp32 sum that lives until the next is summed.
     block = compute * gathered
     block_sum = SINGLE * gathered
-    fraction = share.owned / (share.ends + share.blocks * block_weights)
+    fraction = share.owned / (share.outer + share.blocks * block_weights)
     # Weights that are gathered ahead, the embedding too.
-    ahead = np.where(reshard, 2.0 * block, share.blocks * block + SINGLE * (share.ends - head))
+    ahead = np.where(reshard, 2.0 * block, share.blocks * block + SINGLE * (share.outer - head))
 
     def gradients(count: Any) -> Any:
         return GRADIENT_BYTES * np.where(passes > 1, share.owned, fraction * count)

@@ -49,6 +49,7 @@ def _convert_ours(row: Row) -> Row:
         return row
     if architecture is None:
         return row
+
     converted = dict(row)
     for name, value in architecture.variables().items():
         if is_missing(row.get(name)):

@@ -70,6 +70,7 @@ def _number_problem(name: str, cell: Any) -> str:
     value = number(cell)
     if value is None and isinstance(cell, str):
         return why_no_number(cell)
+
     size = value or 0.0
     if 0 < size < SMALLEST or LARGEST < size < math.inf:
         return f"must lie between {SMALLEST:g} and {LARGEST:g}"

@@ -64,6 +64,7 @@ class Reader:
                 select = _SELECTED.get(self.name, list)
                 converted, failed = with_columns(select(rows), columns, origin)
                 return converted, failed, form.get("where", "")
+
         forms = " or ".join(", ".join(form["needs"]) for form in self.forms)
         available = ", ".join(sorted(present))
         raise RunsError(f"{origin}: not {self.what} (columns {forms}), {self.place}; there are: {available}")

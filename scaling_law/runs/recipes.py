@@ -55,6 +55,7 @@ def _fullest(rows: Sequence[Row], holders: Sequence[str]) -> str | None:
     counts = {}
     for holder in holders:
         counts[holder] = sum(not is_missing(row.get(holder)) for row in rows)
+
     full = [holder for holder, count in counts.items() if count == len(rows)]
     partial = [holder for holder, count in counts.items() if count]
     return next(iter([*full, *partial]), None)

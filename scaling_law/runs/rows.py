@@ -73,6 +73,7 @@ def leaves(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 def names_in(rows: Sequence[Row]) -> list[str]:
     """List the columns of a table in their order, with the values inside nested objects instead of the objects."""
     names = names_of(rows)
+
     outer = {name.partition(".")[0] for name in names if "." in name}
     objects = set()
     for name in outer.intersection(names):

@@ -41,6 +41,7 @@ def read_source(
         logs = log_rows(source, final, losses)
         if logs is not None:
             return logs, "logs"
+
     table = read_rows(source, revision, problems)
     if table.rows and set(table.rows[0]) == CURVE:
         raise RunsError(f"{table.name}: a curve that TensorBoard exports: name the folder of its event files instead")

@@ -24,6 +24,7 @@ def status_of(word: Any) -> str:
     """Return a status as run records have it: final, running or failed; other words stay, and none is final."""
     if is_missing(word) or word == "":
         return "final"
+
     text = str(word).strip()
     normalized = text.lower().replace(" ", "_")
     for status, words in _WORDS.items():
