@@ -23,8 +23,8 @@ from benchmarks.report import Options, Report, benchmark
 from scaling_law.fitting.throughput import FITTED, fit_throughput
 from scaling_law.machine.memory import training_memory
 from scaling_law.machine.throughput import Measurement, Throughput
+from scaling_law.runs.loading import load_runs
 from scaling_law.runs.rows import RunsError
-from scaling_law.runs.table import load_runs
 from scaling_law.size.architecture import Architecture
 from training.throughput import Grid, measure
 

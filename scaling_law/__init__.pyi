@@ -55,7 +55,7 @@ from .planning.plan import Plan as Plan
 from .planning.scale_out import ScaleOut as ScaleOut
 from .planning.scale_out import scale_out as scale_out
 from .planning.speedup import EffectiveSpeedup as EffectiveSpeedup
+from .runs.loading import load_runs as load_runs
 from .runs.table import Runs as Runs
-from .runs.table import load_runs as load_runs
 from .size.architecture import Architecture as Architecture
 from .size.recipe import published_design as published_design

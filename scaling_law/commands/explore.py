@@ -14,7 +14,7 @@ from scaling_law.explorer.question import FITTED
 from scaling_law.fitting.fitting import fit
 from scaling_law.law import Law
 from scaling_law.law.shelf import choose_law
-from scaling_law.runs.table import load_runs
+from scaling_law.runs.loading import load_runs
 
 # Resamples of the bootstrap, for which the page waits to open.
 RESAMPLES = 200

@@ -29,7 +29,8 @@ from scaling_law.figures.law_figures import predicted_against_observed
 from scaling_law.fitting.fitting import errors_of, fit
 from scaling_law.law import Law
 from scaling_law.law_files import FILE_NAME, law_card, law_to_json, loading_code
-from scaling_law.runs.table import Runs, load_runs
+from scaling_law.runs.loading import load_runs
+from scaling_law.runs.table import Runs
 
 if TYPE_CHECKING:
     from hub import Publication, RunRecord, Store

@@ -7,9 +7,10 @@ from typing import Annotated, Any, Literal
 import typer
 
 from scaling_law.commands.options import Shared, named, names, option, quantity, rare
+from scaling_law.runs.loading import load_runs
 from scaling_law.runs.logged import Final
 from scaling_law.runs.readers import READERS
-from scaling_law.runs.table import Runs, load_runs
+from scaling_law.runs.table import Runs
 from scaling_law.runs.tuning import best_of
 
 

@@ -38,9 +38,10 @@ from scaling_law.formulas.conditions import join_limits
 from scaling_law.formulas.law import check_count
 from scaling_law.formulas.repeated import Repetition
 from scaling_law.law import LAWS, Law
+from scaling_law.runs.loading import load_runs
 from scaling_law.runs.recipes import check_mix, differences, in_words, names_mixed
 from scaling_law.runs.rows import RunsError
-from scaling_law.runs.table import Runs, load_runs
+from scaling_law.runs.table import Runs
 from scaling_law.runs.thinning import rows_of_curves, with_few_checkpoints
 from scaling_law.size.architecture import DESIGN_VARIABLES
 from scaling_law.size.arrays import FloatArray

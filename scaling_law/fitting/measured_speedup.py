@@ -22,7 +22,8 @@ from hub.base.tables import ResultTable, Table
 from scaling_law.fitting.fitting import errors_of, fit
 from scaling_law.formulas.law import check_level
 from scaling_law.planning.minimiser import first_below
-from scaling_law.runs.table import Runs, load_runs
+from scaling_law.runs.loading import load_runs
+from scaling_law.runs.table import Runs
 from scaling_law.size.arrays import FloatArray
 
 # The furthest ln of the factor.

@@ -26,8 +26,9 @@ from scaling_law.formulas.accuracy import accuracy_cells, describe_accuracies, p
 from scaling_law.formulas.answers import Answer, span
 from scaling_law.formulas.conditions import RangeCheck
 from scaling_law.formulas.law import check_level, check_shapes, numbers, positive
+from scaling_law.runs.loading import load_runs
 from scaling_law.runs.recipes import check_mix, names_mixed
-from scaling_law.runs.table import Runs, load_runs
+from scaling_law.runs.table import Runs
 from scaling_law.runs.thinning import rows_of_curves, sample_of, with_few_checkpoints
 from scaling_law.size.arrays import FloatArray
 

@@ -1,8 +1,8 @@
-"""What the GPUs of a run send each other in one step, and the least time that takes: a formula for each operation.
+"""Traffic between the GPUs of a run in one step, and the least time that it takes: a formula for each operation.
 
-Of B bytes that n GPUs share, a ring brings each (n − 1) / n B. It enters a node once, over the network cards of all
-GPUs of the group there; all-to-all leaves each GPU to its own card. Where activations are computed again, so are the
-forward's all-reduces and all-to-alls. For t tokens and width d:
+A ring brings each of n GPUs (n − 1) / n B of the B bytes that they share. It enters a node once, over the network
+cards of all GPUs of the group there; all-to-all leaves each GPU to its own card. Where activations are computed again,
+so are the forward's all-reduces and all-to-alls. For t tokens and width d:
 
 - FSDP2 gathers weights forward and backward for every micro-batch (once without resharding; embedding and head in
   fp32) and sums fp32 gradients after each; HSDP adds an all-reduce between groups. DDP sums gradients once a step;
@@ -32,7 +32,7 @@ DEGREES = ("dp", "fsdp", "tp", "pp", "ep", "cp")
 
 @dataclass(frozen=True, kw_only=True)
 class Degrees:
-    """How many GPUs share each thing; numbers, or arrays that broadcast with models.
+    """Numbers of GPUs that share something; numbers, or arrays that broadcast with models.
 
     `fsdp` GPUs share weights, gradients and moments, `dp` such groups share batches. Neighbours are tp, then cp, then
     ep or fsdp, then dp; pp are furthest apart. Experts are divided among `ep` of the GPUs that share batches.
@@ -55,13 +55,17 @@ class Sent(NamedTuple):
     is_ring: bool = True
 
     def seconds(self, gpu: Gpu) -> Any:
-        """Least time, over the links of a node and the network cards between nodes."""
-        in_node = np.maximum(1, gpu.node // np.asarray(self.stride))
+        """Compute the least time, over the links of a node and the network cards between nodes."""
+        members = np.asarray(self.members)
+        members_in_node = np.maximum(1, gpu.node // np.asarray(self.stride))
         if self.is_ring:
-            cards = np.minimum(gpu.link, in_node * NETWORK_CARD)
-            return self.received / np.where(np.asarray(self.members) * self.stride <= gpu.node, gpu.link, cards)
-        outside = (self.members - np.minimum(self.members, in_node)) / np.maximum(np.asarray(self.members) - 1, 1)
-        return np.maximum(self.received * outside / NETWORK_CARD, self.received * (1 - outside) / gpu.link)
+            is_in_node = members * self.stride <= gpu.node
+            cards = np.minimum(gpu.link, members_in_node * NETWORK_CARD)
+            return self.received / np.where(is_in_node, gpu.link, cards)
+        outside = (members - np.minimum(members, members_in_node)) / np.maximum(members - 1, 1)
+        over_cards = self.received * outside / NETWORK_CARD
+        over_links = self.received * (1 - outside) / gpu.link
+        return np.maximum(over_cards, over_links)
 
 
 def communication(
@@ -74,73 +78,97 @@ def communication(
     reshard: Any = True,
     recompute: Any = False,
 ) -> dict[str, Sent]:
-    """Traffic by operation of a step of `passes` micro-batches under autocast in bf16.
+    """Compute the traffic by operation of a step of `passes` micro-batches under autocast in bf16.
 
     `tokens` are those of the step over the number of GPUs. ValueError for counts below 1.
     """
     check_counts(**{name: getattr(degrees, name) for name in DEGREES}, passes=passes)
-    dp, fsdp, tp, pp, ep, cp = (getattr(degrees, name) for name in DEGREES)
-    again = np.where(recompute, 1.5, 1.0)
+    tp = degrees.tp
+    cp = degrees.cp
+    stage = degrees.dp * degrees.fsdp * tp * cp
+    # Recomputing repeats the traffic of the forward pass, which is half of all.
+    forward_again = np.where(recompute, 1.5, 1.0)
+    reduced = forward_again * tensor_bytes(model, tokens, tp)
+    exchanged = forward_again * all_to_all_bytes(model, tokens, degrees.ep)
     keys = 3 * (np.asarray(cp) - 1) * 2 * HALF * tokens * model.blocks * model.n_kv_heads * model.head_dim
+    handed_on = 2 * HALF * tokens * degrees.pp * model.d_model * (np.asarray(degrees.pp) > 1)
     return {
-        **_of_batches(model, sharding, degrees, passes, reshard),
-        "tensor all-reduce": Sent(again * tensor_bytes(model, tokens, tp), tp),
-        "all-to-all": Sent(again * all_to_all_bytes(model, tokens, ep), ep, tp * cp, is_ring=False),
+        **_batch_traffic(model, sharding, degrees, passes, reshard),
+        "tensor all-reduce": Sent(reduced, tp),
+        "all-to-all": Sent(exchanged, degrees.ep, tp * cp, is_ring=False),
         "context ring": Sent(keys * np.where(recompute, 4 / 3, 1.0), cp, tp),
-        "pipeline": Sent(2 * HALF * tokens * pp * model.d_model * (np.asarray(pp) > 1), 2, dp * fsdp * tp * cp),
+        "pipeline": Sent(handed_on, 2, stage),
     }
 
 
-def _of_batches(
-    model: Architecture | Widths, sharding: Sharding, degrees: Degrees, passes: Any, reshard: Any
+def _batch_traffic(
+    model: Architecture | Widths,
+    sharding: Sharding,
+    degrees: Degrees,
+    passes: Any,
+    reshard: Any,
 ) -> dict[str, Sent]:
-    """What GPUs that share batches send of weights and gradients; experts are shared by one in `ep` of them."""
-    dp, fsdp, tp, pp, ep, cp = (getattr(degrees, name) for name in DEGREES)
-    _, ends, inner = stage_of(model, tp, pp, ep)
-    _, _, all_inner = stage_of(model, tp, pp, 1)
-    # The part of one GPU where experts are divided.
-    experts = np.where(np.asarray(ep) > 1, (all_inner - inner) / np.maximum(ep - 1, 1), 0.0)
-    shards = fsdp * cp if sharding == "fsdp2" else dp * fsdp * cp
-    parts = ((inner - experts, shards, ends), (experts, shards / np.asarray(ep), 0.0))
+    """Compute the traffic of weights and gradients between GPUs that share batches.
 
-    def sent(bytes_of: Any, times: Any) -> Any:
-        """Bytes of the dense part and of experts, a ring each, as if over the larger group."""
-        return sum(times * (1 - 1 / np.maximum(n, 1)) * bytes_of(weights, end) for weights, n, end in parts)
+    One in `ep` of these GPUs has the same experts.
+    """
+    if sharding == "none":
+        return {}
+    tp = degrees.tp
+    ep = np.asarray(degrees.ep)
+    _, outer, inner = stage_of(model, tp, degrees.pp, ep)
+    _, _, all_inner = stage_of(model, tp, degrees.pp, 1)
+    # Parameters of the experts on one GPU, if they are divided.
+    experts = np.where(ep > 1, (all_inner - inner) / np.maximum(ep - 1, 1), 0.0)
+    shards = degrees.fsdp * degrees.cp
+    if sharding != "fsdp2":
+        shards = degrees.dp * shards
 
-    def gradients(weights: Any, end: Any) -> Any:
-        return GRADIENT_BYTES * (weights + end)
+    def ring(bytes_of: Any, times: Any) -> Any:
+        """Count the bytes of the dense part and of experts, a ring each, as if over the larger group."""
+        dense = times * (1 - 1 / np.maximum(shards, 1)) * bytes_of(inner - experts, outer)
+        return dense + times * (1 - 1 / np.maximum(shards / ep, 1)) * bytes_of(experts, 0.0)
 
-    if sharding in ("none", "ddp"):
-        return {"all-reduce": Sent(sent(gradients, 2), shards, tp)} if sharding == "ddp" else {}
+    def gradient_bytes(weights: Any, outer_weights: Any) -> Any:
+        return GRADIENT_BYTES * (weights + outer_weights)
+
+    def half_bytes(weights: Any, outer_weights: Any) -> Any:
+        return HALF * (weights + outer_weights)
+
+    def gathered_bytes(weights: Any, outer_weights: Any) -> Any:
+        # The head is gathered once, because the backward pass begins with it.
+        head = outer if model.tied_embeddings else outer / 2
+        times = np.where(reshard, 2.0, 1.0)
+        gathered = np.where(outer_weights, times * (outer - head) + head, 0.0)
+        return HALF * times * weights + WEIGHT_BYTES * gathered
+
+    if sharding == "ddp":
+        return {"all-reduce": Sent(ring(gradient_bytes, 2), shards, tp)}
     if sharding == "zero1":
-        gathered = sent(lambda weights, end: HALF * (weights + end), 1)
-        return {"reduce-scatter": Sent(sent(gradients, 1), shards, tp), "all-gather": Sent(gathered, shards, tp)}
-    head = ends if model.tied_embeddings else ends / 2  # gathered once: the backward pass begins with it
-    twice = np.where(reshard, 2.0, 1.0)
-    gathered = sent(
-        lambda weights, end: HALF * twice * weights + WEIGHT_BYTES * np.where(end, twice * (ends - head) + head, 0.0),
-        passes,
-    )
-    between = 2 * (1 - 1 / np.asarray(dp)) * gradients(all_inner, ends) / shards
+        return {
+            "reduce-scatter": Sent(ring(gradient_bytes, 1), shards, tp),
+            "all-gather": Sent(ring(half_bytes, 1), shards, tp),
+        }
+    between_groups = 2 * (1 - 1 / np.asarray(degrees.dp)) * gradient_bytes(all_inner, outer) / shards
     return {
-        "all-gather": Sent(gathered, shards, tp),
-        "reduce-scatter": Sent(sent(gradients, passes), shards, tp),
-        "all-reduce": Sent(passes * between, dp, tp * shards),
+        "all-gather": Sent(ring(gathered_bytes, passes), shards, tp),
+        "reduce-scatter": Sent(ring(gradient_bytes, passes), shards, tp),
+        "all-reduce": Sent(passes * between_groups, degrees.dp, tp * shards),
     }
 
 
 def tensor_bytes(model: Architecture | Widths, tokens: Any, tp: Any) -> Any:
-    """Bytes that one GPU receives in the all-reduces of blocks whose matrices are divided among `tp`."""
+    """Count the bytes that one GPU receives in the all-reduces of blocks whose matrices are divided among `tp`."""
     return 4 * 2 * (1 - 1 / np.asarray(tp)) * HALF * tokens * tp * model.blocks * model.d_model
 
 
 def bubble(pp: Any, passes: Any) -> Any:
-    """Time that stages of a pipeline idle, over that of their work (1F1B)."""
+    """Compute the time that stages of a pipeline idle, over that of their work (1F1B)."""
     return (np.asarray(pp) - 1) / passes
 
 
 def all_to_all_bytes(architecture: Architecture | Widths, tokens: Any, ep: Any) -> Any:
-    """Bytes in bf16 that one GPU receives with experts divided among `ep`: both ways, forward and backward."""
+    """Count the bytes in bf16 that a GPU receives with experts divided among `ep`: both ways, forward and backward."""
     a = architecture
     rows = tokens * a.routed_blocks * a.experts_per_token * (np.asarray(a.experts) > 1)
     return 4 * (1.0 - 1.0 / np.asarray(ep)) * HALF * rows * a.d_model

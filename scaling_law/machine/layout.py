@@ -1,12 +1,13 @@
-"""How a model is laid out on GPUs: the fastest step of those that fit, over what an engine can do.
+"""Layouts of a model on GPUs: the fastest step of those that fit, over what an engine can do.
 
-Every micro-batch that divides the batch, activations kept or recomputed, and the parallelism of `ENGINES`. A step is
+Layouts have every micro-batch that divides the batch, activations kept or recomputed, and the parallelism of
+`ENGINES`. A step takes
 
     max(compute, communication),  compute = seconds of its work × 4/3 where activations are recomputed
                                             × (1 + bubble) × (longest stage / mean stage)
 
-The longer of the two and not their sum: the rates of `efficiency` have in them what the layouts of published runs did
-not hide (docs/studies/hours.md). Steps that were measured have their communication in them.
+It is the longer of the two and not their sum, because the rates of `efficiency` include what the layouts of published
+runs did not hide (docs/studies/hours.md). Steps that were measured have their communication in them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,22 +32,27 @@ from scaling_law.size.arrays import FloatArray
 from scaling_law.size.recipe import PAPER, BatchRamp
 from scaling_law.size.widths import Widths
 
-RESERVED = 2e9  # bytes of a GPU for CUDA's context, NCCL and fragmentation
-RECOMPUTED = 4 / 3  # FLOPs of a step that computes the forward pass twice
-TRAIN_PY, MEGATRON = "train.py", "megatron"
-# What each engine can run, of `Option.uses`; "megatron" stands for engines with all of it.
+# Bytes of a GPU for CUDA's context, NCCL and fragmentation.
+RESERVED = 2e9
+# A step that computes the forward pass twice takes this many times its FLOPs.
+RECOMPUTED = 4 / 3
+TRAIN_PY = "train.py"
+MEGATRON = "megatron"
+# Features of each engine, of `Option.uses`; "megatron" stands for engines with all of them.
 ENGINES: Mapping[str, frozenset[str]] = {
     TRAIN_PY: frozenset({"ddp", "fsdp", "hsdp", "ep"}),
     MEGATRON: frozenset({"ddp", "zero1", "fsdp", "hsdp", "ep", "tp", "pp", "cp"}),
 }
-WITHIN = ("tp", "pp", "ep", "cp")  # degrees by which GPUs share one model's work
-LEAST_CONTEXT = 2048  # tokens of a sequence that a GPU keeps under context parallelism: fewer hide no ring of keys
+# Degrees by which GPUs share one model's work.
+WITHIN = ("tp", "pp", "ep", "cp")
+# Tokens of a sequence that a GPU keeps under context parallelism, because fewer hide no ring of keys.
+LEAST_CONTEXT = 2048
 # Most stages of a pipeline.
 MOST_STAGES = 16
 # Operations that a step makes once, and not for every micro-batch, by sharding.
 ONCE = {"none": (), "fsdp2": (), "ddp": ("all-reduce",), "zero1": ("reduce-scatter", "all-gather")}
 COMPUTING = ("compute", "recomputation", "bubble")
-# What moves a bottleneck, by the operation that limits a step.
+# Changes that move a bottleneck, by the operation that limits a step.
 MOVED_BY = {
     "compute": "more GPUs, or fewer FLOPs",
     "recomputation": "more GPUs or memory, which keep activations",
@@ -69,7 +75,7 @@ class DoesNotFit(InputError):
 class Option(Degrees):
     """A way to train: sequences of a micro-batch, how the state is sharded, and how many GPUs share what.
 
-    Of "zero1" and "ddp", `dp` GPUs share batches alone. Fields are arrays in `Option.stacked`.
+    With "zero1" and "ddp", `dp` GPUs share only batches. `Option.stack` makes the fields arrays.
     """
 
     micro_batch_sequences: Any
@@ -79,38 +85,60 @@ class Option(Degrees):
 
     @property
     def uses(self) -> frozenset[str]:
-        """What an engine must have for it, of the names in `ENGINES`."""
-        sharded = {"fsdp", "hsdp"} if self.dp > 1 else {"fsdp"}
-        ways = sharded if self.sharding == "fsdp2" else {self.sharding} - {"none"}
-        return frozenset(ways | {name for name in WITHIN if getattr(self, name) > 1})
+        """Features that an engine must have for it, of the names in `ENGINES`."""
+        features = {name for name in WITHIN if getattr(self, name) > 1}
+        if self.sharding == "fsdp2":
+            features.add("fsdp")
+            if self.dp > 1:
+                features.add("hsdp")
+        elif self.sharding != "none":
+            features.add(self.sharding)
+        return frozenset(features)
 
     @classmethod
-    def stacked(cls, options: list[Option], dimensions: int) -> Option:
-        """Options of one sharding as arrays [n, 1, ...], which broadcast with models of so many dimensions."""
-        names = [each.name for each in fields(Option) if each.name != "sharding"]
+    def stack(cls, options: list[Option], dimensions: int) -> Option:
+        """Stack options of one sharding to arrays [n, 1, ...], which broadcast with models of so many dimensions."""
         shape = (-1, *[1] * dimensions)
-        arrays: dict[str, Any] = {name: np.array([getattr(o, name) for o in options]).reshape(shape) for name in names}
+        arrays: dict[str, Any] = {}
+        for option_field in fields(Option):
+            name = option_field.name
+            if name != "sharding":
+                values = [getattr(option, name) for option in options]
+                arrays[name] = np.array(values).reshape(shape)
         return cls(sharding=options[0].sharding, **arrays)
 
     @property
     def ways(self) -> str:
         """All but the micro-batch, in words."""
-        sharded = f"HSDP {self.dp} × {self.fsdp}" if self.dp > 1 else "FSDP2"
-        way = {"none": "", "ddp": "DDP", "zero1": "distributed optimizer", "fsdp2": sharded}[self.sharding]
-        ways = [way, "" if self.reshard else "weights not resharded"]
-        ways += [f"{name.upper()} {getattr(self, name)}" for name in WITHIN if getattr(self, name) > 1]
-        return ", ".join(filter(None, [*ways, "gradient checkpointing" * self.gradient_checkpointing]))
+        phrases = []
+        if self.sharding == "ddp":
+            phrases.append("DDP")
+        elif self.sharding == "zero1":
+            phrases.append("distributed optimizer")
+        elif self.sharding == "fsdp2":
+            phrases.append(f"HSDP {self.dp} × {self.fsdp}" if self.dp > 1 else "FSDP2")
+        if not self.reshard:
+            phrases.append("weights not resharded")
+        for name in WITHIN:
+            degree = getattr(self, name)
+            if degree > 1:
+                phrases.append(f"{name.upper()} {degree}")
+        if self.gradient_checkpointing:
+            phrases.append("gradient checkpointing")
+        return ", ".join(phrases)
 
     def __str__(self) -> str:
         size = self.micro_batch_sequences
-        return ", ".join(filter(None, [f"micro-batches of {size} sequence{'s' * (size > 1)}", self.ways]))
+        plural = "s" if size > 1 else ""
+        micro_batches = f"micro-batches of {size} sequence{plural}"
+        return f"{micro_batches}, {self.ways}" if self.ways else micro_batches
 
 
 @dataclass(frozen=True)
 class Placement(Option):
-    """The way in which one model is trained, and what each GPU holds at the peak of a step.
+    """The way in which one model is trained, with the memory of each GPU at the peak of a step.
 
-    `seconds` are those of a step in the largest batch, by what takes them: compute, recomputation, bubble, and each
+    `seconds` are those of a step in the largest batch, by their cause: compute, recomputation, bubble, and each
     operation of `communication`.
     """
 
@@ -119,9 +147,10 @@ class Placement(Option):
 
     @property
     def sides(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Seconds by part: of computing, and of sending, which runs beside it."""
-        of_gpu = {name: self.seconds[name] for name in COMPUTING if name in self.seconds}
-        return of_gpu, {name: value for name, value in self.seconds.items() if name not in of_gpu}
+        """Seconds by cause: those of computing, and those of sending, which runs beside it."""
+        computing = {name: self.seconds[name] for name in COMPUTING if name in self.seconds}
+        sending = {name: value for name, value in self.seconds.items() if name not in computing}
+        return computing, sending
 
     @property
     def step_seconds(self) -> float:
@@ -134,8 +163,9 @@ class Placement(Option):
 
     @property
     def bottleneck(self) -> str:
-        """The part that limits the step: "all-to-all, 38 % of the step"."""
-        return f"{self.limit}, {100 * self.seconds[self.limit] / self.step_seconds:.0f} % of the step"
+        """The cause that limits the step: "all-to-all, 38 % of the step"."""
+        percent = 100 * self.seconds[self.limit] / self.step_seconds
+        return f"{self.limit}, {percent:.0f} % of the step"
 
     @property
     def moved_by(self) -> str:
@@ -153,8 +183,8 @@ class Placement(Option):
 class Steps:
     """Seconds of a step in each stage of the batch ramp, [stages, ...], of the fastest option that fits, [...].
 
-    `compute` is times `slowdown` for what is recomputed and idle, infinite where no option `fits`. `least`: bytes of
-    each GPU that some option takes.
+    `slowdown` multiplies the compute for recomputed and idle work; it is infinite where no option `fits`. `least`:
+    bytes of each GPU that the smallest option takes.
     """
 
     option: Any
@@ -166,7 +196,7 @@ class Steps:
 
 @dataclass(frozen=True)
 class Layouts:
-    """GPUs that share the batches of a ramp: how fast, how much memory each has, and whose layouts are searched."""
+    """GPUs that share the batches of a ramp: their speed and memory, and the engine whose layouts are searched."""
 
     gpus: int
     throughput: Throughput
@@ -187,20 +217,25 @@ class Layouts:
         return memory - (RESERVED if find_gpu(self.throughput.device) else 0.0)
 
     def options(self) -> list[Option]:
-        """Every way, in the order of preference at equal speed. ValueError where GPUs cannot share a batch equally."""
+        """List every way, the preferred first at equal speed. ValueError if GPUs cannot share a batch equally."""
         share = math.gcd(*self.batches)
-        node, most_cp = self.throughput.node, max(1, self.ramp.sequence_length // LEAST_CONTEXT)
-        if not (ways := _ways(self.engine, self.gpus, share, node, most_cp)):
+        most_cp = max(1, self.ramp.sequence_length // LEAST_CONTEXT)
+        options = _candidate_layouts(self.engine, self.gpus, share, self.throughput.node, most_cp)
+        if not options:
             batches = ", ".join(map(str, self.batches))
             allowed = f"each must be a multiple of {self.gpus}"
             raise InputError(f"gpus={self.gpus} cannot share batches of {batches} sequences equally: {allowed}")
-        return ways
+        return options
 
     def _passes(self, option: Option, batch: int) -> Any:
+        """Count the micro-batches of each GPU in a batch."""
         return batch // (option.micro_batch_sequences * option.dp * option.fsdp)
 
     def memory(self, model: Architecture | Widths, option: Option) -> TrainingMemory:
-        """Memory of each GPU in the largest batch."""
+        """Compute the memory of each GPU in the largest batch."""
+        devices = option.cp * option.fsdp
+        if option.sharding in ("ddp", "zero1"):
+            devices = devices * option.dp
         return training_memory(
             model,
             option.micro_batch_sequences,
@@ -209,61 +244,84 @@ class Layouts:
             precision="fp32" if self.throughput.precision == "fp32" else "bf16",
             gradient_checkpointing=option.gradient_checkpointing,
             sharding=option.sharding,
-            devices=option.cp * option.fsdp * (option.dp if option.sharding in ("ddp", "zero1") else 1),
+            devices=devices,
             on_cpu=find_gpu(self.throughput.device) is None,
             reshard=option.reshard,
             **{name: getattr(option, name) for name in WITHIN},
         )
 
     def communication(self, model: Architecture | Widths, option: Option, batch: int) -> dict[str, Any]:
-        """Least seconds of each operation in a step of `batch` sequences; none where the measured steps have them."""
+        """Estimate the least seconds of each operation in a step of `batch` sequences.
+
+        Empty if step times were measured, because they already include it.
+        """
         sheet = find_gpu(self.throughput.device)
         if sheet is None or not self.throughput.is_assumed:
             return {}
-        passes, tokens = self._passes(option, batch), batch * self.ramp.sequence_length / self.gpus
-        how = {"reshard": option.reshard, "recompute": option.gradient_checkpointing}
-        sent = communication(model, option.sharding, option, passes, tokens, **how)
-        return {name: each.seconds(sheet) for name, each in sent.items()}
+        traffic = communication(
+            model,
+            option.sharding,
+            option,
+            self._passes(option, batch),
+            batch * self.ramp.sequence_length / self.gpus,
+            reshard=option.reshard,
+            recompute=option.gradient_checkpointing,
+        )
+        return {name: operation.seconds(sheet) for name, operation in traffic.items()}
 
-    def compute(self, model: Model, batch: int, drawn: bool = False) -> Any:
-        """Seconds of compute in a step of `batch` sequences; `drawn`: under each draw of the throughput."""
-        step = self.throughput.step_seconds_draws if drawn else self.throughput.step_seconds
+    def compute(self, model: Model, batch: int, with_draws: bool = False) -> Any:
+        """Compute the seconds of work in a step of `batch` sequences; `with_draws`: one value for each draw."""
+        step = self.throughput.step_seconds_draws if with_draws else self.throughput.step_seconds
         length = self.ramp.sequence_length
         return step(model, batch * length, sequence_length=length, devices=self.gpus)
 
     def steps(self, model: Architecture | Widths) -> Steps:
-        """The fastest steps of these models in the largest batch, of options that fit."""
-        every, largest = self.options(), max(self.batches)
+        """Find the fastest steps of these models in the largest batch, of options that fit."""
+        options = self.options()
+        largest = max(self.batches)
         compute = np.asarray(self.compute(model, largest))
-        slower, once, each, held = (np.empty((len(every), *compute.shape)) for _ in range(4))
-        passes, pp = np.array([(self._passes(option, largest), option.pp) for option in every]).T
-        for sharding in dict.fromkeys(option.sharding for option in every):
-            chosen = [i for i, option in enumerate(every) if option.sharding == sharding]
-            ways = Option.stacked([every[i] for i in chosen], compute.ndim)
-            sent, of_step = self.communication(model, ways, largest), ONCE[sharding]
-            once[chosen] = sum(sent[name] for name in sent if name in of_step)
-            each[chosen] = sum(sent[name] for name in sent if name not in of_step)
-            held[chosen] = np.where(_divides(model, ways), self.memory(model, ways).total, np.inf)
-            slower[chosen] = np.where(held[chosen] <= self.available, _slowdown(model, ways), np.inf)
+        costs = self._costs(model, options, compute.shape)
+        passes = np.array([self._passes(option, largest) for option in options])
+        pp = np.array([option.pp for option in options])
         idle = 1 + bubble(pp, passes).reshape(-1, *[1] * compute.ndim)
-        best = np.argmin(np.maximum(slower * idle * compute, once + each), axis=0)
-        slower, once, each = (np.take_along_axis(v, best[None], axis=0)[0] for v in (slower, once, each))
-        shares = [batch / largest for batch in self.batches]
-        slowdown = np.stack([slower * (1 + bubble(pp[best], passes[best] * share)) for share in shares])
-        return Steps(
-            best, slowdown, np.stack([once + share * each for share in shares]), np.isfinite(slower), held.min(0)
-        )
+        seconds = np.maximum(costs.slowdown * idle * compute, costs.once + costs.repeated)
+        best = np.argmin(seconds, axis=0)
+        slowdown = _choose(costs.slowdown, best)
+        once = _choose(costs.once, best)
+        repeated = _choose(costs.repeated, best)
+        slowdowns = []
+        exchanges = []
+        for batch in self.batches:
+            share = batch / largest
+            slowdowns.append(slowdown * (1 + bubble(pp[best], passes[best] * share)))
+            exchanges.append(once + share * repeated)
+        return Steps(best, np.stack(slowdowns), np.stack(exchanges), np.isfinite(slowdown), costs.memory_bytes.min(0))
+
+    def _costs(self, model: Architecture | Widths, options: list[Option], shape: tuple[int, ...]) -> _Costs:
+        """Compute the costs of each option in the largest batch; options of one sharding at a time, as arrays."""
+        costs = _Costs(*(np.empty((len(options), *shape)) for _ in _Costs._fields))
+        for sharding in dict.fromkeys(option.sharding for option in options):
+            rows = [i for i, option in enumerate(options) if option.sharding == sharding]
+            option = Option.stack([options[i] for i in rows], len(shape))
+            seconds = self.communication(model, option, max(self.batches))
+            costs.once[rows] = sum(value for name, value in seconds.items() if name in ONCE[sharding])
+            costs.repeated[rows] = sum(value for name, value in seconds.items() if name not in ONCE[sharding])
+            memory_bytes = np.where(_is_divisible(model, option), self.memory(model, option).total, np.inf)
+            costs.memory_bytes[rows] = memory_bytes
+            costs.slowdown[rows] = np.where(memory_bytes <= self.available, _slowdown(model, option), np.inf)
+        return costs
 
     def fits(self, model: Architecture | Widths) -> Any:
-        """Whether models can be trained, as far as memory is known. ValueError of batches that are not shared."""
-        unknown = self.throughput.memory_bytes is None
-        return np.full(np.shape(model.n_total), True) if unknown else self.steps(model).fits
+        """Find which models can be trained, as far as memory is known. ValueError for batches that are not shared."""
+        if self.throughput.memory_bytes is None:
+            return np.full(np.shape(model.n_total), True)
+        return self.steps(model).fits
 
     def place(self, architecture: Architecture) -> Placement | None:
-        """The fastest way that fits, None if memory is unknown. DoesNotFit says what is missing where none does."""
+        """Find the fastest way that fits, None if memory is unknown. DoesNotFit says how much is missing."""
         if self.throughput.memory_bytes is None:
             return None
-        batch, every = max(self.batches), self.options()
+        options = self.options()
         steps = self.steps(architecture)
         if not steps.fits:
             size = f"d_model {architecture.d_model}, E = {architecture.experts}"
@@ -272,29 +330,62 @@ class Layouts:
                 f"{self.throughput.device}: it needs {format_bytes(float(steps.least))} on each GPU, which has "
                 f"{format_bytes(self.available)} free; give more gpus, or limit the model (max_parameters, experts)"
             )
-        option = every[int(steps.option)]
-        compute, idle = float(self.compute(architecture, batch)), float(bubble(option.pp, self._passes(option, batch)))
-        stages = float(_slowdown(architecture, option))
-        work_alone = stages / (RECOMPUTED if option.gradient_checkpointing else 1.0)
-        seconds = {"compute": compute * work_alone, "recomputation": compute * (stages - work_alone)}
-        seconds |= {"bubble": compute * stages * idle}
-        seconds |= {name: float(value) for name, value in self.communication(architecture, option, batch).items()}
-        seconds = {name: value for name, value in seconds.items() if value}
-        return Placement(**vars(option), memory=self.memory(architecture, option), seconds=seconds)
+        option = options[int(steps.option)]
+        return Placement(
+            **vars(option),
+            memory=self.memory(architecture, option),
+            seconds=self._seconds(architecture, option),
+        )
+
+    def _seconds(self, architecture: Architecture, option: Option) -> dict[str, float]:
+        """Split a step in the largest batch into the seconds of each cause."""
+        batch = max(self.batches)
+        compute = float(self.compute(architecture, batch))
+        idle = float(bubble(option.pp, self._passes(option, batch)))
+        slowdown = float(_slowdown(architecture, option))
+        recomputed = RECOMPUTED if option.gradient_checkpointing else 1.0
+        uneven_stages = slowdown / recomputed
+        seconds = {
+            "compute": compute * uneven_stages,
+            "recomputation": compute * (slowdown - uneven_stages),
+            "bubble": compute * slowdown * idle,
+        }
+        for name, value in self.communication(architecture, option, batch).items():
+            seconds[name] = float(value)
+        return {name: value for name, value in seconds.items() if value}
+
+
+class _Costs(NamedTuple):
+    """Costs of n options for models of a shape, [n, ...]; infinite slowdowns are of options that do not fit.
+
+    `once` and `repeated`: seconds of operations that a step makes once, and for every micro-batch.
+    """
+
+    slowdown: FloatArray
+    once: FloatArray
+    repeated: FloatArray
+    memory_bytes: FloatArray
+
+
+def _choose(values: FloatArray, option: Any) -> FloatArray:
+    """Take the values [n, ...] of one of the n options for each model."""
+    return np.take_along_axis(values, option[None], axis=0)[0]
 
 
 def _slowdown(model: Architecture | Widths, option: Option) -> Any:
-    """What recomputing, and stages of unequal length, multiply the compute by."""
-    pp, recomputed = np.asarray(option.pp), np.where(option.gradient_checkpointing, RECOMPUTED, 1.0)
-    return recomputed * np.where(pp > 1, np.ceil(model.blocks / pp) * pp / model.blocks, 1.0)
+    """Compute the factor on the compute of recomputing, and of stages of unequal length."""
+    pp = np.asarray(option.pp)
+    longest_over_mean = np.where(pp > 1, np.ceil(model.blocks / pp) * pp / model.blocks, 1.0)
+    return np.where(option.gradient_checkpointing, RECOMPUTED, 1.0) * longest_over_mean
 
 
-def _divides(model: Architecture | Widths, option: Option) -> Any:
-    """Whether experts, heads and blocks of the models can be divided so; widths between those that exist can."""
+def _is_divisible(model: Architecture | Widths, option: Option) -> Any:
+    """Find the models whose experts, heads and blocks divide so; fractional widths always do."""
     heads = np.asarray(model.heads)
-    by_heads = (heads % option.tp == 0) | (heads != np.round(heads))
-    by_experts = (np.asarray(model.experts) % option.ep == 0) | (np.asarray(option.ep) == 1)
-    return by_experts & by_heads & ((np.asarray(option.pp) == 1) | (np.asarray(model.blocks) >= option.pp))
+    divides_heads = (heads % option.tp == 0) | (heads != np.round(heads))
+    divides_experts = (np.asarray(model.experts) % option.ep == 0) | (np.asarray(option.ep) == 1)
+    divides_blocks = (np.asarray(option.pp) == 1) | (np.asarray(model.blocks) >= option.pp)
+    return divides_experts & divides_heads & divides_blocks
 
 
 def _powers(most: int) -> Iterator[int]:
@@ -302,39 +393,47 @@ def _powers(most: int) -> Iterator[int]:
 
 
 @lru_cache(maxsize=64)
-def _ways(engine: str, gpus: int, share: int, node: int, most_cp: int) -> list[Option]:
-    """Options of GPUs that share batches of multiples of `share` sequences; the simplest and largest first."""
-    able, ways = ENGINES[engine], list[Option]()
+def _candidate_layouts(engine: str, gpus: int, share: int, node: int, most_cp: int) -> list[Option]:
+    """List options of GPUs that share batches of multiples of `share` sequences, the simplest and largest first."""
+    features = ENGINES[engine]
+    options: list[Option] = []
     degrees = product(
-        _powers(min(node, gpus) if "tp" in able else 1),
-        _powers(min(MOST_STAGES, gpus) if "pp" in able else 1),
-        _powers(most_cp if "cp" in able else 1),
+        _powers(min(node, gpus) if "tp" in features else 1),
+        _powers(min(MOST_STAGES, gpus) if "pp" in features else 1),
+        _powers(most_cp if "cp" in features else 1),
     )
     for tp, pp, cp in degrees:
-        sharing, rest = divmod(gpus, tp * pp * cp)  # batches
-        if rest or share % sharing:
+        replicas, unused = divmod(gpus, tp * pp * cp)
+        if unused or share % replicas:
             continue
-        sizes = [size for size in range(share // sharing, 0, -1) if share // sharing % size == 0]
-        for shape in _shardings(sharing, sharing * cp == 1, node):
+        sequences = share // replicas
+        sizes = [size for size in range(sequences, 0, -1) if sequences % size == 0]
+        for shape in _shardings(replicas, replicas * cp == 1, node):
             uses = Option(1, gradient_checkpointing=False, **shape).uses
-            if not uses <= able or ("fsdp" in uses and tp * pp > 1):
+            if not uses <= features or ("fsdp" in uses and tp * pp > 1):
                 continue
-            among = {"none": 1, "ddp": 1, "zero1": sharing}.get(shape["sharding"], shape.get("fsdp", 1)) * cp
-            for recompute, size, ep in product((False, True), sizes, _powers(among if "ep" in able else 1)):
-                if among % ep == 0:
-                    ways.append(Option(size, gradient_checkpointing=recompute, tp=tp, pp=pp, ep=ep, cp=cp, **shape))
+            # GPUs among which experts can be divided.
+            sharers = {"none": 1, "ddp": 1, "zero1": replicas}.get(shape["sharding"], shape.get("fsdp", 1)) * cp
+            for recompute, size, ep in product((False, True), sizes, _powers(sharers if "ep" in features else 1)):
+                if sharers % ep == 0:
+                    option = Option(size, gradient_checkpointing=recompute, tp=tp, pp=pp, ep=ep, cp=cp, **shape)
+                    options.append(option)
 
-    def rank(way: Option) -> tuple[int, ...]:
-        return way.gradient_checkpointing, way.tp * way.pp * way.cp, way.ep > 1, -way.micro_batch_sequences
+    def rank(option: Option) -> tuple[int, ...]:
+        within = option.tp * option.pp * option.cp
+        return option.gradient_checkpointing, within, option.ep > 1, -option.micro_batch_sequences
 
-    return sorted(ways, key=rank)
+    return sorted(options, key=rank)
 
 
-def _shardings(sharing: int, alone: bool, node: int) -> list[dict[str, Any]]:
-    """Ways in which GPUs that share batches may hold the state, the simplest first; HSDP within nodes."""
-    if alone:
+def _shardings(replicas: int, is_alone: bool, node: int) -> list[dict[str, Any]]:
+    """List how GPUs that share batches may hold the state, the simplest first; HSDP shards within nodes."""
+    if is_alone:
         return [{"sharding": "none"}]
-    replicas = [1, *([sharing // node] if sharing > node and sharing % node == 0 else [])]
-    sharded = [{"dp": dp, "fsdp": sharing // dp, "reshard": way} for dp in replicas for way in (True, False)]
-    whole: list[dict[str, Any]] = [{"sharding": way, "dp": sharing} for way in ("ddp", "zero1")]
-    return [*whole, *({"sharding": "fsdp2"} | way for way in sharded)]
+    shardings: list[dict[str, Any]] = [{"sharding": way, "dp": replicas} for way in ("ddp", "zero1")]
+    groups = [1]
+    if replicas > node and replicas % node == 0:
+        groups.append(replicas // node)
+    for dp, reshard in product(groups, (True, False)):
+        shardings.append({"sharding": "fsdp2", "dp": dp, "fsdp": replicas // dp, "reshard": reshard})
+    return shardings

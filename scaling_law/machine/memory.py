@@ -14,7 +14,8 @@ bytes for a parameter on d devices); tensor parallelism, which divides matrices 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from itertools import chain
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -29,9 +30,12 @@ WEIGHT_BYTES = 4.0
 MOMENT_BYTES = ADAM_BYTES - WEIGHT_BYTES
 # Bytes of a parameter in a matrix that Muon takes.
 MOMENTUM_BYTES = 4.0
-HALF, SINGLE = 2.0, 4.0
-# Of logits at a time (modeling_switch_moe.losses): on a CPU in fp32, on a GPU with their gradient, in bf16 there.
-CPU_CHUNK_BYTES, GPU_CHUNK_BYTES = 2**21, 2**31
+# Bytes of a number in bf16, and in fp32.
+HALF = 2.0
+SINGLE = 4.0
+# Bytes of logits at a time (modeling_switch_moe.losses): on a CPU in fp32, on a GPU in bf16 and with their gradient.
+CPU_CHUNK_BYTES = 2**21
+GPU_CHUNK_BYTES = 2**31
 LEAST_CHUNK_ROWS = 64
 
 
@@ -75,7 +79,7 @@ def training_memory(
     ep: Any = 1,
     cp: Any = 1,
 ) -> TrainingMemory:
-    """Memory at the peak of a step of `passes` micro-batches, each of `micro_batch_sequences` sequences per device.
+    """Compute the memory at the peak of a step of `passes` micro-batches of `micro_batch_sequences` on each device.
 
     `devices` share the state under `sharding="fsdp2"`, moments and master weights under "zero1". Gathered weights stay
     until their backward pass without `reshard`. `tp`, `pp`, `ep` and `cp` are degrees of parallelism.
@@ -87,155 +91,283 @@ def training_memory(
     check_counts(
         micro_batch_sequences=micro_batch_sequences,
         sequence_length=sequence_length,
-        **{"passes": passes, "devices": devices, "tp": tp, "pp": pp, "ep": ep, "cp": cp},
+        passes=passes,
+        devices=devices,
+        tp=tp,
+        pp=pp,
+        ep=ep,
+        cp=cp,
     )
     if sharding not in SHARDINGS or precision not in ("bf16", "fp32"):
         names = ", ".join(SHARDINGS)
         raise InputError(f"sharding={sharding!r}, precision={precision!r}; allowed: {names}; bf16, fp32")
-    a, half, passes = architecture, precision == "bf16", np.asarray(passes)
-    tokens = micro_batch_sequences * sequence_length / (tp * cp)
-    blocks, ends, inner = stage_of(a, tp, pp, ep)
-    router = a.routed_blocks * a.d_model * np.where(a.experts > 1, a.experts, 0) * blocks / a.blocks
-    parameters = inner + ends + router
-    sharded = sharding == "fsdp2" and np.any(np.asarray(devices) > 1)
-    # Matrices with all experts.
-    matrices = stage_of(a, tp, pp, 1)[2]
-    between = matrices + router
-    is_shared = sharded or sharding == "zero1"
-    held = (between + ends) / devices if is_shared else parameters
-    state = MOMENT_BYTES * held
+    a = architecture
+    half = precision == "bf16"
+    passes = np.asarray(passes)
+    share = _share_of_device(a, tp, pp, ep, sharding, devices)
+    state = MOMENT_BYTES * share.owned
     if optimizer == "muon":
-        state = state - (MOMENT_BYTES - MOMENTUM_BYTES) * (matrices / devices if is_shared else inner)
+        state = state - (MOMENT_BYTES - MOMENTUM_BYTES) * share.owned_matrices
 
     # Rows that the experts compute, by token and active expert: a buffer has as many as the capacity. Divided experts
     # compute buffers on every device; without a capacity they are taken to get equally many tokens.
     in_buffers = (np.asarray(ep) > 1) | (half or not on_cpu)
     rows = np.where(in_buffers, capacity_factor or 1.0, 1.0)
-    stream, block = tokens * a.d_model * SINGLE, tokens * _kept_by_a_block(a, half, rows)
+    tokens = micro_batch_sequences * sequence_length / (tp * cp)
+    stream = tokens * a.d_model * SINGLE
+    block = tokens * _block_activations(a, half, rows)
     # Casts live as long as a step; what FSDP2 gathers is in that precision already, and so are Megatron's weights.
-    casts = HALF * inner if half and not sharded and sharding != "zero1" else 0.0
-    every = blocks * np.where(np.asarray(pp) > 1, np.minimum(pp, passes), 1)  # blocks × micro-batches that are kept
-    # at the head, and in the last block's backward pass
-    whole, streams = every * block + casts, every * stream + casts
-    kept = (
-        np.where(gradient_checkpointing, streams, whole),
-        np.where(gradient_checkpointing, block + streams - stream, whole),
+    casts = HALF * share.inner if half and not share.is_state_shared else 0.0
+    micro_batches = np.where(np.asarray(pp) > 1, np.minimum(pp, passes), 1)
+    saved_blocks = share.blocks * micro_batches
+    everything = saved_blocks * block + casts
+    streams = saved_blocks * stream + casts
+    backward = _Backward(
+        head_activations=np.where(gradient_checkpointing, streams, everything),
+        last_activations=np.where(gradient_checkpointing, block + streams - stream, everything),
+        block_activations=block,
+        head_workspace=_head_workspace(a, tokens, half, on_cpu),
+        block_workspace=_block_workspace(a, tokens, half, rows),
     )
-    workspace = (_at_the_head(a, tokens, half, on_cpu), _in_a_block(a, tokens, half, rows))
-    if sharded:
-        of_block = between / blocks, (parameters - ends) / blocks
-        moments = _moments_of_shards(a, kept, workspace, block, of_block, held, passes, half, blocks, ends, reshard)
+    if share.is_gathered:
+        head = 1.0 * a.vocab_size * a.d_model
+        moments = _moments_of_shards(backward, share, head, HALF if half else SINGLE, passes, reshard)
     else:
-        # of one matrix, before it is added
+        # The gradients of one matrix of all experts, before they are added.
         stacked = GRADIENT_BYTES * 2 * a.d_model * a.experts * a.d_expert / (ep * tp)
-        before = GRADIENT_BYTES * parameters * ((passes > 1) | (sharding in ("ddp", "zero1")))
-        moments = [(before, kept[0], workspace[0])]
-        moments.append((before, kept[1], workspace[1] + stacked * (passes > 1)))
-        # The end of a backward pass: only the casts are kept any more, and every gradient is there.
-        moments.append((GRADIENT_BYTES * parameters, casts, stacked))
-    gradients, activations, transient = _peak(moments)
-    whole_weights = HALF * parameters + WEIGHT_BYTES * held if sharding == "zero1" else WEIGHT_BYTES * held
-    parts = (whole_weights, gradients, state, activations, transient)
-    return TrainingMemory(*(float(part) if np.ndim(part) == 0 else part for part in parts))
+        is_summed = (passes > 1) | (sharding in ("ddp", "zero1"))
+        moments = _moments_of_whole(backward, share, casts, stacked, passes, is_summed)
+    gradients, activations, workspace = _peak(moments)
+    weights = WEIGHT_BYTES * share.owned
+    if sharding == "zero1":
+        weights = HALF * share.parameters + weights
+    return TrainingMemory(
+        _as_number(weights),
+        _as_number(gradients),
+        _as_number(state),
+        _as_number(activations),
+        _as_number(workspace),
+    )
+
+
+def _as_number(values: Any) -> Any:
+    return float(values) if np.ndim(values) == 0 else values
 
 
 def saved_bytes(parameters: float, matrices: float, optimizer: str) -> float:
     """Count the bytes of fp32 weights and the optimizer's state: two moments, or the momentum of Muon's matrices."""
     adamw_bytes = (WEIGHT_BYTES + MOMENT_BYTES) * parameters
-    return adamw_bytes - (MOMENT_BYTES - MOMENTUM_BYTES) * matrices if optimizer == "muon" else adamw_bytes
+    if optimizer == "muon":
+        return adamw_bytes - (MOMENT_BYTES - MOMENTUM_BYTES) * matrices
+    return adamw_bytes
 
 
 def check_counts(**counts: Any) -> None:
-    """ValueError for a number, or an array with one, below 1."""
+    """Raise ValueError for a number, or an array with one, below 1."""
     for name, value in counts.items():
         if not np.all(np.asarray(value) >= 1):
             raise InputError(f"{name}={value!r} must be at least 1")
 
 
+# ------------------------------------------------------------------ parameters of a device
+
+
 def stage_of(a: Architecture | Widths, tp: Any, pp: Any, ep: Any) -> tuple[Any, Any, Any]:
-    """Blocks of the longest stage of a pipeline, and parameters that one device has: of its ends, and between them.
+    """Count the blocks of the longest stage of a pipeline, and one device's parameters at its ends and between them.
 
-    A stage of several has the embedding or the head. Routers are not counted.
+    If there are several stages, one has the embedding or the head. Routers are not counted.
     """
-    several = np.asarray(pp) > 1
-    blocks = np.where(several, np.ceil(a.blocks / np.asarray(pp)), a.blocks)
-    ends = np.where(several, 1.0 * a.vocab_size * a.d_model, a.embedding_parameters) / tp
+    has_stages = np.asarray(pp) > 1
+    blocks = np.where(has_stages, np.ceil(a.blocks / np.asarray(pp)), a.blocks)
+    end_parameters = np.where(has_stages, 1.0 * a.vocab_size * a.d_model, a.embedding_parameters) / tp
     idle = a.n_total_non_embedding - a.n_active_non_embedding
-    experts = idle * a.experts / np.maximum(a.experts - a.experts_per_token, 1e-9)  # those that a router chooses among
-    inner = (a.n_total_non_embedding - experts * (1 - 1 / np.asarray(ep))) * blocks / a.blocks / tp
-    return blocks, ends, inner
+    # Parameters of the experts that a router chooses among.
+    routed = idle * a.experts / np.maximum(a.experts - a.experts_per_token, 1e-9)
+    undivided = a.n_total_non_embedding - routed * (1 - 1 / np.asarray(ep))
+    return blocks, end_parameters, undivided * blocks / a.blocks / tp
 
 
-def _peak(moments: list[tuple[Any, Any, Any]]) -> tuple[Any, Any, Any]:
-    """The parts of the moment with the largest sum, for each model."""
-    shape = np.broadcast_shapes(*(np.shape(part) for moment in moments for part in moment))
-    every = np.array([[np.broadcast_to(part, shape) for part in moment] for moment in moments])
-    peak = np.argmax(every.sum(axis=1), axis=0)
-    return tuple(np.take_along_axis(every[:, part], peak[None], 0)[0] for part in range(3))
+class _Share(NamedTuple):
+    """Blocks and parameters of one device: those that its stage computes with, and those whose state it owns.
+
+    `outer` are of embedding and head, `inner` of the matrices between, `all_inner` of these with the experts of all
+    devices. FSDP2 gathers weights (`is_gathered`); it and "zero1" share the state.
+    """
+
+    blocks: Any
+    outer: Any
+    inner: Any
+    all_inner: Any
+    router: Any
+    owned: Any
+    owned_matrices: Any
+    is_gathered: bool
+    is_state_shared: bool
+
+    @property
+    def parameters(self) -> Any:
+        return self.inner + self.outer + self.router
+
+
+def _share_of_device(
+    a: Architecture | Widths,
+    tp: Any,
+    pp: Any,
+    ep: Any,
+    sharding: Sharding,
+    devices: Any,
+) -> _Share:
+    """Count the parameters of one device."""
+    blocks, outer, inner = stage_of(a, tp, pp, ep)
+    all_inner = stage_of(a, tp, pp, 1)[2]
+    router = a.routed_blocks * a.d_model * np.where(a.experts > 1, a.experts, 0) * blocks / a.blocks
+    is_gathered = sharding == "fsdp2" and bool(np.any(np.asarray(devices) > 1))
+    is_state_shared = is_gathered or sharding == "zero1"
+    owned = inner + outer + router
+    owned_matrices = inner
+    if is_state_shared:
+        owned = (all_inner + router + outer) / devices
+        owned_matrices = all_inner / devices
+    return _Share(blocks, outer, inner, all_inner, router, owned, owned_matrices, is_gathered, is_state_shared)
+
+
+# ------------------------------------------------------------------ moments of a step where the peak may be
+
+
+class _Backward(NamedTuple):
+    """Bytes in the backward pass at the head and in the last block, without weights and gradients.
+
+    `block_activations` are those of one block alone.
+    """
+
+    head_activations: Any
+    last_activations: Any
+    block_activations: Any
+    head_workspace: Any
+    block_workspace: Any
+
+
+class _Moment(NamedTuple):
+    """Bytes that live together."""
+
+    gradients: Any
+    activations: Any
+    workspace: Any
+
+
+def _peak(moments: list[_Moment]) -> Any:
+    """Find the moment with the largest sum, for each model: [3, ...]."""
+    shape = np.broadcast_shapes(*map(np.shape, chain.from_iterable(moments)))
+    rows = []
+    for moment in moments:
+        rows.append([np.broadcast_to(values, shape) for values in moment])
+    table = np.array(rows)
+    peak = np.argmax(table.sum(axis=1), axis=0)
+    return np.take_along_axis(table, peak[None, None], axis=0)[0]
+
+
+def _moments_of_whole(
+    backward: _Backward,
+    share: _Share,
+    casts: Any,
+    stacked: Any,
+    passes: Any,
+    is_summed: Any,
+) -> list[_Moment]:
+    """List the moments where every device has all weights: at the head, in the last block, and at the end.
+
+    `stacked` are bytes of the gradients of stacked experts; `is_summed`: gradients exist before the backward pass.
+    """
+    gradients = GRADIENT_BYTES * share.parameters
+    before = gradients * is_summed
+    return [
+        _Moment(before, backward.head_activations, backward.head_workspace),
+        _Moment(before, backward.last_activations, backward.block_workspace + stacked * (passes > 1)),
+        # The end of a backward pass: only the casts are kept any more, and every gradient is there.
+        _Moment(gradients, casts, stacked),
+    ]
 
 
 def _moments_of_shards(
-    a: Architecture | Widths,
-    kept: tuple[Any, Any],
-    workspace: tuple[Any, Any],
-    block_activations: Any,
-    of_block: tuple[Any, Any],
-    held: Any,
+    backward: _Backward,
+    share: _Share,
+    head: Any,
+    compute: float,
     passes: Any,
-    half: bool,
-    blocks: Any,
-    ends: Any,
     reshard: Any,
-) -> list[tuple[Any, Any, Any]]:
-    """(gradients, activations, workspace) where the peak may be with `held` parameters on a device, block by block."""
-    head, compute = 1.0 * a.vocab_size * a.d_model, HALF if half else SINGLE
-    block_weights, gathered = of_block  # all of a block, and those that a device gathers
+) -> list[_Moment]:
+    """List the moments of FSDP2, block by block; a weight has `compute` bytes where it is gathered."""
+    block_weights = (share.all_inner + share.router) / share.blocks
+    gathered = (share.parameters - share.outer) / share.blocks
     # Gradients are there in the precision of the weights, then as an fp32 sum that lives until the next is summed.
-    whole, summed = compute * gathered, SINGLE * gathered
-    share = held / (ends + blocks * block_weights)
-    ahead = np.where(reshard, 2.0 * whole, blocks * whole + SINGLE * (ends - head))  # gathered, the embedding too
+    block = compute * gathered
+    block_sum = SINGLE * gathered
+    fraction = share.owned / (share.outer + share.blocks * block_weights)
+    # Weights that are gathered ahead, the embedding too.
+    ahead = np.where(reshard, 2.0 * block, share.blocks * block + SINGLE * (share.outer - head))
 
     def gradients(count: Any) -> Any:
-        return GRADIENT_BYTES * np.where(passes > 1, held, share * count)
+        return GRADIENT_BYTES * np.where(passes > 1, share.owned, fraction * count)
 
-    (at_head, in_block), earlier = workspace, kept[1] - block_activations
-    moments = [
-        (gradients(0.0), kept[0], at_head + SINGLE * head + np.where(reshard, 0.0, ahead)),
-        (gradients(head), kept[1], in_block + ahead + whole),  # the last block; `in_block` counts the sum of the head
-        (gradients(head + block_weights), earlier, ahead + summed),
-        (GRADIENT_BYTES * held, 0.0, 2 * SINGLE * head),  # the embedding
+    earlier = backward.last_activations - backward.block_activations
+    at_head = backward.head_workspace + SINGLE * head + np.where(reshard, 0.0, ahead)
+    in_block = backward.block_workspace
+    before_last = in_block - SINGLE * head + ahead + block + block_sum
+    has_others = np.asarray(share.blocks) > 1
+    above = gradients(head + block_weights)
+    return [
+        _Moment(gradients(0.0), backward.head_activations, at_head),
+        # The last block; its workspace counts the sum of the head.
+        _Moment(gradients(head), backward.last_activations, in_block + ahead + block),
+        _Moment(above, earlier, ahead + block_sum),
+        # The embedding.
+        _Moment(GRADIENT_BYTES * share.owned, 0.0, 2 * SINGLE * head),
+        # A block before the last.
+        _Moment(has_others * above, has_others * earlier, has_others * before_last),
     ]
-    several = np.asarray(blocks) > 1  # blocks before the last
-    before_last = in_block - SINGLE * head + ahead + whole + summed
-    moments.append((several * gradients(head + block_weights), several * earlier, several * before_last))
-    return moments
 
 
-def _kept_by_a_block(a: Architecture | Widths, half: bool, rows: Any) -> Any:
-    """Bytes by token that a block's backward pass needs. Autocast copies the input of every projection."""
-    d, width, compute = a.d_model, a.active_width, HALF if half else SINGLE
-    attended = 2 * a.heads * a.head_dim + 2 * a.n_kv_heads * a.head_dim  # queries, outputs, keys and values
-    kept = 2 * d * SINGLE + attended * compute + (4 * HALF if half else SINGLE) * d  # two residuals; the inputs
-    kept += 4 * SINGLE + a.heads * SINGLE  # moments of the norms, normalisers of the softmax
-    dense = kept + 4 * width * compute + (2 * HALF if half else SINGLE) * d
-    # Gate, up, its activation, product; the buffer.
-    kept = kept + rows * (4 * width + a.experts_per_token * d) * compute
-    kept += (SINGLE + (2 * HALF if half else SINGLE)) * d  # the router's input, the outputs before their gate
-    return np.where(a.experts > 1, kept + 2 * a.experts * SINGLE + 40, dense)  # logits and probabilities, indices
+# ------------------------------------------------------------------ activations and workspace
 
 
-def _at_the_head(a: Architecture | Widths, tokens: Any, half: bool, on_cpu: bool) -> Any:
-    """The chunked cross-entropy: hidden states, their gradient, that of the head, and chunks of logits."""
-    d, vocabulary = a.d_model, a.vocab_size
+def _block_activations(a: Architecture | Widths, half: bool, rows: Any) -> Any:
+    """Count the bytes by token that a block's backward pass needs. Autocast copies the input of every projection."""
+    d = a.d_model
+    compute = HALF if half else SINGLE
+    # Elements of queries, outputs, keys and values.
+    attention = 2 * a.heads * a.head_dim + 2 * a.n_kv_heads * a.head_dim
+    # Two residuals, attention, and the inputs of projections.
+    shared = 2 * d * SINGLE + attention * compute + (4 * HALF if half else SINGLE) * d
+    # Moments of the norms, and normalisers of the softmax.
+    shared = shared + (4 * SINGLE + a.heads * SINGLE)
+    input_copies = 2 * HALF if half else SINGLE
+    dense = shared + 4 * a.active_width * compute + input_copies * d
+    # Gate, up, its activation and the product, and the buffer.
+    routed = shared + rows * (4 * a.active_width + a.experts_per_token * d) * compute
+    # The router's input, and the outputs before their gate.
+    routed = routed + (SINGLE + input_copies) * d
+    # Logits and probabilities, and indices.
+    routed = routed + 2 * a.experts * SINGLE + 40
+    return np.where(a.experts > 1, routed, dense)
+
+
+def _head_workspace(a: Architecture | Widths, tokens: Any, half: bool, on_cpu: bool) -> Any:
+    """Count the bytes of the chunked cross-entropy: hidden states, gradients of these and the head, and logits."""
+    d = a.d_model
+    vocabulary = a.vocab_size
+    compute = HALF if half else SINGLE
     rows = chunk_rows(tokens, vocabulary, half, on_cpu)
+    chunks = np.minimum(2, np.ceil(tokens / rows))
     if on_cpu:
         logits = rows * vocabulary * SINGLE
-        chunks = np.minimum(2, np.ceil(tokens / rows)) + (1 if half else 0)  # the one before is still there
+        # The chunk before is still there.
+        chunks = chunks + (1 if half else 0)
     else:
-        logits = rows * vocabulary * (HALF if half else SINGLE)
-        chunks = np.minimum(2, np.ceil(tokens / rows)) + 1  # logits, their gradient, and the gradient before
+        logits = rows * vocabulary * compute
+        # Logits, their gradient, and the gradient before.
+        chunks = chunks + 1
     copies = (tokens + vocabulary) * d * HALF if half else 0.0
-    return tokens * d * (SINGLE + (HALF if half else SINGLE)) + vocabulary * d * SINGLE + chunks * logits + copies
+    return tokens * d * (SINGLE + compute) + vocabulary * d * SINGLE + chunks * logits + copies
 
 
 def chunk_rows(tokens: Any, vocabulary: float, half: bool, on_cpu: bool) -> Any:
@@ -244,11 +376,12 @@ def chunk_rows(tokens: Any, vocabulary: float, half: bool, on_cpu: bool) -> Any:
         return np.minimum(tokens, max(LEAST_CHUNK_ROWS, CPU_CHUNK_BYTES // (4 * vocabulary)))
     size = int(HALF if half else SINGLE)
     most = max(LEAST_CHUNK_ROWS, GPU_CHUNK_BYTES // (2 * size * vocabulary))
-    needed = np.maximum(tokens, LEAST_CHUNK_ROWS)
-    return np.minimum(2.0 ** np.floor(np.log2(most)), 2.0 ** np.ceil(np.log2(needed)))
+    fewest = np.maximum(tokens, LEAST_CHUNK_ROWS)
+    return np.minimum(2.0 ** np.floor(np.log2(most)), 2.0 ** np.ceil(np.log2(fewest)))
 
 
-def _in_a_block(a: Architecture | Widths, tokens: Any, half: bool, rows: Any) -> Any:
-    """The last block's backward pass: gradients of its output, two inner activations, and the head."""
-    inner = np.where(a.experts > 1, rows, 1.0) * 2 * a.active_width * (HALF if half else SINGLE)
+def _block_workspace(a: Architecture | Widths, tokens: Any, half: bool, rows: Any) -> Any:
+    """Count the bytes of the last block's backward pass: gradients of its output and the head, inner activations."""
+    compute = HALF if half else SINGLE
+    inner = np.where(a.experts > 1, rows, 1.0) * 2 * a.active_width * compute
     return tokens * (a.d_model * SINGLE + inner) + a.vocab_size * a.d_model * SINGLE

@@ -1,4 +1,4 @@
-"""What it takes to serve a model: GPU-seconds of each generated token, from a data sheet alone.
+"""The cost of serving a model: GPU-seconds of each generated token, from a data sheet.
 
 A step decodes one token for each of B sequences. It reads the whole cache, and the weights once for all of them:
 
@@ -24,7 +24,7 @@ from scaling_law.size.widths import Widths
 
 
 def share_read(density: ArrayLike, batch: float) -> Any:
-    """Expected part of the experts that `batch` tokens need, each the part `density` of them; broadcasts."""
+    """Compute the expected share of the experts that `batch` tokens need, the share `density` each; broadcasts."""
     return 1.0 - (1.0 - np.asarray(density, float)) ** batch
 
 
@@ -36,7 +36,7 @@ def decode_seconds(
     bytes_per_parameter: float = 2.0,
     bytes_per_kv: float = 2.0,
 ) -> float:
-    """GPU-seconds of one generated token, for `batch` sequences of `context` positions each, on a GPU such as "h100".
+    """Compute the GPU-seconds of a generated token, for `batch` sequences of `context` positions, on a GPU as "h100".
 
     ValueError for an unlisted GPU, and a batch that is not positive.
     """
@@ -49,12 +49,19 @@ def decode_seconds(
 
 
 def seconds_of_token(
-    a: Architecture | Widths, gpu: Gpu, batch: float, cache_bytes: Any = 0.0, bytes_per_parameter: float = 2.0
+    a: Architecture | Widths,
+    gpu: Gpu,
+    batch: float,
+    cache_bytes: Any = 0.0,
+    bytes_per_parameter: float = 2.0,
 ) -> Any:
-    """GPU-seconds of one generated token, with `cache_bytes` of all sequences; broadcasts with the models."""
-    unread = (1.0 - share_read(a.experts_per_token / a.experts, batch)) * a.experts * a.d_expert
+    """Compute the GPU-seconds of a generated token, with `cache_bytes` of all sequences; broadcasts with models."""
+    unread_width = (1.0 - share_read(a.experts_per_token / a.experts, batch)) * a.experts * a.d_expert
     # A lookup reads a few rows of the embedding.
     lookup = 0 if a.tied_embeddings else a.d_model * a.vocab_size
-    read = a.n_total - lookup - (3 if a.gated else 2) * a.d_model * a.routed_blocks * unread
-    weights = np.maximum(batch * a.forward_flops() / gpu.peak_flops, bytes_per_parameter * read / gpu.bandwidth)
-    return (cache_bytes / gpu.bandwidth + weights) / batch
+    matrices = 3 if a.gated else 2
+    weights = a.n_total - lookup - matrices * a.d_model * a.routed_blocks * unread_width
+    compute_seconds = batch * a.forward_flops() / gpu.peak_flops
+    weight_seconds = bytes_per_parameter * weights / gpu.bandwidth
+    cache_seconds = cache_bytes / gpu.bandwidth
+    return (cache_seconds + np.maximum(compute_seconds, weight_seconds)) / batch

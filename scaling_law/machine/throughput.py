@@ -1,4 +1,4 @@
-"""How long a training step takes on one device model: measured (`python -m training.throughput`), or assumed.
+"""Seconds of a training step on one device model: measured (`python -m training.throughput`), or assumed.
 
     seconds = Σ_k c_k work_k,  c_k >= 0
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from hub.base import strict_json
 from hub.base.errors import InputError
@@ -24,14 +24,18 @@ from hub.base.tables import literal
 from scaling_law.machine.efficiency import SMALL, published_runs
 from scaling_law.machine.gpus import SHEET, named_gpu
 from scaling_law.size.architecture import Architecture, Span
+from scaling_law.size.arrays import FloatArray
 from scaling_law.size.missing import refuse_none
 from scaling_law.size.recipe import PAPER
 from scaling_law.size.widths import Widths
 
-FORMAT, VERSION = "throughput", 1
-DRAWN = ("draws", "small_draws")  # fields that are arrays
-OUTSIDE = 2.0  # times a vocabulary or a batch beyond those that were timed, at which it is named
-SHAPES = {"vocab_size": ("a vocabulary", OUTSIDE), "d_model": ("a d_model", 1.0), "experts": ("E", 1.0)}  # likewise
+FORMAT = "throughput"
+VERSION = 1
+# Fields that are arrays.
+ARRAYS = ("draws", "small_draws")
+# A warning names a vocabulary or a batch that lies this factor beyond those that were timed; likewise other shapes.
+OUTSIDE = 2.0
+SHAPES = {"vocab_size": ("a vocabulary", OUTSIDE), "d_model": ("a d_model", 1.0), "experts": ("E", 1.0)}
 
 TERMS: dict[str, str] = {
     "steps": "1",
@@ -47,16 +51,18 @@ TERMS: dict[str, str] = {
 
 @dataclass(frozen=True)
 class ModelWork:
-    """What of a model decides its step time, arrays of one shape or numbers, by token where not said otherwise.
+    """Properties of a model that decide its step time: arrays of one shape, or numbers.
+
+    They are by token where a line below does not say more.
 
     Attributes:
-        weights: that a token is multiplied with, router and head included, embedding not.
+        weights: weights that a token is multiplied with, router and head included, embedding not.
         attention: elements of attention's scores and values by position of the context, of all blocks that attend to
             every position.
         activations: elements that a block hands on, of all blocks.
         routed: elements that are sent to experts, of all blocks; 0 for a dense model.
         n_total: all parameters of the model.
-        n_active: of them what one token uses, embedding included; only to say what lies outside the measured range.
+        n_active: parameters that one token uses, embedding included, for warnings about the measured range.
         n_blocks: blocks of the model.
         bounded: pairs of a span of other blocks (windows, selections, states) and its elements by entry.
     """
@@ -72,39 +78,53 @@ class ModelWork:
 
     @classmethod
     def of(cls, model: Architecture | Widths | Sequence[Architecture]) -> ModelWork:
-        """Work of one architecture (numbers), or of several (arrays)."""
+        """Describe one architecture (numbers), or several (arrays)."""
         refuse_none("model", model)
         if isinstance(model, Sequence) and not isinstance(model, str):
-            each = [cls.of(one) for one in model]
-            if not each:
-                raise InputError("model=[] must be an Architecture, or several")
-            names = [f.name for f in fields(cls) if f.name != "bounded"]
-            numbers = {name: np.array([getattr(work, name) for work in each]) for name in names}
-            of_model = np.eye(len(each))  # elements of one model alone
-            bounded = [(span, of_model[i] * size) for i, work in enumerate(each) for span, size in work.bounded]
-            return cls(**numbers, bounded=tuple(bounded))
+            return cls._stack([cls.of(architecture) for architecture in model])
         if not hasattr(model, "forward_flops"):
             raise InputError(f"model={model!r} must be an Architecture, or several")
         a = model
         products = [(Span(1), 2.0 * a.blocks * a.d_model)] if isinstance(a, Widths) else _products(a)
-        sent = a.routed_blocks * a.experts_per_token * a.d_model
+        routed = a.routed_blocks * a.experts_per_token * a.d_model
         return cls(
             weights=a.forward_flops() / 2,
             attention=sum(size for span, size in products if span.sees_all),
             activations=1.0 * a.blocks * a.d_model,
-            routed=1.0 * np.where(np.asarray(a.experts) > 1, sent, 0.0),
+            routed=1.0 * np.where(np.asarray(a.experts) > 1, routed, 0.0),
             n_total=1.0 * a.n_total,
             n_active=1.0 * a.n_active,
             n_blocks=1.0 * a.blocks,
             bounded=tuple((span, size) for span, size in products if not span.sees_all),
         )
 
+    @classmethod
+    def _stack(cls, works: Sequence[ModelWork]) -> ModelWork:
+        """Stack the work of several models to arrays; the elements of a bounded span are 0 in other models."""
+        if not works:
+            raise InputError("model=[] must be an Architecture, or several")
+        numbers: dict[str, Any] = {}
+        for work_field in fields(cls):
+            if work_field.name != "bounded":
+                numbers[work_field.name] = np.array([getattr(work, work_field.name) for work in works])
+        is_model = np.eye(len(works))
+        bounded = []
+        for i, work in enumerate(works):
+            bounded += [(span, is_model[i] * size) for span, size in work.bounded]
+        return cls(**numbers, bounded=tuple(bounded))
+
     def in_step(
-        self, tokens_per_step: ArrayLike, micro_batch_tokens: ArrayLike | None, sequence_length: int, devices: int
+        self,
+        tokens_per_step: ArrayLike,
+        micro_batch_tokens: ArrayLike | None,
+        sequence_length: int,
+        devices: int,
     ) -> dict[str, Any]:
-        """The work of one device in one step, by the names of `TERMS`. Without micro-batches all is one pass."""
+        """Compute the work of one device in a step, by the names of `TERMS`. Without micro-batches all is one pass."""
         tokens = np.asarray(tokens_per_step, float) / devices
-        micro_batches = 1.0 if micro_batch_tokens is None else np.maximum(1.0, tokens / np.asarray(micro_batch_tokens))
+        micro_batches: Any = 1.0
+        if micro_batch_tokens is not None:
+            micro_batches = np.maximum(1.0, tokens / np.asarray(micro_batch_tokens))
         attended = sequence_length * self.attention
         attended = attended + sum(span.entries(sequence_length) * size for span, size in self.bounded)
         flops = 6.0 * tokens * (self.weights + attended)
@@ -145,21 +165,21 @@ class Throughput:
     """Step times of one device model, at one precision.
 
     Attributes:
-        device: its name, as the driver or the data sheet has it.
-        precision: "bf16" or "fp32", that of the autocast; "fp8" or "fp4" only where assumed.
-        seconds: per unit of work, for some of `TERMS`; the rest takes none.
-        devices: how many shared the steps that were measured, as data parallel processes.
-        draws: of `seconds`, [n_draws, len(seconds)], for intervals; None if there are none.
-        small_draws: with them, of the power of `SMALL` / weights in the seconds of smaller models, [n_draws], or None.
-        micro_batch_tokens: of the measurements, taken where a question names none; None where it does not matter.
-        sequence_length: likewise.
-        settings: what else decides the speed, such as compile and gradient_checkpointing.
-        memory_bytes: of one device; None if unknown.
+        device: name of the device, as the driver or the data sheet has it.
+        precision: "bf16" or "fp32", that of the autocast; "fp8" or "fp4" only if assumed.
+        seconds: seconds per unit of work, for some of `TERMS`; the rest takes none.
+        devices: data parallel processes that shared the steps that were measured.
+        draws: draws of `seconds`, [n_draws, len(seconds)], for intervals; None if there are none.
+        small_draws: draws of the power of `SMALL` / weights in the seconds of smaller models, [n_draws], or None.
+        micro_batch_tokens: tokens of a pass if a question names none; None if they do not matter.
+        sequence_length: tokens of a sequence if a question names none.
+        settings: other settings that decide the speed, such as compile and gradient_checkpointing.
+        memory_bytes: memory of one device; None if unknown.
         error: rms of ln(predicted / measured) for shapes left out of the fit; None if nothing was left out.
-        measurements: what it was fitted to.
-        source: where it is from.
-        is_assumed: not measured: from a data sheet and public runs, or a given MFU.
-        node, growth, overhead: of more than `node` devices, seconds of a step grow with the number of nodes to the
+        measurements: the timed steps that it was fitted to.
+        source: origin of the numbers, in words.
+        is_assumed: true if from a data sheet and public runs or a given MFU, and not measured.
+        node, growth, overhead: with more than `node` devices, seconds of a step grow with the number of nodes to the
             power of `growth`, and a whole run takes that number to the power of `overhead` times its steps.
     """
 
@@ -167,8 +187,8 @@ class Throughput:
     precision: str
     seconds: Mapping[str, float]
     devices: int = 1
-    draws: NDArray[np.float64] | None = field(default=None, compare=False, repr=False)
-    small_draws: NDArray[np.float64] | None = field(default=None, compare=False, repr=False)
+    draws: FloatArray | None = field(default=None, compare=False, repr=False)
+    small_draws: FloatArray | None = field(default=None, compare=False, repr=False)
     micro_batch_tokens: int | None = None
     sequence_length: int = PAPER.sequence_length
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -184,10 +204,12 @@ class Throughput:
     def __post_init__(self) -> None:
         if not (isinstance(self.device, str) and self.device):
             raise InputError(f"device={self.device!r} must be a name")
-        if unknown := set(self.seconds) - set(TERMS):
-            raise InputError(f"seconds: {sorted(unknown)[0]!r} is none of {', '.join(TERMS)}")
-        if wrong := [name for name, value in self.seconds.items() if not 0 <= value < math.inf]:
-            raise InputError(f"seconds of {wrong[0]}={self.seconds[wrong[0]]!r} must be finite and at least 0")
+        unknown = set(self.seconds) - set(TERMS)
+        if unknown:
+            raise InputError(f"seconds: {min(unknown)!r} is none of {', '.join(TERMS)}")
+        for name, value in self.seconds.items():
+            if not 0 <= value < math.inf:
+                raise InputError(f"seconds of {name}={value!r} must be finite and at least 0")
         if not any(self.seconds.values()):
             raise InputError("seconds: all are 0; at least one must be positive")
         if not (isinstance(self.devices, int) and self.devices >= 1):
@@ -195,7 +217,7 @@ class Throughput:
         if self.draws is not None and (self.draws.ndim != 2 or self.draws.shape[1] != len(self.seconds)):
             raise InputError(f"draws have shape {self.draws.shape}; [n, {len(self.seconds)}] is needed")
 
-    # -- asking
+    # -- questions
 
     @reads(tokens_per_step=numbers_of, micro_batch_tokens=optional(numbers_of))
     def step_seconds(
@@ -207,63 +229,80 @@ class Throughput:
         sequence_length: int | None = None,
         devices: int | None = None,
     ) -> Any:
-        """Seconds of a step of `tokens_per_step` tokens, shared by `devices` (default: as measured); broadcasts.
+        """Compute the seconds of a step of `tokens_per_step` tokens, shared by `devices` (default: as measured).
 
-        `micro_batch_tokens` are those of one device and pass. Other numbers of devices than were measured are taken to
-        share the tokens evenly at no cost: gradients travel as in the measurements. ValueError unless all is positive.
+        It broadcasts. `micro_batch_tokens` are tokens of one device and pass. A number of devices that was not
+        measured is taken to share the tokens evenly at no cost: gradients travel as in the measurements. ValueError
+        unless all numbers are positive.
         """
         work = self._work(model, tokens_per_step, micro_batch_tokens, sequence_length, devices)
-        seconds = sum(value * work[name] for name, value in self.seconds.items()) * self._nodes(devices) ** self.growth
+        on_one_node = sum(value * work[name] for name, value in self.seconds.items())
+        seconds = on_one_node * self._nodes(devices) ** self.growth
         return float(seconds) if np.ndim(seconds) == 0 else seconds
 
-    def step_seconds_draws(self, model: Model, tokens_per_step: ArrayLike, **batch: Any) -> NDArray[np.float64]:
-        """`step_seconds` under each of the draws, [n_draws, ...]. ValueError if there are none."""
+    def step_seconds_draws(self, model: Model, tokens_per_step: ArrayLike, **batch: Any) -> FloatArray:
+        """Compute `step_seconds` under each of the draws, [n_draws, ...]. ValueError if there are none."""
         if self.draws is None:
             raise InputError(
                 f"the throughput of {self.device} has no draws: its step times are not fitted to measurements"
             )
         work = self._work(model, tokens_per_step, **batch)
-        terms = np.stack(np.broadcast_arrays(*(np.asarray(work[name], float) for name in self.seconds)))
+        amounts = [np.asarray(work[name], float) for name in self.seconds]
+        terms = np.stack(np.broadcast_arrays(*amounts))
         seconds = np.tensordot(self.draws, terms, axes=1) * self._nodes(batch.get("devices")) ** self.growth
         if self.small_draws is None:
             return np.asarray(seconds)
-        below = np.log(np.maximum(SMALL / np.broadcast_to(_work_of(model).weights, terms.shape[1:]), 1.0))
-        return np.asarray(seconds * np.exp(np.multiply.outer(self.small_draws, below)))
+        weights = np.broadcast_to(_work_of(model).weights, terms.shape[1:])
+        log_size = np.log(np.maximum(SMALL / weights, 1.0))
+        return np.asarray(seconds * np.exp(np.multiply.outer(self.small_draws, log_size)))
 
     def warnings(
-        self, model: Model, devices: int | None = None, tokens_per_step: float | None = None
+        self,
+        model: Model,
+        devices: int | None = None,
+        tokens_per_step: float | None = None,
     ) -> tuple[str, ...]:
-        """How far these models, this number of devices and a step's tokens on each lie outside what was measured."""
+        """Say how far models, the number of devices and a step's tokens on each lie outside of what was measured."""
         if self.is_assumed:
-            wider = (
-                "" if self.draws is None else "; they are of other code than train.py, and intervals are wider for it"
-            )
-            other = "" if self.precision == "bf16" else f"; train.py has no {self.precision}: other engines take them"
-            return (f"step times on {self.device} are assumed, not measured: {self.source}{wider}{other}",)
+            note = f"step times on {self.device} are assumed, not measured: {self.source}"
+            if self.draws is not None:
+                note += "; they are of other code than train.py, and intervals are wider for it"
+            if self.precision != "bf16":
+                note += f"; train.py has no {self.precision}: other engines take them"
+            return (note,)
         notes = []
         if devices is not None and devices != self.devices:
             notes.append(
                 f"step times were measured on {self.devices} devices; {devices} are taken to share them evenly"
             )
         if self.measurements:
-            work, seen = _work_of(model), ModelWork.of([m.architecture for m in self.measurements])
-            for name, size in {"active": "n_active", "total": "n_total"}.items():
-                most, largest = float(np.max(getattr(work, size))), float(np.max(getattr(seen, size)))
-                if most > 1.01 * largest:
-                    notes.append(f"{most:.3g} {name} parameters are {most / largest:.3g}x the largest that was timed")
-            for name, (said, factor) in SHAPES.items():
-                timed = [getattr(m.architecture, name) for m in self.measurements]
-                notes += _outside(said, timed, getattr(model, name, None), factor)
-            tokens = [m.tokens_per_step / self.devices for m in self.measurements]
-            notes += _outside("tokens of a step on one device", tokens, tokens_per_step, OUTSIDE)
+            notes += self._outside_measurements(model, tokens_per_step)
         return tuple(notes)
 
+    def _outside_measurements(self, model: Model, tokens_per_step: float | None) -> list[str]:
+        """Say which sizes and shapes of models, and which tokens of a step, lie outside of those that were timed."""
+        notes = []
+        work = _work_of(model)
+        architectures = [measurement.architecture for measurement in self.measurements]
+        timed_work = ModelWork.of(architectures)
+        for name, size in {"active": "n_active", "total": "n_total"}.items():
+            most = float(np.max(getattr(work, size)))
+            largest = float(np.max(getattr(timed_work, size)))
+            if most > 1.01 * largest:
+                notes.append(f"{most:.3g} {name} parameters are {most / largest:.3g}x the largest that was timed")
+        for name, (words, factor) in SHAPES.items():
+            timed_sizes = [getattr(architecture, name) for architecture in architectures]
+            notes += _outside(words, timed_sizes, getattr(model, name, None), factor)
+        timed_tokens = [measurement.tokens_per_step / self.devices for measurement in self.measurements]
+        return notes + _outside("tokens of a step on one device", timed_tokens, tokens_per_step, OUTSIDE)
+
     def overhead_of(self, devices: int) -> float:
-        """How many times the seconds of its steps a whole run on these devices takes."""
+        """Compute the seconds of a whole run on these devices over those of its steps."""
         return float(self._nodes(devices) ** self.overhead)
 
     def _nodes(self, devices: int | None) -> float:
-        return max(1.0, (self.devices if devices is None else devices) / self.node)
+        count = self.devices if devices is None else devices
+        return max(1.0, count / self.node)
 
     def _work(
         self,
@@ -273,16 +312,28 @@ class Throughput:
         sequence_length: int | None = None,
         devices: int | None = None,
     ) -> dict[str, Any]:
-        micro = self.micro_batch_tokens if micro_batch_tokens is None else micro_batch_tokens
-        length = self.sequence_length if sequence_length is None else sequence_length
-        count = self.devices if devices is None else devices
-        batch = {"tokens_per_step": tokens_per_step, "micro_batch_tokens": micro, "sequence_length": length}
-        for name, value in (batch | {"devices": count}).items():
-            if value is not None and not np.all((np.asarray(value) >= 1 / LARGEST) & (np.asarray(value) <= LARGEST)):
+        """Compute the work of one device in one step. ValueError names what is not positive."""
+        if micro_batch_tokens is None:
+            micro_batch_tokens = self.micro_batch_tokens
+        if sequence_length is None:
+            sequence_length = self.sequence_length
+        if devices is None:
+            devices = self.devices
+        step = {
+            "tokens_per_step": tokens_per_step,
+            "micro_batch_tokens": micro_batch_tokens,
+            "sequence_length": sequence_length,
+            "devices": devices,
+        }
+        for name, value in step.items():
+            if value is None:
+                continue
+            numbers = np.asarray(value)
+            if not np.all((numbers >= 1 / LARGEST) & (numbers <= LARGEST)):
                 raise InputError(f"{name}={literal(value)} must be positive and finite")
-        return _work_of(model).in_step(tokens_per_step, micro, length, count)
+        return _work_of(model).in_step(tokens_per_step, micro_batch_tokens, sequence_length, devices)
 
-    # -- where it is from
+    # -- origins
 
     @classmethod
     @reads(gpu=as_it_is, mfu=as_it_is)
@@ -301,12 +352,18 @@ class Throughput:
         sheet = named_gpu(gpu)
         if precision not in sheet.precisions:
             raise InputError(f"precision={precision!r}: {sheet.name} computes in {', '.join(sheet.precisions)}")
-        about: dict[str, Any] = {"device": sheet.name, "devices": devices, "memory_bytes": sheet.memory_bytes}
-        about |= {"is_assumed": True, "node": sheet.node, "precision": precision}
+        device: dict[str, Any] = {
+            "device": sheet.name,
+            "devices": devices,
+            "memory_bytes": sheet.memory_bytes,
+            "is_assumed": True,
+            "node": sheet.node,
+            "precision": precision,
+        }
         if mfu is None:
             fit = published_runs()
             return cls(
-                **about,
+                **device,
                 seconds=fit.seconds(sheet, precision),
                 draws=fit.draws(sheet, precision),
                 small_draws=fit.small_draws,
@@ -314,39 +371,52 @@ class Throughput:
                 overhead=fit.overhead,
                 source=f"rates of {fit.runs} public runs and benchmarks of {fit.labs} labs, by {sheet.basis}",
             )
-        given = tuple(mfu) if isinstance(mfu, (tuple, list)) else (mfu, mfu)
-        if len(given) != 2 or not all(isinstance(one, (int, float)) and 0 < one <= 1 for one in given):
+        utilizations = tuple(mfu) if isinstance(mfu, (tuple, list)) else (mfu, mfu)
+        are_shares = all(isinstance(value, (int, float)) and 0 < value <= 1 for value in utilizations)
+        if len(utilizations) != 2 or not are_shares:
             raise InputError(f"mfu={mfu!r} must be above 0 and at most 1, or two such numbers, (dense, with experts)")
-        if (dense := given[0]) < (moe := given[1]):
+        dense, moe = utilizations
+        if dense < moe:
             raise InputError(f"mfu={mfu!r} must be no higher with experts than without")
-        rates = {"flops": 1 / (sheet.peak_flops * dense), "routed_flops": (1 / moe - 1 / dense) / sheet.peak_flops}
-        said = f"MFU {dense:.1%} dense, {moe:.1%} with experts (given) of {sheet.peak_flops:.4g} FLOP/s"
-        said += "" if sheet.basis == SHEET else f", by {sheet.basis}"
-        return cls(**about, seconds=rates, source=said)
+        seconds = {
+            "flops": 1 / (sheet.peak_flops * dense),
+            "routed_flops": (1 / moe - 1 / dense) / sheet.peak_flops,
+        }
+        source = f"MFU {dense:.1%} dense, {moe:.1%} with experts (given) of {sheet.peak_flops:.4g} FLOP/s"
+        if sheet.basis != SHEET:
+            source += f", by {sheet.basis}"
+        return cls(**device, seconds=seconds, source=source)
 
     # -- files
 
     def save(self, path: str | Path) -> Path:
         """Write a throughput.json, atomically; returns its path."""
-        plain = {
-            name: value.tolist() if name in DRAWN and value is not None else value
-            for name, value in vars(self).items()
-        }
-        plain |= {"seconds": dict(self.seconds), "settings": dict(self.settings)}
-        plain["measurements"] = [m._asdict() | {"architecture": m.architecture.to_dict()} for m in self.measurements]
-        return strict_json.write(path, FORMAT, VERSION, plain)
+        values = dict(vars(self))
+        for name in ARRAYS:
+            if values[name] is not None:
+                values[name] = values[name].tolist()
+        values["seconds"] = dict(self.seconds)
+        values["settings"] = dict(self.settings)
+        values["measurements"] = []
+        for measurement in self.measurements:
+            architecture = measurement.architecture.to_dict()
+            values["measurements"].append({**measurement._asdict(), "architecture": architecture})
+        return strict_json.write(path, FORMAT, VERSION, values)
 
     @classmethod
     def from_file(cls, path: str | Path, device: str | None = None) -> Throughput:
-        """What `save` wrote. RecordError for another file or version, ValueError for one of another `device`."""
+        """Read a file that `save` wrote. RecordError for another file or version, ValueError for another `device`."""
         data = strict_json.read(path, FORMAT, VERSION)
         values = {name: data[name] for name in cls.__dataclass_fields__ if name in data}
         try:
-            values |= {name: np.array(values[name], float) for name in DRAWN if values.get(name) is not None}
-            values["measurements"] = tuple(
-                Measurement(**(each | {"architecture": Architecture(**each["architecture"])}))
-                for each in values.get("measurements", ())
-            )
+            for name in ARRAYS:
+                if values.get(name) is not None:
+                    values[name] = np.array(values[name], float)
+            measurements = []
+            for row in values.get("measurements", ()):
+                architecture = Architecture(**row["architecture"])
+                measurements.append(Measurement(**{**row, "architecture": architecture}))
+            values["measurements"] = tuple(measurements)
             throughput = cls(**values)
         except (TypeError, ValueError, KeyError) as error:
             raise strict_json.RecordError(f"{path}: {error}") from None
@@ -360,8 +430,14 @@ def _work_of(model: Model) -> ModelWork:
 
 
 def _outside(name: str, timed: Sequence[float], values: Any, factor: float) -> list[str]:
-    """A note where one of the values (None: unknown) is more than `factor` times outside of those that were timed."""
-    low, high = min(timed), max(timed)
-    outside = [v for v in np.ravel(values) if v is not None and not low / factor <= v <= factor * high]
-    spanned = " to ".join(dict.fromkeys(f"{end:,.0f}" for end in (low, high)))
-    return [f"{name} ({outside[-1]:,.0f}) outside those that were timed, {spanned}"] if outside else []
+    """Name the last of the values (None: unknown) that lies more than a factor outside of those that were timed."""
+    low = min(timed)
+    high = max(timed)
+    outside = []
+    for value in np.ravel(values):
+        if value is not None and not low / factor <= value <= factor * high:
+            outside.append(value)
+    if not outside:
+        return []
+    timed_range = " to ".join(dict.fromkeys([f"{low:,.0f}", f"{high:,.0f}"]))
+    return [f"{name} ({outside[-1]:,.0f}) outside those that were timed, {timed_range}"]

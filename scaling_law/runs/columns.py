@@ -18,106 +18,129 @@ from hub.base.units import UNKNOWN
 from scaling_law.runs.rows import Row, RunsError, is_missing, label, names_in, number
 
 Column = str | float | Callable[[Row], Any]
-# Our name → what the paper, our own tables and cards call it. N is none of them: other labs count it in other ways.
+# Our name → what the paper, our own tables and cards call it; num_input_tokens_seen is of transformers' Trainer. N is
+# none of them, because other labs count it in other ways.
 ALIASES: Mapping[str, tuple[str, ...]] = {
     "n_active": ("N_act", "N_active", "Active", "Active parameters"),
     "n_total": ("N_total", "Total"),
-    "tokens": ("D", "Tokens", "tokens D", "Training tokens", "num_input_tokens_seen"),  # the last of Trainer
+    "tokens": ("D", "Tokens", "tokens D", "Training tokens", "num_input_tokens_seen"),
     "experts": ("E", "Experts"),
     "eval_loss": ("Held-out loss",),
     "run_id": ("Run",),
     "status": ("Status",),
 }
-_INPUTS = ("n_active", "tokens", "experts")
-COUNTS = (*_INPUTS, "n_total", "n_active_non_embedding", "n_total_non_embedding")
+INPUTS = ("n_active", "tokens", "experts")
+COUNTS = (*INPUTS, "n_total", "n_active_non_embedding", "n_total_non_embedding")
+# Sizes that trackers nest in other fields.
+_NESTED = (*INPUTS, "n_total", "d_model", "n_blocks", "n_heads", "vocab_size")
 
 
 class Expression(Arithmetic):
     """An arithmetic expression over columns."""
 
     def __call__(self, row: Row) -> float | None:
-        """Its value for a row; None where an operand is missing. ValueError for one that is no number."""
+        """Evaluate it for a row; None where an operand is missing. ValueError for one that is no number."""
         values = {}
         for name, column in self.names.items():
-            if is_missing(row.get(column)):
+            cell = row.get(column)
+            if is_missing(cell):
                 return None
-            if (value := number(row[column])) is None:
-                raise InputError(f"{column}={literal(row[column])} {why_no_number(row[column])}")
+            value = number(cell)
+            if value is None:
+                raise InputError(f"{column}={literal(cell)} {why_no_number(cell)}")
             values[name] = value
         return self.value(values)
 
 
 def aliases_of(present: Collection[str]) -> dict[str, str]:
-    """Our names that a table with these columns lacks, and the column that has each by another name.
+    """Find our names that a table with these columns lacks, and the column with another name for each.
 
-    The one column that ends in a size's name after a dot or slash has it: model.experts, train/tokens.
+    A size may also be the last word of a single column's name, after a dot or slash: model.experts, train/tokens.
     """
-    aliases = {name: next((alias for alias in others if alias in present), None) for name, others in ALIASES.items()}
-    for name in (*_INPUTS, "n_total", "d_model", "n_blocks", "n_heads", "vocab_size"):
-        inner = [column for column in present if re.split(r"[./]", column)[-1] == name]
-        aliases[name] = aliases.get(name) or (inner[0] if len(inner) == 1 else None)
-    return {name: alias for name, alias in aliases.items() if alias is not None and name not in present}
+    aliases = {}
+    for name in dict.fromkeys((*ALIASES, *_NESTED)):
+        if name in present:
+            continue
+        columns = [spelling for spelling in ALIASES.get(name, ()) if spelling in present]
+        if columns:
+            aliases[name] = columns[0]
+        elif name in _NESTED:
+            columns = [column for column in present if re.split(r"[./]", column)[-1] == name]
+            if len(columns) == 1:
+                aliases[name] = columns[0]
+    return aliases
 
 
 def with_counts(row: Row) -> Row:
-    """The row with sizes, tokens and experts that are texts, such as "80M", as numbers; "–" is missing."""
-    texts = {name: row[name] for name in COUNTS if isinstance(row.get(name), str)}
-    if not texts:
-        return row
-    values = {name: None if text.strip() == UNKNOWN else number(text) or text for name, text in texts.items()}
-    return {**row, **values}
+    """Read sizes, tokens and experts that are texts, such as "80M", as numbers; "–" is missing."""
+    values: dict[str, Any] = {}
+    for name in COUNTS:
+        text = row.get(name)
+        if isinstance(text, str):
+            values[name] = None if text.strip() == UNKNOWN else number(text) or text
+    return {**row, **values} if values else row
 
 
 def with_columns(rows: Sequence[Row], columns: Mapping[str, Column], origin: str) -> tuple[list[Row], dict[int, str]]:
-    """The rows with these columns, and what is wrong with the rows where one cannot be computed.
+    """Add these columns to the rows; return the rows, and the problem of each row where a column cannot be computed.
 
     Columns are made in order, so that later ones may use earlier ones. RunsError for an expression that cannot be read
     and for a column that the table does not have.
     """
-    extended, failed = [dict(row) for row in rows], dict[int, str]()
+    extended = [dict(row) for row in rows]
+    failed: dict[int, str] = {}
     present = {*names_in(rows)}
+
     for name, column in columns.items():
-        definition = f"column {name}={getattr(column, '__name__', None) or literal(column)}"
+        formula = getattr(column, "__name__", None) or literal(column)
+        definition = f"column {name}={formula}"
         evaluate = _function(name, column, present, f"{origin}: {definition}")
         for i, row in enumerate(extended):
             try:
                 row[name] = evaluate(row)
             except (ValueError, ArithmeticError, TypeError, LookupError) as error:
                 row[name] = None
-                failed.setdefault(i, f"{label(i, row)}: {definition}: {error or type(error).__name__}")
+                problem = f"{label(i, row)}: {definition}: {error or type(error).__name__}"
+                failed.setdefault(i, problem)
         present.add(name)
     return [*extended], failed
 
 
-def _function(name: str, column: Column, present: set[str], what: str) -> Callable[[Row], Any]:
+def _function(name: str, column: Column, present: set[str], place: str) -> Callable[[Row], Any]:
+    """Return the function that computes a column of a row; an error begins with the `place` of the column."""
     if callable(column):
         return column
     if not isinstance(column, str):
         if number(column) is None:
-            raise RunsError(f"{what}: must be a column, an expression, a number or a function of the row")
+            raise RunsError(f"{place}: must be a column, an expression, a number or a function of the row")
         return lambda row: column
     if column in present:
         return lambda row: row.get(column)
+
     available = f"there are: {', '.join(sorted(present))}"
     try:
         expression = Expression.parse(column)
     except ValueError as error:
-        problem = f"{what}: neither a column nor an expression ({error})"
+        problem = f"{place}: neither a column nor an expression ({error})"
         raise RunsError(problem, *_in_backticks(name, column, present), f"; {available}") from None
+
     missing = sorted(set(expression.names.values()) - present)
     if missing:
         problem = unknown("column ", missing[0], sorted(present))
-        raise RunsError(f"{what}: ", *_in_backticks(name, column, present, end="; "), problem)
+        raise RunsError(f"{place}: ", *_in_backticks(name, column, present, end="; "), problem)
     return expression
 
 
 def _in_backticks(name: str, column: str, present: Collection[str], end: str = "") -> list[str]:
-    """Say what to type where an expression holds a column whose name is no word, as parts of a message."""
-    held = [other for other in present if not other.isidentifier() and other in column]
-    longest = max(held, key=len, default="")
+    """Suggest backticks where an expression has a column whose name is not a word; returns parts of a message."""
+    longest = ""
+    for other_column in present:
+        if other_column in column and not other_column.isidentifier() and len(other_column) > len(longest):
+            longest = other_column
     if not longest or f"`{longest}`" in column:
         return []
+
     expression = column.replace(longest, f"`{longest}`")
-    typed = given("columns", {name: expression}, in_shell=f"--column '{name}={expression}'")
-    before = "" if end else "; "
-    return [before, f"{longest} stands in backticks: ", typed, end]
+    option = given("columns", {name: expression}, in_shell=f"--column '{name}={expression}'")
+    start = "" if end else "; "
+    return [start, f"{longest} stands in backticks: ", option, end]

@@ -24,14 +24,15 @@ ROWS = Path(__file__).with_name("readers.json")
 
 @dataclass(frozen=True)
 class Reader:
-    """A public table of runs, with the columns made of those of the file, in order.
+    """A public table of runs, with our columns as expressions of the file's, in order.
 
-    A table may have several `forms`, and the first whose columns it `needs` a file has is read: with further
-    `columns`, and only the rows that its authors keep (`where`). `trunks` is the rule of `trunks_of`; runs of
-    different values of the column `apart` have losses that cannot be compared, so that a filter has to choose one.
+    A table may have several `forms`; the first is used whose `needs` are columns of the file. It adds `columns`, and
+    keeps only the rows that the authors keep (`where`). `trunks` is the rule of `trunks_of`. Losses cannot be compared
+    between values of the column `apart`, so that a filter has to choose one.
     """
 
     name: str
+    # The table in words, such as "the runs of Step Law".
     what: str
     # Name of the repository on GitHub.
     repository: str
@@ -48,39 +49,46 @@ class Reader:
 
     @property
     def place(self) -> str:
-        """Where the file is from."""
+        """Origin of the file, in words."""
         return f"{self.file} of github.com/{self.repository} at {self.commit} (licence: {self.licence})"
 
     def read(self, rows: Sequence[Row], origin: str) -> tuple[list[Row], dict[int, str], str]:
-        """Rows with our columns, problems of single rows, and the authors' filter. RunsError for another table."""
+        """Return rows with our columns, problems of single rows, and the authors' filter.
+
+        RunsError for a table that is not this one.
+        """
         present = {*names_of(rows)}
         for form in self.forms:
             if present.issuperset(form["needs"]):
                 columns = {**_COMPUTED.get(self.name, {}), **self.columns, **form.get("columns", {})}
-                return *with_columns(_KEPT.get(self.name, list)(rows), columns, origin), form.get("where", "")
+                select = _SELECTED.get(self.name, list)
+                converted, failed = with_columns(select(rows), columns, origin)
+                return converted, failed, form.get("where", "")
+
         forms = " or ".join(", ".join(form["needs"]) for form in self.forms)
         available = ", ".join(sorted(present))
         raise RunsError(f"{origin}: not {self.what} (columns {forms}), {self.place}; there are: {available}")
 
 
 def reader(name: str) -> Reader:
-    """The reader of this name; ValueError lists those there are."""
+    """Find the reader of this name; ValueError lists those there are."""
     if name not in READERS:
         raise InputError(unknown("format=", name, READERS))
     return READERS[name]
 
 
 def _marin_key_value_heads(row: Row) -> int:
-    """The greatest divisor of the heads that is at most a quarter of them."""
+    """Find the greatest divisor of the heads that is at most a quarter of them."""
     heads = row["dim"] // 128
-    return max([k for k in range(1, int(heads // 4) + 1) if heads % k == 0], default=1)
+    divisors = [k for k in range(1, int(heads // 4) + 1) if heads % k == 0]
+    return max(divisors, default=1)
 
 
 def _clark_run(row: Row) -> str:
     return f"{int(row['hyper_id'])}-{int(row['step'])}"
 
 
-# Of readers: columns that are no expressions and come first, and rows that no filter can tell
+# Columns of readers that are no expressions, and come first.
 _COMPUTED: Mapping[str, Mapping[str, Column]] = {
     "marin_isoflop": {"n_kv_heads": _marin_key_value_heads},
     "clark": {"run_id": _clark_run},
@@ -89,7 +97,7 @@ _COMPUTED: Mapping[str, Mapping[str, Column]] = {
 
 
 def _last_versions(rows: Sequence[Row]) -> list[Row]:
-    """The last repeat, such as -v2, of each budget and width, as the authors' README takes."""
+    """Select the last repeat, such as -v2, of each budget and width, as the authors' README takes."""
 
     def version(row: Row) -> int:
         match = re.search(r"v(\d+)$", str(row.get("suffix") or row.get("name") or ""))
@@ -99,12 +107,19 @@ def _last_versions(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if last[row.get("budget"), row.get("dim")] is row]
 
 
-_KEPT: Mapping[str, Callable[[Sequence[Row]], list[Row]]] = {"marin_isoflop": _last_versions}
+# Rows of readers that no filter can select.
+_SELECTED: Mapping[str, Callable[[Sequence[Row]], list[Row]]] = {"marin_isoflop": _last_versions}
 
 
-def _read() -> dict[str, Reader]:
+def _load_readers() -> dict[str, Reader]:
+    """Load the readers of `readers.json`; a row that is `like` another one overrides its fields."""
     rows = {row["name"]: row for row in json.loads(ROWS.read_text(encoding="utf-8"))}
-    return {name: Reader(**rows.get(row.pop("like", None), {}) | row) for name, row in rows.items()}
+    readers = {}
+    for name, row in rows.items():
+        fields = {**rows.get(row.get("like"), {}), **row}
+        fields.pop("like", None)
+        readers[name] = Reader(**fields)
+    return readers
 
 
-READERS = _read()
+READERS = _load_readers()

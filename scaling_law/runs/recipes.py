@@ -1,4 +1,4 @@
-"""What runs were trained with besides what laws ask for: their recipe. A law describes runs of one.
+"""The recipe of runs: what they were trained with besides what laws ask for. A law describes runs of one recipe.
 
 Learning rates, batches and tokens are tuned for each model, and are no part of it.
 """
@@ -9,11 +9,11 @@ from collections.abc import Collection, Mapping, Sequence
 
 from hub.base.errors import InputError, given, unknown
 from hub.base.tables import enumerated
-from scaling_law.runs.rows import Row, RunsError, flattened, is_missing, names_of
+from scaling_law.runs.rows import Row, RunsError, flatten, is_missing
 
 # Column of the recipe → the columns of a table that may hold it, nested fields by the names of runs.parquet. The first
 # that all rows have is read, else the first that any has.
-_HELD_BY = {
+_HOLDERS = {
     "optimizer": ("optimizer_name", "optimizer"),
     # In a table without records it may be tuned.
     "weight_decay": ("optimizer_weight_decay",),
@@ -26,30 +26,52 @@ _HELD_BY = {
     "initialization": ("initialization",),
     "final_norm": ("final_norm",),
 }
-COLUMNS = tuple(_HELD_BY)
-HOLDERS = frozenset(name for holders in (_HELD_BY, *_HELD_BY.values()) for name in holders)
+COLUMNS = tuple(_HOLDERS)
+HOLDERS = frozenset(_HOLDERS).union(*_HOLDERS.values())
 # Digits of a fingerprint that are shown.
 _DIGITS = 8
-_MOST = 4  # values of a column that an error shows
+# Values of a column that an error shows.
+_MOST = 4
 
-Recipe = Mapping[str, tuple[str | None, ...]]  # the value of each run in each column; None is not known
+# The value of each run in each column; None is not known.
+Recipe = Mapping[str, tuple[str | None, ...]]
 
 
 def recipe_of(rows: Sequence[Row]) -> Recipe:
-    """The recipes of n rows: each column of `COLUMNS` that a row tells, [n]."""
-    flat, columns = [flattened(row) for row in rows], {}
-    present = {*names_of(flat)}
-    for name, holders in _HELD_BY.items():
-        told = {held: sum(not is_missing(row.get(held)) for row in flat) for held in holders if held in present}
-        if most := [held for held in told if told[held] == len(flat)] or [held for held in told if told[held]]:
-            columns[name] = tuple(_value(name, most[0], row) for row in flat)
-    return {name: values for name, values in columns.items() if any(values)}
+    """Read the recipes of n rows: each column of `COLUMNS` in which a row has a value, [n]."""
+    flat = [flatten(row) for row in rows]
+    columns = {}
+    for name, holders in _HOLDERS.items():
+        holder = _fullest(flat, holders)
+        if holder:
+            values = tuple(_word(name, holder, row) for row in flat)
+            if any(values):
+                columns[name] = values
+    return columns
+
+
+def _fullest(rows: Sequence[Row], holders: Sequence[str]) -> str | None:
+    """Find the first column in which all rows have a value, else the first in which any row has one."""
+    counts = {}
+    for holder in holders:
+        counts[holder] = sum(not is_missing(row.get(holder)) for row in rows)
+
+    full = [holder for holder, count in counts.items() if count == len(rows)]
+    partial = [holder for holder, count in counts.items() if count]
+    return next(iter([*full, *partial]), None)
 
 
 def differences(recipe: Recipe, law_has: Collection[str] = ()) -> dict[str, list[str]]:
-    """Columns in which recipes differ, but for the variables of a law, and their values; unknown ones do not count."""
-    values = {name: sorted({v for v in told if v}) for name, told in recipe.items() if name not in law_has}
-    return {name: told for name, told in values.items() if len(told) > 1}
+    """List the columns in which recipes differ, with their values.
+
+    The variables that the law has do not count, nor do unknown values.
+    """
+    mixed = {}
+    for name, values in recipe.items():
+        distinct = sorted({value for value in values if value})
+        if len(distinct) > 1 and name not in law_has:
+            mixed[name] = distinct
+    return mixed
 
 
 def names_mixed(mix: str | Collection[str]) -> set[str]:
@@ -58,40 +80,46 @@ def names_mixed(mix: str | Collection[str]) -> set[str]:
 
 
 def check_mix(
-    recipe: Recipe, law_has: Collection[str], mix: str | Collection[str], source: str, columns: Collection[str] = ()
+    recipe: Recipe,
+    law_has: Collection[str],
+    mix: str | Collection[str],
+    source: str,
+    columns: Collection[str] = (),
 ) -> None:
-    """RunsError, in one line, if recipes differ in more than the columns `mix`; ValueError for one there is not.
+    """Raise RunsError, in one line, if recipes differ in more than the columns `mix`; ValueError for an unknown one.
 
     `columns` are others of the runs that `mix` may name.
     """
     agreed = names_mixed(mix)
     for name in sorted(agreed - {*COLUMNS, *columns}):
         raise InputError(unknown("mix=", name, (*COLUMNS, *columns)))
-    if mixed := {name: values for name, values in differences(recipe, law_has).items() if name not in agreed}:
-        first, (value, *_) = next(iter(mixed.items()))
+    mixed = differences(recipe, {*law_has, *agreed})
+    if mixed:
+        first, values = next(iter(mixed.items()))
         names = tuple(sorted({*mixed, *agreed}))
         raise RunsError(
             f"{source}: the runs differ in {in_words(mixed)}; choose with ",
-            given("where", f"{first} = {value}"),
+            given("where", f"{first} = {values[0]}"),
             ", or fit them as one with ",
             given("mix", names, in_shell=f"--mix {','.join(names)}"),
         )
 
 
 def in_words(mixed: Mapping[str, Sequence[str]]) -> str:
-    """The differing columns in words: `optimizer (adamw, muon) and sequence_length (256, 512)`."""
-    phrases = [
-        f"{name} ({', '.join(values[:_MOST])}{', …' if len(values) > _MOST else ''})" for name, values in mixed.items()
-    ]
+    """Write the differing columns in words: `optimizer (adamw, muon) and sequence_length (256, 512)`."""
+    phrases = []
+    for name, values in mixed.items():
+        ellipsis = ", …" if len(values) > _MOST else ""
+        phrases.append(f"{name} ({', '.join(values[:_MOST])}{ellipsis})")
     return enumerated(phrases)
 
 
-def _value(name: str, held: str, row: Row) -> str | None:
-    """The value as one word, which a filter can name."""
-    value = row.get(held)
+def _word(name: str, holder: str, row: Row) -> str | None:
+    """Write the value as one word, which a filter can name."""
+    value = row.get(holder)
     if is_missing(value):
         return None
-    if held.endswith("_fingerprint"):
+    if holder.endswith("_fingerprint"):
         digits = str(value).rpartition(":")[2][:_DIGITS]
         identity = row.get(f"{name}_id")
         return digits if is_missing(identity) else f"{identity}@{digits}"

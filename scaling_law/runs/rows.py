@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -12,7 +11,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-import hub  # lazy: its rooms are imported when runs are read
+# Lazy: the rooms of hub are imported when runs are read.
+import hub
 from hub.base.errors import FilesError, RecordError, given
 from hub.base.units import parse_count
 from scaling_law.size.arrays import FloatArray
@@ -39,7 +39,9 @@ def read_rows(source: Any, revision: str | None = None, problems: list[str] | No
     elif revision is not None:
         raise RunsError(given("revision", revision), " is allowed with a dataset on the Hub only")
     elif hasattr(source, "to_dict") and hasattr(source, "columns"):
-        rows = [{str(k): None if is_missing(v) else v for k, v in row.items()} for row in source.to_dict("records")]
+        rows = []
+        for row in source.to_dict("records"):
+            rows.append({str(name): None if is_missing(value) else value for name, value in row.items()})
         table = hub.LoadedRows(rows, "DataFrame")
     elif isinstance(source, Iterable) and getattr(source, "ndim", None) != 0:
         table = hub.LoadedRows(list(source), "rows")
@@ -49,6 +51,7 @@ def read_rows(source: Any, revision: str | None = None, problems: list[str] | No
 
 
 def _mapping(i: int, row: Any) -> Row:
+    """Return a row as a mapping; values inside nested objects get columns, too."""
     if isinstance(row, Mapping):
         if dict in map(type, row.values()) and "schema_version" not in row:
             return {**row, **dict(leaves(row))}
@@ -68,36 +71,40 @@ def leaves(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 
 def names_in(rows: Sequence[Row]) -> list[str]:
-    """List the columns of a table in their order; of nested objects those of the values inside."""
-    names = list(dict.fromkeys(chain.from_iterable(rows)))
+    """List the columns of a table in their order, with the values inside nested objects instead of the objects."""
+    names = names_of(rows)
+
     outer = {name.partition(".")[0] for name in names if "." in name}
-    objects = {name for name in outer.intersection(names) if any(isinstance(row.get(name), Mapping) for row in rows)}
+    objects = set()
+    for name in outer.intersection(names):
+        if any(isinstance(row.get(name), Mapping) for row in rows):
+            objects.add(name)
     return [name for name in names if name not in objects]
 
 
 def row_name(i: int, row: Row) -> str:
-    """Its run_id, else its place in the table."""
+    """Return the run_id of a row, else its place in the table."""
     name = row.get("run_id")
     return name if isinstance(name, str) and name else f"row-{i}"
 
 
 def is_loss(name: str) -> bool:
-    """Whether a column is named as a loss: eval_loss, train/loss."""
+    """Return whether a column is named as a loss: eval_loss, train/loss."""
     return re.search(r"(^|[\W_])loss$", name.lower()) is not None
 
 
 def label(i: int, row: Row) -> str:
-    """How an error names a row."""
+    """Name a row in an error."""
     return f"row {i} ({row_name(i, row)})"
 
 
 def names_of(rows: Iterable[Row]) -> list[str]:
     """List the columns that any row has, in the order in which they first appear.
 
-    Most rows of a table have the same columns, so that few sets of names are looked into.
+    Most rows of a table have the same columns, so that only few sets of names are merged.
     """
     headers = dict.fromkeys(map(tuple, rows))
-    return list(dict.fromkeys(name for header in headers for name in header))
+    return list(dict.fromkeys(chain.from_iterable(headers)))
 
 
 def is_missing(value: Any) -> bool:
@@ -105,23 +112,28 @@ def is_missing(value: Any) -> bool:
 
 
 def number(value: Any) -> float | None:
-    """The value as a float, a text such as "80M", too; None for anything else, booleans included."""
-    if type(value) is float:  # nearly all cells of a large table
+    """Read a value as a float, a text such as "80M", too; None for anything else, booleans included."""
+    # First, because nearly all cells of a large table are floats.
+    if type(value) is float:
         return value
     if isinstance(value, bool) or value is None:
         return None
     try:
         return float(value)
-    except OverflowError:  # a whole number of hundreds of digits
+    # A whole number of hundreds of digits.
+    except OverflowError:
         return None
     except (TypeError, ValueError):
-        with suppress(ValueError):
-            return parse_count(value) if isinstance(value, str) else None
+        if not isinstance(value, str):
+            return None
+    try:
+        return parse_count(value)
+    except ValueError:
         return None
 
 
 def whole(row: Row, *names: str) -> list[int] | None:
-    """These fields as integers of at least 1; None unless all of them are."""
+    """Read these fields as integers of at least 1; None unless all of them are."""
     integers = []
     for name in names:
         value = number(row.get(name))
@@ -132,20 +144,23 @@ def whole(row: Row, *names: str) -> list[int] | None:
 
 
 def numeric_columns(rows: Sequence[Row]) -> dict[str, FloatArray]:
-    """The columns [n] in which every given value is a number, NaN where a row has none.
+    """Collect the columns [n] in which every value is a number, NaN where a row has none.
 
     The fields of a nested object become columns with its name before theirs, such as `schedule_warmup_tokens`, as in
     runs.parquet. Booleans and texts are no numbers.
     """
-    flat = [flattened(row) for row in rows]
+    flat = [flatten(row) for row in rows]
     columns = {}
     for name in names_of(flat):
         values = [row.get(name) for row in flat]
         kinds = {type(value) for value in values if value is not None}
-        if kinds and all(issubclass(kind, (int, float, np.number)) and kind is not bool for kind in kinds):
-            column = np.array([np.nan if value is None else number(value) for value in values], float)
-            if not np.isnan(column).all():
-                columns[name] = column
+        are_numbers = all(issubclass(kind, (int, float, np.number)) for kind in kinds)
+        if not kinds or bool in kinds or not are_numbers:
+            continue
+
+        column = np.array([np.nan if value is None else number(value) for value in values], float)
+        if not np.isnan(column).all():
+            columns[name] = column
     return columns
 
 
@@ -155,9 +170,9 @@ def text_columns(rows: Sequence[Row], numeric: Collection[str]) -> dict[str, tup
     Names of single rows tell no groups apart: at least half of the values of a column occur twice. Nested objects are
     flattened as for `numeric_columns`; lists and booleans are texts.
     """
-    flat = [flattened(row) for row in rows]
+    flat = [flatten(row) for row in rows]
     columns = {}
-    for name in dict.fromkeys(name for row in flat for name in row):
+    for name in names_of(flat):
         if name in numeric:
             continue
         values = tuple(None if is_missing(row.get(name)) else str(row[name]) for row in flat)
@@ -166,13 +181,19 @@ def text_columns(rows: Sequence[Row], numeric: Collection[str]) -> dict[str, tup
     return columns
 
 
-def flattened(row: Row) -> Row:
+def flatten(row: Row) -> Row:
     """Make the fields of nested objects columns, such as `optimizer_name`; deeper ones keep their dots."""
     if dict not in map(type, row.values()):
         return row
-    nested = {name: value for name, value in row.items() if isinstance(value, dict)}
-    if not nested:
-        return row
-    parts = {f"{name}_{key}": inner for name, value in nested.items() for key, inner in value.items()}
-    dotted = {f"{name}.{key}" for name, value in nested.items() for key in value}
-    return {name: value for name, value in row.items() if name not in nested and name not in dotted} | parts
+    fields: dict[str, Any] = {}
+    replaced = set()
+    for name, value in row.items():
+        if isinstance(value, dict):
+            replaced.add(name)
+            for key, inner in value.items():
+                fields[f"{name}_{key}"] = inner
+                replaced.add(f"{name}.{key}")
+
+    flat = {name: value for name, value in row.items() if name not in replaced}
+    flat.update(fields)
+    return flat

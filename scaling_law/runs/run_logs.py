@@ -11,7 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import hub  # lazy: its rooms are imported when runs are read
+# Lazy: the rooms of hub are imported when runs are read.
+import hub
 from hub.base import strict_json
 from scaling_law.runs.logged import Final, final_values, row_of
 from scaling_law.runs.rows import Row, RunsError, number
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 TABLES = ("runs.jsonl", "runs.parquet", "run.json")
 TRAINER_STATE = "trainer_state.json"
 EVENTS = "*tfevents*"
-PARTS = ("train", "validation", "val", "eval", "test")  # folders in which Keras keeps the parts of one run
+# Folders in which Keras keeps the parts of one run.
+PARTS = ("train", "validation", "val", "eval", "test")
 NO_TENSORBOARD = "event files of TensorBoard, which its own reader reads: pip install tensorboard"
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 # Statuses of TensorBoard's hyperparameters; 0 is not known.
@@ -38,98 +40,135 @@ def log_rows(source: str | Path, final: Final, losses: Collection[str]) -> Loade
     """
     path = Path(str(source).removeprefix("file:"))
     if path.is_dir():
-        if any(next(path.rglob(name), None) for name in TABLES):
+        has_table = any(next(path.rglob(name), None) for name in TABLES)
+        if has_table:
             return None
-        states, events = sorted(path.rglob(TRAINER_STATE)), sorted(path.rglob(EVENTS))
+        states = sorted(path.rglob(TRAINER_STATE))
+        events = sorted(path.rglob(EVENTS))
     else:
         states = [path] if path.name == TRAINER_STATE and path.is_file() else []
         events = [path] if path.match(EVENTS) and path.is_file() else []
+
     if states:
-        rows = [*_of_trainer(path, states, final, losses)]
+        rows = [*_read_trainer_runs(path, states, final, losses)]
     elif events:
-        rows = [*_of_tensorboard(path, events, final, losses)]
+        rows = [*_read_tensorboard_runs(path, events, final, losses)]
     else:
         return None
     return hub.LoadedRows(rows, path.name or str(source))
 
 
 def _name(folder: Path, root: Path) -> str:
-    """Name a run's folder: below the one that was named, its path from there."""
-    return str(folder.relative_to(root)) if root in folder.parents else folder.resolve().name
+    """Name a run by its path from the folder that the user gave."""
+    if root in folder.parents:
+        return str(folder.relative_to(root))
+    return folder.resolve().name
 
 
 # ------------------------------------------------------------------ Trainer
 
 
-def _of_trainer(root: Path, states: list[Path], final: Final, losses: Collection[str]) -> Iterator[Row]:
-    """Read the newest state of each run: its own, else that of its last checkpoint."""
+def _read_trainer_runs(root: Path, states: list[Path], final: Final, losses: Collection[str]) -> Iterator[Row]:
+    """Read the newest state of each run: in its folder, else in its last checkpoint."""
     newest: dict[Path, tuple[float, Path]] = {}
     for path in states:
-        match = _CHECKPOINT.fullmatch(path.parent.resolve().name)
-        run = path.parent.resolve().parent if match else path.parent
-        step = float(match[1]) if match else float("inf")
+        run = path.parent
+        step = float("inf")
+        if match := _CHECKPOINT.fullmatch(run.resolve().name):
+            run = run.resolve().parent
+            step = float(match[1])
         newest[run] = max(newest.get(run, (step, path)), (step, path))
+
     for run, (_, path) in sorted(newest.items()):
-        content = path.read_bytes()
-        state = strict_json.loads(content, what=str(path), max_bytes=len(content), finite=False)
-        if not isinstance(state, dict) or not isinstance(state.get("log_history"), list):
-            raise RunsError(f"{path}: no state of transformers' Trainer: it has no log_history")
-        logged: dict[str, list[float]] = {}
-        for line in state["log_history"]:
-            for name, value in line.items():
-                x = number(value)
-                if x is not None:
-                    logged.setdefault(name, []).append(x)
-        ends = final_values(logged, final, losses)
-        ends |= {name: value for name, value in state.items() if number(value) is not None}
+        state = _read_state(path)
+        metrics = final_values(_logged_values(state), final, losses)
+        for field, value in state.items():
+            if number(value) is not None:
+                metrics[field] = value
+
         name = _name(run, root)
-        ended = ends.get("global_step", 0) >= ends.get("max_steps", 0)
-        yield row_of(_model_beside(path), ends, (name, name), "final" if ended else "running")
+        has_ended = metrics.get("global_step", 0) >= metrics.get("max_steps", 0)
+        status = "final" if has_ended else "running"
+        yield row_of(_read_sizes(path), metrics, (name, name), status)
 
 
-def _model_beside(path: Path) -> Mapping[str, Any]:
-    """Read what a checkpoint's config.json says of the model: its fields, and its sizes as laws count them."""
+def _read_state(path: Path) -> dict[str, Any]:
+    """Read a trainer_state.json. RunsError for another file."""
+    content = path.read_bytes()
+    state = strict_json.loads(content, what=str(path), max_bytes=len(content), finite=False)
+    if not isinstance(state, dict) or not isinstance(state.get("log_history"), list):
+        raise RunsError(f"{path}: no state of transformers' Trainer: it has no log_history")
+    return state
+
+
+def _logged_values(state: Mapping[str, Any]) -> dict[str, list[float]]:
+    """Collect the numbers that were logged under each name."""
+    logged: dict[str, list[float]] = {}
+    for line in state["log_history"]:
+        for name, value in line.items():
+            x = number(value)
+            if x is not None:
+                logged.setdefault(name, []).append(x)
+    return logged
+
+
+def _read_sizes(path: Path) -> Mapping[str, Any]:
+    """Read the config.json of a checkpoint: its fields, and the sizes of its model as laws count them."""
     config = path.with_name(FILE_NAME)
     if not config.is_file():
         return {}
-    fields: dict[str, Any] = {"config": strict_json.loads(config.read_bytes(), what=str(config))}
-    with suppress(ValueError, FileNotFoundError):  # a class that cannot be counted has its sizes in columns
+    content = strict_json.loads(config.read_bytes(), what=str(config))
+    fields: dict[str, Any] = {"config": content}
+    # A class that cannot be counted has its sizes in columns.
+    with suppress(ValueError, FileNotFoundError):
         architecture = read_model(config).architecture
-        fields |= architecture.variables()
+        fields.update(architecture.variables())
         # As records of other classes than ours have them.
-        fields |= {"experts": architecture.experts, "experts_equivalent": architecture.experts_equivalent}
+        fields["experts"] = architecture.experts
+        fields["experts_equivalent"] = architecture.experts_equivalent
     return fields
 
 
 # ------------------------------------------------------------------ TensorBoard
 
 
-def _of_tensorboard(root: Path, events: list[Path], final: Final, losses: Collection[str]) -> Iterator[Row]:
+def _read_tensorboard_runs(root: Path, events: list[Path], final: Final, losses: Collection[str]) -> Iterator[Row]:
+    """Read the event files of each run, including those in subfolders of its folder."""
     try:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     except ModuleNotFoundError:
         raise RunsError(f"{root}: {NO_TENSORBOARD}") from None
+
     logs: dict[Path, _Events] = {}
-    for place in dict.fromkeys(path if path == root else path.parent for path in events):
+    places = dict.fromkeys(path if path == root else path.parent for path in events)
+    for place in places:
         accumulator = EventAccumulator(str(place), size_guidance={"scalars": 0, "tensors": 0})
         logs[place] = _Events(accumulator.Reload())
+
     runs: dict[Path, _Events] = {}
     for place, log in logs.items():
         run = _run_of(place, root, logs)
-        if run == place:
-            runs[run] = log.joined(runs.get(run))
         # add_hparams writes of the run itself, add_scalars and Keras of a part of it.
+        if run != place and not log.settings:
+            log.prefix_metrics(f"{place.relative_to(run)}/")
+        if run not in runs:
+            runs[run] = log
+        elif run != place:
+            runs[run].add(log)
+        # Values in the run's folder hide those of its subfolders.
         else:
-            part = log if log.settings else log.named(f"{place.relative_to(run)}/")
-            runs[run] = runs[run].joined(part) if run in runs else part
+            log.add(runs[run])
+            runs[run] = log
+
     for run, log in runs.items():
         if log.logged:
             name = _name(run if run.is_dir() else run.parent, root)
-            yield row_of(log.settings, final_values(log.logged, final, losses), (name, name), log.status)
+            metrics = final_values(log.logged, final, losses)
+            yield row_of(log.settings, metrics, (name, name), log.status)
 
 
 def _run_of(place: Path, root: Path, logs: Mapping[Path, _Events]) -> Path:
-    """Find the folder of the run that a folder of event files belongs to: one above that has some, or else its own."""
+    """Find the run's folder for a folder of event files: a parent with event files, or else the folder itself."""
     for folder in place.parents:
         if folder in logs and (folder != root or logs[place].settings):
             return folder
@@ -138,7 +177,7 @@ def _run_of(place: Path, root: Path, logs: Mapping[Path, _Events]) -> Path:
 
 
 class _Events:
-    """What one folder of event files holds: metrics in the order of their steps, hyperparameters, and how it ended."""
+    """Contents of a folder of event files: metrics in the order of their steps, hyperparameters, and the status."""
 
     def __init__(self, accumulator: Any) -> None:
         from tensorboard.plugins.hparams import metadata
@@ -149,40 +188,45 @@ class _Events:
         self.status = "final"
         steps: list[float] = [0.0]
         read_tensor: Callable[[Any], Any] = tensor_util.make_ndarray
+
         tags = accumulator.Tags()
         for tag in tags["scalars"]:
             series = sorted(accumulator.Scalars(tag), key=lambda event: event.step)
             self.logged[tag] = [event.value for event in series]
             steps.append(series[-1].step)
         for tag in tags["tensors"]:
-            values = [read_tensor(event.tensor_proto) for event in accumulator.Tensors(tag)]
-            if values and all(value.size == 1 and value.dtype.kind == "f" for value in values):
+            tensors = accumulator.Tensors(tag)
+            values = [read_tensor(event.tensor_proto) for event in tensors]
+            are_numbers = all(value.size == 1 and value.dtype.kind == "f" for value in values)
+            if values and are_numbers:
                 self.logged[tag] = [float(value.reshape(())) for value in values]
-                steps.append(accumulator.Tensors(tag)[-1].step)
+                steps.append(tensors[-1].step)
         self.logged.setdefault("step", [max(steps)])
+
         for tag, summary in accumulator.summary_metadata.items():
             content = summary.plugin_data.content
             if tag == metadata.SESSION_START_INFO_TAG:
                 hparams = metadata.parse_session_start_info_plugin_data(content).hparams
-                self.settings = {name: _plain(value) for name, value in hparams.items()}
+                self.settings = {name: _read_hparam(value) for name, value in hparams.items()}
             elif tag == metadata.SESSION_END_INFO_TAG:
                 status = metadata.parse_session_end_info_plugin_data(content).status
                 self.status = status_of(_STATUSES.get(status))
 
-    def joined(self, other: _Events | None) -> _Events:
-        """Add the logs of another folder of the run; a metric of both stays one's own."""
-        if other is not None:
-            self.logged = other.logged | self.logged
-            self.settings = other.settings | self.settings
-            self.status = self.status if other.status == "final" else other.status
-        return self
+    def add(self, events: _Events) -> None:
+        """Add the logs of another folder of the run; a metric of both keeps the values it has."""
+        self.logged = {**events.logged, **self.logged}
+        self.settings = {**events.settings, **self.settings}
+        if events.status != "final":
+            self.status = events.status
 
-    def named(self, prefix: str) -> _Events:
-        """Put a prefix before the names of metrics, but for the step."""
-        self.logged = {name if name == "step" else prefix + name: values for name, values in self.logged.items()}
-        return self
+    def prefix_metrics(self, prefix: str) -> None:
+        """Put a prefix before the names of metrics, except the step."""
+        logged = {}
+        for name, values in self.logged.items():
+            logged[name if name == "step" else prefix + name] = values
+        self.logged = logged
 
 
-def _plain(value: Any) -> Any:
+def _read_hparam(value: Any) -> Any:
     """Return a value of TensorBoard's hyperparameters as a number, a text or a boolean."""
     return getattr(value, value.WhichOneof("kind"))

@@ -16,30 +16,48 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hub.base.tables import enumerated
-from scaling_law.size.arrays import FloatArray
+from scaling_law.runs.rows import is_missing
+from scaling_law.size.arrays import BoolArray, FloatArray, IntArray
 
-SAME = 0.01  # D closer than this in relative terms are the same: batch times steps is never exactly D
-SAME_SIZE = 1e-3  # and N
-SEEDS, PRIOR_RUNS = 0.004, 4.0  # spread of ln L between seeds that is taken for granted, as if seen in so many runs
-LEAST = 0.005  # spread of ln L that a column explains, below which it is not named
-HARMFUL = 0.01  # and above which no answer is trusted
-UNEXPLAINED = 0.03  # spread of ln L within cells that is said even though no column explains it
-CHANCE = 1e-3  # probability that a column without effect is named
-LEVELS = 24  # values, at most, whose means are compared
-# Runs that are looked at, in whole cells.
+# Two D within this factor are equal, because a batch times its steps is never exactly D, and two N within the next.
+SAME = 0.01
+SAME_SIZE = 1e-3
+# Spread of ln L between seeds that is taken for granted, as if it had been seen in so many runs.
+SEEDS = 0.004
+PRIOR_RUNS = 4.0
+# A column is named if it explains this spread of ln L; above the next, no answer is trusted.
+LEAST = 0.005
+HARMFUL = 0.01
+# A spread of ln L within cells that a message reports although no column explains it.
+UNEXPLAINED = 0.03
+# Probability that a column without effect is named.
+CHANCE = 1e-3
+# Columns of at most so many values are compared by the means of their values.
+LEVELS = 24
+# Largest sample of runs, in whole cells.
 RUNS = 4096
-MOST = 4  # columns that are named
-WILD = 6.0, 0.1  # ln L farther from its cell than this many usual spreads, or this, counts as so far: it diverged
-ALIKE = 1.5  # residual variances closer than this are of columns that say the same
-SMOOTH = 0.03  # spread of ln L about a surface in N, D and E that a column of words explains where no runs are equal
-# Of what is measured, not set: part of its values that are distinct, rank correlation with the loss over all runs, and
-# within cells
-OUTCOME = 0.9, 0.8, 0.3
-SHOWN, OTHERS = 3, 4  # values that a message lists, and further ones that a filter does
-# What is measured and never set, and names of runs
+# Columns that a message names.
+MOST = 4
+# A run that lies farther than this from its cell diverged, and counts as so far: usual spreads, and ln L.
+WILD_SPREADS = 6.0
+WILD_LOSS = 0.1
+# Columns whose residual variances differ by less than this factor explain the same.
+ALIKE = 1.5
+# Where no runs are equal: the least spread of ln L about a surface in N, D and E that a column of words explains.
+SMOOTH = 0.03
+# A column was measured, not set, if this share of its values is distinct, and its rank correlation with the loss is
+# above the next over all runs, and above the last within cells.
+DISTINCT = 0.9
+CORRELATION = 0.8
+CORRELATION_IN_CELLS = 0.3
+# Values that a message lists, and values without a counterpart that a filter keeps.
+LISTED = 3
+UNPAIRED = 4
+# A value with one of these cannot stand in the braces of a filter.
+_SYNTAX = re.compile("[,{}]")
+# Columns that are measured and never set, and names of runs.
 _MEASURED = re.compile(
     r"(?i)(?<![a-z])(loss|ppl|perplexity|bpb|bpc|nll|ce|acc|accuracy|score|error|grad_?norm|mfu|t?flops?|throughput|time"
     r"|timestamp|created|date|seconds?|secs?|minutes?|hours?|runtime|duration|memory|spikes|skipped|drop_rate|seeds?"
@@ -47,6 +65,7 @@ _MEASURED = re.compile(
     r"|tokens_per_second|grid_runs|at_edge|regret|n_(total|active)\w*|param\w*|\w+_param\w*)(?![a-z])"
     r"|^(id|name|run|trial|job|rep|repeat|replicate)$"
 )
+# Columns that are usually tuned.
 _TUNED = re.compile(
     r"(?i)(?<![a-z])(lr|learning_?rates?|bs|batch(_?size)?|wd|weight_?decay|warm_?up|beta_?\d?|momentum|clip|dropout)"
     r"(?![a-z])"
@@ -57,38 +76,47 @@ _TUNED = re.compile(
 class Setting:
     """A column that tells runs of equal N, D and E apart.
 
-    `values` are those that occur together in a cell, the most frequent first, and `others` those of further runs.
-    `tuned`: the run of least loss is the right one. `numeric`: it may be.
+    `values` occur together in a cell, the most frequent first; `unpaired` values are of runs without a counterpart.
+    `tuned`: the column is usually tuned, so that the run of least loss is the right one. `numeric`: it may be.
     """
 
     name: str
     values: tuple[str, ...]
-    others: tuple[str, ...]
+    unpaired: tuple[str, ...]
     tuned: bool
     numeric: bool
 
     def __str__(self) -> str:
         if self.tuned:
             return self.name
-        more = ", …" if len(self.values) > SHOWN else ""
-        return f"{self.name} ({', '.join(self.values[:SHOWN])}{more})"
+        ellipsis = ", …" if len(self.values) > LISTED else ""
+        return f"{self.name} ({', '.join(self.values[:LISTED])}{ellipsis})"
 
     @property
     def filters(self) -> tuple[str, ...]:
-        """Write filters that choose one value, with the runs that have no counterpart if they are few."""
+        """Filters that choose one value each, with the runs that have no counterpart if they are few."""
         field = self.name if re.fullmatch(r"\w+", self.name) else f"`{self.name}`"
-        others = () if len(self.others) > OTHERS or re.search("[,{}]", "".join(self.others)) else self.others
+
+        unpaired = self.unpaired
+        if len(unpaired) > UNPAIRED or _SYNTAX.search("".join(unpaired)):
+            unpaired = ()
+
         filters = []
-        for value in [value for value in self.values if not re.search("[,{}]", value)][:SHOWN]:
-            several = others or " " in value
-            filters.append(f"{field} in {{{', '.join((value, *others))}}}" if several else f"{field} = {value}")
-        return tuple(filters)
+        for value in self.values:
+            if _SYNTAX.search(value):
+                continue
+            if unpaired or " " in value:
+                filters.append(f"{field} in {{{', '.join((value, *unpaired))}}}")
+            else:
+                filters.append(f"{field} = {value}")
+        return tuple(filters[:LISTED])
 
     @property
     def advice(self) -> str:
-        """Say what to type to choose runs of one value."""
+        """Words that say what to type to choose runs of one value."""
         if (self.numeric and len(self.values) > LEVELS) or not self.filters:
             return f"--best-of {self.name} if it was tuned"
+
         choice = "choose with " + " or ".join(f'--where "{text}"' for text in self.filters)
         if self.numeric and len(self.values) > 2:
             return f"{choice}, or --best-of {self.name} if it was tuned"
@@ -97,7 +125,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Blend:
-    """What tells runs of equal N, D and E apart, the best explanation first, and how far their losses differ, nats.
+    """Settings that tell runs of equal N, D and E apart, the best first, and how far their losses differ, nats.
 
     `spread` of ln L is what the settings explain. `harmful`: no answer of a law that blends these runs is trusted.
     Where no runs are `equal`, those of similar N and D are compared, and the difference is a typical one.
@@ -113,37 +141,43 @@ class Blend:
         return self.spread > HARMFUL
 
     def __str__(self) -> str:
-        """Say it in a sentence, with what to type."""
-        far = f"runs of equal N, D and E differ in loss by up to {self.nats:.2g} nats"
+        """Write one sentence that also says what to type."""
+        difference = f"runs of equal N, D and E differ in loss by up to {self.nats:.2g} nats"
         if not self.equal:
-            far = f"runs of similar N and D differ in loss by about {self.nats:.2g} nats"
+            difference = f"runs of similar N and D differ in loss by about {self.nats:.2g} nats"
         if not self.settings:
-            return f"{far}, and no column of the table tells them apart"
-        told = enumerated([str(setting) for setting in self.settings])
+            return f"{difference}, and no column of the table tells them apart"
+
+        settings = enumerated([str(setting) for setting in self.settings])
         verb = "tells" if len(self.settings) == 1 else "tell"
+
         advice = [setting.advice for setting in self.settings if not setting.tuned]
         tuned = ",".join(setting.name for setting in self.settings if setting.tuned)
         if tuned:
             advice.append(f"take the best run of each model, as a law describes tuned runs, with --best-of {tuned}")
         names = ",".join(setting.name for setting in self.settings)
         advice.append(f"or keep them together with --mix {names} (in Python where=, best_of and mix=)")
-        return f"{far}: {told} {verb} them apart, and one law blends them; {'; '.join(advice)}"
+        return f"{difference}: {settings} {verb} them apart, and one law blends them; {'; '.join(advice)}"
 
 
-def places(values: FloatArray, same: float = SAME) -> NDArray[np.intp]:
-    """Number the distinct values ≥ 0 of a column [n] in ascending order; values within `same` are one.
+def places(values: FloatArray, tolerance: float = SAME) -> IntArray:
+    """Number the distinct values ≥ 0 of a column [n] in ascending order; values within the tolerance are equal.
 
-    Chains of close values, as the steps of a learning curve, are cut into pieces of `same`.
+    Chains of close values, as the steps of a learning curve, are cut into pieces of the tolerance.
     """
     order = np.argsort(values, kind="stable")
     ordered = values[order]
-    chain = np.concatenate([[0], np.cumsum(ordered[1:] > ordered[:-1] * (1 + same))])
+    is_far = ordered[1:] > ordered[:-1] * (1 + tolerance)
+    chain = np.concatenate([[0], np.cumsum(is_far)])
+
     first = ordered[np.searchsorted(chain, chain)]
     last = ordered[np.searchsorted(chain, chain, side="right") - 1]
-    long = last > first * (1 + 2 * same)
+    is_long = last > first * (1 + 2 * tolerance)
+    distance = np.log(ordered[is_long] / first[is_long])
     pieces = np.zeros(len(order))
-    pieces[long] = np.floor(np.log(ordered[long] / first[long]) / np.log1p(same))
-    steps = (chain[1:] != chain[:-1]) | (pieces[1:] != pieces[:-1])
+    pieces[is_long] = np.floor(distance / np.log1p(tolerance))
+
+    steps = (np.diff(chain) != 0) | (np.diff(pieces) != 0)
     ranks = np.empty(len(order), np.intp)
     ranks[order] = np.concatenate([[0], np.cumsum(steps)])
     return ranks
@@ -155,34 +189,47 @@ def find_blend(
     numbers: Mapping[str, FloatArray],
     texts: Mapping[str, Sequence[str | None]],
     checked: Collection[str] = (),
-    known: Collection[str] = (),
+    agreed: Collection[str] = (),
 ) -> Blend | None:
-    """Find what tells runs of equal n_active, tokens and experts (`sizes`) apart; None where losses differ little.
+    """Find what tells runs of equal n_active, tokens and experts (`sizes`) apart; None if losses differ little.
 
-    `numbers` and `texts` are columns [n] of the table, of which `checked` are looked at elsewhere. Runs may differ in
-    the columns `known`: variables of the law, and what the user agreed to.
+    Args:
+        numbers, texts: further columns [n] of the table.
+        checked: columns in which the caller refuses differences.
+        agreed: columns in which runs may differ: variables of the law, and columns that the user agreed to mix.
     """
     if len(loss) < 2:
         return None
-    keys = [places(sizes["n_active"], SAME_SIZE), places(sizes["tokens"]), codes_of(sizes["experts"])]
     all_columns: dict[str, Any] = {**texts, **numbers}
-    keys += [codes_of(all_columns[name]) for name in known if name in all_columns]
-    cell = cells_of(keys)
-    excluded = {*checked, *known}
-    columns = {name: c for name, c in all_columns.items() if name not in excluded and not _MEASURED.search(name)}
-    cells = _Cells.of(cell, np.log(loss), sizes)
+    keys = [
+        places(sizes["n_active"], SAME_SIZE),
+        places(sizes["tokens"]),
+        codes_of(sizes["experts"]),
+    ]
+    for name in agreed:
+        if name in all_columns:
+            keys.append(codes_of(all_columns[name]))
+
+    columns = {}
+    for name, column in all_columns.items():
+        if name in checked or name in agreed or _MEASURED.search(name):
+            continue
+        columns[name] = column
+
+    log_loss = np.log(loss)
+    cells = _Cells.of(cells_of(keys), log_loss, sizes)
     if cells is not None:
-        chosen, spread = cells.explained_by(columns)
-        if chosen or cells.spread > UNEXPLAINED:
-            settings = tuple(cells.setting(candidate, columns[candidate.name]) for candidate in chosen)
-            return Blend(settings, cells.nats(loss), spread)
+        settings, spread = cells.explain(columns)
+        if settings or cells.spread > UNEXPLAINED:
+            return Blend(settings, cells.largest_difference(loss), spread)
+
+    # No runs are equal: only words are looked at, beside a smooth surface.
     words = {name: column for name, column in columns.items() if name in texts}
-    about = _Cells.about_a_surface(np.log(loss), sizes)
-    chosen, spread = about.explained_by(words, SMOOTH)
-    if not chosen:
+    settings, spread = _Cells.around_surface(log_loss, sizes).explain(words, SMOOTH)
+    if not settings:
         return None
-    settings = tuple(about.setting(candidate, columns[candidate.name]) for candidate in chosen)
-    return Blend(settings, 2 * spread * float(np.median(loss)), spread, equal=False)
+    typical_difference = 2 * spread * float(np.median(loss))
+    return Blend(settings, typical_difference, spread, equal=False)
 
 
 @dataclass(frozen=True)
@@ -192,17 +239,19 @@ class _Candidate:
     name: str
     numeric: bool
     features: FloatArray
-    codes: NDArray[np.intp]
+    codes: IntArray
 
     @property
     def rank(self) -> tuple[bool, bool, int]:
-        """Order columns that explain the same: texts, what is usually tuned, few values first."""
-        return self.numeric, _TUNED.search(self.name) is None, int(self.codes.max())
+        """Rank of columns that explain the same: texts, columns that are usually tuned, and few values first."""
+        is_untuned = _TUNED.search(self.name) is None
+        return self.numeric, is_untuned, int(self.codes.max())
 
-    def determines(self, other: _Candidate) -> bool:
-        """Tell whether each value of this column goes with one value of another, which has fewer."""
-        pairs = cells_of([self.codes, other.codes]).max()
-        return other.codes.max() < self.codes.max() and bool(pairs == self.codes.max())
+    def determines(self, column: _Candidate) -> bool:
+        """Return whether each value of this column goes with one value of another column, which has fewer."""
+        pairs = cells_of([self.codes, column.codes])
+        last = self.codes.max()
+        return bool(column.codes.max() < last and pairs.max() == last)
 
 
 class _Trial(NamedTuple):
@@ -213,16 +262,24 @@ class _Trial(NamedTuple):
     spread: float
 
 
+class _Choice(NamedTuple):
+    """Columns that explain the losses, the variance of ln L that they leave, and the spread that they explain."""
+
+    columns: list[_Candidate]
+    variance: float
+    spread: float
+
+
 @dataclass(frozen=True)
 class _Cells:
     """The runs [m] of cells of several runs: their rows in the table, cells, ln L less its mean, and ln N and ln D.
 
-    `ranks` are those of the losses of all runs, `spread` is the usual one of ln L within cells, whatever a few do, and
-    `base` [m, k] explains losses without any column.
+    `ranks` rank the losses of all runs. `spread` is a robust standard deviation of ln L within cells. `base` [m, k]
+    are features that explain losses without any column.
     """
 
-    rows: NDArray[np.intp]
-    cell: NDArray[np.intp]
+    rows: IntArray
+    cell: IntArray
     y: FloatArray
     log_n: FloatArray
     log_d: FloatArray
@@ -231,122 +288,186 @@ class _Cells:
     base: FloatArray
 
     @classmethod
-    def of(cls, cell: NDArray[np.intp], log_loss: FloatArray, sizes: Mapping[str, FloatArray]) -> _Cells | None:
+    def of(cls, cell: IntArray, log_loss: FloatArray, sizes: Mapping[str, FloatArray]) -> _Cells | None:
         """Make the cells of several runs, or a sample of them; None where losses within cells hardly differ."""
         counts = np.bincount(cell)
-        order = np.random.default_rng(0).permutation(np.flatnonzero(counts > 1))
-        kept = order[np.cumsum(counts[order]) <= max(RUNS, counts.max())]
-        rows = np.flatnonzero(np.isin(cell, kept))
+        shared_cells = np.flatnonzero(counts > 1)
+        order = np.random.default_rng(0).permutation(shared_cells)
+        runs_until = np.cumsum(counts[order])
+        sample = order[runs_until <= max(RUNS, counts.max())]
+        rows = np.flatnonzero(np.isin(cell, sample))
         if not len(rows):
             return None
-        codes = np.unique(cell[rows], return_inverse=True)[1].ravel()
+
+        codes = codes_of(cell[rows])
         y = _centred(log_loss[rows], codes)
         if np.sqrt(np.mean(y**2)) < SEEDS:
             return None
-        spread = 1.4826 * np.median(np.abs(y)) * np.sqrt(len(y) / (len(y) - codes.max() - 1))
-        limit = max(WILD[0] * spread, WILD[1])
-        y = _centred(np.clip(y, -limit, limit), codes)
-        logs = [np.log(sizes[name][rows]) for name in ("n_active", "tokens")]
-        return cls(rows, codes, y, logs[0], logs[1], _ranks(log_loss), float(spread), np.zeros((len(y), 0)))
+
+        # The median absolute deviation, as a standard deviation; each cell's mean took a degree of freedom.
+        freedom = len(y) - codes.max() - 1
+        deviation = np.median(np.abs(y))
+        spread = 1.4826 * deviation * np.sqrt(len(y) / freedom)
+        limit = max(WILD_SPREADS * spread, WILD_LOSS)
+        return cls(
+            rows=rows,
+            cell=codes,
+            y=_centred(np.clip(y, -limit, limit), codes),
+            log_n=np.log(sizes["n_active"][rows]),
+            log_d=np.log(sizes["tokens"][rows]),
+            ranks=_ranks(log_loss),
+            spread=float(spread),
+            base=np.zeros((len(y), 0)),
+        )
 
     @classmethod
-    def about_a_surface(cls, log_loss: FloatArray, sizes: Mapping[str, FloatArray]) -> _Cells:
+    def around_surface(cls, log_loss: FloatArray, sizes: Mapping[str, FloatArray]) -> _Cells:
         """Make one cell of all runs, or of a sample, in which a quadratic in ln N, ln D and ln E is the base."""
-        rows = np.sort(np.random.default_rng(0).permutation(len(log_loss))[:RUNS])
+        order = np.random.default_rng(0).permutation(len(log_loss))
+        rows = np.sort(order[:RUNS])
         cell = np.zeros(len(rows), np.intp)
-        n, d, e = (_centred(np.log(sizes[name][rows]), cell) for name in ("n_active", "tokens", "experts"))
-        surface = np.column_stack([n, d, e, n * n, n * d, d * d, e * e, n * e, d * e])
+        n = _centred(np.log(sizes["n_active"][rows]), cell)
+        d = _centred(np.log(sizes["tokens"][rows]), cell)
+        e = _centred(np.log(sizes["experts"][rows]), cell)
+
+        squares = [n * n, n * d, d * d, e * e, n * e, d * e]
+        surface = np.column_stack([n, d, e, *squares])
         y = _centred(log_loss[rows], cell)
-        return cls(rows, cell, y, n, d, _ranks(log_loss), float(np.std(y)), _centred(surface, cell))
+        return cls(
+            rows=rows,
+            cell=cell,
+            y=y,
+            log_n=n,
+            log_d=d,
+            ranks=_ranks(log_loss),
+            spread=float(np.std(y)),
+            base=_centred(surface, cell),
+        )
 
-    def nats(self, loss: FloatArray) -> float:
-        """Measure the largest difference of losses in a cell."""
-        low, high = np.full((2, self.cell.max() + 1), np.inf)
-        np.minimum.at(low, self.cell, loss[self.rows])
-        np.minimum.at(high, self.cell, -loss[self.rows])
-        return float(np.max(-high - low))
+    def largest_difference(self, loss: FloatArray) -> float:
+        """Measure the largest difference of losses in a cell, nats."""
+        lowest = np.full(self.cell.max() + 1, np.inf)
+        highest = np.full(self.cell.max() + 1, -np.inf)
+        np.minimum.at(lowest, self.cell, loss[self.rows])
+        np.maximum.at(highest, self.cell, loss[self.rows])
+        return float(np.max(highest - lowest))
 
-    def candidates(self, name: str, column: Any) -> list[_Candidate]:
-        """List how a column may explain the losses: by the means of its values, by a curve, or not at all."""
-        numeric = isinstance(column, np.ndarray)
-        values = column[self.rows] if numeric else np.zeros(0)
-        codes = codes_of(column)
-        if numeric and codes.max() == len(codes) - 1 and (column % 1 == 0).all():
-            return []  # whole numbers that no two runs share are names of runs
-        few = codes.max() < min(LEVELS, len(codes) / 2)
-        levels, codes = np.unique(codes[self.rows], return_inverse=True)
-        if not _varies(codes, self.cell).any():
-            return []
-        candidates = []
-        if few:
-            means = np.eye(len(levels))[codes][:, 1:]
-            slopes = means * (self.log_n - self.log_n.mean())[:, None]
-            for features in (means, np.column_stack([means, slopes])):
-                candidates.append(_Candidate(name, numeric, _centred(features, self.cell), codes))
-        if numeric and len(levels) > 2 and np.isfinite(values).all() and not self._is_outcome(column):
-            x = _centred(np.log(values) if values.min() > 0 else values, self.cell)
-            x /= max(float(np.sqrt(np.mean(x**2))), 1e-300)
-            shifts = [x * (logs - logs.mean()) for logs in (self.log_n, self.log_d)]
-            features = np.column_stack([x, x**2, *(shift for shift in shifts if np.ptp(shift) > 0)])
-            candidates.append(_Candidate(name, numeric, _centred(features, self.cell), codes))
-        return candidates
-
-    def _is_outcome(self, column: FloatArray) -> bool:
-        """Tell whether a column goes with the loss within cells as it does over all runs, so that it was measured."""
-        distinct, over_all, in_cells = OUTCOME
-        ranks = _ranks(column)
-        if ranks.max() + 1 < distinct * len(ranks):
-            return False
-        overall = np.corrcoef(ranks, self.ranks)[0, 1]
-        own = _centred(ranks[self.rows], self.cell)
-        losses = _centred(self.ranks[self.rows], self.cell)
-        if np.ptp(own) == 0 or np.ptp(losses) == 0:
-            return False
-        within = np.corrcoef(own, losses)[0, 1]
-        return bool(abs(overall) > over_all and np.sign(overall) * within > in_cells)
-
-    def explained_by(self, columns: Mapping[str, Any], least: float = LEAST) -> tuple[list[_Candidate], float]:
+    def explain(self, columns: Mapping[str, Any], least: float = LEAST) -> tuple[tuple[Setting, ...], float]:
         """Choose columns that explain the losses, one after the other, the best first; and the spread they explain.
 
-        The spread is that of the column that explains most, over the runs in whose cells it varies. A column that says
-        what several others say together, as a group of runs does, gives way to these.
+        The spread is that of the column that explains most, over the runs in whose cells it varies. A column such as a
+        group of runs, which combines several others, gives way to these.
         """
         candidates: list[_Candidate] = []
         for name, column in columns.items():
-            candidates += self.candidates(name, column)
-        chosen, variance, spread = self._chosen(candidates, least)
-        for group in [candidate for candidate in chosen if not candidate.numeric]:
+            candidates += self._candidates(name, column)
+
+        choice = self._choose(candidates, least)
+        choice = self._without_groups(choice, candidates, least)
+        settings = [self._setting(candidate, columns[candidate.name]) for candidate in choice.columns]
+        return tuple(settings), choice.spread
+
+    def _without_groups(self, choice: _Choice, candidates: Sequence[_Candidate], least: float) -> _Choice:
+        """Choose again without a column of words that determines others, if these explain about as much."""
+        for group in choice.columns:
+            if group.numeric:
+                continue
             finer = [candidate for candidate in candidates if candidate.name != group.name]
             if any(group.determines(candidate) for candidate in finer):
-                others = self._chosen(finer, least)
-                if others[1] - variance < LEAST**2:
-                    return others[0], others[2]
-        return chosen, spread
+                alternative = self._choose(finer, least)
+                if alternative.variance - choice.variance < LEAST**2:
+                    return alternative
+        return choice
 
-    def _chosen(self, candidates: Sequence[_Candidate], least: float) -> tuple[list[_Candidate], float, float]:
-        """Choose columns as `explained_by`, with the variance that they leave and the spread that they explain."""
-        chosen: list[_Candidate] = []
+    def _candidates(self, name: str, column: Any) -> list[_Candidate]:
+        """List how a column may explain the losses: by the means of its values, by a curve, or not at all."""
+        numeric = isinstance(column, np.ndarray)
+        codes = codes_of(column)
+        # Whole numbers that no two runs share are names of runs.
+        is_unique = codes.max() == len(codes) - 1
+        if numeric and is_unique and (column % 1 == 0).all():
+            return []
+        has_few_values = codes.max() < min(LEVELS, len(codes) / 2)
+        levels, codes = np.unique(codes[self.rows], return_inverse=True)
+        if not _varies(codes, self.cell).any():
+            return []
+
+        features = self._means(codes, len(levels)) if has_few_values else []
+        if numeric and len(levels) > 2:
+            values = column[self.rows]
+            if np.isfinite(values).all() and not self._is_outcome(column):
+                features.append(self._curve(values))
+        return [_Candidate(name, numeric, _centred(feature, self.cell), codes) for feature in features]
+
+    def _means(self, codes: IntArray, count: int) -> list[FloatArray]:
+        """Build features by which each value has a mean [m, count − 1], and with a slope in ln N for each mean."""
+        means = np.eye(count)[codes][:, 1:]
+        centred_n = self.log_n - self.log_n.mean()
+        slopes = means * centred_n[:, None]
+        return [means, np.column_stack([means, slopes])]
+
+    def _curve(self, values: FloatArray) -> FloatArray:
+        """Build features [m, k] of a parabola whose lowest point may move with N and D."""
+        if values.min() > 0:
+            values = np.log(values)
+        x = _centred(values, self.cell)
+        scale = float(np.sqrt(np.mean(x**2)))
+        x /= max(scale, 1e-300)
+        features = [x, x**2]
+        for logs in (self.log_n, self.log_d):
+            shift = x * (logs - logs.mean())
+            if np.ptp(shift) > 0:
+                features.append(shift)
+        return np.column_stack(features)
+
+    def _is_outcome(self, column: FloatArray) -> bool:
+        """Return whether a column follows the loss within cells as it does over all runs, so that it was measured."""
+        ranks = _ranks(column)
+        if ranks.max() + 1 < DISTINCT * len(ranks):
+            return False
+
+        overall = np.corrcoef(ranks, self.ranks)[0, 1]
+        ranks_in_cells = _centred(ranks[self.rows], self.cell)
+        losses_in_cells = _centred(self.ranks[self.rows], self.cell)
+        if np.ptp(ranks_in_cells) == 0 or np.ptp(losses_in_cells) == 0:
+            return False
+        within = np.corrcoef(ranks_in_cells, losses_in_cells)[0, 1]
+        agrees = np.sign(overall) * within > CORRELATION_IN_CELLS
+        return bool(abs(overall) > CORRELATION and agrees)
+
+    def _choose(self, candidates: Sequence[_Candidate], least: float) -> _Choice:
+        """Choose columns as `explain`, whether or not one is a group of others."""
+        columns: list[_Candidate] = []
         variance = np.inf
-        explained = 0.0
+        spread = 0.0
         base = self.base
         cell = self.cell
         chance = CHANCE / max(len(candidates), 1)
-        while len(chosen) < MOST:
+        while len(columns) < MOST:
             trials = [self._trial(base, candidate) for candidate in candidates]
-            good = [i for i, trial in enumerate(trials) if trial.chance < chance and trial.spread > least]
-            if not good:
+            significant = []
+            for i, trial in enumerate(trials):
+                if trial.chance < chance and trial.spread > least:
+                    significant.append(i)
+            if not significant:
                 break
-            lowest = min(trials[i].variance for i in good)
-            alike = [i for i in good if trials[i].variance <= ALIKE * lowest]
+
+            lowest = min(trials[i].variance for i in significant)
+            alike = [i for i in significant if trials[i].variance <= ALIKE * lowest]
             first = min(alike, key=lambda i: candidates[i].rank)
             best = candidates[first]
             variance = trials[first].variance
-            explained = max(explained, trials[first].spread)
-            chosen.append(best)
+            spread = max(spread, trials[first].spread)
+            columns.append(best)
+
             base = np.column_stack([base, best.features])
             cell = cells_of([cell, best.codes])
-            candidates = [c for c in candidates if c.name != best.name and _varies(c.codes, cell).any()]
-        return chosen, variance, explained
+            candidates = [
+                candidate
+                for candidate in candidates
+                if candidate.name != best.name and _varies(candidate.codes, cell).any()
+            ]
+        return _Choice(columns, variance, spread)
 
     def _trial(self, base: FloatArray, candidate: _Candidate) -> _Trial:
         """Test what a further column explains.
@@ -357,77 +478,81 @@ class _Cells:
 
         before, rank = _unexplained(self.y, base)
         after, larger = _unexplained(self.y, np.column_stack([base, candidate.features]))
-        spare = len(self.y) - (self.cell.max() + 1) - larger + PRIOR_RUNS
+
+        cells = self.cell.max() + 1
+        spare = len(self.y) - cells - larger + PRIOR_RUNS
         variance = (after + PRIOR_RUNS * SEEDS**2) / spare
         added = larger - rank
         if not added or spare < PRIOR_RUNS:
             return _Trial(np.inf, 1.0, 0.0)
-        chance = float(fdtrc(added, spare, (before - after) / added / variance))
-        runs = int(_varies(candidate.codes, self.cell)[self.cell].sum())
-        return _Trial(float(variance), chance, float(np.sqrt(max(before - after, 0.0) / runs)))
 
-    def setting(self, candidate: _Candidate, column: Any) -> Setting:
+        chance = float(fdtrc(added, spare, (before - after) / added / variance))
+        is_varied = _varies(candidate.codes, self.cell)[self.cell]
+        spread = np.sqrt(max(before - after, 0.0) / int(is_varied.sum()))
+        return _Trial(float(variance), chance, float(spread))
+
+    def _setting(self, candidate: _Candidate, column: Any) -> Setting:
         """Describe a candidate to the user."""
-        told = [None if _is_nan(value) else value for value in column]
-        rows = self.rows[_varies(candidate.codes, self.cell)[self.cell]]
-        together = Counter(told[row] for row in rows.tolist() if told[row] is not None)
-        others = {value for value in told if value is not None} - {*together}
-        values = sorted(together, key=lambda value: -together[value])
-        several = candidate.numeric and len(values) > 1
+        values = [None if is_missing(value) else value for value in column]
+        is_varied = _varies(candidate.codes, self.cell)[self.cell]
+        rows = self.rows[is_varied].tolist()
+
+        counts = Counter(values[row] for row in rows if values[row] is not None)
+        unpaired = {value for value in values if value is not None} - {*counts}
+        is_scale = candidate.numeric and len(counts) > 1
+        paired = sorted(counts) if is_scale else sorted(counts, key=lambda value: -counts[value])
         return Setting(
             candidate.name,
-            tuple(map(_word, sorted(values) if several else values)),
-            tuple(map(_word, sorted(others))),
-            tuned=several and _TUNED.search(candidate.name) is not None,
+            tuple(map(_word, paired)),
+            tuple(map(_word, sorted(unpaired))),
+            tuned=is_scale and _TUNED.search(candidate.name) is not None,
             numeric=candidate.numeric,
         )
 
 
-def codes_of(column: Any) -> NDArray[np.intp]:
+def codes_of(column: Any) -> IntArray:
     """Number the distinct values of a column [n]; a missing one is a value."""
     if isinstance(column, np.ndarray):
         return np.unique(column, return_inverse=True)[1].ravel()
     numbers: dict[Any, int] = {}
-    return np.array([numbers.setdefault(value, len(numbers)) for value in column], np.intp)
+    codes = [numbers.setdefault(value, len(numbers)) for value in column]
+    return np.array(codes, np.intp)
 
 
-def cells_of(codes: Sequence[NDArray[np.intp]]) -> NDArray[np.intp]:
+def cells_of(codes: Sequence[IntArray]) -> IntArray:
     """Number the distinct combinations of codes [n]."""
     cell = np.zeros(len(codes[0]), np.intp)
-    for each in codes:
-        cell = np.unique(cell * (each.max() + 1) + each, return_inverse=True)[1].ravel()
+    for column in codes:
+        cell = codes_of(cell * (column.max() + 1) + column)
     return cell
 
 
-def _varies(codes: NDArray[np.intp], cell: NDArray[np.intp]) -> NDArray[np.bool_]:
+def _varies(codes: IntArray, cell: IntArray) -> BoolArray:
     """Find the cells in which a column with these codes [m] has several values."""
-    low = np.full(cell.max() + 1, codes.max() + 1)
-    high = np.zeros_like(low)
-    np.minimum.at(low, cell, codes)
-    np.maximum.at(high, cell, codes)
-    return low < high
-
-
-def _is_nan(value: Any) -> bool:
-    return isinstance(value, float) and value != value
+    lowest = np.full(cell.max() + 1, codes.max() + 1)
+    highest = np.zeros_like(lowest)
+    np.minimum.at(lowest, cell, codes)
+    np.maximum.at(highest, cell, codes)
+    return lowest < highest
 
 
 def _word(value: Any) -> str:
     """Write a value as a filter takes it."""
     if isinstance(value, str):
         return value
-    return f"{value:g}" if float(f"{value:g}") == value else repr(float(value))
+    word = f"{value:g}"
+    return word if float(word) == value else repr(float(value))
 
 
 def _ranks(values: FloatArray) -> FloatArray:
-    return np.unique(values, return_inverse=True)[1].ravel().astype(float)
+    return codes_of(values).astype(float)
 
 
-def _centred(values: FloatArray, cell: NDArray[np.intp]) -> FloatArray:
+def _centred(values: FloatArray, cell: IntArray) -> FloatArray:
     """Subtract from values [m] or [m, k] their mean in their cell."""
-    counts = np.bincount(cell)
     if values.ndim == 1:
-        return values - (np.bincount(cell, values) / counts)[cell]
+        means = np.bincount(cell, values) / np.bincount(cell)
+        return values - means[cell]
     return np.column_stack([_centred(column, cell) for column in values.T])
 
 
@@ -436,4 +561,5 @@ def _unexplained(y: FloatArray, features: FloatArray) -> tuple[float, int]:
     if not features.shape[1]:
         return float(y @ y), 0
     solution, _, rank, _ = np.linalg.lstsq(features, y, rcond=1e-9)
-    return float(np.sum((y - features @ solution) ** 2)), int(rank)
+    residuals = y - features @ solution
+    return float(np.sum(residuals**2)), int(rank)

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 Kind = Literal["table", "tracker", "logs", "chart"]
 CURVE = {"Wall time", "Step", "Value"}
-LACKS = {  # said where columns are missing
+# Words about a source where columns are missing.
+LACKS = {
     "chart": " (a chart of W&B, step by run: its table of runs, or wandb:ENTITY/PROJECT, has their sizes, too)",
 }
 
@@ -30,9 +31,9 @@ def read_source(
     revision: str | None = None,
     problems: list[str] | None = None,
 ) -> tuple[LoadedRows, Kind]:
-    """Read the rows of any source that `load_runs` takes, and of which kind it is: all but tables have ends of runs.
+    """Read the rows of any source that `load_runs` takes, and return its kind; all but tables have one row for a run.
 
-    A list `problems` gets what was left out; the rest as `read_rows`, `tracker_rows` and `log_rows`.
+    A list `problems` gets the rows that were left out. Errors are those of `read_rows`, `tracker_rows` and `log_rows`.
     """
     if is_tracker(source):
         return tracker_rows(source, final, losses), "tracker"
@@ -40,6 +41,7 @@ def read_source(
         logs = log_rows(source, final, losses)
         if logs is not None:
             return logs, "logs"
+
     table = read_rows(source, revision, problems)
     if table.rows and set(table.rows[0]) == CURVE:
         raise RunsError(f"{table.name}: a curve that TensorBoard exports: name the folder of its event files instead")

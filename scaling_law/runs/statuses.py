@@ -1,4 +1,4 @@
-"""How a run ended, as W&B, MLflow, ClearML, SLURM and others call it, in the words of run records."""
+"""Statuses of runs, as W&B, MLflow, ClearML, SLURM and others call them, in the words of run records."""
 
 from __future__ import annotations
 
@@ -16,16 +16,21 @@ _WORDS = {
     "failed": "failed crashed killed cancelled canceled aborted stopped error timeout preempted oom out_of_memory",
     "running": "running pending queued scheduled in_progress created active starting preempting requeued",
 }
-_MEANING = {word: status for status, words in _WORDS.items() for word in words.split()}
-_MOST = 3  # runs of a status that a message names
+# Runs of a status that a message names.
+_MOST = 3
 
 
 def status_of(word: Any) -> str:
     """Return a status as run records have it: final, running or failed; other words stay, and none is final."""
     if is_missing(word) or word == "":
         return "final"
+
     text = str(word).strip()
-    return _MEANING.get(text.lower().replace(" ", "_"), text)
+    normalized = text.lower().replace(" ", "_")
+    for status, words in _WORDS.items():
+        if normalized in words.split():
+            return status
+    return text
 
 
 def status_column(rows: Sequence[Row]) -> str | None:
@@ -39,16 +44,20 @@ def status_column(rows: Sequence[Row]) -> str | None:
     return None
 
 
-def left_out(rows: Sequence[Row], at: Iterable[int], column: str) -> str:
-    """Name in one line the runs `at` that are left out for what their column says; "" for none."""
-    of_word: dict[str, list[str]] = {}
-    for i in at:
-        of_word.setdefault(str(rows[i][column]), []).append(row_name(i, rows[i]))
-    if not of_word:
+def describe_left_out(rows: Sequence[Row], places: Iterable[int], column: str) -> str:
+    """Name in one line the runs at these places, which are left out for their status; "" for none."""
+    names_by_word: dict[str, list[str]] = {}
+    for i in places:
+        names_by_word.setdefault(str(rows[i][column]), []).append(row_name(i, rows[i]))
+    if not names_by_word:
         return ""
-    counts = Counter({word: len(names) for word, names in of_word.items()})
-    parts = []
+
+    counts = Counter({word: len(names) for word, names in names_by_word.items()})
+    phrases = []
     for word, count in counts.most_common():
-        names = ", ".join(of_word[word][:_MOST])
-        parts.append(f"{word} ({count}: {names}{', …' if count > _MOST else ''})")
-    return f"{counts.total()} run{'s' * (counts.total() > 1)}: {column} is {', '.join(parts)}"
+        names = ", ".join(names_by_word[word][:_MOST])
+        ellipsis = ", …" if count > _MOST else ""
+        phrases.append(f"{word} ({count}: {names}{ellipsis})")
+    total = counts.total()
+    plural = "s" if total > 1 else ""
+    return f"{total} run{plural}: {column} is {', '.join(phrases)}"

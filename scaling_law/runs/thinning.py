@@ -10,72 +10,95 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from scaling_law.runs.table import Runs
-from scaling_law.size.arrays import FloatArray
+from scaling_law.size.arrays import FloatArray, IntArray
 
-POINTS = 40  # checkpoints of one run, at most, that are fitted
+# Checkpoints of one run, at most, that are fitted.
+POINTS = 40
 KEEP_ALL = 'trunks="run" fits every row, as an independent run'
 
 
-def rows_of_curves(runs: Runs) -> NDArray[np.intp]:
+def rows_of_curves(runs: Runs) -> IntArray:
     """Choose the rows to fit: of each trunk of one model at most `POINTS`, evenly spaced in ln D."""
     _, trunk, counts = np.unique(runs.trunk, return_inverse=True, return_counts=True)
-    keep = np.ones(len(runs), bool)
     order = np.lexsort([runs.tokens, trunk.ravel()])
-    ends = np.cumsum(counts)
-    for place in np.flatnonzero(counts > POINTS):
-        rows = order[ends[place] - counts[place] : ends[place]]
-        if np.ptp(runs.n_active[rows]) == 0 and np.ptp(runs.experts[rows]) == 0:
-            keep[rows] = False
-            keep[rows[_evenly(np.log(runs.tokens[rows]))]] = True
-    return np.flatnonzero(keep)
+
+    is_fitted = np.ones(len(runs), bool)
+    stops = np.cumsum(counts)
+    starts = stops - counts
+    for i in np.flatnonzero(counts > POINTS):
+        rows = order[starts[i] : stops[i]]
+        has_one_size = np.ptp(runs.n_active[rows]) == 0
+        if has_one_size and np.ptp(runs.experts[rows]) == 0:
+            is_fitted[rows] = False
+            checkpoints = _evenly_spaced(np.log(runs.tokens[rows]))
+            is_fitted[rows[checkpoints]] = True
+    return np.flatnonzero(is_fitted)
 
 
-def _evenly(ascending: FloatArray) -> NDArray[np.intp]:
-    """The places of the values nearest to `POINTS` evenly spaced ones."""
+def _evenly_spaced(ascending: FloatArray) -> IntArray:
+    """Find the places of the values nearest to `POINTS` evenly spaced ones."""
     targets = np.linspace(ascending[0], ascending[-1], POINTS)
-    above = np.clip(np.searchsorted(ascending, targets), 1, len(ascending) - 1)
-    nearer = targets - ascending[above - 1] < ascending[above] - targets
-    return np.unique(np.where(nearer, above - 1, above))
+    above = np.searchsorted(ascending, targets)
+    above = np.clip(above, 1, len(ascending) - 1)
+    below = above - 1
+
+    distance_below = targets - ascending[below]
+    distance_above = ascending[above] - targets
+    is_nearer_below = distance_below < distance_above
+    return np.unique(np.where(is_nearer_below, below, above))
 
 
-def with_few_checkpoints(runs: Runs, rows: NDArray[np.intp]) -> Runs:
+def with_few_checkpoints(runs: Runs, rows: IntArray) -> Runs:
     """Take the `rows` that `rows_of_curves` chose, and say how many of them there are."""
     if len(rows) == len(runs):
         return runs
-    kept = runs.take(rows)
-    long = int(np.sum(np.unique(runs.trunk, return_counts=True)[1] > POINTS))
-    trunks = "1 run has" if long == 1 else f"{long} runs have"
-    count = f"{len(kept):,} of {len(runs):,} rows are fitted"
-    return replace(
-        kept, thinned=f"{trunks} more than {POINTS} checkpoints: {count}, evenly spaced in ln D; {KEEP_ALL}"
+
+    checkpoints = np.unique(runs.trunk, return_counts=True)[1]
+    long_runs = int(np.sum(checkpoints > POINTS))
+    long_trunks = "1 run has" if long_runs == 1 else f"{long_runs} runs have"
+    note = (
+        f"{long_trunks} more than {POINTS} checkpoints: {len(rows):,} of {len(runs):,} rows are fitted, "
+        f"evenly spaced in ln D; {KEEP_ALL}"
     )
+    return replace(runs.take(rows), thinned=note)
 
 
-def spread_evenly(columns: Sequence[FloatArray], most: int) -> NDArray[np.intp]:
+def spread_evenly(columns: Sequence[FloatArray], most: int) -> IntArray:
     """Choose about `most` of n rows, evenly in the order of `columns` [n], the last first, with the ends of each."""
     count = len(columns[0])
     if count <= most:
         return np.arange(count)
+
     order = np.lexsort(columns)
-    even = order[np.linspace(0, count - 1, most).astype(int)]
-    ends = [end for column in columns for end in (np.argmin(column), np.argmax(column))]
-    return np.unique(np.append(even, ends))
+    places = np.linspace(0, count - 1, most).astype(int)
+
+    extremes = []
+    for column in columns:
+        extremes += [np.argmin(column), np.argmax(column)]
+    return np.unique(np.append(order[places], extremes))
 
 
 def sample_of(runs: Runs, most: int) -> Runs:
     """Take about `most` runs, spread evenly over E, N and D, with the largest and least of each E; say so."""
     if len(runs) <= most:
         return runs
+
     sizes = [runs.flops, runs.tokens, runs.n_active]
     rows = spread_evenly([runs.loss, *sizes, runs.experts], most)
     for column in sizes:
         order = np.lexsort([column, runs.experts])
-        first = np.flatnonzero(np.diff(runs.experts[order], prepend=0.0))
+        # The least and the largest of each E.
+        experts = runs.experts[order]
+        first = np.flatnonzero(np.diff(experts, prepend=0.0))
         last = np.append(first[1:] - 1, len(order) - 1)
+        # They are taken only if there is room for those of each E.
         if 2 * len(sizes) * len(first) <= most:
-            rows = np.union1d(rows, order[np.append(first, last)])
+            extremes = order[np.append(first, last)]
+            rows = np.union1d(rows, extremes)
+
     note = f"forecast from {len(rows):,} of {len(runs):,} rows, spread evenly over E, N and D"
-    return replace(runs.take(rows), thinned="; ".join(filter(None, (runs.thinned, note))))
+    if runs.thinned:
+        note = f"{runs.thinned}; {note}"
+    return replace(runs.take(rows), thinned=note)

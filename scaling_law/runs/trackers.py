@@ -21,23 +21,30 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-import hub  # lazy: its rooms are imported when runs are read
+# Lazy: the rooms of hub are imported when runs are read.
+import hub
 from hub.base.errors import redacted, unknown
 from hub.base.tables import literal
 from scaling_law.runs import w_and_b
 from scaling_law.runs.logged import Final, check_final, final_values, row_of
-from scaling_law.runs.rows import Row, RunsError, number
+from scaling_law.runs.rows import Row, RunsError, names_of, number
 
 if TYPE_CHECKING:
     from hub import LoadedRows
 
-OVERDUE = 3.0  # times its longest silence, after which a run of trackio, which keeps no ends, is over
-# Columns of its tables.
+# Trackio does not record that a run ended: it is over after this many times its longest silence.
+OVERDUE = 3.0
+# Columns of trackio's tables that are neither metrics nor settings.
 STRUCTURE = ("run_id", "run_name", "id", "timestamp", "step", "log_id", "space_id", "created_at")
-PAGE = 10_000  # rows that trackio's servers answer with at most
-BUSY = (429, 502, 503, 504)  # answers after which a server is asked again
-WAITS = (1.0, 4.0, 16.0)  # seconds before that, where it does not say how many; it may say up to the longest
+# Rows that trackio's servers answer with at most.
+PAGE = 10_000
+# Answers after which a server is asked again, and the seconds before that if it sends no Retry-After.
+BUSY = (429, 502, 503, 504)
+WAITS = (1.0, 4.0, 16.0)
+# Seconds that a server may ask for.
 LONGEST_WAIT = 60.0
+# Characters of an error that a message repeats.
+LONGEST = 400
 _SPACE = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -46,28 +53,29 @@ def is_tracker(source: Any) -> bool:
 
 
 def with_values(rows: Sequence[Row]) -> str:
-    """The columns of rows with a value of each, metrics first."""
-    values = {name: value for row in reversed(rows) for name, value in row.items() if value is not None}
-    return ", ".join(
-        f"{name} ({literal(values[name])})" for name in dict.fromkeys(name for row in rows for name in row)
-    )
+    """List the columns of rows with a value of each, metrics first."""
+    values: dict[str, Any] = {}
+    for row in reversed(rows):
+        values.update({name: value for name, value in row.items() if value is not None})
+    return ", ".join(f"{name} ({literal(values[name])})" for name in names_of(rows))
 
 
 def tracker_rows(source: str, final: Final, losses: Collection[str] = ()) -> LoadedRows:
-    """The rows of "trackio:PROJECT" or "wandb:ENTITY/PROJECT".
+    """Read the rows of "trackio:PROJECT" or "wandb:ENTITY/PROJECT".
 
     `final` holds for every metric whose name ends in "loss", and for `losses`. InputError for another one; RunsError
     for a project that is not there, and for a tracker that does not answer.
     """
     check_final(final)
     tracker, _, place = source.partition(":")
-    rows = (_of_trackio if tracker == "trackio" else w_and_b.runs_of)(place, final, losses)
-    return hub.LoadedRows([*rows], source)
+    read_runs = _read_trackio_runs if tracker == "trackio" else w_and_b.runs_of
+    return hub.LoadedRows([*read_runs(place, final, losses)], source)
 
 
-def _post(url: str, body: Any, what: str, key: str | None) -> dict[str, Any]:
-    """The data that a server answers, asked again while it is busy; RunsError, one line without the key, else."""
-    from http.client import HTTPException  # slow to import
+def _post(url: str, body: Any, place: str, key: str | None) -> dict[str, Any]:
+    """Ask a server for data, again while it is busy; RunsError, one line without the key, for any other answer."""
+    # These are slow to import.
+    from http.client import HTTPException
     from urllib.error import HTTPError
     from urllib.request import Request
 
@@ -77,27 +85,39 @@ def _post(url: str, body: Any, what: str, key: str | None) -> dict[str, Any]:
     try:
         request = Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
         if key:
-            # The key is for this server alone.
+            # A redirect must not carry the key to another server.
             request.add_unredirected_header("Authorization", f"Bearer {key}")
         answer = _answer(request)
-        if not (problem := answer.get("error") or answer.get("errors")):
+        errors = answer.get("error") or answer.get("errors")
+        if not errors:
             return dict(answer["data"])
-        problems = problem if isinstance(problem, list) else [problem]
-        said = "says " + "; ".join(str(one.get("message", one) if isinstance(one, dict) else one) for one in problems)
+        problem = f"says {_join_errors(errors)}"
     except HTTPError as error:
         text = error.read(PAGE).decode(errors="replace").strip()
-        said = f"answered {error.code} ({text or error.reason})"
-    except (HTTPException, OSError, ValueError) as error:  # no connection, one that breaks, or no JSON
-        said = f"does not answer ({getattr(error, 'reason', error)})"
+        problem = f"answered {error.code} ({text or error.reason})"
+    # There is no connection, it breaks, or the answer is no JSON.
+    except (HTTPException, OSError, ValueError) as error:
+        problem = f"does not answer ({getattr(error, 'reason', error)})"
     except (AttributeError, KeyError, TypeError):
-        said = "answers something else: is it this tracker's?"
+        problem = "answers something else: is it this tracker's?"
+
     if key:
-        said = said.replace(key, "<key>")
-    raise RunsError(f"{what}: its server {redacted(' '.join(said.split()))[:400]}")  # cut last: a part of a key is one
+        problem = problem.replace(key, "<key>")
+    # Cut last, because a part of a key would stay in the message.
+    line = redacted(" ".join(problem.split()))[:LONGEST]
+    raise RunsError(f"{place}: its server {line}")
+
+
+def _join_errors(errors: Any) -> str:
+    """Join the messages of an answer's errors: a list of objects or texts, or a single one."""
+    messages = []
+    for error in errors if isinstance(errors, list) else [errors]:
+        messages.append(str(error.get("message", error) if isinstance(error, dict) else error))
+    return "; ".join(messages)
 
 
 def _answer(request: Any) -> Any:
-    """The JSON of a server's answer. Raises the HTTPError of one that stays busy."""
+    """Return the JSON of a server's answer. Raises the HTTPError of one that stays busy."""
     from urllib.error import HTTPError
     from urllib.request import urlopen
 
@@ -106,8 +126,8 @@ def _answer(request: Any) -> Any:
             with urlopen(request, timeout=60) as response:
                 return json.load(response)
         except HTTPError as error:
-            told = error.headers.get("Retry-After", "")
-            seconds = max(wait, float(told)) if told.isdigit() else wait
+            retry_after = error.headers.get("Retry-After", "")
+            seconds = max(wait, float(retry_after)) if retry_after.isdigit() else wait
             if error.code not in BUSY or seconds > LONGEST_WAIT:
                 raise
             time.sleep(seconds)
@@ -116,69 +136,80 @@ def _answer(request: Any) -> Any:
 # ------------------------------------------------------------------ trackio
 
 
-def _of_trackio(place: str, final: Final, losses: Collection[str]) -> Iterator[Row]:
-    """Rows of PROJECT in the local store, ORG/SPACE/PROJECT, http://…/PROJECT or datasets/ORG/NAME/PROJECT."""
+def _read_trackio_runs(place: str, final: Final, losses: Collection[str]) -> Iterator[Row]:
+    """Read PROJECT in the local store, ORG/SPACE/PROJECT, http://…/PROJECT or datasets/ORG/NAME/PROJECT."""
     where, _, project = place.rpartition("/")
     if where.startswith("datasets/"):
-        lines, configs = (_parquet(where, f"{project}{part}.parquet") for part in ("", "_configs"))
+        lines = _parquet(where, f"{project}.parquet")
+        configs = _parquet(where, f"{project}_configs.parquet")
     else:
         ask = _server(where, project, f"trackio:{place}") if where else _store(project)
-        lines, configs = (_table(ask, name) for name in ("metrics", "configs"))
-    settings = {_identity(row)[1]: _decoded(row, "config") for row in configs}
+        lines = _table(ask, "metrics")
+        configs = _table(ask, "configs")
+    settings = {_identity(row)[1]: _decode(row, "config") for row in configs}
+
     times: dict[tuple[str, str], list[datetime]] = {}
     logged: dict[tuple[str, str], dict[str, list[float]]] = {}
     for line in lines:
         run = _identity(line)
         times.setdefault(run, []).append(datetime.fromisoformat(line["timestamp"]))
-        for name, value in {"step": line["step"], **_decoded(line, "metrics")}.items():
-            if (x := number(value)) is not None:
-                logged.setdefault(run, {}).setdefault(name, []).append(x)
+        cells = {"step": line["step"], **_decode(line, "metrics")}
+        for name, cell in cells.items():
+            value = number(cell)
+            if value is not None:
+                logged.setdefault(run, {}).setdefault(name, []).append(value)
+
     for run, metrics in logged.items():
-        ends = final_values(metrics, final, losses)
-        yield row_of(settings.get(run[1], {}), ends, run, "running" if _is_under_way(times[run]) else "final")
+        status = "running" if _is_under_way(times[run]) else "final"
+        yield row_of(settings.get(run[1], {}), final_values(metrics, final, losses), run, status)
 
 
 def _identity(row: Row) -> tuple[str, str]:
-    """Name and id of a run; stores of old versions have the name only."""
+    """Return the name and the id of a run; stores of old versions have the name only."""
     return str(row["run_name"]), str(row.get("run_id") or row["run_name"])
 
 
-def _decoded(row: Row, name: str) -> dict[str, Any]:
-    """What a column of JSON holds; in parquet files it is spread over the other columns."""
+def _decode(row: Row, name: str) -> dict[str, Any]:
+    """Decode a column of JSON; in parquet files it is spread over the other columns."""
     if name in row:
         return dict(json.loads(row[name]))
     return {key: value for key, value in row.items() if value is not None and key not in STRUCTURE}
 
 
 def _is_under_way(times: Sequence[datetime]) -> bool:
-    """Whether the next line of a run is not overdue yet."""
+    """Return whether the next line of a run is not overdue yet."""
     ordered = sorted(time if time.tzinfo else time.replace(tzinfo=timezone.utc) for time in times)
     silences = [after - before for before, after in pairwise(ordered)]
     return bool(silences) and datetime.now(timezone.utc) - ordered[-1] < OVERDUE * max(silences)
 
 
 def _table(ask: Callable[[str], list[Row]], name: str) -> list[Row]:
-    """All rows of a table, page by page."""
+    """Read all rows of a table, page by page."""
     rows: list[Row] = []
-    while page := ask(f"SELECT * FROM {name} WHERE id > {rows[-1]['id'] if rows else 0} ORDER BY id LIMIT {PAGE}"):
+    last = 0
+    while page := ask(f"SELECT * FROM {name} WHERE id > {last} ORDER BY id LIMIT {PAGE}"):
         rows += page
+        last = page[-1]["id"]
     return rows
 
 
 def _store(project: str) -> Callable[[str], list[Row]]:
-    """Questions to the local store, opened so that not even SQLite's own files are written where nobody writes."""
+    """Open the local store for queries; unless a run writes to it, SQLite adds no files beside it."""
     from huggingface_hub.constants import HF_HOME
 
     folder = Path(os.environ.get("TRACKIO_DIR") or Path(HF_HOME) / "trackio")
-    path = folder / f"{re.sub(r'[^A-Za-z0-9_-]', '', project) or 'default'}.db"
+    file_name = re.sub(r"[^A-Za-z0-9_-]", "", project) or "default"
+    path = folder / f"{file_name}.db"
     if not path.is_file():
         projects = sorted(file.stem for file in folder.glob("*.db"))
         raise RunsError(f"{unknown('trackio:', project, projects)} in {folder}")
+
     mode = "mode=ro" if Path(f"{path}-wal").exists() else "immutable=1"
+    address = f"{path.resolve().as_uri()}?{mode}"
 
     def ask(query: str) -> list[Row]:
         try:
-            with closing(sqlite3.connect(f"{path.resolve().as_uri()}?{mode}", uri=True)) as connection:
+            with closing(sqlite3.connect(address, uri=True)) as connection:
                 connection.row_factory = sqlite3.Row
                 return [dict(row) for row in connection.execute(query)]
         except sqlite3.Error as error:
@@ -187,28 +218,32 @@ def _store(project: str) -> Callable[[str], list[Row]]:
     return ask
 
 
-def _server(where: str, project: str, what: str) -> Callable[[str], list[Row]]:
-    """Questions to a Space, or to a dashboard at a URL."""
+def _server(where: str, project: str, source: str) -> Callable[[str], list[Row]]:
+    """Open a Space, or a dashboard at a URL, for queries."""
     token = None
     if not where.startswith(("http://", "https://")):
         if not _SPACE.fullmatch(where):
             places = "PROJECT, ORG/SPACE/PROJECT, datasets/ORG/NAME/PROJECT or http://HOST:PORT/PROJECT"
-            raise RunsError(f"{what}: allowed is trackio: and {places}")
+            raise RunsError(f"{source}: allowed is trackio: and {places}")
         from huggingface_hub import get_token
 
-        where = f"https://{re.sub(r'[/_.]', '-', where).lower()}.hf.space"
+        subdomain = re.sub(r"[/_.]", "-", where).lower()
+        where = f"https://{subdomain}.hf.space"
         token = get_token()
 
     def ask(query: str) -> list[Row]:
-        answer = _post(f"{where}/api/query_project", {"args": [project, query], "kwargs": {}}, what, token)
+        body = {"args": [project, query], "kwargs": {}}
+        answer = _post(f"{where}/api/query_project", body, source, token)
         return list(answer["rows"])
 
     return ask
 
 
 def _parquet(where: str, name: str) -> list[Any]:
+    """Read a file of a dataset on the Hub."""
     organisation, _, dataset = where.removeprefix("datasets/").partition("/")
     content = hub.open_store(f"hf://{organisation}").read("dataset", dataset, name, None)
     with TemporaryDirectory() as folder:
-        (file := Path(folder) / name).write_bytes(content)
+        file = Path(folder) / name
+        file.write_bytes(content)
         return hub.load_rows(file).rows

@@ -6,35 +6,46 @@ tokens; how far its spacing leaves that point from the minimum is the `regret`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations_with_replacement
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from hub.base.errors import InputError
 from scaling_law.runs.rows import RunsError
 from scaling_law.runs.settings import SAME, codes_of
 from scaling_law.runs.table import Runs
-from scaling_law.size.arrays import FloatArray
+from scaling_law.size.arrays import FloatArray, IntArray
 
-SHAPE: tuple[str, ...] = ("n_total", "d_model", "d_ff", "d_expert", "n_blocks", "n_heads", "n_kv_heads")
-SHAPE += ("vocab_size", "sequence_length")
+SHAPE = (
+    "n_total",
+    "d_model",
+    "d_ff",
+    "d_expert",
+    "n_blocks",
+    "n_heads",
+    "n_kv_heads",
+    "vocab_size",
+    "sequence_length",
+)
 SPARSITY = ("routed_experts", "experts_per_token", "shared_experts", "shared_ratio", "density", "granularity")
-FLAT = 1e-12  # nats: no curvature
+# Least curvature of a quadratic that has a minimum, nats.
+FLAT = 1e-12
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """The best of one model's runs: run `at` has the least loss, `settings` [k] and `loss` are those of the minimum.
+    """The best of one model's runs: run `best` has the least loss; `settings` [k] and `loss` are at the minimum.
 
-    Where the runs around it determine no minimum, they are the run's own, and `regret` is NaN; else this is the run's
-    loss minus that of the minimum, nats. `at_edge`: a setting of the run is the least or greatest there is.
+    If the runs around it determine no minimum, they are those of the run, and `regret` is NaN; else the regret is the
+    run's loss minus that of the minimum, nats. `at_edge`: a setting of the run is the least or greatest of the grid.
     """
 
-    at: int
+    best: int
     settings: FloatArray
     loss: float
     regret: float
@@ -47,7 +58,7 @@ def best_of(
     method: Literal["least", "quadratic"] = "least",
     by: Sequence[str] = (*SHAPE, *SPARSITY),
 ) -> Runs:
-    """One tuned run for each model and number of tokens of a grid over the settings `over`.
+    """Choose one tuned run for each model and number of tokens of a grid over the settings `over`.
 
     Other settings that tell its runs apart, such as the corpus, are no part of the choice: each value keeps a run.
 
@@ -67,110 +78,154 @@ def best_of(
         raise InputError(f"method={method!r} must be 'least' or 'quadratic'")
     if not names:
         raise InputError("over=() must name at least one column that was tuned")
+
     settings = np.stack([_setting(runs, name) for name in names], axis=1)
     for name, values in zip(names, settings.T, strict=True):
         if values.max() <= values.min() * (1 + SAME):
-            raise RunsError(f"{runs.source}: {name} is {values[0]:g} in every run; nothing to choose from")
+            only = f"{name} is {values[0]:g} in every run"
+            raise RunsError(f"{runs.source}: {only}; nothing to choose from")
+
     blend = runs.blend((*names, *by))
-    others = [*runs.recipe]
+    other_columns = [*runs.recipe]
     if blend is not None:
-        others += [setting.name for setting in blend.settings]
-    groups = models_of(runs, names, by, others)
-    tuned = [tune(settings[group], runs.loss[group]) for group in groups]
-    best = np.array([group[one.at] for group, one in zip(groups, tuned, strict=True)])
-    kept = runs.take(best)
-    columns = dict(kept.columns)
+        other_columns += [setting.name for setting in blend.settings]
+    groups = models_of(runs, names, by, other_columns)
+
+    points = []
+    best = []
+    for group in groups:
+        point = tune(settings[group], runs.loss[group])
+        points.append(point)
+        best.append(group[point.best])
+    tuned = runs.take(np.array(best))
+
+    columns = dict(tuned.columns)
     if method == "quadratic":
-        columns |= dict(zip(names, np.stack([one.settings for one in tuned]).T, strict=True))
-        kept = replace(kept, loss=np.array([one.loss for one in tuned]))
+        minima = np.stack([point.settings for point in points])
+        columns.update(zip(names, minima.T, strict=True))
+        tuned = replace(tuned, loss=np.array([point.loss for point in points]))
+
     columns["grid_runs"] = np.array([len(group) for group in groups], float)
-    columns["at_edge"] = np.array([one.at_edge for one in tuned], float)
-    columns["regret"] = np.array([one.regret for one in tuned])
-    return replace(kept, columns=columns, source=f"{runs.source}, best of {' and '.join(names)} ({method})")
+    columns["at_edge"] = np.array([point.at_edge for point in points], float)
+    columns["regret"] = np.array([point.regret for point in points])
+    source = f"{runs.source}, best of {' and '.join(names)} ({method})"
+    return replace(tuned, columns=columns, source=source)
 
 
 def tune(settings: FloatArray, losses: FloatArray) -> Tuned:
-    """The best of one model's runs with settings [n, k] and finite losses [n]."""
-    at = int(np.argmin(losses))
-    linear = (settings == 0).any(axis=0)
-    x = np.where(linear, settings, np.log(np.where(linear, 1.0, settings)))
+    """Find the best of one model's runs with settings [n, k] and finite losses [n]."""
+    best = int(np.argmin(losses))
+    has_zeros = (settings == 0).any(axis=0)
+    # A setting with zeros has no logarithm.
+    logs = np.log(np.where(has_zeros, 1.0, settings))
+    x = np.where(has_zeros, settings, logs)
+
     steps = np.stack([_steps(column) for column in settings.T], axis=1)
-    at_edge = bool(np.any((steps[at] == 0) | (steps[at] == steps.max(axis=0))))
-    near = np.all(np.abs(steps - steps[at]) <= 1, axis=1)
-    minimum = _quadratic_minimum(x[near] - x[at], losses[near])
+    best_steps = steps[best]
+    at_edge = bool(np.any((best_steps == 0) | (best_steps == steps.max(axis=0))))
+    distances = np.abs(steps - best_steps)
+    is_near = np.all(distances <= 1, axis=1)
+
+    minimum = _quadratic_minimum(x[is_near] - x[best], losses[is_near])
+    best_settings = settings[best]
+    best_loss = float(losses[best])
     if minimum is None:
-        return Tuned(at, settings[at], float(losses[at]), float("nan"), at_edge)
+        return Tuned(best, best_settings, best_loss, math.nan, at_edge)
     offset, loss = minimum
-    lowest = np.where(linear, settings[at] + offset, settings[at] * np.exp(np.where(linear, 0.0, offset)))
-    return Tuned(at, lowest, loss, float(losses[at]) - loss, at_edge)
+    factor = np.exp(np.where(has_zeros, 0.0, offset))
+    lowest = np.where(has_zeros, best_settings + offset, best_settings * factor)
+    return Tuned(best, lowest, loss, best_loss - loss, at_edge)
 
 
 def best_rate(rates: ArrayLike, losses: ArrayLike) -> float:
-    """The rate of lowest loss, by a parabola in ln LR through the best run and its neighbours.
+    """Find the rate of lowest loss, by a parabola in ln LR through the best run and its neighbours.
 
-    At an end of the grid, that of the best run itself. Non-finite losses (diverged runs) are left out.
+    At an end of the grid, it is that of the best run itself. Non-finite losses (diverged runs) are left out.
     """
-    rates, losses = np.asarray(rates, float), np.asarray(losses, float)
+    rates = np.asarray(rates, float)
+    losses = np.asarray(losses, float)
     finite = np.isfinite(losses)
     if not finite.any() or np.any(rates <= 0):
         raise InputError("learning rates must be positive and at least one loss finite")
-    return float(tune(rates[finite, None], losses[finite]).settings[0])
+    tuned = tune(rates[finite, None], losses[finite])
+    return float(tuned.settings[0])
 
 
 def loss_between(ln_rate: float, ln_rates: FloatArray, losses: FloatArray) -> float:
-    """The loss at a rate, linear in ln LR between runs in ascending order; NaN outside of them."""
+    """Interpolate the loss at a rate, linearly in ln LR between runs in ascending order; NaN outside of them."""
     return float(np.interp(ln_rate, ln_rates, losses, left=np.nan, right=np.nan))
 
 
 def models_of(
-    runs: Runs, over: Sequence[str], by: Sequence[str] = (*SHAPE, *SPARSITY), settings: Sequence[str] = ()
-) -> list[NDArray[np.intp]]:
-    """The rows of each model, number of tokens and other `settings`, in the order in which they appear.
+    runs: Runs,
+    over: Sequence[str],
+    by: Sequence[str] = (*SHAPE, *SPARSITY),
+    settings: Sequence[str] = (),
+) -> list[IntArray]:
+    """Find the rows of each model, number of tokens and other `settings`, in the order in which they appear.
 
     See `best_of` for `over` and `by`.
     """
-    by = [name for name in by if name in runs.columns and name not in over]
     keys: list[Any] = [runs.n_active, runs.experts, _steps(runs.tokens)]
-    keys += [np.nan_to_num(runs[name], nan=-1) for name in by]
+    for name in by:
+        if name in runs.columns and name not in over:
+            keys.append(np.nan_to_num(runs[name], nan=-1))
     columns: dict[str, Any] = {**runs.columns, **runs.texts, **runs.recipe}
-    keys += [codes_of(columns[name]) for name in settings if name not in over]
-    _, first, label = np.unique(np.stack(keys, axis=1), axis=0, return_index=True, return_inverse=True)
-    return [np.flatnonzero(label.ravel() == i) for i in np.argsort(first)]
+    for name in settings:
+        if name not in over:
+            keys.append(codes_of(columns[name]))
+
+    rows = np.stack(keys, axis=1)
+    _, first, model = np.unique(rows, axis=0, return_index=True, return_inverse=True)
+    return [np.flatnonzero(model.ravel() == i) for i in np.argsort(first)]
 
 
 def _setting(runs: Runs, name: str) -> FloatArray:
     """Read a column that was tuned. RunsError names the first run whose value is negative or missing."""
     values = runs.column(name)
-    if (bad := np.flatnonzero(~(values >= 0) | ~np.isfinite(values))).size:
-        at = f"{runs.source}: {runs.run_id[bad[0]]}"
-        raise RunsError(f"{at}: {name}={values[bad[0]]:g} must be finite and not negative")
+    wrong_rows = np.flatnonzero(~(values >= 0) | ~np.isfinite(values))
+    if wrong_rows.size:
+        first = wrong_rows[0]
+        run = f"{runs.source}: {runs.run_id[first]}"
+        raise RunsError(f"{run}: {name}={values[first]:g} must be finite and not negative")
     return values
 
 
 def _steps(values: FloatArray) -> FloatArray:
-    """The place of each value among the distinct ones [n], ascending; values within `SAME` are one."""
+    """Number the distinct values [n] in ascending order; values within `SAME` are equal."""
     order = np.argsort(values, kind="stable")
-    jumps = values[order][1:] > values[order][:-1] * (1 + SAME)
-    places = np.empty(len(order))
-    places[order] = np.concatenate([[0], np.cumsum(jumps)])
-    return places
+    ordered = values[order]
+    is_next = ordered[1:] > ordered[:-1] * (1 + SAME)
+    steps = np.empty(len(order))
+    steps[order] = np.concatenate([[0], np.cumsum(is_next)])
+    return steps
 
 
 def _quadratic_minimum(x: FloatArray, y: FloatArray) -> tuple[FloatArray, float] | None:
-    """Minimum of the quadratic through y [n] at x [n, k], and its value; None unless it is determined and inside."""
+    """Find the minimum of the quadratic through y [n] at x [n, k], and its value; None unless it is inside."""
     n, k = x.shape
     pairs = list(combinations_with_replacement(range(k), 2))
-    design = np.stack([np.ones(n), *x.T, *(x[:, i] * x[:, j] for i, j in pairs)], axis=1)
-    if n < design.shape[1] or np.linalg.matrix_rank(design) < design.shape[1]:
+    columns = [np.ones(n), *x.T]
+    for i, j in pairs:
+        columns.append(x[:, i] * x[:, j])
+    design = np.stack(columns, axis=1)
+
+    terms = design.shape[1]
+    if n < terms or np.linalg.matrix_rank(design) < terms:
         return None
-    constant, gradient, second = np.split(np.linalg.lstsq(design, y, rcond=None)[0], [1, 1 + k])
+
+    solution = np.linalg.lstsq(design, y, rcond=None)[0]
+    constant, gradient, second = np.split(solution, [1, 1 + k])
+
     hessian = np.zeros((k, k))
     for (i, j), value in zip(pairs, second, strict=True):
         hessian[i, j] += value
         hessian[j, i] += value
     if np.linalg.eigvalsh(hessian)[0] <= FLAT:
         return None
+
     lowest = -np.linalg.solve(hessian, gradient)
-    if np.any(lowest < x.min(axis=0)) or np.any(lowest > x.max(axis=0)):
+    is_outside = (lowest < x.min(axis=0)) | (lowest > x.max(axis=0))
+    if np.any(is_outside):
         return None
     return lowest, float(constant[0] + gradient @ lowest / 2)

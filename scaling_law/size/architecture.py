@@ -1,4 +1,4 @@
-"""What a model costs: parameters, FLOPs, weights, KV cache and training state.
+"""Costs of a model: parameters, FLOPs, weights, KV cache and training state.
 
 The functions are those of the paper's models (Ludziejewski et al. 2025, Appendix "Technical Details"), on arrays:
 
@@ -23,35 +23,41 @@ from numpy.typing import ArrayLike, NDArray
 from hub.base.errors import InputError, given
 from hub.base.inputs import as_it_is, reads
 
-VOCAB_SIZE = 50257  # GPT-2's tokenizer
-HEAD_DIM = 64  # the d / 64 rule for the number of blocks and of heads
-ATTENTION = 4  # d² units of parameters per block: query, key, value, output
-EXPERT = 9  # d² units per expert: three matrices of d × 3 d
+# The vocabulary of GPT-2's tokenizer.
+VOCAB_SIZE = 50257
+# The d / 64 rule gives the number of blocks, and of heads.
+HEAD_DIM = 64
+# Parameters in units of d²: query, key, value and output of a block, and the three d × 3 d matrices of an expert.
+ATTENTION = 4
+EXPERT = 9
 # Bytes per parameter in training: fp32 master weights and two moments.
 ADAM_BYTES = 12.0
 GRADIENT_BYTES = 4.0
 
 
 def active_parameters(d_model: ArrayLike, n_blocks: ArrayLike | None = None, vocab_size: float = VOCAB_SIZE) -> Any:
-    """N_act of models of width d_model (broadcasts; d_model may be fractional). n_blocks None means d_model / 64."""
+    """Count N_act of models of width d_model, which may be fractional; broadcasts. n_blocks None: d_model / 64."""
     return total_parameters(d_model, 1, n_blocks, vocab_size)
 
 
 def total_parameters(
-    d_model: ArrayLike, experts: ArrayLike, n_blocks: ArrayLike | None = None, vocab_size: float = VOCAB_SIZE
+    d_model: ArrayLike,
+    experts: ArrayLike,
+    n_blocks: ArrayLike | None = None,
+    vocab_size: float = VOCAB_SIZE,
 ) -> Any:
-    """N_total of models with `experts` experts of which one is active (broadcasts like `active_parameters`)."""
+    """Count N_total of models with `experts` experts, one of them active; broadcasts like `active_parameters`."""
     d, blocks = _width_and_depth(d_model, n_blocks)
     return 2.0 * d * vocab_size + (ATTENTION + EXPERT * np.asarray(experts, float)) * blocks * d * d
 
 
 def non_embedding_parameters(d_model: ArrayLike, n_blocks: ArrayLike | None = None) -> Any:
-    """13 n_blocks d²."""
+    """Count 13 n_blocks d² parameters."""
     return total_parameters(d_model, 1, n_blocks, 0)
 
 
 def kv_cache_elements(d_model: ArrayLike, tokens: ArrayLike, n_blocks: ArrayLike | None = None) -> Any:
-    """2 T n_blocks d, for multi-head attention."""
+    """Count 2 T n_blocks d elements, for multi-head attention."""
     d, blocks = _width_and_depth(d_model, n_blocks)
     return 2.0 * np.asarray(tokens, float) * blocks * d
 
@@ -65,12 +71,12 @@ def inference_flops(n_active: ArrayLike, tokens: ArrayLike) -> Any:
 
 
 def affordable_tokens(flops: ArrayLike, n_active: ArrayLike, inference_tokens: ArrayLike = 0.0) -> Any:
-    """Training tokens D that 6 N D + 2 N D_inf = F leaves (negative where inference alone exceeds the budget)."""
+    """Return the training tokens D of 6 N D + 2 N D_inf = F (negative if inference alone exceeds the budget)."""
     return np.asarray(flops) / training_flops(n_active, 1.0) - np.asarray(inference_tokens) / 3.0
 
 
 def size_in_width(experts: ArrayLike, vocab_size: float = VOCAB_SIZE) -> tuple[float, Any]:
-    """The coefficients of d and d³ in N_total under the d / 64 rule, for `experts` experts."""
+    """Return the coefficients of d and d³ in N_total under the d / 64 rule, for `experts` experts."""
     return 2.0 * vocab_size, (ATTENTION + EXPERT * np.asarray(experts, float)) / HEAD_DIM
 
 
@@ -81,22 +87,26 @@ def variables_of_width(
     shared_ratio: float = 0.0,
     vocab_size: float = VOCAB_SIZE,
 ) -> dict[str, Any]:
-    """What laws may depend on, for models under the d / 64 rule, by the names of `Architecture.variables`; broadcasts.
+    """Compute the variables of laws for models under the d / 64 rule, named as in `Architecture.variables`.
 
-    `experts` is total over active feed-forward width, E; each of the E·G experts has 1/G of the dense width (G =
-    `granularity`), and G are active, a part `shared_ratio` of them always: the parameters depend on E alone.
+    It broadcasts. `experts` is total over active feed-forward width, E; each of the E·G experts has 1/G of the dense
+    width (G = `granularity`), and G are active, the share `shared_ratio` of them always: the parameters depend on E
+    alone.
     """
-    (linear, active), (_, total) = size_in_width(1.0, vocab_size), size_in_width(experts, vocab_size)
+    linear, active = size_in_width(1.0, vocab_size)
+    _, total = size_in_width(experts, vocab_size)
     d = np.asarray(d_model)
-    embedding, cube = linear * d, d**3
+    e = np.asarray(experts, float)
+    embedding = linear * d
+    cube = d**3
     return {
         "n_active": embedding + active * cube,
         "n_total": embedding + total * cube,
         "n_active_non_embedding": active * cube,
         "n_total_non_embedding": total * cube,
-        "experts": np.asarray(experts, float),
-        "density": (1.0 - shared_ratio) / (np.asarray(experts, float) - shared_ratio),
-        "activation_ratio": 1.0 / np.asarray(experts, float),
+        "experts": e,
+        "density": (1.0 - shared_ratio) / (e - shared_ratio),
+        "activation_ratio": 1.0 / e,
         "granularity": np.asarray(granularity),
         "active_experts": np.asarray(granularity),
         "experts_per_token": np.asarray((1.0 - shared_ratio) * granularity),
@@ -104,47 +114,63 @@ def variables_of_width(
     }
 
 
-# Of those, what E decides
+# The variables of these that E decides.
 EXPERT_VARIABLES = {"experts", "density", "activation_ratio", "n_total", "n_total_non_embedding"}
-# What may vary between runs of one size: the first that tells is named, the later ones often follow from it
-DESIGN_VARIABLES: tuple[str, ...] = ("experts", "granularity", "shared_ratio", "vocab_size", "density")
-DESIGN_VARIABLES += ("activation_ratio", "active_experts", "experts_per_token")
-# Parts of a whole.
+# Variables that may differ between runs of one size. A message names the first that does, because later ones often
+# follow from it.
+DESIGN_VARIABLES = (
+    "experts",
+    "granularity",
+    "shared_ratio",
+    "vocab_size",
+    "density",
+    "activation_ratio",
+    "active_experts",
+    "experts_per_token",
+)
+# Shares of a whole, at most 1.
 PARTS = {"density", "sparsity", "activation_ratio", "shared_ratio"}
 
 
 def is_size(variable: str) -> bool:
-    """Whether a variable of a law counts parameters or tokens, with which a loss falls."""
+    """Return whether a variable of a law counts parameters or tokens, with which a loss falls."""
     return variable == "tokens" or is_parameters(variable)
 
 
 def is_parameters(variable: str) -> bool:
-    """Whether a variable of a law counts parameters."""
+    """Return whether a variable of a law counts parameters."""
     return variable.startswith("n_")
 
 
 def width_of_active(n_active: ArrayLike, vocab_size: float = VOCAB_SIZE) -> Any:
-    """The fractional d_model of this N_act under the d / 64 rule."""
+    """Find the fractional d_model of this N_act under the d / 64 rule."""
     return width_of_total(n_active, 1, vocab_size)
 
 
 def width_of_total(n_total: ArrayLike, experts: ArrayLike, vocab_size: float = VOCAB_SIZE) -> Any:
-    """The fractional d_model of this N_total under the d / 64 rule."""
+    """Find the fractional d_model of this N_total under the d / 64 rule."""
     linear, cubic = size_in_width(experts, vocab_size)
     return solve_width(linear, 0.0, cubic, n_total)
 
 
 def solve_width(linear: ArrayLike, quadratic: ArrayLike, cubic: ArrayLike, value: ArrayLike) -> Any:
-    """The d > 0 with linear·d + quadratic·d² + cubic·d³ = value (all ≥ 0, broadcasts), as for every size here.
+    """Find the d > 0 with linear·d + quadratic·d² + cubic·d³ = value (all ≥ 0, broadcasts), as for every size here.
 
     Newton's method cannot fail: from the right of the root of a convex increasing function it descends monotonically.
     """
     a, b, c, target = np.broadcast_arrays(*(np.asarray(v, float) for v in (linear, quadratic, cubic, value)))
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        roots = ((a, target / a), (b, np.sqrt(target / b)), (c, np.cbrt(target / c)))
-        d = np.min([np.where(factor > 0, root, np.inf) for factor, root in roots], axis=0)
+        # Each term alone bounds the root from above.
+        bounds = [
+            np.where(a > 0, target / a, np.inf),
+            np.where(b > 0, np.sqrt(target / b), np.inf),
+            np.where(c > 0, np.cbrt(target / c), np.inf),
+        ]
+        d = np.min(bounds, axis=0)
         for _ in range(60):
-            step = (d * (a + d * (b + d * c)) - target) / (a + d * (2 * b + 3 * d * c))
+            excess = d * (a + d * (b + d * c)) - target
+            slope = a + d * (2 * b + 3 * d * c)
+            step = excess / slope
             d = d - step
             if not np.any(np.abs(step) > 1e-14 * np.abs(d)):
                 break
@@ -153,7 +179,8 @@ def solve_width(linear: ArrayLike, quadratic: ArrayLike, cubic: ArrayLike, value
 
 def _width_and_depth(d_model: ArrayLike, n_blocks: ArrayLike | None) -> tuple[NDArray[Any], NDArray[Any]]:
     d = np.asarray(d_model, float)
-    return d, (d / HEAD_DIM if n_blocks is None else np.asarray(n_blocks, float))
+    blocks = d / HEAD_DIM if n_blocks is None else np.asarray(n_blocks, float)
+    return d, blocks
 
 
 @dataclass(frozen=True)
@@ -170,14 +197,15 @@ class LatentAttention:
     query_rank: int | None = None
 
     def __post_init__(self) -> None:
-        for f in fields(self):
-            if (value := getattr(self, f.name)) is not None or f.default is not None:
-                check_size(f"latent_attention: {f.name}", value)
+        for rank_field in fields(self):
+            value = getattr(self, rank_field.name)
+            if value is not None or rank_field.default is not None:
+                check_size(f"latent_attention: {rank_field.name}", value)
 
 
 @dataclass(frozen=True)
 class Span:
-    """What a token of some blocks is multiplied with besides weights, and what the cache of a sequence holds for it.
+    """Entries that a token of some blocks is multiplied with besides weights, and that the cache of a sequence holds.
 
     There are min(limit, context // stride) entries: the keys of a window or chunk, compressed keys (`stride`), keys
     that an indexer selects (`limit`); or, if `once`, a single one whatever the context: a recurrent state, or weights
@@ -202,42 +230,58 @@ class Span:
 
     @property
     def sees_all(self) -> bool:
-        """Whether there is an entry for every position."""
+        """True if there is an entry for every position."""
         return self.limit is None and self.stride == 1 and not self.once
 
     def entries(self, context: float) -> float:
-        """How many entries the last token of so many positions sees."""
+        """Count the entries that the last token of so many positions sees."""
         if self.once:
             return float(context > 0)
         available = float(context if self.stride == 1 else context // self.stride)
         return available if self.limit is None else min(available, float(self.limit))
 
     def hidden(self, context: float) -> float:
-        """How many entries of so many positions a limit hides."""
-        return 0.0 if self.once or self.limit is None else context // self.stride - self.entries(context)
+        """Count the entries of so many positions that a limit hides."""
+        if self.once or self.limit is None:
+            return 0.0
+        return context // self.stride - self.entries(context)
 
     def to_dict(self) -> dict[str, Any]:
-        """The arguments that differ from their defaults."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        """Return the arguments that differ from their defaults."""
+        arguments = {}
+        for span_field in fields(self):
+            value = getattr(self, span_field.name)
+            if value != span_field.default:
+                arguments[span_field.name] = value
+        return arguments
 
 
 def selected_keys(
-    attention: Span, limit: int, index_heads: int = 0, index_width: int = 0, weights: int = 0
+    attention: Span,
+    limit: int,
+    index_heads: int = 0,
+    index_width: int = 0,
+    weights: int = 0,
 ) -> list[Span]:
-    """Spans of one block that attends to `limit` keys that an indexer selects (DeepSeek-V3.2, arXiv 2512.02556).
+    """Describe a block that attends to `limit` keys that an indexer selects (DeepSeek-V3.2, arXiv 2512.02556).
 
     The indexer compares `index_heads` queries with one key of `index_width` per position; all keys stay in the cache.
     Without heads of its own, the block takes the selection of one before it. `weights` are those of the indexer.
     """
-    every = replace(attention, multiplied=index_heads * index_width, cached=(attention.cached or 0) + index_width)
-    spans = [replace(attention, limit=limit, cached=0), every]
-    return [*spans, Span(1, once=True, multiplied=weights, cached=0)] if weights else spans
+    cached = (attention.cached or 0) + index_width
+    spans = [
+        replace(attention, limit=limit, cached=0),
+        replace(attention, multiplied=index_heads * index_width, cached=cached),
+    ]
+    if weights:
+        spans.append(Span(1, once=True, multiplied=weights, cached=0))
+    return spans
 
 
 @reads(latent_attention=as_it_is)
 @dataclass(frozen=True)
 class Architecture:
-    """A decoder that can be built; by default one of the paper's, where `d_model` and `experts` say it all.
+    """A decoder that can be built; by default one of the paper's, for which `d_model` and `experts` are enough.
 
     These have n_blocks = n_heads = d_model / 64, and one SwiGLU expert of width 3 d_model active per token; a dense
     model has one expert. ValueError names the field, its value and what is allowed.
@@ -245,9 +289,9 @@ class Architecture:
     Attributes:
         experts: routed experts of a block; `experts_per_token` of them are active.
         d_expert, d_shared, d_ff: inner widths of a routed expert, of a shared one (default: d_expert), and of the
-            feed-forward of a dense block (default: as wide as all that is active in a routed block). A model without
-            experts and `dense_blocks` has dense blocks alone: either name says its width.
-        shared_experts: experts that every token passes, beside the routed ones.
+            feed-forward of a dense block (default: as wide as all that is active in a routed block). In a model
+            without experts and `dense_blocks`, d_expert and d_ff are the same.
+        shared_experts: experts that every token passes, in addition to the routed ones.
         dense_blocks: how many of the n_blocks have a dense feed-forward instead of experts, wherever they stand.
         n_kv_heads: key-value heads; fewer than n_heads for grouped queries.
         head_dim: width of a head (default: d_model / n_heads; with latent attention that of a query).
@@ -256,7 +300,7 @@ class Architecture:
         mixer_parameters: all that is neither feed-forward nor embedding, counted on classes whose blocks are not plain
             attention and feed-forward (None: by the fields above).
         attention_blocks: blocks that attend to every position by the heads above (None: all).
-        spans: what the other blocks attend to, and states: windows, chunks, selected and compressed keys, recurrence.
+        spans: spans of the other blocks: windows, chunks, selected and compressed keys, and recurrent states.
     """
 
     d_model: int
@@ -281,23 +325,7 @@ class Architecture:
     spans: tuple[Span, ...] = ()
 
     def __post_init__(self) -> None:
-        # JSON has a mapping.
-        if isinstance(self.latent_attention, Mapping):
-            try:
-                object.__setattr__(self, "latent_attention", LatentAttention(**self.latent_attention))
-            except TypeError:
-                allowed = ", ".join(f.name for f in fields(LatentAttention))
-                raise InputError(
-                    f"latent_attention={self.latent_attention!r} must have the fields {allowed}"
-                ) from None
-        if not isinstance(self.latent_attention, LatentAttention | None):
-            raise InputError(f"latent_attention={self.latent_attention!r} must be a LatentAttention or None")
-        if not isinstance(self.spans, (list, tuple)):
-            raise InputError(f"spans={self.spans!r} must be a list of Span")
-        spans = [Span(**span) if isinstance(span, Mapping) else span for span in self.spans]
-        if others := [span for span in spans if not isinstance(span, Span)]:
-            raise InputError(f"spans: {others[0]!r} must be a Span")
-        object.__setattr__(self, "spans", tuple(spans))
+        self._read_attention()
         heads_split_width = self.head_dim is None and self.latent_attention is None
         for name in ("shared_experts", "dense_blocks", "mixer_parameters", "attention_blocks"):
             if getattr(self, name) is not None:
@@ -313,15 +341,47 @@ class Architecture:
             object.__setattr__(self, name, int(value))
         if heads_split_width and self.d_model % self.heads:
             raise InputError(f"d_model={self.d_model} is not divisible by n_heads={self.n_heads}")
+        self._check_sizes()
+
+    def _read_attention(self) -> None:
+        """Read latent attention and spans from mappings, which JSON has."""
+        if isinstance(self.latent_attention, Mapping):
+            try:
+                object.__setattr__(self, "latent_attention", LatentAttention(**self.latent_attention))
+            except TypeError:
+                allowed = ", ".join(f.name for f in fields(LatentAttention))
+                raise InputError(
+                    f"latent_attention={self.latent_attention!r} must have the fields {allowed}"
+                ) from None
+        if not isinstance(self.latent_attention, LatentAttention | None):
+            raise InputError(f"latent_attention={self.latent_attention!r} must be a LatentAttention or None")
+        if not isinstance(self.spans, (list, tuple)):
+            raise InputError(f"spans={self.spans!r} must be a list of Span")
+        spans = [Span(**span) if isinstance(span, Mapping) else span for span in self.spans]
+        for span in spans:
+            if not isinstance(span, Span):
+                raise InputError(f"spans: {span!r} must be a Span")
+        object.__setattr__(self, "spans", tuple(spans))
+
+    def _check_sizes(self) -> None:
+        """Raise ValueError for sizes that contradict each other."""
         if self.experts_per_token > self.experts:
             raise InputError(f"experts_per_token={self.experts_per_token} must be at most experts={self.experts}")
         if self.dense_blocks >= self.blocks:
             raise InputError(f"dense_blocks={self.dense_blocks} must be below n_blocks={self.blocks}")
-        idle = {"d_ff": ("dense_blocks=0", self.dense_blocks), "d_shared": ("shared_experts=0", self.shared_experts)}
-        idle |= dict.fromkeys(("n_kv_heads", "head_dim"), ("latent_attention", self.latent_attention is None))
-        for name, (of, used) in idle.items():  # a width that counts nowhere would be wrong without a word
-            if not used and getattr(self, name) != (only := _DEFAULTS[name](self)):
-                raise InputError(f"{name}={getattr(self, name)} with {of} must be {only}, or left out")
+        # A width that counts nowhere would be wrong without a word.
+        idle_widths = {}
+        if not self.dense_blocks:
+            idle_widths["d_ff"] = "dense_blocks=0"
+        if not self.shared_experts:
+            idle_widths["d_shared"] = "shared_experts=0"
+        if self.latent_attention is not None:
+            idle_widths["n_kv_heads"] = "latent_attention"
+            idle_widths["head_dim"] = "latent_attention"
+        for name, reason in idle_widths.items():
+            default = _DEFAULTS[name](self)
+            if getattr(self, name) != default:
+                raise InputError(f"{name}={getattr(self, name)} with {reason} must be {default}, or left out")
         if self.heads % self.n_kv_heads:
             raise InputError(f"n_heads={self.heads} is not divisible by n_kv_heads={self.n_kv_heads}")
 
@@ -334,25 +394,27 @@ class Architecture:
         shared_ratio: float = 0.0,
         vocab_size: int = VOCAB_SIZE,
     ) -> Architecture:
-        """A paper's model, its experts split into G = `granularity`, of whose G active ones the part `shared_ratio` is
-        shared (`variables_of_width`). A dense model stays whole.
+        """Build a paper's model with its experts split into G = `granularity`; a dense model stays whole.
 
-        ValueError unless G divides 3 d_model, and G · shared_ratio is a whole number below G.
+        Of the G active experts, the share `shared_ratio` is shared (`variables_of_width`). ValueError unless G divides
+        3 d_model, and G · shared_ratio is a whole number below G.
         """
-        parts, shared = round(granularity), round(granularity * shared_ratio)
-        if parts != granularity or 3 * d_model % parts:
-            width = 3 * d_model
+        width = 3 * d_model
+        active = round(granularity)
+        shared = round(granularity * shared_ratio)
+        if active != granularity or width % active:
             raise InputError(f"granularity={granularity:g} must be a whole number that divides 3 d_model, {width}")
-        if abs(shared - granularity * shared_ratio) > 1e-6 or not 0 <= shared < parts:
+        if abs(shared - granularity * shared_ratio) > 1e-6 or not 0 <= shared < active:
             share = f"{shared_ratio:g} of granularity={granularity:g} experts"
             raise InputError(f"shared_ratio={share} must be a whole number of them, below all")
-        if experts == 1 or parts == 1:
+        if experts == 1 or active == 1:
             return cls(d_model, experts, vocab_size=vocab_size)
         return cls(
-            *(d_model, experts * parts - shared),
+            d_model,
+            experts * active - shared,
             vocab_size=vocab_size,
-            experts_per_token=parts - shared,
-            d_expert=3 * d_model // parts,
+            experts_per_token=active - shared,
+            d_expert=width // active,
             shared_experts=shared,
         )
 
@@ -370,16 +432,21 @@ class Architecture:
         return {"d_model": self.d_model, "n_blocks": self.blocks, "n_heads": self.heads, "experts": self.experts}
 
     def to_dict(self) -> dict[str, Any]:
-        """The arguments of an equal architecture: shape, vocabulary, and what differs from the paper's models."""
-        same = self.shape | {"vocab_size": self.vocab_size}
-        plain = {f.name: f.default for f in fields(self) if f.name not in same}
-        plain |= {name: default(self) for name, default in _DEFAULTS.items() if name in plain}
-        values = asdict(self) | {"spans": tuple(span.to_dict() for span in self.spans)}
-        return same | {name: value for name, value in values.items() if name in plain and value != plain[name]}
+        """Return the arguments of an equal architecture: shape, vocabulary, and those that are no defaults."""
+        values = asdict(self)
+        values["spans"] = tuple(span.to_dict() for span in self.spans)
+        arguments: dict[str, Any] = {**self.shape, "vocab_size": self.vocab_size}
+        for size_field in fields(self):
+            name = size_field.name
+            if name not in arguments:
+                default = _DEFAULTS[name](self) if name in _DEFAULTS else size_field.default
+                if values[name] != default:
+                    arguments[name] = values[name]
+        return arguments
 
     @property
     def is_of_the_paper(self) -> bool:
-        """Whether shape and vocabulary say it all: unsplit top-1 experts, and plain attention."""
+        """True if shape and vocabulary define it: unsplit top-1 experts, and plain attention."""
         return set(self.to_dict()) == {*self.shape, "vocab_size"}
 
     @property
@@ -399,36 +466,41 @@ class Architecture:
 
     @property
     def attention(self) -> Span:
-        """What one block attends to by the heads of the architecture: every position."""
+        """The span of one block by the heads of the architecture: every position."""
         mla = self.latent_attention
-        values = mla.value_dim if mla else self.head_dim
-        cached = mla.kv_rank + mla.rope_dim if mla else 2 * self.n_kv_heads * self.head_dim
-        return Span(1, multiplied=self.heads * (self.head_dim + values), cached=cached)
+        value_dim = self.head_dim
+        cached = 2 * self.n_kv_heads * self.head_dim
+        if mla:
+            value_dim = mla.value_dim
+            cached = mla.kv_rank + mla.rope_dim
+        return Span(1, multiplied=self.heads * (self.head_dim + value_dim), cached=cached)
 
     @property
     def all_spans(self) -> tuple[Span, ...]:
-        """What each block attends to and keeps, with its elements."""
-        own = self.attention
+        """Spans of all blocks, with their elements."""
+        attention = self.attention
         blocks = self.blocks if self.attention_blocks is None else self.attention_blocks
-        spans = [replace(own, blocks=blocks)] if blocks else []
+        spans = [replace(attention, blocks=blocks)] if blocks else []
         for span in self.spans:
-            multiplied = own.multiplied if span.multiplied is None else span.multiplied
-            cached = own.cached if span.cached is None else span.cached
+            multiplied = attention.multiplied if span.multiplied is None else span.multiplied
+            cached = attention.cached if span.cached is None else span.cached
             spans.append(replace(span, multiplied=multiplied, cached=cached))
         return tuple(spans)
 
     def attending(self, layers: Iterable[Sequence[Span]]) -> Architecture:
-        """Replace what the blocks attend to by the spans of each of them; equal blocks are counted together."""
-        own = self.attention
-        each = [span for layer in layers for span in layer if span.multiplied or span.cached]
-        groups = Counter(span for span in each if span != own)
-        full = len(each) - sum(groups.values())
+        """Replace the spans of the blocks by those of each layer; equal blocks are counted together."""
+        attention = self.attention
+        groups: Counter[Span] = Counter()
+        for layer in layers:
+            groups.update(span for span in layer if span.multiplied or span.cached)
+        full_blocks = groups.pop(attention, 0)
         spans = []
         for span, blocks in groups.items():
-            multiplied = None if span.multiplied == own.multiplied else span.multiplied
-            cached = None if span.cached == own.cached else span.cached
+            multiplied = None if span.multiplied == attention.multiplied else span.multiplied
+            cached = None if span.cached == attention.cached else span.cached
             spans.append(replace(span, blocks=blocks, multiplied=multiplied, cached=cached))
-        return replace(self, attention_blocks=None if full == self.blocks else full, spans=tuple(spans))
+        attention_blocks = None if full_blocks == self.blocks else full_blocks
+        return replace(self, attention_blocks=attention_blocks, spans=tuple(spans))
 
     @property
     def embedding_parameters(self) -> int:
@@ -437,19 +509,23 @@ class Architecture:
 
     @property
     def attention_parameters(self) -> int:
-        """Of query, key, value and output of all blocks; on a counted class all but feed-forward and embedding."""
+        """Query, key, value and output of all blocks; on a counted class all but feed-forward and embedding."""
         if self.mixer_parameters is not None:
             return self.mixer_parameters
-        d, h, mla = self.d_model, self.heads, self.latent_attention
+        d = self.d_model
+        mla = self.latent_attention
         if mla is None:
-            return self.blocks * 2 * d * self.head_dim * (h + self.n_kv_heads)
-        rank, queries = mla.query_rank, h * self.head_dim
-        query = d * queries if rank is None else rank * (d + queries)
-        key_value = d * (mla.kv_rank + mla.rope_dim) + mla.kv_rank * h * (mla.nope_dim + mla.value_dim)
-        return self.blocks * (query + key_value + h * mla.value_dim * d)
+            return self.blocks * 2 * d * self.head_dim * (self.heads + self.n_kv_heads)
+        rank = mla.query_rank
+        query_width = self.heads * self.head_dim
+        query = d * query_width if rank is None else rank * (d + query_width)
+        compression = d * (mla.kv_rank + mla.rope_dim)
+        key_value = mla.kv_rank * self.heads * (mla.nope_dim + mla.value_dim)
+        output = self.heads * mla.value_dim * d
+        return self.blocks * (query + compression + key_value + output)
 
     def _non_embedding(self, width: int) -> int:
-        """Attention and feed-forward, of inner width `width` in routed blocks."""
+        """Count attention and feed-forward, of inner width `width` in routed blocks."""
         matrices = 3 if self.gated else 2
         widths = self.routed_blocks * width + self.dense_blocks * self.d_ff
         return self.attention_parameters + matrices * self.d_model * widths
@@ -469,7 +545,7 @@ class Architecture:
 
     @property
     def n_total(self) -> int:
-        """All parameters, counted likewise."""
+        """All parameters except router, norms and biases."""
         return self.n_total_non_embedding + self.embedding_parameters
 
     @property
@@ -486,16 +562,17 @@ class Architecture:
         return self.active_width / self.d_expert
 
     def variables(self) -> dict[str, float]:
-        """What a law may ask about any architecture, by the names that laws use.
+        """Return the variables that a law may have of any architecture, by the names that laws use.
 
         `experts` is `experts_equivalent`, `routed_experts` are counted. `density` K / E and `sparsity` (E - K) / E are
         of routed experts alone (Abnar et al. 2025, arXiv 2501.12370, Eq. 7); `activation_ratio` (K + S) / (E + S) has
         the shared ones (Tian et al. 2025, arXiv 2507.17702). `shared_ratio` is the shared part of the active width.
         """
-        k, e, shared = self.experts_per_token, self.experts, self.shared_experts
-        counted = ("n_active", "n_total", "n_active_non_embedding", "n_total_non_embedding", "granularity")
-        named = ("d_model", "d_expert", "n_blocks", "n_heads", "vocab_size", "experts_per_token", "shared_experts")
-        return {name: float(getattr(self, name)) for name in (*counted, *named)} | {
+        k = self.experts_per_token
+        e = self.experts
+        shared = self.shared_experts
+        return {
+            **{name: float(getattr(self, name)) for name in _ATTRIBUTE_VARIABLES},
             "experts": self.experts_equivalent,
             "routed_experts": float(e),
             "density": k / e,
@@ -506,7 +583,7 @@ class Architecture:
         }
 
     def forward_flops(self, context: float = 0.0) -> float:
-        """FLOPs of one token's forward pass: 2 for each weight it is multiplied with, router included, lookups not.
+        """Count the FLOPs of one token's forward pass: 2 for each weight, router included, lookups not.
 
         `context` adds attention at that sequence length, without the causal half: every token counts the keys that the
         last one sees (Chowdhery et al. 2022, arXiv 2204.02311, Appendix B; Hoffmann et al. 2022, Appendix F), in
@@ -518,17 +595,17 @@ class Architecture:
         return 2.0 * (weights + self.attention_products(context))
 
     def attention_products(self, context: float) -> float:
-        """Elements that a token is multiplied with besides weights, at this sequence length, in all blocks."""
+        """Count the elements that a token is multiplied with besides weights, at this length, in all blocks."""
         return sum(span.blocks * (span.multiplied or 0) * span.entries(context) for span in self.all_spans)
 
     def training_flops(self, tokens: float, context: float | None = None) -> float:
-        """6 N_act D; with the sequence length as `context`, three forward passes as `forward_flops` counts them."""
+        """Count 6 N_act D; with the sequence length as `context`, three forward passes as of `forward_flops`."""
         if context is None:
             return float(training_flops(self.n_active, tokens))
         return 3 * tokens * self.forward_flops(context)
 
     def inference_flops(self, tokens: float, context: float | None = None) -> float:
-        """2 N_act D; with a `context`, of tokens after that many positions, as `forward_flops` counts them."""
+        """Count 2 N_act D; with a `context`, `forward_flops` of tokens after that many positions."""
         if context is None:
             return float(inference_flops(self.n_active, tokens))
         return tokens * self.forward_flops(context)
@@ -537,7 +614,7 @@ class Architecture:
         return bytes_per_parameter * self.n_total
 
     def kv_cache_bytes(self, tokens: float, bytes_per_element: float = 2.0, context: float | None = None) -> float:
-        """Bytes of `tokens` positions over all sequences of `context` positions each (None: one sequence).
+        """Count the bytes of `tokens` positions over all sequences of `context` positions each (None: one sequence).
 
         Keys and values of every key-value head, or the latent vectors of MLA, for every position that a block may
         still see; the state of recurrent blocks once a sequence.
@@ -549,15 +626,18 @@ class Architecture:
         return bytes_per_element * sequence * (tokens / length)
 
     def kv_bytes_per_token(self, bytes_per_element: float = 2.0) -> float:
-        """Bytes by which each further token makes the cache of a long sequence grow."""
+        """Count the bytes by which each further token makes the cache of a long sequence grow."""
         growing = (span for span in self.all_spans if span.limit is None and not span.once)
-        return bytes_per_element * sum(span.blocks * (span.cached or 0) / span.stride for span in growing)
+        elements = sum(span.blocks * (span.cached or 0) / span.stride for span in growing)
+        return bytes_per_element * elements
 
     def kv_bytes_per_sequence(self, bytes_per_element: float = 2.0) -> float:
-        """Bytes that do not grow with a long sequence: full windows and chunks, and states."""
-        bounded = (span for span in self.all_spans if span.limit is not None or span.once)
-        held = sum(span.blocks * (span.cached or 0) * (1 if span.once else span.limit or 0) for span in bounded)
-        return bytes_per_element * held
+        """Count the bytes that do not grow with a long sequence: full windows and chunks, and states."""
+        elements = 0
+        for span in self.all_spans:
+            entries = 1 if span.once else span.limit or 0
+            elements += span.blocks * (span.cached or 0) * entries
+        return bytes_per_element * elements
 
     @property
     def training_state_bytes(self) -> float:
@@ -566,10 +646,12 @@ class Architecture:
 
 
 def _by_rule(name: str) -> Callable[[Architecture], int]:
+    """Return the function that computes a field by the d / 64 rule."""
+
     def value(a: Architecture) -> int:
         if a.d_model % HEAD_DIM:
-            said = f" is not a multiple of {HEAD_DIM}: "
-            raise InputError(given("d_model", a.d_model), said, given(name, None), " must be given")
+            problem = f" is not a multiple of {HEAD_DIM}: "
+            raise InputError(given("d_model", a.d_model), problem, given(name, None), " must be given")
         return a.d_model // HEAD_DIM
 
     return value
@@ -580,7 +662,22 @@ def _head_dim(a: Architecture) -> int:
     return mla.nope_dim + mla.rope_dim if mla else a.d_model // a.heads
 
 
-# What a field is where it is not given, from those before it.
+# Variables of a law that are attributes of an architecture.
+_ATTRIBUTE_VARIABLES = (
+    "n_active",
+    "n_total",
+    "n_active_non_embedding",
+    "n_total_non_embedding",
+    "granularity",
+    "d_model",
+    "d_expert",
+    "n_blocks",
+    "n_heads",
+    "vocab_size",
+    "experts_per_token",
+    "shared_experts",
+)
+# Values of fields that are not given, computed from the fields before them.
 _DEFAULTS: Mapping[str, Callable[[Architecture], int]] = {
     "n_blocks": _by_rule("n_blocks"),
     "n_heads": _by_rule("n_heads"),
@@ -593,6 +690,6 @@ _DEFAULTS: Mapping[str, Callable[[Architecture], int]] = {
 
 
 def check_size(name: str, value: Any, least: int = 1) -> None:
-    """Refuse what is no whole number of at least `least`."""
+    """Raise ValueError for a value that is no whole number of at least `least`."""
     if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < least:
         raise InputError(f"{name}={value!r} must be an integer of at least {least}")

@@ -1,4 +1,4 @@
-"""A model that is missing, as that of a row without an architecture."""
+"""The error for a missing model, such as that of a row without an architecture."""
 
 from __future__ import annotations
 

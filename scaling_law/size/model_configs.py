@@ -1,12 +1,12 @@
-"""Architectures of released models, read from their `config.json` alone: no weights, no code, no transformers.
+"""Architectures of released models, read from their `config.json`: no weights, no code, no transformers.
 
-A row of `families.json` says how configurations of some model types are read, with what it has from a row that it is
-`like`: `architecture` has fields of `Architecture`, each a field of config.json or a constant; `left_out` the
+A row of `families.json` says how configurations of some model types are read, beside what it takes from a row that it
+is `like`: `architecture` has fields of `Architecture`, each a field of config.json or a constant; `left_out` the
 parameters that laws do not count, as arithmetic on fields of both; `defaults` the class's values of fields that may be
-absent. `windows` names the field that limits the keys of a block, and in which blocks, where no `layer_types` say it:
-those in which arithmetic on fields and the number of the `block` is positive (absent: all). `Model.parameters` is
-exact (tests build the classes). The class of any other type is asked by whoever is installed and can: an entry point
-of the group `CLASSES`.
+absent. `windows` names the field that limits the keys of a block, and where no `layer_types` say it, the blocks: those
+in which arithmetic on fields and the number of the `block` is positive (absent: all). `Model.parameters` is exact
+(tests build the classes). Any other class is counted by an installed package that can, an entry point of the group
+`CLASSES`.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-import hub  # lazy: its rooms are imported when a file is read
+# Lazy: the rooms of hub are imported when a file is read.
+import hub
 from hub.base import strict_json
 from hub.base.arithmetic import Arithmetic
 from hub.base.errors import InputError, unknown
@@ -33,24 +33,34 @@ Reader = Callable[[Config], tuple[Architecture, Mapping[str, int]]]
 FILE_NAME = "config.json"
 # Entry points for functions like `Reader`.
 CLASSES = "scaling_law.classes"
-# Fields whose null says something.
-_MAYBE_NULL: tuple[str, ...] = ("head_dim", "n_shared_experts", "num_key_value_heads", "q_lora_rank")
-_MAYBE_NULL += ("sliding_window", "attention_chunk_size")
+# Fields in which null has a meaning.
+_MAYBE_NULL = (
+    "head_dim",
+    "n_shared_experts",
+    "num_key_value_heads",
+    "q_lora_rank",
+    "sliding_window",
+    "attention_chunk_size",
+)
+_FULL_ATTENTION = ("full_attention", "attention")
+_LAYER_TYPES = (*_FULL_ATTENTION, "sliding_attention", "chunked_attention")
 
 
-def _families() -> dict[str, Family]:
+def _load_families() -> dict[str, Family]:
+    """Load the families of `families.json`, by model type."""
     families: dict[str, Family] = {}
-    for row in strict_json.loads(Path(__file__).with_name("families.json").read_bytes(), what="families.json"):
-        like = families.get(row.get("like"), {})
-        parts = ("architecture", "left_out", "defaults")
-        family = {part: {**like.get(part, {}), **row.get(part, {})} for part in parts}
-        # Windows are of this row alone.
-        family["windows"] = row.get("windows", {})
-        families |= dict.fromkeys(row["types"], family)
+    content = Path(__file__).with_name("families.json").read_bytes()
+    for row in strict_json.loads(content, what="families.json"):
+        base = families.get(row.get("like"), {})
+        # Windows are not inherited.
+        family = {"windows": row.get("windows", {})}
+        for section in ("architecture", "left_out", "defaults"):
+            family[section] = {**base.get(section, {}), **row.get(section, {})}
+        families.update(dict.fromkeys(row["types"], family))
     return families
 
 
-FAMILIES: Mapping[str, Family] = _families()
+FAMILIES: Mapping[str, Family] = _load_families()
 
 
 @dataclass(frozen=True)
@@ -64,7 +74,7 @@ class Model:
     model_type: str
     architecture: Architecture
     left_out: Mapping[str, int]
-    # The model reads more than text, of which only text is counted.
+    # The model reads more than text, but only its text model is counted.
     text_only: bool = False
 
     @property
@@ -74,20 +84,25 @@ class Model:
 
     @property
     def active_parameters(self) -> int:
-        """Those of them that one token uses: all but the experts that it does not take."""
+        """The parameters that one token uses: all except the experts it is not routed to."""
         active = sum(count for name, count in self.left_out.items() if name != "idle biases")
         return self.architecture.n_active + active
 
 
 def read_model(source: str | Path | Config | Any, revision: str | None = None) -> Model:
-    """The model of a folder, a config.json, "org/model" on the Hub (of which only config.json is read), a mapping, or
-    a configuration object of transformers.
+    """Read the model of a configuration.
+
+    Args:
+        source: a folder, a config.json, "org/model" on the Hub (of which only config.json is read), a mapping, or a
+            configuration object of transformers.
+        revision: branch, tag or commit on the Hub.
 
     FileNotFoundError where there is no config.json; ValueError, in one line, for an encoder-decoder, a field that is
     missing or impossible, a class that cannot be counted, and where nothing is installed that counts classes.
     """
     if isinstance(source, (str, Path)):
-        name, config = str(source), _read(source, revision)
+        name = str(source)
+        config = _read(source, revision)
     else:
         if not isinstance(source, Mapping) and not hasattr(source, "to_dict"):
             allowed = "org/model on the Hub, a folder, a config.json, a mapping, or a configuration of transformers"
@@ -103,6 +118,7 @@ def read_model(source: str | Path | Config | Any, revision: str | None = None) -
 
 
 def _read(source: str | Path, revision: str | None) -> Any:
+    """Read the config.json of a folder or of the Hub."""
     path = local_path(source)
     try:
         content = path.read_bytes() if path.is_file() else hub.read_file(source, FILE_NAME, revision)
@@ -112,25 +128,33 @@ def _read(source: str | Path, revision: str | None) -> Any:
 
 
 def _model(name: str, config: Config) -> Model:
+    """Read a configuration, or its `text_config`, by the family of its model type or an installed reader."""
     if config.get("is_encoder_decoder"):
         raise InputError("is_encoder_decoder=True: laws here are of decoders only")
     text = config.get("text_config")
     if text is not None:
-        config = dict(text) | {key: config[key] for key in ("tie_word_embeddings",) if key in config}
-    kind = str(config.get("model_type"))
-    read = partial(_of_table, FAMILIES[kind]) if kind in FAMILIES else _installed(config.get("model_type"))
-    return Model(name, kind, *read(config), text is not None)
+        text = dict(text)
+        if "tie_word_embeddings" in config:
+            text["tie_word_embeddings"] = config["tie_word_embeddings"]
+        config = text
+    model_type = str(config.get("model_type"))
+    if model_type in FAMILIES:
+        architecture, left_out = _read_family(FAMILIES[model_type], config)
+    else:
+        architecture, left_out = _installed_reader(config.get("model_type"))(config)
+    return Model(name, model_type, architecture, left_out, text_only=text is not None)
 
 
-def _installed(kind: Any) -> Reader:
+def _installed_reader(model_type: Any) -> Reader:
+    """Find the reader of classes that an installed package offers."""
     with suppress(ImportError, StopIteration):
         return next(iter(entry_points(group=CLASSES))).load()
-    needed = 'others are counted on their classes, with pip install "joint-moe-scaling-laws[train]"'
-    raise InputError(f"{unknown('model_type=', kind, FAMILIES)}; {needed}")
+    advice = 'others are counted on their classes, with pip install "joint-moe-scaling-laws[train]"'
+    raise InputError(f"{unknown('model_type=', model_type, FAMILIES)}; {advice}")
 
 
 class _Fields(dict[str, Any]):
-    """A configuration in which a field that is needed and missing is computed from others, or named."""
+    """A configuration that computes a missing field from others, or else raises an error with its name."""
 
     def __missing__(self, key: str) -> Any:
         if key in _COMPUTED:
@@ -138,97 +162,126 @@ class _Fields(dict[str, Any]):
         raise InputError(f"{FILE_NAME} lacks {key}, which model_type {self['model_type']!r} needs")
 
 
-def _of_table(family: Family, config: Config) -> tuple[Architecture, dict[str, int]]:
+def _read_family(family: Family, config: Config) -> tuple[Architecture, Mapping[str, int]]:
+    """Read an architecture, and the parameters that laws leave out, as the row of `families.json` says."""
+    values = _read_fields(family, config)
+    options = {}
+    for name, key in family["architecture"].items():
+        if name != "d_ff" or values["dense_blocks"]:
+            options[name] = _value_of(values, key)
+    options["shared_experts"] = options.get("shared_experts") or 0
+    a = Architecture(**options)
+    if family["windows"]:
+        a = a.attending(_layers(a, values, **family["windows"]))
+    numbers = _Fields({name: value or 0 for name, value in {**values, **vars(a)}.items()})
+    numbers["qk"] = a.head_dim * (a.heads + a.n_kv_heads)
+    numbers["qkv"] = a.head_dim * (a.heads + 2 * a.n_kv_heads)
+    numbers["routed_blocks"] = a.routed_blocks if a.experts > 1 else 0
+    left_out = {}
+    for name, formula in family["left_out"].items():
+        count = int(Arithmetic.parse(formula).value(numbers))
+        if count:
+            left_out[name] = count
+    return a, left_out
+
+
+def _read_fields(family: Family, config: Config) -> _Fields:
+    """Complete the fields of a configuration by the defaults of its class."""
     stated = {key: value for key, value in config.items() if value is not None or key in _MAYBE_NULL}
+    # Classes read an empty list as none.
     if not stated.get("no_rope_layers"):
-        # Classes read an empty list.
         stated.pop("no_rope_layers", None)
     values = _Fields({**family["defaults"], **stated})
     # transformers 5 writes the num_experts of Qwen3 so.
     if "num_local_experts" in values:
         values.setdefault("num_experts", values["num_local_experts"])
-    values |= {"head_dim": _head_dim(values), "layer_norm": values.get("norm_type") == "layer_norm"}
+    values["head_dim"] = _head_dim(values)
+    values["layer_norm"] = values.get("norm_type") == "layer_norm"
+    return values
 
-    def at(key: Any) -> Any:
-        # The key is that of latent attention.
-        if isinstance(key, Mapping):
-            return {name: at(inner) for name, inner in key.items()}
-        return values[key] if isinstance(key, str) else key
 
-    names = family["architecture"]
-    options = {name: at(key) for name, key in names.items() if name != "d_ff" or values["dense_blocks"]}
-    a = Architecture(**options | {"shared_experts": options.get("shared_experts") or 0})
-    if family["windows"]:
-        a = a.attending(_layers(a, values, **family["windows"]))
-    numbers = _Fields({name: value or 0 for name, value in {**values, **vars(a)}.items()})
-    numbers |= {"qk": a.head_dim * (a.heads + a.n_kv_heads), "qkv": a.head_dim * (a.heads + 2 * a.n_kv_heads)}
-    numbers["routed_blocks"] = a.routed_blocks if a.experts > 1 else 0
-    counts = {name: int(Arithmetic.parse(text).value(numbers)) for name, text in family["left_out"].items()}
-    return a, {name: count for name, count in counts.items() if count}
+def _value_of(values: _Fields, key: Any) -> Any:
+    """Return the value of a field, or a constant; latent attention has a mapping of these."""
+    if isinstance(key, Mapping):
+        return {name: _value_of(values, inner) for name, inner in key.items()}
+    return values[key] if isinstance(key, str) else key
 
 
 def _layers(a: Architecture, config: _Fields, limit: str, blocks: str | None = None) -> list[list[Span]]:
-    """Read what each block attends to: as many keys as the field `limit` says, or all."""
+    """Read the spans of each block: as many keys as the field `limit` says, or all."""
     size = config[limit] if config.get("use_sliding_window", True) else None
     if not size:
         return [[a.attention]] * a.blocks
     if limit == "index_topk":
-        return [_selecting(a, config, own_indexer) for own_indexer in _own_indexers(config)]
+        return [_selected_spans(a, config, has_indexer) for has_indexer in _own_indexers(config)]
     window = replace(a.attention, limit=size)
-    return [[window if is_limited else a.attention] for is_limited in _limited(a, config, blocks)]
+    return [[window if is_limited else a.attention] for is_limited in _limited_blocks(a, config, blocks)]
 
 
-def _limited(a: Architecture, config: _Fields, blocks: str | None) -> list[bool]:
-    """Say of each block whether it sees a window or a chunk alone."""
+def _limited_blocks(a: Architecture, config: _Fields, blocks: str | None) -> list[bool]:
+    """Find which blocks see only a window or a chunk."""
     if blocks is None:
         return [True] * a.blocks
-    if kinds := config.get("layer_types"):
-        allowed = ("full_attention", "attention", "sliding_attention", "chunked_attention")
-        if not isinstance(kinds, list) or len(kinds) != a.blocks or not {*kinds} <= {*allowed}:
-            raise InputError(f"layer_types={kinds!r} must be a list of {a.blocks}, each one of {', '.join(allowed)}")
-        return [kind not in ("full_attention", "attention") for kind in kinds]
+    layer_types = config.get("layer_types")
+    if layer_types:
+        is_list = isinstance(layer_types, list) and len(layer_types) == a.blocks
+        if not is_list or not {*layer_types} <= {*_LAYER_TYPES}:
+            allowed = ", ".join(_LAYER_TYPES)
+            raise InputError(f"layer_types={layer_types!r} must be a list of {a.blocks}, each one of {allowed}")
+        return [layer_type not in _FULL_ATTENTION for layer_type in layer_types]
     rule = Arithmetic.parse(blocks)
+    # One value for all blocks, or one for each.
     values = {name: config[name] for name in rule.names.values() if name != "block"}
     for name, value in values.items():
         if isinstance(value, list) and len(value) != a.blocks:
             raise InputError(f"{name} has {len(value)} entries; it must have one for each of {a.blocks} blocks")
         for number in value if isinstance(value, list) else [value]:
             check_size(name, number, least=1 if name.endswith("pattern") else 0)
-    limited = []
+    is_limited = []
     for block in range(a.blocks):
-        numbers = {name: value[block] if isinstance(value, list) else value for name, value in values.items()}
-        limited.append(rule.value(numbers | {"block": block}) > 0)
-    return limited
+        numbers: dict[str, Any] = {"block": block}
+        for name, value in values.items():
+            numbers[name] = value[block] if isinstance(value, list) else value
+        is_limited.append(rule.value(numbers) > 0)
+    return is_limited
 
 
-def _selecting(a: Architecture, config: _Fields, own_indexer: bool) -> list[Span]:
-    """Read what a block with sparse attention (DeepSeek-V3.2) attends to."""
-    if not own_indexer:
+def _selected_spans(a: Architecture, config: _Fields, has_indexer: bool) -> list[Span]:
+    """Read the spans of a block with sparse attention (DeepSeek-V3.2)."""
+    if not has_indexer:
         return selected_keys(a.attention, config["index_topk"])
-    heads, width = config["index_n_heads"], config["index_head_dim"]
+    heads = config["index_n_heads"]
+    width = config["index_head_dim"]
     check_size("index_n_heads", heads)
     check_size("index_head_dim", width)
     weights = (config["q_lora_rank"] or 0) * heads * width + a.d_model * (width + heads)
     return selected_keys(a.attention, config["index_topk"], heads, width, weights)
 
 
-def _head_dim(config: Config) -> int | None:
-    """As classes divide: Glm4Moe's default, 4096 over 96 heads, has heads of 42."""
-    d, heads = config["hidden_size"], config["num_attention_heads"]
-    whole = isinstance(d, int) and isinstance(heads, int) and 0 < heads <= d
+def _head_dim(config: Config) -> Any:
+    """Divide as classes do: Glm4Moe's default, 4096 over 96 heads, has heads of 42."""
+    d = config["hidden_size"]
+    heads = config["num_attention_heads"]
     stated = config.get("head_dim")
-    return stated if stated is not None else (d // heads if whole else None)
+    if stated is not None:
+        return stated
+    if isinstance(d, int) and isinstance(heads, int) and 0 < heads <= d:
+        return d // heads
+    return None
 
 
 def _dense_blocks(config: Config) -> int:
-    """How many blocks have a dense feed-forward, by whichever field says it."""
+    """Count the blocks that have a dense feed-forward, by whichever field says it."""
     check_size("num_hidden_layers", config["num_hidden_layers"])
     blocks = range(config["num_hidden_layers"])
-    if (kinds := config.get("mlp_layer_types")) is not None:
-        return sum(kind == "dense" for kind in kinds)
-    if (routed := config.get("moe_layers")) is not None:
+    layer_types = config.get("mlp_layer_types")
+    if layer_types is not None:
+        return sum(layer_type == "dense" for layer_type in layer_types)
+    routed = config.get("moe_layers")
+    if routed is not None:
         return len(blocks) - len(routed)
-    if step := config.get("interleave_moe_layer_step") or config.get("decoder_sparse_step"):
+    step = config.get("interleave_moe_layer_step") or config.get("decoder_sparse_step")
+    if step:
         dense = config.get("mlp_only_layers") or ()
         return sum(i in dense or (i + 1) % step != 0 for i in blocks)
     if config.get("moe_layer_freq", 1) != 1:
@@ -237,16 +290,17 @@ def _dense_blocks(config: Config) -> int:
 
 
 def _own_indexers(config: Config) -> list[bool]:
-    """Say of each block whether it has an indexer of its own for sparse attention (DeepSeek-V3.2)."""
-    if (kinds := config.get("indexer_types")) is not None:
-        return [kind != "shared" for kind in kinds]
+    """Find which blocks have an indexer for sparse attention (DeepSeek-V3.2)."""
+    indexer_types = config.get("indexer_types")
+    if indexer_types is not None:
+        return [indexer_type != "shared" for indexer_type in indexer_types]
     if config.get("index_topk_pattern") or config.get("index_topk_freq", 1) != 1:
         raise InputError("index_topk_pattern and index_topk_freq are read with indexer_types only")
     return [True] * int(config["num_hidden_layers"])
 
 
 def _rotary_blocks(config: Config) -> list[int]:
-    """Say of each block whether it has rotary positions (Llama 4, SmolLM 3)."""
+    """Find which blocks have rotary positions (Llama 4, SmolLM 3): 1 for each that has, else 0."""
     interval = config["no_rope_layer_interval"]
     check_size("no_rope_layer_interval", interval)
     return [int((block + 1) % interval != 0) for block in range(config["num_hidden_layers"])]

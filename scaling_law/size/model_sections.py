@@ -11,9 +11,9 @@ from scaling_law.size.architecture import Architecture
 
 
 def model_section(a: Architecture) -> dict[str, Any]:
-    """The fields of a model of `Architecture.split`; the vocabulary is the tokenizer's.
+    """Write the fields of a model of `Architecture.split`; the vocabulary is the tokenizer's.
 
-    Split experts are Qwen3-MoE, beside shared ones Qwen2-MoE, which has one, as wide as all of `a` together.
+    Split experts make a Qwen3-MoE, with shared ones a Qwen2-MoE, whose single shared expert is as wide as all of them.
     """
     if a.is_of_the_paper:
         return dict(a.shape)
@@ -31,5 +31,6 @@ def model_section(a: Architecture) -> dict[str, Any]:
         "intermediate_size": a.d_ff,
     }
     if a.shared_experts:
-        section |= {"shared_expert_intermediate_size": a.shared_experts * a.d_shared, "qkv_bias": False}
+        section["shared_expert_intermediate_size"] = a.shared_experts * a.d_shared
+        section["qkv_bias"] = False
     return section

@@ -12,10 +12,10 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hub.base.errors import InputError
 from scaling_law.size.architecture import Architecture
+from scaling_law.size.arrays import FloatArray, IntArray
 
 
 @dataclass(frozen=True)
@@ -47,41 +47,45 @@ class BatchRamp:
             raise InputError(f"batch_ramp: sequences {[s.sequences for s in stages]}; each must be at least 1")
         self.stages = tuple(stages)
         self.sequence_length = sequence_length
-        # First step of every stage, and the sequences seen before it.
+        # First step of every stage, and the sequences before it.
         self._starts: list[tuple[int, int]] = [(0, 0)]
         exact_steps = 0.0
         for stage, following in pairwise(stages):
-            exact_steps += (following.from_tokens - stage.from_tokens) / (stage.sequences * sequence_length)
-            first_step, seen = self._starts[-1]
-            self._starts.append((int(exact_steps), seen + (int(exact_steps) - first_step) * stage.sequences))
+            tokens = following.from_tokens - stage.from_tokens
+            exact_steps += tokens / (stage.sequences * sequence_length)
+            first_step, sequences = self._starts[-1]
+            steps = int(exact_steps) - first_step
+            self._starts.append((int(exact_steps), sequences + steps * stage.sequences))
 
     def _stage_of_step(self, step: int) -> int:
+        """Return the number of the stage in which a step lies."""
         return max(i for i, (first_step, _) in enumerate(self._starts) if first_step <= step)
 
     def sequences(self, step: int) -> int:
         return self.stages[self._stage_of_step(step)].sequences
 
     def position(self, step: int) -> int:
-        """Sequences seen before this step: where its batch begins in the data order."""
+        """Count the sequences before this step: the place where its batch begins in the data order."""
         stage = self._stage_of_step(step)
-        first_step, seen = self._starts[stage]
-        return seen + (step - first_step) * self.stages[stage].sequences
+        first_step, sequences = self._starts[stage]
+        return sequences + (step - first_step) * self.stages[stage].sequences
 
     def tokens(self, step: int) -> int:
-        """Training tokens seen before this step."""
+        """Count the training tokens before this step."""
         return self.position(step) * self.sequence_length
 
     def steps(self, tokens: float) -> int:
-        """The largest n with tokens(n) <= tokens."""
-        # rounded: a share such as 0.8 * 40960 may come out just under a whole number
+        """Find the largest n with tokens(n) <= tokens."""
+        # A share such as 0.8 * 40960 may come out just under a whole number.
         sequences = int(round(tokens, 3) // self.sequence_length)
-        stage = max(i for i, (_, seen) in enumerate(self._starts) if seen <= sequences)
-        first_step, seen = self._starts[stage]
-        return first_step + (sequences - seen) // self.stages[stage].sequences
+        stage = max(i for i, (_, before) in enumerate(self._starts) if before <= sequences)
+        first_step, before = self._starts[stage]
+        return first_step + (sequences - before) // self.stages[stage].sequences
 
     def last_batch_tokens(self, tokens: float) -> int:
-        """Tokens of the last batch of a run of `tokens` tokens."""
-        return self.sequences(max(0, self.steps(tokens) - 1)) * self.sequence_length
+        """Count the tokens of the last batch of a run of `tokens` tokens."""
+        last_step = max(0, self.steps(tokens) - 1)
+        return self.sequences(last_step) * self.sequence_length
 
 
 @dataclass(frozen=True)
@@ -192,19 +196,25 @@ ROWS: tuple[Row, ...] = (
 class Design(NamedTuple):
     """Columns of one entry per run; runs of one model share a trunk."""
 
-    n_active: NDArray[np.float64]
-    tokens: NDArray[np.float64]
-    experts: NDArray[np.float64]
-    trunk: NDArray[np.int64]
+    n_active: FloatArray
+    tokens: FloatArray
+    experts: FloatArray
+    trunk: IntArray
 
 
 def published_design() -> Design:
-    """The 270 runs of the listing."""
+    """List the 270 runs of the paper."""
     trunks: dict[Architecture, int] = {}
     rows = []
     for row in ROWS:
         architecture = row.architecture
         trunk = trunks.setdefault(architecture, len(trunks))
-        rows += [(architecture.n_active, tokens * 1e9, row.experts, trunk) for tokens in row.tokens]
+        for billions in row.tokens:
+            rows.append((architecture.n_active, billions * 1e9, row.experts, trunk))
     n_active, tokens, experts, trunk_ids = zip(*rows, strict=True)
-    return Design(np.array(n_active, float), np.array(tokens), np.array(experts, float), np.array(trunk_ids))
+    return Design(
+        np.array(n_active, float),
+        np.array(tokens),
+        np.array(experts, float),
+        np.array(trunk_ids),
+    )

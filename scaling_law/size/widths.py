@@ -1,4 +1,4 @@
-"""Models of the d / 64 rule as arrays: what memory, traffic and time ask of an `Architecture`, for many at once."""
+"""Models of the d / 64 rule as arrays: the sizes of an `Architecture` that memory, traffic and time need."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Widths:
         shared_ratio: float = 0.0,
         vocab_size: float = VOCAB_SIZE,
     ) -> Widths:
-        """Models of these widths, which may be fractional, and E; broadcasts. Arguments as of `variables_of_width`."""
+        """Make models of these widths, which may be fractional, and E; broadcasts, like `variables_of_width`."""
         d, e = np.broadcast_arrays(np.asarray(d_model, float), np.asarray(experts, float))
         sizes = variables_of_width(d, e, granularity, shared_ratio, vocab_size)
         counts = {name: sizes[name] for name in cls.__annotations__ if name.startswith("n_")}
@@ -65,7 +65,7 @@ class Widths:
         return 2.0 * self.d_model * self.vocab_size
 
     def forward_flops(self, context: float = 0.0) -> Any:
-        """FLOPs of one token's forward pass, as `Architecture.forward_flops` counts them."""
+        """Count the FLOPs of one token's forward pass, as `Architecture.forward_flops` does."""
         router = np.where(self.experts > 1, self.routed_blocks * self.d_model * self.experts, 0.0)
         weights = self.n_active_non_embedding + router + self.d_model * self.vocab_size
         return 2.0 * (weights + 2 * context * self.blocks * self.d_model)

@@ -18,7 +18,7 @@ from rich.console import Console
 from hub.base.tables import Table
 from hub.base.units import format_bytes, format_flops
 from modeling_switch_moe.expert_parallel import rows_to_send
-from scaling_law.law.describe import experts_of, shape_of
+from scaling_law.law.describe import describe_experts, shape_of
 from scaling_law.machine.memory import TrainingMemory, saved_bytes, training_memory
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.model_configs import read_model
@@ -84,7 +84,7 @@ def _plan(a: TrainingArguments, tokenizer) -> dict[str, dict[str, str]]:
         "class": f"{causal_class(config).__name__}, {counted.parameters:,} parameters",
         "not counted by laws": ", ".join(f"{name} {count:,}" for name, count in counted.left_out.items()),
         "architecture": shape_of(arch),
-        "experts": experts_of(arch),
+        "experts": describe_experts(arch),
         "parameters": f"{arch.n_active:,} active, {arch.n_total:,} total",
         "routing": routing if arch.experts > 1 else "",  # a dense model routes nothing
         "FLOPs per token": f"{format_flops(flops.recorded)}, {whose}",

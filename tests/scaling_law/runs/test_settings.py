@@ -216,4 +216,4 @@ def test_of_many_runs_whole_cells_are_looked_at():
     loss = LAW.loss(n, d, 1) * (1 - 0.3 * columns["mixture"]) * np.exp(rng.normal(0, 0.003, count))
     blend = find_blend(sizes, loss, columns, {})
     assert [setting.name for setting in blend.settings] == ["mixture"]
-    assert find_blend(sizes, loss, columns, {}, known=("mixture",)) is None
+    assert find_blend(sizes, loss, columns, {}, agreed=("mixture",)) is None
