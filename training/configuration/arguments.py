@@ -93,14 +93,14 @@ class _Section(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _null_is_the_default(cls, fields: Any) -> Any:
+    def _drop_nulls(cls, fields: Any) -> Any:
         if not isinstance(fields, dict):
             return fields
         return {name: value for name, value in fields.items() if value is not None or name not in cls.model_fields}
 
     @field_validator("*", mode="before")
     @classmethod
-    def _one_or_many(cls, value: Any, info: ValidationInfo) -> Any:
+    def _read_words(cls, value: Any, info: ValidationInfo) -> Any:
         """Read the words, one or a list of them, of a flag or a YAML file."""
         if value is None or isinstance(value, (dict, BaseModel)):
             return value
@@ -132,7 +132,7 @@ def _read_switch(word: str, kind: Any) -> bool | str:
 
 
 class RunArguments(_Section):
-    """How a run is executed, and where its results go."""
+    """Execution of a run, and where its results go."""
 
     output_dir: Annotated[LocalPath, _must("name a folder for this run", bool)] = ""
     """Folder of this run: trunk, branches, checkpoints, logs."""
@@ -223,7 +223,7 @@ class ModelArguments(_Section):
 
     @field_validator("n_heads")
     @classmethod
-    def _width_fits(cls, n_heads: int | None, info: ValidationInfo) -> int | None:
+    def _check_width(cls, n_heads: int | None, info: ValidationInfo) -> int | None:
         width = info.data.get("d_model")
         if width is None:
             # The width itself was refused.
@@ -261,7 +261,7 @@ def _read_model(section: Any, read_ours: Callable[[Any], ModelArguments]) -> Mod
 
 
 class DataArguments(_Section):
-    """What is trained on, how it is tokenised and in which order it is read."""
+    """Text to train on, its tokens, and the order in which it is read."""
 
     dataset: LocalPath = PAPER.dataset
     """Dataset on the Hub, or a local folder or file."""
@@ -302,7 +302,7 @@ class DataArguments(_Section):
 
     @field_validator("held_out_per_mille")
     @classmethod
-    def _holds_some_out(cls, value: int, info: ValidationInfo) -> int:
+    def _check_held_out(cls, value: int, info: ValidationInfo) -> int:
         if not 0 < value < 1000 and info.data.get("validation_split") is None:
             raise InputError("it must lie between 0 and 1000")
         return value
@@ -322,7 +322,7 @@ class ScheduleArguments(_Section):
 
     @field_validator("batch_ramp")
     @classmethod
-    def _is_a_ramp(cls, stages: list[str]) -> list[str]:
+    def _check_ramp(cls, stages: list[str]) -> list[str]:
         try:
             BatchRamp(_parse_stages(stages), sequence_length=1)
         except ValueError as error:
@@ -376,7 +376,7 @@ class OptimizerArguments(_Section):
 
     @field_validator("learning_rate_law")
     @classmethod
-    def _is_a_law(cls, name: str) -> str:
+    def _check_law(cls, name: str) -> str:
         try:
             LearningRateLaw.named(name)
         except (ValueError, OSError) as error:

@@ -156,10 +156,14 @@ class Demo:
     def tokenizer(self) -> None:
         """Make the tokenizer, unless that is done."""
         if not (self._tokenizer / "tokenizer.json").exists():
-            train_tokenizer(TextSource(str(self._corpus)).documents(), VOCABULARY, self._tokenizer, progress=False)
-        text = next(TextSource(str(self._corpus), split="validation").documents())[:40]
-        ids = load_tokenizer(str(self._tokenizer))(text)["input_ids"]
-        say(f"{text!r} is {len(ids)} tokens: {' '.join(map(str, ids[:12]))} …")
+            documents = TextSource(str(self._corpus)).documents()
+            train_tokenizer(documents, VOCABULARY, self._tokenizer, progress=False)
+        held_out = TextSource(str(self._corpus), split="validation")
+        text = next(held_out.documents())[:40]
+        tokenizer = load_tokenizer(str(self._tokenizer))
+        ids = tokenizer(text)["input_ids"]
+        first_ids = " ".join(map(str, ids[:12]))
+        say(f"{text!r} is {len(ids)} tokens: {first_ids} …")
 
     def sweep(self) -> Sweep:
         """Train unfinished runs. Raises DemoError if a run failed."""
@@ -173,10 +177,13 @@ class Demo:
         with sweep_progress(sweep) as watch:
             outcome = run_sweep(sweep, self.workers, watch)
         if outcome.failed:
-            lines = [f"{name}: exit status {status}, see {log}" for name, (status, log) in outcome.failed.items()]
-            raise DemoError("training failed; re-run this command to resume\n  " + "\n  ".join(lines))
+            lines = ["training failed; re-run this command to resume"]
+            for name, (status, log) in outcome.failed.items():
+                lines.append(f"{name}: exit status {status}, see {log}")
+            raise DemoError("\n  ".join(lines))
         if outcome.elsewhere:
-            raise DemoError(f"another process trains {', '.join(outcome.elsewhere)}; re-run this when it is done")
+            names = ", ".join(outcome.elsewhere)
+            raise DemoError(f"another process trains {names}; re-run this when it is done")
         print_table(losses_table([*itertools.chain(*(run.records() for run in sweep.runs))]))
         return sweep
 
@@ -184,7 +191,8 @@ class Demo:
         """Push every finished run to the local hub, then the index; pushed runs are skipped."""
         store = open_store(self.folder / "hub")
         folders = itertools.chain(*(run.finished() for run in sweep.runs))
-        result = release_runs(store, [(folder, RunRecord.load(folder)) for folder in folders])
+        finished_runs = [(folder, RunRecord.load(folder)) for folder in folders]
+        result = release_runs(store, finished_runs)
         if result.failed:
             raise result.failed
         repositories = {record.repo for record in result.records}

@@ -19,10 +19,10 @@ from scaling_law.planning.break_even import TOKENS_RANGE, overtaking
 
 def losses_by_size(records: Sequence[RunRecord]) -> dict[tuple[int, int], dict[int, RunRecord]]:
     """Group the records by (d_model, E), and by their configured tokens."""
-    sizes = sorted({(record.d_model, record.experts) for record in records})
-    by_size: dict[tuple[int, int], dict[int, RunRecord]] = {size: {} for size in sizes}
-    for record in records:
-        by_size[record.d_model, record.experts][record.schedule.horizon_tokens] = record
+    by_size: dict[tuple[int, int], dict[int, RunRecord]] = {}
+    for record in sorted(records, key=lambda record: (record.d_model, record.experts)):
+        runs = by_size.setdefault((record.d_model, record.experts), {})
+        runs[record.schedule.horizon_tokens] = record
     return by_size
 
 
@@ -32,9 +32,10 @@ def losses_table(records: Sequence[RunRecord]) -> Table:
     rows = []
     for (d_model, experts), runs in losses_by_size(records).items():
         last = runs[max(runs)]
+        sizes = [d_model, experts, format_count(last.n_active), format_count(last.n_total)]
         losses = [format_decimal(runs[count].eval_loss, 3) if count in runs else "" for count in tokens]
         load = f"{last.expert_load_max_over_mean:.2f}" if experts > 1 else ""
-        rows.append([d_model, experts, format_count(last.n_active), format_count(last.n_total), *losses, load])
+        rows.append([*sizes, *losses, load])
     header = ["d_model", "E", "N_act", "N_total", *map(format_count, tokens), "load max/mean"]
     return Table(header, rows, title="Held-out loss, nats per byte", keys=("d_model", "E"))
 

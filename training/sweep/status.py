@@ -32,7 +32,7 @@ _STYLES = {"finished": "green", "running": "cyan", "failed": "red", "diverged": 
 
 @dataclass(frozen=True)
 class Attempt:
-    """How the last attempt at a run ended (`state.json`); `stopped` by the sweep, with a checkpoint to resume from."""
+    """End of the last attempt at a run (`state.json`); `stopped` by the sweep, with a checkpoint to resume from."""
 
     exit_status: int
     stopped: bool
