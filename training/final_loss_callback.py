@@ -63,7 +63,7 @@ class FinalLossCallback(TrainerCallback):
         except (ValueError, AttributeError):
             # Laws do not know this class: its size is all that they are asked by.
             self.model = {"n_active": float(sum(p.numel() for p in model.parameters()))}
-        self.live = LiveForecast(self._finished(), self.law)
+        self.live = LiveForecast(self._read_curves(), self.law)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Add the forecast to a line of the training loss, and warn once if the run is off its track."""
@@ -118,7 +118,7 @@ class FinalLossCallback(TrainerCallback):
             return float(step * self.tokens_per_step)
         return float(entry.get("num_input_tokens_seen", step))
 
-    def _finished(self) -> list[TrainingCurve]:
+    def _read_curves(self) -> list[TrainingCurve]:
         """Read the curves of the folder except this run's.
 
         Raises InputError for a file that is not a curve, and for a curve of another unit.

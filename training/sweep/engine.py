@@ -138,8 +138,8 @@ def note_submit(engine: Engine, sweep: Sweep) -> None:
         atomic.write_json(path, [*submits, (engine.name, "")])
 
 
-def unfinished(engine: Engine, sweep: Sweep) -> tuple[Sweep, Outcome]:
-    """Return the runs to queue, most expensive first, and the results of the others."""
+def select_unfinished(engine: Engine, sweep: Sweep) -> tuple[Sweep, Outcome]:
+    """Select the runs to queue, most expensive first, and return the results of the others, too."""
     busy = alive(engine, sweep.runs)
     outcome = Outcome()
     runs_to_queue = []

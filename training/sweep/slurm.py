@@ -18,7 +18,16 @@ from pathlib import Path
 from typing import ClassVar
 
 from training.configuration.arguments import ConfigurationError
-from training.sweep.engine import Engine, EngineError, Job, Outcome, note_submit, seconds_of, unfinished, was_submitted
+from training.sweep.engine import (
+    Engine,
+    EngineError,
+    Job,
+    Outcome,
+    note_submit,
+    seconds_of,
+    select_unfinished,
+    was_submitted,
+)
 from training.sweep.file import Sweep, SweepRun
 from training.sweep.run import STOP_SECONDS
 from training.sweep.status import Queued, State
@@ -127,7 +136,7 @@ class Slurm(Engine):
 
     def submit(self, sweep: Sweep, sweep_file: Path) -> Outcome:
         """Queue the runs that are not finished, waiting or running, in arrays as large as the cluster allows."""
-        to_queue, outcome = unfinished(self, sweep)
+        to_queue, outcome = select_unfinished(self, sweep)
         if not to_queue.runs:
             return outcome
         size = _largest_array()
