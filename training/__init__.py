@@ -22,7 +22,7 @@ class MissingPackagesError(ModuleNotFoundError):
 
 
 def _check_packages() -> None:
-    needed = (
+    packages = (
         "accelerate",
         "datasets",
         "psutil",
@@ -33,7 +33,7 @@ def _check_packages() -> None:
         "transformers",
         "zstandard",
     )
-    missing = [name for name in needed if find_spec(name) is None]
+    missing = [name for name in packages if find_spec(name) is None]
     if not missing:
         return
     message = f'training needs {", ".join(missing)}: pip install "joint-moe-scaling-laws[train]"'

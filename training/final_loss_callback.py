@@ -18,21 +18,22 @@ from scaling_law.law.shelf import choose_law
 from scaling_law.size.model_configs import read_model
 
 logger = logging.getLogger(__name__)
-LAST = 0.05  # share of the tokens whose mean training loss is the final one of a run without an evaluation at its end
+# Without an evaluation at its end, the final loss is the mean training loss over this last share of the tokens.
+LAST = 0.05
 
 
 class FinalLossCallback(TrainerCallback):
-    """Adds `forecast_loss`, `forecast_low` and `forecast_high` (90 %) to what the Trainer logs and to its state.
+    """Callback that adds `forecast_loss`, `forecast_low` and `forecast_high` (90 %) to the Trainer's logs and state.
 
     Args:
-        curves: a folder of training curves, of runs with the same data, tokenizer and learning-rate schedule; those
-            there are what the forecast learns from, and a run that ends adds its own.
+        curves: a folder of training curves, of runs with the same data, tokenizer and learning-rate schedule; the
+            forecast learns from them, and a run that ends adds its own.
         law: a `Law`, or its name as of `scaling-law loss --law`; its losses must be of the same unit.
         tokens_per_step: of all devices together; not needed with `include_num_input_tokens_seen`. Without either, and
             without a law, D is counted in steps.
         decay: the last share of the steps over which the learning rate falls; 1 for linear and cosine schedules.
 
-    InputError for a law without tokens to ask it of, and for curves of another schedule or unit than this run's.
+    Raises InputError for a law without tokens to ask it of, and for curves of another schedule or unit than the run's.
     """
 
     def __init__(
@@ -43,23 +44,29 @@ class FinalLossCallback(TrainerCallback):
         decay: float = 1.0,
     ):
         self.law = choose_law(law, flag="law") if isinstance(law, str) else law
-        self.folder, self.tokens_per_step, self.decay = curves and Path(curves), tokens_per_step, decay
+        self.folder = Path(curves) if curves else None
+        self.tokens_per_step = tokens_per_step
+        self.decay = decay
         self.estimate: LiveEstimate | None = None
-        self.live, self.off_track = LiveForecast(law=self.law), False
+        self.live = LiveForecast(law=self.law)
+        self.off_track = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        counted = args.include_num_input_tokens_seen not in ("no", False)
-        if self.law and not (counted or self.tokens_per_step):
+        """Read the finished curves, and the model as laws see it."""
+        has_tokens = self.tokens_per_step or args.include_num_input_tokens_seen not in ("no", False)
+        if self.law and not has_tokens:
             raise InputError("tokens_per_step must be given with a law, or include_num_input_tokens_seen be set")
-        self.unit = "tokens" if counted or self.tokens_per_step else "steps"
+        self.unit = "tokens" if has_tokens else "steps"
         self.name = Path(args.run_name or args.output_dir).name
         try:
             self.model = read_model(model.config).architecture.variables()
-        except (ValueError, AttributeError):  # a class that laws do not know: its size alone
+        except (ValueError, AttributeError):
+            # Laws do not know this class: its size is all that they are asked by.
             self.model = {"n_active": float(sum(p.numel() for p in model.parameters()))}
-        self.live = LiveForecast(self._finished(), self.law)
+        self.live = LiveForecast(self._read_curves(), self.law)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Add the forecast to a line of the training loss, and warn once if the run is off its track."""
         if not logs or "loss" not in logs:
             return
         self.estimate = self.live.of(self._curve(state))
@@ -76,39 +83,56 @@ class FinalLossCallback(TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Keep the curve of a run that reached its end."""
         curve = self._curve(state)
-        ended = state.global_step >= state.max_steps and state.is_world_process_zero
-        if self.folder is None or not ended or not len(curve.tokens):
+        has_ended = state.global_step >= state.max_steps and state.is_world_process_zero
+        if self.folder is None or not has_ended or not len(curve.tokens):
             return
-        last = [
-            entry["eval_loss"]
-            for entry in state.log_history
-            if "eval_loss" in entry and entry["step"] == state.max_steps
-        ]
-        final = last[-1] if last else float(np.mean(curve.losses[curve.tokens >= (1 - LAST) * curve.tokens[-1]]))
-        points = {"tokens": curve.tokens.tolist(), "losses": curve.losses.tolist(), "horizon": float(curve.tokens[-1])}
-        about = {"model": self.model, "decay": self.decay, "final": final, "trunk": self.name, "unit": self.unit}
+        final = float(np.mean(curve.losses[curve.tokens >= (1 - LAST) * curve.tokens[-1]]))
+        for entry in state.log_history:
+            if "eval_loss" in entry and entry["step"] == state.max_steps:
+                final = entry["eval_loss"]
+        fields = {
+            "tokens": curve.tokens.tolist(),
+            "losses": curve.losses.tolist(),
+            "horizon": float(curve.tokens[-1]),
+            "model": self.model,
+            "decay": self.decay,
+            "final": final,
+            "trunk": self.name,
+            "unit": self.unit,
+        }
         self.folder.mkdir(parents=True, exist_ok=True)
-        atomic.write_json(self.folder / f"{self.name}.json", points | about)
+        atomic.write_json(self.folder / f"{self.name}.json", fields)
 
     def _curve(self, state: Any) -> TrainingCurve:
-        """The run so far, from the Trainer's own log, which its checkpoints keep."""
+        """Read the run so far from the Trainer's own log, which its checkpoints keep."""
         entries = {entry["step"]: entry for entry in state.log_history if 0 < entry.get("loss", 0) < math.inf}
-        at = [self._tokens(step, entry) for step, entry in entries.items()]
-        horizon = at[-1] / state.global_step * state.max_steps if at else float(state.max_steps)
-        losses = [entry["loss"] for entry in entries.values()]
-        return TrainingCurve(at, losses, horizon, self.model, decay=self.decay)  # type: ignore[arg-type]
+        tokens = np.array([self._tokens(step, entry) for step, entry in entries.items()])
+        losses = np.array([entry["loss"] for entry in entries.values()])
+        horizon = float(state.max_steps)
+        if entries:
+            horizon = float(tokens[-1]) / state.global_step * state.max_steps
+        return TrainingCurve(tokens, losses, horizon, self.model, decay=self.decay)
 
     def _tokens(self, step: int, entry: dict[str, Any]) -> float:
-        return float(step * self.tokens_per_step if self.tokens_per_step else entry.get("num_input_tokens_seen", step))
+        if self.tokens_per_step:
+            return float(step * self.tokens_per_step)
+        return float(entry.get("num_input_tokens_seen", step))
 
-    def _finished(self) -> list[TrainingCurve]:
-        """The curves of the folder but this run's. InputError for one that is none, and one of another unit."""
+    def _read_curves(self) -> list[TrainingCurve]:
+        """Read the curves of the folder except this run's.
+
+        Raises InputError for a file that is not a curve, and for a curve of another unit.
+        """
+        if self.folder is None:
+            return []
         curves = []
-        for path in sorted(self.folder.glob("*.json")) if self.folder else ():
+        for path in sorted(self.folder.glob("*.json")):
             fields = json.loads(path.read_text(encoding="utf-8"))
-            if (unit := fields.pop("unit", None)) != self.unit:
-                counted = f"curves: {path.name} counts {unit}, and this run {self.unit}"
-                raise InputError(f"{counted}; give tokens_per_step to both")
+            unit = fields.pop("unit", None)
+            if unit != self.unit:
+                raise InputError(
+                    f"curves: {path.name} counts {unit}, and this run {self.unit}; give tokens_per_step to both"
+                )
             if path.stem != self.name:
                 curves.append(TrainingCurve(**fields))
         return curves

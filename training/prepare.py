@@ -32,7 +32,7 @@ _FLAGS_OF_TRAIN = {"help_option_names": ["-h", "--help"], "allow_extra_args": Tr
 
 
 @dataclass(frozen=True)
-class Part:
+class CacheOfRun:
     """One cache of a run, and how far the run needs it (None: to its end)."""
 
     name: str
@@ -42,59 +42,75 @@ class Part:
 
     @property
     def state(self) -> str:
-        """How much of the data the cache holds."""
+        """Share of the data that the cache holds, in words."""
         if self.cache.complete:
             return "all of it"
-        enough = self.cache.has(self.until_tokens)
-        return f"enough for the run ({self.until_tokens:,})" if enough else "less than the run reads"
+        if self.cache.has(self.until_tokens):
+            return f"enough for the run ({self.until_tokens:,})"
+        return "less than the run reads"
 
     def fill(self, progress: bool) -> None:
         """Build the cache as far as a training would, and wait for it. Raises as `GrowingCache.wait_for`."""
-        with closing(GrowingCache(self.cache, self.source, self.until_tokens)) as tokens, self._line(progress) as look:
-            tokens.wait_for(self.until_tokens, look)
+        with (
+            closing(GrowingCache(self.cache, self.source, self.until_tokens)) as tokens,
+            self._progress_line(progress) as update,
+        ):
+            tokens.wait_for(self.until_tokens, update)
 
     @contextmanager
-    def _line(self, progress: bool) -> Iterator[Callable[[], None]]:
-        """A progress line; what it yields looks how far the cache is."""
-        done = len(self.cache)
-        with progress_line(f"{self.name} tokens", self.until_tokens, "tok", progress, done=done) as advance:
+    def _progress_line(self, progress: bool) -> Iterator[Callable[[], None]]:
+        """Show a progress line, and yield a function that looks how far the cache is."""
+        tokens = len(self.cache)
+        with progress_line(f"{self.name} tokens", self.until_tokens, "tok", progress, done=tokens) as advance:
 
-            def look() -> None:
-                nonlocal done
-                before, done = done, len(self.cache)
-                advance(done - before, "")
+            def update() -> None:
+                nonlocal tokens
+                new_tokens = len(self.cache) - tokens
+                tokens += new_tokens
+                advance(new_tokens, "")
 
-            yield look
+            yield update
 
     def fill_by_many(self, workers: int, share: Share, progress: bool) -> str:
-        """Build a share of the cache by so many processes; says how far all shares are. Raises as `build_by_many`."""
-        folder, total = self.cache.folder, len(group_starts(self.cache.folder, self.source.open()))
-        with self._line(progress) as look:
-            build_by_many(self.source, self.cache, self.until_tokens, workers, share, look)
+        """Build a share of the cache by so many processes, and say how far all shares are.
+
+        Raises as `build_by_many`.
+        """
+        folder = self.cache.folder
+        total = len(group_starts(folder, self.source.open()))
+        with self._progress_line(progress) as update:
+            build_by_many(self.source, self.cache, self.until_tokens, workers, share, update)
         return f"{len(finished(folder))} of {total} groups are tokenised"
 
 
-def parts(arguments: TrainingArguments, everything: bool) -> list[Part]:
-    """The training and the held-out cache of a run, as they are now."""
+def caches_of_run(arguments: TrainingArguments, everything: bool) -> list[CacheOfRun]:
+    """Open the training and the held-out cache of a run, as they are now."""
     # It imports torch, for which --help does not wait.
     from training.run.inputs import held_out_cache, training_cache, with_data_as_begun
 
     arguments, _ = pinned(with_data_as_begun(arguments), Path(arguments.run.output_dir))
     tokenizer = load_tokenizer(arguments.data.tokenizer, arguments.data.tokenizer_revision)
-    training = Part("training", *training_cache(arguments, tokenizer))
-    held_out = Part("held-out", *held_out_cache(arguments, tokenizer))
+    training = CacheOfRun("training", *training_cache(arguments, tokenizer))
+    held_out = CacheOfRun("held-out", *held_out_cache(arguments, tokenizer))
     return [replace(training, until_tokens=None) if everything else training, held_out]
 
 
-def report(all_parts: list[Part]) -> Table:
-    """The caches as a table, a column for each part."""
-    columns = [("", "documents", "rows without text", "tokens", "shards", "bytes", "holds", "fingerprint", "folder")]
-    for part in all_parts:
-        cache, shards, empty = part.cache, part.cache.shards, len(part.cache.rows_without_text)
-        documents, size = sum(s["documents"] for s in shards), sum(s["tokens"] for s in shards) * cache.dtype.itemsize
-        numbers = [f"{number:,}" for number in (documents, empty, len(cache), len(shards), size)]
-        fingerprint = cache.fingerprint if shards else ""
-        columns.append((part.name, *numbers, part.state, fingerprint, str(cache.folder)))
+def report(caches: list[CacheOfRun]) -> Table:
+    """Tabulate the caches, a column for each."""
+    names = ("", "documents", "rows without text", "tokens", "shards", "bytes", "holds", "fingerprint", "folder")
+    columns: list[tuple[str, ...]] = [names]
+    for cache_of_run in caches:
+        cache = cache_of_run.cache
+        numbers = (
+            sum(shard["documents"] for shard in cache.shards),
+            len(cache.rows_without_text),
+            len(cache),
+            len(cache.shards),
+            sum(shard["tokens"] for shard in cache.shards) * cache.dtype.itemsize,
+        )
+        fingerprint = cache.fingerprint if cache.shards else ""
+        cells = [f"{number:,}" for number in numbers]
+        columns.append((cache_of_run.name, *cells, cache_of_run.state, fingerprint, str(cache.folder)))
     header, *rows = zip(*columns, strict=True)
     return Table(header, rows, title="token caches")
 
@@ -118,23 +134,31 @@ def main(
     """
     # No run is made, so a folder for one need not be named. One that is there pins the data.
     arguments = parse_command_line(context.args, output_dir="unused")
-    all_parts, progress = parts(arguments, everything), arguments.run.progress
+    progress = arguments.run.progress
+    caches = caches_of_run(arguments, everything)
     if not status:
-        training, held_out = all_parts
+        training, held_out = caches
         if workers > 1 or shard is not None:
             print(training.fill_by_many(workers, shard or Share(), progress))
         if shard is None:
-            training.fill(progress)  # and what many processes left: in order, one shard after the other
-        if shard is None or shard.index == 0:
+            # This also puts in order, one shard after the other, what many processes have made.
+            training.fill(progress)
+        if shard is None or shard.first == 0:
             held_out.fill(progress)
-    print_table(report(all_parts))
+    print_table(report(caches))
     if check:
-        shards = [(part.cache, number) for part in all_parts for number in range(len(part.cache.shards))]
-        with progress_line("verifying", len(shards), "shards", progress) as advance:
-            for cache, number in shards:
-                cache.check_shard(number)  # raises CorruptCacheError where it differs
+        print(f"{_check_shards(caches, progress)} shards are intact")
+
+
+def _check_shards(caches: list[CacheOfRun], progress: bool) -> int:
+    """Compare the sha256 of every shard, and return how many there are. Raises CorruptCacheError where it differs."""
+    total = sum(len(cache_of_run.cache.shards) for cache_of_run in caches)
+    with progress_line("verifying", total, "shards", progress) as advance:
+        for cache_of_run in caches:
+            for number in range(len(cache_of_run.cache.shards)):
+                cache_of_run.cache.check_shard(number)
                 advance(1, "")
-        print(f"{len(shards)} shards are intact")
+    return total
 
 
 if __name__ == "__main__":

@@ -20,13 +20,16 @@ def show_list(context: typer.Context, as_json: Json = False, version: Version = 
     """List the presets: the recipes, and the paper's 51 configurations with their sizes and tokens."""
     if context.invoked_subcommand:
         return
-    rows: list[dict[str, Any]] = [
-        {"preset": name, **listed.sizes, "tokens": listed.tokens} for name, listed in listing().items()
-    ]
-    shown = [{**row, "tokens": ", ".join(map(format_count, row["tokens"]))} for row in rows]
+    rows: list[dict[str, Any]] = []
+    table_rows = []
+    for name, configuration in listing().items():
+        row = {"preset": name, **configuration.sizes, "tokens": configuration.tokens}
+        rows.append(row)
+        table_rows.append({**row, "tokens": ", ".join(map(format_count, configuration.tokens))})
     runs = sum(len(row["tokens"]) for row in rows)
+    title = f"{len(rows)} configurations of the paper, {runs} runs"
     notes = [f"recipes: {PAPER} (the defaults), {', '.join(recipes())}"]
-    show(rows, as_json, Table.of(shown, title=f"{len(rows)} configurations of the paper, {runs} runs", notes=notes))
+    show(rows, as_json, Table.of(table_rows, title=title, notes=notes))
 
 
 @app.command("show")

@@ -35,17 +35,33 @@ SWEEP = "joint-moe-scaling-laws"
 
 # Optimizer steps of a run -> nominal tokens: 128 sequences of 512 below step 7629, 256 below step 11444, then 512.
 STEP_TOKENS = {
-    steps: billions * 10**9 // 10
-    for steps, billions in (
-        *((7629, 5), (11443, 10), (15258, 20), (22888, 40), (38146, 80), (68664, 160), (129699, 320)),
-        *((190734, 480), (251769, 640), (312805, 800), (373840, 960), (434875, 1120), (495910, 1280)),
-    )
+    7629: 500_000_000,
+    11443: 1_000_000_000,
+    15258: 2_000_000_000,
+    22888: 4_000_000_000,
+    38146: 8_000_000_000,
+    68664: 16_000_000_000,
+    129699: 32_000_000_000,
+    190734: 48_000_000_000,
+    251769: 64_000_000_000,
+    312805: 80_000_000_000,
+    373840: 96_000_000_000,
+    434875: 112_000_000_000,
+    495910: 128_000_000_000,
 }
 _RAMP = BatchRamp(PAPER.batch_ramp, PAPER.sequence_length)
-# What of a run is not known. A capacity group was one micro-batch on one device, of a size that differed between runs.
+# Fields of a run that nobody knows. A capacity group was a micro-batch on a device, of a size that differed between
+# runs.
 _UNKNOWN = (
-    *("train_loss", "seed", "tokens_per_second", "hardware", "wall_time_seconds"),
-    *("capacity_group_tokens", "micro_batch_sequences", "gradient_checkpointing", "compile"),
+    "train_loss",
+    "seed",
+    "tokens_per_second",
+    "hardware",
+    "wall_time_seconds",
+    "capacity_group_tokens",
+    "micro_batch_sequences",
+    "gradient_checkpointing",
+    "compile",
 )
 _NUMBER = "([1-9][0-9]{0,8})"
 _PATH = re.compile(rf"{_NUMBER}/{_NUMBER}/{_NUMBER}/{_NUMBER}\.pt")
@@ -64,7 +80,7 @@ class PublishedRun(NamedTuple):
 
     @property
     def path(self) -> str:
-        """The file's path in the repository."""
+        """Path of the file in the repository."""
         return "/".join(map(str, self)) + ".pt"
 
     @property
@@ -119,55 +135,58 @@ def pull_command(
 
 
 def _files(transport: Transport, repository: str, revision: str | None) -> tuple[str, dict[PublishedRun, StoredFile]]:
-    """The commit of a revision, and its checkpoints as the Hub lists them."""
-    about = {"revision": revision, "files_metadata": True}
-    info = transport.call(lambda: transport.api.repo_info(repository, **about), patient=False)
-    files = {
-        PublishedRun(*map(int, match.groups())): stored_file(item)
-        for item in info.siblings or []
-        if (match := _PATH.fullmatch(item.rfilename))
-    }
+    """Look up the commit of a revision, and its checkpoints as the Hub lists them."""
+    info = transport.call(
+        lambda: transport.api.repo_info(repository, revision=revision, files_metadata=True), patient=False
+    )
+    files = {}
+    for item in info.siblings or []:
+        match = _PATH.fullmatch(item.rfilename)
+        if match:
+            files[PublishedRun(*map(int, match.groups()))] = stored_file(item)
     return str(info.sha), files
 
 
 def _nearest(run: PublishedRun, runs: list[PublishedRun]) -> str:
-    """The available checkpoints of the size, else of other sizes."""
-    same = [other.path for other in runs if (other.d_model, other.experts) == (run.d_model, run.experts)]
-    experts = [f"{other.d_model}/{other.experts}" for other in runs if other.d_model == run.d_model]
-    sizes = [str(other.d_model) for other in runs]
-    names = list(dict.fromkeys(same or experts or sizes))
+    """Name the available checkpoints of the size, else of other sizes."""
+    same_width = [candidate for candidate in runs if candidate.d_model == run.d_model]
+    same_size = [candidate.path for candidate in same_width if candidate.experts == run.experts]
+    experts = [f"{candidate.d_model}/{candidate.experts}" for candidate in same_width]
+    widths = [str(candidate.d_model) for candidate in runs]
+    names = list(dict.fromkeys(same_size or experts or widths))
     return f"available: {', '.join(names[:30]) or 'none'}"
 
 
 def run_record(
     run: PublishedRun, n_blocks: int, vocab_size: int, weights: dict[str, str], origin: dict[str, str]
 ) -> RunRecord:
-    """The record of one of the authors' runs; steps that end none of them make an intermediate checkpoint."""
+    """Make the record of one of the authors' runs; steps that end none of them make an intermediate checkpoint."""
     arch = Architecture(run.d_model, run.experts, n_blocks, run.n_heads, vocab_size)
     tokens = run.tokens or _RAMP.tokens(run.steps)
     # The defaults are the authors' recipe.
     recipe = from_dict({"run": {"output_dir": "unused", "sweep": SWEEP}, "model": arch.shape})
     fields = configured_fields(recipe, arch, *peak_learning_rate(recipe.optimizer, arch))
-    fields["schedule"] |= {
-        "horizon_tokens": tokens,
-        "warmup_tokens": _RAMP.tokens(_RAMP.steps(PAPER.warmup_tokens)),
-        "decay_tokens": round(tokens * PAPER.decay_fraction) if run.tokens else 0,
-    }
-    fields |= {
-        "run_id": f"published-d{run.d_model}-E{run.experts}-h{run.n_heads}-tokens{format_tokens(tokens)}",
-        "status": "final" if run.tokens else "intermediate",
-        "tokens": tokens,
-        "steps": run.steps,
-        "train_loss_window_tokens": 0,
-        "attention_precision": "compute",
-        "dataset": {"id": PAPER.dataset, "fingerprint": None},
-        "tokenizer": {"id": PAPER.tokenizer, "fingerprint": None},
-        "training_flops": float(arch.training_flops(tokens)),
-        "versions": {},
-        "weights_sha256": weights,
-        "published_as": origin,
-    }
-    return RunRecord(**fields | dict.fromkeys(_UNKNOWN))
+    fields["schedule"].update(
+        horizon_tokens=tokens,
+        warmup_tokens=_RAMP.tokens(_RAMP.steps(PAPER.warmup_tokens)),
+        decay_tokens=round(tokens * PAPER.decay_fraction) if run.tokens else 0,
+    )
+    fields.update(
+        run_id=f"published-d{run.d_model}-E{run.experts}-h{run.n_heads}-tokens{format_tokens(tokens)}",
+        status="final" if run.tokens else "intermediate",
+        tokens=tokens,
+        steps=run.steps,
+        train_loss_window_tokens=0,
+        attention_precision="compute",
+        dataset={"id": PAPER.dataset, "fingerprint": None},
+        tokenizer={"id": PAPER.tokenizer, "fingerprint": None},
+        training_flops=float(arch.training_flops(tokens)),
+        versions={},
+        weights_sha256=weights,
+        published_as=origin,
+    )
+    fields.update(dict.fromkeys(_UNKNOWN))
+    return RunRecord(**fields)
 
 
 def _card(record: RunRecord, repository: str, commit: str, path: str) -> str:

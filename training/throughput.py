@@ -12,7 +12,7 @@ import math
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -43,7 +43,8 @@ app = App(single=True)
 # The first of several processes speaks.
 CONSOLE = Console(stderr=True, quiet=os.environ.get("RANK", "0") != "0")
 _SIZE = ("d_model", "blocks", "experts", "n_active", "n_total")
-BATCHES = ((1, 1), (1, 2), (0.5, 1))  # (share of the micro-batch, passes): what tells passes, steps and tokens apart
+# (share of the micro-batch, passes): these tell the times of passes, steps and tokens apart.
+BATCHES = ((1, 1), (1, 2), (0.5, 1))
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Grid:
     compile: bool
 
     def architectures(self) -> list[Architecture]:
-        """The architectures, smallest first. Raises ValueError for a malformed shape."""
+        """List the architectures, smallest first. Raises ValueError for a malformed shape."""
         models = []
         for shape in self.shapes:
             width, _, blocks = shape.partition("x")
@@ -72,12 +73,16 @@ class Grid:
         return sorted(models, key=lambda a: a.n_total)
 
     def arguments(self, model: Architecture, share: float = 1, passes: int = 1) -> TrainingArguments:
-        """Arguments of a run of this model whose batches are so many passes of a share of the micro-batch."""
+        """Make arguments of a run of this model whose batches are so many passes of a share of the micro-batch."""
         # Sequences that divide every micro-batch, so that all of them hold whole capacity groups.
         common = math.gcd(*(self._sequences_of(share) for share, _ in BATCHES))
-        run = {name: getattr(self, name) for name in ("precision", "gradient_checkpointing", "compile")}
-        run["micro_batch_sequences"] = self._sequences_of(share)
-        section = model.shape | {"capacity_group_tokens": self.sequence_length * common}
+        run = {
+            "precision": self.precision,
+            "gradient_checkpointing": self.gradient_checkpointing,
+            "compile": self.compile,
+            "micro_batch_sequences": self._sequences_of(share),
+        }
+        section = {**model.shape, "capacity_group_tokens": self.sequence_length * common}
         return arguments_of_steps(run, section, self.sequence_length, passes)
 
     def _sequences_of(self, share: float) -> int:
@@ -85,48 +90,70 @@ class Grid:
 
 
 def measure(grid: Grid, model: Architecture, repeats: int) -> list[Measurement]:
-    """The steps of one model, by batch. The first has the peak memory, of making the model and of two steps."""
+    """Measure the steps of one model, by batch.
+
+    The first has the peak memory, of making the model and of two steps.
+    """
     accelerator = devices.make_accelerator(grid.arguments(model).run)
     batches = [grid.arguments(model, share, passes * accelerator.num_processes) for share, passes in BATCHES]
 
-    def first() -> Session:
-        made = session_on_random_tokens(batches[0], grid.vocab_size)
+    def make_first() -> Session:
+        session = session_on_random_tokens(batches[0], grid.vocab_size)
         for _ in range(2):
-            timed_step(made)
-        return made
+            timed_step(session)
+        return session
 
-    session, memory = peak_bytes(accelerator.device, first)
-    sessions = []
-    for a in batches:
-        data = replace(session.data, micro_batch_sequences=a.run.micro_batch_sequences)
-        sessions.append(replace(session, arguments=a, data=data, schedule=a.schedule_at(session.schedule.peak)))
-    rounds = [[timed_step(one)[1] for one in sessions] for _ in range(repeats + 1)]  # the first warms up
-    measured = []
-    for a, seconds in zip(batches, zip(*rounds[1:], strict=True), strict=True):
-        tokens, peak = a.batch_ramp().tokens(1), None if measured else memory
-        measured.append(Measurement(model, grid.sequence_length, tokens, a.micro_batch_tokens, min(seconds), peak))
-    del session, sessions
+    first, memory = peak_bytes(accelerator.device, make_first)
+    sessions = [_with_batch(first, batch) for batch in batches]
+    # These steps warm up.
+    for session in sessions:
+        timed_step(session)
+    seconds_by_batch: list[list[float]] = [[] for _ in batches]
+    for _ in range(repeats):
+        for session, seconds in zip(sessions, seconds_by_batch, strict=True):
+            seconds.append(timed_step(session)[1])
+    measurements: list[Measurement] = []
+    for batch, seconds in zip(batches, seconds_by_batch, strict=True):
+        measurement = Measurement(
+            model,
+            grid.sequence_length,
+            tokens_per_step=batch.batch_ramp().tokens(1),
+            micro_batch_tokens=batch.micro_batch_tokens,
+            step_seconds=min(seconds),
+            memory_bytes=None if measurements else memory,
+        )
+        measurements.append(measurement)
+    del first, session, sessions
     release(accelerator.device)
-    return measured
+    return measurements
+
+
+def _with_batch(session: Session, batch: TrainingArguments) -> Session:
+    """Return the session with another batch."""
+    # The data are `RandomTokens`, a dataclass.
+    data = replace(session.data, micro_batch_sequences=batch.run.micro_batch_sequences)  # type: ignore[type-var]
+    return replace(session, arguments=batch, data=data, schedule=batch.schedule_at(session.schedule.peak))
 
 
 def report(throughput: Throughput) -> list[Table]:
-    """Measured and fitted step times, and the fitted time of each unit of work."""
-    left_out, rows = left_out_ratios(throughput), []
+    """Tabulate measured and fitted step times, and the fitted time of each unit of work."""
+    ratios = left_out_ratios(throughput)
+    rows = []
     for m in throughput.measurements:
-        batch = {"micro_batch_tokens": m.micro_batch_tokens, "sequence_length": m.sequence_length}
-        predicted = throughput.step_seconds(m.architecture, m.tokens_per_step, **batch)
-        rows.append(
-            {
-                **{name: getattr(m.architecture, name) for name in _SIZE},
-                "tokens/step": f"{m.tokens_per_step:,}",
-                "seconds": m.step_seconds,
-                "tokens/s": f"{m.tokens_per_step / m.step_seconds:,.0f}",
-                "memory_bytes": m.memory_bytes,
-                "fit / measured": f"{predicted / m.step_seconds:.2f}",
-                "left out": f"{left_out[m.architecture]:.2f}",
-            }
+        predicted = throughput.step_seconds(
+            m.architecture,
+            m.tokens_per_step,
+            micro_batch_tokens=m.micro_batch_tokens,
+            sequence_length=m.sequence_length,
         )
+        row: dict[str, Any] = {name: getattr(m.architecture, name) for name in _SIZE}
+        row["tokens/step"] = f"{m.tokens_per_step:,}"
+        row["seconds"] = m.step_seconds
+        row["tokens/s"] = f"{m.tokens_per_step / m.step_seconds:,.0f}"
+        row["memory_bytes"] = m.memory_bytes
+        row["fit / measured"] = f"{predicted / m.step_seconds:.2f}"
+        row["left out"] = f"{ratios[m.architecture]:.2f}"
+        rows.append(row)
     title = f"{throughput.devices} x {throughput.device}, {throughput.precision}"
     note = f"shapes that the fit has not seen are off by {throughput.error:.1%} (rms)"
     rates = [(name, f"{value:.3g} s") for name, value in throughput.seconds.items()]
@@ -175,8 +202,9 @@ def main(
         return
     on_gpu = torch.cuda.is_available()
     is_compiled = on_gpu if compile is None else compile
+    default_shapes = ("512", "768", "1024", "1536x8") if on_gpu else ("64x2", "128x2", "128x6", "256x4")
     grid = Grid(
-        shapes=tuple(shape or (("512", "768", "1024", "1536x8") if on_gpu else ("64x2", "128x2", "128x6", "256x4"))),
+        shapes=tuple(shape or default_shapes),
         experts=tuple(experts or (1, 4, 16)),
         micro_batch_sequences=micro_batch or (32 if on_gpu else 4),
         sequence_length=sequence_length or (PAPER.sequence_length if on_gpu else 128),
@@ -185,17 +213,18 @@ def main(
         gradient_checkpointing=gradient_checkpointing,
         compile=is_compiled,
     )
-    models, measured = grid.architectures(), list[Measurement]()
+    models = grid.architectures()
     if len(models) < LEAST_ARCHITECTURES:
         raise InputError(f"{len(models)} architectures would be measured; at least {LEAST_ARCHITECTURES} are needed")
+    measurements = []
     for model in models:
         CONSOLE.print(
             f"d_model {model.d_model}, {model.blocks} blocks, E = {model.experts}: {model.n_total:,} parameters"
         )
-        measured += measure(grid, model, repeats)
+        measurements += measure(grid, model, repeats)
     accelerator = devices.make_accelerator(grid.arguments(models[0]).run)
     throughput = fit_throughput(
-        measured,
+        measurements,
         device=devices.name(accelerator.device),
         precision=precision,
         devices=accelerator.num_processes,

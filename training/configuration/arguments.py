@@ -47,20 +47,21 @@ class ConfigurationError(InputError):
     """The configuration is invalid; the message lists every problem."""
 
 
-def _must(be: str, holds: Callable[[Any], object]) -> AfterValidator:
-    """A constraint that pydantic does not have."""
+def _must(rule: str, follows_rule: Callable[[Any], object]) -> AfterValidator:
+    """Make a constraint that pydantic does not have."""
 
     def check(value: Any) -> Any:
-        if not holds(value):
-            raise InputError(f"it must {be}")
+        if not follows_rule(value):
+            raise InputError(f"it must {rule}")
         return value
 
     return AfterValidator(check)
 
 
-def _whole(value: int | float | str) -> int:
+def _parse_whole(value: int | float | str) -> int:
     with suppress(ValueError, TypeError):
-        if (count := parse_count(value)).is_integer():
+        count = parse_count(value)
+        if count.is_integer():
             return int(count)
     raise InputError("it must be a whole number of at least 0, such as 2000000, 2e6, 2M or 0.5B")
 
@@ -69,11 +70,14 @@ def _whole(value: int | float | str) -> int:
 LARGEST = 2**63 - 1
 PositiveInt = Annotated[int, Field(gt=0, le=LARGEST)]
 # May be written as 2_000_000, 2e6, 2M or 0.5B.
-Count = Annotated[int, BeforeValidator(_whole), Field(le=LARGEST)]
+Count = Annotated[int, BeforeValidator(_parse_whole), Field(le=LARGEST)]
 PositiveCount = Annotated[Count, Field(gt=0)]
 Seed = Annotated[int, _must("lie between 0 and 4,294,967,295", lambda seed: 0 <= seed < 2**32)]
 Share = Annotated[float, _must("lie between 0 and 1", lambda share: 0 < share < 1)]
-_is_range = _must("be two steps, the second after the first", lambda s: not s or (len(s) == 2 and 0 <= s[0] < s[1]))
+_is_range = _must(
+    "be two steps, the second after the first",
+    lambda steps: not steps or (len(steps) == 2 and 0 <= steps[0] < steps[1]),
+)
 # A file or folder, or a name on the Hub.
 LocalPath = Annotated[str, AfterValidator(os.path.expanduser)]
 _names_a_repository = _must("be letters, digits, '.', '_' and '-'", re.compile(NAME_PATTERN).match)
@@ -89,14 +93,14 @@ class _Section(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _null_is_the_default(cls, fields: Any) -> Any:
+    def _drop_nulls(cls, fields: Any) -> Any:
         if not isinstance(fields, dict):
             return fields
         return {name: value for name, value in fields.items() if value is not None or name not in cls.model_fields}
 
     @field_validator("*", mode="before")
     @classmethod
-    def _one_or_many(cls, value: Any, info: ValidationInfo) -> Any:
+    def _read_words(cls, value: Any, info: ValidationInfo) -> Any:
         """Read the words, one or a list of them, of a flag or a YAML file."""
         if value is None or isinstance(value, (dict, BaseModel)):
             return value
@@ -107,15 +111,17 @@ class _Section(BaseModel):
         kind = cls.model_fields[info.field_name or ""].annotation
         if get_origin(kind) is list:
             return words
-        if not words and kind in (bool, Compile):  # --run.compile
+        is_switch = kind in (bool, Compile)
+        if is_switch and not words:
+            # A flag such as --run.compile stands for itself.
             return True
         if len(words) != 1:
             raise InputError("it must be one value")
-        return _read_switch(words[0], kind) if kind in (bool, Compile) else words[0]
+        return _read_switch(words[0], kind) if is_switch else words[0]
 
 
 def _read_switch(word: str, kind: Any) -> bool | str:
-    """Return what a word says of a field that is on or off; pydantic would also take yes, on, 1 and their like."""
+    """Read the word of a field that is on or off; pydantic would also take yes, on, 1 and their like."""
     if word in ("true", "True", "TRUE"):
         return True
     if word in ("false", "False", "FALSE"):
@@ -126,7 +132,7 @@ def _read_switch(word: str, kind: Any) -> bool | str:
 
 
 class RunArguments(_Section):
-    """How a run is executed, and where its results go."""
+    """Execution of a run, and where its results go."""
 
     output_dir: Annotated[LocalPath, _must("name a folder for this run", bool)] = ""
     """Folder of this run: trunk, branches, checkpoints, logs."""
@@ -217,8 +223,10 @@ class ModelArguments(_Section):
 
     @field_validator("n_heads")
     @classmethod
-    def _width_fits(cls, n_heads: int | None, info: ValidationInfo) -> int | None:
-        if (width := info.data.get("d_model")) is None:  # refused already
+    def _check_width(cls, n_heads: int | None, info: ValidationInfo) -> int | None:
+        width = info.data.get("d_model")
+        if width is None:
+            # The width itself was refused.
             return n_heads
         if width % 64 and (n_heads is None or info.data.get("n_blocks", 0) is None):
             raise InputError(
@@ -233,27 +241,27 @@ class ModelArguments(_Section):
 
     @property
     def bias_rate(self) -> float:
-        """0: our routers have no selection bias."""
+        """Zero, since our routers have no selection bias."""
         return 0.0
 
     @property
     def name(self) -> str:
-        """The size as names of runs and repositories have it; see `hub.record.names.size_name`."""
+        """Name of the size in runs and repositories; see `hub.record.names.size_name`."""
         by_rule = self.d_model // 64
         return size_name(self.d_model, self.experts, self.n_blocks or by_rule, self.n_heads or by_rule)
 
 
-def _ours_or_a_class(section: Any, ours: Callable[[Any], ModelArguments]) -> ModelArguments | ModelClassArguments:
-    """The section `model`, by its `type`."""
+def _read_model(section: Any, read_ours: Callable[[Any], ModelArguments]) -> ModelArguments | ModelClassArguments:
+    """Read the section `model` by its `type`."""
     if isinstance(section, ModelClassArguments):
         return section
     if isinstance(section, dict) and section.get("type") not in (None, OURS, [OURS]):
         return ModelClassArguments.model_validate(section)
-    return ours(section)
+    return read_ours(section)
 
 
 class DataArguments(_Section):
-    """What is trained on, how it is tokenised and in which order it is read."""
+    """Text to train on, its tokens, and the order in which it is read."""
 
     dataset: LocalPath = PAPER.dataset
     """Dataset on the Hub, or a local folder or file."""
@@ -294,7 +302,7 @@ class DataArguments(_Section):
 
     @field_validator("held_out_per_mille")
     @classmethod
-    def _holds_some_out(cls, value: int, info: ValidationInfo) -> int:
+    def _check_held_out(cls, value: int, info: ValidationInfo) -> int:
         if not 0 < value < 1000 and info.data.get("validation_split") is None:
             raise InputError("it must lie between 0 and 1000")
         return value
@@ -314,22 +322,22 @@ class ScheduleArguments(_Section):
 
     @field_validator("batch_ramp")
     @classmethod
-    def _is_a_ramp(cls, stages: list[str]) -> list[str]:
+    def _check_ramp(cls, stages: list[str]) -> list[str]:
         try:
-            BatchRamp(_stages(stages), sequence_length=1)
+            BatchRamp(_parse_stages(stages), sequence_length=1)
         except ValueError as error:
             raise InputError(f"schedule.{error}") from None
         return stages
 
     def stages(self) -> list[RampStage]:
-        """The parsed batch ramp."""
-        return _stages(self.batch_ramp)
+        """Return the parsed batch ramp."""
+        return _parse_stages(self.batch_ramp)
 
 
-def _stages(stages: list[str]) -> list[RampStage]:
+def _parse_stages(stages: list[str]) -> list[RampStage]:
     try:
         pairs = [stage.split(":") for stage in stages]
-        return [RampStage(_whole(start), _whole(sequences)) for start, sequences in pairs]
+        return [RampStage(_parse_whole(start), _parse_whole(sequences)) for start, sequences in pairs]
     except ValueError:
         raise InputError(
             f"batch_ramp: {stages}; it must be stages from_tokens:sequences, such as 0:128 0.5B:256"
@@ -368,7 +376,7 @@ class OptimizerArguments(_Section):
 
     @field_validator("learning_rate_law")
     @classmethod
-    def _is_a_law(cls, name: str) -> str:
+    def _check_law(cls, name: str) -> str:
         try:
             LearningRateLaw.named(name)
         except (ValueError, OSError) as error:
@@ -377,13 +385,14 @@ class OptimizerArguments(_Section):
 
 
 def _problems_of_muon(optimizer: OptimizerArguments) -> list[str]:
-    """Settings of Muon without Muon, and Muon without the rate that it needs."""
-    fields = type(optimizer).model_fields
-    changed = [
-        name for name in fields if name.startswith("muon_") and getattr(optimizer, name) != fields[name].default
-    ]
+    """List settings of Muon without Muon, and Muon without the rate that it needs."""
     if optimizer.name != "muon":
-        return [f"optimizer.{name}: {getattr(optimizer, name)}; it needs optimizer.name muon" for name in changed]
+        problems = []
+        for name, field in type(optimizer).model_fields.items():
+            value = getattr(optimizer, name)
+            if name.startswith("muon_") and value != field.default:
+                problems.append(f"optimizer.{name}: {value}; it needs optimizer.name muon")
+        return problems
     if optimizer.muon_adjust_lr == "original" and optimizer.muon_learning_rate is None:
         return ["optimizer.muon_learning_rate: missing; muon_adjust_lr original needs a rate of its own"]
     return []
@@ -393,31 +402,20 @@ class TrainingArguments(_Section):
     """Everything that decides a run. `reading` makes it from YAML and flags."""
 
     run: RunArguments = RunArguments()
-    model: Annotated[SerializeAsAny[ModelArguments], WrapValidator(_ours_or_a_class)] = ModelArguments()
+    model: Annotated[SerializeAsAny[ModelArguments], WrapValidator(_read_model)] = ModelArguments()
     data: DataArguments = DataArguments()
     schedule: ScheduleArguments = ScheduleArguments()
     optimizer: OptimizerArguments = OptimizerArguments()
 
     @model_validator(mode="after")
-    def _sections_fit(self) -> TrainingArguments:
-        """Checks across sections, one line per problem."""
-        size = self.run.micro_batch_sequences
-        problems = [
-            f"run.micro_batch_sequences: {size}; it must divide the batch of {stage.sequences} sequences"
-            for stage in self.schedule.stages()
-            if stage.sequences % size
-        ]
-        if self.model.experts % (parallel := self.run.expert_parallel):
-            problems.append(
-                f"run.expert_parallel: {parallel}; it must divide the number of experts, {self.model.experts}"
-            )
-        problems += _problems_of_muon(self.optimizer)
-        way = self.run.experts_implementation
-        if way != "auto" and isinstance(self.model, ModelClassArguments) and way not in self.model.experts_ways:
-            allowed = " or ".join(self.model.experts_ways)
-            problems.append(f"run.experts_implementation: {way}; for {self.model.type} it must be {allowed}")
+    def _check_sections(self) -> TrainingArguments:
+        """Check what several sections decide together, one line per problem."""
+        problems = [*self._problems_of_batches(), *_problems_of_muon(self.optimizer)]
+        problems += self._problems_of_experts()
         branch = self.schedule_at(peak=1.0).branch
-        for check in (self.check_capacity_group, *(partial(branch, tokens) for tokens in self.schedule.tokens)):
+        checks: list[Callable[[], object]] = [self.check_capacity_group]
+        checks += [partial(branch, tokens) for tokens in self.schedule.tokens]
+        for check in checks:
             try:
                 check()
             except ValueError as error:
@@ -426,25 +424,48 @@ class TrainingArguments(_Section):
             raise InputError("\n".join(problems))
         return self
 
+    def _problems_of_batches(self) -> list[str]:
+        """List the stages and the experts that micro-batches and processes do not divide."""
+        size = self.run.micro_batch_sequences
+        problems = [
+            f"run.micro_batch_sequences: {size}; it must divide the batch of {stage.sequences} sequences"
+            for stage in self.schedule.stages()
+            if stage.sequences % size
+        ]
+        experts = self.model.experts
+        parallel = self.run.expert_parallel
+        if experts % parallel:
+            problems.append(f"run.expert_parallel: {parallel}; it must divide the number of experts, {experts}")
+        return problems
+
+    def _problems_of_experts(self) -> list[str]:
+        """List a way to multiply experts that the model's class does not offer."""
+        way = self.run.experts_implementation
+        if way == "auto" or not isinstance(self.model, ModelClassArguments) or way in self.model.experts_ways:
+            return []
+        choices = " or ".join(self.model.experts_ways)
+        return [f"run.experts_implementation: {way}; for {self.model.type} it must be {choices}"]
+
     def replaced(self, **sections: dict[str, Any]) -> TrainingArguments:
-        """A copy with other values of some fields, such as `replaced(run={"seed": 1})`; they are not checked again."""
-        changed = {name: getattr(self, name).model_copy(update=fields) for name, fields in sections.items()}
-        return self.model_copy(update=changed)
+        """Copy with other values of some fields, such as `replaced(run={"seed": 1})`; they are not checked again."""
+        update = {name: getattr(self, name).model_copy(update=fields) for name, fields in sections.items()}
+        return self.model_copy(update=update)
 
     def batch_ramp(self) -> BatchRamp:
+        """Return the stages of the global batch, in sequences of the data's length."""
         return BatchRamp(self.schedule.stages(), self.data.sequence_length)
 
     def longest_run(self) -> tuple[int, int]:
-        """Tokens of the trunk's longest run, and of its last batch."""
+        """Return the tokens of the trunk's longest run, and of its last batch."""
         tokens = max(self.schedule.tokens)
         return tokens, self.batch_ramp().last_batch_tokens(tokens)
 
     def schedule_at(self, peak: float) -> Schedule:
-        """The schedule of this run for a peak learning rate."""
+        """Return the schedule of this run for a peak learning rate."""
         return Schedule(self.batch_ramp(), self.schedule.warmup_tokens, self.schedule.decay_fraction, peak)
 
     def branches(self) -> list[Branch]:
-        """The branches of the trunk, one for each of `schedule.tokens`, shortest first."""
+        """List the branches of the trunk, one for each of `schedule.tokens`, shortest first."""
         schedule = self.schedule_at(peak=1.0)
         return [schedule.branch(tokens) for tokens in sorted(set(self.schedule.tokens))]
 
@@ -454,24 +475,30 @@ class TrainingArguments(_Section):
         return self.run.micro_batch_sequences * self.data.sequence_length
 
     def with_capacity_group(self, tokens: int | None = None) -> TrainingArguments:
-        """A copy with `model.capacity_group_tokens` set: as configured, else `tokens`, else as at a first start."""
+        """Copy with `model.capacity_group_tokens` set: as configured, else `tokens`, else as at a first start."""
         if self.model.capacity_group_tokens is not None:
             return self
         group = tokens or min(CAPACITY_GROUP_TOKENS, self.micro_batch_tokens)
         return self.replaced(model={"capacity_group_tokens": group})
 
     def holds_whole_groups(self, micro_batch_sequences: int | None = None) -> bool:
-        """Whether a micro-batch (by default the run's) holds whole capacity groups, or nothing is counted by group."""
-        m, size = self.model, micro_batch_sequences or self.run.micro_batch_sequences
-        counted = m.experts > 1 and (m.capacity_factor > 0 or m.balance_loss > 0)
-        group = m.capacity_group_tokens
-        return not counted or group is None or size * self.data.sequence_length % group == 0
+        """Return whether a micro-batch holds whole capacity groups, or nothing is counted by group.
+
+        By default, a micro-batch of the run.
+        """
+        size = micro_batch_sequences or self.run.micro_batch_sequences
+        group = self.model.capacity_group_tokens
+        has_limit = self.model.capacity_factor > 0 or self.model.balance_loss > 0
+        if self.model.experts == 1 or not has_limit or group is None:
+            return True
+        return size * self.data.sequence_length % group == 0
 
     def check_capacity_group(self) -> None:
-        """Raise ConfigurationError if a micro-batch does not hold whole capacity groups; says what would."""
+        """Raise ConfigurationError if a micro-batch does not hold whole capacity groups, and say what would."""
         if self.holds_whole_groups():
             return
-        group, length = self.model.capacity_group_tokens or 0, self.data.sequence_length
+        group = self.model.capacity_group_tokens or 0
+        length = self.data.sequence_length
         raise ConfigurationError(
             f"model.capacity_group_tokens: {group}; a micro-batch ({self.run.micro_batch_sequences} sequences of "
             f"{length} tokens) must hold whole groups: make the group smaller ({self.micro_batch_tokens} or a divisor "
@@ -490,16 +517,17 @@ class TrainingArguments(_Section):
                 )
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
-        """Plain values for YAML and JSON."""
+        """Return plain values for YAML and JSON."""
         return self.model_dump()
 
     def flat(self) -> dict[str, Any]:
-        """`section.field` to value, as types that trackers accept."""
-        return {
-            f"{section}.{name}": value if isinstance(value, (int, float, str, bool)) else str(value)
-            for section, fields in self.to_dict().items()
-            for name, value in fields.items()
-        }
+        """Map `section.field` to its value, as types that trackers accept."""
+        values = {}
+        for section, fields in self.to_dict().items():
+            for name, value in fields.items():
+                is_accepted = isinstance(value, (int, float, str, bool))
+                values[f"{section}.{name}"] = value if is_accepted else str(value)
+        return values
 
     def save(self, path: Path) -> None:
         """Write the configuration as YAML; `reading.parse_command_line` reads it back as it was."""

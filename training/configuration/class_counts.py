@@ -7,6 +7,7 @@ configuration.
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import re
 import textwrap
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -25,27 +26,39 @@ from torch.utils.flop_counter import FlopCounterMode
 from hub.base.errors import InputError
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.model_configs import FAMILIES
-from training.configuration.class_layers import Parts, is_matrix, spans_of_blocks
+from training.configuration.class_layers import FlopsByModule, is_matrix, spans_of_blocks
 
-# What classes call the same: widths of feed-forwards, shared experts, and experts that a token takes.
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+# Names that classes have for the same: widths of feed-forwards, shared experts, and experts that a token takes.
 _WIDTHS = ("intermediate_size_mlp", "intermediate_size", "ffn_dim", "decoder_ffn_dim", "n_inner", "ffn_hidden_size")
 _SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
-_CHUNKS = ("chunk_size", "mamba_chunk_size", "block_size")  # into which recurrences cut a sequence
 _PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
+# Recurrences cut a sequence into chunks of this many tokens.
+_CHUNKS = ("chunk_size", "mamba_chunk_size", "block_size")
 _LATENT = FAMILIES["deepseek_v3"]["architecture"]["latent_attention"]
 _POSITIONS = re.compile(r"wpe\.|\w*position\w*\.")
 # The number of matrices that a module of experts stacks.
 _EXPERTS = ("num_experts", "num_routed_experts")
 _OTHER_TYPE = "choose another type, such as llama"
-_LONGEST_REASON = 200  # characters of a class's own error
+# Most characters that are quoted of a class's own error.
+_LONGEST_REASON = 200
 
 
 def as_decoder(config: Any) -> Any:
-    """The configuration, set to attend to the past alone. ValueError for what is more than a decoder of tokens."""
+    """Set a configuration to attend to the past alone, and return it.
+
+    Raises ValueError for what is more than a decoder of tokens.
+    """
     kind = config.model_type
-    parts = [part.model_type for part in vars(config).values() if getattr(part, "model_type", None)]
-    if parts:
-        raise InputError(explain_parts(kind, parts))
+    component_types = []
+    for value in vars(config).values():
+        component_type = getattr(value, "model_type", None)
+        if component_type:
+            component_types.append(component_type)
+    if component_types:
+        raise InputError(explain_parts(kind, component_types))
     if config.is_encoder_decoder:
         raise InputError(f"{kind}: is_encoder_decoder=True: laws here are of decoders only; {_OTHER_TYPE}")
     if kind in ("cpmant", "xlm", "xlnet"):
@@ -55,44 +68,44 @@ def as_decoder(config: Any) -> Any:
     return config
 
 
-def explain_parts(kind: str, parts: list[str]) -> str:
+def explain_parts(kind: str, component_types: list[str]) -> str:
     """Explain why a type that is made of these types is refused, and which of them to choose instead."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    causal = [part for part in parts if part in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES]
+    causal = [name for name in component_types if name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES]
     advice = f"choose {causal[0]}" if causal else _OTHER_TYPE
-    return f"{kind} is more than a decoder of tokens; its parts are {', '.join(parts)}; {advice}"
+    return f"{kind} is more than a decoder of tokens; its parts are {', '.join(component_types)}; {advice}"
 
 
-def on_meta(config: Any) -> nn.Module:
-    """The class of a configuration without weights, with kernels whose FLOPs torch counts.
+def on_meta(config: Any) -> PreTrainedModel:
+    """Build the class of a configuration without weights, with kernels whose FLOPs torch counts.
 
-    ValueError, in one line, where the class refuses the configuration.
+    Raises ValueError, in one line, if the class refuses the configuration.
     """
     from transformers import AutoModelForCausalLM
 
     kernels = {"attn_implementation": "eager", "experts_implementation": "batched_mm"}
-    with _one_line(config, "built"), torch.device("meta"):
-        # Of a copy: the kernels are written into the configuration, with which a run then trains.
+    with _errors_in_one_line(config, "built"), torch.device("meta"):
+        # The kernels are written into the configuration, with which a run then trains: so this is a copy.
         return AutoModelForCausalLM.from_config(copy.deepcopy(config), trust_remote_code=False, **kernels)
 
 
 @contextmanager
-def _one_line(config: Any, what: str, but: str | None = None) -> Iterator[None]:
-    """Raise a class's error, whatever its type, as a ValueError of one line; drop one that has the word `but`.
+def _errors_in_one_line(config: Any, participle: str, ignored_word: str | None = None) -> Iterator[None]:
+    """Raise a class's error, whatever its type, as a ValueError of one line; drop one that has the `ignored_word`.
 
     `config` is a configuration, or the model type of one that cannot be made.
     """
     try:
         yield
     except Exception as error:
-        if but is None or but not in str(error):
+        if ignored_word is None or ignored_word not in str(error):
             kind = getattr(config, "model_type", config)
-            raise InputError(f"transformers' {kind} cannot be {what}: {_reason(config, error)}") from None
+            raise InputError(f"transformers' {kind} cannot be {participle}: {_reason(config, error)}") from None
 
 
 def _reason(config: Any, error: Exception) -> str:
-    """A class's error in one line, cut after a word, with the fields that caused it, and what to do."""
+    """Word a class's error in one line, cut after a word, with the fields that caused it, and what to do."""
     reason = textwrap.shorten(str(error), _LONGEST_REASON, placeholder=" …") or "it does not say why"
     culprits = "" if isinstance(config, str) else _culprits(config, error)
     if not culprits:
@@ -103,35 +116,49 @@ def _reason(config: Any, error: Exception) -> str:
 
 
 def _culprits(config: Any, error: Exception) -> str:
-    """Changed fields with the value that is looked up in vain or divided by, which Python's errors do not name."""
-    value = str(error) if isinstance(error, KeyError) else "0" if isinstance(error, ZeroDivisionError) else None
+    """List the changed fields whose value Python looked up in vain, or divided by: its errors do not name them."""
+    if isinstance(error, KeyError):
+        culprit = str(error)
+    elif isinstance(error, ZeroDivisionError):
+        culprit = "0"
+    else:
+        return ""
     fields = config.to_diff_dict()
-    fields |= {name: at for part in fields.values() if isinstance(part, dict) for name, at in part.items()}
-    equal = [name for name, at in fields.items() if repr(at) == value and not name.endswith("_token_id")]
-    return ", ".join(f"{name}={value}" for name in equal)
+    inner_fields: dict[str, Any] = {}
+    for value in fields.values():
+        if isinstance(value, dict):
+            inner_fields.update(value)
+    fields.update(inner_fields)
+    names = [name for name, value in fields.items() if repr(value) == culprit and not name.endswith("_token_id")]
+    return ", ".join(f"{name}={culprit}" for name in names)
 
 
 def forward_flops(model: nn.Module, tokens: int) -> float:
-    """FLOPs per token of a forward pass of one sequence of `tokens` through a model on the meta device.
+    """Count the FLOPs per token of a forward pass of one sequence of `tokens` through a model on the meta device.
 
-    All matrix products, with the whole square of attention, windows or not. Any error of a class whose path depends on
-    values.
+    All matrix products count, with the whole square of attention, windows or not. A class whose path depends on values
+    may raise any error.
     """
-    return sum(_flops_by_part(model, tokens)["Global"].values())
+    return sum(_flops_by_module(model, tokens)["Global"].values())
 
 
-def _flops_by_part(model: nn.Module, tokens: int) -> dict[str, dict[str, float]]:
-    """FLOPs per token by module and operation; "Global" is the whole model."""
+def _flops_by_module(model: nn.Module, tokens: int) -> dict[str, dict[str, float]]:
+    """Count the FLOPs per token by module and operation; "Global" is the whole model."""
     with torch.no_grad():
-        counter = _forward(model, tokens, counting=lambda: FlopCounterMode(display=False))[1]
-    parts = counter.get_flop_counts()
-    return {part: {str(op): flops / tokens for op, flops in counts.items()} for part, counts in parts.items()}
+        _, counter = _forward(model, tokens, counting=lambda: FlopCounterMode(display=False))
+    per_token = {}
+    for module, counts in counter.get_flop_counts().items():
+        per_token[module] = {str(operation): flops / tokens for operation, flops in counts.items()}
+    return per_token
 
 
 def _forward(
     model: nn.Module, tokens: int, counting: Callable[[], Any] = nullcontext, use_cache: bool = False, **options: Any
 ) -> tuple[Any, Any]:
-    """Its output, and what counted the pass; a mask keeps most classes from looking into the values of their own."""
+    """Pass one sequence forward, and return the output and what counted the pass.
+
+    A mask keeps most classes from looking into the values of their own; the others are passed without.
+    """
     errors = []
     with torch.device("meta"):
         ids = torch.zeros(1, tokens, dtype=torch.long)
@@ -145,178 +172,216 @@ def _forward(
 
 
 def training_flops(config: Any, length: int) -> float | None:
-    """FLOPs per token of training in sequences of `length`: three forward passes, as torch counts them on the class.
+    """Count the FLOPs per token of training in sequences of `length`: three forward passes, as torch counts them.
 
     Of attention's whole square, without the causal half, only the keys count that windows, chunks and indexers leave.
     None for a class whose path depends on values, which has none on the meta device.
     """
-    a, _, flops = _count(_text(config.to_dict()))
+    architecture, _, flops = _count(_cache_key(config.to_dict()))
     if flops is None:
         return None
-    unseen = sum(span.blocks * (span.multiplied or 0) * span.hidden(length) for span in a.all_spans)
-    return 3 * (flops[0] + flops[1] * length - 2 * unseen)
+    per_token, per_position = flops
+    unseen = sum(span.blocks * (span.multiplied or 0) * span.hidden(length) for span in architecture.all_spans)
+    return 3 * (per_token + per_position * length - 2 * unseen)
 
 
 def without_gradient(config: Any) -> list[str]:
-    """Parameters of a class that no loss moves, such as DeepSeek's indexer, which picks positions by top-k.
+    """List the parameters of a class that no loss moves, such as DeepSeek's indexer, which picks positions by top-k.
 
     In sequences of at most 256 tokens; [] where a class cannot be passed on the meta device.
     """
-    model, length = on_meta(config).train(), min(getattr(config, "max_position_embeddings", None) or 256, 256)
+    model = on_meta(config).train()
+    length = min(getattr(config, "max_position_embeddings", None) or 256, 256)
     # The path of a class may depend on values, which the meta device lacks.
     with suppress(Exception):
-        _forward(model, length)[0].logits.sum().backward()
+        output, _ = _forward(model, length)
+        output.logits.sum().backward()
         return [name for name, parameter in model.named_parameters() if parameter.grad is None]
     return []
 
 
 def read_class(fields: Mapping[str, Any]) -> tuple[Architecture, dict[str, int]]:
-    """The architecture of a class of transformers with these fields of config.json, and what laws leave out, by name.
+    """Read the architecture of a class with these fields of config.json, and count what laws leave out of it.
 
-    Laws leave out norms, biases and other vectors, routers, learned positions and DeepSeek's indexer; every other
-    parameter is counted.
-    ValueError, in one line, for a type that is not causal, for what does not build or run, and for experts that cannot
-    be told.
+    Laws leave out norms, biases and other vectors, routers, learned positions and DeepSeek's indexer, counted by name;
+    every other parameter is the architecture's.
+    Raises ValueError, in one line, for a type that is not causal, for what does not build or run, and for experts that
+    cannot be told.
     """
-    return _count(_text(fields))[:2]
+    architecture, left_out, _ = _count(_cache_key(fields))
+    return architecture, left_out
 
 
-def _text(fields: Mapping[str, Any]) -> str:
-    """Fields as a key of the cache."""
+def _cache_key(fields: Mapping[str, Any]) -> str:
     return json.dumps(dict(fields), sort_keys=True, default=str)
 
 
 @lru_cache
 def _count(fields: str) -> tuple[Architecture, dict[str, int], tuple[float, float] | None]:
-    """Architecture, what laws leave out, and FLOPs of one token's forward pass and of each position that it sees."""
+    """Count a class: architecture, what laws leave out, and FLOPs of one token and of each position that it sees."""
+    config = _read_config(json.loads(fields))
+    model = on_meta(config)
+    blocks = max((module for module in model.modules() if isinstance(module, nn.ModuleList)), key=_size)
+    _check_layers(blocks, config)
+    experts = _experts(blocks)
+    flops = _flops_of_positions(model, config)
+    architecture = _read_architecture(model, blocks, experts, config)
+    left_out = _count_left_out(model, experts, architecture)
+    mixers = left_out.pop("") - architecture.n_total + architecture.attention_parameters
+    if mixers < 0:
+        raise InputError(_explain_fewer_parameters(model, blocks, architecture))
+    if mixers != architecture.attention_parameters:
+        architecture = replace(architecture, mixer_parameters=mixers)
+    per_position = None if flops is None else flops[1]
+    output = _output_with_cache(model, config)
+    spans = spans_of_blocks(model, blocks, config, architecture, per_position, output)
+    architecture = architecture.attending(spans)
+    if flops is None:
+        # The path of a class may depend on values, which the meta device lacks.
+        with _errors_in_one_line(config, "run", ignored_word="meta"):
+            forward_flops(model, 2)
+        return architecture, dict(left_out), None
+    constant, slope = (sum(counts["Global"].values()) for counts in flops)
+    return architecture, dict(left_out), (constant, slope)
+
+
+def _read_config(values: dict[str, Any]) -> Any:
+    """Read the configuration of a causal decoder from the fields of its config.json."""
     from transformers import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    values = json.loads(fields)
-    if (kind := values.get("model_type")) not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    kind = values.get("model_type")
+    if kind is None or kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise InputError(f"model_type={kind!r}: transformers has no causal language model of this type")
-    with _one_line(kind, "read"):
+    with _errors_in_one_line(kind, "read"):
         config = CONFIG_MAPPING[kind].from_dict(values)
-    config = as_decoder(config)
-    model = on_meta(config)
-    blocks = max((part for part in model.modules() if isinstance(part, nn.ModuleList)), key=_size)
-    _check_layers(blocks, config)
-    experts, parts = _experts(blocks), _flops_of_positions(model, config)
-    a, left_out = _plain(model, blocks, experts, config), Counter[str]()
-    for name, parameter in model.named_parameters():
-        left_out[_left_out_as(name, parameter, a)] += parameter.numel()
-    if biases := sum(p.numel() for part in experts for p in part.parameters()) - _size(*experts):
-        idle = biases - biases * a.experts_per_token // a.experts
-        left_out.update({"biases": -idle, "idle biases": idle})
-    mixers = left_out.pop("") - a.n_total + a.attention_parameters
-    if mixers < 0:
-        raise InputError(_explain_fewer_parameters(model, blocks, a))
-    if mixers != a.attention_parameters:
-        a = replace(a, mixer_parameters=mixers)
-    slopes = None if parts is None else parts[1]
-    a = a.attending(spans_of_blocks(model, blocks, config, a, slopes, _cached(model, config)))
-    flops = None if parts is None else (sum(parts[0]["Global"].values()), sum(parts[1]["Global"].values()))
-    if parts is None:
-        # The path of a class may depend on values, which the meta device lacks.
-        with _one_line(config, "run", but="meta"):
-            forward_flops(model, 2)
-    return a, dict(left_out), flops
+    return as_decoder(config)
 
 
-def _flops_of_positions(model: nn.Module, config: Any) -> tuple[Parts, Parts] | None:
-    """FLOPs of one token's forward pass, and what each position of its sequence adds; None where a class has no path.
+def _flops_of_positions(model: nn.Module, config: Any) -> tuple[FlopsByModule, FlopsByModule] | None:
+    """Count the FLOPs of one token's forward pass, and those that each position of its sequence adds.
 
     From two short sequences of whole chunks: attention here has its whole square, all else is the same for each token
-    (but for the reference code of Mamba 2, which passes states on between all pairs of chunks).
+    (but for the reference code of Mamba 2, which passes states on between all pairs of chunks). None where a class has
+    no path on the meta device.
     """
     length = _chunk(config)
-    with suppress(Exception):  # every class has errors of its own
-        short, long = (_flops_by_part(model, tokens) for tokens in (length, 2 * length))
+    # Every class has errors of its own.
+    with suppress(Exception):
+        short = _flops_by_module(model, length)
+        long = _flops_by_module(model, 2 * length)
         constant: dict[str, dict[str, float]] = {}
         slope: dict[str, dict[str, float]] = {}
-        for part, counts in long.items():
-            before = short.get(part, {})
-            constant[part] = {op: 2 * before.get(op, 0.0) - flops for op, flops in counts.items()}
-            slope[part] = {op: (flops - before.get(op, 0.0)) / length for op, flops in counts.items()}
+        for module, counts in long.items():
+            before = short.get(module, {})
+            constant[module] = {op: 2 * before.get(op, 0.0) - flops for op, flops in counts.items()}
+            slope[module] = {op: (flops - before.get(op, 0.0)) / length for op, flops in counts.items()}
         return constant, slope
     return None
 
 
 def _chunk(config: Any) -> int:
-    """Tokens of one chunk of recurrent blocks; 2 without such."""
+    """Return the tokens of one chunk of recurrent blocks; 2 without such."""
     # Linear attention works in chunks of 64.
-    linear = "linear_attention" in (getattr(config, "layer_types", None) or ())
-    return _first(config, *_CHUNKS) or (64 if linear else 2)
+    is_linear = "linear_attention" in (getattr(config, "layer_types", None) or ())
+    return _first(config, *_CHUNKS) or (64 if is_linear else 2)
 
 
-def _cached(model: nn.Module, config: Any) -> Any:
-    """The output of a short forward pass with the cache of the class; None where it has no such path."""
+def _output_with_cache(model: nn.Module, config: Any) -> Any:
+    """Return the output of a short forward pass with the cache of the class; None where it has no such path."""
     output = _pass_with_cache(model, config)
-    if output is None:  # hybrids without attention cannot find the positions
-        output = _pass_with_cache(model, config, position_ids=torch.arange(_chunk(config), device="meta")[None])
+    if output is None:
+        # Hybrids without attention cannot find the positions.
+        output = _pass_with_cache(model, config, position_ids=_positions_of_chunk(config))
     return output
 
 
 def _pass_with_cache(model: nn.Module, config: Any, **options: Any) -> Any:
-    """Make a pass with the cache of the class; returns its output, None where it fails."""
+    """Make a pass with the cache of the class, and return its output; None where it fails."""
     # Every class has errors of its own. An indexer may look for the keys that are visible (Qwen4): here all of them.
     with suppress(Exception), torch.no_grad(), fx_config.patch(meta_nonzero_assume_all_nonzero=True):
-        return _forward(model, _chunk(config), use_cache=True, **options)[0]
+        output, _ = _forward(model, _chunk(config), use_cache=True, **options)
+        return output
     return None
 
 
+def _positions_of_chunk(config: Any) -> Tensor:
+    return torch.arange(_chunk(config), device="meta")[None]
+
+
 def generates(config: Any) -> bool:
-    """Tell whether the class can count the tokens before, as `generate` must; a hybrid without attention cannot.
+    """Return whether the class can count the tokens before, as `generate` must; a hybrid without attention cannot.
 
     True also for a class that cannot be passed on the meta device.
     """
     model = on_meta(config).eval()
-    positions = torch.arange(_chunk(config), device="meta")[None]
-    return (
-        _pass_with_cache(model, config) is not None or _pass_with_cache(model, config, position_ids=positions) is None
-    )
+    if _pass_with_cache(model, config) is not None:
+        return True
+    return _pass_with_cache(model, config, position_ids=_positions_of_chunk(config)) is None
 
 
-def _left_out_as(name: str, parameter: Tensor, a: Architecture) -> str:
-    """What laws leave a parameter out as; "" if they count it."""
-    if part := next((part for part in ("indexer", "sinks") if part in name), ""):
-        return part
+def _count_left_out(model: nn.Module, experts: list[nn.Module], architecture: Architecture) -> Counter[str]:
+    """Count the parameters that laws leave out, by what they are; under "" those that laws count."""
+    left_out = Counter[str]()
+    for name, parameter in model.named_parameters():
+        left_out[_left_out_as(name, parameter, architecture)] += parameter.numel()
+    expert_parameters = itertools.chain(*(module.parameters() for module in experts))
+    biases = sum(parameter.numel() for parameter in expert_parameters) - _size(*experts)
+    if biases:
+        idle = biases - biases * architecture.experts_per_token // architecture.experts
+        left_out.update({"biases": -idle, "idle biases": idle})
+    return left_out
+
+
+def _left_out_as(name: str, parameter: Tensor, architecture: Architecture) -> str:
+    """Name what laws leave a parameter out as; "" if they count it."""
+    for label in ("indexer", "sinks"):
+        if label in name:
+            return label
     if not is_matrix(name, parameter):
-        return "norms" if "norm" in name else "biases" if name.endswith("bias") else "vectors"
+        if "norm" in name:
+            return "norms"
+        return "biases" if name.endswith("bias") else "vectors"
     # There are as many positions as the longest sequence has.
     if _POSITIONS.search(name):
         return "positions"
-    routers = {(a.experts, a.d_model), (1, a.d_model)}  # and gates of one row
+    # Gates of one row are routers, too.
+    routers = {(architecture.experts, architecture.d_model), (1, architecture.d_model)}
     return "router" if tuple(parameter.shape) in routers else ""
 
 
 def _matrices(*modules: nn.Module) -> list[tuple[str, Tensor]]:
-    return [item for module in modules for item in module.named_parameters() if is_matrix(*item)]
+    matrices: list[tuple[str, Tensor]] = []
+    for module in modules:
+        matrices += [item for item in module.named_parameters() if is_matrix(*item)]
+    return matrices
 
 
-def _size(*modules: nn.Module, part: str = "") -> int:
-    """Elements of the matrices whose names have `part`."""
-    return sum(p.numel() for name, p in _matrices(*modules) if part in name)
+def _size(*modules: nn.Module, word: str = "") -> int:
+    """Count the elements of the matrices whose names have the `word`."""
+    return sum(matrix.numel() for name, matrix in _matrices(*modules) if word in name)
 
 
 def _check_layers(blocks: nn.ModuleList, config: Any) -> None:
     """Refuse blocks that are passed several times (HRM), or that hold several layers each (LongCat)."""
-    numbers = {getattr(part, "layer_idx", None) for part in blocks.modules()} - {None}
+    numbers = {getattr(module, "layer_idx", None) for module in blocks.modules()} - {None}
     layers = max(len(numbers), config.num_hidden_layers)
     if layers > len(blocks):
         sizes = f"{config.model_type} makes {layers} layers of {len(blocks)} blocks"
         raise InputError(f"{sizes}, where laws count one layer a block; {_OTHER_TYPE}")
 
 
-def _explain_fewer_parameters(model: nn.Module, blocks: nn.ModuleList, a: Architecture) -> str:
+def _explain_fewer_parameters(model: PreTrainedModel, blocks: nn.ModuleList, architecture: Architecture) -> str:
     """Explain why a model has fewer parameters than laws count for its sizes, and what to do."""
-    every = sum(p.numel() for _, p in blocks.named_parameters(remove_duplicate=False))
-    own = sum(p.numel() for p in blocks.parameters())
-    width = model.get_input_embeddings().weight.shape[1]
-    if every > own:
-        reason = f"its blocks share weights ({own:,} of {every:,} are their own), where laws count each block's"
-    elif width != a.d_model:
-        reason = f"its embedding is {width} wide and its blocks {a.d_model}, where laws have one width"
+    with_repeats = sum(p.numel() for _, p in blocks.named_parameters(remove_duplicate=False))
+    distinct = sum(p.numel() for p in blocks.parameters())
+    width = model.get_input_embeddings().get_parameter("weight").shape[1]
+    if with_repeats > distinct:
+        reason = (
+            f"its blocks share weights ({distinct:,} of {with_repeats:,} are their own), where laws count each block's"
+        )
+    elif width != architecture.d_model:
+        reason = f"its embedding is {width} wide and its blocks {architecture.d_model}, where laws have one width"
     else:
         reason = "it has fewer parameters than laws count for its width, blocks and vocabulary"
     return f"{reason}; {_OTHER_TYPE}"
@@ -328,57 +393,99 @@ def _count_experts(module: nn.Module) -> int:
 
 
 def _experts(blocks: nn.ModuleList) -> list[nn.Module]:
-    """The modules of routed experts. ValueError for experts that are not stacked matrices."""
-    named = [p for name, p in blocks.named_modules() if "shared" not in name and _count_experts(p) > 1]
-    stacked = [part for part in named if any(p.ndim == 3 for p in part.parameters(recurse=False))]
-    if named and not stacked:
-        holder = type(named[0]).__name__
+    """Find the modules of routed experts. Raises ValueError for experts that are not stacked matrices."""
+    holders = [
+        module for name, module in blocks.named_modules() if "shared" not in name and _count_experts(module) > 1
+    ]
+    stacked = [module for module in holders if _holds_stacked_matrices(module)]
+    if holders and not stacked:
+        holder = type(holders[0]).__name__
         raise InputError(f"{holder}: its experts are not stacked matrices, [experts, …]; {_OTHER_TYPE}")
     return stacked
 
 
-def _plain(model: nn.Module, blocks: nn.ModuleList, experts: list[nn.Module], config: Any) -> Architecture:
-    """Experts and feed-forwards as the class has them, and attention as the configuration has it."""
-    d, heads = config.hidden_size, _first(config, "num_attention_heads", "num_heads") or 1
-    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    options: dict[str, Any] = {"tied_embeddings": head is None or head.weight is embedding.weight}
+def _holds_stacked_matrices(module: nn.Module) -> bool:
+    return any(parameter.ndim == 3 for parameter in module.parameters(recurse=False))
+
+
+def _read_architecture(
+    model: PreTrainedModel, blocks: nn.ModuleList, experts: list[nn.Module], config: Any
+) -> Architecture:
+    """Read experts and feed-forwards as the class has them, and attention as the configuration has it."""
+    embedding = model.get_input_embeddings()
+    head = model.get_output_embeddings()
     sparse = [block for block in blocks if not {*experts}.isdisjoint(block.modules())]
-    if dense := [block for block in blocks if block not in sparse]:
-        unit, width = d * len(dense), _first(config, *_WIDTHS) or 4 * d
-        shapes = ({d, width}, {d, 2 * width})
-        sizes = [p.numel() for name, p in _matrices(*dense) if "att" not in name and {*p.shape} in shapes]
-        if (matrices := sum(sizes) / (unit * width)) not in (2, 3):  # no such feed-forward: one as large as the blocks
-            matrices, width = 3, max(1, _size(*dense) // (3 * unit))
-        options |= {"d_ff": width, "gated": matrices == 3, "dense_blocks": len(dense) if sparse else 0}
+    dense = [block for block in blocks if block not in sparse]
+    options: dict[str, Any] = {"tied_embeddings": head is None or head.weight is embedding.weight}
+    if dense:
+        options.update(_dense_fields(dense, config), dense_blocks=len(dense) if sparse else 0)
     if sparse:
-        unit, size, k = d * len(sparse), _size(*experts), experts_per_token(config)
-        number = _count_experts(experts[0])
-        gated = all(getattr(part, "has_gate", True) for part in experts) and size % (3 * unit * number) == 0
-        unit *= 3 if gated else 2
-        if k is None:
-            raise InputError(f"no field says how many experts a token takes; {_OTHER_TYPE}")
-        if size % (unit * number) or any(_count_experts(part) != number for part in experts):
-            raise InputError(f"its experts differ in number or width from block to block; {_OTHER_TYPE}")
-        options |= {"experts": number, "experts_per_token": k, "gated": gated, "d_expert": size // (unit * number)}
-        shared = _first(config, *_SHARED) or 1
-        if d_shared := _size(*sparse, part="shared") // (unit * shared):
-            options |= {"shared_experts": shared, "d_shared": d_shared}
+        options.update(_sparse_fields(sparse, experts, config))
+    options.update(_attention_fields(config))
+    return Architecture(config.hidden_size, n_blocks=config.num_hidden_layers, vocab_size=config.vocab_size, **options)
+
+
+def _dense_fields(dense: list[nn.Module], config: Any) -> dict[str, Any]:
+    """Read the width and kind of the feed-forwards of dense blocks."""
+    d_model = config.hidden_size
+    unit = d_model * len(dense)
+    width = _first(config, *_WIDTHS) or 4 * d_model
+    shapes = ({d_model, width}, {d_model, 2 * width})
+    sizes = [p.numel() for name, p in _matrices(*dense) if "att" not in name and {*p.shape} in shapes]
+    matrices = sum(sizes) / (unit * width)
+    if matrices not in (2, 3):
+        # There is no such feed-forward: take one as large as the blocks.
+        matrices = 3
+        width = max(1, _size(*dense) // (3 * unit))
+    return {"d_ff": width, "gated": matrices == 3}
+
+
+def _sparse_fields(sparse: list[nn.Module], experts: list[nn.Module], config: Any) -> dict[str, Any]:
+    """Read the number and widths of routed and shared experts."""
+    unit = config.hidden_size * len(sparse)
+    size = _size(*experts)
+    number = _count_experts(experts[0])
+    gated = all(getattr(module, "has_gate", True) for module in experts) and size % (3 * unit * number) == 0
+    unit *= 3 if gated else 2
+    per_token = experts_per_token(config)
+    if per_token is None:
+        raise InputError(f"no field says how many experts a token takes; {_OTHER_TYPE}")
+    if size % (unit * number) or any(_count_experts(module) != number for module in experts):
+        raise InputError(f"its experts differ in number or width from block to block; {_OTHER_TYPE}")
+    fields = {
+        "experts": number,
+        "experts_per_token": per_token,
+        "gated": gated,
+        "d_expert": size // (unit * number),
+    }
+    shared = _first(config, *_SHARED) or 1
+    d_shared = _size(*sparse, word="shared") // (unit * shared)
+    if d_shared:
+        fields.update(shared_experts=shared, d_shared=d_shared)
+    return fields
+
+
+def _attention_fields(config: Any) -> dict[str, Any]:
+    heads = _first(config, "num_attention_heads", "num_heads") or 1
     if _first(config, "kv_lora_rank"):
-        options["latent_attention"] = {name: _first(config, field) for name, field in _LATENT.items()}
-    else:
-        options["n_kv_heads"] = _first(config, "num_key_value_heads") or heads
-        options["head_dim"] = _first(config, "head_dim") or d // heads
-    return Architecture(d, n_blocks=config.num_hidden_layers, n_heads=heads, vocab_size=config.vocab_size, **options)
+        latent = {name: _first(config, field) for name, field in _LATENT.items()}
+        return {"n_heads": heads, "latent_attention": latent}
+    return {
+        "n_heads": heads,
+        "n_kv_heads": _first(config, "num_key_value_heads") or heads,
+        "head_dim": _first(config, "head_dim") or config.hidden_size // heads,
+    }
 
 
 def experts_per_token(config: Any) -> int | None:
-    """The configured number, by any of its names."""
+    """Return the configured number, by any of its names."""
     return _first(config, *_PER_TOKEN)
 
 
 def _first(config: Any, *names: str) -> int | None:
-    """The value of the first field that has a number; of fields that differ between blocks, the first block's."""
-    config = config.per_layer_config[0] if getattr(config, "is_heterogeneous", False) else config
+    """Return the number in the first field that has one; of fields that differ between blocks, the first block's."""
+    if getattr(config, "is_heterogeneous", False):
+        config = config.per_layer_config[0]
     values = (getattr(config, name, None) for name in names)
     value = next((value for value in values if value is not None), None)
     return value[0] if isinstance(value, list) else value

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import fields as fields_of_dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
@@ -28,23 +28,37 @@ from hub.record.names import size_name
 from scaling_law.size.architecture import VOCAB_SIZE, Architecture
 from scaling_law.size.model_configs import FAMILIES, Model
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 logger = logging.getLogger(__name__)
 
-OURS = "switch_moe"
+OURS: Final = "switch_moe"
 # The buffer's name in DeepSeek-V3 and in the classes made after it.
 SELECTION_BIAS = "e_score_correction_bias"
-BIAS_UPDATE_RATE = 0.001  # small beside the scores, which lie between 0 and 1
-_TOKENS = {"bos_token_id", "eos_token_id", "pad_token_id"}  # the tokenizer's
+# It is small beside the scores, which lie between 0 and 1.
+BIAS_UPDATE_RATE = 0.001
+# The special tokens that the tokenizer has.
+_TOKENS = {"bos_token_id", "eos_token_id", "pad_token_id"}
 # Tokens of classes that were made from encoders.
-_OTHER_TOKENS = {"cls_token_id", "sep_token_id"}
-_READ, _TAKEN = re.compile(r'getattr\((?:self\.)?config, "(\w+)"'), re.compile(r'kwargs\.pop\("(\w+)"')
+_ENCODER_TOKENS = {"cls_token_id", "sep_token_id"}
+# How a class reads a field that it does not declare, and how a configuration takes one.
+_UNDECLARED_READ = re.compile(r'getattr\((?:self\.)?config, "(\w+)"')
+_UNDECLARED_KEYWORD = re.compile(r'kwargs\.pop\("(\w+)"')
 _PADDED_POSITIONS = re.compile(r"position_embeddings = nn\.Embedding\([^)]*padding_idx")
 _PARTIAL = "partial_rotary_factor"
 # transformers puts these into `rope_parameters`.
 _ROTARY = {"rope_theta", "rope_scaling", _PARTIAL}
-# What transformers reads for every class, beside the class's own file.
-_READ_BY_ALL = {"initializer_range", "init_std", "initializer_factor", "tie_word_embeddings", "rope_theta"}
-_READ_BY_ALL |= {"rope_scaling", "max_position_embeddings"}
+# Fields that transformers reads for every class, beside the class's own file.
+_READ_FOR_ALL = {
+    "initializer_range",
+    "init_std",
+    "initializer_factor",
+    "tie_word_embeddings",
+    "rope_theta",
+    "rope_scaling",
+    "max_position_embeddings",
+}
 
 
 class ModelClassArguments(BaseModel):
@@ -61,34 +75,27 @@ class ModelClassArguments(BaseModel):
     capacity_group_tokens: PositiveInt | None = None
     balance: Literal["loss", "bias"] = "loss"
     bias_update_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = BIAS_UPDATE_RATE
-    capacity_factor: ClassVar[float] = 0.0  # these classes drop nothing,
-    z_loss: ClassVar[float] = 0.0  # and have no such loss
+    # These classes drop nothing, and have no such loss.
+    capacity_factor: ClassVar[float] = 0.0
+    z_loss: ClassVar[float] = 0.0
 
     @model_validator(mode="before")
     @classmethod
-    def _of_a_class(cls, values: dict[str, Any]) -> dict[str, Any]:
+    def _read_section(cls, values: dict[str, Any]) -> dict[str, Any]:
         """Read a section of a YAML file or of flags; null is a value of a class's fields (`q_lora_rank`)."""
-        fields = {name: _plain(value) for name, value in values.items()}
+        fields = {name: _as_typed(value) for name, value in values.items()}
         settings = {name: fields.pop(name) for name in cls.model_fields if name in fields}
-        if (kind := str(settings["type"])).endswith(".json"):
-            kind, of_file = _of_file(local_path(kind))
-            fields = of_file | fields
-        if kind not in model_types():
-            near = difflib.get_close_matches(kind, model_types(), n=1)
-            meant = f"did you mean {near[0]}? " if near else ""
-            allowed = f"{OURS}, a config.json or a causal type of transformers ({', '.join(FAMILIES)}, …)"
-            raise InputError(f"model.type: {kind!r}; {meant}it must be {allowed}")
-        known = sorted(fields_of(kind))
-        if ignored := [name for name in fields if name in unread_fields(kind)]:
-            raise InputError("\n".join(_ignored(kind, name) for name in ignored))
-        if _PARTIAL in unread_fields(kind) and _rotates_a_part(fields.get("rope_parameters")):
-            raise InputError(_ignored(kind, _PARTIAL, "rope_parameters."))
-        if others := [name for name in fields if name not in known]:
-            raise InputError("\n".join(unknown(f"model: {kind}'s field ", name, known) for name in others))
-        return {name: value for name, value in settings.items() if value is not None} | fields | {"type": kind}
+        kind = str(settings["type"])
+        if kind.endswith(".json"):
+            kind, fields_in_file = _read_config_file(local_path(kind))
+            fields = {**fields_in_file, **fields}
+        _check_type(kind)
+        _check_fields(kind, fields)
+        settings = {name: value for name, value in settings.items() if value is not None}
+        return {**settings, **fields, "type": kind}
 
     @model_validator(mode="after")
-    def _is_a_model(self) -> ModelClassArguments:
+    def _check_model(self) -> ModelClassArguments:
         """Check what no single field shows: balancing, the class's own checks, and those of `Architecture`."""
         if counts_from_padding(self.type):
             raise InputError(
@@ -105,18 +112,22 @@ class ModelClassArguments(BaseModel):
         try:
             _check_groups(self.config(1, eos_token_id=0))
             self.model()
-        except Exception as error:  # every class has checks of its own
+        except Exception as error:
+            # Every class has checks of its own.
             refusal = " ".join(str(error).split())
-            parts = list_default_parts(self.type)
-            if parts:
+            component_types = list_default_parts(self.type)
+            if component_types:
                 from training.configuration.class_counts import explain_parts
 
-                refusal = explain_parts(self.type, parts)
+                refusal = explain_parts(self.type, component_types)
             raise InputError(f"model: {refusal}") from None
         return self
 
     def config(self, vocab_size: int, sequence_length: int | None = None, eos_token_id: int | None = None) -> Any:
-        """The configuration of transformers. ValueError if the tokens or the sequences do not fit into it."""
+        """Make the configuration of transformers.
+
+        Raises ValueError if the tokens or the sequences do not fit into it.
+        """
         from transformers import AutoConfig
 
         # It imports torch, which a run of our class needs only when it starts, and --help never.
@@ -125,34 +136,46 @@ class ModelClassArguments(BaseModel):
         least = {"vocab_size": (vocab_size, "the tokenizer's")}
         if sequence_length is not None:
             least["max_position_embeddings"] = (sequence_length, "data.sequence_length,")
-        fields = {name: value for name, (value, _) in least.items()} | (self.model_extra or {})
-        tokens = dict.fromkeys(_TOKENS, eos_token_id)
+        fields: dict[str, Any] = {name: value for name, (value, _) in least.items()}
+        fields.update(self.model_extra or {})
+        tokens: dict[str, int | None] = dict.fromkeys(_TOKENS, eos_token_id)
         tokens["pad_token_id"] = None
-        tokens |= dict.fromkeys(list_required_tokens(self.type), eos_token_id or 0)
-        config = AutoConfig.for_model(self.type, **fields, **tokens)  # checks the types of fields
-        for name, (value, whose) in least.items():
+        tokens.update(dict.fromkeys(list_required_tokens(self.type), eos_token_id or 0))
+        # This checks the types of the fields.
+        config = AutoConfig.for_model(self.type, **fields, **tokens)
+        for name, (value, owner) in least.items():
             if (fields[name] or value) < value:
-                raise InputError(f"model.{name}: {fields[name]}; it must be at least {whose} {value}")
+                raise InputError(f"model.{name}: {fields[name]}; it must be at least {owner} {value}")
         return as_decoder(config)
 
     def model(self, vocab_size: int | None = None) -> Model:
-        """The model in the terms of laws, counted on its class.
+        """Return the model in the terms of laws, counted on its class.
 
-        Without a `vocab_size`, with the configured vocabulary or GPT-2's. ValueError if the class refuses its
+        Without a `vocab_size`, with the configured vocabulary or GPT-2's. Raises ValueError if the class refuses its
         configuration, or cannot run.
         """
         from training.configuration.class_counts import read_class
 
-        config = self.config(vocab_size or (self.model_extra or {}).get("vocab_size", VOCAB_SIZE), eos_token_id=0)
-        return Model(self.type, self.type, *read_class(config.to_dict()))
+        if not vocab_size:
+            vocab_size = (self.model_extra or {}).get("vocab_size", VOCAB_SIZE)
+        config = self.config(vocab_size, eos_token_id=0)
+        architecture, left_out = read_class(config.to_dict())
+        return Model(self.type, self.type, architecture, left_out)
 
-    # -- what the loop asks of the section `model`; see `ModelArguments`
+    # The loop asks the following of the section `model`; see `ModelArguments`.
 
     @property
     def name(self) -> str:
+        """Name of the size, as in repositories."""
         a = self._architecture
-        names = ("experts_per_token", "d_expert", "shared_experts", "n_kv_heads")
-        return size_name(**a.shape, model_type=self.type, **{name: getattr(a, name) for name in names})
+        return size_name(
+            **a.shape,
+            model_type=self.type,
+            experts_per_token=a.experts_per_token,
+            d_expert=a.d_expert,
+            shared_experts=a.shared_experts,
+            n_kv_heads=a.n_kv_heads,
+        )
 
     @property
     def experts(self) -> int:
@@ -161,13 +184,14 @@ class ModelClassArguments(BaseModel):
 
     @cached_property
     def experts_ways(self) -> tuple[str, ...]:
-        """The ways to multiply experts that the class has a choice of; without experts, none but its own."""
-        choice = ("grouped_mm", "batched_mm", "eager")
-        return ("auto", *(choice if causal_class(self.config(1))._can_set_experts_implementation() else ()))
+        """Ways to multiply experts that the class has a choice of; without experts, none but its own."""
+        if causal_class(self.config(1))._can_set_experts_implementation():
+            return ("auto", "grouped_mm", "batched_mm", "eager")
+        return ("auto",)
 
     @cached_property
     def balance_loss(self) -> float:
-        """The class's coefficient of its load-balancing loss; 0 where it has none, or is balanced by its bias."""
+        """Coefficient that the class has for its load-balancing loss; 0 without one, or if its bias balances it."""
         config = self.config(1, eos_token_id=0)
         if self.balance == "bias" or self.experts == 1 or balance_loss_of(causal_class(config)) is None:
             return 0.0
@@ -183,21 +207,48 @@ class ModelClassArguments(BaseModel):
         return self.model().architecture
 
 
-def causal_class(config: Any) -> type:
-    """The class of transformers that trains this configuration."""
+def _check_type(kind: str) -> None:
+    """Refuse a model type that transformers does not have, and name the nearest."""
+    if kind in model_types():
+        return
+    near = difflib.get_close_matches(kind, model_types(), n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    choices = f"{OURS}, a config.json or a causal type of transformers ({', '.join(FAMILIES)}, …)"
+    raise InputError(f"model.type: {kind!r}; {hint}it must be {choices}")
+
+
+def _check_fields(kind: str, fields: dict[str, Any]) -> None:
+    """Refuse fields that a class ignores, and fields that it does not have, each in a line."""
+    ignored = [name for name in fields if name in unread_fields(kind)]
+    if ignored:
+        raise InputError("\n".join(_refuse_ignored(kind, name) for name in ignored))
+    if _PARTIAL in unread_fields(kind) and _rotates_a_part(fields.get("rope_parameters")):
+        raise InputError(_refuse_ignored(kind, _PARTIAL, "rope_parameters."))
+    valid_names = sorted(fields_of(kind))
+    problems = [unknown(f"model: {kind}'s field ", name, valid_names) for name in fields if name not in valid_names]
+    if problems:
+        raise InputError("\n".join(problems))
+
+
+def causal_class(config: Any) -> type[PreTrainedModel]:
+    """Return the class of transformers that trains this configuration."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    # transformers annotates this mapping of models as it does that of tokenizers.
+    return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]  # type: ignore[return-value]
 
 
 def balance_loss_of(model_class: type) -> Callable[..., Any] | None:
-    """The load-balancing loss that a class adds to its own, a function of its file; None where it has none."""
+    """Return the load-balancing loss that a class adds to its own, a function of its file; None where it has none."""
     return getattr(sys.modules[model_class.__module__], "load_balancing_loss_func", None)
 
 
 @cache
 def model_types() -> tuple[str, ...]:
-    """The causal model types of the installed transformers. Some refuse: docs/bring_your_own_architecture.md."""
+    """List the causal model types of the installed transformers.
+
+    Some refuse: docs/bring_your_own_architecture.md.
+    """
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     return tuple(sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES} - {OURS}))
@@ -208,7 +259,7 @@ def list_default_parts(model_type: str) -> list[str]:
     from transformers import CONFIG_MAPPING
 
     defaults = getattr(CONFIG_MAPPING[model_type], "sub_configs_defaults", {})
-    return [part.model_type for part in defaults.values() if part.model_type]
+    return [component.model_type for component in defaults.values() if component.model_type]
 
 
 @cache
@@ -217,23 +268,23 @@ def list_required_tokens(model_type: str) -> frozenset[str]:
     from transformers import CONFIG_MAPPING
 
     fields = fields_of_dataclass(CONFIG_MAPPING[model_type])
-    return frozenset(field.name for field in fields if field.type is int) & (_TOKENS | _OTHER_TOKENS)
+    return frozenset(field.name for field in fields if field.type is int) & (_TOKENS | _ENCODER_TOKENS)
 
 
 @cache
 def counts_from_padding(model_type: str) -> bool:
-    """Tell whether positions count from the padding token's id on and skip that token, as RoBERTa's do."""
-    return _PADDED_POSITIONS.search(_source(model_type)) is not None
+    """Return whether positions count from the padding token's id on and skip that token, as RoBERTa's do."""
+    return _PADDED_POSITIONS.search(_read_source(model_type)) is not None
 
 
 @cache
 def has_selection_bias(model_type: str) -> bool:
-    """Whether a class chooses experts by their scores plus a bias that no gradient moves."""
-    return SELECTION_BIAS in _source(model_type)
+    """Return whether a class chooses experts by their scores plus a bias that no gradient moves."""
+    return SELECTION_BIAS in _read_source(model_type)
 
 
-def _source(model_type: str) -> str:
-    """The file of a class."""
+def _read_source(model_type: str) -> str:
+    """Read the file of a class."""
     from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
 
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING[CONFIG_MAPPING[model_type]]
@@ -242,7 +293,7 @@ def _source(model_type: str) -> str:
 
 @cache
 def fields_of(model_type: str) -> frozenset[str]:
-    """The fields of a configuration that say what the architecture is, but for parts that are models of their own.
+    """List the fields of a configuration that say what the architecture is, except parts that are models of their own.
 
     Those that it declares, older names that it takes for rotary positions, and those that the class reads if they are
     there: `head_dim` of Qwen3-MoE, for one, is not declared. Not those that it declares and never reads.
@@ -255,23 +306,24 @@ def unread_fields(model_type: str) -> frozenset[str]:
     """Find the fields that a class takes and ignores: their names are nowhere in its code, nor are their aliases."""
     from transformers import CONFIG_MAPPING, cache_utils, masking_utils
 
-    kind = CONFIG_MAPPING[model_type]
+    config_class = CONFIG_MAPPING[model_type]
     # Layer types and windows are read where masks and caches are made.
-    code = "".join([_source(model_type), inspect.getsource(masking_utils), inspect.getsource(cache_utils)])
-    of_class = {*re.findall(r"\w+", re.sub(r"#.*", "", code))}
-    of_configuration = {
-        *re.findall(r"""(?:self\.|["'])(\w+)""", inspect.getsource(kind).replace(kind.__doc__ or "", ""))
+    code = "".join([_read_source(model_type), inspect.getsource(masking_utils), inspect.getsource(cache_utils)])
+    config_code = inspect.getsource(config_class).replace(config_class.__doc__ or "", "")
+    read_names = {
+        *re.findall(r"\w+", re.sub(r"#.*", "", code)),
+        *re.findall(r"""(?:self\.|["'])(\w+)""", config_code),
+        *_READ_FOR_ALL,
     }
-    read = of_class | of_configuration | _READ_BY_ALL
-    read |= {name for pair in kind.attribute_map.items() if not read.isdisjoint(pair) for name in pair}
-    return _declared_fields(model_type) - read
+    aliases = [pair for pair in config_class.attribute_map.items() if not read_names.isdisjoint(pair)]
+    return _declared_fields(model_type) - read_names.union(*aliases)
 
 
-def _ignored(model_type: str, field: str, section: str = "") -> str:
+def _refuse_ignored(model_type: str, field: str, section: str = "") -> str:
     """Word the refusal of a field that a class ignores, with the nearest that it reads."""
     near = difflib.get_close_matches(field, sorted(fields_of(model_type)), n=1)
-    meant = f", or did you mean {near[0]}?" if near else ""
-    return f"model.{section}{field}: transformers' {model_type} does not read it; leave it out{meant}"
+    hint = f", or did you mean {near[0]}?" if near else ""
+    return f"model.{section}{field}: transformers' {model_type} does not read it; leave it out{hint}"
 
 
 def _rotates_a_part(rotary: Any) -> bool:
@@ -282,48 +334,56 @@ def _rotates_a_part(rotary: Any) -> bool:
 
 
 def _declared_fields(model_type: str) -> frozenset[str]:
+    """List the fields of the architecture that a configuration declares or takes, or that its class looks for."""
     from transformers import CONFIG_MAPPING
 
-    kind = CONFIG_MAPPING[model_type]
-    fields = {field.name for field in fields_of_dataclass(kind)} | {*kind.attribute_map}
-    fields |= {*_READ.findall(_source(model_type)), *_TAKEN.findall(inspect.getsource(kind))}
-    fields |= _ROTARY if "rope_parameters" in fields else set()
-    return frozenset(name for name in fields - _not_of_the_architecture() if not re.search("^_|_config$", name))
+    config_class = CONFIG_MAPPING[model_type]
+    fields = {
+        *(field.name for field in fields_of_dataclass(config_class)),
+        *config_class.attribute_map,
+        *_UNDECLARED_READ.findall(_read_source(model_type)),
+        *_UNDECLARED_KEYWORD.findall(inspect.getsource(config_class)),
+    }
+    if "rope_parameters" in fields:
+        fields.update(_ROTARY)
+    return frozenset(name for name in fields - _fields_beside_architecture() if not re.search("^_|_config$", name))
 
 
-def _of_file(path: Path) -> tuple[str, dict[str, Any]]:
-    """Model type and fields of a config.json; what the class does not read is left out, with a warning."""
+def _read_config_file(path: Path) -> tuple[str, dict[str, Any]]:
+    """Read model type and fields of a config.json; warn of those that the class does not read, and leave them out."""
     try:
         config = strict_json.loads(path.read_bytes(), what=path.name, max_bytes=MAX_FILE_BYTES, finite=False)
         kind = str(config["model_type"])
     except (OSError, ValueError, TypeError, LookupError) as error:
         reason = f"{str(path)!r} cannot be read: {getattr(error, 'strerror', repr(error))}"
         raise InputError(f"model.type: {reason}; it must be a config.json with the model_type of a class") from None
-    known = fields_of(kind) if kind in model_types() else frozenset(config)
-    if left := sorted({*config} - known - _not_of_the_architecture()):
-        logger.warning("%s: left out, since transformers' %s does not read it: %s", path.name, kind, ", ".join(left))
-    return kind, {name: value for name, value in config.items() if name in known}
+    valid_names = fields_of(kind) if kind in model_types() else frozenset(config)
+    omitted = sorted({*config} - valid_names - _fields_beside_architecture())
+    if omitted:
+        names = ", ".join(omitted)
+        logger.warning("%s: left out, since transformers' %s does not read it: %s", path.name, kind, names)
+    return kind, {name: value for name, value in config.items() if name in valid_names}
 
 
 @cache
-def _not_of_the_architecture() -> frozenset[str]:
-    """What a configuration says of its file, of how a checkpoint was saved or is used, and of its tokenizer."""
+def _fields_beside_architecture() -> frozenset[str]:
+    """List the fields about a configuration's file, about how a checkpoint was saved or is used, and its tokenizer."""
     from transformers import PreTrainedConfig
 
     common = {field.name for field in fields_of_dataclass(PreTrainedConfig)} - {"tie_word_embeddings"}
-    used = {"output_router_logits", "use_cache"}
-    of_the_file = {"auto_map", "model_type", "_name_or_path", "quantization_config", "torch_dtype"}
-    return frozenset(common | used | of_the_file | _TOKENS | _OTHER_TOKENS)
+    in_use = {"output_router_logits", "use_cache"}
+    about_file = {"auto_map", "model_type", "_name_or_path", "quantization_config", "torch_dtype"}
+    return frozenset(common | in_use | about_file | _TOKENS | _ENCODER_TOKENS)
 
 
-def _plain(value: Any) -> Any:
+def _as_typed(value: Any) -> Any:
     """Return a value of YAML or of flags, with words as numbers where they are: the class knows which fields are."""
     if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
+        return {name: _as_typed(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [_plain(item) for item in value]
+        return [_as_typed(item) for item in value]
     if isinstance(value, str):
-        # A flag may hold a list or a mapping; what is no YAML is text.
+        # A flag may hold a list or a mapping; text that is not YAML stays text.
         with suppress(InputError):
             return strict_yaml.loads(value, numbers=True)
     return value
@@ -332,12 +392,13 @@ def _plain(value: Any) -> Any:
 def _check_groups(config: Any) -> None:
     """Refuse groups of experts (DeepSeek-V3) that do not divide them evenly, or hold fewer than a token takes."""
     names = ("n_routed_experts", "num_experts_per_tok", "n_group", "topk_group")
-    experts, k, groups, top = (getattr(config, name, None) for name in names)
+    experts, per_token, groups, top = (getattr(config, name, None) for name in names)
     if not experts or not groups:
         return
-    size, rest = divmod(experts, groups)
-    if rest or (groups > 1 and size < 2) or (top and (top > groups or k > top * size)):
+    size, remainder = divmod(experts, groups)
+    is_uneven = remainder or (groups > 1 and size < 2)
+    if is_uneven or (top and (top > groups or per_token > top * size)):
         raise InputError(
             f"n_group={groups} must divide n_routed_experts={experts} into groups of at least 2, and topk_group={top} "
-            f"of them must hold the num_experts_per_tok={k} experts of a token"
+            f"of them must hold the num_experts_per_tok={per_token} experts of a token"
         )

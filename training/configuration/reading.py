@@ -30,14 +30,13 @@ PAPER = "paper"
 PRESETS = Path(__file__).parents[1] / "configs" / "presets"
 ALIASES = {"--dry-run": "--run.dry_run=true", "--push-to-hub": "--run.push_to_hub"}
 _NUMBER = re.compile(r"nan|[-+]?(inf|[\d.]+(e[-+]?\d+)?)")
-_KEYS = [*SECTIONS, *(f"{section}.{name}" for section, model in SECTIONS.items() for name in model.model_fields)]
 
 # Fields of earlier versions, as configurations of runs hold them, with the value by which they did nothing.
 FORMER_FIELDS = {("run", "stop_hopeless"): False}
 
 
 def parse_command_line(argv: list[str], output_dir: str = "") -> TrainingArguments:
-    """`--preset NAME …`, `--config FILE.yaml` and any `--section.field value`; `--help` lists them all.
+    """Read `--preset NAME …`, `--config FILE.yaml` and any `--section.field value`; `--help` lists them all.
 
     `--preset` takes the place of the file's presets; `output_dir` and errors are those of `from_dict`.
     """
@@ -46,11 +45,13 @@ def parse_command_line(argv: list[str], output_dir: str = "") -> TrainingArgumen
     parser.add_argument("--config")
     parser.add_argument("--preset", nargs="+")
     try:
-        options, rest = parser.parse_known_args(argv)
+        options, flags = parser.parse_known_args(argv)
     except argparse.ArgumentError as error:
         raise ConfigurationError(f"{error.argument_name}: {error.message}") from None
     values = read_yaml(options.config, "--config") if options.config else {}
-    return from_dict(values | {"preset": options.preset} if options.preset else values, rest, output_dir)
+    if options.preset:
+        values["preset"] = options.preset
+    return from_dict(values, flags, output_dir)
 
 
 def answer_help(argv: Sequence[str]) -> None:
@@ -63,24 +64,25 @@ def answer_help(argv: Sequence[str]) -> None:
         raise SystemExit(0)
 
 
-def read_yaml(path: str | Path, what: str, numbers: bool = False) -> dict[str, Any]:
+def read_yaml(path: str | Path, source: str, numbers: bool = False) -> dict[str, Any]:
     """Read the mapping in a YAML or JSON file, without its top-level keys x-…, which may hold anchors.
 
-    `numbers` as in `hub.base.strict_yaml`. Raises ConfigurationError, which names `what` the file is.
+    `numbers` as in `hub.base.strict_yaml`. Raises ConfigurationError, which names the `source` of the path.
     """
+    file = f"{source}: {str(path)!r}"
     try:
         values = strict_yaml.read(local_path(path), numbers)
     except OSError as error:
-        raise ConfigurationError(f"{what}: {str(path)!r} cannot be read: {error.strerror or error}") from None
+        raise ConfigurationError(f"{file} cannot be read: {error.strerror or error}") from None
     except InputError as error:
-        raise ConfigurationError(f"{what}: {str(path)!r} cannot be read: {error}") from None
+        raise ConfigurationError(f"{file} cannot be read: {error}") from None
     if not isinstance(values, dict):
-        raise ConfigurationError(f"{what}: {str(path)!r} holds {type(values).__name__}; it must be a mapping")
+        raise ConfigurationError(f"{file} holds {type(values).__name__}; it must be a mapping")
     return {name: value for name, value in values.items() if not name.startswith("x-")}
 
 
 def from_dict(values: dict[str, Any], flags: Sequence[str] = (), output_dir: str = "") -> TrainingArguments:
-    """Arguments from nested sections, with `--section.field value` flags winning over them.
+    """Make arguments from nested sections, with `--section.field value` flags winning over them.
 
     `preset`, one name or a list, stands for sections that the others win over; None is a field's default; `output_dir`
     is the default of run.output_dir. Raises ConfigurationError with one line per problem.
@@ -91,18 +93,27 @@ def from_dict(values: dict[str, Any], flags: Sequence[str] = (), output_dir: str
         preset = preset_sections(values.get("preset") or [])
     except ConfigurationError as error:
         problems.append(str(error))
-    sections = merged({"run": {}}, preset, values, _sections_of(flags, problems))
+    sections = merge({"run": {}}, preset, values, _read_flags(flags, problems))
     _drop_former_fields(sections, problems)
-    if isinstance(run := sections["run"], dict) and run.get("output_dir") is None:
+    run = sections["run"]
+    if isinstance(run, dict) and run.get("output_dir") is None:
         # Every other default is valid; this one is checked.
         run["output_dir"] = output_dir
     try:
         arguments = TrainingArguments.model_validate(sections)
     except ValidationError as error:
-        problems += explained(error, _KEYS)
+        problems += describe_errors(error, _list_keys())
     if problems:
         raise ConfigurationError("invalid configuration:\n  " + "\n  ".join(problems))
     return arguments
+
+
+def _list_keys() -> list[str]:
+    """List the sections and, with their section, all fields."""
+    keys = [*SECTIONS]
+    for section, model in SECTIONS.items():
+        keys += [f"{section}.{name}" for name in model.model_fields]
+    return keys
 
 
 def _drop_former_fields(sections: dict[str, Any], problems: list[str]) -> None:
@@ -116,7 +127,7 @@ def _drop_former_fields(sections: dict[str, Any], problems: list[str]) -> None:
             problems.append(f"{section}.{name}: {value!r}; this field is no longer there: leave it out")
 
 
-def _sections_of(flags: Sequence[str], problems: list[str]) -> dict[str, dict[str, Any]]:
+def _read_flags(flags: Sequence[str], problems: list[str]) -> dict[str, dict[str, Any]]:
     """Collect `--section.field word …` as sections of words, and of lists where there are several or none."""
     sections: dict[str, dict[str, Any]] = {}
     words: list[str] | None = None
@@ -124,7 +135,8 @@ def _sections_of(flags: Sequence[str], problems: list[str]) -> dict[str, dict[st
         if flag.startswith("--"):
             name, _, word = ALIASES.get(flag, flag)[2:].partition("=")
             section, _, field = name.partition(".")
-            words = sections.setdefault(section, {})[field] = [word] if word else []
+            words = [word] if word else []
+            sections.setdefault(section, {})[field] = words
         elif words is not None:
             words.append(flag)
         else:
@@ -132,11 +144,11 @@ def _sections_of(flags: Sequence[str], problems: list[str]) -> dict[str, dict[st
     for section, fields in sections.items():
         for name, words in fields.items():
             if len(words) == 1:
-                fields[name] = _word_of(f"{section}.{name}", words[0], problems)
+                fields[name] = _read_word(f"{section}.{name}", words[0], problems)
     return sections
 
 
-def _word_of(field: str, word: str, problems: list[str]) -> str | None:
+def _read_word(field: str, word: str, problems: list[str]) -> str | None:
     """Return the single word of a flag, or None for null, as YAML has it."""
     try:
         return None if strict_yaml.read_word(word) is None else word
@@ -145,22 +157,32 @@ def _word_of(field: str, word: str, problems: list[str]) -> str | None:
         return None
 
 
-def explained(error: ValidationError, keys: Sequence[str]) -> list[str]:
-    """One line for each problem that pydantic found: field, value, what is allowed. `keys`: all valid keys."""
-    return [line for problem in error.errors() for line in _explained(problem, keys)]
+def describe_errors(error: ValidationError, keys: Sequence[str]) -> list[str]:
+    """Write a line for each problem that pydantic has: field, value, what is allowed. `keys`: all valid keys."""
+    lines = []
+    for problem in error.errors():
+        lines += _describe(problem, keys)
+    return lines
 
 
-def _explained(problem: Any, keys: Sequence[str]) -> list[str]:
-    name, value = ".".join(part for part in problem["loc"] if isinstance(part, str)), problem["input"]
+def _describe(problem: Any, keys: Sequence[str]) -> list[str]:
+    name = ".".join(step for step in problem["loc"] if isinstance(step, str))
+    value = problem["input"]
     if problem["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(name, keys, n=1, cutoff=0.5)
-        few = f"valid keys: {', '.join(keys)}" if len(keys) < 20 else "train.py --help lists them all"
-        return [f"{name}: no such key; {f'did you mean {near[0]}?' if near else few}"]
+        return [f"{name}: no such key; {_suggest_key(name, keys)}"]
     if problem["type"].startswith("model_"):
         return [f"{name}: {value!r}; it must be a section with fields"]
-    value = value[0] if isinstance(value, list) and len(value) == 1 else value
-    shown = str(value) if _NUMBER.fullmatch(str(value)) else repr(value)
-    return problem_lines(problem | {"loc": name.split(".")}, shown)
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    value_text = str(value) if _NUMBER.fullmatch(str(value)) else repr(value)
+    return problem_lines({**problem, "loc": name.split(".")}, value_text)
+
+
+def _suggest_key(name: str, keys: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, keys, n=1, cutoff=0.5)
+    if near:
+        return f"did you mean {near[0]}?"
+    return f"valid keys: {', '.join(keys)}" if len(keys) < 20 else "train.py --help lists them all"
 
 
 def _help() -> str:
@@ -170,14 +192,19 @@ def _help() -> str:
     for section, model in SECTIONS.items():
         lines += ["", f"{section}: {model.__doc__}"]
         for name, field in model.model_fields.items():
-            default = field.default
-            shown = " ".join(map(str, default)) if isinstance(default, list) else "" if default is None else default
-            lines.append(f"  --{section}.{name:<24} {' '.join((field.description or '').split())} [{shown}]")
+            description = " ".join((field.description or "").split())
+            lines.append(f"  --{section}.{name:<24} {description} [{_format_default(field.default)}]")
     return "\n".join(lines)
 
 
+def _format_default(default: Any) -> Any:
+    if isinstance(default, list):
+        return " ".join(map(str, default))
+    return "" if default is None else default
+
+
 @dataclass(frozen=True)
-class Listed:
+class PaperConfiguration:
     """One configuration of the paper's listing with the token counts of all its runs, ascending."""
 
     architecture: Architecture
@@ -190,55 +217,63 @@ class Listed:
         return {"n_active": arch.n_active, "n_total": arch.n_total, **arch.shape}
 
     def sections(self) -> dict[str, dict]:
-        """The fields that it sets; depth and heads only where they are not d_model / 64."""
+        """Return the fields that it sets; depth and heads only where they are not d_model / 64."""
         arch = self.architecture
         model = {"d_model": arch.d_model, "experts": arch.experts}
-        if (arch.n_blocks, arch.n_heads) != (arch.d_model // 64,) * 2:
-            model |= {"n_blocks": arch.n_blocks, "n_heads": arch.n_heads}
+        by_rule = arch.d_model // 64
+        if arch.blocks != by_rule or arch.heads != by_rule:
+            model.update(n_blocks=arch.blocks, n_heads=arch.heads)
         return {"model": model, "schedule": {"tokens": list(self.tokens)}}
 
 
 @cache
-def listing() -> dict[str, Listed]:
-    """The paper's configurations (Appendix "Experiments Listing") by name, smallest first.
+def listing() -> dict[str, PaperConfiguration]:
+    """List the paper's configurations (Appendix "Experiments Listing") by name, smallest first.
 
     The listing has some configurations in two rows; here each stands once, with the tokens of all its rows.
     """
     tokens: dict[Architecture, set[int]] = {}
     for row in ROWS:
         tokens.setdefault(row.architecture, set()).update(round(billions * 1e9) for billions in row.tokens)
-    listed = {}
+    configurations = {}
     for arch in sorted(tokens, key=lambda a: (a.n_active, a.experts)):
-        listed[f"{PAPER}/{size_name(**arch.shape)}"] = Listed(arch, tuple(sorted(tokens[arch])))
-    return listed
+        name = size_name(arch.d_model, arch.experts, arch.blocks, arch.heads)
+        configurations[f"{PAPER}/{name}"] = PaperConfiguration(arch, tuple(sorted(tokens[arch])))
+    return configurations
 
 
 def recipes() -> dict[str, Path]:
-    """The recipes other than the paper's: name -> YAML file."""
+    """List the recipes other than the paper's: name -> YAML file."""
     return {path.stem: path for path in sorted(PRESETS.glob("*.yaml"))}
 
 
 def preset_sections(preset: str | list[str]) -> dict[str, Any]:
-    """Fields that presets set, by section; later presets win. Raises ConfigurationError naming the nearest preset."""
+    """Read the fields that presets set, by section; later presets win.
+
+    Raises ConfigurationError, which names the nearest preset.
+    """
     names = preset if isinstance(preset, list) else [preset]
-    return merged(*(_preset(strict_yaml.as_typed(name)) for name in names))
+    return merge(*(_read_preset(strict_yaml.as_typed(name)) for name in names))
 
 
-def merged(*layers: dict[str, Any]) -> dict[str, Any]:
-    """Merge sections of fields; later layers win. What is not a mapping is left for validation to refuse."""
+def merge(*layers: dict[str, Any]) -> dict[str, Any]:
+    """Merge sections of fields; later layers win. Values that are not mappings are left for validation to refuse."""
     sections: dict[str, Any] = {}
-    for name, fields in (item for layer in layers for item in layer.items() if item[0] != "preset"):
-        if fields is None:  # a section whose fields are all left out
-            continue
-        before = sections.setdefault(name, {})
-        if isinstance(before, dict):
-            sections[name] = {**before, **fields} if isinstance(fields, dict) else fields
+    for layer in layers:
+        for name, fields in layer.items():
+            # The fields of an empty section are all left out.
+            if name == "preset" or fields is None:
+                continue
+            before = sections.setdefault(name, {})
+            if isinstance(before, dict):
+                sections[name] = {**before, **fields} if isinstance(fields, dict) else fields
     return sections
 
 
-def _preset(name: str) -> dict[str, dict]:
+def _read_preset(name: str) -> dict[str, dict]:
     if name == PAPER:
-        return {}  # the defaults of `arguments` are the paper's recipe
+        # The defaults of `arguments` are the paper's recipe.
+        return {}
     if name in listing():
         return listing()[name].sections()
     if name in recipes():

@@ -15,14 +15,21 @@ from scaling_law.size.recipe import BatchRamp
 
 @dataclass(frozen=True)
 class Branch:
-    """One run of a trunk: where it leaves the trunk, where it ends, and its name and true token count."""
+    """One run of a trunk: where it leaves the trunk, where it ends, and its true token count.
 
-    # The tokens that were asked for.
+    Attributes:
+        target_tokens: the configured tokens of the run.
+        decay_step: the first step of the decay; the trunk is shared before it.
+        end_step: the number of steps.
+        branch_point_tokens: tokens trained before `decay_step`.
+        tokens: tokens trained at the end: whole steps, at most `target_tokens`.
+    """
+
     target_tokens: int
-    decay_step: int  # the first step of the decay; the trunk is shared before it
+    decay_step: int
     end_step: int
-    branch_point_tokens: int  # seen before decay_step
-    tokens: int  # seen at the end: whole steps, at most target_tokens
+    branch_point_tokens: int
+    tokens: int
 
 
 @dataclass(frozen=True)
@@ -39,7 +46,7 @@ class Schedule:
     peak: float
 
     def branch(self, target_tokens: int) -> Branch:
-        """The branch of a run of `target_tokens` tokens: where it leaves the trunk and where it ends.
+        """Find where a run of `target_tokens` tokens leaves the trunk and where it ends.
 
         Raises ValueError if fewer than two steps fit, or the decay would begin before the warm-up is over.
         """
@@ -58,7 +65,7 @@ class Schedule:
         return Branch(target_tokens, decay_step, end_step, branch_point_tokens, tokens)
 
     def learning_rate(self, step: int, branch: Branch | None = None) -> float:
-        """Learning rate of the update made at this step; without a branch, that of the trunk.
+        """Return the learning rate of the update made at this step; without a branch, that of the trunk.
 
         The last of n decay updates has rate peak / n; the paper's runs make one more step, of rate 0.
         """
@@ -72,5 +79,6 @@ class Schedule:
 
 
 def total_tokens(branches: Sequence[Branch]) -> int:
-    """Tokens that a trunk with these branches trains: the trunk to its last branch point, and every decay."""
-    return max(b.branch_point_tokens for b in branches) + sum(b.tokens - b.branch_point_tokens for b in branches)
+    """Count the tokens of a trunk with these branches: those up to its last branch point, and those of every decay."""
+    trunk = max(branch.branch_point_tokens for branch in branches)
+    return trunk + sum(branch.tokens - branch.branch_point_tokens for branch in branches)

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
+from typing import IO
 
 from filelock import Timeout
 
@@ -33,7 +34,8 @@ logger = logging.getLogger(__name__)
 
 # A process started in another folder finds the package here.
 _ROOT = str(Path(__file__).resolve().parents[2])
-_BUSY = 75  # exit status (EX_TEMPFAIL): another process builds this cache
+# Exit status (EX_TEMPFAIL) where another process builds this cache.
+_BUSY = 75
 _POLL_SECONDS = 0.05
 # Seconds between two attempts on the lock.
 _LOCK_SECONDS = 0.5
@@ -59,11 +61,14 @@ class GrowingCache:
     """
 
     def __init__(self, cache: TokenCache, source: TextSource, until_tokens: int | None, patience: float = 0.0):
-        self.cache, self._source, self._until = cache, source, until_tokens
+        self.cache = cache
+        self._source = source
+        self._until = until_tokens
         self._builder: Builder | None = None
         self._restarts = Restarts(cache.folder)
         self._next_attempt = time.monotonic() + patience
-        self._is_first = patience == 0  # one process of a node compares checksums and reports rows
+        # One process of a node compares checksums and reports rows.
+        self._is_first = patience == 0
         self._reported_rows = 0
         self._damage: CorruptCacheError | OSError | None = None
 
@@ -91,7 +96,8 @@ class GrowingCache:
             TokenBuildError: the builder failed for another reason; its finished shards are kept.
             CorruptCacheError: a shard is damaged.
         """
-        began, report_at = time.monotonic(), _REPORT_SECONDS
+        start_time = time.monotonic()
+        report_at = _REPORT_SECONDS
         if self._until is not None:
             self._until = None if tokens is None else max(self._until, tokens)
         while not self.cache.has(tokens):
@@ -99,14 +105,15 @@ class GrowingCache:
                 on_shards()
                 continue
             self._keep_building()
-            if time.monotonic() - began > report_at:
+            if time.monotonic() - start_time > report_at:
                 logger.info("waited %d s for tokens; the cache holds %s so far", report_at, f"{len(self.cache):,}")
                 report_at *= 2
             # The longer it takes, the less it matters when this is seen, and many may be looking at one file.
-            time.sleep(min(max(_POLL_SECONDS, 0.02 * (time.monotonic() - began)), 20 * _POLL_SECONDS))
+            pause = 0.02 * (time.monotonic() - start_time)
+            time.sleep(min(max(_POLL_SECONDS, pause), 20 * _POLL_SECONDS))
 
     def check(self) -> None:
-        """Raise what `wait_for` would raise, without waiting."""
+        """Raise the error that `wait_for` would raise, without waiting."""
         self.check_shards()
         self._poll()
 
@@ -141,7 +148,8 @@ class GrowingCache:
         self._poll()
         if self._builder is None and time.monotonic() >= self._next_attempt:
             self._next_attempt = time.monotonic() + _LOCK_SECONDS
-            with suppress(Timeout):  # another process builds
+            # The lock is taken where another process builds.
+            with suppress(Timeout):
                 lock_of(self.cache.folder, timeout=0).acquire().lock.release()
                 self._start_builder()
 
@@ -150,8 +158,9 @@ class GrowingCache:
 
     def _poll(self) -> None:
         """Raise the error of this process's builder, unless a restart may help."""
-        if self._builder is not None and self._builder.poll() is not None:
-            builder, self._builder = self._builder, None
+        builder = self._builder
+        if builder is not None and builder.poll() is not None:
+            self._builder = None
             self._restarts.may_help(builder)
 
 
@@ -184,17 +193,25 @@ class Builder(subprocess.Popen[bytes]):
             stdout=self._output,
             stderr=subprocess.STDOUT,
             env=environment,
-            start_new_session=True,  # Ctrl-C is for the training, which still wants to finish its step and save
+            # Ctrl-C is for the training, which still has to finish its step and save.
+            start_new_session=True,
         )
         task = {"source": asdict(source), "folder": str(folder), "until_tokens": until_tokens, "share": share}
-        with suppress(BrokenPipeError):  # it died at once; `error` will say of what
-            self.stdin.write(json.dumps(task).encode() + b"\n")
-            self.stdin.flush()
+        # If it died at once, `error` says of what.
+        with suppress(BrokenPipeError):
+            self._pipe.write(json.dumps(task).encode() + b"\n")
+            self._pipe.flush()
+
+    @property
+    def _pipe(self) -> IO[bytes]:
+        """Standard input of the process, whose end is the end of the process, too."""
+        assert self.stdin is not None
+        return self.stdin
 
     def close(self) -> None:
-        """End it."""
+        """End the process."""
         with suppress(BrokenPipeError):
-            self.stdin.close()
+            self._pipe.close()
         self.wait()
         self._output.close()
 
@@ -218,22 +235,28 @@ class Restarts:
     """Builders of one cache that failed: each is started again if shards were made meanwhile, or if it was killed."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._deaths = folder, 0
-        self._shards = self._made()
+        self._folder = folder
+        self._deaths = 0
+        self._shards = self._count_shards()
 
-    def _made(self) -> int:
+    def _count_shards(self) -> int:
         return len(list(self._folder.glob("tokens-*.bin")))
 
     def may_help(self, builder: Builder) -> bool:
-        """Whether to start a builder that has ended again. Raises its error if that happens in vain."""
-        status, error = builder.poll() or 0, builder.error()
+        """Return whether to start a builder that has ended again. Raises its error if that happens in vain."""
+        status = builder.poll() or 0
+        error = builder.error()
         builder.close()
         if error is None:
             return False
-        before, self._shards = self._shards, self._made()
-        in_vain = self._shards <= before
-        self._deaths = self._deaths + (status < 0) if in_vain else 0
-        if in_vain and (status > 0 or self._deaths >= _MAX_DEATHS):
+        shards = self._count_shards()
+        is_in_vain = shards <= self._shards
+        self._shards = shards
+        if not is_in_vain:
+            self._deaths = 0
+        elif status < 0:
+            self._deaths += 1
+        if is_in_vain and (status > 0 or self._deaths >= _MAX_DEATHS):
             raise error
         logger.warning("%s; restarting it", error)
         return True
@@ -256,16 +279,23 @@ def build_by_many(
         TokenBuildError: a process failed for another reason, or was killed repeatedly without a new shard.
         CorruptCacheError: a file is damaged.
     """
-    shares = [share.split(number, workers) for number in range(workers)]
-    folder, restarts = cache.folder, Restarts(cache.folder)
+    restarts = Restarts(cache.folder)
     threads = max(1, len(os.sched_getaffinity(0)) // workers)
-    running = {part: Builder(source, folder, until_tokens, part, threads) for part in shares}
+
+    def start(worker_share: Share) -> Builder:
+        return Builder(source, cache.folder, until_tokens, worker_share, threads)
+
+    shares = [share.split(number, workers) for number in range(workers)]
+    running = {worker_share: start(worker_share) for worker_share in shares}
     try:
         while running:
             time.sleep(_LOCK_SECONDS)
-            for part in [part for part, builder in running.items() if builder.poll() is not None]:
-                if restarts.may_help(running.pop(part)):
-                    running[part] = Builder(source, folder, until_tokens, part, threads)
+            for worker_share, builder in list(running.items()):
+                if builder.poll() is None:
+                    continue
+                del running[worker_share]
+                if restarts.may_help(builder):
+                    running[worker_share] = start(worker_share)
             cache.refresh()
             on_progress()
     finally:
@@ -296,7 +326,7 @@ def main() -> int:
 
 
 def _needed_bytes(folder: Path, until_tokens: int | None) -> int | None:
-    """Bytes of a cache that holds so many tokens; None where it is not known how many there are."""
+    """Return the bytes of a cache that holds so many tokens; None where it is not known how many there are."""
     return until_tokens and until_tokens * TokenCache(folder).dtype.itemsize
 
 

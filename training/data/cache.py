@@ -15,6 +15,7 @@ from bisect import bisect_left, bisect_right
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -30,12 +31,16 @@ from training.data.tokenizer import (
     vocabulary_size,
 )
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
 FORMAT = 3
 SHARD_TOKENS = 1 << 24
 WITHOUT_TEXT = "rows-without-text.txt"
 # A key of recipes; those of earlier versions lack it.
 AS_TEXT = "special_tokens_as_text"
-_OPEN_SHARDS = 256  # memory maps held at a time; a training window lies in a few
+# Memory maps that are open at a time; a training window lies in a few.
+_OPEN_SHARDS = 256
 
 
 class CorruptCacheError(RuntimeError):
@@ -43,8 +48,8 @@ class CorruptCacheError(RuntimeError):
 
     exit_status = 3
 
-    def __init__(self, path: Path, what: str):
-        super().__init__(f"{path} {what}; delete the folder {path.parent}, and the next start tokenises it again")
+    def __init__(self, path: Path, problem: str):
+        super().__init__(f"{path} {problem}; delete the folder {path.parent}, and the next start tokenises it again")
 
 
 class TokenCache:
@@ -71,29 +76,34 @@ class TokenCache:
             self.recipe = json.loads(path.read_text())
             self.dtype = np.dtype(self.recipe["dtype"])
             self.max_tokens = self.recipe["max_tokens"] or math.inf
-        except (ValueError, KeyError, TypeError):  # ValueError: neither JSON nor UTF-8
+        except (ValueError, KeyError, TypeError):
+            # A file that is neither JSON nor UTF-8 raises ValueError.
             raise CorruptCacheError(path, "is damaged") from None
         # Ends of the shards, in tokens.
         self._ends: list[int] = []
-        self._taken = 0  # shards of the group
-        self._checked: set[int] = set()  # numbers of the shards whose sha256 was compared
+        # Number of the group's shards that are in `shards`.
+        self._group_shards = 0
+        # Numbers of the shards whose sha256 was compared.
+        self._checked: set[int] = set()
         self._map = lru_cache(_OPEN_SHARDS)(self._open)
         self.refresh()
 
     def refresh(self) -> bool:
-        """Take in the shards finished since; returns whether there were any, or the end was found."""
+        """Take in the shards finished since, and return whether there were any, or the end was reached."""
         before = len(self.shards)
         while self.group is not None:
             group = read_group(self.folder, self.group)
-            for shard in group["shards"][self._taken :]:
+            for shard in group["shards"][self._group_shards :]:
                 self.shards.append(shard)
                 self._ends.append(len(self) + shard["tokens"])
-            self._taken = max(self._taken, len(group["shards"]))  # fewer where a damaged group begins again
-            ends = len(self) >= self.max_tokens
-            if not ends and "following" not in group:
+            # There are fewer where a damaged group begins again.
+            self._group_shards = max(self._group_shards, len(group["shards"]))
+            is_full = len(self) >= self.max_tokens
+            if not is_full and "following" not in group:
                 break
-            following = None if ends else group["following"]
-            self.group, self._taken = following and Place(*following).group, 0
+            following = None if is_full else group["following"]
+            self.group = Place(*following).group if following else None
+            self._group_shards = 0
             self.complete = self.group is None and bool(self.shards)
         return self.complete or len(self.shards) > before
 
@@ -107,7 +117,7 @@ class TokenCache:
         self._checked.add(number)
 
     def check_size(self, number: int) -> Path:
-        """The file of a shard, which is not read. Raises CorruptCacheError if it is missing or has another size."""
+        """Return the file of a shard, unread. Raises CorruptCacheError if it is missing or has another size."""
         shard = self.shards[number]
         path = self.folder / shard["file"]
         if not self.has_file(shard):
@@ -115,42 +125,48 @@ class TokenCache:
         return path
 
     def has_file(self, shard: dict) -> bool:
-        """Whether the file of a shard is there, with as many tokens as its entry says."""
+        """Return whether the file of a shard is there, with as many tokens as its entry says."""
         path = self.folder / shard["file"]
         return path.exists() and path.stat().st_size == shard["tokens"] * self.dtype.itemsize
 
     def _open(self, number: int) -> np.ndarray:
         self.check_shard(number)
         mapped = np.memmap(self.folder / self.shards[number]["file"], dtype=self.dtype, mode="r")
-        return mapped.view(np.ndarray)  # slices of a plain array are several times cheaper to make
+        # Slices of a plain array are several times cheaper to make.
+        return mapped.view(np.ndarray)
 
     def __len__(self) -> int:
-        """Tokens so far, end-of-text tokens included."""
+        """Count the tokens so far, end-of-text tokens included."""
         return self._ends[-1] if self._ends else 0
 
     @property
     def rows_without_text(self) -> list[str]:
         """Names of the rows skipped so far because their text is null, in the order of reading."""
         path = self.folder / WITHOUT_TEXT
-        return list(dict.fromkeys(path.read_text(encoding="utf-8").splitlines())) if path.exists() else []
+        if not path.exists():
+            return []
+        # A row that was read twice stands there twice.
+        return list(dict.fromkeys(path.read_text(encoding="utf-8").splitlines()))
 
     def shards_until(self, tokens: int | None) -> int:
-        """Number of finished shards that hold the first `tokens` tokens; None: all."""
-        return len(self.shards) if tokens is None else min(bisect_left(self._ends, tokens) + 1, len(self.shards))
+        """Count the finished shards that hold the first `tokens` tokens; None: all."""
+        if tokens is None:
+            return len(self.shards)
+        return min(bisect_left(self._ends, tokens) + 1, len(self.shards))
 
     def has(self, tokens: int | None) -> bool:
-        """Whether the cache holds this many tokens (None: all of the data), or the data ends before."""
+        """Return whether the cache holds this many tokens (None: all of the data), or the data ends before."""
         return self.complete or (tokens is not None and len(self) >= tokens)
 
     @property
     def dataset(self) -> dict[str, str]:
-        """The dataset's id, revision and fingerprint as a run record states them, however far the cache is built."""
+        """Id, revision and fingerprint of the dataset as a run record states them, however far the cache is built."""
         source = self.recipe["source"]
         return {"id": source["dataset"], "revision": source["revision"], "fingerprint": self.fingerprint}
 
     @property
     def fingerprint(self) -> str:
-        """A sha256 over the recipe and the first shard's checksum; there must be a shard.
+        """Hash over the recipe and the first shard's checksum; there must be a shard.
 
         The recipe decides every shard; the checksum notices a library that makes other tokens than it used to.
         """
@@ -158,38 +174,44 @@ class TokenCache:
         return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
     def n_sequences(self, sequence_length: int) -> int:
-        """Sequences of this length so far (each needs one more token, for its last target)."""
+        """Count the sequences of this length so far (each needs one more token, for its last target)."""
         return max(0, len(self) - 1) // sequence_length
 
     def sequences(self, indices: np.ndarray, sequence_length: int) -> np.ndarray:
-        """Sequences by index: int64 (len(indices), sequence_length + 1); inputs are [:, :-1] and targets [:, 1:]."""
+        """Read sequences: int64 (len(indices), sequence_length + 1); inputs are [:, :-1] and targets [:, 1:]."""
         out = np.empty((len(indices), sequence_length + 1), dtype=np.int64)
         for row, start in zip(out, (indices * sequence_length).tolist(), strict=True):
             self._read_into(row, start)
         return out
 
     def read(self, start: int, count: int) -> np.ndarray:
-        """Token ids start .. start + count - 1 as int64, across shard borders."""
+        """Read token ids start .. start + count - 1 as int64, across shard borders."""
         out = np.empty(count, dtype=np.int64)
         self._read_into(out, start)
         return out
 
     def _read_into(self, out: np.ndarray, start: int) -> None:
-        shard, filled = bisect_right(self._ends, start), 0
+        shard = bisect_right(self._ends, start)
         begin = start - (self._ends[shard - 1] if shard else 0)
+        filled = 0
         while filled < len(out):
-            part = self._map(shard)[begin : begin + len(out) - filled]
-            out[filled : filled + len(part)] = part
-            filled, begin, shard = filled + len(part), 0, shard + 1
+            segment = self._map(shard)[begin : begin + len(out) - filled]
+            out[filled : filled + len(segment)] = segment
+            filled += len(segment)
+            shard += 1
+            begin = 0
 
 
 def group_file(folder: Path, start: int) -> Path:
-    """The file of the group that begins at part `start`."""
+    """Return the file of the group that begins at part `start`."""
     return folder / f"group-{start:07d}.json"
 
 
 def read_group(folder: Path, start: int) -> dict:
-    """The `shards` of a group so far, and where the `following` one begins (null: nowhere) once these are all."""
+    """Read the `shards` of a group so far, and, once these are all, where the `following` group begins.
+
+    null stands for the end of the data. Raises CorruptCacheError for a damaged file.
+    """
     path = group_file(folder, start)
     if not path.exists() or not path.stat().st_size:
         return {"shards": []}
@@ -207,12 +229,12 @@ def read_group(folder: Path, start: int) -> dict:
 
 def open_cache(
     source: TextSource,
-    tokenizer,
+    tokenizer: PreTrainedTokenizerFast,
     cache_dir: str | Path,
     max_tokens: int | None = None,
     special_tokens_as_text: bool = True,
 ) -> TokenCache:
-    """The cache of a source, with its recipe on disk but possibly no tokens yet.
+    """Open the cache of a source, with its recipe on disk but possibly no tokens yet.
 
     It ends with the document that reaches `max_tokens`, and is another cache for another number; with None it ends
     where the data does, and is shared by all who want more or less of it. `cache_dir` holds all caches.
@@ -224,7 +246,8 @@ def open_cache(
     text can be its end token, and CorruptCacheError for another recipe.
     """
     cache_dir = Path(cache_dir)
-    dataset, tokenizer_json = source.identify(cache_dir / "checksums.json"), description(tokenizer)
+    dataset = source.identify(cache_dir / "checksums.json")
+    tokenizer_json = description(tokenizer)
     recipe = {
         "format": FORMAT,
         "shard_tokens": SHARD_TOKENS,
@@ -244,8 +267,10 @@ def open_cache(
             check_end_token(tokenizer, read_names_as_text(tokenizer_json, names), names)
         source.check_formats()
         write_bytes(folder / "tokenizer.json", tokenizer_json.encode())
-        group_file(folder, 0).touch()  # a network's file system would remember its absence
-        atomic.write_json(folder / "recipe.json", recipe)  # last: a folder with a recipe is whole
+        # A network's file system would remember its absence.
+        group_file(folder, 0).touch()
+        # This comes last: a folder with a recipe is complete.
+        atomic.write_json(folder / "recipe.json", recipe)
     cache = TokenCache(folder)
     if cache.recipe != recipe:
         raise CorruptCacheError(folder / "recipe.json", "does not match the name of its folder")
@@ -253,5 +278,5 @@ def open_cache(
 
 
 def recipe_hash(recipe: dict) -> str:
-    """sha256 (hex) of everything that decides the tokens."""
+    """Return the sha256 (hex) of everything that decides the tokens."""
     return hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()

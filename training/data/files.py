@@ -15,27 +15,33 @@ import re
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import pyarrow as pa
 import zstandard
-from fsspec.core import url_to_fs
+from fsspec.core import url_to_fs  # type: ignore[import-untyped]  # fsspec has no stubs
 from pyarrow.parquet import ParquetFile
 
 from hub.base.errors import InputError
 
-PARQUET, JSON = "parquet", "JSON"
-_JSON_SUFFIXES = tuple(f".{name}{compression}" for name in ("json", "jsonl") for compression in ("", ".gz", ".zst"))
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+PARQUET = "parquet"
+JSON = "JSON"
+_JSON_SUFFIXES = (".json", ".json.gz", ".json.zst", ".jsonl", ".jsonl.gz", ".jsonl.zst")
 ALLOWED = "parquet, or .json or .jsonl, also as .gz or .zst"
-_ROWS_AT_A_TIME = 64  # decoded of one part: their texts lie in memory for each part of a group
+# Rows that are decoded of one part at a time: their texts lie in memory for each part of a group.
+_ROWS_AT_A_TIME = 64
 # Bytes of a column's pages; a row group of 100 MB need not lie in memory whole.
 _BUFFER_BYTES = 1 << 20
-_COMPRESSED_BYTES = 1 << 17  # decompressed at a time, to up to some 100 times as much
+# Bytes that are decompressed at a time, to up to some 100 times as much.
+_COMPRESSED_BYTES = 1 << 17
 # The longest window of zstd, that of `zstd --long=31`.
 _LONGEST_WINDOW = 1 << 31
-_SPACE = re.compile(r"\s*")
+_NOT_SPACE = re.compile(r"\S")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-# What damaged files raise. Arrow also raises a plain OSError without an error number: see `is_damage`.
+# Errors that damaged files raise. Arrow also raises a plain OSError without an error number: see `is_damage`.
 _DAMAGE = (pa.ArrowException, UnicodeDecodeError, EOFError, zlib.error, gzip.BadGzipFile, zstandard.ZstdError)
 
 
@@ -59,7 +65,7 @@ def open_file(file: str) -> BinaryIO:
 
 
 def size_of(file: str) -> int:
-    """Bytes of a file, on the Hub from the cached listing; 1 where they are unknown."""
+    """Return the bytes of a file, on the Hub from the cached listing; 1 where they are unknown."""
     if os.path.isabs(file):
         return os.path.getsize(file) or 1
     system, path = url_to_fs(file)
@@ -70,16 +76,13 @@ def size_of(file: str) -> int:
 
 
 def is_damage(error: Exception) -> bool:
-    """Whether an error of reading comes from the content of a file, not from disk or network."""
+    """Return whether an error of reading comes from the content of a file, not from disk or network."""
     return isinstance(error, _DAMAGE) or (type(error) is OSError and error.errno is None)
 
 
-# -- parquet
-
-
-def open_parquet(file: str, opened: ExitStack) -> ParquetFile:
-    """Open a parquet file until `opened` is closed. Raises InputError for a damaged one."""
-    content = opened.enter_context(open_file(file))
+def open_parquet(file: str, stack: ExitStack) -> ParquetFile:
+    """Open a parquet file until `stack` is closed. Raises InputError for a damaged file."""
+    content = stack.enter_context(open_file(file))
     try:
         return ParquetFile(content, buffer_size=_BUFFER_BYTES)
     except Exception as error:
@@ -93,7 +96,7 @@ def parquet_rows(file: ParquetFile, name: str, groups: range, columns: list[str]
     number = rows_before(file, groups)
     try:
         for batch in file.iter_batches(_ROWS_AT_A_TIME, list(groups), columns, use_threads=False):
-            for row in _decoded(batch):
+            for row in _decode(batch):
                 number += 1
                 yield row
     except Exception as error:
@@ -104,44 +107,44 @@ def parquet_rows(file: ParquetFile, name: str, groups: range, columns: list[str]
 
 
 def rows_before(file: ParquetFile, groups: range) -> int:
-    """Rows of a file before the first of these row groups."""
+    """Count the rows of a file before the first of these row groups."""
     return sum(file.metadata.row_group(number).num_rows for number in range(groups.start))
 
 
-def _decoded(batch: pa.RecordBatch) -> Iterable[dict[str, Any]]:
+def _decode(batch: pa.RecordBatch) -> Iterable[dict[str, Any]]:
     try:
         return batch.to_pylist()
-    except UnicodeDecodeError:  # is raised again at its row
+    except UnicodeDecodeError:
+        # It is raised again at its row.
         return (batch.slice(number, 1).to_pylist()[0] for number in range(batch.num_rows))
 
 
-# -- JSON
-
-
 def json_rows(file: str) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a JSON file. Raises InputError for a line that is no JSON object, or cannot be read."""
+    """Yield the rows of a JSON file. Raises InputError for a line that is not a JSON object, or cannot be read."""
     with open_file(file) as content:
         lines = _numbered_lines(file, content)
         _, first = next(lines, (1, b""))
         first = first.removeprefix(_BYTE_ORDER_MARK)
         if first.lstrip().startswith(b"[") or first.strip() == b"{":
-            whole = first + b"".join(line for _, line in lines)
-            yield from _values_of(file, whole)
+            text = first + b"".join(line for _, line in lines)
+            yield from _parse_values(file, text)
             return
         for number, line in itertools.chain([(1, first)], lines):
             if line.strip():
-                yield _row_of(file, number, line)
+                yield _parse_row(file, number, line)
 
 
 def _numbered_lines(file: str, content: BinaryIO) -> Iterator[tuple[int, bytes]]:
     """Yield the lines of a file with their numbers, from 1, decompressed as its name says."""
-    name, number = _without_query(file), 0
+    name = _without_query(file)
+    lines: Iterable[bytes] = content
     if name.endswith(".gz"):
-        content = gzip.GzipFile(fileobj=content)
+        lines = gzip.GzipFile(fileobj=content)
     elif name.endswith(".zst"):
-        content = io.BufferedReader(_Frames(content), _BUFFER_BYTES)
+        lines = io.BufferedReader(_Frames(content), _BUFFER_BYTES)
+    number = 0
     try:
-        for number, line in enumerate(content, start=1):
+        for number, line in enumerate(lines, start=1):
             yield number, line
     except Exception as error:
         if not is_damage(error):
@@ -151,7 +154,7 @@ def _numbered_lines(file: str, content: BinaryIO) -> Iterator[tuple[int, bytes]]
         ) from error
 
 
-def _row_of(file: str, number: int, line: bytes) -> dict[str, Any]:
+def _parse_row(file: str, number: int, line: bytes) -> dict[str, Any]:
     try:
         row = json.loads(line.strip())
     except (ValueError, RecursionError) as error:
@@ -162,13 +165,15 @@ def _row_of(file: str, number: int, line: bytes) -> dict[str, Any]:
     return row
 
 
-def _values_of(file: str, content: bytes) -> Iterator[dict[str, Any]]:
+def _parse_values(file: str, content: bytes) -> Iterator[dict[str, Any]]:
     """Yield the objects of arrays, or those printed over several lines; strings of an array are texts."""
-    decoder, end, values = json.JSONDecoder(), 0, []
+    decoder = json.JSONDecoder()
+    values: list[Any] = []
+    end = 0
     try:
         text = content.decode().rstrip()
-        while end < len(text):
-            value, end = decoder.raw_decode(text, _SPACE.match(text, end).end())
+        while match := _NOT_SPACE.search(text, end):
+            value, end = decoder.raw_decode(text, match.start())
             values += value if isinstance(value, list) else [value]
     except json.JSONDecodeError as error:
         raise InputError(f"data.dataset: {file}, line {error.lineno:,} is no JSON: {error.msg}") from error
@@ -198,7 +203,7 @@ class _Frames(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer) -> int:
+    def readinto(self, buffer: WriteableBuffer) -> int:
         while not self._content:
             self._compressed = self._compressed or self._file.read(_COMPRESSED_BYTES)
             if not self._compressed:
@@ -210,8 +215,9 @@ class _Frames(io.RawIOBase):
                 self._frame = self._decompressor.decompressobj()
         if not self._content and self._is_within:
             raise EOFError("it ends within a frame")
-        count = min(len(buffer), len(self._content))
-        buffer[:count] = self._content[:count]
+        view = memoryview(buffer)
+        count = min(len(view), len(self._content))
+        view[:count] = self._content[:count]
         self._content = self._content[count:]
         return count
 

@@ -25,7 +25,8 @@ from training.data.text import is_local_path
 logger = logging.getLogger(__name__)
 
 DATA = "data.json"
-FIELDS = {"dataset": "revision", "tokenizer": "tokenizer_revision"}  # kind -> its field of `data`
+# The field of `data` with the revision of each kind.
+FIELDS = {"dataset": "revision", "tokenizer": "tokenizer_revision"}
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Pin:
 
 @dataclass(frozen=True)
 class RunData:
-    """What a run's folder keeps in `data.json` of its first start.
+    """Data of a run's first start, which its folder keeps in `data.json`.
 
     The identity of its dataset and of its tokenizer, its pins, and its peak learning rate, which earlier versions did
     not keep.
@@ -53,17 +54,21 @@ class RunData:
 
     @classmethod
     def of(cls, folder: Path) -> RunData:
-        """Read the data of the run in `folder`, empty before its first start. IntegrityError for a damaged file."""
+        """Read the data of the run in `folder`, empty before its first start.
+
+        Raises IntegrityError for a damaged file.
+        """
         return cast(RunData, atomic.read_json(folder / DATA, cls(), cls))
 
     def save(self, folder: Path) -> None:
+        """Write the data into the run's folder."""
         atomic.write_json(folder / DATA, asdict(self))
 
 
 def pinned(
     arguments: TrainingArguments, folder: Path, shared: Iterable[Pin] = ()
 ) -> tuple[TrainingArguments, list[Pin]]:
-    """The arguments with revisions resolved to commits, and the pins of what is on the Hub.
+    """Resolve revisions to commits; return the arguments with them, and the pins of what is on the Hub.
 
     The pins in the run's `folder` hold if it was started before, else the `shared` ones of its sweep.
 
@@ -72,22 +77,31 @@ def pinned(
             or revision, or it cannot be reached and no commit is remembered.
     """
     pins = []
-    for kind, name, revision in _on_the_hub(arguments):
-        pin = next((pin for pin in RunData.of(folder).pins if (pin.kind, pin.id) == (kind, name)), None)
-        if pin is not None and revision not in (None, pin.revision, pin.commit):
-            raise ConfigurationError(
-                f"data.{FIELDS[kind]}: {revision!r}, but the run in {folder} is pinned to {pin.commit}; leave it out "
-                "or choose another run.output_dir"
-            )
-        pin = pin or next((pin for pin in shared if (pin.kind, pin.id, pin.revision) == (kind, name, revision)), None)
-        if pin := pin or _resolved(kind, name, revision, Path(arguments.data.cache_dir)):
+    for kind, name, revision in _names_on_hub(arguments):
+        pin = _pin_of_run(folder, kind, name, revision)
+        if pin is None:
+            pin = next((pin for pin in shared if (pin.kind, pin.id, pin.revision) == (kind, name, revision)), None)
+        if pin is None:
+            pin = _resolve(kind, name, revision, Path(arguments.data.cache_dir))
+        if pin is not None:
             pins.append(pin)
     return arguments.replaced(data={FIELDS[pin.kind]: pin.commit for pin in pins}), pins
 
 
+def _pin_of_run(folder: Path, kind: str, name: str, revision: str | None) -> Pin | None:
+    """Find the pin of a run that was started before. Raises ConfigurationError if it is of another revision."""
+    pin = next((pin for pin in RunData.of(folder).pins if (pin.kind, pin.id) == (kind, name)), None)
+    if pin is not None and revision not in (None, pin.revision, pin.commit):
+        raise ConfigurationError(
+            f"data.{FIELDS[kind]}: {revision!r}, but the run in {folder} is pinned to {pin.commit}; leave it out "
+            "or choose another run.output_dir"
+        )
+    return pin
+
+
 def pinned_with_sweep(arguments: TrainingArguments, folder: Path) -> TrainingArguments:
-    """The arguments of the member of a sweep in `folder`, pinned as the others are. Raises as `pinned`."""
-    if not any(_on_the_hub(arguments)):
+    """Pin the member of a sweep in `folder` as the others are, and return its arguments. Raises as `pinned`."""
+    if not any(_names_on_hub(arguments)):
         return arguments
     sweep = folder.parent
     sweep.mkdir(parents=True, exist_ok=True)
@@ -95,34 +109,37 @@ def pinned_with_sweep(arguments: TrainingArguments, folder: Path) -> TrainingArg
     with FileLock(sweep / ".pins.lock"):
         shared = atomic.read_json(path, [], list[Pin])
         arguments, pins = pinned(arguments, folder, shared)
-        if new := [pin for pin in pins if pin not in shared]:
-            atomic.write_json(path, [vars(pin) for pin in shared + new])
+        new_pins = [pin for pin in pins if pin not in shared]
+        if new_pins:
+            atomic.write_json(path, [vars(pin) for pin in shared + new_pins])
     return arguments
 
 
-def _on_the_hub(arguments: TrainingArguments) -> Iterator[tuple[str, str, str | None]]:
-    """(kind, name, configured revision) of the dataset and the tokenizer, unless they are local."""
-    for kind, name_of_field in FIELDS.items():
-        if not is_local_path(name := getattr(arguments.data, kind)):
-            yield kind, name, getattr(arguments.data, name_of_field)
+def _names_on_hub(arguments: TrainingArguments) -> Iterator[tuple[str, str, str | None]]:
+    """Yield (kind, name, configured revision) of the dataset and the tokenizer, unless they are local."""
+    for kind, revision_field in FIELDS.items():
+        name = getattr(arguments.data, kind)
+        if not is_local_path(name):
+            yield kind, name, getattr(arguments.data, revision_field)
 
 
-# -- asking the Hub
-
-
-def _resolved(kind: str, name: str, revision: str | None, cache_dir: Path) -> Pin | None:
-    """The commit of a revision, from the Hub or, where that cannot be reached, as the caches remember it.
+def _resolve(kind: str, name: str, revision: str | None, cache_dir: Path) -> Pin | None:
+    """Find the commit of a revision, from the Hub or, where that cannot be reached, as the caches remember it.
 
     None for a tokenizer of which nothing is known; loading it will say what is wrong.
     """
-    path = cache_dir / "commits.json"  # "kind name" -> revision -> commit; "" is what None stands for
-    commits = atomic.read_json(path, {}, dict[str, dict[str, str]])
-    of_name, commit = commits.get(f"{kind} {name}", {}), revision
+    # The file maps "kind name" -> revision -> commit; the revision "" stands for None.
+    path = cache_dir / "commits.json"
+    commits_by_name = atomic.read_json(path, {}, dict[str, dict[str, str]])
+    commits = commits_by_name.get(f"{kind} {name}", {})
+    commit = revision
     if not re.fullmatch("[0-9a-f]{40}", revision or ""):
         try:
             commit = _ask(kind, name, revision)
         except UnavailableError as error:
-            commit = of_name.get(revision or "") or (_downloaded(name, revision) if kind == "tokenizer" else None)
+            commit = commits.get(revision or "")
+            if not commit:
+                commit = _downloaded_commit(name, revision) if kind == "tokenizer" else None
             if commit is None and kind == "dataset":
                 raise ConfigurationError(
                     f"data.revision: {revision!r}, but the Hub cannot be asked for the commit of {name!r} ({error}) "
@@ -131,14 +148,14 @@ def _resolved(kind: str, name: str, revision: str | None, cache_dir: Path) -> Pi
             logger.warning("the Hub cannot be reached: using the last known commit of %s, %s", name, commit)
     if commit is None:
         return None
-    now = {"": commit, **of_name, revision or "": commit}
-    if now != of_name:
-        atomic.write_json(path, commits | {f"{kind} {name}": now})
+    current_commits = {"": commit, **commits, revision or "": commit}
+    if current_commits != commits:
+        atomic.write_json(path, {**commits_by_name, f"{kind} {name}": current_commits})
     return Pin(kind, name, revision, commit)
 
 
 def _ask(kind: str, name: str, revision: str | None) -> str | None:
-    """The commit according to the Hub; None where it has no such tokenizer, about which loading it says more."""
+    """Ask the Hub for a commit; None where it has no such tokenizer, about which loading it says more."""
     transport = Transport(None, None, timeout=30.0, attempts=3, longest_wait=60.0)
     info = transport.api.dataset_info if kind == "dataset" else transport.api.model_info
     try:
@@ -148,11 +165,11 @@ def _ask(kind: str, name: str, revision: str | None) -> str | None:
     except HubError as error:
         if kind == "tokenizer" and revision is None:
             return None
-        what = f"data.{kind}: {name!r}" if revision is None else f"data.{FIELDS[kind]}: {revision!r} of {name!r}"
-        raise ConfigurationError(f"{what}, which cannot be read from the Hub: {error}") from None
+        setting = f"data.{kind}: {name!r}" if revision is None else f"data.{FIELDS[kind]}: {revision!r} of {name!r}"
+        raise ConfigurationError(f"{setting}, which cannot be read from the Hub: {error}") from None
 
 
-def _downloaded(tokenizer: str, revision: str | None) -> str | None:
-    """The commit of a tokenizer that the Hub's client has downloaded."""
+def _downloaded_commit(tokenizer: str, revision: str | None) -> str | None:
+    """Return the commit of a tokenizer that the Hub's client has downloaded."""
     file = cache.find(tokenizer, "tokenizer_config.json", revision=revision)
-    return file and file.parent.name
+    return None if file is None else file.parent.name

@@ -22,7 +22,7 @@ from functools import cached_property, partial
 from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hub.base.atomic import sha256_of, write_bytes
 from hub.base.errors import InputError
@@ -41,16 +41,19 @@ from training.data.files import (
 
 # Compressed bytes of a part of a file, some 2.5M tokens of FineWeb-Edu.
 PART_BYTES = 8 << 20
-GROUP = 16  # parts that are read together
-# In a cache's recipe: another way to order the text makes another cache.
+# Parts that are read together.
+GROUP = 16
+# It is in a cache's recipe: another way to order the text makes another cache.
 ORDER_RECIPE = {"drawn": "parts", "part_bytes": PART_BYTES, "group": GROUP}
-HELD_OUT_BUCKETS = 1000  # documents fall into this many buckets by the hash of their id
+# Documents fall into this many buckets by the hash of their id.
+HELD_OUT_BUCKETS = 1000
 # Rows that `documents` reads at a time.
 _ROWS_AT_A_TIME = 64
 # If none of the first rows of a JSON file has the text column, the file lacks it.
 _ROWS_FOR_COLUMNS = 64
 _OTHER_SUFFIXES = {".txt", ".csv", ".tsv", ".arrow"}
-_NO_PLAIN_PATH = re.compile(r"[*?\[\]]|::|://")  # `datasets` takes such a path for a pattern or a URL
+# `datasets` takes such a path for a pattern or a URL.
+_PATTERN_OR_URL = re.compile(r"[*?\[\]]|::|://")
 
 
 class Place(NamedTuple):
@@ -69,7 +72,7 @@ class Place(NamedTuple):
     in_group: int = 0
 
     def after(self, texts: list[str], count: int) -> Place:
-        """The place after the first `count` of the texts that follow this one."""
+        """Return the place after the first `count` of the texts that follow this one."""
         last = _digest(texts[count - 1])
         return Place(self.documents + count, last, self.group, self.in_group + count)
 
@@ -98,7 +101,7 @@ class TextSource:
         object.__setattr__(self, "dataset", os.path.expanduser(self.dataset))
 
     def identify(self, checksums: Path | None = None) -> dict[str, str | None]:
-        """`dataset` and `revision` as a record states them; for local files the folder's name and a hash of them all.
+        """Return `dataset` and `revision` as in records; of local files the folder's name and a hash of them all.
 
         `checksums` is a file that remembers those of unchanged files. Raises as `check_dataset_exists`.
         """
@@ -123,7 +126,7 @@ class TextSource:
             return
         paths: dict[str | None, list[Path]] = {PARQUET: [], JSON: []}
         for path in _data_paths(root):
-            is_hidden = any(part.startswith((".", "__")) for part in path.relative_to(root).parts)
+            is_hidden = any(name.startswith((".", "__")) for name in path.relative_to(root).parts)
             if path.name not in FILES_TO_IGNORE and not is_hidden:
                 paths[format_of(path.name)].append(path)
         are_notes = all(path.suffix == ".json" for path in paths[JSON]) and len(paths[JSON]) < len(paths[PARQUET])
@@ -135,61 +138,66 @@ class TextSource:
 
     def documents(self) -> Iterator[str]:
         """Yield the texts in order. Raises as `open`."""
-        return (text for texts, _ in self.batches(_ROWS_AT_A_TIME) for text in texts)
+        for texts, _ in self.batches(_ROWS_AT_A_TIME):
+            yield from texts
 
     def batches(self, size: int, start: Place | None = None) -> Iterator[tuple[list[str], Place]]:
         """Yield up to `size` texts at a time from a place on, each batch with the place where it begins.
 
         A batch ends with its group; only the group of `start` is read again from its beginning. Raises as `open`.
         """
-        text, place = self.open(), start or Place()
+        text = self.open()
+        place: Place | None = start or Place()
         while place is not None:
             yield from text.batches(size, place)
             place = text.following
 
     def open(self) -> OpenText:
-        """The text, to be read; it is looked up when that begins, once.
+        """Return the text, to be read; it is looked up when that begins, once.
 
         Raises in reading:
             FileNotFoundError: a local path that does not exist or holds no data files.
-            ValueError: no such split or text column, a text that is none, a file that cannot be read (of JSON lines
-                with the line), or the documents before a place have changed.
+            ValueError: no such split or text column, a value that is not text, a file that cannot be read (of JSON
+                lines with the line), or the documents before a place have changed.
         """
         return OpenText(self)
 
     def selects(self, row: dict) -> bool:
-        """Whether a row is in the part that this source is: the held-out one, or the rest."""
+        """Return whether a row is in the part that this source is: the held-out one, or the rest."""
         if not self.held_out_buckets:
             return True
         # Datasets without ids are split by their text; both are stable against reordering.
-        key = str(row["id"]) if row.get("id") is not None else row[self.text_column]
+        row_id = row.get("id")
+        key = row[self.text_column] if row_id is None else str(row_id)
         digest = hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
         bucket = int.from_bytes(digest[:8], "big") % HELD_OUT_BUCKETS
         return (bucket < self.held_out_buckets) == self.held_out
 
     def loading_options(self) -> tuple[str, dict]:
-        """Name and options of the dataset for `datasets.load_dataset`."""
+        """Return the name and options of the dataset for `datasets.load_dataset`."""
         path = Path(self.dataset)
         if path.is_file():
             builder = "parquet" if format_of(path.name) == PARQUET else "json"
             return builder, {"data_files": {self.split: glob.escape(os.path.abspath(path))}}
-        return self.dataset, {} if path.exists() else {"name": self.config, "revision": self.revision}
+        if path.exists():
+            return self.dataset, {}
+        return self.dataset, {"name": self.config, "revision": self.revision}
 
     def rows(self) -> GroupedRows:
-        """The rows of the split. Raises as `open`."""
+        """List the rows of the split. Raises as `open`."""
         check_dataset_exists(self.dataset)
         if Path(self.dataset).is_file():
             return GroupedRows([os.path.abspath(self.dataset)], self.file_seed, ["id"], self.text_column)
         try:
-            with _path_without_patterns(self.dataset) as (name, name_of):
-                return self._listed_rows(name, name_of)
+            with _path_without_patterns(self.dataset) as (name, path_of):
+                return self._listed_rows(name, path_of)
         except InputError:
             raise
         except ValueError as error:
             raise InputError(f"data.dataset {self.dataset!r}, split {self.split!r}: {error}") from error
 
-    def _listed_rows(self, name: str, name_of: Callable[[str], str]) -> GroupedRows:
-        """The rows of the files that `datasets` lists under `name`; each has a name of its own by `name_of`."""
+    def _listed_rows(self, name: str, path_of: Callable[[str], str]) -> GroupedRows:
+        """Read the rows of the files that `datasets` lists under `name`; `path_of` gives the path of a file."""
         import datasets
         import huggingface_hub
 
@@ -198,29 +206,17 @@ class TextSource:
         huggingface_hub.HfFileSystem.clear_instance_cache()
         _, options = self.loading_options()
         builder = datasets.load_dataset_builder(name, **options)
-        listed = builder.config.data_files or {}
-        files = [name_of(file) for file in listed.get(self.split, [])]
-        all_files = list(itertools.chain(*listed.values()))
-        if all_files and _is_plain(builder.config) and all(format_of(file) == JSON for file in all_files):
+        files_by_split = builder.config.data_files or {}
+        files = [path_of(file) for file in files_by_split.get(self.split, [])]
+        all_files = list(itertools.chain(*files_by_split.values()))
+        if all_files and _holds_rows_itself(builder.config) and all(format_of(file) == JSON for file in all_files):
             if not files:
-                raise ValueError(f"no such split; there are {list(map(str, listed))}")
+                raise ValueError(f"no such split; there are {list(map(str, files_by_split))}")
             return GroupedRows(files, self.file_seed, ["id"], self.text_column)
         if any(file.endswith(".zst") for file in files):
             # fsspec ends at the first frame of such a file, and at the end of a truncated one, without a word.
             raise InputError(f"data.dataset: {files[0]} cannot be read; of .zst files .json and .jsonl are")
-        try:
-            splits = builder.as_streaming_dataset(split=None)
-            if self.split not in splits:
-                raise ValueError(f"no such split; there are {list(splits)}")
-            rows = splits[self.split]
-            names = rows.column_names or list(next(iter(rows), {}))
-        # `datasets` raises it.
-        except StopIteration:
-            raise InputError(f"data.dataset: a file of {self.dataset!r} is empty; remove it") from None
-        except Exception as error:
-            if not is_damage(error):
-                raise
-            raise self._damaged(error, map(name_of, all_files)) from error
+        rows, names = self._stream(builder, map(path_of, all_files))
         if self.text_column not in names:
             raise InputError(f"data.text_column: no column {self.text_column!r} in {self.dataset!r}; it has {names}")
         more_columns = ["id"] if "id" in names else []
@@ -231,31 +227,51 @@ class TextSource:
             return GroupedRows(files, self.file_seed, [], self.text_column, partial(rows.shard, len(files)))
         if self.file_seed is not None:
             raise InputError(f"data.order: 'shuffled'; it must be 'stored': {self.dataset!r} is not read file by file")
-        # One part, read front to back.
+        # It is one part, read front to back.
         return GroupedRows([self.dataset], None, [], self.text_column, lambda _: rows)
 
-    def _damaged(self, error: Exception, files: Iterable[str]) -> InputError:
-        """What to raise for an error of listing: which of these files is damaged, where that can be told."""
+    def _stream(self, builder: Any, files: Iterable[str]) -> tuple[Any, list[str]]:
+        """Open the split of a builder of `datasets` as a stream, and list its columns.
+
+        Raises InputError for an empty file, and for a damaged one of `files`.
+        """
+        try:
+            splits = builder.as_streaming_dataset(split=None)
+            if self.split not in splits:
+                raise ValueError(f"no such split; there are {list(splits)}")
+            rows = splits[self.split]
+            return rows, rows.column_names or list(next(iter(rows), {}))
+        except StopIteration:
+            # `datasets` raises it.
+            raise InputError(f"data.dataset: a file of {self.dataset!r} is empty; remove it") from None
+        except Exception as error:
+            if not is_damage(error):
+                raise
+            raise self._explain_damage(error, files) from error
+
+    def _explain_damage(self, error: Exception, files: Iterable[str]) -> InputError:
+        """Return what to raise for an error of listing; raise for the damaged file, where that can be told."""
         for file in files:
             if format_of(file) == PARQUET:
-                with ExitStack() as opened:
-                    open_parquet(file, opened)  # raises for a damaged one
+                with ExitStack() as stack:
+                    # This raises for a damaged file.
+                    open_parquet(file, stack)
         return InputError(f"data.dataset: {self.dataset!r} cannot be read: {error}")
 
 
-def _is_plain(config) -> bool:
-    """Whether JSON files hold the rows themselves, not in a field, in UTF-8."""
+def _holds_rows_itself(config: Any) -> bool:
+    """Return whether JSON files hold the rows themselves, not in a field, in UTF-8."""
     return getattr(config, "field", None) is None and getattr(config, "encoding", "utf-8") == "utf-8"
 
 
 def _data_paths(root: Path) -> list[Path]:
-    """The data files below a folder, sorted."""
+    """List the data files below a folder, sorted."""
     return sorted(path for path in root.rglob("*") if format_of(path.name) and path.is_file())
 
 
 @contextmanager
 def _path_without_patterns(dataset: str) -> Iterator[tuple[str, Callable[[str], str]]]:
-    """(name of a dataset for `datasets`, function: a file's path there -> its own path).
+    """Yield the name of a dataset for `datasets`, and a function: a file's path there -> its own path.
 
     `datasets` takes folders with brackets, asterisks and such in their names for patterns, and reads notes (.txt) as
     data where these are more than the data files. Under a plain name it gets links to the files of such a folder.
@@ -266,8 +282,8 @@ def _path_without_patterns(dataset: str) -> Iterator[tuple[str, Callable[[str], 
         return
     # A README may list files of any format.
     has_readme = (root / "README.md").exists()
-    has_others = not has_readme and any(path.suffix in _OTHER_SUFFIXES for path in root.rglob("*"))
-    if not has_others and not _NO_PLAIN_PATH.search(str(root)):
+    has_notes = not has_readme and any(path.suffix in _OTHER_SUFFIXES for path in root.rglob("*"))
+    if not has_notes and not _PATTERN_OR_URL.search(str(root)):
         yield dataset, str
         return
     with TemporaryDirectory() as temporary:
@@ -297,16 +313,16 @@ class OpenText:
         return self._source.rows()
 
     def group_starts(self) -> list[int]:
-        """Numbers of the parts at which the groups begin; every parquet file is opened for that, but not read."""
+        """List the numbers of the parts at which the groups begin; parquet files are opened for that, but not read."""
         return self._rows.group_starts()
 
     def batches(self, size: int, start: Place) -> Iterator[tuple[list[str], Place]]:
         """Yield batches like `TextSource.batches`, up to the end of the group."""
-        documents, place, last = self._documents(start.group), start, ""
-        for last in itertools.islice(documents, start.in_group):  # noqa: B007 (the last one is used)
-            pass
-        if start.in_group and _digest(last) != start.last:
+        documents = self._documents(start.group)
+        last_text = deque(itertools.islice(documents, start.in_group), maxlen=1)
+        if start.in_group and _digest("".join(last_text)) != start.last:
             raise InputError(f"data.dataset: {self._source.dataset!r} has changed since its token cache was begun")
+        place = start
         while texts := list(itertools.islice(documents, size)):
             yield texts, place
             place = place.after(texts, len(texts))
@@ -314,20 +330,21 @@ class OpenText:
         self.following = None if end is None else place._replace(group=end, in_group=0)
 
     def _documents(self, group: int) -> Iterator[str]:
-        """The texts of a group. Raises as `TextSource.open`."""
+        """Yield the texts of a group. Raises as `TextSource.open`."""
         source = self._source
         for row, file, number in self._rows.read(group):
+            place = f"row {number:,} of {file}"
             text = row.get(source.text_column)
             if text is None:
-                self.without_text.append(f"row {number:,} of {file}")
+                self.without_text.append(place)
                 continue
-            _check_text(text, source.text_column, f"row {number:,} of {file}")
+            _check_text(text, source.text_column, place)
             if source.selects(row):
                 yield text
 
 
 def _check_text(text: object, column: str, place: str) -> None:
-    """Raise InputError for a value that is no text, or no Unicode text."""
+    """Raise InputError for a value that is not text, or not Unicode."""
     if not isinstance(text, str):
         value = f"{column!r} holds {str(text)[:40]!r} of type {type(text).__name__} in {place}"
         raise InputError(f"data.text_column: {value}; it must hold text")
@@ -341,11 +358,11 @@ def _check_text(text: object, column: str, place: str) -> None:
 
 
 class Part(NamedTuple):
-    """Part `number` of the `count` that a file is cut into."""
+    """Part `number` of the `parts_of_file` that a file is cut into."""
 
     file: int
     number: int
-    count: int
+    parts_of_file: int
 
 
 class Lane(NamedTuple):
@@ -383,67 +400,81 @@ class GroupedRows:
         text_column: str,
         rows_of_file: Callable[[int], Iterable[dict]] | None = None,
     ):
-        self.files, self._more_columns, self._text_column = files, more_columns, text_column
+        self.files = files
+        self.group_end: int | None = None
+        self._more_columns = more_columns
+        self._text_column = text_column
         self._rows_of_file = rows_of_file or self._json_rows
-        self._sizes, self._shuffled = [size_of(file) for file in files], seed is not None
+        self._sizes = [size_of(file) for file in files]
+        self._is_shuffled = seed is not None
         self._parts = _ordered_parts(files, self._sizes, seed)
         # Row groups of the files opened so far.
         self._row_groups: dict[int, int] = {}
-        self.group_end: int | None = None
 
     def read(self, group: int) -> Iterator[tuple[dict, str, int]]:
         """Yield the rows of the group that begins at a part, each with its file and its number there, from 1."""
-        with ExitStack() as opened:
-            lanes, end = self._open_group(group, opened)
+        with ExitStack() as stack:
+            lanes, end = self._open_group(group, stack)
             self.group_end = end if end < len(self._parts) else None
-            timed = (self._timed(number, lane) for number, lane in enumerate(lanes))
-            for _, _, row, file, number in heapq.merge(*timed, key=itemgetter(0, 1)):
+            timed_rows = (self._timed_rows(number, lane) for number, lane in enumerate(lanes))
+            for _, _, row, file, number in heapq.merge(*timed_rows, key=itemgetter(0, 1)):
                 yield row, file, number
 
-    def _timed(self, number: int, lane: Lane) -> Iterator[tuple[float, int, dict, str, int]]:
+    def _timed_rows(self, number: int, lane: Lane) -> Iterator[tuple[float, int, dict, str, int]]:
         """Yield (time, number of the lane, row, file, row's number): rows in proportion to weights, or as stored."""
         for k, row in enumerate(lane.rows):
-            yield (k + 0.5) / lane.weight if self._shuffled else 0.0, number, row, lane.file, lane.before + k + 1
+            time = (k + 0.5) / lane.weight if self._is_shuffled else 0.0
+            yield time, number, row, lane.file, lane.before + k + 1
 
     def group_starts(self) -> list[int]:
-        """Numbers of the first parts of the groups, as iterating finds them."""
+        """List the numbers of the first parts of the groups, as iterating finds them."""
         files = [i for i, file in enumerate(self.files) if format_of(file) == PARQUET]
         with ThreadPoolExecutor(GROUP) as threads:
             sizes = dict(zip(files, threads.map(self._row_group_sizes, files), strict=True))
         self._row_groups.update((i, len(counts)) for i, counts in sizes.items())
-        held = [
-            number
-            for number, part in enumerate(self._parts, start=1)
-            if part.file not in sizes or any(sizes[part.file][i] for i in self._row_groups_of(part))
-        ]
-        return [start for start in [0, *held[GROUP - 1 :: GROUP]] if start < len(self._parts)]
+        # A group ends after as many parts with rows as it has; the next begins at the part that follows.
+        parts_with_rows = [number for number, file_part in enumerate(self._parts) if self._has_rows(file_part, sizes)]
+        next_parts = [number + 1 for number in parts_with_rows[GROUP - 1 :: GROUP]]
+        return [start for start in [0, *next_parts] if start < len(self._parts)]
+
+    def _has_rows(self, file_part: Part, sizes: dict[int, list[int]]) -> bool:
+        """Return whether a part has rows, by the `sizes` of the row groups of parquet files."""
+        if file_part.file not in sizes:
+            return True
+        return any(sizes[file_part.file][i] for i in self._row_groups_of(file_part))
 
     def _row_group_sizes(self, number: int) -> list[int]:
-        with ExitStack() as opened:
-            metadata = open_parquet(self.files[number], opened).metadata
+        with ExitStack() as stack:
+            metadata = open_parquet(self.files[number], stack).metadata
             return [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
 
-    def _open_group(self, at: int, opened: ExitStack) -> tuple[list[Lane], int]:
-        """The next parts from `at` that hold rows (large row groups leave parts empty), and the part after."""
+    def _open_group(self, start: int, stack: ExitStack) -> tuple[list[Lane], int]:
+        """Open the next parts from `start` that hold rows, and return the number of the part after them, too.
+
+        Large row groups leave parts empty.
+        """
         lanes: list[Lane] = []
+        end = start
         # Opening a file on the Hub is waiting.
         with ThreadPoolExecutor(GROUP) as threads:
-            while at < len(self._parts) and len(lanes) < GROUP:
-                some = self._parts[at : at + GROUP - len(lanes)]
-                at += len(some)
-                lanes += filter(None, threads.map(lambda part: self._open(part, opened), some))
-        return lanes, at
+            while end < len(self._parts) and len(lanes) < GROUP:
+                candidates = self._parts[end : end + GROUP - len(lanes)]
+                end += len(candidates)
+                lanes += filter(None, threads.map(lambda candidate: self._open(candidate, stack), candidates))
+        return lanes, end
 
-    def _open(self, part: Part, opened: ExitStack) -> Lane | None:
-        name = self.files[part.file]
+    def _open(self, file_part: Part, stack: ExitStack) -> Lane | None:
+        """Open a part; None for one without rows."""
+        number = file_part.file
+        name = self.files[number]
         if format_of(name) != PARQUET:
-            return Lane(self._sizes[part.file], name, 0, self._rows_of_file(part.file))
-        if not self._row_groups_of(part):
+            return Lane(self._sizes[number], name, 0, self._rows_of_file(number))
+        if not self._row_groups_of(file_part):
             return None
-        file = open_parquet(name, opened)
-        self._row_groups[part.file] = file.num_row_groups
-        groups = self._row_groups_of(part)
-        n_rows = sum(file.metadata.row_group(number).num_rows for number in groups)
+        file = open_parquet(name, stack)
+        self._row_groups[number] = file.num_row_groups
+        groups = self._row_groups_of(file_part)
+        n_rows = sum(file.metadata.row_group(i).num_rows for i in groups)
         if not n_rows:
             return None
         names = file.schema_arrow.names
@@ -454,34 +485,45 @@ class GroupedRows:
         return Lane(n_rows, name, rows_before(file, groups), rows)
 
     def _json_rows(self, number: int) -> Iterator[dict]:
-        """Yield the rows of a file of JSON; of those a single one may lack the text column, which is null there."""
+        """Yield the rows of a file of JSON; single rows may lack the text column, which is null there."""
         rows = json_rows(self.files[number])
-        first = list(itertools.islice(rows, _ROWS_FOR_COLUMNS))
-        if first and not any(self._text_column in row for row in first):
-            raise self._no_column(self.files[number], sorted(set().union(*first)))
-        yield from first
+        first_rows = list(itertools.islice(rows, _ROWS_FOR_COLUMNS))
+        if first_rows and not any(self._text_column in row for row in first_rows):
+            raise self._no_column(self.files[number], sorted(set().union(*first_rows)))
+        yield from first_rows
         yield from rows
 
     def _no_column(self, file: str, names: list[str]) -> InputError:
         return InputError(f"data.text_column: no column {self._text_column!r} in {file}; it has {names}")
 
-    def _row_groups_of(self, part: Part) -> range:
-        """The row groups of a part; before its file is opened, a guess that is not empty."""
-        n = self._row_groups.get(part.file, part.count)
-        return range(part.number * n // part.count, (part.number + 1) * n // part.count)
+    def _row_groups_of(self, file_part: Part) -> range:
+        """Return the row groups of a part; before its file is opened, a guess that is not empty."""
+        parts_of_file = file_part.parts_of_file
+        n_groups = self._row_groups.get(file_part.file, parts_of_file)
+        start = file_part.number * n_groups // parts_of_file
+        end = (file_part.number + 1) * n_groups // parts_of_file
+        return range(start, end)
 
 
 def _ordered_parts(files: list[str], sizes: list[int], seed: int | None) -> list[Part]:
-    """The parts of all files, sorted by a hash of the seed and of what tells them apart, wherever their folder is."""
-    common = len(os.path.commonprefix(files)) if len(files) > 1 else 0  # noqa: RUF071 (of strings: may be URLs)
-    names = [file[common:] for file in files] if len(files) > 1 else [os.path.basename(files[0])]
-    parts = []
+    """Sort the parts of all files by a hash of the seed and of what tells them apart, wherever their folder is."""
+    if len(files) > 1:
+        common = len(os.path.commonprefix(files))  # noqa: RUF071 (of strings: may be URLs)
+        names = [file[common:] for file in files]
+    else:
+        names = [os.path.basename(files[0])]
+    file_parts = []
     for i, (file, size) in enumerate(zip(files, sizes, strict=True)):
         count = max(1, round(size / PART_BYTES)) if format_of(file) == PARQUET else 1
-        parts += [Part(i, number, count) for number in range(count)]
+        file_parts += [Part(i, number, count) for number in range(count)]
     if seed is None:
-        return parts
-    return sorted(parts, key=lambda part: hashlib.sha256(f"{seed}:{names[part.file]}:{part.number}".encode()).digest())
+        return file_parts
+
+    def shuffled_place(file_part: Part) -> bytes:
+        key = f"{seed}:{names[file_part.file]}:{file_part.number}"
+        return hashlib.sha256(key.encode()).digest()
+
+    return sorted(file_parts, key=shuffled_place)
 
 
 def _digest(text: str) -> str:
@@ -489,27 +531,32 @@ def _digest(text: str) -> str:
 
 
 def _checksums(paths: list[Path], memory: Path | None) -> Iterator[tuple[str, str]]:
-    """(name, sha256) of files; those that `memory` knows by their size and time of change are not read."""
-    remembered = json.loads(memory.read_text()) if memory is not None and memory.exists() else {}
-    now = {}
+    """Yield (name, sha256) of files; those that `memory` has with their size and time of change are not read."""
+    remembered: dict[str, Any] = {}
+    if memory is not None and memory.exists():
+        remembered = json.loads(memory.read_text())
+    current: dict[str, Any] = {}
     for path in paths:
-        status, name = path.stat(), str(path.resolve())
+        status = path.stat()
+        name = str(path.resolve())
         size_and_time = [status.st_size, status.st_mtime_ns]
         entry = remembered.get(name)
-        now[name] = entry if entry and entry[:2] == size_and_time else [*size_and_time, sha256_of(path)]
-        yield path.name, now[name][2]
-    if memory is not None and any(remembered.get(name) != entry for name, entry in now.items()):
-        write_bytes(memory, json.dumps({**remembered, **now}, indent=0).encode())
+        if not entry or entry[:2] != size_and_time:
+            entry = [*size_and_time, sha256_of(path)]
+        current[name] = entry
+        yield path.name, entry[2]
+    if memory is not None and any(remembered.get(name) != entry for name, entry in current.items()):
+        write_bytes(memory, json.dumps({**remembered, **current}, indent=0).encode())
 
 
 def is_local_path(name: str) -> bool:
-    """Whether a dataset or tokenizer is named by a path: one that exists, or one that is written as a path."""
+    """Return whether a dataset or tokenizer is named by a path that exists, or by a name that is written as a path."""
     path = os.path.expanduser(name)
     return os.path.exists(path) or name.startswith((".", "~", os.sep)) or format_of(name) is not None
 
 
 def check_dataset_exists(dataset: str) -> None:
-    """Raises FileNotFoundError for a local dataset that is missing or empty; Hub names are not looked up."""
+    """Raise FileNotFoundError for a local dataset that is missing or empty; Hub names are not looked up."""
     if not is_local_path(dataset):
         return
     path = Path(os.path.expanduser(dataset))

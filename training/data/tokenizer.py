@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 from tokenizers import Tokenizer
 
@@ -17,11 +18,17 @@ from hub.base.errors import InputError
 from hub.store import cache
 from training.configuration.arguments import ConfigurationError
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
 END_OF_TEXT = "<|endoftext|>"
-_RARE_LETTERS = "\ua66e\U00012000"  # a Cyrillic and a cuneiform letter, which few vocabularies have
+# A Cyrillic and a cuneiform letter, which few vocabularies have.
+_RARE_LETTERS = "\ua66e\U00012000"
 
 
-def train_tokenizer(documents: Iterable[str], vocab_size: int, folder: str | Path, progress: bool = True):
+def train_tokenizer(
+    documents: Iterable[str], vocab_size: int, folder: str | Path, progress: bool = True
+) -> PreTrainedTokenizerFast:
     """Train a byte-level BPE of `vocab_size` tokens, end-of-text included; save and return it as a fast tokenizer.
 
     Raises ValueError if `vocab_size` is less than 257 or more than the text has tokens for.
@@ -50,10 +57,11 @@ def train_tokenizer(documents: Iterable[str], vocab_size: int, folder: str | Pat
     return fast
 
 
-def load_tokenizer(name_or_path: str, revision: str | None = None):
-    """A fast tokenizer from the Hub or a folder; raises ConfigurationError for none, or one without an eos token.
+def load_tokenizer(name_or_path: str, revision: str | None = None) -> PreTrainedTokenizerFast:
+    """Load a fast tokenizer from the Hub or a folder.
 
-    IntegrityError for files of the Hub's cache that are damaged and cannot be fetched again.
+    Raises ConfigurationError if there is none, or none with an eos token, and IntegrityError for files of the Hub's
+    cache that are damaged and cannot be fetched again.
     """
     from transformers import AutoTokenizer
 
@@ -62,17 +70,20 @@ def load_tokenizer(name_or_path: str, revision: str | None = None):
             cache.restore(name_or_path, "tokenizer_config.json", revision)
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, revision=revision)
     except (OSError, ValueError) as error:
-        what = f"data.tokenizer: {name_or_path!r} is neither a folder with a tokenizer nor one on the Hub"
-        raise ConfigurationError(f"{what}: {str(error).strip().splitlines()[0]}") from error
+        reason = str(error).strip().splitlines()[0]
+        raise ConfigurationError(
+            f"data.tokenizer: {name_or_path!r} is neither a folder with a tokenizer nor one on the Hub: {reason}"
+        ) from error
     if not tokenizer.is_fast:
         raise ConfigurationError(f"data.tokenizer: {name_or_path!r} has no fast implementation; one is needed")
     if tokenizer.eos_token_id is None:
         raise ConfigurationError(f"data.tokenizer: {name_or_path!r} has no eos token to end documents with")
-    return tokenizer
+    # A fast tokenizer is of this class; `is_fast` does not tell mypy.
+    return tokenizer  # type: ignore[return-value]
 
 
-def description(tokenizer) -> str:
-    """The JSON of everything that decides which ids a text gets; `tokenizers.Tokenizer.from_str` reads it."""
+def description(tokenizer: PreTrainedTokenizerFast) -> str:
+    """Return the JSON of everything that decides which ids a text gets; `tokenizers.Tokenizer.from_str` reads it."""
     values = json.loads(tokenizer.backend_tokenizer.to_str())
     # How a caller last asked for padding or truncation is state of the object, not of the tokenizer.
     values.update(padding=None, truncation=None)
@@ -80,21 +91,25 @@ def description(tokenizer) -> str:
 
 
 def fingerprint(description: str) -> str:
-    """sha256 of a tokenizer's description, as `sha256:<hex>`. Raises ValueError or KeyError where it is none."""
+    """Return `sha256:<hex>` of a tokenizer's description. Raises ValueError or KeyError for any other text."""
     values = json.loads(description)
     del values["padding"], values["truncation"]
     return "sha256:" + hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
-def vocabulary_size(tokenizer) -> int:
+class Vocabulary(Protocol):
+    """A tokenizer, or a stand-in for one, that lists its ids."""
+
+    def get_vocab(self) -> dict[str, int]:
+        """Return the id of each token."""
+
+
+def vocabulary_size(tokenizer: Vocabulary) -> int:
     """Return the size that an embedding needs: the largest id plus one, since ids may have holes."""
     return max(tokenizer.get_vocab().values()) + 1
 
 
-# -- special tokens as text
-
-
-def special_tokens(tokenizer) -> list[str]:
+def special_tokens(tokenizer: PreTrainedTokenizerFast) -> list[str]:
     """List the names of all special tokens, sorted."""
     marked = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
     return sorted(marked.union(tokenizer.all_special_tokens))
@@ -123,9 +138,9 @@ def read_names_as_text(description: str, names: Iterable[str]) -> str:
     if "merges" in model:
         prefix_length = len(model.get("continuing_subword_prefix") or "")
         model["merges"] = [
-            [left, right]
-            for left, right in model["merges"]
-            if new_names.keys().isdisjoint((left, right, left + right[prefix_length:]))
+            [first, second]
+            for first, second in model["merges"]
+            if new_names.keys().isdisjoint((first, second, first + second[prefix_length:]))
         ]
     return json.dumps(values)
 
@@ -136,8 +151,8 @@ def _name_without_text(name: str) -> str:
     return digits.translate(str.maketrans("0123456789", "ghijklmnop"))
 
 
-def check_end_token(tokenizer, text_description: str, names: Iterable[str]) -> None:
-    """Raise ConfigurationError if text can become the end token, or if the name of a special token has no ids as text.
+def check_end_token(tokenizer: PreTrainedTokenizerFast, text_description: str, names: Iterable[str]) -> None:
+    """Raise ConfigurationError if text can become the end token, or if a special token's name has no ids as text.
 
     `text_description` is that of `read_names_as_text` for these `names`.
     """
@@ -152,7 +167,8 @@ def check_end_token(tokenizer, text_description: str, names: Iterable[str]) -> N
     for text in (*names, _RARE_LETTERS):
         try:
             ids = backend.encode(text, add_special_tokens=False).ids
-        except Exception:  # the model has no unknown token; a document with such a text is refused
+        except Exception:
+            # The model has no unknown token; a document with such a text is refused.
             continue
         if tokenizer.eos_token_id in ids:
             raise ConfigurationError(

@@ -20,7 +20,7 @@ def main(
     workers: Workers = CORES,
     version: Version = False,
 ) -> None:
-    """The whole loop, from a corpus to a fitted law, on this machine. Run it again to resume."""
+    """Run the whole loop, from a corpus to a fitted law, on this machine. Run it again to resume."""
     # It imports torch, for which --help does not wait.
     from training.demo.loop import FAST, FULL, Demo
     from training.sweep.run import stop_on_signals

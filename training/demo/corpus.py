@@ -16,6 +16,7 @@ import uuid
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,8 +25,10 @@ from hub.base.errors import InputError
 from hub.base.progress import progress_line
 from hub.base.units import format_bytes
 
-MANIFEST = "corpus.json"  # a folder without it is not a complete corpus
-HELD_OUT = 0.025  # share of the text in the validation split
+# A folder without this file is not a complete corpus.
+MANIFEST = "corpus.json"
+# Share of the text in the validation split.
+HELD_OUT = 0.025
 # Least characters of a document.
 MIN_CHARACTERS = 250
 MAX_FILE_BYTES = 4_000_000
@@ -63,41 +66,56 @@ class Document(NamedTuple):
 
     @property
     def size(self) -> int:
+        """Bytes of the text."""
         return len(self.text.encode())
 
 
 def installed_sources() -> list[Source]:
-    """The Python files of the standard library and of the installed packages.
+    """List the Python files of the standard library and of the installed packages.
 
     Packages installed as editable are work in progress and lie elsewhere.
     """
-    places = sysconfig.get_paths()
+    folders = sysconfig.get_paths()
     sources: dict[str, Source] = {}
-    for place, package in ((places["stdlib"], "python"), (places["purelib"], ""), (places["platlib"], "")):
-        for path in Path(place).rglob("*.py"):
-            parts = path.relative_to(place).parts
-            if _SKIPPED_FOLDERS.isdisjoint(parts):
-                name = "/".join([package, *parts] if package else parts)
-                sources.setdefault(name, Source(package or parts[0], name, path))
+    for folder, prefix in (
+        (folders["stdlib"], ("python",)),
+        (folders["purelib"], ()),
+        (folders["platlib"], ()),
+    ):
+        for path in Path(folder).rglob("*.py"):
+            steps = path.relative_to(folder).parts
+            if _SKIPPED_FOLDERS.isdisjoint(steps):
+                steps = (*prefix, *steps)
+                name = "/".join(steps)
+                sources.setdefault(name, Source(steps[0], name, path))
     return list(sources.values())
 
 
 def extract(path: Path) -> list[str]:
-    """The paragraphs of a file's docstrings, in its order; none if it cannot be read or parsed, whatever is in it."""
+    """Return the paragraphs of a file's docstrings, in its order.
+
+    None of a file that cannot be read or parsed, whatever is in it.
+    """
     try:
-        if not path.is_file() or path.stat().st_size > MAX_FILE_BYTES:  # opening a pipe would wait for ever
+        # Opening a pipe would wait for ever.
+        if not path.is_file() or path.stat().st_size > MAX_FILE_BYTES:
             return []
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # invalid escapes in other people's code
+            # Other people's code has invalid escapes.
+            warnings.simplefilter("ignore")
             nodes = [node for node in ast.walk(ast.parse(path.read_bytes())) if isinstance(node, _DOCUMENTED)]
-        nodes.sort(key=lambda node: getattr(node, "lineno", 0))  # a module has none
-        return [line for node in nodes for line in readable(ast.get_docstring(node) or "")]
+        # A module has no line number.
+        nodes.sort(key=lambda node: getattr(node, "lineno", 0))
+        paragraphs: list[str] = []
+        for node in nodes:
+            paragraphs += readable(ast.get_docstring(node) or "")
+        return paragraphs
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return []
 
 
 def readable(text: str) -> Iterator[str]:
-    """The English paragraphs of a docstring, one line each, without markup; code and other languages are left out.
+    """Yield the English paragraphs of a docstring, one line each, without markup, code and other languages.
 
     Lines of one indentation are one paragraph, which a blank line or a bullet ends.
     """
@@ -109,22 +127,25 @@ def readable(text: str) -> Iterator[str]:
         return breaks, len(line) - len(line.lstrip())
 
     for _, lines in itertools.groupby(text.split("\n"), paragraph):
-        line = " ".join(_TEXT_OF.sub(lambda match: "".join(filter(None, match.groups())), " ".join(lines)).split())
+        text_without_markup = _TEXT_OF.sub(lambda match: "".join(filter(None, match.groups())), " ".join(lines))
+        line = " ".join(text_without_markup.split())
         line = "".join(filter(str.isprintable, line)).strip()
-        if _is_plain(line):
+        if _is_english(line):
             yield line
 
 
-def _is_plain(line: str) -> bool:
-    """Whether a line is words, most characters being letters and, in a long one, a tenth of the words frequent."""
+def _is_english(line: str) -> bool:
+    """Return whether a line is words: letters for the most part and, in a long one, a tenth of the words frequent."""
     words = WORD.findall(line.lower())
+    if len(words) < 3:
+        return False
     letters = sum(character.isascii() and (character.isalpha() or character == " ") for character in line)
-    frequent = len(words) < 12 or 10 * sum(word in STOP_WORDS for word in words) >= len(words)
-    return len(words) >= 3 and letters >= 0.85 * len(line) and frequent
+    frequent_words = sum(word in STOP_WORDS for word in words)
+    return letters >= 0.85 * len(line) and (len(words) < 12 or 10 * frequent_words >= len(words))
 
 
 def build(folder: str | Path, *, max_bytes: int | None = None, sources: Sequence[Source] | None = None) -> str:
-    """Build the corpus in `folder`, completely or not at all, or use the one that is there; says how large it is.
+    """Build the corpus in `folder`, completely or not at all, or use the one that is there; return its size in words.
 
     Args:
         max_bytes: at most that many UTF-8 bytes of text, files in hash order; None for all.
@@ -132,28 +153,32 @@ def build(folder: str | Path, *, max_bytes: int | None = None, sources: Sequence
 
     Raises:
         ValueError: there is documentation of fewer than two packages within `max_bytes`.
-        FileExistsError: `folder` holds something that is no corpus, or one that was built with another limit.
+        FileExistsError: `folder` holds something else, or a corpus that was built with another limit.
     """
     folder = Path(folder).expanduser().resolve()
-    if manifest := atomic.read_json(folder / MANIFEST, None):
-        if manifest["max_bytes"] != max_bytes:
-            built = f"was built with max_bytes={manifest['max_bytes']}"
-            raise FileExistsError(f"folder: {str(folder)!r} {built}; delete it or give another folder")
+    manifest = atomic.read_json(folder / MANIFEST, None)
+    if manifest:
+        limit = manifest["max_bytes"]
+        if limit != max_bytes:
+            raise FileExistsError(
+                f"folder: {str(folder)!r} was built with max_bytes={limit}; delete it or give another folder"
+            )
         return str(manifest["summary"])
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         raise FileExistsError(f"folder: {str(folder)!r} exists and is no corpus; give a new or an empty folder")
-    documents = _read(
-        installed_sources() if sources is None else sources, float("inf") if max_bytes is None else max_bytes
-    )
+    if sources is None:
+        sources = installed_sources()
+    documents = _read(sources, float("inf") if max_bytes is None else max_bytes)
     splits = _split(documents)
     if not all(splits.values()):
-        found = f"not {len(documents)} documents"
-        raise InputError(f"max_bytes: {max_bytes}; it must allow text of at least 2 packages, {found}")
-    sizes = {name: sum(row.size for row in rows) for name, rows in splits.items()}
+        raise InputError(
+            f"max_bytes: {max_bytes}; it must allow text of at least 2 packages, not {len(documents)} documents"
+        )
+    sizes = {name: sum(map(attrgetter("size"), rows)) for name, rows in splits.items()}
+    packages = {document.package for document in documents}
     summary = (
-        f"{format_bytes(sum(sizes.values()))} of English in {len(documents):,} documents of "
-        f"{len({document.package for document in documents})} packages, {format_bytes(sizes['validation'])} of it "
-        "held out"
+        f"{format_bytes(sum(sizes.values()))} of English in {len(documents):,} documents of {len(packages)} packages, "
+        f"{format_bytes(sizes['validation'])} of it held out"
     )
     with atomic.atomic_folder(folder) as temporary:
         for name, rows in splits.items():
@@ -167,43 +192,48 @@ def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _read(sources: Sequence[Source], room: float) -> list[Document]:
-    """The documents of the files, one each of the lines that no earlier one has, until they fill `room` bytes."""
+def _read(sources: Sequence[Source], max_bytes: float) -> list[Document]:
+    """Make a document of each file, of the lines that no earlier one has, until they fill `max_bytes`."""
     documents: list[Document] = []
-    seen: set[str] = set()
+    keys: set[str] = set()
+    free_bytes = max_bytes
     with progress_line("reading", len(sources), "files") as advance:
-        for source in sorted(sources, key=lambda source: _hash(source.name)):  # nothing depends on the file system
+        # The order is that of hashes, so that nothing depends on the file system.
+        for source in sorted(sources, key=lambda source: _hash(source.name)):
             advance(1, "")
-            new = []
+            new_lines = []
             for line in extract(source.path):
-                if (key := " ".join(WORD.findall(line.lower()))) not in seen:
-                    seen.add(key)
-                    new.append(line)
+                key = " ".join(WORD.findall(line.lower()))
+                if key not in keys:
+                    keys.add(key)
+                    new_lines.append(line)
             identity = uuid.uuid5(uuid.NAMESPACE_URL, source.name)
-            document = Document(f"<urn:uuid:{identity}>", "\n\n".join(new), source.package)
+            document = Document(f"<urn:uuid:{identity}>", "\n\n".join(new_lines), source.package)
             if len(document.text) >= MIN_CHARACTERS:
-                room -= document.size
-                if room < 0:
+                free_bytes -= document.size
+                if free_bytes < 0:
                     break
                 documents.append(document)
     return documents
 
 
 def _split(documents: Sequence[Document]) -> dict[str, list[Document]]:
-    """Train and validation, each in the order of the hash of the ids.
+    """Split into train and validation, each in the order of the hash of the ids.
 
-    Packages repeat themselves, so each is in one split as a whole. Validation gets those that fit into its share of
-    the bytes, in the order of the hash of their names, or the smallest where none fits.
+    Packages repeat themselves, so no package is in both. Validation gets those that fit into its share of the bytes,
+    in the order of the hash of their names, or the smallest where none fits.
     """
     sizes = Counter[str]()
     for document in documents:
         sizes[document.package] += document.size
-    held_out, room = set[str](), HELD_OUT * sizes.total()
+    held_out = set[str]()
+    free_bytes = HELD_OUT * sizes.total()
     for name in sorted(sizes, key=_hash):
-        if sizes[name] <= room:
+        if sizes[name] <= free_bytes:
             held_out.add(name)
-            room -= sizes[name]
-    held_out = held_out or {name for name, _ in sizes.most_common()[-1:]}
+            free_bytes -= sizes[name]
+    if not held_out:
+        held_out = {name for name, _ in sizes.most_common()[-1:]}
     splits: dict[str, list[Document]] = {"train": [], "validation": []}
     for document in sorted(documents, key=lambda document: _hash(document.id)):
         splits["validation" if document.package in held_out else "train"].append(document)
@@ -214,5 +244,8 @@ def _write(path: Path, documents: Sequence[Document]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    columns = {name: [getattr(document, name) for document in documents] for name in ("id", "text")}
+    columns = {
+        "id": [document.id for document in documents],
+        "text": [document.text for document in documents],
+    }
     pq.write_table(pa.table(columns), path, compression="zstd")

@@ -7,6 +7,7 @@ as a prior, predicts, inside their range, the crossover, an optimum and a held-o
 
 from __future__ import annotations
 
+import itertools
 import os
 import shlex
 import sys
@@ -18,7 +19,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-# Before any Hugging Face library is imported: the demo shows that none of it needs a network.
+# This comes before any Hugging Face library is imported: the demo shows that none of it needs a network.
 os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", HF_HUB_DISABLE_PROGRESS_BARS="1")
 
 import numpy as np
@@ -31,7 +32,7 @@ from hub import RunRecord, open_store, release_runs
 from hub.base.tables import print_table
 from hub.base.units import format_bytes, format_count, format_flops
 from hub.release.cards import loading_code
-from scaling_law import FitResult, JointLaw, LearningRateLaw, fit, load_runs
+from scaling_law import FitResult, JointLaw, Law, LearningRateLaw, fit, load_runs
 from scaling_law.commands.release import LawOnRuns, release_law
 from scaling_law.figures import drawing, law_figures
 from training.configuration.reading import read_yaml
@@ -46,7 +47,8 @@ from training.sweep.plan import plan_sweep
 from training.sweep.run import run_sweep, sweep_progress
 
 PROMPT = "Returns the number of"
-VOCABULARY = 257  # the bytes, and the end of a text
+# The bytes, and the end of a text.
+VOCABULARY = 257
 
 
 class DemoError(RuntimeError):
@@ -57,7 +59,7 @@ class DemoError(RuntimeError):
 
 @dataclass(frozen=True)
 class Scale:
-    """How large a demo is: its sweep file, the bytes of text it takes, draws of the law, and the budget it asks for.
+    """Size of a demo: its sweep file, the bytes of text it takes, draws of the law, and the budget it asks for.
 
     Runs count for the law from `fitted_from` tokens on: before, a model knows little more than pairs of letters, and
     its loss follows no power law. The best model for `flops` lies inside the sizes and tokens of the sweep.
@@ -75,15 +77,15 @@ FAST = Scale("demo-fast.yaml", 2_000_000, "75K", 100, 7e10)
 
 
 @dataclass(frozen=True)
-class Fitted:
-    """The released runs that `where` keeps, fitted with the published law as a prior; the law has a bootstrap's draws.
+class DemoFit:
+    """Fit of the released runs that `where` selects, with the published law as a prior and a bootstrap's draws.
 
     `rates` is a law of the learning rates that the runs used; `low` and `high` are the 95 % prediction interval of the
     loss of the run `left_out`.
     """
 
     fit: FitResult
-    law: JointLaw
+    law: Law
     rates: LearningRateLaw
     where: str
     left_out: RunRecord
@@ -105,14 +107,17 @@ class Demo:
     """The steps in their order; each leaves its result in a folder of its own under `folder`."""
 
     def __init__(self, folder: Path, scale: Scale, workers: int) -> None:
-        self.folder, self.scale, self.workers = folder, scale, workers
-        # The names of these two folders are what the run records call the dataset and the tokenizer.
-        self._corpus, self._tokenizer = folder / "installed-documentation", folder / "bytes"
+        self.folder = folder
+        self.scale = scale
+        self.workers = workers
+        # The run records call the dataset and the tokenizer by the names of these two folders.
+        self._corpus = folder / "installed-documentation"
+        self._tokenizer = folder / "bytes"
         self._rates = folder / "learning-rates.json"
         self.seconds: dict[str, float] = {}
 
     def run(self) -> None:
-        """All steps, then their results."""
+        """Run all steps, then print their results."""
         with self._step("1 Corpus", "the docstrings of the installed packages, in columns of FineWeb-Edu"):
             say(corpus.build(self._corpus, max_bytes=self.scale.corpus_bytes))
         with self._step("2 Tokenizer", "every byte is a token"):
@@ -122,78 +127,89 @@ class Demo:
         with self._step("4 Release", "checkpoints, cards and run records, in the layout of a release on the Hub"):
             released = self.release(sweep)
         with self._step("5 Fit", "a law of all these runs but one, with the published one as a prior"):
-            fitted = self.fit(sweep, released)
+            demo_fit = self.fit(sweep, released)
         with self._step("6 Ask", "that law, inside the range of its runs"):
-            answer = self.ask(fitted)
-            self.figures(fitted, released)
+            answer = self.ask(demo_fit)
+            self.figures(demo_fit, released)
         with self._step("7 Use", "the best released checkpoint, loaded and asked as any model of transformers"):
             model = self.use(sweep, released)
+        times = [f"{name.split()[1].lower()} {seconds:.0f} s" for name, seconds in self.seconds.items()]
         print("── The whole loop is done ──")
-        print_table(crossings_table(released, fitted.law))
-        say(fitted.forecast)
+        print_table(crossings_table(released, demo_fit.law))
+        say(demo_fit.forecast)
         say(answer)
-        say("Time: " + ", ".join(f"{name.split()[1].lower()} {spent:.0f} s" for name, spent in self.seconds.items()))
+        say("Time: " + ", ".join(times))
         print("\nTo go on, in a shell:\n")
-        print(*self.commands(sweep, fitted), sep="\n")
+        print(*self.commands(sweep, demo_fit), sep="\n")
         print("\nTo load the best model, in any Python that has transformers (this runs the code of the release):\n")
         print(loading_code(str(model.resolve())))
 
     @contextmanager
-    def _step(self, name: str, what: str) -> Iterator[None]:
-        say(f"── {name} ── {what}")
-        started = time.monotonic()
+    def _step(self, name: str, description: str) -> Iterator[None]:
+        say(f"── {name} ── {description}")
+        start = time.monotonic()
         yield
-        self.seconds[name] = spent = time.monotonic() - started
-        print(f"{spent:.0f} s\n")
+        seconds = time.monotonic() - start
+        self.seconds[name] = seconds
+        print(f"{seconds:.0f} s\n")
 
     def tokenizer(self) -> None:
         """Make the tokenizer, unless that is done."""
         if not (self._tokenizer / "tokenizer.json").exists():
-            train_tokenizer(TextSource(str(self._corpus)).documents(), VOCABULARY, self._tokenizer, progress=False)
-        text = next(TextSource(str(self._corpus), split="validation").documents())[:40]
-        ids = load_tokenizer(str(self._tokenizer))(text)["input_ids"]
-        say(f"{text!r} is {len(ids)} tokens: {' '.join(map(str, ids[:12]))} …")
+            documents = TextSource(str(self._corpus)).documents()
+            train_tokenizer(documents, VOCABULARY, self._tokenizer, progress=False)
+        held_out = TextSource(str(self._corpus), split="validation")
+        text = next(held_out.documents())[:40]
+        tokenizer = load_tokenizer(str(self._tokenizer))
+        ids = tokenizer(text)["input_ids"]
+        first_ids = " ".join(map(str, ids[:12]))
+        say(f"{text!r} is {len(ids)} tokens: {first_ids} …")
 
     def sweep(self) -> Sweep:
-        """Train unfinished runs; raises DemoError if one failed."""
+        """Train unfinished runs. Raises DemoError if a run failed."""
         file = resources.files("training") / "configs" / self.scale.sweep
         values = read_yaml(str(file), "demo")
-        folders = {"dataset": self._corpus, "tokenizer": self._tokenizer, "cache_dir": self.folder / "tokens"}
-        values["base"]["data"] |= {name: str(folder) for name, folder in folders.items()}
+        values["base"]["data"].update(
+            dataset=str(self._corpus), tokenizer=str(self._tokenizer), cache_dir=str(self.folder / "tokens")
+        )
         sweep = Sweep.from_dict(values, self.folder / "runs")
         print_table(plan_sweep(sweep))
         with sweep_progress(sweep) as watch:
             outcome = run_sweep(sweep, self.workers, watch)
         if outcome.failed:
-            lines = [f"{name}: exit status {status}, see {log}" for name, (status, log) in outcome.failed.items()]
-            raise DemoError("training failed; re-run this command to resume\n  " + "\n  ".join(lines))
+            lines = ["training failed; re-run this command to resume"]
+            for name, (status, log) in outcome.failed.items():
+                lines.append(f"{name}: exit status {status}, see {log}")
+            raise DemoError("\n  ".join(lines))
         if outcome.elsewhere:
-            raise DemoError(f"another process trains {', '.join(outcome.elsewhere)}; re-run this when it is done")
-        print_table(losses_table([record for run in sweep.runs for record in run.records()]))
+            names = ", ".join(outcome.elsewhere)
+            raise DemoError(f"another process trains {names}; re-run this when it is done")
+        print_table(losses_table([*itertools.chain(*(run.records() for run in sweep.runs))]))
         return sweep
 
     def release(self, sweep: Sweep) -> list[RunRecord]:
         """Push every finished run to the local hub, then the index; pushed runs are skipped."""
         store = open_store(self.folder / "hub")
-        folders = [folder for run in sweep.runs for folder in run.finished()]
-        result = release_runs(store, [(folder, RunRecord.load(folder)) for folder in folders])
+        folders = itertools.chain(*(run.finished() for run in sweep.runs))
+        finished_runs = [(folder, RunRecord.load(folder)) for folder in folders]
+        result = release_runs(store, finished_runs)
         if result.failed:
             raise result.failed
-        released, index = result.records, result.indexes[sweep.name]
+        repositories = {record.repo for record in result.records}
         weights = (self.folder / "hub").rglob("*.safetensors")
-        # main has copies.
+        # The branch `main` has copies.
         size = sum(path.stat().st_size for path in weights if path.parent.name != "main")
         say(
-            f"{len(released)} revisions in {len({record.repo for record in released})} model repositories "
-            f"({format_bytes(size)} of weights) and the index {index.repo}, under {self.folder / 'hub'}"
+            f"{len(result.records)} revisions in {len(repositories)} model repositories ({format_bytes(size)} of "
+            f"weights) and the index {result.indexes[sweep.name].repo}, under {self.folder / 'hub'}"
         )
-        return released
+        return result.records
 
     def index(self, sweep: Sweep) -> Path:
-        """The folder of the released index, which `load_runs` and `scaling-law fit` read."""
+        """Return the folder of the released index, which `load_runs` and `scaling-law fit` read."""
         return self.folder / "hub" / "datasets" / f"{sweep.name}-runs" / "main"
 
-    def fit(self, sweep: Sweep, released: Sequence[RunRecord]) -> Fitted:
+    def fit(self, sweep: Sweep, released: Sequence[RunRecord]) -> DemoFit:
         """Fit without the longest run of the largest model with the most experts, and release the law."""
         left_out = max(released, key=lambda record: (record.n_active, record.experts, record.tokens))
         where = f"D >= {self.scale.fitted_from}, run_id != {left_out.run_id}"
@@ -201,65 +217,78 @@ class Demo:
         result = fit(runs, prior=JointLaw.published())
         print_table(result)
         bootstrap = result.bootstrap(self.scale.draws, seed=0, progress=True)
-        at = left_out.n_active, left_out.tokens, left_out.experts
-        interval = bootstrap.prediction_interval(*at, kind="prediction")
-        fitted = Fitted(result, bootstrap.law, rates_of(sweep), where, left_out, *interval)
-        say(fitted.forecast)
-        fitted.law.save_pretrained(self.folder / "law")
-        fitted.rates.save(self._rates)
-        release_law(open_store(self.folder / "hub"), sweep.name, LawOnRuns(fitted.law, runs, fitted=True))
-        return fitted
+        low, high = bootstrap.prediction_interval(
+            left_out.n_active, left_out.tokens, left_out.experts, kind="prediction"
+        )
+        demo_fit = DemoFit(result, bootstrap.law, rates_of(sweep), where, left_out, low, high)
+        say(demo_fit.forecast)
+        demo_fit.law.save_pretrained(self.folder / "law")
+        demo_fit.rates.save(self._rates)
+        release_law(open_store(self.folder / "hub"), sweep.name, LawOnRuns(demo_fit.law, runs, fitted=True))
+        return demo_fit
 
-    def ask(self, fitted: Fitted) -> str:
-        """The best model for a budget inside the range of the runs, in a sentence."""
-        experts = sorted({*fitted.fit.runs.experts.tolist()})
+    def ask(self, demo_fit: DemoFit) -> str:
+        """Ask for the best model for a budget inside the range of the runs, and return it in a sentence."""
+        experts = sorted({*demo_fit.fit.runs.experts.tolist()})
         try:
-            table = fitted.law.optimal(self.scale.flops, experts=experts, learning_rate_law=fitted.rates)
-        except ValueError as error:  # a law of a few runs need not have an optimum
+            table = demo_fit.law.optimal(self.scale.flops, experts=experts, learning_rate_law=demo_fit.rates)
+        except ValueError as error:
+            # A law of a few runs need not have an optimum.
             return f"This law has no answer for {format_flops(self.scale.flops)} FLOPs: {error}"
         print_table(table)
         return f"The best model for {format_flops(self.scale.flops)} FLOPs: {table.verdict}."
 
-    def figures(self, fitted: Fitted, released: Sequence[RunRecord]) -> None:
-        """Figures: MoE minus dense losses, the errors of the law, and the published law's memory optimum."""
-        drawn = {
-            "crossing": gap_curves(fitted.law, released),
-            "predicted-against-observed": law_figures.predicted_against_observed(fitted.fit),
+    def figures(self, demo_fit: DemoFit, released: Sequence[RunRecord]) -> None:
+        """Draw MoE minus dense losses, the errors of the law, and the published law's memory optimum."""
+        figures = {
+            "crossing": gap_curves(demo_fit.law, released),
+            "predicted-against-observed": law_figures.predicted_against_observed(demo_fit.fit),
             "published-memory-optimal": law_figures.memory_optimal(JointLaw.published(), flops=1e22),
         }
-        for name, axes in drawn.items():
+        for name, axes in figures.items():
             print(f"wrote {drawing.save(axes, self.folder / 'figures' / f'{name}.png')}")
 
     def use(self, sweep: Sweep, released: Sequence[RunRecord]) -> Path:
         """Load the best released checkpoint as a user would, let it write, and measure its loss again.
 
-        Returns its folder; raises DemoError where the reloaded model's loss is not the recorded one.
+        Returns its folder. Raises DemoError if the loss of the reloaded model is not the recorded one.
         """
-        best = min(released, key=lambda record: record.eval_loss)
-        folder = self.folder / "hub" / "models" / best.repo / best.branch
-        model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+        best_loss, best = min(
+            ((record.eval_loss, record) for record in released if record.eval_loss is not None),
+            key=lambda pair: pair[0],
+        )
+        folder = self.folder / "hub" / "models" / str(best.repo) / str(best.branch)
+        model = AutoModelForCausalLM.from_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
         torch.manual_seed(0)
         prompt = tokenizer(PROMPT, return_tensors="pt")
-        written = model.generate(**prompt, max_new_tokens=200, do_sample=True, top_p=0.9, temperature=0.8)
+        # transformers annotates `generate` with a protocol that its own models do not fulfil.
+        ids = model.generate(  # type: ignore[misc]
+            **prompt, max_new_tokens=200, do_sample=True, top_p=0.9, temperature=0.8
+        )
+        text = str(tokenizer.decode(ids[0], skip_special_tokens=True))
         print(folder)
-        say(f"> {' '.join(tokenizer.decode(written[0], skip_special_tokens=True).split())}")
-        arguments = next(r.arguments for r in sweep.runs if r.arguments.model.d_model == best.d_model)
+        say(f"> {' '.join(text.split())}")
+        arguments = next(run.arguments for run in sweep.runs if run.architecture.d_model == best.d_model)
         sequences = HeldOutText(arguments, tokenizer).wait()
         loss = evaluate(model, sequences, arguments.run.micro_batch_sequences, torch.device("cpu")).loss
-        say(f"held-out loss {loss:.6f}, recorded {best.eval_loss:.6f} nats per byte")
-        if abs(loss - best.eval_loss) > 1e-5:
-            raise DemoError(f"the reloaded model has loss {loss}, its record says {best.eval_loss}")
+        say(f"held-out loss {loss:.6f}, recorded {best_loss:.6f} nats per byte")
+        if abs(loss - best_loss) > 1e-5:
+            raise DemoError(f"the reloaded model has loss {loss}, its record says {best_loss}")
         return folder
 
-    def commands(self, sweep: Sweep, fitted: Fitted) -> list[str]:
-        """Questions to the law, the fit and the published law, as a shell takes them."""
-        run, law = fitted.left_out, self.folder / "law"
-        of_these = ["--experts", ",".join(str(e) for e in sorted({run.arguments.model.experts for run in sweep.runs}))]
-        flops, size = format_flops(self.scale.flops), ["--n-active", run.n_active, "--tokens", run.tokens]
+    def commands(self, sweep: Sweep, demo_fit: DemoFit) -> list[str]:
+        """Write questions to the law, the fit and the published law, as a shell takes them."""
+        run = demo_fit.left_out
+        law = self.folder / "law"
+        numbers = sorted({run.arguments.model.experts for run in sweep.runs})
+        experts = ["--experts", ",".join(map(str, numbers))]
+        size = ["--n-active", run.n_active, "--tokens", run.tokens]
+        flops = format_flops(self.scale.flops)
         return [
-            scaling_law("loss", "--law", law, *size, *of_these),
-            scaling_law("optimal", "--law", law, "--learning-rate-law", self._rates, "--flops", flops, *of_these),
-            scaling_law("fit", self.index(sweep), "--prior", "published", "--where", fitted.where),
+            scaling_law("loss", "--law", law, *size, *experts),
+            scaling_law("optimal", "--law", law, "--learning-rate-law", self._rates, "--flops", flops, *experts),
+            scaling_law("fit", self.index(sweep), "--prior", "published", "--where", demo_fit.where),
             scaling_law("optimal", "--flops", "1e22", "--memory", "80GB", "--kv-tokens", "16k"),
         ]
 
@@ -268,11 +297,18 @@ def rates_of(sweep: Sweep) -> LearningRateLaw:
     """Fit ln LR = intercept + slope_n ln N + slope_e ln E to the rates that the file of a sweep gives."""
     n = np.array([float(run.architecture.n_active_non_embedding) for run in sweep.runs])
     e = np.array([float(run.architecture.experts) for run in sweep.runs])
-    rates = [run.arguments.optimizer.learning_rate for run in sweep.runs]
+    rates = np.array([run.arguments.optimizer.learning_rate for run in sweep.runs], float)
     design = np.stack([np.ones(len(n)), np.log(n), np.log(e)], axis=1)
     intercept, slope_n, slope_e = np.linalg.lstsq(design, np.log(rates), rcond=None)[0].tolist()
-    ranges: dict[str, Any] = {"n_range": (n.min(), n.max()), "experts_range": (e.min(), e.max())}
-    return LearningRateLaw(intercept, slope_n, slope_e, "paper", f"rates of {sweep.name}", **ranges)
+    return LearningRateLaw(
+        intercept,
+        slope_n,
+        slope_e,
+        "paper",
+        f"rates of {sweep.name}",
+        n_range=(n.min(), n.max()),
+        experts_range=(e.min(), e.max()),
+    )
 
 
 def say(text: str) -> None:
@@ -281,5 +317,5 @@ def say(text: str) -> None:
 
 
 def scaling_law(*words: Any) -> str:
-    """The command line of `scaling-law` with these words, by the path of this Python: no PATH need lead to it."""
+    """Write a command line of `scaling-law` by the path of this Python: no PATH need lead to it."""
     return shlex.join([os.path.relpath(sys.executable), "-m", "scaling_law", *map(str, words)])

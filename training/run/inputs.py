@@ -149,7 +149,7 @@ def tokens_needed(arguments: TrainingArguments) -> tuple[int, int | None]:
     """
     d, longest = arguments.data, arguments.branches()[-1]
     end = longest.tokens // d.sequence_length
-    needed = _order(arguments).needed(0, end)
+    needed = _order(arguments).count_to_tokenise(0, end)
     if d.train_tokens is None:
         return needed * d.sequence_length + 1, None
     most = d.train_tokens // d.sequence_length

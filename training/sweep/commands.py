@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -45,8 +46,8 @@ def plan(
 ) -> None:
     """Show the trunks and branches of a sweep and their cost, without training."""
     sweep = Sweep.load(sweep_file)
-    planned = plan_sweep(sweep, shards=shards, gpus=gpus, gpu=gpu, throughput=throughput, price=price)
-    show(planned.to_dict(), as_json, planned)
+    sweep_plan = plan_sweep(sweep, shards=shards, gpus=gpus, gpu=gpu, throughput=throughput, price=price)
+    show(sweep_plan.to_dict(), as_json, sweep_plan)
 
 
 def status(sweep_file: _SweepFile, as_json: Json = False) -> None:
@@ -54,8 +55,8 @@ def status(sweep_file: _SweepFile, as_json: Json = False) -> None:
 
     States: waiting, running, finished, diverged or failed.
     """
-    statuses = _status(Sweep.load(sweep_file))
-    show([asdict(one) for one in statuses], as_json, status_table(statuses))
+    statuses = _ask_engines(Sweep.load(sweep_file))
+    show([asdict(run) for run in statuses], as_json, status_table(statuses))
 
 
 def run(
@@ -95,8 +96,21 @@ def run(
 
     Exit status: 0 all finished or queued, 1 a run failed or diverged, 2 bad input, 128 + n stopped by signal n.
     """
-    options = {name: value for name, value in locals().items() if value not in (None, [])}
-    engine = _engine(on, {name: options[name] for name in options.keys() - {"sweep_file", "on", "only", "dry_run"}})
+    engine = _make_engine(
+        on,
+        workers=workers,
+        processes_per_run=processes_per_run,
+        retries=retries,
+        accelerate_config=accelerate_config,
+        gpus=gpus,
+        nodes=nodes,
+        partition=partition,
+        account=account,
+        at_most=at_most,
+        sbatch=sbatch,
+        time=time,
+        setup=setup,
+    )
     sweep = Sweep.load(sweep_file).only(only or [])
     if dry_run:
         print(engine.preview(sweep, sweep_file), end="")
@@ -104,10 +118,12 @@ def run(
     if on == Local.name:
         stop_on_signals()
         outcome = engine.submit(sweep, sweep_file)
+        statuses = [run_status(sweep_run) for sweep_run in sweep.runs]
     else:
         with submitting(sweep):
             outcome = engine.submit(sweep, sweep_file)
-    print_table(status_table([run_status(one) for one in sweep.runs] if on == Local.name else _status(sweep)))
+        statuses = _ask_engines(sweep)
+    print_table(status_table(statuses))
     for name in outcome.elsewhere:
         typer.echo(f"run {name} was skipped: it is queued, or another sweep is executing it", err=True)
     for name, job in outcome.queued.items():
@@ -122,10 +138,11 @@ def cancel(sweep_file: _SweepFile, only: _Only = None) -> None:
 
     A `run` on this machine stops with all of its runs.
     """
-    left = list(Sweep.load(sweep_file).only(only or []).runs)
-    for engine in sorted(ENGINES.values(), key=lambda engine: engine is Local):  # a node of SLURM runs it as local
-        cancelled = engine().cancel(left)
-        left = [run for run in left if run.name not in cancelled]
+    runs = list(Sweep.load(sweep_file).only(only or []).runs)
+    # The local engine is the last, since a node of SLURM runs a run as local, too.
+    for engine in sorted(ENGINES.values(), key=lambda engine: engine is Local):
+        cancelled = engine().cancel(runs)
+        runs = [sweep_run for sweep_run in runs if sweep_run.name not in cancelled]
         for name in cancelled:
             print(f"{name}: cancelled ({engine.name})")
 
@@ -138,7 +155,7 @@ def records(
     if output.suffix != ".jsonl":
         raise ConfigurationError(f"--output: {str(output)!r}; it must end in .jsonl")
     sweep = Sweep.load(sweep_file)
-    finished = [record for run in sweep.runs for record in run.records()]
+    finished = [*itertools.chain(*(sweep_run.records() for sweep_run in sweep.runs))]
     if not finished:
         raise ConfigurationError("no run of this sweep has finished yet")
     write_bytes(output, to_jsonl(finished))
@@ -147,30 +164,35 @@ def records(
 
 def config(sweep_file: _SweepFile, name: Annotated[str, typer.Argument(help="Name of a run.")]) -> None:
     """Write the configuration of a run into its folder and print its path, for `train.py --config`."""
-    (one,) = Sweep.load(sweep_file).only([name]).runs
-    print(write_configuration(one))
+    (sweep_run,) = Sweep.load(sweep_file).only([name]).runs
+    print(write_configuration(sweep_run))
 
 
-def _engine(name: str, options: dict[str, Any]) -> Engine:
-    """The engine with its options. Raises ConfigurationError for those of another."""
-    names = [field.name for field in fields(ENGINES[name])]  # type: ignore[arg-type]
+def _make_engine(engine_name: str, **options: Any) -> Engine:
+    """Make the engine with its options, of which None and [] are defaults. Raises ConfigurationError for another's."""
+    engine = ENGINES[engine_name]
+    names = [field.name for field in fields(engine)]  # type: ignore[arg-type]  # every engine is a dataclass
+    options = {option: value for option, value in options.items() if value not in (None, [])}
     for option in options.keys() - set(names):
-        flags = ", ".join(f"--{field.replace('_', '-')}" for field in names)
-        raise ConfigurationError(f"--{option.replace('_', '-')}: --on {name} does not take it; it takes {flags}")
-    return ENGINES[name](**options)
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in names)
+        raise ConfigurationError(
+            f"--{option.replace('_', '-')}: --on {engine_name} does not take it; it takes {flags}"
+        )
+    return engine(**options)
 
 
-def _status(sweep: Sweep) -> list[RunStatus]:
+def _ask_engines(sweep: Sweep) -> list[RunStatus]:
+    """Find the status of all runs, with the queues of all engines that can be reached."""
     queue: dict[Job, Queued] = {}
     for engine in ENGINES.values():
         try:
-            queue |= engine().queue(sweep.runs)
+            queue.update(engine().queue(sweep.runs))
         except (EngineError, HubError) as error:
             typer.echo(f"warning: {error}", err=True)
     statuses = []
-    for run in sweep.runs:
-        # What has ended first: an older job may still be alive.
-        jobs = sorted(Job.of(run), key=lambda job: job in queue and queue[job].alive)
-        engine = jobs[-1].engine if jobs else Local.name
-        statuses.append(run_status(run, engine, [queue[job] for job in jobs if job in queue]))
+    for sweep_run in sweep.runs:
+        # Jobs that have ended come first: an older job may still be alive.
+        jobs = sorted(Job.of(sweep_run), key=lambda job: job in queue and queue[job].alive)
+        engine_name = jobs[-1].engine if jobs else Local.name
+        statuses.append(run_status(sweep_run, engine_name, [queue[job] for job in jobs if job in queue]))
     return statuses

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -39,13 +40,14 @@ class Job:
 
     @staticmethod
     def of(run: SweepRun) -> list[Job]:
-        """All jobs of a run, oldest first; the last may be alive."""
+        """Read all jobs of a run, oldest first; the last may be alive."""
         jobs: list[Job] = atomic.read_json(run.folder / "jobs.json", [], list[Job])
         return jobs
 
     def add_to(self, run: SweepRun) -> None:
         """Note the job as the run's newest, unless it is noted already."""
-        if self not in (jobs := Job.of(run)):
+        jobs = Job.of(run)
+        if self not in jobs:
             run.folder.mkdir(parents=True, exist_ok=True)
             atomic.write_json(run.folder / "jobs.json", [asdict(job) for job in [*jobs, self]])
 
@@ -77,7 +79,7 @@ class Engine:
     name: ClassVar[str]
 
     def preview(self, sweep: Sweep, sweep_file: Path) -> str:
-        """Text of what `submit` would start or send; nothing is started."""
+        """Return the text that `submit` would start or send; nothing is started."""
         raise NotImplementedError
 
     def submit(self, sweep: Sweep, sweep_file: Path) -> Outcome:
@@ -93,9 +95,10 @@ class Engine:
         raise NotImplementedError
 
     def cancel(self, runs: Sequence[SweepRun]) -> list[str]:
-        """Stop waiting and running runs for good; returns their names."""
-        if jobs := alive(self, runs):
-            self.stop([job for waiting in jobs.values() for job in waiting])
+        """Stop waiting and running runs for good, and return their names."""
+        jobs = alive(self, runs)
+        if jobs:
+            self.stop([*itertools.chain(*jobs.values())])
         return list(jobs)
 
 
@@ -115,9 +118,9 @@ def submitting(sweep: Sweep) -> Iterator[None]:
 
 def was_submitted(engine: Engine, runs: Sequence[SweepRun]) -> bool:
     """Return whether the engine may have jobs of these runs, by past submits and by listed jobs."""
-    paths = {run.folder.parent / SUBMITS for run in runs}
-    engines = {name for path in paths for name, _ in _read_submits(path)}
-    engines |= {job.engine for run in runs for job in Job.of(run)}
+    engines = {job.engine for job in itertools.chain(*map(Job.of, runs))}
+    for path in {run.folder.parent / SUBMITS for run in runs}:
+        engines.update(dict(_read_submits(path)))
     return engine.name in engines
 
 
@@ -135,37 +138,42 @@ def note_submit(engine: Engine, sweep: Sweep) -> None:
         atomic.write_json(path, [*submits, (engine.name, "")])
 
 
-def unfinished(engine: Engine, sweep: Sweep) -> tuple[Sweep, Outcome]:
-    """Return the runs to queue, most expensive first, and the results of the others."""
+def select_unfinished(engine: Engine, sweep: Sweep) -> tuple[Sweep, Outcome]:
+    """Select the runs to queue, most expensive first, and return the results of the others, too."""
     busy = alive(engine, sweep.runs)
-    outcome, left = Outcome(), []
+    outcome = Outcome()
+    runs_to_queue = []
     for run in sorted(sweep.runs, key=lambda run: run.cost, reverse=True):
         if run.complete:
             outcome.add(run, 0)
         elif run.name in busy:
             outcome.elsewhere.append(run.name)
         else:
-            left.append(run)
-    return Sweep(sweep.name, tuple(left)), outcome
+            runs_to_queue.append(run)
+    return Sweep(sweep.name, tuple(runs_to_queue)), outcome
 
 
 def alive(engine: Engine, runs: Sequence[SweepRun]) -> dict[str, list[Job]]:
     """Return waiting and running jobs by the name of their run."""
     queue = engine.queue(runs)
-    jobs = {run.name: [job for job in Job.of(run) if job in queue and queue[job].alive] for run in runs}
-    return {name: waiting for name, waiting in jobs.items() if waiting}
+    jobs_by_run = {}
+    for run in runs:
+        jobs = [job for job in Job.of(run) if job in queue and queue[job].alive]
+        if jobs:
+            jobs_by_run[run.name] = jobs
+    return jobs_by_run
 
 
 def seconds_of(time: str) -> int:
-    """Seconds of a time in sbatch's notation, such as 90 (minutes), 12:00:00 or 1-12 (days-hours).
+    """Return the seconds of a time in sbatch's notation, such as 90 (minutes), 12:00:00 or 1-12 (days-hours).
 
     Raises ConfigurationError for another text.
     """
     if not re.fullmatch(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}", time):
         raise ConfigurationError(f"--time: {time!r}; it must be minutes, hours:minutes:seconds or days-hours")
     days, has_days, clock = time.rpartition("-")
-    parts = [int(part) for part in clock.split(":")]
-    if not has_days and len(parts) < 3:
-        parts = [0, *parts]
-    hours, minutes, rest = [*parts, 0, 0][:3]
-    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + rest
+    numbers = [int(number) for number in clock.split(":")]
+    if not has_days and len(numbers) < 3:
+        numbers = [0, *numbers]
+    hours, minutes, seconds = [*numbers, 0, 0][:3]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds

@@ -27,8 +27,8 @@ from training.run.inputs import settled
 from training.run.model import architecture
 
 
-def _nested(values: dict[str, Any]) -> dict[str, Any]:
-    """Sections from a mapping that may have dotted fields (model.experts), sections and `preset`."""
+def _nest(values: dict[str, Any]) -> dict[str, Any]:
+    """Make sections of a mapping that may have dotted fields (model.experts), sections and `preset`."""
     sections: dict[str, Any] = {}
     for name, value in values.items():
         section, dot, field = str(name).partition(".")
@@ -42,11 +42,11 @@ def _nested(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _as_text(value: Any) -> Any:
-    """Return words of YAML as they were typed, such as the sweep 2026; what is no word is left for validation."""
+    """Return words of YAML as they were typed, such as the sweep 2026; other values are left for validation."""
     return as_typed(value) if isinstance(value, (bool, int, float)) else value
 
 
-def _listed(value: Any) -> Any:
+def _as_list(value: Any) -> Any:
     return value if isinstance(value, list) else [value]
 
 
@@ -63,7 +63,7 @@ def _comparable(value: Any) -> Any:
 
 
 Text = Annotated[str, BeforeValidator(_as_text)]
-Sections = Annotated[dict[str, Any], AfterValidator(_nested)]
+Sections = Annotated[dict[str, Any], AfterValidator(_nest)]
 
 
 class Override(BaseModel):
@@ -102,30 +102,30 @@ class SweepFile(BaseModel):
     base: Sections = {}
     grid: dict[str, list[Any]] = {}
     runs: list[Sections] = [{}]
-    source: Annotated[list[Text], BeforeValidator(_listed)] = Field([], alias="from")
+    source: Annotated[list[Text], BeforeValidator(_as_list)] = Field([], alias="from")
     where: Text = ""
     overrides: list[Override] = []
 
     @model_validator(mode="after")
-    def _fits(self) -> SweepFile:
+    def _check_keys(self) -> SweepFile:
         if {"runs", "source"} <= self.model_fields_set:
             raise InputError("give either runs or from")
         if self.where and self.source != [reading.PAPER]:
             raise InputError("where goes with `from: paper`; a grid has overrides")
         return self
 
-    def listed(self, folder: Path) -> list[dict[str, Any]]:
-        """The runs of `runs` or `from`, whose relative paths start in `folder`; one empty run for a grid."""
+    def list_runs(self, folder: Path) -> list[dict[str, Any]]:
+        """List the runs of `runs` or `from`, whose relative paths start in `folder`; one empty run for a grid."""
         if self.source == [reading.PAPER]:
-            return _of_the_paper(self.where)
+            return _select_paper_runs(self.where)
         if not self.source:
             return self.runs
-        return [run for path in self.source for run in _planned(folder / local_path(path))]
+        return [_read_plan(folder / local_path(path)) for path in self.source]
 
     def points(self) -> list[dict[str, Any]]:
-        """Every combination of the grid's values, as sections."""
+        """List every combination of the grid's values, as sections."""
         combinations = itertools.product(*self.grid.values())
-        return [_nested(dict(zip(self.grid, combination, strict=True))) for combination in combinations]
+        return [_nest(dict(zip(self.grid, combination, strict=True))) for combination in combinations]
 
 
 _KEYS = [field.alias or name for name, field in SweepFile.model_fields.items()]
@@ -142,25 +142,25 @@ class SweepRun:
 
     @cached_property
     def branches(self) -> list[Branch]:
-        """The branches, shortest first."""
+        """Branches of the trunk, shortest first."""
         return self.arguments.branches()
 
     def folder_of(self, branch: Branch) -> Path:
-        """Folder of a branch."""
+        """Return the folder of a branch."""
         return self.folder / final_branch_name(branch.tokens, self.arguments.run.seed)
 
     def finished(self) -> list[Path]:
-        """Model folders of the branches that have ended, each with its run.json."""
+        """List the model folders of the branches that have ended, each with its run.json."""
         folders = [self.folder_of(branch) / "model" for branch in self.branches]
         return [folder for folder in folders if (folder / "run.json").exists()]
 
     def records(self) -> list[RunRecord]:
-        """The records of the branches that have ended, final or diverged."""
+        """Read the records of the branches that have ended, final or diverged."""
         return [RunRecord.load(folder) for folder in self.finished()]
 
     @property
     def complete(self) -> bool:
-        """Whether every branch has its record."""
+        """True if every branch has its record."""
         return len(self.finished()) == len(self.branches)
 
     @property
@@ -193,7 +193,7 @@ class Sweep:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any], output_dir: Path | None = None, folder: Path = Path()) -> Sweep:
-        """The sweep of a file's values; `output_dir` replaces the file's, relative paths in `from` start in `folder`.
+        """Read a file's values; `output_dir` replaces the file's, relative paths in `from` start in `folder`.
 
         Raises:
             ConfigurationError: an unknown key, an empty sweep, or a run whose configuration cannot be used.
@@ -202,16 +202,18 @@ class Sweep:
             file = SweepFile.model_validate({name: value for name, value in values.items() if value is not None})
             points = file.points()
         except ValidationError as error:
-            raise ConfigurationError("sweep file: " + "\n  ".join(reading.explained(error, _KEYS))) from None
+            raise ConfigurationError("sweep file: " + "\n  ".join(reading.describe_errors(error, _KEYS))) from None
         except InputError as error:
             raise ConfigurationError(f"sweep file: grid: {error}") from None
-        pairs = itertools.product(file.listed(folder), points)
-        runs = [_run(file, local_path(output_dir or file.output_dir), listed, point) for listed, point in pairs]
+        sweep_folder = local_path(output_dir or file.output_dir)
+        pairs = itertools.product(file.list_runs(folder), points)
+        runs = [_make_run(file, sweep_folder, fields, point) for fields, point in pairs]
         if not runs:
             raise ConfigurationError("sweep file: there are no runs; give each field of the grid at least one value")
         names = [run.name for run in runs]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ConfigurationError(f"sweep file: two runs have the same name: {', '.join(twice)}")
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        if repeated:
+            raise ConfigurationError(f"sweep file: two runs have the same name: {', '.join(repeated)}")
         return cls(file.sweep, tuple(runs))
 
     @classmethod
@@ -225,63 +227,77 @@ class Sweep:
         return self.runs[0].folder.parent
 
     def only(self, names: list[str]) -> Sweep:
-        """The sweep with only these runs; without names, with all. Raises ConfigurationError for an unknown name."""
-        listed = [run.name for run in self.runs]
+        """Return the sweep with only these runs; without names, with all.
+
+        Raises ConfigurationError for an unknown name.
+        """
+        all_names = [run.name for run in self.runs]
         for name in names:
-            if name not in listed:
-                raise ConfigurationError(unknown("run ", name, listed))
+            if name not in all_names:
+                raise ConfigurationError(unknown("run ", name, all_names))
         return Sweep(self.name, tuple(run for run in self.runs if not names or run.name in names))
 
 
-def _of_the_paper(where: str) -> list[dict[str, Any]]:
-    """The configurations of the paper's listing that a filter keeps, each with the tokens for which it holds."""
+def _select_paper_runs(where: str) -> list[dict[str, Any]]:
+    """Select the configurations of the paper's listing by a filter, each with the tokens for which it holds."""
     configurations = list(reading.listing().values())
     try:
         holds = parse_filter(where, [*configurations[0].sizes, "tokens"], ())
     except RecordError as error:
         raise ConfigurationError(f"sweep file: where: {error}") from error
     runs = []
-    for listed in configurations:
-        if tokens := [tokens for tokens in listed.tokens if holds(listed.sizes | {"tokens": tokens})]:
-            runs.append(listed.sections() | {"schedule": {"tokens": tokens}})
+    for configuration in configurations:
+        sizes = configuration.sizes
+        tokens = [count for count in configuration.tokens if holds({**sizes, "tokens": count})]
+        if tokens:
+            runs.append({**configuration.sections(), "schedule": {"tokens": tokens}})
     if not runs:
         raise ConfigurationError(f"sweep file: where: {where!r} leaves none of the paper's listing")
     return runs
 
 
-def _planned(path: Path) -> list[dict[str, Any]]:
-    """The run of `scaling-law plan` (`--json` or `--output`)."""
-    plan = reading.read_yaml(path, "sweep file: from")  # JSON is YAML
+def _read_plan(path: Path) -> dict[str, Any]:
+    """Read the run of `scaling-law plan` (`--json` or `--output`); JSON is YAML, too."""
+    plan = reading.read_yaml(path, "sweep file: from")
     try:
-        if not set(sections := plan.get("configuration", plan)) <= {*SECTIONS, "preset"}:
+        sections = plan.get("configuration", plan)
+        if not set(sections) <= {*SECTIONS, "preset"}:
             raise InputError(f"{str(path)!r} is neither 'paper' nor a plan of scaling-law plan")
-        sections = _nested(sections)
+        sections = _nest(sections)
     except ValueError as error:
         raise ConfigurationError(f"sweep file: from: {error}") from error
     run = {name: value for name, value in sections.get("run", {}).items() if name not in ("output_dir", "sweep")}
-    return [{**sections, "run": run}]
+    return {**sections, "run": run}
 
 
-def _run(file: SweepFile, folder: Path, listed: dict[str, Any], point: dict[str, Any]) -> SweepRun:
-    layers = [file.base, listed, point]
+def _make_run(file: SweepFile, folder: Path, fields: dict[str, Any], point: dict[str, Any]) -> SweepRun:
+    """Make the run with the fields of `runs` or `from`, at a point of the grid."""
+    layers = [file.base, fields, point]
     preset: Any = next((layer["preset"] for layer in reversed(layers) if "preset" in layer), [])
-    sections = reading.merged(reading.preset_sections(preset), *layers)
+    sections = reading.merge(reading.preset_sections(preset), *layers)
     for override in file.overrides:
-        fields = {f"{section}.{name}": value for section in sections for name, value in sections[section].items()}
-        if all(_comparable(fields.get(name)) == _comparable(value) for name, value in override.where.items()):
-            sections = reading.merged(sections, override.set)
+        if _holds(override.where, sections):
+            sections = reading.merge(sections, override.set)
     rate = ""
-    # A text that is no rate is refused below.
+    # A text that is not a rate is refused below.
     with suppress(KeyError, TypeError, ValueError):
         rate = f"-lr{float(point['optimizer']['learning_rate']):g}"
     try:
         run = {"sweep": file.sweep + rate, "output_dir": str(folder)}
-        arguments = reading.from_dict(reading.merged(sections, {"run": run}))
+        arguments = reading.from_dict(reading.merge(sections, {"run": run}))
         name = f"{arguments.model.name}-seed{arguments.run.seed}{rate}"
         return SweepRun(name, folder / name, settled(arguments.replaced(run={"output_dir": str(folder / name)})))
     except ConfigurationError as error:
         size = {name: value for name, value in sections.get("model", {}).items() if name in ("d_model", "experts")}
         raise ConfigurationError(f"run {size or 'of the sweep'}: {error}") from error
+
+
+def _holds(where: dict[str, Any], sections: dict[str, Any]) -> bool:
+    """Return whether the sections have all values of `where`, whose names are dotted fields."""
+    values = {}
+    for section, fields in sections.items():
+        values.update({f"{section}.{name}": value for name, value in fields.items()})
+    return all(_comparable(values.get(name)) == _comparable(value) for name, value in where.items())
 
 
 @cache
@@ -291,4 +307,5 @@ def _vocab_size(tokenizer: str, revision: str | None) -> int | None:
     try:
         return vocabulary_size(load_tokenizer(tokenizer, revision))
     except ConfigurationError:
-        return None  # the run itself will say what is wrong
+        # The run itself will say what is wrong.
+        return None

@@ -69,11 +69,13 @@ class RunPlan:
 
     @classmethod
     def of(cls, run: SweepRun, seconds: float | None, shards: int, placement: Placement | None) -> RunPlan:
-        """The plan of a run that takes so many seconds, laid out so, or else sharded over `shards` devices."""
-        arch, separate_tokens = run.architecture, sum(branch.tokens for branch in run.branches)
-        checkpoints, models = most_at_a_time(run.branches), len(run.branches) + len(run.arguments.run.release_tokens)
-        saved = saved_bytes(arch.n_total, arch.n_total_non_embedding, run.arguments.optimizer.name)
-        state_bytes = (saved + GRADIENT_BYTES * arch.n_total) / shards
+        """Plan a run that takes so many seconds, laid out so, or else sharded over `shards` devices."""
+        arch = run.architecture
+        separate_tokens = sum(branch.tokens for branch in run.branches)
+        models = len(run.branches) + len(run.arguments.run.release_tokens)
+        checkpoint_bytes = saved_bytes(arch.n_total, arch.n_total_non_embedding, run.arguments.optimizer.name)
+        state_bytes = (checkpoint_bytes + GRADIENT_BYTES * arch.n_total) / shards
+        disk_bytes = most_at_a_time(run.branches) * checkpoint_bytes + models * MODEL_BYTES * arch.n_total
         return cls(
             name=run.name,
             **arch.shape,
@@ -88,7 +90,7 @@ class RunPlan:
             separate_flops=arch.training_flops(separate_tokens),
             capacity_group_tokens=run.arguments.model.capacity_group_tokens if arch.experts > 1 else None,
             memory_bytes=placement.memory.total if placement else state_bytes,
-            disk_bytes=checkpoints * saved + models * MODEL_BYTES * arch.n_total,
+            disk_bytes=disk_bytes,
             seconds=seconds,
             state=state(run),
             share_done=trained_tokens(run) / run.target_tokens,
@@ -98,7 +100,7 @@ class RunPlan:
 
 @dataclass(frozen=True)
 class SweepPlan(Summarised):
-    """The runs of a sweep and their sums. `timed_by` says what their seconds rest on: None where they are unknown."""
+    """Runs of a sweep and their sums. `timed_by` says what their seconds rest on: None where they are unknown."""
 
     sweep: str
     runs: tuple[RunPlan, ...]
@@ -107,7 +109,7 @@ class SweepPlan(Summarised):
     shards: int
 
     def total(self, quantity: str) -> float:
-        """The sum over the runs of tokens, training_flops, separate_tokens, separate_flops or disk_bytes."""
+        """Add up tokens, training_flops, separate_tokens, separate_flops or disk_bytes of the runs."""
         return sum(getattr(run, quantity) for run in self.runs)
 
     @property
@@ -121,45 +123,48 @@ class SweepPlan(Summarised):
         return 1 - self.total("training_flops") / self.total("separate_flops")
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        sums = {name: self.total(name) for name in _SUMS}
-        return asdict(self) | sums | {"seconds": self.seconds, "saved": self.saved, "memory_leaves_out": LEFT_OUT}
+        """Return plain JSON values."""
+        return {
+            **asdict(self),
+            **{name: self.total(name) for name in _SUMS},
+            "seconds": self.seconds,
+            "saved": self.saved,
+            "memory_leaves_out": LEFT_OUT,
+        }
 
     def summary(self) -> Table:
-        """The runs: parameters, branches, FLOPs, time, memory and disk, with the sums below."""
-        rows = [
-            (
-                run.name,
-                format_count(run.n_active),
-                format_count(run.n_total),
-                ", ".join(format_count(branch.target_tokens) for branch in run.branches),
-                format_count(run.tokens),
-                format_flops(run.training_flops),
-                format_seconds(run.seconds),
-                str(run.placement) if run.placement else format_bytes(run.memory_bytes),
-                format_bytes(run.disk_bytes),
-                run.state + (f" {run.share_done:.0%}" if 0 < run.share_done < 1 else ""),
-            )
-            for run in self.runs
-        ]
-        branches, tokens = sum(len(run.branches) for run in self.runs), format_count(self.total("tokens"))
-        flops, disk = format_flops(self.total("training_flops")), format_bytes(self.total("disk_bytes"))
+        """Tabulate the runs: parameters, branches, FLOPs, time, memory and disk, with the sums below."""
+        branches = sum(len(run.branches) for run in self.runs)
+        total = (
+            "total",
+            "",
+            "",
+            str(branches),
+            format_count(self.total("tokens")),
+            format_flops(self.total("training_flops")),
+            format_seconds(self.seconds),
+            "",
+            format_bytes(self.total("disk_bytes")),
+            "",
+        )
         return Table(
             ("run", "N_act", "N_total", "branches", "tokens trained", "FLOPs", "time", "memory", "disk", "state"),
-            rows,
+            [_table_row(run) for run in self.runs],
             title=f"sweep {self.sweep}: {len(self.runs)} trunks",
-            total=("total", "", "", str(branches), tokens, flops, format_seconds(self.seconds), "", disk, ""),
+            total=total,
             notes=self.notes(),
         )
 
     def notes(self) -> list[str]:
-        """Explanations of the numbers."""
-        flops, separate = (format_flops(self.total(name)) for name in ("training_flops", "separate_flops"))
-        notes = [f"shared trunks save {self.saved:.0%} of the FLOPs of separate runs ({flops} instead of {separate})"]
-        cost = "" if self.cost is None or self.cost == math.inf else f"; cost: {self.cost:,.0f}"
-        unknown = "unknown until a run has been timed; pass --gpu and --gpus, or --throughput, to estimate it"
-        notes.append(f"time: {f'{self.timed_by}, one run at a time{cost}' if self.timed_by else unknown}")
-        if too_large := [run.name for run in self.runs if run.seconds == math.inf]:
+        """Explain the numbers."""
+        flops = format_flops(self.total("training_flops"))
+        separate = format_flops(self.total("separate_flops"))
+        notes = [
+            f"shared trunks save {self.saved:.0%} of the FLOPs of separate runs ({flops} instead of {separate})",
+            self._note_of_time(),
+        ]
+        too_large = [run.name for run in self.runs if run.seconds == math.inf]
+        if too_large:
             notes.append(f"do not fit these GPUs: {', '.join(too_large)}")
         groups = sorted({run.capacity_group_tokens for run in self.runs if run.capacity_group_tokens})
         if len(groups) > 1:
@@ -172,9 +177,32 @@ class SweepPlan(Summarised):
         where = f"sharded over {self.shards} devices" if self.shards > 1 else "whole on each device"
         return [*notes, f"memory: fp32 weights, gradients and the optimizer's state, {where}; without {LEFT_OUT}"]
 
+    def _note_of_time(self) -> str:
+        if not self.timed_by:
+            return "time: unknown until a run has been timed; pass --gpu and --gpus, or --throughput, to estimate it"
+        has_cost = self.cost is not None and self.cost != math.inf
+        cost = f"; cost: {self.cost:,.0f}" if has_cost else ""
+        return f"time: {self.timed_by}, one run at a time{cost}"
+
+
+def _table_row(run: RunPlan) -> tuple[str, ...]:
+    progress = f" {run.share_done:.0%}" if 0 < run.share_done < 1 else ""
+    return (
+        run.name,
+        format_count(run.n_active),
+        format_count(run.n_total),
+        ", ".join(format_count(branch.target_tokens) for branch in run.branches),
+        format_count(run.tokens),
+        format_flops(run.training_flops),
+        format_seconds(run.seconds),
+        str(run.placement) if run.placement else format_bytes(run.memory_bytes),
+        format_bytes(run.disk_bytes),
+        run.state + progress,
+    )
+
 
 def plan_sweep(sweep: Sweep, *, shards: int = 1, **gpus: Unpack[ClusterFields]) -> SweepPlan:
-    """The plan of a sweep whose runs train on these GPUs, one at a time; without any, at the speed measured in it.
+    """Plan a sweep whose runs train on these GPUs, one at a time; without any, at the speed measured in it.
 
     Args:
         sweep: what to plan.
@@ -186,26 +214,33 @@ def plan_sweep(sweep: Sweep, *, shards: int = 1, **gpus: Unpack[ClusterFields]) 
     """
     if shards < 1:
         raise InputError(f"shards={shards} must be at least 1")
-    times: Sequence[float | None]
-    placed: Sequence[Placement | None] = [None] * len(sweep.runs)
-    timed_by, cost = None, None
+    placements: Sequence[Placement | None] = [None] * len(sweep.runs)
+    times: Sequence[float | None] = [None] * len(sweep.runs)
+    timed_by: str | None = None
+    cost: float | None = None
     if any(value is not None for value in gpus.values()):
         cluster = Cluster.of(**gpus)
-        placed, seconds = zip(*(_placed(run, cluster) for run in sweep.runs), strict=True)
-        times, timed_by, cost = seconds, str(cluster), cluster.cost(sum(seconds))
-    elif speed := measured_flops_per_second(sweep):
-        times = [run.cost / speed for run in sweep.runs]
-        timed_by = f"{format_flops(speed)} FLOP/s, measured in this sweep"
+        placements, seconds = zip(*(_estimate_seconds(run, cluster) for run in sweep.runs), strict=True)
+        times = seconds
+        timed_by = str(cluster)
+        cost = cluster.cost(sum(seconds))
     else:
-        times = [None] * len(sweep.runs)
-    plans = (
-        RunPlan.of(run, t, shards, placement) for run, t, placement in zip(sweep.runs, times, placed, strict=True)
-    )
+        speed = measured_flops_per_second(sweep)
+        if speed:
+            times = [run.cost / speed for run in sweep.runs]
+            timed_by = f"{format_flops(speed)} FLOP/s, measured in this sweep"
+    plans = [
+        RunPlan.of(run, time, shards, placement)
+        for run, time, placement in zip(sweep.runs, times, placements, strict=True)
+    ]
     return SweepPlan(sweep.name, tuple(plans), timed_by, cost, shards)
 
 
-def _placed(run: SweepRun, cluster: Cluster) -> tuple[Placement | None, float]:
-    """The layout, and seconds of the trunk to its last branch point and of every decay; infinite where none fits."""
+def _estimate_seconds(run: SweepRun, cluster: Cluster) -> tuple[Placement | None, float]:
+    """Find the layout of a run and its seconds, to the trunk's last branch point and of every decay.
+
+    The seconds are infinite where no layout fits.
+    """
     # `train.py` rounds no batch up.
     cluster = replace(cluster, ramp=run.arguments.batch_ramp())
     try:
@@ -213,5 +248,5 @@ def _placed(run: SweepRun, cluster: Cluster) -> tuple[Placement | None, float]:
     except DoesNotFit:
         return None, math.inf
     tokens = [(branch.branch_point_tokens, branch.tokens) for branch in run.branches]
-    points, ends = cluster.seconds(run.architecture, tokens).T
-    return placement, float(points.max() + (ends - points).sum())
+    branch_points, run_ends = cluster.seconds(run.architecture, tokens).T
+    return placement, float(branch_points.max() + (run_ends - branch_points).sum())

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-import psutil
+import psutil  # type: ignore[import-untyped]  # its stubs are a package of their own
 import torch
 from filelock import FileLock, Timeout
 
@@ -38,39 +38,47 @@ STOP_SECONDS = 120
 
 
 def launch_command(on_cpu: bool, processes: int = 1, accelerate_config: Path | None = None) -> list[str]:
-    """`accelerate launch train.py` on this machine, or the module where there is no train.py.
+    """Return `accelerate launch train.py` on this machine, or of the module where there is no train.py.
 
     A single process leaves the number of processes to the file of `accelerate config`, if there is one.
     """
     launch = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch"]
     if accelerate_config is not None:
         launch += ["--config_file", str(accelerate_config)]
-        launch += ["--num_processes", str(processes)] if processes > 1 else []
+        if processes > 1:
+            launch += ["--num_processes", str(processes)]
     else:
         launch += ["--num_processes", str(processes), "--num_machines", "1"]
         launch += ["--mixed_precision", "no", "--dynamo_backend", "no"]
         # `--cpu` starts a single process whatever --num_processes says; `--multi_gpu` starts them all, also on CPU.
-        launch += ["--multi_gpu"] if processes > 1 else ["--cpu"] if on_cpu else []
+        if processes > 1:
+            launch.append("--multi_gpu")
+        elif on_cpu:
+            launch.append("--cpu")
     if accelerate_config is not None or processes > 1:
-        launch += ["--main_process_port", "0"]  # any free one: other runs of the sweep need theirs
+        # Port 0 is any free one: other runs of the sweep need theirs.
+        launch += ["--main_process_port", "0"]
     script = Path(__file__).parents[2] / "train.py"
     return [*launch, str(script)] if script.exists() else [*launch, "-m", "training.run"]
 
 
 def environments(count: int, processes: int = 1, accelerate_config: Path | None = None) -> list[dict[str, str]]:
-    """Environments that give `count` runs their devices: GPUs in turn, or without any equal shares of the cores.
+    """Make environments that give `count` runs their devices: GPUs in turn, or else equal shares of the cores.
 
     Raises ConfigurationError if a run needs more GPUs than there are, or the configuration file cannot be used.
     """
     if accelerate_config is not None and processes == 1:
-        from accelerate.commands.config.config_args import load_config_from_file
+        from accelerate.commands.config.config_args import (  # type: ignore[import-untyped]  # it has no stubs
+            load_config_from_file,
+        )
 
         try:
             processes = max(1, load_config_from_file(str(accelerate_config)).num_processes)
         except (OSError, ValueError, TypeError, AttributeError) as error:
             raise ConfigurationError(f"--accelerate-config: {str(accelerate_config)!r}: {error}") from error
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if devices := visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]:
+    devices = visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
+    if devices:
         groups = [devices[i : i + processes] for i in range(0, len(devices) - processes + 1, processes)]
         if not groups:
             raise ConfigurationError(f"--processes-per-run: {processes}; it must be at most {len(devices)}, the GPUs")
@@ -94,9 +102,14 @@ class _Running:
         command = [*command, "--config", str(write_configuration(self.run)), "--run.progress", "false"]
         atomic.write_json(self.run.folder / "process.json", {"host": platform.node(), "pid": os.getpid()})
         with open(self.run.folder / "output.log", "a", encoding="utf-8") as output:
-            # A session of its own: so that a stop reaches the launcher's children, and Ctrl-C only us.
-            options = {"stdout": output, "stderr": subprocess.STDOUT, "start_new_session": True}
-            self.launcher = psutil.Popen(command, env={**os.environ, **self.environment}, **options)
+            # In a session of its own, a stop reaches the launcher's children, and Ctrl-C only us.
+            self.launcher = psutil.Popen(
+                command,
+                env={**os.environ, **self.environment},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
 
     def interrupt(self) -> None:
         """Ask the run to save a checkpoint and stop."""
@@ -113,13 +126,14 @@ class _Running:
         with suppress(ProcessLookupError):
             for _ in range(STOP_SECONDS * 10):
                 self.launcher.poll()
-                os.killpg(self.launcher.pid, 0)  # raises once the last of them is gone
+                # This raises once the last of them is gone.
+                os.killpg(self.launcher.pid, 0)
                 time.sleep(0.1)
             os.killpg(self.launcher.pid, signal.SIGKILL)
             self.launcher.wait()
 
-    def ended(self, *, stopped: bool) -> int:
-        """Save how the launcher ended, and release the run for other sweeps."""
+    def release(self, *, stopped: bool) -> int:
+        """Save how the launcher ended, release the run for other sweeps, and return the exit status."""
         exit_status = self.launcher.wait()
         Attempt(exit_status, stopped).save(self.run.folder)
         self.lock.release()
@@ -150,7 +164,8 @@ def run_sweep(
             outcome.add(run, 0)
             continue
         run.arguments.check_processes(processes_per_run)
-        pinned_with_sweep(run.arguments, run.folder)  # all of them before the first is started
+        # All runs are pinned before the first is started.
+        pinned_with_sweep(run.arguments, run.folder)
         waiting.append((run, retries))
     free = environments(workers, processes_per_run, accelerate_config)
     command = launch_command("ACCELERATE_USE_CPU" in free[0], processes_per_run, accelerate_config)
@@ -158,47 +173,56 @@ def run_sweep(
     try:
         while waiting or busy:
             while waiting and free:
-                run, left = waiting.pop(0)
-                run.folder.mkdir(parents=True, exist_ok=True)
-                lock = lock_of(run)
-                try:
-                    lock.acquire(timeout=1)  # long enough for `status`, which tries the lock
-                except Timeout:
-                    outcome.elsewhere.append(run.name)
-                    continue
-                if run.complete:  # another sweep has finished it meanwhile
-                    lock.release()
-                    outcome.add(run, 0)
-                    continue
-                running = _Running(run, left, free.pop(), lock)
-                running.start(command)
-                busy.append(running)
+                run, retries_left = waiting.pop(0)
+                lock = _lock_unless_busy(run, outcome)
+                if lock is not None:
+                    running = _Running(run, retries_left, free.pop(), lock)
+                    running.start(command)
+                    busy.append(running)
             time.sleep(0.5)
             watch([running.run for running in busy])
-            for ended in [running for running in busy if running.launcher.poll() is not None]:
-                busy.remove(ended)
-                free.append(ended.environment)
-                exit_status = ended.ended(stopped=False)
-                if ended.retries and state(ended.run) == "failed":
-                    waiting.append((ended.run, ended.retries - 1))
+            for running in [running for running in busy if running.launcher.poll() is not None]:
+                busy.remove(running)
+                free.append(running.environment)
+                exit_status = running.release(stopped=False)
+                if running.retries and state(running.run) == "failed":
+                    waiting.append((running.run, running.retries - 1))
                 else:
-                    outcome.add(ended.run, exit_status)
+                    outcome.add(running.run, exit_status)
     finally:
         for running in busy:
             running.interrupt()
         for running in busy:
             running.join()
-            running.ended(stopped=True)
+            running.release(stopped=True)
     return outcome
+
+
+def _lock_unless_busy(run: SweepRun, outcome: Outcome) -> FileLock | None:
+    """Lock a run; None, which `outcome` notes, if another sweep executes it or has finished it meanwhile."""
+    run.folder.mkdir(parents=True, exist_ok=True)
+    lock = lock_of(run)
+    try:
+        # A second is long enough for `status`, which tries the lock.
+        lock.acquire(timeout=1)
+    except Timeout:
+        outcome.elsewhere.append(run.name)
+        return None
+    if run.complete:
+        lock.release()
+        outcome.add(run, 0)
+        return None
+    return lock
 
 
 def stop_on_signals() -> None:
     """End by an exception at the first signal to stop, so that `run_sweep` asks the runs to save and stop."""
 
     def stop(number: int, _frame: object) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a scheduler may send it again
+        # A scheduler may send SIGTERM again. A second Ctrl-C does not wait.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a second Ctrl-C does not wait
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         raise SystemExit(128 + number)
 
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -219,30 +243,31 @@ def write_configuration(run: SweepRun) -> Path:
 
 @contextmanager
 def sweep_progress(sweep: Sweep, console: Console | None = None) -> Iterator[Callable[[list[SweepRun]], None]]:
-    """A live display of the whole sweep and of the running runs, each with its latest training loss and its speed.
+    """Show the progress of the sweep and of the running runs, each with its latest training loss and its speed.
 
-    The value is the `watch` for `run_sweep`.
+    Yields the `watch` for `run_sweep`.
     """
     with progress_bars(console) as display:
         total = sum(run.cost for run in sweep.runs)
-        whole = display.add_task(f"[bold]sweep {sweep.name}", total=total, detail="", unit="")
+        sweep_task = display.add_task(f"[bold]sweep {sweep.name}", total=total, detail="", unit="")
         tasks = {
             run.name: display.add_task(run.name, total=run.target_tokens, visible=False, detail="", unit="")
             for run in sweep.runs
         }
 
         def watch(running: list[SweepRun]) -> None:
-            done = 0.0
+            flops = 0.0
             for run in sweep.runs:
                 tokens = trained_tokens(run)
                 display.update(tasks[run.name], completed=tokens, visible=run in running)
-                done += run.cost * tokens / run.target_tokens
+                flops += run.cost * tokens / run.target_tokens
             for run in running:
                 line = newest_line(run)
                 loss = "" if line.get("loss") is None else f"loss {line['loss']:.3f}"
-                rate = format_rate(line.get("tokens_per_second"), "tok")  # not ours: a resumed run starts far along
+                # The display's own speed would be wrong: a resumed run starts far along.
+                rate = format_rate(line.get("tokens_per_second"), "tok")
                 display.update(tasks[run.name], detail=f"{loss} {rate}".strip())
-            display.update(whole, completed=done)
+            display.update(sweep_task, completed=flops)
 
         yield watch
 
@@ -258,7 +283,7 @@ class Local(Engine):
     retries: int = 0
 
     def preview(self, sweep: Sweep, sweep_file: Path) -> str:
-        """A command for each run, with the variables that give it its devices."""
+        """Write a command for each run, with the variables that give it its devices."""
         places = environments(self.workers, self.processes_per_run, self.accelerate_config)
         command = launch_command("ACCELERATE_USE_CPU" in places[0], self.processes_per_run, self.accelerate_config)
         lines = []
@@ -274,9 +299,10 @@ class Local(Engine):
 
     def cancel(self, runs: Sequence[SweepRun]) -> list[str]:
         """Stop the commands that execute these runs, each with all of its runs."""
-        busy = {run.name: json.loads((run.folder / "process.json").read_text()) for run in runs if is_locked(run)}
-        if elsewhere := {place["host"] for place in busy.values()} - {platform.node()}:
-            raise EngineError(f"local: the sweep runs on {', '.join(sorted(elsewhere))}; cancel it there")
-        for pid in {place["pid"] for place in busy.values()}:
+        processes = {run.name: json.loads((run.folder / "process.json").read_text()) for run in runs if is_locked(run)}
+        hosts = {process["host"] for process in processes.values()} - {platform.node()}
+        if hosts:
+            raise EngineError(f"local: the sweep runs on {', '.join(sorted(hosts))}; cancel it there")
+        for pid in {process["pid"] for process in processes.values()}:
             os.kill(pid, signal.SIGTERM)
-        return list(busy)
+        return list(processes)

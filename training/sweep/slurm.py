@@ -7,6 +7,7 @@ two: then a task saves a checkpoint, is queued again and resumes. One that fails
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 import shlex
 import subprocess
@@ -17,7 +18,16 @@ from pathlib import Path
 from typing import ClassVar
 
 from training.configuration.arguments import ConfigurationError
-from training.sweep.engine import Engine, EngineError, Job, Outcome, note_submit, seconds_of, unfinished, was_submitted
+from training.sweep.engine import (
+    Engine,
+    EngineError,
+    Job,
+    Outcome,
+    note_submit,
+    seconds_of,
+    select_unfinished,
+    was_submitted,
+)
 from training.sweep.file import Sweep, SweepRun
 from training.sweep.run import STOP_SECONDS
 from training.sweep.status import Queued, State
@@ -74,9 +84,12 @@ class Slurm(Engine):
     def __post_init__(self) -> None:
         if self.nodes > 1 and not self.gpus:
             raise ConfigurationError(f"--nodes: {self.nodes} need --gpus of 1 or more; a run on CPU has one node")
-        if seconds_of(self.time) <= (least := WARNING_SECONDS + _EARLY_SECONDS):
-            warned = f"more than {least // 60} minutes, when the warning to save may come"
-            raise ConfigurationError(f"--time: {self.time!r}; it must be {warned}")
+        least_seconds = WARNING_SECONDS + _EARLY_SECONDS
+        if seconds_of(self.time) <= least_seconds:
+            raise ConfigurationError(
+                f"--time: {self.time!r}; it must be more than {least_seconds // 60} minutes, when the warning to save "
+                "may come"
+            )
         for option in self.sbatch:
             if not option.startswith("-") or "\n" in option or re.match("--job-name|-J|--array|-a", option):
                 raise ConfigurationError(
@@ -85,39 +98,60 @@ class Slurm(Engine):
                 )
 
     def preview(self, sweep: Sweep, sweep_file: Path) -> str:
-        """The script, for `sbatch`. Raises ConfigurationError if a job's processes cannot share a run's batches."""
+        """Write the script for `sbatch`.
+
+        Raises ConfigurationError if a job's processes cannot share a run's batches.
+        """
         for run in sweep.runs:
             run.arguments.check_processes(self.nodes * max(self.gpus, 1))
-        named = {"--time": self.time, "--partition": self.partition, "--account": self.account}
-        options = [
-            f"--job-name={sweep.name}{_mark(sweep.folder)}",
-            f"--array=0-{len(sweep.runs) - 1}{f'%{self.at_most}' if self.at_most else ''}",
-            *(f"--nodes={self.nodes}", "--ntasks-per-node=1"),
-            *([f"--gpus-per-node={self.gpus}"] if self.gpus else []),
-            *(f"--signal=B:USR1@{WARNING_SECONDS}", "--requeue", "--open-mode=append", "--output=slurm-%A_%a.log"),
-            *(f"{option}={value}" for option, value in named.items() if value),
-            *self.sbatch,
-        ]
-        head = ["#!/bin/bash", *(f"#SBATCH {option}" for option in options), "", "set -u", *self.setup]
+        head = ["#!/bin/bash", *(f"#SBATCH {option}" for option in self._options(sweep)), "", "set -u", *self.setup]
         head += [f"PYTHON=${{PYTHON:-{shlex.quote(sys.executable)}}}", "RUNS=("]
         head += [*(f"  {shlex.quote(run.name)}" for run in sweep.runs), ")"]
         start = self._on_several_nodes(sweep_file) if self.nodes > 1 else self._on_one_node(sweep_file)
         return "\n".join([*head, _TRAP, start, _END])
 
+    def _options(self, sweep: Sweep) -> list[str]:
+        """List the options of `sbatch`."""
+        limit = f"%{self.at_most}" if self.at_most else ""
+        options = [
+            f"--job-name={sweep.name}{_mark(sweep.folder)}",
+            f"--array=0-{len(sweep.runs) - 1}{limit}",
+            f"--nodes={self.nodes}",
+            "--ntasks-per-node=1",
+        ]
+        if self.gpus:
+            options.append(f"--gpus-per-node={self.gpus}")
+        options += [
+            f"--signal=B:USR1@{WARNING_SECONDS}",
+            "--requeue",
+            "--open-mode=append",
+            "--output=slurm-%A_%a.log",
+            f"--time={self.time}",
+        ]
+        if self.partition:
+            options.append(f"--partition={self.partition}")
+        if self.account:
+            options.append(f"--account={self.account}")
+        return [*options, *self.sbatch]
+
     def submit(self, sweep: Sweep, sweep_file: Path) -> Outcome:
-        """Arrays of the runs that are neither finished nor waiting or running already, each as large as is allowed."""
-        left, outcome = unfinished(self, sweep)
-        if not left.runs:
+        """Queue the runs that are not finished, waiting or running, in arrays as large as the cluster allows."""
+        to_queue, outcome = select_unfinished(self, sweep)
+        if not to_queue.runs:
             return outcome
-        size, array = _largest_array(), ""
+        size = _largest_array()
         note_submit(self, sweep)
-        for start in range(0, len(left.runs), size):
-            part = Sweep(left.name, left.runs[start : start + size])
-            # The limit on runs at a time holds within an array, so one waits for the other.
-            after = [f"--dependency=afterany:{array}"] if array and self.at_most else []
-            array = _command(["sbatch", "--parsable", *after], self.preview(part, sweep_file)).split(";")[0].strip()
-            for i, run in enumerate(part.runs):
-                outcome.queued[run.name] = job = Job(self.name, f"{array}_{i}")
+        array = ""
+        for start in range(0, len(to_queue.runs), size):
+            array_sweep = Sweep(to_queue.name, to_queue.runs[start : start + size])
+            sbatch = ["sbatch", "--parsable"]
+            if array and self.at_most:
+                # The limit on runs at a time holds within an array, so an array waits for the one before.
+                sbatch.append(f"--dependency=afterany:{array}")
+            array = _command(sbatch, self.preview(array_sweep, sweep_file)).split(";")[0].strip()
+            for i, run in enumerate(array_sweep.runs):
+                job = Job(self.name, f"{array}_{i}")
+                outcome.queued[run.name] = job
                 job.add_to(run)
         return outcome
 
@@ -128,32 +162,38 @@ class Slurm(Engine):
         queue: dict[Job, Queued] = {}
         # Arrays with jobs that may be of these runs and are not noted, each with one of its jobs.
         arrays: dict[str, str] = {}
-        mark, by_name = _mark(runs[0].folder.parent), {run.name: run for run in runs}
-        noted = {job for run in runs for job in Job.of(run)}
+        mark = _mark(runs[0].folder.parent)
+        noted = {*itertools.chain(*map(Job.of, runs))}
         for line in _command(_SQUEUE).splitlines():
             task, job_id, slurm_state, reason, job_name = line.strip().split("|", 4)
             job = Job(self.name, task)
             queue[job] = _queued(slurm_state, reason)
             if job not in noted and queue[job].alive and job_name.endswith(mark):
                 arrays[task.partition("_")[0]] = job_id
+        runs_by_name = {run.name: run for run in runs}
         for array, job_id in arrays.items():
-            for i, name in enumerate(_names(_command(["scontrol", "write", "batch_script", job_id, "-"]))):
+            script = _command(["scontrol", "write", "batch_script", job_id, "-"])
+            for i, name in enumerate(_run_names(script)):
                 job = Job(self.name, f"{array}_{i}")
-                if name in by_name and job in queue and queue[job].alive:
-                    job.add_to(by_name[name])
+                if name in runs_by_name and job in queue and queue[job].alive:
+                    job.add_to(runs_by_name[name])
         return queue
 
     def stop(self, jobs: Sequence[Job]) -> None:
-        """`scancel`, whose time to save a checkpoint is the cluster's KillWait."""
+        """Call `scancel`, whose time to save a checkpoint is the cluster's KillWait."""
         _command(["scancel", *(job.id for job in jobs)])
 
     def _on_one_node(self, sweep_file: Path) -> str:
+        """Write the line that starts a run on one node."""
         start = f'"$PYTHON" -m training.sweep run {shlex.quote(str(sweep_file))} --only "$name"'
-        start += f" --processes-per-run {self.gpus}" if self.gpus > 1 else ""
-        start += f" --accelerate-config {shlex.quote(str(self.accelerate_config))}" if self.accelerate_config else ""
+        if self.gpus > 1:
+            start += f" --processes-per-run {self.gpus}"
+        if self.accelerate_config:
+            start += f" --accelerate-config {shlex.quote(str(self.accelerate_config))}"
         return start + " &"
 
     def _on_several_nodes(self, sweep_file: Path) -> str:
+        """Write the lines that start a run on several nodes."""
         settings = shlex.quote(str(self.accelerate_config or MULTI_NODE_CONFIG))
         # Single quotes: every node fills in its own rank.
         return f"""\
@@ -170,17 +210,17 @@ srun --kill-on-bad-exit=1 bash -c '
 
 
 def _mark(folder: Path) -> str:
-    """The end of a job's name, by which the queue tells whose folder its runs are in."""
+    """Return the end of a job's name, by which the queue tells whose folder its runs are in."""
     return "." + hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]
 
 
-def _names(script: str) -> list[str]:
-    """The names of the runs in a script of `preview`, by task."""
+def _run_names(script: str) -> list[str]:
+    """Read the names of the runs in a script of `preview`, by task."""
     return shlex.split(script.partition("\nRUNS=(\n")[2].partition("\n)\n")[0])
 
 
 def _largest_array() -> int:
-    """How many tasks the cluster allows in an array."""
+    """Ask how many tasks the cluster allows in an array."""
     limits = re.findall(r"(?:\bMaxArraySize\s*=\s*|\bmax_array_tasks=)(\d+)", _command(["scontrol", "show", "config"]))
     return max(1, min(map(int, limits)))
 
@@ -197,9 +237,9 @@ def _queued(slurm_state: str, reason: str) -> Queued:
 def _command(words: list[str], script: str | None = None) -> str:
     """Run a command of SLURM and return its output. Raises EngineError with its error."""
     try:
-        done = subprocess.run(words, input=script, text=True, capture_output=True, check=False)
+        process = subprocess.run(words, input=script, text=True, capture_output=True, check=False)
     except FileNotFoundError:
         raise EngineError(f"slurm: this machine has no {words[0]}; use a login node of the cluster") from None
-    if done.returncode:
-        raise EngineError(f"slurm: {words[0]} failed: {done.stderr.strip() or done.stdout.strip()}")
-    return done.stdout
+    if process.returncode:
+        raise EngineError(f"slurm: {words[0]} failed: {process.stderr.strip() or process.stdout.strip()}")
+    return process.stdout

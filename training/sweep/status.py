@@ -5,6 +5,7 @@ The launcher exits with 1 for any failure, so the folder says how a run ended.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import time
@@ -24,22 +25,25 @@ from scaling_law.size.architecture import training_flops
 from training.sweep.file import Sweep, SweepRun
 
 State = Literal["waiting", "running", "finished", "diverged", "failed"]
-_FRESH_SECONDS = 120  # a run that `sweep run` did not start counts as running if its log is no older
+# A run that `sweep run` did not start counts as running if its log is no older.
+_FRESH_SECONDS = 120
 _STYLES = {"finished": "green", "running": "cyan", "failed": "red", "diverged": "red", "waiting": "dim"}
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """How the last attempt at a run ended (`state.json`); `stopped` by the sweep, with a checkpoint to resume from."""
+    """End of the last attempt at a run (`state.json`); `stopped` by the sweep, with a checkpoint to resume from."""
 
     exit_status: int
     stopped: bool
 
     def save(self, folder: Path) -> None:
+        """Write `state.json` into the run's folder."""
         atomic.write_json(folder / "state.json", asdict(self))
 
     @classmethod
     def load(cls, folder: Path) -> Attempt | None:
+        """Read `state.json`; None for a run that was never started by a sweep."""
         attempt: Attempt | None = atomic.read_json(folder / "state.json", None, cls)
         return attempt
 
@@ -89,12 +93,12 @@ class RunStatus:
 
 
 def lock_of(run: SweepRun) -> FileLock:
-    """Held by the sweep that executes the run, and released with its process."""
+    """Return the lock that the sweep holds which executes the run; it is released with its process."""
     return FileLock(run.folder / ".sweep.lock")
 
 
 def is_locked(run: SweepRun) -> bool:
-    """Whether a sweep executes the run, on any machine that shares its folder."""
+    """Return whether a sweep executes the run, on any machine that shares its folder."""
     if not run.folder.exists():
         return False
     try:
@@ -105,7 +109,7 @@ def is_locked(run: SweepRun) -> bool:
 
 
 def state(run: SweepRun, queued: State | None = None) -> State:
-    """The state of a run, which may be `queued` on an engine; a stopped run is `waiting`, too."""
+    """Find the state of a run, which may be `queued` on an engine; a stopped run is `waiting`, too."""
     diverged = any(record.status == "diverged" for record in run.records())
     if run.complete:
         return "diverged" if diverged else "finished"
@@ -126,25 +130,30 @@ def state(run: SweepRun, queued: State | None = None) -> State:
 
 
 def status(run: SweepRun, engine: str = "local", jobs: Sequence[Queued] = ()) -> RunStatus:
-    """State, progress, speed and cost of a run, with its engine's jobs, the decisive one last."""
-    now, line = state(run, jobs[-1].state if jobs else None), newest_line(run)
+    """Find state, progress, speed and cost of a run, with its engine's jobs, the decisive one last."""
+    run_state = state(run, jobs[-1].state if jobs else None)
+    line = newest_line(run)
     queue = [job.text for job in jobs if job.alive] or [job.text for job in jobs[-1:]]
-    tokens = run.target_tokens if now == "finished" else trained_tokens(run)
+    tokens = run.target_tokens if run_state == "finished" else trained_tokens(run)
     speed = line.get("tokens_per_second")
-    left = (run.target_tokens - tokens) / speed if speed and now in ("running", "waiting") else None
+    seconds_left = None
+    if speed and run_state in ("running", "waiting"):
+        seconds_left = (run.target_tokens - tokens) / speed
     return RunStatus(
-        run.name,
-        now,
-        tokens,
-        run.target_tokens,
-        line.get("loss"),
-        speed,
-        left,
-        device_seconds(run),
-        engine,
-        "; ".join(queue) or None,
-        *(line.get(name) for name in ("forecast_loss", "forecast_low", "forecast_high")),
-        _verdict(run, line),
+        name=run.name,
+        state=run_state,
+        tokens=tokens,
+        target_tokens=run.target_tokens,
+        loss=line.get("loss"),
+        tokens_per_second=speed,
+        seconds_left=seconds_left,
+        device_seconds=device_seconds(run),
+        engine=engine,
+        queue="; ".join(queue) or None,
+        forecast=line.get("forecast_loss"),
+        forecast_low=line.get("forecast_low"),
+        forecast_high=line.get("forecast_high"),
+        verdict=_verdict(run, line),
     )
 
 
@@ -154,44 +163,56 @@ def _verdict(run: SweepRun, line: dict[str, Any]) -> str | None:
     return "on track" if "forecast_loss" in line else None
 
 
-def _final_loss(one: RunStatus) -> str:
-    """The forecast and the verdict, as a cell."""
-    if one.forecast is None or one.forecast_low is None or one.forecast_high is None:
-        return one.verdict or ""
-    return f"{one.forecast:.3f} ± {(one.forecast_high - one.forecast_low) / 2:.3f}, {one.verdict}"
+def _final_loss(run: RunStatus) -> str:
+    """Format the forecast and the verdict as a cell."""
+    if run.forecast is None or run.forecast_low is None or run.forecast_high is None:
+        return run.verdict or ""
+    half_width = (run.forecast_high - run.forecast_low) / 2
+    return f"{run.forecast:.3f} ± {half_width:.3f}, {run.verdict}"
 
 
 def device_seconds(run: SweepRun) -> float:
-    """Seconds of training by the logs, times the devices; without starting, evaluating and saving."""
-    spent = 0.0
-    points = {run.folder_of(branch): branch.branch_point_tokens for branch in run.branches}
-    for folder in [run.folder / "trunk", *points]:
-        lines = _lines(folder, at_end=False)[:1] + _lines(folder, at_end=True)
-        steps = [line for line in lines if "wall_seconds" in line]  # others are evaluations
-        if folder not in points and steps:
-            spent += steps[-1]["wall_seconds"] * steps[-1]["devices"]
-        elif steps and (logged := steps[-1]["tokens"] - steps[0]["tokens"]):
+    """Add up the seconds of training by the logs, times the devices; without starting, evaluating and saving."""
+    total = 0.0
+    trunk_steps = _first_and_last_steps(run.folder / "trunk")
+    if trunk_steps:
+        total += trunk_steps[-1]["wall_seconds"] * trunk_steps[-1]["devices"]
+    branch_points = {run.folder_of(branch): branch.branch_point_tokens for branch in run.branches}
+    for folder, branch_point in branch_points.items():
+        steps = _first_and_last_steps(folder)
+        logged_tokens = steps[-1]["tokens"] - steps[0]["tokens"] if steps else 0
+        if logged_tokens:
             # A branch goes on counting from the trunk, and its first line is of some steps on.
-            seconds = (steps[-1]["wall_seconds"] - steps[0]["wall_seconds"]) / logged
-            spent += seconds * (steps[-1]["tokens"] - points[folder]) * steps[-1]["devices"]
-    return spent
+            seconds_per_token = (steps[-1]["wall_seconds"] - steps[0]["wall_seconds"]) / logged_tokens
+            total += seconds_per_token * (steps[-1]["tokens"] - branch_point) * steps[-1]["devices"]
+    return total
+
+
+def _first_and_last_steps(folder: Path) -> list[dict[str, Any]]:
+    """Read the lines of steps at the beginning and the end of the log of a trunk or branch; others are evaluations."""
+    lines = _lines(folder, at_end=False)[:1] + _lines(folder, at_end=True)
+    return [line for line in lines if "wall_seconds" in line]
 
 
 def trained_tokens(run: SweepRun) -> int:
-    """Tokens trained so far, according to the logs."""
-    done = _last_line(run.folder / "trunk").get("tokens", 0)
+    """Count the tokens trained so far, according to the logs."""
+    tokens = _last_line(run.folder / "trunk").get("tokens", 0)
     for branch in run.branches:
-        done += max(0, _last_line(run.folder_of(branch)).get("tokens", 0) - branch.branch_point_tokens)
-    return min(done, run.target_tokens)
+        tokens += max(0, _last_line(run.folder_of(branch)).get("tokens", 0) - branch.branch_point_tokens)
+    return min(tokens, run.target_tokens)
 
 
 def measured_flops_per_second(sweep: Sweep) -> float | None:
-    """Training FLOP/s of one run: the median over the records, or over the newest log lines; None without any."""
-    records = [record for run in sweep.runs for record in run.records() if record.tokens_per_second]
-    flops = [float(training_flops(record.n_active, record.tokens_per_second)) for record in records]
+    """Return training FLOP/s of a run: the median over the records, or over the newest log lines; None without any."""
+    flops = []
+    for record in itertools.chain(*(run.records() for run in sweep.runs)):
+        if record.tokens_per_second:
+            flops.append(float(training_flops(record.n_active, record.tokens_per_second)))
     if not flops:
-        speeds = ((run, newest_line(run).get("tokens_per_second")) for run in sweep.runs)
-        flops = [run.architecture.training_flops(1) * speed for run, speed in speeds if speed]
+        for run in sweep.runs:
+            speed = newest_line(run).get("tokens_per_second")
+            if speed:
+                flops.append(run.architecture.training_flops(1) * speed)
     return median_high(flops) if flops else None
 
 
@@ -199,20 +220,20 @@ def status_table(statuses: Sequence[RunStatus]) -> Table:
     """Lay out one row per run, with its place in the queue where the engine reports one."""
     rows = [
         {
-            "run": one.name,
-            "state": one.state,
-            "queue": "" if one.queue is None else f"{one.engine}: {one.queue}",
-            "tokens": f"{one.tokens:,} / {one.target_tokens:,}",
-            "done": f"{one.tokens / one.target_tokens:.0%}",
-            "loss": format_decimal(one.loss),
-            "final loss (forecast)": _final_loss(one),
-            "tokens/s": None if one.tokens_per_second is None else f"{one.tokens_per_second:,.0f}",
-            "time left": format_seconds(one.seconds_left),
-            "device-hours": f"{one.device_seconds / 3600:,.2f}",
+            "run": run.name,
+            "state": run.state,
+            "queue": "" if run.queue is None else f"{run.engine}: {run.queue}",
+            "tokens": f"{run.tokens:,} / {run.target_tokens:,}",
+            "done": f"{run.tokens / run.target_tokens:.0%}",
+            "loss": format_decimal(run.loss),
+            "final loss (forecast)": _final_loss(run),
+            "tokens/s": None if run.tokens_per_second is None else f"{run.tokens_per_second:,.0f}",
+            "time left": format_seconds(run.seconds_left),
+            "device-hours": f"{run.device_seconds / 3600:,.2f}",
         }
-        for one in statuses
+        for run in statuses
     ]
-    return Table.of(rows, styles=[_STYLES[one.state] for one in statuses])
+    return Table.of(rows, styles=[_STYLES[run.state] for run in statuses])
 
 
 def format_seconds(seconds: float | None) -> str:
@@ -226,19 +247,21 @@ def format_seconds(seconds: float | None) -> str:
 
 
 def newest_line(run: SweepRun) -> dict[str, Any]:
-    """The last line of the log, of the trunk or a branch, that was written last."""
+    """Read the last line of the log, of the trunk or a branch, that was written last."""
     logs = sorted(run.folder.glob("*/log.jsonl"), key=lambda path: path.stat().st_mtime)
     return _last_line(logs[-1].parent) if logs else {}
 
 
 def _last_line(folder: Path) -> dict[str, Any]:
-    """The last whole line of the log of a trunk or branch; empty without one."""
-    return (_lines(folder, at_end=True) or [{}])[-1]
+    """Read the last complete line of the log of a trunk or branch; empty without one."""
+    lines = _lines(folder, at_end=True)
+    return lines[-1] if lines else {}
 
 
 def _lines(folder: Path, *, at_end: bool, size: int = 1 << 16) -> list[dict[str, Any]]:
-    """The whole lines among the first or last `size` bytes of the log of a trunk or branch."""
-    if not (log := folder / "log.jsonl").exists():
+    """Read the complete lines among the first or last `size` bytes of the log of a trunk or branch."""
+    log = folder / "log.jsonl"
+    if not log.exists():
         return []
     with open(log, "rb") as file:
         if at_end:
@@ -246,6 +269,7 @@ def _lines(folder: Path, *, at_end: bool, size: int = 1 << 16) -> list[dict[str,
         texts = file.read(size).splitlines()
     lines = []
     for text in texts:
-        with suppress(ValueError):  # being written just now, or cut
+        # A line may be cut, or being written just now.
+        with suppress(ValueError):
             lines.append(json.loads(text))
     return lines

@@ -200,7 +200,7 @@ def test_the_builder_in_order_waits_for_a_group_that_another_process_has(source,
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 90))
 def test_every_group_is_in_one_share_of_one_worker(shards, workers, n):
     shares = [Share(i, shards).split(worker, workers) for i in range(shards) for worker in range(workers)]
-    assert sorted(group for share in shares for group in range(n)[share.index :: share.of]) == list(range(n))
+    assert sorted(group for share in shares for group in range(n)[share.first :: share.step]) == list(range(n))
 
 
 # -- processes

@@ -28,7 +28,7 @@ def test_every_epoch_holds_every_sequence_once_however_it_is_cut_into_batches(n,
 def test_the_order_does_not_depend_on_how_much_is_known(n, window, seed, start, count):
     """What is read while the total is unknown (as soon as `needed` sequences are there) is what is read later."""
     order = SequenceOrder(seed, window)
-    needed = order.needed(start, count)
+    needed = order.count_to_tokenise(start, count)
     assert needed >= start + count
     early = order.indices(start, count, None)
     assert early.max() < needed
@@ -50,8 +50,8 @@ def test_only_the_first_window_is_cut_and_its_parts_double(n, window, seed, firs
         assert sorted(whole[begin:end]) == list(range(begin, end))
     for start in range(0, n, batch):
         count = min(batch, n - start)
-        needed = order.needed(start, count)
-        assert start + count <= needed <= uncut.needed(start, count)
+        needed = order.count_to_tokenise(start, count)
+        assert start + count <= needed <= uncut.count_to_tokenise(start, count)
         if needed <= n:
             assert np.array_equal(order.indices(start, count, None), whole[start : start + count])
 
@@ -70,4 +70,4 @@ def test_the_order_is_pinned():
     assert SequenceOrder(0, 1 << 16).indices(0, 8, 100).tolist() == [51, 61, 49, 95, 34, 59, 78, 7]
     assert SequenceOrder(0, 50).indices(48, 4, 100).tolist() == [26, 13, 66, 58]
     assert SequenceOrder(0, 50, 8).indices(14, 4, 100).tolist() == [14, 8, 28, 27]
-    assert SequenceOrder(0, 1 << 16, 1 << 10).needed(0, 128) == 1024
+    assert SequenceOrder(0, 1 << 16, 1 << 10).count_to_tokenise(0, 128) == 1024
