@@ -152,10 +152,10 @@ class StepLog(ExitStack):
         sequences = self.session.data.indices(position, self.ramp.sequences(step))
         return {"position": position, "sequences": sequences.tolist()}
 
-    def evaluation(self, progress: Progress, measured: HeldOutLoss) -> None:
+    def evaluation(self, progress: Progress, held_out: HeldOutLoss) -> None:
         """Record a held-out loss (nats per token, dropless) with its standard error."""
-        loss = measured.loss
-        error = measured.standard_error
+        loss = held_out.loss
+        error = held_out.standard_error
         line = {
             "step": progress.step,
             "tokens": self.ramp.tokens(progress.step),

@@ -161,8 +161,8 @@ def orthogonalise(matrices: Tensor, coefficients: tuple[float, float, float], st
         gram = torch.bmm(x.mT, x) if is_tall else torch.bmm(x, x.mT)
         # It is symmetric, as the Gram matrix is.
         polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
-        left, right = (x, polynomial) if is_tall else (polynomial, x)
-        x = torch.baddbmm(x, left, right, beta=a)
+        factors = (x, polynomial) if is_tall else (polynomial, x)
+        x = torch.baddbmm(x, *factors, beta=a)
     return x
 
 

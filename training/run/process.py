@@ -1,4 +1,4 @@
-"""What a run changes in its process, and gives back: a notebook or a server may train, and train again.
+"""The settings of a process that a run changes, and gives back: a notebook or a server may train, and train again.
 
 A run finds the process as a fresh one, whatever its caller has set: default dtype and device, gradients, TF32.
 """
@@ -59,7 +59,8 @@ def _settings() -> list[tuple[Any, Setter]]:
     """Read all settings: each value with the function that sets it, to be called in reverse order."""
     cudnn = torch.backends.cudnn
     matmul = torch.backends.cuda.matmul
-    mkldnn = torch.backends.mkldnn.matmul
+    # torch adds it to its module when it is imported, which mypy does not see.
+    mkldnn = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
     settings: list[tuple[Any, Setter]] = [
         (dict(os.environ), _set_environment),
         (sys.excepthook, lambda hook: setattr(sys, "excepthook", hook)),
