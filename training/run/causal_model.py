@@ -53,7 +53,7 @@ def build(config: Any, group_tokens: int | None = None) -> PreTrainedModel:
     embedding.padding_idx = None
     has_weights = not next(model.parameters()).is_meta
     if has_weights:
-        _warn(config, frozen)
+        _warn_of_limits(config, frozen)
     change = change_of_logits(model)
     if change is None:
         logger.info("%s: the head is more than a matrix: all logits of a micro-batch are held", model_class.__name__)
@@ -69,7 +69,7 @@ def build(config: Any, group_tokens: int | None = None) -> PreTrainedModel:
     return model
 
 
-def _warn(config: Any, frozen: list[str]) -> None:
+def _warn_of_limits(config: Any, frozen: list[str]) -> None:
     """Log parameters that are never trained, and models that cannot generate text."""
     if frozen:
         names = ", ".join(sorted({re.sub(r"\.\d+\.", ".*.", name) for name in frozen}))
@@ -323,7 +323,7 @@ class _InTheLoop(_MixinBase):
         return out
 
     def _take_routed(self) -> list[Routed]:
-        """Take what the routers left, in their order."""
+        """Take the choices that the routers left, in their order."""
         routed = [router.routed for router in self._routers if getattr(router, "routed", None) is not None]
         for router in self._routers:
             router.routed = None

@@ -95,7 +95,7 @@ def find_damage(path: Path) -> str | None:
 
 
 def _checksums(folder: Path) -> dict[str, str]:
-    """Compute the sha256 of every file below a folder, but of the list of them itself."""
+    """Compute the sha256 of every file below a folder, except that of the list of them."""
     files = [path for path in folder.rglob("*") if path.is_file() and path != folder / "checksums.json"]
     names = sorted(str(path.relative_to(folder)) for path in files)
     with ThreadPoolExecutor(_THREADS) as pool:
@@ -191,7 +191,7 @@ class CheckpointWriter:
         self._asynchronous = asynchronous
         # The writer at work, with the future of its end.
         self._pending: tuple[_FolderWriter, Any] | None = None
-        # A group of its own: what the thread sends must not get between what the training sends.
+        # A second group: messages of the thread must not get between those of the training.
         self._group = dist.new_group(backend="gloo") if dist.is_initialized() else None
 
     def save(self, folder: Path, progress: Progress, pinned: Collection[int] = ()) -> None:
@@ -223,7 +223,7 @@ class CheckpointWriter:
         try:
             future.result()
         except (OSError, RuntimeError, dcp.api.CheckpointException) as error:
-            # torch does not always say that the disk is full. What was written is counted before it is removed.
+            # torch does not always say that the disk is full. The files are counted before they are removed.
             reason = describe_full_disk(error, writer.temporary, writer.n_bytes)
             if self._session.accelerator.is_main_process:
                 shutil.rmtree(writer.temporary, ignore_errors=True)
@@ -258,7 +258,7 @@ class _FolderWriter(dcp.FileSystemWriter):
         self._progress = json.dumps(asdict(progress))
         self._pinned = pinned
         # One thread: an error in another of torch's writing threads is lost, and the checkpoint with it.
-        # `finish` syncs what this machine wrote; what others wrote only they can.
+        # `finish` syncs the files that this machine wrote; only the other machines can sync theirs.
         super().__init__(self.temporary / "state", thread_count=1, sync_files=sync_files)
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:

@@ -86,7 +86,7 @@ def make_accelerator(run: RunArguments) -> Accelerator:
 
 
 def _check_equal_environments(accelerator: Accelerator) -> None:
-    """Raise ConfigurationError on all processes if the environment of one sets what that of the first does not."""
+    """Raise ConfigurationError on all processes if the environment of one differs from that of the first."""
     from accelerate.utils import gather_object
 
     if accelerator.num_processes == 1:
@@ -103,7 +103,7 @@ def _check_equal_environments(accelerator: Accelerator) -> None:
 
 
 def _announce(accelerator: Accelerator, is_sharded: bool) -> None:
-    """Log what the environment sets, and where its sharding has no effect."""
+    """Log the settings of the environment, and where its sharding has no effect."""
     environment = describe_environment()
     if environment:
         settings = ", ".join(f"{name}={value}" for name, value in environment.items())

@@ -70,7 +70,7 @@ def dry_run(arguments: TrainingArguments, console: Console | None = None) -> int
 
 
 def _show(console: Console, tables: dict[str, dict[str, str]]) -> None:
-    """Print tables, by title, without what is empty."""
+    """Print tables, by title, without empty rows."""
     for title, rows in tables.items():
         console.print(Table((), [row for row in rows.items() if row[1]], title=title))
 

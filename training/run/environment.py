@@ -23,7 +23,7 @@ from hub.record.run_record import plain
 from training.configuration.arguments import ConfigurationError, RunArguments
 
 _OFF = ("", "0", "false", "no", "none", "off")
-# Of a record's `environment`.
+# Limits of a record's `environment`.
 MAX_RECORDED = 64
 MAX_CHARACTERS = 300
 _NAME = re.compile("[A-Za-z0-9_]{1,100}")
@@ -47,7 +47,7 @@ class Refusal(NamedTuple):
     harmless_values: tuple[str, ...] = _OFF
 
 
-# Of Accelerate. A `*` stands for any letters.
+# Variables of Accelerate that are refused. A `*` stands for any letters.
 REFUSED = {
     "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": Refusal(
         "schedule.batch_ramp and run.micro_batch_sequences say how many micro-batches make a step", ("1",)
@@ -67,7 +67,8 @@ REFUSED = {
     "FSDP_IGNORED_MODULES": Refusal("train.py shards every parameter"),
 }
 
-# Of Accelerate and transformers: where and how fast a run is trained, messages, and what train.py decides itself.
+# Variables of Accelerate and transformers for where and how fast a run is trained, for messages, and for choices that
+# train.py makes itself.
 HARMLESS = (
     # The device, which the record names, and its threads.
     *("ACCELERATE_TORCH_DEVICE", "ACCELERATE_USE_CPU", "ACCELERATE_CPU_AFFINITY", "*_VISIBLE_*", "ZE_AFFINITY_MASK"),
@@ -82,7 +83,7 @@ HARMLESS = (
     *("FSDP_VERSION", "FSDP_SHARDING_STRATEGY", "FSDP_RESHARD_AFTER_FORWARD", "FSDP_AUTO_WRAP_POLICY"),
     *("FSDP_TRANSFORMER_CLS_TO_WRAP", "FSDP_MIN_NUM_PARAMS", "FSDP_BACKWARD_PREFETCH", "FSDP_FORWARD_PREFETCH"),
     *("FSDP_STATE_DICT_TYPE", "FSDP_USE_ORIG_PARAMS", "FSDP_SYNC_MODULE_STATES", "FSDP_CPU_RAM_EFFICIENT_LOADING"),
-    # Read only with what is refused: DeepSpeed, Megatron-LM, SageMaker, Dynamo's backend, a TPU.
+    # They are read only with variables that are refused: DeepSpeed, Megatron-LM, SageMaker, Dynamo's backend, a TPU.
     *("ACCELERATE_DEEPSPEED_*", "ACCELERATE_CONFIG_DS_FIELDS", "DEEPSPEED_USE_HPU", "MEGATRON_LM_*"),
     *("ACCELERATE_DYNAMO_MODE", "ACCELERATE_DYNAMO_USE_*", "ACCELERATE_SAGEMAKER_DISTRIBUTED_TYPE", "AWS_*"),
     *("ACCELERATE_DOWNCAST_BF16", "USE_TORCH_XLA", "XLA_USE_BF16", "XLA_DOWNCAST_BF16"),
@@ -99,7 +100,7 @@ HARMLESS = (
     *("CUDNN_VERSION", "CUBLAS_VERSION"),
 )
 
-# Of libraries that multiply, compile or tokenise: precision, kernels and compilation change numbers.
+# Variables of libraries that multiply, compile or tokenise: precision, kernels and compilation change numbers.
 RECORDED = (
     *("ACCELERATE_*", "FSDP_*", "PARALLELISM_CONFIG_*", "TRANSFORMERS_*", "TOKENIZERS_*", "HF_DATASETS_*"),
     *("TORCH*", "PYTORCH_*", "TRITON_*", "XLA_*", "ATEN_*", "NVIDIA_TF32*", "CUBLAS*", "CUDNN_*", "CUTLASS_*"),

@@ -112,14 +112,14 @@ class Run:
         a.check_processes(Layout.of(accelerator, a.run).readers)
         self.arguments = a
 
-        # What it reads. The first process of each node begins to tokenise; the others take over if it does not.
+        # The data. The first process of each node begins to tokenise; the others take over if it does not.
         with accelerator.local_main_process_first():
             self.tokenizer = load_tokenizer(a.data.tokenizer, a.data.tokenizer_revision)
         patience = 0.0 if accelerator.is_local_main_process else 5.0
         self.held_out = inputs.HeldOutText(a, self.tokenizer, patience)
         self.data = inputs.training_data(a, self.tokenizer, patience)
 
-        # What it trains, how long, and what it saves.
+        # The model, its schedule, and the steps after which it is saved.
         self.session = make_session(a, accelerator, self.tokenizer, self.data)
         # The main process alone has the law.
         self.law: Law | None = None
@@ -173,7 +173,7 @@ class Run:
             raise ConfigurationError(f"run.output_dir: another process is training in {self.folder}") from None
 
     def _close(self) -> None:
-        """Stop all that runs while the loop does."""
+        """Stop everything that runs beside the loop."""
         finishers = self.finishers if self.accelerator.is_main_process else ()
         workers = (self.trace, self.writer, self.data.tokens, self.held_out.tokens, self.trackers, *finishers)
         # The stack closes each of them, whatever happens to the rest.
@@ -270,7 +270,7 @@ class Run:
         has_diverged = self._loop(progress, branch.end_step, branch, folder)
         # Without a finite step in the whole window of the final loss there is no loss to report.
         status = DIVERGED if has_diverged or not progress.window_steps else "final"
-        # Before its folder is cleared of checkpoints.
+        # The last checkpoint must be there before its folder is cleared of checkpoints.
         self.writer.wait()
         self._save_model(folder, branch, progress, status)
         return status != DIVERGED

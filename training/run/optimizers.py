@@ -142,7 +142,7 @@ def _update(batch: list[tuple[Tensor, Tensor]], group: dict[str, Any], skips: Te
 
 
 def _scale_of_shape(adjustment: str, rows: int, columns: int) -> float:
-    """Return by what Muon's rate is multiplied for matrices of this shape, as in torch.optim.Muon."""
+    """Return the factor of Muon's rate for matrices of this shape, as in torch.optim.Muon."""
     if adjustment == "match_rms_adamw":
         return 0.2 * math.sqrt(max(rows, columns))
     return math.sqrt(max(1, rows / columns))
@@ -172,10 +172,7 @@ def _share(tensor: Tensor) -> Tensor:
 
 
 def _most_together(device: torch.device) -> int:
-    """Return how many numbers of equal matrices are orthogonalised at once.
-
-    They stay in the caches of a CPU, or fill a GPU.
-    """
+    """Return how many numbers of equal matrices are orthogonalised at once: a CPU's caches full, or a GPU's load."""
     return _CACHED if device.type == "cpu" else 128 * _CACHED
 
 

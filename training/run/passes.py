@@ -99,7 +99,7 @@ def try_blocks(model: PreTrainedModel, run_pass: Pass, inputs: Tensor, targets: 
         try:
             _run_two_passes(run_pass, inputs, targets)
         except FailOnRecompileLimitHit:
-            # What was compiled for other models of this process counts towards the limit, too.
+            # Blocks that were compiled for other models of this process count towards the limit, too.
             torch.compiler.reset()
             _run_two_passes(run_pass, inputs, targets)
     except (TorchDynamoException, FailOnRecompileLimitHit) as error:
@@ -203,7 +203,7 @@ class PassRunner:
         return self._captured is not None
 
     def eagerly(self) -> AbstractContextManager[object]:
-        """Leave the compiler out, of an evaluation: blocks would be compiled again for its shapes.
+        """Leave the compiler out of an evaluation: blocks would be compiled again for its shapes.
 
         Without a capacity they would also hold buffers of E × T rows.
         """

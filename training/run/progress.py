@@ -49,7 +49,7 @@ class Progress:
     environment: dict[str, list[str]] = field(default_factory=dict)
 
     def add_environment(self, environment: Mapping[str, str]) -> None:
-        """Add what the environment of this start sets to that of the starts before."""
+        """Add the settings of this start's environment to those of the starts before."""
         for name, value in environment.items():
             values = self.environment.setdefault(name, [])
             if value not in values:

@@ -43,7 +43,7 @@ _RUN = {
 }
 _MODEL = ("capacity_factor", "capacity_group_tokens", "initialization", "final_norm", "attention_precision")
 _LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "joint-moe-scaling-laws")
-# Kernels that classes of transformers use where they are installed, and what compiles and shuffles.
+# Kernels that classes of transformers use where they are installed, and libraries that compile and shuffle.
 _OPTIONAL_LIBRARIES = (
     *("numpy", "triton", "kernels", "flash-attn", "flash-linear-attention", "fla-core", "causal-conv1d", "mamba-ssm"),
     *("torchao", "liger-kernel", "xformers"),
@@ -222,7 +222,7 @@ def tokenizer_identity(session: Session) -> dict[str, str]:
 
 
 def environment_of_starts(progress: Progress) -> dict[str, str]:
-    """Return what the environment of any start set, the values of several starts after one another."""
+    """Return the settings of the environment of all starts, the values of several starts after one another."""
     names = sorted(progress.environment)[:MAX_RECORDED]
     return {name: ", ".join(progress.environment[name])[:MAX_CHARACTERS] for name in names}
 

@@ -43,7 +43,7 @@ from training.run.model import build_model, model_config
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-# A router's gates, which nothing changes in place.
+# FSDP2 warns of a view of a router's gates, which nothing changes in place.
 warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor", category=UserWarning)
 
 
@@ -78,7 +78,7 @@ _WRONG_PLANS = ("apertus", "doge", "dots3_note_text", "gemma3n_text")
 
 @dataclass(frozen=True)
 class Layout:
-    """The way in which processes share a model: `replicas` of it, each sharded over `shards` devices of this type.
+    """The way in which processes share a model: `replicas` of it, each sharded over `shards` processes.
 
     Of the shards, each `experts` neighbours hold different experts, and each `tensor` neighbours different heads and
     inner widths for the same micro-batches; 1: all weights are sharded alike.
@@ -88,6 +88,7 @@ class Layout:
     shards: int
     experts: int = 1
     tensor: int = 1
+    # Type of the devices.
     device: str = "cpu"
 
     @classmethod
@@ -289,7 +290,7 @@ def _shard(model: PreTrainedModel, mesh: DeviceMesh, layout: Layout, half: bool,
 def _group(
     mesh: DeviceMesh, modules: nn.Module | list[nn.Module], policy: MixedPrecisionPolicy, reshard: bool
 ) -> None:
-    """Shard what no other group has of the modules, to be gathered together."""
+    """Shard the parameters of the modules that no other group has, to be gathered together."""
 
     def placement(parameter: nn.Parameter) -> Shard:
         world = mesh["shards"].size()

@@ -20,7 +20,7 @@ from training.run import devices
 from training.run.step import Session, StepResult, make_session, train_step
 
 T = TypeVar("T")
-# Of runs that are only timed, so that the model stays as it was drawn. At the rate of a run, random tokens make it
+# At this rate the model of a run that is only timed stays as it was drawn. At the rate of a run, random tokens make it
 # diverge within ten steps, and on a CPU subnormal probabilities then make the head several times slower, of some
 # shapes and not of others.
 LEARNING_RATE = 1e-6
@@ -28,7 +28,7 @@ LEARNING_RATE = 1e-6
 
 @dataclass(frozen=True)
 class RandomTokens:
-    """Uniformly drawn ids instead of `TrainingData`, and what a session asks of a tokenizer."""
+    """Uniformly drawn ids instead of `TrainingData`, with the methods of a tokenizer that a session calls."""
 
     vocab_size: int
     sequence_length: int
@@ -104,7 +104,7 @@ def peak_bytes(device: torch.device, work: Callable[[], T]) -> tuple[T, int]:
     On a GPU the allocator counts them. On a CPU torch's profiler does, which sees a tensor's end only if it saw its
     beginning: `work` must make the model, too.
     """
-    # What lies about from before must not end meanwhile.
+    # Tensors from before must not end meanwhile.
     release(device)
     if device.type == "cuda":
         before = torch.cuda.memory_allocated(device)
