@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental import _config as fx_config
 from torch.utils.flop_counter import FlopCounterMode
 
 from hub.base.errors import InputError
@@ -258,7 +259,8 @@ def _cached(model: nn.Module, config: Any) -> Any:
 
 def _pass_with_cache(model: nn.Module, config: Any, **options: Any) -> Any:
     """Make a pass with the cache of the class; returns its output, None where it fails."""
-    with suppress(Exception), torch.no_grad():  # every class has errors of its own
+    # Every class has errors of its own. An indexer may look for the keys that are visible (Qwen4): here all of them.
+    with suppress(Exception), torch.no_grad(), fx_config.patch(meta_nonzero_assume_all_nonzero=True):
         return _forward(model, _chunk(config), use_cache=True, **options)[0]
     return None
 

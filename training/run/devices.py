@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
+import multiprocessing.context
 import os
 import platform
 import re
@@ -74,7 +76,7 @@ def make_accelerator(run: RunArguments) -> Accelerator:
             f"accelerate launch: {launched} processes were started, and each of them would train alone on "
             f"{accelerator.device.type}; set ACCELERATE_USE_CPU=true to train on CPU"
         )
-    if accelerator.state.fork_launched:
+    if is_fork():
         # The fork of a notebook lacks the notebook's threads of OpenMP, and would wait for them for ever.
         torch.set_num_threads(1)
     if accelerator.device.type == "xla":
@@ -83,6 +85,13 @@ def make_accelerator(run: RunArguments) -> Accelerator:
     if accelerator.is_main_process:
         _announce(accelerator, is_sharded)
     return accelerator
+
+
+def is_fork() -> bool:
+    """Return whether this process was forked; FORK_LAUNCHED of Accelerate's notebook_launcher is not always set."""
+    # Without a fork, as on Windows, there is no such class.
+    fork = getattr(multiprocessing.context, "ForkProcess", None)
+    return fork is not None and isinstance(multiprocessing.current_process(), fork)
 
 
 def _check_equal_environments(accelerator: Accelerator) -> None:

@@ -118,13 +118,13 @@ def test_the_count_on_the_class_has_the_keys_of_the_formula(kind):
 
 
 def held(output):
-    """Elements of the cache, without the buffers of tokens that are not compressed yet."""
+    """Elements of the cache, without positions and the buffers of tokens that are not compressed yet."""
     cache = next(value for value in output.values() if hasattr(value, "layers"))
     tensors = {}
     for layer in cache.layers:
         for name, value in vars(layer).items():
             parts = value.values() if isinstance(value, dict) else [value]
-            if not name.startswith(("buffer", "overlap", "_")):
+            if not name.startswith(("buffer", "overlap", "_")) and not name.endswith("position_ids"):
                 tensors |= {part.data_ptr(): part.numel() for part in parts if isinstance(part, torch.Tensor)}
     return sum(tensors.values())
 

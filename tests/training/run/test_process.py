@@ -2,6 +2,7 @@
 
 import json
 import logging
+import multiprocessing
 import os
 import random
 import signal
@@ -22,8 +23,8 @@ from safetensors.torch import load_file
 from tests.conftest import free_port
 from tests.training import ranks
 from tests.training.ranks import save_configuration
+from training.run import devices, process
 from training.run import main as main_module
-from training.run import process
 from training.run.main import main
 
 SHORT = {"schedule.tokens": [512], "schedule.warmup_tokens": 128, "schedule.batch_ramp": ["0:2"]}
@@ -199,6 +200,19 @@ def test_the_bars_of_libraries_are_hidden_and_shown_again(monkeypatch):
         assert not are_progress_bars_disabled()
     finally:
         transformers.logging.disable_progress_bar()
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize(("method", "status"), [("fork", 1), ("forkserver", 0)])
+def test_a_fork_is_seen_however_it_was_launched(method, status):
+    """It lacks the threads of OpenMP that its parent started, and Accelerate does not always say that it forks."""
+    process = multiprocessing.get_context(method).Process(target=exit_with_1_in_a_fork)
+    process.start()
+    assert ranks.wait_for(process) == status
+
+
+def exit_with_1_in_a_fork() -> None:
+    sys.exit(int(devices.is_fork()))
 
 
 def train_in_a_fork(config: Path) -> None:
