@@ -70,7 +70,9 @@ class _LineStart(NamedTuple):
 
 
 class StepLog(ExitStack):
-    """Call it after every step; it writes every `log_steps` steps, and after a non-finite one or a spike.
+    """Log of a trunk or branch, to be called after every step.
+
+    It writes a line every `log_steps` steps, and after a non-finite one or a spike.
 
     Lines of `folder/log.jsonl` from beyond `start_step`, left by an interrupted run, are removed; from those before
     it `forecast` makes the forecast of the final loss, on the main process.

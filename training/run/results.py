@@ -66,12 +66,9 @@ def run_record(
     a = session.arguments
     arch = session.architecture
     ramp = session.schedule.ramp
-    accelerator = session.accelerator
     tokens = ramp.tokens(progress.step)
-    speed = tokens / progress.wall_seconds
     # They are None while the rest of the data is unknown.
     unique = min(tokens, session.data.unique_tokens or tokens)
-    sequences, held_out_loss = held_out or (None, None)
     losses = _training_losses(progress, status)
 
     fields = configured_fields(a, arch, session.schedule.peak, session.learning_rate_law)
@@ -89,23 +86,12 @@ def run_record(
         steps=progress.step,
         train_loss=losses.total / losses.steps if losses.steps else None,
         train_loss_window_tokens=tokens - ramp.tokens(progress.step - losses.steps),
-        eval_loss=held_out_loss and held_out_loss.loss,
-        eval_loss_standard_error=held_out_loss and held_out_loss.standard_error,
-        eval_tokens=sequences and sequences.documents.size,
-        eval_documents=sequences and sequences.n_documents,
-        eval_data=sequences and sequences.origin,
+        **_evaluation(held_out),
         **_routing_at_end(progress, status, arch),
         dataset=session.data.tokens.cache.dataset,
         data_order=data_order(a),
         tokenizer=tokenizer_identity(session),
-        training_flops=session.flops.recorded * tokens,
-        flops_count=session.flops.count,
-        tokens_per_second=speed,
-        mfu=session.flops.multiplied * speed / session.peak_flops if session.peak_flops else None,
-        step_seconds=step_seconds(progress, ramp),
-        peak_memory_bytes=devices.peak_memory(accelerator.device),
-        hardware=devices.describe(accelerator.device, accelerator.num_processes),
-        wall_time_seconds=progress.wall_seconds,
+        **_cost(session, progress, tokens),
         versions=installed_versions(),
         environment=environment_of_starts(progress) or None,
         code_commit=code_commit(),
@@ -142,6 +128,35 @@ def _training_losses(progress: Progress, status: str) -> _Losses:
     if status == "final":
         return _Losses(progress.window_loss, progress.window_steps)
     return _Losses(0.0, 0)
+
+
+def _evaluation(held_out: tuple[HeldOut, HeldOutLoss] | None) -> dict[str, Any]:
+    """Return the fields of the held-out loss, null without one."""
+    sequences, loss = held_out or (None, None)
+    return {
+        "eval_loss": loss and loss.loss,
+        "eval_loss_standard_error": loss and loss.standard_error,
+        "eval_tokens": sequences and sequences.documents.size,
+        "eval_documents": sequences and sequences.n_documents,
+        "eval_data": sequences and sequences.origin,
+    }
+
+
+def _cost(session: Session, progress: Progress, tokens: int) -> dict[str, Any]:
+    """Return the fields of FLOPs, time, memory and hardware."""
+    accelerator = session.accelerator
+    flops = session.flops
+    speed = tokens / progress.wall_seconds
+    return {
+        "training_flops": flops.recorded * tokens,
+        "flops_count": flops.count,
+        "tokens_per_second": speed,
+        "mfu": flops.multiplied * speed / session.peak_flops if session.peak_flops else None,
+        "step_seconds": step_seconds(progress, session.schedule.ramp),
+        "peak_memory_bytes": devices.peak_memory(accelerator.device),
+        "hardware": devices.describe(accelerator.device, accelerator.num_processes),
+        "wall_time_seconds": progress.wall_seconds,
+    }
 
 
 def _routing_at_end(progress: Progress, status: str, arch: Architecture) -> dict[str, float | None]:
