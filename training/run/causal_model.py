@@ -43,7 +43,7 @@ def build(config: Any, group_tokens: int | None = None) -> PreTrainedModel:
     What is changed is changed in this model alone, with a configuration of its own: other models of the class are as
     transformers builds them. Parameters that no loss moves are frozen and logged.
     """
-    model_class = causal_class(config)
+    model_class: type = causal_class(config)
     model: _InTheLoop = _class_in_the_loop(model_class)._from_config(copy.deepcopy(config), dtype=torch.float32)
     frozen = without_gradient(config)
     for name in frozen:
