@@ -16,7 +16,7 @@ import torch
 from benchmarks.model_speed import DEVICE
 from benchmarks.report import Options, Report, benchmark, in_turns
 from training.configuration.arguments import OptimizerArguments
-from training.run.optimizers import StackedMuon, orthogonalised, set_rates
+from training.run.optimizers import StackedMuon, orthogonalise, set_rates
 from training.run.timing import finish
 
 RATE = 1e-6
@@ -52,7 +52,7 @@ def iterations(options: Options, shape: str, settings: dict[str, Any]) -> None:
     least, most = sorted(map(int, shape.split("x")))
     directions = torch.ones(3 * options.experts, least, most, dtype=torch.bfloat16, device=DEVICE)
     for _ in range(options.layers):
-        orthogonalised(directions, settings["ns_coefficients"], settings["ns_steps"], settings["eps"])
+        orthogonalise(directions, settings["ns_coefficients"], settings["ns_steps"], settings["eps"])
     finish(DEVICE)
 
 

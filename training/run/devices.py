@@ -18,7 +18,8 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import torch
@@ -27,16 +28,21 @@ from scaling_law.machine.gpus import find_gpu
 from training.configuration.arguments import ConfigurationError, RunArguments
 from training.run.environment import check_environment, count_launched, describe_environment, read_count
 
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+    from accelerate.utils import FullyShardedDataParallelPlugin
+
 logger = logging.getLogger(__name__)
 
-_LAUNCHERS = {  # programs and modules
+# Programs and modules.
+_LAUNCHERS = {
     *("accelerate", "accelerate-launch", "torchrun"),
     *("accelerate.commands.accelerate_cli", "accelerate.commands.launch", "torch.distributed.run"),
 }
 
 
-def make_accelerator(run: RunArguments):
-    """The Accelerator of this process.
+def make_accelerator(run: RunArguments) -> Accelerator:
+    """Make the Accelerator of this process.
 
     Raises ConfigurationError if the environment asks for what `train.py` does not do, the launcher's FSDP settings or
     mesh are not supported, or the processes cannot find each other.
@@ -62,7 +68,8 @@ def make_accelerator(run: RunArguments):
             fsdp_plugin=plugin,
             kwargs_handlers=[ddp],
         )
-    except ValueError as error:  # a mesh of CPUs, over which Accelerate does not shard, or no address to meet at
+    # There is a mesh of CPUs, over which Accelerate does not shard, or no address to meet at.
+    except ValueError as error:
         raise ConfigurationError(f"accelerate launch: {' '.join(str(error).split())}") from None
     if accelerator.num_processes < launched:
         raise ConfigurationError(
@@ -81,48 +88,50 @@ def make_accelerator(run: RunArguments):
 
 
 def is_fork() -> bool:
-    """Tell whether this process was forked; FORK_LAUNCHED of Accelerate's notebook_launcher is not always set."""
+    """Return whether this process was forked; FORK_LAUNCHED of Accelerate's notebook_launcher is not always set."""
     # Without a fork, as on Windows, there is no such class.
     fork = getattr(multiprocessing.context, "ForkProcess", None)
     return fork is not None and isinstance(multiprocessing.current_process(), fork)
 
 
-def _check_equal_environments(accelerator) -> None:
-    """Raise ConfigurationError on all processes if the environment of one sets what that of the first does not."""
+def _check_equal_environments(accelerator: Accelerator) -> None:
+    """Raise ConfigurationError on all processes if the environment of one differs from that of the first."""
     from accelerate.utils import gather_object
 
     if accelerator.num_processes == 1:
         return
-    first, *others = gather_object([describe_environment()])
-    for number, environment in enumerate(others, start=1):
+    first, *environments = gather_object([describe_environment()])
+    for number, environment in enumerate(environments, start=1):
         for name in sorted(first.keys() | environment.keys()):
-            values = [described.get(name, "unset") for described in (first, environment)]
-            if values[0] != values[1]:
+            first_value = first.get(name, "unset")
+            value = environment.get(name, "unset")
+            if value != first_value:
                 raise ConfigurationError(
-                    f"{name}: {values[0]} in process 0, {values[1]} in process {number}; it must be the same in all"
+                    f"{name}: {first_value} in process 0, {value} in process {number}; it must be the same in all"
                 )
 
 
-def _announce(accelerator, is_sharded: bool) -> None:
-    """Log what the environment sets, and where its sharding has no effect."""
-    described = describe_environment()
-    if described:
-        listed = ", ".join(f"{name}={value}" for name, value in described.items())
-        logger.warning("the environment may change numbers; the run record has it: %s", listed)
+def _announce(accelerator: Accelerator, is_sharded: bool) -> None:
+    """Log the settings of the environment, and where its sharding has no effect."""
+    environment = describe_environment()
+    if environment:
+        settings = ", ".join(f"{name}={value}" for name, value in environment.items())
+        logger.warning("the environment may change numbers; the run record has it: %s", settings)
     if is_sharded and not accelerator.is_fsdp2:
-        where = f"{accelerator.num_processes} x {accelerator.device.type}"
-        logger.warning("nothing is sharded on %s: FSDP2 needs several GPUs", where)
+        hardware = f"{accelerator.num_processes} x {accelerator.device.type}"
+        logger.warning("nothing is sharded on %s: FSDP2 needs several GPUs", hardware)
 
 
 def _check_mesh(processes: int, is_sharded: bool) -> None:
     """Raise ConfigurationError unless the launcher's mesh is of replicas and shards, and of so many processes."""
     names = ("dp_replicate", "dp_shard", "tp", "cp", "sp")
     sizes = {name: read_count(f"PARALLELISM_CONFIG_{name.upper()}_SIZE") or 1 for name in names}
-    replicas, shards, *others = sizes.values()
+    replicas = sizes["dp_replicate"]
+    shards = sizes["dp_shard"]
     problem = None
     if sizes["tp"] > 1:
         problem = "tp must be 1, set run.tensor_parallel"
-    elif max(others) > 1:
+    elif sizes["cp"] > 1 or sizes["sp"] > 1:
         problem = "train.py has no context or sequence parallelism: cp and sp must be 1"
     elif not is_sharded:
         problem = "it needs fsdp_config.fsdp_version 2"
@@ -133,36 +142,38 @@ def _check_mesh(processes: int, is_sharded: bool) -> None:
         raise ConfigurationError(f"accelerate's parallelism_config: {mesh}; {problem}")
 
 
-def _fsdp_plugin():
-    """The launcher's FSDP settings; `training.run.sharding` decides what is grouped, and in which precision.
+def _fsdp_plugin() -> FullyShardedDataParallelPlugin:
+    """Read the launcher's FSDP settings; `training.run.sharding` decides on groups and their precision.
 
     FSDP's own would round the losses (steps of 0.008) and the router's weights to bf16.
     """
     from accelerate.utils import FullyShardedDataParallelPlugin
 
-    if (version := os.environ.get("FSDP_VERSION", "1")) != "2":
+    version = os.environ.get("FSDP_VERSION", "1")
+    if version != "2":
         raise ConfigurationError(f"accelerate's fsdp_config.fsdp_version: {version}; it must be 2")
     return FullyShardedDataParallelPlugin(
         fsdp_version=2,
-        auto_wrap_policy="no_wrap",  # the model comes sharded
+        # The model comes sharded.
+        auto_wrap_policy="no_wrap",
         state_dict_type="SHARDED_STATE_DICT",
         cpu_ram_efficient_loading=False,
     )
 
 
 def has_process_group() -> bool:
-    """Whether somebody has started the group of the processes, such as Ray, who then also ends it."""
+    """Return whether somebody has started the group of the processes, such as Ray, who then also ends it."""
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
-def end_processes(accelerator, keep_group: bool) -> None:
+def end_processes(accelerator: Accelerator, keep_group: bool) -> None:
     """End the group of the processes, if a run started it."""
     if not keep_group:
         accelerator.end_training()
 
 
-def any_process(accelerator, *flags: bool) -> list[bool]:
-    """Whether each flag is set on any process; collective."""
+def any_process(accelerator: Accelerator, *flags: bool) -> list[bool]:
+    """Return for each flag whether it is set on any process; collective."""
     # One process need not wait for the device.
     if accelerator.num_processes == 1:
         return list(flags)
@@ -171,39 +182,41 @@ def any_process(accelerator, *flags: bool) -> list[bool]:
 
 
 def begin_reading(values: torch.Tensor) -> Callable[[], list[float]]:
-    """Start to copy values to the host; returns a function that waits for them, but for nothing launched since."""
+    """Begin to copy values to the host; returns a function that waits for them, but for nothing launched since."""
     if values.device.type != "cuda":
         return values.tolist
     on_host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
     on_host.copy_(values, non_blocking=True)
-    is_there = torch.cuda.Event()
-    is_there.record()
+    copied = torch.cuda.Event()
+    copied.record()
 
-    def read() -> list[float]:
-        is_there.synchronize()
+    def wait_for_values() -> list[float]:
+        copied.synchronize()
         return on_host.tolist()
 
-    return read
+    return wait_for_values
 
 
-def on_main(accelerator, function: Callable[[], Any]) -> Any:
+def on_main(accelerator: Accelerator, function: Callable[[], Any]) -> Any:
     """Call a function on the main process; return its picklable result, or raise its OSError or ValueError, on all."""
     from accelerate.utils import broadcast_object_list
 
-    outcome = [None, None]
+    # The result, and the error.
+    outcome: list[Any] = [None, None]
     if accelerator.is_main_process:
         try:
             outcome[0] = function()
         except (OSError, ValueError) as error:
             outcome[1] = error
     broadcast_object_list(outcome)
-    if outcome[1] is not None:
-        raise outcome[1]
-    return outcome[0]
+    result, failure = outcome
+    if failure is not None:
+        raise failure
+    return result
 
 
 class StopSignal:
-    """Remembers the first SIGINT, SIGTERM or SIGHUP in `number`, for the loop to stop between two steps.
+    """Memory of the first SIGINT, SIGTERM or SIGHUP, in `number`, for the loop to stop between two steps.
 
     The launcher's end counts as a SIGTERM: `accelerate launch` of one process dies without passing the signal on.
     """
@@ -211,16 +224,18 @@ class StopSignal:
     number: int | None = None
 
     def __init__(self) -> None:
-        parent, words = os.getppid(), []
+        parent = os.getppid()
+        words: list[str] = []
         with suppress(psutil.Error):
             words = psutil.Process(parent).cmdline()
         is_launcher = _LAUNCHERS & {Path(word).name for word in words[:3]}
-        self._launcher = parent if is_launcher else None  # a shell may end before what it started
+        # A shell may end before the processes that it started.
+        self._launcher = parent if is_launcher else None
         # The handlers that were there before.
         self._handlers: dict[int, Any] = {}
 
     def install(self) -> None:
-        """Listen to signals, which only the main thread of a process may ask for."""
+        """Set the handlers of signals, for which only the main thread of a process may ask."""
         if threading.current_thread() is not threading.main_thread():
             return
         numbers = [signal.SIGINT, signal.SIGTERM]
@@ -233,18 +248,19 @@ class StopSignal:
     def uninstall(self) -> None:
         """Put the handlers back that were there before."""
         for number, handler in self._handlers.items():
-            if handler is not None:  # one that was not set from Python cannot be
+            # A handler that was not set from Python cannot be.
+            if handler is not None:
                 signal.signal(number, handler)
         self._handlers.clear()
 
     def requested(self) -> bool:
-        """Whether to stop."""
+        """Return whether to stop."""
         if self.number is None and self._launcher is not None and os.getppid() != self._launcher:
             logger.warning("the launcher is gone (process %d): stopping as at SIGTERM", self._launcher)
             self.number = signal.SIGTERM
         return self.number is not None
 
-    def _remember(self, number, _frame) -> None:
+    def _remember(self, number: int, _frame: FrameType | None) -> None:
         # A second Ctrl-C gives up the checkpoint. A second SIGTERM does not: a scheduler often sends two, one to every
         # process of a node and one passed on by the launcher.
         if self.number is not None and number == signal.SIGINT:
@@ -253,12 +269,12 @@ class StopSignal:
 
 
 def describe(device: torch.device, world_size: int) -> str:
-    """Number and name of the devices: `8 x NVIDIA H100 80GB HBM3`, `1 x AMD EPYC (2 threads)`."""
+    """Return number and name of the devices: `8 x NVIDIA H100 80GB HBM3`, `1 x AMD EPYC (2 threads)`."""
     return f"{world_size} x {name(device)}"
 
 
 def name(device: torch.device) -> str:
-    """Name of a device: `NVIDIA H100 80GB HBM3`, `AMD EPYC (2 threads)`, `Apple M2 (mps)`."""
+    """Return the name of a device: `NVIDIA H100 80GB HBM3`, `AMD EPYC (2 threads)`, `Apple M2 (mps)`."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     info = Path("/proc/cpuinfo")
@@ -269,7 +285,7 @@ def name(device: torch.device) -> str:
 
 
 def peak_flops(device: torch.device) -> float | None:
-    """Peak dense bf16 FLOP/s of one device; None where no data sheet is known here (a CPU, say)."""
+    """Return the peak dense bf16 FLOP/s of a device; None where no data sheet is known here (a CPU, say)."""
     if device.type != "cuda":
         return None
     gpu = find_gpu(torch.cuda.get_device_name(device))
@@ -277,7 +293,7 @@ def peak_flops(device: torch.device) -> float | None:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Bytes: the peak of the tensors on this device so far; on CPU, the peak of this process."""
+    """Return the peak bytes of the tensors on this device so far; on CPU, of this process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

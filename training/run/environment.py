@@ -1,4 +1,4 @@
-"""What a run takes from its environment: variables, and switches of torch that the process set before.
+"""The environment of a run: variables, and switches of torch that the process set before.
 
 The configuration alone decides the model. So whatever else could change it is refused by name or goes into the run
 record. Accelerate reads its settings from variables, which its launcher sets from flags and its file: those that
@@ -23,7 +23,7 @@ from hub.record.run_record import to_plain
 from training.configuration.arguments import ConfigurationError, RunArguments
 
 _OFF = ("", "0", "false", "no", "none", "off")
-# Of a record's `environment`.
+# Limits of a record's `environment`.
 MAX_RECORDED = 64
 MAX_CHARACTERS = 300
 _NAME = re.compile("[A-Za-z0-9_]{1,100}")
@@ -32,22 +32,22 @@ _FSDP2 = "shard with FSDP2, as training/configs/accelerate/one_node_fsdp2.yaml d
 
 
 class Required(NamedTuple):
-    """A switch of torch as messages name it, how it is read, the only value, and how to return to it."""
+    """A switch of torch as messages name it, its reader, the only value, and how to return to it."""
 
     name: str
-    read: Callable[[], object]
-    only: object
+    read_value: Callable[[], object]
+    only_value: object
     remedy: str
 
 
 class Refusal(NamedTuple):
-    """What to use instead of a variable, and the values with which it asks for nothing."""
+    """The advice for a variable that is refused, and the values with which it asks for nothing."""
 
-    instead: str
-    allowed: tuple[str, ...] = _OFF
+    advice: str
+    harmless_values: tuple[str, ...] = _OFF
 
 
-# Of Accelerate. A `*` stands for any letters.
+# Variables of Accelerate that are refused. A `*` stands for any letters.
 REFUSED = {
     "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": Refusal(
         "schedule.batch_ramp and run.micro_batch_sequences say how many micro-batches make a step", ("1",)
@@ -67,7 +67,8 @@ REFUSED = {
     "FSDP_IGNORED_MODULES": Refusal("train.py shards every parameter"),
 }
 
-# Of Accelerate and transformers: where and how fast a run is trained, messages, and what train.py decides itself.
+# Variables of Accelerate and transformers for where and how fast a run is trained, for messages, and for choices that
+# train.py makes itself.
 HARMLESS = (
     # The device, which the record names, and its threads.
     *("ACCELERATE_TORCH_DEVICE", "ACCELERATE_USE_CPU", "ACCELERATE_CPU_AFFINITY", "*_VISIBLE_*", "ZE_AFFINITY_MASK"),
@@ -82,7 +83,7 @@ HARMLESS = (
     *("FSDP_VERSION", "FSDP_SHARDING_STRATEGY", "FSDP_RESHARD_AFTER_FORWARD", "FSDP_AUTO_WRAP_POLICY"),
     *("FSDP_TRANSFORMER_CLS_TO_WRAP", "FSDP_MIN_NUM_PARAMS", "FSDP_BACKWARD_PREFETCH", "FSDP_FORWARD_PREFETCH"),
     *("FSDP_STATE_DICT_TYPE", "FSDP_USE_ORIG_PARAMS", "FSDP_SYNC_MODULE_STATES", "FSDP_CPU_RAM_EFFICIENT_LOADING"),
-    # Read only with what is refused: DeepSpeed, Megatron-LM, SageMaker, Dynamo's backend, a TPU.
+    # They are read only with variables that are refused: DeepSpeed, Megatron-LM, SageMaker, Dynamo's backend, a TPU.
     *("ACCELERATE_DEEPSPEED_*", "ACCELERATE_CONFIG_DS_FIELDS", "DEEPSPEED_USE_HPU", "MEGATRON_LM_*"),
     *("ACCELERATE_DYNAMO_MODE", "ACCELERATE_DYNAMO_USE_*", "ACCELERATE_SAGEMAKER_DISTRIBUTED_TYPE", "AWS_*"),
     *("ACCELERATE_DOWNCAST_BF16", "USE_TORCH_XLA", "XLA_USE_BF16", "XLA_DOWNCAST_BF16"),
@@ -99,7 +100,7 @@ HARMLESS = (
     *("CUDNN_VERSION", "CUBLAS_VERSION"),
 )
 
-# Of libraries that multiply, compile or tokenise: precision, kernels and compilation change numbers.
+# Variables of libraries that multiply, compile or tokenise: precision, kernels and compilation change numbers.
 RECORDED = (
     *("ACCELERATE_*", "FSDP_*", "PARALLELISM_CONFIG_*", "TRANSFORMERS_*", "TOKENIZERS_*", "HF_DATASETS_*"),
     *("TORCH*", "PYTORCH_*", "TRITON_*", "XLA_*", "ATEN_*", "NVIDIA_TF32*", "CUBLAS*", "CUDNN_*", "CUTLASS_*"),
@@ -169,11 +170,11 @@ def count_launched() -> int:
 
 def answer_to(name: str) -> str | None:
     """Return what happens to a variable: it is refused, harmless or recorded; None if it is of no library here."""
-    answers = {"refused": REFUSED, "harmless": HARMLESS, "recorded": RECORDED}
-    return next((answer for answer, patterns in answers.items() if _matching(name, patterns)), None)
+    answers: dict[str, Iterable[str]] = {"refused": REFUSED, "harmless": HARMLESS, "recorded": RECORDED}
+    return next((answer for answer, patterns in answers.items() if _find_pattern(name, patterns)), None)
 
 
-def _matching(name: str, patterns: Iterable[str]) -> str | None:
+def _find_pattern(name: str, patterns: Iterable[str]) -> str | None:
     return next((pattern for pattern in patterns if fnmatchcase(name, pattern)), None)
 
 
@@ -185,9 +186,9 @@ def check_environment(run: RunArguments, variables: Mapping[str, str] = os.envir
         if problem is not None:
             problems.append(problem)
     for switch in _REQUIRED_SWITCHES:
-        value = switch.read()
-        if value != switch.only:
-            problems.append(f"{switch.name}: {value}; it must be {switch.only}: {switch.remedy}")
+        current = switch.read_value()
+        if current != switch.only_value:
+            problems.append(f"{switch.name}: {current}; it must be {switch.only_value}: {switch.remedy}")
     if problems:
         raise ConfigurationError("\n".join(problems))
 
@@ -195,16 +196,16 @@ def check_environment(run: RunArguments, variables: Mapping[str, str] = os.envir
 def _problem_of_variable(name: str, value: str, run: RunArguments) -> str | None:
     if name == "ACCELERATE_TORCH_DEVICE" and not _is_device(value):
         return f"{name}: {value}; it must be a device of torch, such as cpu or cuda:1"
-    pattern = _matching(name, REFUSED)
+    pattern = _find_pattern(name, REFUSED)
     if pattern is None:
         return None
-    instead, allowed = REFUSED[pattern]
+    advice, values = REFUSED[pattern]
     if name == "ACCELERATE_MIXED_PRECISION" and run.precision == "fp32":
-        allowed = ("no",)
-    if value in allowed:
+        values = ("no",)
+    if value in values:
         return None
-    choices = "false or unset" if allowed is _OFF else " or ".join(allowed)
-    return f"{name}: {value}; it must be {choices}: {instead}"
+    choices = "false or unset" if values is _OFF else " or ".join(values)
+    return f"{name}: {value}; it must be {choices}: {advice}"
 
 
 def _is_device(name: str) -> bool:
@@ -226,7 +227,7 @@ def describe_environment(variables: Mapping[str, str] = os.environ) -> dict[str,
             described[f"torch.{path}"] = value
     for name, value in sorted(variables.items()):
         if _NAME.fullmatch(name) and answer_to(name) == "recorded":
-            described[name] = _shown(value)
+            described[name] = _mask(value)
     return dict(list(described.items())[:MAX_RECORDED])
 
 
@@ -239,7 +240,8 @@ def _read_switch(path: str) -> str:
         return "unknown"
 
 
-def _shown(value: str) -> str:
+def _mask(value: str) -> str:
+    """Replace a path, a secret or a long text."""
     try:
         to_plain(value)
     except InputError:

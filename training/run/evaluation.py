@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import nn
 
 from training.configuration.arguments import ConfigurationError
 from training.data.batches import SequenceOrder, inputs_and_targets
@@ -20,14 +22,16 @@ _HELD_OUT_SEED = 420
 class HeldOut:
     """A fixed choice of held-out sequences."""
 
-    sequences: np.ndarray  # int64 (n, sequence_length + 1)
-    documents: np.ndarray  # int64 (n, sequence_length): the document, numbered from 0, that each target is a token of
+    # int64 (n, sequence_length + 1)
+    sequences: np.ndarray
+    # int64 (n, sequence_length): the document, numbered from 0, that each target is a token of.
+    documents: np.ndarray
     # The text, as a run record states it.
     origin: str = ""
 
     @classmethod
     def from_cache(cls, cache: TokenCache, sequence_length: int, n_sequences: int, origin: str = "") -> HeldOut:
-        """The first `n_sequences` of a fixed shuffle, or all there are.
+        """Take the first `n_sequences` of a fixed shuffle, or all there are.
 
         Raises ConfigurationError if the held-out text is less than one sequence.
         """
@@ -36,10 +40,10 @@ class HeldOut:
             raise ConfigurationError(f"data: the held-out split has {len(cache)} tokens, less than one sequence")
         indices = SequenceOrder(_HELD_OUT_SEED, available).indices(0, min(n_sequences, available), available)
         # An end-of-text token is the last of its document.
-        ends = cache.read(0, len(cache)) == cache.recipe["eos_token_id"]
-        document_of = np.cumsum(ends) - ends
+        is_last = cache.read(0, len(cache)) == cache.recipe["eos_token_id"]
+        document_numbers = np.cumsum(is_last) - is_last
         targets = indices[:, None] * sequence_length + np.arange(1, sequence_length + 1)
-        _, documents = np.unique(document_of[targets], return_inverse=True)
+        _, documents = np.unique(document_numbers[targets], return_inverse=True)
         return cls(cache.sequences(indices, sequence_length), documents.reshape(targets.shape), origin)
 
     @property
@@ -61,11 +65,12 @@ class HeldOutLoss:
 
     @classmethod
     def of(cls, nats: np.ndarray, targets: np.ndarray) -> HeldOutLoss:
-        """Mean and error from each document's summed loss and number of targets, float64 (documents,).
+        """Compute mean and error from each document's summed loss and number of targets, float64 (documents,).
 
         The error is that of the ratio estimator (Cochran, Sampling Techniques, 1977, section 2.11).
         """
-        total, n = targets.sum(), len(targets)
+        total = targets.sum()
+        n = len(targets)
         mean = nats.sum() / total
         if n < 2:
             return cls(float(mean), None)
@@ -75,11 +80,18 @@ class HeldOutLoss:
 
 @torch.no_grad()
 def evaluate(
-    model, held_out: HeldOut, batch_sequences: int, device: torch.device, rank=0, world_size=1, reduce=None
+    model: nn.Module,
+    held_out: HeldOut,
+    batch_sequences: int,
+    device: torch.device,
+    rank: int = 0,
+    world_size: int = 1,
+    reduce: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> HeldOutLoss:
-    """The held-out loss, the same on every process and for any number of them; `reduce` sums a tensor over them.
+    """Measure the held-out loss, the same on every process and for any number of them.
 
-    In evaluation mode the model routes dropless, so the loss of a sequence does not depend on its batch.
+    `reduce` sums a tensor over them. In evaluation mode the model routes dropless, so the loss of a sequence does not
+    depend on its batch.
     """
     was_training = model.training
     model.eval()
@@ -89,7 +101,8 @@ def evaluate(
     # Every process makes the same number of forward passes, as sharded models demand: one that has no batch left
     # repeats the first, and does not count it.
     for round_start in range(0, n_sequences, world_size * batch_sequences):
-        counts = (start := round_start + rank * batch_sequences) < n_sequences
+        start = round_start + rank * batch_sequences
+        counts = start < n_sequences
         batch = slice(start, start + batch_sequences) if counts else slice(batch_sequences)
         inputs, targets = inputs_and_targets(held_out.sequences[batch], device)
         out = model(

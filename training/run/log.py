@@ -14,12 +14,13 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -35,6 +36,9 @@ from training.run.forecast import RunForecast, read_lines
 from training.run.progress import Progress
 from training.run.step import Session, StepResult
 
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
 logger = logging.getLogger(__name__)
 
 NAME = "log.jsonl"
@@ -44,17 +48,31 @@ MAX_BYTES = 4_000_000
 _MOST_CALLS = 10_000
 # Seconds that the end of a run waits for trackers.
 _CLOSE_SECONDS = 30.0
-_EVENTS = ("skipped_batch", "loss_spike", "eval_loss", "off_track")  # their lines stay in a thinned log
+# Fields of lines that stay in a thinned log.
+_EVENTS = frozenset({"skipped_batch", "loss_spike", "eval_loss", "off_track"})
 
 
 def balance(tokens_per_expert: list[list[float]]) -> float:
-    """Load of the fullest expert over the mean load, mean over layers (layers, experts); from 1 (balance) to E."""
+    """Return the load of the fullest expert over the mean load, from 1 (balance) to E: the mean over layers.
+
+    `tokens_per_expert` is (layers, experts).
+    """
     loads = [max(row) * len(row) / max(sum(row), 1) for row in tokens_per_expert]
     return sum(loads) / len(loads)
 
 
+class _LineStart(NamedTuple):
+    """The step, wall seconds and seconds of waiting for data at which a line of the log begins."""
+
+    step: int
+    wall_seconds: float | None
+    wait_seconds: float
+
+
 class StepLog(ExitStack):
-    """Call it after every step; it writes every `log_steps` steps, and after a non-finite one or a spike.
+    """Log of a trunk or branch, to be called after every step.
+
+    It writes a line every `log_steps` steps, and after a non-finite one or a spike.
 
     Lines of `folder/log.jsonl` from beyond `start_step`, left by an interrupted run, are removed; from those before
     it `forecast` makes the forecast of the final loss, on the main process.
@@ -67,112 +85,147 @@ class StepLog(ExitStack):
         start_step: int,
         end_step: int,
         trackers: Trackers,
-        forecast: Callable[[list[dict]], RunForecast] | None = None,
+        forecast: Callable[[list[dict[str, Any]]], RunForecast] | None = None,
     ):
         super().__init__()
-        a, arch, accelerator = session.arguments, session.architecture, session.accelerator
-        self.session, self.ramp = session, session.schedule.ramp
-        start_tokens = self.ramp.tokens(start_step)
+        self.session = session
+        self.ramp = session.schedule.ramp
         self.trackers = trackers
+        start_tokens = self.ramp.tokens(start_step)
         trackers.begin(folder, start_tokens)
-        # step, wall seconds and data wait at the last line
-        self._since: tuple[int, float | None, float] = (start_step, None, session.data.wait_seconds)
-        self.callback(self.trackers.finish)
-        self._file = self.forecast = None
-        if accelerator.is_main_process:
-            path = folder / NAME
-            lines = [(text, line) for text, line in read_lines(path) if line["step"] <= start_step]
-            content = b"".join(text for text, _ in lines)
-            if not path.exists() or path.read_bytes() != content:  # a full disk may not hold it twice
-                write_bytes(path, content)
-            self.forecast = forecast([line for _, line in lines]) if forecast else None
-            self._file = LineFile(path)
-            self.callback(self._file.close)
+        self.callback(trackers.finish)
+        self._line_start = _LineStart(start_step, None, session.data.wait_seconds)
+        self._file: LineFile | None = None
+        self.forecast: RunForecast | None = None
+        is_main = session.accelerator.is_main_process
+        if is_main:
+            lines = self._open(folder / NAME, start_step)
+            if forecast:
+                self.forecast = forecast(lines)
+        arch = session.architecture
         name = f"d{arch.d_model} E{arch.experts} {folder.name.partition('-')[0]}"
-        shown = a.run.progress and accelerator.is_main_process
-        bar = progress_line(name, self.ramp.tokens(end_step), "tok", shown, done=start_tokens)
+        has_bar = session.arguments.run.progress and is_main
+        bar = progress_line(name, self.ramp.tokens(end_step), "tok", has_bar, done=start_tokens)
         self._advance = self.enter_context(bar)
         # The text of the last line.
         self._detail = ""
 
+    def _open(self, path: Path, start_step: int) -> list[dict[str, Any]]:
+        """Open the log without lines from beyond a step, and return those before it."""
+        lines = [(text, line) for text, line in read_lines(path) if line["step"] <= start_step]
+        content = b"".join(text for text, _ in lines)
+        # A full disk may not hold it twice.
+        if not path.exists() or path.read_bytes() != content:
+            write_bytes(path, content)
+        self._file = LineFile(path)
+        self.callback(self._file.close)
+        return [line for _, line in lines]
+
     def __call__(self, progress: Progress, result: StepResult, rate: float) -> None:
-        step = progress.step  # already counts this update
+        # It already counts this update.
+        step = progress.step
         self._advance(self.ramp.tokens(step) - self.ramp.tokens(step - 1), self._detail)
         if step % self.session.arguments.run.log_steps and result.is_finite and not result.is_spike:
             return
         line = self._line(progress, result, rate)
         if not result.is_finite:
-            # Where the batch lies in the order of the data, and which sequences of the token cache it has.
-            position, count = self.ramp.position(step - 1), self.ramp.sequences(step - 1)
-            sequences = self.session.data.indices(position, count).tolist()
-            line["skipped_batch"] = {"position": position, "sequences": sequences}
+            line["skipped_batch"] = self._describe_batch(step - 1)
             logger.warning(
                 "step %d was skipped: not finite (loss %s, gradient norm %s); its batch is in log.jsonl",
-                *(step - 1, result.loss, result.gradient_norm),
+                step - 1,
+                result.loss,
+                result.gradient_norm,
             )
         if result.is_spike:
             line["loss_spike"] = True
-            before = median(progress.recent_losses[:-1])
-            logger.warning("step %d: the loss spiked to %.3f, from %.3f before it", step - 1, result.loss, before)
+            loss_before = median(progress.recent_losses[:-1])
+            logger.warning("step %d: the loss spiked to %.3f, from %.3f before it", step - 1, result.loss, loss_before)
         utilisation = f", MFU {line['mfu']:.1%}" if line["mfu"] else ""
         self._detail = f"loss {result.loss:.3f}{utilisation}"
         if self.forecast:
-            line |= self.forecast(line)
-            self._detail += f", {self.forecast.text}" if self.forecast.text else ""
+            line.update(self.forecast(line))
+            if self.forecast.text:
+                self._detail += f", {self.forecast.text}"
         self._write(line)
 
-    def evaluation(self, progress: Progress, measured: HeldOutLoss) -> None:
+    def _describe_batch(self, step: int) -> dict[str, Any]:
+        """Say where a step's batch lies in the order of the data, and which sequences of the token cache it has."""
+        position = self.ramp.position(step)
+        sequences = self.session.data.indices(position, self.ramp.sequences(step))
+        return {"position": position, "sequences": sequences.tolist()}
+
+    def evaluation(self, progress: Progress, held_out: HeldOutLoss) -> None:
         """Record a held-out loss (nats per token, dropless) with its standard error."""
-        loss, error = measured.loss, measured.standard_error
-        line = {"step": progress.step, "tokens": self.ramp.tokens(progress.step), "eval_loss": loss}
-        line["eval_perplexity"] = math.exp(min(loss, 700.0))
+        loss = held_out.loss
+        error = held_out.standard_error
+        line = {
+            "step": progress.step,
+            "tokens": self.ramp.tokens(progress.step),
+            "eval_loss": loss,
+            "eval_perplexity": math.exp(min(loss, 700.0)),
+        }
         if error is not None:
             line["eval_loss_standard_error"] = error
         logger.info("step %d: held-out loss %.4f%s", progress.step, loss, "" if error is None else f" ± {error:.4f}")
         self._write(line)
 
-    def _write(self, line: dict) -> None:
-        not_finite = {name for name, value in line.items() if isinstance(value, float) and not math.isfinite(value)}
-        line |= dict.fromkeys(not_finite)  # JSON has no NaN
+    def _write(self, line: dict[str, Any]) -> None:
+        for name, value in line.items():
+            # JSON has no NaN.
+            if isinstance(value, float) and not math.isfinite(value):
+                line[name] = None
         if self._file is not None:
             self._file.write(json.dumps(line))
         self.trackers.log(line)
 
-    def _line(self, progress: Progress, result: StepResult, rate: float) -> dict:
-        total, peak = self.session.total, self.session.peak_flops
-        step, tokens, waited = progress.step, self.ramp.tokens(progress.step), self.session.data.wait_seconds
-        since_step, since_seconds, since_waited = self._since
-        self._since = (step, progress.wall_seconds, waited)
-        seconds = progress.wall_seconds - since_seconds if since_seconds is not None else None
-        speed = (tokens - self.ramp.tokens(since_step)) / seconds if seconds else None
-        balance_loss, z_loss = total(torch.stack([result.balance_loss, result.z_loss])).tolist()
+    def _line(self, progress: Progress, result: StepResult, rate: float) -> dict[str, Any]:
+        """Return the line of the log that ends with this step. Collective."""
+        accelerator = self.session.accelerator
+        peak = self.session.peak_flops
+        start = self._line_start
+        end = _LineStart(progress.step, progress.wall_seconds, self.session.data.wait_seconds)
+        self._line_start = end
+        tokens = self.ramp.tokens(end.step)
+        speed = None
+        if start.wall_seconds is not None and progress.wall_seconds != start.wall_seconds:
+            speed = (tokens - self.ramp.tokens(start.step)) / (progress.wall_seconds - start.wall_seconds)
+        balance_loss, z_loss = self.session.total(torch.stack([result.balance_loss, result.z_loss])).tolist()
         line = {
-            "step": step,
+            "step": end.step,
             "tokens": tokens,
             "loss": result.loss,
             "learning_rate": rate,
-            "batch_sequences": self.ramp.sequences(step - 1),
+            "batch_sequences": self.ramp.sequences(end.step - 1),
             "gradient_norm": result.gradient_norm,
             "balance_loss": balance_loss,
             "z_loss": z_loss,
             "tokens_per_second": speed,
             "mfu": speed * self.session.flops.multiplied / peak if speed and peak else None,
-            "data_wait_seconds": waited - since_waited,
-            "memory_bytes": peak_memory(self.session.accelerator.device),
+            "data_wait_seconds": end.wait_seconds - start.wait_seconds,
+            "memory_bytes": peak_memory(accelerator.device),
             "wall_seconds": progress.wall_seconds,
-            "devices": self.session.accelerator.num_processes,
+            "devices": accelerator.num_processes,
         }
         if result.tokens_per_expert is not None:
-            routed, dropped = total(result.tokens_per_expert), total(result.dropped_tokens)
-            line["drop_rate"] = (dropped.sum() / routed.sum()).item()
-            line["expert_load_max_over_mean"] = balance(routed.tolist())
-            line["router_entropy"] = total(result.router_entropy).mean().item()
-            line["tokens_per_expert"] = [[int(n) for n in row] for row in routed.tolist()]
+            line.update(self._routing(result, result.tokens_per_expert))
         return line
+
+    def _routing(self, result: StepResult, tokens_per_expert: torch.Tensor) -> dict[str, Any]:
+        """Return what a line says of the experts. Collective."""
+        assert result.dropped_tokens is not None
+        assert result.router_entropy is not None
+        routed = self.session.total(tokens_per_expert)
+        dropped = self.session.total(result.dropped_tokens)
+        return {
+            "drop_rate": (dropped.sum() / routed.sum()).item(),
+            "expert_load_max_over_mean": balance(routed.tolist()),
+            "router_entropy": self.session.total(result.router_entropy).mean().item(),
+            "tokens_per_expert": [list(map(int, row)) for row in routed.tolist()],
+        }
 
 
 class LineFile:
-    """Appends lines to a file, each at once; what a full disk does not take is written with a later line."""
+    """File that gets lines, each at once; what a full disk does not take is written with a later line."""
 
     def __init__(self, path: Path):
         self._path = path
@@ -196,7 +249,8 @@ class LineFile:
             logger.warning("%s lacks its last lines: %d bytes could not be written", self._path, len(self._waiting))
         try:
             self._file.close()
-        except OSError as error:  # a network's file system may say so only now
+        # A network's file system may say so only now.
+        except OSError as error:
             logger.warning("%s: %s", self._path, error)
 
 
@@ -210,8 +264,8 @@ def check_trackers(names: list[str]) -> None:
     installed = [str(tracker) for tracker in get_available_trackers()]
     for name in names:
         if name not in installed and (name != "all" or not installed):
-            allowed = ", ".join(installed) or "none"
-            raise ConfigurationError(f"run.trackers: {name!r}; installed trackers: {allowed}")
+            names_installed = ", ".join(installed) or "none"
+            raise ConfigurationError(f"run.trackers: {name!r}; installed trackers: {names_installed}")
 
 
 class Trackers:
@@ -221,10 +275,11 @@ class Trackers:
     first start is waited for.
     """
 
-    def __init__(self, accelerator, arguments: TrainingArguments):
-        self._accelerator, self._arguments = accelerator, arguments
+    def __init__(self, accelerator: Accelerator, arguments: TrainingArguments):
+        self._accelerator = accelerator
+        self._arguments = arguments
         # Trackers that the thread has started.
-        self._started: list = []
+        self._started: list[Any] = []
         self._calls: queue.Queue[Callable[[], None] | None] = queue.Queue(_MOST_CALLS)
         self._thread: threading.Thread | None = None
         self._has_dropped = False
@@ -240,7 +295,8 @@ class Trackers:
         if self._thread is not None:
             self._call(partial(self._start_again, folder, start_tokens))
             return
-        self._thread = threading.Thread(target=self._work, name="trackers", daemon=True)
+        thread = threading.Thread(target=self._work, name="trackers", daemon=True)
+        self._thread = thread
         outcome: Future[None] = Future()
 
         def start() -> None:
@@ -252,13 +308,13 @@ class Trackers:
                 outcome.set_result(None)
 
         def wait() -> None:
-            self._thread.start()
+            thread.start()
             self._call(start)
             outcome.result()
 
         on_main(self._accelerator, wait)
 
-    def log(self, line: dict) -> None:
+    def log(self, line: dict[str, Any]) -> None:
         """Log the numbers of a line of the step log; the load of the experts as its summary for every layer."""
         self._call(partial(self._log, line))
 
@@ -302,19 +358,21 @@ class Trackers:
         except (OSError, ValueError) as error:
             logger.warning("%s; training goes on without it", error)
 
-    def _log(self, line: dict) -> None:
+    def _log(self, line: dict[str, Any]) -> None:
         values = {name: value for name, value in line.items() if isinstance(value, (int, float)) and name != "step"}
         values["updates"] = line["step"]
         for layer, row in enumerate(line.get("tokens_per_expert", ())):
             values[f"expert_load_max_over_mean/layer{layer:02d}"] = balance([row])
-        for tracker in [*self._started]:  # wandb counts steps, and is told to draw over the tokens
+        for tracker in [*self._started]:
+            # wandb counts steps, and is told to draw over the tokens.
+            step = line["step"] if tracker.name == "wandb" else line["tokens"]
             try:
-                tracker.log(values, step=line["step" if tracker.name == "wandb" else "tokens"])
-            except (Exception, SystemExit) as error:  # each service has errors of its own
+                tracker.log(values, step=step)
+            # Each service has errors of its own.
+            except (Exception, SystemExit) as error:
                 self._started.remove(tracker)
-                reason = " ".join(str(error).split()) or type(error).__name__
                 text = "run.trackers: %s failed and gets no more lines of this run: %s; log.jsonl has all of them"
-                logger.warning(text, tracker.name, reason)
+                logger.warning(text, tracker.name, _reason(error))
 
     def _finish(self) -> None:
         while self._started:
@@ -322,17 +380,18 @@ class Trackers:
             try:
                 tracker.finish()
             except (Exception, SystemExit) as error:
-                reason = " ".join(str(error).split()) or type(error).__name__
-                logger.warning("run.trackers: %s could not finish: %s", tracker.name, reason)
+                logger.warning("run.trackers: %s could not finish: %s", tracker.name, _reason(error))
 
     def _start(self, arguments: TrainingArguments, folder: Path, start_tokens: int) -> None:
-        from accelerate.tracking import LOGGER_TYPE_TO_CLASS, filter_trackers
+        from accelerate.tracking import filter_trackers
 
         output_dir = Path(arguments.run.output_dir)
         group = f"{arguments.model.name}-seed{arguments.run.seed}"
         name = f"{group}-{folder.name.partition('-')[0]}"
         path = folder / "tracker.json"
-        if is_new := not path.exists():  # an id that runs of this name in other folders do not share
+        is_new = not path.exists()
+        if is_new:
+            # An id that runs of this name in other folders do not share.
             write_json(path, {"id": f"{name}-{secrets.token_hex(4)}"})
         run_id = json.loads(path.read_text(encoding="utf-8"))["id"]
         settings = {
@@ -343,24 +402,40 @@ class Trackers:
             "tensorboard": {"purge_step": start_tokens + 1},
         }
         for tracker_name in map(str, filter_trackers(arguments.run.trackers, output_dir)):
-            kind = LOGGER_TYPE_TO_CLASS[tracker_name]
-            place = [str(output_dir)] if kind.requires_logging_directory else []
-            project = arguments.run.sweep
-            if tracker_name == "tensorboard":
-                project, place = folder.name, [str(output_dir / "tensorboard")]
             try:
-                tracker = kind(project, *place, **settings.get(tracker_name, {}))
-                tracker.start()
-                self._started.append(tracker)
-                # tensorboard would show the configuration as one more run.
-                if is_new or tracker_name != "tensorboard":
-                    tracker.store_init_configuration(arguments.flat())
-            except (Exception, SystemExit) as error:  # each service has errors of its own
+                tracker = self._start_tracker(tracker_name, folder, settings.get(tracker_name, {}), is_new)
+            # Each service has errors of its own.
+            except (Exception, SystemExit) as error:
                 self._finish()
-                reason = " ".join(str(error).split()) or type(error).__name__
-                raise ConfigurationError(f"run.trackers: {tracker_name} could not be started: {reason}") from error
+                problem = f"{tracker_name} could not be started: {_reason(error)}"
+                raise ConfigurationError(f"run.trackers: {problem}") from error
             if tracker_name == "wandb":
                 tracker.tracker.define_metric("*", step_metric="tokens")
+
+    def _start_tracker(self, name: str, folder: Path, settings: dict[str, Any], is_new: bool) -> Any:
+        """Start a tracker of Accelerate, which gets the configuration if it `is_new`."""
+        from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+
+        output_dir = Path(self._arguments.run.output_dir)
+        project = self._arguments.run.sweep
+        tracker_class = LOGGER_TYPE_TO_CLASS[name]
+        if name == "tensorboard":
+            tracker = tracker_class(folder.name, str(output_dir / "tensorboard"), **settings)
+        elif tracker_class.requires_logging_directory:
+            tracker = tracker_class(project, str(output_dir), **settings)
+        else:
+            tracker = tracker_class(project, **settings)
+        tracker.start()
+        self._started.append(tracker)
+        # tensorboard would show the configuration as one more run.
+        if is_new or name != "tensorboard":
+            tracker.store_init_configuration(self._arguments.flat())
+        return tracker
+
+
+def _reason(error: BaseException) -> str:
+    """Return the text of an error on one line, or its type if it has none."""
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 # -- the profiler
@@ -370,7 +445,8 @@ class StepTrace:
     """A profiler's trace of the steps [first, last) of one process; () for none. Call it before every step."""
 
     def __init__(self, path: Path, steps: list[int]):
-        self.path, (self.first, self.last) = path, steps or (-1, -1)
+        self.path = path
+        self.first, self.last = steps or (-1, -1)
         self._profile: torch.profiler.profile | None = None
 
     def __call__(self, step: int) -> None:
@@ -382,15 +458,17 @@ class StepTrace:
 
     def close(self) -> None:
         """Write the trace, if one was begun."""
-        if self._profile is not None:
-            profile, self._profile = self._profile, None
-            try:
-                profile.stop()
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                profile.export_chrome_trace(str(self.path))
-            except (OSError, RuntimeError) as error:
-                reason = describe_full_disk(error, self.path) or error
-                logger.warning("the trace %s could not be written: %s", self.path, reason)
+        profile = self._profile
+        if profile is None:
+            return
+        self._profile = None
+        try:
+            profile.stop()
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            profile.export_chrome_trace(str(self.path))
+        except (OSError, RuntimeError) as error:
+            reason = describe_full_disk(error, self.path) or error
+            logger.warning("the trace %s could not be written: %s", self.path, reason)
 
 
 # -- the log that is released with a model
@@ -403,25 +481,34 @@ def write_log(folder: Path, record: RunRecord, trunk_log: Path, branch_log: Path
     except OSError as error:
         logger.warning("the log of %s could not be read: %s", record.run_id, error)
         return
-    if secret := secret_in(content.decode()):
+    secret = secret_in(content.decode())
+    if secret:
         logger.warning("the log of %s holds what looks like %s, and is not released", record.run_id, secret)
     elif content:
         write_bytes(folder / NAME, content)
 
 
 def run_log(record: RunRecord, trunk_log: Path, branch_log: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
-    """The lines of the trunk up to the branch point and of the branch; an intermediate model has the trunk's alone.
+    """Join the lines of the trunk up to the branch point and those of the branch, which an intermediate model lacks.
 
     Beyond `max_bytes` only every 2nd, 4th, … line stays, and those of events.
     """
-    parts = [(trunk_log, record.tokens)]
-    if record.branch_point_tokens is not None:
-        parts = [(trunk_log, record.branch_point_tokens), (branch_log, record.tokens)]
-    lines = [(text, line) for log, last in parts for text, line in read_lines(log) if line["tokens"] <= last]
-    events = {i for i, (_, line) in enumerate(lines) if any(name in line for name in _EVENTS)}
-    kept, every = range(len(lines)), 1
-    while every < len(lines) and sum(len(lines[i][0]) for i in kept) > max_bytes:
-        every *= 2
+    if record.branch_point_tokens is None:
+        lines = _lines_until(trunk_log, record.tokens)
+    else:
+        lines = _lines_until(trunk_log, record.branch_point_tokens) + _lines_until(branch_log, record.tokens)
+    events = [i for i, (_, line) in enumerate(lines) if not _EVENTS.isdisjoint(line)]
+    selected: Sequence[int] = range(len(lines))
+    stride = 1
+    while stride < len(lines) and sum(len(lines[i][0]) for i in selected) > max_bytes:
+        stride *= 2
+        indices = {*range(0, len(lines), stride), len(lines) - 1}
         # With more events than there is room for only the first and the last line are left.
-        kept = sorted({*range(0, len(lines), every), len(lines) - 1, *(events if every < len(lines) else ())})
-    return b"".join(lines[i][0] for i in kept)
+        if stride < len(lines):
+            indices.update(events)
+        selected = sorted(indices)
+    return b"".join(lines[i][0] for i in selected)
+
+
+def _lines_until(log: Path, tokens: int) -> list[tuple[bytes, dict[str, Any]]]:
+    return [(text, line) for text, line in read_lines(log) if line["tokens"] <= tokens]

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -49,7 +50,7 @@ DIVERGED = "diverged"
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command. Returns the exit status of `hub.base.commands`, by which a scheduler can tell what to do.
+    """Run the command; returns the exit status of `hub.base.commands`, by which a scheduler can tell what to do.
 
     1 is a diverged run. After 3 a restart needs a change, though nothing saved is lost; 4: all is trained and saved;
     129, 130 or 143: stopped after saving, re-run to resume. May be called again, and from any thread.
@@ -70,8 +71,8 @@ def main(argv: list[str] | None = None) -> int:
 def _train_and_release(arguments: TrainingArguments) -> int:
     """Train, and push what `run.push_to_hub` names; returns the exit status."""
     finishers = releaser.finishers(arguments)
-    trained = Run(arguments, finishers).execute()
-    return trained or max((finisher.exit_status for finisher in finishers), default=0)
+    status = Run(arguments, finishers).execute()
+    return status or max((finisher.exit_status for finisher in finishers), default=0)
 
 
 class Interrupted(RuntimeError):
@@ -95,28 +96,30 @@ class Run:
     """
 
     def __init__(self, arguments: TrainingArguments, finishers: Sequence[Finisher] = ()):
-        a = inputs.settled(arguments)
+        a = inputs.resolve_arguments(arguments)
         self.folder = Path(a.run.output_dir)
-        self.trunk, self.intermediate = self.folder / "trunk", self.folder / "intermediate"
+        self.trunk = self.folder / "trunk"
+        self.intermediate = self.folder / "intermediate"
         self.finishers = tuple(finishers)
         self.stop = StopSignal()
 
         # The processes, and the commits of the data: one process asks for them, since upstream a commit may come.
-        self._found_group = has_process_group()
-        self.accelerator = accelerator = make_accelerator(a.run)
+        self._has_callers_group = has_process_group()
+        accelerator = make_accelerator(a.run)
+        self.accelerator = accelerator
         check_layout(a, accelerator)
         a, self.pins = on_main(accelerator, lambda: pins.pinned(a, self.folder))
         a.check_processes(Layout.of(accelerator, a.run).readers)
         self.arguments = a
 
-        # What it reads. The first process of each node begins to tokenise; the others take over if it does not.
+        # The data. The first process of each node begins to tokenise; the others take over if it does not.
         with accelerator.local_main_process_first():
             self.tokenizer = load_tokenizer(a.data.tokenizer, a.data.tokenizer_revision)
         patience = 0.0 if accelerator.is_local_main_process else 5.0
         self.held_out = inputs.HeldOutText(a, self.tokenizer, patience)
         self.data = inputs.training_data(a, self.tokenizer, patience)
 
-        # What it trains, how long, and what it saves.
+        # The model, its schedule, and the steps after which it is saved.
         self.session = make_session(a, accelerator, self.tokenizer, self.data)
         # The main process alone has the law.
         self.law: Law | None = None
@@ -142,13 +145,13 @@ class Run:
         with self._lock(), ExitStack() as stack:
             stack.callback(self.stop.uninstall)
             stack.callback(self._close)
-            ends = on_main(self.accelerator, self._begin)
+            statuses = on_main(self.accelerator, self._begin)
             self.stop.install()
             if self.accelerator.is_main_process:
                 self._announce()
             try:
                 with advice_on_memory(self.session):
-                    status = 0 if self._train(ends) else 1
+                    status = 0 if self._train(statuses) else 1
             except Interrupted as error:
                 self.writer.wait()
                 logger.warning("%s", error)
@@ -156,11 +159,11 @@ class Run:
             # A process may not tear the group down under another.
             self.accelerator.wait_for_everyone()
             self.writer.close()
-            end_processes(self.accelerator, keep_group=self._found_group)
+            end_processes(self.accelerator, keep_group=self._has_callers_group)
         return status
 
-    def _lock(self) -> AbstractContextManager:
-        """Hold the run's folder; the lock is released with the process, however it ends."""
+    def _lock(self) -> AbstractContextManager[object]:
+        """Lock the run's folder; the lock is released with the process, however it ends."""
         if not self.accelerator.is_main_process:
             return nullcontext()
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -170,13 +173,13 @@ class Run:
             raise ConfigurationError(f"run.output_dir: another process is training in {self.folder}") from None
 
     def _close(self) -> None:
-        """Stop what runs beside the training."""
+        """Stop everything that runs beside the loop."""
         finishers = self.finishers if self.accelerator.is_main_process else ()
-        parts = (self.trace, self.writer, self.data.tokens, self.held_out.tokens, self.trackers, *finishers)
-        # The stack closes each of them, whatever happens to others.
+        workers = (self.trace, self.writer, self.data.tokens, self.held_out.tokens, self.trackers, *finishers)
+        # The stack closes each of them, whatever happens to the rest.
         with ExitStack() as stack:
-            for part in reversed(parts):
-                stack.callback(getattr(part, "close", lambda: None))
+            for worker in reversed(workers):
+                stack.callback(getattr(worker, "close", lambda: None))
 
     def _begin(self) -> dict[str, str]:
         """Check and note whose run the folder holds, and clean up after a kill; on the main process.
@@ -202,48 +205,59 @@ class Run:
         models = [*self.folder.glob("*/model"), *self.intermediate.glob("*/model")]
         records = {model: RunRecord.load(model) for model in models}
         for model, record in records.items():
-            self._completed(model, record)
+            self._finish_model(model, record)
         return {model.parent.name: record.status for model, record in records.items()}
 
     def _announce(self) -> None:
         """Log what will be trained; on the main process."""
-        arch, tokens = self.session.architecture, ", ".join(f"{branch.tokens:,}" for branch in self.branches)
+        arch = self.session.architecture
+        tokens = ", ".join(f"{branch.tokens:,}" for branch in self.branches)
         model = f"d_model {arch.d_model}, {arch.n_blocks} blocks, E = {arch.experts}"
         parameters = f"{arch.n_active:.3g} active of {arch.n_total:.3g} parameters"
         rate = f"peak learning rate {self.schedule.peak:.3g} ({self.session.learning_rate_law})"
         logger.info("%s: %s; %s tokens; %s", model, parameters, tokens, rate)
         if self.accelerator.is_fsdp2:
             logger.info("weights: %s", self.session.layout)
-        unique = self.data.unique_tokens  # None while it is not known whether more follows
-        if unique is not None and (epochs := self.branches[-1].tokens / unique) > 1:
+        # None while it is not known whether more follows.
+        unique = self.data.unique_tokens
+        if unique is not None and self.branches[-1].tokens > unique:
+            epochs = self.branches[-1].tokens / unique
             logger.warning("the data repeats: %.2f epochs of %s tokens", epochs, f"{unique:,}")
 
     # -- the trunk, and its branches
 
-    def _train(self, ends: dict[str, str]) -> bool:
-        """The trunk, then every branch that is not among the `ends`; returns whether none diverged, now or before."""
+    def _train(self, statuses: dict[str, str]) -> bool:
+        """Train the trunk, then every branch without a status; returns whether none diverged, now or before."""
         names = {branch: self._folder(branch).name for branch in self.branches}
-        pending = [branch for branch, name in names.items() if name not in ends]
-        if diverged := [name for name in names.values() if ends.get(name) == "diverged"]:
+        pending = [branch for branch, name in names.items() if name not in statuses]
+        diverged = [name for name in names.values() if statuses.get(name) == DIVERGED]
+        if diverged:
             logger.error("diverged before, and not trained again: %s", ", ".join(diverged))
         progress, has_diverged = self._train_trunk(pending)
-        lost = on_main(self.accelerator, lambda: self._missing_points(pending)) if has_diverged else []
+        lost_points = on_main(self.accelerator, lambda: self._missing_points(pending)) if has_diverged else []
+        lost_branches = [branch for branch in pending if branch.decay_step in lost_points]
+        for branch in lost_branches:
+            self._save_model(self._folder(branch), branch, progress, DIVERGED)
+        is_finished = True
         for branch in pending:
-            if branch.decay_step in lost:
-                self._save_model(self._folder(branch), branch, progress, DIVERGED)
-        # One that diverges does not stop the rest.
-        finished = [branch.decay_step in lost or self._train_branch(branch) for branch in pending]
-        return all(finished) and not has_diverged and not diverged
+            # One that diverges does not stop the rest.
+            if branch not in lost_branches and not self._train_branch(branch):
+                is_finished = False
+        return is_finished and not has_diverged and not diverged
 
     def _train_trunk(self, pending: list[Branch]) -> tuple[Progress, bool]:
-        """Bring the trunk to every branch point that a pending branch needs; returns where it is, if it diverged."""
+        """Train the trunk to every branch point that a pending branch needs.
+
+        Returns how far it is, and whether it diverged.
+        """
         missing = on_main(self.accelerator, lambda: self._missing_points(pending))
         if not missing:
             return Progress(), False
-        resumed = self._resumed(self.trunk, at_most=missing[0])
-        progress = resumed or Progress()
-        if resumed is None and 0 in self.branch_points:
-            self.writer.save(self.trunk, progress, self.branch_points)
+        progress = self._resume(self.trunk, at_most=missing[0])
+        if progress is None:
+            progress = Progress()
+            if 0 in self.branch_points:
+                self.writer.save(self.trunk, progress, self.branch_points)
         has_diverged = self._loop(progress, max(missing), None, self.trunk)
         self.writer.wait()
         return progress, has_diverged
@@ -251,16 +265,17 @@ class Run:
     def _train_branch(self, branch: Branch) -> bool:
         """Decay from the branch point to the end, evaluate, save; returns whether it did not diverge."""
         folder = self._folder(branch)
-        progress = self._resumed(folder, otherwise=checkpoint.path_of(self.trunk, branch.decay_step))
+        progress = self._resume(folder, otherwise=checkpoint.path_of(self.trunk, branch.decay_step))
+        assert progress is not None
         has_diverged = self._loop(progress, branch.end_step, branch, folder)
         # Without a finite step in the whole window of the final loss there is no loss to report.
         status = DIVERGED if has_diverged or not progress.window_steps else "final"
-        # Before its folder is cleared of checkpoints.
+        # The last checkpoint must be there before its folder is cleared of checkpoints.
         self.writer.wait()
         self._save_model(folder, branch, progress, status)
         return status != DIVERGED
 
-    def _resumed(self, folder: Path, at_most: int | None = None, otherwise: Path | None = None) -> Progress | None:
+    def _resume(self, folder: Path, at_most: int | None = None, otherwise: Path | None = None) -> Progress | None:
         """Load the newest intact checkpoint in `folder`, up to a step, or another; None without either."""
 
         def newest() -> Path | None:
@@ -271,104 +286,123 @@ class Run:
         return checkpoint.load(start, self.session) if start else None
 
     def _loop(self, progress: Progress, end_step: int, branch: Branch | None, folder: Path) -> bool:
-        """The training loop, on the trunk (branch None) or in a branch's decay: step, log, evaluate, save.
+        """Train on the trunk (branch None) or in a branch's decay: step, log, evaluate, save.
 
         Moves `progress` along in place, and saves every branch point of the trunk, of which `end_step` is one. Returns
         whether it diverged, after `run.max_skipped_steps` non-finite steps in a row. Raises Interrupted after saving.
         """
-        run, session = self.arguments.run, self.session
+        run = self.arguments.run
+        session = self.session
         pinned = self.branch_points if branch is None else set()
         session.model.train()
         progress.add_environment(describe_environment())
         forecast = partial(self._forecast, branch, folder)
         with StepLog(session, folder, progress.step, end_step, self.trackers, forecast) as log:
-            started, before, saved_at = time.monotonic(), progress.wall_seconds, time.monotonic()
+            seconds_before = progress.wall_seconds
+            start_time = time.monotonic()
+            save_time = start_time
             while progress.step < end_step:
-                self.held_out.tokens.check()  # an error of the tokenising: better now than after the training
+                # An error of the tokenising is better now than after the training.
+                self.held_out.tokens.check()
                 self.trace(progress.step)
                 rate = self.schedule.learning_rate(progress.step, branch)
                 result = train_step(session, progress.step, rate)
                 count(session, progress, result, branch)
-                progress.spent(before + time.monotonic() - started)
+                progress.add_time(seconds_before + time.monotonic() - start_time)
 
                 log(progress, result, rate)
                 if branch is None and progress.step in self.release_steps:
-                    name = final_branch_name(self.schedule.ramp.tokens(progress.step), run.seed)
-                    intermediate = self.intermediate / f"step{progress.step:07d}-{name}"
-                    if not on_main(self.accelerator, (intermediate / "model").exists):
-                        self._save_model(intermediate, self.branches[-1], progress, "intermediate")
+                    self._save_intermediate(progress)
                 if progress.step in self.evaluation_steps:
                     log.evaluation(progress, self._evaluate())
-                if progress.skipped_in_a_row >= run.max_skipped_steps:
-                    skipped = progress.skipped_in_a_row, progress.step - 1
-                    logger.error("%s diverged: %d steps in a row not finite, the last at %d", folder.name, *skipped)
+                skipped = progress.skipped_in_a_row
+                if skipped >= run.max_skipped_steps:
+                    text = "%s diverged: %d steps in a row not finite, the last at %d"
+                    logger.error(text, folder.name, skipped, progress.step - 1)
                     return True
 
                 # All stop after the same step, whichever was asked to; of the clocks the main process's decides.
-                due = self.accelerator.is_main_process and time.monotonic() - saved_at >= run.checkpoint_seconds
-                stop, due = any_process(self.accelerator, self.stop.requested(), due)
+                is_due = self.accelerator.is_main_process and time.monotonic() - save_time >= run.checkpoint_seconds
+                stops, is_due = any_process(self.accelerator, self.stop.requested(), is_due)
                 is_end = progress.step == end_step
-                if progress.step in pinned or (not is_end and (stop or due)):
+                if progress.step in pinned or (not is_end and (stops or is_due)):
                     self.writer.save(folder, progress, pinned)
-                    saved_at = time.monotonic()
-                if stop and not is_end:
+                    save_time = time.monotonic()
+                if stops and not is_end:
                     raise Interrupted(f"stopped after step {progress.step}; the checkpoint is saved")
         return False
 
-    def _forecast(self, branch: Branch | None, folder: Path, lines: list[dict]) -> RunForecast:
-        """The forecast of the final loss from the lines of the trunk and, in a branch's decay, of the branch."""
-        shared = read_lines(self.trunk / "log.jsonl") if branch else []
-        lines = [line for _, line in shared if branch and line["tokens"] <= branch.branch_point_tokens] + lines
-        branches = [branch] if branch else self.branches
+    def _forecast(self, branch: Branch | None, folder: Path, lines: list[dict[str, Any]]) -> RunForecast:
+        """Make the forecast of the final loss from the lines of the trunk and, in a branch's decay, of the branch."""
+        branches = self.branches
+        if branch:
+            trunk_lines = [line for _, line in read_lines(self.trunk / "log.jsonl")]
+            lines = [line for line in trunk_lines if line["tokens"] <= branch.branch_point_tokens] + lines
+            branches = [branch]
         return RunForecast(self.arguments, self.session.architecture, branches, folder, lines, self.law)
 
     def _folder(self, branch: Branch) -> Path:
         return self.folder / final_branch_name(branch.tokens, self.arguments.run.seed)
 
     def _missing_points(self, pending: list[Branch]) -> list[int]:
-        """Branch points without an intact checkpoint."""
+        """List the branch points without an intact checkpoint."""
         points = [branch.decay_step for branch in pending]
         return [step for step in points if checkpoint.find_damage(checkpoint.path_of(self.trunk, step)) is not None]
 
-    # -- what it saves
+    # -- results
 
     def _evaluate(self) -> HeldOutLoss:
-        """The held-out loss now, dropless; collective."""
-        session, sequences = self.session, self.arguments.run.micro_batch_sequences
-        place = (self.accelerator.device, session.reader, session.layout.readers)
+        """Measure the held-out loss now, dropless; collective."""
+        session = self.session
         with self.accelerator.autocast(), session.runner.eagerly():
-            return evaluate(session.model, self.held_out.wait(), sequences, *place, reduce=session.total)
+            return evaluate(
+                session.model,
+                self.held_out.wait(),
+                self.arguments.run.micro_batch_sequences,
+                self.accelerator.device,
+                session.reader,
+                session.layout.readers,
+                reduce=session.total,
+            )
+
+    def _save_intermediate(self, progress: Progress) -> None:
+        """Save a model of the trunk, unless it is there. Collective."""
+        name = final_branch_name(self.schedule.ramp.tokens(progress.step), self.arguments.run.seed)
+        folder = self.intermediate / f"step{progress.step:07d}-{name}"
+        if not on_main(self.accelerator, (folder / "model").exists):
+            self._save_model(folder, self.branches[-1], progress, "intermediate")
 
     def _save_model(self, folder: Path, branch: Branch, progress: Progress, status: str) -> None:
         """Write <folder>/model with its record, whole or not at all; then the folder's checkpoints go. Collective.
 
         An intermediate model is a part of the longest branch; a diverged one is not evaluated.
         """
-        measured = None if status == "diverged" else (self.held_out.wait(), self._evaluate())
+        held_out = None if status == DIVERGED else (self.held_out.wait(), self._evaluate())
         state_dict = self.accelerator.get_state_dict(self.session.model)
 
         def write() -> None:
             folder.mkdir(parents=True, exist_ok=True)
-            needed = checkpoint.count_bytes(state_dict)
+            n_bytes = checkpoint.count_bytes(state_dict)
             advise = partial(checkpoint.advise_on_space, self.arguments)
             with (
                 atomic.atomic_folder(folder / "model") as temporary,
-                explain_full_disk(f"the model {folder / 'model'}", temporary, needed, advise),
+                explain_full_disk(f"the model {folder / 'model'}", temporary, n_bytes, advise),
             ):
                 config = self.accelerator.unwrap_model(self.session.model).config
                 weights = results.save_model(config, self.tokenizer, state_dict, temporary)
-                record = results.run_record(self.session, branch, progress, folder.name, status, measured, weights)
+                record = results.run_record(self.session, branch, progress, folder.name, status, held_out, weights)
                 logs = (self.trunk / "log.jsonl", folder / "log.jsonl")
                 write_log(temporary, record, *logs)
                 releaser.write_card(temporary, record, *logs, license=self.arguments.run.license)
                 record.save(temporary / "run.json")
-            self._completed(folder / "model", record)
+            self._finish_model(folder / "model", record)
 
         on_main(self.accelerator, write)
 
-    def _completed(self, model: Path, record: RunRecord) -> None:
+    def _finish_model(self, model: Path, record: RunRecord) -> None:
         """Remove a model's checkpoints and call the finishers; on the main process."""
-        for step in checkpoint.steps(model.parent):  # only the trunk's are needed from here on
+        # Only the trunk's are needed from here on.
+        for step in checkpoint.steps(model.parent):
             checkpoint.remove(checkpoint.path_of(model.parent, step))
         for finisher in self.finishers:
             finisher(model, record)

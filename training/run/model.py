@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from modeling_switch_moe import SwitchMoeConfig, SwitchMoeForCausalLM
 from scaling_law.formulas.learning_rate import READINGS, LearningRateLaw, describe_distance
@@ -22,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 def architecture(model: ModelArguments | ModelClassArguments, vocab_size: int) -> Architecture:
-    """The architecture in the paper's terms; it counts parameters and FLOPs."""
+    """Return the architecture in the paper's terms; it counts parameters and FLOPs."""
     if isinstance(model, ModelClassArguments):
         return model.model(vocab_size).architecture
     return Architecture(model.d_model, model.experts, model.n_blocks, model.n_heads, vocab_size)
@@ -38,24 +39,31 @@ class Flops(NamedTuple):
 
     recorded: float
     multiplied: float
-    count: str
+    # It hides `tuple.count`, which nothing calls.
+    count: str  # type: ignore[assignment]
 
 
 def flops_per_token(config: Any, arch: Architecture, length: int) -> Flops:
-    """By torch on the class; by formula for ours, where both agree, and for what has no path on the meta device."""
-    counted = None if isinstance(config, SwitchMoeConfig) else training_flops(config, length)
-    if counted is None:
+    """Count the FLOPs of a token by torch on the class.
+
+    By formula for ours, where both agree, and for what has no path on the meta device.
+    """
+    flops = None if isinstance(config, SwitchMoeConfig) else training_flops(config, length)
+    if flops is None:
         return Flops(arch.training_flops(1), arch.training_flops(1, length), "formula")
-    return Flops(counted, counted, "class")
+    return Flops(flops, flops, "class")
 
 
-def model_config(arguments: TrainingArguments, vocab_size: int, eos_token_id: int):
-    """The transformers configuration of this run; ConfigurationError where tokenizer or sequences do not fit it."""
-    model, length = arguments.model, arguments.data.sequence_length
+def model_config(arguments: TrainingArguments, vocab_size: int, eos_token_id: int) -> PreTrainedConfig:
+    """Build the configuration of this run's model; ConfigurationError where tokenizer or sequences do not fit it."""
+    model = arguments.model
+    length = arguments.data.sequence_length
     try:
         if isinstance(model, ModelClassArguments):
             return model.config(vocab_size, length, eos_token_id)
         arch = architecture(model, vocab_size)
+        assert arch.n_blocks is not None
+        assert arch.n_heads is not None
         return SwitchMoeConfig(
             vocab_size=vocab_size,
             hidden_size=arch.d_model,
@@ -77,8 +85,8 @@ def model_config(arguments: TrainingArguments, vocab_size: int, eos_token_id: in
         raise ConfigurationError(str(error)) from None
 
 
-def build_model(config, seed: int, group_tokens: int | None = None) -> torch.nn.Module:
-    """A new model, fp32, the same for the same seed on every process; `group_tokens` as in `causal_model.build`."""
+def build_model(config: PreTrainedConfig, seed: int, group_tokens: int | None = None) -> PreTrainedModel:
+    """Build an fp32 model, the same for the same seed on every process; `group_tokens` as in `causal_model.build`."""
     torch.manual_seed(seed)
     if isinstance(config, SwitchMoeConfig):
         return SwitchMoeForCausalLM(config)
@@ -88,7 +96,7 @@ def build_model(config, seed: int, group_tokens: int | None = None) -> torch.nn.
 def peak_learning_rate(
     arguments: OptimizerArguments, arch: Architecture, tokens: int | None = None, batch_tokens: int | None = None
 ) -> tuple[float, str]:
-    """The peak learning rate and its source; `tokens` and `batch_tokens` are for laws that depend on them."""
+    """Return the peak learning rate and its source; `tokens` and `batch_tokens` are for laws that depend on them."""
     if arguments.learning_rate is not None:
         return arguments.learning_rate, "given"
     law = LearningRateLaw.named(arguments.learning_rate_law)
@@ -106,13 +114,13 @@ def keep_peak(arguments: TrainingArguments, peak: float, law: str) -> tuple[floa
     A law's rate changes with its file and with the longest run, but a trunk is one run.
     """
     folder = arguments.run.output_dir
-    begun_with = RunData.of(Path(folder)).peak_learning_rate if folder else None
-    if begun_with is None:
+    first_peak = RunData.of(Path(folder)).peak_learning_rate if folder else None
+    if first_peak is None:
         return peak, law
-    if math.isclose(begun_with, peak, rel_tol=1e-9):
-        return begun_with, law
-    logger.warning("peak learning rate: %.4g, as at the first start; the law now gives %.4g", begun_with, peak)
-    return begun_with, f"as at the first start; now {peak:.4g} by {law}"[:300]
+    if math.isclose(first_peak, peak, rel_tol=1e-9):
+        return first_peak, law
+    logger.warning("peak learning rate: %.4g, as at the first start; the law now gives %.4g", first_peak, peak)
+    return first_peak, f"as at the first start; now {peak:.4g} by {law}"[:300]
 
 
 def rate_warnings(
@@ -123,6 +131,6 @@ def rate_warnings(
         return []
     check = LearningRateLaw.named(arguments.learning_rate_law).check(arch, tokens, batch_tokens)
     if check.beyond:
-        instead = "set it, or name another optimizer.learning_rate_law"
-        return [f"optimizer.learning_rate: {describe_distance(check)}; {instead}"]
+        advice = "set it, or name another optimizer.learning_rate_law"
+        return [f"optimizer.learning_rate: {describe_distance(check)}; {advice}"]
     return [f"optimizer.learning_rate: {text}" for text in check.warnings]

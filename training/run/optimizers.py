@@ -14,14 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
+from transformers import PreTrainedModel
 
 from training.configuration.arguments import OptimizerArguments
 from training.run import causal_model
 
-_PAIR, _DOWN = "gate_up_proj", "down_proj"
-# How many matrices lie above one another in each parameter of a group.
+_PAIR = "gate_up_proj"
+_DOWN = "down_proj"
+# Key of a group: how many matrices lie above one another in each of its parameters.
 _PARTS = "matrices_of_rows"
-_CACHED = 2**20  # bf16 numbers
+# Numbers in bf16 that stay in the caches of a CPU.
+_CACHED = 2**20
 
 
 class StackedMuon(torch.optim.Muon):
@@ -46,12 +49,13 @@ class StackedMuon(torch.optim.Muon):
         matrices = list(matrices)
         flat = [matrix for matrix in matrices if matrix.ndim == 2]
         super().__init__([{"params": flat, _PARTS: 1}], lr=0.0, **settings)  # type: ignore[arg-type]
-        for parameters, parts in (([p for p in matrices if p.ndim > 2], 1), (list(gate_ups), 2)):
+        stacked = [matrix for matrix in matrices if matrix.ndim > 2]
+        for parameters, matrices_of_rows in ((stacked, 1), (list(gate_ups), 2)):
             if parameters:
-                self.add_param_group({"params": parameters, _PARTS: parts})
+                self.add_param_group({"params": parameters, _PARTS: matrices_of_rows})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override] # overloads
         """Update every parameter that has a gradient."""
         loss = None if closure is None else torch.enable_grad()(closure)()
         skips = None if self.found_inf is None else self.found_inf > 0
@@ -88,18 +92,28 @@ def _directions(
         return (gradient.lerp(momentum, group["momentum"]) if group["nesterov"] else momentum).bfloat16()
 
     for parameter, gradient, momentum in tensors:
-        rows, columns = parameter.shape[-2] // group[_PARTS], parameter.shape[-1]
-        shares = [_share(tensor) for tensor in (parameter, gradient, momentum)]
-        if isinstance(parameter, DTensor) and any(
-            getattr(placement, "dim", 0) >= parameter.ndim - 2 for placement in parameter.placements
-        ):
-            mesh, layout = parameter.device_mesh, {"shape": parameter.shape, "stride": parameter.stride()}
-            part = DTensor.from_local(direction(*shares[1:]), mesh, parameter.placements, **layout)
-            yield parameter, part.full_tensor().view(-1, rows, columns)
+        rows = parameter.shape[-2] // group[_PARTS]
+        columns = parameter.shape[-1]
+        if isinstance(parameter, DTensor) and _cuts_matrices(parameter):
+            share = DTensor.from_local(
+                direction(_share(gradient), _share(momentum)),
+                parameter.device_mesh,
+                parameter.placements,
+                shape=parameter.shape,
+                stride=parameter.stride(),
+            )
+            yield parameter, share.full_tensor().view(-1, rows, columns)
             continue
+        shares = [_share(tensor).view(-1, rows, columns) for tensor in (parameter, gradient, momentum)]
         number = max(1, _most_together(shares[0].device) // (rows * columns))
-        for weights, *others in zip(*(share.view(-1, rows, columns).split(number) for share in shares), strict=True):
-            yield weights, direction(*others)
+        pieces = [share.split(number) for share in shares]
+        for weights, gradients, momenta in zip(*pieces, strict=True):
+            yield weights, direction(gradients, momenta)
+
+
+def _cuts_matrices(parameter: DTensor) -> bool:
+    """Return whether single matrices are cut, and not only a stack of them."""
+    return any(getattr(placement, "dim", 0) >= parameter.ndim - 2 for placement in parameter.placements)
 
 
 def _update(batch: list[tuple[Tensor, Tensor]], group: dict[str, Any], skips: Tensor | None) -> None:
@@ -107,59 +121,63 @@ def _update(batch: list[tuple[Tensor, Tensor]], group: dict[str, Any], skips: Te
 
     Where `skips` is true, on the device, they stay.
     """
-    rate, numbers = group["lr"], [len(directions) for _, directions in batch]
+    rate = group["lr"]
+    sizes = [len(directions) for _, directions in batch]
     stack = torch.cat([directions for _, directions in batch])
-    updates = orthogonalised(stack, group["ns_coefficients"], group["ns_steps"], group["eps"])
-    adjusted = rate * _scale_of_shape(group["adjust_lr_fn"], *updates.shape[1:])
-    for (weights, _), update in zip(batch, updates.split(numbers), strict=True):
-        whole = update.reshape(weights.shape)
+    updates = orthogonalise(stack, group["ns_coefficients"], group["ns_steps"], group["eps"])
+    adjusted_rate = rate * _scale_of_shape(group["adjust_lr_fn"], *updates.shape[1:])
+    for (weights, _), flat_update in zip(batch, updates.split(sizes), strict=True):
+        update = flat_update.reshape(weights.shape)
         # Every process has the whole update, and takes its share.
         if isinstance(weights, DTensor):
             mesh = weights.device_mesh
-            replicated = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim)
-            whole = replicated.redistribute(placements=weights.placements)
+            replicated = DTensor.from_local(update, mesh, [Replicate()] * mesh.ndim)
+            update = replicated.redistribute(placements=weights.placements)
         share = _share(weights)
-        moved = share if skips is None else share.clone()
-        moved.mul_(1 - rate * group["weight_decay"])
-        moved.add_(_share(whole), alpha=-adjusted)
+        updated = share if skips is None else share.clone()
+        updated.mul_(1 - rate * group["weight_decay"])
+        updated.add_(_share(update), alpha=-adjusted_rate)
         if skips is not None:
-            share.copy_(torch.where(skips, share, moved))
+            share.copy_(torch.where(skips, share, updated))
 
 
 def _scale_of_shape(adjustment: str, rows: int, columns: int) -> float:
-    """Return by what Muon's rate is multiplied for matrices of this shape, as in torch.optim.Muon."""
+    """Return the factor of Muon's rate for matrices of this shape, as in torch.optim.Muon."""
     if adjustment == "match_rms_adamw":
         return 0.2 * math.sqrt(max(rows, columns))
     return math.sqrt(max(1, rows / columns))
 
 
-def orthogonalised(matrices: Tensor, coefficients: tuple[float, float, float], steps: int, epsilon: float) -> Tensor:
-    """Newton-Schulz iterations (Jordan et al. 2024) on bf16 `[n, out, in]`, in the order of operations of torch's.
+def orthogonalise(matrices: Tensor, coefficients: tuple[float, float, float], steps: int, epsilon: float) -> Tensor:
+    """Iterate by Newton-Schulz (Jordan et al. 2024) on bf16 `[n, out, in]`, in the order of operations of torch's.
 
     Equal to torch's to the bit, except that below 8 × 8 a CPU sums small products in another order.
     """
     a, b, c = coefficients
-    is_tall = matrices.shape[1] > matrices.shape[2]  # iterated from its short side, which torch transposes for
+    # Tall matrices are iterated from their short side, which torch transposes for.
+    is_tall = matrices.shape[1] > matrices.shape[2]
     x = matrices / torch.linalg.vector_norm(matrices, dim=(1, 2), keepdim=True).clamp(min=epsilon)
     for _ in range(steps):
         gram = torch.bmm(x.mT, x) if is_tall else torch.bmm(x, x.mT)
-        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)  # symmetric, as the Gram matrix is
-        x = torch.baddbmm(x, *((x, polynomial) if is_tall else (polynomial, x)), beta=a)
+        # It is symmetric, as the Gram matrix is.
+        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        factors = (x, polynomial) if is_tall else (polynomial, x)
+        x = torch.baddbmm(x, *factors, beta=a)
     return x
 
 
 def _share(tensor: Tensor) -> Tensor:
-    """What this process holds of a tensor."""
+    """Return the share of a tensor that this process holds."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _most_together(device: torch.device) -> int:
-    """Numbers of equal matrices that are orthogonalised at once: what stays in the caches of a CPU, or fills a GPU."""
+    """Return how many numbers of equal matrices are orthogonalised at once: a CPU's caches full, or a GPU's load."""
     return _CACHED if device.type == "cpu" else 128 * _CACHED
 
 
 def build_optimizers(
-    model: nn.Module, arguments: OptimizerArguments, device: torch.device
+    model: PreTrainedModel, arguments: OptimizerArguments, device: torch.device
 ) -> list[torch.optim.Optimizer]:
     """Build AdamW over fp32 weights, preceded by Muon if configured. The loop sets their rates at every step.
 
@@ -167,15 +185,13 @@ def build_optimizers(
     """
     matrices, gate_ups = hidden_matrices(model) if arguments.name == "muon" else ([], [])
     by_muon = {*matrices, *gate_ups}
-    momentum, shape_scale = arguments.muon_momentum, arguments.muon_adjust_lr
-    settings = {"weight_decay": arguments.weight_decay, "momentum": momentum, "adjust_lr_fn": shape_scale}
-    muon = [StackedMuon(matrices, gate_ups, **settings)] if by_muon else []
-    decayed, exempt = [], []
-    routing = _routing(model)
+    decayed: list[Tensor] = []
+    exempt: list[Tensor] = []
+    router_weights = _router_weights(model)
     for parameter in model.parameters():
         if parameter in by_muon:
             continue
-        is_exempt = not arguments.decay_all and (parameter.ndim < 2 or parameter in routing)
+        is_exempt = not arguments.decay_all and (parameter.ndim < 2 or parameter in router_weights)
         (exempt if is_exempt else decayed).append(parameter)
     groups = [(decayed, arguments.weight_decay), (exempt, 0.0)]
     adamw = torch.optim.AdamW(
@@ -185,34 +201,47 @@ def build_optimizers(
         eps=arguments.epsilon,
         fused=device.type in {"cuda", "cpu"},
     )
-    return [*muon, adamw]
+    if not by_muon:
+        return [adamw]
+    muon = StackedMuon(
+        matrices,
+        gate_ups,
+        weight_decay=arguments.weight_decay,
+        momentum=arguments.muon_momentum,
+        adjust_lr_fn=arguments.muon_adjust_lr,
+    )
+    return [muon, adamw]
 
 
-def hidden_matrices(model: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
-    """What Muon updates: matrices of attention and feed-forward, and those that hold a gate and an up projection.
+def hidden_matrices(model: PreTrainedModel) -> tuple[list[Tensor], list[Tensor]]:
+    """List what Muon updates: matrices of attention and feed-forward, and those of a gate and an up projection.
 
     Not embeddings, the head, routers, gates of one row, norms and biases (those of experts are stacked). Matrices that
     a class fuses otherwise or stores transposed (gate and up of gpt-oss and Llama 4) are taken whole.
     """
-    ends = [part for part in model.modules() if isinstance(part, nn.Embedding)] + [model.get_output_embeddings()]
-    left_out = _routing(model) | {parameter for part in ends for parameter in part.parameters()}
-    named = dict(model.named_parameters())
-    matrices, gate_ups = [], []
-    for name, parameter in named.items():
+    excluded = _router_weights(model)
+    excluded.update(model.get_output_embeddings().parameters())
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            excluded.update(module.parameters())
+    parameters = dict(model.named_parameters())
+    matrices: list[Tensor] = []
+    gate_ups: list[Tensor] = []
+    for name, parameter in parameters.items():
         is_matrix = parameter.ndim in (2, 3) and min(parameter.shape[-2:]) > 1 and not name.endswith("bias")
-        if parameter in left_out or not is_matrix:
+        if parameter in excluded or not is_matrix:
             continue
         is_pair = False
         if name.removesuffix(".weight").endswith(_PAIR):
             # Gate and up may be stacked by rows: [2 · width, in], with down [in, width].
-            *_, rows, width = named[name.replace(_PAIR, _DOWN)].shape
+            *_, rows, width = parameters[name.replace(_PAIR, _DOWN)].shape
             is_pair = parameter.shape[-2:] == (2 * width, rows)
         (gate_ups if is_pair else matrices).append(parameter)
     return matrices, gate_ups
 
 
 def set_rates(optimizers: Iterable[Any], rate: float, muon_share: float) -> None:
-    """AdamW's learning rate, and `muon_share` of it as Muon's."""
+    """Set AdamW's learning rate, and `muon_share` of it as Muon's."""
     for optimizer in optimizers:
         share = muon_share if "momentum" in optimizer.defaults else 1.0
         for group in optimizer.param_groups:
@@ -220,9 +249,12 @@ def set_rates(optimizers: Iterable[Any], rate: float, muon_share: float) -> None
 
 
 def muon_rate(arguments: OptimizerArguments, peak: float) -> float:
-    """Muon's peak rate: its own, or AdamW's `peak`."""
+    """Return Muon's peak rate: the configured one, or AdamW's `peak`."""
     return arguments.muon_learning_rate or peak
 
 
-def _routing(model: nn.Module) -> set[Tensor]:
-    return {parameter for router in causal_model.routers(model) for parameter in router.parameters()}
+def _router_weights(model: nn.Module) -> set[Tensor]:
+    weights: set[Tensor] = set()
+    for router in causal_model.routers(model):
+        weights.update(router.parameters())
+    return weights

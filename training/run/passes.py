@@ -13,14 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
-from transformers import masking_utils
+from transformers import PreTrainedModel, masking_utils
 
 from training.run import causal_model
 
 logger = logging.getLogger(__name__)
 
-Matrix = tuple[nn.Module, str]  # a module, and the name of one of its parameters
-Pass = Callable[[Tensor, Tensor], Any]  # forward and backward, of inputs and targets [sequences, length]
+# A module, and the name of one of its parameters.
+Matrix = tuple[nn.Module, str]
+# A forward and backward pass of inputs and targets [sequences, length].
+Pass = Callable[[Tensor, Tensor], Any]
 
 
 # -- weights in bf16
@@ -34,12 +36,12 @@ class _Cast(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, weight):
+    def forward(ctx: Any, weight: Tensor) -> Tensor:
         ctx.weight = weight
         return weight.to(torch.bfloat16)
 
     @staticmethod
-    def backward(ctx, gradient):
+    def backward(ctx: Any, gradient: Tensor) -> Tensor | None:
         total = ctx.weight.grad
         if total is None:
             return gradient.float()
@@ -47,14 +49,17 @@ class _Cast(torch.autograd.Function):
         return None
 
 
-def matrices_in_bf16(model: nn.Module) -> list[Matrix]:
+def matrices_in_bf16(model: PreTrainedModel) -> list[Matrix]:
     """List the weights that autocast rounds to bf16 wherever they are used.
 
     Not those of routers, which are used in fp32, and of the head, which pads its own copy.
     """
-    left_out = {*causal_model.routers(model), model.get_output_embeddings()}
-    modules = [module for module in model.modules() if module not in left_out]
-    return [(module, name) for module in modules for name in causal_model.rounded_parameters(module)]
+    excluded = {*causal_model.routers(model), model.get_output_embeddings()}
+    matrices: list[Matrix] = []
+    for module in model.modules():
+        if module not in excluded:
+            matrices += [(module, name) for name in causal_model.rounded_parameters(module)]
+    return matrices
 
 
 @contextmanager
@@ -76,16 +81,16 @@ def cast_once(matrices: Iterable[Matrix]) -> Iterator[None]:
 # -- compiled blocks
 
 
-def compile_blocks(model: nn.Module, whole: bool = True) -> None:
+def compile_blocks(model: PreTrainedModel, fullgraph: bool = True) -> None:
     """Compile each repeated block, all by one graph, when it is first called; names of parameters stay as they are.
 
-    `whole`: a block that breaks into several graphs raises an error.
+    `fullgraph`: a block that breaks into several graphs raises an error.
     """
     for block in causal_model.blocks(model):
-        block.compile(fullgraph=whole, dynamic=False)
+        block.compile(fullgraph=fullgraph, dynamic=False)
 
 
-def try_blocks(model: nn.Module, run_pass: Pass, inputs: Tensor, targets: Tensor) -> bool:
+def try_blocks(model: PreTrainedModel, run_pass: Pass, inputs: Tensor, targets: Tensor) -> bool:
     """Make two passes, after which everything is compiled; if a block cannot be, all of them run without a compiler.
 
     Returns whether they are compiled. The random state stays as it was.
@@ -94,7 +99,7 @@ def try_blocks(model: nn.Module, run_pass: Pass, inputs: Tensor, targets: Tensor
         try:
             _run_two_passes(run_pass, inputs, targets)
         except FailOnRecompileLimitHit:
-            # What was compiled for other models of this process counts towards the limit, too.
+            # Blocks that were compiled for other models of this process count towards the limit, too.
             torch.compiler.reset()
             _run_two_passes(run_pass, inputs, targets)
     except (TorchDynamoException, FailOnRecompileLimitHit) as error:
@@ -150,8 +155,8 @@ class CapturedPasses:
         targets: Tensor,
         stream: torch.cuda.Stream,
     ):
-        self._batch = inputs.clone(), targets.clone()
-        self._graphs = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        self._batch = (inputs.clone(), targets.clone())
+        self._graphs = (torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph())
         # The threads that read data and write checkpoints may use the device meanwhile.
         mode = "thread_local"
         with _masks_as_before(), ExitStack() as casts:
@@ -161,27 +166,31 @@ class CapturedPasses:
             pool = self._graphs[0].pool()
             with torch.cuda.graph(self._graphs[1], pool=pool, stream=stream, capture_error_mode=mode):
                 later = run_pass(*self._batch)
-        self._outputs = first, later
+        self._outputs = (first, later)
 
     def __call__(self, inputs: Tensor, targets: Tensor, is_first: bool) -> Any:
         """Run one pass; its result is overwritten by the next."""
-        for place, tensor in zip(self._batch, (inputs, targets), strict=True):
-            place.copy_(tensor)
-        which = 0 if is_first else 1
-        self._graphs[which].replay()
-        return self._outputs[which]
+        for buffer, tensor in zip(self._batch, (inputs, targets), strict=True):
+            buffer.copy_(tensor)
+        index = 0 if is_first else 1
+        self._graphs[index].replay()
+        return self._outputs[index]
 
 
 class PassRunner:
-    """Runs the passes of a model's steps: compiled ones as CUDA graphs, if they are to be captured.
+    """Runner of the passes of a model's steps: compiled ones as CUDA graphs, if they are to be captured.
 
     Attributes:
         matrices: weights that are cast once a step.
         is_compiled: whether the model's blocks are compiled; true from the start if they are to be, until one fails.
     """
 
-    def __init__(self, model: nn.Module, matrices: list[Matrix], is_compiled: bool = False, captures: bool = False):
-        self.model, self.matrices, self.is_compiled = model, matrices, is_compiled
+    def __init__(
+        self, model: PreTrainedModel, matrices: list[Matrix], is_compiled: bool = False, captures: bool = False
+    ):
+        self.model = model
+        self.matrices = matrices
+        self.is_compiled = is_compiled
         self._is_tried = False
         # Autograd adds to a gradient on the stream that first did, which must be the one that is captured.
         self._stream = torch.cuda.Stream() if captures else None
@@ -190,11 +199,11 @@ class PassRunner:
 
     @property
     def keeps_gradients(self) -> bool:
-        """Whether the gradients' memory belongs to CUDA graphs: the next step overwrites them, and needs no zeros."""
+        """True if the gradients' memory belongs to CUDA graphs: the next step overwrites them, and needs no zeros."""
         return self._captured is not None
 
-    def eagerly(self) -> AbstractContextManager:
-        """Leave the compiler out, of an evaluation: blocks would be compiled again for its shapes.
+    def eagerly(self) -> AbstractContextManager[object]:
+        """Leave the compiler out of an evaluation: blocks would be compiled again for its shapes.
 
         Without a capacity they would also hold buffers of E × T rows.
         """

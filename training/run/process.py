@@ -1,4 +1,4 @@
-"""What a run changes in its process, and gives back: a notebook or a server may train, and train again.
+"""The settings of a process that a run changes, and gives back: a notebook or a server may train, and train again.
 
 A run finds the process as a fresh one, whatever its caller has set: default dtype and device, gradients, TF32.
 """
@@ -41,7 +41,7 @@ def borrow_process() -> Iterator[None]:
         )
     with ExitStack() as stack:
         stack.callback(_training.release)
-        # A run that failed may have left some.
+        # A run that failed may have left some memory.
         _free_memory()
         stack.callback(_free_memory)
         stack.enter_context(warnings.catch_warnings())
@@ -59,7 +59,8 @@ def _settings() -> list[tuple[Any, Setter]]:
     """Read all settings: each value with the function that sets it, to be called in reverse order."""
     cudnn = torch.backends.cudnn
     matmul = torch.backends.cuda.matmul
-    mkldnn = torch.backends.mkldnn.matmul
+    # torch adds it to its module when it is imported, which mypy does not see.
+    mkldnn = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
     settings: list[tuple[Any, Setter]] = [
         (dict(os.environ), _set_environment),
         (sys.excepthook, lambda hook: setattr(sys, "excepthook", hook)),
@@ -71,7 +72,7 @@ def _settings() -> list[tuple[Any, Setter]]:
         (torch.get_num_threads(), torch.set_num_threads),
         (matmul.fp32_precision, lambda value: setattr(matmul, "fp32_precision", value)),
         (mkldnn.fp32_precision, lambda value: setattr(mkldnn, "fp32_precision", value)),
-        # Sets those above, too.
+        # It sets the two before it, too.
         (_matmul_precision(), torch.set_float32_matmul_precision),
         (cudnn.deterministic, lambda value: setattr(cudnn, "deterministic", value)),
         (cudnn.benchmark, lambda value: setattr(cudnn, "benchmark", value)),
@@ -96,7 +97,7 @@ def _matmul_precision() -> str:
 
 
 def _set_defaults() -> None:
-    """Set what decides numbers as torch sets it when it is imported."""
+    """Set the defaults that decide numbers, as torch sets them when it is imported."""
     if torch.get_default_device().type != "cpu":
         torch.set_default_device(None)
     if torch.are_deterministic_algorithms_enabled():
@@ -146,7 +147,7 @@ def _without_bars_of_libraries() -> Iterator[None]:
     if loaded is not None and not loaded.are_progress_bars_disabled():
         libraries.append((loaded.disable_progress_bars, loaded.enable_progress_bars))
     with warnings.catch_warnings():
-        # The environment may decide, of which a warning tells.
+        # A warning says that the environment decides.
         warnings.simplefilter("ignore")
         for hide, _ in libraries:
             hide()
@@ -160,7 +161,7 @@ def _without_bars_of_libraries() -> Iterator[None]:
 
 
 def _free_memory() -> None:
-    """Free what a run held, also in the compiler, which compiles a block only for so many shapes in a process."""
+    """Free the memory of a run, also in the compiler, which compiles a block only for so many shapes in a process."""
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()

@@ -11,7 +11,8 @@ import torch
 from training.configuration.schedule import Branch
 from training.run.step import Session, StepResult
 
-_SPIKE_WINDOW = 128  # steps to compare with
+# Steps to compare with.
+_SPIKE_WINDOW = 128
 # Least losses before anything is called a spike.
 _SPIKE_LEAST = 16
 _SPIKE_DEVIATIONS = 6.0
@@ -19,16 +20,20 @@ _SPIKE_DEVIATIONS = 6.0
 _MAD_TO_DEVIATION = 1.4826
 # Where all losses are nearly equal, a small rise is no spike: least share of the median.
 _LEAST_DEVIATION = 0.002
-_TIMED = 64  # last steps whose times are kept
+# Last steps whose times stay.
+_TIMED = 64
 
 
 @dataclass
 class Progress:
     """The position of training; with a checkpoint's tensors, all that is needed to resume."""
 
-    step: int = 0  # updates made; the schedule turns it into tokens, batch size and learning rate
-    wall_seconds: float = 0.0  # spent training, over all resumes
-    window_steps: int = 0  # sums over the last share of a branch, for its final training loss and routing
+    # Number of updates; the schedule turns it into tokens, batch size and learning rate.
+    step: int = 0
+    # Time of training, over all resumes.
+    wall_seconds: float = 0.0
+    # Sums over the last share of a branch, for its final training loss and routing.
+    window_steps: int = 0
     window_loss: float = 0.0
     window_routed: list[list[float]] | None = None
     window_dropped: float = 0.0
@@ -37,21 +42,24 @@ class Progress:
     skipped_in_a_row: int = 0
     # Losses of finite steps; a spike lies far above them.
     recent_losses: list[float] = field(default_factory=list)
-    recent_seconds: list[float] = field(default_factory=list)  # wall seconds of the last steps
+    # Wall seconds of the last steps.
+    recent_seconds: list[float] = field(default_factory=list)
     spikes: list[int] = field(default_factory=list)
-    environment: dict[str, list[str]] = field(default_factory=dict)  # `describe_environment` of all starts
+    # `describe_environment` of all starts.
+    environment: dict[str, list[str]] = field(default_factory=dict)
 
     def add_environment(self, environment: Mapping[str, str]) -> None:
-        """Add what the environment of this start sets to that of the starts before."""
+        """Add the settings of this start's environment to those of the starts before."""
         for name, value in environment.items():
             values = self.environment.setdefault(name, [])
             if value not in values:
                 values.append(value)
 
-    def spent(self, wall_seconds: float) -> None:
+    def add_time(self, wall_seconds: float) -> None:
         """Add a step's time, given the run's total so far."""
         seconds = wall_seconds - self.wall_seconds
-        self.wall_seconds, self.recent_seconds = wall_seconds, [*self.recent_seconds, seconds][-_TIMED:]
+        self.wall_seconds = wall_seconds
+        self.recent_seconds = [*self.recent_seconds, seconds][-_TIMED:]
 
 
 def count(session: Session, progress: Progress, result: StepResult, branch: Branch | None) -> None:
@@ -70,11 +78,13 @@ def count(session: Session, progress: Progress, result: StepResult, branch: Bran
     if branch is None:
         return
     window = session.schedule.ramp.steps(branch.tokens * (1 - session.arguments.run.train_loss_window))
-    if step < min(window, branch.end_step - 1):  # the window has at least one step
+    # The window has at least one step.
+    if step < min(window, branch.end_step - 1):
         return
     progress.window_steps += 1
     progress.window_loss += result.loss
     if result.tokens_per_expert is not None:
+        assert result.dropped_tokens is not None
         routed = session.total(result.tokens_per_expert)
         before = torch.tensor(progress.window_routed or 0.0, dtype=routed.dtype, device=routed.device)
         progress.window_routed = (before + routed).tolist()
@@ -82,7 +92,7 @@ def count(session: Session, progress: Progress, result: StepResult, branch: Bran
 
 
 def is_spike(before: list[float], loss: float) -> bool:
-    """Whether `loss` lies far above those before: above their median, in units of their median absolute deviation.
+    """Return whether `loss` lies far above those before: above their median, in median absolute deviations.
 
     So earlier spikes do not hide later ones, and the steep fall at the start of training is no spike.
     """

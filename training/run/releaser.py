@@ -17,12 +17,14 @@ from hub.base.atomic import write_bytes
 from hub.base.errors import AccessError, redacted
 from hub.release.cards import model_card
 from hub.release.push import check_places, release_runs
+from hub.store.hub import HubStore
 from scaling_law.figures.run_pictures import CAPTIONS, run_pictures
 from training.configuration.arguments import ConfigurationError, TrainingArguments
 
 logger = logging.getLogger(__name__)
 
-RELEASE_INCOMPLETE = 4  # exit status: everything was trained and is saved, not everything was pushed
+# Exit status: everything was trained and is saved, not everything was pushed.
+RELEASE_INCOMPLETE = 4
 
 
 def write_card(
@@ -41,14 +43,17 @@ def write_card(
 
 
 def finishers(arguments: TrainingArguments) -> tuple[Releaser, ...]:
-    """What `Run` calls for every finished branch. Raises ConfigurationError if the store cannot be used."""
+    """Make the callables that `Run` calls for every finished branch.
+
+    Raises ConfigurationError if the store cannot be used.
+    """
     run = arguments.run
     if not run.push_to_hub:
         return ()
     try:
         store = open_store(run.push_to_hub, private=run.private)
         # Only the main process pushes; others, perhaps on other machines, need no token.
-        if run.push_to_hub.startswith("hf://") and os.environ.get("RANK", "0") == "0":
+        if isinstance(store, HubStore) and os.environ.get("RANK", "0") == "0":
             store.transport.require_token()
     except (HubError, ValueError) as error:
         raise ConfigurationError(f"run.push_to_hub: {error}") from None
@@ -58,7 +63,7 @@ def finishers(arguments: TrainingArguments) -> tuple[Releaser, ...]:
 
 
 class Releaser:
-    """Pushes finished branches one after the other in a thread, and the index of the sweep once, in `close`.
+    """Pusher of finished branches one after the other in a thread, and of the index of the sweep once, in `close`.
 
     Called on the main process only. A killed process may leave checkpoints that no index lists; the run's next push
     adds them, and sends nothing twice.
@@ -66,17 +71,20 @@ class Releaser:
 
     def __init__(self, store: Store, license: str | None = None) -> None:
         self.exit_status = 0
-        self._store, self._license = store, license
+        self._store = store
+        self._license = license
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="hub-push")
         self._runs: list[tuple[Path, RunRecord]] = []
         self._pushes: list[Future[None]] = []
-        self._refused = False  # whether it was said that the store lets nobody in
+        # True when a warning said that the store lets nobody in.
+        self._has_refused = False
 
     def __call__(self, model_folder: Path, record: RunRecord) -> None:
-        """Queue the push of a model folder, which must stay as it is until `close`, and return at once."""
+        """Queue the push of a model folder, which must stay as it is until `close`; return at once."""
         self._runs.append((model_folder, record))
         siblings = [sibling for _, sibling in self._runs]
-        with suppress(RuntimeError):  # a thread that cannot be started: then `close` pushes
+        # Where a thread cannot be started, `close` pushes.
+        with suppress(RuntimeError):
             self._pushes.append(self._pool.submit(self._push, model_folder, record, siblings))
 
     def _push(self, folder: Path, record: RunRecord, siblings: list[RunRecord]) -> None:
@@ -86,16 +94,18 @@ class Releaser:
             pushed = push_run(self._store, folder, record, siblings=siblings, license=self._license)
             logger.info("pushed %s@%s", pushed.repo, pushed.branch)
         except Exception as error:
-            if not (self._refused and isinstance(error, AccessError)):
+            is_refused = isinstance(error, AccessError)
+            if not (self._has_refused and is_refused):
                 logger.warning("pushing %s failed, training continues: %s", record.run_id, redacted(str(error)))
-            self._refused = self._refused or isinstance(error, AccessError)
+            self._has_refused = self._has_refused or is_refused
 
     def close(self) -> None:
-        """Wait for all pushes, retry what failed, and write the index; then `exit_status` is 0 or 4.
+        """Wait for all pushes, retry those that failed, and write the index; then `exit_status` is 0 or 4.
 
-        What has been pushed is compared, and not sent again.
+        Files that have been pushed are compared, and not sent again.
         """
-        if waiting := sum(not push.done() for push in self._pushes):
+        waiting = sum(not push.done() for push in self._pushes)
+        if waiting:
             logger.info("waiting for %d pushes to %s", waiting, self._store.uri)
         self._pool.shutdown(wait=True)
         try:
@@ -107,7 +117,8 @@ class Releaser:
             logger.error(
                 "the release in %s is not complete: %s. The models are saved; `python -m hub push` with the output "
                 "folder and this store completes it.",
-                *(self._store.uri, redacted(str(error))),
+                self._store.uri,
+                redacted(str(error)),
             )
         if self._runs and not self.exit_status:
             logger.info("%d runs are released in %s", len(self._runs), self._store.uri)

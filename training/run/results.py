@@ -9,7 +9,7 @@ from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -32,6 +32,9 @@ from training.run.optimizers import muon_rate
 from training.run.progress import Progress
 from training.run.step import Session
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
 # Fields that a record has from the architecture and from the configuration under the same name.
 _SIZE = ("d_model", "n_blocks", "n_heads", "experts", "vocab_size", "n_active", "n_total")
 _RUN = {
@@ -40,7 +43,7 @@ _RUN = {
 }
 _MODEL = ("capacity_factor", "capacity_group_tokens", "initialization", "final_norm", "attention_precision")
 _LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "joint-moe-scaling-laws")
-# Kernels that classes of transformers use where they are installed, and what compiles and shuffles.
+# Kernels that classes of transformers use where they are installed, and libraries that compile and shuffle.
 _OPTIONAL_LIBRARIES = (
     *("numpy", "triton", "kernels", "flash-attn", "flash-linear-attention", "fla-core", "causal-conv1d", "mamba-ssm"),
     *("torchao", "liger-kernel", "xformers"),
@@ -53,60 +56,42 @@ def run_record(
     progress: Progress,
     branch_name: str,
     status: str,
-    measured: tuple[HeldOut, HeldOutLoss] | None,
+    held_out: tuple[HeldOut, HeldOutLoss] | None,
     weights_sha256: dict[str, str] | None,
 ) -> RunRecord:
-    """The record of a branch, or of an intermediate model, whose training loss is the mean over its last steps."""
-    a, arch, ramp, accelerator = session.arguments, session.architecture, session.schedule.ramp, session.accelerator
-    tokens = ramp.tokens(progress.step)
-    speed = tokens / progress.wall_seconds
-    unique = min(tokens, session.data.unique_tokens or tokens)  # None while the rest of the data is unknown
-    held_out, held_out_loss = measured or (None, None)
-    loss, n_losses, drop_rate, load = 0.0, 0, None, None
-    if status == "intermediate":
-        loss, n_losses = sum(progress.recent_losses), len(progress.recent_losses)
-    elif status == "final":  # a dense model drops nothing and is balanced
-        loss, n_losses, routed = progress.window_loss, progress.window_steps, progress.window_routed
-        drop_rate = progress.window_dropped / sum(map(sum, routed)) if routed else 0.0
-        load = balance(routed) if routed else 1.0 if arch.experts == 1 else None  # some classes record no routers
+    """Make the record of a branch, or of an intermediate model.
 
-    def ids(trunk: str) -> dict[str, str]:
-        """Branches share sweep, size, E and seed with their trunk; runs with one trunk are not independent."""
-        end = branch_name.partition("-")[0]
-        return {"run_id": shorten(f"{trunk}-{end}", MAX_ID_LENGTH), "parent_run_id": shorten(trunk, MAX_ID_LENGTH)}
+    The training loss of an intermediate model is the mean over its last steps.
+    """
+    a = session.arguments
+    arch = session.architecture
+    ramp = session.schedule.ramp
+    tokens = ramp.tokens(progress.step)
+    # They are None while the rest of the data is unknown.
+    unique = min(tokens, session.data.unique_tokens or tokens)
+    losses = _training_losses(progress, status)
 
     fields = configured_fields(a, arch, session.schedule.peak, session.learning_rate_law)
-    fields["schedule"] |= {"horizon_tokens": branch.tokens, "decay_tokens": branch.tokens - branch.branch_point_tokens}
+    decay_tokens = branch.tokens - branch.branch_point_tokens
+    fields["schedule"].update(horizon_tokens=branch.tokens, decay_tokens=decay_tokens)
     record = RunRecord(
         **fields,
         compile=session.runner.is_compiled,
-        **ids(f"{a.run.sweep}-{a.model.name}-seed{a.run.seed}"),
+        **_identity(f"{a.run.sweep}-{a.model.name}-seed{a.run.seed}", branch_name),
         branch_point_tokens=min(branch.branch_point_tokens, tokens) if status != "intermediate" else None,
         status=status,
         tokens=tokens,
         unique_tokens=unique,
         epochs=tokens / unique,
         steps=progress.step,
-        train_loss=loss / n_losses if n_losses else None,
-        train_loss_window_tokens=tokens - ramp.tokens(progress.step - n_losses),
-        eval_loss=held_out_loss and held_out_loss.loss,
-        eval_loss_standard_error=held_out_loss and held_out_loss.standard_error,
-        eval_tokens=held_out and held_out.documents.size,
-        eval_documents=held_out and held_out.n_documents,
-        eval_data=held_out and held_out.origin,
-        drop_rate=drop_rate,
-        expert_load_max_over_mean=load,
+        train_loss=losses.total / losses.steps if losses.steps else None,
+        train_loss_window_tokens=tokens - ramp.tokens(progress.step - losses.steps),
+        **_evaluation(held_out),
+        **_routing_at_end(progress, status, arch),
         dataset=session.data.tokens.cache.dataset,
         data_order=data_order(a),
         tokenizer=tokenizer_identity(session),
-        training_flops=session.flops.recorded * tokens,
-        flops_count=session.flops.count,
-        tokens_per_second=speed,
-        mfu=session.flops.multiplied * speed / session.peak_flops if session.peak_flops else None,
-        step_seconds=step_seconds(progress, ramp),
-        peak_memory_bytes=devices.peak_memory(accelerator.device),
-        hardware=devices.describe(accelerator.device, accelerator.num_processes),
-        wall_time_seconds=progress.wall_seconds,
+        **_cost(session, progress, tokens),
         versions=installed_versions(),
         environment=environment_of_starts(progress) or None,
         code_commit=code_commit(),
@@ -115,14 +100,87 @@ def run_record(
         skipped_steps=len(progress.skipped_steps),
         loss_spikes=len(progress.spikes),
     )
-    suffix = recipe_suffix(record)  # runs that depart from the recipe are different runs
-    return record.replaced(**ids(f"{record.parent_run_id}{suffix}")) if suffix else record
+    # Runs that depart from the recipe are different runs.
+    suffix = recipe_suffix(record)
+    return record.replaced(**_identity(f"{record.parent_run_id}{suffix}", branch_name)) if suffix else record
+
+
+def _identity(trunk: str, branch_name: str) -> dict[str, str]:
+    """Name a run after its trunk and its end.
+
+    Branches share sweep, size, E and seed with their trunk; runs with one trunk are not independent.
+    """
+    end = branch_name.partition("-")[0]
+    return {"run_id": shorten(f"{trunk}-{end}", MAX_ID_LENGTH), "parent_run_id": shorten(trunk, MAX_ID_LENGTH)}
+
+
+class _Losses(NamedTuple):
+    """The sum of training losses, and the steps that it is over."""
+
+    total: float
+    steps: int
+
+
+def _training_losses(progress: Progress, status: str) -> _Losses:
+    """Return the losses whose mean a record states; none of a diverged run."""
+    if status == "intermediate":
+        return _Losses(sum(progress.recent_losses), len(progress.recent_losses))
+    if status == "final":
+        return _Losses(progress.window_loss, progress.window_steps)
+    return _Losses(0.0, 0)
+
+
+def _evaluation(held_out: tuple[HeldOut, HeldOutLoss] | None) -> dict[str, Any]:
+    """Return the fields of the held-out loss, null without one."""
+    sequences, loss = held_out or (None, None)
+    return {
+        "eval_loss": loss and loss.loss,
+        "eval_loss_standard_error": loss and loss.standard_error,
+        "eval_tokens": sequences and sequences.documents.size,
+        "eval_documents": sequences and sequences.n_documents,
+        "eval_data": sequences and sequences.origin,
+    }
+
+
+def _cost(session: Session, progress: Progress, tokens: int) -> dict[str, Any]:
+    """Return the fields of FLOPs, time, memory and hardware."""
+    accelerator = session.accelerator
+    flops = session.flops
+    speed = tokens / progress.wall_seconds
+    return {
+        "training_flops": flops.recorded * tokens,
+        "flops_count": flops.count,
+        "tokens_per_second": speed,
+        "mfu": flops.multiplied * speed / session.peak_flops if session.peak_flops else None,
+        "step_seconds": step_seconds(progress, session.schedule.ramp),
+        "peak_memory_bytes": devices.peak_memory(accelerator.device),
+        "hardware": devices.describe(accelerator.device, accelerator.num_processes),
+        "wall_time_seconds": progress.wall_seconds,
+    }
+
+
+def _routing_at_end(progress: Progress, status: str, arch: Architecture) -> dict[str, float | None]:
+    """Return drop rate and balance of the experts at the end of a finished run."""
+    drop_rate: float | None = None
+    load: float | None = None
+    routed = progress.window_routed
+    if status == "final" and routed:
+        drop_rate = progress.window_dropped / sum(map(sum, routed))
+        load = balance(routed)
+    elif status == "final":
+        drop_rate = 0.0
+        # A dense model is balanced; some classes with experts record no routers.
+        load = 1.0 if arch.experts == 1 else None
+    return {"drop_rate": drop_rate, "expert_load_max_over_mean": load}
 
 
 def configured_fields(a: TrainingArguments, arch: Architecture, peak: float, law: str) -> dict[str, Any]:
-    """Fields of a record that follow from the configuration; the schedule lacks what depends on the tokens."""
+    """Return the fields of a record that follow from the configuration.
+
+    The schedule lacks its fields that depend on the tokens.
+    """
     o = a.optimizer
-    fields = {
+    fields: dict[str, Any] = {
         **{name: getattr(arch, name) for name in _SIZE},
         "sequence_length": a.data.sequence_length,
         "schedule": {
@@ -143,32 +201,43 @@ def configured_fields(a: TrainingArguments, arch: Architecture, peak: float, law
         "balance_bias_rate": a.model.bias_rate or None,
     }
     if o.name == "muon":
-        settings = o.model_dump(include={"muon_momentum", "muon_adjust_lr"})
-        fields["optimizer"] |= {"muon_learning_rate": muon_rate(o, peak), **settings}
-    if isinstance(a.model, ModelClassArguments):  # its type, and the variables of laws
-        variables = arch.variables() | {name: getattr(arch, name) for name in ("experts_equivalent", "dense_blocks")}
-        fields |= {name: variables[name] for name in OF_A_CLASS - {"model_type"}}
-        fields |= {"model_type": a.model.type, "n_kv_heads": arch.n_kv_heads}
+        fields["optimizer"]["muon_learning_rate"] = muon_rate(o, peak)
+        fields["optimizer"].update(o.model_dump(include={"muon_momentum", "muon_adjust_lr"}))
+    if isinstance(a.model, ModelClassArguments):
+        fields.update(_class_fields(a.model, arch))
+    return fields
+
+
+def _class_fields(model: ModelClassArguments, arch: Architecture) -> dict[str, Any]:
+    """Return the type of a class of transformers, and the variables of laws."""
+    variables = {
+        **arch.variables(),
+        "experts_equivalent": arch.experts_equivalent,
+        "dense_blocks": arch.dense_blocks,
+    }
+    fields: dict[str, Any] = {name: variables[name] for name in OF_A_CLASS - {"model_type"}}
+    fields["model_type"] = model.type
+    fields["n_kv_heads"] = arch.n_kv_heads
     return fields
 
 
 def step_seconds(progress: Progress, ramp: BatchRamp) -> float | None:
-    """The median of the last steps whose batches are as large as the last; None if none was timed."""
+    """Return the median of the last steps whose batches are as large as the last; None if none was timed."""
     steps = range(progress.step - len(progress.recent_seconds), progress.step)
-    timed = zip(steps, progress.recent_seconds, strict=True)
-    times = [seconds for step, seconds in timed if ramp.sequences(step) == ramp.sequences(steps[-1])]
+    steps_and_seconds = zip(steps, progress.recent_seconds, strict=True)
+    times = [seconds for step, seconds in steps_and_seconds if ramp.sequences(step) == ramp.sequences(steps[-1])]
     return median(times) if times else None
 
 
 def tokenizer_identity(session: Session) -> dict[str, str]:
-    """Id and fingerprint of the tokenizer; of a local folder only its last part, since records hold no path."""
+    """Return id and fingerprint of the tokenizer; of a local folder only its name, since records hold no path."""
     name = session.arguments.data.tokenizer
     public = Path(name).name if Path(name).exists() else name
     return {"id": public, "fingerprint": fingerprint(description(session.tokenizer))}
 
 
 def environment_of_starts(progress: Progress) -> dict[str, str]:
-    """Return what the environment of any start set, the values of several starts after one another."""
+    """Return the settings of the environment of all starts, the values of several starts after one another."""
     names = sorted(progress.environment)[:MAX_RECORDED]
     return {name: ", ".join(progress.environment[name])[:MAX_CHARACTERS] for name in names}
 
@@ -185,24 +254,28 @@ def installed_versions() -> dict[str, str]:
 
 
 def code_commit() -> str | None:
-    """The git commit of this code, with `-dirty` if it was changed; None outside a checkout."""
-    here = Path(__file__)
+    """Return the git commit of this code, with `-dirty` if it was changed; None outside a checkout."""
+    file = Path(__file__)
     describe = ["describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
     try:
         # Fails where this is installed into an environment that happens to lie in another checkout.
-        subprocess.run(["git", "ls-files", "--error-unmatch", here], cwd=here.parent, capture_output=True, check=True)
-        return subprocess.check_output(["git", *describe], cwd=here.parent, text=True).strip()
+        subprocess.run(["git", "ls-files", "--error-unmatch", file], cwd=file.parent, capture_output=True, check=True)
+        return subprocess.check_output(["git", *describe], cwd=file.parent, text=True).strip()
     except (OSError, subprocess.CalledProcessError):
         return None
 
 
-def save_model(config, tokenizer, state_dict: dict, folder: Path) -> dict[str, str]:
+def save_model(
+    config: Any, tokenizer: PreTrainedTokenizerFast, state_dict: dict[str, torch.Tensor], folder: Path
+) -> dict[str, str]:
     """Write config, whole weights (safetensors), tokenizer and, of our class, its code; returns the files' sha256."""
-    with torch.device("meta"):  # only for the configuration: however the trained model is wrapped does not matter
+    # It is there only for the configuration: however the trained model is wrapped does not matter.
+    with torch.device("meta"):
         shell = causal_class(config)(config)
     shell.save_pretrained(folder, state_dict=state_dict)
     tokenizer.save_pretrained(folder)
     # The file says how this machine loaded the tokenizer.
-    if (config_file := folder / "tokenizer_config.json").exists():
+    config_file = folder / "tokenizer_config.json"
+    if config_file.exists():
         write_bytes(config_file, portable_tokenizer_config(config_file.read_bytes()))
     return weights_sha256(folder)

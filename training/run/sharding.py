@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -29,8 +30,9 @@ from packaging.version import Version
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
+from transformers import PreTrainedModel
 
 from modeling_switch_moe import SwitchMoeForCausalLM, expert_parallel
 from training.configuration.arguments import ConfigurationError, RunArguments, TrainingArguments
@@ -38,7 +40,10 @@ from training.configuration.model_classes import ModelClassArguments
 from training.run import causal_model
 from training.run.model import build_model, model_config
 
-# A router's gates, which nothing changes in place.
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+# FSDP2 warns of a view of a router's gates, which nothing changes in place.
 warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor", category=UserWarning)
 
 
@@ -49,8 +54,10 @@ def _is_not_of_gathers(record: logging.LogRecord) -> bool:
 
 # A weight that is divided and then sharded along the same dimension cannot be gathered in one step.
 logging.getLogger("torch.distributed.tensor._redistribute").addFilter(_is_not_of_gathers)
-_UNEVEN = 1.1  # the largest share of a parameter over the mean one; above it another dimension is cut
-_OTHER_METHODS = ("gemma3n_text",)  # types that call other methods of a part than `forward`: no hook gathers it
+# Largest share of a parameter over the mean share; above it another dimension is cut.
+_UNEVEN = 1.1
+# Types that call other methods of a module than `forward`, so that no hook gathers its weights.
+_OTHER_METHODS = ("gemma3n_text",)
 
 SINGLE = MixedPrecisionPolicy(cast_forward_inputs=False)
 HALF = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
@@ -59,7 +66,7 @@ HALF = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float
 # version: `problem_of_libraries` looks at their arguments, and `_check_divided` at what they did.
 _DISPATCHED = "ep_dispatch_experts"
 # The oldest versions with which this is tested.
-_LEAST = {"transformers": "5.23", "accelerate": "1.15"}
+_OLDEST_VERSIONS = {"transformers": "5.23", "accelerate": "1.15"}
 # Styles by which heads and inner widths are divided here.
 _STYLES = {
     *("colwise", "rowwise", "colwise_gather_output", "rowwise_split_input"),
@@ -71,7 +78,7 @@ _WRONG_PLANS = ("apertus", "doge", "dots3_note_text", "gemma3n_text")
 
 @dataclass(frozen=True)
 class Layout:
-    """How processes share a model: `replicas` of it, each sharded over `shards` processes on devices of this type.
+    """The way in which processes share a model: `replicas` of it, each sharded over `shards` processes.
 
     Of the shards, each `experts` neighbours hold different experts, and each `tensor` neighbours different heads and
     inner widths for the same micro-batches; 1: all weights are sharded alike.
@@ -81,24 +88,33 @@ class Layout:
     shards: int
     experts: int = 1
     tensor: int = 1
+    # Type of the devices.
     device: str = "cpu"
 
     @classmethod
-    def of(cls, accelerator, run: RunArguments) -> Layout:
-        """The layout that the launcher asks for, and the configuration."""
-        mesh, world = accelerator.parallelism_config, accelerator.num_processes
+    def of(cls, accelerator: Accelerator, run: RunArguments) -> Layout:
+        """Return the layout that the launcher and the configuration ask for."""
+        mesh = accelerator.parallelism_config
         replicas = mesh.dp_replicate_size if mesh else 1
-        return cls(replicas, world // replicas, run.expert_parallel, run.tensor_parallel, accelerator.device.type)
+        shards = accelerator.num_processes // replicas
+        return cls(replicas, shards, run.expert_parallel, run.tensor_parallel, accelerator.device.type)
 
     @property
     def readers(self) -> int:
         """Processes, or groups of `tensor` neighbours, that read different micro-batches."""
         return self.replicas * self.shards // self.tensor
 
-    def mesh(self, part: str = "", size: int = 1) -> DeviceMesh:
-        """All processes by replica, share of a weight and, with a `part`, by which of `size` is theirs. Collective."""
-        sizes = {"replicas": self.replicas} if self.replicas > 1 else {}
-        sizes |= {"shards": self.shards // size} | ({part: size} if part else {})
+    def mesh(self, dimension: str = "", size: int = 1) -> DeviceMesh:
+        """Arrange all processes by replica and share of a weight. Collective.
+
+        With a `dimension`, also by which of its `size` shares is theirs.
+        """
+        sizes = {}
+        if self.replicas > 1:
+            sizes["replicas"] = self.replicas
+        sizes["shards"] = self.shards // size
+        if dimension:
+            sizes[dimension] = size
         return init_device_mesh(self.device, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
 
     def __str__(self) -> str:
@@ -113,23 +129,25 @@ class Layout:
         return ("replicas", "shards") if self.replicas > 1 else ("shards",)
 
 
-def check_layout(a: TrainingArguments, accelerator) -> None:
+def check_layout(a: TrainingArguments, accelerator: Accelerator) -> None:
     """Raise ConfigurationError if experts or widths cannot be divided so, by these processes or at all."""
     shards = Layout.of(accelerator, a.run).shards
-    for name, problem_of in (("expert_parallel", _problem_of_experts), ("tensor_parallel", _problem_of_widths)):
-        if (size := getattr(a.run, name)) == 1:
+    for name, explain_problem in (("expert_parallel", _problem_of_experts), ("tensor_parallel", _problem_of_widths)):
+        size = getattr(a.run, name)
+        if size == 1:
             continue
         if not accelerator.is_fsdp2:
             problem: str | None = "it needs FSDP2, as in training/configs/accelerate/one_node_fsdp2.yaml"
         elif shards % size:
             problem = f"it must divide the {shards} processes that share a model"
         else:
-            problem = problem_of_libraries() or problem_of(a)
+            problem = problem_of_libraries() or explain_problem(a)
         if problem:
             raise ConfigurationError(f"run.{name}: {size}; {problem}")
 
 
 def _problem_of_experts(a: TrainingArguments) -> str | None:
+    """Say why experts cannot be divided; None if they can."""
     if isinstance(a.model, ModelClassArguments):
         plan = getattr(a.model.config(1), "base_model_ep_plan", None) or {}
         if _DISPATCHED not in plan.values():
@@ -138,35 +156,50 @@ def _problem_of_experts(a: TrainingArguments) -> str | None:
 
 
 def _problem_of_widths(a: TrainingArguments) -> str | None:
-    """Why heads and inner widths cannot be divided."""
+    """Say why heads and inner widths cannot be divided; None if they can."""
     from accelerate import init_empty_weights
 
-    size, experts = a.run.tensor_parallel, a.run.expert_parallel
+    size = a.run.tensor_parallel
+    experts = a.run.expert_parallel
     if a.model.experts > 1 and experts % size:
         return f"it must divide run.expert_parallel, {experts}: experts are not cut, but divided among processes"
     config = model_config(a, 1, 0)
-    fields, kind = config.to_dict(), config.model_type
     with init_empty_weights():
         model = build_model(config, 0)
     plan = _plan_of_widths(model)
-    if not plan or kind in _WRONG_PLANS or not {*plan.values()} <= _STYLES:
-        return f"transformers has no plan by which train.py can divide the heads and inner widths of {kind}"
+    model_type = config.model_type
+    if not plan or model_type in _WRONG_PLANS or not _STYLES.issuperset(plan.values()):
+        return f"transformers has no plan by which train.py can divide the heads and inner widths of {model_type}"
+    fields = config.to_dict()
     for name, value in fields.items():
         if "drop" in name and "classifier" not in name and isinstance(value, float) and value:
             return f"it needs model.{name} 0, which is {value}: the masks of one head would be those of another"
     sizes = {name: value for name, value in fields.items() if name.endswith("heads") and isinstance(value, int)}
+    sizes.update(_cut_dimensions(model, plan))
+    for name, number in sizes.items():
+        if number % size:
+            return f"it must divide {name}, {number}"
+    return None
+
+
+def _cut_dimensions(model: nn.Module, plan: dict[str, str]) -> dict[str, int]:
+    """Return the size of the dimension along which the plan cuts each parameter."""
+    sizes = {}
     for name, parameter in model.named_parameters():
-        if (style := plan.get(name, "")).startswith(("colwise", "rowwise")):
-            sizes[f"a dimension of {name}"] = parameter.shape[0 if style.startswith("colwise") else -1]
-    uneven = (f"it must divide {name}, {number}" for name, number in sizes.items() if number % size)
-    return next(uneven, None)
+        style = plan.get(name, "")
+        if style.startswith("colwise"):
+            sizes[f"a dimension of {name}"] = parameter.shape[0]
+        elif style.startswith("rowwise"):
+            sizes[f"a dimension of {name}"] = parameter.shape[-1]
+    return sizes
 
 
 def problem_of_libraries() -> str | None:
     """Say why the installed transformers cannot divide experts or widths; None if it can."""
-    for library, least in _LEAST.items():
-        if Version(version(library)) < Version(least):
-            return f"it needs {library} {least} or newer; {version(library)} is installed"
+    for library, oldest in _OLDEST_VERSIONS.items():
+        installed = version(library)
+        if Version(installed) < Version(oldest):
+            return f"it needs {library} {oldest} or newer; {installed} is installed"
     try:
         for name, count in (("expert", 5), ("tensor", 3)):
             module = import_module(f"transformers.distributed.{name}_parallel")
@@ -177,76 +210,102 @@ def problem_of_libraries() -> str | None:
 
 
 def _install_another(problem: str) -> str:
-    return f"{problem}; install transformers {_LEAST['transformers']}"
+    return f"{problem}; install transformers {_OLDEST_VERSIONS['transformers']}"
 
 
 def build(
-    draw: Callable[[], nn.Module],
+    draw: Callable[[], PreTrainedModel],
     half: bool,
     layout: Layout | None = None,
     reshard_after_forward: bool = True,
     tied: bool = False,
-) -> nn.Module:
-    """The model that `draw` makes, sharded over all processes, which get their shares from the first. Collective.
+) -> PreTrainedModel:
+    """Build the model that `draw` makes, sharded over all processes. Collective.
 
-    Two groups per block and one each for experts and widths that are divided, one for the embedding, one for the head,
-    a root for the rest. `layout`: by default one replica over all processes. `half`: gather the matrices of blocks in
-    bf16. `reshard_after_forward=False` keeps the weights of blocks gathered until their backward pass. Other processes
-    than the first build the model without memory for its weights, unless embedding and head are one (`tied`), which
-    emptied weights cannot be.
+    All get their shares from the first process. The others build the model without memory for its weights, unless
+    embedding and head are one (`tied`), which emptied weights cannot be.
+
+    Args:
+        draw: makes the whole model, with its weights.
+        half: gather the matrices of blocks in bf16.
+        layout: by default one replica over all processes.
+        reshard_after_forward: if false, the weights of blocks stay gathered until their backward pass.
+        tied: embedding and head are one parameter.
     """
     from accelerate import init_empty_weights
 
     layout = layout or Layout(1, dist.get_world_size())
-    group = partial(_group, layout.mesh())
+    mesh = layout.mesh()
     is_first = dist.get_rank() == 0
     is_empty = not (is_first or tied)
     with init_empty_weights(include_buffers=False) if is_empty else nullcontext():
         model = draw()
-    drawn = model.state_dict() if is_first else {}
-    divided = _divide_experts(model, layout, half, reshard_after_forward) if layout.experts > 1 else set()
+    weights = model.state_dict() if is_first else {}
+    _shard(model, mesh, layout, half, reshard_after_forward)
+    if is_empty:
+        _allocate(model)
+    set_model_state_dict(model, weights, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
+    return model
+
+
+def _allocate(model: nn.Module) -> None:
+    """Give this process memory for its shares of a model that has none."""
+    parameter = next(model.parameters())
+    assert isinstance(parameter, DTensor)
+    device = parameter.device_mesh.device_type
+    model._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor)
+
+
+def _shard(model: PreTrainedModel, mesh: DeviceMesh, layout: Layout, half: bool, reshard: bool) -> None:
+    """Divide experts and widths, and shard every parameter.
+
+    Two groups per block and one each for experts and widths that are divided, one for the embedding, one for the head,
+    a root for the rest.
+    """
+    group = partial(_group, mesh)
+    divided: set[nn.Module] = set()
+    if layout.experts > 1:
+        divided.update(_divide_experts(model, layout, half, reshard))
     if layout.tensor > 1:
-        divided |= _divide_widths(model, layout, half, reshard_after_forward)
+        divided.update(_divide_widths(model, layout, half, reshard))
     routers = causal_model.routers(model)
     for block in causal_model.blocks(model):
-        parts = (part for part in block.modules() if part not in divided)
-        precise = [part for part in parts if part in routers or stays_single(part)]
-        # What is gathered apart must be called inside of the block, and by its `forward`.
-        apart = half and block not in precise and model.config.model_type not in _OTHER_METHODS
-        if apart and precise:
-            group(precise, SINGLE, reshard_after_forward)
-        group(block, HALF if apart else SINGLE, reshard_after_forward)
-    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+        undivided = [module for module in block.modules() if module not in divided]
+        precise = [module for module in undivided if module in routers or stays_single(module)]
+        # A group besides the block's must be called inside of the block, and by its `forward`.
+        has_two_groups = half and block not in precise and model.config.model_type not in _OTHER_METHODS
+        if has_two_groups and precise:
+            group(precise, SINGLE, reshard)
+        group(block, HALF if has_two_groups else SINGLE, reshard)
+    embedding = model.get_input_embeddings()
+    head = model.get_output_embeddings()
     # Tied weights must lie in one group, the root.
     if embedding.weight is not head.weight:
-        group(embedding, SINGLE, reshard_after_forward)
-        group(head, SINGLE, False)  # the backward pass begins with it
+        group(embedding, SINGLE, reshard)
+        # The backward pass begins with the head.
+        group(head, SINGLE, False)
     group(model, SINGLE, False)
-    if is_empty:
-        device = next(model.parameters()).device_mesh.device_type
-        model._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor)
-    set_model_state_dict(model, drawn, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
-    return model
 
 
 def _group(
     mesh: DeviceMesh, modules: nn.Module | list[nn.Module], policy: MixedPrecisionPolicy, reshard: bool
 ) -> None:
-    """Shard what no other group has of the modules, to be gathered together."""
+    """Shard the parameters of the modules that no other group has, to be gathered together."""
 
     def placement(parameter: nn.Parameter) -> Shard:
-        held = parameter.to_local() if isinstance(parameter, DTensor) else parameter
         world = mesh["shards"].size()
+        if not isinstance(parameter, DTensor):
+            return Shard(sharded_dimension(tuple(parameter.shape), world))
+        share = parameter.to_local()
         # Rows that are divided already would be cut twice, and gathered in two steps.
-        is_divided = held is not parameter and parameter.placements == (Shard(0),)
-        if is_divided and held.ndim == 2 and held.shape[1] % world == 0:
+        if parameter.placements == (Shard(0),) and share.ndim == 2 and share.shape[1] % world == 0:
             return Shard(1)
-        return Shard(sharded_dimension(tuple(held.shape), world))
+        return Shard(sharded_dimension(tuple(share.shape), world))
 
     fully_shard(modules, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard, shard_placement_fn=placement)
 
 
-def _divide_experts(model: nn.Module, layout: Layout, half: bool, reshard: bool) -> set[nn.Module]:
+def _divide_experts(model: PreTrainedModel, layout: Layout, half: bool, reshard: bool) -> set[nn.Module]:
     """Leave this process its experts of each block, by the plan of the model's class, and shard those further.
 
     Returns the modules of experts. Tokens reach them by all-to-all among the processes that divide them. One block
@@ -254,44 +313,59 @@ def _divide_experts(model: nn.Module, layout: Layout, half: bool, reshard: bool)
     """
     from transformers.distributed.expert_parallel import apply_expert_parallelism
 
-    mesh, readers, modules = layout.mesh("experts", layout.experts), layout.mesh("readers", layout.tensor), set()
+    mesh = layout.mesh("experts", layout.experts)
+    readers = layout.mesh("readers", layout.tensor)["readers"]
     plan = _styles_by_name(model, model.ep_plan)
     implementation = expert_parallel.NAME if isinstance(model, SwitchMoeForCausalLM) else "auto"
-    for name in [name for name, style in plan.items() if style == _DISPATCHED]:
-        weights = {inner: style for inner, style in plan.items() if inner.startswith(f"{name}.")}
-        whole_plan = weights | {name: _DISPATCHED}
-        apply_expert_parallelism(model, mesh["experts"], readers["readers"], whole_plan, implementation)
-        modules.add(part := model.get_submodule(name))
-        _check_divided("run.expert_parallel", name, part.parameters(recurse=False), layout.experts)
-        policy = HALF if half and not stays_single(part) else SINGLE
-        _group(mesh[layout.fsdp_dimensions], part, policy, reshard)
+    modules: set[nn.Module] = set()
+    for name, style in plan.items():
+        if style != _DISPATCHED:
+            continue
+        plan_of_module = {inner: plan[inner] for inner in plan if inner.startswith(f"{name}.")}
+        plan_of_module[name] = _DISPATCHED
+        apply_expert_parallelism(model, mesh["experts"], readers, plan_of_module, implementation)
+        module = model.get_submodule(name)
+        modules.add(module)
+        _check_divided("run.expert_parallel", name, module.parameters(recurse=False), layout.experts)
+        policy = HALF if half and not stays_single(module) else SINGLE
+        _group(mesh[layout.fsdp_dimensions], module, policy, reshard)
+        assert isinstance(module, FSDPModule)
         # An expert's gradient has the tokens of `layout.experts` processes before it is summed over the others.
-        part.set_gradient_divide_factor(float(layout.readers))
+        module.set_gradient_divide_factor(float(layout.readers))
         # Only NCCL can divide a sum by another number than that of its processes.
-        part.set_force_sum_reduction_for_comms(mesh["shards"].size() > 1)
+        module.set_force_sum_reduction_for_comms(mesh["shards"].size() > 1)
     return modules
 
 
-def _divide_widths(model: nn.Module, layout: Layout, half: bool, reshard: bool) -> set[nn.Module]:
+def _divide_widths(model: PreTrainedModel, layout: Layout, half: bool, reshard: bool) -> set[nn.Module]:
     """Leave this process its heads and inner widths of each block, by the plan of its class, and shard those further.
 
     Returns the modules that are divided; block after block, as `_divide_experts`.
     """
     from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
-    mesh, plan, modules = layout.mesh("tensor", layout.tensor), _plan_of_widths(model), set()
+    mesh = layout.mesh("tensor", layout.tensor)
+    plan = _plan_of_widths(model)
+    divided: set[nn.Module] = set()
     for block in causal_model.blocks(model):
         inside = {*block.modules()}
-        parts = {name: part for name, part in model.named_modules() if part in inside}
-        of_block = {name: style for name, style in plan.items() if {name, name.rpartition(".")[0]} & parts.keys()}
-        apply_tensor_parallelism(model, mesh["tensor"], of_block)
-        for name, style in of_block.items():
-            if name not in parts and style.startswith(("colwise", "rowwise")):
+        modules = {name: module for name, module in model.named_modules() if module in inside}
+        block_plan = {name: style for name, style in plan.items() if _owners(name) & modules.keys()}
+        apply_tensor_parallelism(model, mesh["tensor"], block_plan)
+        for name, style in block_plan.items():
+            if name not in modules and style.startswith(("colwise", "rowwise")):
                 _check_divided("run.tensor_parallel", name, [model.get_parameter(name)], layout.tensor)
-        if cut := [parts[name] for name in of_block if name in parts and _holds_shares(parts[name])]:
+        in_plan = [modules[name] for name in block_plan if name in modules]
+        cut = [module for module in in_plan if _holds_shares(module)]
+        if cut:
             _group(mesh[layout.fsdp_dimensions], cut, HALF if half else SINGLE, reshard)
-        modules |= {*cut}
-    return modules
+        divided.update(cut)
+    return divided
+
+
+def _owners(name: str) -> set[str]:
+    """Return the names under which a plan may have a module, or a parameter and its module."""
+    return {name, name.rpartition(".")[0]}
 
 
 def _styles_by_name(model: nn.Module, plan: dict[str, str]) -> dict[str, str]:
@@ -303,8 +377,8 @@ def _styles_by_name(model: nn.Module, plan: dict[str, str]) -> dict[str, str]:
     styles: dict[str, str] = {}
     for module_name, module in model.named_modules():
         for name, _ in module.named_parameters(module_name, recurse=False):
-            in_plan = _any_layer(name)
-            style = plan.get(in_plan) or plan.get(in_plan.rpartition(".")[0])
+            parameter_name = _any_layer(name)
+            style = plan.get(parameter_name) or plan.get(parameter_name.rpartition(".")[0])
             if style:
                 styles[name] = style
         if _any_layer(module_name) in plan:
@@ -324,17 +398,19 @@ def _check_divided(field: str, name: str, weights: Iterable[nn.Parameter], size:
             raise ConfigurationError(f"{field}: {size}; {_install_another(problem)}")
 
 
-def _holds_shares(part: nn.Module) -> bool:
-    return any(isinstance(parameter, DTensor) for parameter in part.parameters(recurse=False))
+def _holds_shares(module: nn.Module) -> bool:
+    return any(isinstance(parameter, DTensor) for parameter in module.parameters(recurse=False))
 
 
-def _plan_of_widths(model: nn.Module) -> dict[str, str]:
-    """The style by which each parameter and module of a block is divided, without embedding, head and experts."""
+def _plan_of_widths(model: PreTrainedModel) -> dict[str, str]:
+    """Return the style by which each parameter and module of a block is divided, but for experts."""
     plan = _styles_by_name(model, model.tp_plan)
-    inside = {part for block in causal_model.blocks(model) for part in block.modules()}
-    left_out = {name for name, part in model.named_modules() if part not in inside}
-    left_out |= {name for name, style in plan.items() if style == "moe_tp_experts"}
-    return {name: style for name, style in plan.items() if not {name, name.rpartition(".")[0]} & left_out}
+    inside: set[nn.Module] = set()
+    for block in causal_model.blocks(model):
+        inside.update(block.modules())
+    excluded = {name for name, module in model.named_modules() if module not in inside}
+    excluded.update(name for name, style in plan.items() if style == "moe_tp_experts")
+    return {name: style for name, style in plan.items() if not _owners(name) & excluded}
 
 
 @torch.no_grad()
@@ -344,7 +420,11 @@ def clip_gradients(model: nn.Module, limit: float, replicas: int) -> torch.Tenso
     Every process scales by the same bits: each gets the norms of all shares, unchanged, and adds them in one order. A
     sum that is reduced along one dimension of a mesh after the other may differ between processes.
     """
-    shares = [parameter.grad.to_local() for parameter in model.parameters() if parameter.grad is not None]
+    shares = []
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            assert isinstance(parameter.grad, DTensor)
+            shares.append(parameter.grad.to_local())
     share_norm = torch.nn.utils.get_total_norm(shares)
     share_norms = [torch.empty_like(share_norm) for _ in range(dist.get_world_size())]
     dist.all_gather(share_norms, share_norm)
@@ -357,7 +437,7 @@ def clip_gradients(model: nn.Module, limit: float, replicas: int) -> torch.Tenso
 
 
 def sharded_dimension(shape: tuple[int, ...], world: int) -> int:
-    """The dimension to cut: the first, unless that leaves shares too uneven and another divides evenly.
+    """Choose the dimension to cut: the first, unless that leaves shares too uneven and another divides evenly.
 
     Ten experts on eight processes would give two to some and none to others.
     """
@@ -368,5 +448,5 @@ def sharded_dimension(shape: tuple[int, ...], world: int) -> int:
 
 def stays_single(module: nn.Module) -> bool:
     """Tell whether some of a module's own parameters must stay fp32: those that autocast is not known to round."""
-    own = {name for name, _ in module.named_parameters(recurse=False)}
-    return not own <= {*causal_model.rounded_parameters(module)}
+    names = {name for name, _ in module.named_parameters(recurse=False)}
+    return not names <= {*causal_model.rounded_parameters(module)}

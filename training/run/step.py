@@ -12,15 +12,15 @@ import math
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from transformers import PreTrainedModel
 
 from scaling_law.size.architecture import Architecture
 from training.configuration.arguments import TrainingArguments
 from training.configuration.model_classes import ModelClassArguments
 from training.configuration.schedule import Schedule
-from training.data.batches import TrainingData
 from training.data.tokenizer import vocabulary_size
 from training.run import causal_model, devices, passes, sharding
 from training.run.model import (
@@ -35,42 +35,48 @@ from training.run.model import (
 )
 from training.run.optimizers import StackedMuon, build_optimizers, muon_rate, set_rates
 
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
 logger = logging.getLogger(__name__)
 
 
 @dataclass
 class Session:
-    """What stays the same over the trunk and its branches."""
+    """All that stays the same over the trunk and its branches."""
 
     arguments: TrainingArguments
-    accelerator: object
-    tokenizer: object
-    data: TrainingData
+    accelerator: Accelerator
+    # A tokenizer of transformers, and `TrainingData`; of steps that are only timed both are `RandomTokens`.
+    tokenizer: Any
+    data: Any
     architecture: Architecture
     flops: Flops
     schedule: Schedule
     # The source of the peak.
     learning_rate_law: str
-    model: torch.nn.Module  # prepared
-    optimizers: list[Any]  # prepared; see `training.run.optimizers`
+    # Both are prepared by Accelerate; on the optimizers see `training.run.optimizers`.
+    model: torch.nn.Module
+    optimizers: list[Any]
     runner: passes.PassRunner
-    muon_share: float = 1.0  # Muon's rate in terms of the schedule's
+    # Muon's rate in terms of the schedule's.
+    muon_share: float = 1.0
 
     @cached_property
     def layout(self) -> sharding.Layout:
-        """How the processes share the model and the batch."""
+        """The way in which the processes share the model and the batch."""
         return sharding.Layout.of(self.accelerator, self.arguments.run)
 
     @property
     def reader(self) -> int:
-        """Which of the layout's `readers` this process is, or is one of."""
+        """Number of this process, or of its group, among the layout's `readers`."""
         return self.accelerator.process_index // self.layout.tensor
 
     @cached_property
     def updates_on_device(self) -> bool:
-        """Whether optimizers skip steps on the device: Muon and fused AdamW do, but not of sharded parameters."""
+        """True if optimizers skip steps on the device: Muon and fused AdamW do, but not of sharded parameters."""
         optimizers = [_unwrapped(optimizer) for optimizer in self.optimizers]
-        can_skip = all(isinstance(one, StackedMuon) or one.defaults.get("fused", False) for one in optimizers)
+        can_skip = all(isinstance(opt, StackedMuon) or opt.defaults.get("fused", False) for opt in optimizers)
         return can_skip and not self.accelerator.is_fsdp2
 
     @property
@@ -80,12 +86,12 @@ class Session:
         return peak * self.accelerator.num_processes if peak else None
 
     def total(self, value: torch.Tensor) -> torch.Tensor:
-        """The sum of a tensor over all micro-batches, of which each reader has its own; collective."""
+        """Sum a tensor over all micro-batches, of which each reader has its own; collective."""
         return self.accelerator.reduce(value, "sum") / self.layout.tensor
 
 
-def make_session(a: TrainingArguments, accelerator, tokenizer, data: TrainingData) -> Session:
-    """Model and optimizer, prepared for this process, with all that a step needs besides."""
+def make_session(a: TrainingArguments, accelerator: Accelerator, tokenizer: Any, data: Any) -> Session:
+    """Build model and optimizers, and prepare them for this process, with all that a step needs besides."""
     vocab_size = vocabulary_size(tokenizer)
     arch = architecture(a.model, vocab_size)
     peak, law = peak_learning_rate(a.optimizer, arch, *a.longest_run())
@@ -93,20 +99,55 @@ def make_session(a: TrainingArguments, accelerator, tokenizer, data: TrainingDat
         for warning in rate_warnings(a.optimizer, arch, *a.longest_run()):
             logger.warning("%s", warning)
     config = model_config(a, vocab_size, tokenizer.eos_token_id)
-    compile_blocks = wants_compiled_blocks(a, accelerator)
+    is_compiled = wants_compiled_blocks(a, accelerator)
     peak, law = keep_peak(a, peak, law)
+    model = _make_model(a, accelerator, config, is_compiled)
+    optimizers = build_optimizers(model, a.optimizer, accelerator.device)
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            # Only parameters that move have a state.
+            group["params"] = [parameter for parameter in group["params"] if parameter.requires_grad]
+    # FSDP2 gathers weights in bf16 by itself.
+    is_cast = a.run.precision == "bf16" and not accelerator.is_fsdp2
+    is_single_gpu = accelerator.num_processes == 1 and accelerator.device.type == "cuda"
+    runner = passes.PassRunner(
+        model,
+        passes.matrices_in_bf16(model) if is_cast else [],
+        is_compiled=is_compiled,
+        captures=is_single_gpu and not a.run.gradient_checkpointing,
+    )
+    prepared_model, *prepared_optimizers = accelerator.prepare(model, *optimizers)
+    return Session(
+        a,
+        accelerator,
+        tokenizer,
+        data,
+        arch,
+        flops_per_token(config, arch, a.data.sequence_length),
+        a.schedule_at(peak),
+        law,
+        prepared_model,
+        prepared_optimizers,
+        runner,
+        muon_share=muon_rate(a.optimizer, peak) / peak,
+    )
 
-    def draw() -> torch.nn.Module:
+
+def _make_model(a: TrainingArguments, accelerator: Accelerator, config: Any, is_compiled: bool) -> PreTrainedModel:
+    """Build the model, sharded and compiled as this run has it."""
+
+    def draw() -> PreTrainedModel:
         """Build the model; FSDP2 shards it afterwards, and its hooks then run around compiled blocks."""
         model = build_model(config, a.run.seed, a.model.capacity_group_tokens)
-        if compile_blocks:
-            passes.compile_blocks(model, whole=not accelerator.is_fsdp2)
+        if is_compiled:
+            passes.compile_blocks(model, fullgraph=not accelerator.is_fsdp2)
         return model
 
     if accelerator.is_fsdp2:
         layout = sharding.Layout.of(accelerator, a.run)
         reshard = accelerator.state.fsdp_plugin.reshard_after_forward
-        tied = getattr(config, "tie_word_embeddings", False)  # Inkling's configuration does not have it
+        # Inkling's configuration does not have it.
+        tied = getattr(config, "tie_word_embeddings", False)
         model = sharding.build(draw, a.run.precision == "bf16", layout, reshard, tied)
     else:
         model = draw()
@@ -114,28 +155,10 @@ def make_session(a: TrainingArguments, accelerator, tokenizer, data: TrainingDat
         model.set_experts_implementation(a.run.experts_implementation)
     if a.run.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    optimizers = build_optimizers(model, a.optimizer, accelerator.device)
-    for group in (group for optimizer in optimizers for group in optimizer.param_groups):  # state is of what moves
-        group["params"] = [parameter for parameter in group["params"] if parameter.requires_grad]
-    # FSDP2 gathers weights in bf16 by itself.
-    is_cast = a.run.precision == "bf16" and not accelerator.is_fsdp2
-    matrices = passes.matrices_in_bf16(model) if is_cast else []
-    is_alone = accelerator.num_processes == 1 and accelerator.device.type == "cuda"
-    runner = passes.PassRunner(
-        model,
-        matrices,
-        is_compiled=compile_blocks,
-        captures=is_alone and not a.run.gradient_checkpointing,
-    )
-    model, *optimizers = accelerator.prepare(model, *optimizers)
-    share = muon_rate(a.optimizer, peak) / peak
-    flops = flops_per_token(config, arch, a.data.sequence_length)
-    return Session(
-        a, accelerator, tokenizer, data, arch, flops, a.schedule_at(peak), law, model, optimizers, runner, share
-    )
+    return model
 
 
-def wants_compiled_blocks(a: TrainingArguments, accelerator) -> bool:
+def wants_compiled_blocks(a: TrainingArguments, accelerator: Accelerator) -> bool:
     """Decide `run.compile: auto`: on GPUs, unless a block's hooks would break its graph or hold its activations."""
     if a.run.compile != "auto":
         return a.run.compile
@@ -154,13 +177,19 @@ def wants_compiled_blocks(a: TrainingArguments, accelerator) -> bool:
 class StepResult:
     """Sums of one step over its micro-batches; only `loss` and `gradient_norm` leave the device at every step."""
 
-    lm_loss: torch.Tensor  # this process's part of the loss
-    balance_loss: torch.Tensor  # unscaled, summed over layers, mean over capacity groups
+    # This process's part of the loss.
+    lm_loss: torch.Tensor
+    # Unscaled, summed over layers, mean over capacity groups.
+    balance_loss: torch.Tensor
     z_loss: torch.Tensor
-    tokens_per_expert: torch.Tensor | None = None  # (layers, experts), before dropping; None for a dense model
-    dropped_tokens: torch.Tensor | None = None  # (layers,)
-    router_entropy: torch.Tensor | None = None  # (layers,), mean over micro-batches, nats
-    loss: float = math.nan  # cross-entropy, mean over the tokens of the global batch
+    # (layers, experts), before dropping; this and the next two are None for a dense model.
+    tokens_per_expert: torch.Tensor | None = None
+    # (layers,)
+    dropped_tokens: torch.Tensor | None = None
+    # (layers,), mean over micro-batches, nats.
+    router_entropy: torch.Tensor | None = None
+    # Cross-entropy, mean over the tokens of the global batch.
+    loss: float = math.nan
     # Norm over all processes' parameters, before clipping.
     gradient_norm: float = math.nan
     is_spike: bool = False
@@ -169,38 +198,44 @@ class StepResult:
     def is_finite(self) -> bool:
         return math.isfinite(self.loss) and math.isfinite(self.gradient_norm)
 
-    def add(self, out, n_micro: int) -> None:
+    def add(self, out: Any, n_micro: int) -> None:
         """Add the output of one of `n_micro` forward passes."""
         self.lm_loss += out.lm_loss.detach()
         self.balance_loss += out.balance_loss.detach() / n_micro
         self.z_loss += out.z_loss.detach() / n_micro
         if out.routing is None:
             return
-        for name, share in {"tokens_per_expert": 1, "dropped_tokens": 1, "router_entropy": n_micro}.items():
-            value, before = getattr(out.routing, name).double() / share, getattr(self, name)
-            setattr(self, name, value if before is None else before + value)
+        for name, divisor in {"tokens_per_expert": 1, "dropped_tokens": 1, "router_entropy": n_micro}.items():
+            value = getattr(out.routing, name).double() / divisor
+            total = getattr(self, name)
+            setattr(self, name, value if total is None else total + value)
 
 
 def add_gradients(session: Session, step: int) -> StepResult:
-    """Forward and backward passes over this process's micro-batches of one global batch."""
-    a, accelerator, ramp = session.arguments, session.accelerator, session.schedule.ramp
-    world, rank = session.layout.readers, session.reader
+    """Run forward and backward passes over this process's micro-batches of one global batch."""
+    accelerator = session.accelerator
+    device = accelerator.device
+    ramp = session.schedule.ramp
     sequences = ramp.sequences(step)
     tokens = sequences * session.data.sequence_length
-    n_micro = sequences // session.data.micro_batch_sequences
-    micro_batches = range(rank, n_micro, world)
+    micro_batch_sequences = session.data.micro_batch_sequences
+    n_micro = sequences // micro_batch_sequences
     position = ramp.position(step)
-    batches = session.data.micro_batches(position, sequences, rank, world, accelerator.device)
+    rank = session.reader
+    world = session.layout.readers
+    micro_batches = range(rank, n_micro, world)
+    batches = session.data.micro_batches(position, sequences, rank, world, device)
 
-    result = StepResult(*(torch.zeros((), device=accelerator.device) for _ in range(3)))
+    zeros = [torch.zeros((), device=device) for _ in range(3)]
+    result = StepResult(lm_loss=zeros[0], balance_loss=zeros[1], z_loss=zeros[2])
     run_pass = partial(_forward_and_backward, session, tokens, n_micro)
-    with session.runner.step(run_pass, (tokens, n_micro, session.data.micro_batch_sequences)) as run:
+    with session.runner.step(run_pass, (tokens, n_micro, micro_batch_sequences)) as run:
         for j, (inputs, targets) in zip(micro_batches, batches, strict=True):
             # DDP reduces gradients once a step, with the last micro-batch; FSDP2 with each, or it would keep whole
             # ones. (Accelerate's own accumulation keeps a phase counter that goes wrong when the number of
             # micro-batches changes along the batch ramp.)
             reduces = j == micro_batches[-1] or accelerator.is_fsdp2
-            _seed_masks(accelerator.device, a.run.seed, position + j * session.data.micro_batch_sequences)
+            _seed_masks(device, session.arguments.run.seed, position + j * micro_batch_sequences)
             with nullcontext() if reduces else accelerator.no_sync(session.model):
                 out = run(inputs, targets)
             result.add(out, n_micro)
@@ -211,8 +246,7 @@ def _forward_and_backward(
     session: Session, tokens: int, n_micro: int, inputs: torch.Tensor, targets: torch.Tensor
 ) -> Any:
     """Run one of the `n_micro` micro-batches of a global batch of so many tokens; returns the model's output."""
-    accelerator, coefficients = session.accelerator, session.arguments.model
-    with accelerator.autocast():
+    with session.accelerator.autocast():
         # Without logits the cross-entropy is computed in chunks, and [tokens, vocabulary] is never held.
         out = session.model(
             input_ids=inputs,
@@ -221,9 +255,10 @@ def _forward_and_backward(
             use_cache=False,
             output_logits=False,
         )
+    coefficients = session.arguments.model
     auxiliary = coefficients.balance_loss * out.balance_loss + coefficients.z_loss * out.z_loss
     # The gradient is averaged over readers, so a reader's part of a mean is multiplied by their number.
-    accelerator.backward((out.lm_loss + auxiliary / n_micro) * session.layout.readers)
+    session.accelerator.backward((out.lm_loss + auxiliary / n_micro) * session.layout.readers)
     return out
 
 
@@ -234,38 +269,44 @@ def _seed_masks(device: torch.device, seed: int, position: int) -> None:
     processes; drawn for all of its sequences together, they are others in a micro-batch of another size.
     """
     number = int.from_bytes(hashlib.sha256(f"masks:{seed}:{position}".encode()).digest()[:8], "little")
-    torch.default_generator.manual_seed(number)  # `torch.manual_seed` takes a millisecond where there is no GPU
+    # `torch.manual_seed` takes a millisecond where there is no GPU.
+    torch.default_generator.manual_seed(number)
     if device.type not in ("cpu", "meta"):
         torch.get_device_module(device).manual_seed(number)
 
 
 def train_step(session: Session, step: int, rate: float) -> StepResult:
-    """One update from one global batch; it is skipped if the loss or gradient is not finite."""
+    """Make one update from one global batch; it is skipped if the loss or gradient is not finite."""
     a = session.arguments
     result = add_gradients(session, step)
     set_rates(session.optimizers, rate, session.muon_share)
-    loss, limit = session.total(result.lm_loss), a.optimizer.gradient_clip or math.inf
+    loss = session.total(result.lm_loss)
+    limit = a.optimizer.gradient_clip or math.inf
     if session.updates_on_device:
-        values = _update_on_device(session, loss, limit)
+        result.loss, result.gradient_norm = _update_on_device(session, loss, limit)
     else:
-        if session.accelerator.is_fsdp2:
-            norm = sharding.clip_gradients(session.model, limit, session.layout.replicas)
-        else:
-            norm = session.accelerator.clip_grad_norm_(session.model.parameters(), limit)
-        values = torch.stack([loss, norm.to(loss)]).tolist()
-    result.loss, result.gradient_norm = values
-    if not session.updates_on_device and result.is_finite:
-        for optimizer in session.optimizers:
-            optimizer.step()
+        norm = _clip_gradients(session, limit)
+        result.loss, result.gradient_norm = torch.stack([loss, norm.to(loss)]).tolist()
+        if result.is_finite:
+            for optimizer in session.optimizers:
+                optimizer.step()
     if not session.runner.keeps_gradients:
         for optimizer in session.optimizers:
             optimizer.zero_grad(set_to_none=True)
     if a.model.bias_rate and result.is_finite:
+        assert result.tokens_per_expert is not None
         causal_model.move_biases(session.model, session.total(result.tokens_per_expert), a.model.bias_rate)
     return result
 
 
-def _unwrapped(optimizer: Any) -> torch.optim.Optimizer:
+def _clip_gradients(session: Session, limit: float) -> torch.Tensor:
+    """Scale the gradients down to a norm of `limit`, and return the norm before. Collective."""
+    if session.accelerator.is_fsdp2:
+        return sharding.clip_gradients(session.model, limit, session.layout.replicas)
+    return session.accelerator.clip_grad_norm_(session.model.parameters(), limit)
+
+
+def _unwrapped(optimizer: Any) -> Any:
     """Return the optimizer that Accelerate's wrapper holds."""
     return getattr(optimizer, "optimizer", optimizer)
 
@@ -278,11 +319,11 @@ def _update_on_device(session: Session, loss: torch.Tensor, limit: float) -> lis
     """
     gradients = [parameter.grad for parameter in session.model.parameters() if parameter.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients)
-    read = devices.begin_reading(torch.stack([loss, norm]))
+    wait_for_values = devices.begin_reading(torch.stack([loss, norm]))
     for optimizer in session.optimizers:
         skipping = _unwrapped(optimizer)
         skipping.found_inf = (~(loss + norm).isfinite()).float()
         # The step divides gradients by it. 1e-6 as in torch's own clipping.
         skipping.grad_scale = ((norm + 1e-6) / limit).clamp(min=1.0)
         optimizer.step()
-    return read()
+    return wait_for_values()

@@ -20,7 +20,7 @@ from training.run import devices
 from training.run.step import Session, StepResult, make_session, train_step
 
 T = TypeVar("T")
-# Of runs that are only timed, so that the model stays as it was drawn. At the rate of a run, random tokens make it
+# At this rate the model of a run that is only timed stays as it was drawn. At the rate of a run, random tokens make it
 # diverge within ten steps, and on a CPU subnormal probabilities then make the head several times slower, of some
 # shapes and not of others.
 LEARNING_RATE = 1e-6
@@ -28,7 +28,7 @@ LEARNING_RATE = 1e-6
 
 @dataclass(frozen=True)
 class RandomTokens:
-    """Uniformly drawn ids instead of `TrainingData`, and what a session asks of a tokenizer."""
+    """Uniformly drawn ids instead of `TrainingData`, with the methods of a tokenizer that a session calls."""
 
     vocab_size: int
     sequence_length: int
@@ -39,21 +39,27 @@ class RandomTokens:
         """Return the largest id alone."""
         return {"": self.vocab_size - 1}
 
-    def micro_batches(self, position, sequences, rank, world_size, device) -> Iterator[tuple[torch.Tensor, ...]]:
-        draw = np.random.default_rng(rank).integers  # the same for the processes of a reader
+    def micro_batches(
+        self, position: int, sequences: int, rank: int, world_size: int, device: torch.device
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        # The processes of a reader have the same generator.
+        generator = np.random.default_rng(rank)
+        shape = (self.micro_batch_sequences, self.sequence_length + 1)
         for _ in range(rank, sequences // self.micro_batch_sequences, world_size):
-            drawn = draw(self.vocab_size, size=(self.micro_batch_sequences, self.sequence_length + 1))
-            yield inputs_and_targets(drawn, device)
+            yield inputs_and_targets(generator.integers(self.vocab_size, size=shape), device)
 
 
 def arguments_of_steps(
     run: dict[str, Any], model: dict[str, Any], sequence_length: int, passes: int = 1
 ) -> TrainingArguments:
-    """Arguments of a run that only makes single steps, of so many passes; `run` and `model` are their sections."""
+    """Return the arguments of a run that only makes single steps, of so many passes.
+
+    `run` and `model` are sections of the configuration.
+    """
     sequences = run["micro_batch_sequences"] * passes
     return from_dict(
         {
-            "run": {"output_dir": "unused"} | run,
+            "run": {"output_dir": "unused", **run},
             "model": model,
             "data": {"sequence_length": sequence_length},
             "schedule": {"batch_ramp": [f"0:{sequences}"], "tokens": ["1T"], "warmup_tokens": 0},
@@ -63,7 +69,7 @@ def arguments_of_steps(
 
 
 def session_on_random_tokens(a: TrainingArguments, vocab_size: int) -> Session:
-    """A session in training mode that needs no text and no tokenizer."""
+    """Make a session in training mode that needs no text and no tokenizer."""
     data = RandomTokens(vocab_size, a.data.sequence_length, a.run.micro_batch_sequences)
     session = make_session(a, devices.make_accelerator(a.run), data, data)
     session.model.train()
@@ -93,12 +99,12 @@ def finish(device: torch.device) -> None:
 
 
 def peak_bytes(device: torch.device, work: Callable[[], T]) -> tuple[T, int]:
-    """The result of `work`, and the peak bytes of tensors while it ran, beyond those before it.
+    """Return the result of `work`, and the peak bytes of tensors while it ran, beyond those before it.
 
     On a GPU the allocator counts them. On a CPU torch's profiler does, which sees a tensor's end only if it saw its
     beginning: `work` must make the model, too.
     """
-    # What lies about from before must not end meanwhile.
+    # Tensors from before must not end meanwhile.
     release(device)
     if device.type == "cuda":
         before = torch.cuda.memory_allocated(device)
@@ -111,7 +117,7 @@ def peak_bytes(device: torch.device, work: Callable[[], T]) -> tuple[T, int]:
 
 
 def device_memory(device: torch.device) -> int:
-    """Bytes of memory: of the GPU, or of this machine."""
+    """Return the bytes of memory of the GPU, or of this machine."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     return psutil.virtual_memory().total

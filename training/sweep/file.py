@@ -23,7 +23,7 @@ from training.configuration import reading
 from training.configuration.arguments import SECTIONS, ConfigurationError, TrainingArguments
 from training.configuration.schedule import Branch, total_tokens
 from training.data.tokenizer import load_tokenizer, vocabulary_size
-from training.run.inputs import settled
+from training.run.inputs import resolve_arguments
 from training.run.model import architecture
 
 
@@ -286,7 +286,8 @@ def _make_run(file: SweepFile, folder: Path, fields: dict[str, Any], point: dict
         run = {"sweep": file.sweep + rate, "output_dir": str(folder)}
         arguments = reading.from_dict(reading.merge(sections, {"run": run}))
         name = f"{arguments.model.name}-seed{arguments.run.seed}{rate}"
-        return SweepRun(name, folder / name, settled(arguments.replaced(run={"output_dir": str(folder / name)})))
+        arguments = arguments.replaced(run={"output_dir": str(folder / name)})
+        return SweepRun(name, folder / name, resolve_arguments(arguments))
     except ConfigurationError as error:
         size = {name: value for name, value in sections.get("model", {}).items() if name in ("d_model", "experts")}
         raise ConfigurationError(f"run {size or 'of the sweep'}: {error}") from error

@@ -24,7 +24,7 @@ from hub.base import atomic
 from hub.base.progress import format_rate, progress_bars
 from training.configuration.arguments import ConfigurationError
 from training.data.pins import pinned_with_sweep
-from training.run.inputs import settled
+from training.run.inputs import resolve_arguments
 from training.sweep.engine import Engine, EngineError, Outcome
 from training.sweep.file import Sweep, SweepRun
 from training.sweep.status import Attempt, is_locked, lock_of, newest_line, state, trained_tokens
@@ -234,7 +234,7 @@ def stop_on_signals() -> None:
 
 def write_configuration(run: SweepRun) -> Path:
     """Write `CONFIGURATION` for `train.py --config` into the run's folder, pinned to the sweep's data; see `pins`."""
-    arguments = settled(pinned_with_sweep(run.arguments, run.folder))
+    arguments = resolve_arguments(pinned_with_sweep(run.arguments, run.folder))
     run.folder.mkdir(parents=True, exist_ok=True)
     path = run.folder / CONFIGURATION
     arguments.save(path)

@@ -22,7 +22,7 @@ from training.data.tokenizer import (
     special_tokens,
     vocabulary_size,
 )
-from training.run.inputs import check_inputs, settled, training_cache
+from training.run.inputs import check_inputs, resolve_arguments, training_cache
 
 LETTERS = [*"abcdefghijklmnopqrstuvwxyz<>/[]|_ACDEKLMNPSU"]
 END, SEPARATOR = "</s>", "[SEP]"
@@ -227,7 +227,7 @@ def test_a_run_that_an_earlier_version_began_goes_on_with_its_own_tokens(tiny, t
     saved = tmp_path / "run" / "config.yaml"
     saved.write_text(saved.read_text().replace("  special_tokens: tokens\n", ""))  # as it was written then
     again = tiny(**data)
-    assert [settled(again).data.special_tokens, again.data.special_tokens] == ["tokens", "text"]
+    assert [resolve_arguments(again).data.special_tokens, again.data.special_tokens] == ["tokens", "text"]
     with pytest.raises(ConfigurationError, match=r"data.special_tokens: 'text', but .*config.yaml has 'tokens'"):
         check_inputs(tiny(**data, data__special_tokens="text"))
     caches = sorted(path.name for path in (tmp_path / "cache").glob("text-*"))

@@ -8,7 +8,7 @@ import torch
 from tests.model_classes import BIAS, CLASSES
 from tests.training.run.test_run import finish, folders
 from training import ConfigurationError, Run
-from training.run.inputs import check_inputs, settled
+from training.run.inputs import check_inputs, resolve_arguments
 from training.run.step import train_step
 
 LARGE = {"schedule.batch_ramp": ["0:1024"], "schedule.tokens": ["1M"]}
@@ -65,7 +65,7 @@ def test_the_cut_into_micro_batches_changes_nothing(tiny, monkeypatch, changes):
 
 def test_the_first_start_fixes_the_group(even):
     def group(**changes):
-        return settled(even(**changes)).model.capacity_group_tokens
+        return resolve_arguments(even(**changes)).model.capacity_group_tokens
 
     assert group() == 2 * 32  # a micro-batch of 2 sequences of 32
     assert group(run__micro_batch_sequences=512, **LARGE) == 16_384

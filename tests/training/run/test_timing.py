@@ -97,7 +97,7 @@ def test_the_step_time_of_a_run_is_that_of_its_last_batch_size():
     ramp = BatchRamp([RampStage(0, 2), RampStage(64, 4)], 8)  # 4 steps of 2 sequences, then of 4
     progress = Progress(step=7)
     for second, step in enumerate((1.0, 1.0, 1.0, 9.0, 2.0, 4.0, 3.0), start=1):
-        progress.spent(progress.wall_seconds + step)
+        progress.add_time(progress.wall_seconds + step)
         assert len(progress.recent_seconds) == second
     assert progress.wall_seconds == 21
     assert step_seconds(progress, ramp) == 3

@@ -4,8 +4,11 @@ All tokens count alike, whichever sequence they are in, as in the held-out loss 
 drops no tokens in a mixture of experts, so the loss of a sequence does not depend on what shares its batch.
 """
 
+from __future__ import annotations
+
 import importlib.util
 import math
+from typing import TYPE_CHECKING, Any
 
 import datasets
 import evaluate
@@ -15,6 +18,12 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hub.base.errors import InputError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+# Token ids, and how many of their leading targets are context only.
+Window = tuple[list[int], int]
 
 _KWARGS_DESCRIPTION = """
 Args:
@@ -53,25 +62,35 @@ _CITATION = """
 
 @evaluate.utils.file_utils.add_start_docstrings(__doc__, _KWARGS_DESCRIPTION)
 class HeldOutPerplexity(evaluate.Measurement):
-    def _info(self):
-        kinds = datasets.Value("string"), datasets.Sequence(datasets.Value("int64"))
+    def _info(self) -> Any:
+        texts = datasets.Value("string")
+        ids = datasets.Sequence(datasets.Value("int64"))
         return evaluate.MeasurementInfo(
             module_type="measurement",
             description=__doc__,
             citation=_CITATION,
             inputs_description=_KWARGS_DESCRIPTION,
-            features=[datasets.Features({"predictions": kind}) for kind in kinds],
+            features=[datasets.Features({"predictions": feature}) for feature in (texts, ids)],
             reference_urls=["https://arxiv.org/abs/2502.05172"],
         )
 
     def _compute(
-        self, predictions, model_id, revision=None, batch_size=16, max_length=None, stride=None, add_start_token=None,
-        device=None, trust_remote_code=False,
-    ):  # fmt: skip
+        self,
+        predictions: Any,
+        model_id: str,
+        revision: str | None = None,
+        batch_size: int = 16,
+        max_length: int | None = None,
+        stride: int | None = None,
+        add_start_token: bool | None = None,
+        device: str | None = None,
+        trust_remote_code: bool = False,
+    ) -> dict[str, Any]:
         _check("batch_size", batch_size)
-        if importlib.util.find_spec("modeling_switch_moe"):  # registers the model type where it is installed
+        # It registers the model type where it is installed.
+        if importlib.util.find_spec("modeling_switch_moe"):
             importlib.import_module("modeling_switch_moe")
-        source = {"revision": revision, "trust_remote_code": trust_remote_code}
+        source: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
         tokenizer = AutoTokenizer.from_pretrained(model_id, **source)
         model = AutoModelForCausalLM.from_pretrained(model_id, dtype=torch.float32, use_safetensors=True, **source)
         model = model.eval().to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -85,11 +104,13 @@ class HeldOutPerplexity(evaluate.Measurement):
         tokens = sum(len(ids) - 1 - context for ids, context in windows)
         if not tokens:
             raise InputError("predictions: no token is predicted; sequences need two tokens, or a start token")
-        nats, texts = _sum_of_losses(model, windows, batch_size), predictions
+        nats = _sum_losses(model, windows, batch_size)
+        texts = predictions
         if not are_texts:
             predicted = [ids if add_start_token else ids[1:] for ids in predictions]
             texts = tokenizer.batch_decode(predicted, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        n_bytes, loss = sum(len(text.encode()) for text in texts), nats / tokens
+        n_bytes = sum(len(text.encode()) for text in texts)
+        loss = nats / tokens
         return {
             "loss": loss,
             "perplexity": math.exp(loss) if loss < 700 else math.inf,
@@ -98,14 +119,16 @@ class HeldOutPerplexity(evaluate.Measurement):
         }
 
 
-def _token_ids(predictions, tokenizer, add_start_token):
+def _token_ids(predictions: Any, tokenizer: PreTrainedTokenizerBase, add_start_token: bool) -> list[list[int]]:
+    """Tokenise texts, or check token ids, and begin each with the start token if it is to be added."""
     if isinstance(predictions[0], str):
-        sequences = [_text_ids(text, tokenizer) for text in predictions]
+        sequences = [_tokenise(text, tokenizer) for text in predictions]
     else:
         sequences = [list(ids) for ids in predictions]
         largest = max(tokenizer.get_vocab().values())
         for i, ids in enumerate(sequences):
-            if wrong := [token for token in ids if not 0 <= token <= largest]:
+            wrong = [token for token in ids if not 0 <= token <= largest]
+            if wrong:
                 raise InputError(f"predictions[{i}]: {wrong[0]} is no token; ids go from 0 to {largest}")
     if not add_start_token:
         return sequences
@@ -115,35 +138,39 @@ def _token_ids(predictions, tokenizer, add_start_token):
     return [[start, *ids] for ids in sequences]
 
 
-def _text_ids(text, tokenizer):
-    """Ids of a text, in which names of special tokens are text, as in training."""
+def _tokenise(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the ids of a text, in which names of special tokens are text, as in training."""
     encoded = tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False)
     return encoded["input_ids"]
 
 
-def _check(name, value, most=None):
+def _check(name: str, value: Any, most: int | None = None) -> None:
+    """Raise InputError unless a value is an integer from 1 on, to `most` if it is given."""
     if not isinstance(value, int) or value < 1 or (most and value > most):
-        allowed = f"from 1 to max_length ({most})" if most else "of at least 1"
-        raise InputError(f"{name}: {value!r}; it must be an integer {allowed}")
+        limits = f"from 1 to max_length ({most})" if most else "of at least 1"
+        raise InputError(f"{name}: {value!r}; it must be an integer {limits}")
 
 
-def _windows(sequences, length, stride):
-    """(ids, number of leading targets that are context only); each target of each sequence counts exactly once."""
+def _windows(sequences: list[list[int]], length: int, stride: int) -> list[Window]:
+    """Cut sequences into windows, so that each target of each sequence counts exactly once."""
     _check("max_length", length)
     _check("stride", stride, most=length)
-    windows = []
+    windows: list[Window] = []
     for ids in sequences:
-        start, counted, targets = 0, 0, len(ids) - 1
-        while counted < targets:
-            end = min(start + length, targets)
-            windows.append((ids[start : end + 1], counted - start))
-            start, counted = start + stride, end
+        n_targets = len(ids) - 1
+        n_counted = 0
+        start = 0
+        while n_counted < n_targets:
+            end = min(start + length, n_targets)
+            windows.append((ids[start : end + 1], n_counted - start))
+            n_counted = end
+            start += stride
     return windows
 
 
 @torch.no_grad()
-def _sum_of_losses(model, windows, batch_size):
-    """Nats over the windows. Padding goes to the right, where a causal model cannot see it."""
+def _sum_losses(model: PreTrainedModel, windows: list[Window], batch_size: int) -> float:
+    """Sum the nats over the windows. Padding goes to the right, where a causal model cannot see it."""
     nats = 0.0
     # Windows of like length need little padding.
     windows = sorted(windows, key=lambda window: len(window[0]))
