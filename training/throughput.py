@@ -131,7 +131,7 @@ def measure(grid: Grid, model: Architecture, repeats: int) -> list[Measurement]:
 def _with_batch(session: Session, batch: TrainingArguments) -> Session:
     """Return the session with another batch."""
     # The data are `RandomTokens`, a dataclass.
-    data = replace(session.data, micro_batch_sequences=batch.run.micro_batch_sequences)  # type: ignore[type-var]
+    data = replace(session.data, micro_batch_sequences=batch.run.micro_batch_sequences)
     return replace(session, arguments=batch, data=data, schedule=batch.schedule_at(session.schedule.peak))
 
 

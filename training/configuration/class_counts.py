@@ -299,7 +299,9 @@ def _output_with_cache(model: nn.Module, config: Any) -> Any:
 def _pass_with_cache(model: nn.Module, config: Any, **options: Any) -> Any:
     """Make a pass with the cache of the class, and return its output; None where it fails."""
     # Every class has errors of its own. An indexer may look for the keys that are visible (Qwen4): here all of them.
-    with suppress(Exception), torch.no_grad(), fx_config.patch(meta_nonzero_assume_all_nonzero=True):
+    # Torch adds `patch` when the module is imported.
+    patched = fx_config.patch(meta_nonzero_assume_all_nonzero=True)  # type: ignore[attr-defined]
+    with suppress(Exception), torch.no_grad(), patched:
         output, _ = _forward(model, _chunk(config), use_cache=True, **options)
         return output
     return None

@@ -25,7 +25,7 @@ os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", HF_HUB_DISAB
 import numpy as np
 import torch
 from rich.text import Text
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 import modeling_switch_moe  # noqa: F401 - registers the architecture; else its code in the release is needed
 from hub import RunRecord, open_store, release_runs
@@ -259,7 +259,7 @@ class Demo:
         )
         folder = self.folder / "hub" / "models" / str(best.repo) / str(best.branch)
         model = AutoModelForCausalLM.from_pretrained(folder)
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer = load_tokenizer(str(folder))
         torch.manual_seed(0)
         prompt = tokenizer(PROMPT, return_tensors="pt")
         # transformers annotates `generate` with a protocol that its own models do not fulfil.

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-import psutil  # type: ignore[import-untyped]  # its stubs are a package of their own
+import psutil
 import torch
 from filelock import FileLock, Timeout
 
@@ -68,7 +68,7 @@ def environments(count: int, processes: int = 1, accelerate_config: Path | None 
     Raises ConfigurationError if a run needs more GPUs than there are, or the configuration file cannot be used.
     """
     if accelerate_config is not None and processes == 1:
-        from accelerate.commands.config.config_args import (  # type: ignore[import-untyped]  # it has no stubs
+        from accelerate.commands.config.config_args import (
             load_config_from_file,
         )
 
