@@ -418,7 +418,7 @@ def _list_models(grid: SettingsGrid, law: LearningRateLaw) -> list[dict[str, flo
 
 
 class _Surface:
-    """The paraboloids of all models as one linear least-squares problem, reduced to the sums [models] of their runs."""
+    """The paraboloids of all models as one linear least-squares problem, reduced to sums [models] over their runs."""
 
     def __init__(
         self,
