@@ -305,7 +305,7 @@ class Modes:
         """
         objective = make_problem(replace(runs, loss=np.ones(len(runs))), self.kind).objective
         from_natural = np.linalg.inv(objective.to_natural)
-        log_losses, jacobian = objective.linearised(self.natural @ from_natural.T)
+        log_losses, jacobian = objective.linearise(self.natural @ from_natural.T)
         slopes = jacobian @ from_natural
         variance = np.einsum("snp,spq,snq->sn", slopes, self.covariance, slopes)
         return log_losses, np.sqrt(np.maximum(variance, 0.0))
@@ -374,7 +374,7 @@ def estimate_noise(problem: Problem, theta: FloatArray, weight: FloatArray, usua
     Residuals are trimmed as the Huber loss does.
     """
     residuals = problem.objective.residuals(theta)
-    size = np.where(problem.objective.idle(residuals), 0.0, np.abs(residuals))
+    size = np.where(problem.objective.is_idle(residuals), 0.0, np.abs(residuals))
     squares = weight * size * np.minimum(size, problem.objective.huber_delta)
     n_runs = (weight > 0).sum(axis=1)
     total = NOISE_DOF * usual_noise**2 + squares.sum(axis=1)

@@ -309,7 +309,7 @@ def _box(objective: Objective, limits: Limits, losses: FloatArray) -> tuple[Floa
     upper = np.full(objective.size, np.inf)
     for term, columns in zip(objective.form.terms, objective.terms, strict=True):
         wide = WIDE_BOX[columns.centred]
-        upper[columns.at] = [wide[roles[name]] for name in term.coefficients]
+        upper[columns.indices] = [wide[roles[name]] for name in term.coefficients]
     if objective.outer is not None:
         upper[objective.outer] = WIDE_BOX[False][OUTER]
     lower = -upper

@@ -204,8 +204,13 @@ def _fit_parabolas(
     if freedom < 1 or curvature <= 0:
         raise RunsError("no minimum of the loss over learning rates; more rates or a larger `within` may have one")
     noise = float(np.linalg.norm(loss - design @ solution)) / math.sqrt(freedom)
-    minimum = centre - solution[1 + n_cells :] / curvature
-    return _Parabolas(minimum, runs, np.bincount(cell, x**2, n_cells), curvature, noise)
+    return _Parabolas(
+        minimum=centre - solution[1 + n_cells :] / curvature,
+        runs=runs,
+        squares=np.asarray(np.bincount(cell, x**2, n_cells), float),
+        curvature=curvature,
+        noise=noise,
+    )
 
 
 class BestRates(NamedTuple):
@@ -377,7 +382,11 @@ def _describe_source(
     return source
 
 
-def _make_law(surface: _Surface, solution: FloatArray, metadata: Mapping[str, Any]) -> LearningRateLaw:
+def _make_law(
+    surface: _Surface,
+    solution: FloatArray,
+    metadata: Mapping[str, Any],
+) -> LearningRateLaw:
     fields: dict[str, Any] = {"slope_e": 0.0}
     for name, value in surface.coefficients(solution).items():
         if "." not in name:
@@ -385,7 +394,11 @@ def _make_law(surface: _Surface, solution: FloatArray, metadata: Mapping[str, An
     return LearningRateLaw(**fields, **metadata)
 
 
-def _leave_out_models(grid: SettingsGrid, surface: _Surface, metadata: Mapping[str, Any]) -> FloatArray:
+def _leave_out_models(
+    grid: SettingsGrid,
+    surface: _Surface,
+    metadata: Mapping[str, Any],
+) -> FloatArray:
     """Return the regret of each model under the law fitted without it, [models]; NaN where none is determined."""
     regrets = np.full(len(grid), np.nan)
     for model, indicator in enumerate(np.eye(len(grid))):
@@ -528,7 +541,11 @@ def _log_features(grid: SettingsGrid, extras: Collection[Extra]) -> dict[str, Fl
     return features
 
 
-def _subtract_means(values: FloatArray, weights: FloatArray, model: Rows) -> FloatArray:
+def _subtract_means(
+    values: FloatArray,
+    weights: FloatArray,
+    model: Rows,
+) -> FloatArray:
     """Subtract the weighted mean of their model from values [n, k], which leaves out its constant."""
     sums = np.stack([np.bincount(model, weights * column) for column in values.T], axis=1)
     means = sums / np.bincount(model, weights)[:, None]

@@ -139,7 +139,7 @@ class RepeatedObjective(Objective):
         natural, by_size = theta @ self.to_natural.T, np.zeros_like(residual)
         for term, share in zip(self.terms, shares, strict=True):
             for name in self.sizes:
-                by_size += share * self._exponent_slope(term, natural[:, term.at], name, logs)
+                by_size += share * self._exponent_slope(term, natural[:, term.indices], name, logs)
         called_for = self._log_called_for(theta)
         _, slope = self._discount(called_for)
         discounted = by_size * slope
@@ -199,7 +199,7 @@ def unexplained_repetition(problem: Problem, theta: FloatArray, runs: Runs) -> t
     epochs = (runs.tokens / values if name == UNIQUE else values)[used]
     if not np.all(epochs > 0) or not np.any(epochs > 1.0 + ROUNDED):
         return ()
-    residual, jacobian = (part[0][used] for part in problem.objective.linearised(theta[None]))
+    residual, jacobian = (part[0][used] for part in problem.objective.linearise(theta[None]))
     if not depends(residual, jacobian[:, problem.free(theta)], np.log(np.maximum(epochs, 1.0))):
         return ()
     option = f"{name}={name!r} (--{name.replace('_', '-')} {name})"
@@ -322,7 +322,7 @@ def _standard_errors(problem: Problem, theta: FloatArray, moved: list[Problem]) 
     """Estimate those of each ln R* that was `moved` by a step, beside the coefficients that are free."""
     if not moved:
         return []
-    residual, jacobian = (part[0] for part in problem.objective.linearised(theta[None]))
+    residual, jacobian = (part[0] for part in problem.objective.linearise(theta[None]))
     by_r = [(other.objective.residuals(theta[None])[0] - residual) / STEP for other in moved]
     columns = np.column_stack([jacobian[:, problem.free(theta)], *by_r])
     influence = problem.objective.influence(residual)

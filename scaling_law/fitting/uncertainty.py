@@ -113,7 +113,7 @@ def bootstrap(
         moving = np.flatnonzero(~np.isin(objective.names, [*objective.tied]))
         curvature, precision = (part[np.ix_(moving, moving)] for part in (curvature, rows.T @ rows))
         n_fitted = float(np.trace(np.linalg.solve(curvature + precision, curvature)))
-        penalty = penalty.drawn(theta @ objective.to_natural.T, n_resamples, seed)
+        penalty = penalty.sample(theta @ objective.to_natural.T, n_resamples, seed)
     problem = replace(problem, objective=objective)
     rng = np.random.default_rng(seed)
     with progress_line("bootstrap", n_resamples, "resamples", progress) as advance:
@@ -121,7 +121,7 @@ def bootstrap(
             part = slice(first, min(first + problem.batch, n_resamples))
             weight = np.zeros((part.stop - first, len(runs)))
             weight[:, problem.used] = cluster_counts(fitted, len(weight), rng) * objective.weight[problem.used]
-            objective.penalty = None if penalty is None else penalty.take(part)
+            objective.penalty = None if penalty is None else penalty.select(part)
             start = np.tile(theta, (len(weight), 1))
             refits.append(problem.solve(start, weight, max_iterations=200, tolerance=1e-9))
             advance(len(weight), f"objective {np.median(refits[-1].cost):.4g}")
