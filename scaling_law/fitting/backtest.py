@@ -148,4 +148,4 @@ def select_by_rmse(result: FitResult, validation: Runs) -> FitResult:
     scores = [rms(errors_of(law, used)) + rms(errors_of(law, validation)) for law in laws]
     unchanged = ("n_starts", "prior", "warnings", "suspicious", "deviations", "set_aside")
     search = {name: getattr(result.status, name) for name in unchanged}
-    return describe(result.runs, result.problem, result.finalists, search, chosen=int(np.argmin(scores)))
+    return describe(result.runs, result.problem, result.finalists, search, index=int(np.argmin(scores)))
