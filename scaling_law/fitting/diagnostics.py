@@ -56,32 +56,56 @@ def examine(
     """
     if not free.any():
         return 1.0, {}, ()
-    # A coefficient that is tied to one at a bound does not move.
-    is_tied = np.isin(objective.names, [*objective.tied])
-    is_moving = free | (is_tied & np.any(objective.carry[:, free] != 0, axis=1))
-    names = [name for name, moves in zip(objective.names, is_moving, strict=True) if moves]
-    to_natural = (objective.to_natural @ objective.carry)[np.ix_(is_moving, free)]
+    names, to_natural = _moving_coefficients(objective, free)
     residual, jacobian = objective.linearise_at(theta)
     influence = objective.influence(residual)
     root = np.sqrt(influence)[:, None]
     scale, singular, rotation = _decompose(jacobian[:, free] * root)
+    condition_number = float("inf")
+    if singular[-1] > 0:
+        condition_number = float(singular[0] / singular[-1])
+
     freedom = int(np.sum(influence > 0)) - int(free.sum())
     variance = float(influence @ residual**2 / freedom) if freedom > 0 else np.inf
-    # Rows are coefficients in natural coordinates, columns are singular directions.
     directions = to_natural @ (rotation.T / scale[:, None])
-    is_seen = singular > RANK_TOLERANCE * singular.max(initial=1e-300)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        errors = np.sqrt(variance * np.sum((directions[:, is_seen] / singular[is_seen]) ** 2, axis=1))
-    is_open = np.linalg.norm(directions[:, ~is_seen], axis=1) > 1e-6 * np.linalg.norm(directions, axis=1)
-    errors = np.where(is_open, np.inf, errors)
-    limits = [RESOLUTION[objective.form.roles[name]] for name in names]
-    undetermined = tuple(name for name, error, limit in zip(names, errors, limits, strict=True) if not error <= limit)
-    condition = float(singular[0] / singular[-1]) if singular[-1] > 0 else float("inf")
+    errors = _standard_errors(directions, singular, variance)
+    undetermined = []
+    for name, error in zip(names, errors, strict=True):
+        role = objective.form.roles[name]
+        if not error <= RESOLUTION[role]:
+            undetermined.append(name)
+
     if objective.penalty is not None:
         rows = np.vstack([jacobian * root, objective.prior_rows(theta)])[:, free]
-        posterior = np.diag(to_natural @ np.linalg.inv(rows.T @ rows) @ to_natural.T)
-        errors = np.sqrt(posterior * objective.penalty.variance[0])
-    return condition, dict(zip(names, errors.tolist(), strict=True)), undetermined
+        covariance = to_natural @ np.linalg.inv(rows.T @ rows) @ to_natural.T
+        errors = np.sqrt(np.diag(covariance) * objective.penalty.variance[0])
+    return condition_number, dict(zip(names, errors.tolist(), strict=True)), tuple(undetermined)
+
+
+def _moving_coefficients(objective: Objective, free: Mask) -> tuple[list[str], FloatArray]:
+    """Return the coefficients that move with the parameters `free`, and the matrix [m, k] from these to them."""
+    # A coefficient that is tied to one at a bound does not move.
+    is_tied = np.isin(objective.names, [*objective.tied])
+    follows = np.any(objective.carry[:, free] != 0, axis=1)
+    is_moving = free | (is_tied & follows)
+    names = [name for name, moves in zip(objective.names, is_moving, strict=True) if moves]
+    to_natural = objective.to_natural @ objective.carry
+    return names, to_natural[np.ix_(is_moving, free)]
+
+
+def _standard_errors(
+    directions: FloatArray,
+    singular: FloatArray,
+    variance: float,
+) -> FloatArray:
+    """Compute standard errors [m] of coefficients from their parts in singular directions [m, k]."""
+    is_seen = singular > RANK_TOLERANCE * singular.max(initial=1e-300)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        squares = np.sum((directions[:, is_seen] / singular[is_seen]) ** 2, axis=1)
+        errors = np.sqrt(variance * squares)
+    unseen_length = np.linalg.norm(directions[:, ~is_seen], axis=1)
+    is_open = unseen_length > 1e-6 * np.linalg.norm(directions, axis=1)
+    return np.where(is_open, np.inf, errors)
 
 
 def _decompose(jacobian: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -96,23 +120,26 @@ def _decompose(jacobian: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray
 
 def design_problems(problem: Problem) -> list[str]:
     """Say why the design of the runs cannot determine all the coefficients that are not fixed; empty if it can."""
-    settings = problem.settings
-    free = {name for name in problem.objective.names if name not in settings.fixed and name not in settings.tied}
-    is_point = ~problem.objective.one_sided
+    objective = problem.objective
+    form = objective.form
+    free = {*objective.names} - {*problem.settings.fixed, *problem.settings.tied}
+    is_point = ~objective.one_sided
     columns = {name: column[is_point] for name, column in problem.columns.items()}
+
     problems = []
     count = len(columns["loss"])
     if count < len(free):
         runs = "1 run" if count == 1 else f"{count} runs"
-        problems.append(f"{runs} cannot determine {len(free)} coefficients ({', '.join(sorted(free))})")
-    form = problem.objective.form
+        names = ", ".join(sorted(free))
+        problems.append(f"{runs} cannot determine {len(free)} coefficients ({names})")
+
     constant = {name for name in form.variables if np.ptp(np.log(columns[name])) < 1e-6}
     blind = _blind_coefficients(form, constant)
     for variable in sorted(constant):
-        names = sorted(name for name in free & blind if variable in _variables(form, name))
-        if names:
+        affected = [name for name in sorted(free & blind) if variable in _variables(form, name)]
+        if affected:
             value = columns[variable][0]
-            problems.append(f"all runs have {variable}={value:g}: {', '.join(names)} are not identifiable")
+            problems.append(f"all runs have {variable}={value:g}: {', '.join(affected)} are not identifiable")
     if "tokens" in form.variables and count > 1:
         problems += _equal_ratios(form, columns, free)
     return problems
@@ -165,13 +192,13 @@ def _variables(form: Form, coefficient: str) -> set[str]:
     variables_of_transform = {transform.name: {*transform.variables} for transform in form.transforms}
     for transform in form.transforms:
         if any(p.name == coefficient for p in transform.parameters):
-            variables |= variables_of_transform[transform.name]
+            variables.update(variables_of_transform[transform.name])
     for term in form.terms:
         names = {*term.factors} if coefficient == term.scale else set()
         for _, factors in term.features.get(coefficient, ()):
             names.update(factors)
         for name in names:
-            variables |= variables_of_transform.get(name, {name})
+            variables.update(variables_of_transform.get(name, {name}))
     return variables
 
 
@@ -197,17 +224,20 @@ def omitted_variables(
         if name not in runs or name in variables:
             continue
         values = runs[name][is_point]
-        if not np.isfinite(values).all() or _count_distinct(*tested) == _count_distinct(*tested, values):
+        follows = _count_distinct(*tested) == _count_distinct(*tested, values)
+        if follows or not np.isfinite(values).all():
             continue
         tested.append(values)
+
         means = _mean_errors(values, errors[is_point])
         x = _standardise(np.log(values) if min(means) > 0 else values)
         powers = x[:, None] ** np.arange(1, min(len(means), 3))
         extended = np.column_stack([columns, powers])
         probability, freedom = _test_columns(residual, columns, extended)
+        is_confounded = not freedom or _unexplained(x, columns)[0] < CONFOUNDED * len(x)
         label = "E" if name == "experts" else name
         sentence = f"{label} varies in the runs but not in this law"
-        if not freedom or _unexplained(x, columns)[0] < CONFOUNDED * len(x):
+        if is_confounded:
             sentence += f", and the runs cannot tell its effect from that of {enumerated(variables)}"
         elif probability < CHANCE:
             low = min(means, key=means.__getitem__)
@@ -301,12 +331,15 @@ def find_outliers(problem: Problem, theta: FloatArray) -> Outliers:
     is_ordinary = (np.abs(deviation) <= SMALLEST) | (objective.one_sided & (deviation > 0))
     if np.all(is_ordinary[is_used]):
         return Outliers(np.zeros_like(is_used), deviation, theta, False)
+
     # A bad run must not limit the constant.
-    problem = problem.with_constant_below(float(np.quantile(problem.columns["loss"][is_used], MOST)))
+    losses = problem.columns["loss"][is_used]
+    problem = problem.with_constant_below(float(np.quantile(losses, MOST)))
     follows, theta = _find_core(problem, theta)
     for _ in range(20):
         deviation, limit = _judge(problem, theta, follows)
-        agrees = is_used & ((np.abs(deviation) <= limit) | (objective.one_sided & (deviation > 0)))
+        is_ordinary = (np.abs(deviation) <= limit) | (objective.one_sided & (deviation > 0))
+        agrees = is_used & is_ordinary
         if np.array_equal(agrees, follows):
             break
         follows = agrees
@@ -335,14 +368,17 @@ def _trim(problem: Problem, theta: FloatArray) -> tuple[Mask, FloatArray]:
     n_free = int(np.sum(problem.lower < problem.upper))
     size = min(n_points, max(int(np.ceil(CORE * n_points)), (n_points + n_free + 1) // 2))
     half_size = max(n_points // 2, min(n_points, n_free + 1))
+
     rng = np.random.default_rng(0)
     rows = np.flatnonzero(is_point)
     halves = np.tile(is_bound.astype(float), (HALVES, 1))
     for half in halves:
-        half[rng.permutation(rows)[:half_size]] = 1.0
+        sampled_rows = rng.permutation(rows)[:half_size]
+        half[sampled_rows] = 1.0
     # Some halves are free of the bad runs that pulled θ.
     points = _refit(problem, np.tile(theta, (HALVES, 1)), weight * halves, 1e-4)
     points = np.concatenate([theta[None], points])
+
     core, _ = _nearest(problem, points, is_point, size)
     # All move for two steps, then the best few until nothing changes.
     for steps in (2, 30):
@@ -386,24 +422,28 @@ def _judge(
     is_active = follows & ~objective.is_idle(residual)
     residual = -residual
     jacobian = jacobian[:, free]
-    weight = float(objective.weight[follows].mean())
-    prior = objective.prior_rows(theta)[:, free] / np.sqrt(weight)
+
+    mean_weight = float(objective.weight[follows].mean())
+    prior = objective.prior_rows(theta)[:, free] / np.sqrt(mean_weight)
     scale, singular, rotation = _decompose(np.vstack([jacobian[is_active], prior]))
     singular = np.maximum(singular, RANK_TOLERANCE * singular.max(initial=1e-300))
-    leverage = np.sum((jacobian / scale @ rotation.T / singular) ** 2, axis=1)
+    directions = jacobian / scale @ rotation.T
+    leverage = np.sum((directions / singular) ** 2, axis=1)
     n_coefficients = float(leverage[is_active].sum()) if len(prior) else int(free.sum())
     freedom = int(is_active.sum()) - n_coefficients
     if freedom < 1:
         return residual, np.full(len(residual), np.inf)
+
     # The share of a run's error that is left once it has pulled the fit: a run of leverage 1 predicts itself.
     share_left = np.where(is_active, np.maximum(1.0 - leverage, 1e-12), 1.0)
     is_typical = is_active & (leverage < 0.9)
     sigma = np.inf
     if is_typical.any():
-        sigma = 1.4826 * float(np.median(np.abs(residual[is_typical]) / np.sqrt(share_left[is_typical])))
+        sizes = np.abs(residual[is_typical]) / np.sqrt(share_left[is_typical])
+        sigma = 1.4826 * float(np.median(sizes))
     spread = sigma * np.where(is_active, 1.0 / np.sqrt(share_left), np.sqrt(1.0 + leverage))
-    limit = np.maximum(-float(stdtrit(freedom, TAIL / 2)) * spread, SMALLEST)
-    return residual / share_left, limit
+    quantile = -float(stdtrit(freedom, TAIL / 2))
+    return residual / share_left, np.maximum(quantile * spread, SMALLEST)
 
 
 def _refit(

@@ -262,7 +262,12 @@ class FitResult(Answer, Generic[LawT_co]):
         return {float(e): errors[experts == e] for e in np.unique(experts)}
 
     @reads(n_resamples=whole(2), seed=whole())
-    def bootstrap(self, n_resamples: int = 1000, seed: int = 0, progress: bool = False) -> Bootstrap:
+    def bootstrap(
+        self,
+        n_resamples: int = 1000,
+        seed: int = 0,
+        progress: bool = False,
+    ) -> Bootstrap:
         """Refit to resampled trunks, from the optimum; under a prior, each with a mean drawn from it."""
         return bootstrap(self.law, self.problem, self.theta, self.runs, n_resamples, seed, progress)
 
@@ -295,7 +300,7 @@ class FitResult(Answer, Generic[LawT_co]):
         values = dict(self.law.coefficients)
         if self.repetition is not None:
             values.update(self.repetition.coefficients)
-            fixed |= {*self.repetition.coefficients} - {*self.repetition.errors}
+            fixed.update(self.repetition.coefficients.keys() - self.repetition.errors.keys())
         rows = []
         for name, value in values.items():
             row = {
@@ -554,7 +559,7 @@ def _rank_suspicious(runs: Runs, outliers: Outliers) -> tuple[tuple[str, ...], t
 
 
 def _add_repetition(result: FitResult[Law], repetition: RepetitionFit) -> FitResult[Law]:
-    """Put R*_D and R*_N into the status and conditions of a fit that counts tokens as what they are worth."""
+    """Add R*_D and R*_N to the status and conditions of a fit that counts tokens as what they are worth."""
     conditions = result.law.conditions
     # Every fit has conditions.
     assert conditions is not None
@@ -572,7 +577,11 @@ def _add_repetition(result: FitResult[Law], repetition: RepetitionFit) -> FitRes
     return replace(result, law=law, status=status, repetition=repetition)
 
 
-def _select_rows(rows: NDArray[np.intp], values: Any, count: int) -> Any:
+def _select_rows(
+    rows: NDArray[np.intp],
+    values: Any,
+    count: int,
+) -> Any:
     """Select the rows of a setting that has a value for each of `count` runs; leave any other as it is."""
     is_list = isinstance(values, (Sequence, np.ndarray)) and not isinstance(values, str)
     has_each = is_list and getattr(values, "ndim", 1) == 1 and len(values) == count
@@ -665,7 +674,11 @@ def _search_in_two_stages(
     return _polish(problem, stage.theta[:release])
 
 
-def _first_stage(problem: Problem, theta: FloatArray, progress: bool) -> Solutions:
+def _first_stage(
+    problem: Problem,
+    theta: FloatArray,
+    progress: bool,
+) -> Solutions:
     """Solve from each θ [S, p] with E_start and E_max held, in batches that share both."""
     groups = [theta]
     if problem.objective.n_transform:
@@ -713,7 +726,11 @@ def distinct_starts(problem: Problem, theta: FloatArray) -> NDArray[np.bool_]:
     return ~falls
 
 
-def as_table(runs: Any, loss: str | None, trunks: str) -> Runs:
+def as_table(
+    runs: Any,
+    loss: str | None,
+    trunks: str,
+) -> Runs:
     """Return the runs, of which there must be some.
 
     `loss` and `trunks` of a loaded table are those it was loaded with.
@@ -731,7 +748,11 @@ def as_table(runs: Any, loss: str | None, trunks: str) -> Runs:
     return runs.each_its_own_trunk() if trunks == "run" else runs
 
 
-def _check_design(runs: Runs, problem: Problem, allow_unidentifiable: bool) -> list[str]:
+def _check_design(
+    runs: Runs,
+    problem: Problem,
+    allow_unidentifiable: bool,
+) -> list[str]:
     """Say what this design cannot determine; ValueError unless that is allowed."""
     objective = problem.objective
     problems = design_problems(problem)

@@ -115,7 +115,11 @@ def _evaluate_ladder(
     return loss, slopes[..., :n_fitted] / loss[..., None]
 
 
-def _fit_ladder(name: str, baseline: Runs, pin: float | None) -> _Ladder:
+def _fit_ladder(
+    name: str,
+    baseline: Runs,
+    pin: float | None,
+) -> _Ladder:
     """Fit a ladder to the baseline's runs on an evaluation set, with its asymptote pinned or not."""
     baseline = replace(baseline, loss=baseline.positive(name), recipe={})
     n_fitted = 3 if pin is None else 2

@@ -186,8 +186,13 @@ class Objective:
             rows = np.array([self.names.index(name) for name in term.coefficients])
             span = slice(rows[0], rows[0] + len(rows))
             is_together = np.array_equal(rows, np.arange(span.start, span.stop))
-            features = (((1.0, ()),), *term.features.values())
-            terms.append(Columns(span if is_together else rows, features, term.offset, to_natural[np.ix_(rows, rows)]))
+            columns = Columns(
+                indices=span if is_together else rows,
+                features=(((1.0, ()),), *term.features.values()),
+                offset=term.offset,
+                to_natural=to_natural[np.ix_(rows, rows)],
+            )
+            terms.append(columns)
         return terms, to_natural
 
     def _carry_ties(self) -> FloatArray:
@@ -251,7 +256,8 @@ class Objective:
             return np.zeros((0, self.size))
         natural = self.to_natural @ theta
         slopes = self.penalty.coordinates.jacobian(natural) @ self.to_natural
-        return np.asarray(np.sqrt(self.penalty.variance[0]) * self.penalty.root(natural).T @ slopes @ self.carry)
+        root = np.sqrt(self.penalty.variance[0]) * self.penalty.root(natural).T
+        return np.asarray(root @ slopes @ self.carry)
 
     def evaluate(
         self,
@@ -270,6 +276,7 @@ class Objective:
         """
         weight = self.weight if weight is None else weight
         theta = theta @ self.carry.T if self.tied else theta
+        natural = theta @ self.to_natural.T
         logs, slopes, designs = self._features(theta[:1] if hold_transform else theta)
         residual, shares = self._predict(theta, logs, designs)
         cost, influence = self._huber(residual, weight)
@@ -281,7 +288,6 @@ class Objective:
             gradient = np.matmul(weighted.swapaxes(1, 2), residual[..., None])[..., 0]
             curvature = np.matmul(jacobian.swapaxes(1, 2), weighted)
 
-        natural = theta @ self.to_natural.T
         if self.l2:
             cost = cost + 0.5 * self.l2 * np.sum(natural**2, axis=1)
             gradient = gradient + self.l2 * natural @ self.to_natural
@@ -372,12 +378,14 @@ class Objective:
             log_loss, shares = _log_sum(exponents)
             return log_loss - self.target, shares
 
+        # The sum of the powers has an exponent of its own.
         outer = np.exp(theta[:, self.outer, None])
         is_constant = [not term.slopes for term in self.form.terms]
         powers = [exponents[i] for i, constant in enumerate(is_constant) if not constant]
         constants = [exponents[i] for i, constant in enumerate(is_constant) if constant]
         log_sum, power_shares = _log_sum(powers)
         log_loss, (sum_share, *constant_shares) = _log_sum([outer * log_sum, *constants])
+
         power_shares = [sum_share * outer * share for share in power_shares]
         shares = []
         for constant in is_constant:
@@ -402,6 +410,7 @@ class Objective:
             # The share of L̂ that has the exponent.
             powered = np.maximum(1.0 - sum(constants, start=0.0), 1e-300)
             jacobian[..., self.outer] = powered * (residual + self.target + np.log(powered))
+
         natural = theta @ self.to_natural.T
         column = self.first_transform
         for transform in self.form.transforms:
@@ -442,16 +451,19 @@ class Objective:
         gradient = np.zeros((count, self.size))
         curvature = np.zeros((count, self.size, self.size))
         weighted = [influence * share for share in shares]
+
         indices = [np.arange(self.size)[term.indices] for term in self.terms]
         for i, design in enumerate(designs):
             gradient[:, self.terms[i].indices] += (weighted[i] * residual) @ design
+            rows = indices[i]
             for j, other_design in enumerate(designs[i:], start=i):
+                columns = indices[j]
                 products = design[:, :, None] * other_design[:, None, :]
                 sums = (weighted[i] * shares[j]) @ products.reshape(len(design), -1)
-                block = sums.reshape(count, design.shape[1], other_design.shape[1])
-                curvature[:, indices[i][:, None], indices[j]] += block
+                block = sums.reshape(count, len(rows), len(columns))
+                curvature[:, rows[:, None], columns] += block
                 if j > i:
-                    curvature[:, indices[j][:, None], indices[i]] += block.swapaxes(1, 2)
+                    curvature[:, columns[:, None], rows] += block.swapaxes(1, 2)
         return gradient, curvature
 
 

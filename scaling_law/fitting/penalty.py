@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -66,14 +67,22 @@ class Coordinates:
         """
         names = tuple(sorted(form.coefficients, key=lambda name: ROLES.index(form.roles[name])))
         order = [form.coefficients.index(name) for name in names]
-        matrix = local_matrix(form, _reference_logs(form, values, LOG_TOKENS))[order]
-        matrix_ahead = local_matrix(form, _reference_logs(form, values, LOG_TOKENS + 1.0))[order]
+        logs = _reference_logs(form, values, LOG_TOKENS)
+        logs_ahead = _reference_logs(form, values, LOG_TOKENS + 1.0)
+        matrix = local_matrix(form, logs)[order]
+        matrix_ahead = local_matrix(form, logs_ahead)[order]
+
         is_exponent = np.array([form.roles[name] == SLOPE for name in names])
         is_positive = np.zeros(len(names), bool)
         if values is not None:
             is_positive = matrix @ natural_of(form, values) > 0
-        sign = np.where(is_exponent, np.where(is_positive, 1.0, -1.0), 0.0)
-        return cls(names, matrix, matrix_ahead - matrix, sign)
+        sign = np.where(is_positive, 1.0, -1.0)
+        return cls(
+            names=names,
+            matrix=matrix,
+            by_tokens=matrix_ahead - matrix,
+            sign=np.where(is_exponent, sign, 0.0),
+        )
 
     def of_natural(self, natural: FloatArray) -> FloatArray:
         """Return x of natural coordinates, both [..., k]."""
@@ -132,14 +141,14 @@ def local_matrix(
     """
     index = {name: i for i, name in enumerate(form.coefficients)}
     matrix = np.eye(len(form.coefficients))
-    n_features = Counter(name for term in form.terms for name in term.features)
+    n_terms = Counter(chain.from_iterable(term.features for term in form.terms))
     for term in form.terms:
         if term.offset or {*term.coefficients} & {*unchanged}:
             continue
         for column, features in term.features.items():
             matrix[index[term.scale], index[column]] = total(features, logs)
         for name, ((sign, factors), *further_features) in term.features.items():
-            if n_features[name] > 1 or further_features or len(factors) > 1:
+            if n_terms[name] > 1 or further_features or len(factors) > 1:
                 continue
             for column, features in term.features.items():
                 matrix[index[name], index[column]] = sign * total(derivative(features, factors[0]), logs)
@@ -241,17 +250,25 @@ class Penalty:
 
     def evaluate(self, natural: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Compute cost [S], gradient [S, k] and Gauss-Newton matrix [S, k, k] at natural coordinates [S, k]."""
-        jacobian = self.coordinates.jacobian(natural)
         distance = self.coordinates.of_natural(natural) - self.mean
         pull = np.matmul(self.precision, distance[..., None])[..., 0]
         square = np.sum(distance * pull, axis=1)
+
         is_heavy = np.isfinite(self.dof)
         dof = np.where(is_heavy, self.dof, 1.0)
-        cost = np.where(is_heavy, (dof + natural.shape[1]) * np.log1p(square / dof), square)
+        heavy_cost = (dof + natural.shape[1]) * np.log1p(square / dof)
+        cost = np.where(is_heavy, heavy_cost, square)
+
+        jacobian = self.coordinates.jacobian(natural)
+        transposed = jacobian.swapaxes(1, 2)
+        gradient = np.matmul(transposed, pull[..., None])[..., 0]
+        curvature = transposed @ self.precision @ jacobian
         weight = self.variance * self.pull_of(square)
-        gradient = np.matmul(jacobian.swapaxes(1, 2), pull[..., None])[..., 0]
-        curvature = jacobian.swapaxes(1, 2) @ self.precision @ jacobian
-        return 0.5 * self.variance * cost, weight[:, None] * gradient, weight[:, None, None] * curvature
+        return (
+            0.5 * self.variance * cost,
+            weight[:, None] * gradient,
+            weight[:, None, None] * curvature,
+        )
 
     def pull_of(self, square: FloatArray) -> FloatArray:
         """Return the share of the precision that still pulls a law at these squared distances [S].

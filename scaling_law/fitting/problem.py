@@ -291,7 +291,7 @@ def _split_ties(
     fixed: Mapping[str, float | str],
     bounds: Limits,
 ) -> tuple[dict[str, float | str], dict[str, str]]:
-    """Part what is fixed to numbers from what is tied to another coefficient, which is the last of a chain.
+    """Separate what is fixed to numbers from what is tied to another coefficient, which is the last of a chain.
 
     What is tied to a number is fixed to it.
     """
@@ -340,7 +340,11 @@ def _check_tie(
     raise InputError(f"fixed: {name}={target!r} must be {' or '.join(choices)}")
 
 
-def _read_limits(form: Form, fixed: Mapping[str, float | str], bounds: Limits) -> Intervals:
+def _read_limits(
+    form: Form,
+    fixed: Mapping[str, float | str],
+    bounds: Limits,
+) -> Intervals:
     """Return (low, high) of each coefficient in `bounds` and, low = high, in `fixed`; an open end is infinite."""
     limits: Intervals = {}
     for name, number in fixed.items():
@@ -350,6 +354,7 @@ def _read_limits(form: Form, fixed: Mapping[str, float | str], bounds: Limits) -
         if name in limits and not low <= limits[name][0] <= high:
             raise InputError(f"fixed: {name}={limits[name][0]!r} lies outside its bounds {low, high}")
         limits.setdefault(name, (low, high))
+
     for p in form.parameters:
         low_below, _ = limits.get(str(p.above), (-np.inf, np.inf))
         _, high = limits.get(p.name, (-np.inf, np.inf))
@@ -377,6 +382,7 @@ def _read_interval(
         text = repr((low, high))
     else:
         raise InputError(f"{label}={literal(value)} must be a pair (low, high)")
+
     floor = floors_of(form).get(name, -np.inf)
     if low == floor:
         low = -np.inf
@@ -396,10 +402,15 @@ def floors_of(form: Form) -> dict[str, float]:
     return floors
 
 
-def _make_box(objective: Objective, limits: Intervals, losses: FloatArray) -> tuple[FloatArray, FloatArray]:
+def _make_box(
+    objective: Objective,
+    limits: Intervals,
+    losses: FloatArray,
+) -> tuple[FloatArray, FloatArray]:
     """Return the box [p], [p] of θ, with defaults for open ends."""
     lower, upper = _wide_box(objective)
-    lowest, highest = (float(losses.min()), float(losses.max())) if len(losses) else (1.0, np.inf)
+    lowest = float(losses.min()) if len(losses) else 1.0
+    highest = float(losses.max()) if len(losses) else np.inf
     for i, name in enumerate(objective.names[: objective.first_transform]):
         low, high = limits.get(name, (-np.inf, np.inf))
         if name in objective.constants:
@@ -408,6 +419,7 @@ def _make_box(objective: Objective, limits: Intervals, losses: FloatArray) -> tu
                 setting = "fixed" if low == high else "bounds"
                 loss_range = f"{lowest:g} to {highest:g} nats per token"
                 raise InputError(f"{setting}: {name}={low:g} must be below the losses of the runs, {loss_range}")
+
         is_log = name in objective.positive
         if np.isfinite(low):
             lower[i] = np.log(low) if is_log else low
@@ -415,13 +427,16 @@ def _make_box(objective: Objective, limits: Intervals, losses: FloatArray) -> tu
             upper[i] = np.log(high) if is_log else high
         if lower[i] > upper[i]:
             raise InputError(f"bounds: {name}={limits[name]} must not be open here: give both ends")
+
     for name in objective.tied:
         # A tied coefficient does not move by itself.
         i = objective.names.index(name)
         lower[i] = 0.0
         upper[i] = 0.0
-    for i, box in enumerate(_transform_box(objective, limits).values(), start=objective.first_transform):
-        lower[i], upper[i] = box
+    for name, (low, high) in _transform_box(objective, limits).items():
+        i = objective.names.index(name)
+        lower[i] = low
+        upper[i] = high
     return lower, upper
 
 
@@ -444,22 +459,30 @@ def _transform_box(objective: Objective, limits: Intervals) -> Intervals:
         if p.name in objective.follows:
             distances[p.name] = p.box
             continue
-        limit_low, limit_high = limits.get(p.name, (-np.inf, np.inf))
-        smallest = p.floor + (p.box[0] if p.above is None else 0.0)
-        low = limit_low if np.isfinite(limit_low) else smallest
-        high = limit_high if np.isfinite(limit_high) else max(p.floor + p.box[1], low)
+        low, high = limits.get(p.name, (-np.inf, np.inf))
+        is_open = not np.isfinite(high)
+        if not np.isfinite(low):
+            low = p.floor + (p.box[0] if p.above is None else 0.0)
+        if is_open:
+            high = max(p.floor + p.box[1], low)
+
         if p.above:
             # The parameter is limited itself, so E_start stays below all that it may be.
-            low_below, high_below = (p.floor + distance for distance in distances[p.above])
+            low_below = p.floor + distances[p.above][0]
+            high_below = p.floor + distances[p.above][1]
             low = max(low, low_below * (1 + 1e-6))
-            if not np.isfinite(limit_high):
+            if is_open:
                 high = max(high, 2.0 * low)
             high_below = min(high_below, low * (1 - 1e-6))
             if low > high or low_below > high_below:
                 raise InputError(f"{p.above}={low_below:g} must be above {p.floor:g} and below {p.name}")
             distances[p.above] = (low_below - p.floor, high_below - p.floor)
         distances[p.name] = (low - p.floor, high - p.floor)
-    return {name: (float(np.log(low)), float(np.log(high))) for name, (low, high) in distances.items()}
+
+    boxes = {}
+    for name, (low, high) in distances.items():
+        boxes[name] = (float(np.log(low)), float(np.log(high)))
+    return boxes
 
 
 def start_points(problem: Problem, starts: Any) -> FloatArray:
@@ -524,7 +547,11 @@ def _signed(
     return tuple(sign * value for value in table[roles[name]])
 
 
-def _transform_start(form: Form, fixed: Mapping[str, float], start: Sequence[float]) -> tuple[float, ...]:
+def _transform_start(
+    form: Form,
+    fixed: Mapping[str, float],
+    start: Sequence[float],
+) -> tuple[float, ...]:
     """Return a start of the transforms' parameters that respects what is fixed and keeps their order."""
     parameters = {p.name: fixed.get(p.name, value) for p, value in zip(form.parameters, start, strict=True)}
     for p in form.parameters:
@@ -567,21 +594,27 @@ def _scaled_starts(
             starts[name] = np.full_like(grid["constant share"], fixed[name])
         else:
             starts[name] = grid["constant share"] * columns["loss"].min()
+
     median_loss = np.exp(np.median(np.log(columns["loss"])))
     constant = sum(starts[name] for name in objective.constants)
     # The sum of the terms at the middle of the runs.
     term_sum = np.maximum(median_loss - constant, 0.02 * median_loss)
     if form.outer:
         term_sum = term_sum ** (1.0 / grid[form.outer])
+
     mean_logs = {name: float(np.mean(values)) for name, values in objective.reference_logs().items()}
     for i, term in enumerate(powers):
         for name in term.features:
             if name not in fixed:
                 starts[name] = starts[name] - _interaction_slope(term, name, fixed, mean_logs)
-        share = grid["first share"] if i == 0 else (1.0 - grid["first share"]) / (len(powers) - 1)
+        share = grid["first share"]
+        if i > 0:
+            share = (1.0 - share) / (len(powers) - 1)
         size = term_sum * share
-        scale = np.exp(np.log(size) - term.exponent(starts, mean_logs))
-        starts[term.scale] = np.full_like(size, fixed[term.scale]) if term.scale in fixed else scale
+        if term.scale in fixed:
+            starts[term.scale] = np.full_like(size, fixed[term.scale])
+        else:
+            starts[term.scale] = np.exp(np.log(size) - term.exponent(starts, mean_logs))
     return starts
 
 

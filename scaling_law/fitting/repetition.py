@@ -210,7 +210,11 @@ class RepeatedObjective(Objective):
         return np.where(np.abs(slopes) < STEEPEST, slopes, 0.0)
 
 
-def unexplained_repetition(problem: Problem, theta: FloatArray, runs: Runs) -> tuple[str, ...]:
+def unexplained_repetition(
+    problem: Problem,
+    theta: FloatArray,
+    runs: Runs,
+) -> tuple[str, ...]:
     """Say, with what to type, that the `runs` repeat tokens and errors of the law at θ [p] depend on it."""
     names = [name for name in REPEATED if name in runs]
     if not names or isinstance(problem.objective, RepeatedObjective):
@@ -230,7 +234,11 @@ def unexplained_repetition(problem: Problem, theta: FloatArray, runs: Runs) -> t
     )
 
 
-def with_unique_tokens(runs: Runs, unique_tokens: Any, epochs: Any) -> Runs:
+def with_unique_tokens(
+    runs: Runs,
+    unique_tokens: Any,
+    epochs: Any,
+) -> Runs:
     """Give the runs a column of unique tokens, read from a column, one number or one for each run; of either name.
 
     ValueError unless one of the two is given, and for values that are not positive.
@@ -243,7 +251,11 @@ def with_unique_tokens(runs: Runs, unique_tokens: Any, epochs: Any) -> Runs:
     return replace(runs, columns={**runs.columns, UNIQUE: np.asarray(unique, float)})
 
 
-def _read_column(name: str, value: Any, runs: Runs) -> FloatArray:
+def _read_column(
+    name: str,
+    value: Any,
+    runs: Runs,
+) -> FloatArray:
     """Read positive numbers [n] from a column, a list or one number, which may be a text such as "5B"."""
     if isinstance(value, str) and value in runs:
         return runs.positive(value)
@@ -260,7 +272,11 @@ def _read_column(name: str, value: Any, runs: Runs) -> FloatArray:
     return np.broadcast_to(column, (len(runs),))
 
 
-def repeated(problem: Problem, unique_tokens: FloatArray, repetition: Repetition) -> Problem:
+def repeated(
+    problem: Problem,
+    unique_tokens: FloatArray,
+    repetition: Repetition,
+) -> Problem:
     """Count tokens and sizes of a problem as what they are worth at these R*; ValueError for a law without D."""
     if "tokens" not in problem.columns:
         raise InputError(f"unique_tokens: the {problem.settings.law} law does not depend on tokens")
@@ -358,7 +374,11 @@ def _fit_profile(
     )
 
 
-def _standard_errors(problem: Problem, theta: FloatArray, neighbours: Sequence[Problem]) -> list[float]:
+def _standard_errors(
+    problem: Problem,
+    theta: FloatArray,
+    neighbours: Sequence[Problem],
+) -> list[float]:
     """Estimate the standard error of each ln R*, in which a neighbour is one step away, beside the free coefficients.
 
     Infinite for an R* that makes no difference, and NaN for the others then.

@@ -81,6 +81,7 @@ def minimise(
         promised = state.promise(step)
         trial_theta = state.theta + step
         trial = evaluate(trial_theta, active)
+
         gain = state.cost - trial.cost
         scale = state.cost + floor
         is_accepted = np.isfinite(trial.cost) & (gain >= -ROUNDING * scale)
@@ -126,14 +127,17 @@ class _State:
         is_held = is_low | is_high | (lower == upper)
         low = lower - self.theta
         high = upper - self.theta
+
         step = np.zeros_like(self.theta)
         rows = np.arange(len(step))
         # A cut step need not descend: what would leave goes to its bound, and the rest is solved again.
         for _ in range(4):
             state = self.select(rows) if len(rows) < len(step) else self
             free_step = state._solve(is_held[rows], step[rows])
-            is_outside = ~is_held[rows] & ((free_step < low[rows]) | (free_step > high[rows]))
-            step[rows] = np.where(is_held[rows], step[rows], np.clip(free_step, low[rows], high[rows]))
+            leaves = (free_step < low[rows]) | (free_step > high[rows])
+            is_outside = ~is_held[rows] & leaves
+            cut_step = np.clip(free_step, low[rows], high[rows])
+            step[rows] = np.where(is_held[rows], step[rows], cut_step)
             is_held[rows] |= is_outside
             rows = rows[is_outside.any(axis=1)]
             if not len(rows):
@@ -145,10 +149,16 @@ class _State:
         moves = ~is_held
         curvature = self.curvature * moves[:, :, None] * moves[:, None, :]
         diagonal = np.einsum("sii->si", curvature)
-        scale = np.maximum(diagonal, 1e-12 * diagonal.max(axis=1, keepdims=True) + 1e-300)
-        diagonal[...] += np.where(is_held, 1.0, self.damping[:, None] * scale + 1e-15 * scale)
-        push = np.matmul(self.curvature, np.where(is_held, steps, 0.0)[..., None])[..., 0]
+        smallest = 1e-12 * diagonal.max(axis=1, keepdims=True) + 1e-300
+        scale = np.maximum(diagonal, smallest)
+        damping = self.damping[:, None] * scale + 1e-15 * scale
+        # The diagonal is a view into the curvature.
+        diagonal[...] += np.where(is_held, 1.0, damping)
+
+        held_steps = np.where(is_held, steps, 0.0)
+        push = np.matmul(self.curvature, held_steps[..., None])[..., 0]
         gradient = np.where(is_held, 0.0, self.gradient + push)
+
         # Scaling by the diagonal keeps the systems far from singular whatever the units.
         root = 1.0 / np.sqrt(diagonal)
         scaled = curvature * root[:, :, None] * root[:, None, :]

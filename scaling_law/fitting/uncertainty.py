@@ -144,7 +144,11 @@ def bootstrap(
     )
 
 
-def _count_determined(law: Law, problem: Problem, theta: FloatArray) -> float:
+def _count_determined(
+    law: Law,
+    problem: Problem,
+    theta: FloatArray,
+) -> float:
     """Count the coefficients fitted; under a prior, the effective number of those that the runs determine."""
     objective = problem.objective
     if objective.penalty is None:
@@ -160,7 +164,11 @@ def _count_determined(law: Law, problem: Problem, theta: FloatArray) -> float:
     return float(np.trace(np.linalg.solve(curvature + precision, curvature)))
 
 
-def cluster_counts(runs: Runs, n_resamples: int, seed: int | np.random.Generator) -> FloatArray:
+def cluster_counts(
+    runs: Runs,
+    n_resamples: int,
+    seed: int | np.random.Generator,
+) -> FloatArray:
     """Count how often each run occurs in each resample, [n_resamples, n]; a generator goes on where it was."""
     clusters, index = np.unique(runs.trunk, return_inverse=True)
     n_clusters = len(clusters)

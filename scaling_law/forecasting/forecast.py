@@ -281,7 +281,11 @@ def _predict_stack(
     return prediction
 
 
-def interval(log_loss: Any, spread: Any, level: float) -> tuple[Any, Any]:
+def interval(
+    log_loss: Any,
+    spread: Any,
+    level: float,
+) -> tuple[Any, Any]:
     """Return the interval of the loss around ln L with this spread."""
     half_width = norm.ppf(0.5 + level / 2) * np.asarray(spread)
     return np.exp(log_loss - half_width), np.exp(log_loss + half_width)
@@ -406,7 +410,11 @@ def update_prior(prior: Any, runs: Runs) -> tuple[Prior | None, Defaults, tuple[
     return law_prior.in_units(FREE_UNIT, UNITS[1]), replace(defaults, cuts=1.0), (note,)
 
 
-def _blind_spots(runs: Runs, points: Runs, was_tested: bool) -> Iterator[str]:
+def _blind_spots(
+    runs: Runs,
+    points: Runs,
+    was_tested: bool,
+) -> Iterator[str]:
     """Say what these runs cannot tell about these points, a sentence each; `was_tested`: laws were, at a cut."""
     log_ratios = np.log(runs.tokens / runs.n_active)
     if len(runs) == 1:

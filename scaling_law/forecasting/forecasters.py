@@ -137,13 +137,21 @@ def match_experts(runs: Runs, experts: float) -> NDArray[np.bool_]:
     return np.asarray(np.abs(np.log(runs.experts / experts)) < SAME_EXPERTS)
 
 
-def from_prior(prior: Prior, power: float, seed: int = 0) -> Forecaster:
+def from_prior(
+    prior: Prior,
+    power: float,
+    seed: int = 0,
+) -> Forecaster:
     """Make a forecaster of the posterior mode of a law; a run's inverse variance grows with this power of compute."""
 
     def find_mode(runs: Runs) -> Modes:
         return modes(runs, [prior], (runs.flops / runs.flops.max()) ** power)
 
-    def predict(runs: Runs, points: Runs, errors: bool) -> Prediction:
+    def predict(
+        runs: Runs,
+        points: Runs,
+        errors: bool,
+    ) -> Prediction:
         mode = find_mode(runs)
         log_loss, error = mode.losses(points)
         noise = mode.noise[0] * (points.flops / runs.flops.max()) ** (-power / 2)
@@ -167,7 +175,11 @@ def fresh(kind: str, seed: int = 0) -> Forecaster:
     """
     first_fit: list[Law] = []
 
-    def predict(runs: Runs, points: Runs, errors: bool) -> Prediction:
+    def predict(
+        runs: Runs,
+        points: Runs,
+        errors: bool,
+    ) -> Prediction:
         result = fit(runs, kind, starts=first_fit or "scaled")
         # A Chinchilla fit is quick from all starts.
         if kind != CHINCHILLA and not first_fit:
@@ -196,7 +208,11 @@ def one_constant(published: JointLaw, seed: int = 0) -> Forecaster:
     It says nothing where that leaves no positive loss.
     """
 
-    def predict(runs: Runs, points: Runs, errors: bool) -> Prediction:
+    def predict(
+        runs: Runs,
+        points: Runs,
+        errors: bool,
+    ) -> Prediction:
         off = runs.loss - published.loss(**_inputs(published, runs))
         loss = np.asarray(published.loss(**_inputs(published, points))) + off.mean()
         loss = np.where(loss > 0, loss, np.nan)
@@ -222,7 +238,11 @@ def ladder(seed: int = 0) -> Forecaster:
     """
     any_ratio = fresh(LADDER, seed)
 
-    def predict(runs: Runs, points: Runs, errors: bool) -> Prediction:
+    def predict(
+        runs: Runs,
+        points: Runs,
+        errors: bool,
+    ) -> Prediction:
         run_ratios = np.log(runs.tokens / runs.n_active)
         point_ratios = np.log(points.tokens / points.n_active)
         if np.ptp(run_ratios) > EQUAL_RATIOS:
@@ -244,7 +264,11 @@ def restrict_to(experts: float) -> Callable[[Predict], Predict]:
     """Return the change to the runs of this E alone."""
 
     def change(predict: Predict) -> Predict:
-        def predict_from_matching(runs: Runs, points: Runs, errors: bool) -> Prediction:
+        def predict_from_matching(
+            runs: Runs,
+            points: Runs,
+            errors: bool,
+        ) -> Prediction:
             is_matching = match_experts(runs, experts)
             if not is_matching.any():
                 raise InputError(f"no run has E = {experts:g}")
@@ -258,7 +282,11 @@ def restrict_to(experts: float) -> Callable[[Predict], Predict]:
 def moved_to_dense(predict: Predict) -> Predict:
     """Predict from dense runs, which the runs become by the ratio of losses that the published joint law gives."""
 
-    def predict_from_dense(runs: Runs, points: Runs, errors: bool) -> Prediction:
+    def predict_from_dense(
+        runs: Runs,
+        points: Runs,
+        errors: bool,
+    ) -> Prediction:
         dense_runs = replace(runs, loss=runs.loss / gain_of_experts(runs))
         prediction = predict(dense_runs, points, errors)
         return replace(prediction, log_loss=prediction.log_loss + np.log(gain_of_experts(points)))

@@ -115,7 +115,11 @@ def _silent_laws(runs: Runs) -> tuple[str, ...]:
     return (LADDER,)
 
 
-def _scale_up(runs: Runs, row: int, factor: float) -> Runs:
+def _scale_up(
+    runs: Runs,
+    row: int,
+    factor: float,
+) -> Runs:
     """Return a model of `factor` times the FLOPs of a run, with N and D grown alike."""
     columns = {name: runs[name][[row]] for name in ("n_active", "tokens", "experts", *runs.columns)}
     for name in ("n_active", "tokens"):

@@ -110,7 +110,11 @@ def register(
     return [*records]
 
 
-def _name_forecast(now: datetime, row: Mapping[str, Any], runs_hash: str) -> str:
+def _name_forecast(
+    now: datetime,
+    row: Mapping[str, Any],
+    runs_hash: str,
+) -> str:
     """Name a forecast by its date and a hash of its model and the runs behind it."""
     identity = {name: row[name] for name in MODEL}
     identity["runs"] = runs_hash
@@ -118,7 +122,11 @@ def _name_forecast(now: datetime, row: Mapping[str, Any], runs_hash: str) -> str
     return f"{now:%Y-%m-%d}-{digest[:8]}"
 
 
-def score(ledger: str | Path, name: str, loss: float) -> None:
+def score(
+    ledger: str | Path,
+    name: str,
+    loss: float,
+) -> None:
     """Add the measured loss to a record. ValueError for an unknown record, one that is scored, and bad losses."""
     records = _read(ledger)
     if name not in records:
@@ -169,7 +177,11 @@ def _read_files(ledger: str | Path) -> dict[str, bytes]:
     return {Path(name).stem: store.read("dataset", repo, name) for name in names if name.endswith(".json")}
 
 
-def _write(ledger: str | Path, records: Mapping[str, Mapping[str, Any]], message: str) -> None:
+def _write(
+    ledger: str | Path,
+    records: Mapping[str, Mapping[str, Any]],
+    message: str,
+) -> None:
     """Write a file for each record, on the Hub in one commit."""
     files = {f"{name}.json": strict_json.versioned(FORMAT, VERSION, record) for name, record in records.items()}
     dataset = _open_dataset(ledger)

@@ -250,7 +250,11 @@ class LiveForecast:
             raise InputError(f"decay={curve.decay:g}: finished runs decay over {decay:g} of their tokens")
 
     def _pool_peers(
-        self, curve: TrainingCurve, share: float, peers: Sequence[_Peer], peer_z: FloatArray
+        self,
+        curve: TrainingCurve,
+        share: float,
+        peers: Sequence[_Peer],
+        peer_z: FloatArray,
     ) -> tuple[FloatArray, FloatArray, float]:
         """Pool the errors of finished runs: how far the law missed them (r), and how far they moved since (z − r).
 
@@ -341,7 +345,11 @@ def _check_losses(name: str, values: FloatArray) -> None:
         raise InputError(f"{name}={wrong[0]:g} must be positive and finite")
 
 
-def _smooth(tokens: FloatArray, values: FloatArray, now: float) -> float | None:
+def _smooth(
+    tokens: FloatArray,
+    values: FloatArray,
+    now: float,
+) -> float | None:
     """Average the last values before `now` tokens, the latest with most weight; None for too few lines."""
     is_recent = (tokens <= now * (1 + 1e-9)) & (tokens > OLDEST_SHARE * now)
     if is_recent.sum() < MIN_LINES:
@@ -350,11 +358,11 @@ def _smooth(tokens: FloatArray, values: FloatArray, now: float) -> float | None:
     return float(weights @ values[is_recent] / weights.sum())
 
 
-def _is_covered(curve: TrainingCurve, others: Sequence[TrainingCurve]) -> bool:
-    """Return whether a run is hardly longer than the longest of others, and its N and E hardly outside of theirs."""
-    if not others:
+def _is_covered(curve: TrainingCurve, peers: Sequence[TrainingCurve]) -> bool:
+    """Return whether a run is hardly longer than its longest peer, and its N and E hardly outside of theirs."""
+    if not peers:
         return False
-    distance = np.array([_position(other) for other in others]) - _position(curve)
+    distance = np.array([_position(peer) for peer in peers]) - _position(curve)
     room = np.log(LONGER)
     is_short_and_small = np.all(distance.max(axis=0) >= -room)
     is_large = np.all(distance[:, 1:].min(axis=0) <= room)
@@ -376,7 +384,11 @@ def _weigh(distance: ArrayLike, trunks: Sequence[str]) -> FloatArray:
 
 
 def _ridge_at_origin(
-    distance: FloatArray, values: FloatArray, weights: FloatArray, ridge: FloatArray, prior_mean: float
+    distance: FloatArray,
+    values: FloatArray,
+    weights: FloatArray,
+    ridge: FloatArray,
+    prior_mean: float,
 ) -> tuple[float, float, FloatArray]:
     """Fit a plane by weighted ridge regression, and return its value at distance 0, its leverage and residuals [n]."""
     design = np.column_stack([np.ones(len(values)), distance])

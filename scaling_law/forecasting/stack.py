@@ -137,6 +137,7 @@ def stack(evidence: Evidence, defaults: Defaults) -> Stacked:
     # Empty arrays keep their shape where there is no law.
     predictions = np.array([(p.log_loss, p.error, p.noise) for p in evidence.predictions.values()])
     predictions = predictions.reshape(len(names), 3, count)
+
     # Losses, weights and RMSE of each law at each point.
     laws = np.zeros((len(names), 3, count))
     laws[:, 0] = np.exp(predictions[:, 0])
@@ -157,15 +158,20 @@ def stack(evidence: Evidence, defaults: Defaults) -> Stacked:
             is_good = squares <= FAR**2 * (squares.min() + TINY**2)
             rows = rows[is_good]
             tests = tests._replace(errors=tests.errors[is_good])
+
         like = [BASE.index(evidence.like[names[row]]) for row in rows]
-        moments = defaults.moments[DIRECTIONS[np.argmax(beyond)]][np.ix_(like, like)]
-        weights, growth, rmse = _weigh(tests, moments, defaults, beyond[0])
+        direction = DIRECTIONS[np.argmax(beyond)]
+        moments = defaults.moments[direction][np.ix_(like, like)]
+        log_distance = beyond[0]
+        weights, growth, rmse = _weigh(tests, moments, defaults, log_distance)
         laws[rows, 1, i] = weights
         laws[rows, 2, i] = rmse
+
         mean, error, noise = predictions[rows, :, i].T
         log_loss[i] = weights @ mean
         variance = weights @ (error**2 + noise**2 + (mean - log_loss[i]) ** 2)
-        spread[i] = defaults.width * np.sqrt(variance + growth * (max(beyond[0], 0.0) ** 2 + NEAR**2))
+        growth_variance = growth * (max(log_distance, 0.0) ** 2 + NEAR**2)
+        spread[i] = defaults.width * np.sqrt(variance + growth_variance)
     return Stacked(log_loss, spread, dict(zip(names, laws, strict=True)))
 
 
